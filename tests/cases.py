@@ -670,13 +670,6 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "generic-implicit": lambda: DiffusionConv(4, 3, undirected("sym"), ImplicitEuler(2.0)),
     "generic-heat": lambda: DiffusionConv(4, 3, undirected("sym"), HeatKernel(1.0)),
     "generic-trapezoidal": lambda: DiffusionConv(4, 3, undirected("sym"), CrankNicolson(2.0)),
-    "generic-backtracking": lambda: DiffusionConv(
-        4,
-        4,
-        SigmoidDiffusivity(normalize=None, measure="distance"),
-        Backtracking(SigmoidPenalty(), 8.0),
-        bias=False,
-    ),
     "generic-momentum": lambda: DiffusionConv(
         4, 3, undirected("sym"), MomentumStep(0.4, 0.5, 6, "residual", beta=0.3, leak=0.2)
     ),

@@ -1,4 +1,4 @@
-"""Values and gradients of PyG's layers: of ours with the same arguments, and of a diffusivity and an update alone."""
+"""Values and gradients of PyG's layers: of ours with the same arguments."""
 
 from collections.abc import Callable
 from functools import partial
@@ -50,16 +50,15 @@ def assert_same(
     inputs: list[Tensor],
     mine: Callable[..., Arguments],
     other: Callable[..., Arguments] | None = None,
-    names: nn.Module | None = None,
 ) -> None:
-    """Equal values, and gradients of inputs and PyG's parameters, which are drawn; ``names`` is a layer that has those.
+    """Equal values, and gradients of inputs and PyG's parameters, which are drawn.
 
     ``mine`` and ``other`` make the arguments of the inputs. What one of the two does not read has gradient zero.
     """
     ours = ours.double()
     learned = dict(drawn(theirs).named_parameters())
     leaves = [leaf.clone().requires_grad_() for leaf in inputs]
-    state = mp.from_pyg(names or ours, theirs.state_dict() | learned)
+    state = mp.from_pyg(ours, theirs.state_dict() | learned)
     assert state.keys() == ours.state_dict().keys()
     args, options = (other or mine)(*leaves)
     got = functional_call(ours, state, *mine(*leaves))
@@ -80,18 +79,6 @@ def weight(request: pytest.FixtureRequest, edges: Tensor) -> list[Tensor]:
     return [randn(edges.size(1), seed=7).abs() + 0.1] if request.param else []
 
 
-def gcn_like(steps: int = 1) -> nn.Module:
-    diffusivity = mp.AdjacencyDiffusivity("sym", self_loops="remaining", direction="pyg")
-    return mp.DiffusionConv(C, 4, diffusivity, mp.ExplicitEuler(1.0, "residual"), steps=steps)
-
-
-def appnp_like(alpha: float, steps: int) -> nn.Module:
-    diffusivity = mp.AdjacencyDiffusivity("sym", self_loops="remaining", direction="pyg")
-    rate = alpha / (1 - alpha)
-    update = mp.ExplicitEuler(1 - alpha, "residual", beta=rate, leak=rate)
-    return mp.DiffusionConv(C, C, diffusivity, update, transform=False, bias=False, steps=steps)
-
-
 Build = Callable[[], nn.Module]
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "GCNConv": [
@@ -103,8 +90,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "SGConv": [{}, {"K": 3}, {"K": 2, "add_self_loops": False}],
 }
-# Ours and theirs; for a layer of parts also the one whose names it has.
-WEIGHTED: dict[str, tuple[Build, ...]] = {
+# Ours and theirs.
+WEIGHTED: dict[str, tuple[Build, Build]] = {
     **{
         f"{kind}-{options}": tuple(
             partial(getattr(lib, kind), C, 4, **options) for lib in (mp, pyg)
@@ -113,18 +100,13 @@ WEIGHTED: dict[str, tuple[Build, ...]] = {
         for options in several
     },
     "APPNP": (lambda: mp.APPNPConv(C, K=5, alpha=0.15), lambda: pyg.APPNP(5, 0.15)),
-    "GCN of parts": (gcn_like, lambda: pyg.GCNConv(C, 4), lambda: mp.GCNConv(C, 4)),
-    "SGC of parts": (lambda: gcn_like(3), lambda: pyg.SGConv(C, 4, 3), lambda: mp.SGConv(C, 4, 3)),
-    "APPNP of parts": (lambda: appnp_like(0.15, 5), lambda: pyg.APPNP(5, 0.15)),
 }
 
 
 @pytest.mark.parametrize("name", WEIGHTED)
 def test_layers_of_weighted_edges(name: str, edges: Tensor, weight: list[Tensor]) -> None:
-    ours, theirs, *names = (build() for build in WEIGHTED[name])
-    assert_same(
-        ours, theirs, [randn(N, C), *weight], lambda x, *w: given(x, edges, *w), None, *names
-    )
+    ours, theirs = (build() for build in WEIGHTED[name])
+    assert_same(ours, theirs, [randn(N, C), *weight], lambda x, *w: given(x, edges, *w))
 
 
 @pytest.mark.parametrize(
@@ -160,28 +142,6 @@ def test_gin(edges: Tensor, train_eps: bool) -> None:
     )
 
 
-def test_gin_of_parts(edges: Tensor) -> None:
-    diffusivity = 1.25 * mp.IdentityDiffusivity() + mp.AdjacencyDiffusivity("sum")
-    ours = mp.DiffusionConv(
-        C, C, diffusivity, mp.ExplicitEuler(1.0, "residual"), transform=False, bias=False
-    )
-    names = mp.GINConv(C, nn.Identity(), 0.25)
-    assert_same(
-        ours,
-        pyg.GINConv(nn.Identity(), 0.25),
-        [randn(N, C)],
-        lambda x: given(x, edges),
-        None,
-        names,
-    )
-
-
-def gat_like(heads: int, concat: bool) -> nn.Module:
-    diffusivity = mp.GATDiffusivity(heads * 4, heads, negative_slope=0.1)
-    update = mp.ExplicitEuler(1.0, "residual")
-    return mp.DiffusionConv(C, 4, diffusivity, update, heads, concat=concat, reads="values")
-
-
 GAT: list[dict[str, Any]] = [
     {},
     {"heads": 3, "negative_slope": 0.1},
@@ -204,18 +164,6 @@ def test_gat(edges: Tensor, options: dict[str, Any]) -> None:
     ours = mp.GATConv(C, 4, **options)
     theirs = pyg.GATConv(C, 4, **options)
     assert_same(ours, theirs, [randn(N, C), *features], with_features(edges))
-
-
-@pytest.mark.parametrize("concat", [True, False], ids=["concat", "mean"])
-@pytest.mark.parametrize("heads", [1, 3])
-def test_gat_of_parts(edges: Tensor, heads: int, concat: bool) -> None:
-    # PyG replaces the self-loops it finds, so that each node has exactly one; so do repeated loops here
-    options = {"concat": concat, "negative_slope": 0.1}
-    names = mp.GATConv(C, 4, heads, **options)
-    theirs = pyg.GATConv(C, 4, heads, **options)
-    assert_same(
-        gat_like(heads, concat), theirs, [randn(N, C)], lambda x: given(x, edges), None, names
-    )
 
 
 @pytest.mark.parametrize(

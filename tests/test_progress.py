@@ -17,7 +17,7 @@ from diffusion_mp.updates.linear_solve import conjugate_gradients
     ("what", "call"),
     [
         ("neighbours", lambda: knn_graph(torch.eye(9), 3)),
-        ("linear system", lambda: conjugate_gradients(torch.clone, torch.ones(2, 1, 3))),
+        ("linear system", lambda: conjugate_gradients(torch.clone, torch.ones(2, 1, 3), least=1.0)),
     ],
 )
 def test_a_bar_shows_where_it_was_asked_for(what, call, capsys, monkeypatch):

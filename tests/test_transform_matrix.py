@@ -3,7 +3,6 @@
 The sentences of `REFUSED` stand on docs/which-model.md, "With other tools"; no other cell may fail.
 """
 
-import copy
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.export import export
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.utils.checkpoint import checkpoint
@@ -209,8 +209,7 @@ class Subject:
         return self.call({self.point: value})
 
     def loss(self, value: Tensor) -> Tensor:
-        out = self.at(value)
-        return (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum()
+        return weighted(self.at(value))
 
     @property
     def value(self) -> Tensor:
@@ -243,10 +242,13 @@ def same(got: Any, expected: Any, rtol: float = 1e-9, atol: float = 1e-11) -> No
     torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
 
 
+def weighted(out: Tensor) -> Tensor:
+    return (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum()
+
+
 def check_grad(subject: Subject) -> None:
     def loss(leaves: dict[str, Tensor]) -> Tensor:
-        out = subject.call(leaves)
-        return (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum()
+        return weighted(subject.call(leaves))
 
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in subject.leaves.items()}
     total = loss(leaves)
@@ -262,16 +264,21 @@ def check_grad(subject: Subject) -> None:
 
 
 def check_vjp(subject: Subject) -> None:
-    out, pull = vjp(subject.at, subject.value)
-    same(out, subject.at(subject.value))
-    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
-    same(pull(weights)[0], subject.gradient(subject.value))
+    loss, pull = vjp(subject.loss, subject.value)
+    same(loss, subject.loss(subject.value))
+    same(pull(torch.ones_like(loss))[0], subject.gradient(subject.value))
 
 
 def check_jvp(subject: Subject) -> None:
     out, tangent = jvp(subject.loss, (subject.value,), (subject.direction,))
     same(out, subject.loss(subject.value))
     same(tangent, subject.slope(), rtol=1e-7)
+
+
+def check_dual_numbers(subject: Subject) -> None:
+    with dual_level():
+        dual = subject.loss(make_dual(subject.value, subject.direction))
+        same(unpack_dual(dual).tangent, subject.slope(), rtol=1e-7)
 
 
 def check_linearize(subject: Subject) -> None:
@@ -342,9 +349,8 @@ def check_compile(subject: Subject) -> None:
     module = subject.module
     compiled = torch.compile(module, backend="aot_eager")
     for nodes in (NODES, NODES + 4):
-        inputs = list(subject.draw(nodes).values())
-        named = dict(zip(subject.row.names[1:], inputs[1:], strict=True))
-        same(compiled(inputs[0], **named), module(inputs[0], **named))
+        first, *others = subject.draw(nodes).items()
+        same(compiled(first[1], **dict(others)), module(first[1], **dict(others)))
     torch.compiler.reset()
 
 
@@ -359,27 +365,11 @@ def check_export(subject: Subject) -> None:
         same(program.module()(**inputs), subject.module(**inputs))
 
 
-def check_deepcopy(subject: Subject) -> None:
-    inputs = list(subject.inputs.values())
-    named = dict(zip(subject.row.names[1:], inputs[1:], strict=True))
-    same(
-        copy.deepcopy(subject.module)(inputs[0], **named),
-        subject.module(inputs[0], **named),
-        rtol=0,
-        atol=0,
-    )
-
-
-def check_functional_call(subject: Subject) -> None:
-    inputs = list(subject.inputs.values())
-    named = dict(zip(subject.row.names[1:], inputs[1:], strict=True))
-    same(subject.call({}), subject.module(inputs[0], **named), rtol=0, atol=0)
-
-
 TRANSFORMS: dict[str, Callable[[Subject], None]] = {
     "grad": check_grad,
     "vjp": check_vjp,
     "jvp": check_jvp,
+    "dual numbers": check_dual_numbers,
     "linearize": check_linearize,
     "jacrev": check_jacrev,
     "jacfwd": check_jacfwd,
@@ -389,8 +379,6 @@ TRANSFORMS: dict[str, Callable[[Subject], None]] = {
     "checkpoint": check_checkpoint,
     "compile": check_compile,
     "export": check_export,
-    "deepcopy": check_deepcopy,
-    "functional_call": check_functional_call,
 }
 
 NO_VALUES = "takes as many steps as its values need, and torch.export has no values"

@@ -35,7 +35,6 @@ from diffusion_mp.data import (
 )
 from diffusion_mp.diagnostics import posterior_variance
 from diffusion_mp.diffusivities import edge_loss
-from diffusion_mp.energies import QuadraticPenalty
 from diffusion_mp.layers import LaplacianEncoder
 from diffusion_mp.testing.laws import expect_writable
 
@@ -75,7 +74,6 @@ UPDATES: dict[str, dm.StateUpdate] = {
     "certified": dm.CertifiedStep(0.0, constraint=None),
     "certified-nonnegative": dm.CertifiedStep(0.0, constraint="nonnegative"),
     "certified-ball": dm.CertifiedStep(0.0, constraint="ball", radius=100.0),
-    "backtracking": dm.Backtracking(QuadraticPenalty()),
 }
 
 

@@ -84,7 +84,6 @@ from diffusion_mp.models import (
 from diffusion_mp.progress import show_progress
 from diffusion_mp.saving import load
 from diffusion_mp.updates import (
-    Backtracking,
     CertifiedStep,
     CrankNicolson,
     Equilibrium,
@@ -102,7 +101,6 @@ __all__ = [
     "APPNPConv",
     "AdjacencyDiffusivity",
     "AdjacencyEnhancedDiffusivity",
-    "Backtracking",
     "CertifiedConv",
     "CertifiedDIFFormer",
     "CertifiedStep",

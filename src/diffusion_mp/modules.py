@@ -1,18 +1,22 @@
-"""What modules have in common: parameters that can be drawn again, auxiliary losses, and evaluation mode."""
+"""What modules have in common: parameters drawn anew, positive numbers, norms, auxiliary losses, evaluation mode."""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
-from typing import cast
+from typing import Literal, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import softplus
+from torch_geometric.nn import BatchNorm
 from torch_geometric.nn.inits import reset
 
-from diffusion_mp.errors import check_kind
+from diffusion_mp.errors import check_choice, check_kind, check_positive
 from diffusion_mp.saving import Saved
 
 
@@ -41,6 +45,44 @@ class Resettable(Saved):
         if isinstance(value, nn.Parameter):
             self._initial = {**self._initial, name: value.detach().clone()}
         setattr(self, name, value)
+
+
+class Positive(Saved):
+    """A positive learnable number softplus(r) = log(1 + eʳ) as a 0-dimensional tensor, such as a weight of an energy.
+
+    Examples:
+        >>> diffusivity = Positive(1.0) * SimpleDiffusivity()  # softplus of a parameter, so it stays positive
+    """
+
+    def __init__(self, initial: float = 1.0) -> None:
+        super().__init__()
+        check_positive(initial, "initial")
+        self.initial = float(initial)
+        self.raw = nn.Parameter(torch.empty(()))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        # The inverse of softplus, log(eˣ − 1), in a form that does not overflow.
+        nn.init.constant_(self.raw, self.initial + math.log(-math.expm1(-self.initial)))
+
+    def forward(self) -> Float[Tensor, ""]:
+        return softplus(self.raw)
+
+    def extra_repr(self) -> str:
+        return f"initial={self.initial:g}"
+
+
+Norm = Literal["batch", "layer"] | None
+
+
+def make_norm(norm: Norm, channels: int) -> nn.Module:
+    """Return a norm; that of a batch uses running statistics in evaluation, and in training for fewer than two rows."""
+    check_choice(norm, "norm", ["batch", "layer", None])
+    if norm == "batch":
+        return BatchNorm(channels, allow_single_element=True)
+    if norm == "layer":
+        return nn.LayerNorm(channels)
+    return nn.Identity()
 
 
 class AuxiliaryLoss:

@@ -555,7 +555,7 @@ def step(name: str, *, symmetric: bool = False, source: bool = True, **options: 
 
 
 def own_update(d: Draw) -> None:
-    body = "lambda s, x, c, v=None, h=None: c @ s.validate(x, c, v, h)"
+    body = "lambda s, x, c, v, h=None: c @ v"
     d.call("Own", f"type('Own', (mp.StateUpdate,), {{'step': {body}}})")
     d.call("update", "Own()")
     wide = d.nodes, 1, d.channels
@@ -584,15 +584,5 @@ UPDATES: dict[str, Strategy] = {
     "Equilibrium": step("Equilibrium", **SOLVED, always="leak", leak=numbers(0.5, 0.2, zero=True)),
     "CertifiedStep": step(
         "CertifiedStep", symmetric=True, beta=_weight, constraint=texts(*CONSTRAINTS)
-    ),
-    "Backtracking": step(
-        "Backtracking",
-        symmetric=True,
-        source=False,
-        penalty=lambda d: options(
-            d, "mp.QuadraticPenalty()", wrong=bad("None | a number | a list | a name: 'nonsense'")
-        ),
-        form=texts("conservative"),
-        exact=lambda d: options(d, False, wrong=bad("True: True | a string: 'yes'")),
     ),
 }

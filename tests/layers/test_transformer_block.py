@@ -94,17 +94,9 @@ def test_it_is_the_block_of_torch() -> None:
 
 X = state(3, 5, 6)
 test_it_says_what_it_needs = refuses(
-    (
-        lambda: SelfAttention(6, 4),
-        ValueError,
-        "heads must divide channels; got 4 heads, 6 channels",
-    ),
-    (
-        lambda: attention()(X[..., :4]),
-        ValueError,
-        r"x must be \[batch, length, 6\]; got a float64 .* \[3, 5, 4\]",
-    ),
-    (lambda: attention()(X.long()), TypeError, "x must be floating point"),
-    (lambda: attention()(X, MASK.long()), TypeError, "mask must be a bool tensor"),
-    (lambda: attention()(X, MASK[:2]), ValueError, r"mask must be \[3, 5\]"),
+    (lambda: SelfAttention(6, 4), ValueError, "heads"),
+    (lambda: attention()(X[..., :4]), ValueError, "x must be"),
+    (lambda: attention()(X.long()), TypeError, "x must be"),
+    (lambda: attention()(X, MASK.long()), TypeError, "mask"),
+    (lambda: attention()(X, MASK[:2]), ValueError, "mask"),
 )

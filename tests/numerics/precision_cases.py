@@ -15,14 +15,12 @@ from torch import Tensor, nn
 
 from cases import DIFFUSIVITIES, LAYERS
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
-from diffusion_mp.energies import SigmoidPenalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import LaplacianEncoder
 from diffusion_mp.models import LabelPropagation, PDETransformer
 from diffusion_mp.models.pde_transformer import SITES
 from diffusion_mp.testing.laws import expect, expect_close
 from diffusion_mp.updates import (
-    Backtracking,
     CrankNicolson,
     Equilibrium,
     ExplicitEuler,
@@ -117,7 +115,6 @@ UPDATES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "equilibrium": (lambda: Equilibrium("residual", beta=0.1, leak=0.1), "solve"),
     "equilibrium-small-leak": (lambda: Equilibrium(beta=1e-6, leak=1e-6), "solve"),
     "heat": (lambda: HeatKernel(3.0), "solve"),
-    "backtracking": (lambda: Backtracking(SigmoidPenalty(), 0.5), "layer"),
 }
 
 CASES: dict[str, Case] = {
@@ -152,8 +149,6 @@ CASES: dict[str, Case] = {
     },
 }
 
-#: What chooses between steps of very different length by energies that half precision rounds; the first τ is 8 here.
-CHOOSES = ("layer-generic-backtracking",)
 
 #: What divides every query and key, or all of them, by a norm, and so gives the same for a state of any scale.
 SCALE_FREE = [
@@ -202,7 +197,6 @@ def check_precision(
     too where they are float32, in units of the largest entry where that is more than one.
     """
     case = CASES[name]
-    values = values and (name not in CHOOSES or (dtype == torch.float32 and autocast is None))
     module = case.module(dtype)
     rounded = state.to(dtype)
     got, grads = results(case, module, rounded, autocast)

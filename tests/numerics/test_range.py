@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,9 +15,8 @@ from torch import Tensor
 from cases import LAYERS
 from diffusion_mp import *
 from diffusion_mp.couplings import *
-from diffusion_mp.couplings.features import unit_rows
 from diffusion_mp.kernels.linear_attention import linear_attention
-from diffusion_mp.kernels.precision import quotient, reciprocal, unit_vectors
+from diffusion_mp.kernels.precision import quotient, reciprocal
 from diffusion_mp.testing import tolerance
 from helpers import built
 
@@ -28,44 +26,6 @@ SINGLE = tolerance("product", torch.float32)._asdict()
 
 def randn(*shape: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
-@pytest.mark.parametrize("scale", [1e-36, 1e-20, 1.0, 1e20, 1e38])
-def test_unit_vectors_of_any_length(scale: float, generator: torch.Generator) -> None:
-    x = (scale / 16 * randn(5, 1, 7, generator=generator)).requires_grad_()
-    unit, same = unit_rows(x, x)
-    assert same is unit
-    torch.testing.assert_close(
-        unit.double(), x.double() / x.double().norm(dim=2, keepdim=True), rtol=1e-6, atol=1e-7
-    )
-    weight = torch.arange(35.0).view(5, 1, 7) / 35
-    (grad,) = torch.autograd.grad((unit * weight).sum(), x)
-    wide = x.detach().double().requires_grad_()
-    expected = torch.nn.functional.normalize(wide, dim=2, eps=1e-300)
-    (truth,) = torch.autograd.grad((expected * weight.double()).sum(), wide)
-    torch.testing.assert_close(grad.double() * scale, truth * scale, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
-def test_a_zero_vector_has_no_direction_and_no_gradient(
-    dtype: torch.dtype, generator: torch.Generator
-) -> None:
-    x = randn(4, 1, 3, generator=generator, dtype=dtype)
-    x[1] = 0
-    x.requires_grad_()
-    unit, _ = unit_rows(x, x)
-    (grad,) = torch.autograd.grad(unit.square().sum() + unit.sum(), x, create_graph=True)
-    (second,) = torch.autograd.grad(grad.sum(), x)
-    assert unit.dtype == dtype
-    assert not unit[1].any()
-    assert not grad[1].any()
-    assert torch.stack([unit, grad, second]).isfinite().all()
-
-
-def test_no_features_and_what_is_not_finite() -> None:
-    assert unit_vectors(torch.zeros(3, 1, 0)).shape == (3, 1, 0)
-    assert unit_vectors(torch.tensor([[torch.inf, 1.0]])).isnan().any()
-    assert unit_vectors(torch.tensor([[torch.nan, 1.0]])).isnan().all()
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu", "triton"])
@@ -136,16 +96,6 @@ def test_half_precision_sums_over_many_nodes() -> None:
     assert torch.equal(row_normalized(rows) @ ones, ones)
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-def test_many_senders_in_half_precision(dtype: torch.dtype) -> None:
-    """A sum of equal weights stops at 2 048 in float16, at 256 in bfloat16."""
-    star = Graph(3000, torch.stack([torch.arange(3000), torch.zeros(3000, dtype=torch.long)]))
-    coupling = GATDiffusivity(4, self_loops="keep").to(dtype)(
-        torch.zeros(3000, 4, dtype=dtype), star
-    )
-    assert ((coupling @ torch.ones(3000, 1, 1))[0] - 1).abs() < 1e-3
-
-
 def test_tiny_and_zero_weights() -> None:
     """The product of two degrees underflows where their roots do not."""
     edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
@@ -164,8 +114,8 @@ def test_tiny_and_zero_weights() -> None:
         assert grad.isfinite().all(), normalization
 
 
-@pytest.mark.parametrize("penalty", ["gaussian", "sigmoid", "simple"])
-@pytest.mark.parametrize("channels", [16, 64, 128])
+@pytest.mark.parametrize("penalty", ["gaussian", "sigmoid"])
+@pytest.mark.parametrize("channels", [16, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 def test_edge_attention_of_distant_neighbours(
     penalty: str, channels: int, dtype: torch.dtype, generator: torch.Generator
@@ -174,20 +124,14 @@ def test_edge_attention_of_distant_neighbours(
     x = randn(200, channels, generator=generator, dtype=dtype).requires_grad_()
     edges = torch.randint(200, (2, 1000), generator=generator)
     edges = edges[:, edges[1] > 5]
-    values = randn(200, 1, 2, generator=generator)
-    results = []
-    for state in (x, x.detach().double().requires_grad_()):
-        coupling = EdgeDiffusivity(penalty)(state, Graph(200, edges))
-        (grad,) = torch.autograd.grad((coupling @ values.to(state.dtype)).sum(), state)
-        rows = coupling @ torch.ones(200, 1, 1, dtype=torch.float64)
-        results.append((coupling.at(edges).detach(), grad, rows.detach()))
-    (entries, grad, rows), (expected, _, _) = results
+    graph = Graph(200, edges)
+    coupling = EdgeDiffusivity(penalty)(x, graph)
     reached = torch.zeros(200).index_fill(0, edges[1], 1.0)
-    if penalty != "simple":  # which outside of its domain has rows of either sign
-        torch.testing.assert_close(rows[:, 0, 0].float(), reached, rtol=0, atol=1e-5)
-        torch.testing.assert_close(
-            entries.double(), expected, **tolerance("entries", torch.float32)._asdict()
-        )
+    torch.testing.assert_close(coupling.degree().flatten().float(), reached, rtol=0, atol=1e-5)
+    entries = coupling.at(edges).double()
+    expected = EdgeDiffusivity(penalty)(x.double(), graph).at(edges)
+    torch.testing.assert_close(entries, expected, **tolerance("entries", torch.float32)._asdict())
+    (grad,) = torch.autograd.grad((coupling @ x.unsqueeze(1)).sum(), x)
     assert grad.isfinite().all()
 
 
@@ -237,20 +181,13 @@ def test_distances_do_not_depend_on_where_rows_lie(make, place, generator: torch
     assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-def test_neither_energies_nor_blocks_depend_on_where_rows_lie(generator: torch.Generator) -> None:
-    x = randn(50, 4, generator=generator, dtype=torch.float64)
-    edges = torch.randint(25, (2, 120), generator=generator)
-    graph = Graph(50, torch.cat([edges, edges + 25], 1), batch=torch.arange(50) // 25)
-    coupling = AdjacencyDiffusivity("sum")(x, graph)
-    far = coupling.dirichlet(PLACES["two graphs far apart"](x))
-    torch.testing.assert_close(far, coupling.dirichlet(x), rtol=1e-9, atol=0)
+def test_blocks_do_not_depend_on_where_rows_lie(generator: torch.Generator) -> None:
     x = 2e3 + 0.3 * randn(50, 4, generator=generator)
     model = DiffusionConv(4, 4, BY_DISTANCE["simple"](), ExplicitEuler(0.5), transform=False)
     complete = model.double()(x.double())
     blocks = full_graph_inference(model.float(), x, block_size=7, progress=False)
-    torch.testing.assert_close(
-        blocks.double(), complete, rtol=5e-7, atol=0
-    )  # four digits of what rows move
+    # Four digits of what rows move.
+    torch.testing.assert_close(blocks.double(), complete, rtol=5e-7, atol=0)
 
 
 @pytest.mark.parametrize("score", ["exp", "sigmoid"])
@@ -291,18 +228,6 @@ def test_gates_of_nodes_without_senders(
     )
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-def test_closed_gates_in_half_precision(dtype: torch.dtype, generator: torch.Generator) -> None:
-    """A gate of σ(−40) is zero in float16, and 1/ε times the value that it would let through infinite."""
-    layer = GatedGCNConv(6, norm=None).to(dtype)
-    x = (46 * randn(17, 6, generator=generator)).to(dtype).requires_grad_()
-    edges = torch.randint(17, (2, 51), generator=generator)
-    layer(x, edges).float().sum().backward()
-    assert all(
-        leaf.grad.isfinite().all() for leaf in (x, *layer.parameters()) if leaf.grad is not None
-    )
-
-
 # Graphs of five nodes, one, none, seven, one, none and three.
 MEMBER = torch.tensor([0] * 5 + [1] + [3] * 7 + [4] + [6] * 3)
 
@@ -333,16 +258,9 @@ def test_every_layer_is_finite_at_states_of_any_size(name: str, generator: torch
             x = (scale * state).requires_grad_()
             out = layer(x, edges, batch=member, **options.get("extra", lambda x: {})(x))
             (out * torch.arange(out.numel()).cos().view(out.shape)).sum().backward()
-            grads = {
-                "x": x.grad,
-                **{leaf: parameter.grad for leaf, parameter in layer.named_parameters()},
-            }
             assert out.isfinite().all(), scale
-            assert not [
-                leaf
-                for leaf, grad in grads.items()
-                if grad is not None and not grad.isfinite().all()
-            ], scale
+            for leaf in (x, *layer.parameters()):
+                assert leaf.grad is None or leaf.grad.isfinite().all(), scale
 
 
 @pytest.mark.parametrize("projection", ["separate", "tied", None])
@@ -376,40 +294,6 @@ def test_log_features_of_wide_states_neither_overflow_nor_vanish(seed: int) -> N
     torch.testing.assert_close(ones, torch.ones_like(ones))
     (grad,) = torch.autograd.grad(ones.sum(), x)
     assert grad.isfinite().all()
-
-
-LONG: dict[str, StateUpdate] = {
-    "implicit": ImplicitEuler(1e6),
-    "implicit-short": ImplicitEuler(1e-6),
-    "trapezoidal": CrankNicolson(1e6),
-    "trapezoidal-short": CrankNicolson(1e-6),
-    "equilibrium": Equilibrium(leak=1e-6),
-    "heat": HeatKernel(1e3),
-    "heat-short": HeatKernel(1e-6),
-}
-
-
-@pytest.mark.parametrize("name", LONG)
-@pytest.mark.parametrize("edges", ["random", "isolated"])
-def test_long_and_short_steps_in_single_precision(
-    name: str, edges: str, generator: torch.Generator
-) -> None:
-    """The condition number is the inverse of the resolution of float32; states and gradients keep their digits."""
-    nodes = 60
-    x = randn(nodes, 3, generator=generator)
-    edge_index = torch.randint(nodes if edges == "random" else 20, (2, 150), generator=generator)
-    weight = randn(nodes, 3, generator=generator)
-    results = []
-    for state in (x.clone().requires_grad_(), x.double().requires_grad_()):
-        coupling = AdjacencyDiffusivity("sym", direction="undirected", self_loops="remaining")(
-            state, Graph(nodes, edge_index)
-        )
-        out = LONG[name](state, coupling)
-        (grad,) = torch.autograd.grad((out * weight).sum(), state)
-        assert out.dtype == grad.dtype == state.dtype
-        results.append((out.detach().double(), grad.double()))
-    for got, expected in zip(*results, strict=True):
-        assert (got - expected).norm() <= 1e-5 * expected.norm()
 
 
 def test_a_system_that_the_rounding_of_its_entries_decides_says_so(
@@ -456,36 +340,6 @@ def test_a_sparse_coupling_in_single_precision_keeps_constants(generator: torch.
     torch.testing.assert_close(ImplicitEuler(1e8)(ones, coupling), ones, rtol=0, atol=1e-6)
 
 
-NOTHING = torch.zeros(2, 0, dtype=torch.long)
-
-
-@pytest.mark.parametrize("nodes", [0, 1])
-def test_label_propagation(nodes: int) -> None:
-    known = torch.zeros(nodes, dtype=torch.long)
-    assert LabelPropagation()(known, NOTHING).shape == (nodes, 1)
-    assert LabelPropagation()(known - 1, NOTHING).tolist() == [[0.0]] * nodes  # no label is known
-    assert LabelPropagation()(torch.zeros(nodes, 3), NOTHING).shape == (nodes, 3)
-
-
-@pytest.mark.parametrize("nodes", [0, 1])
-def test_linear_operators(nodes: int) -> None:
-    one = torch.ones(nodes, 1, 2)
-    for coupling in (
-        IdentityCoupling(nodes),
-        UniformCoupling(nodes),
-        SparseCoupling(Graph(nodes, NOTHING)),
-        LowRankCoupling(one, one),
-    ):
-        operator = coupling.as_linear_operator()
-        assert (
-            operator.matvec(np.ones(nodes)).shape
-            == operator.rmatvec(np.ones(nodes)).shape
-            == (nodes,)
-        )
-        assert operator.matmat(np.ones((nodes, 3))).shape == (nodes, 3)
-        assert operator.rmatmat(np.ones((nodes, 0))).shape == (nodes, 0)
-
-
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("placement", [None, "P1", "P5"])
@@ -503,17 +357,3 @@ def test_sequences_without_positions_or_tokens_count_as_zero(
     out = model(tokens, mask)
     torch.testing.assert_close(out[:1], nothing)
     torch.testing.assert_close(out[1:], model(tokens[1:, 1:]))
-
-
-def test_log_features_are_needed() -> None:
-    for nodes in (0, 3):
-        none = torch.zeros(nodes, 1, 0)
-        with pytest.raises(
-            ValueError, match=r"log_query and log_key must have a feature at least.*\[\d, 1, 0\]"
-        ):
-            LogLowRankCoupling(none, none)
-    assert (LogLowRankCoupling(*[torch.zeros(0, 1, 2)] * 2) @ torch.zeros(0, 1, 3)).shape == (
-        0,
-        1,
-        3,
-    )

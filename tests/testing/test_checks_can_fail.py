@@ -297,10 +297,9 @@ class Halfway(StateUpdate):
         self,
         x: Tensor,
         coupling: Coupling,
-        values: Tensor | None = None,
+        values: Tensor,
         source: Tensor | None = None,
     ) -> Tensor:
-        values = self.validate(x, coupling, values, source)
         return torch.lerp(self.kept(x), coupling.matmul(values), 0.5)
 
     def kept(self, x: Tensor) -> Tensor:
@@ -310,14 +309,16 @@ class Halfway(StateUpdate):
 class AcceptsAnything(Halfway):
     takes_source = False
 
-    def step(
+    def forward(
         self,
         x: Tensor,
         coupling: Coupling,
         values: Tensor | None = None,
         source: Tensor | None = None,
+        **options: Any,
     ) -> Tensor:
-        return super().step(x, coupling, values)
+        heads = x.unflatten(1, (coupling.heads, -1))
+        return self.step(heads, coupling, heads).flatten(1)
 
 
 class ForgetsItsGain(Halfway):
@@ -334,16 +335,16 @@ class Leaks(LaplacianUpdate):
         self,
         x: Tensor,
         coupling: Coupling,
-        values: Tensor | None = None,
+        values: Tensor,
         source: Tensor | None = None,
     ) -> Tensor:
-        return 0.9 * self.validate(x, coupling, values, source)
+        return 0.9 * values
 
 
 class IgnoresTheStateBefore(Halfway):
     takes_previous = True
 
-    def step(self, x, coupling, values=None, source=None, *, previous=None):  # type: ignore[no-untyped-def,override]
+    def step(self, x, coupling, values, source=None, *, previous=None):  # type: ignore[no-untyped-def,override]
         return super().step(x, coupling, values, source)
 
 

@@ -10,11 +10,10 @@ from diffusion_mp.diffusivities import (
     SigmoidDiffusivity,
     SimpleDiffusivity,
 )
-from diffusion_mp.energies import Energy, QuadraticPenalty, SigmoidPenalty, SimplePenalty
+from diffusion_mp.energies import Energy, QuadraticPenalty
 from diffusion_mp.layers import DiffusionConv
 from diffusion_mp.testing import assert_energy_descent
 from diffusion_mp.updates import (
-    Backtracking,
     Equilibrium,
     ExplicitEuler,
     HeatKernel,
@@ -32,9 +31,6 @@ UPDATES: dict[str, StateUpdate] = {
     "implicit-residual": ImplicitEuler(3.0, form="residual"),
     "heat": HeatKernel(2.0),
     "equilibrium": Equilibrium(beta=0.5, leak=0.3),
-    "backtracking": Backtracking(QuadraticPenalty(), tau=8.0),
-    "backtracking-simple": Backtracking(SimplePenalty(), tau=4.0),
-    "backtracking-sigmoid": Backtracking(SigmoidPenalty(), tau=4.0),
     "certified": dm.CertifiedStep(dm.diffusivities.Positive(5.0)),
     "certified-sphere": dm.CertifiedStep(0.1, constraint="sphere"),
 }

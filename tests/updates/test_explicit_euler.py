@@ -34,21 +34,3 @@ def test_gcn_step_keeps_roots_of_degrees_not_constants() -> None:
     torch.testing.assert_close(step(root, problem.coupling), root)
     ones = torch.ones_like(root)
     assert (step(ones, problem.coupling) - ones).abs().max() > 1e-2
-
-
-def test_unit_residual_step_is_the_product_and_nothing_else() -> None:
-    problem = random_problem(form="residual")
-    product = problem.coupling @ problem.state
-    with torch.profiler.profile() as profile:
-        got = ExplicitEuler(1.0, "residual")(problem.state, problem.coupling)
-    assert torch.equal(got, product)
-    nearly = ExplicitEuler(1 - 1e-9, "residual")(problem.state, problem.coupling)
-    torch.testing.assert_close(nearly - got, 1e-9 * (problem.state - got), rtol=1e-5, atol=1e-14)
-    arithmetic = {event.key for event in profile.key_averages()} & {
-        "aten::add",
-        "aten::mul",
-        "aten::addcmul",
-    }
-    with torch.profiler.profile() as profile:
-        problem.coupling @ problem.state
-    assert arithmetic <= {event.key for event in profile.key_averages()}

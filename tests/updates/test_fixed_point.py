@@ -177,29 +177,6 @@ def test_the_result_is_an_image_as_exact_as_is_asked_for() -> None:
     ).item() == -0.125
 
 
-def test_under_torch_compile() -> None:
-    step = Averages()
-
-    def loss(h: Tensor) -> Tensor:
-        return fixed_point(lambda z: step.average(z, h, step.mu).relu(), h).square().sum()
-
-    (wanted,) = torch.autograd.grad(loss(step.h), step.h)
-    (compiled,) = torch.autograd.grad(torch.compile(loss, backend="aot_eager")(step.h), step.h)
-    torch.testing.assert_close(compiled, wanted)
-
-
-def test_what_is_recorded_is_differentiable_once() -> None:
-    step = Averages()
-    with torch.no_grad():
-        assert not fixed_point(step, step.h).requires_grad
-    assert not fixed_point(lambda z: 0.5 * z + 1, torch.zeros(3)).requires_grad
-    (first,) = torch.autograd.grad(
-        fixed_point(step, step.h).square().sum(), step.h, create_graph=True
-    )
-    with pytest.raises(RuntimeError, match="once differentiable"):
-        first.sum().backward()
-
-
 def test_no_limit_is_an_error_that_says_how_far_it_came() -> None:
     with pytest.raises(
         ConvergenceError, match=r"the fixed point was not reached in max_iter=7 steps"

@@ -6,17 +6,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from dense_updates import DOUBLE, both, dense_update, random
+from dense_updates import both, dense_update, random
 from torch import Tensor
 
 from diffusion_mp.couplings import IdentityCoupling, LowRankCoupling, SparseCoupling
-from diffusion_mp.energies.spectrum import spectral_interval, spectral_radius_bound
+from diffusion_mp.energies.spectrum import spectral_interval
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing import (
     cosine_mode,
     exact_problems,
     path_problem,
-    problem_on_graph,
     random_problem,
 )
 from diffusion_mp.testing.problems import (
@@ -53,31 +52,23 @@ UPDATES = [
 
 @every_problem
 def test_the_problems_solve_their_equations(problem: Problem) -> None:
-    assert torch.equal(problem.matrix, problem.matrix.T)
     torch.testing.assert_close(problem.coupling.to_dense()[0], problem.matrix)
     eigenvalues = torch.linalg.eigvalsh(problem.laplacian)
     assert abs(eigenvalues[0]) < 1e-12 < eigenvalues[1]  # connected
-    half = Problem("half", problem.matrix, problem.heat(0.5), problem.form)
-    torch.testing.assert_close(half.heat(0.5), problem.heat(1.0))
-    before = problem.heat(1.0 - 1e-4)
-    after = problem.heat(1.0 + 1e-4)
-    slope = -torch.einsum("ij,jhd->ihd", problem.laplacian, problem.heat(1.0))
-    torch.testing.assert_close((after - before) / 2e-4, slope, rtol=1e-5, atol=1e-5)
     low, high = spectral_interval(problem.coupling, problem.form)
     assert low <= eigenvalues[0] + 1e-12
     assert high >= eigenvalues[-1] - 1e-12
     source = problem.state.flip(0)
-    implicit = ImplicitEuler(2.0, problem.form, beta=0.4, leak=0.2)
-    steady = Equilibrium(problem.form, leak=0.2)
-    solved = (
-        problem.implicit_step(2.0, source, beta=0.4, leak=0.2),
-        problem.steady_state(source, leak=0.2),
-    )
-    updates = implicit, steady, HeatKernel(0.3, problem.form)
-    for got, update in zip((*solved, problem.heat(0.3)), updates, strict=True):
-        torch.testing.assert_close(
-            got, dense_update(update, problem.coupling, problem.state, source)
-        )
+    solutions = {
+        ImplicitEuler(2.0, problem.form, beta=0.4, leak=0.2): problem.implicit_step(
+            2.0, source, beta=0.4, leak=0.2
+        ),
+        Equilibrium(problem.form, leak=0.2): problem.steady_state(source, leak=0.2),
+        HeatKernel(0.3, problem.form): problem.heat(0.3),
+    }
+    for update, solution in solutions.items():
+        expected = dense_update(update, problem.coupling, problem.state, source)
+        torch.testing.assert_close(solution, expected)
 
 
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
@@ -158,16 +149,6 @@ def test_a_signed_coupling_takes_its_interval_from_lanczos() -> None:
     torch.testing.assert_close(
         *both(HeatKernel(2.0), coupling, problem.state), rtol=1e-9, atol=1e-9
     )
-
-
-def test_a_star_has_radius_one_though_its_largest_row_sum_is_ten() -> None:
-    adjacency = torch.zeros(101, 101, dtype=DOUBLE)
-    adjacency[0, 1:] = adjacency[1:, 0] = 1.0
-    problem = problem_on_graph("star", adjacency, "residual")
-    assert problem.matrix.sum(1).max() == pytest.approx(10.0)
-    assert 1.0 <= spectral_radius_bound(problem.coupling) < 1.6
-    got = HeatKernel(20.0, "residual")(problem.state, problem.coupling)
-    assert (got - problem.heat(20.0)).abs().max() <= 1e-8
 
 
 @pytest.mark.parametrize("z", [1e-6, 0.3, 10.0, 1e4])

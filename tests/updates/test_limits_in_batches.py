@@ -3,14 +3,14 @@
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.data import Batch, Data
+from torch_geometric.utils import to_undirected, unbatch
 
-import diffusion_mp as dm
 from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.layers import CertifiedBlock, RowAttention, TiedMLP, WeightedGraph
 from diffusion_mp.updates import fixed_point
 from diffusion_mp.updates.fixed_point import iterate
-from diffusion_mp.updates.linear_solve import conjugate_gradients
-from helpers import built
+from helpers import built, randn
 
 DOUBLE = torch.float64
 
@@ -96,91 +96,27 @@ def test_an_energy_has_one_number_or_one_for_every_graph() -> None:
         fixed_point(wells, STARTS, ptr=torch.tensor([0, 7]))
 
 
-def block() -> CertifiedBlock:
-    """Attention and an MLP on one channel, in a ball: two nodes alone end at its surface."""
-    made = CertifiedBlock(
-        1, [RowAttention(1), TiedMLP(1, 4)], None, constraint="ball", radius=3.0
-    ).double()
-    numbers = {
-        "terms.0.query": [[[0.4]]],
-        "terms.0.key": [[[-0.3]]],
-        "terms.0.weight.raw": 0.1,
-        "terms.0.gamma.raw": -0.3,
-        "terms.1.weight.raw": 0.5,
-        "terms.1.linear.weight": [[-1.0], [0.8], [0.7], [-0.5]],
-        "terms.1.linear.bias": [0.0, 0.5, 0.8, -0.4],
-        "update.source_weight.raw": -4.6,
-    }
-    made.load_state_dict(
-        {name: torch.tensor(value, dtype=DOUBLE) for name, value in numbers.items()}
-    )
-    return made.requires_grad_(False)
-
-
-def test_a_certified_limit_of_a_batch_is_that_of_every_graph() -> None:
-    certified = block()
-    first = torch.tensor([[-0.1], [0.1]], dtype=DOUBLE)
-    second = torch.tensor([[2.0]], dtype=DOUBLE)
-    batch = torch.tensor([0, 0, 1])
-    together = certified(torch.cat([first, second]), None, None, batch)
-    torch.testing.assert_close(together[:2], certified(first), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(together[2:], certified(second), rtol=1e-9, atol=1e-9)
-    energy = certified.energy(first, dm.Graph(2))
-    assert energy(together[:2, None]) < energy(first[:, None])
-
-
 @pytest.mark.parametrize("constraint", ["ball", "sphere", "nonnegative", None])
 def test_limits_of_molecules_are_those_alone(constraint: str | None) -> None:
-    if constraint is None:
-        terms = [WeightedGraph(4)]
-    else:
-        terms = [WeightedGraph(4), RowAttention(4), TiedMLP(4, 5, 0.1)]
-    certified = built(
-        lambda: CertifiedBlock(4, terms, None, constraint=constraint, beta=2.0)
-    ).double()
-    sizes = [1, 3, 2, 5, 1, 4]
-    batch = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    x = torch.randn(16, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(1))
-    x = x * torch.logspace(-6, 3, 6, dtype=DOUBLE)[batch].unsqueeze(
-        1
-    )  # of very different sizes, too
-    node = torch.arange(15)
-    inside = batch[:-1] == batch[1:]
-    edges = torch.stack([node, node + 1])[:, inside]
-    edges = torch.cat([edges, edges.flip(0)], 1)
-    together = certified(x, edges, None, batch)
-    for graph in range(len(sizes)):
-        rows = (batch == graph).nonzero().flatten()
-        first = int(rows[0])
-        own = edges[:, batch[edges[0]] == graph] - first
-        alone = certified(x[rows], own)
-        torch.testing.assert_close(
-            together[rows], alone, rtol=1e-7, atol=1e-9 * float(alone.detach().abs().max())
-        )
-
-
-def test_a_small_column_of_a_batch_is_solved_as_well_as_a_large_one() -> None:
-    generator = torch.Generator().manual_seed(0)
-    root = torch.randn(2, 6, 6, dtype=DOUBLE, generator=generator)
-    blocks = root @ root.mT + torch.eye(6, dtype=DOUBLE)
-    matrix = torch.block_diag(*blocks)
-    b = torch.randn(12, 1, 2, dtype=DOUBLE, generator=generator)
-    b[6:] *= 1e-9
-
-    def operator(v: Tensor) -> Tensor:
-        return (matrix @ v.flatten(1)).view_as(v)
-
-    got = conjugate_gradients(operator, b, ptr=torch.tensor([0, 6, 12]), least=1.0, tol=1e-6)
-    for rows in (slice(0, 6), slice(6, 12)):
-        alone = conjugate_gradients(
-            lambda v, rows=rows: (matrix[rows, rows] @ v.flatten(1)).view_as(v),
-            b[rows],
-            least=1.0,
-            tol=1e-6,
-        )
-        torch.testing.assert_close(got[rows], alone, rtol=1e-10, atol=0)
-        exact = torch.linalg.solve(matrix[rows, rows], b[rows].flatten(1)).view_as(alone)
-        assert (alone - exact).norm() <= 1e-6 * exact.norm()
+    """Of states of very different sizes, too."""
+    terms: list = [WeightedGraph(4)]
+    if constraint is not None:
+        terms += [RowAttention(4), TiedMLP(4, 5, 0.1)]
+    block = built(lambda: CertifiedBlock(4, terms, None, constraint=constraint, beta=9.0)).double()
+    together = Batch.from_data_list(
+        [
+            Data(
+                x=10.0**scale * randn(size, 4, seed=size),
+                edge_index=to_undirected(torch.arange(size).unfold(0, 2, 1).T),
+            )
+            for size, scale in zip([2, 3, 2, 5, 4], [-6, -4, -2, 0, 3], strict=True)
+        ]
+    )
+    limits = block(together.x, together.edge_index, None, together.batch)
+    for limit, data in zip(unbatch(limits, together.batch), together.to_data_list(), strict=True):
+        alone = block(data.x, data.edge_index).detach()
+        atol = 1e-9 * float(alone.abs().max())
+        torch.testing.assert_close(limit.detach(), alone, rtol=1e-7, atol=atol)
 
 
 def test_a_graph_that_does_not_arrive_is_an_error() -> None:

@@ -1,7 +1,6 @@
 """``MomentumStep``: Theorem T4, and that momentum pays."""
 
 import math
-from bisect import bisect
 from itertools import pairwise
 
 import pytest
@@ -65,11 +64,11 @@ def test_the_paper_s_energy_falls_with_couplings_that_follow_the_state(penalty: 
             x = torch.randn(n, 1, 2, generator=generator, dtype=torch.float64)
             x = previous = 0.5 * x / x.norm(dim=2, keepdim=True)
             top = n * float(penalty.f(torch.zeros((), dtype=torch.float64)))
-            update = MomentumStep(factor * 2 * (1 - momentum) / top, momentum)
+            update = MomentumStep(factor * 2 * (1 - momentum) / top, momentum, steps=1)
             energy = dm.Energy(penalty, update.tau / (2 * momentum))
             last = energy(x, x)
             for _ in range(15):
-                x, previous = update.advance(x, previous, penalty.coupling(x)), x
+                x, previous = update(x, penalty.coupling(x), previous=previous), x
                 now = energy(x, previous)
                 count += bool(now > last + 1e-12 * abs(last) + 1e-13)
                 last = now
@@ -98,7 +97,7 @@ def test_one_coupling_allows_longer_steps(seed: int) -> None:
     z = previous = problem.state
     values = []
     for _ in range(80):
-        z, previous = update.advance(z, previous, problem.coupling), z
+        z, previous = update(z, problem.coupling, previous=previous), z
         values.append(pair_energy(update, problem.coupling, previous, z))
     assert all(b <= a * (1 + 1e-12) for a, b in pairwise(values))
     assert values[-1] >= 0
@@ -109,21 +108,11 @@ def test_one_coupling_allows_longer_steps(seed: int) -> None:
 def test_a_path_comes_to_rest_twenty_times_sooner() -> None:
     """100 nodes, until their differences are a millionth: against the fastest step without momentum, 2/(λ₁ + μ)."""
     problem = path_problem(100)
-    rates, modes = torch.linalg.eigh(problem.laplacian)
-    top = float(rates[-1])
-    mu = float(rates[1])
-    start = torch.einsum("im,ihd->mhd", modes, problem.state)[1:]
-    factor = (1 - 2 / (top + mu) * rates[1:]).view(-1, 1, 1)
-    without = bisect(
-        range(100_000),
-        -1e-6 * float(start.norm()),
-        key=lambda k: -float((factor**k * start).norm()),
-    )
-    root = math.sqrt(top)
-    low = math.sqrt(mu)
-    steps = without // 20
+    rates = torch.linalg.eigvalsh(problem.laplacian)
+    mu, top = (float(rates[k]) for k in (1, -1))
+    slowest = (top - mu) / (top + mu)  # what a step without momentum leaves of the slowest mode
+    steps = int(math.log(1e-6) / math.log(slowest)) // 20
+    root, low = math.sqrt(top), math.sqrt(mu)
     fastest = MomentumStep(4 / (root + low) ** 2, ((root - low) / (root + low)) ** 2, steps)
     rest = fastest(problem.state, problem.coupling)
-    assert (rest - rest.mean(0)).norm() < 1e-6 * start.norm()
-    one = ExplicitEuler(2 / (top + mu))(problem.state, problem.coupling)
-    torch.testing.assert_close(torch.einsum("im,ihd->mhd", modes, one)[1:], factor * start)
+    assert (rest - rest.mean(0)).norm() < 1e-6 * problem.state.norm()

@@ -86,14 +86,6 @@ def test_no_alpha_makes_these_steps_expand(update: StateUpdate, dtype: torch.dty
     assert ExplicitEuler(1.0)(x, coupling).norm() > 100 * x.norm()
 
 
-@pytest.mark.parametrize("alpha", [0.1, 0.4, 100.0])
-@pytest.mark.parametrize("update", UPDATES, ids=repr)
-def test_one_head_of_alpha_serves_all(update: StateUpdate, alpha: float) -> None:
-    torch.testing.assert_close(
-        *both(update, path(12, alpha), random(12, 2, 3)), rtol=1e-11, atol=1e-12
-    )
-
-
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
 def test_low_precision_and_autocast_solve_in_float32(update: StateUpdate) -> None:
     coupling = NeumannCoupling(30, torch.full((1, 1), 0.4), nonnegative=True)

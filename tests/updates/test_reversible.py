@@ -1,5 +1,7 @@
 """Reversible couplings: solved in their own metric, preconditioned, against dense algebra in values and gradients."""
 
+from functools import partial
+
 import pytest
 import torch
 from dense_updates import DOUBLE, both, dense_update, gradients, random
@@ -26,6 +28,7 @@ from diffusion_mp.updates import (
     StateUpdate,
     implicit,
 )
+from diffusion_mp.updates.base import Laplacian
 from diffusion_mp.updates.implicit import precondition
 
 N = 30
@@ -101,11 +104,6 @@ def test_equals_dense_algebra(kind: str, update: StateUpdate) -> None:
     torch.testing.assert_close(*both(update, coupling, X), rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_keeps_the_laws(kind: str) -> None:
-    check_coupling(KINDS[kind]())
-
-
 @pytest.mark.parametrize("update", [UPDATES[2], UPDATES[5], HeatKernel(0.5)], ids=repr)
 @pytest.mark.parametrize("kind", ["graph", "both", "gaussian", "label-spreading"])
 def test_all_gradients_are_those_of_dense_algebra(kind: str, update: StateUpdate) -> None:
@@ -146,32 +144,10 @@ def test_a_contracting_coupling_needs_no_leak(num_nodes: int) -> None:
     with pytest.raises(SingularSystemError, match="smallest eigenvalue"):
         update(x, rows)
     for form in ("conservative", "residual"):
-        low, high = laplacian_extremes(0.9 * rows, form)
-        dense = 0.9 * rows.to_dense()[0]
-        rates = (
-            dense.sum(1).diag() if form == "conservative" else torch.eye(num_nodes, dtype=DOUBLE)
-        ) - dense
-        exact = torch.linalg.eigvals(rates).real
-        assert low == pytest.approx(float(exact.min()), abs=1e-7)
-        assert high == pytest.approx(float(exact.max()), abs=1e-7)
-
-
-def test_a_long_time_takes_the_exact_ends_of_the_spectrum() -> None:
-    """A cheap bound lies 0.02 outside: rounding would be multiplied by e⁶⁰."""
-    rows = dm.couplings.symmetric_normalized(symmetric_graph(40))
-    torch.testing.assert_close(
-        *both(HeatKernel(3000.0, "residual"), rows, random(40, 1, 2)), rtol=1e-9, atol=1e-10
-    )
-
-
-def test_single_precision_with_a_small_leak_still_has_six_digits() -> None:
-    graph = symmetric_graph(300)
-    y = random(300, 1, 2)
-    update = Equilibrium(leak=1e-3)
-    source = (graph.laplacian(y - y.mean(0)) + 1e-3 * y).float()
-    torch.testing.assert_close(
-        update(source, graph).double(), update(source.double(), graph), rtol=1e-6, atol=1e-6
-    )
+        ends = laplacian_extremes(0.9 * rows, form)
+        dense = Laplacian(0.9 * rows, form, DOUBLE).dense()[0]
+        exact = torch.linalg.eigvals(dense).real
+        assert ends == pytest.approx((float(exact.min()), float(exact.max())), abs=1e-7)
 
 
 def test_the_metric_of_a_symmetric_coupling_is_one_and_that_of_rows_their_sums() -> None:
@@ -229,79 +205,21 @@ def test_a_false_metric_is_found() -> None:
         )
 
 
-class Counted(dm.Coupling):
-    def __init__(self, coupling: dm.Coupling) -> None:
-        super().__init__(
-            coupling.num_nodes,
-            coupling.heads,
-            coupling,
-            symmetric=lambda: coupling.symmetric,
-            nonnegative=lambda: coupling.nonnegative,
-            row_stochastic=lambda: coupling.row_stochastic,
-            metric=lambda: coupling.metric,
-        )
-        self.coupling = coupling
-        self.products = 0
-
-    def _product(self, v: Tensor) -> Tensor:
-        self.products += 1
-        return self.coupling.matmul(v)
-
-    def _transpose(self) -> dm.Coupling:
-        return Counted(self.coupling.T)
-
-    def degree(self) -> Tensor:
-        return self.coupling.degree()
-
-    def to_dense(self) -> Tensor:
-        return self.coupling.to_dense()
-
-    def low_rank_form(self, dtype: torch.dtype):
-        return self.coupling.low_rank_form(dtype)
+def unaided(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(implicit, "precondition", lambda *_: None)
 
 
-def products(
-    update: StateUpdate, coupling: dm.Coupling, x: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> tuple[int, int]:
-    """How many products of S a solve takes, preconditioned and not; the answers agree."""
-    counted = Counted(coupling)
-    plain = Counted(coupling)
-    first = update(x, counted)
-    with monkeypatch.context() as patch:
-        patch.setattr("diffusion_mp.updates.implicit.precondition", lambda *_: None)
-        torch.testing.assert_close(update(x, plain), first, rtol=1e-6, atol=1e-8)
-    return counted.products, plain.products
-
-
-@pytest.mark.parametrize(
-    ("update", "normalize", "share"),
-    [
-        (Equilibrium(leak=0.5, max_iter=10_000), False, 0.05),
-        (ImplicitEuler(1.0, max_iter=10_000), False, 0.05),
-        # Rows that sum to one have a spectrum in [0, 2] already, and attention has few eigenvalues off one.
-        (Equilibrium("residual", leak=0.01), True, 1.0),
-        (ImplicitEuler(100.0), True, 1.0),
-    ],
-    ids=repr,
-)
-def test_features_beside_edges_are_the_preconditioner(
-    update, normalize, share, monkeypatch
-) -> None:
+@pytest.mark.parametrize("update", [Equilibrium, partial(ImplicitEuler, 1.0)])
+def test_features_beside_edges_are_the_preconditioner(update, monkeypatch) -> None:
     """λΩ + μA in one solve: what is left to conjugate gradients is the graph."""
-    size = 500
-    feature = random(size, 1, 8, seed=5).abs() * (2 * random(size, 1, 1, seed=6)).exp()
+    feature = random(500, 1, 8, seed=5).abs() * (2 * random(500, 1, 1, seed=6)).exp()
     pairs = dm.couplings.LowRankCoupling(feature, feature, symmetric=True, nonnegative=True)
-    coupling = 0.05 * pairs + symmetric_graph(size)
-    coupling = row_normalized(coupling) if normalize else coupling
-    with_it, without = products(update, coupling, random(size, 1, 3), monkeypatch)
-    assert with_it <= share * without
-
-
-def test_degrees_that_vary_are_divided_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_it, without = products(
-        Equilibrium(leak=0.1), symmetric_graph(300), random(300, 1, 3), monkeypatch
-    )
-    assert with_it < 0.6 * without
+    coupling = 0.05 * pairs + symmetric_graph(500)
+    x = random(500, 1, 3).requires_grad_()
+    update(leak=0.5, max_iter=50)(x, coupling).sum().backward()
+    unaided(monkeypatch)
+    with pytest.raises(ConvergenceError, match="max_iter=400"):
+        update(leak=0.5, max_iter=400)(x, coupling)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -312,31 +230,15 @@ def test_all_pairs_are_factorised_where_they_are_few(
     assert coupling.quadratic
     assert (0.5 * coupling + symmetric_graph()).quadratic
     assert not symmetric_graph().quadratic
-    counted = Counted(coupling)
-    counted.quadratic = True
     x = X.clone().requires_grad_()
-    got = Equilibrium(leak=1e-4)(x, counted)
-    assert counted.products <= 5
+    few = Equilibrium(leak=1e-4, max_iter=3)
+    got = few(x, coupling)
     got.sum().backward()
-    assert counted.products <= 10
-    torch.testing.assert_close(
-        got, dense_update(Equilibrium(leak=1e-4), coupling, X, X), rtol=1e-9, atol=1e-7
-    )
+    expected = dense_update(few, coupling, X, X)
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-7)
     monkeypatch.setattr(implicit, "DENSE", 2 * N * N - 1)
-    slow = Counted(coupling)
-    slow.quadratic = True
-    torch.testing.assert_close(Equilibrium(leak=1e-4)(X, slow), got, rtol=1e-7, atol=1e-7)
-    assert slow.products > 10
-
-
-def test_the_backward_pass_is_preconditioned_too() -> None:
-    counted = Counted(gaussian())
-    counted.quadratic = True
-    x = X.clone().requires_grad_()
-    out = Equilibrium("residual", leak=1e-3)(x, counted)
-    before = counted.products
-    out.sum().backward()
-    assert counted.products - before <= 5
+    with pytest.raises(ConvergenceError, match="max_iter=3"):
+        few(X, coupling)
 
 
 def test_an_indefinite_dense_system_is_left_to_the_iteration_which_sees_it() -> None:

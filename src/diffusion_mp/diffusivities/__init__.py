@@ -31,8 +31,7 @@ from diffusion_mp.diffusivities.sparse_flow import (
     FrictionAttention,
     SparseFlowDiffusivity,
 )
-from diffusion_mp.modules import AuxiliaryLoss, auxiliary_loss
-from diffusion_mp.updates.base import Positive
+from diffusion_mp.modules import AuxiliaryLoss, Positive, auxiliary_loss
 
 __all__ = [
     "AdjacencyDiffusivity",

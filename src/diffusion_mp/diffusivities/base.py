@@ -15,8 +15,7 @@ from diffusion_mp.couplings.algebra import as_scale
 from diffusion_mp.errors import check_kind, check_state, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import Dependence
-from diffusion_mp.modules import Resettable
-from diffusion_mp.updates.base import Positive
+from diffusion_mp.modules import Positive, Resettable
 
 if TYPE_CHECKING:
     from diffusion_mp.energies import Penalty

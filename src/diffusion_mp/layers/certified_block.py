@@ -30,7 +30,7 @@ from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import TensorCache, values_only
 from diffusion_mp.kernels.precision import without_autocast
-from diffusion_mp.layers.diffusion_conv import GraphLayer
+from diffusion_mp.layers.graph_layer import GraphLayer
 from diffusion_mp.layers.pyg import refuse_inputs
 from diffusion_mp.modules import Resettable
 from diffusion_mp.updates import CertifiedStep, fixed_point

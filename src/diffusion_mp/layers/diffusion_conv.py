@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from functools import partial
 from types import NoneType
 from typing import Any, Literal
 
@@ -17,53 +17,11 @@ from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.energies import Certificate, certify
 from diffusion_mp.energies.certification import broken_parameter
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.checks import check_edge_order
 from diffusion_mp.kernels.noise import dropout
-from diffusion_mp.layers.features import FeatureLinear, channels_at_first
-from diffusion_mp.layers.pyg import INPUTS, KnowsPyGNames, between, refuse_inputs
-from diffusion_mp.modules import Resettable
+from diffusion_mp.layers.features import FeatureLinear
+from diffusion_mp.layers.graph_layer import GraphLayer
+from diffusion_mp.layers.pyg import INPUTS, between
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
-
-
-class GraphLayer(KnowsPyGNames, Resettable):
-    """Base of layers and models, which are called as ``module(x, edge_index, edge_weight, batch, …)``."""
-
-    in_channels: int
-    check_features: Callable[..., None] = staticmethod(errors.check_state)
-    """The check of x; a model sets `check_input`, for a sparse x, in a first layer in which W_V alone reads x."""
-
-    def inputs_to_graph(
-        self,
-        x: Tensor,
-        edge_index: Tensor | Graph | None,
-        edge_weight: Tensor | None,
-        batch: Tensor | None,
-        return_coupling: bool = False,
-        others: Mapping[str, Any] = {},
-        edge_attr: Tensor | None = None,
-    ) -> Graph:
-        """Check the inputs that all take, refuse ``others``, and return the graph."""
-        errors.refuse_torchscript()
-        if others:
-            refuse_inputs(self, others)
-        if edge_attr is not None:
-            check_edge_order(edge_index, edge_attr)
-        if type(return_coupling) is not bool:
-            errors.check_flags(return_coupling=return_coupling)
-        if self.in_channels == -1:
-            self._find_channels(x)
-        self.check_features(x, channels=self.in_channels, module=self)
-        if (
-            type(edge_index) is Graph
-            and edge_weight is batch is None
-            and edge_index.num_nodes == x.size(0)
-            and (edge_index.edge_index is None or edge_index.edge_index.device == x.device)
-        ):
-            return edge_index
-        return Graph.coerce(x, edge_index, edge_weight, batch)
-
-    def _find_channels(self, x: Tensor) -> None:
-        self.in_channels = channels_at_first(self, x)
 
 
 class DiffusionConv(GraphLayer):
@@ -128,15 +86,13 @@ class DiffusionConv(GraphLayer):
                 f"in_channels must be one integer, got {errors.describe(in_channels)}: states of two kinds of nodes "
                 f"pass through the same W_V, and have the same channels. Put a Linear before one of them if not."
             )
-        lazy = (
-            errors.found_later(in_channels)
-            and keep == "values"
-            and (transform or out_channels == -1)
-        )
-        errors.check_counts(
-            heads=heads, steps=steps, **({} if lazy else {"in_channels": in_channels})
-        )
-        errors.check_counts(**({} if lazy and not transform else {"out_channels": out_channels}))
+        # Channels are found at the first call by W_V, or are those of x itself, for input and output.
+        lazy = errors.found_later(in_channels) and keep == "values"
+        if not (lazy and (transform or out_channels == -1)):
+            errors.check_counts(in_channels=in_channels)
+        if not (lazy and not transform):
+            errors.check_counts(out_channels=out_channels)
+        errors.check_counts(heads=heads, steps=steps)
         errors.check_choice(keep, "keep", ["values", "state"])
         errors.check_choice(reads, "reads", ["state", "values", "features"])
         errors.check_probability(dropout, "dropout")
@@ -149,25 +105,28 @@ class DiffusionConv(GraphLayer):
             raise ValueError(
                 f"heads must be 1 or the diffusivity's {diffusivity.heads}; got {heads}."
             )
+        total = out_channels
         if concat:
             total = out_channels * max(heads, diffusivity.heads)
-        else:
-            total = out_channels
-        if (keep == "state" or not transform) and in_channels != total:
-            if transform:
-                cause = "keep='state' adds x to the output"
-            else:
-                cause = "transform=False propagates x itself"
-            same = f"in_channels must equal the output's channels {total}"
-            raise ValueError(f"{cause}, so {same}; got in_channels={in_channels}.")
-        if value_bias and not transform:
-            got = "got value_bias=True with transform=False"
+        if not transform and in_channels != total:
             raise ValueError(
-                f"value_bias is added to what W_V gives, and there is none; {got}. Leave one of them out."
+                f"transform=False propagates x itself, so in_channels must equal the output's channels {total}; "
+                f"got in_channels={in_channels}."
+            )
+        if keep == "state" and in_channels != total:
+            raise ValueError(
+                f"keep='state' adds x to the output, so in_channels must equal the output's channels {total}; "
+                f"got in_channels={in_channels}."
+            )
+        if value_bias and not transform:
+            raise ValueError(
+                "value_bias is added to what W_V gives, and there is none; got value_bias=True with transform=False. "
+                "Leave one of them out."
             )
         self.in_channels = in_channels
         self.heads = heads
-        self.out_channels = self.head_channels = out_channels
+        self.out_channels = out_channels
+        self.head_channels = out_channels
         self.concat = concat
         self.keep = keep
         self.reads = reads
@@ -181,6 +140,7 @@ class DiffusionConv(GraphLayer):
             self.value = FeatureLinear(
                 in_channels, heads * out_channels, bias=value_bias, weight_initializer="glorot"
             )
+        # One bias for the joined heads, added after the last step, so that it is not propagated.
         self.bias = nn.Parameter(torch.zeros(total)) if bias else None
 
     def _draw(self) -> None:
@@ -210,18 +170,19 @@ class DiffusionConv(GraphLayer):
         if return_attention_weights is not None:
             errors.check_flags(return_attention_weights=return_attention_weights)
         if isinstance(x, tuple):
-            others |= {"batch": batch, "source": source, "features": features, "previous": previous}
-            others |= {
-                "return_coupling": return_coupling,
-                "return_attention_weights": return_attention_weights,
-            }
             return between(
                 self,
                 DiffusionConv.forward,
                 x,
                 edge_index,
                 edge_weight,
+                batch=batch,
+                source=source,
+                features=features,
                 edge_attr=edge_attr,
+                previous=previous,
+                return_coupling=return_coupling,
+                return_attention_weights=return_attention_weights,
                 **others,
             )
         graph = self.inputs_to_graph(
@@ -229,27 +190,33 @@ class DiffusionConv(GraphLayer):
         )
         if self.validate:
             errors.check_finite(x, "x")
-        if self.value is None:
-            values = self._by_head(x)
+        values = self._values(x)
+        if features is not None or self.reads == "features":
+            self._check_features(features, x)
+            read = features
+        # A sparse x is read by W_V alone: everything else needs dense rows.
+        elif self.reads == "values" or x.layout is not torch.strided:
+            read = values.flatten(1)
         else:
-            values = self.value(x).unflatten(1, (self.heads, -1))
-        coupling = self.diffusivity(self._read(x, values, features), graph, edge_attr)
+            read = x
+        coupling = self.diffusivity(read, graph, edge_attr)
         before = None if previous is None else self._previous(previous)
         out = self.output(self._evolve(x, values, coupling, source, before), x)
-        results = [out, coupling] if return_coupling else [out]
+        if not (return_coupling or return_attention_weights):
+            return out
+        results: list[Any] = [out]
+        if return_coupling:
+            results.append(coupling)
         if return_attention_weights:
             results.append(_attention_weights(self, coupling))
-        return tuple(results) if len(results) > 1 else out
+        return tuple(results)
 
     def _find_channels(self, x: Tensor) -> None:
         super()._find_channels(x)
         if self.value is None:
-            self.out_channels = self.head_channels = self.in_channels
-        elif (
-            isinstance(self.value, FeatureLinear)
-            and self.in_channels != -1
-            and is_lazy(self.value.weight)
-        ):
+            self.out_channels = self.in_channels
+            self.head_channels = self.in_channels
+        elif self.in_channels != -1 and is_lazy(self.value.weight):
             # So that the checks see its dtype.
             self.value.initialize_parameters(self.value, (x,))
 
@@ -259,33 +226,29 @@ class DiffusionConv(GraphLayer):
             return x.unflatten(1, (-1, self.head_channels))
         return x.unsqueeze(1)
 
-    def _read(self, x: Tensor, values: Tensor, features: Tensor | None) -> Tensor:
-        if (self.reads == "features") != (features is not None):
-            if features is None:
-                came = "none came"
-            else:
-                came = f"features came with reads={self.reads!r}"
+    def _values(self, x: Tensor) -> Tensor:
+        """What is propagated, by head: h(x), or x itself."""
+        if self.value is None:
+            return self._by_head(x)
+        return self.value(x).unflatten(1, (self.heads, -1))
+
+    def _check_features(self, features: Tensor | None, x: Tensor) -> None:
+        if features is None or self.reads != "features":
+            came = "none came" if features is None else f"features came with reads={self.reads!r}"
             raise ValueError(
                 f"features must come if and only if the layer was built with reads='features'; {came}. They are what "
                 f"the diffusivity reads in place of the state, [num_nodes, channels]."
             )
-        if features is None:
-            if self.reads == "values" or x.layout is not torch.strided:
-                return values.flatten(1)
-            return x
         errors.check_rows(features, "features", x, module=self)
-        return features
 
     def _previous(self, previous: Tensor) -> Tensor:
         if not self.update.takes_previous:
-            way_out = "Leave it out, or take MomentumStep(..., steps=1)."
             raise ValueError(
-                f"previous is for updates of two steps; {self.update!r} looks at one state. {way_out}"
+                f"previous is for updates of two steps; {self.update!r} looks at one state. Leave it out, or take "
+                f"MomentumStep(..., steps=1)."
             )
         errors.check_state(previous, "previous", self.in_channels, module=self)
-        if self.value is None:
-            return self._by_head(previous)
-        return self.value(previous).unflatten(1, (self.heads, -1))
+        return self._values(previous)
 
     def _evolve(
         self,
@@ -295,28 +258,27 @@ class DiffusionConv(GraphLayer):
         source: Tensor | None,
         previous: Tensor | None,
     ) -> Tensor:
-        if self.value is None or self.keep == "values":
-            state = values
-        else:
+        """Move the state ``steps`` times with the same coupling, and join its heads."""
+        state = values
+        if self.value is not None and self.keep == "state":
             state = self._by_head(x)
         if source is not None:
-            errors.check_state(
-                source, "source", state.size(2) * (state.size(1) if self.concat else 1), module=self
-            )
+            channels = state.size(2) * (state.size(1) if self.concat else 1)
+            errors.check_state(source, "source", channels, module=self)
             errors.check_device(source, "source", state.device, "x")
             source = self._by_head(source)
+        # The initial state is the usual source (Eq. 10), so a layer with β needs no further argument.
         elif self.update.beta:
             source = state
         for _ in range(self.steps):
+            # New noise for every step, and none in what the update keeps: a dropped entry would be gone for good.
+            moving = values
             if self.dropout and self.training:
                 moving = dropout(values, self.dropout)
-            else:
-                moving = values
             if self.update.takes_previous:
-                options = {"previous": previous}
+                state = self.update(state, coupling, moving, source, previous=previous)
             else:
-                options = {}
-            state = self.update(state, coupling, moving, source, **options)
+                state = self.update(state, coupling, moving, source)
             previous = values
             values = state
         if self.concat:
@@ -363,34 +325,27 @@ class DiffusionConv(GraphLayer):
         features: Tensor | None = None,
     ) -> Certificate:
         """Certify one step, with any ``source``, by Theorem 7 (of a penalty) or 1 (of any other symmetric coupling)."""
-        if x is None:
-            graph = None
-        else:
-            graph = Graph.coerce(x, edge_index, edge_weight, batch)
         update = self.update
         diffusivity = self.diffusivity
-        if isinstance(update, ExplicitEuler):
-            tau = float(update.step_size)
-        else:
-            tau = math.nan
-        why = self.why_uncertified or broken_parameter(self)
-        if x is None or graph is None or why is not None or not isinstance(update, ExplicitEuler):
+        tau = float(update.step_size) if isinstance(update, ExplicitEuler) else math.nan
+        reason = self.why_uncertified or broken_parameter(self)
+        if x is None:
             reason = (
-                why or "that depends on the state and the graph: pass them, certify(model, data)."
+                reason
+                or "that depends on the state and the graph: pass them, certify(model, data)."
             )
-            return Certificate.refused("Theorems 1 and 7", tau, reason)
-        read = self._read(x, x, features)
-        known = (
-            diffusivity.penalty is not None
-            and not diffusivity.needs_graph
-            and self.reads != "features"
-        )
-        if known and self.steps == 1:
-            return certify(
-                diffusivity, x, tau, form=update.form, leak=update.leak, ptr=graph.segments
-            )
-        coupling = diffusivity(read, graph)
-        return certify(coupling, None, tau, form=update.form, leak=update.leak)
+        if x is None or reason:
+            return Certificate.refused("Theorems 1 and 7", tau, str(reason))
+        assert isinstance(update, ExplicitEuler)  # see `why_uncertified`
+        graph = Graph.coerce(x, edge_index, edge_weight, batch)
+        certified = partial(certify, tau=tau, form=update.form, leak=update.leak)
+        if features is not None or self.reads == "features":
+            self._check_features(features, x)
+        # A penalty of the state itself has an energy also where its coupling is divided by its row sums.
+        elif diffusivity.penalty is not None and not diffusivity.needs_graph and self.steps == 1:
+            return certified(diffusivity, x, ptr=graph.segments)
+        coupling = diffusivity(x if features is None else features, graph)
+        return certified(coupling, None)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, keep={self.keep!r}, reads={self.reads!r}"

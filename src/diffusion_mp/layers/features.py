@@ -59,23 +59,20 @@ class FeatureLinear(Linear):
     def forward(self, x: Tensor) -> Tensor:
         if x.layout is torch.strided:
             return super().forward(x)
-        x = x if x.layout is torch.sparse_csr else x.to_sparse_csr()
+        if x.layout is not torch.sparse_csr:
+            x = x.to_sparse_csr()
         bounds = x.crow_indices()
         column = x.col_indices()
 
         def find() -> Pattern:
             row = torch.repeat_interleave(bounds.diff(), output_size=column.numel())
-            return Pattern(
-                Compressed(row, column, x.size(0), bounds), Compressed(column, row, x.size(1))
-            )
+            by_row = Compressed(row, column, x.size(0), bounds)
+            return Pattern(by_row, Compressed(column, row, x.size(1)))
 
-        if values_only():
-            pattern = cached_by((x,), "pattern", find)
-        else:
-            pattern = find()
-        out = spmm(
-            pattern, x.values().unsqueeze(1), self.weight.t().contiguous().unsqueeze(1)
-        ).squeeze(1)
+        # Sorting the entries by column takes longer than the product, and features are the same at every step.
+        pattern = cached_by((x,), "pattern", find) if values_only() else find()
+        weight = self.weight.t().contiguous().unsqueeze(1)
+        out = spmm(pattern, x.values().unsqueeze(1), weight).squeeze(1)
         return out if self.bias is None else out + self.bias
 
 
@@ -111,10 +108,7 @@ class LaplacianEncoder(Resettable):
     def __init__(self, out_channels: int, hidden_channels: int | None = None) -> None:
         super().__init__()
         check_counts(out_channels=out_channels)
-        if hidden_channels is None:
-            hidden = 2 * out_channels
-        else:
-            hidden = hidden_channels
+        hidden = 2 * out_channels if hidden_channels is None else hidden_channels
         check_counts(hidden_channels=hidden)
         self.out_channels = out_channels
         self.hidden_channels = hidden
@@ -131,23 +125,21 @@ class LaplacianEncoder(Resettable):
     ) -> Float[Tensor, "N C"]:
         check_state(eigenvectors, "eigenvectors", module=self)
         if eigenvalues is None:
-            values = torch.zeros_like(eigenvectors)
-        else:
-            values = eigenvalues
-        check_state(values, "eigenvalues", module=self)
-        for name, other in (("eigenvalues", values), ("mask", mask)):
+            eigenvalues = torch.zeros_like(eigenvectors)
+        check_state(eigenvalues, "eigenvalues", module=self)
+        for name, other in (("eigenvalues", eigenvalues), ("mask", mask)):
             if isinstance(other, Tensor) and other.shape != eigenvectors.shape:
-                shape = list(eigenvectors.shape)
                 raise ValueError(
-                    f"{name} must have the shape {shape} of eigenvectors; got {list(other.shape)}."
+                    f"{name} must have the shape {list(eigenvectors.shape)} of eigenvectors; got {list(other.shape)}."
                 )
-        both = self.phi(torch.stack([eigenvectors, values], -1)) + self.phi(
-            torch.stack([-eigenvectors, values], -1)
-        )
         check_mask(mask, eigenvectors)
+        # φ(v) + φ(−v) has no sign to learn, whatever sign the solver chose.
+        encoded = self.phi(torch.stack([eigenvectors, eigenvalues], -1))
+        encoded = encoded + self.phi(torch.stack([-eigenvectors, eigenvalues], -1))
         if mask is not None:
-            both = both.masked_fill(~mask.unsqueeze(-1), 0.0)
-        return self.rho(both.sum(dim=1))
+            # Not a product with the mask, which a NaN in the padding would survive.
+            encoded = encoded.masked_fill(~mask.unsqueeze(-1), 0.0)
+        return self.rho(encoded.sum(dim=1))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.out_channels}, hidden_channels={self.hidden_channels})"

@@ -35,7 +35,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.layers.features import FeatureLinear
-from diffusion_mp.updates import ExplicitEuler, teleport, teleport_limit
+from diffusion_mp.updates import ExplicitEuler, StateUpdate, teleport, teleport_limit
 
 
 def _gcn_adjacency(
@@ -43,11 +43,10 @@ def _gcn_adjacency(
 ) -> AdjacencyDiffusivity:
     """Â = D^-½ (A + I) D^-½ with the degrees of PyG; A without ``normalize``."""
     check_flags(normalize=normalize)
-    if self_loops is None:
-        self_loops = "remaining" if normalize else "keep"
-    return AdjacencyDiffusivity(
-        "sym" if normalize else "sum", self_loops=self_loops, direction="pyg"
-    )
+    # PyG's direction: degrees of the receiving ends, also where edges go one way.
+    if normalize:
+        return AdjacencyDiffusivity("sym", self_loops=self_loops or "remaining", direction="pyg")
+    return AdjacencyDiffusivity("sum", self_loops=self_loops or "keep", direction="pyg")
 
 
 class MLPConv(DiffusionConv):
@@ -167,14 +166,18 @@ class GINConv(DiffusionConv):
         *,
         train_eps: bool = False,
     ) -> None:
-        if mlp is None and isinstance(in_channels, nn.Module):
-            either = "GINConv(in_channels, mlp), or GINConv(-1, mlp)"
-            raise TypeError(f"GINConv needs in_channels before its module: {either}.")
+        if mlp is None and isinstance(in_channels, nn.Module):  # as in PyG's GINConv(nn)
+            raise TypeError(
+                "GINConv needs in_channels before its module: GINConv(in_channels, mlp), or GINConv(-1, mlp)."
+            )
         check_kind(mlp, "mlp", nn.Module, "a module, which is applied to the sum")
         check_number(eps, "eps")
         check_flags(train_eps=train_eps)
-        own = nn.Parameter(torch.tensor(1.0 + eps)) if train_eps else 1.0 + eps
-        diffusivity = own * IdentityDiffusivity() + AdjacencyDiffusivity("sum")
+        scale: float | nn.Parameter = 1.0 + eps
+        if train_eps:
+            scale = nn.Parameter(torch.tensor(scale))
+        # The state that is kept is part of the coupling, so that a learned ε is one of its parameters.
+        diffusivity = scale * IdentityDiffusivity() + AdjacencyDiffusivity("sum")
         update = ExplicitEuler(1.0, "residual")
         super().__init__(in_channels, in_channels, diffusivity, update, transform=False, bias=False)
         self.mlp = cast("nn.Module", mlp)
@@ -183,22 +186,23 @@ class GINConv(DiffusionConv):
         return self.mlp(out)
 
     def convert_from_pyg(self, state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-        found = super().convert_from_pyg(state, prefix)
+        renamed = super().convert_from_pyg(state, prefix)
         if isinstance(self.mlp, nn.Sequential):
-            self._place_linear_maps(found, prefix)
-        eps = found.pop("eps", None)
-        if eps is not None:
-            scale: Tensor | float = cast("Any", self.diffusivity).terms[0].scale
-            if isinstance(scale, Tensor):
-                found["diffusivity.terms.0.scale"] = 1 + eps.reshape(())
-            elif not abs(float(eps) + 1 - scale) <= 1e-6:  # NaN is not
-                both = f"{float(eps):g} in the state and {scale - 1:g} in the layer, which does not learn it"
-                raise ValueError(
-                    f"eps is {both}. Build GINConv(..., eps={float(eps):g}), or with train_eps=True."
-                )
-        return found
+            self._rename_linear_maps(renamed, prefix)
+        if "eps" not in renamed:
+            return renamed
+        eps = renamed.pop("eps")
+        scale: Tensor | float = cast("Any", self.diffusivity).terms[0].scale
+        if isinstance(scale, Tensor):
+            renamed["diffusivity.terms.0.scale"] = 1 + eps.reshape(())
+        elif not abs(float(eps) + 1 - scale) <= 1e-6:  # NaN is not
+            raise ValueError(
+                f"eps is {float(eps):g} in the state and {scale - 1:g} in the layer, which does not learn it. Build "
+                f"GINConv(..., eps={float(eps):g}), or with train_eps=True."
+            )
+        return renamed
 
-    def _place_linear_maps(self, state: dict[str, Tensor], prefix: str) -> None:
+    def _rename_linear_maps(self, state: dict[str, Tensor], prefix: str) -> None:
         """Rename ``lins.k`` of PyG's ``MLP`` to the k-th linear map of ``mlp``."""
         keys = [key for key in state if key.startswith("mlp.lins.")]
         if keys and any(key.startswith("mlp.norms.") for key in state):
@@ -206,25 +210,19 @@ class GINConv(DiffusionConv):
                 f"{prefix}nn.norms are norms inside the MLP of a layer, for which DiffusionGNN has no place. Build "
                 f"PyG's GIN without norm, or GINConv(in_channels, mlp) with an MLP of PyG's."
             )
-        linear = [
-            name
-            for name, part in self.mlp.named_children()
-            if isinstance(part, (nn.Linear, Linear))
-        ]
-        places = dict(self.named_parameters())
+        children = self.mlp.named_children()
+        linear = [name for name, part in children if isinstance(part, (nn.Linear, Linear))]
+        parameters = dict(self.named_parameters())
         for key in keys:
             number, name = key.removeprefix("mlp.lins.").split(".")
-            if int(number) < len(linear):
-                ours = f"mlp.{linear[int(number)]}.{name}"
-            else:
-                ours = ""
-            here = places.get(ours)
-            if here is None or not (is_lazy(here) or here.shape == state[key].shape):
+            ours = "".join(f"mlp.{child}.{name}" for child in linear[int(number) :][:1])
+            parameter = parameters.get(ours)
+            if parameter is None or not (is_lazy(parameter) or parameter.shape == state[key].shape):
                 raise ValueError(
-                    f"{prefix}nn.{key.removeprefix('mlp.')} is {list(state[key].shape)}, and in the layer here "
-                    f"{'there is none' if here is None else list(here.shape)}. The last MLP of PyG's GIN has the "
-                    f"widths hidden, out, out; that of DiffusionGNN hidden, hidden, out. They agree where the model "
-                    f"has a jk, or as many hidden_channels as out_channels."
+                    f"{prefix}nn.{key.removeprefix('mlp.')} is {list(state[key].shape)}, which is not the shape in the "
+                    f"layer here. The last MLP of PyG's GIN has the widths hidden, out, out; that of DiffusionGNN "
+                    f"hidden, hidden, out. They agree where the model has a jk, or as many hidden_channels as "
+                    f"out_channels."
                 )
             state[ours] = state.pop(key)
 
@@ -271,23 +269,32 @@ class GATConv(DiffusionConv):
         check_counts(out_channels=out_channels, heads=heads)
         check_flags(concat=concat, residual=residual)
         check_probability(value_dropout, "value_dropout")
-        entries: dict[str, Any] = {
-            "negative_slope": negative_slope,
-            "self_loops": self_loops,
-            "edge_dim": edge_dim,
-        }
-        attention = GATDiffusivity(heads * out_channels, heads, dropout=dropout, **entries)
-        options |= {"concat": concat, "reads": "values", "dropout": value_dropout}
+        # Attention reads the values W x of all heads, as in the paper, and drops entries itself, as in PyG.
+        total = heads * out_channels
+        attention = GATDiffusivity(
+            total,
+            heads,
+            dropout=dropout,
+            negative_slope=negative_slope,
+            self_loops=self_loops,
+            edge_dim=edge_dim,
+        )
         super().__init__(
-            in_channels, out_channels, attention, ExplicitEuler(1.0, "residual"), heads, **options
+            in_channels,
+            out_channels,
+            attention,
+            ExplicitEuler(1.0, "residual"),
+            heads,
+            concat=concat,
+            reads="values",
+            dropout=value_dropout,
+            **options,
         )
         self.edge_dim = edge_dim
-        total = heads * out_channels if concat else out_channels
-        self.res = (
-            FeatureLinear(in_channels, total, bias=False, weight_initializer="glorot")
-            if residual
-            else None
-        )
+        self.res: FeatureLinear | None = None
+        if residual:
+            out = total if concat else out_channels
+            self.res = FeatureLinear(in_channels, out, bias=False, weight_initializer="glorot")
 
     def forward(
         self,
@@ -298,11 +305,8 @@ class GATConv(DiffusionConv):
         **inputs: Any,
     ) -> Any:
         """As in :class:`DiffusionConv`; with ``edge_dim``, ``edge_weight`` without ``edge_attr`` is refused."""
-        if (
-            self.edge_dim is not None
-            and edge_weight is not None
-            and inputs.get("edge_attr") is None
-        ):
+        unread = self.edge_dim is not None and inputs.get("edge_attr") is None
+        if unread and edge_weight is not None:
             raise ValueError(
                 "edge_weight came without edge_attr, which this layer reads (edge_dim=…). Pass features of edges by "
                 "name, edge_attr=…; in PyG's GATConv they are the third argument, which here is edge_weight."
@@ -310,7 +314,9 @@ class GATConv(DiffusionConv):
         return super().forward(x, edge_index, edge_weight, batch, **inputs)
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
-        return super().output(out if self.res is None else out + self.res(x), x)
+        if self.res is not None:
+            out = out + self.res(x)
+        return super().output(out, x)
 
 
 class APPNPConv(DiffusionConv):
@@ -338,16 +344,16 @@ class APPNPConv(DiffusionConv):
         diffusivity: Diffusivity | None = None,
         **options: Any,
     ) -> None:
-        check_counts(channels=channels, **({} if K is None else {"K": K}))
-        update = teleport_limit(alpha) if K is None else teleport(alpha)
-        if diffusivity is None:
-            diffusivity = _gcn_adjacency()
+        check_counts(channels=channels)
+        if K is None:
+            update: StateUpdate = teleport_limit(alpha)
         else:
-            diffusivity = diffusivity
+            check_counts(K=K)
+            update = teleport(alpha)
         super().__init__(
             channels,
             channels,
-            diffusivity,
+            _gcn_adjacency() if diffusivity is None else diffusivity,
             update,
             transform=False,
             bias=False,
@@ -390,9 +396,8 @@ class GCNIIConv(DiffusionConv):
             channels, channels, adjacency, teleport(alpha), transform=False, bias=False
         )
         if (theta is None) != (layer is None):
-            missing = "theta" if theta is None else "layer"
             raise ValueError(
-                f"theta and layer go together (β = log(θ/layer + 1)); got no {missing}."
+                f"theta and layer go together (β = log(θ/layer + 1)); got theta={theta}, layer={layer}."
             )
         self.mapping = 1.0
         if theta is not None and layer is not None:
@@ -406,4 +411,5 @@ class GCNIIConv(DiffusionConv):
         glorot(self.weight)
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
+        # ((1 − β) I + β W) in one pass over the state.
         return torch.addmm(out, out, self.weight, beta=1 - self.mapping, alpha=self.mapping)

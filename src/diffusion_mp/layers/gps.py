@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import NoneType
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
-from torch_geometric.nn import BatchNorm
 
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.kernels.spmm import at_rows
-from diffusion_mp.layers.diffusion_conv import GraphLayer
-
-Norm = Literal["batch", "layer"] | None
+from diffusion_mp.layers.graph_layer import GraphLayer
+from diffusion_mp.modules import Norm, make_norm
 
 
 class EdgeLayer(GraphLayer, ABC):
@@ -63,20 +61,14 @@ class EdgeLayer(GraphLayer, ABC):
                 edge_attr, graph.num_edges, channels=self.in_channels, module=self
             )
         out, edges, coupling = self.step(x, graph, edge_attr)
-        results = [
-            out,
-            *([] if edge_attr is None else [edges]),
-            *([coupling] if return_coupling else []),
-        ]
-        return out if len(results) == 1 else tuple(results)
-
-
-def make_norm(norm: Norm, channels: int) -> nn.Module:
-    """Return a norm; that of a batch uses running statistics in evaluation, and in training for fewer than two rows."""
-    errors.check_choice(norm, "norm", ["batch", "layer", None])
-    if norm == "batch":
-        return BatchNorm(channels, allow_single_element=True)
-    return nn.Identity() if norm is None else nn.LayerNorm(channels)
+        if edge_attr is None and not return_coupling:
+            return out
+        results: list[Any] = [out]
+        if edge_attr is not None:
+            results.append(edges)
+        if return_coupling:
+            results.append(coupling)
+        return tuple(results)
 
 
 class GatedGCNConv(EdgeLayer):
@@ -125,9 +117,9 @@ class GatedGCNConv(EdgeLayer):
         self, x: Tensor, graph: Graph, edge_attr: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Coupling]:
         if graph.edge_index is None:
-            way_out = "(an empty [2, 0] one if no edge was observed), or choose a layer with attention over all pairs"
             raise ValueError(
-                f"GatedGCNConv works on observed edges; got none. Pass edge_index {way_out}."
+                "GatedGCNConv works on observed edges; got none. Pass edge_index (an empty [2, 0] one if no edge was "
+                "observed), or choose a layer with attention over all pairs."
             )
         rows = graph.pattern.by_row
         cols = graph.pattern.by_col
@@ -138,16 +130,14 @@ class GatedGCNConv(EdgeLayer):
         gate = logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()
         if graph.edge_weight is not None:
             gate = gate * graph.weights(gate).unsqueeze(1)
+        # A coupling with one head per channel, so that ``return_coupling`` and the diagnostics see the gates.
         total = SparseCoupling(graph, gate, symmetric=False, nonnegative=True)
         gates = ReweightedCoupling(total, 1 / (total.degree() + self.eps), nonnegative=True)
-        moved = self._next(
-            x, self.own(x) + gates.matmul(self.value(x).unsqueeze(2)).squeeze(2), self.node_norm
-        )
-        return (
-            moved,
-            None if edge_attr is None else self._next(edge_attr, logits, self.edge_norm),
-            gates,
-        )
+        change = self.own(x) + gates.matmul(self.value(x).unsqueeze(2)).squeeze(2)
+        moved = self._next(x, change, self.node_norm)
+        if edge_attr is not None:
+            edge_attr = self._next(edge_attr, logits, self.edge_norm)
+        return moved, edge_attr, gates
 
     def _next(self, state: Tensor, change: Tensor, norm: nn.Module) -> Tensor:
         change = dropout(relu(norm(change)), self.dropout, self.training)
@@ -202,14 +192,8 @@ class GPSBlock(EdgeLayer):
                 )
         self.local = local
         self.attention = attention
-        if local is None:
-            self.local_norm = None
-        else:
-            self.local_norm = make_norm(norm, channels)
-        if attention is None:
-            self.attention_norm = None
-        else:
-            self.attention_norm = make_norm(norm, channels)
+        self.local_norm = None if local is None else make_norm(norm, channels)
+        self.attention_norm = None if attention is None else make_norm(norm, channels)
         widen = nn.Linear(channels, 2 * channels)
         narrow = nn.Linear(2 * channels, channels)
         self.ffn = nn.Sequential(widen, nn.ReLU(), nn.Dropout(dropout), narrow, nn.Dropout(dropout))
@@ -219,26 +203,27 @@ class GPSBlock(EdgeLayer):
         self, x: Tensor, graph: Graph, edge_attr: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Coupling]:
         total = x.new_zeros(())
+        # Edge states pass through unless `local` moves them.
         edges = edge_attr
         coupling = cast("Coupling", None)
         # Without edges and attention, local runs all the same and raises the error about missing edges.
-        if graph.edge_index is not None or self.attention is None:
-            local = self.local
-        else:
-            local = None
-        for layer, norm in ((local, self.local_norm), (self.attention, self.attention_norm)):
-            if layer is None or norm is None:
-                continue
-            if layer is local and isinstance(layer, GatedGCNConv):
-                moved, *carried, coupling = layer(
+        if self.local is not None and (graph.edge_index is not None or self.attention is None):
+            if isinstance(self.local, GatedGCNConv):
+                moved, *carried, coupling = self.local(
                     x, graph, edge_attr=edge_attr, return_coupling=True
                 )
                 edges = carried[0] if carried else None
             else:
-                change, coupling = layer(x, graph, return_coupling=True)
-                moved = x + dropout(change, self.dropout, self.training)
-            total = total + norm(moved)
+                moved, coupling = self._residual(self.local, x, graph)
+            total = total + cast("nn.Module", self.local_norm)(moved)
+        if self.attention is not None:
+            moved, coupling = self._residual(self.attention, x, graph)
+            total = total + cast("nn.Module", self.attention_norm)(moved)
         return self.norm(total + self.ffn(total)), edges, coupling
+
+    def _residual(self, layer: nn.Module, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling]:
+        change, coupling = layer(x, graph, return_coupling=True)
+        return x + dropout(change, self.dropout, self.training), coupling
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, dropout={self.dropout}"

@@ -108,47 +108,45 @@ class KnowsPyGNames:
 
     def convert_from_pyg(self, state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
         """Rename the parameters of PyG's layer, of path ``prefix``; raise where two that differ would get one name."""
-        found = dict[str, Tensor]()
-        source = dict[str, str]()
+        renamed: dict[str, Tensor] = {}
+        origin: dict[str, str] = {}
         for key, value in state.items():
             name = new_name(key, self.pyg_weights)
-            if name in found and (
-                value.shape != found[name].shape or not torch.equal(value, found[name])
-            ):
-                kind = type(self).__name__
-                both = f"{prefix}{source[name]} and {prefix}{key}"
+            other = renamed.get(name)
+            if other is not None and not (value.shape == other.shape and torch.equal(value, other)):
                 raise ValueError(
-                    f"{kind} has one matrix, {name}, where the state has two that differ: {both}."
+                    f"{type(self).__name__} has one matrix, {name}, where the state has two that differ: "
+                    f"{prefix}{origin[name]} and {prefix}{key}."
                 )
-            found[name] = value
-            source[name] = key
-        return found
+            renamed[name] = value
+            origin[name] = key
+        return renamed
 
 
 class UnknownOptionError(TypeError):
     """An option that a class does not take; ``name`` is its name here."""
 
-    def __init__(self, kind: type, name: str, given: Mapping[str, Any]) -> None:
+    def __init__(self, kind: type, name: str, options: Mapping[str, Any]) -> None:
         self.name = name
-        if name == "self_loops" and name not in given:
-            typed = "add_self_loops"
-        else:
-            typed = name
-        super().__init__(f"{kind.__name__} takes no {typed}. {OPTIONS.get(typed) or _taken(kind)}")
+        # The option as it was typed, by PyG's name.
+        if name == "self_loops" and name not in options:
+            name = "add_self_loops"
+        super().__init__(f"{kind.__name__} takes no {name}. {OPTIONS.get(name) or _taken(kind)}")
 
 
 def _translated(init: Callable[..., None]) -> Callable[..., None]:
     """A constructor that takes PyG's names, and raises `UnknownOptionError` for those that it does not know."""
-    own = signature(init).parameters
+    parameters = signature(init).parameters
 
     @wraps(init)
     def __init__(self: object, *args: Any, **options: Any) -> None:
-        ours = _ours(options, own)
+        ours = _ours(options, parameters)
         try:
             init(self, *args, **ours)
         except UnknownOptionError as error:  # of a layer that was to be built with these options
             raise UnknownOptionError(type(self), error.name, options) from None
         except TypeError as error:
+            # Python's own sentence names the option; the options of all base classes are not known here.
             unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
             if unknown is None or unknown[1] not in ours:
                 raise
@@ -157,47 +155,41 @@ def _translated(init: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def _ours(options: Mapping[str, Any], own: Container[str]) -> dict[str, Any]:
-    """The options by their names here, without those in `AS_ALWAYS`; the ``own`` ones of a subclass as they are."""
-    found = {
+def _ours(options: Mapping[str, Any], parameters: Container[str]) -> dict[str, Any]:
+    """The options by their names here, without those in `AS_ALWAYS`; the ``parameters`` of a subclass as they are."""
+    ours = {
         name: value
         for name, value in options.items()
-        if name in own or value not in AS_ALWAYS.get(name, ())
+        if name in parameters or value not in AS_ALWAYS.get(name, ())
     }
-    if "add_self_loops" in own:
-        loops = None
-    else:
-        loops = found.pop("add_self_loops", None)
-    if loops is not None:
-        check_flags(add_self_loops=loops)
-        if "self_loops" in found:
-            raise ValueError("add_self_loops and self_loops say the same thing; pass one of them.")
-        found["self_loops"] = "remaining" if loops else "keep"
-    return found
+    if "add_self_loops" in parameters or ours.get("add_self_loops") is None:
+        return ours
+    loops = ours.pop("add_self_loops")
+    check_flags(add_self_loops=loops)
+    if "self_loops" in ours:
+        raise ValueError("add_self_loops and self_loops say the same thing; pass one of them.")
+    ours["self_loops"] = "remaining" if loops else "keep"
+    return ours
 
 
 def _taken(function: Callable[..., Any]) -> str:
-    parameters = list(signature(function).parameters.values())
-    names = [
-        parameter.name for parameter in parameters if parameter.kind is not Parameter.VAR_KEYWORD
-    ]
+    parameters = signature(function).parameters.values()
+    names = [part.name for part in parameters if part.kind is not Parameter.VAR_KEYWORD]
     if len(names) < len(parameters):
-        further = " and the options its documentation names"
-    else:
-        further = ""
-    return f"It takes {', '.join(names)}{further}."
+        return f"It takes {', '.join(names)} and the options its documentation names."
+    return f"It takes {', '.join(names)}."
 
 
 def refuse_inputs(module: nn.Module, inputs: Mapping[str, Any]) -> None:
     """Raise for inputs that a call does not take; inputs of PyG's classes may be ``None``."""
     for name, value in inputs.items():
-        if name not in INPUTS or value is not None:
-            way_out = INPUTS.get(name) or _taken(module.forward)
-            if name == "edge_attr" and hasattr(module, "edge_dim"):
-                built = " built without edge_dim"
-            else:
-                built = ""
-            raise TypeError(f"a call of {type(module).__name__}{built} takes no {name}. {way_out}")
+        if name in INPUTS and value is None:
+            continue
+        kind = type(module).__name__
+        if name == "edge_attr" and hasattr(module, "edge_dim"):
+            kind += " built without edge_dim"
+        way_out = INPUTS.get(name) or _taken(module.forward)
+        raise TypeError(f"a call of {kind} takes no {name}. {way_out}")
 
 
 def refuse_proxy(module: object, x: object) -> None:
@@ -234,19 +226,16 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
     for name, value in state.items():
         check_kind(name, "every key of state", str, "the name of a tensor")
         check_kind(value, f"state[{name!r}]", Tensor, "a tensor")
-    found = dict(state)
+    converted = dict(state)
     for path, layer in module.named_modules():
-        if isinstance(layer, KnowsPyGNames):
-            prefix = f"{path}." if path else ""
-            theirs = {
-                key.removeprefix(prefix): found.pop(key)
-                for key in list(found)
-                if key.startswith(prefix)
-            }
-            found |= {
-                prefix + key: value for key, value in layer.convert_from_pyg(theirs, prefix).items()
-            }
-    return found
+        if not isinstance(layer, KnowsPyGNames):
+            continue
+        prefix = f"{path}." if path else ""
+        keys = [key for key in converted if key.startswith(prefix)]
+        theirs = {key.removeprefix(prefix): converted.pop(key) for key in keys}
+        for key, value in layer.convert_from_pyg(theirs, prefix).items():
+            converted[prefix + key] = value
+    return converted
 
 
 def between(
@@ -281,24 +270,23 @@ def between(
             raise ValueError(
                 f"{name} goes with nodes of one kind; {kind} got it beside the pair (x_src, x_dst)."
             )
+    # A layer couples the rows of one state, so both kinds are numbered in one run: senders first, then receivers.
     first = senders.size(0)
-    shift = edges.new_tensor([[0], [senders.size(0)]]).long()
+    shift = edges.new_tensor([[0], [first]])
     results = forward(layer, torch.cat([senders, receivers]), edges + shift, edge_weight, **inputs)
     if isinstance(results, Tensor):
         return results[first:]
     out, *further = results
-    return out[first:], *(
-        (pairs[0] - shift, pairs[1]) if isinstance(pairs, tuple) else pairs for pairs in further
-    )
+    for number, result in enumerate(further):
+        if isinstance(result, tuple):  # edges and their attention weights
+            further[number] = (result[0] - shift, result[1])
+    return (out[first:], *further)
 
 
 def _check_couples_edges(layer: Any, kind: str) -> None:
     """Raise unless the layer takes one step with a coupling of the given edges alone."""
-    harmless = (
-        IdentityDiffusivity,
-        SumDiffusivity,
-        ScaledDiffusivity,
-    )  # they add no edges and divide by no degrees
+    # These add no edges and divide by no degrees.
+    harmless = (IdentityDiffusivity, SumDiffusivity, ScaledDiffusivity)
     for part in layer.diffusivity.modules():
         if not isinstance(part, Diffusivity) or isinstance(part, harmless):
             continue

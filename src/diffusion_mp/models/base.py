@@ -16,8 +16,8 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies import Certificate
 from diffusion_mp.energies.certification import layer_certificates
 from diffusion_mp.graph import Graph
-from diffusion_mp.layers.diffusion_conv import GraphLayer
 from diffusion_mp.layers.features import FeatureLinear, channels_at_first, check_input
+from diffusion_mp.layers.graph_layer import GraphLayer
 from diffusion_mp.layers.pyg import refuse_proxy
 from diffusion_mp.updates import CertifiedStep
 

@@ -32,9 +32,8 @@ from diffusion_mp.layers import (
     SGConv,
 )
 from diffusion_mp.layers.features import FeatureLinear, check_input
-from diffusion_mp.layers.gps import Norm, make_norm
 from diffusion_mp.models.base import Collect, GraphModel, Task, output_layers, run_layer
-from diffusion_mp.modules import Resettable
+from diffusion_mp.modules import Norm, Resettable, make_norm
 from diffusion_mp.updates import teleport
 
 ConvName = Literal["mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii"]

@@ -22,7 +22,6 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, LaplacianEncoder, SFiConv
-from diffusion_mp.layers.gps import Norm
 from diffusion_mp.layers.pyg import refuse_proxy
 from diffusion_mp.models.base import (
     HEADS,
@@ -34,6 +33,7 @@ from diffusion_mp.models.base import (
     feature_columns,
     run_layer,
 )
+from diffusion_mp.modules import Norm
 
 Encodings = Tensor | tuple[Tensor, ...]
 

@@ -91,6 +91,7 @@ def _unit_weights(case: LayerCase) -> None:
     part = case.instance()
     if part.edge_weight is None:
         return
+    # Kernels take another path without weights.
     ones = torch.ones_like(part.edge_weight)
     weighted, plain = (
         case.response(module, replace(part, edge_weight=weight)) for weight in (ones, None)
@@ -141,6 +142,7 @@ def _state_dict(case: LayerCase) -> None:
     """a state_dict carries the whole layer"""
     module = case.module()
     instance = case.instance()
+    # Built from another seed, so that whatever is not loaded differs.
     other = replace(case, seed=case.seed + 1).module()
     other.load_state_dict(module.state_dict())
     loaded = case.response(other, instance)

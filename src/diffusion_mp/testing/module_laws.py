@@ -81,6 +81,7 @@ def random_instance(
     Edges: a directed ring, random pairs (also self-loops), a loop and a repeated edge, with weights in [½, 3/2].
     """
     x = torch.randn(num_nodes, channels, generator=generator, dtype=torch.float64)
+    # In the ball whatever was drawn, unlike unit vectors, which penalties and norms would not tell apart.
     x = x / (1 + x.norm(dim=-1, keepdim=True))
     edge_index = edge_weight = None
     if edges:
@@ -148,6 +149,7 @@ class ModuleCase(ABC, Generic[M]):
 
     def batch(self) -> list[Instance]:
         generator = self.generator()
+        # Two graphs of one size are stacked by kernels, and the others are not.
         return [self.instance(size, generator) for size in (5, 2, 7, 5)]
 
     def differentiable(self) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
@@ -183,6 +185,7 @@ def _permutation(case: ModuleCase[M]) -> None:
     generator = case.generator()
     if getattr(module, "positional", False):
         return
+    # The edges are listed in another order, too: sums over them must not depend on it.
     order = torch.randperm(instance.num_nodes, generator=generator)
     got = case.response(module, instance.permuted(order, generator))
     expect_close(
@@ -212,6 +215,7 @@ def _poisoned_batch_mate(case: ModuleCase[M]) -> None:
     joined = join(parts)
     first = parts[0].num_nodes
     clean = case.response(module, joined)[first:]
+    # Not a large number, which a weight of zero would hide.
     joined.x[:first] = torch.nan
     expect_close(
         case.response(module, joined)[first:], clean, "rearranged", "the result of the other graphs"
@@ -262,6 +266,7 @@ def _second_derivatives(case: ModuleCase[M]) -> None:
     out = function(*leaves)
     if not out.requires_grad:
         return
+    # Of a square, since a loss that is linear in the result has no second derivative to be wrong.
     first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True, allow_unused=True)
     total = sum(
         (grad.square().sum() for grad in first if grad is not None and grad.requires_grad),
@@ -285,6 +290,7 @@ def _second_derivatives(case: ModuleCase[M]) -> None:
 @strict
 def _half_precision(case: ModuleCase[M]) -> None:
     """in bfloat16 sums over nodes are taken in float32"""
+    # The reference has the parameters and inputs that were rounded, so that what is compared is the arithmetic alone.
     brain = case.module().to(torch.bfloat16)
     reference = copy.deepcopy(brain).double()
     instance = case.instance(600).to(torch.bfloat16)
@@ -359,6 +365,7 @@ def _reset_parameters(case: ModuleCase[M]) -> None:
             not case.fresh
         ):  # a copied instance is compared with another copy, reset from other values
             reference.reset_parameters()  # type: ignore[operator]
+    # A parameter that is forgotten keeps this number, which no initialisation draws.
     with torch.no_grad(), seeded(case.seed):
         for parameter in named.values():
             parameter.fill_(17.0)
@@ -385,6 +392,7 @@ def _compile(case: ModuleCase[M]) -> None:
 
     torch.compiler.reset()
     compiled = torch.compile(step, fullgraph=True, dynamic=True, backend="aot_eager")
+    # The second size shows whether the first one was compiled in.
     for size in (7, 11):
         instance = case.instance(size).to(torch.float32)
         expected = step(instance.x, instance.edge_index)

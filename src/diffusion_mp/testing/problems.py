@@ -13,19 +13,12 @@ from torch import Tensor, nn
 
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
-from diffusion_mp.energies import (
-    Certificate,
-    Energy,
-    JointEnergy,
-    Penalty,
-    QuadraticPenalty,
-    certify,
-)
+from diffusion_mp.energies import Certificate, Energy, JointEnergy, certify
 from diffusion_mp.graph import Graph
+from diffusion_mp.modules import Positive
 from diffusion_mp.testing.laws import expect, expect_equal, tolerance
 from diffusion_mp.testing.module_laws import random_instance
-from diffusion_mp.updates import Backtracking, CertifiedStep, ExplicitEuler, Form, StateUpdate
-from diffusion_mp.updates.base import Positive
+from diffusion_mp.updates import CertifiedStep, ExplicitEuler, Form, StateUpdate
 
 
 @dataclass(frozen=True)
@@ -59,22 +52,17 @@ class Problem:
     @property
     def laplacian(self) -> Float[Tensor, "N N"]:
         """Δ, dense."""
-        if self.form == "conservative":
-            diagonal = self.matrix.sum(1)
-        else:
-            diagonal = torch.ones_like(self.matrix[0])
-        return diagonal.diag() - self.matrix
+        if self.form == "residual":
+            return torch.eye(len(self.matrix), dtype=self.matrix.dtype) - self.matrix
+        return self.matrix.sum(1).diag() - self.matrix
 
     def heat(self, t: float) -> Float[Tensor, "N H D"]:
         """Return exp(−tΔ) x, the state at time t (``scipy.linalg.expm``)."""
         errors.check_positive(t, "t", allow_zero=True)
         from scipy.linalg import expm
 
-        return torch.einsum(
-            "ij,jhd->ihd",
-            torch.from_numpy(np.asarray(expm(-t * self.laplacian.numpy()))),
-            self.state,
-        )
+        power = torch.from_numpy(np.asarray(expm(-t * self.laplacian.numpy())))
+        return torch.einsum("ij,jhd->ihd", power, self.state)
 
     def implicit_step(
         self, tau: float, source: Tensor | None = None, *, beta: float = 0.0, leak: float = 0.0
@@ -97,9 +85,9 @@ class Problem:
     def _solve(self, tau: float, mass: float, leak: float, right: Tensor) -> Tensor:
         """Return (mass I + τ(Δ + κ))⁻¹ right."""
         errors.check_positive(leak, "leak", allow_zero=True)
-        matrix = tau * self.laplacian + (mass + tau * leak) * torch.eye(
-            len(self.matrix), dtype=self.matrix.dtype
-        )
+        identity = torch.eye(len(self.matrix), dtype=self.matrix.dtype)
+        matrix = tau * self.laplacian + (mass + tau * leak) * identity
+        # A reference that lost its digits would blame the update.
         if matrix.numel() and torch.linalg.cond(matrix) * torch.finfo(matrix.dtype).eps > 0.01:
             raise errors.SingularSystemError(
                 f"the system of leak={leak:g} and tau={tau:g} is singular to working precision, since the Laplacian "
@@ -123,26 +111,22 @@ def problem_on_graph(
     errors.check_choice(form, "form", ["conservative", "residual"])
     errors.check_seed(seed)
     errors.check_tensor(adjacency, "adjacency", "[num_nodes, num_nodes]")
-    if (
-        adjacency.dim() != 2
-        or not torch.equal(adjacency, adjacency.mT)
-        or bool((adjacency < 0).any())
-    ):
+    square = adjacency.dim() == 2
+    if not (square and torch.equal(adjacency, adjacency.mT) and bool((adjacency >= 0).all())):
         raise ValueError(
             f"adjacency must be a symmetric, non-negative matrix; got {errors.describe(adjacency)}."
         )
     errors.check_finite(adjacency, "adjacency")
     adjacency = adjacency.double()
+    degree = adjacency.sum(1)
     if form == "residual":
-        if not bool((adjacency.sum(1) > 0).all()):
+        if not bool((degree > 0).all()):
             raise ValueError(
                 "adjacency must have positive row sums for form='residual'; got an isolated node."
             )
-        scale = adjacency.sum(1).rsqrt()
-        adjacency = adjacency * torch.outer(scale, scale)
-    state = torch.randn(
-        adjacency.size(0), 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
-    )
+        adjacency = adjacency * torch.outer(degree, degree).rsqrt()
+    generator = torch.Generator().manual_seed(seed)
+    state = torch.randn(len(adjacency), 2, 3, dtype=torch.float64, generator=generator)
     return Problem(f"{name}, {form}", adjacency, state, form)
 
 
@@ -183,9 +167,8 @@ def complete_problem(num_nodes: int = 9, form: Form = "conservative") -> Problem
         torch.Size([5, 5])
     """
     errors.check_counts(num_nodes=num_nodes)
-    return problem_on_graph(
-        f"complete graph of {num_nodes}", 1 - torch.eye(num_nodes, dtype=torch.float64), form
-    )
+    others = 1 - torch.eye(num_nodes, dtype=torch.float64)
+    return problem_on_graph(f"complete graph of {num_nodes}", others, form)
 
 
 def grid_problem(rows: int = 4, columns: int = 5, form: Form = "conservative") -> Problem:
@@ -211,12 +194,10 @@ def random_problem(num_nodes: int = 40, form: Form = "conservative", *, seed: in
     errors.check_counts(num_nodes=num_nodes)
     errors.check_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    chance, weight = (
-        torch.rand(num_nodes, num_nodes, dtype=torch.float64, generator=generator) for _ in range(2)
-    )
-    upper = (((chance < 4.0 / num_nodes) | (path_adjacency(num_nodes) > 0)) * (weight + 0.5)).triu(
-        1
-    )
+    chance, weight = torch.rand(2, num_nodes, num_nodes, dtype=torch.float64, generator=generator)
+    # The path connects the graph: an isolated part would be an eigenvalue zero of its own.
+    linked = (chance < 4.0 / num_nodes) | (path_adjacency(num_nodes) > 0)
+    upper = (linked * (weight + 0.5)).triu(1)
     return problem_on_graph(f"random graph of {num_nodes}", upper + upper.T, form, seed=seed)
 
 
@@ -227,14 +208,11 @@ def exact_problems() -> list[Problem]:
         >>> all(isinstance(problem, Problem) for problem in exact_problems())
         True
     """
-    makers: list[Callable[..., Problem]] = [
-        path_problem,
-        cycle_problem,
-        complete_problem,
-        grid_problem,
-        random_problem,
-    ]
-    return [maker(form=form) for maker in makers for form in ("conservative", "residual")]
+    problems: list[Problem] = []
+    for form in ("conservative", "residual"):
+        problems += [path_problem(form=form), cycle_problem(form=form), complete_problem(form=form)]
+        problems += [grid_problem(form=form), random_problem(form=form)]
+    return problems
 
 
 def cosine_mode(num_nodes: int, k: int) -> tuple[Float[Tensor, "N 1 1"], float]:
@@ -339,15 +317,17 @@ def assert_energy_descent(
                 expect_equal(
                     tuple(moved.shape), tuple(x.shape), f"{where}: the shape of the next state"
                 )
-                if isinstance(energy, AnyEnergy):
-                    chosen = energy
-                else:
-                    chosen = (energy or theory)(coupling, x)
-                before, after = (
-                    float(chosen(state, x if with_x else None)) for state in (x, moved)
+                chosen = energy or theory
+                if not isinstance(chosen, AnyEnergy):
+                    chosen = chosen(coupling, x)
+                origin = x if with_x else None
+                before = float(chosen(x, origin))
+                after = float(chosen(moved, origin))
+                expect(
+                    after <= before + atol + rtol * abs(before),
+                    f"{where}: the energy rose from {before:.12g} to {after:.12g}; expected a step that does not "
+                    f"raise it",
                 )
-                risen = f"rose from {before:.12g} to {after:.12g}; expected a step that does not raise it"
-                expect(after <= before + atol + rtol * abs(before), f"{where}: the energy {risen}")
                 x = moved
 
 
@@ -357,24 +337,13 @@ Run = tuple[Callable[[Tensor], tuple[Tensor, Coupling]], EnergyOfStep]
 def _run_update(update: nn.Module, start: Tensor, generator: torch.Generator) -> Run:
     """Return a function from x to the next state and the coupling of the step, and the energy that theory gives it."""
     assert isinstance(update, StateUpdate)
-    penalty = update.penalty if isinstance(update, Backtracking) else None
-    if isinstance(penalty, Penalty) and not isinstance(penalty, QuadraticPenalty):
-        own = penalty
-    else:
-        own = None
-    fixed = _graph_coupling(start, generator)
+    coupling = _graph_coupling(start, generator)
+    source: Tensor | None = None
     if update.beta != 0:
         source = torch.randn(start.shape, generator=generator, dtype=start.dtype)
-    else:
-        source = None
-
-    def step(x: Tensor) -> tuple[Tensor, Coupling]:
-        coupling = fixed if own is None else own.coupling(x, normalize=True)
-        return update(x, coupling, source=source), coupling
-
     return (
-        step,
-        lambda coupling, x: _quadratic(update, coupling, source) if own is None else Energy(own),
+        lambda x: (update(x, coupling, source=source), coupling),
+        lambda coupling, x: _quadratic(update, coupling, source),
     )
 
 
@@ -389,10 +358,10 @@ def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> AnyEnergy:
     diffusivity = getattr(layer, "diffusivity", None)
     name = type(layer).__name__
     if not isinstance(update, ExplicitEuler) or update.beta or diffusivity is None:
-        unknown = (
-            "has no diffusivity with an explicit step free of a source, so its energy is not known"
+        raise AssertionError(
+            f"{name} has no diffusivity with an explicit step free of a source, so its energy is not known; pass "
+            f"assert_energy_descent(layer, energy)."
         )
-        raise AssertionError(f"{name} {unknown}; pass assert_energy_descent(layer, energy).")
     if diffusivity.penalty is not None and not diffusivity.needs_graph:
         expect(
             diffusivity.heads == 1,
@@ -402,10 +371,9 @@ def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> AnyEnergy:
             certify(diffusivity, x, float(update.step_size), form=update.form, leak=update.leak)
         )
         # A leak of the row-normalised step acts in the metric d̄ of that step (Theorem 7).
+        metric = None
         if diffusivity.row_stochastic:
             metric = diffusivity.penalty.coupling(x).degree()
-        else:
-            metric = None
         return Energy(diffusivity.penalty, certificate.lam, leak=update.leak, metric=metric)
     return _quadratic(update, coupling)
 
@@ -443,5 +411,6 @@ def _covered(certificate: Certificate) -> Certificate:
 def _graph_coupling(x: Tensor, generator: torch.Generator) -> Coupling:
     """Return a symmetric coupling with row sums below one, so that both Laplacians have eigenvalues in [0, 2)."""
     graph = random_instance(len(x), 1, generator).graph().to_undirected()
+    # Divided by the largest degree, so that no step size of a test has to know the graph.
     weight = graph.weights(x) / (1.01 * graph.degree(dtype=x.dtype).max())
     return SparseCoupling(Graph(len(x), graph.edges, weight), symmetric=True, nonnegative=True)

@@ -4,54 +4,29 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch import Tensor
 
 from diffusion_mp import errors
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.energies.spectrum import Form as Form
 from diffusion_mp.modules import Resettable
-from diffusion_mp.saving import Saved
 from diffusion_mp.updates.derivatives import formula_runs
 
 #: The state of every head; one head broadcasts against several.
 State = Float[Tensor, " N #H D"]
 
 
-class Positive(Saved):
-    """A positive learnable number softplus(r) = log(1 + eʳ) as a 0-dimensional tensor, such as a weight of an energy.
-
-    Examples:
-        >>> diffusivity = Positive(1.0) * SimpleDiffusivity()  # softplus of a parameter, so it stays positive
-    """
-
-    def __init__(self, initial: float = 1.0) -> None:
-        super().__init__()
-        errors.check_positive(initial, "initial")
-        self.initial = float(initial)
-        self.raw = nn.Parameter(torch.empty(()))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.constant_(self.raw, self.initial + math.log(-math.expm1(-self.initial)))
-
-    def forward(self) -> Float[Tensor, ""]:
-        return softplus(self.raw)
-
-    def extra_repr(self) -> str:
-        return f"initial={self.initial:g}"
-
-
 class StateUpdate(Resettable, ABC):
     """One numerical step of a diffusion: (state x, coupling S, values, source) → next state x′.
 
     An update uses only ``S @ v``, ``S.degree()`` and the properties that a coupling declares. A subclass implements
-    `step`, which begins with ``values = self.validate(x, coupling, values, source)``. A two-step method declares
-    ``takes_previous = True``, and its `step` has a keyword ``previous``: the state one step earlier, ``None`` at first.
+    `step`, which gets checked arguments. A two-step method declares ``takes_previous = True``, and its `step` has a
+    keyword ``previous``: the state one step earlier, ``None`` at first.
 
     Shapes: x, values, source [N, H, D], where one head broadcasts against several; result [N, H, D]. Channels of a
     state [N, C] are split into the heads of the coupling, and the result is [N, C].
@@ -81,42 +56,61 @@ class StateUpdate(Resettable, ABC):
         **options: Any,
     ) -> Tensor:
         """Return the next state; ``values`` (default: x) are propagated, ``source`` is h, `step` gets ``options``."""
-        values = None if values is x else values
-        if not isinstance(x, Tensor) or x.dim() != 2:
-            return self.step(x, coupling, values, source, **options)
-        check_coupling_kind(coupling)
-        heads = coupling.heads
-        given: dict[str, Any] = {"x": x, "values": values, "source": source} | options
-        for name in ("x", "values", "source", "previous"):
-            t = given.get(name)
-            if not isinstance(t, Tensor) or t.dim() != 2:
-                continue
-            errors.check_tensor(t, name, "[num_nodes, channels]")
-            if t.size(1) % heads:
+        # Everything that a step relies on is checked here, once and before any arithmetic, so that a `step` is its
+        # mathematics alone. What it gets is [N, H, D] on the device of the coupling.
+        if not isinstance(coupling, Coupling):
+            check_coupling_kind(coupling)
+        self.check(coupling)
+        # Layers pass the state as its own values, and one look is enough for both.
+        if values is x:
+            values = None
+        flat = isinstance(x, Tensor) and x.dim() == 2
+        if flat:
+            x = _by_head(x, coupling.heads, "x")
+            values = _by_head(values, coupling.heads, "values")
+            source = _by_head(source, coupling.heads, "source")
+            if "previous" in options:
+                options["previous"] = _by_head(options["previous"], coupling.heads, "previous")
+        coupling.check(x, "x")
+        if values is not None:
+            _check_like(values, "values", x, coupling)
+        if source is not None:
+            _check_like(source, "source", x, coupling)
+            if not self.takes_source:
                 raise ValueError(
-                    f"the coupling's {heads} heads must divide the channels of {name}; got {errors.describe(t)}."
+                    f"{type(self).__name__} has no source term; got a source of shape {list(source.shape)}. Leave it "
+                    f"out, or use ExplicitEuler, ImplicitEuler or Equilibrium."
                 )
-            given[name] = t.unflatten(1, (heads, -1))
-        x, values, source = (given.pop(name) for name in ("x", "values", "source"))
-        return self.step(x, coupling, values, source, **given).flatten(1)
+        # Without this a step with a source term would silently be one without, and drift to consensus.
+        elif self.beta != 0.0:
+            raise ValueError(
+                f"beta={self.beta} weighs a source, but none came; pass source=h [N, H, D] (usually the initial "
+                f"embedding), or set beta=0."
+            )
+        if options.get("previous") is not None:
+            _check_like(options["previous"], "previous", x, coupling)
+        moved = self.step(x, coupling, x if values is None else values, source, **options)
+        return moved.flatten(1) if flat else moved
 
     @abstractmethod
     def step(
-        self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None
+        self, x: State, coupling: Coupling, values: State, source: State | None = None
     ) -> State:
-        """Return the next state of every head, [N, H, D]."""
+        """Return the next state of every head, [N, H, D], from checked arguments."""
 
     def check(self, coupling: Coupling) -> None:
         """Raise ``CouplingMismatchError`` unless ``coupling`` has the properties that this update needs."""
-        if self.needs_reversible and not coupling.whole:
+        if not self.needs_reversible:
+            return
+        if not coupling.whole:
             raise errors.CouplingMismatchError(
                 f"{type(self).__name__} solves for all rows at once; got a {type(coupling).__name__} with the rows of "
                 f"one rank. Run it in one process, or take ExplicitEuler or CertifiedStep, which need no other rows."
             )
         # A formula takes any coupling, and a program that is recorded or exported has no entries to look at.
-        if self.needs_reversible and formula_runs(coupling.heads * coupling.num_nodes**2):
+        if dense_formula_runs(coupling):
             return
-        if self.needs_reversible and not (coupling.low_rank or coupling.reversible):
+        if not (coupling.low_rank or coupling.reversible):
             raise errors.CouplingMismatchError(
                 f"{type(self).__name__} needs a reversible coupling, S = Sᵀ or the rows of such a one divided by their "
                 f"sums; got a {type(coupling).__name__} that declares symmetric=False and knows no metric. Use "
@@ -124,44 +118,28 @@ class StateUpdate(Resettable, ABC):
                 f"SimpleDiffusivity, which is solved in closed form; ExplicitEuler takes any coupling."
             )
 
-    def validate(
-        self,
-        x: Tensor,
-        coupling: Coupling,
-        values: Tensor | None,
-        source: Tensor | None,
-        values_name: str = "values",
-    ) -> Tensor:
-        """Check all inputs and return the values, by default the state; ``values_name`` is their name in messages."""
-        if not isinstance(coupling, Coupling):
-            check_coupling_kind(coupling)
-        self.check(coupling)
-        coupling.check(x, "x")
-        for name, tensor in ((values_name, values), ("source", source)):
-            if tensor is None or tensor is x:
-                continue
-            coupling.check(tensor, name)
-            heads = tensor.size(1) == x.size(1) or 1 in (tensor.size(1), x.size(1))
-            if tensor.size(2) != x.size(2) or not heads:
-                raise ValueError(
-                    f"{name} must match the state x of shape {list(x.shape)} in channels, and in heads unless one of "
-                    f"them has a single head; got shape {list(tensor.shape)}."
-                )
-        if source is not None and not self.takes_source:
-            raise ValueError(
-                f"{type(self).__name__} has no source term; got a source of shape {list(source.shape)}. Leave it out, "
-                f"or use ExplicitEuler, ImplicitEuler or Equilibrium."
-            )
-        if source is None and self.beta != 0.0:
-            if isinstance(self.beta, float):
-                beta = f"{self.beta:g}"
-            else:
-                beta = self.beta
-            raise ValueError(
-                f"beta={beta} weighs a source, but none came; pass source=h [N, H, D] (usually the initial "
-                f"embedding), or set beta=0."
-            )
-        return x if values is None else values
+
+def _by_head(state: Any, heads: int, name: str) -> Any:
+    """Return a state [N, C] as [N, H, C/H], and anything else as it is."""
+    if not isinstance(state, Tensor) or state.dim() != 2:
+        return state
+    errors.check_tensor(state, name, "[num_nodes, channels]")
+    if state.size(1) % heads:
+        raise ValueError(
+            f"the coupling's {heads} heads must divide the channels of {name}; got {errors.describe(state)}."
+        )
+    return state.unflatten(1, (heads, -1))
+
+
+def _check_like(state: Tensor, name: str, x: Tensor, coupling: Coupling) -> None:
+    """Raise unless ``state`` fits the coupling, and the state x in channels and heads."""
+    coupling.check(state, name)
+    broadcasts = state.size(1) == x.size(1) or 1 in (state.size(1), x.size(1))
+    if state.size(2) != x.size(2) or not broadcasts:
+        raise ValueError(
+            f"{name} must match the state x of shape {list(x.shape)} in channels, and in heads unless one of them has "
+            f"a single head; got shape {list(state.shape)}."
+        )
 
 
 class LaplacianUpdate(StateUpdate):
@@ -187,16 +165,18 @@ class LaplacianUpdate(StateUpdate):
         self.beta = float(beta)
         self.leak = float(leak)
 
-    def diagonal(self, coupling: Coupling) -> Tensor | float:
-        """Return the diagonal part of Δ: row sums [N, H, 1], or 1."""
-        if self.form == "conservative":
-            return coupling.degree().unsqueeze(-1)
-        return 1.0
+    def rate(self, coupling: Coupling) -> Tensor | float:
+        """Return d + κ, the rate at which a state decays by itself: [N, H, 1] in at least float32, or a number."""
+        if self.form == "residual":
+            return 1.0 + self.leak
+        return coupling.degree().unsqueeze(-1) + self.leak
 
     def decay(self, x: Tensor, coupling: Coupling) -> Tensor:
-        """Return (d + κ)·x, with d the diagonal part of Δ."""
-        rate = self.diagonal(coupling) + self.leak
-        return (rate.to(x.dtype) if isinstance(rate, Tensor) else rate) * x
+        """Return (d + κ)·x."""
+        rate = self.rate(coupling)
+        if isinstance(rate, Tensor):
+            rate = rate.to(x.dtype)
+        return rate * x
 
     def velocity(self, x: State, coupling: Coupling, values: State, source: State | None) -> Tensor:
         """Return S v − (d + κ)x + βh, at which the state changes."""
@@ -205,24 +185,11 @@ class LaplacianUpdate(StateUpdate):
             return change
         return torch.add(change, source, alpha=self.beta)
 
-    def laplacian(
-        self, coupling: Coupling, dtype: torch.dtype, shift: float = 0.0
-    ) -> Callable[[Tensor], Tensor]:
-        """Return the map u ↦ (Δ + shift)u for u [N, H, D] of ``dtype``."""
-        diagonal = laplacian_diagonal(coupling, self.form, dtype) + shift
-        return lambda u: diagonal * u - coupling @ u
-
-    def exact(
-        self, coupling: Coupling, function: Callable[[Tensor], Tensor], v: Tensor
-    ) -> Tensor | None:
-        """Return f(Δ) v where the coupling knows the eigenvectors of Δ, else ``None``."""
-        if self.form == "conservative":
-            return coupling.laplacian_function(function, v)
-        return None
-
     def warn_if_rounded(self, coupling: Coupling, rate: float) -> None:
         """Warn where rounding S hides modes that decay at ``rate`` or slower: it may make a singular I − S regular."""
         resolution = torch.finfo(coupling.dtype).eps
+        # D̄ − S maps constants to zero in any precision, so the conservative form is not affected. I − S of rounded
+        # entries does so up to their resolution, which is an error of the answer in proportion to 1/rate.
         if self.form == "residual" and 0.0 < rate < math.sqrt(resolution):
             warnings.warn(
                 f"{self} resolves rates of {rate:.3g} in I − S, whose entries are rounded to {coupling.dtype}: where "
@@ -235,26 +202,56 @@ class LaplacianUpdate(StateUpdate):
         return f"form={self.form!r}, beta={self.beta:g}, leak={self.leak:g}"
 
 
-def laplacian_diagonal(coupling: Coupling, form: Form, dtype: torch.dtype) -> Tensor | float:
-    """Return the diagonal part of Δ to the precision of ``dtype``; see `Coupling.exact_degree`."""
-    if form == "residual":
-        return 1.0
-    return coupling.exact_degree(dtype).unsqueeze(-1)
+class Laplacian:
+    """Δ + shift for Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``), as an operator on u [N, H, D]."""
+
+    def __init__(
+        self, coupling: Coupling, form: Form, dtype: torch.dtype, shift: float = 0.0
+    ) -> None:
+        self.coupling = coupling
+        self.form = form
+        self.dtype = dtype
+        self.shift = shift
+
+    @cached_property
+    def diagonal(self) -> Tensor | float:
+        """The diagonal part: row sums [N, H, 1], or 1, plus the shift."""
+        if self.form == "residual":
+            return 1.0 + self.shift
+        # Rounded to the dtype of S, row sums would differ from those of its products, and constants would leak.
+        return self.coupling.exact_degree(self.dtype).unsqueeze(-1) + self.shift
+
+    def __call__(self, u: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        return self.diagonal * u - self.coupling @ u
+
+    def dense(self) -> Float[Tensor, "heads N N"]:
+        """Return the matrices, by one product with the identity, which torch differentiates and exports."""
+        # One product in place of `to_dense`, which kernels compute in ways that torch.func and export do not follow.
+        identity = torch.eye(self.coupling.num_nodes, dtype=self.dtype, device=self.coupling.device)
+        matrix = self.coupling.matmul(identity.unsqueeze(1)).transpose(0, 1)
+        if self.form == "residual":
+            return (1.0 + self.shift) * identity - matrix
+        return torch.diag_embed(matrix.sum(2) + self.shift) - matrix
+
+    def function(
+        self, f: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"]
+    ) -> Float[Tensor, "N H D"] | None:
+        """Return f(Δ) v, for an elementwise f, where the coupling knows the eigenvectors of Δ, else ``None``."""
+        # Couplings know the eigenvectors of D̄ − S, such as the cosines of a path.
+        if self.form == "residual":
+            return None
+        return self.coupling.laplacian_function(lambda rate: f(rate + self.shift), v)
 
 
-def dense_laplacian(
-    coupling: Coupling, form: Form, dtype: torch.dtype, shift: float = 0.0
-) -> Float[Tensor, "heads N N"]:
-    """Return the matrices of Δ + shift, by one product with the identity, which torch differentiates and exports."""
-    identity = torch.eye(coupling.num_nodes, dtype=dtype, device=coupling.device)
-    matrix = coupling.matmul(identity.unsqueeze(1)).transpose(0, 1)
-    if form == "residual":
-        return (1.0 + shift) * identity - matrix
-    return torch.diag_embed(matrix.sum(2) + shift) - matrix
+def dense_formula_runs(coupling: Coupling) -> bool:
+    """Return whether the formula runs that stores the matrices of a coupling."""
+    return formula_runs(coupling.heads * coupling.num_nodes**2)
 
 
 def working_precision(v: Tensor, x: Tensor, coupling: Coupling) -> Tensor:
     """Return ``v`` in double precision, as long recurrences and ill-conditioned systems need, for every head."""
+    # Half of the digits of a solution are lost to a condition number of 1e8, which long steps have. Double leaves the
+    # other half, as many as a state in single precision has.
     v = v.double()
     heads = max(x.size(1), coupling.heads)
     return v.expand(-1, heads, -1) if v.size(1) == 1 else v

@@ -24,7 +24,8 @@ from diffusion_mp.energies.terms import (
 from diffusion_mp.errors import check_positive
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.precision import reciprocal
-from diffusion_mp.updates.base import Positive, State, StateUpdate
+from diffusion_mp.modules import Positive
+from diffusion_mp.updates.base import State, StateUpdate
 
 
 class CertifiedStep(StateUpdate):
@@ -93,7 +94,6 @@ class CertifiedStep(StateUpdate):
                 "CertifiedStep moves the state itself; got other values. Transform or drop out what makes the state or "
                 "the source, for the energy is one of the state that moves."
             )
-        self.validate(x, coupling, None, source)
         if metric is not None:  # also where no source has it
             check_metric(metric, x, max(x.size(1), coupling.heads))
         terms: list[EnergyTerm] = [CouplingTerm(coupling, centre)]

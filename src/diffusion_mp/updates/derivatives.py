@@ -35,6 +35,7 @@ def formula_runs(entries: int) -> bool:
 
     An export has no choice, and sizes that may be symbols are not compared there.
     """
+    # Under torch.compile solves are calls outside of the graph, where none of the questions below is open.
     if torch.compiler.is_compiling():
         return exporting()
     return (transforms_active() or forward_mode_active()) and entries <= DENSE
@@ -144,7 +145,21 @@ def newton_step(equation: Operator, z: Tensor) -> Tensor:
 
 def with_derivatives_of(solution: Tensor, formula: Tensor) -> Tensor:
     """Return the value of a solution with the derivatives of a formula for it."""
+    # The formula's own value differs in rounding, and calls in and outside of a transform should not.
     return solution + (formula - formula.detach())
+
+
+def _asks_a_batch(error: BaseException | None) -> bool:
+    """Return whether torch refused to tell a value in a ``vmap``."""
+    return error is not None and "vmap: It looks like" in str(error)
+
+
+def _refuse_batches(*_: Any, cause: BaseException | None = None) -> NoReturn:
+    raise NotImplementedError(
+        "the derivatives of a system of more than 4096 unknowns are solved one at a time, and vmap, jacrev, jacfwd, "
+        "hessian and linearize ask for a formula, which needs its matrix. Take torch.func.vjp or jvp of one vector, a "
+        "fixed num_layers, or fewer nodes."
+    ) from cause
 
 
 class _OnceDifferentiable(torch.autograd.Function):
@@ -167,32 +182,7 @@ class _OnceDifferentiable(torch.autograd.Function):
         )
 
     jvp = backward
-
-    @staticmethod
-    def vmap(*_: Any) -> NoReturn:
-        _refuse_batches()
-
-
-def _asks_a_batch(error: BaseException) -> bool:
-    """Return whether torch refused to tell a value in a ``vmap``."""
-    return "vmap: It looks like" in str(error)
-
-
-def _one_at_a_time(solve: Operator, right: Tensor) -> Tensor:
-    try:
-        return solve(right.detach())
-    except (RuntimeError, NotImplementedError) as error:
-        if _asks_a_batch(error) or (error.__cause__ is not None and _asks_a_batch(error.__cause__)):
-            _refuse_batches(error)
-        raise
-
-
-def _refuse_batches(error: BaseException | None = None) -> NoReturn:
-    raise NotImplementedError(
-        "the derivatives of a system of more than 4096 unknowns are solved one at a time, and vmap, jacrev, jacfwd, "
-        "hessian and linearize ask for a formula, which needs its matrix. Take torch.func.vjp or jvp of one vector, a "
-        "fixed num_layers, or fewer nodes."
-    ) from error
+    vmap = staticmethod(_refuse_batches)
 
 
 class _Correction(torch.autograd.Function):
@@ -210,19 +200,25 @@ class _Correction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        gradient = _one_at_a_time(ctx.adjoint, grad)
-        # The result depends on r too, which is not seen where the loss is linear in x.
-        guard: Callable[..., Tensor] = _OnceDifferentiable.apply
-        return guard(gradient, grad, *ctx.saved_tensors), None, None
+        return _solved(ctx.adjoint, grad, ctx.saved_tensors), None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        guard: Callable[..., Tensor] = _OnceDifferentiable.apply
-        return guard(_one_at_a_time(ctx.inverse, tangent), tangent, *ctx.saved_tensors)
+        return _solved(ctx.inverse, tangent, ctx.saved_tensors)
 
-    @staticmethod
-    def vmap(*_: Any) -> NoReturn:
-        _refuse_batches()
+    vmap = staticmethod(_refuse_batches)
+
+
+def _solved(solve: Operator, right: Tensor, residual: tuple[Tensor, ...]) -> Tensor:
+    """Return a solution that cannot be differentiated again: in the right side or, where it is constant, in r."""
+    try:
+        solution = solve(right.detach())
+    except (RuntimeError, NotImplementedError) as error:
+        if _asks_a_batch(error) or _asks_a_batch(error.__cause__):
+            _refuse_batches(cause=error)
+        raise
+    guard: Callable[..., Tensor] = _OnceDifferentiable.apply
+    return guard(solution, right, *residual)
 
 
 def refuse_recorded_tangents() -> None:

@@ -1,20 +1,14 @@
-"""Explicit steps: ``ExplicitEuler`` (GCN, GIN, APPNP, DIFFormer), ``teleport``, ``MomentumStep``, ``Backtracking``."""
+"""Explicit steps: ``ExplicitEuler`` (GCN, GIN, APPNP, DIFFormer), ``teleport``, and ``MomentumStep``."""
 
-import math
 import sys
-from collections.abc import Callable
 
-import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp import errors
-from diffusion_mp.couplings import Coupling, SparseCoupling
-from diffusion_mp.energies.pairs import edge_distance, find_distance_above
-from diffusion_mp.energies.penalties import Penalty, QuadraticPenalty, SimplePenalty
-from diffusion_mp.graph.ops import graph_of, graph_sizes, mean_rows
-from diffusion_mp.updates.base import Form, LaplacianUpdate, Positive, State
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.modules import Positive
+from diffusion_mp.updates.base import Form, LaplacianUpdate, State
 
 
 class ExplicitEuler(LaplacianUpdate):
@@ -58,8 +52,10 @@ class ExplicitEuler(LaplacianUpdate):
         if isinstance(tau, Tensor):
             errors.check_tensor(tau, "tau", "of no dimensions")
             if tau.dim():
-                one = "one number, nn.Parameter(torch.tensor(0.5)) for instance"
-                raise ValueError(f"tau must be {one}; got {errors.describe(tau)}.")
+                raise ValueError(
+                    f"tau must be one number, nn.Parameter(torch.tensor(0.5)) for instance; got {errors.describe(tau)}."
+                )
+            # A model is built on the meta device to be loaded, and may be built in compiled code: there are no values.
             if not tau.is_meta and not torch.compiler.is_compiling():
                 errors.check_positive(float(tau.detach()), "tau")
         elif not isinstance(tau, Positive):
@@ -72,31 +68,30 @@ class ExplicitEuler(LaplacianUpdate):
         return self.tau() if isinstance(self.tau, Positive) else self.tau
 
     def step(
-        self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None
+        self, x: State, coupling: Coupling, values: State, source: State | None = None
     ) -> State:
-        values = self.validate(x, coupling, values, source)
+        # A learned τ needs the velocity for its gradient, and is one pass more.
         if not isinstance(self.tau, float):
             return x + self.step_size * self.velocity(x, coupling, values, source)
         moved = coupling.matmul(values)
-        keep = 1.0 - self.tau * (self.diagonal(coupling) + self.leak)
+        keep = 1.0 - self.tau * self.rate(coupling)
         if isinstance(keep, Tensor):
-            moved = torch.add(keep.to(x.dtype) * x, moved, alpha=self.tau)
-        elif (
-            abs(keep) > 4 * sys.float_info.epsilon
-        ):  # zero for τ = 1, and up to rounding for the weights of APPNP
+            # Rounded after the difference, which half precision would lose.
+            keep = keep.to(x.dtype)
+        # GCN (τ = 1) and APPNP keep nothing of the state, up to the rounding of their numbers: two passes less.
+        if isinstance(keep, Tensor) or abs(keep) > 4 * sys.float_info.epsilon:
             moved = torch.add(keep * x, moved, alpha=self.tau)
         elif self.tau != 1.0:
             moved = self.tau * moved
-        if self.beta != 0.0 and source is not None:
+        if source is not None and self.beta != 0.0:
             moved = torch.add(moved, source, alpha=self.tau * self.beta)
         return moved
 
     def extra_repr(self) -> str:
-        if isinstance(self.tau, float):
-            tau = f"tau={self.tau:g}, "
-        else:
-            tau = "tau=learned, "
-        return ("" if isinstance(self.tau, Positive) else tau) + super().extra_repr()
+        if isinstance(self.tau, Positive):  # a child, which prints itself
+            return super().extra_repr()
+        tau = f"{self.tau:g}" if isinstance(self.tau, float) else "learned"
+        return f"tau={tau}, {super().extra_repr()}"
 
 
 def teleport(alpha: float) -> ExplicitEuler:
@@ -112,6 +107,7 @@ def teleport(alpha: float) -> ExplicitEuler:
     errors.check_number(
         alpha, "alpha", lambda share: 0 <= share < 1, "lie in [0, 1), nothing would propagate at 1"
     )
+    # τ = 1 − α and (1 − α)(1 + κ) = 1 leave nothing of the state itself, and τβ = α is the weight of the source.
     rate = alpha / (1 - alpha)
     return ExplicitEuler(1 - alpha, "residual", beta=rate, leak=rate)
 
@@ -131,7 +127,8 @@ class MomentumStep(LaplacianUpdate):
     and does not increase. Convergence is fastest for τ = 4/(√λ₁ + √μ)² and m = ((√λ₁ − √μ)/(√λ₁ + √μ))², μ the
     smallest eigenvalue that has to decay: about √(λ₁/μ) steps where `ExplicitEuler` takes λ₁/μ.
 
-    With ``steps=1`` the calling layer or model passes the previous state, and the coupling may change with it.
+    With ``steps=1`` the calling layer or model passes the state one step earlier as ``previous``, and the coupling may
+    change with the state.
 
     Args:
         tau, momentum, steps: τ > 0, m in [0, 1) and K.
@@ -154,8 +151,12 @@ class MomentumStep(LaplacianUpdate):
     ) -> None:
         super().__init__(form, beta=beta, leak=leak)
         errors.check_positive(tau, "tau")
-        wanted = "lie in [0, 1), or nothing would ever come to rest"
-        errors.check_number(momentum, "momentum", lambda m: 0 <= m < 1, wanted)
+        errors.check_number(
+            momentum,
+            "momentum",
+            lambda m: 0 <= m < 1,
+            "lie in [0, 1), or nothing would ever come to rest",
+        )
         errors.check_counts(steps=steps)
         self.tau = float(tau)
         self.momentum = float(momentum)
@@ -166,241 +167,25 @@ class MomentumStep(LaplacianUpdate):
         self,
         x: State,
         coupling: Coupling,
-        values: State | None = None,
+        values: State,
         source: State | None = None,
         *,
         previous: State | None = None,
     ) -> State:
-        """Return the state after K steps from ``values`` (default: the state itself), at rest without ``previous``."""
-        state = self.validate(x, coupling, values, source)
+        """Return the state after K steps from ``values``, at rest without ``previous``."""
         if previous is not None and not self.takes_previous:
             raise ValueError(
                 f"previous is one step earlier, so it goes with steps=1; got it with steps={self.steps}."
             )
-        previous = state if previous is None else previous
+        # A state at rest was at the same place before.
+        state = values
+        before = values if previous is None else previous
         for _ in range(self.steps):
-            state, previous = self.advance(state, previous, coupling, source), state
+            change = self.tau * self.velocity(state, coupling, state, source)
+            change = change + self.momentum * (state - before)
+            before = state
+            state = state + change
         return state
-
-    def advance(
-        self, x: State, previous: State, coupling: Coupling, source: State | None = None
-    ) -> State:
-        """Return z⁺ for z = ``x`` and z₋ = ``previous``; a state at rest has z₋ = z."""
-        self.validate(x, coupling, previous, source, values_name="previous")
-        return x + self.tau * self.velocity(x, coupling, x, source) + self.momentum * (x - previous)
 
     def extra_repr(self) -> str:
         return f"tau={self.tau:g}, momentum={self.momentum:g}, steps={self.steps}, {super().extra_repr()}"
-
-
-class Backtracking(LaplacianUpdate):
-    r"""The step of Eq. 6 of TfD (Wu, Wipf & Yan, 2025) with the first of τ, τq, τq², … that does not raise the energy.
-
-        x′ = x − τ(dx − Sv),   P(x′) ≤ P(x)
-
-    Theorem 7 states that such a τ exists when S is the penalty's own coupling at the state. The energy P is
-
-    * for `QuadraticPenalty` that of the Laplacian of ``form``, tr xᵀΔx (Theorem 1; the residual form has its own);
-    * for other penalties Σ_ij δ(‖x_i − x_j‖²) over the pairs of the same graph (Eq. 13), or over the observed edges if
-      the coupling is sparse (Example 5);
-    * or the value of ``penalty``, where it is a function of the state [N, H, D], such as an `Energy`.
-
-    A step that leaves the domain of the penalty is rejected too: beyond it the simple penalty decreases, which would
-    reward a diverging state. Every graph of a batch has its own τ; ``last_tau`` is that of the last call, a number or a
-    tensor [B]. A trial takes one product with S and one energy, without gradients; the accepted step is differentiated
-    with τ held constant.
-
-    Args:
-        penalty: the penalty δ, or a callable x ↦ energy, of every graph [B], or of all together (0-dimensional), which
-            then share τ.
-        tau, shrink, max_steps: the first step tried, the factor q in (0, 1), and the maximum number of trials.
-        form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
-        exact: try the best τ first, for the simple penalty over all pairs: the energy is a quartic in τ (Theorem T7 of
-            docs/certified.md). ``tau`` is tried where it has no minimum.
-
-    Raises:
-        ConvergenceError: no step down within ``max_steps``: the coupling does not belong to this energy.
-        CouplingMismatchError: ``exact`` with a sparse coupling, whose energy is a sum over its edges.
-
-    Examples:
-        >>> h = torch.nn.functional.normalize(x, dim=1)
-        >>> Backtracking(SimplePenalty())(h, SimplePenalty().coupling(h, normalize=True)).shape
-        torch.Size([6, 4])
-    """
-
-    takes_source = False
-
-    def __init__(
-        self,
-        penalty: Penalty | Callable[[Tensor], Tensor],
-        tau: float = 1.0,
-        *,
-        shrink: float = 0.5,
-        max_steps: int = 30,
-        form: Form = "conservative",
-        exact: bool = False,
-    ) -> None:
-        super().__init__(form)
-        errors.check_positive(tau, "tau")
-        errors.check_number(
-            shrink, "shrink", lambda q: 0 < q < 1, "lie in (0, 1), or τ would never get smaller"
-        )
-        errors.check_counts(max_steps=max_steps)
-        errors.check_kind(
-            penalty, "penalty", (Penalty, Callable), "a Penalty or a function of the state"
-        )
-        errors.check_flags(exact=exact)
-        if exact and not isinstance(penalty, SimplePenalty):
-            raise ValueError(
-                f"exact=True needs SimplePenalty(), whose energy is a quartic in τ; got {penalty!r}."
-            )
-        self.penalty = penalty
-        self.tau = float(tau)
-        self.shrink = float(shrink)
-        self.max_steps = max_steps
-        self.best_first = exact
-        self.last_tau: float | Tensor | None = None
-
-    def check(self, coupling: Coupling) -> None:
-        super().check(coupling)
-        if self.best_first and isinstance(coupling, SparseCoupling):
-            raise errors.CouplingMismatchError(
-                f"Backtracking(exact=True) knows the energy of all pairs; got {coupling!r}, which has one of its "
-                f"edges. Leave exact out."
-            )
-
-    def step(
-        self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None
-    ) -> State:
-        values = self.validate(x, coupling, values, source)
-        own = self.decay(x, coupling)
-        slope = own - coupling @ values
-        x = x.expand_as(slope)
-        tau = self._search(x.detach(), slope.detach(), own.detach(), coupling)
-        self.last_tau = tau if tau.dim() else float(tau)
-        return _moved(x, slope, tau, coupling)
-
-    @torch.no_grad()
-    def _search(self, x: Tensor, slope: Tensor, own: Tensor, coupling: Coupling) -> Tensor:
-        """Return τ of every graph [B], or one for all."""
-        outside = self._outside(x, coupling)
-        if isinstance(self.penalty, Penalty) and bool((outside != 0).any()):
-            if isinstance(coupling, SparseCoupling):
-                apart = edge_distance(x, coupling.graph)
-            else:
-                apart = outside
-            raise ValueError(
-                f"x must lie in the domain of {self.penalty!r}, squared distances in {list(self.penalty.domain)}; "
-                f"it holds two nodes at squared distance {float(apart.max()):.6g}. Normalise the rows, "
-                f"x / x.norm(dim=-1, keepdim=True), or use SigmoidPenalty, whose domain is unbounded."
-            )
-        start = self.energy(x, coupling)
-        ptr = coupling.ptr if start.dim() else None
-        # At rest, the difference of the two terms is rounding error, and its energy is meaningless.
-        rounding = 64 * torch.finfo(x.dtype).eps
-        moved, kept = (_each(torch.sum, v.expand_as(x).square(), ptr).sqrt() for v in (slope, own))
-        rest = moved <= rounding * kept
-        first = torch.tensor(self.tau, dtype=torch.float64, device=x.device)
-        if self.best_first and isinstance(self.penalty, SimplePenalty):
-            sizes = graph_sizes(coupling.ptr, len(x))
-            parts = zip(x.split(sizes), slope.split(sizes), strict=True)
-            best = [
-                first_minimum(self.penalty.along(part, -down).cpu().numpy()) or self.tau
-                for part, down in parts
-            ]
-            first = first.new_tensor(best[0] if coupling.ptr is None else best)
-        tau = torch.where(rest, self.tau, first)
-        for _ in range(self.max_steps):
-            trial = _moved(x, slope, tau, coupling)
-            fits = (self.energy(trial, coupling) <= start) & (
-                self._outside(trial, coupling) == 0
-            ) | rest
-            if bool(fits.all()):
-                return tau
-            tau = torch.where(fits, tau, tau * self.shrink)
-        raise errors.ConvergenceError(
-            f"Backtracking found no τ down to {float(tau.min()) / self.shrink:.3g} that lowers the energy from "
-            f"{float(start[~fits][0]):.6g}. The energy has to belong to the coupling (pass the penalty of its "
-            f"diffusivity), the coupling has to be symmetric up to row normalisation, and the state finite."
-        )
-
-    def energy(self, x: Float[Tensor, "N H D"], coupling: Coupling) -> Float[Tensor, "*B"]:
-        """Return the energy that must not rise, of every graph of a batch [B]; in float64 for a `Penalty`."""
-        if not isinstance(self.penalty, Penalty):
-            value = self.penalty(x)
-            count = 1 if coupling.ptr is None else len(coupling.ptr) - 1
-            if not isinstance(value, Tensor) or value.shape not in (torch.Size(), (count,)):
-                wanted = "one number as a tensor, or one of every graph of a batch"
-                raise TypeError(f"penalty(x) must be {wanted}; got {errors.describe(value)}.")
-            return value
-        if isinstance(self.penalty, QuadraticPenalty):
-            if (
-                self.form == "conservative"
-            ):  # constants cost nothing; taking them out avoids cancellation
-                x = x - mean_rows(x, coupling.ptr)
-            return _each(
-                torch.sum, x.double() * self.laplacian(coupling, x.dtype)(x).double(), coupling.ptr
-            )
-        if isinstance(coupling, SparseCoupling):
-            cost = self.penalty.delta(edge_distance(x, coupling.graph))
-            weight = coupling.graph.edge_weight
-            return _sum_edges(cost if weight is None else weight.unsqueeze(1) * cost, coupling)
-        return _each(self.penalty.total, x, coupling.ptr)
-
-    def _outside(self, x: Tensor, coupling: Coupling) -> Tensor:
-        """Return for every graph a squared distance beyond the domain, of edges the sum of these, or zero."""
-        if isinstance(self.penalty, Penalty):
-            limit = self.penalty.reach(x.dtype)
-        else:
-            limit = math.inf
-        if limit == math.inf:
-            return x.new_zeros(())
-        if not isinstance(coupling, SparseCoupling):
-            wide = x.new_zeros((), dtype=torch.float64)
-            return _each(
-                lambda part: wide.new_tensor(find_distance_above(limit, part) or 0.0),
-                x,
-                coupling.ptr,
-            )
-        distances = edge_distance(x, coupling.graph)
-        return _sum_edges(torch.where(distances > limit, distances, 0.0), coupling)
-
-    def extra_repr(self) -> str:
-        exact = ", exact=True" if self.best_first else ""
-        return (
-            f"{self.penalty}, tau={self.tau:g}, shrink={self.shrink:g}, form={self.form!r}{exact}"
-        )
-
-
-def first_minimum(p: np.ndarray) -> float | None:
-    """Return the first minimum τ > 0 of Σ_k p_k τᵏ, ``None`` unless it decreases at 0 and has one."""
-    slope = np.polynomial.Polynomial(p).deriv()
-    roots = slope.roots()
-    real = roots.real[(abs(roots.imag) <= 1e-8 * abs(roots)) & (roots.real > 0)]
-    if slope(0) >= 0 or not len(real):
-        return None
-    tau = real.min()
-    return float(
-        tau - slope(tau) / slope.deriv()(tau)
-    )  # a Newton step: eigenvalues are only as exact as the largest
-
-
-def _moved(x: Tensor, slope: Tensor, tau: Tensor, coupling: Coupling) -> Tensor:
-    if tau.dim() and coupling.ptr is not None:
-        tau = tau.repeat_interleave(coupling.ptr.diff().to(tau.device)).view(-1, 1, 1)
-    return x - tau.to(x.dtype) * slope
-
-
-def _each(function: Callable[[Tensor], Tensor], x: Tensor, ptr: Tensor | None) -> Tensor:
-    """Return a function of the rows of every graph [B], of a single graph a number."""
-    parts = [function(part) for part in x.split(graph_sizes(ptr, len(x)))]
-    if ptr is None:
-        return parts[0]
-    return torch.stack(parts) if parts else x.new_zeros(0)
-
-
-def _sum_edges(x: Tensor, coupling: SparseCoupling) -> Tensor:
-    if coupling.ptr is None:
-        return x.sum()
-    graph = graph_of(coupling.ptr, coupling.graph.edges[1])
-    return x.new_zeros(len(coupling.ptr) - 1).index_add(0, graph, x.sum(1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -93,24 +94,29 @@ def fixed_point(
     with values_needed(what):
         with on_values():
             errors.check_finite(x0, "x0")
-        return _limit(step, x0, energy, tol, max_iter, memory, ptr, total, what)
+        # Half precision cannot hold a fixed point to six digits, nor can a step under autocast.
+        start = x0.detach().to(torch.promote_types(x0.dtype, torch.float32))
+        limit = partial(
+            iterate,
+            tol=precision(start.dtype).residual if tol is None else tol,
+            max_iter=max_iter,
+            memory=memory,
+            ptr=ptr,
+            total=total,
+        )
+        # Only the accelerated iteration may end above the energy of x₀.
+        compared = energy if memory else None
+        return _limit(step, start, limit, compared, ptr, what).to(x0.dtype)
 
 
 def _limit(
     step: Operator,
-    x0: Tensor,
+    start: Tensor,
+    accelerated: Callable[..., Tensor],
     energy: Callable[[Tensor], Tensor] | None,
-    tol: float | None,
-    max_iter: int,
-    memory: int,
     ptr: Tensor | None,
-    total: Operator,
     what: str,
 ) -> Tensor:
-    # Half precision cannot hold a fixed point to six digits, nor can a step under autocast.
-    start = x0.detach().to(torch.promote_types(x0.dtype, torch.float32))
-    tol = precision(start.dtype).residual if tol is None else tol
-
     def exact(z: Tensor) -> Tensor:
         with without_autocast(z):
             image = step(z)
@@ -121,27 +127,17 @@ def _limit(
             )
         return image.to(z.dtype)
 
-    def limit(step: Operator, begin: Tensor, what: str, memory: int = memory) -> Tensor:
+    def limit(step: Operator, begin: Tensor, what: str, **options: int) -> Tensor:
         # Without autocast for the products of the acceleration, and in backward().
         with without_autocast(begin), on_values():
-            return iterate(
-                step,
-                begin,
-                tol=tol,
-                max_iter=max_iter,
-                memory=memory,
-                ptr=ptr,
-                total=total,
-                what=what,
-            )
+            return accelerated(step, begin, what=what, **options)
 
     solution = limit(exact, start, what)
-    if energy is not None and memory:
+    if energy is not None:
         with on_values():
             higher = _rises(energy, start, solution, ptr)
-        if higher is not None:  # the others stop at once
-            begin = torch.where(higher, start, solution)
-            solution = limit(exact, begin, what, memory=0)
+        if higher is not None:  # the plain iteration, in which the other graphs stop at once
+            solution = limit(exact, torch.where(higher, start, solution), what, memory=0)
 
     def residual(z: Tensor) -> Tensor:
         return exact(z) - z
@@ -149,7 +145,7 @@ def _limit(
     if formula_runs(start.numel() ** 2):
         # Each step doubles the order up to which derivatives are right.
         closer = newton_step(residual, solution)
-        return with_derivatives_of(solution, newton_step(residual, closer)).to(x0.dtype)
+        return with_derivatives_of(solution, newton_step(residual, closer))
 
     def inverse(tangent: Tensor) -> Tensor:
         """Return (I − J)⁻¹ tangent."""
@@ -161,7 +157,7 @@ def _limit(
         pull = transposed_product(exact, solution)
         return limit(lambda g: grad + pull(g), grad, f"the gradient of {what}")
 
-    return differentiated(solution, residual, inverse, inverse_transposed).to(x0.dtype)
+    return differentiated(solution, residual, inverse, inverse_transposed)
 
 
 @torch.no_grad()
@@ -176,14 +172,12 @@ def _rises(
         if isinstance(value, float):
             value = torch.tensor(value)
         if not isinstance(value, Tensor) or value.numel() not in (1, columns.graphs):
-            if columns.graphs == 1:
-                kinds = "one number"
-            else:
-                kinds = f"one number, or {columns.graphs}, one for every graph"
-            raise TypeError(f"energy(z) must be {kinds}; got {errors.describe(value)}.")
+            raise TypeError(
+                f"energy(z) must be one number, or {columns.graphs}, one for every graph; "
+                f"got {errors.describe(value)}."
+            )
         values.append(value.flatten())
-    before, after = values
-    higher = ~(after <= before)
+    higher = ~(values[1] <= values[0])
     if not bool(higher.any()):
         return None
     return columns.rows(higher.expand(columns.graphs)).view(-1, *[1] * (start.dim() - 1))
@@ -248,6 +242,7 @@ class _History:
         self.valid = x.new_zeros(graphs, memory, dtype=torch.bool)
         self.last_image = x
         self.last_residual = x
+        # Flags, not branches: graphs of a batch are at different points of the iteration, and nothing waits for values.
         no = x.new_zeros(graphs, 1, dtype=torch.bool)
         self.has_last = no
         self.mixed = no
@@ -264,9 +259,11 @@ class _History:
         """Return the next state of every graph, from a state and its image."""
         residual = image - x
         self._measure(residual, image, tol)
+        # An aim that overflowed would let everything arrive.
         arrives = (self.size <= self.aim) & (self.aim < math.inf) & ~self.done
         self.result = self._where(arrives, image, self.result)
         self.done = self.done | arrives
+        # Only a mixed state can be rejected: T alone may well move further before it contracts.
         rejected = self.mixed & ~(self.size < self.best) & ~self.done
         accepted = ~(rejected | self.done)
         lost = accepted & ~self.size.isfinite()

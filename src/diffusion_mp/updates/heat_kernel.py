@@ -12,17 +12,19 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.algebra import LowRankForm
 from diffusion_mp.energies.spectrum import laplacian_extremes, spectral_interval
 from diffusion_mp.errors import CouplingMismatchError, check_positive
+from diffusion_mp.kernels.operation import exporting
 from diffusion_mp.updates.base import (
     Form,
+    Laplacian,
     LaplacianUpdate,
     State,
-    dense_laplacian,
+    dense_formula_runs,
     working_precision,
 )
-from diffusion_mp.updates.derivatives import basis_runs, formula_runs
 from diffusion_mp.updates.linear_solve import by_graph, identity_like, rebased
 
-LOST = 3.0  # largest ta for an interval that begins at −a: rounding errors are multiplied by e^{ta}
+#: Largest ta for an interval that begins at −a: rounding errors are multiplied by e^{ta}.
+LOST = 3.0
 
 
 class HeatKernel(LaplacianUpdate):
@@ -61,31 +63,33 @@ class HeatKernel(LaplacianUpdate):
         self.tol = tol
 
     def step(
-        self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None
+        self, x: State, coupling: Coupling, values: State, source: State | None = None
     ) -> State:
-        values = self.validate(x, coupling, values, source)
         v = working_precision(values, x, coupling)
-        entries = coupling.heads * coupling.num_nodes**2
-        if basis_runs(entries):
-            exact = self.exact(coupling, lambda rate: torch.exp(-self.t * rate), v)
-            if exact is not None:
-                return exact.to(values.dtype)
-        if formula_runs(entries):
-            generator = -self.t * dense_laplacian(coupling, self.form, v.dtype)
-            return (_exponential(generator) @ v.transpose(0, 1)).transpose(0, 1).to(values.dtype)
-        return self._without_matrix(coupling, v, values.dtype).to(values.dtype)
+        laplacian = Laplacian(coupling, self.form, v.dtype)
+        formula = dense_formula_runs(coupling)
+        out = None
+        # An export knows the transforms of a basis, which torch.func does not differentiate in all ways.
+        if exporting() or not formula:
+            out = laplacian.function(lambda rate: torch.exp(-self.t * rate), v)
+        if out is None and formula:
+            out = (_exponential(-self.t * laplacian.dense()) @ v.transpose(0, 1)).transpose(0, 1)
+        if out is None:
+            out = self._without_matrix(laplacian, v, values.dtype)
+        return out.to(values.dtype)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # the degree of the series depends on values
-    def _without_matrix(self, coupling: Coupling, v: State, dtype: torch.dtype) -> State:
+    def _without_matrix(self, laplacian: Laplacian, v: State, dtype: torch.dtype) -> State:
         """Return e^{−tΔ} v in closed form or by the series, as exact as a state of ``dtype`` needs it."""
+        coupling = laplacian.coupling
         # Closed forms need a Δ whose diagonal part is one, or zero in empty rows.
-        even = coupling.low_rank and (self.form == "residual" or coupling.row_stochastic)
-        form = coupling.low_rank_form(v.dtype) if even else None
-        if form is not None and form.diagonal is None:
-            rates = v.new_ones(coupling.num_nodes, coupling.heads, 1)
-            if self.form == "conservative":
-                rates = (coupling.degree().unsqueeze(2) > 0.5).to(v.dtype)
-            return low_rank_heat(form, rates, self.t, v)
+        if coupling.low_rank and (self.form == "residual" or coupling.row_stochastic):
+            form = coupling.low_rank_form(v.dtype)
+            if form is not None and form.diagonal is None:
+                rates = v.new_ones(coupling.num_nodes, coupling.heads, 1)
+                if self.form == "conservative":
+                    rates = (coupling.degree().unsqueeze(2) > 0.5).to(v.dtype)
+                return low_rank_heat(form, rates, self.t, v)
         if not coupling.reversible:
             raise CouplingMismatchError(
                 f"{type(self).__name__} needs a reversible coupling, or features without a diagonal beside them; got a "
@@ -94,24 +98,33 @@ class HeatKernel(LaplacianUpdate):
             )
         self.warn_if_rounded(coupling, 1.0 / self.t)
         low, high = spectral_interval(coupling, self.form)
-        if -self.t * low > LOST:  # the bound is loose, or the state does grow
+        # A bound from row sums is free and usually good enough. Where it lies far below zero, either it is loose or the
+        # state does grow; only eigenvalues, by Lanczos, can tell.
+        if -self.t * low > LOST:
             low, high = laplacian_extremes(coupling, self.form)
-        centre = (low + high) / 2
+        tol = self.tol
+        if tol is None:
+            tol = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+        return math.exp(-self.t * low) * self._series(laplacian, v, low, high, tol)
+
+    def _series(self, laplacian: Laplacian, v: State, low: float, high: float, tol: float) -> State:
+        """Return e^{−t(Δ − low)} v for a Δ with eigenvalues in [low, high]."""
         radius = (high - low) / 2
-        digits = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
-        weights = chebyshev_weights(self.t * radius, digits if self.tol is None else self.tol)
+        weights = chebyshev_weights(self.t * radius, tol)
         total = weights[0] * v
-        if radius > 0.0:  # else Δ is a multiple of the identity
-            shifted = self.laplacian(coupling, v.dtype, -centre)
-            before = v
-            current = shifted(v) / radius
-            total = total + weights[1] * current
-            for weight in weights[2:]:
-                following = (2.0 / radius) * shifted(current) - before
-                before = current
-                current = following
-                total = total + weight * current
-        return math.exp(-self.t * low) * total
+        if radius == 0.0:  # Δ is a multiple of the identity
+            return total
+        shifted = Laplacian(laplacian.coupling, self.form, v.dtype, -(low + high) / 2)
+        before = v
+        current = shifted(v) / radius
+        total = total + weights[1] * current
+        for weight in weights[2:]:
+            # T_{k+1}(X) = 2 X T_k(X) − T_{k−1}(X)
+            following = (2.0 / radius) * shifted(current) - before
+            before = current
+            current = following
+            total = total + weight * current
+        return total
 
     def extra_repr(self) -> str:
         return f"t={self.t:g}, form={self.form!r}"
@@ -124,6 +137,7 @@ def chebyshev_weights(z: float, tol: float) -> list[float]:
     if z == 0.0:
         return [1.0]
     digits = math.log(1.0 / min(tol, 0.5)) + 5.0
+    # About √(2z log(1/tol)) orders count. More are computed, since they cost nothing, and cut off by their sum.
     orders = np.arange(math.ceil(2.0 * math.sqrt(z * digits) + 2.0 * digits))
     weights = 2.0 * ive(orders, z) * (-1.0) ** orders
     weights[0] /= 2.0
@@ -145,29 +159,28 @@ def low_rank_heat(
     def graphs(diagonal: Tensor, left: Tensor, right: Tensor, v: Tensor) -> Tensor:
         nodes, features = right.shape[-2:]
         if nodes <= features:
-            return _exponential(t * (left @ right.mT - torch.diag_embed(diagonal.squeeze(-1)))) @ v
+            generator = left @ right.mT - torch.diag_embed(diagonal.squeeze(-1))
+            return _exponential(t * generator) @ v
         left, right = rebased(left, right)
         core = right.mT @ left
         eye = identity_like(core)
         zero = torch.zeros_like(core)
-        pooled = right.mT @ (diagonal * v)
-        count = 2
-        if bool((diagonal == 0).any()):
-            pooled = torch.cat([pooled, right.mT @ (v - diagonal * v)], dim=-2)
-            count = 3
         rows = [[core - eye, eye, eye], [zero, -eye, zero], [zero, zero, zero]]
-        generator = torch.cat(
-            [torch.cat(blocks[:count], dim=-1) for blocks in rows[:count]], dim=-2
-        )
+        pooled = [right.mT @ (diagonal * v), right.mT @ (v - diagonal * v)]
+        # Only rows without senders need the third block.
+        count = 3 if bool((diagonal == 0).any()) else 2
+        generator = torch.cat([torch.cat(row[:count], dim=-1) for row in rows[:count]], dim=-2)
+        # The blocks right of the first are e⁻ᵗ tφ₁(tG) and tφ₁(t(G − I)).
         power = _exponential(t * generator)[..., :features, features:]
-        return torch.exp(-t * diagonal) * v + left @ (power @ pooled)
+        change = left @ (power @ torch.cat(pooled[: count - 1], dim=-2))
+        return torch.exp(-t * diagonal) * v + change
 
     return by_graph(form, graphs, diagonal, form.left, form.right, v)
 
 
 def _exponential(x: Tensor) -> Tensor:
-    # PyTorch (2.13) has errors up to 2e-11 for norms between 3e-4 and 0.05; an appended block 1 keeps the norm above.
-    beside = pad(x, (0, 1, 0, 1)) + torch.diag_embed(
-        pad(x.new_zeros(x.size(-1)), (0, 1), value=1.0)
-    )
-    return torch.linalg.matrix_exp(beside)[..., :-1, :-1]
+    # torch.linalg.matrix_exp (torch 2.13) has errors up to 2e-11 for norms between 3e-4 and 0.05. A block 1 appended
+    # to the matrix keeps its norm above.
+    size = x.size(-1)
+    widened = pad(x, (0, 1, 0, 1)) + pad(x.new_ones(1, 1), (size, 0, size, 0))
+    return torch.linalg.matrix_exp(widened)[..., :-1, :-1]

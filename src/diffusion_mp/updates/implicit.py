@@ -10,20 +10,19 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.algebra import LowRankForm
 from diffusion_mp.energies.spectrum import laplacian_extremes, precision
 from diffusion_mp.errors import SingularSystemError, check_counts, check_positive
+from diffusion_mp.kernels.operation import exporting
 from diffusion_mp.updates.base import (
     Form,
+    Laplacian,
     LaplacianUpdate,
     State,
-    dense_laplacian,
-    laplacian_diagonal,
+    dense_formula_runs,
     working_precision,
 )
 from diffusion_mp.updates.derivatives import (
     DENSE,
     Operator,
-    basis_runs,
     dense_solution,
-    formula_runs,
     refuse_recorded_tangents,
 )
 from diffusion_mp.updates.explicit import teleport
@@ -76,7 +75,8 @@ class SolvedUpdate(LaplacianUpdate):
 
     def solve(self, coupling: Coupling, shift: float, b: Tensor, dtype: torch.dtype) -> Tensor:
         """Return (Δ + shift)⁻¹ b, as exact as a state of ``dtype`` needs it."""
-        if not formula_runs(coupling.heads * coupling.num_nodes**2):
+        # The warning names the update, and an export traces no repr.
+        if not dense_formula_runs(coupling):
             self.warn_if_rounded(coupling, shift)
         return shifted_inverse(
             coupling, self.form, shift, b, dtype, tol=self.tol, max_iter=self.max_iter, what=self
@@ -98,63 +98,59 @@ def shifted_inverse(
 
     ``what`` is the name of the system in messages, or the module that it is of.
     """
-    entries = coupling.heads * coupling.num_nodes**2
-    # Otherwise it may be indefinite, which conjugate gradients detect.
-    if basis_runs(entries) and form == "conservative" and coupling.nonnegative and shift > 0.0:
-        solution = coupling.laplacian_function(lambda rate: 1.0 / (rate + shift), b)
+    system = Laplacian(coupling, form, b.dtype, shift)
+    formula = dense_formula_runs(coupling)
+    # An indefinite system is left to conjugate gradients, which detect it.
+    definite = form == "conservative" and coupling.nonnegative and shift > 0.0
+    if definite and (exporting() or not formula):
+        solution = system.function(torch.reciprocal, b)
         if solution is not None:
             return solution
-    if formula_runs(entries):
-        matrix = dense_laplacian(coupling, form, b.dtype, shift)
-        return dense_solution(matrix, b.transpose(0, 1)).transpose(0, 1)
-    return _iterated(coupling, form, shift, b, dtype, tol, max_iter, what)
+    if formula:
+        return dense_solution(system.dense(), b.transpose(0, 1)).transpose(0, 1)
+    if tol is None and dtype != b.dtype:
+        tol = precision(dtype).residual
+    return _iterated(system, b, tol=tol, max_iter=max_iter, what=what)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # which way is taken depends on values
 def _iterated(
-    coupling: Coupling,
-    form: Form,
-    shift: float,
-    b: Float[Tensor, "N H D"],
-    dtype: torch.dtype,
-    tol: float | None,
-    max_iter: int,
-    what: str | nn.Module,
+    system: Laplacian, b: Float[Tensor, "N H D"], *, what: str | nn.Module, **options: Any
 ) -> Float[Tensor, "N H D"]:
     """Return (Δ + shift)⁻¹ b without the matrix of S."""
     refuse_recorded_tangents()
+    coupling = system.coupling
     low_rank = coupling.low_rank_form(b.dtype)  # of S or of a part of it
-    diagonal = laplacian_diagonal(coupling, form, b.dtype) + shift
-    dominant = _is_dominant(coupling, form, shift)
+    dominant = _is_dominant(system)
+    # A closed form solves an indefinite symmetric system without a word, so that one goes to conjugate gradients.
     if low_rank is not None and coupling.low_rank and (dominant or not coupling.reversible):
-        return LowRankInverse(low_rank, diagonal).solve(b)
+        return LowRankInverse(low_rank, system.diagonal).solve(b)
     metric = None if coupling.symmetric else coupling.metric
-    # Without a shift, `Equilibrium.check` has asked for this smallest eigenvalue. A Δ with negative eigenvalues has a
-    # smaller one than the shift, and none is known.
-    least = shift or precision(coupling.dtype).regular
-    if tol is None and dtype != b.dtype:
-        tol = precision(dtype).residual
+    preconditioner = precondition(coupling, system.diagonal, metric, low_rank, dominant)
+    if not isinstance(what, str):  # named here, since torch.compile traces no repr
+        what = f"the system of {what}"
     return solve(
-        lambda u: diagonal * u - coupling @ u,
+        system,
         b,
         metric=metric,
-        preconditioner=precondition(coupling, diagonal, metric, low_rank, dominant),
+        preconditioner=preconditioner,
         ptr=coupling.ptr,
-        least=least,
-        tol=tol,
-        max_iter=max_iter,
-        what=what
-        if isinstance(what, str)
-        else f"the system of {what}",  # here, since torch.compile traces no repr
+        # Without a shift, `Equilibrium.check` has asked for this smallest eigenvalue. A Δ with negative eigenvalues
+        # has a smaller one than the shift, and no bound is known.
+        least=system.shift or precision(coupling.dtype).regular,
+        what=what,
+        **options,
     )
 
 
-def _is_dominant(coupling: Coupling, form: Form, shift: float) -> bool:
+def _is_dominant(system: Laplacian) -> bool:
     """Return whether S ≥ 0 and Δ + shift is strictly diagonally dominant, hence regular, as every part of it is."""
-    if not (coupling.nonnegative and shift > 0.0):
+    coupling = system.coupling
+    if not (coupling.nonnegative and system.shift > 0.0):
         return False
-    stochastic = form == "conservative" or coupling.row_stochastic
-    return stochastic or bool((coupling.degree() < 1.0 + shift).all())
+    if system.form == "conservative" or coupling.row_stochastic:
+        return True
+    return bool((coupling.degree() < 1.0 + system.shift).all())
 
 
 class _ThetaStep(SolvedUpdate):
@@ -171,9 +167,8 @@ class _ThetaStep(SolvedUpdate):
         self.tau = float(tau)
 
     def step(
-        self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None
+        self, x: State, coupling: Coupling, values: State, source: State | None = None
     ) -> State:
-        values = self.validate(x, coupling, values, source)
         start = working_precision(values, x, coupling)
         # Divided by θτ, the system keeps the scale of Δ for any step size: (Δ + κ + 1/θτ) m = v/θτ + βh.
         rate = 1.0 / (self.theta * self.tau)
@@ -244,6 +239,26 @@ class Equilibrium(SolvedUpdate):
     def __init__(self, form: Form = "conservative", *, beta: float = 1.0, **options: Any) -> None:
         super().__init__(form, beta=beta, **options)
 
+    def forward(
+        self,
+        x: Tensor,
+        coupling: Coupling,
+        values: Tensor | None = None,
+        source: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Return the steady state; without ``source``, h are the values, or the state."""
+        if source is None:
+            source = x if values is None else values
+        return super().forward(x, coupling, values, source, **options)
+
+    def step(
+        self, x: State, coupling: Coupling, values: State, source: State | None = None
+    ) -> State:
+        h = values if source is None else source
+        b = self.beta * working_precision(h, x, coupling)
+        return self.solve(coupling, self.leak, b, h.dtype).to(h.dtype)
+
     def check(self, coupling: Coupling) -> None:
         super().check(coupling)
         if self.leak > 0.0:
@@ -253,9 +268,7 @@ class Equilibrium(SolvedUpdate):
                 "Equilibrium(form='conservative', leak=0) has no unique steady state: D̄ − S maps constants to zero. "
                 "Pass leak > 0 (APPNP with teleport alpha: form='residual', beta = leak = alpha / (1 - alpha))."
             )
-        if formula_runs(
-            coupling.heads * coupling.num_nodes**2
-        ):  # which solves it if it is not singular
+        if dense_formula_runs(coupling):  # which solves the system if it is not singular
             return
         if not coupling.reversible:
             raise SingularSystemError(
@@ -270,15 +283,6 @@ class Equilibrium(SolvedUpdate):
                 f"{smallest:.3g}, expected above {regular:g}. Pass leak > 0, or scale the coupling below spectral "
                 f"radius 1, for instance 0.9 * AdjacencyDiffusivity('sym')."
             )
-
-    def step(
-        self, x: State, coupling: Coupling, values: State | None = None, source: State | None = None
-    ) -> State:
-        if source is None:
-            source = x if values is None else values
-        self.validate(x, coupling, values, source)
-        b = self.beta * working_precision(source, x, coupling)
-        return self.solve(coupling, self.leak, b, source.dtype).to(source.dtype)
 
 
 def teleport_limit(alpha: float) -> Equilibrium:
@@ -313,9 +317,13 @@ def precondition(
         factor = dense_factor(coupling, diagonal, metric)
         if factor is not None:
             root = 1.0 if metric is None else metric.sqrt().unsqueeze(2)
-            return lambda r: (
-                torch.cholesky_solve((root * r).transpose(0, 1), factor).transpose(0, 1) / root
-            )
+
+            def inverse(r: Tensor) -> Tensor:
+                return (
+                    torch.cholesky_solve((root * r).transpose(0, 1), factor).transpose(0, 1) / root
+                )
+
+            return inverse
     if not dominant:
         return None
     if form is not None and form.left.size(2):
@@ -333,9 +341,7 @@ def dense_factor(
     if metric is not None:
         root = metric.sqrt().t()
         matrix = root.unsqueeze(2) * matrix / root.unsqueeze(1)
-    if isinstance(diagonal, Tensor):
-        on = diagonal
-    else:
-        on = matrix.new_full((coupling.num_nodes, 1, 1), diagonal)
-    factor, info = torch.linalg.cholesky_ex(torch.diag_embed(on.squeeze(2).t()) - matrix)
+    if not isinstance(diagonal, Tensor):
+        diagonal = matrix.new_full((coupling.num_nodes, 1, 1), diagonal)
+    factor, info = torch.linalg.cholesky_ex(torch.diag_embed(diagonal.squeeze(2).t()) - matrix)
     return None if bool(info.any()) else factor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -16,9 +16,8 @@ from diffusion_mp.kernels.segments import Rows, by_size, gather
 from diffusion_mp.progress import solving
 from diffusion_mp.updates.derivatives import Operator, differentiated
 
-LEFT_OVER = (
-    1e-6  # relative residual of a closed form above which rounding errors dominate the solution
-)
+#: Relative residual of a closed form above which rounding errors dominate the solution.
+LEFT_OVER = 1e-6
 #: Relative error of a solution up to which rounding is accepted, where the caller asks for no other.
 SIX_DIGITS = 1e-6
 
@@ -31,6 +30,7 @@ class Columns:
 
     def __init__(self, ptr: Tensor | None, num_rows: int, device: torch.device) -> None:
         self.graphs = 1
+        # One graph, which is the usual case, has plain sums and no index.
         self.graph: Tensor | None = None
         if ptr is not None and len(ptr) != 2:
             self.graphs = len(ptr) - 1
@@ -67,13 +67,13 @@ def conjugate_gradients(
     operator: Operator,
     b: Float[Tensor, "N H D"],
     *,
+    least: float,
     tol: float | None = None,
     max_iter: int = 1000,
     what: str = "the linear system",
     metric: Float[Tensor, "N heads"] | None = None,
     preconditioner: Operator | None = None,
     ptr: Tensor | None = None,
-    least: float | None = None,
 ) -> Float[Tensor, "N H D"]:
     """Solve A x = b for a symmetric positive definite A acting on [N, H, D], every column on its own.
 
@@ -81,14 +81,13 @@ def conjugate_gradients(
 
     Args:
         operator, b: u ↦ A u, within every graph of ``ptr`` (row boundaries [B+1]), and the right-hand side.
+        least: a lower bound on the eigenvalues of A, which bounds the relative error of the solution by
+            ‖b − A x‖ / (``least`` ‖x‖), in the norm of the inner product.
+        tol: the relative error of the solution, by default 1e-12 in double and 1e-6 in single precision. The default
+            in double is larger where rounding does not allow it, by ε times the condition number, up to 1e-6.
+        max_iter, what: maximum number of iterations; the name of the system in messages.
         metric: a d̄ > 0 such that A is self-adjoint and positive definite in ⟨u, v⟩ = Σ_i d̄_i u_i v_i; by default uᵀv.
         preconditioner: approximates u ↦ A⁻¹u, self-adjoint and positive definite in the same inner product.
-        least: a lower bound on the eigenvalues of A. Then ``tol`` bounds the relative error of the solution, which is
-            at most ‖b − A x‖ / (``least`` ‖x‖) in the norm of the inner product. Without it, ``tol`` bounds the
-            relative residual ‖b − A x‖ / ‖b‖.
-        tol: by default 1e-12 in double and 1e-6 in single precision. The default error in double is larger where
-            rounding does not allow it, by ε times the condition number, up to 1e-6.
-        max_iter, what: maximum number of iterations; the name of the system in messages.
 
     A zero column has the zero solution.
 
@@ -96,45 +95,37 @@ def conjugate_gradients(
         ConvergenceError: ``max_iter`` or the precision was not enough, A is not positive definite, or something is not
             finite.
     """
-    if tol is None:
-        allowed = max(precision(b.dtype).residual, SIX_DIGITS)
-    else:
-        allowed = tol
-    tol = precision(b.dtype).residual if tol is None else tol
     if b.numel() == 0:
         return torch.zeros_like(b)
+    if tol is None:
+        tol = precision(b.dtype).residual
+        allowed = max(tol, SIX_DIGITS)
+    else:
+        allowed = tol
     columns = Columns(ptr, b.size(0), b.device)
-    b = b.detach()
-    scale = columns.largest(b.abs())
-    scale = columns.rows(
-        torch.where(scale > 0, scale, 1.0)
-    )  # squares of tiny columns would underflow
-    right = b / scale
-    weight = None
-    if metric is not None:
-        metric = metric.detach().to(b)
-        weight = (metric / columns.rows(columns.largest(metric))).unsqueeze(2)
+    # Squares of tiny columns would underflow.
+    scale = columns.largest(b.detach().abs())
+    scale = columns.rows(torch.where(scale > 0, scale, 1.0))
+    right = b.detach() / scale
+    weight = None if metric is None else metric.detach().to(b).unsqueeze(2)
 
     def inner(u: Tensor, v: Tensor) -> Tensor:
         return columns.inner(u if weight is None else weight * u, v)
 
+    def improve(r: Tensor) -> Tensor:
+        return r if preconditioner is None else preconditioner(r).detach()
+
     def goal(x: Tensor, error: float) -> Tensor:
         """Return the largest squared residual of a solution with this relative error."""
-        if least is None:
-            return error * error * start
-        bound = error * least
-        return bound * bound * inner(x, x)
+        return (error * least) ** 2 * inner(x, x)
 
     # Everything is detached, since an operator may hold the tangents of forward mode, which `no_grad` lets through.
+    x = torch.zeros_like(right)
     residual = right.clone()
-    if preconditioner is None:
-        improved = residual
-    else:
-        improved = preconditioner(residual).detach()
+    improved = improve(residual)
     direction = improved.clone()
-    x = torch.zeros_like(residual)
-    start = square = inner(residual, residual)
-    slope = square if preconditioner is None else inner(residual, improved)
+    square = inner(residual, residual)
+    slope = inner(residual, improved)
     converged = False
     for closer in solving(what, max_iter):
         # Half of the tolerance is left to the difference between this residual, which is updated, and the true one.
@@ -156,30 +147,21 @@ def conjugate_gradients(
         x.addcmul_(step, direction)
         residual.addcmul_(step, image, value=-1.0)
         square = inner(residual, residual)
-        if preconditioner is None:
-            improved = residual
-        else:
-            improved = preconditioner(residual).detach()
+        improved = improve(residual)
         before = slope
-        if preconditioner is None:
-            slope = square
-        else:
-            slope = inner(residual, improved)
+        # Without a preconditioner the two are the same sum, which takes as long as an update.
+        slope = square if improved is residual else inner(residual, improved)
         direction.mul_(columns.rows(torch.where(active, slope / before, 0.0))).add_(improved)
-    if least is not None:
-        residual = right - operator(x).detach()
-        square = inner(residual, residual)
+    # The residual above is updated from step to step, and drifts from the true one by rounding.
+    residual = right - operator(x).detach()
+    square = inner(residual, residual)
     if bool((square <= goal(x, allowed)).all()):
         return x * scale
     size = goal(x, 1.0)
     reached = torch.where(size > 0, square / size, square).max().sqrt().item()
-    kind = "residual" if least is None else "error"
-    if converged:
-        until = f"the precision of {b.dtype}"
-    else:
-        until = f"max_iter={max_iter} iterations"
+    budget = f"the precision of {b.dtype}" if converged else f"max_iter={max_iter} iterations"
     raise ConvergenceError(
-        f"Conjugate gradients on {what} reached a relative {kind} of {reached:.3g} in {until}; tol={tol:.3g} was "
+        f"Conjugate gradients on {what} reached a relative error of {reached:.3g} in {budget}; tol={tol:.3g} was "
         f"asked. Raise max_iter or tol, raise the leak (a better conditioned system), or use float64."
     )
 
@@ -197,8 +179,8 @@ def solve(
 
     With x̂ the converged solution, x = x̂ + A⁻¹(b − A x̂) has the value x̂ and, with A⁻¹ and x̂ held constant, the
     derivatives of the implicit function theorem: the tangent A⁻¹(b′ − A′x̂), and the gradients ∂L/∂b = g and ∂L/∂θ =
-    −gᵀ(∂A/∂θ)x̂ with g = A⁻ᵀ ∂L/∂x, for every tensor θ inside ``operator``. Where A is self-adjoint in a metric d̄,
-    Aᵀ = D̄ A D̄⁻¹ is self-adjoint in 1/d̄. Memory does not grow with the iterations. Once differentiable.
+    −gᵀ(∂A/∂θ)x̂ with g = A⁻ᵀ ∂L/∂x, for every tensor θ inside ``operator``. Memory does not grow with the iterations.
+    Once differentiable.
     """
 
     def inverse(rhs: Tensor) -> Tensor:
@@ -209,15 +191,9 @@ def solve(
     def adjoint(rhs: Tensor) -> Tensor:
         if metric is None:
             return inverse(rhs)
+        # Aᵀ = D̄ A D̄⁻¹, so that A⁻ᵀ r = D̄ A⁻¹ (D̄⁻¹ r).
         weight = metric.unsqueeze(2)
-
-        def turned(function: Operator) -> Operator:
-            return lambda u: weight * function(u / weight)
-
-        improve = None if preconditioner is None else turned(preconditioner)
-        return conjugate_gradients(
-            turned(operator), rhs, metric=1.0 / metric, preconditioner=improve, **options
-        )
+        return weight * inverse(rhs / weight)
 
     return differentiated(inverse(b), lambda x: b - operator(x), inverse, adjoint)
 
@@ -233,24 +209,23 @@ class LowRankInverse:
 
     def __init__(self, form: LowRankForm, diagonal: Tensor | float) -> None:
         self.form = form
-        own = 0.0 if form.diagonal is None else form.diagonal.unsqueeze(2)
-        self.diagonal: Tensor = diagonal * form.left.new_ones(*form.left.shape[:2], 1) - own
-        parts = self.diagonal, form.left, form.right
-        self.blocks = [_Block.of(*(gather(part, rows) for part in parts)) for rows in _graphs(form)]
+        self.diagonal: Tensor = diagonal * form.left.new_ones(*form.left.shape[:2], 1)
+        if form.diagonal is not None:
+            self.diagonal = self.diagonal - form.diagonal.unsqueeze(2)
+        parts = (self.diagonal, form.left, form.right)
+        self.blocks = [_Block(*(gather(part, rows) for part in parts)) for rows in _graphs(form)]
 
     def __call__(self, b: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        solved = iter(self.blocks)
-        return by_graph(self.form, lambda part: next(solved).apply(part), b)
+        blocks = iter(self.blocks)
+        return by_graph(self.form, lambda part: next(blocks).solve(part), b)
 
     def solve(self, b: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         """Return (diag(d) − S)⁻¹ b, or raise ``ConvergenceError`` where it misses b: singular or not finite."""
+        # LU factors of a singular matrix are no error of torch, so the solution is put to the test.
         x = self(b)
         with torch.no_grad():
-            left = self.form.left
-            right = self.form.right
-            moved = by_graph(
-                self.form, lambda left, right, x: left @ (right.mT @ x), left, right, x
-            )
+            form = self.form
+            moved = by_graph(form, lambda u, k, x: u @ (k.mT @ x), form.left, form.right, x)
             left_over = (self.diagonal * x - moved - b).norm(dim=0)
             size = b.norm(dim=0)
         if not bool((left_over <= LEFT_OVER * size).all()):  # NaN is not
@@ -262,61 +237,49 @@ class LowRankInverse:
         return x
 
     def inverse_diagonal(self) -> Float[Tensor, "N H"]:
-        solved = iter(self.blocks)
-        return by_graph(
-            self.form, lambda _: next(solved).inverse_diagonal(), self.diagonal
-        ).squeeze(2)
+        blocks = iter(self.blocks)
+        diagonal = by_graph(self.form, lambda _: next(blocks).inverse_diagonal(), self.diagonal)
+        return diagonal.squeeze(2)
 
 
-class _Block(NamedTuple):
-    """Graphs of one size: R (I − û k̂ᵀ)⁻¹ sR with R = |A|^-½, s the sign of a, û = sRU and k̂ = RK."""
+class _Block:
+    """Graphs of one size: R (I − ÛK̂ᵀ)⁻¹ sR with R = |A|^-½, s the sign of A, Û = sRU and K̂ = RK, [b, H, n, …]."""
 
-    root: Tensor
-    sign: Tensor
-    left: Tensor
-    right: Tensor
-    factors: tuple[Tensor, Tensor]
-
-    @classmethod
-    def of(cls, diagonal: Tensor, left: Tensor, right: Tensor) -> _Block:
-        root = diagonal.abs().rsqrt()
-        sign = diagonal.detach().sign()
-        left = sign * root * left
-        right = root * right
+    def __init__(self, diagonal: Tensor, left: Tensor, right: Tensor) -> None:
+        # Divided symmetrically: degrees may be decades apart, and the core would be as badly scaled as they are.
+        self.root = diagonal.abs().rsqrt()
+        self.signed_root = self.root * diagonal.detach().sign()
+        left = self.signed_root * left
+        right = self.root * right
         nodes, features = right.shape[-2:]
-        if nodes > features:
+        # Woodbury's matrix of features, or that of nodes if there are fewer of these.
+        self.thin = nodes > features
+        if self.thin:
             left, right = rebased(left, right)
-        core = right.mT @ left if nodes > features else left @ right.mT
-        lu, pivots, _ = torch.linalg.lu_factor_ex(identity_like(core) - core)
-        return cls(root, sign, left, right, (lu, pivots))
-
-    @property
-    def thin(self) -> bool:
-        return self.right.size(-2) > self.right.size(-1)
+            core = right.mT @ left
+        else:
+            core = left @ right.mT
+        self.left = left
+        self.right = right
+        self.core = identity_like(core) - core
+        self.factors = torch.linalg.lu_factor_ex(self.core)[:2]
 
     def core_solve(self, b: Tensor) -> Tensor:
-        return torch.linalg.lu_solve(
-            *(factor.expand(*b.shape[:2], *factor.shape[2:]) for factor in self.factors), b
-        )
+        lu, pivots = (factor.expand(*b.shape[:2], *factor.shape[2:]) for factor in self.factors)
+        return torch.linalg.lu_solve(lu, pivots, b)
 
-    def apply(self, b: Tensor) -> Tensor:
-        b = self.sign * self.root * b
+    def solve(self, b: Tensor) -> Tensor:
+        b = self.signed_root * b
         if self.thin:
-            solved = b + self.left @ self.core_solve(self.right.mT @ b)
-        else:
-            solved = self.core_solve(b)
-        return self.root * solved
+            return self.root * (b + self.left @ self.core_solve(self.right.mT @ b))
+        return self.root * self.core_solve(b)
 
     def inverse_diagonal(self) -> Tensor:
         if self.thin:
-            kept = 1.0 + (self.left * self.core_solve(self.right.mT).mT).sum(-1, keepdim=True)
+            diagonal = 1.0 + (self.left * self.core_solve(self.right.mT).mT).sum(-1)
         else:
-            kept = (
-                self.core_solve(identity_like(self.factors[0]))
-                .diagonal(dim1=-2, dim2=-1)
-                .unsqueeze(-1)
-            )
-        return self.sign * self.root.square() * kept
+            diagonal = self.core_solve(identity_like(self.core)).diagonal(dim1=-2, dim2=-1)
+        return self.root * self.signed_root * diagonal.unsqueeze(-1)
 
 
 def rebased(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -327,6 +290,7 @@ def rebased(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     if not right.size(-1):
         return left, right
     with torch.no_grad():
+        # Columns may be decades apart, in which case the eigenvalues of their Gram matrix have no digit of the small.
         size = right.abs().amax(-2, keepdim=True)
         size = torch.where(size > 0, size, 1.0)
         values, vectors = torch.linalg.eigh((right / size).mT @ (right / size))
@@ -348,15 +312,13 @@ def _graphs(form: LowRankForm) -> list[Rows]:
 
 def by_graph(form: LowRankForm, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """Apply a function of stacked graphs of one size, [b, H, n, C] → [b, H, n, D], to all graphs."""
-    every = _graphs(form)
-    parts = [
-        function(*(gather(tensor, rows) for tensor in tensors)).transpose(1, 2).flatten(0, 1)
-        for rows in every
-    ]
+    runs = _graphs(form)
+    parts = [function(*(gather(tensor, rows) for tensor in tensors)) for rows in runs]
     if not parts:
         return torch.zeros_like(tensors[-1])
+    out = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])
+    if len(runs) == 1 and isinstance(runs[0], slice):
+        return out
     node = torch.arange(form.left.size(0), device=form.left.device)
-    order = torch.cat([node[rows].flatten() for rows in every])
-    if len(parts) == 1 and isinstance(every[0], slice):
-        return parts[0]
-    return torch.cat(parts)[order.argsort()]
+    order = torch.cat([node[rows].flatten() for rows in runs])
+    return out[order.argsort()]

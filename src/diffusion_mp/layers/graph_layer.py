@@ -1,0 +1,49 @@
+"""``GraphLayer``: what a call of a layer or model checks, before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from diffusion_mp import errors
+from diffusion_mp.graph import Graph
+from diffusion_mp.graph.checks import check_edge_order
+from diffusion_mp.layers.features import channels_at_first
+from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs
+from diffusion_mp.modules import Resettable
+
+
+class GraphLayer(KnowsPyGNames, Resettable):
+    """Base of layers and models, which are called as ``module(x, edge_index, edge_weight, batch, …)``."""
+
+    in_channels: int
+    check_features: Callable[..., None] = staticmethod(errors.check_state)
+    """The check of x; a model sets `check_input`, for a sparse x, in a first layer in which W_V alone reads x."""
+
+    def inputs_to_graph(
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None,
+        edge_weight: Tensor | None,
+        batch: Tensor | None,
+        return_coupling: bool = False,
+        others: Mapping[str, Any] = {},
+        edge_attr: Tensor | None = None,
+    ) -> Graph:
+        """Check the inputs that all take, refuse ``others``, and return the graph."""
+        # What x may be depends on the channels, which the first call decides, so they come before the check of x.
+        if others:
+            refuse_inputs(self, others)
+        if edge_attr is not None:
+            check_edge_order(edge_index, edge_attr)
+        if not isinstance(return_coupling, bool):
+            errors.check_flags(return_coupling=return_coupling)
+        if self.in_channels == -1:
+            self._find_channels(x)
+        self.check_features(x, channels=self.in_channels, module=self)
+        return Graph.coerce(x, edge_index, edge_weight, batch)
+
+    def _find_channels(self, x: Tensor) -> None:
+        self.in_channels = channels_at_first(self, x)
