@@ -43,7 +43,6 @@ class GraphLayer(KnowsPyGNames, Resettable):
         edge_attr: Tensor | None = None,
     ) -> Graph:
         """Check the inputs that all take, refuse ``others``, and return the graph."""
-        errors.refuse_torchscript()
         if others:
             refuse_inputs(self, others)
         if edge_attr is not None:
