@@ -132,7 +132,7 @@ class _Entry(NamedTuple, Generic[T]):
             if copy is None:
                 continue
             # PyG's EdgeIndex takes forty times as long to compare as the tensor in it.
-            now = tensor if type(tensor) is Tensor else plain(tensor)
+            now: Any = tensor if type(tensor) is Tensor else plain(tensor)
             if copy.dtype != now.dtype or copy.device != now.device or not torch.equal(copy, now):
                 return False
         return True
@@ -191,4 +191,5 @@ class TensorCache(Generic[T]):
 
 
 def _copy(tensor: Any) -> Any:
-    return None if tensor is None else plain(tensor).clone()
+    numbers: Any = plain(tensor)
+    return None if numbers is None else numbers.clone()

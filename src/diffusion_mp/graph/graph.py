@@ -128,9 +128,9 @@ class Graph:
                 changed = tensor is not state
             else:
                 changed = (
-                    tensor is not state.reference()
-                    or state.copy is not None
+                    state.copy is not None
                     or tensor._version != state.version
+                    or tensor is not state.reference()
                 )
             if changed:
                 self._look_closer()
