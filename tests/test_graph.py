@@ -1,7 +1,6 @@
 """`Graph`: what it accepts, what it caches, its policies, and its edges by their ends."""
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -204,22 +203,6 @@ def test_what_a_graph_keeps_serves_training_and_learned_weights() -> None:
     with torch.no_grad():
         weight[0] = 2
     assert not graph.is_symmetric
-
-
-def test_layers_share_normalised_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    normalized = AdjacencyDiffusivity._normalized
-
-    def counted(*args: Any) -> Graph:
-        calls.append(args)
-        return normalized(*args)
-
-    monkeypatch.setattr(AdjacencyDiffusivity, "_normalized", counted)
-    graph = Graph(4, torch.tensor([[0, 1, 2], [1, 2, 3]]))
-    DIFFormer(3, 4, 2, num_layers=3)(torch.ones(4, 3), graph)
-    assert len(calls) == 1
-    DIFFormer(3, 4, 2).double()(torch.ones(4, 3, dtype=torch.float64), graph)
-    assert len(calls) == 2  # of another precision
 
 
 def sorted_by_torch(

@@ -3,7 +3,6 @@
 import pickle
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +13,9 @@ from torch import Tensor
 from torch.multiprocessing import get_context
 from torch.utils.data import DistributedSampler
 from torch_geometric.data import Batch, Data
-from torch_geometric.loader import NodeLoader
-from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 from torch_geometric.utils import subgraph
 
 from diffusion_mp.data import PartOf, RandomPartitionLoader
-from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.graph import Graph
 from subrun import run_program
 
@@ -138,26 +134,6 @@ def test_a_halo_is_every_edge_of_the_own_nodes_and_its_other_end() -> None:
         arriving = torch.isin(target[batch.e_id], own)
         e_id.append(batch.e_id[arriving])
     assert torch.equal(torch.cat(e_id).sort().values, torch.arange(EDGES))
-
-
-@pytest.mark.parametrize("halo", [False, True])
-@pytest.mark.parametrize("self_loops", ["keep", "remaining"])
-def test_full_degrees_give_kept_edges_the_entries_of_the_whole_graph(
-    halo: bool, self_loops: Any
-) -> None:
-    diffusivity = AdjacencyDiffusivity("sym", self_loops=self_loops)
-    whole = diffusivity(DATA.x, Graph.from_data(DATA)).to_dense()[0]
-    for batch in RandomPartitionLoader(DATA, 5, degrees="full", halo=halo):
-        own = batch.batch_size
-        expected = whole[batch.n_id[: batch.batch_size]]
-        entries = diffusivity(batch.x, Graph.from_data(batch)).to_dense()[0][:own]
-        torch.testing.assert_close(entries, expected[:, batch.n_id], rtol=1e-6, atol=1e-8)
-        assert (
-            torch.allclose(entries.sum(1), expected.sum(1), rtol=1e-5) is halo
-        )  # without it a part of the rows
-        alone = Graph(batch.num_nodes, batch.edge_index.as_tensor(), batch.edge_weight)
-        without = diffusivity(batch.x, alone).to_dense()[0][:own]
-        assert not torch.allclose(entries, without)
 
 
 def test_every_batch_has_a_training_node_unless_others_are_accepted() -> None:
@@ -315,47 +291,6 @@ def test_memory_mapped_and_plain_tensors_give_the_same(tmp_path: Path) -> None:
         np.save(tmp_path / f"{name}.npy", data[name].numpy())
         data[name] = torch.from_numpy(np.load(tmp_path / f"{name}.npy", mmap_mode="c"))
     compare(RandomPartitionLoader(data, 5), RandomPartitionLoader(DATA, 5))
-
-
-class AllNeighbours(BaseSampler):
-    """A sampler of PyG that takes every in-neighbour of the seeds; PyG's own need pyg-lib or torch-sparse."""
-
-    edge_permutation = None
-
-    def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
-        mask = torch.isin(DATA.edge_index[1], index.node)
-        nodes = torch.cat([index.node, DATA.edge_index[0, mask]])
-        nodes = torch.tensor(list(dict.fromkeys(nodes.tolist())))
-        local = torch.full((NODES,), -1).index_copy(0, nodes, torch.arange(len(nodes)))
-        edges = local[DATA.edge_index[:, mask]]
-        return SamplerOutput(
-            nodes, *edges, mask.nonzero().flatten(), metadata=(index.input_id, index.time)
-        )
-
-    def sample_from_edges(self, *_: Any, **__: Any) -> SamplerOutput:
-        raise NotImplementedError
-
-
-def test_a_loader_of_pyg_yields_the_same_attributes() -> None:
-    part = PartOf(DATA, degrees="full")
-    loader = NodeLoader(
-        DATA, AllNeighbours(), DATA.train_mask, transform=part, batch_size=4, shuffle=False
-    )
-    row = AdjacencyDiffusivity("row")
-    full = row(DATA.x, Graph.from_data(DATA)).to_dense()[0]
-    seen = 0
-    for batch in loader:
-        own = batch.batch_size
-        assert batch.train_mask[:own].all()
-        assert not batch.train_mask[own:].any()
-        assert torch.equal(batch.val_mask[:own], DATA.val_mask[batch.n_id[:own]])
-        assert batch.kept_edges == 1
-        entries = row(batch.x, Graph.from_data(batch)).to_dense()[0][:own]
-        torch.testing.assert_close(
-            entries, full[batch.n_id[:own]][:, batch.n_id], rtol=1e-6, atol=1e-8
-        )
-        seen += own
-    assert seen == int(DATA.train_mask.sum())
 
 
 def test_kept_edges_are_those_that_arrive_at_the_parts_own_nodes() -> None:

@@ -31,7 +31,6 @@ from diffusion_mp import (
 )
 from diffusion_mp.data import PartOf, RandomPartitionLoader, ToDiffusionGraph, find_clusters
 from diffusion_mp.graph import PartEdgeIndex
-from diffusion_mp_experiments.train import NodeClassifier
 from helpers import built
 
 DATA = example(edges=180)
@@ -197,16 +196,6 @@ def test_training_as_documented_has_the_gradients_of_the_whole_graph() -> None:
         ((out * weights[batch.n_id[: batch.batch_size]]).sum() + auxiliary_loss(layer)).backward()
     for parameter, right in zip(layer.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, right, rtol=1e-4, atol=1e-5)
-
-
-def test_the_lightning_module_reads_the_degrees() -> None:
-    module = NodeClassifier(built(OF_EDGES["GCN"])).eval()
-    expected = module(DATA)
-    for batch in RandomPartitionLoader(DATA, 5, halo=True, degrees="full"):
-        own = batch.batch_size
-        torch.testing.assert_close(
-            module(batch)[:own], expected[batch.n_id[:own]], rtol=1e-5, atol=1e-6
-        )
 
 
 @pytest.mark.unwatched  # compiled code has no shape checks
