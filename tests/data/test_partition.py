@@ -34,16 +34,13 @@ def test_parts_are_even_and_each_has_what_it_needs(num_nodes: int, data: st.Data
         assert (torch.bincount(part[needed], minlength=num_parts) > 0).all()
 
 
-def test_part_ids_are_as_small_as_they_can_be() -> None:
-    for num_parts, dtype in (
-        (256, torch.uint8),
-        (257, torch.int16),
-        (32_768, torch.int16),
-        (32_769, torch.int32),
-    ):
-        part = random_partition(32_770, num_parts, drawn())
-        assert part.dtype == dtype
-        assert int(part.max()) == num_parts - 1
+@pytest.mark.parametrize(
+    ("num_parts", "dtype"), [(256, torch.uint8), (257, torch.int16), (32_769, torch.int32)]
+)
+def test_part_ids_are_as_small_as_they_can_be(num_parts: int, dtype: torch.dtype) -> None:
+    part = random_partition(32_770, num_parts, drawn())
+    assert part.dtype == dtype
+    assert int(part.max()) == num_parts - 1
 
 
 @pytest.mark.parametrize("needs", [False, True])

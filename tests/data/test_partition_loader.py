@@ -3,6 +3,7 @@
 import pickle
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,10 +61,12 @@ def test_an_epoch_is_every_node_once_with_the_edges_that_pyg_keeps(options: dict
             num_nodes=NODES,
             return_edge_mask=True,
         )
-        wanted = {"edge_index": expected, "edge_weight": weight, "edge_attr": DATA.edge_attr[mask]}
-        wanted |= {"e_id": mask.nonzero().flatten()}
-        wanted |= {name: DATA[name][batch.n_id] for name in ("x", "y", "train_mask", "val_mask")}
-        assert all(torch.equal(batch[name], value) for name, value in wanted.items())
+        assert torch.equal(batch.edge_index, expected)
+        assert torch.equal(batch.edge_weight, weight)
+        assert torch.equal(batch.edge_attr, DATA.edge_attr[mask])
+        assert torch.equal(batch.e_id, mask.nonzero().flatten())
+        for name in ("x", "y", "train_mask", "val_mask"):
+            assert torch.equal(batch[name], DATA[name][batch.n_id])
         assert batch.num_nodes == batch.batch_size == len(batch.n_id)
         assert batch.name == "a graph"
         assert batch.train_mask.any()
@@ -139,20 +142,16 @@ def test_a_halo_is_every_edge_of_the_own_nodes_and_its_other_end() -> None:
 def test_every_batch_has_a_training_node_unless_others_are_accepted() -> None:
     data = example()
     data.train_mask = torch.arange(NODES) < 6
+
+    def counts(num_parts: int, **options: Any) -> list[int]:
+        loader = RandomPartitionLoader(data, num_parts, **options)
+        return [int(batch.train_mask.sum()) for batch in loader]
+
     for seed in range(5):
-        assert [
-            int(batch.train_mask.sum()) for batch in RandomPartitionLoader(data, 6, seed=seed)
-        ] == [1] * 6
-    counts = [
-        int(batch.train_mask.sum())
-        for batch in RandomPartitionLoader(data, 7, allow_unlabelled=True)
-    ]
-    assert sum(counts) == 6
-    with pytest.raises(
-        ValueError,
-        match=r"num_parts must leave .* training node; got 7 parts, and 6 nodes.*allow_unl",
-    ):
-        RandomPartitionLoader(data, 7)
+        assert counts(6, seed=seed) == [1] * 6
+    assert sum(counts(7, allow_unlabelled=True)) == 6
+    with pytest.raises(ValueError, match="7 parts, and 6 nodes"):
+        counts(7)
 
 
 def test_clusters_are_kept_together() -> None:
@@ -197,9 +196,7 @@ def test_processes_share_the_parts_of_one_partition(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     assert len(early) == 3
     assert all(torch.equal(a.n_id, b) for a, b in zip(early, alone[1::2], strict=True))
-    with pytest.raises(
-        ValueError, match=r"num_parts must be a multiple of the 2 processes.*got 5\. Pass 6"
-    ):
+    with pytest.raises(ValueError, match="num_parts must be a multiple of the 2 processes"):
         list(uneven)
 
 

@@ -226,14 +226,10 @@ def test_other_edges_computed_from_those_of_a_part_are_refused_in_one_sentence(c
     batch = next(iter(RandomPartitionLoader(DATA, 2, halo=True, degrees="full")))
     layer = built(OF_EDGES["GCN"])
     edges = CHANGES[change](batch.edge_index)
-    weight = None
-    with pytest.raises(
-        ValueError,
-        match=r"edge_index was computed from .* Graph\.from_data\(batch\).*as_tensor\(\)",
-    ):
-        layer(batch.x, edges, weight)
+    with pytest.raises(ValueError, match="edge_index was computed from"):
+        layer(batch.x, edges)
     batch.edge_index = edges
-    batch.edge_weight = weight
+    batch.edge_weight = None
     graph = Graph.from_data(batch)
     assert torch.equal(graph.full_degree, batch.full_degree)
     assert layer(batch.x, graph).isfinite().all()
