@@ -241,7 +241,7 @@ def _check_attributes(data: Data) -> None:
     """Raise for an attribute that would come with every part as a whole, though it has a row for every node or edge."""
     lengths = (data.num_nodes, data.num_edges)
     for name, value in data:
-        shape = getattr(value, "shape", ())
+        shape: Any = getattr(value, "shape", ())
         has_rows = isinstance(shape, tuple) and len(shape) > 0 and shape[0] in lengths
         if name == "edge_index" or not has_rows:
             continue
