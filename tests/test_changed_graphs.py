@@ -199,7 +199,7 @@ def test_caches_survive_copies_and_processes() -> None:
     assert graph.with_self_loops("remaining") is looped
     assert copy.copy(graph).with_self_loops("remaining") is looped
     there = pickle.loads(pickle.dumps(graph))
-    assert there._derived["remaining"].csc.found
+    assert there._derived["remaining"].csc.is_sorted
     assert there.with_self_loops("remaining") is there._derived["remaining"]
     there.edge_weight.mul_(2)
     assert there.with_self_loops("remaining").edge_weight.max() > looped.edge_weight.max()

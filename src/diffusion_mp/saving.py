@@ -258,7 +258,7 @@ def _written(value: Any, classes: dict[str, type[Described]], numbers: dict[Any,
         else:
             names = [each.name for each in parameters]
             arguments = dict(zip(names, value.args, strict=False))
-        about = {CLASS: name, **_written(arguments | value.kwargs, classes, numbers)}
+        about = {CLASS: name, **_written({**arguments, **value.kwargs}, classes, numbers)}
     numbers[key] = len(numbers)
     return about
 

@@ -340,10 +340,10 @@ class Graph:
         """Graph number of every row."""
         if self._batch is not None:
             return self._batch
-        sizes = self.ptr.diff().to(None if self.edge_index is None else self.edge_index.device)
-        return torch.arange(sizes.numel(), device=sizes.device).repeat_interleave(
-            sizes, output_size=self.num_nodes
-        )
+        device = None if self.edge_index is None else self.edge_index.device
+        sizes = self.ptr.diff().to(device)
+        graphs = torch.arange(sizes.numel(), device=sizes.device)
+        return graphs.repeat_interleave(sizes, output_size=self.num_nodes)
 
     @property
     def edges(self) -> Int[Tensor, "two E"]:
@@ -408,15 +408,16 @@ class Graph:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
         """The same graph on another device; its compressed forms are found again there."""
-        place = errors.as_device(device, self.edges.device)
+        origin = None if self.edge_index is None else self.edge_index.device
+        target = errors.as_device(device, origin)
         # Row boundaries stay on the CPU, where kernels read them.
         names = ("edge_index", "edge_weight", "_batch", "full_degree", "origin")
         tensors = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        if all(tensor.device == place for tensor in tensors.values()):
+        if all(tensor.device == target for tensor in tensors.values()):
             return self
         graph = copy.copy(self)
         for name, tensor in tensors.items():
-            setattr(graph, name, tensor.to(place, non_blocking=non_blocking))
+            setattr(graph, name, tensor.to(target, non_blocking=non_blocking))
         graph._pattern = None
         graph._derived = {}
         return graph
