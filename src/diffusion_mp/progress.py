@@ -50,14 +50,9 @@ def solving(what: str, max_iter: int) -> Iterator[Callable[[Tensor | float, Tens
 
         def closer(residual: Tensor | float, goal: Tensor | float) -> None:
             if not bar.disable:
-                left = (
-                    (torch.as_tensor(residual) / goal)
-                    .nan_to_num()
-                    .clamp(1, 1e30)
-                    .max()
-                    .log10()
-                    .item()
-                )
+                # An iteration that diverges, or starts at infinity, must not stretch the bar without end.
+                excess = (torch.as_tensor(residual) / goal).nan_to_num().clamp(1, 1e30)
+                left = excess.max().log10().item()
                 bar.total = max(bar.total or 0.0, left)
                 bar.update(bar.total - left - bar.n)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import LabelPropagation as LabelPropagationOfPyG
 
-from diffusion_mp import DiffusionClassifier, LabelPropagation, plot
+from diffusion_mp import DiffusionClassifier, LabelPropagation
 from diffusion_mp.data import (
     RandomPartitionLoader,
     Split,
@@ -80,9 +80,6 @@ TAKERS: dict[str, Callable[[Tensor], Any]] = {
     "AP": score("ap"),
     "the loss": loss,
     "the estimator": fitted,
-    "plot.attention": lambda y: [
-        line.get_ydata() for line in plot.attention(LOGITS, -LOGITS, y).lines
-    ],
 }
 
 
