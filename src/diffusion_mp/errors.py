@@ -18,7 +18,8 @@ from torch_geometric.data import Data, HeteroData
 
 from diffusion_mp.runtime.torch_private import dispatch_mode_active
 
-# torch computes next to nothing in these, so they are converted before anything is asked of them.
+# torch computes next to nothing in these (no comparison, no index), so they are converted before anything is asked
+# of them.
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, *UNSIGNED)
 
@@ -104,7 +105,8 @@ def check_positive(value: float, name: str, *, allow_zero: bool = False) -> None
     """Raise unless ``value`` is a finite number above zero (or, with ``allow_zero``, at least zero)."""
 
     def fits(number: float) -> bool:
-        finite = torch.compiler.is_compiling() or math.isfinite(number)  # it may be a symbol there
+        # While torch compiles, a number may be a symbol, which is finite and has no `math.isfinite`.
+        finite = torch.compiler.is_compiling() or math.isfinite(number)
         return finite and (number >= 0 if allow_zero else number > 0)
 
     check_number(value, name, fits, f"be finite and {'>= 0' if allow_zero else '> 0'}")
@@ -114,13 +116,14 @@ def check_number(
     value: float,
     name: str,
     fits: Callable[[float], bool] = math.isfinite,
-    wanted: str = "be a finite number",
+    condition: str = "be a finite number",
 ) -> None:
-    """Raise unless ``value`` is a number that ``fits``, as ``wanted`` says."""
+    """Raise unless ``value`` is a number that ``fits``, as ``condition`` says."""
+    # True is an int for Python; as a step size or a rate it is a mistake.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number; got {describe(value)}.")
     if not fits(value):
-        raise ValueError(f"{name} must {wanted}; got {value}.")
+        raise ValueError(f"{name} must {condition}; got {value}.")
 
 
 def found_later(channels: object) -> bool:
@@ -153,6 +156,7 @@ def as_whole(value: object, name: str, way_out: str = "") -> int:
 
 def python_number(value: object) -> Any:
     """Return a number of NumPy, a scalar or an array without dimensions, as one of Python; all else as it is."""
+    # A float32 of NumPy is no float for Python, and a saved model could not write it as JSON.
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
         return value.item()
     return value
@@ -166,6 +170,7 @@ def check_flags(**flags: bool) -> None:
 
 def check_seed(seed: int, name: str = "seed") -> None:
     """Raise unless ``seed`` is an integer in [−2⁶³, 2⁶³)."""
+    # Seeds are kept in a buffer of int64, where larger ones would be cut off without a word.
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"{name} must be an integer; got {describe(seed)}.")
     if not -(1 << 63) <= seed < 1 << 63:
@@ -241,6 +246,7 @@ def floating(
     """Return ones of a floating dtype on a device, after checks of the two options."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"dtype must be a floating torch.dtype; got {describe(dtype)}.")
+    # torch knows which devices there are, so the tensor is made to find out.
     try:
         return torch.ones(shape, dtype=dtype, device=device)
     except (TypeError, RuntimeError) as error:
@@ -290,12 +296,12 @@ def check_place(
         for parameter in part._parameters.values():
             if parameter is not None and not is_lazy(parameter) and parameter.dim():
                 if x.device != parameter.device or (dtype and x.dtype != parameter.dtype):
-                    _refuse_place(x, name, parameter, type(module).__name__, dtype)
+                    _refuse_placement(x, name, parameter, type(module).__name__, dtype)
                 return
         modules += [*part._modules.values()][::-1]
 
 
-def _refuse_place(x: Tensor, name: str, parameter: Tensor, kind: str, dtype: bool) -> None:
+def _refuse_placement(x: Tensor, name: str, parameter: Tensor, kind: str, dtype: bool) -> None:
     check_device(x, name, parameter.device, f"the parameters of {kind}")
     if dtype and parameter.is_floating_point() and not torch.is_autocast_enabled(x.device.type):
         raise TypeError(
@@ -383,6 +389,7 @@ def check_rows(value: Tensor, name: str, x: Tensor, *, module: nn.Module | None 
 
 def index_vector(value: object, name: str, length: str) -> Tensor:
     """Return indices [length] as int64, from a tensor of any integer type, a list or an array."""
+    # int64 always: torch takes an index of uint8 for a mask.
     indices = as_tensor(value, name, f"a tensor {length} of integers")
     if indices.dtype not in INTEGERS:
         raise TypeError(
@@ -446,6 +453,7 @@ def check_pairs(
 ) -> Tensor:
     """Return pairs of nodes [2, E], senders first, on ``device`` as int64, from a tensor there, a list or an array."""
     listed = as_tensor(pairs, name, f"a tensor {shape}")
+    # A list has no device, and goes where it is needed; a tensor elsewhere is a mistake of the caller.
     if not isinstance(plain(pairs), Tensor):
         listed = listed.to(device)
     check_integer_pairs(listed, name, shape)
@@ -480,6 +488,7 @@ def refuse_torchscript() -> None:
 
 def values_to_check() -> bool:
     """Return whether tensors have values, which they have not while torch compiles or records."""
+    # Inside transforms of torch.func they have, so checks run there.
     return not torch.compiler.is_compiling() and not dispatch_mode_active()
 
 
@@ -489,7 +498,8 @@ def check_range(pairs: Tensor, name: str, size: int, what: str = "nodes") -> Non
         return
     check_has_values(pairs, name)
     numbers = pairs.long() if pairs.dtype in UNSIGNED else pairs
-    low, high = (int(end) for end in numbers.aminmax())
+    # One pass for both ends, and one synchronisation on a GPU instead of two.
+    low, high = torch.stack(numbers.aminmax()).tolist()
     if low < 0 or high >= size:
         raise ValueError(
             f"{name} must lie in [0, {size - 1}] for {size} {what}; it reaches from {low} to {high}."
@@ -558,6 +568,7 @@ def check_edge_rows(
 ) -> None:
     """Raise unless ``edge_attr`` has a row for every edge, and fits ``module`` with that many channels."""
     check_kind(edge_attr, name, Tensor, "a tensor [num_edges, channels], one row per edge")
+    # Shape before type: an index of the type of every edge is the usual mistake, and has a way out of its own.
     if not edge_attr.dim() or edge_attr.size(0) != num_edges:
         raise ValueError(
             f"{name} must have one row for each of {num_edges} edges; got {describe(edge_attr)}."

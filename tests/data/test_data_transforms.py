@@ -184,7 +184,7 @@ def test_what_a_graph_has_found_is_pickled_and_changes_nothing() -> None:
     again = pickle.loads(pickle.dumps(graph))
     looped = again.with_self_loops("remaining")
     assert torch.equal(looped.csc.order, graph.with_self_loops("remaining").csc.order)
-    assert looped.reweighted("twice", lambda: looped._own_weights() * 2).pattern is looped.pattern
+    assert looped.reweighted("twice", lambda: looped._edge_weights() * 2).pattern is looped.pattern
     data = MOLECULES[2]
     plain = Graph.from_data(data)
     prepared = Graph.from_data(data).prepare()

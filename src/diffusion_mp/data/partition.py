@@ -251,10 +251,10 @@ class Cut:
         self._part = part.numpy()
         self._halo = halo
         ends = np.bincount(self._part, minlength=num_parts).cumsum()
-        self._own = np.split(_sorting(part).numpy(), ends[:-1])
+        self._core = np.split(_sorting(part).numpy(), ends[:-1])
         self._local = np.empty(len(part), np.int32 if len(part) < 2**31 else np.int64)
-        for own in self._own:
-            self._local[own] = np.arange(len(own))
+        for core in self._core:
+            self._local[core] = np.arange(len(core))
         edges = edge_index.numpy()
         # The self-loops of nodes in other parts are in no list of `_by_part`, but change the degrees of a halo.
         self._loops = np.flatnonzero(edges[0] == edges[1]) if halo else np.empty(0, np.int64)
@@ -286,17 +286,17 @@ class Cut:
         return tuple(np.split(column.astype(self._local.dtype), bounds) for column in columns)
 
     def __len__(self) -> int:
-        return len(self._own)
+        return len(self._core)
 
     def __getitem__(self, k: int) -> Part:
-        own = self._own[k]
+        core = self._core[k]
         orders, sources, targets = zip(*self._chunks, strict=True)
         e_id = np.concatenate(
             [order[k].astype(np.int64) + chunk * CHUNK for chunk, order in enumerate(orders)]
         )
         source = np.concatenate([nodes[k] for nodes in sources])
         target = np.concatenate([nodes[k] for nodes in targets])
-        context = own[:0]
+        context = core[:0]
         if self._halo:
             nodes = np.concatenate([source, target])
             context = np.unique(nodes[self._part[nodes] != k])
@@ -312,14 +312,14 @@ class Cut:
             local = self._local[nodes].astype(np.int64)
             if len(context):
                 outside = np.flatnonzero(self._part[nodes] != k)
-                local[outside] = len(own) + np.searchsorted(context, nodes[outside])
+                local[outside] = len(core) + np.searchsorted(context, nodes[outside])
             return local
 
-        n_id = np.concatenate([own, context])
+        n_id = np.concatenate([core, context])
         edge_index = np.stack([local_number(source), local_number(target)])
         return Part(
             n_id=torch.from_numpy(n_id),
-            batch_size=len(own),
+            batch_size=len(core),
             e_id=torch.from_numpy(e_id),
             edge_index=torch.from_numpy(edge_index),
         )

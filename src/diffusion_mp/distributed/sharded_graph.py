@@ -218,7 +218,7 @@ class ShardedGraph(GraphPart):
     def _full_degrees(self) -> Float[Tensor, "extended two"]:
         """Return in- and out-degrees of the rows and the halo in the whole graph, in double precision."""
         source, target = self.edges
-        weight = self._own_weights(torch.float64)
+        weight = self._edge_weights(torch.float64)
         received = weight.new_zeros(self.num_nodes).index_add(0, target, weight)
         sent = weight.new_zeros(self.num_nodes + sum(self._num_fetched)).index_add(
             0, source, weight

@@ -88,16 +88,16 @@ def kept_with(*tensors: Tensor) -> dict[Hashable, Any]:
     """Return what was computed from these tensors; nothing once one is written to, or the first is freed."""
     if not may_keep():
         return {}
-    place = id(tensors[0])
-    entry = _KEPT.get(place)
+    address = id(tensors[0])
+    entry = _KEPT.get(address)
     if entry is not None:
         states, values = entry
         if len(states) == len(tensors) and all(map(TensorState.holds, states, tensors)):
             return values
     states = [TensorState(tensor) for tensor in tensors]
-    states[0].reference = weakref.ref(tensors[0], lambda _: _KEPT.pop(place, None))
-    _KEPT[place] = (states, {})
-    return _KEPT[place][1]
+    states[0].reference = weakref.ref(tensors[0], lambda _: _KEPT.pop(address, None))
+    _KEPT[address] = (states, {})
+    return _KEPT[address][1]
 
 
 def cached_by(tensors: tuple[Tensor, ...], key: Hashable, make: Callable[[], T]) -> T:

@@ -19,8 +19,9 @@ MOST_NODES = 3_037_000_499
 
 def as_num_nodes(num_nodes: object) -> int:
     """The number of nodes, from anything that counts as an integer."""
-    if torch.compiler.is_compiling() or (type(num_nodes) is int and 0 <= num_nodes <= MOST_NODES):
-        return cast("int", num_nodes)  # a symbol under torch.compile
+    # A symbol under torch.compile, which a comparison would fix.
+    if torch.compiler.is_compiling():
+        return cast("int", num_nodes)
     count = errors.as_whole(num_nodes, "num_nodes")
     errors.check_counts(0, num_nodes=count)
     if count > MOST_NODES:
@@ -32,6 +33,7 @@ def as_num_nodes(num_nodes: object) -> int:
 
 def as_edge_index(edge_index: object) -> Tensor:
     """Edges [2, E] as a plain tensor of int64: keys of pairs, source · N + target, overflow in anything smaller."""
+    # A PartEdgeIndex has brought its degrees already, and a subclass of PyG's would slow every operation down.
     edges: Any = errors.plain(edge_index)
     errors.check_kind(
         edges, "edge_index", Tensor, "a tensor [2, num_edges], a sparse tensor or a Graph"
@@ -122,6 +124,7 @@ def check_edge_order(edge_index: object, edge_attr: object) -> None:
 
 def check_ptr(num_nodes: int, ptr: Tensor) -> None:
     """Row boundaries rise from 0 to N; an empty graph repeats one."""
+    # They are on the CPU, so reading values waits for nothing.
     if int(ptr[0]) != 0 or int(ptr[-1]) != num_nodes or bool((ptr[1:] < ptr[:-1]).any()):
         raise ValueError(
             f"ptr must rise from 0 to num_nodes = {num_nodes} without a step back; got {ptr.tolist()[:12]}."
@@ -180,6 +183,7 @@ def check_edges(
     """Indices in range, no edge between graphs (``member`` [N] tells them apart), weights finite and non-negative."""
     if edge_index is None or not edge_index.numel() or edge_index.is_meta:
         return
+    # An index out of range would read or write memory of others in the compressed products.
     errors.check_range(edge_index, "edge_index", num_nodes)
     if member is not None:
         source, target = member.to(edge_index.device)[edge_index]

@@ -100,6 +100,7 @@ class Graph:
         self._derived: dict[Hashable, Graph] = {}
         self._states: dict[str, TensorState | None] = {}
         self._validate = validate
+        # Compiled code has no values to look at, and versions of tensors that it does not change.
         if not torch.compiler.is_compiling():
             self._check_values()
             self._states = self._states_now()
@@ -157,10 +158,11 @@ class Graph:
                 changed.add(name)
         if not changed:
             return
-        # Weights that are learned change with every step, and are not looked at again.
+        # Weights that are learned change with every step; a pass over them each time would cost more than the product.
         learned = self.edge_weight is not None and self.edge_weight.requires_grad
         if written_to and not learned:
             self._check_values()
+        # Sorting the edges is the expensive part, and depends on no weight.
         if "edge_index" in changed:
             self._pattern = None
         self._segments = None
@@ -313,6 +315,7 @@ class Graph:
         self._refresh()
         if self._segments is not None:
             return self._segments
+        # A custom operation, since the number of graphs is a value, which a trace may not look at.
         segments = cast("Tensor", batch_pointers(self._batch))
         if may_keep():
             self._segments = segments
@@ -355,13 +358,14 @@ class Graph:
     def weights(self, like: Tensor) -> Float[Tensor, " E"]:
         """Edge weights in the dtype and on the device of ``like``; ones where none were given."""
         errors.check_kind(like, "like", Tensor, "a tensor")
-        return self._own_weights(like.dtype).to(like.device)
+        return self._edge_weights(like.dtype).to(like.device)
 
     @property
     def weighted(self) -> bool:
         """Whether an edge has another weight than 1: found out when first asked, unless weights are being learned."""
         if self.edge_weight is None:
             return False
+        # Where the weights may not be looked at, they may be any.
         if self.edge_weight.requires_grad or self.edge_weight.is_meta or not values_only():
             return True
         self._refresh()
@@ -369,7 +373,7 @@ class Graph:
             self._weighted = bool((self.edge_weight != 1).any())
         return self._weighted
 
-    def _own_weights(self, dtype: torch.dtype | None = None) -> Float[Tensor, " E"]:
+    def _edge_weights(self, dtype: torch.dtype | None = None) -> Float[Tensor, " E"]:
         """Edge weights in ``dtype``, or their own (the default dtype for ones)."""
         if self.edge_weight is None:
             return torch.ones(self.num_edges, dtype=dtype, device=self.edges.device)
@@ -431,7 +435,7 @@ class Graph:
         if self.full_degree is not None:
             return self.full_degree[:, int(direction == "out")].to(dtype or self.full_degree.dtype)
         end = self.edges[int(direction == "in")]
-        weight = self._own_weights(dtype)
+        weight = self._edge_weights(dtype)
         # Half precision stops counting at 2048 edges.
         wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
         degree = wide.new_zeros(self.num_nodes).index_add(0, end, wide)
@@ -445,7 +449,7 @@ class Graph:
         if self._symmetric is None or learned:
             errors.check_has_values(self.edges, "edge_index")
             self._symmetric = is_symmetric(
-                self.edges, self._own_weights().unsqueeze(1), self.num_nodes
+                self.edges, self._edge_weights().unsqueeze(1), self.num_nodes
             )
         return self._symmetric
 
@@ -463,26 +467,23 @@ class Graph:
         return self.derived(policy, lambda: self._looped(policy))
 
     def _looped(self, policy: SelfLoops) -> Graph:
-        source = self.edges[0]
-        is_loop = self.edges[0] == self.edges[1]
-        if (
-            policy == "remaining"
-            and not is_loop.is_meta
-            and values_only()
-            and not bool(is_loop.any())
-        ):
+        source, target = self.edges
+        is_loop = source == target
+        # Without observed loops "remaining" is "add", which leaves ones unwritten and weights unscaled.
+        if policy == "remaining" and not is_loop.is_meta and values_only() and not is_loop.any():
             policy = "add"
         if policy == "add" and self.edge_weight is None:
             return self._and_loops(None, None if self.full_degree is None else self.full_degree + 1)
-        weight = self._own_weights()
+        weight = self._edge_weights()
         loop_weight = weight.new_ones(self.num_nodes)
         lost = weight.new_zeros(self.num_nodes)
         if policy != "add":
+            # Observed loops stay in the list with weight zero: how many edges there are depends on no value, so
+            # compiled code serves graphs with and without loops.
             observed = weight * is_loop
             weight = weight - observed
-            count, lost = (
-                lost.index_add(0, source, w) for w in (is_loop.to(weight.dtype), observed)
-            )
+            count = lost.index_add(0, source, is_loop.to(weight.dtype))
+            lost = lost.index_add(0, source, observed)
         if policy == "remove":
             return self._with_edges(self.edges, weight, self._full_degree(-lost))
         if policy == "remaining":
@@ -514,7 +515,7 @@ class Graph:
         """Every pair with a walk of 1 to ``hops`` edges of positive weight, once and with weight 1: the k-hop graph."""
         errors.check_counts(hops=hops)
         errors.check_has_values(self.edges, "edge_index")
-        walks = self.edges, self._own_weights().detach(), self.num_nodes, hops
+        walks = self.edges, self._edge_weights().detach(), self.num_nodes, hops
         return self.derived(f"within {hops}", lambda: self._with_edges(walk_pairs(*walks), None))
 
     def to_undirected(self) -> Graph:
@@ -522,11 +523,10 @@ class Graph:
         return self.derived("undirected", self._symmetrized)
 
     def _symmetrized(self) -> Graph:
-        weight = self._own_weights()
-        if self.full_degree is None:
-            degree = None
-        else:
-            degree = self.full_degree.mean(1, keepdim=True).expand(-1, 2)
+        weight = self._edge_weights()
+        degree = self.full_degree
+        if degree is not None:
+            degree = degree.mean(1, keepdim=True).expand(-1, 2)
         both = torch.cat([self.edges, self.edges.flip(0)], dim=1)
         return self._with_edges(both, torch.cat([weight, weight]) * 0.5, degree)
 
@@ -536,11 +536,13 @@ class Graph:
 
     def with_weights(self, weight: Float[Tensor, " E"]) -> Graph:
         graph = self._with_edges(self.edges, weight)
+        # Edges are sorted once for all weights.
         graph._pattern = self.pattern
         return graph
 
     def derived(self, name: Hashable, make: Callable[[], Graph]) -> Graph:
         """Made once, so that layers share its compressed forms; anew where the weights are being learned."""
+        # Derived weights hold an autograd graph, which serves one backward pass.
         if self.edge_weight is not None and self.edge_weight.requires_grad:
             return make()
         self._refresh()
@@ -552,10 +554,7 @@ class Graph:
         return graph
 
     def reverse(self) -> Graph:
-        if self.full_degree is None:
-            degree = None
-        else:
-            degree = self.full_degree.flip(1)
+        degree = None if self.full_degree is None else self.full_degree.flip(1)
         graph = self._with_edges(self.edges.flip(0), self.edge_weight, degree)
         graph._pattern = self.pattern.T
         return graph
