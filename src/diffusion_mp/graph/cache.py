@@ -55,18 +55,18 @@ def persistent(make: Callable[[], T]) -> T:
 
 
 class TensorState:
-    """A tensor as it was: its version tells whether it has been written to since.
+    """A tensor as it was: its version, or its numbers with ``compare``, tell whether it has been written to since.
 
-    torch counts no writes through NumPy or ``.data``.
+    torch counts no writes through NumPy or ``.data``, which a comparison of numbers sees.
     """
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, *, compare: bool = False) -> None:
         # Weak, so that a cache does not keep alive what it was computed from.
         self.reference = weakref.ref(tensor)
         self.version = 0
         self.copy: Tensor | None = None
-        if tensor.is_inference():
-            # torch counts no writes to tensors made in inference mode, so their numbers are compared.
+        # torch counts no writes to tensors made in inference mode either.
+        if compare or tensor.is_inference():
             self.copy = tensor.clone()
         else:
             self.version = tensor._version
@@ -81,20 +81,20 @@ class TensorState:
         return not values_only() or torch.equal(self.copy, tensor)
 
 
-_KEPT: dict[int, tuple[list[TensorState], dict[Hashable, Any]]] = {}
+_KEPT: dict[Hashable, tuple[list[TensorState], dict[Hashable, Any]]] = {}
 
 
-def kept_with(*tensors: Tensor) -> dict[Hashable, Any]:
-    """Return what was computed from these tensors; nothing once one is written to, or the first is freed."""
+def _kept_with(tensors: tuple[Tensor, ...], *, compare: bool) -> dict[Hashable, Any]:
+    """What was computed from these tensors; nothing once one is written to, or the first is freed."""
     if not may_keep():
         return {}
-    address = id(tensors[0])
+    address = (id(tensors[0]), compare)
     entry = _KEPT.get(address)
     if entry is not None:
         states, values = entry
         if len(states) == len(tensors) and all(map(TensorState.holds, states, tensors)):
             return values
-    states = [TensorState(tensor) for tensor in tensors]
+    states = [TensorState(tensor, compare=compare) for tensor in tensors]
     states[0].reference = weakref.ref(tensors[0], lambda _: _KEPT.pop(address, None))
     _KEPT[address] = (states, {})
     return _KEPT[address][1]
@@ -102,7 +102,7 @@ def kept_with(*tensors: Tensor) -> dict[Hashable, Any]:
 
 def cached_by(tensors: tuple[Tensor, ...], key: Hashable, make: Callable[[], T]) -> T:
     """Return ``make()``, cached by ``key`` until one of the tensors is written to or the first is freed."""
-    values = kept_with(*tensors)
+    values = _kept_with(tensors, compare=False)
     if key not in values:
         values[key] = persistent(make)
     return cast("T", values[key])
@@ -110,7 +110,8 @@ def cached_by(tensors: tuple[Tensor, ...], key: Hashable, make: Callable[[], T])
 
 def batch_cache(ptr: Tensor) -> dict[Hashable, Any]:
     """Return the cache of values computed from row boundaries, valid while this tensor exists and holds the same."""
-    return kept_with(ptr)
+    # They are few numbers, on the CPU, so a comparison costs next to nothing.
+    return _kept_with((ptr,), compare=True)
 
 
 class _Entry(NamedTuple, Generic[T]):

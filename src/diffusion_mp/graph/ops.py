@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Int
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from diffusion_mp.errors import check_range
-from diffusion_mp.graph.cache import cached_by, cached_property, may_keep, persistent, values_only
+from diffusion_mp.graph.cache import batch_cache, cached_property, may_keep, persistent, values_only
 
 #: A number of rows, a symbol while torch traces.
 Size = int | torch.SymInt
@@ -118,7 +118,11 @@ def members(
     # Row boundaries are on the CPU, so that a captured CUDA graph may look at them.
     if not values_only(captured=True):
         return persistent(number)
-    return cached_by((ptr,), ("members", device), number)
+    values = batch_cache(ptr)
+    key = ("members", device)
+    if key not in values:
+        values[key] = persistent(number)
+    return cast("tuple[Tensor, Tensor]", values[key])
 
 
 def max_rows(x: Tensor, ptr: Tensor | None) -> Tensor:

@@ -48,9 +48,9 @@ def observed() -> bool:
 
 
 def values_only(*, captured: bool = False) -> bool:
-    """Return whether torch computes values only, and does not compile, transform or record, nor capture a CUDA graph.
+    """Return whether torch computes values only: it does not compile, transform, record or capture (torch 2.6 to 2.14).
 
-    With ``captured`` it may capture one: calls run as they come, but there are no values to look at.
+    With ``captured`` it may capture a CUDA graph: calls run as they come, but there are no values to look at.
     """
     # The questions of `observed` are repeated here, since every layer asks several times in a call.
     if (
