@@ -19,10 +19,12 @@ from diffusion_mp.progress import progress_bar
 
 Metric = Literal["euclidean", "cosine"]
 _Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
-# The largest entry is scaled to 2^_LARGEST and entries of other rows clipped at 2^_CUT, so that squares stay in range.
+# The largest entry is scaled to 2^_LARGEST and entries of other rows clipped at 2^_CUT: the square of a distance in up to
+# 2^22 channels is then below 2^1024, where double precision ends, and small distances keep their squares.
 _LARGEST = 480
 _CUT = 500
-_PART = 1 << 12  # rows that are searched for at a time
+# Rows that are searched for at a time, so that the bar moves and a block of distances stays small.
+_PART = 1 << 12
 
 
 def knn_graph(
@@ -99,6 +101,7 @@ class KNNGraph(BaseTransform):
         if self.k >= len(x):
             raise ValueError(f"k must be below the number of nodes, {len(x)}; got {self.k}.")
         errors.check_finite(x, name)
+        # scikit-learn searches in double precision and on the CPU.
         rows = x.detach().cpu().double().numpy()
         edges, weights, _ = joined(rows, self.k, self.metric, self.approximate, self.sharpness)
         return edges.to(x.device), (weights / weights.mean()).to(x)
@@ -135,6 +138,7 @@ def _nearest(x: Any, k: int, of: Any) -> _Pairs:
     rows = x if of is None else of
     if k < 1 or not rows.shape[0]:
         return np.zeros(0, int), np.zeros(0, int), np.zeros(0)
+    # A row is its own nearest neighbour: one more is asked for, and the row left out.
     itself = np.arange(x.shape[0]) if of is None else None
 
     def search(algorithm: str, x: Any, rows: Any, itself: Any) -> list[np.ndarray]:
@@ -147,6 +151,7 @@ def _nearest(x: Any, k: int, of: Any) -> _Pairs:
         # Without matrix products, ties are broken alike on every machine. With more channels a tree visits every row.
         distance, column = search("kd_tree", x, rows, itself)
     else:
+        # The median, which a row far outside does not move.
         middle = np.median(x, axis=0)
         distance, column = search("brute", x - middle, rows - middle, itself)
         # ‖x‖² + ‖y‖² − 2x·y cancels for rows much closer to each other than to the origin.
@@ -235,6 +240,7 @@ def joined(
 ) -> tuple[Tensor, Tensor, np.ndarray]:
     """Return the edges of `knn_graph`, their weights (the larger one of both directions), and the squared reach."""
     row, column, square = nearest(x, k, metric, approximate)
+    # The relation is not symmetric: an outlier has neighbours that it is none of. Either direction makes an edge.
     reach = farthest(row, square, x.shape[0])
     near = similar(row, column, square, reach, reach, sharpness)
     both = near.maximum(near.T).tocsr().sorted_indices().tocoo()
@@ -253,7 +259,9 @@ def similar(
     row: Any, column: Any, square: Any, reach: Any, other: Any, sharpness: float
 ) -> scipy.sparse.csr_array:
     """Return the weights of pairs of neighbours, by their distance relative to the reach of both."""
+    # The root of the product would overflow where the product of the roots does not.
     scale = np.sqrt(reach[row]) * np.sqrt(other[column])
+    # Copies of a row are at distance zero from it, and have the weight one.
     exponent = np.divide(square, scale, out=np.zeros(len(row)), where=scale > 0)
     # Clipped, so that an outlier has small, equal, nonzero weights.
     values = np.exp(-np.minimum(sharpness * exponent, 30))

@@ -47,6 +47,7 @@ class PartOf(BaseTransform):
 
     def __init__(self, data: Data, degrees: Literal["batch", "full"] = "batch") -> None:
         check_choice(degrees, "degrees", ["batch", "full"])
+        # Only counts of edges are kept, so that workers do not get a copy of the graph.
         graph = observed(data)
         self.arriving: Int[Tensor, " N"] = torch.bincount(graph.edges[1], minlength=graph.num_nodes)
         self.full_degree: Float[Tensor, "N two"] | None = None
@@ -127,6 +128,7 @@ def find_clusters(
         torch.Size([6])
     """
     check_choice(method, "method", get_args(Method))
+    # networkx and METIS take seeds of different sizes.
     seed = as_whole(seed, "seed")
     if not 0 <= seed < 2**31:
         raise ValueError(f"seed must lie in 0 .. 2**31 - 1, which every method takes; got {seed}.")
@@ -196,6 +198,7 @@ def random_partition(
         rank = torch.randperm(count, generator=generator, device="cpu").to(_smallest(count))
         # A stable sort keeps the random order of the nodes inside every cluster.
         order = order[_sorting(rank[clusters[order]])]
+    # Cut by rounding, so sizes differ by at most one and no part is empty.
     part = torch.empty(num_nodes, dtype=_smallest(num_parts), device="cpu")
     part[order] = (torch.arange(num_nodes, device="cpu") * num_parts // num_nodes).to(part.dtype)
     if needed is not None:
@@ -210,6 +213,7 @@ def _exchange(part: Tensor, num_parts: int, needed: Tensor, generator: torch.Gen
     def any_of(nodes: Tensor) -> Tensor:
         return nodes[torch.randint(len(nodes), (1,), generator=generator, device="cpu")]
 
+    # By exchanges, so that parts keep their sizes.
     for poor in (held == 0).nonzero().flatten().tolist():
         rich = int(held.argmax())
         moved = any_of(needed[part[needed] == rich])
@@ -252,6 +256,7 @@ class Cut:
         self._halo = halo
         ends = np.bincount(self._part, minlength=num_parts).cumsum()
         self._core = np.split(_sorting(part).numpy(), ends[:-1])
+        # Half the bytes where they suffice: the table is read at random for every edge.
         self._local = np.empty(len(part), np.int32 if len(part) < 2**31 else np.int64)
         for core in self._core:
             self._local[core] = np.arange(len(core))
@@ -296,10 +301,12 @@ class Cut:
         )
         source = np.concatenate([nodes[k] for nodes in sources])
         target = np.concatenate([nodes[k] for nodes in targets])
+        # Nodes at the other ends of edges that leave the part.
         context = core[:0]
         if self._halo:
             nodes = np.concatenate([source, target])
             context = np.unique(nodes[self._part[nodes] != k])
+        # The self-loops of those nodes change their degrees, and are edges within other parts.
         loop = np.isin(self._looped, context)
         if loop.any():
             e_id = np.concatenate([e_id, self._loops[loop]])

@@ -108,6 +108,7 @@ def random_split_per_class(
         )
     labels, shuffled = _shuffled(y, generator)
     classes = labels.cpu()[shuffled]
+    # Class by class in one random order, so that a larger per_class adds nodes to those of a smaller one.
     trained = torch.zeros(len(labels), dtype=torch.bool, device="cpu")
     for c in classes.unique().tolist():
         members = shuffled[classes == c]
@@ -170,6 +171,7 @@ def _shuffled(
         raise ValueError(
             "y has no labelled node, an entry of at least 0, so there is nothing to split."
         )
+    # On the CPU, whose generator gives the same numbers on every machine.
     return labels, labelled[torch.randperm(len(labelled), generator=generator, device="cpu")]
 
 

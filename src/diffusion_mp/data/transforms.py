@@ -82,7 +82,8 @@ class AddLaplacianPE(BaseTransform):
 def _lowest(laplacian: scipy.sparse.csc_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the least eigenvalues [count], ascending, and eigenvectors [N, count], deterministically."""
     size = laplacian.shape[0]
-    if size <= _DENSE or count == size:  # which a sparse solver refuses
+    # A sparse solver is slower for few nodes, and refuses to find all eigenvectors.
+    if size <= _DENSE or count == size:
         return scipy.linalg.eigh(laplacian.toarray(), subset_by_index=(0, count - 1))
     # The shift lies below the spectrum [0, 2], so that the factor exists; a random start is not an eigenvector.
     start = np.random.default_rng(0).standard_normal(size)
@@ -150,6 +151,7 @@ def pad(batch: Sequence[tuple[Any, ...]], max_length: int | None = None) -> tupl
             check_kind(tokens, "tokens of an item of batch", Tensor, "whole numbers [L]")
             index_vector(tokens, "tokens of an item of batch", "[L]")
         as_whole(item[-1], "the label of an item of batch")
+    # Texts of a pair are padded apart: each to the longest of its own side.
     *texts, labels = zip(*batch, strict=True)
     padded: list[Tensor] = []
     for sequences in texts:

@@ -172,7 +172,7 @@ class Graph:
         self._states = self._states_now()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of copies the states are taken anew: a tensor in another process counts its own writes."""
+        # A tensor in another process counts its own writes, so the states of a copy are taken anew.
         return self.__dict__ | {"_states": {}}
 
     @classmethod
@@ -434,12 +434,13 @@ class Graph:
         errors.check_kind(dtype, "dtype", (torch.dtype, NoneType), "a torch.dtype")
         if self.full_degree is not None:
             return self.full_degree[:, int(direction == "out")].to(dtype or self.full_degree.dtype)
-        end = self.edges[int(direction == "in")]
+        source, target = self.edges
         weight = self._edge_weights(dtype)
         # Half precision stops counting at 2048 edges.
-        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
-        degree = wide.new_zeros(self.num_nodes).index_add(0, end, wide)
-        return degree.to(dtype or wide.dtype)
+        weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        degree = weight.new_zeros(self.num_nodes)
+        degree = degree.index_add(0, target if direction == "in" else source, weight)
+        return degree.to(dtype or weight.dtype)
 
     @property
     def is_symmetric(self) -> bool:
@@ -495,12 +496,12 @@ class Graph:
     def _and_loops(self, weight: Tensor | None, full_degree: Tensor | None) -> Graph:
         """All edges and a loop at every node, in the order of the targets: so no product has to order weights."""
         nodes = torch.arange(self.num_nodes, device=self.edges.device)
-        source, target = (torch.cat([end, nodes]) for end in self.edges)
+        source, target = torch.cat([self.edges, nodes.expand(2, -1)], 1)
         ptr, order, other = compress(target, source, self.num_nodes)
         edges = torch.stack([other.long(), target.index_select(0, order)])
-        graph = self._with_edges(
-            edges, None if weight is None else weight.index_select(0, order), full_degree
-        )
+        if weight is not None:
+            weight = weight.index_select(0, order)
+        graph = self._with_edges(edges, weight, full_degree)
         graph.csr.parts = (ptr, None, other)
         graph.origin = order
         return graph

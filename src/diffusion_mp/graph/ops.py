@@ -61,9 +61,11 @@ def _counted(
 
     # SciPy would write beyond its arrays.
     check_range(node, "edge_index", num_nodes)
-    columns = torch.arange(node.numel() + 1, dtype=dtype, device="cpu")
+    num_edges = node.numel()
+    # Edge e is the only entry of column e: its row is the node, its value the other end.
+    columns = torch.arange(num_edges + 1, dtype=dtype, device="cpu")
     by_edge = tuple(part.to(dtype).numpy() for part in (opposite, node, columns))
-    by_node = csc_array(by_edge, shape=(num_nodes, node.numel())).tocsr()
+    by_node = csc_array(by_edge, shape=(num_nodes, num_edges)).tocsr()
     ptr = torch.from_numpy(by_node.indptr).to(dtype)
     order = torch.from_numpy(by_node.indices).to(dtype)
     return ptr, order, torch.from_numpy(by_node.data)
@@ -96,13 +98,15 @@ def graph_of(ptr: Tensor, nodes: Tensor) -> Tensor:
 
 def mean_rows(x: Tensor, ptr: Tensor | None) -> Tensor:
     """The mean over the rows of each row's graph, without gradient: [1, ...] for one graph, [N, ...] for a batch."""
+    # Distances do not depend on the point from which rows are measured, so there is no gradient to lose.
     x = x.detach()
     if ptr is None:
         return x.sum(0, keepdim=True) / max(x.size(0), 1)
     member, count = members(ptr, x.size(0), x.device)
+    sums = x.new_zeros(count.size(0), *x.shape[1:])
+    sums = sums.index_add(0, member, x)
     sizes = count.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
-    means = x.new_zeros(sizes.size(0), *x.shape[1:]).index_add(0, member, x) / sizes
-    return means[member]
+    return (sums / sizes)[member]
 
 
 def members(
@@ -129,9 +133,10 @@ def max_rows(x: Tensor, ptr: Tensor | None) -> Tensor:
     """The maximum over the rows of each row's graph: [1, ...] for one graph, [N, ...] for a batch."""
     if ptr is None:
         return x.amax(0, keepdim=True) if len(x) else x
-    member = members(ptr, x.size(0), x.device)[0].view(-1, *[1] * (x.dim() - 1)).expand_as(x)
-    top = x.new_full((ptr.numel() - 1, *x.shape[1:]), -torch.inf)
-    return top.scatter_reduce(0, member, x, "amax").gather(0, member)
+    member, count = members(ptr, x.size(0), x.device)
+    member = member.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
+    lowest = x.new_full((count.size(0), *x.shape[1:]), -torch.inf)
+    return lowest.scatter_reduce(0, member, x, "amax").gather(0, member)
 
 
 def graph_sizes(ptr: Tensor | None, num_nodes: int) -> list[int]:
@@ -171,15 +176,20 @@ def _(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) -> Tensor:
 
 def entries_at(pairs: Tensor, edge_index: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
     """a_ij [P, H] of listed pairs (j, i), for edges j → i of weights [E, H]; parallel ones add up. O((E + P) log E)."""
+    # A pair of nodes is one number, so that a sorted list of numbers is searched.
     source, target = edge_index
     keys, edge_key = torch.unique(target * num_nodes + source, return_inverse=True)
+    heads = weight.size(1)
     if not keys.numel():
-        return weight.new_zeros(pairs.size(1), weight.size(1))
-    entries = weight.new_zeros(keys.numel(), weight.size(1)).index_add(0, edge_key, weight)
+        return weight.new_zeros(pairs.size(1), heads)
+    entries = weight.new_zeros(keys.numel(), heads)
+    entries = entries.index_add(0, edge_key, weight)
     pair = pairs[1] * num_nodes + pairs[0]
-    # The next larger key, if there is none of this pair.
-    nearest = torch.searchsorted(keys, pair).clamp(max=keys.numel() - 1)
-    return entries[nearest] * (keys[nearest] == pair).unsqueeze(1)
+    # The next larger key, if there is none of this pair: its entry is multiplied by zero.
+    nearest = torch.searchsorted(keys, pair)
+    nearest = nearest.clamp(max=keys.numel() - 1)
+    is_edge = keys[nearest] == pair
+    return entries[nearest] * is_edge.unsqueeze(1)
 
 
 def is_symmetric(edge_index: Tensor, weight: Tensor, num_nodes: int) -> bool:
@@ -188,6 +198,7 @@ def is_symmetric(edge_index: Tensor, weight: Tensor, num_nodes: int) -> bool:
         both = torch.cat([edge_index, edge_index.flip(0)], 1)
         forth, back = entries_at(both, edge_index, weight, num_nodes).chunk(2)
         scale = float(forth.abs().max()) if len(forth) else 0.0
+        # Weights that were divided by degrees agree up to single precision; of an infinite one nobody can tell.
         return math.isfinite(scale) and torch.allclose(forth, back, rtol=1e-5, atol=1e-6 * scale)
 
 
@@ -242,6 +253,7 @@ class Compressed:
 
     def _sort(self) -> Parts:
         node = self.node
+        # Whether edges stand in order is a value, which a trace may not look at: there they are always sorted.
         if node.is_meta or not values_only() or bool((node[1:] < node[:-1]).any()):
             return compress(node, self.opposite, self.num_nodes)
         ptr = bounds(node, self.num_nodes)
@@ -264,10 +276,12 @@ class Entries(NamedTuple):
 
     @property
     def T(self) -> Entries:
-        ptr, moved, other = self[7:]
-        if ptr is None or other is None:
-            ptr, moved, other = compress(self.col, self.row, self.cols)
-        return Entries(self.cols, self.rows, self.col, self.row, ptr, moved, other, *self[4:7])
+        by_row = (self.row_ptr, self.row_moved, self.row_other)
+        if self.col_ptr is None or self.col_other is None:
+            by_col: Parts = compress(self.col, self.row, self.cols)
+        else:
+            by_col = (self.col_ptr, self.col_moved, self.col_other)
+        return Entries(self.cols, self.rows, self.col, self.row, *by_col, *by_row)
 
 
 class Pattern:
