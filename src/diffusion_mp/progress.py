@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from diffusion_mp.errors import check_flags
-
 AFTER = 5.0  # seconds
 _shown: ContextVar[bool] = ContextVar("shown", default=False)
 
@@ -28,7 +26,8 @@ def show_progress(shown: bool = True) -> Iterator[None]:
         >>> with show_progress():
         ...     edges = knn_graph(x, k=2)  # too fast for a bar
     """
-    check_flags(shown=shown)
+    if not isinstance(shown, bool):
+        raise TypeError(f"shown must be True or False; got {shown!r}.")
     before = _shown.set(_shown.get() or shown)
     try:
         yield

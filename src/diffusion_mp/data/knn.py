@@ -19,8 +19,8 @@ from diffusion_mp.progress import progress_bar
 
 Metric = Literal["euclidean", "cosine"]
 _Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
-# The largest entry is scaled to 2^_LARGEST and entries of other rows clipped at 2^_CUT: the square of a distance in up to
-# 2^22 channels is then below 2^1024, where double precision ends, and small distances keep their squares.
+# The largest entry is scaled to 2^_LARGEST, and entries of other rows clipped at 2^_CUT: the square of a distance in up
+# to 2^22 channels is then below 2^1024, where double precision ends, and small distances keep their squares.
 _LARGEST = 480
 _CUT = 500
 # Rows that are searched for at a time, so that the bar moves and a block of distances stays small.

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from diffusion_mp.errors import plain
 from diffusion_mp.runtime.torch_private import observed
 from diffusion_mp.runtime.torch_private import values_only as values_only
 
@@ -133,7 +132,7 @@ class _Entry(NamedTuple, Generic[T]):
             if copy is None:
                 continue
             # PyG's EdgeIndex takes forty times as long to compare as the tensor in it.
-            now: Any = tensor if type(tensor) is Tensor else plain(tensor)
+            now = _as_tensor(tensor)
             if copy.dtype != now.dtype or copy.device != now.device or not torch.equal(copy, now):
                 return False
         return True
@@ -191,6 +190,9 @@ class TensorCache(Generic[T]):
         self._entries = tuple(entry for entry in self._entries if entry.alive)
 
 
+def _as_tensor(tensor: Any) -> Any:
+    return tensor.as_tensor() if type(tensor) is EdgeIndex else tensor
+
+
 def _copy(tensor: Any) -> Any:
-    numbers: Any = plain(tensor)
-    return None if numbers is None else numbers.clone()
+    return None if tensor is None else _as_tensor(tensor).clone()
