@@ -33,7 +33,7 @@ FUNCTIONS = {
         ("matplotlib", PLOT),
     ),
     **dict.fromkeys(["knn_graph", "KNNGraph", "DiffusionClassifier"], ("sklearn", SKLEARN)),
-    "find_clusters": ("pymetis", "diffusion-mp[metis]"),
+    "find_clusters": ("pymetis", "'diffusion-mp[metis]'"),
     "save_pretrained": ("huggingface_hub", "'diffusion-mp[hub]'"),
 }
 EXAMPLES = {

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 from torch_geometric.data import Data
 
-from diffusion_mp import plot
 from diffusion_mp_experiments.files.text_tables import count_lines, line_blocks, number_blocks
 from diffusion_mp_experiments.graphs import (
     PeptidesFunctional,
@@ -74,19 +72,6 @@ def peptides(root: Path) -> list[Data]:
     ]
 
 
-def metrics(folder: Path) -> list[Path]:
-    return write(
-        folder, {"metrics.csv": "epoch,train_loss,val_acc\n0,1.5,\n0,,0.7\n1,1.0,\n1,,0.8\n"}
-    )
-
-
-def drawn(root: Path) -> list[Any]:
-    return [
-        line.get_xydata().tolist()
-        for line in plot.curves(root / "metrics.csv", ax=Figure().subplots()).lines
-    ]
-
-
 READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[Path], Any]]] = {
     "TU": (tu, lambda root: load_tu(root, "SMALL")),
     "Pokec": (make_pokec, load_pokec),
@@ -100,7 +85,6 @@ READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[Path], Any]]] =
     "Peptides": (make_peptides, peptides),
     "chickenpox": (make_chickenpox, lambda root: load_snapshots(root, "chickenpox")),
     "covid": (make_covid, lambda root: load_snapshots(root, "england_covid")),
-    "metrics": (metrics, drawn),
 }
 TEXTS = (".txt", ".csv", ".json", ".txt.gz", ".csv.gz", "test.index")
 

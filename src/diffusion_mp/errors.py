@@ -18,7 +18,8 @@ from torch_geometric.data import Data, HeteroData
 
 from diffusion_mp.runtime.torch_private import dispatch_mode_active
 
-# torch computes next to nothing in these, so they are converted before anything is asked of them.
+# torch computes next to nothing in these (no comparison, no index), so they are converted before anything is asked
+# of them.
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, *UNSIGNED)
 
@@ -77,12 +78,13 @@ def _with_article(dtype: torch.dtype | np.dtype[Any]) -> str:
 def describe(value: object) -> str:
     """Return dtype and shape of a tensor, the shortened value and the type of any other object."""
     if isinstance(value, Tensor):
-        if value.layout == torch.strided:
-            kind = "tensor"
-        else:
-            kind = f"{str(value.layout).removeprefix('torch.')} tensor"
-        place = "" if value.device.type != "meta" else " on the meta device"
-        return f"{_with_article(value.dtype)} {kind} of shape {list(value.shape)}{place}"
+        text = _with_article(value.dtype)
+        if value.layout != torch.strided:
+            text += f" {str(value.layout).removeprefix('torch.')}"
+        text += f" tensor of shape {list(value.shape)}"
+        if value.is_meta:
+            text += " on the meta device"
+        return text
     if isinstance(value, nn.Module):
         return f"a module ({type(value).__name__})"
     if isinstance(value, np.ndarray):
@@ -103,7 +105,8 @@ def check_positive(value: float, name: str, *, allow_zero: bool = False) -> None
     """Raise unless ``value`` is a finite number above zero (or, with ``allow_zero``, at least zero)."""
 
     def fits(number: float) -> bool:
-        finite = torch.compiler.is_compiling() or math.isfinite(number)  # it may be a symbol there
+        # While torch compiles, a number may be a symbol, which is finite and has no `math.isfinite`.
+        finite = torch.compiler.is_compiling() or math.isfinite(number)
         return finite and (number >= 0 if allow_zero else number > 0)
 
     check_number(value, name, fits, f"be finite and {'>= 0' if allow_zero else '> 0'}")
@@ -113,13 +116,14 @@ def check_number(
     value: float,
     name: str,
     fits: Callable[[float], bool] = math.isfinite,
-    wanted: str = "be a finite number",
+    condition: str = "be a finite number",
 ) -> None:
-    """Raise unless ``value`` is a number that ``fits``, as ``wanted`` says."""
+    """Raise unless ``value`` is a number that ``fits``, as ``condition`` says."""
+    # True is an int for Python; as a step size or a rate it is a mistake.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number; got {describe(value)}.")
     if not fits(value):
-        raise ValueError(f"{name} must {wanted}; got {value}.")
+        raise ValueError(f"{name} must {condition}; got {value}.")
 
 
 def found_later(channels: object) -> bool:
@@ -131,15 +135,14 @@ def check_counts(least: int = 1, /, **counts: int) -> None:
     """Raise unless every named value is an integer of at least 1, or ``least`` (heads, channels or layers)."""
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int):
-            if hasattr(value, "__index__") and not isinstance(value, bool):
-                way_out = f" Pass int({name})."
-            else:
-                way_out = ""
-            raise TypeError(f"{name} must be an integer; got {describe(value)}.{way_out}")
+            raise TypeError(f"{name} must be an integer; got {describe(value)}. Pass int({name}).")
+        if name == "in_channels" and value == -1 < least:
+            raise ValueError(
+                f"in_channels must be at least {least}; got -1. Only what begins with one linear map finds it out at "
+                f"the first call (GCNConv, DIFFormer, …)."
+            )
         if value < least:
-            lazy = " Only what begins with one linear map finds it out at the first call (GCNConv, DIFFormer, …)."
-            way_out = lazy if name == "in_channels" and value == -1 else ""
-            raise ValueError(f"{name} must be at least {least}; got {value}.{way_out}")
+            raise ValueError(f"{name} must be at least {least}; got {value}.")
 
 
 def as_whole(value: object, name: str, way_out: str = "") -> int:
@@ -147,13 +150,13 @@ def as_whole(value: object, name: str, way_out: str = "") -> int:
     with suppress(TypeError):
         if not isinstance(value, bool):
             return index(value)  # type: ignore[arg-type]
-    raise TypeError(
-        f"{name} must be a whole number; got {describe(value)}.{way_out and f' {way_out}'}"
-    )
+    sentence = f"{name} must be a whole number; got {describe(value)}. {way_out}"
+    raise TypeError(sentence.rstrip())
 
 
 def python_number(value: object) -> Any:
     """Return a number of NumPy, a scalar or an array without dimensions, as one of Python; all else as it is."""
+    # A float32 of NumPy is no float for Python, and a saved model could not write it as JSON.
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
         return value.item()
     return value
@@ -167,6 +170,7 @@ def check_flags(**flags: bool) -> None:
 
 def check_seed(seed: int, name: str = "seed") -> None:
     """Raise unless ``seed`` is an integer in [−2⁶³, 2⁶³)."""
+    # Seeds are kept in a buffer of int64, where larger ones would be cut off without a word.
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"{name} must be an integer; got {describe(seed)}.")
     if not -(1 << 63) <= seed < 1 << 63:
@@ -181,8 +185,12 @@ def check_index(value: int, name: str, size: int) -> None:
 
 
 def check_generator(generator: object) -> None:
-    what = "a torch.Generator, such as torch.Generator().manual_seed(0), or None"
-    check_kind(generator, "generator", (torch.Generator, type(None)), what)
+    check_kind(
+        generator,
+        "generator",
+        (torch.Generator, type(None)),
+        "a torch.Generator, such as torch.Generator().manual_seed(0), or None",
+    )
 
 
 def check_function(value: object, name: str, what: str) -> None:
@@ -194,10 +202,7 @@ def check_function(value: object, name: str, what: str) -> None:
 def check_kind(value: object, name: str, kind: type | tuple[Any, ...], what: str) -> None:
     """Raise ``TypeError`` unless ``value`` is of ``kind``, described by ``what``."""
     if not isinstance(value, kind):
-        if kind is Tensor:
-            way_out = _as_a_tensor(value, name)
-        else:
-            way_out = _part_of_data(value, name)
+        way_out = _as_a_tensor(value, name) if kind is Tensor else _part_of_data(value, name)
         raise TypeError(f"{name} must be {what}; got {describe(value)}.{way_out}")
 
 
@@ -223,12 +228,9 @@ def check_tensor(
             f"{name} must be a dense tensor {shape}; got {describe(value)}. Use {name}.to_dense()."
         )
     if not value.is_floating_point():
-        if value.is_complex():
-            way = "Pass its real part."
-        else:
-            way = f"Convert it with {name}.float()."
-        raise TypeError(f"{name} must be floating point; got {describe(value)}. {way}")
-    if device is not None and value.device != device:
+        way = "Pass its real part" if value.is_complex() else f"Convert it with {name}.float()"
+        raise TypeError(f"{name} must be floating point; got {describe(value)}. {way}.")
+    if device is not None:
         check_device(value, name, device, other)
 
 
@@ -244,6 +246,7 @@ def floating(
     """Return ones of a floating dtype on a device, after checks of the two options."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise TypeError(f"dtype must be a floating torch.dtype; got {describe(dtype)}.")
+    # torch knows which devices there are, so the tensor is made to find out.
     try:
         return torch.ones(shape, dtype=dtype, device=device)
     except (TypeError, RuntimeError) as error:
@@ -255,58 +258,56 @@ def floating(
 def as_device(device: object, origin: torch.device | None = None) -> torch.device:
     """Return a device from its name, or raise; so too for another device if ``origin`` is the meta device."""
     try:
-        place = torch.device(device)  # type: ignore[call-overload]
+        target = torch.device(device)  # type: ignore[call-overload]
     except (TypeError, RuntimeError) as error:
         raise TypeError(
             f"device must be a torch.device or the name of one; got {describe(device)}."
         ) from error
-    if origin is not None and origin.type == "meta" and place.type != "meta":
+    if origin is not None and origin.type == "meta" and target.type != "meta":
         raise ValueError(
-            f"device must be meta, since there are no values to move from it; got {place}."
+            f"device must be meta, since there are no values to move from it; got {target}."
         )
-    return place
+    return target
 
 
 def check_device(value: Tensor, name: str, device: torch.device, other: str) -> None:
     """Raise unless ``value`` is on ``device``, that of ``other``."""
     if value.device != device:
-        came = f"it is on {value.device}. Move one of them with .to(device)."
-        raise ValueError(f"{name} must be on the device of {other}, {device}; {came}")
+        raise ValueError(
+            f"{name} must be on the device of {other}, {device}; it is on {value.device}. Move one of them with "
+            f".to(device)."
+        )
 
 
 def check_place(
     x: Tensor, module: nn.Module | None, name: str = "x", *, dtype: bool = False
 ) -> None:
     """Raise unless ``x`` has the device and, with ``dtype`` but not under autocast, the dtype of the parameters."""
-    if module is None or torch.compiler.is_compiling():
-        parameter = None
-    else:
-        parameter = _first_array(module)
-    if parameter is None:
+    if torch.compiler.is_compiling():
         return
-    if x.device != parameter.device:
-        check_device(x, name, parameter.device, f"the parameters of {type(module).__name__}")
-    if not dtype or x.dtype == parameter.dtype:
-        return
-    if parameter.is_floating_point() and not torch.is_autocast_enabled(x.device.type):
-        wanted = f"{str(parameter.dtype).removeprefix('torch.')}, as the parameters of {type(module).__name__} are"
-        way_out = (
-            f"Convert it with {name}.to({parameter.dtype}), or the module with .to({x.dtype})."
-        )
-        raise TypeError(f"{name} must be {wanted}; got {describe(x)}. {way_out}")
-
-
-def _first_array(module: nn.Module) -> Tensor | None:
-    """A parameter that is no scalar, for scalars go with any dtype. (``parameters()`` takes ten times as long.)"""
-    modules: list[nn.Module | None] = [module]
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        refuse_torchscript()
+    # The first parameter with dimensions, for scalars go with any dtype. (``parameters()`` takes ten times as long.)
+    modules = [module]
     while modules:
         part = modules.pop()
-        if part is not None:
-            for parameter in part._parameters.values():
-                if parameter is not None and not is_lazy(parameter) and parameter.dim():
-                    return parameter
-            modules += [*part._modules.values()][::-1]
-    return None
+        if part is None:
+            continue
+        for parameter in part._parameters.values():
+            if parameter is not None and not is_lazy(parameter) and parameter.dim():
+                if x.device != parameter.device or (dtype and x.dtype != parameter.dtype):
+                    _refuse_placement(x, name, parameter, type(module).__name__, dtype)
+                return
+        modules += [*part._modules.values()][::-1]
+
+
+def _refuse_placement(x: Tensor, name: str, parameter: Tensor, kind: str, dtype: bool) -> None:
+    check_device(x, name, parameter.device, f"the parameters of {kind}")
+    if dtype and parameter.is_floating_point() and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(
+            f"{name} must be {str(parameter.dtype).removeprefix('torch.')}, as the parameters of {kind} are; got "
+            f"{describe(x)}. Convert it with {name}.to({parameter.dtype}), or the module with .to({x.dtype})."
+        )
 
 
 def check_state(
@@ -321,16 +322,25 @@ def check_state(
 
 
 def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
-    if not isinstance(x, Tensor):
+    if isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[0], Tensor):
+        # PyG's pair of states.
         raise TypeError(
-            f"{name} must be a tensor [num_nodes, channels]; got {describe(x)}.{_one_state(x, name)}"
+            f"{name} must be a tensor [num_nodes, channels]; got {describe(x)}. A coupling here is between nodes of "
+            f"one kind. Number the senders first and the receivers after them, {name} = torch.cat([{name}_src, "
+            f"{name}_dst]) and edge_index[1] + len({name}_src), and take the last rows of the result; GINConv, and "
+            f"GATConv with self_loops='keep', take the pair as it is."
         )
-    if x.dim() != 2:
-        way_out = "Flatten a padded batch to its real rows and pass `batch`."
+    if isinstance(x, dict):
+        raise TypeError(
+            f"{name} must be a tensor [num_nodes, channels]; got {describe(x)}. Pass data.to_homogeneous(), which "
+            f"numbers all nodes in one run."
+        )
+    if isinstance(x, Tensor) and x.dim() != 2:
         raise ValueError(
-            f"{name} must have two dimensions [num_nodes, channels]; got {describe(x)}. {way_out}"
+            f"{name} must have two dimensions [num_nodes, channels]; got {describe(x)}. Flatten a padded batch to its "
+            f"real rows and pass `batch`."
         )
-    if x.dtype in INTEGERS:
+    if isinstance(x, Tensor) and x.dtype in INTEGERS:
         raise TypeError(
             f"{name} must be floating point; got {describe(x)}. Convert it with {name}.float(). If these are "
             f"categories, CertifiedTransformer and GPS take in_channels=[number of categories of every column], and "
@@ -342,19 +352,6 @@ def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
     )
 
 
-def _one_state(x: object, name: str) -> str:
-    """Return the way out for PyG's pair of states, and for its dictionary of them."""
-    if isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[0], Tensor):
-        return (
-            f" A coupling here is between nodes of one kind. Number the senders first and the receivers after them, "
-            f"{name} = torch.cat([{name}_src, {name}_dst]) and edge_index[1] + len({name}_src), and take the last rows "
-            f"of the result; GINConv, and GATConv with self_loops='keep', take the pair as it is."
-        )
-    if isinstance(x, dict):
-        return " Pass data.to_homogeneous(), which numbers all nodes in one run."
-    return _as_a_tensor(x, name)
-
-
 def _as_a_tensor(value: object, name: str) -> str:
     """Return the way out where something else came instead of a tensor."""
     if not isinstance(value, (list, tuple, np.ndarray)):
@@ -362,12 +359,9 @@ def _as_a_tensor(value: object, name: str) -> str:
     with suppress(Exception):  # each kind of content has an error of its own
         torch.as_tensor(value)
         return f" Convert it with torch.as_tensor({name})."
-    if isinstance(value, (list, tuple)) and all(isinstance(part, Tensor) for part in value):
-        same = len({part.shape for part in value}) == 1
-        if same:
-            return f" Join its tensors with torch.stack({name})."
+    if all(isinstance(part, Tensor) for part in value):
         return f" Join its tensors with torch.cat({name})."
-    if np.asarray(value, dtype=object).ndim == 1 and all(isinstance(part, str) for part in value):
+    if all(isinstance(part, str) for part in value):
         return (
             f" Number its words with torch.from_numpy(np.unique({name}, return_inverse=True)[1])."
         )
@@ -395,6 +389,7 @@ def check_rows(value: Tensor, name: str, x: Tensor, *, module: nn.Module | None 
 
 def index_vector(value: object, name: str, length: str) -> Tensor:
     """Return indices [length] as int64, from a tensor of any integer type, a list or an array."""
+    # int64 always: torch takes an index of uint8 for a mask.
     indices = as_tensor(value, name, f"a tensor {length} of integers")
     if indices.dtype not in INTEGERS:
         raise TypeError(
@@ -424,34 +419,27 @@ def as_node_mask(mask: object, name: str, num_nodes: int, device: torch.device) 
     check_has_values(nodes, name)
     if not isinstance(plain(mask), Tensor):
         nodes = nodes.to(device)
-    if nodes.dtype == torch.uint8:
-        ways = f"A mask is {name}.bool(), and indices are {name}.long()."
+    is_mask = nodes.dtype == torch.bool
+    # Bytes may be a mask of an old data set or indices, so they are neither.
+    if not is_mask and (nodes.dtype not in INTEGERS or nodes.dtype == torch.uint8):
         raise TypeError(
-            f"{name} must be {what}; got {describe(nodes)}, which may be either. {ways}"
+            f"{name} must be {what}; got {describe(nodes)}. A mask is {name}.bool(), and indices are {name}.long()."
         )
-    if nodes.dtype != torch.bool and nodes.dtype not in INTEGERS:
-        raise TypeError(f"{name} must be {what}; got {describe(nodes)}.")
-    if (
-        nodes.dim() != 1
-        or nodes.layout != torch.strided
-        or (nodes.dtype == torch.bool and len(nodes) != num_nodes)
-    ):
-        if nodes.dim() == 2:
-            way_out = " Of several splits take one column."
-        else:
-            way_out = ""
-        raise ValueError(f"{name} must be {what}; got {describe(nodes)}.{way_out}")
+    if nodes.dim() != 1 or nodes.layout != torch.strided or (is_mask and len(nodes) != num_nodes):
+        raise ValueError(
+            f"{name} must be {what}; got {describe(nodes)}. Of several splits take one column."
+        )
     check_device(nodes, name, device, "y")
-    if nodes.dtype == torch.bool:
+    if is_mask:
         return nodes
     nodes = nodes.long()
     check_range(nodes, name, num_nodes)
     chosen = torch.zeros(num_nodes, dtype=torch.bool, device=device)
     chosen[nodes] = True
     if int(chosen.sum()) < len(nodes):
-        way_out = f"If it is a mask of zeros and ones, pass {name}.bool()."
         raise ValueError(
-            f"{name} must name every node once, as indices; some are there again. {way_out}"
+            f"{name} must name every node once, as indices; some are there again. If it is a mask of zeros and ones, "
+            f"pass {name}.bool()."
         )
     return chosen
 
@@ -465,6 +453,7 @@ def check_pairs(
 ) -> Tensor:
     """Return pairs of nodes [2, E], senders first, on ``device`` as int64, from a tensor there, a list or an array."""
     listed = as_tensor(pairs, name, f"a tensor {shape}")
+    # A list has no device, and goes where it is needed; a tensor elsewhere is a mistake of the caller.
     if not isinstance(plain(pairs), Tensor):
         listed = listed.to(device)
     check_integer_pairs(listed, name, shape)
@@ -478,11 +467,10 @@ def check_integer_pairs(pairs: Tensor, name: str, shape: str = "[2, num_edges]")
     if pairs.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor [2, E]; got {describe(pairs)}.")
     if pairs.dim() != 2 or pairs.size(0) != 2:
+        sentence = f"{name} must be {shape}; got {describe(pairs)}."
         if pairs.dim() == 2 and pairs.size(1) == 2:
-            hint = f" It looks transposed: pass {name}.t()."
-        else:
-            hint = ""
-        raise ValueError(f"{name} must be {shape}; got {describe(pairs)}.{hint}")
+            sentence += f" It looks transposed: pass {name}.t()."
+        raise ValueError(sentence)
     if pairs.dtype not in INTEGERS:
         raise TypeError(
             f"{name} must hold integers; got {describe(pairs)}. Convert it with {name}.long()."
@@ -500,6 +488,7 @@ def refuse_torchscript() -> None:
 
 def values_to_check() -> bool:
     """Return whether tensors have values, which they have not while torch compiles or records."""
+    # Inside transforms of torch.func they have, so checks run there.
     return not torch.compiler.is_compiling() and not dispatch_mode_active()
 
 
@@ -509,7 +498,8 @@ def check_range(pairs: Tensor, name: str, size: int, what: str = "nodes") -> Non
         return
     check_has_values(pairs, name)
     numbers = pairs.long() if pairs.dtype in UNSIGNED else pairs
-    low, high = (int(end) for end in numbers.aminmax())
+    # One pass for both ends, and one synchronisation on a GPU instead of two.
+    low, high = torch.stack(numbers.aminmax()).tolist()
     if low < 0 or high >= size:
         raise ValueError(
             f"{name} must lie in [0, {size - 1}] for {size} {what}; it reaches from {low} to {high}."
@@ -529,10 +519,11 @@ def as_tensor(value: object, name: str, what: str) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, (list, tuple, np.ndarray)):
+        # torch would make an empty list a tensor of floats, which is no edge_index.
+        if not len(value):
+            return torch.empty(0, dtype=torch.long)
         try:
-            return torch.as_tensor(
-                value if len(value) else [], dtype=None if len(value) else torch.long
-            )
+            return torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
             way_out = _as_a_tensor(value, name)
             raise TypeError(f"{name} must be {what}; got {describe(value)}.{way_out}") from error
@@ -577,23 +568,22 @@ def check_edge_rows(
 ) -> None:
     """Raise unless ``edge_attr`` has a row for every edge, and fits ``module`` with that many channels."""
     check_kind(edge_attr, name, Tensor, "a tensor [num_edges, channels], one row per edge")
+    # Shape before type: an index of the type of every edge is the usual mistake, and has a way out of its own.
     if not edge_attr.dim() or edge_attr.size(0) != num_edges:
         raise ValueError(
             f"{name} must have one row for each of {num_edges} edges; got {describe(edge_attr)}."
         )
     if channels is None:
         return
-    fits = edge_attr.dim() == 2 and edge_attr.size(1) == channels
-    if not (fits and edge_attr.is_floating_point() and edge_attr.layout is torch.strided):
-        came = (
-            f"got {describe(edge_attr)}. Types of edges become one_hot(types, {channels}).float()"
+    if edge_attr.dim() != 2 or edge_attr.size(1) != channels:
+        raise ValueError(
+            f"{name} must have {channels} channels, [num_edges, {channels}]; got {describe(edge_attr)}. Types of "
+            f"edges become one_hot(types, {channels}).float()."
         )
-        if not fits:
-            raise ValueError(
-                f"{name} must have {channels} channels, [num_edges, {channels}]; {came}."
-            )
+    if not edge_attr.is_floating_point() or edge_attr.layout != torch.strided:
         raise TypeError(
-            f"{name} must be dense and floating point; {came}, measured numbers {name}.float()."
+            f"{name} must be dense and floating point; got {describe(edge_attr)}. Types of edges become "
+            f"one_hot(types, {channels}).float(), measured numbers {name}.float()."
         )
     check_place(edge_attr, module, name, dtype=True)
 
@@ -601,8 +591,10 @@ def check_edge_rows(
 def check_values(v: Tensor, num_nodes: int, heads: int, name: str = "v") -> None:
     """Raise unless ``v`` is [N, H, D] for a coupling of ``num_nodes`` nodes and ``heads`` heads (1 broadcasts)."""
     if isinstance(v, Tensor) and v.dim() != 3:
-        came = f"got {describe(v)}. For one head use {name}.unsqueeze(1)."
-        raise ValueError(f"{name} must have three dimensions [num_nodes, heads, channels]; {came}")
+        raise ValueError(
+            f"{name} must have three dimensions [num_nodes, heads, channels]; got {describe(v)}. For one head use "
+            f"{name}.unsqueeze(1)."
+        )
     check_tensor(v, name, "[num_nodes, heads, channels]")
     if v.size(0) != num_nodes:
         raise ValueError(
@@ -631,5 +623,7 @@ def needed_by(what: str, install: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "a package").partition(".")[0]
-        sentence = f"{what} needs {package}, which is not installed: pip install {quote(install)}."
-        raise ModuleNotFoundError(sentence, name=error.name) from error
+        raise ModuleNotFoundError(
+            f"{what} needs {package}, which is not installed: pip install {quote(install)}.",
+            name=error.name,
+        ) from error

@@ -5,9 +5,7 @@ Without ``ax`` a new figure is made. Needs the extra ``plot``.
 
 from __future__ import annotations
 
-import csv
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -22,8 +20,6 @@ from diffusion_mp.layers import CertifiedBlock, WeightedGraph
 from diffusion_mp.modules import evaluating
 
 __all__ = [
-    "attention",
-    "curves",
     "eigenvalues",
     "energies",
     "neighbours",
@@ -45,8 +41,9 @@ def energies(model: nn.Module | Tensor, *inputs: Any, ax: Any = None, **named: A
     values: Any = model
     if isinstance(model, nn.Module):
         with evaluating(model):
-            if (values := getattr(model, "energies", None)) is not None:
-                values = values(*inputs, **named)
+            compute: Any = getattr(model, "energies", None)
+            if compute is not None:
+                values = compute(*inputs, **named)
             else:
                 with EnergyTrace(model) as trace:
                     model(*inputs, **named)
@@ -54,17 +51,13 @@ def energies(model: nn.Module | Tensor, *inputs: Any, ax: Any = None, **named: A
     rows = torch.atleast_2d(torch.as_tensor(values).detach().cpu())
     ax = axis(ax)
     for number, row in enumerate(rows, 1):
-        ax.plot(
-            (row / row[0].abs().clamp(min=1e-30)).tolist(),
-            "o-",
-            markersize=3,
-            label=f"block {number}",
-        )
+        relative = row / row[0].abs().clamp(min=1e-30)
+        ax.plot(relative.tolist(), "o-", markersize=3, label=f"block {number}")
+    ax.set(xlabel="layer", ylabel="energy / |energy before|")
     if len(rows) > 1:
         ax.legend(fontsize="small")
-    ax.set(
-        xlabel="layer" if len(rows) == 1 else "step of the block", ylabel="energy / |energy before|"
-    )
+        ax.set(xlabel="step of the block")
+    # Only a linear axis has the locator that can be told so.
     if ax.get_xscale() == "linear":
         ax.locator_params("x", integer=True)
     return ax
@@ -85,7 +78,8 @@ def neighbours(
     others = torch.arange(coupling.num_nodes, device=coupling.device)
     row = coupling.at(torch.stack([others, torch.full_like(others, node)])).mean(1).cpu()
     best = row.abs().topk(min(top, len(row))).indices
-    names = list(names) or [str(int(j)) for j in others]  # by place, also of a Series
+    # A list, for a Series of pandas is asked by label and not by position.
+    names = list(names) or [str(int(j)) for j in others]
     if len(names) != coupling.num_nodes:
         raise ValueError(
             f"names must hold one for each of {coupling.num_nodes} nodes; got {len(names)}."
@@ -95,41 +89,6 @@ def neighbours(
     ax.set_yticks(range(len(best)), [names[int(j)] for j in best])
     ax.invert_yaxis()
     ax.set(xlabel="s_ij", ylabel="sender j", title=f"strongest couplings of node {names[node]}")
-    return ax
-
-
-@torch.no_grad()
-def attention(logits: Tensor, without: Tensor, y: Tensor, *, ax: Any = None) -> Any:
-    """Draw what attention changes: the probability of the true class y [N] with it, over that without.
-
-    ``logits`` and ``without``, [N, classes], are those of the model, and of the one without attention.
-
-    Examples:
-        >>> with_it, without = (CertifiedDIFFormer(4, 8, 3, penalty=penalty) for penalty in ("simple", None))
-        >>> axes = attention(with_it(x, edge_index), without(x, edge_index), torch.arange(6) % 3)
-    """
-    errors.check_state(logits, "logits")
-    errors.check_rows(without, "without", logits)
-    true = errors.label_vector(y).unsqueeze(1)
-    if len(true) != len(logits):
-        raise ValueError(
-            f"y must have a class for each of {len(logits)} rows; got {errors.describe(y)}."
-        )
-    errors.check_range(true, "y", min(logits.size(1), without.size(1)), "classes")
-    ours, theirs = (each.softmax(1).gather(1, true)[:, 0].cpu() for each in (logits, without))
-    right = [(each.argmax(1, keepdim=True) == true)[:, 0].cpu() for each in (logits, without)]
-    ax = axis(ax)
-    kinds = {
-        "as without": right[0] == right[1],
-        "mended": right[0] & ~right[1],
-        "spoiled": ~right[0] & right[1],
-    }
-    for label, chosen in kinds.items():
-        ax.scatter(theirs[chosen], ours[chosen], s=6, label=f"{label}: {int(chosen.sum())}")
-    if ax.get_xscale() == ax.get_yscale() == "linear":
-        ax.axline((0, 0), slope=1, color="0.8", zorder=0)
-    ax.set(xlabel="p of the true class, without attention", ylabel="with attention")
-    ax.legend(fontsize="small")
     return ax
 
 
@@ -143,25 +102,15 @@ def spectrum(
     Examples:
         >>> axes = spectrum(CertifiedTransformer(4, 16, 3), x, edge_index)
     """
-    values, shares = eigenvalues(model, *inputs, **named) if isinstance(model, nn.Module) else model
+    if isinstance(model, nn.Module):
+        model = eigenvalues(model, *inputs, **named)
+    values, shares = model
     ax = axis(ax)
     bins = torch.linspace(-1, 1, 17)
-    ax.hist(
-        values,
-        bins,
-        weights=torch.full_like(values, 1 / len(values)),
-        color="0.75",
-        label="eigenvalues",
-    )
-    ax.hist(
-        values,
-        bins,
-        weights=shares,
-        histtype="step",
-        color="#0072B2",
-        linewidth=1.5,
-        label="states",
-    )
+    even = torch.full_like(values, 1 / len(values))
+    ax.hist(values, bins, weights=even, color="0.75", label="eigenvalues")
+    line = {"histtype": "step", "color": "#0072B2", "linewidth": 1.5}
+    ax.hist(values, bins, weights=shares, label="states", **line)
     ax.set(xlabel="eigenvalue of B", ylabel="share", xlim=(-1, 1))
     ax.legend(loc="upper left", fontsize="small")
     return ax
@@ -174,32 +123,31 @@ def eigenvalues(model: nn.Module, *inputs: Any, **named: Any) -> tuple[Tensor, T
     Examples:
         >>> values, shares = eigenvalues(CertifiedTransformer(4, 16, 3), x, edge_index)
     """
-    found: dict[str, tuple[Tensor, Tensor]] = {}
+    bases: dict[str, tuple[Tensor, Tensor]] = {}
     for name, block in model.named_modules():
         for term in block.terms if isinstance(block, CertifiedBlock) else ():
             if isinstance(term, WeightedGraph):
                 matrices = term.matrices()
-                if matrices.dim() == 3:
-                    full = matrices
-                else:
-                    full = matrices.diag_embed()
-                found[name] = torch.linalg.eigh((full + full.mT) / 2)
-    if not found:
+                if matrices.dim() == 2:
+                    matrices = matrices.diag_embed()
+                bases[name] = torch.linalg.eigh((matrices + matrices.mT) / 2)
+    if not bases:
         raise ValueError(
             f"model must have a CertifiedBlock with a WeightedGraph; {type(model).__name__} has none."
         )
     shares: dict[str, Tensor] = {}
 
     def look(name: str, x: Tensor, graph: object, state: Tensor) -> None:
-        along = (
-            ((state - state.mean(0)).to(found[name][1]) @ found[name][1]).square().sum(1).flatten()
-        )
-        shares[name] = along / along.sum() / len(found)
+        _, vectors = bases[name]
+        # Not the mean over nodes, which neighbours that agree or differ leave as it is.
+        centred = (state - state.mean(0)).to(vectors)
+        along = (centred @ vectors).square().sum(1).flatten()
+        shares[name] = along / along.sum() / len(bases)
 
-    with hooked({name: model.get_submodule(name) for name in found}, look), evaluating(model):
+    with hooked({name: model.get_submodule(name) for name in bases}, look), evaluating(model):
         model(*inputs, **named)
-    values = torch.cat([values.flatten() for values, _ in found.values()])
-    return values.cpu(), torch.cat([shares[name] for name in found]).cpu()
+    values = torch.cat([values.flatten() for values, _ in bases.values()])
+    return values.cpu(), torch.cat([shares[name] for name in bases]).cpu()
 
 
 @torch.no_grad()
@@ -212,8 +160,9 @@ def uncertainty(coupling: Coupling, points: Tensor, *, leak: float = 0.1, ax: An
     check_coupling_kind(coupling)
     errors.check_state(points, "points")
     if len(points) != coupling.num_nodes or points.size(1) < 2:
-        wanted = f"[{coupling.num_nodes}, 2] or wider, a row for every node"
-        raise ValueError(f"points must be {wanted}; got {errors.describe(points)}.")
+        raise ValueError(
+            f"points must be [{coupling.num_nodes}, 2] or wider, a row for every node; got {errors.describe(points)}."
+        )
     points = points.double().cpu()
     if points.size(1) > 2:
         centred = points - points.mean(0)
@@ -223,32 +172,4 @@ def uncertainty(coupling: Coupling, points: Tensor, *, leak: float = 0.1, ax: An
     drawn = ax.scatter(points[:, 0], points[:, 1], c=variance, s=8, norm="log")
     ax.figure.colorbar(drawn, ax=ax, label="posterior variance")
     ax.set(xticks=[], yticks=[])
-    return ax
-
-
-def curves(
-    path: str | os.PathLike[str], *, only: Sequence[str] | None = None, ax: Any = None
-) -> Any:
-    """Draw the columns of a ``metrics.csv`` of Lightning's CSVLogger over epochs, all or ``only`` these.
-
-    Examples:
-        >>> from tempfile import mkdtemp
-        >>> path = mkdtemp() + "/metrics.csv"
-        >>> written = open(path, "w").write("epoch,train_loss,val_acc" + chr(10) + "0,1.5," + chr(10) + "0,,0.7")
-        >>> axes = curves(path)
-    """
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.DictReader(file))
-    names = [name for name in (rows[0] if rows else ()) if name not in ("epoch", "step")]
-    if not names or "epoch" not in rows[0]:
-        raise ValueError(f"{path} must have a column epoch and others, as CSVLogger writes them.")
-    ax = axis(ax)
-    for name in names if only is None else only:
-        errors.check_choice(name, "only", names)
-        points = [
-            (float(row["epoch"]), float(row[name])) for row in rows if row[name] and row["epoch"]
-        ]
-        ax.plot(*zip(*points, strict=True), label=name)
-    ax.set(xlabel="epoch")
-    ax.legend(fontsize="small")
     return ax

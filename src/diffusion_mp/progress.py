@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from diffusion_mp.errors import check_flags
-
 AFTER = 5.0  # seconds
 _shown: ContextVar[bool] = ContextVar("shown", default=False)
 
@@ -28,7 +26,8 @@ def show_progress(shown: bool = True) -> Iterator[None]:
         >>> with show_progress():
         ...     edges = knn_graph(x, k=2)  # too fast for a bar
     """
-    check_flags(shown=shown)
+    if not isinstance(shown, bool):
+        raise TypeError(f"shown must be True or False; got {shown!r}.")
     before = _shown.set(_shown.get() or shown)
     try:
         yield
@@ -50,14 +49,9 @@ def solving(what: str, max_iter: int) -> Iterator[Callable[[Tensor | float, Tens
 
         def closer(residual: Tensor | float, goal: Tensor | float) -> None:
             if not bar.disable:
-                left = (
-                    (torch.as_tensor(residual) / goal)
-                    .nan_to_num()
-                    .clamp(1, 1e30)
-                    .max()
-                    .log10()
-                    .item()
-                )
+                # An iteration that diverges, or starts at infinity, must not stretch the bar without end.
+                excess = (torch.as_tensor(residual) / goal).nan_to_num().clamp(1, 1e30)
+                left = excess.max().log10().item()
                 bar.total = max(bar.total or 0.0, left)
                 bar.update(bar.total - left - bar.n)
 

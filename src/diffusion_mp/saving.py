@@ -25,8 +25,12 @@ S = TypeVar("S", bound="Saved")
 FORMAT = 1
 KEY = "diffusion_mp"
 FILE = "model.safetensors"
-LARGEST = 1_000_000  # An integer argument beyond this, and beyond the bytes of the file, is refused: loops run as long.
-PARTS = 5_000  # A model may have so many modules and parameters, and a hundred more for each of its tensors.
+# A file of a few bytes must not make a constructor run for hours or fill the memory. So an integer argument is at most
+# this, or the bytes of the tensors where they are more,
+LARGEST = 1_000_000
+# and a model has at most so many modules and parameters, and a hundred more for each of its tensors.
+PARTS = 5_000
+# In JSON the key that marks a description of an object; no argument of a constructor begins with a dollar.
 CLASS = "$class"
 DTYPES = {
     str(each)[6:]: each for each in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -55,10 +59,10 @@ class Described:
 
     def _describe(self) -> Description | TypeError:
         if is_dataclass(self):
-            values = {
-                each.name: described(getattr(self, each.name)) for each in fields(self) if each.init
-            }
+            names = [each.name for each in fields(self) if each.init]
+            values = {name: described(getattr(self, name)) for name in names}
             return Description(type(self), kwargs=values)
+        # The attributes of another object say nothing of the arguments that it was built with.
         if vars(self):
             return TypeError(describe(self))
         return Description(type(self))
@@ -110,16 +114,19 @@ class Saved(nn.Module, Described):
         check_kind(path, "path", (str, os.PathLike), "the path of a file")
         kind = type(self).__name__
         classes = dict(Described.classes)
-        if lazy := [name for name, parameter in self.named_parameters() if is_lazy(parameter)]:
-            raise ValueError(
-                f"{kind} has no values for {lazy[0]} before its first call. Call it once, then save it."
-            )
+        for name, parameter in self.named_parameters():
+            if is_lazy(parameter):
+                raise ValueError(
+                    f"{kind} has no values for {name} before its first call. Call it once, then save it."
+                )
         about = _written(self._description, classes, {})
+        # Copies, for safetensors refuses tensors that share memory.
         state = {
             name: value.detach().cpu().clone().contiguous()
             for name, value in self.state_dict().items()
         }
-        if flaw := _misfit(_built(about, classes, state), state):
+        flaw = _misfit(_built(about, classes, state), state)
+        if flaw:
             raise ValueError(
                 f"{kind} was changed after it was built: built again, it {flaw}. {WAY_OUT}."
             )
@@ -127,6 +134,7 @@ class Saved(nn.Module, Described):
             raise FileNotFoundError(f"There is no folder {Path(path).parent} to save in.")
         if Path(path).is_dir():
             raise IsADirectoryError(f"path must name a file; {path} is a folder.")
+        # Renamed when it is complete, so that no reader finds half a file.
         draft = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
         draft.write_bytes(serialized(state, {KEY: json.dumps({"format": FORMAT, "model": about})}))
         draft.replace(path)
@@ -193,48 +201,48 @@ def load(path: Place, *, classes: Sequence[type] = ()) -> Saved:
         raise ValueError(
             f"{path} was not written by save(): it has tensors, but does not say of which module."
         )
-    known = Described.classes | {each.__name__: each for each in classes}
+    allowed = Described.classes | {each.__name__: each for each in classes}
     try:
-        version = (content := json.loads(text))["format"]
-        about = content["model"]
-        if version != FORMAT:
+        content = json.loads(text)
+        if content["format"] != FORMAT:
             raise ValueError(
-                f"it has format {version!r}, and this version reads {FORMAT}. Update diffusion-mp."
+                f"it has format {content['format']!r}, and this version reads {FORMAT}. Update diffusion-mp."
             )
-        flaw = _misfit(_built(about, known, tensors), tensors)
-        if flaw:
-            model = None
-        else:
-            model = _built(about, known, tensors, device="cpu")
+        # First without memory: a damaged file may ask for more than there is.
+        flaw = _misfit(_built(content["model"], allowed, tensors), tensors)
+        if not flaw:
+            model = _built(content["model"], allowed, tensors, device="cpu")
     except Exception as error:
         raise ValueError(
             f"{path} describes a module that cannot be built: {error or type(error).__name__}"
         ) from error
-    if model is None:
+    if flaw:
         raise ValueError(f"{path} does not fit the module that it describes, which {flaw}.")
     model.load_state_dict(tensors)
+    # `load_state_dict` keeps the dtype of the module; the file has that of the saved one.
     for name, value in model.state_dict(keep_vars=True).items():
-        value.data = tensors[name].clone()  # in its dtype
+        value.data = tensors[name].clone()
     return model.eval()
 
 
-def _written(value: Any, classes: dict[str, type[Described]], seen: dict[Any, int]) -> Any:
-    """A description as JSON; ``classes`` gains those that are not of the library, ``seen`` numbers the objects."""
+def _written(value: Any, classes: dict[str, type[Described]], numbers: dict[Any, int]) -> Any:
+    """A description as JSON; ``classes`` gains those that are not of the library, ``numbers`` those of the objects."""
     if isinstance(value, TypeError):
         raise ValueError(
             f"{value} cannot be saved as an argument, for a file holds no code. {WAY_OUT}."
         )
     if isinstance(value, list):
-        return [_written(each, classes, seen) for each in value]
+        return [_written(each, classes, numbers) for each in value]
     if isinstance(value, dict):
-        return {name: _written(each, classes, seen) for name, each in value.items()}
+        return {name: _written(each, classes, numbers) for name, each in value.items()}
     if not isinstance(value, (Tensor, Description)):
         return value
-    key = (
-        (value.data_ptr(), value.shape, value.stride()) if isinstance(value, Tensor) else id(value)
-    )
-    if key in seen:
-        return {CLASS: "again", "number": seen[key]}
+    # An object that is shared, a penalty of two layers say, is written once, and so are views of one tensor.
+    key: Any = id(value)
+    if isinstance(value, Tensor):
+        key = (value.data_ptr(), value.shape, value.stride())
+    if key in numbers:
+        return {CLASS: "again", "number": numbers[key]}
     if isinstance(value, Tensor):
         kind = "parameter" if isinstance(value, nn.Parameter) else "tensor"
         about = {CLASS: kind, "data": value.tolist(), "dtype": str(value.dtype)[6:]}
@@ -245,14 +253,13 @@ def _written(value: Any, classes: dict[str, type[Described]], seen: dict[Any, in
                 f"{value.kind} cannot be saved, for another class has its name. Rename it."
             )
         _, *parameters = signature(value.kind.__init__).parameters.values()
-        by_place = any(each.kind is Parameter.VAR_POSITIONAL for each in parameters)
-        names = [each.name for each in parameters]
-        if by_place:
-            given = {"*": [*value.args]}
+        if any(each.kind is Parameter.VAR_POSITIONAL for each in parameters):
+            arguments: dict[str, Any] = {"*": [*value.args]}
         else:
-            given = dict(zip(names, value.args, strict=False))
-        about = {CLASS: name, **_written({**given, **value.kwargs}, classes, seen)}
-    seen[key] = len(seen)
+            names = [each.name for each in parameters]
+            arguments = dict(zip(names, value.args, strict=False))
+        about = {CLASS: name, **_written({**arguments, **value.kwargs}, classes, numbers)}
+    numbers[key] = len(numbers)
     return about
 
 
@@ -262,7 +269,7 @@ def _built(
     """Build the module of a description, no larger than these tensors allow; on the meta device it takes no memory."""
     largest = max(LARGEST, sum(value.nbytes for value in tensors.values()))
     left = PARTS + 100 * len(tensors)
-    made = list[Any]()
+    objects: list[Any] = []
 
     def count(*_: Any) -> None:
         nonlocal left
@@ -282,18 +289,19 @@ def _built(
         if name is None:
             return built
         if name == "again":
-            return made[built["number"]]
+            return objects[built["number"]]
         if name in ("tensor", "parameter"):
             data = torch.tensor(built["data"], dtype=DTYPES[built["dtype"]], device=device)
-            made.append(nn.Parameter(data) if name == "parameter" else data)
+            objects.append(nn.Parameter(data) if name == "parameter" else data)
         elif name in classes:
-            made.append(classes[name](*built.pop("*", ()), **built))
+            objects.append(classes[name](*built.pop("*", ()), **built))
         else:
             raise ValueError(
                 f"there is no class {name!r}. If it is your own, pass load(path, classes=[{name}])."
             )
-        return made[-1]
+        return objects[-1]
 
+    # The hooks count while constructors run, so one that would build too much is stopped.
     with (
         torch.device(device),
         torch.random.fork_rng(devices=[]),
@@ -312,19 +320,18 @@ def _misfit(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
         model.load_state_dict(
             {name: value.to("meta") for name, value in tensors.items()}, strict=False
         )
-    own = model.state_dict()
-    for name in [*own, *tensors]:
-        if name not in tensors or name not in own:
-            if name in own:
-                return f"has {name!r}, which is missing"
+    state = model.state_dict()
+    for name in tensors:
+        if name not in state:
             return f"has no {name!r}"
-        mine = own[name]
-        other = tensors[name]
-        alike = mine.dtype == other.dtype or (
-            mine.is_floating_point() and other.is_floating_point()
-        )
-        if is_lazy(mine) or mine.shape != other.shape or not alike:
-            return f"has {name!r} of another shape or type than {describe(other)}"
+    for name, expected in state.items():
+        if name not in tensors:
+            return f"has {name!r}, which is missing"
+        stored = tensors[name]
+        both_floating = expected.is_floating_point() and stored.is_floating_point()
+        alike = expected.dtype == stored.dtype or both_floating
+        if is_lazy(expected) or expected.shape != stored.shape or not alike:
+            return f"has {name!r} of another shape or type than {describe(stored)}"
     return None
 
 
@@ -344,12 +351,9 @@ def _on_hub() -> Any:
         @classmethod
         def _from_pretrained(cls, *, model_id: str, classes: Any, **options: Any) -> Any:  # type: ignore[override]
             path = Path(model_id, FILE)
-            return cls(
-                load(
-                    path if path.is_file() else hf_hub_download(model_id, FILE, **options),
-                    classes=classes,
-                )
-            )
+            if not path.is_file():
+                path = hf_hub_download(model_id, FILE, **options)
+            return cls(load(path, classes=classes))
 
     return OnHub
 
@@ -360,12 +364,9 @@ def _reaching(name: Place) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in (
-            "huggingface_hub",
-            "httpx",
-            "httpx2",
-            "requests",
-        ):
+        # Which of these raises depends on the version of huggingface_hub.
+        package = type(error).__module__.partition(".")[0]
+        if package not in ("huggingface_hub", "httpx", "httpx2", "requests"):
             raise
         raise ConnectionError(
             f"{name} could not be reached on the Hugging Face Hub: {error}"

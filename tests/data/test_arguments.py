@@ -1,4 +1,6 @@
-"""What parts of a graph are made of: arguments that are something else are named."""
+"""Arguments of loaders, parts and clusters: what does not fit is refused by its name."""
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,141 +11,80 @@ from diffusion_mp.data import PartOf, RandomPartitionLoader, find_clusters
 from diffusion_mp.errors import as_whole
 from helpers import refuses
 
-pytestmark = pytest.mark.usefixtures(
-    "no_typecheck"
-)  # our own sentences, not the test run's shape checks
+# Our own sentences, not the test run's shape checks.
+pytestmark = pytest.mark.usefixtures("no_typecheck")
 
 EDGES = torch.randint(0, 60, (2, 200), generator=torch.Generator().manual_seed(0))
 DATA = Data(x=torch.zeros(60, 2), edge_index=EDGES)
 
 
-def parts(data=DATA, num_parts=4, **options):
-    return list(RandomPartitionLoader(data, num_parts, **options))
+def parts(**options: Any) -> list[Data]:
+    return list(RandomPartitionLoader(**{"data": DATA, "num_parts": 4} | options))
 
 
 @pytest.mark.parametrize(
     "form", [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.byte, torch.Tensor.int]
 )
-def test_clusters_in_another_form_are_the_same_clusters(form):
+def test_clusters_in_another_form_are_the_same_clusters(form: Any) -> None:
     """Bytes, as indices, would be a mask."""
     clusters = torch.arange(60) // 6
     for part, same in zip(parts(clusters=form(clusters)), parts(clusters=clusters), strict=True):
         assert torch.equal(part.n_id, same.n_id)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
-def test_edges_of_fewer_bits(dtype):
-    narrow = Data(x=DATA.x, edge_index=EDGES.to(dtype))
-    for part, same in zip(parts(narrow, degrees="full"), parts(degrees="full"), strict=True):
-        assert torch.equal(part.edge_index, same.edge_index)
-        assert torch.equal(part.full_degree, same.full_degree)
-    assert torch.equal(find_clusters(narrow, 4), find_clusters(DATA, 4))
+def graph(edge_index: Any = EDGES, **attributes: Any) -> Data:
+    return Data(edge_index=edge_index, num_nodes=60, **attributes)
 
 
-OF_LOADER = [
-    ({"halo": 1}, "halo must be True or False; got 1"),
-    ({"allow_unlabelled": None}, "allow_unlabelled must be True or False"),
-    ({"num_replicas": 2, "rank": "0"}, "rank must be a whole number"),
-    ({"clusters": torch.zeros(60)}, "clusters must hold integers; got a float32 tensor"),
-    ({"clusters": "metis"}, "clusters must be a tensor"),
-    ({"data": HeteroData()}, "one graph.*got HeteroData"),
-    (
-        {"data": Data(edge_index=EDGES.tolist(), num_nodes=60)},
-        r"edge_index must be a tensor \[2, num_edges\]",
-    ),
+OF_LOADER: list[tuple[dict[str, Any], type, str]] = [
+    ({"halo": 1}, TypeError, "halo"),
+    ({"allow_unlabelled": None}, TypeError, "allow_unlabelled"),
+    ({"num_replicas": 2, "rank": "0"}, TypeError, "rank"),
+    ({"clusters": torch.zeros(60)}, TypeError, "clusters"),
+    ({"clusters": "metis"}, TypeError, "clusters"),
+    ({"data": HeteroData()}, TypeError, "data"),
+    ({"data": graph(EDGES.tolist())}, TypeError, "edge_index"),
+    ({"num_parts": None}, ValueError, "num_parts or batch_size"),
+    ({"num_parts": 2, "batch_size": 3}, ValueError, "num_parts or batch_size"),
+    ({"num_parts": None, "batch_size": 0}, ValueError, "batch_size"),
+    ({"num_parts": 61, "allow_unlabelled": True}, ValueError, "num_parts"),
+    ({"num_parts": 5, "num_replicas": 2}, ValueError, "num_parts"),
+    ({"num_replicas": 2, "rank": 2}, ValueError, "rank"),
+    ({"data": graph(train_mask=torch.ones(60, 10).bool())}, ValueError, "train_mask"),
+    ({"data": graph(train_mask=[True] * 60)}, ValueError, "train_mask"),
+    ({"data": graph(EDGES + 1)}, ValueError, "edge_index"),
+    ({"data": Data(x=DATA.x, adj_t=torch.eye(60).to_sparse_csr())}, ValueError, "edge_index"),
+    ({"data": graph(EDGES.to("meta"))}, ValueError, "on the CPU"),
+    ({"clusters": torch.arange(4)}, ValueError, "clusters"),
+    ({"clusters": torch.arange(60) - 1}, ValueError, "clusters"),
+    ({"clusters": torch.arange(60) * 2}, ValueError, "clusters"),
 ]
-ONES = torch.ones(60, 10).bool()
-OF_LOADER_VALUES = [
-    ({"num_parts": None}, "pass num_parts or batch_size, one of them"),
-    ({"num_parts": 2, "batch_size": 3}, "one of them; got 2 and 3"),
-    ({"num_parts": None, "batch_size": 0}, "batch_size must be at least 1"),
-    (
-        {"num_parts": 61, "allow_unlabelled": True},
-        "num_parts must leave every part a node; got 61 parts of 60 nodes",
-    ),
-    ({"num_parts": 5, "num_replicas": 2}, "multiple of the 2 proc"),
-    ({"num_replicas": 2, "rank": 2}, "rank must lie in 0 "),
-    (
-        {"data": Data(edge_index=EDGES, num_nodes=60, train_mask=ONES)},
-        r"bool tensor \[60\], one split.*Split\.of",
-    ),
-    (
-        {"data": Data(edge_index=EDGES, num_nodes=60, train_mask=[True] * 60)},
-        r"train_mask must be a bool tensor",
-    ),
-    ({"data": Data(edge_index=EDGES + 1, num_nodes=60)}, r"edge_index must lie in \[0, 59\]"),
-    (
-        {"data": Data(x=DATA.x, adj_t=torch.eye(60).to_sparse_csr())},
-        "must have edge_index; got adj_t",
-    ),
-    (
-        {"data": Data(x=DATA.x, edge_index=EDGES.to("meta"))},
-        "must be on the CPU.*got edge_index on meta",
-    ),
-    (
-        {"clusters": torch.arange(4)},
-        r"clusters must hold an integer for each of 60 nodes; got.*\[4\]",
-    ),
-    ({"clusters": torch.arange(60) - 1}, "clusters must be numbered 0 .* they reach from -1 to 58"),
-    (
-        {"clusters": torch.arange(60) * 2},
-        "60 nodes have at most as many; they reach from 0 to 118.*return_inverse",
-    ),
+OF_PARTS: list[tuple[Data, type, str]] = [
+    (Data(), TypeError, "n_id"),
+    (Data(batch_size="1", n_id=torch.tensor([1])), TypeError, "batch_size"),
+    (Data(n_id=torch.tensor([0.5])), TypeError, "n_id"),
+    (Data(batch_size=1, n_id=torch.tensor([60])), ValueError, "n_id"),
+    (Data(batch_size=1, n_id=torch.tensor([-1])), ValueError, "n_id"),
+    (Data(batch_size=3, n_id=torch.tensor([1, 2])), ValueError, "batch_size"),
 ]
-OF_BATCHES = [
-    (Data(), TypeError, r"a batch must have n_id \[n\].*PyG's loaders set it; for ClusterLoader"),
-    (Data(batch_size=1), TypeError, "a batch must have n_id"),
-    (Data(batch_size="1", n_id=torch.tensor([1])), TypeError, "batch_size must be a whole number"),
-    (Data(n_id=torch.tensor([0.5])), TypeError, "n_id must hold integers"),
-    (Data(batch_size=1, n_id=torch.tensor([60])), ValueError, "nodes n_id of the 60 of data"),
-    (Data(batch_size=1, n_id=torch.tensor([-1])), ValueError, "nodes n_id of the 60 of data"),
-    (
-        Data(batch_size=3, n_id=torch.tensor([1, 2])),
-        ValueError,
-        r"a batch must have batch_size <= n nodes",
-    ),
-]
-OTHERS = [
-    (
-        lambda: RandomPartitionLoader(DATA, 4).set_epoch(1.5),
-        TypeError,
-        "epoch must be a whole number",
-    ),
-    (lambda: find_clusters(DATA, 4, seed=-1), ValueError, r"seed must lie in 0 \.\. 2\*\*31 - 1"),
-    (
-        lambda: find_clusters(DATA, method="label_propagation", seed=None),
-        TypeError,
-        "seed must be a whole number",
-    ),
-    (
-        lambda: find_clusters(DATA, 61),
-        ValueError,
-        "num_clusters must be at most the number of nodes, 60; got 61",
-    ),
-    (lambda: find_clusters(DATA, 0), ValueError, "num_clusters must be at least 1"),
-    (lambda: find_clusters(DATA), ValueError, "METIS needs, and label propagation finds; got None"),
-    (
-        lambda: find_clusters(DATA, 8, "label_propagation"),
-        ValueError,
-        "got 8 with method='label_propagation'",
-    ),
-]
-REFUSALS = [
-    (lambda options=options: parts(**options), TypeError, message) for options, message in OF_LOADER
-]
-REFUSALS += [
-    (lambda options=options: parts(**options), ValueError, message)
-    for options, message in OF_LOADER_VALUES
-]
-REFUSALS += [
-    (lambda batch=batch: PartOf(DATA).forward(batch), *refusal) for batch, *refusal in OF_BATCHES
-]
-
-test_what_does_not_fit_is_refused = refuses(*REFUSALS, *OTHERS)
+test_what_does_not_fit_is_refused = refuses(
+    *((lambda options=each[0]: parts(**options), *each[1:]) for each in OF_LOADER),
+    *((lambda batch=each[0]: PartOf(DATA).forward(batch), *each[1:]) for each in OF_PARTS),
+    (lambda: RandomPartitionLoader(DATA, 4).set_epoch(1.5), TypeError, "epoch"),
+    (lambda: find_clusters(DATA, 4, seed=-1), ValueError, "seed"),
+    (lambda: find_clusters(DATA, 4, seed=None), TypeError, "seed"),
+    (lambda: find_clusters(DATA, 61), ValueError, "num_clusters"),
+    (lambda: find_clusters(DATA, 0), ValueError, "num_clusters"),
+    (lambda: find_clusters(DATA), ValueError, "num_clusters"),
+    (lambda: find_clusters(DATA, 8, "label_propagation"), ValueError, "num_clusters"),
+)
 
 
-def test_whole_numbers():
+@pytest.mark.parametrize("value", [3.0, "3", None, True, torch.tensor(3.0), [3]])
+def test_what_is_no_whole_number(value: object) -> None:
+    with pytest.raises(TypeError, match=r"n must be a whole number; got .*\. Round it\."):
+        as_whole(value, "n", "Round it.")
+
+
+def test_whole_numbers() -> None:
     assert [as_whole(value, "n") for value in (3, np.int64(3), torch.tensor(3))] == [3, 3, 3]
-    for value in (3.0, "3", None, True, torch.tensor(3.0), [3]):
-        with pytest.raises(TypeError, match=r"n must be a whole number; got .*\. Round it\."):
-            as_whole(value, "n", "Round it.")

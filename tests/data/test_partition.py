@@ -1,7 +1,6 @@
 """Random partitions (even, new, with a training node in every part, uniform) and clusters of nodes."""
 
 import random
-import sys
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.loader import ClusterData
 
 from diffusion_mp.data import find_clusters
 from diffusion_mp.data.partition import Cut, random_partition
@@ -36,16 +34,13 @@ def test_parts_are_even_and_each_has_what_it_needs(num_nodes: int, data: st.Data
         assert (torch.bincount(part[needed], minlength=num_parts) > 0).all()
 
 
-def test_part_ids_are_as_small_as_they_can_be() -> None:
-    for num_parts, dtype in (
-        (256, torch.uint8),
-        (257, torch.int16),
-        (32_768, torch.int16),
-        (32_769, torch.int32),
-    ):
-        part = random_partition(32_770, num_parts, drawn())
-        assert part.dtype == dtype
-        assert int(part.max()) == num_parts - 1
+@pytest.mark.parametrize(
+    ("num_parts", "dtype"), [(256, torch.uint8), (257, torch.int16), (32_769, torch.int32)]
+)
+def test_part_ids_are_as_small_as_they_can_be(num_parts: int, dtype: torch.dtype) -> None:
+    part = random_partition(32_770, num_parts, drawn())
+    assert part.dtype == dtype
+    assert int(part.max()) == num_parts - 1
 
 
 @pytest.mark.parametrize("needs", [False, True])
@@ -149,30 +144,3 @@ def test_planted_groups_are_found_and_nothing_global_moves(options: dict[str, An
     assert torch.equal(find_clusters(data, **options), clusters)
     assert random.getstate() == state[0]
     assert torch.equal(torch.get_rng_state(), state[1])
-
-
-def test_metis_of_pyg_stands_in_for_pymetis(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyG's own METIS, replaced by the answer, gets both directions and no loops; without it a sentence says so."""
-    data = planted()
-
-    def metis(self: ClusterData, edge_index: Tensor, num_nodes: int) -> Tensor:
-        dense = torch.zeros(num_nodes, num_nodes, dtype=torch.long).index_put_(
-            tuple(edge_index), torch.tensor(1), True
-        )
-        assert torch.equal(dense, dense.T)
-        assert dense.max() == 1
-        assert dense.diagonal().sum() == 0
-        assert int(dense.sum()) == 8 * 90 + 16
-        return data.group
-
-    def missing(*_: Any) -> Tensor:
-        raise ImportError("'ClusterData' requires either 'pyg-lib' or 'torch-sparse'")
-
-    monkeypatch.setitem(sys.modules, "pymetis", None)
-    monkeypatch.setattr(ClusterData, "_metis", metis)
-    assert torch.equal(find_clusters(data, 8), data.group)
-    monkeypatch.setattr(ClusterData, "_metis", missing)
-    with pytest.raises(
-        ImportError, match=r"none of pymetis, pyg-lib and torch-sparse.*diffusion-mp\[metis\]"
-    ):
-        find_clusters(data, 8)

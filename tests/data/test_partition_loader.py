@@ -14,12 +14,9 @@ from torch import Tensor
 from torch.multiprocessing import get_context
 from torch.utils.data import DistributedSampler
 from torch_geometric.data import Batch, Data
-from torch_geometric.loader import NodeLoader
-from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 from torch_geometric.utils import subgraph
 
 from diffusion_mp.data import PartOf, RandomPartitionLoader
-from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.graph import Graph
 from subrun import run_program
 
@@ -64,10 +61,12 @@ def test_an_epoch_is_every_node_once_with_the_edges_that_pyg_keeps(options: dict
             num_nodes=NODES,
             return_edge_mask=True,
         )
-        wanted = {"edge_index": expected, "edge_weight": weight, "edge_attr": DATA.edge_attr[mask]}
-        wanted |= {"e_id": mask.nonzero().flatten()}
-        wanted |= {name: DATA[name][batch.n_id] for name in ("x", "y", "train_mask", "val_mask")}
-        assert all(torch.equal(batch[name], value) for name, value in wanted.items())
+        assert torch.equal(batch.edge_index, expected)
+        assert torch.equal(batch.edge_weight, weight)
+        assert torch.equal(batch.edge_attr, DATA.edge_attr[mask])
+        assert torch.equal(batch.e_id, mask.nonzero().flatten())
+        for name in ("x", "y", "train_mask", "val_mask"):
+            assert torch.equal(batch[name], DATA[name][batch.n_id])
         assert batch.num_nodes == batch.batch_size == len(batch.n_id)
         assert batch.name == "a graph"
         assert batch.train_mask.any()
@@ -140,43 +139,19 @@ def test_a_halo_is_every_edge_of_the_own_nodes_and_its_other_end() -> None:
     assert torch.equal(torch.cat(e_id).sort().values, torch.arange(EDGES))
 
 
-@pytest.mark.parametrize("halo", [False, True])
-@pytest.mark.parametrize("self_loops", ["keep", "remaining"])
-def test_full_degrees_give_kept_edges_the_entries_of_the_whole_graph(
-    halo: bool, self_loops: Any
-) -> None:
-    diffusivity = AdjacencyDiffusivity("sym", self_loops=self_loops)
-    whole = diffusivity(DATA.x, Graph.from_data(DATA)).to_dense()[0]
-    for batch in RandomPartitionLoader(DATA, 5, degrees="full", halo=halo):
-        own = batch.batch_size
-        expected = whole[batch.n_id[: batch.batch_size]]
-        entries = diffusivity(batch.x, Graph.from_data(batch)).to_dense()[0][:own]
-        torch.testing.assert_close(entries, expected[:, batch.n_id], rtol=1e-6, atol=1e-8)
-        assert (
-            torch.allclose(entries.sum(1), expected.sum(1), rtol=1e-5) is halo
-        )  # without it a part of the rows
-        alone = Graph(batch.num_nodes, batch.edge_index.as_tensor(), batch.edge_weight)
-        without = diffusivity(batch.x, alone).to_dense()[0][:own]
-        assert not torch.allclose(entries, without)
-
-
 def test_every_batch_has_a_training_node_unless_others_are_accepted() -> None:
     data = example()
     data.train_mask = torch.arange(NODES) < 6
+
+    def counts(num_parts: int, **options: Any) -> list[int]:
+        loader = RandomPartitionLoader(data, num_parts, **options)
+        return [int(batch.train_mask.sum()) for batch in loader]
+
     for seed in range(5):
-        assert [
-            int(batch.train_mask.sum()) for batch in RandomPartitionLoader(data, 6, seed=seed)
-        ] == [1] * 6
-    counts = [
-        int(batch.train_mask.sum())
-        for batch in RandomPartitionLoader(data, 7, allow_unlabelled=True)
-    ]
-    assert sum(counts) == 6
-    with pytest.raises(
-        ValueError,
-        match=r"num_parts must leave .* training node; got 7 parts, and 6 nodes.*allow_unl",
-    ):
-        RandomPartitionLoader(data, 7)
+        assert counts(6, seed=seed) == [1] * 6
+    assert sum(counts(7, allow_unlabelled=True)) == 6
+    with pytest.raises(ValueError, match="7 parts, and 6 nodes"):
+        counts(7)
 
 
 def test_clusters_are_kept_together() -> None:
@@ -221,9 +196,7 @@ def test_processes_share_the_parts_of_one_partition(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     assert len(early) == 3
     assert all(torch.equal(a.n_id, b) for a, b in zip(early, alone[1::2], strict=True))
-    with pytest.raises(
-        ValueError, match=r"num_parts must be a multiple of the 2 processes.*got 5\. Pass 6"
-    ):
+    with pytest.raises(ValueError, match="num_parts must be a multiple of the 2 processes"):
         list(uneven)
 
 
@@ -315,47 +288,6 @@ def test_memory_mapped_and_plain_tensors_give_the_same(tmp_path: Path) -> None:
         np.save(tmp_path / f"{name}.npy", data[name].numpy())
         data[name] = torch.from_numpy(np.load(tmp_path / f"{name}.npy", mmap_mode="c"))
     compare(RandomPartitionLoader(data, 5), RandomPartitionLoader(DATA, 5))
-
-
-class AllNeighbours(BaseSampler):
-    """A sampler of PyG that takes every in-neighbour of the seeds; PyG's own need pyg-lib or torch-sparse."""
-
-    edge_permutation = None
-
-    def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
-        mask = torch.isin(DATA.edge_index[1], index.node)
-        nodes = torch.cat([index.node, DATA.edge_index[0, mask]])
-        nodes = torch.tensor(list(dict.fromkeys(nodes.tolist())))
-        local = torch.full((NODES,), -1).index_copy(0, nodes, torch.arange(len(nodes)))
-        edges = local[DATA.edge_index[:, mask]]
-        return SamplerOutput(
-            nodes, *edges, mask.nonzero().flatten(), metadata=(index.input_id, index.time)
-        )
-
-    def sample_from_edges(self, *_: Any, **__: Any) -> SamplerOutput:
-        raise NotImplementedError
-
-
-def test_a_loader_of_pyg_yields_the_same_attributes() -> None:
-    part = PartOf(DATA, degrees="full")
-    loader = NodeLoader(
-        DATA, AllNeighbours(), DATA.train_mask, transform=part, batch_size=4, shuffle=False
-    )
-    row = AdjacencyDiffusivity("row")
-    full = row(DATA.x, Graph.from_data(DATA)).to_dense()[0]
-    seen = 0
-    for batch in loader:
-        own = batch.batch_size
-        assert batch.train_mask[:own].all()
-        assert not batch.train_mask[own:].any()
-        assert torch.equal(batch.val_mask[:own], DATA.val_mask[batch.n_id[:own]])
-        assert batch.kept_edges == 1
-        entries = row(batch.x, Graph.from_data(batch)).to_dense()[0][:own]
-        torch.testing.assert_close(
-            entries, full[batch.n_id[:own]][:, batch.n_id], rtol=1e-6, atol=1e-8
-        )
-        seen += own
-    assert seen == int(DATA.train_mask.sum())
 
 
 def test_kept_edges_are_those_that_arrive_at_the_parts_own_nodes() -> None:

@@ -95,67 +95,29 @@ def of(mask, column=0):
     return lambda: Split.of(Data(y=Y, train_mask=mask, val_mask=MASK, test_mask=MASK), column)
 
 
-REFUSALS = [
-    (
-        lambda: draw(Y, per_class=26),
-        ValueError,
-        "Class 0 has 25 labelled nodes, fewer than per_class=26",
-    ),
-    (lambda: draw(Y, num_val=90), ValueError, "only 80 labelled nodes are left"),
+test_what_does_not_fit_is_refused = refuses(
+    (lambda: draw(Y, per_class=26), ValueError, "per_class"),
+    (lambda: draw(Y, num_val=90), ValueError, "num_val"),
     (lambda: draw(Y, num_val=60, num_test=21), ValueError, r"num_val \+ num_test = 81"),
-    (
-        lambda: random_split_per_class(Y, 5, 20, None, 0),
-        TypeError,
-        r"generator must .*\.manual_seed",
-    ),
-    (lambda: random_split(Y, 0.1, 0.1, 0), TypeError, r"generator must .*\.manual_seed"),
-    (
-        lambda: random_split(Y, 0.6, 0.5, seeded()),
-        ValueError,
-        r"their sum at most 1; got 0\.6 and 0\.5",
-    ),
-    (
-        lambda: random_split(Y[:0], 0.5, 0.25, seeded()),
-        ValueError,
-        r"y has no labelled node \(it is empty\)",
-    ),
-    (lambda: draw(-1 - Y), ValueError, r"y has no labelled node \(every entry is negative\)"),
-    (
-        lambda: random_split(Y, 0.001, 0.5, seeded()),
-        ValueError,
-        "of 100 labelled nodes is none; raise train",
-    ),
-    (lambda: Split.of(Data(y=Y)), ValueError, "has no train_mask"),
-    (of(MASK[:, None].expand(-1, 3), 3), ValueError, "between 0 and 2"),
-    (
-        of(MASK.float()),
-        TypeError,
-        r"train_mask must be a bool tensor \[100\].*or the indices of nodes; got a float32",
-    ),
-    (of(MASK.long()), ValueError, r"train_mask must name every node once, .*train_mask\.bool\(\)"),
-    (of("train"), TypeError, r"train_mask must be a bool tensor \[100\]"),
-    (
-        of(MASK[:5]),
-        ValueError,
-        r"train_mask must be a bool tensor \[100\].*got a bool tensor of shape \[5\]",
-    ),
-    (
-        of(MASK[:5, None].expand(-1, 2)),
-        ValueError,
-        r"train_mask must be a bool tensor \[100\].*of shape \[5\]",
-    ),
-    (of(MASK[:, None, None]), ValueError, r"train_mask must be a bool tensor \[100\]"),
-    (lambda: Split.of(None), TypeError, "data must have y"),
-    (lambda: Split.of(Data(train_mask=MASK)), TypeError, "data must have y"),
-    (lambda: draw(Y).apply_to(None), TypeError, "data must be a torch_geometric Data"),
-    (
-        lambda: draw(Y).apply_to(Data(y=Y[:5])),
-        ValueError,
-        "data must have 100 labels, as the masks have rows; got 5",
-    ),
-]
-
-test_what_does_not_fit_is_refused = refuses(*REFUSALS)
+    (lambda: random_split_per_class(Y, 5, 20, None, 0), TypeError, "generator"),
+    (lambda: random_split(Y, 0.1, 0.1, 0), TypeError, "generator"),
+    (lambda: random_split(Y, 0.6, 0.5, seeded()), ValueError, "train"),
+    (lambda: random_split(Y, 0.001, 0.5, seeded()), ValueError, "train"),
+    (lambda: random_split(Y[:0], 0.5, 0.25, seeded()), ValueError, "y"),
+    (lambda: draw(-1 - Y), ValueError, "y"),
+    (lambda: Split.of(Data(y=Y)), ValueError, "train_mask"),
+    (of(MASK[:, None].expand(-1, 3), 3), ValueError, "column"),
+    (of(MASK.float()), TypeError, "train_mask"),
+    (of(MASK.long()), ValueError, "train_mask"),
+    (of("train"), TypeError, "train_mask"),
+    (of(MASK[:5]), ValueError, "train_mask"),
+    (of(MASK[:5, None].expand(-1, 2)), ValueError, "train_mask"),
+    (of(MASK[:, None, None]), ValueError, "train_mask"),
+    (lambda: Split.of(None), TypeError, "data"),
+    (lambda: Split.of(Data(train_mask=MASK)), TypeError, "data"),
+    (lambda: draw(Y).apply_to(None), TypeError, "data"),
+    (lambda: draw(Y).apply_to(Data(y=Y[:5])), ValueError, "data"),
+)
 
 CALLS = [
     lambda y: random_split(y, 0.5, 0.25, torch.Generator()),

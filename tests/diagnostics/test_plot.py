@@ -74,19 +74,6 @@ def test_neighbours(ax):
     ]
 
 
-def test_attention(ax):
-    logits = torch.tensor([[2.0, 0], [0, 2], [2, 0]])
-    without = torch.tensor([[2.0, 0], [2, 0], [0, 2]])
-    plot.attention(logits, without, torch.tensor([0, 1, 1]), ax=ax)
-    assert [each.get_label() for each in ax.collections] == [
-        "as without: 1",
-        "mended: 1",
-        "spoiled: 1",
-    ]
-    p = torch.tensor([[2.0, 0]]).softmax(1)[0].tolist()
-    assert ax.collections[1].get_offsets().tolist()[0] == pytest.approx([p[1], p[0]])
-
-
 @pytest.mark.parametrize("matrix", ["full", "diagonal", "identity"])
 def test_spectrum(matrix, ax):
     model = dm.CertifiedTransformer(4, 8, 3, num_blocks=2, matrix=matrix, attention="all")
@@ -122,23 +109,10 @@ def test_uncertainty(ax):
     torch.testing.assert_close(torch.linalg.svdvals(points), spread)
 
 
-def test_curves(tmp_path, ax):
-    path = tmp_path / "metrics.csv"
-    path.write_text("epoch,step,train_loss,val_acc\n0,0,1.5,\n0,1,,0.5\n1,2,1.25,\n1,3,,0.75\n")
-    plot.curves(path, ax=ax)
-    drawn = {line.get_label(): line.get_xydata().tolist() for line in ax.lines}
-    assert drawn == {"train_loss": [[0, 1.5], [1, 1.25]], "val_acc": [[0, 0.5], [1, 0.75]]}
-    assert len(plot.curves(path, only=["val_acc"]).lines) == 1
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match=r"metrics.csv must have a column epoch"):
-        plot.curves(path)
-
-
 @pytest.mark.filterwarnings("error")
 def test_unusual_axes_and_inputs(ax):
     ax.set(xscale="log", yscale="log")
     plot.energies(torch.tensor([3.0, 2.0]).bfloat16(), ax=ax)
-    plot.attention(X, X, NODE % 4, ax=ax)
     _, shares = plot.eigenvalues(dm.CertifiedTransformer(4, 8, 3).bfloat16(), X.bfloat16(), EDGES)
     assert float(shares.sum()) == pytest.approx(1)
     one = plot.uncertainty(SigmoidPenalty().coupling(X[:1]), X[:1])
@@ -165,17 +139,6 @@ test_refusals = refuses(
         "node must be an integer; got 1.0",
     ),
     (lambda: plot.neighbours(X, 1), TypeError, "coupling"),
-    (lambda: plot.attention(X, X[:3], NODE % 3), ValueError, "without must have 6 rows"),
-    (
-        lambda: plot.attention(X, X, NODE),
-        ValueError,
-        r"y must lie in \[0, 3\] for 4 classes; it reaches from 0 to 5",
-    ),
-    (
-        lambda: plot.attention(X, X, NODE[:3]),
-        ValueError,
-        "y must have a class for each of 6 rows; got an int64",
-    ),
     (lambda: plot.energies(X, ax=plt), TypeError, "ax must be a matplotlib axis or None"),
     (
         lambda: plot.spectrum(nn.Linear(2, 2)),

@@ -304,7 +304,7 @@ def test_chunks_are_cached_with_their_boundaries(monkeypatch: pytest.MonkeyPatch
         segments, "_chunks", lambda ptr, rows: made.append(ptr.clone()) or find(ptr, rows)
     )
     gc.collect()  # what other tests have left
-    before = len(cache._OF_BATCHES)
+    before = len(cache._KEPT)
     ptr = torch.tensor([0, *[3, 9, 5]]).cumsum(0)
     q = torch.rand(17, 2, 4, requires_grad=True)  # positive, so that no row sum cancels
     for dtype in (torch.float64, torch.float32):  # its masks by dtype
@@ -322,4 +322,4 @@ def test_chunks_are_cached_with_their_boundaries(monkeypatch: pytest.MonkeyPatch
     del ptr, expected
     q.grad = None
     gc.collect()
-    assert len(cache._OF_BATCHES) == before
+    assert len(cache._KEPT) == before

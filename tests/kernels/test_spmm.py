@@ -206,6 +206,6 @@ def test_the_order_by_source_is_found_for_a_gradient_only() -> None:
     looped = graph.with_self_loops(layer.diffusivity.self_loops)
     with torch.no_grad():
         evaluated = layer(x, graph)
-    assert not looped.csc.found
+    assert not looped.csc.is_sorted
     torch.testing.assert_close(layer(x, graph), evaluated)
-    assert looped.csc.found
+    assert looped.csc.is_sorted

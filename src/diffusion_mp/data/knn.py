@@ -19,10 +19,12 @@ from diffusion_mp.progress import progress_bar
 
 Metric = Literal["euclidean", "cosine"]
 _Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
-# The largest entry is scaled to 2^_LARGEST and entries of other rows clipped at 2^_CUT, so that squares stay in range.
+# The largest entry is scaled to 2^_LARGEST, and entries of other rows clipped at 2^_CUT: the square of a distance in up
+# to 2^22 channels is then below 2^1024, where double precision ends, and small distances keep their squares.
 _LARGEST = 480
 _CUT = 500
-_PART = 1 << 12  # rows that are searched for at a time
+# Rows that are searched for at a time, so that the bar moves and a block of distances stays small.
+_PART = 1 << 12
 
 
 def knn_graph(
@@ -99,6 +101,7 @@ class KNNGraph(BaseTransform):
         if self.k >= len(x):
             raise ValueError(f"k must be below the number of nodes, {len(x)}; got {self.k}.")
         errors.check_finite(x, name)
+        # scikit-learn searches in double precision and on the CPU.
         rows = x.detach().cpu().double().numpy()
         edges, weights, _ = joined(rows, self.k, self.metric, self.approximate, self.sharpness)
         return edges.to(x.device), (weights / weights.mean()).to(x)
@@ -109,50 +112,53 @@ def nearest(x: Any, k: int, metric: Metric, approximate: bool, of: Any = None) -
 
     ``of=None`` searches each row of x among the others. Distances are in the unit of `comparable`.
     """
-    x, of = comparable(x, x, metric), None if of is None else comparable(of, x, metric)
-    if approximate and not scipy.sparse.issparse(x):
-        search = _nearly_nearest
-    else:
-        search = _nearest
+    if of is not None:
+        of = comparable(of, x, metric)
+    x = comparable(x, x, metric)
+    search = _nearly_nearest if approximate and not scipy.sparse.issparse(x) else _nearest
     if metric == "euclidean":
         return search(x, k, of)
     # Rows of zeros are left out: at distance one from unit rows, they would be nearer than orthogonal rows.
-    some = np.flatnonzero(abs(x).sum(axis=1))
-    asking = some if of is None else np.flatnonzero(abs(of).sum(axis=1))
-    row, column, square = search(
-        x[some], min(k, len(some) - (of is None)), None if of is None else of[asking]
-    )
-    near = square < 2 - 1e-12  # up to rounding
-    return asking[row[near]], some[column[near]], square[near]
+    nonzero = np.flatnonzero(abs(x).sum(axis=1))
+    if of is None:
+        asking = nonzero
+        row, column, square = search(x[nonzero], min(k, len(nonzero) - 1), None)
+    else:
+        asking = np.flatnonzero(abs(of).sum(axis=1))
+        row, column, square = search(x[nonzero], min(k, len(nonzero)), of[asking])
+    # Unit vectors at 90° have the squared distance 2, up to rounding.
+    near = square < 2 - 1e-12
+    return asking[row[near]], nonzero[column[near]], square[near]
 
 
 def _nearest(x: Any, k: int, of: Any) -> _Pairs:
     """Search comparable rows; no pairs if ``k`` is 0."""
     from sklearn.neighbors import NearestNeighbors
 
-    rows, itself = (x, np.arange(x.shape[0])) if of is None else (of, None)
+    rows = x if of is None else of
+    if k < 1 or not rows.shape[0]:
+        return np.zeros(0, int), np.zeros(0, int), np.zeros(0)
+    # A row is its own nearest neighbour: one more is asked for, and the row left out.
+    itself = np.arange(x.shape[0]) if of is None else None
 
-    def search(algorithm: str, x: Any, rows: Any, itself: Any = itself) -> list[np.ndarray]:
+    def search(algorithm: str, x: Any, rows: Any, itself: Any) -> list[np.ndarray]:
         index = NearestNeighbors(n_neighbors=k + (of is None), algorithm=algorithm).fit(x)
         return _in_parts(index.kneighbors, rows, itself)
 
-    if k < 1 or not rows.shape[0]:
-        return np.zeros(0, int), np.zeros(0, int), np.zeros(0)
     if scipy.sparse.issparse(x):
-        distance, column = search("brute", x, rows)
+        distance, column = search("brute", x, rows, itself)
     elif x.shape[1] <= (64 if len(x) <= 2_000 else 15):
         # Without matrix products, ties are broken alike on every machine. With more channels a tree visits every row.
-        distance, column = search("kd_tree", x, rows)
+        distance, column = search("kd_tree", x, rows, itself)
     else:
+        # The median, which a row far outside does not move.
         middle = np.median(x, axis=0)
-        centred = x - middle
-        distance, column = search("brute", centred, centred if of is None else of - middle)
+        distance, column = search("brute", x - middle, rows - middle, itself)
         # ‖x‖² + ‖y‖² − 2x·y cancels for rows much closer to each other than to the origin.
         lost = np.flatnonzero(distance[:, -1] < 2.0**-14 * np.linalg.norm(rows - middle, axis=1))
         if len(lost):
-            distance[lost], column[lost] = search(
-                "kd_tree", x, rows[lost], None if itself is None else lost
-            )
+            again = search("kd_tree", x, rows[lost], lost if of is None else None)
+            distance[lost], column[lost] = again
     return np.arange(distance.size) // k, column.ravel(), distance.ravel() ** 2
 
 
@@ -160,27 +166,33 @@ def _nearly_nearest(x: np.ndarray, k: int, of: Any) -> _Pairs:
     """Search comparable rows in an inverted file; the squared distances of the neighbours it finds are exact."""
     with errors.needed_by("An approximate search for neighbours", "diffusion-mp[faiss]"):
         import faiss
-    rows, itself = (x, np.arange(len(x))) if of is None else (of, None)
-    cells = int(
-        min(4 * len(x) ** 0.5, len(x) / 39)
-    )  # with fewer than 39 rows in a cell, FAISS warns
+    rows = x if of is None else of
+    # With fewer than 39 rows in a cell, FAISS warns.
+    cells = int(min(4 * len(x) ** 0.5, len(x) / 39))
     if k < 1 or cells < 2 or not len(rows):
         return _nearest(x, k, of)
     middle = np.median(x, axis=0)
-    # In single precision's range, and so are squares: what is clipped is equally far from every row of x.
+    # Squares must fit into single precision; what is clipped is equally far from every row of x.
     _, exponent = np.frexp(abs(x - middle).max())
 
     def single(rows: np.ndarray) -> np.ndarray:
-        return np.ldexp(rows - middle, -exponent).clip(-(2.0**50), 2.0**50).astype(np.float32)
+        scaled = np.ldexp(rows - middle, -exponent)
+        return scaled.clip(-(2.0**50), 2.0**50).astype(np.float32)
 
     index: Any = faiss.index_factory(x.shape[1], f"IVF{cells},Flat")
-    index.train(scaled := single(x))
-    index.add(scaled)
+    index.train(single(x))
+    index.add(single(x))
     index.nprobe = min(cells, 32)
-    _, column = _in_parts(lambda part: index.search(single(part), k + (of is None)), rows, itself)
-    row, place = np.nonzero(column >= 0)  # a cell may hold too few rows
-    column = column[row, place]
+    _, column = _in_parts(
+        lambda part: index.search(single(part), k + (of is None)),
+        rows,
+        np.arange(len(x)) if of is None else None,
+    )
+    # A cell may hold fewer than k rows, which FAISS fills with −1.
+    row, rank = np.nonzero(column >= 0)
+    column = column[row, rank]
     square = np.empty(len(row))
+    # In parts of 2^24 numbers, for the differences of all pairs would take k times the memory of x.
     for part in np.array_split(np.arange(len(row)), len(row) * x.shape[1] // 2**24 + 1):
         square[part] = ((rows[row[part]] - x[column[part]]) ** 2).sum(1)
     return row, column, square
@@ -191,16 +203,15 @@ def _in_parts(search: Callable[[Any], Any], rows: Any, itself: Any) -> list[np.n
     parts = []
     with progress_bar("neighbours", "row", rows.shape[0]) as bar:
         for first in range(0, rows.shape[0], _PART):
-            found = distance, column = search(rows[first : first + _PART])
+            part = search(rows[first : first + _PART])
+            count = len(part[1])
             if itself is not None:
-                others = column != itself[first : first + _PART, None]
-                others[others.all(1), -1] = False  # copies of the row displaced it
-                found = (
-                    distance[others].reshape(len(column), -1),
-                    column[others].reshape(len(column), -1),
-                )
-            parts.append(found)
-            bar.update(len(column))
+                others = part[1] != itself[first : first + _PART, None]
+                # Copies of a row may have displaced it; then the farthest of them is left out.
+                others[others.all(1), -1] = False
+                part = [each[others].reshape(count, -1) for each in part]
+            parts.append(part)
+            bar.update(count)
     return [np.concatenate(each) for each in zip(*parts, strict=True)]
 
 
@@ -208,23 +219,20 @@ def comparable(rows: Any, x: Any, metric: Metric) -> Any:
     """Scale rows by the largest entry of x, so that squares neither overflow nor vanish; to length one for "cosine"."""
     with errors.needed_by("A graph of nearest neighbours", "diffusion-mp[sklearn]"):
         from sklearn.preprocessing import normalize
-    largest = abs(rows).max(axis=1) if metric == "cosine" else abs(x).max()
     sparse = scipy.sparse.issparse(rows)
+    largest = abs(rows).max(axis=1) if metric == "cosine" else abs(x).max()
+    if scipy.sparse.issparse(largest):
+        largest = largest.toarray().ravel()
     # Powers of two are exact.
-    _, exponent = np.frexp(largest.toarray().ravel() if scipy.sparse.issparse(largest) else largest)
+    _, exponent = np.frexp(largest)
     if metric == "cosine":
-        if sparse:
-            exponent = exponent.repeat(np.diff(rows.indptr))
-        else:
-            exponent = exponent[:, None]
+        exponent = exponent.repeat(np.diff(rows.indptr)) if sparse else exponent[:, None]
     with np.errstate(over="ignore"):  # infinity is clipped like any other number that is too large
         values = np.ldexp(rows.data if sparse else rows, _LARGEST - exponent)
     np.clip(values, -(2.0**_CUT), 2.0**_CUT, out=values)
     if sparse:
-        found = scipy.sparse.csr_array((values, rows.indices, rows.indptr), rows.shape)
-    else:
-        found = values
-    return normalize(found, copy=False) if metric == "cosine" else found
+        values = scipy.sparse.csr_array((values, rows.indices, rows.indptr), rows.shape)
+    return normalize(values, copy=False) if metric == "cosine" else values
 
 
 def joined(
@@ -232,30 +240,29 @@ def joined(
 ) -> tuple[Tensor, Tensor, np.ndarray]:
     """Return the edges of `knn_graph`, their weights (the larger one of both directions), and the squared reach."""
     row, column, square = nearest(x, k, metric, approximate)
+    # The relation is not symmetric: an outlier has neighbours that it is none of. Either direction makes an edge.
     reach = farthest(row, square, x.shape[0])
     near = similar(row, column, square, reach, reach, sharpness)
-    found = near.maximum(near.T).tocsr().sorted_indices().tocoo()
-    return (
-        torch.from_numpy(np.stack([found.row, found.col])).long(),
-        torch.from_numpy(found.data),
-        reach,
-    )
+    both = near.maximum(near.T).tocsr().sorted_indices().tocoo()
+    edges = torch.from_numpy(np.stack([both.row, both.col])).long()
+    return edges, torch.from_numpy(both.data), reach
 
 
 def farthest(row: Any, square: Any, num_rows: int) -> np.ndarray:
     """Return the squared distance of every row to its farthest neighbour."""
-    found = np.zeros(num_rows)
-    np.maximum.at(found, row, square)
-    return found
+    reach = np.zeros(num_rows)
+    np.maximum.at(reach, row, square)
+    return reach
 
 
 def similar(
     row: Any, column: Any, square: Any, reach: Any, other: Any, sharpness: float
 ) -> scipy.sparse.csr_array:
     """Return the weights of pairs of neighbours, by their distance relative to the reach of both."""
+    # The root of the product would overflow where the product of the roots does not.
     scale = np.sqrt(reach[row]) * np.sqrt(other[column])
+    # Copies of a row are at distance zero from it, and have the weight one.
     exponent = np.divide(square, scale, out=np.zeros(len(row)), where=scale > 0)
-    values = np.exp(
-        -np.minimum(sharpness * exponent, 30)
-    )  # clipped: an outlier has small, equal, nonzero weights
+    # Clipped, so that an outlier has small, equal, nonzero weights.
+    values = np.exp(-np.minimum(sharpness * exponent, 30))
     return scipy.sparse.csr_array((values, (row, column)), shape=(len(reach), len(other)))

@@ -19,8 +19,9 @@ from diffusion_mp.errors import (
     check_choice,
     check_counts,
     check_kind,
-    describe,
+    check_range,
     index_vector,
+    needed_by,
     plain,
 )
 from diffusion_mp.graph import Graph, PartEdgeIndex
@@ -46,52 +47,44 @@ class PartOf(BaseTransform):
 
     def __init__(self, data: Data, degrees: Literal["batch", "full"] = "batch") -> None:
         check_choice(degrees, "degrees", ["batch", "full"])
+        # Only counts of edges are kept, so that workers do not get a copy of the graph.
         graph = observed(data)
         self.arriving: Int[Tensor, " N"] = torch.bincount(graph.edges[1], minlength=graph.num_nodes)
-        if degrees == "batch":
-            both = None
-        else:
-            both = torch.stack([graph.degree("in"), graph.degree("out")], 1)
-        self.full_degree: Float[Tensor, "N two"] | None = both
+        self.full_degree: Float[Tensor, "N two"] | None = None
+        if degrees == "full":
+            self.full_degree = torch.stack([graph.degree("in"), graph.degree("out")], 1)
 
     def forward(self, data: Data) -> Data:
         """Add these attributes to the batch, of which PyG passes a shallow copy."""
         n_id = getattr(data, "n_id", None)
         if n_id is None:
-            way_out = "PyG's loaders set it; for ClusterLoader set data.n_id = torch.arange(data.num_nodes) before."
             raise TypeError(
-                f"a batch must have n_id [n], the numbers of its nodes in the whole graph. {way_out}"
+                "a batch must have n_id [n], the numbers of its nodes in the whole graph. PyG's loaders set it; for "
+                "ClusterLoader set data.n_id = torch.arange(data.num_nodes) before."
             )
         n_id = index_vector(n_id, "n_id", "[n], the batch's nodes in the whole graph")
+        check_range(n_id, "n_id", len(self.arriving))
         batch_size = getattr(data, "batch_size", None)
-        if batch_size is None:
-            own = len(n_id)
-        else:
-            own = as_whole(batch_size, "batch_size")
-        size = len(self.arriving)
-        if not 0 <= own <= len(n_id) or (
-            len(n_id) and not 0 <= int(n_id.min()) <= int(n_id.max()) < size
-        ):
-            came = f"got {own} of {describe(n_id)}"
+        size = len(n_id) if batch_size is None else as_whole(batch_size, "batch_size")
+        if not 0 <= size <= len(n_id):
             raise ValueError(
-                f"a batch must have batch_size <= n nodes n_id of the {size} of data; {came}."
+                f"batch_size must be at most the number of nodes, {len(n_id)}; got {size}."
             )
-        arriving = int(self.arriving[n_id[:own]].sum())
-        if data.edge_index is None:
-            kept = 0
-        else:
-            kept = int((data.edge_index[1].long() < own).sum())
-        data.kept_edges = kept / arriving if arriving else 1.0
+        arriving = int(self.arriving[n_id[:size]].sum())
+        data.kept_edges = 1.0
+        if arriving:
+            kept = 0 if data.edge_index is None else int((data.edge_index[1].long() < size).sum())
+            data.kept_edges = kept / arriving
         for name in data.node_attrs():
             if name.endswith("_mask") and data[name].dtype == torch.bool:
+                # A copy: the mask may be a view of the one in the whole graph.
                 data[name] = data[name].clone()
-                data[name][own:] = False
+                data[name][size:] = False
         if self.full_degree is not None:
             data.full_degree = self.full_degree[n_id]
             if data.edge_index is not None:
-                data.edge_index = PartEdgeIndex.of(
-                    cast("Tensor", plain(data.edge_index)), data.full_degree
-                )
+                edges = cast("Tensor", plain(data.edge_index))
+                data.edge_index = PartEdgeIndex.of(edges, data.full_degree)
         return data
 
 
@@ -105,8 +98,10 @@ def observed(data: Data) -> Graph:
             "data must have edge_index; got adj_t, whose edges have no order. Set edge_index."
         )
     if edge_index is not None and edge_index.device.type != "cpu":
-        came = f"got edge_index on {edge_index.device}. Pass data.cpu(), and move every batch: batch.to(device)."
-        raise ValueError(f"data must be on the CPU, where parts are cut; {came}")
+        raise ValueError(
+            f"data must be on the CPU, where parts are cut; got edge_index on {edge_index.device}. Pass data.cpu(), "
+            f"and move every batch: batch.to(device)."
+        )
     return Graph.from_data(data)
 
 
@@ -122,80 +117,63 @@ def find_clusters(
         data: one graph on the CPU, with `edge_index`.
         num_clusters: number of clusters, for METIS only; several times as many as parts.
         method: `"metis"` (Karypis & Kumar 1998; Chiang et al. 2019): clusters of nearly equal size with few edges
-            between them; needs pymetis (the extra `metis`), or pyg-lib or torch-sparse, which ignore the seed.
+            between them; needs pymetis (the extra `metis`).
             `"label_propagation"` (Raghavan et al. 2007), by networkx: of any size, for up to about a million edges.
 
     Raises:
-        ImportError: METIS is not installed.
+        ModuleNotFoundError: pymetis is not installed.
 
     Examples:
         >>> find_clusters(Data(x=x, edge_index=edge_index), 2).shape  # the cluster of every node
         torch.Size([6])
     """
     check_choice(method, "method", get_args(Method))
+    # networkx and METIS take seeds of different sizes.
     seed = as_whole(seed, "seed")
     if not 0 <= seed < 2**31:
         raise ValueError(f"seed must lie in 0 .. 2**31 - 1, which every method takes; got {seed}.")
     graph = observed(data)
     if (num_clusters is None) == (method == "metis"):
-        came = f"got {num_clusters} with method={method!r}"
-        raise ValueError(f"num_clusters is what METIS needs, and label propagation finds; {came}.")
+        raise ValueError(
+            f"num_clusters is what METIS needs, and label propagation finds; got {num_clusters} with "
+            f"method={method!r}."
+        )
+    neighbours = _neighbours(graph)
     if num_clusters is None:
-        import networkx as nx
-
-        network: Any = nx.from_scipy_sparse_array(_neighbours(graph))
-        clusters = torch.empty(graph.num_nodes, dtype=torch.long, device="cpu")
-        for number, members in enumerate(
-            nx.community.fast_label_propagation_communities(network, seed=seed)
-        ):
-            clusters[list(members)] = number
-        return clusters
+        return _communities(neighbours, seed)
     check_counts(num_clusters=num_clusters)
     if num_clusters > max(graph.num_nodes, 1):
         raise ValueError(
             f"num_clusters must be at most the number of nodes, {graph.num_nodes}; got {num_clusters}."
         )
-    return _metis(_neighbours(graph), num_clusters, seed)
+    with needed_by("find_clusters(method='metis')", "diffusion-mp[metis]"):
+        import pymetis
+    _, clusters = pymetis.part_graph(
+        num_clusters,
+        pymetis.CSRAdjacency(neighbours.indptr, neighbours.indices),
+        options=pymetis.Options(seed=seed),
+        recursive=False,
+    )
+    return torch.as_tensor(clusters, dtype=torch.long)
 
 
 def _neighbours(graph: Graph) -> scipy.sparse.csr_array:
     """Return the symmetric boolean adjacency without self-loops."""
     edges = graph.edges[:, graph.edges[0] != graph.edges[1]].numpy()
-    entries = np.ones(edges.shape[1], dtype=bool), tuple(edges)
-    one_way = scipy.sparse.csr_array(entries, shape=(graph.num_nodes, graph.num_nodes))
+    ones = np.ones(edges.shape[1], dtype=bool)
+    shape = (graph.num_nodes, graph.num_nodes)
+    one_way = scipy.sparse.csr_array((ones, tuple(edges)), shape=shape)
     return one_way + one_way.T
 
 
-def _metis(neighbours: scipy.sparse.csr_array, num_clusters: int, seed: int) -> Tensor:
-    try:
-        import pymetis
-    except ImportError:
-        return _metis_of_pyg(neighbours, num_clusters)
-    adjacency = pymetis.CSRAdjacency(neighbours.indptr, neighbours.indices)
-    options = pymetis.Options(seed=seed)
-    _, found = pymetis.part_graph(num_clusters, adjacency, options=options, recursive=False)
-    return torch.as_tensor(found, dtype=torch.long)
+def _communities(neighbours: scipy.sparse.csr_array, seed: int) -> Tensor:
+    import networkx as nx
 
-
-def _metis_of_pyg(neighbours: scipy.sparse.csr_array, num_clusters: int) -> Tensor:
-    from torch_geometric.loader import ClusterData
-
-    size = neighbours.shape[0]
-    edge_index = torch.from_numpy(np.stack(neighbours.nonzero())).long()
-    try:
-        found = ClusterData(
-            Data(edge_index=edge_index, num_nodes=size), num_clusters, log=False
-        ).partition
-    except ImportError as error:
-        way_out = "pip install diffusion-mp[metis] brings pymetis; method='label_propagation' needs nothing."
-        needed = (
-            "method='metis' needs METIS: none of pymetis, pyg-lib and torch-sparse is installed"
-        )
-        raise ImportError(f"{needed}. {way_out}") from error
-    clusters = torch.empty(size, dtype=torch.long, device="cpu")
-    clusters[found.node_perm] = torch.arange(num_clusters, device="cpu").repeat_interleave(
-        found.partptr.diff()
-    )
+    network: Any = nx.from_scipy_sparse_array(neighbours)
+    communities = nx.community.fast_label_propagation_communities(network, seed=seed)
+    clusters = torch.empty(neighbours.shape[0], dtype=torch.long, device="cpu")
+    for number, members in enumerate(communities):
+        clusters[list(members)] = number
     return clusters
 
 
@@ -217,8 +195,10 @@ def random_partition(
     order = torch.randperm(num_nodes, generator=generator, device="cpu")
     if clusters is not None:
         count = int(clusters.max()) + 1
-        place = torch.randperm(count, generator=generator, device="cpu").to(_smallest(count))
-        order = order[_sorting(place[clusters[order]])]
+        rank = torch.randperm(count, generator=generator, device="cpu").to(_smallest(count))
+        # A stable sort keeps the random order of the nodes inside every cluster.
+        order = order[_sorting(rank[clusters[order]])]
+    # Cut by rounding, so sizes differ by at most one and no part is empty.
     part = torch.empty(num_nodes, dtype=_smallest(num_parts), device="cpu")
     part[order] = (torch.arange(num_nodes, device="cpu") * num_parts // num_nodes).to(part.dtype)
     if needed is not None:
@@ -229,15 +209,17 @@ def random_partition(
 def _exchange(part: Tensor, num_parts: int, needed: Tensor, generator: torch.Generator) -> None:
     """Give every part one of the nodes `needed`, in place."""
     held = torch.bincount(part[needed], minlength=num_parts)
+
+    def any_of(nodes: Tensor) -> Tensor:
+        return nodes[torch.randint(len(nodes), (1,), generator=generator, device="cpu")]
+
+    # By exchanges, so that parts keep their sizes.
     for poor in (held == 0).nonzero().flatten().tolist():
         rich = int(held.argmax())
-        pools = needed[part[needed] == rich], (part == poor).nonzero().flatten()
-        given, taken = (
-            int(pool[torch.randint(len(pool), (1,), generator=generator, device="cpu")])
-            for pool in pools
-        )
-        part[given] = poor
-        part[taken] = rich
+        moved = any_of(needed[part[needed] == rich])
+        exchanged = any_of((part == poor).nonzero().flatten())
+        part[moved] = poor
+        part[exchanged] = rich
         held[rich] -= 1
         held[poor] = 1
 
@@ -272,22 +254,19 @@ class Cut:
     ) -> None:
         self._part = part.numpy()
         self._halo = halo
-        self._own = np.split(
-            _sorting(part).numpy(), np.bincount(self._part, minlength=num_parts).cumsum()[:-1]
-        )
+        ends = np.bincount(self._part, minlength=num_parts).cumsum()
+        self._core = np.split(_sorting(part).numpy(), ends[:-1])
+        # Half the bytes where they suffice: the table is read at random for every edge.
         self._local = np.empty(len(part), np.int32 if len(part) < 2**31 else np.int64)
-        for own in self._own:
-            self._local[own] = np.arange(len(own))
+        for core in self._core:
+            self._local[core] = np.arange(len(core))
         edges = edge_index.numpy()
-        if halo:
-            self._loops = np.flatnonzero(edges[0] == edges[1])
-        else:
-            self._loops = np.empty(0, np.int64)
+        # The self-loops of nodes in other parts are in no list of `_by_part`, but change the degrees of a halo.
+        self._loops = np.flatnonzero(edges[0] == edges[1]) if halo else np.empty(0, np.int64)
         self._looped = edges[0, self._loops].astype(self._local.dtype)
+        starts = range(0, max(edges.shape[1], 1), CHUNK)
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            chunks = (
-                edges[:, first : first + CHUNK] for first in range(0, max(edges.shape[1], 1), CHUNK)
-            )
+            chunks = (edges[:, start : start + CHUNK] for start in starts)
             self._chunks = list(pool.map(self._by_part, chunks))
 
     def _by_part(
@@ -312,20 +291,22 @@ class Cut:
         return tuple(np.split(column.astype(self._local.dtype), bounds) for column in columns)
 
     def __len__(self) -> int:
-        return len(self._own)
+        return len(self._core)
 
     def __getitem__(self, k: int) -> Part:
-        own = self._own[k]
+        core = self._core[k]
         orders, sources, targets = zip(*self._chunks, strict=True)
         e_id = np.concatenate(
             [order[k].astype(np.int64) + chunk * CHUNK for chunk, order in enumerate(orders)]
         )
         source = np.concatenate([nodes[k] for nodes in sources])
         target = np.concatenate([nodes[k] for nodes in targets])
-        context = own[:0]
+        # Nodes at the other ends of edges that leave the part.
+        context = core[:0]
         if self._halo:
             nodes = np.concatenate([source, target])
             context = np.unique(nodes[self._part[nodes] != k])
+        # The self-loops of those nodes change their degrees, and are edges within other parts.
         loop = np.isin(self._looped, context)
         if loop.any():
             e_id = np.concatenate([e_id, self._loops[loop]])
@@ -338,13 +319,16 @@ class Cut:
             local = self._local[nodes].astype(np.int64)
             if len(context):
                 outside = np.flatnonzero(self._part[nodes] != k)
-                local[outside] = len(own) + np.searchsorted(context, nodes[outside])
+                local[outside] = len(core) + np.searchsorted(context, nodes[outside])
             return local
 
-        n_id = np.concatenate([own, context])
+        n_id = np.concatenate([core, context])
         edge_index = np.stack([local_number(source), local_number(target)])
         return Part(
-            torch.from_numpy(n_id), len(own), torch.from_numpy(e_id), torch.from_numpy(edge_index)
+            n_id=torch.from_numpy(n_id),
+            batch_size=len(core),
+            e_id=torch.from_numpy(e_id),
+            edge_index=torch.from_numpy(edge_index),
         )
 
 

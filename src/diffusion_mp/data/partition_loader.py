@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from copy import copy
 from functools import partial
@@ -22,6 +23,7 @@ from diffusion_mp.errors import (
     as_whole,
     check_counts,
     check_flags,
+    check_range,
     describe,
     index_vector,
 )
@@ -78,16 +80,19 @@ class RandomPartitionLoader(DataLoader[Data]):
         parts = _Batches(data, PartOf(data, degrees))
         _check_attributes(data)
         size = int(data.num_nodes or 0)
-        edges = Graph.from_data(data, validate=False).edges
         needed = None if allow_unlabelled else _training_nodes(data)
-        clusters = None if clusters is None else _numbered(clusters, size)
-
+        labelled = None if needed is None else int(needed.sum())
+        if clusters is not None:
+            clusters = _numbered(clusters, size)
         # Partials, not closures: the loader must be picklable for spawned processes.
-        count = partial(
-            _num_parts, num_parts, batch_size, size, None if needed is None else int(needed.sum())
+        sampler = PartSampler(
+            count=partial(_num_parts, num_parts, batch_size, size, labelled),
+            draw=partial(random_partition, size, clusters=clusters, needed=needed),
+            cut=partial(Cut, Graph.from_data(data, validate=False).edges, halo=halo),
+            seed=as_whole(seed, "seed"),
+            num_replicas=num_replicas,
+            rank=rank,
         )
-        draw = partial(random_partition, size, clusters=clusters, needed=needed)
-        sampler = PartSampler(count, draw, partial(Cut, edges, halo=halo), seed, num_replicas, rank)
         # Without a generator, DataLoader draws the seed of its workers from the global state.
         options = {"generator": torch.Generator()} | options
         super().__init__(parts, batch_size=None, sampler=sampler, **options)
@@ -116,25 +121,23 @@ class PartSampler(DistributedSampler[Part]):
         draw: Callable[[int, torch.Generator], Tensor],
         cut: Callable[[Tensor, int], Cut],
         seed: int,
-        *share: int | None,
+        num_replicas: int | None,
+        rank: int | None,
     ) -> None:
         self._count = count
         self._draw = draw
         self._cut = cut
-        self._given = share
-        seed = as_whole(seed, "seed")
+        self._options = (num_replicas, rank)
         replicas, rank = self._share()
         super().__init__(cast("Dataset[Part]", range(count(replicas))), replicas, rank, seed=seed)
 
     def _share(self) -> tuple[int, int]:
+        replicas, rank = self._options
         started = distributed.is_available() and distributed.is_initialized()
-        if started:
-            here = (distributed.get_world_size(), distributed.get_rank())
-        else:
-            here = (1, 0)
-        replicas, rank = (
-            own if given is None else given for given, own in zip(self._given, here, strict=True)
-        )
+        if replicas is None:
+            replicas = distributed.get_world_size() if started else 1
+        if rank is None:
+            rank = distributed.get_rank() if started else 0
         replicas = as_whole(replicas, "num_replicas")
         rank = as_whole(rank, "rank")
         if not 0 <= rank < replicas:
@@ -151,9 +154,8 @@ class PartSampler(DistributedSampler[Part]):
         # A generator, so that nothing is drawn before the first part: a DataLoader with workers calls this twice.
         self.num_replicas, self.rank = self._share()
         count = self._count(self.num_replicas)
-        random = Random(
-            f"partition/{self.seed}/{self.epoch}"
-        )  # the same on all processes, distinct by epoch
+        # The same on all processes, and another in every epoch.
+        random = Random(f"partition/{self.seed}/{self.epoch}")
         self.epoch += 1
         generator = torch.Generator().manual_seed(int(random.random() * 2**32))
         parts = self._cut(self._draw(count, generator), count)
@@ -171,24 +173,27 @@ def _num_parts(
         )
     if batch_size is not None:
         check_counts(batch_size=batch_size)
-        least = -(-size // batch_size)
-        given = "batch_size"
-        count = least + -least % replicas
+        least = math.ceil(size / batch_size)
+        option = "batch_size"
+        count = math.ceil(least / replicas) * replicas
     else:
-        given = "num_parts"
+        option = "num_parts"
         count = cast("int", num_parts)
         check_counts(num_parts=count)
     if count % replicas:
-        way_out = f"or some would wait for the others; got {count}. Pass {count + -count % replicas}, or batch_size."
-        raise ValueError(f"num_parts must be a multiple of the {replicas} processes, {way_out}")
+        raise ValueError(
+            f"num_parts must be a multiple of the {replicas} processes, or some would wait for the others; got "
+            f"{count}. Pass {math.ceil(count / replicas) * replicas}, or batch_size."
+        )
     if count > size:
         raise ValueError(
-            f"{given} must leave every part a node; got {count} parts of {size} nodes."
+            f"{option} must leave every part a node; got {count} parts of {size} nodes."
         )
     if labelled is not None and count > labelled:
-        came = f"got {count} parts, and {labelled} nodes in train_mask"
-        way_out = "Take fewer parts, or accept parts without any: allow_unlabelled=True."
-        raise ValueError(f"{given} must leave every part a training node; {came}. {way_out}")
+        raise ValueError(
+            f"{option} must leave every part a training node; got {count} parts, and {labelled} nodes in train_mask. "
+            f"Take fewer parts, or accept parts without any: allow_unlabelled=True."
+        )
     return count
 
 
@@ -203,20 +208,15 @@ class _Batches(Dataset[Data]):
         data = self._data
         batch = copy(self._data)
         for name, value in data:
-            if data.is_node_attr(name):
-                rows = part.n_id
-            elif data.is_edge_attr(name):
-                rows = part.e_id
-            else:
-                rows = None
+            dim = data.__cat_dim__(name, value)
             if name == "edge_index":
                 batch.edge_index = part.edge_index
-            elif rows is not None:
-                batch[name] = _rows(value, rows, data.__cat_dim__(name, value))
-        if "ptr" in batch:
-            del (
-                batch.ptr
-            )  # boundaries of graphs in `data` do not hold here; `batch`, a node attribute, does
+            elif data.is_node_attr(name):
+                batch[name] = _rows(value, part.n_id, dim)
+            elif data.is_edge_attr(name):
+                batch[name] = _rows(value, part.e_id, dim)
+        # Boundaries of graphs in `data` do not hold here; `batch`, a node attribute, does.
+        batch.pop("ptr", None)
         batch.n_id = part.n_id
         batch.e_id = part.e_id
         batch.num_nodes = len(part.n_id)
@@ -241,35 +241,33 @@ def _check_attributes(data: Data) -> None:
     """Raise for an attribute that would come with every part as a whole, though it has a row for every node or edge."""
     lengths = (data.num_nodes, data.num_edges)
     for name, value in data:
-        shape = getattr(value, "shape", ())
-        if (
-            name == "edge_index"
-            or not isinstance(shape, tuple)
-            or not shape
-            or shape[0] not in lengths
-        ):
+        shape: Any = getattr(value, "shape", ())
+        has_rows = isinstance(shape, tuple) and len(shape) > 0 and shape[0] in lengths
+        if name == "edge_index" or not has_rows:
             continue
         can_be_cut = isinstance(value, np.ndarray)
         if isinstance(value, Tensor):
             # PyG takes a sparse attribute named adj for pairs of nodes, and cuts no rows.
-            has_rows = data.is_node_attr(name) or data.is_edge_attr(name)
-            can_be_cut = value.layout is torch.strided or (value.layout in SPARSE and has_rows)
+            of_rows = data.is_node_attr(name) or data.is_edge_attr(name)
+            can_be_cut = value.layout is torch.strided or (value.layout in SPARSE and of_rows)
         if not can_be_cut:
-            ways = f"Convert it to a tensor, dense or sparse CSR, of a row for each; or leave it out: del data.{name}."
             raise TypeError(
-                f"data.{name} has {shape[0]} rows and can not be cut; got {describe(value)}. {ways}"
+                f"data.{name} has {shape[0]} rows and can not be cut; got {describe(value)}. Convert it to a tensor, "
+                f"dense or sparse CSR, of a row for each; or leave it out: del data.{name}."
             )
 
 
 def _training_nodes(data: Data) -> Tensor | None:
     mask = getattr(data, "train_mask", None)
+    if mask is None:
+        return None
     shapes = ((data.num_nodes,), (data.num_nodes, 1))
-    if mask is not None and not (
-        isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape in shapes
-    ):
-        came = f"got {describe(mask)}. Split.of(data, column).apply_to(data) takes one of several."
-        raise ValueError(f"train_mask must be a bool tensor [{data.num_nodes}], one split; {came}")
-    return None if mask is None else mask.flatten()
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape not in shapes:
+        raise ValueError(
+            f"train_mask must be a bool tensor [{data.num_nodes}], one split; got {describe(mask)}. "
+            f"Split.of(data, column).apply_to(data) takes one of several."
+        )
+    return mask.flatten()
 
 
 def _numbered(clusters: object, size: int) -> Int[Tensor, " N"]:
@@ -278,10 +276,5 @@ def _numbered(clusters: object, size: int) -> Int[Tensor, " N"]:
         raise ValueError(
             f"clusters must hold an integer for each of {size} nodes; got {describe(numbers)}."
         )
-    low, high = (int(end) for end in numbers.aminmax()) if size else (0, -1)
-    if low < 0 or high >= size:
-        came = f"they reach from {low} to {high}. clusters.unique(return_inverse=True)[1] numbers them anew."
-        raise ValueError(
-            f"clusters must be numbered 0 .. C - 1, and {size} nodes have at most as many; {came}"
-        )
+    check_range(numbers, "clusters", size, "clusters at most")
     return numbers

@@ -15,6 +15,7 @@ from torch_geometric.utils import index_to_mask
 from diffusion_mp.errors import (
     as_node_mask,
     as_whole,
+    check_index,
     check_kind,
     check_number,
     describe,
@@ -50,19 +51,12 @@ class Split(NamedTuple):
                 raise ValueError(
                     f"The data has no {name}; draw a split with random_split_per_class(data.y, ...)."
                 )
+            # Older data sets have masks of bytes.
             if isinstance(mask, Tensor) and mask.dtype == torch.uint8:
-                mask = mask.bool()  # older data sets have masks of bytes
-            if (
-                isinstance(mask, Tensor)
-                and mask.dtype == torch.bool
-                and mask.dim() == 2
-                and mask.size(1) > 1
-            ):
-                number = as_whole(column, "column")
-                if not 0 <= number < mask.size(1):
-                    raise ValueError(
-                        f"column must be between 0 and {mask.size(1) - 1} for this {name}, got {number}."
-                    )
+                mask = mask.bool()
+            if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.dim() == 2:
+                number = as_whole(column, "column") if mask.size(1) > 1 else 0
+                check_index(number, "column", mask.size(1))
                 mask = mask[:, number]
             masks.append(as_node_mask(mask, name, len(labelled), labelled.device) & labelled)
         return cls(*masks)
@@ -109,28 +103,30 @@ def random_split_per_class(
     num_val = as_whole(num_val, "num_val")
     num_test = None if num_test is None else as_whole(num_test, "num_test")
     if per_class < 1 or num_val < 0 or (num_test is not None and num_test < 0):
-        came = f"got {per_class}, {num_val}, {num_test}"
-        raise ValueError(f"per_class must be at least 1 and num_val, num_test at least 0, {came}.")
+        raise ValueError(
+            f"per_class must be at least 1 and num_val, num_test at least 0, got {per_class}, {num_val}, {num_test}."
+        )
     labels, shuffled = _shuffled(y, generator)
     classes = labels.cpu()[shuffled]
+    # Class by class in one random order, so that a larger per_class adds nodes to those of a smaller one.
     trained = torch.zeros(len(labels), dtype=torch.bool, device="cpu")
     for c in classes.unique().tolist():
         members = shuffled[classes == c]
         if len(members) < per_class:
-            fewer = f"{len(members)} labelled nodes, fewer than per_class={per_class}"
-            raise ValueError(f"Class {c} has {fewer}; lower per_class.")
+            raise ValueError(
+                f"Class {c} has {len(members)} labelled nodes, fewer than per_class={per_class}; lower per_class."
+            )
         trained[members[:per_class]] = True
 
     train = shuffled[trained[shuffled]]
     rest = shuffled[~trained[shuffled]]
-    wanted = num_val + (num_test or 0)
-    if len(rest) < wanted:
-        left = f"only {len(rest)} labelled nodes are left after {len(train)} for training"
-        way_out = "lower per_class, num_val or num_test (num_test=None takes what remains)"
-        raise ValueError(f"num_val + num_test = {wanted}, but {left}; {way_out}.")
-    return _masks(
-        labels, train, rest[:num_val], rest[num_val:] if num_test is None else rest[num_val:wanted]
-    )
+    if len(rest) < num_val + (num_test or 0):
+        raise ValueError(
+            f"num_val + num_test = {num_val + (num_test or 0)}, but only {len(rest)} labelled nodes are left after "
+            f"{len(train)} for training; lower per_class, num_val or num_test (num_test=None takes what remains)."
+        )
+    end = len(rest) if num_test is None else num_val + num_test
+    return _masks(labels, train, rest[:num_val], rest[num_val:end])
 
 
 def random_split(y: Labels, train: float, val: float, generator: torch.Generator) -> Split:
@@ -151,8 +147,9 @@ def random_split(y: Labels, train: float, val: float, generator: torch.Generator
             f"train must be above 0, val at least 0 and their sum at most 1; got {train} and {val}."
         )
     labels, shuffled = _shuffled(y, generator)
-    # 0.57 · 100 is 56.99… in floating point.
-    num_train, num_val = (math.floor(round(share * len(shuffled), 6)) for share in (train, val))
+    # Rounded first, since 0.57 · 100 is 56.99… in floating point.
+    num_train = math.floor(round(train * len(shuffled), 6))
+    num_val = math.floor(round(val * len(shuffled), 6))
     if num_train == 0:
         raise ValueError(f"train={train} of {len(shuffled)} labelled nodes is none; raise train.")
     return _masks(labels, *shuffled.tensor_split([num_train, num_train + num_val]))
@@ -170,9 +167,11 @@ def _shuffled(
     )
     labels = label_vector(y)
     labelled = (labels >= 0).nonzero().flatten().cpu()
-    if len(labelled) == 0:
-        which = "every entry is negative" if len(labels) else "it is empty"
-        raise ValueError(f"y has no labelled node ({which}), so there is nothing to split.")
+    if not len(labelled):
+        raise ValueError(
+            "y has no labelled node, an entry of at least 0, so there is nothing to split."
+        )
+    # On the CPU, whose generator gives the same numbers on every machine.
     return labels, labelled[torch.randperm(len(labelled), generator=generator, device="cpu")]
 
 

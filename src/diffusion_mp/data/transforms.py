@@ -17,7 +17,7 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.transforms import BaseTransform
 from torch_geometric.utils import get_laplacian, is_undirected, to_scipy_sparse_matrix
 
-from diffusion_mp.errors import as_whole, check_choice, check_counts, check_kind, describe
+from diffusion_mp.errors import as_whole, check_choice, check_counts, check_kind, index_vector
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
 
@@ -49,43 +49,41 @@ class AddLaplacianPE(BaseTransform):
         check_kind(data, "data", BaseData, "a torch_geometric Data")
         if data.edge_index is None:
             raise ValueError("AddLaplacianPE needs edge_index; got data without it.")
-        graph = Graph.from_data(
-            data
-        )  # int64 edges: PyG multiplies numbers of nodes in the given dtype
+        # Its edges are int64: PyG multiplies numbers of nodes in the dtype of edge_index.
+        graph = Graph.from_data(data)
         if graph.num_graphs > 1:
             raise ValueError(
                 f"AddLaplacianPE takes one graph; got {graph.num_graphs}. Apply it before batching."
             )
         if not is_undirected(graph.edges, graph.edge_weight, graph.num_nodes):
-            what = "AddLaplacianPE needs an undirected graph, every edge in both directions with one weight"
-            raise ValueError(f"{what}; torch_geometric.transforms.ToUndirected() makes one.")
+            raise ValueError(
+                "AddLaplacianPE needs an undirected graph, every edge in both directions with one weight; "
+                "torch_geometric.transforms.ToUndirected() makes one."
+            )
         size = graph.num_nodes
         device = graph.edges.device
-        found = max(min(self.k, graph.num_nodes - 1), 0)
-        vectors, values = (torch.zeros(size, self.k, device=device) for _ in range(2))
-        if found:
-            if graph.edge_weight is None:
-                weight = None
-            else:
-                weight = graph.edge_weight.double()
-            edges = get_laplacian(
-                graph.edges, weight, normalization="sym", dtype=torch.float64, num_nodes=size
-            )
-            value, vector = _lowest(
-                to_scipy_sparse_matrix(*edges, num_nodes=size).tocsc(), found + 1
-            )
-            vectors[:, :found] = torch.from_numpy(vector[:, 1:]) * math.sqrt(size)
-            values[:, :found] = torch.from_numpy(value[1:])
+        # The first eigenvector says nothing: it is constant up to the degrees.
+        count = max(min(self.k, size - 1), 0)
+        vectors = torch.zeros(size, self.k, device=device)
+        values = torch.zeros(size, self.k, device=device)
+        if count:
+            weight = graph.weights(torch.empty(0, dtype=torch.float64, device=device))
+            laplacian = get_laplacian(graph.edges, weight, normalization="sym", num_nodes=size)
+            matrix = to_scipy_sparse_matrix(*laplacian, num_nodes=size).tocsc()
+            eigenvalues, eigenvectors = _lowest(matrix, count + 1)
+            vectors[:, :count] = torch.from_numpy(eigenvectors[:, 1:]) * math.sqrt(size)
+            values[:, :count] = torch.from_numpy(eigenvalues[1:])
         data.laplacian_eigenvectors = vectors
         data.laplacian_eigenvalues = values
-        data.laplacian_mask = (torch.arange(self.k, device=device) < found).repeat(size, 1)
+        data.laplacian_mask = (torch.arange(self.k, device=device) < count).repeat(size, 1)
         return data
 
 
 def _lowest(laplacian: scipy.sparse.csc_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the least eigenvalues [count], ascending, and eigenvectors [N, count], deterministically."""
     size = laplacian.shape[0]
-    if size <= _DENSE or count == size:  # which a sparse solver refuses
+    # A sparse solver is slower for few nodes, and refuses to find all eigenvectors.
+    if size <= _DENSE or count == size:
         return scipy.linalg.eigh(laplacian.toarray(), subset_by_index=(0, count - 1))
     # The shift lies below the spectrum [0, 2], so that the factor exists; a random start is not an eigenvector.
     start = np.random.default_rng(0).standard_normal(size)
@@ -113,11 +111,14 @@ class ToDiffusionGraph(BaseTransform):
 
     def forward(self, data: Any) -> Data:
         """Add the graph to data, of which PyG passes a shallow copy, or to the batch of a list of data."""
-        for part in data if isinstance(data, list) and data else [data]:
-            check_kind(part, "data", Data, "a torch_geometric Data or Batch, or a list of Data")
-        if isinstance(data, list):
+        what = "a torch_geometric Data or Batch, or a list of Data"
+        if isinstance(data, list) and data:
+            for part in data:
+                check_kind(part, "data", Data, what)
             data = Batch.from_data_list(data)
-        data.graph = graph = Graph.from_data(data)
+        check_kind(data, "data", Data, what)
+        graph = Graph.from_data(data)
+        data.graph = graph
         if self.self_loops is not None:
             graph.with_self_loops(self.self_loops).prepare()
         return data
@@ -143,26 +144,20 @@ def pad(batch: Sequence[tuple[Any, ...]], max_length: int | None = None) -> tupl
         check_counts(max_length=max_length)
     for item in batch:
         if not isinstance(item, list | tuple) or not 2 <= len(item) == len(batch[0]):
-            wanted = "tokens and a label, or tokens twice and a label, like the first"
-            raise TypeError(f"every item of batch must be {wanted}.")
+            raise TypeError(
+                "every item of batch must be tokens and a label, or tokens twice and a label, like the first."
+            )
         for tokens in item[:-1]:
-            if (
-                not isinstance(tokens, Tensor)
-                or tokens.dim() != 1
-                or tokens.is_floating_point()
-                or tokens.is_complex()
-            ):
-                raise TypeError(
-                    f"the tokens of an item of batch must be whole numbers [L]; got {describe(tokens)}."
-                )
+            check_kind(tokens, "tokens of an item of batch", Tensor, "whole numbers [L]")
+            index_vector(tokens, "tokens of an item of batch", "[L]")
         as_whole(item[-1], "the label of an item of batch")
+    # Texts of a pair are padded apart: each to the longest of its own side.
     *texts, labels = zip(*batch, strict=True)
     padded: list[Tensor] = []
     for sequences in texts:
         cut = [sequence[:max_length].long() for sequence in sequences]
         tokens = pad_sequence(cut, batch_first=True)
-        padded += [
-            tokens,
-            torch.arange(tokens.size(1)) < torch.tensor([len(part) for part in cut])[:, None],
-        ]
+        lengths = torch.tensor([len(sequence) for sequence in cut])
+        mask = torch.arange(tokens.size(1)) < lengths[:, None]
+        padded += [tokens, mask]
     return (*padded, torch.tensor(labels))

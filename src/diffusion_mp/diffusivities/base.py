@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -14,11 +14,13 @@ from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.algebra import as_scale
 from diffusion_mp.errors import check_kind, check_state, describe
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.graph import Dependence
 from diffusion_mp.modules import Positive, Resettable
 
 if TYPE_CHECKING:
     from diffusion_mp.energies import Penalty
+
+#: What of the state an entry s_ij of a coupling depends on; see ``Diffusivity.depends_on``.
+Dependence = Literal["nothing", "rows", "edges", "graph", "parts"]
 
 
 class Diffusivity(Resettable, ABC):
@@ -82,9 +84,9 @@ class Diffusivity(Resettable, ABC):
                 f"{type(self).__name__} works on observed edges; got a graph without any. "
                 f"Pass edge_index (an empty [2, 0] one if no edge was observed), or choose an all-pair diffusivity."
             )
-        if type(graph) is Graph:
-            return self.couple(x, graph)
-        return graph.couple(self, x)
+        if isinstance(graph, GraphPart):
+            return graph.couple(self, x)
+        return self.couple(x, graph)
 
     @abstractmethod
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
@@ -110,6 +112,18 @@ class Diffusivity(Resettable, ABC):
         return SumDiffusivity([self, other])
 
     __radd__ = __add__
+
+
+class GraphPart(Graph, ABC):
+    """Base of graphs that hold some rows of a larger one, and couple these rows with all nodes."""
+
+    @abstractmethod
+    def couple(self, diffusivity: Diffusivity, x: Float[Tensor, "N C"]) -> Coupling:
+        """Return the rows at hand of the coupling of the larger graph."""
+
+    @abstractmethod
+    def share(self, coupling: Coupling) -> Coupling:
+        """Return the rows at hand of the coupling with all nodes, from the coupling of these rows alone."""
 
 
 def check_heads_divide(channels: int, heads: int, what: str = "channels") -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from diffusion_mp import couplings, errors
 from diffusion_mp.couplings.base import check_coupling_kind
 from diffusion_mp.diffusivities.all_pair import Features, QueryKeyDiffusivity
-from diffusion_mp.diffusivities.base import Diffusivity
+from diffusion_mp.diffusivities.base import Diffusivity, GraphPart
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import max_rows
@@ -234,9 +234,10 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         weighted = partial(couplings.LogLowRankCoupling, log_query, log_key, graph.segments)
         self.auxiliary.value = None
         if self.training and self.edge_regularization > 0 and graph.edge_index is not None:
-            loss = edge_loss(
-                graph.share(weighted(log_weight)), graph, relative=self.relative_edge_loss
-            )
+            attention: couplings.Coupling = weighted(log_weight)
+            if isinstance(graph, GraphPart):
+                attention = graph.share(attention)
+            loss = edge_loss(attention, graph, relative=self.relative_edge_loss)
             self.auxiliary.value = self.edge_regularization * loss
         if self.training and self.num_samples > 0:
             noise = (
@@ -315,7 +316,7 @@ class RelationalBias(Diffusivity):
         nonnegative = self.gate is not None
         if self.powers == "walks":
             return couplings.PolynomialCoupling(
-                graph.couple(self.adjacency, x), gates, nonnegative=nonnegative
+                self.adjacency(x, graph), gates, nonnegative=nonnegative
             )
         reached = (self.adjacency.couple(x, graph.within(1 << p)) for p in range(len(gates)))
         terms = zip(gates, reached, strict=True)

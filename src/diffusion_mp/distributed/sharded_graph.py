@@ -13,6 +13,7 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
 from diffusion_mp.couplings import Coupling, IdentityCoupling, PooledCoupling, SparseCoupling
+from diffusion_mp.diffusivities.base import Diffusivity, GraphPart
 from diffusion_mp.distributed.couplings import HaloCoupling, SummedCoupling
 from diffusion_mp.distributed.parallel import all_reduce, all_to_all, check_group
 from diffusion_mp.errors import (
@@ -26,7 +27,6 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.checks import as_edge_weight, as_num_nodes, check_edges
-from diffusion_mp.graph.graph import Couples
 
 CHUNK = 1 << 22  # edges that are read at a time, so that a memory-mapped edge_index is never copied
 
@@ -39,7 +39,7 @@ def _refuse(self: Graph, *args: object, **options: object) -> NoReturn:
     )
 
 
-class ShardedGraph(Graph):
+class ShardedGraph(GraphPart):
     """A range of the nodes of one graph, with every edge that ends there, for ``model(x[graph.rows], graph)``.
 
     Rank r has the nodes ``rows``, bounds[r] … bounds[r + 1] − 1, on which layers and models run unchanged. For O(N)
@@ -167,7 +167,7 @@ class ShardedGraph(Graph):
             [x, all_to_all(x[self._lent], self._num_lent, self._num_fetched, self.group)]
         )
 
-    def couple(self, diffusivity: Couples, x: Float[Tensor, "N C"]) -> Coupling:
+    def couple(self, diffusivity: Diffusivity, x: Float[Tensor, "N C"]) -> Coupling:
         """Return the rows of this rank of a coupling of the whole graph."""
         if diffusivity.depends_on == "parts":
             return diffusivity.couple(x, self)  # which calls this method for every part
@@ -218,7 +218,7 @@ class ShardedGraph(Graph):
     def _full_degrees(self) -> Float[Tensor, "extended two"]:
         """Return in- and out-degrees of the rows and the halo in the whole graph, in double precision."""
         source, target = self.edges
-        weight = self._own_weights(torch.float64)
+        weight = self._edge_weights(torch.float64)
         received = weight.new_zeros(self.num_nodes).index_add(0, target, weight)
         sent = weight.new_zeros(self.num_nodes + sum(self._num_fetched)).index_add(
             0, source, weight

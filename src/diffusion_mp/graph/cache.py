@@ -10,26 +10,10 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from diffusion_mp.errors import plain
 from diffusion_mp.runtime.torch_private import observed
+from diffusion_mp.runtime.torch_private import values_only as values_only
 
 T = TypeVar("T")
-
-
-def values_only(*, captured: bool = False) -> bool:
-    """Whether torch computes values only, and does not compile, transform or record, nor capture a CUDA graph.
-
-    With ``captured`` it may capture one: calls run as they come, but there are no values to look at.
-    """
-    return not (
-        torch.compiler.is_compiling()
-        or observed()
-        or (
-            not captured
-            and torch.cuda.is_initialized()
-            and torch.cuda.is_current_stream_capturing()
-        )
-    )
 
 
 def may_keep() -> bool:
@@ -40,9 +24,9 @@ def may_keep() -> bool:
 class cached_property(Generic[T]):
     """``functools.cached_property`` without its lock, which torch.compile cannot trace."""
 
-    def __init__(self, find: Callable[[Any], T]) -> None:
-        self.find = find
-        self.__doc__ = find.__doc__
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self.compute = compute
+        self.__doc__ = compute.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -54,10 +38,11 @@ class cached_property(Generic[T]):
     def __get__(self, owner: object | None, kind: type | None = None) -> cached_property[T] | T:
         if owner is None:
             return self
-        found = self.find(owner)
+        value = self.compute(owner)
         if may_keep():
-            setattr(owner, self.name, found)
-        return found
+            # An attribute of the instance hides this descriptor, so the next access makes no call.
+            setattr(owner, self.name, value)
+        return value
 
 
 def persistent(make: Callable[[], T]) -> T:
@@ -69,81 +54,66 @@ def persistent(make: Callable[[], T]) -> T:
 
 
 class TensorState:
-    """A tensor, or ``None``, as it was: whether it has been written to since is told by its version.
+    """A tensor as it was: its version, or its numbers with ``compare``, tell whether it has been written to since.
 
-    torch counts no writes through NumPy or ``.data``. It counts none at all of tensors made in inference mode, whose
-    numbers are compared.
+    torch counts no writes through NumPy or ``.data``, which a comparison of numbers sees.
     """
 
-    def __init__(self, tensor: Tensor | None) -> None:
-        self.tensor = tensor
-        #: Whether torch counts what is written to it.
-        self.counted = tensor is not None and not tensor.is_inference()
+    def __init__(self, tensor: Tensor, *, compare: bool = False) -> None:
+        # Weak, so that a cache does not keep alive what it was computed from.
+        self.reference = weakref.ref(tensor)
         self.version = 0
         self.copy: Tensor | None = None
-        if tensor is None:
-            return
-        if self.counted:
-            self.version = tensor._version
-        else:
+        # torch counts no writes to tensors made in inference mode either.
+        if compare or tensor.is_inference():
             self.copy = tensor.clone()
+        else:
+            self.version = tensor._version
 
     def holds(self, tensor: Tensor | None) -> bool:
-        """Whether ``tensor`` is this one, unchanged."""
-        if tensor is not self.tensor:
+        """Return whether ``tensor`` is this one, unchanged."""
+        if tensor is None or tensor is not self.reference():
             return False
-        if tensor is None:
-            return True
         if self.copy is None:
             return tensor._version == self.version
-        # What is captured or traced can not be looked at.
+        # While torch captures or traces there are no numbers to compare.
         return not values_only() or torch.equal(self.copy, tensor)
 
 
-_CACHED: dict[int, tuple[list[weakref.ref[Tensor]], list[int], dict[Hashable, Any]]] = {}
+_KEPT: dict[Hashable, tuple[list[TensorState], dict[Hashable, Any]]] = {}
+
+
+def _kept_with(tensors: tuple[Tensor, ...], *, compare: bool) -> dict[Hashable, Any]:
+    """What was computed from these tensors; nothing once one is written to, or the first is freed."""
+    if not may_keep():
+        return {}
+    address = (id(tensors[0]), compare)
+    entry = _KEPT.get(address)
+    if entry is not None:
+        states, values = entry
+        if len(states) == len(tensors) and all(map(TensorState.holds, states, tensors)):
+            return values
+    states = [TensorState(tensor, compare=compare) for tensor in tensors]
+    states[0].reference = weakref.ref(tensors[0], lambda _: _KEPT.pop(address, None))
+    _KEPT[address] = (states, {})
+    return _KEPT[address][1]
 
 
 def cached_by(tensors: tuple[Tensor, ...], key: Hashable, make: Callable[[], T]) -> T:
     """Return ``make()``, cached by ``key`` until one of the tensors is written to or the first is freed."""
-    if not may_keep() or any(
-        tensor.is_inference() for tensor in tensors
-    ):  # these do not count writes
-        return make()
-    place = id(tensors[0])
-    versions = [tensor._version for tensor in tensors]
-    known = _CACHED.get(place)
-    if (
-        known is None
-        or known[1] != versions
-        or any(a() is not b for a, b in zip(known[0], tensors, strict=True))
-    ):
-        first = weakref.ref(tensors[0], lambda _: _CACHED.pop(place, None))
-        known = _CACHED[place] = [first, *map(weakref.ref, tensors[1:])], versions, {}
-    found = known[2]
-    if key not in found:
-        found[key] = persistent(make)
-    return cast("T", found[key])
-
-
-_OF_BATCHES: dict[int, tuple[weakref.ref[Tensor], Tensor, dict[Hashable, Any]]] = {}
+    values = _kept_with(tensors, compare=False)
+    if key not in values:
+        values[key] = persistent(make)
+    return cast("T", values[key])
 
 
 def batch_cache(ptr: Tensor) -> dict[Hashable, Any]:
     """Return the cache of values computed from row boundaries, valid while this tensor exists and holds the same."""
-    if not may_keep():
-        return {}
-    key = id(ptr)
-    known = _OF_BATCHES.get(id(ptr))
-    if known is None or known[0]() is not ptr or not torch.equal(known[1], ptr):
-        known = _OF_BATCHES[key] = (
-            weakref.ref(ptr, lambda _: _OF_BATCHES.pop(key, None)),
-            ptr.clone(),
-            {},
-        )
-    return known[2]
+    # They are few numbers, on the CPU, so a comparison costs next to nothing.
+    return _kept_with((ptr,), compare=True)
 
 
-class _Made(NamedTuple, Generic[T]):
+class _Entry(NamedTuple, Generic[T]):
     """A cached value, with its key, weak references to its tensors and copies of what they held."""
 
     key: Hashable
@@ -155,6 +125,17 @@ class _Made(NamedTuple, Generic[T]):
     def alive(self) -> bool:
         """Whether none of the tensors has been freed, whose references lose their callbacks."""
         return all(tensor.__callback__ is not None for tensor in self.tensors)
+
+    def holds(self, tensors: tuple[Any, ...]) -> bool:
+        """Whether the tensors, those of the key, hold the same numbers still."""
+        for copy, tensor in zip(self.copies, tensors, strict=True):
+            if copy is None:
+                continue
+            # PyG's EdgeIndex takes forty times as long to compare as the tensor in it.
+            now = _as_tensor(tensor)
+            if copy.dtype != now.dtype or copy.device != now.device or not torch.equal(copy, now):
+                return False
+        return True
 
 
 class TensorCache(Generic[T]):
@@ -168,31 +149,27 @@ class TensorCache(Generic[T]):
 
     def __init__(self, room: int) -> None:
         self.room = room
-        self._made: tuple[
-            _Made[T], ...
-        ] = ()  # replaced as a whole, which is atomic for other threads
+        # Replaced, never changed: an assignment is atomic, so other threads need no lock.
+        self._entries: tuple[_Entry[T], ...] = ()
 
     def get(self, key: Hashable, tensors: tuple[object, ...], make: Callable[..., T]) -> T:
         """Return ``make(*tensors)``, or its cached value for an equal key and the same tensors."""
         if not self._can_keep(tensors):
             return make(*tensors)
         key = (key, *map(id, tensors))
-        now = [cast("Tensor | None", plain(tensor)) for tensor in tensors]
-        for made in self._made:
-            if made.key == key and all(map(_same, made.copies, now)):
-                return made.value
-        copies = persistent(
-            lambda: tuple(None if tensor is None else tensor.clone() for tensor in now)
-        )
-        given = tuple(weakref.ref(tensor, self._forget) for tensor in tensors if tensor is not None)
-        new = _Made(key, given, copies, make(*copies))
-        found = []
+        for entry in self._entries:
+            if entry.key == key and entry.holds(tensors):
+                return entry.value
+        copies = persistent(lambda: tuple(map(_copy, tensors)))
+        references = tuple(weakref.ref(each, self._forget) for each in tensors if each is not None)
+        new = _Entry(key, references, copies, make(*copies))
+        kept = []
         numbers = 0
-        for made in (new, *self._made):
-            numbers += sum(copy.numel() for copy in made.copies if copy is not None)
-            if numbers <= self.room and made.alive and (made is new or made.key != key):
-                found.append(made)
-        self._made = tuple(found)
+        for entry in (new, *self._entries):
+            numbers += sum(copy.numel() for copy in entry.copies if copy is not None)
+            if numbers <= self.room and entry.alive and (entry is new or entry.key != key):
+                kept.append(entry)
+        self._entries = tuple(kept)
         return new.value
 
     def _can_keep(self, tensors: tuple[Any, ...]) -> bool:
@@ -201,20 +178,21 @@ class TensorCache(Generic[T]):
         numbers = 0
         for tensor in tensors:
             if tensor is not None:
-                if (
-                    type(tensor) not in (Tensor, EdgeIndex)
-                    or tensor.is_meta
-                    or tensor.requires_grad
-                ):
+                # Another subclass may hold more than its numbers, as a PartEdgeIndex does.
+                if type(tensor) not in (Tensor, EdgeIndex):
+                    return False
+                if tensor.is_meta or tensor.requires_grad:
                     return False
                 numbers += tensor.numel()
         return 0 < numbers <= self.room
 
     def _forget(self, freed: object) -> None:
-        self._made = tuple(made for made in self._made if made.alive)
+        self._entries = tuple(entry for entry in self._entries if entry.alive)
 
 
-def _same(before: Any, now: Any) -> bool:  # two tensors, or None and None
-    return before is now or (
-        before.dtype == now.dtype and before.device == now.device and torch.equal(before, now)
-    )
+def _as_tensor(tensor: Any) -> Any:
+    return tensor.as_tensor() if type(tensor) is EdgeIndex else tensor
+
+
+def _copy(tensor: Any) -> Any:
+    return None if tensor is None else _as_tensor(tensor).clone()

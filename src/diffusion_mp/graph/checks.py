@@ -19,8 +19,9 @@ MOST_NODES = 3_037_000_499
 
 def as_num_nodes(num_nodes: object) -> int:
     """The number of nodes, from anything that counts as an integer."""
-    if torch.compiler.is_compiling() or (type(num_nodes) is int and 0 <= num_nodes <= MOST_NODES):
-        return cast("int", num_nodes)  # a symbol under torch.compile
+    # A symbol under torch.compile, which a comparison would fix.
+    if torch.compiler.is_compiling():
+        return cast("int", num_nodes)
     count = errors.as_whole(num_nodes, "num_nodes")
     errors.check_counts(0, num_nodes=count)
     if count > MOST_NODES:
@@ -32,6 +33,7 @@ def as_num_nodes(num_nodes: object) -> int:
 
 def as_edge_index(edge_index: object) -> Tensor:
     """Edges [2, E] as a plain tensor of int64: keys of pairs, source · N + target, overflow in anything smaller."""
+    # A PartEdgeIndex has brought its degrees already, and a subclass of PyG's would slow every operation down.
     edges: Any = errors.plain(edge_index)
     errors.check_kind(
         edges, "edge_index", Tensor, "a tensor [2, num_edges], a sparse tensor or a Graph"
@@ -44,62 +46,51 @@ def as_edge_weight(edge_weight: object, edge_index: Tensor | None, num_nodes: in
     """Weights [E], one per edge, on the device of the edges."""
     if edge_index is None:
         raise ValueError("edge_weight needs edge_index; got edge_weight alone.")
-    weight = _placed(
-        edge_weight, "edge_weight", "a floating-point tensor", num_nodes, edge_index.size(1)
-    )
+    num_edges = edge_index.size(1)
+    weight = errors.as_tensor(edge_weight, "edge_weight", "a floating-point tensor")
+    # PyG's functions have other orders of arguments, so a mask or a batch may come in this place.
+    # Types are compared first: torch.export may not know yet whether there is an edge.
+    if weight.dim() == 1 and weight.dtype == torch.bool and weight.numel() in (0, num_edges):
+        raise TypeError(
+            f"edge_weight must be floating point; got {errors.describe(weight)}. For weights of one and zero pass "
+            f"edge_weight.float(); to leave edges out, the others: edge_index[:, mask]. A mask of nodes goes by name, "
+            f"mask=…, to LabelPropagation."
+        )
+    _refuse_mask(weight, "edge_weight")
+    if (
+        weight.dim() == 1
+        and weight.dtype in errors.INTEGERS
+        and 0 < weight.numel() == num_nodes != num_edges
+    ):
+        raise TypeError(
+            f"edge_weight got {errors.describe(weight)}, an integer for every node, which looks like a batch. Pass it "
+            f"by name, batch=…; weights are floating point, one for each of the {num_edges} edges."
+        )
     if not isinstance(edge_weight, Tensor):
         weight = weight.to(edge_index.device, torch.get_default_dtype())
     errors.check_tensor(weight, "edge_weight", "of one dimension", edge_index.device, "edge_index")
-    if weight.dim() != 1 or weight.numel() != edge_index.size(1):
-        got = (
-            f"got {errors.describe(weight)}. Edge features belong to edge_attr, not to edge_weight."
-        )
+    if weight.dim() != 1 or weight.numel() != num_edges:
         raise ValueError(
-            f"edge_weight must be one-dimensional with one entry per edge ({edge_index.size(1)}); {got}"
+            f"edge_weight must be one-dimensional with one entry per edge ({num_edges}); got "
+            f"{errors.describe(weight)}. Edge features belong to edge_attr, not to edge_weight."
         )
     return weight
 
 
-def _placed(
-    value: object, name: str, what: str, num_nodes: int, num_edges: int | None = None
-) -> Tensor:
-    """A tensor; raise for a mask, or a batch instead of weights: PyG's functions have other orders of arguments."""
-    vector = errors.as_tensor(value, name, what)
-    if vector.dim() != 1:
-        return vector
-    # Types first: torch.export may not know yet whether there is an edge.
-    if vector.dtype == torch.bool and name == "edge_weight" and vector.numel() in (0, num_edges):
-        if num_nodes == num_edges:
-            of_nodes = " A mask of nodes goes by name, mask=…, to LabelPropagation."
-        else:
-            of_nodes = ""
-        raise TypeError(
-            f"edge_weight must be floating point; got {errors.describe(vector)}. For weights of one and zero pass "
-            f"edge_weight.float(); to leave edges out, the others: edge_index[:, mask].{of_nodes}"
-        )
-    if vector.dtype == torch.bool and vector.numel():
+def _refuse_mask(vector: Tensor, name: str) -> None:
+    if vector.dim() == 1 and vector.dtype == torch.bool and vector.numel():
         raise TypeError(
             f"{name} got {errors.describe(vector)}, which looks like a mask of nodes. Pass it by name, mask=…, to what "
             f"takes one (LabelPropagation); elsewhere select rows of the result, out[mask]."
         )
-    if (
-        name == "edge_weight"
-        and vector.dtype in errors.INTEGERS
-        and 0 < vector.numel() == num_nodes != num_edges
-    ):
-        raise TypeError(
-            f"{name} got {errors.describe(vector)}, an integer for every node, which looks like a batch. Pass it by "
-            f"name, batch=…; weights are floating point, one for each of the {num_edges} edges."
-        )
-    return vector
 
 
 def as_batch(batch: object, num_nodes: int) -> Tensor:
     """The graph number of every row [N]."""
-    given = _placed(batch, "batch", "a tensor [num_nodes] of integers", num_nodes)
-    member = errors.index_vector(
-        given, "batch", "[num_nodes]"
-    )  # a size in these words would be fixed by torch.compile
+    vector = errors.as_tensor(batch, "batch", "a tensor [num_nodes] of integers")
+    _refuse_mask(vector, "batch")
+    # The size itself in these words would be fixed by torch.compile.
+    member = errors.index_vector(vector, "batch", "[num_nodes]")
     if member.numel() != num_nodes:
         raise ValueError(
             f"batch must be [num_nodes] = [{num_nodes}]; got {errors.describe(member)}."
@@ -111,9 +102,8 @@ def as_ptr(ptr: object) -> Tensor:
     """Row boundaries [B + 1] of a ragged batch, on the CPU."""
     what = "a one-dimensional integer tensor [num_graphs + 1]"
     bounds = errors.as_tensor(ptr, "ptr", what)
-    empty = (
-        not torch.compiler.is_compiling() and bounds.numel() == 0
-    )  # the number of graphs is a value there
+    # While torch compiles the number of graphs is a symbol, which this question would fix.
+    empty = not torch.compiler.is_compiling() and bounds.numel() == 0
     fits = bounds.dim() == 1 and bounds.dtype in errors.INTEGERS and bounds.layout == torch.strided
     if not fits or bounds.is_meta or empty:
         raise ValueError(f"ptr must be {what}; got {errors.describe(ptr)}.")
@@ -134,10 +124,10 @@ def check_edge_order(edge_index: object, edge_attr: object) -> None:
 
 def check_ptr(num_nodes: int, ptr: Tensor) -> None:
     """Row boundaries rise from 0 to N; an empty graph repeats one."""
+    # They are on the CPU, so reading values waits for nothing.
     if int(ptr[0]) != 0 or int(ptr[-1]) != num_nodes or bool((ptr[1:] < ptr[:-1]).any()):
-        got = ptr.tolist()[:12]
         raise ValueError(
-            f"ptr must rise from 0 to num_nodes = {num_nodes} without a step back; got {got}."
+            f"ptr must rise from 0 to num_nodes = {num_nodes} without a step back; got {ptr.tolist()[:12]}."
         )
 
 
@@ -161,8 +151,10 @@ def check_full_degree(full_degree: object, num_nodes: int) -> None:
         and full_degree.shape == (num_nodes, 2)
     )
     if not fits or full_degree.layout != torch.strided or full_degree.is_meta:  # type: ignore[attr-defined]
-        what = f"floating point [{num_nodes}, 2], the in- and out-degree of every node in the whole graph"
-        raise ValueError(f"full_degree must be {what}; got {errors.describe(full_degree)}.")
+        raise ValueError(
+            f"full_degree must be floating point [{num_nodes}, 2], the in- and out-degree of every node in the whole "
+            f"graph; got {errors.describe(full_degree)}."
+        )
 
 
 def check_batch(num_nodes: int, batch: Tensor) -> None:
@@ -170,16 +162,18 @@ def check_batch(num_nodes: int, batch: Tensor) -> None:
     if not batch.numel():
         return
     if bool((batch[1:] < batch[:-1]).any()):
-        way_out = "Sort the nodes with order = batch.argsort(stable=True) and relabel edge_index."
-        raise ValueError(f"batch must be sorted, so that every graph is a run of rows. {way_out}")
+        raise ValueError(
+            "batch must be sorted, so that every graph is a run of rows. Sort the nodes with order = "
+            "batch.argsort(stable=True) and relabel edge_index."
+        )
     first = int(batch[0])
     last = int(batch[-1])
     if first < 0:
         raise ValueError(f"batch must hold graph numbers >= 0; got {first}.")
     if last >= num_nodes + EMPTY_GRAPHS:
-        way_out = "Renumber them: torch.unique(batch, return_inverse=True)[1]."
         raise ValueError(
-            f"batch must number the graphs of {num_nodes} nodes; it reaches {last}. {way_out}"
+            f"batch must number the graphs of {num_nodes} nodes; it reaches {last}. Renumber them: "
+            f"torch.unique(batch, return_inverse=True)[1]."
         )
 
 
@@ -189,6 +183,7 @@ def check_edges(
     """Indices in range, no edge between graphs (``member`` [N] tells them apart), weights finite and non-negative."""
     if edge_index is None or not edge_index.numel() or edge_index.is_meta:
         return
+    # An index out of range would read or write memory of others in the compressed products.
     errors.check_range(edge_index, "edge_index", num_nodes)
     if member is not None:
         source, target = member.to(edge_index.device)[edge_index]
@@ -197,9 +192,8 @@ def check_edges(
             raise ValueError(
                 f"edge_index joins nodes of different graphs of the batch ({crossing} edges do)."
             )
-    if (
-        edge_weight is None or transforms_active()
-    ):  # `vmap` may have one for each element of a batch
+    # Inside `vmap` there may be one vector of weights for each element of a batch, without values to ask.
+    if edge_weight is None or transforms_active():
         return
     errors.check_finite(edge_weight, "edge_weight")
     if bool((edge_weight < 0).any()):
@@ -207,20 +201,21 @@ def check_edges(
             f"edge_weight must be non-negative, a degree needs that; the smallest is {float(edge_weight.min()):g}. "
             f"Graph(..., validate=False) takes signed weights for use without normalisation."
         )
-    # A degree beyond the range of its dtype would make every entry of its row zero.
-    precision = torch.promote_types(
-        edge_weight.dtype, torch.float32
-    )  # in which weights are added up
-    largest = torch.finfo(precision).max / (1 << 16)  # products with a state stay in range
+    # A degree beyond the range of the dtype in which weights are added up would make every entry of its row zero;
+    # a factor of 2^16 leaves room for products with a state.
+    precision = torch.promote_types(edge_weight.dtype, torch.float32)
+    largest = torch.finfo(precision).max / (1 << 16)
     weight = edge_weight.detach()
-    if float(weight.sum(dtype=torch.float64)) <= largest:  # so no single degree is larger
+    # No degree is larger than the sum of all weights, which is nearly always small enough.
+    if float(weight.sum(dtype=torch.float64)) <= largest:
         return
     wide = weight.double()
     top = max(float(wide.new_zeros(num_nodes).index_add(0, end, wide).max()) for end in edge_index)
     if top > largest:
-        way_out = "Divide the weights by the largest: edge_weight / edge_weight.max()."
-        room = f"so that {precision} has room for what they multiply; the largest is {top:.3g}. {way_out}"
-        raise ValueError(f"edge_weight must add up to degrees of at most {largest:.1e}, {room}")
+        raise ValueError(
+            f"edge_weight must add up to degrees of at most {largest:.1e}, so that {precision} has room for what they "
+            f"multiply; the largest is {top:.3g}. Divide the weights by the largest: edge_weight / edge_weight.max()."
+        )
 
 
 def row_bounds(ptr: object, num_nodes: int) -> Tensor | None:

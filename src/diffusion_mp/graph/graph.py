@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable
 from types import NoneType
-from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
+from typing import Any, Literal, cast, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -28,19 +28,6 @@ from diffusion_mp.graph.part_edge_index import PartEdgeIndex
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
 SELF_LOOPS = get_args(SelfLoops)
-
-#: What of the state an entry s_ij of a coupling depends on; see ``Diffusivity.depends_on``.
-Dependence = Literal["nothing", "rows", "edges", "graph", "parts"]
-
-
-@runtime_checkable
-class Couples(Protocol):
-    """What a graph knows of a ``Diffusivity``, which makes couplings of states."""
-
-    depends_on: Dependence
-    needs_graph: bool
-
-    def couple(self, x: Tensor, graph: Graph) -> Any: ...
 
 
 class Graph:
@@ -82,20 +69,22 @@ class Graph:
         if batch is not None and ptr is not None:
             raise ValueError("batch and ptr say the same thing; pass one of them.")
         self.num_nodes = checks.as_num_nodes(num_nodes)
-        #: The nodes of the whole graph, of which a ``ShardedGraph`` has a part.
+        #: The nodes of the larger graph, where this one is a part of it.
         self.total_nodes = self.num_nodes
-        if edge_index is None:
-            self.edge_index = None
-        else:
+        self.edge_index: Tensor | None = None
+        if edge_index is not None:
             self.edge_index = checks.as_edge_index(edge_index)
         self.edge_weight: Tensor | None = None
         if edge_weight is not None:
             self.edge_weight = checks.as_edge_weight(edge_weight, self.edge_index, self.num_nodes)
-        if batch is None:
-            self._batch = None
-        else:
+        #: Whether all rows are declared one graph (neither ``batch`` nor ``ptr`` was given).
+        self.is_single = batch is None and ptr is None
+        self._batch: Tensor | None = None
+        if batch is not None:
             self._batch = checks.as_batch(batch, self.num_nodes)
-        self._ptr = None if ptr is None else checks.as_ptr(ptr)
+        self._ptr: Tensor | None = None
+        if ptr is not None:
+            self._ptr = checks.as_ptr(ptr)
         if full_degree is None:
             full_degree = checks.full_degree_of(edge_index)
         if full_degree is not None:
@@ -109,25 +98,23 @@ class Graph:
         self._symmetric: bool | None = None
         self._weighted: bool | None = None
         self._derived: dict[Hashable, Graph] = {}
-        self._states: dict[str, TensorState] = {}
+        self._states: dict[str, TensorState | None] = {}
         self._validate = validate
+        # Compiled code has no values to look at, and versions of tensors that it does not change.
         if not torch.compiler.is_compiling():
             self._check_values()
             self._states = self._states_now()
 
     def _check_values(self) -> None:
-        if (
-            not self._validate
-            or (self.is_single and self.edge_index is None)
-            or not errors.values_to_check()
-        ):
+        if not self._validate or not errors.values_to_check():
             return
         if self._batch is not None:
             checks.check_batch(self.num_nodes, self._batch)
         if self._ptr is not None:
             checks.check_ptr(self.num_nodes, self._ptr)
-        member = None if self.is_single else self.batch
-        checks.check_edges(self.num_nodes, self.edge_index, self.edge_weight, member)
+        if self.edge_index is not None:
+            member = None if self.is_single else self.batch
+            checks.check_edges(self.num_nodes, self.edge_index, self.edge_weight, member)
 
     def _refresh(self) -> None:
         """Forget what was computed from tensors that have been written to, or replaced, since."""
@@ -138,27 +125,44 @@ class Graph:
         for name, state in self._states.items():
             tensor = getattr(self, name)
             # Not `state.holds(tensor)`, since every product comes here, and calls take time.
-            same = tensor is state.tensor and (
-                tensor is None or (state.counted and tensor._version == state.version)
-            )
-            if not same:
+            if tensor is None or state is None:
+                changed = tensor is not state
+            else:
+                changed = (
+                    state.copy is not None
+                    or tensor._version != state.version
+                    or tensor is not state.reference()
+                )
+            if changed:
                 self._look_closer()
                 return
 
-    def _states_now(self) -> dict[str, TensorState]:
-        return {name: TensorState(getattr(self, name)) for name in _TENSORS}
+    def _states_now(self) -> dict[str, TensorState | None]:
+        tensors = {name: getattr(self, name) for name in _TENSORS}
+        return {
+            name: None if tensor is None else TensorState(tensor)
+            for name, tensor in tensors.items()
+        }
 
     def _look_closer(self) -> None:
-        changed = {
-            name for name, state in self._states.items() if not state.holds(getattr(self, name))
-        }
+        changed = set()
+        written_to = False
+        for name, state in self._states.items():
+            tensor = getattr(self, name)
+            if state is None:
+                same = tensor is None
+            else:
+                same = state.holds(tensor)
+                written_to |= not same and tensor is state.reference()
+            if not same:
+                changed.add(name)
         if not changed:
             return
-        written_to = any(self._states[name].tensor is getattr(self, name) for name in changed)
+        # Weights that are learned change with every step; a pass over them each time would cost more than the product.
         learned = self.edge_weight is not None and self.edge_weight.requires_grad
-        # Weights that are learned change with every step.
         if written_to and not learned:
             self._check_values()
+        # Sorting the edges is the expensive part, and depends on no weight.
         if "edge_index" in changed:
             self._pattern = None
         self._segments = None
@@ -168,7 +172,7 @@ class Graph:
         self._states = self._states_now()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of copies the states are taken anew: a tensor in another process counts its own writes."""
+        # A tensor in another process counts its own writes, so the states of a copy are taken anew.
         return self.__dict__ | {"_states": {}}
 
     @classmethod
@@ -190,18 +194,18 @@ class Graph:
     def from_sparse(cls, adjacency: Tensor, **kwargs: Any) -> Graph:
         """From a square sparse tensor (CSR, CSC or COO) in PyG's layout: row = target, column = source (``adj_t``)."""
         if not isinstance(adjacency, Tensor) or adjacency.layout == torch.strided:
-            way_out = "Pass edge_index, or convert with .to_sparse_csr()."
             raise TypeError(
-                f"adjacency must be a sparse tensor; got {errors.describe(adjacency)}. {way_out}"
+                f"adjacency must be a sparse tensor; got {errors.describe(adjacency)}. Pass edge_index, or convert "
+                f"with .to_sparse_csr()."
             )
         if adjacency.dim() != 2 or adjacency.size(0) != adjacency.size(1) or adjacency.dense_dim():
             raise ValueError(
                 f"adjacency must be square [num_nodes, num_nodes]; got {errors.describe(adjacency)}."
             )
         if not adjacency.is_floating_point():
-            way_out = "Convert it with adjacency.float()."
             raise TypeError(
-                f"adjacency must be floating point; got {errors.describe(adjacency)}. {way_out}"
+                f"adjacency must be floating point; got {errors.describe(adjacency)}. Convert it with "
+                f"adjacency.float()."
             )
         coo = adjacency.to_sparse_coo().coalesce()
         return cls(adjacency.size(0), coo.indices().flip(0), coo.values(), **kwargs)
@@ -210,9 +214,10 @@ class Graph:
     def from_data(cls, data: Any, **kwargs: Any) -> Graph:
         """From a PyG ``Data`` or ``Batch`` of one kind of nodes, with ``edge_index`` or ``adj_t``."""
         if isinstance(data, HeteroData):
-            got = f"a HeteroData with the kinds of nodes {', '.join(data.node_types)}"
-            way_out = "Pass data.to_homogeneous(), which numbers all nodes in one run."
-            raise TypeError(f"data must have nodes and edges of one kind; got {got}. {way_out}")
+            raise TypeError(
+                f"data must have nodes and edges of one kind; got a HeteroData with the kinds of nodes "
+                f"{', '.join(data.node_types)}. Pass data.to_homogeneous(), which numbers all nodes in one run."
+            )
         if not hasattr(data, "num_nodes"):
             raise TypeError(
                 f"data must be a torch_geometric Data or Batch; got {type(data).__name__}."
@@ -221,18 +226,22 @@ class Graph:
             raise ValueError(
                 "data has no num_nodes and nothing to infer it from; set data.num_nodes or data.x."
             )
-        ptr, batch = (getattr(data, name, None) for name in ("ptr", "batch"))
-        if ptr is not None and batch is not None and int(checks.as_ptr(ptr)[-1]) != data.num_nodes:
-            ptr = None  # that of the whole, which Batch.subgraph leaves in a part
-        kwargs |= {"batch": batch} if ptr is None else {"ptr": ptr}
+        batch = getattr(data, "batch", None)
+        ptr = getattr(data, "ptr", None)
+        # Batch.subgraph leaves the row boundaries of the whole batch in a part, but cuts the batch vector.
+        if ptr is None or (batch is not None and int(checks.as_ptr(ptr)[-1]) != data.num_nodes):
+            kwargs["batch"] = batch
+        else:
+            kwargs["ptr"] = ptr
         kwargs.setdefault("full_degree", getattr(data, "full_degree", None))
         adj_t = getattr(data, "adj_t", None)
-        if adj_t is not None:
-            return cls.from_sparse(
-                adj_t if isinstance(adj_t, Tensor) else adj_t.to_torch_sparse_csr_tensor(), **kwargs
-            )
-        edges = (getattr(data, name, None) for name in ("edge_index", "edge_weight"))
-        return cls(int(data.num_nodes), *edges, **kwargs)
+        if adj_t is None:
+            edge_weight = getattr(data, "edge_weight", None)
+            edge_index = getattr(data, "edge_index", None)
+            return cls(int(data.num_nodes), edge_index, edge_weight, **kwargs)
+        if not isinstance(adj_t, Tensor):
+            adj_t = adj_t.to_torch_sparse_csr_tensor()
+        return cls.from_sparse(adj_t, **kwargs)
 
     @classmethod
     def coerce(
@@ -244,13 +253,11 @@ class Graph:
     ) -> Graph:
         """From anything that layers take as ``edge_index``, for a state ``x``; cached for the last tensors."""
         errors.refuse_torchscript()
-        if not isinstance(x, Tensor):
-            errors.check_kind(x, "x", Tensor, "a tensor, one row per node")
+        errors.check_kind(x, "x", Tensor, "a tensor, one row per node")
         if isinstance(edge_index, Graph):
             if edge_weight is not None or batch is not None:
-                way_out = "pass no edge_weight or batch beside it."
                 raise ValueError(
-                    f"edge_index is a Graph, which holds its weights and batch; {way_out}"
+                    "edge_index is a Graph, which holds its weights and batch; pass no edge_weight or batch beside it."
                 )
             graph = edge_index
         elif isinstance(edge_index, list) and edge_index and isinstance(edge_index[0], Graph):
@@ -259,8 +266,6 @@ class Graph:
                 f"makes of data that have one each. Put the transform where batches are made: "
                 f"torch.utils.data.DataLoader(dataset, collate_fn=ToDiffusionGraph())."
             )
-        elif edge_index is None and batch is None:
-            graph = cls(x.size(0), None, edge_weight)
         elif isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
             if edge_weight is not None:
                 raise ValueError(
@@ -268,44 +273,32 @@ class Graph:
                 )
             graph = cls.from_sparse(edge_index, batch=batch)
         else:
-            graph = cls._of_tensors(x.size(0), edge_index, edge_weight, batch)
+            full_degree = checks.full_degree_of(edge_index)
+            if isinstance(edge_index, PartEdgeIndex):
+                edge_index = edge_index.as_tensor()
+            num_nodes = x.size(0)
+            graph = _recent.get(
+                (cls, num_nodes),
+                (edge_index, edge_weight, batch, full_degree),
+                lambda edges, weight, batch, degree: cls(
+                    num_nodes, edges, weight, batch=batch, full_degree=degree
+                ),
+            )
         if graph.num_nodes != x.size(0):
             raise ValueError(
                 f"x has {x.size(0)} rows, but the graph has {graph.num_nodes} nodes; they must agree."
             )
-        if graph.edge_index is not None and graph.edge_index.device != x.device:
+        if graph.edge_index is not None:
             errors.check_device(graph.edge_index, "edge_index", x.device, "x")
         return graph
 
-    @classmethod
-    def _of_tensors(cls, num_nodes: int, edge_index: Any, edge_weight: Any, batch: Any) -> Graph:
-        """The graph of these tensors, which is kept for as long as they exist and hold the same numbers."""
-        full_degree = checks.full_degree_of(edge_index)
-        if isinstance(edge_index, PartEdgeIndex):
-            edges = edge_index.as_tensor()
-        else:
-            edges = edge_index
-
-        def make(edges: Any, edge_weight: Any, batch: Any, full_degree: Tensor | None) -> Graph:
-            return cls(num_nodes, edges, edge_weight, batch=batch, full_degree=full_degree)
-
-        return _recent.get((cls, num_nodes), (edges, edge_weight, batch, full_degree), make)
-
-    # Where rows of different nodes meet: ``ShardedGraph``, whose rows lie with several processes, overrides these.
+    # A graph may be a part of a larger one, whose other rows lie elsewhere: such a graph overrides these.
 
     first_node: int = 0
-    """The number of the first row in the whole graph."""
-
-    def couple(self, diffusivity: Couples, x: Float[Tensor, "N C"]) -> Any:
-        """The coupling of a diffusivity, for a state that was checked; its product gives the rows at hand."""
-        return diffusivity.couple(x, self)
-
-    def share(self, coupling: Any) -> Any:
-        """The coupling between the rows at hand and all nodes, from one between the rows at hand alone."""
-        return coupling
+    """The number of the first row in the larger graph."""
 
     def total(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """A sum over the nodes of the whole graph, from one over the rows at hand."""
+        """The sum over all nodes, from that over the rows at hand."""
         return x
 
     def centre(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " rows *shape"]:
@@ -315,11 +308,6 @@ class Graph:
         return x.detach().sum(0, keepdim=True) / max(self.num_nodes, 1)
 
     @property
-    def is_single(self) -> bool:
-        """Whether all rows are declared one graph (neither ``batch`` nor ``ptr`` was given)."""
-        return self._batch is None and self._ptr is None
-
-    @property
     def segments(self) -> Tensor | None:
         """Row boundaries on the CPU, as kernels take them; ``None`` stands for one graph. Cached."""
         if self._batch is None:
@@ -327,6 +315,7 @@ class Graph:
         self._refresh()
         if self._segments is not None:
             return self._segments
+        # A custom operation, since the number of graphs is a value, which a trace may not look at.
         segments = cast("Tensor", batch_pointers(self._batch))
         if may_keep():
             self._segments = segments
@@ -354,10 +343,10 @@ class Graph:
         """Graph number of every row."""
         if self._batch is not None:
             return self._batch
-        sizes = self.ptr.diff().to(None if self.edge_index is None else self.edge_index.device)
-        return torch.arange(sizes.numel(), device=sizes.device).repeat_interleave(
-            sizes, output_size=self.num_nodes
-        )
+        device = None if self.edge_index is None else self.edge_index.device
+        sizes = self.ptr.diff().to(device)
+        graphs = torch.arange(sizes.numel(), device=sizes.device)
+        return graphs.repeat_interleave(sizes, output_size=self.num_nodes)
 
     @property
     def edges(self) -> Int[Tensor, "two E"]:
@@ -369,13 +358,14 @@ class Graph:
     def weights(self, like: Tensor) -> Float[Tensor, " E"]:
         """Edge weights in the dtype and on the device of ``like``; ones where none were given."""
         errors.check_kind(like, "like", Tensor, "a tensor")
-        return self._own_weights(like.dtype).to(like.device)
+        return self._edge_weights(like.dtype).to(like.device)
 
     @property
     def weighted(self) -> bool:
         """Whether an edge has another weight than 1: found out when first asked, unless weights are being learned."""
         if self.edge_weight is None:
             return False
+        # Where the weights may not be looked at, they may be any.
         if self.edge_weight.requires_grad or self.edge_weight.is_meta or not values_only():
             return True
         self._refresh()
@@ -383,7 +373,7 @@ class Graph:
             self._weighted = bool((self.edge_weight != 1).any())
         return self._weighted
 
-    def _own_weights(self, dtype: torch.dtype | None = None) -> Float[Tensor, " E"]:
+    def _edge_weights(self, dtype: torch.dtype | None = None) -> Float[Tensor, " E"]:
         """Edge weights in ``dtype``, or their own (the default dtype for ones)."""
         if self.edge_weight is None:
             return torch.ones(self.num_edges, dtype=dtype, device=self.edges.device)
@@ -422,19 +412,16 @@ class Graph:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
         """The same graph on another device; its compressed forms are found again there."""
-        place = errors.as_device(
-            device, None if self.edge_index is None else self.edge_index.device
-        )
-        if all(
-            v is None or v.device == place for v in (self.edge_index, self._batch, self.full_degree)
-        ):
+        origin = None if self.edge_index is None else self.edge_index.device
+        target = errors.as_device(device, origin)
+        # Row boundaries stay on the CPU, where kernels read them.
+        names = ("edge_index", "edge_weight", "_batch", "full_degree", "origin")
+        tensors = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if all(tensor.device == target for tensor in tensors.values()):
             return self
         graph = copy.copy(self)
-        for name in ("edge_index", "edge_weight", "_batch", "full_degree", "origin"):
-            value = getattr(self, name)
-            setattr(
-                graph, name, None if value is None else value.to(place, non_blocking=non_blocking)
-            )
+        for name, tensor in tensors.items():
+            setattr(graph, name, tensor.to(target, non_blocking=non_blocking))
         graph._pattern = None
         graph._derived = {}
         return graph
@@ -447,18 +434,13 @@ class Graph:
         errors.check_kind(dtype, "dtype", (torch.dtype, NoneType), "a torch.dtype")
         if self.full_degree is not None:
             return self.full_degree[:, int(direction == "out")].to(dtype or self.full_degree.dtype)
-        by_source = direction == "out"
-        if self.edge_weight is None and self._pattern is not None:
-            known = self.csc if by_source else self.csr
-            if known.found:
-                return known.ptr.diff().to(dtype or torch.get_default_dtype())
-        weight = self._own_weights(dtype)
-        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
-        return (
-            wide.new_zeros(self.num_nodes)
-            .index_add(0, self.edges[1 - by_source], wide)
-            .to(dtype or wide.dtype)
-        )
+        source, target = self.edges
+        weight = self._edge_weights(dtype)
+        # Half precision stops counting at 2048 edges.
+        weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        degree = weight.new_zeros(self.num_nodes)
+        degree = degree.index_add(0, target if direction == "in" else source, weight)
+        return degree.to(dtype or weight.dtype)
 
     @property
     def is_symmetric(self) -> bool:
@@ -468,7 +450,7 @@ class Graph:
         if self._symmetric is None or learned:
             errors.check_has_values(self.edges, "edge_index")
             self._symmetric = is_symmetric(
-                self.edges, self._own_weights().unsqueeze(1), self.num_nodes
+                self.edges, self._edge_weights().unsqueeze(1), self.num_nodes
             )
         return self._symmetric
 
@@ -486,26 +468,23 @@ class Graph:
         return self.derived(policy, lambda: self._looped(policy))
 
     def _looped(self, policy: SelfLoops) -> Graph:
-        source = self.edges[0]
-        is_loop = self.edges[0] == self.edges[1]
-        if (
-            policy == "remaining"
-            and not is_loop.is_meta
-            and values_only()
-            and not bool(is_loop.any())
-        ):
+        source, target = self.edges
+        is_loop = source == target
+        # Without observed loops "remaining" is "add", which leaves ones unwritten and weights unscaled.
+        if policy == "remaining" and not is_loop.is_meta and values_only() and not is_loop.any():
             policy = "add"
         if policy == "add" and self.edge_weight is None:
             return self._and_loops(None, None if self.full_degree is None else self.full_degree + 1)
-        weight = self._own_weights()
+        weight = self._edge_weights()
         loop_weight = weight.new_ones(self.num_nodes)
         lost = weight.new_zeros(self.num_nodes)
         if policy != "add":
+            # Observed loops stay in the list with weight zero: how many edges there are depends on no value, so
+            # compiled code serves graphs with and without loops.
             observed = weight * is_loop
             weight = weight - observed
-            count, lost = (
-                lost.index_add(0, source, w) for w in (is_loop.to(weight.dtype), observed)
-            )
+            count = lost.index_add(0, source, is_loop.to(weight.dtype))
+            lost = lost.index_add(0, source, observed)
         if policy == "remove":
             return self._with_edges(self.edges, weight, self._full_degree(-lost))
         if policy == "remaining":
@@ -517,12 +496,12 @@ class Graph:
     def _and_loops(self, weight: Tensor | None, full_degree: Tensor | None) -> Graph:
         """All edges and a loop at every node, in the order of the targets: so no product has to order weights."""
         nodes = torch.arange(self.num_nodes, device=self.edges.device)
-        source, target = (torch.cat([end, nodes]) for end in self.edges)
+        source, target = torch.cat([self.edges, nodes.expand(2, -1)], 1)
         ptr, order, other = compress(target, source, self.num_nodes)
         edges = torch.stack([other.long(), target.index_select(0, order)])
-        graph = self._with_edges(
-            edges, None if weight is None else weight.index_select(0, order), full_degree
-        )
+        if weight is not None:
+            weight = weight.index_select(0, order)
+        graph = self._with_edges(edges, weight, full_degree)
         graph.csr.parts = (ptr, None, other)
         graph.origin = order
         return graph
@@ -537,7 +516,7 @@ class Graph:
         """Every pair with a walk of 1 to ``hops`` edges of positive weight, once and with weight 1: the k-hop graph."""
         errors.check_counts(hops=hops)
         errors.check_has_values(self.edges, "edge_index")
-        walks = self.edges, self._own_weights().detach(), self.num_nodes, hops
+        walks = self.edges, self._edge_weights().detach(), self.num_nodes, hops
         return self.derived(f"within {hops}", lambda: self._with_edges(walk_pairs(*walks), None))
 
     def to_undirected(self) -> Graph:
@@ -545,11 +524,10 @@ class Graph:
         return self.derived("undirected", self._symmetrized)
 
     def _symmetrized(self) -> Graph:
-        weight = self._own_weights()
-        if self.full_degree is None:
-            degree = None
-        else:
-            degree = self.full_degree.mean(1, keepdim=True).expand(-1, 2)
+        weight = self._edge_weights()
+        degree = self.full_degree
+        if degree is not None:
+            degree = degree.mean(1, keepdim=True).expand(-1, 2)
         both = torch.cat([self.edges, self.edges.flip(0)], dim=1)
         return self._with_edges(both, torch.cat([weight, weight]) * 0.5, degree)
 
@@ -559,11 +537,13 @@ class Graph:
 
     def with_weights(self, weight: Float[Tensor, " E"]) -> Graph:
         graph = self._with_edges(self.edges, weight)
+        # Edges are sorted once for all weights.
         graph._pattern = self.pattern
         return graph
 
     def derived(self, name: Hashable, make: Callable[[], Graph]) -> Graph:
         """Made once, so that layers share its compressed forms; anew where the weights are being learned."""
+        # Derived weights hold an autograd graph, which serves one backward pass.
         if self.edge_weight is not None and self.edge_weight.requires_grad:
             return make()
         self._refresh()
@@ -575,10 +555,7 @@ class Graph:
         return graph
 
     def reverse(self) -> Graph:
-        if self.full_degree is None:
-            degree = None
-        else:
-            degree = self.full_degree.flip(1)
+        degree = None if self.full_degree is None else self.full_degree.flip(1)
         graph = self._with_edges(self.edges.flip(0), self.edge_weight, degree)
         graph._pattern = self.pattern.T
         return graph

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Int
@@ -56,22 +56,23 @@ def _counted(
     if node.device.type != "cpu":
         ordered, order = torch.sort(node, stable=True)
         return bounds(ordered, num_nodes).to(dtype), order.to(dtype), opposite[order].to(dtype)
-    from scipy.sparse import csc_array  # a fifth of the time in which the library is imported
+    # Imported here, since it takes a fifth of the time in which the library is imported.
+    from scipy.sparse import csc_array
 
+    # SciPy would write beyond its arrays.
     check_range(node, "edge_index", num_nodes)
-    columns = torch.arange(node.numel() + 1, dtype=dtype, device="cpu")
-    by_edge = [part.to(dtype).numpy() for part in (opposite, node, columns)]
-    by_node = csc_array(tuple(by_edge), shape=(num_nodes, node.numel())).tocsr()
-    ptr, order, other = (
-        torch.from_numpy(part) for part in (by_node.indptr, by_node.indices, by_node.data)
-    )
-    return ptr.to(dtype), order.to(dtype), other
+    num_edges = node.numel()
+    # Edge e is the only entry of column e: its row is the node, its value the other end.
+    columns = torch.arange(num_edges + 1, dtype=dtype, device="cpu")
+    by_edge = tuple(part.to(dtype).numpy() for part in (opposite, node, columns))
+    by_node = csc_array(by_edge, shape=(num_nodes, num_edges)).tocsr()
+    ptr = torch.from_numpy(by_node.indptr).to(dtype)
+    order = torch.from_numpy(by_node.indices).to(dtype)
+    return ptr, order, torch.from_numpy(by_node.data)
 
 
 def _narrowest(num_edges: int, num_nodes: int) -> torch.dtype:
-    if max(num_edges, num_nodes) < 1 << 31:
-        return torch.int32
-    return torch.int64
+    return torch.int32 if max(num_edges, num_nodes) < 1 << 31 else torch.int64
 
 
 @torch.library.custom_op(
@@ -91,20 +92,21 @@ def _(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, T
 
 def graph_of(ptr: Tensor, nodes: Tensor) -> Tensor:
     """The number of each node's graph in a ragged batch."""
-    # right=True skips empty graphs: a boundary belongs to the last graph that starts there.
-    return torch.bucketize(
-        nodes.contiguous(), ptr[1:].to(nodes.device), right=True
-    )  # torch warns of strides
+    # right=True skips empty graphs: a boundary belongs to the last graph that starts there. torch warns of strides.
+    return torch.bucketize(nodes.contiguous(), ptr[1:].to(nodes.device), right=True)
 
 
 def mean_rows(x: Tensor, ptr: Tensor | None) -> Tensor:
     """The mean over the rows of each row's graph, without gradient: [1, ...] for one graph, [N, ...] for a batch."""
+    # Distances do not depend on the point from which rows are measured, so there is no gradient to lose.
     x = x.detach()
     if ptr is None:
         return x.sum(0, keepdim=True) / max(x.size(0), 1)
     member, count = members(ptr, x.size(0), x.device)
+    sums = x.new_zeros(count.size(0), *x.shape[1:])
+    sums = sums.index_add(0, member, x)
     sizes = count.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
-    return (x.new_zeros(sizes.size(0), *x.shape[1:]).index_add(0, member, x) / sizes)[member]
+    return (sums / sizes)[member]
 
 
 def members(
@@ -112,26 +114,29 @@ def members(
 ) -> tuple[Int[Tensor, " N"], Int[Tensor, " B"]]:
     """Return the graph of every row and the number of rows of every graph, on a device, cached by ``ptr``."""
 
-    def find() -> tuple[Tensor, Tensor]:
+    def number() -> tuple[Tensor, Tensor]:
         count = ptr.diff()
-        member = torch.arange(count.size(0), device="cpu").repeat_interleave(
-            count, output_size=num_nodes
-        )
-        return member.to(device), count.to(device)
+        graph = torch.arange(count.size(0), device="cpu")
+        return graph.repeat_interleave(count, output_size=num_nodes).to(device), count.to(device)
 
-    known = batch_cache(ptr) if values_only(captured=True) else {}
-    if (key := ("members", device)) not in known:
-        known[key] = persistent(find)
-    return known[key]
+    # Row boundaries are on the CPU, so that a captured CUDA graph may look at them.
+    if not values_only(captured=True):
+        return persistent(number)
+    values = batch_cache(ptr)
+    key = ("members", device)
+    if key not in values:
+        values[key] = persistent(number)
+    return cast("tuple[Tensor, Tensor]", values[key])
 
 
 def max_rows(x: Tensor, ptr: Tensor | None) -> Tensor:
     """The maximum over the rows of each row's graph: [1, ...] for one graph, [N, ...] for a batch."""
     if ptr is None:
         return x.amax(0, keepdim=True) if len(x) else x
-    member = members(ptr, x.size(0), x.device)[0].view(-1, *[1] * (x.dim() - 1)).expand_as(x)
-    top = x.new_full((ptr.numel() - 1, *x.shape[1:]), -torch.inf)
-    return top.scatter_reduce(0, member, x, "amax").gather(0, member)
+    member, count = members(ptr, x.size(0), x.device)
+    member = member.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
+    lowest = x.new_full((count.size(0), *x.shape[1:]), -torch.inf)
+    return lowest.scatter_reduce(0, member, x, "amax").gather(0, member)
 
 
 def graph_sizes(ptr: Tensor | None, num_nodes: int) -> list[int]:
@@ -146,25 +151,22 @@ def graph_sizes(ptr: Tensor | None, num_nodes: int) -> list[int]:
 )
 def walk_pairs(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) -> Tensor:
     """[2, E]: every pair (source, target) with a walk of 1 to ``hops`` edges of positive weight, once."""
-    key = torch.unique(
-        edge_index[0, weight > 0] * num_nodes + edge_index[1, weight > 0]
-    )  # sorted by source
-    step_source = key // num_nodes
-    step_target = key % num_nodes
-    first = torch.searchsorted(step_source, torch.arange(num_nodes + 1, device=key.device))
-    reached = key
+    source, target = edge_index[:, weight > 0]
+    # Keys of pairs, sorted by source.
+    steps = torch.unique(source * num_nodes + target)
+    target = steps % num_nodes
+    first = torch.searchsorted(steps // num_nodes, torch.arange(num_nodes + 1, device=steps.device))
+    walks = steps
     for _ in range(hops - 1):
         # Every pair j → m continues along all edges m → i. (torch's sparse product is empty in a custom operation.)
-        source = reached // num_nodes
-        middle = reached % num_nodes
+        middle = walks % num_nodes
         count = first[middle + 1] - first[middle]
         before = count.cumsum(0) - count
-        place = torch.arange(int(count.sum()), device=key.device)
-        edge = place + (first[middle] - before).repeat_interleave(count)
-        reached = torch.unique(
-            torch.cat([key, source.repeat_interleave(count) * num_nodes + step_target[edge]])
-        )
-    return torch.stack([reached // num_nodes, reached % num_nodes])
+        entry = torch.arange(int(count.sum()), device=steps.device)
+        edge = entry + (first[middle] - before).repeat_interleave(count)
+        longer = (walks // num_nodes).repeat_interleave(count) * num_nodes + target[edge]
+        walks = torch.unique(torch.cat([steps, longer]))
+    return torch.stack([walks // num_nodes, walks % num_nodes])
 
 
 @walk_pairs.register_fake
@@ -174,14 +176,20 @@ def _(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) -> Tensor:
 
 def entries_at(pairs: Tensor, edge_index: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
     """a_ij [P, H] of listed pairs (j, i), for edges j → i of weights [E, H]; parallel ones add up. O((E + P) log E)."""
+    # A pair of nodes is one number, so that a sorted list of numbers is searched.
     source, target = edge_index
-    known, place = torch.unique(target * num_nodes + source, return_inverse=True)
-    wanted = pairs[1] * num_nodes + pairs[0]
-    if not known.numel():
-        return weight.new_zeros(wanted.numel(), weight.size(1))
-    entries = weight.new_zeros(known.numel(), weight.size(1)).index_add(0, place, weight)
-    found = torch.searchsorted(known, wanted).clamp(max=known.numel() - 1)
-    return entries[found] * (known[found] == wanted).unsqueeze(1)
+    keys, edge_key = torch.unique(target * num_nodes + source, return_inverse=True)
+    heads = weight.size(1)
+    if not keys.numel():
+        return weight.new_zeros(pairs.size(1), heads)
+    entries = weight.new_zeros(keys.numel(), heads)
+    entries = entries.index_add(0, edge_key, weight)
+    pair = pairs[1] * num_nodes + pairs[0]
+    # The next larger key, if there is none of this pair: its entry is multiplied by zero.
+    nearest = torch.searchsorted(keys, pair)
+    nearest = nearest.clamp(max=keys.numel() - 1)
+    is_edge = keys[nearest] == pair
+    return entries[nearest] * is_edge.unsqueeze(1)
 
 
 def is_symmetric(edge_index: Tensor, weight: Tensor, num_nodes: int) -> bool:
@@ -190,6 +198,7 @@ def is_symmetric(edge_index: Tensor, weight: Tensor, num_nodes: int) -> bool:
         both = torch.cat([edge_index, edge_index.flip(0)], 1)
         forth, back = entries_at(both, edge_index, weight, num_nodes).chunk(2)
         scale = float(forth.abs().max()) if len(forth) else 0.0
+        # Weights that were divided by degrees agree up to single precision; of an infinite one nobody can tell.
         return math.isfinite(scale) and torch.allclose(forth, back, rtol=1e-5, atol=1e-6 * scale)
 
 
@@ -233,15 +242,18 @@ class Compressed:
         return self.parts[2]
 
     @property
-    def found(self) -> bool:
+    def is_sorted(self) -> bool:
+        """Whether the form has been computed already."""
         return "parts" in self.__dict__
 
     @cached_property
-    def parts(self) -> Parts:  # ptr, order or None where the edges already stand in it, and other
-        return persistent(self._find)
+    def parts(self) -> Parts:
+        """``ptr``; ``order``, or ``None`` where the edges already stand in it, which saves a pass; ``other``."""
+        return persistent(self._sort)
 
-    def _find(self) -> Parts:
+    def _sort(self) -> Parts:
         node = self.node
+        # Whether edges stand in order is a value, which a trace may not look at: there they are always sorted.
         if node.is_meta or not values_only() or bool((node[1:] < node[:-1]).any()):
             return compress(node, self.opposite, self.num_nodes)
         ptr = bounds(node, self.num_nodes)
@@ -264,10 +276,12 @@ class Entries(NamedTuple):
 
     @property
     def T(self) -> Entries:
-        ptr, moved, other = self[7:]
-        if ptr is None or other is None:
-            ptr, moved, other = compress(self.col, self.row, self.cols)
-        return Entries(self.cols, self.rows, self.col, self.row, ptr, moved, other, *self[4:7])
+        by_row = (self.row_ptr, self.row_moved, self.row_other)
+        if self.col_ptr is None or self.col_other is None:
+            by_col: Parts = compress(self.col, self.row, self.cols)
+        else:
+            by_col = (self.col_ptr, self.col_moved, self.col_other)
+        return Entries(self.cols, self.rows, self.col, self.row, *by_col, *by_row)
 
 
 class Pattern:
@@ -282,8 +296,9 @@ class Pattern:
         return Pattern(self.by_col, self.by_row)
 
     @cached_property
-    def entries(self) -> Entries:  # by row, and by column where that was found already
-        return self._entries(self.by_col.found)
+    def entries(self) -> Entries:
+        """The entries by row, and by column where they are sorted already: only gradients need that."""
+        return self._entries(self.by_col.is_sorted)
 
     def both_ways(self) -> Entries:
         """Return the entries by row and by column, and keep them."""
@@ -295,5 +310,5 @@ class Pattern:
     def _entries(self, by_col: bool) -> Entries:
         rows = self.by_row
         cols = self.by_col
-        forms = *rows.parts, *(cols.parts if by_col else (None, None, None))
-        return Entries(rows.num_nodes, cols.num_nodes, rows.node, cols.node, *forms)
+        of_cols = cols.parts if by_col else (None, None, None)
+        return Entries(rows.num_nodes, cols.num_nodes, rows.node, cols.node, *rows.parts, *of_cols)

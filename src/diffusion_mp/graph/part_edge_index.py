@@ -69,12 +69,13 @@ class PartEdgeIndex(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        # torch gives every result this class, and no attributes: they are given, or the class taken away, here.
         result = super().__torch_function__(func, types, args, kwargs)
         if func in _KEEPING_THE_EDGES and _lost_its_attributes(result):
             degree = args[0].full_degree
-            return PartEdgeIndex.of(
-                result.as_subclass(Tensor), None if degree is None else degree.to(result.device)
-            )
+            if degree is not None:
+                degree = degree.to(result.device)
+            return PartEdgeIndex.of(result.as_subclass(Tensor), degree)
         return _without_degrees(result)
 
 
@@ -90,6 +91,7 @@ def _without_degrees(result: Any) -> Any:
     if not _lost_its_attributes(result):
         return result
     plain = result.as_subclass(Tensor)
+    # What may be edges keeps the class, so that a graph of them is refused rather than given the wrong degrees.
     integers = not (plain.is_floating_point() or plain.is_complex() or plain.dtype == torch.bool)
     if integers and plain.dim() == 2 and plain.size(0) == 2:
         return PartEdgeIndex.of(plain, None)
