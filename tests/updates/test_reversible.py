@@ -230,17 +230,15 @@ def test_a_false_metric_is_found() -> None:
 
 
 class Counted(dm.Coupling):
+    parts = ("coupling",)
+
     def __init__(self, coupling: dm.Coupling) -> None:
-        super().__init__(
-            coupling.num_nodes,
-            coupling.heads,
-            coupling,
-            symmetric=lambda: coupling.symmetric,
-            nonnegative=lambda: coupling.nonnegative,
-            row_stochastic=lambda: coupling.row_stochastic,
-            metric=lambda: coupling.metric,
-        )
+        super().__init__(coupling.num_nodes, coupling.heads, coupling, coupling.ptr)
         self.coupling = coupling
+        self.symmetric = coupling.symmetric
+        self.nonnegative = coupling.nonnegative
+        self.row_stochastic = coupling.row_stochastic
+        self._metric = coupling.metric
         self.products = 0
 
     def _product(self, v: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from functools import partial, reduce
+from functools import reduce
 from operator import add
 from typing import Any, NoReturn, cast
 
@@ -15,11 +15,11 @@ from torch_geometric.nn.dense import Linear
 from tqdm import tqdm
 
 from diffusion_mp.couplings import Coupling, PooledCoupling, ScaledCoupling, SumCoupling, merged
-from diffusion_mp.couplings.base import PROMISES, Promise
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.energies import Penalty
 from diffusion_mp.errors import as_device, check_counts, check_flags, check_kind
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph.cache import cached_property
 from diffusion_mp.graph.sparse_rows import select_rows
 from diffusion_mp.layers.certified_block import CertifiedBlock
 from diffusion_mp.layers.features import check_input
@@ -202,13 +202,25 @@ class PartialCoupling(Coupling):
 
     no_transpose = "some rows of a coupling have no transpose; ask the coupling itself."
 
-    def __init__(self, num_nodes: int, like: Coupling, symmetric: Promise) -> None:
-        promises: dict[str, Any] = {name: partial(getattr, like, name) for name in PROMISES} | {
-            "symmetric": symmetric
-        }
-        super().__init__(
-            num_nodes, like.heads, torch.empty(0, dtype=like.dtype, device=like.device), **promises
-        )
+    def __init__(self, num_nodes: int, like: Coupling) -> None:
+        super().__init__(num_nodes, like.heads, like)
+        self.like = like
+
+    @cached_property
+    def symmetric(self) -> bool:
+        return self.like.symmetric
+
+    @cached_property
+    def row_stochastic(self) -> bool:
+        return self.like.row_stochastic
+
+    @cached_property
+    def nonnegative(self) -> bool:
+        return self.like.nonnegative
+
+    @cached_property
+    def positive_semidefinite(self) -> bool:
+        return self.like.positive_semidefinite
 
     def _transpose(self) -> NoReturn:
         raise NotImplementedError(self.no_transpose)
@@ -229,7 +241,7 @@ class BlockwiseCoupling(PartialCoupling):
         x: Float[Tensor, "N C"],
         blocks: Blocks,
     ) -> None:
-        super().__init__(x.size(0), example, example.symmetric)
+        super().__init__(x.size(0), example)
         self.couple = couple
         self.x = x
         self.blocks = blocks
@@ -307,10 +319,12 @@ def _rows_of(coupling: Coupling, v: Float[Tensor, "N H D"]) -> Callable[[slice],
 class _KnownRows(PartialCoupling):
     """Some rows of a coupling, with given products and, for conservative steps, given row sums."""
 
+    symmetric = False
+
     def __init__(
         self, coupling: Coupling, moved: Float[Tensor, "N H D"], sums: Tensor | None
     ) -> None:
-        super().__init__(moved.size(0), coupling, symmetric=False)
+        super().__init__(moved.size(0), coupling)
         self.moved = moved
         self.sums = sums
 
