@@ -3,8 +3,6 @@
 # ruff: noqa: F403, F405 (everything public)
 import gc
 import weakref
-from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
@@ -45,9 +43,9 @@ def test_in_single_precision_it_is_the_same_operator(name: str) -> None:
     ]  # which values decide, and they were rounded
     assert [getattr(single, name) for name in asked] == [getattr(coupling, name) for name in asked]
     assert (single.ptr is None) == (coupling.ptr is None)
-    metric = coupling.metric  # computed in double, and kept so
-    if metric is not None and (again := coupling.to(torch.float32).metric) is not None:
-        assert torch.equal(again, metric)
+    metric = coupling.metric  # in double, but of the rounded parts
+    if metric is not None and (again := single.metric) is not None:
+        torch.testing.assert_close(again, metric, rtol=1e-5, atol=0.0)
 
 
 @pytest.mark.parametrize("name", COUPLINGS)
@@ -101,20 +99,6 @@ def test_gradients_learned_scores_and_shared_tensors_survive_a_change_of_dtype()
     single = LowRankCoupling(query, query, PTR).to(torch.float32)
     assert single.query is single.key  # type: ignore[attr-defined]
     assert single.positive_semidefinite
-
-
-def test_a_detached_function_has_detached_arguments() -> None:
-    width = leaf(1).exp()
-    query = leaf(11, 1, 3)
-
-    def keyword_only(z2: Tensor, *, width: Tensor = width) -> Tensor:
-        return 1 / (width + z2)
-
-    by_default: Callable[..., Tensor] = lambda z2, width=width: 1 / (width + z2)  # noqa: E731
-    for function in (by_default, keyword_only, partial(by_default, width=width)):
-        coupling = DistanceCoupling(function, query, query)
-        assert not coupling.detach().to_dense().requires_grad
-        assert torch.equal(coupling.detach().to_dense(), coupling.to_dense())
 
 
 def test_functions_of_distances_in_a_batch_under_torch_func() -> None:

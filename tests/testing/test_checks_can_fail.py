@@ -40,9 +40,13 @@ def matrix() -> Tensor:
 class Dense(Coupling):
     """A matrix as a coupling."""
 
+    parts = ("matrix",)
+
     def __init__(self, matrix: Tensor, **promises: bool) -> None:
-        super().__init__(len(matrix), 1, matrix, **promises)
+        super().__init__(len(matrix), 1, matrix)
         self.matrix = matrix
+        for name, promise in promises.items():
+            setattr(self, name, promise)
 
     def _product(self, v: Tensor) -> Tensor:
         return torch.einsum("ij,jhd->ihd", self.matrix, v)

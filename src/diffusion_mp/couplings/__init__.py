@@ -1,12 +1,7 @@
 """Couplings: matrix-free linear operators over nodes, one per head."""
 
-from diffusion_mp.couplings.algebra import (
-    IdentityCoupling,
-    PolynomialCoupling,
-    ScaledCoupling,
-    SumCoupling,
-)
-from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.couplings.algebra import IdentityCoupling, PolynomialCoupling
+from diffusion_mp.couplings.base import Coupling, ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.features import distance_features, with_constant
 from diffusion_mp.couplings.log_low_rank import LogLowRankCoupling
 from diffusion_mp.couplings.low_rank import (

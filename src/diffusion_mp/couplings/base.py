@@ -6,55 +6,31 @@ import copy
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import partial
-from types import CellType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial, reduce
+from operator import add
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from diffusion_mp import errors
+from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.cache import values_only
-from diffusion_mp.graph.checks import MOST_NODES, as_num_nodes, row_bounds
+from diffusion_mp.graph.cache import cached_property
+from diffusion_mp.graph.checks import row_bounds
 from diffusion_mp.graph.ops import mean_rows
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
-    from diffusion_mp.couplings.algebra import LowRankForm
-
-T = TypeVar("T")
-
 # Entries of a dense coupling above which to_dense warns: 256 MiB in float32.
 LARGE = 1 << 26
 
 PROMISES = ("symmetric", "row_stochastic", "nonnegative", "positive_semidefinite")
-
-Promise = bool | Callable[[], bool] | list["Coupling"]
-"""A known property, a function that finds it out on first access, or the couplings that all have to have it."""
-
-
-class Lazy(Generic[T]):
-    """Attribute that is set at construction, or computed by ``coupling._questions`` on first access and then kept.
-
-    A function there must not refer to its coupling: only the garbage collector would free the tensors of such a cycle.
-    """
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, coupling: Any, kind: type | None = None) -> T:
-        question = coupling._questions[self.name]
-        answer: Any = (
-            question() if callable(question) else all(getattr(part, self.name) for part in question)
-        )
-        setattr(coupling, self.name, answer)
-        return cast("T", answer)
 
 
 class Coupling(ABC):
@@ -62,21 +38,23 @@ class Coupling(ABC):
 
     S: values [N, H, D] → [N, H, D], (S v)_i = Σ_j s_ij v_j (Wu, Wipf & Yan 2025, Eq. 4).
 
-    Row i receives and column j sends; a single head broadcasts. A subclass implements ``_product`` and ``_transpose``,
-    and may override ``degree``, ``_at`` and ``to_dense`` where row sums or entries are known. ``_product`` and ``_at``,
-    unlike ``matmul`` and ``at``, do not check their arguments.
+    Row i receives and column j sends; a single head broadcasts. A subclass names its ``parts``, implements ``_product``
+    and ``_transpose``, and may override ``degree``, ``_at`` and ``to_dense`` where row sums or entries are known.
+    ``_product`` and ``_at``, unlike ``matmul`` and ``at``, do not check their arguments.
+
+    What is known of S are properties that a subclass overrides, by an attribute or by a (cached) property:
+
+    - ``symmetric``, ``nonnegative``: S = Sᵀ for every head; no entry is negative.
+    - ``row_stochastic``: every row sums to one, except for rows of zeros.
+    - ``positive_semidefinite``: xᵀSx ≥ 0 for all x, and S = Sᵀ.
+    - ``low_rank``: :meth:`low_rank_form` represents all of S.
+    - ``_metric``: d̄ > 0 [N, H] with diag(d̄) S symmetric, or ``None``; not used if S is symmetric.
+    - ``ptr``: row boundaries, if they are not an argument.
 
     Args:
         num_nodes, heads: N and H.
-        like: tensor with its dtype and device, or the coupling it is made of, which also provides ``ptr`` by default.
+        like: tensor with the dtype and device of S, or a coupling.
         ptr: row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph. Entries between graphs are zero.
-        symmetric, nonnegative: S = Sᵀ for every head; no entry is negative.
-        row_stochastic: every row sums to one, except for rows of zeros.
-        positive_semidefinite: xᵀSx ≥ 0 for all x, and S = Sᵀ, which ``True`` implies.
-        low_rank: :meth:`low_rank_form` represents all of S.
-        metric: function that returns d̄ > 0 [N, H] with diag(d̄) S symmetric, or ``None``; not called if S is symmetric.
-
-    ``ptr`` and promises may be functions called on first access; a promise may be a list of couplings that all make it.
 
     Examples:
         >>> S = SimpleDiffusivity()(x)
@@ -84,102 +62,68 @@ class Coupling(ABC):
         (True, torch.Size([6, 1, 4]))
     """
 
-    ptr = Lazy[Tensor | None]()
-    symmetric = Lazy[bool]()
-    row_stochastic = Lazy[bool]()
-    nonnegative = Lazy[bool]()
-    positive_semidefinite = Lazy[bool]()
-    low_rank = Lazy[bool]()
-    _metric = Lazy[Tensor | None]()
-
-    viewed: tuple[Tensor, Tensor] | None = None
-    """A state [N, C] and the view [N, 1, C] of it that is query and key, if there is one: kernels share its norms."""
+    #: Attributes with the tensors, couplings and graphs that S is made of, or lists of them: :meth:`to` maps over them.
+    parts: ClassVar[tuple[str, ...]] = ()
 
     #: Arrays of NumPy leave the arithmetic to this class; they would make an array of couplings.
     __array_ufunc__ = None
-
-    # The classes of multiples and sums: algebra.py, which imports this module, sets them.
-    _multiple: ClassVar[Callable[[float | Tensor, Coupling], Coupling]]
-    _sum: ClassVar[Callable[[list[Coupling]], Coupling]]
 
     def __init__(
         self,
         num_nodes: int,
         heads: int,
         like: Tensor | Coupling,
-        *,
-        ptr: Tensor | Callable[[], Tensor | None] | None = None,
-        symmetric: Promise = False,
-        row_stochastic: Promise = False,
-        nonnegative: Promise = False,
-        positive_semidefinite: Promise = False,
-        low_rank: Promise = False,
-        metric: Callable[[], Tensor | None] | None = None,
+        ptr: Tensor | None = None,
     ) -> None:
-        if not torch.compiler.is_compiling():  # sizes may be symbolic while tracing
-            plain = (
-                type(num_nodes) is int
-                and type(heads) is int
-                and isinstance(like, (Tensor, Coupling))
-            )
-            if not (plain and 0 <= num_nodes <= MOST_NODES and heads > 0):
-                num_nodes = as_num_nodes(num_nodes)
-                errors.check_counts(heads=heads)
-                errors.check_kind(
-                    like,
-                    "like",
-                    (Tensor, Coupling),
-                    "a tensor with the coupling's dtype and device",
-                )
-        origin = like if isinstance(like, Coupling) else None
         self.num_nodes = num_nodes
         self.heads = heads
         self.dtype: torch.dtype = like.dtype
         self.device: torch.device = like.device
-        #: Whether a product costs O(N²), so that a dense factorisation of a small system is cheaper than many products.
-        self.quadratic: bool = origin is not None and origin.quadratic
-        #: Whether this process has all rows; a solver of a whole system needs them.
-        self.whole: bool = origin is None or origin.whole
-        self._questions: dict[str, Any] = {"_metric": metric}
-        promises: dict[str, Promise] = {
-            "symmetric": True
-            if positive_semidefinite is True and symmetric is False
-            else symmetric,
-            "row_stochastic": row_stochastic,
-            "nonnegative": nonnegative,
-            "positive_semidefinite": positive_semidefinite,
-            "low_rank": low_rank,
-        }
-        for name, promise in promises.items():
-            known: Any = promise
-            if type(promise) is list:
-                known = True
-                for part in promise:
-                    of_part = vars(part).get(name, promise)  # the list itself, if not found out yet
-                    if known is True or of_part is False:
-                        known = of_part
-            if type(known) is bool:
-                setattr(self, name, known)
-            elif type(known) is list or (callable(known) and not isinstance(known, nn.Module)):
-                self._questions[name] = known
-            else:
-                errors.check_flags(**{name: known})  # raises
-        if metric is None:
-            self._metric = None
-        elif not callable(metric):
-            errors.check_function(metric, "metric", "that finds the metric, or None")
-        if origin is not None and ptr is None:
-            if "ptr" in vars(origin):
-                self.ptr = origin.ptr
-            else:
-                self._questions["ptr"] = lambda: origin.ptr
-        elif callable(ptr) and not isinstance(ptr, nn.Module):
-            self._questions["ptr"] = ptr
-        else:
-            if ptr is None:
-                self.ptr = None
-            else:
-                self.ptr = row_bounds(ptr, self.num_nodes)
+        if ptr is not None:
+            self.ptr = row_bounds(ptr, num_nodes)
+
+    @cached_property
+    def ptr(self) -> Tensor | None:
+        return None
+
+    @cached_property
+    def symmetric(self) -> bool:
+        return self.positive_semidefinite
+
+    @cached_property
+    def row_stochastic(self) -> bool:
+        return False
+
+    @cached_property
+    def nonnegative(self) -> bool:
+        return False
+
+    @cached_property
+    def positive_semidefinite(self) -> bool:
+        return False
+
+    @cached_property
+    def low_rank(self) -> bool:
+        return False
+
+    @cached_property
+    def _metric(self) -> Float[Tensor, "N heads"] | None:
+        return None
+
+    @cached_property
+    def quadratic(self) -> bool:
+        """Whether a product costs O(N²), so that to factorise a small dense system is cheaper than many products."""
+        return False
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether this process has all rows; a solver of a whole system needs them."""
+        return True
+
+    @cached_property
+    def examines(self) -> bool:
+        """Whether it takes a pass over stored entries to find a promise out, which costs more than to transpose."""
+        return False
 
     @abstractmethod
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -193,8 +137,6 @@ class Coupling(ABC):
         """S v for ``v`` [N, H, D]; with one head also for a vector [N] or a state [N, C]."""
         if isinstance(v, Tensor) and v.dim() in (1, 2) and self.heads == 1:
             values = v.unsqueeze(1) if v.dim() == 2 else v[:, None, None]
-            if self.viewed is not None and v is self.viewed[0] and _is_view(self.viewed[1], values):
-                values = self.viewed[1]
             return self.matmul(values).reshape(v.shape)
         return self.matmul(v)
 
@@ -245,8 +187,8 @@ class Coupling(ABC):
 
     @property
     def T(self) -> Coupling:
-        """Sᵀ as a coupling; S itself where it is known to be symmetric. (Transposing is cheaper than finding out.)"""
-        if "symmetric" not in self._questions and self.symmetric:
+        """Sᵀ as a coupling; S itself where it is known to be symmetric."""
+        if not self.examines and self.symmetric:
             return self
         return self._transpose()
 
@@ -440,30 +382,31 @@ class Coupling(ABC):
             place = torch.device("cuda", torch.cuda.current_device())
         if dtype in (None, self.dtype) and place in (None, self.device):
             return self
-        return self._changed(Change(dtype, place))
+        return self._mapped(_once(partial(_moved, dtype, place)))
 
     def detach(self) -> Coupling:
         """S with the same entries, detached from the graph of autograd, whose memory it does not keep."""
-        return self._changed(Change(detach=True))
+        return self._mapped(_once(_detached))
 
-    def _changed(self, change: Change) -> Coupling:
-        changed: Coupling = change.keep(self, copy.copy(self))
-        if self.ptr is not None:
-            change.keep(self.ptr, self.ptr)
+    def _mapped(self, change: Callable[[Any], Any]) -> Coupling:
+        """S of the parts that ``change`` makes of a tensor or a graph."""
+        # What was computed from the parts is computed again, but for promises and row boundaries.
+        kind = type(self)
+        cached = {name for name in dir(kind) if isinstance(getattr(kind, name), cached_property)}
+        cached.remove("ptr")
+        mapped = copy.copy(self)
         for name, value in vars(self).items():
-            # A metric that was found stays in double precision, whatever the dtype of the coupling.
-            in_double = name == "_metric" and isinstance(value, Tensor)
-            setattr(
-                changed,
-                name,
-                value.to(change.device or value.device) if in_double else change.of(value),
-            )
-        changed.dtype = change.dtype or self.dtype
-        changed.device = change.device or self.device
-        return changed
+            if name in self.parts:
+                setattr(mapped, name, _of_part(value, change))
+            elif name in cached and not isinstance(value, bool):
+                delattr(mapped, name)
+        example = change(torch.empty(0, dtype=self.dtype, device=self.device))
+        mapped.dtype = example.dtype
+        mapped.device = example.device
+        return mapped
 
     def __mul__(self, scale: float | Tensor) -> Coupling:
-        return Coupling._multiple(scale, self)
+        return ScaledCoupling(scale, self)
 
     __rmul__ = __mul__
 
@@ -475,7 +418,7 @@ class Coupling(ABC):
             raise TypeError(
                 f"a coupling can only be added to a coupling; got {errors.describe(other)}."
             )
-        return Coupling._sum([self, other])
+        return SumCoupling([self, other])
 
     __radd__ = __add__
 
@@ -494,19 +437,319 @@ class Coupling(ABC):
         )
 
     def __repr__(self) -> str:
-        promises = [
-            f", {name}" for name in PROMISES if vars(self).get(name)
-        ]  # promises not accessed yet stay unknown
+        # Only what is known already: a promise may take a product or a pass over the entries.
+        known = {name: vars(self).get(name, getattr(type(self), name)) for name in PROMISES}
+        promises = [f", {name}" for name, promise in known.items() if promise is True]
         return f"{type(self).__name__}(num_nodes={self.num_nodes}, heads={self.heads}{''.join(promises)})"
 
+    def float(self) -> Coupling:
+        """S in single precision."""
+        return self.to(torch.float32)
 
-def _is_view(earlier: Tensor, now: Tensor) -> bool:
-    """Whether a view taken earlier is the view now: v may have new ``data`` since, or require a gradient."""
-    return (
-        values_only()
-        and earlier.data_ptr() == now.data_ptr()
-        and (earlier.grad_fn is None) == (now.grad_fn is None)
-    )
+    def double(self) -> Coupling:
+        """S in double precision."""
+        return self.to(torch.float64)
+
+
+class DerivedCoupling(Coupling):
+    """Base of couplings made of one other, ``coupling``, that keep these of its properties."""
+
+    coupling: Coupling
+
+    @cached_property
+    def ptr(self) -> Tensor | None:
+        return self.coupling.ptr
+
+    @cached_property
+    def symmetric(self) -> bool:
+        return self.coupling.symmetric
+
+    @cached_property
+    def low_rank(self) -> bool:
+        return self.coupling.low_rank
+
+    @cached_property
+    def _metric(self) -> Float[Tensor, "N heads"] | None:
+        return self.coupling.metric
+
+    @cached_property
+    def quadratic(self) -> bool:
+        return self.coupling.quadratic
+
+    @cached_property
+    def whole(self) -> bool:
+        return self.coupling.whole
+
+    @cached_property
+    def examines(self) -> bool:
+        return self.coupling.examines
+
+
+def as_scale(scale: object, heads: int) -> float | Tensor:
+    """Return a finite number, or a tensor with a single element or one per head; numbers of NumPy become Python's."""
+    scale = errors.python_number(scale)
+    if isinstance(scale, Tensor):
+        if scale.is_complex() or scale.dtype == torch.bool or scale.layout != torch.strided:
+            raise TypeError(f"scale must hold real numbers; got {errors.describe(scale)}.")
+        if scale.dim() > 1 or not scale.numel() or (heads != 1 and scale.numel() not in (1, heads)):
+            raise ValueError(
+                f"scale must be a number, a 0-dimensional tensor or [{heads}]; got {errors.describe(scale)}."
+            )
+        return scale
+    if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymFloat)):
+        if isinstance(scale, np.ndarray):
+            way_out = " A tensor has one factor per head."
+        else:
+            way_out = ""
+        raise TypeError(
+            f"scale must be a number or a tensor; got {errors.describe(scale)}.{way_out}"
+        )
+    if not torch.compiler.is_compiling() and not math.isfinite(scale):  # symbolic while tracing
+        raise ValueError(f"scale must be a finite number; got {scale}.")
+    return cast("float", scale)
+
+
+class ScaledCoupling(DerivedCoupling):
+    """A coupling times a number, a 0-dimensional tensor or one factor per head [H].
+
+    Args:
+        scale, coupling: a, which may be learnable, and S.
+        nonnegative: the promise that a tensor ``scale`` has no negative element, which keeps the promises about signs.
+
+    Examples:
+        >>> isinstance(0.5 * UniformCoupling(6), ScaledCoupling)
+        True
+    """
+
+    parts = ("scale", "coupling")
+
+    def __init__(
+        self, scale: float | Tensor, coupling: Coupling, *, nonnegative: bool = False
+    ) -> None:
+        if not isinstance(coupling, Coupling):
+            check_coupling_kind(coupling)
+        if isinstance(scale, Tensor):
+            if scale.device != coupling.device:
+                errors.check_device(scale, "scale", coupling.device, "the coupling")
+            if scale.dim() or not scale.is_floating_point():
+                as_scale(scale, coupling.heads)
+        elif type(scale) is not float or not -math.inf < scale < math.inf:
+            scale = as_scale(scale, coupling.heads)
+        if type(nonnegative) is not bool:
+            errors.check_flags(nonnegative=nonnegative)
+        heads = coupling.heads
+        if isinstance(scale, Tensor):
+            heads = max(heads, scale.numel())
+        super().__init__(coupling.num_nodes, heads, coupling)
+        self.scale = scale
+        self.coupling = coupling
+        if isinstance(scale, Tensor):
+            self._positive = nonnegative
+        else:
+            self._positive = bool(scale >= 0)  # bool() makes a comparison of symbols concrete
+
+    @cached_property
+    def row_stochastic(self) -> bool:
+        one = not isinstance(self.scale, Tensor) and bool(self.scale == 1)
+        return one and self.coupling.row_stochastic
+
+    @cached_property
+    def nonnegative(self) -> bool:
+        return self._positive and self.coupling.nonnegative
+
+    @cached_property
+    def positive_semidefinite(self) -> bool:
+        return self._positive and self.coupling.positive_semidefinite
+
+    def _by_head(self, value: Tensor, dim: int) -> Tensor:
+        """a · value, with the head axis of ``value`` at ``dim``."""
+        if not isinstance(self.scale, Tensor):
+            return self.scale * value
+        shape = [1] * value.dim()
+        shape[dim] = -1
+        return self.scale.view(shape) * value
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        return self._by_head(self.coupling._product(v), 1)
+
+    def _transpose(self) -> Coupling:
+        return ScaledCoupling(self.scale, self.coupling.T, nonnegative=self._positive)
+
+    def degree(self) -> Float[Tensor, "N heads"]:
+        return self._by_head(self.coupling.degree(), 1)
+
+    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
+        moved, bound = self.coupling._majorized(v, convex)
+        return self._by_head(moved, 1), self._by_head(bound, 1)
+
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return self._by_head(self.coupling._at(edge_index), 1)
+
+    def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
+        form = self.coupling.low_rank_form(dtype)
+        one = torch.ones(1, self.coupling.heads, dtype=dtype, device=self.device)
+        if form is None:
+            return None
+        return form.reweighted(self._by_head(one, 1))
+
+    def to_dense(self) -> Float[Tensor, "heads N N"]:
+        return self._by_head(self.coupling.to_dense(), 0)
+
+
+class SumCoupling(Coupling):
+    """The sum of couplings; one with a single head is added to every head of the others, and sums in it are flattened.
+
+    Examples:
+        >>> isinstance(UniformCoupling(6) + IdentityCoupling(6), SumCoupling)
+        True
+    """
+
+    parts = ("terms",)
+
+    def __init__(self, terms: Sequence[Coupling]) -> None:
+        if not isinstance(terms, Iterable):
+            raise TypeError(f"terms must be a sequence of couplings; got {errors.describe(terms)}.")
+        flat: list[Coupling] = []
+        for term in terms:
+            if not isinstance(term, Coupling):
+                check_coupling_kind(term, "every one of terms")
+            flat += term.terms if isinstance(term, SumCoupling) else [term]
+        if not flat:
+            raise ValueError("terms must hold a coupling at least; got none.")
+        first = flat[0]
+        heads = 1
+        dtype = first.dtype
+        for term in flat:
+            if term.num_nodes != first.num_nodes:
+                sizes = f"{first.num_nodes} and {term.num_nodes}"
+                raise ValueError(
+                    f"the terms of a sum must couple the same nodes; got {sizes} nodes."
+                )
+            if term.device != first.device:
+                got = f"got {first.device} and {term.device}. Move one with .to(device)."
+                raise ValueError(f"the terms of a sum must couple nodes on one device; {got}")
+            if term.heads not in (1, heads) and heads != 1:
+                most = max(t.heads for t in flat)
+                raise ValueError(
+                    f"the terms of a sum must have one head or {most}; got {[t.heads for t in flat]}."
+                )
+            heads = max(heads, term.heads)
+            dtype = torch.promote_types(dtype, term.dtype)
+        super().__init__(first.num_nodes, heads, first)
+        self.dtype = dtype
+        self.terms: list[Coupling] = flat
+
+    @cached_property
+    def ptr(self) -> Tensor | None:
+        """The row boundaries common to all terms; ``None``, one graph, if one of the terms has no boundaries."""
+        common = self.terms[0].ptr
+        for term in self.terms[1:]:
+            if common is None or term.ptr is None:
+                return None
+            common, other = sorted((common, term.ptr), key=len)
+            common = common[torch.isin(common, other)]
+        return common
+
+    @cached_property
+    def symmetric(self) -> bool:
+        return all(term.symmetric for term in self.terms)
+
+    @cached_property
+    def row_stochastic(self) -> bool:
+        """Whether terms are so up to factors that add up to one, and a row of zeros in one is zero in all."""
+        total = 0.0
+        empty = []
+        for term in self.terms:
+            factor = 1.0
+            part = term
+            if isinstance(term, ScaledCoupling) and not isinstance(term.scale, Tensor):
+                factor = term.scale
+                part = term.coupling
+            if not part.row_stochastic:
+                return False
+            total += factor
+            empty.append(part.degree() == 0)
+        return abs(total - 1.0) < 1e-12 and all(bool((rows == empty[0]).all()) for rows in empty)
+
+    @cached_property
+    def nonnegative(self) -> bool:
+        return all(term.nonnegative for term in self.terms)
+
+    @cached_property
+    def positive_semidefinite(self) -> bool:
+        return all(term.positive_semidefinite for term in self.terms)
+
+    @cached_property
+    def quadratic(self) -> bool:
+        return any(term.quadratic for term in self.terms)
+
+    @cached_property
+    def whole(self) -> bool:
+        return all(term.whole for term in self.terms)
+
+    @cached_property
+    def examines(self) -> bool:
+        return any(term.examines for term in self.terms)
+
+    @cached_property
+    def low_rank(self) -> bool:
+        return all(term.low_rank for term in self.terms) and self._over_the_same_graphs
+
+    @cached_property
+    def _metric(self) -> Float[Tensor, "N heads"] | None:
+        """The metric of all terms; a diagonal term is self-adjoint in any."""
+        metrics = [term.metric for term in self._reaching or self.terms]
+        first = metrics[0]
+        if all(m is not None and first is not None and bool((m == first).all()) for m in metrics):
+            return first
+        return None
+
+    @property
+    def _reaching(self) -> list[Coupling]:
+        """The terms that couple different nodes."""
+        return [t for t in self.terms if t.ptr is None or bool((t.ptr.diff() > 1).any())]
+
+    @property
+    def _over_the_same_graphs(self) -> bool:
+        """Whether all terms that couple different nodes have the same row boundaries."""
+        bounds = [term.ptr for term in self._reaching] or [None]
+        first = bounds[0]
+        return all(
+            ptr is first or (ptr is not None and first is not None and torch.equal(ptr, first))
+            for ptr in bounds
+        )
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        total = self.terms[0]._product(v)
+        for term in self.terms[1:]:
+            total = total + term._product(v)
+        return total
+
+    def _transpose(self) -> Coupling:
+        return SumCoupling([term.T for term in self.terms])
+
+    def degree(self) -> Float[Tensor, "N heads"]:
+        return reduce(add, [term.degree() for term in self.terms])
+
+    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
+        moved, bound = self.terms[0]._majorized(v, convex)
+        for term in self.terms[1:]:
+            more, further = term._majorized(v, convex)
+            moved = moved + more
+            bound = bound + further
+        return moved, bound
+
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return reduce(add, [term._at(edge_index) for term in self.terms])
+
+    def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
+        known = [form for term in self.terms if (form := term.low_rank_form(dtype)) is not None]
+        if known and self._over_the_same_graphs:
+            return LowRankForm.total(known)
+        return None
+
+    def to_dense(self) -> Float[Tensor, "heads N N"]:
+        return reduce(add, [term.to_dense() for term in self.terms])
 
 
 def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
@@ -548,82 +791,49 @@ def feature_sizes(query: Tensor, key: Tensor, prefix: str = "") -> tuple[int, in
     return query.size(0), query.size(1), query
 
 
-class Change:
-    """Copies of couplings in another dtype, on another device (``None`` keeps them), or without gradient.
+def _of_part(part: Any, change: Callable[[Any], Any]) -> Any:
+    """A part of a coupling after ``change`` of its tensors and graphs; other objects as they are."""
+    if isinstance(part, (Tensor, Graph)):
+        return change(part)
+    if isinstance(part, Coupling):
+        return part._mapped(change)
+    if isinstance(part, dict):
+        return {name: _of_part(each, change) for name, each in part.items()}
+    if isinstance(part, (list, tuple)):
+        changed = [_of_part(each, change) for each in part]
+        if hasattr(part, "_fields"):
+            return type(part)(*changed)
+        return type(part)(changed)
+    return part
 
-    An object held in several places is copied once. Closures of functions that compute promises are rebuilt.
-    """
 
-    def __init__(
-        self,
-        dtype: torch.dtype | None = None,
-        device: torch.device | None = None,
-        detach: bool = False,
-    ):
-        self.dtype = dtype
-        self.device = device
-        self.detach = detach
-        # Copies by the id of the original, which is kept as well so that its id is not given to another object.
-        self._copies: dict[int, tuple[Any, Any]] = {}
+def _once(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``change`` that makes one copy of an object: if query and key are one tensor, kernels do half of the work."""
+    copies: dict[int, tuple[Any, Any]] = {}
 
-    def keep(self, value: Any, changed: Any) -> Any:
-        self._copies[id(value)] = value, changed
-        return changed
+    def changed(part: Any) -> Any:
+        if id(part) not in copies:
+            # The original is kept too, so that its id is not that of another object meanwhile.
+            copies[id(part)] = part, change(part)
+        return copies[id(part)][1]
 
-    def of(self, value: Any) -> Any:
-        """Return the copy of anything that a coupling may hold; an object without tensors is returned as it is."""
-        if id(value) in self._copies:
-            return self._copies[id(value)][1]
-        if isinstance(value, Tensor):
-            tensor = value.detach() if self.detach else value
-            dtype = self.dtype if value.is_floating_point() else None
-            if self.device is None:
-                place = value.device
-            else:
-                place = errors.as_device(self.device, value.device)
-            return self.keep(value, tensor.to(place, dtype))
-        if isinstance(value, Coupling):
-            return value._changed(self)
-        if isinstance(value, Graph):
-            return self.keep(value, self._graph(value))
-        if isinstance(value, nn.Module):
-            module = copy.deepcopy(value).to(device=self.device, dtype=self.dtype)
-            return self.keep(value, module.requires_grad_(False) if self.detach else module)
-        if isinstance(value, (list, tuple)):
-            parts = map(self.of, value)
-            if hasattr(value, "_fields"):
-                return type(value)(*parts)
-            return type(value)(parts)
-        if isinstance(value, dict):
-            return {key: self.of(part) for key, part in value.items()}
-        if isinstance(value, MethodType):
-            return MethodType(value.__func__, self.of(value.__self__))
-        if isinstance(value, partial):
-            return self.keep(
-                value, partial(self.of(value.func), *self.of(value.args), **self.of(value.keywords))
-            )
-        if isinstance(value, FunctionType) and (
-            value.__closure__ or value.__defaults__ or value.__kwdefaults__
-        ):
-            return self.keep(value, self._function(value))
-        return value
+    return changed
 
-    def _graph(self, graph: Graph) -> Graph:
-        """Graphs keep the dtype of their weights; what was derived from weights that are detached is computed again."""
-        graph = graph if self.device is None else graph.to(self.device)
-        if not self.detach or graph.edge_weight is None or not graph.edge_weight.requires_grad:
-            return graph
-        graph = copy.copy(graph)
-        graph.edge_weight = self.of(graph.edge_weight)
-        graph._derived = {}
-        return graph
 
-    def _function(self, function: FunctionType) -> FunctionType:
-        cells = tuple(CellType(self.of(cell.cell_contents)) for cell in function.__closure__ or ())
-        defaults = self.of(function.__defaults__)
-        keyword_only = self.of(function.__kwdefaults__)
-        changed = FunctionType(
-            function.__code__, function.__globals__, function.__name__, defaults, cells
-        )
-        changed.__kwdefaults__ = keyword_only
-        return changed
+def _moved(
+    dtype: torch.dtype | None, device: torch.device | None, part: Tensor | Graph
+) -> Tensor | Graph:
+    if isinstance(part, Graph):  # which keeps the dtype of its weights
+        return part if device is None else part.to(device)
+    return part.to(device or part.device, dtype if part.is_floating_point() else None)
+
+
+def _detached(part: Tensor | Graph) -> Tensor | Graph:
+    if isinstance(part, Tensor):
+        return part.detach()
+    if part.edge_weight is None or not part.edge_weight.requires_grad:
+        return part
+    graph = copy.copy(part)
+    graph.edge_weight = part.edge_weight.detach()
+    graph._derived = {}  # what was derived from the weights is computed again
+    return graph

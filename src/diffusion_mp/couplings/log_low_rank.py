@@ -79,6 +79,9 @@ class LogLowRankCoupling(PooledCoupling):
         True
     """
 
+    parts = ("log_query", "log_key", "col_shift", "row_shift")
+    nonnegative = True
+
     def __init__(
         self,
         log_query: Float[Tensor, "N H F"],
@@ -113,9 +116,10 @@ class LogLowRankCoupling(PooledCoupling):
             sizes_of_key = f"{log_key.size(0)} nodes, {log_key.size(1)} heads"
             shape = f"[num_nodes, heads, samples] with {sizes_of_key} and a sample at least"
             raise ValueError(f"log_weight must be {shape}; got {describe(log_weight)}.")
-        super().__init__(
-            *sizes, ptr=ptr, symmetric=symmetric, row_stochastic=normalize, nonnegative=True
-        )
+        check_flags(symmetric=symmetric)
+        super().__init__(*sizes, ptr)
+        self.symmetric = symmetric
+        self.row_stochastic = normalize
         self.log_query = log_query
         self.log_key = log_key
         # The shifts a and b of `LogTerms`; products divide rows by their sums instead of using the a that normalise.

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.couplings.algebra import IdentityCoupling, LowRankForm, SumCoupling
-from diffusion_mp.couplings.base import Coupling, feature_sizes
+from diffusion_mp.couplings.algebra import IdentityCoupling
+from diffusion_mp.couplings.base import Coupling, SumCoupling, feature_sizes
 from diffusion_mp.couplings.features import (
     all_products,
     heads_of,
@@ -20,8 +20,10 @@ from diffusion_mp.couplings.features import (
     unit_rows,
     with_constant,
 )
+from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.couplings.weighted import ReweightedCoupling, row_normalized
 from diffusion_mp.errors import check_flags, check_number, floating
+from diffusion_mp.graph.cache import cached_property
 from diffusion_mp.graph.checks import as_num_nodes, row_bounds
 from diffusion_mp.kernels import linear_attention as kernels
 from diffusion_mp.kernels.precision import accumulating, quotient, reciprocal, without_autocast
@@ -129,6 +131,9 @@ class LowRankCoupling(PooledCoupling):
         True
     """
 
+    parts = ("query", "key")
+    low_rank = True
+
     def __init__(
         self,
         query: Float[Tensor, "N H F"],
@@ -139,15 +144,14 @@ class LowRankCoupling(PooledCoupling):
         row_stochastic: bool = False,
         nonnegative: bool = False,
     ) -> None:
-        promises: dict[str, Any] = {
-            "symmetric": symmetric,
-            "row_stochastic": row_stochastic,
-            "low_rank": True,
-        }
-        promises |= {"nonnegative": nonnegative, "positive_semidefinite": query is key}
-        super().__init__(*feature_sizes(query, key), ptr=ptr, **promises)
+        check_flags(symmetric=symmetric, row_stochastic=row_stochastic, nonnegative=nonnegative)
+        super().__init__(*feature_sizes(query, key), ptr)
         self.query = query
         self.key = key
+        self.symmetric = symmetric or query is key
+        self.row_stochastic = row_stochastic
+        self.nonnegative = nonnegative
+        self.positive_semidefinite = query is key
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         query, key = (
@@ -264,6 +268,10 @@ class LinearAttentionCoupling(PooledCoupling):
         True
     """
 
+    parts = ("query", "key")
+    row_stochastic = True
+    low_rank = True
+
     def __init__(
         self,
         query: Float[Tensor, "N H F"],
@@ -288,28 +296,20 @@ class LinearAttentionCoupling(PooledCoupling):
                 torch.compiler.is_compiling() or (type(value) is float and math.isfinite(value))
             ):
                 check_number(value, name)
-        terms: dict[str, Any] = {"constant": constant, "own": own, "unit": unit}
-        mutual = reversible or query is key
-
-        def metric() -> Tensor | None:
-            wide = query.double(), key.double(), ptr
-            return (
-                LinearAttentionCoupling(*wide, nonnegative=True, reversible=True, **terms)
-                ._by_entries()
-                .metric
-            )
-
-        promises: dict[str, Any] = {
-            "symmetric": symmetric,
-            "nonnegative": nonnegative,
-            "row_stochastic": True,
-        }
-        promises |= {"metric": metric if nonnegative and mutual else None, "low_rank": True}
-        super().__init__(*sizes, ptr=ptr, **promises)
+        check_flags(symmetric=symmetric)
+        super().__init__(*sizes, ptr)
         self.query = query
         self.key = key
-        self.terms = terms
-        self.mutual = mutual
+        self.terms: dict[str, Any] = {"constant": constant, "own": own, "unit": unit}
+        self.mutual = reversible or query is key
+        self.symmetric = symmetric
+        self.nonnegative = nonnegative
+
+    @cached_property
+    def _metric(self) -> Float[Tensor, "N heads"] | None:
+        if not (self.nonnegative and self.mutual):
+            return None
+        return self._by_entries(torch.float64).metric
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         query, key = (

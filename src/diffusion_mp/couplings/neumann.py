@@ -17,6 +17,7 @@ from diffusion_mp.errors import (
     check_tensor,
     describe,
 )
+from diffusion_mp.graph.checks import as_num_nodes
 from diffusion_mp.kernels.neumann import Boundary, neighbours, neumann_function, neumann_product
 
 
@@ -50,6 +51,8 @@ class NeumannCoupling(Coupling):
         True
     """
 
+    parts = ("alpha",)
+
     def __init__(
         self,
         num_nodes: int,
@@ -62,16 +65,17 @@ class NeumannCoupling(Coupling):
         transposed: bool = False,
     ) -> None:
         symmetric = check_stencil(strides, boundary)
-        check_flags(transposed=transposed)
+        num_nodes = as_num_nodes(num_nodes)
+        check_flags(nonnegative=nonnegative, transposed=transposed)
         check_tensor(alpha, "alpha", f"[{len(strides)} strides, heads]")
         check_has_values(alpha, "alpha")
         if alpha.dim() != 2 or alpha.size(0) != len(strides):
             raise ValueError(
                 f"alpha must be [{len(strides)} strides, heads]; got {describe(alpha)}."
             )
-        super().__init__(
-            num_nodes, alpha.size(1), alpha, ptr=ptr, symmetric=symmetric, nonnegative=nonnegative
-        )
+        super().__init__(num_nodes, alpha.size(1), alpha, ptr)
+        self.symmetric = symmetric
+        self.nonnegative = nonnegative
         self.alpha = alpha
         self.strides = tuple(strides)
         self.boundary = boundary

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp.couplings.base import Coupling, feature_sizes
@@ -63,6 +64,10 @@ class PairwiseCoupling(Coupling):
         True
     """
 
+    parts = ("query", "key", "shifts")
+    nonnegative = True
+    quadratic = True
+
     def __init__(
         self,
         query: Float[Tensor, "N H F"],
@@ -85,24 +90,23 @@ class PairwiseCoupling(Coupling):
             else:
                 divides = normalize
             check_flags(normalize=divides, loops=loops, reversible=reversible)
-        divided = normalize is True
-        mutual = reversible or query is key
-        promises: dict[str, Any] = {
-            "symmetric": symmetric,
-            "row_stochastic": divided,
-            "nonnegative": True,
-        }
-        promises["metric"] = (
-            (lambda: _row_sums(query, key, ptr, score, loops)) if divided and mutual else None
-        )
-        super().__init__(*sizes, ptr=ptr, positive_semidefinite=positive_semidefinite, **promises)
-        self.quadratic = True
+        check_flags(symmetric=symmetric, positive_semidefinite=positive_semidefinite)
+        super().__init__(*sizes, ptr)
         self.query = query
         self.key = key
         self.score = score
         self.normalize = normalize
         self.loops = loops
-        self.mutual = mutual
+        self.mutual = reversible or query is key
+        self.symmetric = symmetric or positive_semidefinite
+        self.positive_semidefinite = positive_semidefinite
+        self.row_stochastic = normalize is True
+
+    @cached_property
+    def _metric(self) -> Float[Tensor, "N heads"] | None:
+        if not (self.row_stochastic and self.mutual):
+            return None
+        return _row_sums(self.query, self.key, self.ptr, self.score, self.loops)
 
     @cached_property
     def shifts(self) -> tuple[Float[Tensor, "N heads"], Float[Tensor, "N heads"]]:
@@ -157,7 +161,7 @@ class PairwiseCoupling(Coupling):
         transposed = PairwiseCoupling(
             self.key, self.query, self.ptr, self.score, normalize=False, loops=self.loops
         )
-        transposed.normalize = self.normalize
+        transposed.normalize = self.normalize  # but rows of the transpose do not sum to one
         transposed.shifts = (column, row)
         transposed.mutual = self.mutual
         return transposed
@@ -206,7 +210,8 @@ class DistanceCoupling(Coupling):
     are several times faster.
 
     Args:
-        function: f, elementwise, in single or double precision, differentiable at 0.
+        function: f, elementwise, in single or double precision, differentiable at 0. Parameters of a module go with
+            S in ``to`` and ``detach``; other functions stay as they are.
         query, key, ptr: as in :class:`PairwiseCoupling`.
         nonnegative, positive_semidefinite: promises about S, which is symmetric if query is key.
 
@@ -215,6 +220,9 @@ class DistanceCoupling(Coupling):
         >>> torch.allclose(S.diagonal(), torch.ones(6, 2))
         True
     """
+
+    parts = ("query", "key")
+    quadratic = True
 
     def __init__(
         self,
@@ -227,16 +235,20 @@ class DistanceCoupling(Coupling):
         positive_semidefinite: bool = False,
     ) -> None:
         check_function(function, "function", "of a tensor of squared distances")
-        promises: dict[str, Any] = {
-            "nonnegative": nonnegative,
-            "positive_semidefinite": positive_semidefinite,
-        }
-        super().__init__(*feature_sizes(query, key), ptr=ptr, symmetric=query is key, **promises)
-        self.quadratic = True
+        check_flags(nonnegative=nonnegative, positive_semidefinite=positive_semidefinite)
+        super().__init__(*feature_sizes(query, key), ptr)
         self.mutual = query is key
+        self.symmetric = self.mutual or positive_semidefinite
+        self.nonnegative = nonnegative
+        self.positive_semidefinite = positive_semidefinite
         self.function = function
         self.query = query
         self.key = key
+
+    def _mapped(self, change: Callable[[Any], Any]) -> Coupling:
+        mapped = cast("DistanceCoupling", super()._mapped(change))
+        mapped.function = _mapped_function(self.function, change)
+        return mapped
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         (_, values), dtype = accumulating(self.query, v)
@@ -327,6 +339,32 @@ class DistanceCoupling(Coupling):
         return fill_blocks(entries, self.ptr, 0.0).to(self.dtype)
 
 
+def _mapped_function(
+    function: Callable[[Tensor], Tensor], change: Callable[[Any], Any]
+) -> Callable[[Tensor], Tensor]:
+    """The function with the changed parameters of a module; no other function has parameters that are known."""
+    tensors: dict[str, Tensor] = {}
+    if isinstance(function, _WithTensors):
+        tensors = function.tensors
+        function = function.module
+    elif isinstance(function, nn.Module):
+        tensors = {**dict(function.named_parameters()), **dict(function.named_buffers())}
+    else:
+        return function
+    return _WithTensors(function, {name: change(tensor) for name, tensor in tensors.items()})
+
+
+@dataclass
+class _WithTensors:
+    """A module with other parameters and buffers than its own."""
+
+    module: nn.Module
+    tensors: dict[str, Tensor]
+
+    def __call__(self, squares: Tensor) -> Tensor:
+        return torch.func.functional_call(self.module, self.tensors, (squares,))
+
+
 class SparseFlowCoupling(Coupling):
     r"""SFi-Former's sparse attention: every row is the flow of least energy.
 
@@ -349,6 +387,9 @@ class SparseFlowCoupling(Coupling):
         >>> SparseFlowCoupling(q, k, k, q, lam=0.5, alpha=0.1).density().shape  # by head
         torch.Size([2])
     """
+
+    parts = ("_features", "_terms", "lam", "log_potentials", "_work", "_support")
+    nonnegative = True
 
     def __init__(
         self,
@@ -381,7 +422,8 @@ class SparseFlowCoupling(Coupling):
                 check_positive(lam, "lam", allow_zero=True)
             if not isinstance(alpha, Tensor) and not conserved:
                 check_positive(alpha, "alpha")
-        super().__init__(*sizes, ptr=ptr, row_stochastic=conserved, nonnegative=True)
+        super().__init__(*sizes, ptr)
+        self.row_stochastic = conserved
         features, _ = accumulating(query, key, friction_query, friction_key)
         self._features = sparse_flow.Features(*features)
         self.lam, leak = (
@@ -487,8 +529,11 @@ class SparseFlowCoupling(Coupling):
 class _Transposed(Coupling):
     """Sᵀ of a sparse flow, with the potentials of the rows of S."""
 
+    parts = ("flow",)
+    nonnegative = True
+
     def __init__(self, flow: SparseFlowCoupling) -> None:
-        super().__init__(flow.num_nodes, flow.heads, flow, nonnegative=True)
+        super().__init__(flow.num_nodes, flow.heads, flow, flow.ptr)
         self.flow = flow
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:

@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.couplings.algebra import ScaledCoupling, SumCoupling
-from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.couplings.base import Coupling, ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.features import (
     distance_features,
     measured_from,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import ClassVar, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from diffusion_mp.couplings.base import Coupling, Promise
+from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.errors import (
     check_device,
+    check_flags,
     check_has_values,
     check_kind,
     check_tensor,
@@ -43,15 +44,18 @@ class DenseCoupling(Coupling):
         (tensor([3., 2.]), True)
     """
 
+    parts = ("blocks",)
+    quadratic = True
+
     def __init__(
         self,
         matrix: Tensor | Sequence[Tensor],
         ptr: Tensor | None = None,
         *,
-        symmetric: Promise | None = None,
-        row_stochastic: Promise | None = None,
-        nonnegative: Promise | None = None,
-        positive_semidefinite: Promise = False,
+        symmetric: bool | None = None,
+        row_stochastic: bool | None = None,
+        nonnegative: bool | None = None,
+        positive_semidefinite: bool = False,
     ) -> None:
         if isinstance(matrix, (list, tuple)):
             if ptr is not None:
@@ -78,20 +82,38 @@ class DenseCoupling(Coupling):
                     f"all blocks must have one number of heads and one dtype; got {both}."
                 )
 
-        def every(examine: Callable[[Tensor], bool], promise: Promise | None) -> Promise:
-            def examined() -> bool:
-                check_has_values(first, "matrix")
-                return all(examine(block) for block in blocks)
-
-            return examined if promise is None else promise
-
-        promises: dict[str, Any] = {"symmetric": every(_is_symmetric, symmetric)}
-        promises["row_stochastic"] = every(_sums_to_one, row_stochastic)
-        promises["nonnegative"] = every(lambda block: bool((block >= 0).all()), nonnegative)
-        promises |= {"positive_semidefinite": positive_semidefinite, "ptr": ptr}
-        super().__init__(sum(block.size(1) for block in blocks), first.size(0), first, **promises)
-        self.quadratic = True
+        promised = {
+            "symmetric": symmetric,
+            "row_stochastic": row_stochastic,
+            "nonnegative": nonnegative,
+        }
+        for name, promise in promised.items():
+            if promise is not None:
+                check_flags(**{name: promise})
+                setattr(self, name, promise)
+        check_flags(positive_semidefinite=positive_semidefinite)
+        super().__init__(sum(block.size(1) for block in blocks), first.size(0), first, ptr)
+        self.examines = None in promised.values()
+        self.positive_semidefinite = positive_semidefinite
+        if positive_semidefinite:
+            self.symmetric = True
         self.blocks = blocks
+
+    def _every(self, examine: Callable[[Tensor], bool]) -> bool:
+        check_has_values(self.blocks[0], "matrix")
+        return all(examine(block) for block in self.blocks)
+
+    @cached_property
+    def symmetric(self) -> bool:
+        return self._every(_is_symmetric)
+
+    @cached_property
+    def row_stochastic(self) -> bool:
+        return self._every(_sums_to_one)
+
+    @cached_property
+    def nonnegative(self) -> bool:
+        return self._every(lambda block: bool((block >= 0).all()))
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         with without_autocast(v):
@@ -104,7 +126,8 @@ class DenseCoupling(Coupling):
 
     def _transpose(self) -> Coupling:
         turned = [block.mT for block in self.blocks]
-        return DenseCoupling(turned[0] if self.ptr is None else turned, nonnegative=[self])
+        known = vars(self).get("nonnegative")
+        return DenseCoupling(turned[0] if self.ptr is None else turned, nonnegative=known)
 
     def degree(self) -> Float[Tensor, "N heads"]:
         wide = torch.promote_types(self.dtype, torch.float32)
@@ -174,22 +197,23 @@ class SparseCoupling(Coupling):
     Args:
         graph, weight: the edges, and [E] or [E, H] in their order; ``None`` takes the graph's own weights.
         symmetric: a promise; ``None`` examines the entries on first access, in O(E log E).
-        row_stochastic, nonnegative, metric: promises about S, see `Coupling`.
+        row_stochastic, nonnegative: promises about S, see `Coupling`.
 
     Examples:
         >>> (SparseCoupling(graph, torch.ones(12)) @ x.unsqueeze(1)).shape
         torch.Size([6, 1, 4])
     """
 
+    parts: ClassVar[tuple[str, ...]] = ("graph", "weight")
+
     def __init__(
         self,
         graph: Graph,
         weight: Tensor | None = None,
         *,
-        symmetric: Promise | None = None,
+        symmetric: bool | None = None,
         row_stochastic: bool = False,
         nonnegative: bool = False,
-        metric: Callable[[], Tensor | None] | None = None,
     ) -> None:
         if not isinstance(graph, Graph):
             check_kind(graph, "graph", Graph, "a Graph")
@@ -208,23 +232,28 @@ class SparseCoupling(Coupling):
             else:
                 weight = given
         by_head = weight if weight.dim() == 2 else weight.unsqueeze(1)
-
-        def examined() -> bool:
-            check_has_values(graph.edges, "edge_index")
-            if own:
-                return graph.is_symmetric
-            return is_symmetric(graph.edges, by_head, graph.num_nodes)
-
-        promises: dict[str, Any] = {
-            "symmetric": examined if symmetric is None else symmetric,
-            "metric": metric,
-        }
-        promises |= {"row_stochastic": row_stochastic, "nonnegative": nonnegative}
-        promises["ptr"] = None if graph.is_single else lambda: graph.segments
-        super().__init__(graph.num_nodes, by_head.size(1), by_head, **promises)
+        check_flags(row_stochastic=row_stochastic, nonnegative=nonnegative)
+        super().__init__(graph.num_nodes, by_head.size(1), by_head)
         self.graph = graph
         self.weight = by_head
         self.own = own
+        self.row_stochastic = row_stochastic
+        self.nonnegative = nonnegative
+        self.examines = symmetric is None
+        if symmetric is not None:
+            check_flags(symmetric=symmetric)
+            self.symmetric = symmetric
+
+    @cached_property
+    def ptr(self) -> Tensor | None:
+        return None if self.graph.is_single else self.graph.segments
+
+    @cached_property
+    def symmetric(self) -> bool:
+        check_has_values(self.graph.edges, "edge_index")
+        if self.own:  # the graph keeps the answer
+            return self.graph.is_symmetric
+        return is_symmetric(self.graph.edges, self.weight, self.num_nodes)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return spmm(self.graph.pattern, self.weight, v)

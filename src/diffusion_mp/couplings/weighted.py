@@ -9,16 +9,23 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.couplings.algebra import LowRankForm, ScaledCoupling, SumCoupling
-from diffusion_mp.couplings.base import Coupling, check_coupling_kind
+from diffusion_mp.couplings.base import (
+    Coupling,
+    DerivedCoupling,
+    ScaledCoupling,
+    SumCoupling,
+    check_coupling_kind,
+)
+from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
 from diffusion_mp.couplings.stored import SparseCoupling
 from diffusion_mp.errors import CouplingMismatchError, check_flags, check_tensor, describe
+from diffusion_mp.graph.cache import cached_property
 from diffusion_mp.graph.ops import members
 from diffusion_mp.kernels.precision import accumulating, inverse_root, reciprocal, without_autocast
 
 
-class ReweightedCoupling(Coupling):
+class ReweightedCoupling(DerivedCoupling):
     r"""A coupling with weights for its rows and its columns: s′_ij = r_i s_ij c_j, the operator diag(r) S diag(c).
 
     Args:
@@ -32,6 +39,8 @@ class ReweightedCoupling(Coupling):
         True
     """
 
+    parts = ("coupling", "row", "column")
+
     def __init__(
         self,
         coupling: Coupling,
@@ -44,7 +53,12 @@ class ReweightedCoupling(Coupling):
         positive: bool = False,
     ) -> None:
         check_coupling_kind(coupling)
-        check_flags(positive=positive)
+        check_flags(
+            symmetric=symmetric,
+            row_stochastic=row_stochastic,
+            nonnegative=nonnegative,
+            positive=positive,
+        )
         heads = coupling.heads
         for name, weight in (("row", row), ("column", column)):
             if weight is None:
@@ -57,22 +71,35 @@ class ReweightedCoupling(Coupling):
                     f"{name} must be [num_nodes, heads] with {sizes}; got {describe(weight)}."
                 )
             heads = max(heads, weight.size(1))
-        same = [coupling]
-        kept = row is column and [coupling]
-        promises: dict[str, Any] = {
-            "symmetric": kept if symmetric is False else symmetric,
-            "low_rank": same,
-        }
-        promises |= {
-            "row_stochastic": row_stochastic,
-            "nonnegative": nonnegative,
-            "positive_semidefinite": kept,
-        }
-        promises["metric"] = lambda: _reweighted_metric(coupling, row, column) if positive else None
-        super().__init__(coupling.num_nodes, heads, coupling, **promises)
+        super().__init__(coupling.num_nodes, heads, coupling)
         self.coupling = coupling
         self.row = row
         self.column = column
+        self.row_stochastic = row_stochastic
+        self.nonnegative = nonnegative
+        self._positive = positive
+        if symmetric:
+            self.symmetric = True
+
+    @cached_property
+    def symmetric(self) -> bool:
+        return self.row is self.column and self.coupling.symmetric
+
+    @cached_property
+    def positive_semidefinite(self) -> bool:
+        return self.row is self.column and self.coupling.positive_semidefinite
+
+    @cached_property
+    def _metric(self) -> Float[Tensor, "N heads"] | None:
+        """d̄ c / r in double precision: its product with diag(r) S diag(c) is diag(c) [diag(d̄) S] diag(c)."""
+        metric = self.coupling.metric if self._positive else None
+        if metric is None:
+            return None
+        if self.column is not None:
+            metric = metric * self.column.detach().double()
+        if self.row is None:
+            return metric
+        return torch.where(self.row == 0, 1.0, metric / self.row.detach().double())
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         wide = v.to(
@@ -127,19 +154,6 @@ class ReweightedCoupling(Coupling):
         return dense * self.column.t().unsqueeze(1)
 
 
-def _reweighted_metric(
-    coupling: Coupling, row: Tensor | None, column: Tensor | None
-) -> Tensor | None:
-    """d̄ c / r in double precision: its product with diag(r) S diag(c) is diag(c) [diag(d̄) S] diag(c)."""
-    metric = coupling.metric
-    if metric is None:
-        return None
-    metric = metric if column is None else metric * column.detach().double()
-    if row is None:
-        return metric
-    return torch.where(row == 0, 1.0, metric / row.detach().double())
-
-
 def row_normalized(coupling: Coupling) -> ReweightedCoupling:
     """Divide the rows of a coupling by their sums; a row whose sum is zero becomes a zero row.
 
@@ -184,8 +198,8 @@ def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupli
     """
     check_coupling_kind(coupling)
     check_flags(diagonal=diagonal)
-    known = vars(coupling)  # does not trigger an examination of the entries
-    if known.get("row_stochastic") and known.get("symmetric") is False:
+    # A pass over the entries only to refuse the coupling would be a waste.
+    if not coupling.examines and coupling.row_stochastic and not coupling.symmetric:
         raise CouplingMismatchError(
             f"symmetric_normalized takes a coupling before its rows are divided by their sums; got a "
             f"{type(coupling).__name__} that declares row_stochastic=True. Make it with row_stochastic=False, for "
@@ -221,8 +235,9 @@ def without_diagonal(coupling: Coupling) -> Coupling:
     if isinstance(coupling, SparseCoupling):
         source, target = coupling.graph.edges
         weight = coupling.weight.masked_fill((source == target).unsqueeze(1), 0.0)
+        symmetric = None if coupling.examines else coupling.symmetric
         return SparseCoupling(
-            coupling.graph, weight, symmetric=[coupling], nonnegative=coupling.nonnegative
+            coupling.graph, weight, symmetric=symmetric, nonnegative=coupling.nonnegative
         )
     if isinstance(coupling, PairwiseCoupling) and not coupling.normalize:
         return _same_scores(coupling, False, loops=False)
@@ -242,17 +257,18 @@ def _same_scores(
     return PairwiseCoupling(*scores, normalize=normalize, loops=loops, **promises)
 
 
-class OffDiagonalCoupling(Coupling):
+class OffDiagonalCoupling(DerivedCoupling):
     """S − diag S by subtraction, which loses as many digits as the diagonal exceeds the rest of its row."""
 
+    parts = ("coupling",)
+
     def __init__(self, coupling: Coupling) -> None:
-        promises: dict[str, Any] = {
-            name: [coupling] for name in ("symmetric", "nonnegative", "low_rank")
-        }
-        super().__init__(
-            coupling.num_nodes, coupling.heads, coupling, metric=lambda: coupling.metric, **promises
-        )
+        super().__init__(coupling.num_nodes, coupling.heads, coupling)
         self.coupling = coupling
+
+    @cached_property
+    def nonnegative(self) -> bool:
+        return self.coupling.nonnegative
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         wide = v.to(torch.promote_types(v.dtype, torch.float32))
@@ -294,7 +310,7 @@ class OffDiagonalCoupling(Coupling):
         return self.coupling.to_dense().masked_fill(loops, 0.0)
 
 
-class ProjectedCoupling(Coupling):
+class ProjectedCoupling(DerivedCoupling):
     r"""Heads on projections of the state, as one coupling Σ_h W_hᵀ S_h W_h of a state of one head [N, 1, C].
 
     Its Laplacian is that of Σ_h Σ_ij s^h_ij ‖W_h(z_i − z_j)‖² (Remark c of Theorem T1, docs/certified.md). As it mixes
@@ -307,6 +323,12 @@ class ProjectedCoupling(Coupling):
         >>> (ProjectedCoupling(UniformCoupling(6), torch.rand(1, 2, 4)) @ x.unsqueeze(1)).shape
         torch.Size([6, 1, 4])
     """
+
+    parts = ("coupling", "projection")
+    low_rank = (
+        False  # nor does a metric of the heads say more of their sum than that they are symmetric
+    )
+    _metric = None
 
     def __init__(self, coupling: Coupling, projection: Float[Tensor, "heads D C"]) -> None:
         check_coupling_kind(coupling)
@@ -322,17 +344,17 @@ class ProjectedCoupling(Coupling):
                 f"[heads, head_channels, channels] with the {coupling.heads} heads of the coupling"
             )
             raise ValueError(f"projection must be {shape}; got {describe(projection)}.")
-        same = [coupling]
-        super().__init__(
-            coupling.num_nodes,
-            1,
-            coupling,
-            symmetric=same,
-            nonnegative=same,
-            positive_semidefinite=same,
-        )
+        super().__init__(coupling.num_nodes, 1, coupling)
         self.coupling = coupling
         self.projection = projection
+
+    @cached_property
+    def nonnegative(self) -> bool:
+        return self.coupling.nonnegative
+
+    @cached_property
+    def positive_semidefinite(self) -> bool:
+        return self.coupling.positive_semidefinite
 
     def _projected(self, v: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
         """W and W v of every head in at least float32, and the dtype of v."""

@@ -206,12 +206,6 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         self.constraint = constraint
         self.row_stochastic = row_stochastic
         self.symmetric = projection != "separate" and not row_stochastic
-        own = (
-            type(self).queries_and_keys is QueryKeyDiffusivity.queries_and_keys
-        )  # one of a subclass may change x
-        self._views_the_state = (
-            own and projection is None and self.heads == 1 and normalize != "frobenius"
-        )
         self.why_no_penalty = (
             f"f does not read the state that moves ({projection=}, {normalize=}, {measure=}): an energy is known for "
             f"projection=None, normalize=None, measure='distance', and for the softmax if channels is given."
@@ -248,12 +242,9 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
             return penalty.coupling(q, graph.segments, self.row_stochastic, self.constraint, centre)
         forms = {"unit": self.normalize == "row", "nonnegative": self.normalize is not None}
         forms |= {"normalize": self.row_stochastic}
-        coupling = penalty.score.coupling(
+        return penalty.score.coupling(
             q, k, graph.segments, measure=self.measure, centre=centre, **forms
         )
-        if self._views_the_state and getattr(coupling, "query", None) is q is k:
-            coupling.viewed = x, q
-        return coupling
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, measure={self.measure!r}, row_stochastic={self.row_stochastic}"

@@ -22,6 +22,7 @@ from diffusion_mp.errors import (
     check_share,
 )
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph.cache import cached_property
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.kernels.neumann import Boundary
 from diffusion_mp.kernels.precision import inverse_root, reciprocal
@@ -197,16 +198,17 @@ class AdjacencyDiffusivity(Diffusivity):
         self_loops = self.self_loops
         options = (self.normalization, direction, self_loops, self.zero_degree, self.degrees)
         dtype = torch.promote_types(x.dtype, torch.float32)
+        normalized = graph.derived(
+            (options, dtype), lambda: self._normalized(graph, x.new_empty(0, dtype=dtype))
+        )
+        if self.row_stochastic:
+            return _RowNormalizedAdjacency(
+                normalized,
+                (graph, direction, self_loops),
+                row_stochastic=graph.full_degree is None,
+            )
         return couplings.SparseCoupling(
-            graph.derived(
-                (options, dtype), lambda: self._normalized(graph, x.new_empty(0, dtype=dtype))
-            ),
-            symmetric=self.symmetric or None,
-            row_stochastic=self.row_stochastic and graph.full_degree is None,
-            nonnegative=True,
-            metric=(lambda: _received(_prepared(graph, direction, self_loops)))
-            if self.row_stochastic
-            else None,
+            normalized, symmetric=self.symmetric or None, nonnegative=True
         )
 
     def _normalized(self, graph: Graph, like: Tensor) -> Graph:
@@ -257,6 +259,22 @@ def _ones(graph: Graph) -> Graph:
             "weights. Take degrees='weighted', or the whole graph."
         )
     return graph.reweighted("ones", lambda: (weight > 0).to(weight.dtype))
+
+
+class _RowNormalizedAdjacency(couplings.SparseCoupling):
+    """D⁻¹A, which is self-adjoint in the degrees of an undirected graph: ``adjacency`` is what `_prepared` takes."""
+
+    parts = ("graph", "weight", "adjacency")
+
+    def __init__(
+        self, graph: Graph, adjacency: tuple[Graph, str, SelfLoops], *, row_stochastic: bool
+    ) -> None:
+        super().__init__(graph, row_stochastic=row_stochastic, nonnegative=True)
+        self.adjacency = adjacency
+
+    @cached_property
+    def _metric(self) -> Float[Tensor, "N one"] | None:
+        return _received(_prepared(*self.adjacency))
 
 
 def _received(graph: Graph) -> Float[Tensor, "N one"] | None:

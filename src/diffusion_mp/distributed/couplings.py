@@ -13,9 +13,9 @@ from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
 
 from diffusion_mp.couplings import Coupling, LogLowRankCoupling, PooledCoupling, SparseCoupling
-from diffusion_mp.couplings.base import Promise
 from diffusion_mp.couplings.log_low_rank import LogTerms
 from diffusion_mp.distributed.parallel import all_merged, all_reduce
+from diffusion_mp.graph.cache import cached_property
 from diffusion_mp.kernels.log_linear_attention import Pooled, Receivers, log_linear_read
 from diffusion_mp.models.inference import PartialCoupling
 
@@ -31,12 +31,11 @@ class _OverRanks(PartialCoupling):
         "need none; run others in one process."
     )
 
-    def __init__(
-        self, num_nodes: int, coupling: Coupling, exchange: Exchange, symmetric: Promise
-    ) -> None:
-        super().__init__(num_nodes, coupling, symmetric)
+    whole = False
+
+    def __init__(self, num_nodes: int, coupling: Coupling, exchange: Exchange) -> None:
+        super().__init__(num_nodes, coupling)
         self.exchange = exchange
-        self.whole = False
 
     def _at(self, edge_index: Int[Tensor, "two E"] | None = None) -> NoReturn:
         raise NotImplementedError(
@@ -53,7 +52,7 @@ class SummedCoupling(_OverRanks):
     def __init__(
         self, coupling: PooledCoupling, exchange: Exchange, group: ProcessGroup | None
     ) -> None:
-        super().__init__(coupling.num_nodes, coupling, exchange, lambda: coupling.symmetric)
+        super().__init__(coupling.num_nodes, coupling, exchange)
         self.coupling = coupling
         self.group = group
 
@@ -102,13 +101,13 @@ class HaloCoupling(_OverRanks):
         exchange: Exchange,
         group: ProcessGroup | None,
     ) -> None:
-        super().__init__(
-            num_nodes,
-            coupling,
-            exchange,
-            lambda: _is_symmetric(coupling, num_nodes, exchange, group),
-        )
+        super().__init__(num_nodes, coupling, exchange)
         self.coupling = coupling
+        self.group = group
+
+    @cached_property
+    def symmetric(self) -> bool:
+        return _is_symmetric(self.coupling, self.num_nodes, self.exchange, self.group)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return self.coupling.matmul(self.exchange(v))[: self.num_nodes]
@@ -124,7 +123,7 @@ def _is_symmetric(
     coupling: SparseCoupling, num_nodes: int, exchange: Exchange, group: ProcessGroup | None
 ) -> bool:
     """Return whether S = Sᵀ over all ranks: as promised, or by Sv = Sᵀv for a random v, Sᵀv a derivative of Sv."""
-    if "symmetric" not in coupling._questions:
+    if not coupling.examines:
         return coupling.symmetric
     graph = coupling.graph
     kept = coupling.own and not coupling.weight.requires_grad

@@ -160,7 +160,8 @@ class FunctionPenalty(Saved, Penalty):
 
     @property
     def score(self) -> FunctionScore:
-        return FunctionScore(self._slope, reach=self.reach(torch.float64))
+        function = self._slope if self.slope is None else self.slope
+        return FunctionScore(function, reach=self.reach(torch.float64))
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         errors.check_tensor(z2, "z2", "of squared distances")

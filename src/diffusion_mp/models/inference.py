@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from functools import partial
 from typing import Any, NoReturn, cast
 
 import torch
@@ -14,11 +13,11 @@ from torch_geometric.nn.dense import Linear
 from tqdm import tqdm
 
 from diffusion_mp.couplings import Coupling, PooledCoupling, merged
-from diffusion_mp.couplings.base import PROMISES, Promise
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.energies import Penalty
 from diffusion_mp.errors import as_device, check_counts, check_flags, check_kind
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph.cache import cached_property
 from diffusion_mp.graph.sparse_rows import select_rows
 from diffusion_mp.layers.certified_block import CertifiedBlock
 from diffusion_mp.layers.features import check_input
@@ -185,13 +184,25 @@ class PartialCoupling(Coupling):
 
     no_transpose = "some rows of a coupling have no transpose; ask the coupling itself."
 
-    def __init__(self, num_nodes: int, like: Coupling, symmetric: Promise) -> None:
-        promises: dict[str, Any] = {name: partial(getattr, like, name) for name in PROMISES} | {
-            "symmetric": symmetric
-        }
-        super().__init__(
-            num_nodes, like.heads, torch.empty(0, dtype=like.dtype, device=like.device), **promises
-        )
+    def __init__(self, num_nodes: int, like: Coupling) -> None:
+        super().__init__(num_nodes, like.heads, like)
+        self.like = like
+
+    @cached_property
+    def symmetric(self) -> bool:
+        return self.like.symmetric
+
+    @cached_property
+    def row_stochastic(self) -> bool:
+        return self.like.row_stochastic
+
+    @cached_property
+    def nonnegative(self) -> bool:
+        return self.like.nonnegative
+
+    @cached_property
+    def positive_semidefinite(self) -> bool:
+        return self.like.positive_semidefinite
 
     def _transpose(self) -> NoReturn:
         raise NotImplementedError(self.no_transpose)
@@ -212,7 +223,7 @@ class BlockwiseCoupling(PartialCoupling):
         x: Float[Tensor, "N C"],
         blocks: Blocks,
     ) -> None:
-        super().__init__(x.size(0), example, example.symmetric)
+        super().__init__(x.size(0), example)
         self.couple = couple
         self.x = x
         self.blocks = blocks

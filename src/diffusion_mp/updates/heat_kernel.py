@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.couplings.algebra import LowRankForm
+from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.energies.spectrum import laplacian_extremes, spectral_interval
 from diffusion_mp.errors import CouplingMismatchError, check_positive
 from diffusion_mp.kernels.operation import exporting

@@ -230,6 +230,9 @@ def _spectrum(entries: Tensor) -> tuple[Tensor, Tensor]:
 class _Diagonal(Coupling):
     """A symmetric nonnegative coupling of one head as a dense matrix, and D̄ − S = Q diag(rates) Qᵀ."""
 
+    parts = ("entries", "modes", "rates", "sums")
+    symmetric = True
+
     def __init__(self, coupling: Coupling, dtype: torch.dtype) -> None:
         if coupling.heads != 1 or not coupling.symmetric:
             raise CouplingMismatchError(
@@ -243,14 +246,8 @@ class _Diagonal(Coupling):
         self.modes = modes.to(dtype)
         self.rates = rates
         self.sums = entries.sum(1).to(dtype).unsqueeze(1)
-        super().__init__(
-            coupling.num_nodes,
-            1,
-            self.entries,
-            ptr=coupling.ptr,
-            symmetric=True,
-            nonnegative=coupling.nonnegative,
-        )
+        self.nonnegative = coupling.nonnegative
+        super().__init__(coupling.num_nodes, 1, self.entries, coupling.ptr)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return (self.entries.to(v.dtype) @ v.flatten(1)).view_as(v)
