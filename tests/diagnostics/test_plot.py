@@ -153,39 +153,16 @@ def test_unusual_axes_and_inputs(ax):
     assert plt.get_fignums() == before
 
 
+SIMPLE = dm.SimpleDiffusivity()(X)
 test_refusals = refuses(
-    (
-        lambda: plot.neighbours(dm.SimpleDiffusivity()(X), 6),
-        ValueError,
-        r"node must lie in \[0, 5\]",
-    ),
-    (
-        lambda: plot.neighbours(dm.SimpleDiffusivity()(X), 1.0),
-        TypeError,
-        "node must be an integer; got 1.0",
-    ),
+    (lambda: plot.neighbours(SIMPLE, 6), ValueError, r"node must lie in \[0, 5\]"),
+    (lambda: plot.neighbours(SIMPLE, 1.0), TypeError, "node must be an integer"),
     (lambda: plot.neighbours(X, 1), TypeError, "coupling"),
     (lambda: plot.attention(X, X[:3], NODE % 3), ValueError, "without must have 6 rows"),
-    (
-        lambda: plot.attention(X, X, NODE),
-        ValueError,
-        r"y must lie in \[0, 3\] for 4 classes; it reaches from 0 to 5",
-    ),
-    (
-        lambda: plot.attention(X, X, NODE[:3]),
-        ValueError,
-        "y must have a class for each of 6 rows; got an int64",
-    ),
-    (lambda: plot.energies(X, ax=plt), TypeError, "ax must be a matplotlib axis or None"),
-    (
-        lambda: plot.spectrum(nn.Linear(2, 2)),
-        ValueError,
-        "model must have a CertifiedBlock .* Linear has none",
-    ),
+    (lambda: plot.attention(X, X, NODE), ValueError, r"y must lie in \[0, 3\]"),
+    (lambda: plot.attention(X, X, NODE[:3]), ValueError, "y must have a class for each of 6 rows"),
+    (lambda: plot.energies(X, ax=plt), TypeError, "ax must be a matplotlib axis"),
+    (lambda: plot.spectrum(nn.Linear(2, 2)), ValueError, "model must have a CertifiedBlock"),
     (lambda: plot.energies(nn.Linear(4, 2), X), ValueError, "must contain a diffusion layer"),
-    (
-        lambda: plot.uncertainty(dm.SoftmaxDiffusivity()(X), X),
-        ValueError,
-        "posterior_variance needs",
-    ),
+    (lambda: plot.uncertainty(dm.SoftmaxDiffusivity()(X), X), ValueError, "posterior_variance"),
 )
