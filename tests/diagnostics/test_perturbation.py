@@ -17,7 +17,7 @@ from diffusion_mp.layers.sequences import TransformerBlock
 from diffusion_mp.models import PDETransformer
 from diffusion_mp.testing.laws import seeded
 from diffusion_mp.updates import HeatKernel
-from helpers import draw, refuses
+from helpers import draw, randn, refuses
 
 with seeded(0):
     MLP = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 4)).double()
@@ -25,25 +25,30 @@ with seeded(0):
 KEPT = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 1, 0]]).bool()
 
 
+def matrix(rows: int, columns: int) -> Callable[[Tensor], Tensor]:
+    return partial(torch.matmul, randn(rows, columns, seed=rows))
+
+
+def block(x: Tensor) -> Tensor:
+    """A block whose fused attention has no second derivative."""
+    return BLOCK(x, KEPT)[KEPT].flatten()
+
+
 @pytest.mark.parametrize(
     ("f", "shape"),
     [
-        *(
-            ((rows, columns), (columns,))
-            for rows, columns in [(7, 7), (3, 9), (9, 3), (1, 5), (5, 1), (120, 150)]
-        ),
+        (matrix(7, 7), (7,)),
+        (matrix(3, 9), (9,)),
+        (matrix(1, 5), (5,)),
+        (matrix(5, 1), (1,)),
+        (matrix(120, 150), (150,)),
         (MLP, (6,)),
-        (
-            lambda x: BLOCK(x, KEPT)[KEPT].flatten(),
-            (2, 5, 4),
-        ),  # whose fused attention has no second derivative
+        (block, (2, 5, 4)),
     ],
 )
 def test_it_is_the_norm_of_the_jacobian(
-    generator: torch.Generator, f: Any, shape: tuple[int, ...]
+    generator: torch.Generator, f: Callable[[Tensor], Tensor], shape: tuple[int, ...]
 ) -> None:
-    if isinstance(f, tuple):
-        f = partial(torch.matmul, draw(generator, *f))
     for _ in range(3):
         x = draw(generator, *shape)
         with sdpa_kernel(SDPBackend.MATH):
@@ -92,26 +97,18 @@ def test_what_does_not_depend_on_x_is_constant_and_the_point_is_left_alone(
 
 V = torch.rand(5, 1, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 SCALE = torch.linspace(0.99, 1, 50, dtype=torch.float64)
-SLOW = r"residual .* above tol=1e-06 .* after 3 iterations, at ‖J‖ = 0.99"
-test_it_says_when_it_fails = refuses(
-    (
-        lambda: lipschitz(lambda x: SCALE * x, SCALE.sin(), tol=1e-6, max_iter=3),
-        ConvergenceError,
-        SLOW,
-    ),
-    (lambda: lipschitz(torch.sin, V / 0), ValueError, "x must be finite; 10 of its 10 entries"),
-    (
-        lambda: lipschitz(torch.sqrt, 0 * V),
-        ValueError,
-        "f must have a finite derivative at x, below 1e150; .* is inf",
-    ),
-    (lambda: lipschitz(lambda x: "x", V), TypeError, r"f\(x\) must be a tensor; got 'x'"),
-    (
-        lambda: lipschitz(lambda x: (x, x), V),
-        TypeError,
-        r"f\(x\) must be a tensor; got \(a float64",
-    ),
-    (lambda: lipschitz(lambda x: x + 1j, V), TypeError, r"f\(x\) must be real; got a complex128"),
+
+
+def slow() -> float:
+    return lipschitz(lambda x: SCALE * x, SCALE.sin(), tol=1e-6, max_iter=3)
+
+
+test_lipschitz_refuses = refuses(
+    (slow, ConvergenceError, "above tol=1e-06 .* after 3 iterations"),
+    (lambda: lipschitz(torch.sin, V / 0), ValueError, "x must be finite"),
+    (lambda: lipschitz(torch.sqrt, 0 * V), ValueError, "f must have a finite derivative"),
+    (lambda: lipschitz(lambda x: "x", V), TypeError, r"f\(x\) must be a tensor"),
+    (lambda: lipschitz(lambda x: x + 1j, V), TypeError, r"f\(x\) must be real"),
 )
 
 
@@ -189,14 +186,8 @@ def test_the_estimate_is_not_exceeded_by_random_smooth_tails(generator: torch.Ge
 
 @pytest.mark.parametrize(
     ("g", "points", "place"),
-    [
-        (torch.square, 2, 0.0),
-        (torch.sin, 2, 1.0),
-        (torch.square, 5, 0.0),
-        (torch.sin, 5, 1.0),
-        (bump, 5, 0.5),
-    ],
-    ids=["beginning", "end", "beginning-of-five", "end-of-five", "middle"],
+    [(torch.square, 2, 0.0), (torch.sin, 2, 1.0), (bump, 5, 0.5)],
+    ids=["beginning", "end", "middle"],
 )
 def test_the_tail_is_measured_along_the_whole_segment(
     g: Callable[[Tensor], Tensor], points: int, place: float
@@ -340,13 +331,10 @@ def bound(
     )
 
 
-FINITE = "state that inputs give at site must be finite; 108 of its 108"
-test_it_says_what_it_needs = refuses(
-    (bound(MODEL, MODEL.blocks[0]), "diffusion must be given where site is not a diffusion layer"),
-    (bound(MODEL, PDEDiffusion1d(6)), "site must be a module of the model that these inputs reach"),
-    (bound(MODEL, MODEL.after_embedding, torch.nan), FINITE),
-    (
-        bound(NAMED, NAMED.part, diffusion=PDEDiffusion1d(6).double()),
-        r"must be called as module\(x, mask\)",
-    ),
+REPLACED = {"diffusion": PDEDiffusion1d(6).double()}
+test_perturbation_bound_refuses = refuses(
+    (bound(MODEL, MODEL.blocks[0]), "diffusion must be given"),
+    (bound(MODEL, PDEDiffusion1d(6)), "site must be a module of the model"),
+    (bound(MODEL, MODEL.after_embedding, torch.nan), "inputs give at site must be finite"),
+    (bound(NAMED, NAMED.part, **REPLACED), r"must be called as module\(x, mask\)"),
 )

@@ -98,20 +98,14 @@ def test_link_prediction_starts_at_log_two(kind: type[nn.Module], options) -> No
 @pytest.mark.parametrize("sizes", [[120], [7, 1, 30, 82]], ids=["one graph", "batch"])
 def test_the_relative_edge_loss_of_uniform_attention_is_one(sizes: list[int]) -> None:
     start = torch.tensor([0, *sizes]).cumsum(0)
-    ring = torch.cat(
-        [torch.arange(n) + first for n, first in zip(sizes, start[:-1], strict=True) if n > 1]
-    )
-    after = torch.cat(
-        [
-            (torch.arange(n) + 1) % n + first
-            for n, first in zip(sizes, start[:-1], strict=True)
-            if n > 1
-        ]
-    )
-    graph = Graph(120, torch.stack([ring, after]), ptr=start if len(sizes) > 1 else None)
+    rings = [
+        torch.stack([torch.arange(n), torch.arange(n).roll(-1)]) + first
+        for n, first in zip(sizes, start[:-1], strict=True)
+        if n > 1  # a node alone in its graph has no edge
+    ]
+    graph = Graph(120, torch.cat(rings, 1), ptr=start if len(sizes) > 1 else None)
     attention = UniformDiffusivity()(torch.zeros(120, 3, dtype=torch.float64), graph)
-    # A node alone in its graph has no edge.
-    expected = torch.tensor(ring.numel() / 120, dtype=torch.float64)
+    expected = torch.tensor(graph.num_edges / 120, dtype=torch.float64)
     torch.testing.assert_close(
         edge_loss(attention, graph, relative=True), expected, rtol=1e-12, atol=0
     )

@@ -269,23 +269,20 @@ def test_nodeformer(order: int, heads: int, gate: str, jk: bool) -> None:
     tensors |= {
         f"convs.{k}.b": randn(order, heads, seed=60 + k) for k in range(layers if order else 0)
     }
-    options = {"heads": heads, "tau": tau, "num_features": 7, "powers": "reach", "stabilizer": 1e-6}
-    options |= {
+    options = {
+        "heads": heads,
+        "tau": tau,
+        "num_features": 7,
+        "powers": "reach",
+        "stabilizer": 1e-6,
         "relational_bias": "sym" if order else None,
         "hops": order or 1,
         "jump": "cat" if jk else None,
-    }
-    options |= {
         "gate": None if gate == "identity" else "sigmoid",
         "qkv_bias": True,
         "projection": "separate",
-    }
-    options |= {
         "logits": "scaled_dot",
         "normalize": None,
-        "residual": True,
-        "layer_norm": True,
-        "activation": None,
     }
     model = NodeFormer(CHANNELS, HIDDEN, CLASSES, layers, **options).eval()
     directions = [
@@ -425,42 +422,21 @@ def small(**options) -> DIFFormer:
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "words"),
     [
-        (
-            {"qkv_bias": False},
-            r"released has 'convs\.0\.Wq\.bias', .* no place .* Build it with qkv_bias=True\.",
-        ),
-        (
-            {"transform": False},
-            r"released has 'convs\.0\.Wv\.weight', .* Build it with transform=True\.",
-        ),
-        (
-            {"projection": None, "normalize": None},
-            r"'convs\.0\.Wq\.weight', .* with projection='separate'\.",
-        ),
-        ({"layer_norm": False}, r"'bns\.0\.weight', .* Build it with layer_norm=True\."),
-        (
-            {"num_layers": 3},
-            r"released has 2 layers in 'convs', and DIFFormer has 3\. Build it with num_layers=2\.",
-        ),
-        ({"task": "link"}, r"'fcs\.1\.weight', .* Build it with task='node'\."),
-        (
-            {"heads": 3},
-            r"released\['convs\.0\.Wq\.weight'\] is .*\[12, 6\], but .* has shape \[18, 6\]\. Build it",
-        ),
-        (".bias", r"DIFFormer has 'encoder\.bias', which is 'fcs\.0\.bias' .* released lacks it\."),
-        (
-            "Wv.weight",
-            r"'convs\.0\.value\.weight', which is 'convs\.0\.Wv\.weight' .* without transform=True\.",
-        ),
-        (
-            "bns.2.bias",
-            r"'norms\.2\.bias', which is 'bns\.2\.bias' .* Build the model without layer_norm=True\.",
-        ),
+        ({"qkv_bias": False}, r"'convs\.0\.Wq\.bias', .* qkv_bias=True"),
+        ({"transform": False}, r"'convs\.0\.Wv\.weight', .* transform=True"),
+        ({"projection": None, "normalize": None}, "projection='separate'"),
+        ({"layer_norm": False}, r"'bns\.0\.weight', .* layer_norm=True"),
+        ({"num_layers": 3}, "2 layers in 'convs', and DIFFormer has 3.* num_layers=2"),
+        ({"task": "link"}, r"'fcs\.1\.weight', .* task='node'"),
+        ({"heads": 3}, r"'convs\.0\.Wq\.weight'.*\[12, 6\], but .*\[18, 6\]"),
+        (".bias", r"'encoder\.bias', which is 'fcs\.0\.bias' .* lacks it"),
+        ("Wv.weight", r"'convs\.0\.value\.weight', .* without transform=True"),
+        ("bns.2.bias", r"'norms\.2\.bias', .* without layer_norm=True"),
     ],
 )
-def test_an_option_that_does_not_fit_the_checkpoint_is_named(options, sentence: str) -> None:
+def test_an_option_that_does_not_fit_the_checkpoint_is_named(options, words: str) -> None:
     """An option of the model that differs; or the end of the names of tensors that the checkpoint lacks."""
     lacking, options = (options, {}) if isinstance(options, str) else ("nothing", options)
     tensors = {
@@ -468,7 +444,7 @@ def test_an_option_that_does_not_fit_the_checkpoint_is_named(options, sentence: 
         for name, tensor in difformer_tensors(2, 2).items()
         if not name.endswith(lacking)
     }
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=words):
         released_state_dict(small(**options), tensors)
 
 
@@ -477,32 +453,16 @@ SMALL_GRAPHS = {name.replace("graph_conv", "gnn"): tensor for name, tensor in ST
 GATED = difformer_tensors(2, 2) | {"gate.weight": torch.ones(1)}
 GCN = SGFormer(CHANNELS, HIDDEN, CLASSES, gnn="gcn")
 OTHER = DiffusionGNN(CHANNELS, HIDDEN, CLASSES)
-test_other_names_models_and_files_are_refused = refuses(
-    (
-        lambda: SGFormer(CHANNELS, HIDDEN, CLASSES, aggregate="cat").double()(
-            randn(NODES, CHANNELS, seed=1)
-        ),
-        r"aggregate='cat' .* got a graph without any\. Pass edge_index",
-    ),
+CAT = SGFormer(CHANNELS, HIDDEN, CLASSES, aggregate="cat").double()
+test_refusals = refuses(
+    (lambda: CAT(randn(NODES, CHANNELS)), "aggregate='cat' .* Pass edge_index"),
     (lambda: released_state_dict(small(), GATED), r"'gate\.weight', which no .* Leave"),
-    (
-        lambda: released_state_dict(GCN, STATE),
-        r"has 'graph_conv\.fcs\.0\.weight', .* with gnn='residual'",
-    ),
-    (
-        lambda: released_state_dict(GCN, SMALL_GRAPHS),
-        r"released has 'gnn\.convs\.0\.bias', which no released SG",
-    ),
+    (lambda: released_state_dict(GCN, STATE), "with gnn='residual'"),
+    (lambda: released_state_dict(GCN, SMALL_GRAPHS), r"'gnn\.convs\.0\.bias', which no"),
     (
         lambda: released_state_dict(OTHER, {}),
-        r"model must be one of DIFFormer, NodeFormer, SGFormer, .*DiffusionGNN",
+        "model must be one of DIFFormer, NodeFormer, SGFormer",
     ),
-    (
-        lambda: released_state_dict(small(), "model.pkl"),
-        r"released must be a dict of tensors, as torch\.load",
-    ),
-    (
-        lambda: released_state_dict(small(), {"epoch": 3}),
-        r"released\['epoch'\] must be a tensor; got 3",
-    ),
+    (lambda: released_state_dict(small(), "model.pkl"), "released must be a dict"),
+    (lambda: released_state_dict(small(), {"epoch": 3}), r"released\['epoch'\] must be a tensor"),
 )

@@ -135,21 +135,18 @@ def test_own_classes_are_named(tmp_path):
         other.save(tmp_path / "other")
 
 
+SEQUENTIAL = nn.Sequential(nn.Linear(4, 4))
+
+
 @pytest.mark.parametrize(
     ("build", "words"),
     [
         (
-            lambda: dm.PenaltyDiffusivity(dm.FunctionPenalty(lambda z2: 1 / (1 + z2))),
-            "function.*cannot be saved as an arg",
+            lambda: dm.PenaltyDiffusivity(dm.FunctionPenalty(lambda s: 1 / (1 + s))),
+            "cannot be saved as an arg",
         ),
-        (
-            lambda: dm.GINConv(4, nn.Sequential(nn.Linear(4, 4))),
-            r"a module \(Sequential\) cannot.*Save model.state_dict",
-        ),
-        (
-            lambda: changed(dm.DIFFormer(4, 4, 2)),
-            "changed after it was built: built again, it has 'decoder.weight' of",
-        ),
+        (lambda: dm.GINConv(4, SEQUENTIAL), r"a module \(Sequential\) cannot"),
+        (lambda: changed(dm.DIFFormer(4, 4, 2)), "changed after it was built"),
         (lambda: dm.LabelPropagation(2_000_000), "more than the tensors account for"),
     ],
 )
@@ -178,20 +175,9 @@ def written(
     return path
 
 
+CLASSES = ("os.system", "subprocess.Popen", "torch.load", "torch.nn.Linear", "eval", "_ThetaStep")
 CLAIMS = {
-    **{
-        name: ({"$class": name}, f"there is no class '{name}'")
-        for name in (
-            "os.system",
-            "subprocess.Popen",
-            "torch.load",
-            "torch.nn.Linear",
-            "Linear",
-            "load",
-            "eval",
-            "_ThetaStep",
-        )
-    },
+    **{name: ({"$class": name}, f"there is no class '{name}'") for name in CLASSES},
     "no model": ({"$class": "Ball", "radius": 1.0}, "unexpected keyword argument"),
     "nothing": (None, "it is no module"),
     "an argument too many": ({"hidden": 3}, "takes no hidden"),
@@ -200,13 +186,9 @@ CLAIMS = {
     "too wide": ({"hidden_channels": 10**12}, "more than the tensors account for"),
     "too deep": ({"num_layers": 10**9}, "more than the tensors account for"),
     "many layers": ({"num_layers": 10**6}, "more parts than"),
-    "a long list": ({"$class": "DiffusionGNN", "num_layers": 10**6}, "more parts than"),
     "an object that was not made": ({"tau": {"$class": "again", "number": 7}}, "cannot be built"),
     "an abstract class": ({"$class": "GraphModel"}, "abstract"),
-    "a dtype that is code": (
-        {"tau": {"$class": "tensor", "data": 1.0, "dtype": "load"}},
-        "cannot be built",
-    ),
+    "code": ({"tau": {"$class": "tensor", "data": 1.0, "dtype": "load"}}, "cannot be built"),
 }
 
 
@@ -222,9 +204,16 @@ def test_claims_are_refused_in_no_memory(claim, tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # kB
 
 
-def header(content: object, rest: bytes = b"") -> bytes:
-    text = content if isinstance(content, bytes) else json.dumps(content).encode()
-    return struct.pack("<Q", len(text)) + text + rest
+def header(content: object) -> bytes:
+    text = json.dumps(content).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+HUGE = {"a": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}
+
+
+def about(text: str) -> bytes:
+    return header({"__metadata__": {"diffusion_mp": text}})
 
 
 @pytest.mark.usefixtures("no_typecheck")
@@ -234,20 +223,11 @@ def header(content: object, rest: bytes = b"") -> bytes:
         (b"", "is no safetensors file"),
         (b"PK\x03\x04" * 20, "is no safetensors file"),
         (struct.pack("<Q", 1 << 62), "is no safetensors file"),
-        (
-            header({"a": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}),
-            "is no safetensors file",
-        ),
+        (header(HUGE), "is no safetensors file"),
         (header({}), "was not written by save"),
-        (
-            header({"__metadata__": {"diffusion_mp": "[" * 100_000}}),
-            "cannot be built: maximum recursion",
-        ),
-        (header({"__metadata__": {"diffusion_mp": '{"format": 1}'}}), "cannot be built: 'model'"),
-        (
-            header({"__metadata__": {"diffusion_mp": '{"format": 2, "model": {}}'}}),
-            r"has format 2, and this .* Update",
-        ),
+        (about("[" * 100_000), "cannot be built: maximum recursion"),
+        (about('{"format": 1}'), "cannot be built: 'model'"),
+        (about('{"format": 2, "model": {}}'), "has format 2"),
     ],
 )
 def test_damaged_files_are_named(blob, words, tmp_path):

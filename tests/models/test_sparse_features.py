@@ -93,31 +93,19 @@ def test_stored_entries_are_dropped_one_by_one_and_zeros_stay():
 
 
 @pytest.mark.parametrize(
-    ("x", "error", "sentence"),
+    ("x", "error", "words"),
     [
-        (
-            lambda x: x[:, :9].to_sparse_csr(),
-            ValueError,
-            r"x must be a sparse matrix \[num_nodes, 13\].*\[17, 9\]",
-        ),
-        (lambda x: x.to_sparse(1), ValueError, r"x must be a sparse matrix \[num_nodes, 13\]"),
-        (
-            lambda x: x.long().to_sparse_csr(),
-            TypeError,
-            r"x must be floating point.*x\.to\(torch\.float32\)",
-        ),
-        (
-            lambda x: x.to_sparse_csr().requires_grad_(),
-            ValueError,
-            r"x must not require a gradient.*x\.detach\(\)",
-        ),
-        (lambda x: x.float().to_sparse_coo(), TypeError, r"x must be float64.*float32 sparse_coo"),
+        (lambda x: x[:, :9].to_sparse_csr(), ValueError, r"\[num_nodes, 13\]"),
+        (lambda x: x.to_sparse(1), ValueError, r"\[num_nodes, 13\]"),
+        (lambda x: x.long().to_sparse_csr(), TypeError, "floating point"),
+        (lambda x: x.to_sparse_csr().requires_grad_(), ValueError, r"x\.detach\(\)"),
+        (lambda x: x.float().to_sparse_coo(), TypeError, "x must be float64"),
     ],
     ids=["columns", "hybrid", "integers", "gradient", "dtype"],
 )
 @pytest.mark.parametrize("cls", [DIFFormer, DiffusionGNN, CertifiedDIFFormer, GPS])
-def test_features_that_do_not_fit_are_refused_in_a_sentence(cls, x, error, sentence):
-    with pytest.raises(error, match=sentence):
+def test_features_that_do_not_fit_are_refused(cls, x, error, words):
+    with pytest.raises(error, match=words):
         built(lambda: cls(13, 8, 3)).double()(x(features()), edges())
 
 

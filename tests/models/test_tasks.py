@@ -1,6 +1,5 @@
 """What models with a ``task`` predict for graphs and for pairs of nodes, beside what they predict for nodes."""
 
-import inspect
 from functools import partial
 
 import pytest
@@ -121,16 +120,3 @@ def test_parameters_are_drawn_anew_in_the_order_of_the_constructor(name):
     with seeded(0):
         model.reset_parameters()
     torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
-
-
-def test_help_says_what_a_task_is():
-    for kind in (
-        dm.CertifiedDIFFormer,
-        dm.DiffusionGNN,
-        dm.GatedGCN,
-        dm.GPS,
-        dm.DFiFormer,
-        dm.SFiFormer,
-        dm.SGFormer,
-    ):
-        assert '\n    task: ``"node"``' in inspect.getdoc(kind)

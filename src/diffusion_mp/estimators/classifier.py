@@ -39,9 +39,8 @@ from diffusion_mp.progress import progress_bar, show_progress
 _BATCH = 256  # rows per step of Adam
 _COLUMNS = 10  # with fewer, dropout removes what distinguishes the rows
 _FARTHER = 10  # factor of μ while labels are the only sources
-_DRAWING = (
-    threading.Lock()
-)  # held while a fit draws from torch's generator, which all threads share
+# Held while a fit draws from torch's generator: dropout and initialisation know no other, and all threads share it.
+_DRAWING = threading.Lock()
 
 
 class DiffusionClassifier(ClassifierMixin, BaseEstimator):
@@ -60,15 +59,23 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     kept, for the neighbours of m new ones in O(mn) time. The graph takes O(n²) time.
 
     Args:
-        n_neighbors, metric, sharpness: of the graph, see `KNNGraph`; "cosine" suits texts, and often images.
-        approximate: search neighbours approximately, see `knn_graph`; sparse rows are always searched exactly.
-        mu: μ, the weight of neighbours; 1 to 3 suits texts.
-        class_weight: "balanced" is w = 1; with None, w_c is the number of labels of c, with a dict times its entry.
-        rounds: number of rounds of training and spreading.
-        hidden_channels: width of the network.
-        dropout: rate on the features in training, by default 0.5, or 0 for fewer than ten columns; 0.8 suits texts.
-        learning_rate, weight_decay, max_iter: of Adam, with steps of 256 rows in every round.
-        random_state, verbose: a seed, or ``None`` for other networks in every fit; 1 shows a progress bar.
+        n_neighbors (int, default 10): neighbours of a row in the graph, see `KNNGraph`.
+        metric ({"euclidean", "cosine"}, default "euclidean"): of the graph; "cosine" suits texts, and often images.
+        approximate (bool, default False): search neighbours approximately, see `knn_graph`; sparse rows are always
+            searched exactly.
+        sharpness (float, default 8.0): of the weights of the edges, see `KNNGraph`.
+        mu (float, default 10.0): μ, the weight of neighbours; 1 to 3 suits texts.
+        class_weight ({"balanced", dict, None}, default "balanced"): "balanced" is w = 1; with None, w_c is the number
+            of labels of c, with a dict times its entry.
+        rounds (int, default 4): of training and spreading.
+        hidden_channels (int, default 256): width of the network.
+        dropout (float or None, default None): rate on the features in training; None is 0.5, or 0 for fewer than ten
+            columns; 0.8 suits texts.
+        learning_rate (float, default 0.002): of Adam.
+        weight_decay (float, default 1e-4): of Adam.
+        max_iter (int, default 300): steps of Adam, of 256 rows each, in every round.
+        random_state (int, RandomState or None, default None): a seed, or None for other networks in every fit.
+        verbose (int, default 0): 1 shows a progress bar.
 
     Attributes:
         classes_, transduction_: the sorted labels, and the label of every row of fit [N].
@@ -127,8 +134,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any) -> DiffusionClassifier:
         """Learn from all rows of X and the labels of some of them."""
         self._check_options()
-        given = np.asarray(y, dtype=object)
-        soft = given.ndim == 2 and given.shape[1] > 1
+        shape = np.asarray(y, dtype=object).shape
+        soft = len(shape) == 2 and shape[1] > 1
         if not soft:
             _check_known(y, "a label for every row, and the number -1 where it is unknown")
         # In double precision, so that rounding does not make a row in predict depend on the others.
@@ -142,18 +149,19 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             multi_output=soft,
         )
         self.X_ = X
-        (labelled, self.classes_, known) = _distributions(y) if soft else _labels(y)
+        labelled, self.classes_, known = _distributions(y) if soft else _labels(y)
         self._class_weight = self._weights(known.sum(0))
         k = min(int(self.n_neighbors), len(y) - 1)
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         with (
             show_progress(bool(self.verbose)),
             progress_bar("neighbours", "round", int(self.rounds), delay=0, leave=True) as bar,
-            torch.inference_mode(False),  # where a network is trained
-            torch.device("cpu"),  # where the rows are, whatever the default device
+            torch.inference_mode(False),  # a network is trained
+            torch.device("cpu"),  # the rows are there, whatever the default device
         ):
-            found = joined(X, k, self.metric, self.approximate, float(self.sharpness))
-            self.edge_index_, self.edge_weight_, self._reach = found
+            self.edge_index_, self.edge_weight_, self._reach = joined(
+                X, k, self.metric, self.approximate, float(self.sharpness)
+            )
             self.conv_ = self._spreading(float(self.mu))
             self._fit_scale(X)
             with _DRAWING, torch.random.fork_rng(devices=[]):
@@ -172,7 +180,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
 
     def predict(self, X: Any) -> Any:
         """Return the labels [M] of new rows X [M, n_features]."""
-        numbers = self.predict_proba(X).argmax(1)  # which raises before fit
+        # First the probabilities, which raise NotFittedError before there are classes.
+        numbers = self.predict_proba(X).argmax(1)
         return self.classes_[numbers]
 
     @torch.no_grad()
@@ -194,23 +203,25 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             float(self.sharpness),
         )
         degree = np.bincount(self.edge_index_[1], self.edge_weight_, len(states))
-        rows, columns = (
-            inverse_root(torch.from_numpy(each)).numpy() for each in (near.sum(1), degree)
-        )
+        # D^-½AD^-½ with the degrees of fit: a new row must not change the weights of the old ones, nor of each other.
+        rows = inverse_root(torch.from_numpy(near.sum(1))).numpy()
+        columns = inverse_root(torch.from_numpy(degree)).numpy()
         weights = near.multiply(rows[:, None]).multiply(columns).tocsr()
         # The minimiser of the energy of one row given its neighbours is a weighted mean.
         beta = self.conv_.beta().item()
         mu = self.conv_.mu().item()
         pull = weights.sum(1)[:, None]
         source = self._probabilities(self._scaled(X)).numpy()
-        found = (beta * source + mu * (weights @ states)) / (beta + mu * pull)
-        return (found := found * self._class_weight) / found.sum(1, keepdims=True)
+        state = (beta * source + mu * (weights @ states)) / (beta + mu * pull)
+        weighted = state * self._class_weight
+        return weighted / weighted.sum(1, keepdims=True)
 
     def _alternate(self, labelled: Tensor, known: Tensor, bar: Any) -> None:
         """Spread the labels [R, n_classes] of some rows; then train and spread a new network in every round."""
         graph = Graph(len(labelled), self.edge_index_, self.edge_weight_)
         X = self._scaled(self.X_)
         source = known.new_zeros(len(labelled), known.size(1))
+        # Each class has one unit in all, or the class with most labels would take over the rows far from any.
         source[labelled] = known / known.sum(0)
         bar.set_description("labels spread")
         spread = _at_rest(self._spreading(_FARTHER * float(self.mu)), graph, source)
@@ -219,6 +230,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             likely[labelled] *= known  # of a label, only its class is left
             taught = likely.argmax(1)
             # In the first round, rows that no label reaches are left out.
+            # Their argmax would be the first class, for no reason.
             rows = (labelled | (spread.sum(1) > 0)).nonzero().squeeze(1)
             bar.set_description("a network learns")
             self.network_ = self._learned(X, rows, taught[rows])
@@ -254,15 +266,16 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         network = nn.Sequential(
             FeatureLinear(X.shape[1], width), nn.ReLU(), nn.Linear(width, classes)
         ).double()
-        by_default = 0.0 if X.shape[1] < _COLUMNS else 0.5
-        rate = by_default if self.dropout is None else float(self.dropout)
-        rates: dict[str, Any] = {
-            "lr": float(self.learning_rate),
-            "weight_decay": float(self.weight_decay),
-        }
+        if self.dropout is not None:
+            rate = float(self.dropout)
+        else:
+            rate = 0.0 if X.shape[1] < _COLUMNS else 0.5
         optimizer = torch.optim.Adam(
-            network.parameters(), **rates, fused=True
-        )  # half the time for 80 000 columns
+            network.parameters(),
+            lr=float(self.learning_rate),
+            weight_decay=float(self.weight_decay),
+            fused=True,  # half the time for 80 000 columns
+        )
         with torch.enable_grad():
             for batch in islice(_batches(len(rows)), self.max_iter):
                 optimizer.zero_grad()
@@ -277,10 +290,12 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     def _fit_scale(self, X: Any) -> None:
         """Fit centre and scale to mean zero and mean square one; sparse rows are only scaled."""
         X = comparable(X, self.X_, self.metric)
-        self._centre = 0.0 if issparse(X) else X.mean(0)
+        # One scale for all columns, so that the network sees the distances that the neighbours are found by.
         if issparse(X):
+            self._centre = 0.0  # to subtract a mean would fill in the zeros
             square = (X.data**2).sum() / np.prod(X.shape)
         else:
+            self._centre = X.mean(0)
             square = ((X - self._centre) ** 2).mean()
         self._scale = float(square**0.5) or 1.0
 
@@ -298,22 +313,20 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             check_counts(0, verbose=as_whole(self.verbose, "verbose"))
         check_choice(self.metric, "metric", ["euclidean", "cosine"])
         check_flags(approximate=self.approximate)
-        for name in ("sharpness", "mu", "learning_rate", "weight_decay", "dropout"):
-            value = getattr(self, name)
-            # of searches over arrays
-            if isinstance(value, np.generic):
-                value = value.item()
-            else:
-                value = value
-            if name == "dropout":
-                check_probability(0.0 if value is None else value, name)
-            else:
-                check_positive(value, name, allow_zero=name == "weight_decay")
+        for name in ("sharpness", "mu", "learning_rate", "weight_decay"):
+            check_positive(_number(getattr(self, name)), name, allow_zero=name == "weight_decay")
+        if self.dropout is not None:
+            check_probability(_number(self.dropout), "dropout")
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
+
+
+def _number(value: Any) -> Any:
+    """Return a number of NumPy, from a search over an array, as Python's."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _batches(num_rows: int) -> Iterator[Tensor]:
@@ -333,24 +346,25 @@ def _tensor(X: Any) -> Tensor:
     return matrix(ptr, columns, values, X.shape[1])
 
 
-def _check_known(y: Any, wanted: str) -> None:
+def _check_known(y: Any, expected: str) -> None:
     """Raise for None and NaN, which other libraries write where a label is unknown."""
     if y is None:
         raise ValueError(
-            f"DiffusionClassifier requires y to be passed, but the target y is None: pass {wanted}."
+            f"DiffusionClassifier requires y to be passed, but the target y is None: pass {expected}."
         )
     for row, label in enumerate(np.ravel(np.asarray(y, dtype=object))):
         if not isinstance(label, str) and str(label) in ("None", "nan", "NaT", "<NA>"):
-            raise ValueError(f"y must hold {wanted}; got {label} in row {row}.")
+            raise ValueError(f"y must hold {expected}; got {label} in row {row}.")
 
 
 def _labels(y: Any) -> tuple[Any, Any, Any]:
     """Return a mask of the R labelled rows, the classes, and the distributions [R, n_classes] of these rows."""
     strings = y.dtype.kind in "US"
     if y.dtype.kind in "USO" and "-1" in y.tolist():
-        way_out = "Where no label is meant, pass np.array([...], dtype=object) with the number -1."
+        # NumPy turns -1 into a string where it stands beside names.
         raise ValueError(
-            f"y holds the string '-1' beside other strings, so it would be one more class. {way_out}"
+            "y holds the string '-1' beside other strings, so it would be one more class. Where no label is meant, "
+            "pass np.array([...], dtype=object) with the number -1."
         )
     labelled = np.ones(len(y), dtype=bool) if strings else y != -1
     if not labelled.any():
@@ -359,8 +373,11 @@ def _labels(y: Any) -> tuple[Any, Any, Any]:
         )
     if not labelled.all() and all(label == 1 for label in y[labelled]):
         # One class would be degenerate; -1 and 1 are scikit-learn's traditional binary labels.
-        taken = "y holds -1 and 1 alone, which are taken for two classes here, and no row for unlabelled."
-        warnings.warn(f"{taken} Name the classes 0 and 1 to leave no doubt.", stacklevel=3)
+        warnings.warn(
+            "y holds -1 and 1 alone, which are taken for two classes here, and no row for unlabelled. Name the classes "
+            "0 and 1 to leave no doubt.",
+            stacklevel=3,
+        )
         labelled = np.ones(len(y), dtype=bool)
     known = y[labelled]
     if y.dtype == object and all(
@@ -377,13 +394,12 @@ def _distributions(y: Any) -> tuple[Any, Any, Any]:
     shares = np.asarray(y, dtype=np.float64)
     total = shares.sum(1)
     wrong = (shares < 0).any(1) | (np.abs(total - 1) > 1e-6) & (total != 0)
-    if wrong.any() or not (shares > 0).any(0).all():
-        if wrong.any():
-            came = f"row {wrong.argmax()} is {shares[wrong.argmax()]}"
-        else:
-            came = "some class has no share at all"
-        must = "a share of every class >= 0 that sum to one in a row, or to zero where nothing is known"
+    if wrong.any():
+        row = wrong.argmax()
         raise ValueError(
-            f"y [N, n_classes] must hold {must}; {came}. Of candidates c, these are c / c.sum(1)."
+            f"y [N, n_classes] must hold shares of the classes >= 0 that sum to one in a row, or to zero where nothing "
+            f"is known; row {row} is {shares[row]}. Of candidates c, these are c / c.sum(1)."
         )
+    if not (shares > 0).any(0).all():
+        raise ValueError("y [N, n_classes] must hold a share of every class; one has none at all.")
     return total > 0, np.arange(shares.shape[1]), shares[total > 0]

@@ -32,17 +32,19 @@ def discard(coupling: Coupling) -> None:
 
 def run_layer(collect: Collect, layer: nn.Module, x: Tensor, graph: Graph, **inputs: Any) -> Any:
     """Return the output of a layer, and pass its coupling, or those of all its steps, to ``collect``."""
-    if collect is discard:  # those of steps take a computation of their own
+    if collect is discard:
+        # Without anybody to take them none is kept: NodeFormer's would hold its features in memory, and those
+        # of the steps of a CertifiedBlock take a product each.
         return layer(x, graph, **inputs)
-    *states, found = layer(x, graph, return_coupling=True, **inputs)
-    for coupling in found if isinstance(found, list) else [found]:
+    *states, couplings = layer(x, graph, return_coupling=True, **inputs)
+    for coupling in couplings if isinstance(couplings, list) else [couplings]:
         collect(coupling)
     return states[0] if len(states) == 1 else tuple(states)
 
 
 def feature_columns(channels: int | Sequence[int], name: str) -> int:
     """Return the number of columns of features: ``channels`` numbers (-1: unknown), or categories (a list of sizes)."""
-    if isinstance(channels, (int, str)) or not isinstance(channels, Sequence):
+    if isinstance(channels, str) or not isinstance(channels, Sequence):
         if not errors.found_later(channels):
             errors.check_counts(**{name: channels})
         return channels
@@ -96,12 +98,14 @@ class FeatureEncoder(nn.Module):
             )
         errors.check_device(x, name, self.tables[0].weight.device, f"the tables of {name}")  # type: ignore[arg-type]
         columns = columns.long()
+        # An index outside of a table ends a CUDA process; but to look at values would end the graph of a compiler.
         if columns.numel() and not columns.is_meta and errors.values_to_check():
             for column, size in enumerate(self.sizes or ()):
                 low, high = (int(end) for end in columns[:, column].aminmax())
                 if low < 0 or high >= size:
-                    wanted = f"must lie in 0..{size - 1}, as its table does; got {low}..{high}."
-                    raise ValueError(f"column {column} of {name} {wanted}")
+                    raise ValueError(
+                        f"column {column} of {name} must lie in 0..{size - 1}, as its table does; got {low}..{high}."
+                    )
         return columns
 
     def extra_repr(self) -> str:
@@ -127,6 +131,7 @@ class GraphHead(NodeHead):
     """Logits of every graph [B, out_channels], from the mean of its nodes, which is zero for an empty graph."""
 
     def forward(self, x: Tensor, graph: Graph, pairs: Tensor | None) -> Tensor:
+        # Sums over nodes are taken in float32 at least: in half precision, many small terms would be lost.
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         if graph.is_single:
             mean = wide.sum(0, keepdim=True) / max(1, graph.num_nodes)
@@ -183,8 +188,14 @@ class EdgeMask(MessagePassing):
             return graph
         mask = mask.sigmoid() if self._apply_sigmoid else mask
         weight = graph.weights(mask) * mask
-        rows = {"ptr": graph.segments, "full_degree": graph.full_degree}
-        return Graph(graph.num_nodes, graph.edges, weight, **rows, validate=False)
+        return Graph(
+            graph.num_nodes,
+            graph.edges,
+            weight,
+            ptr=graph.segments,
+            full_degree=graph.full_degree,
+            validate=False,
+        )
 
     def listening(self, graph: Graph, collect: Collect) -> Collect:
         """Return a function that also passes the entries at the observed edges to the registered message hooks."""
@@ -202,9 +213,10 @@ class EdgeMask(MessagePassing):
 
 def with_every_gradient(out: Tensor, model: nn.Module) -> Tensor:
     """Return ``out`` with a dependence on every parameter, since DistributedDataParallel waits for all gradients."""
-    together = distributed.is_available() and distributed.is_initialized()
-    if not (together and torch.is_grad_enabled() and out.requires_grad):
+    parallel = distributed.is_available() and distributed.is_initialized()
+    if not (parallel and torch.is_grad_enabled() and out.requires_grad):
         return out
+    # Ranks differ in what they use: one whose graphs have no edges leaves the weights of a graph term alone.
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return out + torch.cat([parameter.flatten()[:0].to(out) for parameter in trained]).sum()
 
@@ -236,11 +248,9 @@ class GraphModel(GraphLayer, ABC):
 
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().__init__()
-        if errors.found_later(in_channels):
-            known = {}
-        else:
-            known = {"in_channels": in_channels}
-        errors.check_counts(**known, hidden_channels=hidden_channels, out_channels=out_channels)
+        if not errors.found_later(in_channels):
+            errors.check_counts(in_channels=in_channels)
+        errors.check_counts(hidden_channels=hidden_channels, out_channels=out_channels)
         self.in_channels = in_channels
         self.head: NodeHead | None = None
         self.edge_mask = EdgeMask()
@@ -263,14 +273,13 @@ class GraphModel(GraphLayer, ABC):
     ) -> Tensor | tuple[Tensor, list[Coupling]]:
         """Return logits or scores; with ``return_coupling`` also the coupling of every layer."""
         refuse_proxy(self, x)
-        others |= {} if edge_attr is None else {"edge_attr": edge_attr}
-        if others:
-            inputs = {name: others.pop(name) for name in self.reads if name in others}
-        else:
-            inputs = {}
-        edges = (edge_index, edge_weight, batch)
-        read = inputs.get("edge_attr")
-        graph = self.edge_mask(self.inputs_to_graph(x, *edges, return_coupling, others, read))
+        if edge_attr is not None:
+            others["edge_attr"] = edge_attr
+        inputs = {name: others.pop(name) for name in self.reads if name in others}
+        graph = self.inputs_to_graph(
+            x, edge_index, edge_weight, batch, return_coupling, others, inputs.get("edge_attr")
+        )
+        graph = self.edge_mask(graph)
         if torch.compiler.is_dynamo_compiling():
             # Without fullgraph=True its graph ends where the number of graphs is read: here, and not within a block.
             _ = graph.segments
@@ -288,9 +297,8 @@ class GraphModel(GraphLayer, ABC):
         if self.categories is None:
             check_input(x, channels=channels, module=module)
             return
-        errors.check_kind(
-            x, "x", Tensor, f"a tensor [num_nodes, {channels}]"
-        )  # the tables check the rest
+        # The tables check the rest.
+        errors.check_kind(x, "x", Tensor, f"a tensor [num_nodes, {channels}]")
         if not x.dim():
             raise ValueError(f"x must be [num_nodes, {channels}]; got {errors.describe(x)}.")
 
@@ -302,34 +310,33 @@ class GraphModel(GraphLayer, ABC):
         batch: Tensor | None = None,
     ) -> Certificate:
         """Return whether all layers descend one energy here: no, unless a model overrides this (see `certify`)."""
-        found: dict[str, str] = {}  # a phrase for one part of every kind that violates Theorem T1
+        reasons: dict[str, str] = {}  # one for every kind of part that violates Theorem T1
         for name, module in self.named_modules():
             kind = type(module).__name__
             update = getattr(module, "update", None)
             if "Norm" in kind:
-                found.setdefault("norm", f"{name} ({kind}) rescales states, which no energy knows")
+                reasons.setdefault(
+                    "norm", f"{name} ({kind}) rescales states, which no energy accounts for"
+                )
             elif getattr(module, "is_diffusion_layer", False) and not isinstance(
                 update, CertifiedStep
             ):
-                if isinstance(update, nn.Module):
-                    by = f"by {type(update).__name__}"
-                else:
-                    by = "by a rule of its own"
+                step = "a rule of its own" if update is None else type(update).__name__
+                reason = f"{name} ({kind}) moves the state by {step} instead of a CertifiedStep"
                 if getattr(module, "value", None) is not None:
-                    values = ", and transforms what it propagates"
-                else:
-                    values = ""
-                found.setdefault(
-                    kind, f"{name} ({kind}) moves the state {by} instead of a CertifiedStep{values}"
-                )
-        reason = f"in {type(self).__name__} {'; '.join(found.values()) or 'no layer is a CertifiedStep'}."
-        linked = isinstance(self.head, LinkHead)
-        if linked and x is not None:
-            pairs = torch.empty(2, 0, dtype=torch.long, device=x.device)
-        else:
-            pairs = None
+                    reason += ", and transforms what it propagates"
+                reasons.setdefault(kind, reason)
+        reason = "; ".join(reasons.values()) or "no layer is a CertifiedStep"
+        pairs = None
+        if isinstance(self.head, LinkHead) and x is not None:
+            pairs = torch.empty(2, 0, dtype=torch.long, device=x.device)  # layers need no pairs
         layers = layer_certificates(self, x, edge_index, edge_weight, batch, edge_label_index=pairs)
-        return Certificate(theorem="Theorem T1", holds=False, reason=reason, layers=layers)
+        return Certificate(
+            theorem="Theorem T1",
+            holds=False,
+            reason=f"in {type(self).__name__} {reason}.",
+            layers=layers,
+        )
 
 
 class LayerStack(GraphModel):

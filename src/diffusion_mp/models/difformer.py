@@ -77,13 +77,16 @@ class DIFFormer(LayerStack):
         check_counts(num_layers=num_layers)
         check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
         if source and update is not None and not update.beta:
-            way_out = "give the update a beta, ExplicitEuler(tau, beta=1.0, leak=...) for instance"
-            raise ValueError(f"source=True adds a source, which {update!r} has not; {way_out}.")
-        if tau is None:
-            if update is not None:
-                tau = TAU
-            else:
-                tau = min(LARGEST, GROWTH ** (1.0 / num_layers) - 1.0)
+            raise ValueError(
+                f"source=True adds a source, which {update!r} has not; give the update a beta, "
+                f"ExplicitEuler(tau, beta=1.0, leak=...) for instance."
+            )
+        if tau is None and update is not None:
+            tau = TAU
+        elif tau is None:
+            # Beside a graph the rows of S + Ã sum to two, so every step multiplies the common component by 1 + τ. A
+            # fixed τ would let it grow without bound in depth; this one keeps its total growth.
+            tau = min(LARGEST, GROWTH ** (1.0 / num_layers) - 1.0)
 
         def conv() -> DIFFormerConv:
             # Each by its name: jsonargparse reads from this call which options are left for a configuration.
@@ -99,8 +102,16 @@ class DIFFormer(LayerStack):
             )
             return copy.deepcopy(layer)  # layers share no learnable option
 
-        sizes = (in_channels, hidden_channels, out_channels, num_layers)
-        super().__init__(*sizes, conv, layer_norm=layer_norm, dropout=dropout, task=task)
+        super().__init__(
+            in_channels,
+            hidden_channels,
+            out_channels,
+            num_layers,
+            conv,
+            layer_norm=layer_norm,
+            dropout=dropout,
+            task=task,
+        )
         self.activation = activation
         self.source = source
         self.dropout_on = dropout_on
@@ -112,7 +123,12 @@ class DIFFormer(LayerStack):
         initial = x if self.source else None
         previous = None
         for conv, norm in zip(self.convs, self.norms[1:], strict=True):
-            before = {"previous": previous} if self.two_steps else {}
-            x, previous = norm(run_layer(collect, conv, x, graph, source=initial, **before)), x
-            x = dropout(relu(x) if self.activation == "relu" else x, self.dropout, on_state)
+            inputs = {"source": initial}
+            if self.two_steps:
+                inputs["previous"] = previous
+            previous = x
+            x = norm(run_layer(collect, conv, x, graph, **inputs))
+            if self.activation == "relu":
+                x = relu(x)
+            x = dropout(x, self.dropout, on_state)
         return self.decoder(dropout(x, self.dropout, self.training and not on_state))

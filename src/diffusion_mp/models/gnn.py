@@ -90,8 +90,8 @@ class DiffusionGNN(GraphModel):
         check_choice(task, "task", get_args(Task))
         check_choice(norm, "norm", ["batch", "layer", None])
         check_choice(jk, "jk", ["last", "cat", "max", "lstm", None])
-        for name, given in (("norm", norm), ("jk", jk)):
-            if given is not None and conv not in LAYERED:
+        for name, value in (("norm", norm), ("jk", jk)):
+            if value is not None and conv not in LAYERED:
                 raise ValueError(
                     f"{name} goes with conv={', '.join(map(repr, LAYERED))}; got conv={conv!r}."
                 )
@@ -105,79 +105,79 @@ class DiffusionGNN(GraphModel):
         if task != "node":
             _, self.head = output_layers(hidden_channels, out_channels, task)
             out_channels = hidden_channels
-        if jk in (None, "last"):
-            self.jk = None
-        else:
+        self.jk = None
+        if jk not in (None, "last"):
             self.jk = JumpingKnowledge(jk, hidden_channels, num_layers)
         self.lin: nn.Linear | None = None
         if jk is not None:
-            self.lin = nn.Linear((num_layers if jk == "cat" else 1) * hidden_channels, out_channels)
+            states = num_layers if jk == "cat" else 1
+            self.lin = nn.Linear(states * hidden_channels, out_channels)
             out_channels = hidden_channels
-        hidden = num_layers - (jk is None)
-        self.norms = nn.ModuleList(
-            make_norm(norm, hidden_channels) for _ in range(0 if norm is None else hidden)
-        )
+        num_norms = 0 if norm is None else num_layers - (jk is None)
+        self.norms = nn.ModuleList(make_norm(norm, hidden_channels) for _ in range(num_norms))
+        sizes = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
 
         def layers() -> Iterator[DiffusionConv]:
-            pairs = list(
-                pairwise([in_channels, *[hidden_channels] * (num_layers - 1), out_channels])
-            )
             match conv:
                 case "mlp":
-                    yield from starmap(MLPConv, pairs)
+                    yield from starmap(MLPConv, pairwise(sizes))
                 case "gcn":
-                    yield from starmap(GCNConv, pairs)
+                    yield from starmap(GCNConv, pairwise(sizes))
                 case "sgc":
                     yield SGConv(in_channels, out_channels, num_layers)
                 case "gin":
-                    for a, b in pairs:
-                        first = FeatureLinear(a, hidden_channels)
-                        second = nn.Linear(hidden_channels, b)
-                        yield GINConv(
-                            a, nn.Sequential(first, _activation(act), second), train_eps=True
+                    for a, b in pairwise(sizes):
+                        mlp = nn.Sequential(
+                            FeatureLinear(a, hidden_channels),
+                            _activation(act),
+                            nn.Linear(hidden_channels, b),
                         )
+                        yield GINConv(a, mlp, train_eps=True)
                 case "gat":
-                    *hidden, last = pairs
-                    own: dict[str, Any] = {"edge_dim": edge_dim, "value_dropout": dropout}
-                    yield from (GATConv(a, b // heads, heads, **own) for a, b in hidden)
-                    yield GATConv(*last, **own)
+                    *hidden, last = pairwise(sizes)
+                    for a, b in hidden:
+                        yield GATConv(
+                            a, b // heads, heads, edge_dim=edge_dim, value_dropout=dropout
+                        )
+                    yield GATConv(*last, edge_dim=edge_dim, value_dropout=dropout)
                 case "appnp":
-                    yield from (
-                        MLPConv(in_channels, hidden_channels),
-                        MLPConv(hidden_channels, out_channels),
-                    )
+                    yield MLPConv(in_channels, hidden_channels)
+                    yield MLPConv(hidden_channels, out_channels)
                     yield APPNPConv(out_channels, num_layers, alpha)
                 case "gcnii":
                     yield MLPConv(in_channels, hidden_channels)
-                    yield from (
-                        GCNIIConv(hidden_channels, alpha, theta, k + 1) for k in range(num_layers)
-                    )
+                    for k in range(num_layers):
+                        yield GCNIIConv(hidden_channels, alpha, theta, k + 1)
                     yield MLPConv(hidden_channels, out_channels)
 
         self.convs = nn.ModuleList(layers())
-        if conv != "gin":  # which propagates the features themselves
+        # All but GIN begin with a linear map, which reads sparse features; GIN propagates the features themselves.
+        if conv != "gin":
             cast("DiffusionConv", self.convs[0]).check_features = check_input
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect, **features: Any) -> Tensor:
         initial = None
         states = []
         for k, conv in enumerate(cast("Iterable[DiffusionConv]", self.convs)):
+            # Layers without weights, the steps of APPNP, are one propagation: nothing stands between them.
             has_weights = any(True for _ in conv.parameters())
-            has_source = conv.update.beta != 0
-            x = self._activated(x, k - 1) if has_weights and k else x
-            # The initial embedding of Eq. 10 is the input of the first layer that has a source.
-            initial = x if has_source and initial is None else initial
+            if has_weights and k:
+                x = self._activated(x, k - 1)
+            source = None
+            if conv.update.beta != 0:
+                # The initial embedding of Eq. 10 is the input of the first layer that has a source.
+                initial = x if initial is None else initial
+                source = initial
             if has_weights:
                 x = dropout(x, self.dropout, self.training)
-            else:
-                x = x
-            states += [x] if k else []
-            x = run_layer(
-                collect, conv, x, graph, source=initial if has_source else None, **features
-            )
+            if k:
+                states.append(x)
+            x = run_layer(collect, conv, x, graph, source=source, **features)
         if self.lin is not None:
             x = dropout(self._activated(x, len(states)), self.dropout, self.training)
-            x = self.lin(x if self.jk is None else self.jk([*states, x]))
+            if self.jk is not None:
+                x = self.jk([*states, x])
+            x = self.lin(x)
         return x if self.head is None else self.act(x)
 
     def _activated(self, x: Tensor, layer: int) -> Tensor:

@@ -77,9 +77,8 @@ class BlockStack(GraphModel):
             pe_encoder, "pe_encoder", (nn.Module, NoneType), "a module that makes the encodings"
         )
         if pe_channels >= hidden_channels:
-            most = hidden_channels - 1
             raise ValueError(
-                f"pe_channels must lie in 0..{most}, a part of hidden_channels; got {pe_channels}."
+                f"pe_channels must lie in 0..{hidden_channels - 1}, a part of hidden_channels; got {pe_channels}."
             )
         if pe_encoder is not None and not pe_channels:
             raise ValueError(
@@ -89,11 +88,12 @@ class BlockStack(GraphModel):
         self.encoder = FeatureEncoder(in_channels, hidden_channels - pe_channels)
         self.categories = self.encoder.sizes
         self.pe_encoder = pe_encoder or LaplacianEncoder(pe_channels) if pe_channels else None
+        self.edge_encoder = None
+        self.edge_start = None
         if edge_dim is None:
-            self.edge_encoder = None
+            self.edge_start = nn.Embedding(1, hidden_channels)
         else:
             self.edge_encoder = FeatureEncoder(edge_dim, hidden_channels, "edge_dim")
-        self.edge_start = nn.Embedding(1, hidden_channels) if edge_dim is None else None
         self.blocks = nn.ModuleList(block() for _ in range(num_layers))
         self.head = HEADS[task](hidden_channels, out_channels)
 
@@ -110,9 +110,10 @@ class BlockStack(GraphModel):
     ) -> Tensor | tuple[Tensor, list[Coupling]]:
         """Return predictions; with ``return_coupling`` also the coupling of every block."""
         refuse_proxy(self, x)
-        others |= (
-            {} if pe is None else {"pe": pe}
-        )  # torch.export wants inputs by the names of the signature
+        if pe is not None:
+            others["pe"] = (
+                pe  # a parameter and not only a key of others, for torch.export reads the signature
+            )
         return super().forward(x, edge_index, edge_weight, batch, edge_attr=edge_attr, **others)
 
     def propagate(
@@ -134,9 +135,10 @@ class BlockStack(GraphModel):
 
     def _placed(self, x: Tensor, pe: Encodings | None) -> Tensor:
         if (self.pe_encoder is None) != (pe is None):
-            came = f"got {'none' if pe is None else 'one'} with pe_channels={self.pe_channels}"
+            got = "none" if pe is None else "one"
             raise ValueError(
-                f"pe must be passed to a model with pe_channels, and only to one; {came}."
+                f"pe must be passed to a model with pe_channels, and only to one; got {got} with "
+                f"pe_channels={self.pe_channels}."
             )
         if self.pe_encoder is None or pe is None:
             return x
@@ -159,8 +161,10 @@ class BlockStack(GraphModel):
                 f"pe must be what {type(self.pe_encoder).__name__} reads: {error}"
             ) from error
         if encoded.shape != (x.size(0), self.pe_channels):
-            wanted = f"[{x.size(0)}, {self.pe_channels}], one row per node"
-            raise ValueError(f"the encoding of pe must be {wanted}; got {describe(encoded)}.")
+            raise ValueError(
+                f"the encoding of pe must be [{x.size(0)}, {self.pe_channels}], one row per node; got "
+                f"{describe(encoded)}."
+            )
         return torch.cat([x, encoded], 1)
 
     def _edges(self, graph: Graph, edge_attr: Tensor | None) -> Tensor | None:
@@ -170,9 +174,9 @@ class BlockStack(GraphModel):
                 raise ValueError("edge_attr needs edge_index; got edge_attr alone.")
             return None
         if (self.edge_encoder is None) != (edge_attr is None):
-            came = "none" if edge_attr is None else describe(edge_attr)
             raise ValueError(
-                f"edge_attr must be passed to a model with edge_dim, and only to one; got {came}."
+                f"edge_attr must be passed to a model with edge_dim, and only to one; got "
+                f"{'none' if edge_attr is None else describe(edge_attr)}."
             )
         if self.edge_encoder is None or edge_attr is None:
             return cast("nn.Embedding", self.edge_start).weight.expand(graph.num_edges, -1)
@@ -249,25 +253,26 @@ class GPS(BlockStack):
         check_probability(attention_dropout, "attention_dropout")
         check_counts(hidden_channels=hidden_channels, heads=heads)
         if hidden_channels % heads and "head_channels" not in (attention or {}):
-            came = f"got {heads} heads, {hidden_channels} channels"
             raise ValueError(
-                f"heads must divide hidden_channels; {came}. Or pass attention={{'head_channels': …}}."
+                f"heads must divide hidden_channels; got {heads} heads, {hidden_channels} channels. Or pass "
+                f"attention={{'head_channels': …}}."
             )
 
         def block() -> nn.Module:
-            own: dict[str, Any] = {
-                "lam": lam,
-                "adjacency": adjacency,
-                "residual": False,
-                "dropout": attention_dropout,
-            }
-            further = copy.deepcopy(attention or {})  # blocks share no module
+            passing = None
             if local:
                 passing = GatedGCNConv(hidden_channels, norm=norm, dropout=dropout)
-            else:
-                passing = None
-            global_ = SFiConv(hidden_channels, hidden_channels, heads, **own, **further)
-            return GPSBlock(hidden_channels, passing, global_, norm=norm, dropout=dropout)
+            everywhere = SFiConv(
+                hidden_channels,
+                hidden_channels,
+                heads,
+                lam=lam,
+                adjacency=adjacency,
+                residual=False,  # the block adds the state
+                dropout=attention_dropout,
+                **copy.deepcopy(attention or {}),  # blocks share no module
+            )
+            return GPSBlock(hidden_channels, passing, everywhere, norm=norm, dropout=dropout)
 
         super().__init__(in_channels, hidden_channels, out_channels, num_layers, block, **options)
 
@@ -297,7 +302,7 @@ class DFiFormer(GPS):
     ) -> None:
         sizes = (in_channels, hidden_channels, out_channels, num_layers)
         super().__init__(*sizes, lam=0.0, adjacency=adjacency, **options)
-        self.arguments = (sizes, {"adjacency": adjacency, **options})
+        self.arguments = (sizes, {"adjacency": adjacency, **options})  # for SFiFormer.from_dfi
 
 
 class SFiFormer(GPS):
@@ -344,9 +349,9 @@ class SFiFormer(GPS):
         like = next(dfi.parameters())
         model.to(like.device, like.dtype)
         missing, unexpected = model.load_state_dict(dfi.state_dict(), strict=False)
-        left = [name for name in missing if ".friction." not in name] + unexpected
-        if left:
+        differing = [name for name in missing if ".friction." not in name] + unexpected
+        if differing:
             raise ValueError(
-                f"attention must leave the parameters of dfi their places; these have none: {left}."
+                f"attention must leave the parameters of dfi as they are; these differ: {differing}."
             )
         return model

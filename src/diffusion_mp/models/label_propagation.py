@@ -55,16 +55,17 @@ class LabelPropagation(KnowsPyGNames, Saved):
         super().__init__()
         if num_layers is not None:
             errors.check_counts(num_layers=num_layers)
-        bounds = "(0, 1)" if num_layers is None else "(0, 1]"
-        wanted = f"lie in {bounds} for {num_layers=}"
-        errors.check_number(
-            alpha, "alpha", lambda a: 0 < a <= 1 and (a < 1 or num_layers is not None), wanted
-        )
+        if num_layers is None:
+            # At α = 1 the labels vanish from the equation, and I − S is singular.
+            errors.check_number(
+                alpha, "alpha", lambda a: 0 < a < 1, "lie in (0, 1) for num_layers=None"
+            )
+        else:
+            errors.check_number(alpha, "alpha", lambda a: 0 < a <= 1, "lie in (0, 1]")
         errors.check_kind(diffusivity, "diffusivity", (Diffusivity, NoneType), "a Diffusivity")
         if diffusivity is not None and diffusivity.heads != 1:
-            heads = diffusivity.heads
             raise ValueError(
-                f"diffusivity must have one head, for there is one state, the labels; got {heads} heads."
+                f"diffusivity must have one head, for there is one state, the labels; got {diffusivity.heads} heads."
             )
         self.num_layers = num_layers
         self.update = teleport_limit(1 - alpha) if num_layers is None else teleport(1 - alpha)
@@ -92,19 +93,23 @@ class LabelPropagation(KnowsPyGNames, Saved):
         refuse_inputs(self, others)
         y = _soft(y)
         if isinstance(mask, Tensor) and mask.is_floating_point():
-            order = "The order here is (y, edge_index, edge_weight, mask)."
+            # In PyG's order the third argument is the mask, and the fourth the weights.
             raise TypeError(
-                f"mask must be a bool tensor [{y.size(0)}]; got {errors.describe(mask)}. {order}"
+                f"mask must be a bool tensor [{y.size(0)}]; got {errors.describe(mask)}. The order here is (y, "
+                f"edge_index, edge_weight, mask)."
             )
         if mask is not None:
             y = y * errors.as_node_mask(mask, "mask", y.size(0), y.device).unsqueeze(1)
-        if self.reads_features != (features is not None):
-            if features is None:
-                came = "none came"
-            else:
-                came = "features came, and nobody reads them"
-            must = "must come if and only if the diffusivity reads nodes, for it must not read the labels"
-            raise ValueError(f"features [num_nodes, channels] {must}; {came}.")
+        # A diffusivity of states would read the labels, and nodes without one would all look alike.
+        if self.reads_features and features is None:
+            raise ValueError(
+                "features [num_nodes, channels] must be passed, for the diffusivity reads nodes, and must not read the "
+                "labels; got None."
+            )
+        if features is not None and not self.reads_features:
+            raise ValueError(
+                "features must be left out, for this diffusivity does not read nodes; got features."
+            )
         if features is not None:
             errors.check_rows(features, "features", y)
         graph = Graph.coerce(y, edge_index, edge_weight, batch)
@@ -128,9 +133,9 @@ def _soft(y: Tensor) -> Tensor:
     if y.dim() == 1 or y.size(1) == 1:
         y = _one_hot(y)
     elif y.dtype in errors.INTEGERS:
-        got = f"got {errors.describe(y)}"
         raise TypeError(
-            f"y must be floating point as soft labels, a column for every class; {got}. Pass y.float()."
+            f"y must be floating point as soft labels, a column for every class; got {errors.describe(y)}. Pass "
+            f"y.float()."
         )
     errors.check_state(y, "y")
     return y
@@ -145,9 +150,9 @@ def _one_hot(y: Tensor) -> Tensor:
             f"soft labels are torch.cat([1 - y, y], 1)."
         )
     if y.dtype not in errors.INTEGERS or y.layout != torch.strided:
-        way_out = "Class numbers are dense and integers: y.long()."
         raise TypeError(
-            f"y must hold class labels [N] or soft labels [N, K]; got {errors.describe(y)}. {way_out}"
+            f"y must hold class labels [N] or soft labels [N, K]; got {errors.describe(y)}. Class numbers are dense "
+            f"and integers: y.long()."
         )
     labels = errors.label_vector(y)
     classes = 1 + max(int(labels.max()), 0) if labels.numel() else 1

@@ -63,8 +63,11 @@ class NodeFormer(LayerStack):
         check_choice(jump, "jump", ["cat", "max", None])
         check_positive(edge_regularization, "edge_regularization", allow_zero=True)
         check_flags(residual=residual)
-        step = min(1.0, 2 / num_layers) if step is None else step
+        if step is None:
+            # A deep stack takes smaller steps, so that all layers together move the state as far as two do.
+            step = min(1.0, 2 / num_layers)
         check_positive(step, "step")
+        # The mean over layers, so that λ means the same at every depth.
         share = edge_regularization / num_layers
 
         def conv() -> NodeFormerConv:
@@ -72,10 +75,16 @@ class NodeFormer(LayerStack):
                 hidden_channels, hidden_channels, edge_regularization=share, **options
             )
 
-        sizes = (in_channels, hidden_channels, out_channels, num_layers)
-        states = num_layers + 1 if jump == "cat" else 1
         super().__init__(
-            *sizes, conv, layer_norm=layer_norm, dropout=dropout, states=states, task=task
+            in_channels,
+            hidden_channels,
+            out_channels,
+            num_layers,
+            conv,
+            layer_norm=layer_norm,
+            dropout=dropout,
+            states=num_layers + 1 if jump == "cat" else 1,
+            task=task,
         )
         self.residual = residual
         self.step = step
@@ -87,7 +96,10 @@ class NodeFormer(LayerStack):
         states = [x]
         for conv, norm in zip(self.convs, self.norms[1:], strict=True):
             moved = dropout(run_layer(collect, conv, x, graph), self.dropout, self.training)
-            x = norm(self.step * moved + x if self.residual else moved)
-            x = elu(x) if self.activation == "elu" else x
+            if self.residual:
+                moved = self.step * moved + x
+            x = norm(moved)
+            if self.activation == "elu":
+                x = elu(x)
             states.append(x)
         return self.decoder(x if self.jump is None else self.jump(states))

@@ -35,8 +35,8 @@ NAMES: dict[type[nn.Module], tuple[Rule, ...]] = {
         (r"^encoder\.1\b", "trans_conv.bns.0"),
         (r"^conv\b", "trans_conv.convs.0"),
         (r"^norm\b", "trans_conv.bns.1"),
-        (r"^further\.(\d+)\.0\b", lambda found: f"trans_conv.convs.{int(found[1]) + 1}"),
-        (r"^further\.(\d+)\.1\b", lambda found: f"trans_conv.bns.{int(found[1]) + 2}"),
+        (r"^further\.(\d+)\.0\b", lambda match: f"trans_conv.convs.{int(match[1]) + 1}"),
+        (r"^further\.(\d+)\.1\b", lambda match: f"trans_conv.bns.{int(match[1]) + 2}"),
         (r"^decoder\b", "fc"),
         *LAYER,
     ),
@@ -78,9 +78,9 @@ def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dic
     """
     kind = next((kind for kind in NAMES if isinstance(model, kind)), None)
     if kind is None:
-        kinds = ", ".join(known.__name__ for known in NAMES)
         raise TypeError(
-            f"model must be one of {kinds}, whose code was released; got {describe(model)}."
+            f"model must be one of {', '.join(kind.__name__ for kind in NAMES)}, whose code was released; got "
+            f"{describe(model)}."
         )
     check_kind(
         released,
@@ -91,32 +91,36 @@ def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dic
     for name, tensor in released.items():
         check_kind(name, "every key of released", str, "the name of a tensor")
         check_kind(tensor, f"released[{name!r}]", Tensor, "a tensor")
-    own = model.state_dict()
-    drawn = {name: tensor for name, tensor in own.items() if DRAWN.search(name)}
-    places = {new_name(name, NAMES[kind]): name for name in own if name not in drawn}
-    came = {new_name(name, PYG if kind is SGFormer else ()): name for name in released}
-    _check_depth(kind, came, places)
-    for name in came:
-        if name not in places:
-            raise ValueError(f"released has {came[name]!r}, {_no_place(kind, name)}")
-    for name, place in places.items():
-        if name not in came:
-            lacks = f"{kind.__name__} has {place!r}, which is {name!r} in the released code, and released lacks it"
-            raise ValueError(f"{lacks}. Build the model without {_option(name) or 'it'}.")
-        if own[place].shape != released[came[name]].shape:
+    state = model.state_dict()
+    drawn = {name: tensor for name, tensor in state.items() if DRAWN.search(name)}
+    # Both sides are compared by the names of the released code, in which its messages and papers speak.
+    ours = {new_name(name, NAMES[kind]): name for name in state if name not in drawn}
+    theirs = {new_name(name, PYG if kind is SGFormer else ()): name for name in released}
+    _check_depth(kind, theirs, ours)
+    for name, key in theirs.items():
+        if name not in ours:
+            raise ValueError(f"released has {key!r}, {_no_counterpart(kind, name)}")
+    for name, parameter in ours.items():
+        if name not in theirs:
             raise ValueError(
-                f"released[{came[name]!r}] is {describe(released[came[name]])}, but {place!r} of the model has shape "
-                f"{list(own[place].shape)}. Build it with the channels, heads and hops of the checkpoint; jump and "
-                f"aggregate say how many states the output layer reads."
+                f"{kind.__name__} has {parameter!r}, which is {name!r} in the released code, and released lacks it. "
+                f"Build the model without {_option(name) or 'it'}."
             )
-    return drawn | {place: released[came[name]] for name, place in places.items()}
+        tensor = released[theirs[name]]
+        if state[parameter].shape != tensor.shape:
+            raise ValueError(
+                f"released[{theirs[name]!r}] is {describe(tensor)}, but {parameter!r} of the model has shape "
+                f"{list(state[parameter].shape)}. Build it with the channels, heads and hops of the checkpoint; jump "
+                f"and aggregate say how many states the output layer reads."
+            )
+    return drawn | {parameter: released[theirs[name]] for name, parameter in ours.items()}
 
 
 def _option(name: str) -> str | None:
     return next((option for pattern, option in OPTIONS.items() if re.search(pattern, name)), None)
 
 
-def _check_depth(kind: type, came: Iterable[str], places: Iterable[str]) -> None:
+def _check_depth(kind: type, theirs: Iterable[str], ours: Iterable[str]) -> None:
     """Raise unless the numbers of layers agree; names of single tensors would make an obscure message."""
     for part, option in (
         ("graph_conv.", "num_gnn_layers"),
@@ -124,18 +128,22 @@ def _check_depth(kind: type, came: Iterable[str], places: Iterable[str]) -> None
         ("", "num_layers"),
     ):
         layers = re.compile(rf"{re.escape(part)}convs\.(\d+)\.")
-        there, here = (
-            len({found[1] for found in map(layers.match, names) if found})
-            for names in (came, places)
+        depth, expected = (
+            len({match[1] for match in map(layers.match, names) if match})
+            for names in (theirs, ours)
         )
-        if f"{part}fcs.0.weight" in places and there and here and there != here:
-            told = f"released has {there} layers in '{part}convs', and {kind.__name__} has {here}"
-            raise ValueError(f"{told}. Build it with {option}={there}.")
+        if f"{part}fcs.0.weight" in ours and depth and expected and depth != expected:
+            raise ValueError(
+                f"released has {depth} layers in '{part}convs', and {kind.__name__} has {expected}. Build it with "
+                f"{option}={depth}."
+            )
 
 
-def _no_place(kind: type, name: str) -> str:
+def _no_counterpart(kind: type, name: str) -> str:
     option = _option(name)
-    known = re.fullmatch(r"((trans|graph)_conv\.)?(fcs|bns|convs)\.\d+\.\w+(\.\w+)?|fc\.\w+", name)
-    if option is None or not known:
+    regular = re.fullmatch(
+        r"((trans|graph)_conv\.)?(fcs|bns|convs)\.\d+\.\w+(\.\w+)?|fc\.\w+", name
+    )
+    if option is None or not regular:
         return f"which no released {kind.__name__} that this function knows has. Leave it out if nothing reads it."
     return f"for which {kind.__name__} has no place as it was built. Build it with {option}."
