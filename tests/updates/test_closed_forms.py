@@ -9,7 +9,12 @@ from dense_updates import DOUBLE, both, dense_update, gradients, random, source_
 from torch import Tensor
 
 import diffusion_mp as dm
-from diffusion_mp.couplings import distance_features, row_normalized
+from diffusion_mp.couplings import (
+    LinearAttentionCoupling,
+    LowRankCoupling,
+    distance_features,
+    row_normalized,
+)
 from diffusion_mp.couplings.weighted import symmetric_normalized
 from diffusion_mp.diffusivities import SGFormerDiffusivity, SimpleDiffusivity
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, SingularSystemError
@@ -40,71 +45,47 @@ X = random(40, 2, 3, seed=2)
 POSITIVE = Q.abs()
 
 
-def attention(
-    q: Tensor = Q, k: Tensor = K, ptr: Tensor | None = None
-) -> dm.couplings.LinearAttentionCoupling:
-    return dm.couplings.LinearAttentionCoupling(
-        q, k, ptr, constant=1.0, unit=True, nonnegative=True
-    )
+linear = partial(LinearAttentionCoupling, nonnegative=True)
+low_rank = partial(LowRankCoupling, nonnegative=True)
+attention = partial(linear, constant=1.0, unit=True)
 
 
 def attraction(x: Tensor) -> dm.Coupling:
-    return dm.couplings.LinearAttentionCoupling(
-        *distance_features(x), PTR, constant=2.0, nonnegative=True
-    )
+    return linear(*distance_features(x), PTR, constant=2.0)
 
 
 def silent_rows() -> dm.Coupling:
     """Two nodes to whom nobody sends, among others that hear them."""
-    query = Q.abs() * (torch.arange(40) % 7 != 3).view(-1, 1, 1)
-    return dm.couplings.LinearAttentionCoupling(query, K.abs(), PTR, nonnegative=True)
+    return linear(POSITIVE * (torch.arange(40) % 7 != 3).view(-1, 1, 1), K.abs(), PTR)
 
 
+UP, DOWN = (torch.logspace(*ends, 6, dtype=DOUBLE) for ends in ((-8, 8), (6, -9)))
 KINDS = {
-    "difformer": attention,
-    "difformer-ragged": lambda: attention(ptr=PTR),
-    "tied-ragged": lambda: dm.couplings.LinearAttentionCoupling(
-        POSITIVE, POSITIVE, PTR, nonnegative=True
-    ),
-    "one-head": lambda: dm.couplings.LinearAttentionCoupling(
-        Q[:, :1].abs(), K[:, :1].abs(), nonnegative=True
-    ),
+    "difformer": lambda: attention(Q, K),
+    "difformer-ragged": lambda: attention(Q, K, PTR),
+    "tied-ragged": lambda: linear(POSITIVE, POSITIVE, PTR),
+    "one-head": lambda: linear(POSITIVE[:, :1], K[:, :1].abs()),
     "silent-ragged": silent_rows,
     "distances": lambda: attraction(0.2 * Q),
-    "signed": lambda: dm.couplings.LinearAttentionCoupling(Q, K, PTR, constant=3.0, unit=True),
-    "twice": lambda: row_normalized(
-        dm.couplings.LowRankCoupling(Q.abs(), K.abs(), nonnegative=True)
-        + 0.5 * dm.couplings.LowRankCoupling(K.exp(), Q.exp(), nonnegative=True)
-    ),
+    "signed": lambda: LinearAttentionCoupling(Q, K, PTR, constant=3.0, unit=True),
+    "twice": lambda: row_normalized(low_rank(POSITIVE, K.abs()) + 0.5 * low_rank(K.exp(), Q.exp())),
     "uniform": lambda: dm.couplings.UniformCoupling(40, PTR, dtype=DOUBLE),
-    "rescaled": lambda: dm.couplings.LinearAttentionCoupling(
-        Q.abs() * torch.logspace(-8, 8, 6, dtype=DOUBLE),
-        K.abs() * torch.logspace(6, -9, 6, dtype=DOUBLE),
-        PTR,
-        nonnegative=True,
-    ),
-    "duplicates": lambda: dm.couplings.LinearAttentionCoupling(
-        Q.abs()[:, :, [0, 0, 1, 1, 1]], K.abs()[:, :, [2, 2, 2, 3, 3]], nonnegative=True
-    ),
+    "rescaled": lambda: linear(POSITIVE * UP, K.abs() * DOWN, PTR),
+    "duplicates": lambda: linear(POSITIVE[:, :, [0, 0, 1, 1, 1]], K.abs()[:, :, [2, 2, 2, 3, 3]]),
     "far-away": lambda: attraction(0.1 * Q.tanh() + 30.0),
 }
 # A diagonal beside the features, or one that varies: systems only.
 APART = torch.logspace(-2, 2, 40, dtype=DOUBLE).view(-1, 1, 1)
 SOLVED = {
-    "sgformer-ragged": lambda: dm.couplings.LinearAttentionCoupling(Q, K, PTR, own=1.0, unit=True),
-    "symmetric": lambda: dm.couplings.LowRankCoupling(
-        POSITIVE, POSITIVE, PTR, symmetric=True, nonnegative=True
-    ),
-    "degrees-apart": lambda: dm.couplings.LowRankCoupling(
-        *2 * [POSITIVE * APART], symmetric=True, nonnegative=True
-    ),
-    "asymmetric": lambda: dm.couplings.LowRankCoupling(0.1 * POSITIVE, K.abs(), nonnegative=True),
+    "sgformer-ragged": lambda: LinearAttentionCoupling(Q, K, PTR, own=1.0, unit=True),
+    "symmetric": lambda: low_rank(POSITIVE, POSITIVE, PTR, symmetric=True),
+    "degrees-apart": lambda: low_rank(POSITIVE * APART, POSITIVE * APART, symmetric=True),
+    "asymmetric": lambda: low_rank(0.1 * POSITIVE, K.abs()),
     "with-identity": lambda: (
         0.5 * silent_rows() + 0.5 * dm.couplings.IdentityCoupling(40, dtype=DOUBLE)
     ),
     "off-diagonal": lambda: symmetric_normalized(
-        dm.couplings.LowRankCoupling(POSITIVE, POSITIVE, symmetric=True, nonnegative=True),
-        diagonal=False,
+        low_rank(POSITIVE, POSITIVE, symmetric=True), diagonal=False
     ),
 }
 
@@ -154,9 +135,7 @@ def test_all_gradients_are_those_of_dense_algebra(kind: str, update: StateUpdate
     mask = (torch.arange(17) % 7 != 3).view(-1, 1, 1)
     coupling = {
         "unit": lambda: attention(q, k, PTR[:5]),
-        "silent": lambda: dm.couplings.LinearAttentionCoupling(
-            q.abs() * mask, k.abs(), PTR[:5], nonnegative=True
-        ),
+        "silent": lambda: linear(q.abs() * mask, k.abs(), PTR[:5]),
         "tied": lambda: attention(q, q),
     }[kind]()
     given = source if update.beta else None
@@ -180,9 +159,7 @@ def test_closed_forms_differentiate_twice(update: StateUpdate, nodes: int) -> No
 
 @pytest.mark.parametrize("t", [1e-6, 1e-3, 0.01, 0.02, 0.03, 0.1, 1.0, 30.0])
 def test_no_time_is_less_accurate_than_another(t: float) -> None:
-    pairs = dm.couplings.LinearAttentionCoupling(
-        POSITIVE, K.abs(), torch.arange(0, 41, 2), nonnegative=True
-    )
+    pairs = linear(POSITIVE, K.abs(), torch.arange(0, 41, 2))
     for coupling in (pairs, silent_rows(), KINDS["one-head"]()):
         torch.testing.assert_close(*both(HeatKernel(t), coupling, X), rtol=0, atol=1e-13)
 
@@ -217,20 +194,16 @@ def test_what_is_singular_indefinite_or_not_finite_is_an_error() -> None:
         x = X.clone()
         x[3, 1, 0] = bad
         with pytest.raises(ConvergenceError, match="NaN or infinity"):
-            ImplicitEuler(1.0)(x, attention())
+            ImplicitEuler(1.0)(x, attention(Q, K))
     one = torch.ones(8, 1, 1, dtype=DOUBLE)
     with pytest.raises(
         ConvergenceError, match="a low-rank system is singular"
     ):  # S has the eigenvalue 2
-        Equilibrium("residual", leak=1.0)(
-            random(8, 1, 2), dm.couplings.LowRankCoupling(0.25 * one, one.clone())
-        )
+        Equilibrium("residual", leak=1.0)(random(8, 1, 2), LowRankCoupling(0.25 * one, one.clone()))
     feature = 3.0 * Q[:, :1]
-    indefinite = dm.couplings.LowRankCoupling(feature, -feature, symmetric=True) * -1.0
+    indefinite = LowRankCoupling(feature, -feature, symmetric=True) * -1.0
     with pytest.raises(ConvergenceError, match="not positive definite"):
-        ImplicitEuler(1.0)(
-            X, indefinite + dm.couplings.LowRankCoupling(feature, feature, symmetric=True)
-        )
+        ImplicitEuler(1.0)(X, indefinite + LowRankCoupling(feature, feature, symmetric=True))
 
 
 SGFORMER = SGFormerDiffusivity(projection=None, heads=2)(X.flatten(1))
@@ -241,7 +214,7 @@ test_what_has_no_closed_form_is_refused = refuses(
     (lambda: Equilibrium()(X, SEPARATE), SingularSystemError, "no unique steady state"),
     (lambda: Equilibrium("residual")(X, SEPARATE), SingularSystemError, "not reversible"),
     *(
-        (lambda u=u: u(X, attention() + EDGE), CouplingMismatchError, "got a SumCoupling")
+        (lambda u=u: u(X, attention(Q, K) + EDGE), CouplingMismatchError, "got a SumCoupling")
         for u in (HeatKernel(1.0), ImplicitEuler(1.0), Equilibrium(leak=0.1))
     ),
 )

@@ -166,13 +166,15 @@ def low_rank_heat(
         eye = identity_like(core)
         zero = torch.zeros_like(core)
         rows = [[core - eye, eye, eye], [zero, -eye, zero], [zero, zero, zero]]
-        pooled = [right.mT @ (diagonal * v), right.mT @ (v - diagonal * v)]
+        pooled = [right.mT @ (diagonal * v)]
         # Only rows without senders need the third block.
-        count = 3 if bool((diagonal == 0).any()) else 2
+        if bool((diagonal == 0).any()):
+            pooled.append(right.mT @ (v - diagonal * v))
+        count = 1 + len(pooled)
         generator = torch.cat([torch.cat(row[:count], dim=-1) for row in rows[:count]], dim=-2)
         # The blocks right of the first are e⁻ᵗ tφ₁(tG) and tφ₁(t(G − I)).
         power = _exponential(t * generator)[..., :features, features:]
-        change = left @ (power @ torch.cat(pooled[: count - 1], dim=-2))
+        change = left @ (power @ torch.cat(pooled, dim=-2))
         return torch.exp(-t * diagonal) * v + change
 
     return by_graph(form, graphs, diagonal, form.left, form.right, v)
