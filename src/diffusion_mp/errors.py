@@ -85,6 +85,7 @@ def describe(value: object) -> str:
         if value.is_meta:
             text += " on the meta device"
         return text
+    # The whole tree of a module, or the numbers of an array, would bury the sentence.
     if isinstance(value, nn.Module):
         return f"a module ({type(value).__name__})"
     if isinstance(value, np.ndarray):
@@ -95,6 +96,7 @@ def describe(value: object) -> str:
 
 def check_choice(value: object, name: str, choices: Iterable[Any]) -> None:
     options = list(choices)
+    # An array of NumPy would answer ``in`` with an array, and an object of the user with what it likes.
     if not (value is None or isinstance(value, str)) or value not in options:
         raise ValueError(
             f"{name} must be one of {', '.join(map(repr, options))}; got {describe(value)}."
@@ -147,6 +149,7 @@ def check_counts(least: int = 1, /, **counts: int) -> None:
 
 def as_whole(value: object, name: str, way_out: str = "") -> int:
     """Return a whole number, also one of NumPy or PyTorch, as an int; raise TypeError, ending in ``way_out``."""
+    # `operator.index` takes what Python takes as a position in a list, and no float, not even 3.0.
     with suppress(TypeError):
         if not isinstance(value, bool):
             return index(value)  # type: ignore[arg-type]
@@ -294,6 +297,7 @@ def check_place(
         if part is None:
             continue
         for parameter in part._parameters.values():
+            # A lazy parameter takes the dtype of what comes first.
             if parameter is not None and not is_lazy(parameter) and parameter.dim():
                 if x.device != parameter.device or (dtype and x.dtype != parameter.dtype):
                     _refuse_placement(x, name, parameter, type(module).__name__, dtype)
@@ -303,6 +307,7 @@ def check_place(
 
 def _refuse_placement(x: Tensor, name: str, parameter: Tensor, kind: str, dtype: bool) -> None:
     check_device(x, name, parameter.device, f"the parameters of {kind}")
+    # Under autocast torch converts both.
     if dtype and parameter.is_floating_point() and not torch.is_autocast_enabled(x.device.type):
         raise TypeError(
             f"{name} must be {str(parameter.dtype).removeprefix('torch.')}, as the parameters of {kind} are; got "
@@ -335,6 +340,7 @@ def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
             f"{name} must be a tensor [num_nodes, channels]; got {describe(x)}. Pass data.to_homogeneous(), which "
             f"numbers all nodes in one run."
         )
+    # Dimensions before the dtype: what has others is most often a batch of another library, whose way out is longer.
     if isinstance(x, Tensor) and x.dim() != 2:
         raise ValueError(
             f"{name} must have two dimensions [num_nodes, channels]; got {describe(x)}. Flatten a padded batch to its "
@@ -356,7 +362,8 @@ def _as_a_tensor(value: object, name: str) -> str:
     """Return the way out where something else came instead of a tensor."""
     if not isinstance(value, (list, tuple, np.ndarray)):
         return _part_of_data(value, name)
-    with suppress(Exception):  # each kind of content has an error of its own
+    # torch has an error of its own for every kind of content, so it is asked whether the way leads anywhere.
+    with suppress(Exception):
         torch.as_tensor(value)
         return f" Convert it with torch.as_tensor({name})."
     if all(isinstance(part, Tensor) for part in value):
@@ -436,6 +443,7 @@ def as_node_mask(mask: object, name: str, num_nodes: int, device: torch.device) 
     check_range(nodes, name, num_nodes)
     chosen = torch.zeros(num_nodes, dtype=torch.bool, device=device)
     chosen[nodes] = True
+    # Zeros and ones, a mask in integers, name two nodes again and again.
     if int(chosen.sum()) < len(nodes):
         raise ValueError(
             f"{name} must name every node once, as indices; some are there again. If it is a mask of zeros and ones, "
@@ -546,6 +554,7 @@ def check_mask(mask: Tensor | None, x: Tensor, name: str = "mask") -> None:
     """Raise unless ``mask`` is None or bool [B, L], true at the tokens of ``x`` [B, L, …]."""
     if mask is None:
         return
+    # Only bool: numbers may mean tokens or padding, and are added to scores by other libraries.
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.layout != torch.strided:
         raise TypeError(
             f"{name} must be a bool tensor, true where there is a token; got {describe(mask)}."
@@ -590,6 +599,7 @@ def check_edge_rows(
 
 def check_values(v: Tensor, num_nodes: int, heads: int, name: str = "v") -> None:
     """Raise unless ``v`` is [N, H, D] for a coupling of ``num_nodes`` nodes and ``heads`` heads (1 broadcasts)."""
+    # Before the dtype, since a state without the axis of heads is the usual mistake.
     if isinstance(v, Tensor) and v.dim() != 3:
         raise ValueError(
             f"{name} must have three dimensions [num_nodes, heads, channels]; got {describe(v)}. For one head use "
@@ -609,6 +619,7 @@ def check_values(v: Tensor, num_nodes: int, heads: int, name: str = "v") -> None
 def check_finite(x: Tensor, name: str) -> None:
     """Raise ``ValueError`` if ``x`` holds NaN or infinity (costs one pass; a synchronisation on a GPU)."""
     check_has_values(x, name)
+    # Counted only where one is found: this runs with every call of a layer with ``validate=True``.
     if not bool(torch.isfinite(x).all()):
         bad = int((~torch.isfinite(x)).sum())
         raise ValueError(
@@ -622,6 +633,7 @@ def needed_by(what: str, install: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
+        # The module that is missing may be one that the package itself needs, and its name stays with the error.
         package = (error.name or "a package").partition(".")[0]
         raise ModuleNotFoundError(
             f"{what} needs {package}, which is not installed: pip install {quote(install)}.",

@@ -72,7 +72,8 @@ def described(value: Any) -> Any:
     """Return an argument as a `Description` holds it; of a generator nothing, since what it drew is in the state."""
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if isinstance(value, (int, float, str)):  # a number of NumPy, or a member of an enum
+    # A float64 of NumPy or a member of an enum is a subclass, which JSON reduces to the plain value.
+    if isinstance(value, (int, float, str)):
         return json.loads(json.dumps(value))
     if isinstance(value, Described):
         return value._describe()
@@ -95,7 +96,9 @@ class Saved(nn.Module, Described):
     _description: Description
 
     def __new__(cls: type[S], *args: Any, **kwargs: Any) -> S:
+        # In __new__, so that a subclass may call super().__init__ when and with what it likes.
         self = super().__new__(cls)
+        # Past nn.Module, whose __setattr__ asks for its own constructor first.
         self.__dict__["_description"] = Description(
             cls, tuple(map(described, args)), described(kwargs)
         )
@@ -316,7 +319,8 @@ def _built(
 
 def _misfit(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
     """How the state of a module on the meta device differs from tensors in names, shapes or kinds of numbers."""
-    with suppress(RuntimeError, KeyError):  # parameters without a shape take that of the tensors
+    # Parameters without a shape take that of the tensors; other differences are named below.
+    with suppress(RuntimeError, KeyError):
         model.load_state_dict(
             {name: value.to("meta") for name, value in tensors.items()}, strict=False
         )

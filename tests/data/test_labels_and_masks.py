@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import LabelPropagation as LabelPropagationOfPyG
 
 from diffusion_mp import DiffusionClassifier, LabelPropagation
 from diffusion_mp.data import (
@@ -140,16 +139,6 @@ def test_masks_may_be_indices(form: str) -> None:
         assert torch.equal(model(Y, EDGES, mask=same), model(Y, EDGES, mask=mask))
         split = Split.of(Data(y=Y, train_mask=same, val_mask=~mask, test_mask=~mask))
         assert torch.equal(split.train, mask)
-
-
-@pytest.mark.parametrize("mask", [KNOWN, torch.arange(10)])
-@pytest.mark.parametrize("y", [Y, Y.unsqueeze(1)])
-def test_results_are_those_of_pyg(mask: Tensor, y: Tensor) -> None:
-    """Which spreads along edges with D^-½AD^-½, and is called with the mask as third argument."""
-    theirs = LabelPropagationOfPyG(3, 0.9)(y, EDGES, mask=mask)
-    torch.testing.assert_close(
-        LabelPropagation(3, 0.9)(y, EDGES, mask=mask), theirs, rtol=1e-5, atol=1e-6
-    )
 
 
 def test_a_column_mask_of_the_loader() -> None:

@@ -1,7 +1,6 @@
 """What a model computes for a part's own nodes is what it computes for them in the whole graph, for every loader."""
 
 import copy
-import itertools
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -87,27 +86,30 @@ class TwoHops(BaseSampler):
         raise NotImplementedError
 
 
-def loaders() -> Iterator[tuple[str, Loader]]:
-    """Every loader that gives a node all the edges that arrive there, and the degrees of the whole graph."""
-    for method, workers in itertools.product(METHODS, (0, 2)):
-        options = METHODS[method] | {"num_workers": workers, "halo": True, "degrees": "full"}
-        yield (
-            f"{method}, {workers} workers",
-            lambda data, options=options: RandomPartitionLoader(data, 5, **options),
-        )
-    options = {"batch_size": 13, "halo": True, "degrees": "full", "allow_unlabelled": True}
-    yield "by size", lambda data: RandomPartitionLoader(data, **options)
-    for workers in (0, 2):
-        of_pyg = {"batch_size": 7, "num_workers": workers}
-        yield (
-            f"of PyG, {workers} workers",
-            lambda data, of_pyg=of_pyg: NodeLoader(
-                data, TwoHops(data), None, transform=PartOf(data, degrees="full"), **of_pyg
-            ),
-        )
+def random_parts(**options: Any) -> Loader:
+    return lambda data: RandomPartitionLoader(data, halo=True, degrees="full", **options)
 
 
-LOADERS = dict(loaders())
+def of_pyg(workers: int) -> Loader:
+    return lambda data: NodeLoader(
+        data,
+        TwoHops(data),
+        transform=PartOf(data, degrees="full"),
+        batch_size=7,
+        num_workers=workers,
+    )
+
+
+#: Every loader that gives a node all the edges that arrive there, and the degrees of the whole graph.
+LOADERS: dict[str, Loader] = {
+    "random": random_parts(num_parts=5),
+    "workers": random_parts(num_parts=5, num_workers=2),
+    "by size": random_parts(batch_size=13, allow_unlabelled=True),
+    "metis": random_parts(num_parts=5, **METHODS["metis"]),
+    "label propagation": random_parts(num_parts=5, **METHODS["label propagation"]),
+    "of PyG": of_pyg(0),
+    "of PyG, with workers": of_pyg(2),
+}
 GRAPHS = {"directed": DATA, "undirected": ToUndirected(reduce="mean")(DATA)}
 
 
@@ -153,9 +155,8 @@ def test_one_part_is_the_whole_graph(name: str, degrees: str, halo: bool, method
     options = METHODS[method] | {"degrees": degrees, "halo": halo}
     (batch,) = RandomPartitionLoader(DATA, 1, **options)
     out = layer(batch.x, batch.edge_index, batch.edge_weight)
-    torch.testing.assert_close(
-        out, layer(DATA.x, DATA.edge_index, DATA.edge_weight)[batch.n_id], rtol=1e-5, atol=1e-6
-    )
+    expected = layer(DATA.x, DATA.edge_index, DATA.edge_weight)[batch.n_id]
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -177,12 +178,10 @@ def test_clusters_of_pyg_are_parts_too() -> None:
     whole = AdjacencyDiffusivity("row")(DATA.x, Graph.from_data(DATA)).to_dense()[0]
     for cluster in range(6):
         batch = part(data.subgraph(CLUSTERS.eq(cluster)))  # as ClusterLoader cuts it
-        coupling = AdjacencyDiffusivity("row")(
-            batch.x, Graph(batch.num_nodes, batch.edge_index, batch.edge_weight)
-        )
-        torch.testing.assert_close(
-            coupling.to_dense()[0], whole[batch.n_id][:, batch.n_id], rtol=1e-5, atol=1e-6
-        )
+        graph = Graph(batch.num_nodes, batch.edge_index, batch.edge_weight)
+        entries = AdjacencyDiffusivity("row")(batch.x, graph).to_dense()[0]
+        expected = whole[batch.n_id][:, batch.n_id]
+        torch.testing.assert_close(entries, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_training_as_documented_has_the_gradients_of_the_whole_graph() -> None:
@@ -270,10 +269,9 @@ def test_a_loader_of_lists_of_parts_is_refused_rather_than_different() -> None:
     parts = list(RandomPartitionLoader(DATA, 3, halo=True, degrees="full"))
     layer = built(OF_EDGES["GCN"])
     joined = Batch.from_data_list(parts)
-    right = torch.cat([layer(part.x, part.edge_index, part.edge_weight) for part in parts])
-    torch.testing.assert_close(
-        layer(joined.x, Graph.from_data(joined)), right, rtol=1e-5, atol=1e-6
-    )
+    out = layer(joined.x, Graph.from_data(joined))
+    expected = torch.cat([layer(part.x, part.edge_index, part.edge_weight) for part in parts])
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
     loader = DataLoader(parts, batch_size=None)
     for part, again in zip(parts, loader, strict=True):
         assert torch.equal(part.edge_index.full_degree, again.edge_index.full_degree)

@@ -95,6 +95,7 @@ class RandomPartitionLoader(DataLoader[Data]):
         )
         # Without a generator, DataLoader draws the seed of its workers from the global state.
         options = {"generator": torch.Generator()} | options
+        # With batch_size=None nothing is collated: a part is a batch already.
         super().__init__(parts, batch_size=None, sampler=sampler, **options)
 
     def set_epoch(self, epoch: int) -> None:
@@ -115,6 +116,8 @@ class RandomPartitionLoader(DataLoader[Data]):
 class PartSampler(DistributedSampler[Part]):
     """Sampler of this process's share of an epoch's parts; Lightning starts processes after it has been constructed."""
 
+    # A DistributedSampler, for Lightning replaces any other by its own, which would give every process other parts.
+
     def __init__(
         self,
         count: Callable[[int], int],
@@ -127,6 +130,7 @@ class PartSampler(DistributedSampler[Part]):
         self._count = count
         self._draw = draw
         self._cut = cut
+        # Asked again in every epoch: processes may start after the loader was made.
         self._options = (num_replicas, rank)
         replicas, rank = self._share()
         super().__init__(cast("Dataset[Part]", range(count(replicas))), replicas, rank, seed=seed)
@@ -206,6 +210,7 @@ class _Batches(Dataset[Data]):
 
     def __getitem__(self, part: Part) -> Data:
         data = self._data
+        # Shallow: attributes of the graph itself are shared by all parts.
         batch = copy(self._data)
         for name, value in data:
             dim = data.__cat_dim__(name, value)
@@ -239,6 +244,7 @@ def _rows(value: Any, rows: Tensor, dim: int) -> Any:
 
 def _check_attributes(data: Data) -> None:
     """Raise for an attribute that would come with every part as a whole, though it has a row for every node or edge."""
+    # PyG copies what it cannot cut into every batch, where its rows would belong to other nodes.
     lengths = (data.num_nodes, data.num_edges)
     for name, value in data:
         shape: Any = getattr(value, "shape", ())

@@ -114,16 +114,18 @@ class Diffusivity(Resettable, ABC):
     __radd__ = __add__
 
 
-class GraphPart(Graph, ABC):
+class GraphPart(Graph):
     """Base of graphs that hold some rows of a larger one, and couple these rows with all nodes."""
 
-    @abstractmethod
+    # No ABC: every call of a diffusivity asks for this class, and an ABC answers several times as slowly.
+
     def couple(self, diffusivity: Diffusivity, x: Float[Tensor, "N C"]) -> Coupling:
         """Return the rows at hand of the coupling of the larger graph."""
+        raise NotImplementedError
 
-    @abstractmethod
     def share(self, coupling: Coupling) -> Coupling:
         """Return the rows at hand of the coupling with all nodes, from the coupling of these rows alone."""
+        raise NotImplementedError
 
 
 def check_heads_divide(channels: int, heads: int, what: str = "channels") -> None:

@@ -47,6 +47,7 @@ class cached_property(Generic[T]):
 
 def persistent(make: Callable[[], T]) -> T:
     """Return ``make()``, computed outside inference mode, whose tensors later gradients could not use."""
+    # While torch compiles there are no values yet that could be kept.
     if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
         return make()
     with torch.inference_mode(False), torch.no_grad():
@@ -163,6 +164,7 @@ class TensorCache(Generic[T]):
         copies = persistent(lambda: tuple(map(_copy, tensors)))
         references = tuple(weakref.ref(each, self._forget) for each in tensors if each is not None)
         new = _Entry(key, references, copies, make(*copies))
+        # The most recent first, as many as there is room for.
         kept = []
         numbers = 0
         for entry in (new, *self._entries):
@@ -181,6 +183,7 @@ class TensorCache(Generic[T]):
                 # Another subclass may hold more than its numbers, as a PartEdgeIndex does.
                 if type(tensor) not in (Tensor, EdgeIndex):
                     return False
+                # A graph of a copy would give the weights no gradient.
                 if tensor.is_meta or tensor.requires_grad:
                     return False
                 numbers += tensor.numel()

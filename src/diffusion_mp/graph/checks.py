@@ -66,6 +66,7 @@ def as_edge_weight(edge_weight: object, edge_index: Tensor | None, num_nodes: in
             f"edge_weight got {errors.describe(weight)}, an integer for every node, which looks like a batch. Pass it "
             f"by name, batch=…; weights are floating point, one for each of the {num_edges} edges."
         )
+    # A list has neither device nor a dtype of its own.
     if not isinstance(edge_weight, Tensor):
         weight = weight.to(edge_index.device, torch.get_default_dtype())
     errors.check_tensor(weight, "edge_weight", "of one dimension", edge_index.device, "edge_index")
@@ -161,11 +162,13 @@ def check_batch(num_nodes: int, batch: Tensor) -> None:
     """Every graph of the batch is one run of rows, and their number is of the order of the nodes'."""
     if not batch.numel():
         return
+    # Kernels read the rows of a graph as one block of memory.
     if bool((batch[1:] < batch[:-1]).any()):
         raise ValueError(
             "batch must be sorted, so that every graph is a run of rows. Sort the nodes with order = "
             "batch.argsort(stable=True) and relabel edge_index."
         )
+    # Sorted, so the ends are the extremes.
     first = int(batch[0])
     last = int(batch[-1])
     if first < 0:
@@ -185,6 +188,7 @@ def check_edges(
         return
     # An index out of range would read or write memory of others in the compressed products.
     errors.check_range(edge_index, "edge_index", num_nodes)
+    # Attention stays within a graph; an edge that leaves it would let values of another in.
     if member is not None:
         source, target = member.to(edge_index.device)[edge_index]
         crossing = int((source != target).sum())
@@ -223,6 +227,7 @@ def row_bounds(ptr: object, num_nodes: int) -> Tensor | None:
     if ptr is None:
         return None
     bounds = as_ptr(ptr)
+    # Under fake tensors, as torch.export has them, there is nothing to read.
     if errors.values_to_check():
         check_ptr(num_nodes, bounds)
     return bounds

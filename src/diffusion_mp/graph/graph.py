@@ -271,6 +271,7 @@ class Graph:
                 raise ValueError(
                     "a sparse adjacency holds its own weights; do not pass edge_weight beside it."
                 )
+            # Not kept: torch compares no sparse tensors. Who calls often makes a graph once.
             graph = cls.from_sparse(edge_index, batch=batch)
         else:
             full_degree = checks.full_degree_of(edge_index)
@@ -422,6 +423,7 @@ class Graph:
         graph = copy.copy(self)
         for name, tensor in tensors.items():
             setattr(graph, name, tensor.to(target, non_blocking=non_blocking))
+        # They hold tensors on the device before, and are computed on the other where they are needed.
         graph._pattern = None
         graph._derived = {}
         return graph
@@ -447,6 +449,7 @@ class Graph:
         """Whether a_ij = a_ji up to rounding: O(E log E) when first asked, kept unless weights are being learned."""
         self._refresh()
         learned = self.edge_weight is not None and self.edge_weight.requires_grad
+        # Learned weights change without a new answer being asked for, so they are looked at each time.
         if self._symmetric is None or learned:
             errors.check_has_values(self.edges, "edge_index")
             self._symmetric = is_symmetric(
@@ -516,7 +519,8 @@ class Graph:
         """Every pair with a walk of 1 to ``hops`` edges of positive weight, once and with weight 1: the k-hop graph."""
         errors.check_counts(hops=hops)
         errors.check_has_values(self.edges, "edge_index")
-        walks = self.edges, self._edge_weights().detach(), self.num_nodes, hops
+        # Whether there is a walk does not change with a small change of the weights: there is no gradient.
+        walks = (self.edges, self._edge_weights().detach(), self.num_nodes, hops)
         return self.derived(f"within {hops}", lambda: self._with_edges(walk_pairs(*walks), None))
 
     def to_undirected(self) -> Graph:
@@ -557,6 +561,7 @@ class Graph:
     def reverse(self) -> Graph:
         degree = None if self.full_degree is None else self.full_degree.flip(1)
         graph = self._with_edges(self.edges.flip(0), self.edge_weight, degree)
+        # The form by target is that by source of the reversed graph: nothing is sorted again.
         graph._pattern = self.pattern.T
         return graph
 
