@@ -110,10 +110,7 @@ def test_a_model_of_pyg_gives_its_outputs(cls, kind, out: int, options, in_chann
 
 def test_a_gin_of_pyg_that_has_no_place() -> None:
     ours = DiffusionGNN(8, 6, 4, 3, conv="gin")
-    with pytest.raises(
-        ValueError,
-        match=r"convs\.2\.nn\.lins\.0\.weight is \[4, 6\], and in the layer here \[6, 6\]",
-    ):
+    with pytest.raises(ValueError, match=r"convs\.2\.nn\.lins\.0\.weight is \[4, 6\]"):
         from_pyg(ours, GIN(8, 6, 3, 4).state_dict())
     with pytest.raises(ValueError, match=r"norms are norms inside the MLP of a layer"):
         from_pyg(ours, GIN(8, 6, 3, 4, norm="batch", jk="last").state_dict())

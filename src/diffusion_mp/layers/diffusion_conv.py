@@ -216,7 +216,10 @@ class DiffusionConv(GraphLayer):
         if self.value is None:
             self.out_channels = self.in_channels
             self.head_channels = self.in_channels
-        elif self.in_channels != -1 and is_lazy(self.value.weight):
+            return
+        # Inference by blocks puts a module of its own in the place of W_V, which makes the weights when it is called.
+        lazy = isinstance(self.value, FeatureLinear) and is_lazy(self.value.weight)
+        if lazy and self.in_channels != -1:
             # So that the checks see its dtype.
             self.value.initialize_parameters(self.value, (x,))
 
