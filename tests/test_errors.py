@@ -318,7 +318,7 @@ TYPES: list[tuple[Callable[[], Any], str]] = [
     ),
     (lambda: ring().at(EDGES.float()), r"edge_index must hold integers"),
     (
-        lambda: PairwiseCoupling(V, V, normalize=np.ones(2)),
+        lambda: PairwiseCoupling(V, V, normalize=np.ones(2), mutual=True),
         "normalize must be True or False; got a float64",
     ),
     (lambda: LowRankCoupling(V, V.double()), r"must have one dtype"),

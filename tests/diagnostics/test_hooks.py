@@ -49,17 +49,19 @@ test_it_says_what_it_needs = refuses(
     (lambda: EnergyTrace(nn.Linear(2, 2)), ValueError, "model must contain a diffusion layer"),
     (lambda: plot_attention(torch.eye(3)), TypeError, "coupling must be a Coupling"),
     (
-        lambda: plot_attention(LowRankCoupling(ONES, ONES), head=1),
+        lambda: plot_attention(LowRankCoupling(ONES, ONES, positive_semidefinite=True), head=1),
         ValueError,
         r"head must lie in \[0, 0\]; got 1",
     ),
     (
-        lambda: plot_attention(LowRankCoupling(ONES, ONES), 3),
+        lambda: plot_attention(LowRankCoupling(ONES, ONES, positive_semidefinite=True), 3),
         TypeError,
         "ax must be a matplotlib axis or None",
     ),
     (
-        lambda: plot_attention(LowRankCoupling(ONES, ONES), threshold=1.0),
+        lambda: plot_attention(
+            LowRankCoupling(ONES, ONES, positive_semidefinite=True), threshold=1.0
+        ),
         ValueError,
         "threshold must lie between 0 and",
     ),

@@ -172,8 +172,7 @@ UNKEPT = {
     "symmetric",
     "row_stochastic",
     "positive_semidefinite",
-    "reversible",
-    "metric",
+    "mutual",
     "positive",
 }
 

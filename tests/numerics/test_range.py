@@ -131,7 +131,7 @@ def test_half_precision_sums_over_many_nodes() -> None:
     ones = torch.ones(nodes, 1, 1, dtype=torch.float16)
     mean = UniformCoupling(nodes, dtype=torch.float16) @ ones
     assert torch.equal(mean, ones)
-    rows = LowRankCoupling(ones, ones)
+    rows = LowRankCoupling(ones, ones, positive_semidefinite=True)
     assert (rows.degree() == nodes).all()
     assert torch.equal(row_normalized(rows) @ ones, ones)
 
@@ -474,7 +474,7 @@ def test_linear_operators(nodes: int) -> None:
         IdentityCoupling(nodes),
         UniformCoupling(nodes),
         SparseCoupling(Graph(nodes, NOTHING)),
-        LowRankCoupling(one, one),
+        LowRankCoupling(one, one, positive_semidefinite=True),
     ):
         operator = coupling.as_linear_operator()
         assert (

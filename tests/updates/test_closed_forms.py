@@ -61,7 +61,7 @@ KINDS = {
     "difformer": attention,
     "difformer-ragged": lambda: attention(ptr=PTR),
     "tied-ragged": lambda: dm.couplings.LinearAttentionCoupling(
-        POSITIVE, POSITIVE, PTR, nonnegative=True
+        POSITIVE, POSITIVE, PTR, nonnegative=True, mutual=True
     ),
     "one-head": lambda: dm.couplings.LinearAttentionCoupling(
         Q[:, :1].abs(), K[:, :1].abs(), nonnegative=True
@@ -90,7 +90,7 @@ APART = torch.logspace(-2, 2, 40, dtype=DOUBLE).view(-1, 1, 1)
 SOLVED = {
     "sgformer-ragged": lambda: dm.couplings.LinearAttentionCoupling(Q, K, PTR, own=1.0, unit=True),
     "symmetric": lambda: dm.couplings.LowRankCoupling(
-        POSITIVE, POSITIVE, PTR, symmetric=True, nonnegative=True
+        POSITIVE, POSITIVE, PTR, nonnegative=True, positive_semidefinite=True
     ),
     "degrees-apart": lambda: dm.couplings.LowRankCoupling(
         *2 * [POSITIVE * APART], symmetric=True, nonnegative=True
@@ -100,7 +100,9 @@ SOLVED = {
         0.5 * silent_rows() + 0.5 * dm.couplings.IdentityCoupling(40, dtype=DOUBLE)
     ),
     "off-diagonal": lambda: symmetric_normalized(
-        dm.couplings.LowRankCoupling(POSITIVE, POSITIVE, symmetric=True, nonnegative=True),
+        dm.couplings.LowRankCoupling(
+            POSITIVE, POSITIVE, nonnegative=True, positive_semidefinite=True
+        ),
         diagonal=False,
     ),
 }
@@ -198,7 +200,9 @@ def test_long_times_and_small_leaks_end_in_the_average_that_the_metric_weighs(
     update: StateUpdate,
 ) -> None:
     """Of a connected reversible coupling: Σ d̄_i x_i / Σ d̄_i. What is lost is the unit of rounding times t, or by κ."""
-    coupling = dm.couplings.LinearAttentionCoupling(POSITIVE, POSITIVE, nonnegative=True)
+    coupling = dm.couplings.LinearAttentionCoupling(
+        POSITIVE, POSITIVE, nonnegative=True, mutual=True
+    )
     metric = coupling.metric
     average = (metric.unsqueeze(2) * X).sum(0) / metric.sum(0).unsqueeze(1)
     torch.testing.assert_close(update(X, coupling), average.expand_as(X), rtol=0, atol=2e-7)
@@ -261,7 +265,8 @@ def test_what_is_singular_indefinite_or_not_finite_is_an_error() -> None:
     indefinite = dm.couplings.LowRankCoupling(feature, -feature, symmetric=True) * -1.0
     with pytest.raises(ConvergenceError, match="not positive definite"):
         ImplicitEuler(1.0)(
-            X, indefinite + dm.couplings.LowRankCoupling(feature, feature, symmetric=True)
+            X,
+            indefinite + dm.couplings.LowRankCoupling(feature, feature, positive_semidefinite=True),
         )
 
 
