@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from functools import reduce
 from typing import Any, NamedTuple
@@ -160,9 +159,7 @@ class LowRankCoupling(PooledCoupling):
         self.positive_semidefinite = positive_semidefinite
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        query, key = (
-            (self.query, self.key) if self.heads == v.size(1) else heads_of(v, self.query, self.key)
-        )
+        query, key = heads_of(v, self.query, self.key)
         return kernels.trilinear(query, key, v, self.ptr)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
@@ -293,15 +290,12 @@ class LinearAttentionCoupling(PooledCoupling):
         mutual: bool = False,
     ) -> None:
         sizes = feature_sizes(query, key)
-        if not (type(unit) is type(mutual) is type(nonnegative) is bool):
-            check_flags(unit=unit, mutual=mutual, nonnegative=nonnegative)
+        check_flags(unit=unit, mutual=mutual, nonnegative=nonnegative)
         for name, value in (
             ("constant", constant),
             ("own", own),
         ):  # they may be symbolic while tracing
-            if not (
-                torch.compiler.is_compiling() or (type(value) is float and math.isfinite(value))
-            ):
+            if not torch.compiler.is_compiling():
                 check_number(value, name)
         check_flags(symmetric=symmetric)
         super().__init__(*sizes, ptr)
@@ -319,9 +313,7 @@ class LinearAttentionCoupling(PooledCoupling):
         return self._by_entries(torch.float64).metric
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        query, key = (
-            (self.query, self.key) if self.heads == v.size(1) else heads_of(v, self.query, self.key)
-        )
+        query, key = heads_of(v, self.query, self.key)
         return kernels.linear_rows(query, key, v, kernels.Terms(self.ptr, **self.terms)).values
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
