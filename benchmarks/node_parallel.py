@@ -67,7 +67,7 @@ def main() -> None:
 
     values = x.unsqueeze(1)
     fetched = graph.exchange(values)
-    coupling = LinearAttentionCoupling(values, values, constant=1.0, unit=True)
+    coupling = LinearAttentionCoupling(values, values, constant=1.0, unit=True, mutual=True)
     pattern = graph.extended.pattern
     weight = torch.ones(graph.extended.num_edges, 1)
     sums = torch.zeros((args.channels + 1) ** 2)

@@ -51,7 +51,7 @@ def features(
 
 def tied(score: str, normalize: bool) -> Coupling:
     query, key = distance_features(leaf(11, 2, 3))
-    kind = "reversible" if normalize else "symmetric"
+    kind = "mutual" if normalize else "symmetric"
     return PairwiseCoupling(query, key, PTR, score, normalize=normalize, **{kind: True})  # type: ignore
 
 
@@ -66,7 +66,7 @@ def flow(
 
 def symmetric_low_rank() -> Coupling:
     query = leaf(11, 2, 3)
-    return LowRankCoupling(query, query, PTR, symmetric=True)
+    return LowRankCoupling(query, query, PTR, positive_semidefinite=True)
 
 
 def silent() -> Tensor:
@@ -88,7 +88,7 @@ def mutual() -> Coupling:
 
 def symmetric_positive() -> Coupling:
     query = leaf(11, 2, 3, positive=True)
-    return LowRankCoupling(query, query, PTR, symmetric=True, nonnegative=True)
+    return LowRankCoupling(query, query, PTR, nonnegative=True, positive_semidefinite=True)
 
 
 def graph(weighted: bool = False) -> Graph:

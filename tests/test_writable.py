@@ -123,7 +123,7 @@ def test_what_a_sparse_flow_says_of_itself() -> None:
 
 def test_sums_and_features() -> None:
     x = state().unsqueeze(1)
-    sums = LinearAttentionCoupling(x, x).pool(x)
+    sums = LinearAttentionCoupling(x, x, mutual=True).pool(x)
     expect_writable(lambda: merged([sums]).totals, "merged([sums]).totals", sums.totals)
     expect_writable(lambda: distance_features(x)[0], "queries", x)
     expect_writable(lambda: distance_features(x)[1], "keys", x)

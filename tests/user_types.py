@@ -21,7 +21,7 @@ class Mine(Diffusivity):
 
     def couple(self, x: Tensor, graph: Graph) -> Coupling:
         q = self.query(x).exp().unsqueeze(1)
-        return LinearAttentionCoupling(q, q, graph.segments, nonnegative=True)
+        return LinearAttentionCoupling(q, q, graph.segments, nonnegative=True, mutual=True)
 
 
 x = torch.randn(10, 4)

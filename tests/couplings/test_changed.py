@@ -85,9 +85,11 @@ def tensors(value: object, name: str = "") -> list[tuple[str, Tensor]]:
 
 def test_gradients_learned_scores_and_shared_tensors_survive_a_change_of_dtype() -> None:
     query = leaf(11, 2, 3)
-    PairwiseCoupling(query, query, PTR).to(torch.float32).to_dense().square().sum().backward()
+    PairwiseCoupling(query, query, PTR, mutual=True).to(
+        torch.float32
+    ).to_dense().square().sum().backward()
     (expected,) = torch.autograd.grad(
-        PairwiseCoupling(query, query, PTR).to_dense().square().sum(), query
+        PairwiseCoupling(query, query, PTR, mutual=True).to_dense().square().sum(), query
     )
     torch.testing.assert_close(query.grad, expected, rtol=1e-4, atol=1e-5)
     penalty = FunctionPenalty(Cauchy(1, 1, bias=False, dtype=torch.float64))
@@ -96,14 +98,16 @@ def test_gradients_learned_scores_and_shared_tensors_survive_a_change_of_dtype()
     assert not coupling.detach().to_dense().requires_grad
     assert all(p.requires_grad and p.dtype == torch.float64 for p in penalty.parameters())
     query = leaf(11, 2, 3)
-    single = LowRankCoupling(query, query, PTR).to(torch.float32)
+    single = LowRankCoupling(query, query, PTR, positive_semidefinite=True).to(torch.float32)
     assert single.query is single.key  # type: ignore[attr-defined]
     assert single.positive_semidefinite
 
 
 def test_functions_of_distances_in_a_batch_under_torch_func() -> None:
     def energy(x: Tensor) -> Tensor:
-        return (DistanceCoupling(lambda z2: 1 / (1 + z2), x, x, PTR) @ x).square().sum()
+        return (
+            (DistanceCoupling(lambda z2: 1 / (1 + z2), x, x, PTR, mutual=True) @ x).square().sum()
+        )
 
     x = leaf(11, 1, 3)
     torch.testing.assert_close(
@@ -119,8 +123,10 @@ class Cauchy(torch.nn.Linear):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda x: PairwiseCoupling(x, x),  # whose metric is computed on first access
-        lambda x: 0.5 * PairwiseCoupling(x, x) + IdentityCoupling(len(x), dtype=x.dtype),
+        lambda x: PairwiseCoupling(x, x, mutual=True),  # whose metric is computed on first access
+        lambda x: (
+            0.5 * PairwiseCoupling(x, x, mutual=True) + IdentityCoupling(len(x), dtype=x.dtype)
+        ),
         lambda x: SparseCoupling(Graph(len(x), torch.tensor([[0, 1], [1, 0]]), x[:2, 0, 0].abs())),
         lambda x: DenseCoupling(x[:, 0] @ x[:, 0].T),
     ],

@@ -133,7 +133,7 @@ def test_a_row_of_linear_attention_without_mass_is_zero() -> None:
 
 def test_a_function_of_distances_does_not_depend_on_the_origin() -> None:
     x = randn(9, 1, 3).float() + 1e4 * (1 + block(PTR).argmax(1).float()).view(9, 1, 1)
-    coupling = DistanceCoupling(lambda z2: (-z2).exp(), x, x, PTR)
+    coupling = DistanceCoupling(lambda z2: (-z2).exp(), x, x, PTR, mutual=True)
     expected = (-(x.double() - x.double().transpose(0, 1)).square().sum(2)).exp() * block(PTR)
     torch.testing.assert_close(coupling.to_dense()[0].double(), expected, rtol=1e-3, atol=1e-6)
     torch.testing.assert_close((coupling @ torch.eye(9)).double(), expected, rtol=1e-3, atol=1e-6)

@@ -102,7 +102,7 @@ def test_rows_close_to_each_other_and_far_from_the_others() -> None:
     v, _ = values()
     exact = query.detach().double().requires_grad_()
     expected = torch.einsum("hij,jhd->ihd", by_differences(cauchy, exact, exact), v.double())
-    got = DistanceCoupling(cauchy, query, query) @ v
+    got = DistanceCoupling(cauchy, query, query, mutual=True) @ v
     expect_digits(got, expected)
     expect_digits(*gradients(got, query), *gradients(expected, exact))
 
@@ -112,7 +112,7 @@ def test_values_in_double_precision_keep_it() -> None:
     v, _ = values()
     exact = query.double()
     expected = torch.einsum("hij,jhd->ihd", by_differences(cauchy, exact, exact), v.double())
-    got = DistanceCoupling(cauchy, query, query) @ v.double()
+    got = DistanceCoupling(cauchy, query, query, mutual=True) @ v.double()
     assert got.dtype == torch.float64
     expect_digits(got, expected, 1e-10)
 
@@ -126,7 +126,7 @@ def test_tiles_know_which_pairs_are_one_node(monkeypatch: pytest.MonkeyPatch) ->
     member = torch.bucketize(torch.arange(NODES), ptr, right=True)
     entries = by_differences(cauchy, exact, exact).masked_fill(member[:, None] != member, 0.0)
     expected = torch.einsum("hij,jhd->ihd", entries, v.double())
-    got = DistanceCoupling(cauchy, query, query, ptr) @ v
+    got = DistanceCoupling(cauchy, query, query, ptr, mutual=True) @ v
     expect_digits(got, expected)
     expect_digits(*gradients(got, query), *gradients(expected, exact))
 
@@ -208,7 +208,7 @@ COUPLINGS: dict[str, Callable[[Tensor], Coupling]] = {
     "sigmoid": lambda q: Score("sigmoid", 2.0, 1.0).coupling(q, q),
     "sigmoid-normalized": lambda q: Score("sigmoid", 2.0, 1.0).coupling(q, q, normalize=True),
     "function-normalized": lambda q: row_normalized(
-        DistanceCoupling(cauchy, q, q, nonnegative=True)
+        DistanceCoupling(cauchy, q, q, nonnegative=True, mutual=True)
     ),
 }
 

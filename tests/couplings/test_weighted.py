@@ -76,11 +76,13 @@ COUPLINGS: dict[str, Callable[[Tensor], Coupling]] = {
     "gaussian": lambda x: PairwiseCoupling(
         *distance_features(3 * x), PTR, normalize=False, symmetric=True
     ),
-    "sigmoid": lambda x: PairwiseCoupling(x, x, PTR, "sigmoid", normalize=False, symmetric=True),
-    "low-rank": lambda x: LowRankCoupling(x, x, PTR, symmetric=True, nonnegative=True),
+    "sigmoid": lambda x: PairwiseCoupling(
+        x, x, PTR, "sigmoid", normalize=False, symmetric=True, mutual=True
+    ),
+    "low-rank": lambda x: LowRankCoupling(x, x, PTR, nonnegative=True, positive_semidefinite=True),
     "graph": lambda x: SparseCoupling(Graph(13, LOOP, ptr=PTR), x[:7, :, 0], nonnegative=True),
     "sum": lambda x: (
-        0.5 * LowRankCoupling(x, x, PTR, symmetric=True, nonnegative=True)
+        0.5 * LowRankCoupling(x, x, PTR, nonnegative=True, positive_semidefinite=True)
         + SparseCoupling(Graph(13, LOOP, ptr=PTR), x[:7, :, 0], nonnegative=True)
     ),
     "identity": lambda x: IdentityCoupling(13, dtype=DOUBLE),
@@ -144,7 +146,8 @@ def test_rounding_of_a_dominant_diagonal_is_not_normalised(generator: torch.Gene
     directions = torch.linalg.qr(torch.randn(40, 40, generator=generator)).Q
     x = (directions * 3 * torch.rand(40, 1, generator=generator)).unsqueeze(1).requires_grad_()
     coupling = symmetric_normalized(
-        LowRankCoupling(x, x, symmetric=True, nonnegative=True), diagonal=False
+        LowRankCoupling(x, x, nonnegative=True, positive_semidefinite=True),
+        diagonal=False,
     )
     out = coupling @ torch.rand(40, 1, 2, generator=generator)
     assert torch.equal(out, torch.zeros_like(out))
@@ -162,7 +165,7 @@ def test_row_sums_kept_under_no_grad_still_have_a_gradient(
     pairs = torch.tensor([[0, 1], [2, 0]])
     grads = []
     for asks in (False, True):
-        coupling = PairwiseCoupling(x, x, normalize=normalize)
+        coupling = PairwiseCoupling(x, x, normalize=normalize, mutual=True)
         if asks:
             with torch.no_grad():
                 coupling.at(pairs)
@@ -174,12 +177,12 @@ ROWS = torch.rand(5, 1, 3)
 DIVIDED = r"Diffusivity has divided its rows .* "
 test_couplings_without_symmetric_normalisation_are_refused = refuses(
     (
-        lambda: symmetric_normalized(PairwiseCoupling(ROWS, ROWS)),
+        lambda: symmetric_normalized(PairwiseCoupling(ROWS, ROWS, mutual=True)),
         CouplingMismatchError,
         r"before its rows .* row_st",
     ),
     (
-        lambda: symmetric_normalized(LowRankCoupling(ROWS, ROWS, symmetric=True)),
+        lambda: symmetric_normalized(LowRankCoupling(ROWS, ROWS, positive_semidefinite=True)),
         CouplingMismatchError,
         r"nonnegative=False.*normalize='row'",
     ),
@@ -225,7 +228,8 @@ def test_projected_product_laplacian_and_majorant(heads: int) -> None:
 def test_a_projection_has_neither_row_sums_nor_entries(no_typecheck: None) -> None:
     one = torch.ones(6, 1, 1, dtype=DOUBLE)
     projected = ProjectedCoupling(
-        LowRankCoupling(one, one, symmetric=True, nonnegative=True), randn(2, 3, 4)
+        LowRankCoupling(one, one, nonnegative=True, positive_semidefinite=True),
+        randn(2, 3, 4),
     )
     assert projected.symmetric
     assert projected.nonnegative

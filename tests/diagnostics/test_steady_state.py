@@ -34,18 +34,23 @@ def ring(size: int = 30) -> SparseCoupling:
 
 
 KINDS: dict[str, Callable[[], Coupling]] = {
-    "low-rank": lambda: LowRankCoupling(FEATURE, FEATURE, symmetric=True, nonnegative=True),
-    "ragged": lambda: LowRankCoupling(FEATURE, FEATURE, PTR, symmetric=True, nonnegative=True),
+    "low-rank": lambda: LowRankCoupling(
+        FEATURE, FEATURE, nonnegative=True, positive_semidefinite=True
+    ),
+    "ragged": lambda: LowRankCoupling(
+        FEATURE, FEATURE, PTR, nonnegative=True, positive_semidefinite=True
+    ),
     "simple": lambda: SimpleDiffusivity(heads=2, row_stochastic=False)(X),
     "gaussian": lambda: GaussianDiffusivity(
         normalize=None, measure="distance", row_stochastic=False
     )(X),
     "ring": ring,
     "both": lambda: (
-        0.5 * LowRankCoupling(FEATURE, FEATURE, symmetric=True, nonnegative=True) + ring()
+        0.5 * LowRankCoupling(FEATURE, FEATURE, nonnegative=True, positive_semidefinite=True)
+        + ring()
     ),
     "with-loops": lambda: (
-        LowRankCoupling(FEATURE, FEATURE, PTR, symmetric=True, nonnegative=True)
+        LowRankCoupling(FEATURE, FEATURE, PTR, nonnegative=True, positive_semidefinite=True)
         + 2.0 * IdentityCoupling(30, dtype=DOUBLE)
     ),
     "uniform": lambda: UniformCoupling(30, PTR, dtype=DOUBLE),
@@ -72,7 +77,7 @@ def test_gradients_are_those_of_the_inverse(low_rank: bool) -> None:
     positive = feature.abs()
     coupling = GaussianPenalty().coupling(feature)
     if low_rank:
-        coupling = LowRankCoupling(positive, positive, symmetric=True, nonnegative=True)
+        coupling = LowRankCoupling(positive, positive, nonnegative=True, positive_semidefinite=True)
     dense = coupling.to_dense()
     expected = (
         torch.linalg.inv(1.2 * torch.diag_embed(dense.sum(2)) - dense).diagonal(dim1=1, dim2=2).t()
@@ -83,7 +88,8 @@ def test_gradients_are_those_of_the_inverse(low_rank: bool) -> None:
 def test_single_precision_is_computed_in_double() -> None:
     feature = FEATURE.float()
     single, double = (
-        LowRankCoupling(f, f, symmetric=True, nonnegative=True) for f in (feature, feature.double())
+        LowRankCoupling(f, f, nonnegative=True, positive_semidefinite=True)
+        for f in (feature, feature.double())
     )
     got = posterior_variance(single, 1e-3)
     assert got.dtype == torch.float32
@@ -95,14 +101,15 @@ def test_single_precision_is_computed_in_double() -> None:
     torch.testing.assert_close(got, expected.float(), rtol=1e-6, atol=0)
     none = FEATURE[:0]
     assert posterior_variance(
-        LowRankCoupling(none, none, symmetric=True, nonnegative=True), 0.1
+        LowRankCoupling(none, none, nonnegative=True, positive_semidefinite=True),
+        0.1,
     ).shape == (0, 2)
 
 
 Z = randn(11, 2, 3) / 4
 OMEGA = SigmoidPenalty().coupling(Z)
 NORMALIZED = SigmoidPenalty().coupling(Z, normalize=True)
-UNSIGNED = LowRankCoupling(Z, Z, symmetric=True)
+UNSIGNED = LowRankCoupling(Z, Z, positive_semidefinite=True)
 FALSE = LowRankCoupling(*2 * [randn(12, 1, 3)], symmetric=True, nonnegative=True) + ring(12)
 PAIR = SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 0]])), nonnegative=True)
 MANY = SparseCoupling(Graph(5000, torch.arange(5000).expand(2, -1)), nonnegative=True)

@@ -113,10 +113,12 @@ def test_half_precision_entries_are_summed_in_float32():
 def test_no_edge_or_one_of_weight_zero_is_no_loss():
     none = torch.zeros(2, 0, dtype=torch.long)
     query = torch.rand(4, 1, 2, requires_grad=True)
-    loss = edge_loss(PairwiseCoupling(query, query), Graph(4, none))
+    loss = edge_loss(PairwiseCoupling(query, query, mutual=True), Graph(4, none))
     assert loss.item() == 0
     assert torch.equal(torch.autograd.grad(loss, query)[0], torch.zeros_like(query))
-    assert edge_loss(PairwiseCoupling(query[:0], query[:0]), Graph(0, none)).item() == 0
+    assert (
+        edge_loss(PairwiseCoupling(query[:0], query[:0], mutual=True), Graph(0, none)).item() == 0
+    )
     graph = Graph(3, torch.tensor([[0, 1], [1, 2]]), torch.tensor([1.0, 0.0]))
     attention = SparseCoupling(
         Graph(3, torch.tensor([[0], [1]])), torch.tensor([0.5]), nonnegative=True

@@ -131,7 +131,7 @@ def test_refusals(generator: torch.Generator) -> None:
     assert energy_bounds(path_problem(3).coupling, 1e300).upper == math.inf
     for coupling in (
         LowRankCoupling(q, k, nonnegative=True),
-        LowRankCoupling(q - 1, q - 1, symmetric=True),
+        LowRankCoupling(q - 1, q - 1, positive_semidefinite=True),
     ):
         with pytest.raises(ValueError, match="need a coupling that is symmetric and nonnegative"):
             energy_bounds(coupling, 0.1)

@@ -254,7 +254,9 @@ def of_an_energy(d: Draws) -> Case:
         )
     if d.random() < 0.15:
         q = d.randn(size, 1, 2).abs() if d.random() < 0.5 else d.randn(size, 1, 2)
-        graph_term = dm.couplings.LowRankCoupling(q, q, ptr, symmetric=True, nonnegative=True)
+        graph_term = dm.couplings.LowRankCoupling(
+            q, q, ptr, nonnegative=True, positive_semidefinite=True
+        )
     lam, mu, beta = (torch.tensor(d.decades(-3, 3), dtype=DOUBLE) for _ in range(3))
     metric = 10 ** d.randn(*d.choice([(size,), (size, heads)])) if d.random() < 0.3 else None
     x = constraint.project(d.decades(-1, 1) * d.randn(*shape))

@@ -125,7 +125,12 @@ def test_the_premise_that_fails_is_named(ball) -> None:
             x,
             "the step's coupling is not promised to be nonnegative, for ScaledCoupling(",
         ),
-        (energy, LowRankCoupling(x, x, symmetric=True), x, "nonnegative, for LowRankCoupling("),
+        (
+            energy,
+            LowRankCoupling(x, x, positive_semidefinite=True),
+            x,
+            "nonnegative, for LowRankCoupling(",
+        ),
         (energy, 1.0 * ring(9) + pairs, x, other),
         (energy, 2.0 * ring(9) + 0.31 * penalty.coupling(x), x, other),
         (energy, 2.0 * ring(9) + 0.3 * dm.GaussianPenalty(0.6).coupling(x), x, other),
@@ -234,14 +239,17 @@ def test_promises_are_looked_at(ball) -> None:
             edges_of([math.inf, math.inf, 1, 1], n=7, symmetric=True),
             "A has entries that are not finite",
         ),
-        (2.0 * LowRankCoupling(q, q, symmetric=True, nonnegative=True), "A has the negative entry"),
+        (
+            2.0 * LowRankCoupling(q, q, nonnegative=True, positive_semidefinite=True),
+            "A has the negative entry",
+        ),
         (
             LowRankCoupling(x.abs(), x.flip(0).abs(), symmetric=True, nonnegative=True),
             "A has two entries",
         ),
     ]:
         assert sentence in reason(dm.JointEnergy(None, graph_term=graph), None, x)
-    definite = LowRankCoupling(x.abs(), x.abs(), symmetric=True, nonnegative=True)
+    definite = LowRankCoupling(x.abs(), x.abs(), nonnegative=True, positive_semidefinite=True)
     swap = edges_of([1, 1, 1, 1], n=7).to_dense()[0].unsqueeze(1)  # its eigenvalues are 1 and −1
     broken = LowRankCoupling(
         swap, torch.eye(7, dtype=torch.double).unsqueeze(1), symmetric=True, nonnegative=True

@@ -209,7 +209,9 @@ def of_matrix(d: Draw) -> dict[str, Arg]:
     n = d.nodes
     of = f"torch.ones({d.nodes}, 1, 1)"
     signed = f"mp.couplings.SparseCoupling(mp.Graph({n}, {edge_list(d)}), torch.randn({len(d.edges)}, 1))"
-    wrong = NOT_A_COUPLING + bad(f"signed: mp.couplings.LowRankCoupling({of}, {of})")
+    wrong = NOT_A_COUPLING + bad(
+        f"signed: mp.couplings.LowRankCoupling({of}, {of}, positive_semidefinite=True)"
+    )
     right = d.pick([coupling_source(d, symmetric=True), signed])
     diagonals = tensor(d, 1, d.channels).unsure(
         "another dtype", "on the meta device", "a higher rank"

@@ -172,8 +172,7 @@ UNKEPT = {
     "symmetric",
     "row_stochastic",
     "positive_semidefinite",
-    "reversible",
-    "metric",
+    "mutual",
     "positive",
 }
 
@@ -276,10 +275,9 @@ def terms(d: Draw) -> Arg:
 
 
 def abstract(name: str) -> Strategy:
-    """A base class: it cannot be made by itself, and a subclass of it is used."""
+    """A base class: it cannot be made by itself, and a subclass of it, which has checked its arguments, is used."""
 
     def strategy(d: Draw) -> None:
-        like = Arg("torch.ones(1)", bad("a string | None | a number | a list"))
         body = (
             "'_product': lambda s, v: 2 * v, '_transpose': lambda s: s, '_pool': None, '_read': None, 'block': None, "
             "'degree': lambda s: torch.full((s.num_nodes, s.heads), 2.0)"
@@ -288,10 +286,9 @@ def abstract(name: str) -> Strategy:
         d.call(
             "coupling",
             "Own({args})",
-            num_nodes=node_count(d),
-            heads=count(d, 1, 2),
-            like=like,
-            symmetric=flag(d),
+            num_nodes=Arg(d.pick(["2", "5"])),
+            heads=Arg(d.pick(["1", "2"])),
+            like=Arg("torch.ones(1)"),
         )
         used(d)
 

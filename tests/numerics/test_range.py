@@ -91,7 +91,7 @@ def test_half_precision_sums_over_many_nodes() -> None:
     ones = torch.ones(nodes, 1, 1, dtype=torch.float16)
     mean = UniformCoupling(nodes, dtype=torch.float16) @ ones
     assert torch.equal(mean, ones)
-    rows = LowRankCoupling(ones, ones)
+    rows = LowRankCoupling(ones, ones, positive_semidefinite=True)
     assert (rows.degree() == nodes).all()
     assert torch.equal(row_normalized(rows) @ ones, ones)
 

@@ -126,7 +126,7 @@ class PoolsMeans(LowRankCoupling):
 
 def test_sums_that_do_not_merge_are_found() -> None:
     query = matrix().unsqueeze(1)
-    check_coupling(LowRankCoupling(query, query))
+    check_coupling(LowRankCoupling(query, query, positive_semidefinite=True))
     with pytest.raises(
         AssertionError, match=r"PoolsMeans breaks the law 'pooled by blocks'.*S @ v by blocks at"
     ):
@@ -184,7 +184,7 @@ class Cosine(Diffusivity):
 
     def couple(self, x: Tensor, graph: Graph) -> Coupling:
         q = self.features(x)
-        return LinearAttentionCoupling(q, q, graph.segments, nonnegative=True)
+        return LinearAttentionCoupling(q, q, graph.segments, nonnegative=True, mutual=True)
 
 
 class ForgetsToReset(Cosine):
@@ -200,13 +200,17 @@ def test_a_sound_diffusivity_passes() -> None:
 
 
 def without_batch(self: Cosine, x: Tensor, graph: Graph) -> Coupling:
-    return LinearAttentionCoupling(self.features(x), self.features(x), nonnegative=True)
+    return LinearAttentionCoupling(
+        self.features(x), self.features(x), nonnegative=True, mutual=True
+    )
 
 
 def by_count(self: Cosine, x: Tensor, graph: Graph) -> Coupling:
     """Row-normalised only up to the number of nodes."""
     q = self.features(x)
-    return (1.0 / len(x)) * LowRankCoupling(q, q, graph.segments, nonnegative=True)
+    return (1.0 / len(x)) * LowRankCoupling(
+        q, q, graph.segments, nonnegative=True, positive_semidefinite=True
+    )
 
 
 def by_position(self: Cosine, x: Tensor) -> Tensor:

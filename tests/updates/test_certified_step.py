@@ -205,7 +205,7 @@ def test_on_a_sphere_a_row_of_zeros_keeps_its_direction_and_the_energy_does_not_
 def test_half_precision_is_summed_in_single(dtype: torch.dtype) -> None:
     """20 000 neighbours with a weight of 10: a sum in half precision would be infinite, or lose its last neighbours."""
     one = torch.ones(20_000, 1, 1, dtype=dtype)
-    coupling = LowRankCoupling(one, one, symmetric=True, nonnegative=True) * 10.0
+    coupling = LowRankCoupling(one, one, nonnegative=True, positive_semidefinite=True) * 10.0
     x = random(20_000, 1, 2).to(dtype)
     got = CertifiedStep(1.0)(x, coupling, source=x)
     assert got.dtype == dtype

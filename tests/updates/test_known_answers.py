@@ -171,7 +171,7 @@ def test_heat_without_edges_and_over_all_pairs() -> None:
     torch.testing.assert_close(HeatKernel(2.0)(x, IdentityCoupling(4)), x)
     feature = random(20, 2, 3).abs()
     x = random(20, 2, 4, seed=1)
-    pairs = LowRankCoupling(feature, feature, symmetric=True, nonnegative=True)
+    pairs = LowRankCoupling(feature, feature, nonnegative=True, positive_semidefinite=True)
     torch.testing.assert_close(*both(HeatKernel(0.3), pairs, x), rtol=1e-10, atol=1e-10)
 
 

@@ -52,14 +52,16 @@ def attention(
     num_nodes: int = N, ptr: Tensor | None = None, heads: int = 2
 ) -> dm.couplings.LowRankCoupling:
     feature = random(num_nodes, heads, 4, seed=5).abs()
-    return dm.couplings.LowRankCoupling(feature, feature, ptr, symmetric=True, nonnegative=True)
+    return dm.couplings.LowRankCoupling(
+        feature, feature, ptr, nonnegative=True, positive_semidefinite=True
+    )
 
 
 def gaussian(
     *, normalize: bool = True, ptr: Tensor | None = None, **more: bool
 ) -> dm.couplings.PairwiseCoupling:
     query, key = distance_features(1.5 * random(N, 2, 3, seed=6))
-    promises = {"symmetric": not normalize, "reversible": True}
+    promises = {"symmetric": not normalize, "mutual": True}
     return dm.couplings.PairwiseCoupling(query, key, ptr, normalize=normalize, **promises, **more)
 
 
@@ -72,7 +74,7 @@ KINDS = {
     "gaussian-ragged": lambda: gaussian(ptr=PTR),
     "gaussian-others": lambda: gaussian(ptr=PTR, loops=False),
     "gaussian-and-graph": lambda: row_normalized(gaussian(normalize=False) + symmetric_graph()),
-    "softmax": lambda: dm.couplings.PairwiseCoupling(*2 * [random(N, 2, 3, seed=6)]),
+    "softmax": lambda: dm.couplings.PairwiseCoupling(*2 * [random(N, 2, 3, seed=6)], mutual=True),
     "polynomial": lambda: dm.couplings.PolynomialCoupling(
         row_normalized(symmetric_graph()), torch.tensor([0.5, 0.5], dtype=DOUBLE), nonnegative=True
     ),
@@ -117,10 +119,10 @@ def test_all_gradients_are_those_of_dense_algebra(kind: str, update: StateUpdate
     pairs = {"loops": False, "symmetric": True, "normalize": "symmetric"}
     coupling = {
         "graph": lambda: row_normalized(sparse),
-        "both": lambda: row_normalized(dm.couplings.LowRankCoupling(size, size, **known) + sparse),
-        "gaussian": lambda: dm.couplings.PairwiseCoupling(
-            *distance_features(feature), reversible=True
+        "both": lambda: row_normalized(
+            dm.couplings.LowRankCoupling(size, size, **known, positive_semidefinite=True) + sparse
         ),
+        "gaussian": lambda: dm.couplings.PairwiseCoupling(*distance_features(feature), mutual=True),
         "label-spreading": lambda: dm.couplings.PairwiseCoupling(
             *distance_features(feature), **pairs
         ),
@@ -179,10 +181,10 @@ def test_nothing_is_promised_that_may_be_false() -> None:
     query = random(N, 1, 3)
     one_way = Graph(3, torch.tensor([[0, 1], [1, 2]]))
     for coupling in (
-        dm.couplings.LinearAttentionCoupling(query, query),  # row sums may be negative
+        dm.couplings.LinearAttentionCoupling(query, query, mutual=True),  # row sums may be negative
         dm.couplings.LinearAttentionCoupling(query.abs(), query.abs(), nonnegative=True),
         row_normalized(dm.couplings.SparseCoupling(one_way, torch.ones(2), nonnegative=True)),
-        row_normalized(dm.couplings.LowRankCoupling(query, query, symmetric=True)),
+        row_normalized(dm.couplings.LowRankCoupling(query, query, positive_semidefinite=True)),
         dm.couplings.SumCoupling([rows, symmetric_graph()]),
         dm.couplings.SumCoupling([rows, row_normalized(attention(heads=1))]),
         dm.couplings.ReweightedCoupling(symmetric_graph(), query[:, :, 0]),
@@ -200,7 +202,7 @@ def test_a_false_metric_is_found() -> None:
     ):
         check_coupling(
             dm.couplings.LinearAttentionCoupling(
-                query, query.flip(0), nonnegative=True, reversible=True
+                query, query.flip(0), nonnegative=True, mutual=True
             )
         )
 
@@ -213,7 +215,7 @@ def unaided(patch: pytest.MonkeyPatch) -> None:
 def test_features_beside_edges_are_the_preconditioner(update, monkeypatch) -> None:
     """λΩ + μA in one solve: what is left to conjugate gradients is the graph."""
     feature = random(500, 1, 8, seed=5).abs() * (2 * random(500, 1, 1, seed=6)).exp()
-    pairs = dm.couplings.LowRankCoupling(feature, feature, symmetric=True, nonnegative=True)
+    pairs = dm.couplings.LowRankCoupling(feature, feature, positive_semidefinite=True, nonnegative=True)
     coupling = 0.05 * pairs + symmetric_graph(500)
     x = random(500, 1, 3).requires_grad_()
     update(leak=0.5, max_iter=50)(x, coupling).sum().backward()
@@ -243,7 +245,9 @@ def test_all_pairs_are_factorised_where_they_are_few(
 
 def test_an_indefinite_dense_system_is_left_to_the_iteration_which_sees_it() -> None:
     query = random(N, 1, 3)
-    coupling = dm.couplings.PairwiseCoupling(query, query, normalize=False, symmetric=True)
+    coupling = dm.couplings.PairwiseCoupling(
+        query, query, normalize=False, symmetric=True, mutual=True
+    )
     assert precondition(coupling, 1.0, None, None, False) is None
     with pytest.raises(ConvergenceError, match="not positive definite"):
         Equilibrium("residual", leak=0.1)(random(N, 1, 2), coupling)

@@ -143,7 +143,9 @@ def test_rows_of_one_rank_are_not_all_rows(update: dm.StateUpdate) -> None:
     """The sums in a solver would be over those alone."""
     feature = torch.rand(3, 1, 2)
     part = SummedCoupling(
-        LowRankCoupling(feature, feature, symmetric=True, nonnegative=True), lambda v: v, None
+        LowRankCoupling(feature, feature, nonnegative=True, positive_semidefinite=True),
+        lambda v: v,
+        None,
     )
     for coupling in (part, 0.5 * part, part + part):
         with pytest.raises(

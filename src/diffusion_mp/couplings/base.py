@@ -526,17 +526,11 @@ class ScaledCoupling(DerivedCoupling):
     def __init__(
         self, scale: float | Tensor, coupling: Coupling, *, nonnegative: bool = False
     ) -> None:
-        if not isinstance(coupling, Coupling):
-            check_coupling_kind(coupling)
+        check_coupling_kind(coupling)
+        scale = as_scale(scale, coupling.heads)
         if isinstance(scale, Tensor):
-            if scale.device != coupling.device:
-                errors.check_device(scale, "scale", coupling.device, "the coupling")
-            if scale.dim() or not scale.is_floating_point():
-                as_scale(scale, coupling.heads)
-        elif type(scale) is not float or not -math.inf < scale < math.inf:
-            scale = as_scale(scale, coupling.heads)
-        if type(nonnegative) is not bool:
-            errors.check_flags(nonnegative=nonnegative)
+            errors.check_device(scale, "scale", coupling.device, "the coupling")
+        errors.check_flags(nonnegative=nonnegative)
         heads = coupling.heads
         if isinstance(scale, Tensor):
             heads = max(heads, scale.numel())
@@ -611,8 +605,7 @@ class SumCoupling(Coupling):
             raise TypeError(f"terms must be a sequence of couplings; got {errors.describe(terms)}.")
         flat: list[Coupling] = []
         for term in terms:
-            if not isinstance(term, Coupling):
-                check_coupling_kind(term, "every one of terms")
+            check_coupling_kind(term, "every one of terms")
             flat += term.terms if isinstance(term, SumCoupling) else [term]
         if not flat:
             raise ValueError("terms must hold a coupling at least; got none.")
@@ -763,31 +756,19 @@ def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
 
 def feature_sizes(query: Tensor, key: Tensor, prefix: str = "") -> tuple[int, int, Tensor]:
     """Return N, H and the query, the first arguments of `Coupling`; raise unless both are [N, H, F] of one kind."""
-    # Valid features pass in two expressions; the checks below explain the others.
-    tensors = isinstance(query, Tensor) and (key is query or isinstance(key, Tensor))
-    alike = (
-        tensors
-        and key.shape == query.shape
-        and key.dtype == query.dtype
-        and query.device == key.device
-    )
-    if not (
-        alike
-        and query.dim() == 3
-        and query.is_floating_point()
-        and query.layout is key.layout is torch.strided
-    ):
-        for name, features in (("query", query), ("key", key)):
-            errors.check_tensor(features, f"{prefix}{name}", "[num_nodes, heads, features]")
-        got = f"got {errors.describe(query)} and {errors.describe(key)}."
-        if query.dim() != 3 or query.shape != key.shape:
-            shape = "[num_nodes, heads, features]"
-            raise ValueError(
-                f"{prefix}query and {prefix}key must both be {shape} of one shape; {got}"
-            )
-        if query.dtype != key.dtype:
-            raise TypeError(f"{prefix}query and {prefix}key must have one dtype; {got}")
-        errors.check_device(key, f"{prefix}key", query.device, f"{prefix}query")
+    shape = "[num_nodes, heads, features]"
+    errors.check_tensor(query, f"{prefix}query", shape)
+    errors.check_tensor(key, f"{prefix}key", shape)
+    if query.dim() != 3 or query.shape != key.shape:
+        raise ValueError(
+            f"{prefix}query and {prefix}key must both be {shape} of one shape; got "
+            f"{errors.describe(query)} and {errors.describe(key)}."
+        )
+    if query.dtype != key.dtype:
+        raise TypeError(
+            f"{prefix}query and {prefix}key must have one dtype; got {query.dtype} and {key.dtype}."
+        )
+    errors.check_device(key, f"{prefix}key", query.device, f"{prefix}query")
     return query.size(0), query.size(1), query
 
 

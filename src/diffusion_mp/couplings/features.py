@@ -64,10 +64,12 @@ def all_products(
     return fill_blocks(torch.einsum("ihf,jhf->hij", query, key), ptr, across)
 
 
-def unit_rows(q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"]) -> tuple[Tensor, Tensor]:
-    """Both with every nonzero vector divided by its norm; one object if q is k."""
+def unit_rows(
+    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Both with every nonzero vector divided by its norm; one object if k is ``None``, for q."""
     unit = unit_vectors(q)
-    return unit, unit if k is q else unit_vectors(k)
+    return unit, unit if k is None else unit_vectors(k)
 
 
 def _refuse(features: object, name: str) -> NoReturn:
@@ -90,27 +92,28 @@ def with_constant(features: Float[Tensor, "N H F"], constant: float) -> Float[Te
 
 def measured_from(
     x: Float[Tensor, "N H D"],
-    y: Float[Tensor, "N H D"],
+    y: Float[Tensor, "N H D"] | None = None,
     ptr: Tensor | None = None,
     centre: Tensor | None = None,
     sharpness: float | Tensor | None = None,
 ) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]:
-    """x − c and y − c in at least float32, one object if x is y; c is ``centre`` or the mean of y in its graph.
+    """x − c and y − c in at least float32, one object if y is ``None``, for x; c is ``centre`` or the mean of y.
 
     A function of ‖x_i‖² + ‖y_j‖² − 2x_i·y_j does not depend on c, but its rounding grows with the squares. The result
     is in double precision if single precision does not resolve e^{−a·½z²}, where a is ``sharpness``; not under
     torch.compile and other transformations, which have no values.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
-    point = mean_rows(y.to(dtype), ptr) if centre is None else centre
+    senders = x if y is None else y
+    point = mean_rows(senders.to(dtype), ptr) if centre is None else centre
     first = x.to(dtype) - point.to(dtype)
-    second = first if y is x else y.to(dtype) - point.to(dtype)
+    second = first if y is None else y.to(dtype) - point.to(dtype)
     if sharpness is None or resolved(
         sharpness, *(-0.5 * z.detach().square().sum(2) for z in {first, second})
     ):
         return first, second
     wide = x.double()
-    return measured_from(wide, wide if y is x else y.double(), ptr, point)
+    return measured_from(wide, None if y is None else y.double(), ptr, point)
 
 
 def resolved(sharpness: float | Tensor, *halves: Tensor) -> bool:
@@ -149,9 +152,8 @@ def distance_features(
     """
     if not isinstance(x, Tensor) or x.dim() != 3:
         _refuse(x, "x")
-    if y is not None and y is not x and (not isinstance(y, Tensor) or y.shape != x.shape):
+    if y is not None and (not isinstance(y, Tensor) or y.shape != x.shape):
         raise ValueError(f"x and y must have one shape; got {describe(x)} and {describe(y)}.")
-    y = x if y is None else y
     first, second = measured_from(x, y, ptr, centre)
     first_half = -0.5 * first.square().sum(2, keepdim=True)
     if second is first:
@@ -159,6 +161,6 @@ def distance_features(
     else:
         second_half = -0.5 * second.square().sum(2, keepdim=True)
     if sharpness is not None and not resolved(sharpness, first_half, second_half):
-        return distance_features(x.double(), None if y is x else y.double(), ptr, centre=centre)
+        return distance_features(x.double(), None if y is None else y.double(), ptr, centre=centre)
     one = torch.ones_like(first_half)
     return torch.cat([first, first_half, one], dim=2), torch.cat([second, one, second_half], dim=2)

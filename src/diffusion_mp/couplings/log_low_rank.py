@@ -93,8 +93,6 @@ class LogLowRankCoupling(PooledCoupling):
         symmetric: bool = False,
     ) -> None:
         sizes = feature_sizes(log_query, log_key, "log_")
-        if type(normalize) is not bool:
-            check_flags(normalize=normalize)
         if not log_query.size(2):
             why = "or every entry is zero and no row can be divided by its sum"
             raise ValueError(
@@ -116,7 +114,7 @@ class LogLowRankCoupling(PooledCoupling):
             sizes_of_key = f"{log_key.size(0)} nodes, {log_key.size(1)} heads"
             shape = f"[num_nodes, heads, samples] with {sizes_of_key} and a sample at least"
             raise ValueError(f"log_weight must be {shape}; got {describe(log_weight)}.")
-        check_flags(symmetric=symmetric)
+        check_flags(normalize=normalize, symmetric=symmetric)
         super().__init__(*sizes, ptr)
         self.symmetric = symmetric
         self.row_stochastic = normalize
@@ -148,8 +146,7 @@ class LogLowRankCoupling(PooledCoupling):
             return terms._replace(row_shift=-math.log(self.col_shift.size(2)) - log_sum)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        terms = self.log_query, self.log_key, self.col_shift
-        log_query, log_key, col_shift = terms if self.heads == v.size(1) else heads_of(v, *terms)
+        log_query, log_key, col_shift = heads_of(v, self.log_query, self.log_key, self.col_shift)
         if self.row_shift is None:
             row_shift = self.row_shift
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from functools import reduce
 from typing import Any, NamedTuple
@@ -124,7 +123,7 @@ class LowRankCoupling(PooledCoupling):
     Args:
         query, key: features q and k of receivers and senders [N, H, F].
         ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
-        symmetric, row_stochastic, nonnegative: promises about S.
+        symmetric, row_stochastic, nonnegative, positive_semidefinite: promises about S; the last holds if key is query.
 
     Examples:
         >>> torch.allclose(LowRankCoupling(q, k).to_dense(), torch.einsum("ihf,jhf->hij", q, k))
@@ -143,20 +142,24 @@ class LowRankCoupling(PooledCoupling):
         symmetric: bool = False,
         row_stochastic: bool = False,
         nonnegative: bool = False,
+        positive_semidefinite: bool = False,
     ) -> None:
-        check_flags(symmetric=symmetric, row_stochastic=row_stochastic, nonnegative=nonnegative)
+        check_flags(
+            symmetric=symmetric,
+            row_stochastic=row_stochastic,
+            nonnegative=nonnegative,
+            positive_semidefinite=positive_semidefinite,
+        )
         super().__init__(*feature_sizes(query, key), ptr)
         self.query = query
         self.key = key
-        self.symmetric = symmetric or query is key
+        self.symmetric = symmetric or positive_semidefinite
         self.row_stochastic = row_stochastic
         self.nonnegative = nonnegative
-        self.positive_semidefinite = query is key
+        self.positive_semidefinite = positive_semidefinite
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        query, key = (
-            (self.query, self.key) if self.heads == v.size(1) else heads_of(v, self.query, self.key)
-        )
+        query, key = heads_of(v, self.query, self.key)
         return kernels.trilinear(query, key, v, self.ptr)
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
@@ -261,7 +264,8 @@ class LinearAttentionCoupling(PooledCoupling):
         constant, own: c, and the additional weight of a node in its own row, as a multiple of n.
         unit: divide every q_i and k_j by its norm.
         symmetric, nonnegative: promises about the entries of S after normalisation.
-        reversible: the promise that q_i·k_j = q_j·k_i, implied if q is k; a nonnegative S then has a ``metric``.
+        mutual: the promise that q_i·k_j = q_j·k_i, as where a state attends to itself; then a nonnegative S has a
+            ``metric``.
 
     Examples:
         >>> torch.allclose(LinearAttentionCoupling(q, k).degree(), torch.ones(6, 2))  # every row sums to one
@@ -283,25 +287,22 @@ class LinearAttentionCoupling(PooledCoupling):
         unit: bool = False,
         symmetric: bool = False,
         nonnegative: bool = False,
-        reversible: bool = False,
+        mutual: bool = False,
     ) -> None:
         sizes = feature_sizes(query, key)
-        if not (type(unit) is type(reversible) is type(nonnegative) is bool):
-            check_flags(unit=unit, reversible=reversible, nonnegative=nonnegative)
+        check_flags(unit=unit, mutual=mutual, nonnegative=nonnegative)
         for name, value in (
             ("constant", constant),
             ("own", own),
         ):  # they may be symbolic while tracing
-            if not (
-                torch.compiler.is_compiling() or (type(value) is float and math.isfinite(value))
-            ):
+            if not torch.compiler.is_compiling():
                 check_number(value, name)
         check_flags(symmetric=symmetric)
         super().__init__(*sizes, ptr)
         self.query = query
         self.key = key
         self.terms: dict[str, Any] = {"constant": constant, "own": own, "unit": unit}
-        self.mutual = reversible or query is key
+        self.mutual = mutual
         self.symmetric = symmetric
         self.nonnegative = nonnegative
 
@@ -312,9 +313,7 @@ class LinearAttentionCoupling(PooledCoupling):
         return self._by_entries(torch.float64).metric
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        query, key = (
-            (self.query, self.key) if self.heads == v.size(1) else heads_of(v, self.query, self.key)
-        )
+        query, key = heads_of(v, self.query, self.key)
         return kernels.linear_rows(query, key, v, kernels.Terms(self.ptr, **self.terms)).values
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
@@ -335,7 +334,8 @@ class LinearAttentionCoupling(PooledCoupling):
         constant, own, unit = self.terms.values()
         query = self.query.to(dtype or self.dtype)
         key = self.key.to(dtype or self.dtype)
-        query, key = unit_rows(query, key) if unit else (query, key)
+        if unit:
+            query, key = unit_rows(query, key)
         features = with_constant(query, constant), with_constant(key, 1.0)
         pairs: Coupling = LowRankCoupling(
             *features, self.ptr, symmetric=self.mutual, nonnegative=self.nonnegative

@@ -57,7 +57,8 @@ class PairwiseCoupling(Coupling):
         normalize: divide each row by its sum; ``"symmetric"``: D^-½SD^-½ with D the row sums (for a symmetric S).
         loops: whether a node couples with itself; otherwise s_ii = 0, and row sums are over the other nodes.
         symmetric, positive_semidefinite: promises about S after normalisation.
-        reversible: the promise that q_i·k_j = q_j·k_i, implied if q is k; a row-normalised S then has a ``metric``.
+        mutual: the promise that q_i·k_j = q_j·k_i, as where a state attends to itself; products take half of the time,
+            and a row-normalised S has a ``metric``.
 
     Examples:
         >>> torch.allclose(PairwiseCoupling(q, k).to_dense(), torch.einsum("ihf,jhf->hij", q, k).softmax(2))
@@ -79,17 +80,17 @@ class PairwiseCoupling(Coupling):
         loops: bool = True,
         symmetric: bool = False,
         positive_semidefinite: bool = False,
-        reversible: bool = False,
+        mutual: bool = False,
     ) -> None:
         if type(score) is not str or score not in pairwise.SCORES:
             check_choice(score, "score", pairwise.SCORES)
         sizes = feature_sizes(query, key)
-        if not (type(normalize) is type(loops) is type(reversible) is bool):
+        if not (type(normalize) is type(loops) is type(mutual) is bool):
             if isinstance(normalize, str) and normalize == "symmetric":
                 divides = True
             else:
                 divides = normalize
-            check_flags(normalize=divides, loops=loops, reversible=reversible)
+            check_flags(normalize=divides, loops=loops, mutual=mutual)
         check_flags(symmetric=symmetric, positive_semidefinite=positive_semidefinite)
         super().__init__(*sizes, ptr)
         self.query = query
@@ -97,7 +98,7 @@ class PairwiseCoupling(Coupling):
         self.score = score
         self.normalize = normalize
         self.loops = loops
-        self.mutual = reversible or query is key
+        self.mutual = mutual
         self.symmetric = symmetric or positive_semidefinite
         self.positive_semidefinite = positive_semidefinite
         self.row_stochastic = normalize is True
@@ -213,10 +214,11 @@ class DistanceCoupling(Coupling):
         function: f, elementwise, in single or double precision, differentiable at 0. Parameters of a module go with
             S in ``to`` and ``detach``; other functions stay as they are.
         query, key, ptr: as in :class:`PairwiseCoupling`.
-        nonnegative, positive_semidefinite: promises about S, which is symmetric if query is key.
+        mutual: a state attends to itself, key is query: S is symmetric, and distances of nodes to themselves are zero.
+        nonnegative, positive_semidefinite: promises about S.
 
     Examples:
-        >>> S = DistanceCoupling(lambda z2: 1 / (1 + z2), q, q)
+        >>> S = DistanceCoupling(lambda z2: 1 / (1 + z2), q, q, mutual=True)
         >>> torch.allclose(S.diagonal(), torch.ones(6, 2))
         True
     """
@@ -231,13 +233,16 @@ class DistanceCoupling(Coupling):
         key: Float[Tensor, "N H F"],
         ptr: Tensor | None = None,
         *,
+        mutual: bool = False,
         nonnegative: bool = False,
         positive_semidefinite: bool = False,
     ) -> None:
         check_function(function, "function", "of a tensor of squared distances")
-        check_flags(nonnegative=nonnegative, positive_semidefinite=positive_semidefinite)
+        check_flags(
+            mutual=mutual, nonnegative=nonnegative, positive_semidefinite=positive_semidefinite
+        )
         super().__init__(*feature_sizes(query, key), ptr)
-        self.mutual = query is key
+        self.mutual = mutual
         self.symmetric = self.mutual or positive_semidefinite
         self.nonnegative = nonnegative
         self.positive_semidefinite = positive_semidefinite
@@ -283,7 +288,7 @@ class DistanceCoupling(Coupling):
         numbers, and its rounding in single precision may be more than all other pairs contribute to a gradient.
         """
         wide = self.query.double()
-        query, key = distance_features(wide, wide if self.mutual else self.key.double(), self.ptr)
+        query, key = distance_features(wide, None if self.mutual else self.key.double(), self.ptr)
         return -2 * query, key
 
     def _entries(
@@ -322,7 +327,12 @@ class DistanceCoupling(Coupling):
 
     def _transpose(self) -> Coupling:
         return DistanceCoupling(
-            self.function, self.key, self.query, self.ptr, nonnegative=self.nonnegative
+            self.function,
+            self.key,
+            self.query,
+            self.ptr,
+            mutual=self.mutual,
+            nonnegative=self.nonnegative,
         )
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:

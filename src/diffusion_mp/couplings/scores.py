@@ -56,7 +56,7 @@ class AnyScore(ABC):
     def coupling(
         self,
         q: Float[Tensor, "N H D"],
-        k: Float[Tensor, "N H D"],
+        k: Float[Tensor, "N H D"] | None = None,
         ptr: Tensor | None = None,
         *,
         measure: Literal["inner", "distance"] = "distance",
@@ -65,19 +65,22 @@ class AnyScore(ABC):
         nonnegative: bool = True,
         centre: Tensor | None = None,
     ) -> Coupling:
-        """[f(s_ij)] within each graph, or with ``normalize`` each row divided by its sum; symmetric if q is k.
+        """[f(s_ij)] within each graph, or with ``normalize`` each row divided by its sum; symmetric without k, where a
+        state attends to itself.
 
         ``unit`` divides every q_i and k_j by its norm first; for ``centre`` see `distance_features`.
         """
         if unit:
-            (q, k), centre = unit_rows(q, k), q.new_zeros(1, 1, 1)  # they lie around the origin
+            centre = q.new_zeros(1, 1, 1)  # they lie around the origin
+            q, senders = unit_rows(q, k)
+            k = None if k is None else senders
         pairs = self._pairs(q, k, ptr, centre, nonnegative)
         return row_normalized(pairs) if normalize else pairs
 
     def _pairs(
         self,
         q: Tensor,
-        k: Tensor,
+        k: Tensor | None,
         ptr: Tensor | None,
         centre: Tensor | None,
         nonnegative: bool,
@@ -133,7 +136,7 @@ class Score(AnyScore):
     def coupling(
         self,
         q: Float[Tensor, "N H D"],
-        k: Float[Tensor, "N H D"],
+        k: Float[Tensor, "N H D"] | None = None,
         ptr: Tensor | None = None,
         *,
         measure: Literal["inner", "distance"] = "distance",
@@ -146,40 +149,53 @@ class Score(AnyScore):
             check_choice(measure, "measure", ["inner", "distance"])
         if self.g == "constant":
             one = q.new_ones(q.size(0), q.size(1), 1)
-            kind = LinearAttentionCoupling if normalize else LowRankCoupling
-            return kind(one, one, ptr, symmetric=True, nonnegative=True)
+            if normalize:
+                return LinearAttentionCoupling(
+                    one, one, ptr, symmetric=True, nonnegative=True, mutual=True
+                )
+            return LowRankCoupling(one, one, ptr, nonnegative=True, positive_semidefinite=True)
         offset = self.offset if measure == "distance" else self.offset - 1
-        mutual = q is k
+        mutual = k is None
         fused = self.g == "linear" and normalize
         symmetric = mutual and not normalize
         if unit and (measure == "distance" or not fused):
-            (q, k), unit, centre = (
-                unit_rows(q, k),
-                False,
-                q.new_zeros(1, 1, 1),
-            )  # they lie around the origin
+            centre = q.new_zeros(1, 1, 1)  # they lie around the origin
+            unit = False
+            q, senders = unit_rows(q, k)
+            k = None if mutual else senders
+        equal = mutual and measure == "inner"  # then features are too
         if measure == "distance":
             q, k = distance_features(
                 q, k, ptr, centre=centre, sharpness=None if self.g == "linear" else self.sharpness
             )
+        elif k is None:
+            k = q
         if fused:  # the scale cancels
-            promises = {"nonnegative": nonnegative, "reversible": mutual}
+            promises = {"nonnegative": nonnegative, "mutual": mutual}
             return LinearAttentionCoupling(q, k, ptr, constant=offset, unit=unit, **promises)
         if offset and not (self.g == "exp" and normalize):  # a factor of all entries cancels
             # Half of the constant on either side, so that equal queries and keys stay one tensor.
             root = math.sqrt(abs(offset))
-            same = q is k and offset > 0
+            equal = equal and offset > 0
             q = with_constant(q, math.copysign(root, offset))
-            k = q if same else with_constant(k, root)
-        if self.scale > 0 and q is k:  # half of the scale on either side too
+            k = q if equal else with_constant(k, root)
+        if self.scale > 0 and equal:  # half of the scale on either side too
             q = k = math.sqrt(self.scale) * q if self.scale != 1 else q
         elif self.scale != 1:
             q = self.scale * q
         if self.g == "linear":
-            return LowRankCoupling(q, k, ptr, symmetric=symmetric, nonnegative=nonnegative)
+            definite = equal and self.scale > 0
+            return LowRankCoupling(
+                q,
+                k,
+                ptr,
+                symmetric=symmetric,
+                nonnegative=nonnegative,
+                positive_semidefinite=definite,
+            )
         # exp(a(s + c)) is a positive-definite function of q_i − q_j, and one of q_i·q_j too.
         definite = symmetric and self.g == "exp" and self.scale > 0
-        promises = {"symmetric": symmetric, "positive_semidefinite": definite, "reversible": mutual}
+        promises = {"symmetric": symmetric, "positive_semidefinite": definite, "mutual": mutual}
         return PairwiseCoupling(q, k, ptr, self.g, normalize=normalize, **promises)
 
 
@@ -226,18 +242,19 @@ class MixtureScore(AnyScore):
     def _pairs(
         self,
         q: Tensor,
-        k: Tensor,
+        k: Tensor | None,
         ptr: Tensor | None,
         centre: Tensor | None,
         nonnegative: bool,
     ) -> Coupling:
+        mutual = k is None
         q, k = measured_from(q, k, ptr, centre, self.sharpness)
         terms = []
         origin = q.new_zeros(1, 1, 1)
         for width, weight in zip(self.widths.unbind(), self.weights.unbind(), strict=True):
             scaled = q / width
             gaussian = Score("exp").coupling(
-                scaled, scaled if k is q else k / width, ptr, centre=origin
+                scaled, None if mutual else k / width, ptr, centre=origin
             )
             terms.append(ScaledCoupling(weight, gaussian, nonnegative=True))
         return SumCoupling(terms)
@@ -272,10 +289,13 @@ class FunctionScore(AnyScore):
     def _pairs(
         self,
         q: Tensor,
-        k: Tensor,
+        k: Tensor | None,
         ptr: Tensor | None,
         centre: Tensor | None,
         nonnegative: bool,
     ) -> Coupling:
         # It measures distances in double precision, from any centre alike.
-        return DistanceCoupling(self.function, q, k, ptr, nonnegative=nonnegative)
+        senders = q if k is None else k
+        return DistanceCoupling(
+            self.function, q, senders, ptr, mutual=k is None, nonnegative=nonnegative
+        )

@@ -215,8 +215,7 @@ class SparseCoupling(Coupling):
         row_stochastic: bool = False,
         nonnegative: bool = False,
     ) -> None:
-        if not isinstance(graph, Graph):
-            check_kind(graph, "graph", Graph, "a Graph")
+        check_kind(graph, "graph", Graph, "a Graph")
         own = weight is None
         if weight is not None:
             shape = "[num_edges] or [num_edges, heads]"

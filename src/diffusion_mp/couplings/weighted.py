@@ -193,7 +193,7 @@ def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupli
         CouplingMismatchError: S does not promise to be nonnegative, or its rows are divided by their sums already.
 
     Examples:
-        >>> symmetric_normalized(LowRankCoupling(q, q, symmetric=True, nonnegative=True)).symmetric
+        >>> symmetric_normalized(LowRankCoupling(q, q, nonnegative=True, positive_semidefinite=True)).symmetric
         True
     """
     check_coupling_kind(coupling)

@@ -109,11 +109,16 @@ class QueryKeyDiffusivity(Diffusivity):
                     1, by_head
                 )
         if self.normalize == "row" and unit:
-            return unit_rows(q, k)
+            return unit_rows(q, None if k is q else k)
         if self.normalize == "frobenius":
             normal = frobenius(q, graph)
             return normal, normal if k is q else frobenius(k, graph)
         return q, k
+
+    @property
+    def mutual(self) -> bool:
+        """Whether queries are keys, so that a state attends to itself; a subclass with other ones says so."""
+        return self.projection != "separate"
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, projection={self.projection!r}, normalize={self.normalize!r}"
@@ -243,7 +248,12 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         forms = {"unit": self.normalize == "row", "nonnegative": self.normalize is not None}
         forms |= {"normalize": self.row_stochastic}
         return penalty.score.coupling(
-            q, k, graph.segments, measure=self.measure, centre=centre, **forms
+            q,
+            None if self.mutual else k,
+            graph.segments,
+            measure=self.measure,
+            centre=centre,
+            **forms,
         )
 
     def extra_repr(self) -> str:

@@ -253,7 +253,9 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         """Return the softmax exp(q_i·k_j/temperature) / Σ_l exp(q_i·k_l/temperature) that is estimated, in O(N²)."""
         errors.check_state(x, channels=self.channels)
         graph = Graph.coerce(x, graph)
-        return couplings.PairwiseCoupling(*self.scaled_queries_and_keys(x, graph), graph.segments)
+        return couplings.PairwiseCoupling(
+            *self.scaled_queries_and_keys(x, graph), graph.segments, mutual=self.mutual
+        )
 
     def extra_repr(self) -> str:
         return (

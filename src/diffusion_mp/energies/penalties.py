@@ -115,8 +115,8 @@ class Penalty(Described, ABC):
             self._check_place(x)
         if isinstance(constraint, Sphere) and isinstance(score, Score) and score.g == "linear":
             score = score.on_sphere(constraint.radius)
-            return score.coupling(values, values, ptr, measure="inner", unit=True, **options)
-        return score.coupling(values, values, ptr, centre=centre, **options)
+            return score.coupling(values, None, ptr, measure="inner", unit=True, **options)
+        return score.coupling(values, None, ptr, centre=centre, **options)
 
     def conjugate(self, omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return the concave conjugate δ̃(ω) = min_{s ≥ 0} ωs − δ(s) of Proposition 6: δ(s) = min_{ω ≥ 0} ωs − δ̃(ω).
