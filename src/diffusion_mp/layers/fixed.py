@@ -43,10 +43,12 @@ def _gcn_adjacency(
 ) -> AdjacencyDiffusivity:
     """Â = D^-½ (A + I) D^-½ with the degrees of PyG; A without ``normalize``."""
     check_flags(normalize=normalize)
+    if self_loops is None:
+        self_loops = "remaining" if normalize else "keep"
     # PyG's direction: degrees of the receiving ends, also where edges go one way.
-    if normalize:
-        return AdjacencyDiffusivity("sym", self_loops=self_loops or "remaining", direction="pyg")
-    return AdjacencyDiffusivity("sum", self_loops=self_loops or "keep", direction="pyg")
+    return AdjacencyDiffusivity(
+        "sym" if normalize else "sum", self_loops=self_loops, direction="pyg"
+    )
 
 
 class MLPConv(DiffusionConv):
