@@ -216,7 +216,10 @@ class DiffusionConv(GraphLayer):
         if self.value is None:
             self.out_channels = self.in_channels
             self.head_channels = self.in_channels
-        elif self.in_channels != -1 and is_lazy(self.value.weight):
+            return
+        # `full_graph_inference` puts another module in the place of W_V, which is not lazy.
+        lazy = isinstance(self.value, FeatureLinear) and is_lazy(self.value.weight)
+        if lazy and self.in_channels != -1:
             # So that the checks see its dtype.
             self.value.initialize_parameters(self.value, (x,))
 
@@ -234,9 +237,9 @@ class DiffusionConv(GraphLayer):
 
     def _check_features(self, features: Tensor | None, x: Tensor) -> None:
         if features is None or self.reads != "features":
-            came = "none came" if features is None else f"features came with reads={self.reads!r}"
+            got = "none came" if features is None else f"features came with reads={self.reads!r}"
             raise ValueError(
-                f"features must come if and only if the layer was built with reads='features'; {came}. They are what "
+                f"features must come if and only if the layer was built with reads='features'; {got}. They are what "
                 f"the diffusivity reads in place of the state, [num_nodes, channels]."
             )
         errors.check_rows(features, "features", x, module=self)

@@ -220,11 +220,11 @@ class GINConv(DiffusionConv):
             ours = "".join(f"mlp.{child}.{name}" for child in linear[int(number) :][:1])
             parameter = parameters.get(ours)
             if parameter is None or not (is_lazy(parameter) or parameter.shape == state[key].shape):
+                here = "there is none" if parameter is None else list(parameter.shape)
                 raise ValueError(
-                    f"{prefix}nn.{key.removeprefix('mlp.')} is {list(state[key].shape)}, which is not the shape in the "
-                    f"layer here. The last MLP of PyG's GIN has the widths hidden, out, out; that of DiffusionGNN "
-                    f"hidden, hidden, out. They agree where the model has a jk, or as many hidden_channels as "
-                    f"out_channels."
+                    f"{prefix}nn.{key.removeprefix('mlp.')} is {list(state[key].shape)}, and in the layer here {here}. "
+                    f"The last MLP of PyG's GIN has the widths hidden, out, out; that of DiffusionGNN hidden, hidden, "
+                    f"out. They agree where the model has a jk, or as many hidden_channels as out_channels."
                 )
             state[ours] = state.pop(key)
 
