@@ -79,17 +79,10 @@ LAYERS: dict[str, Row] = {
         lambda: CertifiedBlock(8, [WeightedGraph(8)], None, constraint="ball")
     ),
     "certified-conv": Row(lambda: dm.CertifiedConv(8)),
-    "certified-conv-sphere": Row(
-        lambda: dm.CertifiedConv(8, constraint="sphere", penalty="gaussian", heads=2)
-    ),
-    "certified-conv-linear-limit": Row(
-        lambda: dm.CertifiedConv(8, penalty=None, constraint=None, num_layers=None)
-    ),
     "certified-conv-limit": Row(lambda: dm.CertifiedConv(8, penalty=None, num_layers=None)),
     "diffusion-implicit": Row(stepped(dm.ImplicitEuler(0.7))),
     "diffusion-trapezoidal": Row(stepped(dm.CrankNicolson(0.7))),
     "diffusion-heat": Row(stepped(dm.HeatKernel(0.7))),
-    "diffusion-heat-attention": Row(stepped(dm.HeatKernel(0.7), dm.SimpleDiffusivity)),
     "diffusion-equilibrium": Row(stepped(dm.Equilibrium(leak=0.5))),
     "diffusion-equilibrium-attention": Row(
         stepped(dm.Equilibrium(leak=0.5), dm.SigmoidDiffusivity)
@@ -99,9 +92,6 @@ LAYERS: dict[str, Row] = {
         stepped(
             dm.ExplicitEuler(0.5), lambda: dm.SigmoidDiffusivity(normalize=None, measure="distance")
         )
-    ),
-    "diffusion-gaussian": Row(
-        stepped(dm.ExplicitEuler(0.5), lambda: dm.GaussianDiffusivity(8, projection="tied"))
     ),
     "difformer-s": Row(lambda: dm.DIFFormerConv(8, 8, transform=True)),
     "difformer-s-batch": Row(

@@ -79,7 +79,9 @@ APART = torch.logspace(-2, 2, 40, dtype=DOUBLE).view(-1, 1, 1)
 SOLVED = {
     "sgformer-ragged": lambda: LinearAttentionCoupling(Q, K, PTR, own=1.0, unit=True),
     "symmetric": lambda: low_rank(POSITIVE, POSITIVE, PTR, positive_semidefinite=True),
-    "degrees-apart": lambda: low_rank(POSITIVE * APART, POSITIVE * APART, positive_semidefinite=True),
+    "degrees-apart": lambda: low_rank(
+        POSITIVE * APART, POSITIVE * APART, positive_semidefinite=True
+    ),
     "asymmetric": lambda: low_rank(0.1 * POSITIVE, K.abs()),
     "with-identity": lambda: (
         0.5 * silent_rows() + 0.5 * dm.couplings.IdentityCoupling(40, dtype=DOUBLE)
@@ -203,7 +205,9 @@ def test_what_is_singular_indefinite_or_not_finite_is_an_error() -> None:
     feature = 3.0 * Q[:, :1]
     indefinite = LowRankCoupling(feature, -feature, symmetric=True) * -1.0
     with pytest.raises(ConvergenceError, match="not positive definite"):
-        ImplicitEuler(1.0)(X, indefinite + LowRankCoupling(feature, feature, positive_semidefinite=True))
+        ImplicitEuler(1.0)(
+            X, indefinite + LowRankCoupling(feature, feature, positive_semidefinite=True)
+        )
 
 
 SGFORMER = SGFormerDiffusivity(projection=None, heads=2)(X.flatten(1))

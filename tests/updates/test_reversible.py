@@ -215,7 +215,9 @@ def unaided(patch: pytest.MonkeyPatch) -> None:
 def test_features_beside_edges_are_the_preconditioner(update, monkeypatch) -> None:
     """λΩ + μA in one solve: what is left to conjugate gradients is the graph."""
     feature = random(500, 1, 8, seed=5).abs() * (2 * random(500, 1, 1, seed=6)).exp()
-    pairs = dm.couplings.LowRankCoupling(feature, feature, positive_semidefinite=True, nonnegative=True)
+    pairs = dm.couplings.LowRankCoupling(
+        feature, feature, positive_semidefinite=True, nonnegative=True
+    )
     coupling = 0.05 * pairs + symmetric_graph(500)
     x = random(500, 1, 3).requires_grad_()
     update(leak=0.5, max_iter=50)(x, coupling).sum().backward()

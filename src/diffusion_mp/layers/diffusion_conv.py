@@ -237,9 +237,9 @@ class DiffusionConv(GraphLayer):
 
     def _check_features(self, features: Tensor | None, x: Tensor) -> None:
         if features is None or self.reads != "features":
-            came = "none came" if features is None else f"features came with reads={self.reads!r}"
+            got = "none came" if features is None else f"features came with reads={self.reads!r}"
             raise ValueError(
-                f"features must come if and only if the layer was built with reads='features'; {came}. They are what "
+                f"features must come if and only if the layer was built with reads='features'; {got}. They are what "
                 f"the diffusivity reads in place of the state, [num_nodes, channels]."
             )
         errors.check_rows(features, "features", x, module=self)

@@ -43,10 +43,12 @@ def _gcn_adjacency(
 ) -> AdjacencyDiffusivity:
     """Â = D^-½ (A + I) D^-½ with the degrees of PyG; A without ``normalize``."""
     check_flags(normalize=normalize)
+    if self_loops is None:
+        self_loops = "remaining" if normalize else "keep"
     # PyG's direction: degrees of the receiving ends, also where edges go one way.
-    if normalize:
-        return AdjacencyDiffusivity("sym", self_loops=self_loops or "remaining", direction="pyg")
-    return AdjacencyDiffusivity("sum", self_loops=self_loops or "keep", direction="pyg")
+    return AdjacencyDiffusivity(
+        "sym" if normalize else "sum", self_loops=self_loops, direction="pyg"
+    )
 
 
 class MLPConv(DiffusionConv):
@@ -218,11 +220,11 @@ class GINConv(DiffusionConv):
             ours = "".join(f"mlp.{child}.{name}" for child in linear[int(number) :][:1])
             parameter = parameters.get(ours)
             if parameter is None or not (is_lazy(parameter) or parameter.shape == state[key].shape):
+                here = "there is none" if parameter is None else list(parameter.shape)
                 raise ValueError(
-                    f"{prefix}nn.{key.removeprefix('mlp.')} is {list(state[key].shape)}, which is not the shape in the "
-                    f"layer here. The last MLP of PyG's GIN has the widths hidden, out, out; that of DiffusionGNN "
-                    f"hidden, hidden, out. They agree where the model has a jk, or as many hidden_channels as "
-                    f"out_channels."
+                    f"{prefix}nn.{key.removeprefix('mlp.')} is {list(state[key].shape)}, and in the layer here {here}. "
+                    f"The last MLP of PyG's GIN has the widths hidden, out, out; that of DiffusionGNN hidden, hidden, "
+                    f"out. They agree where the model has a jk, or as many hidden_channels as out_channels."
                 )
             state[ours] = state.pop(key)
 
