@@ -464,8 +464,7 @@ class Graph:
         - ``"add"``: one more loop of weight 1 at every node (A + I).
         - ``"remaining"``: one at every node, the mean of the observed ones or of weight 1 (as in PyG).
         """
-        if not isinstance(policy, str) or policy not in SELF_LOOPS:
-            errors.check_choice(policy, "self_loops", SELF_LOOPS)
+        errors.check_choice(policy, "self_loops", SELF_LOOPS)
         if policy == "keep":
             return self
         return self.derived(policy, lambda: self._looped(policy))
