@@ -155,6 +155,7 @@ class LinkHead(NodeHead):
             pairs, "edge_label_index", x.size(0), x.device, "[2, L] of int64"
         )
         embedding = self.mlp(x)
+        # Without the root a score grows with the channels, and training starts far from log 2.
         return (embedding[pairs[0]] * embedding[pairs[1]]).sum(1) * embedding.size(1) ** -0.5
 
 
@@ -173,6 +174,7 @@ def output_layers(
 ) -> tuple[nn.Module, NodeHead | None]:
     """Return a linear map of states to logits and no head; for graphs and links, the identity and a head."""
     errors.check_choice(task, "task", HEADS)
+    # For nodes one linear map, as in the papers; the mean of a graph or a pair is too little for a linear map to read.
     if task == "node":
         return nn.Linear(channels, out_channels), None
     return nn.Identity(), HEADS[task](channels, out_channels)
@@ -186,6 +188,7 @@ class EdgeMask(MessagePassing):
         mask = self._edge_mask
         if not self.explain or mask is None or graph.edge_index is None:
             return graph
+        # An explainer learns logits, and afterwards applies a mask of numbers in [0, 1].
         mask = mask.sigmoid() if self._apply_sigmoid else mask
         weight = graph.weights(mask) * mask
         return Graph(
@@ -199,6 +202,8 @@ class EdgeMask(MessagePassing):
 
     def listening(self, graph: Graph, collect: Collect) -> Collect:
         """Return a function that also passes the entries at the observed edges to the registered message hooks."""
+        # AttentionExplainer of PyG hooks the messages of MessagePassing modules and reads "alpha". Here no message is
+        # made one by one, so the entries at the observed edges are computed for it.
         hooks = self._message_forward_hooks
         if not hooks or graph.edge_index is None:
             return collect
@@ -279,7 +284,9 @@ class GraphModel(GraphLayer, ABC):
         graph = self.inputs_to_graph(
             x, edge_index, edge_weight, batch, return_coupling, others, inputs.get("edge_attr")
         )
-        graph = self.edge_mask(graph)
+        graph = self.edge_mask(
+            graph
+        )  # before any layer, so that an explainer's mask acts in all of them
         if torch.compiler.is_dynamo_compiling():
             # Without fullgraph=True its graph ends where the number of graphs is read: here, and not within a block.
             _ = graph.segments
@@ -361,6 +368,7 @@ class LayerStack(GraphModel):
         self.dropout = dropout
         self.encoder = FeatureLinear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(conv() for _ in range(num_layers))
+        # Identities keep the places of the norms, so that the code of propagate is the same with and without.
         norm = nn.LayerNorm if layer_norm else nn.Identity
         self.norms = nn.ModuleList(norm(hidden_channels) for _ in range(num_layers + 1))
         self.decoder, self.head = output_layers(states * hidden_channels, out_channels, task)

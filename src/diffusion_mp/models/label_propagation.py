@@ -117,6 +117,7 @@ class LabelPropagation(KnowsPyGNames, Saved):
         if self.num_layers is None:
             return self.update(y, coupling)
         state = y
+        # S is no average for rows of D^-½AD^-½, whose sums may exceed one; the clamp keeps soft labels (as PyG does).
         for _ in range(self.num_layers):
             state = self.update(state, coupling, source=y).clamp(0, 1)
         return state
@@ -155,6 +156,7 @@ def _one_hot(y: Tensor) -> Tensor:
             f"and integers: y.long()."
         )
     labels = errors.label_vector(y)
+    # A column for every class: a label read from the wrong column would allocate gigabytes before anybody saw why.
     classes = 1 + max(int(labels.max()), 0) if labels.numel() else 1
     if classes > labels.numel() + MANY_CLASSES:
         raise ValueError(

@@ -105,6 +105,7 @@ class SGFormer(GraphModel):
         check_choice(dropout_on, "dropout_on", ["values", "state"])
         check_choice(aggregate, "aggregate", ["add", "cat"])
         check_flags(shared_encoder=shared_encoder, layer_norm=layer_norm)
+        # One rate is enough for most: the GNN takes that of the attention unless it is given its own.
         gnn_dropout = dropout if gnn_dropout is None else gnn_dropout
         check_probability(gnn_dropout, "gnn_dropout")
         self.alpha = alpha
@@ -128,6 +129,7 @@ class SGFormer(GraphModel):
         self.encoder = encoder()
         own_encoder = not shared_encoder and gnn != "residual"  # a ResidualGCN has its own
         self.gnn_encoder = encoder() if own_encoder else None
+        # The first layer is no element of the list: these are the names under which models of one layer were saved.
         self.conv, self.norm = attention()
         self.further = nn.ModuleList(attention() for _ in range(trans_num_layers - 1))
         sizes = (hidden_channels, num_gnn_layers)
@@ -160,6 +162,7 @@ class SGFormer(GraphModel):
     def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:
         on_state = self.training and self.dropout_on == "state"
         initial = self.encoder(x)
+        # The GNN reads the embedding without this dropout, and has its own.
         z = dropout(initial, self.dropout, on_state)
         for conv, norm in [(self.conv, self.norm), *self.further]:
             z = norm(run_layer(collect, conv, z, graph))
