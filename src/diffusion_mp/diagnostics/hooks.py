@@ -129,6 +129,7 @@ def recorded(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Call]]
 
 def tokens(x: Tensor, mask: Tensor | None) -> Tensor:
     """Return the tokens of x [B, L, C] as [N, C], in at least float32."""
+    # Squares of half-precision states would overflow at 256.
     rows = x.flatten(0, 1) if mask is None else x[mask]
     return rows.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -209,9 +210,11 @@ class EnergyTrace:
 
     @torch.no_grad()
     def _record(self, layer: str, x: Tensor, mask: object, out: Any) -> None:
+        # Under no_grad: an energy is a measurement, and must not keep the autograd graph of a training step alive.
         if isinstance(out, tuple):  # (output, coupling), with return_coupling=True
             out = out[0]
         before = self.energy(x, None)
+        # A layer that changes the width leads to another space, in which there is no distance from x.
         after = self.energy(out, x if x.shape == out.shape else None)
         for value in (before, after):
             if not (

@@ -169,6 +169,7 @@ def diagnose(
             tol=tol,
             **named,
         )
+        # With sites the layer is inserted behind them; without, the model's own layers are bypassed one at a time.
         insertion.append((name, *(getattr(measured, column) for column in INSERTION[1:])))
     attentions = declared(model, "is_self_attention")
     attention = []
@@ -177,6 +178,7 @@ def diagnose(
             model(*inputs, **named)
         for name, module in attentions.items():
             for call in calls[name]:
+                # A NaN would be the commutator of the whole call, and read as a finding.
                 errors.check_finite(
                     tokens(call.x, call.mask), f"the state that inputs give at {name}"
                 )

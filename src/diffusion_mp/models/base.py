@@ -37,9 +37,13 @@ def run_layer(collect: Collect, layer: nn.Module, x: Tensor, graph: Graph, **inp
         # of the steps of a CertifiedBlock take a product each.
         return layer(x, graph, **inputs)
     *states, couplings = layer(x, graph, return_coupling=True, **inputs)
-    for coupling in couplings if isinstance(couplings, list) else [couplings]:
+    if not isinstance(couplings, list):  # a list has one for every step
+        couplings = [couplings]
+    for coupling in couplings:
         collect(coupling)
-    return states[0] if len(states) == 1 else tuple(states)
+    if len(states) == 1:
+        return states[0]
+    return tuple(states)
 
 
 def feature_columns(channels: int | Sequence[int], name: str) -> int:
@@ -68,8 +72,12 @@ class FeatureEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.channels = feature_columns(channels, name)
-        self.sizes = None if isinstance(channels, int) else tuple(channels)
-        self.linear = FeatureLinear(self.channels, out_channels) if self.sizes is None else None
+        self.sizes: tuple[int, ...] | None = None
+        self.linear: nn.Module | None = None
+        if isinstance(channels, int):
+            self.linear = FeatureLinear(channels, out_channels)
+        else:
+            self.sizes = tuple(channels)
         self.tables = nn.ModuleList(nn.Embedding(size, out_channels) for size in self.sizes or ())
 
     def forward(self, x: Tensor, name: str = "x") -> Tensor:
@@ -91,7 +99,9 @@ class FeatureEncoder(nn.Module):
             raise TypeError(
                 f"{name} must hold categories (integers); got {errors.describe(x)}. Use {name}.long()."
             )
-        columns = x.unsqueeze(1) if x.dim() == 1 else x
+        columns = x
+        if x.dim() == 1:  # one column, as PyG has it in some data sets
+            columns = x.unsqueeze(1)
         if columns.dim() != 2 or columns.size(1) != self.channels:
             raise ValueError(
                 f"{name} must be [rows, {self.channels}], one column per table; got {errors.describe(x)}."
@@ -189,7 +199,8 @@ class EdgeMask(MessagePassing):
         if not self.explain or mask is None or graph.edge_index is None:
             return graph
         # An explainer learns logits, and afterwards applies a mask of numbers in [0, 1].
-        mask = mask.sigmoid() if self._apply_sigmoid else mask
+        if self._apply_sigmoid:
+            mask = mask.sigmoid()
         weight = graph.weights(mask) * mask
         return Graph(
             graph.num_nodes,
@@ -298,7 +309,9 @@ class GraphModel(GraphLayer, ABC):
         else:
             logits = self.head(logits, graph, edge_label_index)
         logits = with_every_gradient(logits, self)
-        return (logits, couplings) if return_coupling else logits
+        if return_coupling:
+            return logits, couplings
+        return logits
 
     def check_features(self, x: Tensor, *, channels: int, module: nn.Module) -> None:
         if self.categories is None:

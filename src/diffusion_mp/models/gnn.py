@@ -103,7 +103,8 @@ class DiffusionGNN(GraphModel):
             )
         self.dropout = dropout
         self.act = _activation(act)
-        self.reads = () if edge_dim is None else ("edge_attr",)
+        if edge_dim is not None:
+            self.reads = ("edge_attr",)
         # With a head the last layer is one more hidden layer: its activation is what the head reads.
         if task != "node":
             _, self.head = output_layers(hidden_channels, out_channels, task)
@@ -173,7 +174,8 @@ class DiffusionGNN(GraphModel):
             source = None
             if conv.update.beta != 0:
                 # The initial embedding of Eq. 10 is the input of the first layer that has a source.
-                initial = x if initial is None else initial
+                if initial is None:
+                    initial = x
                 source = initial
             if has_weights:
                 x = dropout(x, self.dropout, self.training)
@@ -185,10 +187,14 @@ class DiffusionGNN(GraphModel):
             if self.jk is not None:
                 x = self.jk([*states, x])
             x = self.lin(x)
-        return x if self.head is None else self.act(x)
+        if self.head is not None:
+            x = self.act(x)
+        return x
 
     def _activated(self, x: Tensor, layer: int) -> Tensor:
-        return self.act(self.norms[layer](x) if self.norms else x)
+        if self.norms:
+            x = self.norms[layer](x)
+        return self.act(x)
 
 
 class ResidualGCN(Resettable):

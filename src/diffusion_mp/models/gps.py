@@ -88,7 +88,9 @@ class BlockStack(GraphModel):
         # The encoding is a part of the state instead of an addition to it, so that neither can drown the other.
         self.encoder = FeatureEncoder(in_channels, hidden_channels - pe_channels)
         self.categories = self.encoder.sizes
-        self.pe_encoder = pe_encoder or LaplacianEncoder(pe_channels) if pe_channels else None
+        if pe_channels and pe_encoder is None:
+            pe_encoder = LaplacianEncoder(pe_channels)
+        self.pe_encoder = pe_encoder
         # GatedGCN needs a state for every edge. Without features of edges all begin with one learned vector, and layers
         # tell them apart by their ends.
         self.edge_encoder = None

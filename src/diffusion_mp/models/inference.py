@@ -65,7 +65,8 @@ def full_graph_inference(
             f"that fit."
         )
     with torch.no_grad(), show_progress(progress):
-        blocks = Blocks(block_size, as_device(x.device if device is None else device))
+        device = x.device if device is None else as_device(device)
+        blocks = Blocks(block_size, device)
         # A copy, whose modules are replaced: hooks and state dict of the caller's model stay as they are.
         runner = deepcopy(model).to(x.device).eval()
         blocks.take_over(runner)

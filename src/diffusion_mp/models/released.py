@@ -97,6 +97,7 @@ def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dic
     # Both sides are compared by the names of the released code, in which its messages and papers speak.
     ours = {new_name(name, NAMES[kind]): name for name in state if name not in drawn}
     theirs = {new_name(name, PYG if kind is SGFormer else ()): name for name in released}
+    # First the depth: with another number of layers, every tensor of the layer more would be reported by itself.
     _check_depth(kind, theirs, ours)
     for name, key in theirs.items():
         if name not in ours:

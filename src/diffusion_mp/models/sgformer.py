@@ -106,7 +106,8 @@ class SGFormer(GraphModel):
         check_choice(aggregate, "aggregate", ["add", "cat"])
         check_flags(shared_encoder=shared_encoder, layer_norm=layer_norm)
         # One rate is enough for most: the GNN takes that of the attention unless it is given its own.
-        gnn_dropout = dropout if gnn_dropout is None else gnn_dropout
+        if gnn_dropout is None:
+            gnn_dropout = dropout
         check_probability(gnn_dropout, "gnn_dropout")
         self.alpha = alpha
         self.dropout = dropout
@@ -140,8 +141,10 @@ class SGFormer(GraphModel):
             self.gnn = DiffusionGNN(
                 hidden_channels, hidden_channels, *sizes, conv=gnn, dropout=gnn_dropout
             )
-        states = 2 if aggregate == "cat" else 1
-        self.decoder, self.head = output_layers(states * hidden_channels, out_channels, task)
+        channels = hidden_channels
+        if aggregate == "cat":
+            channels = 2 * hidden_channels
+        self.decoder, self.head = output_layers(channels, out_channels, task)
 
     @classmethod
     def like_pyg(
@@ -166,12 +169,16 @@ class SGFormer(GraphModel):
         z = dropout(initial, self.dropout, on_state)
         for conv, norm in [(self.conv, self.norm), *self.further]:
             z = norm(run_layer(collect, conv, z, graph))
-            z = dropout(relu(z) if self.activation == "relu" else z, self.dropout, on_state)
+            if self.activation == "relu":
+                z = relu(z)
+            z = dropout(z, self.dropout, on_state)
         z = self._beside_gnn(z, x, initial, graph)
         return self.decoder(dropout(z, self.dropout, self.training and not on_state))
 
     def _beside_gnn(self, z: Tensor, x: Tensor, initial: Tensor, graph: Graph) -> Tensor:
         """Return Z_O from the attention's Z, the features X and the embedding Z⁽⁰⁾."""
+        # A graph whose edges were not observed is not one without edges, on which the GNN would still say something of
+        # every node by itself.
         if graph.edge_index is None:
             if self.aggregate == "add":
                 return z
