@@ -118,9 +118,6 @@ class FeatureEncoder(nn.Module):
                     )
         return columns
 
-    def extra_repr(self) -> str:
-        return f"{self.channels if self.sizes is None else list(self.sizes)}"
-
 
 class NodeHead(nn.Module):
     """Logits of every node [N, out_channels] by an MLP, W₂ ReLU(W₁ x); a base of the heads of other tasks."""
