@@ -259,7 +259,7 @@ def measure(run: Run, model: Any, batch: tuple[Tensor, ...]) -> dict[str, Any]:
     inputs = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
     cheap = {"points": 2, "tol": 1e-2}
     smoothing = PDEDiffusion1d(run.channels, **run.diffusion).double()
-    found = {"report": diagnose(model, *inputs, diffusion=smoothing, **cheap).to_dict()}
+    found = {"report": asdict(diagnose(model, *inputs, diffusion=smoothing, **cheap))}
     if run.placement == "none":
         across = PDEDiffusion1d(run.channels // run.heads, **run.diffusion).double()
         found["inserted"] = {place: {"truth": 0.0, "estimate": 0.0} for place in SITES}

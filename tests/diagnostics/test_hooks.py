@@ -87,8 +87,7 @@ def test_default_energy_of_every_layer_and_its_plot() -> None:
     spread = float(QuadraticPenalty().total(x))
     assert trace.energies == pytest.approx([spread / 4, spread / 16])
     assert [record.before for record in trace.records] == pytest.approx([spread, spread / 4])
-    assert trace.to_dict()["layer"] == ["0", "2"]
-    assert trace.to_dict()["after"] == trace.energies
+    assert [record.layer for record in trace.records] == ["0", "2"]
     (line,) = trace.plot(Figure().add_subplot()).lines
     assert list(line.get_ydata()) == [trace.records[0].before, *trace.energies]
 

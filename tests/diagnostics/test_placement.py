@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -139,7 +140,7 @@ def test_every_row_is_what_its_function_gives(generator: torch.Generator) -> Non
             bound.roughness / bound.size**2
         )
         state = block(state, LENGTHS)
-    assert json.loads(json.dumps(report.to_dict())) == report.to_dict()
+    assert json.loads(json.dumps(asdict(report))) == asdict(report)
 
 
 @pytest.mark.parametrize(

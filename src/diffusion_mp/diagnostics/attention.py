@@ -56,9 +56,9 @@ def kernel_error(
         [16, 32]
     """
     if not isinstance(diffusivity, KernelizedSoftmaxDiffusivity):
-        where = "In a NodeFormer layer it is conv.diffusivity.attention (conv.diffusivity without a relational bias)."
         raise TypeError(
-            f"diffusivity must be a KernelizedSoftmaxDiffusivity; got {describe(diffusivity)}. {where}"
+            f"diffusivity must be a KernelizedSoftmaxDiffusivity; got {describe(diffusivity)}. In a NodeFormer layer "
+            f"it is conv.diffusivity.attention (conv.diffusivity without a relational bias)."
         )
     check_kind(num_features, "num_features", (list, tuple, range), "a list of numbers of features")
     check_generator(generator)
@@ -66,13 +66,11 @@ def kernel_error(
     exact = diffusivity.exact(x, graph)
     graph = Graph.coerce(x, graph)
     q, k = diffusivity.scaled_queries_and_keys(x, graph)
-    if generator is None:
-        generator = torch.Generator().manual_seed(0)
-    else:
-        generator = generator
+    # Not the global state: a measurement must not change the training that goes on after it.
+    draw = torch.Generator().manual_seed(0) if generator is None else generator
 
     def distance(m: int) -> float:
-        directions = orthogonal_directions(m, q.size(2), generator).to(q.device, q.dtype)
+        directions = orthogonal_directions(m, q.size(2), draw).to(q.device, q.dtype)
         log_query, log_key, log_weight = attention_features(q, k, directions)
         return _relative_distance(
             LogLowRankCoupling(log_query, log_key, graph.segments, log_weight), exact
@@ -89,6 +87,7 @@ def _relative_distance(approximate: Coupling, exact: Coupling) -> float:
     total = torch.zeros_like(difference)
     for first in range(0, nodes, COLUMNS):
         width = min(COLUMNS, nodes - first)
+        # Products with unit vectors: a column of S each.
         columns = torch.zeros(nodes, 1, width, dtype=approximate.dtype, device=approximate.device)
         columns[first : first + width, 0].fill_diagonal_(1)
         expected = exact.matmul(columns)
@@ -116,11 +115,10 @@ def plot_attention(
     with torch.no_grad():
         entries = coupling.to_dense()[head].double().cpu()
     if bool((entries < 0).any()):
-        least = float(entries.min())
         raise ValueError(
-            f"coupling must be non-negative on a logarithmic scale; its least entry is {least:.3g}."
+            f"coupling must be non-negative on a logarithmic scale; its least entry is {float(entries.min()):.3g}."
         )
-    ax = axis(ax)
+    ax = axis(ax)  # only now: an error leaves no empty figure behind
     shown = entries.masked_fill(entries <= threshold, float("nan")).numpy()
     ax.imshow(shown, cmap="viridis", norm="log", vmin=threshold, vmax=1.0, interpolation="nearest")
     ax.set(xlabel="sender j", ylabel="receiver i")

@@ -28,6 +28,7 @@ def axis(ax: Any = None) -> Any:
     """Return the given matplotlib axis, or that of a new figure."""
     if ax is not None and not hasattr(ax, "set_xlabel"):
         raise TypeError(f"ax must be a matplotlib axis or None; got {describe(ax)}.")
+    # Imported on first use: the library needs no matplotlib, and importing it takes longer than all the rest.
     with needed_by("A plot", "diffusion-mp[plot]"):
         import matplotlib.pyplot as plt
 
@@ -52,6 +53,8 @@ def roughness(
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     if mask is None:
         return x.diff(dim=1).square().sum((1, 2)) / 2
+    # The neighbour of a token is the next token, whatever padding lies between; padding may hold NaN, which a product
+    # with zero would keep.
     order, _ = tokens_first(mask)
     ordered = x.flatten(0, 1)[order].view_as(x)
     tokens = mask.flatten()[order].view_as(mask)
@@ -92,9 +95,9 @@ def hooked(
     def after(
         name: str, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any
     ) -> Tensor | None:
-        x, mask = (
-            args[k] if len(args) > k else kwargs.get(key) for k, key in enumerate(("x", "mask"))
-        )
+        # A hook gets arguments as they were passed, by position or by name.
+        x = args[0] if args else kwargs.get("x")
+        mask = args[1] if len(args) > 1 else kwargs.get("mask")
         return hook(name, x, mask, output)
 
     with ExitStack() as stack:
@@ -114,9 +117,9 @@ def recorded(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Call]]
         if not (
             isinstance(x, Tensor) and isinstance(mask, Tensor | None) and isinstance(out, Tensor)
         ):
-            came = f"{type(modules[name]).__name__} got {describe(x)} and {describe(mask)} and gave {describe(out)}"
             raise TypeError(
-                f"a module to be diagnosed must be called as module(x, mask) and give a tensor; {came}."
+                f"a module to be diagnosed must be called as module(x, mask) and give a tensor; "
+                f"{type(modules[name]).__name__} got {describe(x)} and {describe(mask)} and gave {describe(out)}."
             )
         calls[name].append(Call(x.detach(), mask, out.detach()))
 
@@ -126,6 +129,7 @@ def recorded(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Call]]
 
 def tokens(x: Tensor, mask: Tensor | None) -> Tensor:
     """Return the tokens of x [B, L, C] as [N, C], in at least float32."""
+    # Squares of half-precision states would overflow at 256.
     rows = x.flatten(0, 1) if mask is None else x[mask]
     return rows.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -137,6 +141,11 @@ class LayerEnergy:
     layer: str
     before: float
     after: float
+
+
+def _spread(x: Tensor, x_prev: Tensor | None) -> Tensor:
+    """Return Σ_ij‖x_i − x_j‖²."""
+    return Energy("quadratic")(x)
 
 
 class EnergyTrace:
@@ -159,13 +168,10 @@ class EnergyTrace:
         self, model: nn.Module, energy: Callable[[Tensor, Tensor | None], Tensor] | None = None
     ) -> None:
         check_kind(model, "model", nn.Module, "a torch.nn.Module")
-        if energy is None:
-            self.energy = lambda x, x_prev: Energy("quadratic")(x)
-        else:
-            self.energy = energy
+        self.energy = _spread if energy is None else energy
         check_function(self.energy, "energy", "called as energy(x_out, x_in)")
-        found = declared(model, "is_diffusion_layer")
-        self.layers = {name or type(module).__name__: module for name, module in found.items()}
+        layers = declared(model, "is_diffusion_layer")
+        self.layers = {name or type(module).__name__: module for name, module in layers.items()}
         if not self.layers:
             raise ValueError(
                 f"model must contain a diffusion layer (is_diffusion_layer=True); got {describe(model)}."
@@ -184,13 +190,6 @@ class EnergyTrace:
     def energies(self) -> list[float]:
         """E(x_out, x_in) of every call, in order."""
         return [record.after for record in self.records]
-
-    def to_dict(self) -> dict[str, list[Any]]:
-        """Return columns ``layer``, ``before``, ``after``, for a data frame or a JSON file."""
-        return {
-            column: [getattr(r, column) for r in self.records]
-            for column in ("layer", "before", "after")
-        }
 
     def __str__(self) -> str:
         """Format a table of all calls: layer, energy before, energy after."""
@@ -211,12 +210,11 @@ class EnergyTrace:
 
     @torch.no_grad()
     def _record(self, layer: str, x: Tensor, mask: object, out: Any) -> None:
-        # (output, coupling) with return_coupling=True
-        if isinstance(out, tuple):
+        # Under no_grad: an energy is a measurement, and must not keep the autograd graph of a training step alive.
+        if isinstance(out, tuple):  # (output, coupling), with return_coupling=True
             out = out[0]
-        else:
-            out = out
         before = self.energy(x, None)
+        # A layer that changes the width leads to another space, in which there is no distance from x.
         after = self.energy(out, x if x.shape == out.shape else None)
         for value in (before, after):
             if not (

@@ -56,6 +56,7 @@ def lipschitz(
     errors.check_generator(generator)
     with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         point = (x.clone() if x.is_inference() else x).detach().requires_grad_()
+        # Only the plain formula of attention can be differentiated twice; its fused kernels cannot.
         value = f(point)
         errors.check_kind(value, "f(x)", Tensor, "a tensor")
         if value.is_complex():
@@ -64,6 +65,8 @@ def lipschitz(
             )
         if not value.requires_grad or not value.numel() or not x.numel():
             return 0.0
+        # Forward mode would give Jv at once, but many operations have no formula for it; the derivative of a derivative
+        # with respect to w, in which Jᵀw is linear, needs the backward pass alone.
         pull = torch.zeros_like(value, requires_grad=True)
         (pulled,) = torch.autograd.grad(value, point, pull, create_graph=True, allow_unused=True)
         if pulled is None:
@@ -75,7 +78,8 @@ def lipschitz(
         left = torch.zeros_like(value)
         # Any singular direction has about 1/√n of the start, so a larger singular value would show in the residual.
         enough = max(tol / math.sqrt(x.numel()), 8 * torch.finfo(x.dtype).eps)
-        # of JᵀJ, tridiagonal in the Lanczos basis
+        # The diagonal, and the one beside it, of JᵀJ, which is tridiagonal in the Lanczos basis. The basis is not kept:
+        # lost orthogonality makes copies of the largest eigenvalue, and no larger one.
         main = list[float]()
         side = list[float]()
         beta = 0.0
@@ -188,9 +192,9 @@ def perturbation_bound(
             f"diffusion must be given where site is not a diffusion layer; got {errors.describe(layer)}."
         )
     with evaluating(model), evaluating(layer):
-        with torch.no_grad(), recorded({"site": site}) as found:
+        with torch.no_grad(), recorded({"site": site}) as records:
             model(*inputs, **named)
-            calls = found["site"]
+            calls = records["site"]
             if not calls:
                 raise ValueError(
                     "site must be a module of the model that these inputs reach; it was not called."
@@ -205,10 +209,11 @@ def perturbation_bound(
         def tail(states: Tensor) -> Tensor:
             """Return T of the flattened outputs of all calls, which replace those of ``site``."""
             pieces = states.split([call.out.numel() for call in calls])
-            given = iter(
+            outputs = iter(
                 [piece.view(call.out.shape) for piece, call in zip(pieces, calls, strict=True)]
             )
-            with hooked({"site": site}, lambda *_: next(given)):
+            # The model runs as a whole, so whatever its code does between modules is part of the tail.
+            with hooked({"site": site}, lambda *_: next(outputs)):
                 out: Tensor = model(*inputs, **named)
             return out
 
@@ -216,6 +221,7 @@ def perturbation_bound(
         after = torch.cat([call.out.flatten() for call in calls])
         with torch.no_grad():
             truth = float((tail(after).double() - tail(before).double()).norm())
+        # The mean value theorem asks for the largest ‖J_T‖ on the segment, of which some points are taken.
         segment = [torch.lerp(before, after, float(s)) for s in torch.linspace(0, 1, points)]
         steepest = max(lipschitz(tail, point, tol=tol) for point in segment)
         step = sum(float(call.moved().square().sum()) for call in calls) ** 0.5
@@ -234,12 +240,10 @@ def _step_bound(layer: nn.Module, calls: list[Call]) -> float | None:
     ):
         return None
     update = layer.update
-    if not isinstance(update, ExplicitEuler) or (update.tau, update.form, update.leak) != (
-        1.0,
-        "conservative",
-        0.0,
-    ):
+    if not isinstance(update, ExplicitEuler):
         return None
+    if (update.tau, update.form, update.leak) != (1.0, "conservative", 0.0):
+        return None  # the bound is that of S = I + ΣαΔ, one step of size one
     top = 4 * layer.alpha.sum(0)
     square = 0.0
     for call in calls:

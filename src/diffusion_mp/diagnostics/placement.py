@@ -82,15 +82,12 @@ class PlacementReport:
             ``relative_roughness``, ``step``, ``lipschitz``, ``truth``, ``estimate`` and ``roughness_estimate``.
 
     Examples:
-        >>> sorted(PlacementReport(attention={}, insertion={}).to_dict())
-        ['attention', 'insertion']
+        >>> PlacementReport(attention={"layer": ["attention"], "commutator": [0.2]}, insertion={}).attention["layer"]
+        ['attention']
     """
 
     attention: Columns
     insertion: Columns
-
-    def to_dict(self) -> dict[str, Columns]:
-        return {"attention": self.attention, "insertion": self.insertion}
 
     def plot(self, ax: Any = None, quantity: str = "commutator", *, label: str = "") -> Any:
         """Plot a column of ``attention``, or else of ``insertion``, on a matplotlib ``ax`` (default: new); return it.
@@ -99,22 +96,18 @@ class PlacementReport:
         """
         columns = {**self.attention, **self.insertion}
         errors.check_choice(quantity, "quantity", [name for name in columns if name != "layer"])
-        if quantity in self.attention:
-            table = self.attention
-        else:
-            table = self.insertion
-        # all lines of a report have one colour, the next of the axis
+        table = self.attention if quantity in self.attention else self.insertion
         ax = axis(ax)
+        drawn = [quantity]
+        if quantity == "estimate":
+            drawn = ["truth", "estimate", "roughness_estimate"]
+        # All lines of a report have one colour, the next of the axis, so that reports on one axis can be told apart.
         colour = None
-        drawn = (
-            ("truth", "estimate", "roughness_estimate") if quantity == "estimate" else (quantity,)
-        )
         for name, style in zip(drawn, ("-", "--", ":"), strict=False):
-            values = [float("nan") if value is None else value for value in table[name]]
-            if label and len(drawn) == 1:
-                title = label
-            else:
+            title = label
+            if not label or len(drawn) > 1:
                 title = f"{label} {name.replace('_', ' ')}".strip()
+            values = [float("nan") if value is None else value for value in table[name]]
             (line,) = ax.plot(
                 range(len(values)), values, marker="o", linestyle=style, color=colour, label=title
             )
@@ -122,9 +115,8 @@ class PlacementReport:
         if len(drawn) > 1:
             ax.set_yscale("log")
         if len(ax.lines) > 1:
-            ax.legend(
-                loc="center left", bbox_to_anchor=(1, 0.5), frameon=False
-            )  # to the right of the axis
+            # To the right of the axis: lines of several layers and models leave no corner free.
+            ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
         ax.set_xticks(range(len(table["layer"])), table["layer"], rotation=30, ha="right")
         ax.set_ylabel(quantity.replace("_", " "))
         return ax
@@ -168,31 +160,38 @@ def diagnose(
         errors.check_choice(site, "sites", modules)
     insertion = []
     for name in declared(model, "is_diffusion_layer") if sites is None else sites:
-        inserting = None if sites is None else diffusion
-        found = perturbation_bound(
-            model, modules[name], *inputs, diffusion=inserting, points=points, tol=tol, **named
+        measured = perturbation_bound(
+            model,
+            modules[name],
+            *inputs,
+            diffusion=None if sites is None else diffusion,
+            points=points,
+            tol=tol,
+            **named,
         )
-        insertion.append((name, *(getattr(found, column) for column in INSERTION[1:])))
+        # With sites the layer is inserted behind them; without, the model's own layers are bypassed one at a time.
+        insertion.append((name, *(getattr(measured, column) for column in INSERTION[1:])))
     attentions = declared(model, "is_self_attention")
     attention = []
     with evaluating(model):
         with torch.no_grad(), recorded(attentions) as calls:
             model(*inputs, **named)
-        for name, call in [(key, call) for key in attentions for call in calls[key]]:
-            errors.check_finite(tokens(call.x, call.mask), f"the state that inputs give at {name}")
-            smoothing = diffusion or _nearest(model, name, call.x.size(2))
-            exact, linearized = commutator(smoothing, attentions[name], call.x, call.mask)
-            rough = call.roughness()
-            square = call.square()
-            attention.append(
-                (
-                    name,
-                    rough,
-                    rough / square if square else 0.0,
-                    exact,
-                    linearized,
+        for name, module in attentions.items():
+            for call in calls[name]:
+                # A NaN would be the commutator of the whole call, and read as a finding.
+                errors.check_finite(
+                    tokens(call.x, call.mask), f"the state that inputs give at {name}"
                 )
-            )
+                smoothing = diffusion or _nearest(model, name, call.x.size(2))
+                square = call.square()
+                attention.append(
+                    (
+                        name,
+                        call.roughness(),
+                        call.roughness() / square if square else 0.0,
+                        *commutator(smoothing, module, call.x, call.mask),
+                    )
+                )
     return PlacementReport(_columns(ATTENTION, attention), _columns(INSERTION, insertion))
 
 
@@ -214,20 +213,20 @@ def _nearest(model: nn.Module, name: str, channels: int) -> PDEDiffusion1d:
     layers = {
         other: module
         for other, module in model.named_modules()
-        if isinstance(module, PDEDiffusion1d)
+        if isinstance(module, PDEDiffusion1d) and module.in_channels == channels
     }
-    own = {other: layer for other, layer in layers.items() if layer.in_channels == channels}
-    if not own:
-        lacks = f"{type(model).__name__} has no diffusion layer on states of {channels} channels"
+    if not layers:
         raise ValueError(
-            f"diffusion must be given: {lacks}. Pass diffusion=PDEDiffusion1d({channels})."
+            f"diffusion must be given: {type(model).__name__} has no diffusion layer on states of {channels} channels. "
+            f"Pass diffusion=PDEDiffusion1d({channels})."
         )
 
-    def shared(other: str) -> int:
+    def prefix(other: str) -> int:
         pairs = zip(other.split("."), name.split("."), strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
-    return own[max(own, key=shared)]
+    # In a model with a layer in every block, that of the same block, which reads states of the same scale.
+    return layers[max(layers, key=prefix)]
 
 
 def _columns(names: Sequence[str], rows: list[tuple[Any, ...]]) -> Columns:

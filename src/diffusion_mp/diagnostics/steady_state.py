@@ -43,6 +43,7 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
             f"posterior_variance needs a symmetric and nonnegative coupling of all nodes, as with "
             f"row_stochastic=False; got {coupling!r}."
         )
+    # In double precision: Q is singular but for the leak, which single precision would round away below 1e-7.
     degree = coupling.exact_degree(torch.float64).unsqueeze(2)
     if not bool((degree > 0).all()):
         raise errors.SingularSystemError(
@@ -74,5 +75,6 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
 
 def _check_ones(solved: Tensor) -> None:
     """Raise unless Q⁻¹κD̄ 1, which is 1 in exact arithmetic, is so up to some digits."""
+    # Constants are the direction in which Q is nearly singular, so their solution shows lost digits first.
     if not bool(((solved - 1).abs() <= 1e-3).all()):
         raise errors.SingularSystemError(SINGULAR)

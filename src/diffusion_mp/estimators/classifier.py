@@ -189,6 +189,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         """Return the probabilities [M, n_classes] of new rows, in the order of ``classes_``."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
+        # Neighbours are found among rows of one kind; sparse rows of fit are never filled in, they may not fit.
         if issparse(X) != issparse(self.X_):
             X = csr_array(X) if issparse(self.X_) else X.toarray()
         states = self.label_distributions_
@@ -262,6 +263,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     def _learned(self, X: Any, rows: Tensor, targets: Tensor) -> nn.Sequential:
         width = int(self.hidden_channels)
         classes = len(self.classes_)
+        # A class of many rows would be the answer for all where features say little.
         weight = 1 / targets.bincount(minlength=classes).double()
         network = nn.Sequential(
             FeatureLinear(X.shape[1], width), nn.ReLU(), nn.Linear(width, classes)
@@ -335,11 +337,13 @@ def _batches(num_rows: int) -> Iterator[Tensor]:
 
 
 def _at_rest(conv: CertifiedConv, graph: Graph, source: Tensor) -> Tensor:
-    """Return the steady state, clamped at zero: it is a mean of distributions up to rounding."""
+    """Return the steady state, clamped at zero."""
+    # It is a mean of distributions, in which rounding leaves entries slightly below zero.
     return cast("Tensor", conv(source, graph)).clamp(min=0)
 
 
 def _tensor(X: Any) -> Tensor:
+    # Rows of texts stay sparse as far as the first linear map; a matrix of torch is made from the parts without a copy.
     if not issparse(X):
         return torch.from_numpy(X)
     ptr, columns, values = (torch.from_numpy(part) for part in (X.indptr, X.indices, X.data))
@@ -359,7 +363,7 @@ def _check_known(y: Any, expected: str) -> None:
 
 def _labels(y: Any) -> tuple[Any, Any, Any]:
     """Return a mask of the R labelled rows, the classes, and the distributions [R, n_classes] of these rows."""
-    strings = y.dtype.kind in "US"
+    strings = y.dtype.kind in "US"  # an array of strings holds no number -1
     if y.dtype.kind in "USO" and "-1" in y.tolist():
         # NumPy turns -1 into a string where it stands beside names.
         raise ValueError(

@@ -37,9 +37,13 @@ def run_layer(collect: Collect, layer: nn.Module, x: Tensor, graph: Graph, **inp
         # of the steps of a CertifiedBlock take a product each.
         return layer(x, graph, **inputs)
     *states, couplings = layer(x, graph, return_coupling=True, **inputs)
-    for coupling in couplings if isinstance(couplings, list) else [couplings]:
+    if not isinstance(couplings, list):  # a list has one for every step
+        couplings = [couplings]
+    for coupling in couplings:
         collect(coupling)
-    return states[0] if len(states) == 1 else tuple(states)
+    if len(states) == 1:
+        return states[0]
+    return tuple(states)
 
 
 def feature_columns(channels: int | Sequence[int], name: str) -> int:
@@ -68,8 +72,12 @@ class FeatureEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.channels = feature_columns(channels, name)
-        self.sizes = None if isinstance(channels, int) else tuple(channels)
-        self.linear = FeatureLinear(self.channels, out_channels) if self.sizes is None else None
+        self.sizes: tuple[int, ...] | None = None
+        self.linear: nn.Module | None = None
+        if isinstance(channels, int):
+            self.linear = FeatureLinear(channels, out_channels)
+        else:
+            self.sizes = tuple(channels)
         self.tables = nn.ModuleList(nn.Embedding(size, out_channels) for size in self.sizes or ())
 
     def forward(self, x: Tensor, name: str = "x") -> Tensor:
@@ -91,7 +99,9 @@ class FeatureEncoder(nn.Module):
             raise TypeError(
                 f"{name} must hold categories (integers); got {errors.describe(x)}. Use {name}.long()."
             )
-        columns = x.unsqueeze(1) if x.dim() == 1 else x
+        columns = x
+        if x.dim() == 1:  # one column, as PyG has it in some data sets
+            columns = x.unsqueeze(1)
         if columns.dim() != 2 or columns.size(1) != self.channels:
             raise ValueError(
                 f"{name} must be [rows, {self.channels}], one column per table; got {errors.describe(x)}."
@@ -107,9 +117,6 @@ class FeatureEncoder(nn.Module):
                         f"column {column} of {name} must lie in 0..{size - 1}, as its table does; got {low}..{high}."
                     )
         return columns
-
-    def extra_repr(self) -> str:
-        return f"{self.channels if self.sizes is None else list(self.sizes)}"
 
 
 class NodeHead(nn.Module):
@@ -155,6 +162,7 @@ class LinkHead(NodeHead):
             pairs, "edge_label_index", x.size(0), x.device, "[2, L] of int64"
         )
         embedding = self.mlp(x)
+        # Without the root a score grows with the channels, and training starts far from log 2.
         return (embedding[pairs[0]] * embedding[pairs[1]]).sum(1) * embedding.size(1) ** -0.5
 
 
@@ -173,6 +181,7 @@ def output_layers(
 ) -> tuple[nn.Module, NodeHead | None]:
     """Return a linear map of states to logits and no head; for graphs and links, the identity and a head."""
     errors.check_choice(task, "task", HEADS)
+    # For nodes one linear map, as in the papers; the mean of a graph or a pair is too little for a linear map to read.
     if task == "node":
         return nn.Linear(channels, out_channels), None
     return nn.Identity(), HEADS[task](channels, out_channels)
@@ -186,7 +195,9 @@ class EdgeMask(MessagePassing):
         mask = self._edge_mask
         if not self.explain or mask is None or graph.edge_index is None:
             return graph
-        mask = mask.sigmoid() if self._apply_sigmoid else mask
+        # An explainer learns logits, and afterwards applies a mask of numbers in [0, 1].
+        if self._apply_sigmoid:
+            mask = mask.sigmoid()
         weight = graph.weights(mask) * mask
         return Graph(
             graph.num_nodes,
@@ -199,6 +210,8 @@ class EdgeMask(MessagePassing):
 
     def listening(self, graph: Graph, collect: Collect) -> Collect:
         """Return a function that also passes the entries at the observed edges to the registered message hooks."""
+        # AttentionExplainer of PyG hooks the messages of MessagePassing modules and reads "alpha". Here no message is
+        # made one by one, so the entries at the observed edges are computed for it.
         hooks = self._message_forward_hooks
         if not hooks or graph.edge_index is None:
             return collect
@@ -279,7 +292,9 @@ class GraphModel(GraphLayer, ABC):
         graph = self.inputs_to_graph(
             x, edge_index, edge_weight, batch, return_coupling, others, inputs.get("edge_attr")
         )
-        graph = self.edge_mask(graph)
+        graph = self.edge_mask(
+            graph
+        )  # before any layer, so that an explainer's mask acts in all of them
         if torch.compiler.is_dynamo_compiling():
             # Without fullgraph=True its graph ends where the number of graphs is read: here, and not within a block.
             _ = graph.segments
@@ -291,7 +306,9 @@ class GraphModel(GraphLayer, ABC):
         else:
             logits = self.head(logits, graph, edge_label_index)
         logits = with_every_gradient(logits, self)
-        return (logits, couplings) if return_coupling else logits
+        if return_coupling:
+            return logits, couplings
+        return logits
 
     def check_features(self, x: Tensor, *, channels: int, module: nn.Module) -> None:
         if self.categories is None:
@@ -361,6 +378,7 @@ class LayerStack(GraphModel):
         self.dropout = dropout
         self.encoder = FeatureLinear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(conv() for _ in range(num_layers))
+        # Identities keep the places of the norms, so that the code of propagate is the same with and without.
         norm = nn.LayerNorm if layer_norm else nn.Identity
         self.norms = nn.ModuleList(norm(hidden_channels) for _ in range(num_layers + 1))
         self.decoder, self.head = output_layers(states * hidden_channels, out_channels, task)

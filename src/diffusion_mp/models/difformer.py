@@ -118,6 +118,8 @@ class DIFFormer(LayerStack):
         self.two_steps = update is not None and update.takes_previous
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:
+        # Dropout of the state would change what the diffusivity reads, and with it the energy (D20). By default it acts
+        # on values, within the layers, and on the input of the decoder.
         on_state = self.training and self.dropout_on == "state"
         x = dropout(relu(self.norms[0](self.encoder(x))), self.dropout, on_state)
         initial = x if self.source else None

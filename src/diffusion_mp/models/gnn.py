@@ -84,7 +84,8 @@ class DiffusionGNN(GraphModel):
         check_counts(num_layers=num_layers, heads=heads)
         check_choice(conv, "conv", get_args(ConvName))
         check_probability(dropout, "dropout")
-        teleport(alpha)  # checks alpha, whichever layers are built
+        # All options are checked whichever layers are built, so that a search over conv fails at once or not at all.
+        teleport(alpha)
         check_positive(theta, "theta")
         check_heads_divide(hidden_channels, heads, "hidden_channels")
         check_choice(task, "task", get_args(Task))
@@ -101,10 +102,13 @@ class DiffusionGNN(GraphModel):
             )
         self.dropout = dropout
         self.act = _activation(act)
-        self.reads = () if edge_dim is None else ("edge_attr",)
+        if edge_dim is not None:
+            self.reads = ("edge_attr",)
+        # With a head the last layer is one more hidden layer: its activation is what the head reads.
         if task != "node":
             _, self.head = output_layers(hidden_channels, out_channels, task)
             out_channels = hidden_channels
+        # "last" needs no module: the linear map below reads the last state alone.
         self.jk = None
         if jk not in (None, "last"):
             self.jk = JumpingKnowledge(jk, hidden_channels, num_layers)
@@ -113,6 +117,7 @@ class DiffusionGNN(GraphModel):
             states = num_layers if jk == "cat" else 1
             self.lin = nn.Linear(states * hidden_channels, out_channels)
             out_channels = hidden_channels
+        # A norm stands in front of every layer but the first, and of the linear map that jk adds.
         num_norms = 0 if norm is None else num_layers - (jk is None)
         self.norms = nn.ModuleList(make_norm(norm, hidden_channels) for _ in range(num_norms))
         sizes = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
@@ -123,7 +128,7 @@ class DiffusionGNN(GraphModel):
                     yield from starmap(MLPConv, pairwise(sizes))
                 case "gcn":
                     yield from starmap(GCNConv, pairwise(sizes))
-                case "sgc":
+                case "sgc":  # all steps, then one linear map: one layer
                     yield SGConv(in_channels, out_channels, num_layers)
                 case "gin":
                     for a, b in pairwise(sizes):
@@ -135,6 +140,8 @@ class DiffusionGNN(GraphModel):
                         yield GINConv(a, mlp, train_eps=True)
                 case "gat":
                     *hidden, last = pairwise(sizes)
+                    # Hidden heads are concatenated to hidden_channels; the last layer has one head, as wide as the
+                    # output.
                     for a, b in hidden:
                         yield GATConv(
                             a, b // heads, heads, edge_dim=edge_dim, value_dropout=dropout
@@ -166,7 +173,8 @@ class DiffusionGNN(GraphModel):
             source = None
             if conv.update.beta != 0:
                 # The initial embedding of Eq. 10 is the input of the first layer that has a source.
-                initial = x if initial is None else initial
+                if initial is None:
+                    initial = x
                 source = initial
             if has_weights:
                 x = dropout(x, self.dropout, self.training)
@@ -178,10 +186,14 @@ class DiffusionGNN(GraphModel):
             if self.jk is not None:
                 x = self.jk([*states, x])
             x = self.lin(x)
-        return x if self.head is None else self.act(x)
+        if self.head is not None:
+            x = self.act(x)
+        return x
 
     def _activated(self, x: Tensor, layer: int) -> Tensor:
-        return self.act(self.norms[layer](x) if self.norms else x)
+        if self.norms:
+            x = self.norms[layer](x)
+        return self.act(x)
 
 
 class ResidualGCN(Resettable):

@@ -85,9 +85,14 @@ class BlockStack(GraphModel):
                 "pe_encoder needs pe_channels, the number of channels it gives; got pe_channels=0."
             )
         self.pe_channels = pe_channels
+        # The encoding is a part of the state instead of an addition to it, so that neither can drown the other.
         self.encoder = FeatureEncoder(in_channels, hidden_channels - pe_channels)
         self.categories = self.encoder.sizes
-        self.pe_encoder = pe_encoder or LaplacianEncoder(pe_channels) if pe_channels else None
+        if pe_channels and pe_encoder is None:
+            pe_encoder = LaplacianEncoder(pe_channels)
+        self.pe_encoder = pe_encoder
+        # GatedGCN needs a state for every edge. Without features of edges all begin with one learned vector, and layers
+        # tell them apart by their ends.
         self.edge_encoder = None
         self.edge_start = None
         if edge_dim is None:
@@ -153,6 +158,7 @@ class BlockStack(GraphModel):
                     f"pe must have {x.size(0)} rows on {x.device}, one per node; got {describe(part)}."
                 )
         try:
+            # An encoder of one's own names its inputs as it likes, so its errors are passed on with the name of ours.
             encoded = cast(
                 "Tensor", self.pe_encoder(*pe) if isinstance(pe, tuple) else self.pe_encoder(pe)
             )
@@ -346,6 +352,7 @@ class SFiFormer(GPS):
         sizes, options = copy.deepcopy(dfi.arguments)
         options["attention"] = {**(options.get("attention") or {}), **(attention or {})}
         model = cls(*sizes, lam=lam, **options)
+        # A new model is on the CPU in float32; the trained one may be elsewhere.
         like = next(dfi.parameters())
         model.to(like.device, like.dtype)
         missing, unexpected = model.load_state_dict(dfi.state_dict(), strict=False)

@@ -64,7 +64,9 @@ def full_graph_inference(
             f"that fit."
         )
     with torch.no_grad(), show_progress(progress):
-        blocks = Blocks(block_size, as_device(x.device if device is None else device))
+        device = x.device if device is None else as_device(device)
+        blocks = Blocks(block_size, device)
+        # A copy, whose modules are replaced: hooks and state dict of the caller's model stay as they are.
         runner = deepcopy(model).to(x.device).eval()
         blocks.take_over(runner)
         # Usually one pass for each row-wise module and two for each coupling.
@@ -78,7 +80,7 @@ def full_graph_inference(
 class Blocks:
     """Move blocks of rows to the device and results back to the device of the input."""
 
-    bar = tqdm(total=0, disable=True)
+    bar = tqdm(total=0, disable=True)  # until full_graph_inference shows one
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = size
@@ -86,10 +88,13 @@ class Blocks:
 
     def take_over(self, module: nn.Module) -> None:
         """Replace the modules within ``module`` that act on every row alone, or pool rows, by versions for blocks."""
+        # The terms of a block hold matrices between all edges, which no block of rows has.
         if isinstance(module, CertifiedBlock) and module.terms:
             raise NotImplementedError(
                 "the steps of a CertifiedBlock are not computed by blocks; call the model itself."
             )
+        # What is replaced is not looked into; what is neither replaced nor a coupling of its own is, part by part. A
+        # diffusivity that depends on edges or on the whole graph stays, and computes with all rows at once.
         for name, child in module.named_children():
             if isinstance(child, (nn.Linear, Linear, nn.LayerNorm)):
                 setattr(module, name, _RowWise(child.to(self.device), self))
@@ -155,6 +160,7 @@ class _Blockwise(Diffusivity):
         return self.diffusivity.penalty
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        # Only a coupling says whether it can be pooled and what it promises: one of a single row is made to ask.
         centre: list[Tensor] = []
         example = self.diffusivity.to(x.device).couple(x[:1], RowBlock(x[:1], centre))
         if not isinstance(example, PooledCoupling):
@@ -235,6 +241,7 @@ class BlockwiseCoupling(PartialCoupling):
         return self.blocks.joined(lambda x, v: self.couple(x).read(sums, v), self.x, v)
 
     def diagonal(self) -> Float[Tensor, "N heads"]:
-        if self.row_stochastic:  # divided by a sum over all nodes
+        # A normalised entry is divided by a sum over all nodes, which a block does not know.
+        if self.row_stochastic:
             return super().diagonal()
         return self.blocks.joined(lambda x: self.couple(x).diagonal(), self.x)

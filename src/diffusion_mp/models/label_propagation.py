@@ -15,7 +15,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs
 from diffusion_mp.models.base import Edges
 from diffusion_mp.saving import Saved
-from diffusion_mp.updates import teleport, teleport_limit
+from diffusion_mp.updates import StateUpdate, teleport, teleport_limit
 
 MANY_CLASSES = 1 << 16  # beyond one per node: a larger label is an error, and would cost memory
 
@@ -53,27 +53,29 @@ class LabelPropagation(KnowsPyGNames, Saved):
         diffusivity: Diffusivity | None = None,
     ) -> None:
         super().__init__()
-        if num_layers is not None:
-            errors.check_counts(num_layers=num_layers)
+        self.update: StateUpdate
         if num_layers is None:
             # At α = 1 the labels vanish from the equation, and I − S is singular.
             errors.check_number(
                 alpha, "alpha", lambda a: 0 < a < 1, "lie in (0, 1) for num_layers=None"
             )
+            self.update = teleport_limit(1 - alpha)
         else:
+            errors.check_counts(num_layers=num_layers)
             errors.check_number(alpha, "alpha", lambda a: 0 < a <= 1, "lie in (0, 1]")
+            self.update = teleport(1 - alpha)
         errors.check_kind(diffusivity, "diffusivity", (Diffusivity, NoneType), "a Diffusivity")
         if diffusivity is not None and diffusivity.heads != 1:
             raise ValueError(
                 f"diffusivity must have one head, for there is one state, the labels; got {diffusivity.heads} heads."
             )
         self.num_layers = num_layers
-        self.update = teleport_limit(1 - alpha) if num_layers is None else teleport(1 - alpha)
-        self.diffusivity = (
-            AdjacencyDiffusivity("sym", direction="pyg") if diffusivity is None else diffusivity
-        )
+        if diffusivity is None:
+            diffusivity = AdjacencyDiffusivity("sym", direction="pyg")
+        self.diffusivity = diffusivity
         parts = [part for part in self.diffusivity.modules() if isinstance(part, Diffusivity)]
-        # Whether entries depend on the features of nodes, rather than on their positions only.
+        # Whether entries depend on the features of nodes, rather than on their positions only. A sum of diffusivities
+        # does if one of its parts does.
         self.reads_features = any(
             part.depends_on not in ("nothing", "parts") and not part.positional for part in parts
         )
@@ -117,6 +119,7 @@ class LabelPropagation(KnowsPyGNames, Saved):
         if self.num_layers is None:
             return self.update(y, coupling)
         state = y
+        # S is no average for rows of D^-½AD^-½, whose sums may exceed one; the clamp keeps soft labels (as PyG does).
         for _ in range(self.num_layers):
             state = self.update(state, coupling, source=y).clamp(0, 1)
         return state
@@ -155,6 +158,7 @@ def _one_hot(y: Tensor) -> Tensor:
             f"and integers: y.long()."
         )
     labels = errors.label_vector(y)
+    # A column for every class: a label read from the wrong column would allocate gigabytes before anybody saw why.
     classes = 1 + max(int(labels.max()), 0) if labels.numel() else 1
     if classes > labels.numel() + MANY_CLASSES:
         raise ValueError(

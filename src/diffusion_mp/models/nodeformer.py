@@ -89,12 +89,15 @@ class NodeFormer(LayerStack):
         self.residual = residual
         self.step = step
         self.activation = activation
-        self.jump = None if jump is None else JumpingKnowledge(jump)
+        self.jump = None
+        if jump is not None:
+            self.jump = JumpingKnowledge(jump)
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:
         x = dropout(elu(self.norms[0](self.encoder(x))), self.dropout, self.training)
         states = [x]
         for conv, norm in zip(self.convs, self.norms[1:], strict=True):
+            # Attention takes no part of the state along: without the residual a node would be what others are.
             moved = dropout(run_layer(collect, conv, x, graph), self.dropout, self.training)
             if self.residual:
                 moved = self.step * moved + x
@@ -102,4 +105,6 @@ class NodeFormer(LayerStack):
             if self.activation == "elu":
                 x = elu(x)
             states.append(x)
-        return self.decoder(x if self.jump is None else self.jump(states))
+        if self.jump is not None:
+            x = self.jump(states)
+        return self.decoder(x)

@@ -41,6 +41,7 @@ NAMES: dict[type[nn.Module], tuple[Rule, ...]] = {
         *LAYER,
     ),
 }
+# Two steps, PyG's names to released names to ours, instead of a third table that would repeat both.
 #: From the names of PyG's SGFormer to the released ones.
 PYG: tuple[Rule, ...] = (
     (r"^(trans_conv)\.attns\.(\d+)\.([qkv])\b", r"\1.convs.\2.W\3"),
@@ -96,6 +97,7 @@ def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dic
     # Both sides are compared by the names of the released code, in which its messages and papers speak.
     ours = {new_name(name, NAMES[kind]): name for name in state if name not in drawn}
     theirs = {new_name(name, PYG if kind is SGFormer else ()): name for name in released}
+    # First the depth: with another number of layers, every tensor of the layer more would be reported by itself.
     _check_depth(kind, theirs, ours)
     for name, key in theirs.items():
         if name not in ours:
@@ -140,6 +142,7 @@ def _check_depth(kind: type, theirs: Iterable[str], ours: Iterable[str]) -> None
 
 
 def _no_counterpart(kind: type, name: str) -> str:
+    # An option is suggested only for names of the released form: a tensor that somebody added has no option.
     option = _option(name)
     regular = re.fullmatch(
         r"((trans|graph)_conv\.)?(fcs|bns|convs)\.\d+\.\w+(\.\w+)?|fc\.\w+", name

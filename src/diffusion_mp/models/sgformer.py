@@ -105,7 +105,9 @@ class SGFormer(GraphModel):
         check_choice(dropout_on, "dropout_on", ["values", "state"])
         check_choice(aggregate, "aggregate", ["add", "cat"])
         check_flags(shared_encoder=shared_encoder, layer_norm=layer_norm)
-        gnn_dropout = dropout if gnn_dropout is None else gnn_dropout
+        # One rate is enough for most: the GNN takes that of the attention unless it is given its own.
+        if gnn_dropout is None:
+            gnn_dropout = dropout
         check_probability(gnn_dropout, "gnn_dropout")
         self.alpha = alpha
         self.dropout = dropout
@@ -128,6 +130,7 @@ class SGFormer(GraphModel):
         self.encoder = encoder()
         own_encoder = not shared_encoder and gnn != "residual"  # a ResidualGCN has its own
         self.gnn_encoder = encoder() if own_encoder else None
+        # The first layer is no element of the list: these are the names under which models of one layer were saved.
         self.conv, self.norm = attention()
         self.further = nn.ModuleList(attention() for _ in range(trans_num_layers - 1))
         sizes = (hidden_channels, num_gnn_layers)
@@ -138,8 +141,10 @@ class SGFormer(GraphModel):
             self.gnn = DiffusionGNN(
                 hidden_channels, hidden_channels, *sizes, conv=gnn, dropout=gnn_dropout
             )
-        states = 2 if aggregate == "cat" else 1
-        self.decoder, self.head = output_layers(states * hidden_channels, out_channels, task)
+        channels = hidden_channels
+        if aggregate == "cat":
+            channels = 2 * hidden_channels
+        self.decoder, self.head = output_layers(channels, out_channels, task)
 
     @classmethod
     def like_pyg(
@@ -160,15 +165,20 @@ class SGFormer(GraphModel):
     def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:
         on_state = self.training and self.dropout_on == "state"
         initial = self.encoder(x)
+        # The GNN reads the embedding without this dropout, and has its own.
         z = dropout(initial, self.dropout, on_state)
         for conv, norm in [(self.conv, self.norm), *self.further]:
             z = norm(run_layer(collect, conv, z, graph))
-            z = dropout(relu(z) if self.activation == "relu" else z, self.dropout, on_state)
+            if self.activation == "relu":
+                z = relu(z)
+            z = dropout(z, self.dropout, on_state)
         z = self._beside_gnn(z, x, initial, graph)
         return self.decoder(dropout(z, self.dropout, self.training and not on_state))
 
     def _beside_gnn(self, z: Tensor, x: Tensor, initial: Tensor, graph: Graph) -> Tensor:
         """Return Z_O from the attention's Z, the features X and the embedding Z⁽⁰⁾."""
+        # A graph whose edges were not observed is not one without edges, on which the GNN would still say something of
+        # every node by itself.
         if graph.edge_index is None:
             if self.aggregate == "add":
                 return z

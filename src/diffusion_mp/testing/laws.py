@@ -35,6 +35,7 @@ def _row(double: Tolerance, single: Tolerance = _SINGLE) -> dict[torch.dtype, To
 
 
 TOLERANCES: dict[str, dict[torch.dtype, Tolerance]] = {
+    # In double a few units in the last place of sums over a hundred nodes; gradients and iterations lose more digits.
     "product": _row(Tolerance(1e-10, 1e-10)),  # a coupling against its dense matrix
     "degree": _row(Tolerance(1e-10, 1e-10)),
     "entries": _row(Tolerance(1e-12, 1e-12)),
@@ -120,11 +121,12 @@ def expect_close(got: Tensor, expected: Tensor, operation: str, what: str = "the
     if got.numel() == 0:
         return
     rtol, atol = tolerance(operation, got.dtype)
+    # Differences are taken in double: in half precision they would be rounded themselves, or overflow.
     got64 = got.detach().double()
     expected64 = expected.detach().double()
     excess = (got64 - expected64).abs() - atol - rtol * expected64.abs()
     worst = torch.unravel_index(excess.argmax(), got.shape)  # that of a NaN, if there is one
-    if not excess[worst] <= 0:
+    if not excess[worst] <= 0:  # and not "> 0", which is false for a NaN
         raise LawBroken(
             f"{what} at {[int(i) for i in worst]} is {got64[worst]:.12g}, expected {expected64[worst]:.12g} "
             f"(largest difference {(got64 - expected64).abs().max():.3g}, allowed {atol:g} + {rtol:g}·|expected|)"
@@ -141,6 +143,7 @@ def expect_writable(call: Callable[[], Tensor], what: str, *arguments: Tensor | 
     )
     sentence = f"entries of {what} share memory (its strides are {result.stride()}): return a copy, expanded.clone()"
     expect(not repeated, sentence)
+    # A number that no result has: whatever shares the memory shows it.
     result.fill_(77)
     for argument, copy in zip(arguments, before, strict=True):
         same = argument is None or copy is None or torch.equal(argument.detach(), copy)
@@ -170,6 +173,7 @@ def expect_rng_untouched(what: str) -> Iterator[None]:
 def seeded(seed: int) -> Iterator[None]:
     """Seed the global random state for the body and restore it afterwards."""
     check_seed(seed)
+    # Without devices=[] every GPU would be initialised, which takes seconds and fails in a forked process.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -196,6 +200,7 @@ def run_laws(
     for name, law in names.items():
         if name in left_out or (level == "core" and law in STRICT):
             continue
+        # A law that raises is broken like any other, and the laws after it are still checked: one run names all faults.
         try:
             with torch.inference_mode(False), torch.enable_grad():
                 law(case)
