@@ -12,15 +12,10 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from diffusion_mp.kernels import sparse_flow as flow
 from diffusion_mp.kernels.linear_attention import Terms
 from diffusion_mp.kernels.linear_attention import triton as linear
-from diffusion_mp.kernels.neumann import triton as neumann
-from diffusion_mp.kernels.neumann.stencil import Stencil
 from diffusion_mp.kernels.pairwise import triton as pairwise
 from diffusion_mp.kernels.pairwise.scores import Weighting
-from diffusion_mp.kernels.sparse_flow import Features, RowTerms
-from diffusion_mp.kernels.sparse_flow import triton as sparse_flow
 
 #: What a driver has to say for a kernel to be compiled.
 H100 = SimpleNamespace(
@@ -52,17 +47,6 @@ def main(dtype: torch.dtype, width: int) -> None:
         for shift in (row, None):
             pairwise.product(q, k, v, Weighting(shift, shift, ptr, score))
         pairwise.backward(v, row, q, k, v, Weighting(row, None, ptr, score, loops=False))
-    if width <= flow.WIDEST:
-        features = Features(q, k, q, k)
-        terms = RowTerms(row, row, row, row, row, row, row.long())
-        solution = sparse_flow.potentials(features, row, row, ptr)
-        sparse_flow.potentials_backward(*5 * [row], features, row, row, solution, ptr)
-        for transpose in (False, True):
-            sparse_flow.product(features, v, terms, ptr, transpose)
-            sparse_flow.product_backward(v, features, v, terms, ptr, transpose)
-    for boundary in ("symmetric", "replicate", "drop", "periodic", "causal"):
-        neumann.product(v, torch.zeros(2, 2), Stencil([1, 4], boundary, ptr), True)
-    neumann.inner(v, v, Stencil([1, 4], "symmetric", ptr))
 
 
 if __name__ == "__main__":

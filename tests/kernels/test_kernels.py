@@ -46,10 +46,6 @@ ON_GPU = [
     "linear_attention",
     "pairwise_attention",
     "pairwise_product",
-    "sparse_flow_potentials",
-    "sparse_flow_product",
-    "neumann_product",
-    "neumann_inner",
 ]
 
 

@@ -1,6 +1,5 @@
 """One-dimensional stencils: out_i = Σ_k α_k (v_left + v_right), with i's neighbours at strides h_k in its sequence."""
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import get_args
@@ -10,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.errors import check_choice
-from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.neumann import stencil as sums
 from diffusion_mp.kernels.neumann.stencil import Boundary, Stencil, neighbours, neumann_function
 from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, few_numbers, operation
@@ -18,7 +16,6 @@ from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, fe
 __all__ = ["Boundary", "neighbours", "neumann_function", "neumann_product"]
 
 declare = partial(operation, family="neumann", dtype="v")
-on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.neumann.triton", widest=math.inf)
 
 
 def _fused_by_compile(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool) -> bool:
@@ -32,14 +29,13 @@ def _fused_by_compile(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: boo
     "neumann_product",
     formula=sums.product,
     cpu=sums.gathered_product,
-    triton=on_gpu("product"),
     small=_fused_by_compile,
 )
 def _product(v: Narrow, alpha: Wide, stencil: Stencil, transpose: bool) -> Tensor:
     return empty_like(v)
 
 
-@declare("neumann_inner", formula=sums.inner, cpu=sums.gathered_inner, triton=on_gpu("inner"))
+@declare("neumann_inner", formula=sums.inner, cpu=sums.gathered_inner)
 def _inner(g: Narrow, v: Narrow, stencil: Stencil) -> Tensor:
     return v.new_empty(
         len(stencil.strides), v.size(1), dtype=torch.promote_types(v.dtype, torch.float32)

@@ -88,34 +88,31 @@ def _of_attention(
     grad_lse: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     # With p_ij = f_ij exp(−lse_i), the derivative of lse by log f, Σ_j p_ij (grad_i·v_j) is grad_i·out_i.
-    grad = torch.zeros_like(out) if grad_out is None else grad_out
-    if grad_lse is None:
-        delta = _inner(grad, out)
-    else:
-        delta = _inner(grad, out) - grad_lse
-    # a row without a pair has zero gradient
-    if loops:
-        lse = lse
-    else:
+    if grad_out is None:
+        grad_out = torch.zeros_like(out)
+    delta = _inner(grad_out, out)
+    if grad_lse is not None:
+        delta = delta - grad_lse
+    if not loops:
+        # A node that is alone has no pair: its level is −∞, and its gradient has to be zero, not 0 · ∞.
         lse = lse.masked_fill(lse == -torch.inf, 0.0)
-    return _backward(
-        grad, delta, q, k, v, Weighting(-lse, None, ptr, score, loops, mutual), backend=backend
-    )
+    weighting = Weighting(-lse, None, ptr, score, loops, mutual)
+    return _backward(grad_out, delta, q, k, v, weighting, backend=backend)
 
 
 def _of_product(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting, out: Tensor, backend: str
 ) -> tuple[Tensor | None, ...]:
-    # With g_ij = w_ij (grad_i·v_j), the row sums, da, are grad_i·out_i, and the column sums, db, are v_j·dv_j.
     delta = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
     dq, dk, dv = _backward(grad, delta, q, k, v, weighting, backend=backend)
-    pairs = zip(weighting[:2], ((grad, out), (v, dv)), strict=True)
-    return (
-        dq,
-        dk,
-        dv,
-        *(None if shift is None else _inner(*pair).to(shift) for shift, pair in pairs),
-    )
+    # The shifts need no pass over the pairs: with g_ij = w_ij (grad_i·v_j) the row sums, da, are
+    # grad_i·out_i, and the column sums, db, are v_j·dv_j.
+    da = db = None
+    if weighting.row_shift is not None:
+        da = _inner(grad, out).to(weighting.row_shift)
+    if weighting.col_shift is not None:
+        db = _inner(v, dv).to(weighting.col_shift)
+    return dq, dk, dv, da, db
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:

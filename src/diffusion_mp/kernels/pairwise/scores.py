@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from diffusion_mp.graph.cache import values_only
 from diffusion_mp.kernels.operation import FEW, Wide, few_numbers, heads_first, pulled_back
 from diffusion_mp.kernels.precision import lies_in
 from diffusion_mp.kernels.segments import slices
@@ -23,17 +22,16 @@ class Kernel(NamedTuple):
     """A positive function f of scores."""
 
     log: Callable[[Tensor], Tensor]
-    weight: Callable[..., Tensor]  # f(s) of ``scale`` s, with ``out``
+    # f(s) of ``scale`` s, with ``out``.
+    weight: Callable[..., Tensor]
     scale: float
-    times_slope: (
-        Callable[[Tensor, Tensor], None] | None
-    )  # multiply g in place by (log f)′(s); None where that is one
+    # Multiplies g in place by (log f)′(s); None where that is one.
+    times_slope: Callable[[Tensor, Tensor], None] | None
 
 
 KERNELS = {
-    "exp": Kernel(
-        lambda s: s, torch.exp2, math.log2(math.e), None
-    ),  # exp itself takes three times as long
+    # exp itself takes three times as long as exp2, whose factor the product of q and k takes for nothing.
+    "exp": Kernel(lambda s: s, torch.exp2, math.log2(math.e), None),
     "sigmoid": Kernel(logsigmoid, torch.sigmoid, 1.0, _times_sigmoid_slope),
 }
 
@@ -105,10 +103,9 @@ def attention_by_logarithms(
     logs = [
         (log_scores(q[rows], k[rows], score, loops), v[rows]) for rows in slices(ptr, q.size(0))
     ]
+    out = v
     if v.size(2):
         out = torch.cat([torch.einsum("hij,jhd->ihd", s.softmax(2), values) for s, values in logs])
-    else:
-        out = v
     return PairwiseRows(out, torch.cat([_log_sums(s, loops).t() for s, _ in logs]))
 
 
@@ -124,28 +121,26 @@ def _attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, score: str) -> Pair
     """Return the rows in as few calls as possible."""
     q, k, v = heads_first(q, k, v)
     scores = q @ k.mT
-    if score == "sigmoid" and not scores.requires_grad and _rows_are_present(scores, mutual=q is k):
-        # Half the time of the other way, by which no row vanishes and no slope loses its digits.
+    if score == "sigmoid" and not scores.requires_grad and lies_in(scores, -20.0, math.inf):
+        # Half the time of the softmax of logarithms, which is needed for rows that would vanish, and for a
+        # gradient, since 1 − σ(s) loses the digits of the slope.
         weight = scores.sigmoid_()
         out = (weight @ v) / weight.sum(-1, keepdim=True)
     else:
         out = log_score(scores, score).softmax(-1) @ v
-    out = (out.unsqueeze(1) if out.dim() == 2 else out.transpose(0, 1)).contiguous()
+    if out.dim() == 2:
+        out = out.unsqueeze(1)
+    else:
+        out = out.transpose(0, 1).contiguous()
     return PairwiseRows(out, out)
-
-
-def _rows_are_present(scores: Tensor, mutual: bool) -> bool:
-    """Return whether it is known that no row of sigmoids vanishes."""
-    # The score of a vector with itself is its square.
-    return (mutual and values_only()) or lies_in(scores, -20.0, math.inf)
 
 
 def few_pairs(q: Tensor) -> bool:
     """Return whether all pairs at once are the fastest on the CPU, which more of them are when compiled."""
-    return (
-        q.is_cpu
-        and q.size(1) * q.size(0) ** 2 <= (32 if torch.compiler.is_compiling() else 8) * FEW
-    )
+    most = 8 * FEW
+    if torch.compiler.is_compiling():
+        most = 32 * FEW
+    return q.is_cpu and q.size(1) * q.size(0) ** 2 <= most
 
 
 def few_in_attention(
@@ -172,13 +167,12 @@ def pairwise_backward(
     parts = []
     for rows in slices(weighting.ptr, q.size(0)):
         weight = _weights(q, k, weighting, rows)
-        by_scores = weight * (
-            torch.einsum("ihd,jhd->hij", grad[rows], v[rows]) - delta[rows].t().unsqueeze(2)
-        )
+        by_weights = torch.einsum("ihd,jhd->hij", grad[rows], v[rows])
+        by_scores = weight * (by_weights - delta[rows].t().unsqueeze(2))
         if weighting.score == "sigmoid":
-            by_scores = (
-                by_scores * logsigmoid(-torch.einsum("ihf,jhf->hij", q[rows], k[rows])).exp()
-            )
+            s = torch.einsum("ihf,jhf->hij", q[rows], k[rows])
+            # The slope σ(−s), not 1 − σ(s), which is zero in float32 from s = 17 on.
+            by_scores = by_scores * logsigmoid(-s).exp()
         dq = torch.einsum("hij,jhf->ihf", by_scores, k[rows])
         dk = torch.einsum("hij,ihf->jhf", by_scores, q[rows])
         parts.append((dq, dk, torch.einsum("hij,ihd->jhd", weight, grad[rows])))

@@ -44,10 +44,10 @@ class _Weights(Buffers):
         super().__init__(like, like.dtype)
         self.kernel = KERNELS[score]
         self.loops = loops
-        self.slopes = (
-            slopes and self.kernel.times_slope is not None
-        )  # whether scores are needed beside the weights
-        self.far = False  # whether some row needed a level, and so probably will others
+        # Whether the scores are still needed when there are weights, which otherwise overwrite them.
+        self.slopes = slopes and self.kernel.times_slope is not None
+        # Whether some row needed a level. Others of the batch probably will, and then try no sum without one.
+        self.far = False
 
     def tile(
         self,
@@ -65,20 +65,21 @@ class _Weights(Buffers):
             w = self.kernel.weight(s, out=out)
         else:
             w = self.kernel.log(s).add_(shift).exp_()
-        if self.loops:  # padding repeats a node, so its weights are finite where that node's are
-            return w if mask is None else w.mul_(cut(mask, cols).transpose(1, 2)), s
-        if mask is not None:
-            w.masked_fill_(cut(mask, rows) == 0, 0.0)
-        return self.without_loops(w, rows, cols, mask, 0.0), s
+        if not self.loops:
+            if mask is not None:
+                w.masked_fill_(cut(mask, rows) == 0, 0.0)
+            w = self.without_loops(w, rows, cols, mask, 0.0)
+        elif mask is not None:
+            # A product may serve as a mask, since padding repeats a node and is finite where that is.
+            w = w.mul_(cut(mask, cols).transpose(1, 2))
+        return w, s
 
     def top(
         self, left: Tensor, right: Tensor, rows: slice, cols: slice, mask: Tensor | None
     ) -> Tensor:
         """Return the largest log f(s_ij) of every row [b, n, 1], finite even without any pair."""
         s = self.inner(left, right)
-        if self.loops:
-            s = s
-        else:
+        if not self.loops:
             s = self.without_loops(s, rows, cols, mask, -torch.inf)
         return self.kernel.log(s.amax(2, keepdim=True)).clamp_(min=torch.finfo(s.dtype).min)
 
@@ -142,10 +143,7 @@ def _attended(
             w = weights.tile(queries, cut(k, cols), shift, rows, cols, mask)[0]
             totals.append(w.sum(2, keepdim=True))
             sums = plus_product(sums, w, cut(v, cols))
-        if len(totals) == 1:
-            total = totals[0]
-        else:
-            total = torch.cat(totals, 2).sum(2, keepdim=True)
+        total = joined(totals, 2).sum(2, keepdim=True)
         lse = total.log()
         if weights.far or _near(lse):
             break
@@ -170,10 +168,9 @@ def _symmetric(
             w, _ = weights.tile(
                 cut(q, rows), cut(k, cols), _shift(shifts, rows, cols), rows, cols, None
             )
-            if cols is rows:
-                turns = [(rows, w, cols)]
-            else:
-                turns = [(rows, w, cols), (cols, w.mT, rows)]
+            turns = [(rows, w, cols)]
+            if cols is not rows:
+                turns.append((cols, w.mT, rows))
             for into, turned, source in turns:
                 cut(sums, into).baddbmm_(turned, cut(v, source))
                 if total is not None:
@@ -188,7 +185,9 @@ def _near(lse: Tensor) -> bool:
 
 def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     """Σ_j w_ij v_j, [N, H, D], with the level −a_i − b_j, in the dtype of v."""
-    (ptr, score, loops, mutual), dtype = weighting[2:], v.dtype
+    _, _, ptr, score, loops, mutual = weighting
+    dtype = v.dtype
+    # One shift on both sides keeps the weights symmetric.
     mutual = mutual and weighting.row_shift is weighting.col_shift
     (q, k, v, *shifts), _ = accumulating(q, k, v, *_columns(weighting))
     weights = _Weights(q, score, loops)
@@ -234,12 +233,14 @@ def backward(
     dv_j = Σ_i w_ij grad_i, dq_i = Σ_j g_ij φ_ij k_j and dk_j = Σ_i g_ij φ_ij q_i.
     """
     row_shift, col_shift, ptr, score, loops, _ = weighting
+    # Not ``mutual``: a symmetric tile serves as its transpose if k is q itself, whose gradient is a single sum.
     same = q is k
     (grad, k, v, delta, *shifts, q), dtype = accumulating(
         grad, k, v, delta.unsqueeze(2), *_columns(weighting), q
     )
     if row_shift is not None and col_shift is None and _near(row_shift):
-        # Scaled rows sum to one, and scores need no level.
+        # The factors e^{a_i} of rows that are near one multiply the gradient, N D numbers, in place of the
+        # weights, N² numbers. Weights without a level are symmetric, too.
         scale = shifts.pop().exp()
         grad = grad * scale
         delta = delta * scale

@@ -5,7 +5,6 @@ from functools import partial
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, operation
 from diffusion_mp.kernels.sparse_flow import reference, tiled
 from diffusion_mp.kernels.sparse_flow.reference import (
@@ -37,18 +36,13 @@ __all__ = [
     "support",
 ]
 
-FAMILY = "sparse_flow"
-# Wider features do not fit into shared memory: the gradient's program holds tiles of all three kinds.
-WIDEST = 128
-declare = partial(operation, family=FAMILY)
-on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.sparse_flow.triton", widest=WIDEST)
+declare = partial(operation, family="sparse_flow")
 
 
 @declare(
     "sparse_flow_potentials",
     formula=reference.sparse_flow_potentials,
     cpu=tiled.potentials,
-    triton=on_gpu("potentials"),
 )
 def _potentials(features: Features, lam: Wide, leak: Wide, ptr: Tensor | None) -> RowPotentials:
     return empty_potentials(lam)
@@ -58,7 +52,6 @@ def _potentials(features: Features, lam: Wide, leak: Wide, ptr: Tensor | None) -
     "sparse_flow_potentials_backward",
     formula=reference.potentials_backward,
     cpu=tiled.potentials_backward,
-    triton=on_gpu("potentials_backward"),
 )
 def _potentials_backward(
     grad_a: Tensor,
@@ -79,7 +72,6 @@ def _potentials_backward(
     "sparse_flow_product",
     formula=reference.sparse_flow_product,
     cpu=tiled.product,
-    triton=on_gpu("product"),
     dtype="v",
 )
 def _product(
@@ -92,7 +84,6 @@ def _product(
     "sparse_flow_product_backward",
     formula=reference.product_backward,
     cpu=tiled.product_backward,
-    triton=on_gpu("product_backward"),
 )
 def _product_backward(
     grad: Tensor,
