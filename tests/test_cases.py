@@ -38,7 +38,7 @@ LONG = {"test_table[long]", "test_long"}
 def test_the_sample_and_the_rest_are_all(
     pytester: pytest.Pytester, options: str, expected: set[str]
 ) -> None:
-    pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text())
+    pytester.makeconftest(Path(__file__).parents[1].joinpath("conftest.py").read_text())
     pytester.makepyfile(TESTS)
     result = pytester.runpytest(
         "--collect-only", "-p", "no:cacheprovider", "-W", "ignore", *options.split()

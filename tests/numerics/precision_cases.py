@@ -104,6 +104,12 @@ def sequence(module: Any, state: State) -> dict[str, Tensor]:
     return {"layer": module(torch.stack([state.x, 2 * state.x]), mask)}
 
 
+def channels_of(build: Callable[[], nn.Module]) -> int:
+    """Channels that a layer or model takes, or any number where the first call decides."""
+    channels = getattr(build(), "in_channels", 4)
+    return channels if channels > 0 else 4
+
+
 UPDATES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "explicit": (lambda: ExplicitEuler(0.5), "layer"),
     "explicit-residual": (lambda: ExplicitEuler(0.5, "residual", leak=0.1), "layer"),
@@ -123,7 +129,7 @@ CASES: dict[str, Case] = {
         for name, build in DIFFUSIVITIES.items()
     },
     **{
-        f"layer-{name}": Case(build, partial(layer, options))
+        f"layer-{name}": Case(build, partial(layer, options), channels_of(build))
         for name, (build, options) in LAYERS.items()
     },
     **{
