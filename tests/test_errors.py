@@ -16,6 +16,7 @@ from diffusion_mp.couplings import *
 from diffusion_mp.diffusivities import RelationalBias, edge_loss
 from diffusion_mp.errors import SingularSystemError
 from diffusion_mp.updates import fixed_point
+from energy_forms import Explicit
 from helpers import refuses
 
 pytestmark = pytest.mark.usefixtures(
@@ -55,7 +56,7 @@ VALUES: list[tuple[Any, ...]] = [
         r"x must have channels that 2 heads divide; got .*\[4, 3\]",
     ),
     (
-        lambda: Energy("simple", source=X).surrogate(X, None, X[:3]),
+        lambda: Explicit("simple", source=X).surrogate(X, None, X[:3]),
         r"at must have the shape \[4, 3\]",
     ),
     (lambda: FunctionPenalty(torch.exp, domain=(0, "a")), "domain must be .*; got"),

@@ -11,13 +11,14 @@ from energy_cases import from_dense, laplacian
 from torch import Tensor
 
 from diffusion_mp.couplings import LowRankCoupling, SparseCoupling
-from diffusion_mp.energies import Energy, GaussianPenalty, energy_bounds, spectrum
+from diffusion_mp.energies import GaussianPenalty, energy_bounds, spectrum
 from diffusion_mp.energies.spectrum import (
     extreme_eigenvalues,
     largest_eigenvalue,
     spectral_interval,
 )
 from diffusion_mp.testing.problems import path_problem
+from energy_forms import Explicit
 
 dense_or_lanczos = pytest.mark.parametrize("dense_nodes", [5, 256], ids=["lanczos", "dense"])
 
@@ -33,7 +34,7 @@ def test_bounds_hold(reach: float, cycle: bool, symmetric_graph, ball, uniform, 
         tau = reach / probe.largest
         bounds = energy_bounds(s, tau)
         assert 0 <= bounds.lower <= bounds.upper < 1
-        energy = Energy("quadratic", uniform(0.1, 5), coupling=s)
+        energy = Explicit("quadratic", uniform(0.1, 5), coupling=s)
         states = [ball(s.num_nodes, 3)]
         for _ in range(4):
             states.append(states[-1] - tau * laplacian(s) @ states[-1])
@@ -51,7 +52,7 @@ def test_bounds_are_reached(symmetric_graph) -> None:
     bounds = energy_bounds(s, tau)
     assert bounds.upper == pytest.approx((1 - tau * float(eigenvalues[1])) ** 2)
     assert bounds.lower == pytest.approx((1 - tau * float(eigenvalues[-1])) ** 2)
-    energy = Energy("quadratic", 0.4, coupling=s)
+    energy = Explicit("quadratic", 0.4, coupling=s)
     for column, rate in [(1, bounds.upper), (9, bounds.lower)]:
         x = vectors[:, column : column + 1]
         decay = 1 - tau * float(eigenvalues[column])

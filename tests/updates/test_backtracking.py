@@ -13,6 +13,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.testing.problems import complete_problem, random_problem
 from diffusion_mp.updates import Backtracking, ExplicitEuler
 from diffusion_mp.updates.explicit import first_minimum
+from energy_forms import Explicit
 
 PENALTIES = [dm.SimplePenalty(), dm.SigmoidPenalty(), dm.SoftmaxPenalty(4), dm.GaussianPenalty()]
 
@@ -141,7 +142,7 @@ def test_a_function_of_the_state_may_give_the_energy_of_a_batch_or_of_every_grap
     quadratic = dm.QuadraticPenalty()
     steps = [
         Backtracking(energy, tau=2.0)
-        for energy in (dm.Energy(quadratic, coupling=problem.coupling), quadratic)
+        for energy in (Explicit(quadratic, coupling=problem.coupling), quadratic)
     ]
     torch.testing.assert_close(*(step(problem.state, problem.coupling) for step in steps))
     assert steps[0].last_tau == steps[1].last_tau

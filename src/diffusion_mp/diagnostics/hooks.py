@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from diffusion_mp.energies import Energy
+from diffusion_mp.energies import QuadraticPenalty
 from diffusion_mp.errors import (
     check_function,
     check_kind,
@@ -160,7 +160,7 @@ class EnergyTrace:
     ) -> None:
         check_kind(model, "model", nn.Module, "a torch.nn.Module")
         if energy is None:
-            self.energy = lambda x, x_prev: Energy("quadratic")(x)
+            self.energy = lambda x, x_prev: QuadraticPenalty().total(x)
         else:
             self.energy = energy
         check_function(self.energy, "energy", "called as energy(x_out, x_in)")

@@ -11,7 +11,7 @@ from diffusion_mp.energies.constraints import (
     Unconstrained,
     get_constraint,
 )
-from diffusion_mp.energies.energy import Energy, JointEnergy
+from diffusion_mp.energies.energy import Energy
 from diffusion_mp.energies.learned import FunctionPenalty, MixturePenalty
 from diffusion_mp.energies.matrix_terms import AttentionTerm, MatrixTerm, MLPTerm
 from diffusion_mp.energies.penalties import (
@@ -24,7 +24,16 @@ from diffusion_mp.energies.penalties import (
     get_penalty,
 )
 from diffusion_mp.energies.spectrum import EnergyBounds, energy_bounds
-from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, PairTerm, ScaledTerm, SourceTerm
+from diffusion_mp.energies.terms import (
+    CouplingTerm,
+    EdgeTerm,
+    EnergyTerm,
+    LinearTerm,
+    PairTerm,
+    ProximalTerm,
+    ScaledTerm,
+    SourceTerm,
+)
 from diffusion_mp.energies.theorems import Certificate, certify_trajectory, theorem1, theorem7
 
 __all__ = [
@@ -33,12 +42,13 @@ __all__ = [
     "Certificate",
     "Constraint",
     "CouplingTerm",
+    "EdgeTerm",
     "Energy",
     "EnergyBounds",
     "EnergyTerm",
     "FunctionPenalty",
     "GaussianPenalty",
-    "JointEnergy",
+    "LinearTerm",
     "MLPTerm",
     "MatrixTerm",
     "MixturePenalty",
@@ -47,6 +57,7 @@ __all__ = [
     "NonnegativeSphere",
     "PairTerm",
     "Penalty",
+    "ProximalTerm",
     "QuadraticPenalty",
     "ScaledTerm",
     "SigmoidPenalty",

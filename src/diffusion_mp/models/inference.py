@@ -89,7 +89,7 @@ class Blocks:
 
     def take_over(self, module: nn.Module) -> None:
         """Replace the row-wise modules, diffusivities and steps within ``module`` by versions that run by blocks."""
-        if isinstance(module, CertifiedBlock) and module.terms:
+        if isinstance(module, CertifiedBlock) and not module.runs_by_rows:
             raise NotImplementedError(
                 "the steps of a CertifiedBlock are not computed by blocks; call the model itself."
             )
