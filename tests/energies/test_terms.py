@@ -41,7 +41,7 @@ CHANNELS = 5
 RELATIONS = 3
 HEADS = 2
 CONVEX = (None, "nonnegative", "ball", "nonnegative_ball")
-CONSTRAINTS = (*CONVEX, "sphere", "nonnegative_sphere")
+CONSTRAINTS = (*CONVEX, "sphere")
 
 
 def random(*shape: int) -> Tensor:

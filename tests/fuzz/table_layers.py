@@ -73,7 +73,7 @@ def certified_conv(d: Draw) -> None:
 
 
 CONVEX = ("nonnegative", "ball", "nonnegative_ball", None)
-SPHERES = ("sphere", "nonnegative_sphere")
+SPHERES = ("sphere",)
 PARTS = (
     "RowAttention({c})",
     "TiedMLP({c}, 3)",

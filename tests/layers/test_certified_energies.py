@@ -19,7 +19,7 @@ C = 6
 EDGES = torch.randint(N, (2, 40), generator=torch.Generator().manual_seed(0))
 BATCH = torch.arange(3).repeat_interleave(torch.tensor([5, 1, 7]))
 KINDS = randn(40, 2, seed=5)
-CONSTRAINTS = (None, "nonnegative", "ball", "sphere", "nonnegative_ball", "nonnegative_sphere")
+CONSTRAINTS = (None, "nonnegative", "ball", "sphere", "nonnegative_ball")
 PENALTIES = (None, "simple", "gaussian", "sigmoid", "quadratic")
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 

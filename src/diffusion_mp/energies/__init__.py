@@ -6,7 +6,6 @@ from diffusion_mp.energies.constraints import (
     Constraint,
     Nonnegative,
     NonnegativeBall,
-    NonnegativeSphere,
     Sphere,
     Unconstrained,
     get_constraint,
@@ -23,7 +22,6 @@ from diffusion_mp.energies.penalties import (
     SoftmaxPenalty,
     get_penalty,
 )
-from diffusion_mp.energies.spectrum import EnergyBounds, energy_bounds
 from diffusion_mp.energies.terms import (
     CouplingTerm,
     EdgeTerm,
@@ -44,7 +42,6 @@ __all__ = [
     "CouplingTerm",
     "EdgeTerm",
     "Energy",
-    "EnergyBounds",
     "EnergyTerm",
     "FunctionPenalty",
     "GaussianPenalty",
@@ -54,7 +51,6 @@ __all__ = [
     "MixturePenalty",
     "Nonnegative",
     "NonnegativeBall",
-    "NonnegativeSphere",
     "PairTerm",
     "Penalty",
     "ProximalTerm",
@@ -69,7 +65,6 @@ __all__ = [
     "certify",
     "certify_step",
     "certify_trajectory",
-    "energy_bounds",
     "get_constraint",
     "get_penalty",
     "theorem1",

@@ -672,7 +672,7 @@ class CertifiedBlock(GraphLayer):
 
     def measured(
         self, x: Tensor, graph: Graph, by_graph: bool, **inputs: Any
-    ) -> tuple[Float[Tensor, states * B], Float[Tensor, "N C"]]:
+    ) -> tuple[Float[Tensor, "*states"], Float[Tensor, "N C"]]:
         """Return F of Z⁰ and after every step, or F of every graph, and the last state."""
         states = list(self.states(x, graph, **inputs))
         energy = self.energy(inputs.pop("source", x), graph, **inputs)
