@@ -248,6 +248,10 @@ def long_runs(d: Draw) -> Arg:
     return options(d, "mp.SigmoidPenalty()", "mp.MixturePenalty()", wrong=NOT_A_PENALTY)
 
 
+def any_symmetric(d: Draw) -> Arg:
+    return coupling(d, symmetric=True, other_size=None)
+
+
 def record(source: str) -> Strategy:
     """A record that the library makes; its properties are read."""
     return lambda d: d.call("out", source)

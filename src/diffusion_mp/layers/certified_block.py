@@ -121,7 +121,7 @@ class Pairs(TermModule):
         constraint: the `Constraint` of the block, within which δ has to be concave.
 
     Examples:
-        >>> isinstance(Pairs(4, penalty="gaussian")(x, graph), EnergyTerm)
+        >>> isinstance(Pairs(4)(x, graph), EnergyTerm)
         True
     """
 
@@ -132,7 +132,7 @@ class Pairs(TermModule):
         channels: int,
         weight: float = 1.0,
         *,
-        penalty: Penalty | str = "simple",
+        penalty: Penalty | str = "gaussian",
         heads: int = 1,
         projection: Literal["tied"] | None = None,
         constraint: Constraint | None = None,
