@@ -302,7 +302,7 @@ def certified_on_cora() -> Iterator[Pair]:
         mine = block("full", None)
         x, graph, _ = cora_state(True)
         with torch.no_grad():
-            (term,), beta = mine.made(x, graph), mine.beta().item()
+            (term, _), beta = mine.energy(x, graph).terms, mine.beta().item()
             mu = float(term.weight)
             graph_term = term.term
             matrix = mu * graph_term.matrix[0].mT.numpy()

@@ -17,7 +17,14 @@ from runs import needs, options
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
-from diffusion_mp.energies import Energy, SimplePenalty, certify
+from diffusion_mp.energies import (
+    CouplingTerm,
+    Energy,
+    PairTerm,
+    ProximalTerm,
+    SimplePenalty,
+    certify,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import ExplicitEuler
 
@@ -76,12 +83,12 @@ def main(argv: list[str] | None = None) -> None:
     cases = {
         "fixed graph (Theorem 1)": (
             graph,
-            lambda lam: Energy("quadratic", lam, coupling=graph),
+            lambda lam: Energy([ProximalTerm(), 2 * lam * CouplingTerm(graph)]),
             lambda x: graph,
         ),
         "DIFFormer-s (Theorem 7)": (
             penalty,
-            lambda lam: Energy(penalty, lam),
+            lambda lam: Energy([ProximalTerm(), 2 * lam * PairTerm(penalty)]),
             lambda x: penalty.coupling(x, normalize=True),
         ),
     }

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import to_dense_adj
 
-from diffusion_mp import CertifiedDIFFormer, DIFFormer, Energy
+from diffusion_mp import CertifiedDIFFormer, DIFFormer, QuadraticPenalty
 from diffusion_mp.data import random_split_per_class
 from diffusion_mp.diagnostics import EnergyTrace
 from diffusion_mp.models.base import GraphModel
@@ -85,7 +85,7 @@ def look_inside(model: GraphModel, data: Data, pairs: int) -> Inside:
         energies = model.energies(data.x, data.edge_index).tolist()
         label = "F, which no step raises"
     else:
-        energies = [float(Energy("quadratic")(z)) for z in states]
+        energies = [float(QuadraticPenalty().total(z)) for z in states]
         label = "Σ_ij ‖z_i − z_j‖²"
     strength = couplings[-1].to_dense().mean(0).fill_diagonal_(-torch.inf)
     strength[to_dense_adj(data.edge_index, max_num_nodes=data.num_nodes)[0] > 0] = -torch.inf

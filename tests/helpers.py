@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp import JointEnergy
+from diffusion_mp.energies import Energy
+from diffusion_mp.graph import Graph
 from diffusion_mp.testing import tolerance
 from diffusion_mp.testing.laws import seeded
 
@@ -30,14 +31,29 @@ def built(build: Callable[[], Any], seed: int = 0) -> Any:
         return build()
 
 
-def largest_rise(energy: JointEnergy, states: Sequence[Tensor]) -> float:
+def largest_rise(energy: Energy, states: Sequence[Tensor]) -> float:
     """The largest rise between states [N, C], relative to the sizes of the terms, for their sum may be near zero."""
     worst = -math.inf
-    graph = energy.graph(states[0])
+    graph = energy.graph_of(states[0])
     for before, after in pairwise(z.unsqueeze(1) for z in states):
         size = sum(float(term.value(before, graph).abs()) for term in energy.terms)
         worst = max(worst, float(energy(after) - energy(before)) / max(size, 1e-300))
     return worst
+
+
+def block_runs(model: Any, **inputs: Any) -> list[tuple[Energy, list[Tensor]]]:
+    """The energy of every block of a certified model, and its states before the first step and after every step."""
+    edge_attr = inputs.pop("edge_attr", None)
+    graph = Graph.coerce(**inputs)
+    found = []
+
+    def visit(name: str, block: Any, source: Tensor, others: dict[str, Any]) -> Tensor:
+        states = [*block.states(source, graph, **others)]
+        found.append((block.energy(source, graph, **others), states))
+        return states[-1]
+
+    model.run(inputs["x"], graph, edge_attr, visit)
+    return found
 
 
 def close(got: Any, expected: Any, operation: str = "product") -> None:

@@ -26,7 +26,7 @@ def scope() -> dict[str, Any]:
 
 
 def test_each_example_is_short() -> None:
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
     assert all(len([line for line in block.splitlines() if line.strip()]) <= 25 for block in BLOCKS)
 
 

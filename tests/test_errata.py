@@ -12,6 +12,7 @@ from diffusion_mp.couplings import NeumannCoupling
 from diffusion_mp.diffusivities.fixed import Mix
 from diffusion_mp.diffusivities.kernelized_softmax import attention_features
 from diffusion_mp.energies.spectrum import Form
+from energy_forms import Explicit, Joint
 
 DOUBLE = torch.float64
 PENALTY = SigmoidPenalty()
@@ -40,10 +41,10 @@ def test_equation_24_raises_equation_25(tau: float) -> None:
     attention = SigmoidDiffusivity(normalize=None, measure="distance")(x)
     printed = ExplicitEuler(tau)(x, 0.5 * attention + 0.5 * edges)
     for lam in (1e-6, 1.0, 1e6):
-        energy = Energy(PENALTY, lam, graph_term=edges)
+        energy = Explicit(PENALTY, lam, graph_term=edges)
         assert energy(printed, x) > energy(x, x) + lam / 2 * 11 * tau
 
-    joint = JointEnergy(PENALTY, 1.0, graph_term=edges)
+    joint = Joint(PENALTY, 1.0, graph_term=edges)
     assert 2 * float(joint(printed.unsqueeze(1)) - joint(x)) > 11 * tau
     repaired = CertifiedStep(0.0)(x.unsqueeze(1), PENALTY.coupling(x) + edges)
     assert joint(repaired) < joint(x) - 3
@@ -57,7 +58,7 @@ def test_no_layer_with_a_normalised_attention_descends_equation_25(mix: Mix, for
     x, graph = two_herds(7, 1.6, 2.6)
     attention = SigmoidDiffusivity(normalize=None, measure="distance")
     coupling = GraphAugmentedDiffusivity(attention, AdjacencyDiffusivity("sym"), mix)(x, graph)
-    joint = JointEnergy(PENALTY, 1.0, graph_term=adjacency(x, graph))
+    joint = Joint(PENALTY, 1.0, graph_term=adjacency(x, graph))
     assert joint(ExplicitEuler(0.1, form=form)(x, coupling)) > joint(x) + 0.15
 
 
@@ -88,8 +89,8 @@ def test_the_gradient_flow_has_a_half() -> None:
     x = (torch.rand(6, 2, generator=generator, dtype=DOUBLE) - 0.5).requires_grad_()
     fixed = AdjacencyDiffusivity("sum")(x, graph)
     for coupling, build in (
-        (fixed, lambda lam: Energy("quadratic", lam, coupling=fixed)),
-        (SimplePenalty().coupling(x), lambda lam: Energy(SimplePenalty(), lam)),
+        (fixed, lambda lam: Explicit("quadratic", lam, coupling=fixed)),
+        (SimplePenalty().coupling(x), lambda lam: Explicit(SimplePenalty(), lam)),
     ):
         flow = -coupling.laplacian(x.unsqueeze(1)).squeeze(1)
         for lam in (0.5, 1.0):

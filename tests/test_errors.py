@@ -98,7 +98,6 @@ test_bad_values = refuses(
     (lambda: MixturePenalty().total(META), "x"),
     (lambda: PenaltyDiffusivity(MixturePenalty())(META), "x"),
     (lambda: certify(SimpleDiffusivity(heads=2, measure="distance", normalize=None), X, 0.5), "x"),
-    (lambda: Energy("simple", source=X).surrogate(X, None, X[:3]), "at"),
     (lambda: FunctionPenalty(torch.exp, domain=(0, "a")), "domain"),
     (lambda: DenseCoupling(torch.eye(4, device="meta")).symmetric, "matrix"),
     (lambda: ring().to("meta").to("cpu"), "device"),

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from diffusion_mp import *
 from diffusion_mp.couplings import LinearAttentionCoupling
+from diffusion_mp.energies import PairTerm, ProximalTerm
 
 
 class Mine(Diffusivity):
@@ -35,5 +36,5 @@ loss: Tensor = model(x, edge_index).sum() + assert_type(auxiliary_loss(model), T
 coupling: Coupling = Mine(4)(x, graph)
 product: Tensor = coupling @ torch.randn(10, 1, 4)
 rows = assert_type(graph.ptr, Tensor)
-energy: Tensor = Energy("quadratic", 0.1)(x, x)
+energy: Tensor = Energy([ProximalTerm(), 0.1 * PairTerm(QuadraticPenalty())])(x, x)
 tau: float = certify(SimpleDiffusivity(), x, 0.1).tau_max

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from diffusion_mp import SparseFlowDiffusivity
 from diffusion_mp.couplings import LowRankCoupling
 from diffusion_mp.diagnostics import EnergyTrace, plot_attention, roughness
-from diffusion_mp.energies import Energy, QuadraticPenalty
+from diffusion_mp.energies import QuadraticPenalty
+from energy_forms import Explicit
 from helpers import built, draw, randn, refuses
 
 matplotlib.use("Agg")
@@ -96,7 +97,7 @@ def test_default_energy_of_every_layer_and_its_plot() -> None:
 def test_given_energy_sees_both_states() -> None:
     x = randn(8, 3)
     layer = Smooth()
-    energy = Energy("simple", 0.1)
+    energy = Explicit("simple", 0.1)
     with EnergyTrace(layer, energy) as trace:
         out = layer(x=x)
     assert trace.energies == [float(energy(out, x))]
@@ -106,7 +107,7 @@ def test_given_energy_sees_both_states() -> None:
 
 def test_outputs_with_a_coupling_and_changing_widths() -> None:
     x = randn(8, 3)
-    energy = Energy("quadratic")
+    energy = Explicit("quadratic")
     layer = Smooth()
     widen = Widen()
     with EnergyTrace(nn.ModuleList([layer, widen]), energy) as trace:

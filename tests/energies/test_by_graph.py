@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 
 from diffusion_mp import Graph
-from diffusion_mp.energies import EnergyTerm, FunctionPenalty, JointEnergy
+from diffusion_mp.energies import EnergyTerm, FunctionPenalty
 from diffusion_mp.layers import CertifiedBlock, CertifiedConv
 from diffusion_mp.layers.certified_block import RowAttention, TiedMLP, WeightedGraph
+from energy_forms import Joint
 from helpers import built, randn, refuses
 
 SIZES = (4, 1, 0, 5)
@@ -67,7 +68,7 @@ def test_the_energy_of_a_graph_is_that_of_the_graph_alone(name: str) -> None:
 
 
 def test_only_the_graph_that_leaves_the_constraint_is_infinite() -> None:
-    energy = JointEnergy(None, source=randn(10, C), constraint="ball", ptr=PTR)
+    energy = Joint(None, source=randn(10, C), constraint="ball", ptr=PTR)
     state = energy.constraint.project(randn(10, C))
     state[7] *= 3
     assert energy.by_graph(state).isinf().tolist() == [False, False, False, True]

@@ -11,7 +11,6 @@ from diffusion_mp.energies import (
     Constraint,
     Nonnegative,
     NonnegativeBall,
-    NonnegativeSphere,
     Sphere,
     Unconstrained,
     get_constraint,
@@ -19,7 +18,7 @@ from diffusion_mp.energies import (
 from helpers import refuses
 
 ALL = [Unconstrained(), Nonnegative(), Ball(), Ball(0.3), NonnegativeBall(0.7)]
-ALL += [Sphere(), Sphere(2.5), NonnegativeSphere(0.7)]
+ALL += [Sphere(), Sphere(2.5)]
 
 
 @pytest.fixture
@@ -87,21 +86,11 @@ def test_a_row_of_zeros_takes_the_direction_of_its_start_on_a_sphere() -> None:
         assert Sphere().project(torch.zeros(2, 3, dtype=dtype)).tolist() == [[1.0, 0.0, 0.0]] * 2
 
 
-def test_rows_that_are_equally_far_from_a_nonnegative_sphere_keep_close_to_their_start() -> None:
-    start = torch.tensor([[3.0, 4.0, 0.0], [0.0, 1.0, 2.0], [0.6, 0.0, 0.8]], dtype=torch.float64)
-    y = torch.tensor([[0.0, 0.0, 0.0], [-1.0, -1.0, -2.0], [-1.0, 0.0, 0.0]], dtype=torch.float64)
-    assert NonnegativeSphere().project(y, start).tolist() == [
-        [0.6, 0.8, 0.0],
-        [0.0, 1.0, 0.0],
-        [0.0, 0.0, 1.0],
-    ]
-
-
 def test_getting_one_by_name() -> None:
     assert get_constraint(None) == Unconstrained()
     assert get_constraint("ball", 2.0) == Ball(2.0)
     assert get_constraint(Sphere(3.0), 2.0) == Sphere(3.0)
-    assert [c.convex for c in ALL] == [True] * 5 + [False] * 3
+    assert [c.convex for c in ALL] == [True] * 5 + [False] * 2
 
 
 test_what_is_none_is_refused = refuses(

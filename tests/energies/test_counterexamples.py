@@ -16,7 +16,6 @@ from diffusion_mp.energies import (
     Constraint,
     CouplingTerm,
     EnergyTerm,
-    JointEnergy,
     MatrixTerm,
     MLPTerm,
     PairTerm,
@@ -28,6 +27,7 @@ from diffusion_mp.energies.counterexamples import foreign_parts
 from diffusion_mp.layers import CertifiedBlock, CertifiedConv
 from diffusion_mp.layers.certified_block import RowAttention, TiedMLP, WeightedGraph
 from diffusion_mp.testing import check_energy_term
+from energy_forms import Joint
 from helpers import built, randn
 
 N = 12
@@ -158,8 +158,8 @@ def test_what_is_of_the_library_is_not_taken_for_ones_own() -> None:
     assert not foreign_parts(energy.terms, energy.constraint)
 
 
-def joint(*terms: EnergyTerm, **options: object) -> JointEnergy:
-    return JointEnergy(source=randn(N, 1, C, seed=3), terms=terms, graph=GRAPH, **options)
+def joint(*terms: EnergyTerm, **options: object) -> Joint:
+    return Joint(source=randn(N, 1, C, seed=3), terms=terms, graph=GRAPH, **options)
 
 
 STATE = 0.3 * randn(N, 1, C)
@@ -170,7 +170,7 @@ STATE = 0.3 * randn(N, 1, C)
     [
         (joint(LongerMLP(EYE, EYE[0])), "exceeds its majorant"),
         (joint(constraint=Shrinking()), "the state leaves"),
-        (JointEnergy(graph_term=too_far(), graph=GRAPH), "step 1 from this state raises F"),
+        (Joint(graph_term=too_far(), graph=GRAPH), "step 1 from this state raises F"),
         (joint(CouplingTerm(too_far())), "exceeds its majorant"),
         (
             joint(CouplingTerm(SparseCoupling(GRAPH, -torch.ones(24)))),
@@ -206,12 +206,12 @@ STATE = 0.3 * randn(N, 1, C)
         (joint(Huber(0.9)), "its bound is too small"),
     ],
 )
-def test_a_premise_that_is_broken_refuses(energy: JointEnergy, sentence: str) -> None:
+def test_a_premise_that_is_broken_refuses(energy: Joint, sentence: str) -> None:
     if not isinstance(energy.constraint, Shrinking):
         state = STATE
     else:
         state = 0.9 * STATE / STATE.norm(dim=2, keepdim=True)
-    certificate = certify_step(energy, None, state)
+    certificate = certify_step(energy, state)
     assert not certificate
     assert sentence in certificate.reason
 
@@ -258,8 +258,6 @@ class Rising(Huber):
 def test_a_rise_in_one_graph_is_not_hidden_by_the_fall_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    module = dm.energies.certification
-    monkeypatch.setattr(module, "term_flaw", lambda *_: None)
     monkeypatch.setattr(dm.energies.counterexamples, "term_flaw", lambda *_: None)
     block = built(lambda: CertifiedBlock(C, [Rising()], 3, constraint=None)).double()
     batch = torch.tensor([0] * 9 + [1] * 3)
@@ -280,7 +278,7 @@ class NoScore(dm.Penalty):
 @pytest.mark.parametrize("tau", [None, 0.5])
 def test_a_penalty_without_a_score_says_what_it_needs(tau: float | None) -> None:
     if tau is None:
-        certificate = certify(JointEnergy(NoScore()), randn(4, 3))
+        certificate = certify(Joint(NoScore()), randn(4, 3))
     else:
         certificate = certify(NoScore(), randn(4, 3), tau)
     assert not certificate

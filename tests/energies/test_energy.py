@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,10 +9,20 @@ from energy_cases import every_penalty, from_dense, laplacian, squares
 from torch import Tensor
 
 from diffusion_mp.couplings import SparseCoupling
-from diffusion_mp.energies import Energy, JointEnergy, Penalty, QuadraticPenalty, SimplePenalty
+from diffusion_mp.energies import (
+    CouplingTerm,
+    EdgeTerm,
+    Energy,
+    PairTerm,
+    Penalty,
+    ProximalTerm,
+    QuadraticPenalty,
+    SimplePenalty,
+    SourceTerm,
+)
 from diffusion_mp.energies.pairs import large_distance
-from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph import Graph
+from energy_forms import Explicit, Joint
 from helpers import refuses
 
 
@@ -34,12 +43,12 @@ def test_eq_13_over_all_pairs_eq_8_over_those_of_a_graph_and_eq_25_over_both(
     s = symmetric_graph(9)
     moved = (x - previous).square().sum()
     cost = 0.3 * penalty.delta(squares(x))
-    same(Energy(penalty, 0.3)(x, previous), moved + cost.sum())
-    same(Energy(penalty, 0.3)(x), cost.sum())
+    same(Explicit(penalty, 0.3)(x, previous), moved + cost.sum())
+    same(Explicit(penalty, 0.3)(x), cost.sum())
     weight = s.to_dense()[0]
-    same(Energy(penalty, 0.3, coupling=s)(x, previous), moved + (weight * cost).sum())
+    same(Explicit(penalty, 0.3, coupling=s)(x, previous), moved + (weight * cost).sum())
     eq_25 = moved + (cost.sum() + 0.3 * (weight * squares(x)).sum()) / 2
-    same(Energy(penalty, 0.3, graph_term=s)(x, previous), eq_25)
+    same(Explicit(penalty, 0.3, graph_term=s)(x, previous), eq_25)
 
 
 def test_lambda_multiplies_the_double_sum(ball, symmetric_graph) -> None:
@@ -47,7 +56,7 @@ def test_lambda_multiplies_the_double_sum(ball, symmetric_graph) -> None:
     x = ball(9, 3)
     s = symmetric_graph(9)
     for form in ("conservative", "residual"):
-        got = Energy("quadratic", 0.7, coupling=s, laplacian=form)(x)
+        got = Explicit("quadratic", 0.7, coupling=s, residual=form == "residual")(x)
         same(got, 0.7 * 2 * torch.trace(x.T @ laplacian(s, form) @ x))
 
 
@@ -64,8 +73,8 @@ def test_source_and_leak(weighted: bool, ball, symmetric_graph) -> None:
     terms = {"coupling": s, "source": h, "beta": 0.8, "leak": 0.2, "metric": m}
     pairs = (s.to_dense()[0] * squares(x)).sum()
     free = 0.3 * (pairs + 0.4 * (weight * x * x).sum() - 3.2 * (weight * h * x).sum())
-    falling = Energy("quadratic", 0.3, **terms)
-    printed = Energy("quadratic", 0.3, version="printed", **terms)
+    falling = Explicit("quadratic", 0.3, **terms)
+    printed = Explicit("quadratic", 0.3, printed=True, **terms)
     same(falling(x), free)
     same(falling(x, previous), free + (x - previous).square().sum())
     eta = 2 * 0.3 * 0.8 * weight
@@ -79,9 +88,9 @@ def test_source_and_leak(weighted: bool, ball, symmetric_graph) -> None:
 
 def test_relu_penalty(ball) -> None:
     x = ball(6, 2)
-    energy = Energy("simple", activation="relu")
+    energy = Explicit("simple", constraint="nonnegative")
     assert float(energy(x)) == math.inf
-    same(energy(x.abs()), Energy("simple")(x.abs()))
+    same(energy(x.abs()), Explicit("simple")(x.abs()))
 
 
 @every_penalty
@@ -89,7 +98,7 @@ def test_relu_penalty(ball) -> None:
 def test_surrogate_majorises(penalty: Penalty, over_edges: bool, ball, symmetric_graph) -> None:
     """Proposition 6: Ẽ ≥ E for ω from anywhere, equal at ω = f; and it is the formula of Eq. 14."""
     s = symmetric_graph(9) if over_edges else None
-    energy = Energy(penalty, 0.3, coupling=s, source=ball(9, 3), leak=0.1)
+    energy = Explicit(penalty, 0.3, coupling=s, source=ball(9, 3), leak=0.1)
     weight = s.to_dense()[0] if s is not None else torch.ones(9, 9, dtype=torch.double)
     gaps = []
     for _ in range(20):
@@ -118,7 +127,7 @@ def test_surrogate_touches_with_the_same_gradient(penalty: Penalty, ball) -> Non
     """So that one gradient step on either is the same diffusion step (proof of Theorem 7)."""
     x = ball(7, 3).requires_grad_()
     previous = ball(7, 3)
-    energy = Energy(penalty, 0.3)
+    energy = Explicit(penalty, 0.3)
     (a,) = torch.autograd.grad(energy(x, previous), x)
     (b,) = torch.autograd.grad(energy.surrogate(x, previous, x.detach()), x)
     torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
@@ -128,35 +137,35 @@ def test_heads_and_batches_add_up(ball, symmetric_graph) -> None:
     x = ball(24, 3).view(12, 2, 3)
     previous = ball(24, 3).view(12, 2, 3)
     ptr = torch.tensor([0, 5, 12])
-    energy = Energy("simple", 0.3, ptr=ptr)
+    energy = Explicit("simple", 0.3, ptr=ptr)
     graphs = [
         (x[rows, head], previous[rows, head])
         for rows in (slice(5), slice(5, 12))
         for head in range(2)
     ]
-    same(energy(x, previous), sum(Energy("simple", 0.3)(*part) for part in graphs))
+    same(energy(x, previous), sum(Explicit("simple", 0.3)(*part) for part in graphs))
     s = symmetric_graph(12)
     two = SparseCoupling(
         s.graph, torch.cat([s.weight, 2 * s.weight], 1), symmetric=True, nonnegative=True
     )
     for penalty in ("quadratic", "sigmoid"):
-        one = Energy(penalty, 1.0, coupling=s)
-        same(Energy(penalty, 1.0, coupling=two)(x), one(x[:, 0]) + 2 * one(x[:, 1]))
+        one = Explicit(penalty, 1.0, coupling=s)
+        same(Explicit(penalty, 1.0, coupling=two)(x), one(x[:, 0]) + 2 * one(x[:, 1]))
     degrees = torch.rand(12, 2, generator=torch.Generator().manual_seed(0), dtype=torch.double)
     by_head = sum(
-        Energy("simple", leak=1.0, metric=degrees[:, head])(x[:, head]) for head in range(2)
+        Explicit("simple", leak=1.0, metric=degrees[:, head])(x[:, head]) for head in range(2)
     )
-    same(Energy("simple", leak=1.0, metric=degrees)(x), by_head)
+    same(Explicit("simple", leak=1.0, metric=degrees)(x), by_head)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_dtypes_give_float64(dtype: torch.dtype, ball) -> None:
     x = ball(9, 3).to(dtype).requires_grad_()
     previous = ball(9, 3).to(dtype)
-    value = Energy("sigmoid", 0.3)(x, previous)
+    value = Explicit("sigmoid", 0.3)(x, previous)
     assert value.dtype == torch.float64
     torch.testing.assert_close(
-        value, Energy("sigmoid", 0.3)(x.double(), previous.double()), rtol=1e-2, atol=0
+        value, Explicit("sigmoid", 0.3)(x.double(), previous.double()), rtol=1e-2, atol=0
     )
     value.backward()
     assert x.grad.dtype == dtype
@@ -167,59 +176,25 @@ def test_gradients(ball, symmetric_graph) -> None:
     previous = ball(6, 2).requires_grad_()
     h = ball(6, 2)
     m = torch.linspace(1, 2, 6, dtype=torch.double)
-    energy = Energy("simple", 0.3, source=h, metric=m, leak=0.1, graph_term=symmetric_graph(6))
+    energy = Explicit("simple", 0.3, source=h, metric=m, leak=0.1, graph_term=symmetric_graph(6))
     assert torch.autograd.gradcheck(energy, (x, previous))
-
-
-def of(
-    penalty: str = "simple", previous: Tensor | None = None, **options: object
-) -> Callable[[], Tensor]:
-    return lambda: Energy(penalty, **options)(X, previous)
 
 
 X = torch.ones(6, 4)
 S = from_dense(torch.ones(6, 6))
-TWO = SparseCoupling(S.graph, torch.ones(36, 2), symmetric=True, nonnegative=True)
 test_what_does_not_fit_is_refused = refuses(
-    (of(laplacian="symmetric"), ValueError, "^laplacian must be "),
-    (of("huber"), ValueError, "^penalty must be "),
-    (of(source=X[:5]), ValueError, r"source must have the shape \[6, 4\]"),
-    (
-        of(source=X, version="printed"),
-        ValueError,
-        "x_prev must be given for version='printed' with a source",
-    ),
-    (of(leak=1.0, metric=X[:5, 0]), ValueError, r"metric must be \[6\] or \[6, heads\]"),
-    (
-        of("quadratic", coupling=from_dense(torch.ones(5, 5))),
-        ValueError,
-        "coupling must have 6 nodes",
-    ),
-    (
-        of(graph_term=TWO),
-        ValueError,
-        r"graph_term has 2 heads, so the state must be \[num_nodes, 2, channels\]",
-    ),
-    (of(previous=X[:, :3]), ValueError, r"x_prev must have the shape \[6, 4\]"),
-    (of(previous=X.unsqueeze(1)), ValueError, r"x_prev must have the shape \[6, 4\]"),
-    (
-        of("sigmoid", coupling=SimplePenalty().coupling(X)),
-        CouplingMismatchError,
-        "SigmoidPenalty over .* needs a Spa",
-    ),
-    (
-        of("sigmoid", coupling=S, laplacian="residual"),
-        CouplingMismatchError,
-        "'residual' needs the quadratic penalty",
-    ),
+    (lambda: Energy(SourceTerm(X)), TypeError, "^terms"),
+    (lambda: Energy([X]), TypeError, "^every one of terms"),
+    (lambda: Energy([], "cube"), ValueError, "^constraint"),
+    (lambda: Energy([], graph=X), TypeError, "^graph"),
+    (lambda: Energy([], graph=Graph(5))(X), ValueError, "^x must have 5 rows"),
+    (lambda: Energy([SourceTerm(X[:5])])(X), ValueError, "^source"),
+    (lambda: Energy([SourceTerm(X, X[:5, 0])]), ValueError, "^metric"),
+    (lambda: Energy([CouplingTerm(from_dense(torch.ones(5, 5)))])(X), ValueError, "^x"),
+    (lambda: Energy([ProximalTerm()])(X, X[:, :3]), ValueError, "^x_prev"),
+    (lambda: PairTerm("huber"), TypeError, "^penalty"),
+    (lambda: EdgeTerm(SimplePenalty(), SimplePenalty().coupling(X)), TypeError, "^coupling"),
 )
-
-
-def test_its_repr_names_its_terms() -> None:
-    assert (
-        repr(Energy("simple", 0.5, source=X))
-        == "Energy(SimplePenalty(), lam=0.5, version='falling', source)"
-    )
 
 
 def test_beyond_the_domain_of_its_penalty_an_energy_warns(ball, symmetric_graph) -> None:
@@ -227,11 +202,13 @@ def test_beyond_the_domain_of_its_penalty_an_energy_warns(ball, symmetric_graph)
     x = ball(12, 3)
     far = 10 * x / x.norm(dim=1).max()
     options = {}, {"ptr": torch.tensor([0, 0, 5, 12])}, {"coupling": symmetric_graph(12)}
-    energies = [Energy("simple", **each) for each in options]
-    energies.append(JointEnergy("simple", constraint=None))
-    energies.append(JointEnergy("simple", constraint="ball", radius=11.0, mean=True))
+    energies = [Explicit("simple", **each) for each in options]
+    energies.append(Joint("simple", constraint=None))
+    energies.append(Joint("simple", constraint="ball", radius=11.0, mean=True))
     for energy in energies:
-        sentence = rf"{type(energy).__name__} of a state that leaves the domain of SimplePenalty\(\): .*radius 1"
+        sentence = (
+            r"(Pair|Edge)Term of a state that leaves the domain of SimplePenalty\(\): .*radius 1"
+        )
         with pytest.warns(UserWarning, match=sentence):
             energy(far)
     with warnings.catch_warnings():
@@ -239,10 +216,10 @@ def test_beyond_the_domain_of_its_penalty_an_energy_warns(ball, symmetric_graph)
         for energy in energies:
             energy(x)
             energy(x.bfloat16() / 1.1)
-        Energy("gaussian")(far)
-        Energy("simple", coupling=SparseCoupling(Graph(12), far.new_zeros(0, 1)))(far)
-        JointEnergy("simple", constraint="ball")(far)  # infinite, and said to be
-        assert Energy("simple")(far[:1]) == 0
+        Explicit("gaussian")(far)
+        Explicit("simple", coupling=SparseCoupling(Graph(12), far.new_zeros(0, 1)))(far)
+        Joint("simple", constraint="ball")(far)  # infinite, and said to be
+        assert Explicit("simple")(far[:1]) == 0
 
 
 def test_the_large_distance_is_a_quarter_of_the_largest_at_least(ball) -> None:

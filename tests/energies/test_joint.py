@@ -1,16 +1,24 @@
 """``JointEnergy`` against its definition, term by term over pairs written out."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from diffusion_mp.couplings import SparseCoupling
-from diffusion_mp.energies import JointEnergy, SoftmaxPenalty, certify, get_constraint, get_penalty
+from diffusion_mp.energies import (
+    Energy,
+    PairTerm,
+    SoftmaxPenalty,
+    SourceTerm,
+    certify,
+    get_constraint,
+    get_penalty,
+)
 from diffusion_mp.graph import Graph
-from helpers import agree, randn, refuses
+from energy_forms import Joint
+from helpers import agree, randn
 
 PENALTIES = ["simple", "sigmoid", "gaussian", "quadratic", SoftmaxPenalty(3)]
 PTR = torch.tensor([0, 4, 4, 9])
@@ -44,7 +52,7 @@ def test_the_energy_is_its_definition_with_gradient(penalty: object, ptr: Tensor
     h = randn(9, 2, 3, seed=1)
     m = randn(9, 2, seed=2).exp()
     options = {"graph_term": edges(2), "source": h, "metric": m, "ptr": ptr}
-    energy = JointEnergy(penalty, torch.tensor(2.0), mu=torch.tensor(5.0), beta=3.0, **options)
+    energy = Joint(penalty, torch.tensor(2.0), mu=torch.tensor(5.0), beta=3.0, **options)
     agree(energy(x, x + 1), plain(penalty, x, x, h, m, ptr), [x], (1e-12, 1e-12), (1e-11, 1e-11))
 
 
@@ -55,27 +63,16 @@ def test_projected_heads_see_one_state(penalty: object) -> None:
     h = randn(9, 1, 4, seed=1)
     w = randn(2, 3, 4, seed=2)
     options = {"graph_term": edges(1), "mu": 5.0, "beta": 3.0, "projection": w}
-    got = JointEnergy(penalty, 2.0, source=h, **options)(x)
+    got = Joint(penalty, 2.0, source=h, **options)(x)
     seen = torch.einsum("hdc,nkc->nhd", w, x)
     expected = plain(penalty, x, seen, h, torch.ones(9, 1, dtype=x.dtype), None)
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
-    assert JointEnergy(penalty, 2.0, source=h[:, 0], **options)(x[:, 0]) == got
-
-
-@pytest.mark.parametrize("penalty", PENALTIES, ids=str)
-def test_the_surrogate_touches_from_above(penalty: object) -> None:
-    at = get_constraint("ball").project(randn(9, 2, 3))
-    h = randn(9, 2, 3, seed=1)
-    energy = JointEnergy(penalty, 2.0, graph_term=edges(2), mu=5.0, source=h, beta=3.0, ptr=PTR)
-    torch.testing.assert_close(energy.surrogate(at, at), energy(at), rtol=1e-13, atol=1e-13)
-    for seed in range(5):
-        x = get_constraint("ball").project(at + 0.5 * randn(9, 2, 3, seed=seed))
-        assert energy.surrogate(x, at) >= energy(x) - 1e-11
+    assert Joint(penalty, 2.0, source=h[:, 0], **options)(x[:, 0]) == got
 
 
 @pytest.mark.parametrize("constraint", ["nonnegative", "ball", "sphere"])
 def test_it_is_infinite_outside_of_the_constraint(constraint: str) -> None:
-    energy = JointEnergy(None, constraint=constraint, source=torch.zeros(9, 3), radius=2.0)
+    energy = Joint(None, constraint=constraint, source=torch.zeros(9, 3), radius=2.0)
     inside = get_constraint(constraint, 2.0).project(randn(9, 3))
     assert energy(inside).isfinite()
     assert energy(inside.float()).dtype == torch.float64
@@ -84,7 +81,7 @@ def test_it_is_infinite_outside_of_the_constraint(constraint: str) -> None:
 
 
 def test_a_radius_may_have_a_square_that_overflows() -> None:
-    energy = JointEnergy("simple", constraint="ball", radius=1e200)
+    energy = Joint("simple", constraint="ball", radius=1e200)
     x = torch.zeros(9, 3)
     assert energy(x) == 0
     assert "lets rows be inf apart" in certify(energy, x).reason
@@ -92,53 +89,23 @@ def test_a_radius_may_have_a_square_that_overflows() -> None:
 
 def test_a_mean_divides_the_pairs_of_every_graph_by_its_nodes() -> None:
     x = randn(9, 2, 3)
-    at = get_constraint("ball").project(randn(9, 2, 3, seed=1))
     penalty = get_penalty("gaussian")
     expected = 1.5 * (penalty.total(x[:4]) / 4 + penalty.total(x[4:]) / 5)
-    energy = JointEnergy(penalty, torch.tensor(3.0, requires_grad=True), ptr=PTR, mean=True)
+    energy = Joint(penalty, torch.tensor(3.0, requires_grad=True), ptr=PTR, mean=True)
     torch.testing.assert_close(energy(x), expected)
-    torch.testing.assert_close(energy.surrogate(at, at), energy(at))
-    assert energy.surrogate(x, at) > energy(x)
-    torch.testing.assert_close(JointEnergy(penalty, 3.0, mean=True)(x), 1.5 * penalty.total(x) / 9)
-    assert "mean" in repr(energy)
+    torch.testing.assert_close(Joint(penalty, 3.0, mean=True)(x), 1.5 * penalty.total(x) / 9)
 
 
 def test_terms_may_be_left_out_and_repr_names_the_rest() -> None:
     x = randn(9, 3)
     no = torch.zeros(0, 3)
-    assert JointEnergy("gaussian", source=no, metric=torch.ones(0), constraint="sphere")(no) == 0
-    assert JointEnergy(None)(x) == 0
-    assert float(JointEnergy(None, source=x + 1, beta=2.0)(x)) == pytest.approx(54)
-    energy = JointEnergy(
-        "simple", 0.5, graph_term=edges(1), mu=torch.tensor(10.0), source=x, constraint="ball"
+    assert Joint("gaussian", source=no, metric=torch.ones(0), constraint="sphere")(no) == 0
+    assert Joint(None)(x) == 0
+    assert float(Joint(None, source=x + 1, beta=2.0)(x)) == pytest.approx(54)
+    energy = Energy(
+        [0.5 * PairTerm(get_penalty("simple")), torch.tensor(10.0) * SourceTerm(x)], "ball"
     )
     assert (
         repr(energy)
-        == "JointEnergy(SimplePenalty(), lam=0.5, mu=10, beta=1, constraint=Ball(radius=1.0))"
+        == "Energy(0.5 * PairTerm(SimplePenalty()) + 10 * SourceTerm(), constraint=Ball(radius=1.0))"
     )
-    assert (
-        repr(JointEnergy(None, ptr=PTR))
-        == "JointEnergy(None, lam=1, constraint=Unconstrained(), ptr)"
-    )
-
-
-def of(**options: object) -> Callable[[], Tensor]:
-    return lambda: JointEnergy("gaussian", **options)(X)
-
-
-X = randn(9, 3)
-test_what_does_not_fit_is_refused_in_sentences = refuses(
-    (of(graph=EDGES), TypeError, "graph must be a Graph or None; got an int64 tensor"),
-    (of(graph=Graph(8)), "x must have 8 rows, one per node of the graph; got 9"),
-    (
-        of(lam=torch.tensor(2)),
-        "lam must be a number or a 0-dimensional tensor; got an int64 tensor",
-    ),
-    (of(projection=X), r"projection must be \[heads, head_channels, channels\]"),
-    (of(projection=randn(2, 3, 4)), "projection reads states of one head and 4 channels"),
-    (of(source=randn(9, 4)), r"source must have the shape \[9, 3\] of the state"),
-    (of(source=X, metric=torch.ones(8)), r"metric must be \[9\] or \[9, heads\]"),
-    (of(source=X, metric=torch.ones(9, 2)), r"metric must be \[9\] or \[9, heads\]"),
-    (of(ptr=torch.tensor([0, 8])), "ptr must rise from 0 to num_nodes = 9"),
-    error=ValueError,
-)

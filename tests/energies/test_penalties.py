@@ -14,6 +14,7 @@ import diffusion_mp as dm
 from diffusion_mp.couplings import pairwise
 from diffusion_mp.energies import Penalty, Sphere, get_penalty
 from diffusion_mp.testing import assert_energy_descent
+from energy_forms import Explicit, Joint
 from helpers import agree, randn, refuses
 
 
@@ -221,7 +222,7 @@ def test_of_the_f_of_a_named_penalty_it_is_that_penalty(known: Penalty, given: s
         for promise in ("symmetric", "nonnegative", "row_stochastic"):
             assert getattr(couplings[0], promise) == getattr(couplings[1], promise)
     options = {"source": v[:, :, :3], "constraint": "ball", "radius": 9.0, "ptr": PTR}
-    energies = (dm.JointEnergy(penalty, 0.7, **options)(x) for penalty in (own, known))
+    energies = (Joint(penalty, 0.7, **options)(x) for penalty in (own, known))
     agree(*energies, [x], (1e-9, 0), (1e-6, 1e-8))
 
 
@@ -268,7 +269,7 @@ def test_the_explicit_step_of_such_an_attention_descends() -> None:
     certificate = dm.certify(diffusivity, x, tau=0.5)
     assert certificate
     moved = dm.ExplicitEuler(0.5)(x, diffusivity(x))
-    energy = dm.Energy(diffusivity.penalty, certificate.lam)
+    energy = Explicit(diffusivity.penalty, certificate.lam)
     assert energy(moved, x) < energy(x, x)
 
 

@@ -10,8 +10,9 @@ from torch_geometric.data import Data
 
 from diffusion_mp import Graph
 from diffusion_mp.couplings import Coupling, ProjectedCoupling, SparseCoupling
-from diffusion_mp.energies import JointEnergy, certify, certify_step
+from diffusion_mp.energies import Energy, certify, certify_step
 from diffusion_mp.energies.certification import layer_certificates
+from diffusion_mp.energies.counterexamples import term_flaw
 from diffusion_mp.energies.matrix_terms import (
     ACTIVATIONS,
     AttentionTerm,
@@ -27,11 +28,10 @@ from diffusion_mp.energies.terms import (
     PairTerm,
     ScaledTerm,
     SourceTerm,
-    term_flaw,
 )
 from diffusion_mp.layers.certified_block import CertifiedBlock, RowAttention, TiedMLP, WeightedGraph
 from diffusion_mp.testing import check_energy_term
-from diffusion_mp.updates.certified_step import _gradient_step
+from energy_forms import Joint
 from helpers import agree, largest_rise, refuses
 
 pytestmark = pytest.mark.usefixtures("fixed_seed")
@@ -41,7 +41,7 @@ CHANNELS = 5
 RELATIONS = 3
 HEADS = 2
 CONVEX = (None, "nonnegative", "ball", "nonnegative_ball")
-CONSTRAINTS = (*CONVEX, "sphere", "nonnegative_sphere")
+CONSTRAINTS = (*CONVEX, "sphere")
 
 
 def random(*shape: int) -> Tensor:
@@ -417,7 +417,7 @@ def test_no_combination_of_terms_raises_its_energy(
             source = scale * torch.randn(NODES, CHANNELS, dtype=dtype)
             block.requires_grad_(False)
             states = [*block.states(source, graph, edge_attr=edge_attr)]
-            rise = largest_rise(block.energy(source, graph, edge_attr), states)
+            rise = largest_rise(block.energy(source, graph, edge_attr=edge_attr), states)
             assert rise <= tolerance, (name, scale, rise)
 
 
@@ -427,11 +427,11 @@ def test_a_certificate_needs_terms_that_bound_themselves() -> None:
     term = MatrixTerm(
         SparseCoupling(graph), -torch.eye(CHANNELS, dtype=DOUBLE)[None], symmetric=True
     )
-    good = certify_step(JointEnergy(source=z, terms=[term], graph=graph), None, z)
+    good = certify_step(Joint(source=z, terms=[term], graph=graph), z)
     assert good.holds
     assert good.theorem == "Theorem T11"
     assert "MatrixTerm" in good.energy
-    refused = certify_step(JointEnergy(source=z, terms=[Bounded(term, 0.4)], graph=graph), None, z)
+    refused = certify_step(Joint(source=z, terms=[Bounded(term, 0.4)], graph=graph), z)
     assert not refused
     assert "exceeds its majorant" in refused.reason
     term.matrix.fill_(math.nan)
@@ -544,7 +544,7 @@ def test_functions_of_another_shape_are_refused_not_broadcast() -> None:
         check_energy_term(term, z, graph)
     with pytest.raises(ValueError, match=r"half_gradient .* must have the shape \[9, 1, 5\]"):
         CertifiedBlock(CHANNELS, [term], 1).double()(z.squeeze(1), graph)
-    certificate = certify_step(JointEnergy(terms=[term], graph=graph), None, z)
+    certificate = certify_step(Joint(terms=[term], graph=graph), z)
     assert "must have the shape" in certificate.reason
     assert certificate.theorem == "Theorem T11"
 
@@ -578,15 +578,16 @@ def test_steps_that_share_what_does_not_change_are_single_steps(constraint: str 
         metric = random(NODES).exp()
         terms = [
             ScaledTerm(block.beta(), SourceTerm(source, metric)),
-            *block.made(source, graph, edge_attr),
+            *block.energy(source, graph, edge_attr=edge_attr).terms[:-1],
         ]
+        energy = Energy(terms, block.update.constraint, graph=graph)
         start = block.update.constraint.project(random(NODES, 1, CHANNELS)).requires_grad_()
-        steps = block.update.descent(start, terms, graph)
+        steps = energy.descent(start)
         leaves = [start, source, *block.parameters()]
         shared = steps(steps(start))
         single = start
         for _ in range(2):
-            single = _gradient_step(single, terms, graph, block.update.constraint)
+            single = energy.step(single)
         agree(shared, single, leaves, (1e-7, 1e-7), (1e-6, 1e-8), unused=True)
 
 
@@ -615,8 +616,7 @@ def test_states_at_rest_are_found_for_parameters_of_any_size_and_keep_few_tensor
             kept.append(len(found))
         assert kept[1] <= 3 * kept[0]  # of hundreds of steps
         with torch.no_grad():
-            terms = block.energy(source, graph).terms
-            after = _gradient_step(z.unsqueeze(1), terms, graph, block.update.constraint).squeeze(1)
+            after = block.energy(source, graph).step(z.unsqueeze(1)).squeeze(1)
             assert float((after - z).norm()) <= 1e-11 * float(z.norm())
         z.sum().backward()
         assert all(bool(parameter.grad.isfinite().all()) for parameter in block.parameters())
@@ -643,7 +643,7 @@ test_bad_terms_are_refused_with_a_sentence = refuses(
         "z must have 5 rows",
     ),
     (lambda: AttentionTerm(torch.eye(3)[None], torch.eye(4)[None]), "must"),
-    (lambda: JointEnergy(terms=[1.0]), "must"),
+    (lambda: Energy([1.0]), "must"),
     (lambda: WeightedGraph(4, edge_dim=2)(torch.zeros(NODES, 4), a_graph()), "must"),
 )
 
@@ -653,7 +653,7 @@ def test_a_term_with_a_learned_weight_is_shown_without_a_warning() -> None:
     torch.set_warn_always(True)
     try:
         learned = ScaledTerm(nn.Parameter(torch.tensor(0.1)), PairTerm(get_penalty("simple")))
-        assert repr(0.5 * learned) == "0.5 * 0.1 * SimplePenalty()"
+        assert repr(0.5 * learned) == "0.5 * 0.1 * PairTerm(SimplePenalty())"
     finally:
         torch.set_warn_always(False)
 

@@ -11,6 +11,7 @@ from test_terms import CHANNELS, CONSTRAINTS, NODES, Bounded
 from torch import Tensor, nn
 
 from diffusion_mp import Graph
+from diffusion_mp.energies import Energy
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm
 from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm
 from diffusion_mp.layers.certified_block import CertifiedBlock, RowAttention, TiedMLP, WeightedGraph
@@ -92,10 +93,10 @@ def largest_rise(
     found = -math.inf
     for step in range(ascent):
         z, h = leaves
-        terms = [ScaledTerm(block.beta(), SourceTerm(h)), *block.made(h, graph)]
+        terms = [ScaledTerm(block.beta(), SourceTerm(h)), *block.energy(h, graph).terms[:-1]]
         bounded = [terms[0], *(Bounded(term, factor) for term in terms[1:])]
         start = block.update.constraint.project(z.unsqueeze(1))
-        moved = block.update.descent(start, bounded, graph)(start)
+        moved = Energy(bounded, block.update.constraint, graph=graph).step(start)
         before, after = (
             torch.stack([values(term, state) for term in terms]) for state in (start, moved)
         )

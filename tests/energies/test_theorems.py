@@ -21,6 +21,7 @@ from diffusion_mp.energies import (
     theorem7,
 )
 from diffusion_mp.graph import Graph
+from energy_forms import Explicit
 
 # Thousands of tiny steps: the shape checks, which are on in all other tests, would take most of the time.
 pytestmark = pytest.mark.usefixtures("no_typecheck")
@@ -84,7 +85,9 @@ def test_theorem_1(instances: int, form: str, symmetric_graph, ball, uniform, si
         x = ball(s.num_nodes, 3)
         after = euler(x, s, tau, form)
         for factor in (1.0, 3.0):
-            energy = Energy("quadratic", certificate.lam * factor, coupling=s, laplacian=form)
+            energy = Explicit(
+                "quadratic", certificate.lam * factor, coupling=s, residual=form == "residual"
+            )
             violations += rises(energy(after, x), energy(x, x))
     assert violations == 0
 
@@ -119,9 +122,11 @@ def test_theorem_1_is_tight(form: str, symmetric_graph, uniform, size) -> None:
         assert certificate.eigenvalue == pytest.approx(float(eigenvalues[-1]), rel=1e-9)
         x = vectors[:, -1:]
         after = euler(x, s, tau, form)
-        at = Energy("quadratic", certificate.lam, coupling=s, laplacian=form)
+        at = Explicit("quadratic", certificate.lam, coupling=s, residual=form == "residual")
         torch.testing.assert_close(at(after, x), at(x, x), rtol=1e-9, atol=1e-12)
-        below = Energy("quadratic", 0.99 * certificate.lam, coupling=s, laplacian=form)
+        below = Explicit(
+            "quadratic", 0.99 * certificate.lam, coupling=s, residual=form == "residual"
+        )
         assert rises(below(after, x), below(x, x))
 
 
@@ -137,7 +142,9 @@ def test_each_form_descends_its_own_energy_only(form: str, symmetric_graph, ball
         )  # nearly constant: nothing for D̄ − S to lower
         after = euler(x, s, tau, form)
         for own in violations:
-            energy = Energy("quadratic", theorem1(s, tau, form=own).lam, coupling=s, laplacian=own)
+            energy = Explicit(
+                "quadratic", theorem1(s, tau, form=own).lam, coupling=s, residual=own == "residual"
+            )
             violations[own] += rises(energy(after), energy(x))
     assert violations[form] == 0
     if form == "residual":
@@ -156,7 +163,7 @@ def test_theorem_7(instances: int, penalty: Penalty, ball, uniform, size) -> Non
         assert certificate, certificate
         after = row_step(penalty, x, tau)
         for factor in (1.0, 3.0):
-            energy = Energy(penalty, certificate.lam * factor)
+            energy = Explicit(penalty, certificate.lam * factor)
             violations += rises(energy(after, x), energy(x, x))
     assert violations == 0
 
@@ -171,7 +178,7 @@ def test_theorem_7_fails_below_the_bound(
     for _ in range(50):
         x = ball(size(2, 20), 4, radius)
         tau = uniform(0.05, 0.95) * certify(penalty, x, 1e-3).tau_max
-        energy = Energy(penalty, factor * certify(penalty, x, tau).lam)
+        energy = Explicit(penalty, factor * certify(penalty, x, tau).lam)
         violations += rises(energy(row_step(penalty, x, tau), x), energy(x, x))
     assert violations > share * 50
 
@@ -186,7 +193,7 @@ def test_theorem_7_with_heads_and_ragged_batches(ball, uniform) -> None:
         assert certificate
         omega = penalty.coupling(x, ptr)
         after = x - tau * (x - (omega @ x) / omega.degree().unsqueeze(2))
-        energy = Energy(penalty, certificate.lam, ptr=ptr)
+        energy = Explicit(penalty, certificate.lam, ptr=ptr)
         assert not rises(energy(after, x), energy(x, x))
 
 
@@ -202,7 +209,7 @@ def test_eq_25_with_a_graph_term(instances: int, symmetric_graph, ball, uniform)
         tau = uniform(0.1, 0.95) * theorem1(s, 1e-3).tau_max
         after = euler(x, s, tau)
         for factor in violations:
-            energy = Energy(penalty, factor * theorem1(s, tau).lam, graph_term=graph)
+            energy = Explicit(penalty, factor * theorem1(s, tau).lam, graph_term=graph)
             violations[factor] += rises(energy(after, x), energy(x, x))
     assert violations[1.0] == 0
     assert violations[0.5] > 0
@@ -222,8 +229,8 @@ def test_proposition_5_corrected(instances: int, symmetric_graph, ball, uniform,
         tau = uniform(0.05, 0.99) * theorem1(s, 1e-3, leak=leak).tau_max
         lam = theorem1(s, tau, leak=leak).lam
         terms = {"coupling": s, "source": h, "beta": beta, "leak": leak}
-        falling = Energy("quadratic", lam, **terms)
-        printed = Energy("quadratic", lam, version="printed", **terms)
+        falling = Explicit("quadratic", lam, **terms)
+        printed = Explicit("quadratic", lam, printed=True, **terms)
         previous = x
         for _ in range(2):
             following = euler(x, s, tau, drive=beta * h - leak * x)
@@ -242,7 +249,7 @@ def test_proposition_5_as_printed_fails(symmetric_graph, ball) -> None:
     h = ball(12, 3)
     x = ball(12, 3)
     tau = 0.9 / theorem1(s, 1e-3).eigenvalue
-    printed = Energy("quadratic", theorem1(s, tau).lam, coupling=s, source=h, version="printed")
+    printed = Explicit("quadratic", theorem1(s, tau).lam, coupling=s, source=h, printed=True)
     values = values_along(lambda x: euler(x, s, tau, drive=h), printed, x, 60)
     assert sum(rises(b, a) for a, b in pairwise(values)) > 40
 
@@ -264,11 +271,11 @@ def test_proposition_10_corrected(instances: int, penalty: Penalty, ball, unifor
         after = row_step(penalty, x, tau, drive=beta * h - leak * x)
         metric = penalty.coupling(x).degree()
         terms = {"source": h, "beta": beta, "leak": leak}
-        energy = Energy(penalty, lam, metric=metric, **terms)
-        printed = Energy(penalty, lam, metric=metric, version="printed", **terms)
+        energy = Explicit(penalty, lam, metric=metric, **terms)
+        printed = Explicit(penalty, lam, metric=metric, printed=True, **terms)
         violations += rises(energy(after, x), energy(x, x)) + rises(energy(after), energy(x))
         violations += rises(printed(after, x), printed(x, x))
-        plain = Energy(penalty, lam, **terms)
+        plain = Explicit(penalty, lam, **terms)
         unweighted += rises(plain(after, x), plain(x, x))
     assert violations == 0
     assert unweighted > 0
@@ -279,9 +286,7 @@ def test_proposition_10_as_printed_fails(ball) -> None:
     penalty = SigmoidPenalty()
     x = ball(12, 3)
     h = ball(12, 3)
-    printed = Energy(
-        penalty, 4 * certify(penalty, x, 0.5).lam, source=h, beta=0.5, version="printed"
-    )
+    printed = Explicit(penalty, 4 * certify(penalty, x, 0.5).lam, source=h, beta=0.5, printed=True)
     values = values_along(lambda x: row_step(penalty, x, 0.5, drive=0.5 * h), printed, x, 40)
     assert sum(rises(b, a) for a, b in pairwise(values)) > 20
 
@@ -291,7 +296,7 @@ def test_unnormalised_step_with_a_source_falls_from_layer_to_layer(ball) -> None
     penalty = SigmoidPenalty()
     x = ball(12, 3)
     h = ball(12, 3)
-    energy = Energy(penalty, 1.0, source=h)
+    energy = Explicit(penalty, 1.0, source=h)
     for _ in range(40):
         omega = penalty.coupling(x)
         tau = 0.95 * theorem1(omega, 1e-3).tau_max
@@ -316,7 +321,7 @@ def test_proposition_9_corrected(instances: int, penalty: Penalty, ball, uniform
             size(2, 15), 4, 1.0
         ).abs()  # h(Z_k) for a layer that ends in a ReLU: ψ is finite there
         tau = uniform(0.7, 0.99) * certify(penalty, y, 1e-3).tau_max
-        energy = Energy(penalty, certify(penalty, y, tau).lam, activation="relu")
+        energy = Explicit(penalty, certify(penalty, y, tau).lam, constraint="nonnegative")
         after = relu_layer(penalty, y, tau, y)
         cuts += bool((after == 0).any())
         violations += rises(energy(after, y), energy(y, y))
@@ -340,7 +345,7 @@ def test_proposition_9_as_printed_fails(
             z @ (3 * weight / torch.linalg.matrix_norm(weight, 2))
         )  # still in the unit ball
         tau = uniform(0.05, 1.0)
-        energy = Energy(penalty, 1.0, activation="relu")
+        energy = Explicit(penalty, 1.0, constraint="nonnegative")
         assert certify(penalty, y, tau).lam <= 1
         after = relu_layer(penalty, y, tau, z if omega_at == "z" else y)
         violations += rises(energy(after, y), energy(z, y))

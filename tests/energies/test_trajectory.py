@@ -9,6 +9,7 @@ from torch import Tensor
 
 import diffusion_mp as dm
 from diffusion_mp.energies import certify_trajectory
+from energy_forms import Explicit
 
 pytestmark = pytest.mark.usefixtures("no_typecheck")
 
@@ -26,7 +27,7 @@ def run(
 
 def rises(penalty: dm.Penalty, lam: float, states: list[Tensor], ptr: Tensor | None = None) -> int:
     """How often E(Z_{k+1}, k) > E(Z_k, k − 1), beyond rounding; the first of them is E(Z_1, 0)."""
-    energy = dm.Energy(penalty, lam, ptr=ptr)
+    energy = Explicit(penalty, lam, ptr=ptr)
     values = [energy(new, old) for old, new in pairwise(states)]
     rest = [
         energy(state) for state in states[1:]

@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
-from diffusion_mp.energies import JointEnergy, SigmoidPenalty
+from diffusion_mp.energies import SigmoidPenalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import CertifiedStep
+from energy_forms import Joint
 
 DOUBLE = torch.float64
 PENALTY = SigmoidPenalty()
@@ -35,7 +36,7 @@ def test_without_a_constraint_p_must_reach_the_row_sums(share: float, falls: boo
     """Two nodes that an edge joins overshoot with less."""
     x = column(1, -1)
     coupling = edges(2, [(0, 1)])
-    energy = JointEnergy(None, graph_term=coupling, source=0 * x, beta=0.01)
+    energy = Joint(None, graph_term=coupling, source=0 * x, beta=0.01)
     assert bool(energy(moved(x, coupling, 0 * x, 0.01, share)) < energy(x)) == falls
 
 
@@ -44,7 +45,7 @@ def test_on_the_sphere_p_must_be_twice_the_row_sums_of_a_graph() -> None:
     x = column(1, -1)
     source = column(0.9, -0.9)
     coupling = edges(2, [(0, 1)])
-    energy = JointEnergy(None, graph_term=coupling, source=source, constraint="sphere")
+    energy = Joint(None, graph_term=coupling, source=source, constraint="sphere")
     swapped = moved(x, coupling, source, 1.0, p=1.0).sign()
     assert float(energy(x)) == pytest.approx(4.02)
     assert float(energy(swapped)) == pytest.approx(11.22)
@@ -59,7 +60,7 @@ def test_a_directed_graph_has_no_energy() -> None:
         edges(5, ends, both=False) @ x
     )  # everybody takes over what is heard; the fifth hears nothing
     after[4] = x[4]
-    energy = JointEnergy(None, graph_term=edges(5, ends))
+    energy = Joint(None, graph_term=edges(5, ends))
     assert [float(energy(state)) for state in (x, after)] == pytest.approx([1.0, 3.0])
 
 
@@ -112,7 +113,7 @@ LAYERS = {
 def test_a_layer_that_leaves_the_least_energy_does_not_descend_it(name: str) -> None:
     """From where F is least the certified step does not move; every other layer does, and F rises."""
     x, source, ring = setting()
-    energy = JointEnergy(PENALTY, graph_term=ring, source=source)
+    energy = Joint(PENALTY, graph_term=ring, source=source)
     rise = float((energy(LAYERS[name](x, source, ring)) - energy(x)) / energy(x).abs())
     assert (rise > 1e-3) == (name != "certified")
     assert rise > -1e-12

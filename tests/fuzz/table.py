@@ -18,6 +18,7 @@ STRATEGIES |= DATA | TRAIN | TESTING | DISTRIBUTED
 
 #: What is not called at random, and why.
 EXEMPT: dict[str, str] = {
+    "TermModule": "a base class: the modules that make terms are called",
     **dict.fromkeys(
         (
             "ConvergenceError",

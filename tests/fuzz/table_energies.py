@@ -53,40 +53,10 @@ def own_penalty(d: Draw) -> None:
 
 
 def energy(d: Draw) -> None:
-    over = d.maybe(0.3)
-    if over:
-        right = ["'quadratic'", "mp.QuadraticPenalty()"]
-    else:
-        right = ["'sigmoid'", "'quadratic'", "mp.GaussianPenalty()"]
-    like = d.nodes, d.channels
-    of = coupling(d, symmetric=True)
-    relu = choice(d, "relu", None)
-    metric = tensor(d, d.nodes, optional=True, positive=True)
-    source = tensor(d, *like, optional=True)
-    construct(
-        d,
-        "energy",
-        "Energy",
-        leave="laplacian",
-        penalty=options(d, *right, wrong=NOT_A_PENALTY),
-        lam=number(d, 1.0, 0.3, optional=True),
-        coupling=Arg(of.right if over else None, of.without("None").wrong, True),
-        source=source,
-        beta=number(d, 1.0, 0.0, optional=True, negative=True, zero=True),
-        metric=metric.without("a higher rank"),
-        graph_term=coupling(d, symmetric=True, optional=True),
-        activation=relu,
-        version=choice(d, "falling"),
-        ptr=never(ptr(d).wrong) if over else ptr(d),
-    )
-    unweighted = source.right is None and metric.right is None
-    x = free(d) if unweighted else state(d, parameters=False).without("a higher rank")
-    finite = relu.right in (None, "None")
-    if d.maybe(0.2):
-        at = replace(state(d, parameters=False), optional=False)
-        d.call("out", "energy.surrogate({args})", finite=finite, x=x, x_prev=Arg("None"), at=at)
-    else:
-        d.call("out", "energy({args})", finite=finite, x=x, x_prev=tensor(d, *like, optional=True))
+    terms = any_terms(d)
+    constraint = texts(*CONSTRAINTS)
+    construct(d, "energy", "Energy", leave="graph radius", terms=terms, constraint=constraint)
+    d.call("out", "[energy({x}), energy.by_graph({x}), repr(energy)]", x=free(d), finite=False)
 
 
 def certify(d: Draw) -> None:
@@ -111,17 +81,21 @@ def certify(d: Draw) -> None:
 
 def certify_step(d: Draw) -> None:
     within = d.pick(["None", "'ball'", "'sphere'"])
-    of = coupling(d, symmetric=True, optional=True)
     joint = Arg("energy", bad("None | a string: 'gaussian' | a penalty: mp.GaussianPenalty()"))
-    d.call("energy", f"mp.energies.JointEnergy('gaussian', constraint={within})")
-    given = {"energy": joint, "coupling": Arg(of.right or "None", of.wrong), "x": free(d)}
+    d.call("energy", f"mp.Energy([mp.energies.PairTerm(mp.GaussianPenalty())], {within})")
+    given = {"energy": joint, "x": free(d)}
     d.call("out", "mp.energies.certify_step({args})", finite=False, **given)
 
 
 def energy_trace(d: Draw) -> None:
     c = d.channels
     watched = module("model", *bad("a module without diffusion: nn.Linear(2, 2)"))
-    of = options(d, "mp.Energy('quadratic')", wrong=NOT_A_FUNCTION, optional=True).without("None")
+    of = options(
+        d,
+        "mp.Energy([mp.energies.PairTerm(mp.QuadraticPenalty())])",
+        wrong=NOT_A_FUNCTION,
+        optional=True,
+    ).without("None")
     d.call("model", f"mp.DIFFormer({c}, 4, 2, 2)")
     d.call("trace", "mp.EnergyTrace({args})", model=watched, energy=of)
     x = Arg(real(d, d.nodes, c, dtype="float32"))
@@ -134,38 +108,13 @@ def energy_trace(d: Draw) -> None:
     d.call("out", "(trace.__exit__(None, None, None), trace.energies, str(trace))")
 
 
-def some_terms(d: Draw) -> Arg:
+def any_terms(d: Draw) -> Arg:
     wrong = bad(
         "None | a number | a class in it: [mp.energies.MLPTerm] | a penalty in it: [mp.GaussianPenalty()]"
     )
+    pairs = "mp.energies.PairTerm(mp.GaussianPenalty())"
     return options(
-        d, "[mp.energies.PairTerm(mp.GaussianPenalty())]", "()", wrong=wrong, optional=True
-    )
-
-
-def joint_energy(d: Draw) -> None:
-    source = tensor(d, d.nodes, d.channels, optional=True, positive=True)
-    metric = tensor(d, d.nodes, optional=True, positive=True)
-    wrong = [w for w in number(d, zero=True).wrong if w.valid is False]
-    right = "'simple'", "'gaussian'", "None", "mp.SigmoidPenalty()"
-    weights = dict.fromkeys(
-        ("lam", "mu", "beta"), lambda d: options(d, 1.0, 0.0, "torch.tensor(0.5)", wrong=wrong)
-    )
-    construct(
-        d,
-        "energy",
-        "JointEnergy",
-        leave="projection graph",
-        terms=some_terms,
-        graph_term=coupling(d, symmetric=True, optional=True),
-        penalty=options(d, *right, wrong=NOT_A_PENALTY).without("None"),
-        source=source,
-        metric=metric.without("a higher rank"),
-        constraint=texts(*CONSTRAINTS),
-        **weights,
-    )
-    d.call(
-        "out", "[energy({x}), energy.surrogate({x}, {x}), repr(energy)]", x=free(d), finite=False
+        d, f"[{pairs}]", f"[mp.energies.ProximalTerm(), 0.5 * {pairs}]", "()", wrong=wrong
     )
 
 
@@ -183,9 +132,9 @@ def term(
                 "None | a number | a class in it: [mp.energies.MLPTerm] | a module in it: [nn.ReLU()]"
             ),
         )
-        of = "mp.energies.JointEnergy(terms={terms}, graph={graph})"
+        of = "mp.Energy({terms}, graph={graph})"
         d.call("energy", of, terms=joint, graph=fixed(graph_source(d)))
-        d.call("out", f"[energy({x}), energy.surrogate({x}, {x}), repr(energy)]", finite=False)
+        d.call("out", f"[energy({x}), energy.by_graph({x}), repr(energy)]", finite=False)
 
     return strategy
 
@@ -238,6 +187,11 @@ def of_mlp(d: Draw) -> dict[str, Arg]:
     }
 
 
+def edges_of_a_graph(d: Draw) -> Arg:
+    graph = f"mp.Graph({d.nodes}, {edge_list(d)})"
+    return Arg(f"mp.couplings.SparseCoupling({graph}, nonnegative=True)", NOT_A_COUPLING)
+
+
 def any_term(d: Draw) -> Arg:
     right = [
         f"mp.energies.SourceTerm({real(d, d.nodes, d.channels)})",
@@ -261,7 +215,7 @@ def own_term(d: Draw) -> None:
         "half_gradient=lambda s, z, graph: z, bound=lambda s, z, graph: torch.full_like(z[:, :, :1], 0.5)))",
     )
     d.call("term", "{weight} * Own()", weight=_factor(d))
-    d.call("out", "mp.energies.JointEnergy(terms=[term])({x})", x=free(d))
+    d.call("out", "mp.Energy([term])({x})", x=free(d))
 
 
 TERMS: dict[str, Strategy] = {
@@ -270,9 +224,17 @@ TERMS: dict[str, Strategy] = {
     "CouplingTerm": term(
         "CouplingTerm", leave="centre", coupling=lambda d: coupling(d, symmetric=True)
     ),
+    "EdgeTerm": term(
+        "EdgeTerm",
+        leave="constraint",
+        penalty=lambda d: options(d, "mp.GaussianPenalty()", wrong=NOT_A_PENALTY),
+        coupling=edges_of_a_graph,
+    ),
+    "LinearTerm": term("LinearTerm", source=lambda d: tensor(d, d.nodes, d.channels)),
+    "ProximalTerm": term("ProximalTerm", x_prev=lambda d: tensor(d, d.nodes, d.channels)),
     "PairTerm": term(
         "PairTerm",
-        leave="projection constraint",
+        leave="projection constraint read",
         penalty=lambda d: options(d, "mp.GaussianPenalty()", wrong=NOT_A_PENALTY).without(
             "a module"
         ),
@@ -299,7 +261,6 @@ def record(source: str) -> Strategy:
 
 ENERGIES: dict[str, Strategy] = {
     **TERMS,
-    "JointEnergy": joint_energy,
     "Penalty": own_penalty,
     **{
         name: penalty(name)
@@ -322,7 +283,6 @@ ENERGIES: dict[str, Strategy] = {
     "certify": certify,
     "certify_step": certify_step,
     "certify_trajectory": calls("certify_trajectory", finite=False, penalty=long_runs),
-    "energy_bounds": calls("energy_bounds", coupling=any_symmetric),
 }
 
 

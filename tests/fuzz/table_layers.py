@@ -73,7 +73,7 @@ def certified_conv(d: Draw) -> None:
 
 
 CONVEX = ("nonnegative", "ball", "nonnegative_ball", None)
-SPHERES = ("sphere", "nonnegative_sphere")
+SPHERES = ("sphere",)
 PARTS = (
     "RowAttention({c})",
     "TiedMLP({c}, 3)",
@@ -227,6 +227,8 @@ LAYERS: dict[str, Strategy] = {
     "CertifiedBlock": block,
     "WeightedGraph": part("WeightedGraph"),
     "RowAttention": part("RowAttention"),
+    "Pairs": part("Pairs", leave="constraint penalty"),
+    "Neighbours": part("Neighbours", leave="diffusivity"),
     "TiedMLP": part("TiedMLP", hidden_channels=counts(3, 1)),
     "DIFFormerConv": layer(
         "DIFFormerConv",

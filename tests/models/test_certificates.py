@@ -101,7 +101,7 @@ def test_a_layer_is_certified_by_its_coupling_or_its_penalty() -> None:
     step = dm.CertifiedConv(4).double()
     assert dm.certify(step)
     assert dm.certify(step, data)
-    assert "mu=1" in dm.certify(nn.ModuleDict({"a": step})).layers["a"].energy
+    assert "1 * CouplingTerm" in dm.certify(nn.ModuleDict({"a": step})).layers["a"].energy
 
 
 def test_a_layer_that_is_called_again_is_certified_at_every_state() -> None:

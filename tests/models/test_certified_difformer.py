@@ -138,7 +138,8 @@ def test_values_and_gradients_are_those_of_the_formula(with_graph: bool) -> None
     logits = model(x, given, None, BATCH)
     states = dense_states(model, x, given, BATCH)
     expected = model.decoder(states[-1])
-    parameters = [p for name, p in model.named_parameters() if with_graph or "mu" not in name]
+    without = () if with_graph else (model.conv.mu.raw,)
+    parameters = [p for p in model.parameters() if all(p is not other for other in without)]
     agree(logits, expected, parameters, (1e-10, 1e-12), (1e-9, 1e-12))
     energy = model.energy(x, given, None, BATCH)
     wanted = torch.stack([energy(state) for state in states])
@@ -150,27 +151,28 @@ def test_values_and_gradients_are_those_of_the_formula(with_graph: bool) -> None
 def test_projections_have_norm_one_at_most_and_see_the_whole_state() -> None:
     model = build(penalty="gaussian", heads=2, projection="tied", lam=0.5)
     (x, edges, y) = nodes()
+    pairs = model.conv.terms[1]
     with torch.no_grad():
-        model.conv.weight.mul_(torch.tensor([5.0, 0.2]).view(2, 1, 1))
-        short = torch.linalg.matrix_norm(model.conv.weight[1], 2)
-        norms = torch.linalg.matrix_norm(model.conv.projection, 2)
+        pairs.projection.mul_(torch.tensor([5.0, 0.2]).view(2, 1, 1))
+        short = torch.linalg.matrix_norm(pairs.projection[1], 2)
+        norms = torch.linalg.matrix_norm(pairs.projections(), 2)
     assert short < 1
     torch.testing.assert_close(norms, torch.stack([torch.ones_like(short), short]))
     energy = model.energy(x, edges)
     state = (
         torch.rand(NODES, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) / 8
     )
-    seen = torch.einsum("hdc,nc->nhd", model.conv.projection, state.squeeze(1))
+    seen = torch.einsum("hdc,nc->nhd", pairs.projections(), state.squeeze(1))
     square = (seen.unsqueeze(1) - seen).square().sum(3)
-    pairs = 2 * (1 - (-square / 2).exp()).sum()  # δ of the Gaussian penalty
+    total = 2 * (1 - (-square / 2).exp()).sum()  # δ of the Gaussian penalty
     alone = build(penalty=None, heads=2, projection="tied")
     alone.load_state_dict(model.state_dict(), strict=False)
     rest = alone.energy(x, edges)(state)
     torch.testing.assert_close(
-        energy(state), rest + model.conv.lam() / (2 * NODES) * pairs, rtol=1e-10, atol=1e-12
+        energy(state), rest + model.conv.lam() / (2 * NODES) * total, rtol=1e-10, atol=1e-12
     )
     cross_entropy(model(x, edges), y).backward()
-    assert model.conv.weight.grad.abs().max() > 0
+    assert pairs.projection.grad.abs().max() > 0
 
 
 @pytest.mark.parametrize(
@@ -255,7 +257,7 @@ def test_a_graph_term_that_reads_a_state_reads_the_source(
     state = conv.update.constraint.project(x.repeat(1, 2)[:, :8])
     moved, (coupling, *_) = conv(state, graph, return_coupling=True)
     torch.testing.assert_close(
-        coupling.to_dense(), (conv.mu() * conv.graph_term(state, graph)).to_dense()
+        coupling.to_dense(), (conv.mu() * conv.terms[0].diffusivity(state, graph)).to_dense()
     )
     energy = conv.energy(state, graph)
     assert energy(moved) <= energy(state)
@@ -270,7 +272,7 @@ def test_a_graph_term_that_reads_a_state_reads_the_source(
 def test_a_centred_source_has_mean_zero_in_every_graph() -> None:
     model = build(centre=True, lam=1.0)
     (x, edges, _) = nodes()
-    source = model.energy(x, edges, None, BATCH).source
+    source = model.energy(x, edges, None, BATCH).terms[-1].term.source
     assert all(part.mean(0).abs().max() < 1e-15 for part in source.split([7, 1, 10]))
     alone = model(x[:7], edges[:, BATCH[edges[0]] == 0])
     torch.testing.assert_close(model(x, edges, None, BATCH)[:7], alone)
@@ -323,7 +325,7 @@ def test_it_is_certified_with_the_coefficients_of_its_energy(no_typecheck: None)
             certify(model),
         ):  # at a random input without data
             assert certificate, str(certificate)
-        assert "mu=5" in certify(model, data).energy
+        assert "5 * CouplingTerm" in certify(model, data).energy
     refused = certify(build(graph=False, inputs=directed), data)
     assert not refused
     assert "not promised to be symmetric" in refused.reason

@@ -12,7 +12,7 @@ from diffusion_mp import CertifiedTransformer, EnergyTrace, Graph, certify
 from diffusion_mp.energies.constraints import CONSTRAINTS
 from diffusion_mp.errors import ConvergenceError
 from diffusion_mp_experiments.graphs import load_heterophilous, load_planetoid, load_synmol, load_tu
-from helpers import largest_rise
+from helpers import block_runs, largest_rise
 
 NODES = 30
 FEATURES = 5
@@ -73,7 +73,7 @@ def test_an_energy_trace_sees_every_step() -> None:
     assert [record.layer for record in trace.records] == 3 * ["blocks.0.step"] + 3 * [
         "blocks.1.step"
     ]
-    energy, states = next(model._runs(edge_weight=None, batch=None, **given))
+    energy, states = block_runs(model, **given)[0]
     with EnergyTrace(model.blocks[0], energy) as trace:
         model(**given)
     assert trace.energies == pytest.approx([float(energy(state)) for state in states[1:]])
@@ -196,11 +196,10 @@ def test_no_energy_rises_in_three_hundred_steps_of_adam(
     losses = []
     for step in range(300):
         if step % 10 == 0:
-            given = [
-                inputs.get(key) for key in ("x", "edge_index", "edge_weight", "batch", "edge_attr")
-            ]
             with torch.no_grad():
-                rises = [largest_rise(*run) for run in model.train(step % 20 == 0)._runs(*given)]
+                rises = [
+                    largest_rise(*run) for run in block_runs(model.train(step % 20 == 0), **inputs)
+                ]
             assert max(rises) <= limit, step
         loss = cross_entropy(model.train()(**inputs), data.y.long())
         losses.append(float(loss.detach()))

@@ -10,7 +10,7 @@ from diffusion_mp.diffusivities import (
     SigmoidDiffusivity,
     SimpleDiffusivity,
 )
-from diffusion_mp.energies import Energy, QuadraticPenalty
+from diffusion_mp.energies import QuadraticPenalty
 from diffusion_mp.layers import DiffusionConv
 from diffusion_mp.testing import assert_energy_descent
 from diffusion_mp.updates import (
@@ -20,6 +20,7 @@ from diffusion_mp.updates import (
     ImplicitEuler,
     StateUpdate,
 )
+from energy_forms import Explicit
 
 UPDATES: dict[str, StateUpdate] = {
     "euler": ExplicitEuler(0.5),
@@ -43,7 +44,7 @@ def test_updates_descend(name: str) -> None:
 
 def test_a_lambda_below_the_certified_one_is_caught() -> None:
     def small(coupling, x):
-        return Energy(QuadraticPenalty(), 0.2 * 0.5 / 2, coupling=coupling)
+        return Explicit(QuadraticPenalty(), 0.2 * 0.5 / 2, coupling=coupling)
 
     with pytest.raises(AssertionError, match=r"ExplicitEuler, instance .*the energy rose from"):
         assert_energy_descent(ExplicitEuler(0.5), small)
@@ -51,7 +52,7 @@ def test_a_lambda_below_the_certified_one_is_caught() -> None:
 
 def test_an_energy_of_the_users_own() -> None:
     assert_energy_descent(
-        ExplicitEuler(0.5), lambda coupling, x: Energy("quadratic", 1.0, coupling=coupling)
+        ExplicitEuler(0.5), lambda coupling, x: Explicit("quadratic", 1.0, coupling=coupling)
     )
 
 
@@ -110,4 +111,4 @@ def test_what_no_theorem_covers_is_refused_with_the_reason(module: nn.Module, re
 def test_a_given_energy_asks_for_no_certificate() -> None:
     """No theorem covers a step this long, as the test above says."""
     with pytest.raises(AssertionError, match="the energy rose"):
-        assert_energy_descent(ExplicitEuler(1.5, leak=1.0), Energy("quadratic"))
+        assert_energy_descent(ExplicitEuler(1.5, leak=1.0), Explicit("quadratic"))

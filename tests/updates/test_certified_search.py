@@ -17,7 +17,6 @@ from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
 from diffusion_mp.energies import (
     Ball,
     Constraint,
-    JointEnergy,
     Penalty,
     Sphere,
     get_constraint,
@@ -26,6 +25,7 @@ from diffusion_mp.energies import (
 from diffusion_mp.energies.constraints import CONSTRAINTS
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import CertifiedStep, ExplicitEuler
+from energy_forms import Joint
 
 pytestmark = pytest.mark.unwatched
 
@@ -332,7 +332,7 @@ def test_at_the_counterexamples_equation_24_rises_and_one_denominator_mends_it(
     graph_term = SparseCoupling(
         graph, adjacency[receiver, sender], symmetric=True, nonnegative=True
     )
-    energy = JointEnergy(penalty, graph_term=graph_term)
+    energy = Joint(penalty, graph_term=graph_term)
     attention = named(penalty).coupling(x, normalize=True)
     for tau, rise in rises.items():
         moved = ExplicitEuler(tau)(x, 0.5 * attention + 0.5 * graph_term)
@@ -359,7 +359,7 @@ def test_the_energy_of_the_search_is_the_joint_energy(penalty: str, constraint: 
         edges = SparseCoupling(problems.graph, problems.edges)
         metric = problems.weight("beta") * problems.free["m"].exp()
         given = {"mu": mu, "source": problems.rows("h"), "metric": metric, "constraint": constraint}
-        joint = JointEnergy(named(penalty), lam, graph_term=edges, **given)
+        joint = Joint(named(penalty), lam, graph_term=edges, **given)
         lowest = lam / 2 * 36 * named(penalty).delta(torch.zeros((), dtype=torch.float64))
         torch.testing.assert_close(energy(x)[0], joint(x) - lowest, rtol=1e-11, atol=1e-11)
 

@@ -12,11 +12,12 @@ from diffusion_mp.couplings import (
     SparseCoupling,
 )
 from diffusion_mp.diffusivities import Positive
-from diffusion_mp.energies import JointEnergy, Sphere, get_constraint, get_penalty
+from diffusion_mp.energies import Energy, Sphere, get_constraint, get_penalty
 from diffusion_mp.energies.terms import CouplingTerm
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import CertifiedStep
+from energy_forms import Joint
 from helpers import randn as random
 from helpers import refuses
 
@@ -158,7 +159,7 @@ def test_projected_heads_move_one_state_together() -> None:
     (gradient,) = torch.autograd.grad((got * h).sum(), w, retain_graph=True)
     (expected_gradient,) = torch.autograd.grad((expected * h[:, 0]).sum(), w)
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-11)
-    energy = JointEnergy(
+    energy = Joint(
         penalty,
         2.0,
         graph_term=edges,
@@ -184,7 +185,7 @@ def test_a_node_that_nothing_pulls_at_stays_and_has_finite_gradients(
     x = step.constraint.project(random(3, 1, 2)).requires_grad_()
     moved = step(x, coupling)
     assert torch.allclose(moved[2], x[2], rtol=1e-15)
-    torch.testing.assert_close(step.descent(x, [CouplingTerm(coupling)], Graph(3))(x), moved)
+    torch.testing.assert_close(Energy([CouplingTerm(coupling)], constraint).descent(x)(x), moved)
     (gradient,) = torch.autograd.grad(moved.square().sum() + moved[2].sum(), x)
     assert gradient.isfinite().all()
 

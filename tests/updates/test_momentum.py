@@ -11,6 +11,7 @@ import diffusion_mp as dm
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.testing.problems import Problem, path_problem, random_problem
 from diffusion_mp.updates import ExplicitEuler, MomentumStep
+from energy_forms import Explicit
 
 PENALTIES = [dm.QuadraticPenalty(), dm.SimplePenalty(), dm.SigmoidPenalty(), dm.SoftmaxPenalty(3)]
 PENALTIES += [
@@ -65,7 +66,7 @@ def test_the_paper_s_energy_falls_with_couplings_that_follow_the_state(penalty: 
             x = previous = 0.5 * x / x.norm(dim=2, keepdim=True)
             top = n * float(penalty.f(torch.zeros((), dtype=torch.float64)))
             update = MomentumStep(factor * 2 * (1 - momentum) / top, momentum, steps=1)
-            energy = dm.Energy(penalty, update.tau / (2 * momentum))
+            energy = Explicit(penalty, update.tau / (2 * momentum))
             last = energy(x, x)
             for _ in range(15):
                 x, previous = update(x, penalty.coupling(x), previous=previous), x

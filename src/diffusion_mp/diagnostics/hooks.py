@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from diffusion_mp.energies import Energy
+from diffusion_mp.energies import QuadraticPenalty
 from diffusion_mp.errors import (
     check_function,
     check_kind,
@@ -145,7 +145,7 @@ class LayerEnergy:
 
 def _spread(x: Tensor, x_prev: Tensor | None) -> Tensor:
     """Return Σ_ij‖x_i − x_j‖²."""
-    return Energy("quadratic")(x)
+    return QuadraticPenalty().total(x)
 
 
 class EnergyTrace:

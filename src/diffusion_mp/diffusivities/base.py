@@ -178,7 +178,7 @@ class SumDiffusivity(Diffusivity):
     depends_on = "parts"
     why_no_penalty = (
         "a sum of diffusivities: terms that are normalised one by one do not descend the sum of their energies "
-        "(Eq. 25; D24 in docs/errata.md). CertifiedStep on symmetric, unnormalised terms descends a JointEnergy."
+        "(Eq. 25; D24 in docs/errata.md). CertifiedStep on symmetric, unnormalised terms descends an Energy of them."
     )
 
     def __init__(self, terms: Sequence[Diffusivity]) -> None:

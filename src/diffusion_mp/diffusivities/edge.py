@@ -174,7 +174,7 @@ class EdgeDiffusivity(Diffusivity):
     r"""Energy-based edge attention: s_ij = a_ij f(‖x_i − x_j‖²), normalised over N(i) (Wu, Wipf & Yan 2025, Example 5).
 
     f = δ′ is nonnegative and decreasing: unlike GAT's score, it weighs closer neighbours more, and
-    ``Energy(penalty, coupling=<the adjacency>)`` descends.
+    the energy of ``EdgeTerm(penalty, <the adjacency>)`` descends.
 
     Args:
         penalty, self_loops: a ``Penalty`` or its name, and the policy of ``Graph.with_self_loops``.

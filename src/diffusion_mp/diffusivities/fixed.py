@@ -347,7 +347,7 @@ class GraphAugmentedDiffusivity(Diffusivity):
     depends_on = "parts"
     why_no_penalty = (
         "attention and a graph term that are normalised one by one do not descend Eq. 25, the energy that is printed "
-        "for them (D24 in docs/errata.md). CertifiedStep on the unnormalised sum descends a JointEnergy."
+        "for them (D24 in docs/errata.md). CertifiedStep on the unnormalised sum descends an Energy of them."
     )
 
     def __init__(

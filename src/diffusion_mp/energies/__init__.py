@@ -6,12 +6,11 @@ from diffusion_mp.energies.constraints import (
     Constraint,
     Nonnegative,
     NonnegativeBall,
-    NonnegativeSphere,
     Sphere,
     Unconstrained,
     get_constraint,
 )
-from diffusion_mp.energies.energy import Energy, JointEnergy
+from diffusion_mp.energies.energy import Energy
 from diffusion_mp.energies.learned import FunctionPenalty, MixturePenalty
 from diffusion_mp.energies.matrix_terms import AttentionTerm, MatrixTerm, MLPTerm
 from diffusion_mp.energies.penalties import (
@@ -23,8 +22,16 @@ from diffusion_mp.energies.penalties import (
     SoftmaxPenalty,
     get_penalty,
 )
-from diffusion_mp.energies.spectrum import EnergyBounds, energy_bounds
-from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, PairTerm, ScaledTerm, SourceTerm
+from diffusion_mp.energies.terms import (
+    CouplingTerm,
+    EdgeTerm,
+    EnergyTerm,
+    LinearTerm,
+    PairTerm,
+    ProximalTerm,
+    ScaledTerm,
+    SourceTerm,
+)
 from diffusion_mp.energies.theorems import Certificate, certify_trajectory, theorem1, theorem7
 
 __all__ = [
@@ -33,20 +40,20 @@ __all__ = [
     "Certificate",
     "Constraint",
     "CouplingTerm",
+    "EdgeTerm",
     "Energy",
-    "EnergyBounds",
     "EnergyTerm",
     "FunctionPenalty",
     "GaussianPenalty",
-    "JointEnergy",
+    "LinearTerm",
     "MLPTerm",
     "MatrixTerm",
     "MixturePenalty",
     "Nonnegative",
     "NonnegativeBall",
-    "NonnegativeSphere",
     "PairTerm",
     "Penalty",
+    "ProximalTerm",
     "QuadraticPenalty",
     "ScaledTerm",
     "SigmoidPenalty",
@@ -58,7 +65,6 @@ __all__ = [
     "certify",
     "certify_step",
     "certify_trajectory",
-    "energy_bounds",
     "get_constraint",
     "get_penalty",
     "theorem1",

@@ -1,4 +1,4 @@
-"""``certify`` for couplings, penalties, energies, layers and models, and ``certify_step`` by Theorem T1."""
+"""``certify`` for couplings, penalties, energies, layers and models, and ``certify_step`` by Theorem T11."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from types import NoneType
 from typing import Any, cast
 
 import torch
@@ -15,33 +14,30 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from diffusion_mp import errors
-from diffusion_mp.couplings import Coupling, IdentityCoupling, ScaledCoupling, SumCoupling
+from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint
-from diffusion_mp.energies.counterexamples import counterexample, foreign_parts
-from diffusion_mp.energies.energy import JointEnergy
-from diffusion_mp.energies.pairs import State, by_head, check_heads
+from diffusion_mp.energies.counterexamples import counterexample, foreign_parts, numbers_flaw
+from diffusion_mp.energies.energy import Energy
+from diffusion_mp.energies.pairs import State, check_heads
 from diffusion_mp.energies.penalties import Penalty
-from diffusion_mp.energies.promises import not_as_declared, not_declared, weighted_terms
 from diffusion_mp.energies.spectrum import Form
-from diffusion_mp.energies.terms import term_flaw
+from diffusion_mp.energies.terms import values_flaw
 from diffusion_mp.energies.theorems import (
     Certificate,
     check_step,
-    penalty_flaw,
     state_flaw,
     theorem1,
     theorem7,
 )
 from diffusion_mp.modules import evaluating
 
-CERTIFIED_STEPS = (
-    16  # steps that a certificate takes where a part of the energy is not of the library
-)
+CERTIFIED_STEPS = 16  # that a certificate takes where a part of the energy is not of the library
+STEPS = "Theorem T11"  # about certified steps
 
 
 @torch.no_grad()
 def certify(
-    subject: Coupling | Penalty | JointEnergy | Any,
+    subject: Coupling | Penalty | Energy | Any,
     x: State | Any = None,
     tau: float | None = None,
     *,
@@ -51,7 +47,7 @@ def certify(
 ) -> Certificate:
     """Certify that a step from state ``x`` descends an energy, and name the energy.
 
-    Without a step size, by Theorem T1 of docs/certified.md: a `JointEnergy` (`certify_step`), or a model or layer with
+    Without a step size, by Theorem T11 of docs/certified.md: an `Energy` (`certify_step`), or a model or layer with
     a method ``certificate(x, edge_index, edge_weight, batch)``. Then ``x`` is PyG's ``Data``, whose ``edge_attr`` is
     passed on where the model reads it, or the features, by default random ones. Any other module is refused; ``layers``
     of the certificate holds those of its layers.
@@ -63,9 +59,9 @@ def certify(
       penalty's domain.
     * A diffusivity, any object with an attribute ``penalty``: as that penalty, or refused with its ``why_no_penalty``.
 
-    A source leaves the bounds as they are. The energy is then the falling form of `Energy`, for Theorem 7 with the
-    metric d̄ = Ω.degree(). For a state [N, H, D] the certificate is that of the worst head; ``leak`` is κ ≥ 0, and
-    ``ptr`` [B + 1] bounds the graphs of a ragged batch.
+    A source h of weight β leaves the bounds as they are: −4λβ⟨h, z⟩ joins the energy (D21 of docs/errata.md), for
+    Theorem 7 in the metric d̄ = Ω.degree(). For a state [N, H, D] the certificate is that of the worst head;
+    ``leak`` is κ ≥ 0, and ``ptr`` [B + 1] bounds the graphs of a ragged batch.
 
     Examples:
         >>> bool(certify(SimplePenalty(), torch.nn.functional.normalize(x, dim=1), tau=0.5))
@@ -73,15 +69,15 @@ def certify(
         >>> bool(certify(AdjacencyDiffusivity("sym")(x, graph), tau=5.0))  # beyond the largest step
         False
     """
-    if isinstance(subject, JointEnergy):
-        return certify_step(subject, None, x)
+    if isinstance(subject, Energy):
+        return certify_step(subject, x)
     if isinstance(subject, nn.Module) and hasattr(subject, "certificate"):
         return cast("Any", subject).certificate(*_inputs(x), **_named(subject, x))
     if not isinstance(subject, (Coupling, Penalty)) and not hasattr(subject, "penalty"):
         if isinstance(subject, nn.Module):
             return _certify_parts(subject, x)
         raise TypeError(
-            f"subject must be a Coupling, a Penalty, a diffusivity (anything with a `penalty`), a JointEnergy, a layer "
+            f"subject must be a Coupling, a Penalty, a diffusivity (anything with a `penalty`), an Energy, a layer "
             f"or a model; got {errors.describe(subject)}."
         )
     if tau is None:
@@ -135,7 +131,7 @@ def _certify_parts(module: nn.Module, data: Any) -> Certificate:
     else:
         what = "nor is there a layer in it of which one is, such as CertifiedConv."
     reason = f"{type(module).__name__} is no model that knows an energy of its own; {what}"
-    return replace(Certificate.refused("Theorem T1", math.nan, reason), layers=layers)
+    return replace(Certificate.refused(STEPS, math.nan, reason), layers=layers)
 
 
 def _inputs(data: Any) -> list[Any]:
@@ -256,16 +252,14 @@ def _why_uncovered(diffusivity: Any, form: Form) -> str | None:
 
 
 @torch.no_grad()
-def certify_step(
-    energy: JointEnergy, coupling: Coupling | None, x: State, *, steps: int = CERTIFIED_STEPS
-) -> Certificate:
-    """Certify that a `CertifiedStep` from ``x`` with the energy's β, source, metric and constraint does not raise it.
+def certify_step(energy: Energy, x: State, *, steps: int = CERTIFIED_STEPS) -> Certificate:
+    """Certify that no certified step of an `Energy` from ``x`` raises it, however many are taken.
 
-    By Theorem T1 of docs/certified.md, F(x′) ≤ F(x) if W = λ (f(‖x_i − x_j‖²))_ij + μA is symmetric and nonnegative,
-    rows lie in C, and δ is concave up to the diameter of C. Declared properties are checked: f and δ at some hundred
-    distances, A at all observed edges or, if it is not sparse, between the first nodes. Any number of steps is covered,
-    with W recomputed at every state from the same A. Rounding may raise F by its own size. ``coupling`` is the W used
-    at ``x`` and has to be that of ``energy``, which ``None`` takes.
+    By Theorem T11 of docs/certified.md, F(x′) ≤ F(x) if rows lie in C and every term has the majorant that it
+    declares. Every term names the premise that it breaks: a negative weight, a coupling that is not symmetric, a
+    penalty that is not concave up to the diameter of C, a matrix above its norm. What they declare is checked: f and δ
+    at some hundred distances, couplings at all observed edges or, if they are not sparse, between the first nodes.
+    Rounding may raise F by 64 ε (|F| + Σ_i p_i ‖z_i‖²).
 
     Where a term, penalty, constraint, coupling or function is not of the library, its premise cannot be proved. Then F
     of every graph is compared over ``steps`` steps from ``x`` and in steps from contracted and spread states, and the
@@ -274,89 +268,43 @@ def certify_step(
 
     Examples:
         >>> S = AdjacencyDiffusivity("sum")(x, graph)
-        >>> bool(certify_step(JointEnergy(None, graph_term=S, source=x), S, x))
+        >>> bool(certify_step(Energy([CouplingTerm(S), SourceTerm(x)]), x))
         True
     """
-    errors.check_kind(energy, "energy", JointEnergy, "a JointEnergy")
-    errors.check_kind(coupling, "coupling", (Coupling, NoneType), "a Coupling or None")
+    errors.check_kind(energy, "energy", Energy, "an Energy")
     errors.check_counts(steps=steps)
-    energy._check(x)
-    if coupling is not None:
-        errors.check_values(by_head(x), coupling.num_nodes, coupling.heads, "x")
-        errors.check_device(x, "x", coupling.device, "the coupling")
+    z, _ = energy.checked(x)
     errors.check_has_values(x, "x")
-    failed = (  # every premise returns a sentence saying how it fails, or None where it holds
-        _not_finite(energy, x)
-        or _outside(energy.constraint, by_head(x))
-        or _no_penalty(energy)
-        or not_declared("energy's own", w := _coupling(energy, x.double()))
-        or not_as_declared(energy.graph_term, energy.constraint.convex)
-        or not_declared("step's", coupling)
-        or _not_equal(w, coupling, x)
-        or next(
-            filter(None, (term.flaw(energy.constraint.convex) for term in energy.further)), None
-        )
-        or next(
-            filter(None, (term_flaw(term, by_head(x), energy.graph(x)) for term in energy.further)),
-            None,
-        )
-    )
+    flaw = broken_premise(energy, z)
+    # Now that promises have been looked at, which it shows.
+    certificate = partial(Certificate, theorem=STEPS, energy=repr(energy))
+    if flaw is not None:
+        return certificate(holds=False, reason=flaw)
+    reason = f"Every term has the majorant that it declares, and rows stay in {energy.constraint}."
     searched = 0
-    own = foreign_parts(energy.terms, energy.constraint)
-    if failed is None and own:
-        failed, searched = counterexample(energy, by_head(x), steps, own)
-    theorem = "Theorem T11" if energy.further else "Theorem T1"
-    certificate = Certificate(
-        theorem=theorem, holds=False, energy=repr(energy), reason=failed or ""
-    )
-    if failed is not None:
-        return certificate
-    if energy.constraint.convex:
-        rows = "its row sums"
-    else:
-        rows = "twice its row sums, or once where it is definite"
-    reason = (
-        f"Here W is symmetric and nonnegative, p are {rows}, and rows stay in {energy.constraint}."
-    )
-    if energy.further:
-        reason = (
-            f"Every term has the majorant that it declares, and rows stay in {energy.constraint}."
-        )
-    if own:
-        names = ", ".join(dict.fromkeys(_name(part) for part in own))
-        reason = f"What is not of the library is tested and not proved: {names}."
-    return replace(
-        certificate,
-        holds=True,
-        tau_max=math.inf,
-        lam=float(energy.lam),
-        reason=reason,
-        searched=searched,
-    )
+    foreign = foreign_parts(energy.terms, energy.constraint)
+    if foreign:
+        flaw, searched = counterexample(energy, z, steps, foreign)
+        if flaw is not None:
+            return certificate(holds=False, reason=flaw)
+        names = dict.fromkeys(getattr(part, "__name__", type(part).__name__) for part in foreign)
+        reason = f"What is not of the library is tested and not proved: {', '.join(names)}."
+    return certificate(holds=True, tau_max=math.inf, lam=math.nan, reason=reason, searched=searched)
 
 
-def _name(part: Any) -> str:
-    """Return the name of a function, or the class of an object."""
-    return str(getattr(part, "__name__", type(part).__name__))
-
-
-def _not_finite(energy: JointEnergy, x: Tensor) -> str | None:
-    """Numbers are finite, weights nonnegative and the metric positive."""
-    for name in ("lam", "mu", "beta"):
-        number = float(getattr(energy, name))
-        if not 0 <= number < math.inf:
-            return f"{name} must be finite and >= 0; it is {number:g}."
-    given = {
-        "state": x,
-        "source": energy.source,
-        "metric": energy.metric,
-        "projection": energy.projection,
-    }
-    for name, value in given.items():
-        if value is not None and not bool(value.isfinite().all()):
-            return f"the {name} has entries that are not finite: {errors.describe(value)}."
-    if energy.metric is not None and not bool((energy.metric > 0).all()):
-        return f"the metric must be positive; its least entry is {float(energy.metric.min()):g}."
+def broken_premise(energy: Energy, z: Float[Tensor, "N H D"]) -> str | None:
+    """Return a sentence naming a premise of Theorem T11 that an energy breaks at a state, or ``None``."""
+    graph = energy.graph_of(z)
+    if (flaw := values_flaw(z, "state") or _outside(energy.constraint, z)) is not None:
+        return flaw
+    for term in energy.terms:
+        if (flaw := term.flaw(energy.constraint)) is not None:
+            return flaw
+    # In the dtype of the step, whose numbers may end where those of the energy go on.
+    wide = z.to(torch.promote_types(z.dtype, torch.float32))
+    for term in energy.terms:
+        if (flaw := numbers_flaw(term, wide, graph)) is not None:
+            return flaw
     return None
 
 
@@ -367,65 +315,3 @@ def _outside(constraint: Constraint, x: Float[Tensor, "N H D"]) -> str | None:
     if bool(constraint.holds(x)) and bool((moved <= rounding).all()):
         return None
     return f"the state leaves {constraint}; begin with its projection, constraint.project(x)."
-
-
-def _no_penalty(energy: JointEnergy) -> str | None:
-    """δ is concave and non-decreasing with slope f ≥ 0, as far apart as rows of C can be."""
-    if energy.pairs is None:
-        return None
-    penalty = energy.pairs.penalty
-    diameter = energy.pairs.within().diameter
-    limit = penalty.domain[1]
-    flaw = penalty_flaw(penalty)
-    if flaw is not None or penalty.covers(diameter):
-        return flaw
-    return (
-        f"{penalty!r} is concave up to squared distance {limit:g}, and {energy.constraint} lets rows be "
-        f"{diameter * diameter:g} apart. Take a ball or sphere of radius <= {limit**0.5 / 2:g}, or another penalty."
-    )
-
-
-def _coupling(energy: JointEnergy, x: Tensor) -> Coupling:
-    """Return W = λ (f(‖x_i − x_j‖²))_ij + μA of an energy at a state."""
-    terms: list[Coupling] = []
-    if energy.pairs is not None:
-        terms.append(
-            ScaledCoupling(float(energy.lam), energy.pairs.coupling(by_head(x), energy.graph(x)))
-        )
-    if energy.graph_term is not None:
-        terms.append(ScaledCoupling(float(energy.mu), energy.graph_term))
-    if terms:
-        return SumCoupling(terms)
-    return 0.0 * IdentityCoupling(len(x), dtype=x.dtype, device=x.device)
-
-
-def _not_equal(own: Coupling, coupling: Coupling | None, x: Tensor) -> str | None:
-    """W is finite, and the step's equals the energy's: compared by their products with an arbitrary state."""
-    if not x.numel():
-        return None
-    probe = (
-        torch.arange(x.numel(), dtype=torch.float64, device=x.device)
-        .square()
-        .cos()
-        .view(by_head(x).shape)
-    )
-    expected, row_sums = own.majorized(probe, convex=True)
-    got = expected if coupling is None else coupling.laplacian(probe)
-    for whose, product in (("energy's own", expected), ("step's", got)):
-        if not bool(product.isfinite().all()):
-            return f"the {whose} coupling has entries that are not finite in its dtype, or too large to be summed."
-    if coupling is None:
-        return None
-    eps = max(
-        torch.finfo(dtype).eps
-        for dtype in (x.dtype, *(term.dtype for term, _ in weighted_terms(coupling)))
-    )
-    # An error in W raises F by its square only, hence the square root.
-    if bool(
-        ((got - expected).abs() <= max(eps**0.5, 1e-6) * row_sums + 64 * eps * row_sums.max()).all()
-    ):
-        return None
-    return (
-        f"the step's coupling {coupling!r} is not that of the energy at this state: another penalty, graph or weight, "
-        f"a state that was transformed on the way, or a coupling made at another state."
-    )

@@ -180,39 +180,12 @@ class NonnegativeBall(Ball):
         return super().project(relu(y))
 
 
-@dataclass(frozen=True)
-class NonnegativeSphere(Sphere):
-    """Nonnegative entries and ‖x‖ = radius; the projection is ReLU, then RMSNorm without a gain. Not convex.
-
-    A row without a positive entry is projected to the axis of its largest one.
-
-    Examples:
-        >>> NonnegativeSphere(1.0).project(torch.tensor([[-1.0, 2.0], [-2.0, -1.0]]))
-        tensor([[0., 1.],
-                [0., 1.]])
-    """
-
-    orthant = True
-
-    def project(
-        self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None
-    ) -> Tensor:
-        if not y.size(-1) or not y.is_floating_point():
-            return super().project(y, start)  # which refuses it
-        largest = y.detach().amax(-1, keepdim=True)
-        near = torch.zeros_like(y) if start is None else start
-        best = near.detach().masked_fill(y < largest, -math.inf).argmax(-1, keepdim=True)
-        axis = torch.zeros_like(y).scatter(-1, best, 1.0)
-        return super().project(relu(y), torch.where((y == 0).all(-1, keepdim=True), near, axis))
-
-
 CONSTRAINTS: dict[str | None, Callable[[float], Constraint]] = {
     None: lambda radius: Unconstrained(),
     "nonnegative": lambda radius: Nonnegative(),
     "ball": Ball,
     "sphere": Sphere,
     "nonnegative_ball": NonnegativeBall,
-    "nonnegative_sphere": NonnegativeSphere,
 }
 
 

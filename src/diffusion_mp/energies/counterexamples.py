@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import partial, reduce
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -17,25 +17,22 @@ from torch import Tensor, nn
 
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint
+from diffusion_mp.energies.energy import Energy
 from diffusion_mp.energies.penalties import Penalty
-from diffusion_mp.energies.terms import (
-    SCALES,
-    EnergyTerm,
-    ScaledTerm,
-    overflows,
-    rescaled,
-    resolution,
-    sum_by_graph,
-    term_flaw,
-)
+from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, sum_by_graph, wrong_shape
+from diffusion_mp.errors import describe
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph.ops import mean_rows
 from diffusion_mp.kernels.precision import reciprocal
-
-if TYPE_CHECKING:
-    from diffusion_mp.energies.energy import JointEnergy
 
 #: What parts of an energy may be made of.
 KINDS = (EnergyTerm, Penalty, Constraint, Coupling, nn.Module)
+
+#: Scales at which terms and energies are looked at: states contracted to points, and spread far apart.
+SCALES = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
+
+#: Entries beyond which an exponential overflows, so that a value that is not finite says nothing about its term.
+OVERFLOWING = 500.0
 
 
 def foreign_parts(*parts: Any) -> list[Any]:
@@ -75,27 +72,30 @@ def _in_library(defined: Any) -> bool:
 
 
 def counterexample(
-    energy: JointEnergy, x: Float[Tensor, "N H D"], steps: int, own: Iterable[Any]
+    energy: Energy, z: Float[Tensor, "N H D"], steps: int, foreign: Iterable[Any]
 ) -> tuple[str | None, int]:
     """Return a sentence about a step that raises F or a majorant that fails, or ``None``, and how many states it took.
 
-    Looked at are all states of ``steps`` steps from x, in the dtype of x; then, in double precision, states contracted
+    Looked at are all states of ``steps`` steps from z, in the dtype of z; then, in double precision, states contracted
     and spread about the mean of every graph, and states at random around them, at the scales of `SCALES`. At every one
-    F has to fall in a step, in every graph, up to rounding. Terms made of ``own`` have to bound themselves there.
+    F has to fall in a step, in every graph, up to rounding. Terms with ``foreign`` parts have to bound themselves
+    there.
     """
-    graph = energy.graph(x)
+    graph = energy.graph_of(z)
     # A state in half precision lies in C up to its own rounding, and steps begin at the projection in single precision.
-    wide = energy.constraint.project(x.to(torch.promote_types(x.dtype, torch.float32)))
-    states = [wide]
+    states = [energy.constraint.project(z.to(torch.promote_types(z.dtype, torch.float32)))]
     suspects = [term for term in energy.terms if foreign_parts(term)]
-    least = sum(resolution(term, wide, graph) for term in suspects)
+    for term in suspects:
+        if (flaw := term_flaw(term, states[0], graph)) is not None:
+            return flaw, 1
+    least = sum(resolution(term, states[0], graph) for term in suspects)
     for number in range(steps):
-        after = step(energy, states[-1], graph)
-        if (flaw := rise(energy, states[-1], after, graph, least)) is not None:
+        after = energy.step(states[-1])
+        if (flaw := rise(energy, states[-1], after, least)) is not None:
             return f"step {number + 1} from this state raises F: {flaw}", len(states)
         states.append(after)
     count = len(states)
-    if any(isinstance(part, Constraint) for part in own):
+    if any(isinstance(part, Constraint) for part in foreign):
         flaw = projection_flaw(energy.constraint, states[0].double(), graph)
         if flaw is not None:
             return flaw, count
@@ -104,11 +104,12 @@ def counterexample(
             start = energy.constraint.project(candidate)
             if overflows(start, *(term.value(start, graph) for term in energy.terms)):
                 continue
-            after = step(energy, start, graph)
+            after = energy.step(start)
             count += 1
-            # Where the numbers of double precision end nothing is compared; own terms are asked for finite ones below.
+            # Where the numbers of double precision end nothing is compared; foreign terms are asked for finite ones
+            # below.
             finite = bool(after.isfinite().all())
-            if finite and (flaw := rise(energy, start, after, graph, least)) is not None:
+            if finite and (flaw := rise(energy, start, after, least)) is not None:
                 return f"a step from another state raises F: {flaw}", count
             for term in suspects if regular else ():  # it takes some fifty values and gradients
                 if (flaw := term_flaw(term, start, graph)) is not None:
@@ -126,27 +127,14 @@ def around(
     generator = torch.Generator(z.device).manual_seed(0)
     for scale in SCALES:
         yield rescaled(z, graph, scale), True
-        yield (
-            z + scale * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device),
-            False,
-        )
-
-
-def step(energy: JointEnergy, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
-    """Return the step of Theorem T11, Proj_C(z − Σ g / Σ p)."""
-    majorants = [term.majorant(z, graph, energy.constraint.convex) for term in energy.terms]
-    if not majorants:
-        return z
-    half = reduce(add, [majorant.half_gradient for majorant in majorants])
-    damping = reduce(add, [majorant.damping for majorant in majorants])
-    return energy.constraint.project(z - half * reciprocal(damping), z).to(z.dtype)
+        noise = torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
+        yield z + scale * noise, False
 
 
 def rise(
-    energy: JointEnergy,
+    energy: Energy,
     before: Float[Tensor, "N H D"],
     after: Float[Tensor, "N H D"],
-    graph: Graph,
     least: float | Tensor = 0.0,
 ) -> str | None:
     """Return a sentence about a graph whose F is higher ``after`` a step by more than rounding, or ``None``.
@@ -155,6 +143,7 @@ def rise(
     """
     if not energy.terms:
         return None
+    graph = energy.graph_of(before)
     old = torch.stack([term.by_graph(before, graph) for term in energy.terms])
     new = torch.stack([term.by_graph(after, graph) for term in energy.terms])
     squares = torch.maximum(before.square(), after.square()).double()
@@ -163,9 +152,8 @@ def rise(
         if graph.segments is None or not _by_differences(term):
             continue
         total = term.value(before, graph)
-        if not bool(
-            (values.sum() - total).abs() <= 1e-8 * (values.abs().sum() + total.abs() + bound.sum())
-        ):
+        size = values.abs().sum() + total.abs() + bound.sum()
+        if not bool((values.sum() - total).abs() <= 1e-8 * size):
             return f"{term!r} is no sum over the graphs of the batch, so it couples them."
     sizes = old.abs().sum(0) + new.abs().sum(0) + sum_by_graph(reduce(add, bounds), graph)
     rounding = 64 * torch.finfo(before.dtype).eps * sizes + least
@@ -176,8 +164,7 @@ def rise(
     where = int(risen.int().argmax())
     if len(risen) > 1 and bool(excess.sum() <= 0):
         # A coupling of all rows makes F of a graph depend on other graphs, and then only the sum has to fall.
-        rows = (graph.batch == where)[:, None, None]
-        mixed = torch.where(rows, after, before)
+        mixed = torch.where((graph.batch == where)[:, None, None], after, before)
         alone = torch.stack([term.by_graph(mixed, graph) for term in energy.terms]).sum(0)
         if bool((alone - new.sum(0))[where].abs() > rounding[where]):
             return None
@@ -197,14 +184,142 @@ def projection_flaw(constraint: Constraint, z: Float[Tensor, "N H D"], graph: Gr
     points = [candidate for candidate, _ in around(z, graph)]
     members = [constraint.project(point) for point in points]
     for point, nearest in zip(points, members, strict=True):
-        distance = (point - nearest).norm(dim=2)
+        away = point - nearest
+        distance = away.norm(dim=2)
         for other in members:
             if bool((distance > (1 + 1e-9) * (point - other).norm(dim=2)).any()):
                 return f"{constraint} does not project to the nearest point: another point of it is nearer."
-            away = point - nearest
             across = other - nearest
-            products = (away * across).sum(2)
-            room = 1e-9 * away.norm(dim=2) * (across.norm(dim=2) + nearest.norm(dim=2))
-            if constraint.convex and bool((products > room).any()):
+            room = 1e-9 * distance * (across.norm(dim=2) + nearest.norm(dim=2))
+            if constraint.convex and bool(((away * across).sum(2) > room).any()):
                 return f"{constraint} says that it is convex, and its projection is not that onto a convex set."
     return None
+
+
+def overflows(z: Tensor, *values: Tensor) -> bool:
+    """Return whether a value at z is not finite, and z has entries for which that may be overflow."""
+    finite = all(bool(value.isfinite().all()) for value in values)
+    return not finite and float(z.abs().max()) > OVERFLOWING
+
+
+def rescaled(z: Float[Tensor, "N H D"], graph: Graph, scale: float) -> Float[Tensor, "N H D"]:
+    """Return z contracted or spread about the mean of each graph."""
+    centre = mean_rows(z, graph.segments)
+    return centre + scale * (z - centre)
+
+
+def resolution(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+    """Return what rounding may change of a value by a formula that cancels for small z, such as √(1 + z²) − 1.
+
+    Its error is one of the values at distances of about one, however small the value itself is.
+    """
+    generator = torch.Generator(z.device).manual_seed(0)
+    unit = torch.randn(z.shape, generator=generator, dtype=torch.float64, device=z.device)
+    usual = term.value(z.double() + unit, graph).abs()
+    return torch.where(usual.isfinite(), 64 * torch.finfo(torch.float64).eps * usual, 0.0)
+
+
+def numbers_flaw(
+    term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, *, value: bool = True
+) -> str | None:
+    """Return a sentence saying which of the three functions has a wrong shape or no numbers at z, or ``None``."""
+    half, bound = term.half_gradient(z, graph), term.bound(z, graph)
+    results = {"half_gradient": half, "bound": bound}
+    if value:
+        results = {"value": term.value(z, graph)} | results
+    for name, result in results.items():
+        if (flaw := wrong_shape(term, name, result, z)) is not None:
+            return flaw
+    for name, result in results.items():
+        if not bool(result.isfinite().all()):
+            what = name.replace("_", " ")
+            return f"the {what} of {term!r} is not finite at this state: {describe(result)}."
+    if bool((bound < 0).any()):
+        return (
+            f"the bound of {term!r} must be nonnegative; its least entry is {float(bound.min()):g}."
+        )
+    return None
+
+
+@torch.no_grad()
+def term_flaw(
+    term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: Iterable[Tensor] = ()
+) -> str | None:
+    """Return a sentence saying why a term does not bound itself at z, after the ``moves`` z′ − z and some of its own.
+
+    The moves of its own are a step down the majorant, one up, eight in arbitrary directions from 10⁻² to 10², and some
+    where the half gradient changes most.
+    """
+    z = z.double()
+    if (flaw := numbers_flaw(term, z, graph)) is not None:
+        return flaw
+    value = term.value(z, graph)
+    half = term.half_gradient(z, graph)
+    bound = term.bound(z, graph)
+    near = z - mean_rows(z, graph.segments)
+    least = resolution(term, z, graph)
+    generator = torch.Generator(z.device).manual_seed(0)
+    descent = half * reciprocal(bound.expand_as(half))
+    lengths = torch.logspace(-2, 2, 8, dtype=z.dtype, device=z.device)
+    drawn = (
+        length * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
+        for length in lengths
+    )
+    curved = curved_moves(term, z, graph, bound, generator)
+    for move in (*moves, -descent, descent, *drawn, *curved):
+        after = term.value(z + move, graph)
+        linear = 2 * half * move
+        quadratic = 2 * bound * move.square()
+        if overflows(z + move, after):
+            continue
+        size = value.abs() + after.abs() + linear.abs().sum() + quadratic.sum()
+        # A value may be a difference of terms of the size p ‖z‖², as where all neighbours are equal, with z measured
+        # from the mean of its graph, from which an isolated node may be far.
+        squares = z.square() + (z + move).square() + near.square() + (near + move).square()
+        cancelled = 64 * torch.finfo(z.dtype).eps * (bound * squares).sum()
+        excess = after - value - (linear + quadratic).sum()
+        if not bool(excess <= least + 1e-10 * size + cancelled):
+            return (
+                f"{term!r} exceeds its majorant by {float(excess):.3g} at a state {float(move.norm()):.3g} away: its "
+                f"bound is too small, or its half gradient is not half of the gradient of its value."
+            )
+    return None
+
+
+def curved_moves(
+    term: EnergyTerm,
+    z: Float[Tensor, "N H D"],
+    graph: Graph,
+    bound: Tensor,
+    generator: torch.Generator,
+) -> Iterator[Float[Tensor, "N H D"]]:
+    """Yield moves along the direction in which the half gradient changes most, as a multiple of the bound.
+
+    The bound has to satisfy J ⪯ 2 diag(p) for the Jacobian J of the half gradient. The power method finds the largest
+    eigenvalue of diag(p)⁻¹J; random directions, of which there are as many as entries of the state, would miss it.
+    """
+    spread = 0.0
+    if z.numel():
+        spread = float((z - mean_rows(z, graph.segments)).square().mean().sqrt())
+    near = 1e-3 * (spread or 1.0)
+    weight = bound.expand(*z.shape[:2], 1).clone()
+    least = 1e-6 * float(weight.max()) if weight.numel() else 0.0
+    weight.clamp_(min=least or 1.0)
+
+    def unit(direction: Tensor) -> Tensor:
+        size = direction.square().mean().sqrt().clamp(min=torch.finfo(z.dtype).tiny)
+        return direction / size
+
+    direction = torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
+    for _ in range(8):
+        direction = unit(direction)
+        ahead = term.half_gradient(z + near * direction, graph)
+        behind = term.half_gradient(z - near * direction, graph)
+        # The shift makes the largest eigenvalue, of which 2 is allowed, also the largest in absolute value.
+        direction = (ahead - behind) / (2 * near * weight) + 2 * direction
+    direction = unit(direction)
+    if not bool(direction.isfinite().all()):
+        return
+    for length in (near, 1e-1 * spread, spread, 1e-2, 1.0):
+        yield length * direction
+        yield -length * direction

@@ -15,16 +15,15 @@ from torch.nn import functional
 
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling
+from diffusion_mp.energies.constraints import Constraint
 from diffusion_mp.energies.pairs import check_channels
 from diffusion_mp.energies.terms import (
-    EnergyTerm,
     Majorant,
     Mean,
+    RowTerm,
     SharedTerm,
     check_weight,
-    majorant_of,
     norm_flaw,
-    sum_by_graph,
     weight_flaw,
 )
 from diffusion_mp.graph import Graph
@@ -34,7 +33,7 @@ from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.kernels.spmm import at_rows, edge_softmax
 
 
-class MatrixTerm(SharedTerm):
+class MatrixTerm(RowTerm, SharedTerm):
     r"""Matrices between neighbours, one per relation: G(Z) = Σ_i k_i ‖z_i‖² − Σ_r ⟨Z, A_r^h Z B_rᵀ⟩ (Theorem T8).
 
     k_i = ½ Σ_r ‖B_r‖₂ ((|A_r|^h 1)_i + (|A_rᵀ|^h 1)_i), so that 0 ⪯ G ⪯ 2 diag(k): weights of any sign, matrices and
@@ -132,13 +131,7 @@ class MatrixTerm(SharedTerm):
             along = (along + self.backward.transformed(v, turned, self.hops)) / 2
         return along.unsqueeze(1)
 
-    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
-        return self._rows(z).sum()
-
-    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
-        return sum_by_graph(self._rows(z), graph)
-
-    def _rows(self, z: Float[Tensor, "N H D"]) -> Float[Tensor, " N"]:
+    def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
         wide = z.double()
         check_channels(z, "matrix", self.matrix)
         return (wide * (self.degree.double() * wide - self._received(wide))).sum((1, 2))
@@ -146,9 +139,9 @@ class MatrixTerm(SharedTerm):
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         degree = self.degree.to(z.dtype)
         half = degree * z - self._received(z)
-        return majorant_of(half, degree, convex)
+        return Majorant(half, degree if convex else 2 * degree)
 
-    def flaw(self, convex: bool) -> str | None:
+    def flaw(self, constraint: Constraint) -> str | None:
         if self.matrix is None or self.norms is None:
             return None
         return norm_flaw(self.matrix, self.norms, "matrix")
@@ -157,7 +150,7 @@ class MatrixTerm(SharedTerm):
         return Mean(self.degree.to(z.dtype), None, self._received)
 
 
-class AttentionTerm(SharedTerm):
+class AttentionTerm(RowTerm, SharedTerm):
     r"""Softmax attention, the slopes of −(2/γ) Σ_h Σ_i log Σ_j b_ij exp(−γ ‖Q_h z_i − K_h z_j‖² / 2) (Theorem T9).
 
     With ω = softmax_j(log b_ij − γ s_ij / 2) row-normalised, c_j = Σ_i ω_ij its column sums, q = Q z and k = K z,
@@ -207,8 +200,6 @@ class AttentionTerm(SharedTerm):
         self.half = gamma / 2
         if norms is None:
             norms = (norm_bounds(query), norm_bounds(key))
-        else:
-            norms = norms
         self.norms = norms
         self.squares = (norms[0].square(), norms[1].square())
 
@@ -262,19 +253,13 @@ class AttentionTerm(SharedTerm):
             - q.size(1) * nodes.log()
         )
 
-    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
-        return self._rows(z, graph).sum()
-
-    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
-        return sum_by_graph(self._rows(z, graph), graph)
-
-    def _rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
+    def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
         check_channels(z, "query", self.query)
         if self.prior is not None:
             errors.check_values(z, self.prior.num_nodes, 1, "z")
         return -2 / self.gamma * self._log_sums(*self._ends(z.double(), graph), graph)
 
-    def flaw(self, convex: bool) -> str | None:
+    def flaw(self, constraint: Constraint) -> str | None:
         gamma = weight_flaw(self.gamma, "gamma")
         by_query = norm_flaw(self.query, self.norms[0], "query")
         return gamma or by_query or norm_flaw(self.key, self.norms[1], "key")
@@ -297,7 +282,7 @@ class AttentionTerm(SharedTerm):
             half = half + torch.einsum("hdc,nhd->nc", self.key.to(z.dtype), at_key)
             by_query, by_key = (square.to(z.dtype) for square in self.squares)
             bound = (by_query + column.squeeze(2) * by_key).sum(1)[:, None, None]
-            return majorant_of(half.unsqueeze(1), bound, convex)
+            return Majorant(half.unsqueeze(1), bound if convex else 2 * bound)
 
 
 #: Convex ρ and its derivative σ = ρ′, by name.
@@ -308,7 +293,7 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tens
 }
 
 
-class MLPTerm(EnergyTerm):
+class MLPTerm(RowTerm):
     """A hidden layer with tied weights, as a term of an energy.
 
     −κ Σ_i Σ_m ρ(⟨u_m, z_i⟩ + b_m), concave, whose gradient step adds ½κ Uᵀ σ(U z + b) (Theorem T10): p = 0.
@@ -348,17 +333,11 @@ class MLPTerm(EnergyTerm):
     def _hidden(self, z: Tensor) -> Tensor:
         return functional.linear(z, self.matrix.to(z.dtype), self.bias.to(z.dtype))
 
-    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
-        return self._rows(z).sum()
-
-    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
-        return sum_by_graph(self._rows(z), graph)
-
-    def _rows(self, z: Float[Tensor, "N H D"]) -> Float[Tensor, " N"]:
+    def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
         check_channels(z, "matrix", self.matrix)
         return -self.weight * ACTIVATIONS[self.activation][0](self._hidden(z.double())).sum((1, 2))
 
-    def flaw(self, convex: bool) -> str | None:
+    def flaw(self, constraint: Constraint) -> str | None:
         return weight_flaw(self.weight, "the weight of MLPTerm")
 
     def _pull(self, z: Tensor) -> Tensor:
@@ -409,9 +388,7 @@ class _NormBounds(torch.autograd.Function):
         bound = largest = matrix.abs().amax((1, 2)).clamp(min=torch.finfo(matrix.dtype).tiny)
         sizes, powers = zip(*_powers(matrix / largest[:, None, None], squarings), strict=True)
         for number, size in enumerate(sizes):
-            if size is None:
-                bound = bound
-            else:
+            if size is not None:
                 bound = bound * size.pow(0.5 ** (number + 1))
         # The rounding of a product of C terms may lower the bound.
         return (bound * (1 + 8 * matrix.size(2) * torch.finfo(matrix.dtype).eps), *powers)

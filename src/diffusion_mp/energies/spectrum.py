@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from diffusion_mp.couplings import Coupling, SparseCoupling
-from diffusion_mp.errors import CouplingMismatchError, check_kind, check_positive
-from diffusion_mp.graph.ops import graph_sizes
+from diffusion_mp.couplings import Coupling
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -132,35 +129,6 @@ def extreme_eigenvalues(
 
 
 @torch.no_grad()
-def nonzero_spectrum(coupling: Coupling, head: int) -> tuple[float, float]:
-    """Return the smallest non-zero and the largest eigenvalue of D̄ − S, S symmetric and nonnegative; (0, 0) if Δ = 0.
-
-    Both are moved outwards by their tolerance. The kernel is spanned by the constants of the connected components,
-    which are counted, since a threshold could mistake a slow mode for a part of the kernel.
-    """
-    component = _components(coupling, head)
-    kernel = int(component.max(initial=-1)) + 1
-    if kernel == coupling.num_nodes:
-        return 0.0, 0.0
-    matrix = laplacian(coupling, head, "conservative")
-    top = largest_eigenvalue(matrix, DOUBLE)
-    if isinstance(matrix, np.ndarray):
-        smallest = float(np.linalg.eigvalsh(matrix)[kernel])
-    else:
-        from scipy.sparse import csr_array
-
-        rows = np.arange(coupling.num_nodes)
-        constants = csr_array((np.bincount(component)[component] ** -0.5, (rows, component)))
-        # Lanczos finds the top of a spectrum: turn Δ over, with the kernel mapped to zero.
-        turned = _operator(
-            len(rows), lambda v: top * (v - constants @ (constants.T @ v)) - matrix @ v
-        )
-        smallest = top - largest_eigenvalue(turned, DOUBLE)
-    slack = len(component) * EPS * top
-    return max(0.0, smallest - slack), top + slack
-
-
-@torch.no_grad()
 def laplacian_extremes(
     coupling: Coupling, form: Form, rtol: float = LANCZOS
 ) -> tuple[float, float]:
@@ -203,75 +171,6 @@ def spectral_radius_bound(coupling: Coupling) -> float:
         bound = min(bound, (image / w).max().item() - 1.0)
         w = image / image.amax(0)
     return max(bound, 0.0)
-
-
-@dataclass(frozen=True)
-class EnergyBounds:
-    """The result of `energy_bounds`.
-
-    ``lower`` · E(Z_k, k−1) ≤ E(Z_{k+1}, k) ≤ ``upper`` · E(Z_k, k−1), and Δ's non-zero spectrum from μ to λ₁.
-
-    Examples:
-        >>> isinstance(energy_bounds(AdjacencyDiffusivity("sym")(x, graph), tau=0.5), EnergyBounds)
-        True
-    """
-
-    lower: float
-    upper: float
-    smallest_nonzero: float
-    largest: float
-
-
-def energy_bounds(coupling: Coupling, tau: float) -> EnergyBounds:
-    """Return the rates between which E = ‖Z − Z_k‖² + λ Σ_ij s_ij‖z_i − z_j‖² falls in a step Z − τΔZ, k ≥ 1, any λ.
-
-    For τ ≤ 1/λ₁ these are (1 − τλ₁)² and (1 − τμ)², μ the smallest *non-zero* eigenvalue of Δ = D̄ − S (Proposition 4
-    of TfD, Wu, Wipf & Yan, 2025; their Eq. 9 takes the smallest one, always 0). Both terms of E depend on the
-    complement of Δ's kernel only, where the eigenvalues of I − τΔ lie between 1 − τλ₁ and 1 − τμ. For larger τ the
-    upper rate is therefore the larger of the two squares, and the lower one 0 if the interval contains 0.
-
-    Raises:
-        CouplingMismatchError: S is not declared symmetric and nonnegative.
-
-    Examples:
-        >>> bounds = energy_bounds(AdjacencyDiffusivity("sym")(x, graph), tau=0.5)
-        >>> bounds.lower <= bounds.upper
-        True
-    """
-    check_kind(coupling, "coupling", Coupling, "a Coupling")
-    check_positive(tau, "tau")
-    if not (coupling.symmetric and coupling.nonnegative):
-        needed = "a coupling that is symmetric and nonnegative"
-        raise CouplingMismatchError(f"the bounds of Proposition 4 need {needed}; got {coupling!r}.")
-    found = [
-        ends
-        for ends in (nonzero_spectrum(coupling, head) for head in range(coupling.heads))
-        if ends[1] > 0
-    ]
-    smallest = min((ends[0] for ends in found), default=0.0)
-    largest = max((ends[1] for ends in found), default=0.0)
-    ends = (1 - tau * largest, 1 - tau * smallest)
-    squares = [end * end for end in ends]  # end**2 raises an error where it overflows
-    lower = 0.0 if ends[0] <= 0 <= ends[1] else min(squares)
-    return EnergyBounds(lower, max(squares), smallest_nonzero=smallest, largest=largest)
-
-
-def _components(coupling: Coupling, head: int) -> Array:
-    """Return the connected component of every node: of a graph whose entries are not listed, the same for all."""
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import connected_components
-
-    n = coupling.num_nodes
-    if n <= DENSE_NODES:
-        entries = (coupling.to_dense()[head] > 0).cpu().numpy()
-    elif isinstance(coupling, SparseCoupling):
-        # In int32, which SciPy before 1.12 requires of the indices; more nodes than that do not fit in memory.
-        positive = coupling.graph.edges[:, coupling.weight[:, head] > 0].int().cpu().numpy()
-        entries = csr_array((np.ones(positive.shape[1]), tuple(positive)), shape=(n, n))
-    else:
-        sizes = graph_sizes(coupling.ptr, n)
-        return np.unique(np.repeat(np.arange(len(sizes)), sizes), return_inverse=True)[1]
-    return connected_components(entries, directed=False)[1]
 
 
 def _operator(n: int, apply: Callable[[Array], Array], rounding: float = 0.0) -> LinearOperator:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import pairwise
 from operator import add
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.couplings import Coupling, ProjectedCoupling
+from diffusion_mp.couplings import Coupling, ProjectedCoupling, ScaledCoupling, SparseCoupling
 from diffusion_mp.couplings.weighted import averaged, spectral_norms
-from diffusion_mp.energies.constraints import Ball, Constraint, Unconstrained
-from diffusion_mp.energies.pairs import check_channels, check_heads, check_metric
-from diffusion_mp.energies.penalties import Penalty
+from diffusion_mp.energies.constraints import Ball, Constraint, Sphere, Unconstrained
+from diffusion_mp.energies.pairs import (
+    check_channels,
+    check_heads,
+    check_metric,
+    edge_distance,
+    large_distance,
+)
+from diffusion_mp.energies.penalties import Penalty, warn_beyond_domain
 from diffusion_mp.energies.promises import not_as_declared, not_declared
 from diffusion_mp.errors import (
     check_device,
@@ -31,7 +37,7 @@ from diffusion_mp.errors import (
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_sizes, mean_rows, members
-from diffusion_mp.kernels.precision import reciprocal
+from diffusion_mp.kernels.precision import without_autocast
 
 #: A weight ≥ 0 of a term: a number, a 0-dimensional tensor, or a module such as ``Positive`` that computes one.
 Weight = float | Tensor | Callable[[], Tensor]
@@ -65,9 +71,10 @@ class EnergyTerm(ABC):
 
         V(z′) ≤ V(z) + 2⟨g, z′ − z⟩ + 2 Σ_i p_i ‖z′_i − z_i‖²,   g = `half_gradient` (z), p = `bound` (z)
 
-    Every sum of terms with nonnegative weights has such a majorant, so `CertifiedStep` descends it without a step size
-    (Theorem T11 of docs/certified.md). A concave term has p = 0 and its gradient. A subclass implements the three
-    functions; ``diffusion_mp.testing.check_energy_term`` tests the inequality at adversarial states.
+    Every sum of terms with nonnegative weights has such a majorant, so a certified step of an `Energy` descends it
+    without a step size (Theorem T11 of docs/certified.md). A concave term has p = 0 and its gradient. A subclass
+    implements the three functions; ``diffusion_mp.testing.check_energy_term`` tests the inequality at adversarial
+    states.
 
     Examples:
         >>> class Magnet(EnergyTerm):  # ‖z − 1‖²
@@ -98,9 +105,8 @@ class EnergyTerm(ABC):
         if graph.segments is None:
             return self.value(z, graph).reshape(1)
         nothing = self.value(torch.zeros_like(z), graph)
-        bounds = graph.segments.tolist()
         values = []
-        for start, end in pairwise(bounds):
+        for start, end in pairwise(graph.segments.tolist()):
             alone = torch.zeros_like(z)
             alone[start:end] = z[start:end]
             values.append(self.value(alone, graph) - nothing)
@@ -123,15 +129,14 @@ class EnergyTerm(ABC):
         """
         half = self.half_gradient(z, graph)
         bound = self.bound(z, graph)
-        if (flaw := misshapen(self, z, half, bound)) is not None:  # it would be broadcast
-            raise ValueError(flaw)
-        return majorant_of(half, bound, convex)
+        # A wrong shape would be broadcast, and the step be another one.
+        for name, result in (("half_gradient", half), ("bound", bound)):
+            if (flaw := wrong_shape(self, name, result, z)) is not None:
+                raise ValueError(flaw)
+        return Majorant(half, bound if convex else 2 * bound)
 
-    def flaw(self, convex: bool) -> str | None:
-        """Return a sentence naming a number or promise for which the term's theorem fails, or ``None``.
-
-        ``convex`` says whether the constraint set is.
-        """
+    def flaw(self, constraint: Constraint) -> str | None:
+        """Return a sentence naming a number or promise for which the term's theorem fails in C, or ``None``."""
         return None
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
@@ -142,18 +147,6 @@ class EnergyTerm(ABC):
         """Return how much nodes attend to each other at z, in a term that has attention."""
         return []
 
-    def surrogate(
-        self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, ""]:
-        """Return the majorant at ``at``, or V where it is quadratic, evaluated at z: at least V(z)."""
-        if self.quadratic:
-            return self.value(z, graph)
-        start = at.double()
-        away = z.double() - start
-        linear = 2 * self.half_gradient(start, graph) * away
-        quadratic = 2 * self.bound(start, graph) * away.square()
-        return self.value(at, graph) + (linear + quadratic).sum()
-
     def __mul__(self, weight: Weight) -> ScaledTerm:
         return ScaledTerm(weight, self)
 
@@ -161,6 +154,21 @@ class EnergyTerm(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def wrong_shape(
+    term: EnergyTerm, name: str, result: object, z: Float[Tensor, "N H D"]
+) -> str | None:
+    """Return a sentence saying that a function of a term has given another shape than it has to give at z."""
+    nodes, heads, _ = z.shape
+    shapes: dict[str, list[list[int]]] = {
+        "value": [[]],
+        "half_gradient": [list(z.shape)],
+        "bound": [[n, h, 1] for n in (nodes, 1) for h in (heads, 1)],
+    }
+    if isinstance(result, Tensor) and list(result.shape) in shapes[name]:
+        return None
+    return f"the {name} of {term!r} must have the shape {shapes[name][0]} at this state; got {describe(result)}."
 
 
 def sum_by_graph(rows: Float[Tensor, " N"], graph: Graph) -> Float[Tensor, " B"]:
@@ -189,15 +197,23 @@ def weight_flaw(weight: float | Tensor, name: str) -> str | None:
     return f"{name} must be finite and >= 0; it is {number:g}."
 
 
+def values_flaw(value: Tensor | None, name: str) -> str | None:
+    """Return a sentence saying that a tensor has entries that are not finite, or ``None``."""
+    if value is None or bool(value.isfinite().all()):
+        return None
+    return f"the {name} has entries that are not finite: {describe(value)}."
+
+
 def norm_flaw(matrix: Tensor, norms: Tensor, name: str) -> str | None:
     """Return a sentence saying that a matrix is longer than the bound on its norm, or ``None``."""
-    if not bool(matrix.isfinite().all()):
-        return f"the {name} has entries that are not finite: {describe(matrix)}."
+    if (flaw := values_flaw(matrix, name)) is not None:
+        return flaw
     wide = matrix.double()
     if matrix.dim() == 3:
         exact = torch.linalg.matrix_norm(wide, 2)
     else:
         exact = wide.abs().amax(1)
+    # A matrix that was divided by its norm exceeds norm one by rounding.
     excess = exact - (1 + 64 * torch.finfo(matrix.dtype).eps) * norms.double()
     if bool((excess <= 0).all()):
         return None
@@ -205,25 +221,18 @@ def norm_flaw(matrix: Tensor, norms: Tensor, name: str) -> str | None:
     return f"the {name} has norm {float(exact[worst]):.6g}, above the bound {float(norms[worst]):.6g} on it."
 
 
-def check_projection(projection: Tensor | None) -> None:
-    """Raise unless ``projection`` is W [H, D, C] or ``None``."""
-    shape = "[heads, head_channels, channels]"
-    if projection is not None:
-        check_tensor(projection, "projection", shape)
-        if projection.dim() != 3:
-            raise ValueError(f"projection must be {shape}; got {describe(projection)}.")
+class RowTerm(EnergyTerm):
+    """Base of terms that are a sum over rows: a subclass defines `rows`, and so knows its value graph by graph."""
 
+    @abstractmethod
+    def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
+        """Return what every row contributes to V, in float64."""
 
-def majorant_of(half: Tensor, bound: Tensor, convex: bool) -> Majorant:
-    return Majorant(half, bound if convex else 2 * bound)
+    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+        return self.rows(z, graph).sum()
 
-
-def affine(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -> Mean:
-    """Return the half gradient of a quadratic term in the form of `Mean`."""
-    nothing = torch.zeros_like(z)
-    damping = term.bound(z, graph)
-    constant = -term.half_gradient(nothing, graph)
-    return Mean(damping, constant, lambda z: damping * z - term.half_gradient(z, graph) - constant)
+    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
+        return sum_by_graph(self.rows(z, graph), graph)
 
 
 class SharedTerm(EnergyTerm):
@@ -239,7 +248,7 @@ class SharedTerm(EnergyTerm):
         return self.majorant(z, graph, True).damping
 
 
-class ScaledTerm(SharedTerm):
+class ScaledTerm(EnergyTerm):
     """A term V times a weight c ≥ 0, which may be learned.
 
     Examples:
@@ -248,8 +257,7 @@ class ScaledTerm(SharedTerm):
     """
 
     def __init__(self, weight: Weight, term: EnergyTerm) -> None:
-        if not isinstance(term, EnergyTerm):
-            check_kind(term, "term", EnergyTerm, "an EnergyTerm")
+        check_kind(term, "term", EnergyTerm, "an EnergyTerm")
         weight = python_number(weight)
         if not callable(weight):
             check_weight(weight, "weight")
@@ -268,41 +276,37 @@ class ScaledTerm(SharedTerm):
     def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
         return self.weight * self.term.by_graph(z, graph)
 
+    def half_gradient(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+        return self.weight * self.term.half_gradient(z, graph)
+
+    def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
+        return self.weight * self.term.bound(z, graph)
+
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         weight = self.weight
         half, damping = self.term.majorant(z, graph, convex)
         return Majorant(weight * half, weight * damping)
 
-    def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
-        return self.weight * self.term.bound(z, graph)
-
-    def flaw(self, convex: bool) -> str | None:
-        return weight_flaw(self.weight, f"the weight of {self.term!r}") or self.term.flaw(convex)
-
-    def surrogate(
-        self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, ""]:
-        return self.weight * self.term.surrogate(z, at, graph)
+    def flaw(self, constraint: Constraint) -> str | None:
+        weight = weight_flaw(self.weight, f"the weight of {self.term!r}")
+        return weight or self.term.flaw(constraint)
 
     def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[Coupling]:
         return self.term.attention(z, graph)
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
-        found = self.term.weighted_mean(z)
-        weight = self.weight
-        if found is None:
+        mean = self.term.weighted_mean(z)
+        if mean is None:
             return None
-        if found.constant is None:
-            constant = None
-        else:
-            constant = weight * found.constant
-        return Mean(weight * found.damping, constant, found.pull, weight * found.scale)
+        weight = self.weight
+        constant = None if mean.constant is None else weight * mean.constant
+        return Mean(weight * mean.damping, constant, mean.pull, weight * mean.scale)
 
     def __repr__(self) -> str:
         return f"{torch.as_tensor(self.weight, dtype=torch.float64).item():g} * {self.term!r}"  # float() warns
 
 
-class SourceTerm(SharedTerm):
+class SourceTerm(RowTerm, SharedTerm):
     """The squared distance from a source, ‖Z − H‖²_M = Σ_i m_i ‖z_i − h_i‖².
 
     Args:
@@ -316,28 +320,14 @@ class SourceTerm(SharedTerm):
     quadratic = True
 
     def __init__(self, source: Tensor, metric: Tensor | None = None) -> None:
-        strided = (
-            isinstance(source, Tensor)
-            and source.layout is torch.strided
-            and source.is_floating_point()
-        )
-        if not (strided and (source.dim() == 2 or (source.dim() == 3 and source.size(1)))):
-            check_heads(source, "source")
+        check_heads(source, "source")
         self.source = source.unsqueeze(1) if source.dim() == 2 else source
+        self.metric = metric
         if metric is not None:
             check_metric(metric, self.source)
-        if metric is None or metric.dim() == 2:
-            self.metric = metric
-        else:
-            self.metric = metric.unsqueeze(1)
+            self.metric = metric if metric.dim() == 2 else metric.unsqueeze(1)
 
-    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
-        return self._rows(z).sum()
-
-    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
-        return sum_by_graph(self._rows(z), graph)
-
-    def _rows(self, z: Float[Tensor, "N H D"]) -> Float[Tensor, " N"]:
+    def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
         if z.shape != self.source.shape:
             raise ValueError(
                 f"source must have the shape {list(z.shape)} of the state; got {describe(self.source)}."
@@ -350,32 +340,88 @@ class SourceTerm(SharedTerm):
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
         away = z - self.source
+        # V is its own majorant with the matrix diag(m), so m is enough on every set. On a convex one half of it would
+        # be, too, but only with m is the step of a source and neighbours their weighted mean.
         if self.metric is None:
-            weight = z.new_ones(1, 1, 1)
-        else:
-            weight = self.metric.unsqueeze(2)
-        half = away if self.metric is None else weight * away
-        # V is its own majorant: its matrix is diag(m), and the damping m on every set.
-        return Majorant(half, weight)
+            return Majorant(away, z.new_ones(1, 1, 1))
+        weight = self.metric.unsqueeze(2)
+        return Majorant(weight * away, weight)
 
     def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
         return self.majorant(z, graph, True).damping / 2
 
-    def flaw(self, convex: bool) -> str | None:
-        for name, value in (("source", self.source), ("metric", self.metric)):
-            if value is not None and not bool(value.isfinite().all()):
-                return f"the {name} has entries that are not finite: {describe(value)}."
-        if self.metric is not None and not bool((self.metric > 0).all()):
+    def flaw(self, constraint: Constraint) -> str | None:
+        flaw = values_flaw(self.source, "source") or values_flaw(self.metric, "metric")
+        if flaw is None and self.metric is not None and not bool((self.metric > 0).all()):
             return f"the metric must be positive; its least entry is {float(self.metric.min()):g}."
-        return None
+        return flaw
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
         source = self.source.to(z.dtype)
         if self.metric is None:
-            weight = z.new_ones(1, 1, 1)
-        else:
-            weight = self.metric.to(z.dtype).unsqueeze(2)
-        return Mean(weight, source if self.metric is None else weight * source)
+            return Mean(z.new_ones(1, 1, 1), source)
+        weight = self.metric.to(z.dtype).unsqueeze(2)
+        return Mean(weight, weight * source)
+
+
+class ProximalTerm(RowTerm):
+    """‖Z − Z_k‖², the first term of E(Z, k) of TfD (Wu, Wipf & Yan 2025, Eq. 8), with Z_k the state before a step.
+
+    Args:
+        x_prev: Z_k; by default what the call of an `Energy` passes, and without any the term is zero.
+
+    Examples:
+        >>> energy = Energy([ProximalTerm(), PairTerm(SimplePenalty())])
+        >>> bool(energy(x, x) <= energy(x, 2 * x))
+        True
+    """
+
+    quadratic = True
+
+    def __init__(self, x_prev: Tensor | None = None) -> None:
+        if x_prev is not None:
+            check_heads(x_prev, "x_prev")
+            x_prev = x_prev.unsqueeze(1) if x_prev.dim() == 2 else x_prev
+        self.x_prev = x_prev
+
+    def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
+        if self.x_prev is None:
+            return z.new_zeros(len(z), dtype=torch.float64)
+        return (z.double() - self.x_prev.double()).square().sum((1, 2))
+
+    def half_gradient(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+        return torch.zeros_like(z) if self.x_prev is None else z - self.x_prev
+
+    def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
+        return z.new_full((1, 1, 1), 0.0 if self.x_prev is None else 0.5)
+
+
+class LinearTerm(RowTerm):
+    """The linear function −2⟨H, Z⟩, the source of an explicit step z − τΔz + τβh, whose energy has no square of it.
+
+    Args:
+        source: H, [N, C] or [N, H, D].
+
+    Examples:
+        >>> float(LinearTerm(torch.ones(6, 4)).value(torch.ones(6, 1, 4), graph))
+        -48.0
+    """
+
+    def __init__(self, source: Tensor) -> None:
+        check_heads(source, "source")
+        self.source = source.unsqueeze(1) if source.dim() == 2 else source
+
+    def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
+        return -2 * (self.source.double() * z.double()).sum((1, 2))
+
+    def half_gradient(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+        return -self.source.to(z.dtype).expand_as(z)
+
+    def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
+        return z.new_zeros(1, 1, 1)
+
+    def flaw(self, constraint: Constraint) -> str | None:
+        return values_flaw(self.source, "source")
 
 
 class CouplingTerm(SharedTerm):
@@ -394,8 +440,7 @@ class CouplingTerm(SharedTerm):
     quadratic = True
 
     def __init__(self, coupling: Coupling, centre: Tensor | None = None) -> None:
-        if not isinstance(coupling, Coupling):
-            check_kind(coupling, "coupling", Coupling, "a Coupling")
+        check_kind(coupling, "coupling", Coupling, "a Coupling")
         self.coupling = coupling
         self.centre = centre
 
@@ -405,36 +450,41 @@ class CouplingTerm(SharedTerm):
     def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
         wide = z.double()
         near = wide - mean_rows(wide, self.coupling.ptr)
-        ends = (
-            self.coupling.exact_degree(near.dtype) + self.coupling.T.exact_degree(near.dtype)
-        ) / 2
-        squares = (ends * near.square().sum(2)).sum(1)
+        ends = self.coupling.exact_degree(near.dtype) + self.coupling.T.exact_degree(near.dtype)
+        squares = (ends / 2 * near.square().sum(2)).sum(1)
         return sum_by_graph(squares - (near * self.coupling.matmul(near)).sum((1, 2)), graph)
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
-        centre = self.centre
-        if centre is None and self.coupling.whole:
-            centre = mean_rows(z, self.coupling.ptr)
-        near = z if centre is None else z - centre
+        near = z
+        if self.centre is not None:
+            near = z - self.centre
+        elif self.coupling.whole:
+            near = z - mean_rows(z, self.coupling.ptr)
+        elif graph.total_nodes != graph.num_nodes:
+            # The graph of several processes has one mean; that of the rows of this one is another on each.
+            near = z - graph.centre(z)
         return Majorant(*self.coupling.majorized(near, convex))
 
-    def flaw(self, convex: bool) -> str | None:
-        return not_declared("term's", self.coupling) or not_as_declared(self.coupling, convex)
+    def flaw(self, constraint: Constraint) -> str | None:
+        promise = not_declared("term's", self.coupling)
+        return promise or not_as_declared(self.coupling, constraint.convex)
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
-        if (
-            not self.coupling.whole
-        ):  # several processes have to take the same steps, also where one of them rounds
+        # Several processes have to take the same steps, also where one of them rounds.
+        if not self.coupling.whole:
             return None
         damping = self.coupling.majorant(True)
         if not _bounds_are_row_sums(self.coupling):
             damping = damping.unsqueeze(2).to(z.dtype)
             return Mean(damping, None, lambda z: damping * z - self.coupling.laplacian(z))
-        if (
-            damping.dtype != z.dtype
-        ):  # rounded to fewer digits than S z has, D − S would leak constants
+        # Rounded to fewer digits than S z has, D − S would leak constants.
+        if damping.dtype != z.dtype:
             damping = self.coupling.exact_degree(z.dtype)
         return Mean(damping.unsqueeze(2), None, self.coupling.matmul)
+
+    def pull(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling:
+        """Return S."""
+        return self.coupling
 
     def __repr__(self) -> str:
         return f"CouplingTerm({self.coupling!r})"
@@ -450,14 +500,70 @@ def _bounds_are_row_sums(coupling: Coupling) -> bool:
     return all(_bounds_are_row_sums(part) for part in parts if isinstance(part, Coupling))
 
 
+class EdgeTerm(EnergyTerm):
+    """A penalty over the edges of a graph, ½ Σ_ij s_ij δ(‖z_i − z_j‖²) (TfD, Eq. 8), for a symmetric S ≥ 0.
+
+    δ is concave, so its tangents bound it, as in Theorem T1. `EdgeDiffusivity` is the diffusivity of this energy.
+
+    Args:
+        penalty, coupling: δ, and S, a `SparseCoupling`.
+        constraint: the set of the rows of z, within which δ has to be concave.
+
+    Examples:
+        >>> float(EdgeTerm(SimplePenalty(), SparseCoupling(graph)).value(torch.zeros(6, 1, 4), graph))
+        0.0
+    """
+
+    def __init__(
+        self, penalty: Penalty, coupling: SparseCoupling, constraint: Constraint | None = None
+    ) -> None:
+        check_kind(penalty, "penalty", Penalty, "a Penalty")
+        check_kind(coupling, "coupling", SparseCoupling, "a SparseCoupling")
+        self.penalty = penalty
+        self.coupling = coupling
+        self.constraint = Unconstrained() if constraint is None else constraint
+
+    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+        warn_beyond_domain(
+            self.penalty, self, z, lambda: large_distance(z, edges=self.coupling.graph)
+        )
+        squares = edge_distance(z, self.coupling.graph)
+        return (self.coupling.weight.double() * self.penalty.delta(squares)).sum() / 2
+
+    def pull(self, z: Float[Tensor, "N H D"], graph: Graph) -> SparseCoupling:
+        """Return (s_ij f(‖z_i − z_j‖²))_ij."""
+        source, target = self.coupling.graph.edges
+        squares = (z[target] - z[source]).square().sum(2)
+        weight = self.coupling.weight.to(z.dtype) * self.penalty.f(squares)
+        return SparseCoupling(self.coupling.graph, weight, symmetric=True, nonnegative=True)
+
+    def half_gradient(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+        return self.pull(z, graph).laplacian(z)
+
+    def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
+        return self.pull(z, graph).degree().unsqueeze(2)
+
+    def flaw(self, constraint: Constraint) -> str | None:
+        declared = not_declared("term's", self.coupling)
+        declared = declared or not_as_declared(self.coupling, constraint.convex)
+        return declared or penalty_flaw_in(self.penalty, constraint, constraint.diameter)
+
+    def __repr__(self) -> str:
+        return f"EdgeTerm({self.penalty!r}, {self.coupling!r})"
+
+
 class PairTerm(SharedTerm):
-    """A penalty of all pairs of nodes of the same graph, ½ Σ_ij δ(‖z_i − z_j‖²) (Theorem T1); see `JointEnergy`.
+    """A penalty of all pairs of nodes of the same graph, ½ Σ_ij δ(‖z_i − z_j‖²) (Theorem T1).
+
+    O(N d²) for the simple and the quadratic penalty, O(N² d) time and O(N d) memory for others.
 
     Args:
         penalty: δ.
         projection: W [H, D, C], by default the identity; a pair then costs Σ_h δ(‖W_h(z_i − z_j)‖²).
         mean: divide the sum of a graph by its number of nodes.
         constraint: the set of the rows of z, within which δ has to be concave.
+        read: what computes (f(‖x_i − x_j‖²))_ij of a projected state x [N, H · D] and a graph, by default the penalty.
+            The module `Pairs` passes its diffusivity, so that some of the rows can be computed at a time.
 
     Examples:
         >>> float(PairTerm(SimplePenalty()).value(torch.zeros(6, 1, 4), graph))
@@ -471,230 +577,110 @@ class PairTerm(SharedTerm):
         *,
         mean: bool = False,
         constraint: Constraint | None = None,
+        read: Callable[[Float[Tensor, "N C"], Graph], Coupling] | None = None,
     ) -> None:
         check_kind(penalty, "penalty", Penalty, "a Penalty")
         check_flags(mean=mean)
-        check_projection(projection)
+        if projection is not None:
+            shape = "[heads, head_channels, channels]"
+            check_tensor(projection, "projection", shape)
+            if projection.dim() != 3:
+                raise ValueError(f"projection must be {shape}; got {describe(projection)}.")
         self.penalty = penalty
         self.projection = projection
         self.mean = mean
         self.constraint = Unconstrained() if constraint is None else constraint
+        self.read = read
 
-    def seen(self, z: Float[Tensor, "N H D"]) -> Float[Tensor, "N heads seen"]:
-        """Return the state as the penalty is applied to it: projected, and in double precision."""
+    def projected(self, z: Float[Tensor, "N H D"]) -> Float[Tensor, "N heads seen"]:
+        """Return the state as the penalty is applied to it, in the dtype of z."""
         if self.projection is None:
-            return z.double()
+            return z
         check_channels(z, "projection", self.projection)
-        return torch.einsum("hdc,nc->nhd", self.projection.double(), z.double().squeeze(1))
+        with without_autocast(z):
+            return torch.einsum("hdc,nc->nhd", self.projection.to(z.dtype), z.squeeze(1))
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
-        return self._sum(graph, lambda penalty, x, ptr: penalty.total(x, ptr), z)
+        x = self.projected(z.double())
+        if not self.penalty.covers(self.constraint.diameter):
+            warn_beyond_domain(self.penalty, self, z, lambda: large_distance(x, graph.segments))
+        if self.mean:
+            return self.by_graph(z, graph).sum()
+        return self.penalty.total(x, graph.segments) / 2
 
     def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
         sizes = graph_sizes(graph.segments, len(z))
-        sums = [self.penalty.total(part) / 2 for part in self.seen(z).split(sizes)]
+        parts = self.projected(z.double()).split(sizes)
+        sums = [self.penalty.total(part) / 2 for part in parts]
         if self.mean:
             sums = [total / max(size, 1) for total, size in zip(sums, sizes, strict=True)]
-        return torch.stack(sums)
+        return torch.stack(sums) if sums else z.new_zeros(0, dtype=torch.float64)
 
-    def surrogate(
-        self, z: Float[Tensor, "N H D"], at: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, ""]:
-        """Return the sum with δ replaced by its tangents at the distances of ``at``."""
-        return self._sum(graph, tangents, z, at)
-
-    def _sum(self, graph: Graph, cost: Callable[..., Tensor], *states: Tensor) -> Tensor:
-        """Return ½ Σ ``cost(penalty, *states, ptr)``; for a mean, divided graph by graph."""
-        seen = [self.seen(z) for z in states]
-        if not self.mean:
-            return cost(self.penalty, *seen, graph.segments) / 2
-        sizes = graph_sizes(graph.segments, len(seen[0]))
-        total = seen[0].new_zeros(())
-        for size, *part in zip(sizes, *(z.split(sizes) for z in seen), strict=True):
-            total = total + cost(self.penalty, *part, None) / (2 * max(size, 1))
-        return total
-
-    def within(self) -> Constraint:
-        """Return the constraint on the rows that the penalty is applied to, behind the projection.
+    def diameter(self, constraint: Constraint) -> float:
+        """Return how far apart the rows that the penalty is applied to can be, behind the projection.
 
         A projection divided by its norm exceeds norm one by rounding, and f at the end of its domain may then lie as
         little below zero. This is harmless: with the loops w_ii = f(0) in W, D_W + W stays positive semi-definite.
         """
         if self.projection is None:
-            return self.constraint
+            return constraint.diameter
         norm = float(spectral_norms(self.projection.double()).max())
-        diameter = self.constraint.diameter
-        if norm > 0 and diameter == math.inf:
-            return self.constraint
-        farthest = norm * diameter if norm > 0 else 0.0
-        end = self.penalty.domain[1]
-        if (
-            end
-            < farthest * farthest
-            <= self.penalty.reach(torch.promote_types(self.projection.dtype, torch.float32))
-        ):
-            farthest = math.nextafter(math.sqrt(end), 0.0)
-        return Ball(max(farthest / 2, torch.finfo(torch.float64).tiny))
+        farthest = norm * constraint.diameter if norm > 0 else 0.0
+        wide = torch.promote_types(self.projection.dtype, torch.float32)
+        if self.penalty.domain[1] < farthest * farthest <= self.penalty.reach(wide):
+            return math.nextafter(math.sqrt(self.penalty.domain[1]), 0.0)
+        return farthest
 
-    def coupling(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling:
-        """Return (f(‖z_i − z_j‖²))_ij in double precision, divided by n for a mean."""
-        pairs = self.penalty.coupling(self.seen(z), graph.segments, constraint=self.within())
-        pairs = averaged(pairs) if self.mean else pairs
+    def pull(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling:
+        """Return Ω = (f(‖z_i − z_j‖²))_ij, divided by n for a mean, in the dtype of z."""
+        x = self.projected(z)
+        if self.read is not None:
+            pairs = self.read(x.flatten(1), graph)
+        else:
+            within = self.constraint
+            if self.projection is not None:
+                # Not the radius of a sphere: a projection maps a sphere into a ball.
+                within = Ball(max(self.diameter(within) / 2, torch.finfo(torch.float64).tiny))
+            pairs = self.penalty.coupling(x, graph.segments, constraint=within)
+        if self.mean and graph.segments is None:
+            # The rows of other processes count, too.
+            pairs = ScaledCoupling(1.0 / max(graph.total_nodes, 1), pairs)
+        elif self.mean:
+            pairs = averaged(pairs)
         if self.projection is None:
             return pairs
-        return ProjectedCoupling(pairs, self.projection.double())
+        return ProjectedCoupling(pairs, self.projection.to(z.dtype))
 
     def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
-        return CouplingTerm(self.coupling(z, graph)).majorant(z.double(), graph, convex)
+        return CouplingTerm(self.pull(z, graph), graph.centre(z)).majorant(z, graph, convex)
+
+    def flaw(self, constraint: Constraint) -> str | None:
+        flaw = values_flaw(self.projection, "projection")
+        flaw = flaw or penalty_flaw_in(self.penalty, constraint, self.diameter(constraint))
+        # On a sphere f is computed from angles, which are no distances anywhere else.
+        if flaw is None and isinstance(self.constraint, Sphere) and constraint != self.constraint:
+            return f"the pairs are those of states in {self.constraint}, and rows stay in {constraint}."
+        return flaw
 
     def __repr__(self) -> str:
-        return repr(self.penalty)
+        return f"PairTerm({self.penalty!r})"
 
 
-def tangents(penalty: Penalty, z: Tensor, at: Tensor, ptr: Tensor | None) -> Tensor:
-    """Return the sum over pairs of the tangents of δ at ‖at_i − at_j‖², evaluated at ‖z_i − z_j‖²."""
-    omega = penalty.coupling(at, ptr)
-    return penalty.total(at, ptr) + (omega.dirichlet(z) - omega.dirichlet(at)).sum()
+def penalty_flaw(penalty: Penalty) -> str | None:
+    """Return a sentence saying where δ fails to be a penalty on its domain; ``None`` if nowhere."""
+    flaw = penalty.flaw()
+    if flaw is None:
+        return None
+    return f"{penalty!r} is no penalty on {penalty.domain}: {flaw}"
 
 
-def misshapen(
-    term: EnergyTerm, z: Float[Tensor, "N H D"], half: Any, bound: Any, *value: Any
-) -> str | None:
-    """Return a sentence saying which of the three functions has given another shape than it has to give at z."""
-    nodes, heads, _ = z.shape
-    bounds = [[n, h, 1] for n in (nodes, 1) for h in (heads, 1)]
-    values: list[tuple[str, Any, list[list[int]]]] = [("value", found, [[]]) for found in value]
-    for name, found, shapes in [
-        *values,
-        ("half_gradient", half, [list(z.shape)]),
-        ("bound", bound, bounds),
-    ]:
-        if not isinstance(found, Tensor) or list(found.shape) not in shapes:
-            return f"the {name} of {term!r} must have the shape {shapes[0]} at this state; got {describe(found)}."
-    return None
-
-
-#: Scales at which terms and energies are looked at: states contracted to points, and spread far apart.
-SCALES = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
-
-#: Entries beyond which an exponential overflows, so that a value that is not finite says nothing about its term.
-OVERFLOWING = 500.0
-
-
-def overflows(z: Tensor, *values: Tensor) -> bool:
-    """Return whether a value at z is not finite, and z has entries for which that may be overflow."""
-    finite = all(bool(value.isfinite().all()) for value in values)
-    return not finite and float(z.abs().max()) > OVERFLOWING
-
-
-def rescaled(z: Float[Tensor, "N H D"], graph: Graph, scale: float) -> Float[Tensor, "N H D"]:
-    """Return z contracted or spread about the mean of each graph."""
-    centre = mean_rows(z, graph.segments)
-    return centre + scale * (z - centre)
-
-
-def resolution(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
-    """Return what rounding may change of a value by a formula that cancels for small z, such as √(1 + z²) − 1.
-
-    Its error is one of the values at distances of about one, however small the value itself is.
-    """
-    generator = torch.Generator(z.device).manual_seed(0)
-    unit = torch.randn(z.shape, generator=generator, dtype=torch.float64, device=z.device)
-    usual = term.value(z.double() + unit, graph).abs()
-    return torch.where(usual.isfinite(), 64 * torch.finfo(torch.float64).eps * usual, 0.0)
-
-
-@torch.no_grad()
-def term_flaw(
-    term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: Iterable[Tensor] = ()
-) -> str | None:
-    """Return a sentence saying why a term does not bound itself at z, after the ``moves`` z′ − z and some of its own.
-
-    The moves of its own are a step down the majorant, one up, eight in arbitrary directions from 10⁻² to 10², and some
-    where the half gradient changes most.
-    """
-    z = z.double()
-    value = term.value(z, graph)
-    half = term.half_gradient(z, graph)
-    bound = term.bound(z, graph)
-    if (flaw := misshapen(term, z, half, bound, value)) is not None:
+def penalty_flaw_in(penalty: Penalty, constraint: Constraint, diameter: float) -> str | None:
+    """Return a sentence saying that δ fails to be a penalty, or ends short of the distances in C, or ``None``."""
+    flaw = penalty_flaw(penalty)
+    if flaw is not None or penalty.covers(diameter):
         return flaw
-    for name, result in (("value", value), ("half gradient", half), ("bound", bound)):
-        if not bool(result.isfinite().all()):
-            return f"the {name} of {term!r} is not finite at this state: {describe(result)}."
-    if bool((bound < 0).any()):
-        return (
-            f"the bound of {term!r} must be nonnegative; its least entry is {float(bound.min()):g}."
-        )
-    near = z - mean_rows(z, graph.segments)
-    least = resolution(term, z, graph)
-    generator = torch.Generator(z.device).manual_seed(0)
-    descent = half * reciprocal(bound.expand_as(half))
-    lengths = torch.logspace(-2, 2, 8, dtype=z.dtype, device=z.device)
-    drawn = (
-        length * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
-        for length in lengths
+    limit = penalty.domain[1]
+    return (
+        f"{penalty!r} is concave up to squared distance {limit:g}, and {constraint} lets rows be "
+        f"{diameter * diameter:g} apart. Take a ball or sphere of radius <= {limit**0.5 / 2:g}, or another penalty."
     )
-    for move in (
-        *moves,
-        -descent,
-        descent,
-        *drawn,
-        *curved_moves(term, z, graph, bound, generator),
-    ):
-        after = term.value(z + move, graph)
-        linear = 2 * half * move
-        quadratic = 2 * bound * move.square()
-        if overflows(z + move, after):
-            continue
-        rounding = least + 1e-10 * (
-            value.abs() + after.abs() + linear.abs().sum() + quadratic.sum()
-        )
-        # A value may be a difference of terms of the size p ‖z‖², as where all neighbours are equal, with z measured
-        # from the mean of its graph, from which an isolated node may be far.
-        squares = z.square() + (z + move).square() + near.square() + (near + move).square()
-        rounding += 64 * torch.finfo(z.dtype).eps * (bound * squares).sum()
-        excess = after - value - (linear + quadratic).sum()
-        if not bool(excess <= rounding):
-            return (
-                f"{term!r} exceeds its majorant by {float(excess):.3g} at a state {float(move.norm()):.3g} away: its "
-                f"bound is too small, or its half gradient is not half of the gradient of its value."
-            )
-    return None
-
-
-def curved_moves(
-    term: EnergyTerm,
-    z: Float[Tensor, "N H D"],
-    graph: Graph,
-    bound: Tensor,
-    generator: torch.Generator,
-) -> Iterator[Float[Tensor, "N H D"]]:
-    """Yield moves along the direction in which the half gradient changes most, as a multiple of the bound.
-
-    The bound has to satisfy J ⪯ 2 diag(p) for the Jacobian J of the half gradient. The power method finds the largest
-    eigenvalue of diag(p)⁻¹J; random directions, of which there are as many as entries of the state, would miss it.
-    """
-    if z.numel():
-        spread = float((z - mean_rows(z, graph.segments)).square().mean().sqrt())
-    else:
-        spread = 0.0
-    near = 1e-3 * (spread or 1.0)
-    weight = bound.expand(*z.shape[:2], 1).clone()
-    least = 1e-6 * float(weight.max()) if weight.numel() else 0.0
-    weight.clamp_(min=least or 1.0)
-    direction = torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
-    for _ in range(8):
-        direction = direction / direction.square().mean().sqrt().clamp(
-            min=torch.finfo(z.dtype).tiny
-        )
-        ahead = term.half_gradient(z + near * direction, graph)
-        behind = term.half_gradient(z - near * direction, graph)
-        # The shift makes the largest eigenvalue, of which 2 is allowed, also the largest in absolute value.
-        direction = (ahead - behind) / (2 * near * weight) + 2 * direction
-    direction = direction / direction.square().mean().sqrt().clamp(min=torch.finfo(z.dtype).tiny)
-    if not bool(direction.isfinite().all()):
-        return
-    for length in (near, 1e-1 * spread, spread, 1e-2, 1.0):
-        yield length * direction
-        yield -length * direction

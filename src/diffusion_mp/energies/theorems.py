@@ -14,6 +14,7 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies import spectrum
 from diffusion_mp.energies.pairs import State, blocks, find_distance_above
 from diffusion_mp.energies.penalties import Penalty
+from diffusion_mp.energies.terms import penalty_flaw
 from diffusion_mp.errors import check_choice, check_has_values, check_kind, check_positive
 
 
@@ -113,14 +114,6 @@ def check_step(tau: float, leak: float, form: str) -> None:
     check_positive(tau, "tau")
     check_positive(leak, "leak", allow_zero=True)
     check_choice(form, "form", ["conservative", "residual"])
-
-
-def penalty_flaw(penalty: Penalty) -> str | None:
-    """Return a sentence saying where δ fails to be a penalty on its domain; ``None`` if nowhere."""
-    flaw = penalty.flaw()
-    if flaw is None:
-        return None
-    return f"{penalty!r} is no penalty on {penalty.domain}: {flaw}"
 
 
 def state_flaw(penalty: Penalty, x: State, ptr: Tensor | None) -> str | None:

@@ -7,7 +7,15 @@ from diffusion_mp.layers.attention import (
     SFiConv,
     SGFormerConv,
 )
-from diffusion_mp.layers.certified_block import CertifiedBlock, RowAttention, TiedMLP, WeightedGraph
+from diffusion_mp.layers.certified_block import (
+    CertifiedBlock,
+    Neighbours,
+    Pairs,
+    RowAttention,
+    TermModule,
+    TiedMLP,
+    WeightedGraph,
+)
 from diffusion_mp.layers.certified_conv import CertifiedConv
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.layers.features import LaplacianEncoder
@@ -39,12 +47,15 @@ __all__ = [
     "LaplacianEncoder",
     "MLPConv",
     "MultiHeadConv",
+    "Neighbours",
     "NodeFormerConv",
     "PDEDiffusion1d",
+    "Pairs",
     "RowAttention",
     "SFiConv",
     "SGConv",
     "SGFormerConv",
+    "TermModule",
     "TiedMLP",
     "WeightedGraph",
     "from_pyg",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Literal, cast
 
 import torch
@@ -15,10 +14,31 @@ from torch import Tensor, nn
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.couplings.weighted import contracting
-from diffusion_mp.diffusivities import AdjacencyDiffusivity, Positive
+from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positive
 from diffusion_mp.diffusivities.base import check_heads_divide
-from diffusion_mp.energies import Certificate, Constraint, JointEnergy, Unconstrained, certify_step
-from diffusion_mp.energies.certification import CERTIFIED_STEPS, broken_parameter, random_input
+from diffusion_mp.energies import (
+    Ball,
+    Certificate,
+    Constraint,
+    CouplingTerm,
+    Energy,
+    EnergyTerm,
+    PairTerm,
+    Penalty,
+    ScaledTerm,
+    SoftmaxPenalty,
+    SourceTerm,
+    Unconstrained,
+    certify_step,
+    get_constraint,
+    get_penalty,
+)
+from diffusion_mp.energies.certification import (
+    CERTIFIED_STEPS,
+    STEPS,
+    broken_parameter,
+    random_input,
+)
 from diffusion_mp.energies.matrix_terms import (
     ACTIVATIONS,
     AttentionTerm,
@@ -26,7 +46,6 @@ from diffusion_mp.energies.matrix_terms import (
     MLPTerm,
     norm_bounds,
 )
-from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import TensorCache, values_only
 from diffusion_mp.kernels.precision import without_autocast
@@ -34,16 +53,21 @@ from diffusion_mp.layers.graph_layer import GraphLayer
 from diffusion_mp.layers.pyg import refuse_inputs
 from diffusion_mp.modules import Resettable
 from diffusion_mp.updates import CertifiedStep, fixed_point
-from diffusion_mp.updates.derivatives import Operator, on_values, values_needed
+from diffusion_mp.updates.derivatives import on_values, values_needed
 from diffusion_mp.updates.minimiser import quadratic_minimiser
 
 
 class TermModule(Resettable):
-    """Base of modules that return the term of an energy for a source [N, C], a graph and features of edges [E, F]."""
+    """Base of modules that make the term of an energy: ``module(source, graph, **inputs)`` with the source H [N, C].
 
-    reads: tuple[str, ...] = (
-        "edge_attr",
-    )  #: Further inputs of a block that :meth:`forward` reads.
+    A subclass's ``forward`` returns an `EnergyTerm` with everything in it that does not change from step to step, or
+    ``None`` where there is none, and declares in ``reads`` which further inputs it takes.
+    """
+
+    #: Inputs of the block's call that :meth:`forward` reads, by name: of ``edge_attr`` and ``beside``.
+    reads: tuple[str, ...] = ()
+    #: Whether the coupling of the term comes from a `Diffusivity`, of which some rows can be computed at a time.
+    by_rows = False
 
     def __init__(self, channels: int, weight: float) -> None:
         super().__init__()
@@ -52,11 +76,150 @@ class TermModule(Resettable):
         self.channels = channels
         self.weight = Positive(weight)
 
+
+class PairDiffusivity(Diffusivity):
+    """Ω = (f(‖x_i − x_j‖²))_ij of a penalty, head by head, for states in a constraint within its domain."""
+
+    depends_on = "rows"
+    symmetric = True
+
+    def __init__(self, penalty: Penalty, heads: int, constraint: Constraint) -> None:
+        super().__init__()
+        farthest = constraint.diameter**2
+        limit = penalty.domain[1]
+        if farthest > limit:
+            raise ValueError(
+                f"penalty={penalty!r} is for squared distances up to {limit:g}, beyond which its weights are negative; "
+                f"constraint={constraint!r} lets states be {farthest:g} apart. Pass constraint='ball' or 'sphere' with "
+                f"radius <= {limit**0.5 / 2:g}, or another penalty ('gaussian', 'softmax', 'sigmoid', 'quadratic')."
+            )
+        self.of_pairs = penalty
+        self.heads = heads
+        self.constraint = constraint
+
+    @property
+    def penalty(self) -> Penalty:  # type: ignore[override]
+        """δ. A property, since ``Diffusivity.penalty`` would hide a learned δ, which is a submodule."""
+        return self.of_pairs
+
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        rows = x.unflatten(1, (self.heads, -1))
+        return self.of_pairs.coupling(
+            rows, graph.segments, constraint=self.constraint, centre=graph.centre(rows)
+        )
+
+
+class Pairs(TermModule):
+    r"""A penalty of all pairs of nodes of a graph, (λ/2n) Σ_ij δ(‖z_i − z_j‖²): λ times `PairTerm` (Theorem T1).
+
+    Args:
+        channels, heads: of the state. Without projections the heads cut it, each with its own attention.
+        weight: initial λ > 0; it is learned.
+        penalty: δ or its name.
+        projection: ``"tied"``: head h measures ‖W_h(z_i − z_j)‖ with a learned W_h [channels / H, channels], divided by
+            max(1, ‖W_h‖₂), and all heads move the uncut state together.
+        constraint: the `Constraint` of the block, within which δ has to be concave.
+
+    Examples:
+        >>> isinstance(Pairs(4)(x, graph), EnergyTerm)
+        True
+    """
+
+    by_rows = True
+
+    def __init__(
+        self,
+        channels: int,
+        weight: float = 1.0,
+        *,
+        penalty: Penalty | str = "gaussian",
+        heads: int = 1,
+        projection: Literal["tied"] | None = None,
+        constraint: Constraint | None = None,
+    ) -> None:
+        super().__init__(channels, weight)
+        errors.check_counts(heads=heads)
+        errors.check_choice(projection, "projection", [None, "tied"])
+        check_heads_divide(channels, heads)
+        if penalty == "softmax":
+            penalty = SoftmaxPenalty(channels // heads)
+        self.constraint = get_constraint(constraint)
+        # A projection of norm one maps a sphere into its ball.
+        inside = self.constraint
+        if projection == "tied" and not inside.convex:
+            inside = Ball(inside.diameter / 2)
+        self.attention = PairDiffusivity(get_penalty(penalty), heads, inside)
+        self.projection = None
+        if projection == "tied":
+            self.projection = nn.Parameter(torch.empty(heads, channels // heads, channels))
+        self._draw()
+
+    def _draw(self) -> None:
+        if self.projection is not None:
+            nn.init.uniform_(self.projection, -(self.channels**-0.5), self.channels**-0.5)
+
+    def projections(self) -> Float[Tensor, "H D C"] | None:
+        """Return the projections divided to norm at most one, in float32 or wider, since rounding may lengthen them."""
+        return None if self.projection is None else contracting(self.projection)
+
+    def forward(self, source: Float[Tensor, "N C"], graph: Graph) -> EnergyTerm:
+        term = PairTerm(
+            self.attention.penalty,
+            self.projections(),
+            mean=True,
+            constraint=self.constraint,
+            read=self.attention,
+        )
+        return ScaledTerm(self.weight(), term)
+
+    def extra_repr(self) -> str:
+        tied = "tied" if self.projection is not None else None
+        return f"{self.channels}, heads={self.attention.heads}, projection={tied!r}"
+
+
+class Neighbours(TermModule):
+    r"""The Dirichlet energy of a diffusivity, (μ/2) Σ_ij a_ij‖z_i − z_j‖²: μ times `CouplingTerm` (Theorem T1).
+
+    A is evaluated at the source, so that it is the same in every step.
+
+    Args:
+        channels: of the state.
+        weight: initial μ > 0; it is learned.
+        diffusivity: of A, symmetric and nonnegative; by default D^-½AD^-½ of the symmetric part of the graph. A is the
+            sum of it and the coupling ``beside`` of a call, with ``False`` that one alone.
+
+    Examples:
+        >>> isinstance(Neighbours(4)(x, graph), EnergyTerm)
+        True
+    """
+
+    reads = ("beside",)
+    by_rows = True
+
+    def __init__(
+        self,
+        channels: int,
+        weight: float = 1.0,
+        diffusivity: Diffusivity | bool = True,
+    ) -> None:
+        super().__init__(channels, weight)
+        kinds = (bool, Diffusivity)
+        errors.check_kind(diffusivity, "diffusivity", kinds, "a Diffusivity, True or False")
+        if diffusivity is True:
+            diffusivity = AdjacencyDiffusivity("sym", direction="undirected")
+        self.diffusivity = diffusivity or None
+
     def forward(
-        self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None
-    ) -> EnergyTerm:
-        """Return the term, with everything in it that does not change from step to step."""
-        raise NotImplementedError
+        self, source: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None = None
+    ) -> EnergyTerm | None:
+        coupling = beside
+        read = self.diffusivity
+        if read is not None and (graph.edge_index is not None or not read.needs_graph):
+            edges = read(source, graph)
+            coupling = edges if beside is None else edges + beside
+        if coupling is None:
+            return None
+        return ScaledTerm(self.weight(), CouplingTerm(coupling))
 
 
 #: The couplings of relations, which the blocks of a model share.
@@ -111,6 +274,7 @@ class WeightedGraph(TermModule):
         self.symmetric = symmetric
         self.hops = hops
         self.edge_dim = edge_dim
+        self.reads = () if edge_dim is None else ("edge_attr",)
         self.adjacency = AdjacencyDiffusivity(normalization)
         errors.check_choice(matrix, "matrix", ["full", "diagonal", "identity"])
         shape = (relations, channels, channels) if matrix == "full" else (relations, channels)
@@ -124,10 +288,6 @@ class WeightedGraph(TermModule):
     def _draw(self) -> None:
         if self.matrix is not None:
             nn.init.normal_(self.matrix, std=1.0 if self.matrix.dim() == 2 else self.channels**-0.5)
-
-    @property
-    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
-        return () if self.edge_dim is None else ("edge_attr",)
 
     def matrices(self) -> Float[Tensor, "R C C"] | Float[Tensor, "R C"]:
         """Return B, of norm at most one, or the diagonals of diagonal matrices."""
@@ -187,8 +347,6 @@ class RowAttention(TermModule):
         True
     """
 
-    reads = ()
-
     def __init__(
         self,
         channels: int,
@@ -215,9 +373,7 @@ class RowAttention(TermModule):
         for matrix in (self.query, self.key):
             nn.init.uniform_(matrix, -(self.channels**-0.5), self.channels**-0.5)
 
-    def forward(
-        self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None
-    ) -> EnergyTerm:
+    def forward(self, source: Float[Tensor, "N C"], graph: Graph) -> EnergyTerm:
         if graph.num_nodes != graph.total_nodes:
             known = f"{graph.num_nodes} of {graph.total_nodes}"
             raise NotImplementedError(
@@ -249,8 +405,6 @@ class TiedMLP(TermModule):
         True
     """
 
-    reads = ()
-
     def __init__(
         self, channels: int, hidden_channels: int, weight: float = 1.0, *, activation: str = "relu"
     ) -> None:
@@ -260,9 +414,7 @@ class TiedMLP(TermModule):
         self.linear = nn.Linear(channels, hidden_channels)
         self.activation = activation
 
-    def forward(
-        self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None
-    ) -> EnergyTerm:
+    def forward(self, source: Float[Tensor, "N C"], graph: Graph) -> EnergyTerm:
         return MLPTerm(self.linear.weight, self.linear.bias, self.activation, self.weight())
 
 
@@ -271,14 +423,8 @@ class BlockStep(nn.Module):
 
     is_diffusion_layer = True
 
-    def __init__(self, update: CertifiedStep) -> None:
-        super().__init__()
-        self.__dict__["update"] = (
-            update  # not as a submodule: its parameters are those of the block
-        )
-
     def forward(
-        self, x: Float[Tensor, "N H D"], graph: Graph, step: Operator
+        self, x: Float[Tensor, "N H D"], graph: Graph, step: Callable[[Tensor], Tensor]
     ) -> Float[Tensor, "N H D"]:
         with without_autocast(x):
             return step(x)
@@ -294,14 +440,16 @@ class CertifiedBlock(GraphLayer):
     Args:
         channels: C.
         terms: the modules that make the terms, or terms that do not depend on the graph.
-        num_layers: K; ``None`` iterates to the limit, the minimiser of F where all terms and C are convex (the source
-            and `WeightedGraph` are), differentiated implicitly. Without a constraint that is a linear system.
-        constraint, radius: of every row, see `CertifiedStep`.
+        num_layers: K; ``None`` iterates to the limit, the minimiser of F where all terms and C are convex (the source,
+            `Neighbours` and `WeightedGraph` are), differentiated implicitly. Without a constraint that is a linear
+            system.
+        constraint, radius: of every row, see `Energy`.
         beta: initial β > 0; it is learned.
+        heads: the constraint acts on every row of each of as many parts of the channels.
 
     Shapes:
-        x, output: H and Z^K [N, channels]; edges and batch as in :class:`DiffusionConv`; edge_attr: [E, F], for the
-        modules that read it.
+        x, output: Z⁰ and Z^K [N, channels]; edges and batch as in :class:`DiffusionConv`; source: H, by default x;
+        edge_attr: [E, F], and beside, a coupling of the nodes, for the modules that read them.
 
     Examples:
         >>> block = CertifiedBlock(4, [WeightedGraph(4), TiedMLP(4, 8)], num_layers=3)
@@ -322,34 +470,32 @@ class CertifiedBlock(GraphLayer):
         constraint: Constraint | str | None = "nonnegative",
         radius: float = 1.0,
         beta: float = 1.0,
+        heads: int = 1,
     ) -> None:
         super().__init__()
+        errors.check_counts(channels=channels, heads=heads)
         # The setter checks num_layers again, but torch would register a module in its place without calling it.
-        errors.check_counts(
-            channels=channels, **({} if num_layers is None else {"num_layers": num_layers})
-        )
+        if num_layers is not None:
+            errors.check_counts(num_layers=num_layers)
         errors.check_positive(beta, "beta")
-        errors.check_kind(
-            terms, "terms", Sequence, "a list of EnergyTerms and of modules that make them"
-        )
+        check_heads_divide(channels, heads)
+        what = "a list of EnergyTerms and of modules that make them"
+        errors.check_kind(terms, "terms", Sequence, what)
         for term in terms:
-            errors.check_kind(
-                term,
-                "every one of terms",
-                (nn.Module, EnergyTerm),
-                "an EnergyTerm or a module that makes one",
-            )
+            kinds = (nn.Module, EnergyTerm)
+            what = "an EnergyTerm or a module that makes one"
+            errors.check_kind(term, "every one of terms", kinds, what)
             if getattr(term, "channels", channels) != channels:
                 raise ValueError(
                     f"every one of terms must have {channels} channels, as the block; got {term!r}."
                 )
         self.in_channels = self.out_channels = channels
         self.num_layers = num_layers
-        self.heads = 1
+        self.heads = heads
         self.terms = nn.ModuleList(term for term in terms if isinstance(term, nn.Module))
         self.fixed = tuple(term for term in terms if not isinstance(term, nn.Module))
         self.update = CertifiedStep(Positive(beta), constraint=constraint, radius=radius)
-        self.step = BlockStep(self.update)
+        self.step = BlockStep()
 
     @property
     def num_layers(self) -> int | None:
@@ -362,6 +508,22 @@ class CertifiedBlock(GraphLayer):
             errors.check_counts(num_layers=num_layers)
         self._num_layers = num_layers
 
+    @property
+    def beta(self) -> Positive:
+        """The module that computes β."""
+        return cast("Positive", self.update.source_weight)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Further inputs of a call that a term reads; a module of your own that declares nothing reads edge_attr."""
+        read = {name for module in self.terms for name in getattr(module, "reads", ("edge_attr",))}
+        return tuple(sorted(read))
+
+    @property
+    def runs_by_rows(self) -> bool:
+        """Whether the couplings of all terms come from diffusivities, which may be computed for some of the rows."""
+        return not self.fixed and all(getattr(term, "by_rows", False) for term in self.terms)
+
     def forward(
         self,
         x: Tensor,
@@ -369,131 +531,125 @@ class CertifiedBlock(GraphLayer):
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
         *,
+        source: Tensor | None = None,
         edge_attr: Tensor | None = None,
+        beside: Coupling | None = None,
         return_coupling: bool = False,
         **others: Any,
-    ) -> Tensor | tuple[Tensor, list[Coupling]]:
+    ) -> Tensor | tuple[Tensor, Any]:
         """Return Z^K; with ``return_coupling`` also the attention of all terms in every step, or in the limit."""
-        graph = self._graph(x, edge_index, edge_weight, batch, edge_attr, others, return_coupling)
+        inputs = {"source": source, "edge_attr": edge_attr, "beside": beside} | others
+        graph, inputs = self._checked(x, edge_index, edge_weight, batch, inputs, return_coupling)
         couplings: list[Coupling] | None = [] if return_coupling else None
-        for state in self.states(x, graph, couplings, edge_attr=edge_attr):  # noqa: B007  # only the last one is kept
+        for state in self.states(x, graph, couplings, **inputs):  # noqa: B007  # only the last one is kept
             pass
-        return state if couplings is None else (state, couplings)
+        if couplings is None:
+            return state
+        return state, self.returned(couplings)
 
     def states(
         self,
-        source: Tensor,
+        x: Tensor,
         graph: Graph,
         couplings: list[Coupling] | None = None,
-        start: Tensor | None = None,
         **inputs: Any,
     ) -> Iterator[Float[Tensor, "N C"]]:
         """Yield Z⁰, Z¹, …, Z^K, and append the attention of every step to ``couplings``.
 
-        Z⁰ is the projection of ``start``, by default of the source H; ``inputs`` are those of :meth:`made`.
+        Z⁰ is the projection of x; ``inputs`` are the ``source`` and those that a term reads.
         """
-        first = source if start is None else start
-        wide = first.to(
-            torch.promote_types(first.dtype, torch.float32)
-        )  # half precision is too coarse for an energy
-        state = self.update.constraint.project(wide.unflatten(1, (self.heads, -1)))
-        yield state.flatten(1).to(first.dtype)
-        h = source.to(wide.dtype)
-        pull = ScaledTerm(self.beta(), SourceTerm(h.unflatten(1, (self.heads, -1))))
-        terms = [*self.made(h, graph, **inputs), pull]
+        # Half precision is too coarse for an energy.
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        state = self.update.constraint.project(self.by_head(wide))
+        yield state.flatten(1).to(x.dtype)
+        source = inputs.pop("source", x)
+        energy = self.energy(source.to(wide.dtype), graph, **inputs)
         at_rest = self._num_layers is None
-        step = (
-            partial(self.limit, terms=terms, graph=graph)
-            if at_rest
-            else self.update.descent(state, terms, graph)
-        )
+        step = partial(self.limit, energy=energy) if at_rest else energy.descent(state)
         for _ in range(self._num_layers or 1):
-            state, before = self.step(state, graph, step), state
+            before = state
+            state = self.step(before, graph, step)
             if couplings is not None:
-                read = state if at_rest else before
-                couplings += (
-                    coupling for term in terms for coupling in term.attention(read, graph)
-                )
-            yield state.flatten(1).to(first.dtype)
+                couplings += self.attention(state if at_rest else before, energy)
+            yield state.flatten(1).to(x.dtype)
 
-    def limit(
-        self, state: Float[Tensor, "N H D"], terms: list[EnergyTerm], graph: Graph
-    ) -> Float[Tensor, "N H D"]:
+    def attention(self, z: Float[Tensor, "N H D"], energy: Energy) -> list[Coupling]:
+        """Return how much nodes attend to each other at a state, for every term that has attention."""
+        graph = energy.graph_of(z)
+        return [coupling for term in energy.terms for coupling in term.attention(z, graph)]
+
+    def returned(self, couplings: list[Coupling]) -> Coupling | list[Coupling]:
+        """Return the couplings of all steps as a call does."""
+        return couplings
+
+    def limit(self, state: Float[Tensor, "N H D"], energy: Energy) -> Float[Tensor, "N H D"]:
         """Return the limit of the steps from a state, with the gradient of the implicit function theorem."""
-        if isinstance(self.update.constraint, Unconstrained) and all(
-            term.quadratic for term in terms
-        ):
-            return quadratic_minimiser(terms, state, graph, self.beta())
-        return self.iterated(state, terms, graph)
-
-    def iterated(
-        self, state: Float[Tensor, "N H D"], terms: list[EnergyTerm], graph: Graph
-    ) -> Float[Tensor, "N H D"]:
-        """Return the limit of the steps, found by taking them."""
-        constraint = self.update.constraint
-        one_minimiser = constraint.convex and all(term.quadratic for term in terms)
-        energy = None
-        if not one_minimiser:
-            energy = JointEnergy(terms=terms, graph=graph, constraint=constraint).by_graph
         what = "the state at rest"
+        quadratic = all(term.quadratic for term in energy.terms)
+        if quadratic and isinstance(energy.constraint, Unconstrained):
+            solution = quadratic_minimiser(energy, state, self.beta())
+            if solution is not None:
+                return solution
+        graph = energy.graph_of(state)
         with values_needed(what):
             with on_values():
                 errors.check_finite(state, "x")
-            descent = self.update.descent(state, terms, graph)
             return fixed_point(
-                descent, state, energy=energy, ptr=graph.segments, total=graph.total, what=what
+                energy.descent(state),
+                state,
+                # One minimiser is found from everywhere; otherwise the acceleration might end above the start.
+                energy=None if quadratic and energy.constraint.convex else energy.by_graph,
+                ptr=graph.segments,
+                total=graph.total,
+                what=what,
             )
 
     def by_head(self, x: Float[Tensor, "N C"]) -> Float[Tensor, "N H D"]:
         """Reshape a state to [N, H, D], the input of the steps and the energy."""
         return x.unflatten(1, (self.heads, -1))
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Further inputs of a call that a term reads; a module of your own that declares nothing may read them all."""
-        read = {name for module in self.terms for name in getattr(module, "reads", ("edge_attr",))}
-        return tuple(sorted(read))
-
-    def _graph(
+    def _checked(
         self,
         x: Tensor,
         edge_index: Tensor | Graph | None,
         edge_weight: Tensor | None,
         batch: Tensor | None,
-        edge_attr: Tensor | None = None,
-        others: Mapping[str, Any] = MappingProxyType({}),
+        inputs: dict[str, Any],
         return_coupling: bool = False,
-    ) -> Graph:
-        """Check the inputs of a call, refuse those that no term reads, and return the graph."""
-        if edge_attr is not None and "edge_attr" not in self.reads:
-            others = {**others, "edge_attr": edge_attr}
-        return self.inputs_to_graph(
-            x, edge_index, edge_weight, batch, return_coupling, others, edge_attr
+    ) -> tuple[Graph, dict[str, Any]]:
+        """Check the inputs of a call, refuse those that no term reads, and return the graph and the others."""
+        inputs = {name: value for name, value in inputs.items() if value is not None}
+        unread = {name: inputs[name] for name in inputs.keys() - {"source", *self.reads}}
+        graph = self.inputs_to_graph(
+            x, edge_index, edge_weight, batch, return_coupling, unread, inputs.get("edge_attr")
         )
+        if "beside" in inputs:
+            what = "a Coupling of the same nodes, or None"
+            errors.check_kind(inputs["beside"], "beside", Coupling, what)
+        if "source" in inputs:
+            errors.check_state(inputs["source"], "source", self.in_channels, module=self)
+            errors.check_rows(inputs["source"], "source", x)
+        return graph, inputs
 
-    def made(
-        self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None
-    ) -> list[EnergyTerm]:
-        """Return the terms at a source and a graph, without that of the source."""
-        if edge_attr is not None and "edge_attr" not in self.reads:
-            refuse_inputs(self, {"edge_attr": edge_attr})
-        with without_autocast(source):  # bounds on norms have to hold
-            made = (
-                part if isinstance(part, EnergyTerm) else part(source, graph, edge_attr)
-                for part in self.terms
-            )
-            return [*made, *self.fixed]
-
-    def energy(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> JointEnergy:
-        """Return F, a function of states [N, channels]."""
+    def energy(self, source: Tensor, graph: Graph, **inputs: Any) -> Energy:
+        """Return F of a source [N, channels], a graph and the inputs that terms read; see :meth:`by_head`."""
         errors.check_kind(graph, "graph", Graph, "a Graph(num_nodes, edge_index)")
-        return JointEnergy(
-            source=source,
-            beta=self.beta(),
-            constraint=self.update.constraint,
-            terms=self.made(source, graph, edge_attr),
-            graph=graph,
-        )
+        inputs = {name: value for name, value in inputs.items() if value is not None}
+        if unread := {name: inputs[name] for name in inputs.keys() - set(self.reads)}:
+            refuse_inputs(self, unread)
+        terms: list[EnergyTerm] = []
+        with without_autocast(source):  # bounds on norms have to hold
+            for module in self.terms:
+                if isinstance(module, EnergyTerm):  # a term with parameters of its own
+                    terms.append(module)
+                    continue
+                reads = getattr(module, "reads", ("edge_attr",))
+                term = module(source, graph, **{name: inputs.get(name) for name in reads})
+                if term is not None:
+                    terms.append(term)
+        terms += self.fixed
+        terms.append(ScaledTerm(self.beta(), SourceTerm(self.by_head(source))))
+        return Energy(terms, self.update.constraint, graph=graph)
 
     @torch.no_grad()
     def energies(
@@ -503,21 +659,25 @@ class CertifiedBlock(GraphLayer):
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
         *,
-        edge_attr: Tensor | None = None,
         by_graph: bool = False,
-        **others: Any,
+        **inputs: Any,
     ) -> Float[Tensor, " states"] | Float[Tensor, "states B"]:
-        """Return F of Z⁰ and after every step (or of the limit), in float64; x is H.
+        """Return F of Z⁰ and after every step (or of the limit) of a call with these inputs, in float64.
 
         With ``by_graph``, F of every graph of a batch: [states, B].
         """
         errors.check_flags(by_graph=by_graph)
-        graph = self._graph(x, edge_index, edge_weight, batch, edge_attr, others)
-        energy = self.energy(x, graph, edge_attr)
-        states = [self.by_head(state) for state in self.states(x, graph, edge_attr=edge_attr)]
-        return torch.stack(
-            [energy.by_graph(state) if by_graph else energy(state) for state in states]
-        )
+        graph, inputs = self._checked(x, edge_index, edge_weight, batch, inputs)
+        return self.measured(x, graph, by_graph, **inputs)[0]
+
+    def measured(
+        self, x: Tensor, graph: Graph, by_graph: bool, **inputs: Any
+    ) -> tuple[Float[Tensor, "*states"], Float[Tensor, "N C"]]:
+        """Return F of Z⁰ and after every step, or F of every graph, and the last state."""
+        states = list(self.states(x, graph, **inputs))
+        energy = self.energy(inputs.pop("source", x), graph, **inputs)
+        value = energy.by_graph if by_graph else energy
+        return torch.stack([value(self.by_head(state)) for state in states]), states[-1]
 
     @torch.no_grad()
     def certificate(
@@ -526,29 +686,39 @@ class CertifiedBlock(GraphLayer):
         edge_index: Tensor | Graph | None = None,
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
-        *,
-        edge_attr: Tensor | None = None,
-        **others: Any,
+        **inputs: Any,
     ) -> Certificate:
-        """Return the certificate that no step raises F, checked at Z⁰ (`certify_step`), by default of a random H."""
+        """Return the certificate that no step raises F, checked at Z⁰ (`certify_step`), by default of a random x."""
         if x is None:
             edge_dim = max((getattr(term, "edge_dim", None) or 0 for term in self.terms), default=0)
             x, edge_index, edge_attr = random_input(
                 self.in_channels, self.beta.raw, edge_dim or None
             )
+            inputs |= {"edge_attr": edge_attr}
         broken = broken_parameter(self)
         if broken is not None:
-            return Certificate.refused("Theorem T11", math.nan, broken)
-        graph = self._graph(x, edge_index, edge_weight, batch, edge_attr, others)
-        first = next(self.states(x, graph, edge_attr=edge_attr))
-        return certify_step(
-            self.energy(x, graph, edge_attr), None, first, steps=self.num_layers or CERTIFIED_STEPS
-        )
-
-    @property
-    def beta(self) -> Positive:
-        """The module that computes β."""
-        return cast("Positive", self.update.beta)
+            return Certificate.refused(STEPS, math.nan, broken)
+        graph, inputs = self._checked(x, edge_index, edge_weight, batch, inputs)
+        terms = {name: value for name, value in inputs.items() if name != "source"}
+        energy = self.energy(inputs.get("source", x), graph, **terms)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        start = self.update.constraint.project(self.by_head(wide))
+        certificate = certify_step(energy, start, steps=self.num_layers or CERTIFIED_STEPS)
+        if not certificate or self.num_layers is None:
+            return certificate
+        # A subclass may compute something else than the steps of its energy.
+        _, first, *later = self.states(x, graph, **inputs)
+        last = [first, *later][-1]
+        out = cast("Tensor", self.forward(x, graph, **inputs))
+        if _close(first, energy.step(start).flatten(1)) and _close(out, last):
+            return certificate
+        reason = f"{type(self).__name__} does not move the state as the certified step of its energy does."
+        return Certificate.refused(STEPS, math.nan, reason)
 
     def extra_repr(self) -> str:
-        return f"{self.in_channels}, num_layers={self.num_layers}"
+        return f"{self.in_channels}, num_layers={self.num_layers}, heads={self.heads}"
+
+
+def _close(x: Tensor, expected: Tensor) -> bool:
+    """Return whether two states are the same up to the root of rounding, since an energy sees errors squared."""
+    return bool((x - expected).norm() <= torch.finfo(x.dtype).eps ** 0.5 * expected.norm())

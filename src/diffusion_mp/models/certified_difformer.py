@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 from types import NoneType
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity, UniformDiffusivity
-from diffusion_mp.energies import Certificate, Constraint, JointEnergy, Penalty
-from diffusion_mp.energies.certification import broken_parameter, random_input
+from diffusion_mp.energies import Certificate, Constraint, Energy, Penalty
 from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability
 from diffusion_mp.graph import Graph
-from diffusion_mp.layers import CertifiedConv
+from diffusion_mp.layers import CertifiedBlock, CertifiedConv
 from diffusion_mp.layers.features import FeatureLinear
-from diffusion_mp.models.base import Collect, Edges, GraphModel, Task, output_layers, run_layer
+from diffusion_mp.models.base import Edges, Task, output_layers
+from diffusion_mp.models.certified_network import CertifiedNetwork
 
 
-class CertifiedDIFFormer(GraphModel):
+class CertifiedDIFFormer(CertifiedNetwork):
     r"""A graph Transformer whose every layer lowers one energy, whatever has been learned.
 
     H = MLP(X),  Z^K = K steps of :class:`CertifiedConv` from Proj_C(H) with source H,  Ŷ = Z^K W_O + b_O.
@@ -73,10 +70,7 @@ class CertifiedDIFFormer(GraphModel):
         **options: Any,
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
-        if encoder_channels is None:
-            width = hidden_channels
-        else:
-            width = encoder_channels
+        width = hidden_channels if encoder_channels is None else encoder_channels
         check_counts(encoder_layers=encoder_layers, encoder_channels=width)
         check_flags(centre=centre)
         check_kind(
@@ -90,6 +84,7 @@ class CertifiedDIFFormer(GraphModel):
         for a, b in pairwise([in_channels, *[width] * (encoder_layers - 1), hidden_channels]):
             layers += [FeatureLinear(a, b), nn.ReLU(), nn.Dropout(dropout)]
         self.encoder = nn.Sequential(*layers)
+        self.dropout = nn.Identity()
         self.mean = UniformDiffusivity() if centre else None
         self.inputs = inputs
         options |= {
@@ -102,11 +97,18 @@ class CertifiedDIFFormer(GraphModel):
         self.conv = CertifiedConv(hidden_channels, **options)
         self.decoder, self.head = output_layers(hidden_channels, out_channels, task)
 
-    def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:
-        source, beside = self._terms(x, graph)
-        return self.decoder(
-            run_layer(collect, self.conv, source, graph, source=source, beside=beside)
-        )
+    def stages(self) -> list[tuple[str, nn.Module, CertifiedBlock]]:
+        return [("conv", self.encoder, self.conv)]
+
+    def encode(self, encoder: nn.Module, state: Tensor, graph: Graph) -> Tensor:
+        # Under autocast an encoder answers in half precision, which is too coarse for an energy.
+        source = encoder(state).to(self.conv.mu.raw.dtype)
+        if self.mean is not None:
+            source = source - self.mean(source, graph).matmul(source.unsqueeze(1)).squeeze(1)
+        return source
+
+    def block_inputs(self, x: Tensor, graph: Graph, edge_attr: Tensor | None) -> dict[str, Any]:
+        return {} if self.inputs is None else {"beside": self.inputs(x, graph)}
 
     @property
     def num_layers(self) -> int | None:
@@ -123,57 +125,18 @@ class CertifiedDIFFormer(GraphModel):
         edge_index: Edges = None,
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
-    ) -> JointEnergy:
+    ) -> Energy:
         """Return the energy F at these inputs, a function of states [N, heads, channels / heads]."""
-        source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)
-        return self.conv.energy(source, graph, beside)
+        graph = self.inputs_to_graph(x, edge_index, edge_weight, batch)
+        source = self.encode(self.encoder, x, graph)
+        return self.conv.energy(source, graph, **self.block_inputs(x, graph, None))
 
-    @torch.no_grad()
-    def energies(
-        self,
-        x: Tensor,
-        edge_index: Edges = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        by_graph: bool = False,
-    ) -> Float[Tensor, " states"] | Float[Tensor, "states B"]:
+    def energies(self, *inputs: Any, **options: Any) -> Float[Tensor, "*states"]:
         """Return F before the first step and after every step, in float64; with ``num_layers=None`` of Z⁰ and Z*.
 
-        With ``by_graph``, F of every graph of a batch: [states, B].
+        With ``by_graph``, F of every graph of a batch: [states, B]. See :meth:`CertifiedNetwork.energies`.
         """
-        source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)
-        return self.conv.energies(source, graph, beside=beside, by_graph=by_graph)
+        return super().energies(*inputs, **options)[0]
 
-    @torch.no_grad()
-    def certificate(
-        self,
-        x: Tensor | None = None,
-        edge_index: Edges = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-    ) -> Certificate:
-        """Return the certificate that no step raises F at these inputs (by default random), see `certify_step`."""
-        if x is None:
-            x, edge_index, _ = random_input(self.in_channels, self.conv.mu.raw)
-        source, beside, graph = self._inputs(x, edge_index, edge_weight, batch)
-        broken = broken_parameter(
-            self, "encoder.", "inputs.", "conv."
-        )  # now that the first call has drawn them all
-        if broken is not None:
-            return Certificate.refused("Theorem T1", math.nan, broken)
-        return self.conv.certificate(source, graph, source=source, beside=beside)
-
-    def _inputs(self, x: Tensor, *edges: Any) -> tuple[Tensor, Coupling | None, Graph]:
-        """Check the inputs and return H, the coupling of the features, and the graph."""
-        graph = self.inputs_to_graph(x, *edges)
-        return *self._terms(x, graph), graph
-
-    def _terms(self, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling | None]:
-        beside = None if self.inputs is None else self.inputs(x, graph)
-        source = self.encoder(x).to(
-            self.conv.mu.raw.dtype
-        )  # half precision is too coarse for an energy
-        if self.mean is not None:
-            source = source - self.mean(source, graph).matmul(source.unsqueeze(1)).squeeze(1)
-        return source, beside
+    def summary(self, blocks: dict[str, Certificate]) -> Certificate:
+        return blocks["conv"]

@@ -89,7 +89,7 @@ class Blocks:
     def take_over(self, module: nn.Module) -> None:
         """Replace the modules within ``module`` that act on every row alone, or pool rows, by versions for blocks."""
         # The terms of a block hold matrices between all edges, which no block of rows has.
-        if isinstance(module, CertifiedBlock) and module.terms:
+        if isinstance(module, CertifiedBlock) and not module.runs_by_rows:
             raise NotImplementedError(
                 "the steps of a CertifiedBlock are not computed by blocks; call the model itself."
             )

@@ -13,9 +13,18 @@ from torch import Tensor, nn
 
 from diffusion_mp import errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
-from diffusion_mp.energies import Certificate, Energy, JointEnergy, certify
+from diffusion_mp.energies import (
+    Certificate,
+    CouplingTerm,
+    Energy,
+    EnergyTerm,
+    LinearTerm,
+    PairTerm,
+    ProximalTerm,
+    SourceTerm,
+    certify,
+)
 from diffusion_mp.graph import Graph
-from diffusion_mp.modules import Positive
 from diffusion_mp.testing.laws import expect, expect_equal, tolerance
 from diffusion_mp.testing.module_laws import random_instance
 from diffusion_mp.updates import CertifiedStep, ExplicitEuler, Form, StateUpdate
@@ -263,13 +272,12 @@ def order_of_convergence(
     return float(slope)
 
 
-AnyEnergy = Energy | JointEnergy
-EnergyOfStep = Callable[[Coupling, Tensor], AnyEnergy]
+EnergyOfStep = Callable[[Coupling, Tensor], Energy]
 
 
 def assert_energy_descent(
     layer_or_update: nn.Module,
-    energy: AnyEnergy | EnergyOfStep | None = None,
+    energy: Energy | EnergyOfStep | None = None,
     *,
     instances: int = 10,
     steps: int = 5,
@@ -285,7 +293,7 @@ def assert_energy_descent(
 
     Args:
         layer_or_update: the layer or update; a copy runs in double and in evaluation mode.
-        energy: an `Energy` or a `JointEnergy`, or a function of coupling and state before the step that returns one.
+        energy: an `Energy`, or a function of coupling and state before the step that returns one.
             By default the quadratic energy (Theorem 1), that of the layer's penalty (Theorem 7), at the least
             certified λ, or that of a `CertifiedStep` (Theorem T1).
         instances, steps, num_nodes: number of instances, of steps on each, and of nodes.
@@ -318,7 +326,7 @@ def assert_energy_descent(
                     tuple(moved.shape), tuple(x.shape), f"{where}: the shape of the next state"
                 )
                 chosen = energy or theory
-                if not isinstance(chosen, AnyEnergy):
+                if not isinstance(chosen, Energy):
                     chosen = chosen(coupling, x)
                 origin = x if with_x else None
                 before = float(chosen(x, origin))
@@ -343,7 +351,7 @@ def _run_update(update: nn.Module, start: Tensor, generator: torch.Generator) ->
         source = torch.randn(start.shape, generator=generator, dtype=start.dtype)
     return (
         lambda x: (update(x, coupling, source=source), coupling),
-        lambda coupling, x: _quadratic(update, coupling, source),
+        lambda coupling, x: _quadratic(update, coupling, x, source),
     )
 
 
@@ -352,7 +360,7 @@ def _run_layer(layer: nn.Module, start: Tensor, generator: torch.Generator) -> R
     return lambda x: layer(x, graph, return_coupling=True), partial(_theory, layer)
 
 
-def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> AnyEnergy:
+def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> Energy:
     """Return the energy that a theorem gives for a layer's explicit step."""
     update = getattr(layer, "update", None)
     diffusivity = getattr(layer, "diffusivity", None)
@@ -374,33 +382,36 @@ def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> AnyEnergy:
         metric = None
         if diffusivity.row_stochastic:
             metric = diffusivity.penalty.coupling(x).degree()
-        return Energy(diffusivity.penalty, certificate.lam, leak=update.leak, metric=metric)
-    return _quadratic(update, coupling)
+        leak = update.leak * SourceTerm(torch.zeros_like(x), metric)
+        return _explicit([PairTerm(diffusivity.penalty), leak], certificate.lam)
+    return _quadratic(update, coupling, x)
 
 
-def _quadratic(update: StateUpdate, coupling: Coupling, source: Tensor | None = None) -> AnyEnergy:
+def _quadratic(
+    update: StateUpdate, coupling: Coupling, x: Tensor, source: Tensor | None = None
+) -> Energy:
     if isinstance(update, CertifiedStep):
-        if isinstance(update.beta, Positive):
-            beta = update.beta()
-        else:
-            beta = update.beta
-        return JointEnergy(
-            graph_term=coupling, source=source, beta=beta, constraint=update.constraint
-        )
+        terms: list[EnergyTerm] = [CouplingTerm(coupling)]
+        if source is not None:
+            terms.append(update.source_weight * SourceTerm(source))
+        return Energy(terms, update.constraint)
     form: Form = getattr(update, "form", "conservative")
     leak = getattr(update, "leak", 0.0)
+    nothing = torch.zeros_like(x)
+    terms = [CouplingTerm(coupling), leak * SourceTerm(nothing)]
+    if form == "residual":  # tr Zᵀ(I − S)Z = tr Zᵀ(D − S)Z + Σ_i (1 − d_i)‖z_i‖²
+        terms.append(SourceTerm(nothing, 1 - coupling.degree()))
+    if source is not None:
+        terms.append(update.beta * LinearTerm(source))
     lam = 1.0
     if isinstance(update, ExplicitEuler):
         lam = _covered(certify(coupling, None, float(update.step_size), form=form, leak=leak)).lam
-    return Energy(
-        "quadratic",
-        lam,
-        coupling=coupling,
-        source=source,
-        beta=update.beta,
-        leak=leak,
-        laplacian=form,
-    )
+    return _explicit(terms, lam)
+
+
+def _explicit(terms: list[EnergyTerm], lam: float) -> Energy:
+    """Return E(Z, k) = ‖Z − Z_k‖² + λ P(Z), in whose P every pair counts twice."""
+    return Energy([ProximalTerm(), *(2 * lam * term for term in terms)])
 
 
 def _covered(certificate: Certificate) -> Certificate:

@@ -11,13 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, ScaledCoupling
+from diffusion_mp.energies.energy import Energy
 from diffusion_mp.energies.spectrum import precision
 from diffusion_mp.energies.terms import (
     CouplingTerm,
     EnergyTerm,
+    Mean,
     ScaledTerm,
     SourceTerm,
-    affine,
     damping_and_constant,
 )
 from diffusion_mp.graph import Graph
@@ -34,16 +35,22 @@ WHAT = "the state at rest"
 
 
 def quadratic_minimiser(
-    terms: Sequence[EnergyTerm], state: Float[Tensor, "N H D"], graph: Graph, least: Tensor
-) -> Float[Tensor, "N H D"]:
+    energy: Energy, state: Float[Tensor, "N H D"], least: Tensor
+) -> Float[Tensor, "N H D"] | None:
     """Return the minimiser of a source and other convex quadratic terms, as exact as the dtype of a state needs it.
 
     The half gradients, A z − c, add up to zero there. Where all terms but the source are pulls of couplings, A is a
     Laplacian, the same for all channels, and solved as such (`shifted_inverse`). Otherwise all channels are solved
     together in double precision, every graph on its own, with the diagonal of A as the preconditioner. The eigenvalues
-    of A are at least ``least``, the weight β of the source, which bounds the error of the solution.
+    of A are at least ``least``, the weight β of the source, which bounds the error of the solution. ``None`` where this
+    process has some of the rows only.
     """
-    terms = [_weighed_in_double(term) for term in terms]
+    parts = [term.term if isinstance(term, ScaledTerm) else term for term in energy.terms]
+    if any(isinstance(part, CouplingTerm) and not part.coupling.whole for part in parts):
+        return None
+    if len(parts) == 1 and isinstance(parts[0], SourceTerm):
+        return parts[0].source.clone()  # what a layer returns can be written to
+    terms = [_weighed_in_double(term) for term in energy.terms]
     pulled = _pulled_source(terms)
     if pulled is not None:
         coupling, source = pulled
@@ -52,6 +59,7 @@ def quadratic_minimiser(
         )
         return solution.to(state.dtype)
     refuse_export(WHAT)
+    graph = energy.graph_of(state)
     wide = state.detach().double()
     if formula_runs(wide.numel() ** 2):
 
@@ -71,7 +79,7 @@ def _iterated(
     dtype: torch.dtype,
 ) -> Float[Tensor, "N H D"]:
     refuse_recorded_tangents()
-    means = [term.weighted_mean(wide) or affine(term, wide, graph) for term in terms]
+    means = [term.weighted_mean(wide) or _affine(term, wide, graph) for term in terms]
     damping, constant = damping_and_constant(means)
     pulls = [(mean.pull, mean.scale) for mean in means if mean.pull is not None]
 
@@ -100,6 +108,13 @@ def _iterated(
     return solution.view_as(wide)
 
 
+def _affine(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -> Mean:
+    """Return the half gradient of a quadratic term in the form of `Mean`."""
+    damping = term.bound(z, graph)
+    constant = -term.half_gradient(torch.zeros_like(z), graph)
+    return Mean(damping, constant, lambda z: damping * z - term.half_gradient(z, graph) - constant)
+
+
 def _weighed_in_double(term: EnergyTerm) -> EnergyTerm:
     """Return a term whose weight is in double.
 
@@ -124,7 +139,7 @@ def _pulled_source(terms: Sequence[EnergyTerm]) -> tuple[Coupling, Tensor] | Non
         part = term.term
         if isinstance(part, SourceTerm) and part.metric is None:
             sources.append((term.weight, part.source))
-        elif isinstance(part, CouplingTerm) and part.coupling.whole and part.coupling.symmetric:
+        elif isinstance(part, CouplingTerm) and part.coupling.symmetric:
             couplings.append((term.weight, part.coupling))
         else:
             return None

@@ -21,7 +21,7 @@ from diffusion_mp.errors import CouplingMismatchError, check_choice, check_kind,
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import APPNPConv, DiffusionConv, GCNConv
-from diffusion_mp.layers.certified_conv import PairAttraction
+from diffusion_mp.layers.certified_block import CertifiedBlock, Pairs
 from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.models import DIFFormer, DiffusionGNN
 from diffusion_mp.models.base import Collect, LayerStack, Task
@@ -278,14 +278,19 @@ def without_attention(model: nn.Module, ablation: str) -> bool:
         if isinstance(module, Diagonalized)
         for part in module.modules()
     }
-    certified = (PairAttraction,) if ablation == "identity" else ()
+    without_pairs = False
+    for module in model.modules():
+        if isinstance(module, CertifiedBlock) and ablation == "identity":
+            kept = [term for term in module.terms if not isinstance(term, Pairs)]
+            without_pairs = without_pairs or len(kept) < len(module.terms)
+            module.terms = nn.ModuleList(kept)
     found = [
-        (parent, name, child)
+        (parent, name)
         for parent in model.modules()
         if parent not in fixed
         for name, child in parent.named_children()
-        if isinstance(child, (QueryKeyDiffusivity, *certified))
+        if isinstance(child, QueryKeyDiffusivity)
     ]
-    for parent, name, child in found:
-        setattr(parent, name, None if isinstance(child, PairAttraction) else ABLATIONS[ablation]())
-    return bool(found)
+    for parent, name in found:
+        setattr(parent, name, ABLATIONS[ablation]())
+    return bool(found) or without_pairs

@@ -1,0 +1,167 @@
+"""``CertifiedNetwork``: encoders and certified blocks in turn, and a decoder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from diffusion_mp.energies import Certificate
+from diffusion_mp.energies.certification import STEPS, broken_parameter, random_input
+from diffusion_mp.errors import check_flags
+from diffusion_mp.graph import Graph
+from diffusion_mp.layers import CertifiedBlock
+from diffusion_mp.models.base import Collect, Edges, GraphModel, run_layer
+
+#: What a block is called with: its source, the graph, and what its terms read beside them.
+Visit = Callable[[str, CertifiedBlock, Tensor, dict[str, Any]], Tensor]
+
+
+class CertifiedNetwork(GraphModel):
+    r"""Encoders and certified blocks in turn, and a decoder: the network of both certified models.
+
+    H_b = H_(b−1) + f_b(Z_(b−1)),  Z_b = :class:`CertifiedBlock` (H_b) for b = 1 … B,  Ŷ = W_O Z_B + b_O;  H_1 = f_1(X).
+
+    The K steps of block b descend its energy F_b for any parameters (Theorem T11 of docs/certified.md). A subclass
+    makes the modules, and says in :meth:`stages` which ones come in turn.
+    """
+
+    decoder: nn.Module
+    dropout: nn.Module  # in front of the decoder
+    edge_dim: int | None = None
+
+    def stages(self) -> list[tuple[str, nn.Module, CertifiedBlock]]:
+        """Return the name of every block, the encoder f_b before it, and the block."""
+        raise NotImplementedError
+
+    def encode(self, encoder: nn.Module, state: Tensor, graph: Graph) -> Tensor:
+        """Return f_b of a state."""
+        return encoder(state)
+
+    def block_inputs(self, x: Tensor, graph: Graph, edge_attr: Tensor | None) -> dict[str, Any]:
+        """Return what the terms of the blocks read beside their source and the graph."""
+        return {} if edge_attr is None else {"edge_attr": edge_attr}
+
+    def run(self, x: Tensor, graph: Graph, edge_attr: Tensor | None, visit: Visit) -> Tensor:
+        """Return Z_B; ``visit(name, block, source, inputs)`` returns the last state of a block."""
+        inputs = self.block_inputs(x, graph, edge_attr)
+        source: Tensor | None = None
+        state = x
+        for name, encoder, block in self.stages():
+            encoded = self.encode(encoder, state, graph)
+            # The sources keep what a node knows of itself.
+            source = encoded if source is None else source + encoded
+            state = visit(name, block, source, inputs)
+        return state
+
+    def propagate(
+        self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None
+    ) -> Tensor:
+        def visit(
+            name: str, block: CertifiedBlock, source: Tensor, inputs: dict[str, Any]
+        ) -> Tensor:
+            return run_layer(collect, block, source, graph, **inputs)
+
+        return self.decoder(self.dropout(self.run(x, graph, edge_attr, visit)))
+
+    def _graph(
+        self,
+        x: Tensor,
+        edge_index: Edges,
+        edge_weight: Tensor | None,
+        batch: Tensor | None,
+        edge_attr: Tensor | None,
+    ) -> Graph:
+        unread = {}
+        if edge_attr is not None and not self.reads:
+            unread = {"edge_attr": edge_attr}
+        return self.inputs_to_graph(x, edge_index, edge_weight, batch, False, unread, edge_attr)
+
+    @torch.no_grad()
+    def energies(
+        self,
+        x: Tensor,
+        edge_index: Edges = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        edge_attr: Tensor | None = None,
+        by_graph: bool = False,
+    ) -> Float[Tensor, "*states"]:
+        """Return F_b before the first step and after every step of every block, in float64: [blocks, states].
+
+        With ``num_layers=None`` the states are Z⁰ and Z*. With ``by_graph``, F_b of every graph of a batch:
+        [blocks, states, B].
+        """
+        check_flags(by_graph=by_graph)
+        graph = self._graph(x, edge_index, edge_weight, batch, edge_attr)
+        values = []
+
+        def visit(
+            name: str, block: CertifiedBlock, source: Tensor, inputs: dict[str, Any]
+        ) -> Tensor:
+            energies, state = block.measured(source, graph, by_graph, **inputs)
+            values.append(energies)
+            return state
+
+        self.run(x, graph, edge_attr, visit)
+        return torch.stack(values)
+
+    @torch.no_grad()
+    def certificate(
+        self,
+        x: Tensor | None = None,
+        edge_index: Edges = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        edge_attr: Tensor | None = None,
+    ) -> Certificate:
+        """Return the certificate that no step of a block raises its energy at these inputs, by default random ones.
+
+        ``layers`` holds the certificate of every block, from its first state on (`certify_step`).
+        """
+        if x is None:
+            like = self.stages()[0][2].beta.raw
+            x, edge_index, edge_attr = random_input(self.in_channels, like, self.edge_dim)
+            if self.categories is not None:
+                rows = torch.arange(8, device=x.device)
+                x = torch.stack([rows % size for size in self.categories], 1)
+        graph = self._graph(x, edge_index, edge_weight, batch, edge_attr)
+        # The first call of an encoder may draw its parameters.
+        self.block_inputs(x, graph, edge_attr)
+        self.encode(self.stages()[0][1], x, graph)
+        broken = broken_parameter(self, "encoder", "inputs.", "conv.", "blocks.")
+        if broken is not None:
+            return Certificate.refused(STEPS, math.nan, broken)
+        blocks: dict[str, Certificate] = {}
+
+        def visit(
+            name: str, block: CertifiedBlock, source: Tensor, inputs: dict[str, Any]
+        ) -> Tensor:
+            blocks[name] = block.certificate(source, graph, **inputs)
+            # A block that breaks a premise may not be able to take its steps.
+            return block(source, graph, **inputs) if blocks[name] else source
+
+        self.run(x, graph, edge_attr, visit)
+        return self.summary(blocks)
+
+    def summary(self, blocks: dict[str, Certificate]) -> Certificate:
+        """Return the certificate of the network from those of its blocks."""
+        holds = all(blocks.values())
+        reason = "Not every block descends its energy."
+        if holds:
+            reason = "Every block descends an energy of its own."
+        return Certificate(
+            theorem=STEPS,
+            holds=holds,
+            tau_max=math.inf if holds else 0.0,
+            reason=reason,
+            layers=blocks,
+            energy="the energy of every block",
+            searched=sum(block.searched for block in blocks.values()),
+        )
