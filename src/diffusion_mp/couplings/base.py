@@ -171,23 +171,13 @@ class Coupling(ABC):
 
     def check(self, v: Tensor, name: str) -> None:
         """Raise unless ``v`` is a tensor of values [N, H, D] for these nodes, on the device of the coupling."""
-        # Valid values pass in two expressions; the checks below explain the others.
-        shaped = (
-            isinstance(v, Tensor)
-            and v.dim() == 3
-            and v.size(0) == self.num_nodes
-            and v.layout is torch.strided
-        )
-        fits = (
-            shaped and (self.heads == 1 or v.size(1) in (1, self.heads)) and v.is_floating_point()
-        )
-        if not (fits and v.device == self.device):
-            errors.check_values(v, self.num_nodes, self.heads, name)
-            errors.check_device(v, name, self.device, "the coupling")
+        errors.check_values(v, self.num_nodes, self.heads, name)
+        errors.check_device(v, name, self.device, "the coupling")
 
     @property
     def T(self) -> Coupling:
         """Sᵀ as a coupling; S itself where it is known to be symmetric."""
+        # To transpose is cheaper than to find out by a pass over the entries.
         if not self.examines and self.symmetric:
             return self
         return self._transpose()
@@ -259,14 +249,17 @@ class Coupling(ABC):
 
     def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
         """(D − S) v and p, from one product with [v, 1]."""
+        # Row sums of the same product, not those of ``degree``, which may be rounded otherwise: a constant state then
+        # stays where it is to the last digit.
         values = torch.cat([v, v.new_ones(*v.shape[:2], 1)], 2)
-        moved = self._product(
-            values if v.size(1) >= self.heads else values.expand(-1, self.heads, -1)
-        )
+        if v.size(1) < self.heads:
+            values = values.expand(-1, self.heads, -1)
+        moved = self._product(values)
         degree = moved[:, :, -1:]
-        return degree * v - moved[
-            :, :, :-1
-        ], degree if convex or self.positive_semidefinite else 2 * degree
+        laplacian = degree * v - moved[:, :, :-1]
+        if convex or self.positive_semidefinite:
+            return laplacian, degree
+        return laplacian, 2 * degree
 
     @property
     def shape(self) -> torch.Size:
@@ -390,7 +383,8 @@ class Coupling(ABC):
 
     def _mapped(self, change: Callable[[Any], Any]) -> Coupling:
         """S of the parts that ``change`` makes of a tensor or a graph."""
-        # What was computed from the parts is computed again, but for promises and row boundaries.
+        # What was computed from the parts is computed again: kept, it would hold on to the graph of autograd, or to
+        # another device. Promises and row boundaries do not depend on either.
         kind = type(self)
         cached = {name for name in dir(kind) if isinstance(getattr(kind, name), cached_property)}
         cached.remove("ptr")
