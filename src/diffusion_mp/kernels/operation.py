@@ -148,7 +148,8 @@ def operation(
         cpu, triton: the fast path on every device, opaque to torch, and the GPU path: see :func:`.gpu.kernel`.
         family: the name by which the environment selects a backend; by default that of the operation.
         small: whether the formula is also the fastest way for these arguments, if no backend is named: its calls cost
-            less than those of an autograd function, and ``torch.compile`` fuses them. See :func:`few_numbers`.
+            less than those of an autograd function, and ``torch.compile`` fuses them. It gets them as they come, and
+            says yes to tensors of one dtype only; the first argument is one. See :func:`few_numbers`.
         dtype: the argument whose dtype the (first) result is cast to.
     """
     rows = {
