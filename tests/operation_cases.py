@@ -9,12 +9,6 @@ from diffusion_mp.export.plain import FORMULAS
 from diffusion_mp.graph.ops import Compressed, Pattern
 from diffusion_mp.kernels import linear_attention, pairwise
 from diffusion_mp.kernels.linear_attention import Terms, linear_rows
-from diffusion_mp.kernels.log_linear_attention import (
-    Receivers,
-    Senders,
-    log_linear_pool,
-    log_linear_read,
-)
 from diffusion_mp.kernels.neumann.stencil import Stencil
 from diffusion_mp.kernels.pairwise.scores import Weighting
 from diffusion_mp.kernels.sparse_flow import Features, sparse_flow_potentials
@@ -26,8 +20,6 @@ BATCHES = {"one graph": None, "ragged": torch.tensor([0, 5, 5, 6, 13])}
 DERIVED = (
     linear_attention._attention_backward,
     pairwise._backward,
-    log_linear_pool,
-    log_linear_read,
 )
 OPERATIONS = {operation.name: operation for operation in (*FORMULAS, *DERIVED)}
 
@@ -58,7 +50,6 @@ def arguments(ptr: Tensor | None) -> dict[str, list[tuple[Any, ...]]]:
     without_friction = Features(q, k, q[..., :0], k[..., :0])
     mixed = Terms(ptr, 1.0, 0.5, True)
     alike = Terms(ptr, 1.0, 0.0, True)
-    senders = Senders(k, draw(N, H, 2), v)
     scores = draw(40, H), draw(40, 2 * H)[:, :H]
 
     def log_sum(x: Tensor) -> Tensor:
@@ -81,13 +72,6 @@ def arguments(ptr: Tensor | None) -> dict[str, list[tuple[Any, ...]]]:
         "linear_attention_backward": [
             (v, q, k, v, linear_rows(q, k, v, mixed, backend="cpu"), mixed),
             (q, q, None, None, linear_rows(q, q, q, alike, backend="cpu"), alike),  # in all roles
-        ],
-        "log_linear_attention": [
-            (Receivers(q, given), senders, ptr) for given in (None, draw(N, H, 3)[..., :2])
-        ],
-        "log_linear_pool": [(senders,)],
-        "log_linear_read": [
-            (Receivers(q, given), log_linear_pool(senders)) for given in (None, few[..., [0, 0]])
         ],
         "pairwise_attention": [
             *((q, k, v, ptr, score, True, False, False) for score in ("exp", "sigmoid")),

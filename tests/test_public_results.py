@@ -11,13 +11,7 @@ from diffusion_mp.couplings import with_constant
 from diffusion_mp.diagnostics import Perturbation
 from diffusion_mp.diffusivities import FrictionAttention, ScaledDiffusivity, SumDiffusivity
 from diffusion_mp.energies import Certificate
-from diffusion_mp.kernels.log_linear_attention import (
-    Pooled,
-    Receivers,
-    Senders,
-    log_linear_pool,
-    log_linear_read,
-)
+from diffusion_mp.kernels.log_linear_attention import log_linear_pool, log_linear_read
 from diffusion_mp.kernels.neumann import Boundary, neumann_product
 from diffusion_mp.kernels.pairwise import log_score
 from diffusion_mp.kernels.sparse_flow import (
@@ -72,8 +66,7 @@ def test_small_functions_and_halves_of_kernels():
     log_k = randn(6, 1, 4, seed=1)
     shift = randn(6, 1, 1, seed=2)
     v = randn(6, 1, 3, seed=3)
-    sums = Pooled(*log_linear_pool(Senders(log_k, shift, v)))
-    found = log_linear_read(Receivers(log_q, None), sums).values
+    found, _ = log_linear_read(log_q, None, *log_linear_pool(log_k, shift, v))
     weight = torch.einsum("ihf,jhf->hij", log_q.exp(), (log_k + shift).exp())
     assert_close(found, torch.einsum("hij,jhd->ihd", weight / weight.sum(2, keepdim=True), v))
     x = randn(4, 2, 3)

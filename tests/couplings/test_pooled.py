@@ -10,8 +10,8 @@ from diffusion_mp.couplings import (
     PooledCoupling,
     merged,
 )
+from diffusion_mp.kernels import log_linear_attention
 from diffusion_mp.kernels.linear_attention import blocked
-from diffusion_mp.kernels.log_linear_attention import blocked as log_blocked
 from helpers import close, draw
 
 NODES = 23
@@ -35,7 +35,7 @@ def test_merged_sums_give_the_product_and_its_gradients(
     make, scale, sizes, height, backend, generator, monkeypatch
 ):
     """Features from e^-1000 to e^1000: without shifts that merge, sums over a block overflow or vanish."""
-    monkeypatch.setattr(log_blocked, "BLOCK", height * 2 * 3 * 5)
+    monkeypatch.setattr(log_linear_attention, "CHUNK", height * 2 * 3 * 5)
     monkeypatch.setattr(blocked, "BLOCK", height * 2 * 5)
     monkeypatch.setattr(blocked, "SMALL", height * 2 * 5)
     monkeypatch.setenv("DIFFUSION_MP_BACKEND", backend)

@@ -54,10 +54,10 @@ class Called:
     ) -> None:
         self.operation = operation
         self.backend = backend
-        self.flat, _, _ = operation._signature.bind(given, narrow=False)
+        self.flat, _, _ = operation.signature.bind(given, narrow=False)
         places = {place for places, *_ in operation._derivatives or [] for place in places}
         self.places = [place for place in sorted(places) if self.flat[place] is not None]
-        count = len(operation._signature.results)
+        count = len(operation.signature.results)
         self.results = [place for place in range(count) if place not in operation._without_grad]
         if operation.name == "pairwise_attention" and not given[-1]:
             self.results = [0]  # the logarithms of the sums are right where they are asked for
@@ -70,10 +70,8 @@ class Called:
         flat = list(self.flat)
         for place, x in zip(self.places, inputs, strict=True):
             flat[place] = x
-        out = self.operation(*self.operation._signature.unflatten(flat), backend=self.backend)
-        results = out if self.operation._signature.several else (out,)
-        if self.operation.name == "log_linear_pool":  # each way subtracts exponents of its own
-            results = (out.sums * out.shift.exp(),)
+        out = self.operation(*self.operation.signature.unflatten(flat), backend=self.backend)
+        results = out if self.operation.signature.several else (out,)
         return torch.cat([results[place].flatten() for place in self.results])
 
 

@@ -64,7 +64,7 @@ def test_registered_operations_pass_opcheck(name: str, backend: str, batch: str)
             x.float().requires_grad_(place in leaves)
             if isinstance(x, Tensor) and x.is_floating_point()
             else x
-            for place, x in enumerate(operation._signature.bind(given, narrow=False)[0])
+            for place, x in enumerate(operation.signature.bind(given, narrow=False)[0])
         ]
         torch.library.opcheck(operation.written_out()[0], (*flat, backend))
 

@@ -7,18 +7,13 @@ import pytest
 import torch
 from kernel_cases import DOUBLE, assert_same, randn
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from diffusion_mp.kernels import log_linear_attention
 from diffusion_mp.kernels.log_linear_attention import (
-    Receivers,
-    Senders,
-    blocked,
     log_linear_entries,
+    log_linear_logsumexp,
+    log_linear_product,
 )
-
-from diffusion_mp.kernels.log_linear_attention import log_linear_logsumexp, log_linear_product  # isort: skip
 from diffusion_mp.testing import tolerance
 
 FEATURES = 5
@@ -52,12 +47,10 @@ def test_the_reference_is_what_is_written_out(given, generator):
 
 
 @pytest.mark.parametrize("samples", [1, SAMPLES])
-@pytest.mark.parametrize("block", [333, 1 << 18])
-@pytest.mark.parametrize("slack", [40.0, -1.0], ids=["separable", "general"])
+@pytest.mark.parametrize("chunk", [1, 1 << 20], ids=["one by one", "at once"])
 @pytest.mark.parametrize("what", ["normalised", "product", "logsumexp"])
-def test_values_and_gradients(batch, what, slack, block, samples, generator, monkeypatch):
-    monkeypatch.setattr(blocked, "BLOCK", block)
-    monkeypatch.setattr(blocked, "SLACK", slack)
+def test_values_and_gradients(batch, what, chunk, samples, generator, monkeypatch):
+    monkeypatch.setattr(log_linear_attention, "CHUNK", chunk)
     ptr, n = batch
     log_q, log_k, v, row_shift, col_shift = draw(n, generator, samples=samples)
 
@@ -95,7 +88,7 @@ def far_apart(scale: float, generator: torch.Generator) -> list[Tensor]:
     return [torch.round(8 * t) / 8 for t in (log_q, log_k, v, scale * col_shift)]
 
 
-# Bounds within the slack of the maxima, about at it, beyond it, and exponents of ±10⁴.
+# Differences that float32 resolves, those that it does not, and exponents of ±10⁴.
 SCALES = [1.0, 3.0, 7.0, 14.0, 3500.0]
 
 
@@ -107,8 +100,7 @@ def run(function, inputs: list[Tensor], weight: Tensor, dtype: torch.dtype) -> l
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_exponents_far_apart_cost_no_accuracy_in_float32(scale, generator, monkeypatch):
-    monkeypatch.setattr(blocked, "BLOCK", 333)  # eight nodes
+def test_exponents_far_apart_cost_no_accuracy_in_float32(scale, generator):
     log_q, log_k, v, col_shift = far_apart(scale, generator)
     row_shift = (
         -torch.round(8 * log_linear_logsumexp(log_q, log_k, col_shift, backend="reference")) / 8
@@ -135,16 +127,8 @@ def test_exponents_far_apart_cost_no_accuracy_in_float32(scale, generator, monke
     )
 
 
-def test_which_bound_is_taken(generator):
-    """All samples share a bound where one exp per feature and one per sample suffice, and only there."""
-    taken = {
-        scale: len(blocked._bounds(Senders(*(x.transpose(0, 1) for x in (log_k, col_shift, v)))))
-        == 1
-        for scale in SCALES
-        for _, log_k, v, col_shift in [far_apart(scale, generator)]
-    }
-    assert taken == {1.0: True, 3.0: True, 7.0: False, 14.0: False, 3500.0: False}
-    # Node 0 has the largest weight, node 1 the larger product: a bound of both maxima would be 200 nats above it.
+def test_the_shift_is_the_maximum_of_a_product_of_weight_and_feature():
+    """Node 0 has the largest weight, node 1 the larger product: maxima taken apart would be 200 nats above it."""
     log_k = torch.tensor([-200.0, 0.0]).view(2, 1, 1)
     col_shift = torch.tensor([150.0, 0.0]).view(2, 1, 1)
     lse = log_linear_logsumexp(torch.zeros(2, 1, 1), log_k, col_shift)
@@ -154,29 +138,19 @@ def test_which_bound_is_taken(generator):
     assert torch.equal(out, torch.full((2, 1, 1), 7.0))
 
 
-class Largest(TorchDispatchMode):
-    """Remembers the largest tensor that any operation returned."""
-
-    entries = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.entries = max(
-            [self.entries, *(t.numel() for t in tree_leaves(out) if isinstance(t, Tensor))]
-        )
-        return out
-
-
-@pytest.mark.parametrize("size", [1, 20, 2000])
-def test_no_tensor_is_larger_than_a_block_or_an_input(size, generator, monkeypatch):
-    monkeypatch.setattr(blocked, "BLOCK", 1 << 13)
-    n = 2000
-    ptr = torch.arange(0, n + 1, size)
-    log_q, log_k, v, row_shift, col_shift = (t.detach() for t in draw(n, generator))
-    with Largest() as largest:
-        for shifts in (None, row_shift):
-            receivers = Receivers(log_q, shifts)
-            senders = Senders(log_k, col_shift, v)
-            grad = blocked.attention(receivers, senders, ptr)
-            blocked.attention_backward(grad, receivers, senders, ptr)
-    assert largest.entries <= max(log_q.numel(), blocked.BLOCK)
+def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_samples(generator, monkeypatch):
+    monkeypatch.setattr(log_linear_attention, "CHUNK", 1000)
+    kept = {}
+    for samples in (2, 8):
+        log_q, log_k, v, row_shift, col_shift = draw(100, generator, samples=samples)
+        for shift in (None, row_shift):
+            tensors = {}
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda t, tensors=tensors: tensors.setdefault(t.data_ptr(), t), lambda t: t
+            ):
+                log_linear_product(log_q, log_k, v, shift, col_shift)
+            kept[samples, shift is None] = sum(
+                t.numel() for t in tensors.values() if t.numel() >= log_q.numel()
+            )
+    assert kept[2, True] == kept[8, True]
+    assert kept[2, False] == kept[8, False]

@@ -16,7 +16,6 @@ from diffusion_mp.errors import check_flags, check_tensor, describe
 from diffusion_mp.graph.cache import cached_property
 from diffusion_mp.graph.ops import max_rows
 from diffusion_mp.kernels import log_linear_attention as kernels
-from diffusion_mp.kernels.log_linear_attention import Pooled, Receivers, Senders
 
 
 class LogTerms(NamedTuple):
@@ -155,17 +154,17 @@ class LogLowRankCoupling(PooledCoupling):
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         log_key, col_shift = heads_of(v, self.log_key, self.col_shift)
-        return Sums(*kernels.log_linear_pool(Senders(log_key, col_shift, v)))
+        return Sums(*kernels.log_linear_pool(log_key, col_shift, v))
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         if self.row_shift is None:
             row_shift = self.row_shift
         else:
             row_shift = heads_of(v, self.row_shift)[0]
-        receivers = Receivers(heads_of(v, self.log_query)[0], row_shift)
-        return kernels.log_linear_read(
-            receivers, Pooled(sums.totals, cast("Tensor", sums.shift))
-        ).values.to(v.dtype)
+        (log_query,) = heads_of(v, self.log_query)
+        shift = cast("Tensor", sums.shift)
+        rows, _ = kernels.log_linear_read(log_query, row_shift, sums.totals, shift)
+        return rows.to(v.dtype)
 
     def block(self, rows: slice) -> PooledCoupling:
         terms = self.log_query[rows], self.log_key[rows], None, self.col_shift[rows]

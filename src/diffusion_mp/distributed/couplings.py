@@ -16,7 +16,7 @@ from diffusion_mp.couplings import Coupling, LogLowRankCoupling, PooledCoupling,
 from diffusion_mp.couplings.log_low_rank import LogTerms
 from diffusion_mp.distributed.parallel import all_merged, all_reduce
 from diffusion_mp.graph.cache import cached_property
-from diffusion_mp.kernels.log_linear_attention import Pooled, Receivers, log_linear_read
+from diffusion_mp.kernels.log_linear_attention import log_linear_read
 from diffusion_mp.models.inference import PartialCoupling
 
 Exchange = Callable[[Tensor], Tensor]
@@ -78,11 +78,8 @@ class SummedCoupling(_OverRanks):
         shift = cast("Tensor", counts.shift)
         most = shift.amax(1, keepdim=True)
         terms = LogTerms(log_query, log_key, col_shift, None).around(most.squeeze((1, 3)))
-        pooled = Pooled(counts.totals, shift - most)
-        row_shift = (
-            -math.log(col_shift.size(2))
-            - log_linear_read(Receivers(terms.log_query, None), pooled).log_sum
-        )
+        _, log_sum = log_linear_read(terms.log_query, None, counts.totals, shift - most)
+        row_shift = -math.log(col_shift.size(2)) - log_sum
         keys = self.exchange(terms.log_key)
         shifts = self.exchange(terms.col_shift)
         queries = pad(

@@ -15,7 +15,6 @@ from diffusion_mp.errors import check_kind
 from diffusion_mp.graph.ops import Size
 from diffusion_mp.kernels import (
     linear_attention,
-    log_linear_attention,
     neumann,
     pairwise,
     sparse_flow,
@@ -180,8 +179,8 @@ def for_batches(
     operation: Operation[Any], reference: Formula | None = None, *, masked: bool = True
 ) -> Formula:
     """Return the reference for one graph or a stacked batch, where scores of missing nodes are −∞ if ``masked``."""
-    compute = reference or operation._table["reference"].run
-    signature = operation._signature
+    compute = reference or operation.formula
+    signature = operation.signature
     names = [name.rpartition(".")[2] for name in signature.flat]
 
     def formula(*args: Any) -> Any:
@@ -278,10 +277,7 @@ FORMULAS: dict[Operation[Any], Formula | None] = {
     linear_attention.trilinear: _linear_product,
     linear_attention.linear_rows: _linear_rows,
     pairwise._attention: for_batches(pairwise._attention, attention_by_logarithms),
-    **{
-        operation: for_batches(operation)
-        for operation in (log_linear_attention._attention, *BATCHED)
-    },
+    **{operation: for_batches(operation) for operation in BATCHED},
     reference._support: _sparse_flow_support,
     stencil._transform: _neumann_transform,
 }

@@ -148,7 +148,8 @@ def operation(
         cpu, triton: the fast path on every device, opaque to torch, and the GPU path: see :func:`.gpu.kernel`.
         family: the name by which the environment selects a backend; by default that of the operation.
         small: whether the formula is also the fastest way for these arguments, if no backend is named: its calls cost
-            less than those of an autograd function, and ``torch.compile`` fuses them. See :func:`few_numbers`.
+            less than those of an autograd function, and ``torch.compile`` fuses them. It gets them as they come, and
+            says yes to tensors of one dtype only; the first argument is one. See :func:`few_numbers`.
         dtype: the argument whose dtype the (first) result is cast to.
     """
     rows = {
@@ -162,19 +163,20 @@ def operation(
 
 def few_numbers(*tensors: Tensor) -> bool:
     """Return whether these are so few numbers, on the CPU and in one dtype, that plain torch is the fastest."""
-    if torch.compiler.is_compiling():
-        if exporting():
-            return False
-        most = 8 * FEW
-    elif torch.is_grad_enabled() and _requires_grad(tensors):
-        most = FEW
-    else:
-        most = 32 * FEW
-    dtype = tensors[0].dtype
+    first = tensors[0].dtype
+    largest = 0
+    trained = False
     for x in tensors:
-        if x.dtype != dtype or not x.is_cpu or x.numel() > most or type(x) not in PLAIN:
+        if x.dtype != first or not x.is_cpu or type(x) not in PLAIN:
             return False
-    return dtype in ALREADY and (torch.compiler.is_compiling() or values_only())
+        largest = max(largest, x.numel())
+        trained = trained or x.requires_grad
+    if first not in ALREADY:
+        return False
+    if torch.compiler.is_compiling():
+        return largest <= 8 * FEW and not exporting()
+    most = FEW if trained and torch.is_grad_enabled() else 32 * FEW
+    return largest <= most and values_only()
 
 
 def _requires_grad(values: Sequence[Any]) -> bool:
@@ -333,9 +335,10 @@ class Operation(Generic[T]):
         self.__doc__ = shapes.__doc__
         self.name = name
         self.family = family
+        self.formula = table["reference"].run
         self._table = table
         self._small = small
-        self._signature = signature = Signature(shapes, dtype)
+        self.signature = signature = Signature(shapes, dtype)
         FAMILIES.add(family)
         # The first that does not decline on the CPU: GPU kernels do unless they are named.
         self._on_cpu = table["cpu" if "cpu" in table else "reference"].run
@@ -364,14 +367,18 @@ class Operation(Generic[T]):
 
         A backend runs directly, as an autograd function, or, where torch has to see it, as the registered operation.
         """
-        signature = self._signature
+        signature = self.signature
         if backend != "auto" or VARIABLE in os.environ:
             backend = requested(self.family, backend)
+        # Few numbers are of one dtype, on the CPU, and nothing looks in: the formula needs no preparation, which would
+        # take as long as the arithmetic.
+        if backend == "auto" and self._small is not None and self._small(*args):
+            with without_autocast(args[0]):
+                out: Any = self.formula(*args)
+            return signature.returned(*out) if signature.several else out
         if self._only_formula or differentiated_inside():
             backend = "reference"
         flat, args, dtype = signature.bind(args, narrow=backend != "reference")
-        if backend == "auto" and self._small is not None and self._small(*args):
-            backend = "reference"
         if backend == "reference":
             out = self._compute(flat, backend, args)
         elif (
@@ -399,23 +406,23 @@ class Operation(Generic[T]):
             run = choose(self.family, backend, self._table, *args)
         with without_autocast(tensor):
             out = run(*args)
-        return tuple(out) if self._signature.several else out
+        return tuple(out) if self.signature.several else out
 
     def _run(self, *inputs: Any) -> Any:
         """Run as the registered operation does, on flat arguments and the backend."""
         *flat, backend = inputs
-        return self._compute(flat, backend, self._signature.unflatten(flat))
+        return self._compute(flat, backend, self.signature.unflatten(flat))
 
     def written_out(self, formula: Formula | None = None) -> tuple[Any, Formula]:
         """Return the registered operation, and a formula, by default its own, as a function of flat arguments."""
         namespace, _, name = self._qualified.partition("::")
         return getattr(getattr(torch.ops, namespace), name).default, self._flat(
-            formula or self._table["reference"].run
+            formula or self.formula
         )
 
     def _flat(self, formula: Formula) -> Formula:
         """Return a formula as a function of flat arguments of any dtypes, with a tensor or a plain tuple as result."""
-        signature = self._signature
+        signature = self.signature
 
         def run(*flat: Any) -> Any:
             wide = list(flat[: len(signature.flat)])
@@ -441,7 +448,7 @@ class Operation(Generic[T]):
                 parameter with that default, else zeros. What it calls should be differentiable for higher derivatives:
                 operations are.
         """
-        signature = self._signature
+        signature = self.signature
         flat = list(signature.flat)
         results = signature.results
         derivatives = []
@@ -472,8 +479,8 @@ class Operation(Generic[T]):
 
     def _keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Save what the derivatives need, tensors by ``save_for_backward``."""
-        results = output if self._signature.several else (output,)
-        count = len(self._signature.flat)
+        results = output if self.signature.several else (output,)
+        count = len(self.signature.flat)
         values = (*inputs[:count], *results)
         tensors: dict[str, Tensor] = {}
         ctx.others = {"backend": inputs[count]}
@@ -489,7 +496,7 @@ class Operation(Generic[T]):
         out: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         if all(grad is None for grad in grads):
             return tuple(out)
-        signature = self._signature
+        signature = self.signature
         values = ctx.others | dict(zip(ctx.tensors, ctx.saved_tensors, strict=True))
         if self._derivatives is None:
             places = [place for place in range(len(signature.flat)) if ctx.needs_input_grad[place]]
@@ -517,15 +524,15 @@ class Operation(Generic[T]):
         self, values: Mapping[str, Any], places: Sequence[int], grads: Sequence[Tensor | None]
     ) -> tuple[Tensor, ...]:
         """Return the gradients of the arguments at ``places``; the forward pass is repeated by the formula."""
-        flat = [values[name] for name in self._signature.flat]
+        flat = [values[name] for name in self.signature.flat]
         with torch.enable_grad():
             inputs = [
                 flat[place].view_as(flat[place]) for place in places
             ]  # views tell equal tensors apart
             for place, x in zip(places, inputs, strict=True):
                 flat[place] = x
-            out = self._flat(self._table["reference"].run)(*flat)
-            pairs = zip(out if self._signature.several else (out,), grads, strict=True)
+            out = self._flat(self.formula)(*flat)
+            pairs = zip(out if self.signature.several else (out,), grads, strict=True)
             used = [
                 (x.to(grad.dtype), grad)
                 for x, grad in pairs
@@ -560,6 +567,6 @@ def _by_position(formula: Formula) -> tuple[Formula, list[str]]:
         return formula, list(inspect.signature(formula).parameters)
     call: Operation[Any] = formula
     return lambda *values: call(*values[:-1], backend=values[-1]), [
-        *call._signature.arguments,
+        *call.signature.arguments,
         "backend",
     ]

@@ -1,26 +1,30 @@
-"""Attention through positive features given by their logarithms, with samples of log weights: O(N), safe in float32."""
+"""Attention through positive features given by their logarithms, with samples of log weights: O(N), safe in float32.
 
+For every sample this is linear attention. With M_r = max_j (log k_jr + b_j) over the senders of a graph, the features
+
+    K_jr = exp(log k_jr + b_j − M_r),  Q_ir = exp(log q_ir + M_r − max_r (log q_ir + M_r))
+
+have the same entries after row normalisation. None overflows, and no row underflows: with the largest feature r of row
+i, Q_ir = 1 and Σ_j K_jr ≥ 1. Samples are heads of linear attention; those of a large graph are taken a few at a time.
+"""
+
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from diffusion_mp.kernels.log_linear_attention import blocked, reference
-from diffusion_mp.kernels.log_linear_attention.reference import (
-    LogLinearRows,
-    Pooled,
-    Receivers,
-    Senders,
-)
-from diffusion_mp.kernels.operation import Backend, empty_like, operation
-from diffusion_mp.kernels.precision import accumulating
+from diffusion_mp.graph.ops import max_rows
+from diffusion_mp.kernels.linear_attention import linear_attention, linear_product
+from diffusion_mp.kernels.operation import Backend
+from diffusion_mp.kernels.precision import accumulating, without_autocast
+from diffusion_mp.runtime.torch_private import differentiated_inside
 
 __all__ = [
-    "Pooled",
-    "Receivers",
-    "Senders",
     "log_linear_entries",
     "log_linear_logsumexp",
     "log_linear_pool",
@@ -28,84 +32,9 @@ __all__ = [
     "log_linear_read",
 ]
 
-FAMILY = "log_linear_attention"
-CHUNK = 1 << 20  # entries of log features that are gathered at once, 4 MiB in float32
-
-
-@operation(FAMILY, formula=reference.attention, cpu=blocked.attention)
-def _attention(receivers: Receivers, senders: Senders, ptr: Tensor | None) -> LogLinearRows:
-    return blocked.empty_results(receivers, senders.col_shift.size(2), senders.v.size(2))
-
-
-@operation(
-    f"{FAMILY}_backward",
-    family=FAMILY,
-    formula=reference.attention_backward,
-    cpu=blocked.attention_backward,
-)
-def _attention_backward(
-    grad: LogLinearRows, receivers: Receivers, senders: Senders, ptr: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return (*blocked.empty_gradients(receivers, senders.col_shift.size(2)), *empty_like(*senders))
-
-
-@operation("log_linear_pool", family=FAMILY, formula=reference.pool, cpu=blocked.pool)
-def log_linear_pool(senders: Senders) -> Pooled:
-    """Return the sums that all rows of attention read, for one graph or a part of it.
-
-    Examples:
-        >>> pooled = log_linear_pool(Senders(k.log(), torch.zeros(6, 2, 1), torch.rand(6, 2, 4)))
-        >>> pooled.sums.shape  # [heads, samples, features, channels + 1]
-        torch.Size([2, 1, 3, 5])
-    """
-    log_k, col_shift, v = senders
-    shape = (log_k.size(1), col_shift.size(2), log_k.size(2))
-    return Pooled(v.new_empty(*shape, v.size(2) + 1), v.new_empty(*shape, 1, dtype=torch.float64))
-
-
-@operation(
-    "log_linear_pool_backward",
-    family=FAMILY,
-    formula=reference.pool_backward,
-    cpu=blocked.pool_backward,
-)
-def _pool_backward(
-    grad_sums: Tensor, senders: Senders, shift: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    return empty_like(*senders)
-
-
-@operation("log_linear_read", family=FAMILY, formula=reference.read, cpu=blocked.read)
-def log_linear_read(receivers: Receivers, pooled: Pooled) -> LogLinearRows:
-    """Return the rows of :func:`log_linear_product`, ``values`` [n, H, D], for some receivers and all senders' sums.
-
-    In at least float32. Without given shifts also the log-normalisers of the rows.
-
-    Examples:
-        >>> v, zero = torch.rand(6, 2, 4), torch.zeros(6, 2, 1)
-        >>> pooled = log_linear_pool(Senders(k.log(), zero, v))
-        >>> rows = log_linear_read(Receivers(q[:2].log(), None), pooled).values
-        >>> torch.allclose(rows, log_linear_product(q.log(), k.log(), v, None, zero)[:2], atol=1e-6)
-        True
-    """
-    return blocked.empty_results(receivers, pooled.sums.size(1), pooled.sums.size(3) - 1)
-
-
-@operation(
-    "log_linear_read_backward",
-    family=FAMILY,
-    formula=reference.read_backward,
-    cpu=blocked.read_backward,
-)
-def _read_backward(
-    grad: LogLinearRows, receivers: Receivers, pooled: Pooled
-) -> tuple[Tensor, Tensor, Tensor]:
-    return (*blocked.empty_gradients(receivers, pooled.sums.size(1)), empty_like(pooled.sums))
-
-
-_attention.derivatives({"receivers senders": _attention_backward})
-log_linear_pool.derivatives({"senders": _pool_backward})
-log_linear_read.derivatives({"receivers pooled.sums": _read_backward})
+#: Entries of features that are held at once, 4 MiB in float32: calls of torch cost nothing beside the arithmetic of so
+#: many, and memory does not grow with the samples of a graph beyond.
+CHUNK = 1 << 20
 
 
 def log_linear_product(
@@ -121,26 +50,40 @@ def log_linear_product(
     r"""out_i = Σ_s Σ_j Σ_r exp(log_q_ir + log_k_jr + a_is + b_js) v_j over the nodes j of i's graph.
 
     Without a it is −logsumexp − log K, and the result the mean over K samples of row-normalised kernel attention
-    (Algorithm 1 of the slides, with Gumbel noise b = g/τ). With q and k, a and b exchanged, it is the transpose. All is
-    done in log space until the largest exponent of a feature and sample is subtracted. O(N K F D) time and
-    O(N (K + F + D)) memory, also in the backward pass.
+    (Algorithm 1 of the slides, with Gumbel noise b = g/τ). With q and k, a and b exchanged, it is the transpose. One
+    linear attention per sample, in O(N K F D) time and O(N (K + F + D)) memory, also in the backward pass.
 
     Args:
         log_q, log_k, v: logarithms of the positive features of receivers and senders, and values.
         row_shift, col_shift: a and b per node, head and sample; without a, rows of a sample are divided by their sum.
         ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
-        backend: how it is computed; see `kernels.operation`.
+        backend: of linear attention; see `kernels.operation`.
 
     Examples:
         >>> v, zero = torch.rand(6, 2, 4), torch.zeros(6, 2, 1)
-        >>> found = log_linear_product(q.log(), k.log(), v, zero, zero)
-        >>> torch.allclose(found, torch.einsum("ihf,jhf,jhd->ihd", q, k, v), atol=1e-5)
+        >>> out = log_linear_product(q.log(), k.log(), v, zero, zero)
+        >>> torch.allclose(out, torch.einsum("ihf,jhf,jhd->ihd", q, k, v), atol=1e-5)
         True
     """
-    rows = _attention(
-        Receivers(log_q, row_shift), Senders(log_k, col_shift, v), ptr, backend=backend
-    )
-    return rows.values.to(v.dtype)
+    (log_q, log_k, col_shift, values), dtype = accumulating(log_q, log_k, col_shift, v)
+
+    def normalised(log_q: Tensor, log_k: Tensor, v: Tensor, b: Tensor) -> Tensor:
+        query, key, _ = _features(log_q, log_k, b, ptr)
+        rows = linear_attention(query, key, _by_sample(v, b), ptr, backend=backend)
+        return rows.unflatten(1, b.shape[1:]).sum(2)
+
+    def weighted(log_q: Tensor, log_k: Tensor, v: Tensor, b: Tensor, a: Tensor) -> Tensor:
+        query, key, top = _features(log_q, log_k, b, ptr)
+        rows = linear_product(query, key, _by_sample(v, b), ptr, backend=backend)
+        weight = (a + top).exp().unsqueeze(3)
+        return (weight * rows.unflatten(1, b.shape[1:])).sum(2)
+
+    with without_autocast(values):
+        if row_shift is None:
+            total = sum(_in_groups(normalised, (log_q, log_k, values), col_shift))
+            return (total / col_shift.size(2)).to(dtype)
+        row_shift = row_shift.to(log_q.dtype)
+        return sum(_in_groups(weighted, (log_q, log_k, values), col_shift, row_shift)).to(dtype)
 
 
 def log_linear_logsumexp(
@@ -156,13 +99,78 @@ def log_linear_logsumexp(
     The log-normaliser of a row of :func:`log_linear_product`, in at least float32, in O(N K F) time.
 
     Examples:
-        >>> found = log_linear_logsumexp(q.log(), k.log(), torch.zeros(6, 2, 1))
-        >>> torch.allclose(found, torch.einsum("ihf,jhf->ih", q, k).log().unsqueeze(2), atol=1e-5)
+        >>> log_sum = log_linear_logsumexp(q.log(), k.log(), torch.zeros(6, 2, 1))
+        >>> torch.allclose(log_sum, torch.einsum("ihf,jhf->ih", q, k).log().unsqueeze(2), atol=1e-5)
         True
     """
-    return _attention(
-        Receivers(log_q, None), Senders(log_k, col_shift, log_q[:, :, :0]), ptr, backend=backend
-    ).log_sum
+    (log_q, log_k, col_shift), _ = accumulating(log_q, log_k, col_shift)
+
+    def log_sum(log_q: Tensor, log_k: Tensor, b: Tensor) -> Tensor:
+        query, key, top = _features(log_q, log_k, b, ptr)
+        one = torch.ones_like(key[:, :, :1])
+        count = linear_product(query, key, one, ptr, backend=backend)
+        return count.view_as(top).log() + top
+
+    with without_autocast(log_q):
+        return torch.cat(_in_groups(log_sum, (log_q, log_k), col_shift), dim=2)
+
+
+def log_linear_pool(
+    log_k: Float[Tensor, "N H F"], col_shift: Float[Tensor, "N H K"], v: Float[Tensor, "N H D"]
+) -> tuple[Float[Tensor, "H K F E"], Float[Tensor, "H K F one"]]:
+    """Return U_sr = Σ_j exp(log_k_jr + b_js − M_sr) [v_j, 1] over the nodes of one graph, or a part of it, and M.
+
+    exp(M − M′) U has the shift M′, and so sums of parts merge. M is in double precision, without a gradient.
+
+    Examples:
+        >>> sums, shift = log_linear_pool(k.log(), torch.zeros(6, 2, 1), torch.rand(6, 2, 4))
+        >>> sums.shape, shift.shape  # [heads, samples, features, channels + 1]
+        (torch.Size([2, 1, 3, 5]), torch.Size([2, 1, 3, 1]))
+    """
+    (log_k, col_shift, v), _ = accumulating(log_k, col_shift, v)
+    values = pad(v, (0, 1), value=1.0)
+
+    def pool(log_k: Tensor, values: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        # A row more, since the maximum over no sender is not defined.
+        exponents = pad(
+            log_k.unsqueeze(2) + b.unsqueeze(3), (0, 0, 0, 0, 0, 0, 0, 1), value=-torch.inf
+        )
+        shift = exponents.detach().amax(0)
+        key = (exponents[:-1] - _finite(shift)).exp()
+        return torch.einsum("jhsr,jhd->hsrd", key, values), shift
+
+    with without_autocast(v):
+        parts = _in_groups(pool, (log_k, values), col_shift)
+    sums, shifts = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
+    return sums, shifts.double().unsqueeze(3)
+
+
+def log_linear_read(
+    log_q: Float[Tensor, "N H F"],
+    row_shift: Float[Tensor, "N H K"] | None,
+    sums: Float[Tensor, "H K F E"],
+    shift: Float[Tensor, "H K F one"],
+) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "N H K"]]:
+    """Return the rows of :func:`log_linear_product` for some receivers, and L, from the sums over all senders.
+
+    Examples:
+        >>> v, zero = torch.rand(6, 2, 4), torch.zeros(6, 2, 1)
+        >>> rows, _ = log_linear_read(q[:2].log(), None, *log_linear_pool(k.log(), zero, v))
+        >>> torch.allclose(rows, log_linear_product(q.log(), k.log(), v, None, zero)[:2], atol=1e-6)
+        True
+    """
+    (log_q, sums), _ = accumulating(log_q, sums)
+
+    with without_autocast(log_q):
+        query, top = _queries(log_q, shift.squeeze(3).to(log_q.dtype))
+        total = torch.einsum("ihsr,hsrd->ihsd", query, sums)
+        values = total[..., :-1]
+        count = total[..., -1]
+        log_sum = count.log() + top
+        if row_shift is None:
+            return (values / count.unsqueeze(3)).mean(2), log_sum
+        weight = (row_shift.to(log_q.dtype) + top).exp()
+        return (weight.unsqueeze(3) * values).sum(2), log_sum
 
 
 def log_linear_entries(
@@ -177,8 +185,61 @@ def log_linear_entries(
         torch.Size([12, 2])
     """
     (log_q, log_k), _ = accumulating(log_q, log_k)
+
+    def entries(edge_index: Tensor, log_q: Tensor, log_k: Tensor) -> Tensor:
+        source, target = edge_index
+        return (log_q.index_select(0, target) + log_k.index_select(0, source)).logsumexp(2)
+
     most = max(1, CHUNK // max(1, log_q[:1].numel()))
-    if edge_index.size(1) <= most or torch.compiler.is_compiling():
-        return reference.entries(edge_index, log_q, log_k)
-    again = partial(checkpoint, reference.entries, use_reentrant=False, preserve_rng_state=False)
-    return torch.cat([again(part, log_q, log_k) for part in edge_index.split(most, 1)])
+    if torch.compiler.is_compiling() or edge_index.size(1) <= most:
+        return entries(edge_index, log_q, log_k)
+    run = _again_in_backward(entries)
+    return torch.cat([run(part, log_q, log_k) for part in edge_index.split(most, 1)])
+
+
+def _features(
+    log_q: Tensor, log_k: Tensor, b: Tensor, ptr: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return Q and K with samples as heads, and the logarithm by which Q was divided, [N, H, K]."""
+    exponents = log_k.unsqueeze(2) + b.unsqueeze(3)
+    shift = max_rows(exponents.detach(), ptr)
+    query, top = _queries(log_q, shift)
+    return query.flatten(1, 2), (exponents - _finite(shift)).exp().flatten(1, 2), top
+
+
+def _queries(log_q: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    # A feature that no sender has keeps its shift of −∞, so that it is zero and never the largest.
+    exponents = log_q.unsqueeze(2) + shift
+    top = _finite(exponents.detach().amax(3))
+    return (exponents - top.unsqueeze(3)).exp(), top
+
+
+def _by_sample(v: Tensor, b: Tensor) -> Tensor:
+    return v.unsqueeze(2).expand(-1, -1, b.size(2), -1).flatten(1, 2)
+
+
+def _finite(shift: Tensor) -> Tensor:
+    """Replace −∞ by zero, since −∞ − (−∞) is NaN."""
+    return shift.masked_fill(shift.isneginf(), 0.0)
+
+
+def _in_groups(
+    run: Callable[..., Any], features: tuple[Tensor, ...], *of_samples: Tensor
+) -> list[Any]:
+    """Call ``run`` with as many samples at a time as :data:`CHUNK` holds, and return its results."""
+    entries = features[0].numel()
+    samples = of_samples[0].size(2)
+    # A size that torch traces decides nothing; what a compiled program keeps is for its compiler to choose.
+    if torch.compiler.is_compiling() or entries * samples <= CHUNK:
+        return [run(*features, *of_samples)]
+    groups = [x.split(max(1, CHUNK // entries), dim=2) for x in of_samples]
+    again = _again_in_backward(run)
+    return [again(*features, *group) for group in zip(*groups, strict=True)]
+
+
+def _again_in_backward(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``run`` with a backward pass that computes it again, so that memory does not grow with the calls."""
+    # The transforms of torch.func take no checkpoint.
+    if differentiated_inside() or not torch.is_grad_enabled():
+        return run
+    return partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
