@@ -221,10 +221,6 @@ VALUES: list[tuple[Any, ...]] = [
     (lambda: Graph(4, EDGES.to("meta")).within(2), r"edge_index must have values"),
     (lambda: Graph(4, EDGES.to("meta")).is_symmetric, r"edge_index must have values"),
     (
-        lambda: MixtureDiffusivity()(X.to("meta")),
-        r"x must be on the device of the parameters of MixtureDiffusivity, cpu; it is on meta",
-    ),
-    (
         lambda: PenaltyDiffusivity(MixturePenalty())(X.to("meta")),
         r"x must be on the device of the parameters of PenaltyDiffusivity",
     ),

@@ -216,11 +216,6 @@ test_matrices_and_sums_that_do_not_fit_are_refused = refuses(
     (lambda: distance_features(ONES), r"x must be a tensor \[num_nodes, heads, features\]; got"),
     (lambda: distance_features(PAIR.query, PAIR.key[1:]), "x and y must have one shape"),
     (lambda: with_constant(ONES, 1.0), r"features must be a tensor \[num_nodes, heads, features\]"),
-    (lambda: Score("relu"), "g must be one of 'linear', 'exp'"),  # type: ignore[arg-type]
-    (
-        lambda: Score("exp").coupling(PAIR.query, PAIR.key, measure="cosine"),
-        "measure must be one of 'inner'",
-    ),  # type: ignore[arg-type]
     (
         lambda: plot.neighbours(PAIR, 0, names=["a"]),
         "names must hold one for each of 3 nodes; got 1",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from diffusion_mp import (
     EdgeDiffusivity,
@@ -17,8 +18,8 @@ from diffusion_mp import (
     SigmoidPenalty,
     SimplePenalty,
 )
-from diffusion_mp.couplings import Coupling, DistanceCoupling, Score, row_normalized
-from diffusion_mp.energies import GaussianPenalty, MixturePenalty, Penalty
+from diffusion_mp.couplings import Coupling, DistanceCoupling, row_normalized
+from diffusion_mp.energies import GaussianPenalty, MixturePenalty, Penalty, ScorePenalty
 
 NODES = 40
 CHANNELS = 8
@@ -202,11 +203,22 @@ def test_loops_beside_far_neighbours(name: str) -> None:
     expect_digits(*gradients(got, state), *gradients(expected, exact), 5e-5)
 
 
+class FencePenalty(ScorePenalty):
+    """f = σ(2 − z²), with a scale and an offset."""
+
+    g = "sigmoid"
+    scale = 2.0
+    offset = 1.0
+
+    def delta(self, z2: Tensor) -> Tensor:
+        return z2 - softplus(z2 - 2)
+
+
 COUPLINGS: dict[str, Callable[[Tensor], Coupling]] = {
-    "linear": lambda q: Score("linear", 1.0, 2.0).coupling(q, q),
-    "exp-normalized": lambda q: Score("exp").coupling(q, q, normalize=True),
-    "sigmoid": lambda q: Score("sigmoid", 2.0, 1.0).coupling(q, q),
-    "sigmoid-normalized": lambda q: Score("sigmoid", 2.0, 1.0).coupling(q, q, normalize=True),
+    "linear": lambda q: SimplePenalty().attention(q),
+    "exp-normalized": lambda q: GaussianPenalty().attention(q, normalize=True),
+    "sigmoid": lambda q: FencePenalty().attention(q),
+    "sigmoid-normalized": lambda q: FencePenalty().attention(q, normalize=True),
     "function-normalized": lambda q: row_normalized(
         DistanceCoupling(cauchy, q, q, nonnegative=True)
     ),

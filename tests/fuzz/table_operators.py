@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from diffusion_mp.diffusivities import SparseFlowDiffusivity
-from diffusion_mp.diffusivities.all_pair import AllPairDiffusivity, QueryKeyDiffusivity
+from diffusion_mp.diffusivities.all_pair import PenaltyDiffusivity, QueryKeyDiffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
 from diffusion_mp.energies.constraints import CONSTRAINTS
 from diffusion_mp.updates.implicit import SolvedUpdate
@@ -478,13 +478,10 @@ DIFFUSIVITIES: dict[str, Strategy] = {
         for name in ("SimpleDiffusivity", "SigmoidDiffusivity", "SoftmaxDiffusivity")
     },
     "GaussianDiffusivity": of_state(
-        "GaussianDiffusivity", more=f"{LOOSE} measure", of=AllPairDiffusivity, **QUERY_KEY
-    ),
-    "MixtureDiffusivity": of_state(
-        "MixtureDiffusivity", more=LOOSE, of=AllPairDiffusivity, **QUERY_KEY, **MIXTURE
+        "GaussianDiffusivity", more=f"{LOOSE} measure", of=PenaltyDiffusivity, **QUERY_KEY
     ),
     "PenaltyDiffusivity": of_state(
-        "PenaltyDiffusivity", more=LOOSE, of=AllPairDiffusivity, **QUERY_KEY, penalty=own_penalties
+        "PenaltyDiffusivity", more=LOOSE, of=PenaltyDiffusivity, **QUERY_KEY, penalty=own_penalties
     ),
     "UniformDiffusivity": of_state("UniformDiffusivity"),
     "IdentityDiffusivity": of_state("IdentityDiffusivity"),

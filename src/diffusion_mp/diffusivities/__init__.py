@@ -1,9 +1,7 @@
 """Diffusivities: (state, graph) → coupling."""
 
 from diffusion_mp.diffusivities.all_pair import (
-    AllPairDiffusivity,
     GaussianDiffusivity,
-    MixtureDiffusivity,
     PenaltyDiffusivity,
     SGFormerDiffusivity,
     SigmoidDiffusivity,
@@ -37,7 +35,6 @@ from diffusion_mp.updates.base import Positive
 __all__ = [
     "AdjacencyDiffusivity",
     "AdjacencyEnhancedDiffusivity",
-    "AllPairDiffusivity",
     "AuxiliaryLoss",
     "Diffusivity",
     "EdgeDiffusivity",
@@ -48,7 +45,6 @@ __all__ = [
     "GraphAugmentedDiffusivity",
     "IdentityDiffusivity",
     "KernelizedSoftmaxDiffusivity",
-    "MixtureDiffusivity",
     "NeumannDiffusivity",
     "PenaltyDiffusivity",
     "Positive",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import get_args
 
 import torch
@@ -206,36 +207,33 @@ class EdgeDiffusivity(Diffusivity):
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         graph = graph.with_self_loops(self.self_loops)
         rows = graph.pattern.by_row
-        score = self.edge_penalty.score
-        s = self._exponents(x, graph)
-        if self.row_stochastic and score.g not in (
-            "linear",
-            "function",
-        ):  # these may be zero, without a logarithm
-            weight = edge_softmax(rows, score.log(s), _prior(graph, s))
+        penalty = self.edge_penalty
+        z2 = self._squared_distances(x, graph)
+        if self.row_stochastic and penalty.positive:
+            # In log space, where no row of far neighbours vanishes.
+            weight = edge_softmax(rows, penalty.log_f(z2), _prior(graph, z2))
         else:
-            weight = graph.weights(s).unsqueeze(1) * score(s)
+            weight = graph.weights(z2).unsqueeze(1) * penalty.f(z2)
             if self.row_stochastic:
                 weight = quotient(weight, at_rows(rows, row_sums(rows, weight)))
-        symmetric = False if self.row_stochastic else None
-        stochastic = self.row_stochastic
-        nonnegative = self.edge_penalty.domain[1] == float("inf")
         return SparseCoupling(
-            graph, weight, symmetric=symmetric, row_stochastic=stochastic, nonnegative=nonnegative
+            graph,
+            weight,
+            symmetric=False if self.row_stochastic else None,
+            row_stochastic=self.row_stochastic,
+            nonnegative=penalty.covers(math.inf),
         )
 
-    def _exponents(self, x: Float[Tensor, "N C"], graph: Graph) -> Float[Tensor, "E one"]:
-        """Return −½‖x_i − x_j‖² of every edge."""
-        score = self.edge_penalty.score
-        # All pairs cancel the rounding of a linear f in their sums; a few edges do not.
-        sharpness = abs(score.scale) if score.g == "linear" else score.sharpness
-        s = sddmm(
-            graph.pattern,
-            *distance_features(x.unsqueeze(1), ptr=graph.segments, sharpness=sharpness),
+    def _squared_distances(self, x: Float[Tensor, "N C"], graph: Graph) -> Float[Tensor, "E one"]:
+        """Return ‖x_i − x_j‖² of every edge."""
+        # Sharpness matters for a linear f too: all pairs cancel its rounding in their sums, a few edges do not.
+        query, key = distance_features(
+            x.unsqueeze(1), ptr=graph.segments, sharpness=self.edge_penalty.sharpness
         )
+        z2 = -2 * sddmm(graph.pattern, query, key)
         source, target = graph.edges
         # Zero to the bit, in the gradient too: for far neighbours the rounding of a loop would be most of it.
-        return s.masked_fill((source == target).unsqueeze(1), 0.0)
+        return z2.masked_fill((source == target).unsqueeze(1), 0.0)
 
     def extra_repr(self) -> str:
         return f"{self.edge_penalty}, row_stochastic={self.row_stochastic}, self_loops={self.self_loops!r}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp import errors
-from diffusion_mp.couplings.scores import FunctionScore, MixtureScore
-from diffusion_mp.energies.penalties import Penalty, find_flaw
+from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling, row_normalized
+from diffusion_mp.couplings.features import measured_from
+from diffusion_mp.energies.penalties import GaussianPenalty, Penalty, find_flaw, rows_of_norm
 from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.saving import Saved
 
@@ -36,6 +38,8 @@ class MixturePenalty(Saved, Penalty):
         torch.Size([])
     """
 
+    positive = True
+
     def __init__(
         self,
         widths: Sequence[float] = (0.25, 0.5, 1.0, 2.0),
@@ -45,8 +49,6 @@ class MixturePenalty(Saved, Penalty):
         errors.check_kind(widths, "widths", (list, tuple), "a list of numbers")
         if weights is None:
             weights = [1 / max(len(widths), 1)] * len(widths)
-        else:
-            weights = weights
         errors.check_kind(weights, "weights", (list, tuple), "a list of numbers, or None")
         if not widths or len(weights) != len(widths):
             counts = f"{len(widths)} and {len(weights)}"
@@ -79,15 +81,48 @@ class MixturePenalty(Saved, Penalty):
         return _exp(self.log_weights, 40.0)
 
     @property
-    def score(self) -> MixtureScore:
-        return MixtureScore(self.widths, self.weights)
+    def sharpness(self) -> Tensor:  # type: ignore[override]
+        """1/σ² of the narrowest Gaussian."""
+        return self.widths.detach().min() ** -2
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        errors.check_tensor(z2, "z2", "of squared distances")
-        self._check_place(z2, "z2")
         scale = 2 * self.widths.to(z2.dtype).square()
         z2 = z2.clamp(min=0)  # rounding below zero is large relative to a narrow width
         return -(scale * self.weights.to(z2.dtype) * torch.expm1(-z2.unsqueeze(-1) / scale)).sum(-1)
+
+    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return (self.weights.to(z2.dtype) * self._exponents(z2).exp()).sum(-1)
+
+    def log_f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return (self._exponents(z2) + self.weights.to(z2.dtype).log()).logsumexp(-1)
+
+    def _exponents(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape M"]:
+        return -z2.unsqueeze(-1) / (2 * self.widths.to(z2.dtype).square())
+
+    def attention(
+        self,
+        query: Float[Tensor, "N H D"],
+        key: Float[Tensor, "N H D"] | None = None,
+        ptr: Tensor | None = None,
+        *,
+        centre: Tensor | None = None,
+        radius: float | None = None,
+        normalize: bool = False,
+        **_: Any,
+    ) -> Coupling:
+        k = query if key is None else key
+        if radius is not None:
+            query, k = rows_of_norm(radius, query, k)
+        # Once for all terms, in the precision that the narrowest of them needs.
+        q, k = measured_from(query, k, ptr, centre, self.sharpness)
+        origin = q.new_zeros(1, 1, 1)
+        terms = []
+        for width, weight in zip(self.widths.unbind(), self.weights.unbind(), strict=True):
+            keys = None if key is None else k / width
+            gaussian = GaussianPenalty().attention(q / width, keys, ptr, centre=origin)
+            terms.append(ScaledCoupling(weight, gaussian, nonnegative=True))
+        coupling = SumCoupling(terms)
+        return row_normalized(coupling) if normalize else coupling
 
     def extra_repr(self) -> str:
         numbers = (
@@ -158,12 +193,11 @@ class FunctionPenalty(Saved, Penalty):
                 f"{flaw} A penalty's f is nonnegative and does not increase on its domain {self.domain}."
             )
 
-    @property
-    def score(self) -> FunctionScore:
-        return FunctionScore(self._slope, reach=self.reach(torch.float64))
+    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        # Rounding may be negative, where a function of a distance need not be defined.
+        return self._slope(z2.clamp(min=0))
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        errors.check_tensor(z2, "z2", "of squared distances")
         if self.integral is not None:
             return self.integral(z2)
         reach = z2.clamp(min=0).log1p()

@@ -109,7 +109,7 @@ class DIFFormerConv(DiffusionConv):
     Args:
         in_channels, out_channels, heads, transform, keep, bias, concat, options: as in :class:`DiffusionConv`.
         kernel: ``"simple"`` (DIFFormer-s), ``"sigmoid"`` (DIFFormer-a), ``"softmax"``, ``"gaussian"`` or a `Penalty`.
-        projection, normalize: see :class:`AllPairDiffusivity`.
+        projection, normalize: see :class:`PenaltyDiffusivity`.
         tau, beta, leak, update: of the :class:`ExplicitEuler`, or an update that replaces it.
         graph, graph_weight: how observed edges enter, see above; or (1 − w) Ŝ + w Ã with a weight w.
         self_loops, direction, degrees: of Ã = D^-½AD^-½, see :class:`AdjacencyDiffusivity`.
