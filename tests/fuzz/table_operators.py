@@ -470,8 +470,7 @@ DIFFUSIVITIES: dict[str, Strategy] = {
     **{
         name: of_state(
             name,
-            leave="constraint",
-            more="heads head_channels",
+            more="heads head_channels projection",
             of=QueryKeyDiffusivity,
             **QUERY_KEY,
         )
@@ -481,7 +480,7 @@ DIFFUSIVITIES: dict[str, Strategy] = {
         "GaussianDiffusivity", more=f"{LOOSE} measure", of=PenaltyDiffusivity, **QUERY_KEY
     ),
     "PenaltyDiffusivity": of_state(
-        "PenaltyDiffusivity", more=LOOSE, of=PenaltyDiffusivity, **QUERY_KEY, penalty=own_penalties
+        "PenaltyDiffusivity", leave="constraint measure", penalty=own_penalties, **QUERY_KEY
     ),
     "UniformDiffusivity": of_state("UniformDiffusivity"),
     "IdentityDiffusivity": of_state("IdentityDiffusivity"),

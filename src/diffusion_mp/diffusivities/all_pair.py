@@ -94,30 +94,31 @@ class QueryKeyDiffusivity(Diffusivity):
         """Return q, and k of x − origin, one object if equal, normalised; ``unit=False`` leaves the norms of rows."""
         if self.projection is not None or self.channels not in (None, x.size(1)):
             errors.check_state(x, channels=self.channels, module=self)
-        by_head = self.heads, -1
         shifted = x if origin is None else x - origin
         if self.projection is None:
             if x.size(1) % self.heads:
                 raise ValueError(
                     f"heads must divide the channels of x; got {self.heads} heads, {x.size(1)} channels."
                 )
-            if self.heads == 1:
-                q = x.unsqueeze(1)
-            else:
-                q = x.unflatten(1, by_head)
-            k = q if origin is None else shifted.unflatten(1, by_head)
+            q = self._by_head(x)
+            k = q if origin is None else self._by_head(shifted)
         else:
-            q = k = self.query(x).unflatten(1, by_head)
-            if self.projection == "separate" or origin is not None:
-                k = (self.key if self.projection == "separate" else self.query)(shifted).unflatten(
-                    1, by_head
-                )
+            q = k = self._by_head(self.query(x))
+            if self.projection == "separate":
+                k = self._by_head(self.key(shifted))
+            elif origin is not None:
+                k = self._by_head(self.query(shifted))
         if self.normalize == "row" and unit:
             return unit_rows(q, k)
         if self.normalize == "frobenius":
             normal = frobenius(q, graph)
             return normal, normal if k is q else frobenius(k, graph)
         return q, k
+
+    def _by_head(self, rows: Float[Tensor, "N C"]) -> Float[Tensor, "N H D"]:
+        if self.heads == 1:
+            return rows.unsqueeze(1)
+        return rows.unflatten(1, (self.heads, -1))
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, projection={self.projection!r}, normalize={self.normalize!r}"
@@ -250,7 +251,7 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
             centre = graph.centre(k)
         if self.constraint is not None:
             return penalty.coupling(q, graph.segments, self.row_stochastic, self.constraint, centre)
-        coupling = penalty.attention(
+        return penalty.attention(
             q,
             None if k is q else k,
             graph.segments,
@@ -260,93 +261,75 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
             normalize=self.row_stochastic,
             nonnegative=self.normalize is not None,
         )
-        if self._views_the_state and getattr(coupling, "query", None) is q is k:
-            coupling.viewed = x, q
-        return coupling
-
-    @property
-    def _views_the_state(self) -> bool:
-        """Whether queries are a view of the state, whose norms a product of the coupling with it can share."""
-        plain = type(self).queries_and_keys is QueryKeyDiffusivity.queries_and_keys
-        return (
-            plain and self.projection is None and self.heads == 1 and self.normalize != "frobenius"
-        )
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, measure={self.measure!r}, row_stochastic={self.row_stochastic}"
 
 
-class SimpleDiffusivity(PenaltyDiffusivity):
+class _Published(PenaltyDiffusivity):
+    """`PenaltyDiffusivity` as it is published: unit queries and keys, and f of their inner product."""
+
+    def __init__(
+        self,
+        penalty: Penalty | type[SoftmaxPenalty],
+        channels: int | None = None,
+        *,
+        normalize: Normalization = "row",
+        measure: Measure = "inner",
+        **options: Any,
+    ) -> None:
+        super().__init__(penalty, channels, normalize=normalize, measure=measure, **options)
+
+
+class SimpleDiffusivity(_Published):
     r"""DIFFormer-s: f = 1 + q·k, or 2 − ½z² of the actual distance, in O(N) (Wu, Wipf & Yan 2025, Eqs. 18–19, 54–57).
 
     (S v)_i = (Σ_j v_j + (Σ_j v_j k_jᵀ) q_i) / (n + q_i·Σ_l k_l) with unit vectors q, k. With ``measure="distance"`` it
     is exact for states of any norm. Then f ≥ 0, and the energy descends, while all ‖x_i − x_j‖ ≤ 2, a condition that
-    the paper omits (docs/errata.md, D7). Arguments are those of :class:`PenaltyDiffusivity`.
+    the paper omits (docs/errata.md, D7). Arguments are those of :class:`PenaltyDiffusivity`,
+    by default ``normalize="row"`` and ``measure="inner"``.
 
     Examples:
         >>> SimpleDiffusivity(4, projection="separate", heads=2)(x).heads
         2
     """
 
-    def __init__(
-        self,
-        channels: int | None = None,
-        *,
-        normalize: Normalization = "row",
-        measure: Measure = "inner",
-        **options: Any,
-    ) -> None:
-        super().__init__(SimplePenalty(), channels, normalize=normalize, measure=measure, **options)
+    def __init__(self, channels: int | None = None, **options: Any) -> None:
+        super().__init__(SimplePenalty(), channels, **options)
 
 
-class SigmoidDiffusivity(PenaltyDiffusivity):
+class SigmoidDiffusivity(_Published):
     """DIFFormer-a: f = σ(q·k), or 1/(1 + e^{z²/2 − 1}) (Wu, Wipf & Yan 2025, Eqs. 20, 58–60); O(N²) time, O(N) memory.
 
-    Arguments are those of :class:`PenaltyDiffusivity`; ``normalize=None`` is the released code (docs/errata.md, D2).
+    Arguments and defaults are those of :class:`SimpleDiffusivity`; ``normalize=None`` is the released code (docs/errata.md, D2).
 
     Examples:
         >>> torch.allclose(SigmoidDiffusivity()(x).degree(), torch.ones(6, 1))
         True
     """
 
-    def __init__(
-        self,
-        channels: int | None = None,
-        *,
-        normalize: Normalization = "row",
-        measure: Measure = "inner",
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            SigmoidPenalty(), channels, normalize=normalize, measure=measure, **options
-        )
+    def __init__(self, channels: int | None = None, **options: Any) -> None:
+        super().__init__(SigmoidPenalty(), channels, **options)
 
 
-class SoftmaxDiffusivity(PenaltyDiffusivity):
+class SoftmaxDiffusivity(_Published):
     """Softmax attention: f = exp(q·k/√d), or exp((1 − z²/2)/√d), of d channels a head (Wu, Wipf & Yan 2025, Eq. 21).
 
-    Arguments are those of :class:`PenaltyDiffusivity`. The printed δ is corrected here (docs/errata.md, D9).
+    Arguments and defaults are those of :class:`SimpleDiffusivity`. The printed δ is corrected here (docs/errata.md, D9).
 
     Examples:
         >>> SoftmaxDiffusivity(4, projection="separate", heads=2)(x).heads
         2
     """
 
-    def __init__(
-        self,
-        channels: int | None = None,
-        *,
-        normalize: Normalization = "row",
-        measure: Measure = "inner",
-        **options: Any,
-    ) -> None:
-        super().__init__(SoftmaxPenalty, channels, normalize=normalize, measure=measure, **options)
+    def __init__(self, channels: int | None = None, **options: Any) -> None:
+        super().__init__(SoftmaxPenalty, channels, **options)
 
 
-class GaussianDiffusivity(PenaltyDiffusivity):
+class GaussianDiffusivity(_Published):
     """Attention by a Gaussian of distances, f = exp(−z²/2σ²): the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3.
 
-    σ > 0 is ``bandwidth``; further arguments are those of :class:`PenaltyDiffusivity`.
+    σ > 0 is ``bandwidth``; further arguments and defaults are those of :class:`SimpleDiffusivity`.
 
     Examples:
         >>> GaussianDiffusivity(bandwidth=0.5)(x).row_stochastic
@@ -354,16 +337,9 @@ class GaussianDiffusivity(PenaltyDiffusivity):
     """
 
     def __init__(
-        self,
-        channels: int | None = None,
-        *,
-        bandwidth: float = 1.0,
-        normalize: Normalization = "row",
-        measure: Measure = "inner",
-        **options: Any,
+        self, channels: int | None = None, *, bandwidth: float = 1.0, **options: Any
     ) -> None:
-        penalty = GaussianPenalty(bandwidth)
-        super().__init__(penalty, channels, normalize=normalize, measure=measure, **options)
+        super().__init__(GaussianPenalty(bandwidth), channels, **options)
 
 
 #: The published attentions by the names of their penalties.

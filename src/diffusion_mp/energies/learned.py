@@ -208,6 +208,11 @@ class FunctionPenalty(Saved, Penalty):
             )
         return total
 
+    @property
+    def _function(self) -> Callable[[Tensor], Tensor]:
+        # A module itself, whose parameters follow a coupling that is moved or detached.
+        return self._slope if self.slope is None else self.slope
+
     def _part(self, reach: Tensor, node: float, weight: float) -> Tensor:
         """Return one term of the rule: with r = log(1 + z²) and v = t√r, δ = ∫₀¹ f(e^{t²r} − 1) 2t r e^{t²r} dt."""
         exponent = node**2 * reach

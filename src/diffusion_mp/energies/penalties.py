@@ -174,8 +174,13 @@ class Penalty(Described, ABC):
         if radius is not None:
             q, k = rows_of_norm(radius, q, k)
         # Distances are measured in double precision, so their origin does not matter.
-        coupling = DistanceCoupling(self.f, q, k, ptr, nonnegative=nonnegative)
+        coupling = DistanceCoupling(self._function, q, k, ptr, nonnegative=nonnegative)
         return row_normalized(coupling) if normalize else coupling
+
+    @property
+    def _function(self) -> Callable[[Tensor], Tensor]:
+        """f as a coupling of all pairs calls it, for squared distances that are not negative."""
+        return self.f
 
     def conjugate(self, omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return the concave conjugate δ̃(ω) = min_{s ≥ 0} ωs − δ(s) of Proposition 6: δ(s) = min_{ω ≥ 0} ωs − δ̃(ω).
