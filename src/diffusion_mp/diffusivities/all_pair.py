@@ -315,7 +315,7 @@ class SigmoidDiffusivity(_Published):
 class SoftmaxDiffusivity(_Published):
     """Softmax attention: f = exp(q·k/√d), or exp((1 − z²/2)/√d), of d channels a head (Wu, Wipf & Yan 2025, Eq. 21).
 
-    Arguments and defaults are those of :class:`SimpleDiffusivity`. The printed δ is corrected here (docs/errata.md, D9).
+    Arguments and defaults are those of :class:`SimpleDiffusivity`. The printed δ is corrected (docs/errata.md, D9).
 
     Examples:
         >>> SoftmaxDiffusivity(4, projection="separate", heads=2)(x).heads
