@@ -301,7 +301,8 @@ class SimpleDiffusivity(_Published):
 class SigmoidDiffusivity(_Published):
     """DIFFormer-a: f = σ(q·k), or 1/(1 + e^{z²/2 − 1}) (Wu, Wipf & Yan 2025, Eqs. 20, 58–60); O(N²) time, O(N) memory.
 
-    Arguments and defaults are those of :class:`SimpleDiffusivity`; ``normalize=None`` is the released code (docs/errata.md, D2).
+    Arguments and defaults are those of :class:`SimpleDiffusivity`; the released code has ``normalize=None``
+    (docs/errata.md, D2).
 
     Examples:
         >>> torch.allclose(SigmoidDiffusivity()(x).degree(), torch.ones(6, 1))
