@@ -65,6 +65,7 @@ class QueryKeyDiffusivity(Diffusivity):
         self.heads = heads
         self.projection = projection
         self.normalize = normalize
+        # One norm per graph makes every entry depend on all rows.
         self.depends_on = "graph" if normalize == "frobenius" else "rows"
         if projection is None:
             if bias:
@@ -392,4 +393,5 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         q, k = self.queries_and_keys(x, graph, unit=False)
+        # The identity beside (1/n) QKᵀ is a diagonal n beside QKᵀ: ``own`` counts in multiples of n.
         return LinearAttentionCoupling(q, k, graph.segments, own=1.0, unit=self.normalize == "row")

@@ -85,6 +85,7 @@ class Diffusivity(Resettable, ABC):
             )
         if type(graph) is Graph:
             return self.couple(x, graph)
+        # A block of rows or one of several ranks knows how the coupling of its rows is made from all.
         return graph.couple(self, x)
 
     @abstractmethod
@@ -164,6 +165,7 @@ class ScaledDiffusivity(Composed):
 
     def combine(self, *parts: Coupling) -> Coupling:
         (coupling,) = parts
+        # Whether a plain tensor has a negative element is not asked: that would synchronise a GPU in every call.
         if isinstance(self.scale, Positive):
             return ScaledCoupling(self.scale(), coupling, nonnegative=True)
         return ScaledCoupling(self.scale, coupling)
@@ -193,6 +195,7 @@ class SumDiffusivity(Composed):
             flat += term.parts if isinstance(term, SumDiffusivity) else [term]
         if not flat:
             raise ValueError("terms must hold at least one diffusivity; got none.")
+        # Flat, so that a + b + c has one state dict however it is bracketed.
         self.terms: nn.ModuleList = nn.ModuleList(flat)
         self.declare()
         if any(term.heads not in (1, self.heads) for term in flat):

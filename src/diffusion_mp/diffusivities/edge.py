@@ -70,13 +70,10 @@ class GATDiffusivity(Diffusivity):
         self.self_loops = self_loops
         self.att_src = nn.Parameter(torch.empty(1, heads, channels // heads))
         self.att_dst = nn.Parameter(torch.empty(1, heads, channels // heads))
-        if edge_dim is None:
-            self.edge = None
-        else:
+        self.edge: Linear | None = None
+        self.att_edge: nn.Parameter | None = None
+        if edge_dim is not None:
             self.edge = Linear(edge_dim, channels, bias=False, weight_initializer="glorot")
-        if edge_dim is None:
-            self.att_edge = None
-        else:
             self.att_edge = nn.Parameter(torch.empty(1, heads, channels // heads))
         self._draw()
 
@@ -98,6 +95,7 @@ class GATDiffusivity(Diffusivity):
         if graph.edge_index is None:
             return super().forward(x, graph)  # raises
         if type(graph) is not Graph:
+            # The edges of a block or a rank are some of those that were passed, in another order.
             raise ValueError(
                 f"edge_attr needs a Graph, whose edges have an order; got a {type(graph).__name__}."
             )
@@ -123,13 +121,16 @@ class GATDiffusivity(Diffusivity):
         rows = graph.csr
         cols = graph.csc
         sent, received = self._scores(x)
+        # α·x per node first and then per edge: O(N C + E H) instead of O(E C).
         logits = at_rows(cols, sent) + at_rows(rows, received)
         if edge_attr is not None:
             logits = logits + self._edge_scores(edge_attr, observed, graph)
         logits = leaky_relu(logits, self.negative_slope)
         weight = edge_softmax(rows, logits, _prior(graph, logits))
         dropping = self.training and self.dropout > 0
-        weight = dropout(weight, self.dropout) if dropping else weight
+        if dropping:
+            # As in PyG, on the entries: what is left of a row sums to one in expectation only.
+            weight = dropout(weight, self.dropout)
         return SparseCoupling(
             graph, weight, symmetric=False, row_stochastic=not dropping, nonnegative=True
         )
@@ -152,6 +153,7 @@ class GATDiffusivity(Diffusivity):
         assert self.edge is not None
         assert self.att_edge is not None
         with without_autocast(edge_attr):
+            # α_edge·W_E f = (W_Eᵀα_edge)·f: the transformed features of E edges and C channels are never stored.
             weight = self.edge.weight.unflatten(0, self.att_edge.shape[1:])
             (features, by_head), _ = accumulating(
                 edge_attr, torch.einsum("hdf,hd->fh", weight, self.att_edge[0])
@@ -159,6 +161,7 @@ class GATDiffusivity(Diffusivity):
             score = features @ by_head
         if looped.origin is None:
             return score
+        # What PyG calls fill_value="mean": an added loop has the mean score of the edges that arrive at its node.
         source, target = observed.edges
         counts = (source != target).to(score.dtype).unsqueeze(1)
         sums = score.new_zeros(observed.num_nodes, score.size(1) + 1)

@@ -126,6 +126,7 @@ class NeumannDiffusivity(Diffusivity):
         self._draw()
 
     def _draw(self) -> None:
+        # The parameters at which α is ``initial_alpha``, divided equally: the inverse of `alpha`.
         if self.eta is None or self.budget is None:
             nn.init.constant_(self.theta, math.log(self.initial_alpha / len(self.strides)))
         else:
@@ -137,6 +138,7 @@ class NeumannDiffusivity(Diffusivity):
     @property
     def alpha(self) -> Float[Tensor, "K heads"]:
         """α_k of every stride and head, in at least float32."""
+        # Half precision would round α above its budget, beyond which the explicit step may be unstable.
         theta = self.theta.to(torch.promote_types(self.theta.dtype, torch.float32))
         if self.eta is None or self.budget is None:
             return theta.exp()
@@ -209,6 +211,7 @@ class AdjacencyDiffusivity(Diffusivity):
             self.zero_degree,
             self.degrees,
         )
+        # Kept with the graph, and shared by all layers with these options.
         normalized = graph.derived(
             (options, dtype), lambda: self._normalized(graph, x.new_empty(0, dtype=dtype))
         )
@@ -227,6 +230,7 @@ class AdjacencyDiffusivity(Diffusivity):
         )
 
     def _normalized(self, graph: Graph, like: Tensor) -> Graph:
+        # Degrees may count edges where entries weigh them, so there are two graphs with the same self-loops.
         observed = graph
         graph = _prepared(observed, self.direction, self.self_loops)
         counted = graph
@@ -370,7 +374,9 @@ class GraphAugmentedDiffusivity(Composed):
         self.mix = mix
         self.graph_weight = graph_weight
         self.declare()
+        # Without edges the attention is left, so the graph term may miss them.
         self.needs_graph = attention.needs_graph
+        # Division of rows by their sums keeps what sums to one and breaks symmetry.
         self.symmetric = self.symmetric and mix != "joint"
         self.row_stochastic = mix == "joint" and attention.row_stochastic
 
@@ -428,6 +434,7 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
     ) -> None:
         super().__init__(attention, AdjacencyDiffusivity("sym", self_loops=self_loops))
         check_positive(gamma, "gamma")
+        # A logarithm keeps γ > 0 in training.
         self.initial = math.log(gamma)
         self.log_gamma = nn.Parameter(torch.tensor(self.initial))
 

@@ -208,6 +208,7 @@ class Penalty(Described, ABC):
         parameter = next(self.parameters(), None) if isinstance(self, nn.Module) else None
         device = None if parameter is None else parameter.device
         end = min(self.domain[1], FARTHEST)
+        # Evenly where penalties of unit vectors change, and by decades for narrow and wide ones.
         near = torch.linspace(0, min(end, 64.0), 400)
         far = torch.logspace(-6, math.log10(end), 400)
         return torch.cat([near, far.clamp(max=end)]).double().unique().to(device)
@@ -248,6 +249,7 @@ class QuadraticPenalty(Penalty):
         normalize: bool = False,
         **_: Any,
     ) -> Coupling:
+        # With the heads of the queries, so that a diffusivity has the heads that it declares.
         one = query.new_ones(*query.shape[:2], 1)
         kind = LinearAttentionCoupling if normalize else LowRankCoupling
         return kind(one, one, ptr, symmetric=True, nonnegative=True)

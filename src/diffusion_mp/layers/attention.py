@@ -346,6 +346,7 @@ class SFiConv(MultiHeadConv):
             coupled = SparseFlowDiffusivity(in_channels, **attention)
         else:
             coupled = EdgeSparseFlowDiffusivity(in_channels, hops=hops, **attention)
+        # Made with adjacency=False too: a wrong option is refused whether or not it is used.
         enhanced = AdjacencyEnhancedDiffusivity(coupled, gamma=gamma, self_loops=self_loops)
         super().__init__(
             in_channels,
@@ -413,6 +414,7 @@ class SGFormerConv(DiffusionConv):
             in_channels,
             out_channels,
             attention,
+            # An initial residual is PageRank's teleport: β S v + (1 − β) z⁽⁰⁾.
             teleport(1 - beta),
             heads if transform else 1,
             transform=transform,
