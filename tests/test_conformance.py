@@ -217,7 +217,6 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     ),
     "sparse-flow-softmax-ragged": lambda: flow(lam=0.0),
     "sparse-flow-zero-rows": lambda: flow(lam=50.0, alpha=1.0),
-    "sparse-flow-stored-ragged": lambda: flow().to_sparse(),
     "sparse-flow-float32": lambda: flow(dtype=SINGLE),
     "reweighted-ragged": lambda: ReweightedCoupling(
         LowRankCoupling(*features(2), PTR), leaf(11, 2), leaf(11, 1, seed=3)
