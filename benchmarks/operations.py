@@ -161,9 +161,7 @@ def pairwise(q: Tensor, k: Tensor, v: Tensor, graph: Graph | None = None, *, sco
 
 def gaussian(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The library's."""
-    return (
-        GaussianPenalty().score.coupling(q, k, None, measure="distance", normalize=True).matmul(v)
-    )
+    return GaussianPenalty().attention(q, k, normalize=True).matmul(v)
 
 
 def one_state(

@@ -215,7 +215,6 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     ),
     "sparse-flow-softmax-ragged": lambda: flow(lam=0.0),
     "sparse-flow-zero-rows": lambda: flow(lam=50.0, alpha=1.0),
-    "sparse-flow-stored-ragged": lambda: flow().to_sparse(),
     "sparse-flow-float32": lambda: flow(dtype=SINGLE),
     "reweighted-ragged": lambda: ReweightedCoupling(
         LowRankCoupling(*features(2), PTR), leaf(11, 2), leaf(11, 1, seed=3)
@@ -420,13 +419,13 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
         FunctionPenalty(Tail()), 4, projection="separate", normalize="row"
     ),
     "function-edges": lambda: EdgeDiffusivity(FunctionPenalty(cauchy)),
-    "mixture": MixtureDiffusivity,
+    "mixture": lambda: PenaltyDiffusivity(MixturePenalty()),
     "mixture-edges": lambda: EdgeDiffusivity(MixturePenalty([0.5, 2.0])),
-    "mixture-heads": lambda: MixtureDiffusivity(
-        6, heads=2, widths=[0.5, 2.0], weights=[1.0, 0.1], normalize="row"
+    "mixture-heads": lambda: PenaltyDiffusivity(
+        MixturePenalty([0.5, 2.0], [1.0, 0.1]), 6, heads=2, normalize="row"
     ),
-    "mixture-symmetric": lambda: MixtureDiffusivity(
-        4, projection="tied", widths=(0.7,), row_stochastic=False
+    "mixture-symmetric": lambda: PenaltyDiffusivity(
+        MixturePenalty((0.7,)), 4, projection="tied", row_stochastic=False
     ),
     "gaussian-bandwidth": lambda: GaussianDiffusivity(bandwidth=0.5),
     "kernelized": lambda: KernelizedSoftmaxDiffusivity(6),

@@ -187,48 +187,28 @@ def test_a_coupling_of_one_head_is_used_as_a_matrix() -> None:
 
 
 ONES = torch.ones(3, 3)
-PAIR = LowRankCoupling(*2 * [torch.ones(3, 2, 2)])
+QUERY = torch.ones(3, 2, 2)
+PAIR = LowRankCoupling(QUERY, QUERY)
 test_matrices_and_sums_that_do_not_fit_are_refused = refuses(
-    (lambda: DenseCoupling(torch.ones(3, 4)), r"matrix must be \[num_nodes, num_nodes\] or"),
-    (lambda: DenseCoupling([]), "must hold a block at least"),
-    (
-        lambda: DenseCoupling([torch.ones(2, 2), torch.ones(2, 3, 3)]),
-        "one number of heads and one dtype",
-    ),
-    (
-        lambda: DenseCoupling([torch.ones(2, 2)], torch.tensor([0, 2])),
-        "a list of blocks implies its own boundaries",
-    ),
-    (lambda: DenseCoupling(ONES, torch.tensor([0, 2, 3])), "4 entries there are not"),
-    (lambda: DenseCoupling(ONES, torch.tensor([0, 2, 4])), "ptr"),
-    (lambda: IdentityCoupling(3) + IdentityCoupling(4), "same nodes; got 3 and 4 nodes"),
-    (lambda: PAIR + LowRankCoupling(*2 * [torch.ones(3, 3, 2)]), r"one head or 3"),
-    (lambda: row_normalized(ONES), TypeError, "coupling must be a Coupling; got a float32 tensor"),
-    (lambda: merged([]), "parts must hold the sums of a block at least"),
-    (
-        lambda: DistanceCoupling(torch.sum, PAIR.query, PAIR.key) @ PAIR.key,
-        r"function must return .*\[2, 3, 3\]; got",
-    ),
-    (
-        lambda: DistanceCoupling(lambda z2: 1.0, PAIR.query, PAIR.key).at([[0], [1]]),
-        "function must return .*got 1.0",
-    ),
-    (lambda: distance_features(ONES), r"x must be a tensor \[num_nodes, heads, features\]; got"),
-    (lambda: distance_features(PAIR.query, PAIR.key[1:]), "x and y must have one shape"),
-    (lambda: with_constant(ONES, 1.0), r"features must be a tensor \[num_nodes, heads, features\]"),
-    (lambda: Score("relu"), "g must be one of 'linear', 'exp'"),  # type: ignore[arg-type]
-    (
-        lambda: Score("exp").coupling(PAIR.query, PAIR.key, measure="cosine"),
-        "measure must be one of 'inner'",
-    ),  # type: ignore[arg-type]
-    (
-        lambda: plot.neighbours(PAIR, 0, names=["a"]),
-        "names must hold one for each of 3 nodes; got 1",
-    ),
-    (lambda: plot.uncertainty(PAIR, ONES[:, :1]), r"points must be \[3, 2\] or wider"),
-    (lambda: plot.uncertainty(PAIR, ONES[1:]), r"points must be \[3, 2\] or wider"),
+    (lambda: DenseCoupling(torch.ones(3, 4)), ValueError, "matrix"),
+    (lambda: DenseCoupling([]), ValueError, "must hold a block"),
+    (lambda: DenseCoupling([ONES, torch.ones(2, 3, 3)]), ValueError, "one number of heads"),
+    (lambda: DenseCoupling([ONES], torch.tensor([0, 3])), ValueError, "boundaries"),
+    (lambda: DenseCoupling(ONES, torch.tensor([0, 2, 3])), ValueError, "4 entries there are not"),
+    (lambda: DenseCoupling(ONES, torch.tensor([0, 2, 4])), ValueError, "ptr"),
+    (lambda: IdentityCoupling(3) + IdentityCoupling(4), ValueError, "same nodes"),
+    (lambda: PAIR + LowRankCoupling(*2 * [torch.ones(3, 3, 2)]), ValueError, "one head or 3"),
+    (lambda: row_normalized(ONES), TypeError, "coupling"),
+    (lambda: merged([]), ValueError, "parts"),
+    (lambda: DistanceCoupling(torch.sum, QUERY, QUERY) @ QUERY, ValueError, "function"),
+    (lambda: DistanceCoupling(lambda z2: 1.0, QUERY, QUERY).at([[0], [1]]), ValueError, "function"),
+    (lambda: distance_features(ONES), ValueError, "x must be"),
+    (lambda: distance_features(QUERY, QUERY[1:]), ValueError, "x and y"),
+    (lambda: with_constant(ONES, 1.0), ValueError, "features"),
+    (lambda: plot.neighbours(PAIR, 0, names=["a"]), ValueError, "names"),
+    (lambda: plot.uncertainty(PAIR, ONES[:, :1]), ValueError, "points"),
+    (lambda: plot.uncertainty(PAIR, ONES[1:]), ValueError, "points"),
     (lambda: PAIR - 1.0, TypeError, "can only be added to a coupling"),  # type: ignore[operator]
-    error=ValueError,
 )
 
 

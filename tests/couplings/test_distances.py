@@ -3,11 +3,13 @@
 A gradient is compared relative to its largest entry, which may be small: far rows hardly pull at each other.
 """
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from diffusion_mp import (
     EdgeDiffusivity,
@@ -17,8 +19,8 @@ from diffusion_mp import (
     SigmoidPenalty,
     SimplePenalty,
 )
-from diffusion_mp.couplings import Coupling, DistanceCoupling, Score, row_normalized
-from diffusion_mp.energies import GaussianPenalty, MixturePenalty, Penalty
+from diffusion_mp.couplings import Coupling, DistanceCoupling, row_normalized
+from diffusion_mp.energies import GaussianPenalty, MixturePenalty, Penalty, ScorePenalty
 
 NODES = 40
 CHANNELS = 8
@@ -64,6 +66,23 @@ def expect_digits(got: Tensor, expected: Tensor, digits: float = DIGITS) -> None
     assert float(difference.abs().max()) < digits * float(expected.detach().abs().max())
 
 
+def expect_digits_of(
+    compute: Callable[[Tensor, Tensor], Tensor],
+    state: Tensor,
+    digits: float = DIGITS,
+    slopes: float | None = None,
+) -> None:
+    """``compute(state, v)`` and its gradient in single precision have the digits of those in double."""
+    v, _ = values()
+    single = state.clone().requires_grad_()
+    double = state.double().requires_grad_()
+    got = compute(single, v)
+    expected = compute(double, v.double())
+    expect_digits(got, expected, digits)
+    slope = gradients(got, single)[0]
+    expect_digits(slope, gradients(expected, double)[0], digits if slopes is None else slopes)
+
+
 def leaf_pair(query: Tensor, key: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     first = query.to(dtype, copy=True).requires_grad_()
     second = first if key is query else key.to(dtype, copy=True).requires_grad_()
@@ -96,15 +115,14 @@ def test_distances_of_any_length(
 
 def test_rows_close_to_each_other_and_far_from_the_others() -> None:
     """Differences of a thousandth at a norm of a thousand, as rows of clusters have."""
-    query = (
-        1000 * rows(1.0, 0.0)[torch.arange(NODES) % 4] + 1e-3 * rows(1.0, 0.0, seed=1)
-    ).requires_grad_()
-    v, _ = values()
-    exact = query.detach().double().requires_grad_()
-    expected = torch.einsum("hij,jhd->ihd", by_differences(cauchy, exact, exact), v.double())
-    got = DistanceCoupling(cauchy, query, query, mutual=True) @ v
-    expect_digits(got, expected)
-    expect_digits(*gradients(got, query), *gradients(expected, exact))
+    query = 1000 * rows(1.0, 0.0)[torch.arange(NODES) % 4] + 1e-3 * rows(1.0, 0.0, seed=1)
+
+    def product(x: Tensor, v: Tensor) -> Tensor:
+        if x.dtype == torch.float32:
+            return DistanceCoupling(cauchy, x, x, mutual=True) @ v
+        return torch.einsum("hij,jhd->ihd", by_differences(cauchy, x, x), v)
+
+    expect_digits_of(product, query)
 
 
 def test_values_in_double_precision_keep_it() -> None:
@@ -135,21 +153,16 @@ def test_tiles_know_which_pairs_are_one_node(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("norm", [1.0, 17.0, 57.0, 1000.0])
 def test_diffusivities_of_a_function(norm: float, projection: str | None) -> None:
     penalty = FunctionPenalty(cauchy)
-    x = rows(norm, 0.0).squeeze(1)
     torch.manual_seed(0)
-    single = PenaltyDiffusivity(penalty, CHANNELS, projection=projection, normalize=None)
-    double = PenaltyDiffusivity(penalty, CHANNELS, projection=projection, normalize=None)
-    double.load_state_dict(single.state_dict())
-    v, _ = values()
-    state = x.clone().requires_grad_()
-    exact = x.double().requires_grad_()
-    got = single(state) @ v
-    expected = double.double()(exact) @ v.double()
-    expect_digits(got, expected)
+    single = PenaltyDiffusivity(penalty, CHANNELS, projection=projection)
+    double = copy.deepcopy(single).double()
+
+    def product(x: Tensor, v: Tensor) -> Tensor:
+        return (single if x.dtype == torch.float32 else double)(x) @ v
+
     # A projection is rounded like any other product of torch.
-    expect_digits(
-        *gradients(got, state), *gradients(expected, exact), DIGITS if projection is None else 1e-4
-    )
+    slopes = DIGITS if projection is None else 1e-4
+    expect_digits_of(product, rows(norm, 0.0).squeeze(1), slopes=slopes)
 
 
 PENALTIES: dict[str, Penalty] = {
@@ -173,18 +186,9 @@ def test_edges_between_close_rows(norm: float, name: str, row_stochastic: bool) 
         NODES, torch.cat([following, following.flip(0), torch.arange(NODES).expand(2, -1)], 1)
     )
     diffusivity = EdgeDiffusivity(PENALTIES[name], row_stochastic=row_stochastic)
-    v, _ = values()
-    state = x.clone().requires_grad_()
-    exact = x.double().requires_grad_()
-    got = diffusivity(state, graph) @ v
-    expected = diffusivity(exact, graph) @ v.double()
-    # below a norm of eleven a, as `measured_from` says, five digits are left
-    if norm == 8.0:
-        digits = 5e-5
-    else:
-        digits = DIGITS
-    expect_digits(got, expected, digits)
-    expect_digits(*gradients(got, state), *gradients(expected, exact), digits)
+    # Below a norm of eleven five digits are left, as `measured_from` says.
+    digits = 5e-5 if norm == 8.0 else DIGITS
+    expect_digits_of(lambda at, v: diffusivity(at, graph) @ v, x, digits)
 
 
 @pytest.mark.parametrize("name", ["function", "sigmoid", "gaussian"])
@@ -194,19 +198,25 @@ def test_loops_beside_far_neighbours(name: str) -> None:
     everyone = torch.arange(NODES)
     graph = Graph(NODES, torch.stack([everyone.repeat(2), torch.cat([everyone, everyone.roll(1)])]))
     diffusivity = EdgeDiffusivity(PENALTIES[name], row_stochastic=False)
-    v, _ = values()
-    state = x.clone().requires_grad_()
-    exact = x.double().requires_grad_()
-    got = diffusivity(state, graph) @ v
-    expected = diffusivity(exact, graph) @ v.double()
-    expect_digits(*gradients(got, state), *gradients(expected, exact), 5e-5)
+    expect_digits_of(lambda at, v: diffusivity(at, graph) @ v, x, 5e-5)
+
+
+class FencePenalty(ScorePenalty):
+    """f = σ(2 − z²), with a scale and an offset."""
+
+    g = "sigmoid"
+    scale = 2.0
+    offset = 1.0
+
+    def delta(self, z2: Tensor) -> Tensor:
+        return z2 - softplus(z2 - 2)
 
 
 COUPLINGS: dict[str, Callable[[Tensor], Coupling]] = {
-    "linear": lambda q: Score("linear", 1.0, 2.0).coupling(q, q),
-    "exp-normalized": lambda q: Score("exp").coupling(q, q, normalize=True),
-    "sigmoid": lambda q: Score("sigmoid", 2.0, 1.0).coupling(q, q),
-    "sigmoid-normalized": lambda q: Score("sigmoid", 2.0, 1.0).coupling(q, q, normalize=True),
+    "linear": lambda q: SimplePenalty().attention(q),
+    "exp-normalized": lambda q: GaussianPenalty().attention(q, normalize=True),
+    "sigmoid": lambda q: FencePenalty().attention(q),
+    "sigmoid-normalized": lambda q: FencePenalty().attention(q, normalize=True),
     "function-normalized": lambda q: row_normalized(
         DistanceCoupling(cauchy, q, q, nonnegative=True, mutual=True)
     ),
@@ -218,10 +228,4 @@ COUPLINGS: dict[str, Callable[[Tensor], Coupling]] = {
 @pytest.mark.parametrize("norm", [1.0, 17.0, 57.0])
 def test_rows_of_clusters_in_other_couplings(norm: float, offset: float, name: str) -> None:
     query = rows(norm, 0.0)[torch.arange(NODES) % 4] + 0.5 * rows(1.0, 0.0, seed=1) + offset
-    v, _ = values()
-    single = query.clone().requires_grad_()
-    exact = query.double().requires_grad_()
-    got = COUPLINGS[name](single) @ v
-    expected = COUPLINGS[name](exact) @ v.double()
-    expect_digits(got, expected)
-    expect_digits(*gradients(got, single), *gradients(expected, exact))
+    expect_digits_of(lambda at, v: COUPLINGS[name](at) @ v, query)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from diffusion_mp import *
 from diffusion_mp.couplings import *
-from diffusion_mp.diffusivities import AllPairDiffusivity
+from diffusion_mp.diffusivities import PenaltyDiffusivity
 from diffusion_mp.graph.cache import cached_property
 from diffusion_mp.testing import check_coupling
 from helpers import randn
@@ -233,7 +233,7 @@ def test_nothing_is_promised_that_may_be_false(name: str) -> None:
 @pytest.mark.parametrize(
     "kind", [SimpleDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity, GaussianDiffusivity]
 )
-def test_positive_definite_scores_say_so(kind: type[AllPairDiffusivity], measure: str) -> None:
+def test_positive_definite_scores_say_so(kind: type[PenaltyDiffusivity], measure: str) -> None:
     """exp(a(s + c)) is positive definite, and so is 1 + q·k; σ is not, nor is 2 − ½z² for vectors of any norm."""
     diffusivity = kind(
         4, row_stochastic=False, measure=measure, normalize="row" if measure == "inner" else None

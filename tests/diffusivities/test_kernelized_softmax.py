@@ -211,31 +211,15 @@ def test_rows_sum_to_one_at_any_norm(norm, training, backend, generator, monkeyp
     assert norm < 300 or dense.amax(2).min() > 0.1  # uniform would be 0.05
 
 
-test_bad_options_are_refused_in_a_sentence = refuses(
-    (lambda: build(num_samples=1.5), TypeError, "num_samples must be an integer; got 1.5"),
-    (lambda: build(relative_edge_loss=1), TypeError, "relative_edge_loss must be True or False"),
-    (lambda: build(heads=4, projection=None), ValueError, "heads must divide channels"),
-    (
-        lambda: kernel_error(SimpleDiffusivity(), torch.zeros(3, 2)),
-        TypeError,
-        "must be a KernelizedSoftmaxDiff",
-    ),
+test_bad_options_are_refused = refuses(
+    (lambda: build(num_samples=1.5), TypeError, "num_samples"),
+    (lambda: build(relative_edge_loss=1), TypeError, "relative_edge_loss"),
+    (lambda: build(heads=4, projection=None), ValueError, "heads"),
+    (lambda: kernel_error(SimpleDiffusivity(), torch.zeros(3, 2)), TypeError, "diffusivity"),
 )
 
 # Every other node sends to node 0.
 STAR = Graph(8, torch.stack([torch.arange(1, 8), torch.zeros(7, dtype=torch.long)]))
-
-
-@pytest.mark.parametrize("degree", [1, 2, 5])
-def test_a_polynomial_of_degree_p_takes_p_products(degree, monkeypatch):
-    base = SparseCoupling(STAR)
-    products = []
-    product = SparseCoupling._product
-    monkeypatch.setattr(
-        SparseCoupling, "_product", lambda self, v: products.append(v) or product(self, v)
-    )
-    PolynomialCoupling(base, torch.ones(degree)) @ torch.ones(8, 1, 2)
-    assert len(products) == degree
 
 
 @pytest.mark.parametrize("degree", [1, 3])

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 import diffusion_mp as dm
-from diffusion_mp.couplings import Score, SparseCoupling
+from diffusion_mp.couplings import SparseCoupling
+from diffusion_mp.energies import ScorePenalty
 from diffusion_mp.graph import Graph
 
 PENALTIES = [dm.QuadraticPenalty(), dm.SimplePenalty(), dm.SigmoidPenalty(), dm.SoftmaxPenalty(3)]
@@ -16,10 +17,11 @@ PENALTIES += [
 every_penalty = pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
 
 
-class Negative(dm.Penalty):
+class Negative(ScorePenalty):
     """f = 2.5 − z²/2, negative beyond z² = 5, though its domain has no end."""
 
-    score = Score("linear", scale=1.0, offset=2.5)
+    g = "linear"
+    offset = 2.5
 
     def delta(self, z2: Tensor) -> Tensor:
         return z2 * (2.5 - z2 / 4)

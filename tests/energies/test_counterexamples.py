@@ -20,7 +20,6 @@ from diffusion_mp.energies import (
     MLPTerm,
     PairTerm,
     SourceTerm,
-    certify,
     certify_step,
 )
 from diffusion_mp.energies.counterexamples import foreign_parts
@@ -266,25 +265,3 @@ def test_a_rise_in_one_graph_is_not_hidden_by_the_fall_of_another(
     certificate = block.certificate(randn(N, C), None, None, batch)
     assert not certificate
     assert "F of graph 1 goes from" in certificate.reason
-
-
-class NoScore(dm.Penalty):
-    score = None
-
-    def delta(self, z2: Tensor) -> Tensor:
-        return z2
-
-
-@pytest.mark.parametrize("tau", [None, 0.5])
-def test_a_penalty_without_a_score_says_what_it_needs(tau: float | None) -> None:
-    if tau is None:
-        certificate = certify(Joint(NoScore()), randn(4, 3))
-    else:
-        certificate = certify(NoScore(), randn(4, 3), tau)
-    assert not certificate
-    assert "its score is None" in certificate.reason
-    assert "FunctionPenalty(f)" in certificate.reason
-    with pytest.raises(TypeError, match=r"the score of .* must be a Score"):
-        NoScore().coupling(randn(4, 3))
-    with pytest.raises(TypeError, match=r"the score of .* must be a Score"):
-        NoScore().f(randn(4))

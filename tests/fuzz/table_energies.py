@@ -21,12 +21,8 @@ def penalty(name: str, **options: Any) -> Strategy:
         construct(d, "penalty", name, **options)
         asked = d.pick(["delta", "f", "conjugate", "total", "coupling"])
         if asked in ("delta", "f", "conjugate"):
-            argument = "omega" if asked == "conjugate" else "z2"
-            wrong = bad(
-                f"a list | an array | a string | None | a dict | complex: torch.ones({d.nodes}).cfloat()"
-            )
-            given = {argument: Arg(f"torch.rand({d.nodes}{kind(d)})", wrong)}
-            d.call("out", f"penalty.{asked}({{{argument}}})", finite=asked != "conjugate", **given)
+            numbers = fixed(f"torch.rand({d.nodes}{kind(d)})")
+            d.call("out", f"penalty.{asked}({{z2}})", finite=asked != "conjugate", z2=numbers)
         elif asked == "total":
             d.call("out", "penalty.total({args})", x=free(d), ptr=ptr(d))
         else:
@@ -45,11 +41,22 @@ def domain(d: Draw) -> Arg:
 def own_penalty(d: Draw) -> None:
     d.call(
         "Own",
-        "type('Own', (mp.Penalty,), dict(delta=lambda s, z2: z2.clone(), _conjugate=lambda s, w: w * 0, "
-        "score=property(lambda s: mp.QuadraticPenalty().score)))",
+        "type('Own', (mp.Penalty,), dict(delta=lambda s, z2: z2.clone(), "
+        "f=lambda s, z2: torch.ones_like(z2)))",
     )
     d.call("penalty", "Own()")
     d.call("out", "penalty.total({args})", x=free(d), ptr=ptr(d))
+
+
+def own_score_penalty(d: Draw) -> None:
+    d.call(
+        "Own",
+        "type('Own', (mp.energies.ScorePenalty,), "
+        "dict(g='sigmoid', delta=lambda s, z2: -2 * torch.nn.functional.softplus(-z2 / 2)))",
+    )
+    d.call("penalty", "Own()")
+    d.call("coupling", "penalty.coupling({args})", x=free(d), ptr=ptr(d), normalize=flag(d))
+    d.call("out", "[coupling.degree(), coupling.to_dense()]")
 
 
 def energy(d: Draw) -> None:
@@ -262,6 +269,7 @@ def record(source: str) -> Strategy:
 ENERGIES: dict[str, Strategy] = {
     **TERMS,
     "Penalty": own_penalty,
+    "ScorePenalty": own_score_penalty,
     **{
         name: penalty(name)
         for name in ("QuadraticPenalty", "SimplePenalty", "SigmoidPenalty", "SoftmaxPenalty")

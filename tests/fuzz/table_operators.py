@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from diffusion_mp.diffusivities import SparseFlowDiffusivity
-from diffusion_mp.diffusivities.all_pair import AllPairDiffusivity, QueryKeyDiffusivity
+from diffusion_mp.diffusivities.all_pair import PenaltyDiffusivity, QueryKeyDiffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
 from diffusion_mp.energies.constraints import CONSTRAINTS
 from diffusion_mp.updates.implicit import SolvedUpdate
@@ -467,21 +467,17 @@ DIFFUSIVITIES: dict[str, Strategy] = {
     **{
         name: of_state(
             name,
-            leave="constraint",
-            more="heads head_channels",
+            more="heads head_channels projection",
             of=QueryKeyDiffusivity,
             **QUERY_KEY,
         )
         for name in ("SimpleDiffusivity", "SigmoidDiffusivity", "SoftmaxDiffusivity")
     },
     "GaussianDiffusivity": of_state(
-        "GaussianDiffusivity", more=f"{LOOSE} measure", of=AllPairDiffusivity, **QUERY_KEY
-    ),
-    "MixtureDiffusivity": of_state(
-        "MixtureDiffusivity", more=LOOSE, of=AllPairDiffusivity, **QUERY_KEY, **MIXTURE
+        "GaussianDiffusivity", more=f"{LOOSE} measure", of=PenaltyDiffusivity, **QUERY_KEY
     ),
     "PenaltyDiffusivity": of_state(
-        "PenaltyDiffusivity", more=LOOSE, of=AllPairDiffusivity, **QUERY_KEY, penalty=own_penalties
+        "PenaltyDiffusivity", leave="constraint measure", penalty=own_penalties, **QUERY_KEY
     ),
     "UniformDiffusivity": of_state("UniformDiffusivity"),
     "IdentityDiffusivity": of_state("IdentityDiffusivity"),

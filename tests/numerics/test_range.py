@@ -148,7 +148,7 @@ BY_DISTANCE: dict[str, Callable[[], Diffusivity]] = {
     "narrow gaussian": lambda: GaussianDiffusivity(
         bandwidth=0.01, normalize=None, measure="distance"
     ),
-    "mixture": lambda: MixtureDiffusivity(row_stochastic=False),
+    "mixture": lambda: PenaltyDiffusivity(MixturePenalty(), row_stochastic=False),
     "function": lambda: PenaltyDiffusivity(
         FunctionPenalty(lambda z2: 1 / (1 + z2)), row_stochastic=False
     ),

@@ -14,7 +14,6 @@ from diffusion_mp.couplings.low_rank import (
 )
 from diffusion_mp.couplings.neumann import NeumannCoupling
 from diffusion_mp.couplings.pairwise import DistanceCoupling, PairwiseCoupling, SparseFlowCoupling
-from diffusion_mp.couplings.scores import Score
 from diffusion_mp.couplings.stored import DenseCoupling, SparseCoupling
 from diffusion_mp.couplings.weighted import (
     ProjectedCoupling,
@@ -39,7 +38,6 @@ __all__ = [
     "ProjectedCoupling",
     "ReweightedCoupling",
     "ScaledCoupling",
-    "Score",
     "SparseCoupling",
     "SparseFlowCoupling",
     "SumCoupling",

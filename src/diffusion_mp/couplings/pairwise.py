@@ -22,7 +22,6 @@ from diffusion_mp.couplings.features import (
     heads_of,
     listed_products,
 )
-from diffusion_mp.couplings.stored import SparseCoupling
 from diffusion_mp.errors import (
     check_choice,
     check_flags,
@@ -31,7 +30,6 @@ from diffusion_mp.errors import (
     check_positive,
     describe,
 )
-from diffusion_mp.graph import Graph
 from diffusion_mp.graph.cache import cached_property, values_only
 from diffusion_mp.kernels import pairwise, sparse_flow
 from diffusion_mp.kernels.pairwise.scores import log_scores
@@ -524,16 +522,6 @@ class SparseFlowCoupling(Coupling):
     def without_friction(self) -> PairwiseCoupling:
         """Softmax attention: the conserved flow through the same resistances without friction (λ = 0, α = ∞)."""
         return PairwiseCoupling(self._features.q, self._features.k, self.ptr)
-
-    def to_sparse(self) -> SparseCoupling:
-        """The same operator with stored entries, differentiable: faster if :meth:`density` is well below one tenth."""
-        with torch.no_grad():
-            edge_index = sparse_flow.support(self._features, self._terms, self.ptr)
-        graph = Graph(self.num_nodes, edge_index, ptr=self.ptr, validate=False)
-        weight = self._at(edge_index)
-        return SparseCoupling(
-            graph, weight, symmetric=False, row_stochastic=self.row_stochastic, nonnegative=True
-        )
 
 
 class _Transposed(Coupling):

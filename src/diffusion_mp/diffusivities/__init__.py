@@ -1,9 +1,7 @@
 """Diffusivities: (state, graph) → coupling."""
 
 from diffusion_mp.diffusivities.all_pair import (
-    AllPairDiffusivity,
     GaussianDiffusivity,
-    MixtureDiffusivity,
     PenaltyDiffusivity,
     SGFormerDiffusivity,
     SigmoidDiffusivity,
@@ -36,7 +34,6 @@ from diffusion_mp.modules import AuxiliaryLoss, Positive, auxiliary_loss
 __all__ = [
     "AdjacencyDiffusivity",
     "AdjacencyEnhancedDiffusivity",
-    "AllPairDiffusivity",
     "AuxiliaryLoss",
     "Diffusivity",
     "EdgeDiffusivity",
@@ -47,7 +44,6 @@ __all__ = [
     "GraphAugmentedDiffusivity",
     "IdentityDiffusivity",
     "KernelizedSoftmaxDiffusivity",
-    "MixtureDiffusivity",
     "NeumannDiffusivity",
     "PenaltyDiffusivity",
     "Positive",

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Sequence
-from types import NoneType
-from typing import Any, ClassVar, Literal, cast
+from collections.abc import Callable
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -18,8 +16,14 @@ from diffusion_mp.couplings import Coupling, LinearAttentionCoupling
 from diffusion_mp.couplings.features import unit_rows
 from diffusion_mp.diffusivities.base import Diffusivity, check_heads_divide
 from diffusion_mp.energies.constraints import Constraint
-from diffusion_mp.energies.learned import MixturePenalty
-from diffusion_mp.energies.penalties import PENALTIES, Penalty
+from diffusion_mp.energies.penalties import (
+    GaussianPenalty,
+    Measure,
+    Penalty,
+    SigmoidPenalty,
+    SimplePenalty,
+    SoftmaxPenalty,
+)
 from diffusion_mp.graph import Graph
 
 Projection = Literal["separate", "tied"] | None
@@ -61,6 +65,7 @@ class QueryKeyDiffusivity(Diffusivity):
         self.heads = heads
         self.projection = projection
         self.normalize = normalize
+        # One norm per graph makes every entry depend on all rows.
         self.depends_on = "graph" if normalize == "frobenius" else "rows"
         if projection is None:
             if bias:
@@ -90,24 +95,20 @@ class QueryKeyDiffusivity(Diffusivity):
         """Return q, and k of x − origin, one object if equal, normalised; ``unit=False`` leaves the norms of rows."""
         if self.projection is not None or self.channels not in (None, x.size(1)):
             errors.check_state(x, channels=self.channels, module=self)
-        by_head = self.heads, -1
         shifted = x if origin is None else x - origin
         if self.projection is None:
             if x.size(1) % self.heads:
                 raise ValueError(
                     f"heads must divide the channels of x; got {self.heads} heads, {x.size(1)} channels."
                 )
-            if self.heads == 1:
-                q = x.unsqueeze(1)
-            else:
-                q = x.unflatten(1, by_head)
-            k = q if origin is None else shifted.unflatten(1, by_head)
+            q = self._by_head(x)
+            k = q if origin is None else self._by_head(shifted)
         else:
-            q = k = self.query(x).unflatten(1, by_head)
-            if self.projection == "separate" or origin is not None:
-                k = (self.key if self.projection == "separate" else self.query)(shifted).unflatten(
-                    1, by_head
-                )
+            q = k = self._by_head(self.query(x))
+            if self.projection == "separate":
+                k = self._by_head(self.key(shifted))
+            elif origin is not None:
+                k = self._by_head(self.query(shifted))
         if self.normalize == "row" and unit:
             return unit_rows(q, None if k is q else k)
         if self.normalize == "frobenius":
@@ -119,6 +120,11 @@ class QueryKeyDiffusivity(Diffusivity):
     def mutual(self) -> bool:
         """Whether queries are keys, so that a state attends to itself; a subclass with other ones says so."""
         return self.projection != "separate"
+
+    def _by_head(self, rows: Float[Tensor, "N C"]) -> Float[Tensor, "N H D"]:
+        if self.heads == 1:
+            return rows.unsqueeze(1)
+        return rows.unflatten(1, (self.heads, -1))
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, projection={self.projection!r}, normalize={self.normalize!r}"
@@ -163,19 +169,18 @@ def origin_of(x: Float[Tensor, "N C"], graph: Graph) -> Tensor:
     ]
 
 
-class AllPairDiffusivity(QueryKeyDiffusivity):
-    r"""Base of attention over all pairs of nodes.
+class PenaltyDiffusivity(QueryKeyDiffusivity):
+    r"""Attention over all pairs of nodes by f = δ′ of a penalty; `FunctionPenalty` makes one of any f, in O(N²).
 
-    s_ij = f(q_i, k_j) / Σ_l f(q_i, k_l) over all nodes of a graph, f = δ′ (Wu, Wipf & Yan 2025, Eqs. 15 and 17).
-
-    A subclass names its penalty δ in :meth:`penalty_of`; f is the penalty's score. The energy of δ descends for
-    ``projection=None, normalize=None, measure="distance"``, where f reads the state itself.
+    s_ij = f(q_i, k_j) / Σ_l f(q_i, k_l) over all nodes of a graph, f = δ′ (Wu, Wipf & Yan 2025, Eqs. 15 and 17). The
+    energy of δ descends for ``projection=None, normalize=None, measure="distance"``, where f reads the state itself.
 
     Args:
-        channels, projection, normalize: see :class:`QueryKeyDiffusivity`. The defaults are the layer of the theory,
-            q = k = x of unit norm (Eqs. 17–18). No theorem holds for ``"separate"`` (docs/errata.md, D18, D20).
-        measure: ``"inner"``: f as a function of q·k, as published; ``"distance"``: f(‖q_i − k_j‖²), as in the energy.
-            They coincide for unit vectors only (docs/errata.md, D8).
+        penalty: δ; or the class `SoftmaxPenalty`, for that of the channels of a head.
+        channels, projection, normalize: see :class:`QueryKeyDiffusivity`. No theorem holds for ``"separate"``
+            (docs/errata.md, D18, D20).
+        measure: ``"distance"``: f(‖q_i − k_j‖²), as in the energy; ``"inner"``: f as a function of q·k, as published,
+            for penalties with such a form. They coincide for unit vectors only (docs/errata.md, D8).
         row_stochastic: divide rows by their sums (Eq. 15); ``False`` gives Ω = [f], symmetric if q = k. An exponential
             f of q·k that nothing normalises, e^{(q·k − 1)/σ²} for one, may leave the range of the dtype.
         constraint: the set that holds the rows of the state, in every head; f must read the state itself. Couplings are
@@ -183,30 +188,33 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         options: ``heads``, ``head_channels`` and ``bias`` of :class:`QueryKeyDiffusivity`.
 
     Examples:
-        >>> isinstance(SimpleDiffusivity(), AllPairDiffusivity)
-        True
+        >>> PenaltyDiffusivity(FunctionPenalty(lambda z2: 1 / (1 + z2)))(x).heads
+        1
     """
 
     def __init__(
         self,
+        penalty: Penalty | type[SoftmaxPenalty],
         channels: int | None = None,
         *,
         projection: Projection = None,
-        normalize: Normalization = "row",
-        measure: Literal["inner", "distance"] = "inner",
+        normalize: Normalization = None,
+        measure: Measure = "distance",
         row_stochastic: bool = True,
         constraint: Constraint | None = None,
         **options: Any,
     ) -> None:
         super().__init__(channels, projection=projection, normalize=normalize, **options)
+        if not (isinstance(penalty, type) and issubclass(penalty, SoftmaxPenalty)):
+            errors.check_kind(penalty, "penalty", Penalty, "a Penalty")
         errors.check_flags(row_stochastic=row_stochastic)
-        errors.check_choice(measure, "measure", ["inner", "distance"])
-        errors.check_kind(
-            constraint,
-            "constraint",
-            (Constraint, NoneType),
-            "a Constraint (see get_constraint) or None",
-        )
+        errors.check_choice(measure, "measure", penalty.measures)
+        if constraint is not None:
+            errors.check_kind(
+                constraint, "constraint", Constraint, "a Constraint (see get_constraint) or None"
+            )
+        # Not ``penalty``: that property of every diffusivity is None where f does not read the state.
+        self.of_distance = penalty
         self.measure = measure
         self.constraint = constraint
         self.row_stochastic = row_stochastic
@@ -223,9 +231,13 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         """Whether f is a function of distances of the state itself, without projection or normalisation."""
         return self.projection is None and self.normalize is None and self.measure == "distance"
 
-    @abstractmethod
     def penalty_of(self, dim: int | None) -> Penalty | None:
-        """Return δ with f = δ′ for vectors of ``dim`` channels, or ``None`` if δ depends on an unknown ``dim``."""
+        """Return δ for vectors of ``dim`` channels, or ``None`` if δ depends on an unknown ``dim``."""
+        if isinstance(self.of_distance, Penalty):
+            return self.of_distance
+        if dim is None:
+            return None
+        return self.of_distance(dim)
 
     @property
     def penalty(self) -> Penalty | None:  # type: ignore[override]
@@ -238,159 +250,112 @@ class AllPairDiffusivity(QueryKeyDiffusivity):
         errors.check_place(x, self)  # a penalty may have parameters where there is no projection
         q, k = self.queries_and_keys(x, graph, unit=False)
         penalty = cast(Penalty, self.penalty_of(q.size(2)))
-        # All rows of a graph share one centre, though this process may hold only some of them. Unit vectors need none.
-        if self.measure == "distance" and self.normalize != "row":
+        unit = self.normalize == "row"
+        centre = None
+        if self.measure == "distance" and not unit:
+            # All rows of a graph share one centre, though this process may hold only some of them.
             centre = graph.centre(k)
-        else:
-            centre = None
         if self.constraint is not None:
             return penalty.coupling(q, graph.segments, self.row_stochastic, self.constraint, centre)
-        forms = {"unit": self.normalize == "row", "nonnegative": self.normalize is not None}
-        forms |= {"normalize": self.row_stochastic}
-        return penalty.score.coupling(
+        return penalty.attention(
             q,
             None if self.mutual else k,
             graph.segments,
-            measure=self.measure,
             centre=centre,
-            **forms,
+            measure=self.measure,
+            radius=1.0 if unit else None,
+            normalize=self.row_stochastic,
+            nonnegative=self.normalize is not None,
         )
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, measure={self.measure!r}, row_stochastic={self.row_stochastic}"
 
 
-class _NamedDiffusivity(AllPairDiffusivity):
-    kernel: ClassVar[str]  # a name in PENALTIES
+class _Published(PenaltyDiffusivity):
+    """`PenaltyDiffusivity` as it is published: unit queries and keys, and f of their inner product."""
 
-    def penalty_of(self, dim: int | None) -> Penalty | None:
-        return PENALTIES[self.kernel]()
+    def __init__(
+        self,
+        penalty: Penalty | type[SoftmaxPenalty],
+        channels: int | None = None,
+        *,
+        normalize: Normalization = "row",
+        measure: Measure = "inner",
+        **options: Any,
+    ) -> None:
+        super().__init__(penalty, channels, normalize=normalize, measure=measure, **options)
 
 
-class SimpleDiffusivity(_NamedDiffusivity):
+class SimpleDiffusivity(_Published):
     r"""DIFFormer-s: f = 1 + q·k, or 2 − ½z² of the actual distance, in O(N) (Wu, Wipf & Yan 2025, Eqs. 18–19, 54–57).
 
     (S v)_i = (Σ_j v_j + (Σ_j v_j k_jᵀ) q_i) / (n + q_i·Σ_l k_l) with unit vectors q, k. With ``measure="distance"`` it
     is exact for states of any norm. Then f ≥ 0, and the energy descends, while all ‖x_i − x_j‖ ≤ 2, a condition that
-    the paper omits (docs/errata.md, D7). Arguments are those of :class:`AllPairDiffusivity`.
+    the paper omits (docs/errata.md, D7). Arguments are those of :class:`PenaltyDiffusivity`,
+    by default ``normalize="row"`` and ``measure="inner"``.
 
     Examples:
         >>> SimpleDiffusivity(4, projection="separate", heads=2)(x).heads
         2
     """
 
-    kernel = "simple"
+    def __init__(self, channels: int | None = None, **options: Any) -> None:
+        super().__init__(SimplePenalty(), channels, **options)
 
 
-class SigmoidDiffusivity(_NamedDiffusivity):
+class SigmoidDiffusivity(_Published):
     """DIFFormer-a: f = σ(q·k), or 1/(1 + e^{z²/2 − 1}) (Wu, Wipf & Yan 2025, Eqs. 20, 58–60); O(N²) time, O(N) memory.
 
-    Arguments are those of :class:`AllPairDiffusivity`; ``normalize=None`` is the released code (docs/errata.md, D2).
+    Arguments and defaults are those of :class:`SimpleDiffusivity`; the released code has ``normalize=None``
+    (docs/errata.md, D2).
 
     Examples:
         >>> torch.allclose(SigmoidDiffusivity()(x).degree(), torch.ones(6, 1))
         True
     """
 
-    kernel = "sigmoid"
+    def __init__(self, channels: int | None = None, **options: Any) -> None:
+        super().__init__(SigmoidPenalty(), channels, **options)
 
 
-class SoftmaxDiffusivity(_NamedDiffusivity):
+class SoftmaxDiffusivity(_Published):
     """Softmax attention: f = exp(q·k/√d), or exp((1 − z²/2)/√d), of d channels a head (Wu, Wipf & Yan 2025, Eq. 21).
 
-    Arguments are those of :class:`AllPairDiffusivity`. The printed δ is corrected here (docs/errata.md, D9).
+    Arguments and defaults are those of :class:`SimpleDiffusivity`. The printed δ is corrected (docs/errata.md, D9).
 
     Examples:
         >>> SoftmaxDiffusivity(4, projection="separate", heads=2)(x).heads
         2
     """
 
-    kernel = "softmax"
-
-    def penalty_of(self, dim: int | None) -> Penalty | None:
-        return None if dim is None else PENALTIES[self.kernel](dim)
+    def __init__(self, channels: int | None = None, **options: Any) -> None:
+        super().__init__(SoftmaxPenalty, channels, **options)
 
 
-class GaussianDiffusivity(_NamedDiffusivity):
+class GaussianDiffusivity(_Published):
     """Attention by a Gaussian of distances, f = exp(−z²/2σ²): the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3.
 
-    σ > 0 is ``bandwidth``; further arguments are those of :class:`AllPairDiffusivity`.
+    σ > 0 is ``bandwidth``; further arguments and defaults are those of :class:`SimpleDiffusivity`.
 
     Examples:
         >>> GaussianDiffusivity(bandwidth=0.5)(x).row_stochastic
         True
     """
 
-    kernel = "gaussian"
-
     def __init__(
         self, channels: int | None = None, *, bandwidth: float = 1.0, **options: Any
     ) -> None:
-        super().__init__(channels, **options)
-        errors.check_positive(bandwidth, "bandwidth")
-        self.bandwidth = bandwidth
-
-    def penalty_of(self, dim: int | None) -> Penalty | None:
-        return PENALTIES[self.kernel](self.bandwidth)
+        super().__init__(GaussianPenalty(bandwidth), channels, **options)
 
 
-#: The all-pair diffusivities by the names of their penalties.
-KERNELS: dict[str, type[AllPairDiffusivity]] = {
-    kind.kernel: kind
-    for kind in (SimpleDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity, GaussianDiffusivity)
+#: The published attentions by the names of their penalties.
+KERNELS: dict[str, Callable[..., PenaltyDiffusivity]] = {
+    "simple": SimpleDiffusivity,
+    "sigmoid": SigmoidDiffusivity,
+    "softmax": SoftmaxDiffusivity,
+    "gaussian": GaussianDiffusivity,
 }
-
-
-class MixtureDiffusivity(AllPairDiffusivity):
-    """Attention by a learned mixture of Gaussians of distances, f = Σ_m c_m exp(−z²/2σ_m²); see `MixturePenalty`.
-
-    ``weights`` and ``widths`` are c and σ at first; further arguments are those of :class:`AllPairDiffusivity`.
-
-    Examples:
-        >>> MixtureDiffusivity(widths=(0.5, 1.0))(x).heads
-        1
-    """
-
-    def __init__(
-        self,
-        channels: int | None = None,
-        *,
-        widths: Sequence[float] = (0.25, 0.5, 1.0, 2.0),
-        weights: Sequence[float] | None = None,
-        normalize: Normalization = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(channels, normalize=normalize, measure="distance", **options)
-        self.mixture = MixturePenalty(widths, weights)
-
-    def penalty_of(self, dim: int | None) -> Penalty:
-        return self.mixture
-
-
-class PenaltyDiffusivity(AllPairDiffusivity):
-    """The attention f = δ′ of any penalty. `FunctionPenalty` makes a penalty of a function f, in O(N²).
-
-    δ is also the ``penalty`` of the diffusivity; further arguments are those of :class:`AllPairDiffusivity`.
-
-    Examples:
-        >>> PenaltyDiffusivity(FunctionPenalty(lambda z2: 1 / (1 + z2)))(x).heads
-        1
-    """
-
-    def __init__(
-        self,
-        penalty: Penalty,
-        channels: int | None = None,
-        *,
-        normalize: Normalization = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(channels, normalize=normalize, measure="distance", **options)
-        errors.check_kind(penalty, "penalty", Penalty, "a Penalty")
-        self.of_distance = penalty
-
-    def penalty_of(self, dim: int | None) -> Penalty:
-        return self.of_distance
 
 
 class SGFormerDiffusivity(QueryKeyDiffusivity):
@@ -433,4 +398,5 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         q, k = self.queries_and_keys(x, graph, unit=False)
+        # The identity beside (1/n) QKᵀ is a diagonal n beside QKᵀ: ``own`` counts in multiples of n.
         return LinearAttentionCoupling(q, k, graph.segments, own=1.0, unit=self.normalize == "row")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
@@ -85,19 +85,13 @@ class Diffusivity(Resettable, ABC):
                 f"Pass edge_index (an empty [2, 0] one if no edge was observed), or choose an all-pair diffusivity."
             )
         if isinstance(graph, GraphPart):
+            # A block of rows or one of several ranks knows how the coupling of its rows is made from all.
             return graph.couple(self, x)
         return self.couple(x, graph)
 
     @abstractmethod
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         """Return the coupling of a checked state and graph; compositions call their parts, ``D(x, graph)``."""
-
-    def declare_parts(self, *parts: Diffusivity) -> None:
-        """Declare what a composition has from its parts."""
-        self.needs_graph = any(part.needs_graph for part in parts)
-        self.symmetric = all(part.symmetric for part in parts)
-        self.positional = any(part.positional for part in parts)
-        self.heads = max(part.heads for part in parts)
 
     def __mul__(self, scale: float | Tensor | Positive) -> Diffusivity:
         return ScaledDiffusivity(scale, self)
@@ -133,7 +127,35 @@ def check_heads_divide(channels: int, heads: int, what: str = "channels") -> Non
         raise ValueError(f"heads must divide {what}; got {heads} heads, {channels} channels.")
 
 
-class ScaledDiffusivity(Diffusivity):
+class Composed(Diffusivity):
+    """Base of functions of the couplings of other diffusivities, S = combine(S_1, S_2, …).
+
+    A subclass registers its parts, calls :meth:`declare`, and defines :meth:`combine`.
+    """
+
+    depends_on = "parts"
+
+    @property
+    def parts(self) -> list[Diffusivity]:
+        """The diffusivities that it is composed of, in the order of ``combine``'s arguments."""
+        return [module for module in self.children() if isinstance(module, Diffusivity)]
+
+    def declare(self) -> None:
+        """Declare what follows from the parts."""
+        self.needs_graph = any(part.needs_graph for part in self.parts)
+        self.symmetric = all(part.symmetric for part in self.parts)
+        self.positional = any(part.positional for part in self.parts)
+        self.heads = max(part.heads for part in self.parts)
+
+    @abstractmethod
+    def combine(self, *parts: Coupling) -> Coupling:
+        """Return S for the couplings of the parts."""
+
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        return self.combine(*[part(x, graph) for part in self.parts])
+
+
+class ScaledDiffusivity(Composed):
     """A diffusivity times a number, or a tensor, 0-dimensional or [H], which is learned if it is an ``nn.Parameter``.
 
     A ``Positive`` is learnable too, and preserves nonnegative couplings.
@@ -143,7 +165,6 @@ class ScaledDiffusivity(Diffusivity):
         True
     """
 
-    depends_on = "parts"
     why_no_penalty = "a multiple of a diffusivity: scale λ in its Energy instead, or certify the diffusivity itself."
 
     scale: float | Tensor | Positive
@@ -155,10 +176,11 @@ class ScaledDiffusivity(Diffusivity):
             scale = as_scale(scale, diffusivity.heads)
         self._keep("scale", scale)
         self.diffusivity = diffusivity
-        self.declare_parts(diffusivity)
+        self.declare()
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        coupling = self.diffusivity(x, graph)
+    def combine(self, *parts: Coupling) -> Coupling:
+        (coupling,) = parts
+        # Whether a plain tensor has a negative element is not asked: that would synchronise a GPU in every call.
         if isinstance(self.scale, Positive):
             return ScaledCoupling(self.scale(), coupling, nonnegative=True)
         return ScaledCoupling(self.scale, coupling)
@@ -167,7 +189,7 @@ class ScaledDiffusivity(Diffusivity):
         return f"{self.scale if not isinstance(self.scale, Tensor) else list(self.scale.shape)} *"
 
 
-class SumDiffusivity(Diffusivity):
+class SumDiffusivity(Composed):
     """The sum of diffusivities: ``0.5 * Simple + 0.5 * Adjacency("sym")`` is Eq. 24 of Wu, Wipf & Yan (2025).
 
     Examples:
@@ -175,7 +197,6 @@ class SumDiffusivity(Diffusivity):
         True
     """
 
-    depends_on = "parts"
     why_no_penalty = (
         "a sum of diffusivities: terms that are normalised one by one do not descend the sum of their energies "
         "(Eq. 25; D24 in docs/errata.md). CertifiedStep on symmetric, unnormalised terms descends an Energy of them."
@@ -186,19 +207,20 @@ class SumDiffusivity(Diffusivity):
         flat: list[Diffusivity] = []
         for term in terms:
             check_kind(term, "every one of terms", Diffusivity, "a Diffusivity")
-            flat += (
-                cast("Iterable[Diffusivity]", term.terms)
-                if isinstance(term, SumDiffusivity)
-                else [term]
-            )
+            flat += term.parts if isinstance(term, SumDiffusivity) else [term]
         if not flat:
             raise ValueError("terms must hold at least one diffusivity; got none.")
+        # Flat, so that a + b + c has one state dict however it is bracketed.
         self.terms: nn.ModuleList = nn.ModuleList(flat)
-        self.declare_parts(*flat)
+        self.declare()
         if any(term.heads not in (1, self.heads) for term in flat):
             raise ValueError(
                 f"the terms must have one head or {self.heads}; got {[term.heads for term in flat]}."
             )
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        return SumCoupling([term(x, graph) for term in self.terms])
+    @property
+    def parts(self) -> list[Diffusivity]:
+        return cast("list[Diffusivity]", list(self.terms))
+
+    def combine(self, *parts: Coupling) -> Coupling:
+        return SumCoupling(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import get_args
 
 import torch
@@ -69,13 +70,10 @@ class GATDiffusivity(Diffusivity):
         self.self_loops = self_loops
         self.att_src = nn.Parameter(torch.empty(1, heads, channels // heads))
         self.att_dst = nn.Parameter(torch.empty(1, heads, channels // heads))
-        if edge_dim is None:
-            self.edge = None
-        else:
+        self.edge: Linear | None = None
+        self.att_edge: nn.Parameter | None = None
+        if edge_dim is not None:
             self.edge = Linear(edge_dim, channels, bias=False, weight_initializer="glorot")
-        if edge_dim is None:
-            self.att_edge = None
-        else:
             self.att_edge = nn.Parameter(torch.empty(1, heads, channels // heads))
         self._draw()
 
@@ -97,6 +95,7 @@ class GATDiffusivity(Diffusivity):
         if graph.edge_index is None:
             return super().forward(x, graph)  # raises
         if type(graph) is not Graph:
+            # The edges of a block or a rank are some of those that were passed, in another order.
             raise ValueError(
                 f"edge_attr needs a Graph, whose edges have an order; got a {type(graph).__name__}."
             )
@@ -122,13 +121,16 @@ class GATDiffusivity(Diffusivity):
         rows = graph.csr
         cols = graph.csc
         sent, received = self._scores(x)
+        # α·x per node first and then per edge: O(N C + E H) instead of O(E C).
         logits = at_rows(cols, sent) + at_rows(rows, received)
         if edge_attr is not None:
             logits = logits + self._edge_scores(edge_attr, observed, graph)
         logits = leaky_relu(logits, self.negative_slope)
         weight = edge_softmax(rows, logits, _prior(graph, logits))
         dropping = self.training and self.dropout > 0
-        weight = dropout(weight, self.dropout) if dropping else weight
+        if dropping:
+            # As in PyG, on the entries: what is left of a row sums to one in expectation only.
+            weight = dropout(weight, self.dropout)
         return SparseCoupling(
             graph, weight, symmetric=False, row_stochastic=not dropping, nonnegative=True
         )
@@ -151,6 +153,7 @@ class GATDiffusivity(Diffusivity):
         assert self.edge is not None
         assert self.att_edge is not None
         with without_autocast(edge_attr):
+            # α_edge·W_E f = (W_Eᵀα_edge)·f: the transformed features of E edges and C channels are never stored.
             weight = self.edge.weight.unflatten(0, self.att_edge.shape[1:])
             (features, by_head), _ = accumulating(
                 edge_attr, torch.einsum("hdf,hd->fh", weight, self.att_edge[0])
@@ -158,6 +161,7 @@ class GATDiffusivity(Diffusivity):
             score = features @ by_head
         if looped.origin is None:
             return score
+        # What PyG calls fill_value="mean": an added loop has the mean score of the edges that arrive at its node.
         source, target = observed.edges
         counts = (source != target).to(score.dtype).unsqueeze(1)
         sums = score.new_zeros(observed.num_nodes, score.size(1) + 1)
@@ -206,36 +210,33 @@ class EdgeDiffusivity(Diffusivity):
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         graph = graph.with_self_loops(self.self_loops)
         rows = graph.pattern.by_row
-        score = self.edge_penalty.score
-        s = self._exponents(x, graph)
-        if self.row_stochastic and score.g not in (
-            "linear",
-            "function",
-        ):  # these may be zero, without a logarithm
-            weight = edge_softmax(rows, score.log(s), _prior(graph, s))
+        penalty = self.edge_penalty
+        z2 = self._squared_distances(x, graph)
+        if self.row_stochastic and penalty.positive:
+            # In log space, where no row of far neighbours vanishes.
+            weight = edge_softmax(rows, penalty.log_f(z2), _prior(graph, z2))
         else:
-            weight = graph.weights(s).unsqueeze(1) * score(s)
+            weight = graph.weights(z2).unsqueeze(1) * penalty.f(z2)
             if self.row_stochastic:
                 weight = quotient(weight, at_rows(rows, row_sums(rows, weight)))
-        symmetric = False if self.row_stochastic else None
-        stochastic = self.row_stochastic
-        nonnegative = self.edge_penalty.domain[1] == float("inf")
         return SparseCoupling(
-            graph, weight, symmetric=symmetric, row_stochastic=stochastic, nonnegative=nonnegative
+            graph,
+            weight,
+            symmetric=False if self.row_stochastic else None,
+            row_stochastic=self.row_stochastic,
+            nonnegative=penalty.covers(math.inf),
         )
 
-    def _exponents(self, x: Float[Tensor, "N C"], graph: Graph) -> Float[Tensor, "E one"]:
-        """Return −½‖x_i − x_j‖² of every edge."""
-        score = self.edge_penalty.score
-        # All pairs cancel the rounding of a linear f in their sums; a few edges do not.
-        sharpness = abs(score.scale) if score.g == "linear" else score.sharpness
-        s = sddmm(
-            graph.pattern,
-            *distance_features(x.unsqueeze(1), ptr=graph.segments, sharpness=sharpness),
+    def _squared_distances(self, x: Float[Tensor, "N C"], graph: Graph) -> Float[Tensor, "E one"]:
+        """Return ‖x_i − x_j‖² of every edge."""
+        # Sharpness matters for a linear f too: all pairs cancel its rounding in their sums, a few edges do not.
+        query, key = distance_features(
+            x.unsqueeze(1), ptr=graph.segments, sharpness=self.edge_penalty.sharpness
         )
+        z2 = -2 * sddmm(graph.pattern, query, key)
         source, target = graph.edges
         # Zero to the bit, in the gradient too: for far neighbours the rounding of a loop would be most of it.
-        return s.masked_fill((source == target).unsqueeze(1), 0.0)
+        return z2.masked_fill((source == target).unsqueeze(1), 0.0)
 
     def extra_repr(self) -> str:
         return f"{self.edge_penalty}, row_stochastic={self.row_stochastic}, self_loops={self.self_loops!r}"

@@ -10,9 +10,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp import couplings
-from diffusion_mp.couplings.neumann import NeumannCoupling, check_stencil
-from diffusion_mp.diffusivities.base import Diffusivity
+from diffusion_mp.couplings import (
+    Coupling,
+    IdentityCoupling,
+    NeumannCoupling,
+    ScaledCoupling,
+    SparseCoupling,
+    SumCoupling,
+    UniformCoupling,
+    row_normalized,
+    symmetric_normalized,
+)
+from diffusion_mp.couplings.neumann import check_stencil
+from diffusion_mp.diffusivities.base import Composed, Diffusivity
 from diffusion_mp.errors import (
     check_choice,
     check_counts,
@@ -40,8 +50,8 @@ class IdentityDiffusivity(Diffusivity):
     symmetric = row_stochastic = True
     why_no_penalty = "the identity coupling moves nothing, so every energy of pairs stays as it is."
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
-        return couplings.IdentityCoupling(graph.num_nodes, dtype=x.dtype, device=x.device)
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        return IdentityCoupling(graph.num_nodes, dtype=x.dtype, device=x.device)
 
 
 class UniformDiffusivity(Diffusivity):
@@ -56,10 +66,8 @@ class UniformDiffusivity(Diffusivity):
     symmetric = row_stochastic = True
     why_no_penalty = "the all-one coupling is fixed: certify the coupling itself (Theorem 1)."
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
-        return couplings.UniformCoupling(
-            graph.num_nodes, graph.segments, dtype=x.dtype, device=x.device
-        )
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        return UniformCoupling(graph.num_nodes, graph.segments, dtype=x.dtype, device=x.device)
 
 
 class NeumannDiffusivity(Diffusivity):
@@ -119,6 +127,7 @@ class NeumannDiffusivity(Diffusivity):
         self._draw()
 
     def _draw(self) -> None:
+        # The parameters at which α is ``initial_alpha``, divided equally: the inverse of `alpha`.
         if self.eta is None or self.budget is None:
             nn.init.constant_(self.theta, math.log(self.initial_alpha / len(self.strides)))
         else:
@@ -130,12 +139,13 @@ class NeumannDiffusivity(Diffusivity):
     @property
     def alpha(self) -> Float[Tensor, "K heads"]:
         """α_k of every stride and head, in at least float32."""
+        # Half precision would round α above its budget, beyond which the explicit step may be unstable.
         theta = self.theta.to(torch.promote_types(self.theta.dtype, torch.float32))
         if self.eta is None or self.budget is None:
             return theta.exp()
         return self.budget * self.eta.to(theta.dtype).sigmoid() * theta.softmax(0)
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         alpha = self.alpha.to(torch.promote_types(x.dtype, torch.float32))
         return NeumannCoupling(
             graph.num_nodes, alpha, self.strides, self.boundary, graph.segments, nonnegative=True
@@ -193,48 +203,53 @@ class AdjacencyDiffusivity(Diffusivity):
         self.row_stochastic = normalization == "row" and degrees == "weighted"
         self.symmetric = direction == "undirected" and normalization != "row"
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
-        direction = self.direction
-        self_loops = self.self_loops
-        options = (self.normalization, direction, self_loops, self.zero_degree, self.degrees)
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         dtype = torch.promote_types(x.dtype, torch.float32)
+        options = (
+            self.normalization,
+            self.direction,
+            self.self_loops,
+            self.zero_degree,
+            self.degrees,
+        )
+        # Kept with the graph, and shared by all layers with these options.
         normalized = graph.derived(
             (options, dtype), lambda: self._normalized(graph, x.new_empty(0, dtype=dtype))
         )
+        direction = self.direction
+        self_loops = self.self_loops
         if self.row_stochastic:
             return _RowNormalizedAdjacency(
                 normalized,
                 (graph, direction, self_loops),
                 row_stochastic=graph.full_degree is None,
             )
-        return couplings.SparseCoupling(
-            normalized, symmetric=self.symmetric or None, nonnegative=True
-        )
+        return SparseCoupling(normalized, symmetric=self.symmetric or None, nonnegative=True)
 
     def _normalized(self, graph: Graph, like: Tensor) -> Graph:
+        # Degrees may count edges where entries weigh them, so there are two graphs with the same self-loops.
+        observed = graph
+        graph = _prepared(observed, self.direction, self.self_loops)
+        counted = graph
         if self.degrees == "count":
-            counted = _prepared(_ones(graph), self.direction, self.self_loops)
-        else:
-            counted = None
-        graph = _prepared(graph, self.direction, self.self_loops)
-        counted = counted or graph
+            counted = _prepared(_ones(observed), self.direction, self.self_loops)
         weight = graph.weights(like)
-        (source, target) = graph.edges
+        source, target = graph.edges
         received = counted.degree("in", weight.dtype)
         if self.zero_degree == "error" and bool((received == 0).any()):
             raise ValueError(
                 f"{int((received == 0).sum())} nodes of the graph have degree zero, which zero_degree='error' refuses. "
                 f"Add self-loops (self_loops='remaining') or accept zero rows (zero_degree='zero')."
             )
+        if self.normalization == "sum":
+            return graph.with_weights(weight)
         if self.normalization == "row":
-            weight = weight * reciprocal(received).index_select(0, target)
-        elif self.normalization == "sym":
-            if self.direction == "pyg":
-                sent = received
-            else:
-                sent = counted.degree("out", weight.dtype)
-            weight = weight * inverse_root(received).index_select(0, target)
-            weight = weight * inverse_root(sent).index_select(0, source)
+            return graph.with_weights(weight * reciprocal(received).index_select(0, target))
+        sent = received
+        if self.direction != "pyg":
+            sent = counted.degree("out", weight.dtype)
+        weight = weight * inverse_root(received).index_select(0, target)
+        weight = weight * inverse_root(sent).index_select(0, source)
         return graph.with_weights(weight)
 
     def extra_repr(self) -> str:
@@ -243,9 +258,10 @@ class AdjacencyDiffusivity(Diffusivity):
 
 
 def _prepared(graph: Graph, direction: str, self_loops: SelfLoops) -> Graph:
-    return (graph.to_undirected() if direction == "undirected" else graph).with_self_loops(
-        self_loops
-    )
+    """Return the graph of A: undirected if so named, and with self-loops."""
+    if direction == "undirected":
+        graph = graph.to_undirected()
+    return graph.with_self_loops(self_loops)
 
 
 def _ones(graph: Graph) -> Graph:
@@ -261,7 +277,7 @@ def _ones(graph: Graph) -> Graph:
     return graph.reweighted("ones", lambda: (weight > 0).to(weight.dtype))
 
 
-class _RowNormalizedAdjacency(couplings.SparseCoupling):
+class _RowNormalizedAdjacency(SparseCoupling):
     """D⁻¹A, which is self-adjoint in the degrees of an undirected graph: ``adjacency`` is what `_prepared` takes."""
 
     parts = ("graph", "weight", "adjacency")
@@ -283,7 +299,7 @@ def _received(graph: Graph) -> Float[Tensor, "N one"] | None:
     return degree.where(degree > 0, 1.0) if graph.is_symmetric else None
 
 
-class SymmetricDiffusivity(Diffusivity):
+class SymmetricDiffusivity(Composed):
     r"""An attention divided by the square roots of its row sums, D^-½ΩD^-½; see :func:`symmetric_normalized`.
 
     The normalisation of GCN for any nonnegative symmetric Ω. Rows do not sum to one. The spectral radius is at most
@@ -298,7 +314,6 @@ class SymmetricDiffusivity(Diffusivity):
         True
     """
 
-    depends_on = "parts"
     why_no_penalty = (
         "D^-½ΩD^-½ divides by degrees, which are not a function of a distance: certify Ω itself."
     )
@@ -314,10 +329,11 @@ class SymmetricDiffusivity(Diffusivity):
             )
         self.diffusivity = diffusivity
         self.diagonal = diagonal
-        self.declare_parts(diffusivity)
+        self.declare()
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
-        return couplings.symmetric_normalized(self.diffusivity(x, graph), diagonal=self.diagonal)
+    def combine(self, *parts: Coupling) -> Coupling:
+        (omega,) = parts
+        return symmetric_normalized(omega, diagonal=self.diagonal)
 
     def extra_repr(self) -> str:
         return f"diagonal={self.diagonal}"
@@ -326,7 +342,7 @@ class SymmetricDiffusivity(Diffusivity):
 Mix = Literal["sum", "mean", "joint"]
 
 
-class GraphAugmentedDiffusivity(Diffusivity):
+class GraphAugmentedDiffusivity(Composed):
     r"""An all-pair attention Ŝ with a graph term Ã (Wu, Wipf & Yan 2025, Section 5.3.2).
 
     Unlike ``attention + graph_term``, it is Ŝ alone for a graph without observed edges. With a row-normalised Ŝ no
@@ -344,7 +360,6 @@ class GraphAugmentedDiffusivity(Diffusivity):
         1
     """
 
-    depends_on = "parts"
     why_no_penalty = (
         "attention and a graph term that are normalised one by one do not descend Eq. 25, the energy that is printed "
         "for them (D24 in docs/errata.md). CertifiedStep on the unnormalised sum descends an Energy of them."
@@ -371,44 +386,45 @@ class GraphAugmentedDiffusivity(Diffusivity):
         self.graph_term = graph_term
         self.mix = mix
         self.graph_weight = graph_weight
-        self.declare_parts(attention, graph_term)
+        self.declare()
+        # Without edges the attention is left, so the graph term may miss them.
         self.needs_graph = attention.needs_graph
+        # Division of rows by their sums keeps what sums to one and breaks symmetry.
         self.symmetric = self.symmetric and mix != "joint"
         self.row_stochastic = mix == "joint" and attention.row_stochastic
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
-        attention = self.attention(x, graph)
+    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         if graph.edge_index is None:
-            return attention
-        return self.mixed(attention, self.graph_term(x, graph))
+            return self.attention(x, graph)
+        return super().couple(x, graph)
 
-    def mixed(
-        self, attention: couplings.Coupling, graph_term: couplings.Coupling
-    ) -> couplings.Coupling:
+    def combine(self, *parts: Coupling) -> Coupling:
+        attention, graph_term = parts
         weight = self.graph_weight
-        if weight is None:
-            terms = [attention, graph_term]
+        if weight is not None:
+            both = SumCoupling([(1 - weight) * attention, weight * graph_term])
         else:
-            terms = [(1 - weight) * attention, weight * graph_term]
-        both = couplings.SumCoupling(terms)
+            both = SumCoupling(parts)
         if self.mix == "joint":
-            return couplings.row_normalized(both)
-        return 0.5 * both if self.mix == "mean" and weight is None else both
+            return row_normalized(both)
+        if self.mix == "mean" and weight is None:
+            return 0.5 * both
+        return both
 
     def extra_repr(self) -> str:
         return f"mix={self.mix!r}, graph_weight={self.graph_weight}"
 
 
-class AdjacencyEnhancedCoupling(couplings.SumCoupling):
+class AdjacencyEnhancedCoupling(SumCoupling):
     """w S + (1 − w) Ã with 0 < w < 1; ``attention`` is S."""
 
-    def __init__(
-        self, attention: couplings.Coupling, adjacency: couplings.Coupling, share: Tensor
-    ) -> None:
+    def __init__(self, attention: Coupling, adjacency: Coupling, share: Tensor) -> None:
         # Not ``share * attention``: torch.compile would call the tensor's product, which does not know couplings.
-        terms = ((share, attention), (1 - share, adjacency))
         super().__init__(
-            [couplings.ScaledCoupling(factor, term, nonnegative=True) for factor, term in terms]
+            [
+                ScaledCoupling(share, attention, nonnegative=True),
+                ScaledCoupling(1 - share, adjacency, nonnegative=True),
+            ]
         )
         self.attention = attention
 
@@ -431,16 +447,16 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
     ) -> None:
         super().__init__(attention, AdjacencyDiffusivity("sym", self_loops=self_loops))
         check_positive(gamma, "gamma")
+        # A logarithm keeps γ > 0 in training.
         self.initial = math.log(gamma)
         self.log_gamma = nn.Parameter(torch.tensor(self.initial))
 
     def _draw(self) -> None:
         nn.init.constant_(self.log_gamma, self.initial)
 
-    def mixed(
-        self, attention: couplings.Coupling, graph_term: couplings.Coupling
-    ) -> couplings.Coupling:
-        return AdjacencyEnhancedCoupling(attention, graph_term, self.log_gamma.sigmoid())
+    def combine(self, *parts: Coupling) -> Coupling:
+        attention, adjacency = parts
+        return AdjacencyEnhancedCoupling(attention, adjacency, self.log_gamma.sigmoid())
 
     def extra_repr(self) -> str:
         return f"gamma={math.exp(self.initial):g}"

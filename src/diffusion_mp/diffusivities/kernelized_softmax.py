@@ -33,8 +33,10 @@ def orthogonal_directions(
     gaussian = torch.randn(
         -(-num_features // dim), dim, dim, generator=generator, dtype=torch.float64
     )
+    # Haar-distributed only if R has a positive diagonal, which LAPACK does not promise (Mezzadri 2007).
     q, r = torch.linalg.qr(gaussian)
     q = q * r.diagonal(dim1=1, dim2=2).sign().unsqueeze(1)
+    # Rows of Q have norm one; lengths of independent Gaussian vectors make every direction Gaussian by itself.
     lengths = torch.randn(num_features, dim, generator=generator, dtype=torch.float64).norm(
         dim=1, keepdim=True
     )
@@ -105,6 +107,7 @@ def edge_loss(coupling: couplings.Coupling, graph: Graph, *, relative: bool = Fa
     (log_entries,), _ = accumulating(coupling.log_at(graph.edge_index))
     weight = graph.weights(log_entries)
     degree = weight.new_zeros(graph.num_nodes).index_add(0, target, weight)
+    # A node whose edges all have weight zero has degree zero: its share is zero, not 0/0.
     share = quotient(weight, degree[target])
     if relative:
         if graph.is_single:
@@ -202,6 +205,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
         """Draw new features and a new seed for the noise, as ``reset_parameters`` does."""
+        # In place: the buffers stay those that a captured graph or an optimiser may hold.
         self.directions.copy_(orthogonal_directions(self.directions.size(0), self.dim, generator))
         seed = torch.randint(MAX_SEED, (), generator=generator)
         self.noise_state.copy_(torch.stack([seed, torch.zeros_like(seed)]))
@@ -232,6 +236,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         else:
             log_query, log_key, log_weight = attention_features(q, k, self.directions)
         weighted = partial(couplings.LogLowRankCoupling, log_query, log_key, graph.segments)
+        # A value of the last training step must not outlive an evaluation.
         self.auxiliary.value = None
         if self.training and self.edge_regularization > 0 and graph.edge_index is not None:
             attention: couplings.Coupling = weighted(log_weight)
@@ -320,6 +325,7 @@ class RelationalBias(Diffusivity):
             return couplings.PolynomialCoupling(
                 self.adjacency(x, graph), gates, nonnegative=nonnegative
             )
+        # Who is at most 2ᵖ⁻¹ steps away, as an unweighted graph of its own with its own degrees (docs/errata.md, N7).
         reached = (self.adjacency.couple(x, graph.within(1 << p)) for p in range(len(gates)))
         terms = zip(gates, reached, strict=True)
         return couplings.SumCoupling(

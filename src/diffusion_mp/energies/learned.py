@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +13,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp import errors
-from diffusion_mp.couplings.scores import FunctionScore, MixtureScore, at_least_zero
-from diffusion_mp.energies.penalties import Penalty, find_flaw
+from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling, row_normalized
+from diffusion_mp.couplings.features import measured_from
+from diffusion_mp.energies.penalties import (
+    GaussianPenalty,
+    Penalty,
+    at_least_zero,
+    find_flaw,
+    rows_of_norm,
+)
 from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.saving import Saved
 
@@ -36,6 +44,8 @@ class MixturePenalty(Saved, Penalty):
         torch.Size([])
     """
 
+    positive = True
+
     def __init__(
         self,
         widths: Sequence[float] = (0.25, 0.5, 1.0, 2.0),
@@ -45,8 +55,6 @@ class MixturePenalty(Saved, Penalty):
         errors.check_kind(widths, "widths", (list, tuple), "a list of numbers")
         if weights is None:
             weights = [1 / max(len(widths), 1)] * len(widths)
-        else:
-            weights = weights
         errors.check_kind(weights, "weights", (list, tuple), "a list of numbers, or None")
         if not widths or len(weights) != len(widths):
             counts = f"{len(widths)} and {len(weights)}"
@@ -56,6 +64,7 @@ class MixturePenalty(Saved, Penalty):
         for name, numbers in (("widths", widths), ("weights", weights)):
             for number in numbers:
                 errors.check_positive(number, f"every one of {name}")
+        # Numbers, not tensors: a model is first built on the meta device when it is loaded.
         self.initial = [float(width) for width in widths], [float(weight) for weight in weights]
         self.log_widths = nn.Parameter(torch.empty(len(widths)))
         self.log_weights = nn.Parameter(torch.empty(len(weights)))
@@ -79,15 +88,50 @@ class MixturePenalty(Saved, Penalty):
         return _exp(self.log_weights, 40.0)
 
     @property
-    def score(self) -> MixtureScore:
-        return MixtureScore(self.widths, self.weights)
+    def sharpness(self) -> Tensor:  # type: ignore[override]
+        """1/σ² of the narrowest Gaussian."""
+        return self.widths.detach().min() ** -2
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        errors.check_tensor(z2, "z2", "of squared distances")
-        self._check_place(z2, "z2")
         scale = 2 * self.widths.to(z2.dtype).square()
         z2 = at_least_zero(z2)  # rounding below zero is large relative to a narrow width
         return -(scale * self.weights.to(z2.dtype) * torch.expm1(-z2.unsqueeze(-1) / scale)).sum(-1)
+
+    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return (self.weights.to(z2.dtype) * self._exponents(z2).exp()).sum(-1)
+
+    def log_f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return (self._exponents(z2) + self.weights.to(z2.dtype).log()).logsumexp(-1)
+
+    def _exponents(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape M"]:
+        return -z2.unsqueeze(-1) / (2 * self.widths.to(z2.dtype).square())
+
+    def attention(
+        self,
+        query: Float[Tensor, "N H D"],
+        key: Float[Tensor, "N H D"] | None = None,
+        ptr: Tensor | None = None,
+        *,
+        centre: Tensor | None = None,
+        radius: float | None = None,
+        normalize: bool = False,
+        **_: Any,
+    ) -> Coupling:
+        q = query
+        k = key
+        if radius is not None:
+            q, senders = rows_of_norm(radius, query, key)
+            k = None if key is None else senders
+        # Once for all terms, in the precision that the narrowest of them needs.
+        q, senders = measured_from(q, k, ptr, centre, self.sharpness)
+        origin = q.new_zeros(1, 1, 1)
+        terms = []
+        for width, weight in zip(self.widths.unbind(), self.weights.unbind(), strict=True):
+            keys = None if key is None else senders / width
+            gaussian = GaussianPenalty().attention(q / width, keys, ptr, centre=origin)
+            terms.append(ScaledCoupling(weight, gaussian, nonnegative=True))
+        coupling = SumCoupling(terms)
+        return row_normalized(coupling) if normalize else coupling
 
     def extra_repr(self) -> str:
         numbers = (
@@ -158,13 +202,11 @@ class FunctionPenalty(Saved, Penalty):
                 f"{flaw} A penalty's f is nonnegative and does not increase on its domain {self.domain}."
             )
 
-    @property
-    def score(self) -> FunctionScore:
-        function = self._slope if self.slope is None else self.slope
-        return FunctionScore(function, reach=self.reach(torch.float64))
+    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        # Rounding may be negative, where a function of a distance need not be defined.
+        return self._slope(at_least_zero(z2))
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        errors.check_tensor(z2, "z2", "of squared distances")
         if self.integral is not None:
             return self.integral(z2)
         reach = at_least_zero(z2).log1p()
@@ -175,8 +217,14 @@ class FunctionPenalty(Saved, Penalty):
             )
         return total
 
+    @property
+    def _function(self) -> Callable[[Tensor], Tensor]:
+        # A module itself, whose parameters follow a coupling that is moved or detached.
+        return self._slope if self.slope is None else self.slope
+
     def _part(self, reach: Tensor, node: float, weight: float) -> Tensor:
         """Return one term of the rule: with r = log(1 + z²) and v = t√r, δ = ∫₀¹ f(e^{t²r} − 1) 2t r e^{t²r} dt."""
+        # In v = t√r the rule resolves an f that falls within any scale, and √z² has no infinite slope at zero.
         exponent = node**2 * reach
         return 2 * weight * node * reach * exponent.exp() * self._slope(exponent.expm1())
 

@@ -50,8 +50,10 @@ def check_channels(z: Tensor, name: str, matrix: Tensor | None) -> None:
     """Raise unless a state [N, 1, C] is what a matrix, or ``None``, the identity, reads."""
     channels = z.size(-1) if matrix is None else matrix.size(-1)
     if z.shape[1:] != (1, channels):
-        wanted = f"{name} reads states of one head and {channels} channels"
-        raise ValueError(f"{wanted}; the state is {describe(z)}, and {name} {describe(matrix)}.")
+        raise ValueError(
+            f"{name} reads states of one head and {channels} channels; the state is {describe(z)}, "
+            f"and {name} {describe(matrix)}."
+        )
     if matrix is not None:
         check_device(matrix, name, z.device, "the state")
 
@@ -60,18 +62,16 @@ def blocks(x: State, ptr: Tensor | None = None) -> list[Tensor]:
     """Return the state [n, D] of every non-empty graph and head; pairs lie within such a block."""
     check_heads(x)
     sizes = graph_sizes(row_bounds(ptr, x.size(0)), x.size(0))
-    return [
-        head for graph in by_head(x).split(sizes) if graph.size(0) > 0 for head in graph.unbind(1)
-    ]
+    graphs = by_head(x).split(sizes)
+    return [head for graph in graphs if len(graph) for head in graph.unbind(1)]
 
 
 def sum_squared_distances(x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
     """Return Σ_ij ‖x_i − x_j‖² over ordered pairs, as 2n Σ‖x_i − c‖² − 2‖Σ(x_i − c)‖² in O(N d)."""
-    parts = blocks(x, ptr)
     total = x.new_zeros((), dtype=torch.float64)
-    for block in parts:
-        sum_a, m = _summed(lambda rows: [rows.square().sum(), rows.sum(0)], block)
-        total = total + 2 * len(block) * sum_a - 2 * m.square().sum()
+    for block in blocks(x, ptr):
+        squares, m = _summed(lambda rows: [rows.square().sum(), rows.sum(0)], block)
+        total = total + 2 * len(block) * squares - 2 * m.square().sum()
     return total
 
 
@@ -89,13 +89,13 @@ def sum_distance_powers(
         a = rows.square().sum(1)
         return [a.sum(), a.square().sum(), rows.sum(0), a @ rows, rows.T @ rows]
 
-    parts = blocks(x, ptr)
-    second = fourth = x.new_zeros((), dtype=torch.float64)
-    for block in parts:
+    second = x.new_zeros((), dtype=torch.float64)
+    fourth = x.new_zeros((), dtype=torch.float64)
+    for block in blocks(x, ptr):
         n = len(block)
-        (sum_a, sum_aa, m, q, gram) = _summed(moments, block)
-        second = second + 2 * n * sum_a - 2 * m.square().sum()
-        fourth = fourth + 2 * n * sum_aa + 2 * sum_a.square() - 8 * q @ m + 4 * gram.square().sum()
+        a, aa, m, q, gram = _summed(moments, block)
+        second = second + 2 * n * a - 2 * m.square().sum()
+        fourth = fourth + 2 * n * aa + 2 * a.square() - 8 * q @ m + 4 * gram.square().sum()
     return second, fourth
 
 
@@ -105,12 +105,16 @@ def distance_powers_along(
     """Return `sum_distance_powers` of x + τ·direction of one graph as coefficients of 1, τ, τ², … in O(N d²)."""
     second = x.new_zeros(3, dtype=torch.float64)
     fourth = x.new_zeros(5, dtype=torch.float64)
-    for y, e in zip(map(_centred, blocks(x)), map(_centred, blocks(direction)), strict=True):
-        n = len(y)
+    for block, change in zip(blocks(x), blocks(direction), strict=True):
+        n = len(block)
+        y = _centred(block)
+        e = _centred(change)
+        # ‖y_i + τe_i‖² and (Y + τE)ᵀ(Y + τE) as coefficients of 1, τ and τ²
         a = torch.stack([(y * y).sum(1), 2 * (y * e).sum(1), (e * e).sum(1)])
         cross = y.T @ e
         gram = torch.stack([y.T @ y, cross + cross.T, e.T @ e]).flatten(1)
         total = a.sum(1)
+        # Row p and column q have what multiplies τᵖ τ^q; a coefficient of the product is the sum of an antidiagonal.
         square = 2 * n * a @ a.T + 2 * total.outer(total) + 4 * gram @ gram.T
         second = second + 2 * n * total
         fourth = fourth + torch.stack([square.fliplr().diagonal(2 - k).sum() for k in range(5)])
@@ -121,12 +125,12 @@ def sum_over_pairs(
     function: Callable[[Tensor], Tensor], x: State, ptr: Tensor | None = None
 ) -> Float[Tensor, ""]:
     """Return Σ_ij function(‖x_i − x_j‖²) over ordered pairs in O(N² d), in tiles that the backward pass recomputes."""
-    parts = blocks(x, ptr)
     total = x.new_zeros((), dtype=torch.float64)
-    for block in map(_centred, parts):
-        for start, stop in _tiles(block.size(0)):
+    for block in blocks(x, ptr):
+        centred = _centred(block)
+        for start, stop in _tiles(len(block)):
             tile = functools.partial(_tile_sum, function, start, stop)
-            total = total + checkpoint(tile, block, use_reentrant=False, preserve_rng_state=False)
+            total = total + checkpoint(tile, centred, use_reentrant=False, preserve_rng_state=False)
     return total
 
 
@@ -142,12 +146,15 @@ def find_distance_above(limit: float, x: State, ptr: Tensor | None = None) -> fl
     """Return a squared distance > limit of two nodes of a graph, or None; in O(N d) for most states, else O(N²)."""
     for block in blocks(x, ptr):
         centred = _centred(block)
-        if 4 * min(centred.square().sum(1).max(), block.double().square().sum(1).max()) <= limit:
+        # Rows in a ball of radius r, around the mean or the origin, are at most 2r apart.
+        around_mean = centred.square().sum(1).max()
+        around_origin = block.double().square().sum(1).max()
+        if 4 * min(around_mean, around_origin) <= limit:
             continue
         witness = _farthest(centred)
         if not witness <= limit:  # NaN is no distance within the limit either
             return witness
-        for start, stop in _tiles(centred.size(0)):
+        for start, stop in _tiles(len(centred)):
             witness = float(squared_distances(centred[start:stop], centred[start:]).max())
             if witness > limit:
                 return witness
@@ -157,21 +164,21 @@ def find_distance_above(limit: float, x: State, ptr: Tensor | None = None) -> fl
 @torch.no_grad()
 def large_distance(x: State, ptr: Tensor | None = None, edges: Graph | None = None) -> float:
     """Return at least a quarter of the largest squared distance within a graph, in O(N d), or the largest of edges."""
-    if edges is not None:
-        z2 = edge_distance(x, edges)
-        return float(z2.max()) if z2.numel() else 0.0
-    return max((_farthest(_centred(block)) for block in blocks(x, ptr)), default=0.0)
+    if edges is None:
+        return max((_farthest(_centred(block)) for block in blocks(x, ptr)), default=0.0)
+    z2 = edge_distance(x, edges)
+    return float(z2.max()) if z2.numel() else 0.0
+
+
+def squared_distances(a: Float[Tensor, "n D"], b: Float[Tensor, "m D"]) -> Float[Tensor, "n m"]:
+    """Return ‖a_i − b_j‖² by one matrix product."""
+    return a.square().sum(1).unsqueeze(1) + b.square().sum(1) - 2 * a @ b.T
 
 
 def _farthest(centred: Float[Tensor, "n D"]) -> float:
     """Return the largest squared distance from the node farthest from the mean."""
     node = centred[centred.square().sum(1).argmax()].unsqueeze(0)
     return float(squared_distances(node, centred).max())
-
-
-def squared_distances(a: Float[Tensor, "n D"], b: Float[Tensor, "m D"]) -> Float[Tensor, "n m"]:
-    """Return ‖a_i − b_j‖² by one matrix product."""
-    return a.square().sum(1).unsqueeze(1) + b.square().sum(1) - 2 * a @ b.T
 
 
 def _tile_sum(function: Callable[[Tensor], Tensor], start: int, stop: int, block: Tensor) -> Tensor:
@@ -186,11 +193,16 @@ def _tiles(n: int) -> Iterator[tuple[int, int]]:
 
 
 def _centred(block: Tensor) -> Tensor:
+    # The mean is held constant: no function of differences depends on it.
     return block.double() - block.detach().mean(0, dtype=torch.float64)
 
 
 def _summed(moments: Callable[[Tensor], list[Tensor]], block: Tensor) -> list[Tensor]:
     """Return the sums of moments over all rows, measured from their mean in float64, from those of chunks."""
+    # The whole block in float64 would take twice the memory of a float32 state.
     centre = block.detach().mean(0, dtype=torch.float64)
-    chunks = (moments(rows.double() - centre) for rows in block.split(CHUNK_ROWS))
-    return functools.reduce(lambda total, chunk: [*map(torch.add, total, chunk)], chunks)
+    total: list[Tensor] = []
+    for rows in block.split(CHUNK_ROWS):
+        part = moments(rows.double() - centre)
+        total = [a + b for a, b in zip(total, part, strict=True)] if total else part
+    return total

@@ -8,23 +8,34 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 from diffusion_mp import errors
-from diffusion_mp.couplings import Coupling, Score
-from diffusion_mp.couplings.scores import FunctionScore, MixtureScore
+from diffusion_mp.couplings import (
+    Coupling,
+    DistanceCoupling,
+    LinearAttentionCoupling,
+    LowRankCoupling,
+    PairwiseCoupling,
+    distance_features,
+    row_normalized,
+    with_constant,
+)
+from diffusion_mp.couplings.features import unit_rows
 from diffusion_mp.energies import pairs
 from diffusion_mp.energies.constraints import Constraint, Sphere
 from diffusion_mp.graph.cache import values_only
 from diffusion_mp.graph.checks import as_ptr, row_bounds
+from diffusion_mp.kernels.pairwise import log_score
 from diffusion_mp.saving import Described
 
-SCORES = (Score, MixtureScore, FunctionScore)
-WITHOUT_SCORE = "Couplings are made of f = δ′ as a Score of −½z²; FunctionPenalty(f) takes f as a function of z²."
+Measure = Literal["inner", "distance"]
+
 FARTHEST = 1e8  # largest squared distance at which `Penalty.flaw` evaluates f
 
 
@@ -32,7 +43,12 @@ class Penalty(Described, ABC):
     """Cost δ(z²) of a pair of nodes at squared distance z², concave and non-decreasing on ``domain`` (TfD, Eq. 13).
 
     Its derivative f = δ′ is the diffusivity of the model that descends the energy (Theorem 7). Subclasses define
-    ``delta`` and ``score`` (f = δ′).
+    :meth:`delta` and :meth:`f`, elementwise functions of a tensor of squared distances. From these follow
+
+    - :meth:`total`, P(x) = Σ_ij δ(‖x_i − x_j‖²), in O(N²); override it if the sum has a closed form;
+    - :meth:`coupling`, Ω = [f(‖x_i − x_j‖²)] of a state, and :meth:`attention`, that of queries and keys, in O(N²);
+      subclass :class:`ScorePenalty` if f is an elementary function of an inner product, which has fast couplings;
+    - :meth:`log_f`, :meth:`inverse_f`, :meth:`conjugate` and :meth:`flaw`.
 
     Examples:
         >>> isinstance(SimplePenalty(), Penalty), SimplePenalty().coupling(x, normalize=True).row_stochastic
@@ -41,15 +57,39 @@ class Penalty(Described, ABC):
 
     #: Interval of z² where δ is concave and non-decreasing and f ≥ 0. The theorems hold for states within it.
     domain: tuple[float, float] = (0.0, math.inf)
+    #: The a for which f is as sharp as e^{−a·z²/2}: distances are in double precision where single does not resolve it.
+    sharpness: float | Tensor = 1.0
+    #: Whether f > 0 everywhere, so that `log_f` is finite and rows are normalised in log space.
+    positive: bool = False
+    #: Whether f is linear in z², so that Ω has low rank.
+    linear: bool = False
+    #: What `attention` may read: squared distances, or inner products as well.
+    measures: tuple[Measure, ...] = ("distance",)
 
     @abstractmethod
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return δ(z²), elementwise."""
 
-    @property
     @abstractmethod
-    def score(self) -> Score | MixtureScore | FunctionScore:
-        """f as a score of s = −½z², from which couplings are built."""
+    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Return f(z²) = δ′(z²), the derivative with respect to z² (not z)."""
+
+    def log_f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Return log f(z²); where f is ``positive``, also for distances at which f itself underflows."""
+        return self.f(z2).log()
+
+    @torch.no_grad()
+    def inverse_f(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Return the z² in ``domain`` with f(z²) = ``values``, by bisection; 10³⁰ stands for an unbounded end."""
+        # Of log(1 + z²), since f may fall within 10⁻³ or within 10³; the limits are numbers of single precision too.
+        low = torch.zeros_like(values)
+        high = torch.full_like(values, math.log1p(min(self.domain[1], 1e30)))
+        for _ in range(100):
+            middle = (low + high) / 2
+            above = self.f(middle.expm1()) > values
+            low = torch.where(above, middle, low)
+            high = torch.where(above, high, middle)
+        return high.expm1()
 
     def reach(self, dtype: torch.dtype) -> float:
         """Return the upper end of ``domain``, widened by the rounding of unit vectors in ``dtype``."""
@@ -57,26 +97,16 @@ class Penalty(Described, ABC):
 
     def covers(self, distance: float) -> bool:
         """Return whether ``domain`` reaches as far as two vectors at this distance."""
-        return (
-            distance * distance <= self.domain[1]
-        )  # where distance**2 overflows Python raises an error
+        # A product, not a power: where distance**2 overflows Python raises an error.
+        return distance * distance <= self.domain[1]
 
     @torch.no_grad()
     def flaw(self) -> str | None:
         """Return a sentence saying where f is negative, increases or is not δ′ at points of ``domain``, or ``None``."""
-        if not isinstance(self.score, SCORES):
-            return f"its score is {errors.describe(self.score)}. {WITHOUT_SCORE}"
         z2 = self._points()
         if z2.is_meta:
             return None
         return find_flaw(z2, self.f(z2), self.delta(z2))
-
-    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return f(z²) = δ′(z²), the derivative with respect to z² (not z)."""
-        errors.check_tensor(z2, "z2", "of squared distances")
-        self._check_place(z2, "z2")
-        errors.check_kind(self.score, f"the score of {self!r}", SCORES, f"a Score. {WITHOUT_SCORE}")
-        return self.score(-z2 / 2)
 
     def coupling(
         self,
@@ -92,66 +122,116 @@ class Penalty(Described, ABC):
         linear f is computed from inner products, which makes the Ω of the simple penalty positive semi-definite.
         ``ptr`` [B + 1] bounds the graphs of a ragged batch; ``centre`` is the origin of `distance_features`.
         """
-        if not (isinstance(x, Tensor) and x.dim() == 3 and x.is_floating_point() and x.size(1)):
-            pairs.check_heads(x)
-        if type(normalize) is not bool:
-            errors.check_flags(normalize=normalize)
-        if constraint is not None and not isinstance(constraint, Constraint):
+        pairs.check_heads(x)
+        errors.check_flags(normalize=normalize)
+        if constraint is None:
+            diameter = math.inf
+        else:
             errors.check_kind(
                 constraint, "constraint", Constraint, "a Constraint (see get_constraint) or None"
             )
-        values = x if x.dim() == 3 else x.unsqueeze(1)
+            diameter = constraint.diameter
         if ptr is not None:
-            if centre is None:
-                ptr = row_bounds(ptr, x.size(0))
-            else:
-                ptr = as_ptr(ptr)
-        diameter = math.inf if constraint is None else constraint.diameter
-        options: dict[str, Any] = {"normalize": normalize, "nonnegative": self.covers(diameter)}
-        score = self.score
-        if not isinstance(score, SCORES):  # torch.compile does not trace the name of a penalty
-            errors.check_kind(score, f"the score of {self!r}", SCORES, f"a Score. {WITHOUT_SCORE}")
-        if isinstance(self, nn.Module):
-            self._check_place(x)
-        if isinstance(constraint, Sphere) and isinstance(score, Score) and score.g == "linear":
-            score = score.on_sphere(constraint.radius)
-            return score.coupling(values, None, ptr, measure="inner", unit=True, **options)
-        return score.coupling(values, None, ptr, centre=centre, **options)
+            # Who has a centre has a graph, whose boundaries were checked.
+            ptr = row_bounds(ptr, x.size(0)) if centre is None else as_ptr(ptr)
+        self._check_device(x)
+        radius = None
+        if self.linear and isinstance(constraint, Sphere):
+            radius = constraint.radius
+        return self.attention(
+            pairs.by_head(x),
+            ptr=ptr,
+            centre=centre,
+            radius=radius,
+            normalize=normalize,
+            nonnegative=self.covers(diameter),
+        )
+
+    def attention(
+        self,
+        query: Float[Tensor, "N H D"],
+        key: Float[Tensor, "N H D"] | None = None,
+        ptr: Tensor | None = None,
+        *,
+        centre: Tensor | None = None,
+        measure: Measure = "distance",
+        radius: float | None = None,
+        normalize: bool = False,
+        nonnegative: bool = True,
+    ) -> Coupling:
+        """Return [f(‖q_i − k_j‖²)] within each graph, or with ``normalize`` each row divided by its sum.
+
+        Args:
+            query, key: q and k; without ``key`` they are one, and [f] is symmetric.
+            ptr, centre: as in :meth:`coupling`.
+            measure: ``"inner"``: f at z² = 2 − 2 q_i·k_j, as published; one of ``measures``. For unit vectors it is the
+                squared distance; for others only the distance has the energy of the paper (docs/errata.md, D8).
+            radius: first give all vectors this norm.
+            nonnegative: the promise that no entry is negative.
+        """
+        q = query
+        k = query if key is None else key
+        if radius is not None:
+            q, k = rows_of_norm(radius, query, key)
+        # Distances are measured in double precision, so their origin does not matter.
+        coupling = DistanceCoupling(
+            self._function, q, k, ptr, nonnegative=nonnegative, mutual=key is None
+        )
+        return row_normalized(coupling) if normalize else coupling
+
+    @property
+    def _function(self) -> Callable[[Tensor], Tensor]:
+        """f as a coupling of all pairs calls it, for squared distances that are not negative."""
+        return self.f
 
     def conjugate(self, omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return the concave conjugate δ̃(ω) = min_{s ≥ 0} ωs − δ(s) of Proposition 6: δ(s) = min_{ω ≥ 0} ωs − δ̃(ω).
 
         Beyond the upper end of ``domain``, δ is taken as constant. δ̃(ω) is −∞ for ω < 0 and −δ(0) for ω ≥ f(0).
         """
-        errors.check_tensor(omega, "omega", "of values of f")
-        self._check_place(omega, "omega")
         steepest = self.f(torch.zeros_like(omega))
         slope = omega.clamp(min=0).minimum(steepest)
-        s = (-2 * self.score.inverse(slope)).clamp(min=0)
+        s = self.inverse_f(slope).clamp(min=0)
         product = torch.where(slope > 0, slope * s, 0)  # s = ∞ where f never reaches zero
         return torch.where(omega < 0, -math.inf, product - self.delta(s))
 
     def total(self, x: pairs.State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
         """Return P(x) = Σ_ij δ(‖x_i − x_j‖²) over ordered pairs of a graph (and head), in float64, in O(N² d) time."""
-        self._check_place(x)
+        self._check_device(x)
         return pairs.sum_over_pairs(self.delta, x, ptr)
 
-    def _check_place(self, x: Tensor, name: str = "x") -> None:
-        """Raise unless ``x`` is on the device of the parameters, if there are any."""
+    def _check_device(self, x: Tensor) -> None:
+        """Raise unless ``x`` is on the device of the parameters, if f is learned."""
         if isinstance(self, nn.Module) and isinstance(x, Tensor):
-            errors.check_place(x, self, name)
+            errors.check_place(x, self)
 
     def _points(self) -> Float[Tensor, " points"]:
         """Squared distances at which `flaw` evaluates f and δ, on the device of the parameters."""
-        if isinstance(self, nn.Module):
-            parameters = self.parameters()
-        else:
-            parameters = iter(())
-        device = next((parameter.device for parameter in parameters), None)
+        parameter = next(self.parameters(), None) if isinstance(self, nn.Module) else None
+        device = None if parameter is None else parameter.device
         end = min(self.domain[1], FARTHEST)
+        # Evenly where penalties of unit vectors change, and by decades for narrow and wide ones.
         near = torch.linspace(0, min(end, 64.0), 400)
         far = torch.logspace(-6, math.log10(end), 400)
         return torch.cat([near, far.clamp(max=end)]).double().unique().to(device)
+
+
+def rows_of_norm(radius: float, q: Tensor, k: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return both with every nonzero vector scaled to norm ``radius``; one object if k is ``None``, for q."""
+    first, second = unit_rows(q, k)
+    if radius == 1:
+        return first, second
+    first = radius * first
+    return first, first if k is None else radius * second
+
+
+def at_least_zero(z2: Tensor) -> Tensor:
+    """Return squared distances without what rounding takes below zero.
+
+    The derivative at zero is 1, since that of δ there is f(0). ``clamp`` has it up to PyTorch 2.13; from 2.14 on its
+    derivative at the bound is 0.
+    """
+    return torch.where(z2 < 0, 0.0, z2)
 
 
 @dataclass(frozen=True)
@@ -163,23 +243,186 @@ class QuadraticPenalty(Penalty):
         tensor([1., 1.])
     """
 
-    score = Score("constant")
+    positive = True
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        errors.check_tensor(z2, "z2", "of squared distances")
         return z2.clone()
+
+    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return torch.ones_like(z2)
+
+    def attention(
+        self,
+        query: Float[Tensor, "N H D"],
+        key: Float[Tensor, "N H D"] | None = None,
+        ptr: Tensor | None = None,
+        *,
+        normalize: bool = False,
+        **_: Any,
+    ) -> Coupling:
+        # With the heads of the queries, so that a diffusivity has the heads that it declares.
+        one = query.new_ones(*query.shape[:2], 1)
+        if normalize:
+            return LinearAttentionCoupling(
+                one, one, ptr, symmetric=True, nonnegative=True, mutual=True
+            )
+        return LowRankCoupling(one, one, ptr, nonnegative=True, positive_semidefinite=True)
 
     def conjugate(self, omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return 0 for ω ≥ 1 and −∞ below, since f is constant."""
-        errors.check_tensor(omega, "omega", "of values of f")
         return torch.where(omega < 1, -math.inf, torch.zeros_like(omega))
 
     def total(self, x: pairs.State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
         return pairs.sum_squared_distances(x, ptr)
 
 
+class ScorePenalty(Penalty):
+    r"""Base of penalties with f(z²) = g(a (c − z²/2)), an elementary function g of an inner product.
+
+    −z²/2 = −½‖q − k‖² is the inner product of `distance_features`, and q·k − 1 for unit vectors, so the kernels of
+    published attentions serve all of them. A subclass names ``g``, ``scale`` a > 0 and ``offset`` c, and defines
+    ``delta``.
+
+    - ``"linear"``, g(u) = u: `LowRankCoupling`, with rows divided by their sums `LinearAttentionCoupling`, in O(N);
+    - ``"exp"`` and ``"sigmoid"``: `PairwiseCoupling`, in O(N²) time and O(N) memory.
+
+    Examples:
+        >>> GaussianPenalty().g, GaussianPenalty(bandwidth=0.5).scale
+        ('exp', 4.0)
+    """
+
+    g: ClassVar[Literal["linear", "exp", "sigmoid"]]
+    scale: float = 1.0
+    offset: float = 0.0
+    measures = ("inner", "distance")
+
+    @property
+    def sharpness(self) -> float:  # type: ignore[override]
+        return self.scale
+
+    @property
+    def positive(self) -> bool:  # type: ignore[override]
+        return self.g != "linear"
+
+    @property
+    def linear(self) -> bool:  # type: ignore[override]
+        return self.g == "linear"
+
+    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        score = self.scale * (self.offset - z2 / 2)
+        if self.g == "exp":
+            return score.exp()
+        if self.g == "sigmoid":
+            return score.sigmoid()
+        return score
+
+    def log_f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        if self.g == "linear":
+            return super().log_f(z2)
+        return log_score(self.scale * (self.offset - z2 / 2), self.g)
+
+    def inverse_f(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        score = values
+        if self.g == "exp":
+            score = values.log()
+        elif self.g == "sigmoid":
+            score = values.logit()
+        return 2 * (self.offset - score / self.scale)
+
+    def attention(
+        self,
+        query: Float[Tensor, "N H D"],
+        key: Float[Tensor, "N H D"] | None = None,
+        ptr: Tensor | None = None,
+        *,
+        centre: Tensor | None = None,
+        measure: Measure = "distance",
+        radius: float | None = None,
+        normalize: bool = False,
+        nonnegative: bool = True,
+    ) -> Coupling:
+        q = query
+        k = key
+        mutual = key is None
+        scale = self.scale
+        offset = self.offset
+        if radius is not None:
+            # a (c − ½‖r u − r v‖²) = ar² (c/r² − ½‖u − v‖²) for unit vectors u and v
+            scale = scale * radius**2
+            offset = offset / radius**2
+            if self.linear:
+                measure = "inner"
+        # Linear attention divides by norms and by row sums in the passes that compute the product.
+        fused = self.linear and normalize
+        if radius is not None and not fused:
+            q, senders = unit_rows(q, k)
+            k = None if mutual else senders
+            centre = q.new_zeros(1, 1, 1)  # unit vectors lie around the origin
+        # Then the features of receivers and senders are equal too.
+        equal = mutual and measure == "inner"
+        if measure == "inner":
+            offset = offset - 1
+            k = q if k is None else k
+        else:
+            # All pairs cancel the rounding of a linear f in their sums.
+            sharpness = None if self.linear else scale
+            q, k = distance_features(q, k, ptr, centre=centre, sharpness=sharpness)
+        if fused:
+            # The scale cancels in a row.
+            return LinearAttentionCoupling(
+                q,
+                k,
+                ptr,
+                constant=offset,
+                unit=radius is not None,
+                nonnegative=nonnegative,
+                mutual=mutual,
+            )
+        if self.g == "exp" and normalize:
+            offset = 0.0  # a factor of all entries cancels in a row
+        # A negative constant has no half that both sides could take.
+        equal = equal and offset >= 0
+        q, k = _affine(q, k, scale, offset, equal)
+        symmetric = mutual and not normalize
+        if self.g == "linear":
+            return LowRankCoupling(
+                q,
+                k,
+                ptr,
+                symmetric=symmetric,
+                nonnegative=nonnegative,
+                positive_semidefinite=equal,
+            )
+        return PairwiseCoupling(
+            q,
+            k,
+            ptr,
+            self.g,
+            normalize=normalize,
+            symmetric=symmetric,
+            # exp(a(s + c)) is a positive-definite function of q_i − q_j, and one of q_i·q_j too.
+            positive_semidefinite=symmetric and self.g == "exp",
+            mutual=mutual,
+        )
+
+
+def _affine(q: Tensor, k: Tensor, scale: float, offset: float, one: bool) -> tuple[Tensor, Tensor]:
+    """Return features with the inner product a (q·k + c); ``one`` tensor for both where q is k."""
+    # Half of a and of c on either side, so that the product of one tensor with itself is symmetric to the bit.
+    if offset:
+        root = math.sqrt(abs(offset))
+        q = with_constant(q, math.copysign(root, offset))
+        k = q if one else with_constant(k, root)
+    if scale == 1:
+        return q, k
+    if one:
+        q = math.sqrt(scale) * q
+        return q, q
+    return scale * q, k
+
+
 @dataclass(frozen=True)
-class SimplePenalty(Penalty):
+class SimplePenalty(ScorePenalty):
     """The penalty of DIFFormer-s, δ(z²) = 2z² − z⁴/4, f = 2 − z²/2 (TfD, Eq. 18; 1 + x_iᵀx_j for unit vectors).
 
     Valid for z² ∈ [0, 4], that is within a unit ball (the paper prints [0, 2], the range of z). δ is a polynomial in
@@ -190,11 +433,11 @@ class SimplePenalty(Penalty):
         tensor([2., 0.])
     """
 
+    g = "linear"
+    offset = 2.0
     domain = (0.0, 4.0)
-    score = Score("linear", scale=1.0, offset=2.0)
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        errors.check_tensor(z2, "z2", "of squared distances")
         return z2 * (2 - z2 / 4)
 
     def total(self, x: pairs.State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
@@ -208,7 +451,7 @@ class SimplePenalty(Penalty):
 
 
 @dataclass(frozen=True)
-class SigmoidPenalty(Penalty):
+class SigmoidPenalty(ScorePenalty):
     """The penalty of DIFFormer-a, δ(z²) = z² − 2 log(1 + e^{z²/2 − 1}), f = 1/(1 + e^{z²/2 − 1}) (TfD, Eq. 20).
 
     Examples:
@@ -216,16 +459,16 @@ class SigmoidPenalty(Penalty):
         torch.Size([])
     """
 
-    score = Score("sigmoid", scale=1.0, offset=1.0)
+    g = "sigmoid"
+    offset = 1.0
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        errors.check_tensor(z2, "z2", "of squared distances")
         # z² − 2 softplus(z²/2 − 1), rewritten to avoid cancellation for distant pairs.
-        return 2 - 2 * torch.nn.functional.softplus(1 - z2 / 2)
+        return 2 - 2 * softplus(1 - z2 / 2)
 
 
 @dataclass(frozen=True)
-class SoftmaxPenalty(Penalty):
+class SoftmaxPenalty(ScorePenalty):
     """The penalty of softmax attention (TfD, Eq. 21), f = exp(x_iᵀx_j/√d) for unit vectors.
 
     δ(z²) = 2√d (e^{1/√d} − e^{(1 − z²/2)/√d}), f = e^{(1 − z²/2)/√d}. (The paper prints e^{1 − z²/2} e^{1/√d}, a
@@ -236,29 +479,34 @@ class SoftmaxPenalty(Penalty):
         True
     """
 
+    g = "exp"
+    offset = 1.0
+
     dim: int
 
     def __post_init__(self) -> None:
         errors.check_counts(dim=self.dim)
 
-    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        errors.check_tensor(z2, "z2", "of squared distances")
-        root = math.sqrt(self.dim)
-        return -2 * root * math.exp(1 / root) * torch.expm1(-z2 / (2 * root))
-
     @property
-    def score(self) -> Score:
-        return Score("exp", scale=1 / math.sqrt(self.dim), offset=1.0)
+    def scale(self) -> float:  # type: ignore[override]
+        return 1 / math.sqrt(self.dim)
+
+    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        root = math.sqrt(self.dim)
+        # expm1 keeps the digits of close pairs, for which the two exponentials cancel.
+        return -2 * root * math.exp(1 / root) * torch.expm1(-z2 / (2 * root))
 
 
 @dataclass(frozen=True)
-class GaussianPenalty(Penalty):
+class GaussianPenalty(ScorePenalty):
     """The penalty of the Gaussian kernel f = e^{−z²/(2σ²)} (TfD, Figure 3), δ(z²) = 2σ² (1 − f); σ is ``bandwidth``.
 
     Examples:
         >>> GaussianPenalty(bandwidth=0.5).f(torch.zeros(1))
         tensor([1.])
     """
+
+    g = "exp"
 
     bandwidth: float = 1.0
 
@@ -269,14 +517,13 @@ class GaussianPenalty(Penalty):
                 f"bandwidth must lie in [1e-18, 1e18]; got {self.bandwidth:g}. Rescale the state."
             )
 
+    @property
+    def scale(self) -> float:  # type: ignore[override]
+        return 1 / self.bandwidth**2
+
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        errors.check_tensor(z2, "z2", "of squared distances")
         scale = 2 * self.bandwidth**2
         return -scale * torch.expm1(-z2 / scale)
-
-    @property
-    def score(self) -> Score:
-        return Score("exp", scale=1 / self.bandwidth**2, offset=0.0)
 
 
 def warn_beyond_domain(
@@ -303,16 +550,17 @@ def find_flaw(z2: Tensor, f: Tensor, delta: Tensor | None) -> str | None:
     rounding = max(1e-9, 16 * eps) * float(f[0].abs())
     for wrong, what in ((~f.isfinite(), "is not finite"), (f < -rounding, "is negative")):
         if bool(wrong.any()):
-            where = int(wrong.int().argmax())
-            return f"f({float(z2[where]):g}) = {float(f[where]):g} {what}."
-    lowest, place = f.cummin(0)
+            at = int(wrong.int().argmax())
+            return f"f({float(z2[at]):g}) = {float(f[at]):g} {what}."
+    lowest, index = f.cummin(0)
     rise = f - lowest
     if bool((rise > rounding).any()):
-        then = int(rise.argmax())
-        low, high = (
-            f"f({float(z2[at]):.6g}) = {float(f[at]):.6g}" for at in (int(place[then]), then)
+        high = int(rise.argmax())
+        low = int(index[high])
+        return (
+            f"f rises from f({float(z2[low]):.6g}) = {float(f[low]):.6g} "
+            f"to f({float(z2[high]):.6g}) = {float(f[high]):.6g}."
         )
-        return f"f rises from {low} to {high}."
     if delta is None:
         return None
     # The slope of a chord of a concave δ lies between f at its ends. The room covers the rounding of a δ that is a
@@ -321,14 +569,16 @@ def find_flaw(z2: Tensor, f: Tensor, delta: Tensor | None) -> str | None:
     size = delta.abs() + f[0].abs() * z2
     room = (16 * eps * (size[:-1] + size[1:]) + 4e-9 * f[0].abs()) / z2.diff()
     off = torch.maximum(chord - f[:-1], f[1:] - chord) - rounding - room
-    if not bool((off <= 0).all()):
-        where = int(off.nan_to_num(torch.inf).argmax())
-        ends = f"{float(z2[where]):.6g} and {float(z2[where + 1]):.6g}"
-        return f"f is not the derivative of δ, which rises by {float(chord[where]):.6g} per z² between {ends}."
-    return None
+    if bool((off <= 0).all()):
+        return None
+    at = int(off.nan_to_num(torch.inf).argmax())
+    return (
+        f"f is not the derivative of δ, which rises by {float(chord[at]):.6g} per z² "
+        f"between {float(z2[at]):.6g} and {float(z2[at + 1]):.6g}."
+    )
 
 
-#: Interaction functions by name: δ (``delta``), f = δ′ (``score``) and, as fields, their parameters.
+#: The penalties by their names.
 PENALTIES: dict[str, Callable[..., Penalty]] = {
     "quadratic": QuadraticPenalty,
     "simple": SimplePenalty,
@@ -352,8 +602,7 @@ def get_penalty(penalty: str | Penalty, **options: Any) -> Penalty:
     try:
         signature.bind(**options)
     except TypeError as error:
-        example = "for instance SoftmaxPenalty(dim=4)"
         raise TypeError(
-            f"penalty={penalty!r} takes {signature}: {error}. Pass a Penalty, {example}."
+            f"penalty={penalty!r} takes {signature}: {error}. Pass a Penalty, for instance SoftmaxPenalty(dim=4)."
         ) from error
     return PENALTIES[penalty](**options)

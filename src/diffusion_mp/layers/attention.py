@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -67,16 +68,16 @@ class MultiHeadConv(DiffusionConv):
         )
         check_flags(residual=residual, bias=bias)
         if residual and in_channels != out_channels:
-            got = f"got {in_channels} and {out_channels}. Or pass residual=False."
             raise ValueError(
-                f"residual adds x to the output, so both must have the same channels; {got}"
+                f"residual adds x to the output, so both must have the same channels; got {in_channels} and "
+                f"{out_channels}. Or pass residual=False."
             )
-        update = ExplicitEuler(1.0, "residual")
+        # W_O mixes the heads and has the bias, so the values themselves have none.
         super().__init__(
             in_channels,
             head_channels,
             diffusivity,
-            update,
+            ExplicitEuler(1.0, "residual"),
             heads,
             concat=True,
             bias=False,
@@ -87,7 +88,8 @@ class MultiHeadConv(DiffusionConv):
         self.mix = nn.Linear(max(heads, diffusivity.heads) * head_channels, out_channels, bias=bias)
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
-        return x + self.mix(out) if self.residual else self.mix(out)
+        mixed = self.mix(out)
+        return x + mixed if self.residual else mixed
 
     def extra_repr(self) -> str:
         return (
@@ -109,7 +111,7 @@ class DIFFormerConv(DiffusionConv):
     Args:
         in_channels, out_channels, heads, transform, keep, bias, concat, options: as in :class:`DiffusionConv`.
         kernel: ``"simple"`` (DIFFormer-s), ``"sigmoid"`` (DIFFormer-a), ``"softmax"``, ``"gaussian"`` or a `Penalty`.
-        projection, normalize: see :class:`AllPairDiffusivity`.
+        projection, normalize: see :class:`PenaltyDiffusivity`.
         tau, beta, leak, update: of the :class:`ExplicitEuler`, or an update that replaces it.
         graph, graph_weight: how observed edges enter, see above; or (1 − w) Ŝ + w Ã with a weight w.
         self_loops, direction, degrees: of Ã = D^-½AD^-½, see :class:`AdjacencyDiffusivity`.
@@ -151,38 +153,57 @@ class DIFFormerConv(DiffusionConv):
         if not isinstance(kernel, Penalty):
             check_choice(kernel, "kernel", KERNELS)
         check_choice(graph, "graph", ["sum", "mean", None])
-        changes = in_channels != (heads * out_channels if concat else out_channels)
-        transform = changes if transform is None else transform
-        check_flags(concat=concat, qkv_bias=qkv_bias, transform=transform)
-        biased = qkv_bias and projection is not None
-        make = (
-            partial(PenaltyDiffusivity, kernel) if isinstance(kernel, Penalty) else KERNELS[kernel]
-        )
+        check_flags(concat=concat, qkv_bias=qkv_bias)
+        width = heads * out_channels if concat else out_channels
+        changes = in_channels != width
+        # Eq. 63 keeps the state and moves it, which it can where the channels stay the same; W_V makes others.
+        if transform is None:
+            transform = changes
+        if keep is None:
+            keep = "values" if changes else "state"
+        if bias is None:
+            bias = changes
+        check_flags(transform=transform)
+        make: Callable[..., PenaltyDiffusivity]
+        if isinstance(kernel, Penalty):
+            make = partial(PenaltyDiffusivity, kernel)
+        else:
+            make = KERNELS[kernel]
         attention = make(
-            in_channels, heads=heads, projection=projection, normalize=normalize, bias=biased
+            in_channels,
+            heads=heads,
+            projection=projection,
+            normalize=normalize,
+            bias=qkv_bias and projection is not None,
         )
         adjacency = AdjacencyDiffusivity(
             "sym", self_loops=self_loops, direction=direction, degrees=degrees
         )
+        # Made with graph=None too: a wrong option is refused whether or not it is used.
         augmented = GraphAugmentedDiffusivity(attention, adjacency, graph or "sum", graph_weight)
         if update is None:
-            update = ExplicitEuler(
-                tau, "conservative" if graph == "mean" else "residual", beta=beta, leak=leak
-            )
+            form: Literal["conservative", "residual"] = "residual"
+            if graph == "mean":
+                form = "conservative"
+            update = ExplicitEuler(tau, form, beta=beta, leak=leak)
         elif isinstance(tau, (Tensor, Positive)) or tau != TAU or beta or leak:
             raise ValueError(
                 f"tau, beta and leak are those of the explicit step, which update replaces; got tau={tau}, "
                 f"beta={beta}, leak={leak} beside {update!r}. Give them to the update."
             )
-        if keep is None:
-            keep = "values" if changes else "state"
-        else:
-            keep = keep
-        options |= {"concat": concat, "keep": keep, "bias": changes if bias is None else bias}
-        options |= {"transform": transform, "value_bias": qkv_bias and transform}
-        coupled = attention if graph is None else augmented
         super().__init__(
-            in_channels, out_channels, coupled, update, heads if transform else 1, **options
+            in_channels,
+            out_channels,
+            attention if graph is None else augmented,
+            update,
+            # Without W_V every head would move the same values, and their mean is that of one.
+            heads if transform else 1,
+            concat=concat,
+            keep=keep,
+            bias=bias,
+            transform=transform,
+            value_bias=qkv_bias and transform,
+            **options,
         )
 
 
@@ -236,21 +257,33 @@ class NodeFormerConv(MultiHeadConv):
         check_choice(relational_bias, "relational_bias", ["sum", "sym", "row", None])
         check_flags(qkv_bias=qkv_bias)
         width = out_channels if head_channels is None else head_channels
-        attention |= {
-            "projection": projection,
-            "head_channels": width,
-            "bias": qkv_bias and projection is not None,
-        }
-        attention |= {"tau": tau, "logits": logits, "num_samples": num_samples}
-        coupled: Diffusivity = KernelizedSoftmaxDiffusivity(in_channels, heads=heads, **attention)
+        coupled: Diffusivity = KernelizedSoftmaxDiffusivity(
+            in_channels,
+            heads=heads,
+            projection=projection,
+            head_channels=width,
+            bias=qkv_bias and projection is not None,
+            tau=tau,
+            logits=logits,
+            num_samples=num_samples,
+            **attention,
+        )
+        # Made with relational_bias=None too: a wrong option is refused whether or not it is used.
         edges = RelationalBias(
             heads, hops=hops, normalization=relational_bias or "sum", powers=powers, gate=gate
         )
         if relational_bias is not None:
             coupled = GraphAugmentedDiffusivity(coupled, edges)
-        mixing: dict[str, Any] = {"head_channels": width, "bias": bias, "value_bias": qkv_bias}
         super().__init__(
-            in_channels, out_channels, coupled, heads, dropout=dropout, validate=validate, **mixing
+            in_channels,
+            out_channels,
+            coupled,
+            heads,
+            head_channels=width,
+            bias=bias,
+            value_bias=qkv_bias,
+            dropout=dropout,
+            validate=validate,
         )
 
 
@@ -295,27 +328,36 @@ class SFiConv(MultiHeadConv):
     ) -> None:
         check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
         check_flags(adjacency=adjacency)
-        if head_channels is None and out_channels % heads:
-            sizes = f"{heads} heads, {out_channels} channels"
-            raise ValueError(f"heads must divide out_channels; got {sizes}. Or pass head_channels.")
         if head_channels is None:
-            width = out_channels // heads
-        else:
-            width = head_channels
+            if out_channels % heads:
+                raise ValueError(
+                    f"heads must divide out_channels; got {heads} heads, {out_channels} channels. "
+                    f"Or pass head_channels."
+                )
+            head_channels = out_channels // heads
         attention |= {
             "heads": heads,
             "projection": projection,
-            "head_channels": None if projection is None else width,
+            # Without a projection the heads are parts of the state, as wide as that says.
+            "head_channels": None if projection is None else head_channels,
         }
-        kind = (
-            SparseFlowDiffusivity if hops is None else partial(EdgeSparseFlowDiffusivity, hops=hops)
-        )
-        flow = kind(in_channels, **attention)
-        enhanced = AdjacencyEnhancedDiffusivity(flow, gamma=gamma, self_loops=self_loops)
-        coupled = enhanced if adjacency else flow
-        mixing: dict[str, Any] = {"head_channels": width, "residual": residual, "bias": bias}
+        coupled: Diffusivity
+        if hops is None:
+            coupled = SparseFlowDiffusivity(in_channels, **attention)
+        else:
+            coupled = EdgeSparseFlowDiffusivity(in_channels, hops=hops, **attention)
+        # Made with adjacency=False too: a wrong option is refused whether or not it is used.
+        enhanced = AdjacencyEnhancedDiffusivity(coupled, gamma=gamma, self_loops=self_loops)
         super().__init__(
-            in_channels, out_channels, coupled, heads, dropout=dropout, validate=validate, **mixing
+            in_channels,
+            out_channels,
+            enhanced if adjacency else coupled,
+            heads,
+            head_channels=head_channels,
+            residual=residual,
+            bias=bias,
+            dropout=dropout,
+            validate=validate,
         )
 
 
@@ -355,24 +397,29 @@ class SGFormerConv(DiffusionConv):
     ) -> None:
         check_counts(in_channels=in_channels)
         check_flags(transform=transform, qkv_bias=qkv_bias)
-        wanted = "lie in (0, 1], the attention beside 1 - beta of the initial state"
-        check_number(beta, "beta", lambda beta: 0 < beta <= 1, wanted)
-        queries: dict[str, Any] = {
-            "projection": projection,
-            "bias": qkv_bias and projection is not None,
-        }
-        attention = SGFormerDiffusivity(in_channels, heads=heads, normalize=normalize, **queries)
-        options |= {
-            "transform": transform,
-            "value_bias": qkv_bias and transform,
-            "bias": bias,
-            "keep": "state",
-        }
+        check_number(
+            beta,
+            "beta",
+            lambda beta: 0 < beta <= 1,
+            "lie in (0, 1], the attention beside 1 - beta of the initial state",
+        )
+        attention = SGFormerDiffusivity(
+            in_channels,
+            heads=heads,
+            normalize=normalize,
+            projection=projection,
+            bias=qkv_bias and projection is not None,
+        )
         super().__init__(
             in_channels,
             out_channels,
             attention,
+            # An initial residual is PageRank's teleport: β S v + (1 − β) z⁽⁰⁾.
             teleport(1 - beta),
             heads if transform else 1,
+            transform=transform,
+            value_bias=qkv_bias and transform,
+            bias=bias,
+            keep="state",
             **options,
         )

@@ -39,12 +39,10 @@ class DiffusivityCase(ModuleCase[Diffusivity]):
 
     def response(self, module: Diffusivity, instance: Instance) -> Tensor:
         # Values [N, 1, 8] in [1, 2] are functions of each row. For at most eight nodes, the product determines S.
-        values = (
-            (1.5 + 0.5 * torch.sin(instance.x.double() @ self.directions))
-            .to(instance.x.dtype)
-            .unsqueeze(1)
-        )
-        return self(module, instance).matmul(values)  # Dynamo traces a method, not the operator @
+        values = 1.5 + 0.5 * torch.sin(instance.x.double() @ self.directions)
+        values = values.to(instance.x.dtype).unsqueeze(1)
+        # Dynamo traces a method, not the operator @.
+        return self(module, instance).matmul(values)
 
     @cached_property
     def directions(self) -> Tensor:
@@ -83,12 +81,11 @@ def check_diffusivity(
     """
     build, fresh, sample = builder(diffusivity, "diffusivity", Diffusivity, seed)
     if channels is None:
-        known = getattr(sample, "channels", None)
-        channels = known if isinstance(known, int) else 6
+        channels = getattr(sample, "channels", None) or 6
     check_counts(channels=channels)
-    case = DiffusivityCase(
-        build, fresh, channels, bool(sample.needs_graph) if edges is None else edges, compile, seed
-    )
+    if edges is None:
+        edges = bool(sample.needs_graph)
+    case = DiffusivityCase(build, fresh, channels, edges, compile, seed)
     run_laws(type(sample).__name__, DIFFUSIVITY_LAWS, case, skip or {}, level=level)
 
 
@@ -139,60 +136,67 @@ def _expect_declared(name: str, module: Diffusivity, coupling: Coupling) -> None
 def _dependence(case: DiffusivityCase) -> None:
     """the entries depend on no more of the state than depends_on says"""
     module = case.module().eval()
-    instance = case.instance()
     declared = module.depends_on
-    x = instance.x
-    expect(
-        declared in get_args(Dependence),
-        f"depends_on is {declared!r}, expected one of {get_args(Dependence)}",
-    )
-    coupling = case(module, instance)
-    changed = replace(instance, x=torch.cat([-x[:1], x[1:]]))
+    kinds = get_args(Dependence)
+    expect(declared in kinds, f"depends_on is {declared!r}, expected one of {kinds}")
     if declared == "parts":
-        parts = [
-            part
-            for part in module.modules()
-            if isinstance(part, Diffusivity) and part is not module
-        ]
-        expect(bool(parts), "depends_on is 'parts', but no part is a Diffusivity")
+        parts = [part for part in module.modules() if isinstance(part, Diffusivity)]
+        expect(len(parts) > 1, "depends_on is 'parts', but no part is a Diffusivity")
     elif declared == "nothing":
-        expect_close(
-            case(module, changed).to_dense(),
-            coupling.to_dense(),
-            "rearranged",
-            "S of another state",
-        )
+        _depends_on_nothing(case, module)
     elif declared == "edges":
-        expect(
-            isinstance(coupling, SparseCoupling), f"depends_on is 'edges', but {coupling} has none"
-        )
-        source, target = cast(SparseCoupling, coupling).graph.edges
-        apart = torch.ones(instance.num_nodes, dtype=torch.bool).index_fill(
-            0, target[source == 0], False
-        )[1:]
-        got, expected = (c.to_dense()[:, 1:][:, apart] for c in (case(module, changed), coupling))
-        expect_close(
-            got,
-            expected,
-            "rearranged",
-            "S of another state, in the rows that node 0 sends nothing to",
-        )
+        _depends_on_edges(case, module)
     elif declared == "rows":
-        some = 3
+        _depends_on_rows(case, module)
+
+
+def _changed(instance: Instance) -> Instance:
+    """The instance with another state of node 0."""
+    return replace(instance, x=torch.cat([-instance.x[:1], instance.x[1:]]))
+
+
+def _depends_on_nothing(case: DiffusivityCase, module: Diffusivity) -> None:
+    instance = case.instance()
+    expected = case(module, instance).to_dense()
+    got = case(module, _changed(instance)).to_dense()
+    expect_close(got, expected, "rearranged", "S of another state")
+
+
+def _depends_on_edges(case: DiffusivityCase, module: Diffusivity) -> None:
+    instance = case.instance()
+    coupling = case(module, instance)
+    if not isinstance(coupling, SparseCoupling):
+        raise AssertionError(f"depends_on is 'edges', but {coupling} has none")
+    source, target = coupling.graph.edges
+    # The rows to which node 0 sends nothing, but for its own.
+    apart = torch.ones(instance.num_nodes, dtype=torch.bool)
+    apart[target[source == 0]] = False
+    apart[0] = False
+    got = case(module, _changed(instance)).to_dense()[:, apart]
+    expected = coupling.to_dense()[:, apart]
+    what = "S of another state, in the rows that node 0 sends nothing to"
+    expect_close(got, expected, "rearranged", what)
+
+
+def _depends_on_rows(case: DiffusivityCase, module: Diffusivity) -> None:
+    instance = case.instance()
+    coupling = case(module, instance)
+    x = instance.x
+    first = slice(3)
+    if isinstance(coupling, PooledCoupling):  # it merges couplings of some rows itself
         values = x[:, :1].unsqueeze(2)
-        if isinstance(coupling, PooledCoupling):  # it merges couplings of some rows itself
-            centre: list[Tensor] = []
-            pieces = [(x[rows], values[rows]) for rows in (slice(some), slice(some, None))]
-            blocks = [(module(piece, RowBlock(piece, centre)), part) for piece, part in pieces]
-            total = merged([block.pool(part) for block, part in blocks])
-            got = torch.cat([block.read(total, part) for block, part in blocks])
-            expect_close(got, coupling @ values, "rearranged", "S v from two blocks of rows")
-        else:
-            alone = module(x[:some]).to_dense()
-            within = coupling.to_dense()[:, :some, :some]
-            if module.row_stochastic:
-                within = within / within.sum(2, keepdim=True)
-            expect_close(alone, within, "rearranged", "S of the first rows alone")
+        centre: list[Tensor] = []
+        blocks = []
+        for rows in (first, slice(3, None)):
+            blocks.append((module(x[rows], RowBlock(x[rows], centre)), values[rows]))
+        total = merged([block.pool(part) for block, part in blocks])
+        got = torch.cat([block.read(total, part) for block, part in blocks])
+        expect_close(got, coupling @ values, "rearranged", "S v from two blocks of rows")
+        return
+    within = coupling.to_dense()[:, first, first]
+    if module.row_stochastic:
+        within = within / within.sum(2, keepdim=True)
+    expect_close(module(x[first]).to_dense(), within, "rearranged", "S of the first rows alone")
 
 
 def _coupling_laws(case: DiffusivityCase) -> None:
@@ -244,10 +248,8 @@ def _duplicated_nodes(case: DiffusivityCase) -> None:
     if case.edges or not module.row_stochastic:
         return
     dense = case(module, instance).to_dense()
-    if bool(
-        (dense == torch.eye(instance.num_nodes)).all()
-    ):  # the identity couples a node to itself, not to its copy
-        return
+    if bool((dense == torch.eye(instance.num_nodes)).all()):
+        return  # the identity couples a node to itself, not to its copy
     doubled = replace(instance, x=torch.cat([instance.x, instance.x]))
     once = case.response(module, instance)
     twice = case.response(module, doubled)
