@@ -124,9 +124,8 @@ def measure(case: Case, dtype: torch.dtype) -> dict[str, Any]:
         return way.forward(*inputs)
 
     out = forward()
-    grad = torch.randn(out.shape).to(
-        out
-    )  # a capture that failed leaves the generator of the device unusable
+    # a capture that failed leaves the generator of the device unusable.
+    grad = torch.randn(out.shape).to(out)
 
     def step() -> Any:
         if way.backward is None:

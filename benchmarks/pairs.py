@@ -119,9 +119,8 @@ def sides_of_operation(operation: Operation, nodes: int, other: str) -> tuple[Si
         inputs = operation.inputs(nodes, torch.Generator().manual_seed(0))
         leaves = [x.requires_grad_(operation.ways[way].trains) for x in inputs[: operation.leaves]]
         forward = operation.ways[way].forward
-        if (
-            operation.compiled
-        ):  # without a look at all functions and constants of modules in every call
+        # Without a look at all functions and constants of modules in every call.
+        if operation.compiled:
             options = {"guard_filter_fn": torch.compiler.skip_guard_on_globals_unsafe}
             forward = torch.compile(forward, fullgraph=True, dynamic=False, options=options)
         return Side(partial(forward, *inputs), leaves)
@@ -332,9 +331,8 @@ def certified_on_batches() -> Iterator[Pair]:
     graph = batch_of("ZINC", num_nodes)
     edges = with_ring(graph)
     generator = torch.Generator().manual_seed(0)
-    kinds = torch.randint(4, (edges.size(1) // 2,), generator=generator).repeat(
-        2
-    )  # the same in both directions
+    # The same in both directions.
+    kinds = torch.randint(4, (edges.size(1) // 2,), generator=generator).repeat(2)
     attr = torch.eye(4)[kinds]
     x = torch.randn(num_nodes, 64, generator=generator)
 
@@ -372,9 +370,8 @@ def gps() -> tuple[nn.Module, list[Tensor], nn.Module, list[Tensor]]:
     mixed = mp.MultiHeadConv(64, 64, attention, 4, head_channels=16)
     mine = mp.layers.GPSBlock(64, mp.GCNConv(64, 64), mixed, norm="batch")
     theirs = pyg.GPSConv(64, pyg.GCNConv(64, 64), heads=4)
-    with (
-        torch.no_grad()
-    ):  # PyG's projections of queries, keys and values are one matrix, with a bias
+    # PyG's projections of queries, keys and values are one matrix, with a bias.
+    with torch.no_grad():
         projections = [attention.query.weight, attention.key.weight, mixed.value.weight]
         theirs.attn.in_proj_weight.copy_(torch.cat(projections))
         theirs.attn.in_proj_bias.zero_()

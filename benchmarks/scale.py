@@ -53,9 +53,8 @@ def main() -> None:
     parser.add_argument("--channels", type=int, default=16)
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="of either number")
     parser.add_argument("--parts", type=int, default=100)
-    parser.add_argument(
-        "--run", help=argparse.SUPPRESS
-    )  # one case, in the process that in_fresh_process starts
+    # One case, in the process that in_fresh_process starts.
+    parser.add_argument("--run", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.run:
         print(json.dumps(run(*map(int, args.run.split("/")), args.channels)))

@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 
 from diffusion_mp.errors import needed_by
 
-R = TypeVar(
-    "R", bound=Hashable
-)  # a frozen dataclass of everything that decides the outcome of a run
+# a frozen dataclass of everything that decides the outcome of a run.
+R = TypeVar("R", bound=Hashable)
 
 
 @contextmanager

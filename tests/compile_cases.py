@@ -237,9 +237,8 @@ def test_a_training_step_with_noise_and_edge_loss_is_captured() -> None:
         got = compiled(module, x, edge_index)
         expected = step(eager, x, edge_index)
         assert got[1] > 0
-        assert torch.equal(
-            dm.auxiliary_loss(module), got[1]
-        )  # what the captured step left is there outside of it
+        # What the captured step left is there outside of it.
+        assert torch.equal(dm.auxiliary_loss(module), got[1])
         for ours, theirs in zip(got, expected, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
         outputs.append(got[0])

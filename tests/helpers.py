@@ -87,9 +87,8 @@ def agree(
 def refuses(*cases: tuple[Any, ...], error: Any = (TypeError, ValueError)) -> Callable[..., None]:
     """Make a test of calls, the error that each raises (``error`` where it does not say), and its words."""
 
-    @pytest.mark.usefixtures(
-        "no_typecheck"
-    )  # the package's own sentences, not those of the shape checks
+    # The package's own sentences, not those of the shape checks.
+    @pytest.mark.usefixtures("no_typecheck")
     @pytest.mark.parametrize(
         ("call", "error", "message"), [(c[0], c[1] if c[2:] else error, c[-1]) for c in cases]
     )

@@ -202,9 +202,8 @@ def test_label_propagation(edges: Tensor, weight: list[Tensor]) -> None:
     mask = torch.tensor([1, 1, 1, 0, 1, 0, 0, 0, 0, 0]).bool()
     known = weight[0].float() if weight else None
     got = mp.LabelPropagation(20, 0.8)(y, edges, known, mask)
-    if (
-        known is not None
-    ):  # PyG takes weights that come as they are, and normalises only where none do
+    # PyG takes weights that come as they are, and normalises only where none do.
+    if known is not None:
         known = gcn_norm(edges, known, N, add_self_loops=False)[1]
     expected = pyg.LabelPropagation(20, 0.8)(y, edges, mask=mask, edge_weight=known)
     rtol, atol = tolerance("parity", torch.float32)

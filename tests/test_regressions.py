@@ -45,9 +45,8 @@ def test_attention_over_100_000_nodes_is_not_the_plain_mean_and_trains_its_queri
     with torch.no_grad():
         assert distance_from_the_mean(SimpleDiffusivity(), x) > 0.1
         assert distance_from_the_mean(row, x) > 0.1
-        assert (
-            distance_from_the_mean(frobenius, x) < 1e-4
-        )  # the released form, D1: uniform for every practical purpose
+        # The released form, D1: uniform for every practical purpose.
+        assert distance_from_the_mean(frobenius, x) < 1e-4
     sizes = {}
     for normalize in ("row", "frobenius"):
         diffusivity = built(
@@ -163,9 +162,8 @@ def test_training_and_evaluation_use_the_same_tau() -> None:
     close(model.train()(x, EDGES), model.eval()(x, EDGES), "rearranged")
     conv = DIFFormerConv(4, 4, transform=False, bias=False, dropout=0.5)
     mean = built(lambda: torch.stack([conv.train()(x, EDGES) for _ in range(400)])).mean(0)
-    torch.testing.assert_close(
-        mean, conv.eval()(x, EDGES), atol=0.15, rtol=0
-    )  # another τ moves it by more than 0.5
+    # Another τ moves it by more than 0.5.
+    torch.testing.assert_close(mean, conv.eval()(x, EDGES), atol=0.15, rtol=0)
 
 
 def test_dropout_never_touches_what_the_diffusivity_reads_and_follows_the_seed() -> None:

@@ -156,9 +156,8 @@ class Subject:
             self.point = "input"
         else:
             self.point = min(self.leaves, key=lambda name: self.leaves[name].numel())
-        self.differentiable = not isinstance(
-            self.module, dm.LabelPropagation
-        )  # as PyG's, it runs without gradients
+        # As PyG's, it runs without gradients.
+        self.differentiable = not isinstance(self.module, dm.LabelPropagation)
 
     def draw(self, nodes: int) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(nodes)

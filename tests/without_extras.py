@@ -57,9 +57,8 @@ PUBLIC = (
 )
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
-sys.modules.update(
-    dict.fromkeys(EXTRAS)
-)  # `import rdkit` now says that there is none, and so does find_spec
+# `import rdkit` now says that there is none, and so does find_spec.
+sys.modules.update(dict.fromkeys(EXTRAS))
 
 import diffusion_mp  # noqa: E402
 

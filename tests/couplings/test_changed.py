@@ -38,9 +38,8 @@ def test_in_single_precision_it_is_the_same_operator(name: str) -> None:
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, expected.float(), rtol=1e-4, atol=1e-4 * max(scale, 1.0))
     assert single.to(torch.float32) is single
-    asked = [
-        promise for promise in PROMISES if promise != "symmetric"
-    ]  # which values decide, and they were rounded
+    # Which values decide, and they were rounded.
+    asked = [promise for promise in PROMISES if promise != "symmetric"]
     assert [getattr(single, name) for name in asked] == [getattr(coupling, name) for name in asked]
     assert (single.ptr is None) == (coupling.ptr is None)
     metric = coupling.metric  # in double, but of the rounded parts

@@ -101,9 +101,8 @@ def test_the_counterexamples_in_numbers() -> None:
     assert float(torch.linalg.matrix_norm(replicated, 2)) == pytest.approx(1.244, abs=5e-4)
     assert float(torch.linalg.matrix_norm(dropped, 2)) == pytest.approx(1.0, abs=1e-12)
     assert energy_growth(dropped) == pytest.approx(1.575, abs=5e-4)
-    assert energy_growth(step_matrix(24, (4,), [0.48], "drop")) == pytest.approx(
-        1.541, abs=5e-4
-    )  # the paper's Σα
+    # The paper's Σα.
+    assert energy_growth(step_matrix(24, (4,), [0.48], "drop")) == pytest.approx(1.541, abs=5e-4)
     assert float(torch.linalg.matrix_norm(extended, 2)) <= ROUNDING
     assert energy_growth(extended) <= ROUNDING
 
@@ -113,9 +112,8 @@ def test_what_the_other_boundaries_keep_and_lose() -> None:
     one = torch.ones(24, dtype=DOUBLE)
     torch.testing.assert_close(ring.sum(0), one)
     assert float(torch.linalg.matrix_norm(ring, 2)) <= ROUNDING
-    assert (
-        energy_growth(step_matrix(24, (1,), [0.49], "periodic")) > 1.1
-    )  # of a path; that of the cycle falls:
+    # Of a path; that of the cycle falls:
+    assert energy_growth(step_matrix(24, (1,), [0.49], "periodic")) > 1.1
     turn = torch.eye(24, dtype=DOUBLE) - torch.eye(24, dtype=DOUBLE).roll(1, 0)
     x = torch.randn(24, 5, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
     assert (turn @ ring @ x).norm() < (turn @ x).norm()

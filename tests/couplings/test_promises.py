@@ -139,12 +139,13 @@ def test_a_sum_is_what_all_of_its_terms_are() -> None:
         check_coupling(coupling)
     assert (batch + merged).ptr is not None
     assert (batch + merged).ptr.tolist() == [0, 4, 9]
+    # In which all is one.
     assert (
         LowRankCoupling(q, q, torch.tensor([0, 5, 9]), positive_semidefinite=True) + merged
     ).ptr.tolist() == [
         0,
         9,
-    ]  # in which all is one
+    ]
     assert (batch + single).ptr is None
     assert (single + identity).ptr is None
     for coupling, one in (
@@ -187,9 +188,8 @@ X = randn(9, 2, 4, seed=1)
 Y = randn(9, 2, 4, seed=2)
 R = randn(9, 2, seed=3)
 GRAM = LowRankCoupling(X, X, PTR, positive_semidefinite=True)
-SMALL = (
-    0.5 * X
-)  # e^‖x‖² is what a node weighs in its own row; where that is 1e8, the others drown in its rounding
+# E^‖x‖² is what a node weighs in its own row; where that is 1e8, the others drown in its rounding.
+SMALL = 0.5 * X
 DEFINITE: dict[str, Callable[[], Coupling]] = {
     "identity": lambda: IdentityCoupling(9, dtype=torch.float64),
     "mean": lambda: UniformCoupling(9, PTR, dtype=torch.float64),

@@ -31,9 +31,8 @@ def neighbours(distance, k):
         (1e12, torch.float64, "euclidean", 8.0, 4),
     ],
 )
-@pytest.mark.parametrize(
-    "sides", [1, 2]
-)  # one cloud far from the origin, where nothing cancels, or two
+# One cloud far from the origin, where nothing cancels, or two.
+@pytest.mark.parametrize("sides", [1, 2])
 def test_neighbours_and_weights_are_those_of_all_pairs(
     channels, offset, dtype, metric, sharpness, k, sides, generator
 ):

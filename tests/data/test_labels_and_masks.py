@@ -127,9 +127,8 @@ FORMS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.usefixtures(
-    "no_typecheck"
-)  # lists and arrays are taken, though the annotation says tensors
+# Lists and arrays are taken, though the annotation says tensors.
+@pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize("form", FORMS)
 def test_masks_may_be_indices(form: str) -> None:
     model = LabelPropagation(3, 0.9)

@@ -119,9 +119,8 @@ def test_nothing_to_cut() -> None:
 def planted(groups: int = 8, size: int = 10) -> Data:
     """Rings of dense groups, in a random numbering, with one edge from each group to the next, in one direction."""
     order = torch.randperm(groups * size, generator=torch.Generator().manual_seed(0))
-    inside = torch.cartesian_prod(
-        torch.arange(size), torch.arange(size)
-    ).T  # loops as well, which mean nothing here
+    # Loops as well, which mean nothing here.
+    inside = torch.cartesian_prod(torch.arange(size), torch.arange(size)).T
     edges = torch.cat([inside + size * k for k in range(groups)], 1)
     bridges = torch.stack([torch.arange(groups), torch.arange(groups).roll(-1)]) * size
     data = Data(edge_index=order[torch.cat([edges, bridges], 1)], num_nodes=groups * size)

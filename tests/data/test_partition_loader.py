@@ -183,9 +183,8 @@ def test_processes_share_the_parts_of_one_partition(monkeypatch: pytest.MonkeyPa
         loader = RandomPartitionLoader(DATA, 6, num_replicas=3, rank=rank)
         assert len(loader) == 2
         assert all(torch.equal(a.n_id, b) for a, b in zip(loader, alone[rank::3], strict=True))
-    assert (
-        len(RandomPartitionLoader(DATA, batch_size=20, num_replicas=2, rank=1)) == 2
-    )  # 3 parts would not share
+    # 3 parts would not share.
+    assert len(RandomPartitionLoader(DATA, batch_size=20, num_replicas=2, rank=1)) == 2
 
     # Lightning starts the processes after loaders are made: how many there are is asked when it matters.
     early = RandomPartitionLoader(DATA, 6)
@@ -209,9 +208,8 @@ def test_a_loader_goes_to_a_process_that_shares_nothing() -> None:
     compare(pickle.loads(pickle.dumps(loader)), here)
     here.set_epoch(0)
     context = get_context("forkserver")
-    context.set_forkserver_preload(
-        ["diffusion_mp"]
-    )  # the server may serve other tests, which begin it with that
+    # The server may serve other tests, which begin it with that.
+    context.set_forkserver_preload(["diffusion_mp"])
     process = context.Process(target=compare, args=(loader, list(here)), daemon=True)
     process.start()
     process.join(100)
@@ -292,9 +290,8 @@ def test_memory_mapped_and_plain_tensors_give_the_same(tmp_path: Path) -> None:
 
 def test_kept_edges_are_those_that_arrive_at_the_parts_own_nodes() -> None:
     """Node 0 is the part's own; the edge that arrives at node 1, the first of its halo, is not counted."""
-    edge_index = torch.tensor(
-        [[1, 2, 0], [0, 0, 1]]
-    )  # two edges arrive at node 0, one of them from outside the part
+    # Two edges arrive at node 0, one of them from outside the part.
+    edge_index = torch.tensor([[1, 2, 0], [0, 0, 1]])
     part = Data(
         n_id=torch.tensor([0, 1]),
         batch_size=1,

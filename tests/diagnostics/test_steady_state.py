@@ -95,9 +95,8 @@ def test_single_precision_is_computed_in_double() -> None:
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, posterior_variance(double, 1e-3).float(), rtol=1e-6, atol=0)
     rounded = SigmoidPenalty().coupling(X.float()), SigmoidPenalty().coupling(X.float().double())
-    got, expected = (
-        posterior_variance(coupling, 1e-7) for coupling in rounded
-    )  # its entries are rounded by 1e-7, too
+    # Its entries are rounded by 1e-7, too.
+    got, expected = (posterior_variance(coupling, 1e-7) for coupling in rounded)
     torch.testing.assert_close(got, expected.float(), rtol=1e-6, atol=0)
     none = FEATURE[:0]
     assert posterior_variance(

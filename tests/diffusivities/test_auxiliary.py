@@ -124,9 +124,8 @@ def test_no_edge_or_one_of_weight_zero_is_no_loss():
         Graph(3, torch.tensor([[0], [1]])), torch.tensor([0.5]), nonnegative=True
     )
     torch.testing.assert_close(edge_loss(attention, graph), torch.tensor(2.0).log() / 3)
-    two = Graph(
-        5, torch.tensor([[0, 2], [1, 3]]), ptr=torch.tensor([0, 2, 5])
-    )  # each divided by its own log n
+    # Each divided by its own log n.
+    two = Graph(5, torch.tensor([[0, 2], [1, 3]]), ptr=torch.tensor([0, 2, 5]))
     torch.testing.assert_close(
         edge_loss(UniformCoupling(5, two.ptr), two, relative=True), torch.tensor(2 / 5)
     )

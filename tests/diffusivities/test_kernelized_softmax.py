@@ -149,9 +149,8 @@ def test_samples_concentrate_with_the_probabilities_of_the_softmax():
     assert counts.sum() == 3_000
     expected = torch.softmax(0.4 * keys.double(), 0)
     assert chisquare(counts.numpy(), 3_000 * expected.numpy()).pvalue > 0.01
-    assert (
-        chisquare(counts.numpy()).pvalue < 1e-6
-    )  # the test can tell: uniform draws would not pass
+    # The test can tell: uniform draws would not pass.
+    assert chisquare(counts.numpy()).pvalue < 1e-6
     assert float((rows.amax(1) > 0.9).float().mean()) > 0.7, "nearly one-hot at this temperature"
 
 
@@ -181,9 +180,8 @@ def test_a_large_graph_stays_finite_at_any_temperature(tau, dtype, generator):
         out.float().square().mean(), (x, module.query.weight, module.key.weight)
     )
     assert all(tensor.isfinite().all() for tensor in (out, *gradients))
-    assert (
-        out.float() - v.float().mean(0)
-    ).abs().max() > 0.05  # it has not silently become the mean (ERRATA N4)
+    # It has not silently become the mean (ERRATA N4).
+    assert (out.float() - v.float().mean(0)).abs().max() > 0.05
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])

@@ -87,9 +87,8 @@ def test_degrees_are_weighted_and_directed_or_count_edges(
         counts = counts + eye
     elif loops == "remaining":
         missing = torch.diag(1 - counts.diagonal().sign())
-        if (
-            direction == "undirected"
-        ):  # the two directions of a loop are parallel loops, which count with their mean
+        # The two directions of a loop are parallel loops, which count with their mean.
+        if direction == "undirected":
             a = a - diagonal / 2
             counts = counts - torch.diag(counts.diagonal()) / 2
         a = a + missing

@@ -116,9 +116,8 @@ def test_the_edge_form_stays_on_its_edges_and_costs_what_they_cost() -> None:
     path = torch.stack([torch.arange(29), torch.arange(1, 30)])
     module = made(EdgeSparseFlowDiffusivity, self_loops="keep", alpha=math.inf)
     dense = module(x, Graph(30, path)).to_dense()[0]
-    close(
-        dense, torch.diag(torch.ones(29, dtype=torch.float64), -1)
-    )  # one sender each; node 0 has none
+    # One sender each; node 0 has none.
+    close(dense, torch.diag(torch.ones(29, dtype=torch.float64), -1))
     far = made(EdgeSparseFlowDiffusivity, hops=3)(x, Graph(30, path))
     i = far.graph.edges[1]
     j = far.graph.edges[0]

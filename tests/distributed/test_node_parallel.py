@@ -118,9 +118,8 @@ def same_as_one_process(
         whole_graph, exact_graph, graph = graphs[name in ON_BOTH_WAYS]
         alone = build(MODELS[name], dtype)
         exact = build(MODELS[name], torch.float64)
-        shared = node_parallel(
-            node_parallel(build(MODELS[name], dtype, seed=rank))
-        )  # the second changes nothing
+        # The second changes nothing.
+        shared = node_parallel(node_parallel(build(MODELS[name], dtype, seed=rank)))
         assert shared.state_dict().keys() == alone.state_dict().keys()
         for step in range(2):  # the second draws other noise
             expected = alone(x, whole_graph)
@@ -222,9 +221,8 @@ def certified_as_one_process() -> None:
     with pytest.raises(dm.CouplingMismatchError, match="does not promise to be symmetric"):
         layer(x[graph.rows], one_way)
     inside = (both < graph.bounds[1]).all(0).nonzero()[-1]
-    near = weights.index_add(
-        0, inside, weights[inside], alpha=0.01
-    )  # one of twelve thousand, known to one rank
+    # One of twelve thousand, known to one rank.
+    near = weights.index_add(0, inside, weights[inside], alpha=0.01)
     with pytest.raises(dm.CouplingMismatchError, match="does not promise to be symmetric"):
         layer(x[graph.rows], ShardedGraph(both, NODES, near))
     assert not dm.AdjacencyDiffusivity("sum")(

@@ -46,9 +46,8 @@ def test_lanczos_is_moved_outwards_by_its_tolerance(num_nodes: int, rtol: float)
     """It approaches the ends from inside the spectrum; a step bound or an interval from there would be too short."""
     matrix = spectrum.laplacian(path_problem(num_nodes).coupling, 0, "conservative")
     top = 4 * math.sin(math.pi * (num_nodes - 1) / (2 * num_nodes)) ** 2
-    most = top * (
-        1 + rtol + num_nodes * np.finfo(float).eps
-    )  # sums over all nodes round, by processor and BLAS
+    # Sums over all nodes round, by processor and BLAS.
+    most = top * (1 + rtol + num_nodes * np.finfo(float).eps)
     assert top <= largest_eigenvalue(matrix, rtol) <= most
     low, high = extreme_eigenvalues(matrix, rtol)
     assert top <= high <= most

@@ -204,9 +204,8 @@ def of_a_model(d: Draws) -> Case:
     x = (d.decades(-1, 1) * d.randn(size, 3)).to(dtype)
     graph = dm.Graph(size, edges, None if weight is None else weight.float(), ptr=ptr)
     if penalty is not None and d.random() < 0.02:
-        nn.init.constant_(
-            model.conv.lam.raw, 3e38
-        )  # finite, and too large to be multiplied in single precision
+        # Finite, and too large to be multiplied in single precision.
+        nn.init.constant_(model.conv.lam.raw, 3e38)
 
     def terms_of(model: dm.CertifiedDIFFormer, x: Tensor) -> tuple[Tensor, dm.Coupling | None]:
         source = model.encode(model.encoder, x, graph)
@@ -493,9 +492,8 @@ def search(seeds: range) -> tuple[Counter[str], float]:
         try:
             case = (of_a_model if d.random() < 0.6 else of_an_energy)(d)
         except ValueError as error:
-            if "is for squared distances up to" not in str(
-                error
-            ):  # beyond the domain of the penalty
+            # Beyond the domain of the penalty.
+            if "is for squared distances up to" not in str(error):
                 raise
             said["not built"] += 1
             continue

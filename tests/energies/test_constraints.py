@@ -78,11 +78,12 @@ def test_a_row_of_zeros_takes_the_direction_of_its_start_on_a_sphere() -> None:
     assert out.tolist() == [[0.0, -2.0, 0.0], [2.0, 0.0, 0.0]]
     (gradient,) = torch.autograd.grad(out.sum(), zero)
     assert torch.equal(gradient, torch.zeros_like(zero))
+    # The least number of float32 is zero in half.
     for dtype in (
         torch.float16,
         torch.bfloat16,
         torch.float32,
-    ):  # the least number of float32 is zero in half
+    ):
         assert Sphere().project(torch.zeros(2, 3, dtype=dtype)).tolist() == [[1.0, 0.0, 0.0]] * 2
 
 

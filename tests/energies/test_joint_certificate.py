@@ -310,9 +310,8 @@ def test_a_layer_that_does_not_take_the_step_is_refused() -> None:
 
     x = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
     assert dm.certify(dm.CertifiedConv(4), x)
-    assert dm.certify(
-        dm.CertifiedConv(4, heads=2, projection="tied", constraint="sphere"), x
-    )  # seen within a ball
+    # Seen within a ball.
+    assert dm.certify(dm.CertifiedConv(4, heads=2, projection="tied", constraint="sphere"), x)
     assert "Longer does not move the state as the certified step" in dm.certify(Longer(4), x).reason
 
 

@@ -365,9 +365,8 @@ def test_bounds_on_norms_have_their_gradients(shape: tuple[int, ...]) -> None:
     assert torch.autograd.gradcheck(norm_bounds, w)
     assert torch.autograd.gradgradcheck(norm_bounds, w)
     small = (1e-30 * w.detach().float()).requires_grad_()
-    slopes = [
-        torch.autograd.grad(norm_bounds(x).sum(), x)[0].double() for x in (w, small)
-    ]  # the same at every scale
+    # The same at every scale.
+    slopes = [torch.autograd.grad(norm_bounds(x).sum(), x)[0].double() for x in (w, small)]
     torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-5)
 
 

@@ -59,9 +59,8 @@ def values(term: EnergyTerm, z: Tensor) -> Tensor:
             weight = term.prior.weight.squeeze(1)
             prior = torch.zeros_like(prior).index_put(at, weight, accumulate=True)
         logits = logits + torch.where(prior > 0, prior.log(), -torch.inf).unsqueeze(1)
-        logits = logits.where(
-            (prior > 0).any(2)[:, None, :, None], -math.log(NODES)
-        )  # no neighbours: log 1
+        # No neighbours: log 1.
+        logits = logits.where((prior > 0).any(2)[:, None, :, None], -math.log(NODES))
         return -2 / term.gamma * logits.logsumexp(3).sum((1, 2))
     if isinstance(term, SourceTerm):
         rows = (z - term.source).square()

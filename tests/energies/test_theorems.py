@@ -137,9 +137,8 @@ def test_each_form_descends_its_own_energy_only(form: str, symmetric_graph, ball
     for _ in range(50):
         s = normalised(symmetric_graph(12, 0.2))
         tau = 0.9
-        x = torch.ones(12, 1, dtype=torch.double) + 1e-3 * ball(
-            12, 1
-        )  # nearly constant: nothing for D̄ − S to lower
+        # Nearly constant: nothing for D̄ − S to lower.
+        x = torch.ones(12, 1, dtype=torch.double) + 1e-3 * ball(12, 1)
         after = euler(x, s, tau, form)
         for own in violations:
             energy = Explicit(
@@ -317,9 +316,8 @@ def test_proposition_9_corrected(instances: int, penalty: Penalty, ball, uniform
     """E(Z_{k+1}, k) ≤ E(h(Z_k), k) with ψ of ReLU, for steps long enough that the ReLU cuts."""
     violations = cuts = 0
     for _ in range(instances):
-        y = ball(
-            size(2, 15), 4, 1.0
-        ).abs()  # h(Z_k) for a layer that ends in a ReLU: ψ is finite there
+        # h(Z_k) for a layer that ends in a ReLU: ψ is finite there.
+        y = ball(size(2, 15), 4, 1.0).abs()
         tau = uniform(0.7, 0.99) * certify(penalty, y, 1e-3).tau_max
         energy = Explicit(penalty, certify(penalty, y, tau).lam, constraint="nonnegative")
         after = relu_layer(penalty, y, tau, y)
@@ -341,9 +339,8 @@ def test_proposition_9_as_printed_fails(
     for _ in range(instances):
         z = ball(8, 3, 0.3).abs()
         weight = torch.randn(3, 3, generator=generator, dtype=torch.double)
-        y = torch.relu(
-            z @ (3 * weight / torch.linalg.matrix_norm(weight, 2))
-        )  # still in the unit ball
+        # Still in the unit ball.
+        y = torch.relu(z @ (3 * weight / torch.linalg.matrix_norm(weight, 2)))
         tau = uniform(0.05, 1.0)
         energy = Explicit(penalty, 1.0, constraint="nonnegative")
         assert certify(penalty, y, tau).lam <= 1

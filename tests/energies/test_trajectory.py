@@ -29,9 +29,8 @@ def rises(penalty: dm.Penalty, lam: float, states: list[Tensor], ptr: Tensor | N
     """How often E(Z_{k+1}, k) > E(Z_k, k − 1), beyond rounding; the first of them is E(Z_1, 0)."""
     energy = Explicit(penalty, lam, ptr=ptr)
     values = [energy(new, old) for old, new in pairwise(states)]
-    rest = [
-        energy(state) for state in states[1:]
-    ]  # E(Z_k, k) ≤ E(Z_k, k − 1): steps are compared with both
+    # E(Z_k, k) ≤ E(Z_k, k − 1): steps are compared with both.
+    rest = [energy(state) for state in states[1:]]
     steps = zip(values, rest, values[1:], strict=False)
     return sum(bool(new > min(old, still) + 1e-12 * abs(old) + 1e-13) for old, still, new in steps)
 

@@ -56,9 +56,8 @@ def test_a_directed_graph_has_no_energy() -> None:
     """Three nodes hear a fourth, which hears a fifth: what the fifth says raises the energy of three edges."""
     x = column(0, 0, 0, 0, 1)
     ends = [(3, 0), (3, 1), (3, 2), (4, 3)]
-    after = (
-        edges(5, ends, both=False) @ x
-    )  # everybody takes over what is heard; the fifth hears nothing
+    # Everybody takes over what is heard; the fifth hears nothing.
+    after = edges(5, ends, both=False) @ x
     after[4] = x[4]
     energy = Joint(None, graph_term=edges(5, ends))
     assert [float(energy(state)) for state in (x, after)] == pytest.approx([1.0, 3.0])

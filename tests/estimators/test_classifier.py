@@ -46,9 +46,8 @@ def same(got: Any, expected: Any, atol: float = 1e-9) -> None:
 
 @pytest.mark.unwatched
 @pytest.mark.usefixtures("no_typecheck")  # it constructs with nonsense, which is for fit to refuse
-@pytest.mark.parametrize(
-    "max_iter", [5, pytest.param(300, marks=pytest.mark.slow)]
-)  # 300 as it comes
+# 300 as it comes.
+@pytest.mark.parametrize("max_iter", [5, pytest.param(300, marks=pytest.mark.slow)])
 def test_scikit_learn_finds_nothing(max_iter: int) -> None:
     results = check_estimator(DiffusionClassifier(max_iter=max_iter), on_skip=None)
     assert {result["check_name"] for result in results if result["status"] == "skipped"} <= {
@@ -106,20 +105,17 @@ def taught(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, torch.Te
 def test_the_first_network_learns_what_labels_alone_say(
     taught: list[tuple[torch.Tensor, torch.Tensor]],
 ) -> None:
-    known = np.where(
-        np.arange(41) == 0, 1, Y
-    )  # a wrong label, so that the majority is not always a row's own
+    # a wrong label, so that the majority is not always a row's own.
+    known = np.where(np.arange(41) == 0, 1, Y)
     found = fitted(y=known, mu=100.0, rounds=2)
     weights = np.zeros((41, 41))
     weights[tuple(found.edge_index_)] = found.edge_weight_
     degree = weights.sum(0)
     weights /= np.sqrt(degree[:, None] * degree)
-    labels = (
-        np.eye(3)[known] * (known >= 0)[:, None] / np.bincount(known[known >= 0])
-    )  # 2, 4 and 3 of them
-    spread = np.linalg.solve(
-        np.eye(41) + 1000 * (np.diag(weights.sum(1)) - weights), labels
-    )  # ten times μ
+    # 2, 4 and 3 of them.
+    labels = np.eye(3)[known] * (known >= 0)[:, None] / np.bincount(known[known >= 0])
+    # Ten times μ.
+    spread = np.linalg.solve(np.eye(41) + 1000 * (np.diag(weights.sum(1)) - weights), labels)
     reached = np.flatnonzero(spread.sum(1) > 1e-12)
     np.testing.assert_array_equal(taught[0][0], reached)
     expected = np.where(known >= 0, known, spread.argmax(1))
@@ -372,10 +368,11 @@ def test_a_network_learns_the_likeliest_candidate(
     taught: list[tuple[torch.Tensor, torch.Tensor]],
 ) -> None:
     y = np.eye(3)[TRUTH] * (Y >= 0)[:, None]
+    # Neighbours of the first are of class 0, which it excludes.
     y[:2] = (
         [0, 0.1, 0.9],
         [0.5, 0.5, 0],
-    )  # neighbours of the first are of class 0, which it excludes
+    )
     fitted(y=y, rounds=1)
     assert taught[0][1][:2].tolist() == [2, 1]
 

@@ -44,9 +44,8 @@ def test_the_table(sfi_former, tmp_path, capsys):
     assert cells[1:3] == ["PATTERN", "SFi"]
     assert len(cells[6].split()) == 2
     assert "| none |" in second
-    assert (
-        sfi_former.main([*options, "--model", "GatedGCN", "SFi"]) == 0
-    )  # nothing is trained again
+    # Nothing is trained again.
+    assert sfi_former.main([*options, "--model", "GatedGCN", "SFi"]) == 0
     again = capsys.readouterr().out.splitlines()
     assert again[-1] == first
     assert again[-2] == second

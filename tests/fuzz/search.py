@@ -164,8 +164,7 @@ def _shorter(program: Program) -> Iterator[Program]:
                     program.with_arg(place, replace(arg, right=None, valid=True)), wrong=wrong
                 )
             elif alike and place not in program.wrong:
-                simplest = plain.calls[number].args.get(
-                    argument
-                )  # the simplest program may do without it
+                # The simplest program may do without it.
+                simplest = plain.calls[number].args.get(argument)
                 if simplest is not None and simplest.right != arg.right:
                     yield program.with_arg(place, simplest)

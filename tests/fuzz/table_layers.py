@@ -159,9 +159,8 @@ def gat(d: Draw) -> None:
     construct(d, "layer", "GATConv", cast(d), more="bias", of=DiffusionConv, edge_dim=wide)
     if featured:
         given = with_edge_attr(d, optional=False)
-        given["edge_attr"] = given["edge_attr"].unsure(
-            "None"
-        )  # without features it reads the states alone
+        # Without features it reads the states alone.
+        given["edge_attr"] = given["edge_attr"].unsure("None")
         d.call("out", "layer({args})", **given, return_attention_weights=flag(d))
     else:
         called(d, needed=True)

@@ -253,9 +253,8 @@ def pde_transformer(d: Draw) -> None:
     length = d.pick([5, 1, 0, 9])
     task = d.pick(["classify", "classify", "retrieve"])
     placement = d.pick([None, "P1", "P2", "P3", "P4", "P5", "P6", "P7"])
-    sizes = bad(
-        f"a string | None | a list{'?' if tokens else ''} | empty | zero"
-    )  # another vocabulary may do
+    # Another vocabulary may do.
+    sizes = bad(f"a string | None | a list{'?' if tokens else ''} | empty | zero")
     smoothing = ["None"] if placement is None else ["None", "{'alpha': 0.2}"]
     construct(
         d,

@@ -39,9 +39,8 @@ def node_count(d: Draw, *, beyond_memory: bool = False) -> Arg:
 def graphs(d: Draw) -> None:
     maker = d.pick(["new", "new", "from_edge_index", "from_sparse", "from_data", "coerce"])
     given = edges(d, objects=False)
-    given["edge_index"] = given["edge_index"].unsure(
-        "on the meta device"
-    )  # whatever needs no values is computed there
+    # Whatever needs no values is computed there.
+    given["edge_index"] = given["edge_index"].unsure("on the meta device")
     if maker == "new":
         given |= {
             "ptr": never(wrong_ptr(d) if d.sizes is None else []),
@@ -71,6 +70,7 @@ def graphs(d: Draw) -> None:
         d.call("graph", "mp.Graph.from_data({args})", data=fixed(source, *wrong))
     else:
         x = state(d, parameters=False)
+        # Only its rows count.
         refused = (
             "a list",
             "an array",
@@ -79,7 +79,7 @@ def graphs(d: Draw) -> None:
             "a dict",
             "a module",
             "None",
-        )  # only its rows count
+        )
         x = replace(x, wrong=[replace(w, valid=w.what not in refused and None) for w in x.wrong])
         d.call("graph", "mp.Graph.coerce({args})", x=x, **edges(d))
     like = fixed(real(d, d.nodes), *bad("a list | a string | a number | a module | None"))
@@ -109,9 +109,8 @@ def used(d: Draw, *, pooled: bool = False) -> None:
     unbounded = [
         call.args["normalize"].right == "False" for call in d.calls if "normalize" in call.args
     ]
-    finite = not (
-        d.dtype == "float16" and any(unbounded)
-    )  # e^{q·k} may leave the range of half precision
+    # E^{q·k} may leave the range of half precision.
+    finite = not (d.dtype == "float16" and any(unbounded))
     matvec = "coupling.as_linear_operator({args}).matvec(np.ones(coupling.num_nodes))"
     head = options(d, 0, optional=True, wrong=NOT_A_NUMBER + bad("negative | beyond"))
     # float16 may be too narrow for what another dtype holds
@@ -202,9 +201,8 @@ def log_low_rank(d: Draw) -> None:
     heads = d.pick([1, 2])
     f = d.pick([3, 1, 5])
     pair = {name: tensor(d, d.nodes, heads, f) for name in ("log_query", "log_key")}
-    weight = tensor(d, d.nodes, heads, 2, optional=True).unsure(
-        "a longer last dimension"
-    )  # which is of samples
+    # Which is of samples.
+    weight = tensor(d, d.nodes, heads, 2, optional=True).unsure("a longer last dimension")
     built(d, "LogLowRankCoupling", **pair, log_weight=weight)
 
 
@@ -217,9 +215,8 @@ def sparse_flow(d: Draw) -> None:
     }
     if not d.maybe(0.5):
         parts |= dict.fromkeys(("friction_query", "friction_key"), Arg(None))
-    alone = number(d, 0.3, 0.0, 1.0, zero=True).without(
-        "a tensor of two"
-    )  # which may be one per head
+    # Which may be one per head.
+    alone = number(d, 0.3, 0.0, 1.0, zero=True).without("a tensor of two")
     strength = Arg(d.pick([str(alone.right), f"torch.rand({h}{kind(d)})"]), alone.wrong)
     leak = number(d, 1.0, "math.inf", optional=True, infinite=True).without("a tensor of two")
     built(d, "SparseFlowCoupling", **parts, ptr=ptr(d), lam=strength, alpha=leak)
@@ -241,9 +238,8 @@ def any_coupling(d: Draw) -> Arg:
 
 
 def per_node(d: Draw) -> Arg:
-    return tensor(d, d.nodes, 1, optional=True).without(
-        "a longer last dimension"
-    )  # which is of heads
+    # Which is of heads.
+    return tensor(d, d.nodes, 1, optional=True).without("a longer last dimension")
 
 
 def projected(d: Draw) -> None:

@@ -120,9 +120,8 @@ def test_the_verdict(worker: Worker, case: str) -> None:
 def test_what_never_ends_is_given_up(
     worker: Worker, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
-    with (
-        monkeypatch.context() as patch
-    ):  # the next program waits for a new worker, which may take longer
+    # The next program waits for a new worker, which may take longer.
+    with monkeypatch.context() as patch:
         patch.setattr(worker, "timeout", 1.0)
         answer = worker.judge(program(line))
     assert (answer["verdict"], answer["kind"]) == ("bad", "time-out")

@@ -79,9 +79,8 @@ def by_shifts(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 def lse_of(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     lse = pairwise_logsumexp(q, k, **options)
-    return (
-        lse.masked_fill(lse == -torch.inf, 0.0).to(v.dtype) + 0 * v.sum()
-    )  # −∞ for a node that is alone
+    # −∞ for a node that is alone.
+    return lse.masked_fill(lse == -torch.inf, 0.0).to(v.dtype) + 0 * v.sum()
 
 
 def rows_of(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:

@@ -41,9 +41,8 @@ DIFFERENTIABLE = [
 CASES = [(name, place) for name in DIFFERENTIABLE for place in range(len(arguments(None)[name]))]
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
-pytestmark = pytest.mark.filterwarnings(
-    "error:There is a performance drop"
-)  # an operation without a batching rule
+# An operation without a batching rule.
+pytestmark = pytest.mark.filterwarnings("error:There is a performance drop")
 
 
 class Called:

@@ -110,9 +110,8 @@ def test_exponents_far_apart_cost_no_accuracy_in_float32(scale, generator):
     got, expected = (
         run(log_linear_product, inputs, weight, dtype) for dtype in (torch.float32, DOUBLE)
     )
-    assert (
-        expected[0].abs().max() > 1
-    )  # rows weigh about one: nothing is compared with an underflow
+    # Rows weigh about one: nothing is compared with an underflow.
+    assert expected[0].abs().max() > 1
     torch.testing.assert_close(got, expected, **tolerance("product", torch.float32)._asdict())
     inputs = [log_q, log_k, col_shift]
     weight = torch.randn(col_shift.shape, generator=generator, dtype=DOUBLE)

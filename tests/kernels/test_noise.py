@@ -35,9 +35,8 @@ def test_each_entry_is_dropped_with_the_rate_and_apart_from_the_others(rate):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_what_is_kept_is_scaled_and_the_gradient_has_the_same_entries(dtype):
-    x = (
-        (0.1 + torch.rand(37, 5)).to(dtype).requires_grad_()
-    )  # no zero, which would look like a dropped entry
+    # No zero, which would look like a dropped entry.
+    x = (0.1 + torch.rand(37, 5)).to(dtype).requires_grad_()
     out = dropout(x, 0.25)
     assert out.dtype == dtype
     kept = out != 0
@@ -103,9 +102,8 @@ def test_the_distribution() -> None:
     noise = gumbel(STATE, LIKE, 4).flatten()
     error = 4 / math.sqrt(noise.numel())
     assert abs(noise.mean() - 0.5772156649) < error * math.pi / math.sqrt(6)
-    assert (
-        abs(noise.var() - math.pi**2 / 6) < error * math.sqrt(4.4) * math.pi**2 / 6
-    )  # excess kurtosis 12/5
+    # Excess kurtosis 12/5.
+    assert abs(noise.var() - math.pi**2 / 6) < error * math.sqrt(4.4) * math.pi**2 / 6
     assert abs((noise < 0).double().mean() - math.exp(-1)) < error * 0.5
 
 

@@ -24,9 +24,8 @@ from diffusion_mp.kernels.sparse_flow.reference import entries
 from diffusion_mp.kernels.sparse_flow.rows import newton, solve
 from diffusion_mp.testing import tolerance
 
-sys.path.append(
-    str(Path(__file__).parents[2] / "benchmarks")
-)  # where Python looks when it runs a script there
+# Where Python looks when it runs a script there.
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 proximal = importlib.import_module("proximal").proximal
 
 LAMBDAS = [10.0**power for power in range(-3, 4)]

@@ -194,9 +194,8 @@ def test_extreme_rows(generator: torch.Generator) -> None:
         ]
     assert edge_softmax(graph.csr, torch.zeros(6, 1), 0 * prior).abs().sum() == 0
     half = torch.zeros(6, 1, dtype=torch.bfloat16)
-    assert (
-        edge_softmax(graph.csr, half).dtype == torch.float32
-    )  # sums are taken in float32 at least
+    # Sums are taken in float32 at least.
+    assert edge_softmax(graph.csr, half).dtype == torch.float32
 
 
 def test_the_order_by_source_is_found_for_a_gradient_only() -> None:

@@ -70,9 +70,8 @@ def test_dropout_acts_on_what_a_branch_adds(attention: bool) -> None:
     torch.testing.assert_close(added[kept], 2 * change[kept])
 
 
-MULTI = torch.tensor(
-    [[0, 1, 1, 2, 2, 3, 1], [1, 0, 2, 1, 2, 0, 2]]
-)  # a loop, a pair twice; node 4 is isolated
+# a loop, a pair twice; node 4 is isolated.
+MULTI = torch.tensor([[0, 1, 1, 2, 2, 3, 1], [1, 0, 2, 1, 2, 0, 2]])
 WEIGHT = torch.tensor([1.0, 0.5, 2.0, 1.0, 3.0, 0.0, 1.0], dtype=torch.float64)
 
 

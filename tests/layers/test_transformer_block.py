@@ -77,18 +77,16 @@ def test_it_is_the_block_of_torch() -> None:
     names |= {"mlp.0": "linear1", "mlp.3": "linear2"}
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
-            parameter.copy_(
-                state(*parameter.shape, seed=len(name))
-            )  # also the norms, which begin as the identity
+            # Also the norms, which begin as the identity.
+            parameter.copy_(state(*parameter.shape, seed=len(name)))
     weights = {}
     for name, parameter in ours.named_parameters():
         old = next(key for key in names if name.startswith(key))
         weights[name.replace(old, names[old])] = parameter
     theirs.load_state_dict(weights)
     x = state(3, 5, 6, seed=1)
-    expected = theirs.train()(
-        x, src_key_padding_mask=~MASK
-    )  # in training mode it takes no shortcut
+    # In training mode it takes no shortcut.
+    expected = theirs.train()(x, src_key_padding_mask=~MASK)
     torch.testing.assert_close(ours(x, MASK)[MASK], expected[MASK], rtol=1e-10, atol=1e-10)
 
 

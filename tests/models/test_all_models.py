@@ -54,9 +54,8 @@ def test_the_edges_of_a_model_are_explained(name: str) -> None:
     assert torch.equal(model(**inputs), before)
     mask = explained(model, AttentionExplainer("max"), **inputs)
     _, couplings = model(**inputs, return_coupling=True)
-    if isinstance(
-        model, SGFormer
-    ):  # whose couplings are those of its attention; the explainer hears its GNN too
+    # Whose couplings are those of its attention; the explainer hears its GNN too.
+    if isinstance(model, SGFormer):
         initial = (model.gnn_encoder or model.encoder)(inputs["x"])
         couplings += model.gnn(initial, inputs["edge_index"], return_coupling=True)[1]
     entries = [coupling.at(inputs["edge_index"]).amax(1) for coupling in couplings]
@@ -100,9 +99,8 @@ def test_every_parameter_learns(name: str) -> None:
     model = case.model().train()
     model(**case.inputs(12)).pow(3).sum().backward()
     for key, parameter in model.named_parameters():
-        if not (
-            key.startswith("blocks.1") and "edge_norm" in key
-        ):  # the last edge states are not read
+        # The last edge states are not read.
+        if not (key.startswith("blocks.1") and "edge_norm" in key):
             assert parameter.grad is not None, key
             assert parameter.grad.abs().max() > 0, key
 

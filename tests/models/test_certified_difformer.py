@@ -56,9 +56,8 @@ def nodes(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
 
 def largest_rise(model: CertifiedDIFFormer, *inputs) -> float:
     energies = model.energies(*inputs)
-    return float(
-        (energies.diff() / energies[:-1].abs().clamp(min=1e-300)).max()
-    )  # an energy may be zero
+    # An energy may be zero.
+    return float((energies.diff() / energies[:-1].abs().clamp(min=1e-300)).max())
 
 
 def train(model: nn.Module, steps: int, rate: float = 0.03):
@@ -319,11 +318,12 @@ def test_it_is_certified_with_the_coefficients_of_its_energy(no_typecheck: None)
         {"penalty": None, "num_layers": None},
     ):
         model = build(mu=5.0, centre="num_layers" in options, **options)
+        # At a random input without data.
         for certificate in (
             certify(model, data),
             certify(model, x),
             certify(model),
-        ):  # at a random input without data
+        ):
             assert certificate, str(certificate)
         assert "5 * CouplingTerm" in certify(model, data).energy
     refused = certify(build(graph=False, inputs=directed), data)

@@ -115,9 +115,8 @@ def test_a_certificate_needs_no_data_and_names_what_is_broken() -> None:
 def test_a_step_that_has_no_limit_says_so() -> None:
     model = CertifiedTransformer(FEATURES, 8, 2, num_layers=None, mlp_channels=8)
     with torch.no_grad():
-        model.blocks[0].terms[1].linear.weight.abs_().mul_(
-            100
-        )  # the energy is not bounded from below
+        # The energy is not bounded from below.
+        model.blocks[0].terms[1].linear.weight.abs_().mul_(100)
     with pytest.raises(ConvergenceError):
         model(torch.randn(NODES, FEATURES), torch.randint(NODES, (2, 90)))
 

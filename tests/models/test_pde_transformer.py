@@ -218,10 +218,11 @@ def test_a_causal_model_never_looks_ahead(placement: str | None, mask: Tensor | 
 
 
 def test_a_causal_model_refuses_a_boundary_that_looks_ahead() -> None:
+    # Heads have no before and after.
     for placement, boundary in (
         ("P7", "causal"),
         ("P6", "symmetric"),
-    ):  # heads have no before and after
+    ):
         layers = diffusions(build(placement, causal=True))
         assert {layer.diffusivity.boundary for layer in layers} == {boundary}
     with pytest.raises(ValueError, match="boundary must be 'causal' in a causal model"):

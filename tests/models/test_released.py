@@ -46,9 +46,8 @@ def norms(*names: str) -> Tensors:
 def directed_edges(*, loops: bool) -> Tensor:
     """Distinct pairs, in one direction each; without loops node 12 neither sends nor receives."""
     generator = torch.Generator().manual_seed(7)
-    dense = (
-        torch.rand(NODES, NODES, generator=generator).triu(1).tril(2) > 0.2
-    )  # long ways, so that steps count
+    # Long ways, so that steps count.
+    dense = torch.rand(NODES, NODES, generator=generator).triu(1).tril(2) > 0.2
     dense[:, -1] = False
     dense[4, 1] = True
     if loops:
@@ -288,9 +287,8 @@ def test_nodeformer(order: int, heads: int, gate: str, jk: bool) -> None:
     directions = [
         buffer.double() for name, buffer in model.named_buffers() if name.endswith("directions")
     ]
-    model.load_state_dict(
-        released_state_dict(model, tensors)
-    )  # the random features stay those of the model
+    # The random features stay those of the model.
+    model.load_state_dict(released_state_dict(model, tensors))
     hops = [matrix(LOOPED)]
     for _ in range(order - 1):
         hops.append((hops[-1] @ hops[-1] > 0).double())
@@ -336,9 +334,8 @@ def test_sgformer_of_pyg(
         return functional_call(theirs, p, (x, EDGES, batch))
 
     def ours(p: Tensors, x: Tensor) -> Tensor:
-        return functional_call(model, released_state_dict(model, p), (x, EDGES)).log_softmax(
-            1
-        )  # as PyG returns them
+        # As PyG returns them.
+        return functional_call(model, released_state_dict(model, p), (x, EDGES)).log_softmax(1)
 
     tensors = statistics(theirs.state_dict())
     leaves = {

@@ -80,9 +80,8 @@ def test_the_encodings_of_both_kinds_are_read(generator: torch.Generator) -> Non
 @pytest.mark.parametrize("cls", MODELS)
 def test_edge_features_matter_and_are_carried(cls: type, generator: torch.Generator) -> None:
     x = torch.randn(5, 3, generator=generator, dtype=torch.float64)
-    edges = torch.tensor(
-        [[0, 1, 2, 3, 0, 4], [1, 2, 3, 4, 2, 1]]
-    )  # a gate alone at its node would always be open
+    # a gate alone at its node would always be open.
+    edges = torch.tensor([[0, 1, 2, 3, 0, 4], [1, 2, 3, 4, 2, 1]])
     features = torch.randn(6, 2, generator=generator, dtype=torch.float64)
     model = build(cls, 3, 8, 2, 2, edge_dim=2)
     out = model(x, edges, edge_attr=features)
@@ -105,9 +104,8 @@ def test_what_attends_in_each(edges: Tensor | None) -> None:
     modules = build(
         SFiFormer, 3, 8, 2, 2, attention={"friction": FrictionAttention(8, 4, 2)}
     ).modules()
-    assert (
-        sum(isinstance(module, FrictionAttention) for module in modules) == 2
-    )  # one for every block
+    # One for every block.
+    assert sum(isinstance(module, FrictionAttention) for module in modules) == 2
 
 
 @pytest.mark.usefixtures("no_typecheck")

@@ -71,9 +71,8 @@ def test_every_corner_in_every_precision(name: str, corner: str) -> None:
             check_precision(name, state, torch.float32, dtype)
 
 
-SIDE_BY_SIDE = torch.logspace(-20, 20, 17, dtype=torch.float64).unsqueeze(
-    1
-)  # a scale for every row
+# a scale for every row.
+SIDE_BY_SIDE = torch.logspace(-20, 20, 17, dtype=torch.float64).unsqueeze(1)
 OF_ROWS = [name for name in SCALE_FREE if "frobenius" not in name]
 
 

@@ -116,9 +116,8 @@ class Name(NamedTuple):
         page = (
             f"{'experiments' if top.endswith('experiments') else below.partition('.')[0] or top}.md"
         )
-        lazy = below and hasattr(
-            self.package, "__getattr__"
-        )  # at the top only what __all__ leaves out is
+        # At the top only what __all__ leaves out is.
+        lazy = below and hasattr(self.package, "__getattr__")
         hidden = lazy or find_spec(f"{package}.{self.name}")
         return f"{page}#{self.value.__module__ if hidden else package}.{self.name}"
 

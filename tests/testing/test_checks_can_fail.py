@@ -354,9 +354,8 @@ def test_a_broken_law_says_how_to_leave_it_out() -> None:
         check_diffusivity(ForgetsToReset)
     assert "\n" in str(caught.value)
     check_diffusivity(ForgetsToReset, skip={"reset parameters": "it is drawn once"})
-    with pytest.raises(
-        AssertionError
-    ) as nested:  # the laws of the couplings, which nobody can skip one by one
+    # The laws of the couplings, which nobody can skip one by one.
+    with pytest.raises(AssertionError) as nested:
         check_diffusivity(CountsNodes)
     assert str(nested.value).count("is left out with a reason") == 1
 

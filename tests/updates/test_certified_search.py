@@ -267,9 +267,8 @@ def test_no_rise_is_found(
         )
         problems = kind(-(-starts // len(CASES)), seed, sizes)
         rises = [float(climb(problems, attack, iterations).max())]
-        if isinstance(
-            problems, Single
-        ):  # where a problem of a batch is rounded with care, all are: so each by itself
+        # Where a problem of a batch is rounded with care, all are: so each by itself.
+        if isinstance(problems, Single):
             rises += [
                 float(rise(problems.alone(k), attack)[0]) for k in range(len(problems.ptr) - 1)
             ]
@@ -337,9 +336,8 @@ def test_at_the_counterexamples_equation_24_rises_and_one_denominator_mends_it(
     for tau, rise in rises.items():
         moved = ExplicitEuler(tau)(x, 0.5 * attention + 0.5 * graph_term)
         assert float(energy(moved) - energy(x)) == pytest.approx(rise, rel=1e-3)
-    assert (
-        penalty != "simple" or torch.cdist(x, x).max() <= 2
-    )  # as in a ball: so the simple f is not negative
+    # As in a ball: so the simple f is not negative.
+    assert penalty != "simple" or torch.cdist(x, x).max() <= 2
     for _ in range(10):
         moved = CertifiedStep(0.0)(x, named(penalty).coupling(x, constraint=Ball()) + graph_term)
         assert energy(moved) < energy(x)

@@ -123,9 +123,8 @@ def test_the_step_is_its_formula_in_value_and_all_gradients(
         dict(zip(free, torch.autograd.grad((out * weight).sum(), list(free.values())), strict=True))
         for out in (got, expected)
     )
-    if (
-        constraint == "sphere"
-    ):  # the plain formula also differentiates f off the sphere, where the state never is
+    # The plain formula also differentiates f off the sphere, where the state never is.
+    if constraint == "sphere":
         x = free["x"].detach()
         for found in (mine, theirs):
             found["x"] = found["x"] - (found["x"] * x).sum(2, keepdim=True) * x

@@ -198,9 +198,8 @@ def test_what_is_singular_indefinite_or_not_finite_is_an_error() -> None:
         with pytest.raises(ConvergenceError, match="NaN or infinity"):
             ImplicitEuler(1.0)(x, attention(Q, K))
     one = torch.ones(8, 1, 1, dtype=DOUBLE)
-    with pytest.raises(
-        ConvergenceError, match="a low-rank system is singular"
-    ):  # S has the eigenvalue 2
+    # S has the eigenvalue 2.
+    with pytest.raises(ConvergenceError, match="a low-rank system is singular"):
         Equilibrium("residual", leak=1.0)(random(8, 1, 2), LowRankCoupling(0.25 * one, one.clone()))
     feature = 3.0 * Q[:, :1]
     indefinite = LowRankCoupling(feature, -feature, symmetric=True) * -1.0

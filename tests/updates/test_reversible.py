@@ -159,9 +159,8 @@ def test_the_metric_of_a_symmetric_coupling_is_one_and_that_of_rows_their_sums()
     degree = graph.degree()
     torch.testing.assert_close(metric[:-1], degree[:-1], rtol=1e-14, atol=0)
     assert (metric[-1], degree[-1]) == (1.0, 0.0)  # the node without an edge
-    assert (
-        gaussian(ptr=torch.tensor([0, 1, N]), loops=False).metric[0].eq(1).all()
-    )  # one alone in its graph
+    # One alone in its graph.
+    assert gaussian(ptr=torch.tensor([0, 1, N]), loops=False).metric[0].eq(1).all()
     unit = X[:, 0] / X[:, 0].norm(dim=1, keepdim=True)
     torch.testing.assert_close(
         SimpleDiffusivity()(X[:, 0]).metric[:, 0], (1 + unit @ unit.T).sum(1)

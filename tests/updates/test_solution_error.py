@@ -98,9 +98,8 @@ def test_the_solution_is_right_at_any_weight(
             continue
         assert relative(got.detach(), expected.detach()) <= rounding
         assert relative(leaf.grad, slopes[0]) <= rounding
-        if (
-            ratio <= 1e4
-        ):  # beyond, what is left of these gradients is below the rounding of the reference
+        # Beyond, what is left of these gradients is below the rounding of the reference.
+        if ratio <= 1e4:
             mu = module.mu if isinstance(module, CertifiedConv) else module.terms[0].weight
             for weight, slope in zip((module.beta, mu), slopes[1:], strict=True):
                 by_raw = slope * weight.raw.detach().double().sigmoid()

@@ -132,9 +132,8 @@ class LogLowRankCoupling(PooledCoupling):
         given = LogTerms(self.log_query, self.log_key, self.col_shift, self.row_shift)
         if self.row_shift is not None:
             return given
-        with (
-            torch.enable_grad()
-        ):  # kept for later callers, who may need gradients if this one does not
+        # Kept for later callers, who may need gradients if this one does not.
+        with torch.enable_grad():
             # The largest logarithms are shifted to about zero first: a difference of large ones loses all digits.
             terms = given.around(
                 max_rows(given.log_key.detach().double() + given.heaviest, self.ptr)

@@ -216,9 +216,8 @@ class UniformCoupling(LowRankCoupling):
     ) -> None:
         check_flags(normalize=normalize)
         one = floating((as_num_nodes(num_nodes), 1, 1), dtype, device)
-        one = one.to(
-            torch.promote_types(one.dtype, torch.float32)
-        )  # a count and its reciprocal may not fit in half
+        # a count and its reciprocal may not fit in half.
+        one = one.to(torch.promote_types(one.dtype, torch.float32))
         ptr = row_bounds(ptr, one.size(0))
         if normalize:
             query = reciprocal(kernels.linear_product(one, one, one, ptr))
@@ -291,10 +290,11 @@ class LinearAttentionCoupling(PooledCoupling):
     ) -> None:
         sizes = feature_sizes(query, key)
         check_flags(unit=unit, mutual=mutual, nonnegative=nonnegative)
+        # They may be symbolic while tracing.
         for name, value in (
             ("constant", constant),
             ("own", own),
-        ):  # they may be symbolic while tracing
+        ):
             if not torch.compiler.is_compiling():
                 check_number(value, name)
         check_flags(symmetric=symmetric)

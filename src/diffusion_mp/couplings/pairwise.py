@@ -113,15 +113,13 @@ class PairwiseCoupling(Coupling):
         zero = self.query.new_zeros(self.num_nodes, self.heads)
         if not self.normalize:
             return zero, zero
-        with (
-            torch.enable_grad()
-        ):  # kept for later callers, who may need gradients if this one does not
+        # Kept for later callers, who may need gradients if this one does not.
+        with torch.enable_grad():
             lse = pairwise.pairwise_logsumexp(
                 self.query, self.key, self.ptr, score=self.score, loops=self.loops
             )
-            lse = lse.masked_fill(
-                lse == -torch.inf, 0.0
-            )  # an empty row: its entries are zero at any shift
+            # An empty row: its entries are zero at any shift.
+            lse = lse.masked_fill(lse == -torch.inf, 0.0)
             half = -0.5 * lse
             if self.normalize == "symmetric":
                 return (half, half)

@@ -102,9 +102,8 @@ class ReweightedCoupling(DerivedCoupling):
         return torch.where(self.row == 0, 1.0, metric / self.row.detach().double())
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        wide = v.to(
-            torch.promote_types(v.dtype, torch.float32)
-        )  # factors leave the range of half precision
+        # Factors leave the range of half precision.
+        wide = v.to(torch.promote_types(v.dtype, torch.float32))
         if self.column is None:
             inner = wide
         else:
@@ -278,10 +277,11 @@ class OffDiagonalCoupling(DerivedCoupling):
     def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
         moved = self.coupling._majorized(v, convex)[0]
         degree = self.degree().unsqueeze(2)
+        # a Laplacian does not depend on the diagonal.
         return (
             moved,
             degree if convex else 2 * degree,
-        )  # a Laplacian does not depend on the diagonal
+        )
 
     def _transpose(self) -> Coupling:
         return OffDiagonalCoupling(self.coupling.T)
@@ -289,9 +289,8 @@ class OffDiagonalCoupling(DerivedCoupling):
     def degree(self) -> Float[Tensor, "N heads"]:
         whole = self.coupling.degree()
         own = self.coupling.diagonal().to(whole.dtype)
-        rest = (
-            whole - own
-        )  # zero if within the rounding of both, which a normalisation would amplify
+        # Zero if within the rounding of both, which a normalisation would amplify.
+        rest = whole - own
         rounding = 16 * torch.finfo(self.dtype).eps * (whole.abs() + own.abs())
         return rest.masked_fill(rest.abs() <= rounding, 0.0)
 

@@ -68,6 +68,7 @@ class Diffusivity(Resettable, ABC):
                 f"edge_attr must be None, since {type(self).__name__} reads none; got {describe(edge_attr)}. "
                 f"GATDiffusivity(edge_dim=…) reads features; pass one number per edge as edge_weight."
             )
+        # Otherwise a layer has checked them.
         if not (
             isinstance(graph, Graph)
             and isinstance(x, Tensor)
@@ -76,7 +77,7 @@ class Diffusivity(Resettable, ABC):
             and x.is_floating_point()
             and x.layout is torch.strided
             and (graph.edge_index is None or graph.edge_index.device == x.device)
-        ):  # otherwise a layer has checked them
+        ):
             check_state(x)
             graph = Graph.coerce(x, graph)
         if self.needs_graph and graph.edge_index is None:

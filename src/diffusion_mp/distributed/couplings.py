@@ -82,9 +82,8 @@ class SummedCoupling(_OverRanks):
         row_shift = -math.log(col_shift.size(2)) - log_sum
         keys = self.exchange(terms.log_key)
         shifts = self.exchange(terms.col_shift)
-        queries = pad(
-            terms.log_query, (0, 0, 0, 0, 0, keys.size(0) - log_query.size(0))
-        )  # no edge ends beyond
+        # No edge ends beyond.
+        queries = pad(terms.log_query, (0, 0, 0, 0, 0, keys.size(0) - log_query.size(0)))
         return LogTerms(queries, keys, shifts, row_shift).entries(edge_index)
 
 

@@ -113,9 +113,8 @@ class ShardedGraph(GraphPart):
             super().__init__(local)
             self.total_nodes = num_nodes
             return
-        parts = edge_index.split(
-            CHUNK, 1
-        )  # all edges on every rank, so that all ranks raise if one does
+        # All edges on every rank, so that all ranks raise if one does.
+        parts = edge_index.split(CHUNK, 1)
         if edge_weight is None:
             weights = [None] * len(parts)
         else:

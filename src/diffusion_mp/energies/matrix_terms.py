@@ -416,9 +416,8 @@ class _NormBounds(torch.autograd.Function):
             direction = scaled @ chain
         else:
             direction = chain @ scaled
-        trace = (
-            (direction * scaled).sum((1, 2)).clamp(min=tiny)
-        )  # the scale of the powers is divided away
+        # The scale of the powers is divided away.
+        trace = (direction * scaled).sum((1, 2)).clamp(min=tiny)
         return (grad * (bound / largest) / trace)[:, None, None] * direction, None
 
 

@@ -42,9 +42,8 @@ def not_as_declared(coupling: Coupling | None, convex: bool) -> str | None:
         forth = term.at(pairs).double()
         back = term.at(pairs.flip(0)).double()
         size = forth.abs() + back.abs()
-        eps = torch.finfo(
-            term.dtype
-        ).eps  # entries computed from a state are only as exact as its squares
+        # Entries computed from a state are only as exact as its squares.
+        eps = torch.finfo(term.dtype).eps
         if edges is not None:
             rounding = 64 * eps * size
         else:

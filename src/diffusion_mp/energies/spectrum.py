@@ -28,9 +28,8 @@ DENSE_NODES = (
     256  # up to this many nodes a dense eigenvalue solver, which is exact, is faster than Lanczos
 )
 LANCZOS = 1e-9  # default relative tolerance of Lanczos
-EPS = 4 * float(
-    np.finfo(np.float64).eps
-)  # rounding of products with a Laplacian, relative to its diagonal
+# Rounding of products with a Laplacian, relative to its diagonal.
+EPS = 4 * float(np.finfo(np.float64).eps)
 DOUBLE = 1e-12  # relative tolerance of Lanczos for double precision
 
 
@@ -100,9 +99,8 @@ def largest_eigenvalue(matrix: Array | LinearOperator, rtol: float = LANCZOS) ->
         return float(np.linalg.eigvalsh(matrix)[-1])
     from scipy.sparse.linalg import eigsh
 
-    start = np.random.default_rng(0).standard_normal(
-        matrix.shape[0]
-    )  # fixed, and not by the global generator
+    # Fixed, and not by the global generator.
+    start = np.random.default_rng(0).standard_normal(matrix.shape[0])
     if not (matrix @ start).any():  # the zero matrix, which ARPACK refuses
         return float(matrix.rounding)
     basis = min(matrix.shape[0], 80)

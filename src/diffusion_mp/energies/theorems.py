@@ -153,9 +153,8 @@ def theorem1(
     if not bool(coupling.degree().isfinite().all()):
         return refused(f"the coupling has row sums that are not finite ({coupling!r}).")
     rtol = spectrum.precision(coupling.dtype).eigenvalue
-    if (
-        coupling.nonnegative and form == "conservative"
-    ):  # Δ is positive semi-definite, so one end is enough
+    # Δ is positive semi-definite, so one end is enough.
+    if coupling.nonnegative and form == "conservative":
         heads = range(coupling.heads)
         largest = max(
             spectrum.largest_eigenvalue(spectrum.laplacian(coupling, head, form), rtol)
@@ -237,9 +236,8 @@ def certify_trajectory(
     stiffness = 0.0
     for part in parts:
         wide = part.double()
-        across = (4 * (wide - wide.mean(0)).square().sum(1).max()).clamp(
-            max=penalty.domain[1]
-        )  # as D is
+        # As D is.
+        across = (4 * (wide - wide.mean(0)).square().sum(1).max()).clamp(max=penalty.domain[1])
         nearest, farthest = penalty.f(torch.stack([across.new_zeros(()), across])).tolist()
         degree = min(degree, nearest + (len(part) - 1) * max(farthest, 0.0))
         stiffness = max(stiffness, 2 * (1 - 1 / len(part)))

@@ -134,9 +134,8 @@ class Stacked:
         self.place = (torch.arange(num_nodes, device=device) - first, graph)
         self.first = first.unsqueeze(1)
         self.graphs = ptr.size(0) - 1
-        self.size = _number(
-            pad(ptr.diff(), (0, 1), value=1).max()
-        )  # one at least, where there is no graph
+        # One at least, where there is no graph.
+        self.size = _number(pad(ptr.diff(), (0, 1), value=1).max())
 
     def __call__(self, x: Tensor, absent: float = 0.0) -> Tensor:
         """Return [n, B H, …] of [N, H, …], with ``absent`` for missing nodes."""
@@ -155,10 +154,11 @@ class Stacked:
             return None if name == "ptr" else x
         if masked and name in ("q", "friction_q"):
             return pad(self(x), (0, 1), value=1.0)
+        # a feature of 0 or −∞: the scores of missing nodes are −∞.
         if masked and name in (
             "k",
             "friction_k",
-        ):  # a feature of 0 or −∞: the scores of missing nodes are −∞
+        ):
             return torch.cat([self(x), self(x.new_zeros(*x.shape[:-1], 1), -torch.inf)], -1)
         return self(
             x - self.first if name == "best" else x, -torch.inf if name == "col_shift" else 0.0
@@ -167,9 +167,8 @@ class Stacked:
     def result(self, name: str, x: Tensor) -> Tensor:
         """Return the rows of a result, unless the formula leaves it empty."""
         size = x.size(0)
-        if x.dim() < 2 or (
-            isinstance(size, int) and size == 0
-        ):  # a symbol is the size of the stack
+        # a symbol is the size of the stack.
+        if x.dim() < 2 or (isinstance(size, int) and size == 0):
             return x
         rows = self.back(x)
         return rows + self.first if name == "best" else rows

@@ -56,9 +56,8 @@ class Tiles(NamedTuple):
     """Runs of rows that together cover every graph; a graph without rows has an empty one."""
 
     number: int
-    bounds: tuple[
-        Tensor | None, int
-    ]  # [T, 5]: of a run, of its graph, that one's number; or None; and the rows of all
+    # [T, 5]: of a run, of its graph, that one's number; or None; and the rows of all.
+    bounds: tuple[Tensor | None, int]
     offset: Tensor | None  # [B+1]: the runs of every graph
 
 

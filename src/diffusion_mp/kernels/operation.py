@@ -386,9 +386,8 @@ class Operation(Generic[T]):
         ):
             out = self._registered(*flat, backend)
         elif torch.is_grad_enabled() and _requires_grad(flat):
-            out = _FastPair.apply(
-                *flat, backend, args, self
-            )  # a fifth of the overhead of the registered operation
+            # a fifth of the overhead of the registered operation.
+            out = _FastPair.apply(*flat, backend, args, self)
         else:
             out = self._compute(flat, backend, args)
         if not signature.several:
@@ -526,9 +525,8 @@ class Operation(Generic[T]):
         """Return the gradients of the arguments at ``places``; the forward pass is repeated by the formula."""
         flat = [values[name] for name in self.signature.flat]
         with torch.enable_grad():
-            inputs = [
-                flat[place].view_as(flat[place]) for place in places
-            ]  # views tell equal tensors apart
+            # Views tell equal tensors apart.
+            inputs = [flat[place].view_as(flat[place]) for place in places]
             for place, x in zip(places, inputs, strict=True):
                 flat[place] = x
             out = self._flat(self.formula)(*flat)

@@ -303,9 +303,8 @@ class Buffers:
     def __call__(self, name: str, *shape: int) -> Tensor:
         size = math.prod(shape)
         if name not in self._taken or self._taken[name].numel() < size:
-            with torch.inference_mode(
-                False
-            ):  # memory of inference mode could not be written to outside of it
+            # Memory of inference mode could not be written to outside of it.
+            with torch.inference_mode(False):
                 self._taken[name] = self.like.new_empty(size, dtype=self.dtype)
         return self._taken[name][:size].view(shape)
 

@@ -40,9 +40,8 @@ def _fast_product(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
     if v.numel() == 0 or entries.row.numel() == 0:
         return v.new_zeros(entries.rows, heads, channels)
     form = entries[4:7]  # by row
-    if (
-        channels == 1 and heads > 1 and weight.size(1) > 1
-    ):  # a weight per channel: messages are added up by row
+    # a weight per channel: messages are added up by row.
+    if channels == 1 and heads > 1 and weight.size(1) > 1:
         messages = v.squeeze(2).index_select(0, entries.col).mul_(weight)
         (ptr, moved, other) = form
         if moved is None:
@@ -167,9 +166,8 @@ def _sddmm(entries: Entries, a: Wide, b: Wide) -> Tensor:
 
 
 def _by_weight(grad: Tensor, entries: Entries, weight: Tensor, v: Tensor, backend: str) -> Tensor:
-    return _sddmm(entries, grad, v, backend=backend).sum_to_size(
-        weight.shape
-    )  # one weight for all heads, or one each
+    # One weight for all heads, or one each.
+    return _sddmm(entries, grad, v, backend=backend).sum_to_size(weight.shape)
 
 
 _spmm.derivatives(

@@ -20,9 +20,8 @@ def precision(dtype: torch.dtype, narrowest: int) -> str:
     both are right to 2⁻²¹ or so. As one product, of ten bits, for half precision and where
     ``torch.set_float32_matmul_precision("high")`` allows it.
     """
-    matmul = (
-        torch.backends.cuda.matmul
-    )  # since torch 2.9 allow_tf32 cannot be read if a program set fp32_precision
+    # Since torch 2.9 allow_tf32 cannot be read if a program set fp32_precision.
+    matmul = torch.backends.cuda.matmul
     if hasattr(matmul, "fp32_precision"):
         allowed = matmul.fp32_precision == "tf32"
     else:

@@ -292,9 +292,8 @@ class GraphModel(GraphLayer, ABC):
         graph = self.inputs_to_graph(
             x, edge_index, edge_weight, batch, return_coupling, others, inputs.get("edge_attr")
         )
-        graph = self.edge_mask(
-            graph
-        )  # before any layer, so that an explainer's mask acts in all of them
+        # Before any layer, so that an explainer's mask acts in all of them.
+        graph = self.edge_mask(graph)
         if torch.compiler.is_dynamo_compiling():
             # Without fullgraph=True its graph ends where the number of graphs is read: here, and not within a block.
             _ = graph.segments

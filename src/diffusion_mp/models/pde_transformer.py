@@ -201,9 +201,8 @@ class PDETransformer(Resettable):
             )
         columns = self.encoder.channels
         limit = self.positions.size(0)
-        flat = (
-            self.encoder.sizes is not None and columns == 1
-        )  # one token a position needs no third dimension
+        # One token a position needs no third dimension.
+        flat = self.encoder.sizes is not None and columns == 1
         if x.shape[2:] != (columns,) and not (flat and x.dim() == 2):
             if flat:
                 wanted = "[batch, length]"

@@ -80,9 +80,8 @@ def _check_gradient(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -
         raise AssertionError(flaw)
     value = term.value(variable, graph)
     half = term.half_gradient(z, graph)
-    (gradient,) = torch.autograd.grad(
-        value + 0 * variable.sum(), variable
-    )  # on which the value need not depend
+    # On which the value need not depend.
+    (gradient,) = torch.autograd.grad(value + 0 * variable.sum(), variable)
     half = half.detach()
     scale = float(gradient.abs().max()) if gradient.numel() else 0.0
     if not torch.allclose(2 * half, gradient, rtol=1e-6, atol=1e-8 * scale):

@@ -361,9 +361,8 @@ def _reset_parameters(case: ModuleCase[M]) -> None:
         return
     with seeded(case.seed):
         reference = case.build()
-        if (
-            not case.fresh
-        ):  # a copied instance is compared with another copy, reset from other values
+        # a copied instance is compared with another copy, reset from other values.
+        if not case.fresh:
             reference.reset_parameters()  # type: ignore[operator]
     # A parameter that is forgotten keeps this number, which no initialisation draws.
     with torch.no_grad(), seeded(case.seed):

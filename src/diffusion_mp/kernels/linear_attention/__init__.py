@@ -203,9 +203,8 @@ def linear_read(
         True
     """
     (q, sums, values), dtype = accumulating(q, sums, v)
-    outer, left, right = blocked.Sums.split(
-        sums.squeeze(0)
-    )  # of one head as `heads_first` returns queries
+    # Of one head as `heads_first` returns queries.
+    outer, left, right = blocked.Sums.split(sums.squeeze(0))
     with without_autocast(v):
         queries, values = heads_first(unit_vectors(q) if terms.unit else q, values)
         return reference.read(

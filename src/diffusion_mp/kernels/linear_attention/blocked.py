@@ -54,9 +54,8 @@ class Vectors(NamedTuple):
 
 
 def vectors(x: Tensor, unit: bool) -> Vectors:
-    if (
-        unit and x.size(-1) == 1
-    ):  # exact, so that scores which cancel sum to zero; x · 1/|x| would be rounded
+    # Exact, so that scores which cancel sum to zero; x · 1/|x| would be rounded.
+    if unit and x.size(-1) == 1:
         x = x / x.abs().masked_fill(x == 0, torch.inf)
         unit = False
     if not unit:

@@ -383,9 +383,8 @@ def _ample(device: torch.device) -> bool:
         properties = torch.cuda.get_device_properties(device)
     else:
         properties = None
-    return (
-        getattr(properties, "shared_memory_per_block_optin", 0) > 2**17
-    )  # which older versions of torch lack
+    # Which older versions of torch lack.
+    return getattr(properties, "shared_memory_per_block_optin", 0) > 2**17
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:

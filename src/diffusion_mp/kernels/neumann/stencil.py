@@ -182,12 +182,13 @@ def _bags(
     num_nodes: int, stride: int, stencil: Stencil, transpose: bool, device: torch.device
 ) -> Bags:
     _, boundary, ptr = stencil
+    # The others are symmetric.
     what = (
         stride,
         boundary,
         transpose and boundary in ("replicate", "causal"),
         device,
-    )  # the others are symmetric
+    )
     if ptr is None:
         return (_known if num_nodes <= KEPT else _find)(num_nodes, *what)
     known = batch_cache(ptr)
@@ -224,18 +225,16 @@ def _transformed(v: Tensor, periodic: bool, inverse: bool) -> Tensor:
 
     With ``periodic`` it is the Hartley transform, Σ_i v_i (cos + sin)(2πmi/n)/√n, which is its own inverse.
     """
-    v = (
-        v.contiguous()
-    )  # MKL before PyTorch 2.13 refuses strides of zero, which the gradient of a sum has
+    # MKL before PyTorch 2.13 refuses strides of zero, which the gradient of a sum has.
+    v = v.contiguous()
     if periodic:
         spectrum = torch.fft.fft(v, dim=2, norm="ortho")
         return spectrum.real - spectrum.imag
     n = v.size(2)
     mode = torch.arange(n, dtype=v.dtype, device=v.device)
     size = torch.full_like(mode, math.sqrt(2 * n)).masked_fill(mode == 0, math.sqrt(4 * n))
-    turn = torch.polar(size, mode * (math.pi / (2 * n))).unsqueeze(
-        1
-    )  # shifts cosines by ½, and norms them
+    # Shifts cosines by ½, and norms them.
+    turn = torch.polar(size, mode * (math.pi / (2 * n))).unsqueeze(1)
     if inverse:
         return torch.fft.irfft(turn * v, n=2 * n, dim=2)[:, :, :n]
     return (torch.fft.rfft(torch.cat([v, v.flip(2)], dim=2), dim=2)[:, :, :n] / turn).real

@@ -186,9 +186,8 @@ def _plan(
     channels = padded(v.size(2))
     size, options = operands(q.dtype, min(features, channels))
     halves = options["PRECISION"] == "bf16x6"  # take less shared memory than TF32 numbers
-    wide = (
-        max(features, channels) * size
-    )  # bytes of a row; tiles of rows have to fit into shared memory
+    # Bytes of a row; tiles of rows have to fit into shared memory.
+    wide = max(features, channels) * size
     if wide <= 256:
         height = 64
     elif wide <= 512:

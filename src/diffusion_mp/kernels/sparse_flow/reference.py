@@ -80,9 +80,8 @@ def solve_rows(
     theta = threshold.gather(-1, best)
     share = (log_c - log_best).exp()
     above = (threshold - theta).masked_fill(~active, 0.0).scatter(-1, best, 0.0)
-    dammed = (
-        log_c.clamp(max=exp_limit(log_c.dtype)).exp() * above
-    )  # conductors beyond the limit have equal thresholds
+    # Conductors beyond the limit have equal thresholds.
+    dammed = log_c.clamp(max=exp_limit(log_c.dtype)).exp() * above
     slope = share.sum(-1, keepdim=True) + inverse * (-log_best).exp()
     zeta = (1 - inverse * theta + dammed.sum(-1, keepdim=True)) / slope
     flow = (share * zeta - dammed).masked_fill(~active, 0.0)
@@ -207,9 +206,8 @@ def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowP
         after = pad(u.masked_fill(u <= last, math.inf), (0, 1), value=math.inf).amin(
             2, keepdim=True
         )
-        opened = (
-            rho > nu * (after - w).clamp(max=exp_limit(s.dtype)).expm1()
-        )  # by the rounding of w
+        # By the rounding of w.
+        opened = rho > nu * (after - w).clamp(max=exp_limit(s.dtype)).expm1()
         reach = torch.where(opened, (last + after) / 2, math.inf)
     log_mu = height + lift + (rho * (-lift).exp() + nu).masked_fill(idle, 1.0).log()
 
@@ -320,9 +318,8 @@ class Segments(Dense):
     def best(self, entries: Tensor) -> Tensor:
         n = entries.size(0)
         last = torch.arange(n, 0, -1, device=entries.device).unsqueeze(1)
-        return n - self.top(
-            last.where(entries == self.spread(self.top(entries)), 1)
-        )  # n for a row without an entry
+        # n for a row without an entry.
+        return n - self.top(last.where(entries == self.spread(self.top(entries)), 1))
 
     def at(self, entries: Tensor, place: Tensor) -> Tensor:
         # Padded for rows without an entry, also where there is none at all.

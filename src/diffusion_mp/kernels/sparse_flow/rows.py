@@ -203,9 +203,8 @@ def newton(
     steps = 0
     while steps < MAX_STEPS:
         steps += 1
-        torch.lt(
-            threshold, rows.spread(root), out=active
-        )  # numbers: several times faster than booleans
+        # Numbers: several times faster than booleans.
+        torch.lt(threshold, rows.spread(root), out=active)
         before = size
         size = rows.add(active).minimum(size)
         # The active sets of falling roots are nested: equal numbers mean equal sets.
@@ -213,9 +212,8 @@ def newton(
             break
         slope = rows.add(active.mul_(weight))
         moment = rows.add(active.mul_(threshold))
-        root = root.fmin(
-            (total + moment) / (slope + leak)
-        )  # not up again by rounding, nor where nothing is active
+        # Not up again by rounding, nor where nothing is active.
+        root = root.fmin((total + moment) / (slope + leak))
     return Root(root, slope, moment, active, size, steps)
 
 
@@ -335,9 +333,8 @@ def solve(
     above = torch.logaddexp(theta, rho.log() + height)
     beneath = theta + (rho / nu).log1p()
     through = slope + own * (rho > 0)
-    reach = reach.where(
-        rows.add(active) > count, torch.inf
-    )  # rounding of w would open closed entries
+    # Rounding of w would open closed entries.
+    reach = reach.where(rows.add(active) > count, torch.inf)
     # Over the entries that flow z = ρp − pt, and e^{u − w} = 1 + t/ν.
     resisted = rows.add(active.mul_(weight).mul_(threshold).mul_(threshold))
     drag = nu * slope + moment

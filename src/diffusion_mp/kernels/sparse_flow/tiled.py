@@ -261,9 +261,8 @@ def pulls(
     both = grad_nu * nu - step * (1 - leak * lam * f - rho * slope)
     by_resistance = both + step * leak * (mu - lam * f) - grad_mu * (1 - lam * share)
     by_friction = both - step * leak * lam * f + grad_mu * lam * share
-    nu_of_one = torch.where(
-        lam > 0, nu / lam, (resistance + log_f - a).clamp_max(limit).exp()
-    )  # ν/λ
+    # Ν/λ.
+    nu_of_one = torch.where(lam > 0, nu / lam, (resistance + log_f - a).clamp_max(limit).exp())
     at_s = step * (1 - leak * mu) - grad_a + by_resistance
     at_u = grad_w - step * drag + by_friction
     by_lam = grad_nu * nu_of_one - step * leak * f + grad_mu * share
