@@ -1,6 +1,6 @@
 """Neighbours in sequences, the sums over them, and functions of −Σ_k α_k Δ_{h_k} by fast transforms.
 
-The formula shifts a sequence or indexes by neighbours; the fast path sums bags of rows, cached by length or batch.
+The formula indexes by neighbours; the fast path sums bags of rows, which are cached by length or batch.
 """
 
 import math
@@ -101,8 +101,6 @@ def product(
     transpose: bool = False,
 ) -> Float[Tensor, "N H D"]:
     """Return Σ_k α_k (v_left + v_right); with ``transpose`` every row is added to its neighbours instead."""
-    if by_shifts(v, stencil, transpose):
-        return _shifted_product(v, alpha, stencil)
     left, right = neighbours(v.size(0), *stencil, v.device)
     if not transpose:
         return torch.einsum("kh,knhd->nhd", alpha, v[left] + v[right])
@@ -110,30 +108,6 @@ def product(
     return (
         torch.zeros_like(v).index_add(0, left.flatten(), moved).index_add(0, right.flatten(), moved)
     )
-
-
-def by_shifts(v: Tensor, stencil: Stencil, transpose: bool) -> bool:
-    """Return whether the sums are those of shifted copies of one sequence."""
-    if transpose or stencil.ptr is not None or not stencil.strides:
-        return False
-    return all(0 < stride <= v.size(0) for stride in stencil.strides)
-
-
-def _shifted_product(v: Tensor, alpha: Tensor, stencil: Stencil) -> Tensor:
-    n = v.size(0)
-    boundary = stencil.boundary
-    parts = []
-    for stride, weight in zip(stencil.strides, alpha.unsqueeze(2), strict=True):
-        first = v[:stride]
-        last = v[n - stride :]
-        before, after = {
-            "symmetric": (first.flip(0), last.flip(0)),
-            "replicate": (v[:1].expand_as(first), v[n - 1 :].expand_as(last)),
-            "periodic": (last, first),
-        }.get(boundary, (first, last))
-        padded = torch.cat([before, v, after])
-        parts.append(weight * (padded[:n] + (v if boundary == "causal" else padded[2 * stride :])))
-    return sum(parts[1:], parts[0])
 
 
 def inner(
@@ -159,8 +133,9 @@ def gathered_product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool
             out = moved.mul_(weight)
         else:
             out = out.addcmul_(moved, weight)
-    out = torch.zeros_like(v) if out is None else out
-    return out if out.dtype is dtype else out.to(dtype)
+    if out is None:
+        out = torch.zeros_like(v)
+    return out.to(dtype)
 
 
 def gathered_inner(g: Tensor, v: Tensor, stencil: Stencil) -> Tensor:
@@ -174,7 +149,8 @@ def _sums(v: Tensor, stride: int, stencil: Stencil, transpose: bool) -> Tensor:
     if v.numel() == 0:
         return torch.zeros_like(v)
     bounds, rows = _bags(v.size(0), stride, stencil, transpose, v.device)
-    flat = v.detach().reshape(v.size(0), -1)  # torch would number the bags for a gradient
+    # Detached, since torch would number the rows of every bag for a gradient that it is not asked for.
+    flat = v.detach().reshape(v.size(0), -1)
     return torch.embedding_bag(flat, rows, bounds, include_last_offset=True)[0].view_as(v)
 
 
@@ -182,18 +158,17 @@ def _bags(
     num_nodes: int, stride: int, stencil: Stencil, transpose: bool, device: torch.device
 ) -> Bags:
     _, boundary, ptr = stencil
-    what = (
-        stride,
-        boundary,
-        transpose and boundary in ("replicate", "causal"),
-        device,
-    )  # the others are symmetric
+    # The matrices of the other boundaries are symmetric: both directions share one entry of the cache.
+    turned = transpose and boundary in ("replicate", "causal")
+    key = (stride, boundary, turned, device)
+    if ptr is None and num_nodes > KEPT:
+        return _find(num_nodes, *key)
     if ptr is None:
-        return (_known if num_nodes <= KEPT else _find)(num_nodes, *what)
-    known = batch_cache(ptr)
-    if what not in known:
-        known[what] = _find(num_nodes, *what, ptr)
-    return known[what]
+        return _find_once(num_nodes, *key)
+    cache = batch_cache(ptr)
+    if key not in cache:
+        cache[key] = _find(num_nodes, *key, ptr)
+    return cache[key]
 
 
 def _find(
@@ -215,8 +190,8 @@ def _find(
 
 
 @lru_cache(maxsize=64)
-def _known(*what: Any) -> Bags:
-    return persistent(partial(_find, *what))
+def _find_once(*arguments: Any) -> Bags:
+    return persistent(partial(_find, *arguments))
 
 
 def _transformed(v: Tensor, periodic: bool, inverse: bool) -> Tensor:
@@ -230,9 +205,8 @@ def _transformed(v: Tensor, periodic: bool, inverse: bool) -> Tensor:
     n = v.size(2)
     mode = torch.arange(n, dtype=v.dtype, device=v.device)
     size = torch.full_like(mode, math.sqrt(2 * n)).masked_fill(mode == 0, math.sqrt(4 * n))
-    turn = torch.polar(size, mode * (math.pi / (2 * n))).unsqueeze(
-        1
-    )  # shifts cosines by ½, and norms them
+    # The extension is even about −½, not 0: the phase shifts its cosines by half a sample, and the size norms them.
+    turn = torch.polar(size, mode * (math.pi / (2 * n))).unsqueeze(1)
     if inverse:
         return torch.fft.irfft(turn * v, n=2 * n, dim=2)[:, :, :n]
     return (torch.fft.rfft(torch.cat([v, v.flip(2)], dim=2), dim=2)[:, :, :n] / turn).real
@@ -240,9 +214,14 @@ def _transformed(v: Tensor, periodic: bool, inverse: bool) -> Tensor:
 
 def _transform_rows(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:
     out = empty_like(v)
-    for rows in by_size(ptr, v.size(0), v.device) if v.numel() else ():
-        found = _transformed(gather(v, rows), periodic, inverse).transpose(1, 2)
-        out[rows] = found.squeeze(0) if isinstance(rows, slice) else found
+    if not v.numel():
+        return out
+    # A transform pads nothing, so only sequences of one length are stacked.
+    for rows in by_size(ptr, v.size(0), v.device):
+        transformed = _transformed(gather(v, rows), periodic, inverse).transpose(1, 2)
+        if isinstance(rows, slice):
+            transformed = transformed.squeeze(0)
+        out[rows] = transformed
     return out
 
 
@@ -261,7 +240,7 @@ def _transform(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> 
     return empty_like(v)
 
 
-# It is orthogonal.
+# The transform is orthogonal: its transpose, by which gradients are taken, is its inverse.
 _transform.derivatives(
     {"v": lambda grad, periodic, inverse, ptr: _transform(grad, periodic, not inverse, ptr)}
 )
