@@ -371,6 +371,7 @@ FEW: dict[str, Callable[..., Tensor]] = {
     "product": linear_product,
     "softmax": pairwise_attention,
     "sigmoid": partial(pairwise_attention, score="sigmoid"),
+    "sequence": lambda q, k, v, ptr: neumann_product(v, q[:1, :, 0], (1,), ptr=ptr),
 }
 
 
@@ -411,7 +412,7 @@ def test_scores_of_any_size_are_traced(shift: float) -> None:
 @pytest.mark.parametrize("boundary", get_args(Boundary))
 @pytest.mark.parametrize("n", [1, 4, 20])
 def test_sequences_of_any_boundary_are_traced(boundary: str, n: int) -> None:
-    """Also with strides longer than the sequence; several heads, also transposed."""
+    """By shifts where no stride is longer than the sequence; several heads, also transposed."""
     v = instance(20)[0][:n].view(n, 2, 4)
     alpha = torch.tensor([[0.25, 0.1], [0.5, -0.1], [0.1, 0.3]])
     for strides in [(1, 2, 3), (4, 1, 4)]:

@@ -11,17 +11,25 @@ from torch import Tensor
 from diffusion_mp.errors import check_choice
 from diffusion_mp.kernels.neumann import stencil as sums
 from diffusion_mp.kernels.neumann.stencil import Boundary, Stencil, neighbours, neumann_function
-from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, operation
+from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, few_numbers, operation
 
 __all__ = ["Boundary", "neighbours", "neumann_function", "neumann_product"]
 
 declare = partial(operation, family="neumann", dtype="v")
 
 
+def _fused_by_compile(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool) -> bool:
+    """Return whether ``torch.compile`` makes one loop of the formula."""
+    if not torch.compiler.is_compiling() or stencil.ptr is not None:
+        return False
+    return few_numbers(v, alpha) and sums.by_shifts(v, stencil, transpose)
+
+
 @declare(
     "neumann_product",
     formula=sums.product,
     cpu=sums.gathered_product,
+    small=_fused_by_compile,
 )
 def _product(v: Narrow, alpha: Wide, stencil: Stencil, transpose: bool) -> Tensor:
     return empty_like(v)
