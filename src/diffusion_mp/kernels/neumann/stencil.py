@@ -1,6 +1,6 @@
 """Neighbours in sequences, the sums over them, and functions of −Σ_k α_k Δ_{h_k} by fast transforms.
 
-The formula shifts a sequence or indexes by neighbours; the fast path sums bags of rows, which are cached by length or batch.
+The formula shifts a sequence or indexes by neighbours; the fast path sums bags of rows, cached by length or batch.
 """
 
 import math
