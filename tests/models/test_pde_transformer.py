@@ -289,8 +289,14 @@ test_it_says_what_it_needs = refuses(
     ),
     (lambda: build()(randn(3, 7)), "x must hold categories"),
     (lambda: build()(sequences() + 20), r"column 0 of x must lie in 0\.\.10"),
-    (lambda: build(task="retrieve")(sequences()), "other must be passed with task='retrieve'"),
-    (lambda: build()(sequences(), None, sequences()), "other must be passed with task='retrieve'"),
+    (
+        lambda: build(task="retrieve")(sequences()),
+        "other, the second sequences of pairs, must be passed",
+    ),
+    (
+        lambda: build()(sequences(), None, sequences()),
+        "other, the second sequences of pairs, must be passed",
+    ),
 )
 
 

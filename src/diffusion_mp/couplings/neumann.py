@@ -88,9 +88,14 @@ class NeumannCoupling(Coupling):
         )
 
     def _transpose(self) -> Coupling:
-        stencil = (self.num_nodes, self.alpha, self.strides, self.boundary, self.ptr)
         return NeumannCoupling(
-            *stencil, nonnegative=self.nonnegative, transposed=not self.transposed
+            self.num_nodes,
+            self.alpha,
+            self.strides,
+            self.boundary,
+            self.ptr,
+            nonnegative=self.nonnegative,
+            transposed=not self.transposed,
         )
 
     def degree(self) -> Float[Tensor, "N heads"]:
@@ -99,7 +104,9 @@ class NeumannCoupling(Coupling):
         return (2 * self.alpha.sum(0)).repeat(self.num_nodes, 1)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        column, row = edge_index.flip(0) if self.transposed else edge_index
+        column, row = edge_index
+        if self.transposed:
+            column, row = edge_index.flip(0)
         left, right = neighbours(self.num_nodes, self.strides, self.boundary, self.ptr, self.device)
         count = (left[:, row] == column).to(self.dtype) + (right[:, row] == column).to(self.dtype)
         return (count.unsqueeze(2) * self.alpha.unsqueeze(1)).sum(0)
@@ -109,11 +116,9 @@ class NeumannCoupling(Coupling):
     ) -> Float[Tensor, "N H D"] | None:
         """f(D̄ − S) v in O(N D log L), for periodic sequences, the symmetric extension, and matrices equal to it."""
         periodic = self.boundary == "periodic"
-        if (
-            not periodic
-            and self.boundary != "symmetric"
-            and not (self.symmetric and set(self.strides) == {1})
-        ):
+        # With strides of 1 the boundaries that leave the matrix symmetric all make the same one.
+        by_cosines = self.boundary == "symmetric" or (self.symmetric and set(self.strides) == {1})
+        if not periodic and not by_cosines:
             return None
         return neumann_function(function, v, self.alpha, self.strides, self.ptr, periodic=periodic)
 

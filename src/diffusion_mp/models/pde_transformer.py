@@ -107,9 +107,9 @@ class PDETransformer(Resettable):
         chosen = None if placement is None else SITES[placement]
         options = dict(diffusion or {})
         if causal and chosen != "heads" and options.setdefault("boundary", "causal") != "causal":
-            came = options["boundary"]
             raise ValueError(
-                f"boundary must be 'causal' in a causal model, or positions see later ones; got {came!r}."
+                "boundary must be 'causal' in a causal model, or positions see later ones; "
+                f"got {options['boundary']!r}."
             )
 
         def place(site: str, channels: int) -> nn.Module:
@@ -124,19 +124,27 @@ class PDETransformer(Resettable):
         self.positions = nn.Parameter(torch.empty(max_length, hidden_channels))
         self.encoder = FeatureEncoder(in_channels, hidden_channels)
         self.after_embedding = place("embedding", hidden_channels)
-        wide = 4 * hidden_channels
-        block: dict[str, Any] = {
-            "mlp_channels": wide if mlp_channels is None else mlp_channels,
-            "place": place,
-        }
-        block |= {"causal": causal, "dropout": dropout}
+        if mlp_channels is None:
+            mlp_channels = 4 * hidden_channels
         self.blocks = nn.ModuleList(
-            TransformerBlock(hidden_channels, heads, **block) for _ in range(num_layers)
+            TransformerBlock(
+                hidden_channels,
+                heads,
+                mlp_channels=mlp_channels,
+                causal=causal,
+                dropout=dropout,
+                place=place,
+            )
+            for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(hidden_channels)
-        read = hidden_channels if task == "classify" else wide
+        pooled_channels = hidden_channels
+        if task == "retrieve":
+            pooled_channels = 4 * hidden_channels  # u, v, u ∘ v and u − v
         self.head = nn.Sequential(
-            nn.Linear(read, hidden_channels), nn.ReLU(), nn.Linear(hidden_channels, out_channels)
+            nn.Linear(pooled_channels, hidden_channels),
+            nn.ReLU(),
+            nn.Linear(hidden_channels, out_channels),
         )
         self._draw()
 
@@ -148,15 +156,15 @@ class PDETransformer(Resettable):
         other_mask: Bool[Tensor, "B M"] | None = None,
     ) -> Float[Tensor, "B out"]:
         if (other is None) != (self.task == "classify"):
-            came = f"got {'none' if other is None else 'one'} with task={self.task!r}"
             raise ValueError(
-                f"other must be passed with task='retrieve', the second of a pair, and only then; {came}."
+                "other, the second sequences of pairs, must be passed with task='retrieve', and only then; "
+                f"got {describe(other)} with task={self.task!r}."
             )
-        read = self.encode(x, mask)
-        if other is not None:
-            second = self.encode(other, other_mask, name="other")
-            read = torch.cat([read, second, read * second, read - second], 1)
-        return self.head(read)
+        first = self.encode(x, mask)
+        if other is None:
+            return self.head(first)
+        second = self.encode(other, other_mask, name="other")
+        return self.head(torch.cat([first, second, first * second, first - second], 1))
 
     def encode(
         self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, *, name: str = "x"
@@ -201,18 +209,18 @@ class PDETransformer(Resettable):
             )
         columns = self.encoder.channels
         limit = self.positions.size(0)
-        # One token a position needs no third dimension.
+        # One category a position needs no third dimension.
         flat = self.encoder.sizes is not None and columns == 1
         if x.shape[2:] != (columns,) and not (flat and x.dim() == 2):
+            shape = f"[batch, length, {columns}]"
             if flat:
-                wanted = "[batch, length]"
-            else:
-                wanted = f"[batch, length, {columns}]"
-            raise ValueError(f"{name} must be {wanted}, as in_channels says; got {describe(x)}.")
+                shape = "[batch, length]"
+            raise ValueError(f"{name} must be {shape}, as in_channels says; got {describe(x)}.")
         check_mask(mask, x, "mask" if name == "x" else f"{name}_mask")
         if x.size(1) > limit:
-            came = f"got {describe(x)}. Cut it or raise it."
-            raise ValueError(f"{name} must not be longer than max_length={limit}; {came}")
+            raise ValueError(
+                f"{name} must not be longer than max_length={limit}; got {describe(x)}. Cut it or raise it."
+            )
 
     def _draw(self) -> None:
         """Initialise the positions with sinusoids, so that neighbours start out similar."""

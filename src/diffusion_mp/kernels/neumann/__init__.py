@@ -47,8 +47,10 @@ def _by_v(grad: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool, backen
 
 
 def _by_alpha(grad: Tensor, v: Tensor, stencil: Stencil, transpose: bool, backend: str) -> Tensor:
-    left, right = (v, grad) if transpose else (grad, v)  # ⟨g, Aᵀv⟩ = ⟨v, A g⟩
-    return _inner(left, right, stencil, backend=backend)
+    # The inner product of g with Aᵀv is that of v with A g.
+    if transpose:
+        return _inner(v, grad, stencil, backend=backend)
+    return _inner(grad, v, stencil, backend=backend)
 
 
 _product.derivatives({"v": _by_v, "alpha": _by_alpha})

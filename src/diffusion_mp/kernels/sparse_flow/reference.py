@@ -80,7 +80,7 @@ def solve_rows(
     theta = threshold.gather(-1, best)
     share = (log_c - log_best).exp()
     above = (threshold - theta).masked_fill(~active, 0.0).scatter(-1, best, 0.0)
-    # Conductors beyond the limit have equal thresholds.
+    # Conductors beyond the limit have equal thresholds, so that clamping them changes nothing.
     dammed = log_c.clamp(max=exp_limit(log_c.dtype)).exp() * above
     slope = share.sum(-1, keepdim=True) + inverse * (-log_best).exp()
     zeta = (1 - inverse * theta + dammed.sum(-1, keepdim=True)) / slope
@@ -206,7 +206,7 @@ def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowP
         after = pad(u.masked_fill(u <= last, math.inf), (0, 1), value=math.inf).amin(
             2, keepdim=True
         )
-        # By the rounding of w.
+        # Rounding of w may open an entry that is closed; then ``reach`` separates the two.
         opened = rho > nu * (after - w).clamp(max=exp_limit(s.dtype)).expm1()
         reach = torch.where(opened, (last + after) / 2, math.inf)
     log_mu = height + lift + (rho * (-lift).exp() + nu).masked_fill(idle, 1.0).log()
@@ -318,8 +318,9 @@ class Segments(Dense):
     def best(self, entries: Tensor) -> Tensor:
         n = entries.size(0)
         last = torch.arange(n, 0, -1, device=entries.device).unsqueeze(1)
-        # n for a row without an entry.
-        return n - self.top(last.where(entries == self.spread(self.top(entries)), 1))
+        is_top = entries == self.spread(self.top(entries))
+        # The place is n for a row without an entry, where ``at`` finds the padding.
+        return n - self.top(last.where(is_top, 1))
 
     def at(self, entries: Tensor, place: Tensor) -> Tensor:
         # Padded for rows without an entry, also where there is none at all.
@@ -332,9 +333,8 @@ class Segments(Dense):
         return row.index_select(0, self.target)
 
     def is_at(self, place: Tensor, like: Tensor) -> Tensor:
-        return self.spread(place) == torch.arange(
-            self.target.size(0), device=place.device
-        ).unsqueeze(1)
+        edge = torch.arange(self.target.size(0), device=place.device).unsqueeze(1)
+        return self.spread(place) == edge
 
 
 def _edge_support(
@@ -363,14 +363,16 @@ def support_by_sorting(
     target: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return the same by :func:`flowing`, with every row padded to the longest one."""
-    (edges, heads), nodes = s.shape, lam.size(0)
+    edges, heads = s.shape
+    nodes = lam.size(0)
     count = torch.bincount(target, minlength=nodes)
     order = target.argsort(stable=True)
     first = count.cumsum(0) - count
     row = target[order]
     place = row, torch.arange(edges, device=s.device) - first[row]
-    # torch.func.linearize records, and has no numbers to read.
-    width = int(count.max()) if edges and values_to_check() else edges
+    width = edges
+    if edges and values_to_check():  # torch.func.linearize records, and has no numbers to read
+        width = int(count.max())
 
     def rows(entries: Tensor, absent: float) -> Tensor:
         padded = entries.new_full((nodes, width, heads), absent).index_put(place, entries[order])

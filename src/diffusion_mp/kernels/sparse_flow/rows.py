@@ -1,6 +1,13 @@
-"""The row problem of sparse flow (SFi-Former, Eqs. 6 and 9) in floating point, by Newton's method.
+"""The row problem of sparse flow (SFi-Former, Eqs. 6 and 9), solved exactly in floating point.
 
-Solved for dense rows of a tile and for segments of edges, a few passes over the entries; derivation at :func:`solve`.
+Problem: argmin_z ½Σ_j r_j z_j² + Σ_j θ_j|z_j| + (α/2)(Σ_j z_j − 1)² with r = 1/c and θ = λf.
+
+Solution: z_j = c_j max(μ − θ_j, 0), where μ is the root of Σ_j c_j max(μ − θ_j, 0) + μ/α = 1, an increasing piecewise
+linear function. Newton's method reaches it in a few passes over the entries; see :func:`newton` and :func:`solve`.
+
+Backward pass: on the support {θ_j < μ} the equation is linear in μ, and so in closed form; see ``tiled.pulls``.
+
+Rows are those of a dense tile (:class:`Dense`) or the edges that end at a node (``reference.Segments``).
 """
 
 import math
@@ -186,6 +193,8 @@ def newton(
     is the one of a sample's root in long dense rows, or all entries.
     """
     if support is None and rows is DENSE and weight.size(-1) >= 512:
+        # From all entries every step takes few off where thresholds span decades: 14 to 20 steps. Those that start
+        # from the root of an eighth of the entries take three quarters of the time.
         some, least = (x[..., ::8].contiguous() for x in (weight, threshold))
         share = some.size(-1) / weight.size(-1)
         guess = newton(some, least, share * leak, share * total).root
@@ -203,7 +212,7 @@ def newton(
     steps = 0
     while steps < MAX_STEPS:
         steps += 1
-        # Numbers: several times faster than booleans.
+        # Into a tensor of numbers, with which sums are several times as fast as with booleans.
         torch.lt(threshold, rows.spread(root), out=active)
         before = size
         size = rows.add(active).minimum(size)
@@ -212,7 +221,7 @@ def newton(
             break
         slope = rows.add(active.mul_(weight))
         moment = rows.add(active.mul_(threshold))
-        # Not up again by rounding, nor where nothing is active.
+        # The root may not rise again by rounding, nor become NaN where nothing is active.
         root = root.fmin((total + moment) / (slope + leak))
     return Root(root, slope, moment, active, size, steps)
 

@@ -73,7 +73,8 @@ def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
             s, u = room.scores(inputs, rows)
             resistance = _log_sum(s, mask, -1)
             friction = _log_sum(u, mask)
-            if mask is not None:  # padding does not conduct, whatever its friction
+            if mask is not None:
+                # Padding does not conduct, and its friction is infinite, so that it never is a candidate.
                 closed = mask.log().transpose(1, 2)
                 s = s.add_(closed)
                 u = u.sub_(closed)
@@ -90,11 +91,16 @@ def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
 
 
 def _log_sum(x: Tensor, mask: Tensor | None, sign: int = 1) -> Tensor:
-    top = x.amin(-1, keepdim=True) if sign < 0 else x.amax(-1, keepdim=True)
-    share = exp_(top - x if sign < 0 else x - top)
+    """Return log Σ_j e^{sign x_ij}; the largest exponent is subtracted first, and padding may have it."""
+    if sign < 0:
+        top = -x.amin(-1, keepdim=True)
+        share = exp_(-top - x)
+    else:
+        top = x.amax(-1, keepdim=True)
+        share = exp_(x - top)
     if mask is not None:
         share.mul_(mask.transpose(1, 2))
-    return share.sum(-1, keepdim=True).log_() + sign * top
+    return share.sum(-1, keepdim=True).log_() + top
 
 
 class _Entries:
@@ -183,8 +189,10 @@ def product_backward(
     def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor, ...]:
         inputs = stacks[:4]
         terms = stacks[4:11]
-        (v, grad, mask) = stacks[11:]
-        left, right = (v, grad) if transpose else (grad, v)
+        v, grad, mask = stacks[11:]
+        left, right = grad, v
+        if transpose:
+            left, right = v, grad
         by_scores = _by_scores(inputs)
         dv = _Product(grad, not transpose)
         by_row: list[Tensor] = []
@@ -250,7 +258,7 @@ def pulls(
     a, w, rho, nu, _, _, _, log_mu, resistance, friction, slope, drag, _, support = solution
     limit = exp_limit(a.dtype)
     mu = log_mu.exp()
-    # θ_o = λf and θ_o/μ = λ share; from ν where w is not u_o, see ``rows.units``.
+    # θ_o = λf and θ_o/μ = λ share. The friction is read off ν where w is not u_o, see ``rows.units``.
     log_f = torch.where((nu > 0) & (nu < 1), nu.log() + a - resistance - lam.log(), w - friction)
     f = log_f.exp()
     share = (log_f - log_mu).clamp_max(limit).exp()
