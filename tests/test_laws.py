@@ -29,9 +29,12 @@ OTHERS = {
     couplings.ProjectedCoupling,  # mixes channels, so it has no matrix over nodes
     layers.LaplacianEncoder,  # reads positions
     layers.PDEDiffusion1d,  # reads sequences; listed as AsConv
-    layers.WeightedGraph,  # with the next two, a part of a CertifiedBlock
+    layers.WeightedGraph,  # with the next five, a part of a CertifiedBlock
     layers.RowAttention,
     layers.TiedMLP,
+    layers.Pairs,
+    layers.Neighbours,
+    layers.TermModule,
 }
 
 SOLVED = {

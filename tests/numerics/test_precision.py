@@ -43,6 +43,7 @@ def test_everything_public_is_in_the_table() -> None:
     classes = {
         value for value in exported if inspect.isclass(value) and issubclass(value, nn.Module)
     }
+    classes.remove(layers.TermModule)  # the base of terms
     missing = {value for value in classes if not inspect.isabstract(value)} - covered
     assert not missing, f"add these to CASES: {missing}"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from precision_cases import channels_of
 from torch import Tensor
 
 from cases import LAYERS
@@ -232,9 +233,9 @@ def test_gates_of_nodes_without_senders(
 MEMBER = torch.tensor([0] * 5 + [1] + [3] * 7 + [4] + [6] * 3)
 
 
-def at_the_ends(generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+def at_the_ends(generator: torch.Generator, channels: int) -> Iterator[tuple[Tensor, Tensor]]:
     """States of order one and the graph of every node: one node, several graphs, equal rows, and rows of every size."""
-    x = randn(17, 4, generator=generator)
+    x = randn(17, channels, generator=generator)
     yield x[:1], MEMBER[:1]
     yield x, MEMBER
     yield x[MEMBER], MEMBER
@@ -247,7 +248,7 @@ def test_every_layer_is_finite_at_states_of_any_size(name: str, generator: torch
     """Values and all gradients."""
     build, options = LAYERS[name]
     pairs = torch.randint(17, (2, 100), generator=generator)
-    for state, member in at_the_ends(generator):
+    for state, member in at_the_ends(generator, channels_of(build)):
         edges = pairs[:, (pairs < len(state)).all(0)]
         if options.get("edges", True):
             edges = edges[:, member[edges[0]] == member[edges[1]]]
