@@ -28,7 +28,7 @@ from fresh import allocated, in_fresh_process
 from operations import OPERATIONS
 from tqdm import tqdm
 
-from diffusion_mp.errors import needed_by
+from diffusion_mp.checks import needed_by
 
 
 class Case(NamedTuple):

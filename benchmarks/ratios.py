@@ -24,7 +24,7 @@ from fresh import allocated
 from pairs import Pair, Side, pairs
 from tqdm import tqdm
 
-from diffusion_mp.errors import needed_by
+from diffusion_mp.checks import needed_by
 
 #: Of results in float32 that are the same, relative in the norm.
 TOLERANCE = 1e-3

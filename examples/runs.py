@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from diffusion_mp.errors import needed_by
+from diffusion_mp.checks import needed_by
 
 # a frozen dataclass of everything that decides the outcome of a run.
 R = TypeVar("R", bound=Hashable)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from diffusion_mp.graph import Graph, cache
-from diffusion_mp.graph.cache import TensorCache, cached_by
+from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GCNConv
+from diffusion_mp.runtime import cache
+from diffusion_mp.runtime.cache import TensorCache, cached_by
 
 X = torch.zeros(4, 2)
 

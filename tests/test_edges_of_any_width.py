@@ -16,11 +16,11 @@ from diffusion_mp import (
     Graph,
     LabelPropagation,
 )
+from diffusion_mp.checks import INTEGERS
 from diffusion_mp.data import (
     PartOf,
     RandomPartitionLoader,
 )
-from diffusion_mp.errors import INTEGERS
 from helpers import built, refuses
 
 N = 12

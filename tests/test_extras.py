@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from diffusion_mp.errors import needed_by
+from diffusion_mp.checks import needed_by
 from subrun import run_program
 
 ROOT = Path(__file__).parents[1]

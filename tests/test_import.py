@@ -69,7 +69,7 @@ def test_no_module_warns_when_it_is_imported() -> None:
 FLOORS = [
     "runtime",
     "errors",
-    "progress",
+    "checks",
     "saving",
     "modules",
     "graph",
@@ -83,7 +83,7 @@ FLOORS = [
 ]
 #: What stands beside them, and the highest floor that it may import.
 BESIDE = {
-    "cite": "errors",
+    "cite": "checks",
     "data": "graph",
     "export": "kernels",
     "distributed": "models",

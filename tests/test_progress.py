@@ -7,8 +7,9 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from diffusion_mp import knn_graph, progress, show_progress
+from diffusion_mp import knn_graph, show_progress
 from diffusion_mp.data import knn
+from diffusion_mp.runtime import progress
 from diffusion_mp.updates import fixed_point
 from diffusion_mp.updates.linear_solve import conjugate_gradients
 

@@ -66,7 +66,12 @@ def test_its_scores_stand_in_the_tables_that_it_links_to():
 )
 def test_every_file_it_names_exists(page):
     text = page.read_text()
-    named = set(re.findall(r"\b(?:configs|examples|docs|tests|benchmarks|\.ci)/[\w/.*-]*\w", text))
+    named = set(
+        re.findall(
+            r"(?<![\w/])(?:configs|examples|docs|tests|benchmarks|experiments|\.ci)/[\w/.*-]*\w",
+            text,
+        )
+    )
     named |= set(re.findall(r"(?<![\w/])[A-Z]+\.md", text)) if page == README else set()
     missing = sorted(path for path in named if not any(README.parent.glob(path)))
     assert not missing, f"{page.name} names {missing}"

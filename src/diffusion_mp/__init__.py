@@ -79,7 +79,7 @@ from diffusion_mp.models import (
     SGFormer,
     full_graph_inference,
 )
-from diffusion_mp.progress import show_progress
+from diffusion_mp.runtime.progress import show_progress
 from diffusion_mp.saving import load
 from diffusion_mp.updates import (
     CertifiedStep,

@@ -6,7 +6,7 @@ from importlib.resources import files
 
 from torch import nn
 
-from diffusion_mp.errors import check_kind
+from diffusion_mp.checks import check_kind
 
 _ENTRIES = files("diffusion_mp").joinpath("references.bib").read_text("utf-8").strip().split("\n\n")
 REFERENCES = {entry[entry.index("{") + 1 : entry.index(",")]: entry for entry in _ENTRIES}

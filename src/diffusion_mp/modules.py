@@ -16,7 +16,7 @@ from torch.nn.functional import softplus
 from torch_geometric.nn import BatchNorm
 from torch_geometric.nn.inits import reset
 
-from diffusion_mp.errors import check_choice, check_kind, check_positive
+from diffusion_mp.checks import check_choice, check_kind, check_positive
 from diffusion_mp.saving import Saved
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp import errors
+from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.base import check_coupling_kind
 from diffusion_mp.diagnostics import EnergyTrace, posterior_variance
@@ -73,8 +73,8 @@ def neighbours(
         >>> axes = neighbours(DIFFormer(4, 16, 3)(x, edge_index, return_coupling=True)[1][-1], node=2, top=3)
     """
     check_coupling_kind(coupling)
-    errors.check_counts(top=top)
-    errors.check_index(node, "node", coupling.num_nodes)
+    checks.check_counts(top=top)
+    checks.check_index(node, "node", coupling.num_nodes)
     others = torch.arange(coupling.num_nodes, device=coupling.device)
     row = coupling.at(torch.stack([others, torch.full_like(others, node)])).mean(1).cpu()
     best = row.abs().topk(min(top, len(row))).indices
@@ -158,10 +158,10 @@ def uncertainty(coupling: Coupling, points: Tensor, *, leak: float = 0.1, ax: An
         >>> axes = uncertainty(SigmoidPenalty().coupling(0.1 * x), x)
     """
     check_coupling_kind(coupling)
-    errors.check_state(points, "points")
+    checks.check_state(points, "points")
     if len(points) != coupling.num_nodes or points.size(1) < 2:
         raise ValueError(
-            f"points must be [{coupling.num_nodes}, 2] or wider, a row for every node; got {errors.describe(points)}."
+            f"points must be [{coupling.num_nodes}, 2] or wider, a row for every node; got {checks.describe(points)}."
         )
     points = points.double().cpu()
     if points.size(1) > 2:

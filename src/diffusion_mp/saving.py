@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.nn.parameter import is_lazy
 
-from diffusion_mp.errors import check_kind, describe, needed_by
+from diffusion_mp.checks import check_kind, describe, needed_by
 
 Place = str | os.PathLike[str]
 S = TypeVar("S", bound="Saved")

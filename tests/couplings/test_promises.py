@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from diffusion_mp import *
 from diffusion_mp.couplings import *
 from diffusion_mp.diffusivities import PenaltyDiffusivity
-from diffusion_mp.graph.cache import cached_property
+from diffusion_mp.runtime.cache import cached_property
 from diffusion_mp.testing import check_coupling
 from helpers import randn
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
 
+from diffusion_mp.checks import as_whole
 from diffusion_mp.data import PartOf, RandomPartitionLoader, find_clusters
-from diffusion_mp.errors import as_whole
 from helpers import refuses
 
 # Our own sentences, not the test run's shape checks.

@@ -13,7 +13,7 @@ from diffusion_mp import *
 from diffusion_mp.couplings import PolynomialCoupling, SparseCoupling
 from diffusion_mp.diagnostics import kernel_error
 from diffusion_mp.diffusivities.kernelized_softmax import orthogonal_directions
-from diffusion_mp.kernels.noise import gumbel
+from diffusion_mp.runtime.noise import gumbel
 from diffusion_mp.testing.laws import seeded
 from helpers import agree, refuses
 

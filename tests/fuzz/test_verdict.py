@@ -161,7 +161,7 @@ def test_the_search_groups_by_kind_and_prints_what_can_be_run(
         "verdict": "bad",
         "kind": "ValueError",
         "text": "",
-        "where": "errors.py:check_counts",
+        "where": "checks.py:check_counts",
         "step": 0,
     }
 
@@ -178,7 +178,7 @@ def test_the_search_groups_by_kind_and_prints_what_can_be_run(
     result = search(0, 400, name)
     assert result.verdicts["bad"] > 1
     assert {found.kind for found in result.kinds} == {
-        Kind(name, "bias", "ValueError", "errors.py:check_counts")
+        Kind(name, "bias", "ValueError", "checks.py:check_counts")
     }
     text = result.kinds[0].reproducer()
     assert worker.judge(program(f"out = exec({text!r}, {{}})"))["verdict"] in (

@@ -22,7 +22,7 @@ from kernel_cases import (
 )
 from torch import Tensor
 
-from diffusion_mp.graph import Graph, cache
+from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import members
 from diffusion_mp.kernels import segments
 from diffusion_mp.kernels.linear_attention import Terms, blocked, linear_attention, linear_product
@@ -40,6 +40,7 @@ from diffusion_mp.kernels.pairwise import (
 )
 from diffusion_mp.kernels.segments import chunks, stacks
 from diffusion_mp.kernels.spmm import spmm
+from diffusion_mp.runtime import cache
 from operation_cases import BATCHES, OPERATIONS, arguments
 
 ON_GPU = [

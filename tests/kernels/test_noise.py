@@ -8,7 +8,7 @@ import torch
 from torch.library import opcheck
 from torch.nn import functional
 
-from diffusion_mp.kernels.noise import RUN, STRIDE, dropout, gumbel, take_step
+from diffusion_mp.runtime.noise import RUN, STRIDE, dropout, gumbel, take_step
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from torch.nn.functional import elu, relu
 from torch_geometric.nn.models.sgformer import SGFormer as PyGSGFormer
 
 from diffusion_mp import DIFFormer, NodeFormer, SGFormer
-from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.models import DiffusionGNN, released_state_dict
+from diffusion_mp.runtime.noise import dropout
 from helpers import agree, randn, refuses
 
 DOUBLE = torch.float64

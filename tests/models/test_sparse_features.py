@@ -9,10 +9,10 @@ from torch import nn
 
 from diffusion_mp.diffusivities import GaussianDiffusivity, SimpleDiffusivity
 from diffusion_mp.graph import ops
-from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import DIFFormerConv, GCNConv, GINConv
 from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.models import GPS, CertifiedDIFFormer, DIFFormer, DiffusionGNN
+from diffusion_mp.runtime.noise import dropout
 from helpers import built
 
 # What reads the features itself, or moves them; and layers by themselves.

@@ -17,7 +17,7 @@ from cases import LAYERS
 from diffusion_mp import *
 from diffusion_mp.couplings import *
 from diffusion_mp.kernels.linear_attention import linear_attention
-from diffusion_mp.kernels.precision import quotient, reciprocal
+from diffusion_mp.runtime.precision import quotient, reciprocal
 from diffusion_mp.testing import tolerance
 from helpers import built
 

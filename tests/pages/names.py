@@ -180,7 +180,7 @@ def page() -> str:
 def _tested() -> set[str]:
     """What tests import from the library, or from its modules."""
     found: set[str] = set()
-    for path in (ROOT / "tests").rglob("*.py"):
+    for path in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "experiments/tests").rglob("*.py")]:
         if {"fuzz", "pages"} & set(path.relative_to(ROOT).parts):
             continue
         modules = {"diffusion_mp"}

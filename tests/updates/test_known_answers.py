@@ -20,6 +20,7 @@ from diffusion_mp.testing import (
 )
 from diffusion_mp.testing.problems import (
     Problem,
+    complete_problem,
     cycle_problem,
     grid_problem,
     order_of_convergence,
@@ -84,7 +85,7 @@ def test_equals_dense_algebra(problem: Problem, update: StateUpdate) -> None:
     [
         *(
             (ExplicitEuler, problem, 1.0, 0.25, (32, 64, 128))
-            for problem in (cycle_problem(), grid_problem())
+            for problem in (cycle_problem(), complete_problem(), grid_problem())
         ),
         (ExplicitEuler, random_problem(), 1.0, 0.25, (32, 64, 128)),
         (ImplicitEuler, path_problem(6), 1.0, 0.2, (16, 32, 64)),

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from diffusion_mp.checks import check_flags, check_tensor, describe, floating
 from diffusion_mp.couplings.base import Coupling, DerivedCoupling, check_coupling_kind
 from diffusion_mp.couplings.low_rank_form import LowRankForm
-from diffusion_mp.errors import check_flags, check_tensor, describe, floating
-from diffusion_mp.graph.cache import cached_property
-from diffusion_mp.graph.checks import as_num_nodes
+from diffusion_mp.graph.arguments import as_num_nodes
+from diffusion_mp.runtime.cache import cached_property
 
 
 class IdentityCoupling(Coupling):

@@ -17,12 +17,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from diffusion_mp import errors
+from diffusion_mp import checks, errors
 from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.cache import cached_property
-from diffusion_mp.graph.checks import row_bounds
+from diffusion_mp.graph.arguments import row_bounds
 from diffusion_mp.graph.ops import mean_rows
+from diffusion_mp.runtime.cache import cached_property
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -171,8 +171,8 @@ class Coupling(ABC):
 
     def check(self, v: Tensor, name: str) -> None:
         """Raise unless ``v`` is a tensor of values [N, H, D] for these nodes, on the device of the coupling."""
-        errors.check_values(v, self.num_nodes, self.heads, name)
-        errors.check_device(v, name, self.device, "the coupling")
+        checks.check_values(v, self.num_nodes, self.heads, name)
+        checks.check_device(v, name, self.device, "the coupling")
 
     @property
     def T(self) -> Coupling:
@@ -268,12 +268,12 @@ class Coupling(ABC):
 
     def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """Entries [E, H] of listed pairs [2, E]: s_ij with i = ``edge_index[1]``, j = ``edge_index[0]``."""
-        return self._at(errors.check_pairs(edge_index, "edge_index", self.num_nodes, self.device))
+        return self._at(checks.check_pairs(edge_index, "edge_index", self.num_nodes, self.device))
 
     def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """log s_ij of listed pairs; for couplings defined by logarithms finite where s_ij itself underflows."""
         return self._log_at(
-            errors.check_pairs(edge_index, "edge_index", self.num_nodes, self.device)
+            checks.check_pairs(edge_index, "edge_index", self.num_nodes, self.device)
         )
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
@@ -338,7 +338,7 @@ class Coupling(ABC):
         """One head as a SciPy operator (float64, N×N), for example for ``scipy.sparse.linalg.eigsh``."""
         from scipy.sparse.linalg import LinearOperator
 
-        errors.check_index(head, "head", self.heads)
+        checks.check_index(head, "head", self.heads)
         if self.device.type == "meta":
             raise ValueError(
                 f"the coupling must have values; got {self!r} on the meta device, where there are none."
@@ -369,8 +369,8 @@ class Coupling(ABC):
         """
         for value in args:
             dtype, device = (value, device) if isinstance(value, torch.dtype) else (dtype, value)
-        errors.floating((), dtype, "meta")  # raises if it is no dtype
-        place = None if device is None else errors.as_device(device)
+        checks.floating((), dtype, "meta")  # raises if it is no dtype
+        place = None if device is None else checks.as_device(device)
         if place is not None and place.type == "cuda" and place.index is None:
             place = torch.device("cuda", torch.cuda.current_device())
         if dtype in (None, self.dtype) and place in (None, self.device):
@@ -410,7 +410,7 @@ class Coupling(ABC):
     def __add__(self, other: Coupling) -> Coupling:
         if not isinstance(other, Coupling):
             raise TypeError(
-                f"a coupling can only be added to a coupling; got {errors.describe(other)}."
+                f"a coupling can only be added to a coupling; got {checks.describe(other)}."
             )
         return SumCoupling([self, other])
 
@@ -421,12 +421,12 @@ class Coupling(ABC):
 
     def __rsub__(self, other: object) -> None:
         raise TypeError(
-            f"a coupling can only be subtracted from a coupling; got {errors.describe(other)}."
+            f"a coupling can only be subtracted from a coupling; got {checks.describe(other)}."
         )
 
     def __rmatmul__(self, other: object) -> None:
         raise TypeError(
-            f"a coupling multiplies from the left, S @ v; got {errors.describe(other)} to the left of it. S.T @ v is "
+            f"a coupling multiplies from the left, S @ v; got {checks.describe(other)} to the left of it. S.T @ v is "
             f"the product of the transpose."
         )
 
@@ -481,13 +481,13 @@ class DerivedCoupling(Coupling):
 
 def as_scale(scale: object, heads: int) -> float | Tensor:
     """Return a finite number, or a tensor with a single element or one per head; numbers of NumPy become Python's."""
-    scale = errors.python_number(scale)
+    scale = checks.python_number(scale)
     if isinstance(scale, Tensor):
         if scale.is_complex() or scale.dtype == torch.bool or scale.layout != torch.strided:
-            raise TypeError(f"scale must hold real numbers; got {errors.describe(scale)}.")
+            raise TypeError(f"scale must hold real numbers; got {checks.describe(scale)}.")
         if scale.dim() > 1 or not scale.numel() or (heads != 1 and scale.numel() not in (1, heads)):
             raise ValueError(
-                f"scale must be a number, a 0-dimensional tensor or [{heads}]; got {errors.describe(scale)}."
+                f"scale must be a number, a 0-dimensional tensor or [{heads}]; got {checks.describe(scale)}."
             )
         return scale
     if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymFloat)):
@@ -496,7 +496,7 @@ def as_scale(scale: object, heads: int) -> float | Tensor:
         else:
             way_out = ""
         raise TypeError(
-            f"scale must be a number or a tensor; got {errors.describe(scale)}.{way_out}"
+            f"scale must be a number or a tensor; got {checks.describe(scale)}.{way_out}"
         )
     if not torch.compiler.is_compiling() and not math.isfinite(scale):  # symbolic while tracing
         raise ValueError(f"scale must be a finite number; got {scale}.")
@@ -523,8 +523,8 @@ class ScaledCoupling(DerivedCoupling):
         check_coupling_kind(coupling)
         scale = as_scale(scale, coupling.heads)
         if isinstance(scale, Tensor):
-            errors.check_device(scale, "scale", coupling.device, "the coupling")
-        errors.check_flags(nonnegative=nonnegative)
+            checks.check_device(scale, "scale", coupling.device, "the coupling")
+        checks.check_flags(nonnegative=nonnegative)
         heads = coupling.heads
         if isinstance(scale, Tensor):
             heads = max(heads, scale.numel())
@@ -596,7 +596,7 @@ class SumCoupling(Coupling):
 
     def __init__(self, terms: Sequence[Coupling]) -> None:
         if not isinstance(terms, Iterable):
-            raise TypeError(f"terms must be a sequence of couplings; got {errors.describe(terms)}.")
+            raise TypeError(f"terms must be a sequence of couplings; got {checks.describe(terms)}.")
         flat: list[Coupling] = []
         for term in terms:
             check_coupling_kind(term, "every one of terms")
@@ -743,7 +743,7 @@ def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
     """Raise ``TypeError`` unless ``coupling`` is a `Coupling`."""
     if not isinstance(coupling, Coupling):
         raise TypeError(
-            f"{name} must be a Coupling; got {errors.describe(coupling)}. A diffusivity makes one, D(x, graph); "
+            f"{name} must be a Coupling; got {checks.describe(coupling)}. A diffusivity makes one, D(x, graph); "
             f"a layer returns its own with return_coupling=True."
         )
 
@@ -751,18 +751,18 @@ def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
 def feature_sizes(query: Tensor, key: Tensor, prefix: str = "") -> tuple[int, int, Tensor]:
     """Return N, H and the query, the first arguments of `Coupling`; raise unless both are [N, H, F] of one kind."""
     shape = "[num_nodes, heads, features]"
-    errors.check_tensor(query, f"{prefix}query", shape)
-    errors.check_tensor(key, f"{prefix}key", shape)
+    checks.check_tensor(query, f"{prefix}query", shape)
+    checks.check_tensor(key, f"{prefix}key", shape)
     if query.dim() != 3 or query.shape != key.shape:
         raise ValueError(
             f"{prefix}query and {prefix}key must both be {shape} of one shape; got "
-            f"{errors.describe(query)} and {errors.describe(key)}."
+            f"{checks.describe(query)} and {checks.describe(key)}."
         )
     if query.dtype != key.dtype:
         raise TypeError(
             f"{prefix}query and {prefix}key must have one dtype; got {query.dtype} and {key.dtype}."
         )
-    errors.check_device(key, f"{prefix}key", query.device, f"{prefix}query")
+    checks.check_device(key, f"{prefix}key", query.device, f"{prefix}query")
     return query.size(0), query.size(1), query
 
 

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.errors import describe
+from diffusion_mp.checks import describe
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.cache import values_only
 from diffusion_mp.graph.ops import graph_of, mean_rows, members
-from diffusion_mp.kernels.precision import unit_vectors
 from diffusion_mp.kernels.spmm import sddmm
+from diffusion_mp.runtime.cache import values_only
+from diffusion_mp.runtime.precision import unit_vectors
 
 #: The largest a·½‖x − c‖² whose rounding in single precision leaves e^{−a·½z²} five digits.
 RESOLVED = 64.0

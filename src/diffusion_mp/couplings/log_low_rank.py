@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from diffusion_mp.checks import check_flags, check_tensor, describe
 from diffusion_mp.couplings.base import Coupling, feature_sizes
 from diffusion_mp.couplings.features import fill_across, heads_of
 from diffusion_mp.couplings.low_rank import PooledCoupling, Sums
-from diffusion_mp.errors import check_flags, check_tensor, describe
-from diffusion_mp.graph.cache import cached_property
 from diffusion_mp.graph.ops import max_rows
 from diffusion_mp.kernels import log_linear_attention as kernels
+from diffusion_mp.runtime.cache import cached_property
 
 
 class LogTerms(NamedTuple):

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from diffusion_mp.checks import check_flags, check_number, floating
 from diffusion_mp.couplings.algebra import IdentityCoupling
 from diffusion_mp.couplings.base import Coupling, SumCoupling, feature_sizes
 from diffusion_mp.couplings.features import (
@@ -21,11 +22,10 @@ from diffusion_mp.couplings.features import (
 )
 from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.couplings.weighted import ReweightedCoupling, row_normalized
-from diffusion_mp.errors import check_flags, check_number, floating
-from diffusion_mp.graph.cache import cached_property
-from diffusion_mp.graph.checks import as_num_nodes, row_bounds
+from diffusion_mp.graph.arguments import as_num_nodes, row_bounds
 from diffusion_mp.kernels import linear_attention as kernels
-from diffusion_mp.kernels.precision import accumulating, quotient, reciprocal, without_autocast
+from diffusion_mp.runtime.cache import cached_property
+from diffusion_mp.runtime.precision import accumulating, quotient, reciprocal, without_autocast
 
 
 class Sums(NamedTuple):

@@ -8,8 +8,7 @@ from typing import get_args
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.errors import (
+from diffusion_mp.checks import (
     check_choice,
     check_counts,
     check_flags,
@@ -17,7 +16,8 @@ from diffusion_mp.errors import (
     check_tensor,
     describe,
 )
-from diffusion_mp.graph.checks import as_num_nodes
+from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.graph.arguments import as_num_nodes
 from diffusion_mp.kernels.neumann import Boundary, neighbours, neumann_function, neumann_product
 
 

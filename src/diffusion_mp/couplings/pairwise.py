@@ -13,6 +13,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from diffusion_mp.checks import (
+    check_choice,
+    check_flags,
+    check_function,
+    check_has_values,
+    check_positive,
+    describe,
+)
 from diffusion_mp.couplings.base import Coupling, feature_sizes
 from diffusion_mp.couplings.features import (
     all_products,
@@ -22,20 +30,12 @@ from diffusion_mp.couplings.features import (
     heads_of,
     listed_products,
 )
-from diffusion_mp.errors import (
-    check_choice,
-    check_flags,
-    check_function,
-    check_has_values,
-    check_positive,
-    describe,
-)
-from diffusion_mp.graph.cache import cached_property, values_only
 from diffusion_mp.kernels import pairwise, sparse_flow
 from diffusion_mp.kernels.pairwise.scores import log_scores
-from diffusion_mp.kernels.precision import accumulating, without_autocast
 from diffusion_mp.kernels.segments import slices
 from diffusion_mp.kernels.sparse_flow import RowTerms
+from diffusion_mp.runtime.cache import cached_property, values_only
+from diffusion_mp.runtime.precision import accumulating, without_autocast
 
 TILE_ENTRIES = 1 << 20  # pairs, of all heads, that DistanceCoupling evaluates at a time
 

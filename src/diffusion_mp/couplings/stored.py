@@ -11,8 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.errors import (
+from diffusion_mp.checks import (
     check_device,
     check_flags,
     check_has_values,
@@ -21,12 +20,13 @@ from diffusion_mp.errors import (
     describe,
     values_to_check,
 )
+from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.cache import cached_property, values_only
-from diffusion_mp.graph.checks import row_bounds
+from diffusion_mp.graph.arguments import row_bounds
 from diffusion_mp.graph.ops import Compressed, Pattern, entries_at, graph_of, is_symmetric
-from diffusion_mp.kernels.precision import accumulating, without_autocast
 from diffusion_mp.kernels.spmm import at_rows, row_sums, spmm
+from diffusion_mp.runtime.cache import cached_property, values_only
+from diffusion_mp.runtime.precision import accumulating, without_autocast
 
 
 class DenseCoupling(Coupling):

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from diffusion_mp.checks import check_flags, check_tensor, describe
 from diffusion_mp.couplings.base import (
     Coupling,
     DerivedCoupling,
@@ -19,10 +20,10 @@ from diffusion_mp.couplings.base import (
 from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
 from diffusion_mp.couplings.stored import SparseCoupling
-from diffusion_mp.errors import CouplingMismatchError, check_flags, check_tensor, describe
-from diffusion_mp.graph.cache import cached_property
+from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph.ops import members
-from diffusion_mp.kernels.precision import accumulating, inverse_root, reciprocal, without_autocast
+from diffusion_mp.runtime.cache import cached_property
+from diffusion_mp.runtime.precision import accumulating, inverse_root, reciprocal, without_autocast
 
 
 class ReweightedCoupling(DerivedCoupling):

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from diffusion_mp import errors
-from diffusion_mp.progress import progress_bar
+from diffusion_mp import checks
+from diffusion_mp.runtime.progress import progress_bar
 
 Metric = Literal["euclidean", "cosine"]
 _Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -74,15 +74,15 @@ class KNNGraph(BaseTransform):
     approximate: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.k = errors.as_whole(self.k, "k")
-        errors.check_counts(k=self.k)
-        errors.check_choice(self.metric, "metric", get_args(Metric))
-        errors.check_flags(weighted=self.weighted, approximate=self.approximate)
-        errors.check_positive(self.sharpness, "sharpness")
+        self.k = checks.as_whole(self.k, "k")
+        checks.check_counts(k=self.k)
+        checks.check_choice(self.metric, "metric", get_args(Metric))
+        checks.check_flags(weighted=self.weighted, approximate=self.approximate)
+        checks.check_positive(self.sharpness, "sharpness")
 
     def forward(self, data: Any) -> Data:
         """Replace the edges of data, of which PyG passes a shallow copy, and remove their weights and features."""
-        errors.check_kind(data, "data", Data, "a torch_geometric Data")
+        checks.check_kind(data, "data", Data, "a torch_geometric Data")
         if getattr(data, "num_graphs", 1) > 1:
             raise ValueError(
                 f"KNNGraph takes one graph; got a batch of {data.num_graphs}. Apply it before batching."
@@ -95,12 +95,12 @@ class KNNGraph(BaseTransform):
         return data
 
     def _joined(self, x: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        errors.check_state(x, name)
+        checks.check_state(x, name)
         if not x.size(1):
-            raise ValueError(f"{name} must have a channel at least; got {errors.describe(x)}.")
+            raise ValueError(f"{name} must have a channel at least; got {checks.describe(x)}.")
         if self.k >= len(x):
             raise ValueError(f"k must be below the number of nodes, {len(x)}; got {self.k}.")
-        errors.check_finite(x, name)
+        checks.check_finite(x, name)
         # scikit-learn searches in double precision and on the CPU.
         rows = x.detach().cpu().double().numpy()
         edges, weights, _ = joined(rows, self.k, self.metric, self.approximate, self.sharpness)
@@ -164,7 +164,7 @@ def _nearest(x: Any, k: int, of: Any) -> _Pairs:
 
 def _nearly_nearest(x: np.ndarray, k: int, of: Any) -> _Pairs:
     """Search comparable rows in an inverted file; the squared distances of the neighbours it finds are exact."""
-    with errors.needed_by("An approximate search for neighbours", "diffusion-mp[faiss]"):
+    with checks.needed_by("An approximate search for neighbours", "diffusion-mp[faiss]"):
         import faiss
     rows = x if of is None else of
     # With fewer than 39 rows in a cell, FAISS warns.
@@ -217,7 +217,7 @@ def _in_parts(search: Callable[[Any], Any], rows: Any, itself: Any) -> list[np.n
 
 def comparable(rows: Any, x: Any, metric: Metric) -> Any:
     """Scale rows by the largest entry of x, so that squares neither overflow nor vanish; to length one for "cosine"."""
-    with errors.needed_by("A graph of nearest neighbours", "diffusion-mp[sklearn]"):
+    with checks.needed_by("A graph of nearest neighbours", "diffusion-mp[sklearn]"):
         from sklearn.preprocessing import normalize
     sparse = scipy.sparse.issparse(rows)
     largest = abs(rows).max(axis=1) if metric == "cosine" else abs(x).max()

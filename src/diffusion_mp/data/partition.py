@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from diffusion_mp.errors import (
+from diffusion_mp.checks import (
     as_whole,
     check_choice,
     check_counts,

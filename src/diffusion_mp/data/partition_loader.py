@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torch_geometric.data import Data
 from torch_geometric.utils import select
 
-from diffusion_mp.data.partition import Cut, Part, PartOf, random_partition
-from diffusion_mp.errors import (
+from diffusion_mp.checks import (
     UNSIGNED,
     as_whole,
     check_counts,
@@ -27,6 +26,7 @@ from diffusion_mp.errors import (
     describe,
     index_vector,
 )
+from diffusion_mp.data.partition import Cut, Part, PartOf, random_partition
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.sparse_rows import SPARSE, select_rows
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import index_to_mask
 
-from diffusion_mp.errors import (
+from diffusion_mp.checks import (
     as_node_mask,
     as_whole,
     check_index,

@@ -17,7 +17,7 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.transforms import BaseTransform
 from torch_geometric.utils import get_laplacian, is_undirected, to_scipy_sparse_matrix
 
-from diffusion_mp.errors import as_whole, check_choice, check_counts, check_kind, index_vector
+from diffusion_mp.checks import as_whole, check_choice, check_counts, check_kind, index_vector
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
 

@@ -9,12 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.couplings import Coupling, LogLowRankCoupling
-from diffusion_mp.couplings.base import check_coupling_kind
-from diffusion_mp.diagnostics.hooks import axis
-from diffusion_mp.diffusivities import KernelizedSoftmaxDiffusivity
-from diffusion_mp.diffusivities.kernelized_softmax import attention_features, orthogonal_directions
-from diffusion_mp.errors import (
+from diffusion_mp.checks import (
     check_counts,
     check_generator,
     check_index,
@@ -22,8 +17,13 @@ from diffusion_mp.errors import (
     check_number,
     describe,
 )
+from diffusion_mp.couplings import Coupling, LogLowRankCoupling
+from diffusion_mp.couplings.base import check_coupling_kind
+from diffusion_mp.diagnostics.hooks import axis
+from diffusion_mp.diffusivities import KernelizedSoftmaxDiffusivity
+from diffusion_mp.diffusivities.kernelized_softmax import attention_features, orthogonal_directions
 from diffusion_mp.graph import Graph
-from diffusion_mp.progress import progress_bar
+from diffusion_mp.runtime.progress import progress_bar
 
 COLUMNS = 512  # of S per comparison, so that memory is O(N), not O(N²)
 

@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from diffusion_mp.energies import QuadraticPenalty
-from diffusion_mp.errors import (
+from diffusion_mp.checks import (
     check_function,
     check_kind,
     check_mask,
@@ -21,6 +20,7 @@ from diffusion_mp.errors import (
     describe,
     needed_by,
 )
+from diffusion_mp.energies import QuadraticPenalty
 from diffusion_mp.layers.sequences import tokens_first
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from diffusion_mp import errors
+from diffusion_mp import checks, errors
 from diffusion_mp.diagnostics.hooks import Call, hooked, recorded, tokens
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.modules import evaluating
@@ -48,20 +48,20 @@ def lipschitz(
     """
     from scipy.linalg import eigh_tridiagonal
 
-    errors.check_positive(tol, "tol")
-    errors.check_counts(max_iter=max_iter)
-    errors.check_function(f, "f", "of one tensor")
-    errors.check_tensor(x, "x", "that f takes")
-    errors.check_finite(x, "x")
-    errors.check_generator(generator)
+    checks.check_positive(tol, "tol")
+    checks.check_counts(max_iter=max_iter)
+    checks.check_function(f, "f", "of one tensor")
+    checks.check_tensor(x, "x", "that f takes")
+    checks.check_finite(x, "x")
+    checks.check_generator(generator)
     with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         point = (x.clone() if x.is_inference() else x).detach().requires_grad_()
         # Only the plain formula of attention can be differentiated twice; its fused kernels cannot.
         value = f(point)
-        errors.check_kind(value, "f(x)", Tensor, "a tensor")
+        checks.check_kind(value, "f(x)", Tensor, "a tensor")
         if value.is_complex():
             raise TypeError(
-                f"f(x) must be real; got {errors.describe(value)}. Take torch.view_as_real of it."
+                f"f(x) must be real; got {checks.describe(value)}. Take torch.view_as_real of it."
             )
         if not value.requires_grad or not value.numel() or not x.numel():
             return 0.0
@@ -182,14 +182,14 @@ def perturbation_bound(
         >>> perturbation_bound(model, model.after_embedding, torch.rand(2, 5, 4)).truth >= 0
         True
     """
-    errors.check_counts(points=points)
-    errors.check_kind(model, "model", nn.Module, "a torch.nn.Module")
-    errors.check_kind(site, "site", nn.Module, "a module of the model")
-    errors.check_kind(diffusion, "diffusion", (nn.Module, NoneType), "a diffusion layer or None")
+    checks.check_counts(points=points)
+    checks.check_kind(model, "model", nn.Module, "a torch.nn.Module")
+    checks.check_kind(site, "site", nn.Module, "a module of the model")
+    checks.check_kind(diffusion, "diffusion", (nn.Module, NoneType), "a diffusion layer or None")
     layer = site if diffusion is None else diffusion
     if not getattr(layer, "is_diffusion_layer", False):
         raise ValueError(
-            f"diffusion must be given where site is not a diffusion layer; got {errors.describe(layer)}."
+            f"diffusion must be given where site is not a diffusion layer; got {checks.describe(layer)}."
         )
     with evaluating(model), evaluating(layer):
         with torch.no_grad(), recorded({"site": site}) as records:
@@ -204,7 +204,7 @@ def perturbation_bound(
                     Call(call.out, call.mask, diffusion(call.out, call.mask)) for call in calls
                 ]
         for call in calls:
-            errors.check_finite(call.moved(), "the state that inputs give at site")
+            checks.check_finite(call.moved(), "the state that inputs give at site")
 
         def tail(states: Tensor) -> Tensor:
             """Return T of the flattened outputs of all calls, which replace those of ``site``."""

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from diffusion_mp import errors
+from diffusion_mp import checks
 from diffusion_mp.diagnostics.hooks import axis, declared, recorded, tokens
 from diffusion_mp.diagnostics.perturbation import perturbation_bound
 from diffusion_mp.layers import PDEDiffusion1d
@@ -44,10 +44,10 @@ def commutator(
         >>> commutator(PDEDiffusion1d(4), lambda z: attention(z, z, z)[0], torch.rand(3, 10, 4))[0] > 0
         True
     """
-    errors.check_kind(diffusion, "diffusion", PDEDiffusion1d, "a PDEDiffusion1d")
-    errors.check_function(attention, "attention", "called as attention(x, mask)")
-    errors.check_sequences(x, mask, diffusion.in_channels, diffusion)
-    errors.check_finite(x, "x")
+    checks.check_kind(diffusion, "diffusion", PDEDiffusion1d, "a PDEDiffusion1d")
+    checks.check_function(attention, "attention", "called as attention(x, mask)")
+    checks.check_sequences(x, mask, diffusion.in_channels, diffusion)
+    checks.check_finite(x, "x")
     if diffusion.norm is not None:  # remove it from a copy, not from the caller's layer
         diffusion = copy.deepcopy(diffusion)
         diffusion.norm = None
@@ -95,7 +95,7 @@ class PlacementReport:
         ``"estimate"`` also plots the truth and the estimate by roughness, on a logarithmic scale.
         """
         columns = {**self.attention, **self.insertion}
-        errors.check_choice(quantity, "quantity", [name for name in columns if name != "layer"])
+        checks.check_choice(quantity, "quantity", [name for name in columns if name != "layer"])
         table = self.attention if quantity in self.attention else self.insertion
         ax = axis(ax)
         drawn = [quantity]
@@ -146,18 +146,18 @@ def diagnose(
         >>> model = PDETransformer(4, 8, 2, num_layers=1, heads=2, max_length=5, placement="P3")
         >>> report = diagnose(model, torch.rand(2, 5, 4))  # report.plot(quantity="commutator") draws it
     """
-    errors.check_kind(model, "model", nn.Module, "a torch.nn.Module")
-    errors.check_kind(sites, "sites", (list, tuple, NoneType), "a list of names of modules")
-    errors.check_kind(
+    checks.check_kind(model, "model", nn.Module, "a torch.nn.Module")
+    checks.check_kind(sites, "sites", (list, tuple, NoneType), "a list of names of modules")
+    checks.check_kind(
         diffusion, "diffusion", (PDEDiffusion1d, NoneType), "a PDEDiffusion1d or None"
     )
-    errors.check_counts(points=points)
-    errors.check_positive(tol, "tol")
+    checks.check_counts(points=points)
+    checks.check_positive(tol, "tol")
     modules = dict(model.named_modules())
     if sites is not None and diffusion is None:
         raise ValueError("sites needs diffusion, the layer to insert there; got sites alone.")
     for site in sites or ():
-        errors.check_choice(site, "sites", modules)
+        checks.check_choice(site, "sites", modules)
     insertion = []
     for name in declared(model, "is_diffusion_layer") if sites is None else sites:
         measured = perturbation_bound(
@@ -179,7 +179,7 @@ def diagnose(
         for name, module in attentions.items():
             for call in calls[name]:
                 # A NaN would be the commutator of the whole call, and read as a finding.
-                errors.check_finite(
+                checks.check_finite(
                     tokens(call.x, call.mask), f"the state that inputs give at {name}"
                 )
                 smoothing = diffusion or _nearest(model, name, call.x.size(2))

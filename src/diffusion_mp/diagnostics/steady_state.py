@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp import errors
+from diffusion_mp import checks, errors
 from diffusion_mp.couplings import Coupling, DenseCoupling
 from diffusion_mp.couplings.base import check_coupling_kind
 from diffusion_mp.updates.derivatives import DENSE
@@ -36,7 +36,7 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
         >>> posterior_variance(SigmoidPenalty().coupling(0.1 * x), leak=0.5).shape
         torch.Size([6, 1])
     """
-    errors.check_positive(leak, "leak")
+    checks.check_positive(leak, "leak")
     check_coupling_kind(coupling)
     if not (coupling.whole and coupling.symmetric and coupling.nonnegative):
         raise errors.CouplingMismatchError(

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from diffusion_mp import errors
+from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling, LinearAttentionCoupling
 from diffusion_mp.couplings.features import unit_rows
 from diffusion_mp.diffusivities.base import Diffusivity, check_heads_divide
@@ -55,12 +55,12 @@ class QueryKeyDiffusivity(Diffusivity):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        errors.check_counts(heads=heads)
-        errors.check_flags(bias=bias)
-        errors.check_choice(projection, "projection", [None, "separate", "tied"])
-        errors.check_choice(normalize, "normalize", ["row", "frobenius", None])
+        checks.check_counts(heads=heads)
+        checks.check_flags(bias=bias)
+        checks.check_choice(projection, "projection", [None, "separate", "tied"])
+        checks.check_choice(normalize, "normalize", ["row", "frobenius", None])
         counts = {"channels": channels, "head_channels": head_channels}
-        errors.check_counts(**{name: count for name, count in counts.items() if count is not None})
+        checks.check_counts(**{name: count for name, count in counts.items() if count is not None})
         self.channels = channels
         self.heads = heads
         self.projection = projection
@@ -94,7 +94,7 @@ class QueryKeyDiffusivity(Diffusivity):
     ) -> Features:
         """Return q, and k of x − origin, one object if equal, normalised; ``unit=False`` leaves the norms of rows."""
         if self.projection is not None or self.channels not in (None, x.size(1)):
-            errors.check_state(x, channels=self.channels, module=self)
+            checks.check_state(x, channels=self.channels, module=self)
         shifted = x if origin is None else x - origin
         if self.projection is None:
             if x.size(1) % self.heads:
@@ -206,11 +206,11 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
     ) -> None:
         super().__init__(channels, projection=projection, normalize=normalize, **options)
         if not (isinstance(penalty, type) and issubclass(penalty, SoftmaxPenalty)):
-            errors.check_kind(penalty, "penalty", Penalty, "a Penalty")
-        errors.check_flags(row_stochastic=row_stochastic)
-        errors.check_choice(measure, "measure", penalty.measures)
+            checks.check_kind(penalty, "penalty", Penalty, "a Penalty")
+        checks.check_flags(row_stochastic=row_stochastic)
+        checks.check_choice(measure, "measure", penalty.measures)
         if constraint is not None:
-            errors.check_kind(
+            checks.check_kind(
                 constraint, "constraint", Constraint, "a Constraint (see get_constraint) or None"
             )
         # Not ``penalty``: that property of every diffusivity is None where f does not read the state.
@@ -247,7 +247,7 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
         return None
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        errors.check_place(x, self)  # a penalty may have parameters where there is no projection
+        checks.check_place(x, self)  # a penalty may have parameters where there is no projection
         q, k = self.queries_and_keys(x, graph, unit=False)
         penalty = cast(Penalty, self.penalty_of(q.size(2)))
         unit = self.normalize == "row"

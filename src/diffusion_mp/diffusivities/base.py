@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from diffusion_mp.checks import check_kind, check_state, describe
 from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.base import as_scale
-from diffusion_mp.errors import check_kind, check_state, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.modules import Positive, Resettable
 

@@ -12,16 +12,16 @@ from torch.nn.functional import leaky_relu
 from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.inits import glorot
 
-from diffusion_mp import errors
+from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.couplings.features import distance_features
 from diffusion_mp.diffusivities.base import Diffusivity, check_heads_divide
 from diffusion_mp.energies.penalties import Penalty, get_penalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
-from diffusion_mp.kernels.noise import dropout
-from diffusion_mp.kernels.precision import accumulating, quotient, without_autocast
 from diffusion_mp.kernels.spmm import at_rows, edge_softmax, row_sums, sddmm
+from diffusion_mp.runtime.noise import dropout
+from diffusion_mp.runtime.precision import accumulating, quotient, without_autocast
 
 
 class GATDiffusivity(Diffusivity):
@@ -57,13 +57,13 @@ class GATDiffusivity(Diffusivity):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        errors.check_counts(
+        checks.check_counts(
             channels=channels, heads=heads, **({} if edge_dim is None else {"edge_dim": edge_dim})
         )
-        errors.check_probability(dropout, "dropout")
+        checks.check_probability(dropout, "dropout")
         check_heads_divide(channels, heads)
-        errors.check_choice(self_loops, "self_loops", get_args(SelfLoops))
-        errors.check_number(negative_slope, "negative_slope")
+        checks.check_choice(self_loops, "self_loops", get_args(SelfLoops))
+        checks.check_number(negative_slope, "negative_slope")
         self.heads = heads
         self.negative_slope = negative_slope
         self.dropout = dropout
@@ -90,7 +90,7 @@ class GATDiffusivity(Diffusivity):
         """Return the coupling at state ``x`` and features of the edges, [E, edge_dim] or [E], in the graph's order."""
         if edge_attr is None or self.edge is None:
             return super().forward(x, graph, edge_attr)
-        errors.check_state(x)
+        checks.check_state(x)
         graph = Graph.coerce(x, graph)
         if graph.edge_index is None:
             return super().forward(x, graph)  # raises
@@ -101,7 +101,7 @@ class GATDiffusivity(Diffusivity):
             )
         if isinstance(edge_attr, Tensor) and edge_attr.dim() == 1:
             edge_attr = edge_attr.unsqueeze(1)
-        errors.check_edge_rows(
+        checks.check_edge_rows(
             edge_attr, graph.num_edges, channels=self.edge.in_channels, module=self
         )
         return self.couple(x, graph, edge_attr)
@@ -115,7 +115,7 @@ class GATDiffusivity(Diffusivity):
                 f"GATDiffusivity was built for {heads * width} channels; got {x.size(1)}. "
                 f"It reads transformed features: DiffusionConv(..., reads='values')."
             )
-        errors.check_place(x, self, dtype=True)
+        checks.check_place(x, self, dtype=True)
         observed = graph
         graph = graph.with_self_loops(self.self_loops)
         rows = graph.csr
@@ -201,8 +201,8 @@ class EdgeDiffusivity(Diffusivity):
         self_loops: SelfLoops = "keep",
     ) -> None:
         super().__init__()
-        errors.check_choice(self_loops, "self_loops", get_args(SelfLoops))
-        errors.check_flags(row_stochastic=row_stochastic)
+        checks.check_choice(self_loops, "self_loops", get_args(SelfLoops))
+        checks.check_flags(row_stochastic=row_stochastic)
         self.edge_penalty = get_penalty(penalty)
         self.row_stochastic = row_stochastic
         self.self_loops = self_loops

@@ -10,6 +10,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from diffusion_mp.checks import (
+    check_choice,
+    check_counts,
+    check_flags,
+    check_kind,
+    check_positive,
+    check_share,
+)
 from diffusion_mp.couplings import (
     Coupling,
     IdentityCoupling,
@@ -23,19 +31,11 @@ from diffusion_mp.couplings import (
 )
 from diffusion_mp.couplings.neumann import check_stencil
 from diffusion_mp.diffusivities.base import Composed, Diffusivity
-from diffusion_mp.errors import (
-    check_choice,
-    check_counts,
-    check_flags,
-    check_kind,
-    check_positive,
-    check_share,
-)
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.cache import cached_property
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.kernels.neumann import Boundary
-from diffusion_mp.kernels.precision import inverse_root, reciprocal
+from diffusion_mp.runtime.cache import cached_property
+from diffusion_mp.runtime.precision import inverse_root, reciprocal
 
 
 class IdentityDiffusivity(Diffusivity):

@@ -10,16 +10,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp import couplings, errors
+from diffusion_mp import checks, couplings
 from diffusion_mp.couplings.base import check_coupling_kind
 from diffusion_mp.diffusivities.all_pair import Features, QueryKeyDiffusivity
 from diffusion_mp.diffusivities.base import Diffusivity, GraphPart
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import max_rows
-from diffusion_mp.kernels.noise import gumbel, take_step
-from diffusion_mp.kernels.precision import accumulating, quotient, without_autocast
 from diffusion_mp.modules import AuxiliaryLoss
+from diffusion_mp.runtime.noise import gumbel, take_step
+from diffusion_mp.runtime.precision import accumulating, quotient, without_autocast
 
 Rows = Float[Tensor, "N H D"]
 Directions = Float[Tensor, "m D"]
@@ -95,8 +95,8 @@ def edge_loss(coupling: couplings.Coupling, graph: Graph, *, relative: bool = Fa
         torch.Size([])
     """
     check_coupling_kind(coupling)
-    errors.check_kind(graph, "graph", Graph, "a Graph")
-    errors.check_flags(relative=relative)
+    checks.check_kind(graph, "graph", Graph, "a Graph")
+    checks.check_flags(relative=relative)
     if graph.edge_index is None:
         why = "edge_loss compares the coupling with observed edges; got a graph without edge_index. Pass one."
         raise ValueError(why)
@@ -181,14 +181,14 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         **options: Any,
     ) -> None:
         super().__init__(channels, **options)
-        errors.check_counts(channels=channels, num_features=num_features)
-        errors.check_counts(0, num_samples=num_samples)
-        errors.check_positive(tau, "tau")
-        errors.check_generator(generator)
-        errors.check_choice(logits, "logits", ["dot", "scaled_dot"])
-        errors.check_positive(edge_regularization, "edge_regularization", allow_zero=True)
-        errors.check_positive(stabilizer, "stabilizer", allow_zero=True)
-        errors.check_flags(relative_edge_loss=relative_edge_loss)
+        checks.check_counts(channels=channels, num_features=num_features)
+        checks.check_counts(0, num_samples=num_samples)
+        checks.check_positive(tau, "tau")
+        checks.check_generator(generator)
+        checks.check_choice(logits, "logits", ["dot", "scaled_dot"])
+        checks.check_positive(edge_regularization, "edge_regularization", allow_zero=True)
+        checks.check_positive(stabilizer, "stabilizer", allow_zero=True)
+        checks.check_flags(relative_edge_loss=relative_edge_loss)
         if stabilizer:
             self.depends_on = "graph"  # every entry depends on the largest feature of all keys
         self.dim = cast("int", self.head_channels)
@@ -256,7 +256,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         self, x: Float[Tensor, "N C"], graph: Graph | None = None
     ) -> couplings.PairwiseCoupling:
         """Return the softmax exp(q_i·k_j/temperature) / Σ_l exp(q_i·k_l/temperature) that is estimated, in O(N²)."""
-        errors.check_state(x, channels=self.channels)
+        checks.check_state(x, channels=self.channels)
         graph = Graph.coerce(x, graph)
         return couplings.PairwiseCoupling(
             *self.scaled_queries_and_keys(x, graph), graph.segments, mutual=self.mutual
@@ -305,9 +305,9 @@ class RelationalBias(Diffusivity):
         **options: Any,
     ) -> None:
         super().__init__()
-        errors.check_counts(heads=heads, hops=hops)
-        errors.check_choice(powers, "powers", ["walks", "reach"])
-        errors.check_choice(gate, "gate", ["sigmoid", None])
+        checks.check_counts(heads=heads, hops=hops)
+        checks.check_choice(powers, "powers", ["walks", "reach"])
+        checks.check_choice(gate, "gate", ["sigmoid", None])
         self.adjacency: Diffusivity = AdjacencyDiffusivity(normalization, **options)
         self.heads = heads
         self.powers = powers

@@ -9,15 +9,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from diffusion_mp.checks import check_choice, check_counts, check_positive, check_state, describe
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling, SparseFlowCoupling
 from diffusion_mp.diffusivities.all_pair import Features, QueryKeyDiffusivity, origin_of
-from diffusion_mp.errors import check_choice, check_counts, check_positive, check_state, describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.graph.ops import members
-from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.sparse_flow import sparse_flow_edges
 from diffusion_mp.kernels.spmm import sddmm
+from diffusion_mp.runtime.precision import accumulating
 from diffusion_mp.saving import Saved
 
 

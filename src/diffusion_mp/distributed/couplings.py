@@ -15,9 +15,9 @@ from torch.nn.functional import pad
 from diffusion_mp.couplings import Coupling, LogLowRankCoupling, PooledCoupling, SparseCoupling
 from diffusion_mp.couplings.log_low_rank import LogTerms
 from diffusion_mp.distributed.parallel import all_merged, all_reduce
-from diffusion_mp.graph.cache import cached_property
 from diffusion_mp.kernels.log_linear_attention import log_linear_read
 from diffusion_mp.models.inference import PartialCoupling
+from diffusion_mp.runtime.cache import cached_property
 
 Exchange = Callable[[Tensor], Tensor]
 """From the rows of a rank to these and those of its halo."""

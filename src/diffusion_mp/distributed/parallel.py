@@ -15,8 +15,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.utils.weak import WeakIdKeyDictionary
 
+from diffusion_mp.checks import check_kind
 from diffusion_mp.couplings import Sums
-from diffusion_mp.errors import check_kind
 
 Model = TypeVar("Model", bound=nn.Module)
 

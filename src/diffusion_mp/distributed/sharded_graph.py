@@ -12,11 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
-from diffusion_mp.couplings import Coupling, IdentityCoupling, PooledCoupling, SparseCoupling
-from diffusion_mp.diffusivities.base import Diffusivity, GraphPart
-from diffusion_mp.distributed.couplings import HaloCoupling, SummedCoupling
-from diffusion_mp.distributed.parallel import all_reduce, all_to_all, check_group
-from diffusion_mp.errors import (
+from diffusion_mp.checks import (
     UNSIGNED,
     as_device,
     check_has_values,
@@ -25,8 +21,12 @@ from diffusion_mp.errors import (
     check_seed,
     describe,
 )
+from diffusion_mp.couplings import Coupling, IdentityCoupling, PooledCoupling, SparseCoupling
+from diffusion_mp.diffusivities.base import Diffusivity, GraphPart
+from diffusion_mp.distributed.couplings import HaloCoupling, SummedCoupling
+from diffusion_mp.distributed.parallel import all_reduce, all_to_all, check_group
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.checks import as_edge_weight, as_num_nodes, check_edges
+from diffusion_mp.graph.arguments import as_edge_weight, as_num_nodes, check_edges
 
 CHUNK = 1 << 22  # edges that are read at a time, so that a memory-mapped edge_index is never copied
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from diffusion_mp import errors
+from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint
 from diffusion_mp.energies.counterexamples import counterexample, foreign_parts, numbers_flaw
@@ -78,11 +78,11 @@ def certify(
             return _certify_parts(subject, x)
         raise TypeError(
             f"subject must be a Coupling, a Penalty, a diffusivity (anything with a `penalty`), an Energy, a layer "
-            f"or a model; got {errors.describe(subject)}."
+            f"or a model; got {checks.describe(subject)}."
         )
     if tau is None:
         raise ValueError(
-            f"tau must be given, the size of the explicit step; got None for {errors.describe(subject)}."
+            f"tau must be given, the size of the explicit step; got None for {checks.describe(subject)}."
         )
     check_step(tau, leak, form)
     if isinstance(subject, Coupling):
@@ -104,11 +104,11 @@ def certify(
     if x is None:
         raise ValueError("x must be given: what a penalty couples depends on the state.")
     check_heads(x)
-    errors.check_has_values(x, "x")
+    checks.check_has_values(x, "x")
     if x.dim() == 2 and heads > 1:
         if x.size(1) % heads:
             raise ValueError(
-                f"x must have channels that {heads} heads divide; got {errors.describe(x)}."
+                f"x must have channels that {heads} heads divide; got {checks.describe(x)}."
             )
         x = x.unflatten(1, (heads, -1))
     if (flaw := state_flaw(penalty, x, ptr)) is not None:
@@ -140,7 +140,7 @@ def _inputs(data: Any) -> list[Any]:
         return [data]
     if not hasattr(data, "x"):
         raise TypeError(
-            f"data must have an attribute x, as PyG's Data has; got {errors.describe(data)}."
+            f"data must have an attribute x, as PyG's Data has; got {checks.describe(data)}."
         )
     return [data.x, *(getattr(data, name, None) for name in ("edge_index", "edge_weight", "batch"))]
 
@@ -214,7 +214,7 @@ def broken_parameter(module: nn.Module, *prefixes: str) -> str | None:
             name.startswith(prefixes or "") and not is_lazy(parameter) and not parameter.is_meta
         )
         if checked and not bool(parameter.isfinite().all()):
-            return f"the parameter {name} has entries that are not finite: {errors.describe(parameter)}."
+            return f"the parameter {name} has entries that are not finite: {checks.describe(parameter)}."
     return None
 
 
@@ -271,10 +271,10 @@ def certify_step(energy: Energy, x: State, *, steps: int = CERTIFIED_STEPS) -> C
         >>> bool(certify_step(Energy([CouplingTerm(S), SourceTerm(x)]), x))
         True
     """
-    errors.check_kind(energy, "energy", Energy, "an Energy")
-    errors.check_counts(steps=steps)
+    checks.check_kind(energy, "energy", Energy, "an Energy")
+    checks.check_counts(steps=steps)
     z, _ = energy.checked(x)
-    errors.check_has_values(x, "x")
+    checks.check_has_values(x, "x")
     flaw = broken_premise(energy, z)
     # Now that promises have been looked at, which it shows.
     certificate = partial(Certificate, theorem=STEPS, energy=repr(energy))

@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import relu
 
-from diffusion_mp.errors import check_choice, check_positive, check_tensor
-from diffusion_mp.kernels.precision import lies_in, unit_vectors
+from diffusion_mp.checks import check_choice, check_positive, check_tensor
+from diffusion_mp.runtime.precision import lies_in, unit_vectors
 from diffusion_mp.saving import Described
 
 

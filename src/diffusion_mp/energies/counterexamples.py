@@ -15,15 +15,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from diffusion_mp.checks import describe
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint
 from diffusion_mp.energies.energy import Energy
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, sum_by_graph, wrong_shape
-from diffusion_mp.errors import describe
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import mean_rows
-from diffusion_mp.kernels.precision import reciprocal
+from diffusion_mp.runtime.precision import reciprocal
 
 #: What parts of an energy may be made of.
 KINDS = (EnergyTerm, Penalty, Constraint, Coupling, nn.Module)

@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp import errors
+from diffusion_mp import checks
 from diffusion_mp.energies.constraints import Constraint, get_constraint
 from diffusion_mp.energies.pairs import State, by_head, check_heads
 from diffusion_mp.energies.terms import EnergyTerm, Mean, ProximalTerm, damping_and_constant
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_sizes
-from diffusion_mp.kernels.precision import reciprocal
+from diffusion_mp.runtime.precision import reciprocal
 
 
 class Energy:
@@ -60,10 +60,10 @@ class Energy:
         *,
         graph: Graph | None = None,
     ) -> None:
-        errors.check_kind(terms, "terms", Sequence, "a list of terms, each an EnergyTerm")
+        checks.check_kind(terms, "terms", Sequence, "a list of terms, each an EnergyTerm")
         for term in terms:
-            errors.check_kind(term, "every one of terms", EnergyTerm, "an EnergyTerm")
-        errors.check_kind(graph, "graph", (Graph, NoneType), "a Graph or None")
+            checks.check_kind(term, "every one of terms", EnergyTerm, "an EnergyTerm")
+        checks.check_kind(graph, "graph", (Graph, NoneType), "a Graph or None")
         self.terms = tuple(terms)
         self.constraint = get_constraint(constraint, radius)
         self.graph = graph
@@ -76,7 +76,7 @@ class Energy:
             if isinstance(term, ProximalTerm) and x_prev is not None:
                 if x_prev.shape != x.shape:
                     raise ValueError(
-                        f"x_prev must have the shape {list(x.shape)} of the state; got {errors.describe(x_prev)}."
+                        f"x_prev must have the shape {list(x.shape)} of the state; got {checks.describe(x_prev)}."
                     )
                 term = ProximalTerm(x_prev)
             total = total + term.value(z, graph)

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from diffusion_mp import errors
+from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling, row_normalized
 from diffusion_mp.couplings.features import measured_from
 from diffusion_mp.energies.penalties import (
@@ -22,7 +22,7 @@ from diffusion_mp.energies.penalties import (
     find_flaw,
     rows_of_norm,
 )
-from diffusion_mp.kernels.precision import exp_limit
+from diffusion_mp.runtime.precision import exp_limit
 from diffusion_mp.saving import Saved
 
 #: Nodes and weights on [0, 1] of the Gauss–Legendre rule for δ.
@@ -52,10 +52,10 @@ class MixturePenalty(Saved, Penalty):
         weights: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
-        errors.check_kind(widths, "widths", (list, tuple), "a list of numbers")
+        checks.check_kind(widths, "widths", (list, tuple), "a list of numbers")
         if weights is None:
             weights = [1 / max(len(widths), 1)] * len(widths)
-        errors.check_kind(weights, "weights", (list, tuple), "a list of numbers, or None")
+        checks.check_kind(weights, "weights", (list, tuple), "a list of numbers, or None")
         if not widths or len(weights) != len(widths):
             counts = f"{len(widths)} and {len(weights)}"
             raise ValueError(
@@ -63,7 +63,7 @@ class MixturePenalty(Saved, Penalty):
             )
         for name, numbers in (("widths", widths), ("weights", weights)):
             for number in numbers:
-                errors.check_positive(number, f"every one of {name}")
+                checks.check_positive(number, f"every one of {name}")
         # Numbers, not tensors: a model is first built on the meta device when it is loaded.
         self.initial = [float(width) for width in widths], [float(weight) for weight in weights]
         self.log_widths = nn.Parameter(torch.empty(len(widths)))
@@ -182,17 +182,17 @@ class FunctionPenalty(Saved, Penalty):
             )
         for name, function in (("f", f), ("delta", delta)):
             if function is not None:
-                errors.check_function(function, name, "of a tensor of squared distances")
-        errors.check_kind(
+                checks.check_function(function, name, "of a tensor of squared distances")
+        checks.check_kind(
             domain, "domain", (tuple, list), "a pair (0, the largest squared distance)"
         )
         numbers = all(isinstance(end, (int, float)) for end in domain)
         if not numbers or len(domain) != 2 or domain[0] != 0 or not domain[1] > 0:
             raise ValueError(
-                f"domain must be (0, the largest squared distance); got {errors.describe(domain)}."
+                f"domain must be (0, the largest squared distance); got {checks.describe(domain)}."
             )
         if domain[1] != math.inf:
-            errors.check_number(domain[1], "domain[1]")
+            checks.check_number(domain[1], "domain[1]")
         self.domain = 0.0, float(domain[1])
         self.slope = f
         self.integral = delta
@@ -246,14 +246,14 @@ class FunctionPenalty(Saved, Penalty):
             total = self.delta(z2)
         except Exception as error:
             raise TypeError(
-                f"{name} must take a tensor of squared distances, here {errors.describe(z2)}, and give one of its "
+                f"{name} must take a tensor of squared distances, here {checks.describe(z2)}, and give one of its "
                 f"shape; it raised {type(error).__name__}: {error}"
             ) from error
         for what, got in (("f", values), ("delta", total)):
             if not isinstance(got, Tensor) or got.shape != z2.shape:
                 shape = list(z2.shape)
                 raise ValueError(
-                    f"{what} must give a tensor of the shape of z², {shape}; got {errors.describe(got)}."
+                    f"{what} must give a tensor of the shape of z², {shape}; got {checks.describe(got)}."
                 )
         return find_flaw(z2, values, total if self.integral is not None else None)
 

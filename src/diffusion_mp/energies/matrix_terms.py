@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from diffusion_mp import errors
+from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling
 from diffusion_mp.energies.constraints import Constraint
 from diffusion_mp.energies.pairs import check_channels
@@ -27,10 +27,10 @@ from diffusion_mp.energies.terms import (
     weight_flaw,
 )
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.cache import values_only
 from diffusion_mp.graph.ops import graph_sizes
-from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.kernels.spmm import at_rows, edge_softmax
+from diffusion_mp.runtime.cache import values_only
+from diffusion_mp.runtime.precision import without_autocast
 
 
 class MatrixTerm(RowTerm, SharedTerm):
@@ -65,17 +65,17 @@ class MatrixTerm(RowTerm, SharedTerm):
         hops: int = 1,
         symmetric: bool = False,
     ) -> None:
-        errors.check_kind(coupling, "coupling", Coupling, "a Coupling")
+        checks.check_kind(coupling, "coupling", Coupling, "a Coupling")
         if matrix is not None:
-            errors.check_tensor(
+            checks.check_tensor(
                 matrix, "matrix", "[relations, channels, channels]", coupling.device, "the coupling"
             )
             square = matrix.dim() == 2 or (matrix.dim() == 3 and matrix.size(1) == matrix.size(2))
             if not square or matrix.size(0) != coupling.heads:
                 shape = f"[{coupling.heads}, channels, channels], as many as the coupling has heads, or their diagonals"
-                raise ValueError(f"matrix must be {shape}; got {errors.describe(matrix)}.")
-        errors.check_counts(hops=hops)
-        errors.check_flags(symmetric=symmetric)
+                raise ValueError(f"matrix must be {shape}; got {checks.describe(matrix)}.")
+        checks.check_counts(hops=hops)
+        checks.check_flags(symmetric=symmetric)
         if not (coupling.nonnegative or isinstance(coupling, SparseCoupling)):
             wanted = "coupling must promise to be nonnegative, or be a SparseCoupling, to know the sizes of its entries"
             raise ValueError(f"{wanted}; got {coupling!r}.")
@@ -96,7 +96,7 @@ class MatrixTerm(RowTerm, SharedTerm):
             norms = norm_bounds(matrix)
         if norms is not None and norms.shape != (coupling.heads,):
             raise ValueError(
-                f"norms must be [{coupling.heads}], one per relation; got {errors.describe(norms)}."
+                f"norms must be [{coupling.heads}], one per relation; got {checks.describe(norms)}."
             )
         self.norms = norms
         #: k [N, 1, 1].
@@ -178,15 +178,15 @@ class AttentionTerm(RowTerm, SharedTerm):
         prior: SparseCoupling | None = None,
         norms: tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]] | None = None,
     ) -> None:
-        errors.check_kind(
+        checks.check_kind(
             prior, "prior", (SparseCoupling, NoneType), "a nonnegative SparseCoupling, or None"
         )
         shape = "[heads, head_channels, channels]"
         for name, matrix in (("query", query), ("key", key)):
-            errors.check_tensor(matrix, name, shape, getattr(query, "device", None), "query")
+            checks.check_tensor(matrix, name, shape, getattr(query, "device", None), "query")
             if matrix.dim() != 3 or matrix.shape != query.shape:
                 raise ValueError(
-                    f"{name} must be {shape}, like query; got {errors.describe(matrix)}."
+                    f"{name} must be {shape}, like query; got {checks.describe(matrix)}."
                 )
         check_weight(gamma, "gamma", allow_zero=False)
         if prior is not None and prior.heads not in (1, query.size(0)):
@@ -256,7 +256,7 @@ class AttentionTerm(RowTerm, SharedTerm):
     def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
         check_channels(z, "query", self.query)
         if self.prior is not None:
-            errors.check_values(z, self.prior.num_nodes, 1, "z")
+            checks.check_values(z, self.prior.num_nodes, 1, "z")
         return -2 / self.gamma * self._log_sums(*self._ends(z.double(), graph), graph)
 
     def flaw(self, constraint: Constraint) -> str | None:
@@ -315,15 +315,15 @@ class MLPTerm(RowTerm):
         activation: str = "relu",
         weight: float | Tensor = 1.0,
     ) -> None:
-        errors.check_tensor(matrix, "matrix", "[hidden_channels, channels]")
-        errors.check_tensor(bias, "bias", "[hidden_channels]", matrix.device, "matrix")
+        checks.check_tensor(matrix, "matrix", "[hidden_channels, channels]")
+        checks.check_tensor(bias, "bias", "[hidden_channels]", matrix.device, "matrix")
         if matrix.dim() != 2 or bias.shape != matrix.shape[:1]:
-            came = f"got {errors.describe(matrix)}, {errors.describe(bias)}"
+            came = f"got {checks.describe(matrix)}, {checks.describe(bias)}"
             raise ValueError(
                 f"matrix must be [hidden_channels, channels] and bias [hidden_channels]; {came}."
             )
         check_weight(weight, "weight")
-        errors.check_choice(activation, "activation", ACTIVATIONS)
+        checks.check_choice(activation, "activation", ACTIVATIONS)
         self.matrix = matrix
         self.bias = bias
         self.activation = activation

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from diffusion_mp.errors import check_device, check_tensor, describe
+from diffusion_mp.checks import check_device, check_tensor, describe
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.checks import row_bounds
+from diffusion_mp.graph.arguments import row_bounds
 from diffusion_mp.graph.ops import graph_sizes
 
 CHUNK_ROWS = 8_192  # rows converted to float64 at a time by the O(N d²) sums

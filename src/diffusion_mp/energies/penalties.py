@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from diffusion_mp import errors
+from diffusion_mp import checks
 from diffusion_mp.couplings import (
     Coupling,
     DistanceCoupling,
@@ -29,9 +29,9 @@ from diffusion_mp.couplings import (
 from diffusion_mp.couplings.features import unit_rows
 from diffusion_mp.energies import pairs
 from diffusion_mp.energies.constraints import Constraint, Sphere
-from diffusion_mp.graph.cache import values_only
-from diffusion_mp.graph.checks import as_ptr, row_bounds
+from diffusion_mp.graph.arguments import as_ptr, row_bounds
 from diffusion_mp.kernels.pairwise import log_score
+from diffusion_mp.runtime.cache import values_only
 from diffusion_mp.saving import Described
 
 Measure = Literal["inner", "distance"]
@@ -123,11 +123,11 @@ class Penalty(Described, ABC):
         ``ptr`` [B + 1] bounds the graphs of a ragged batch; ``centre`` is the origin of `distance_features`.
         """
         pairs.check_heads(x)
-        errors.check_flags(normalize=normalize)
+        checks.check_flags(normalize=normalize)
         if constraint is None:
             diameter = math.inf
         else:
-            errors.check_kind(
+            checks.check_kind(
                 constraint, "constraint", Constraint, "a Constraint (see get_constraint) or None"
             )
             diameter = constraint.diameter
@@ -203,7 +203,7 @@ class Penalty(Described, ABC):
     def _check_device(self, x: Tensor) -> None:
         """Raise unless ``x`` is on the device of the parameters, if f is learned."""
         if isinstance(self, nn.Module) and isinstance(x, Tensor):
-            errors.check_place(x, self)
+            checks.check_place(x, self)
 
     def _points(self) -> Float[Tensor, " points"]:
         """Squared distances at which `flaw` evaluates f and δ, on the device of the parameters."""
@@ -287,8 +287,8 @@ class ScorePenalty(Penalty):
     - ``"exp"`` and ``"sigmoid"``: `PairwiseCoupling`, in O(N²) time and O(N) memory.
 
     Examples:
-        >>> GaussianPenalty().g, GaussianPenalty(bandwidth=0.5).scale
-        ('exp', 4.0)
+        >>> isinstance(GaussianPenalty(), ScorePenalty), GaussianPenalty().g, GaussianPenalty(bandwidth=0.5).scale
+        (True, 'exp', 4.0)
     """
 
     g: ClassVar[Literal["linear", "exp", "sigmoid"]]
@@ -485,7 +485,7 @@ class SoftmaxPenalty(ScorePenalty):
     dim: int
 
     def __post_init__(self) -> None:
-        errors.check_counts(dim=self.dim)
+        checks.check_counts(dim=self.dim)
 
     @property
     def scale(self) -> float:  # type: ignore[override]
@@ -511,7 +511,7 @@ class GaussianPenalty(ScorePenalty):
     bandwidth: float = 1.0
 
     def __post_init__(self) -> None:
-        errors.check_positive(self.bandwidth, "bandwidth")
+        checks.check_positive(self.bandwidth, "bandwidth")
         if not 1e-18 <= self.bandwidth <= 1e18:  # its square would be none of single precision
             raise ValueError(
                 f"bandwidth must lie in [1e-18, 1e18]; got {self.bandwidth:g}. Rescale the state."
@@ -597,7 +597,7 @@ def get_penalty(penalty: str | Penalty, **options: Any) -> Penalty:
     """
     if isinstance(penalty, Penalty):
         return penalty
-    errors.check_choice(penalty, "penalty", PENALTIES)
+    checks.check_choice(penalty, "penalty", PENALTIES)
     signature = inspect.signature(PENALTIES[penalty])
     try:
         signature.bind(**options)

@@ -14,6 +14,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp.checks import (
+    check_device,
+    check_flags,
+    check_kind,
+    check_positive,
+    check_tensor,
+    describe,
+    python_number,
+)
 from diffusion_mp.couplings import Coupling, ProjectedCoupling, ScaledCoupling, SparseCoupling
 from diffusion_mp.couplings.weighted import averaged, spectral_norms
 from diffusion_mp.energies.constraints import Ball, Constraint, Sphere, Unconstrained
@@ -26,18 +35,9 @@ from diffusion_mp.energies.pairs import (
 )
 from diffusion_mp.energies.penalties import Penalty, warn_beyond_domain
 from diffusion_mp.energies.promises import not_as_declared, not_declared
-from diffusion_mp.errors import (
-    check_device,
-    check_flags,
-    check_kind,
-    check_positive,
-    check_tensor,
-    describe,
-    python_number,
-)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_sizes, mean_rows, members
-from diffusion_mp.kernels.precision import without_autocast
+from diffusion_mp.runtime.precision import without_autocast
 
 #: A weight ≥ 0 of a term: a number, a 0-dimensional tensor, or a module such as ``Positive`` that computes one.
 Weight = float | Tensor | Callable[[], Tensor]

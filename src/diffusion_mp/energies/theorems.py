@@ -10,12 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from diffusion_mp.checks import check_choice, check_has_values, check_kind, check_positive
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies import spectrum
 from diffusion_mp.energies.pairs import State, blocks, find_distance_above
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.terms import penalty_flaw
-from diffusion_mp.errors import check_choice, check_has_values, check_kind, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from diffusion_mp.errors import needed_by
+from diffusion_mp.checks import needed_by
 
 # scikit-learn is imported on first use, so that the package can be imported without it.
 __all__ = ["DiffusionClassifier"]

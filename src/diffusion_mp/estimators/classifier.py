@@ -19,8 +19,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from diffusion_mp.data.knn import Metric, comparable, farthest, joined, nearest, similar
-from diffusion_mp.errors import (
+from diffusion_mp.checks import (
     as_whole,
     check_choice,
     check_counts,
@@ -28,13 +27,14 @@ from diffusion_mp.errors import (
     check_positive,
     check_probability,
 )
+from diffusion_mp.data.knn import Metric, comparable, farthest, joined, nearest, similar
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.noise import dropout
-from diffusion_mp.kernels.precision import inverse_root
 from diffusion_mp.kernels.spmm import matrix
 from diffusion_mp.layers import CertifiedConv
 from diffusion_mp.layers.features import FeatureLinear
-from diffusion_mp.progress import progress_bar, show_progress
+from diffusion_mp.runtime.noise import dropout
+from diffusion_mp.runtime.precision import inverse_root
+from diffusion_mp.runtime.progress import progress_bar, show_progress
 
 _BATCH = 256  # rows per step of Adam
 _COLUMNS = 10  # with fewer, dropout removes what distinguishes the rows

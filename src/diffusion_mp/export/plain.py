@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.nn.functional import pad
 
-from diffusion_mp.errors import check_kind
+from diffusion_mp.checks import check_kind
 from diffusion_mp.graph.ops import Size
 from diffusion_mp.kernels import (
     linear_attention,
@@ -25,9 +25,9 @@ from diffusion_mp.kernels.neumann import stencil
 from diffusion_mp.kernels.neumann.stencil import positions
 from diffusion_mp.kernels.operation import Operation
 from diffusion_mp.kernels.pairwise.scores import attention_by_logarithms
-from diffusion_mp.kernels.precision import quotient, unit_vectors
 from diffusion_mp.kernels.sparse_flow import reference
 from diffusion_mp.kernels.sparse_flow.reference import flowing
+from diffusion_mp.runtime.precision import quotient, unit_vectors
 from diffusion_mp.runtime.torch_private import check_size
 
 Formula = Callable[..., Any]

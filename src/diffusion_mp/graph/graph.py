@@ -12,9 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from diffusion_mp import errors
-from diffusion_mp.graph import checks
-from diffusion_mp.graph.cache import TensorCache, TensorState, may_keep, persistent, values_only
+from diffusion_mp import checks
+from diffusion_mp.graph import arguments
 from diffusion_mp.graph.ops import (
     Compressed,
     Pattern,
@@ -25,6 +24,7 @@ from diffusion_mp.graph.ops import (
     walk_pairs,
 )
 from diffusion_mp.graph.part_edge_index import PartEdgeIndex
+from diffusion_mp.runtime.cache import TensorCache, TensorState, may_keep, persistent, values_only
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
 SELF_LOOPS = get_args(SelfLoops)
@@ -68,27 +68,29 @@ class Graph:
     ) -> None:
         if batch is not None and ptr is not None:
             raise ValueError("batch and ptr say the same thing; pass one of them.")
-        self.num_nodes = checks.as_num_nodes(num_nodes)
+        self.num_nodes = arguments.as_num_nodes(num_nodes)
         #: The nodes of the larger graph, where this one is a part of it.
         self.total_nodes = self.num_nodes
         self.edge_index: Tensor | None = None
         if edge_index is not None:
-            self.edge_index = checks.as_edge_index(edge_index)
+            self.edge_index = arguments.as_edge_index(edge_index)
         self.edge_weight: Tensor | None = None
         if edge_weight is not None:
-            self.edge_weight = checks.as_edge_weight(edge_weight, self.edge_index, self.num_nodes)
+            self.edge_weight = arguments.as_edge_weight(
+                edge_weight, self.edge_index, self.num_nodes
+            )
         #: Whether all rows are declared one graph (neither ``batch`` nor ``ptr`` was given).
         self.is_single = batch is None and ptr is None
         self._batch: Tensor | None = None
         if batch is not None:
-            self._batch = checks.as_batch(batch, self.num_nodes)
+            self._batch = arguments.as_batch(batch, self.num_nodes)
         self._ptr: Tensor | None = None
         if ptr is not None:
-            self._ptr = checks.as_ptr(ptr)
+            self._ptr = arguments.as_ptr(ptr)
         if full_degree is None:
-            full_degree = checks.full_degree_of(edge_index)
+            full_degree = arguments.full_degree_of(edge_index)
         if full_degree is not None:
-            checks.check_full_degree(full_degree, self.num_nodes)
+            arguments.check_full_degree(full_degree, self.num_nodes)
         self.full_degree = full_degree
         # Where each edge of a graph with added loops stood among the observed ones and the loops.
         self.origin: Tensor | None = None
@@ -106,15 +108,15 @@ class Graph:
             self._states = self._states_now()
 
     def _check_values(self) -> None:
-        if not self._validate or not errors.values_to_check():
+        if not self._validate or not checks.values_to_check():
             return
         if self._batch is not None:
-            checks.check_batch(self.num_nodes, self._batch)
+            arguments.check_batch(self.num_nodes, self._batch)
         if self._ptr is not None:
-            checks.check_ptr(self.num_nodes, self._ptr)
+            arguments.check_ptr(self.num_nodes, self._ptr)
         if self.edge_index is not None:
             member = None if self.is_single else self.batch
-            checks.check_edges(self.num_nodes, self.edge_index, self.edge_weight, member)
+            arguments.check_edges(self.num_nodes, self.edge_index, self.edge_weight, member)
 
     def _refresh(self) -> None:
         """Forget what was computed from tensors that have been written to, or replaced, since."""
@@ -184,9 +186,9 @@ class Graph:
         **kwargs: Any,
     ) -> Graph:
         """From a [2, E] tensor or PyG ``EdgeIndex``; without ``num_nodes`` the largest index decides."""
-        edges = checks.as_edge_index(edge_index)
+        edges = arguments.as_edge_index(edge_index)
         if num_nodes is None:
-            errors.check_has_values(edges, "edge_index")
+            checks.check_has_values(edges, "edge_index")
             num_nodes = int(edges.max()) + 1 if edges.numel() else 0
         return cls(num_nodes, edges, edge_weight, **kwargs)
 
@@ -195,16 +197,16 @@ class Graph:
         """From a square sparse tensor (CSR, CSC or COO) in PyG's layout: row = target, column = source (``adj_t``)."""
         if not isinstance(adjacency, Tensor) or adjacency.layout == torch.strided:
             raise TypeError(
-                f"adjacency must be a sparse tensor; got {errors.describe(adjacency)}. Pass edge_index, or convert "
+                f"adjacency must be a sparse tensor; got {checks.describe(adjacency)}. Pass edge_index, or convert "
                 f"with .to_sparse_csr()."
             )
         if adjacency.dim() != 2 or adjacency.size(0) != adjacency.size(1) or adjacency.dense_dim():
             raise ValueError(
-                f"adjacency must be square [num_nodes, num_nodes]; got {errors.describe(adjacency)}."
+                f"adjacency must be square [num_nodes, num_nodes]; got {checks.describe(adjacency)}."
             )
         if not adjacency.is_floating_point():
             raise TypeError(
-                f"adjacency must be floating point; got {errors.describe(adjacency)}. Convert it with "
+                f"adjacency must be floating point; got {checks.describe(adjacency)}. Convert it with "
                 f"adjacency.float()."
             )
         coo = adjacency.to_sparse_coo().coalesce()
@@ -229,7 +231,7 @@ class Graph:
         batch = getattr(data, "batch", None)
         ptr = getattr(data, "ptr", None)
         # Batch.subgraph leaves the row boundaries of the whole batch in a part, but cuts the batch vector.
-        if ptr is None or (batch is not None and int(checks.as_ptr(ptr)[-1]) != data.num_nodes):
+        if ptr is None or (batch is not None and int(arguments.as_ptr(ptr)[-1]) != data.num_nodes):
             kwargs["batch"] = batch
         else:
             kwargs["ptr"] = ptr
@@ -252,8 +254,8 @@ class Graph:
         batch: Tensor | None = None,
     ) -> Graph:
         """From anything that layers take as ``edge_index``, for a state ``x``; cached for the last tensors."""
-        errors.refuse_torchscript()
-        errors.check_kind(x, "x", Tensor, "a tensor, one row per node")
+        checks.refuse_torchscript()
+        checks.check_kind(x, "x", Tensor, "a tensor, one row per node")
         if isinstance(edge_index, Graph):
             if edge_weight is not None or batch is not None:
                 raise ValueError(
@@ -274,7 +276,7 @@ class Graph:
             # Not kept: torch compares no sparse tensors. Who calls often makes a graph once.
             graph = cls.from_sparse(edge_index, batch=batch)
         else:
-            full_degree = checks.full_degree_of(edge_index)
+            full_degree = arguments.full_degree_of(edge_index)
             if isinstance(edge_index, PartEdgeIndex):
                 edge_index = edge_index.as_tensor()
             num_nodes = x.size(0)
@@ -290,7 +292,7 @@ class Graph:
                 f"x has {x.size(0)} rows, but the graph has {graph.num_nodes} nodes; they must agree."
             )
         if graph.edge_index is not None:
-            errors.check_device(graph.edge_index, "edge_index", x.device, "x")
+            checks.check_device(graph.edge_index, "edge_index", x.device, "x")
         return graph
 
     # A graph may be a part of a larger one, whose other rows lie elsewhere: such a graph overrides these.
@@ -358,7 +360,7 @@ class Graph:
 
     def weights(self, like: Tensor) -> Float[Tensor, " E"]:
         """Edge weights in the dtype and on the device of ``like``; ones where none were given."""
-        errors.check_kind(like, "like", Tensor, "a tensor")
+        checks.check_kind(like, "like", Tensor, "a tensor")
         return self._edge_weights(like.dtype).to(like.device)
 
     @property
@@ -414,7 +416,7 @@ class Graph:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
         """The same graph on another device; its compressed forms are found again there."""
         origin = None if self.edge_index is None else self.edge_index.device
-        target = errors.as_device(device, origin)
+        target = checks.as_device(device, origin)
         # Row boundaries stay on the CPU, where kernels read them.
         names = ("edge_index", "edge_weight", "_batch", "full_degree", "origin")
         tensors = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
@@ -432,8 +434,8 @@ class Graph:
         self, direction: Literal["in", "out"] = "in", dtype: torch.dtype | None = None
     ) -> Float[Tensor, " N"]:
         """Weighted degree Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing ones; ``full_degree`` if known."""
-        errors.check_choice(direction, "direction", ["in", "out"])
-        errors.check_kind(dtype, "dtype", (torch.dtype, NoneType), "a torch.dtype")
+        checks.check_choice(direction, "direction", ["in", "out"])
+        checks.check_kind(dtype, "dtype", (torch.dtype, NoneType), "a torch.dtype")
         if self.full_degree is not None:
             return self.full_degree[:, int(direction == "out")].to(dtype or self.full_degree.dtype)
         source, target = self.edges
@@ -451,7 +453,7 @@ class Graph:
         learned = self.edge_weight is not None and self.edge_weight.requires_grad
         # Learned weights change without a new answer being asked for, so they are looked at each time.
         if self._symmetric is None or learned:
-            errors.check_has_values(self.edges, "edge_index")
+            checks.check_has_values(self.edges, "edge_index")
             self._symmetric = is_symmetric(
                 self.edges, self._edge_weights().unsqueeze(1), self.num_nodes
             )
@@ -464,7 +466,7 @@ class Graph:
         - ``"add"``: one more loop of weight 1 at every node (A + I).
         - ``"remaining"``: one at every node, the mean of the observed ones or of weight 1 (as in PyG).
         """
-        errors.check_choice(policy, "self_loops", SELF_LOOPS)
+        checks.check_choice(policy, "self_loops", SELF_LOOPS)
         if policy == "keep":
             return self
         return self.derived(policy, lambda: self._looped(policy))
@@ -516,8 +518,8 @@ class Graph:
 
     def within(self, hops: int) -> Graph:
         """Every pair with a walk of 1 to ``hops`` edges of positive weight, once and with weight 1: the k-hop graph."""
-        errors.check_counts(hops=hops)
-        errors.check_has_values(self.edges, "edge_index")
+        checks.check_counts(hops=hops)
+        checks.check_has_values(self.edges, "edge_index")
         # Whether there is a walk does not change with a small change of the weights: there is no gradient.
         walks = (self.edges, self._edge_weights().detach(), self.num_nodes, hops)
         return self.derived(f"within {hops}", lambda: self._with_edges(walk_pairs(*walks), None))

@@ -10,8 +10,14 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffusion_mp.errors import check_range
-from diffusion_mp.graph.cache import batch_cache, cached_property, may_keep, persistent, values_only
+from diffusion_mp.checks import check_range
+from diffusion_mp.runtime.cache import (
+    batch_cache,
+    cached_property,
+    may_keep,
+    persistent,
+    values_only,
+)
 
 #: A number of rows, a symbol while torch traces.
 Size = int | torch.SymInt

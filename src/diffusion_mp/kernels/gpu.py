@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diffusion_mp.graph.cache import batch_cache
 from diffusion_mp.kernels.operation import Implementation
+from diffusion_mp.runtime.cache import batch_cache
 
 # The widest rows that fit into the registers of one program.
 WIDEST = 256

@@ -15,9 +15,10 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_ar
 import torch
 from torch import Tensor
 
-from diffusion_mp.errors import BackendError, check_choice
-from diffusion_mp.graph.cache import values_only
-from diffusion_mp.kernels.precision import ALREADY, without_autocast
+from diffusion_mp.checks import check_choice
+from diffusion_mp.errors import BackendError
+from diffusion_mp.runtime.cache import values_only
+from diffusion_mp.runtime.precision import ALREADY, without_autocast
 from diffusion_mp.runtime.torch_private import differentiated_inside
 
 __all__ = [

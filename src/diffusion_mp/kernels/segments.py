@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from diffusion_mp.graph.cache import batch_cache
+from diffusion_mp.runtime.cache import batch_cache
 from diffusion_mp.runtime.torch_private import transforms_active
 
 # A set of rows: one run of rows as a slice (a view, nothing is copied), or [graphs, size] row numbers.

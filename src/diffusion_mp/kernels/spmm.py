@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from diffusion_mp.graph.cache import cached_by
 from diffusion_mp.graph.ops import Compressed, Entries, Parts, Pattern
 from diffusion_mp.kernels.operation import Backend, Wide, empty_like, operation
-from diffusion_mp.kernels.precision import accumulating, quotient, reciprocal
+from diffusion_mp.runtime.cache import cached_by
+from diffusion_mp.runtime.precision import accumulating, quotient, reciprocal
 
 __all__ = ["sddmm", "spmm"]
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from diffusion_mp.checks import check_choice, check_counts, check_flags, check_number
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
     Diffusivity,
@@ -27,7 +28,6 @@ from diffusion_mp.diffusivities.kernelized_softmax import (
 )
 from diffusion_mp.diffusivities.sparse_flow import EdgeSparseFlowDiffusivity, SparseFlowDiffusivity
 from diffusion_mp.energies import Penalty
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_number
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.updates import ExplicitEuler, StateUpdate, teleport

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp import errors
+from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.couplings.weighted import contracting
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positive
@@ -47,11 +47,11 @@ from diffusion_mp.energies.matrix_terms import (
     norm_bounds,
 )
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.cache import TensorCache, values_only
-from diffusion_mp.kernels.precision import without_autocast
 from diffusion_mp.layers.graph_layer import GraphLayer
 from diffusion_mp.layers.pyg import refuse_inputs
 from diffusion_mp.modules import Resettable
+from diffusion_mp.runtime.cache import TensorCache, values_only
+from diffusion_mp.runtime.precision import without_autocast
 from diffusion_mp.updates import CertifiedStep, fixed_point
 from diffusion_mp.updates.derivatives import on_values, values_needed
 from diffusion_mp.updates.minimiser import quadratic_minimiser
@@ -62,6 +62,10 @@ class TermModule(Resettable):
 
     A subclass's ``forward`` returns an `EnergyTerm` with everything in it that does not change from step to step, or
     ``None`` where there is none, and declares in ``reads`` which further inputs it takes.
+
+    Examples:
+        >>> isinstance(WeightedGraph(4), TermModule)
+        True
     """
 
     #: Inputs of the block's call that :meth:`forward` reads, by name: of ``edge_attr`` and ``beside``.
@@ -71,8 +75,8 @@ class TermModule(Resettable):
 
     def __init__(self, channels: int, weight: float) -> None:
         super().__init__()
-        errors.check_counts(channels=channels)
-        errors.check_positive(weight, "weight")
+        checks.check_counts(channels=channels)
+        checks.check_positive(weight, "weight")
         self.channels = channels
         self.weight = Positive(weight)
 
@@ -138,8 +142,8 @@ class Pairs(TermModule):
         constraint: Constraint | None = None,
     ) -> None:
         super().__init__(channels, weight)
-        errors.check_counts(heads=heads)
-        errors.check_choice(projection, "projection", [None, "tied"])
+        checks.check_counts(heads=heads)
+        checks.check_choice(projection, "projection", [None, "tied"])
         check_heads_divide(channels, heads)
         if penalty == "softmax":
             penalty = SoftmaxPenalty(channels // heads)
@@ -204,7 +208,7 @@ class Neighbours(TermModule):
     ) -> None:
         super().__init__(channels, weight)
         kinds = (bool, Diffusivity)
-        errors.check_kind(diffusivity, "diffusivity", kinds, "a Diffusivity, True or False")
+        checks.check_kind(diffusivity, "diffusivity", kinds, "a Diffusivity, True or False")
         if diffusivity is True:
             diffusivity = AdjacencyDiffusivity("sym", direction="undirected")
         self.diffusivity = diffusivity or None
@@ -268,15 +272,15 @@ class WeightedGraph(TermModule):
     ) -> None:
         super().__init__(channels, weight)
         relations = 1 if edge_dim is None else edge_dim
-        errors.check_counts(edge_dim=relations, hops=hops)
-        errors.check_flags(symmetric=symmetric, gate=gate)
-        errors.check_choice(normalization, "normalization", ["sum", "sym"])
+        checks.check_counts(edge_dim=relations, hops=hops)
+        checks.check_flags(symmetric=symmetric, gate=gate)
+        checks.check_choice(normalization, "normalization", ["sum", "sym"])
         self.symmetric = symmetric
         self.hops = hops
         self.edge_dim = edge_dim
         self.reads = () if edge_dim is None else ("edge_attr",)
         self.adjacency = AdjacencyDiffusivity(normalization)
-        errors.check_choice(matrix, "matrix", ["full", "diagonal", "identity"])
+        checks.check_choice(matrix, "matrix", ["full", "diagonal", "identity"])
         shape = (relations, channels, channels) if matrix == "full" else (relations, channels)
         if matrix == "identity":
             self.matrix = None
@@ -312,7 +316,7 @@ class WeightedGraph(TermModule):
                 raise ValueError(
                     f"edge_attr must come, [num_edges, {self.edge_dim}], since edge_dim was given; got none."
                 )
-            errors.check_edge_rows(edge_attr, graph.num_edges, channels=self.edge_dim)
+            checks.check_edge_rows(edge_attr, graph.num_edges, channels=self.edge_dim)
             tensors = (coupling.graph.edges, coupling.graph.edge_weight, edge_attr)
             coupling = _RELATIONS.get(graph.num_nodes, tensors, partial(_related, graph.num_nodes))
         if self.gate is not None:
@@ -357,9 +361,9 @@ class RowAttention(TermModule):
         neighbours: bool = False,
     ) -> None:
         super().__init__(channels, weight)
-        errors.check_counts(heads=heads)
-        errors.check_flags(neighbours=neighbours)
-        errors.check_positive(gamma, "gamma")
+        checks.check_counts(heads=heads)
+        checks.check_flags(neighbours=neighbours)
+        checks.check_positive(gamma, "gamma")
         check_heads_divide(channels, heads)
         self.heads = heads
         self.neighbours = neighbours
@@ -409,8 +413,8 @@ class TiedMLP(TermModule):
         self, channels: int, hidden_channels: int, weight: float = 1.0, *, activation: str = "relu"
     ) -> None:
         super().__init__(channels, weight)
-        errors.check_counts(hidden_channels=hidden_channels)
-        errors.check_choice(activation, "activation", ACTIVATIONS)
+        checks.check_counts(hidden_channels=hidden_channels)
+        checks.check_choice(activation, "activation", ACTIVATIONS)
         self.linear = nn.Linear(channels, hidden_channels)
         self.activation = activation
 
@@ -473,18 +477,18 @@ class CertifiedBlock(GraphLayer):
         heads: int = 1,
     ) -> None:
         super().__init__()
-        errors.check_counts(channels=channels, heads=heads)
+        checks.check_counts(channels=channels, heads=heads)
         # The setter checks num_layers again, but torch would register a module in its place without calling it.
         if num_layers is not None:
-            errors.check_counts(num_layers=num_layers)
-        errors.check_positive(beta, "beta")
+            checks.check_counts(num_layers=num_layers)
+        checks.check_positive(beta, "beta")
         check_heads_divide(channels, heads)
         what = "a list of EnergyTerms and of modules that make them"
-        errors.check_kind(terms, "terms", Sequence, what)
+        checks.check_kind(terms, "terms", Sequence, what)
         for term in terms:
             kinds = (nn.Module, EnergyTerm)
             what = "an EnergyTerm or a module that makes one"
-            errors.check_kind(term, "every one of terms", kinds, what)
+            checks.check_kind(term, "every one of terms", kinds, what)
             if getattr(term, "channels", channels) != channels:
                 raise ValueError(
                     f"every one of terms must have {channels} channels, as the block; got {term!r}."
@@ -505,7 +509,7 @@ class CertifiedBlock(GraphLayer):
     @num_layers.setter
     def num_layers(self, num_layers: int | None) -> None:
         if num_layers is not None:
-            errors.check_counts(num_layers=num_layers)
+            checks.check_counts(num_layers=num_layers)
         self._num_layers = num_layers
 
     @property
@@ -593,7 +597,7 @@ class CertifiedBlock(GraphLayer):
         graph = energy.graph_of(state)
         with values_needed(what):
             with on_values():
-                errors.check_finite(state, "x")
+                checks.check_finite(state, "x")
             return fixed_point(
                 energy.descent(state),
                 state,
@@ -625,15 +629,15 @@ class CertifiedBlock(GraphLayer):
         )
         if "beside" in inputs:
             what = "a Coupling of the same nodes, or None"
-            errors.check_kind(inputs["beside"], "beside", Coupling, what)
+            checks.check_kind(inputs["beside"], "beside", Coupling, what)
         if "source" in inputs:
-            errors.check_state(inputs["source"], "source", self.in_channels, module=self)
-            errors.check_rows(inputs["source"], "source", x)
+            checks.check_state(inputs["source"], "source", self.in_channels, module=self)
+            checks.check_rows(inputs["source"], "source", x)
         return graph, inputs
 
     def energy(self, source: Tensor, graph: Graph, **inputs: Any) -> Energy:
         """Return F of a source [N, channels], a graph and the inputs that terms read; see :meth:`by_head`."""
-        errors.check_kind(graph, "graph", Graph, "a Graph(num_nodes, edge_index)")
+        checks.check_kind(graph, "graph", Graph, "a Graph(num_nodes, edge_index)")
         inputs = {name: value for name, value in inputs.items() if value is not None}
         if unread := {name: inputs[name] for name in inputs.keys() - set(self.reads)}:
             refuse_inputs(self, unread)
@@ -666,7 +670,7 @@ class CertifiedBlock(GraphLayer):
 
         With ``by_graph``, F of every graph of a batch: [states, B].
         """
-        errors.check_flags(by_graph=by_graph)
+        checks.check_flags(by_graph=by_graph)
         graph, inputs = self._checked(x, edge_index, edge_weight, batch, inputs)
         return self.measured(x, graph, by_graph, **inputs)[0]
 

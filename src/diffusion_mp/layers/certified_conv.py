@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp import errors
+from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling, IdentityCoupling, ScaledCoupling
 from diffusion_mp.diffusivities import Diffusivity, Positive
 from diffusion_mp.energies import (
@@ -82,11 +82,11 @@ class CertifiedConv(CertifiedBlock):
         graph: bool | Diffusivity = True,
         num_layers: int | None = 1,
     ) -> None:
-        errors.check_positive(lam, "lam")
-        errors.check_positive(mu, "mu")
-        errors.check_counts(heads=heads)
-        errors.check_choice(projection, "projection", [None, "tied"])
-        errors.check_kind(graph, "graph", (bool, Diffusivity), "a Diffusivity, True or False")
+        checks.check_positive(lam, "lam")
+        checks.check_positive(mu, "mu")
+        checks.check_counts(heads=heads)
+        checks.check_choice(projection, "projection", [None, "tied"])
+        checks.check_kind(graph, "graph", (bool, Diffusivity), "a Diffusivity, True or False")
         inside = get_constraint(constraint, radius)
         terms: list[TermModule] = [Neighbours(channels, mu, graph)]
         if penalty is not None:

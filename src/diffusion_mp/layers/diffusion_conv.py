@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from diffusion_mp import errors
+from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.energies import Certificate, certify
 from diffusion_mp.energies.certification import broken_parameter
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.layers.graph_layer import GraphLayer
 from diffusion_mp.layers.pyg import INPUTS, between
+from diffusion_mp.runtime.noise import dropout
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
 
@@ -83,24 +83,24 @@ class DiffusionConv(GraphLayer):
         super().__init__()
         if isinstance(in_channels, (tuple, list)):
             raise TypeError(
-                f"in_channels must be one integer, got {errors.describe(in_channels)}: states of two kinds of nodes "
+                f"in_channels must be one integer, got {checks.describe(in_channels)}: states of two kinds of nodes "
                 f"pass through the same W_V, and have the same channels. Put a Linear before one of them if not."
             )
         # Channels are found at the first call by W_V, or are those of x itself, for input and output.
-        lazy = errors.found_later(in_channels) and keep == "values"
+        lazy = checks.found_later(in_channels) and keep == "values"
         if not (lazy and (transform or out_channels == -1)):
-            errors.check_counts(in_channels=in_channels)
+            checks.check_counts(in_channels=in_channels)
         if not (lazy and not transform):
-            errors.check_counts(out_channels=out_channels)
-        errors.check_counts(heads=heads, steps=steps)
-        errors.check_choice(keep, "keep", ["values", "state"])
-        errors.check_choice(reads, "reads", ["state", "values", "features"])
-        errors.check_probability(dropout, "dropout")
-        errors.check_flags(
+            checks.check_counts(out_channels=out_channels)
+        checks.check_counts(heads=heads, steps=steps)
+        checks.check_choice(keep, "keep", ["values", "state"])
+        checks.check_choice(reads, "reads", ["state", "values", "features"])
+        checks.check_probability(dropout, "dropout")
+        checks.check_flags(
             concat=concat, transform=transform, bias=bias, validate=validate, value_bias=value_bias
         )
-        errors.check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
-        errors.check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
+        checks.check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
+        checks.check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
         if 1 not in (heads, diffusivity.heads) and heads != diffusivity.heads:
             raise ValueError(
                 f"heads must be 1 or the diffusivity's {diffusivity.heads}; got {heads}."
@@ -168,7 +168,7 @@ class DiffusionConv(GraphLayer):
         self-loops; an observed self-loop that was replaced has entry 0.
         """
         if return_attention_weights is not None:
-            errors.check_flags(return_attention_weights=return_attention_weights)
+            checks.check_flags(return_attention_weights=return_attention_weights)
         if isinstance(x, tuple):
             return between(
                 self,
@@ -189,7 +189,7 @@ class DiffusionConv(GraphLayer):
             x, edge_index, edge_weight, batch, return_coupling, others, edge_attr
         )
         if self.validate:
-            errors.check_finite(x, "x")
+            checks.check_finite(x, "x")
         values = self._values(x)
         if features is not None or self.reads == "features":
             self._check_features(features, x)
@@ -242,7 +242,7 @@ class DiffusionConv(GraphLayer):
                 f"features must come if and only if the layer was built with reads='features'; {got}. They are what "
                 f"the diffusivity reads in place of the state, [num_nodes, channels]."
             )
-        errors.check_rows(features, "features", x, module=self)
+        checks.check_rows(features, "features", x, module=self)
 
     def _previous(self, previous: Tensor) -> Tensor:
         if not self.update.takes_previous:
@@ -250,7 +250,7 @@ class DiffusionConv(GraphLayer):
                 f"previous is for updates of two steps; {self.update!r} looks at one state. Leave it out, or take "
                 f"MomentumStep(..., steps=1)."
             )
-        errors.check_state(previous, "previous", self.in_channels, module=self)
+        checks.check_state(previous, "previous", self.in_channels, module=self)
         return self._values(previous)
 
     def _evolve(
@@ -267,8 +267,8 @@ class DiffusionConv(GraphLayer):
             state = self._by_head(x)
         if source is not None:
             channels = state.size(2) * (state.size(1) if self.concat else 1)
-            errors.check_state(source, "source", channels, module=self)
-            errors.check_device(source, "source", state.device, "x")
+            checks.check_state(source, "source", channels, module=self)
+            checks.check_device(source, "source", state.device, "x")
             source = self._by_head(source)
         # The initial state is the usual source (Eq. 10), so a layer with β needs no further argument.
         elif self.update.beta:

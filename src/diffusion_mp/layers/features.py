@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn.dense import Linear
 
-from diffusion_mp.errors import check_counts, check_mask, check_place, check_state, describe
-from diffusion_mp.graph.cache import cached_by, values_only
+from diffusion_mp.checks import check_counts, check_mask, check_place, check_state, describe
 from diffusion_mp.graph.ops import Compressed, Pattern
 from diffusion_mp.graph.sparse_rows import SPARSE
 from diffusion_mp.kernels.spmm import spmm
 from diffusion_mp.modules import Resettable
+from diffusion_mp.runtime.cache import cached_by, values_only
 
 
 def check_input(x: Tensor, name: str = "x", *, channels: int, module: nn.Module | None) -> None:

@@ -16,20 +16,20 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.inits import glorot
 
-from diffusion_mp.couplings import Coupling
-from diffusion_mp.diffusivities import (
-    AdjacencyDiffusivity,
-    Diffusivity,
-    GATDiffusivity,
-    IdentityDiffusivity,
-)
-from diffusion_mp.errors import (
+from diffusion_mp.checks import (
     check_counts,
     check_flags,
     check_kind,
     check_number,
     check_positive,
     check_probability,
+)
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.diffusivities import (
+    AdjacencyDiffusivity,
+    Diffusivity,
+    GATDiffusivity,
+    IdentityDiffusivity,
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops

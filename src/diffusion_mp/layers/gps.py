@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from diffusion_mp import errors
+from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.kernels.spmm import at_rows
 from diffusion_mp.layers.graph_layer import GraphLayer
 from diffusion_mp.modules import Norm, make_norm
+from diffusion_mp.runtime.noise import dropout
 
 
 class EdgeLayer(GraphLayer, ABC):
@@ -29,8 +29,8 @@ class EdgeLayer(GraphLayer, ABC):
 
     def __init__(self, channels: int, dropout: float) -> None:
         super().__init__()
-        errors.check_counts(channels=channels)
-        errors.check_probability(dropout, "dropout")
+        checks.check_counts(channels=channels)
+        checks.check_probability(dropout, "dropout")
         self.in_channels = channels
         self.out_channels = channels
         self.dropout = dropout
@@ -57,7 +57,7 @@ class EdgeLayer(GraphLayer, ABC):
             x, edge_index, edge_weight, batch, return_coupling, others, edge_attr
         )
         if edge_attr is not None:
-            errors.check_edge_rows(
+            checks.check_edge_rows(
                 edge_attr, graph.num_edges, channels=self.in_channels, module=self
             )
         out, edges, coupling = self.step(x, graph, edge_attr)
@@ -103,8 +103,8 @@ class GatedGCNConv(EdgeLayer):
         eps: float = 1e-6,
     ) -> None:
         super().__init__(channels, dropout)
-        errors.check_positive(eps, "eps")
-        errors.check_flags(residual=residual)
+        checks.check_positive(eps, "eps")
+        checks.check_flags(residual=residual)
         self.residual = residual
         self.eps = eps
         self.own, self.value, self.edge, self.target, self.source = (
@@ -184,7 +184,7 @@ class GPSBlock(EdgeLayer):
         if local is None and attention is None:
             raise ValueError("GPSBlock needs local or attention, or both; got neither.")
         for name, layer in (("local", local), ("attention", attention)):
-            errors.check_kind(layer, name, (nn.Module, NoneType), "a layer of this library")
+            checks.check_kind(layer, name, (nn.Module, NoneType), "a layer of this library")
             sizes = [getattr(layer, size, channels) for size in ("in_channels", "out_channels")]
             if sizes != [channels, channels]:
                 raise ValueError(

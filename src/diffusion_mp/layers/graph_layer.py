@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from diffusion_mp import errors
+from diffusion_mp import checks
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.checks import check_edge_order
+from diffusion_mp.graph.arguments import check_edge_order
 from diffusion_mp.layers.features import channels_at_first
 from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs
 from diffusion_mp.modules import Resettable
@@ -19,7 +19,7 @@ class GraphLayer(KnowsPyGNames, Resettable):
     """Base of layers and models, which are called as ``module(x, edge_index, edge_weight, batch, …)``."""
 
     in_channels: int
-    check_features: Callable[..., None] = staticmethod(errors.check_state)
+    check_features: Callable[..., None] = staticmethod(checks.check_state)
     """The check of x; a model sets `check_input`, for a sparse x, in a first layer in which W_V alone reads x."""
 
     def inputs_to_graph(
@@ -39,7 +39,7 @@ class GraphLayer(KnowsPyGNames, Resettable):
         if edge_attr is not None:
             check_edge_order(edge_index, edge_attr)
         if not isinstance(return_coupling, bool):
-            errors.check_flags(return_coupling=return_coupling)
+            checks.check_flags(return_coupling=return_coupling)
         if self.in_channels == -1:
             self._find_channels(x)
         self.check_features(x, channels=self.in_channels, module=self)

@@ -11,9 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx, nn
 
-from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, IdentityDiffusivity
-from diffusion_mp.diffusivities.base import ScaledDiffusivity, SumDiffusivity
-from diffusion_mp.errors import (
+from diffusion_mp.checks import (
     check_flags,
     check_integer_pairs,
     check_kind,
@@ -23,6 +21,8 @@ from diffusion_mp.errors import (
     plain,
     values_to_check,
 )
+from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, IdentityDiffusivity
+from diffusion_mp.diffusivities.base import ScaledDiffusivity, SumDiffusivity
 
 #: Options of PyG's classes with the values that describe what every layer here does; they are dropped.
 AS_ALWAYS: dict[str, tuple[object, ...]] = {

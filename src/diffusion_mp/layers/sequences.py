@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from diffusion_mp import errors
+from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities.base import check_heads_divide
 from diffusion_mp.diffusivities.fixed import NeumannDiffusivity
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.modules import Resettable
+from diffusion_mp.runtime.noise import dropout
 from diffusion_mp.runtime.torch_private import forward_mode_active
 from diffusion_mp.saving import Saved
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
@@ -64,10 +64,10 @@ class PDEDiffusion1d(Resettable):
         **options: Any,
     ) -> None:
         super().__init__()
-        errors.check_counts(channels=channels, heads=heads)
-        errors.check_flags(norm=norm, batch_first=batch_first)
-        errors.check_choice(per, "per", ["layer", "head", "channel"])
-        errors.check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
+        checks.check_counts(channels=channels, heads=heads)
+        checks.check_flags(norm=norm, batch_first=batch_first)
+        checks.check_choice(per, "per", ["layer", "head", "channel"])
+        checks.check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
         check_heads_divide(channels, heads)
         self.in_channels = channels
         self.out_channels = channels
@@ -93,7 +93,7 @@ class PDEDiffusion1d(Resettable):
         return_coupling: bool = False,
     ) -> Tensor | tuple[Tensor, Coupling]:
         """Return the next state, and with ``return_coupling`` the coupling."""
-        errors.check_flags(return_coupling=return_coupling)
+        checks.check_flags(return_coupling=return_coupling)
         mask = self._tokens(x, mask, batch, key_padding_mask)
         if x.dim() == 2:
             out, coupling = self._step(x, Graph.coerce(x, batch=batch))
@@ -135,7 +135,7 @@ class PDEDiffusion1d(Resettable):
             if mask is not None:
                 sentence = "mask and key_padding_mask say the same thing, one is the inverse of the other; pass one."
                 raise ValueError(sentence)
-            given = errors.describe(key_padding_mask)
+            given = checks.describe(key_padding_mask)
             dense = (
                 isinstance(key_padding_mask, Tensor) and key_padding_mask.layout == torch.strided
             )
@@ -147,27 +147,27 @@ class PDEDiffusion1d(Resettable):
             mask = ~key_padding_mask
         if not isinstance(x, Tensor) or x.dim() not in (2, 3):
             raise ValueError(
-                f"x must be a tensor [B, L, channels], or rows [N, channels]; got {errors.describe(x)}."
+                f"x must be a tensor [B, L, channels], or rows [N, channels]; got {checks.describe(x)}."
             )
         if x.dim() == 2:
-            errors.check_state(x, channels=self.in_channels, module=self.norm)
+            checks.check_state(x, channels=self.in_channels, module=self.norm)
             if mask is not None:
-                got = errors.describe(x)
+                got = checks.describe(x)
                 raise ValueError(
                     f"{name} goes with sequences [B, L, C]; got {got}. For its rows pass batch [N]."
                 )
             return None
-        errors.check_sequences(x, None, self.in_channels, self.norm)
+        checks.check_sequences(x, None, self.in_channels, self.norm)
         # The right shape first: asked for the other one, an export refuses as many sequences as positions.
         misfit = isinstance(mask, Tensor) and mask.shape != x.shape[:2]
         if self.batch_first and misfit and mask is not None and mask.shape == x.shape[1::-1]:
             raise ValueError(
-                f"{name} must be {list(x.shape[:2])}, one entry per position of x; got {errors.describe(mask)}. If x "
+                f"{name} must be {list(x.shape[:2])}, one entry per position of x; got {checks.describe(mask)}. If x "
                 f"is [length, batch, channels], build the layer with batch_first=False."
             )
-        errors.check_mask(mask, x if self.batch_first else x.transpose(0, 1), name)
+        checks.check_mask(mask, x if self.batch_first else x.transpose(0, 1), name)
         if batch is not None:
-            got = errors.describe(x)
+            got = checks.describe(x)
             raise ValueError(
                 f"batch goes with rows x [N, C]; got {got}. For its padding pass mask [B, L]."
             )
@@ -228,8 +228,8 @@ class SelfAttention(Saved):
         place: Place = NoDiffusion,
     ) -> None:
         super().__init__()
-        errors.check_counts(channels=channels, heads=heads)
-        errors.check_probability(dropout, "dropout")
+        checks.check_counts(channels=channels, heads=heads)
+        checks.check_probability(dropout, "dropout")
         check_heads_divide(channels, heads)
         self.channels = channels
         self.heads = heads
@@ -243,7 +243,7 @@ class SelfAttention(Saved):
     def forward(
         self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
     ) -> Float[Tensor, "B L C"]:
-        errors.check_sequences(x, mask, self.channels, self)
+        checks.check_sequences(x, mask, self.channels, self)
         query, key, value = self.project(x).chunk(3, -1)
         q, k, v = (self._by_head(part) for part in (query, key, self.on_values(value, mask)))
         pairs = None if mask is None else self._senders(mask)
@@ -261,7 +261,7 @@ class SelfAttention(Saved):
         self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
     ) -> Float[Tensor, "B H L length"]:
         """Return A_h(x), whose rows sum to one, in O(L²) memory; ``forward`` does not form it."""
-        errors.check_sequences(x, mask, self.channels, self)
+        checks.check_sequences(x, mask, self.channels, self)
         query, key, _ = self.project(x).chunk(3, -1)
         scores = (
             self._by_head(query)
@@ -325,7 +325,7 @@ class TransformerBlock(Saved):
         place: Place = NoDiffusion,
     ) -> None:
         super().__init__()
-        errors.check_counts(mlp_channels=mlp_channels)
+        checks.check_counts(mlp_channels=mlp_channels)
         self.dropout = dropout
         self.before_attention_norm = place("norm", channels)
         self.attention_norm = nn.LayerNorm(channels)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch_geometric.nn import MessagePassing
 
-from diffusion_mp import errors
+from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies import Certificate
 from diffusion_mp.energies.certification import layer_certificates
@@ -49,14 +49,14 @@ def run_layer(collect: Collect, layer: nn.Module, x: Tensor, graph: Graph, **inp
 def feature_columns(channels: int | Sequence[int], name: str) -> int:
     """Return the number of columns of features: ``channels`` numbers (-1: unknown), or categories (a list of sizes)."""
     if isinstance(channels, str) or not isinstance(channels, Sequence):
-        if not errors.found_later(channels):
-            errors.check_counts(**{name: channels})
+        if not checks.found_later(channels):
+            checks.check_counts(**{name: channels})
         return channels
     if not channels:
         raise ValueError(
             f"{name} must be a number of channels or a list with a table size per column; got none."
         )
-    errors.check_counts(**{f"{name}[{column}]": size for column, size in enumerate(channels)})
+    checks.check_counts(**{f"{name}[{column}]": size for column, size in enumerate(channels)})
     return len(channels)
 
 
@@ -94,22 +94,22 @@ class FeatureEncoder(nn.Module):
 
     def _columns(self, x: Tensor, name: str) -> Tensor:
         """Return x as [N, F], with categories checked unless ``torch.compile`` traces."""
-        errors.check_kind(x, name, Tensor, f"a tensor [rows, {self.channels}] of integers")
-        if x.dtype not in errors.INTEGERS:
+        checks.check_kind(x, name, Tensor, f"a tensor [rows, {self.channels}] of integers")
+        if x.dtype not in checks.INTEGERS:
             raise TypeError(
-                f"{name} must hold categories (integers); got {errors.describe(x)}. Use {name}.long()."
+                f"{name} must hold categories (integers); got {checks.describe(x)}. Use {name}.long()."
             )
         columns = x
         if x.dim() == 1:  # one column, as PyG has it in some data sets
             columns = x.unsqueeze(1)
         if columns.dim() != 2 or columns.size(1) != self.channels:
             raise ValueError(
-                f"{name} must be [rows, {self.channels}], one column per table; got {errors.describe(x)}."
+                f"{name} must be [rows, {self.channels}], one column per table; got {checks.describe(x)}."
             )
-        errors.check_device(x, name, self.tables[0].weight.device, f"the tables of {name}")  # type: ignore[arg-type]
+        checks.check_device(x, name, self.tables[0].weight.device, f"the tables of {name}")  # type: ignore[arg-type]
         columns = columns.long()
         # An index outside of a table ends a CUDA process; but to look at values would end the graph of a compiler.
-        if columns.numel() and not columns.is_meta and errors.values_to_check():
+        if columns.numel() and not columns.is_meta and checks.values_to_check():
             for column, size in enumerate(self.sizes or ()):
                 low, high = (int(end) for end in columns[:, column].aminmax())
                 if low < 0 or high >= size:
@@ -158,7 +158,7 @@ class LinkHead(NodeHead):
             raise ValueError(
                 "edge_label_index is needed for a link task: [2, L], the pairs to score; got None."
             )
-        pairs = errors.check_pairs(
+        pairs = checks.check_pairs(
             pairs, "edge_label_index", x.size(0), x.device, "[2, L] of int64"
         )
         embedding = self.mlp(x)
@@ -180,7 +180,7 @@ def output_layers(
     channels: int, out_channels: int, task: Task
 ) -> tuple[nn.Module, NodeHead | None]:
     """Return a linear map of states to logits and no head; for graphs and links, the identity and a head."""
-    errors.check_choice(task, "task", HEADS)
+    checks.check_choice(task, "task", HEADS)
     # For nodes one linear map, as in the papers; the mean of a graph or a pair is too little for a linear map to read.
     if task == "node":
         return nn.Linear(channels, out_channels), None
@@ -261,9 +261,9 @@ class GraphModel(GraphLayer, ABC):
 
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().__init__()
-        if not errors.found_later(in_channels):
-            errors.check_counts(in_channels=in_channels)
-        errors.check_counts(hidden_channels=hidden_channels, out_channels=out_channels)
+        if not checks.found_later(in_channels):
+            checks.check_counts(in_channels=in_channels)
+        checks.check_counts(hidden_channels=hidden_channels, out_channels=out_channels)
         self.in_channels = in_channels
         self.head: NodeHead | None = None
         self.edge_mask = EdgeMask()
@@ -314,9 +314,9 @@ class GraphModel(GraphLayer, ABC):
             check_input(x, channels=channels, module=module)
             return
         # The tables check the rest.
-        errors.check_kind(x, "x", Tensor, f"a tensor [num_nodes, {channels}]")
+        checks.check_kind(x, "x", Tensor, f"a tensor [num_nodes, {channels}]")
         if not x.dim():
-            raise ValueError(f"x must be [num_nodes, {channels}]; got {errors.describe(x)}.")
+            raise ValueError(f"x must be [num_nodes, {channels}]; got {checks.describe(x)}.")
 
     def certificate(
         self,
@@ -372,8 +372,8 @@ class LayerStack(GraphModel):
         task: Task = "node",
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
-        errors.check_flags(layer_norm=layer_norm)
-        errors.check_probability(dropout, "dropout")
+        checks.check_flags(layer_norm=layer_norm)
+        checks.check_probability(dropout, "dropout")
         self.dropout = dropout
         self.encoder = FeatureLinear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(conv() for _ in range(num_layers))

@@ -9,9 +9,9 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from diffusion_mp.checks import check_counts, check_flags, check_kind, check_probability
 from diffusion_mp.diffusivities import Diffusivity, UniformDiffusivity
 from diffusion_mp.energies import Certificate, Constraint, Energy, Penalty
-from diffusion_mp.errors import check_counts, check_flags, check_kind, check_probability
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedBlock, CertifiedConv
 from diffusion_mp.layers.features import FeatureLinear

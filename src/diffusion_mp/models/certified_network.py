@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from diffusion_mp.checks import check_flags
 from diffusion_mp.energies import Certificate
 from diffusion_mp.energies.certification import STEPS, broken_parameter, random_input
-from diffusion_mp.errors import check_flags
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedBlock
 from diffusion_mp.models.base import Collect, Edges, GraphModel, run_layer

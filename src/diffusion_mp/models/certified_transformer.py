@@ -7,15 +7,15 @@ from typing import Literal, cast
 
 from torch import nn
 
-from diffusion_mp.energies import Constraint
-from diffusion_mp.energies.matrix_terms import ACTIVATIONS
-from diffusion_mp.errors import (
+from diffusion_mp.checks import (
     check_choice,
     check_counts,
     check_flags,
     check_positive,
     check_probability,
 )
+from diffusion_mp.energies import Constraint
+from diffusion_mp.energies.matrix_terms import ACTIVATIONS
 from diffusion_mp.layers.certified_block import (
     CertifiedBlock,
     RowAttention,

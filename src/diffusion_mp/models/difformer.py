@@ -9,13 +9,13 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.nn.functional import relu
 
+from diffusion_mp.checks import check_choice, check_counts, check_flags, check_kind
 from diffusion_mp.diffusivities import Positive
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import DIFFormerConv
 from diffusion_mp.layers.attention import TAU
 from diffusion_mp.models.base import Collect, LayerStack, Task, run_layer
+from diffusion_mp.runtime.noise import dropout
 from diffusion_mp.updates import StateUpdate
 
 #: Default growth, over all steps of a model, of the component that all nodes share, and the largest default step.

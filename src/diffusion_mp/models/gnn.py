@@ -11,16 +11,15 @@ from torch.nn.functional import relu
 from torch_geometric.nn.models import JumpingKnowledge
 from torch_geometric.nn.resolver import activation_resolver
 
-from diffusion_mp.diffusivities.base import check_heads_divide
-from diffusion_mp.errors import (
+from diffusion_mp.checks import (
     check_choice,
     check_counts,
     check_kind,
     check_positive,
     check_probability,
 )
+from diffusion_mp.diffusivities.base import check_heads_divide
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import (
     APPNPConv,
     DiffusionConv,
@@ -34,6 +33,7 @@ from diffusion_mp.layers import (
 from diffusion_mp.layers.features import FeatureLinear, check_input
 from diffusion_mp.models.base import Collect, GraphModel, Task, output_layers, run_layer
 from diffusion_mp.modules import Norm, Resettable, make_norm
+from diffusion_mp.runtime.noise import dropout
 from diffusion_mp.updates import teleport
 
 ConvName = Literal["mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii"]

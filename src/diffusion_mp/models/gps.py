@@ -11,8 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp.couplings import Coupling
-from diffusion_mp.errors import (
+from diffusion_mp.checks import (
     check_choice,
     check_counts,
     check_edge_rows,
@@ -20,6 +19,7 @@ from diffusion_mp.errors import (
     check_probability,
     describe,
 )
+from diffusion_mp.couplings import Coupling
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, LaplacianEncoder, SFiConv
 from diffusion_mp.layers.pyg import refuse_proxy

@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from torch_geometric.nn.dense import Linear
 from tqdm import tqdm
 
+from diffusion_mp.checks import as_device, check_counts, check_flags, check_kind
 from diffusion_mp.couplings import Coupling, PooledCoupling, merged
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.energies import Penalty
-from diffusion_mp.errors import as_device, check_counts, check_flags, check_kind
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.cache import cached_property
 from diffusion_mp.graph.sparse_rows import select_rows
 from diffusion_mp.layers.certified_block import CertifiedBlock
 from diffusion_mp.layers.features import check_input
 from diffusion_mp.models.base import Edges
-from diffusion_mp.progress import progress_bar, show_progress
+from diffusion_mp.runtime.cache import cached_property
+from diffusion_mp.runtime.progress import progress_bar, show_progress
 
 
 def full_graph_inference(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from diffusion_mp import errors
+from diffusion_mp import checks
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs
@@ -56,15 +56,15 @@ class LabelPropagation(KnowsPyGNames, Saved):
         self.update: StateUpdate
         if num_layers is None:
             # At α = 1 the labels vanish from the equation, and I − S is singular.
-            errors.check_number(
+            checks.check_number(
                 alpha, "alpha", lambda a: 0 < a < 1, "lie in (0, 1) for num_layers=None"
             )
             self.update = teleport_limit(1 - alpha)
         else:
-            errors.check_counts(num_layers=num_layers)
-            errors.check_number(alpha, "alpha", lambda a: 0 < a <= 1, "lie in (0, 1]")
+            checks.check_counts(num_layers=num_layers)
+            checks.check_number(alpha, "alpha", lambda a: 0 < a <= 1, "lie in (0, 1]")
             self.update = teleport(1 - alpha)
-        errors.check_kind(diffusivity, "diffusivity", (Diffusivity, NoneType), "a Diffusivity")
+        checks.check_kind(diffusivity, "diffusivity", (Diffusivity, NoneType), "a Diffusivity")
         if diffusivity is not None and diffusivity.heads != 1:
             raise ValueError(
                 f"diffusivity must have one head, for there is one state, the labels; got {diffusivity.heads} heads."
@@ -97,11 +97,11 @@ class LabelPropagation(KnowsPyGNames, Saved):
         if isinstance(mask, Tensor) and mask.is_floating_point():
             # In PyG's order the third argument is the mask, and the fourth the weights.
             raise TypeError(
-                f"mask must be a bool tensor [{y.size(0)}]; got {errors.describe(mask)}. The order here is (y, "
+                f"mask must be a bool tensor [{y.size(0)}]; got {checks.describe(mask)}. The order here is (y, "
                 f"edge_index, edge_weight, mask)."
             )
         if mask is not None:
-            y = y * errors.as_node_mask(mask, "mask", y.size(0), y.device).unsqueeze(1)
+            y = y * checks.as_node_mask(mask, "mask", y.size(0), y.device).unsqueeze(1)
         # A diffusivity of states would read the labels, and nodes without one would all look alike.
         if self.reads_features and features is None:
             raise ValueError(
@@ -113,7 +113,7 @@ class LabelPropagation(KnowsPyGNames, Saved):
                 "features must be left out, for this diffusivity does not read nodes; got features."
             )
         if features is not None:
-            errors.check_rows(features, "features", y)
+            checks.check_rows(features, "features", y)
         graph = Graph.coerce(y, edge_index, edge_weight, batch)
         coupling = self.diffusivity(y if features is None else features, graph)
         if self.num_layers is None:
@@ -127,20 +127,20 @@ class LabelPropagation(KnowsPyGNames, Saved):
 
 def _soft(y: Tensor) -> Tensor:
     """Check labels, and return them as soft labels [N, K]."""
-    errors.check_kind(y, "y", Tensor, "a tensor of class labels [N] or soft labels [N, K]")
-    errors.check_has_values(y, "y")
+    checks.check_kind(y, "y", Tensor, "a tensor of class labels [N] or soft labels [N, K]")
+    checks.check_has_values(y, "y")
     if y.dim() not in (1, 2):
         raise ValueError(
-            f"y must hold class labels [N] or soft labels [N, K]; got {errors.describe(y)}."
+            f"y must hold class labels [N] or soft labels [N, K]; got {checks.describe(y)}."
         )
     if y.dim() == 1 or y.size(1) == 1:
         y = _one_hot(y)
-    elif y.dtype in errors.INTEGERS:
+    elif y.dtype in checks.INTEGERS:
         raise TypeError(
-            f"y must be floating point as soft labels, a column for every class; got {errors.describe(y)}. Pass "
+            f"y must be floating point as soft labels, a column for every class; got {checks.describe(y)}. Pass "
             f"y.float()."
         )
-    errors.check_state(y, "y")
+    checks.check_state(y, "y")
     return y
 
 
@@ -148,16 +148,16 @@ def _one_hot(y: Tensor) -> Tensor:
     """Soft labels of class numbers [N] or [N, 1], zeros where they are negative."""
     if y.dim() == 2 and y.is_floating_point():
         raise ValueError(
-            f"y must have a column for every class as soft labels; got {errors.describe(y)}, in which all nodes would "
+            f"y must have a column for every class as soft labels; got {checks.describe(y)}, in which all nodes would "
             f"be of one class. Class numbers are integers, y.long(); of the probabilities of one of two classes, the "
             f"soft labels are torch.cat([1 - y, y], 1)."
         )
-    if y.dtype not in errors.INTEGERS or y.layout != torch.strided:
+    if y.dtype not in checks.INTEGERS or y.layout != torch.strided:
         raise TypeError(
-            f"y must hold class labels [N] or soft labels [N, K]; got {errors.describe(y)}. Class numbers are dense "
+            f"y must hold class labels [N] or soft labels [N, K]; got {checks.describe(y)}. Class numbers are dense "
             f"and integers: y.long()."
         )
-    labels = errors.label_vector(y)
+    labels = checks.label_vector(y)
     # A column for every class: a label read from the wrong column would allocate gigabytes before anybody saw why.
     classes = 1 + max(int(labels.max()), 0) if labels.numel() else 1
     if classes > labels.numel() + MANY_CLASSES:

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.nn.functional import elu
 from torch_geometric.nn import JumpingKnowledge
 
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_positive
+from diffusion_mp.checks import check_choice, check_counts, check_flags, check_positive
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import NodeFormerConv
 from diffusion_mp.models.base import Collect, LayerStack, Task, run_layer
+from diffusion_mp.runtime.noise import dropout
 
 
 class NodeFormer(LayerStack):

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch_geometric.nn import PositionalEncoding
 
-from diffusion_mp.errors import (
+from diffusion_mp.checks import (
     check_choice,
     check_counts,
     check_flags,
@@ -20,11 +20,11 @@ from diffusion_mp.errors import (
     check_mask,
     describe,
 )
-from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.layers.sequences import NoDiffusion, TransformerBlock
 from diffusion_mp.models.base import FeatureEncoder
 from diffusion_mp.modules import Resettable
+from diffusion_mp.runtime.noise import dropout
 
 Pooling = Literal["mean", "first", "last"]
 Placement = Literal["P1", "P2", "P3", "P4", "P5", "P6", "P7"] | None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 
-from diffusion_mp.errors import check_kind, describe
+from diffusion_mp.checks import check_kind, describe
 from diffusion_mp.layers.pyg import Rule, new_name
 from diffusion_mp.models.difformer import DIFFormer
 from diffusion_mp.models.nodeformer import NodeFormer

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from diffusion_mp.errors import (
+from diffusion_mp.checks import (
     check_choice,
     check_counts,
     check_flags,
@@ -16,11 +16,11 @@ from diffusion_mp.errors import (
     check_share,
 )
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import SGFormerConv
 from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.models.base import Collect, GraphModel, Task, output_layers, run_layer
 from diffusion_mp.models.gnn import ConvName, DiffusionGNN, ResidualGCN
+from diffusion_mp.runtime.noise import dropout
 
 #: From PyG's names of options to those of this class.
 PYG_NAMES = {

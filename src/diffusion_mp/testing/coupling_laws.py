@@ -9,10 +9,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from diffusion_mp.checks import check_function, check_kind, check_seed, describe
 from diffusion_mp.couplings import Coupling, LowRankCoupling, PooledCoupling, SumCoupling, merged
 from diffusion_mp.couplings.base import PROMISES
-from diffusion_mp.errors import check_function, check_kind, check_seed, describe
-from diffusion_mp.graph.checks import row_bounds
+from diffusion_mp.graph.arguments import row_bounds
 from diffusion_mp.testing.laws import (
     Law,
     expect,

@@ -10,10 +10,10 @@ from typing import cast, get_args
 import torch
 from torch import Tensor
 
+from diffusion_mp.checks import check_counts
 from diffusion_mp.couplings import Coupling, PooledCoupling, SparseCoupling, merged
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.diffusivities.base import Dependence
-from diffusion_mp.errors import check_counts
 from diffusion_mp.graph import Graph
 from diffusion_mp.models.inference import RowBlock
 from diffusion_mp.testing.coupling_laws import COUPLING_LAWS, CouplingCase, expect_promises

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp.checks import check_counts, check_finite, check_kind, check_seed, check_values
 from diffusion_mp.energies.counterexamples import (
     SCALES,
     numbers_flaw,
@@ -14,7 +15,6 @@ from diffusion_mp.energies.counterexamples import (
     term_flaw,
 )
 from diffusion_mp.energies.terms import EnergyTerm
-from diffusion_mp.errors import check_counts, check_finite, check_kind, check_seed, check_values
 from diffusion_mp.graph import Graph
 
 

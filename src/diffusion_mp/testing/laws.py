@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from diffusion_mp.errors import check_choice, check_kind, check_seed
+from diffusion_mp.checks import check_choice, check_kind, check_seed
 
 
 class Tolerance(NamedTuple):

@@ -9,9 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from diffusion_mp.checks import check_counts, check_function
 from diffusion_mp.couplings import Coupling, ScaledCoupling
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
-from diffusion_mp.errors import check_counts, check_function
 from diffusion_mp.testing.laws import Law, Level, expect, expect_close, expect_equal, run_laws
 from diffusion_mp.testing.module_laws import MODULE_LAWS, Instance, ModuleCase, builder, join
 from diffusion_mp.updates import StateUpdate

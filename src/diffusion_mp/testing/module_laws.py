@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
-from diffusion_mp.errors import check_function
+from diffusion_mp.checks import check_function
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.laws import (
     Law,

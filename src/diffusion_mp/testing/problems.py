@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp import errors
+from diffusion_mp import checks, errors
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies import (
     Certificate,
@@ -67,7 +67,7 @@ class Problem:
 
     def heat(self, t: float) -> Float[Tensor, "N H D"]:
         """Return exp(−tΔ) x, the state at time t (``scipy.linalg.expm``)."""
-        errors.check_positive(t, "t", allow_zero=True)
+        checks.check_positive(t, "t", allow_zero=True)
         from scipy.linalg import expm
 
         power = torch.from_numpy(np.asarray(expm(-t * self.laplacian.numpy())))
@@ -77,23 +77,23 @@ class Problem:
         self, tau: float, source: Tensor | None = None, *, beta: float = 0.0, leak: float = 0.0
     ) -> Float[Tensor, "N H D"]:
         """Return (I + τ(Δ + κ))⁻¹ (x + τβh), by a dense solve."""
-        errors.check_positive(tau, "tau", allow_zero=True)
-        errors.check_number(beta, "beta")
+        checks.check_positive(tau, "tau", allow_zero=True)
+        checks.check_number(beta, "beta")
         source = torch.zeros_like(self.state) if source is None else source
-        errors.check_values(source, self.state.size(0), self.state.size(1), "source")
+        checks.check_values(source, self.state.size(0), self.state.size(1), "source")
         return self._solve(tau, 1.0, leak, self.state + tau * beta * source)
 
     def steady_state(
         self, source: Tensor, *, beta: float = 1.0, leak: float = 0.0
     ) -> Float[Tensor, "N H D"]:
         """Return (Δ + κ)⁻¹ βh, by a dense solve."""
-        errors.check_number(beta, "beta")
-        errors.check_values(source, self.matrix.size(0), 1, "source")
+        checks.check_number(beta, "beta")
+        checks.check_values(source, self.matrix.size(0), 1, "source")
         return self._solve(1.0, 0.0, leak, beta * source)
 
     def _solve(self, tau: float, mass: float, leak: float, right: Tensor) -> Tensor:
         """Return (mass I + τ(Δ + κ))⁻¹ right."""
-        errors.check_positive(leak, "leak", allow_zero=True)
+        checks.check_positive(leak, "leak", allow_zero=True)
         identity = torch.eye(len(self.matrix), dtype=self.matrix.dtype)
         matrix = tau * self.laplacian + (mass + tau * leak) * identity
         # A reference that lost its digits would blame the update.
@@ -117,15 +117,15 @@ def problem_on_graph(
         >>> problem_on_graph("a pair", torch.tensor([[0.0, 1.0], [1.0, 0.0]])).name
         'a pair, conservative'
     """
-    errors.check_choice(form, "form", ["conservative", "residual"])
-    errors.check_seed(seed)
-    errors.check_tensor(adjacency, "adjacency", "[num_nodes, num_nodes]")
+    checks.check_choice(form, "form", ["conservative", "residual"])
+    checks.check_seed(seed)
+    checks.check_tensor(adjacency, "adjacency", "[num_nodes, num_nodes]")
     square = adjacency.dim() == 2
     if not (square and torch.equal(adjacency, adjacency.mT) and bool((adjacency >= 0).all())):
         raise ValueError(
-            f"adjacency must be a symmetric, non-negative matrix; got {errors.describe(adjacency)}."
+            f"adjacency must be a symmetric, non-negative matrix; got {checks.describe(adjacency)}."
         )
-    errors.check_finite(adjacency, "adjacency")
+    checks.check_finite(adjacency, "adjacency")
     adjacency = adjacency.double()
     degree = adjacency.sum(1)
     if form == "residual":
@@ -141,7 +141,7 @@ def problem_on_graph(
 
 def path_adjacency(num_nodes: int) -> Float[Tensor, "N N"]:
     """Return the adjacency of the path 0 − 1 − … − (N − 1)."""
-    errors.check_counts(num_nodes=num_nodes)
+    checks.check_counts(num_nodes=num_nodes)
     ones = torch.ones(num_nodes - 1, dtype=torch.float64)
     return ones.diag(1) + ones.diag(-1)
 
@@ -163,7 +163,7 @@ def cycle_problem(num_nodes: int = 11, form: Form = "conservative") -> Problem:
         >>> cycle_problem(5).matrix.shape
         torch.Size([5, 5])
     """
-    errors.check_counts(num_nodes=num_nodes)
+    checks.check_counts(num_nodes=num_nodes)
     turn = torch.eye(num_nodes, dtype=torch.float64).roll(1, 0)
     return problem_on_graph(f"cycle of {num_nodes}", turn + turn.T, form)
 
@@ -175,7 +175,7 @@ def complete_problem(num_nodes: int = 9, form: Form = "conservative") -> Problem
         >>> complete_problem(5).matrix.shape
         torch.Size([5, 5])
     """
-    errors.check_counts(num_nodes=num_nodes)
+    checks.check_counts(num_nodes=num_nodes)
     others = 1 - torch.eye(num_nodes, dtype=torch.float64)
     return problem_on_graph(f"complete graph of {num_nodes}", others, form)
 
@@ -187,7 +187,7 @@ def grid_problem(rows: int = 4, columns: int = 5, form: Form = "conservative") -
         >>> grid_problem(2, 3).matrix.shape
         torch.Size([6, 6])
     """
-    errors.check_counts(rows=rows, columns=columns)
+    checks.check_counts(rows=rows, columns=columns)
     along = torch.kron(torch.eye(rows, dtype=torch.float64), path_adjacency(columns))
     across = torch.kron(path_adjacency(rows), torch.eye(columns, dtype=torch.float64))
     return problem_on_graph(f"{rows} x {columns} grid", along + across, form)
@@ -200,8 +200,8 @@ def random_problem(num_nodes: int = 40, form: Form = "conservative", *, seed: in
         >>> random_problem(10, seed=0).matrix.shape
         torch.Size([10, 10])
     """
-    errors.check_counts(num_nodes=num_nodes)
-    errors.check_seed(seed)
+    checks.check_counts(num_nodes=num_nodes)
+    checks.check_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     chance, weight = torch.rand(2, num_nodes, num_nodes, dtype=torch.float64, generator=generator)
     # The path connects the graph: an isolated part would be an eigenvalue zero of its own.
@@ -233,8 +233,8 @@ def cosine_mode(num_nodes: int, k: int) -> tuple[Float[Tensor, "N 1 1"], float]:
         >>> cosine_mode(8, 1)[0].shape
         torch.Size([8, 1, 1])
     """
-    errors.check_counts(num_nodes=num_nodes)
-    errors.check_counts(0, k=k)
+    checks.check_counts(num_nodes=num_nodes)
+    checks.check_counts(0, k=k)
     mode = torch.cos(math.pi * k * (torch.arange(num_nodes, dtype=torch.float64) + 0.5) / num_nodes)
     return mode[:, None, None], 4.0 * math.sin(math.pi * k / (2 * num_nodes)) ** 2
 
@@ -251,15 +251,15 @@ def order_of_convergence(
         >>> round(order_of_convergence(lambda tau: CrankNicolson(tau), path_problem(5), counts=(8, 16, 32)))
         2
     """
-    errors.check_function(step, "step", "from a time step to a StateUpdate")
-    errors.check_kind(problem, "problem", Problem, "a Problem")
-    errors.check_kind(counts, "counts", (list, tuple, range), "a list of numbers of steps")
-    errors.check_counts(**{f"counts[{k}]": count for k, count in enumerate(counts)})
+    checks.check_function(step, "step", "from a time step to a StateUpdate")
+    checks.check_kind(problem, "problem", Problem, "a Problem")
+    checks.check_kind(counts, "counts", (list, tuple, range), "a list of numbers of steps")
+    checks.check_counts(**{f"counts[{k}]": count for k, count in enumerate(counts)})
     if len(set(counts)) < 2:
         raise ValueError(
             f"counts must hold two different numbers of steps, for a slope; got {list(counts)}."
         )
-    errors.check_positive(t, "t")
+    checks.check_positive(t, "t")
     exact = problem.heat(t)
     missed = []
     for count in counts:
@@ -303,11 +303,11 @@ def assert_energy_descent(
     Examples:
         >>> assert_energy_descent(ExplicitEuler(tau=0.5), instances=2, steps=2)
     """
-    errors.check_kind(layer_or_update, "layer_or_update", nn.Module, "a layer or a StateUpdate")
+    checks.check_kind(layer_or_update, "layer_or_update", nn.Module, "a layer or a StateUpdate")
     if energy is not None:
-        errors.check_function(energy, "energy", "called as energy(coupling, x), or an Energy")
-    errors.check_counts(instances=instances, steps=steps, num_nodes=num_nodes, channels=channels)
-    errors.check_seed(seed)
+        checks.check_function(energy, "energy", "called as energy(coupling, x), or an Energy")
+    checks.check_counts(instances=instances, steps=steps, num_nodes=num_nodes, channels=channels)
+    checks.check_seed(seed)
     module = copy.deepcopy(layer_or_update).double().eval()
     width = int(getattr(module, "in_channels", channels))
     generator = torch.Generator().manual_seed(seed)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp import errors
+from diffusion_mp import checks, errors
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.energies.spectrum import Form as Form
 from diffusion_mp.modules import Resettable
@@ -124,10 +124,10 @@ def _by_head(state: Any, heads: int, name: str) -> Any:
     """Return a state [N, C] as [N, H, C/H], and anything else as it is."""
     if not isinstance(state, Tensor) or state.dim() != 2:
         return state
-    errors.check_tensor(state, name, "[num_nodes, channels]")
+    checks.check_tensor(state, name, "[num_nodes, channels]")
     if state.size(1) % heads:
         raise ValueError(
-            f"the coupling's {heads} heads must divide the channels of {name}; got {errors.describe(state)}."
+            f"the coupling's {heads} heads must divide the channels of {name}; got {checks.describe(state)}."
         )
     return state.unflatten(1, (heads, -1))
 
@@ -159,9 +159,9 @@ class LaplacianUpdate(StateUpdate):
         self, form: Form = "conservative", *, beta: float = 0.0, leak: float = 0.0
     ) -> None:
         super().__init__()
-        errors.check_choice(form, "form", ("conservative", "residual"))
-        errors.check_number(beta, "beta")
-        errors.check_positive(leak, "leak", allow_zero=True)
+        checks.check_choice(form, "form", ("conservative", "residual"))
+        checks.check_number(beta, "beta")
+        checks.check_positive(leak, "leak", allow_zero=True)
         self.form: Form = form
         self.beta = float(beta)
         self.leak = float(leak)

@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp.checks import check_positive
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint, get_constraint
 from diffusion_mp.energies.energy import Energy
 from diffusion_mp.energies.pairs import check_metric
 from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, ScaledTerm, SourceTerm
-from diffusion_mp.errors import check_positive
 from diffusion_mp.graph import Graph
 from diffusion_mp.modules import Positive
 from diffusion_mp.updates.base import State, StateUpdate

@@ -5,7 +5,7 @@ import sys
 import torch
 from torch import Tensor
 
-from diffusion_mp import errors
+from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.modules import Positive
 from diffusion_mp.updates.base import Form, LaplacianUpdate, State
@@ -50,16 +50,16 @@ class ExplicitEuler(LaplacianUpdate):
     ) -> None:
         super().__init__(form, beta=beta, leak=leak)
         if isinstance(tau, Tensor):
-            errors.check_tensor(tau, "tau", "of no dimensions")
+            checks.check_tensor(tau, "tau", "of no dimensions")
             if tau.dim():
                 raise ValueError(
-                    f"tau must be one number, nn.Parameter(torch.tensor(0.5)) for instance; got {errors.describe(tau)}."
+                    f"tau must be one number, nn.Parameter(torch.tensor(0.5)) for instance; got {checks.describe(tau)}."
                 )
             # A model is built on the meta device to be loaded, and may be built in compiled code: there are no values.
             if not tau.is_meta and not torch.compiler.is_compiling():
-                errors.check_positive(float(tau.detach()), "tau")
+                checks.check_positive(float(tau.detach()), "tau")
         elif not isinstance(tau, Positive):
-            errors.check_positive(tau, "tau")
+            checks.check_positive(tau, "tau")
             tau = float(tau)
         self._keep("tau", tau)
 
@@ -104,7 +104,7 @@ def teleport(alpha: float) -> ExplicitEuler:
         >>> teleport(0.1)(x, AdjacencyDiffusivity("row")(x, graph), source=x).shape  # a step of APPNP
         torch.Size([6, 4])
     """
-    errors.check_number(
+    checks.check_number(
         alpha, "alpha", lambda share: 0 <= share < 1, "lie in [0, 1), nothing would propagate at 1"
     )
     # τ = 1 − α and (1 − α)(1 + κ) = 1 leave nothing of the state itself, and τβ = α is the weight of the source.
@@ -150,14 +150,14 @@ class MomentumStep(LaplacianUpdate):
         leak: float = 0.0,
     ) -> None:
         super().__init__(form, beta=beta, leak=leak)
-        errors.check_positive(tau, "tau")
-        errors.check_number(
+        checks.check_positive(tau, "tau")
+        checks.check_number(
             momentum,
             "momentum",
             lambda m: 0 <= m < 1,
             "lie in [0, 1), or nothing would ever come to rest",
         )
-        errors.check_counts(steps=steps)
+        checks.check_counts(steps=steps)
         self.tau = float(tau)
         self.momentum = float(momentum)
         self.steps = steps

@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp import errors
+from diffusion_mp import checks, errors
 from diffusion_mp.energies.spectrum import precision
-from diffusion_mp.graph.checks import as_ptr, check_ptr
-from diffusion_mp.kernels.precision import without_autocast
-from diffusion_mp.progress import solving
+from diffusion_mp.graph.arguments import as_ptr, check_ptr
+from diffusion_mp.runtime.precision import without_autocast
+from diffusion_mp.runtime.progress import solving
 from diffusion_mp.updates.derivatives import (
     Operator,
     differentiated,
@@ -78,22 +78,22 @@ def fixed_point(
         >>> torch.allclose(fixed_point(torch.cos, torch.zeros(1)), torch.tensor([0.739085]), atol=1e-5)  # cos z = z
         True
     """
-    errors.check_function(step, "step", "the map whose fixed point is sought")
-    errors.check_function(total, "total", "a sum over all rows")
+    checks.check_function(step, "step", "the map whose fixed point is sought")
+    checks.check_function(total, "total", "a sum over all rows")
     if energy is not None:
-        errors.check_function(energy, "energy", "of the state")
-    errors.check_kind(what, "what", str, "a name")
-    errors.check_tensor(x0, "x0", "to begin with")
+        checks.check_function(energy, "energy", "of the state")
+    checks.check_kind(what, "what", str, "a name")
+    checks.check_tensor(x0, "x0", "to begin with")
     if tol is not None:
-        errors.check_positive(tol, "tol")
-    errors.check_counts(max_iter=max_iter)
-    errors.check_counts(0, memory=memory)
+        checks.check_positive(tol, "tol")
+    checks.check_counts(max_iter=max_iter)
+    checks.check_counts(0, memory=memory)
     if ptr is not None:
         ptr = as_ptr(ptr)
         check_ptr(x0.size(0) if x0.dim() else 1, ptr)
     with values_needed(what):
         with on_values():
-            errors.check_finite(x0, "x0")
+            checks.check_finite(x0, "x0")
         # Half precision cannot hold a fixed point to six digits, nor can a step under autocast.
         start = x0.detach().to(torch.promote_types(x0.dtype, torch.float32))
         limit = partial(
@@ -120,10 +120,10 @@ def _limit(
     def exact(z: Tensor) -> Tensor:
         with without_autocast(z):
             image = step(z)
-        errors.check_tensor(image, "step(z)", "of the shape of z")
+        checks.check_tensor(image, "step(z)", "of the shape of z")
         if image.shape != z.shape or image.device != z.device:
             raise ValueError(
-                f"step(z) must be like z, {errors.describe(z)}; got {errors.describe(image)}."
+                f"step(z) must be like z, {checks.describe(z)}; got {checks.describe(image)}."
             )
         return image.to(z.dtype)
 
@@ -174,7 +174,7 @@ def _rises(
         if not isinstance(value, Tensor) or value.numel() not in (1, columns.graphs):
             raise TypeError(
                 f"energy(z) must be one number, or {columns.graphs}, one for every graph; "
-                f"got {errors.describe(value)}."
+                f"got {checks.describe(value)}."
             )
         values.append(value.flatten())
     higher = ~(values[1] <= values[0])

@@ -8,10 +8,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from diffusion_mp.checks import check_positive
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.energies.spectrum import laplacian_extremes, spectral_interval
-from diffusion_mp.errors import CouplingMismatchError, check_positive
+from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.kernels.operation import exporting
 from diffusion_mp.updates.base import (
     Form,

@@ -6,10 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from diffusion_mp.checks import check_counts, check_positive
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.energies.spectrum import laplacian_extremes, precision
-from diffusion_mp.errors import SingularSystemError, check_counts, check_positive
+from diffusion_mp.errors import SingularSystemError
 from diffusion_mp.kernels.operation import exporting
 from diffusion_mp.updates.base import (
     Form,

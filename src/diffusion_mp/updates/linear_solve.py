@@ -13,7 +13,7 @@ from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.energies.spectrum import precision
 from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.kernels.segments import Rows, by_size, gather
-from diffusion_mp.progress import solving
+from diffusion_mp.runtime.progress import solving
 from diffusion_mp.updates.derivatives import Operator, differentiated
 
 #: Relative residual of a closed form above which rounding errors dominate the solution.

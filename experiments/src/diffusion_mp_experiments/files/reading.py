@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from diffusion_mp.errors import check_kind, describe
+from diffusion_mp.checks import check_kind, describe
 
 _LONGEST = 300  # characters of a parser's own words: some quote the file
 

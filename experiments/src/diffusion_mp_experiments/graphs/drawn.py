@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
-from diffusion_mp.errors import (
+from diffusion_mp.checks import (
     as_whole,
     check_choice,
     check_counts,

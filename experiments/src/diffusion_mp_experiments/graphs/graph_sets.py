@@ -17,7 +17,7 @@ from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.io import read_tu_data
 from torch_geometric.utils import from_smiles
 
-from diffusion_mp.errors import check_choice, check_counts, check_kind, describe, needed_by
+from diffusion_mp.checks import check_choice, check_counts, check_kind, describe, needed_by
 from diffusion_mp_experiments.files.arrays import read_npz
 from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
 from diffusion_mp_experiments.files.text_tables import line_blocks

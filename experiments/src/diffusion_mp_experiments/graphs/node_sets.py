@@ -14,9 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, to_undirected
 
-from diffusion_mp.data.knn import KNNGraph
-from diffusion_mp.data.splits import Labels, label_mask
-from diffusion_mp.errors import (
+from diffusion_mp.checks import (
     as_whole,
     check_counts,
     check_flags,
@@ -24,6 +22,8 @@ from diffusion_mp.errors import (
     check_number,
     label_vector,
 )
+from diffusion_mp.data.knn import KNNGraph
+from diffusion_mp.data.splits import Labels, label_mask
 from diffusion_mp_experiments.files.archives import members
 from diffusion_mp_experiments.files.arrays import read_matrices, read_npz
 from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from diffusion_mp.errors import check_choice, check_edge_rows, check_kind, check_pairs, check_state
+from diffusion_mp.checks import check_choice, check_edge_rows, check_kind, check_pairs, check_state
 from diffusion_mp_experiments.files.reading import as_path, check_present
 from diffusion_mp_experiments.files.text_tables import count_lines, number_blocks
 from diffusion_mp_experiments.graphs.cached import ArrayFolder, mapped_graph

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int, Int64, Shaped
 from torch_geometric.data import Data
 
-from diffusion_mp.errors import check_choice, check_finite
+from diffusion_mp.checks import check_choice, check_finite
 from diffusion_mp_experiments.files.arrays import read_matrices
 from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
 from diffusion_mp_experiments.files.text_tables import count_lines, line_blocks, number_blocks

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import ToUndirected
 
-from diffusion_mp.errors import as_whole, check_choice, check_kind, check_state
+from diffusion_mp.checks import as_whole, check_choice, check_kind, check_state
 from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
 
 TemporalName = Literal["chickenpox", "england_covid"]

@@ -5,7 +5,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from diffusion_mp.errors import describe
+from diffusion_mp.checks import describe
 
 _WORDS = {
     int: "a whole number",

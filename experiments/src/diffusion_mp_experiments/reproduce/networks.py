@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 from torch_geometric.nn import GATv2Conv, GINConv, GINEConv, ResGatedGraphConv
 
+from diffusion_mp.checks import check_choice, check_kind, check_probability
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
@@ -17,14 +18,14 @@ from diffusion_mp.diffusivities import (
     UniformDiffusivity,
 )
 from diffusion_mp.diffusivities.all_pair import QueryKeyDiffusivity
-from diffusion_mp.errors import CouplingMismatchError, check_choice, check_kind, check_probability
+from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.noise import dropout
 from diffusion_mp.layers import APPNPConv, DiffusionConv, GCNConv
 from diffusion_mp.layers.certified_block import CertifiedBlock, Pairs
 from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.models import DIFFormer, DiffusionGNN
 from diffusion_mp.models.base import Collect, LayerStack, Task
+from diffusion_mp.runtime.noise import dropout
 from diffusion_mp.updates import ExplicitEuler, HeatKernel
 
 ABLATIONS: dict[str, type[Diffusivity]] = {

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from diffusion_mp.checks import check_positive
 from diffusion_mp.data.knn import Metric
 from diffusion_mp.diffusivities import Diffusivity
-from diffusion_mp.errors import check_positive
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import LabelPropagation
 from diffusion_mp_experiments.train.batch_modules import BatchDataModule, SnapshotDataModule

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict, get_type_hints
 
 import yaml
 
-from diffusion_mp.errors import check_choice, check_counts
+from diffusion_mp.checks import check_choice, check_counts
 from diffusion_mp_experiments.packaged import configs_folder
 from diffusion_mp_experiments.reproduce.fields import check_complete, check_fields
 from diffusion_mp_experiments.train.checkpoints import replace_file

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from diffusion_mp.errors import as_whole, check_choice, check_counts
+from diffusion_mp.checks import as_whole, check_choice, check_counts
 from diffusion_mp_experiments.files.archives import members
 from diffusion_mp_experiments.files.reading import as_path, reading
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from diffusion_mp.errors import as_whole, check_choice, check_counts, check_kind
+from diffusion_mp.checks import as_whole, check_choice, check_counts, check_kind
 from diffusion_mp_experiments.sequences.dataset import (
     Item,
     SequenceDataset,

@@ -10,7 +10,7 @@ from jaxtyping import Bool, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffusion_mp.errors import as_whole, check_choice, check_counts
+from diffusion_mp.checks import as_whole, check_choice, check_counts
 from diffusion_mp_experiments.sequences.dataset import (
     Item,
     SequenceDataset,

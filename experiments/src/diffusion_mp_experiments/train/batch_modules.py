@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
+from diffusion_mp.checks import as_whole, check_choice, check_counts, check_kind, check_number
 from diffusion_mp.data import Split, ToDiffusionGraph, random_split
-from diffusion_mp.errors import as_whole, check_choice, check_counts, check_kind, check_number
 from diffusion_mp_experiments.files.reading import as_path
 from diffusion_mp_experiments.graphs import fit_forecast, load_snapshots, load_synmol, load_tu
 from diffusion_mp_experiments.graphs.node_sets import visible_labels

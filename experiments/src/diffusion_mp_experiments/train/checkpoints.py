@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from diffusion_mp.errors import check_kind
+from diffusion_mp.checks import check_kind
 from diffusion_mp_experiments.files.reading import as_path
 
 

@@ -14,8 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from torch_geometric.data import Data
 from torchmetrics import Metric
 
-from diffusion_mp.diffusivities import auxiliary_loss
-from diffusion_mp.errors import (
+from diffusion_mp.checks import (
     check_choice,
     check_counts,
     check_kind,
@@ -23,6 +22,7 @@ from diffusion_mp.errors import (
     check_positive,
     describe,
 )
+from diffusion_mp.diffusivities import auxiliary_loss
 from diffusion_mp_experiments.train.losses import (
     mean_squared_error,
     multi_label_loss,

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 from torch_geometric.transforms import NormalizeFeatures, ToUndirected
 
+from diffusion_mp.checks import check_choice, check_counts, check_flags, check_kind, check_seed
 from diffusion_mp.data import (
     KNNGraph,
     RandomPartitionLoader,
@@ -20,7 +21,6 @@ from diffusion_mp.data import (
     random_split_per_class,
 )
 from diffusion_mp.data.knn import Metric
-from diffusion_mp.errors import check_choice, check_counts, check_flags, check_kind, check_seed
 from diffusion_mp_experiments import graphs
 from diffusion_mp_experiments.files.reading import as_path
 from diffusion_mp_experiments.graphs.node_sets import visible_labels

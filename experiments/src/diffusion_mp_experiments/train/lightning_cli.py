@@ -22,7 +22,7 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import Tensor
 from tqdm import tqdm
 
-from diffusion_mp.errors import describe
+from diffusion_mp.checks import describe
 from diffusion_mp_experiments.files.reading import as_path
 from diffusion_mp_experiments.packaged import configuration
 from diffusion_mp_experiments.train.checkpoints import check_writable, load_checkpoint

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from diffusion_mp.errors import (
+from diffusion_mp.checks import (
     INTEGERS,
     check_device,
     check_has_values,

@@ -11,7 +11,7 @@ from torchmetrics.classification import MulticlassRecall
 from torchmetrics.functional import classification, mean_absolute_error, mean_squared_error
 from torchmetrics.utilities import dim_zero_cat
 
-from diffusion_mp.errors import check_choice, check_counts
+from diffusion_mp.checks import check_choice, check_counts
 
 
 class TaskMetric(Metric):

@@ -18,7 +18,7 @@ from diffusion_mp.kernels.operation import (
     heads_first,
     operation,
 )
-from diffusion_mp.kernels.precision import accumulating, unit_vectors, without_autocast
+from diffusion_mp.runtime.precision import accumulating, unit_vectors, without_autocast
 
 __all__ = ["Terms", "linear_attention", "linear_pool", "linear_product", "linear_read"]
 

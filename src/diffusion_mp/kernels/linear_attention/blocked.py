@@ -33,8 +33,8 @@ from torch import Tensor
 
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
 from diffusion_mp.kernels.operation import empty_like
-from diffusion_mp.kernels.precision import scaled_norms
 from diffusion_mp.kernels.segments import ALL, Buffers, cut, largest, stacks
+from diffusion_mp.runtime.precision import scaled_norms
 
 # Entries of one block over all heads, 4 MiB in float32: a block stays in cache, and threads seldom wait for each other.
 BLOCK = 1 << 20

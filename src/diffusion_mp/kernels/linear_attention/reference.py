@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.kernels.operation import heads_first, pulled_back
-from diffusion_mp.kernels.precision import LEAST, lies_in, quotient, unit_vectors
 from diffusion_mp.kernels.segments import slices
+from diffusion_mp.runtime.precision import LEAST, lies_in, quotient, unit_vectors
 
 
 class Terms(NamedTuple):

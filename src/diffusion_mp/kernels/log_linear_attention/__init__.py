@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from diffusion_mp.graph.ops import max_rows
 from diffusion_mp.kernels.linear_attention import linear_attention, linear_product
 from diffusion_mp.kernels.operation import Backend
-from diffusion_mp.kernels.precision import accumulating, without_autocast
+from diffusion_mp.runtime.precision import accumulating, without_autocast
 from diffusion_mp.runtime.torch_private import differentiated_inside
 
 __all__ = [

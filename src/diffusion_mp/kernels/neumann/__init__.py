@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.errors import check_choice
+from diffusion_mp.checks import check_choice
 from diffusion_mp.kernels.neumann import stencil as sums
 from diffusion_mp.kernels.neumann.stencil import Boundary, Stencil, neighbours, neumann_function
 from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, few_numbers, operation

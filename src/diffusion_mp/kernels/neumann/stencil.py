@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.errors import check_choice
-from diffusion_mp.graph.cache import batch_cache, persistent
+from diffusion_mp.checks import check_choice
 from diffusion_mp.graph.ops import compress
 from diffusion_mp.kernels.operation import empty_like, operation
-from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.segments import by_size, gather, slices
+from diffusion_mp.runtime.cache import batch_cache, persistent
+from diffusion_mp.runtime.precision import accumulating
 
 Boundary = Literal["symmetric", "replicate", "drop", "periodic", "causal"]
 """How a sequence is extended beyond its ends: see :func:`neighbours`.

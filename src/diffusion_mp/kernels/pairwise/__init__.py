@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.errors import check_choice
+from diffusion_mp.checks import check_choice
 from diffusion_mp.kernels import gpu
 from diffusion_mp.kernels.operation import Backend, Narrow, empty_like, operation, requested
 from diffusion_mp.kernels.pairwise import fused, scores, tiled
 from diffusion_mp.kernels.pairwise.scores import SCORES, PairwiseRows, Weighting, log_score
-from diffusion_mp.kernels.precision import accumulating
+from diffusion_mp.runtime.precision import accumulating
 
 __all__ = [
     "SCORES",

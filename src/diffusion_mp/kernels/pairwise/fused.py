@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from diffusion_mp.graph.cache import values_only
 from diffusion_mp.kernels.operation import PLAIN
-from diffusion_mp.kernels.precision import accumulating, without_autocast
+from diffusion_mp.runtime.cache import values_only
+from diffusion_mp.runtime.precision import accumulating, without_autocast
 
 # Columns of zeros that may be added to features or values to make them equally wide: with more, tiles are faster.
 PADDING = 8

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from diffusion_mp.graph.cache import values_only
 from diffusion_mp.kernels.operation import FEW, Wide, few_numbers, heads_first, pulled_back
-from diffusion_mp.kernels.precision import lies_in
 from diffusion_mp.kernels.segments import slices
+from diffusion_mp.runtime.cache import values_only
+from diffusion_mp.runtime.precision import lies_in
 
 
 def _times_sigmoid_slope(g: Tensor, s: Tensor) -> None:

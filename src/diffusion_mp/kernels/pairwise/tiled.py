@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.kernels.pairwise.scores import KERNELS, PairwiseRows, Weighting
-from diffusion_mp.kernels.precision import accumulating
 from diffusion_mp.kernels.segments import (
     ALL,
     Buffers,
@@ -24,6 +23,7 @@ from diffusion_mp.kernels.segments import (
     joined,
     plus_product,
 )
+from diffusion_mp.runtime.precision import accumulating
 
 # Entries of a tile for each thread: 2 MiB in float32, which stay in cache from one pass over them to the next. Threads
 # wait for each other after every pass, and smaller tiles have more of them. At most eight threads count, since the

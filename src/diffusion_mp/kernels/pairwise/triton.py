@@ -13,8 +13,8 @@ from torch import Tensor
 
 from diffusion_mp.kernels.gpu import Tiles, contiguous, padded, row_contiguous, strides, tiles
 from diffusion_mp.kernels.pairwise.scores import PairwiseRows, Weighting
-from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.kernels.triton_rows import load, operands, own_rows, store
+from diffusion_mp.runtime.precision import exp_limit
 
 LIMIT = tl.constexpr(exp_limit(torch.float32))
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)

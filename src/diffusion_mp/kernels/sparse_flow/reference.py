@@ -8,9 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffusion_mp.errors import values_to_check
+from diffusion_mp.checks import values_to_check
 from diffusion_mp.kernels.operation import operation, pulled_back
-from diffusion_mp.kernels.precision import accumulating, exp_limit
 from diffusion_mp.kernels.segments import slices
 from diffusion_mp.kernels.sparse_flow import rows as problem
 from diffusion_mp.kernels.sparse_flow.rows import (
@@ -22,6 +21,7 @@ from diffusion_mp.kernels.sparse_flow.rows import (
     or_still,
     solve,
 )
+from diffusion_mp.runtime.precision import accumulating, exp_limit
 
 
 def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> Tensor:

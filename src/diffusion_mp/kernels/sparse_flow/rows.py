@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.kernels.operation import Narrow, Wide, empty_like
-from diffusion_mp.kernels.precision import exp_, exp_limit
+from diffusion_mp.runtime.precision import exp_, exp_limit
 
 
 class Features(NamedTuple):

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.precision import accumulating, exp_, exp_limit
 from diffusion_mp.kernels.segments import Buffers, at_once, by_stacks, even, joined, plus_product
 from diffusion_mp.kernels.sparse_flow.rows import (
     Features,
@@ -20,6 +19,7 @@ from diffusion_mp.kernels.sparse_flow.rows import (
     solve,
     unit_limit,
 )
+from diffusion_mp.runtime.precision import accumulating, exp_, exp_limit
 
 # Entries of a tile: 1 MiB in float32, for half a dozen of them to stay in cache.
 TILE = 1 << 18

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from diffusion_mp.graph.cache import values_only
+from diffusion_mp.runtime.cache import values_only
 from diffusion_mp.runtime.torch_private import in_backward_pass
 
 #: The number of random bits that decide about an entry.

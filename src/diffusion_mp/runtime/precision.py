@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffusion_mp.graph.cache import values_only
+from diffusion_mp.runtime.cache import values_only
 
 #: Tensors that all have one of these dtypes stay as they are.
 ALREADY = (torch.float32, torch.float64)

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from diffusion_mp import errors
+from diffusion_mp import checks
 from diffusion_mp.graph.part_edge_index import PartEdgeIndex
 from diffusion_mp.runtime.torch_private import transforms_active
 
@@ -22,8 +22,8 @@ def as_num_nodes(num_nodes: object) -> int:
     # A symbol under torch.compile, which a comparison would fix.
     if torch.compiler.is_compiling():
         return cast("int", num_nodes)
-    count = errors.as_whole(num_nodes, "num_nodes")
-    errors.check_counts(0, num_nodes=count)
+    count = checks.as_whole(num_nodes, "num_nodes")
+    checks.check_counts(0, num_nodes=count)
     if count > MOST_NODES:
         raise ValueError(
             f"num_nodes must be at most {MOST_NODES}, beyond which pairs have no number; got {count}."
@@ -34,11 +34,11 @@ def as_num_nodes(num_nodes: object) -> int:
 def as_edge_index(edge_index: object) -> Tensor:
     """Edges [2, E] as a plain tensor of int64: keys of pairs, source · N + target, overflow in anything smaller."""
     # A PartEdgeIndex has brought its degrees already, and a subclass of PyG's would slow every operation down.
-    edges: Any = errors.plain(edge_index)
-    errors.check_kind(
+    edges: Any = checks.plain(edge_index)
+    checks.check_kind(
         edges, "edge_index", Tensor, "a tensor [2, num_edges], a sparse tensor or a Graph"
     )
-    errors.check_integer_pairs(edges, "edge_index")
+    checks.check_integer_pairs(edges, "edge_index")
     return edges.long()
 
 
@@ -47,33 +47,33 @@ def as_edge_weight(edge_weight: object, edge_index: Tensor | None, num_nodes: in
     if edge_index is None:
         raise ValueError("edge_weight needs edge_index; got edge_weight alone.")
     num_edges = edge_index.size(1)
-    weight = errors.as_tensor(edge_weight, "edge_weight", "a floating-point tensor")
+    weight = checks.as_tensor(edge_weight, "edge_weight", "a floating-point tensor")
     # PyG's functions have other orders of arguments, so a mask or a batch may come in this place.
     # Types are compared first: torch.export may not know yet whether there is an edge.
     if weight.dim() == 1 and weight.dtype == torch.bool and weight.numel() in (0, num_edges):
         raise TypeError(
-            f"edge_weight must be floating point; got {errors.describe(weight)}. For weights of one and zero pass "
+            f"edge_weight must be floating point; got {checks.describe(weight)}. For weights of one and zero pass "
             f"edge_weight.float(); to leave edges out, the others: edge_index[:, mask]. A mask of nodes goes by name, "
             f"mask=…, to LabelPropagation."
         )
     _refuse_mask(weight, "edge_weight")
     if (
         weight.dim() == 1
-        and weight.dtype in errors.INTEGERS
+        and weight.dtype in checks.INTEGERS
         and 0 < weight.numel() == num_nodes != num_edges
     ):
         raise TypeError(
-            f"edge_weight got {errors.describe(weight)}, an integer for every node, which looks like a batch. Pass it "
+            f"edge_weight got {checks.describe(weight)}, an integer for every node, which looks like a batch. Pass it "
             f"by name, batch=…; weights are floating point, one for each of the {num_edges} edges."
         )
     # A list has neither device nor a dtype of its own.
     if not isinstance(edge_weight, Tensor):
         weight = weight.to(edge_index.device, torch.get_default_dtype())
-    errors.check_tensor(weight, "edge_weight", "of one dimension", edge_index.device, "edge_index")
+    checks.check_tensor(weight, "edge_weight", "of one dimension", edge_index.device, "edge_index")
     if weight.dim() != 1 or weight.numel() != num_edges:
         raise ValueError(
             f"edge_weight must be one-dimensional with one entry per edge ({num_edges}); got "
-            f"{errors.describe(weight)}. Edge features belong to edge_attr, not to edge_weight."
+            f"{checks.describe(weight)}. Edge features belong to edge_attr, not to edge_weight."
         )
     return weight
 
@@ -81,20 +81,20 @@ def as_edge_weight(edge_weight: object, edge_index: Tensor | None, num_nodes: in
 def _refuse_mask(vector: Tensor, name: str) -> None:
     if vector.dim() == 1 and vector.dtype == torch.bool and vector.numel():
         raise TypeError(
-            f"{name} got {errors.describe(vector)}, which looks like a mask of nodes. Pass it by name, mask=…, to what "
+            f"{name} got {checks.describe(vector)}, which looks like a mask of nodes. Pass it by name, mask=…, to what "
             f"takes one (LabelPropagation); elsewhere select rows of the result, out[mask]."
         )
 
 
 def as_batch(batch: object, num_nodes: int) -> Tensor:
     """The graph number of every row [N]."""
-    vector = errors.as_tensor(batch, "batch", "a tensor [num_nodes] of integers")
+    vector = checks.as_tensor(batch, "batch", "a tensor [num_nodes] of integers")
     _refuse_mask(vector, "batch")
     # The size itself in these words would be fixed by torch.compile.
-    member = errors.index_vector(vector, "batch", "[num_nodes]")
+    member = checks.index_vector(vector, "batch", "[num_nodes]")
     if member.numel() != num_nodes:
         raise ValueError(
-            f"batch must be [num_nodes] = [{num_nodes}]; got {errors.describe(member)}."
+            f"batch must be [num_nodes] = [{num_nodes}]; got {checks.describe(member)}."
         )
     return member
 
@@ -102,12 +102,12 @@ def as_batch(batch: object, num_nodes: int) -> Tensor:
 def as_ptr(ptr: object) -> Tensor:
     """Row boundaries [B + 1] of a ragged batch, on the CPU."""
     what = "a one-dimensional integer tensor [num_graphs + 1]"
-    bounds = errors.as_tensor(ptr, "ptr", what)
+    bounds = checks.as_tensor(ptr, "ptr", what)
     # While torch compiles the number of graphs is a symbol, which this question would fix.
     empty = not torch.compiler.is_compiling() and bounds.numel() == 0
-    fits = bounds.dim() == 1 and bounds.dtype in errors.INTEGERS and bounds.layout == torch.strided
+    fits = bounds.dim() == 1 and bounds.dtype in checks.INTEGERS and bounds.layout == torch.strided
     if not fits or bounds.is_meta or empty:
-        raise ValueError(f"ptr must be {what}; got {errors.describe(ptr)}.")
+        raise ValueError(f"ptr must be {what}; got {checks.describe(ptr)}.")
     return bounds.cpu().long()
 
 
@@ -154,7 +154,7 @@ def check_full_degree(full_degree: object, num_nodes: int) -> None:
     if not fits or full_degree.layout != torch.strided or full_degree.is_meta:  # type: ignore[attr-defined]
         raise ValueError(
             f"full_degree must be floating point [{num_nodes}, 2], the in- and out-degree of every node in the whole "
-            f"graph; got {errors.describe(full_degree)}."
+            f"graph; got {checks.describe(full_degree)}."
         )
 
 
@@ -187,7 +187,7 @@ def check_edges(
     if edge_index is None or not edge_index.numel() or edge_index.is_meta:
         return
     # An index out of range would read or write memory of others in the compressed products.
-    errors.check_range(edge_index, "edge_index", num_nodes)
+    checks.check_range(edge_index, "edge_index", num_nodes)
     # Attention stays within a graph; an edge that leaves it would let values of another in.
     if member is not None:
         source, target = member.to(edge_index.device)[edge_index]
@@ -199,7 +199,7 @@ def check_edges(
     # Inside `vmap` there may be one vector of weights for each element of a batch, without values to ask.
     if edge_weight is None or transforms_active():
         return
-    errors.check_finite(edge_weight, "edge_weight")
+    checks.check_finite(edge_weight, "edge_weight")
     if bool((edge_weight < 0).any()):
         raise ValueError(
             f"edge_weight must be non-negative, a degree needs that; the smallest is {float(edge_weight.min()):g}. "
@@ -228,6 +228,6 @@ def row_bounds(ptr: object, num_nodes: int) -> Tensor | None:
         return None
     bounds = as_ptr(ptr)
     # Under fake tensors, as torch.export has them, there is nothing to read.
-    if errors.values_to_check():
+    if checks.values_to_check():
         check_ptr(num_nodes, bounds)
     return bounds
