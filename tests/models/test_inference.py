@@ -127,7 +127,7 @@ def test_the_bar_counts_blocks(generator, capsys, monkeypatch) -> None:
     done = []
     update = tqdm.update
     monkeypatch.setattr(tqdm, "update", lambda bar, n=1: done.append(n) or update(bar, n))
-    monkeypatch.setattr(dm.progress, "AFTER", 0)
+    monkeypatch.setattr(dm.runtime.progress, "AFTER", 0)
     dm.full_graph_inference(
         dm.DIFFormer(FEATURES, 8, 3).double(), x, edge_index, weight, block_size=10, progress=True
     )
