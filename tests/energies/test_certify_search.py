@@ -32,6 +32,7 @@ from diffusion_mp.energies import (
     get_penalty,
     terms,
 )
+from diffusion_mp.energies.terms import ScaledTerm
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.testing.laws import seeded
 from energy_forms import Joint
@@ -552,3 +553,22 @@ def test_without_one_of_the_premises_the_search_finds_a_rise(
     # Of parts that are not of the library the certificate itself looks for a rise.
     with pytest.raises(AssertionError, match=r"covers the step|from this state raises F"):
         search(range(600))
+
+
+def test_a_negative_weight_is_refused_because_F_rises_with_it(monkeypatch: pytest.MonkeyPatch):
+    """The bounds of terms add up to the curvature of F for nonnegative weights only."""
+    graph = dm.Graph(6, torch.tensor([[0, 1, 2, 3, 4, 5], [1, 0, 3, 2, 5, 4]]))
+    coupling = dm.AdjacencyDiffusivity("sym")(torch.zeros(6, 1, dtype=DOUBLE), graph)
+    d = Draws(0)
+    rises = []
+    for _ in range(20):
+        z = d.randn(6, 1, 2)
+        weighted = ScaledTerm(torch.tensor(-0.9, dtype=DOUBLE), CouplingTerm(coupling))
+        energy = Energy([SourceTerm(d.randn(6, 1, 2)), weighted])
+        assert "the weight of" in dm.energies.certify_step(energy, z).reason
+        rises.append(float(energy(energy.step(z)) - energy(z)))
+        with monkeypatch.context() as patch:
+            # A second premise says the same of what the weight makes: bounds are not negative.
+            patch.setattr(terms, "weight_flaw", lambda *_: None)
+            assert "the bound of" in dm.energies.certify_step(energy, z).reason
+    assert max(rises) > 10
