@@ -120,6 +120,7 @@ def block(d: Draw, part: str | None = None, **own: Any) -> None:
             num_layers=num_layers if others else replace(num_layers, right="None"),
             constraint=constraint,
             beta=numbers(1.0, 0.1),
+            leave="heads",  # of terms without matrices, as in CertifiedConv
         )
     given = edges(d, needed=False, objects=False)
     d.call(

@@ -282,8 +282,8 @@ def abstract(name: str) -> Strategy:
         d.call(
             "coupling",
             "Own({args})",
-            num_nodes=Arg(d.pick(["2", "5"])),
-            heads=Arg(d.pick(["1", "2"])),
+            num_nodes=Arg(str(d.nodes)),
+            heads=Arg(str(d.heads)),
             like=Arg("torch.ones(1)"),
         )
         used(d)

@@ -197,3 +197,8 @@ def test_a_module_of_ones_own_may_read_features_of_edges() -> None:
             return self.part(source, graph, edge_attr)
 
     assert CertifiedBlock(C, [Own()]).certificate(X, GRAPH, edge_attr=ATTR)
+
+
+def test_heads_are_for_terms_without_matrices() -> None:
+    with pytest.raises(ValueError, match="heads must be 1"):
+        CertifiedBlock(4, [WeightedGraph(4)], heads=2)

@@ -85,6 +85,7 @@ class Energy:
     def by_graph(self, x: State) -> Float[Tensor, " B"]:
         """Return F(x) of every graph of the batch, in float64; of one graph [1]. Their sum is F(x)."""
         z, graph = self.checked(x)
+        checks.check_has_values(x, "x")
         values = x.new_zeros(graph.num_graphs, dtype=torch.float64)
         for term in self.terms:
             values = values + term.by_graph(z, graph)
@@ -145,7 +146,7 @@ class Energy:
         pulled = any(mean.pull is not None for mean in means)
         return means if anchored and pulled else None
 
-    def graph_of(self, z: Float[Tensor, "N H D"]) -> Graph:
+    def graph_of(self, z: State) -> Graph:
         return Graph(len(z)) if self.graph is None else self.graph
 
     def checked(self, x: State) -> tuple[Float[Tensor, "N H D"], Graph]:

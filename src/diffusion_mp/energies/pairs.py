@@ -68,6 +68,7 @@ def blocks(x: State, ptr: Tensor | None = None) -> list[Tensor]:
 
 def sum_squared_distances(x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
     """Return Σ_ij ‖x_i − x_j‖² over ordered pairs, as 2n Σ‖x_i − c‖² − 2‖Σ(x_i − c)‖² in O(N d)."""
+    check_heads(x)
     total = x.new_zeros((), dtype=torch.float64)
     for block in blocks(x, ptr):
         squares, m = _summed(lambda rows: [rows.square().sum(), rows.sum(0)], block)
@@ -89,6 +90,7 @@ def sum_distance_powers(
         a = rows.square().sum(1)
         return [a.sum(), a.square().sum(), rows.sum(0), a @ rows, rows.T @ rows]
 
+    check_heads(x)
     second = x.new_zeros((), dtype=torch.float64)
     fourth = x.new_zeros((), dtype=torch.float64)
     for block in blocks(x, ptr):

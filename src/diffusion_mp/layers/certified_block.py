@@ -72,6 +72,8 @@ class TermModule(Resettable):
     reads: tuple[str, ...] = ()
     #: Whether the coupling of the term comes from a `Diffusivity`, of which some rows can be computed at a time.
     by_rows = False
+    #: Whether the term takes a state that is cut into heads; matrices read all channels of a node.
+    by_head = False
 
     def __init__(self, channels: int, weight: float) -> None:
         super().__init__()
@@ -130,6 +132,7 @@ class Pairs(TermModule):
     """
 
     by_rows = True
+    by_head = True
 
     def __init__(
         self,
@@ -199,6 +202,7 @@ class Neighbours(TermModule):
 
     reads = ("beside",)
     by_rows = True
+    by_head = True
 
     def __init__(
         self,
@@ -492,6 +496,11 @@ class CertifiedBlock(GraphLayer):
             if getattr(term, "channels", channels) != channels:
                 raise ValueError(
                     f"every one of terms must have {channels} channels, as the block; got {term!r}."
+                )
+            if heads > 1 and isinstance(term, TermModule) and not term.by_head:
+                raise ValueError(
+                    f"heads must be 1 beside a term that reads all channels of a node; got heads={heads} and {term!r}. "
+                    "Give heads to the term if it has them, as RowAttention."
                 )
         self.in_channels = self.out_channels = channels
         self.num_layers = num_layers
