@@ -412,6 +412,10 @@ class LinearTerm(RowTerm):
         self.source = source.unsqueeze(1) if source.dim() == 2 else source
 
     def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
+        if z.shape != self.source.shape:
+            raise ValueError(
+                f"source must have the shape {list(z.shape)} of the state; got {describe(self.source)}."
+            )
         return -2 * (self.source.double() * z.double()).sum((1, 2))
 
     def half_gradient(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
@@ -640,7 +644,8 @@ class PairTerm(SharedTerm):
             within = self.constraint
             if self.projection is not None:
                 # Not the radius of a sphere: a projection maps a sphere into a ball.
-                within = Ball(max(self.diameter(within) / 2, torch.finfo(torch.float64).tiny))
+                radius = max(self.diameter(within) / 2, torch.finfo(torch.float64).tiny)
+                within = Ball(radius) if math.isfinite(radius) else Unconstrained()
             pairs = self.penalty.coupling(x, graph.segments, constraint=within)
         if self.mean and graph.segments is None:
             # The rows of other processes count, too.
