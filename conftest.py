@@ -22,7 +22,9 @@ from hypothesis import settings
 
 if os.environ.get("DIFFUSION_MP_TYPECHECK"):
     # Before anything imports them; the hook stays installed so that lazy submodules are checked too.
-    jaxtyping.install_import_hook(["diffusion_mp", "diffusion_mp_experiments"], "tower.checked")
+    jaxtyping.install_import_hook(
+        ["diffusion_mp", "diffusion_mp_experiments"], "tower.checked"
+    )
 
 # The GPU kernels run in Triton's interpreter, on the CPU, unless TRITON_INTERPRET=0 asks for a real GPU.
 # Read when Triton is imported, which PyG does; see CONTRIBUTING.md.
@@ -52,7 +54,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
     """Limit the time of each; keep the sample, or what is not in it, which long cases never are."""
     wanted = config.getoption("cases")
     seen = Counter[str]()
@@ -61,7 +65,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(LIMIT))
         left_out = any(
-            item.get_closest_marker(name) for name in ("exhaustive", "slow", "unwatched")
+            item.get_closest_marker(name)
+            for name in ("exhaustive", "slow", "unwatched")
         )
         function = item.nodeid.partition("[")[0]
         sampled = not left_out and seen[function] % 10 == 0
@@ -73,7 +78,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _threads(request: pytest.FixtureRequest) -> None:
-    torch.set_num_threads(2 if any(map(request.path.is_relative_to, TWO_THREADS)) else 1)
+    torch.set_num_threads(
+        2 if any(map(request.path.is_relative_to, TWO_THREADS)) else 1
+    )
 
 
 @pytest.fixture
@@ -124,7 +131,9 @@ def generator() -> torch.Generator:
 def data_root() -> Path:
     """The folder of real data sets: DIFFUSION_MP_DATA, or shared/data beside the repository."""
     root = Path(
-        os.environ.get("DIFFUSION_MP_DATA", Path(__file__).resolve().parents[1] / "shared" / "data")
+        os.environ.get(
+            "DIFFUSION_MP_DATA", Path(__file__).resolve().parents[1] / "shared" / "data"
+        )
     )
     if not root.is_dir():
         reason = f"no data sets at {root}; point DIFFUSION_MP_DATA at the folder that holds Planetoid/, TUDataset/, ..."

@@ -35,7 +35,9 @@ def measure(source: str) -> dict[str, int]:
     count = dict.fromkeys(keys, 0)
     count["lines"] = source.count("\n")
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(
+            node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        ):
             first = node.body[0] if node.body else None
             if (
                 isinstance(first, ast.Expr)
@@ -50,7 +52,10 @@ def measure(source: str) -> dict[str, int]:
             count["functions"] += 1
             arguments = node.args
             count["wide"] += (
-                len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs) > 9
+                len(arguments.posonlyargs)
+                + len(arguments.args)
+                + len(arguments.kwonlyargs)
+                > 9
             )
         count["ternaries"] += isinstance(node, ast.IfExp)
         count["parallel"] += (
@@ -59,7 +64,13 @@ def measure(source: str) -> dict[str, int]:
             and isinstance(node.value, ast.Tuple)
         )
     lines: set[int] = set()
-    silent = (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    silent = (
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    )
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             count["comments"] += 1
@@ -78,9 +89,15 @@ def densest(folders: list[str], number: int) -> None:
             source = file.read_text()
             rows = source.splitlines()
             for node in ast.walk(ast.parse(source)):
-                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
+                if (
+                    isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+                    and node.body
+                ):
                     part = (
-                        textwrap.dedent("\n".join(rows[node.lineno - 1 : node.end_lineno])) + "\n"
+                        textwrap.dedent(
+                            "\n".join(rows[node.lineno - 1 : node.end_lineno])
+                        )
+                        + "\n"
                     )
                     count = measure(part)
                     if count["code"] >= 8:
@@ -100,14 +117,20 @@ def main(folders: list[str]) -> None:
     titles += ["ternaries", "parallel", "fmt:skip", ">9-args"]
     print(" " * 20 + "".join(f"{title:>10}" for title in titles))
     for folder in folders:
-        counts = [measure(file.read_text()) for file in sorted(pathlib.Path(folder).rglob("*.py"))]
+        counts = [
+            measure(file.read_text())
+            for file in sorted(pathlib.Path(folder).rglob("*.py"))
+        ]
         if not counts:
             continue
         total = {key: sum(count[key] for count in counts) for key in counts[0]}
         code = max(total["code"], 1)
         row = [len(counts), total["lines"], total["code"], total["tokens"]]
         row.append(f"{total['tokens'] / code:.2f}")
-        row += [f"{1000 * total[key] / code:.1f}" for key in ("comments", "ternaries", "parallel")]
+        row += [
+            f"{1000 * total[key] / code:.1f}"
+            for key in ("comments", "ternaries", "parallel")
+        ]
         row += [total["skips"], total["wide"]]
         print(f"{folder:20}" + "".join(f"{value:>10}" for value in row))
 

@@ -37,7 +37,9 @@ def batch_of(name: str, num_nodes: int) -> Graph:
     ends = sizes(name).cumsum(0)
     ends = torch.cat([ends[ends < num_nodes], torch.tensor([num_nodes])])
     counts = ends.diff(prepend=ends.new_zeros(1))
-    graph = Graph(num_nodes, batch=torch.repeat_interleave(torch.arange(len(counts)), counts))
+    graph = Graph(
+        num_nodes, batch=torch.repeat_interleave(torch.arange(len(counts)), counts)
+    )
     graph.segments  # noqa: B018 (found once, as for all layers of a model)
     return graph
 

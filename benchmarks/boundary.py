@@ -67,9 +67,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=40, help="rounds with and without the checks")
     parser.add_argument(
-        "--passes", type=int, default=10, help="passes in a round, of which the fastest counts"
+        "--rounds", type=int, default=40, help="rounds with and without the checks"
+    )
+    parser.add_argument(
+        "--passes",
+        type=int,
+        default=10,
+        help="passes in a round, of which the fastest counts",
     )
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -91,7 +96,9 @@ def main() -> None:
         more = statistics.median(checked / bare - 1 for checked, bare in pairs)
         median = statistics.median(checked for checked, _ in pairs)
         given = "Graph" if isinstance(edges, Graph) else "edge_index"
-        print(f"{type(layer).__name__:16}{given:14}{1e3 * median:9.2f} ms{100 * more:9.1f} %")
+        print(
+            f"{type(layer).__name__:16}{given:14}{1e3 * median:9.2f} ms{100 * more:9.1f} %"
+        )
 
 
 if __name__ == "__main__":

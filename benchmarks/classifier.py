@@ -32,7 +32,10 @@ METHODS = {
     ),
     "exact": ("`DiffusionClassifier()`", DiffusionClassifier(random_state=0)),
     "spreading": ('`LabelSpreading(kernel="knn")`', LabelSpreading(kernel="knn")),
-    "logistic": ("`LogisticRegression()`, of the labelled rows alone", LogisticRegression()),
+    "logistic": (
+        "`LogisticRegression()`, of the labelled rows alone",
+        LogisticRegression(),
+    ),
 }
 
 
@@ -40,9 +43,14 @@ def read(folder: Path, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Some images [count, 784] in [0, 1] and their digits, in an order that a seed draws from training and test set."""
 
     def both(kind: str, header: int) -> np.ndarray:
-        files = [folder / "raw" / f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k")]
+        files = [
+            folder / "raw" / f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k")
+        ]
         return np.concatenate(
-            [np.frombuffer(gzip.decompress(f.read_bytes()), np.uint8, offset=header) for f in files]
+            [
+                np.frombuffer(gzip.decompress(f.read_bytes()), np.uint8, offset=header)
+                for f in files
+            ]
         )
 
     some = np.random.default_rng(0).permutation(70_000)[:count]
@@ -80,9 +88,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "folder", type=Path, help="with raw/train-images-idx3-ubyte.gz and the three other files"
+        "folder",
+        type=Path,
+        help="with raw/train-images-idx3-ubyte.gz and the three other files",
     )
-    parser.add_argument("--rows", type=int, nargs="+", default=[1_000, 5_000, 20_000, 70_000])
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[1_000, 5_000, 20_000, 70_000]
+    )
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--run", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -91,11 +103,15 @@ def main() -> None:
         method, count = args.run.split()
         print(json.dumps(run(method, args.folder, int(count))))
         return
-    print("| n | method | wall, s | CPU, s | peak, MB | right, % |\n|--:|---|--:|--:|--:|--:|")
+    print(
+        "| n | method | wall, s | CPU, s | peak, MB | right, % |\n|--:|---|--:|--:|--:|--:|"
+    )
     for count in args.rows:
         for method in args.methods:
             found = in_fresh_process(__file__, f"{method} {count}")
-            line = "{wall:.1f} | {cpu:.1f} | {peak:,.0f} | {accuracy:.1f}".format_map(found)
+            line = "{wall:.1f} | {cpu:.1f} | {peak:,.0f} | {accuracy:.1f}".format_map(
+                found
+            )
             print(f"| {count:,} | {METHODS[method][0]} | {line} |", flush=True)
 
 

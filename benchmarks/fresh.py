@@ -31,7 +31,10 @@ def measured(step: Callable[[], Any], repeats: int) -> dict[str, float]:
         start = time.perf_counter()
         step()
         times.append(time.perf_counter() - start)
-    return {"memory": memory, "time": statistics.median(times) if times else float("nan")}
+    return {
+        "memory": memory,
+        "time": statistics.median(times) if times else float("nan"),
+    }
 
 
 def peak() -> float:
@@ -49,16 +52,23 @@ def allocated(step: Callable[[], Any]) -> float:
         found.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
     events = sorted(
-        (event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"]
+        (event for event in events if event["name"] == "[memory]"),
+        key=lambda event: event["ts"],
     )
-    return max(accumulate((event["args"]["Bytes"] for event in events), initial=0)) / 2**20
+    return (
+        max(accumulate((event["args"]["Bytes"] for event in events), initial=0)) / 2**20
+    )
 
 
 def in_fresh_process(script: str, variant: str) -> Any:
     """What the script, called with the options of this process and --run VARIANT, prints as JSON."""
     process = subprocess.run(
-        [sys.executable, script, *sys.argv[1:], "--run", variant], capture_output=True, text=True
+        [sys.executable, script, *sys.argv[1:], "--run", variant],
+        capture_output=True,
+        text=True,
     )
     if process.returncode:
-        sys.exit(f"{variant} failed with exit status {process.returncode}:\n{process.stderr}")
+        sys.exit(
+            f"{variant} failed with exit status {process.returncode}:\n{process.stderr}"
+        )
     return json.loads(process.stdout)

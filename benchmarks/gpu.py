@@ -150,10 +150,14 @@ def row(case: Case, found: dict[str, Any]) -> str:
     """Markdown, with the ratios of the times to that of a copy."""
     cells = [case.operation, f"{case.nodes:,}", case.way]
     for name in ("forward", "step"):
-        called, graph, copy = (found.get(f"{name}{part}") for part in ("", ", replayed", ", copy"))
+        called, graph, copy = (
+            found.get(f"{name}{part}") for part in ("", ", replayed", ", copy")
+        )
         cells += [f"{ms:,.3f}" if ms is not None else "–" for ms in (called, graph)]
         best = graph if graph is not None else called
-        cells.append(f"{best / copy:.1f}" if best is not None and copy is not None else "–")
+        cells.append(
+            f"{best / copy:.1f}" if best is not None and copy is not None else "–"
+        )
     return f"| {' | '.join([*cells, format(found['memory'], ',.1f')])} |"
 
 
@@ -180,7 +184,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--operation", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--nodes", type=int, nargs="+", help="instead of the sizes of this file")
+    parser.add_argument(
+        "--nodes", type=int, nargs="+", help="instead of the sizes of this file"
+    )
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=DTYPES)
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -203,8 +209,12 @@ def main() -> None:
                 results[case] = measure(case, dtype)
             except NotImplementedError as missing:
                 print(f"\n{case}: {missing}")
-        print(f"\n{name}, largest error at {SMALL:,} nodes: {error(operation, dtype):.1e}\n{HEAD}")
-        print("\n".join(row(case, found) for case, found in results.items()), flush=True)
+        print(
+            f"\n{name}, largest error at {SMALL:,} nodes: {error(operation, dtype):.1e}\n{HEAD}"
+        )
+        print(
+            "\n".join(row(case, found) for case, found in results.items()), flush=True
+        )
 
 
 if __name__ == "__main__":

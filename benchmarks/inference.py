@@ -28,9 +28,13 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--block-size", type=int, default=1 << 14)
-    parser.add_argument("--device", help="where blocks are computed; the CPU by default")
     parser.add_argument(
-        "--compare", action="store_true", help="also run the model on everything at once"
+        "--device", help="where blocks are computed; the CPU by default"
+    )
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="also run the model on everything at once",
     )
     args = parser.parse_args()
     torch.manual_seed(0)

@@ -110,7 +110,9 @@ def table(results: dict[Case, dict[str, float]]) -> str:
             ]
             cells += [f"{found['memory']:,.1f} MiB"]
             cells += [
-                f"{first[name] / found[name]:.1f}" if name in first and found.get(name) else "–"
+                f"{first[name] / found[name]:.1f}"
+                if name in first and found.get(name)
+                else "–"
                 for name in ("forward", "step", "memory")
             ]
             lines.append(f"| {' | '.join(cells)} |")
@@ -129,12 +131,20 @@ def order(case: Case) -> tuple[int, int, int]:
 
 def slopes(results: dict[Case, dict[str, float]]) -> str:
     """Of log time and log memory over log N, by least squares, where three sizes or more are large enough."""
-    head = ["", "| operation | way | forward | step | memory |", "|---|---|--:|--:|--:|"]
+    head = [
+        "",
+        "| operation | way | forward | step | memory |",
+        "|---|---|--:|--:|--:|",
+    ]
     lines = []
     for operation, way in dict.fromkeys(
         (case.operation, case.way) for case in sorted(results, key=order)
     ):
-        cases = [case for case in results if case[:2] == (operation, way) and case.nodes >= 10_000]
+        cases = [
+            case
+            for case in results
+            if case[:2] == (operation, way) and case.nodes >= 10_000
+        ]
         if len(cases) < 3:
             continue
         sizes = np.log([case.nodes for case in cases])
@@ -156,7 +166,9 @@ def draw(results: dict[Case, dict[str, float]], path: Path) -> None:
         matplotlib.use("Agg")
         import matplotlib.pyplot as plt
 
-    operations = list(dict.fromkeys(case.operation for case in sorted(results, key=order)))
+    operations = list(
+        dict.fromkeys(case.operation for case in sorted(results, key=order))
+    )
     figure, axes = plt.subplots(
         2,
         len(operations),
@@ -167,13 +179,19 @@ def draw(results: dict[Case, dict[str, float]], path: Path) -> None:
     )
     for column, operation in enumerate(operations):
         for way in OPERATIONS[operation].ways:
-            cases = sorted((case for case in results if case[:2] == (operation, way)), key=order)
+            cases = sorted(
+                (case for case in results if case[:2] == (operation, way)), key=order
+            )
             for ax, name in zip(axes[:, column], ("step", "memory"), strict=True):
                 known = [
-                    (case.nodes, results[case][name]) for case in cases if results[case].get(name)
+                    (case.nodes, results[case][name])
+                    for case in cases
+                    if results[case].get(name)
                 ]
                 if known:
-                    ax.loglog(*zip(*known, strict=True), marker="o", markersize=3, label=way)
+                    ax.loglog(
+                        *zip(*known, strict=True), marker="o", markersize=3, label=way
+                    )
         axes[0, column].set_title(operation.replace("_", " "))
         axes[1, column].set_xlabel("N")
         axes[0, column].legend(fontsize=8)
@@ -188,7 +206,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--operation", nargs="+", choices=OPERATIONS, default=list(OPERATIONS))
+    parser.add_argument(
+        "--operation", nargs="+", choices=OPERATIONS, default=list(OPERATIONS)
+    )
     parser.add_argument(
         "--nodes", type=int, nargs="+", help="instead of the sizes of operations.py"
     )
@@ -212,7 +232,9 @@ def main() -> None:
     ]
     args.out.mkdir(parents=True, exist_ok=True)
     kept = args.out / f"threads-{args.threads}-repeats-{args.repeats}.json"
-    known: dict[str, dict[str, float]] = json.loads(kept.read_text()) if kept.exists() else {}
+    known: dict[str, dict[str, float]] = (
+        json.loads(kept.read_text()) if kept.exists() else {}
+    )
     rounds: list[dict[Case, dict[str, float]]] = []
     for turn in range(args.rounds):
         for case in tqdm(cases, f"round {turn + 1}", leave=False):

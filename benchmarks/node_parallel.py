@@ -52,8 +52,12 @@ def main() -> None:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     target = torch.randint(args.nodes, (args.edges,), generator=generator)
-    near = torch.randint(-args.reach, args.reach + 1, (args.edges,), generator=generator)
-    graph = ShardedGraph(torch.stack([(target + near) % args.nodes, target]), args.nodes)
+    near = torch.randint(
+        -args.reach, args.reach + 1, (args.edges,), generator=generator
+    )
+    graph = ShardedGraph(
+        torch.stack([(target + near) % args.nodes, target]), args.nodes
+    )
     x = torch.randn(graph.num_nodes, args.channels, generator=generator)
     y = torch.randint(2, (graph.num_nodes,), generator=generator)
     model = DIFFormer(args.channels, args.channels, 2, args.layers, transform=True)
@@ -67,7 +71,9 @@ def main() -> None:
 
     values = x.unsqueeze(1)
     fetched = graph.exchange(values)
-    coupling = LinearAttentionCoupling(values, values, constant=1.0, unit=True, mutual=True)
+    coupling = LinearAttentionCoupling(
+        values, values, constant=1.0, unit=True, mutual=True
+    )
     pattern = graph.extended.pattern
     weight = torch.ones(graph.extended.num_edges, 1)
     sums = torch.zeros((args.channels + 1) ** 2)
@@ -82,12 +88,18 @@ def main() -> None:
     with torch.no_grad():
         measured = {
             "attention on local rows": (seconds(attend), 4 * rows * width**2),
-            "sparse product": (seconds(lambda: spmm(pattern, weight, fetched)), edges * width * 4),
+            "sparse product": (
+                seconds(lambda: spmm(pattern, weight, fetched)),
+                edges * width * 4,
+            ),
             "all-reduce of a layer's sums": (
                 seconds(lambda: distributed.all_reduce(sums)),
                 sums.nbytes,
             ),
-            "fetching the halo": (seconds(lambda: graph.exchange(values)), halo * width * 4),
+            "fetching the halo": (
+                seconds(lambda: graph.exchange(values)),
+                halo * width * 4,
+            ),
         }
     together = seconds(lambda: step(model, graph), 3)
     alone_seconds = seconds(lambda: step(alone, here), 3)

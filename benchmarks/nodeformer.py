@@ -21,13 +21,19 @@ from torch import Tensor
 FORMULATIONS = {"textbook": textbook, "library": library}
 
 
-def inputs(args: argparse.Namespace, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def inputs(
+    args: argparse.Namespace, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
     """q, k and v of norm about one, directions, noise and the gradient of the values."""
     generator = torch.Generator().manual_seed(0)
     shape = (args.nodes, args.heads, args.channels)
-    q, k, v, grad = (torch.randn(shape, generator=generator, dtype=dtype) for _ in range(4))
+    q, k, v, grad = (
+        torch.randn(shape, generator=generator, dtype=dtype) for _ in range(4)
+    )
     q, k = (t.div_(math.sqrt(args.channels)) for t in (q, k))
-    projection = torch.randn(args.features, args.channels, generator=generator, dtype=dtype)
+    projection = torch.randn(
+        args.features, args.channels, generator=generator, dtype=dtype
+    )
     noise = (
         torch.empty(*shape[:2], args.samples, dtype=dtype)
         .exponential_(generator=generator)
@@ -62,18 +68,26 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--channels", type=int, default=32, help="channels of a head")
     parser.add_argument("--features", type=int, default=32, help="random features m")
-    parser.add_argument("--samples", type=int, default=10, help="samples K of the noise")
+    parser.add_argument(
+        "--samples", type=int, default=10, help="samples K of the noise"
+    )
     parser.add_argument("--tau", type=float, default=0.25)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--run", choices=FORMULATIONS, help="measure one formulation in this process, print JSON"
+        "--run",
+        choices=FORMULATIONS,
+        help="measure one formulation in this process, print JSON",
     )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.run:
         tensors = inputs(args)
-        print(json.dumps(measured(lambda: step(args.run, tensors, args.tau), args.repeats)))
+        print(
+            json.dumps(
+                measured(lambda: step(args.run, tensors, args.tau), args.repeats)
+            )
+        )
         return
     check(args)
     results = {name: in_fresh_process(__file__, name) for name in FORMULATIONS}

@@ -64,7 +64,9 @@ def states(
     """Queries, keys and values [N, H, D]; the first two are scaled."""
 
     def make(n: int, generator: torch.Generator) -> list[Any]:
-        q, k, v = (torch.randn(n, *heads_and_channels, generator=generator) for _ in range(3))
+        q, k, v = (
+            torch.randn(n, *heads_and_channels, generator=generator) for _ in range(3)
+        )
         return [q * scale, k * scale, v]
 
     return make
@@ -86,7 +88,9 @@ def linear_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return by_node(q @ (k.transpose(2, 3) @ v))
 
 
-def linear_products_backward(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> list[Tensor]:
+def linear_products_backward(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor
+) -> list[Tensor]:
     """The four of its backward pass, and the one that is computed again."""
     q, k, v, grad = (by_head(x) for x in (q, k, v, grad))
     kv = k.transpose(2, 3) @ v
@@ -98,7 +102,9 @@ def tiled_products(q: Tensor, k: Tensor, v: Tensor, rows: int = 1024) -> Tensor:
     """The two matrix products of pairwise attention, a tile of rows at a time."""
     q, k, v = (by_head(x) for x in (q, k, v))
     return by_node(
-        torch.cat([(part @ k.transpose(2, 3)) @ v for part in q.split(rows, dim=2)], dim=2)
+        torch.cat(
+            [(part @ k.transpose(2, 3)) @ v for part in q.split(rows, dim=2)], dim=2
+        )
     )
 
 
@@ -120,7 +126,9 @@ def tiled_products_backward(
     return [dq, dk, dv]
 
 
-def noisy(n: int, generator: torch.Generator, samples: int = 10, features: int = 32) -> list[Any]:
+def noisy(
+    n: int, generator: torch.Generator, samples: int = 10, features: int = 32
+) -> list[Any]:
     """NodeFormer's queries, keys and values, directions and noise."""
     noise = torch.empty(n, 4, samples).exponential_(generator=generator).log_().neg_()
     return [
@@ -134,7 +142,9 @@ def nodeformer(
     q: Tensor, k: Tensor, v: Tensor, projection: Tensor, noise: Tensor, tau: float
 ) -> Tensor:
     """The library's: in log space, the samples accumulated."""
-    log_q, log_k, weight = attention_features(q / math.sqrt(tau), k / math.sqrt(tau), projection)
+    log_q, log_k, weight = attention_features(
+        q / math.sqrt(tau), k / math.sqrt(tau), projection
+    )
     return LogLowRankCoupling(log_q, log_k, None, weight + noise / tau).matmul(v)
 
 
@@ -154,7 +164,9 @@ def linear(q: Tensor, k: Tensor, v: Tensor, graph: Graph | None = None) -> Tenso
     return linear_attention(q, k, v, graph and graph.segments, constant=1.0, unit=True)
 
 
-def pairwise(q: Tensor, k: Tensor, v: Tensor, graph: Graph | None = None, *, score: str) -> Tensor:
+def pairwise(
+    q: Tensor, k: Tensor, v: Tensor, graph: Graph | None = None, *, score: str
+) -> Tensor:
     """The library's DIFFormer-a, and softmax attention."""
     return pairwise_attention(q, k, v, graph and graph.segments, score=score)
 
@@ -178,7 +190,9 @@ def one_state(
     return make
 
 
-def of_one_state(diffusivity: Diffusivity, x: Tensor, graph: Graph | None = None) -> Tensor:
+def of_one_state(
+    diffusivity: Diffusivity, x: Tensor, graph: Graph | None = None
+) -> Tensor:
     """The library's attention of a state with itself, as one calls it."""
     return diffusivity(x, graph) @ x
 
@@ -208,7 +222,9 @@ def edges(channels: int, degree: int) -> Callable[[int, torch.Generator], list[A
     """Weights of a random graph without parallel edges, values, and the graph."""
 
     def make(n: int, generator: torch.Generator) -> list[Any]:
-        graph = Graph(n, coalesce(torch.randint(n, (2, degree * n), generator=generator)))
+        graph = Graph(
+            n, coalesce(torch.randint(n, (2, degree * n), generator=generator))
+        )
         graph.csr.ptr, graph.csc.ptr  # noqa: B018 (sorted once, as a layer does)
         weight = torch.rand(graph.num_edges, 1, generator=generator)
         return [weight, torch.randn(n, 1, channels, generator=generator), graph]
@@ -315,15 +331,26 @@ OF_ONE = {
 
 OPERATIONS = {
     "linear_attention": Operation(
-        states(1, 64), 3, LINEAR, (100, 500, 1_000, 2_708, 10_000, 100_000, 262_144, 1_000_000)
+        states(1, 64),
+        3,
+        LINEAR,
+        (100, 500, 1_000, 2_708, 10_000, 100_000, 262_144, 1_000_000),
     ),
     "linear_attention_4_heads": Operation(
         states(4, 64), 3, LINEAR, (100, 1_000, 2_708, 10_000, 65_536)
     ),
-    "sigmoid_attention": Operation(states(1, 64, scale=0.35), 3, SIGMOIDS, (*SMALL, 16_384)),
-    "sigmoid_attention_4_heads": Operation(states(4, 64, scale=0.35), 3, SIGMOIDS, SMALL),
-    "softmax_attention": Operation(states(1, 64, scale=0.35), 3, SOFTMAXES, (*SMALL, 16_384)),
-    "softmax_attention_4_heads": Operation(states(4, 64, scale=0.35), 3, SOFTMAXES, SMALL),
+    "sigmoid_attention": Operation(
+        states(1, 64, scale=0.35), 3, SIGMOIDS, (*SMALL, 16_384)
+    ),
+    "sigmoid_attention_4_heads": Operation(
+        states(4, 64, scale=0.35), 3, SIGMOIDS, SMALL
+    ),
+    "softmax_attention": Operation(
+        states(1, 64, scale=0.35), 3, SOFTMAXES, (*SMALL, 16_384)
+    ),
+    "softmax_attention_4_heads": Operation(
+        states(4, 64, scale=0.35), 3, SOFTMAXES, SMALL
+    ),
     "gaussian_attention": Operation(
         states(1, 64, scale=0.35),
         3,
@@ -332,7 +359,10 @@ OPERATIONS = {
     ),
     **{
         f"{kind}_{data}{'_4_heads' if heads > 1 else ''}": Operation(
-            batched(data, heads, 1.0 if kind == "linear_attention" else 0.35), 3, ways, (num_nodes,)
+            batched(data, heads, 1.0 if kind == "linear_attention" else 0.35),
+            3,
+            ways,
+            (num_nodes,),
         )
         for kind, ways in BATCHED.items()
         for data, num_nodes in (("MUTAG", 3_371), ("PROTEINS", 7_265), ("ZINC", 3_000))
@@ -342,7 +372,10 @@ OPERATIONS = {
         f"{kind}_attention_of_one_state": Operation(
             one_state(scale),
             1,
-            {"textbook": Way(other), "library": Way(partial(of_one_state, diffusivity))},
+            {
+                "textbook": Way(other),
+                "library": Way(partial(of_one_state, diffusivity)),
+            },
             (100, 300, 1_000, 2_708, 10_000, 65_536) if kind == "linear" else SMALL,
         )
         for kind, (diffusivity, scale, other, _) in OF_ONE.items()
@@ -351,7 +384,10 @@ OPERATIONS = {
         f"{kind}_attention_of_one_state_{data}": Operation(
             one_state(scale, data),
             1,
-            {"textbook, padded": Way(other), "library": Way(partial(of_one_state, diffusivity))},
+            {
+                "textbook, padded": Way(other),
+                "library": Way(partial(of_one_state, diffusivity)),
+            },
             (num_nodes,),
         )
         for kind, (diffusivity, scale, _, other) in OF_ONE.items()
@@ -362,7 +398,10 @@ OPERATIONS = {
         f"{kind}_attention_of_one_state,_compiled": Operation(
             one_state(scale),
             1,
-            {"textbook": Way(other), "library": Way(partial(traced_of_one_state, diffusivity))},
+            {
+                "textbook": Way(other),
+                "library": Way(partial(traced_of_one_state, diffusivity)),
+            },
             (100, 300, 1_000),
             compiled=True,
         )
@@ -392,7 +431,13 @@ OPERATIONS = {
         {**SEQUENCES, "a copy": Way(copied, copied)},
         (100, 1_000, 10_000, 100_000, 1_000_000),
     ),
-    "sequence_diffusion,_compiled": Operation(sequence, 2, SEQUENCES, (100, 1_000), compiled=True),
-    "sparse_product": Operation(edges(64, 16), 2, SPARSE, (100, 1_000, 10_000, 100_000)),
-    "sparse_product_128_channels": Operation(edges(128, 20), 2, SPARSE, (2_708, 200_000)),
+    "sequence_diffusion,_compiled": Operation(
+        sequence, 2, SEQUENCES, (100, 1_000), compiled=True
+    ),
+    "sparse_product": Operation(
+        edges(64, 16), 2, SPARSE, (100, 1_000, 10_000, 100_000)
+    ),
+    "sparse_product_128_channels": Operation(
+        edges(128, 20), 2, SPARSE, (2_708, 200_000)
+    ),
 }

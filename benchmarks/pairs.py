@@ -58,7 +58,9 @@ class Pair:
     other: str
     sides: Callable[[], tuple[Side, Side]]
     """Makes the library's and the other."""
-    targets: dict[str, float] = field(default_factory=lambda: {"forward": 1.0, "step": 1.0})
+    targets: dict[str, float] = field(
+        default_factory=lambda: {"forward": 1.0, "step": 1.0}
+    )
     """Of what is timed, how many times the library's time the other should take."""
     same: bool = True
     """Whether both do the same work: then their results have to agree."""
@@ -96,11 +98,15 @@ def of_operation(name: str, operation: Operation) -> Iterator[Pair]:
                 targets["step"] = (
                     1.5 if 1_000 <= nodes < 10_000 else 2.0 if nodes >= 10_000 else 1.0
                 )
-            if name.endswith("_of_one_state"):  # compiled ones have to be level at all sizes
+            if name.endswith(
+                "_of_one_state"
+            ):  # compiled ones have to be level at all sizes
                 targets["forward"] = targets["step"] = 1.0 if nodes >= 1_000 else 0.8
             if name == "linear_attention_of_one_state" and nodes >= 10_000:
                 targets["step"] = 2.0 if nodes >= 65_536 else 1.5
-            if name.startswith(("linear_attention_MUTAG", "linear_attention_of_one_state_MUTAG")):
+            if name.startswith(
+                ("linear_attention_MUTAG", "linear_attention_of_one_state_MUTAG")
+            ):
                 targets["step"] = 2.0
             if name.startswith(
                 ("linear_attention_PROTEINS", "linear_attention_of_one_state_PROTEINS")
@@ -109,20 +115,35 @@ def of_operation(name: str, operation: Operation) -> Iterator[Pair]:
             both = partial(sides_of_operation, operation, nodes, other)
             # The textbook's 200 proximal steps are far from the solution, and each way computes as many.
             same = name != "sparse_flow"
-            yield Pair(name.replace("_", " "), f"N = {nodes:,}", other, both, targets, same, nodes)
+            yield Pair(
+                name.replace("_", " "),
+                f"N = {nodes:,}",
+                other,
+                both,
+                targets,
+                same,
+                nodes,
+            )
 
 
-def sides_of_operation(operation: Operation, nodes: int, other: str) -> tuple[Side, Side]:
+def sides_of_operation(
+    operation: Operation, nodes: int, other: str
+) -> tuple[Side, Side]:
     """The same inputs for both."""
 
     def side(way: str) -> Side:
         inputs = operation.inputs(nodes, torch.Generator().manual_seed(0))
-        leaves = [x.requires_grad_(operation.ways[way].trains) for x in inputs[: operation.leaves]]
+        leaves = [
+            x.requires_grad_(operation.ways[way].trains)
+            for x in inputs[: operation.leaves]
+        ]
         forward = operation.ways[way].forward
         # Without a look at all functions and constants of modules in every call.
         if operation.compiled:
             options = {"guard_filter_fn": torch.compiler.skip_guard_on_globals_unsafe}
-            forward = torch.compile(forward, fullgraph=True, dynamic=False, options=options)
+            forward = torch.compile(
+                forward, fullgraph=True, dynamic=False, options=options
+            )
         return Side(partial(forward, *inputs), leaves)
 
     torch.compiler.reset()  # which has a limit for what it compiles of one function
@@ -182,14 +203,29 @@ def cora() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def gcn() -> tuple[nn.Module, list[Tensor], nn.Module, list[Tensor]]:
     mine = mp.GCNConv(64, 64)
     theirs = pyg.GCNConv(64, 64)
-    return mine, [mine.value.weight, mine.bias], theirs, [theirs.lin.weight, theirs.bias]
+    return (
+        mine,
+        [mine.value.weight, mine.bias],
+        theirs,
+        [theirs.lin.weight, theirs.bias],
+    )
 
 
 def gat() -> tuple[nn.Module, list[Tensor], nn.Module, list[Tensor]]:
     mine = mp.GATConv(64, 8, 8)
     theirs = pyg.GATConv(64, 8, 8)
-    of_mine = [mine.value.weight, mine.diffusivity.att_src, mine.diffusivity.att_dst, mine.bias]
-    return mine, of_mine, theirs, [theirs.lin.weight, theirs.att_src, theirs.att_dst, theirs.bias]
+    of_mine = [
+        mine.value.weight,
+        mine.diffusivity.att_src,
+        mine.diffusivity.att_dst,
+        mine.bias,
+    ]
+    return (
+        mine,
+        of_mine,
+        theirs,
+        [theirs.lin.weight, theirs.att_src, theirs.att_dst, theirs.bias],
+    )
 
 
 def appnp() -> tuple[nn.Module, list[Tensor], nn.Module, list[Tensor]]:
@@ -208,7 +244,11 @@ def gin() -> tuple[nn.Module, list[Tensor], nn.Module, list[Tensor]]:
 def sgformer() -> tuple[nn.Module, list[Tensor], nn.Module, list[Tensor]]:
     mine = mp.SGFormerConv(64, 64, beta=1.0)
     theirs = SGFormerAttention(64, 1, 64)
-    of_mine = [mine.diffusivity.query.weight, mine.diffusivity.key.weight, mine.value.weight]
+    of_mine = [
+        mine.diffusivity.query.weight,
+        mine.diffusivity.key.weight,
+        mine.value.weight,
+    ]
     return mine, of_mine, theirs, [theirs.q.weight, theirs.k.weight, theirs.v.weight]
 
 
@@ -230,7 +270,9 @@ def layers_on_cora() -> Iterator[Pair]:
         for given, kept, target in (("edge_index", False, 1.0), ("Graph", True, 1.3)):
             both = partial(two_layers, make, partial(cora_state, kept))
             target = 1.0 if name == "GINConv" else target
-            yield Pair(name, f"Cora, {given}", "PyG", both, {"forward": target, "step": target})
+            yield Pair(
+                name, f"Cora, {given}", "PyG", both, {"forward": target, "step": target}
+            )
 
     def alone() -> tuple[Tensor, Any, tuple[Any, ...]]:
         x = torch.randn(2_708, 64, generator=torch.Generator().manual_seed(0))
@@ -240,7 +282,9 @@ def layers_on_cora() -> Iterator[Pair]:
         mine, theirs = two_layers(sgformer, alone)
         layer = theirs.module
         x = theirs.leaves[0]
-        return mine, Side(lambda: layer(x.unsqueeze(0)).squeeze(0), theirs.leaves, layer)
+        return mine, Side(
+            lambda: layer(x.unsqueeze(0)).squeeze(0), theirs.leaves, layer
+        )
 
     yield Pair("SGFormer's attention", "Cora", "PyG", both)
 
@@ -249,13 +293,19 @@ def layers_on_cora() -> Iterator[Pair]:
         mine = mp.GatedGCNConv(64)
         theirs = pyg.ResGatedGraphConv(64, 64)
         # There are no features of edges.
-        used = [weight for name, weight in mine.named_parameters() if not name.startswith("edge")]
+        used = [
+            weight
+            for name, weight in mine.named_parameters()
+            if not name.startswith("edge")
+        ]
         return side_of_module(mine, x, used, graph), side_of_module(
             theirs, x, theirs.parameters(), edges
         )
 
     # PyG's gates are not divided by their sums, and it has neither normalisation nor residual.
-    yield Pair("GatedGCNConv", "Cora, Graph", "PyG's ResGatedGraphConv", gated, same=False)
+    yield Pair(
+        "GatedGCNConv", "Cora, Graph", "PyG's ResGatedGraphConv", gated, same=False
+    )
 
 
 def certified_on_cora() -> Iterator[Pair]:
@@ -266,7 +316,9 @@ def certified_on_cora() -> Iterator[Pair]:
         torch.manual_seed(0)
         term = mp.layers.WeightedGraph(64, normalization="sym", matrix=matrix)
         constraint = "nonnegative" if num_layers else None
-        return mp.layers.CertifiedBlock(64, [term], num_layers=num_layers, constraint=constraint)
+        return mp.layers.CertifiedBlock(
+            64, [term], num_layers=num_layers, constraint=constraint
+        )
 
     def gcns() -> nn.Module:
         return pyg.Sequential(
@@ -294,7 +346,9 @@ def certified_on_cora() -> Iterator[Pair]:
         targets = {"forward": target, "step": target}
         sides = partial(both, matrix, other)
         what = f"CertifiedBlock, matrix={matrix!r}"
-        yield Pair(what, f"Cora, {steps} steps", f"PyG's {name}", sides, targets, same=False)
+        yield Pair(
+            what, f"Cora, {steps} steps", f"PyG's {name}", sides, targets, same=False
+        )
 
     def at_rest() -> tuple[Side, Side]:
         """βZ + kZ − AZB = βH in float32, to the relative residual that the library asks for."""
@@ -321,7 +375,11 @@ def certified_on_cora() -> Iterator[Pair]:
         return Side(partial(mine, x, graph), [], mine), Side(theirs, [])
 
     yield Pair(
-        "CertifiedBlock, at rest", "Cora", "SciPy's conjugate gradients", at_rest, {"forward": 1.0}
+        "CertifiedBlock, at rest",
+        "Cora",
+        "SciPy's conjugate gradients",
+        at_rest,
+        {"forward": 1.0},
     )
 
 
@@ -344,21 +402,31 @@ def certified_on_batches() -> Iterator[Pair]:
 
         def layer() -> nn.Module:
             return pyg.GINEConv(
-                nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), edge_dim=4
+                nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)),
+                edge_dim=4,
             )
 
         theirs = pyg.Sequential(
             "x, edges, attr", [(layer(), "x, edges, attr -> x") for _ in range(4)]
         )
         of_mine = side_of_module(
-            mine, x, mine.parameters(), Graph(num_nodes, edges), call=partial(mine, edge_attr=attr)
+            mine,
+            x,
+            mine.parameters(),
+            Graph(num_nodes, edges),
+            call=partial(mine, edge_attr=attr),
         )
         return of_mine, side_of_module(theirs, x, theirs.parameters(), edges, attr)
 
     half = {"forward": 0.5, "step": 0.5}
     where = f"ZINC, N = {num_nodes:,}"
     yield Pair(
-        "CertifiedTransformer, 4 blocks", where, "PyG's GINEConv, 4 layers", both, half, same=False
+        "CertifiedTransformer, 4 blocks",
+        where,
+        "PyG's GINEConv, 4 layers",
+        both,
+        half,
+        same=False,
     )
 
 
@@ -377,7 +445,10 @@ def gps() -> tuple[nn.Module, list[Tensor], nn.Module, list[Tensor]]:
         theirs.attn.in_proj_bias.zero_()
     ours = (mixed.mix, *mine.ffn)
     others = (theirs.attn.out_proj, *theirs.mlp)
-    of_mine = [mine.local.value.weight, *(p for layer in ours for p in layer.parameters())]
+    of_mine = [
+        mine.local.value.weight,
+        *(p for layer in ours for p in layer.parameters()),
+    ]
     return (
         mine,
         of_mine,
@@ -400,7 +471,9 @@ def layers_on_batches() -> Iterator[Pair]:
             return x, batch, (edges, batch.batch)
 
         where = f"{data}, N = {num_nodes:,}"
-        yield Pair("GPSBlock, softmax", where, "PyG's GPSConv", partial(two_layers, gps, state))
+        yield Pair(
+            "GPSBlock, softmax", where, "PyG's GPSConv", partial(two_layers, gps, state)
+        )
 
         def both(
             make: Callable[[], nn.Module],
@@ -448,10 +521,18 @@ def layers_on_a_large_graph() -> Iterator[Pair]:
     yield Pair("GINConv", where, "PyG", partial(two_layers, gin, state))
 
     def readme() -> tuple[nn.Module, list[Tensor], nn.Module, list[Tensor]]:
-        diffusivity = 0.5 * mp.SimpleDiffusivity() + 0.5 * mp.AdjacencyDiffusivity("sym")
+        diffusivity = 0.5 * mp.SimpleDiffusivity() + 0.5 * mp.AdjacencyDiffusivity(
+            "sym"
+        )
         mine = mp.DiffusionConv(64, 64, diffusivity, mp.ExplicitEuler(tau=0.5))
         theirs = mp.DIFFormerConv(
-            64, 64, graph="mean", self_loops="keep", transform=True, keep="values", bias=True
+            64,
+            64,
+            graph="mean",
+            self_loops="keep",
+            transform=True,
+            keep="values",
+            bias=True,
         )
         return mine, list(mine.parameters()), theirs, list(theirs.parameters())
 
@@ -475,11 +556,17 @@ def models_on_cora() -> Iterator[Pair]:
         x, y, edges, mask = cora()
         torch.manual_seed(0)
         former = {"tau": 0.5, "layer_norm": True, "dropout": 0.2}
-        mine = mp.DIFFormer(1_433, 64, 7, 8, projection=projection, self_loops="keep", **former)
+        mine = mp.DIFFormer(
+            1_433, 64, 7, 8, projection=projection, self_loops="keep", **former
+        )
         theirs = textbook.DIFFormer(1_433, 64, 7, 8, rate=0.2)
         if projection:
             copied(
-                [*mine.encoder.parameters(), *mine.decoder.parameters(), *mine.norms.parameters()]
+                [
+                    *mine.encoder.parameters(),
+                    *mine.decoder.parameters(),
+                    *mine.norms.parameters(),
+                ]
                 + [conv.diffusivity.attention.query.weight for conv in mine.convs]
                 + [conv.diffusivity.attention.key.weight for conv in mine.convs],
                 [
@@ -491,7 +578,9 @@ def models_on_cora() -> Iterator[Pair]:
             )
         my_x = x.to_sparse_csr() if sparse else x
         graph = Graph(2_708, edges)
-        return trained(mine, (my_x, graph), y, mask), trained(theirs, (x, edges), y, mask)
+        return trained(mine, (my_x, graph), y, mask), trained(
+            theirs, (x, edges), y, mask
+        )
 
     where = "Cora, 8 layers × 64"
     targets = {"forward": 1.0, "step": 2.0}
@@ -520,4 +609,9 @@ def trained(model: nn.Module, inputs: tuple[Any, ...], y: Tensor, mask: Tensor) 
         cross_entropy(model(*inputs)[mask], y[mask]).backward()
         optimizer.step()
 
-    return Side(partial(model, *inputs), [model.encoder.weight, model.decoder.weight], model, train)
+    return Side(
+        partial(model, *inputs),
+        [model.encoder.weight, model.decoder.weight],
+        model,
+        train,
+    )

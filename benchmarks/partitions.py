@@ -34,7 +34,12 @@ def blocks(data: Data, parts: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The textbook's way: every block of a permutation, and the edges inside it."""
     order = torch.randperm(data.num_nodes, generator=torch.Generator().manual_seed(0))
     for n_id in order.tensor_split(parts):
-        yield n_id, subgraph(n_id, data.edge_index, relabel_nodes=True, num_nodes=data.num_nodes)[0]
+        yield (
+            n_id,
+            subgraph(
+                n_id, data.edge_index, relabel_nodes=True, num_nodes=data.num_nodes
+            )[0],
+        )
 
 
 def blocks_with_features(data: Data, parts: int) -> Iterator[Data]:
@@ -45,12 +50,16 @@ def blocks_with_features(data: Data, parts: int) -> Iterator[Data]:
 
 def random_nodes(data: Data, parts: int) -> RandomNodeLoader:
     """PyG's loader, seeded."""
-    return RandomNodeLoader(data, parts, shuffle=True, generator=torch.Generator().manual_seed(0))
+    return RandomNodeLoader(
+        data, parts, shuffle=True, generator=torch.Generator().manual_seed(0)
+    )
 
 
 # name → (data, parts) → what gives the batches of an epoch, each time it is called.
 WAYS: dict[str, Callable[[Data, int], Callable[[], Iterable[Any]]]] = {
-    "edges: library": lambda data, parts: RandomPartitionLoader(data, parts).sampler.__iter__,
+    "edges: library": lambda data, parts: (
+        RandomPartitionLoader(data, parts).sampler.__iter__
+    ),
     "edges: subgraph per batch": lambda data, parts: partial(blocks, data, parts),
     "batches: library": lambda data, parts: RandomPartitionLoader(data, parts).__iter__,
     "batches: library, memory-mapped": lambda data, parts: (
@@ -59,7 +68,9 @@ WAYS: dict[str, Callable[[Data, int], Callable[[], Iterable[Any]]]] = {
     "batches: library, halo": lambda data, parts: (
         RandomPartitionLoader(data, parts, halo=True).__iter__
     ),
-    "batches: subgraph per batch": lambda data, parts: partial(blocks_with_features, data, parts),
+    "batches: subgraph per batch": lambda data, parts: partial(
+        blocks_with_features, data, parts
+    ),
     "batches: RandomNodeLoader": lambda data, parts: random_nodes(data, parts).__iter__,
 }
 
@@ -93,7 +104,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--run", choices=["make", *WAYS], help="measure one way in this process, print JSON"
+        "--run",
+        choices=["make", *WAYS],
+        help="measure one way in this process, print JSON",
     )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -102,14 +115,20 @@ def main() -> None:
         print("{}")
     elif args.run:
         data = graph(args.cache, "mapped" in args.run)
-        print(json.dumps(measured(partial(epoch, WAYS[args.run](data, args.parts)), args.repeats)))
+        print(
+            json.dumps(
+                measured(partial(epoch, WAYS[args.run](data, args.parts)), args.repeats)
+            )
+        )
     else:
         in_fresh_process(__file__, "make")
         found = {name: in_fresh_process(__file__, name) for name in WAYS}
         print(
             f"{args.nodes} nodes, {args.edges} edges, {args.parts} parts, {args.threads} threads\n"
         )
-        print("| an epoch | time, s | times the library's | memory, MiB |\n|---|---|---|---|")
+        print(
+            "| an epoch | time, s | times the library's | memory, MiB |\n|---|---|---|---|"
+        )
         for name, result in found.items():
             ratio = result["time"] / found[f"{name.split(':')[0]}: library"]["time"]
             print(

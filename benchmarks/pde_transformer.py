@@ -55,7 +55,9 @@ def ratios(args: argparse.Namespace) -> dict[str, float]:
     steps = {variant: step_of(variant, args) for variant in VARIANTS}
     found = {}
     for variant in list(VARIANTS)[1:]:
-        times, plain = alternating(steps[variant], steps["plain"], args.seconds)["median"]
+        times, plain = alternating(steps[variant], steps["plain"], args.seconds)[
+            "median"
+        ]
         found[variant] = times / plain
     print(f"a plain step takes {plain:.2f} s\n")
     return found
@@ -72,11 +74,16 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument(
-        "--seconds", type=float, default=120.0, help="that a variant and plain take turns"
+        "--seconds",
+        type=float,
+        default=120.0,
+        help="that a variant and plain take turns",
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--run", choices=VARIANTS, help="measure the memory of one variant here, print JSON"
+        "--run",
+        choices=VARIANTS,
+        help="measure the memory of one variant here, print JSON",
     )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -92,10 +99,17 @@ def main() -> None:
     )
     times = ratios(args)
     print("| variant | time of a step | allocated | resident |\n|---|---:|---:|---:|")
-    print(f"| plain | 1 | {memory['plain'][0]:,.1f} MiB | {memory['plain'][1]:,.0f} MiB |")
+    print(
+        f"| plain | 1 | {memory['plain'][0]:,.1f} MiB | {memory['plain'][1]:,.0f} MiB |"
+    )
     for variant, found in times.items():
-        changes = [found, *(a / b for a, b in zip(memory[variant], memory["plain"], strict=True))]
-        print(f"| {variant} | {' | '.join(f'{100 * (change - 1):+.1f} %' for change in changes)} |")
+        changes = [
+            found,
+            *(a / b for a, b in zip(memory[variant], memory["plain"], strict=True)),
+        ]
+        print(
+            f"| {variant} | {' | '.join(f'{100 * (change - 1):+.1f} %' for change in changes)} |"
+        )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ def proximal(
     alpha: float,
     *,
     steps: int = 10_000,
-    step_size: Literal["corrected", "published", "barzilai_borwein"] = "barzilai_borwein",
+    step_size: Literal[
+        "corrected", "published", "barzilai_borwein"
+    ] = "barzilai_borwein",
     tolerance: float = 0.0,
     target: Tensor | None = None,
 ) -> tuple[Tensor, int]:

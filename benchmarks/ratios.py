@@ -67,11 +67,15 @@ def measure(pair: Pair, seconds: float) -> dict[str, Any]:
             )
     set_mode(mine, other, train=False)
     with torch.no_grad():
-        grad = torch.randn(mine.call().shape, generator=torch.Generator().manual_seed(1))
+        grad = torch.randn(
+            mine.call().shape, generator=torch.Generator().manual_seed(1)
+        )
         found["forward"] = alternating(mine.call, other.call, seconds)
     if "step" in pair.targets:
         set_mode(mine, other, train=True)
-        found["step"] = alternating(lambda: mine.step(grad), lambda: other.step(grad), seconds)
+        found["step"] = alternating(
+            lambda: mine.step(grad), lambda: other.step(grad), seconds
+        )
     found["memory"] = [
         allocated(partial(side.step, grad) if "step" in found else side.call)
         for side in (mine, other)
@@ -131,7 +135,9 @@ def draw(results: dict[Pair, dict[str, Any]], path: Path) -> None:
         matplotlib.use("Agg")
         import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(12, 5), layout="constrained", sharey=True)
+    figure, axes = plt.subplots(
+        1, 2, figsize=(12, 5), layout="constrained", sharey=True
+    )
     for ax, timed in zip(axes, ("forward", "step"), strict=True):
         lines: dict[str, list[tuple[int, float]]] = {}
         for pair, found in results.items():
@@ -156,14 +162,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--only", nargs="+", default=[], help="pairs whose name has all of these in it, in any case"
+        "--only",
+        nargs="+",
+        default=[],
+        help="pairs whose name has all of these in it, in any case",
     )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
-        "--seconds", type=float, default=2.0, help="that a pair is timed, forward and step each"
+        "--seconds",
+        type=float,
+        default=2.0,
+        help="that a pair is timed, forward and step each",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="0.25 seconds, operations up to 10 000 nodes"
+        "--quick",
+        action="store_true",
+        help="0.25 seconds, operations up to 10 000 nodes",
     )
     parser.add_argument("--out", type=Path, default=Path("runs/ratios"))
     args = parser.parse_args()
@@ -188,7 +202,9 @@ def main() -> None:
     if any(pair.nodes for pair in results):
         draw(results, args.out / "ratios.png")
     below = flagged(results)
-    print(f"float32, {args.threads} threads, torch {torch.__version__}\n\n{table(results)}\n")
+    print(
+        f"float32, {args.threads} threads, torch {torch.__version__}\n\n{table(results)}\n"
+    )
     print(
         "\n".join([f"{len(below)} below their target:", *below])
         if below

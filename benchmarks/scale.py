@@ -37,10 +37,13 @@ def run(nodes: int, edges: int, parts: int, channels: int) -> dict[str, float]:
     layer = mp.DIFFormerConv(channels, channels)
     if parts == 1:
         return measured(lambda: layer(x, edge_index).sum().backward(), 3)
-    loader = RandomPartitionLoader(Data(x=x.detach(), edge_index=edge_index), num_parts=parts)
+    loader = RandomPartitionLoader(
+        Data(x=x.detach(), edge_index=edge_index), num_parts=parts
+    )
     return measured(
         lambda: [
-            layer(part.x.requires_grad_(), part.edge_index).sum().backward() for part in loader
+            layer(part.x.requires_grad_(), part.edge_index).sum().backward()
+            for part in loader
         ],
         1,
     )
@@ -51,7 +54,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--channels", type=int, default=16)
-    parser.add_argument("--largest", type=int, default=SIZES[-1], help="of either number")
+    parser.add_argument(
+        "--largest", type=int, default=SIZES[-1], help="of either number"
+    )
     parser.add_argument("--parts", type=int, default=100)
     # One case, in the process that in_fresh_process starts.
     parser.add_argument("--run", help=argparse.SUPPRESS)
@@ -77,7 +82,9 @@ def main() -> None:
             if max(nodes, edges) >= 10**6:
                 rows.append((nodes, edges, found["memory"] * 2**20))
         if len(kept) > 1:
-            print(f"\nTime over {over}: exponent {np.polyfit(*np.transpose(kept), 1)[0]:.2f}\n")
+            print(
+                f"\nTime over {over}: exponent {np.polyfit(*np.transpose(kept), 1)[0]:.2f}\n"
+            )
     if len(rows) > 1:
         table = np.array(rows)
         per_node, per_edge = np.linalg.lstsq(table[:, :2], table[:, 2], rcond=None)[0]

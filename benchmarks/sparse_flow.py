@@ -55,13 +55,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--nodes", type=int, nargs="+", default=[40, 118, 500])
-    parser.add_argument("--rows", type=int, default=4, help="the slowest of them counts")
+    parser.add_argument(
+        "--rows", type=int, default=4, help="the slowest of them counts"
+    )
     parser.add_argument("--spread", type=float, default=1.0)
     parser.add_argument("--lam", type=float, default=1.0, help="λ*")
     parser.add_argument("--alpha", type=float, default=0.1)
     parser.add_argument("--tolerance", type=float, default=1e-6)
-    parser.add_argument("--steps", type=int, default=50_000, help="give up after so many")
-    parser.add_argument("--graphs", type=int, default=32, help="0 leaves the second table out")
+    parser.add_argument(
+        "--steps", type=int, default=50_000, help="give up after so many"
+    )
+    parser.add_argument(
+        "--graphs", type=int, default=32, help="0 leaves the second table out"
+    )
     parser.add_argument("--size", type=int, default=512, help="nodes of each of them")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
@@ -82,7 +88,9 @@ def main() -> None:
         theta = args.lam / n * u.softmax(1)
         exact, _ = solve_rows(log_c, theta, args.alpha)
         top = log_c.amax(-1, keepdim=True)  # in units of the largest conductance
-        passes = newton((log_c - top).exp(), theta * top.exp(), (-top).exp() / args.alpha).steps
+        passes = newton(
+            (log_c - top).exp(), theta * top.exp(), (-top).exp() / args.alpha
+        ).steps
         cells = [f"{n:,}", f"{(exact > 0).double().mean():.0%}", str(passes)]
         for step_size in ("corrected", "barzilai_borwein", "published"):
             z, steps = proximal(

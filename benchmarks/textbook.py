@@ -48,7 +48,9 @@ def gaussian_attention_of_one(x: Tensor) -> Tensor:
 
 def features(x: Tensor, projection: Tensor) -> Tensor:
     """Positive random features φ(x)_r = exp(w_r·x − ½‖x‖²)/√m, [N, H, m]."""
-    exponent = torch.einsum("nhd,md->nhm", x, projection) - 0.5 * x.square().sum(-1, keepdim=True)
+    exponent = torch.einsum("nhd,md->nhm", x, projection) - 0.5 * x.square().sum(
+        -1, keepdim=True
+    )
     return exponent.exp() / math.sqrt(projection.size(0))
 
 
@@ -57,9 +59,9 @@ def nodeformer(
 ) -> Tensor:
     """Algorithm 1 of the slides, the mean over K samples: every key times every sample's noise, [N, H, K, m]."""
     phi_q = features(q / math.sqrt(tau), projection)
-    phi_k = features(k / math.sqrt(tau), projection).unsqueeze(2) * (gumbel / tau).exp().unsqueeze(
-        3
-    )
+    phi_k = features(k / math.sqrt(tau), projection).unsqueeze(2) * (
+        gumbel / tau
+    ).exp().unsqueeze(3)
     kv = torch.einsum("nhkm,nhd->hkmd", phi_k, v)
     numerator = torch.einsum("nhm,hkmd->nhkd", phi_q, kv)
     denominator = torch.einsum("nhm,hkm->nhk", phi_q, phi_k.sum(0))
@@ -77,7 +79,9 @@ def gaussian_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """exp(−½‖q − k‖²) over its row sums, from all squared distances at once, [H, N, N]."""
     q, k, v = (x.transpose(0, 1) for x in (q, k, v))
     square = (
-        q.square().sum(2, keepdim=True) + k.square().sum(2).unsqueeze(1) - 2 * q @ k.transpose(1, 2)
+        q.square().sum(2, keepdim=True)
+        + k.square().sum(2).unsqueeze(1)
+        - 2 * q @ k.transpose(1, 2)
     )
     return ((-0.5 * square).softmax(2) @ v).transpose(0, 1)
 
@@ -96,7 +100,9 @@ def padded_linear_attention(q: Tensor, k: Tensor, v: Tensor, graph: Graph) -> Te
     numerator = v.sum(1, keepdim=True) + torch.einsum(
         "bnhm,bhmd->bnhd", q, torch.einsum("bnhm,bnhd->bhmd", k, v)
     )
-    denominator = mask.sum(1).view(-1, 1, 1) + torch.einsum("bnhm,bhm->bnh", q, k.sum(1))
+    denominator = mask.sum(1).view(-1, 1, 1) + torch.einsum(
+        "bnhm,bhm->bnh", q, k.sum(1)
+    )
     return (numerator / denominator.unsqueeze(3))[mask]
 
 
@@ -104,8 +110,12 @@ def padded_linear_attention_of_one(x: Tensor, graph: Graph) -> Tensor:
     """DIFFormer-s of a state that is q, k and v, for a batch."""
     dense, mask = to_dense_batch(x, graph.batch)
     unit = normalize(dense, dim=2)
-    total = torch.baddbmm(dense.sum(1, keepdim=True), unit, unit.transpose(1, 2) @ dense)
-    return total.div_(unit @ unit.sum(1).unsqueeze(2) + mask.sum(1).view(-1, 1, 1))[mask]
+    total = torch.baddbmm(
+        dense.sum(1, keepdim=True), unit, unit.transpose(1, 2) @ dense
+    )
+    return total.div_(unit @ unit.sum(1).unsqueeze(2) + mask.sum(1).view(-1, 1, 1))[
+        mask
+    ]
 
 
 def padded_sigmoid_attention_of_one(x: Tensor, graph: Graph) -> Tensor:
@@ -119,23 +129,27 @@ def padded_softmax_attention_of_one(x: Tensor, graph: Graph) -> Tensor:
     """Softmax attention of such a state, for a batch: torch's fused one with a mask."""
     dense, mask = to_dense_batch(x, graph.batch)
     dense = dense.unsqueeze(1)
-    return scaled_dot_product_attention(dense, dense, dense, attn_mask=mask[:, None, None]).squeeze(
-        1
-    )[mask]
+    return scaled_dot_product_attention(
+        dense, dense, dense, attn_mask=mask[:, None, None]
+    ).squeeze(1)[mask]
 
 
 def padded_sigmoid_attention(q: Tensor, k: Tensor, v: Tensor, graph: Graph) -> Tensor:
     """DIFFormer-a for a batch: all scores of graphs of the largest size, [graphs, H, n, n], and a mask."""
     (q, k, v), mask = padded(graph, q, k, v)
     scores = torch.einsum("bnhm,blhm->bhnl", q, k).sigmoid() * mask[:, None, None]
-    return torch.einsum("bhnl,blhd->bnhd", scores / scores.sum(3, keepdim=True), v)[mask]
+    return torch.einsum("bhnl,blhd->bnhd", scores / scores.sum(3, keepdim=True), v)[
+        mask
+    ]
 
 
 def padded_softmax_attention(q: Tensor, k: Tensor, v: Tensor, graph: Graph) -> Tensor:
     """Softmax attention for a batch: torch's fused one on graphs of the largest size, with a mask."""
     (q, k, v), mask = padded(graph, q, k, v)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None], scale=1.0)
+    out = scaled_dot_product_attention(
+        q, k, v, attn_mask=mask[:, None, None], scale=1.0
+    )
     return out.transpose(1, 2)[mask]
 
 
@@ -165,7 +179,10 @@ def sparse_flow(
 ) -> Tensor:
     """Proximal steps (SFi-Former, Eq. 10, with the step that converges) on the dense rows of graphs of one size."""
     size = int(ptr[1])
-    graphs = [x.unflatten(0, (-1, size)).transpose(1, 2) for x in (q, k, v, friction_q, friction_k)]
+    graphs = [
+        x.unflatten(0, (-1, size)).transpose(1, 2)
+        for x in (q, k, v, friction_q, friction_k)
+    ]
     q, k, v, friction_q, friction_k = graphs
     resistance = (-q @ k.transpose(2, 3)).softmax(3)
     threshold = (friction_q @ friction_k.transpose(2, 3)).softmax(3) / size
@@ -208,18 +225,26 @@ class DIFFormer(nn.Module):
         self.encoder = nn.Linear(in_channels, hidden)
         self.decoder = nn.Linear(hidden, out_channels)
         self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(layers + 1))
-        self.queries = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(layers))
-        self.keys = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(layers))
+        self.queries = nn.ModuleList(
+            nn.Linear(hidden, hidden, bias=False) for _ in range(layers)
+        )
+        self.keys = nn.ModuleList(
+            nn.Linear(hidden, hidden, bias=False) for _ in range(layers)
+        )
         self.tau = tau
         self.rate = rate
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """The logits."""
         x = dropout(self.norms[0](self.encoder(x)).relu(), self.rate, self.training)
-        for query, key, norm in zip(self.queries, self.keys, self.norms[1:], strict=True):
+        for query, key, norm in zip(
+            self.queries, self.keys, self.norms[1:], strict=True
+        ):
             q, k, v = (state.unsqueeze(1) for state in (query(x), key(x), x))
             moved = linear_attention(q, k, v).mean(1) + graph_convolution(x, edge_index)
-            x = dropout(norm((1 - self.tau) * x + self.tau * moved), self.rate, self.training)
+            x = dropout(
+                norm((1 - self.tau) * x + self.tau * moved), self.rate, self.training
+            )
         return self.decoder(x)
 
 

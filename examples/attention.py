@@ -55,10 +55,14 @@ def attentions(
         data = data.subgraph(data.y.argsort(stable=True))
     with torch.no_grad():
         couplings = predict(model.eval(), data, return_coupling=True)[1]
-    return [(getattr(coupling, "attention", coupling), coupling) for coupling in couplings]
+    return [
+        (getattr(coupling, "attention", coupling), coupling) for coupling in couplings
+    ]
 
 
-def draw(layers: list[tuple[SparseFlowCoupling, Coupling]], head: int, path: Path) -> None:
+def draw(
+    layers: list[tuple[SparseFlowCoupling, Coupling]], head: int, path: Path
+) -> None:
     """The picture, three columns wide."""
     figure, axes = plt.subplots(
         len(layers),
@@ -95,15 +99,25 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "checkpoint", type=Path, nargs="?", help="of an SFi-Former, from examples/sfi_former.py"
+        "checkpoint",
+        type=Path,
+        nargs="?",
+        help="of an SFi-Former, from examples/sfi_former.py",
     )
-    parser.add_argument("--graph", type=int, default=0, help="which graph of the test split")
+    parser.add_argument(
+        "--graph", type=int, default=0, help="which graph of the test split"
+    )
     parser.add_argument("--head", type=int, default=0)
     parser.add_argument(
-        "--peptides", type=Path, default=Path("data/peptides-functional"), help="its files"
+        "--peptides",
+        type=Path,
+        default=Path("data/peptides-functional"),
+        help="its files",
     )
     parser.add_argument(
-        "--out", type=Path, help="the picture; in the folder of the checkpoint by default"
+        "--out",
+        type=Path,
+        help="the picture; in the folder of the checkpoint by default",
     )
     args = options(parser, argv, checkpoint=QUICK)
     if args.checkpoint == QUICK:

@@ -28,7 +28,11 @@ with needs("diffusion-mp-experiments"):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from diffusion_mp_experiments.graphs import load_heterophilous, load_planetoid, load_synmol
+    from diffusion_mp_experiments.graphs import (
+        load_heterophilous,
+        load_planetoid,
+        load_synmol,
+    )
 
 #: Before and after training: eigenvalues, and the shares of the states along their eigenvectors.
 Spectrum = list[tuple[Tensor, Tensor]]
@@ -38,7 +42,9 @@ def predict(model: CertifiedTransformer, data: Data) -> Tensor:
     return model(data.x, data.edge_index, batch=data.batch, edge_attr=data.edge_attr)
 
 
-def train(model: CertifiedTransformer, batches: list[Data], epochs: int, lr: float) -> None:
+def train(
+    model: CertifiedTransformer, batches: list[Data], epochs: int, lr: float
+) -> None:
     """All weights by Adam; the last epoch counts."""
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     for _ in range(epochs):
@@ -46,7 +52,9 @@ def train(model: CertifiedTransformer, batches: list[Data], epochs: int, lr: flo
             data = batches[number]
             optimizer.zero_grad()
             chosen = data.train_mask if "train_mask" in data else slice(None)
-            F.cross_entropy(predict(model.train(), data)[chosen], data.y.long()[chosen]).backward()
+            F.cross_entropy(
+                predict(model.train(), data)[chosen], data.y.long()[chosen]
+            ).backward()
             optimizer.step()
 
 
@@ -67,22 +75,28 @@ def molecules(root: Path, epochs: int) -> Tensor:
         task="graph",
     )
     batches = [
-        Batch.from_data_list(known[start : start + 256]) for start in range(0, len(known), 256)
+        Batch.from_data_list(known[start : start + 256])
+        for start in range(0, len(known), 256)
     ]
     train(model, batches, epochs, 0.005)
     energies = model.eval().energies(
         test.x, test.edge_index, batch=test.batch, edge_attr=test.edge_attr
     )
-    print(f"SynMol: test accuracy {(predict(model, test).argmax(1) == test.y).float().mean():.1%}")
+    print(
+        f"SynMol: test accuracy {(predict(model, test).argmax(1) == test.y).float().mean():.1%}"
+    )
     for number, block in enumerate(energies.tolist(), 1):
-        print(f"  F of block {number}: {', '.join(f'{energy:.4g}' for energy in block)}")
+        print(
+            f"  F of block {number}: {', '.join(f'{energy:.4g}' for energy in block)}"
+        )
     return energies
 
 
 def neighbours(name: str, data: Data, epochs: int) -> Spectrum:
     """What matrices and states of a network are before and after training on the first split of a graph."""
     data.train_mask, test_mask = (
-        mask.view(data.num_nodes, -1)[:, 0] for mask in (data.train_mask, data.test_mask)
+        mask.view(data.num_nodes, -1)[:, 0]
+        for mask in (data.train_mask, data.test_mask)
     )
     torch.manual_seed(0)
     model = CertifiedTransformer(
@@ -101,7 +115,9 @@ def neighbours(name: str, data: Data, epochs: int) -> Spectrum:
     ends = data.y[data.edge_index]
     alike = (ends[0] == ends[1]).float().mean()
     accuracy = right[test_mask].float().mean()
-    print(f"{name}: test accuracy {accuracy:.1%}; {alike:.0%} of the neighbours share a class")
+    print(
+        f"{name}: test accuracy {accuracy:.1%}; {alike:.0%} of the neighbours share a class"
+    )
     for when, (values, shares) in zip(("before", "after"), found, strict=True):
         print(
             f"  {when}: mean eigenvalue {values.mean():.2f}, weighted by the states {values @ shares:.2f}"
@@ -141,12 +157,17 @@ def main(argv: list[str] | None = None) -> int:
         "chameleon_filtered": load_heterophilous(
             args.root / "heterophilous_npz", "chameleon_filtered"
         ),
-        "Minesweeper": load_heterophilous(args.root / "HeterophilousGraphDataset", "minesweeper"),
+        "Minesweeper": load_heterophilous(
+            args.root / "HeterophilousGraphDataset", "minesweeper"
+        ),
     }
     energies = molecules(args.root / "SynMol", args.molecule_epochs)
     draw(
         energies,
-        {name: neighbours(name, data, args.graph_epochs) for name, data in graphs.items()},
+        {
+            name: neighbours(name, data, args.graph_epochs)
+            for name, data in graphs.items()
+        },
         args.out,
     )
     print(args.out)

@@ -26,7 +26,9 @@ def main(argv: list[str] | None = None) -> None:
     quick = parser.parse_args(argv).quick
     pixels, digits = load_digits(return_X_y=True)
     pixels, digits = (pixels[:500], digits[:500]) if quick else (pixels, digits)
-    labels = np.full(len(digits), -1)  # -1: no label, as everywhere in sklearn.semi_supervised
+    labels = np.full(
+        len(digits), -1
+    )  # -1: no label, as everywhere in sklearn.semi_supervised
     for digit in range(10):
         labels[np.flatnonzero(digits == digit)[:5]] = digit
     hidden = labels == -1

@@ -69,7 +69,13 @@ def gnn(
 
     def make(in_channels: int, out_channels: int) -> nn.Module:
         return DiffusionGNN(
-            in_channels, hidden, out_channels, num_layers, conv=conv, heads=heads, dropout=dropout
+            in_channels,
+            hidden,
+            out_channels,
+            num_layers,
+            conv=conv,
+            heads=heads,
+            dropout=dropout,
         )
 
     return Recipe(make, lr, weight_decay)
@@ -132,30 +138,54 @@ RECIPES: dict[str, dict[str, Recipe]] = {
         "difformer-a": difformer("sigmoid", num_layers=8, weight_decay=0.01),
         "nodeformer": nodeformer(weight_decay=0.005),
         "sgformer": sgformer(weight_decay=0.005),
-        "gcn": gnn("gcn", hidden=64, num_layers=2, dropout=0.5, lr=1e-2, weight_decay=5e-4),
-        "gat": gnn(
-            "gat", hidden=64, num_layers=2, dropout=0.6, lr=5e-3, weight_decay=5e-4, heads=8
+        "gcn": gnn(
+            "gcn", hidden=64, num_layers=2, dropout=0.5, lr=1e-2, weight_decay=5e-4
         ),
-        "mlp": gnn("mlp", hidden=64, num_layers=2, dropout=0.5, lr=1e-2, weight_decay=5e-4),
+        "gat": gnn(
+            "gat",
+            hidden=64,
+            num_layers=2,
+            dropout=0.6,
+            lr=5e-3,
+            weight_decay=5e-4,
+            heads=8,
+        ),
+        "mlp": gnn(
+            "mlp", hidden=64, num_layers=2, dropout=0.5, lr=1e-2, weight_decay=5e-4
+        ),
     },
     "CiteSeer": {
         "difformer-s": difformer("simple", num_layers=4, weight_decay=0.1),
         "difformer-a": difformer("sigmoid", num_layers=4, weight_decay=0.1),
         "nodeformer": nodeformer(weight_decay=0.005),
         "sgformer": sgformer(weight_decay=0.005),
-        "gcn": gnn("gcn", hidden=64, num_layers=2, dropout=0.8, lr=1e-2, weight_decay=1e-3),
-        "gat": gnn(
-            "gat", hidden=64, num_layers=2, dropout=0.6, lr=5e-3, weight_decay=5e-4, heads=8
+        "gcn": gnn(
+            "gcn", hidden=64, num_layers=2, dropout=0.8, lr=1e-2, weight_decay=1e-3
         ),
-        "mlp": gnn("mlp", hidden=64, num_layers=2, dropout=0.5, lr=1e-2, weight_decay=5e-4),
+        "gat": gnn(
+            "gat",
+            hidden=64,
+            num_layers=2,
+            dropout=0.6,
+            lr=5e-3,
+            weight_decay=5e-4,
+            heads=8,
+        ),
+        "mlp": gnn(
+            "mlp", hidden=64, num_layers=2, dropout=0.5, lr=1e-2, weight_decay=5e-4
+        ),
     },
 }
 
 
-def train(recipe: Recipe, data: Data, split: Split, epochs: int) -> tuple[float, float, int]:
+def train(
+    recipe: Recipe, data: Data, split: Split, epochs: int
+) -> tuple[float, float, int]:
     """Validation and test accuracy at the best validation epoch, and that epoch."""
     model = recipe.make(data.num_features, int(data.y.max()) + 1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
+    optimizer = torch.optim.Adam(
+        model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay
+    )
     best = (-1.0, 0.0)
     test_acc = 0.0
     best_epoch = 0
@@ -163,7 +193,9 @@ def train(recipe: Recipe, data: Data, split: Split, epochs: int) -> tuple[float,
         model.train()
         optimizer.zero_grad()
         logits = model(data.x, data.edge_index)
-        loss = F.cross_entropy(logits[split.train], data.y[split.train]) + auxiliary_loss(model)
+        loss = F.cross_entropy(
+            logits[split.train], data.y[split.train]
+        ) + auxiliary_loss(model)
         loss.backward()
         optimizer.step()
 
@@ -200,13 +232,21 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--epochs", type=count, default=300)
     parser.add_argument(
-        "--model", nargs="+", choices=list(RECIPES["Cora"]), default=["difformer-s", "gcn"]
+        "--model",
+        nargs="+",
+        choices=list(RECIPES["Cora"]),
+        default=["difformer-s", "gcn"],
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="run i draws its split and its weights with seed + i"
+        "--seed",
+        type=int,
+        default=0,
+        help="run i draws its split and its weights with seed + i",
     )
     parser.add_argument(
-        "--download", action="store_true", help="let PyG download missing files into --root"
+        "--download",
+        action="store_true",
+        help="let PyG download missing files into --root",
     )
     args = options(parser, argv, splits=1, epochs=20)
     try:
@@ -227,7 +267,9 @@ def main(argv: list[str] | None = None) -> int:
                     data.y, 20, 500, 1000, torch.Generator().manual_seed(seed)
                 )
             torch.manual_seed(seed)
-            val, test, epoch = train(RECIPES[args.dataset][name], data, split, args.epochs)
+            val, test, epoch = train(
+                RECIPES[args.dataset][name], data, split, args.epochs
+            )
             scores.append(100 * test)
             print(
                 f"{name:12} seed {seed}: val {100 * val:.1f}, test {100 * test:.1f} at epoch {epoch}",

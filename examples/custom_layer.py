@@ -68,7 +68,9 @@ def main(argv: list[str] | None = None) -> None:
     args = options(parser, argv, epochs=25)
     torch.manual_seed(0)
     sizes = [100, 100, 100]
-    edge_index = stochastic_blockmodel_graph(sizes, torch.full((3, 3), 0.01) + 0.07 * torch.eye(3))
+    edge_index = stochastic_blockmodel_graph(
+        sizes, torch.full((3, 3), 0.01) + 0.07 * torch.eye(3)
+    )
     y = torch.repeat_interleave(torch.arange(3), torch.tensor(sizes))
     x = torch.randn(300, 16) + 0.5 * nn.functional.one_hot(y, 16)
     train = torch.rand(300) < 0.1
@@ -81,7 +83,9 @@ def main(argv: list[str] | None = None) -> None:
         loss.backward()
         optimizer.step()
         if epoch % 25 == 0:
-            accuracy = (model(x, edge_index).argmax(1) == y)[~train].float().mean().item()
+            accuracy = (
+                (model(x, edge_index).argmax(1) == y)[~train].float().mean().item()
+            )
             print(
                 f"epoch {epoch:3d}  loss {loss.item():.3f}  accuracy on unlabelled nodes {accuracy:.3f}"
             )

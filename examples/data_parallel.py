@@ -36,8 +36,12 @@ def drawn(nodes: int, degree: int, classes: int = 4) -> Data:
     source = torch.randint(nodes, (nodes * degree,), generator=generator)
     near = (source + torch.randint(1, 50, source.shape, generator=generator)) % nodes
     other = torch.randint(nodes, source.shape, generator=generator)
-    target = torch.where(torch.rand(source.shape, generator=generator) < 0.75, near, other)
-    x = nn.functional.one_hot(y, classes) + 2 * torch.randn(nodes, classes, generator=generator)
+    target = torch.where(
+        torch.rand(source.shape, generator=generator) < 0.75, near, other
+    )
+    x = nn.functional.one_hot(y, classes) + 2 * torch.randn(
+        nodes, classes, generator=generator
+    )
     return Data(x=x, y=y, edge_index=order[torch.stack([source, target])])
 
 
@@ -65,8 +69,12 @@ def main(argv: list[str] | None = None) -> int:
 
     data = drawn(args.nodes, args.degree)
     torch.manual_seed(0)
-    model: nn.Module = DIFFormer(data.x.size(1), args.hidden, 4, num_layers=2).to(device)
-    model = DistributedDataParallel(model, [device] if gpu else None) if parallel else model
+    model: nn.Module = DIFFormer(data.x.size(1), args.hidden, 4, num_layers=2).to(
+        device
+    )
+    model = (
+        DistributedDataParallel(model, [device] if gpu else None) if parallel else model
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     loader = RandomPartitionLoader(data, batch_size=args.batch_size)
     for epoch in range(args.epochs):
@@ -76,7 +84,9 @@ def main(argv: list[str] | None = None) -> int:
         right = 0
         steps = min(args.steps or len(loader), len(loader))
         for _, part in zip(
-            range(steps), tqdm(loader, f"epoch {epoch + 1}", steps, disable=not first), strict=False
+            range(steps),
+            tqdm(loader, f"epoch {epoch + 1}", steps, disable=not first),
+            strict=False,
         ):
             part = part.to(device)
             out = model(part.x, part.edge_index)
@@ -92,7 +102,9 @@ def main(argv: list[str] | None = None) -> int:
             )
     if parallel:
         distributed.barrier()
-        del model  # its gradients' exchange may hang the process where it outlives the group
+        del (
+            model
+        )  # its gradients' exchange may hang the process where it outlives the group
         distributed.destroy_process_group()
     return 0
 

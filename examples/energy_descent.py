@@ -36,12 +36,19 @@ def random_graph(nodes: int, generator: torch.Generator) -> SparseCoupling:
     edges = torch.cat([ring, chords], 1)
     graph = Graph(nodes, torch.cat([edges, edges.flip(0)], 1))
     return SparseCoupling(
-        graph, torch.ones(graph.num_edges, dtype=torch.double), symmetric=True, nonnegative=True
+        graph,
+        torch.ones(graph.num_edges, dtype=torch.double),
+        symmetric=True,
+        nonnegative=True,
     )
 
 
 def run(
-    x: Tensor, coupling_at: Callable[[Tensor], Coupling], energy: Energy, tau: float, steps: int
+    x: Tensor,
+    coupling_at: Callable[[Tensor], Coupling],
+    energy: Energy,
+    tau: float,
+    steps: int,
 ) -> tuple[list, int]:
     """Energies E(Z_{k+1}, k) of ``steps`` explicit Euler steps, and how many of them went up from E(Z_k, k)."""
     step = ExplicitEuler(tau)
@@ -94,7 +101,9 @@ def main(argv: list[str] | None = None) -> None:
     }
 
     figure, axes = plt.subplots(1, len(cases), figsize=(11, 4), layout="constrained")
-    for ax, (name, (subject, energy, coupling_at)) in zip(axes, cases.items(), strict=True):
+    for ax, (name, (subject, energy, coupling_at)) in zip(
+        axes, cases.items(), strict=True
+    ):
         tau_max = certify(subject, x, 1e-3).tau_max
         tau = 0.75 * tau_max
         certificate = certify(subject, x, tau)
@@ -110,7 +119,10 @@ def main(argv: list[str] | None = None) -> None:
                 f"{label:<24}{energies[0]:>12.4g}{energies[-1]:>12.4g}{violations:>7}/{args.steps}"
             )
             ax.semilogy(
-                range(1, args.steps + 1), energies, marker=".", label=f"{label}: {violations} up"
+                range(1, args.steps + 1),
+                energies,
+                marker=".",
+                label=f"{label}: {violations} up",
             )
         ax.set(title=name, xlabel="layer k", ylabel="E(Z_{k+1}, k)")
         ax.legend()

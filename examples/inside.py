@@ -43,7 +43,15 @@ MODELS: dict[str, Callable[[int, int], GraphModel]] = {
         features, 64, classes, 8, tau=0.5, layer_norm=True, dropout=0.2
     ),
     "certified": lambda features, classes: CertifiedDIFFormer(
-        features, 64, classes, 8, lam=0.3, mu=9.0, encoder_layers=1, centre=True, dropout=0.2
+        features,
+        64,
+        classes,
+        8,
+        lam=0.3,
+        mu=9.0,
+        encoder_layers=1,
+        centre=True,
+        dropout=0.2,
     ),
 }
 
@@ -88,7 +96,9 @@ def look_inside(model: GraphModel, data: Data, pairs: int) -> Inside:
         energies = [float(QuadraticPenalty().total(z)) for z in states]
         label = "Σ_ij ‖z_i − z_j‖²"
     strength = couplings[-1].to_dense().mean(0).fill_diagonal_(-torch.inf)
-    strength[to_dense_adj(data.edge_index, max_num_nodes=data.num_nodes)[0] > 0] = -torch.inf
+    strength[
+        to_dense_adj(data.edge_index, max_num_nodes=data.num_nodes)[0] > 0
+    ] = -torch.inf
     best = strength.triu(1).flatten().topk(pairs).indices
     right = (logits.argmax(1) == data.y)[data.test_mask].float().mean()
     return Inside(
@@ -103,16 +113,27 @@ def look_inside(model: GraphModel, data: Data, pairs: int) -> Inside:
 def draw(found: dict[str, Inside], y: Tensor, path: Path) -> None:
     """The picture, three columns wide."""
     figure, axes = plt.subplots(
-        len(found), 3, figsize=(13, 4.2 * len(found)), squeeze=False, layout="constrained"
+        len(found),
+        3,
+        figsize=(13, 4.2 * len(found)),
+        squeeze=False,
+        layout="constrained",
     )
     for row, (name, inside) in zip(axes, found.items(), strict=True):
         for ax, state, title in zip(
-            row, (inside.states[0], inside.states[-1]), ("before", "after"), strict=False
+            row,
+            (inside.states[0], inside.states[-1]),
+            ("before", "after"),
+            strict=False,
         ):
-            points = TSNE(init="pca", random_state=0, max_iter=500).fit_transform(state.numpy())
+            points = TSNE(init="pca", random_state=0, max_iter=500).fit_transform(
+                state.numpy()
+            )
             if title == "after":
                 ends = points[inside.pairs.numpy()]
-                ax.plot(ends[..., 0], ends[..., 1], color="black", linewidth=0.3, alpha=0.4)
+                ax.plot(
+                    ends[..., 0], ends[..., 1], color="black", linewidth=0.3, alpha=0.4
+                )
             drawn = ax.scatter(
                 points[:, 0], points[:, 1], c=y, cmap="tab10", vmin=-0.5, vmax=9.5, s=4
             )
@@ -144,8 +165,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/inside.png"))
     args = options(parser, argv, epochs=2)
-    data = load_digits(10) if args.root is None else load_planetoid(args.root, args.name)
-    split = random_split_per_class(data.y, 10, 500, None, torch.Generator().manual_seed(args.seed))
+    data = (
+        load_digits(10) if args.root is None else load_planetoid(args.root, args.name)
+    )
+    split = random_split_per_class(
+        data.y, 10, 500, None, torch.Generator().manual_seed(args.seed)
+    )
     data = split.apply_to(data)
     found = {}
     shares = data.y.bincount() / len(data.y)

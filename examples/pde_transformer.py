@@ -48,7 +48,12 @@ with needs("diffusion-mp-experiments"):
     import pytorch_lightning as pl
     from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
 
-    from diffusion_mp_experiments.sequences import IMDb, ListOps, Pathfinder, SequenceDataset
+    from diffusion_mp_experiments.sequences import (
+        IMDb,
+        ListOps,
+        Pathfinder,
+        SequenceDataset,
+    )
     from diffusion_mp_experiments.train import (
         CheckpointFiles,
         SequenceClassifier,
@@ -120,11 +125,15 @@ class Task:
         tokens, mask, labels = pad(batch)
         if isinstance(self.in_channels, list):
             return tokens, mask, labels
-        return (tokens.unflatten(1, (-1, self.in_channels)) / 255 - MEAN) / DEVIATION, labels
+        return (
+            tokens.unflatten(1, (-1, self.in_channels)) / 255 - MEAN
+        ) / DEVIATION, labels
 
 
 def listops(split: str, items: int, _: Path) -> SequenceDataset:
-    return ListOps(split, num=items, min_length=8, max_length=64, max_depth=4, max_args=5)
+    return ListOps(
+        split, num=items, min_length=8, max_length=64, max_depth=4, max_args=5
+    )
 
 
 def pathfinder(split: str, items: int, _: Path) -> SequenceDataset:
@@ -134,15 +143,23 @@ def pathfinder(split: str, items: int, _: Path) -> SequenceDataset:
 def imdb(split: str, items: int, path: Path) -> Any:
     """Reviews in an order drawn once; validation reviews are training reviews that training does not see."""
     reviews = IMDb(
-        path, "test" if split == "test" else "train", max_length=TASKS["imdb"].max_length
+        path,
+        "test" if split == "test" else "train",
+        max_length=TASKS["imdb"].max_length,
     )
-    order = torch.randperm(len(reviews), generator=torch.Generator().manual_seed(0)).tolist()
+    order = torch.randperm(
+        len(reviews), generator=torch.Generator().manual_seed(0)
+    ).tolist()
     return Subset(reviews, order[-items:] if split == "val" else order[:items])
 
 
 TASKS = {
-    "listops": Task(listops, [ListOps.vocabulary], ListOps.classes, 64, items=20_000, epochs=5),
-    "pathfinder": Task(pathfinder, SIDE, Pathfinder.classes, SIDE, items=40_000, epochs=3),
+    "listops": Task(
+        listops, [ListOps.vocabulary], ListOps.classes, 64, items=20_000, epochs=5
+    ),
+    "pathfinder": Task(
+        pathfinder, SIDE, Pathfinder.classes, SIDE, items=40_000, epochs=3
+    ),
     "imdb": Task(imdb, [IMDb.vocabulary], IMDb.classes, 256, items=8_000, epochs=4),
 }
 
@@ -152,8 +169,12 @@ def items(run: Run, split: str, out: Path, imdb_path: Path) -> list[Any]:
     size = run.items if split == "train" else max(1, run.items // 8)
     path = out / "data" / f"{run.task}-{split}-{size}.pt"
     if not path.exists():
-        made = tqdm(TASKS[run.task].make(split, size, imdb_path), path.stem, size, leave=False)
-        save_checkpoint([(tokens.to(torch.int16), label) for tokens, label in made], path)
+        made = tqdm(
+            TASKS[run.task].make(split, size, imdb_path), path.stem, size, leave=False
+        )
+        save_checkpoint(
+            [(tokens.to(torch.int16), label) for tokens, label in made], path
+        )
     return load_checkpoint(path)
 
 
@@ -164,8 +185,14 @@ def loaders(run: Run, out: Path, imdb_path: Path) -> dict[str, DataLoader[Any]]:
     for split in ("train", "val", "test"):
         kept = items(run, split, out, imdb_path)
         # Lightning tells it the epoch; one replica of one is everything.
-        order = DistributedSampler(kept, 1, 0, seed=1000 * run.seed) if split == "train" else None
-        found[split] = DataLoader(kept, run.batch_size, sampler=order, collate_fn=collate)
+        order = (
+            DistributedSampler(kept, 1, 0, seed=1000 * run.seed)
+            if split == "train"
+            else None
+        )
+        found[split] = DataLoader(
+            kept, run.batch_size, sampler=order, collate_fn=collate
+        )
     return found
 
 
@@ -195,7 +222,9 @@ def train(
     done = folder / "result.json"
     content = json.dumps(asdict(run))
     if settings.exists() and settings.read_text() != content:
-        raise SystemExit(f"{folder} was made with other settings; use another --out or delete it.")
+        raise SystemExit(
+            f"{folder} was made with other settings; use another --out or delete it."
+        )
     replace_file(settings, content.encode())
     if done.exists():
         return json.loads(done.read_text())
@@ -207,7 +236,9 @@ def train(
         checkpoints, "best", monitor="val_acc", mode="max", enable_version_counter=False
     )
     last = ModelCheckpoint(checkpoints, "last", enable_version_counter=False)
-    bar = [TQDMProgressBar(refresh_rate=20, process_position=bar_at)] if progress else []
+    bar = (
+        [TQDMProgressBar(refresh_rate=20, process_position=bar_at)] if progress else []
+    )
     trainer = pl.Trainer(
         accelerator="cpu",
         max_epochs=run.epochs,
@@ -234,7 +265,10 @@ def train(
         "epoch": state["epoch"] + 1,
         "seconds": seconds,
         "majority": Counter(labels).most_common(1)[0][1] / len(labels),
-        **{f"{stage}_acc": accuracy(module, batches[stage]) for stage in ("train", "test")},
+        **{
+            f"{stage}_acc": accuracy(module, batches[stage])
+            for stage in ("train", "test")
+        },
         **measure(run, module.model, next(iter(batches["test"]))),
     }
     replace_file(done, json.dumps(result).encode())
@@ -256,7 +290,9 @@ def measure(run: Run, model: Any, batch: tuple[Tensor, ...]) -> dict[str, Any]:
     """
     model = model.double().eval()
     inputs = [tensor[:PROBES] for tensor in batch[:-1]]
-    inputs = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
+    inputs = [
+        tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs
+    ]
     cheap = {"points": 2, "tol": 1e-2}
     smoothing = PDEDiffusion1d(run.channels, **run.diffusion).double()
     found = {"report": asdict(diagnose(model, *inputs, diffusion=smoothing, **cheap))}
@@ -266,7 +302,9 @@ def measure(run: Run, model: Any, batch: tuple[Tensor, ...]) -> dict[str, Any]:
         for place, (name, site) in product(SITES, model.named_modules()):
             if name.split(".")[-1] in SITES[place]:
                 inserting = across if place == "P6" else smoothing
-                effect = perturbation_bound(model, site, *inputs, diffusion=inserting, **cheap)
+                effect = perturbation_bound(
+                    model, site, *inputs, diffusion=inserting, **cheap
+                )
                 found["inserted"][place]["truth"] += effect.truth
                 found["inserted"][place]["estimate"] += effect.estimate
     return found
@@ -291,7 +329,10 @@ def table(results: dict[Run, dict[str, Any]]) -> str:
         effects = [
             f"{truth:.2g}/{estimate:.2g}"
             for truth, estimate in zip(
-                *(by_layer(reports, "insertion", column) for column in ("truth", "estimate")),
+                *(
+                    by_layer(reports, "insertion", column)
+                    for column in ("truth", "estimate")
+                ),
                 strict=True,
             )
         ]
@@ -301,9 +342,12 @@ def table(results: dict[Run, dict[str, Any]]) -> str:
             spread([100 * result["test_acc"] for result in found]),
             spread([100 * result["train_acc"] for result in found]),
             " ".join(
-                f"{value:.2f}" for value in by_layer(reports, "attention", "relative_roughness")
+                f"{value:.2f}"
+                for value in by_layer(reports, "attention", "relative_roughness")
             ),
-            " ".join(f"{value:.3f}" for value in by_layer(reports, "attention", "commutator")),
+            " ".join(
+                f"{value:.3f}" for value in by_layer(reports, "attention", "commutator")
+            ),
             " ".join(effects) or "none",
             f"{statistics.mean(result['seconds'] for result in found):.0f}",
         ]
@@ -320,17 +364,23 @@ def ranking(results: dict[Run, dict[str, Any]]) -> str:
     -0.79 would be significant at 5 % for seven placements.
     """
     columns = ("change of the logits", "its estimate", "commutator")
-    lines = [f"| task | placement | {' | '.join(columns)} | test |", "|---|---|--:|--:|--:|--:|"]
+    lines = [
+        f"| task | placement | {' | '.join(columns)} | test |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
     found = dict(grouped(results, "task", "placement"))
     for task in dict.fromkeys(run.task for run in results):
         rows: list[list[float]] = []
         for place in SITES:
-            plain, trained = (found.get((task, placement), []) for placement in ("none", place))
+            plain, trained = (
+                found.get((task, placement), []) for placement in ("none", place)
+            )
             if not plain or not trained:
                 continue
             inserted = [result["inserted"][place] for result in plain]
             commutators = [
-                statistics.mean(result["report"]["attention"]["commutator"]) for result in trained
+                statistics.mean(result["report"]["attention"]["commutator"])
+                for result in trained
             ]
             damage = [
                 statistics.mean(effect[name] for effect in inserted)
@@ -349,7 +399,10 @@ def ranking(results: dict[Run, dict[str, Any]]) -> str:
             )
         if len(rows) > 2:
             *predictors, scores = zip(*rows, strict=True)
-            ranks = [f"{spearmanr(predictor, scores).statistic:.2f}" for predictor in predictors]
+            ranks = [
+                f"{spearmanr(predictor, scores).statistic:.2f}"
+                for predictor in predictors
+            ]
             lines.append(f"| {task} | rank correlation | {' | '.join(ranks)} | |")
     return "\n".join(lines)
 
@@ -362,7 +415,16 @@ def by_layer(reports: list[dict[str, Any]], part: str, column: str) -> list[floa
     ]
 
 
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"]
+COLOURS = [
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#999999",
+]
 
 
 def draw(results: dict[Run, dict[str, Any]], path: Path) -> None:
@@ -403,13 +465,23 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         default=Path("runs/pde_transformer"),
         help="keeps checkpoints and results",
     )
-    parser.add_argument("--task", nargs="+", choices=list(TASKS), default=["listops", "pathfinder"])
-    parser.add_argument("--placement", nargs="+", choices=PLACEMENTS, default=list(PLACEMENTS))
     parser.add_argument(
-        "--imdb", type=Path, default=Path("data/aclImdb"), help="folder or archive of the reviews"
+        "--task", nargs="+", choices=list(TASKS), default=["listops", "pathfinder"]
     )
     parser.add_argument(
-        "--seeds", type=count, default=2, help="runs per placement; the data are the same for all"
+        "--placement", nargs="+", choices=PLACEMENTS, default=list(PLACEMENTS)
+    )
+    parser.add_argument(
+        "--imdb",
+        type=Path,
+        default=Path("data/aclImdb"),
+        help="folder or archive of the reviews",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=count,
+        default=2,
+        help="runs per placement; the data are the same for all",
     )
     parser.add_argument(
         "--items",
@@ -422,7 +494,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=count, default=2)
     parser.add_argument("--heads", type=count, default=4)
     parser.add_argument(
-        "--alpha", type=float, default=0.1, help="of the diffusion at the start; below 1/2"
+        "--alpha",
+        type=float,
+        default=0.1,
+        help="of the diffusion at the start; below 1/2",
     )
     parser.add_argument(
         "--strides",
@@ -432,7 +507,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--jobs", type=count, default=2, help="runs at a time, each in one thread")
+    parser.add_argument(
+        "--jobs", type=count, default=2, help="runs at a time, each in one thread"
+    )
     return options(
         parser,
         argv,
@@ -450,7 +527,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def lengths(args: argparse.Namespace, task: str) -> dict[str, int]:
     """How long a task trains: the command line, or the default of the task."""
-    return {"items": args.items or TASKS[task].items, "epochs": args.epochs or TASKS[task].epochs}
+    return {
+        "items": args.items or TASKS[task].items,
+        "epochs": args.epochs or TASKS[task].epochs,
+    }
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -466,12 +546,16 @@ def train_and_print(args: argparse.Namespace) -> int:
             | lengths(args, task)
             | {"task": task, "placement": placement, "seed": seed}
         )
-        for seed, task, placement in product(range(args.seeds), args.task, args.placement)
+        for seed, task, placement in product(
+            range(args.seeds), args.task, args.placement
+        )
     ]
     for task in args.task:  # the items, before two processes could make them at once
         loaders(next(run for run in runs if run.task == task), args.out, args.imdb)
     start = time.perf_counter()
-    results = train_all(partial(train, out=args.out, imdb_path=args.imdb), runs, args.jobs)
+    results = train_all(
+        partial(train, out=args.out, imdb_path=args.imdb), runs, args.jobs
+    )
     draw(results, args.out / "picture.png")
     seconds = time.perf_counter() - start
     print(

@@ -45,7 +45,9 @@ COLOURS = (
     "#8e9aa5",
 )
 # One file for light and dark: by the reader's system, or by the fragment of the address, #only-light or #only-dark.
-DARK = "svg{--ink:#e6e8eb;--faint:#5b626b;--falls:#56b4e9;--rises:#f0a04b;--paper:#1e2129}"
+DARK = (
+    "svg{--ink:#e6e8eb;--faint:#5b626b;--falls:#56b4e9;--rises:#f0a04b;--paper:#1e2129}"
+)
 PAGE = Template("""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 $height"
  font-family="sans-serif" font-size="14">
 <title>$title</title>
@@ -63,7 +65,9 @@ $parts
 """)
 
 
-def panel(left: float, head: str, below: str, colour: str, energies: Sequence[float]) -> str:
+def panel(
+    left: float, head: str, below: str, colour: str, energies: Sequence[float]
+) -> str:
     """The energy after every layer, relative to where it began."""
     values = [energy / energies[0] for energy in energies]
     low = min(values)
@@ -77,7 +81,10 @@ def panel(left: float, head: str, below: str, colour: str, energies: Sequence[fl
         f'<text class="head" x="{left}" y="22">{head}</text>',
         f'<path class="axis" d="M{left + 34} 55V240H{left + 255}"/>',
         f'<polyline class="line" stroke="var(--{colour})" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"/>',
-        *(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="var(--{colour})"/>' for x, y in points),
+        *(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="var(--{colour})"/>'
+            for x, y in points
+        ),
         *(
             f'<text class="end" x="{left + 28}" y="{235 - 165 * (value - low) / (high - low):.0f}">{value:.2f}</text>'
             for value in (values[0], values[-1])
@@ -95,9 +102,9 @@ def cloud(left: float, head: str, below: str, points: Tensor, y: Tensor) -> str:
     """Points coloured by class, whose number stands in the middle of each."""
     low = points.min(0).values
     high = points.max(0).values
-    points = torch.tensor([left + 8, 40.0]) + (points - low) / (high - low) * torch.tensor(
-        [244.0, 214.0]
-    )
+    points = torch.tensor([left + 8, 40.0]) + (points - low) / (
+        high - low
+    ) * torch.tensor([244.0, 214.0])
     parts = [f'<text class="head" x="{left}" y="22">{head}</text>']
     for digit, colour in enumerate(COLOURS):
         own = points[y == digit]
@@ -106,16 +113,27 @@ def cloud(left: float, head: str, below: str, points: Tensor, y: Tensor) -> str:
     for digit in range(len(COLOURS)):
         a, b = points[y == digit].median(0).values.tolist()
         parts.append(f'<text class="digit" x="{a:.0f}" y="{b + 6:.0f}">{digit}</text>')
-    return "\n".join([*parts, f'<text class="mid" x="{left + 130}" y="283">{below}</text>'])
+    return "\n".join(
+        [*parts, f'<text class="mid" x="{left + 130}" y="283">{below}</text>']
+    )
 
 
 def groups(
-    left: float, head: str, places: Tensor, edges: Tensor, shown: Tensor, y: Tensor, found: Tensor
+    left: float,
+    head: str,
+    places: Tensor,
+    edges: Tensor,
+    shown: Tensor,
+    y: Tensor,
+    found: Tensor,
 ) -> str:
     """A graph: nodes that are `shown` in the colour of what was found, with a ring where that is wrong."""
-    points = torch.tensor([left + 12, 45.0]) + (places + 1) / 2 * torch.tensor([385.0, 205.0])
+    points = torch.tensor([left + 12, 45.0]) + (places + 1) / 2 * torch.tensor(
+        [385.0, 205.0]
+    )
     lines = "".join(
-        f"M{a:.0f} {b:.0f}L{c:.0f} {d:.0f}" for a, b, c, d in points[edges.t()].flatten(1).tolist()
+        f"M{a:.0f} {b:.0f}L{c:.0f} {d:.0f}"
+        for a, b, c, d in points[edges.t()].flatten(1).tolist()
     )
     parts = [
         f'<text class="head" x="{left}" y="22">{head}</text>',
@@ -139,19 +157,29 @@ def groups(
 
 def page(title: str, height: int, *parts: str) -> str:
     """A picture for light and dark."""
-    schemes = {"dark": DARK, "light": PAGE.template.split("<style>\n")[1].split("\n")[0]}
+    schemes = {
+        "dark": DARK,
+        "light": PAGE.template.split("<style>\n")[1].split("\n")[0],
+    }
     by_address = "\n".join(
-        rule.replace("svg{", f"svg:has(#only-{name}:target){{") for name, rule in schemes.items()
+        rule.replace("svg{", f"svg:has(#only-{name}:target){{")
+        for name, rule in schemes.items()
     )
     return PAGE.substitute(
-        title=title, height=height, dark=DARK, by_address=by_address, parts="\n".join(parts)
+        title=title,
+        height=height,
+        dark=DARK,
+        by_address=by_address,
+        parts="\n".join(parts),
     )
 
 
 def digits(epochs: int) -> str:
     """Train both networks on the digits, and draw them."""
     data = load_digits(5)
-    split = random_split_per_class(data.y, 5, 300, None, torch.Generator().manual_seed(0))
+    split = random_split_per_class(
+        data.y, 5, 300, None, torch.Generator().manual_seed(0)
+    )
     data = split.apply_to(data)
     found = []
     for make in (
@@ -177,7 +205,13 @@ def digits(epochs: int) -> str:
     return page(
         "Energies by layer of a certified network and of DIFFormer-s, and the digits as the first one sees them",
         300,
-        panel(5, "Certified network: falls", "energy F by layer", "falls", certified.energies),
+        panel(
+            5,
+            "Certified network: falls",
+            "energy F by layer",
+            "falls",
+            certified.energies,
+        ),
         panel(
             300,
             "DIFFormer-s: rises",
@@ -198,7 +232,9 @@ def karate(epochs: int) -> str:
     found = model(data.x, data.edge_index).argmax(1)
     right = (found == data.y)[~data.train_mask]
     others = int((~data.train_mask).sum())
-    drawn = nx.spring_layout(nx.Graph(data.edge_index.t().tolist()), seed=3, iterations=300)
+    drawn = nx.spring_layout(
+        nx.Graph(data.edge_index.t().tolist()), seed=3, iterations=300
+    )
     places = torch.tensor([drawn[node].tolist() for node in range(data.num_nodes)])
     places = 2 * (places - places.amin(0)) / (places.amax(0) - places.amin(0)) - 1
     every = data.train_mask | True

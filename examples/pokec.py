@@ -37,7 +37,12 @@ from tqdm import tqdm
 from diffusion_mp import Graph
 from diffusion_mp.data import RandomPartitionLoader, random_split
 from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
-from diffusion_mp.models import DIFFormer, DiffusionGNN, LabelPropagation, full_graph_inference
+from diffusion_mp.models import (
+    DIFFormer,
+    DiffusionGNN,
+    LabelPropagation,
+    full_graph_inference,
+)
 
 with needs("diffusion-mp-experiments"):
     from diffusion_mp_experiments.graphs import load_pokec, synthetic_pokec
@@ -48,7 +53,10 @@ with needs("diffusion-mp-experiments"):
         save_checkpoint,
     )
 
-SPLITS = {"10/10/80": (0.1, 0.1), "50/25/25": (0.5, 0.25)}  # the paper's text, its released command
+SPLITS = {
+    "10/10/80": (0.1, 0.1),
+    "50/25/25": (0.5, 0.25),
+}  # the paper's text, its released command
 STAGES = ("sampling", "forward", "backward", "evaluation")
 
 
@@ -88,7 +96,9 @@ def difformer(run: Run, channels: int) -> nn.Module:
 
 def gcn(run: Run, channels: int) -> nn.Module:
     """Kipf & Welling's, as deep and as wide."""
-    return DiffusionGNN(channels, run.hidden, 2, run.layers, conv="gcn", dropout=run.dropout)
+    return DiffusionGNN(
+        channels, run.hidden, 2, run.layers, conv="gcn", dropout=run.dropout
+    )
 
 
 def linear(run: Run, channels: int) -> nn.Module:
@@ -128,7 +138,8 @@ class Clock:
     def __str__(self) -> str:
         total = sum(self.spent.values()) or 1.0
         return ", ".join(
-            f"{stage} {spent:.1f} s ({spent / total:.0%})" for stage, spent in self.spent.items()
+            f"{stage} {spent:.1f} s ({spent / total:.0%})"
+            for stage, spent in self.spent.items()
         )
 
 
@@ -139,7 +150,8 @@ def accuracies(
     right = logits.argmax(1) == data.y
     masks = {part: data[f"{part}_mask"] for part in ("train", "val", "test")}
     return {
-        part: 100 * float(total((right & mask).sum().double()) / total(mask.sum().double()))
+        part: 100
+        * float(total((right & mask).sum().double()) / total(mask.sum().double()))
         for part, mask in masks.items()
     }
 
@@ -176,7 +188,11 @@ class Training:
 
     def save(self) -> None:
         """Everything that the rest of the run depends on. (Dropout draws from the global state.)"""
-        cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        cuda = (
+            [torch.cuda.get_rng_state(self.device)]
+            if self.device.type == "cuda"
+            else []
+        )
         state = {
             "run": asdict(self.run),
             "model": self.model.state_dict(),
@@ -218,7 +234,9 @@ class Training:
         self.loader.set_epoch(self.epoch)
         batches = iter(self.loader)
         bar = tqdm(
-            range(len(self.loader)), f"{self.run.model}, epoch {self.epoch + 1}", disable=None
+            range(len(self.loader)),
+            f"{self.run.model}, epoch {self.epoch + 1}",
+            disable=None,
         )
         for position in bar:
             with self.clock("sampling"):
@@ -235,7 +253,9 @@ class Training:
     def step(self, data: Data, graph: Graph) -> float:
         """One step of the optimiser; returns the loss."""
         with self.clock("forward"):
-            loss = self.loss(self.model(data.x, graph)[data.train_mask], data.y[data.train_mask])
+            loss = self.loss(
+                self.model(data.x, graph)[data.train_mask], data.y[data.train_mask]
+            )
         with self.clock("backward"):
             self.optimizer.zero_grad()
             loss.backward()
@@ -276,7 +296,9 @@ class NodeParallel(Training):
 
     def one_epoch(self, checkpoint_every: int) -> None:
         """One step on the full graph. Dropout must differ between processes."""
-        torch.manual_seed((self.run.seed << 40) + (self.epoch << 16) + distributed.get_rank())
+        torch.manual_seed(
+            (self.run.seed << 40) + (self.epoch << 16) + distributed.get_rank()
+        )
         self.step(self.rows, self.graph)
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -285,16 +307,22 @@ class NodeParallel(Training):
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        return accuracies(self.model(self.rows.x, self.graph), self.rows, self.graph.total)
+        return accuracies(
+            self.model(self.rows.x, self.graph), self.rows, self.graph.total
+        )
 
 
 def load(args: argparse.Namespace) -> Data:
     """The graph with the masks of its split."""
     if args.source == "synthetic":
-        data = synthetic_pokec(args.nodes, args.edges, seed=args.seed, cache=args.out / "synthetic")
+        data = synthetic_pokec(
+            args.nodes, args.edges, seed=args.seed, cache=args.out / "synthetic"
+        )
     else:
         data = load_pokec(args.root, args.source)
-    split = random_split(data.y, *SPLITS[args.split], torch.Generator().manual_seed(args.seed))
+    split = random_split(
+        data.y, *SPLITS[args.split], torch.Generator().manual_seed(args.seed)
+    )
     return split.apply_to(data)
 
 
@@ -312,17 +340,32 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--root", type=Path, default=Path("data/pokec"), help="holds the files of SNAP or LINKX"
+        "--root",
+        type=Path,
+        default=Path("data/pokec"),
+        help="holds the files of SNAP or LINKX",
     )
     parser.add_argument("--source", choices=["snap", "linkx"], default="snap")
-    parser.add_argument("--synthetic", dest="source", action="store_const", const="synthetic")
-    parser.add_argument("--nodes", type=count, default=1_632_803, help="of the synthetic graph")
-    parser.add_argument("--edges", type=count, default=30_622_564, help="of the synthetic graph")
     parser.add_argument(
-        "--split", choices=list(SPLITS), default="10/10/80", help="shares of the labelled users"
+        "--synthetic", dest="source", action="store_const", const="synthetic"
     )
     parser.add_argument(
-        "--model", nargs="+", choices=[*UNTRAINED, *TRAINED], default=["constant", "difformer-s"]
+        "--nodes", type=count, default=1_632_803, help="of the synthetic graph"
+    )
+    parser.add_argument(
+        "--edges", type=count, default=30_622_564, help="of the synthetic graph"
+    )
+    parser.add_argument(
+        "--split",
+        choices=list(SPLITS),
+        default="10/10/80",
+        help="shares of the labelled users",
+    )
+    parser.add_argument(
+        "--model",
+        nargs="+",
+        choices=[*UNTRAINED, *TRAINED],
+        default=["constant", "difformer-s"],
     )
     parser.add_argument("--epochs", type=count, default=100)
     parser.add_argument("--batch-size", type=count, default=100_000)
@@ -330,7 +373,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=count, default=3)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument(
-        "--lr", type=float, default=1e-3, help="1e-2 stays at chance on the synthetic graph"
+        "--lr",
+        type=float,
+        default=1e-3,
+        help="1e-2 stays at chance on the synthetic graph",
     )
     parser.add_argument("--weight-decay", type=float, default=0.0)
     parser.add_argument(
@@ -340,7 +386,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help="what the graph term divides by",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the split, the weights and the partitions"
+        "--seed",
+        type=int,
+        default=0,
+        help="of the split, the weights and the partitions",
     )
     parser.add_argument(
         "--out",
@@ -349,7 +398,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help="for checkpoints and the synthetic graph",
     )
     parser.add_argument(
-        "--checkpoint-every", type=count, default=5, help="batches; and at the end of every epoch"
+        "--checkpoint-every",
+        type=count,
+        default=5,
+        help="batches; and at the end of every epoch",
     )
     parser.add_argument(
         "--node-parallel",
@@ -374,7 +426,9 @@ def report(args: argparse.Namespace) -> str:
     """Trains, and says in a table how well and where the time went."""
     data = load_in_turn(args)
     kind, batch_size = (
-        (NodeParallel, data.num_nodes) if args.node_parallel else (Training, args.batch_size)
+        (NodeParallel, data.num_nodes)
+        if args.node_parallel
+        else (Training, args.batch_size)
     )
     rows = []
     clocks = []
@@ -417,7 +471,11 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    again = "The same torchrun goes on where it stopped." if args.node_parallel else go_on(argv)
+    again = (
+        "The same torchrun goes on where it stopped."
+        if args.node_parallel
+        else go_on(argv)
+    )
     return exit_code(partial(train_and_print, args), again)
 
 

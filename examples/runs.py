@@ -41,9 +41,13 @@ def options(
     parser: argparse.ArgumentParser, argv: Sequence[str] | None, **quick: Any
 ) -> argparse.Namespace:
     """The command line; with ``--quick`` these stand for what it does not name."""
-    values = ", ".join(f"{name.replace('_', '-')} {_shown(value)}" for name, value in quick.items())
+    values = ", ".join(
+        f"{name.replace('_', '-')} {_shown(value)}" for name, value in quick.items()
+    )
     parser.add_argument(
-        "--quick", action="store_true", help=f"a first look: {values}, unless given otherwise"
+        "--quick",
+        action="store_true",
+        help=f"a first look: {values}, unless given otherwise",
     )
     if "--quick" in (sys.argv[1:] if argv is None else argv):
         parser.set_defaults(**quick)
@@ -71,7 +75,9 @@ def train_all(train: Callable[..., Any], runs: Sequence[R], jobs: int) -> dict[R
     from diffusion_mp_experiments.train.many_runs import processes
 
     with processes(jobs) as pool:
-        futures = [pool.submit(train, run, bar_at=k % jobs) for k, run in enumerate(runs)]
+        futures = [
+            pool.submit(train, run, bar_at=k % jobs) for k, run in enumerate(runs)
+        ]
         return {run: future.result() for run, future in zip(runs, futures, strict=True)}
 
 
@@ -84,7 +90,9 @@ def stored(path: Path, run: Any) -> dict[str, Any] | None:
     state = load_checkpoint(path)
     before = state.get("run") if isinstance(state, dict) else None
     if not isinstance(before, dict):
-        raise ValueError(f"{path} is no checkpoint of this script; use another --out or delete it.")
+        raise ValueError(
+            f"{path} is no checkpoint of this script; use another --out or delete it."
+        )
     changed = [name for name, value in asdict(run).items() if before.get(name) != value]
     if changed:
         raise SystemExit(
@@ -95,13 +103,19 @@ def stored(path: Path, run: Any) -> dict[str, Any] | None:
 
 def go_on(argv: list[str] | None) -> str:
     """How to start again what was stopped."""
-    command = shlex.join(["python", sys.argv[0], *(sys.argv[1:] if argv is None else argv)])
+    command = shlex.join(
+        ["python", sys.argv[0], *(sys.argv[1:] if argv is None else argv)]
+    )
     return f"The same command goes on where it stopped:\n  {command}"
 
 
-def grouped(results: dict[R, Any], *fields: str) -> Iterator[tuple[tuple[Any, ...], list[Any]]]:
+def grouped(
+    results: dict[R, Any], *fields: str
+) -> Iterator[tuple[tuple[Any, ...], list[Any]]]:
     """The results of runs that agree in these fields, in the order of their first."""
-    for key in dict.fromkeys(tuple(getattr(run, field) for field in fields) for run in results):
+    for key in dict.fromkeys(
+        tuple(getattr(run, field) for field in fields) for run in results
+    ):
         yield (
             key,
             [

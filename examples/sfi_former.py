@@ -31,7 +31,17 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from runs import chosen, count, go_on, grouped, needs, options, spread, stored, train_all
+from runs import (
+    chosen,
+    count,
+    go_on,
+    grouped,
+    needs,
+    options,
+    spread,
+    stored,
+    train_all,
+)
 from torch import Tensor, nn
 from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.loader import DataLoader
@@ -145,9 +155,9 @@ class Blocks(Benchmark):
         self.inputs = (train.num_features, self.classes)
         self.options: dict[str, Any] = {}
         # 1 - share of the class, the weights of the benchmark's loss, over the training set.
-        self.weights = 1 - torch.bincount(torch.as_tensor(train.y), minlength=self.classes) / len(
-            train.y
-        )
+        self.weights = 1 - torch.bincount(
+            torch.as_tensor(train.y), minlength=self.classes
+        ) / len(train.y)
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(logits, y, self.weights.to(logits))
@@ -174,7 +184,10 @@ class Peptides(Benchmark):
             for split, size in run.sizes.items()
         }
         self.inputs = ([len(values) for values in x_map.values()], 10)
-        self.options = {"edge_dim": [len(values) for values in e_map.values()], "task": "graph"}
+        self.options = {
+            "edge_dim": [len(values) for values in e_map.values()],
+            "task": "graph",
+        }
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(logits, y)
@@ -210,7 +223,9 @@ def make_model(run: Run, benchmark: Benchmark) -> nn.Module:
                 "attention": inner,
                 "attention_dropout": run.attention_dropout,
             }
-        return MODELS[run.model](in_channels, width, out_channels, run.layers, **options)
+        return MODELS[run.model](
+            in_channels, width, out_channels, run.layers, **options
+        )
 
     width = PE_CHANNELS + 1
     if size_of(at(width)) > run.parameters:
@@ -228,13 +243,24 @@ def size_of(model: nn.Module) -> int:
 
 
 def batches(graphs: InMemoryDataset, run: Run, **options: Any) -> Iterator[Data]:
-    return (data.to(run.device) for data in DataLoader(graphs, run.batch_size, **options))
+    return (
+        data.to(run.device) for data in DataLoader(graphs, run.batch_size, **options)
+    )
 
 
 def predict(model: nn.Module, data: Data, **options: Any) -> Any:
-    position = (data.laplacian_eigenvectors, data.laplacian_eigenvalues, data.laplacian_mask)
+    position = (
+        data.laplacian_eigenvectors,
+        data.laplacian_eigenvalues,
+        data.laplacian_mask,
+    )
     return model(
-        data.x, data.edge_index, batch=data.batch, edge_attr=data.edge_attr, pe=position, **options
+        data.x,
+        data.edge_index,
+        batch=data.batch,
+        edge_attr=data.edge_attr,
+        pe=position,
+        **options,
     )
 
 
@@ -290,7 +316,9 @@ def train(
     with torch.random.fork_rng(devices=[]):
         model = make_model(run, benchmark)
         steps = run.epochs * math.ceil(run.sizes["train"] / run.batch_size)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=run.lr, weight_decay=run.weight_decay)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=run.lr, weight_decay=run.weight_decay
+        )
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(steps))
         if state is None:
             state = {"run": asdict(run), "epoch": 0, "best": -1.0, "seconds": 0.0}
@@ -322,7 +350,9 @@ def train(
             state |= {"scheduler": scheduler.state_dict(), "epoch": epoch + 1}
             state["seconds"] += time.perf_counter() - start
             save_checkpoint(state, path)
-            bar.set_postfix(loss=f"{loss:.3f}", val=f"{val:.3f}", best=f"{state['best']:.3f}")
+            bar.set_postfix(
+                loss=f"{loss:.3f}", val=f"{val:.3f}", best=f"{state['best']:.3f}"
+            )
         model.load_state_dict(state["best_model"])
         result = Result(
             parameters=size_of(model),
@@ -334,13 +364,23 @@ def train(
             seconds=state["seconds"],
         )
     save_checkpoint(
-        {"run": asdict(run), "result": asdict(result), "best_model": state["best_model"]}, path
+        {
+            "run": asdict(run),
+            "result": asdict(result),
+            "best_model": state["best_model"],
+        },
+        path,
     )
     return result
 
 
 def one_epoch(
-    model: nn.Module, optimizer: Any, scheduler: Any, benchmark: Benchmark, run: Run, epoch: int
+    model: nn.Module,
+    optimizer: Any,
+    scheduler: Any,
+    benchmark: Benchmark,
+    run: Run,
+    epoch: int,
 ) -> float:
     """One pass in an order, and with a dropout, that only seed and epoch decide; the mean loss."""
     seed = 1000 * run.seed + epoch
@@ -373,7 +413,14 @@ def table(results: dict[Run, Result]) -> str:
             for layer in zip(*(r.density for r in found), strict=True)
         ]
         seconds = statistics.mean(r.seconds for r in found)
-        cells = [dataset, model, f"{found[0].parameters:,}", test, gap, " ".join(layers) or "none"]
+        cells = [
+            dataset,
+            model,
+            f"{found[0].parameters:,}",
+            test,
+            gap,
+            " ".join(layers) or "none",
+        ]
         lines.append(f"| {' | '.join(cells)} | {seconds:.0f} |")
     return "\n".join(lines)
 
@@ -397,9 +444,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         default=Path("data/peptides-functional"),
         help="files of Peptides-func",
     )
-    parser.add_argument("--model", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument(
-        "--seeds", type=count, default=2, help="runs per model; the graphs are the same for all"
+        "--model", nargs="+", choices=list(MODELS), default=list(MODELS)
+    )
+    parser.add_argument(
+        "--seeds",
+        type=count,
+        default=2,
+        help="runs per model; the graphs are the same for all",
     )
     parser.add_argument(
         "--graphs",
@@ -422,8 +474,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--weight-decay", type=float, default=1e-5)
-    parser.add_argument("--device", default="cpu", help="cuda, to train at the published sizes")
-    parser.add_argument("--jobs", type=count, default=2, help="runs at a time, each in one thread")
+    parser.add_argument(
+        "--device", default="cpu", help="cuda, to train at the published sizes"
+    )
+    parser.add_argument(
+        "--jobs", type=count, default=2, help="runs at a time, each in one thread"
+    )
     return options(
         parser,
         argv,
@@ -453,12 +509,16 @@ def train_and_print(args: argparse.Namespace) -> int:
         Run(dataset, model, seed, **chosen(Run, args))
         for seed, dataset, model in product(range(args.seeds), args.dataset, args.model)
     ]
-    for dataset in args.dataset:  # the graphs, before two processes could make them at once
+    for (
+        dataset
+    ) in args.dataset:  # the graphs, before two processes could make them at once
         BENCHMARKS[dataset](
             next(run for run in runs if run.dataset == dataset), args.out, args.peptides
         )
     start = time.perf_counter()
-    results = train_all(partial(train, out=args.out, source=args.peptides), runs, args.jobs)
+    results = train_all(
+        partial(train, out=args.out, source=args.peptides), runs, args.jobs
+    )
     guesses = sorted(
         {f"{100 * result.guess:.1f} ({run.dataset})" for run, result in results.items()}
     )

@@ -16,7 +16,11 @@ from torch import Tensor
 
 from diffusion_mp import *
 from diffusion_mp.couplings import *
-from diffusion_mp.diffusivities import EdgeSparseFlowDiffusivity, Positive, RelationalBias
+from diffusion_mp.diffusivities import (
+    EdgeSparseFlowDiffusivity,
+    Positive,
+    RelationalBias,
+)
 from diffusion_mp.energies import Ball, Sphere
 from diffusion_mp.energies.constraints import CONSTRAINTS
 from diffusion_mp.layers import (
@@ -36,17 +40,21 @@ MEMBER = torch.repeat_interleave(torch.arange(4), PTR.diff())
 EDGES = torch.tensor([[0, 1, 1, 2, 2, 0, 5, 6, 7, 5], [1, 0, 2, 2, 2, 3, 6, 5, 8, 7]])
 
 
-def leaf(*shape: int, seed: int = 0, positive: bool = False, dtype: torch.dtype = DOUBLE) -> Tensor:
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE).to(
-        dtype
-    )
+def leaf(
+    *shape: int, seed: int = 0, positive: bool = False, dtype: torch.dtype = DOUBLE
+) -> Tensor:
+    values = torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE
+    ).to(dtype)
     return (values.abs() + 0.1 if positive else values).requires_grad_()
 
 
 def features(
     heads: int, *, positive: bool = False, dtype: torch.dtype = DOUBLE
 ) -> tuple[Tensor, Tensor]:
-    return tuple(leaf(11, heads, 3, seed=seed, positive=positive, dtype=dtype) for seed in (1, 2))  # type: ignore
+    return tuple(
+        leaf(11, heads, 3, seed=seed, positive=positive, dtype=dtype) for seed in (1, 2)
+    )  # type: ignore
 
 
 def tied(score: str, normalize: bool) -> Coupling:
@@ -56,7 +64,11 @@ def tied(score: str, normalize: bool) -> Coupling:
 
 
 def flow(
-    heads: int = 2, *, ptr: Tensor | None = PTR, dtype: torch.dtype = DOUBLE, **options: Any
+    heads: int = 2,
+    *,
+    ptr: Tensor | None = PTR,
+    dtype: torch.dtype = DOUBLE,
+    **options: Any,
 ) -> Coupling:
     query, key, *friction = (
         0.6 * leaf(11, heads, 3, seed=seed, dtype=dtype) for seed in (1, 2, 3, 4)
@@ -88,7 +100,9 @@ def mutual() -> Coupling:
 
 def symmetric_positive() -> Coupling:
     query = leaf(11, 2, 3, positive=True)
-    return LowRankCoupling(query, query, PTR, nonnegative=True, positive_semidefinite=True)
+    return LowRankCoupling(
+        query, query, PTR, nonnegative=True, positive_semidefinite=True
+    )
 
 
 def graph(weighted: bool = False) -> Graph:
@@ -111,12 +125,16 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "distance-ragged": lambda: DistanceCoupling(
         cauchy, *2 * features(2)[:1], PTR, nonnegative=True
     ),
-    "distance-float32": lambda: DistanceCoupling(cauchy, *features(1, dtype=SINGLE), PTR),
+    "distance-float32": lambda: DistanceCoupling(
+        cauchy, *features(1, dtype=SINGLE), PTR
+    ),
     "distance-row-normalized-ragged": lambda: row_normalized(
         DistanceCoupling(cauchy, *2 * features(2)[:1], PTR, nonnegative=True)
     ),
     "dense": lambda: DenseCoupling(leaf(11, 11)),
-    "dense-heads-ragged": lambda: DenseCoupling(leaf(2, 11, 11) * (MEMBER[:, None] == MEMBER), PTR),
+    "dense-heads-ragged": lambda: DenseCoupling(
+        leaf(2, 11, 11) * (MEMBER[:, None] == MEMBER), PTR
+    ),
     "dense-blocks-ragged": lambda: DenseCoupling(by_graph()),
     "dense-symmetric": lambda: DenseCoupling(
         leaf(11, 11, positive=True) + leaf(11, 11, positive=True).T
@@ -136,7 +154,8 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
         Graph(11, EDGES), torch.ones(10, dtype=DOUBLE), nonnegative=True
     ),
     "sparse-no-edge": lambda: SparseCoupling(
-        Graph(3, torch.zeros(2, 0, dtype=torch.long), torch.zeros(0, dtype=DOUBLE)), symmetric=True
+        Graph(3, torch.zeros(2, 0, dtype=torch.long), torch.zeros(0, dtype=DOUBLE)),
+        symmetric=True,
     ),
     "sparse-heads-ragged": lambda: SparseCoupling(graph(), leaf(10, 2)),
     "sparse-symmetric": lambda: SparseCoupling(
@@ -171,10 +190,18 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
         *features(2, dtype=SINGLE), PTR, constant=1.0, unit=True, nonnegative=True
     ),
     "linear-attention-tied": lambda: LinearAttentionCoupling(
-        *2 * features(2, positive=True)[:1], PTR, constant=0.5, own=0.25, nonnegative=True
+        *2 * features(2, positive=True)[:1],
+        PTR,
+        constant=0.5,
+        own=0.25,
+        nonnegative=True,
     ),
     "linear-attention-tied-float32": lambda: LinearAttentionCoupling(
-        *2 * features(2, dtype=SINGLE)[:1], PTR, constant=1.0, unit=True, nonnegative=True
+        *2 * features(2, dtype=SINGLE)[:1],
+        PTR,
+        constant=1.0,
+        unit=True,
+        nonnegative=True,
     ),
     "low-rank-symmetric": symmetric_low_rank,
     "low-rank-distance": lambda: LowRankCoupling(
@@ -183,20 +210,28 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "low-rank-float32": lambda: LowRankCoupling(*features(2, dtype=SINGLE), PTR),
     "log-low-rank": lambda: LogLowRankCoupling(*features(1)),
     "log-low-rank-ragged": lambda: LogLowRankCoupling(*features(2), PTR),
-    "log-low-rank-samples-ragged": lambda: LogLowRankCoupling(*features(2), PTR, leaf(11, 2, 4)),
+    "log-low-rank-samples-ragged": lambda: LogLowRankCoupling(
+        *features(2), PTR, leaf(11, 2, 4)
+    ),
     "log-low-rank-unnormalized": lambda: LogLowRankCoupling(
         *features(2), PTR, leaf(11, 2, 2), normalize=False
     ),
-    "log-low-rank-samples": lambda: LogLowRankCoupling(*features(2), None, leaf(11, 2, 4)),
+    "log-low-rank-samples": lambda: LogLowRankCoupling(
+        *features(2), None, leaf(11, 2, 4)
+    ),
     "log-low-rank-transposed": lambda: (
         LogLowRankCoupling(*features(2), None, leaf(11, 2, 2), normalize=False).T
     ),
     "log-low-rank-float32": lambda: LogLowRankCoupling(*features(2, dtype=SINGLE), PTR),
     "pairwise-exp": lambda: PairwiseCoupling(*features(2)),
     "pairwise-exp-ragged": lambda: PairwiseCoupling(*features(2), PTR),
-    "pairwise-exp-unnormalized": lambda: PairwiseCoupling(*features(2), PTR, normalize=False),
+    "pairwise-exp-unnormalized": lambda: PairwiseCoupling(
+        *features(2), PTR, normalize=False
+    ),
     "pairwise-sigmoid": lambda: PairwiseCoupling(*features(1), score="sigmoid"),
-    "pairwise-sigmoid-ragged": lambda: PairwiseCoupling(*features(2), PTR, score="sigmoid"),
+    "pairwise-sigmoid-ragged": lambda: PairwiseCoupling(
+        *features(2), PTR, score="sigmoid"
+    ),
     "pairwise-sigmoid-unnormalized": lambda: PairwiseCoupling(
         *features(2), PTR, score="sigmoid", normalize=False
     ),
@@ -222,7 +257,9 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "reweighted-rows-of-one-head": lambda: ReweightedCoupling(
         LowRankCoupling(*features(1)), leaf(11, 3)
     ),
-    "reweighted-rows": lambda: ReweightedCoupling(PairwiseCoupling(*features(1)), leaf(11, 3)),
+    "reweighted-rows": lambda: ReweightedCoupling(
+        PairwiseCoupling(*features(1)), leaf(11, 3)
+    ),
     "reweighted-columns-ragged": lambda: ReweightedCoupling(
         SparseCoupling(graph(True), nonnegative=True),
         None,
@@ -242,13 +279,18 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
         LowRankCoupling(*features(2, positive=True), PTR, nonnegative=True)
     ),
     "row-normalized-symmetric-ragged": lambda: row_normalized(
-        ReweightedCoupling(UniformCoupling(11, PTR, normalize=False, dtype=DOUBLE), *2 * [silent()])
+        ReweightedCoupling(
+            UniformCoupling(11, PTR, normalize=False, dtype=DOUBLE), *2 * [silent()]
+        )
         * 0.5
         + 2.0 * mutual()
     ),
-    "polynomial-reversible": lambda: PolynomialCoupling(row_normalized(mutual()), leaf(2)),
+    "polynomial-reversible": lambda: PolynomialCoupling(
+        row_normalized(mutual()), leaf(2)
+    ),
     "row-normalized-sum": lambda: row_normalized(
-        IdentityCoupling(11, dtype=DOUBLE) + 0.5 * LowRankCoupling(*features(2, positive=True), PTR)
+        IdentityCoupling(11, dtype=DOUBLE)
+        + 0.5 * LowRankCoupling(*features(2, positive=True), PTR)
     ),
     "symmetric-pairwise-ragged": lambda: symmetric_normalized(tied("sigmoid", False)),
     "symmetric-pairwise-off-diagonal-ragged": lambda: symmetric_normalized(
@@ -258,15 +300,24 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
         symmetric_positive(), diagonal=False
     ),
     "symmetric-sum-off-diagonal": lambda: symmetric_normalized(
-        0.5 * tied("exp", False) + SparseCoupling(graph(True), nonnegative=True), diagonal=False
-    ),
-    "symmetric-float32": lambda: symmetric_normalized(
-        PairwiseCoupling(*2 * features(2, dtype=SINGLE)[:1], PTR, normalize=False, symmetric=True),
+        0.5 * tied("exp", False) + SparseCoupling(graph(True), nonnegative=True),
         diagonal=False,
     ),
-    "off-diagonal-identity": lambda: without_diagonal(IdentityCoupling(11, dtype=DOUBLE)),
-    "off-diagonal-sparse-ragged": lambda: without_diagonal(SparseCoupling(graph(), leaf(10, 2))),
-    "off-diagonal-row-normalized": lambda: without_diagonal(PairwiseCoupling(*features(2))),
+    "symmetric-float32": lambda: symmetric_normalized(
+        PairwiseCoupling(
+            *2 * features(2, dtype=SINGLE)[:1], PTR, normalize=False, symmetric=True
+        ),
+        diagonal=False,
+    ),
+    "off-diagonal-identity": lambda: without_diagonal(
+        IdentityCoupling(11, dtype=DOUBLE)
+    ),
+    "off-diagonal-sparse-ragged": lambda: without_diagonal(
+        SparseCoupling(graph(), leaf(10, 2))
+    ),
+    "off-diagonal-row-normalized": lambda: without_diagonal(
+        PairwiseCoupling(*features(2))
+    ),
     "pairwise-tied-unnormalized": lambda: PairwiseCoupling(
         *2 * [leaf(11, 2, 3) / 2], PTR, normalize=False
     ),
@@ -276,7 +327,9 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "pairwise-tied-no-loops-ragged": lambda: PairwiseCoupling(
         *2 * features(2)[:1], PTR, loops=False
     ),
-    "pairwise-no-loops-ragged": lambda: PairwiseCoupling(*features(2), PTR, loops=False),
+    "pairwise-no-loops-ragged": lambda: PairwiseCoupling(
+        *features(2), PTR, loops=False
+    ),
     "polynomial": lambda: PolynomialCoupling(
         SparseCoupling(graph(True), nonnegative=True), leaf(1)
     ),
@@ -284,11 +337,16 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
         SparseCoupling(graph(), leaf(10, 2)), leaf(3)
     ),
     "polynomial-by-head-ragged": lambda: PolynomialCoupling(
-        SparseCoupling(graph(True), nonnegative=True), leaf(2, 3, positive=True), nonnegative=True
+        SparseCoupling(graph(True), nonnegative=True),
+        leaf(2, 3, positive=True),
+        nonnegative=True,
     ),
-    "polynomial-symmetric": lambda: PolynomialCoupling(symmetric_low_rank(), leaf(2, 2)),
+    "polynomial-symmetric": lambda: PolynomialCoupling(
+        symmetric_low_rank(), leaf(2, 2)
+    ),
     "polynomial-float32": lambda: PolynomialCoupling(
-        PairwiseCoupling(*features(2, dtype=SINGLE), PTR), torch.tensor([0.5, 0.25], dtype=DOUBLE)
+        PairwiseCoupling(*features(2, dtype=SINGLE), PTR),
+        torch.tensor([0.5, 0.25], dtype=DOUBLE),
     ),
     **{
         f"neumann-{boundary}-ragged": partial(
@@ -302,7 +360,9 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
         )
         for boundary in ("symmetric", "replicate", "drop", "periodic", "causal")
     },
-    "neumann-nonnegative": lambda: NeumannCoupling(11, leaf(1, 2, positive=True), nonnegative=True),
+    "neumann-nonnegative": lambda: NeumannCoupling(
+        11, leaf(1, 2, positive=True), nonnegative=True
+    ),
     "neumann-replicate-one": lambda: NeumannCoupling(11, leaf(1, 2), (1,), "replicate"),
     "neumann-float32": lambda: NeumannCoupling(
         11, leaf(2, 2, dtype=SINGLE), (1, 4), "replicate", PTR
@@ -320,18 +380,22 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     ),
     "certified-ragged": lambda: (
         ScaledCoupling(
-            leaf(positive=True), GaussianPenalty().coupling(leaf(11, 2, 3), PTR), nonnegative=True
+            leaf(positive=True),
+            GaussianPenalty().coupling(leaf(11, 2, 3), PTR),
+            nonnegative=True,
         )
         + 0.5 * SparseCoupling(graph(True).to_undirected(), nonnegative=True)
     ),
     "sum-of-halves": lambda: (
-        0.5 * PairwiseCoupling(*features(2), PTR) + 0.5 * UniformCoupling(11, PTR, dtype=DOUBLE)
+        0.5 * PairwiseCoupling(*features(2), PTR)
+        + 0.5 * UniformCoupling(11, PTR, dtype=DOUBLE)
     ),
     "sum-with-graph": lambda: (
         0.5 * LowRankCoupling(*features(2), PTR) + 0.5 * SparseCoupling(graph(True))
     ),
     "sum-nested": lambda: (
-        (IdentityCoupling(11, dtype=DOUBLE) + SparseCoupling(graph(), leaf(10, 2))) * 0.5
+        (IdentityCoupling(11, dtype=DOUBLE) + SparseCoupling(graph(), leaf(10, 2)))
+        * 0.5
         + LowRankCoupling(*features(1))
     ),
 }
@@ -343,7 +407,12 @@ ALL_PAIR: dict[str, dict[str, Any]] = {
     "heads": {"channels": 6, "heads": 2},
     "separate": {"channels": 4, "heads": 2, "projection": "separate"},
     "tied": {"channels": 4, "projection": "tied", "head_channels": 3},
-    "tied-symmetric": {"channels": 4, "heads": 2, "projection": "tied", "row_stochastic": False},
+    "tied-symmetric": {
+        "channels": 4,
+        "heads": 2,
+        "projection": "tied",
+        "row_stochastic": False,
+    },
     "symmetric": {"row_stochastic": False},
     "energy": {"normalize": None, "measure": "distance"},
     "energy-symmetric": {
@@ -352,7 +421,11 @@ ALL_PAIR: dict[str, dict[str, Any]] = {
         "heads": 2,
         "row_stochastic": False,
     },
-    "distance-separate": {"channels": 4, "projection": "separate", "measure": "distance"},
+    "distance-separate": {
+        "channels": 4,
+        "projection": "separate",
+        "measure": "distance",
+    },
     "frobenius": {"normalize": "frobenius"},
     "frobenius-separate": {
         "channels": 4,
@@ -381,7 +454,9 @@ DIRECTIONS_AND_LOOPS = (
     ("pyg", "add"),
     ("directed", "remove"),
 )
-FROBENIUS = {"duplicated nodes": "the Frobenius norm grows with the number of nodes (ERRATA D1)"}
+FROBENIUS = {
+    "duplicated nodes": "the Frobenius norm grows with the number of nodes (ERRATA D1)"
+}
 
 
 class Tail(torch.nn.Module):
@@ -442,9 +517,17 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
         6, normalize="frobenius", num_samples=0
     ),
     "kernelized-stabilized": lambda: KernelizedSoftmaxDiffusivity(
-        6, heads=2, projection="tied", num_features=5, num_samples=0, stabilizer=1e-3, bias=True
+        6,
+        heads=2,
+        projection="tied",
+        num_features=5,
+        num_samples=0,
+        stabilizer=1e-3,
+        bias=True,
     ),
-    "kernelized-edges": lambda: KernelizedSoftmaxDiffusivity(6, edge_regularization=0.5),
+    "kernelized-edges": lambda: KernelizedSoftmaxDiffusivity(
+        6, edge_regularization=0.5
+    ),
     "identity": IdentityDiffusivity,
     "uniform": UniformDiffusivity,
     **{
@@ -454,7 +537,9 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
         for normalization in ("sym", "row", "sum")
         for direction, loops in DIRECTIONS_AND_LOOPS
     },
-    "adjacency-count": lambda: AdjacencyDiffusivity("sym", direction="pyg", degrees="count"),
+    "adjacency-count": lambda: AdjacencyDiffusivity(
+        "sym", direction="pyg", degrees="count"
+    ),
     "adjacency-count-row": lambda: AdjacencyDiffusivity(
         "row", self_loops="remaining", degrees="count"
     ),
@@ -489,7 +574,9 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     "sgformer-heads": lambda: SGFormerDiffusivity(6, heads=2, head_channels=3),
     "sgformer-tied": lambda: SGFormerDiffusivity(6, heads=3, projection="tied"),
     "sgformer-no-projection": lambda: SGFormerDiffusivity(heads=2, projection=None),
-    "sgformer-frobenius": lambda: SGFormerDiffusivity(6, heads=2, normalize="frobenius"),
+    "sgformer-frobenius": lambda: SGFormerDiffusivity(
+        6, heads=2, normalize="frobenius"
+    ),
     "sparse-flow": lambda: SparseFlowDiffusivity(6),
     "sparse-flow-conserved": lambda: SparseFlowDiffusivity(
         6, heads=2, head_channels=3, alpha=math.inf, lam=3.0
@@ -500,7 +587,9 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     "sparse-flow-constant": lambda: SparseFlowDiffusivity(
         6, friction="constant", normalize="row", alpha=1.0
     ),
-    "sparse-flow-state": lambda: SparseFlowDiffusivity(6, heads=2, projection=None, alpha=math.inf),
+    "sparse-flow-state": lambda: SparseFlowDiffusivity(
+        6, heads=2, projection=None, alpha=math.inf
+    ),
     "sparse-flow-frobenius": lambda: SparseFlowDiffusivity(
         6, normalize="frobenius", friction=StateFriction()
     ),
@@ -522,12 +611,16 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
         6, heads=3, lam=0.0, friction=StateFriction()
     ),
     "neumann": NeumannDiffusivity,
-    "neumann-heads": lambda: NeumannDiffusivity(2, strides=(1, 2, 4), alpha=0.2, budget=0.25),
+    "neumann-heads": lambda: NeumannDiffusivity(
+        2, strides=(1, 2, 4), alpha=0.2, budget=0.25
+    ),
     "neumann-any-alpha": lambda: NeumannDiffusivity(
         strides=(1, 3), boundary="periodic", alpha=3.0, budget=None
     ),
     "neumann-drop": lambda: NeumannDiffusivity(strides=(3,), boundary="drop"),
-    "neumann-replicate": lambda: NeumannDiffusivity(2, strides=(2, 3), boundary="replicate"),
+    "neumann-replicate": lambda: NeumannDiffusivity(
+        2, strides=(2, 3), boundary="replicate"
+    ),
     "neumann-causal": lambda: NeumannDiffusivity(boundary="causal", budget=1.0),
     "symmetric-attention": lambda: SymmetricDiffusivity(
         SimpleDiffusivity(6, heads=2, row_stochastic=False)
@@ -543,7 +636,9 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
         normalize=None, measure="distance", row_stochastic=False, constraint=Ball(100.0)
     ),
     "scaled": lambda: 0.5 * SigmoidDiffusivity(),
-    "scaled-positive": lambda: Positive(2.0) * SimpleDiffusivity(heads=2, row_stochastic=False),
+    "scaled-positive": lambda: (
+        Positive(2.0) * SimpleDiffusivity(heads=2, row_stochastic=False)
+    ),
     "scaled-learnable": lambda: (
         torch.nn.Parameter(torch.tensor(0.5, dtype=DOUBLE)) * SimpleDiffusivity()
     ),
@@ -551,7 +646,9 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     "augmented-sum": lambda: GraphAugmentedDiffusivity(
         SigmoidDiffusivity(heads=2), AdjacencyDiffusivity("sym")
     ),
-    "enhanced": lambda: AdjacencyEnhancedDiffusivity(SparseFlowDiffusivity(6, heads=2), gamma=0.5),
+    "enhanced": lambda: AdjacencyEnhancedDiffusivity(
+        SparseFlowDiffusivity(6, heads=2), gamma=0.5
+    ),
     "enhanced-softmax": lambda: AdjacencyEnhancedDiffusivity(
         SoftmaxDiffusivity(6, projection="tied"), self_loops="add"
     ),
@@ -563,10 +660,16 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
         AdjacencyDiffusivity("sym"),
         graph_weight=0.3,
     ),
-    "equation-24": lambda: 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym"),
-    "neumann-and-uniform": lambda: 0.5 * NeumannDiffusivity(2) + 0.5 * UniformDiffusivity(),
+    "equation-24": lambda: (
+        0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym")
+    ),
+    "neumann-and-uniform": lambda: (
+        0.5 * NeumannDiffusivity(2) + 0.5 * UniformDiffusivity()
+    ),
     "three-terms": lambda: (
-        SimpleDiffusivity(6, heads=2) + 0.5 * IdentityDiffusivity() + GATDiffusivity(6, 2)
+        SimpleDiffusivity(6, heads=2)
+        + 0.5 * IdentityDiffusivity()
+        + GATDiffusivity(6, 2)
     ),
 }
 
@@ -577,7 +680,9 @@ def source(x: Tensor) -> dict[str, Tensor]:
 
 
 def mlp(channels: int) -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(channels, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+    return torch.nn.Sequential(
+        torch.nn.Linear(channels, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)
+    )
 
 
 class AsConv(torch.nn.Module):
@@ -599,7 +704,9 @@ class AsConv(torch.nn.Module):
         batch: Any = None,
         **options: Any,
     ) -> Any:
-        return self.layer(x, batch=batch if edge_index is None else edge_index.batch, **options)
+        return self.layer(
+            x, batch=batch if edge_index is None else edge_index.batch, **options
+        )
 
 
 def certified(constraint: str | None) -> DiffusionConv:
@@ -608,18 +715,36 @@ def certified(constraint: str | None) -> DiffusionConv:
     )
     graph_term = Positive(2.0) * undirected("sym")
     step = CertifiedStep(Positive(1.0), constraint=constraint)
-    return DiffusionConv(4, 4, attention + graph_term, step, transform=False, bias=False)
+    return DiffusionConv(
+        4, 4, attention + graph_term, step, transform=False, bias=False
+    )
 
 
 SEQUENCES: dict[str, dict[str, Any]] = {
     "default": {},
-    "heads": {"heads": 2, "per": "head", "strides": (1, 2, 4), "budget": 0.25, "norm": True},
+    "heads": {
+        "heads": 2,
+        "per": "head",
+        "strides": (1, 2, 4),
+        "budget": 0.25,
+        "norm": True,
+    },
     "channels": {"per": "channel", "strides": (3, 5), "boundary": "drop", "alpha": 0.4},
     "replicate": {"strides": (1, 2), "boundary": "replicate"},
-    "periodic": {"boundary": "periodic", "update": HeatKernel(2.0), "alpha": 3.0, "budget": None},
+    "periodic": {
+        "boundary": "periodic",
+        "update": HeatKernel(2.0),
+        "alpha": 3.0,
+        "budget": None,
+    },
     "causal": {"boundary": "causal", "strides": (1, 2), "heads": 2},
     "implicit": {"update": ImplicitEuler(2.0), "strides": (1, 4)},
-    "trapezoidal": {"update": CrankNicolson(1.0), "per": "channel", "alpha": 2.0, "budget": None},
+    "trapezoidal": {
+        "update": CrankNicolson(1.0),
+        "per": "channel",
+        "alpha": 2.0,
+        "budget": None,
+    },
     "equilibrium": {"update": Equilibrium(leak=0.5), "per": "head", "heads": 2},
 }
 
@@ -627,15 +752,22 @@ Layer = Callable[[], torch.nn.Module]
 # how to build it, or that and options of check_layer
 CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "generic": lambda: DiffusionConv(4, 3, SimpleDiffusivity()),
-    "generic-no-edges": (lambda: DiffusionConv(4, 3, SigmoidDiffusivity()), {"edges": False}),
-    "generic-concat": lambda: DiffusionConv(4, 3, SimpleDiffusivity(heads=2), heads=2, concat=True),
+    "generic-no-edges": (
+        lambda: DiffusionConv(4, 3, SigmoidDiffusivity()),
+        {"edges": False},
+    ),
+    "generic-concat": lambda: DiffusionConv(
+        4, 3, SimpleDiffusivity(heads=2), heads=2, concat=True
+    ),
     "generic-mean-of-heads": lambda: DiffusionConv(
         4, 3, GaussianDiffusivity(heads=2), heads=2, bias=False
     ),
     "generic-shared-diffusivity": lambda: DiffusionConv(
         4, 3, UniformDiffusivity(), heads=3, concat=True
     ),
-    "generic-shared-values": lambda: DiffusionConv(4, 3, SoftmaxDiffusivity(heads=2), concat=True),
+    "generic-shared-values": lambda: DiffusionConv(
+        4, 3, SoftmaxDiffusivity(heads=2), concat=True
+    ),
     "generic-no-transform": lambda: DiffusionConv(
         4, 4, SimpleDiffusivity(), transform=False, bias=False
     ),
@@ -643,15 +775,31 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
         4, 2, SimpleDiffusivity(heads=2), heads=2, transform=False, concat=True
     ),
     "generic-uniform-alone": lambda: DiffusionConv(
-        4, 4, UniformDiffusivity(), ExplicitEuler(1.0, "residual"), transform=False, bias=False
+        4,
+        4,
+        UniformDiffusivity(),
+        ExplicitEuler(1.0, "residual"),
+        transform=False,
+        bias=False,
     ),
     "generic-identity-alone": lambda: DiffusionConv(
-        4, 4, IdentityDiffusivity(), ExplicitEuler(1.0, "residual"), transform=False, bias=False
+        4,
+        4,
+        IdentityDiffusivity(),
+        ExplicitEuler(1.0, "residual"),
+        transform=False,
+        bias=False,
     ),
-    "generic-keep-state": lambda: DiffusionConv(4, 4, SimpleDiffusivity(), keep="state"),
-    "generic-reads-values": lambda: DiffusionConv(4, 3, SimpleDiffusivity(), reads="values"),
+    "generic-keep-state": lambda: DiffusionConv(
+        4, 4, SimpleDiffusivity(), keep="state"
+    ),
+    "generic-reads-values": lambda: DiffusionConv(
+        4, 3, SimpleDiffusivity(), reads="values"
+    ),
     "generic-reads-features": (
-        lambda: DiffusionConv(4, 3, SimpleDiffusivity(4, projection="separate"), reads="features"),
+        lambda: DiffusionConv(
+            4, 3, SimpleDiffusivity(4, projection="separate"), reads="features"
+        ),
         {"extra": lambda x: {"features": 1 - x.cos()}},
     ),
     "generic-steps": lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("row"), steps=3),
@@ -660,17 +808,26 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
         4, 3, SimpleDiffusivity(), ExplicitEuler(0.3, "residual")
     ),
     "generic-source": (
-        lambda: DiffusionConv(4, 4, SimpleDiffusivity(), ExplicitEuler(0.3, beta=1.0, leak=0.2)),
+        lambda: DiffusionConv(
+            4, 4, SimpleDiffusivity(), ExplicitEuler(0.3, beta=1.0, leak=0.2)
+        ),
         {"extra": source},
     ),
     "generic-default-source": lambda: DiffusionConv(
         4, 3, SimpleDiffusivity(), ExplicitEuler(0.3, beta=1.0)
     ),
-    "generic-implicit": lambda: DiffusionConv(4, 3, undirected("sym"), ImplicitEuler(2.0)),
+    "generic-implicit": lambda: DiffusionConv(
+        4, 3, undirected("sym"), ImplicitEuler(2.0)
+    ),
     "generic-heat": lambda: DiffusionConv(4, 3, undirected("sym"), HeatKernel(1.0)),
-    "generic-trapezoidal": lambda: DiffusionConv(4, 3, undirected("sym"), CrankNicolson(2.0)),
+    "generic-trapezoidal": lambda: DiffusionConv(
+        4, 3, undirected("sym"), CrankNicolson(2.0)
+    ),
     "generic-momentum": lambda: DiffusionConv(
-        4, 3, undirected("sym"), MomentumStep(0.4, 0.5, 6, "residual", beta=0.3, leak=0.2)
+        4,
+        3,
+        undirected("sym"),
+        MomentumStep(0.4, 0.5, 6, "residual", beta=0.3, leak=0.2),
     ),
     "generic-positions": (
         lambda: DiffusionConv(
@@ -678,16 +835,23 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
         ),
         {"edges": False},
     ),
-    "generic-equilibrium": lambda: DiffusionConv(4, 3, undirected("sym"), Equilibrium(leak=0.5)),
+    "generic-equilibrium": lambda: DiffusionConv(
+        4, 3, undirected("sym"), Equilibrium(leak=0.5)
+    ),
     **{
-        f"generic-certified-{constraint}": (partial(certified, constraint), {"extra": source})
+        f"generic-certified-{constraint}": (
+            partial(certified, constraint),
+            {"extra": source},
+        )
         for constraint in CONSTRAINTS
     },
     "equation-24": lambda: DiffusionConv(
         4, 3, 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym")
     ),
     "difformer-conv": lambda: DIFFormerConv(4, 4),
-    "difformer-conv-values": lambda: DIFFormerConv(4, 4, transform=True, keep="values", bias=True),
+    "difformer-conv-values": lambda: DIFFormerConv(
+        4, 4, transform=True, keep="values", bias=True
+    ),
     "difformer-conv-no-edges": (lambda: DIFFormerConv(4, 4), {"edges": False}),
     "difformer-conv-separate": lambda: DIFFormerConv(
         4, 4, 2, projection="separate", graph="mean", keep="state", bias=False
@@ -704,7 +868,10 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "difformer-conv-gaussian": lambda: DIFFormerConv(
         4, 4, kernel="gaussian", normalize=None, transform=False
     ),
-    "difformer-conv-source": (lambda: DIFFormerConv(4, 4, beta=0.5, leak=0.1), {"extra": source}),
+    "difformer-conv-source": (
+        lambda: DIFFormerConv(4, 4, beta=0.5, leak=0.1),
+        {"extra": source},
+    ),
     "difformer-conv-released": lambda: DIFFormerConv(
         4,
         4,
@@ -722,8 +889,12 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
         lambda: SGFormerConv(4, 4, 3, beta=0.3, dropout=0.5, bias=True),
         {"extra": source},
     ),
-    "sgformer-conv-concat": lambda: SGFormerConv(4, 2, 2, projection="tied", concat=True),
-    "sgformer-conv-no-transform": lambda: SGFormerConv(4, 4, 2, projection=None, transform=False),
+    "sgformer-conv-concat": lambda: SGFormerConv(
+        4, 2, 2, projection="tied", concat=True
+    ),
+    "sgformer-conv-no-transform": lambda: SGFormerConv(
+        4, 4, 2, projection=None, transform=False
+    ),
     "sgformer-conv-frobenius": lambda: SGFormerConv(4, 4, 2, normalize="frobenius"),
     "multi-head": lambda: MultiHeadConv(
         4, 3, SoftmaxDiffusivity(heads=2), 2, head_channels=5, bias=False
@@ -743,7 +914,14 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
         4, 4, relational_bias="row", normalize="row", num_samples=0
     ),
     "nodeformer-conv-no-bias": lambda: NodeFormerConv(
-        4, 2, 2, relational_bias=None, projection=None, tau=1.0, num_features=7, bias=False
+        4,
+        2,
+        2,
+        relational_bias=None,
+        projection=None,
+        tau=1.0,
+        num_features=7,
+        bias=False,
     ),
     "nodeformer-conv-released": lambda: NodeFormerConv(
         4,
@@ -759,10 +937,24 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "sfi-conv": lambda: SFiConv(4, 4, 2),
     "sfi-conv-no-edges": (lambda: SFiConv(4, 4), {"edges": False}),
     "sfi-conv-conserved": lambda: SFiConv(
-        4, 6, 3, head_channels=5, alpha=math.inf, lam=3.0, gamma=2.0, residual=False, bias=True
+        4,
+        6,
+        3,
+        head_channels=5,
+        alpha=math.inf,
+        lam=3.0,
+        gamma=2.0,
+        residual=False,
+        bias=True,
     ),
     "sfi-conv-alone": lambda: SFiConv(
-        4, 4, 2, adjacency=False, friction="constant", projection="tied", normalize="row"
+        4,
+        4,
+        2,
+        adjacency=False,
+        friction="constant",
+        projection="tied",
+        normalize="row",
     ),
     "sfi-conv-dense": lambda: SFiConv(
         4, 4, 2, lam=0.0, projection=None, self_loops="add", dropout=0.5
@@ -770,7 +962,9 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "sfi-conv-published-scale": lambda: SFiConv(4, 4, lam_scale="batch_max"),
     "sfi-conv-hops": lambda: SFiConv(4, 4, 2, hops=2),
     "gated-gcn": lambda: GatedGCNConv(4),
-    "gated-gcn-layer-norm": lambda: GatedGCNConv(4, norm="layer", residual=False, dropout=0.5),
+    "gated-gcn-layer-norm": lambda: GatedGCNConv(
+        4, norm="layer", residual=False, dropout=0.5
+    ),
     "gated-gcn-no-norm": lambda: GatedGCNConv(4, norm=None, eps=0.1),
     "gps-block": lambda: GPSBlock(4, GatedGCNConv(4), SFiConv(4, 4, 2, residual=False)),
     "gps-block-no-edges": (
@@ -796,11 +990,17 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "gat": lambda: GATConv(4, 3),
     "gat-concat": lambda: GATConv(4, 3, 2, negative_slope=0.1),
     "gat-mean": lambda: GATConv(4, 3, 2, concat=False, self_loops="add", bias=False),
-    "gat-residual": lambda: GATConv(4, 3, 2, dropout=0.3, residual=True, value_dropout=0.2),
+    "gat-residual": lambda: GATConv(
+        4, 3, 2, dropout=0.3, residual=True, value_dropout=0.2
+    ),
     "appnp": lambda: APPNPConv(4, K=4, alpha=0.2),
-    "appnp-all-pairs": lambda: APPNPConv(4, K=2, diffusivity=SoftmaxDiffusivity(4, heads=2)),
+    "appnp-all-pairs": lambda: APPNPConv(
+        4, K=2, diffusivity=SoftmaxDiffusivity(4, heads=2)
+    ),
     "appnp-limit": lambda: APPNPConv(
-        4, K=None, diffusivity=SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False))
+        4,
+        K=None,
+        diffusivity=SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False)),
     ),
     "gcnii": (lambda: GCNIIConv(4, 0.2, theta=0.5, layer=2), {"extra": source}),
     "gcnii-plain": lambda: GCNIIConv(4),
@@ -828,12 +1028,20 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
         lambda: CertifiedConv(4, constraint="sphere", graph=undirected("sum")),
         {"extra": source},
     ),
-    "certified-conv-no-attention": lambda: CertifiedConv(4, penalty=None, constraint=None),
+    "certified-conv-no-attention": lambda: CertifiedConv(
+        4, penalty=None, constraint=None
+    ),
     "certified-conv-source-alone": lambda: CertifiedConv(
         4, penalty=None, constraint=None, graph=False, num_layers=None
     ),
     "certified-inputs": lambda: CertifiedDIFFormer(
-        4, 6, 3, 2, inputs=GaussianDiffusivity(row_stochastic=False), graph=False, encoder_layers=1
+        4,
+        6,
+        3,
+        2,
+        inputs=GaussianDiffusivity(row_stochastic=False),
+        graph=False,
+        encoder_layers=1,
     ),
     "certified-at-rest": lambda: CertifiedDIFFormer(
         4, 6, 3, None, penalty="gaussian", constraint="nonnegative", lam=0.1, mu=1.0
@@ -844,7 +1052,9 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "certified-block-sphere": lambda: CertifiedBlock(
         4, [WeightedGraph(4, gate=True)], 3, constraint="sphere"
     ),
-    "certified-block-at-rest": lambda: CertifiedBlock(4, [WeightedGraph(4)], None, constraint=None),
+    "certified-block-at-rest": lambda: CertifiedBlock(
+        4, [WeightedGraph(4)], None, constraint=None
+    ),
     "certified-block-diagonal": lambda: CertifiedBlock(
         4, [WeightedGraph(4, matrix="diagonal", symmetric=False)], 3
     ),
@@ -855,16 +1065,29 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
         4, 6, 3, 2, attention="neighbours", mlp_channels=5, layer_norm=True, dropout=0.2
     ),
     "certified-transformer-directed": lambda: CertifiedTransformer(
-        4, 6, 3, 1, 3, symmetric=False, hops=2, attention="all", heads=2, constraint="ball"
+        4,
+        6,
+        3,
+        1,
+        3,
+        symmetric=False,
+        hops=2,
+        attention="all",
+        heads=2,
+        constraint="ball",
     ),
     "nodeformer-max": lambda: NodeFormer(
         4, 6, 3, jump="max", activation="elu", residual=False, dropout=0.2
     ),
     "gnn-gin": lambda: DiffusionGNN(4, 6, 3, conv="gin"),
     "gnn-jumps": lambda: DiffusionGNN(4, 6, 3, 2, norm="layer", act="elu", jk="cat"),
-    "gnn-jumps-gat": lambda: DiffusionGNN(4, 6, 3, 2, conv="gat", heads=2, norm="batch", jk="max"),
+    "gnn-jumps-gat": lambda: DiffusionGNN(
+        4, 6, 3, 2, conv="gat", heads=2, norm="batch", jk="max"
+    ),
     "sgformer-pyg": lambda: SGFormer.like_pyg(4, 6, 3, qkv_bias=True),
-    "sgformer-cat": lambda: SGFormer(4, 6, 3, trans_num_layers=2, aggregate="cat", dropout=0.2),
+    "sgformer-cat": lambda: SGFormer(
+        4, 6, 3, trans_num_layers=2, aggregate="cat", dropout=0.2
+    ),
     "gated-gcn-model": lambda: GatedGCN(4, 6, 3, 2),
     "gps-attention": lambda: GPS(
         4, 6, 3, 1, heads=2, local=False, norm="layer", attention={"hops": 1}
@@ -872,11 +1095,15 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "gnn-one-layer": lambda: DiffusionGNN(4, 6, 3, 1, conv="gat", dropout=0.0),
 }
 #: How to build each layer or model called as `layer(x, edge_index, edge_weight, batch)`, and options of `check_layer`.
-LAYERS = {name: case if isinstance(case, tuple) else (case, {}) for name, case in CALLED.items()}
+LAYERS = {
+    name: case if isinstance(case, tuple) else (case, {})
+    for name, case in CALLED.items()
+}
 LAYERS |= {
     f"model-{name}": (case.build, {})
     for name, case in MODELS.items()
-    if case.per_node and {"x"} <= set(case.names) <= {"x", "edge_index", "edge_weight", "batch"}
+    if case.per_node
+    and {"x"} <= set(case.names) <= {"x", "edge_index", "edge_weight", "batch"}
 }
 # With seed 0 the finite differences of second derivatives step across the kink of a LeakyReLU.
 LAYERS["model-sgformer-options"][1]["seed"] = 1

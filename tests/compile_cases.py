@@ -40,7 +40,11 @@ def graphs_captured() -> int:
 
 
 def assert_same(
-    module: nn.Module, compiled: Callable[..., Any], x: Tensor, *inputs: Any, **named: Any
+    module: nn.Module,
+    compiled: Callable[..., Any],
+    x: Tensor,
+    *inputs: Any,
+    **named: Any,
 ) -> None:
     results = []
     for run in (module, compiled):
@@ -53,7 +57,9 @@ def assert_same(
             for parameter in module.parameters()
             if parameter.grad is not None
         ]
-        results.append([out.detach(), *grads, *([] if leaf.grad is None else [leaf.grad])])
+        results.append(
+            [out.detach(), *grads, *([] if leaf.grad is None else [leaf.grad])]
+        )
     rtol, atol = tolerance("product", torch.float32)
     torch.testing.assert_close(results[1], results[0], rtol=rtol * 10, atol=atol * 10)
 
@@ -68,16 +74,22 @@ def readme() -> nn.Module:
 
 
 def certified(constraint: str) -> nn.Module:
-    attention = dm.diffusivities.Positive(0.5) * dm.SimpleDiffusivity(row_stochastic=False)
+    attention = dm.diffusivities.Positive(0.5) * dm.SimpleDiffusivity(
+        row_stochastic=False
+    )
     graph_term = dm.diffusivities.Positive(2.0) * dm.AdjacencyDiffusivity(
         "sym", direction="undirected"
     )
     step = dm.CertifiedStep(dm.diffusivities.Positive(1.0), constraint=constraint)
-    return dm.DiffusionConv(8, 8, attention + graph_term, step, transform=False, bias=False)
+    return dm.DiffusionConv(
+        8, 8, attention + graph_term, step, transform=False, bias=False
+    )
 
 
 CASES = {
-    name: case for name, case in MODELS.items() if "x" in case.names and "mask" not in case.names
+    name: case
+    for name, case in MODELS.items()
+    if "x" in case.names and "mask" not in case.names
 } | {
     "readme": Case(readme),
     "certified-sphere": Case(lambda: certified("sphere")),
@@ -100,22 +112,44 @@ CASES = {
     ),
     "nodeformer-released": Case(
         lambda: dm.NodeFormer(
-            8, 6, 3, 1, hops=2, powers="reach", gate=None, qkv_bias=True, stabilizer=1e-6
+            8,
+            6,
+            3,
+            1,
+            hops=2,
+            powers="reach",
+            gate=None,
+            qkv_bias=True,
+            stabilizer=1e-6,
         )
     ),
     "sgformer-pyg": Case(
         lambda: dm.SGFormer(
-            8, 6, 3, trans_num_layers=2, gnn="residual", activation="relu", aggregate="cat"
+            8,
+            6,
+            3,
+            trans_num_layers=2,
+            gnn="residual",
+            activation="relu",
+            aggregate="cat",
         )
     ),
     "gps-block": Case(
-        lambda: dm.layers.GPSBlock(8, dm.GatedGCNConv(8), dm.SFiConv(8, 8, 2, residual=False))
+        lambda: dm.layers.GPSBlock(
+            8, dm.GatedGCNConv(8), dm.SFiConv(8, 8, 2, residual=False)
+        )
     ),
     "pde-diffusion": Case(lambda: dm.PDEDiffusion1d(8, strides=(1, 4)), ("x",)),
 }
 # What the quick run compiles, and what it leaves to .ci/run; of the others each takes a path that one of these takes.
 QUICK = ("readme", "difformer", "certified")
-EXHAUSTIVE = ("certified-transformer", "reads-features", "nodeformer", "sfi-former", "gat")
+EXHAUSTIVE = (
+    "certified-transformer",
+    "reads-features",
+    "nodeformer",
+    "sfi-former",
+    "gat",
+)
 
 
 def marked(case: str) -> Any:
@@ -193,7 +227,9 @@ def test_changing_batches_are_captured_once(name: str, names: tuple[str, ...]) -
 
 
 @pytest.mark.parametrize(
-    "masked", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "masked"]
+    "masked",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["whole", "masked"],
 )
 @pytest.mark.parametrize(
     ("placement", "causal"),
@@ -250,7 +286,9 @@ def test_a_training_step_with_noise_and_edge_loss_is_captured() -> None:
     [
         {"strides": (1, 2), "heads": 2, "per": "head", "norm": True},
         pytest.param({"boundary": "causal"}, marks=pytest.mark.slow),
-        pytest.param({"update": dm.HeatKernel(1.0), "strides": (1, 3)}, marks=pytest.mark.slow),
+        pytest.param(
+            {"update": dm.HeatKernel(1.0), "strides": (1, 3)}, marks=pytest.mark.slow
+        ),
         pytest.param(
             {"update": dm.CrankNicolson(1.0), "boundary": "periodic", "per": "channel"},
             marks=pytest.mark.exhaustive,
@@ -259,9 +297,13 @@ def test_a_training_step_with_noise_and_edge_loss_is_captured() -> None:
     ids=["explicit", "causal", "heat", "trapezoidal"],
 )
 @pytest.mark.parametrize(
-    "masked", [pytest.param(False, marks=pytest.mark.slow), True], ids=["stacked", "padded"]
+    "masked",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["stacked", "padded"],
 )
-def test_diffusion_along_sequences_is_captured(options: dict[str, Any], masked: bool) -> None:
+def test_diffusion_along_sequences_is_captured(
+    options: dict[str, Any], masked: bool
+) -> None:
     module = built(lambda: dm.PDEDiffusion1d(8, **options))
     compiled = captured(module)
     for size, length in ((3, 12), (4, 19)):
@@ -304,18 +346,30 @@ def test_batches_of_any_size_without_fullgraph() -> None:
     "build",
     [
         dm.SimpleDiffusivity,
-        pytest.param(lambda: dm.NeumannDiffusivity(strides=(1, 3)), marks=pytest.mark.slow),
+        pytest.param(
+            lambda: dm.NeumannDiffusivity(strides=(1, 3)), marks=pytest.mark.slow
+        ),
         pytest.param(lambda: dm.SparseFlowDiffusivity(4), marks=pytest.mark.slow),
         pytest.param(
-            lambda: dm.diffusivities.EdgeSparseFlowDiffusivity(4, heads=2, alpha=math.inf),
+            lambda: dm.diffusivities.EdgeSparseFlowDiffusivity(
+                4, heads=2, alpha=math.inf
+            ),
             marks=pytest.mark.exhaustive,
         ),
         pytest.param(
-            lambda: dm.diffusivities.EdgeSparseFlowDiffusivity(4, hops=2, friction="constant"),
+            lambda: dm.diffusivities.EdgeSparseFlowDiffusivity(
+                4, hops=2, friction="constant"
+            ),
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["simple", "neumann", "sparse-flow", "edge-sparse-flow", "edge-sparse-flow-hops"],
+    ids=[
+        "simple",
+        "neumann",
+        "sparse-flow",
+        "edge-sparse-flow",
+        "edge-sparse-flow-hops",
+    ],
 )
 def test_check_diffusivity_compiles_on_request(build: Callable[[], nn.Module]) -> None:
     check_diffusivity(build, channels=4, compile=True)
@@ -361,7 +415,9 @@ def test_a_layer_is_one_graph(build: Callable[[], nn.Module]) -> None:
     x, edge_index, batch = instance(7)
     compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
     for inputs in ({}, {"batch": batch}, {"edge_index": dm.Graph(7, edge_index)}):
-        torch.testing.assert_close(compiled(x, **inputs), conv(x, **inputs), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            compiled(x, **inputs), conv(x, **inputs), rtol=1e-5, atol=1e-6
+        )
 
 
 FEW: dict[str, Callable[..., Tensor]] = {
@@ -374,9 +430,13 @@ FEW: dict[str, Callable[..., Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("ptr", [None, torch.tensor([0, 20, 40])], ids=["one graph", "batch"])
+@pytest.mark.parametrize(
+    "ptr", [None, torch.tensor([0, 20, 40])], ids=["one graph", "batch"]
+)
 @pytest.mark.parametrize("name", FEW)
-def test_few_numbers_of_one_graph_are_written_out(name: str, ptr: Tensor | None) -> None:
+def test_few_numbers_of_one_graph_are_written_out(
+    name: str, ptr: Tensor | None
+) -> None:
     """So that their calls are fused; a batch is one call."""
     run = FEW[name]
     inputs = instance(40)[0].view(40, 1, 8).split([3, 3, 2], 2)
@@ -424,13 +484,17 @@ def test_sequences_of_any_boundary_are_traced(boundary: str, n: int) -> None:
                 strides: Any = strides,
                 transpose: bool = transpose,
             ) -> Tensor:
-                return neumann_product(v, alpha, strides, boundary, ptr, transpose=transpose)
+                return neumann_product(
+                    v, alpha, strides, boundary, ptr, transpose=transpose
+                )
 
             check_traced(run, [v, alpha])
             torch.compiler.reset()
 
 
-def check_traced(run: Callable[..., Tensor], inputs: list[Tensor], tolerance: float = 1e-4) -> None:
+def check_traced(
+    run: Callable[..., Tensor], inputs: list[Tensor], tolerance: float = 1e-4
+) -> None:
     """Compare with double precision, value and gradients."""
     compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
     both = []

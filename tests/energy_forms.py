@@ -62,7 +62,10 @@ class Joint(Energy):
         terms: list[EnergyTerm] = []
         if self.penalty is not None:
             pairs = PairTerm(
-                self.penalty, self.projection, mean=self.mean, constraint=self.constraint
+                self.penalty,
+                self.projection,
+                mean=self.mean,
+                constraint=self.constraint,
             )
             terms.append(self.lam * pairs)
         if self.graph_term is not None:
@@ -155,7 +158,9 @@ class Explicit(Energy):
         if isinstance(pairs, CouplingTerm):
             return value
         graph = Graph(len(x), ptr=self.ptr)
-        states = [z if z.dim() == 3 else z.unsqueeze(1) for z in (x.double(), at.double())]
+        states = [
+            z if z.dim() == 3 else z.unsqueeze(1) for z in (x.double(), at.double())
+        ]
         omega = CouplingTerm(pairs.pull(states[1], graph))
         tangent = pairs.value(states[1], graph)
         for sign, z in zip((1, -1), states, strict=True):

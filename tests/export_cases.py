@@ -20,20 +20,32 @@ QUICK = ("difformer", "certified", "gat")
 
 
 def marked(
-    name: str, *more: Any, quick: tuple[str, ...] = QUICK, otherwise: Any = pytest.mark.exhaustive
+    name: str,
+    *more: Any,
+    quick: tuple[str, ...] = QUICK,
+    otherwise: Any = pytest.mark.exhaustive,
 ) -> Any:
     return pytest.param(name, *more, marks=() if name in quick else otherwise)
 
 
 # Strict capture takes the paths of torch.compile below, so most models wait for the slow run.
-STRICT = [marked(name, True, quick=("difformer",), otherwise=pytest.mark.slow) for name in MODELS]
+STRICT = [
+    marked(name, True, quick=("difformer",), otherwise=pytest.mark.slow)
+    for name in MODELS
+]
 
 
-@pytest.mark.parametrize(("name", "strict"), [*(marked(name, False) for name in MODELS), *STRICT])
-def test_an_exported_model_is_the_model_on_graphs_of_all_sizes(name: str, strict: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "strict"), [*(marked(name, False) for name in MODELS), *STRICT]
+)
+def test_an_exported_model_is_the_model_on_graphs_of_all_sizes(
+    name: str, strict: bool
+) -> None:
     case = MODELS[name]
     model = case.model().eval()
-    program = export(model, (), case.inputs(12), dynamic_shapes=case.sizes, strict=strict)
+    program = export(
+        model, (), case.inputs(12), dynamic_shapes=case.sizes, strict=strict
+    )
     file = io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)
@@ -43,8 +55,12 @@ def test_an_exported_model_is_the_model_on_graphs_of_all_sizes(name: str, strict
         torch.testing.assert_close(loaded(**inputs), model(**inputs))
 
 
-@pytest.mark.parametrize("name", [marked(name, otherwise=pytest.mark.slow) for name in MODELS])
-def test_a_model_is_compiled_once_more_when_its_sizes_change_and_never_again(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [marked(name, otherwise=pytest.mark.slow) for name in MODELS]
+)
+def test_a_model_is_compiled_once_more_when_its_sizes_change_and_never_again(
+    name: str,
+) -> None:
     """torch.compile takes the first sizes as fixed, and the second ones as a sign that they are not."""
     case = MODELS[name]
     compiled = torch.compile(case.model().eval(), fullgraph=True, backend="eager")
@@ -59,9 +75,14 @@ def test_a_model_is_not_rewritten_for_nodes_of_several_kinds(name: str) -> None:
     """PyG traces symbolically what it rewrites, as torch.export does."""
     kinds = (
         ["user", "item"],
-        [("user", "rates", "item"), ("item", "rated_by", "user"), ("user", "knows", "user")],
+        [
+            ("user", "rates", "item"),
+            ("item", "rated_by", "user"),
+            ("user", "knows", "user"),
+        ],
     )
     with pytest.raises(
-        TypeError, match=r"to_hetero can not rewrite it\. Pass data\.to_homogeneous\(\).*HeteroConv"
+        TypeError,
+        match=r"to_hetero can not rewrite it\. Pass data\.to_homogeneous\(\).*HeteroConv",
     ):
         to_hetero(MODELS[name].model(), kinds)

@@ -18,7 +18,9 @@ from diffusion_mp.testing.laws import seeded
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def draw(generator: torch.Generator, *shape: int) -> Tensor:
@@ -74,7 +76,9 @@ def agree(
     """Both are equal up to (rtol, atol), and so are the gradients of a weighted sum, up to ``slopes``."""
     rtol, atol = values
     torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
-    losses = [(out * randn(*out.shape, seed=9).to(out)).sum() for out in (got, expected)]
+    losses = [
+        (out * randn(*out.shape, seed=9).to(out)).sum() for out in (got, expected)
+    ]
     leaves = list(leaves)
     grads = [
         torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=unused)
@@ -84,13 +88,16 @@ def agree(
     torch.testing.assert_close(*grads, rtol=rtol, atol=atol)
 
 
-def refuses(*cases: tuple[Any, ...], error: Any = (TypeError, ValueError)) -> Callable[..., None]:
+def refuses(
+    *cases: tuple[Any, ...], error: Any = (TypeError, ValueError)
+) -> Callable[..., None]:
     """Make a test of calls, the error that each raises (``error`` where it does not say), and its words."""
 
     # The package's own sentences, not those of the shape checks.
     @pytest.mark.usefixtures("no_typecheck")
     @pytest.mark.parametrize(
-        ("call", "error", "message"), [(c[0], c[1] if c[2:] else error, c[-1]) for c in cases]
+        ("call", "error", "message"),
+        [(c[0], c[1] if c[2:] else error, c[-1]) for c in cases],
     )
     def refused(call: Callable[[], object], error: Any, message: str) -> None:
         with pytest.raises(error, match=message):

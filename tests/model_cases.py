@@ -78,7 +78,10 @@ class Case(NamedTuple):
 
     @property
     def sizes(self) -> Inputs:
-        return {name: SEQUENCES if "mask" in self.names else SIZES[name] for name in self.names}
+        return {
+            name: SEQUENCES if "mask" in self.names else SIZES[name]
+            for name in self.names
+        }
 
 
 EDGES = ("x", "edge_index")
@@ -101,7 +104,9 @@ MODELS = {
         (*EDGES, "edge_weight"),
     ),
     "difformer-sigmoid": Case(lambda: dm.DIFFormer(8, 6, 3, kernel="sigmoid"), BATCH),
-    "difformer-graphs": Case(lambda: dm.DIFFormer(8, 6, 3, 1, task="graph"), BATCH, per_node=False),
+    "difformer-graphs": Case(
+        lambda: dm.DIFFormer(8, 6, 3, 1, task="graph"), BATCH, per_node=False
+    ),
     "difformer-links": Case(
         lambda: dm.DIFFormer(8, 6, 3, task="link"), (*EDGES, "edge_label_index")
     ),
@@ -114,24 +119,44 @@ MODELS = {
     ),
     "certified-transformer": Case(
         lambda: dm.CertifiedTransformer(
-            8, 6, 3, 2, edge_dim=4, attention="all", mlp_channels=5, gate=True, task="graph"
+            8,
+            6,
+            3,
+            2,
+            edge_dim=4,
+            attention="all",
+            mlp_channels=5,
+            gate=True,
+            task="graph",
         ),
         (*BATCH, "edge_attr"),
     ),
     "certified-transformer-diagonal": Case(
-        lambda: dm.CertifiedTransformer(8, 6, 3, 2, edge_dim=4, matrix="diagonal", attention="all"),
+        lambda: dm.CertifiedTransformer(
+            8, 6, 3, 2, edge_dim=4, matrix="diagonal", attention="all"
+        ),
         (*EDGES, "edge_attr"),
     ),
     "certified-transformer-identity": Case(
-        lambda: dm.CertifiedTransformer(8, 6, 3, matrix="identity", mu=0.5, attention="neighbours"),
+        lambda: dm.CertifiedTransformer(
+            8, 6, 3, matrix="identity", mu=0.5, attention="neighbours"
+        ),
         BATCH,
     ),
     "nodeformer": Case(lambda: dm.NodeFormer(8, 6, 3, heads=2)),
-    "nodeformer-options": Case(lambda: dm.NodeFormer(8, 6, 3, 1, heads=2, hops=2), BATCH),
+    "nodeformer-options": Case(
+        lambda: dm.NodeFormer(8, 6, 3, 1, heads=2, hops=2), BATCH
+    ),
     "sgformer": Case(lambda: dm.SGFormer(8, 6, 3)),
     "sgformer-options": Case(
         lambda: dm.SGFormer(
-            8, 6, 3, normalize="frobenius", projection="tied", shared_encoder=False, gnn="gat"
+            8,
+            6,
+            3,
+            normalize="frobenius",
+            projection="tied",
+            shared_encoder=False,
+            gnn="gat",
         ),
         BATCH,
     ),
@@ -147,17 +172,21 @@ MODELS = {
     "appnp": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="appnp", dropout=0.0)),
     "gcnii": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="gcnii", dropout=0.0)),
     "gatedgcn": Case(
-        lambda: dm.GatedGCN(8, 6, 3, 2, edge_dim=4, pe_channels=2), (*EDGES, "edge_attr", "pe")
+        lambda: dm.GatedGCN(8, 6, 3, 2, edge_dim=4, pe_channels=2),
+        (*EDGES, "edge_attr", "pe"),
     ),
     "gps": Case(lambda: dm.GPS(8, 6, 3, 2, heads=2)),
     "dfi-former": Case(lambda: dm.DFiFormer(8, 6, 3, 2, heads=2)),
     "sfi-former": Case(lambda: dm.SFiFormer(8, 6, 3, 2, heads=2)),
     "sfi-former-options": Case(
-        lambda: dm.SFiFormer(8, 6, 3, 2, heads=2, edge_dim=4, task="graph", attention={"hops": 2}),
+        lambda: dm.SFiFormer(
+            8, 6, 3, 2, heads=2, edge_dim=4, task="graph", attention={"hops": 2}
+        ),
         (*BATCH, "edge_attr"),
     ),
     "label-propagation": Case(lambda: dm.LabelPropagation(3), ("y", "edge_index")),
     "pde-transformer": Case(
-        lambda: dm.PDETransformer([9], 8, 3, 2, 2, max_length=40, placement="P5"), ("x", "mask")
+        lambda: dm.PDETransformer([9], 8, 3, 2, 2, max_length=40, placement="P5"),
+        ("x", "mask"),
     ),
 }

@@ -23,19 +23,26 @@ SIZES = (12, 23, 40)
 
 
 def quick(names: tuple[str, ...]) -> list[Any]:
-    return [pytest.param(name, marks=() if name in names else pytest.mark.slow) for name in MODELS]
+    return [
+        pytest.param(name, marks=() if name in names else pytest.mark.slow)
+        for name in MODELS
+    ]
 
 
 @cache
 def written_out(name: str) -> torch.export.ExportedProgram:
     case = MODELS[name]
     return in_plain_torch(
-        torch.export.export(case.model().eval(), (), case.inputs(12), dynamic_shapes=case.sizes)
+        torch.export.export(
+            case.model().eval(), (), case.inputs(12), dynamic_shapes=case.sizes
+        )
     )
 
 
 @pytest.mark.parametrize("name", quick(WRITTEN))
-def test_a_program_in_plain_torch_is_the_model_on_graphs_of_all_sizes(name: str) -> None:
+def test_a_program_in_plain_torch_is_the_model_on_graphs_of_all_sizes(
+    name: str,
+) -> None:
     case = MODELS[name]
     written = written_out(name)
     assert not any("diffusion_mp" in str(node.target) for node in every_node(written))
@@ -46,7 +53,9 @@ def test_a_program_in_plain_torch_is_the_model_on_graphs_of_all_sizes(name: str)
 
 
 @pytest.mark.parametrize("name", quick(QUICK))
-def test_onnx_of_a_model_is_the_model_on_graphs_of_all_sizes(name: str, tmp_path: Path) -> None:
+def test_onnx_of_a_model_is_the_model_on_graphs_of_all_sizes(
+    name: str, tmp_path: Path
+) -> None:
     case = MODELS[name]
     torch.onnx.export(written_out(name), f=tmp_path / "model.onnx", verbose=False)
     session = onnxruntime.InferenceSession(

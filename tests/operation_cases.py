@@ -36,7 +36,9 @@ def arguments(ptr: Tensor | None) -> dict[str, list[tuple[Any, ...]]]:
     k = draw(N, H, 4)[..., :3]
     v = draw(N, H, 5)
     few = draw(N, H, 1)
-    source, target = torch.randint(N, (2, 40), generator=torch.Generator().manual_seed(0))
+    source, target = torch.randint(
+        N, (2, 40), generator=torch.Generator().manual_seed(0)
+    )
     rows = Compressed(target, source, N)
     cols = Compressed(source, target, N)
     entries = Pattern(rows, cols).both_ways()
@@ -53,9 +55,9 @@ def arguments(ptr: Tensor | None) -> dict[str, list[tuple[Any, ...]]]:
     scores = draw(40, H), draw(40, 2 * H)[:, :H]
 
     def log_sum(x: Tensor) -> Tensor:
-        return torch.stack([x[target == node].logsumexp(0) for node in range(N)]).nan_to_num(
-            neginf=0.0
-        )
+        return torch.stack(
+            [x[target == node].logsumexp(0) for node in range(N)]
+        ).nan_to_num(neginf=0.0)
 
     stencils = [
         Stencil([1, 3], kind, ptr)
@@ -66,15 +68,30 @@ def arguments(ptr: Tensor | None) -> dict[str, list[tuple[Any, ...]]]:
         "sddmm": [(entries, q, k)],
         "row_sums": [(Rows.of(rows), weight)],
         "at_rows": [(Rows.of(rows), shift)],
-        "edge_softmax": [(Rows.of(rows), scores[0], None), (Rows.of(rows), scores[0], prior)],
+        "edge_softmax": [
+            (Rows.of(rows), scores[0], None),
+            (Rows.of(rows), scores[0], prior),
+        ],
         "linear_product": [(q, k, v, ptr)],
-        "linear_attention": [(q, k, v, mixed._replace(unit=unit)) for unit in (True, False)],
+        "linear_attention": [
+            (q, k, v, mixed._replace(unit=unit)) for unit in (True, False)
+        ],
         "linear_attention_backward": [
             (v, q, k, v, linear_rows(q, k, v, mixed, backend="cpu"), mixed),
-            (q, q, None, None, linear_rows(q, q, q, alike, backend="cpu"), alike),  # in all roles
+            (
+                q,
+                q,
+                None,
+                None,
+                linear_rows(q, q, q, alike, backend="cpu"),
+                alike,
+            ),  # in all roles
         ],
         "pairwise_attention": [
-            *((q, k, v, ptr, score, True, False, False) for score in ("exp", "sigmoid")),
+            *(
+                (q, k, v, ptr, score, True, False, False)
+                for score in ("exp", "sigmoid")
+            ),
             (q, k, v[..., :0], ptr, "sigmoid", False, False, True),
         ],
         "pairwise_product": [
@@ -86,7 +103,9 @@ def arguments(ptr: Tensor | None) -> dict[str, list[tuple[Any, ...]]]:
             (v, shift, q, k, v, Weighting(shift, few[..., 0], ptr, "sigmoid", False)),
             (v, shift, q, k, v, Weighting(shift, None, ptr, "exp")),
         ],
-        "sparse_flow_potentials": [(f, lam, leak, ptr) for f in (features, without_friction)],
+        "sparse_flow_potentials": [
+            (f, lam, leak, ptr) for f in (features, without_friction)
+        ],
         "sparse_flow_product": [
             (features, v, terms, ptr, transpose) for transpose in (False, True)
         ],
@@ -94,10 +113,14 @@ def arguments(ptr: Tensor | None) -> dict[str, list[tuple[Any, ...]]]:
             (*scores, log_sum(-scores[0]), log_sum(scores[1]), lam, leak, target)
         ],
         "neumann_product": [
-            (v, draw(2, H), s, transpose) for s in stencils for transpose in (False, True)
+            (v, draw(2, H), s, transpose)
+            for s in stencils
+            for transpose in (False, True)
         ],
         "neumann_inner": [(q, k, s) for s in stencils],
         "neumann_transform": [
-            (v, kind, inverse, ptr) for kind in (False, True) for inverse in (False, True)
+            (v, kind, inverse, ptr)
+            for kind in (False, True)
+            for inverse in (False, True)
         ],
     }

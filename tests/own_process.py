@@ -22,11 +22,15 @@ def started(
     return process
 
 
-def _run(main: Callable[[Sequence[str]], int], arguments: Sequence[str], folder: Path) -> None:
+def _run(
+    main: Callable[[Sequence[str]], int], arguments: Sequence[str], folder: Path
+) -> None:
     # By default forked processes share the lock of tqdm's bars: one that is killed while it draws would never give it
     # back, and the next bar of the process that runs the tests would wait for ever.
     tqdm.set_lock(RLock())
-    torch.set_num_threads(1)  # the other threads of OpenMP were not forked, and would be waited for
+    torch.set_num_threads(
+        1
+    )  # the other threads of OpenMP were not forked, and would be waited for
     os.chdir(folder)
     sys.argv = [main.__module__]
     with (

@@ -16,7 +16,9 @@ class ReadsInputs(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
-        attention = SimpleDiffusivity(in_channels, projection="tied", row_stochastic=False)
+        attention = SimpleDiffusivity(
+            in_channels, projection="tied", row_stochastic=False
+        )
         attention = SymmetricDiffusivity(attention, diagonal=False)
         self.encoder = nn.Linear(in_channels, out_channels)
         self.conv = DiffusionConv(
@@ -28,7 +30,10 @@ class ReadsInputs(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, edge_index: Tensor | Graph | None = None, edge_weight: Tensor | None = None
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
     ) -> Tensor:
         hidden: Tensor = self.encoder(x).tanh()
         out: Tensor = self.conv(hidden, edge_index, edge_weight, features=x)

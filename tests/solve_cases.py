@@ -31,7 +31,9 @@ EXPORTED: dict[str, Callable[[], nn.Module]] = {
     "ImplicitEuler": lambda: DiffusionConv(4, 4, Adjacency("sym"), ImplicitEuler(0.5)),
     "CrankNicolson": lambda: DiffusionConv(4, 4, Adjacency("row"), CrankNicolson(0.5)),
     "HeatKernel": lambda: DiffusionConv(4, 4, Adjacency("sym"), HeatKernel(0.5)),
-    "HeatKernel of attention": lambda: DiffusionConv(4, 4, dm.SimpleDiffusivity(), HeatKernel(0.5)),
+    "HeatKernel of attention": lambda: DiffusionConv(
+        4, 4, dm.SimpleDiffusivity(), HeatKernel(0.5)
+    ),
     "ImplicitEuler of attention": lambda: DiffusionConv(
         4, 4, dm.GaussianDiffusivity(), ImplicitEuler(0.5)
     ),
@@ -40,7 +42,9 @@ EXPORTED: dict[str, Callable[[], nn.Module]] = {
     ),
     "APPNPConv(K=None)": lambda: APPNPConv(4, K=None),
     "LabelPropagation(None)": lambda: dm.LabelPropagation(None),
-    "CertifiedConv": lambda: CertifiedConv(4, penalty=None, constraint=None, num_layers=None),
+    "CertifiedConv": lambda: CertifiedConv(
+        4, penalty=None, constraint=None, num_layers=None
+    ),
     "CertifiedDIFFormer": lambda: dm.CertifiedDIFFormer(
         4, 8, 3, num_layers=None, penalty=None, constraint=None
     ),
@@ -56,7 +60,8 @@ QUICK = ("APPNPConv(K=None)", "CertifiedDIFFormer", "HeatKernel", "matrices")
 
 def marked(names: dict[str, Callable[[], nn.Module]]) -> list[object]:
     return [
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in names
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive)
+        for name in names
     ]
 
 
@@ -74,7 +79,10 @@ def inputs(num_nodes: int, edges: Tensor | None = None) -> tuple[Tensor, Tensor]
 def export_any_size(module: nn.Module) -> ExportedProgram:
     # `strict=False` is the default of PyTorch 2.7 and later, and 2.6 needs to be told.
     return export(
-        module, inputs(7), dynamic_shapes=({0: Dim("nodes")}, {1: Dim("edges")}), strict=False
+        module,
+        inputs(7),
+        dynamic_shapes=({0: Dim("nodes")}, {1: Dim("edges")}),
+        strict=False,
     )
 
 
@@ -122,7 +130,11 @@ def test_a_compiled_solve_is_the_solve_and_so_is_its_gradient(name: str) -> None
             out = run(leaf, edges)
             if out.requires_grad:
                 out.square().sum().backward()
-            gradients = [part.grad.clone() for part in module.parameters() if part.grad is not None]
+            gradients = [
+                part.grad.clone()
+                for part in module.parameters()
+                if part.grad is not None
+            ]
             results.append([out.detach(), *gradients])
         torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
 

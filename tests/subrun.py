@@ -11,8 +11,12 @@ TESTS = Path(__file__).resolve().parent
 
 #: The tests of a file that are run quickly, in `.ci/run`, and by `-m slow`.
 RUNS = [
-    pytest.param("not exhaustive and not slow", marks=pytest.mark.unwatched, id="quick"),
-    pytest.param("exhaustive and not slow", marks=pytest.mark.exhaustive, id="exhaustive"),
+    pytest.param(
+        "not exhaustive and not slow", marks=pytest.mark.unwatched, id="quick"
+    ),
+    pytest.param(
+        "exhaustive and not slow", marks=pytest.mark.exhaustive, id="exhaustive"
+    ),
     pytest.param("slow", marks=pytest.mark.slow, id="slow"),
 ]
 
@@ -32,7 +36,9 @@ def run_program(*arguments: str, **environment: str) -> str:
 def run_tests(name: str, select: str, *, typecheck: bool) -> None:
     """Run the tests of a file that a marker selects, and fail with their output if one fails."""
     # Without the options of the outer run, such as a coverage floor.
-    environment = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"}
+    environment = {
+        key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"
+    }
     result = subprocess.run(
         [
             sys.executable,

@@ -139,7 +139,9 @@ def test_what_has_no_room_is_forgotten() -> None:
     assert [take(tensor) for tensor in (third, second)] == [values[2], values[1]]
     assert take(first) is not values[0]
     large = torch.zeros(21)
-    assert recent.get(0, (large,), lambda t: t) is large  # no copy is made of what has no room
+    assert (
+        recent.get(0, (large,), lambda t: t) is large
+    )  # no copy is made of what has no room
 
 
 def test_threads_get_the_graphs_of_their_own_edges() -> None:
@@ -152,7 +154,11 @@ def test_threads_get_the_graphs_of_their_own_edges() -> None:
         return torch.equal(Graph.coerce(X, several[place]).edges, several[place])
 
     with ThreadPoolExecutor(8) as threads:
-        assert all(threads.map(agrees, np.random.default_rng(0).integers(20, size=2000).tolist()))
+        assert all(
+            threads.map(
+                agrees, np.random.default_rng(0).integers(20, size=2000).tolist()
+            )
+        )
 
 
 def counted(*tensors: torch.Tensor, key: str = "sum") -> tuple[int, int]:

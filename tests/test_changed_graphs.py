@@ -57,7 +57,9 @@ WRITES: dict[str, Callable[[dict[str, Tensor]], Any]] = {
     "a weight becomes one": lambda parts: parts["edge_weight"].fill_(1.0),
     "an optimizer": optimize,
     "edges": lambda parts: parts["edge_index"][1, 0].fill_(3),
-    "the batch": lambda parts: parts["batch"].copy_(torch.tensor([0] * 4 + [1] + [2] * 4)),
+    "the batch": lambda parts: parts["batch"].copy_(
+        torch.tensor([0] * 4 + [1] + [2] * 4)
+    ),
     "degrees": lambda parts: parts["full_degree"].mul_(2),
 }
 LAYERS: dict[str, Callable[[], nn.Module]] = {
@@ -101,7 +103,9 @@ ANSWERS: dict[str, Callable[[Graph], Any]] = {
     "degree": lambda graph: graph.degree().tolist(),
     "out-degree": lambda graph: graph.degree("out").tolist(),
     "to_undirected": lambda graph: graph.to_undirected().degree().tolist(),
-    "with_self_loops": lambda graph: graph.with_self_loops("remaining").degree().tolist(),
+    "with_self_loops": lambda graph: (
+        graph.with_self_loops("remaining").degree().tolist()
+    ),
     "remove": lambda graph: graph.with_self_loops("remove").degree().tolist(),
     "within": lambda graph: graph.within(2).edges.tolist(),
     "reverse": lambda graph: graph.reverse().degree().tolist(),
@@ -132,9 +136,13 @@ def test_attributes_that_are_replaced_are_seen() -> None:
     layer = built(lambda: GCNConv(4, 4))
     layer(X, graph)
     graph.edge_weight = parts["edge_weight"]
-    assert torch.equal(layer(X, graph), layer(X, parts["edge_index"], parts["edge_weight"]))
+    assert torch.equal(
+        layer(X, graph), layer(X, parts["edge_index"], parts["edge_weight"])
+    )
     graph.edge_index = parts["edge_index"].flip(1)
-    assert torch.equal(layer(X, graph), layer(X, graph.edge_index, parts["edge_weight"]))
+    assert torch.equal(
+        layer(X, graph), layer(X, graph.edge_index, parts["edge_weight"])
+    )
 
 
 def test_what_is_written_in_inference_mode_is_seen() -> None:
@@ -152,7 +160,9 @@ def test_what_is_written_in_inference_mode_is_seen() -> None:
 
 WRONG: dict[str, Callable[[dict[str, Tensor]], Any]] = {
     "edge_weight must be non-negative": lambda parts: parts["edge_weight"].neg_(),
-    "edge_weight must be finite": lambda parts: parts["edge_weight"][0].fill_(torch.nan),
+    "edge_weight must be finite": lambda parts: parts["edge_weight"][0].fill_(
+        torch.nan
+    ),
     "edge_index must lie": lambda parts: parts["edge_index"].add_(5),
     "edge_index joins": lambda parts: parts["edge_index"][1, 0].fill_(8),
     "batch must be sorted": lambda parts: parts["batch"][0].fill_(4),
@@ -192,7 +202,9 @@ def test_a_derived_graph_stays_what_it_was() -> None:
 
 def test_caches_survive_copies_and_processes() -> None:
     parts = tensors()
-    parts["edge_weight"].mul_(2)  # its version is 1, and that of a tensor in another process is 0
+    parts["edge_weight"].mul_(
+        2
+    )  # its version is 1, and that of a tensor in another process is 0
     graph = graph_of(parts)
     looped = graph.with_self_loops("remaining").prepare()
     assert graph.with_self_loops("remaining") is looped
@@ -201,7 +213,9 @@ def test_caches_survive_copies_and_processes() -> None:
     assert there._derived["remaining"].csc.is_sorted
     assert there.with_self_loops("remaining") is there._derived["remaining"]
     there.edge_weight.mul_(2)
-    assert there.with_self_loops("remaining").edge_weight.max() > looped.edge_weight.max()
+    assert (
+        there.with_self_loops("remaining").edge_weight.max() > looped.edge_weight.max()
+    )
 
 
 def test_learned_weights_are_neither_cached_nor_checked_again() -> None:
@@ -212,5 +226,7 @@ def test_learned_weights_are_neither_cached_nor_checked_again() -> None:
         layer(X, graph).sum().backward()
         with torch.no_grad():
             weight -= 0.1 * weight.grad
-        same = Graph(9, graph.edge_index.clone(), weight.detach().clone(), validate=False)
+        same = Graph(
+            9, graph.edge_index.clone(), weight.detach().clone(), validate=False
+        )
         torch.testing.assert_close(layer(X, graph), layer(X, same))

@@ -63,6 +63,7 @@ MODELS = {
 def test_memory_does_not_grow_over_a_thousand_steps(name: str, given: str) -> None:
     """In the first 300 steps the allocator finds its sizes. A batch has about 40 KB: 700 kept ones would be 28 MiB."""
     sizes = [
-        float(size) for size in run_program("-c", PROGRAM, MODELS[name], given, "1000").split()
+        float(size)
+        for size in run_program("-c", PROGRAM, MODELS[name], given, "1000").split()
     ]
     assert max(sizes[-3:]) - max(sizes[:3]) < 4, sizes

@@ -5,13 +5,24 @@ import re
 import pytest
 from torch import nn
 
-from diffusion_mp import DIFFormer, GATConv, GCNConv, cite, diffusivities, layers, models
+from diffusion_mp import (
+    DIFFormer,
+    GATConv,
+    GCNConv,
+    cite,
+    diffusivities,
+    layers,
+    models,
+)
 from diffusion_mp.cite import REFERENCES
 
 
 def test_a_model_of_several_papers_and_every_reference(capsys):
     text = cite(nn.Sequential(GCNConv(3, 4), GATConv(4, 4), GCNConv(4, 2)))
-    assert re.findall(r"@inproceedings\{(\w+),", text) == ["kipf2017gcn", "velickovic2018gat"]
+    assert re.findall(r"@inproceedings\{(\w+),", text) == [
+        "kipf2017gcn",
+        "velickovic2018gat",
+    ]
     assert text in capsys.readouterr().out
     assert "Transformers from Diffusion" in cite(DIFFormer(3, 4, 2))
     public = (

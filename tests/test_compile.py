@@ -19,7 +19,9 @@ EDGES = torch.tensor([[0, 1, 2, 3], [1, 2, 0, 4]])
 
 @pytest.mark.parametrize("graph", ["sum", "mean", None])
 @pytest.mark.parametrize("projection", [None, "separate"])
-def test_difformer_s_is_twice_differentiable(graph: str | None, projection: str | None) -> None:
+def test_difformer_s_is_twice_differentiable(
+    graph: str | None, projection: str | None
+) -> None:
     model = DIFFormer(4, 6, 3, graph=graph, projection=projection, heads=2).double()  # type: ignore[arg-type]
     x = torch.randn(
         5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64

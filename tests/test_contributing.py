@@ -27,7 +27,10 @@ def scope() -> dict[str, Any]:
 
 def test_each_example_is_short() -> None:
     assert len(BLOCKS) == 4
-    assert all(len([line for line in block.splitlines() if line.strip()]) <= 25 for block in BLOCKS)
+    assert all(
+        len([line for line in block.splitlines() if line.strip()]) <= 25
+        for block in BLOCKS
+    )
 
 
 def test_the_kernel_is_its_reference(scope: dict[str, Any]) -> None:
@@ -44,12 +47,16 @@ def test_the_kernel_is_its_reference(scope: dict[str, Any]) -> None:
         graph_sum(x, PTR, backend="triton")
 
 
-def test_the_coupling_and_the_diffusivity_are_what_they_say(scope: dict[str, Any]) -> None:
+def test_the_coupling_and_the_diffusivity_are_what_they_say(
+    scope: dict[str, Any],
+) -> None:
     a, b = torch.rand(2, 9, 2, dtype=torch.float64)
     coupling = scope["GainCoupling"](a, b, PTR)
     graph = torch.repeat_interleave(torch.arange(4), PTR.diff())
     same = graph[:, None] == graph[None, :]
-    torch.testing.assert_close(coupling.to_dense(), torch.einsum("ih,jh->hij", a, b) * same)
+    torch.testing.assert_close(
+        coupling.to_dense(), torch.einsum("ih,jh->hij", a, b) * same
+    )
     conv = DiffusionConv(6, 4, scope["GainDiffusivity"](6))
     batch = torch.tensor([0, 0, 0, 1, 1])
     x = torch.rand(5, 6)

@@ -77,14 +77,24 @@ def same(a: Any, b: Any) -> bool:
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize("taker", TAKERS)
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
-def test_integers_of_any_type_are_the_same_integers(taker: str, dtype: torch.dtype) -> None:
+def test_integers_of_any_type_are_the_same_integers(
+    taker: str, dtype: torch.dtype
+) -> None:
     take = TAKERS[taker]
     with torch.no_grad():
         assert same(take(lambda tensor: tensor.to(dtype)), take(lambda tensor: tensor))
 
 
 test_numbers_out_of_range_are_named = refuses(
-    (lambda: GCN(X, torch.full((2, 3), 300).to(torch.uint16)), ValueError, "edge_index.*300"),
+    (
+        lambda: GCN(X, torch.full((2, 3), 300).to(torch.uint16)),
+        ValueError,
+        "edge_index.*300",
+    ),
     (lambda: GCN(X, (EDGES - 1).to(torch.uint64)), ValueError, "edge_index"),
-    (lambda: PAIR((X, X), torch.full((2, 3), 12).to(torch.uint32)), ValueError, "edge_index"),
+    (
+        lambda: PAIR((X, X), torch.full((2, 3), 12).to(torch.uint32)),
+        ValueError,
+        "edge_index",
+    ),
 )

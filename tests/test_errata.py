@@ -23,7 +23,9 @@ def two_herds(members: int, near: float, far: float) -> tuple[Tensor, Graph]:
 
     Attention pulls the two back to their herds, the edge pulls them to each other, and harder.
     """
-    x = torch.tensor([-near, *[-far] * members, near, *[far] * members], dtype=DOUBLE).unsqueeze(1)
+    x = torch.tensor(
+        [-near, *[-far] * members, near, *[far] * members], dtype=DOUBLE
+    ).unsqueeze(1)
     one = 0
     other = members + 1
     return x, Graph(len(x), torch.tensor([[one, other], [other, one]]))
@@ -51,13 +53,18 @@ def test_equation_24_raises_equation_25(tau: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mix", "form"), [("sum", "residual"), ("joint", "residual"), ("mean", "conservative")]
+    ("mix", "form"),
+    [("sum", "residual"), ("joint", "residual"), ("mean", "conservative")],
 )
-def test_no_layer_with_a_normalised_attention_descends_equation_25(mix: Mix, form: Form) -> None:
+def test_no_layer_with_a_normalised_attention_descends_equation_25(
+    mix: Mix, form: Form
+) -> None:
     """D24, for Eqs. 61–63, their sum divided by its own rows, and Eq. 24: at τ = 0.1 the energy rises."""
     x, graph = two_herds(7, 1.6, 2.6)
     attention = SigmoidDiffusivity(normalize=None, measure="distance")
-    coupling = GraphAugmentedDiffusivity(attention, AdjacencyDiffusivity("sym"), mix)(x, graph)
+    coupling = GraphAugmentedDiffusivity(attention, AdjacencyDiffusivity("sym"), mix)(
+        x, graph
+    )
     joint = Joint(PENALTY, 1.0, graph_term=adjacency(x, graph))
     assert joint(ExplicitEuler(0.1, form=form)(x, coupling)) > joint(x) + 0.15
 
@@ -67,7 +74,9 @@ def slopes(members: int, near: float, far: float) -> tuple[float, float]:
     x, graph = two_herds(members, near, far)
     omega = PENALTY.coupling(x)
     edges = adjacency(x, graph)
-    pairs, links = (coupling.laplacian(x.unsqueeze(1)).squeeze(1) for coupling in (omega, edges))
+    pairs, links = (
+        coupling.laplacian(x.unsqueeze(1)).squeeze(1) for coupling in (omega, edges)
+    )
     direction = pairs / omega.degree() + links
     return float((pairs * direction).sum()), float((links * direction).sum())
 
@@ -100,7 +109,9 @@ def test_the_gradient_flow_has_a_half() -> None:
 
 def test_the_steady_state_of_equation_11_has_a_half() -> None:
     """D25: 0 = ∂E/∂Z at Z = Z_k = η/(2λ) (D̄ − S)⁻¹H, for a source that the kernel of D̄ − S has no part in."""
-    laplacian = torch.tensor([[1.0, -1.0, 0.0], [-1.0, 3.0, -2.0], [0.0, -2.0, 2.0]], dtype=DOUBLE)
+    laplacian = torch.tensor(
+        [[1.0, -1.0, 0.0], [-1.0, 3.0, -2.0], [0.0, -2.0, 2.0]], dtype=DOUBLE
+    )
     source = torch.tensor([[1.0], [2.0], [-3.0]], dtype=DOUBLE)
     eta = 0.6
     lam = 0.8
@@ -132,7 +143,9 @@ def test_the_variance_of_random_features(radius: float, tau: float) -> None:
     """N10: m·Var = e^{6r²/τ} − e^{2r²/τ} where q = k has norm r; Theorem 1 of the slides has e^{6r/τ}, no bound."""
     x = torch.zeros(1, 1, 2, dtype=DOUBLE)
     x[0, 0, 0] = radius / math.sqrt(tau)
-    directions = torch.randn(1_000_000, 2, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    directions = torch.randn(
+        1_000_000, 2, generator=torch.Generator().manual_seed(0), dtype=DOUBLE
+    )
     log_query, log_key, _ = attention_features(x, x, directions)
     half_norm = float(x.square().sum()) / 2
     samples = (log_query + log_key - 2 * half_norm).exp()  # one feature each
@@ -156,16 +169,23 @@ def test_a_stride_beyond_one_is_no_low_pass() -> None:
     """P8: gains at h = 4, α = 0.48, L = 24: fast modes pass, slower ones do not; at stride 1 gains fall."""
     position = torch.arange(24, dtype=DOUBLE) + 0.5
     modes = torch.cos(
-        math.pi / 24 * torch.arange(24, dtype=DOUBLE).unsqueeze(0) * position.unsqueeze(1)
+        math.pi
+        / 24
+        * torch.arange(24, dtype=DOUBLE).unsqueeze(0)
+        * position.unsqueeze(1)
     )
 
     def gains(stride: int, alpha: float) -> Tensor:
-        coupling = NeumannCoupling(24, torch.full((1, 1), alpha, dtype=DOUBLE), (stride,))
+        coupling = NeumannCoupling(
+            24, torch.full((1, 1), alpha, dtype=DOUBLE), (stride,)
+        )
         after = ExplicitEuler(1.0)(modes.unsqueeze(1), coupling).squeeze(1)
         return (after * modes).sum(0) / modes.square().sum(0)
 
     wide = gains(4, 0.48)
     assert float(wide[12]) == pytest.approx(1.0)
     assert float(wide[23]) == pytest.approx(0.87, abs=5e-3)
-    assert float(wide[6]) == pytest.approx(1 - 4 * 0.48)  # a slower mode is damped, and turned
+    assert float(wide[6]) == pytest.approx(
+        1 - 4 * 0.48
+    )  # a slower mode is damped, and turned
     assert bool((gains(1, 0.25).diff() < 0).all())

@@ -83,7 +83,9 @@ GOLDEN: dict[str, Callable[[], Any]] = {
         torch.tensor([0, 1, 0, 1]), EDGES, mask=torch.ones(4).long()
     ),
 }
-MESSAGES: dict[str, str] = json.loads(Path(__file__).with_name("messages.json").read_text("utf-8"))
+MESSAGES: dict[str, str] = json.loads(
+    Path(__file__).with_name("messages.json").read_text("utf-8")
+)
 
 
 @pytest.mark.parametrize("name", GOLDEN)
@@ -97,7 +99,12 @@ test_bad_values = refuses(
     # the state
     (lambda: MixturePenalty().total(META), "x"),
     (lambda: PenaltyDiffusivity(MixturePenalty())(META), "x"),
-    (lambda: certify(SimpleDiffusivity(heads=2, measure="distance", normalize=None), X, 0.5), "x"),
+    (
+        lambda: certify(
+            SimpleDiffusivity(heads=2, measure="distance", normalize=None), X, 0.5
+        ),
+        "x",
+    ),
     (lambda: FunctionPenalty(torch.exp, domain=(0, "a")), "domain"),
     (lambda: DenseCoupling(torch.eye(4, device="meta")).symmetric, "matrix"),
     (lambda: ring().to("meta").to("cpu"), "device"),
@@ -105,7 +112,9 @@ test_bad_values = refuses(
     (lambda: torch.ones((), device="meta") * ring(), "scale"),
     (lambda: ring().to("meta").at(EDGES.to("meta")), "edge_index"),
     (
-        lambda: DFiFormer(3, 4, 2, edge_dim=[5])(X, EDGES, edge_attr=EDGES[0].to("meta")),
+        lambda: DFiFormer(3, 4, 2, edge_dim=[5])(
+            X, EDGES, edge_attr=EDGES[0].to("meta")
+        ),
         "edge_attr",
     ),
     # the graph
@@ -123,10 +132,15 @@ test_bad_values = refuses(
     (lambda: Graph(4, ptr=torch.tensor([0, 3, 2, 4])), "ptr"),
     (lambda: Graph(4, ptr=torch.tensor([0.0, 4.0])), "ptr"),
     (lambda: Graph(4, batch=torch.zeros(4).long(), ptr=torch.tensor([0, 4])), "ptr"),
-    (lambda: AdjacencyDiffusivity("row", zero_degree="error")(X, Graph(4, EDGES)), "degree"),
+    (
+        lambda: AdjacencyDiffusivity("row", zero_degree="error")(X, Graph(4, EDGES)),
+        "degree",
+    ),
     # options
     (
-        lambda: PDETransformer([7], 8, 2, max_length=5, task="retrieve")(EDGES, other=EDGES + 7),
+        lambda: PDETransformer([7], 8, 2, max_length=5, task="retrieve")(
+            EDGES, other=EDGES + 7
+        ),
         "other",
     ),
     (lambda: SimpleDiffusivity(heads=2)(X), "heads"),
@@ -142,7 +156,9 @@ test_bad_values = refuses(
     # couplings
     (lambda: PolynomialCoupling(ring(), torch.rand(0)), "coefficients"),
     (
-        lambda: PolynomialCoupling(SparseCoupling(Graph(4, EDGES), torch.rand(3, 2)), ROWS[0]),
+        lambda: PolynomialCoupling(
+            SparseCoupling(Graph(4, EDGES), torch.rand(3, 2)), ROWS[0]
+        ),
         "coefficients",
     ),
     (lambda: edge_loss(ring(), Graph(4)), "graph"),
@@ -183,9 +199,15 @@ test_bad_types = refuses(
     (lambda: GPS(3, 4, 2, pe_channels=2)(X, EDGES, pe=X.double()), "pe"),
     (lambda: LabelPropagation()(torch.rand(4), EDGES), "y"),
     (lambda: LabelPropagation(2)(["b", "a", "b"], EDGES), r"y.*np\.unique\(y"),
-    (lambda: label_mask([torch.tensor([0, 1]), torch.tensor([1, 0])]), r"torch\.cat\(y\)"),
+    (
+        lambda: label_mask([torch.tensor([0, 1]), torch.tensor([1, 0])]),
+        r"torch\.cat\(y\)",
+    ),
     (lambda: label_mask([[0], [1, 2]]), r"y.*rows of one length"),
-    (lambda: random_split(["b", "a"], 0.5, 0.2, torch.Generator()), r"y.*np\.unique\(y"),
+    (
+        lambda: random_split(["b", "a"], 0.5, 0.2, torch.Generator()),
+        r"y.*np\.unique\(y",
+    ),
     error=TypeError,
 )
 
@@ -193,7 +215,9 @@ test_bad_types = refuses(
 def test_what_is_not_an_error() -> None:
     layer = GCNConv(3, 2)
     assert layer(X, torch.zeros(2, 0, dtype=torch.long)).shape == (4, 2)
-    expected = layer(X, EDGES, torch.tensor([1.0, 0.5, 2.0]), torch.tensor([0, 0, 0, 0]))
+    expected = layer(
+        X, EDGES, torch.tensor([1.0, 0.5, 2.0]), torch.tensor([0, 0, 0, 0])
+    )
     assert torch.equal(layer(X, EDGES, [1.0, 0.5, 2.0], [0, 0, 0, 0]), expected)
     arrays = (np.array([1, 0.5, 2]), np.zeros(4, np.int32))
     assert torch.equal(layer(X, EDGES, *arrays), expected)
@@ -206,12 +230,17 @@ def test_what_is_not_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "nodes"), [(torch.uint8, 200), (torch.int16, 30_000), (torch.int32, 70_000)]
+    ("dtype", "nodes"),
+    [(torch.uint8, 200), (torch.int16, 30_000), (torch.int32, 70_000)],
 )
 def test_narrow_indices_do_not_overflow(dtype: torch.dtype, nodes: int) -> None:
     """Keys of pairs are source · N + target: beyond N = 46 340 they need more than 32 bits."""
-    edges = torch.randint(nodes, (2, 20_000), generator=torch.Generator().manual_seed(0))
+    edges = torch.randint(
+        nodes, (2, 20_000), generator=torch.Generator().manual_seed(0)
+    )
     narrow = Graph(nodes, edges.to(dtype))
     wide = Graph(nodes, edges)
     assert torch.equal(narrow.within(1).edges, wide.within(1).edges)
-    assert torch.equal(SparseCoupling(narrow).at(edges.to(dtype)), SparseCoupling(wide).at(edges))
+    assert torch.equal(
+        SparseCoupling(narrow).at(edges.to(dtype)), SparseCoupling(wide).at(edges)
+    )

@@ -32,7 +32,9 @@ FUNCTIONS = {
         ["plot_attention", "EnergyTrace.plot", "PlacementReport.plot", "plot.energies"],
         ("matplotlib", PLOT),
     ),
-    **dict.fromkeys(["knn_graph", "KNNGraph", "DiffusionClassifier"], ("sklearn", SKLEARN)),
+    **dict.fromkeys(
+        ["knn_graph", "KNNGraph", "DiffusionClassifier"], ("sklearn", SKLEARN)
+    ),
     "find_clusters": ("pymetis", "'diffusion-mp[metis]'"),
     "save_pretrained": ("huggingface_hub", "'diffusion-mp[hub]'"),
 }
@@ -42,7 +44,14 @@ EXAMPLES = {
     "gallery.py": "'diffusion-mp[plot,sklearn]'",
     **{
         f"{name}.py": EXPERIMENTS
-        for name in ("attention", "cora", "inside", "pde_transformer", "pokec", "sfi_former")
+        for name in (
+            "attention",
+            "cora",
+            "inside",
+            "pde_transformer",
+            "pokec",
+            "sfi_former",
+        )
     },
 }
 
@@ -76,7 +85,9 @@ def test_what_needs_none_starts_and_says_nothing(without_extras):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("project", [ROOT, ROOT / "experiments"], ids=["library", "experiments"])
+@pytest.mark.parametrize(
+    "project", [ROOT, ROOT / "experiments"], ids=["library", "experiments"]
+)
 def test_a_wheel_has_every_file_of_the_package_and_the_licence(project, tmp_path):
     """Built by pip, which fetches the build backend."""
     build = [

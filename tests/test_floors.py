@@ -26,7 +26,8 @@ def floors() -> dict[str, Version]:
     for folder in (ROOT, ROOT / "experiments"):
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         asked += map(
-            Requirement, chain(project["dependencies"], *project["optional-dependencies"].values())
+            Requirement,
+            chain(project["dependencies"], *project["optional-dependencies"].values()),
         )
     return {
         requirement.name: Version(specifier.version)
@@ -41,7 +42,9 @@ def pinned(file: str) -> dict[str, Version]:
     lines = (ROOT / file).read_text().splitlines()
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
     return {
-        pin.name.lower().replace("_", "-"): Version(str(pin.specifier).removeprefix("=="))
+        pin.name.lower().replace("_", "-"): Version(
+            str(pin.specifier).removeprefix("==")
+        )
         for pin in pins
     }
 
@@ -59,10 +62,13 @@ def test_what_is_installed_is_for_the_oldest_python_too():
     """Of pinned packages; .ci/run repeats it with the tools and those of the site, which the tests do not need."""
     pins = pinned("constraints.txt").keys() | pinned("constraints-floor.txt").keys()
     needed = {
-        each.metadata["Name"]: each.metadata["Requires-Python"] or "" for each in distributions()
+        each.metadata["Name"]: each.metadata["Requires-Python"] or ""
+        for each in distributions()
     }
     needed = {
-        name: python for name, python in needed.items() if name.lower().replace("_", "-") in pins
+        name: python
+        for name, python in needed.items()
+        if name.lower().replace("_", "-") in pins
     }
     assert len(needed) > 20
     refused = [
@@ -81,14 +87,18 @@ def test_conda_asks_for_the_same_version_and_floors():
         (named.get(one.name, one.name), str(one.specifier))
         for one in map(Requirement, project["dependencies"])
     ]
-    asked = recipe.partition("  run:")[2].partition("test:")[0].splitlines()[2:]  # after Python
+    asked = (
+        recipe.partition("  run:")[2].partition("test:")[0].splitlines()[2:]
+    )  # after Python
     assert [tuple(line.strip(" -").split()) for line in asked if line] == wanted
     assert f'version = "{diffusion_mp.__version__}"' in recipe
 
 
 def test_nothing_else_is_pinned_and_shapes_of_any_rank_are_text():
     assert pinned("constraints-floor.txt").keys() == {*floors(), "torch"}
-    assert pinned("constraints-floor.txt")["torch"] == pinned("constraints.txt")["torch"]
+    assert (
+        pinned("constraints-floor.txt")["torch"] == pinned("constraints.txt")["torch"]
+    )
     # jaxtyping reads a bare ellipsis from 0.3.11 on only.
     bare = [
         f"{path.relative_to(ROOT)}: {annotation}"

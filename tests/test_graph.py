@@ -26,7 +26,9 @@ WEIGHT = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
 def adjacency(graph: Graph) -> Tensor:
     """a_ij with i the target, j the source."""
     dense = torch.zeros(graph.num_nodes, graph.num_nodes)
-    return dense.index_put((graph.edges[1], graph.edges[0]), graph.weights(dense), accumulate=True)
+    return dense.index_put(
+        (graph.edges[1], graph.edges[0]), graph.weights(dense), accumulate=True
+    )
 
 
 def random_edges(num_nodes: int, num_edges: int) -> Tensor:
@@ -63,7 +65,9 @@ CUT = Graph(3, LOCAL, WEIGHT[INSIDE], full_degree=DEGREE)
 def test_a_part_with_full_degree_has_the_entries_of_the_whole_graph(
     normalization: Any, self_loops: Any, direction: Any
 ) -> None:
-    diffusivity = AdjacencyDiffusivity(normalization, self_loops=self_loops, direction=direction)
+    diffusivity = AdjacencyDiffusivity(
+        normalization, self_loops=self_loops, direction=direction
+    )
 
     def entries(graph: Graph) -> Tensor:
         return diffusivity(torch.zeros(graph.num_nodes, 1), graph).to_dense()[0]
@@ -86,11 +90,23 @@ def test_what_a_part_knows_is_its_degree() -> None:
 
 test_what_is_no_graph_is_refused = refuses(
     (lambda: Graph(3, EDGES, full_degree=torch.zeros(3)), ValueError, "full_degree"),
-    (lambda: Graph(3, EDGES, full_degree=torch.zeros(3, 2).long()), ValueError, "full_degree"),
+    (
+        lambda: Graph(3, EDGES, full_degree=torch.zeros(3, 2).long()),
+        ValueError,
+        "full_degree",
+    ),
     (lambda: Graph.from_edge_index(EDGES.to("meta")), ValueError, "edge_index"),
-    (lambda: Graph.from_sparse(torch.eye(3).to_sparse().bool()), TypeError, "adjacency"),
+    (
+        lambda: Graph.from_sparse(torch.eye(3).to_sparse().bool()),
+        TypeError,
+        "adjacency",
+    ),
     (lambda: Graph.from_sparse(torch.eye(3).to_sparse(1)), ValueError, "adjacency"),
-    (lambda: Graph(3, EDGES, WEIGHT).degree(dtype=torch.long), TypeError, "torch.int64"),
+    (
+        lambda: Graph(3, EDGES, WEIGHT).degree(dtype=torch.long),
+        TypeError,
+        "torch.int64",
+    ),
     (lambda: Graph(3, EDGES, WEIGHT).weights(EDGES), TypeError, "torch.int64"),
 )
 
@@ -117,7 +133,10 @@ def test_constructors_agree() -> None:
 
 
 def test_a_batch_of_pyg_is_a_ragged_batch() -> None:
-    parts = [Data(edge_index=EDGES, num_nodes=3), Data(edge_index=EDGES[:, :1], num_nodes=2)]
+    parts = [
+        Data(edge_index=EDGES, num_nodes=3),
+        Data(edge_index=EDGES[:, :1], num_nodes=2),
+    ]
     batch = Batch.from_data_list(parts)
     graph = Graph.from_data(batch)
     assert graph.ptr.tolist() == [0, 3, 5]
@@ -134,7 +153,9 @@ def test_data_with_several_kinds_of_nodes_are_taken_when_they_are_one() -> None:
     data["paper"].x = torch.rand(2, 2)
     data["author", "writes", "paper"].edge_index = torch.tensor([[0, 2], [1, 0]])
     for several in (data, Batch.from_data_list([data, data])):
-        with pytest.raises(TypeError, match=r"author, paper\. Pass data\.to_homogeneous\(\)"):
+        with pytest.raises(
+            TypeError, match=r"author, paper\. Pass data\.to_homogeneous\(\)"
+        ):
             Graph.from_data(several)
     assert Graph.from_data(data.to_homogeneous()).edges.tolist() == [[0, 2], [4, 3]]
 
@@ -146,7 +167,11 @@ def test_one_graph_is_the_default_and_signed_weights_pass_without_validation() -
     assert graph.batch.tolist() == [0, 0, 0]
     assert "num_nodes=3" in repr(graph)
     assert Graph(3).degree().tolist() == [0, 0, 0]
-    assert Graph(3, EDGES, -WEIGHT, validate=False).degree("in").tolist() == [-5, -1, -9]
+    assert Graph(3, EDGES, -WEIGHT, validate=False).degree("in").tolist() == [
+        -5,
+        -1,
+        -9,
+    ]
 
 
 @given(sizes=st.lists(st.integers(0, 6), min_size=1, max_size=8))
@@ -199,7 +224,11 @@ def test_learned_weights_are_read_anew() -> None:
 
 def sorted_by_torch(node: Tensor, opposite: Tensor, num_nodes: int) -> list[Tensor]:
     ordered, order = torch.sort(node, stable=True)
-    return [torch.searchsorted(ordered, torch.arange(num_nodes + 1)), order, opposite[order]]
+    return [
+        torch.searchsorted(ordered, torch.arange(num_nodes + 1)),
+        order,
+        opposite[order],
+    ]
 
 
 def forms(compressed: Compressed) -> list[Tensor]:
@@ -210,9 +239,13 @@ def as_numbers(parts: Any) -> list[list[int]]:
     return [part.tolist() for part in parts]
 
 
-@pytest.mark.parametrize(("nodes", "edges"), [(0, 0), (4, 0), (1, 3), (5, 40), (997, 2003)])
+@pytest.mark.parametrize(
+    ("nodes", "edges"), [(0, 0), (4, 0), (1, 3), (5, 40), (997, 2003)]
+)
 @pytest.mark.parametrize("ordered", [False, True])
-def test_compressed_forms_are_those_of_a_stable_sort(nodes: int, edges: int, ordered: bool) -> None:
+def test_compressed_forms_are_those_of_a_stable_sort(
+    nodes: int, edges: int, ordered: bool
+) -> None:
     node, opposite = random_edges(nodes, edges)
     if ordered:
         node = node.sort().values
@@ -222,11 +255,15 @@ def test_compressed_forms_are_those_of_a_stable_sort(nodes: int, edges: int, ord
     assert all(part.dtype == torch.int32 for part in forms(compressed))
     assert as_numbers(forms(compressed)) == expected
     assert as_numbers(compress(node, opposite, nodes)) == expected
-    assert as_numbers(torch.ops.diffusion_mp.compress(node, opposite, nodes)) == expected
+    assert (
+        as_numbers(torch.ops.diffusion_mp.compress(node, opposite, nodes)) == expected
+    )
 
 
 def test_compressing_passes_opcheck_and_refuses_nodes_that_do_not_exist() -> None:
-    torch.library.opcheck(torch.ops.diffusion_mp.compress.default, (*random_edges(9, 20), 9))
+    torch.library.opcheck(
+        torch.ops.diffusion_mp.compress.default, (*random_edges(9, 20), 9)
+    )
     graph = Graph(3, torch.tensor([[0, 5, 1], [-1, 0, 2]]), validate=False)
     for compressed in (graph.csr, graph.csc):
         with pytest.raises(ValueError, match="edge_index"):
@@ -239,12 +276,18 @@ def test_edges_with_loops_stand_in_the_order_of_their_targets(policy: Any) -> No
     looped = graph.with_self_loops(policy)
     source, target = looped.edges
     assert looped.csr.parts[1] is None
-    assert as_numbers(forms(looped.csr)) == as_numbers(sorted_by_torch(target, source, 5))
-    assert as_numbers(forms(looped.csc)) == as_numbers(sorted_by_torch(source, target, 5))
+    assert as_numbers(forms(looped.csr)) == as_numbers(
+        sorted_by_torch(target, source, 5)
+    )
+    assert as_numbers(forms(looped.csc)) == as_numbers(
+        sorted_by_torch(source, target, 5)
+    )
 
 
 def test_sums_of_half_precision_weights() -> None:
-    graph = Graph(2, torch.zeros(2, 5000, dtype=torch.long), torch.ones(5000, dtype=torch.float16))
+    graph = Graph(
+        2, torch.zeros(2, 5000, dtype=torch.long), torch.ones(5000, dtype=torch.float16)
+    )
     assert graph.degree()[0] == graph.degree(dtype=torch.float16)[0] == 5000
 
 

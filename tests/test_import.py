@@ -60,9 +60,13 @@ for package in (diffusion_mp, diffusion_mp_experiments):
 def test_no_module_warns_when_it_is_imported() -> None:
     printed = run_program("-c", EVERYTHING)
     files = [
-        path for folder in ("src", "experiments/src") for path in (ROOT / folder).rglob("*.py")
+        path
+        for folder in ("src", "experiments/src")
+        for path in (ROOT / folder).rglob("*.py")
     ]
-    assert len(printed.split()) == len(files) - 2  # of a package itself, the name is not printed
+    assert (
+        len(printed.split()) == len(files) - 2
+    )  # of a package itself, the name is not printed
 
 
 #: Packages of the library from the bottom up: each imports those before it alone.
@@ -95,7 +99,9 @@ BESIDE = {
 ALSO = {("estimators", "data"), ("plot", "diagnostics")}
 FILES = sorted((ROOT / "src").rglob("*.py"))
 MODULES = {
-    ".".join(file.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__"): file
+    ".".join(file.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(
+        ".__init__"
+    ): file
     for file in FILES
 }
 
@@ -119,7 +125,11 @@ def test_imports_run_downward(module: str) -> None:
     for name in imported(module, anywhere=True):
         assert not name.startswith("diffusion_mp_experiments")
         other = [*name.split("."), ""][1]
-        if name.startswith("diffusion_mp.") and own not in ("", other) and (own, other) not in ALSO:
+        if (
+            name.startswith("diffusion_mp.")
+            and own not in ("", other)
+            and (own, other) not in ALSO
+        ):
             if own in BESIDE:
                 floors = FLOORS[: FLOORS.index(BESIDE[own]) + 1]
             else:
@@ -129,15 +139,20 @@ def test_imports_run_downward(module: str) -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     parts = {
-        module: imported(module, anywhere=False) & MODULES.keys() - {module} for module in MODULES
+        module: imported(module, anywhere=False) & MODULES.keys() - {module}
+        for module in MODULES
     }
     assert list(TopologicalSorter(parts).static_order())  # raises CycleError
 
 
 def test_the_experiments_are_of_the_version_of_the_library() -> None:
-    project = tomllib.loads((ROOT / "experiments" / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "experiments" / "pyproject.toml").read_text())[
+        "project"
+    ]
     (library,) = [
-        asked for asked in map(Requirement, project["dependencies"]) if asked.name == "diffusion-mp"
+        asked
+        for asked in map(Requirement, project["dependencies"])
+        if asked.name == "diffusion-mp"
     ]
     assert project["version"] == diffusion_mp.__version__
     assert str(library.specifier) == f"=={diffusion_mp.__version__}"

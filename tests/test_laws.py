@@ -50,11 +50,17 @@ SOLVED = {
 def laws_left_out(name: str) -> dict[str, str]:
     """Laws that a layer of the table does not obey, and why."""
     if name in SOLVED:
-        return {"poisoned batch mate": "a solve for the whole batch refuses NaN anywhere in it"}
+        return {
+            "poisoned batch mate": "a solve for the whole batch refuses NaN anywhere in it"
+        }
     if name == "generic-backtracking":
-        return {"poisoned batch mate": "no τ lowers the energy of a graph with NaN in it"}
+        return {
+            "poisoned batch mate": "no τ lowers the energy of a graph with NaN in it"
+        }
     if name == "sfi-conv-published-scale":
-        return {"batching": "the published λ depends on the largest graph in the batch (ERRATA S5)"}
+        return {
+            "batching": "the published λ depends on the largest graph in the batch (ERRATA S5)"
+        }
     if name.startswith("pde-diffusion") or name == "generic-positions":
         return {"permutation": "rows are positions, in order"}
     return {}
@@ -91,11 +97,15 @@ def test_diffusivities_obey_the_laws(name: str) -> None:
     if getattr(DIFFUSIVITIES[name](), "num_samples", 0):
         skip["same in training"] = "in training it samples Gumbel noise"
     if name == "sparse-flow-batch-max":
-        skip["batching"] = "the published λ depends on the largest graph in the batch (ERRATA S5)"
+        skip["batching"] = (
+            "the published λ depends on the largest graph in the batch (ERRATA S5)"
+        )
     if name == "adjacency-error":
         reason = "a node of degree zero is refused, as asked"
         skip = {"isolated nodes": reason, "edge cases": reason}
-    check_diffusivity(DIFFUSIVITIES[name], skip=skip, edges=True if "augmented" in name else None)
+    check_diffusivity(
+        DIFFUSIVITIES[name], skip=skip, edges=True if "augmented" in name else None
+    )
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -140,11 +150,15 @@ BUILDERS: dict[str, list[Callable[[], object]]] = {
     ],
 )
 def test_every_public_class_is_in_the_table(table, packages, base) -> None:
-    exported = {getattr(package, name) for package in packages for name in package.__all__}
+    exported = {
+        getattr(package, name) for package in packages for name in package.__all__
+    }
     classes = {
         value
         for value in exported
-        if inspect.isclass(value) and issubclass(value, base) and not inspect.isabstract(value)
+        if inspect.isclass(value)
+        and issubclass(value, base)
+        and not inspect.isabstract(value)
     }
     missing = classes - {type(build()) for build in BUILDERS[table]} - OTHERS
     assert not missing, f"add these to {table}: {missing}"

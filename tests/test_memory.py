@@ -41,9 +41,15 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - before)
 """
 
 
-def case(diffusivity: str, num_nodes: int, limit: float, mark: pytest.MarkDecorator) -> Any:
+def case(
+    diffusivity: str, num_nodes: int, limit: float, mark: pytest.MarkDecorator
+) -> Any:
     return pytest.param(
-        diffusivity, num_nodes, limit, marks=mark, id=f"{diffusivity.partition('(')[0]}-{num_nodes}"
+        diffusivity,
+        num_nodes,
+        limit,
+        marks=mark,
+        id=f"{diffusivity.partition('(')[0]}-{num_nodes}",
     )
 
 
@@ -86,7 +92,11 @@ def test_no_matrix_of_all_pairs_or_samples_exists(
 @pytest.mark.slow
 def test_a_training_step_of_nodeformer_needs_a_third_of_the_textbook() -> None:
     """At N = 200 000, H = 4, d = 32, m = 32, K = 10, where [N, H, K, m] takes 1 GB; and not more time."""
-    printed = run_program(str(Path(__file__).parents[1] / "benchmarks" / "nodeformer.py"))
-    memory, seconds = re.search(r"textbook / library \| (\S+) \| (\S+) \|", printed).groups()
+    printed = run_program(
+        str(Path(__file__).parents[1] / "benchmarks" / "nodeformer.py")
+    )
+    memory, seconds = re.search(
+        r"textbook / library \| (\S+) \| (\S+) \|", printed
+    ).groups()
     assert float(memory) > 3, printed
     assert float(seconds) >= 1, printed

@@ -19,7 +19,9 @@ from helpers import agree, close, randn
 EDGES = torch.tensor(
     [[0, 0, 1, 2, 3, 3, 4, 5, 6, 7, 1, 2, 1], [0, 1, 2, 0, 3, 4, 5, 6, 4, 1, 8, 8, 2]]
 )
-UNDIRECTED = torch.cat([EDGES, EDGES[:, EDGES[0] != EDGES[1]].flip(0)], dim=1).unique(dim=1)
+UNDIRECTED = torch.cat([EDGES, EDGES[:, EDGES[0] != EDGES[1]].flip(0)], dim=1).unique(
+    dim=1
+)
 GRAPHS = {"directed": EDGES, "undirected": UNDIRECTED, "no-edges": EDGES[:, :0]}
 N = 10
 C = 6
@@ -64,7 +66,11 @@ def assert_same(
     got = functional_call(ours, state, *mine(*leaves))
     expected = theirs(*args, **options)
     agree(
-        got, expected, [*leaves, *learned.values()], tolerance("parity", torch.float64), unused=True
+        got,
+        expected,
+        [*leaves, *learned.values()],
+        tolerance("parity", torch.float64),
+        unused=True,
     )
 
 
@@ -104,7 +110,9 @@ WEIGHTED: dict[str, tuple[Build, Build]] = {
 
 
 @pytest.mark.parametrize("name", WEIGHTED)
-def test_layers_of_weighted_edges(name: str, edges: Tensor, weight: list[Tensor]) -> None:
+def test_layers_of_weighted_edges(
+    name: str, edges: Tensor, weight: list[Tensor]
+) -> None:
     ours, theirs = (build() for build in WEIGHTED[name])
     assert_same(ours, theirs, [randn(N, C), *weight], lambda x, *w: given(x, edges, *w))
 
@@ -138,7 +146,10 @@ def test_gin(edges: Tensor, train_eps: bool) -> None:
     theirs = pyg.GINConv(mlp(), 0.25, train_eps=train_eps)
     assert_same(ours, theirs, [randn(N, C)], lambda x: given(x, edges))
     assert_same(
-        ours, theirs, [randn(SENDERS, C), randn(N, C, seed=1)], lambda *x: given(x, BETWEEN)
+        ours,
+        theirs,
+        [randn(SENDERS, C), randn(N, C, seed=1)],
+        lambda *x: given(x, BETWEEN),
     )
 
 
@@ -150,7 +161,13 @@ GAT: list[dict[str, Any]] = [
     {"heads": 2, "concat": False, "residual": True},
     {"heads": 2, "edge_dim": 3},
     {"heads": 2, "edge_dim": 3, "add_self_loops": False},
-    {"heads": 2, "edge_dim": 3, "concat": False, "residual": True, "fill_value": "mean"},
+    {
+        "heads": 2,
+        "edge_dim": 3,
+        "concat": False,
+        "residual": True,
+        "fill_value": "mean",
+    },
 ]
 
 
@@ -167,10 +184,13 @@ def test_gat(edges: Tensor, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"heads": 2}, {"heads": 2, "concat": False, "residual": True}, {"edge_dim": 3}]
+    "options",
+    [{"heads": 2}, {"heads": 2, "concat": False, "residual": True}, {"edge_dim": 3}],
 )
 def test_attention_between_nodes_of_two_kinds(options: dict[str, Any]) -> None:
-    ours, theirs = (lib.GATConv(C, 4, add_self_loops=False, **options) for lib in (mp, pyg))
+    ours, theirs = (
+        lib.GATConv(C, 4, add_self_loops=False, **options) for lib in (mp, pyg)
+    )
     features = [randn(EDGES.size(1), 3, seed=5)] if "edge_dim" in options else []
     pair = [randn(SENDERS, C), randn(N, C, seed=1)]
     args = with_features(BETWEEN)
@@ -189,7 +209,9 @@ def test_gat_attention_weights(edges: Tensor) -> None:
     ours.load_state_dict(mp.from_pyg(ours, theirs.state_dict()))
     _, coupling = ours(randn(N, C), edges, return_coupling=True)
     _, (pairs, attention) = theirs(randn(N, C), edges, return_attention_weights=True)
-    once, index = pairs.unique(dim=1, return_inverse=True)  # parallel edges add up in a coupling
+    once, index = pairs.unique(
+        dim=1, return_inverse=True
+    )  # parallel edges add up in a coupling
     close(
         coupling.at(once),
         attention.new_zeros(once.shape[1], 2).index_add(0, index, attention),

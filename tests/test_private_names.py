@@ -15,7 +15,9 @@ PRIVATE = re.compile(
     r"\btorch(\.\w+)*\._[a-zA-Z]|\bfrom torch[\w.]* import (\w+, )*_[a-zA-Z]|\bforward_ad\._"
     r"|\._opoverload\b|\._qualname\b"
 )
-FILES = sorted({*SOURCE.rglob("*.py"), *(SOURCE.parents[1] / "experiments" / "src").rglob("*.py")})
+FILES = sorted(
+    {*SOURCE.rglob("*.py"), *(SOURCE.parents[1] / "experiments" / "src").rglob("*.py")}
+)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +26,9 @@ FILES = sorted({*SOURCE.rglob("*.py"), *(SOURCE.parents[1] / "experiments" / "sr
 def test_no_private_name_of_torch(file: Path) -> None:
     lines = enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
     found = [
-        f"{file.name}:{number}: {line.strip()}" for number, line in lines if PRIVATE.search(line)
+        f"{file.name}:{number}: {line.strip()}"
+        for number, line in lines
+        if PRIVATE.search(line)
     ]
     assert file == ALLOWED or not found, "\n".join(found)
 

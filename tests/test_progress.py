@@ -18,7 +18,10 @@ from diffusion_mp.updates.linear_solve import conjugate_gradients
     ("what", "call"),
     [
         ("neighbours", lambda: knn_graph(torch.eye(9), 3)),
-        ("linear system", lambda: conjugate_gradients(torch.clone, torch.ones(2, 1, 3), least=1.0)),
+        (
+            "linear system",
+            lambda: conjugate_gradients(torch.clone, torch.ones(2, 1, 3), least=1.0),
+        ),
     ],
 )
 def test_a_bar_shows_where_it_was_asked_for(what, call, capsys, monkeypatch):
@@ -36,8 +39,13 @@ def test_it_says_what_share_of_the_digits_has_been_gained(capsys, monkeypatch):
     monkeypatch.setattr(progress, "AFTER", 0)
     slow = lambda z: time.sleep(0.11) or 0.1 * z + 1  # noqa: E731  # tqdm prints ten times a second
     with show_progress():
-        fixed_point(slow, torch.full((2,), 1e3, dtype=torch.float64), tol=1e-8, memory=0)
-    shares = [int(found) for found in re.findall(r"fixed point: +(\d+)%", capsys.readouterr().err)]
+        fixed_point(
+            slow, torch.full((2,), 1e3, dtype=torch.float64), tol=1e-8, memory=0
+        )
+    shares = [
+        int(found)
+        for found in re.findall(r"fixed point: +(\d+)%", capsys.readouterr().err)
+    ]
     assert shares == sorted(shares)
     assert len(set(shares)) >= 8  # a step gains a digit, of about nine
 

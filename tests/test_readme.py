@@ -23,7 +23,9 @@ def test_it_is_read_in_thirty_seconds():
     lines = README.read_text().splitlines()
     assert len(lines) <= 120
     assert not [
-        line for line in lines if len(line) > 100 and not line.startswith("python -m pip install")
+        line
+        for line in lines
+        if len(line) > 100 and not line.startswith("python -m pip install")
     ]
 
 
@@ -62,7 +64,9 @@ def test_its_scores_stand_in_the_tables_that_it_links_to():
 
 
 @pytest.mark.parametrize(
-    "page", [README, *sorted((README.parent / "docs").rglob("*.md"))], ids=lambda page: page.name
+    "page",
+    [README, *sorted((README.parent / "docs").rglob("*.md"))],
+    ids=lambda page: page.name,
 )
 def test_every_file_it_names_exists(page):
     text = page.read_text()

@@ -12,14 +12,24 @@ from diffusion_mp import *
 from diffusion_mp.testing.laws import seeded
 from helpers import built, close
 
-ALL_PAIR = [SimpleDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity, GaussianDiffusivity]
+ALL_PAIR = [
+    SimpleDiffusivity,
+    SigmoidDiffusivity,
+    SoftmaxDiffusivity,
+    GaussianDiffusivity,
+]
 # a ring with a chord; node 5 is isolated
-EDGES = torch.tensor([[0, 1, 1, 2, 2, 3, 3, 4, 4, 0, 0, 2], [1, 0, 2, 1, 3, 2, 4, 3, 0, 4, 2, 0]])
+EDGES = torch.tensor(
+    [[0, 1, 1, 2, 2, 3, 3, 4, 4, 0, 0, 2], [1, 0, 2, 1, 3, 2, 4, 3, 0, 4, 2, 0]]
+)
 
 
 def state(num_nodes: int = 6, channels: int = 4, seed: int = 0) -> Tensor:
     return torch.randn(
-        num_nodes, channels, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        num_nodes,
+        channels,
+        generator=torch.Generator().manual_seed(seed),
+        dtype=torch.float64,
     )
 
 
@@ -38,10 +48,14 @@ def distance_from_the_mean(diffusivity: Diffusivity, x: Tensor) -> float:
     return float((moved - x.mean(0)).norm() / (x - x.mean(0)).norm())
 
 
-def test_attention_over_100_000_nodes_is_not_the_plain_mean_and_trains_its_queries() -> None:
+def test_attention_over_100_000_nodes_is_not_the_plain_mean_and_trains_its_queries() -> (
+    None
+):
     x = two_clusters(100_000)
     row = built(lambda: SimpleDiffusivity(16, projection="tied"))
-    frobenius = built(lambda: SimpleDiffusivity(16, projection="tied", normalize="frobenius"))
+    frobenius = built(
+        lambda: SimpleDiffusivity(16, projection="tied", normalize="frobenius")
+    )
     with torch.no_grad():
         assert distance_from_the_mean(SimpleDiffusivity(), x) > 0.1
         assert distance_from_the_mean(row, x) > 0.1
@@ -50,7 +64,9 @@ def test_attention_over_100_000_nodes_is_not_the_plain_mean_and_trains_its_queri
     sizes = {}
     for normalize in ("row", "frobenius"):
         diffusivity = built(
-            lambda n=normalize: SimpleDiffusivity(16, projection="separate", normalize=n)
+            lambda n=normalize: SimpleDiffusivity(
+                16, projection="separate", normalize=n
+            )
         )
         (diffusivity(x) @ x.unsqueeze(1)).square().sum().backward()
         assert diffusivity.query.weight.grad.isfinite().all()
@@ -80,19 +96,25 @@ def test_every_kernel_normalises_its_queries_by_default() -> None:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_scores_on_unit_vectors(kind: type[Diffusivity], score: Callable[[Tensor], Tensor]) -> None:
+def test_scores_on_unit_vectors(
+    kind: type[Diffusivity], score: Callable[[Tensor], Tensor]
+) -> None:
     """D8, D9: on unit vectors the inner product and the actual distance are the same score; D25: with √d in ŝ, too."""
     unit = torch.nn.functional.normalize(state(), dim=1)
     expected = score(unit @ unit.T)
     for measure in ("inner", "distance"):
-        got = kind(normalize=None, measure=measure, row_stochastic=False)(unit).to_dense()[0]
+        got = kind(normalize=None, measure=measure, row_stochastic=False)(
+            unit
+        ).to_dense()[0]
         close(got, expected)
         got = kind(measure=measure)(3 * unit).to_dense()[0]
         close(got, expected / expected.sum(1, keepdim=True))
 
 
 @pytest.mark.parametrize("kind", ALL_PAIR)
-def test_the_distance_form_is_the_derivative_of_its_penalty(kind: type[Diffusivity]) -> None:
+def test_the_distance_form_is_the_derivative_of_its_penalty(
+    kind: type[Diffusivity],
+) -> None:
     """D8: ω_ij = f(‖x_i − x_j‖²) for states of any norm in the unit ball."""
     x = state() / 5
     diffusivity = kind(4, normalize=None, measure="distance", row_stochastic=False)
@@ -102,7 +124,9 @@ def test_the_distance_form_is_the_derivative_of_its_penalty(kind: type[Diffusivi
 
 def test_no_softmax_penalty_of_an_unknown_dimension() -> None:
     """f depends on d, and without channels the constructor does not know it."""
-    diffusivity = SoftmaxDiffusivity(normalize=None, measure="distance", row_stochastic=False)
+    diffusivity = SoftmaxDiffusivity(
+        normalize=None, measure="distance", row_stochastic=False
+    )
     assert diffusivity.penalty is None
     assert "channels" in diffusivity.why_no_penalty
 
@@ -120,13 +144,16 @@ def test_equation_24_and_equations_61_to_63_are_different_updates() -> None:
     close(DIFFormerConv(4, 4, graph="mean", **options)(x, graph), eq24)
     close(DIFFormerConv(4, 4, graph="sum", **options)(x, graph), eq63)
     halves = 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym")
-    by_hand = DiffusionConv(4, 4, halves, ExplicitEuler(0.4), transform=False, bias=False)
+    by_hand = DiffusionConv(
+        4, 4, halves, ExplicitEuler(0.4), transform=False, bias=False
+    )
     close(by_hand(x, graph), eq24)
 
 
 @pytest.mark.parametrize("kernel", ["simple", "sigmoid", "softmax", "gaussian"])
 @pytest.mark.parametrize(
-    ("graph", "share"), [("sum", None), ("mean", None), (None, None), ("sum", 0.3), ("mean", 0.3)]
+    ("graph", "share"),
+    [("sum", None), ("mean", None), (None, None), ("sum", 0.3), ("mean", 0.3)],
 )
 def test_the_returned_coupling_reproduces_the_output(
     kernel: str, graph: str | None, share: float | None
@@ -141,7 +168,9 @@ def test_the_returned_coupling_reproduces_the_output(
         "graph": graph,
     }
     conv = built(
-        lambda: DIFFormerConv(4, 4, 2, projection="separate", tau=0.3, graph_weight=share, **mapped)
+        lambda: DIFFormerConv(
+            4, 4, 2, projection="separate", tau=0.3, graph_weight=share, **mapped
+        )
     ).double()
     out, coupling = conv(x, EDGES, return_coupling=True)
     values = conv.value(x).unflatten(1, (2, 4))
@@ -161,17 +190,25 @@ def test_training_and_evaluation_use_the_same_tau() -> None:
     model = built(lambda: DIFFormer(4, 6, 3, dropout=0.0)).double()
     close(model.train()(x, EDGES), model.eval()(x, EDGES), "rearranged")
     conv = DIFFormerConv(4, 4, transform=False, bias=False, dropout=0.5)
-    mean = built(lambda: torch.stack([conv.train()(x, EDGES) for _ in range(400)])).mean(0)
+    mean = built(
+        lambda: torch.stack([conv.train()(x, EDGES) for _ in range(400)])
+    ).mean(0)
     # Another τ moves it by more than 0.5.
     torch.testing.assert_close(mean, conv.eval()(x, EDGES), atol=0.15, rtol=0)
 
 
-def test_dropout_never_touches_what_the_diffusivity_reads_and_follows_the_seed() -> None:
+def test_dropout_never_touches_what_the_diffusivity_reads_and_follows_the_seed() -> (
+    None
+):
     """D20: the coupling of a training step is the coupling of evaluation."""
     x = state()
-    conv = built(lambda: DIFFormerConv(4, 4, projection="separate", dropout=0.9)).double()
+    conv = built(
+        lambda: DIFFormerConv(4, 4, projection="separate", dropout=0.9)
+    ).double()
     dropped = conv.train()(x, EDGES, return_coupling=True)[1].to_dense()
-    assert torch.equal(dropped, conv.eval()(x, EDGES, return_coupling=True)[1].to_dense())
+    assert torch.equal(
+        dropped, conv.eval()(x, EDGES, return_coupling=True)[1].to_dense()
+    )
     conv = built(lambda: DIFFormerConv(4, 4, dropout=0.5)).double().train()
 
     def run() -> list[Tensor]:

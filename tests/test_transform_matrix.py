@@ -15,7 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.export import export
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
+from torch.func import (
+    functional_call,
+    grad,
+    hessian,
+    jacfwd,
+    jacrev,
+    jvp,
+    linearize,
+    vjp,
+    vmap,
+)
 from torch.utils.checkpoint import checkpoint
 
 import diffusion_mp as dm
@@ -79,7 +89,9 @@ LAYERS: dict[str, Row] = {
         lambda: CertifiedBlock(8, [WeightedGraph(8)], None, constraint="ball")
     ),
     "certified-conv": Row(lambda: dm.CertifiedConv(8)),
-    "certified-conv-limit": Row(lambda: dm.CertifiedConv(8, penalty=None, num_layers=None)),
+    "certified-conv-limit": Row(
+        lambda: dm.CertifiedConv(8, penalty=None, num_layers=None)
+    ),
     "diffusion-implicit": Row(stepped(dm.ImplicitEuler(0.7))),
     "diffusion-trapezoidal": Row(stepped(dm.CrankNicolson(0.7))),
     "diffusion-heat": Row(stepped(dm.HeatKernel(0.7))),
@@ -90,14 +102,18 @@ LAYERS: dict[str, Row] = {
     "diffusion-momentum": Row(stepped(dm.MomentumStep(0.4, 0.5, 3))),
     "diffusion-distance": Row(
         stepped(
-            dm.ExplicitEuler(0.5), lambda: dm.SigmoidDiffusivity(normalize=None, measure="distance")
+            dm.ExplicitEuler(0.5),
+            lambda: dm.SigmoidDiffusivity(normalize=None, measure="distance"),
         )
     ),
     "difformer-s": Row(lambda: dm.DIFFormerConv(8, 8, transform=True)),
     "difformer-s-batch": Row(
-        lambda: dm.DIFFormerConv(8, 8, heads=2), ("x", "edge_index", "edge_weight", "batch")
+        lambda: dm.DIFFormerConv(8, 8, heads=2),
+        ("x", "edge_index", "edge_weight", "batch"),
     ),
-    "difformer-a": Row(lambda: dm.DIFFormerConv(8, 8, kernel="sigmoid", transform=True)),
+    "difformer-a": Row(
+        lambda: dm.DIFFormerConv(8, 8, kernel="sigmoid", transform=True)
+    ),
     "difformer-softmax-batch": Row(
         lambda: dm.DIFFormerConv(8, 8, kernel="softmax"),
         ("x", "edge_index", "edge_weight", "batch"),
@@ -105,17 +121,29 @@ LAYERS: dict[str, Row] = {
     "gat": Row(lambda: dm.GATConv(8, 3, 2)),
     "gcn": Row(lambda: dm.GCNConv(8, 3), ("x", "edge_index", "edge_weight")),
     "gcnii": Row(lambda: dm.GCNIIConv(8)),
-    "gin": Row(lambda: dm.GINConv(8, nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3)))),
-    "gps-block": Row(lambda: GPSBlock(8, dm.GCNConv(8, 8), dm.DIFFormerConv(8, 8), norm="layer")),
+    "gin": Row(
+        lambda: dm.GINConv(
+            8, nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3))
+        )
+    ),
+    "gps-block": Row(
+        lambda: GPSBlock(8, dm.GCNConv(8, 8), dm.DIFFormerConv(8, 8), norm="layer")
+    ),
     "gated-gcn": Row(lambda: layers.GatedGCNConv(8, norm="layer")),
     "mlp": Row(lambda: layers.MLPConv(8, 3)),
     "multi-head": Row(
-        lambda: layers.MultiHeadConv(8, 3, dm.SoftmaxDiffusivity(heads=2), 2, head_channels=5)
+        lambda: layers.MultiHeadConv(
+            8, 3, dm.SoftmaxDiffusivity(heads=2), 2, head_channels=5
+        )
     ),
     "nodeformer": Row(lambda: dm.NodeFormerConv(8, 8, 2)),
     "pde": Row(lambda: layers.PDEDiffusion1d(8), ("x",)),
-    "pde-implicit": Row(lambda: layers.PDEDiffusion1d(8, update=dm.ImplicitEuler(2.0)), ("x",)),
-    "pde-heat": Row(lambda: layers.PDEDiffusion1d(8, update=dm.HeatKernel(2.0)), ("x",)),
+    "pde-implicit": Row(
+        lambda: layers.PDEDiffusion1d(8, update=dm.ImplicitEuler(2.0)), ("x",)
+    ),
+    "pde-heat": Row(
+        lambda: layers.PDEDiffusion1d(8, update=dm.HeatKernel(2.0)), ("x",)
+    ),
     "row-attention": Row(lambda: Term(RowAttention(8, 2))),
     "row-attention-neighbours": Row(lambda: Term(RowAttention(8, 2, neighbours=True))),
     "sfi": Row(lambda: layers.SFiConv(8, 8, 2)),
@@ -130,7 +158,9 @@ LIMITS: dict[str, Row] = {
     "certified-linear-limit": Row(
         lambda: dm.CertifiedDIFFormer(8, 6, 3, None, penalty=None, constraint=None)
     ),
-    "label-propagation-limit": Row(lambda: dm.LabelPropagation(None), ("y", "edge_index")),
+    "label-propagation-limit": Row(
+        lambda: dm.LabelPropagation(None), ("y", "edge_index")
+    ),
 }
 
 ROWS: dict[str, Row] = {
@@ -148,7 +178,8 @@ class Subject:
         self.module = built(row.build).double().eval()
         self.inputs = self.draw(nodes)
         self.leaves = {
-            name: parameter.detach() for name, parameter in self.module.named_parameters()
+            name: parameter.detach()
+            for name, parameter in self.module.named_parameters()
         }
         first = self.inputs[row.names[0]]
         if first.is_floating_point():
@@ -163,7 +194,10 @@ class Subject:
         generator = torch.Generator().manual_seed(nodes)
         if "mask" in self.row.names:
             tokens = torch.randint(9, (2, nodes), generator=generator)
-            return {"x": tokens, "mask": torch.rand(2, nodes, generator=generator) < 0.8}
+            return {
+                "x": tokens,
+                "mask": torch.rand(2, nodes, generator=generator) < 0.8,
+            }
         batch = torch.arange(nodes) * 2 // nodes
         pairs = torch.randint(nodes, (2, 4 * nodes), generator=generator)
         pairs = pairs[:, (pairs[0] != pairs[1]) & (batch[pairs[0]] == batch[pairs[1]])]
@@ -173,16 +207,21 @@ class Subject:
             "y": torch.rand(nodes, 3, generator=generator, dtype=torch.float64),
             "edge_index": edges,
             "edge_weight": (
-                torch.rand(pairs.size(1), generator=generator, dtype=torch.float64) + 0.5
+                torch.rand(pairs.size(1), generator=generator, dtype=torch.float64)
+                + 0.5
             ).repeat(2),
-            "edge_attr": torch.randn(edges.size(1), 4, generator=generator, dtype=torch.float64),
+            "edge_attr": torch.randn(
+                edges.size(1), 4, generator=generator, dtype=torch.float64
+            ),
             "batch": batch,
             "pe": (
                 torch.randn(nodes, 5, generator=generator, dtype=torch.float64),
                 torch.randn(nodes, 5, generator=generator, dtype=torch.float64),
                 torch.rand(nodes, 5, generator=generator) < 0.8,
             ),
-            "edge_label_index": torch.randint(nodes, (2, nodes + 1), generator=generator),
+            "edge_label_index": torch.randint(
+                nodes, (2, nodes + 1), generator=generator
+            ),
         }
         return {name: drawn[name] for name in self.row.names}
 
@@ -223,7 +262,9 @@ class Subject:
         if self.differentiable:
             return (self.gradient(self.value) * self.direction).sum()
         step = 1e-4  # such models are linear
-        ahead, behind = (self.loss(self.value + sign * step * self.direction) for sign in (1, -1))
+        ahead, behind = (
+            self.loss(self.value + sign * step * self.direction) for sign in (1, -1)
+        )
         return (ahead - behind) / (2 * step)
 
 
@@ -232,14 +273,18 @@ def same(got: Any, expected: Any, rtol: float = 1e-9, atol: float = 1e-11) -> No
 
 
 def weighted(out: Tensor) -> Tensor:
-    return (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum()
+    return (
+        out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    ).sum()
 
 
 def check_grad(subject: Subject) -> None:
     def loss(leaves: dict[str, Tensor]) -> Tensor:
         return weighted(subject.call(leaves))
 
-    leaves = {name: leaf.clone().requires_grad_() for name, leaf in subject.leaves.items()}
+    leaves = {
+        name: leaf.clone().requires_grad_() for name, leaf in subject.leaves.items()
+    }
     total = loss(leaves)
     expected: Sequence[Tensor | None] = [None] * len(leaves)
     if total.requires_grad:
@@ -248,7 +293,11 @@ def check_grad(subject: Subject) -> None:
     for (name, slope), by_autograd in zip(got.items(), expected, strict=True):
         other = torch.zeros_like(slope) if by_autograd is None else by_autograd
         torch.testing.assert_close(
-            slope, other, rtol=1e-8, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}"
+            slope,
+            other,
+            rtol=1e-8,
+            atol=1e-10,
+            msg=lambda text, name=name: f"{name}: {text}",
         )
 
 
@@ -301,7 +350,9 @@ def check_vmap(subject: Subject) -> None:
     several = torch.stack(
         [subject.value, 0.5 * subject.value, subject.value + 0.1 * subject.direction]
     )
-    same(vmap(subject.at)(several), torch.stack([subject.at(value) for value in several]))
+    same(
+        vmap(subject.at)(several), torch.stack([subject.at(value) for value in several])
+    )
 
 
 def check_vmap_grad(subject: Subject) -> None:
@@ -317,9 +368,13 @@ def check_hessian(subject: Subject) -> None:
     """Compare H d with a central difference of the gradient along d, at a point where no ReLU has its kink nearby."""
     direction = subject.direction / subject.direction.norm()
     step = 1e-5
-    ahead, behind = (subject.gradient(subject.value + sign * step * direction) for sign in (1, -1))
+    ahead, behind = (
+        subject.gradient(subject.value + sign * step * direction) for sign in (1, -1)
+    )
     expected = (ahead - behind) / (2 * step)
-    curvature = hessian(subject.loss)(subject.value).flatten(subject.value.dim()).flatten(0, -2)
+    curvature = (
+        hessian(subject.loss)(subject.value).flatten(subject.value.dim()).flatten(0, -2)
+    )
     got = (curvature @ direction.flatten()).view_as(expected)
     size = float(expected.abs().max()) + float(ahead.abs().max())
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6 * size)
@@ -348,7 +403,9 @@ def check_export(subject: Subject) -> None:
         name: SEQUENCES if "mask" in subject.row.names else SIZES[name]
         for name in subject.row.names
     }
-    program = export(subject.module, (), subject.draw(12), dynamic_shapes=sizes, strict=False)
+    program = export(
+        subject.module, (), subject.draw(12), dynamic_shapes=sizes, strict=False
+    )
     for nodes in (12, NODES, 2):
         inputs = subject.draw(nodes)
         same(program.module()(**inputs), subject.module(**inputs))
@@ -372,13 +429,21 @@ TRANSFORMS: dict[str, Callable[[Subject], None]] = {
 
 NO_VALUES = "takes as many steps as its values need, and torch.export has no values"
 OTHER_STEPS = "takes another number of steps for every entry of a vmap"
-ITERATED = ("layer-certified-block-limit", "layer-certified-conv-limit", "model-certified-limit")
+ITERATED = (
+    "layer-certified-block-limit",
+    "layer-certified-conv-limit",
+    "model-certified-limit",
+)
 
 #: What mathematics or torch forbids: the sentence that says so, by row and transform.
 REFUSED: dict[tuple[str, str], str] = {
     ("layer-certified-block-linear-limit", "export"): NO_VALUES,
     **{(row, "export"): NO_VALUES for row in ITERATED},
-    **{(row, transform): OTHER_STEPS for row in ITERATED for transform in ("vmap", "vmap(grad)")},
+    **{
+        (row, transform): OTHER_STEPS
+        for row in ITERATED
+        for transform in ("vmap", "vmap(grad)")
+    },
 }
 
 LONG = ("compile", "export", "hessian")
@@ -436,11 +501,17 @@ def test_every_refusal_is_on_the_page() -> None:
 
 def public_modules(package: ModuleType) -> set[type]:
     exported = [getattr(package, name) for name in package.__all__]
-    return {value for value in exported if inspect.isclass(value) and issubclass(value, nn.Module)}
+    return {
+        value
+        for value in exported
+        if inspect.isclass(value) and issubclass(value, nn.Module)
+    }
 
 
 def test_every_public_layer_and_model_has_a_row() -> None:
-    listed = {type(part) for row in ROWS.values() for part in built(row.build).modules()}
+    listed = {
+        type(part) for row in ROWS.values() for part in built(row.build).modules()
+    }
     missing = public_modules(layers) | public_modules(models)
     # An encoder of positions has no graph, and a TermModule is the base of terms.
     missing -= listed | {LaplacianEncoder, layers.TermModule}

@@ -24,9 +24,15 @@ def test_noise_is_not_drawn_again_by_checkpoints() -> None:
 
 @pytest.mark.parametrize(
     "wrap",
-    [parametrizations.weight_norm, parametrizations.spectral_norm, prune.random_unstructured],
+    [
+        parametrizations.weight_norm,
+        parametrizations.spectral_norm,
+        prune.random_unstructured,
+    ],
 )
-def test_weights_that_are_computed_are_copied_and_saved(wrap: Callable[..., nn.Module]) -> None:
+def test_weights_that_are_computed_are_copied_and_saved(
+    wrap: Callable[..., nn.Module],
+) -> None:
     pruned = wrap is prune.random_unstructured
     options = {"amount": 0.5} if pruned else {}
     layer, other = (GCNConv(4, 4).eval() for _ in range(2))

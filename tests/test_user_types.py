@@ -24,6 +24,8 @@ def test_mypy_finds_the_types_that_it_names(tmp_path: Path) -> None:
     wrong.write_text("from diffusion_mp import Graph\nGraph('ten').ptr + 'x'\n")
     command = [sys.executable, "-m", "mypy", str(PROGRAM), str(wrong)]
     environment = {**os.environ, "MYPYPATH": str(ROOT / "src")}
-    said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True).stdout
+    said = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True
+    ).stdout
     assert "user_types.py" not in said, said
     assert "wrong.py:2: error" in said

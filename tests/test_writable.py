@@ -44,13 +44,17 @@ EDGES = torch.tensor([[0, 1, 1, 2, 4, 3], [1, 0, 2, 1, 3, 4]])
 
 
 def state() -> Tensor:
-    return torch.rand(NODES, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
+    return torch.rand(
+        NODES, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(0)
+    )
 
 
 def zero() -> Coupling:
     """The coupling of a graph without edges."""
     graph = dm.Graph(NODES, torch.zeros(2, 0, dtype=torch.long))
-    return SparseCoupling(graph, torch.zeros(0, 1, dtype=DOUBLE), symmetric=True, nonnegative=True)
+    return SparseCoupling(
+        graph, torch.zeros(0, 1, dtype=DOUBLE), symmetric=True, nonnegative=True
+    )
 
 
 # Couplings that leave the state as it is, or give all rows one value: where a step may return what it received.
@@ -85,18 +89,25 @@ def test_the_next_state_can_be_written_to(update: str, name: str) -> None:
     source = state() if step.beta else None
     flat = state()
     expect_writable(
-        lambda: step(flat, coupling, source=source), "the next state [N, C]", flat, source
+        lambda: step(flat, coupling, source=source),
+        "the next state [N, C]",
+        flat,
+        source,
     )
     by_head = state().unsqueeze(1)
     lifted = None if source is None else source.unsqueeze(1)
     expect_writable(
-        lambda: step(by_head, coupling, source=lifted), "the next state [N, H, D]", by_head, lifted
+        lambda: step(by_head, coupling, source=lifted),
+        "the next state [N, H, D]",
+        by_head,
+        lifted,
     )
 
 
 def projected(coupling: Coupling) -> ProjectedCoupling:
     return ProjectedCoupling(
-        coupling, torch.rand(1, 2, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(1))
+        coupling,
+        torch.rand(1, 2, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(1)),
     )
 
 
@@ -110,8 +121,12 @@ def test_a_projected_coupling() -> None:
     for build in TRIVIAL.values():
         coupling = projected(build())
         expect_writable(lambda coupling=coupling: coupling @ v, "S @ v", v)
-        expect_writable(lambda coupling=coupling: coupling.laplacian(v), "S.laplacian(v)", v)
-        expect_writable(lambda coupling=coupling: coupling.majorant(True), "S.majorant(True)")
+        expect_writable(
+            lambda coupling=coupling: coupling.laplacian(v), "S.laplacian(v)", v
+        )
+        expect_writable(
+            lambda coupling=coupling: coupling.majorant(True), "S.majorant(True)"
+        )
 
 
 def test_what_a_sparse_flow_says_of_itself() -> None:
@@ -132,7 +147,9 @@ def test_sums_and_features() -> None:
 
 def data() -> Data:
     y = torch.tensor([0, 1, 0, 1, 0, -1])
-    return Data(x=state(), edge_index=EDGES.clone(), edge_weight=torch.ones(EDGES.size(1)), y=y)
+    return Data(
+        x=state(), edge_index=EDGES.clone(), edge_weight=torch.ones(EDGES.size(1)), y=y
+    )
 
 
 # What a transform adds; PyG passes it a shallow copy of the data, whose other attributes are shared on purpose.
@@ -179,9 +196,13 @@ def test_splits_and_sequences() -> None:
 
     for number in range(3):
         expect_writable(lambda n=number: pad(items)[n], "pad", items[0][0])
-        expect_writable(lambda n=number: random_split(y, 0.5, 0.2, seeded())[n], "a mask", y)
         expect_writable(
-            lambda n=number: random_split_per_class(y, 1, 1, None, seeded())[n], "a mask", y
+            lambda n=number: random_split(y, 0.5, 0.2, seeded())[n], "a mask", y
+        )
+        expect_writable(
+            lambda n=number: random_split_per_class(y, 1, 1, None, seeded())[n],
+            "a mask",
+            y,
         )
     expect_writable(lambda: label_mask(y), "label_mask", y)
     expect_writable(lambda: dm.knn_graph(state(), 2), "knn_graph")
@@ -193,13 +214,19 @@ def test_models_with_calls_of_their_own() -> None:
     propagation = dm.LabelPropagation()
     expect_writable(lambda: propagation(labels, EDGES), "propagated labels", labels)
     one_label = torch.tensor([0, 1, -1, -1, 0, 1])
-    expect_writable(lambda: propagation(one_label, EDGES), "propagated labels", one_label)
+    expect_writable(
+        lambda: propagation(one_label, EDGES), "propagated labels", one_label
+    )
     sequences = torch.rand(2, 6, 4)
     transformer = dm.PDETransformer(4, 8, 3, num_layers=1, max_length=8).eval()
-    expect_writable(lambda: transformer(sequences), "logits", sequences, *transformer.parameters())
+    expect_writable(
+        lambda: transformer(sequences), "logits", sequences, *transformer.parameters()
+    )
     encoder = LaplacianEncoder(4, 3).eval()
     mask = torch.ones(NODES, 4, dtype=torch.bool)
-    expect_writable(lambda: encoder(x, x.abs(), mask), "codes", x, *encoder.parameters())
+    expect_writable(
+        lambda: encoder(x, x.abs(), mask), "codes", x, *encoder.parameters()
+    )
     network = dm.DiffusionGNN(4, 8, 3, conv="mlp").eval()
     expect_writable(
         lambda: dm.full_graph_inference(network, x, EDGES),
@@ -214,12 +241,18 @@ def test_attention_weights() -> None:
     x = state().float()
     edges = EDGES.clone()
     weight = torch.rand(EDGES.size(1))
-    for layer in (dm.GATConv(4, 3), dm.GCNConv(4, 3), dm.GCNConv(4, 3, normalize=False)):
+    for layer in (
+        dm.GATConv(4, 3),
+        dm.GCNConv(4, 3),
+        dm.GCNConv(4, 3, normalize=False),
+    ):
         graph = dm.Graph(NODES, edges, weight)
         for number in range(2):
 
             def returned(
-                layer: torch.nn.Module = layer, graph: dm.Graph = graph, number: int = number
+                layer: torch.nn.Module = layer,
+                graph: dm.Graph = graph,
+                number: int = number,
             ) -> Tensor:
                 return layer(x, graph, return_attention_weights=True)[1][number]
 

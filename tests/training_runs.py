@@ -13,7 +13,13 @@ TINY = ["--model.model.hidden_channels=8", "--model.model.num_layers=1"]
 
 def quiet_trainer(**options: Any) -> pl.Trainer:
     quiet = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+        (
+            "logger",
+            "enable_checkpointing",
+            "enable_progress_bar",
+            "enable_model_summary",
+        ),
+        False,
     )
     return pl.Trainer(**{"accelerator": "cpu", **quiet, **options})
 

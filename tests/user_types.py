@@ -22,13 +22,17 @@ class Mine(Diffusivity):
 
     def couple(self, x: Tensor, graph: Graph) -> Coupling:
         q = self.query(x).exp().unsqueeze(1)
-        return LinearAttentionCoupling(q, q, graph.segments, nonnegative=True, mutual=True)
+        return LinearAttentionCoupling(
+            q, q, graph.segments, nonnegative=True, mutual=True
+        )
 
 
 x = torch.randn(10, 4)
 edge_index = torch.randint(0, 10, (2, 30))
 graph = Graph(10, edge_index)
-mixed = assert_type(0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym"), Diffusivity)
+mixed = assert_type(
+    0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym"), Diffusivity
+)
 conv = DiffusionConv(4, 8, mixed, ExplicitEuler(tau=0.5))
 out: Tensor = conv(x, edge_index)
 model = DIFFormer(4, 8, 3)

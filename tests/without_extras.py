@@ -89,7 +89,11 @@ def script(name: str, *arguments: str, run_name: str = "__main__") -> tuple[int,
         try:
             runpy.run_path(str(EXAMPLES / name), run_name=run_name)
         except SystemExit as ended:
-            status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+            status = (
+                ended.code
+                if isinstance(ended.code, int)
+                else int(ended.code is not None)
+            )
     return status, written.getvalue()
 
 
@@ -98,14 +102,18 @@ graph = Data(edge_index=torch.tensor([[0, 1, 2], [1, 2, 0]]), num_nodes=3)
 report = PlacementReport({"layer": ["a"], "commutator": [1.0]}, {"layer": []})
 functions: dict[str, Callable[[], object]] = {
     "plot_attention": lambda: plot_attention(coupling),
-    "EnergyTrace.plot": lambda: diffusion_mp.EnergyTrace(diffusion_mp.DIFFormerConv(3, 3)).plot(),
+    "EnergyTrace.plot": lambda: diffusion_mp.EnergyTrace(
+        diffusion_mp.DIFFormerConv(3, 3)
+    ).plot(),
     "plot.energies": lambda: plot.energies(torch.ones(3)),
     "PlacementReport.plot": lambda: report.plot(),
     "knn_graph": lambda: knn_graph(torch.eye(3), 1),
     "KNNGraph": lambda: KNNGraph(1)(Data(x=torch.eye(3))),
     "DiffusionClassifier": lambda: estimators.DiffusionClassifier,
     "find_clusters": lambda: find_clusters(graph, 2),
-    "save_pretrained": lambda: diffusion_mp.DIFFormer(3, 3, 3).save_pretrained("folder"),
+    "save_pretrained": lambda: diffusion_mp.DIFFormer(3, 3, 3).save_pretrained(
+        "folder"
+    ),
 }
 sys.path.insert(0, str(EXAMPLES))
 examples = {

@@ -37,7 +37,10 @@ def papers() -> dict[str, str]:
     return found
 
 
-PAPERS = {re.compile(rf"{pattern}(?![\w\]])"): address for pattern, address in papers().items()}
+PAPERS = {
+    re.compile(rf"{pattern}(?![\w\]])"): address
+    for pattern, address in papers().items()
+}
 
 
 class ForTheSite(griffe.Extension):
@@ -45,9 +48,13 @@ class ForTheSite(griffe.Extension):
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:
-            text = re.sub(r":(?:class|func|meth|mod|attr|obj):`~?", "`", obj.docstring.value)
+            text = re.sub(
+                r":(?:class|func|meth|mod|attr|obj):`~?", "`", obj.docstring.value
+            )
             text = FORMULA.sub(lambda found: f"$$\n{tex(found[0])}\n$$", text)
             for paper, address in PAPERS.items():
                 text = paper.sub(rf"[\g<0>]({address})", text, count=1)
-            text = re.sub(r"docs/errata\.md,? ([A-Z]\d+)", r"[errata \1](../errata.md#\1)", text)
+            text = re.sub(
+                r"docs/errata\.md,? ([A-Z]\d+)", r"[errata \1](../errata.md#\1)", text
+            )
             obj.docstring.value = re.sub(r"docs/([\w-]+)\.md", r"[\1](../\1.md)", text)

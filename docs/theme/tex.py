@@ -14,18 +14,30 @@ OPERATORS = "argmax|argmin|cos|diag|exp|inf|log|max|min|Proj|sigmoid|sin|softmax
 
 def tex(formula: str) -> str:
     """Return a formula in TeX: ``√(σ_i²)`` becomes ``\\sqrt{\\sigma_{i}^{2}}``."""
-    text = re.sub(r"\w", lambda letter: unicodedata.normalize("NFD", letter[0]), formula.strip())
     text = re.sub(
-        rf"(\w)([{''.join(ACCENTS)}])", lambda found: rf"\{ACCENTS[found[2]]}{{{found[1]}}}", text
+        r"\w", lambda letter: unicodedata.normalize("NFD", letter[0]), formula.strip()
     )
-    text = re.sub(rf"(?<![A-Za-z])({OPERATORS})(?![A-Za-z])", r"\\operatorname*{\1}", text)
+    text = re.sub(
+        rf"(\w)([{''.join(ACCENTS)}])",
+        lambda found: rf"\{ACCENTS[found[2]]}{{{found[1]}}}",
+        text,
+    )
+    text = re.sub(
+        rf"(?<![A-Za-z])({OPERATORS})(?![A-Za-z])", r"\\operatorname*{\1}", text
+    )
     text = re.sub(r"√\(((?:[^()]|\([^()]*\))*)\)|√(\w+)", r"\\sqrt{\1\2}", text)
-    text = re.sub(r"([_^])(\([^()]*\)|[-−]?½|\\bar\{\w\}|[A-Za-z0-9α-ω]+)", r"\1{\2}", text)
     text = re.sub(
-        f"[{''.join(RAISED)}]+", lambda run: f"^{{{''.join(map(RAISED.get, run[0]))}}}", text
+        r"([_^])(\([^()]*\)|[-−]?½|\\bar\{\w\}|[A-Za-z0-9α-ω]+)", r"\1{\2}", text
     )
     text = re.sub(
-        f"[{''.join(LOWERED)}]+", lambda run: f"_{{{''.join(map(LOWERED.get, run[0]))}}}", text
+        f"[{''.join(RAISED)}]+",
+        lambda run: f"^{{{''.join(map(RAISED.get, run[0]))}}}",
+        text,
+    )
+    text = re.sub(
+        f"[{''.join(LOWERED)}]+",
+        lambda run: f"_{{{''.join(map(LOWERED.get, run[0]))}}}",
+        text,
     )
     text = re.sub(" {2,}", r" \\quad ", text)
     text = text.replace("−", "-").replace("′", "'")
@@ -41,6 +53,4 @@ def _command(found: re.Match[str]) -> str:
         .replace("lamda", "lambda")
         .replace("phi", "varphi")
     )
-    return (
-        f"\\{COMMANDS.get(character) or (letter if character.islower() else letter.capitalize())} "
-    )
+    return f"\\{COMMANDS.get(character) or (letter if character.islower() else letter.capitalize())} "

@@ -9,7 +9,11 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from diffusion_mp_experiments.graphs.cached import ArrayFolder, CachedDataset, mapped_arrays
+from diffusion_mp_experiments.graphs.cached import (
+    ArrayFolder,
+    CachedDataset,
+    mapped_arrays,
+)
 
 NUM_ARRAYS = 4
 NUM_GRAPHS = 5
@@ -38,12 +42,16 @@ class Few(CachedDataset):
     def make(self) -> Iterator[Data]:
         for i in range(NUM_GRAPHS):
             time.sleep(0.002)
-            yield Data(x=torch.full((i + 1, 3), float(i)), edge_index=torch.tensor([[0], [i]]))
+            yield Data(
+                x=torch.full((i + 1, 3), float(i)), edge_index=torch.tensor([[0], [i]])
+            )
 
 
 def read_graphs(folder: Path) -> None:
     graphs = Few(folder)
-    assert [float(data.x.sum()) for data in graphs] == [3 * i * (i + 1) for i in range(NUM_GRAPHS)]
+    assert [float(data.x.sum()) for data in graphs] == [
+        3 * i * (i + 1) for i in range(NUM_GRAPHS)
+    ]
 
 
 RACES = {"arrays": read_arrays, "graphs": read_graphs}

@@ -117,7 +117,9 @@ _SBM = "processed/CLUSTER-train-2-seed0-v1"
 _ARRAYS = "ogbn_arxiv/processed/arrays"
 _ROWS: list[Format] = [
     Format(
-        "planetoid", small.make_planetoid, lambda folder: [graphs.load_planetoid(folder, "Cora")]
+        "planetoid",
+        small.make_planetoid,
+        lambda folder: [graphs.load_planetoid(folder, "Cora")],
     ),
     Format(
         "graphs",
@@ -125,7 +127,9 @@ _ROWS: list[Format] = [
         lambda folder: graphs.SBMDataset(folder, "CLUSTER", num_graphs=2, log=False),
         _SBM,
     ),
-    Format("pokec-mat", small.make_mat, lambda folder: [graphs.load_pokec(folder, "linkx")]),
+    Format(
+        "pokec-mat", small.make_mat, lambda folder: [graphs.load_pokec(folder, "linkx")]
+    ),
     Format(
         "heterophilous",
         lambda f: [small.make_heterophilous(f)],
@@ -137,7 +141,11 @@ _ROWS: list[Format] = [
         lambda f: graphs.load_synmol(f, "train") + graphs.load_synmol(f, "test"),
     ),
     Format("mnist", small.make_mnist, lambda folder: [graphs.load_mnist(folder, 5)]),
-    Format("facebook", small.make_facebook, lambda folder: [graphs.load_facebook(folder, "small")]),
+    Format(
+        "facebook",
+        small.make_facebook,
+        lambda folder: [graphs.load_facebook(folder, "small")],
+    ),
     Format("peptides", small.make_peptides, _read_peptides),
     Format("pokec", small.make_pokec, _read_snap),
     Format("pokec gzipped", partial(small.make_pokec, zipped=True), _read_snap),
@@ -154,7 +162,10 @@ _ROWS: list[Format] = [
         for name in ("ogbn-arxiv", "ogbn-proteins")
     ),
     Format(
-        "ogbn-arxiv cache", small.make_ogb("ogbn-arxiv"), partial(_read_ogb, "ogbn-arxiv"), _ARRAYS
+        "ogbn-arxiv cache",
+        small.make_ogb("ogbn-arxiv"),
+        partial(_read_ogb, "ogbn-arxiv"),
+        _ARRAYS,
     ),
     *(
         Format(f"imdb {name}", small.make_imdb(name), partial(_read_imdb, name))
@@ -176,7 +187,9 @@ _ROWS: list[Format] = [
         lambda folder: load_checkpoint(folder / "run.ckpt") and [],
     ),
     Format(
-        "saved model", small.make_saved, lambda folder: load(folder / "model.safetensors") and []
+        "saved model",
+        small.make_saved,
+        lambda folder: load(folder / "model.safetensors") and [],
     ),
     Format("tu", small.make_tu, lambda folder: graphs.load_tu(folder, "SMALL")),
     Format(
@@ -191,7 +204,9 @@ _ROWS: list[Format] = [
     ),
 ]
 FORMATS = {
-    row.name: row for row in _ROWS if row.name != "peptides" or find_spec("rdkit") is not None
+    row.name: row
+    for row in _ROWS
+    if row.name != "peptides" or find_spec("rdkit") is not None
 }
 
 
@@ -245,12 +260,16 @@ def answer(pipe: Connection, scratch: Path) -> None:
     """Read one folder after another, in a process of its own, and send what came of it: see `HostileReader`."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    for format in FORMATS.values():  # what readers import late is there before memory is limited
+    for (
+        format
+    ) in FORMATS.values():  # what readers import late is there before memory is limited
         folder = scratch / format.name
         folder.mkdir()
         format.example(folder)
         format.read(folder)
-    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    mapped = (
+        int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    )
     resource.setrlimit(resource.RLIMIT_AS, (mapped + _MEMORY,) * 2)
     pipe.send("ready")
     while True:
@@ -260,5 +279,8 @@ def answer(pipe: Connection, scratch: Path) -> None:
             pipe.send(("loaded", ""))
         except BaseException as error:
             said = f"{type(error).__name__}: {error}"
-            named = isinstance(error, (ValueError, FileNotFoundError)) and str(folder) in said
+            named = (
+                isinstance(error, (ValueError, FileNotFoundError))
+                and str(folder) in said
+            )
             pipe.send(("refused" if named else "bad", said))

@@ -42,7 +42,9 @@ def write(folder: Path, contents: dict[str, bytes | str]) -> list[Path]:
     for name, content in contents.items():
         data = content.encode() if isinstance(content, str) else content
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
+        (folder / name).write_bytes(
+            gzip.compress(data, mtime=0) if name.endswith(".gz") else data
+        )
     return [folder / name for name in contents]
 
 
@@ -69,7 +71,10 @@ def make_heterophilous(folder: Path, **other) -> Path:
         "node_features": rng.standard_normal((6, 4)).astype(np.float32),
         "node_labels": np.array([0, 1, 2, 0, 1, 2]),
         "edges": np.array([[0, 1], [2, 1], [5, 3], [4, 5]]),
-        **{f"{name}_masks": place == part for part, name in enumerate(("train", "val", "test"))},
+        **{
+            f"{name}_masks": place == part
+            for part, name in enumerate(("train", "val", "test"))
+        },
     }
     np.savez(folder / "small.npz", **{**arrays, **other})
     return folder / "small.npz"
@@ -78,7 +83,14 @@ def make_heterophilous(folder: Path, **other) -> Path:
 def make_facebook(folder: Path, **other) -> list[Path]:
     """Six students: gender in the second column, and four friendships."""
     people = np.array(
-        [[1, 2, 0, 7], [1, 1, 3, 7], [2, 0, 3, 9], [1, 2, 4, 9], [6, 1, 0, 0], [2, 2, 3, 7]],
+        [
+            [1, 2, 0, 7],
+            [1, 1, 3, 7],
+            [2, 0, 3, 9],
+            [1, 2, 4, 9],
+            [6, 1, 0, 0],
+            [2, 2, 3, 7],
+        ],
         np.uint16,
     )
     pairs = np.array([[0, 1, 1, 4], [1, 2, 5, 3]])
@@ -86,7 +98,11 @@ def make_facebook(folder: Path, **other) -> list[Path]:
     friends = csc_matrix((np.ones(8), (rows, columns)), (6, 6))
     raw = folder / "small" / "raw"
     raw.mkdir(parents=True)
-    savemat(raw / "data.mat", {"A": friends, "local_info": people, **other}, do_compression=True)
+    savemat(
+        raw / "data.mat",
+        {"A": friends, "local_info": people, **other},
+        do_compression=True,
+    )
     return [raw / "data.mat"]
 
 
@@ -96,9 +112,15 @@ def make_mnist(folder: Path, count: int = 7) -> list[Path]:
         struct.pack(">4I", 2051, count, 28, 28)
         + rng.integers(0, 256, count * 784, np.uint8).tobytes()
     )
-    labels = struct.pack(">2I", 2049, count) + rng.integers(0, 10, count, np.uint8).tobytes()
+    labels = (
+        struct.pack(">2I", 2049, count) + rng.integers(0, 10, count, np.uint8).tobytes()
+    )
     return write(
-        folder, {"raw/train-images-idx3-ubyte.gz": images, "raw/train-labels-idx1-ubyte.gz": labels}
+        folder,
+        {
+            "raw/train-images-idx3-ubyte.gz": images,
+            "raw/train-labels-idx1-ubyte.gz": labels,
+        },
     )
 
 
@@ -118,7 +140,8 @@ def make_newsgroups(folder: Path) -> list[Path]:
 
 def make_checkpoint(folder: Path) -> list[Path]:
     save_checkpoint(
-        {"state_dict": {"weight": torch.ones(5, 4)}, "epoch": 3, "name": "run"}, folder / "run.ckpt"
+        {"state_dict": {"weight": torch.ones(5, 4)}, "epoch": 3, "name": "run"},
+        folder / "run.ckpt",
     )
     return [folder / "run.ckpt"]
 
@@ -146,7 +169,11 @@ def make_tu(folder: Path, **other: str) -> list[Path]:
         "edge_labels": "0\n0\n1\n1\n0\n0\n",
     }
     return write(
-        folder, {f"SMALL/raw/SMALL_{part}.txt": text for part, text in {**texts, **other}.items()}
+        folder,
+        {
+            f"SMALL/raw/SMALL_{part}.txt": text
+            for part, text in {**texts, **other}.items()
+        },
     )
 
 
@@ -155,7 +182,9 @@ def make_synmol(folder: Path, **other) -> list[Path]:
     arrays = {
         "atom_type": np.array([0, 2, 1, 1, 0, 2], np.uint8),
         "node_label": np.array([0, 1, 0, 0, 1, 0], np.uint8),
-        "edge_index_local": np.array([[0, 1, 0, 1, 1, 2], [1, 0, 1, 0, 2, 1]], np.int16),
+        "edge_index_local": np.array(
+            [[0, 1, 0, 1, 1, 2], [1, 0, 1, 0, 2, 1]], np.int16
+        ),
         "edge_feat": np.eye(6, 5, dtype=np.float32),
         "num_nodes": np.array([2, 3, 1], np.int16),
         "num_edges": np.array([2, 4, 0], np.int16),
@@ -172,7 +201,11 @@ def make_series(times: int = 12) -> list[list[float]]:
 
 
 def make_chickenpox(folder: Path, **other) -> list[Path]:
-    content = {"edges": [[0, 1], [1, 0], [2, 1], [2, 2]], "node_ids": {"A": 0}, "FX": make_series()}
+    content = {
+        "edges": [[0, 1], [1, 0], [2, 1], [2, 2]],
+        "node_ids": {"A": 0},
+        "FX": make_series(),
+    }
     return write(folder, {"chickenpox.json": json.dumps({**content, **other})})
 
 
@@ -195,7 +228,9 @@ CLASSES = 3
 def make_planetoid(folder: Path) -> list[Path]:
     """A tenth of Cora's size, with one number that no paper has; protocols and names of old and new libraries."""
     rng = np.random.default_rng(0)
-    tested = rng.permutation(np.setdiff1d(np.arange(KNOWN, KNOWN + TESTED + 1), [KNOWN + 4]))
+    tested = rng.permutation(
+        np.setdiff1d(np.arange(KNOWN, KNOWN + TESTED + 1), [KNOWN + 4])
+    )
     allx = csr_matrix(rng.integers(0, 2, (KNOWN, FEATURES)).astype(np.float32))
     ally = np.eye(CLASSES, dtype=np.int32)[rng.integers(0, CLASSES, KNOWN)]
     graph: defaultdict[int, list[int]] = defaultdict(list)
@@ -229,7 +264,10 @@ LABELS = "[1, 0, 0, 0, 0, 0, 0, 0, 0, 1]"
 def make_peptides(folder: Path, **other: str) -> list[Path]:
     """Ethanol, benzene and methane, and other SMILES strings with their labels, of which the last is to test with."""
     rows = dict.fromkeys(("CCO", "c1ccccc1", "C"), LABELS) | other
-    lines = [f'{i},{smiles},X,"{labels}",{i}' for i, (smiles, labels) in enumerate(rows.items())]
+    lines = [
+        f'{i},{smiles},X,"{labels}",{i}'
+        for i, (smiles, labels) in enumerate(rows.items())
+    ]
     split = folder / "splits_random_stratified_peptide.npz"
     np.savez(split, train=[1, 0], val=[2], test=[len(rows) - 1])
     text = "\n".join([",smiles,peptide_seq,labels,identifier", *lines])
@@ -250,7 +288,15 @@ def make_mat(folder: Path, *, compressed: bool = False, **other) -> list[Path]:
 
 
 def profile(
-    user, *, public="1", completion="50", gender="1", region="kraj a, x", age="20", texts=(), end=""
+    user,
+    *,
+    public="1",
+    completion="50",
+    gender="1",
+    region="kraj a, x",
+    age="20",
+    texts=(),
+    end="",
 ):
     """A line of SNAP's profiles; `texts` are the numbers of columns that are filled, from 9 to 59."""
     fields = [
@@ -263,7 +309,9 @@ def profile(
         "2005-04-03 00:00:00.0",
         age,
     ]
-    fields += ["something, else" if column in texts else "null" for column in range(9, 60)]
+    fields += [
+        "something, else" if column in texts else "null" for column in range(9, 60)
+    ]
     return "\t".join(map(str, fields)) + end + "\n"
 
 
@@ -272,11 +320,16 @@ PROFILES += [profile(12, gender="null", age="0")]
 
 
 def make_pokec(
-    folder: Path, profiles=PROFILES, pairs="7\t3\n3\t12\n12\t7\n7\t12\n", *, zipped=False
+    folder: Path,
+    profiles=PROFILES,
+    pairs="7\t3\n3\t12\n12\t7\n7\t12\n",
+    *,
+    zipped=False,
 ) -> list[Path]:
     texts = {"profiles": "".join(profiles), "relationships": pairs}
     return write(
-        folder, {f"soc-pokec-{name}.txt{'.gz' * zipped}": text for name, text in texts.items()}
+        folder,
+        {f"soc-pokec-{name}.txt{'.gz' * zipped}": text for name, text in texts.items()},
     )
 
 
@@ -306,7 +359,9 @@ def make_ogb(name: str) -> Callable[..., list[Path]]:
         f"split/{split}/{part}.csv.gz": f"{node}\n"
         for node, part in enumerate(("train", "valid", "test"))
     }
-    return lambda folder, **other: write(folder / name.replace("-", "_"), {**contents, **other})
+    return lambda folder, **other: write(
+        folder / name.replace("-", "_"), {**contents, **other}
+    )
 
 
 REVIEWS = {

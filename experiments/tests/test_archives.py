@@ -14,7 +14,8 @@ from diffusion_mp_experiments.sequences import IMDb
 from small_sets import REVIEWS, at_most, write
 
 OTHERS = dict.fromkeys(
-    ("train/unsup/0_0.txt", "train/labeledBow.feat", "README", "train/pos/x.md"), "read by nobody"
+    ("train/unsup/0_0.txt", "train/labeledBow.feat", "README", "train/pos/x.md"),
+    "read by nobody",
 )
 
 
@@ -34,7 +35,9 @@ def test_folder_and_archive(folder, tmp_path, archive):
     if archive:
         path = tmp_path / "aclImdb_v1.tar.gz"
         with tarfile.open(path, archive) as tar:
-            for file in sorted(folder.rglob("*"), reverse=True):  # not in the order of names
+            for file in sorted(
+                folder.rglob("*"), reverse=True
+            ):  # not in the order of names
                 tar.add(file, f"aclImdb/{file.relative_to(folder)}", recursive=False)
     train = IMDb(path)
     names = ("train/neg/10_2.txt", "train/neg/9_1.txt", "train/pos/0_9.txt")
@@ -58,7 +61,9 @@ def test_the_real_archive(data_root):
     assert all(len(dataset[i][0]) <= 1000 for i in range(0, 25_000, 500))
 
 
-def header(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE, link: str = "") -> bytes:
+def header(
+    name: str, size: int = 0, kind: bytes = tarfile.REGTYPE, link: str = ""
+) -> bytes:
     member = tarfile.TarInfo(name)
     member.size = size
     member.type = kind
@@ -94,7 +99,9 @@ def test_links_devices_and_folders_are_passed_over(tmp_path, pack):
     odd = [
         header("train/pos/3_9.txt", kind=tarfile.SYMTYPE, link=str(secret)),
         header("train/pos/4_9.txt", kind=tarfile.LNKTYPE, link=str(secret)),
-        header("train/pos/5_9.txt", kind=tarfile.SYMTYPE, link="aclImdb/train/pos/1_9.txt"),
+        header(
+            "train/pos/5_9.txt", kind=tarfile.SYMTYPE, link="aclImdb/train/pos/1_9.txt"
+        ),
         header("train/pos/6_9.txt", kind=tarfile.CHRTYPE),
         header("train/pos/7_9.txt", kind=tarfile.FIFOTYPE),
         header("train/pos/8_9.txt", kind=tarfile.DIRTYPE),
@@ -110,7 +117,10 @@ def test_links_devices_and_folders_are_passed_over(tmp_path, pack):
 @pytest.mark.parametrize(
     ("blob", "said"),
     [
-        (TWO, "damaged or cut off"),  # tarfile takes the end of the file for the end of the archive
+        (
+            TWO,
+            "damaged or cut off",
+        ),  # tarfile takes the end of the file for the end of the archive
         (
             TWO[:1024] + b"X" * 512 + TWO[1024:] + END,
             "damaged or cut off",
@@ -135,7 +145,9 @@ def test_links_devices_and_folders_are_passed_over(tmp_path, pack):
         (header("x", -1024) + TWO + END, ""),  # led old tarfiles round and round
         (TWO + header("x", -(1 << 20)) + END, ""),
         (
-            (header("x", 5, tarfile.GNUTYPE_LONGNAME) + content(b"long\0")) * 2000 + TWO + END,
+            (header("x", 5, tarfile.GNUTYPE_LONGNAME) + content(b"long\0")) * 2000
+            + TWO
+            + END,
             "RecursionError",
         ),
     ],
@@ -147,11 +159,14 @@ def test_what_is_no_whole_archive_is_one_sentence(tmp_path, pack, blob, said):
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda blob: blob[:-5], lambda blob: blob[:60], lambda blob: blob + b"junk"]
+    "damage",
+    [lambda blob: blob[:-5], lambda blob: blob[:60], lambda blob: blob + b"junk"],
 )
 def test_a_gzip_that_is_damaged(tmp_path, damage):
     path = saved(tmp_path / "a.tar.gz", damage(gzip.compress(TWO + END)))
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}: .*Fetch the archive again"):
+    with pytest.raises(
+        ValueError, match=rf"^{re.escape(str(path))}: .*Fetch the archive again"
+    ):
         read(path)
 
 
@@ -162,7 +177,10 @@ def test_a_header_decides_nothing_about_memory(tmp_path):
         file.write(header("x", 1 << 28, tarfile.XHDTYPE))
         for _ in range(256):
             file.write(bytes(1 << 20))
-    with pytest.raises(ValueError, match="a header wants 268435456 bytes at once"), at_most(16e6):
+    with (
+        pytest.raises(ValueError, match="a header wants 268435456 bytes at once"),
+        at_most(16e6),
+    ):
         read(path)
 
 
@@ -179,7 +197,9 @@ def test_members_are_counted_and_no_header_leads_back(tmp_path, monkeypatch):
         stream.seek(0)
 
 
-def test_reviews_in_a_folder_are_files_of_bounded_size_and_there_are_some(tmp_path, folder):
+def test_reviews_in_a_folder_are_files_of_bounded_size_and_there_are_some(
+    tmp_path, folder
+):
     folder = tmp_path / "train" / "pos"
     folder.mkdir(parents=True)
     (folder / "1_9.txt").write_bytes(b"Good")
@@ -194,11 +214,15 @@ def test_reviews_in_a_folder_are_files_of_bounded_size_and_there_are_some(tmp_pa
     ):
         read(tmp_path)
     for path in (tmp_path / "nothing", folder / "train"):
-        with pytest.raises(FileNotFoundError, match=r"No train reviews at .* train/pos/\*\.txt"):
+        with pytest.raises(
+            FileNotFoundError, match=r"No train reviews at .* train/pos/\*\.txt"
+        ):
             IMDb(path)
 
 
-@pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+@pytest.mark.parametrize(
+    "format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT]
+)
 def test_long_names_are_read(tmp_path, format):
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz", format=format) as archive:
         member = tarfile.TarInfo("a" * 60 + "/" + "b" * 60 + "/train/pos/1_9.txt")

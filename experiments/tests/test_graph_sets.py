@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch_geometric.datasets import TUDataset
 
-from diffusion_mp_experiments.graphs import fit_forecast, load_snapshots, load_synmol, load_tu
+from diffusion_mp_experiments.graphs import (
+    fit_forecast,
+    load_snapshots,
+    load_synmol,
+    load_tu,
+)
 from hostile import check_data
 from small_sets import make_chickenpox, make_covid, make_series, make_synmol, make_tu
 
@@ -21,7 +26,9 @@ def test_small_tu(tmp_path):
     for graph in graphs:
         check_data(graph)
     make_tu(tmp_path)[3].unlink()
-    with pytest.raises(ValueError, match="its nodes have neither labels nor attributes"):
+    with pytest.raises(
+        ValueError, match="its nodes have neither labels nor attributes"
+    ):
         load_tu(tmp_path, "SMALL")
     make_tu(tmp_path, A="1, 2\n2, 1\n2, 3\n3, 2\n", edge_labels="0\n0\n1\n1\n")
     sizes = [
@@ -32,17 +39,25 @@ def test_small_tu(tmp_path):
 
 
 @pytest.mark.data
-@pytest.mark.parametrize(("name", "count", "channels"), [("MUTAG", 188, 7), ("PROTEINS", 1113, 4)])
-def test_tu_is_that_of_pyg_and_nothing_is_written(data_root, tmp_path, name, count, channels):
+@pytest.mark.parametrize(
+    ("name", "count", "channels"), [("MUTAG", 188, 7), ("PROTEINS", 1113, 4)]
+)
+def test_tu_is_that_of_pyg_and_nothing_is_written(
+    data_root, tmp_path, name, count, channels
+):
     (tmp_path / name).mkdir()
-    (tmp_path / name / "raw").symlink_to((data_root / "TUDataset" / name / "raw").resolve())
+    (tmp_path / name / "raw").symlink_to(
+        (data_root / "TUDataset" / name / "raw").resolve()
+    )
     expected = TUDataset(str(tmp_path), name, use_node_attr=True)
     before = sorted((data_root / "TUDataset").rglob("*"))
     graphs = load_tu(data_root / "TUDataset", name)
     assert sorted((data_root / "TUDataset").rglob("*")) == before
     assert (len(graphs), graphs[0].num_features) == (count, channels)
     for graph, same in zip(graphs, expected, strict=True):
-        assert all(torch.equal(graph[key], same[key]) for key in ("x", "edge_index", "y"))
+        assert all(
+            torch.equal(graph[key], same[key]) for key in ("x", "edge_index", "y")
+        )
 
 
 def test_small_synmol(tmp_path):
@@ -66,8 +81,16 @@ def test_small_chickenpox_and_covid(tmp_path):
     for now, snapshot in enumerate(snapshots, 4):
         check_data(snapshot)
         assert torch.equal(snapshot.y, series[now])
-        assert torch.equal(snapshot.x, torch.stack([series[now - lag] for lag in (4, 3, 2, 1)], 1))
-    edges = {(0, 1), (1, 0), (1, 2), (2, 1), (2, 2)}  # both ways, whether or not the file has both
+        assert torch.equal(
+            snapshot.x, torch.stack([series[now - lag] for lag in (4, 3, 2, 1)], 1)
+        )
+    edges = {
+        (0, 1),
+        (1, 0),
+        (1, 2),
+        (2, 1),
+        (2, 2),
+    }  # both ways, whether or not the file has both
     assert set(map(tuple, snapshots[0].edge_index.t().tolist())) == edges
     assert snapshots[0].edge_weight.tolist() == [1.0] * 5
     make_covid(tmp_path)
@@ -78,7 +101,9 @@ def test_small_chickenpox_and_covid(tmp_path):
     torch.testing.assert_close(snapshots[3].y, series[5])
     torch.testing.assert_close(snapshots[3].x[:, 1], series[4])
     pair = (snapshots[3].edge_index == torch.tensor([[0], [1]])).all(0)
-    assert snapshots[3].edge_weight[pair].tolist() == [3.5]  # the mean of 4, on day 4, and 3
+    assert snapshots[3].edge_weight[pair].tolist() == [
+        3.5
+    ]  # the mean of 4, on day 4, and 3
 
 
 @pytest.mark.data
@@ -117,4 +142,6 @@ def test_forecasts_are_what_they_say(tmp_path):
     for snapshot in snapshots:
         snapshot.y = snapshot.x @ torch.tensor([0.1, -0.3, 0.2, 0.5]) + 0.7
     forecast = fit_forecast("ridge", snapshots[:20])
-    torch.testing.assert_close(forecast(snapshots[-1].x), snapshots[-1].y, rtol=0, atol=1e-2)
+    torch.testing.assert_close(
+        forecast(snapshots[-1].x), snapshots[-1].y, rtol=0, atol=1e-2
+    )

@@ -110,9 +110,15 @@ def example(request, tmp_path, reader) -> Example:
 
 def check(outcomes: list[tuple[str, str]], name: str) -> None:
     """Nothing bad; the counts are printed for whoever asks (-s, or -rP)."""
-    print(f"{name}: {len(outcomes)} files, {dict(Counter(outcome for outcome, _ in outcomes))}")
-    bad = Counter(said for outcome, said in outcomes if outcome not in ("loaded", "refused"))
-    assert not bad, "\n".join(f"{times} × {said}" for said, times in bad.most_common(10))
+    print(
+        f"{name}: {len(outcomes)} files, {dict(Counter(outcome for outcome, _ in outcomes))}"
+    )
+    bad = Counter(
+        said for outcome, said in outcomes if outcome not in ("loaded", "refused")
+    )
+    assert not bad, "\n".join(
+        f"{times} × {said}" for said, times in bad.most_common(10)
+    )
 
 
 def test_the_examples_are_valid(example):
@@ -126,7 +132,9 @@ def test_damaged_files_are_read_or_refused(example, number, seed):
     outcomes = []
     per_file = -(-number // len(example.files))
     for seed_of_file, file in enumerate(example.files, seed):
-        damaged = mutations((example.folder / file).read_bytes(), per_file, seed_of_file)
+        damaged = mutations(
+            (example.folder / file).read_bytes(), per_file, seed_of_file
+        )
         outcomes += [example.with_content({file: blob}) for blob in damaged]
     check(outcomes, example.format.name)
 
@@ -137,7 +145,8 @@ def payloads(marker: Path) -> dict[str, bytes]:
     for way in WAYS:
         harm = Payload(marker, way)
         blobs |= {
-            f"pickle {protocol} {way}": pickle.dumps(harm, protocol) for protocol in (0, 2, 4)
+            f"pickle {protocol} {way}": pickle.dumps(harm, protocol)
+            for protocol in (0, 2, 4)
         }
         blobs[f"list {way}"] = pickle.dumps([{"train": harm, "x": harm}, harm])
         for name, content in {
@@ -149,7 +158,9 @@ def payloads(marker: Path) -> dict[str, bytes]:
                 stream = io.BytesIO()
                 torch.save(content, stream, _use_new_zipfile_serialization=zipped)
                 blobs[f"{name} zipped={zipped} {way}"] = stream.getvalue()
-        objects = np.array([harm, {"train": harm, "valid": harm, "test": harm}], dtype=object)
+        objects = np.array(
+            [harm, {"train": harm, "valid": harm, "test": harm}], dtype=object
+        )
         for name, save in {
             "npy": np.save,
             "npz": lambda f, a: np.savez(f, train=a, val=a, test=a),
@@ -172,7 +183,8 @@ def test_nothing_in_a_file_is_run(example, tmp_path):
     outcomes = []
     for blob in payloads(marker).values():
         content = {
-            file: gzip.compress(blob) if file.suffix == ".gz" else blob for file in example.files
+            file: gzip.compress(blob) if file.suffix == ".gz" else blob
+            for file in example.files
         }
         # What PyG leaves beside its caches, and would unpickle.
         for folder in {
@@ -181,7 +193,8 @@ def test_nothing_in_a_file_is_run(example, tmp_path):
             for place in (file.parent, file.parent.parent / "processed")
         }:
             content |= {
-                folder / name: blob for name in ("pre_transform.pt", "pre_filter.pt", "data.pt")
+                folder / name: blob
+                for name in ("pre_transform.pt", "pre_filter.pt", "data.pt")
             }
         outcomes.append(example.with_content(content))
         assert not marker.exists()
@@ -189,7 +202,8 @@ def test_nothing_in_a_file_is_run(example, tmp_path):
     for name, blob in payloads(marker).items():
         if name.endswith("system"):
             check(
-                [example.with_content({file: blob}) for file in example.files], example.format.name
+                [example.with_content({file: blob}) for file in example.files],
+                example.format.name,
             )
     assert not marker.exists()
 

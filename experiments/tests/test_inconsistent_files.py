@@ -57,8 +57,14 @@ SERIES = [
 ]
 TU = [({"A": "1, 2\n2, 9\n"}, "raw: ")]
 LINKX = [
-    ({"node_feat": np.array([[1.0, np.nan]] * 6)}, "node_feat must be finite; 6 of its 12 entries"),
-    ({"edge_index": np.array([[0, 6], [1, 2]])}, "edge_index must lie in 0..5, got up to 6"),
+    (
+        {"node_feat": np.array([[1.0, np.nan]] * 6)},
+        "node_feat must be finite; 6 of its 12 entries",
+    ),
+    (
+        {"edge_index": np.array([[0, 6], [1, 2]])},
+        "edge_index must lie in 0..5, got up to 6",
+    ),
     ({"edge_index": np.array([[0, -1], [1, 2]])}, "down to -1"),
     ({"edge_index": np.array([[0, 0.5], [1, 2]])}, "edge_index must hold integers"),
     ({"edge_index": np.array([[0, np.nan], [1, 2]])}, "edge_index must hold integers"),
@@ -67,7 +73,11 @@ LINKX = [
     ({"node_feat": "text"}, "node_feat is no matrix of real numbers"),
 ]
 ARXIV = [
-    ("raw/edge", "0,1\n3,4\n", r"edge\.csv\.gz, line 2: the nodes must lie in 0\.\.3; got 0\.\.4"),
+    (
+        "raw/edge",
+        "0,1\n3,4\n",
+        r"edge\.csv\.gz, line 2: the nodes must lie in 0\.\.3; got 0\.\.4",
+    ),
     (
         "raw/node-label",
         "0\n40\n1\n2\n",
@@ -93,20 +103,55 @@ ARXIV = [
         "",
         r"test\.csv\.gz must name the nodes of a split, one each line; it names none",
     ),
-    ("split/time/test", "-1\n", r"test\.csv\.gz, line 1: the nodes must lie in 0\.\.3; got -1"),
-    ("split/time/test", "0\n", r"test\.csv\.gz, from line 1 on: node 0 is in a split already"),
-    ("split/time/test", "2\n2\n", r"test\.csv\.gz, from line 1 on: node 2 is in a split already"),
+    (
+        "split/time/test",
+        "-1\n",
+        r"test\.csv\.gz, line 1: the nodes must lie in 0\.\.3; got -1",
+    ),
+    (
+        "split/time/test",
+        "0\n",
+        r"test\.csv\.gz, from line 1 on: node 0 is in a split already",
+    ),
+    (
+        "split/time/test",
+        "2\n2\n",
+        r"test\.csv\.gz, from line 1 on: node 2 is in a split already",
+    ),
 ]
 OGB = [("ogbn-arxiv", *row) for row in ARXIV]
-OGB += [("ogbn-proteins", "raw/edge-feat", rows_of([[0.5] * 8] * 3), "must have 5 rows, .* got 3")]
+OGB += [
+    (
+        "ogbn-proteins",
+        "raw/edge-feat",
+        rows_of([[0.5] * 8] * 3),
+        "must have 5 rows, .* got 3",
+    )
+]
 SNAP = [
-    ([profile(0), "1\t1\n"], "0\t0\n", r"line 2: expected 59 columns between tabs.*got 2"),
-    ([profile(0, gender="2")], "0\t0\n", r"lines 1 to 1:.*gender b'2' is neither 0, 1 nor null"),
+    (
+        [profile(0), "1\t1\n"],
+        "0\t0\n",
+        r"line 2: expected 59 columns between tabs.*got 2",
+    ),
+    (
+        [profile(0, gender="2")],
+        "0\t0\n",
+        r"lines 1 to 1:.*gender b'2' is neither 0, 1 nor null",
+    ),
     ([profile(0, age="old")], "0\t0\n", r"columns 1, 2, 3 and 8 must be numbers.*old"),
     ([profile("x")], "0\t0\n", "must be numbers"),
     ([profile("null")], "0\t0\n", "null in all but the first; .*null"),
-    ([profile(0).replace("2012-05-25", "yesterday!")], "0\t0\n", "dates such as 2012-05-25"),
-    ([profile(0), profile(0)], "0\t0\n", "must name every user once; 2 lines name fewer"),
+    (
+        [profile(0).replace("2012-05-25", "yesterday!")],
+        "0\t0\n",
+        "dates such as 2012-05-25",
+    ),
+    (
+        [profile(0), profile(0)],
+        "0\t0\n",
+        "must name every user once; 2 lines name fewer",
+    ),
     (
         [profile(0)],
         "0\t5\n",
@@ -114,16 +159,36 @@ SNAP = [
     ),
     ([profile(0, age="inf")], "0\t0\n", r"b'inf' does not lie in 0 \.\. 1000000"),
     ([profile(0, age="nan")], "0\t0\n", r"b'nan' does not lie in 0 \.\. 1000000"),
-    ([profile(0, completion="1e300")], "0\t0\n", r"b'1e300' does not lie in 0 \.\. 1000000"),
+    (
+        [profile(0, completion="1e300")],
+        "0\t0\n",
+        r"b'1e300' does not lie in 0 \.\. 1000000",
+    ),
     ([profile(0, public="-1")], "0\t0\n", "b'-1' does not lie in 0"),
     ([profile(0, age="1" * 100)], "0\t0\n", r"of column 8 has 100 bytes"),
-    ([profile(0).replace("2012-05-25 11:20:00.0", "today")], "0\t0\n", "b'today' is no date"),
-    ([profile(0).replace("2012-05-25 11:20:00.0", "NaT")], "0\t0\n", "b'NaT' is no date"),
-    ([], "0\t0\n", r"soc-pokec-profiles\.txt must have a line for every user; it is empty"),
+    (
+        [profile(0).replace("2012-05-25 11:20:00.0", "today")],
+        "0\t0\n",
+        "b'today' is no date",
+    ),
+    (
+        [profile(0).replace("2012-05-25 11:20:00.0", "NaT")],
+        "0\t0\n",
+        "b'NaT' is no date",
+    ),
+    (
+        [],
+        "0\t0\n",
+        r"soc-pokec-profiles\.txt must have a line for every user; it is empty",
+    ),
     ([profile(0)], "0\t0\nx\t0\n", "from line 1 on: could not convert string 'x'"),
     ([profile(0)], "0\t0\n0\n", "from line 1 on: .*number of columns changed"),
     ([profile(0)], "0\n0\n", "expected 2 rows of 2 numbers; got 2 of 1"),
-    ([profile(0)], "0\t0\n\n0\t0\n", "line 2: a line with others after it must not be blank"),
+    (
+        [profile(0)],
+        "0\t0\n\n0\t0\n",
+        "line 2: a line with others after it must not be blank",
+    ),
 ]
 LINKX_SAYS = r"pokec\.mat: .*{}.*\. It must be LINKX's pokec\.mat"
 
@@ -131,10 +196,16 @@ LINKX_SAYS = r"pokec\.mat: .*{}.*\. It must be LINKX's pokec\.mat"
 @pytest.mark.parametrize(
     ("make", "load", "name", "content", "said"),
     [
-        *((small.make_heterophilous, "load_heterophilous", "small", *row) for row in HETEROPHILOUS),
+        *(
+            (small.make_heterophilous, "load_heterophilous", "small", *row)
+            for row in HETEROPHILOUS
+        ),
         *((small.make_facebook, "load_facebook", "small", *row) for row in FACEBOOK),
         *((small.make_synmol, "load_synmol", "train", *row) for row in MOLECULES),
-        *((small.make_chickenpox, "load_snapshots", "chickenpox", *row) for row in SERIES),
+        *(
+            (small.make_chickenpox, "load_snapshots", "chickenpox", *row)
+            for row in SERIES
+        ),
         *(
             (small.make_mat, "load_pokec", "linkx", row, LINKX_SAYS.format(said))
             for row, said in LINKX
@@ -150,10 +221,15 @@ LINKX_SAYS = r"pokec\.mat: .*{}.*\. It must be LINKX's pokec\.mat"
         ),
     ],
 )
-def test_refused_by_name_and_no_cache_is_left(tmp_path, make, load, name, content, said):
+def test_refused_by_name_and_no_cache_is_left(
+    tmp_path, make, load, name, content, said
+):
     make(tmp_path, **content)
     with pytest.raises(ValueError, match=said):
         getattr(graphs, load)(tmp_path, name)
     assert not [
-        path for place in tmp_path.rglob("processed") for path in place.iterdir() if path.is_dir()
+        path
+        for place in tmp_path.rglob("processed")
+        for path in place.iterdir()
+        if path.is_dir()
     ]

@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from diffusion_mp_experiments.files.text_tables import count_lines, line_blocks, number_blocks
+from diffusion_mp_experiments.files.text_tables import (
+    count_lines,
+    line_blocks,
+    number_blocks,
+)
 from diffusion_mp_experiments.graphs import (
     PeptidesFunctional,
     load_newsgroups,
@@ -76,7 +80,10 @@ READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[Path], Any]]] =
     "TU": (tu, lambda root: load_tu(root, "SMALL")),
     "Pokec": (make_pokec, load_pokec),
     "Pokec, zipped": (lambda folder: make_pokec(folder, zipped=True), load_pokec),
-    "arxiv": (make_ogb("ogbn-arxiv"), lambda root: load_ogb(root, "ogbn-arxiv", progress=False)),
+    "arxiv": (
+        make_ogb("ogbn-arxiv"),
+        lambda root: load_ogb(root, "ogbn-arxiv", progress=False),
+    ),
     "proteins": (
         make_ogb("ogbn-proteins"),
         lambda root: load_ogb(root, "ogbn-proteins", progress=False),
@@ -90,7 +97,11 @@ TEXTS = (".txt", ".csv", ".json", ".txt.gz", ".csv.gz", "test.index")
 
 
 def contents(path: Path) -> bytes:
-    return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return (
+        gzip.decompress(path.read_bytes())
+        if path.suffix == ".gz"
+        else path.read_bytes()
+    )
 
 
 def texts(paths: list[Path]) -> list[Path]:
@@ -109,7 +120,9 @@ def plain(value: Any) -> Any:
 @pytest.mark.filterwarnings("ignore:.*tight_layout")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("reader", READERS)
-def test_a_reader_gives_the_same_for_every_form(reader: str, form: str, tmp_path: Path) -> None:
+def test_a_reader_gives_the_same_for_every_form(
+    reader: str, form: str, tmp_path: Path
+) -> None:
     make, load = READERS[reader]
     (tmp_path / "right").mkdir()
     paths = make(tmp_path / "right")
@@ -130,7 +143,10 @@ def test_a_reader_gives_the_same_for_every_form(reader: str, form: str, tmp_path
 def test_messages_of_any_form_have_the_same_words(form: str, tmp_path: Path) -> None:
     make_newsgroups(tmp_path)
     right = load_newsgroups(tmp_path, groups=GROUPS, num_words=5)
-    messages = {name: FORMS[form](text.replace(b"\r\n", b"\n")) for name, text in MESSAGES.items()}
+    messages = {
+        name: FORMS[form](text.replace(b"\r\n", b"\n"))
+        for name, text in MESSAGES.items()
+    }
     write(tmp_path, {"20news-bydate.tar.gz": tarred(messages)})
     assert plain(load_newsgroups(tmp_path, groups=GROUPS, num_words=5)) == plain(right)
 
@@ -149,7 +165,9 @@ def test_blocks_of_any_size_end_anywhere(
     for text in tables(b"1 2\n30 4\n5 600\n"):
         (path,) = write(tmp_path, {name: text})
         assert count_lines(path, progress=False) == 3
-        lines = [line for _, part in line_blocks(path, 2, progress=False) for line in part]
+        lines = [
+            line for _, part in line_blocks(path, 2, progress=False) for line in part
+        ]
         assert lines == [b"1 2", b"30 4", b"5 600"]
         rows = [
             row
@@ -180,7 +198,10 @@ def test_a_blank_line_before_others_is_named(
     """Rows are nodes, in their order: it could be a node without a label, or none."""
     monkeypatch.setattr("diffusion_mp_experiments.files.text_tables._BYTES", block)
     (path,) = write(tmp_path, {"table.txt": text})
-    for read in (count_lines, lambda path, progress: list(line_blocks(path, 1, progress=progress))):
+    for read in (
+        count_lines,
+        lambda path, progress: list(line_blocks(path, 1, progress=progress)),
+    ):
         with pytest.raises(
             ValueError,
             match=rf"table\.txt, line {line}: a line with others after it must not be blank",
@@ -200,5 +221,9 @@ def test_a_set_whose_files_all_lack_the_last_line_break_keeps_its_last_graph(
     for path in make_tu(tmp_path):
         path.write_bytes(path.read_bytes().rstrip(b"\n"))
     graphs = load_tu(tmp_path, "SMALL")
-    assert [(graph.num_nodes, graph.num_edges) for graph in graphs] == [(3, 4), (1, 0), (2, 2)]
+    assert [(graph.num_nodes, graph.num_edges) for graph in graphs] == [
+        (3, 4),
+        (1, 0),
+        (2, 2),
+    ]
     assert torch.cat([graph.y for graph in graphs]).tolist() == [1, 0, 1]

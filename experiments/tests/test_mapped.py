@@ -69,13 +69,18 @@ def test_made_once_and_then_mapped_without_a_warning(mapped, cache, recwarn):
     assert mapped()["a"][0, 0] == 0
     assert not recwarn
     record = json.loads((cache / "sources.json").read_text())
-    assert record["files"]["numbers.txt"]["sha256"] == hashlib.sha256(b"1 2 3").hexdigest()
+    assert (
+        record["files"]["numbers.txt"]["sha256"] == hashlib.sha256(b"1 2 3").hexdigest()
+    )
 
 
 def test_what_another_process_made_before_the_lock_was_free_is_read(cache):
     found = iter([None, 7])
     assert (
-        made_once(cache, lambda folder: next(found), lambda folder: pytest.fail("made again")) == 7
+        made_once(
+            cache, lambda folder: next(found), lambda folder: pytest.fail("made again")
+        )
+        == 7
     )
 
 
@@ -106,14 +111,19 @@ def test_a_damaged_folder_is_made_anew_with_a_warning(mapped, cache, damage):
         arrays = mapped()
     assert arrays["a"].tolist() == [[0, 1, 2], [0, 3, 4]]
     assert mapped.times == 2
-    assert sorted(path.name for path in cache.iterdir()) == ["a.npy", "b.npy", "sources.json"]
+    assert sorted(path.name for path in cache.iterdir()) == [
+        "a.npy",
+        "b.npy",
+        "sources.json",
+    ]
 
 
 def test_a_folder_with_other_things_is_not_replaced(mapped, cache):
     cache.mkdir()
     (cache / "thesis.tex").touch()
     with pytest.raises(
-        ValueError, match=r"holds thesis\.tex, which is no array; name a folder of its own"
+        ValueError,
+        match=r"holds thesis\.tex, which is no array; name a folder of its own",
     ):
         mapped()
     assert (cache / "thesis.tex").exists()
@@ -145,7 +155,9 @@ def prepare(kind: str, folder: Path, state: str) -> Path:
 
 def run_race(kind: str, folder: Path, rng: random.Random) -> None:
     folder.mkdir()
-    cache = prepare(kind, folder, rng.choice(["absent", "absent", "yesterday", "broken"]))
+    cache = prepare(
+        kind, folder, rng.choice(["absent", "absent", "yesterday", "broken"])
+    )
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["diffusion_mp_experiments.graphs"])
     start = time.time() + 0.2
@@ -162,7 +174,9 @@ def run_race(kind: str, folder: Path, rng: random.Random) -> None:
         victim.kill()
     for racer in racers:
         racer.join(60)
-        assert racer.exitcode == 0 or (racer in victims and racer.exitcode == -signal.SIGKILL)
+        assert racer.exitcode == 0 or (
+            racer in victims and racer.exitcode == -signal.SIGKILL
+        )
     survivors = len(victims) < PROCESSES
     with warnings.catch_warnings():
         if survivors:

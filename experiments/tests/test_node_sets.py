@@ -20,7 +20,13 @@ from diffusion_mp_experiments.graphs import (
 )
 from diffusion_mp_experiments.graphs.node_sets import visible_labels
 from hostile import check_data
-from small_sets import GROUPS, make_facebook, make_heterophilous, make_mnist, make_newsgroups
+from small_sets import (
+    GROUPS,
+    make_facebook,
+    make_heterophilous,
+    make_mnist,
+    make_newsgroups,
+)
 
 DAMAGED_IMAGES = [
     (struct.pack(">4I", 2051, 3, 28, 28) + bytes(3 * 784), "its header says 3"),
@@ -59,9 +65,13 @@ def test_small_heterophilous(tmp_path):
     assert data.y.tolist() == arrays["node_labels"].tolist()
     assert pairs(data) == both((0, 1), (1, 2), (3, 5), (4, 5))
     for part in ("train", "val", "test"):
-        assert torch.equal(data[f"{part}_mask"], torch.from_numpy(arrays[f"{part}_masks"]).t())
+        assert torch.equal(
+            data[f"{part}_mask"], torch.from_numpy(arrays[f"{part}_masks"]).t()
+        )
     (tmp_path / "small" / "raw").mkdir(parents=True)
-    (tmp_path / "small.npz").rename(tmp_path / "small" / "raw" / "small.npz")  # where PyG puts it
+    (tmp_path / "small.npz").rename(
+        tmp_path / "small" / "raw" / "small.npz"
+    )  # where PyG puts it
     assert load_heterophilous(tmp_path, "small").num_nodes == 6
 
 
@@ -86,7 +96,9 @@ def test_small_facebook(tmp_path):
 def test_small_mnist_and_newsgroups(tmp_path):
     images, labels = make_mnist(tmp_path)
     data = load_mnist(tmp_path, 5)
-    pixels = np.frombuffer(gzip.decompress(images.read_bytes())[16:], np.uint8).reshape(7, 784)
+    pixels = np.frombuffer(gzip.decompress(images.read_bytes())[16:], np.uint8).reshape(
+        7, 784
+    )
     assert torch.equal(data.x * 255, torch.tensor(pixels[:5]).float())
     assert data.y.tolist() == list(gzip.decompress(labels.read_bytes())[8:13])
     make_newsgroups(tmp_path)
@@ -118,7 +130,9 @@ def test_digits_pixels_labels_and_neighbours():
     assert data.y.tolist() == labels.tolist()
     assert data.is_undirected()
     assert data.is_coalesced()
-    distance = torch.cdist(data.x.double(), data.x.double()).fill_diagonal_(float("inf"))
+    distance = torch.cdist(data.x.double(), data.x.double()).fill_diagonal_(
+        float("inf")
+    )
     kth = distance.kthvalue(3, dim=1).values
     found = torch.zeros(distance.shape, dtype=torch.bool)
     found[data.edge_index[0], data.edge_index[1]] = True
@@ -151,13 +165,20 @@ def test_the_graph_is_that_of_pyg(data_root, tmp_path, load, dataset, pyg, file,
 @pytest.mark.data
 def test_the_real_files_have_their_known_sizes(data_root):
     data = load_heterophilous(data_root / "heterophilous_npz", "chameleon_filtered")
-    assert (data.num_nodes, data.num_edges, data.num_features, data.test_mask.size(1)) == (
+    assert (
+        data.num_nodes,
+        data.num_edges,
+        data.num_features,
+        data.test_mask.size(1),
+    ) == (
         890,
         17_708,
         2325,
         10,
     )
-    assert (data.train_mask.int() + data.val_mask.int() + data.test_mask.int() == 1).all()
+    assert (
+        data.train_mask.int() + data.val_mask.int() + data.test_mask.int() == 1
+    ).all()
     data = load_mnist(data_root / "MNIST", 1000)
     assert data.y[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
     assert (float(data.x.min()), float(data.x.max())) == (0, 1)
@@ -168,7 +189,18 @@ def test_the_real_files_have_their_known_sizes(data_root):
 def test_ten_groups_have_as_many_messages_as_in_nodeformer(data_root):
     data = load_newsgroups(data_root / "20newsgroups")
     assert data.x.shape == (9607, 1000)
-    assert data.y.bincount().tolist() == [799, 982, 975, 990, 999, 991, 984, 990, 987, 910]
+    assert data.y.bincount().tolist() == [
+        799,
+        982,
+        975,
+        990,
+        999,
+        991,
+        984,
+        990,
+        987,
+        910,
+    ]
 
 
 Y = torch.arange(400) % 4
@@ -220,5 +252,8 @@ def test_numbers_of_any_width(tmp_path, dtype):
     assert all(torch.equal(data[name], value) for name, value in right)
     with pytest.raises(ValueError, match=r"edges must lie in 0\.\.5, got up to 6"):
         load_heterophilous(
-            make_heterophilous(tmp_path, edges=arrays["edges"] + np.array(1, dtype)).parent, "small"
+            make_heterophilous(
+                tmp_path, edges=arrays["edges"] + np.array(1, dtype)
+            ).parent,
+            "small",
         )

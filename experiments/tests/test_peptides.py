@@ -11,11 +11,16 @@ from diffusion_mp_experiments.graphs import PeptidesFunctional
 from small_sets import LABELS, make_peptides
 
 needs_rdkit = pytest.mark.skipif(
-    find_spec("rdkit") is None, reason="pip install 'diffusion-mp-experiments[molecules]'"
+    find_spec("rdkit") is None,
+    reason="pip install 'diffusion-mp-experiments[molecules]'",
 )
 BAD_ROWS = [
     ("CC(=O)N", "[1, 0]", r"Row 3 .* must have 10 labels 0 or 1; got \[1, 0\]"),
-    ("CC(=O)N", "[1, 0, 0, 0, 0, 0, 0, 0, 0, 2]", r"Row 3 .* must have 10 labels 0 or 1; got"),
+    (
+        "CC(=O)N",
+        "[1, 0, 0, 0, 0, 0, 0, 0, 0, 2]",
+        r"Row 3 .* must have 10 labels 0 or 1; got",
+    ),
     ("no molecule", LABELS, "Row 3 .* no molecule: 'no molecule'"),
 ]
 
@@ -34,7 +39,9 @@ def test_graphs_labels_and_order_of_the_split(tmp_path, monkeypatch):
     assert ethanol.is_undirected()
     first = PeptidesFunctional(tmp_path, tmp_path / "cache", num_graphs=1, log=False)
     assert [data.num_nodes for data in first] == [6]
-    monkeypatch.setattr(PeptidesFunctional, "make", lambda self: pytest.fail("made again"))
+    monkeypatch.setattr(
+        PeptidesFunctional, "make", lambda self: pytest.fail("made again")
+    )
     assert len(PeptidesFunctional(tmp_path, tmp_path / "cache", log=False)) == 2
 
 
@@ -53,7 +60,9 @@ def test_bad_splits_and_missing_files(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match="num_graphs must be at"):
             PeptidesFunctional(tmp_path, tmp_path / "cache", num_graphs=count)
     monkeypatch.setitem(sys.modules, "rdkit", None)
-    with pytest.raises(ModuleNotFoundError, match=r"diffusion-mp-experiments\[molecules\]"):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"diffusion-mp-experiments\[molecules\]"
+    ):
         PeptidesFunctional(tmp_path, tmp_path / "cache", log=False)
     for rows, message in (
         ([{"any": "object"}], "allow_pickle"),
@@ -80,7 +89,8 @@ def test_the_real_file(data_root, tmp_path):
     assert dataset.num_features == 9
     # LRGB: 150.9 atoms and 307.3 directed bonds on average; 60 peptides stray from it.
     nodes, edges = (
-        sum(getattr(data, size) for data in dataset) for size in ("num_nodes", "num_edges")
+        sum(getattr(data, size) for data in dataset)
+        for size in ("num_nodes", "num_edges")
     )
     assert nodes / 60 == pytest.approx(150.9, rel=0.3)
     assert edges / nodes == pytest.approx(307.3 / 150.9, rel=0.02)

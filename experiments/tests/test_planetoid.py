@@ -16,7 +16,9 @@ from hostile import check_data
 from small_sets import FEATURES, KNOWN, TESTED, TRAIN, make_planetoid
 
 OTHER_INDICES = [
-    lambda lines: lines[:-1],  # PyG makes another graph of fewer lines, and says nothing
+    lambda lines: lines[
+        :-1
+    ],  # PyG makes another graph of fewer lines, and says nothing
     lambda lines: lines[:4],
     lambda lines: [*lines[:-1], lines[0]],
     *(
@@ -26,7 +28,11 @@ OTHER_INDICES = [
 ]
 OTHER_CONTENT = [
     *(
-        (part, lambda content: content[:-1], r"\S+: it (has the shape|must hold different)")
+        (
+            part,
+            lambda content: content[:-1],
+            r"\S+: it (has the shape|must hold different)",
+        )
         for part in ("x", "y", "tx", "ty", "allx", "ally")
     ),
     (
@@ -48,7 +54,11 @@ OTHER_CONTENT = [
         lambda graph: graph | {3: [516]},
         "graph: the neighbours must lie in 0..515, got up to 516",
     ),
-    ("graph", lambda graph: graph | {3: [-1]}, "graph: .*got up to 5[01][0-9] and down to -1"),
+    (
+        "graph",
+        lambda graph: graph | {3: [-1]},
+        "graph: .*got up to 5[01][0-9] and down to -1",
+    ),
     ("graph", lambda graph: graph | {3: ["x"]}, "graph: .*where integers belong"),
     ("graph", lambda graph: graph | {3: [2**70]}, "graph: OverflowError"),
     (
@@ -76,7 +86,8 @@ def test_missing_files_are_named_and_pyg_may_download_them(tmp_path, monkeypatch
 
     monkeypatch.setattr(Planetoid, "__init__", fail)
     with pytest.raises(
-        ConnectionError, match=r"could not download Cora .* no route to host.*put them under"
+        ConnectionError,
+        match=r"could not download Cora .* no route to host.*put them under",
     ):
         load_planetoid(tmp_path, "Cora", download=True)
     assert asked == [(str(tmp_path), "Cora")]
@@ -129,7 +140,9 @@ def test_the_graph_is_that_of_pyg_and_nothing_is_written(
         assert torch.equal(data[key], value)
     assert int(nobody.sum()) == unlabelled
     assert data.x[nobody].abs().sum() == 0
-    split = random_split_per_class(data.y, 20, 500, None, torch.Generator().manual_seed(0))
+    split = random_split_per_class(
+        data.y, 20, 500, None, torch.Generator().manual_seed(0)
+    )
     for mask in (data.train_mask, data.val_mask, data.test_mask, *split):
         assert not (nobody & mask).any()
     rows = load_planetoid(data_root / "Planetoid", name).x.sum(dim=1)
@@ -148,7 +161,11 @@ def test_old_and_new_pickles_and_too_few_papers(raw, tmp_path):
     check_data(data)
     assert data.x.shape == (KNOWN + TESTED + 1, FEATURES)
     assert (data.y < 0).nonzero().tolist() == [[KNOWN + 4]]
-    assert (int(data.train_mask.sum()), int(data.val_mask.sum()), int(data.test_mask.sum())) == (
+    assert (
+        int(data.train_mask.sum()),
+        int(data.val_mask.sum()),
+        int(data.test_mask.sum()),
+    ) == (
         TRAIN,
         500,
         TESTED,

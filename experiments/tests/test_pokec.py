@@ -54,12 +54,23 @@ def test_users_labels_edges(tmp_path, zipped):
     assert data.edge_index.tolist() == [[1, 2, 3], [0, 3, 2]]
     assert data.x.shape == (4, 65) == (4, len(set(FEATURES)))
     assert data.x.dtype == torch.float32
-    assert column(data, "age") == [1, 0, 0, -1]  # 30 and 10 are stated: mean 20, deviation 10
+    assert column(data, "age") == [
+        1,
+        0,
+        0,
+        -1,
+    ]  # 30 and 10 are stated: mean 20, deviation 10
     assert column(data, "age_unknown") == [0, 1, 1, 0]
-    assert column(data, "column_9_filled") == column(data, "column_59_filled") == [1, 0, 0, 0]
+    assert (
+        column(data, "column_9_filled")
+        == column(data, "column_59_filled")
+        == [1, 0, 0, 0]
+    )
     assert column(data, "column_10_filled") == [0, 0, 0, 0]
     assert column(data, "public") == pytest.approx([1 / 3**0.5] * 3 + [-(3**0.5)])
-    assert column(data, "completion") == column(data, "last_login") == [0] * 4  # all the same
+    assert (
+        column(data, "completion") == column(data, "last_login") == [0] * 4
+    )  # all the same
     data.validate()
 
 
@@ -81,7 +92,10 @@ def test_regions_by_frequency_and_dates_as_days(tmp_path):
 
 def test_many_blocks_are_one(tmp_path, monkeypatch):
     """Blocks of lines, and of bytes that end within a line."""
-    lines = [profile(i, age=str(18 + i), texts=(9 + i,), gender=str(i % 2)) for i in range(20)]
+    lines = [
+        profile(i, age=str(18 + i), texts=(9 + i,), gender=str(i % 2))
+        for i in range(20)
+    ]
     pairs = "".join(f"{i}\t{(7 * i + 3) % 20}\n" for i in range(20))
     whole = load(tmp_path, lines, pairs)
     monkeypatch.setattr("diffusion_mp_experiments.graphs.pokec._USERS", 3)
@@ -94,17 +108,24 @@ def test_many_blocks_are_one(tmp_path, monkeypatch):
 
 def test_missing_files_are_named_and_the_cache_records_what_was_read(tmp_path):
     with pytest.raises(
-        FileNotFoundError, match=r"missing soc-pokec-profiles.txt.gz, soc-pokec-.*snap\.stanford"
+        FileNotFoundError,
+        match=r"missing soc-pokec-profiles.txt.gz, soc-pokec-.*snap\.stanford",
     ):
         load_pokec(tmp_path)
     with pytest.raises(
-        FileNotFoundError, match=r"missing pokec\.mat.*github\.com/CUAI.*synthetic_pokec"
+        FileNotFoundError,
+        match=r"missing pokec\.mat.*github\.com/CUAI.*synthetic_pokec",
     ):
         load_pokec(tmp_path, "linkx")
     load(tmp_path, [profile(0), profile(1)])
-    record = json.loads((tmp_path / "processed" / "pokec-snap" / "sources.json").read_text())
+    record = json.loads(
+        (tmp_path / "processed" / "pokec-snap" / "sources.json").read_text()
+    )
     for name, entry in record["files"].items():
-        assert entry["sha256"] == hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+        assert (
+            entry["sha256"]
+            == hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+        )
         (tmp_path / name).unlink()
     assert load_pokec(tmp_path).num_nodes == 2  # the cache is enough
 
@@ -113,7 +134,10 @@ def test_linkx(tmp_path, generator):
     x = draw(generator, 5, 65)
     edges = torch.randint(5, (2, 9), generator=generator)
     make_mat(
-        tmp_path, node_feat=x.numpy(), edge_index=edges.numpy(), label=np.array([[0, 1, 1, -1, 0]])
+        tmp_path,
+        node_feat=x.numpy(),
+        edge_index=edges.numpy(),
+        label=np.array([[0, 1, 1, -1, 0]]),
     )
     data = load_pokec(tmp_path, "linkx")
     assert torch.equal(data.x, x.float())
@@ -126,7 +150,9 @@ def test_linkx(tmp_path, generator):
 def test_the_real_format(data_root, tmp_path):
     for name in ("profiles.sample500.txt", "relationships.sample500.txt.gz"):
         source = data_root / "pokec" / f"soc-pokec-{name}"
-        (tmp_path / source.name.replace(".sample500", "")).write_bytes(source.read_bytes())
+        (tmp_path / source.name.replace(".sample500", "")).write_bytes(
+            source.read_bytes()
+        )
     data = load_pokec(tmp_path)
     assert (data.num_nodes, data.num_edges) == (500, 2913)
     assert data.y.bincount().tolist() == [264, 236]
@@ -145,12 +171,19 @@ def test_twenty_thousand_real_users(data_root, tmp_path):
     with gzip.open(data_root / "pokec" / "nodes_20k.csv.gz", "rt") as file:
         users = list(csv.DictReader(file))
     lines = [
-        profile(u["user_id"], gender=u["gender"], region=u["region_large"], age=u["age"] or "null")
+        profile(
+            u["user_id"],
+            gender=u["gender"],
+            region=u["region_large"],
+            age=u["age"] or "null",
+        )
         for u in users
     ]
     make_pokec(tmp_path, lines, "")
     pairs = data_root / "pokec" / "soc-pokec-relationships.sample20k.txt.gz"
-    (tmp_path / "soc-pokec-relationships.txt").write_bytes(gzip.decompress(pairs.read_bytes()))
+    (tmp_path / "soc-pokec-relationships.txt").write_bytes(
+        gzip.decompress(pairs.read_bytes())
+    )
     data = load_pokec(tmp_path)
     same = data.y[data.edge_index[0]] == data.y[data.edge_index[1]]
     assert data.num_edges == 298_926
@@ -160,9 +193,13 @@ def test_twenty_thousand_real_users(data_root, tmp_path):
 def test_one_long_field_takes_no_room_and_friendships_may_be_none(tmp_path):
     """NumPy makes every row of a block as long as the longest: 100 rows and one of 10 MB would be a gigabyte."""
     lines = [
-        profile(user, completion="5" * 10_000_000 if user == 50 else "50") for user in range(100)
+        profile(user, completion="5" * 10_000_000 if user == 50 else "50")
+        for user in range(100)
     ]
-    with pytest.raises(ValueError, match="of column 3 has 10000000 bytes"), at_most(100e6):
+    with (
+        pytest.raises(ValueError, match="of column 3 has 10000000 bytes"),
+        at_most(100e6),
+    ):
         load(tmp_path, lines)
     data = load(tmp_path, [profile(0), profile(1)], "")
     assert (data.num_nodes, data.edge_index.shape) == (2, (2, 0))
@@ -179,8 +216,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("users", "millions", "text"), [(1_632_803, 1, 300), (400_000, 46, 0)])
-def test_a_gigabyte_of_either_file(tmp_path: Path, users: int, millions: int, text: int) -> None:
+@pytest.mark.parametrize(
+    ("users", "millions", "text"), [(1_632_803, 1, 300), (400_000, 46, 0)]
+)
+def test_a_gigabyte_of_either_file(
+    tmp_path: Path, users: int, millions: int, text: int
+) -> None:
     """Of the whole process, imports included: as many users as Pokec has, and 1.5 times as many friendships."""
     # the first id
     first = 1_000_000_000
@@ -193,7 +234,9 @@ def test_a_gigabyte_of_either_file(tmp_path: Path, users: int, millions: int, te
             numbers = f"{first + user}\t1\t50\t{user % 2}\tzilinsky kraj, zilina\t{day}\t{day}\t{user % 60}"
             file.write(numbers + "\tnull" * 50 + "\t" + "x" * text + "\n")
     with (tmp_path / "soc-pokec-relationships.txt").open("w") as file:
-        file.writelines("".join(f"{a}\t{b}\n" for a, b in ends.tolist()) for _ in range(millions))
+        file.writelines(
+            "".join(f"{a}\t{b}\n" for a, b in ends.tolist()) for _ in range(millions)
+        )
     assert max(file.stat().st_size for file in tmp_path.iterdir()) > 1e9
     assert float(run_program("-c", READ, str(tmp_path), str(millions))) < 1e9
 
@@ -242,7 +285,9 @@ def test_seed_decides_everything_and_nothing_else_does(data, tmp_path):
     for _ in range(2):
         cached = synthetic_pokec(**SIZE, cache=tmp_path / "cache")
         assert torch.equal(cached.edge_index, data.edge_index)
-    assert not torch.equal(synthetic_pokec(**SIZE, seed=1, cache=tmp_path / "cache").x, data.x)
+    assert not torch.equal(
+        synthetic_pokec(**SIZE, seed=1, cache=tmp_path / "cache").x, data.x
+    )
 
 
 CHANGES = [
@@ -257,7 +302,11 @@ CHANGES = [
         r"edge_index must lie in 0\.\.3, got up to 2 and down to -1",
     ),
     ("y", lambda array: array + 36, r"y must lie in -1\.\.39, got up to 75"),
-    ("y", lambda array: array - 2, r"y must lie in -1\.\.39, got up to 37 and down to -2"),
+    (
+        "y",
+        lambda array: array - 2,
+        r"y must lie in -1\.\.39, got up to 37 and down to -2",
+    ),
 ]
 
 
@@ -265,7 +314,8 @@ CHANGES = [
 def arxiv(tmp_path):
     """Four papers and five citations: 0 → 1, 3 → 1, 2 → 0, 3 → 3, 0 → 2."""
     make_ogb("ogbn-arxiv")(
-        tmp_path, **{"raw/node-feat.csv.gz": rows_of(np.arange(4 * 128).reshape(4, 128) / 8)}
+        tmp_path,
+        **{"raw/node-feat.csv.gz": rows_of(np.arange(4 * 128).reshape(4, 128) / 8)},
     )
     return tmp_path
 
@@ -280,17 +330,22 @@ def test_arxiv(arxiv):
     masks = (data.train_mask, data.val_mask, data.test_mask)
     assert [mask.nonzero().tolist() for mask in masks] == [[[0]], [[1]], [[2]]]
     data.validate()
-    write(arxiv / "ogbn_arxiv", {"split/time/test.csv.gz": "2\n3\n"})  # another split is read anew
+    write(
+        arxiv / "ogbn_arxiv", {"split/time/test.csv.gz": "2\n3\n"}
+    )  # another split is read anew
     assert load_ogb(arxiv, "ogbn-arxiv").test_mask.nonzero().tolist() == [[2], [3]]
     (arxiv / "ogbn_arxiv" / "split" / "time" / "valid.csv.gz").unlink()
     with pytest.raises(
-        FileNotFoundError, match=r"missing split/time/valid.csv.gz. Unpack arxiv.*folder ogbn_arxiv"
+        FileNotFoundError,
+        match=r"missing split/time/valid.csv.gz. Unpack arxiv.*folder ogbn_arxiv",
     ):
         load_ogb(arxiv, "ogbn-arxiv", cache=arxiv / "none")
 
 
 def test_proteins_have_both_directions(tmp_path, monkeypatch):
-    monkeypatch.setattr("diffusion_mp_experiments.files.text_tables._BLOCK", 1)  # several blocks
+    monkeypatch.setattr(
+        "diffusion_mp_experiments.files.text_tables._BLOCK", 1
+    )  # several blocks
     rows = np.repeat([[0.5], [0.25], [1], [2], [3]], 8, 1)
     make_ogb("ogbn-proteins")(tmp_path, **{"raw/edge-feat.csv.gz": rows_of(rows)})
     data = load_ogb(tmp_path, "ogbn-proteins")
@@ -305,7 +360,9 @@ def test_proteins_have_both_directions(tmp_path, monkeypatch):
     assert data.node_species.tolist() == [3702, 4932, 9606, 3702]
     assert data.x is None
     raw = tmp_path / "ogbn_proteins" / "raw"
-    (raw / "species.csv.gz").rename(raw / "node_species.csv.gz")  # as the ogb package does
+    (raw / "species.csv.gz").rename(
+        raw / "node_species.csv.gz"
+    )  # as the ogb package does
     assert load_ogb(tmp_path, "ogbn-proteins").node_species[0] == 3702
 
 

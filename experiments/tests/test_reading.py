@@ -32,13 +32,19 @@ from small_sets import at_most
 
 FILE = Path("folder") / "numbers.bin"
 OTHER_FILES = [
-    (lambda blob: blob[:124] + b"\x00\x02IM" + blob[128:], "MATLAB 7.3; save it as version 7"),
+    (
+        lambda blob: blob[:124] + b"\x00\x02IM" + blob[128:],
+        "MATLAB 7.3; save it as version 7",
+    ),
     (lambda blob: blob[:124] + b"\x07\x00MI" + blob[128:], "Unknown mat file type"),
     (lambda blob: bytes(4) + blob[4:], "it is of version 4"),
     (lambda blob: blob[:-8], "could not read bytes"),
     (lambda blob: blob[:128] + bytes(80), "Did not read any bytes|Expecting miMATRIX"),
     # The reason for a process of its own: a type of numbers that does not exist crashes `scipy.io.loadmat`.
-    (lambda blob: blob[:176] + b"\xc8" + blob[177:], r"it makes scipy\.io\.loadmat crash"),
+    (
+        lambda blob: blob[:176] + b"\xc8" + blob[177:],
+        r"it makes scipy\.io\.loadmat crash",
+    ),
 ]
 OUT_OF_RANGE = csc_matrix((np.ones(3), [0, 9, 2], [0, 1, 2, 3]), (3, 3))
 OTHER_NUMBERS = [
@@ -48,15 +54,30 @@ OTHER_NUMBERS = [
         {"below": 5, "what": "nodes"},
         r"line 3: the nodes must lie in 0\.\.4; got -1",
     ),
-    (b"0 1\n5 3\n", np.int64, {"below": 5}, r"line 2: the numbers must lie in 0\.\.4; got 0\.\.5"),
+    (
+        b"0 1\n5 3\n",
+        np.int64,
+        {"below": 5},
+        r"line 2: the numbers must lie in 0\.\.4; got 0\.\.5",
+    ),
     (b"0 1\n2.5 3\n", np.int64, {}, "from line 1 on: .*2.5"),
-    (b"0 99999999999999999999\n", np.int64, {}, "from line 1 on: .*99999999999999999999"),
+    (
+        b"0 99999999999999999999\n",
+        np.int64,
+        {},
+        "from line 1 on: .*99999999999999999999",
+    ),
     (b"0 1\nnan 3\n", np.float32, {}, "line 2: the numbers must be finite"),
     (b"0 1\n2 -inf\n", np.float32, {}, "line 2: the numbers must be finite"),
     (b"0 1\n2 1e300\n", np.float32, {}, "line 2: the numbers must be finite"),
     (b"0 1\n\xff\xfe 1\n", np.int64, {}, "from line 1 on"),
     (b"\n0 1\n", np.int64, {}, "line 1: a line with others after it must not be blank"),
-    (b"0 1\n  \n\t\n2 3\n", np.int64, {}, "line 2: a line with others after it must not be blank"),
+    (
+        b"0 1\n  \n\t\n2 3\n",
+        np.int64,
+        {},
+        "line 2: a line with others after it must not be blank",
+    ),
 ]
 
 
@@ -76,8 +97,14 @@ def recursion():
         (lambda: gzip.decompress(b"no gzip"), "BadGzipFile: Not a gzipped file"),
         (lambda: gzip.decompress(gzip.compress(b"text")[:-9]), "EOFError"),
         (lambda: zlib.decompress(b"text"), "error: Error -3"),
-        (lambda: zipfile.ZipFile(io.BytesIO(b"no zip")), "BadZipFile: File is not a zip file"),
-        (lambda: struct.unpack("<q", b""), "error: unpack requires a buffer of 8 bytes"),
+        (
+            lambda: zipfile.ZipFile(io.BytesIO(b"no zip")),
+            "BadZipFile: File is not a zip file",
+        ),
+        (
+            lambda: struct.unpack("<q", b""),
+            "error: unpack requires a buffer of 8 bytes",
+        ),
         (lambda: {}["x"], "KeyError: 'x'"),
         (lambda: [][0], "IndexError: list index out of range"),
         (lambda: int("one"), "invalid literal for int"),
@@ -117,7 +144,10 @@ def test_a_sentence_that_names_the_file_stands_and_long_ones_are_cut():
         reading(FILE, "Fetch it again."),
     ):
         raise ValueError(f"{FILE} has 3 rows")
-    with pytest.raises(ValueError, match="xxx …") as caught, reading(FILE, "Fetch it again."):
+    with (
+        pytest.raises(ValueError, match="xxx …") as caught,
+        reading(FILE, "Fetch it again."),
+    ):
         raise ValueError("x" * 10**6)
     assert len(str(caught.value)) < 400
 
@@ -190,7 +220,12 @@ def test_memory_is_limited(tmp_path):
     size = 1 << 30
     head = path.read_bytes()[128:176] + b"\x09\0\0\0" + size.to_bytes(4, "little")
     head = head[:4] + (size + 48).to_bytes(4, "little") + head[8:]
-    head = head[:32] + (4).to_bytes(4, "little") + (size // 32).to_bytes(4, "little") + head[40:]
+    head = (
+        head[:32]
+        + (4).to_bytes(4, "little")
+        + (size // 32).to_bytes(4, "little")
+        + head[40:]
+    )
     machine = zlib.compressobj(1)
     packed = (
         machine.compress(head)
@@ -237,13 +272,17 @@ def test_a_text_without_lines_is_refused_before_it_fills_the_memory(tmp_path, te
 def test_empty_lines_long_rows_and_a_wrong_checksum(tmp_path):
     path = zipped(tmp_path / "edges.txt.gz", b"1 2\n" + b"\n" * 2**20, times=64)
     with (
-        pytest.raises(ValueError, match="line 2: a line with others after it must not be blank"),
+        pytest.raises(
+            ValueError, match="line 2: a line with others after it must not be blank"
+        ),
         at_most(128e6),
     ):
         numbers(path)
     path = tmp_path / "edges.txt"
     path.write_bytes(b"1 2\n3" + b" " * 200 + b"4\n")
-    with pytest.raises(ValueError, match=r"edges\.txt, line 2: a line must have at most 128 bytes"):
+    with pytest.raises(
+        ValueError, match=r"edges\.txt, line 2: a line must have at most 128 bytes"
+    ):
         numbers(path)
     with pytest.raises(ValueError, match="line 2: a line must have at most 100 bytes"):
         list(line_blocks(path, 10, longest=100, progress=False))
@@ -274,7 +313,9 @@ def test_lines_whatever_the_blocks(tmp_path, monkeypatch, text, size):
 
 
 @pytest.mark.parametrize(("text", "dtype", "options", "message"), OTHER_NUMBERS)
-def test_numbers_that_are_none_or_out_of_range(tmp_path, recwarn, text, dtype, options, message):
+def test_numbers_that_are_none_or_out_of_range(
+    tmp_path, recwarn, text, dtype, options, message
+):
     path = tmp_path / "edges.txt"
     path.write_bytes(text)
     with pytest.raises(ValueError, match=rf"edges\.txt, {message}"):
@@ -339,14 +380,18 @@ NO_NUMBERS = [
     (np.zeros(2, [("a", "i8")]), "'V8', which are no numbers"),
     (np.array(["a"]), "'U1', which are no numbers"),
     (
-        pickle.dumps(np.dtype("i8"), 2).replace(b"X\x01\x00\x00\x00<", b"X\x01\x00\x00\x00?"),
+        pickle.dumps(np.dtype("i8"), 2).replace(
+            b"X\x01\x00\x00\x00<", b"X\x01\x00\x00\x00?"
+        ),
         "no byte order",
     ),
 ]
 
 
 def unpickled(content, protocol=4):
-    return read_pickle(content if isinstance(content, bytes) else pickle.dumps(content, protocol))
+    return read_pickle(
+        content if isinstance(content, bytes) else pickle.dumps(content, protocol)
+    )
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -385,14 +430,20 @@ def test_what_comes_back(protocol):
     assert (unpickled(matrix, protocol) != matrix).nnz == 0
     for mapping in (defaultdict(list, {0: [1, 2], 1: []}), {0: [1, 2], 1: []}):
         assert unpickled(mapping, protocol) == mapping
-    for integers in ([1, np.int64(2), np.uint8(3)], np.array([1, 2, 3], np.int32), (1, 2, 3)):
+    for integers in (
+        [1, np.int64(2), np.uint8(3)],
+        np.array([1, 2, 3], np.int32),
+        (1, 2, 3),
+    ):
         assert as_integers(unpickled([integers], protocol)[0]).tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("content", STRANGE)
 def test_damaged_and_strange_pickles(content):
     with pytest.raises((ValueError, IndexError, KeyError)):
-        assert isinstance(unpickled(content), np.ndarray) or as_integers(unpickled(content))
+        assert isinstance(unpickled(content), np.ndarray) or as_integers(
+            unpickled(content)
+        )
 
 
 def test_containers_within_containers_take_no_time():
@@ -410,11 +461,18 @@ def test_containers_within_containers_take_no_time():
             unpickled(content)
     assert time.perf_counter() - start < 5
     program = r'import pickle; pickle.loads(b"})" + b"\x85" * 3_000_000 + b"K\x01s.")'
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode < 0
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True).returncode
+        < 0
+    )
     # a place in the memo, for which C makes room.
     assert unpickled(b"K\x07r\xff\xff\xff\x7f0j\xff\xff\xff\x7f.") == 7
     matrix = csr_matrix(np.eye(3))
-    for name, values in {"indices": [0, 9, 2], "indptr": [0, 1, 9, 3], "data": [1.0, 2.0]}.items():
+    for name, values in {
+        "indices": [0, 9, 2],
+        "indptr": [0, 1, 9, 3],
+        "data": [1.0, 2.0],
+    }.items():
         broken = matrix.copy()
         setattr(broken, name, np.array(values, getattr(matrix, name).dtype))
         with pytest.raises(ValueError, match=r"ind|dat"):
@@ -429,7 +487,8 @@ def dtype(code="i8", order="<"):
 def test_arrays_that_are_not_filled(options, message):
     with pytest.raises(ValueError, match=message):
         pickles._array(
-            **{"data": bytes(8), "dtype": dtype(), "shape": (1,), "order": "C"} | options
+            **{"data": bytes(8), "dtype": dtype(), "shape": (1,), "order": "C"}
+            | options
         )
 
 

@@ -23,7 +23,10 @@ BLOCK_MODELS = [
     ({"seed": -1}, "seed must lie in 0"),
     ({"seed": 2**30}, "seed must lie in 0"),
     ({"pattern_sizes": (5, 34)}, "belong to PATTERN"),
-    ({"name": "PATTERN", "pattern_sizes": (9, 8)}, r"1 <= smallest <= largest; got \(9, 8\)"),
+    (
+        {"name": "PATTERN", "pattern_sizes": (9, 8)},
+        r"1 <= smallest <= largest; got \(9, 8\)",
+    ),
 ]
 POKEC = [
     ({"num_nodes": 1}, "num_nodes must be at least 2"),
@@ -32,19 +35,28 @@ POKEC = [
 ]
 OTHERS = [
     (lambda: graphs.load_digits(1797), KNN),
-    (lambda: graphs.load_mnist("none", 60_001), "num_images must be at most 60000, got 60001"),
+    (
+        lambda: graphs.load_mnist("none", 60_001),
+        "num_images must be at most 60000, got 60001",
+    ),
     (lambda: graphs.fit_forecast("last", []), "at least one snapshot to learn from"),
     *(
         (lambda share=share: visible_labels(ones(5), True, share), "share must")
         for share in (0, 1, -0.1, float("nan"))
     ),
     (lambda: as_path("a\0b", "root"), "root must be a path that a file can have"),
-    (lambda: train.PlanetoidDataModule(split="full"), '"random" or "public", got \'full\''),
+    (
+        lambda: train.PlanetoidDataModule(split="full"),
+        '"random" or "public", got \'full\'',
+    ),
     (
         lambda: train.PlanetoidDataModule(tuning=True),
         "tuning needs a number as split, .* got 'random'",
     ),
-    (lambda: train.SnapshotDataModule(split=4, tuning=True), r"split must lie in 0\.\.3, a window"),
+    (
+        lambda: train.SnapshotDataModule(split=4, tuning=True),
+        r"split must lie in 0\.\.3, a window",
+    ),
 ]
 
 
@@ -55,11 +67,18 @@ OTHERS = [
         *((sequences.ListOps, *row) for row in LIST_OPS),
         *((sequences.Pathfinder, *row) for row in PATHFINDER),
         *(
-            (lambda name="CLUSTER", **more: graphs.SBMDataset("none", name, **more), *row)
+            (
+                lambda name="CLUSTER", **more: graphs.SBMDataset("none", name, **more),
+                *row,
+            )
             for row in BLOCK_MODELS
         ),
         *(
-            (graphs.synthetic_pokec, {"num_nodes": 10, "num_edges": 10, **options}, said)
+            (
+                graphs.synthetic_pokec,
+                {"num_nodes": 10, "num_edges": 10, **options},
+                said,
+            )
             for options, said in POKEC
         ),
         *((make, {}, message) for make, message in OTHERS),
@@ -81,7 +100,8 @@ def test_types_that_the_fuzz_does_not_try():
             lambda path: graphs.load_ogb(path, "ogbn-arxiv"),
         ):
             with pytest.raises(
-                TypeError, match=r"(path|root) must be a path, a str or a pathlib\.Path; got"
+                TypeError,
+                match=r"(path|root) must be a path, a str or a pathlib\.Path; got",
             ):
                 read(path)
     for make, message in [

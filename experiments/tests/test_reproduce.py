@@ -20,7 +20,12 @@ from optuna.storages import InMemoryStorage
 from diffusion_mp import load
 from diffusion_mp_experiments.reproduce import harness
 from diffusion_mp_experiments.reproduce.figures import draw_curves
-from diffusion_mp_experiments.reproduce.harness import Search, key, open_storage, reproduce
+from diffusion_mp_experiments.reproduce.harness import (
+    Search,
+    key,
+    open_storage,
+    reproduce,
+)
 from diffusion_mp_experiments.reproduce.report import lines, section
 from diffusion_mp_experiments.reproduce.table import Records, load_table, parsed
 from diffusion_mp_experiments.train import DigitsDataModule
@@ -36,7 +41,9 @@ RUNS = {"constant": 2, "labels": 3 + 2, "gcn": 3 + 2, "difformer": 3 + 2}
 
 def outcome(path):
     """All lines of a file without times and memory."""
-    lines = [{**line, "seconds": 0, "memory": 0} for line in parsed(path.read_text(), path)]
+    lines = [
+        {**line, "seconds": 0, "memory": 0} for line in parsed(path.read_text(), path)
+    ]
     return sorted(json.dumps(line, sort_keys=True) for line in lines)
 
 
@@ -69,15 +76,21 @@ def test_every_run_is_there_once_and_says_what_it_was(uninterrupted):
         == 3
     )
     (ablated,) = {
-        tuple(run["ablated"]) for run in runs if run["row"] == "difformer" and not run["tuning"]
+        tuple(run["ablated"])
+        for run in runs
+        if run["row"] == "difformer" and not run["tuning"]
     }
     assert ablated == ("identity", "uniform")
     # Validation on tuning splits decides.
     results = parsed((out / "results.jsonl").read_text(), out)
     for row in ("labels", "gcn", "difformer"):
-        (search,) = [line for line in results if line["kind"] == "search" and line["row"] == row]
+        (search,) = [
+            line for line in results if line["kind"] == "search" and line["row"] == row
+        ]
         best = max(search["trials"], key=lambda trial: trial["value"])
-        reported = [line for line in results if line["kind"] == "run" and line["row"] == row]
+        reported = [
+            line for line in results if line["kind"] == "run" and line["row"] == row
+        ]
         assert [run["settings"] for run in reported] == [best["settings"]] * 2
         assert not any(run["tuning"] for run in reported)
 
@@ -86,7 +99,9 @@ def test_rows_one_by_one_make_the_same_table_and_what_is_done_is_not_repeated(
     uninterrupted, tmp_path, monkeypatch
 ):
     _, table, out = uninterrupted
-    assert {line["row"] for line in reproduce(table, tmp_path, only=["constant", "labels"])} == {
+    assert {
+        line["row"] for line in reproduce(table, tmp_path, only=["constant", "labels"])
+    } == {
         "constant",
         "labels",
     }
@@ -94,7 +109,10 @@ def test_rows_one_by_one_make_the_same_table_and_what_is_done_is_not_repeated(
     assert outcome(tmp_path / "results.jsonl") == outcome(out / "results.jsonl")
     before = outcome(out / "runs.jsonl")
     assert outcome(tmp_path / "runs.jsonl") == before
-    with FileLock(out / "lock"), pytest.raises(ValueError, match="Another process is at work"):
+    with (
+        FileLock(out / "lock"),
+        pytest.raises(ValueError, match="Another process is at work"),
+    ):
         reproduce(table, out)
     monkeypatch.setattr(harness, "train", None)
     reproduce(table, out)
@@ -105,7 +123,8 @@ def test_rows_one_by_one_make_the_same_table_and_what_is_done_is_not_repeated(
 
 
 @pytest.mark.parametrize(
-    ("number", "jobs"), [(SIGKILL, 1), (SIGINT, 1), pytest.param(SIGINT, 2, marks=pytest.mark.slow)]
+    ("number", "jobs"),
+    [(SIGKILL, 1), (SIGINT, 1), pytest.param(SIGINT, 2, marks=pytest.mark.slow)],
 )
 def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(
     number, jobs, uninterrupted, tmp_path, monkeypatch
@@ -128,7 +147,9 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(
 
     def slow(self, record):
         append(self, record)
-        time.sleep(0.5)  # without it, the runs that are left may end before the signal arrives
+        time.sleep(
+            0.5
+        )  # without it, the runs that are left may end before the signal arrives
 
     with monkeypatch.context() as patched:
         patched.setattr(Records, "append", slow)  # in the forked process
@@ -179,7 +200,10 @@ def test_half_a_line_is_cut_off_and_a_broken_one_is_named(tmp_path, monkeypatch)
         '{"a": 1}\nnothing\n': r"runs\.jsonl, line 2 is no JSON",
         "[1]\n": "line 1 holds no result",
     }
-    broken |= {b"\xff\n": "line 1 is no JSON", b"[" * 10**5 + b"\n": "line 1 is no JSON"}
+    broken |= {
+        b"\xff\n": "line 1 is no JSON",
+        b"[" * 10**5 + b"\n": "line 1 is no JSON",
+    }
     for text, message in broken.items():
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         with pytest.raises(ValueError, match=message):
@@ -255,17 +279,23 @@ def test_a_row_is_a_result_once_all_of_its_runs_are_done(tmp_path, training):
             reproduce(more, tmp_path / "out", only=["gcn"])
         left = 2
         complete.append(
-            {line["row"] for line in reproduce(more, tmp_path / "out", only=["constant"])}
+            {
+                line["row"]
+                for line in reproduce(more, tmp_path / "out", only=["constant"])
+            }
         )
     assert ["gcn" in rows for rows in complete] == 5 * [False] + [True, False, True]
 
 
-def test_trials_come_one_after_the_other_and_one_that_diverged_anywhere_is_out(tmp_path, training):
+def test_trials_come_one_after_the_other_and_one_that_diverged_anywhere_is_out(
+    tmp_path, training
+):
     """Less is better here, and the best trial of all diverges on the second of two tuning splits."""
     metric = {"name": "mse", "mode": "min", "title": "MSE", "scale": 1.0}
     table = load_table(write_table(tmp_path, tuning=2, metric=metric))
     lrs = [
-        settings["lr"] for settings in Search(table, table.row("gcn"), InMemoryStorage()).settings
+        settings["lr"]
+        for settings in Search(table, table.row("gcn"), InMemoryStorage()).settings
     ]
     asked = []
 
@@ -278,11 +308,16 @@ def test_trials_come_one_after_the_other_and_one_that_diverged_anywhere_is_out(t
     # Two rows on two splits, whose rates are the same.
     assert asked[:12] == [lr for lr in lrs for _ in range(4)]
     assert set(asked[12:]) == {sorted(lrs)[1]}
-    assert [line["seconds"] for line in results if line["kind"] == "search"] == [9.0, 9.0]
+    assert [line["seconds"] for line in results if line["kind"] == "search"] == [
+        9.0,
+        9.0,
+    ]
     trials = Search(
         table, table.row("gcn"), open_storage(tmp_path / "out" / "search.log")
     ).study.trials
-    assert [trial.value for trial in trials] == [None if lr == min(lrs) else -lr for lr in lrs]
+    assert [trial.value for trial in trials] == [
+        None if lr == min(lrs) else -lr for lr in lrs
+    ]
 
 
 def test_quick_from_the_command_line_and_what_it_refuses(tmp_path, capsys):
@@ -305,8 +340,13 @@ def test_quick_from_the_command_line_and_what_it_refuses(tmp_path, capsys):
     report = (out / "digits-quick" / "report.md").read_text()
     assert report.startswith("## Digits\n")
     assert "| labels |" in report
-    assert main([*words, "--only", "gcn", "labels", "--save", str(tmp_path / "zoo")]) == 0
-    assert {path.name for path in (tmp_path / "zoo").iterdir()} == {"gcn.md", "gcn.safetensors"}
+    assert (
+        main([*words, "--only", "gcn", "labels", "--save", str(tmp_path / "zoo")]) == 0
+    )
+    assert {path.name for path in (tmp_path / "zoo").iterdir()} == {
+        "gcn.md",
+        "gcn.safetensors",
+    }
     assert type(load(tmp_path / "zoo/gcn.safetensors")).__name__ == "DiffusionGNN"
     card = (tmp_path / "zoo/gcn.md").read_text()
     assert re.search(r"\| accuracy in %, test \| \d\d\.\d \|", card)
@@ -318,15 +358,31 @@ def test_quick_from_the_command_line_and_what_it_refuses(tmp_path, capsys):
     assert (tmp_path / "zoo/gcn.safetensors").is_file()
     assert (out / "digits-quick" / "runs.jsonl").read_bytes() == records
     once = (tmp_path / "zoo/gcn.safetensors").read_bytes()
-    assert main([*words, "--only", "gcn", "--epochs=1", "--save", str(tmp_path / "zoo")]) == 0
+    assert (
+        main([*words, "--only", "gcn", "--epochs=1", "--save", str(tmp_path / "zoo")])
+        == 0
+    )
     # The card beside it is of another run.
     assert (tmp_path / "zoo/gcn.safetensors").read_bytes() != once
-    assert main([*words, "--only", "labels", "--epochs=1", "--save", str(tmp_path / "other")]) == 0
+    assert (
+        main(
+            [
+                *words,
+                "--only",
+                "labels",
+                "--epochs=1",
+                "--save",
+                str(tmp_path / "other"),
+            ]
+        )
+        == 0
+    )
     assert not list((tmp_path / "other").iterdir())  # nor a card without its model
     capsys.readouterr()
     assert main([*words, "--only", "gat"]) == 2
     assert (
-        "digits has no row gat; it has constant, labels, gcn, difformer." in capsys.readouterr().err
+        "digits has no row gat; it has constant, labels, gcn, difformer."
+        in capsys.readouterr().err
     )
     assert main(["reproduce", "letters", "--configs", str(configs)]) == 2
     assert "There is no table 'letters'" in capsys.readouterr().err
@@ -340,7 +396,11 @@ def test_a_module_moves_all_of_its_graphs():
     """To another device, where a graph of several parts stays one graph."""
     data = DigitsDataModule()
     data.to("meta")
-    for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
+    for loader in (
+        data.train_dataloader(),
+        data.val_dataloader(),
+        data.test_dataloader(),
+    ):
         found = [
             value.device.type
             for graph in loader

@@ -33,7 +33,13 @@ def search(row, trials=3):
         {"settings": {"lr": k / 3, "model.conv": "gcn"}, "value": k / 4 if k else None}
         for k in range(trials)
     ]
-    return {"kind": "search", "row": row, "split": None, "trials": tried, "seconds": 60.0}
+    return {
+        "kind": "search",
+        "row": row,
+        "split": None,
+        "trials": tried,
+        "seconds": 60.0,
+    }
 
 
 # In another order than the table's, and than each other's.
@@ -65,7 +71,9 @@ def test_rows_are_means_over_splits_and_differences_are_taken_split_by_split(tab
     assert difformer.ablated == {"identity": 50.0}
     assert (gcn.splits, gcn.trials, gcn.seconds, gcn.validation) == (2, 3, 180.0, 50.0)
     text = markdown(table, [gcn, difformer])
-    assert "|  | accuracy in % | ahead of GCN | identity | validation | trials |" in text
+    assert (
+        "|  | accuracy in % | ahead of GCN | identity | validation | trials |" in text
+    )
     assert "| GCN | 35.0 ± 21.2 |  |  | 50.0 | 3 |" in text
     assert "| DIFFormer-s | 70.0 ± 14.1 | +35.0 ± 25.0 | 50.0 | 50.0 | 3 |" in text
     text = section(table, lines(table, RECORDS), "Some notes.")
@@ -78,20 +86,34 @@ def test_less_may_be_better_and_seeds_are_compared_where_there_is_one_split(tmp_
     metric = {"name": "mse", "mode": "min", "title": "MSE", "scale": 1.0}
     table = load_table(write_table(tmp_path, metric=metric))
     gcn, difformer = lines(table, [run("gcn", 0, 0.75), run("difformer", 0, 0.5)])
-    assert (difformer.differences["gcn"][0], lines(table, [run("gcn", 0, None)])[0].score[0]) == (
+    assert (
+        difformer.differences["gcn"][0],
+        lines(table, [run("gcn", 0, None)])[0].score[0],
+    ) == (
         0.25,
         math.inf,
     )
-    assert "| DIFFormer-s | 0.500 | +0.250 | 0.500 | 0 |" in markdown(table, [gcn, difformer])
+    assert "| DIFFormer-s | 0.500 | +0.250 | 0.500 | 0 |" in markdown(
+        table, [gcn, difformer]
+    )
     table = load_table(write_table(tmp_path, splits=1, seeds=2))
-    tests = {("gcn", 0): 0.5, ("gcn", 1): 0.25, ("difformer", 0): 0.5, ("difformer", 1): 0.75}
-    gcn, difformer = lines(table, [run(row, 0, test, seed) for (row, seed), test in tests.items()])
+    tests = {
+        ("gcn", 0): 0.5,
+        ("gcn", 1): 0.25,
+        ("difformer", 0): 0.5,
+        ("difformer", 1): 0.75,
+    }
+    gcn, difformer = lines(
+        table, [run(row, 0, test, seed) for (row, seed), test in tests.items()]
+    )
     assert gcn.score == pytest.approx((37.5, 12.5 * math.sqrt(2)))
     assert difformer.differences == {"gcn": pytest.approx((25, 25))}
     assert "1 split, 2 seeds on it" in section(table, [gcn, difformer])
 
 
-def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(tmp_path, table, capsys):
+def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(
+    tmp_path, table, capsys
+):
     made = tmp_path / "made"
     folders = ["--configs", "--results", "--docs"]
     words = [word for name in folders for word in (name, str(tmp_path / name[2:]))]
@@ -105,9 +127,15 @@ def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(tmp_path
     page = tmp_path / "docs" / "results.md"
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["digits.jsonl"]
     for picture in ("results", "results-digits"):
-        assert (tmp_path / "docs" / "images" / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
+        assert (
+            (tmp_path / "docs" / "images" / f"{picture}.png")
+            .read_bytes()
+            .startswith(b"\x89PNG")
+        )
     before = page.read_text()
-    assert before.startswith("# Results\n\n![Difference from the tuned GCN for every kind of model")
+    assert before.startswith(
+        "# Results\n\n![Difference from the tuned GCN for every kind of model"
+    )
     assert "| DIFFormer-s | 70.0 ± 14.1 |" in before
     assert "](images/results-digits.png)" in before
     assert "](images/results-digits-search.png)" in before
@@ -119,26 +147,58 @@ def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(tmp_path
         "PYTHONUTF8": "0",
         "PYTHONCOERCECLOCALE": "0",
     }
-    program = "from diffusion_mp_experiments.train.cli import main; raise SystemExit(main())"
+    program = (
+        "from diffusion_mp_experiments.train.cli import main; raise SystemExit(main())"
+    )
     run_program("-c", program, "results", *words, **settings)
     assert page.read_text("utf-8") == before
     assert main(["results", "--made", str(tmp_path / "none"), *words]) == 2
-    assert f"No folder below {tmp_path / 'none'} has results.jsonl" in capsys.readouterr().err
+    assert (
+        f"No folder below {tmp_path / 'none'} has results.jsonl"
+        in capsys.readouterr().err
+    )
     (tmp_path / "results" / "digits.jsonl").write_text('{"row": "gcn"}\n')
     assert main(["results", *words]) == 2
-    assert "digits.jsonl, line 1 holds no result with kind row seconds" in capsys.readouterr().err
+    assert (
+        "digits.jsonl, line 1 holds no result with kind row seconds"
+        in capsys.readouterr().err
+    )
     (tmp_path / "results" / "digits.jsonl").write_text("")
     assert main(["results", *words]) == 2
-    assert "digits.jsonl has no run of a row of the table 'digits'" in capsys.readouterr().err
+    assert (
+        "digits.jsonl has no run of a row of the table 'digits'"
+        in capsys.readouterr().err
+    )
 
 
-def test_the_page_says_with_how_much_of_everything_its_results_were_made(tmp_path, capsys):
+def test_the_page_says_with_how_much_of_everything_its_results_were_made(
+    tmp_path, capsys
+):
     """`--epochs 2` and its like are options of the results, which table.yaml does not know."""
     configs = write_table(tmp_path / "configs").parent
     made = tmp_path / "made"
-    options = ["--splits=1", "--trials=1", "--epochs=2", "--jobs=1", "--only", "gcn", "labels"]
+    options = [
+        "--splits=1",
+        "--trials=1",
+        "--epochs=2",
+        "--jobs=1",
+        "--only",
+        "gcn",
+        "labels",
+    ]
     assert (
-        main(["reproduce", "digits", "--configs", str(configs), "--out", str(made), *options]) == 0
+        main(
+            [
+                "reproduce",
+                "digits",
+                "--configs",
+                str(configs),
+                "--out",
+                str(made),
+                *options,
+            ]
+        )
+        == 0
     )
     folders = [
         "--configs",
@@ -156,7 +216,9 @@ def test_the_page_says_with_how_much_of_everything_its_results_were_made(tmp_pat
     assert said in (tmp_path / "results.md").read_text()
     path = tmp_path / "results" / "digits.jsonl"
     path.write_text(
-        path.read_text().replace('"epochs": 2, "patience": 4', '"epochs": 0, "patience": 4')
+        path.read_text().replace(
+            '"epochs": 2, "patience": 4', '"epochs": 0, "patience": 4'
+        )
     )
     assert main(["results", *folders]) == 2
     assert "digits.jsonl: epochs must be at least 1; got 0" in capsys.readouterr().err
@@ -167,7 +229,9 @@ def test_an_error_that_diverged_has_a_place_in_the_table_and_in_the_pictures(tmp
     write_table(tmp_path / "configs", metric=metric)
     (tmp_path / "results").mkdir()
     write_records(RECORDS, tmp_path / "results" / "digits.jsonl")
-    page = command.write_page(*(tmp_path / name for name in ("configs", "results", "docs")))
+    page = command.write_page(
+        *(tmp_path / name for name in ("configs", "results", "docs"))
+    )
     assert "| GCN | inf |" in page.read_text("utf-8")
 
 
@@ -191,7 +255,9 @@ def test_a_model_that_never_had_a_score_has_a_card(table):
 
 def test_every_model_is_of_a_kind_that_the_picture_of_all_tables_shows():
     tables = [load_table(path.parent) for path in configs_folder().glob("*/table.yaml")]
-    titles = {row.title for table in tables if table.sweep is None for row in table.rows}
+    titles = {
+        row.title for table in tables if table.sweep is None for row in table.rows
+    }
     begins = tuple(begin for all_ in figures._KINDS.values() for begin in all_)
     others = {title for title in titles if not f"{title},".startswith(begins)}
     forecasts = {
@@ -232,13 +298,19 @@ def test_the_report_has_differences_and_pictures(tmp_path, capsys):
     for text in (said, report):
         assert "| certified, attention |" in text
         assert "ahead of certified, attention | identity | uniform |" in text
-    assert "*attention := identity*: the same networks" in report  # notes.md of that table
+    assert (
+        "*attention := identity*: the same networks" in report
+    )  # notes.md of that table
     for ending in ("", "-energies", "-search"):
         assert f"](images/results-digits{ending}.png)" in report
         assert (
-            (folder / "images" / f"results-digits{ending}.png").read_bytes().startswith(b"\x89PNG")
+            (folder / "images" / f"results-digits{ending}.png")
+            .read_bytes()
+            .startswith(b"\x89PNG")
         )
-    runs = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    runs = [
+        json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()
+    ]
     found = {run["row"]: run for run in runs if run["kind"] == "run"}
     assert set(found) == set(ROWS)
     energies = found["certified"]["states"]["F"]

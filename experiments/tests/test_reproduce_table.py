@@ -9,7 +9,11 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.storages import InMemoryStorage
 
 from diffusion_mp_experiments.packaged import configs_folder
-from diffusion_mp_experiments.reproduce.harness import Search, distribution, open_storage
+from diffusion_mp_experiments.reproduce.harness import (
+    Search,
+    distribution,
+    open_storage,
+)
 from diffusion_mp_experiments.reproduce.table import digest, load_table
 from diffusion_mp_experiments.reproduce.training import made, made_module
 from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
@@ -52,12 +56,18 @@ def test_every_row_is_built_and_runs(name):
     table = load_table(CONFIGS / name)
     ring = torch.stack([torch.arange(9), (torch.arange(9) + 1) % 9])
     for row in table.rows:
-        for settings in Search(replace(table, trials=1, tuning=1), row, InMemoryStorage()).settings:
+        for settings in Search(
+            replace(table, trials=1, tuning=1), row, InMemoryStorage()
+        ).settings:
             module = made_module(table.config(row, settings), Ring())
             if row.model is not None:
-                task = settings.get("model.task", row.model.get("init_args", {}).get("task"))
+                task = settings.get(
+                    "model.task", row.model.get("init_args", {}).get("task")
+                )
                 predicted = 1 if task == "graph" else 9
-                assert module.model(torch.ones(9, 5), torch.cat([ring, ring.flip(0)], 1)).shape == (
+                assert module.model(
+                    torch.ones(9, 5), torch.cat([ring, ring.flip(0)], 1)
+                ).shape == (
                     predicted,
                     3,
                 )
@@ -73,9 +83,15 @@ def test_settings_are_put_where_their_paths_say(tmp_path):
     }
     assert config["module"] == {"model": model, "lr": 0.25}
     assert (config["epochs"], config["patience"]) == (6, 4)
-    assert table.config(constant, {}).keys() == {"data", "module"}  # it has no epochs to depend on
+    assert table.config(constant, {}).keys() == {
+        "data",
+        "module",
+    }  # it has no epochs to depend on
     assert table.config(difformer, {})["module"]["weight_decay"] == 0.001
-    assert [sorted(table.axes(row)) for row in (constant, labels)] == [[], ["predictor.alpha"]]
+    assert [sorted(table.axes(row)) for row in (constant, labels)] == [
+        [],
+        ["predictor.alpha"],
+    ]
     assert sorted(table.axes(gcn)) == ["lr", *COMMON, "model.num_layers"]
     with pytest.raises(ValueError, match=r"gives model\.conv and searches it"):
         table.config(gcn, {"model.conv": "gat"})
@@ -115,7 +131,9 @@ def test_a_table_like_another_has_its_rows_and_says_which_axes_differ(tmp_path):
     assert [row.name for row in third.rows] == ["gcn", "own"]
     assert (third.title, third.data, third.rows) == ("third", first.data, second.rows)
     (tmp_path / "second" / "table.yaml").write_text("like: digits\nrows: [gcn]\n")
-    with pytest.raises(ValueError, match="must list its rows: the other files there, own"):
+    with pytest.raises(
+        ValueError, match="must list its rows: the other files there, own"
+    ):
         load_table(tmp_path / "second")
 
 
@@ -131,13 +149,23 @@ def test_a_row_like_another_says_how_it_differs(tmp_path):
     )
     table = load_table(folder)
     *_, deep, last = table.rows
-    assert deep.model == {**ROWS["gcn"]["model"], "init_args": {"conv": "gcn", "num_layers": 8}}
+    assert deep.model == {
+        **ROWS["gcn"]["model"],
+        "init_args": {"conv": "gcn", "num_layers": 8},
+    }
     assert last.model["init_args"] == {"conv": "gat", "num_layers": 8}
-    assert (last.attention, last.title, last.optimizer) == ("identity", "Deeper", {"lr": 0.5})
+    assert (last.attention, last.title, last.optimizer) == (
+        "identity",
+        "Deeper",
+        {"lr": 0.5},
+    )
     assert (deep.attention, table.config(last, {})["attention"]) == (None, "identity")
     assert sorted(table.axes(last)) == ["model.alpha", *COMMON]
     assert table.row("gcn").model["init_args"] == {"conv": "gcn"}
-    for name in ("deeper", "deep"):  # a row like itself, and two that are like each other
+    for name in (
+        "deeper",
+        "deep",
+    ):  # a row like itself, and two that are like each other
         (folder / f"{name}.yaml").write_text("like: deeper\ntitle: Deep\n")
         deeper.write_text(f"like: {name}\ntitle: Deeper\n")
         with pytest.raises(ValueError, match=f"like {name}, which is no other row"):
@@ -151,7 +179,9 @@ def test_tables_and_rows_that_are_refused(changes, message, tmp_path):
         (folder / "gcn.yaml").write_text(changes)
     with pytest.raises(ValueError, match=message):
         load_table(folder)
-    with pytest.raises(FileNotFoundError, match=r"no table 'none'.*Tables in .* are digits"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no table 'none'.*Tables in .* are digits"
+    ):
         load_table(tmp_path / "none")
 
 
@@ -175,9 +205,13 @@ def test_what_is_no_axis_is_refused(axis):
 
 
 def test_axes_are_distributions():
-    assert distribution("a", {"choice": [1, None]}) == CategoricalDistribution([1, None])
+    assert distribution("a", {"choice": [1, None]}) == CategoricalDistribution(
+        [1, None]
+    )
     assert distribution("a", {"uniform": [1, 2]}) == FloatDistribution(1.0, 2.0)
-    assert distribution("a", {"loguniform": [1, 2]}) == FloatDistribution(1.0, 2.0, log=True)
+    assert distribution("a", {"loguniform": [1, 2]}) == FloatDistribution(
+        1.0, 2.0, log=True
+    )
     assert {"cora", "citeseer"} <= CONTENT.keys()
 
 
@@ -192,7 +226,9 @@ def test_trials_are_the_same_whenever_they_are_drawn(tmp_path):
     with path.open("a") as file:
         file.write('{"op_code')  # what a kill has left of a line
     again = Search(longer, row, open_storage(path))
-    assert again.settings == Search(longer, row, open_storage(tmp_path / "b.log")).settings
+    assert (
+        again.settings == Search(longer, row, open_storage(tmp_path / "b.log")).settings
+    )
     assert again.settings[:3] == first.settings
     assert len({settings["lr"] for settings in again.settings}) == 5
     assert again.study.best_value == 0.5
@@ -201,7 +237,10 @@ def test_trials_are_the_same_whenever_they_are_drawn(tmp_path):
         again.best({0: None})
     assert Search(table, row, open_storage(path)).settings == first.settings
     # Another number of tuning splits and another space are other searches.
-    for changed in ({"tuning": 2}, {"search": {**table.search, "lr": {"loguniform": [0.1, 0.2]}}}):
+    for changed in (
+        {"tuning": 2},
+        {"search": {**table.search, "lr": {"loguniform": [0.1, 0.2]}}},
+    ):
         fresh = Search(replace(table, **changed), row, open_storage(path))
         assert not any(trial.state.is_finished() for trial in fresh.study.trials)
     # Rows draw the same values of the axes that they share.
@@ -215,7 +254,9 @@ def test_trials_are_the_same_whenever_they_are_drawn(tmp_path):
 def test_rows_and_axes_reach_the_data(tmp_path):
     search = {"model.dropout": None, "data.metric": {"choice": ["euclidean", "cosine"]}}
     path = write_table(tmp_path, search=search)
-    (path / "labels.yaml").write_text(yaml.safe_dump({**ROWS["labels"], "data": {"per_class": 7}}))
+    (path / "labels.yaml").write_text(
+        yaml.safe_dump({**ROWS["labels"], "data": {"per_class": 7}})
+    )
     table = load_table(path)
     gcn = table.row("gcn")
     labels = table.row("labels")
@@ -232,6 +273,9 @@ def test_rows_and_axes_reach_the_data(tmp_path):
 
 def test_a_misspelt_argument_of_a_row_is_named():
     with pytest.raises(
-        ValueError, match=r"(?s)torch\.nn\.Dropout.*makes no Module.*Option 'q' is not accepted"
+        ValueError,
+        match=r"(?s)torch\.nn\.Dropout.*makes no Module.*Option 'q' is not accepted",
     ):
-        made(torch.nn.Module, {"class_path": "torch.nn.Dropout", "init_args": {"q": 0.5}})
+        made(
+            torch.nn.Module, {"class_path": "torch.nn.Dropout", "init_args": {"q": 0.5}}
+        )

@@ -12,7 +12,13 @@ from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 from torchmetrics import MeanMetric
 
-from diffusion_mp import APPNPConv, Graph, HeatKernel, IdentityDiffusivity, UniformDiffusivity
+from diffusion_mp import (
+    APPNPConv,
+    Graph,
+    HeatKernel,
+    IdentityDiffusivity,
+    UniformDiffusivity,
+)
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
     GaussianDiffusivity,
@@ -20,7 +26,13 @@ from diffusion_mp.diffusivities import (
 )
 from diffusion_mp.diffusivities.all_pair import QueryKeyDiffusivity
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError
-from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
+from diffusion_mp.models import (
+    CertifiedDIFFormer,
+    DIFFormer,
+    DiffusionGNN,
+    NodeFormer,
+    SGFormer,
+)
 from diffusion_mp_experiments.reproduce import training
 from diffusion_mp_experiments.reproduce.networks import (
     Diagonalized,
@@ -44,7 +56,10 @@ from diffusion_mp_experiments.reproduce.training import (
     train,
 )
 from diffusion_mp_experiments.train.classifiers import NodeClassifier
-from diffusion_mp_experiments.train.datamodules import FullGraphDataModule, KNNDataModule
+from diffusion_mp_experiments.train.datamodules import (
+    FullGraphDataModule,
+    KNNDataModule,
+)
 from helpers import randn
 
 DIGITS = {
@@ -61,7 +76,9 @@ PREDICTORS = [
     Labels,
     lambda: Labels(None, 0.9),
     lambda: Labels(
-        None, 0.9, SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False), diagonal=False)
+        None,
+        0.9,
+        SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False), diagonal=False),
     ),
     lambda: Diffusion(n_neighbors=2),
 ]
@@ -80,7 +97,9 @@ def config(epochs=8, patience=8, lr=0.05, **more):
 def test_a_run_depends_on_its_split_and_seed_and_nothing_else(monkeypatch):
     torch.manual_seed(1)
     state = torch.get_rng_state()
-    first, again, other = (train(config(), "acc", 1, seed, tuning=False) for seed in (0, 0, 1))
+    first, again, other = (
+        train(config(), "acc", 1, seed, tuning=False) for seed in (0, 0, 1)
+    )
     assert torch.equal(torch.get_rng_state(), state)
     for result in (first, again, other):
         del result["seconds"], result["memory"]
@@ -118,7 +137,9 @@ class Scripted(nn.Module):
 
 class Diverging(Scripted):
     def forward(self, x, edge_index, edge_weight):
-        return super().forward(x, edge_index, edge_weight) * (float("nan") if self.epoch > 4 else 1)
+        return super().forward(x, edge_index, edge_weight) * (
+            float("nan") if self.epoch > 4 else 1
+        )
 
 
 class Nothing(Scripted):
@@ -139,7 +160,9 @@ class Restless(Scripted):
         (Diverging, (), 30, 3, 5, "diverged"),
     ],
 )
-def test_the_weights_are_those_of_the_best_epoch(model, right, patience, best, epochs, ended):
+def test_the_weights_are_those_of_the_best_epoch(
+    model, right, patience, best, epochs, ended
+):
     data = KNNDataModule(**DIGITS["init_args"])
     module = NodeClassifier(model(data.data.y, *right))
     result = training._fit(module, data, LastLogged(module), 30, patience)
@@ -149,7 +172,10 @@ def test_the_weights_are_those_of_the_best_epoch(model, right, patience, best, e
 
 @pytest.mark.parametrize(
     ("model", "tuning", "ended"),
-    [(Nothing, True, "diverged"), (Restless, False, "diverged: the state did not come to rest")],
+    [
+        (Nothing, True, "diverged"),
+        (Restless, False, "diverged: the state did not come to rest"),
+    ],
 )
 def test_without_a_finite_score_there_is_no_number(monkeypatch, model, tuning, ended):
     monkeypatch.setattr(
@@ -162,19 +188,25 @@ def test_without_a_finite_score_there_is_no_number(monkeypatch, model, tuning, e
 
 def test_attention_is_replaced_where_there_is_one():
     for make in (DIFFormer, SGFormer, NodeFormer):
-        for name, kind in (("identity", IdentityDiffusivity), ("uniform", UniformDiffusivity)):
+        for name, kind in (
+            ("identity", IdentityDiffusivity),
+            ("uniform", UniformDiffusivity),
+        ):
             model = make(5, 8, 3, heads=2, dropout=0.0).eval()
             x = torch.randn(9, 5)
             ring = torch.stack([torch.arange(9), (torch.arange(9) + 1) % 9])
             before = model(x, ring)
             assert without_attention(model, name)
-            assert not any(isinstance(module, QueryKeyDiffusivity) for module in model.modules())
+            assert not any(
+                isinstance(module, QueryKeyDiffusivity) for module in model.modules()
+            )
             assert any(isinstance(module, kind) for module in model.modules())
             assert (model(x, ring) - before).abs().max() > 1e-4
     assert not without_attention(DiffusionGNN(5, 8, 3), "identity")
     torch.manual_seed(0)
     certified, rest = (
-        CertifiedDIFFormer(5, 8, 3, 4, penalty=penalty).eval() for penalty in ("simple", None)
+        CertifiedDIFFormer(5, 8, 3, 4, penalty=penalty).eval()
+        for penalty in ("simple", None)
     )
     rest.load_state_dict(certified.state_dict(), strict=False)
     assert not without_attention(certified, "uniform")
@@ -229,7 +261,9 @@ def test_networks_against_their_formulas_and_logistic_regression_with_absent_cla
     edges = graph.edge_index
     adjacency = torch.eye(12, dtype=torch.float64)
     adjacency[edges[1], edges[0]] = 1
-    normalised = adjacency / 3  # every node of a ring has three neighbours, itself one of them
+    normalised = (
+        adjacency / 3
+    )  # every node of a ring has three neighbours, itself one of them
     heat = HeatNetwork(5, 4, 3, t=2.5).double().eval()
     state = torch.relu(heat.encoder(x))
     spread = torch.linalg.matrix_exp(-2.5 * (torch.eye(12) - normalised)) @ state
@@ -237,7 +271,9 @@ def test_networks_against_their_formulas_and_logistic_regression_with_absent_cla
     assert isinstance(heat.heat.update, HeatKernel)
     network = Readout(5, 4, 3, alpha=0.2, conv="mlp").double().eval()
     inverse = torch.linalg.inv(torch.eye(12) - 0.8 * normalised)
-    torch.testing.assert_close(network(x, edges), 0.2 * inverse @ network.body(x, edges))
+    torch.testing.assert_close(
+        network(x, edges), 0.2 * inverse @ network.body(x, edges)
+    )
     assert isinstance(network.readout, APPNPConv)
     few = Few()
     few.data.x, dense = few.data.x.to_sparse_csr(), few.data.x
@@ -264,12 +300,14 @@ def test_the_hash_sees_masks_features_and_layout():
     assert len({known, data_hash(masked), data_hash(sparse), data_hash(typed)}) == 4
     batches = [torch.zeros(3)], [torch.ones(3)]
     first, second = (
-        SimpleNamespace(val_dataloader=list, test_dataloader=lambda b=b: b) for b in batches
+        SimpleNamespace(val_dataloader=list, test_dataloader=lambda b=b: b)
+        for b in batches
     )
     assert data_hash(first) != data_hash(second)
     with pytest.raises(Exception, match="LightningDataModule"):
         made(
-            pl.LightningDataModule, {"class_path": "diffusion_mp.models.DIFFormer", "init_args": {}}
+            pl.LightningDataModule,
+            {"class_path": "diffusion_mp.models.DIFFormer", "init_args": {}},
         )
     logged = LastLogged(NodeClassifier(nn.Linear(1, 1)))
     metric = MeanMetric()
@@ -281,7 +319,9 @@ def test_the_hash_sees_masks_features_and_layout():
 
 @pytest.fixture
 def graph():
-    return Graph(7, to_undirected(torch.tensor([[0, 1, 2, 3, 4, 0], [1, 2, 3, 4, 5, 3]])))
+    return Graph(
+        7, to_undirected(torch.tensor([[0, 1, 2, 3, 4, 0], [1, 2, 3, 4, 5, 3]]))
+    )
 
 
 def test_measures_are_their_formulas(graph):
@@ -295,7 +335,9 @@ def test_measures_are_their_formulas(graph):
     found = state_measures(z, graph)
     spread = float((z - z.mean(0)).square().sum()) / square
     rank = math.exp(-float((share * share.log()).sum()))
-    assert list(found.values()) == pytest.approx([energy, energy / square, spread, rank])
+    assert list(found.values()) == pytest.approx(
+        [energy, energy / square, spread, rank]
+    )
     alike = state_measures(torch.ones(7, 3), graph)
     assert (alike["spread"], alike["rank"]) == pytest.approx((0, 1), abs=1e-12)
     assert state_measures(torch.zeros(7, 3), graph)["spread"] == 0
@@ -316,7 +358,9 @@ def test_dropout_that_the_attention_sees_is_none_in_evaluation(graph):
     torch.manual_seed(0)
     plain = DIFFormer(5, 4, 3, num_layers=2)
     seen = DropoutSeenDIFFormer(5, 4, 3, num_layers=2, dropout=0.5)
-    plain_state = {name: value for name, value in plain.state_dict().items() if "norms" not in name}
+    plain_state = {
+        name: value for name, value in plain.state_dict().items() if "norms" not in name
+    }
     seen.load_state_dict(plain_state, strict=False)
     x = torch.randn(7, 5)
     read = []
@@ -357,20 +401,33 @@ def test_products_rows_and_functions_are_those_of_the_coupling():
     assert both(x, Graph.coerce(x, edges)) is not again
 
 
-def test_one_matrix_is_diagonalised_once_and_what_has_no_real_spectrum_is_refused(monkeypatch):
+def test_one_matrix_is_diagonalised_once_and_what_has_no_real_spectrum_is_refused(
+    monkeypatch,
+):
     counted = []
     eigh = torch.linalg.eigh
-    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: (counted.append(1), eigh(matrix))[1])
-    first, again, other = (Diagonalized(pixels())(randn(12, 3, seed=seed)) for seed in (5, 5, 6))
+    monkeypatch.setattr(
+        torch.linalg, "eigh", lambda matrix: (counted.append(1), eigh(matrix))[1]
+    )
+    first, again, other = (
+        Diagonalized(pixels())(randn(12, 3, seed=seed)) for seed in (5, 5, 6)
+    )
     assert len(counted) == 2
     assert torch.equal(first.modes, again.modes)
     assert not torch.equal(first.modes, other.modes)
     model = CertifiedDIFFormer(
-        3, 16, 2, num_layers=None, penalty=None, graph=False, inputs=Diagonalized(pixels())
+        3,
+        16,
+        2,
+        num_layers=None,
+        penalty=None,
+        graph=False,
+        inputs=Diagonalized(pixels()),
     )
     assert not without_attention(model, "identity")
     with pytest.raises(
-        CouplingMismatchError, match="Diagonalized needs a symmetric coupling of one head"
+        CouplingMismatchError,
+        match="Diagonalized needs a symmetric coupling of one head",
     ):
         Diagonalized(GaussianDiffusivity())(randn(5, 2))
 
@@ -387,19 +444,27 @@ def test_the_state_at_rest_is_the_dense_solve_and_where_the_steps_lead(centre):
         "centre": centre,
     }
     x = randn(13, 3)
-    model = CertifiedDIFFormer(3, 16, 2, inputs=Diagonalized(pixels()), **options).double()
+    model = CertifiedDIFFormer(
+        3, 16, 2, inputs=Diagonalized(pixels()), **options
+    ).double()
     source = model.encoder(x)
     source = source - source.mean(0) if centre else source
     coupling = pixels()(x)
     laplacian = torch.diag(coupling.degree()[:, 0]) - coupling.to_dense()[0]
-    system = model.conv.update.beta() * torch.eye(13, dtype=x.dtype) + model.conv.mu() * laplacian
-    expected = model.decoder(torch.linalg.solve(system, model.conv.update.beta() * source))
+    system = (
+        model.conv.update.beta() * torch.eye(13, dtype=x.dtype)
+        + model.conv.mu() * laplacian
+    )
+    expected = model.decoder(
+        torch.linalg.solve(system, model.conv.update.beta() * source)
+    )
     weight = randn(13, 2, seed=2)
     parameters = [p for p in model.parameters() if p.requires_grad]
     result = model(x)
     torch.testing.assert_close(result, expected)
     found, wanted = (
-        torch.autograd.grad((weight * logits).sum(), parameters) for logits in (result, expected)
+        torch.autograd.grad((weight * logits).sum(), parameters)
+        for logits in (result, expected)
     )
     torch.testing.assert_close(found, wanted)
     # No eigenvectors: step after step.

@@ -12,7 +12,11 @@ from torch_geometric.utils import subgraph
 
 from diffusion_mp.data import AddLaplacianPE
 from diffusion_mp_experiments.graphs import SBMDataset
-from diffusion_mp_experiments.graphs.drawn import cluster_graph, draw_pattern, pattern_graph
+from diffusion_mp_experiments.graphs.drawn import (
+    cluster_graph,
+    draw_pattern,
+    pattern_graph,
+)
 
 DAMAGES = [
     (
@@ -25,7 +29,10 @@ DAMAGES = [
     (lambda data, slices: slices.pop("x"), "KeyError"),
     (lambda data, slices: data.pop("x"), "no x"),
     (lambda data, slices: data.update(_store=3), "not the attributes of a graph"),
-    (lambda data, slices: slices.update(x=slices["x"][:-1]), "x is divided into graphs at"),
+    (
+        lambda data, slices: slices.update(x=slices["x"][:-1]),
+        "x is divided into graphs at",
+    ),
     (lambda data, slices: data.update(x=data["x"].to_sparse()), "not dense"),
     (
         lambda data, slices: data.update(x=torch.zeros(1, 1).expand(10**6, 10**6)),
@@ -40,11 +47,15 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 def digest(data: Data) -> str:
     parts = (data.x.argmax(dim=1), data.edge_index, data.y)
-    return hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()[:16]
+    return hashlib.sha256(
+        b"".join(part.numpy().tobytes() for part in parts)
+    ).hexdigest()[:16]
 
 
 def cluster(root, split="train", num_graphs=2, **options) -> SBMDataset:
-    return SBMDataset(root, "CLUSTER", split, num_graphs=num_graphs, **{"log": False, **options})
+    return SBMDataset(
+        root, "CLUSTER", split, num_graphs=num_graphs, **{"log": False, **options}
+    )
 
 
 def density(graphs: list[Data], chosen) -> float:
@@ -62,8 +73,12 @@ def density(graphs: list[Data], chosen) -> float:
 def test_cluster_has_the_published_densities_and_sizes_and_shows_a_node_of_each_community():
     generator = seeded()
     graphs = [cluster_graph(generator) for _ in range(300)]
-    assert density(graphs, lambda g: g.y[:, None] == g.y) == pytest.approx(0.55, abs=0.005)
-    assert density(graphs, lambda g: g.y[:, None] != g.y) == pytest.approx(0.25, abs=0.003)
+    assert density(graphs, lambda g: g.y[:, None] == g.y) == pytest.approx(
+        0.55, abs=0.005
+    )
+    assert density(graphs, lambda g: g.y[:, None] != g.y) == pytest.approx(
+        0.25, abs=0.003
+    )
     sizes = torch.stack([torch.bincount(g.y, minlength=6) for g in graphs])
     assert (int(sizes.min()), int(sizes.max())) == (5, 34)
     # SFi-Former, Table 4: 117.2 nodes and 2 150.9 edges, each counted once; two standard errors of 300 graphs are 2 %.
@@ -86,7 +101,9 @@ def test_pattern_has_the_published_densities_and_sizes():
     generator = seeded()
     pattern = draw_pattern(generator)
     graphs = [pattern_graph(pattern, generator) for _ in range(300)]
-    assert density(graphs, lambda g: g.y[:, None] != g.y) == pytest.approx(0.5, abs=0.005)
+    assert density(graphs, lambda g: g.y[:, None] != g.y) == pytest.approx(
+        0.5, abs=0.005
+    )
     assert {int(g.y.sum()) for g in graphs} == {20}
     # Five sizes uniform on 5..34 (mean 19.5, variance 899/12): the pairs within and between communities.
     within = 5 * (19.5**2 + 899 / 12 - 19.5)
@@ -102,10 +119,12 @@ def test_pattern_has_the_published_densities_and_sizes():
     assert sum(g.num_edges for g in graphs) / 300 == pytest.approx(2 * 3039.3, rel=0.06)
     generator = seeded()
     patterns = [draw_pattern(generator) for _ in range(100)]
-    assert sum(p.pairs.size(1) for p in patterns) / (100 * 190) == pytest.approx(0.5, abs=0.015)
-    assert torch.cat([p.letters for p in patterns]).bincount().tolist() == pytest.approx(
-        [2000 / 3] * 3, rel=0.1
+    assert sum(p.pairs.size(1) for p in patterns) / (100 * 190) == pytest.approx(
+        0.5, abs=0.015
     )
+    assert torch.cat(
+        [p.letters for p in patterns]
+    ).bincount().tolist() == pytest.approx([2000 / 3] * 3, rel=0.1)
     sizes = {len(draw_pattern(generator, sizes=(5, 8)).letters) for _ in range(60)}
     assert sizes == {5, 6, 7, 8}
 
@@ -127,16 +146,24 @@ def test_every_hundredth_graph_of_any_split_carries_one_pattern(tmp_path):
     assert len({str(planted(train[i])) for i in range(100)}) == 100
     sizes = {
         int(g.y.sum())
-        for g in SBMDataset(tmp_path, "PATTERN", num_graphs=100, pattern_sizes=(5, 34), log=False)
+        for g in SBMDataset(
+            tmp_path, "PATTERN", num_graphs=100, pattern_sizes=(5, 34), log=False
+        )
     }
     assert sizes <= set(range(5, 35))
     assert len(sizes) > 20
 
 
-@pytest.mark.parametrize(("name", "letters", "classes"), [("PATTERN", 3, 2), ("CLUSTER", 7, 6)])
+@pytest.mark.parametrize(
+    ("name", "letters", "classes"), [("PATTERN", 3, 2), ("CLUSTER", 7, 6)]
+)
 def test_graphs_are_simple_and_undirected(tmp_path, name, letters, classes):
     dataset = SBMDataset(tmp_path, name, num_graphs=5, log=False)
-    assert (len(dataset), dataset.num_features, dataset.num_classes) == (5, letters, classes)
+    assert (len(dataset), dataset.num_features, dataset.num_classes) == (
+        5,
+        letters,
+        classes,
+    )
     for data in dataset:
         assert data.is_undirected()
         assert data.is_coalesced()
@@ -151,7 +178,11 @@ def test_prefixes_seeds_splits_and_the_global_generator(tmp_path):
     ten, three = (cluster(tmp_path, num_graphs=n) for n in (10, 3))
     assert list(map(digest, ten))[:3] == list(map(digest, three))
     assert torch.equal(before, torch.get_rng_state())
-    others = cluster(tmp_path, seed=1), cluster(tmp_path, "val"), cluster(tmp_path, "test")
+    others = (
+        cluster(tmp_path, seed=1),
+        cluster(tmp_path, "val"),
+        cluster(tmp_path, "test"),
+    )
     assert len({digest(dataset[0]) for dataset in (ten, *others)}) == 4
     found = [
         digest(SBMDataset(tmp_path, name, "test", num_graphs=1, log=False)[0])
@@ -160,14 +191,18 @@ def test_prefixes_seeds_splits_and_the_global_generator(tmp_path):
     assert found == ["5545658008f562d5", "76d9a1e2d0113885"]
 
 
-def test_a_run_that_dies_leaves_nothing_and_the_cache_is_made_once(tmp_path, monkeypatch):
+def test_a_run_that_dies_leaves_nothing_and_the_cache_is_made_once(
+    tmp_path, monkeypatch
+):
     def die(data: Data) -> Data:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         cluster(tmp_path, pre_transform=die)
     monkeypatch.setattr(
-        SBMDataset, "save", lambda self, graphs, path: Path(path).write_bytes(b"half") and 1 / 0
+        SBMDataset,
+        "save",
+        lambda self, graphs, path: Path(path).write_bytes(b"half") and 1 / 0,
     )
     with pytest.raises(ZeroDivisionError):
         cluster(tmp_path)
@@ -191,7 +226,8 @@ def test_a_cache_that_is_damaged_is_made_anew(tmp_path, change, message):
     change(*content)
     torch.save(content, path)
     with pytest.warns(
-        UserWarning, match=rf"graphs\.pt: .*{message}.*\. A cache that cannot be read is made anew"
+        UserWarning,
+        match=rf"graphs\.pt: .*{message}.*\. A cache that cannot be read is made anew",
     ):
         again = cluster(tmp_path)
     assert list(map(digest, first)) == list(map(digest, again))
@@ -216,7 +252,11 @@ def test_encodings_are_saved_and_batched(tmp_path):
     encode = Compose([AddLaplacianPE(4), AddRandomWalkPE(6)])
     dataset = cluster(tmp_path, num_graphs=3, pre_transform=encode)
     batch = next(iter(DataLoader(dataset, batch_size=3)))
-    assert batch.laplacian_eigenvectors.shape == batch.laplacian_mask.shape == (batch.num_nodes, 4)
+    assert (
+        batch.laplacian_eigenvectors.shape
+        == batch.laplacian_mask.shape
+        == (batch.num_nodes, 4)
+    )
     assert batch.random_walk_pe.shape == (batch.num_nodes, 6)
     with pytest.warns(UserWarning, match="pre_transform"):
         cluster(tmp_path, num_graphs=3, pre_transform=AddLaplacianPE(5))

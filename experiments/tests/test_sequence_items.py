@@ -43,13 +43,25 @@ def test_sequences_in_a_loader_by_any_whole_number() -> None:
         with pytest.raises(IndexError, match=rf"-5 \.\. 4; got {index}"):
             Counting()[index]
     for index in (-1, 5, 10**20):
-        with pytest.raises(IndexError, match=rf"index must lie in 0 \.\. 4; got {index}"):
+        with pytest.raises(
+            IndexError, match=rf"index must lie in 0 \.\. 4; got {index}"
+        ):
             LIST_OPS.item(index)
 
 
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize(
-    "index", [1.5, "a", None, True, slice(0, 2), [0, 1], torch.tensor([0, 1]), torch.tensor(0.5)]
+    "index",
+    [
+        1.5,
+        "a",
+        None,
+        True,
+        slice(0, 2),
+        [0, 1],
+        torch.tensor([0, 1]),
+        torch.tensor(0.5),
+    ],
 )
 def test_indices_and_seeds_that_are_none(index: Any) -> None:
     for read in (
@@ -67,7 +79,11 @@ def test_indices_and_seeds_that_are_none(index: Any) -> None:
 
 def test_neighbouring_keys_give_unrelated_numbers() -> None:
     first = torch.tensor(
-        [item_random("task", seed, i).random() for seed in range(20) for i in range(200)]
+        [
+            item_random("task", seed, i).random()
+            for seed in range(20)
+            for i in range(200)
+        ]
     )
     assert first.mean() == pytest.approx(0.5, abs=0.02)
     assert abs(float(torch.corrcoef(torch.stack([first[:-1], first[1:]]))[0, 1])) < 0.05

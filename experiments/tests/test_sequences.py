@@ -55,7 +55,9 @@ def decode(tokens: torch.Tensor) -> str:
 
 def parse(tokens: torch.Tensor) -> int | Operation:
     """The tree of an expression: a digit, or an operation on trees."""
-    text = re.sub(r"\[(\w+)", r"Operation('\1', (", re.sub(r"(\d)", r"\1,", decode(tokens)))
+    text = re.sub(
+        r"\[(\w+)", r"Operation('\1', (", re.sub(r"(\d)", r"\1,", decode(tokens))
+    )
     (tree,) = eval(text.replace("]", ")),"))
     return tree
 
@@ -89,7 +91,9 @@ def test_small_expressions(expression, answer):
 def test_the_arenas_lengths_depths_and_arguments():
     dataset = ListOps("val", num=30)
     trees = [parse(tokens) for tokens, _ in dataset]
-    assert all(label == evaluate(tree) for tree, (_, label) in zip(trees, dataset, strict=True))
+    assert all(
+        label == evaluate(tree) for tree, (_, label) in zip(trees, dataset, strict=True)
+    )
     assert all(500 < len(tokens) < 2000 for tokens, _ in dataset)
     assert max(map(depth, trees)) == 10
     counts = Counter(len(op.arguments) for tree in trees for op in operations(tree))
@@ -97,13 +101,23 @@ def test_the_arenas_lengths_depths_and_arguments():
     names = Counter(op.operator for tree in trees for op in operations(tree))
     assert sorted(names) == ["MAX", "MED", "MIN", "SM"]
     total = sum(names.values())
-    assert [names[name] / total for name in names] == pytest.approx([0.25] * 4, abs=0.03)
-    digits = torch.cat([tokens[(tokens >= 1) & (tokens <= 10)] for tokens, _ in dataset])
+    assert [names[name] / total for name in names] == pytest.approx(
+        [0.25] * 4, abs=0.03
+    )
+    digits = torch.cat(
+        [tokens[(tokens >= 1) & (tokens <= 10)] for tokens, _ in dataset]
+    )
     assert (torch.bincount(digits)[1:] / len(digits)).tolist() == pytest.approx(
         [0.1] * 10, abs=0.01
     )
-    assert [len(ListOps(split)) for split in ("train", "val", "test")] == [96_000, 2_000, 2_000]
-    dataset = ListOps(num=400, operators=("MIN", "MAX", "MED", "SM", "FIRST", "LAST"), **SHORT)
+    assert [len(ListOps(split)) for split in ("train", "val", "test")] == [
+        96_000,
+        2_000,
+        2_000,
+    ]
+    dataset = ListOps(
+        num=400, operators=("MIN", "MAX", "MED", "SM", "FIRST", "LAST"), **SHORT
+    )
     for tokens, label in dataset:
         assert label == evaluate(parse(tokens))
         assert 10 <= len(tokens) <= 60
@@ -116,12 +130,16 @@ def test_the_published_distribution():
     def grow(level: int):
         if level == 5 or source.random() > 0.25:
             return 0
-        return Operation("MIN", tuple(grow(level + 1) for _ in range(source.randint(2, 5))))
+        return Operation(
+            "MIN", tuple(grow(level + 1) for _ in range(source.randint(2, 5)))
+        )
 
     def length(tree) -> int:
         return 1 if isinstance(tree, int) else 2 + sum(map(length, tree.arguments))
 
-    theirs = [tree for tree in (grow(1) for _ in range(60_000)) if 10 <= length(tree) <= 60]
+    theirs = [
+        tree for tree in (grow(1) for _ in range(60_000)) if 10 <= length(tree) <= 60
+    ]
     ours = [parse(tokens) for tokens, _ in ListOps(num=len(theirs) // 2, **SHORT)]
     for measure in (
         length,
@@ -146,7 +164,8 @@ def test_no_expression_is_in_two_splits_and_lengths_may_not_exist():
     assert splits[1].isdisjoint(splits[2])
     dataset = ListOps(num=1, max_depth=2, max_args=3)
     with pytest.raises(
-        RuntimeError, match=r"No tree of 501 \.\. 1999 tokens .* max_depth 2 or max_args 3"
+        RuntimeError,
+        match=r"No tree of 501 \.\. 1999 tokens .* max_depth 2 or max_args 3",
     ):
         dataset[0]
     with pytest.raises(IndexError, match=r"-1 \.\. 0; got 1"):
@@ -168,10 +187,16 @@ def test_items_depend_on_seed_split_and_index_alone():
     ]
     assert len({digest(dataset) for dataset in (ten, *others)}) == 4
     # Their trees too.
-    assert len({tuple(len(tokens) for tokens, _ in dataset) for dataset in (ten, *others)}) == 4
+    assert (
+        len({tuple(len(tokens) for tokens, _ in dataset) for dataset in (ten, *others)})
+        == 4
+    )
     assert random.getstate() == states[0]
     assert torch.equal(torch.get_rng_state(), states[1])
-    assert decode(ListOps(num=1, **SHORT)[0][0]) == "[MED 4 [MED [MAX 4 [MED 9 5 7 ] ] 1 ] ]"
+    assert (
+        decode(ListOps(num=1, **SHORT)[0][0])
+        == "[MED 4 [MED [MAX 4 [MED 9 5 7 ] ] 1 ] ]"
+    )
     assert digest(ListOps("test", num=3)) == "3d7be1b5af6103ff"
 
 
@@ -201,8 +226,12 @@ def test_every_published_answer(data_root, monkeypatch, name, rows, half_medians
     trees = [(parse(encode(expression)), int(label)) for label, expression in pairs]
     assert len(trees) == rows
     assert all(evaluate(tree) == label for tree, label in trees)
-    monkeypatch.setitem(OPERATORS, "MED", lambda values: int(np.ceil(np.median(values))))
-    assert (sum(evaluate(tree) != label for tree, label in trees) > rows / 20) == half_medians
+    monkeypatch.setitem(
+        OPERATORS, "MED", lambda values: int(np.ceil(np.median(values)))
+    )
+    assert (
+        sum(evaluate(tree) != label for tree, label in trees) > rows / 20
+    ) == half_medians
 
 
 CORNERS = np.ones((3, 3))
@@ -243,7 +272,9 @@ def test_connected_components_know_the_answer(scenes):
         assert one > 0 < other
         assert (one == other) == (scene.label == 1)
         counts.append(count)
-    assert set(counts) <= set(range(2, 8))  # two long paths and as many of five short ones as fit
+    assert set(counts) <= set(
+        range(2, 8)
+    )  # two long paths and as many of five short ones as fit
     assert np.mean(counts) > 3.7
 
 
@@ -262,7 +293,10 @@ def test_the_drawing_has_gaps_and_shows_no_more_than_the_paths(scenes):
 
 @pytest.mark.unwatched
 def test_neither_the_ink_nor_the_distance_of_the_discs_knows_the_answer(scenes):
-    images = np.stack([scene.image.numpy() for scene in scenes]).reshape(len(scenes), -1) / 255
+    images = (
+        np.stack([scene.image.numpy() for scene in scenes]).reshape(len(scenes), -1)
+        / 255
+    )
     labels = np.array([scene.label for scene in scenes])
     ink = np.stack(
         [
@@ -304,12 +338,21 @@ def test_classes_shapes_and_tokens():
 @pytest.mark.usefixtures("no_typecheck")
 def test_sizes_and_paths_that_do_not_fit(monkeypatch):
     easy = Pathfinder(num=20, dashes=6, distractors=2, distractor_dashes=2)
-    assert np.mean([components(easy.scene(i).solid.numpy(), CORNERS)[1] for i in range(20)]) > 3.5
+    assert (
+        np.mean(
+            [components(easy.scene(i).solid.numpy(), CORNERS)[1] for i in range(20)]
+        )
+        > 3.5
+    )
     alone = Pathfinder(num=5, distractors=0)
-    assert all(components(alone.scene(i).solid.numpy(), CORNERS)[1] == 2 for i in range(5))
+    assert all(
+        components(alone.scene(i).solid.numpy(), CORNERS)[1] == 2 for i in range(5)
+    )
     assert Pathfinder(num=1, size=48).scene(0).image.shape == (48, 48)
     monkeypatch.setattr("diffusion_mp_experiments.sequences.pathfinder._SCENES", 3)
-    with pytest.raises(RuntimeError, match="Two paths of 60 dashes do not fit into 24 pixels"):
+    with pytest.raises(
+        RuntimeError, match="Two paths of 60 dashes do not fit into 24 pixels"
+    ):
         Pathfinder(size=24, dashes=60).scene(0)
     for index in (-1, 5):
         with pytest.raises(IndexError, match=rf"0 \.\. 4; got {index}"):
@@ -326,7 +369,12 @@ def test_images_depend_on_seed_split_and_index_alone():
         len(
             {
                 digest_of_images(d)
-                for d in (ten, Pathfinder(seed=1), Pathfinder("val"), Pathfinder("test"))
+                for d in (
+                    ten,
+                    Pathfinder(seed=1),
+                    Pathfinder("val"),
+                    Pathfinder("test"),
+                )
             }
         )
         == 4
@@ -336,6 +384,12 @@ def test_images_depend_on_seed_split_and_index_alone():
     for i in range(10):
         paths = Pathfinder(num=10)._paths(item_random("gaps", i))
         dashes = [np.linspace(*dash, 9) for path in paths for dash in path.dashes]
-        owner = [k for k, path in enumerate(paths) for _ in path.dashes for _ in range(9)]
+        owner = [
+            k for k, path in enumerate(paths) for _ in path.dashes for _ in range(9)
+        ]
         group = fcluster(linkage(np.concatenate(dashes), "single"), 1.8, "distance")
-        assert len(set(zip(owner, group, strict=True))) == len(set(owner)) == len(set(group))
+        assert (
+            len(set(zip(owner, group, strict=True)))
+            == len(set(owner))
+            == len(set(group))
+        )

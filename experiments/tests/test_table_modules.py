@@ -72,14 +72,18 @@ def test_a_published_split_and_its_tuning(tmp_path):
 def test_few_labels_on_neighbours():
     options = {"name": "digits", "k": 4, "per_class": 3, "num_val": 50}
     results, tuning = (
-        train.KNNDataModule(**options, split=2, tuning=tuning).data for tuning in (False, True)
+        train.KNNDataModule(**options, split=2, tuning=tuning).data
+        for tuning in (False, True)
     )
     assert results.edge_index is tuning.edge_index  # made once
     for data, side in ((results, False), (tuning, True)):
         assert data.y[data.train_mask].bincount().tolist() == [3] * 10
         assert int(data.val_mask.sum()) == 50
         assert (
-            visible_labels(data.y, side)[data.train_mask | data.val_mask | data.test_mask] >= 0
+            visible_labels(data.y, side)[
+                data.train_mask | data.val_mask | data.test_mask
+            ]
+            >= 0
         ).all()
     assert not (results.test_mask & (tuning.val_mask | tuning.test_mask)).any()
     module = train.KNNDataModule(**options, num_parts=5)
@@ -97,9 +101,16 @@ class Several(FullGraphDataModule):
         x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
         mask = torch.arange(40) % 2 == 0
         edge_index = torch.arange(40).repeat(2, 1)
-        y = torch.stack([x[:, 0] > 0, x[:, 1] > x[:, 2], torch.zeros(40) > 0], 1).float()
+        y = torch.stack(
+            [x[:, 0] > 0, x[:, 1] > x[:, 2], torch.zeros(40) > 0], 1
+        ).float()
         return Data(
-            x=x, edge_index=edge_index, y=y, train_mask=mask, val_mask=~mask, test_mask=~mask
+            x=x,
+            edge_index=edge_index,
+            y=y,
+            train_mask=mask,
+            val_mask=~mask,
+            test_mask=~mask,
         )
 
 
@@ -135,7 +146,9 @@ def test_proteins_and_papers_in_the_format_of_ogb(tmp_path, generator):
     edges = torch.randint(5, (2, 30), generator=generator)
     attr = torch.randn(30, 3, generator=generator)
     data = SumEdgeFeatures()(Data(edge_index=edges, edge_attr=attr, num_nodes=6))
-    expected = torch.stack([attr[edges[1] == node].double().sum(0) for node in range(6)])
+    expected = torch.stack(
+        [attr[edges[1] == node].double().sum(0) for node in range(6)]
+    )
     torch.testing.assert_close(data.x, expected.float())
     assert (data.x[5] == 0).all()
 
@@ -144,9 +157,14 @@ class Sizes(BatchDataModule):
     """Graphs of two sizes, which is their class."""
 
     def parts(self):
-        ring = {n: torch.stack([torch.arange(n), (torch.arange(n) + 1) % n]) for n in (3, 5)}
+        ring = {
+            n: torch.stack([torch.arange(n), (torch.arange(n) + 1) % n]) for n in (3, 5)
+        }
         x = {n: torch.full((n, 1), float(n)) for n in ring}
-        graphs = [Data(x=x[n], edge_index=ring[n], y=torch.tensor([n // 4])) for n in (3, 5) * 10]
+        graphs = [
+            Data(x=x[n], edge_index=ring[n], y=torch.tensor([n // 4]))
+            for n in (3, 5) * 10
+        ]
         return graphs[:10], graphs[10:14], graphs[14:]
 
 
@@ -155,7 +173,8 @@ def test_batches_of_graphs_are_learned():
     assert (data.num_features, data.num_classes) == (1, 2)
     assert [batch.num_graphs for batch in data.train_dataloader()] == [4, 4, 2]
     orders = {
-        tuple(torch.cat([batch.y for batch in data.train_dataloader()]).tolist()) for _ in range(9)
+        tuple(torch.cat([batch.y for batch in data.train_dataloader()]).tolist())
+        for _ in range(9)
     }
     assert len(orders) > 1
     first, second = (list(data.test_dataloader()) for _ in range(2))
@@ -186,7 +205,12 @@ def test_features_of_edges_come_in_the_order_of_edges():
     def drawn(size):
         x = torch.arange(size).float()[:, None] + 10 * size
         edge_index = torch.randint(size, (2, 3 * size))
-        return Data(x=x, edge_index=edge_index, edge_attr=x[edge_index, 0].T, y=torch.tensor([0]))
+        return Data(
+            x=x,
+            edge_index=edge_index,
+            edge_attr=x[edge_index, 0].T,
+            y=torch.tensor([0]),
+        )
 
     with seeded(0):
         graphs = [drawn(size) for size in (4, 1, 7)]
@@ -197,14 +221,24 @@ def test_features_of_edges_come_in_the_order_of_edges():
     for classifier in (train.GraphClassifier, train.NodeClassifier):
         assert classifier(Ends())(batch) is batch.x
     alone = torch.cat(
-        [certified(graph.x, graph.edge_index, edge_attr=graph.edge_attr) for graph in graphs]
+        [
+            certified(graph.x, graph.edge_index, edge_attr=graph.edge_attr)
+            for graph in graphs
+        ]
     )
     torch.testing.assert_close(train.GraphClassifier(certified)(batch), alone)
     without_edge_dim = train.GraphClassifier(GatedGCN(1, 4, 2, task="graph"))
     assert without_edge_dim(batch).shape == (3, 2)  # it reads none
 
 
-CLASSIC = [("gcn", None), ("sage", None), ("gine", None), ("gine", 3), ("gat", 3), ("gatedgcn", 3)]
+CLASSIC = [
+    ("gcn", None),
+    ("sage", None),
+    ("gine", None),
+    ("gine", 3),
+    ("gat", 3),
+    ("gatedgcn", 3),
+]
 
 
 @pytest.mark.parametrize(("conv", "edge_dim"), CLASSIC)
@@ -213,7 +247,9 @@ def test_a_classic_network_does_not_depend_on_the_order_of_edges(conv, edge_dim)
         x = torch.randn(7, 5)
         edge_index = torch.randint(7, (2, 13))
         edge_attr = torch.randn(13, 3)
-        model = ClassicGNN(5, 6, 2, 3, conv=conv, edge_dim=edge_dim, heads=2, dropout=0.5)
+        model = ClassicGNN(
+            5, 6, 2, 3, conv=conv, edge_dim=edge_dim, heads=2, dropout=0.5
+        )
         order = torch.randperm(13)
     edges = {} if edge_dim is None else {"edge_attr": edge_attr}
     logits = model.eval()(x, edge_index, **edges)
@@ -222,8 +258,12 @@ def test_a_classic_network_does_not_depend_on_the_order_of_edges(conv, edge_dim)
     assert all(parameter.grad is not None for parameter in model.parameters())
     edges = {name: value[order] for name, value in edges.items()}
     torch.testing.assert_close(model(x, edge_index[:, order], **edges), logits)
-    assert ClassicGNN(5, 6, 2, conv=conv, task="graph")(x[:1], edge_index[:, :0]).shape == (1, 2)
-    with pytest.raises(ValueError, match="edge_dim goes with the layers that read edge_attr"):
+    assert ClassicGNN(5, 6, 2, conv=conv, task="graph")(
+        x[:1], edge_index[:, :0]
+    ).shape == (1, 2)
+    with pytest.raises(
+        ValueError, match="edge_dim goes with the layers that read edge_attr"
+    ):
         ClassicGNN(5, 6, 2, conv="sage", edge_dim=3)
 
 
@@ -238,7 +278,10 @@ def test_classic_layers_are_those_of_pyg(conv, make):
         theirs = make(6, 6)
     linear = theirs.lin if conv == "gcn" else theirs.lin_l
     ours.load_state_dict(
-        {"value.weight": linear.weight, "bias": theirs.bias if conv == "gcn" else linear.bias}
+        {
+            "value.weight": linear.weight,
+            "bias": theirs.bias if conv == "gcn" else linear.bias,
+        }
     )
     torch.testing.assert_close(ours(x, edge_index), theirs(x, edge_index))
 
@@ -287,13 +330,16 @@ def test_the_first_snapshots_train_and_windows_roll_before_the_test(chickenpox):
     parts = train.SnapshotDataModule(chickenpox, base="ridge").parts()
     assert [len(part) for part in parts] == [10, 10, 30]
     assert torch.equal(
-        torch.stack([s.y for part in parts for s in part]), torch.stack([s.y for s in snapshots])
+        torch.stack([s.y for part in parts for s in part]),
+        torch.stack([s.y for s in snapshots]),
     )
     forecast = fit_forecast("ridge", snapshots[:10])
     torch.testing.assert_close(parts[2][3].base, forecast(snapshots[23].x))
     seen = []
     for split in range(4):
-        past, val, test = train.SnapshotDataModule(chickenpox, split=split, tuning=True).parts()
+        past, val, test = train.SnapshotDataModule(
+            chickenpox, split=split, tuning=True
+        ).parts()
         assert [len(past), len(val)] == [4 * (split + 1), 4]
         assert torch.equal(past[-1].y, snapshots[len(past) - 1].y)
         assert all(torch.equal(a.y, b.y) for a, b in zip(val, test, strict=True))
@@ -304,10 +350,14 @@ def test_the_first_snapshots_train_and_windows_roll_before_the_test(chickenpox):
     data = train.SnapshotDataModule(chickenpox, base="own")
     predictor = NoCorrection()
     predictor.fit(data)
-    (found,) = quiet_trainer().test(train.Forecaster(predictor), datamodule=data, verbose=False)
+    (found,) = quiet_trainer().test(
+        train.Forecaster(predictor), datamodule=data, verbose=False
+    )
     trained, _, test = data.parts()
     own = torch.stack([snapshot.y for snapshot in trained]).mean(0)
-    expected = torch.stack([(snapshot.y - own).square().mean() for snapshot in test]).mean()
+    expected = torch.stack(
+        [(snapshot.y - own).square().mean() for snapshot in test]
+    ).mean()
     assert found["test_mse"] == pytest.approx(float(expected))
 
 
@@ -316,7 +366,9 @@ def test_a_forecast_begins_at_its_base_and_learns_the_rest(chickenpox):
     for snapshot in (snapshot for number in range(3) for snapshot in data.part(number)):
         snapshot.y = snapshot.base + snapshot.x[:, 0]
     with seeded(0):
-        module = train.Forecaster(DiffusionGNN(4, 16, 1, conv="mlp", dropout=0.0), lr=0.02)
+        module = train.Forecaster(
+            DiffusionGNN(4, 16, 1, conv="mlp", dropout=0.0), lr=0.02
+        )
     (batch,) = data.train_dataloader()
     assert torch.equal(module(batch), batch.base)
     found = learned(module, data, 200)
@@ -328,7 +380,8 @@ def test_a_forecast_begins_at_its_base_and_learns_the_rest(chickenpox):
     assert -val["val_mse"] - 1 / 60 < val["val_score"] < -val["val_mse"]
     (batch,) = train.SnapshotDataModule(chickenpox).train_dataloader()
     with pytest.raises(
-        ValueError, match=r"The model returned \[30, 2\] for 30 nodes; it must return one number"
+        ValueError,
+        match=r"The model returned \[30, 2\] for 30 nodes; it must return one number",
     ):
         train.Forecaster(DiffusionGNN(4, 8, 2, conv="mlp")).training_step(batch, 0)
 

@@ -65,7 +65,11 @@ def test_a_row_with_a_wrong_value(field, tmp_path):
         folder = write_table(tmp_path)
         path = folder / "gcn.yaml"
         path.write_text(yaml.safe_dump({**ROWS["gcn"], field: value}))
-        taken = TAKEN["module" if field == "data" else field] if field in {*TAKEN, "data"} else []
+        taken = (
+            TAKEN["module" if field == "data" else field]
+            if field in {*TAKEN, "data"}
+            else []
+        )
         if value in taken and not isinstance(value, bool):
             load_table(folder)
             continue
@@ -100,11 +104,20 @@ def test_fields_that_a_table_must_have(tmp_path):
 
 LATER = [
     ({"module": {"weight_decay": "x"}}, "weight_decay must be a number"),
-    ({"module": {"momentum": 0.5}}, "NodeClassifier cannot be made with {'momentum': 0.5"),
+    (
+        {"module": {"momentum": 0.5}},
+        "NodeClassifier cannot be made with {'momentum': 0.5",
+    ),
     ({"metric": {"name": "accuracy"}}, "The module does not log val_accuracy, but "),
     ({"data": {"class_path": "x.Y"}}, "x.Y"),
-    ({"data": {"class_path": "pytorch_lightning.LightningDataModule"}}, "LightningDataModule"),
-    ({"data": {"class_path": "torch.nn.Identity"}}, "does not correspond to a subclass"),
+    (
+        {"data": {"class_path": "pytorch_lightning.LightningDataModule"}},
+        "LightningDataModule",
+    ),
+    (
+        {"data": {"class_path": "torch.nn.Identity"}},
+        "does not correspond to a subclass",
+    ),
     ({"search": {"lr.x.y": {"choice": [1]}, "lr": {"choice": [0.1]}}}, "row 'gcn' "),
     ({"search": {"lr": {"uniform": ["a", 1]}}}, r"uniform of lr must be"),
     ({"search": {"model.depth": {"choice": [1]}}}, "depth"),

@@ -43,7 +43,11 @@ from diffusion_mp.energies import (
     SoftmaxPenalty,
     certify,
 )
-from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, SingularSystemError
+from diffusion_mp.errors import (
+    ConvergenceError,
+    CouplingMismatchError,
+    SingularSystemError,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import (
     APPNPConv,

@@ -103,7 +103,9 @@ def check_counts(least: int = 1, /, **counts: int) -> None:
     """Raise unless every named value is an integer of at least 1, or ``least`` (heads, channels or layers)."""
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be an integer; got {describe(value)}. Pass int({name}).")
+            raise TypeError(
+                f"{name} must be an integer; got {describe(value)}. Pass int({name})."
+            )
         if name == "in_channels" and value == -1 < least:
             raise ValueError(
                 f"in_channels must be at least {least}; got -1. Only what begins with one linear map finds it out at "
@@ -126,7 +128,9 @@ def as_whole(value: object, name: str, way_out: str = "") -> int:
 def python_number(value: object) -> Any:
     """Return a number of NumPy, a scalar or an array without dimensions, as one of Python; all else as it is."""
     # A float32 of NumPy is no float for Python, and a saved model could not write it as JSON.
-    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
+    if isinstance(value, np.generic) or (
+        isinstance(value, np.ndarray) and value.ndim == 0
+    ):
         return value.item()
     return value
 
@@ -168,10 +172,14 @@ def check_function(value: object, name: str, what: str) -> None:
         raise TypeError(f"{name} must be a function, {what}; got {describe(value)}.")
 
 
-def check_kind(value: object, name: str, kind: type | tuple[Any, ...], what: str) -> None:
+def check_kind(
+    value: object, name: str, kind: type | tuple[Any, ...], what: str
+) -> None:
     """Raise ``TypeError`` unless ``value`` is of ``kind``, described by ``what``."""
     if not isinstance(value, kind):
-        way_out = _as_a_tensor(value, name) if kind is Tensor else _part_of_data(value, name)
+        way_out = (
+            _as_a_tensor(value, name) if kind is Tensor else _part_of_data(value, name)
+        )
         raise TypeError(f"{name} must be {what}; got {describe(value)}.{way_out}")
 
 
@@ -181,11 +189,17 @@ def check_probability(value: float, name: str) -> None:
 
 def check_share(value: float, name: str, what: str) -> None:
     """Raise unless ``value`` lies in [0, 1]; ``what`` is weighted by it."""
-    check_number(value, name, lambda w: 0.0 <= w <= 1.0, f"lie in [0, 1], the weight of {what}")
+    check_number(
+        value, name, lambda w: 0.0 <= w <= 1.0, f"lie in [0, 1], the weight of {what}"
+    )
 
 
 def check_tensor(
-    value: object, name: str, shape: str, device: torch.device | None = None, other: str = ""
+    value: object,
+    name: str,
+    shape: str,
+    device: torch.device | None = None,
+    other: str = "",
 ) -> None:
     """Raise unless ``value`` is a dense floating-point tensor (of a ``shape``) on ``device``, that of ``other``."""
     if not isinstance(value, Tensor):
@@ -197,7 +211,11 @@ def check_tensor(
             f"{name} must be a dense tensor {shape}; got {describe(value)}. Use {name}.to_dense()."
         )
     if not value.is_floating_point():
-        way = "Pass its real part" if value.is_complex() else f"Convert it with {name}.float()"
+        way = (
+            "Pass its real part"
+            if value.is_complex()
+            else f"Convert it with {name}.float()"
+        )
         raise TypeError(f"{name} must be floating point; got {describe(value)}. {way}.")
     if device is not None:
         check_device(value, name, device, other)
@@ -206,14 +224,18 @@ def check_tensor(
 def check_has_values(value: Tensor, name: str) -> None:
     """Raise ``ValueError`` for a tensor on the meta device."""
     if value.is_meta:
-        raise ValueError(f"{name} must have values; got {describe(value)}, where there are none.")
+        raise ValueError(
+            f"{name} must have values; got {describe(value)}, where there are none."
+        )
 
 
 def floating(
     shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.device | str | None
 ) -> Tensor:
     """Return ones of a floating dtype on a device, after checks of the two options."""
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+    if dtype is not None and not (
+        isinstance(dtype, torch.dtype) and dtype.is_floating_point
+    ):
         raise TypeError(f"dtype must be a floating torch.dtype; got {describe(dtype)}.")
     # torch knows which devices there are, so the tensor is made to find out.
     try:
@@ -265,16 +287,24 @@ def check_place(
         for parameter in part._parameters.values():
             # A lazy parameter takes the dtype of what comes first.
             if parameter is not None and not is_lazy(parameter) and parameter.dim():
-                if x.device != parameter.device or (dtype and x.dtype != parameter.dtype):
+                if x.device != parameter.device or (
+                    dtype and x.dtype != parameter.dtype
+                ):
                     _refuse_placement(x, name, parameter, type(module).__name__, dtype)
                 return
         modules += [*part._modules.values()][::-1]
 
 
-def _refuse_placement(x: Tensor, name: str, parameter: Tensor, kind: str, dtype: bool) -> None:
+def _refuse_placement(
+    x: Tensor, name: str, parameter: Tensor, kind: str, dtype: bool
+) -> None:
     check_device(x, name, parameter.device, f"the parameters of {kind}")
     # Under autocast torch converts both.
-    if dtype and parameter.is_floating_point() and not torch.is_autocast_enabled(x.device.type):
+    if (
+        dtype
+        and parameter.is_floating_point()
+        and not torch.is_autocast_enabled(x.device.type)
+    ):
         raise TypeError(
             f"{name} must be {str(parameter.dtype).removeprefix('torch.')}, as the parameters of {kind} are; got "
             f"{describe(x)}. Convert it with {name}.to({parameter.dtype}), or the module with .to({x.dtype})."
@@ -282,11 +312,19 @@ def _refuse_placement(x: Tensor, name: str, parameter: Tensor, kind: str, dtype:
 
 
 def check_state(
-    x: Tensor, name: str = "x", channels: int | None = None, *, module: nn.Module | None = None
+    x: Tensor,
+    name: str = "x",
+    channels: int | None = None,
+    *,
+    module: nn.Module | None = None,
 ) -> None:
     """Raise unless ``x`` is a floating-point state [N, C] with the given C, and dtype and device of ``module``."""
     # Every layer calls this, so the reason for a refusal is looked for only where there is one.
-    fits = isinstance(x, Tensor) and x.dim() == 2 and (channels is None or x.size(1) == channels)
+    fits = (
+        isinstance(x, Tensor)
+        and x.dim() == 2
+        and (channels is None or x.size(1) == channels)
+    )
     if not (fits and x.is_floating_point() and x.layout is torch.strided):
         _refuse_state(x, name, channels)
     check_place(x, module, name, dtype=True)
@@ -335,9 +373,7 @@ def _as_a_tensor(value: object, name: str) -> str:
     if all(isinstance(part, Tensor) for part in value):
         return f" Join its tensors with torch.cat({name})."
     if all(isinstance(part, str) for part in value):
-        return (
-            f" Number its words with torch.from_numpy(np.unique({name}, return_inverse=True)[1])."
-        )
+        return f" Number its words with torch.from_numpy(np.unique({name}, return_inverse=True)[1])."
     return " torch makes no tensor of it: make it numbers, in rows of one length."
 
 
@@ -346,11 +382,15 @@ def _part_of_data(value: object, name: str) -> str:
     if isinstance(value, HeteroData):
         return " Number all nodes in one run, data = data.to_homogeneous(), and pass data.x and data.edge_index."
     if isinstance(value, Data) and name in ("x", "edge_index"):
-        return f" {name} is the tensor data.{name}, as in model(data.x, data.edge_index)."
+        return (
+            f" {name} is the tensor data.{name}, as in model(data.x, data.edge_index)."
+        )
     return ""
 
 
-def check_rows(value: Tensor, name: str, x: Tensor, *, module: nn.Module | None = None) -> None:
+def check_rows(
+    value: Tensor, name: str, x: Tensor, *, module: nn.Module | None = None
+) -> None:
     """Raise unless ``value`` is a floating-point [N, F] with the rows and the device of ``x``, and fits ``module``."""
     check_state(value, name, module=module)
     if value.size(0) != x.size(0):
@@ -369,7 +409,9 @@ def index_vector(value: object, name: str, length: str) -> Tensor:
             f"{name} must hold integers; got {describe(indices)}. Convert it with {name}.long()."
         )
     if indices.dim() != 1 or indices.layout != torch.strided:
-        raise ValueError(f"{name} must be one-dimensional, {length}; got {describe(indices)}.")
+        raise ValueError(
+            f"{name} must be one-dimensional, {length}; got {describe(indices)}."
+        )
     check_has_values(indices, name)
     return indices.long()
 
@@ -381,11 +423,15 @@ def label_vector(y: object, name: str = "y") -> Tensor:
 
 
 def _column_as_vector(values: Tensor) -> Tensor:
-    is_column = values.dim() == 2 and values.size(1) == 1 and values.layout == torch.strided
+    is_column = (
+        values.dim() == 2 and values.size(1) == 1 and values.layout == torch.strided
+    )
     return values.squeeze(1) if is_column else values
 
 
-def as_node_mask(mask: object, name: str, num_nodes: int, device: torch.device) -> Tensor:
+def as_node_mask(
+    mask: object, name: str, num_nodes: int, device: torch.device
+) -> Tensor:
     """Return a bool mask [N], from one [N] or [N, 1], or from the indices of the nodes, as PyG takes them."""
     what = f"a bool tensor [{num_nodes}], as y has rows, or the indices of nodes"
     nodes = _column_as_vector(as_tensor(mask, name, what))
@@ -398,7 +444,11 @@ def as_node_mask(mask: object, name: str, num_nodes: int, device: torch.device) 
         raise TypeError(
             f"{name} must be {what}; got {describe(nodes)}. A mask is {name}.bool(), and indices are {name}.long()."
         )
-    if nodes.dim() != 1 or nodes.layout != torch.strided or (is_mask and len(nodes) != num_nodes):
+    if (
+        nodes.dim() != 1
+        or nodes.layout != torch.strided
+        or (is_mask and len(nodes) != num_nodes)
+    ):
         raise ValueError(
             f"{name} must be {what}; got {describe(nodes)}. Of several splits take one column."
         )
@@ -437,7 +487,9 @@ def check_pairs(
     return listed.long()
 
 
-def check_integer_pairs(pairs: Tensor, name: str, shape: str = "[2, num_edges]") -> None:
+def check_integer_pairs(
+    pairs: Tensor, name: str, shape: str = "[2, num_edges]"
+) -> None:
     if pairs.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor [2, E]; got {describe(pairs)}.")
     if pairs.dim() != 2 or pairs.size(0) != 2:
@@ -500,7 +552,9 @@ def as_tensor(value: object, name: str, what: str) -> Tensor:
             return torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
             way_out = _as_a_tensor(value, name)
-            raise TypeError(f"{name} must be {what}; got {describe(value)}.{way_out}") from error
+            raise TypeError(
+                f"{name} must be {what}; got {describe(value)}.{way_out}"
+            ) from error
     raise TypeError(f"{name} must be {what}; got {describe(value)}.")
 
 
@@ -521,7 +575,11 @@ def check_mask(mask: Tensor | None, x: Tensor, name: str = "mask") -> None:
     if mask is None:
         return
     # Only bool: numbers may mean tokens or padding, and are added to scores by other libraries.
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.layout != torch.strided:
+    if (
+        not isinstance(mask, Tensor)
+        or mask.dtype != torch.bool
+        or mask.layout != torch.strided
+    ):
         raise TypeError(
             f"{name} must be a bool tensor, true where there is a token; got {describe(mask)}."
         )
@@ -542,7 +600,9 @@ def check_edge_rows(
     module: nn.Module | None = None,
 ) -> None:
     """Raise unless ``edge_attr`` has a row for every edge, and fits ``module`` with that many channels."""
-    check_kind(edge_attr, name, Tensor, "a tensor [num_edges, channels], one row per edge")
+    check_kind(
+        edge_attr, name, Tensor, "a tensor [num_edges, channels], one row per edge"
+    )
     # Shape before type: an index of the type of every edge is the usual mistake, and has a way out of its own.
     if not edge_attr.dim() or edge_attr.size(0) != num_edges:
         raise ValueError(

@@ -8,8 +8,16 @@ from torch import nn
 
 from diffusion_mp.checks import check_kind
 
-_ENTRIES = files("diffusion_mp").joinpath("references.bib").read_text("utf-8").strip().split("\n\n")
-REFERENCES = {entry[entry.index("{") + 1 : entry.index(",")]: entry for entry in _ENTRIES}
+_ENTRIES = (
+    files("diffusion_mp")
+    .joinpath("references.bib")
+    .read_text("utf-8")
+    .strip()
+    .split("\n\n")
+)
+REFERENCES = {
+    entry[entry.index("{") + 1 : entry.index(",")]: entry for entry in _ENTRIES
+}
 
 
 def cite(model: nn.Module) -> str:

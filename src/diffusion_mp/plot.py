@@ -29,7 +29,9 @@ __all__ = [
 
 
 @torch.no_grad()
-def energies(model: nn.Module | Tensor, *inputs: Any, ax: Any = None, **named: Any) -> Any:
+def energies(
+    model: nn.Module | Tensor, *inputs: Any, ax: Any = None, **named: Any
+) -> Any:
     """Draw the energy before the first layer and after each, relative to the absolute value of the first.
 
     Certified models draw the energy that their layers lower, others Σ_ij ‖z_i − z_j‖². A network of blocks has a line
@@ -65,7 +67,12 @@ def energies(model: nn.Module | Tensor, *inputs: Any, ax: Any = None, **named: A
 
 @torch.no_grad()
 def neighbours(
-    coupling: Coupling, node: int, *, top: int = 10, names: Iterable[str] = (), ax: Any = None
+    coupling: Coupling,
+    node: int,
+    *,
+    top: int = 10,
+    names: Iterable[str] = (),
+    ax: Any = None,
 ) -> Any:
     """Draw the strongest couplings s_ij of a node i as bars, the mean over heads; ``names`` has one for every node j.
 
@@ -76,7 +83,9 @@ def neighbours(
     checks.check_counts(top=top)
     checks.check_index(node, "node", coupling.num_nodes)
     others = torch.arange(coupling.num_nodes, device=coupling.device)
-    row = coupling.at(torch.stack([others, torch.full_like(others, node)])).mean(1).cpu()
+    row = (
+        coupling.at(torch.stack([others, torch.full_like(others, node)])).mean(1).cpu()
+    )
     best = row.abs().topk(min(top, len(row))).indices
     # A list, for a Series of pandas is asked by label and not by position.
     names = list(names) or [str(int(j)) for j in others]
@@ -88,7 +97,11 @@ def neighbours(
     ax.barh(range(len(best)), row[best].tolist())
     ax.set_yticks(range(len(best)), [names[int(j)] for j in best])
     ax.invert_yaxis()
-    ax.set(xlabel="s_ij", ylabel="sender j", title=f"strongest couplings of node {names[node]}")
+    ax.set(
+        xlabel="s_ij",
+        ylabel="sender j",
+        title=f"strongest couplings of node {names[node]}",
+    )
     return ax
 
 
@@ -144,14 +157,19 @@ def eigenvalues(model: nn.Module, *inputs: Any, **named: Any) -> tuple[Tensor, T
         along = (centred @ vectors).square().sum(1).flatten()
         shares[name] = along / along.sum() / len(bases)
 
-    with hooked({name: model.get_submodule(name) for name in bases}, look), evaluating(model):
+    with (
+        hooked({name: model.get_submodule(name) for name in bases}, look),
+        evaluating(model),
+    ):
         model(*inputs, **named)
     values = torch.cat([values.flatten() for values, _ in bases.values()])
     return values.cpu(), torch.cat([shares[name] for name in bases]).cpu()
 
 
 @torch.no_grad()
-def uncertainty(coupling: Coupling, points: Tensor, *, leak: float = 0.1, ax: Any = None) -> Any:
+def uncertainty(
+    coupling: Coupling, points: Tensor, *, leak: float = 0.1, ax: Any = None
+) -> Any:
     """Draw rows as points coloured by `posterior_variance`; of more than two columns the two principal components.
 
     Examples:
@@ -166,7 +184,9 @@ def uncertainty(coupling: Coupling, points: Tensor, *, leak: float = 0.1, ax: An
     points = points.double().cpu()
     if points.size(1) > 2:
         centred = points - points.mean(0)
-        points = centred @ torch.linalg.svd(centred, full_matrices=len(points) < 2).Vh[:2].T
+        points = (
+            centred @ torch.linalg.svd(centred, full_matrices=len(points) < 2).Vh[:2].T
+        )
     variance = posterior_variance(coupling, leak).mean(1).cpu()
     ax = axis(ax)
     drawn = ax.scatter(points[:, 0], points[:, 1], c=variance, s=8, norm="log")

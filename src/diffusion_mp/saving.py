@@ -33,7 +33,8 @@ PARTS = 5_000
 # In JSON the key that marks a description of an object; no argument of a constructor begins with a dollar.
 CLASS = "$class"
 DTYPES = {
-    str(each)[6:]: each for each in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    str(each)[6:]: each
+    for each in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 }
 WAY_OUT = "Save model.state_dict(), and build the model in Python"
 
@@ -54,7 +55,9 @@ class Described:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if cls.__module__.partition(".")[0] == "diffusion_mp" and not cls.__name__.startswith("_"):
+        if cls.__module__.partition(".")[
+            0
+        ] == "diffusion_mp" and not cls.__name__.startswith("_"):
             Described.classes[cls.__name__] = cls
 
     def _describe(self) -> Description | TypeError:
@@ -134,12 +137,16 @@ class Saved(nn.Module, Described):
                 f"{kind} was changed after it was built: built again, it {flaw}. {WAY_OUT}."
             )
         if not Path(path).parent.is_dir():
-            raise FileNotFoundError(f"There is no folder {Path(path).parent} to save in.")
+            raise FileNotFoundError(
+                f"There is no folder {Path(path).parent} to save in."
+            )
         if Path(path).is_dir():
             raise IsADirectoryError(f"path must name a file; {path} is a folder.")
         # Renamed when it is complete, so that no reader finds half a file.
         draft = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
-        draft.write_bytes(serialized(state, {KEY: json.dumps({"format": FORMAT, "model": about})}))
+        draft.write_bytes(
+            serialized(state, {KEY: json.dumps({"format": FORMAT, "model": about})})
+        )
         draft.replace(path)
 
     def save_pretrained(self, folder: Place, **options: Any) -> None:
@@ -199,7 +206,9 @@ def load(path: Place, *, classes: Sequence[type] = ()) -> Saved:
             text = (file.metadata() or {}).get(KEY)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except Exception as error:
-        raise ValueError(f"{path} is no safetensors file, or is damaged: {error}.") from error
+        raise ValueError(
+            f"{path} is no safetensors file, or is damaged: {error}."
+        ) from error
     if text is None:
         raise ValueError(
             f"{path} was not written by save(): it has tensors, but does not say of which module."
@@ -220,7 +229,9 @@ def load(path: Place, *, classes: Sequence[type] = ()) -> Saved:
             f"{path} describes a module that cannot be built: {error or type(error).__name__}"
         ) from error
     if flaw:
-        raise ValueError(f"{path} does not fit the module that it describes, which {flaw}.")
+        raise ValueError(
+            f"{path} does not fit the module that it describes, which {flaw}."
+        )
     model.load_state_dict(tensors)
     # `load_state_dict` keeps the dtype of the module; the file has that of the saved one.
     for name, value in model.state_dict(keep_vars=True).items():
@@ -228,7 +239,9 @@ def load(path: Place, *, classes: Sequence[type] = ()) -> Saved:
     return model.eval()
 
 
-def _written(value: Any, classes: dict[str, type[Described]], numbers: dict[Any, int]) -> Any:
+def _written(
+    value: Any, classes: dict[str, type[Described]], numbers: dict[Any, int]
+) -> Any:
     """A description as JSON; ``classes`` gains those that are not of the library, ``numbers`` those of the objects."""
     if isinstance(value, TypeError):
         raise ValueError(
@@ -261,13 +274,19 @@ def _written(value: Any, classes: dict[str, type[Described]], numbers: dict[Any,
         else:
             names = [each.name for each in parameters]
             arguments = dict(zip(names, value.args, strict=False))
-        about = {CLASS: name, **_written({**arguments, **value.kwargs}, classes, numbers)}
+        about = {
+            CLASS: name,
+            **_written({**arguments, **value.kwargs}, classes, numbers),
+        }
     numbers[key] = len(numbers)
     return about
 
 
 def _built(
-    about: Any, classes: Mapping[str, type], tensors: Mapping[str, Tensor], device: str = "meta"
+    about: Any,
+    classes: Mapping[str, type],
+    tensors: Mapping[str, Tensor],
+    device: str = "meta",
 ) -> Saved:
     """Build the module of a description, no larger than these tensors allow; on the meta device it takes no memory."""
     largest = max(LARGEST, sum(value.nbytes for value in tensors.values()))
@@ -294,7 +313,9 @@ def _built(
         if name == "again":
             return objects[built["number"]]
         if name in ("tensor", "parameter"):
-            data = torch.tensor(built["data"], dtype=DTYPES[built["dtype"]], device=device)
+            data = torch.tensor(
+                built["data"], dtype=DTYPES[built["dtype"]], device=device
+            )
             objects.append(nn.Parameter(data) if name == "parameter" else data)
         elif name in classes:
             objects.append(classes[name](*built.pop("*", ()), **built))
@@ -344,16 +365,22 @@ def _on_hub() -> Any:
     with needed_by("The Hugging Face Hub", "diffusion-mp[hub]"):
         from huggingface_hub import ModelHubMixin, hf_hub_download
 
-    class OnHub(ModelHubMixin, library_name="diffusion_mp", tags=["graph-neural-networks"]):
+    class OnHub(
+        ModelHubMixin, library_name="diffusion_mp", tags=["graph-neural-networks"]
+    ):
         def __init__(self, model: Saved) -> None:
             self.model = model
-            self._hub_mixin_config = _written(model._description, dict(Described.classes), {})
+            self._hub_mixin_config = _written(
+                model._description, dict(Described.classes), {}
+            )
 
         def _save_pretrained(self, save_directory: Path) -> None:
             self.model.save(save_directory / FILE)
 
         @classmethod
-        def _from_pretrained(cls, *, model_id: str, classes: Any, **options: Any) -> Any:  # type: ignore[override]
+        def _from_pretrained(
+            cls, *, model_id: str, classes: Any, **options: Any
+        ) -> Any:  # type: ignore[override]
             path = Path(model_id, FILE)
             if not path.is_file():
                 path = hf_hub_download(model_id, FILE, **options)

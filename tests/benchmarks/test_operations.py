@@ -36,16 +36,21 @@ def test_ways_agree(name):
         if name == "sparse_flow":
             inputs[-1] = GRAPHS
             forward = partial(forward, steps=STEPS) if way == "textbook" else forward
-        leaves = [tensor.requires_grad_(trains) for tensor in inputs[: operation.leaves]]
+        leaves = [
+            tensor.requires_grad_(trains) for tensor in inputs[: operation.leaves]
+        ]
         out = forward(*inputs)
         out = out.transpose(0, 1) if out.dim() == 4 else out
         results[way] = [out.flatten()]
         if trains and backward is None and name != "sparse_flow":
             grad = torch.randn(
-                out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+                out.shape,
+                generator=torch.Generator().manual_seed(1),
+                dtype=torch.float64,
             )
             results[way] += [
-                found.flatten() for found in torch.autograd.grad(out, leaves, grad.view(out.shape))
+                found.flatten()
+                for found in torch.autograd.grad(out, leaves, grad.view(out.shape))
             ]
     first, *others = results.values()
     assert others

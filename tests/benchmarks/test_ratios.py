@@ -68,7 +68,9 @@ def test_a_stopped_run_goes_on(tmp_path, monkeypatch, capsys):
     known = {"forward": times, "step": times, "memory": [1.0, 4.0]}
     threads = torch.get_num_threads()
     pair = dataclasses.replace(make(1.0), nodes=60)
-    (tmp_path / f"unfinished_{threads}_2.json").write_text(json.dumps({pair.name: known}))
+    (tmp_path / f"unfinished_{threads}_2.json").write_text(
+        json.dumps({pair.name: known})
+    )
     monkeypatch.setattr(ratios, "pairs", lambda: [pair])
     monkeypatch.setattr(sys, "argv", ["ratios.py", "--out", str(tmp_path)])
     ratios.main()

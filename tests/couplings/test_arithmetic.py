@@ -52,7 +52,10 @@ def factor(scaled: Any) -> Any:
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("name", OPERANDS)
 def test_numbers_of_any_kind_scale(name: str, number: str) -> None:
-    for scaled in (NUMBERS[number] * OPERANDS[name](), OPERANDS[name]() * NUMBERS[number]):
+    for scaled in (
+        NUMBERS[number] * OPERANDS[name](),
+        OPERANDS[name]() * NUMBERS[number],
+    ):
         assert isinstance(scaled, (ScaledCoupling, ScaledDiffusivity, ScaledTerm))
         assert type(factor(scaled)) in (int, float, torch.Tensor)
         assert factor(scaled) == 2
@@ -67,18 +70,24 @@ def test_what_is_no_number_is_refused_on_either_side(name: str, value: str) -> N
             with pytest.raises(ValueError, match="scale must be"):
                 product(OPERANDS[name](), REFUSED[value])
             continue
-        with pytest.raises((TypeError, ValueError), match=r"(scale|weight) must be .*; got"):
+        with pytest.raises(
+            (TypeError, ValueError), match=r"(scale|weight) must be .*; got"
+        ):
             product(OPERANDS[name](), REFUSED[value])
 
 
 @pytest.mark.parametrize(
-    "other", [np.ones(3), np.float32(1), np.ones((6, 6)), torch.ones(6, 6), 1.0], ids=str
+    "other",
+    [np.ones(3), np.float32(1), np.ones((6, 6)), torch.ones(6, 6), 1.0],
+    ids=str,
 )
 @pytest.mark.parametrize("name", ["coupling", "diffusivity"])
 def test_only_what_is_alike_adds(name: str, other: Any) -> None:
     subject: Coupling | Diffusivity = OPERANDS[name]()
     for total in (lambda: subject + other, lambda: other + subject):
-        with pytest.raises(TypeError, match=rf"a {name} can only be added to a {name}; got"):
+        with pytest.raises(
+            TypeError, match=rf"a {name} can only be added to a {name}; got"
+        ):
             total()
     if isinstance(subject, Coupling):
         for difference in (lambda: subject - other, lambda: other - subject):
@@ -91,7 +100,9 @@ def test_only_what_is_alike_adds(name: str, other: Any) -> None:
 
 def test_sums_of_python() -> None:
     """The built-in ``sum`` begins with 0."""
-    with pytest.raises(TypeError, match=r"a coupling can only be added to a coupling; got 0"):
+    with pytest.raises(
+        TypeError, match=r"a coupling can only be added to a coupling; got 0"
+    ):
         sum([UniformCoupling(6), UniformCoupling(6)])  # type: ignore[arg-type]
 
 
@@ -99,7 +110,9 @@ def test_sums_of_python() -> None:
     "array", [np.ones(6), np.ones((6, 6)), np.float64(2), torch.ones(6, 6)], ids=str
 )
 def test_products_from_the_left_are_those_of_the_transpose(array: Any) -> None:
-    with pytest.raises(TypeError, match=r"a coupling multiplies from the left.*S\.T @ v"):
+    with pytest.raises(
+        TypeError, match=r"a coupling multiplies from the left.*S\.T @ v"
+    ):
         array @ UniformCoupling(6)
 
 
@@ -109,7 +122,9 @@ def test_an_array_is_no_state() -> None:
             UniformCoupling(6) @ array  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("other", [np.ones(3), np.float32(1), torch.ones(3), 1.0, None], ids=str)
+@pytest.mark.parametrize(
+    "other", [np.ones(3), np.float32(1), torch.ones(3), 1.0, None], ids=str
+)
 @pytest.mark.parametrize("name", OPERANDS)
 def test_comparisons_ask_for_identity(name: str, other: Any) -> None:
     subject: Coupling | Diffusivity | EnergyTerm = OPERANDS[name]()

@@ -31,16 +31,22 @@ def test_in_single_precision_it_is_the_same_operator(name: str) -> None:
     dense = coupling.to_dense()
     assert dense.dtype == torch.float64
     scale = float(dense.detach().abs().max()) if dense.numel() else 0.0
-    torch.testing.assert_close(single.to_dense(), dense.float(), rtol=1e-4, atol=2e-5 * scale)
+    torch.testing.assert_close(
+        single.to_dense(), dense.float(), rtol=1e-4, atol=2e-5 * scale
+    )
     v = leaf(coupling.num_nodes, coupling.heads, 2)
     got = single @ v.float()
     expected = coupling @ v
     assert got.dtype == torch.float32
-    torch.testing.assert_close(got, expected.float(), rtol=1e-4, atol=1e-4 * max(scale, 1.0))
+    torch.testing.assert_close(
+        got, expected.float(), rtol=1e-4, atol=1e-4 * max(scale, 1.0)
+    )
     assert single.to(torch.float32) is single
     # Which values decide, and they were rounded.
     asked = [promise for promise in PROMISES if promise != "symmetric"]
-    assert [getattr(single, name) for name in asked] == [getattr(coupling, name) for name in asked]
+    assert [getattr(single, name) for name in asked] == [
+        getattr(coupling, name) for name in asked
+    ]
     assert (single.ptr is None) == (coupling.ptr is None)
     metric = coupling.metric  # in double, but of the rounded parts
     if metric is not None and (again := single.metric) is not None:
@@ -55,7 +61,8 @@ def test_detached_it_has_the_same_entries_and_no_gradient(name: str) -> None:
     assert not plain.degree().requires_grad
     assert torch.equal(plain.to_dense(), coupling.to_dense())
     assert not (
-        plain.T @ leaf(coupling.num_nodes, coupling.heads, 2).detach().to(coupling.dtype)
+        plain.T
+        @ leaf(coupling.num_nodes, coupling.heads, 2).detach().to(coupling.dtype)
     ).requires_grad
     assert (plain.metric is None) == (coupling.metric is None)
 
@@ -76,28 +83,39 @@ def tensors(value: object, name: str = "") -> list[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         return [(name, value)]
     if isinstance(value, Coupling):
-        return [tensor for name, part in vars(value).items() for tensor in tensors(part, name)]
+        return [
+            tensor
+            for name, part in vars(value).items()
+            for tensor in tensors(part, name)
+        ]
     if isinstance(value, (list, tuple)):
         return [tensor for part in value for tensor in tensors(part)]
     return []
 
 
-def test_gradients_learned_scores_and_shared_tensors_survive_a_change_of_dtype() -> None:
+def test_gradients_learned_scores_and_shared_tensors_survive_a_change_of_dtype() -> (
+    None
+):
     query = leaf(11, 2, 3)
     PairwiseCoupling(query, query, PTR, mutual=True).to(
         torch.float32
     ).to_dense().square().sum().backward()
     (expected,) = torch.autograd.grad(
-        PairwiseCoupling(query, query, PTR, mutual=True).to_dense().square().sum(), query
+        PairwiseCoupling(query, query, PTR, mutual=True).to_dense().square().sum(),
+        query,
     )
     torch.testing.assert_close(query.grad, expected, rtol=1e-4, atol=1e-5)
     penalty = FunctionPenalty(Cauchy(1, 1, bias=False, dtype=torch.float64))
     coupling = penalty.coupling(leaf(11, 1, 3))
     assert coupling.to(torch.float32).to_dense().dtype == torch.float32
     assert not coupling.detach().to_dense().requires_grad
-    assert all(p.requires_grad and p.dtype == torch.float64 for p in penalty.parameters())
+    assert all(
+        p.requires_grad and p.dtype == torch.float64 for p in penalty.parameters()
+    )
     query = leaf(11, 2, 3)
-    single = LowRankCoupling(query, query, PTR, positive_semidefinite=True).to(torch.float32)
+    single = LowRankCoupling(query, query, PTR, positive_semidefinite=True).to(
+        torch.float32
+    )
     assert single.query is single.key  # type: ignore[attr-defined]
     assert single.positive_semidefinite
 
@@ -105,7 +123,9 @@ def test_gradients_learned_scores_and_shared_tensors_survive_a_change_of_dtype()
 def test_functions_of_distances_in_a_batch_under_torch_func() -> None:
     def energy(x: Tensor) -> Tensor:
         return (
-            (DistanceCoupling(lambda z2: 1 / (1 + z2), x, x, PTR, mutual=True) @ x).square().sum()
+            (DistanceCoupling(lambda z2: 1 / (1 + z2), x, x, PTR, mutual=True) @ x)
+            .square()
+            .sum()
         )
 
     x = leaf(11, 1, 3)
@@ -122,11 +142,16 @@ class Cauchy(torch.nn.Linear):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda x: PairwiseCoupling(x, x, mutual=True),  # whose metric is computed on first access
+        lambda x: PairwiseCoupling(
+            x, x, mutual=True
+        ),  # whose metric is computed on first access
         lambda x: (
-            0.5 * PairwiseCoupling(x, x, mutual=True) + IdentityCoupling(len(x), dtype=x.dtype)
+            0.5 * PairwiseCoupling(x, x, mutual=True)
+            + IdentityCoupling(len(x), dtype=x.dtype)
         ),
-        lambda x: SparseCoupling(Graph(len(x), torch.tensor([[0, 1], [1, 0]]), x[:2, 0, 0].abs())),
+        lambda x: SparseCoupling(
+            Graph(len(x), torch.tensor([[0, 1], [1, 0]]), x[:2, 0, 0].abs())
+        ),
         lambda x: DenseCoupling(x[:, 0] @ x[:, 0].T),
     ],
 )

@@ -29,7 +29,9 @@ def test_an_edge_is_an_entry_of_its_targets_row_and_parallel_ones_add_up() -> No
     assert moved.flatten().tolist() == [0, 0, 5]
     assert coupling.degree().flatten().tolist() == [0, 0, 5]
     assert coupling.at(torch.tensor([[0, 2], [2, 0]])).flatten().tolist() == [5, 0]
-    graph = Graph(2, torch.tensor([[0, 0, 1], [1, 1, 1]]), torch.tensor([0.5, 0.25, 2.0]))
+    graph = Graph(
+        2, torch.tensor([[0, 0, 1], [1, 1, 1]]), torch.tensor([0.5, 0.25, 2.0])
+    )
     assert SparseCoupling(graph).to_dense()[0].tolist() == [[0, 0], [0.75, 2]]
     assert SparseCoupling(graph).at(torch.tensor([[0], [1]])).item() == 0.75
     graph = Graph(2, torch.tensor([[0, 1], [1, 0]]), torch.tensor([3.0, 4.0]))
@@ -39,7 +41,9 @@ def test_an_edge_is_an_entry_of_its_targets_row_and_parallel_ones_add_up() -> No
 
 
 @pytest.mark.parametrize("heads", [1, 2])
-def test_a_state_far_from_the_origin_keeps_the_digits_of_its_dirichlet_form(heads: int) -> None:
+def test_a_state_far_from_the_origin_keeps_the_digits_of_its_dirichlet_form(
+    heads: int,
+) -> None:
     """A shift costs nothing, though its squares are a million times as large as the differences."""
     weight = randn(9, heads).abs()
     x = 1e3 + randn(6, 3).float()
@@ -95,7 +99,11 @@ FORMULAS: dict[str, tuple[Callable[..., Coupling], Callable[..., Tensor], bool]]
         lambda q, k: scores(q, k).exp(),
         False,
     ),
-    "softmax": (lambda q, k: PairwiseCoupling(q, k, PTR), lambda q, k: scores(q, k).exp(), True),
+    "softmax": (
+        lambda q, k: PairwiseCoupling(q, k, PTR),
+        lambda q, k: scores(q, k).exp(),
+        True,
+    ),
     "sigmoid": (
         lambda q, k: PairwiseCoupling(q, k, PTR, "sigmoid"),
         lambda q, k: scores(q, k).sigmoid(),
@@ -116,7 +124,10 @@ def test_entries_and_products_are_those_of_the_formula(name: str) -> None:
     coupling = build(q, k)
     close(coupling.to_dense(), expected.to(coupling.dtype))
     expected = expected.expand(2, -1, -1)
-    products = torch.einsum("hij,jhd->ihd", expected, v), torch.einsum("hji,jhd->ihd", expected, v)
+    products = (
+        torch.einsum("hij,jhd->ihd", expected, v),
+        torch.einsum("hji,jhd->ihd", expected, v),
+    )
     for of, product in zip(build(q, k).both(v, v), products, strict=True):
         close(of, product)
 
@@ -134,9 +145,15 @@ def test_a_row_of_linear_attention_without_mass_is_zero() -> None:
 def test_a_function_of_distances_does_not_depend_on_the_origin() -> None:
     x = randn(9, 1, 3).float() + 1e4 * (1 + block(PTR).argmax(1).float()).view(9, 1, 1)
     coupling = DistanceCoupling(lambda z2: (-z2).exp(), x, x, PTR, mutual=True)
-    expected = (-(x.double() - x.double().transpose(0, 1)).square().sum(2)).exp() * block(PTR)
-    torch.testing.assert_close(coupling.to_dense()[0].double(), expected, rtol=1e-3, atol=1e-6)
-    torch.testing.assert_close((coupling @ torch.eye(9)).double(), expected, rtol=1e-3, atol=1e-6)
+    expected = (
+        -(x.double() - x.double().transpose(0, 1)).square().sum(2)
+    ).exp() * block(PTR)
+    torch.testing.assert_close(
+        coupling.to_dense()[0].double(), expected, rtol=1e-3, atol=1e-6
+    )
+    torch.testing.assert_close(
+        (coupling @ torch.eye(9)).double(), expected, rtol=1e-3, atol=1e-6
+    )
 
 
 def test_entries_between_graphs_are_zero_however_large_the_scores() -> None:
@@ -160,7 +177,9 @@ def test_a_mean_over_many_nodes_keeps_its_digits() -> None:
     v = 1 + torch.rand(10_001, 1, 8, generator=torch.Generator().manual_seed(0))
     exact = v.double().mean(0)
     mean = (UniformCoupling(len(v)) @ v)[0].double()
-    assert (mean - exact).abs().max() <= 2 * torch.finfo(torch.float32).eps * exact.max()
+    assert (mean - exact).abs().max() <= 2 * torch.finfo(
+        torch.float32
+    ).eps * exact.max()
 
 
 def test_to_dense_warns_when_it_is_large() -> None:
@@ -192,16 +211,32 @@ PAIR = LowRankCoupling(QUERY, QUERY)
 test_matrices_and_sums_that_do_not_fit_are_refused = refuses(
     (lambda: DenseCoupling(torch.ones(3, 4)), ValueError, "matrix"),
     (lambda: DenseCoupling([]), ValueError, "must hold a block"),
-    (lambda: DenseCoupling([ONES, torch.ones(2, 3, 3)]), ValueError, "one number of heads"),
+    (
+        lambda: DenseCoupling([ONES, torch.ones(2, 3, 3)]),
+        ValueError,
+        "one number of heads",
+    ),
     (lambda: DenseCoupling([ONES], torch.tensor([0, 3])), ValueError, "boundaries"),
-    (lambda: DenseCoupling(ONES, torch.tensor([0, 2, 3])), ValueError, "4 entries there are not"),
+    (
+        lambda: DenseCoupling(ONES, torch.tensor([0, 2, 3])),
+        ValueError,
+        "4 entries there are not",
+    ),
     (lambda: DenseCoupling(ONES, torch.tensor([0, 2, 4])), ValueError, "ptr"),
     (lambda: IdentityCoupling(3) + IdentityCoupling(4), ValueError, "same nodes"),
-    (lambda: PAIR + LowRankCoupling(*2 * [torch.ones(3, 3, 2)]), ValueError, "one head or 3"),
+    (
+        lambda: PAIR + LowRankCoupling(*2 * [torch.ones(3, 3, 2)]),
+        ValueError,
+        "one head or 3",
+    ),
     (lambda: row_normalized(ONES), TypeError, "coupling"),
     (lambda: merged([]), ValueError, "parts"),
     (lambda: DistanceCoupling(torch.sum, QUERY, QUERY) @ QUERY, ValueError, "function"),
-    (lambda: DistanceCoupling(lambda z2: 1.0, QUERY, QUERY).at([[0], [1]]), ValueError, "function"),
+    (
+        lambda: DistanceCoupling(lambda z2: 1.0, QUERY, QUERY).at([[0], [1]]),
+        ValueError,
+        "function",
+    ),
     (lambda: distance_features(ONES), ValueError, "x must be"),
     (lambda: distance_features(QUERY, QUERY[1:]), ValueError, "x and y"),
     (lambda: with_constant(ONES, 1.0), ValueError, "features"),

@@ -80,7 +80,9 @@ def expect_digits_of(
     expected = compute(double, v.double())
     expect_digits(got, expected, digits)
     slope = gradients(got, single)[0]
-    expect_digits(slope, gradients(expected, double)[0], digits if slopes is None else slopes)
+    expect_digits(
+        slope, gradients(expected, double)[0], digits if slopes is None else slopes
+    )
 
 
 def leaf_pair(query: Tensor, key: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -115,7 +117,9 @@ def test_distances_of_any_length(
 
 def test_rows_close_to_each_other_and_far_from_the_others() -> None:
     """Differences of a thousandth at a norm of a thousand, as rows of clusters have."""
-    query = 1000 * rows(1.0, 0.0)[torch.arange(NODES) % 4] + 1e-3 * rows(1.0, 0.0, seed=1)
+    query = 1000 * rows(1.0, 0.0)[torch.arange(NODES) % 4] + 1e-3 * rows(
+        1.0, 0.0, seed=1
+    )
 
     def product(x: Tensor, v: Tensor) -> Tensor:
         if x.dtype == torch.float32:
@@ -129,7 +133,9 @@ def test_values_in_double_precision_keep_it() -> None:
     query = rows(57.0, 0.0)
     v, _ = values()
     exact = query.double()
-    expected = torch.einsum("hij,jhd->ihd", by_differences(cauchy, exact, exact), v.double())
+    expected = torch.einsum(
+        "hij,jhd->ihd", by_differences(cauchy, exact, exact), v.double()
+    )
     got = DistanceCoupling(cauchy, query, query, mutual=True) @ v.double()
     assert got.dtype == torch.float64
     expect_digits(got, expected, 1e-10)
@@ -142,7 +148,9 @@ def test_tiles_know_which_pairs_are_one_node(monkeypatch: pytest.MonkeyPatch) ->
     v, _ = values()
     exact = query.detach().double().requires_grad_()
     member = torch.bucketize(torch.arange(NODES), ptr, right=True)
-    entries = by_differences(cauchy, exact, exact).masked_fill(member[:, None] != member, 0.0)
+    entries = by_differences(cauchy, exact, exact).masked_fill(
+        member[:, None] != member, 0.0
+    )
     expected = torch.einsum("hij,jhd->ihd", entries, v.double())
     got = DistanceCoupling(cauchy, query, query, ptr, mutual=True) @ v
     expect_digits(got, expected)
@@ -183,7 +191,8 @@ def test_edges_between_close_rows(norm: float, name: str, row_stochastic: bool) 
     x = (rows(norm, 0.0)[cluster] + 0.5 * rows(1.0, 0.0, seed=1)).squeeze(1)
     following = torch.stack([torch.arange(NODES), (torch.arange(NODES) + 4) % NODES])
     graph = Graph(
-        NODES, torch.cat([following, following.flip(0), torch.arange(NODES).expand(2, -1)], 1)
+        NODES,
+        torch.cat([following, following.flip(0), torch.arange(NODES).expand(2, -1)], 1),
     )
     diffusivity = EdgeDiffusivity(PENALTIES[name], row_stochastic=row_stochastic)
     # Below a norm of eleven five digits are left, as `measured_from` says.
@@ -196,7 +205,10 @@ def test_loops_beside_far_neighbours(name: str) -> None:
     """Any rounding of the distance of a node to itself would be most of the gradient, as f is steepest there."""
     x = rows(8.0, 0.0).squeeze(1)
     everyone = torch.arange(NODES)
-    graph = Graph(NODES, torch.stack([everyone.repeat(2), torch.cat([everyone, everyone.roll(1)])]))
+    graph = Graph(
+        NODES,
+        torch.stack([everyone.repeat(2), torch.cat([everyone, everyone.roll(1)])]),
+    )
     diffusivity = EdgeDiffusivity(PENALTIES[name], row_stochastic=False)
     expect_digits_of(lambda at, v: diffusivity(at, graph) @ v, x, 5e-5)
 
@@ -226,6 +238,35 @@ COUPLINGS: dict[str, Callable[[Tensor], Coupling]] = {
 @pytest.mark.parametrize("name", COUPLINGS)
 @pytest.mark.parametrize("offset", [0.0, 1e3])
 @pytest.mark.parametrize("norm", [1.0, 17.0, 57.0])
-def test_rows_of_clusters_in_other_couplings(norm: float, offset: float, name: str) -> None:
-    query = rows(norm, 0.0)[torch.arange(NODES) % 4] + 0.5 * rows(1.0, 0.0, seed=1) + offset
+def test_rows_of_clusters_in_other_couplings(
+    norm: float, offset: float, name: str
+) -> None:
+    query = (
+        rows(norm, 0.0)[torch.arange(NODES) % 4] + 0.5 * rows(1.0, 0.0, seed=1) + offset
+    )
     expect_digits_of(lambda at, v: COUPLINGS[name](at) @ v, query)
+
+
+def test_second_derivatives_where_a_query_is_equal_to_its_key() -> None:
+    """There the derivative of z² is zero and the second one is not: f(z²) has 2f′(0) I."""
+    generator = torch.Generator().manual_seed(0)
+    key = torch.randn(5, 1, 3, dtype=torch.float64, generator=generator)
+    v = torch.randn(5, 1, 2, dtype=torch.float64, generator=generator)
+
+    def coupled(query: Tensor) -> Tensor:
+        return (DistanceCoupling(cauchy, query, key) @ v).square().sum()
+
+    def differences(query: Tensor) -> Tensor:
+        return (
+            torch.einsum("hij,jhd->ihd", by_differences(cauchy, query, key), v)
+            .square()
+            .sum()
+        )
+
+    for hessian in (
+        torch.func.hessian,
+        lambda loss: lambda x: torch.autograd.functional.hessian(loss, x),
+    ):
+        torch.testing.assert_close(
+            hessian(coupled)(key), hessian(differences)(key), rtol=1e-9, atol=1e-9
+        )

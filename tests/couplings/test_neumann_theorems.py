@@ -15,7 +15,9 @@ DOUBLE = torch.float64
 ROUNDING = 1 + 1e-12
 
 
-def step_matrix(length: int, strides: tuple[int, ...], alpha: list[float], boundary: str) -> Tensor:
+def step_matrix(
+    length: int, strides: tuple[int, ...], alpha: list[float], boundary: str
+) -> Tensor:
     """S_α = I + Σ_k α_k Δ_{h_k} [L, L], as the library takes the step."""
     coupling = NeumannCoupling(
         length, torch.tensor(alpha, dtype=DOUBLE).unsqueeze(1), strides, boundary
@@ -34,7 +36,8 @@ def energy_growth(step: Tensor) -> float:
     length = step.size(0)
     difference = torch.eye(length, dtype=DOUBLE).diff(dim=0)
     return float(
-        torch.linalg.matrix_norm(difference @ step @ torch.linalg.pinv(difference), 2) ** 2
+        torch.linalg.matrix_norm(difference @ step @ torch.linalg.pinv(difference), 2)
+        ** 2
     )
 
 
@@ -69,13 +72,17 @@ def guarantees(boundary: str) -> None:
         step = step_matrix(length, strides, alpha, boundary)
         assert torch.linalg.matrix_norm(step, 2) <= ROUNDING, "Eq. 4: it expands"
         assert energy_growth(step) <= ROUNDING, "Eq. 7: the energy rises"
-        x = torch.randn(length, 3, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
+        x = torch.randn(
+            length, 3, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed)
+        )
         assert (step @ x).norm() <= x.norm() * ROUNDING
         assert energy(step @ x) <= energy(x) * ROUNDING
         if 1 in strides:
             mean = x.mean(0)
             rest = step @ (x - mean)
-            assert rest.norm() < (x - mean).norm(), "Eq. 5: no contraction off the constants"
+            assert rest.norm() < (x - mean).norm(), (
+                "Eq. 5: no contraction off the constants"
+            )
             assert energy(step @ x) < energy(x), "Theorem 4.4: no strict decrease"
 
     hold()
@@ -96,19 +103,26 @@ def test_the_same_body_finds_the_counterexample(boundary: str, what: str) -> Non
 
 def test_the_counterexamples_in_numbers() -> None:
     replicated, dropped, extended = (
-        step_matrix(24, (4,), [0.49], boundary) for boundary in ("replicate", "drop", "symmetric")
+        step_matrix(24, (4,), [0.49], boundary)
+        for boundary in ("replicate", "drop", "symmetric")
     )
-    assert float(torch.linalg.matrix_norm(replicated, 2)) == pytest.approx(1.244, abs=5e-4)
+    assert float(torch.linalg.matrix_norm(replicated, 2)) == pytest.approx(
+        1.244, abs=5e-4
+    )
     assert float(torch.linalg.matrix_norm(dropped, 2)) == pytest.approx(1.0, abs=1e-12)
     assert energy_growth(dropped) == pytest.approx(1.575, abs=5e-4)
     # The paper's Σα.
-    assert energy_growth(step_matrix(24, (4,), [0.48], "drop")) == pytest.approx(1.541, abs=5e-4)
+    assert energy_growth(step_matrix(24, (4,), [0.48], "drop")) == pytest.approx(
+        1.541, abs=5e-4
+    )
     assert float(torch.linalg.matrix_norm(extended, 2)) <= ROUNDING
     assert energy_growth(extended) <= ROUNDING
 
 
 def test_what_the_other_boundaries_keep_and_lose() -> None:
-    ring, causal = (step_matrix(24, (4,), [0.49], boundary) for boundary in ("periodic", "causal"))
+    ring, causal = (
+        step_matrix(24, (4,), [0.49], boundary) for boundary in ("periodic", "causal")
+    )
     one = torch.ones(24, dtype=DOUBLE)
     torch.testing.assert_close(ring.sum(0), one)
     assert float(torch.linalg.matrix_norm(ring, 2)) <= ROUNDING
@@ -138,13 +152,17 @@ def test_above_a_quarter_high_modes_change_sign(alpha: float, least: float) -> N
 @pytest.mark.parametrize("length", [4, 24, 400])
 def test_the_roughness_bound_needs_a_factor_of_two(length: int) -> None:
     """‖ΔZ‖ ≤ √(8𝓔): the alternating sequence attains it as it grows, and violates the printed √(2𝓔)."""
-    laplacian = step_matrix(length, (1,), [1.0], "symmetric") - torch.eye(length, dtype=DOUBLE)
+    laplacian = step_matrix(length, (1,), [1.0], "symmetric") - torch.eye(
+        length, dtype=DOUBLE
+    )
     alternating = torch.tensor([(-1.0) ** i for i in range(length)], dtype=DOUBLE)
     got = float((laplacian @ alternating).norm())
     printed = math.sqrt(2 * float(energy(alternating)))
     assert got <= 2 * printed
     assert got > printed * 1.6
-    assert got / (2 * printed) == pytest.approx(math.sqrt((16 * length - 24) / (16 * length - 16)))
+    assert got / (2 * printed) == pytest.approx(
+        math.sqrt((16 * length - 24) / (16 * length - 16))
+    )
     if length == 24:
         assert (round(got, 2), round(printed, 2)) == (18.97, 9.59)
     if length == 400:
@@ -153,8 +171,12 @@ def test_the_roughness_bound_needs_a_factor_of_two(length: int) -> None:
 
 @given(length=st.integers(2, 40), seed=st.integers(0, 999))
 def test_the_roughness_bound_holds(length: int, seed: int) -> None:
-    laplacian = step_matrix(length, (1,), [1.0], "symmetric") - torch.eye(length, dtype=DOUBLE)
-    x = torch.randn(length, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
+    laplacian = step_matrix(length, (1,), [1.0], "symmetric") - torch.eye(
+        length, dtype=DOUBLE
+    )
+    x = torch.randn(
+        length, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed)
+    )
     assert (laplacian @ x).norm() <= (8 * energy(x)).sqrt() * ROUNDING
 
 

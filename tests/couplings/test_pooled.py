@@ -39,15 +39,25 @@ def test_merged_sums_give_the_product_and_its_gradients(
     monkeypatch.setattr(blocked, "BLOCK", height * 2 * 5)
     monkeypatch.setattr(blocked, "SMALL", height * 2 * 5)
     monkeypatch.setenv("DIFFUSION_MP_BACKEND", backend)
-    leaves = [(scale * draw(generator, NODES, 2, width)).requires_grad_() for width in (5, 5, 3, 4)]
+    leaves = [
+        (scale * draw(generator, NODES, 2, width)).requires_grad_()
+        for width in (5, 5, 3, 4)
+    ]
     *blocks, values = (leaf.split(sizes) for leaf in leaves)
     couplings = [make(*parts) for parts in zip(*blocks, strict=True)]
-    sums = merged([coupling.pool(v) for coupling, v in zip(couplings, values, strict=True)])
-    got = torch.cat([coupling.read(sums, v) for coupling, v in zip(couplings, values, strict=True)])
+    sums = merged(
+        [coupling.pool(v) for coupling, v in zip(couplings, values, strict=True)]
+    )
+    got = torch.cat(
+        [coupling.read(sums, v) for coupling, v in zip(couplings, values, strict=True)]
+    )
     expected = make(*leaves[:-1]) @ leaves[-1]
     close(got, expected)
     weight = draw(generator, *expected.shape)
-    close(*(torch.autograd.grad(out, leaves, weight) for out in (got, expected)), "gradient")
+    close(
+        *(torch.autograd.grad(out, leaves, weight) for out in (got, expected)),
+        "gradient",
+    )
 
 
 def test_a_ragged_batch_has_no_sums(generator) -> None:

@@ -68,20 +68,31 @@ def test_a_promise_is_computed_on_first_access_and_kept() -> None:
         PolynomialCoupling(part, v.new_ones(2)),
     ]
     for coupling in made_of_it:
-        coupling @ v, coupling.T @ v, coupling.degree(), coupling.dirichlet(v), repr(coupling)
+        (
+            coupling @ v,
+            coupling.T @ v,
+            coupling.degree(),
+            coupling.dirichlet(v),
+            repr(coupling),
+        )
     assert not part.asked
     for _ in range(2):
         assert made_of_it[0].symmetric
         assert made_of_it[1].symmetric
         assert made_of_it[1].nonnegative
     assert part.asked == ["symmetric", "nonnegative"]
-    assert repr(made_of_it[1]) == "SumCoupling(num_nodes=4, heads=1, symmetric, nonnegative)"
+    assert (
+        repr(made_of_it[1])
+        == "SumCoupling(num_nodes=4, heads=1, symmetric, nonnegative)"
+    )
 
 
 FLAGS: dict[str, Callable[..., Coupling]] = {
     "dense": lambda **flags: DenseCoupling(torch.eye(3), **flags),
     "sparse": lambda **flags: SparseCoupling(Graph(3, PATH), **flags),
-    "low rank": lambda **flags: LowRankCoupling(X, X, **flags, positive_semidefinite=True),
+    "low rank": lambda **flags: LowRankCoupling(
+        X, X, **flags, positive_semidefinite=True
+    ),
     "reweighted": lambda **flags: ReweightedCoupling(GRAM, R, **flags),
 }
 
@@ -99,7 +110,10 @@ def test_no_layer_examines_the_edges_for_a_promise_it_does_not_need() -> None:
     x = torch.randn(5, 8)
     edges = torch.randint(5, (2, 12))
     readme = 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym")
-    for layer in (DiffusionConv(8, 8, readme, ExplicitEuler(tau=0.5)), GINConv(8, nn.Linear(8, 8))):
+    for layer in (
+        DiffusionConv(8, 8, readme, ExplicitEuler(tau=0.5)),
+        GINConv(8, nn.Linear(8, 8)),
+    ):
         layer(x, edges)
         layer(x, Graph(5, edges))
 
@@ -121,7 +135,9 @@ def test_a_sum_is_what_all_of_its_terms_are() -> None:
     assert (identity + IdentityCoupling(9, dtype=torch.float64)).dtype == torch.float64
     q = randn(9, 1, 2).abs()
     one, other = (
-        row_normalized(LowRankCoupling(x, x, nonnegative=True, positive_semidefinite=True))
+        row_normalized(
+            LowRankCoupling(x, x, nonnegative=True, positive_semidefinite=True)
+        )
         for x in (q, q.square())
     )
     assert (one + 0.5 * one).metric is not None
@@ -141,7 +157,8 @@ def test_a_sum_is_what_all_of_its_terms_are() -> None:
     assert (batch + merged).ptr.tolist() == [0, 4, 9]
     # In which all is one.
     assert (
-        LowRankCoupling(q, q, torch.tensor([0, 5, 9]), positive_semidefinite=True) + merged
+        LowRankCoupling(q, q, torch.tensor([0, 5, 9]), positive_semidefinite=True)
+        + merged
     ).ptr.tolist() == [
         0,
         9,
@@ -231,12 +248,18 @@ def test_nothing_is_promised_that_may_be_false(name: str) -> None:
 
 @pytest.mark.parametrize("measure", ["inner", "distance"])
 @pytest.mark.parametrize(
-    "kind", [SimpleDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity, GaussianDiffusivity]
+    "kind",
+    [SimpleDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity, GaussianDiffusivity],
 )
-def test_positive_definite_scores_say_so(kind: type[PenaltyDiffusivity], measure: str) -> None:
+def test_positive_definite_scores_say_so(
+    kind: type[PenaltyDiffusivity], measure: str
+) -> None:
     """exp(a(s + c)) is positive definite, and so is 1 + q·k; σ is not, nor is 2 − ½z² for vectors of any norm."""
     diffusivity = kind(
-        4, row_stochastic=False, measure=measure, normalize="row" if measure == "inner" else None
+        4,
+        row_stochastic=False,
+        measure=measure,
+        normalize="row" if measure == "inner" else None,
     )  # type: ignore[arg-type]
     coupling = diffusivity(X[:, 0])
     expected = kind in (SoftmaxDiffusivity, GaussianDiffusivity) or (

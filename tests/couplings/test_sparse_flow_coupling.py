@@ -14,19 +14,26 @@ PTR = torch.tensor([0, 4, 4, 5, 12])
 ALPHAS = [0.1, 1.0, math.inf]
 
 
-def features(n: int = 12, heads: int = 2, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def features(
+    n: int = 12, heads: int = 2, dtype: torch.dtype = torch.float64
+) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [
-        0.7 * torch.randn(n, heads, 3, generator=generator, dtype=torch.float64).to(dtype)
+        0.7
+        * torch.randn(n, heads, 3, generator=generator, dtype=torch.float64).to(dtype)
         for _ in range(4)
     ]
 
 
-def circuit(lam: float, alpha: float, ptr: Tensor | None = PTR) -> list[tuple[Tensor, ...]]:
+def circuit(
+    lam: float, alpha: float, ptr: Tensor | None = PTR
+) -> list[tuple[Tensor, ...]]:
     """z, μ, r and f of every graph, [H, n, n] and [H, n]."""
     q, k, friction_q, friction_k = features()
     parts = []
-    for rows in [slice(0, 12)] if ptr is None else [slice(0, 4), slice(4, 5), slice(5, 12)]:
+    for rows in (
+        [slice(0, 12)] if ptr is None else [slice(0, 4), slice(4, 5), slice(5, 12)]
+    ):
         s = torch.einsum("ihf,jhf->hij", q[rows], k[rows])
         u = torch.einsum("ihf,jhf->hij", friction_q[rows], friction_k[rows])
         r = (-s).softmax(2)
@@ -43,11 +50,16 @@ def test_entries_potentials_density_and_energy(
 ) -> None:
     coupling = SparseFlowCoupling(*features(), ptr, lam=lam, alpha=alpha)
     parts = circuit(lam, alpha, ptr)
-    expected = torch.stack([torch.block_diag(*(part[0][h] for part in parts)) for h in range(2)])
+    expected = torch.stack(
+        [torch.block_diag(*(part[0][h] for part in parts)) for h in range(2)]
+    )
     close(coupling.to_dense(), expected, "entries")
     close(coupling.potentials, torch.cat([mu.t() for _, mu, *_ in parts]), "entries")
     pairs = 144 if ptr is None else 16 + 1 + 49
-    close(coupling.density(), (expected > 0).sum((1, 2)) / torch.tensor(pairs, dtype=torch.float64))
+    close(
+        coupling.density(),
+        (expected > 0).sum((1, 2)) / torch.tensor(pairs, dtype=torch.float64),
+    )
     energy = torch.zeros(2, dtype=torch.float64)
     for z, _, r, f in parts:
         energy += (0.5 * r * z * z + lam * f * z).sum((1, 2))
@@ -59,7 +71,9 @@ def test_entries_potentials_density_and_energy(
 def test_without_friction_it_is_the_softmax_coupling() -> None:
     q, k, *friction = features()
     softmax = PairwiseCoupling(q, k, PTR).to_dense()
-    close(SparseFlowCoupling(q, k, *friction, PTR, lam=0.0).to_dense(), softmax, "entries")
+    close(
+        SparseFlowCoupling(q, k, *friction, PTR, lam=0.0).to_dense(), softmax, "entries"
+    )
     flow = SparseFlowCoupling(q, k, *friction, PTR, lam=100.0, alpha=1.0)
     close(flow.without_friction().to_dense(), softmax, "entries")
 
@@ -88,16 +102,29 @@ def test_a_graph_of_a_batch_is_what_it_is_alone(lam: float, alpha: float) -> Non
     generator = torch.Generator().manual_seed(0)
     ptr = torch.tensor([0, *sizes]).cumsum(0)
     n = sum(sizes)
-    inputs = [torch.randn(n, 2, 4, generator=generator, dtype=torch.float64) for _ in range(5)]
-    weights = [torch.randn(n, 2, 4, generator=generator, dtype=torch.float64) for _ in range(2)]
+    inputs = [
+        torch.randn(n, 2, 4, generator=generator, dtype=torch.float64) for _ in range(5)
+    ]
+    weights = [
+        torch.randn(n, 2, 4, generator=generator, dtype=torch.float64) for _ in range(2)
+    ]
 
     def found(rows: slice, ptr: Tensor | None) -> list[Tensor]:
         *features, v = leaves = [x[rows].clone().requires_grad_() for x in inputs]
         coupling = SparseFlowCoupling(*features, ptr, lam=lam, alpha=alpha)
         products = [coupling.matmul(v), coupling.T.matmul(v)]
-        loss = sum((x * weight[rows]).sum() for x, weight in zip(products, weights, strict=True))
+        loss = sum(
+            (x * weight[rows]).sum()
+            for x, weight in zip(products, weights, strict=True)
+        )
         gradients = torch.autograd.grad(loss, leaves)
-        return [*products, coupling.potentials, coupling._support, coupling._work, *gradients]
+        return [
+            *products,
+            coupling.potentials,
+            coupling._support,
+            coupling._work,
+            *gradients,
+        ]
 
     together = found(slice(0, n), ptr)
     for start, end in ptr.unfold(0, 2, 1).tolist():

@@ -18,7 +18,9 @@ H = 3
 
 def low_rank(heads: int) -> LowRankCoupling:
     return LowRankCoupling(
-        randn(N, heads, 2, seed=1), randn(N, heads, 2, seed=2), torch.tensor([0, 3, 3, 4, 7])
+        randn(N, heads, 2, seed=1),
+        randn(N, heads, 2, seed=2),
+        torch.tensor([0, 3, 3, 4, 7]),
     )
 
 
@@ -31,7 +33,9 @@ def test_reweighting_formula(heads: int, sides: str) -> None:
     coupling = ReweightedCoupling(inner, row, column)
     ones = torch.ones(N, coupling.heads, dtype=DOUBLE)
     r, c = (ones if weight is None else ones * weight for weight in (row, column))
-    expected = torch.einsum("ih,hij,jh->hij", r, inner.to_dense().expand(coupling.heads, -1, -1), c)
+    expected = torch.einsum(
+        "ih,hij,jh->hij", r, inner.to_dense().expand(coupling.heads, -1, -1), c
+    )
     assert coupling.heads == (H if row is not None else heads)
     v = randn(N, 1, 2, seed=5)
     close(coupling.to_dense(), expected)
@@ -45,14 +49,18 @@ def test_reweighting_keeps_promises_and_empty_rows() -> None:
     assert coupling.row_stochastic
     assert coupling.nonnegative
     degree = coupling.degree()
-    torch.testing.assert_close(degree[:, 0].detach(), torch.tensor([1.0, 0.0, 1.0], dtype=DOUBLE))
+    torch.testing.assert_close(
+        degree[:, 0].detach(), torch.tensor([1.0, 0.0, 1.0], dtype=DOUBLE)
+    )
     (gradient,) = torch.autograd.grad((coupling @ key).sum(), query)
     assert gradient.isfinite().all()
     coupling: Coupling = IdentityCoupling(N, dtype=DOUBLE)
     weight = randn(N, 1, seed=6)
     plain = ReweightedCoupling(coupling, weight)
     assert not any([plain.symmetric, plain.row_stochastic, plain.nonnegative])
-    both = ReweightedCoupling(coupling, weight, weight, symmetric=True, nonnegative=True)
+    both = ReweightedCoupling(
+        coupling, weight, weight, symmetric=True, nonnegative=True
+    )
     assert both.T is both
     assert both.nonnegative
 
@@ -79,8 +87,12 @@ COUPLINGS: dict[str, Callable[[Tensor], Coupling]] = {
     "sigmoid": lambda x: PairwiseCoupling(
         x, x, PTR, "sigmoid", normalize=False, symmetric=True, mutual=True
     ),
-    "low-rank": lambda x: LowRankCoupling(x, x, PTR, nonnegative=True, positive_semidefinite=True),
-    "graph": lambda x: SparseCoupling(Graph(13, LOOP, ptr=PTR), x[:7, :, 0], nonnegative=True),
+    "low-rank": lambda x: LowRankCoupling(
+        x, x, PTR, nonnegative=True, positive_semidefinite=True
+    ),
+    "graph": lambda x: SparseCoupling(
+        Graph(13, LOOP, ptr=PTR), x[:7, :, 0], nonnegative=True
+    ),
     "sum": lambda x: (
         0.5 * LowRankCoupling(x, x, PTR, nonnegative=True, positive_semidefinite=True)
         + SparseCoupling(Graph(13, LOOP, ptr=PTR), x[:7, :, 0], nonnegative=True)
@@ -113,7 +125,9 @@ def test_symmetric_normalisation_is_the_dense_formula(
         dense = dense * (1 - torch.eye(13, dtype=DOUBLE))
     degree = dense.sum(2)
     root = torch.where(degree == 0, 0.0, degree.clamp(min=1e-300).rsqrt())
-    expected = torch.einsum("hij,jhd->ihd", root[:, :, None] * dense * root[:, None, :], v)
+    expected = torch.einsum(
+        "hij,jhd->ihd", root[:, :, None] * dense * root[:, None, :], v
+    )
     got = symmetric_normalized(COUPLINGS[name](x), diagonal=diagonal) @ v
     torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-12)
     if not expected.requires_grad:
@@ -129,22 +143,33 @@ def test_a_kernel_too_sharp_for_float32_keeps_its_neighbours() -> None:
     The last node is alone in its graph, and has a zero row.
     """
     q, k = distance_features(3 * torch.arange(8.0).view(8, 1, 1))
-    scores = PairwiseCoupling(100 * q, k, torch.tensor([0, 7, 8]), normalize=False, symmetric=True)
+    scores = PairwiseCoupling(
+        100 * q, k, torch.tensor([0, 7, 8]), normalize=False, symmetric=True
+    )
     coupling = symmetric_normalized(scores, diagonal=False)
     path = torch.diag(torch.ones(6), 1) + torch.diag(torch.ones(6), -1)
     root = path.sum(1).rsqrt()
     expected = torch.zeros(8, 8)
     expected[:7, :7] = root[:, None] * path * root[None, :]
     rounding = 4 * 450 * 2**-24  # of exponents around 450
-    for got in (coupling.to_dense()[0], (coupling @ torch.eye(8).unsqueeze(1)).squeeze(1)):
+    for got in (
+        coupling.to_dense()[0],
+        (coupling @ torch.eye(8).unsqueeze(1)).squeeze(1),
+    ):
         torch.testing.assert_close(got, expected, rtol=rounding, atol=0.0)
     assert not coupling.to_dense()[0, 7].any()
 
 
-def test_rounding_of_a_dominant_diagonal_is_not_normalised(generator: torch.Generator) -> None:
+def test_rounding_of_a_dominant_diagonal_is_not_normalised(
+    generator: torch.Generator,
+) -> None:
     """Orthogonal features: all entries off the diagonal are zero but for the rounding of the subtraction."""
     directions = torch.linalg.qr(torch.randn(40, 40, generator=generator)).Q
-    x = (directions * 3 * torch.rand(40, 1, generator=generator)).unsqueeze(1).requires_grad_()
+    x = (
+        (directions * 3 * torch.rand(40, 1, generator=generator))
+        .unsqueeze(1)
+        .requires_grad_()
+    )
     coupling = symmetric_normalized(
         LowRankCoupling(x, x, nonnegative=True, positive_semidefinite=True),
         diagonal=False,
@@ -182,7 +207,9 @@ test_couplings_without_symmetric_normalisation_are_refused = refuses(
         r"before its rows .* row_st",
     ),
     (
-        lambda: symmetric_normalized(LowRankCoupling(ROWS, ROWS, positive_semidefinite=True)),
+        lambda: symmetric_normalized(
+            LowRankCoupling(ROWS, ROWS, positive_semidefinite=True)
+        ),
         CouplingMismatchError,
         r"nonnegative=False.*normalize='row'",
     ),
@@ -203,7 +230,10 @@ test_couplings_without_symmetric_normalisation_are_refused = refuses(
 def matrix(dense: Tensor, w: Tensor) -> Tensor:
     """Σ_h S_h ⊗ W_hᵀW_h, nodes first."""
     gram = torch.einsum("hdc,hde->hce", w, w)
-    return sum(torch.kron(s, g) for s, g in zip(dense.expand(len(w), -1, -1), gram, strict=True))  # type: ignore[return-value]
+    return sum(
+        torch.kron(s, g)
+        for s, g in zip(dense.expand(len(w), -1, -1), gram, strict=True)
+    )  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -215,9 +245,15 @@ def test_projected_product_laplacian_and_majorant(heads: int) -> None:
     projected = ProjectedCoupling(coupling, w)
     dense = coupling.to_dense()
     laplacian = matrix(torch.diag_embed(dense.sum(2)) - dense, w)
-    torch.testing.assert_close((projected @ v).flatten(), matrix(dense, w) @ v.flatten())
-    torch.testing.assert_close((projected.T @ v).flatten(), matrix(dense, w) @ v.flatten())
-    torch.testing.assert_close(projected.laplacian(v).flatten(), laplacian @ v.flatten())
+    torch.testing.assert_close(
+        (projected @ v).flatten(), matrix(dense, w) @ v.flatten()
+    )
+    torch.testing.assert_close(
+        (projected.T @ v).flatten(), matrix(dense, w) @ v.flatten()
+    )
+    torch.testing.assert_close(
+        projected.laplacian(v).flatten(), laplacian @ v.flatten()
+    )
     for convex, factor in ((True, 2.0), (False, 1.0)):
         p = projected.majorant(convex)
         assert p.shape == (6, 1)
@@ -234,7 +270,9 @@ def test_a_projection_has_neither_row_sums_nor_entries(no_typecheck: None) -> No
     assert projected.symmetric
     assert projected.nonnegative
     assert projected.positive_semidefinite
-    with pytest.raises(CouplingMismatchError, match="no entries or row sums: it mixes channels"):
+    with pytest.raises(
+        CouplingMismatchError, match="no entries or row sums: it mixes channels"
+    ):
         projected.degree()
     for entries in (projected.to_dense, lambda: projected.at(torch.tensor([[0], [1]]))):
         with pytest.raises(
@@ -246,5 +284,7 @@ def test_a_projection_has_neither_row_sums_nor_entries(no_typecheck: None) -> No
         match="v must be a state of one head with the 4 channels that the projection reads",
     ):
         projected @ randn(6, 1, 5)
-    with pytest.raises(ValueError, match=r"projection must be \[heads, head_channels, channels\]"):
+    with pytest.raises(
+        ValueError, match=r"projection must be \[heads, head_channels, channels\]"
+    ):
         ProjectedCoupling(projected.coupling, randn(3, 4))

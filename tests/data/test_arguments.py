@@ -23,12 +23,15 @@ def parts(**options: Any) -> list[Data]:
 
 
 @pytest.mark.parametrize(
-    "form", [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.byte, torch.Tensor.int]
+    "form",
+    [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.byte, torch.Tensor.int],
 )
 def test_clusters_in_another_form_are_the_same_clusters(form: Any) -> None:
     """Bytes, as indices, would be a mask."""
     clusters = torch.arange(60) // 6
-    for part, same in zip(parts(clusters=form(clusters)), parts(clusters=clusters), strict=True):
+    for part, same in zip(
+        parts(clusters=form(clusters)), parts(clusters=clusters), strict=True
+    ):
         assert torch.equal(part.n_id, same.n_id)
 
 
@@ -53,7 +56,11 @@ OF_LOADER: list[tuple[dict[str, Any], type, str]] = [
     ({"data": graph(train_mask=torch.ones(60, 10).bool())}, ValueError, "train_mask"),
     ({"data": graph(train_mask=[True] * 60)}, ValueError, "train_mask"),
     ({"data": graph(EDGES + 1)}, ValueError, "edge_index"),
-    ({"data": Data(x=DATA.x, adj_t=torch.eye(60).to_sparse_csr())}, ValueError, "edge_index"),
+    (
+        {"data": Data(x=DATA.x, adj_t=torch.eye(60).to_sparse_csr())},
+        ValueError,
+        "edge_index",
+    ),
     ({"data": graph(EDGES.to("meta"))}, ValueError, "on the CPU"),
     ({"clusters": torch.arange(4)}, ValueError, "clusters"),
     ({"clusters": torch.arange(60) - 1}, ValueError, "clusters"),
@@ -69,7 +76,10 @@ OF_PARTS: list[tuple[Data, type, str]] = [
 ]
 test_what_does_not_fit_is_refused = refuses(
     *((lambda options=each[0]: parts(**options), *each[1:]) for each in OF_LOADER),
-    *((lambda batch=each[0]: PartOf(DATA).forward(batch), *each[1:]) for each in OF_PARTS),
+    *(
+        (lambda batch=each[0]: PartOf(DATA).forward(batch), *each[1:])
+        for each in OF_PARTS
+    ),
     (lambda: RandomPartitionLoader(DATA, 4).set_epoch(1.5), TypeError, "epoch"),
     (lambda: find_clusters(DATA, 4, seed=-1), ValueError, "seed"),
     (lambda: find_clusters(DATA, 4, seed=None), TypeError, "seed"),
@@ -82,9 +92,15 @@ test_what_does_not_fit_is_refused = refuses(
 
 @pytest.mark.parametrize("value", [3.0, "3", None, True, torch.tensor(3.0), [3]])
 def test_what_is_no_whole_number(value: object) -> None:
-    with pytest.raises(TypeError, match=r"n must be a whole number; got .*\. Round it\."):
+    with pytest.raises(
+        TypeError, match=r"n must be a whole number; got .*\. Round it\."
+    ):
         as_whole(value, "n", "Round it.")
 
 
 def test_whole_numbers() -> None:
-    assert [as_whole(value, "n") for value in (3, np.int64(3), torch.tensor(3))] == [3, 3, 3]
+    assert [as_whole(value, "n") for value in (3, np.int64(3), torch.tensor(3))] == [
+        3,
+        3,
+        3,
+    ]

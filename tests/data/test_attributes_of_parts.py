@@ -48,14 +48,20 @@ def with_(**attributes: Any) -> Data:
 
 @pytest.mark.parametrize("layout", SPARSE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("options", [{}, {"halo": True, "degrees": "full"}, {"num_workers": 1}])
-def test_sparse_features_are_cut(layout: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"halo": True, "degrees": "full"}, {"num_workers": 1}]
+)
+def test_sparse_features_are_cut(
+    layout: str, dtype: torch.dtype, options: dict[str, Any]
+) -> None:
     x = features(dtype=dtype)
     sparse = SPARSE[layout](x)
     edge_attr = features(EDGES)
     model = built(lambda: DIFFormer(7, 8, 3)).to(dtype).eval()
     data = with_(
-        x=sparse, edge_weight=DATA.edge_weight.to(dtype), edge_attr=SPARSE[layout](edge_attr)
+        x=sparse,
+        edge_weight=DATA.edge_weight.to(dtype),
+        edge_attr=SPARSE[layout](edge_attr),
     )
     for part in parts(data, **options):
         assert part.x.layout == sparse.layout
@@ -83,17 +89,30 @@ def test_rows_of_a_sparse_matrix(layout: str, rows: list[int], narrow: bool) -> 
 
 @pytest.mark.parametrize("layout", SPARSE)
 @pytest.mark.parametrize("block_size", [1, 7, 1000])
-def test_inference_by_blocks_takes_sparse_features(layout: str, block_size: int) -> None:
+def test_inference_by_blocks_takes_sparse_features(
+    layout: str, block_size: int
+) -> None:
     x = features()
     model = built(lambda: DIFFormer(7, 8, 3)).eval()
     expected = model(x, DATA.edge_index, DATA.edge_weight)
     out = full_graph_inference(
-        model, SPARSE[layout](x), DATA.edge_index, DATA.edge_weight, block_size=block_size
+        model,
+        SPARSE[layout](x),
+        DATA.edge_index,
+        DATA.edge_weight,
+        block_size=block_size,
     )
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
 
-DTYPES = (torch.float64, torch.float16, torch.int8, torch.bool, torch.complex64, torch.uint16)
+DTYPES = (
+    torch.float64,
+    torch.float16,
+    torch.int8,
+    torch.bool,
+    torch.complex64,
+    torch.uint16,
+)
 KINDS: dict[str, Any] = {
     "an array": np.arange(NODES),
     "an array of rows": np.arange(2.0 * NODES).reshape(NODES, 2),
@@ -103,7 +122,9 @@ KINDS: dict[str, Any] = {
     "a tuple": tuple(range(NODES)),
     "a cube": torch.rand(NODES, 2, 3),
     "no columns": torch.rand(NODES, 0),
-    **{str(dtype): torch.arange(NODES, dtype=torch.int32).to(dtype) for dtype in DTYPES},
+    **{
+        str(dtype): torch.arange(NODES, dtype=torch.int32).to(dtype) for dtype in DTYPES
+    },
 }
 
 
@@ -118,13 +139,19 @@ def test_attributes_of_nodes_are_cut(kind: str, workers: int) -> None:
     for part in parts(with_(extra=value), num_workers=workers):
         assert isinstance(part.extra, type(value)) or isinstance(value, tuple)
         assert getattr(part.extra, "dtype", None) == getattr(value, "dtype", None)
-        assert listed(part.extra) == [listed(value)[node] for node in part.n_id.tolist()]
+        assert listed(part.extra) == [
+            listed(value)[node] for node in part.n_id.tolist()
+        ]
 
 
 def test_attributes_of_edges_are_cut() -> None:
     value = np.arange(EDGES)
     for part in parts(
-        with_(edge_year=value, edge_words=[str(i) for i in value], edge_id=torch.arange(EDGES))
+        with_(
+            edge_year=value,
+            edge_words=[str(i) for i in value],
+            edge_id=torch.arange(EDGES),
+        )
     ):
         assert part.edge_year.tolist() == part.e_id.tolist() == part.edge_id.tolist()
         assert part.edge_words == [str(i) for i in part.e_id.tolist()]
@@ -149,7 +176,9 @@ def test_attributes_of_the_graph_stay(value: object) -> None:
 
 def test_nodes_without_features() -> None:
     data = Data(edge_index=DATA.edge_index, num_nodes=NODES)
-    assert sorted(torch.cat([part.n_id for part in parts(data)]).tolist()) == list(range(NODES))
+    assert sorted(torch.cat([part.n_id for part in parts(data)]).tolist()) == list(
+        range(NODES)
+    )
     assert all(part.num_nodes == NODES // 4 for part in parts(Data(num_nodes=NODES)))
 
 

@@ -22,7 +22,9 @@ def random_graph(num_nodes, seed=0, weighted=False, p=0.15):
     """Connected, with eigenvalues that differ."""
     generator = torch.Generator().manual_seed(seed)
     pairs = torch.triu_indices(num_nodes, num_nodes, 1)
-    kept = (torch.rand(pairs.size(1), generator=generator) < p) | (pairs[1] == pairs[0] + 1)
+    kept = (torch.rand(pairs.size(1), generator=generator) < p) | (
+        pairs[1] == pairs[0] + 1
+    )
     edges = pairs[:, kept]
     if not weighted:
         return Data(edge_index=to_undirected(edges), num_nodes=num_nodes)
@@ -40,7 +42,9 @@ def test_they_are_the_lowest_eigenvectors(monkeypatch, dense, weighted):
         monkeypatch.setattr(transforms, "_DENSE", 0)
     data = random_graph(60, weighted=weighted)
     before = torch.get_rng_state()
-    weight = torch.ones(data.num_edges) if data.edge_weight is None else data.edge_weight
+    weight = (
+        torch.ones(data.num_edges) if data.edge_weight is None else data.edge_weight
+    )
     adjacency = torch.zeros(60, 60).index_put(tuple(data.edge_index), weight)
     scale = adjacency.sum(1).rsqrt()
     laplacian = torch.eye(60) - scale[:, None] * adjacency * scale
@@ -49,7 +53,9 @@ def test_they_are_the_lowest_eigenvectors(monkeypatch, dense, weighted):
     values = out.laplacian_eigenvalues[0]
     assert torch.allclose(laplacian @ vectors, vectors * values, rtol=0, atol=1e-10)
     assert torch.allclose(vectors.T @ vectors / 60, torch.eye(5), rtol=0, atol=1e-10)
-    assert torch.allclose(values, torch.linalg.eigvalsh(laplacian)[1:6], rtol=0, atol=1e-10)
+    assert torch.allclose(
+        values, torch.linalg.eigvalsh(laplacian)[1:6], rtol=0, atol=1e-10
+    )
     assert out.laplacian_mask.all()
     assert (out.laplacian_eigenvalues == values).all()
     assert torch.equal(AddLaplacianPE(5)(data).laplacian_eigenvectors, vectors)
@@ -67,7 +73,11 @@ def test_small_graphs_are_padded(monkeypatch, num_nodes, edges, dense):
         pairs = pairs[:, :0]
     out = AddLaplacianPE(5)(Data(edge_index=to_undirected(pairs), num_nodes=num_nodes))
     count = max(num_nodes - 1, 0)
-    assert out.laplacian_eigenvectors.shape == out.laplacian_eigenvalues.shape == (num_nodes, 5)
+    assert (
+        out.laplacian_eigenvectors.shape
+        == out.laplacian_eigenvalues.shape
+        == (num_nodes, 5)
+    )
     assert (out.laplacian_mask == (torch.arange(5) < count)).all()
     assert (out.laplacian_eigenvectors[:, count:] == 0).all()
     assert (out.laplacian_eigenvalues[:, count:] == 0).all()
@@ -94,7 +104,10 @@ def test_one_graph_is_prepared_once_for_all_layers_and_steps(self_loops: Any) ->
     data = Compose([NormalizeFeatures(), ToDiffusionGraph(self_loops)])(MOLECULES[1])
     layer = GCNConv(4, 4)
     torch.testing.assert_close(
-        layer(data.x, data.graph), layer(data.x, data.edge_index, data.edge_weight), rtol=0, atol=0
+        layer(data.x, data.graph),
+        layer(data.x, data.edge_index, data.edge_weight),
+        rtol=0,
+        atol=0,
     )
     looped = data.graph.with_self_loops("remaining")
     assert looped.csc.is_sorted or self_loops is None
@@ -119,9 +132,17 @@ test_what_does_not_fit_is_refused = refuses(
     (encoded(None), ValueError, "edge_index"),
     (encoded(BOTH_WAYS * 9), ValueError, "edge_index"),
     (encoded(BOTH_WAYS.float()), TypeError, "edge_index"),
-    (encoded(BOTH_WAYS, edge_weight=torch.tensor([1.0, 2.0])), ValueError, "undirected"),
+    (
+        encoded(BOTH_WAYS, edge_weight=torch.tensor([1.0, 2.0])),
+        ValueError,
+        "undirected",
+    ),
     (lambda: AddLaplacianPE(2)(ONE_WAY), ValueError, "undirected"),
-    (lambda: AddLaplacianPE(2)(Batch.from_data_list([ONE_WAY] * 2)), ValueError, "one graph"),
+    (
+        lambda: AddLaplacianPE(2)(Batch.from_data_list([ONE_WAY] * 2)),
+        ValueError,
+        "one graph",
+    ),
     (lambda: AddLaplacianPE(2)(None), TypeError, "data"),
     (lambda: ToDiffusionGraph()(None), TypeError, "data"),
     (lambda: ToDiffusionGraph()(HeteroData()), TypeError, "data"),
@@ -141,9 +162,15 @@ test_what_does_not_fit_is_refused = refuses(
 BATCHES: dict[str, Callable[[], Any]] = {
     "a batch": lambda: ToDiffusionGraph()(Batch.from_data_list(MOLECULES)),
     "a list": lambda: ToDiffusionGraph()(MOLECULES),
-    "a loader": lambda: next(iter(DataLoader(MOLECULES, 4, collate_fn=ToDiffusionGraph()))),
+    "a loader": lambda: next(
+        iter(DataLoader(MOLECULES, 4, collate_fn=ToDiffusionGraph()))
+    ),
     "a worker": lambda: next(
-        iter(DataLoader(MOLECULES, 4, collate_fn=ToDiffusionGraph("remaining"), num_workers=1))
+        iter(
+            DataLoader(
+                MOLECULES, 4, collate_fn=ToDiffusionGraph("remaining"), num_workers=1
+            )
+        )
     ),
 }
 
@@ -151,7 +178,9 @@ BATCHES: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("batch", BATCHES)
 def test_a_batch_has_a_graph_of_its_own(batch: str) -> None:
     layer = DIFFormerConv(4, 4)
-    alone = torch.cat([layer(data.x, data.edge_index, data.edge_weight) for data in MOLECULES])
+    alone = torch.cat(
+        [layer(data.x, data.edge_index, data.edge_weight) for data in MOLECULES]
+    )
     together = BATCHES[batch]()
     assert together.graph.num_graphs == 4
     torch.testing.assert_close(layer(together.x, together.graph), alone)
@@ -160,7 +189,9 @@ def test_a_batch_has_a_graph_of_its_own(batch: str) -> None:
 def test_graphs_of_single_data_do_not_make_a_batch(no_typecheck: None) -> None:
     dataset = [ToDiffusionGraph()(data) for data in MOLECULES]
     batch = next(iter(BatchLoader(dataset, 4)))
-    with pytest.raises(TypeError, match=r"list of 4 graphs.*collate_fn=ToDiffusionGraph\(\)"):
+    with pytest.raises(
+        TypeError, match=r"list of 4 graphs.*collate_fn=ToDiffusionGraph\(\)"
+    ):
         GCNConv(4, 4)(batch.x, batch.graph)
 
 
@@ -195,9 +226,17 @@ def test_pad() -> None:
     items = [(torch.full((n,), n - 1), n % 2) for n in (2, 4, 1)]
     tokens, mask, labels = pad(items)
     assert tokens.tolist() == [[1, 1, 0, 0], [3, 3, 3, 3], [0, 0, 0, 0]]
-    assert mask.tolist() == [[True, True, False, False], [True] * 4, [True, False, False, False]]
+    assert mask.tolist() == [
+        [True, True, False, False],
+        [True] * 4,
+        [True, False, False, False],
+    ]
     assert labels.tolist() == [0, 0, 1]
-    assert (tokens.dtype, mask.dtype, labels.dtype) == (torch.long, torch.bool, torch.long)
+    assert (tokens.dtype, mask.dtype, labels.dtype) == (
+        torch.long,
+        torch.bool,
+        torch.long,
+    )
     tokens, mask, _ = pad(items[:2], max_length=3)
     assert tokens.tolist() == [[1, 1, 0], [3, 3, 3]]
     assert mask.tolist() == [[True, True, False], [True] * 3]

@@ -36,7 +36,9 @@ def neighbours(distance, k):
 def test_neighbours_and_weights_are_those_of_all_pairs(
     channels, offset, dtype, metric, sharpness, k, sides, generator
 ):
-    x = (torch.randn(60, channels, generator=generator, dtype=torch.float64) + offset).to(dtype)
+    x = (
+        torch.randn(60, channels, generator=generator, dtype=torch.float64) + offset
+    ).to(dtype)
     x = x.abs() if metric == "cosine" else x
     x[: 30 * (sides - 1)] *= -1
     rows = torch.nn.functional.normalize(x) if metric == "cosine" else x.double()
@@ -75,10 +77,14 @@ def test_an_approximate_search_finds_nearly_all_neighbours_at_exact_distances(
             )
             for approximate in (False, True)
         )
-        pairs = [set(map(tuple, data.edge_index.T.tolist())) for data in (exact, nearly)]
+        pairs = [
+            set(map(tuple, data.edge_index.T.tolist())) for data in (exact, nearly)
+        ]
         assert len(pairs[0] & pairs[1]) >= least * len(pairs[0])
         if least == 1:
-            torch.testing.assert_close(nearly.edge_weight, exact.edge_weight, rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(
+                nearly.edge_weight, exact.edge_weight, rtol=1e-9, atol=1e-12
+            )
 
 
 @pytest.mark.parametrize("channels", [3, 70])
@@ -86,16 +92,22 @@ def test_an_approximate_search_finds_nearly_all_neighbours_at_exact_distances(
 @pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e-20, 1e20, 1e200, 1e300])
 def test_the_unit_does_not_matter(channels, metric, scale, generator):
     x = torch.rand(41, channels, generator=generator, dtype=torch.float64)
-    data, scaled = (KNNGraph(5, metric, weighted=True)(Data(x=rows)) for rows in (x, scale * x))
+    data, scaled = (
+        KNNGraph(5, metric, weighted=True)(Data(x=rows)) for rows in (x, scale * x)
+    )
     assert torch.equal(scaled.edge_index, data.edge_index)
-    torch.testing.assert_close(scaled.edge_weight, data.edge_weight, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        scaled.edge_weight, data.edge_weight, rtol=1e-9, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("channels", [3, 70])
 def test_a_row_infinitely_far_outside_moves_nobody_else(channels, generator):
     x = torch.randn(41, channels, generator=generator, dtype=torch.float64)
     alone = knn_graph(x, 5)
-    both = knn_graph(torch.cat([x, torch.full((1, channels), 1e300, dtype=torch.float64)]), 5)
+    both = knn_graph(
+        torch.cat([x, torch.full((1, channels), 1e300, dtype=torch.float64)]), 5
+    )
     assert torch.equal(both[:, (both != 41).all(0)], alone)
     assert (both == 41).sum() == 10
 
@@ -128,7 +140,9 @@ def test_neighbours_by_angle_have_something_in_common(k, generator):
 def test_rows_of_zeros_have_no_angle(lonely):
     x = torch.zeros(5, 3)
     x[:lonely, 0] = 1
-    assert knn_graph(x, 3, "cosine").tolist() == ([[0, 1], [1, 0]] if lonely == 2 else [[], []])
+    assert knn_graph(x, 3, "cosine").tolist() == (
+        [[0, 1], [1, 0]] if lonely == 2 else [[], []]
+    )
 
 
 def test_the_data_stay_and_a_copy_has_the_edges():

@@ -50,7 +50,9 @@ def score(metric: str) -> Callable[[Tensor], Tensor]:
 def loss(y: Tensor) -> Tensor:
     module = NodeClassifier(torch.nn.Identity())
     module.forward = lambda data: LOGITS  # type: ignore[method-assign]
-    logits, labels = module.compared(Data(y=y, train_mask=KNOWN, num_nodes=len(LOGITS)), "train")
+    logits, labels = module.compared(
+        Data(y=y, train_mask=KNOWN, num_nodes=len(LOGITS)), "train"
+    )
     return module.loss(logits, labels)
 
 
@@ -58,7 +60,9 @@ def fitted(y: Tensor) -> Any:
     features = LOGITS.double().numpy()
     model = DiffusionClassifier(rounds=1, max_iter=2, random_state=0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a column, as other estimators of scikit-learn warn
+        warnings.simplefilter(
+            "ignore"
+        )  # of a column, as other estimators of scikit-learn warn
         model.fit(features, y.numpy())
     return model.predict(features), model.score(features, y.numpy())
 

@@ -19,7 +19,9 @@ def drawn(seed: int = 0) -> torch.Generator:
 
 
 @given(st.integers(1, 60), st.data())
-def test_parts_are_even_and_each_has_what_it_needs(num_nodes: int, data: st.DataObject) -> None:
+def test_parts_are_even_and_each_has_what_it_needs(
+    num_nodes: int, data: st.DataObject
+) -> None:
     num_parts = data.draw(st.integers(1, num_nodes))
     needed = torch.zeros(num_nodes, dtype=torch.bool)
     needed[: data.draw(st.integers(num_parts, num_nodes))] = True
@@ -35,16 +37,21 @@ def test_parts_are_even_and_each_has_what_it_needs(num_nodes: int, data: st.Data
 
 
 @pytest.mark.parametrize(
-    ("num_parts", "dtype"), [(256, torch.uint8), (257, torch.int16), (32_769, torch.int32)]
+    ("num_parts", "dtype"),
+    [(256, torch.uint8), (257, torch.int16), (32_769, torch.int32)],
 )
-def test_part_ids_are_as_small_as_they_can_be(num_parts: int, dtype: torch.dtype) -> None:
+def test_part_ids_are_as_small_as_they_can_be(
+    num_parts: int, dtype: torch.dtype
+) -> None:
     part = random_partition(32_770, num_parts, drawn())
     assert part.dtype == dtype
     assert int(part.max()) == num_parts - 1
 
 
 @pytest.mark.parametrize("needs", [False, True])
-def test_the_distribution_is_uniform_where_no_part_lacks_a_training_node(needs: bool) -> None:
+def test_the_distribution_is_uniform_where_no_part_lacks_a_training_node(
+    needs: bool,
+) -> None:
     """Pairs share a part with probability (n/p - 1)/(n - 1), training pairs and others alike: 20 nodes, 4 parts.
 
     Nodes 0..16 train: no part of five nodes can be without one, so that nothing is ever exchanged.
@@ -52,10 +59,17 @@ def test_the_distribution_is_uniform_where_no_part_lacks_a_training_node(needs: 
     needed = torch.arange(20) < 17 if needs else None
     generator = drawn()
     draws = 4000
-    parts = torch.stack([random_partition(20, 4, generator, None, needed) for _ in range(draws)])
-    assert ((torch.stack([parts == k for k in range(4)]).float().mean(1) - 0.25).abs() < 0.03).all()
+    parts = torch.stack(
+        [random_partition(20, 4, generator, None, needed) for _ in range(draws)]
+    )
+    assert (
+        (torch.stack([parts == k for k in range(4)]).float().mean(1) - 0.25).abs()
+        < 0.03
+    ).all()
     together = (
-        (parts[:, :, None] == parts[:, None, :]).float().mean(0)[~torch.eye(20, dtype=torch.bool)]
+        (parts[:, :, None] == parts[:, None, :])
+        .float()
+        .mean(0)[~torch.eye(20, dtype=torch.bool)]
     )
     assert ((together - 4 / 19).abs() < 0.03).all()  # 4.6 standard deviations
 
@@ -123,18 +137,26 @@ def planted(groups: int = 8, size: int = 10) -> Data:
     inside = torch.cartesian_prod(torch.arange(size), torch.arange(size)).T
     edges = torch.cat([inside + size * k for k in range(groups)], 1)
     bridges = torch.stack([torch.arange(groups), torch.arange(groups).roll(-1)]) * size
-    data = Data(edge_index=order[torch.cat([edges, bridges], 1)], num_nodes=groups * size)
+    data = Data(
+        edge_index=order[torch.cat([edges, bridges], 1)], num_nodes=groups * size
+    )
     data.group = torch.empty(groups * size, dtype=torch.long)
     data.group[order] = torch.arange(groups).repeat_interleave(size)
     return data
 
 
 @pytest.mark.parametrize(
-    "options", [{"num_clusters": 8}, {"method": "label_propagation", "seed": 1}], ids=str
+    "options",
+    [{"num_clusters": 8}, {"method": "label_propagation", "seed": 1}],
+    ids=str,
 )
-def test_planted_groups_are_found_and_nothing_global_moves(options: dict[str, Any]) -> None:
+def test_planted_groups_are_found_and_nothing_global_moves(
+    options: dict[str, Any],
+) -> None:
     if "method" not in options:
-        pytest.importorskip("pymetis", reason="METIS is an extra: pip install diffusion-mp[metis]")
+        pytest.importorskip(
+            "pymetis", reason="METIS is an extra: pip install diffusion-mp[metis]"
+        )
     data = planted()
     state = (random.getstate(), torch.get_rng_state())
     clusters = find_clusters(data, **options)

@@ -44,9 +44,12 @@ DATA = example()
 
 
 @pytest.mark.parametrize(
-    "options", [{"num_parts": 7}, {"batch_size": 10}, {"num_parts": 1}, {"num_parts": 15}]
+    "options",
+    [{"num_parts": 7}, {"batch_size": 10}, {"num_parts": 1}, {"num_parts": 15}],
 )
-def test_an_epoch_is_every_node_once_with_the_edges_that_pyg_keeps(options: dict[str, int]) -> None:
+def test_an_epoch_is_every_node_once_with_the_edges_that_pyg_keeps(
+    options: dict[str, int],
+) -> None:
     """The published irreproducible numbers came from batches whose x and edge_index disagreed (ERRATA C1)."""
     batches = list(RandomPartitionLoader(DATA, **options))
     assert torch.equal(
@@ -76,7 +79,8 @@ def test_an_epoch_is_every_node_once_with_the_edges_that_pyg_keeps(options: dict
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "sizes"), [(20, [20, 20, 20]), (21, [20, 20, 20]), (19, [15] * 4), (99, [60])]
+    ("batch_size", "sizes"),
+    [(20, [20, 20, 20]), (21, [20, 20, 20]), (19, [15] * 4), (99, [60])],
 )
 def test_batches_are_even_and_never_empty(batch_size: int, sizes: list[int]) -> None:
     """The released code has an empty batch where batch_size divides N (ERRATA D12)."""
@@ -98,10 +102,15 @@ def test_seed_and_epoch_determine_the_partition() -> None:
     assert first != second
     assert others[:3] == [first, second, second]
     assert parts(3, 1)[0] == second
-    assert parts(4, 0)[0] not in (first, second)  # nor is seed 4, epoch 0 seed 3, epoch 1
+    assert parts(4, 0)[0] not in (
+        first,
+        second,
+    )  # nor is seed 4, epoch 0 seed 3, epoch 1
 
 
-def test_workers_change_nothing_and_nothing_touches_the_global_state_or_the_data() -> None:
+def test_workers_change_nothing_and_nothing_touches_the_global_state_or_the_data() -> (
+    None
+):
     state = torch.get_rng_state()
     options = {"degrees": "full", "halo": True}
     plain = RandomPartitionLoader(DATA, 5, **options)
@@ -158,9 +167,13 @@ def test_clusters_are_kept_together() -> None:
     """Two groups without an edge between them: no part of half the nodes loses any."""
     group = torch.arange(NODES) % 2
     data = example()
-    data.edge_index = data.edge_index[:, group[data.edge_index[0]] == group[data.edge_index[1]]]
+    data.edge_index = data.edge_index[
+        :, group[data.edge_index[0]] == group[data.edge_index[1]]
+    ]
     data.edge_weight = data.edge_attr = None
-    assert [batch.kept_edges for batch in RandomPartitionLoader(data, 2, clusters=group)] == [1, 1]
+    assert [
+        batch.kept_edges for batch in RandomPartitionLoader(data, 2, clusters=group)
+    ] == [1, 1]
     assert all(batch.kept_edges < 1 for batch in RandomPartitionLoader(data, 2))
 
 
@@ -177,32 +190,44 @@ def test_graphs_without_edges_and_batches_of_graphs_are_cut() -> None:
         assert torch.equal(Graph.from_data(part).batch, part.batch)
 
 
-def test_processes_share_the_parts_of_one_partition(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = [batch.n_id for batch in RandomPartitionLoader(DATA, 6, num_replicas=1, rank=0)]
+def test_processes_share_the_parts_of_one_partition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone = [
+        batch.n_id for batch in RandomPartitionLoader(DATA, 6, num_replicas=1, rank=0)
+    ]
     for rank in range(3):
         loader = RandomPartitionLoader(DATA, 6, num_replicas=3, rank=rank)
         assert len(loader) == 2
-        assert all(torch.equal(a.n_id, b) for a, b in zip(loader, alone[rank::3], strict=True))
+        assert all(
+            torch.equal(a.n_id, b) for a, b in zip(loader, alone[rank::3], strict=True)
+        )
     # 3 parts would not share.
     assert len(RandomPartitionLoader(DATA, batch_size=20, num_replicas=2, rank=1)) == 2
 
     # Lightning starts the processes after loaders are made: how many there are is asked when it matters.
     early = RandomPartitionLoader(DATA, 6)
     uneven = RandomPartitionLoader(DATA, 5)
-    assert isinstance(early.sampler, DistributedSampler)  # so that Lightning leaves it in place
+    assert isinstance(
+        early.sampler, DistributedSampler
+    )  # so that Lightning leaves it in place
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     assert len(early) == 3
     assert all(torch.equal(a.n_id, b) for a, b in zip(early, alone[1::2], strict=True))
-    with pytest.raises(ValueError, match="num_parts must be a multiple of the 2 processes"):
+    with pytest.raises(
+        ValueError, match="num_parts must be a multiple of the 2 processes"
+    ):
         list(uneven)
 
 
 def test_a_loader_goes_to_a_process_that_shares_nothing() -> None:
     """Tensors then go by shared memory; that of a generator's state is freed before the process can read it."""
     data = example()
-    data.train_mask, data.val_mask = torch.stack([data.train_mask, data.val_mask])  # one storage
+    data.train_mask, data.val_mask = torch.stack(
+        [data.train_mask, data.val_mask]
+    )  # one storage
     options = {"degrees": "full", "halo": True, "clusters": data.y}
     loader, here = (RandomPartitionLoader(data, 4, **options) for _ in range(2))
     compare(pickle.loads(pickle.dumps(loader)), here)
@@ -235,7 +260,11 @@ class Records(pl.LightningModule):
 def test_lightning_draws_a_new_partition_every_epoch(tmp_path: Path) -> None:
     loader = RandomPartitionLoader(DATA, 3)
     module = Records()
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+    }
     pl.Trainer(max_epochs=2, accelerator="cpu", default_root_dir=tmp_path, **quiet).fit(
         module, loader
     )
@@ -244,7 +273,9 @@ def test_lightning_draws_a_new_partition_every_epoch(tmp_path: Path) -> None:
         expected = [batch.n_id for batch in loader]
         assert all(
             torch.equal(a, b)
-            for a, b in zip((n for e, n in module.seen if e == epoch), expected, strict=True)
+            for a, b in zip(
+                (n for e, n in module.seen if e == epoch), expected, strict=True
+            )
         )
 
 
@@ -277,12 +308,23 @@ def test_memory_maps_are_not_read_as_a_whole(tmp_path: Path) -> None:
         file.truncate(400_000_000)
     source = np.tile(np.arange(100_000), 125)
     np.stack([source, np.roll(source, 1)]).tofile(tmp_path / "edges")
-    assert run_program("-c", LIMITED, str(tmp_path / "x"), str(tmp_path / "edges")) == "done\n"
+    assert (
+        run_program("-c", LIMITED, str(tmp_path / "x"), str(tmp_path / "edges"))
+        == "done\n"
+    )
 
 
 def test_memory_mapped_and_plain_tensors_give_the_same(tmp_path: Path) -> None:
     data = example()
-    for name in ("x", "y", "edge_index", "edge_weight", "edge_attr", "train_mask", "val_mask"):
+    for name in (
+        "x",
+        "y",
+        "edge_index",
+        "edge_weight",
+        "edge_attr",
+        "train_mask",
+        "val_mask",
+    ):
         np.save(tmp_path / f"{name}.npy", data[name].numpy())
         data[name] = torch.from_numpy(np.load(tmp_path / f"{name}.npy", mmap_mode="c"))
     compare(RandomPartitionLoader(data, 5), RandomPartitionLoader(DATA, 5))

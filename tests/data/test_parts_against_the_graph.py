@@ -28,7 +28,12 @@ from diffusion_mp import (
     Graph,
     auxiliary_loss,
 )
-from diffusion_mp.data import PartOf, RandomPartitionLoader, ToDiffusionGraph, find_clusters
+from diffusion_mp.data import (
+    PartOf,
+    RandomPartitionLoader,
+    ToDiffusionGraph,
+    find_clusters,
+)
 from diffusion_mp.graph import PartEdgeIndex
 from helpers import built
 
@@ -40,7 +45,9 @@ OF_EDGES: dict[str, Callable[[], nn.Module]] = {
     "GCN": lambda: GCNConv(4, 3),
     "GAT": lambda: GATConv(4, 3, heads=2),
     "GIN": lambda: GINConv(4, nn.Linear(4, 3)),
-    "row": lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("row", self_loops="remaining")),
+    "row": lambda: DiffusionConv(
+        4, 3, AdjacencyDiffusivity("row", self_loops="remaining")
+    ),
     "directed": lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("sym")),
     "certified": lambda: CertifiedConv(4, penalty=None),
 }
@@ -53,7 +60,9 @@ CLUSTERS = find_clusters(DATA, 6, seed=0)
 METHODS: dict[str, dict[str, Any]] = {
     "random": {},
     "metis": {"clusters": CLUSTERS},
-    "label propagation": {"clusters": find_clusters(DATA, method="label_propagation", seed=0)},
+    "label propagation": {
+        "clusters": find_clusters(DATA, method="label_propagation", seed=0)
+    },
 }
 
 
@@ -73,7 +82,9 @@ class TwoHops(BaseSampler):
         nodes = index.node
         for _hop in range(2):
             mask = torch.isin(edges[1], nodes)
-            nodes = torch.tensor(list(dict.fromkeys(torch.cat([nodes, edges[0, mask]]).tolist())))
+            nodes = torch.tensor(
+                list(dict.fromkeys(torch.cat([nodes, edges[0, mask]]).tolist()))
+            )
         local = torch.full((self.data.num_nodes,), -1).index_copy(
             0, nodes, torch.arange(len(nodes))
         )
@@ -87,7 +98,9 @@ class TwoHops(BaseSampler):
 
 
 def random_parts(**options: Any) -> Loader:
-    return lambda data: RandomPartitionLoader(data, halo=True, degrees="full", **options)
+    return lambda data: RandomPartitionLoader(
+        data, halo=True, degrees="full", **options
+    )
 
 
 def of_pyg(workers: int) -> Loader:
@@ -127,7 +140,9 @@ def moved(batch: Data) -> Iterator[Data]:
 @pytest.mark.parametrize("name", OF_EDGES)
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_own_nodes_come_out_as_in_the_whole_graph(name: str, loader: str, kind: str) -> None:
+def test_own_nodes_come_out_as_in_the_whole_graph(
+    name: str, loader: str, kind: str
+) -> None:
     if name == "certified" and kind == "directed" and "PyG" in loader:
         return  # it reads edges in both directions, and a sampler of PyG takes those that arrive
     data = GRAPHS[kind]
@@ -141,7 +156,9 @@ def test_own_nodes_come_out_as_in_the_whole_graph(name: str, loader: str, kind: 
             out = layer(held.x, held.edge_index, held.edge_weight)
             torch.testing.assert_close(out[:own], right, rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(layer(held.x, Graph.from_data(held)), out)
-            torch.testing.assert_close(layer(held.x, ToDiffusionGraph()(held).graph), out)
+            torch.testing.assert_close(
+                layer(held.x, ToDiffusionGraph()(held).graph), out
+            )
         rows += own
     assert rows == data.num_nodes
 
@@ -150,7 +167,9 @@ def test_own_nodes_come_out_as_in_the_whole_graph(name: str, loader: str, kind: 
 @pytest.mark.parametrize("degrees", ["batch", "full"])
 @pytest.mark.parametrize("halo", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_one_part_is_the_whole_graph(name: str, degrees: str, halo: bool, method: str) -> None:
+def test_one_part_is_the_whole_graph(
+    name: str, degrees: str, halo: bool, method: str
+) -> None:
     layer = built((OF_EDGES | OF_PAIRS)[name]).eval()
     options = METHODS[method] | {"degrees": degrees, "halo": halo}
     (batch,) = RandomPartitionLoader(DATA, 1, **options)
@@ -160,13 +179,17 @@ def test_one_part_is_the_whole_graph(name: str, degrees: str, halo: bool, method
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_without_a_halo_kept_edges_have_the_entries_of_the_whole_graph(workers: int) -> None:
+def test_without_a_halo_kept_edges_have_the_entries_of_the_whole_graph(
+    workers: int,
+) -> None:
     diffusivity = AdjacencyDiffusivity("sym")
     whole = diffusivity(DATA.x, Graph.from_data(DATA)).to_dense()[0]
     layer = built(lambda: DiffusionConv(4, 3, diffusivity, transform=True)).eval()
     for batch in RandomPartitionLoader(DATA, 4, degrees="full", num_workers=workers):
         part = whole[batch.n_id][:, batch.n_id]
-        _, coupling = layer(batch.x, batch.edge_index, batch.edge_weight, return_coupling=True)
+        _, coupling = layer(
+            batch.x, batch.edge_index, batch.edge_weight, return_coupling=True
+        )
         torch.testing.assert_close(coupling.to_dense()[0], part, rtol=1e-5, atol=1e-6)
 
 
@@ -192,7 +215,10 @@ def test_training_as_documented_has_the_gradients_of_the_whole_graph() -> None:
     layer.zero_grad()
     for batch in RandomPartitionLoader(DATA, 5, halo=True, degrees="full"):
         out = layer(batch.x, batch.edge_index, batch.edge_weight)[: batch.batch_size]
-        ((out * weights[batch.n_id[: batch.batch_size]]).sum() + auxiliary_loss(layer)).backward()
+        (
+            (out * weights[batch.n_id[: batch.batch_size]]).sum()
+            + auxiliary_loss(layer)
+        ).backward()
     for parameter, right in zip(layer.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, right, rtol=1e-4, atol=1e-5)
 
@@ -203,7 +229,9 @@ def test_compiled_models_read_the_degrees() -> None:
     compiled = torch.compile(layer, backend="eager", fullgraph=True, dynamic=True)
     for batch in RandomPartitionLoader(DATA, 2, halo=True, degrees="full"):
         out = layer(batch.x, batch.edge_index, batch.edge_weight)
-        torch.testing.assert_close(compiled(batch.x, batch.edge_index, batch.edge_weight), out)
+        torch.testing.assert_close(
+            compiled(batch.x, batch.edge_index, batch.edge_weight), out
+        )
         alone = layer(batch.x, batch.edge_index.as_tensor(), batch.edge_weight)
         assert not torch.allclose(out, alone)
         torch.testing.assert_close(
@@ -221,7 +249,9 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_other_edges_computed_from_those_of_a_part_are_refused_in_one_sentence(change: str) -> None:
+def test_other_edges_computed_from_those_of_a_part_are_refused_in_one_sentence(
+    change: str,
+) -> None:
     batch = next(iter(RandomPartitionLoader(DATA, 2, halo=True, degrees="full")))
     layer = built(OF_EDGES["GCN"])
     edges = CHANGES[change](batch.edge_index)
@@ -252,7 +282,9 @@ def test_edges_of_a_part_are_a_tensor() -> None:
         edges.to("meta"),
     ):
         assert same.full_degree.device == same.device
-    with pytest.raises(ValueError, match=r"full_degree must be floating point \[4, 2\]"):
+    with pytest.raises(
+        ValueError, match=r"full_degree must be floating point \[4, 2\]"
+    ):
         Graph(4, edges)
 
 
@@ -270,7 +302,9 @@ def test_a_loader_of_lists_of_parts_is_refused_rather_than_different() -> None:
     layer = built(OF_EDGES["GCN"])
     joined = Batch.from_data_list(parts)
     out = layer(joined.x, Graph.from_data(joined))
-    expected = torch.cat([layer(part.x, part.edge_index, part.edge_weight) for part in parts])
+    expected = torch.cat(
+        [layer(part.x, part.edge_index, part.edge_weight) for part in parts]
+    )
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
     loader = DataLoader(parts, batch_size=None)
     for part, again in zip(parts, loader, strict=True):

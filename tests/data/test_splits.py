@@ -16,7 +16,10 @@ def draw(y, seed=0, per_class=5, num_val=20, num_test=None):
     return random_split_per_class(y, per_class, num_val, num_test, seeded(seed))
 
 
-SPLITS = {"per class": draw, "shares": lambda y, seed=0: random_split(y, 0.1, 0.25, seeded(seed))}
+SPLITS = {
+    "per class": draw,
+    "shares": lambda y, seed=0: random_split(y, 0.1, 0.25, seeded(seed)),
+}
 
 
 @pytest.fixture
@@ -46,7 +49,11 @@ def test_every_labelled_node_may_be_used_and_shares_are_rounded_down():
     assert sizes(random_split_per_class(y, 3, 0, None, generator)) == [6, 0, 1]
     assert sizes(random_split(y, 0.5, 0.5, generator)) == [3, 3, 1]
     assert sizes(random_split(y, 0.5, 0.3, generator)) == [3, 2, 2]
-    assert sizes(random_split(torch.zeros(100).long(), 0.57, 0.29, generator)) == [57, 29, 14]
+    assert sizes(random_split(torch.zeros(100).long(), 0.57, 0.29, generator)) == [
+        57,
+        29,
+        14,
+    ]
 
 
 @pytest.mark.parametrize("kind", SPLITS)
@@ -66,7 +73,8 @@ def test_a_split_is_that_of_its_seed_and_of_the_labelled_nodes(y, kind):
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize("kind", SPLITS)
 @pytest.mark.parametrize(
-    "form", [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.int, torch.Tensor.byte]
+    "form",
+    [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.int, torch.Tensor.byte],
 )
 def test_labels_in_another_form_give_the_same_split(y, form, kind):
     assert torch.equal(label_mask(form(y)), label_mask(y))
@@ -78,7 +86,9 @@ def test_masks_from_data_and_to_a_copy_of_it(y):
     y[0] = -1
     masks = torch.zeros(100, 3, dtype=torch.bool)
     masks[:10, 1] = True
-    split = Split.of(Data(y=y, train_mask=masks, val_mask=masks, test_mask=masks[:, 1]), column=1)
+    split = Split.of(
+        Data(y=y, train_mask=masks, val_mask=masks, test_mask=masks[:, 1]), column=1
+    )
     assert split.train.nonzero().flatten().tolist() == list(range(1, 10))
     assert torch.equal(split.test, split.val)
     data = Data(y=y)
@@ -93,7 +103,9 @@ MASK = torch.zeros(100, dtype=torch.bool)
 
 
 def of(mask, column=0):
-    return lambda: Split.of(Data(y=Y, train_mask=mask, val_mask=MASK, test_mask=MASK), column)
+    return lambda: Split.of(
+        Data(y=Y, train_mask=mask, val_mask=MASK, test_mask=MASK), column
+    )
 
 
 test_what_does_not_fit_is_refused = refuses(

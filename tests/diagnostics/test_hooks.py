@@ -24,7 +24,9 @@ ONES = torch.ones(3, 1, 2)
 
 def test_it_is_equation_6(generator: torch.Generator) -> None:
     x = draw(generator, 3, 9, 2)
-    expected = [sum(0.5 * (row[i + 1] - row[i]).square().sum() for i in range(8)) for row in x]
+    expected = [
+        sum(0.5 * (row[i + 1] - row[i]).square().sum() for i in range(8)) for row in x
+    ]
     torch.testing.assert_close(roughness(x), torch.stack(expected), rtol=1e-12, atol=0)
     assert roughness(x + 3).allclose(roughness(x)), "constants are smooth"
     assert roughness(x[:, :1]).tolist() == [0, 0, 0]
@@ -37,7 +39,10 @@ def test_only_tokens_are_neighbours(generator: torch.Generator) -> None:
     x = draw(generator, 3, 6, 2)
     mask = torch.tensor([[1, 0, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1], [0] * 6]).bool()
     expected = torch.cat(
-        [roughness(row[tokens].unsqueeze(0)) for row, tokens in zip(x, mask, strict=True)]
+        [
+            roughness(row[tokens].unsqueeze(0))
+            for row, tokens in zip(x, mask, strict=True)
+        ]
     )
     poisoned = x.masked_fill(~mask.unsqueeze(2), torch.nan).requires_grad_()
     torch.testing.assert_close(roughness(poisoned, mask), expected, rtol=1e-12, atol=0)
@@ -48,14 +53,30 @@ def test_only_tokens_are_neighbours(generator: torch.Generator) -> None:
 
 COUPLING = LowRankCoupling(ONES, ONES)
 test_refusals = refuses(
-    (lambda: EnergyTrace(nn.Linear(2, 2)), ValueError, "model must contain a diffusion layer"),
-    (lambda: EnergyTrace(Smooth()).plot("axis"), TypeError, "ax must be a matplotlib axis"),
+    (
+        lambda: EnergyTrace(nn.Linear(2, 2)),
+        ValueError,
+        "model must contain a diffusion layer",
+    ),
+    (
+        lambda: EnergyTrace(Smooth()).plot("axis"),
+        TypeError,
+        "ax must be a matplotlib axis",
+    ),
     (lambda: traced(lambda x, previous: x), TypeError, "energy must give a scalar"),
     (lambda: plot_attention(torch.eye(3)), TypeError, "coupling must be a Coupling"),
-    (lambda: plot_attention(COUPLING, head=1), ValueError, r"head must lie in \[0, 0\]"),
+    (
+        lambda: plot_attention(COUPLING, head=1),
+        ValueError,
+        r"head must lie in \[0, 0\]",
+    ),
     (lambda: plot_attention(COUPLING, 3), TypeError, "ax must be a matplotlib axis"),
     (lambda: plot_attention(COUPLING, threshold=1.0), ValueError, "threshold must lie"),
-    (lambda: plot_attention(LowRankCoupling(ONES, -ONES)), ValueError, "must be non-negative"),
+    (
+        lambda: plot_attention(LowRankCoupling(ONES, -ONES)),
+        ValueError,
+        "must be non-negative",
+    ),
 )
 
 
@@ -87,7 +108,9 @@ def test_default_energy_of_every_layer_and_its_plot() -> None:
         model(x)
     spread = float(QuadraticPenalty().total(x))
     assert trace.energies == pytest.approx([spread / 4, spread / 16])
-    assert [record.before for record in trace.records] == pytest.approx([spread, spread / 4])
+    assert [record.before for record in trace.records] == pytest.approx(
+        [spread, spread / 4]
+    )
     assert [record.layer for record in trace.records] == ["0", "2"]
     (line,) = trace.plot(Figure().add_subplot()).lines
     assert list(line.get_ydata()) == [trace.records[0].before, *trace.energies]
@@ -119,7 +142,9 @@ def test_outputs_with_a_coupling_and_changing_widths() -> None:
     )
 
 
-def test_hooks_are_gone_afterwards_even_after_an_error_and_gradients_are_untouched() -> None:
+def test_hooks_are_gone_afterwards_even_after_an_error_and_gradients_are_untouched() -> (
+    None
+):
     x = randn(6, 2).requires_grad_()
     layer = Smooth()
     with EnergyTrace(layer) as trace:
@@ -133,7 +158,9 @@ def test_hooks_are_gone_afterwards_even_after_an_error_and_gradients_are_untouch
 
 
 def test_every_entry_is_a_pixel_and_zeros_are_blank(generator: torch.Generator) -> None:
-    diffusivity = built(lambda: SparseFlowDiffusivity(4, heads=2, lam=20.0, alpha=math.inf))
+    diffusivity = built(
+        lambda: SparseFlowDiffusivity(4, heads=2, lam=20.0, alpha=math.inf)
+    )
     coupling = diffusivity(torch.randn(9, 4, generator=generator))
     dense = coupling.to_dense()[1].detach().numpy()
     assert 0 < (dense == 0).mean() < 1

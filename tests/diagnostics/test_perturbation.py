@@ -53,7 +53,9 @@ def test_it_is_the_norm_of_the_jacobian(
         x = draw(generator, *shape)
         with sdpa_kernel(SDPBackend.MATH):
             expected = torch.linalg.matrix_norm(jacrev(f)(x).flatten(1), 2).item()
-        assert lipschitz(f, x, tol=1e-12, max_iter=5000) == pytest.approx(expected, rel=1e-9)
+        assert lipschitz(f, x, tol=1e-12, max_iter=5000) == pytest.approx(
+            expected, rel=1e-9
+        )
         found = lipschitz(f, x, generator=generator)  # from below, from any start
         assert expected * (1 - 1e-4) <= found <= expected * (1 + 1e-12)
     assert all(parameter.grad is None for parameter in MLP.parameters())
@@ -61,7 +63,8 @@ def test_it_is_the_norm_of_the_jacobian(
 
 @pytest.mark.parametrize("tol", [1e-2, 1e-4, 1e-8])
 @pytest.mark.parametrize(
-    ("size", "dtype"), [(100, torch.float64), (100_000, torch.float64), (100_000, torch.float32)]
+    ("size", "dtype"),
+    [(100, torch.float64), (100_000, torch.float64), (100_000, torch.float32)],
 )
 def test_a_direction_that_the_start_hardly_has_is_found(
     size: int, dtype: torch.dtype, tol: float
@@ -70,7 +73,9 @@ def test_a_direction_that_the_start_hardly_has_is_found(
     for steepest in (1.5, 1.05):
         scale = torch.ones(size, dtype=dtype)
         scale[size // 3] = steepest
-        found = lipschitz(lambda x, scale=scale: scale * x, torch.zeros(size, dtype=dtype), tol=tol)
+        found = lipschitz(
+            lambda x, scale=scale: scale * x, torch.zeros(size, dtype=dtype), tol=tol
+        )
         assert found == pytest.approx(steepest, rel=max(tol, 1e-6))
 
 
@@ -79,7 +84,12 @@ def test_what_does_not_depend_on_x_is_constant_and_the_point_is_left_alone(
 ) -> None:
     x = draw(generator, 3)
     weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
-    for f in (lambda x: x.detach(), lambda x: x * 0, lambda x: x[:0], lambda x: weight * 2):
+    for f in (
+        lambda x: x.detach(),
+        lambda x: x * 0,
+        lambda x: x[:0],
+        lambda x: weight * 2,
+    ):
         assert lipschitz(f, x) == 0
     assert lipschitz(lambda x: torch.ones(2) + x.sum(), torch.rand(0)) == 0
     x = draw(generator, 3).requires_grad_()
@@ -92,7 +102,9 @@ def test_what_does_not_depend_on_x_is_constant_and_the_point_is_left_alone(
     assert x.grad is None
     assert torch.equal(before, torch.get_rng_state())
     start = torch.Generator().manual_seed(5)
-    assert lipschitz(torch.sin, x, tol=0.5, generator=start) != lipschitz(torch.sin, x, tol=0.5)
+    assert lipschitz(torch.sin, x, tol=0.5, generator=start) != lipschitz(
+        torch.sin, x, tol=0.5
+    )
 
 
 V = torch.rand(5, 1, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -106,7 +118,11 @@ def slow() -> float:
 test_lipschitz_refuses = refuses(
     (slow, ConvergenceError, "above tol=1e-06 .* after 3 iterations"),
     (lambda: lipschitz(torch.sin, V / 0), ValueError, "x must be finite"),
-    (lambda: lipschitz(torch.sqrt, 0 * V), ValueError, "f must have a finite derivative"),
+    (
+        lambda: lipschitz(torch.sqrt, 0 * V),
+        ValueError,
+        "f must have a finite derivative",
+    ),
     (lambda: lipschitz(lambda x: "x", V), TypeError, r"f\(x\) must be a tensor"),
     (lambda: lipschitz(lambda x: x + 1j, V), TypeError, r"f\(x\) must be real"),
 )
@@ -117,8 +133,12 @@ def test_squares_may_leave_the_range_of_single_precision(
     scale: float, generator: torch.Generator
 ) -> None:
     matrix = torch.randn(4, 3, generator=generator)
-    found = lipschitz(lambda x: scale * (matrix @ x), torch.rand(3, generator=generator))
-    assert found / scale == pytest.approx(float(torch.linalg.matrix_norm(matrix, 2)), rel=1e-4)
+    found = lipschitz(
+        lambda x: scale * (matrix @ x), torch.rand(3, generator=generator)
+    )
+    assert found / scale == pytest.approx(
+        float(torch.linalg.matrix_norm(matrix, 2)), rel=1e-4
+    )
 
 
 MASK = torch.arange(9) < torch.tensor([[9], [5]])
@@ -126,7 +146,9 @@ MASK = torch.arange(9) < torch.tensor([[9], [5]])
 
 def transformer(placement: str | None = "P1", **options: Any) -> PDETransformer:
     with seeded(0):
-        return PDETransformer(2, 6, 3, 2, 3, max_length=9, placement=placement, **options).double()  # type: ignore
+        return PDETransformer(
+            2, 6, 3, 2, 3, max_length=9, placement=placement, **options
+        ).double()  # type: ignore
 
 
 class Map(nn.Module):
@@ -142,7 +164,9 @@ class Map(nn.Module):
 
 def alternate(x: Tensor) -> Tensor:
     """The roughest of sequences, x_i = (−1)ⁱ."""
-    return (-1.0) ** torch.arange(x.size(1), dtype=x.dtype).view(1, -1, 1) * x.abs().max() + 0 * x
+    return (-1.0) ** torch.arange(x.size(1), dtype=x.dtype).view(
+        1, -1, 1
+    ) * x.abs().max() + 0 * x
 
 
 def bump(x: Tensor) -> Tensor:
@@ -160,26 +184,37 @@ def test_a_linear_tail_has_the_norm_of_its_matrix(generator: torch.Generator) ->
     assert found.lipschitz == pytest.approx(
         torch.linalg.matrix_norm(tail.weight, 2).item(), rel=1e-6
     )
-    assert found.truth == pytest.approx((moved @ tail.weight.T).norm().item(), rel=1e-10)
+    assert found.truth == pytest.approx(
+        (moved @ tail.weight.T).norm().item(), rel=1e-10
+    )
     assert found.step == pytest.approx(moved.norm().item(), rel=1e-12)
     assert found.estimate == found.lipschitz * found.step
     assert found.roughness == pytest.approx(float(roughness(x).sum()), rel=1e-12)
     assert found.size == pytest.approx(x.norm().item(), rel=1e-12)
     alpha = layer.alpha.item()
-    assert found.step_bound == pytest.approx(alpha * (8 * found.roughness) ** 0.5, rel=1e-6)
+    assert found.step_bound == pytest.approx(
+        alpha * (8 * found.roughness) ** 0.5, rel=1e-6
+    )
 
 
-def test_the_estimate_is_not_exceeded_by_random_smooth_tails(generator: torch.Generator) -> None:
+def test_the_estimate_is_not_exceeded_by_random_smooth_tails(
+    generator: torch.Generator,
+) -> None:
     with seeded(0):
         for trial in range(40):
             strides = ((1,), (1, 2), (1, 2, 4), (3,))[trial % 4]
             layer = PDEDiffusion1d(4, heads=2, per="head", strides=strides, alpha=0.45)
             tail = nn.Sequential(
-                nn.Linear(4, 8), (nn.Tanh(), nn.GELU())[trial % 2], nn.Flatten(), nn.Linear(40, 3)
+                nn.Linear(4, 8),
+                (nn.Tanh(), nn.GELU())[trial % 2],
+                nn.Flatten(),
+                nn.Linear(40, 3),
             )
             nn.init.normal_(tail[0].weight, std=0.1 + trial % 5)
             model = nn.Sequential(layer, tail).double()
-            found = perturbation_bound(model, layer, 2 * draw(generator, 1, 5, 4), points=9)
+            found = perturbation_bound(
+                model, layer, 2 * draw(generator, 1, 5, 4), points=9
+            )
             assert found.truth <= found.estimate * (1 + 1e-3), trial
             assert found.step <= found.step_bound * (1 + 1e-9), trial  # type: ignore[operator]
 
@@ -206,14 +241,20 @@ def test_the_tail_is_measured_along_the_whole_segment(
         return float(torch.autograd.grad(g(z).sum(), z)[0].abs().max())
 
     assert found.lipschitz == pytest.approx(steepness(place), rel=1e-6)
-    assert all(steepness(place) > 1.05 * steepness(s) for s in {0.0, 0.5, 1.0} - {place})
+    assert all(
+        steepness(place) > 1.05 * steepness(s) for s in {0.0, 0.5, 1.0} - {place}
+    )
 
 
-def test_the_printed_bound_is_violated_and_behind_a_steep_tail_the_estimate_is_none() -> None:
+def test_the_printed_bound_is_violated_and_behind_a_steep_tail_the_estimate_is_none() -> (
+    None
+):
     """With Lip(T) = 1, on the alternating sequence α√(2𝓔) of Eq. 10 is too small (P3); no point sees a steep step."""
     layer = PDEDiffusion1d(1, alpha=0.4).double()
     x = torch.ones(1, 200, 1, dtype=torch.float64)
-    found = perturbation_bound(nn.Sequential(Map(alternate), layer, nn.Identity()), layer, x)
+    found = perturbation_bound(
+        nn.Sequential(Map(alternate), layer, nn.Identity()), layer, x
+    )
     printed = layer.alpha.item() * (2 * found.roughness) ** 0.5
     assert found.lipschitz == pytest.approx(1, rel=1e-6)
     assert found.truth > 1.95 * printed
@@ -233,28 +274,40 @@ def test_the_truth_is_that_of_the_bypassed_layer(
 ) -> None:
     model = transformer(placement).eval()
     x = draw(generator, 2, 9, 2)
-    name, layer = next((n, m) for n, m in model.named_modules() if isinstance(m, PDEDiffusion1d))
+    name, layer = next(
+        (n, m) for n, m in model.named_modules() if isinstance(m, PDEDiffusion1d)
+    )
     found = perturbation_bound(model, layer, x, MASK)
     with_it = model(x, MASK)
     model.set_submodule(name, Map(lambda x: x))
-    assert found.truth == pytest.approx((with_it - model(x, MASK)).norm().item(), rel=1e-8)
+    assert found.truth == pytest.approx(
+        (with_it - model(x, MASK)).norm().item(), rel=1e-8
+    )
     assert 0 < found.truth <= found.estimate
 
 
 NUMBERS = ("truth", "lipschitz", "step", "step_bound", "roughness", "size")
 
 
-def test_an_insertion_into_a_baseline_is_the_placement(generator: torch.Generator) -> None:
+def test_an_insertion_into_a_baseline_is_the_placement(
+    generator: torch.Generator,
+) -> None:
     x = draw(generator, 2, 9, 2)
     layer = PDEDiffusion1d(6).double()
     baseline = transformer(None)
     model = transformer("P1")
-    model.load_state_dict({**baseline.state_dict(), **model.state_dict(), **baseline.state_dict()})
+    model.load_state_dict(
+        {**baseline.state_dict(), **model.state_dict(), **baseline.state_dict()}
+    )
     model.after_embedding.load_state_dict(layer.state_dict())
-    found = perturbation_bound(baseline, baseline.after_embedding, x, mask=MASK, diffusion=layer)
+    found = perturbation_bound(
+        baseline, baseline.after_embedding, x, mask=MASK, diffusion=layer
+    )
     expected = perturbation_bound(model, model.after_embedding, x, mask=MASK)
     for name in NUMBERS:
-        assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-8), name
+        assert getattr(found, name) == pytest.approx(
+            getattr(expected, name), rel=1e-8
+        ), name
 
 
 def test_padding_does_not_matter_and_towers_are_perturbed_together(
@@ -268,7 +321,9 @@ def test_padding_does_not_matter_and_towers_are_perturbed_together(
         model, layer, x.index_fill(1, torch.arange(5, 9), torch.nan), MASK[1:], tol=1e-9
     )
     for name in NUMBERS:
-        assert getattr(padded, name) == pytest.approx(getattr(alone, name), rel=1e-6), name
+        assert getattr(padded, name) == pytest.approx(getattr(alone, name), rel=1e-6), (
+            name
+        )
     model = transformer("P1", task="retrieve").eval()
     x = draw(generator, 2, 9, 2)
     other = draw(generator, 2, 7, 2)
@@ -283,7 +338,9 @@ def test_padding_does_not_matter_and_towers_are_perturbed_together(
         )
         ** 0.5
     )
-    assert found.truth == pytest.approx((with_it - model(x, None, other)).norm().item(), rel=1e-8)
+    assert found.truth == pytest.approx(
+        (with_it - model(x, None, other)).norm().item(), rel=1e-8
+    )
     assert found.step == pytest.approx(moved, rel=1e-8)
     assert found.truth <= found.estimate
 
@@ -302,7 +359,9 @@ def test_a_layer_that_no_theorem_covers_has_no_bound_by_roughness(
     generator: torch.Generator, options: dict[str, Any]
 ) -> None:
     layer = PDEDiffusion1d(2, **options).double()
-    found = perturbation_bound(nn.Sequential(layer, nn.Tanh()), layer, draw(generator, 2, 6, 2))
+    found = perturbation_bound(
+        nn.Sequential(layer, nn.Tanh()), layer, draw(generator, 2, 6, 2)
+    )
     assert found.step_bound is None
     assert found.roughness_estimate is None
     assert found.truth <= found.estimate
@@ -335,6 +394,9 @@ REPLACED = {"diffusion": PDEDiffusion1d(6).double()}
 test_perturbation_bound_refuses = refuses(
     (bound(MODEL, MODEL.blocks[0]), "diffusion must be given"),
     (bound(MODEL, PDEDiffusion1d(6)), "site must be a module of the model"),
-    (bound(MODEL, MODEL.after_embedding, torch.nan), "inputs give at site must be finite"),
+    (
+        bound(MODEL, MODEL.after_embedding, torch.nan),
+        "inputs give at site must be finite",
+    ),
     (bound(NAMED, NAMED.part, **REPLACED), r"must be called as module\(x, mask\)"),
 )

@@ -30,7 +30,9 @@ def attention(channels: int, heads: int) -> SelfAttention:
 
 
 def laplacian(length: int) -> Tensor:
-    matrix = torch.diag(torch.ones(length - 1), 1) + torch.diag(torch.ones(length - 1), -1)
+    matrix = torch.diag(torch.ones(length - 1), 1) + torch.diag(
+        torch.ones(length - 1), -1
+    )
     return (matrix - torch.diag(matrix.sum(1))).double()
 
 
@@ -50,7 +52,9 @@ def test_on_matrices(generator: torch.Generator) -> None:
     matrix = draw(generator, 6, 6).softmax(1)
     x = draw(generator, 2, 6, 3)
     delta = laplacian(6)
-    expected = 0.2 * float(torch.einsum("ij,bjc->bic", delta @ matrix - matrix @ delta, x).norm())
+    expected = 0.2 * float(
+        torch.einsum("ij,bjc->bic", delta @ matrix - matrix @ delta, x).norm()
+    )
     exact, linearized = commutator(diffusion(3), Routing(matrix), x)
     assert exact == pytest.approx(expected / float((matrix @ x).norm()), rel=1e-12)
     assert linearized is None
@@ -74,8 +78,12 @@ def test_equation_13(generator: torch.Generator) -> None:
         module.mix.bias.zero_()
     weights = module.weights(x)[:, 0]
     delta = laplacian(6)
-    expected = 0.2 * ((delta @ weights - weights @ delta) @ x).norm() / (weights @ x).norm()
-    assert commutator(diffusion(4), module, x)[1] == pytest.approx(expected.item(), rel=1e-10)
+    expected = (
+        0.2 * ((delta @ weights - weights @ delta) @ x).norm() / (weights @ x).norm()
+    )
+    assert commutator(diffusion(4), module, x)[1] == pytest.approx(
+        expected.item(), rel=1e-10
+    )
 
 
 @pytest.mark.parametrize("mask", [None, MASK], ids=["whole", "masked"])
@@ -88,18 +96,26 @@ def test_both_formulas(generator: torch.Generator, mask: Tensor | None) -> None:
     frozen = module.frozen(x, mask)
     exact = layer(routed, mask) - module(layer(x, mask), mask)
     linear = layer(frozen(x), mask) - frozen(layer(x, mask))
-    expected = [float(part[rows].norm() / routed[rows].norm()) for part in (exact, linear)]
+    expected = [
+        float(part[rows].norm() / routed[rows].norm()) for part in (exact, linear)
+    ]
     assert commutator(layer, module, x, mask) == pytest.approx(expected, rel=1e-10)
-    assert expected[0] != pytest.approx(expected[1], rel=1e-3), "the routing itself changes"
+    assert expected[0] != pytest.approx(expected[1], rel=1e-3), (
+        "the routing itself changes"
+    )
 
 
-def test_neither_padding_nor_a_norm_behind_the_step_matters(generator: torch.Generator) -> None:
+def test_neither_padding_nor_a_norm_behind_the_step_matters(
+    generator: torch.Generator,
+) -> None:
     module = attention(6, 3)
     layer = diffusion(6)
     x = draw(generator, 1, 6, 6)
     mask = MASK[1:]
     masked = commutator(layer, module, x.masked_fill(~mask.unsqueeze(2), 7.0), mask)
-    assert masked == pytest.approx(commutator(layer, module, x[mask].unsqueeze(0)), rel=1e-12)
+    assert masked == pytest.approx(
+        commutator(layer, module, x[mask].unsqueeze(0)), rel=1e-12
+    )
     # The LayerNorm of Eq. 16 is not part of S, and the caller's layer keeps it.
     with_norm = diffusion(6, norm=True)
     assert commutator(with_norm, module, x) == commutator(layer, module, x)
@@ -111,7 +127,9 @@ LENGTHS = torch.arange(8) < torch.tensor([[8], [5]])
 
 def transformer(placement: str | None, **options: Any) -> PDETransformer:
     with seeded(0):
-        return PDETransformer(2, 6, 3, 2, 3, max_length=8, placement=placement, **options).double()  # type: ignore
+        return PDETransformer(
+            2, 6, 3, 2, 3, max_length=8, placement=placement, **options
+        ).double()  # type: ignore
 
 
 def test_every_row_is_what_its_function_gives(generator: torch.Generator) -> None:
@@ -119,23 +137,37 @@ def test_every_row_is_what_its_function_gives(generator: torch.Generator) -> Non
     x = draw(generator, 2, 8, 2)
     report = diagnose(model, x, mask=LENGTHS)
     assert report.attention["layer"] == ["blocks.0.attention", "blocks.1.attention"]
-    assert report.insertion["layer"] == ["blocks.0.after_attention", "blocks.1.after_attention"]
+    assert report.insertion["layer"] == [
+        "blocks.0.after_attention",
+        "blocks.1.after_attention",
+    ]
     state = model.embed(x, LENGTHS)
     for row, block in enumerate(model.blocks):
         read = block.attention_norm(state)
-        exact, linearized = commutator(block.after_attention, block.attention, read, LENGTHS)
+        exact, linearized = commutator(
+            block.after_attention, block.attention, read, LENGTHS
+        )
         rough = roughness(read, LENGTHS).sum().item()
         assert report.attention["commutator"][row] == pytest.approx(exact, rel=1e-10)
-        assert report.attention["linearized"][row] == pytest.approx(linearized, rel=1e-10)
+        assert report.attention["linearized"][row] == pytest.approx(
+            linearized, rel=1e-10
+        )
         assert report.attention["roughness"][row] == pytest.approx(rough, rel=1e-10)
         assert report.attention["relative_roughness"][row] == pytest.approx(
             rough / float(read[LENGTHS].square().sum())
         )
         bound = perturbation_bound(model, block.after_attention, x, mask=LENGTHS)
-        for name in ("roughness", "step", "lipschitz", "truth", "estimate", "roughness_estimate"):
-            assert report.insertion[name][row] == pytest.approx(getattr(bound, name), rel=1e-10), (
-                name
-            )
+        for name in (
+            "roughness",
+            "step",
+            "lipschitz",
+            "truth",
+            "estimate",
+            "roughness_estimate",
+        ):
+            assert report.insertion[name][row] == pytest.approx(
+                getattr(bound, name), rel=1e-10
+            ), name
         assert report.insertion["relative_roughness"][row] == pytest.approx(
             bound.roughness / bound.size**2
         )
@@ -151,7 +183,9 @@ def test_every_row_is_what_its_function_gives(generator: torch.Generator) -> Non
         ("P5", ["blocks.0.attention.on_values", "blocks.1.attention.on_values"]),
     ],
 )
-def test_s_is_the_model_s_own(generator: torch.Generator, placement: str, names: list[str]) -> None:
+def test_s_is_the_model_s_own(
+    generator: torch.Generator, placement: str, names: list[str]
+) -> None:
     """The diffusion layer of the same block, or the one behind the embedding; each has an α of its own."""
     model = transformer(placement).eval()
     x = draw(generator, 2, 8, 2)
@@ -181,7 +215,9 @@ def test_a_given_s_for_a_baseline_and_for_heads(generator: torch.Generator) -> N
     model = transformer(None)
     report = diagnose(model, x, diffusion=layer, sites=SITES)
     assert report.insertion["layer"] == SITES
-    expected = perturbation_bound(model, model.blocks[1].after_attention, x, diffusion=layer)
+    expected = perturbation_bound(
+        model, model.blocks[1].after_attention, x, diffusion=layer
+    )
     assert report.insertion["truth"][1] == pytest.approx(expected.truth, rel=1e-10)
 
 
@@ -190,16 +226,30 @@ X = torch.ones(2, 8, 2, dtype=torch.float64)
 LAYER = PDEDiffusion1d(6).double()
 
 test_refusals = refuses(
-    (lambda: diagnose(transformer(None), X / 0, diffusion=LAYER), "inputs .* must be finite"),
+    (
+        lambda: diagnose(transformer(None), X / 0, diffusion=LAYER),
+        "inputs .* must be finite",
+    ),
     (lambda: diagnose(transformer("P1"), X / 0), "inputs .* must be finite"),
-    (lambda: diagnose(transformer(None), X), r"diffusion .* Pass diffusion=PDEDiffusion1d\(6\)"),
+    (
+        lambda: diagnose(transformer(None), X),
+        r"diffusion .* Pass diffusion=PDEDiffusion1d\(6\)",
+    ),
     (lambda: diagnose(transformer("P1"), X, sites=SITES), "sites needs diffusion"),
-    (lambda: diagnose(transformer(None), X, sites=["embedding"], diffusion=LAYER), "sites must"),
-    (lambda: commutator(diffusion(6), attention(6, 3), X.repeat(1, 1, 3) / 0), "x must be finite"),
+    (
+        lambda: diagnose(transformer(None), X, sites=["embedding"], diffusion=LAYER),
+        "sites must",
+    ),
+    (
+        lambda: commutator(diffusion(6), attention(6, 3), X.repeat(1, 1, 3) / 0),
+        "x must be finite",
+    ),
 )
 
 
-def test_rows_of_sequences_of_length_zero_and_of_two_towers(generator: torch.Generator) -> None:
+def test_rows_of_sequences_of_length_zero_and_of_two_towers(
+    generator: torch.Generator,
+) -> None:
     report = diagnose(transformer("P1"), X[:, :0])
     assert report.attention["commutator"] == [0.0, 0.0]
     assert (
@@ -210,7 +260,10 @@ def test_rows_of_sequences_of_length_zero_and_of_two_towers(generator: torch.Gen
     )
     x = draw(generator, 2, 8, 2)
     report = diagnose(transformer("P1", task="retrieve"), x, None, x.flip(1))
-    assert report.attention["layer"] == ["blocks.0.attention"] * 2 + ["blocks.1.attention"] * 2
+    assert (
+        report.attention["layer"]
+        == ["blocks.0.attention"] * 2 + ["blocks.1.attention"] * 2
+    )
     assert report.insertion["layer"] == ["after_embedding"]
 
 
@@ -239,8 +292,13 @@ def test_the_model_does_not_notice(generator: torch.Generator) -> None:
 
 def test_plot(generator: torch.Generator) -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure()
-    report = diagnose(transformer("P2", diffusion={"norm": True}), draw(generator, 2, 8, 2))
-    for quantity, table in (("commutator", report.attention), ("lipschitz", report.insertion)):
+    report = diagnose(
+        transformer("P2", diffusion={"norm": True}), draw(generator, 2, 8, 2)
+    )
+    for quantity, table in (
+        ("commutator", report.attention),
+        ("lipschitz", report.insertion),
+    ):
         (line,) = report.plot(figure.add_subplot(), quantity).lines
         assert list(line.get_ydata()) == table[quantity]
     both = report.plot(report.plot(figure.add_subplot(), label="P2"), label="P7")
@@ -249,7 +307,11 @@ def test_plot(generator: torch.Generator) -> None:
     truth, estimate, by_roughness = (list(line.get_ydata()) for line in ax.lines)
     assert truth == report.insertion["truth"]
     assert estimate == report.insertion["estimate"]
-    assert all(map(math.isnan, by_roughness)), "no theorem covers a LayerNorm behind the step"
-    assert [text.get_text() for text in ax.get_xticklabels()] == report.insertion["layer"]
+    assert all(map(math.isnan, by_roughness)), (
+        "no theorem covers a LayerNorm behind the step"
+    )
+    assert [text.get_text() for text in ax.get_xticklabels()] == report.insertion[
+        "layer"
+    ]
     with pytest.raises(ValueError, match="quantity must be one of"):
         report.plot(figure.add_subplot(), "accuracy")

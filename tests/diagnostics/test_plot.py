@@ -19,7 +19,9 @@ import matplotlib.pyplot as plt
 
 X = torch.rand(6, 4, generator=torch.Generator().manual_seed(0))
 NODE = torch.arange(6)
-EDGES = torch.cat([torch.stack([NODE, (NODE + 1) % 6]), torch.stack([(NODE + 1) % 6, NODE])], 1)
+EDGES = torch.cat(
+    [torch.stack([NODE, (NODE + 1) % 6]), torch.stack([(NODE + 1) % 6, NODE])], 1
+)
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +46,9 @@ def test_the_example_of_a_plot(name):
         "edge_index": EDGES,
         **vars(plot),
     }
-    found = doctest.DocTestParser().get_doctest(getattr(plot, name).__doc__, scope, name, None, 0)
+    found = doctest.DocTestParser().get_doctest(
+        getattr(plot, name).__doc__, scope, name, None, 0
+    )
     outcome = doctest.DocTestRunner(verbose=False).run(found)
     assert outcome.attempted
     assert not outcome.failed
@@ -57,7 +61,10 @@ def test_energies(ax):
     expected = model.eval().energies(X, EDGES)
     drawn = torch.stack([torch.as_tensor(line.get_ydata()) for line in ax.lines])
     torch.testing.assert_close(drawn, (expected / expected[:, :1].abs()).double())
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["block 1", "block 2"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
+        "block 1",
+        "block 2",
+    ]
     (line,) = plot.energies(dm.DIFFormer(4, 8, 3, 5), X, EDGES).lines
     assert (len(line.get_ydata()), line.get_ydata()[0]) == (6, 1.0)
     (line,) = plot.energies(torch.tensor([-4.0, -6.0])).lines
@@ -68,7 +75,9 @@ def test_neighbours(ax):
     coupling = dm.SoftmaxDiffusivity(4, heads=2)(X)
     plot.neighbours(coupling, 2, top=3, names="abcdef", ax=ax)
     row = coupling.to_dense().mean(0)[2]
-    assert [bar.get_width() for bar in ax.patches] == pytest.approx(row.topk(3).values.tolist())
+    assert [bar.get_width() for bar in ax.patches] == pytest.approx(
+        row.topk(3).values.tolist()
+    )
     assert [text.get_text() for text in ax.get_yticklabels()] == [
         "abcdef"[j] for j in row.topk(3).indices
     ]
@@ -76,7 +85,9 @@ def test_neighbours(ax):
 
 @pytest.mark.parametrize("matrix", ["full", "diagonal", "identity"])
 def test_spectrum(matrix, ax):
-    model = dm.CertifiedTransformer(4, 8, 3, num_blocks=2, matrix=matrix, attention="all")
+    model = dm.CertifiedTransformer(
+        4, 8, 3, num_blocks=2, matrix=matrix, attention="all"
+    )
     values, shares = plot.eigenvalues(model, X, EDGES)
     assert values.shape == shares.shape == (16,)
     assert float(shares.sum()) == pytest.approx(1)
@@ -113,12 +124,16 @@ def test_uncertainty(ax):
 def test_unusual_axes_and_inputs(ax):
     ax.set(xscale="log", yscale="log")
     plot.energies(torch.tensor([3.0, 2.0]).bfloat16(), ax=ax)
-    _, shares = plot.eigenvalues(dm.CertifiedTransformer(4, 8, 3).bfloat16(), X.bfloat16(), EDGES)
+    _, shares = plot.eigenvalues(
+        dm.CertifiedTransformer(4, 8, 3).bfloat16(), X.bfloat16(), EDGES
+    )
     assert float(shares.sum()) == pytest.approx(1)
     one = plot.uncertainty(SigmoidPenalty().coupling(X[:1]), X[:1])
     assert one.collections[0].get_offsets().tolist() == [[0, 0]]
     drawn = plot.neighbours(
-        dm.SimpleDiffusivity()(X), 2, names=pd.Series(list("abcdef"), index=range(5, -1, -1))
+        dm.SimpleDiffusivity()(X),
+        2,
+        names=pd.Series(list("abcdef"), index=range(5, -1, -1)),
     )
     assert drawn.get_title().endswith("c")
     before = plt.get_fignums()
@@ -132,12 +147,24 @@ test_refusals = refuses(
     (lambda: plot.neighbours(SIMPLE, 6), ValueError, r"node must lie in \[0, 5\]"),
     (lambda: plot.neighbours(SIMPLE, 1.0), TypeError, "node must be an integer"),
     (lambda: plot.neighbours(X, 1), TypeError, "coupling"),
-    (lambda: plot.energies(X, ax=plt), TypeError, "ax must be a matplotlib axis or None"),
+    (
+        lambda: plot.energies(X, ax=plt),
+        TypeError,
+        "ax must be a matplotlib axis or None",
+    ),
     (
         lambda: plot.spectrum(nn.Linear(2, 2)),
         ValueError,
         "model must have a CertifiedBlock .* Linear has none",
     ),
-    (lambda: plot.energies(nn.Linear(4, 2), X), ValueError, "must contain a diffusion layer"),
-    (lambda: plot.uncertainty(dm.SoftmaxDiffusivity()(X), X), ValueError, "posterior_variance"),
+    (
+        lambda: plot.energies(nn.Linear(4, 2), X),
+        ValueError,
+        "must contain a diffusion layer",
+    ),
+    (
+        lambda: plot.uncertainty(dm.SoftmaxDiffusivity()(X), X),
+        ValueError,
+        "posterior_variance",
+    ),
 )

@@ -46,11 +46,16 @@ KINDS: dict[str, Callable[[], Coupling]] = {
     )(X),
     "ring": ring,
     "both": lambda: (
-        0.5 * LowRankCoupling(FEATURE, FEATURE, nonnegative=True, positive_semidefinite=True)
+        0.5
+        * LowRankCoupling(
+            FEATURE, FEATURE, nonnegative=True, positive_semidefinite=True
+        )
         + ring()
     ),
     "with-loops": lambda: (
-        LowRankCoupling(FEATURE, FEATURE, PTR, nonnegative=True, positive_semidefinite=True)
+        LowRankCoupling(
+            FEATURE, FEATURE, PTR, nonnegative=True, positive_semidefinite=True
+        )
         + 2.0 * IdentityCoupling(30, dtype=DOUBLE)
     ),
     "uniform": lambda: UniformCoupling(30, PTR, dtype=DOUBLE),
@@ -68,7 +73,9 @@ def test_equals_the_inverse(kind: str, leak: float) -> None:
     coupling = KINDS[kind]()
     inverse = np.linalg.inv(precision_matrix(coupling, leak))
     expected = torch.from_numpy(np.diagonal(inverse, axis1=1, axis2=2).T.copy())
-    torch.testing.assert_close(posterior_variance(coupling, leak), expected, rtol=1e-10, atol=0)
+    torch.testing.assert_close(
+        posterior_variance(coupling, leak), expected, rtol=1e-10, atol=0
+    )
 
 
 @pytest.mark.parametrize("low_rank", [True, False])
@@ -77,10 +84,14 @@ def test_gradients_are_those_of_the_inverse(low_rank: bool) -> None:
     positive = feature.abs()
     coupling = GaussianPenalty().coupling(feature)
     if low_rank:
-        coupling = LowRankCoupling(positive, positive, nonnegative=True, positive_semidefinite=True)
+        coupling = LowRankCoupling(
+            positive, positive, nonnegative=True, positive_semidefinite=True
+        )
     dense = coupling.to_dense()
     expected = (
-        torch.linalg.inv(1.2 * torch.diag_embed(dense.sum(2)) - dense).diagonal(dim1=1, dim2=2).t()
+        torch.linalg.inv(1.2 * torch.diag_embed(dense.sum(2)) - dense)
+        .diagonal(dim1=1, dim2=2)
+        .t()
     )
     agree(posterior_variance(coupling, 0.2), expected, [feature], (1e-9, 1e-9))
 
@@ -93,8 +104,13 @@ def test_single_precision_is_computed_in_double() -> None:
     )
     got = posterior_variance(single, 1e-3)
     assert got.dtype == torch.float32
-    torch.testing.assert_close(got, posterior_variance(double, 1e-3).float(), rtol=1e-6, atol=0)
-    rounded = SigmoidPenalty().coupling(X.float()), SigmoidPenalty().coupling(X.float().double())
+    torch.testing.assert_close(
+        got, posterior_variance(double, 1e-3).float(), rtol=1e-6, atol=0
+    )
+    rounded = (
+        SigmoidPenalty().coupling(X.float()),
+        SigmoidPenalty().coupling(X.float().double()),
+    )
     # Its entries are rounded by 1e-7, too.
     got, expected = (posterior_variance(coupling, 1e-7) for coupling in rounded)
     torch.testing.assert_close(got, expected.float(), rtol=1e-6, atol=0)
@@ -109,15 +125,29 @@ Z = randn(11, 2, 3) / 4
 OMEGA = SigmoidPenalty().coupling(Z)
 NORMALIZED = SigmoidPenalty().coupling(Z, normalize=True)
 UNSIGNED = LowRankCoupling(Z, Z, positive_semidefinite=True)
-FALSE = LowRankCoupling(*2 * [randn(12, 1, 3)], symmetric=True, nonnegative=True) + ring(12)
+FALSE = LowRankCoupling(
+    *2 * [randn(12, 1, 3)], symmetric=True, nonnegative=True
+) + ring(12)
 PAIR = SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 0]])), nonnegative=True)
 MANY = SparseCoupling(Graph(5000, torch.arange(5000).expand(2, -1)), nonnegative=True)
 test_refusals = refuses(
-    (lambda: posterior_variance(NORMALIZED, 0.1), CouplingMismatchError, "row_stochastic=False"),
+    (
+        lambda: posterior_variance(NORMALIZED, 0.1),
+        CouplingMismatchError,
+        "row_stochastic=False",
+    ),
     (lambda: posterior_variance(UNSIGNED, 0.1), CouplingMismatchError, "nonnegative"),
-    (lambda: posterior_variance(MANY, 0.1), CouplingMismatchError, "16,777,216 entries"),
+    (
+        lambda: posterior_variance(MANY, 0.1),
+        CouplingMismatchError,
+        "16,777,216 entries",
+    ),
     (lambda: posterior_variance(PAIR, 0.1), SingularSystemError, "zero row"),
-    (lambda: posterior_variance(FALSE, 0.01), SingularSystemError, "row sums|cannot invert"),
+    (
+        lambda: posterior_variance(FALSE, 0.01),
+        SingularSystemError,
+        "row sums|cannot invert",
+    ),
     (lambda: posterior_variance(OMEGA, 1e-18), SingularSystemError, "Raise the leak"),
     (lambda: posterior_variance(KINDS["simple"](), 1e-18), SingularSystemError, "leak"),
 )

@@ -19,7 +19,12 @@ from diffusion_mp.couplings import (
     SparseCoupling,
     UniformCoupling,
 )
-from diffusion_mp.diffusivities import AuxiliaryLoss, SoftmaxDiffusivity, auxiliary_loss, edge_loss
+from diffusion_mp.diffusivities import (
+    AuxiliaryLoss,
+    SoftmaxDiffusivity,
+    auxiliary_loss,
+    edge_loss,
+)
 from helpers import agree
 
 DOUBLE = torch.float64
@@ -30,14 +35,18 @@ PTR = torch.tensor([0, 4, 4, 5, N])
 
 ATTENTION = {
     "softmax": PairwiseCoupling,
-    "log-low-rank": lambda query, key, ptr: LogLowRankCoupling(query, key, ptr, key[:, :, :2]),
+    "log-low-rank": lambda query, key, ptr: LogLowRankCoupling(
+        query, key, ptr, key[:, :, :2]
+    ),
     "low-rank": lambda query, key, ptr: LinearAttentionCoupling(
         query.abs(), key.abs(), ptr, nonnegative=True
     ),
 }
 
 
-def draw(generator: torch.Generator, ptr: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def draw(
+    generator: torch.Generator, ptr: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries, keys, edges within graphs (self-loops and repeated ones among them) and weights, some of them zero."""
     query, key = (
         torch.randn(N, H, 3, generator=generator, dtype=DOUBLE, requires_grad=True)
@@ -57,7 +66,11 @@ def double_sum(pi: Tensor, adjacency: Tensor, edges: Tensor) -> Tensor:
     """−(1/N) Σ_u Σ_v (a_uv / d_u) log π_uv of dense π [H, N, N], head by head, term by term; then the mean of heads."""
     pairs = set(zip(*edges.flip(0).tolist(), strict=True))
     return (
-        -sum(adjacency[u, v] / adjacency[u].sum() * pi[:, u, v].log().mean() for u, v in pairs) / N
+        -sum(
+            adjacency[u, v] / adjacency[u].sum() * pi[:, u, v].log().mean()
+            for u, v in pairs
+        )
+        / N
     )
 
 
@@ -90,12 +103,19 @@ def test_entries_too_small_for_a_float_still_have_a_logarithm(dtype):
     key = torch.tensor([0.0, 256.0], dtype=dtype).view(2, 1, 1)
     edge = torch.tensor([[0], [1]])
     softmax = PairwiseCoupling(query, key)
-    for coupling, pair in ((softmax, edge), (LogLowRankCoupling(0 * query, -key), edge.flip(0))):
+    for coupling, pair in (
+        (softmax, edge),
+        (LogLowRankCoupling(0 * query, -key), edge.flip(0)),
+    ):
         assert coupling.at(pair).item() == 0
         loss = edge_loss(coupling, Graph(2, pair))
         assert loss.dtype == torch.float32
         assert loss.item() == 128
-    assert torch.autograd.grad(edge_loss(softmax, Graph(2, edge)), query)[0].isfinite().all()
+    assert (
+        torch.autograd.grad(edge_loss(softmax, Graph(2, edge)), query)[0]
+        .isfinite()
+        .all()
+    )
 
 
 def test_half_precision_entries_are_summed_in_float32():
@@ -117,7 +137,10 @@ def test_no_edge_or_one_of_weight_zero_is_no_loss():
     assert loss.item() == 0
     assert torch.equal(torch.autograd.grad(loss, query)[0], torch.zeros_like(query))
     assert (
-        edge_loss(PairwiseCoupling(query[:0], query[:0], mutual=True), Graph(0, none)).item() == 0
+        edge_loss(
+            PairwiseCoupling(query[:0], query[:0], mutual=True), Graph(0, none)
+        ).item()
+        == 0
     )
     graph = Graph(3, torch.tensor([[0, 1], [1, 2]]), torch.tensor([1.0, 0.0]))
     attention = SparseCoupling(
@@ -144,7 +167,9 @@ class Recorder(nn.Module):
         coupling = self.attention(x)
         self.auxiliary.value = None
         if self.training and edge_index is not None:
-            self.auxiliary.value = self.weight * edge_loss(coupling, Graph.coerce(x, edge_index))
+            self.auxiliary.value = self.weight * edge_loss(
+                coupling, Graph.coerce(x, edge_index)
+            )
         return (coupling @ x.unsqueeze(1)).squeeze(1)
 
 
@@ -160,7 +185,11 @@ def test_losses_are_summed_and_zero_where_nothing_was_recorded(x):
     first = Recorder()
     second = Recorder(0.25)
     model = nn.ModuleDict(
-        {"first": first, "deep": nn.ModuleList([nn.Sequential(second)]), "mute": nn.Linear(4, 4)}
+        {
+            "first": first,
+            "deep": nn.ModuleList([nn.Sequential(second)]),
+            "mute": nn.Linear(4, 4),
+        }
     )
     first(x, EDGES)
     second(x, EDGES)
@@ -170,7 +199,10 @@ def test_losses_are_summed_and_zero_where_nothing_was_recorded(x):
     total = auxiliary_loss(model)
     torch.testing.assert_close(total, expected)
     total.backward()
-    assert all(recorder.attention.query.weight.grad.abs().sum() > 0 for recorder in (first, second))
+    assert all(
+        recorder.attention.query.weight.grad.abs().sum() > 0
+        for recorder in (first, second)
+    )
     for model in (Recorder(), Recorder().double(), nn.Linear(4, 4), nn.ReLU()):
         total = auxiliary_loss(model)
         assert total.dim() == total.item() == 0
@@ -181,12 +213,17 @@ def test_losses_are_summed_and_zero_where_nothing_was_recorded(x):
 def test_a_reentrant_checkpoint_is_refused_and_the_other_kind_has_the_gradient(x):
     """The first pass of a reentrant checkpoint has no gradient, so the loss would be a constant without a word."""
     plain = NodeFormerConv(4, 3, edge_regularization=0.5)
-    for model in (plain, Recorder(), nn.Sequential(NodeFormerConv(4, 3, edge_regularization=0.5))):
+    for model in (
+        plain,
+        Recorder(),
+        nn.Sequential(NodeFormerConv(4, 3, edge_regularization=0.5)),
+    ):
         call = model[0] if isinstance(model, nn.Sequential) else model
         state = x.clone().requires_grad_()
         checkpoint(call, state, EDGES, use_reentrant=True)
         with pytest.raises(
-            RuntimeError, match=r"no gradient: \w+ ran without gradients.*use_reentrant=False"
+            RuntimeError,
+            match=r"no gradient: \w+ ran without gradients.*use_reentrant=False",
         ):
             auxiliary_loss(model)
         with torch.no_grad():
@@ -232,7 +269,10 @@ def test_copies_pickles_and_state_dicts_start_empty(x):
         pickle.loads(pickle.dumps(model)),
         torch.load(buffer, weights_only=False),
     ]
-    for holder in [copy.copy(model.auxiliary), *(copied.auxiliary for copied in copies)]:
+    for holder in [
+        copy.copy(model.auxiliary),
+        *(copied.auxiliary for copied in copies),
+    ]:
         assert isinstance(holder, AuxiliaryLoss)
         assert holder.value is None
     assert model.auxiliary.value is not None
@@ -253,10 +293,15 @@ def test_each_thread_collects_what_its_own_forward_passes_left(x):
         return loss.detach()
 
     expected = torch.stack(
-        [edge_loss(model.attention(state), Graph(5, EDGES)).detach() for state in states]
+        [
+            edge_loss(model.attention(state), Graph(5, EDGES)).detach()
+            for state in states
+        ]
     )
     with ThreadPoolExecutor(4) as pool:
-        torch.testing.assert_close(torch.stack(list(pool.map(collected, states))), expected)
+        torch.testing.assert_close(
+            torch.stack(list(pool.map(collected, states))), expected
+        )
     assert len(expected.unique()) == 4
 
 

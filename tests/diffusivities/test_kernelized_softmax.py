@@ -27,7 +27,9 @@ def build(channels: int = 6, **options) -> KernelizedSoftmaxDiffusivity:
         ).double()
 
 
-def algorithm_1(module: KernelizedSoftmaxDiffusivity, x: Tensor, g: Tensor | None) -> Tensor:
+def algorithm_1(
+    module: KernelizedSoftmaxDiffusivity, x: Tensor, g: Tensor | None
+) -> Tensor:
     """Lines 2 to 8 of Algorithm 1 (slides) written out for V = I, the Gumbel factor on the queries too (ERRATA N1)."""
     heads = module.heads
     tau = module.temperature
@@ -57,17 +59,29 @@ def algorithm_1(module: KernelizedSoftmaxDiffusivity, x: Tensor, g: Tensor | Non
 def test_the_coupling_is_the_slides_formula_in_values_and_gradients(
     logits, training, samples, generator
 ):
-    options = {"heads": 2, "head_channels": 3, "num_features": 9, "tau": 0.5, "logits": logits}
+    options = {
+        "heads": 2,
+        "head_channels": 3,
+        "num_features": 9,
+        "tau": 0.5,
+        "logits": logits,
+    }
     module = build(num_samples=samples, **options).train(training)
     x = torch.randn(17, 6, generator=generator, dtype=DOUBLE, requires_grad=True)
     v = torch.randn(17, 2, 5, generator=generator, dtype=DOUBLE)
-    noise = gumbel(module.noise_state, x[:, :2, None], 4) if training and samples else None
+    noise = (
+        gumbel(module.noise_state, x[:, :2, None], 4) if training and samples else None
+    )
     coupling = module(x)
     expected = algorithm_1(module, x, noise)
     torch.testing.assert_close(coupling.to_dense(), expected, rtol=0, atol=1e-10)
     leaves = (x, module.query.weight, module.key.weight)
     agree(
-        coupling @ v, torch.einsum("hij,jhd->ihd", expected, v), leaves, (0, 1e-10), (1e-10, 1e-10)
+        coupling @ v,
+        torch.einsum("hij,jhd->ihd", expected, v),
+        leaves,
+        (0, 1e-10),
+        (1e-10, 1e-10),
     )
 
 
@@ -89,7 +103,9 @@ def test_directions_are_orthogonal_in_blocks_and_gaussian_one_by_one(generator):
         ({"normalize": "row", "tau": 2.0}, 5.0),
     ],
 )
-def test_the_error_to_the_exact_softmax_falls_like_one_over_the_root_of_m(options, norm, generator):
+def test_the_error_to_the_exact_softmax_falls_like_one_over_the_root_of_m(
+    options, norm, generator
+):
     """Where the features resolve the kernel: a feature's relative variance is e^(‖q + k‖²/τ) − 1, moderate here."""
     x = torch.randn(60, 6, generator=generator, dtype=DOUBLE)
     x = norm * x / x.norm(dim=1, keepdim=True)
@@ -112,12 +128,16 @@ def test_the_error_is_measured_at_the_stated_temperature(generator):
         )
     module = build()
     assert kernel_error(module, x, [16, 4096], draws=5)[4096] < 0.05
-    module.directions = orthogonal_directions(16, 6, torch.Generator().manual_seed(0)).double()
+    module.directions = orthogonal_directions(
+        16, 6, torch.Generator().manual_seed(0)
+    ).double()
     exact = module.exact(x).to_dense()
     estimate = module.eval()(x).to_dense()
     expected = ((estimate - exact).norm() / exact.norm()).item()
     seed = torch.Generator().manual_seed(0)
-    one, two = (kernel_error(module, x, [16], draws=1, generator=seed)[16] for _ in range(2))
+    one, two = (
+        kernel_error(module, x, [16], draws=1, generator=seed)[16] for _ in range(2)
+    )
     assert (one, (one + two) / 2) == pytest.approx(
         (expected, kernel_error(module, x, [16], draws=2)[16]), rel=1e-9
     )
@@ -141,7 +161,9 @@ def test_samples_concentrate_with_the_probabilities_of_the_softmax():
     keys = torch.tensor([0.0, -0.1, -0.2, -0.4, -0.6, -0.8])
     first = torch.arange(500) * 6
     x = torch.stack([torch.full_like(keys, 0.4), keys], dim=1).repeat(500, 1)
-    pairs = torch.stack([first[:, None] + torch.arange(6), first[:, None].expand(-1, 6)]).flatten(1)
+    pairs = torch.stack(
+        [first[:, None] + torch.arange(6), first[:, None].expand(-1, 6)]
+    ).flatten(1)
     graph = Graph(3000, ptr=torch.arange(501) * 6)
     with torch.no_grad():
         rows = torch.cat([module(x, graph).at(pairs).view(-1, 6) for _ in range(6)])
@@ -151,7 +173,9 @@ def test_samples_concentrate_with_the_probabilities_of_the_softmax():
     assert chisquare(counts.numpy(), 3_000 * expected.numpy()).pvalue > 0.01
     # The test can tell: uniform draws would not pass.
     assert chisquare(counts.numpy()).pvalue < 1e-6
-    assert float((rows.amax(1) > 0.9).float().mean()) > 0.7, "nearly one-hot at this temperature"
+    assert float((rows.amax(1) > 0.9).float().mean()) > 0.7, (
+        "nearly one-hot at this temperature"
+    )
 
 
 def test_features_change_on_request_only(generator):
@@ -168,10 +192,17 @@ def test_features_change_on_request_only(generator):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "tau", [1.0, *(pytest.param(tau, marks=pytest.mark.exhaustive) for tau in (0.25, 0.1)), 0.01]
+    "tau",
+    [
+        1.0,
+        *(pytest.param(tau, marks=pytest.mark.exhaustive) for tau in (0.25, 0.1)),
+        0.01,
+    ],
 )
 def test_a_large_graph_stays_finite_at_any_temperature(tau, dtype, generator):
-    module = KernelizedSoftmaxDiffusivity(8, tau=tau, num_samples=2, generator=generator).to(dtype)
+    module = KernelizedSoftmaxDiffusivity(
+        8, tau=tau, num_samples=2, generator=generator
+    ).to(dtype)
     x = (3 * torch.randn(100_000, 8, generator=generator)).to(dtype).requires_grad_()
     v = torch.randn(100_000, 1, 4, generator=generator).to(dtype)
     out = module(x) @ v
@@ -213,7 +244,11 @@ test_bad_options_are_refused = refuses(
     (lambda: build(num_samples=1.5), TypeError, "num_samples"),
     (lambda: build(relative_edge_loss=1), TypeError, "relative_edge_loss"),
     (lambda: build(heads=4, projection=None), ValueError, "heads"),
-    (lambda: kernel_error(SimpleDiffusivity(), torch.zeros(3, 2)), TypeError, "diffusivity"),
+    (
+        lambda: kernel_error(SimpleDiffusivity(), torch.zeros(3, 2)),
+        TypeError,
+        "diffusivity",
+    ),
 )
 
 # Every other node sends to node 0.

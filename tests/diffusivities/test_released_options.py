@@ -33,7 +33,11 @@ def assert_is(coupling: Coupling, expected: Tensor, leaves: list[Tensor]) -> Non
     torch.testing.assert_close(coupling.to_dense(), expected, rtol=1e-10, atol=1e-10)
     v = randn(expected.size(1), expected.size(0), 3, seed=8)
     agree(
-        coupling @ v, torch.einsum("hij,jhd->ihd", expected, v), leaves, (1e-10, 1e-10), unused=True
+        coupling @ v,
+        torch.einsum("hij,jhd->ihd", expected, v),
+        leaves,
+        (1e-10, 1e-10),
+        unused=True,
     )
 
 
@@ -100,7 +104,9 @@ def test_degrees_are_weighted_and_directed_or_count_edges(
         normalization, direction=direction, self_loops=loops, degrees=degrees
     )
     coupling = diffusivity(randn(11, 2, seed=1), Graph(11, EDGES, weight, ptr=PTR))
-    assert_is(coupling, degree_normalized(a, counts, normalization, direction)[None], [weight])
+    assert_is(
+        coupling, degree_normalized(a, counts, normalization, direction)[None], [weight]
+    )
 
 
 def test_counted_degrees_without_weights_and_of_a_part() -> None:
@@ -114,7 +120,8 @@ def test_counted_degrees_without_weights_and_of_a_part() -> None:
     count = AdjacencyDiffusivity("sym", degrees="count")
     count(x, Graph(11, EDGES, full_degree=degree))
     with pytest.raises(
-        ValueError, match=r"degrees='count' needs the number of edges .* Take degrees='weighted'"
+        ValueError,
+        match=r"degrees='count' needs the number of edges .* Take degrees='weighted'",
     ):
         count(x, Graph(11, EDGES, weights().detach(), full_degree=degree))
 
@@ -148,7 +155,9 @@ def test_attention_and_graph_are_the_algebra_and_without_edges_the_attention() -
     joint = GraphAugmentedDiffusivity(ATTENTION, TERM, "joint")
     mean = 0.5 * ATTENTION + 0.5 * TERM
     enhanced = AdjacencyEnhancedDiffusivity(ATTENTION, gamma=3.0)
-    torch.testing.assert_close(dense(GraphAugmentedDiffusivity(ATTENTION, TERM, "sum")), both)
+    torch.testing.assert_close(
+        dense(GraphAugmentedDiffusivity(ATTENTION, TERM, "sum")), both
+    )
     torch.testing.assert_close(
         dense(GraphAugmentedDiffusivity(ATTENTION, TERM, "mean")), dense(mean)
     )
@@ -156,7 +165,9 @@ def test_attention_and_graph_are_the_algebra_and_without_edges_the_attention() -
         dense(enhanced), dense(0.75 * ATTENTION + 0.25 * enhanced.graph_term)
     )
     torch.testing.assert_close(dense(joint), both / both.sum(2, keepdim=True))
-    torch.testing.assert_close(dense(joint)[:, 4], dense(ATTENTION)[:, 4])  # a node without edges
+    torch.testing.assert_close(
+        dense(joint)[:, 4], dense(ATTENTION)[:, 4]
+    )  # a node without edges
     assert joint(randn(11, 4, seed=1), Graph(11, EDGES)).row_stochastic
     for augmented in (
         joint,
@@ -165,7 +176,9 @@ def test_attention_and_graph_are_the_algebra_and_without_edges_the_attention() -
     ):
         assert torch.equal(dense(augmented, None), dense(ATTENTION, None))
     check_diffusivity(
-        GraphAugmentedDiffusivity(SimpleDiffusivity(), AdjacencyDiffusivity("sum"), "joint"),
+        GraphAugmentedDiffusivity(
+            SimpleDiffusivity(), AdjacencyDiffusivity("sum"), "joint"
+        ),
         channels=4,
     )
 
@@ -187,7 +200,9 @@ def test_powers_and_gates(normalization: Any, gate: Any, powers: Any) -> None:
         one = matrix(weights().detach())
     two = ((one + one @ one) > 0).double()
     four = ((two + two @ two) > 0).double()
-    hops = torch.stack([degree_normalized(a, a, normalization) for a in (one, two, four)])
+    hops = torch.stack(
+        [degree_normalized(a, a, normalization) for a in (one, two, four)]
+    )
     if powers == "walks":
         hops = torch.stack([torch.linalg.matrix_power(hops[0], p) for p in (1, 2, 3)])
     coupling = diffusivity(randn(11, 2, seed=1), Graph(11, EDGES, weights(), ptr=PTR))
@@ -206,22 +221,36 @@ def test_the_stabiliser(projection: Any, scale: float) -> None:
         "num_features": 7,
         "num_samples": 0,
     }
-    diffusivity = KernelizedSoftmaxDiffusivity(5, tau=0.5, stabilizer=1e-3, **options).double()
+    diffusivity = KernelizedSoftmaxDiffusivity(
+        5, tau=0.5, stabilizer=1e-3, **options
+    ).double()
     x = (scale * randn(11, 5, seed=1)).requires_grad_()
     q = diffusivity.query(x).view(11, 3, 4).transpose(0, 1) / 0.5**0.5
-    k = q if projection == "tied" else diffusivity.key(x).view(11, 3, 4).transpose(0, 1) / 0.5**0.5
+    k = (
+        q
+        if projection == "tied"
+        else diffusivity.key(x).view(11, 3, 4).transpose(0, 1) / 0.5**0.5
+    )
 
     def features(part: Tensor, over: tuple[int, ...]) -> Tensor:
         along = part @ diffusivity.directions.T
         return (
-            along - part.square().sum(2, keepdim=True) / 2 - along.amax(over, keepdim=True)
+            along
+            - part.square().sum(2, keepdim=True) / 2
+            - along.amax(over, keepdim=True)
         ).exp() + 1e-3
 
     expected = torch.zeros(3, 11, 11, dtype=DOUBLE)
-    for rows in (slice(0, 4), slice(4, 5), slice(5, 11)):  # the graphs of PTR that have nodes
+    for rows in (
+        slice(0, 4),
+        slice(4, 5),
+        slice(5, 11),
+    ):  # the graphs of PTR that have nodes
         scores = features(q[:, rows], (2,)) @ features(k[:, rows], (1, 2)).mT
         expected[:, rows, rows] = scores / scores.sum(2, keepdim=True)
-    assert_is(diffusivity(x, Graph(11, ptr=PTR)), expected, [x, *diffusivity.parameters()])
+    assert_is(
+        diffusivity(x, Graph(11, ptr=PTR)), expected, [x, *diffusivity.parameters()]
+    )
 
 
 def test_values_have_biases_and_a_bias_of_nothing_is_refused() -> None:
@@ -235,10 +264,13 @@ def test_values_have_biases_and_a_bias_of_nothing_is_refused() -> None:
         "hij,jhd->ihd", coupling.to_dense().expand(2, -1, -1), values
     )
     torch.testing.assert_close(layer(x), moved.reshape(11, 8), rtol=1e-10, atol=1e-10)
-    with pytest.raises(ValueError, match=r"bias=True with projection=None\. Choose 'separate'"):
+    with pytest.raises(
+        ValueError, match=r"bias=True with projection=None\. Choose 'separate'"
+    ):
         SimpleDiffusivity(4, bias=True)
     with pytest.raises(
-        ValueError, match=r"value_bias=True with transform=False\. Leave one of them out"
+        ValueError,
+        match=r"value_bias=True with transform=False\. Leave one of them out",
     ):
         DiffusionConv(4, 4, SimpleDiffusivity(), transform=False, value_bias=True)
 
@@ -246,16 +278,28 @@ def test_values_have_biases_and_a_bias_of_nothing_is_refused() -> None:
 @pytest.mark.parametrize("projection", ["separate", "tied", None])
 @pytest.mark.parametrize("layer", [DIFFormerConv, NodeFormerConv, SGFormerConv])
 def test_a_layer_has_the_biases_of_what_it_has(layer: Any, projection: Any) -> None:
-    options = {"projection": projection} | ({} if layer is NodeFormerConv else {"transform": True})
-    names = {name for name, _ in layer(4, 4, qkv_bias=True, **options).named_parameters()}
+    options = {"projection": projection} | (
+        {} if layer is NodeFormerConv else {"transform": True}
+    )
+    names = {
+        name for name, _ in layer(4, 4, qkv_bias=True, **options).named_parameters()
+    }
     found = {
-        name.split(".")[-2] for name in names if name.endswith(".bias") and "graph_term" not in name
+        name.split(".")[-2]
+        for name in names
+        if name.endswith(".bias") and "graph_term" not in name
     } - {"mix"}
     assert (
         found
-        == {"separate": {"query", "key", "value"}, "tied": {"query", "value"}, None: {"value"}}[
-            projection
-        ]
+        == {
+            "separate": {"query", "key", "value"},
+            "tied": {"query", "value"},
+            None: {"value"},
+        }[projection]
     )
     plain = {name for name, _ in layer(4, 4, **options).named_parameters()}
-    assert not [name for name in plain if name.endswith(("query.bias", "key.bias", "value.bias"))]
+    assert not [
+        name
+        for name in plain
+        if name.endswith(("query.bias", "key.bias", "value.bias"))
+    ]

@@ -57,7 +57,9 @@ def test_dense_oracle(normalize: str, projection: str) -> None:
         dense_attention(part, diffusivity.query.weight, key.weight, normalize)
         for part in x.split(SIZES)
     ]
-    dense = torch.stack([torch.block_diag(*(block[h] for block in blocks)) for h in range(HEADS)])
+    dense = torch.stack(
+        [torch.block_diag(*(block[h] for block in blocks)) for h in range(HEADS)]
+    )
     products = coupling @ v, torch.einsum("hij,jd->ihd", dense, v[:, 0])
     close(coupling.to_dense(), dense)
     close(*products)
@@ -89,21 +91,30 @@ def test_the_identity_is_part_of_the_exported_attention(normalize: str) -> None:
 
 def test_frobenius_attention_vanishes_with_the_number_of_nodes() -> None:
     """ERRATA G1: at most 1/n of the values, which constant vectors attain; the row-wise form keeps its strength."""
-    for num_nodes, dtype, change in ((1_000, torch.float64, 1e-4), (169_000, torch.float32, 1e-6)):
+    for num_nodes, dtype, change in (
+        (1_000, torch.float64, 1e-4),
+        (169_000, torch.float32, 1e-6),
+    ):
         x = state(num_nodes, dtype)
         v = state(num_nodes, dtype, seed=2).unsqueeze(1)
         with torch.no_grad():
             diffusivity = build("frobenius").to(dtype)
             added = (
-                LowRankCoupling(*diffusivity.queries_and_keys(x, Graph(num_nodes))) @ v / num_nodes
+                LowRankCoupling(*diffusivity.queries_and_keys(x, Graph(num_nodes)))
+                @ v
+                / num_nodes
             )
             assert (added.norm(dim=(0, 2)) <= v.norm() / num_nodes).all()
-            assert ((diffusivity(x) @ v) - v).norm() < change * v.expand(-1, HEADS, -1).norm()
+            assert ((diffusivity(x) @ v) - v).norm() < change * v.expand(
+                -1, HEADS, -1
+            ).norm()
             row = build("row").to(dtype)(x + 1)  # a state with a mean, as after a ReLU
             assert ((row @ v) - v).norm() > 0.01 * v.norm()
     constant = SGFormerDiffusivity(2, projection=None, normalize="frobenius")
     one = torch.ones(1_000, 1, 2).double()
-    close(LowRankCoupling(*constant.queries_and_keys(one[:, 0], Graph(1_000))) @ one, one)
+    close(
+        LowRankCoupling(*constant.queries_and_keys(one[:, 0], Graph(1_000))) @ one, one
+    )
 
 
 def test_a_node_that_points_away_from_itself() -> None:

@@ -16,8 +16,13 @@ def made(cls: type = SparseFlowDiffusivity, **options: object) -> SparseFlowDiff
     return built(lambda: cls(6, **options)).double()
 
 
-def scores(query: torch.nn.Linear, key: torch.nn.Linear, x: Tensor, heads: int) -> Tensor:
-    q, k = ((x @ projection.weight.T).unflatten(1, (heads, -1)) for projection in (query, key))
+def scores(
+    query: torch.nn.Linear, key: torch.nn.Linear, x: Tensor, heads: int
+) -> Tensor:
+    q, k = (
+        (x @ projection.weight.T).unflatten(1, (heads, -1))
+        for projection in (query, key)
+    )
     return torch.einsum("ihd,jhd->hij", q, k) / math.sqrt(q.size(2))
 
 
@@ -35,14 +40,20 @@ def test_definition_in_values_and_gradients(alpha: float) -> None:
     close(coupling.potentials, mu.t())
     assert coupling.row_stochastic == module.row_stochastic == (alpha == math.inf)
     sums = coupling.degree()
-    assert sums.allclose(torch.ones_like(sums)) if alpha == math.inf else bool((sums < 1).all())
+    assert (
+        sums.allclose(torch.ones_like(sums))
+        if alpha == math.inf
+        else bool((sums < 1).all())
+    )
     assert len(leaves) == 5
     v = randn(9, 6, seed=1).unflatten(1, (2, 3))
     losses = (
         coupling.matmul(v).square().sum(),
         torch.einsum("hij,jhd->ihd", expected, v).square().sum(),
     )
-    ours, theirs = (torch.autograd.grad(loss, leaves, retain_graph=True) for loss in losses)
+    ours, theirs = (
+        torch.autograd.grad(loss, leaves, retain_graph=True) for loss in losses
+    )
     close(ours, theirs, "gradient")
 
 
@@ -50,12 +61,19 @@ def test_without_friction_it_is_softmax_and_more_friction_is_sparser() -> None:
     module = made(lam=0.0)
     x = randn(9, 6)
     close(module(x).to_dense(), scores(module.query, module.key, x, 1).softmax(2))
-    assert [name for name, _ in module.named_parameters()] == ["query.weight", "key.weight"]
+    assert [name for name, _ in module.named_parameters()] == [
+        "query.weight",
+        "key.weight",
+    ]
     assert module.row_stochastic
     nearly = made(lam=1e-12, alpha=math.inf)
     nearly.load_state_dict(module.state_dict(), strict=False)
-    torch.testing.assert_close(nearly(x).to_dense(), module(x).to_dense(), rtol=0, atol=1e-9)
-    densities = [float(made(lam=lam)(randn(40, 6)).density()) for lam in (0.1, 1.0, 10.0)]
+    torch.testing.assert_close(
+        nearly(x).to_dense(), module(x).to_dense(), rtol=0, atol=1e-9
+    )
+    densities = [
+        float(made(lam=lam)(randn(40, 6)).density()) for lam in (0.1, 1.0, 10.0)
+    ]
     assert densities[0] > densities[1] > densities[2] > 0
 
 
@@ -79,7 +97,9 @@ class Distance(torch.nn.Module):
     def forward(self, x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
         half = 0.5 * x.square().sum(1, keepdim=True)
         one = torch.ones(len(x), 1).to(x)
-        return torch.cat([-x, half, one], 1).unsqueeze(1), torch.cat([x, one, half], 1).unsqueeze(1)
+        return torch.cat([-x, half, one], 1).unsqueeze(1), torch.cat(
+            [x, one, half], 1
+        ).unsqueeze(1)
 
 
 def test_frictions_are_pluggable() -> None:
@@ -87,7 +107,10 @@ def test_frictions_are_pluggable() -> None:
     module = made(friction=Distance(), alpha=math.inf)
     s = scores(module.query, module.key, x, 1)
     u = 0.5 * torch.cdist(x, x).square()[None]
-    close(module(x).to_dense(), solve_rows(-(-s).softmax(2).log(), u.softmax(2) / 9, math.inf)[0])
+    close(
+        module(x).to_dense(),
+        solve_rows(-(-s).softmax(2).log(), u.softmax(2) / 9, math.inf)[0],
+    )
     constant = made(friction="constant", alpha=0.1)
     s = scores(constant.query, constant.key, x, 1)
     close(
@@ -104,7 +127,13 @@ def test_on_the_complete_graph_the_edge_form_is_the_all_pair_form(
 ) -> None:
     x = randn(9, 6)
     nodes = torch.arange(9)
-    options = {"heads": 2, "head_channels": 3, "friction": friction, "alpha": alpha, "lam": 1.5}
+    options = {
+        "heads": 2,
+        "head_channels": 3,
+        "friction": friction,
+        "alpha": alpha,
+        "lam": 1.5,
+    }
     everywhere = made(**options)
     on_edges = made(EdgeSparseFlowDiffusivity, hops=hops, **options)
     complete = Graph(9, torch.cartesian_prod(nodes, nodes).T)

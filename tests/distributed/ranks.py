@@ -10,18 +10,32 @@ from torch import distributed, multiprocessing
 
 
 def _start(
-    rank: int, function: Callable[..., None], ranks: int, folder: Path, seconds: float, args: Any
+    rank: int,
+    function: Callable[..., None],
+    ranks: int,
+    folder: Path,
+    seconds: float,
+    args: Any,
 ) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group(
-        "gloo", f"file://{folder}/meet", timedelta(0, seconds), world_size=ranks, rank=rank
+        "gloo",
+        f"file://{folder}/meet",
+        timedelta(0, seconds),
+        world_size=ranks,
+        rank=rank,
     )
     function(*args)
     distributed.destroy_process_group()
 
 
 def _processes(
-    join: bool, function: Callable[..., None], ranks: int, folder: Path, seconds: float, args: Any
+    join: bool,
+    function: Callable[..., None],
+    ranks: int,
+    folder: Path,
+    seconds: float,
+    args: Any,
 ) -> Any:
     # They are forked from a process that has imported torch and the library once: that takes seconds of each otherwise.
     multiprocessing.get_context("forkserver").set_forkserver_preload(["diffusion_mp"])
@@ -32,14 +46,22 @@ def _processes(
 
 
 def on_ranks(
-    function: Callable[..., None], ranks: int, folder: Path, *args: Any, seconds: float = 60
+    function: Callable[..., None],
+    ranks: int,
+    folder: Path,
+    *args: Any,
+    seconds: float = 60,
 ) -> None:
     """``function(*args)`` on every rank of a group; what one raises is raised here, with its traceback."""
     _processes(True, function, ranks, folder, seconds, args)
 
 
 def started(
-    function: Callable[..., None], ranks: int, folder: Path, *args: Any, seconds: float = 60
+    function: Callable[..., None],
+    ranks: int,
+    folder: Path,
+    *args: Any,
+    seconds: float = 60,
 ) -> list[Any]:
     """The same without waiting: the processes, which nobody ends when one of them fails."""
     return list(_processes(False, function, ranks, folder, seconds, args).processes)

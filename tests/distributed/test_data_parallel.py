@@ -76,20 +76,29 @@ def test_lightning_shares_the_parts_of_an_epoch(tmp_path) -> None:
         "strategy": "ddp_spawn",
     }
     trainer = pl.Trainer(
-        max_epochs=EPOCHS, default_root_dir=tmp_path, accelerator="cpu", devices=2, **options
+        max_epochs=EPOCHS,
+        default_root_dir=tmp_path,
+        accelerator="cpu",
+        devices=2,
+        **options,
     )
     trainer.fit(Trained(tmp_path), RandomPartitionLoader(example(), 6))
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    first, second = (
+        torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)
+    )
 
     loader = RandomPartitionLoader(example(), 6)
     for epoch in range(EPOCHS):
         parts = list(loader)
         seen = [first["seen"][epoch], second["seen"][epoch]]
-        assert torch.equal(torch.cat(seen[0] + seen[1]).sort().values, torch.arange(NODES))
+        assert torch.equal(
+            torch.cat(seen[0] + seen[1]).sort().values, torch.arange(NODES)
+        )
         for step, ours in enumerate(zip(*seen, strict=True)):
             theirs = parts[2 * step : 2 * step + 2]
             assert all(
-                torch.equal(n_id, part.n_id) for n_id, part in zip(ours, theirs, strict=True)
+                torch.equal(n_id, part.n_id)
+                for n_id, part in zip(ours, theirs, strict=True)
             )
             optimizer.zero_grad()
             (sum(loss_of(alone, part) for part in theirs) / 2).backward()
@@ -122,7 +131,10 @@ def gradients(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
     model.zero_grad()
     model(**inputs).square().mean().backward()
     named = model.named_parameters()
-    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named}
+    return {
+        name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        for name, p in named
+    }
 
 
 def compare(case: Case, edges: bool) -> None:
@@ -134,16 +146,21 @@ def compare(case: Case, edges: bool) -> None:
     together = DistributedDataParallel(case.model().double())
     for _ in range(2):
         alone = [
-            gradients(copy.deepcopy(together.module), inputs) for inputs in map(doubled, every)
+            gradients(copy.deepcopy(together.module), inputs)
+            for inputs in map(doubled, every)
         ]
         got = gradients(together, doubled(every[get_rank()]))
         for name, grad in got.items():
-            mean = torch.stack([grads[name.removeprefix("module.")] for grads in alone]).mean(0)
+            mean = torch.stack(
+                [grads[name.removeprefix("module.")] for grads in alone]
+            ).mean(0)
             torch.testing.assert_close(grad, mean, rtol=1e-9, atol=1e-12)
 
 
 def doubled(inputs: Inputs) -> Inputs:
-    return tree_map(lambda part: part.double() if part.is_floating_point() else part, inputs)
+    return tree_map(
+        lambda part: part.double() if part.is_floating_point() else part, inputs
+    )
 
 
 def train_all() -> None:

@@ -13,7 +13,11 @@ from torch.nn.functional import cross_entropy
 
 import diffusion_mp as dm
 from diffusion_mp.diagnostics import posterior_variance
-from diffusion_mp.diffusivities import AdjacencyDiffusivity, SimpleDiffusivity, UniformDiffusivity
+from diffusion_mp.diffusivities import (
+    AdjacencyDiffusivity,
+    SimpleDiffusivity,
+    UniformDiffusivity,
+)
 from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
 from diffusion_mp.distributed.parallel import all_merged, contact
 from diffusion_mp.models import CertifiedTransformer, DIFFormer, GatedGCN, NodeFormer
@@ -30,13 +34,17 @@ MODELS = {
     "DIFFormer-s": lambda: dm.DIFFormer(
         *SIZES, heads=2, projection="separate", transform=True, tau=0.5, layer_norm=True
     ),
-    "DIFFormer-s, Frobenius": lambda: dm.DIFFormer(*SIZES, normalize="frobenius", graph="mean"),
+    "DIFFormer-s, Frobenius": lambda: dm.DIFFormer(
+        *SIZES, normalize="frobenius", graph="mean"
+    ),
     "SGFormer": lambda: dm.SGFormer(*SIZES, num_gnn_layers=2),
     "SGFormer, Frobenius": lambda: dm.SGFormer(
         *SIZES, normalize="frobenius", gnn="gat", num_gnn_layers=2
     ),
     "attention that reads the inputs": lambda: ReadsInputs(FEATURES, CLASSES),
-    "NodeFormer": lambda: dm.NodeFormer(*SIZES, heads=2, num_features=5, num_samples=3, hops=2),
+    "NodeFormer": lambda: dm.NodeFormer(
+        *SIZES, heads=2, num_features=5, num_samples=3, hops=2
+    ),
     **{
         name: lambda name=name: dm.DiffusionGNN(*SIZES, conv=name, dropout=0.0)
         for name in ("mlp", "gin", "gcnii")
@@ -79,7 +87,13 @@ def data(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     x = torch.randn(NODES, FEATURES, generator=generator, dtype=torch.float64).to(dtype)
     mask = torch.rand(NODES, generator=generator) < 0.2
     mask[-20:] = False
-    return x, edge_index, weight, torch.randint(CLASSES, (NODES,), generator=generator), mask
+    return (
+        x,
+        edge_index,
+        weight,
+        torch.randint(CLASSES, (NODES,), generator=generator),
+        mask,
+    )
 
 
 def build(make, dtype: torch.dtype, seed: int = 0) -> nn.Module:
@@ -87,8 +101,12 @@ def build(make, dtype: torch.dtype, seed: int = 0) -> nn.Module:
     return make().to(dtype)
 
 
-def loss_of(model: nn.Module, logits: Tensor, y: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
-    return cross_entropy(logits[mask], y[mask], reduction="sum") / labels + dm.auxiliary_loss(model)
+def loss_of(
+    model: nn.Module, logits: Tensor, y: Tensor, mask: Tensor, labels: Tensor
+) -> Tensor:
+    return cross_entropy(
+        logits[mask], y[mask], reduction="sum"
+    ) / labels + dm.auxiliary_loss(model)
 
 
 def error(got: Tensor, expected: Tensor, whole: Tensor | None = None) -> float:
@@ -130,7 +148,11 @@ def same_as_one_process(
 
             logits = shared(x[graph.rows], graph)
             loss = loss_of(
-                shared, logits, y[graph.rows], mask[graph.rows], graph.total(mask[graph.rows].sum())
+                shared,
+                logits,
+                y[graph.rows],
+                mask[graph.rows],
+                graph.total(mask[graph.rows].sum()),
             )
             shared.zero_grad()
             loss.backward()
@@ -141,17 +163,27 @@ def same_as_one_process(
             whole = graph.total(loss.detach())
             assert error(whole, expected_loss) < limit, (where, whole, expected_loss)
             pairs = list(
-                zip((parameter.grad for parameter in shared.parameters()), gradients, strict=True)
+                zip(
+                    (parameter.grad for parameter in shared.parameters()),
+                    gradients,
+                    strict=True,
+                )
             )
-            assert all((ours is None) == (theirs is None) for ours, theirs in pairs), where
+            assert all((ours is None) == (theirs is None) for ours, theirs in pairs), (
+                where
+            )
             pairs = [pair for pair in pairs if pair[0] is not None]
             if dtype == torch.float64:
                 assert all(error(ours, theirs) < limit for ours, theirs in pairs), where
             else:
                 # Some gradients (queries, keys, λ, μ) are small differences of large numbers, which rounding moves by
                 # more than the limit: ranks must not be farther from double than one process is.
-                exact_loss = loss_of(exact, exact(x.double(), exact_graph), y, mask, mask.sum())
-                truth = torch.autograd.grad(exact_loss, list(exact.parameters()), allow_unused=True)
+                exact_loss = loss_of(
+                    exact, exact(x.double(), exact_graph), y, mask, mask.sum()
+                )
+                truth = torch.autograd.grad(
+                    exact_loss, list(exact.parameters()), allow_unused=True
+                )
                 errors = [
                     [error(each, true) for each in pair]
                     for pair, true in zip(
@@ -160,13 +192,19 @@ def same_as_one_process(
                 ]
                 of_ranks, of_one = (max(column) for column in zip(*errors, strict=True))
                 assert of_ranks < 3 * of_one, (where, of_ranks, of_one)
-            difference = torch.cat([(ours - theirs).flatten() for ours, theirs in pairs]).norm()
+            difference = torch.cat(
+                [(ours - theirs).flatten() for ours, theirs in pairs]
+            ).norm()
             largest = torch.cat([theirs.flatten() for _, theirs in pairs]).norm()
             assert difference < limit * largest, (where, difference / largest)
 
 
-@pytest.mark.parametrize("bounds", [[0, 1100, NODES], [0, 30, 1490, NODES]], ids=["two", "three"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
+@pytest.mark.parametrize(
+    "bounds", [[0, 1100, NODES], [0, 30, 1490, NODES]], ids=["two", "three"]
+)
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32], ids=["double", "single"]
+)
 def test_ranks_compute_what_one_process_does(
     bounds: list[int], dtype: torch.dtype, tmp_path
 ) -> None:
@@ -175,7 +213,9 @@ def test_ranks_compute_what_one_process_does(
         names = list(MODELS)
     else:
         names = ["DIFFormer-s", "SGFormer", "NodeFormer", "certified"]
-    on_ranks(same_as_one_process, len(bounds) - 1, tmp_path, bounds, dtype, limit, names)
+    on_ranks(
+        same_as_one_process, len(bounds) - 1, tmp_path, bounds, dtype, limit, names
+    )
 
 
 def certified(constraint: str) -> nn.Module:
@@ -189,15 +229,23 @@ def certified(constraint: str) -> nn.Module:
         3.0
     ) * dm.AdjacencyDiffusivity("sym")
     step = dm.CertifiedStep(dm.diffusivities.Positive(), constraint=constraint)
-    return dm.DiffusionConv(FEATURES, FEATURES, terms, step, transform=False, bias=False)
+    return dm.DiffusionConv(
+        FEATURES, FEATURES, terms, step, transform=False, bias=False
+    )
 
 
 def certified_as_one_process() -> None:
     """Whether the graph is symmetric is found out over the ranks, and semi-definite attention counts once."""
     sums = all_merged(
-        dm.couplings.Sums(torch.ones(1), torch.tensor([100.0 * distributed.get_rank()])), None
+        dm.couplings.Sums(
+            torch.ones(1), torch.tensor([100.0 * distributed.get_rank()])
+        ),
+        None,
     )
-    assert (sums.totals.item(), sums.shift.item()) == (1, 100)  # e^−100 and 1, no overflow
+    assert (sums.totals.item(), sums.shift.item()) == (
+        1,
+        100,
+    )  # e^−100 and 1, no overflow
     x, edge_index, weight, *_ = data(torch.float64)
     both = torch.cat([edge_index, edge_index.flip(0)], 1)
     weights = torch.cat([weight, weight])
@@ -205,7 +253,9 @@ def certified_as_one_process() -> None:
     whole = dm.Graph(NODES, both, weights)
     for constraint in ("ball", "sphere"):
         x = dm.energies.get_constraint(constraint).project(x)
-        layer = build(lambda constraint=constraint: certified(constraint), torch.float64)
+        layer = build(
+            lambda constraint=constraint: certified(constraint), torch.float64
+        )
         out, coupling = layer(
             x[graph.rows], graph, source=x[graph.rows].roll(1, 1), return_coupling=True
         )
@@ -216,14 +266,20 @@ def certified_as_one_process() -> None:
         for loss in (graph.total((out * x[graph.rows]).sum()), (expected * x).sum()):
             results.append(torch.autograd.grad(loss, list(layer.parameters())))
         for ours, theirs in zip(*results, strict=True):
-            assert error(graph.total(ours) / distributed.get_world_size(), theirs) < 1e-10
+            assert (
+                error(graph.total(ours) / distributed.get_world_size(), theirs) < 1e-10
+            )
     one_way = ShardedGraph(edge_index, NODES, weight)
-    with pytest.raises(dm.CouplingMismatchError, match="does not promise to be symmetric"):
+    with pytest.raises(
+        dm.CouplingMismatchError, match="does not promise to be symmetric"
+    ):
         layer(x[graph.rows], one_way)
     inside = (both < graph.bounds[1]).all(0).nonzero()[-1]
     # One of twelve thousand, known to one rank.
     near = weights.index_add(0, inside, weights[inside], alpha=0.01)
-    with pytest.raises(dm.CouplingMismatchError, match="does not promise to be symmetric"):
+    with pytest.raises(
+        dm.CouplingMismatchError, match="does not promise to be symmetric"
+    ):
         layer(x[graph.rows], ShardedGraph(both, NODES, near))
     assert not dm.AdjacencyDiffusivity("sum")(
         x[graph.rows], ShardedGraph(both, NODES, near)
@@ -245,7 +301,9 @@ def left_by_one(folder) -> None:
             if rank == ranks - 1 and step == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             logits = model(x[graph.rows], graph)
-            cross_entropy(logits[mask[graph.rows]], y[graph.rows][mask[graph.rows]]).backward()
+            cross_entropy(
+                logits[mask[graph.rows]], y[graph.rows][mask[graph.rows]]
+            ).backward()
     except RankLostError as error:
         (folder / f"said by {rank}").write_text(str(error))
         raise
@@ -318,11 +376,15 @@ def trained(folder, begun, steps: range) -> None:
 def test_new_processes_go_on_from_what_the_first_rank_saved(tmp_path) -> None:
     whole = tmp_path / "whole"
     resumed = tmp_path / "resumed"
-    for folder, begun, steps in ((whole, None, range(2)), (resumed, whole / "0.pt", range(1, 2))):
+    for folder, begun, steps in (
+        (whole, None, range(2)),
+        (resumed, whole / "0.pt", range(1, 2)),
+    ):
         folder.mkdir()
         on_ranks(trained, 2, folder, folder, begun, steps)
     got, expected = (
-        torch.load(folder / "1.pt", weights_only=True)["model"] for folder in (resumed, whole)
+        torch.load(folder / "1.pt", weights_only=True)["model"]
+        for folder in (resumed, whole)
     )
     before = torch.load(whole / "0.pt", weights_only=True)["model"]
     assert got.keys() == expected.keys()
@@ -337,7 +399,9 @@ X = torch.ones(4, 3)
 
 @pytest.fixture
 def group(tmp_path) -> Iterator[None]:
-    distributed.init_process_group("gloo", f"file://{tmp_path / 'meet'}", world_size=1, rank=0)
+    distributed.init_process_group(
+        "gloo", f"file://{tmp_path / 'meet'}", world_size=1, rank=0
+    )
     yield
     distributed.destroy_process_group()
 
@@ -374,7 +438,10 @@ def blocks(attention: str | None = None) -> Tensor:
         (lambda: sharded().to_undirected(), "Make the graph undirected .* before it"),
         (lambda: sharded().with_self_loops("add"), "change its edges, before it"),
         (lambda: sharded().is_symmetric, "can not turn edges around"),
-        (lambda: sharded().total(3), r"x must be a tensor, such as mask.sum\(\); got 3"),
+        (
+            lambda: sharded().total(3),
+            r"x must be a tensor, such as mask.sum\(\); got 3",
+        ),
         (
             lambda: sharded(group="world"),
             "group must be a process group of torch.distributed or None; got 'world'",
@@ -384,9 +451,14 @@ def blocks(attention: str | None = None) -> Tensor:
             "transpose of a coupling over several ranks is not",
         ),
         (lambda: SimpleDiffusivity()(X, sharded()).diagonal(), "entries of a coupling"),
-        (lambda: ImplicitEuler(1.0)(X, AdjacencyDiffusivity()(X, sharded())), "all rows"),
         (
-            lambda: NodeFormer(3, 4, 2)(X, sharded(), return_coupling=True)[1][0].at(EDGES),
+            lambda: ImplicitEuler(1.0)(X, AdjacencyDiffusivity()(X, sharded())),
+            "all rows",
+        ),
+        (
+            lambda: NodeFormer(3, 4, 2)(X, sharded(), return_coupling=True)[1][0].at(
+                EDGES
+            ),
             "Export attention in one",
         ),
         (
@@ -397,13 +469,22 @@ def blocks(attention: str | None = None) -> Tensor:
             lambda: posterior_variance(UniformDiffusivity()(X, sharded()), 0.5),
             "variance needs .* of all nodes",
         ),
-        (lambda: GatedGCN(3, 4, 2)(X, sharded()), "can not turn edges around, walk along them"),
+        (
+            lambda: GatedGCN(3, 4, 2)(X, sharded()),
+            "can not turn edges around, walk along them",
+        ),
         (
             blocks,
             "WeightedGraph needs all edges of the graph at once, not a HaloCoupling of some rows",
         ),
-        (lambda: blocks("all"), "RowAttention needs all nodes of the graph, not 4 of 8"),
-        (lambda: blocks("neighbours"), "RowAttention needs all nodes of the graph, not 4 of 8"),
+        (
+            lambda: blocks("all"),
+            "RowAttention needs all nodes of the graph, not 4 of 8",
+        ),
+        (
+            lambda: blocks("neighbours"),
+            "RowAttention needs all nodes of the graph, not 4 of 8",
+        ),
     ],
 )
 @pytest.mark.usefixtures("group", "no_typecheck")
@@ -417,6 +498,7 @@ def test_operations_that_a_rank_cannot_do_are_refused(
 @pytest.mark.parametrize("call", [sharded, lambda: node_parallel(nn.Linear(2, 2))])
 def test_without_ranks_there_are_no_parts(call: Callable[[], object]) -> None:
     with pytest.raises(
-        ValueError, match=r"there are no ranks yet. Call torch.distributed.init_process_group first"
+        ValueError,
+        match=r"there are no ranks yet. Call torch.distributed.init_process_group first",
     ):
         call()

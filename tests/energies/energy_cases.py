@@ -9,7 +9,12 @@ from diffusion_mp.couplings import SparseCoupling
 from diffusion_mp.energies import ScorePenalty
 from diffusion_mp.graph import Graph
 
-PENALTIES = [dm.QuadraticPenalty(), dm.SimplePenalty(), dm.SigmoidPenalty(), dm.SoftmaxPenalty(3)]
+PENALTIES = [
+    dm.QuadraticPenalty(),
+    dm.SimplePenalty(),
+    dm.SigmoidPenalty(),
+    dm.SoftmaxPenalty(3),
+]
 PENALTIES += [
     dm.GaussianPenalty(0.4),
     dm.MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False),
@@ -54,12 +59,16 @@ def from_dense(dense: Tensor, nonnegative: bool = True) -> SparseCoupling:
     """The entries of a symmetric matrix as edges j → i."""
     target, source = dense.nonzero().T
     graph = Graph(dense.size(0), torch.stack([source, target]))
-    return SparseCoupling(graph, dense[target, source], symmetric=True, nonnegative=nonnegative)
+    return SparseCoupling(
+        graph, dense[target, source], symmetric=True, nonnegative=nonnegative
+    )
 
 
 def laplacian(s: SparseCoupling, form: str = "conservative") -> Tensor:
     """D̄ − S or I − S of one head, dense."""
     dense = s.to_dense()[0]
     return (
-        torch.diag(dense.sum(1)) if form == "conservative" else torch.eye(len(dense)).double()
+        torch.diag(dense.sum(1))
+        if form == "conservative"
+        else torch.eye(len(dense)).double()
     ) - dense

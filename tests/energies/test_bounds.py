@@ -17,7 +17,9 @@ from diffusion_mp.energies.spectrum import (
 from diffusion_mp.testing.problems import path_problem
 from energy_forms import Explicit
 
-dense_or_lanczos = pytest.mark.parametrize("dense_nodes", [5, 256], ids=["lanczos", "dense"])
+dense_or_lanczos = pytest.mark.parametrize(
+    "dense_nodes", [5, 256], ids=["lanczos", "dense"]
+)
 
 
 @pytest.mark.parametrize("reach", [0.3, 1.0])
@@ -42,7 +44,9 @@ def test_proposition_4_holds_with_the_smallest_nonzero_eigenvalue(
 
 @pytest.mark.parametrize("rtol", [1e-2, 1e-3, 1e-6])
 @pytest.mark.parametrize("num_nodes", [300, 1000])
-def test_lanczos_is_moved_outwards_by_its_tolerance(num_nodes: int, rtol: float) -> None:
+def test_lanczos_is_moved_outwards_by_its_tolerance(
+    num_nodes: int, rtol: float
+) -> None:
     """It approaches the ends from inside the spectrum; a step bound or an interval from there would be too short."""
     matrix = spectrum.laplacian(path_problem(num_nodes).coupling, 0, "conservative")
     top = 4 * math.sin(math.pi * (num_nodes - 1) / (2 * num_nodes)) ** 2
@@ -62,6 +66,8 @@ def test_interval_of_a_signed_coupling_holds_its_spectrum(num_nodes: int, form) 
     coupling = from_dense(matrix, nonnegative=False)
     eigenvalues = np.linalg.eigvalsh(laplacian(coupling, form).numpy())
     low, high = spectral_interval(coupling, form)
-    room = 1e-12 if num_nodes <= 256 else 0.0  # a dense solver has no tolerance, only rounding
+    room = (
+        1e-12 if num_nodes <= 256 else 0.0
+    )  # a dense solver has no tolerance, only rounding
     assert eigenvalues[0] - 1e-7 <= low <= eigenvalues[0] + room
     assert eigenvalues[-1] - room <= high <= eigenvalues[-1] + 1e-7

@@ -12,7 +12,9 @@ from energy_forms import Joint
 from helpers import built, randn, refuses
 
 SIZES = (4, 1, 0, 5)
-EDGES = torch.tensor([[0, 1, 2, 3, 3, 5, 6, 7, 8, 9, 5], [1, 0, 3, 2, 0, 6, 5, 8, 7, 5, 9]])
+EDGES = torch.tensor(
+    [[0, 1, 2, 3, 3, 5, 6, 7, 8, 9, 5], [1, 0, 3, 2, 0, 6, 5, 8, 7, 5, 9]]
+)
 PTR = torch.tensor([0, *SIZES]).cumsum(0)
 C = 4
 
@@ -57,7 +59,9 @@ def test_the_energy_of_a_graph_is_that_of_the_graph_alone(name: str) -> None:
     assert values.dtype == torch.float64
     assert values.shape == (4,)
     torch.testing.assert_close(values.sum(), energy(state), rtol=1e-12, atol=1e-12)
-    for number, (start, end) in enumerate(zip(PTR[:-1].tolist(), PTR[1:].tolist(), strict=True)):
+    for number, (start, end) in enumerate(
+        zip(PTR[:-1].tolist(), PTR[1:].tolist(), strict=True)
+    ):
         inside = (EDGES[0] >= start) & (EDGES[0] < end)
         alone = layer.energy(x[start:end], Graph(end - start, EDGES[:, inside] - start))
         expected = alone(state[start:end])
@@ -79,7 +83,9 @@ def test_energies_by_graph_add_up() -> None:
     batch = torch.arange(4).repeat_interleave(torch.tensor(SIZES))
     by_graph = layer.energies(randn(10, C), EDGES, None, batch, by_graph=True)
     assert by_graph.shape == (2, 4)
-    torch.testing.assert_close(by_graph.sum(1), layer.energies(randn(10, C), EDGES, None, batch))
+    torch.testing.assert_close(
+        by_graph.sum(1), layer.energies(randn(10, C), EDGES, None, batch)
+    )
 
 
 test_what_is_no_flag_is_refused = refuses(

@@ -19,9 +19,13 @@ def test_a_certificate_is_a_sentence_and_a_truth_value(symmetric_graph) -> None:
     s = symmetric_graph(8)
     certificate = dm.certify(s, None, 0.1)
     assert bool(certificate) is certificate.holds is True
-    assert str(certificate).startswith("Theorem 1 covers τ = 0.1: descent for every λ ≥ ")
+    assert str(certificate).startswith(
+        "Theorem 1 covers τ = 0.1: descent for every λ ≥ "
+    )
     assert certificate.tau_max == pytest.approx(2 / certificate.eigenvalue)
-    assert certificate.lam == pytest.approx(0.1 / (2 * (2 - 0.1 * certificate.eigenvalue)))
+    assert certificate.lam == pytest.approx(
+        0.1 / (2 * (2 - 0.1 * certificate.eigenvalue))
+    )
 
 
 def test_couplings_that_are_refused_with_the_reason_and_some_that_are_not(
@@ -44,9 +48,12 @@ def test_couplings_that_are_refused_with_the_reason_and_some_that_are_not(
     # A negative weight, or for I − S a row sum above one: the energy has no lower bound.
     for form, weight in (("conservative", -1.0), ("residual", 1.5)):
         s = from_dense(
-            torch.tensor([[0, weight], [weight, 0]], dtype=torch.double), nonnegative=False
+            torch.tensor([[0, weight], [weight, 0]], dtype=torch.double),
+            nonnegative=False,
         )
-        certificates.append((dm.certify(s, None, 0.1, form=form), "negative eigenvalue"))
+        certificates.append(
+            (dm.certify(s, None, 0.1, form=form), "negative eigenvalue")
+        )
     for certificate, reason in certificates:
         assert not certificate
         assert reason in certificate.reason
@@ -57,14 +64,20 @@ def test_couplings_that_are_refused_with_the_reason_and_some_that_are_not(
     assert dm.certify(dm.QuadraticPenalty(), torch.zeros(0, 2), 100.0)
     assert dm.certify(dm.QuadraticPenalty(), torch.zeros(1, 2), 1.0)
     # Not the signs of the entries count but those of the eigenvalues.
-    signed = torch.tensor([[0.0, 2.0, -0.5], [2.0, 0.0, 2.0], [-0.5, 2.0, 0.0]], dtype=torch.double)
+    signed = torch.tensor(
+        [[0.0, 2.0, -0.5], [2.0, 0.0, 2.0], [-0.5, 2.0, 0.0]], dtype=torch.double
+    )
     assert dm.certify(from_dense(signed, nonnegative=False), None, 0.1)
 
 
 PAIR = from_dense(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
 test_what_is_no_step_is_refused = refuses(
     *(
-        (lambda t=t: t("S", 0.5), TypeError, "(coupling|omega) must be a Coupling; got 'S'")
+        (
+            lambda t=t: t("S", 0.5),
+            TypeError,
+            "(coupling|omega) must be a Coupling; got 'S'",
+        )
         for t in (theorem1, theorem7)
     ),
     *(
@@ -123,7 +136,9 @@ def test_state_outside_the_domain_is_refused(dtype: torch.dtype) -> None:
     certificate = dm.certify(dm.SimplePenalty(), 1.01 * x, 0.5)
     assert not certificate
     assert "leaves the domain of SimplePenalty()" in certificate.reason
-    assert dm.certify(dm.SigmoidPenalty(), 1.01 * x, 0.5), "δ of DIFFormer-a has no upper end"
+    assert dm.certify(dm.SigmoidPenalty(), 1.01 * x, 0.5), (
+        "δ of DIFFormer-a has no upper end"
+    )
     assert (
         dm.certify(dm.SigmoidPenalty(), x * math.nan, 0.5).reason
         == "the state has entries that are not finite."
@@ -150,8 +165,12 @@ def test_diffusivity_is_certified_through_its_penalty(ball) -> None:
         dm.SimplePenalty(), x, 0.5
     )
     per_head = dm.certify(dm.SimplePenalty(), x.view(8, 2, 2), 0.5)
-    assert dm.certify(diffusivity(penalty=dm.SimplePenalty(), heads=2), x, 0.5) == per_head
-    bare = dm.certify(diffusivity(penalty=dm.SimplePenalty(), row_stochastic=False), x, 0.01)
+    assert (
+        dm.certify(diffusivity(penalty=dm.SimplePenalty(), heads=2), x, 0.5) == per_head
+    )
+    bare = dm.certify(
+        diffusivity(penalty=dm.SimplePenalty(), row_stochastic=False), x, 0.01
+    )
     assert bare == theorem1(dm.SimplePenalty().coupling(x), 0.01)
 
 

@@ -85,10 +85,14 @@ class Draws(random.Random):
             [0, *sorted(self.choices(range(size + 1), k=self.randint(0, 3))), size]
         )
 
-    def edges(self, size: int, ptr: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def edges(
+        self, size: int, ptr: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
         if self.random() < 0.15:
             return None, None
-        edges = torch.randint(size, (2, self.randint(0, 3 * size)), generator=self.generator)
+        edges = torch.randint(
+            size, (2, self.randint(0, 3 * size)), generator=self.generator
+        )
         if ptr is not None:
             graph = torch.searchsorted(ptr, torch.arange(size), right=True)
             edges = edges[:, graph[edges[0]] == graph[edges[1]]]
@@ -130,12 +134,16 @@ class Draws(random.Random):
                 lambda z2: 3 - z2, lambda z2: z2 * (3 - z2 / 2), domain=(0.0, 3.0)
             )
             learned = dm.FunctionPenalty(LearnedSlope())
-            return self.choice([learned, root, line, Negative(), Negative(), NotItsSlope(1.0)])
+            return self.choice(
+                [learned, root, line, Negative(), Negative(), NotItsSlope(1.0)]
+            )
         return None if kind is None else get_penalty(kind)
 
     def constraint(self) -> Constraint:
         radius = self.choice([1.0, 1.0, 0.3, 0.75**0.5, self.decades(-1, 1)])
-        name = self.choice([None, "nonnegative", "ball", "ball", "sphere", "sphere", "own"])
+        name = self.choice(
+            [None, "nonnegative", "ball", "ball", "sphere", "sphere", "own"]
+        )
         return OnHalfSpace() if name == "own" else get_constraint(name, radius)
 
     def diffusivity(self) -> dm.Diffusivity:
@@ -180,7 +188,11 @@ def of_a_model(d: Draws) -> Case:
             "inputs": features,
             "projection": d.choice([None, "tied"]),
         }
-        options |= {"constraint": d.constraint(), "beta": d.decades(-3, 2), "lam": d.decades(-3, 3)}
+        options |= {
+            "constraint": d.constraint(),
+            "beta": d.decades(-3, 2),
+            "lam": d.decades(-3, 3),
+        }
         options |= {
             "mu": d.decades(-3, 3),
             "graph": d.choice([True, True, False, d.diffusivity(), d.diffusivity()]),
@@ -195,7 +207,9 @@ def of_a_model(d: Draws) -> Case:
             )
         if d.random() < 0.05:
             spoiled = d.choice(list(model.parameters()))
-            spoiled.view(-1)[d.randrange(spoiled.numel())] = d.choice([math.nan, math.inf])
+            spoiled.view(-1)[d.randrange(spoiled.numel())] = d.choice(
+                [math.nan, math.inf]
+            )
     if d.random() < 0.1:
         model.conv.update.constraint = d.constraint()
     if d.random() < 0.1:
@@ -208,7 +222,9 @@ def of_a_model(d: Draws) -> Case:
         # Finite, and too large to be multiplied in single precision.
         nn.init.constant_(model.conv.lam.raw, 3e38)
 
-    def terms_of(model: dm.CertifiedDIFFormer, x: Tensor) -> tuple[Tensor, dm.Coupling | None]:
+    def terms_of(
+        model: dm.CertifiedDIFFormer, x: Tensor
+    ) -> tuple[Tensor, dm.Coupling | None]:
         source = model.encode(model.encoder, x, graph)
         return source, model.block_inputs(x, graph, None).get("beside")
 
@@ -240,7 +256,12 @@ def of_a_model(d: Draws) -> Case:
         return after
 
     return Case(
-        lambda: built(lambda: model.certificate(x, graph)), energy, model, state, moved, attacked
+        lambda: built(lambda: model.certificate(x, graph)),
+        energy,
+        model,
+        state,
+        moved,
+        attacked,
     )
 
 
@@ -272,7 +293,9 @@ def of_an_energy(d: Draws) -> Case:
             q, q, ptr, nonnegative=True, positive_semidefinite=True
         )
     lam, mu, beta = (torch.tensor(d.decades(-3, 3), dtype=DOUBLE) for _ in range(3))
-    metric = 10 ** d.randn(*d.choice([(size,), (size, heads)])) if d.random() < 0.3 else None
+    metric = (
+        10 ** d.randn(*d.choice([(size,), (size, heads)])) if d.random() < 0.3 else None
+    )
     x = constraint.project(d.decades(-1, 1) * d.randn(*shape))
     source = d.decades(-1, 1) * d.randn(*shape)
     given = {
@@ -284,7 +307,12 @@ def of_an_energy(d: Draws) -> Case:
         "ptr": ptr,
     }
     energy = Joint(
-        penalty, lam, **given, constraint=constraint, projection=projection, mean=d.random() < 0.5
+        penalty,
+        lam,
+        **given,
+        constraint=constraint,
+        projection=projection,
+        mean=d.random() < 0.5,
     )
     for value in (lam, mu, beta):
         if d.random() < 0.02:
@@ -342,7 +370,10 @@ def rounding(energy: Energy, z: Tensor) -> Tensor:
             size = size + (term.bound(z, graph) * squares).sum()
             inner = term.term
             if isinstance(inner, SourceTerm):
-                size = size + 2 * term.weight * (inner.bound(z, graph) * inner.source**2).sum()
+                size = (
+                    size
+                    + 2 * term.weight * (inner.bound(z, graph) * inner.source**2).sum()
+                )
             if isinstance(inner, PairTerm):
                 nothing = inner.penalty.delta(torch.zeros((), dtype=DOUBLE)).abs()
                 heads = 1 if inner.projection is None else 2
@@ -358,9 +389,9 @@ def largest_rise(case: Case, steps: int = 3, ascent: int = 4) -> float:
     def rise(z: Tensor, h: Tensor) -> Tensor:
         energy = at(h)
         before = energy(z)
-        share = (energy(step(z, h)) - before) / (before.abs() + rounding(energy, z)).clamp(
-            min=1e-300
-        )
+        share = (energy(step(z, h)) - before) / (
+            before.abs() + rounding(energy, z)
+        ).clamp(min=1e-300)
         found.append(float(share) if bool(share.isfinite()) else math.inf)
         return share
 
@@ -371,11 +402,15 @@ def largest_rise(case: Case, steps: int = 3, ascent: int = 4) -> float:
             state = step(state, h)
     free = [z.clone().requires_grad_(), h.clone().requires_grad_()]
     for _ in range(ascent):
-        slopes = torch.autograd.grad(rise(at(h).constraint.project(free[0]), free[1]), free)
+        slopes = torch.autograd.grad(
+            rise(at(h).constraint.project(free[0]), free[1]), free
+        )
         with torch.no_grad():
             for value, slope in zip(free, slopes, strict=True):
                 value += (
-                    0.3 * value.norm() * torch.nn.functional.normalize(slope.nan_to_num(), dim=None)
+                    0.3
+                    * value.norm()
+                    * torch.nn.functional.normalize(slope.nan_to_num(), dim=None)
                 )
     return max(found)
 
@@ -393,20 +428,29 @@ def promises_too_little(case: Case) -> bool:
 def farther_than_allowed(case: Case) -> bool:
     energy = case.energy()
     pairs = part(energy, PairTerm)
-    projection = torch.eye(1)[None] if pairs.projection is None else pairs.projection.double()
+    projection = (
+        torch.eye(1)[None] if pairs.projection is None else pairs.projection.double()
+    )
     norm = float(torch.linalg.matrix_norm(projection, 2).max())
-    return (norm * energy.constraint.diameter) ** 2 > pairs.penalty.domain[1] * (1 + 1e-15)
+    return (norm * energy.constraint.diameter) ** 2 > pairs.penalty.domain[1] * (
+        1 + 1e-15
+    )
 
 
 def of_another_sphere(case: Case) -> bool:
     pairs = part(case.energy(), PairTerm)
-    return isinstance(pairs.constraint, Sphere) and pairs.constraint != case.energy().constraint
+    return (
+        isinstance(pairs.constraint, Sphere)
+        and pairs.constraint != case.energy().constraint
+    )
 
 
 def no_penalty(case: Case) -> bool:
     """f rises, is negative or is not δ′ on a fine grid of distances."""
     penalty = part(case.energy(), PairTerm).penalty
-    z2 = torch.linspace(0, min(penalty.domain[1], 100.0), 20_000, dtype=DOUBLE).requires_grad_()
+    z2 = torch.linspace(
+        0, min(penalty.domain[1], 100.0), 20_000, dtype=DOUBLE
+    ).requires_grad_()
     f = penalty.f(z2)
     slope = torch.autograd.grad(penalty.delta(z2).sum(), z2)[0]
     return bool(
@@ -420,9 +464,9 @@ def no_penalty(case: Case) -> bool:
 def outside(case: Case) -> bool:
     constraint = case.energy().constraint
     x = case.state()
-    return bool((constraint.project(x) - x).abs().max() > 1e-15 * x.abs().max()) or not bool(
-        constraint.holds(x)
-    )
+    return bool(
+        (constraint.project(x) - x).abs().max() > 1e-15 * x.abs().max()
+    ) or not bool(constraint.holds(x))
 
 
 def not_finite(value: Tensor) -> bool:
@@ -433,14 +477,18 @@ def without_numbers(case: Case) -> bool:
     """A step from the state has no numbers, or the narrowest width is lost in the rounding of distances."""
     pairs = part(case.energy(), PairTerm)
     narrow = hasattr(pairs and pairs.penalty, "widths") and too_narrow(case)
-    return narrow or not_finite(case.moved()) or not bool(case.energy()(case.state()).isfinite())
+    return (
+        narrow
+        or not_finite(case.moved())
+        or not bool(case.energy()(case.state()).isfinite())
+    )
 
 
 def entries(case: Case) -> Tensor:
     coupling = part(case.energy(), CouplingTerm).coupling
-    return coupling.matmul(torch.eye(coupling.num_nodes, dtype=DOUBLE).unsqueeze(1)).permute(
-        1, 0, 2
-    )
+    return coupling.matmul(
+        torch.eye(coupling.num_nodes, dtype=DOUBLE).unsqueeze(1)
+    ).permute(1, 0, 2)
 
 
 def too_narrow(case: Case) -> bool:
@@ -458,9 +506,14 @@ PREMISES: list[tuple[str, Callable[..., bool]]] = [
     ),
     (
         r"the weight of .* must be finite and >= 0",
-        lambda c: any(not 0 <= float(term.weight) < math.inf for term in c.energy().terms),
+        lambda c: any(
+            not 0 <= float(term.weight) < math.inf for term in c.energy().terms
+        ),
     ),
-    (r"the state has entries that are not finite", lambda case: not_finite(case.state())),
+    (
+        r"the state has entries that are not finite",
+        lambda case: not_finite(case.state()),
+    ),
     (
         r"the (source|metric) has entries that are not",
         lambda c, name: not_finite(getattr(part(c.energy(), SourceTerm), name)),
@@ -475,7 +528,10 @@ PREMISES: list[tuple[str, Callable[..., bool]]] = [
     (r"the pairs are those of states in", of_another_sphere),
     (r"the term's coupling is not promised to be", promises_too_little),
     (r"A has the negative entry", lambda case: bool((entries(case) < 0).any())),
-    (r"A has two entries", lambda case: not torch.equal(entries(case), entries(case).mT)),
+    (
+        r"A has two entries",
+        lambda case: not torch.equal(entries(case), entries(case).mT),
+    ),
     (
         r"A has the negative eigenvalue",
         lambda case: bool((torch.linalg.eigvalsh(entries(case)) < 0).any()),
@@ -505,7 +561,11 @@ def search(seeds: range) -> tuple[Counter[str], float]:
             worst = max(worst, rise)
             said["certified"] += 1
             continue
-        found = [(p, check, m) for p, check in PREMISES if (m := re.search(p, certificate.reason))]
+        found = [
+            (p, check, m)
+            for p, check in PREMISES
+            if (m := re.search(p, certificate.reason))
+        ]
         assert len(found) == 1, (seed, certificate.reason)
         (premise, check, match) = found[0]
         assert check(case, *match.groups()), (seed, certificate.reason)
@@ -551,11 +611,15 @@ def test_without_one_of_the_premises_the_search_finds_a_rise(
 ):
     monkeypatch.setattr(owner, premise, lambda *_: None)
     # Of parts that are not of the library the certificate itself looks for a rise.
-    with pytest.raises(AssertionError, match=r"covers the step|from this state raises F"):
+    with pytest.raises(
+        AssertionError, match=r"covers the step|from this state raises F"
+    ):
         search(range(600))
 
 
-def test_a_negative_weight_is_refused_because_F_rises_with_it(monkeypatch: pytest.MonkeyPatch):
+def test_a_negative_weight_is_refused_because_F_rises_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """The bounds of terms add up to the curvature of F for nonnegative weights only."""
     graph = dm.Graph(6, torch.tensor([[0, 1, 2, 3, 4, 5], [1, 0, 3, 2, 5, 4]]))
     coupling = dm.AdjacencyDiffusivity("sym")(torch.zeros(6, 1, dtype=DOUBLE), graph)

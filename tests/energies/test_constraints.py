@@ -32,9 +32,12 @@ def test_the_projection_is_inside_nearest_and_final(
 ):
     nearest = constraint.project(rows)
     assert constraint.holds(nearest)
-    torch.testing.assert_close(constraint.project(nearest), nearest, rtol=1e-15, atol=1e-15)
+    torch.testing.assert_close(
+        constraint.project(nearest), nearest, rtol=1e-15, atol=1e-15
+    )
     others = constraint.project(
-        nearest + 0.3 * torch.randn(50, *rows.shape, generator=generator, dtype=rows.dtype)
+        nearest
+        + 0.3 * torch.randn(50, *rows.shape, generator=generator, dtype=rows.dtype)
     )
     assert ((others - rows).norm(dim=-1) >= (nearest - rows).norm(dim=-1) - 1e-14).all()
     assert (others.flatten(0, 2)[:60, None] - nearest.flatten(0, 1)).norm(
@@ -43,7 +46,8 @@ def test_the_projection_is_inside_nearest_and_final(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "far"), [(torch.float64, 1.01), (torch.float16, 1.05), (torch.bfloat16, 1.05)]
+    ("dtype", "far"),
+    [(torch.float64, 1.01), (torch.float16, 1.05), (torch.bfloat16, 1.05)],
 )
 @pytest.mark.parametrize("constraint", ALL[1:], ids=repr)
 def test_one_row_outside_is_seen_beyond_rounding(
@@ -61,7 +65,9 @@ def test_one_row_outside_is_seen_beyond_rounding(
 
 @pytest.mark.parametrize("constraint", ALL, ids=repr)
 @pytest.mark.parametrize("size", [0.0, 1e-320, 1e-200, 1.0, 1e200])
-def test_gradients_are_finite_for_rows_of_any_length(constraint: Constraint, size: float) -> None:
+def test_gradients_are_finite_for_rows_of_any_length(
+    constraint: Constraint, size: float
+) -> None:
     y = (
         size * torch.tensor([[3.0, -4.0, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
     ).requires_grad_()
@@ -84,7 +90,10 @@ def test_a_row_of_zeros_takes_the_direction_of_its_start_on_a_sphere() -> None:
         torch.bfloat16,
         torch.float32,
     ):
-        assert Sphere().project(torch.zeros(2, 3, dtype=dtype)).tolist() == [[1.0, 0.0, 0.0]] * 2
+        assert (
+            Sphere().project(torch.zeros(2, 3, dtype=dtype)).tolist()
+            == [[1.0, 0.0, 0.0]] * 2
+        )
 
 
 def test_getting_one_by_name() -> None:
@@ -102,11 +111,19 @@ test_what_is_none_is_refused = refuses(
     ),
     (lambda: Ball("wide"), TypeError, "radius must be a number"),
     *(
-        (lambda c=c: c.project(torch.ones(2, 3).long()), TypeError, "y must be floating point")
+        (
+            lambda c=c: c.project(torch.ones(2, 3).long()),
+            TypeError,
+            "y must be floating point",
+        )
         for c in ALL[5:]
     ),
     *(
-        (lambda c=c: c.holds(torch.ones(2, 3).long()), TypeError, "x must be floating point")
+        (
+            lambda c=c: c.holds(torch.ones(2, 3).long()),
+            TypeError,
+            "x must be floating point",
+        )
         for c in ALL[1:]
     ),
 )

@@ -67,16 +67,22 @@ def test_a_bound_that_is_too_small_is_found_at_every_scale(scale: float) -> None
 
 
 @pytest.mark.parametrize("num_layers", [1, 8, None])
-def test_a_certificate_of_ones_own_term_is_a_search_and_says_so(num_layers: int | None) -> None:
+def test_a_certificate_of_ones_own_term_is_a_search_and_says_so(
+    num_layers: int | None,
+) -> None:
     x = 3 * randn(N, C)
     wrong = CertifiedBlock(C, [3 * Huber(0.45)], num_layers, constraint=None).double()
     assert not wrong.certificate(x, GRAPH)
     certificate = (
-        CertifiedBlock(C, [3 * Huber()], num_layers, constraint=None).double().certificate(x, GRAPH)
+        CertifiedBlock(C, [3 * Huber()], num_layers, constraint=None)
+        .double()
+        .certificate(x, GRAPH)
     )
     assert certificate
     assert certificate.searched > 25 + (num_layers or 16)
-    assert str(certificate).startswith(f"No counterexample found in {certificate.searched} states")
+    assert str(certificate).startswith(
+        f"No counterexample found in {certificate.searched} states"
+    )
     assert "tested and not proved: Huber" in str(certificate)
     assert "cover" not in str(certificate)
 
@@ -143,15 +149,22 @@ def test_what_is_not_of_the_library_is_seen_through_what_is(part: object) -> Non
 
 def test_what_is_of_the_library_is_not_taken_for_ones_own() -> None:
     for name, make in COUPLINGS.items():
-        assert [part.__name__ for part in foreign_parts(make())] == ["cauchy"] * name.startswith(
-            "distance"
-        ), name
-    for penalty in ("simple", "sigmoid", "gaussian", dm.MixturePenalty(), dm.QuadraticPenalty()):
+        assert [part.__name__ for part in foreign_parts(make())] == [
+            "cauchy"
+        ] * name.startswith("distance"), name
+    for penalty in (
+        "simple",
+        "sigmoid",
+        "gaussian",
+        dm.MixturePenalty(),
+        dm.QuadraticPenalty(),
+    ):
         layer = CertifiedConv(C, penalty=penalty, heads=3, projection="tied")
         energy = layer.energy(randn(N, C).float(), GRAPH)
         assert not foreign_parts(energy.terms, energy.constraint), penalty
     block = CertifiedBlock(
-        C, [WeightedGraph(C, gate=True), RowAttention(C, neighbours=True), TiedMLP(C, 3)]
+        C,
+        [WeightedGraph(C, gate=True), RowAttention(C, neighbours=True), TiedMLP(C, 3)],
     )
     energy = block.energy(randn(N, C).float(), GRAPH)
     assert not foreign_parts(energy.terms, energy.constraint)
@@ -176,7 +189,9 @@ STATE = 0.3 * randn(N, 1, C)
             "the term's coupling is not promised to be nonneg",
         ),
         (
-            joint(CouplingTerm(SparseCoupling(GRAPH, -torch.ones(24), nonnegative=True))),
+            joint(
+                CouplingTerm(SparseCoupling(GRAPH, -torch.ones(24), nonnegative=True))
+            ),
             "A has the negative entry -1",
         ),
         (
@@ -193,7 +208,9 @@ STATE = 0.3 * randn(N, 1, C)
         ),
         (
             joint(
-                AttentionTerm(EYE[None], EYE[None], norms=(0.5 * weight()[None], weight()[None]))
+                AttentionTerm(
+                    EYE[None], EYE[None], norms=(0.5 * weight()[None], weight()[None])
+                )
             ),
             "the query has norm 1",
         ),
@@ -201,7 +218,10 @@ STATE = 0.3 * randn(N, 1, C)
             joint(MatrixTerm(SparseCoupling(GRAPH), EYE[None], 0.5 * weight()[None])),
             "the matrix has norm 1, above the bou",
         ),
-        (joint(SourceTerm(randn(N, C), -torch.ones(N).double())), "the metric must be positive"),
+        (
+            joint(SourceTerm(randn(N, C), -torch.ones(N).double())),
+            "the metric must be positive",
+        ),
         (joint(Huber(0.9)), "its bound is too small"),
     ],
 )

@@ -95,7 +95,9 @@ def test_relu_penalty(ball) -> None:
 
 @every_penalty
 @pytest.mark.parametrize("over_edges", [False, True])
-def test_surrogate_majorises(penalty: Penalty, over_edges: bool, ball, symmetric_graph) -> None:
+def test_surrogate_majorises(
+    penalty: Penalty, over_edges: bool, ball, symmetric_graph
+) -> None:
     """Proposition 6: Ẽ ≥ E for ω from anywhere, equal at ω = f; and it is the formula of Eq. 14."""
     s = symmetric_graph(9) if over_edges else None
     energy = Explicit(penalty, 0.3, coupling=s, source=ball(9, 3), leak=0.1)
@@ -112,7 +114,12 @@ def test_surrogate_majorises(penalty: Penalty, over_edges: bool, ball, symmetric
         eq_14 = (
             0.3
             * (
-                weight * (omega * squares(x) - penalty.conjugate(omega) - penalty.delta(squares(x)))
+                weight
+                * (
+                    omega * squares(x)
+                    - penalty.conjugate(omega)
+                    - penalty.delta(squares(x))
+                )
             ).sum()
         )
         same(surrogate - value, eq_14)
@@ -146,14 +153,20 @@ def test_heads_and_batches_add_up(ball, symmetric_graph) -> None:
     same(energy(x, previous), sum(Explicit("simple", 0.3)(*part) for part in graphs))
     s = symmetric_graph(12)
     two = SparseCoupling(
-        s.graph, torch.cat([s.weight, 2 * s.weight], 1), symmetric=True, nonnegative=True
+        s.graph,
+        torch.cat([s.weight, 2 * s.weight], 1),
+        symmetric=True,
+        nonnegative=True,
     )
     for penalty in ("quadratic", "sigmoid"):
         one = Explicit(penalty, 1.0, coupling=s)
         same(Explicit(penalty, 1.0, coupling=two)(x), one(x[:, 0]) + 2 * one(x[:, 1]))
-    degrees = torch.rand(12, 2, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    degrees = torch.rand(
+        12, 2, generator=torch.Generator().manual_seed(0), dtype=torch.double
+    )
     by_head = sum(
-        Explicit("simple", leak=1.0, metric=degrees[:, head])(x[:, head]) for head in range(2)
+        Explicit("simple", leak=1.0, metric=degrees[:, head])(x[:, head])
+        for head in range(2)
     )
     same(Explicit("simple", leak=1.0, metric=degrees)(x), by_head)
 
@@ -165,7 +178,10 @@ def test_other_dtypes_give_float64(dtype: torch.dtype, ball) -> None:
     value = Explicit("sigmoid", 0.3)(x, previous)
     assert value.dtype == torch.float64
     torch.testing.assert_close(
-        value, Explicit("sigmoid", 0.3)(x.double(), previous.double()), rtol=1e-2, atol=0
+        value,
+        Explicit("sigmoid", 0.3)(x.double(), previous.double()),
+        rtol=1e-2,
+        atol=0,
     )
     value.backward()
     assert x.grad.dtype == dtype
@@ -176,7 +192,9 @@ def test_gradients(ball, symmetric_graph) -> None:
     previous = ball(6, 2).requires_grad_()
     h = ball(6, 2)
     m = torch.linspace(1, 2, 6, dtype=torch.double)
-    energy = Explicit("simple", 0.3, source=h, metric=m, leak=0.1, graph_term=symmetric_graph(6))
+    energy = Explicit(
+        "simple", 0.3, source=h, metric=m, leak=0.1, graph_term=symmetric_graph(6)
+    )
     assert torch.autograd.gradcheck(energy, (x, previous))
 
 
@@ -193,22 +211,30 @@ test_what_does_not_fit_is_refused = refuses(
     (lambda: Energy([CouplingTerm(from_dense(torch.ones(5, 5)))])(X), ValueError, "^x"),
     (lambda: Energy([ProximalTerm()])(X, X[:, :3]), ValueError, "^x_prev"),
     (lambda: PairTerm("huber"), TypeError, "^penalty"),
-    (lambda: EdgeTerm(SimplePenalty(), SimplePenalty().coupling(X)), TypeError, "^coupling"),
+    (
+        lambda: EdgeTerm(SimplePenalty(), SimplePenalty().coupling(X)),
+        TypeError,
+        "^coupling",
+    ),
 )
 
 
-def test_beyond_the_domain_of_its_penalty_an_energy_warns(ball, symmetric_graph) -> None:
+def test_beyond_the_domain_of_its_penalty_an_energy_warns(
+    ball, symmetric_graph
+) -> None:
     """There the simple penalty falls without end: of a state ten times as large as it should be it is below −10⁴."""
     x = ball(12, 3)
     far = 10 * x / x.norm(dim=1).max()
-    options = {}, {"ptr": torch.tensor([0, 0, 5, 12])}, {"coupling": symmetric_graph(12)}
+    options = (
+        {},
+        {"ptr": torch.tensor([0, 0, 5, 12])},
+        {"coupling": symmetric_graph(12)},
+    )
     energies = [Explicit("simple", **each) for each in options]
     energies.append(Joint("simple", constraint=None))
     energies.append(Joint("simple", constraint="ball", radius=11.0, mean=True))
     for energy in energies:
-        sentence = (
-            r"(Pair|Edge)Term of a state that leaves the domain of SimplePenalty\(\): .*radius 1"
-        )
+        sentence = r"(Pair|Edge)Term of a state that leaves the domain of SimplePenalty\(\): .*radius 1"
         with pytest.warns(UserWarning, match=sentence):
             energy(far)
     with warnings.catch_warnings():
@@ -224,6 +250,8 @@ def test_beyond_the_domain_of_its_penalty_an_energy_warns(ball, symmetric_graph)
 
 def test_the_large_distance_is_a_quarter_of_the_largest_at_least(ball) -> None:
     for seed in range(5):
-        x = torch.randn(9, 2, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        x = torch.randn(
+            9, 2, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
         largest = float((x.unsqueeze(0) - x.unsqueeze(1)).square().sum(3).max())
         assert largest / 4 <= large_distance(x) <= largest * (1 + 1e-12)

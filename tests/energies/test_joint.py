@@ -27,7 +27,9 @@ EDGES = torch.tensor([[0, 1, 2, 1, 5, 6, 7, 5], [1, 0, 1, 2, 6, 5, 5, 7]])
 
 def edges(heads: int) -> SparseCoupling:
     weight = randn(4, heads, seed=5).exp().repeat_interleave(2, 0)
-    return SparseCoupling(Graph(9, EDGES, ptr=PTR), weight, symmetric=True, nonnegative=True)
+    return SparseCoupling(
+        Graph(9, EDGES, ptr=PTR), weight, symmetric=True, nonnegative=True
+    )
 
 
 def plain(
@@ -47,13 +49,23 @@ def plain(
 @pytest.mark.parametrize("ptr", [None, PTR], ids=["one", "ragged"])
 @pytest.mark.parametrize("penalty", PENALTIES, ids=str)
 @pytest.mark.filterwarnings("ignore:.*leaves the domain")
-def test_the_energy_is_its_definition_with_gradient(penalty: object, ptr: Tensor | None) -> None:
+def test_the_energy_is_its_definition_with_gradient(
+    penalty: object, ptr: Tensor | None
+) -> None:
     x = randn(9, 2, 3).requires_grad_()
     h = randn(9, 2, 3, seed=1)
     m = randn(9, 2, seed=2).exp()
     options = {"graph_term": edges(2), "source": h, "metric": m, "ptr": ptr}
-    energy = Joint(penalty, torch.tensor(2.0), mu=torch.tensor(5.0), beta=3.0, **options)
-    agree(energy(x, x + 1), plain(penalty, x, x, h, m, ptr), [x], (1e-12, 1e-12), (1e-11, 1e-11))
+    energy = Joint(
+        penalty, torch.tensor(2.0), mu=torch.tensor(5.0), beta=3.0, **options
+    )
+    agree(
+        energy(x, x + 1),
+        plain(penalty, x, x, h, m, ptr),
+        [x],
+        (1e-12, 1e-12),
+        (1e-11, 1e-11),
+    )
 
 
 @pytest.mark.parametrize("penalty", PENALTIES, ids=str)
@@ -93,17 +105,22 @@ def test_a_mean_divides_the_pairs_of_every_graph_by_its_nodes() -> None:
     expected = 1.5 * (penalty.total(x[:4]) / 4 + penalty.total(x[4:]) / 5)
     energy = Joint(penalty, torch.tensor(3.0, requires_grad=True), ptr=PTR, mean=True)
     torch.testing.assert_close(energy(x), expected)
-    torch.testing.assert_close(Joint(penalty, 3.0, mean=True)(x), 1.5 * penalty.total(x) / 9)
+    torch.testing.assert_close(
+        Joint(penalty, 3.0, mean=True)(x), 1.5 * penalty.total(x) / 9
+    )
 
 
 def test_terms_may_be_left_out_and_repr_names_the_rest() -> None:
     x = randn(9, 3)
     no = torch.zeros(0, 3)
-    assert Joint("gaussian", source=no, metric=torch.ones(0), constraint="sphere")(no) == 0
+    assert (
+        Joint("gaussian", source=no, metric=torch.ones(0), constraint="sphere")(no) == 0
+    )
     assert Joint(None)(x) == 0
     assert float(Joint(None, source=x + 1, beta=2.0)(x)) == pytest.approx(54)
     energy = Energy(
-        [0.5 * PairTerm(get_penalty("simple")), torch.tensor(10.0) * SourceTerm(x)], "ball"
+        [0.5 * PairTerm(get_penalty("simple")), torch.tensor(10.0) * SourceTerm(x)],
+        "ball",
     )
     assert (
         repr(energy)

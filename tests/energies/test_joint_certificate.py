@@ -43,17 +43,25 @@ def reason(energy: Joint, x: Tensor) -> str:
     certificate = dm.energies.certify_step(energy, x)
     assert not certificate
     assert certificate.lam == math.inf
-    assert str(certificate) == f"Theorem T11 does not cover the step: {certificate.reason}"
+    assert (
+        str(certificate) == f"Theorem T11 does not cover the step: {certificate.reason}"
+    )
     return certificate.reason
 
 
 @pytest.mark.parametrize("name", [None, "nonnegative", "ball", "sphere"])
-@pytest.mark.parametrize("penalty", [None, dm.SimplePenalty(), dm.GaussianPenalty(0.4)], ids=repr)
-def test_what_is_certified_falls(penalty: dm.Penalty | None, name: str | None, ball) -> None:
+@pytest.mark.parametrize(
+    "penalty", [None, dm.SimplePenalty(), dm.GaussianPenalty(0.4)], ids=repr
+)
+def test_what_is_certified_falls(
+    penalty: dm.Penalty | None, name: str | None, ball
+) -> None:
     x = get_constraint(name).project(ball(9, 3).unsqueeze(1))
     energy = energy_of(penalty, name, x)
     if isinstance(penalty, dm.SimplePenalty) and name in (None, "nonnegative"):
-        assert "SimplePenalty() is concave up to squared distance 4, and" in reason(energy, x)
+        assert "SimplePenalty() is concave up to squared distance 4, and" in reason(
+            energy, x
+        )
         return
     certificate = dm.certify(energy, x)
     assert str(certificate).startswith(
@@ -66,16 +74,27 @@ def test_what_is_certified_falls(penalty: dm.Penalty | None, name: str | None, b
 
 
 ONE_WAY = edges_of([1, 1], [[0, 1], [1, 2]])
-SIGNED = SparseCoupling(dm.Graph(9, torch.tensor(BOTH)), -torch.ones(4, dtype=torch.double))
+SIGNED = SparseCoupling(
+    dm.Graph(9, torch.tensor(BOTH)), -torch.ones(4, dtype=torch.double)
+)
 BROKEN = {
     "entries that are not finite": lambda x: (energy_of(None, None, x), x * math.nan),
-    "the state leaves Nonnegative()": lambda x: (Joint("gaussian", constraint="nonnegative"), x),
+    "the state leaves Nonnegative()": lambda x: (
+        Joint("gaussian", constraint="nonnegative"),
+        x,
+    ),
     "the metric must be positive": lambda x: (
         Joint("gaussian", source=x, metric=torch.arange(9.0).double()),
         x,
     ),
-    "coupling is not promised to be symmetric, for Spa": lambda x: (Joint(graph_term=ONE_WAY), x),
-    "coupling is not promised to be nonnegative, for": lambda x: (Joint(graph_term=SIGNED), x),
+    "coupling is not promised to be symmetric, for Spa": lambda x: (
+        Joint(graph_term=ONE_WAY),
+        x,
+    ),
+    "coupling is not promised to be nonnegative, for": lambda x: (
+        Joint(graph_term=SIGNED),
+        x,
+    ),
     "nonnegative, for ScaledCoupling(": lambda x: (
         Joint(graph_term=ScaledCoupling(torch.tensor(2.0).double(), ring(9)) + ring(9)),
         x,
@@ -106,12 +125,18 @@ def test_the_penalty_sees_through_a_projection_of_norm_one_up_to_rounding(
         projection = factor * torch.eye(4, dtype=torch.double).view(2, 2, 4)
         for name, state in (("ball", x), ("sphere", on_sphere)):
             assert (
-                dm.certify(Joint("simple", projection=projection, constraint=name), state).holds
+                dm.certify(
+                    Joint("simple", projection=projection, constraint=name), state
+                ).holds
                 == holds
             )
-    weight = torch.randn(40, 3, 2, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    weight = torch.randn(40, 3, 2, 4, generator=torch.Generator().manual_seed(0)).to(
+        dtype
+    )
     for projection in weight / torch.linalg.matrix_norm(weight, 2, keepdim=True):
-        assert dm.certify(Joint("simple", projection=projection, constraint="sphere"), on_sphere)
+        assert dm.certify(
+            Joint("simple", projection=projection, constraint="sphere"), on_sphere
+        )
         assert not dm.certify(
             Joint("simple", projection=1.00001 * projection, constraint="sphere"),
             on_sphere,
@@ -124,7 +149,11 @@ def test_a_parameter_that_is_not_finite_is_named() -> None:
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 
     def built() -> dm.CertifiedDIFFormer:
-        options = {"heads": 2, "projection": "tied", "inputs": 2.0 * dm.UniformDiffusivity()}
+        options = {
+            "heads": 2,
+            "projection": "tied",
+            "inputs": 2.0 * dm.UniformDiffusivity(),
+        }
         return dm.CertifiedDIFFormer(4, 6, 3, penalty=dm.MixturePenalty(), **options)
 
     def spoil(module: torch.nn.Module, name: str, number: float = math.nan):
@@ -135,17 +164,23 @@ def test_a_parameter_that_is_not_finite_is_named() -> None:
     for number in (math.nan, math.inf):
         for name, _ in built().named_parameters():
             certificate = dm.certify(spoil(built(), name, number), x)
-            assert certificate.holds == name.startswith("decoder"), "which is behind the block"
+            assert certificate.holds == name.startswith("decoder"), (
+                "which is behind the block"
+            )
             assert (
                 certificate
-                or f"the parameter {name} has entries that are not finite" in certificate.reason
+                or f"the parameter {name} has entries that are not finite"
+                in certificate.reason
             )
     conv = spoil(dm.CertifiedConv(4), "terms.0.weight.raw")
     assert "the parameter terms.0.weight.raw has" in dm.certify(conv, x).reason
     penalty = spoil(dm.MixturePenalty(), "log_widths")
     assert "the parameter log_widths has" in dm.certify(penalty, x, tau=0.1).reason
     assert "f(0) = nan is not finite" in dm.certify(Joint(penalty), x).reason
-    assert "f(0) = nan is not finite" in dm.energies.certify_trajectory(penalty, x, tau=0.1).reason
+    assert (
+        "f(0) = nan is not finite"
+        in dm.energies.certify_trajectory(penalty, x, tau=0.1).reason
+    )
 
 
 @pytest.mark.parametrize("logarithm", [-90.0, -30.0, 30.0, 90.0])
@@ -181,7 +216,9 @@ def test_promises_are_looked_at(ball) -> None:
             "A has two entries a_ij and a_ji that differ by 1",
         ),
         (
-            edges_of([1e7, 1e7, 1, 1, 1, 1], [[0, 1, 5, 5, 5, 6], [1, 0, 2, 3, 4, 5]], n=7),
+            edges_of(
+                [1e7, 1e7, 1, 1, 1, 1], [[0, 1, 5, 5, 5, 6], [1, 0, 2, 3, 4, 5]], n=7
+            ),
             "that differ by 1",
         ),
         (
@@ -198,16 +235,26 @@ def test_promises_are_looked_at(ball) -> None:
         ),
     ]:
         assert sentence in reason(Joint(None, graph_term=graph), x)
-    definite = LowRankCoupling(x.abs(), x.abs(), nonnegative=True, positive_semidefinite=True)
-    swap = edges_of([1, 1, 1, 1], n=7).to_dense()[0].unsqueeze(1)  # its eigenvalues are 1 and −1
+    definite = LowRankCoupling(
+        x.abs(), x.abs(), nonnegative=True, positive_semidefinite=True
+    )
+    swap = (
+        edges_of([1, 1, 1, 1], n=7).to_dense()[0].unsqueeze(1)
+    )  # its eigenvalues are 1 and −1
     broken = LowRankCoupling(
-        swap, torch.eye(7, dtype=torch.double).unsqueeze(1), symmetric=True, nonnegative=True
+        swap,
+        torch.eye(7, dtype=torch.double).unsqueeze(1),
+        symmetric=True,
+        nonnegative=True,
     )
     broken.positive_semidefinite = True
     for constraint, holds in [(None, True), ("sphere", False)]:
         z = get_constraint(constraint).project(x)
         assert dm.certify(Joint(None, graph_term=definite, constraint=constraint), z)
-        assert dm.certify(Joint(None, graph_term=broken, constraint=constraint), z).holds == holds
+        assert (
+            dm.certify(Joint(None, graph_term=broken, constraint=constraint), z).holds
+            == holds
+        )
     assert "f(5.03216) = -0.0160797 is negative" in reason(Joint(Negative()), x)
     assert (
         "f(5.03216) = -0.0160797 is negative"
@@ -231,18 +278,23 @@ def test_numbers_that_changed_are_looked_at(ball) -> None:
         value.view(-1)[0] = math.inf
         assert f"the {name} has entries that are not finite" in reason(energy, x)
     huge = Joint(
-        dm.MixturePenalty((1.0,), (1e15,)).double(), torch.tensor(1e300, dtype=torch.double)
+        dm.MixturePenalty((1.0,), (1e15,)).double(),
+        torch.tensor(1e300, dtype=torch.double),
     )
     assert "is not finite at this state" in reason(huge, x)
 
 
 @pytest.mark.parametrize("name", ["ball", "sphere"])
-def test_a_state_is_in_the_constraint_as_exactly_as_a_projection_is(name: str, ball) -> None:
+def test_a_state_is_in_the_constraint_as_exactly_as_a_projection_is(
+    name: str, ball
+) -> None:
     """1e-7 outside, a projection moves it by 1e-7, and that may be uphill."""
     constraint = get_constraint(name)
     energy = Joint("gaussian", constraint=constraint)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        assert dm.certify(energy, constraint.project(9 * ball(7, 300).unsqueeze(1).to(dtype)))
+        assert dm.certify(
+            energy, constraint.project(9 * ball(7, 300).unsqueeze(1).to(dtype))
+        )
     out = (1 + 1e-7) * constraint.project(9 * ball(7, 3).unsqueeze(1))
     assert constraint.holds(out)
     assert "the state leaves" in reason(energy, out)
@@ -266,10 +318,15 @@ EDGES = torch.tensor([[0, 1, 2], [1, 0, 2]])
             lambda: dm.SGFormer(4, 6, 3, gnn="gcn"),
             [r"conv \(SGFormerConv\)", r"gnn.convs.0 \(GCNConv\)"],
         ),
-        (lambda: dm.DiffusionGNN(4, 6, 3, conv="mlp"), [r"in DiffusionGNN convs.0 \(MLPConv\)"]),
+        (
+            lambda: dm.DiffusionGNN(4, 6, 3, conv="mlp"),
+            [r"in DiffusionGNN convs.0 \(MLPConv\)"],
+        ),
     ],
 )
-def test_a_model_that_no_theorem_covers_says_which_part(model, parts: list[str]) -> None:
+def test_a_model_that_no_theorem_covers_says_which_part(
+    model, parts: list[str]
+) -> None:
     x = torch.rand(3, 4)
     for data in (
         None,
@@ -283,7 +340,9 @@ def test_a_model_that_no_theorem_covers_says_which_part(model, parts: list[str])
             assert re.search(part, certificate.reason)
 
 
-def test_a_certified_model_with_a_part_that_is_not_is_refused(no_typecheck: None) -> None:
+def test_a_certified_model_with_a_part_that_is_not_is_refused(
+    no_typecheck: None,
+) -> None:
     x = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
     edge_index = torch.tensor([[0, 1], [1, 2]])
     model = dm.CertifiedDIFFormer(4, 6, 3, graph=dm.AdjacencyDiffusivity("sum"))
@@ -294,11 +353,15 @@ def test_a_certified_model_with_a_part_that_is_not_is_refused(no_typecheck: None
     model = dm.CertifiedDIFFormer(
         4, 6, 3, inputs=dm.SimpleDiffusivity(normalize=None, row_stochastic=False)
     )
-    assert "is not promised to be nonnegative, for LowRankCoupling(" in dm.certify(model, x).reason
+    assert (
+        "is not promised to be nonnegative, for LowRankCoupling("
+        in dm.certify(model, x).reason
+    )
     model = dm.CertifiedDIFFormer(4, 6, 3)
     model.conv.update.constraint = Ball(1.5)
     assert (
-        "is concave up to squared distance 4, and Ball(radius=1.5)" in dm.certify(model, x).reason
+        "is concave up to squared distance 4, and Ball(radius=1.5)"
+        in dm.certify(model, x).reason
     )
     assert "lets rows be 9 apart" in dm.certify(model).reason
 
@@ -311,13 +374,20 @@ def test_a_layer_that_does_not_take_the_step_is_refused() -> None:
     x = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
     assert dm.certify(dm.CertifiedConv(4), x)
     # Seen within a ball.
-    assert dm.certify(dm.CertifiedConv(4, heads=2, projection="tied", constraint="sphere"), x)
-    assert "Longer does not move the state as the certified step" in dm.certify(Longer(4), x).reason
+    assert dm.certify(
+        dm.CertifiedConv(4, heads=2, projection="tied", constraint="sphere"), x
+    )
+    assert (
+        "Longer does not move the state as the certified step"
+        in dm.certify(Longer(4), x).reason
+    )
 
 
 def test_a_constraint_that_is_replaced_is_not_that_of_the_pairs() -> None:
     """Within a ball the angles of a sphere are no distances."""
-    model = dm.CertifiedDIFFormer(4, 6, 3, constraint="sphere", lam=9.0, mu=0.1).double()
+    model = dm.CertifiedDIFFormer(
+        4, 6, 3, constraint="sphere", lam=9.0, mu=0.1
+    ).double()
     model.conv.update.constraint = Ball(1.0)
     x = 0.3 * torch.randn(7, 4, dtype=torch.double)
     assert "the pairs are those of states in Sphere" in dm.certify(model, x).reason
@@ -344,6 +414,10 @@ test_what_is_no_subject_or_no_state_of_it = refuses(
     ),
     (lambda: dm.certify(GAUSSIAN, None, 0.5), ValueError, "x must be given"),
     (lambda: dm.certify(GAUSSIAN, X), ValueError, "tau must be given"),
-    (lambda: dm.certify(dm.DIFFormer(4, 6, 3), [1]), TypeError, "data must have an attribute x"),
+    (
+        lambda: dm.certify(dm.DIFFormer(4, 6, 3), [1]),
+        TypeError,
+        "data must have an attribute x",
+    ),
     (lambda: dm.certify(JOINT, X.to("meta")), ValueError, "x must have values"),
 )

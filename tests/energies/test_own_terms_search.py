@@ -26,17 +26,31 @@ DOUBLE = torch.float64
 C = 3
 
 #: V, V′ / 2 and a bound on V″ / 4 of a function of every entry; of the last two there is none.
-ENTRIES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], float]] = {
+ENTRIES: dict[
+    str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], float]
+] = {
     "square": (lambda t: t.square(), lambda t: t, 0.5),
-    "log cosh": (lambda t: torch.nn.functional.softplus(2 * t) - t, lambda t: t.tanh() / 2, 0.25),
+    "log cosh": (
+        lambda t: torch.nn.functional.softplus(2 * t) - t,
+        lambda t: t.tanh() / 2,
+        0.25,
+    ),
     "Huber": (
         lambda t: torch.where(t.abs() < 1, t * t, 2 * t.abs() - 1),
         lambda t: t.clamp(-1, 1),
         0.5,
     ),
     "cosine": (lambda t: t.cos(), lambda t: -t.sin() / 2, 0.25),
-    "well": (lambda t: t**4 / (1 + t * t), lambda t: t * (1 - (1 + t * t) ** -2), 0.625),
-    "concave": (lambda t: -(1 + t * t).sqrt(), lambda t: -t / (1 + t * t).sqrt() / 2, 0.0),
+    "well": (
+        lambda t: t**4 / (1 + t * t),
+        lambda t: t * (1 - (1 + t * t) ** -2),
+        0.625,
+    ),
+    "concave": (
+        lambda t: -(1 + t * t).sqrt(),
+        lambda t: -t / (1 + t * t).sqrt() / 2,
+        0.0,
+    ),
     "absolute value": (lambda t: t.abs(), lambda t: t.sign() / 2, math.nan),
     "quartic": (lambda t: t**4, lambda t: 2 * t**3, math.nan),
 }
@@ -45,7 +59,9 @@ ENTRIES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor],
 class Own(EnergyTerm):
     """Σ V of the entries of z or of the differences along edges, with changes of its gradient and its bound."""
 
-    def __init__(self, name: str, edges: bool, share: float, slope: float, noise: float) -> None:
+    def __init__(
+        self, name: str, edges: bool, share: float, slope: float, noise: float
+    ) -> None:
         self.function, self.derivative, self.curvature = ENTRIES[name]
         self.edges = edges
         self.share = share
@@ -75,7 +91,12 @@ class Own(EnergyTerm):
     def bound(self, z: Tensor, graph: Graph) -> Tensor:
         p = torch.ones_like(z[:, :, :1])
         if self.edges:  # of an edge, as of a graph
-            p = 2 * (graph.degree("in", DOUBLE) + graph.degree("out", DOUBLE)).to(z)[:, None, None]
+            p = (
+                2
+                * (graph.degree("in", DOUBLE) + graph.degree("out", DOUBLE)).to(z)[
+                    :, None, None
+                ]
+            )
         return self.share * self.curvature * p
 
 
@@ -103,22 +124,34 @@ class Slab(Constraint):
 
 class Draws(random.Random):
     def share(self) -> float:
-        return self.choice([1.0, 1.0, 1.0, self.uniform(0.45, 0.99), 10 ** self.uniform(-2, 1)])
+        return self.choice(
+            [1.0, 1.0, 1.0, self.uniform(0.45, 0.99), 10 ** self.uniform(-2, 1)]
+        )
 
     def term(self) -> tuple[EnergyTerm, bool]:
         """A term, and whether it is right."""
         name = self.choice([*ENTRIES])
         edges = self.random() < 0.5
         share = self.share()
-        slope = self.choice([1.0, 1.0, 1.0, 1.0, self.choice([0.5, 0.99, 1.1, -1.0, 2.0, 0.0])])
+        slope = self.choice(
+            [1.0, 1.0, 1.0, 1.0, self.choice([0.5, 0.99, 1.1, -1.0, 2.0, 0.0])]
+        )
         noise = self.choice([0.0, 0.0, 0.0, 0.0, 10 ** self.uniform(-3, 0)])
         right = (
-            share >= 1 and slope == 1 and not noise and name not in ("absolute value", "quartic")
+            share >= 1
+            and slope == 1
+            and not noise
+            and name not in ("absolute value", "quartic")
         )
         term: EnergyTerm = Own(name, edges, share, slope, noise)
         if self.random() < 0.3:
             factor = 10 ** self.uniform(-2, 2)
-            term = self.choice([factor, torch.tensor(factor, dtype=DOUBLE), lambda: factor]) * term
+            term = (
+                self.choice(
+                    [factor, torch.tensor(factor, dtype=DOUBLE), lambda: factor]
+                )
+                * term
+            )
         return term, right
 
 
@@ -128,7 +161,9 @@ def case(seed: int) -> tuple[CertifiedBlock, Tensor, Graph, bool]:
     size = d.randint(1, 9)
     ptr = None
     if d.random() < 0.5:
-        ptr = torch.tensor([0, *sorted(d.choices(range(size + 1), k=d.randint(0, 3))), size])
+        ptr = torch.tensor(
+            [0, *sorted(d.choices(range(size + 1), k=d.randint(0, 3))), size]
+        )
     ends = torch.randint(size, (2, d.randint(0, 3 * size)), generator=generator)
     if ptr is not None:
         member = torch.searchsorted(ptr, torch.arange(size), right=True)
@@ -155,7 +190,12 @@ def case(seed: int) -> tuple[CertifiedBlock, Tensor, Graph, bool]:
         constraint = Slab(end)
     beta = 10 ** d.uniform(-3, 1)
     block = CertifiedBlock(
-        C, terms, d.randint(1, 8), constraint=constraint, beta=beta, radius=10 ** d.uniform(-1, 1)
+        C,
+        terms,
+        d.randint(1, 8),
+        constraint=constraint,
+        beta=beta,
+        radius=10 ** d.uniform(-1, 1),
     )
     dtype = d.choice([DOUBLE, DOUBLE, torch.float32])
     scale = 10 ** d.uniform(-2, 2)
@@ -171,12 +211,15 @@ def largest_rise(block: CertifiedBlock, x: Tensor, graph: Graph) -> float:
     worst = -math.inf
     for before, after in pairwise(states):
         values = [
-            torch.stack([term.by_graph(z, graph) for term in energy.terms]) for z in (before, after)
+            torch.stack([term.by_graph(z, graph) for term in energy.terms])
+            for z in (before, after)
         ]
         bound = sum(term.bound(before, graph) for term in energy.terms)
         squares = float((bound * (before.square() + after.square())).sum())
         size = values[0].abs().sum() + values[1].abs().sum() + squares
-        excess = (values[1].sum(0) - values[0].sum(0)) / (64 * eps * size).clamp(min=1e-300)
+        excess = (values[1].sum(0) - values[0].sum(0)) / (64 * eps * size).clamp(
+            min=1e-300
+        )
         worst = max(worst, float(excess.max()) if excess.numel() else 0.0)
     return worst
 

@@ -37,18 +37,26 @@ def test_float32_input_keeps_float64_sums(ball) -> None:
     x = (ball(500, 8, 0.01) + 5).float()
     total = SimplePenalty().total(x)
     assert total.dtype == torch.float64
-    torch.testing.assert_close(total, dense_total(SimplePenalty(), x.double()), rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        total, dense_total(SimplePenalty(), x.double()), rtol=1e-9, atol=0
+    )
 
 
 @every_penalty
 @pytest.mark.parametrize("n", [1, 2, 23])
-def test_total_is_dense_total(penalty: Penalty, n: int, ball, small_tiles: None) -> None:
+def test_total_is_dense_total(
+    penalty: Penalty, n: int, ball, small_tiles: None
+) -> None:
     x = ball(n, 3)
-    torch.testing.assert_close(penalty.total(x), dense_total(penalty, x), rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(
+        penalty.total(x), dense_total(penalty, x), rtol=1e-11, atol=1e-12
+    )
 
 
 @every_penalty
-def test_ragged_batches_and_heads_add_up(penalty: Penalty, ball, small_tiles: None) -> None:
+def test_ragged_batches_and_heads_add_up(
+    penalty: Penalty, ball, small_tiles: None
+) -> None:
     x = ball(34, 3).view(17, 2, 3)
     ptr = torch.tensor([0, 5, 5, 6, 17])
     alone = sum(
@@ -83,13 +91,18 @@ def test_find_distance_above(shift: float, ball, small_tiles: None) -> None:
     """A witness if and only if there is a pair beyond the limit, wherever the state lies and however the tiles fall."""
     x = ball(60, 3) + shift
     ptr = torch.tensor([0, 25, 60])
-    largest = max(float(torch.cdist(x[a:b], x[a:b]).square().max()) for a, b in [(0, 25), (25, 60)])
+    largest = max(
+        float(torch.cdist(x[a:b], x[a:b]).square().max())
+        for a, b in [(0, 25), (25, 60)]
+    )
     assert pairs.find_distance_above(largest * 1.0001, x, ptr) is None
     witness = pairs.find_distance_above(largest * 0.9999, x, ptr)
     assert witness == pytest.approx(largest)
 
 
-def test_find_distance_above_ignores_pairs_of_different_graphs_and_reports_nan() -> None:
+def test_find_distance_above_ignores_pairs_of_different_graphs_and_reports_nan() -> (
+    None
+):
     x = torch.tensor([[0.0], [0.1], [9.0], [9.1]])
     assert pairs.find_distance_above(4.0, x, torch.tensor([0, 2, 4])) is None
     assert pairs.find_distance_above(4.0, x) == pytest.approx(9.1**2)

@@ -32,18 +32,23 @@ def test_delta_is_concave_and_nondecreasing_with_slope_f(penalty: dm.Penalty) ->
     assert (slope >= 0).all()
 
 
-@pytest.mark.parametrize(("dtype", "much"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
+@pytest.mark.parametrize(
+    ("dtype", "much"), [(torch.float32, 1e-4), (torch.float64, 1e-12)]
+)
 def test_the_domain_ends_where_rounding_does(dtype: torch.dtype, much: float) -> None:
     """Opposite unit vectors are 2 apart up to rounding; a pair further apart than that is refused wherever it comes."""
-    x = torch.randn(50, 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.double).to(
-        dtype
-    )
+    x = torch.randn(
+        50, 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.double
+    ).to(dtype)
     penalty = dm.SimplePenalty()
     for unit in torch.nn.functional.normalize(x, dim=2):
         pair = torch.stack([unit, -unit])
         assert dm.energies.certify_trajectory(penalty, pair, 0.5)
     apart = (1 + much) * pair
-    assert "leaves the domain" in dm.energies.certify_trajectory(penalty, apart, 0.5).reason
+    assert (
+        "leaves the domain"
+        in dm.energies.certify_trajectory(penalty, apart, 0.5).reason
+    )
 
 
 def test_published_values() -> None:
@@ -53,7 +58,9 @@ def test_published_values() -> None:
     torch.testing.assert_close(
         dm.SigmoidPenalty().delta(z2), z2 - 2 * torch.log(torch.exp(z2 / 2 - 1) + 1)
     )
-    torch.testing.assert_close(dm.SigmoidPenalty().f(z2), 1 / (1 + torch.exp(z2 / 2 - 1)))
+    torch.testing.assert_close(
+        dm.SigmoidPenalty().f(z2), 1 / (1 + torch.exp(z2 / 2 - 1))
+    )
 
 
 def test_softmax_f_is_attention_on_unit_vectors_and_the_printed_one_is_not() -> None:
@@ -85,7 +92,10 @@ def test_the_conjugate_is_the_minimum(penalty: dm.Penalty) -> None:
     zero = torch.zeros(1, dtype=torch.double)
     steep = penalty.conjugate(1.5 * penalty.f(zero))
     torch.testing.assert_close(steep, -penalty.delta(zero), atol=1e-12, rtol=0)
-    assert penalty.conjugate(torch.tensor([-0.1, -2.0])).tolist() == [-math.inf, -math.inf]
+    assert penalty.conjugate(torch.tensor([-0.1, -2.0])).tolist() == [
+        -math.inf,
+        -math.inf,
+    ]
     if not isinstance(penalty, dm.QuadraticPenalty):
         assert gap.max() > 0.05, "away from ω = f(s) the bound is strict"
 
@@ -108,13 +118,17 @@ def test_log_and_inverse_of_f(penalty: dm.Penalty) -> None:
 
 @every_penalty
 @pytest.mark.parametrize("normalize", [False, True])
-def test_coupling_is_f_of_the_distances(penalty: dm.Penalty, normalize: bool, ball) -> None:
+def test_coupling_is_f_of_the_distances(
+    penalty: dm.Penalty, normalize: bool, ball
+) -> None:
     x = ball(18, 4).view(9, 2, 4)
     ptr = torch.tensor([0, 4, 4, 9])
     coupling = penalty.coupling(x, ptr, normalize=normalize)
     graph = torch.tensor([0] * 4 + [2] * 5)
     for head in range(2):
-        dense = penalty.f(torch.cdist(x[:, head], x[:, head]).square()) * (graph[:, None] == graph)
+        dense = penalty.f(torch.cdist(x[:, head], x[:, head]).square()) * (
+            graph[:, None] == graph
+        )
         if normalize:
             dense = dense / dense.sum(1, keepdim=True)
         got = coupling.to_dense()[min(head, coupling.heads - 1)]
@@ -133,7 +147,11 @@ def test_a_mixture_is_learned_and_stays_one() -> None:
     assert coupling.nonnegative
     assert coupling.positive_semidefinite
     product = coupling @ x.unsqueeze(1)
-    for value in (penalty.total(x), product.square().sum(), penalty.f(x.square()).sum()):
+    for value in (
+        penalty.total(x),
+        product.square().sum(),
+        penalty.f(x.square()).sum(),
+    ):
         slopes = torch.autograd.grad(value, list(penalty.parameters()))
         assert all(slope.isfinite().all() and (slope != 0).all() for slope in slopes)
     penalty.log_weights.data = torch.tensor([-40.0, 30.0])
@@ -141,7 +159,9 @@ def test_a_mixture_is_learned_and_stays_one() -> None:
     z2 = torch.linspace(0, 50, 99, dtype=torch.double)
     assert (penalty.delta(z2).diff() >= 0).all()
     assert (penalty.f(z2).diff() <= 0).all()
-    torch.testing.assert_close(penalty.log_f(z2), penalty.f(z2).log(), atol=1e-9, rtol=1e-6)
+    torch.testing.assert_close(
+        penalty.log_f(z2), penalty.f(z2).log(), atol=1e-9, rtol=1e-6
+    )
     penalty.reset_parameters()
     assert repr(penalty) == "MixturePenalty(widths=[0.3, 1.0], weights=[1.0, 0.5])"
 
@@ -197,16 +217,27 @@ def test_delta_is_the_integral_of_f_and_f_the_derivative_of_delta(f, delta) -> N
 
 @pytest.mark.parametrize("given", ["f", "delta"])
 @pytest.mark.parametrize("known", [dm.GaussianPenalty(0.8), dm.SoftmaxPenalty(3)])
-def test_of_the_f_of_a_named_penalty_it_is_that_penalty(known: Penalty, given: str) -> None:
+def test_of_the_f_of_a_named_penalty_it_is_that_penalty(
+    known: Penalty, given: str
+) -> None:
     own = dm.FunctionPenalty(**{given: getattr(known, given)})
     x = randn(11, 2, 3).requires_grad_()
     v = randn(11, 2, 5, seed=1)
     omega = torch.linspace(0.001, 1.1, 30, dtype=torch.float64)
-    torch.testing.assert_close(own.conjugate(omega), known.conjugate(omega), rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(
+        own.conjugate(omega), known.conjugate(omega), rtol=1e-8, atol=1e-9
+    )
     assert own.conjugate(torch.tensor([-0.1])).item() == -math.inf
     for constraint, normalize in product((None, Sphere(1.5)), (False, True)):
-        couplings = [penalty.coupling(x, PTR, normalize, constraint) for penalty in (own, known)]
-        agree(*(coupling @ v for coupling in couplings), [x], (1e-10, 1e-12), (1e-9, 1e-11))
+        couplings = [
+            penalty.coupling(x, PTR, normalize, constraint) for penalty in (own, known)
+        ]
+        agree(
+            *(coupling @ v for coupling in couplings),
+            [x],
+            (1e-10, 1e-12),
+            (1e-9, 1e-11),
+        )
         for promise in ("symmetric", "nonnegative", "row_stochastic"):
             assert getattr(couplings[0], promise) == getattr(couplings[1], promise)
     options = {"source": v[:, :, :3], "constraint": "ball", "radius": 9.0, "ptr": PTR}
@@ -214,15 +245,21 @@ def test_of_the_f_of_a_named_penalty_it_is_that_penalty(known: Penalty, given: s
     agree(*energies, [x], (1e-9, 0), (1e-6, 1e-8))
 
 
-def test_tiles_do_not_change_values_or_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_do_not_change_values_or_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     q, k, v = (randn(11, 2, 3, seed=seed).requires_grad_() for seed in range(3))
     scale = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
     results = []
     for entries in (1 << 20, 50):  # one tile a graph, and tiles of three rows
         monkeypatch.setattr(pairwise, "TILE_ENTRIES", entries)
-        coupling = dm.couplings.DistanceCoupling(lambda z2: 1 / (1 + scale * z2), q, k, PTR)
+        coupling = dm.couplings.DistanceCoupling(
+            lambda z2: 1 / (1 + scale * z2), q, k, PTR
+        )
         out = coupling @ v
-        results.append((out, *torch.autograd.grad(out.square().sum(), [q, k, v, scale])))
+        results.append(
+            (out, *torch.autograd.grad(out.square().sum(), [q, k, v, scale]))
+        )
     assert len(coupling._tiles()) == 4
     torch.testing.assert_close(*results, rtol=1e-11, atol=1e-12)
     dense = coupling.to_dense()
@@ -234,7 +271,12 @@ def test_tiles_do_not_change_values_or_gradients(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"constraint": "sphere"}, {"constraint": None, "projection": "tied", "heads": 2}]
+    "more",
+    [
+        {},
+        {"constraint": "sphere"},
+        {"constraint": None, "projection": "tied", "heads": 2},
+    ],
 )
 def test_a_certified_model_goes_down_its_energy(more: dict) -> None:
     torch.manual_seed(0)
@@ -251,7 +293,9 @@ def test_a_certified_model_goes_down_its_energy(more: dict) -> None:
 
 def test_the_explicit_step_of_such_an_attention_descends() -> None:
     diffusivity = dm.PenaltyDiffusivity(dm.FunctionPenalty(cauchy))
-    conv = dm.DiffusionConv(4, 4, diffusivity, dm.ExplicitEuler(0.9), transform=False, bias=False)
+    conv = dm.DiffusionConv(
+        4, 4, diffusivity, dm.ExplicitEuler(0.9), transform=False, bias=False
+    )
     assert_energy_descent(conv, instances=3, steps=3)
 
 
@@ -269,14 +313,26 @@ test_what_is_no_penalty_is_refused = refuses(
     (lambda: dm.FunctionPenalty(delta=lambda z2: -z2), ValueError, "is negative"),
     (lambda: dm.FunctionPenalty(delta=lambda z2: z2.square()), ValueError, "f rises"),
     (lambda: dm.FunctionPenalty(lambda z2: 1 / z2), ValueError, "is not finite"),
-    (lambda: dm.FunctionPenalty(rising, domain=(0.0, 9.0)), ValueError, r"f\(0\) = 1 to f\(9\)"),
-    (lambda: dm.FunctionPenalty(cauchy, lambda z2: z2), ValueError, "not the derivative of δ"),
+    (
+        lambda: dm.FunctionPenalty(rising, domain=(0.0, 9.0)),
+        ValueError,
+        r"f\(0\) = 1 to f\(9\)",
+    ),
+    (
+        lambda: dm.FunctionPenalty(cauchy, lambda z2: z2),
+        ValueError,
+        "not the derivative of δ",
+    ),
     (lambda: dm.FunctionPenalty(lambda z2: z2.sum()), ValueError, "f must give"),
     (lambda: dm.FunctionPenalty(cauchy, domain=(1.0, 2.0)), ValueError, "domain"),
     (lambda: dm.FunctionPenalty(cauchy, domain=(0.0, -2.0)), ValueError, "domain"),
     (lambda: dm.FunctionPenalty(lambda a, b: a), TypeError, "f must take"),
     (lambda: dm.PenaltyDiffusivity(cauchy), TypeError, "penalty"),
-    (lambda: dm.PenaltyDiffusivity(dm.MixturePenalty(), measure="inner"), ValueError, "measure"),
+    (
+        lambda: dm.PenaltyDiffusivity(dm.MixturePenalty(), measure="inner"),
+        ValueError,
+        "measure",
+    ),
 )
 
 
@@ -317,4 +373,7 @@ def test_the_simple_energy_along_a_step_is_a_quartic(seed: int) -> None:
     powers = torch.arange(5)
     for tau in torch.logspace(-3, 3, 13, dtype=torch.double):
         direct = dm.SimplePenalty().total(x / 10 + tau * (down + 3))
-        assert abs((p * tau**powers).sum() - direct) <= 1e-13 * (p.abs() * tau**powers).sum()
+        assert (
+            abs((p * tau**powers).sum() - direct)
+            <= 1e-13 * (p.abs() * tau**powers).sum()
+        )

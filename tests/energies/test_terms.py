@@ -29,7 +29,12 @@ from diffusion_mp.energies.terms import (
     ScaledTerm,
     SourceTerm,
 )
-from diffusion_mp.layers.certified_block import CertifiedBlock, RowAttention, TiedMLP, WeightedGraph
+from diffusion_mp.layers.certified_block import (
+    CertifiedBlock,
+    RowAttention,
+    TiedMLP,
+    WeightedGraph,
+)
 from diffusion_mp.testing import check_energy_term
 from energy_forms import Joint
 from helpers import agree, largest_rise, refuses
@@ -61,7 +66,9 @@ def pairs_of_nodes() -> Graph:
 def symmetric(graph: Graph) -> SparseCoupling:
     both = Graph(NODES, torch.cat([graph.edges, graph.edges.flip(0)], 1))
     return SparseCoupling(
-        both, torch.rand(graph.num_edges, 1, dtype=DOUBLE).repeat(2, 1), nonnegative=True
+        both,
+        torch.rand(graph.num_edges, 1, dtype=DOUBLE).repeat(2, 1),
+        nonnegative=True,
     )
 
 
@@ -82,7 +89,11 @@ def one_matrix(graph: Graph) -> MatrixTerm:
 def attention(graph: Graph, prior: bool = False) -> AttentionTerm:
     query = random(HEADS, 4, CHANNELS)
     key = random(HEADS, 4, CHANNELS)
-    weight = SparseCoupling(graph, torch.rand(graph.num_edges, dtype=DOUBLE)) if prior else None
+    weight = (
+        SparseCoupling(graph, torch.rand(graph.num_edges, dtype=DOUBLE))
+        if prior
+        else None
+    )
     return AttentionTerm(query, key, 0.7, weight)
 
 
@@ -91,21 +102,29 @@ def mlp(activation: str) -> MLPTerm:
 
 
 TERMS = {
-    "source": lambda graph: SourceTerm(random(NODES, CHANNELS), torch.rand(NODES, dtype=DOUBLE)),
+    "source": lambda graph: SourceTerm(
+        random(NODES, CHANNELS), torch.rand(NODES, dtype=DOUBLE)
+    ),
     "graph": lambda graph: CouplingTerm(symmetric(graph)),
-    "pairs": lambda graph: PairTerm(get_penalty("gaussian"), random(2, 3, CHANNELS), mean=True),
+    "pairs": lambda graph: PairTerm(
+        get_penalty("gaussian"), random(2, 3, CHANNELS), mean=True
+    ),
     "matrices": matrix,
     "two hops": lambda graph: matrix(graph, hops=2),
     "one symmetric matrix": one_matrix,
     "diagonals": lambda graph: MatrixTerm(
-        SparseCoupling(graph, random(graph.num_edges, RELATIONS)), random(RELATIONS, CHANNELS)
+        SparseCoupling(graph, random(graph.num_edges, RELATIONS)),
+        random(RELATIONS, CHANNELS),
     ),
     "identities": lambda graph: MatrixTerm(
         SparseCoupling(graph, random(graph.num_edges, RELATIONS)), None
     ),
     "attention": attention,
     "attention to neighbours": lambda graph: attention(graph, prior=True),
-    **{f"MLP, {name}": partial(lambda name, graph: mlp(name), name) for name in ACTIVATIONS},
+    **{
+        f"MLP, {name}": partial(lambda name, graph: mlp(name), name)
+        for name in ACTIVATIONS
+    },
     "twice attention": lambda graph: 2.0 * attention(graph),
 }
 
@@ -147,7 +166,9 @@ def test_a_weighted_mean_is_the_half_gradient(name: str) -> None:
         return
     half, damping, *_ = term.majorant(z, graph, True)
     moved = mean.damping * z - (0 if mean.pull is None else mean.scale * mean.pull(z))
-    torch.testing.assert_close(moved if mean.constant is None else moved - mean.constant, half)
+    torch.testing.assert_close(
+        moved if mean.constant is None else moved - mean.constant, half
+    )
     torch.testing.assert_close(mean.damping.expand_as(damping), damping)
     if term.quadratic and mean.pull is not None:
         torch.testing.assert_close((moved * z).sum(), term.value(z, graph))
@@ -176,7 +197,9 @@ def test_a_wrong_gradient_is_found_out() -> None:
             return 1.01 * self.term.half_gradient(z, graph)
 
     with pytest.raises(AssertionError, match="half of the gradient"):
-        check_energy_term(Wrong(mlp("tanh"), 1.0), random(NODES, 1, CHANNELS), a_graph())
+        check_energy_term(
+            Wrong(mlp("tanh"), 1.0), random(NODES, 1, CHANNELS), a_graph()
+        )
 
 
 class Well(EnergyTerm):
@@ -216,7 +239,9 @@ def test_the_terms_equal_dense_formulas() -> None:
     reach = sizes @ sizes
     k = ((reach.sum(2) + reach.sum(1)) / 2 * norms[:, None]).sum(0)
     exact = MatrixTerm(term.forward, term.matrix, norms, hops=2)
-    assert torch.allclose(exact.value(z, graph), (k * flat.square().sum(1)).sum() - along)
+    assert torch.allclose(
+        exact.value(z, graph), (k * flat.square().sum(1)).sum() - along
+    )
     weights = attention(graph)
     q, k = (torch.einsum("hdc,nc->hnd", w, flat) for w in (weights.query, weights.key))
     scores = -0.35 * torch.cdist(q, k).square()
@@ -233,7 +258,9 @@ def test_the_terms_equal_dense_formulas() -> None:
 @pytest.mark.parametrize("directed", [False, True], ids=["symmetric", "directed"])
 @pytest.mark.parametrize("hops", [1, 2])
 @pytest.mark.parametrize("relations", [1, RELATIONS])
-def test_diagonals_equal_diagonal_matrices(relations: int, hops: int, directed: bool) -> None:
+def test_diagonals_equal_diagonal_matrices(
+    relations: int, hops: int, directed: bool
+) -> None:
     graph = a_graph()
     weight = random(24, relations)
     if not directed:
@@ -243,12 +270,22 @@ def test_diagonals_equal_diagonal_matrices(relations: int, hops: int, directed: 
     pull = random(NODES, 1, CHANNELS)
     found = []
     for form in (torch.clone, torch.diag_embed):
-        z, diagonals, weight = leaves = [tensor.clone().requires_grad_() for tensor in given]
+        z, diagonals, weight = leaves = [
+            tensor.clone().requires_grad_() for tensor in given
+        ]
         coupling = SparseCoupling(graph, weight, symmetric=not directed)
         term = MatrixTerm(
-            coupling, form(diagonals), norm_bounds(diagonals), hops=hops, symmetric=not directed
+            coupling,
+            form(diagonals),
+            norm_bounds(diagonals),
+            hops=hops,
+            symmetric=not directed,
         )
-        results = term.value(z, graph), term.half_gradient(z, graph), term.bound(z, graph)
+        results = (
+            term.value(z, graph),
+            term.half_gradient(z, graph),
+            term.bound(z, graph),
+        )
         total = results[0] + (pull * results[1]).sum() + results[2].square().sum()
         found.append([*results, *torch.autograd.grad(total, leaves)])
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
@@ -260,10 +297,14 @@ def test_without_matrices_the_identity_is_meant() -> None:
     coupling = SparseCoupling(graph, random(24, RELATIONS))
     ones = torch.ones(RELATIONS, CHANNELS, dtype=DOUBLE)
     for hops, norms in ((1, None), (2, torch.rand(RELATIONS, dtype=DOUBLE) + 1)):
-        got, expected = (MatrixTerm(coupling, matrix, norms, hops=hops) for matrix in (None, ones))
+        got, expected = (
+            MatrixTerm(coupling, matrix, norms, hops=hops) for matrix in (None, ones)
+        )
         for name in ("value", "half_gradient", "bound"):
             torch.testing.assert_close(
-                getattr(got, name)(z, graph), getattr(expected, name)(z, graph), msg=name
+                getattr(got, name)(z, graph),
+                getattr(expected, name)(z, graph),
+                msg=name,
             )
     with pytest.raises(ValueError, match="reads states of one head"):
         got.value(z.expand(-1, 2, -1), graph)
@@ -277,10 +318,14 @@ def test_the_identity_between_neighbours_is_the_term_of_the_graph() -> None:
     got = part(z.squeeze(1), graph)
     expected = 0.3 * CouplingTerm(part.adjacency(z.squeeze(1), graph))
     torch.testing.assert_close(got.value(z, graph), expected.value(z, graph))
-    torch.testing.assert_close(got.half_gradient(z, graph), expected.half_gradient(z, graph))
+    torch.testing.assert_close(
+        got.half_gradient(z, graph), expected.half_gradient(z, graph)
+    )
 
 
-@pytest.mark.parametrize("learned", [False, True], ids=["fixed weights", "learned weights"])
+@pytest.mark.parametrize(
+    "learned", [False, True], ids=["fixed weights", "learned weights"]
+)
 @pytest.mark.parametrize("dims", [2, 1], ids=["matrices", "diagonals"])
 @pytest.mark.parametrize("edges", [0, 1, 31])
 def test_multiplying_only_by_matrices_of_own_relations_changes_nothing(
@@ -288,14 +333,18 @@ def test_multiplying_only_by_matrices_of_own_relations_changes_nothing(
 ) -> None:
     ends = torch.randint(NODES - 2, (2, edges))  # the last nodes are isolated
     graph = Graph(NODES, torch.cat([ends, ends[:, :5]], 1))  # multi-edges
-    weight = random(graph.num_edges, RELATIONS) * torch.randint(2, (graph.num_edges, RELATIONS))
+    weight = random(graph.num_edges, RELATIONS) * torch.randint(
+        2, (graph.num_edges, RELATIONS)
+    )
     weight[:, 1] = 0  # a relation without edges
     given = [random(NODES, CHANNELS), random(RELATIONS, *[CHANNELS] * dims), weight]
     pull = random(NODES, CHANNELS)
     found = []
     for path in (SparseCoupling, Coupling):
         v, matrix, weight = (tensor.clone().requires_grad_() for tensor in given)
-        out = path.transformed(SparseCoupling(graph, weight if learned else given[2]), v, matrix)
+        out = path.transformed(
+            SparseCoupling(graph, weight if learned else given[2]), v, matrix
+        )
         leaves = [v, matrix, weight][: 3 if learned else 2]
         found.append([out, *torch.autograd.grad((pull * out).sum(), leaves)])
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
@@ -315,7 +364,8 @@ def test_blocks_share_the_couplings_of_relations_until_edge_attr_changes() -> No
     ):
         write()
         term, fresh = (
-            parts[0](source, graph, given).term for given in (edge_attr, edge_attr.clone())
+            parts[0](source, graph, given).term
+            for given in (edge_attr, edge_attr.clone())
         )
         assert torch.equal(term.forward.weight, fresh.forward.weight)
         assert not torch.equal(term.forward.weight, first.weight)
@@ -329,7 +379,9 @@ def test_projected_heads_have_the_weighted_mean_of_their_laplacian() -> None:
     term = CouplingTerm(ProjectedCoupling(symmetric(graph), random(1, 2, CHANNELS)))
     mean = term.weighted_mean(z)
     assert mean is not None
-    torch.testing.assert_close(mean.damping * z - mean.pull(z), term.half_gradient(z, graph))
+    torch.testing.assert_close(
+        mean.damping * z - mean.pull(z), term.half_gradient(z, graph)
+    )
 
 
 def test_the_batch_of_graphs_has_the_sum_of_their_values() -> None:
@@ -366,11 +418,15 @@ def test_bounds_on_norms_have_their_gradients(shape: tuple[int, ...]) -> None:
     assert torch.autograd.gradgradcheck(norm_bounds, w)
     small = (1e-30 * w.detach().float()).requires_grad_()
     # The same at every scale.
-    slopes = [torch.autograd.grad(norm_bounds(x).sum(), x)[0].double() for x in (w, small)]
+    slopes = [
+        torch.autograd.grad(norm_bounds(x).sum(), x)[0].double() for x in (w, small)
+    ]
     torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-5)
 
 
-def blocks(constraint: str | None, dtype: torch.dtype) -> list[tuple[str, CertifiedBlock]]:
+def blocks(
+    constraint: str | None, dtype: torch.dtype
+) -> list[tuple[str, CertifiedBlock]]:
     """A block for every combination of terms, with parameters over many orders of magnitude."""
     found = []
     for with_graph in (None, "sum", "directed", "relations"):
@@ -383,40 +439,54 @@ def blocks(constraint: str | None, dtype: torch.dtype) -> list[tuple[str, Certif
                     else:
                         options = {}
                     terms.append(
-                        WeightedGraph(CHANNELS, symmetric=with_graph != "directed", **options)
+                        WeightedGraph(
+                            CHANNELS, symmetric=with_graph != "directed", **options
+                        )
                     )
                 if with_attention is not None:
                     terms.append(
-                        RowAttention(CHANNELS, 1, neighbours=with_attention == "neighbours")
+                        RowAttention(
+                            CHANNELS, 1, neighbours=with_attention == "neighbours"
+                        )
                     )
                 if activation is not None:
                     terms.append(TiedMLP(CHANNELS, 7, activation=activation))
-                block = CertifiedBlock(CHANNELS, terms, 3, constraint=constraint, radius=1.5).to(
-                    dtype
-                )
+                block = CertifiedBlock(
+                    CHANNELS, terms, 3, constraint=constraint, radius=1.5
+                ).to(dtype)
                 with torch.no_grad():
                     for parameter in block.parameters():
                         parameter.mul_(10 ** float(torch.empty(()).uniform_(-1, 1)))
                         parameter.add_(
-                            float(torch.empty(()).uniform_(-3, 3)) if parameter.dim() == 0 else 0
+                            float(torch.empty(()).uniform_(-3, 3))
+                            if parameter.dim() == 0
+                            else 0
                         )
                 found.append((f"{with_graph}, {with_attention}, {activation}", block))
     return found
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(DOUBLE, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(DOUBLE, 1e-12), (torch.float32, 1e-5)]
+)
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 def test_no_combination_of_terms_raises_its_energy(
     constraint: str | None, dtype: torch.dtype, tolerance: float
 ):
     graph = a_graph()
     for name, block in blocks(constraint, dtype):
-        edge_attr = torch.randn(graph.num_edges, RELATIONS, dtype=dtype) if block.reads else None
+        edge_attr = (
+            torch.randn(graph.num_edges, RELATIONS, dtype=dtype)
+            if block.reads
+            else None
+        )
         for scale in (0.1, 1.0, 30.0):
             source = scale * torch.randn(NODES, CHANNELS, dtype=dtype)
             block.requires_grad_(False)
             states = [*block.states(source, graph, edge_attr=edge_attr)]
-            rise = largest_rise(block.energy(source, graph, edge_attr=edge_attr), states)
+            rise = largest_rise(
+                block.energy(source, graph, edge_attr=edge_attr), states
+            )
             assert rise <= tolerance, (name, scale, rise)
 
 
@@ -472,7 +542,11 @@ def test_autocast_leaves_a_block_in_single_precision(attention: bool) -> None:
             out = block(x, graph)
             energies = block.energies(x, graph)
         found.append(
-            [out, energies, *torch.autograd.grad(out.square().sum(), [x, *block.parameters()])]
+            [
+                out,
+                energies,
+                *torch.autograd.grad(out.square().sum(), [x, *block.parameters()]),
+            ]
         )
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
@@ -483,7 +557,9 @@ def test_a_block_knows_its_energies_and_its_certificate() -> None:
     ).double()
     graph = a_graph()
     x = random(NODES, CHANNELS)
-    data = Data(x=x, edge_index=graph.edges, edge_attr=random(graph.num_edges, RELATIONS))
+    data = Data(
+        x=x, edge_index=graph.edges, edge_attr=random(graph.num_edges, RELATIONS)
+    )
     energies = block.energies(x, data.edge_index, edge_attr=data.edge_attr)
     assert energies.shape == (5,)
     assert bool((energies.diff() <= 0).all())
@@ -493,7 +569,10 @@ def test_a_block_knows_its_energies_and_its_certificate() -> None:
     whole = nn.Sequential(block)
     assert layer_certificates(whole, None).keys() == {"0"}
     block.fixed = (
-        Bounded(MatrixTerm(SparseCoupling(graph), -torch.eye(CHANNELS, dtype=DOUBLE)[None]), 0.4),
+        Bounded(
+            MatrixTerm(SparseCoupling(graph), -torch.eye(CHANNELS, dtype=DOUBLE)[None]),
+            0.4,
+        ),
     )
     assert "exceeds its majorant" in certify(block, data).reason
     block.beta.raw.data.fill_(math.nan)
@@ -504,14 +583,19 @@ def test_a_block_knows_its_energies_and_its_certificate() -> None:
 @pytest.mark.parametrize(
     "fixed", [False, True], ids=["", "beside quadratic terms without a fixed mean"]
 )
-@pytest.mark.parametrize("num_steps", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "num_steps", [1000, pytest.param(10_000, marks=pytest.mark.slow)]
+)
 def test_the_state_at_rest_is_the_limit_of_the_steps_with_its_gradient(
     constraint, fixed, num_steps
 ) -> None:
     graph = a_graph()
     source = random(NODES, CHANNELS).requires_grad_()
     if fixed:
-        more = [CouplingTerm(symmetric(graph)), 2.0 * SourceTerm(random(NODES, CHANNELS))]
+        more = [
+            CouplingTerm(symmetric(graph)),
+            2.0 * SourceTerm(random(NODES, CHANNELS)),
+        ]
     else:
         more = []
     block = CertifiedBlock(
@@ -539,9 +623,13 @@ def test_functions_of_another_shape_are_refused_not_broadcast() -> None:
     graph = a_graph()
     z = random(NODES, 1, CHANNELS)
     term = Flat(random(NODES, CHANNELS))
-    with pytest.raises(AssertionError, match=r"half_gradient .* must have the shape \[9, 1, 5\]"):
+    with pytest.raises(
+        AssertionError, match=r"half_gradient .* must have the shape \[9, 1, 5\]"
+    ):
         check_energy_term(term, z, graph)
-    with pytest.raises(ValueError, match=r"half_gradient .* must have the shape \[9, 1, 5\]"):
+    with pytest.raises(
+        ValueError, match=r"half_gradient .* must have the shape \[9, 1, 5\]"
+    ):
         CertifiedBlock(CHANNELS, [term], 1).double()(z.squeeze(1), graph)
     certificate = certify_step(Joint(terms=[term], graph=graph), z)
     assert "must have the shape" in certificate.reason
@@ -552,7 +640,9 @@ def test_the_linear_system_at_rest_is_solved_for_parameters_of_any_size() -> Non
     graph = a_graph()
     source = random(NODES, CHANNELS)
     for _ in range(50):
-        beta, mu, size = (10 ** float(torch.empty(()).uniform_(-4, 4)) for _ in range(3))
+        beta, mu, size = (
+            10 ** float(torch.empty(()).uniform_(-4, 4)) for _ in range(3)
+        )
         block = CertifiedBlock(
             CHANNELS, [WeightedGraph(CHANNELS, mu)], None, constraint=None, beta=beta
         ).double()
@@ -568,7 +658,9 @@ def test_the_linear_system_at_rest_is_solved_for_parameters_of_any_size() -> Non
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
-def test_steps_that_share_what_does_not_change_are_single_steps(constraint: str | None) -> None:
+def test_steps_that_share_what_does_not_change_are_single_steps(
+    constraint: str | None,
+) -> None:
     """In values and all gradients, also where the source is weighted by a metric."""
     graph = a_graph()
     for _, block in blocks(constraint, DOUBLE):
@@ -580,7 +672,9 @@ def test_steps_that_share_what_does_not_change_are_single_steps(constraint: str 
             *block.energy(source, graph, edge_attr=edge_attr).terms[:-1],
         ]
         energy = Energy(terms, block.update.constraint, graph=graph)
-        start = block.update.constraint.project(random(NODES, 1, CHANNELS)).requires_grad_()
+        start = block.update.constraint.project(
+            random(NODES, 1, CHANNELS)
+        ).requires_grad_()
         steps = energy.descent(start)
         leaves = [start, source, *block.parameters()]
         shared = steps(steps(start))
@@ -598,11 +692,15 @@ def test_states_at_rest_are_found_for_parameters_of_any_size_and_keep_few_tensor
     """Also for states of any size; what backward keeps does not grow with the number of iterations."""
     for number in range(1000):
         torch.manual_seed(number)
-        beta, mu, size, scale = (10 ** float(torch.empty(()).uniform_(-4, 4)) for _ in range(4))
+        beta, mu, size, scale = (
+            10 ** float(torch.empty(()).uniform_(-4, 4)) for _ in range(4)
+        )
         graph = a_graph()
         source = scale * random(NODES, CHANNELS)
         part = WeightedGraph(CHANNELS, mu, symmetric=False, hops=1 + number % 2)
-        block = CertifiedBlock(CHANNELS, [part], None, constraint=constraint, beta=beta).double()
+        block = CertifiedBlock(
+            CHANNELS, [part], None, constraint=constraint, beta=beta
+        ).double()
         with torch.no_grad():
             part.matrix.mul_(size)
         kept = []
@@ -618,7 +716,9 @@ def test_states_at_rest_are_found_for_parameters_of_any_size_and_keep_few_tensor
             after = block.energy(source, graph).step(z.unsqueeze(1)).squeeze(1)
             assert float((after - z).norm()) <= 1e-11 * float(z.norm())
         z.sum().backward()
-        assert all(bool(parameter.grad.isfinite().all()) for parameter in block.parameters())
+        assert all(
+            bool(parameter.grad.isfinite().all()) for parameter in block.parameters()
+        )
 
 
 test_bad_terms_are_refused_with_a_sentence = refuses(
@@ -636,9 +736,9 @@ test_bad_terms_are_refused_with_a_sentence = refuses(
         "prior must",
     ),
     (
-        lambda: AttentionTerm(*2 * [torch.eye(5)[None]], prior=SparseCoupling(Graph(5))).value(
-            random(NODES, 1, CHANNELS), a_graph()
-        ),
+        lambda: AttentionTerm(
+            *2 * [torch.eye(5)[None]], prior=SparseCoupling(Graph(5))
+        ).value(random(NODES, 1, CHANNELS), a_graph()),
         "z must have 5 rows",
     ),
     (lambda: AttentionTerm(torch.eye(3)[None], torch.eye(4)[None]), "must"),
@@ -651,7 +751,9 @@ test_bad_terms_are_refused_with_a_sentence = refuses(
 def test_a_term_with_a_learned_weight_is_shown_without_a_warning() -> None:
     torch.set_warn_always(True)
     try:
-        learned = ScaledTerm(nn.Parameter(torch.tensor(0.1)), PairTerm(get_penalty("simple")))
+        learned = ScaledTerm(
+            nn.Parameter(torch.tensor(0.1)), PairTerm(get_penalty("simple"))
+        )
         assert repr(0.5 * learned) == "0.5 * 0.1 * PairTerm(SimplePenalty())"
     finally:
         torch.set_warn_always(False)
@@ -665,7 +767,9 @@ def test_edges_of_prior_zero_count_for_nothing_in_the_value() -> None:
     kept = weight > 0
     z = 50 * random(4, 1, CHANNELS)
     values = [
-        AttentionTerm(query, query, prior=SparseCoupling(graph, nonnegative=True)).value(z, graph)
+        AttentionTerm(
+            query, query, prior=SparseCoupling(graph, nonnegative=True)
+        ).value(z, graph)
         for graph in (Graph(4, ends, weight), Graph(4, ends[:, kept], weight[kept]))
     ]
     torch.testing.assert_close(*values)
@@ -673,7 +777,9 @@ def test_edges_of_prior_zero_count_for_nothing_in_the_value() -> None:
 
 def test_weights_of_any_sign_raise_no_energy() -> None:
     graph = Graph(NODES, torch.randint(NODES, (2, 24)), random(24), validate=False)
-    block = CertifiedBlock(CHANNELS, [WeightedGraph(CHANNELS)], 6, constraint=None).double()
+    block = CertifiedBlock(
+        CHANNELS, [WeightedGraph(CHANNELS)], 6, constraint=None
+    ).double()
     x = random(NODES, CHANNELS)
     assert block.certificate(x, graph)
     assert bool((block.energies(x, graph).diff() <= 0).all())

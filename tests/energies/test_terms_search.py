@@ -12,15 +12,27 @@ from torch import Tensor, nn
 
 from diffusion_mp import Graph
 from diffusion_mp.energies import Energy
-from diffusion_mp.energies.matrix_terms import ACTIVATIONS, AttentionTerm, MatrixTerm, MLPTerm
+from diffusion_mp.energies.matrix_terms import (
+    ACTIVATIONS,
+    AttentionTerm,
+    MatrixTerm,
+    MLPTerm,
+)
 from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm
-from diffusion_mp.layers.certified_block import CertifiedBlock, RowAttention, TiedMLP, WeightedGraph
+from diffusion_mp.layers.certified_block import (
+    CertifiedBlock,
+    RowAttention,
+    TiedMLP,
+    WeightedGraph,
+)
 
 pytestmark = pytest.mark.unwatched
 
 PARTS = {
     "graph": lambda: WeightedGraph(CHANNELS),
-    "directed graph": lambda: WeightedGraph(CHANNELS, symmetric=False, gate=True, hops=2),
+    "directed graph": lambda: WeightedGraph(
+        CHANNELS, symmetric=False, gate=True, hops=2
+    ),
     "attention": lambda: RowAttention(CHANNELS),
     "attention to neighbours": lambda: RowAttention(CHANNELS, neighbours=True),
     "MLP": lambda: TiedMLP(CHANNELS, 4, activation="tanh"),
@@ -39,7 +51,9 @@ CASES = [(parts, constraint) for parts in COMBINATIONS for constraint in CONSTRA
 
 def batch(graphs: int) -> Graph:
     edges = [k * NODES + torch.randint(NODES, (2, 5 + k % 20)) for k in range(graphs)]
-    return Graph(graphs * NODES, torch.cat(edges, 1), ptr=NODES * torch.arange(graphs + 1))
+    return Graph(
+        graphs * NODES, torch.cat(edges, 1), ptr=NODES * torch.arange(graphs + 1)
+    )
 
 
 def values(term: EnergyTerm, z: Tensor) -> Tensor:
@@ -73,7 +87,12 @@ def values(term: EnergyTerm, z: Tensor) -> Tensor:
 
 
 def largest_rise(
-    parts: list[str], constraint: str | None, factor: float, seed: int, starts: int, ascent: int
+    parts: list[str],
+    constraint: str | None,
+    factor: float,
+    seed: int,
+    starts: int,
+    ascent: int,
 ) -> float:
     """The largest rise of F by one step, relative to its terms, with bounds multiplied by ``factor``."""
     torch.manual_seed(seed)
@@ -81,27 +100,36 @@ def largest_rise(
     block = CertifiedBlock(
         CHANNELS, [PARTS[name]() for name in parts], 1, constraint=constraint
     ).double()
-    sizes = 10 ** torch.empty(2, starts, 1, dtype=torch.double).uniform_(-1, 1).repeat_interleave(
-        NODES, 1
-    )
-    leaves = [nn.Parameter(size * torch.randn(starts * NODES, CHANNELS).double()) for size in sizes]
+    sizes = 10 ** torch.empty(2, starts, 1, dtype=torch.double).uniform_(
+        -1, 1
+    ).repeat_interleave(NODES, 1)
+    leaves = [
+        nn.Parameter(size * torch.randn(starts * NODES, CHANNELS).double())
+        for size in sizes
+    ]
     with torch.no_grad():
         for parameter in block.parameters():
-            parameter.add_(torch.randn_like(parameter) * (3 if parameter.dim() == 0 else 0.3))
+            parameter.add_(
+                torch.randn_like(parameter) * (3 if parameter.dim() == 0 else 0.3)
+            )
     optimizer = torch.optim.Adam([*leaves, *block.parameters()], lr=0.1)
     found = -math.inf
     for step in range(ascent):
         z, h = leaves
-        terms = [ScaledTerm(block.beta(), SourceTerm(h)), *block.energy(h, graph).terms[:-1]]
+        terms = [
+            ScaledTerm(block.beta(), SourceTerm(h)),
+            *block.energy(h, graph).terms[:-1],
+        ]
         bounded = [terms[0], *(Bounded(term, factor) for term in terms[1:])]
         start = block.update.constraint.project(z.unsqueeze(1))
         moved = Energy(bounded, block.update.constraint, graph=graph).step(start)
         before, after = (
-            torch.stack([values(term, state) for term in terms]) for state in (start, moved)
+            torch.stack([values(term, state) for term in terms])
+            for state in (start, moved)
         )
-        rise = (after.sum(0) - before.sum(0)) / (before.abs().sum(0) + after.abs().sum(0)).clamp(
-            min=1e-300
-        )
+        rise = (after.sum(0) - before.sum(0)) / (
+            before.abs().sum(0) + after.abs().sum(0)
+        ).clamp(min=1e-300)
         found = max(found, float(rise.detach().max()))
         if not step:  # these are the values of the library
             total = torch.stack([term.value(moved, graph) for term in terms])
@@ -130,4 +158,7 @@ def test_ascent_finds_no_rise(starts: int, batches: int, ascent: int) -> None:
     "parts", [parts for parts in COMBINATIONS if parts != ["MLP"]], ids=", ".join
 )
 def test_ascent_finds_rises_where_bounds_are_too_small(parts: list[str]) -> None:
-    assert any(largest_rise(parts, constraint, 0.4, 0, 3, 25) > 1e-3 for constraint in CONSTRAINTS)
+    assert any(
+        largest_rise(parts, constraint, 0.4, 0, 3, 25) > 1e-3
+        for constraint in CONSTRAINTS
+    )

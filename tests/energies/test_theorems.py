@@ -41,7 +41,11 @@ def product(coupling: Coupling, x: Tensor) -> Tensor:
 
 
 def euler(
-    x: Tensor, s: Coupling, tau: float, form: str = "conservative", drive: Tensor | float = 0.0
+    x: Tensor,
+    s: Coupling,
+    tau: float,
+    form: str = "conservative",
+    drive: Tensor | float = 0.0,
 ) -> Tensor:
     """x − τ(D̄x − Sx) + τ·drive, written out so that nothing but the coupling is trusted."""
     diagonal = s.degree() if form == "conservative" else 1.0
@@ -63,7 +67,9 @@ def values_along(step, energy: Energy, x: Tensor, steps: int) -> list[Tensor]:
     return values
 
 
-def row_step(penalty: Penalty, x: Tensor, tau: float, drive: Tensor | float = 0.0) -> Tensor:
+def row_step(
+    penalty: Penalty, x: Tensor, tau: float, drive: Tensor | float = 0.0
+) -> Tensor:
     """x − τ(x − D̄⁻¹Ωx) + τ·drive, Eq. 17, from the symmetric Ω."""
     omega = penalty.coupling(x)
     return x - tau * (x - product(omega, x) / omega.degree()) + tau * drive
@@ -71,7 +77,9 @@ def row_step(penalty: Penalty, x: Tensor, tau: float, drive: Tensor | float = 0.
 
 @both_forms
 @instances
-def test_theorem_1(instances: int, form: str, symmetric_graph, ball, uniform, size) -> None:
+def test_theorem_1(
+    instances: int, form: str, symmetric_graph, ball, uniform, size
+) -> None:
     """No violation at λ and above, for D̄ − S and (with symmetrically normalised S) for I − S."""
     violations = 0
     for _ in range(instances):
@@ -86,7 +94,10 @@ def test_theorem_1(instances: int, form: str, symmetric_graph, ball, uniform, si
         after = euler(x, s, tau, form)
         for factor in (1.0, 3.0):
             energy = Explicit(
-                "quadratic", certificate.lam * factor, coupling=s, residual=form == "residual"
+                "quadratic",
+                certificate.lam * factor,
+                coupling=s,
+                residual=form == "residual",
             )
             violations += rises(energy(after, x), energy(x, x))
     assert violations == 0
@@ -99,11 +110,15 @@ def test_every_head_counts_and_slightly_negative_eigenvalues_do_too() -> None:
     heads = [torch.cat([edges, 5 * loops]), torch.cat([3 * edges, loops])]
     whole = SparseCoupling(graph, torch.stack(heads, 1), nonnegative=True)
     for theorem in (theorem1, theorem7):
-        both = [theorem(SparseCoupling(graph, weight), 0.1).eigenvalue for weight in heads]
+        both = [
+            theorem(SparseCoupling(graph, weight), 0.1).eigenvalue for weight in heads
+        ]
         assert theorem(whole, 0.1).eigenvalue == pytest.approx(both[1], rel=1e-12)
         assert both[1] > 2 * both[0]
     grows = SparseCoupling(
-        graph, torch.cat([0 * edges, (1 + 1e-6) * loops]).unsqueeze(1) * torch.tensor([0.0, 1.0])
+        graph,
+        torch.cat([0 * edges, (1 + 1e-6) * loops]).unsqueeze(1)
+        * torch.tensor([0.0, 1.0]),
     )
     assert "negative eigenvalue -1e-06" in theorem1(grows, 0.1, form="residual").reason
 
@@ -122,7 +137,9 @@ def test_theorem_1_is_tight(form: str, symmetric_graph, uniform, size) -> None:
         assert certificate.eigenvalue == pytest.approx(float(eigenvalues[-1]), rel=1e-9)
         x = vectors[:, -1:]
         after = euler(x, s, tau, form)
-        at = Explicit("quadratic", certificate.lam, coupling=s, residual=form == "residual")
+        at = Explicit(
+            "quadratic", certificate.lam, coupling=s, residual=form == "residual"
+        )
         torch.testing.assert_close(at(after, x), at(x, x), rtol=1e-9, atol=1e-12)
         below = Explicit(
             "quadratic", 0.99 * certificate.lam, coupling=s, residual=form == "residual"
@@ -131,7 +148,9 @@ def test_theorem_1_is_tight(form: str, symmetric_graph, uniform, size) -> None:
 
 
 @both_forms
-def test_each_form_descends_its_own_energy_only(form: str, symmetric_graph, ball) -> None:
+def test_each_form_descends_its_own_energy_only(
+    form: str, symmetric_graph, ball
+) -> None:
     """The residual step of GCN may raise tr Zᵀ(D̄ − S)Z: Example 1 is not Eq. 6 (with S = D^-½AD^-½)."""
     violations = {"conservative": 0, "residual": 0}
     for _ in range(50):
@@ -142,7 +161,10 @@ def test_each_form_descends_its_own_energy_only(form: str, symmetric_graph, ball
         after = euler(x, s, tau, form)
         for own in violations:
             energy = Explicit(
-                "quadratic", theorem1(s, tau, form=own).lam, coupling=s, residual=own == "residual"
+                "quadratic",
+                theorem1(s, tau, form=own).lam,
+                coupling=s,
+                residual=own == "residual",
             )
             violations[own] += rises(energy(after), energy(x))
     assert violations[form] == 0
@@ -168,7 +190,9 @@ def test_theorem_7(instances: int, penalty: Penalty, ball, uniform, size) -> Non
 
 
 @every_penalty
-@pytest.mark.parametrize(("factor", "radius", "share"), [(0.99, 0.01, 0.9), (0.5, 1.0, 0.1)])
+@pytest.mark.parametrize(
+    ("factor", "radius", "share"), [(0.99, 0.01, 0.9), (0.5, 1.0, 0.1)]
+)
 def test_theorem_7_fails_below_the_bound(
     penalty, factor, radius, share, ball, uniform, size
 ) -> None:
@@ -197,7 +221,9 @@ def test_theorem_7_with_heads_and_ragged_batches(ball, uniform) -> None:
 
 
 @instances
-def test_eq_25_with_a_graph_term(instances: int, symmetric_graph, ball, uniform) -> None:
+def test_eq_25_with_a_graph_term(
+    instances: int, symmetric_graph, ball, uniform
+) -> None:
     """½Ω + ½Ã descends Eq. 25 at the λ of Theorem 1, by the surrogate; at half of it it does not always."""
     violations = {1.0: 0, 0.5: 0}
     for _ in range(instances):
@@ -215,7 +241,9 @@ def test_eq_25_with_a_graph_term(instances: int, symmetric_graph, ball, uniform)
 
 
 @instances
-def test_proposition_5_corrected(instances: int, symmetric_graph, ball, uniform, size) -> None:
+def test_proposition_5_corrected(
+    instances: int, symmetric_graph, ball, uniform, size
+) -> None:
     """With a source and a leak: F falls at every step for τ < 2/(λ₁ + κ), and E within each step, in both forms."""
     violations = 0
     for _ in range(instances):
@@ -248,14 +276,18 @@ def test_proposition_5_as_printed_fails(symmetric_graph, ball) -> None:
     h = ball(12, 3)
     x = ball(12, 3)
     tau = 0.9 / theorem1(s, 1e-3).eigenvalue
-    printed = Explicit("quadratic", theorem1(s, tau).lam, coupling=s, source=h, printed=True)
+    printed = Explicit(
+        "quadratic", theorem1(s, tau).lam, coupling=s, source=h, printed=True
+    )
     values = values_along(lambda x: euler(x, s, tau, drive=h), printed, x, 60)
     assert sum(rises(b, a) for a, b in pairwise(values)) > 40
 
 
 @every_penalty
 @instances
-def test_proposition_10_corrected(instances: int, penalty: Penalty, ball, uniform, size) -> None:
+def test_proposition_10_corrected(
+    instances: int, penalty: Penalty, ball, uniform, size
+) -> None:
     """The row-normalised step with a source lowers E and F with the metric d̄ of its start; without it, not always."""
     violations = 0
     unweighted = 0
@@ -272,7 +304,9 @@ def test_proposition_10_corrected(instances: int, penalty: Penalty, ball, unifor
         terms = {"source": h, "beta": beta, "leak": leak}
         energy = Explicit(penalty, lam, metric=metric, **terms)
         printed = Explicit(penalty, lam, metric=metric, printed=True, **terms)
-        violations += rises(energy(after, x), energy(x, x)) + rises(energy(after), energy(x))
+        violations += rises(energy(after, x), energy(x, x)) + rises(
+            energy(after), energy(x)
+        )
         violations += rises(printed(after, x), printed(x, x))
         plain = Explicit(penalty, lam, **terms)
         unweighted += rises(plain(after, x), plain(x, x))
@@ -285,8 +319,12 @@ def test_proposition_10_as_printed_fails(ball) -> None:
     penalty = SigmoidPenalty()
     x = ball(12, 3)
     h = ball(12, 3)
-    printed = Explicit(penalty, 4 * certify(penalty, x, 0.5).lam, source=h, beta=0.5, printed=True)
-    values = values_along(lambda x: row_step(penalty, x, 0.5, drive=0.5 * h), printed, x, 40)
+    printed = Explicit(
+        penalty, 4 * certify(penalty, x, 0.5).lam, source=h, beta=0.5, printed=True
+    )
+    values = values_along(
+        lambda x: row_step(penalty, x, 0.5, drive=0.5 * h), printed, x, 40
+    )
     assert sum(rises(b, a) for a, b in pairwise(values)) > 20
 
 
@@ -312,14 +350,18 @@ def relu_layer(penalty: Penalty, start: Tensor, tau: float, at: Tensor) -> Tenso
 
 @every_penalty
 @instances
-def test_proposition_9_corrected(instances: int, penalty: Penalty, ball, uniform, size) -> None:
+def test_proposition_9_corrected(
+    instances: int, penalty: Penalty, ball, uniform, size
+) -> None:
     """E(Z_{k+1}, k) ≤ E(h(Z_k), k) with ψ of ReLU, for steps long enough that the ReLU cuts."""
     violations = cuts = 0
     for _ in range(instances):
         # h(Z_k) for a layer that ends in a ReLU: ψ is finite there.
         y = ball(size(2, 15), 4, 1.0).abs()
         tau = uniform(0.7, 0.99) * certify(penalty, y, 1e-3).tau_max
-        energy = Explicit(penalty, certify(penalty, y, tau).lam, constraint="nonnegative")
+        energy = Explicit(
+            penalty, certify(penalty, y, tau).lam, constraint="nonnegative"
+        )
         after = relu_layer(penalty, y, tau, y)
         cuts += bool((after == 0).any())
         violations += rises(energy(after, y), energy(y, y))

@@ -25,18 +25,25 @@ def run(
     return states
 
 
-def rises(penalty: dm.Penalty, lam: float, states: list[Tensor], ptr: Tensor | None = None) -> int:
+def rises(
+    penalty: dm.Penalty, lam: float, states: list[Tensor], ptr: Tensor | None = None
+) -> int:
     """How often E(Z_{k+1}, k) > E(Z_k, k − 1), beyond rounding; the first of them is E(Z_1, 0)."""
     energy = Explicit(penalty, lam, ptr=ptr)
     values = [energy(new, old) for old, new in pairwise(states)]
     # E(Z_k, k) ≤ E(Z_k, k − 1): steps are compared with both.
     rest = [energy(state) for state in states[1:]]
     steps = zip(values, rest, values[1:], strict=False)
-    return sum(bool(new > min(old, still) + 1e-12 * abs(old) + 1e-13) for old, still, new in steps)
+    return sum(
+        bool(new > min(old, still) + 1e-12 * abs(old) + 1e-13)
+        for old, still, new in steps
+    )
 
 
 @every_penalty
-def test_one_lambda_holds_at_every_step(penalty: dm.Penalty, ball, uniform, size) -> None:
+def test_one_lambda_holds_at_every_step(
+    penalty: dm.Penalty, ball, uniform, size
+) -> None:
     for _ in range(10):
         x = ball(size(1, 12), size(1, 4))
         tau = uniform(0.02, 1.0)
@@ -46,7 +53,8 @@ def test_one_lambda_holds_at_every_step(penalty: dm.Penalty, ball, uniform, size
         for factor in (1.0, 10.0):
             assert rises(penalty, factor * certificate.lam, states) == 0
         assert all(
-            certificate.lam >= dm.certify(penalty, state, tau).lam * (1 - 1e-12) for state in states
+            certificate.lam >= dm.certify(penalty, state, tau).lam * (1 - 1e-12)
+            for state in states
         )
 
 
@@ -73,13 +81,19 @@ def test_every_graph_counts_for_itself(ball) -> None:
     x = torch.cat([ball(3, 2), ball(9, 2) + 50])
     certificate = certify_trajectory(penalty, x, 0.7, ptr=ptr)
     alone = [certify_trajectory(penalty, part, 0.7) for part in (x[:3], x[3:])]
-    assert certificate.lam == pytest.approx(0.7 / (2 * 1.0 * (2 - 0.7 * 2 * (1 - 1 / 9))), rel=0.5)
+    assert certificate.lam == pytest.approx(
+        0.7 / (2 * 1.0 * (2 - 0.7 * 2 * (1 - 1 / 9))), rel=0.5
+    )
     assert certificate.lam >= max(each.lam for each in alone)
     assert rises(penalty, certificate.lam, run(penalty, x, 0.7, 10, ptr), ptr) == 0
-    flipped = certify_trajectory(penalty, x.flip(0), 0.7, ptr=torch.tensor([0, 9, 9, 12]))
+    flipped = certify_trajectory(
+        penalty, x.flip(0), 0.7, ptr=torch.tensor([0, 9, 9, 12])
+    )
     assert flipped.lam == pytest.approx(certificate.lam, rel=1e-12)
     heads = torch.stack([ball(5, 2), 3 * ball(5, 2)], 1)
-    of_heads, of_one = (certify_trajectory(penalty, part, 0.7) for part in (heads, heads[:, 1]))
+    of_heads, of_one = (
+        certify_trajectory(penalty, part, 0.7) for part in (heads, heads[:, 1])
+    )
     assert of_heads.lam == of_one.lam
 
 
@@ -98,7 +112,9 @@ def test_refusals(ball) -> None:
     certificate = certify_trajectory(dm.SigmoidPenalty(), ball(5, 2), 1.01)
     assert not certificate
     assert certificate.tau_max == 1
-    assert str(certificate).startswith("Theorem T2 does not cover τ = 1.01: above τ = 1")
+    assert str(certificate).startswith(
+        "Theorem T2 does not cover τ = 1.01: above τ = 1"
+    )
     unit = torch.nn.functional.normalize(
         torch.tensor([[1.0, 0.2], [-1.0, -0.2], [0.3, 0.0]]), dim=1
     )

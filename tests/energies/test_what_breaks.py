@@ -18,7 +18,9 @@ def edges(num_nodes: int, ends: list[tuple[int, int]], both: bool = True) -> Cou
     index = torch.tensor(ends).T
     index = torch.cat([index, index.flip(0)], 1) if both else index
     return SparseCoupling(
-        Graph(num_nodes, index), torch.ones(index.size(1), 1, dtype=DOUBLE), nonnegative=True
+        Graph(num_nodes, index),
+        torch.ones(index.size(1), 1, dtype=DOUBLE),
+        nonnegative=True,
     )
 
 
@@ -26,13 +28,17 @@ def column(*values: float) -> Tensor:
     return torch.tensor(values, dtype=DOUBLE).reshape(-1, 1, 1)
 
 
-def moved(x: Tensor, coupling: Coupling, source: Tensor, beta: float, p: float) -> Tensor:
+def moved(
+    x: Tensor, coupling: Coupling, source: Tensor, beta: float, p: float
+) -> Tensor:
     """x + (β(h − x) − L_W x) / (β + p), with any p."""
     return x + (beta * (source - x) - coupling.laplacian(x)) / (beta + p)
 
 
 @pytest.mark.parametrize(("share", "falls"), [(0.9, False), (1.1, True)])
-def test_without_a_constraint_p_must_reach_the_row_sums(share: float, falls: bool) -> None:
+def test_without_a_constraint_p_must_reach_the_row_sums(
+    share: float, falls: bool
+) -> None:
     """Two nodes that an edge joins overshoot with less."""
     x = column(1, -1)
     coupling = edges(2, [(0, 1)])
@@ -49,7 +55,9 @@ def test_on_the_sphere_p_must_be_twice_the_row_sums_of_a_graph() -> None:
     swapped = moved(x, coupling, source, 1.0, p=1.0).sign()
     assert float(energy(x)) == pytest.approx(4.02)
     assert float(energy(swapped)) == pytest.approx(11.22)
-    assert torch.equal(CertifiedStep(constraint="sphere")(x, coupling, source=source), x)
+    assert torch.equal(
+        CertifiedStep(constraint="sphere")(x, coupling, source=source), x
+    )
 
 
 def test_a_directed_graph_has_no_energy() -> None:
@@ -64,7 +72,9 @@ def test_a_directed_graph_has_no_energy() -> None:
 
 
 def setting() -> tuple[Tensor, Tensor, Coupling]:
-    source = torch.randn(6, 1, 4, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    source = torch.randn(
+        6, 1, 4, generator=torch.Generator().manual_seed(0), dtype=DOUBLE
+    )
     ring = edges(6, [(i, (i + 1) % 6) for i in range(6)])
     x = source
     for _ in range(150):
@@ -76,28 +86,39 @@ def average(w: Tensor, x: Tensor, source: Tensor) -> Tensor:
     return (source + (w @ x.squeeze(1)).unsqueeze(1)) / (1 + w.sum(1)).reshape(-1, 1, 1)
 
 
-def certified(x: Tensor, source: Tensor, ring: Coupling, values: Tensor | None = None) -> Tensor:
+def certified(
+    x: Tensor, source: Tensor, ring: Coupling, values: Tensor | None = None
+) -> Tensor:
     return average(
-        (PENALTY.coupling(x) + ring).to_dense()[0], x if values is None else values, source
+        (PENALTY.coupling(x) + ring).to_dense()[0],
+        x if values is None else values,
+        source,
     )
 
 
 def separate_projections(x: Tensor, source: Tensor, ring: Coupling) -> Tensor:
     query = x.squeeze(1)
     key = x.squeeze(1).roll(1, 1)
-    return average(PENALTY.f(torch.cdist(query, key).square()) + ring.to_dense()[0], x, source)
+    return average(
+        PENALTY.f(torch.cdist(query, key).square()) + ring.to_dense()[0], x, source
+    )
 
 
 def separate_denominators(x: Tensor, source: Tensor, ring: Coupling) -> Tensor:
     pairs = PENALTY.coupling(x)
     return x + 0.1 * (
-        source - x - pairs.laplacian(x) / pairs.degree().unsqueeze(2) - ring.laplacian(x) / 2
+        source
+        - x
+        - pairs.laplacian(x) / pairs.degree().unsqueeze(2)
+        - ring.laplacian(x) / 2
     )
 
 
 LAYERS = {
     "certified": certified,
-    "layer norm": lambda *given: torch.nn.functional.layer_norm(certified(*given), (4,)),
+    "layer norm": lambda *given: torch.nn.functional.layer_norm(
+        certified(*given), (4,)
+    ),
     "tanh": lambda *given: certified(*given).tanh(),
     "dropout on values": lambda x, source, ring: certified(
         x, source, ring, torch.cat([0 * x[:1], x[1:]])
@@ -120,9 +141,14 @@ def test_a_layer_that_leaves_the_least_energy_does_not_descend_it(name: str) -> 
 
 def test_a_ball_or_an_orthant_that_holds_the_source_never_acts() -> None:
     """A certified step is a weighted mean of source and states, so where these lie in a convex C it does, too."""
-    source = torch.rand(6, 1, 4, generator=torch.Generator().manual_seed(0), dtype=DOUBLE) / 2
+    source = (
+        torch.rand(6, 1, 4, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+        / 2
+    )
     coupling = PENALTY.coupling(source) + edges(6, [(0, 1), (1, 2)])
     steps = (CertifiedStep(constraint=name) for name in (None, "nonnegative", "ball"))
-    free, confined, ball = (step(source.flip(0), coupling, source=source) for step in steps)
+    free, confined, ball = (
+        step(source.flip(0), coupling, source=source) for step in steps
+    )
     assert torch.equal(free, confined)
     assert torch.equal(free, ball)

@@ -45,24 +45,30 @@ def same(got: Any, expected: Any, atol: float = 1e-9) -> None:
 
 
 @pytest.mark.unwatched
-@pytest.mark.usefixtures("no_typecheck")  # it constructs with nonsense, which is for fit to refuse
+@pytest.mark.usefixtures(
+    "no_typecheck"
+)  # it constructs with nonsense, which is for fit to refuse
 # 300 as it comes.
 @pytest.mark.parametrize("max_iter", [5, pytest.param(300, marks=pytest.mark.slow)])
 def test_scikit_learn_finds_nothing(max_iter: int) -> None:
     results = check_estimator(DiffusionClassifier(max_iter=max_iter), on_skip=None)
-    assert {result["check_name"] for result in results if result["status"] == "skipped"} <= {
-        "check_array_api_input"
-    }
+    assert {
+        result["check_name"] for result in results if result["status"] == "skipped"
+    } <= {"check_array_api_input"}
     assert len(results) > 40
 
 
 @pytest.mark.parametrize(("metric", "sharpness"), [("euclidean", 8), ("cosine", 4.5)])
-def test_what_network_and_labels_say_is_spread_to_rest(metric: Any, sharpness: float) -> None:
+def test_what_network_and_labels_say_is_spread_to_rest(
+    metric: Any, sharpness: float
+) -> None:
     found = fitted(metric=metric, sharpness=sharpness, mu=30.0)
     assert torch.equal(found.edge_index_, knn_graph(torch.from_numpy(X), 4, metric))
     rows = X if metric == "euclidean" else X / np.linalg.norm(X, axis=1, keepdims=True)
     square = torch.from_numpy(((rows[:, None] - rows) ** 2).sum(2))
-    reach = square.kthvalue(5, dim=1).values.sqrt()  # the first of the five is the row itself
+    reach = square.kthvalue(
+        5, dim=1
+    ).values.sqrt()  # the first of the five is the row itself
     adjacency = (-sharpness * square / reach.outer(reach)).exp()
     adjacency *= torch.zeros(41, 41).index_put(tuple(found.edge_index_), torch.ones(()))
     weights = adjacency / (adjacency.sum(0).outer(adjacency.sum(1))).sqrt()
@@ -78,7 +84,9 @@ def test_what_network_and_labels_say_is_spread_to_rest(metric: Any, sharpness: f
     np.testing.assert_allclose(found.label_distributions_.sum(1), 1, atol=1e-9)
     graph = Data(x=source, edge_index=found.edge_index_, edge_weight=found.edge_weight_)
     assert certify(found.conv_, graph)
-    energy = found.conv_.energy(source, Graph(41, found.edge_index_, found.edge_weight_))
+    energy = found.conv_.energy(
+        source, Graph(41, found.edge_index_, found.edge_weight_)
+    )
     before, rest = (
         found.conv_.by_head(state)
         for state in (source, torch.from_numpy(found.label_distributions_))
@@ -93,7 +101,10 @@ def taught(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, torch.Te
     learned = DiffusionClassifier._learned
 
     def watched(
-        self: DiffusionClassifier, scaled: Any, rows: torch.Tensor, targets: torch.Tensor
+        self: DiffusionClassifier,
+        scaled: Any,
+        rows: torch.Tensor,
+        targets: torch.Tensor,
     ) -> Any:
         lessons.append((rows, targets))
         return learned(self, scaled, rows, targets)
@@ -115,7 +126,9 @@ def test_the_first_network_learns_what_labels_alone_say(
     # 2, 4 and 3 of them.
     labels = np.eye(3)[known] * (known >= 0)[:, None] / np.bincount(known[known >= 0])
     # Ten times μ.
-    spread = np.linalg.solve(np.eye(41) + 1000 * (np.diag(weights.sum(1)) - weights), labels)
+    spread = np.linalg.solve(
+        np.eye(41) + 1000 * (np.diag(weights.sum(1)) - weights), labels
+    )
     reached = np.flatnonzero(spread.sum(1) > 1e-12)
     np.testing.assert_array_equal(taught[0][0], reached)
     expected = np.where(known >= 0, known, spread.argmax(1))
@@ -131,7 +144,9 @@ def test_a_row_that_no_label_reaches_is_left_to_the_network(
         [X[:30], 100 + 0.1 * RNG.normal(size=(11, 5)) + 3 * np.eye(5)[TRUTH[30:]]]
     )
     found = fitted(apart, np.where(np.arange(41) < 9, TRUTH, -1), max_iter=100)
-    assert not np.isin(found.edge_index_[0][found.edge_index_[1] >= 30], np.arange(30)).any()
+    assert not np.isin(
+        found.edge_index_[0][found.edge_index_[1] >= 30], np.arange(30)
+    ).any()
     np.testing.assert_allclose(found.label_distributions_.sum(1), 1, atol=1e-9)
     first, second = (set(rows.tolist()) for rows, _ in taught[:2])
     assert first == set(range(30))
@@ -148,7 +163,8 @@ def test_a_class_of_many_labels_does_not_take_over_the_others(rounds: int) -> No
         some[np.flatnonzero(truth == label)[:count]] = label
     found = DiffusionClassifier(rounds=rounds, random_state=0).fit(rows, some)
     scores = [
-        (found.transduction_ == truth)[(some == -1) & (truth == label)].mean() for label in range(3)
+        (found.transduction_ == truth)[(some == -1) & (truth == label)].mean()
+        for label in range(3)
     ]
     assert min(scores) > 0.9, scores
     plain = LabelSpreading(kernel="knn", n_neighbors=10).fit(rows, some)
@@ -181,7 +197,9 @@ def test_a_weight_of_a_class_multiplies_its_probability(
         found = fitted(y=labels, class_weight=class_weight)
         weighted = alike.predict_proba(X + 0.3) * expected
         np.testing.assert_allclose(
-            found.predict_proba(X + 0.3), weighted / weighted.sum(1, keepdims=True), atol=1e-9
+            found.predict_proba(X + 0.3),
+            weighted / weighted.sum(1, keepdims=True),
+            atol=1e-9,
         )
         np.testing.assert_array_equal(
             found.transduction_, (alike.label_distributions_ * expected).argmax(1)
@@ -201,7 +219,9 @@ def test_rounds_get_better_where_features_say_more_than_neighbours() -> None:
     def score(model: Any) -> float:
         return (model.fit(rows, some).transduction_ == truth)[hidden].mean()
 
-    once, often = (score(DiffusionClassifier(rounds=rounds, random_state=0)) for rounds in (1, 4))
+    once, often = (
+        score(DiffusionClassifier(rounds=rounds, random_state=0)) for rounds in (1, 4)
+    )
     assert often > once > score(LabelSpreading(kernel="knn", n_neighbors=10))
 
 
@@ -220,9 +240,13 @@ def test_a_new_row_goes_where_its_energy_is_least() -> None:
         pull = torch.from_numpy(alike / np.sqrt(alike.sum() * degree))
         z = torch.zeros(3, dtype=torch.float64, requires_grad=True)
         heard = torch.from_numpy(found.label_distributions_[near])
-        energy = (z - source).square().sum() + 20 * (pull.unsqueeze(1) * (z - heard).square()).sum()
+        energy = (z - source).square().sum() + 20 * (
+            pull.unsqueeze(1) * (z - heard).square()
+        ).sum()
         (slope,) = grad(energy, z)
-        state = -slope / (2 * (1 + 20 * pull.sum()))  # a step of Newton's, of a quadratic function
+        state = -slope / (
+            2 * (1 + 20 * pull.sum())
+        )  # a step of Newton's, of a quadratic function
         np.testing.assert_allclose(probabilities, state, atol=1e-9)
 
 
@@ -250,7 +274,9 @@ def test_a_text_without_any_known_word_is_predicted_all_the_same() -> None:
 
 def test_sparse_and_dense_rows_are_the_same_rows() -> None:
     centred = X - X.mean(0)  # sparse rows are not centred
-    dense = fitted(centred, dropout=0.0)  # of sparse rows only what is stored can be dropped
+    dense = fitted(
+        centred, dropout=0.0
+    )  # of sparse rows only what is stored can be dropped
     for rows in (sp.csr_matrix(centred), sp.coo_array(centred)):
         sparse = fitted(rows, dropout=0.0)
         same(sparse.label_distributions_, dense.label_distributions_, atol=1e-8)
@@ -263,7 +289,9 @@ def test_sparse_and_dense_rows_are_the_same_rows() -> None:
 def test_approximate_neighbours_are_exact_where_all_clusters_are_visited() -> None:
     rows = RNG.normal(size=(400, 5))
     labels = np.where(np.arange(400) < 20, np.arange(400) % 2, -1)
-    found, exact = (fitted(rows, labels, approximate=approximate) for approximate in (True, False))
+    found, exact = (
+        fitted(rows, labels, approximate=approximate) for approximate in (True, False)
+    )
     assert torch.equal(found.edge_index_, exact.edge_index_)
     np.testing.assert_allclose(
         found.predict_proba(rows + 0.1), exact.predict_proba(rows + 0.1), atol=1e-9
@@ -379,12 +407,18 @@ def test_a_network_learns_the_likeliest_candidate(
 
 def test_every_row_may_have_a_label() -> None:
     assert (fitted(y=TRUTH, max_iter=60).transduction_ == TRUTH).mean() > 0.9
-    assert fitted(y=np.array(["a", "b", "c"])[TRUTH]).classes_.tolist() == ["a", "b", "c"]
+    assert fitted(y=np.array(["a", "b", "c"])[TRUTH]).classes_.tolist() == [
+        "a",
+        "b",
+        "c",
+    ]
 
 
 def test_minus_one_beside_one_is_a_class() -> None:
     signs = np.where(TRUTH > 0, 1, -1)
-    with pytest.warns(UserWarning, match="y holds -1 and 1 alone, which are taken for two classes"):
+    with pytest.warns(
+        UserWarning, match="y holds -1 and 1 alone, which are taken for two classes"
+    ):
         found = fitted(y=signs)
     np.testing.assert_array_equal(
         found.predict_proba(X), fitted(y=(signs > 0).astype(int)).predict_proba(X)
@@ -400,14 +434,19 @@ def test_a_seed_is_a_network_and_nobody_elses_randomness() -> None:
     with torch.no_grad():
         again = fitted()
     assert torch.equal(torch.get_rng_state(), before)
-    np.testing.assert_array_equal(first.label_distributions_, again.label_distributions_)
+    np.testing.assert_array_equal(
+        first.label_distributions_, again.label_distributions_
+    )
     assert not np.array_equal(first.label_distributions_, other.label_distributions_)
 
 
 def test_threads_modes_and_devices_change_no_number() -> None:
     expected = fitted().label_distributions_
     with ThreadPoolExecutor(4) as threads:
-        found = [each.label_distributions_ for each in threads.map(lambda _: fitted(), range(6))]
+        found = [
+            each.label_distributions_
+            for each in threads.map(lambda _: fitted(), range(6))
+        ]
     with torch.inference_mode(), torch.device("meta"):
         found.append(fitted().label_distributions_)
     for each in found:
@@ -416,7 +455,9 @@ def test_threads_modes_and_devices_change_no_number() -> None:
 
 @pytest.mark.parametrize("kind", [bool, int])
 def test_flags_and_numbers_beside_minus_one_may_be_objects(kind: type) -> None:
-    some = np.array([kind(label > 0) if label >= 0 else -1 for label in Y], dtype=object)
+    some = np.array(
+        [kind(label > 0) if label >= 0 else -1 for label in Y], dtype=object
+    )
     found = fitted(y=some)
     assert found.classes_.tolist() == [kind(0), kind(1)]
     np.testing.assert_array_equal(
@@ -433,7 +474,9 @@ def test_it_shows_how_far_it_is(
     fitted(rounds=3, verbose=verbose)
     out, err = capsys.readouterr()
     assert not out
-    assert all((words in err) == shown for words in ("neighbours", "a network learns", "3/3"))
+    assert all(
+        (words in err) == shown for words in ("neighbours", "a network learns", "3/3")
+    )
 
 
 # Arrays, whose numbers are NumPy's.
@@ -447,7 +490,9 @@ SEARCHED = {
 @pytest.mark.usefixtures("no_typecheck")
 def test_it_is_searched_in_a_pipeline_and_pickled() -> None:
     search = GridSearchCV(
-        make_pipeline(StandardScaler(), DiffusionClassifier(max_iter=5, random_state=0)),
+        make_pipeline(
+            StandardScaler(), DiffusionClassifier(max_iter=5, random_state=0)
+        ),
         {f"diffusionclassifier__{name}": values for name, values in SEARCHED.items()},
         cv=2,
     ).fit(X, TRUTH)
@@ -491,9 +536,15 @@ test_labels = refuses(
     (lambda: fitted(max_iter=1).score(X, [None] * 41), "got None in row 0"),
     (lambda: fitted(y=np.full(41, -1)), "label of some row"),
     (lambda: fitted(y=["a", -1, *"ab" * 19, "b"]), "the string '-1'"),
-    (lambda: fitted(y=np.array(["a", "-1", *"ab" * 19, "b"], dtype=object)), "the string '-1'"),
+    (
+        lambda: fitted(y=np.array(["a", "-1", *"ab" * 19, "b"], dtype=object)),
+        "the string '-1'",
+    ),
     (lambda: fitted(y=pd.Series(["a", "-1", *"ab" * 19, "b"])), "the string '-1'"),
-    (lambda: fitted(y=np.where(Y == -1, -1, Y + 0.5)), "Unknown label type: continuous"),
+    (
+        lambda: fitted(y=np.where(Y == -1, -1, Y + 0.5)),
+        "Unknown label type: continuous",
+    ),
     error=ValueError,
 )
 
@@ -515,7 +566,10 @@ SPREADINGS = [
         [0.2, 0.5, 0.8, 0.95, 0.99],
     )
 ]
-OURS = [DiffusionClassifier(k, mu=mu, random_state=0) for k, mu in product([7, 10], [10.0, 30.0])]
+OURS = [
+    DiffusionClassifier(k, mu=mu, random_state=0)
+    for k, mu in product([7, 10], [10.0, 30.0])
+]
 
 
 def accuracy(predicted: np.ndarray, rows: np.ndarray) -> float:
@@ -528,7 +582,9 @@ def test_as_good_as_label_spreading_tuned_on_the_same_validation_labels() -> Non
     found = []
     for seed in range(100, 110):
         order = np.random.default_rng(seed).permutation(len(WRITTEN))
-        known = np.concatenate([order[WRITTEN[order] == digit][:5] for digit in range(10)])
+        known = np.concatenate(
+            [order[WRITTEN[order] == digit][:5] for digit in range(10)]
+        )
         labels = np.where(np.isin(np.arange(len(WRITTEN)), known), WRITTEN, -1)
         val, test = np.split(order[~np.isin(order, known)], [500])
         with warnings.catch_warnings():
@@ -538,7 +594,8 @@ def test_as_good_as_label_spreading_tuned_on_the_same_validation_labels() -> Non
                 for models in (SPREADINGS, OURS)
             )
         chosen = [
-            max(tried, key=lambda predicted: accuracy(predicted, val)) for tried in (spread, ours)
+            max(tried, key=lambda predicted: accuracy(predicted, val))
+            for tried in (spread, ours)
         ]
         found.append([accuracy(predicted, test) for predicted in (*chosen, ours[2])])
         print(

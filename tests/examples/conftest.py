@@ -8,7 +8,9 @@ import pytest
 import torch
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-sys.path.insert(0, str(EXAMPLES))  # where Python looks first when it runs a script there
+sys.path.insert(
+    0, str(EXAMPLES)
+)  # where Python looks first when it runs a script there
 
 
 def script(name):

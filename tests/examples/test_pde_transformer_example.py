@@ -28,13 +28,17 @@ SMALL = [
 
 def a_run(pde_transformer, **changes):
     run = {"task": "listops", "placement": "P7", "seed": 0, **changes}
-    return pde_transformer.Run(**chosen(pde_transformer.Run, pde_transformer.parse(SMALL)) | run)
+    return pde_transformer.Run(
+        **chosen(pde_transformer.Run, pde_transformer.parse(SMALL)) | run
+    )
 
 
 @pytest.mark.filterwarnings("ignore:An input array is constant")  # four test items
 def test_the_tables_and_the_picture(pde_transformer, tmp_path, capsys):
     options = [*SMALL, "--out", str(tmp_path), "--task", "listops", "--jobs", "1"]
-    assert pde_transformer.main([*options, "--placement", "none", "P1", "P4", "P7"]) == 0
+    assert (
+        pde_transformer.main([*options, "--placement", "none", "P1", "P4", "P7"]) == 0
+    )
     printed = capsys.readouterr().out
     assert "over 1 seeds; 2 layers of 8 channels" in printed
     assert "listops: 32 items, 1 epochs, most common class " in printed
@@ -53,18 +57,27 @@ def test_rank_correlations(pde_transformer):
         "P7": (3, 1, 0.1),
     }.items():
         report = {"attention": {"commutator": [commutator, commutator]}}
-        results[a_run(pde_transformer, placement=place)] = {"report": report, "test_acc": accuracy}
-        plain = results.setdefault(a_run(pde_transformer, placement="none"), {"inserted": {}})
+        results[a_run(pde_transformer, placement=place)] = {
+            "report": report,
+            "test_acc": accuracy,
+        }
+        plain = results.setdefault(
+            a_run(pde_transformer, placement="none"), {"inserted": {}}
+        )
         plain["inserted"][place] = {"truth": damage, "estimate": 10 * damage}
     rows = pde_transformer.ranking(results).splitlines()
     assert rows[-2] == "| listops | P7 | 3 | 30 | 1.000 | 10.00 |"
     assert rows[-1] == "| listops | rank correlation | -1.00 | -1.00 | 1.00 | |"
 
 
-def test_a_run_that_stopped_goes_on_to_the_same_numbers(pde_transformer, tmp_path, monkeypatch):
+def test_a_run_that_stopped_goes_on_to_the_same_numbers(
+    pde_transformer, tmp_path, monkeypatch
+):
     """Weights bit by bit, with dropout; the first epoch after a stop has the order that it would have had."""
     run = a_run(pde_transformer, epochs=3, dropout=0.3, seed=1)
-    straight = pde_transformer.train(run, tmp_path / "straight", tmp_path, progress=False)
+    straight = pde_transformer.train(
+        run, tmp_path / "straight", tmp_path, progress=False
+    )
     stop_at = [0, 1, 2]
 
     def stop(module):
@@ -72,7 +85,9 @@ def test_a_run_that_stopped_goes_on_to_the_same_numbers(pde_transformer, tmp_pat
             del stop_at[0]
             raise RuntimeError("stopped")
 
-    monkeypatch.setattr(pde_transformer.SequenceClassifier, "on_train_epoch_start", stop)
+    monkeypatch.setattr(
+        pde_transformer.SequenceClassifier, "on_train_epoch_start", stop
+    )
     for _ in range(3):
         with pytest.raises(RuntimeError, match="stopped"):
             pde_transformer.train(run, tmp_path / "stopped", tmp_path, progress=False)
@@ -83,7 +98,9 @@ def test_a_run_that_stopped_goes_on_to_the_same_numbers(pde_transformer, tmp_pat
             tmp_path / folder / run.name / "checkpoints" / name
             for folder in ("straight", "stopped")
         ]
-        assert same(*(pde_transformer.load_checkpoint(path)["state_dict"] for path in paths))
+        assert same(
+            *(pde_transformer.load_checkpoint(path)["state_dict"] for path in paths)
+        )
     again = pde_transformer.train(run, tmp_path / "stopped", tmp_path, progress=False)
     assert again == resumed  # read, not trained
 
@@ -101,7 +118,9 @@ def test_a_folder_of_other_settings_is_not_continued(pde_transformer, tmp_path):
 
 def test_placements_start_from_the_same_parameters(pde_transformer):
     plain = dict(
-        pde_transformer.make_model(a_run(pde_transformer, placement="none")).named_parameters()
+        pde_transformer.make_model(
+            a_run(pde_transformer, placement="none")
+        ).named_parameters()
     )
     for placement in pde_transformer.SITES:
         placed = dict(

@@ -29,16 +29,30 @@ def test_the_table(pokec, tmp_path, capsys):
     models = ["constant", "linear", "gcn", "label-propagation", "difformer-s"]
     assert (
         pokec.main(
-            [*SMALL, "--lr", "0.01", "--epochs", "1", "--out", str(tmp_path), "--model", *models]
+            [
+                *SMALL,
+                "--lr",
+                "0.01",
+                "--epochs",
+                "1",
+                "--out",
+                str(tmp_path),
+                "--model",
+                *models,
+            ]
         )
         == 0
     )
     printed = capsys.readouterr().out
     assert "synthetic: 2000 nodes, 30000 edges, split 10/10/80, seed 0." in printed
-    rows = [line.split("|")[1:-1] for line in printed.splitlines() if line.startswith("|")][2:]
+    rows = [
+        line.split("|")[1:-1] for line in printed.splitlines() if line.startswith("|")
+    ][2:]
     assert [row[0].strip() for row in rows] == models
     assert all(0 <= float(cell) <= 100 for row in rows for cell in row[1:4])
-    assert float(rows[0][1]) > 50  # the constant predictor has the majority of the training nodes
+    assert (
+        float(rows[0][1]) > 50
+    )  # the constant predictor has the majority of the training nodes
     assert float(rows[1][1]) > 55  # the linear model reads the planted signal
     for stage in pokec.STAGES:
         assert printed.count(f"{stage} ") >= 3
@@ -69,7 +83,13 @@ def test_every_batch_is_a_place_to_stop(pokec, tmp_path, monkeypatch):
     straight = trained(pokec, tmp_path / "straight", *options)
     step = pokec.Training.step
     steps = []
-    stops = [2, 9, 10, 27, 33]  # at batches 1, 6, 4 of the first epoch, 0 and 5 of the second
+    stops = [
+        2,
+        9,
+        10,
+        27,
+        33,
+    ]  # at batches 1, 6, 4 of the first epoch, 0 and 5 of the second
 
     def stopping(training, batch, graph):
         steps.append(batch.n_id)
@@ -88,20 +108,29 @@ def test_every_batch_is_a_place_to_stop(pokec, tmp_path, monkeypatch):
 def test_more_epochs_go_on(pokec, tmp_path):
     trained(pokec, tmp_path / "two", epochs=1)
     assert same(
-        trained(pokec, tmp_path / "two", epochs=2), trained(pokec, tmp_path / "one", epochs=2)
+        trained(pokec, tmp_path / "two", epochs=2),
+        trained(pokec, tmp_path / "one", epochs=2),
     )
 
 
 def test_a_checkpoint_of_other_settings_is_not_continued(pokec, tmp_path):
     trained(pokec, tmp_path, epochs=1)
     with pytest.raises(
-        SystemExit, match=r"other settings \(split, lr\); use another --out or delete it"
+        SystemExit,
+        match=r"other settings \(split, lr\); use another --out or delete it",
     ):
         trained(pokec, tmp_path, "--lr", "0.5", "--split", "50/25/25")
 
 
 def launched(pokec, folder, epochs):
-    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", pokec.__file__]
+    run = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        pokec.__file__,
+    ]
     options = [
         "--node-parallel",
         "--epochs",
@@ -112,7 +141,10 @@ def launched(pokec, folder, epochs):
         "difformer-s",
     ]
     result = subprocess.run(
-        [sys.executable, *run, *SMALL, *options], capture_output=True, text=True, timeout=120
+        [sys.executable, *run, *SMALL, *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("| difformer-s |") == 1
@@ -140,10 +172,30 @@ def test_node_parallel_needs_torchrun(pokec, tmp_path, capsys):
 def test_real_users(pokec, data_root, tmp_path, capsys):
     for name in ("profiles.sample500.txt", "relationships.sample500.txt.gz"):
         source = data_root / "pokec" / f"soc-pokec-{name}"
-        (tmp_path / source.name.replace(".sample500", "")).write_bytes(source.read_bytes())
-    options = ["--root", str(tmp_path), "--batch-size", "100", "--hidden", "8", "--epochs", "2"]
+        (tmp_path / source.name.replace(".sample500", "")).write_bytes(
+            source.read_bytes()
+        )
+    options = [
+        "--root",
+        str(tmp_path),
+        "--batch-size",
+        "100",
+        "--hidden",
+        "8",
+        "--epochs",
+        "2",
+    ]
     assert (
-        pokec.main([*options, "--out", str(tmp_path / "out"), "--model", "constant", "difformer-s"])
+        pokec.main(
+            [
+                *options,
+                "--out",
+                str(tmp_path / "out"),
+                "--model",
+                "constant",
+                "difformer-s",
+            ]
+        )
         == 0
     )
     assert "snap: 500 nodes, 2913 edges" in capsys.readouterr().out

@@ -54,8 +54,18 @@ def test_numbers_below_one_are_refused(script, option, capsys):
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("cora", ["/Cora/raw: missing ind.cora.x", "github.com/kimiyoung/planetoid", "--download"]),
-        ("pokec", ["missing soc-pokec-profiles.txt.gz", "snap.stanford.edu", "--synthetic"]),
+        (
+            "cora",
+            [
+                "/Cora/raw: missing ind.cora.x",
+                "github.com/kimiyoung/planetoid",
+                "--download",
+            ],
+        ),
+        (
+            "pokec",
+            ["missing soc-pokec-profiles.txt.gz", "snap.stanford.edu", "--synthetic"],
+        ),
     ],
 )
 def test_missing_files_say_what_to_do(script, said, tmp_path, monkeypatch, capsys):
@@ -80,13 +90,22 @@ def test_missing_files_say_what_to_do(script, said, tmp_path, monkeypatch, capsy
             pytest.param(name, marks=pytest.mark.exhaustive)
             for name in ("sfi_former", "attention", "pokec")
         ),
-        *(pytest.param(name, marks=pytest.mark.data) for name in ("cora", "certified_blocks")),
+        *(
+            pytest.param(name, marks=pytest.mark.data)
+            for name in ("cora", "certified_blocks")
+        ),
     ],
 )
-def test_quick_is_a_first_look_in_an_empty_folder(script, tmp_path, monkeypatch, capsys, request):
+def test_quick_is_a_first_look_in_an_empty_folder(
+    script, tmp_path, monkeypatch, capsys, request
+):
     monkeypatch.chdir(tmp_path)
     folder = {"cora": "Planetoid", "certified_blocks": ""}.get(script)
-    root = [] if folder is None else ["--root", str(request.getfixturevalue("data_root") / folder)]
+    root = (
+        []
+        if folder is None
+        else ["--root", str(request.getfixturevalue("data_root") / folder)]
+    )
     assert not importlib.import_module(script).main(["--quick", *root])
     printed = capsys.readouterr().out
     assert len(printed.splitlines()) > 1
@@ -115,7 +134,9 @@ def test_processes_share_the_parts():
     assert re.search(r"of 1,000 nodes right", ended.stdout)
 
 
-def test_the_estimator_is_right_about_more_images_than_label_propagation(classifier, capsys):
+def test_the_estimator_is_right_about_more_images_than_label_propagation(
+    classifier, capsys
+):
     classifier.main(["--quick"])
     *accuracies, last = capsys.readouterr().out.splitlines()
     propagated, ours = (float(re.search(r"([\d.]+) %", line)[1]) for line in accuracies)
@@ -134,5 +155,6 @@ def test_states_energies_and_pairs_of_a_model(inside):
         assert (source < target).all()
         assert not edges & set(map(tuple, found.pairs.t().tolist())), name
     assert all(
-        before >= after for before, after in zip(found.energies, found.energies[1:], strict=False)
+        before >= after
+        for before, after in zip(found.energies, found.energies[1:], strict=False)
     )

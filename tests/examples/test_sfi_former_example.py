@@ -60,7 +60,9 @@ def test_models_fill_the_same_budget(sfi_former, tmp_path, model):
     assert 42_000 < count <= 45_000
 
 
-def test_a_run_that_stopped_goes_on_to_the_same_numbers(sfi_former, tmp_path, monkeypatch):
+def test_a_run_that_stopped_goes_on_to_the_same_numbers(
+    sfi_former, tmp_path, monkeypatch
+):
     run = a_run(sfi_former, attention_dropout=0.5, dropout=0.1, epochs=4)
     one_epoch = sfi_former.one_epoch
     losses = []
@@ -87,8 +89,12 @@ def test_a_run_that_stopped_goes_on_to_the_same_numbers(sfi_former, tmp_path, mo
 
 
 def test_a_checkpoint_of_other_settings_is_not_continued(sfi_former, tmp_path):
-    sfi_former.train(a_run(sfi_former, epochs=1, model="GatedGCN"), tmp_path, quiet=True)
-    with pytest.raises(SystemExit, match=r"other settings \(lr\); use another --out or delete it"):
+    sfi_former.train(
+        a_run(sfi_former, epochs=1, model="GatedGCN"), tmp_path, quiet=True
+    )
+    with pytest.raises(
+        SystemExit, match=r"other settings \(lr\); use another --out or delete it"
+    ):
         sfi_former.train(
             a_run(sfi_former, epochs=1, model="GatedGCN", lr=0.5), tmp_path, quiet=True
         )
@@ -103,19 +109,25 @@ def test_the_learning_rate_warms_up_and_falls_to_zero(sfi_former):
 
 
 def test_a_budget_that_is_too_small(sfi_former, tmp_path):
-    with pytest.raises(SystemExit, match="SFi of 2 layers does not fit into 100 parameters"):
+    with pytest.raises(
+        SystemExit, match="SFi of 2 layers does not fit into 100 parameters"
+    ):
         sfi_former.train(a_run(sfi_former, parameters=100), tmp_path, quiet=True)
 
 
 def test_a_model_learns(sfi_former, tmp_path):
-    run = a_run(sfi_former, graphs=20, epochs=12, lr=5e-3, model="GPS", dataset="PATTERN")
+    run = a_run(
+        sfi_former, graphs=20, epochs=12, lr=5e-3, model="GPS", dataset="PATTERN"
+    )
     result = sfi_former.train(run, tmp_path, quiet=True)
     assert result.test > 0.65  # one class for all nodes scores 0.5
 
 
 @pytest.mark.data
 def test_peptides(sfi_former, data_root, tmp_path, capsys):
-    pytest.importorskip("rdkit", reason="pip install 'diffusion-mp-experiments[molecules]'")
+    pytest.importorskip(
+        "rdkit", reason="pip install 'diffusion-mp-experiments[molecules]'"
+    )
     options = [
         *SMALL,
         "--out",
@@ -127,7 +139,12 @@ def test_peptides(sfi_former, data_root, tmp_path, capsys):
         "--parameters",
         "20000",
     ]
-    options += ["--dataset", "peptides", "--peptides", str(data_root / "peptides-functional")]
+    options += [
+        "--dataset",
+        "peptides",
+        "--peptides",
+        str(data_root / "peptides-functional"),
+    ]
     assert sfi_former.main([*options, "--model", "SFi", "GatedGCN"]) == 0
     printed = capsys.readouterr().out
     assert "10/2/4 graphs" in printed

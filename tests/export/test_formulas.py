@@ -33,7 +33,11 @@ def test_a_formula_computes_the_operation(name: str, batch: str) -> None:
         for field, want, got in zip(fields, wanted, found, strict=True):
             if field not in KERNELS_ONLY.get(name, ()):
                 torch.testing.assert_close(
-                    got, want, rtol=1e-9, atol=1e-9, msg=lambda text, f=field: f"{f}: {text}"
+                    got,
+                    want,
+                    rtol=1e-9,
+                    atol=1e-9,
+                    msg=lambda text, f=field: f"{f}: {text}",
                 )
 
 
@@ -47,7 +51,9 @@ KERNELS_ONLY = {
 
 def test_every_operation_of_a_forward_pass_has_a_formula() -> None:
     backward = {
-        name for name in REGISTERED if name.endswith("_backward") or name == "pairwise_gradient"
+        name
+        for name in REGISTERED
+        if name.endswith("_backward") or name == "pairwise_gradient"
     }
     training = {"gumbel", "take_step"}
     others = {"batch_pointers", "compress", "walk_pairs"}
@@ -59,10 +65,16 @@ def test_pointers_order_and_walks() -> None:
 
     batch = torch.tensor([0, 0, 2, 2, 2, 5])
     assert torch.equal(formulas.batch_pointers(batch), graph_ops.batch_pointers(batch))
-    assert torch.equal(formulas.batch_pointers(batch[:0]), graph_ops.batch_pointers(batch[:0]))
-    source, target = edges = torch.randint(7, (2, 30), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(
+        formulas.batch_pointers(batch[:0]), graph_ops.batch_pointers(batch[:0])
+    )
+    source, target = edges = torch.randint(
+        7, (2, 30), generator=torch.Generator().manual_seed(1)
+    )
     for got, want in zip(
-        formulas.compress(target, source, 7), graph_ops._compress(target, source, 7), strict=True
+        formulas.compress(target, source, 7),
+        graph_ops._compress(target, source, 7),
+        strict=True,
     ):
         assert torch.equal(got, want)
     weight = (torch.arange(30) % 4).double()

@@ -10,10 +10,12 @@ from subrun import RUNS, run_tests
 
 if not os.environ.get("CI"):
     pytest.importorskip(
-        "onnxscript", reason="ONNX is made with the extra `onnx`, which the extra `test` has"
+        "onnxscript",
+        reason="ONNX is made with the extra `onnx`, which the extra `test` has",
     )
     pytest.importorskip(
-        "onnxruntime", reason="ONNX is run with the extra `onnx`, which the extra `test` has"
+        "onnxruntime",
+        reason="ONNX is run with the extra `onnx`, which the extra `test` has",
     )
 
 

@@ -37,7 +37,9 @@ class ByPlace(nn.Module):
 def test_no_model_is_traced(name: str) -> None:
     case = MODELS[name]
     with pytest.raises(RuntimeError, match=SENTENCE):
-        torch.jit.trace(ByPlace(case.model().eval(), case.names), tuple(case.inputs(12).values()))
+        torch.jit.trace(
+            ByPlace(case.model().eval(), case.names), tuple(case.inputs(12).values())
+        )
 
 
 def moved_by(update: dm.StateUpdate) -> nn.Module:

@@ -18,11 +18,17 @@ def main() -> int:
     parser.add_argument(
         "--name", choices=list(STRATEGIES), metavar="NAME", help="only this public name"
     )
-    parser.add_argument("--timeout", type=float, default=10.0, help="seconds for one program")
-    parser.add_argument("--report", type=Path, help="a file for the kinds (default: printed)")
+    parser.add_argument(
+        "--timeout", type=float, default=10.0, help="seconds for one program"
+    )
+    parser.add_argument(
+        "--report", type=Path, help="a file for the kinds (default: printed)"
+    )
     options = parser.parse_args()
     began = time.monotonic()
-    result = search(options.seed, options.calls, options.name, options.timeout, sys.stderr.isatty())
+    result = search(
+        options.seed, options.calls, options.name, options.timeout, sys.stderr.isatty()
+    )
     if options.report is None:
         print(result.as_markdown())
     else:

@@ -39,7 +39,9 @@ def bad(*tables: str) -> list[Wrong]:
     for entry in [entry for table in tables if table for entry in table.split(" | ")]:
         what, _, source = entry.strip().partition(": ")
         name = what.removesuffix("?")
-        found[name] = Wrong(source or COMMON[name], name, None if what.endswith("?") else False)
+        found[name] = Wrong(
+            source or COMMON[name], name, None if what.endswith("?") else False
+        )
     return list(found.values())
 
 
@@ -53,9 +55,13 @@ def fixed(source: object, *wrong: Wrong) -> Arg:
     return Arg(str(source), wrong)
 
 
-def options(d: Draw, *right: object, wrong: Sequence[Wrong] = (), optional: bool = False) -> Arg:
+def options(
+    d: Draw, *right: object, wrong: Sequence[Wrong] = (), optional: bool = False
+) -> Arg:
     """One of some right expressions; an optional argument is left out half of the time."""
-    return Arg(None if optional and not d.maybe(0.5) else str(d.pick(right)), wrong, optional)
+    return Arg(
+        None if optional and not d.maybe(0.5) else str(d.pick(right)), wrong, optional
+    )
 
 
 def never(wrong: Sequence[Wrong]) -> Arg:
@@ -123,7 +129,9 @@ def generator(d: Draw, *, optional: bool = True) -> Arg:
         "a number | a string: 'seed' | NumPy's: np.random.default_rng(0)",
         "" if optional else "None",
     )
-    return options(d, "torch.Generator().manual_seed(0)", wrong=wrong, optional=optional)
+    return options(
+        d, "torch.Generator().manual_seed(0)", wrong=wrong, optional=optional
+    )
 
 
 NOT_A_SEED = bad(
@@ -163,7 +171,9 @@ def real(d: Draw, *shape: int, dtype: str | None = None, positive: bool = False)
     ]
     if len(shape) == 2:
         forms += [f"torch.randn({shape[1]}, {shape[0]}{of}).t()"]
-        forms += [f"torch.randn({1 if shape[0] else 0}, {shape[1]}{of}).expand({shape[0]}, -1)"]
+        forms += [
+            f"torch.randn({1 if shape[0] else 0}, {shape[1]}{of}).expand({shape[0]}, -1)"
+        ]
     return d.pick(forms)
 
 
@@ -189,7 +199,9 @@ def wrong_tensors(
         f"NaN?: {full}math.nan{of if shape else ''}) | infinite?: {full}math.inf{of if shape else ''})",
         f"huge?: {full}1e30){f'.to(torch.{dtype})' if shape else ''}",
     )
-    wrong.append(Wrong(f"torch.ones({size}{of}, device='meta')", "on the meta device", meta))
+    wrong.append(
+        Wrong(f"torch.ones({size}{of}, device='meta')", "on the meta device", meta)
+    )
     wrong += [
         Wrong(w.source, w.what, lists if w.what in ("a list", "an array") else False)
         for w in NOT_A_TENSOR
@@ -198,14 +210,24 @@ def wrong_tensors(
 
 
 def tensor(
-    d: Draw, *shape: int, optional: bool = False, positive: bool = False, lists: bool | None = False
+    d: Draw,
+    *shape: int,
+    optional: bool = False,
+    positive: bool = False,
+    lists: bool | None = False,
 ) -> Arg:
     wrong = wrong_tensors(*shape, dtype=d.dtype, none=optional, lists=lists, meta=None)
-    return options(d, real(d, *shape, positive=positive), wrong=wrong, optional=optional)
+    return options(
+        d, real(d, *shape, positive=positive), wrong=wrong, optional=optional
+    )
 
 
 def state(
-    d: Draw, channels: int | None = None, *, parameters: bool = True, dtype: str | None = None
+    d: Draw,
+    channels: int | None = None,
+    *,
+    parameters: bool = True,
+    dtype: str | None = None,
 ) -> Arg:
     """x [N, C]; with ``parameters`` the layer knows C, and its parameters are no meta tensors."""
     n = d.nodes
@@ -248,7 +270,10 @@ def graph_source(d: Draw) -> str:
     if d.sizes is not None:
         parts.append(
             d.pick(
-                [f"batch=torch.tensor({d.batch}, dtype=torch.long)", f"ptr=torch.tensor({d.ptr})"]
+                [
+                    f"batch=torch.tensor({d.batch}, dtype=torch.long)",
+                    f"ptr=torch.tensor({d.ptr})",
+                ]
             )
         )
     return f"mp.Graph({', '.join(parts)})"
@@ -326,7 +351,9 @@ def wrong_ptr(d: Draw) -> list[Wrong]:
 
 
 def ptr(d: Draw) -> Arg:
-    return Arg(None if d.sizes is None else f"torch.tensor({d.ptr})", wrong_ptr(d), True)
+    return Arg(
+        None if d.sizes is None else f"torch.tensor({d.ptr})", wrong_ptr(d), True
+    )
 
 
 def batch(d: Draw) -> Arg:
@@ -343,7 +370,9 @@ def edges(d: Draw, *, needed: bool = True, objects: bool = True) -> dict[str, Ar
     e = edge_list(d)
     n = d.nodes
     forms = (
-        ["tensor"] * 3 + ["int32", "EdgeIndex", "sparse", "Graph"] + ([] if needed else ["None"])
+        ["tensor"] * 3
+        + ["int32", "EdgeIndex", "sparse", "Graph"]
+        + ([] if needed else ["None"])
     )
     form = d.pick(forms) if objects else "tensor"
     ones = f"torch.ones({len(d.edges)})"
@@ -367,7 +396,11 @@ def edges(d: Draw, *, needed: bool = True, objects: bool = True) -> dict[str, Ar
 def graph(d: Draw, *, needed: bool = False) -> Arg:
     """A `Graph`, or what it can be made of."""
     right = [graph_source(d), edge_list(d)] if d.sizes is None else [graph_source(d)]
-    return Arg(None if not needed and d.maybe(0.3) else d.pick(right), wrong_edges(d), not needed)
+    return Arg(
+        None if not needed and d.maybe(0.3) else d.pick(right),
+        wrong_edges(d),
+        not needed,
+    )
 
 
 def just_graph(d: Draw, *own: str) -> Arg:
@@ -430,13 +463,21 @@ def coupling_source(d: Draw, *, symmetric: bool = False) -> str:
 
 
 def coupling(
-    d: Draw, *, symmetric: bool = False, optional: bool = False, other_size: bool | None = False
+    d: Draw,
+    *,
+    symmetric: bool = False,
+    optional: bool = False,
+    other_size: bool | None = False,
 ) -> Arg:
     wrong = [
         *NOT_A_COUPLING,
-        Wrong(f"mp.couplings.UniformCoupling({d.nodes + 1})", "of other nodes", other_size),
+        Wrong(
+            f"mp.couplings.UniformCoupling({d.nodes + 1})", "of other nodes", other_size
+        ),
     ]
-    arg = options(d, coupling_source(d, symmetric=symmetric), wrong=wrong, optional=optional)
+    arg = options(
+        d, coupling_source(d, symmetric=symmetric), wrong=wrong, optional=optional
+    )
     return arg.without("None") if optional else arg
 
 

@@ -20,7 +20,10 @@ from diffusion_mp.errors import BackendError, ConvergenceError
 
 from .program import PRELUDE
 
-OWN = tuple(f"{Path(package.__path__[0])}/" for package in (diffusion_mp, diffusion_mp_experiments))
+OWN = tuple(
+    f"{Path(package.__path__[0])}/"
+    for package in (diffusion_mp, diffusion_mp_experiments)
+)
 #: What a call may raise.
 DOCUMENTED = (TypeError, ValueError, ConvergenceError, BackendError, RankLostError)
 #: A file, an entry or an extra that is not there: refusals too, if the library says so itself.
@@ -32,7 +35,15 @@ ROLES = {
     "y": ["labels", "labelled", "num_nodes"],
     "edge_index": ["edges", "edge", "graph", "adjacency", "nodes", "node", "num_nodes"],
     "data": ["edge_index", "x", "y", "masks", "nodes"],
-    "graph": ["data", "edge_index", "edges", "edge_weight", "adjacency", "nodes", "node"],
+    "graph": [
+        "data",
+        "edge_index",
+        "edges",
+        "edge_weight",
+        "adjacency",
+        "nodes",
+        "node",
+    ],
     "num_nodes": ["nodes"],
     "batch": ["graph", "graphs", "sequence", "sequences"],
     "coupling": ["couplings", "entries", "symmetric", "row", "column"],
@@ -61,19 +72,28 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
     expected: bool | None = True
     names = list[str]()
     wrong = list[str]()
-    documented = (*DOCUMENTED, *(getattr(builtins, error) for error in request.get("errors", [])))
+    documented = (
+        *DOCUMENTED,
+        *(getattr(builtins, error) for error in request.get("errors", [])),
+    )
     before = _memory()
     for number, step in enumerate(request["steps"]):
-        if expected is not None:  # what may be wrong may also make another argument right
+        if (
+            expected is not None
+        ):  # what may be wrong may also make another argument right
             expected = False if False in (expected, step["valid"]) else step["valid"]
         names += step["names"]
-        wrong += step.get("wrong", [])  # a wrong argument of an earlier call may be found out now
+        wrong += step.get(
+            "wrong", []
+        )  # a wrong argument of an earlier call may be found out now
         try:
             exec(compile(step["line"], "<program>", "exec"), space)
         except Exception as error:
             return {
                 "step": number,
-                **_judge_error(error, expected, wrong if step.get("wrong") else names, documented),
+                **_judge_error(
+                    error, expected, wrong if step.get("wrong") else names, documented
+                ),
             }
         if _memory() - before > GROWTH:
             return _bad(number, "memory", f"{(_memory() - before) >> 20} MiB more", "")
@@ -105,7 +125,9 @@ def _judge_error(
     if (
         names
         and not isinstance(error, (OSError, ConvergenceError))
-        and not any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", str(error)) for word in words)
+        and not any(
+            re.search(rf"(?<!\w){re.escape(word)}(?!\w)", str(error)) for word in words
+        )
     ):
         return _bad(None, "no argument named", text, _place(error))
     if expected is True:
@@ -147,12 +169,14 @@ def _place(error: Exception) -> str:
 
 def is_finite(value: Any) -> bool:
     """Whether all numbers within a result are finite; a meta tensor has none."""
-    if (isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.number)) or isinstance(
-        value, (float, complex)
-    ):
+    if (
+        isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.number)
+    ) or isinstance(value, (float, complex)):
         return bool(np.isfinite(value).all())
     if isinstance(value, torch.Tensor):
-        return not value.is_meta and bool(torch.isfinite(value.detach().to_dense()).all())
+        return not value.is_meta and bool(
+            torch.isfinite(value.detach().to_dense()).all()
+        )
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = [getattr(value, part.name) for part in dataclasses.fields(value)]
     if isinstance(value, dict):

@@ -26,7 +26,9 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._serving = 0  # the child that runs programs
         self._rest = b""
-        self._folder = tempfile.TemporaryDirectory(prefix="fuzz-")  # where programs may write
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="fuzz-"
+        )  # where programs may write
         self._errors = Path(self._folder.name) / "errors"
 
     def judge(self, program: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +78,9 @@ class Worker:
             for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
             if path
         ]
-        environment["PYTHONPATH"] = os.pathsep.join(paths)  # the worker runs in another folder
+        environment["PYTHONPATH"] = os.pathsep.join(
+            paths
+        )  # the worker runs in another folder
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", START.format(str(TESTS)), str(self.memory)],
@@ -102,7 +106,9 @@ class Worker:
             return answer
         if answer is None:
             self._kill()
-            while (late := self._answer(STARTUP)) is not None and late["verdict"] != "died":
+            while (late := self._answer(STARTUP)) is not None and late[
+                "verdict"
+            ] != "died":
                 pass
             verdict = {
                 "verdict": "bad",
@@ -111,8 +117,14 @@ class Worker:
             }
         else:
             status = answer["status"]
-            cause = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-            verdict = {"verdict": "bad", "kind": "crash", "text": f"the process ended with {cause}"}
+            cause = (
+                signal.Signals(-status).name if status < 0 else f"exit status {status}"
+            )
+            verdict = {
+                "verdict": "bad",
+                "kind": "crash",
+                "text": f"the process ended with {cause}",
+            }
         self._welcome()
         return verdict | {"where": ""}
 

@@ -50,7 +50,12 @@ class Arg:
     def without(self, *which: str) -> Arg:
         """The argument where these, by what they are or by their source, are no mistakes, and are not drawn."""
         return replace(
-            self, wrong=[wrong for wrong in self.wrong if not {wrong.what, wrong.source} & {*which}]
+            self,
+            wrong=[
+                wrong
+                for wrong in self.wrong
+                if not {wrong.what, wrong.source} & {*which}
+            ],
         )
 
     def unsure(self, *which: str) -> Arg:
@@ -58,7 +63,8 @@ class Arg:
         return replace(
             self,
             wrong=[
-                replace(w, valid=None) if not which or w.what in which else w for w in self.wrong
+                replace(w, valid=None) if not which or w.what in which else w
+                for w in self.wrong
             ],
         )
 
@@ -76,7 +82,9 @@ class Call:
     finite: bool = True
 
     def line(self) -> str:
-        named = {name: arg.right for name, arg in self.args.items() if arg.right is not None}
+        named = {
+            name: arg.right for name, arg in self.args.items() if arg.right is not None
+        }
         line = self.target
         for name in list(named):
             if f"{{{name}}}" in line:
@@ -96,13 +104,17 @@ def _bracketed(source: str) -> str:
 class Program:
     name: str
     calls: tuple[Call, ...]
-    wrong: tuple[tuple[int, str], ...] = ()  # which arguments were replaced, as (call, argument)
+    wrong: tuple[
+        tuple[int, str], ...
+    ] = ()  # which arguments were replaced, as (call, argument)
     errors: tuple[str, ...] = ()  # what else it may raise, since it says so
 
     def with_arg(self, place: tuple[int, str], arg: Arg) -> Program:
         call = self.calls[place[0]]
         changed = replace(call, args=call.args | {place[1]: arg})
-        return replace(self, calls=(*self.calls[: place[0]], changed, *self.calls[place[0] + 1 :]))
+        return replace(
+            self, calls=(*self.calls[: place[0]], changed, *self.calls[place[0] + 1 :])
+        )
 
     def lines(self) -> list[str]:
         return [call.line() for call in self.calls]
@@ -138,7 +150,9 @@ class Draw:
         self.nodes = self.pick([5, 5, 5, 2, 1, 0, 17])
         self.channels = self.pick([4, 4, 6, 1, 12])
         self.heads = self.pick([h for h in (1, 1, 2, 3) if self.channels % h == 0])
-        self.dtype = self.pick(["float32"] * 6 + ["float64", "float64", "float16", "bfloat16"])
+        self.dtype = self.pick(
+            ["float32"] * 6 + ["float64", "float64", "float16", "bfloat16"]
+        )
         self.sizes = self._sizes() if self.pick([False, False, True]) else None
         self.edges = self._edges()
 
@@ -150,7 +164,9 @@ class Draw:
         """True with that probability; the plainest is False."""
         return self.rng is not None and self.rng.random() < chance
 
-    def call(self, result: str, target: str, /, *, finite: bool = True, **args: Arg) -> None:
+    def call(
+        self, result: str, target: str, /, *, finite: bool = True, **args: Arg
+    ) -> None:
         self.calls.append(Call(result, target, args, finite))
 
     def _sizes(self) -> list[int]:
@@ -174,7 +190,9 @@ class Draw:
             return []
         edges = []
         for k in range(self.pick([3, 6, 12, 1, 0])):
-            start, size = starts[k % len(starts)] if self.rng is None else self.pick(starts)
+            start, size = (
+                starts[k % len(starts)] if self.rng is None else self.pick(starts)
+            )
             source, target = (
                 (k, k + 1)
                 if self.rng is None
@@ -185,7 +203,11 @@ class Draw:
 
     @property
     def batch(self) -> list[int]:
-        return [graph for graph, size in enumerate(self.sizes or [self.nodes]) for _ in range(size)]
+        return [
+            graph
+            for graph, size in enumerate(self.sizes or [self.nodes])
+            for _ in range(size)
+        ]
 
     @property
     def ptr(self) -> list[int]:
@@ -203,9 +225,14 @@ def draw_program(name: str, strategy: Strategy, seed: int, index: int) -> Progra
     rng = Random(f"{seed}/{index}/{name}")
     program = _built(name, strategy, Draw(rng))
     places = [
-        (k, arg) for k, call in enumerate(program.calls) for arg, a in call.args.items() if a.wrong
+        (k, arg)
+        for k, call in enumerate(program.calls)
+        for arg, a in call.args.items()
+        if a.wrong
     ]
-    for place in rng.sample(places, min(len(places), rng.choice([0, 0, 0, 0, 1, 1, 1, 1, 1, 2]))):
+    for place in rng.sample(
+        places, min(len(places), rng.choice([0, 0, 0, 0, 1, 1, 1, 1, 1, 2]))
+    ):
         program = put_wrong(
             program, place, rng.choice(program.calls[place[0]].args[place[1]].wrong)
         )
@@ -219,7 +246,8 @@ def plain_program(name: str, strategy: Strategy) -> Program:
 def put_wrong(program: Program, place: tuple[int, str], wrong: Wrong) -> Program:
     arg = program.calls[place[0]].args[place[1]]
     program = program.with_arg(
-        place, replace(arg, right=wrong.source, valid=wrong.valid, what=wrong.what, wrong=())
+        place,
+        replace(arg, right=wrong.source, valid=wrong.valid, what=wrong.what, wrong=()),
     )
     return replace(program, wrong=tuple(dict.fromkeys([*program.wrong, place])))
 

@@ -36,7 +36,9 @@ class Found:
             f"{argument}: {self.program.calls[call].args[argument].what}"
             for call, argument in self.program.wrong
         ]
-        return "\n".join([*(f"# {line}" for line in wrong), PRELUDE, *self.program.lines()])
+        return "\n".join(
+            [*(f"# {line}" for line in wrong), PRELUDE, *self.program.lines()]
+        )
 
 
 @dataclass
@@ -48,9 +50,12 @@ class Result:
 
     def summary(self) -> str:
         counts = ", ".join(
-            f"{self.verdicts[verdict]} {verdict}" for verdict in ("right", "refused", "bad")
+            f"{self.verdicts[verdict]} {verdict}"
+            for verdict in ("right", "refused", "bad")
         )
-        return f"{sum(self.verdicts.values())} calls: {counts} ({len(self.kinds)} kinds)"
+        return (
+            f"{sum(self.verdicts.values())} calls: {counts} ({len(self.kinds)} kinds)"
+        )
 
     def as_markdown(self) -> str:
         parts = [f"{self.summary()}\n"]
@@ -64,7 +69,11 @@ class Result:
 
 
 def search(
-    seed: int, calls: int, name: str | None = None, timeout: float = 10.0, progress: bool = False
+    seed: int,
+    calls: int,
+    name: str | None = None,
+    timeout: float = 10.0,
+    progress: bool = False,
 ) -> Result:
     verdicts: Counter[str] = Counter()
     kinds: dict[Kind, Found] = {}
@@ -76,7 +85,12 @@ def search(
             if verdict["verdict"] != "bad":
                 continue
             program = drawn(seed, verdict["index"], name)
-            rough = (program.name, _arguments(program), verdict["kind"], verdict["where"])
+            rough = (
+                program.name,
+                _arguments(program),
+                verdict["kind"],
+                verdict["where"],
+            )
             if rough not in known:
                 known[rough], found = _shortened(program, verdict, worker)
                 kept = kinds.setdefault(known[rough], found)
@@ -86,7 +100,9 @@ def search(
                 kept.count += kept is not found
             else:
                 kinds[known[rough]].count += 1
-    return Result(verdicts, sorted(kinds.values(), key=lambda found: (-found.count, found.kind)))
+    return Result(
+        verdicts, sorted(kinds.values(), key=lambda found: (-found.count, found.kind))
+    )
 
 
 def shorten(
@@ -96,7 +112,10 @@ def shorten(
 
     def same(candidate: Program) -> dict[str, Any] | None:
         again = worker.judge(candidate.as_request())
-        alike = all(again.get(part) == verdict.get(part) for part in ("verdict", "kind", "where"))
+        alike = all(
+            again.get(part) == verdict.get(part)
+            for part in ("verdict", "kind", "where")
+        )
         return again if alike else None
 
     shrinking = True
@@ -114,7 +133,9 @@ def shorten(
     return program, verdict
 
 
-def _shortened(program: Program, verdict: dict[str, Any], worker: Worker) -> tuple[Kind, Found]:
+def _shortened(
+    program: Program, verdict: dict[str, Any], worker: Worker
+) -> tuple[Kind, Found]:
     if verdict["kind"] != "accepted":
         program = _until(program, verdict.get("step", len(program.calls)))
     program, verdict = shorten(program, verdict, worker)
@@ -146,9 +167,14 @@ def _shorter(program: Program) -> Iterator[Program]:
     ]:
         candidate = _until(plain, len(program.calls) - 1)
         for place in places:
-            if place[0] < len(candidate.calls) and place[1] in candidate.calls[place[0]].args:
+            if (
+                place[0] < len(candidate.calls)
+                and place[1] in candidate.calls[place[0]].args
+            ):
                 arg = program.calls[place[0]].args[place[1]]
-                candidate = put_wrong(candidate, place, Wrong(str(arg.right), arg.what, arg.valid))
+                candidate = put_wrong(
+                    candidate, place, Wrong(str(arg.right), arg.what, arg.valid)
+                )
         if candidate.wrong:
             yield candidate
     for number, call in enumerate(program.calls):
@@ -161,7 +187,8 @@ def _shorter(program: Program) -> Iterator[Program]:
             if arg.optional:
                 wrong = tuple(other for other in program.wrong if other != place)
                 yield replace(
-                    program.with_arg(place, replace(arg, right=None, valid=True)), wrong=wrong
+                    program.with_arg(place, replace(arg, right=None, valid=True)),
+                    wrong=wrong,
                 )
             elif alike and place not in program.wrong:
                 # The simplest program may do without it.

@@ -11,7 +11,15 @@ from typing import Any, Literal, get_args, get_origin
 from torch import nn
 
 import diffusion_mp as mp
-from diffusion_mp import couplings, data, diagnostics, diffusivities, distributed, energies, layers
+from diffusion_mp import (
+    couplings,
+    data,
+    diagnostics,
+    diffusivities,
+    distributed,
+    energies,
+    layers,
+)
 
 from diffusion_mp import models, testing, updates  # isort: skip
 from diffusion_mp_experiments import graphs, sequences, train
@@ -41,7 +49,11 @@ def home(name: str) -> ModuleType:
 
 def address(name: str) -> str:
     """What a program writes for a public name."""
-    return name if "." in name else f"{home(name).__name__.replace('diffusion_mp', 'mp')}.{name}"
+    return (
+        name
+        if "." in name
+        else f"{home(name).__name__.replace('diffusion_mp', 'mp')}.{name}"
+    )
 
 
 def counts(*right: int, **allowed: Any) -> Make:
@@ -65,7 +77,9 @@ def strides(d: Draw) -> Arg:
 
 
 def dtype(d: Draw) -> Arg:
-    wrong = bad("a string: 'float32' | integers: torch.int64 | a number | complex: torch.complex64")
+    wrong = bad(
+        "a string: 'float32' | integers: torch.int64 | a number | complex: torch.complex64"
+    )
     return options(d, f"torch.{d.dtype}", wrong=wrong)
 
 
@@ -74,7 +88,12 @@ def device(d: Draw) -> Arg:
     return options(d, "'cpu'", "torch.device('cpu')", wrong=wrong)
 
 
-MODELS = "nn.Linear(2, 2)", "mp.GCNConv(4, 2)", "mp.NodeFormer(4, 4, 2)", "nn.Identity()"
+MODELS = (
+    "nn.Linear(2, 2)",
+    "mp.GCNConv(4, 2)",
+    "mp.NodeFormer(4, 4, 2)",
+    "nn.Identity()",
+)
 #: What a parameter of this name is everywhere; a table may say otherwise for one of its names.
 PARAMETERS: dict[str, Make] = {
     **dict.fromkeys(
@@ -82,7 +101,8 @@ PARAMETERS: dict[str, Make] = {
         probability,
     ),
     **dict.fromkeys(
-        ("num_layers", "encoder_layers", "num_gnn_layers", "trans_num_layers", "hops"), counts(1, 2)
+        ("num_layers", "encoder_layers", "num_gnn_layers", "trans_num_layers", "hops"),
+        counts(1, 2),
     ),
     **dict.fromkeys(("channels", "dim"), lambda d: count(d, d.channels)),
     "in_channels": lambda d: count(d, d.channels).unsure(
@@ -184,7 +204,9 @@ def parameters(name: str) -> dict[str, inspect.Parameter]:
 def _signature(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     # Of a class with an inherited constructor, Python 3.11.2 gives the signature of a base's `__new__`.
     module = isinstance(target, type) and issubclass(target, nn.Module)
-    found = inspect.signature(target.__init__ if module else target, eval_str=True).parameters
+    found = inspect.signature(
+        target.__init__ if module else target, eval_str=True
+    ).parameters
     return {
         name: p
         for name, p in found.items()
@@ -214,10 +236,12 @@ def arguments(
         if key in own or key not in LEFT_OUT | {*leave.split()}
     }
     given = {
-        key: _fitting(d, name, p, own.get(key), key in always.split()) for key, p in kept.items()
+        key: _fitting(d, name, p, own.get(key), key in always.split())
+        for key, p in kept.items()
     }
     return given | {
-        key: arg if isinstance(arg, Arg) else given.get(key) or arg(d) for key, arg in own.items()
+        key: arg if isinstance(arg, Arg) else given.get(key) or arg(d)
+        for key, arg in own.items()
     }
 
 
@@ -231,7 +255,11 @@ def construct(
 
 
 def _fitting(
-    d: Draw, name: str, parameter: inspect.Parameter, own: Make | Arg | None, always: bool
+    d: Draw,
+    name: str,
+    parameter: inspect.Parameter,
+    own: Make | Arg | None,
+    always: bool,
 ) -> Arg:
     """The argument that a table has, or else by annotation or by name."""
     if isinstance(own, Arg):
@@ -241,7 +269,9 @@ def _fitting(
     if own is not None:
         arg = own(d)
     elif words:
-        arg = choice(d, *words, *([None] if type(None) in kinds else []), optional=False)
+        arg = choice(
+            d, *words, *([None] if type(None) in kinds else []), optional=False
+        )
     elif bool in kinds:
         arg = flag(d, optional=False)
     elif parameter.name in PARAMETERS:
@@ -252,7 +282,12 @@ def _fitting(
         )
     if type(None) in kinds:
         arg = arg.without("None")
-    if always or arg.optional or arg.right is None or parameter.default is inspect.Parameter.empty:
+    if (
+        always
+        or arg.optional
+        or arg.right is None
+        or parameter.default is inspect.Parameter.empty
+    ):
         return arg
     return replace(arg, optional=True, right=arg.right if d.maybe(0.5) else None)
 
@@ -271,7 +306,9 @@ def _members(annotation: Any) -> Iterator[Any]:
 def calls(name: str, /, *uses: str, finite: bool = True, **options: Any) -> Strategy:
     """A call with arguments as of `arguments`, and uses of what it ``made``, which take the options that they name."""
     of_uses = {
-        key: make for key, make in options.items() if any(f"{{{key}}}" in use for use in uses)
+        key: make
+        for key, make in options.items()
+        if any(f"{{{key}}}" in use for use in uses)
     }
     own = {key: make for key, make in options.items() if key not in of_uses}
 
@@ -287,7 +324,10 @@ def calls(name: str, /, *uses: str, finite: bool = True, **options: Any) -> Stra
             d.call(
                 "out",
                 use,
-                **{key: make if isinstance(make, Arg) else make(d) for key, make in given.items()},
+                **{
+                    key: make if isinstance(make, Arg) else make(d)
+                    for key, make in given.items()
+                },
             )
 
     return strategy

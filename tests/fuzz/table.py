@@ -45,7 +45,9 @@ ERRORS: dict[str, list[str]] = {"testing.tolerance": ["KeyError"]}
 #: How often a name is drawn, compared with the others: what takes long seldom, what has many options often.
 WEIGHTS: dict[str, float] = {
     **dict.fromkeys([*LAYERS, *MODELS, *COUPLINGS], 2.0),
-    **dict.fromkeys([*TESTING, "diagnose", "perturbation_bound", "sequences.Pathfinder"], 0.3),
+    **dict.fromkeys(
+        [*TESTING, "diagnose", "perturbation_bound", "sequences.Pathfinder"], 0.3
+    ),
     **dict.fromkeys(["graphs.SBMDataset", "diagnostics.plot_attention"], 0.2),
     **dict.fromkeys(
         (
@@ -78,5 +80,6 @@ def drawn(seed: int, index: int, name: str | None = None) -> Program:
             weights = [WEIGHTS.get(each, 1.0) for each in names]
             (name,) = Random(f"{seed}/{index}").choices(names, weights)
     return replace(
-        draw_program(name, STRATEGIES[name], seed, index), errors=tuple(ERRORS.get(name, ()))
+        draw_program(name, STRATEGIES[name], seed, index),
+        errors=tuple(ERRORS.get(name, ())),
     )

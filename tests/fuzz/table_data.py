@@ -26,7 +26,11 @@ def labels(d: Draw) -> Arg:
     )
     return Arg(
         d.pick(
-            ["torch.arange(40) % 3", "torch.arange(40) % 3 - 1", "(torch.arange(40) % 3).int()"]
+            [
+                "torch.arange(40) % 3",
+                "torch.arange(40) % 3 - 1",
+                "(torch.arange(40) % 3).int()",
+            ]
         ),
         wrong,
     )
@@ -37,7 +41,9 @@ def split(d: Draw) -> None:
     wrong = NOT_DATA[:6] + bad(
         "with no masks: Data(train_mask='abc', val_mask=3, test_mask=None, y=None)"
     )
-    column = options(d, 0, 1, wrong=NOT_A_NUMBER + bad("negative | beyond: 2 | a fraction: 0.5"))
+    column = options(
+        d, 0, 1, wrong=NOT_A_NUMBER + bad("negative | beyond: 2 | a fraction: 0.5")
+    )
     d.call(
         "split",
         "data.Split.of({args})",
@@ -56,9 +62,18 @@ def pad(d: Draw) -> None:
         "fractions: [(torch.tensor([1.5]), 0)] | a label of letters: [(torch.tensor([1]), 'a')]",
         "no label: [(torch.tensor([1]), None)]",
     )
-    right = [f"[{item}, (torch.tensor([4]), 1)]", f"[{item}]", "[(torch.zeros(0).long(), 1)]"]
+    right = [
+        f"[{item}, (torch.tensor([4]), 1)]",
+        f"[{item}]",
+        "[(torch.zeros(0).long(), 1)]",
+    ]
     longest = count(d, 2, optional=True, none=True)
-    d.call("out", "data.pad({args})", batch=options(d, *right, wrong=wrong), max_length=longest)
+    d.call(
+        "out",
+        "data.pad({args})",
+        batch=options(d, *right, wrong=wrong),
+        max_length=longest,
+    )
 
 
 def data_source(d: Draw, nodes: int | None = None) -> str:
@@ -124,7 +139,9 @@ def find_clusters(d: Draw) -> None:
         "num_clusters": Arg(
             "2" if metis else None, count(d, none=True).wrong if metis else [], False
         ),
-        "method": Arg("'metis'" if metis else "'label_propagation'", choice(d, "metis").wrong),
+        "method": Arg(
+            "'metis'" if metis else "'label_propagation'", choice(d, "metis").wrong
+        ),
     }
     d.call("out", "data.find_clusters({args})", **given, seed=seed(d))
 
@@ -148,7 +165,9 @@ def sequence_dataset(d: Draw) -> None:
 
 
 def _name(d: Draw) -> Arg:
-    return replace(choice(d, "nobody", optional=False).without("another string"), valid=None)
+    return replace(
+        choice(d, "nobody", optional=False).without("another string"), valid=None
+    )
 
 
 def points(d: Draw) -> Arg:
@@ -159,11 +178,17 @@ def points(d: Draw) -> Arg:
         "torch.zeros(9, 3)",
         "torch.randn(9, 3).half()",
     ]
-    right += [f"{scale} * torch.randn(9, 70).double() + {scale}" for scale in ("1e-200", "1e200")]
+    right += [
+        f"{scale} * torch.randn(9, 70).double() + {scale}"
+        for scale in ("1e-200", "1e200")
+    ]
     arg = Arg(d.pick(right), wrong_tensors(9, 3, dtype=dtype)).without(
         "a longer last dimension", "another dtype"
     )
-    wrong = [replace(w, valid=False) if w.what in ("NaN", "infinite") else w for w in arg.wrong]
+    wrong = [
+        replace(w, valid=False) if w.what in ("NaN", "infinite") else w
+        for w in arg.wrong
+    ]
     more = bad(
         "too few: torch.ones(2, 3) | no rows: torch.ones(0, 3) | no channels: torch.ones(9, 0)"
     )
@@ -176,7 +201,9 @@ DATA: dict[str, Strategy] = {
         "data.random_split_per_class",
         y=labels,
         num_val=counts(4, 0, zero=True),
-        num_test=lambda d: Arg(d.pick(["None", "5"]), count(d, zero=True, none=True).wrong),
+        num_test=lambda d: Arg(
+            d.pick(["None", "5"]), count(d, zero=True, none=True).wrong
+        ),
     ),
     "data.label_mask": calls(
         "data.label_mask", y=lambda d: labels(d).without("of rank two", "of rank zero")
@@ -229,7 +256,10 @@ DATA: dict[str, Strategy] = {
         operators=operators,
     ),
     "sequences.Pathfinder": calls(
-        "sequences.Pathfinder", "made[{index}]", index=item, always="num size dashes distractors"
+        "sequences.Pathfinder",
+        "made[{index}]",
+        index=item,
+        always="num size dashes distractors",
     ),
     "sequences.SequenceDataset": sequence_dataset,
     "sequences.IMDb": calls("sequences.IMDb", path=absent),
@@ -259,7 +289,9 @@ DATA: dict[str, Strategy] = {
         cache=never(NOT_A_PATH).without("None", "empty"),
     ),
     "graphs.load_digits": calls("graphs.load_digits", "made.x"),
-    "graphs.SumEdgeFeatures": calls("graphs.SumEdgeFeatures", "made({data}).x", data=with_features),
+    "graphs.SumEdgeFeatures": calls(
+        "graphs.SumEdgeFeatures", "made({data}).x", data=with_features
+    ),
     "graphs.fit_forecast": calls(
         "graphs.fit_forecast",
         "made(torch.randn(3, 4))",
@@ -287,16 +319,26 @@ DATA: dict[str, Strategy] = {
 }
 
 
-def learner(name: str, task: str, output: int, *metrics: str, more: str = "") -> Strategy:
+def learner(
+    name: str, task: str, output: int, *metrics: str, more: str = ""
+) -> Strategy:
     """A module that learns from batches of two graphs, with ``more`` attributes."""
 
     def batch(d: Draw) -> Arg:
         nodes = max(d.nodes, 1)
         given = f"{data_source(d, nodes)[:-1]}, {more.format(n=nodes)})"
-        return Arg(f"data.ToDiffusionGraph()([{given}, {given}])", NOT_DATA).without("empty")
+        return Arg(f"data.ToDiffusionGraph()([{given}, {given}])", NOT_DATA).without(
+            "empty"
+        )
 
     model = module(f"mp.DiffusionGNN(3, 4, {output}, task='{task}')")
-    return calls(f"train.{name}", "made({batch})", model=model, metric=texts(*metrics), batch=batch)
+    return calls(
+        f"train.{name}",
+        "made({batch})",
+        model=model,
+        metric=texts(*metrics),
+        batch=batch,
+    )
 
 
 def task_metric(d: Draw) -> None:
@@ -305,7 +347,11 @@ def task_metric(d: Draw) -> None:
         given = "torch.randn(6), torch.randn(6)"
     else:
         given = "torch.randn(6, 2), torch.arange(6) % 2"
-    d.call("metric", "train.TaskMetric({args})", metric=Arg(repr(name), choice(d, name).wrong))
+    d.call(
+        "metric",
+        "train.TaskMetric({args})",
+        metric=Arg(repr(name), choice(d, name).wrong),
+    )
     d.call("out", f"metric({given})")
 
 
@@ -317,7 +363,9 @@ def node_cross_entropy(d: Draw) -> None:
         f"a dict | a list | too long: torch.zeros({n + 1}).long() | of rank two: torch.zeros({n}, 2).long()",
         f"a column?: torch.zeros({n}, 1).long()",
     )
-    logits = Arg(f"torch.randn({n}, 3)", wrong_tensors(n, 3)).without("a longer last dimension")
+    logits = Arg(f"torch.randn({n}, 3)", wrong_tensors(n, 3)).without(
+        "a longer last dimension"
+    )
     target = Arg(f"torch.zeros({n}).long()", wrong).without("a sparse tensor")
     d.call("out", "train.node_cross_entropy({args})", logits=logits, target=target)
 
@@ -343,7 +391,9 @@ def mean_squared_error(d: Draw) -> None:
     kept = {w.what for w in NOT_A_TENSOR} | {"None", "complex", "a sparse tensor"}
     target = Arg(f"torch.randn({n})", [w for w in wrong_tensors(n) if w.what in kept])
     prediction = Arg(f"torch.randn({n})", wrong_tensors(n)).without("integers", "bools")
-    d.call("out", "train.mean_squared_error({args})", prediction=prediction, target=target)
+    d.call(
+        "out", "train.mean_squared_error({args})", prediction=prediction, target=target
+    )
 
 
 def planetoid_module(d: Draw) -> None:
@@ -362,7 +412,8 @@ def planetoid_module(d: Draw) -> None:
 
 def load_checkpoint(d: Draw) -> None:
     path = written(
-        "b.ckpt", "a folder: '.' | no file: 'absent.ckpt' | an address: 'http://a/b.ckpt'"
+        "b.ckpt",
+        "a folder: '.' | no file: 'absent.ckpt' | an address: 'http://a/b.ckpt'",
     )
     d.call("saved", "train.save_checkpoint({'a': torch.ones(2)}, 'b.ckpt')")
     d.call("out", "train.load_checkpoint({args})", path=path)
@@ -380,7 +431,9 @@ TRAIN: dict[str, Strategy] = {
         path=written("a.txt", "a folder: '.'"),
         data=Arg("b'text'", bad("a string | None | a number | a list")),
     ),
-    "train.check_writable": calls("train.check_writable", folder=written("out").without("empty")),
+    "train.check_writable": calls(
+        "train.check_writable", folder=written("out").without("empty")
+    ),
     "train.NodeClassifier": calls(
         "train.NodeClassifier",
         "[made({data}), made.predict_step({data}, 0), made.configure_optimizers() and 0]",
@@ -399,7 +452,9 @@ TRAIN: dict[str, Strategy] = {
     "train.weighted_accuracy": calls(
         "train.weighted_accuracy",
         "made(torch.randn(5, made.num_classes), torch.zeros(5).long())",
-        num_classes=lambda d: replace(sizes := count(d, 3, 2), wrong=sizes.wrong + bad("one: 1")),
+        num_classes=lambda d: replace(
+            sizes := count(d, 3, 2), wrong=sizes.wrong + bad("one: 1")
+        ),
     ),
     "train.multi_label_loss": multi_label_loss,
     "train.GraphClassifier": learner("GraphClassifier", "graph", 2, "acc", "roc_auc"),
@@ -436,7 +491,8 @@ def sharded_graph(d: Draw) -> None:
     )
     d.call("ranks", ONE_RANK)
     listed = replace(
-        given["edge_index"], wrong=[w for w in given["edge_index"].wrong if "graph" not in w.what]
+        given["edge_index"],
+        wrong=[w for w in given["edge_index"].wrong if "graph" not in w.what],
     )
     d.call(
         "graph",
@@ -453,7 +509,12 @@ def sharded_graph(d: Draw) -> None:
 def node_parallel(d: Draw) -> None:
     d.call("ranks", ONE_RANK)
     group = never(bad("a string: 'group' | a list: [0]"))
-    d.call("out", "distributed.node_parallel({args})", model=module("nn.Linear(2, 2)"), group=group)
+    d.call(
+        "out",
+        "distributed.node_parallel({args})",
+        model=module("nn.Linear(2, 2)"),
+        group=group,
+    )
 
 
 DISTRIBUTED: dict[str, Strategy] = {

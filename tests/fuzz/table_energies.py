@@ -22,11 +22,22 @@ def penalty(name: str, **options: Any) -> Strategy:
         asked = d.pick(["delta", "f", "conjugate", "total", "coupling"])
         if asked in ("delta", "f", "conjugate"):
             numbers = fixed(f"torch.rand({d.nodes}{kind(d)})")
-            d.call("out", f"penalty.{asked}({{z2}})", finite=asked != "conjugate", z2=numbers)
+            d.call(
+                "out",
+                f"penalty.{asked}({{z2}})",
+                finite=asked != "conjugate",
+                z2=numbers,
+            )
         elif asked == "total":
             d.call("out", "penalty.total({args})", x=free(d), ptr=ptr(d))
         else:
-            d.call("coupling", "penalty.coupling({args})", x=free(d), ptr=ptr(d), normalize=flag(d))
+            d.call(
+                "coupling",
+                "penalty.coupling({args})",
+                x=free(d),
+                ptr=ptr(d),
+                normalize=flag(d),
+            )
             d.call("out", "[coupling.degree(), coupling.to_dense()]")
 
     return strategy
@@ -34,7 +45,9 @@ def penalty(name: str, **options: Any) -> Strategy:
 
 def domain(d: Draw) -> Arg:
     return options(
-        d, "(0.0, math.inf)", wrong=bad("a number | not from zero: (1.0, 2.0) | one end: (0.0,)")
+        d,
+        "(0.0, math.inf)",
+        wrong=bad("a number | not from zero: (1.0, 2.0) | one end: (0.0,)"),
     )
 
 
@@ -55,15 +68,24 @@ def own_score_penalty(d: Draw) -> None:
         "dict(g='sigmoid', delta=lambda s, z2: -2 * torch.nn.functional.softplus(-z2 / 2)))",
     )
     d.call("penalty", "Own()")
-    d.call("coupling", "penalty.coupling({args})", x=free(d), ptr=ptr(d), normalize=flag(d))
+    d.call(
+        "coupling", "penalty.coupling({args})", x=free(d), ptr=ptr(d), normalize=flag(d)
+    )
     d.call("out", "[coupling.degree(), coupling.to_dense()]")
 
 
 def energy(d: Draw) -> None:
     terms = any_terms(d)
     constraint = texts(*CONSTRAINTS)
-    construct(d, "energy", "Energy", leave="graph radius", terms=terms, constraint=constraint)
-    d.call("out", "[energy({x}), energy.by_graph({x}), repr(energy)]", x=free(d), finite=False)
+    construct(
+        d, "energy", "Energy", leave="graph radius", terms=terms, constraint=constraint
+    )
+    d.call(
+        "out",
+        "[energy({x}), energy.by_graph({x}), repr(energy)]",
+        x=free(d),
+        finite=False,
+    )
 
 
 def certify(d: Draw) -> None:
@@ -77,19 +99,27 @@ def certify(d: Draw) -> None:
         "subject": options(
             d,
             *right,
-            wrong=bad("None | a string | a number | a tensor | a class: mp.SimplePenalty"),
+            wrong=bad(
+                "None | a string | a number | a tensor | a class: mp.SimplePenalty"
+            ),
         ),
         "x": free(d) if subject == "penalty" else free(d).unsure(),
         "tau": number(d, 0.5, 0.1),
         "ptr": ptr(d) if subject == "penalty" else never([]),
     }
-    d.call("out", "mp.certify({args})", finite=False, **arguments(d, "certify", **given))
+    d.call(
+        "out", "mp.certify({args})", finite=False, **arguments(d, "certify", **given)
+    )
 
 
 def certify_step(d: Draw) -> None:
     within = d.pick(["None", "'ball'", "'sphere'"])
-    joint = Arg("energy", bad("None | a string: 'gaussian' | a penalty: mp.GaussianPenalty()"))
-    d.call("energy", f"mp.Energy([mp.energies.PairTerm(mp.GaussianPenalty())], {within})")
+    joint = Arg(
+        "energy", bad("None | a string: 'gaussian' | a penalty: mp.GaussianPenalty()")
+    )
+    d.call(
+        "energy", f"mp.Energy([mp.energies.PairTerm(mp.GaussianPenalty())], {within})"
+    )
     given = {"energy": joint, "x": free(d)}
     d.call("out", "mp.energies.certify_step({args})", finite=False, **given)
 
@@ -121,7 +151,11 @@ def any_terms(d: Draw) -> Arg:
     )
     pairs = "mp.energies.PairTerm(mp.GaussianPenalty())"
     return options(
-        d, f"[{pairs}]", f"[mp.energies.ProximalTerm(), 0.5 * {pairs}]", "()", wrong=wrong
+        d,
+        f"[{pairs}]",
+        f"[mp.energies.ProximalTerm(), 0.5 * {pairs}]",
+        "()",
+        wrong=wrong,
     )
 
 
@@ -141,14 +175,18 @@ def term(
         )
         of = "mp.Energy({terms}, graph={graph})"
         d.call("energy", of, terms=joint, graph=fixed(graph_source(d)))
-        d.call("out", f"[energy({x}), energy.by_graph({x}), repr(energy)]", finite=False)
+        d.call(
+            "out", f"[energy({x}), energy.by_graph({x}), repr(energy)]", finite=False
+        )
 
     return strategy
 
 
 def matrices(d: Draw, *names: str) -> dict[str, Arg]:
     return {
-        name: tensor(d, 1, d.channels, d.channels).unsure("another dtype", "on the meta device")
+        name: tensor(d, 1, d.channels, d.channels).unsure(
+            "another dtype", "on the meta device"
+        )
         for name in names
     }
 
@@ -156,7 +194,9 @@ def matrices(d: Draw, *names: str) -> dict[str, Arg]:
 def source_and_metric(d: Draw) -> dict[str, Arg]:
     metric = tensor(d, d.nodes, optional=True, positive=True)
     source = tensor(d, d.nodes, d.channels).unsure("another dtype")
-    if metric.right is not None:  # which would not fit these, so that it might be named instead
+    if (
+        metric.right is not None
+    ):  # which would not fit these, so that it might be named instead
         source = source.without("a higher rank", "a lower rank", "on the meta device")
     return {"source": source, "metric": metric}
 
@@ -172,7 +212,11 @@ def of_matrix(d: Draw) -> dict[str, Arg]:
     diagonals = tensor(d, 1, d.channels).unsure(
         "another dtype", "on the meta device", "a higher rank"
     )
-    matrix = diagonals if d.maybe(0.4) else matrices(d, "matrix")["matrix"].unsure("a lower rank")
+    matrix = (
+        diagonals
+        if d.maybe(0.4)
+        else matrices(d, "matrix")["matrix"].unsure("a lower rank")
+    )
     matrix = Arg("None") if d.maybe(0.2) else matrix.without("None")
     return {"coupling": Arg(right, wrong), "matrix": matrix}
 
@@ -196,7 +240,9 @@ def of_mlp(d: Draw) -> dict[str, Arg]:
 
 def edges_of_a_graph(d: Draw) -> Arg:
     graph = f"mp.Graph({d.nodes}, {edge_list(d)})"
-    return Arg(f"mp.couplings.SparseCoupling({graph}, nonnegative=True)", NOT_A_COUPLING)
+    return Arg(
+        f"mp.couplings.SparseCoupling({graph}, nonnegative=True)", NOT_A_COUPLING
+    )
 
 
 def any_term(d: Draw) -> Arg:
@@ -204,9 +250,15 @@ def any_term(d: Draw) -> Arg:
         f"mp.energies.SourceTerm({real(d, d.nodes, d.channels)})",
         "mp.energies.PairTerm(mp.GaussianPenalty())",
     ]
-    right.append(f"mp.energies.MLPTerm(torch.ones(2, {d.channels}), torch.ones(2), 'tanh')")
+    right.append(
+        f"mp.energies.MLPTerm(torch.ones(2, {d.channels}), torch.ones(2), 'tanh')"
+    )
     return options(
-        d, *right, wrong=bad("None | a number | a string | a module | a class: mp.energies.MLPTerm")
+        d,
+        *right,
+        wrong=bad(
+            "None | a number | a string | a module | a class: mp.energies.MLPTerm"
+        ),
     )
 
 
@@ -238,13 +290,15 @@ TERMS: dict[str, Strategy] = {
         coupling=edges_of_a_graph,
     ),
     "LinearTerm": term("LinearTerm", source=lambda d: tensor(d, d.nodes, d.channels)),
-    "ProximalTerm": term("ProximalTerm", x_prev=lambda d: tensor(d, d.nodes, d.channels)),
+    "ProximalTerm": term(
+        "ProximalTerm", x_prev=lambda d: tensor(d, d.nodes, d.channels)
+    ),
     "PairTerm": term(
         "PairTerm",
         leave="projection constraint read",
-        penalty=lambda d: options(d, "mp.GaussianPenalty()", wrong=NOT_A_PENALTY).without(
-            "a module"
-        ),
+        penalty=lambda d: options(
+            d, "mp.GaussianPenalty()", wrong=NOT_A_PENALTY
+        ).without("a module"),
     ),
     "MatrixTerm": term("MatrixTerm", of_matrix, leave="norms symmetric"),
     "AttentionTerm": term("AttentionTerm", of_attention, leave="norms"),
@@ -272,7 +326,12 @@ ENERGIES: dict[str, Strategy] = {
     "ScorePenalty": own_score_penalty,
     **{
         name: penalty(name)
-        for name in ("QuadraticPenalty", "SimplePenalty", "SigmoidPenalty", "SoftmaxPenalty")
+        for name in (
+            "QuadraticPenalty",
+            "SimplePenalty",
+            "SigmoidPenalty",
+            "SoftmaxPenalty",
+        )
     },
     "GaussianPenalty": penalty("GaussianPenalty"),
     "FunctionPenalty": penalty(
@@ -303,7 +362,11 @@ def full_graph_inference(d: Draw) -> None:
     given = edges(d)
     given.pop("batch")
     features = state(d, dtype="float32").without("a sparse tensor")  # which models take
-    own = {"model": options(d, *right, wrong=NOT_A_MODULE), "x": features, "progress": Arg("False")}
+    own = {
+        "model": options(d, *right, wrong=NOT_A_MODULE),
+        "x": features,
+        "progress": Arg("False"),
+    }
     construct(d, "out", "full_graph_inference", **given, **own)
 
 
@@ -318,10 +381,15 @@ def released_state_dict(d: Draw) -> None:
         "'fcs.1.bias': torch.ones(2)}"
     )
     target = Arg(
-        "mp.DIFFormer(3, 4, 2, 1, layer_norm=False, transform=False, projection=None)", NOT_A_MODULE
+        "mp.DIFFormer(3, 4, 2, 1, layer_norm=False, transform=False, projection=None)",
+        NOT_A_MODULE,
     )
-    released = Arg(right, wrong + [Wrong(name, "tensors of another model") for name in other])
-    d.call("out", "mp.models.released_state_dict({args})", model=target, released=released)
+    released = Arg(
+        right, wrong + [Wrong(name, "tensors of another model") for name in other]
+    )
+    d.call(
+        "out", "mp.models.released_state_dict({args})", model=target, released=released
+    )
 
 
 NOT_A_STATE = bad(
@@ -337,7 +405,8 @@ NOT_A_NUMBER_OF = bad("gives a string?: lambda x: 'x' | gives nothing?: lambda x
 
 def _refusing(arg: Arg, *which: str) -> Arg:
     return replace(
-        arg, wrong=[replace(w, valid=False) if w.what in which else w for w in arg.wrong]
+        arg,
+        wrong=[replace(w, valid=False) if w.what in which else w for w in arg.wrong],
     )
 
 
@@ -357,7 +426,10 @@ def fixed_point(d: Draw) -> None:
         ).without("None"),
         total=lambda d: options(d, "lambda x: x", wrong=NOT_A_FUNCTION).without("None"),
         ptr=lambda d: options(
-            d, "None", f"torch.tensor([0, {size}])", f"torch.tensor([0, {size // 2}, {size}])"
+            d,
+            "None",
+            f"torch.tensor([0, {size}])",
+            f"torch.tensor([0, {size // 2}, {size}])",
         ),
     )
 
@@ -389,13 +461,22 @@ PLACED = "mp.PDETransformer(3, 4, 2, 1, 2, max_length=9, placement='P1').double(
 def commutator(d: Draw) -> None:
     given = {"diffusion": Arg("mp.PDEDiffusion1d(4)", SMOOTHING + bad("None"))}
     given["attention"] = Arg(f"{ATTENTION}.eval()", NOT_A_FUNCTION)
-    d.call("out", "mp.diagnostics.commutator({args})", **given, **sequences(d, 4, "float32"))
+    d.call(
+        "out",
+        "mp.diagnostics.commutator({args})",
+        **given,
+        **sequences(d, 4, "float32"),
+    )
 
 
 def _placed(d: Draw) -> dict[str, Arg]:
     d.call("model", PLACED)
     asked = {"points": count(d, 2, 1), "tol": number(d, 1e-2)}
-    return {"model": Arg("model", NOT_A_MODULE).without("a function"), **sequences(d, 3), **asked}
+    return {
+        "model": Arg("model", NOT_A_MODULE).without("a function"),
+        **sequences(d, 3),
+        **asked,
+    }
 
 
 def perturbation_bound(d: Draw) -> None:
@@ -403,7 +484,9 @@ def perturbation_bound(d: Draw) -> None:
         "model.after_embedding",
         bad("None | a string: 'site' | a module of another: nn.Linear(2, 2)"),
     )
-    smoothing = options(d, "mp.PDEDiffusion1d(4).double()", wrong=SMOOTHING, optional=True)
+    smoothing = options(
+        d, "mp.PDEDiffusion1d(4).double()", wrong=SMOOTHING, optional=True
+    )
     target = "mp.diagnostics.perturbation_bound({model}, {site}, {x}, {args})"
     d.call("out", target, site=site, diffusion=smoothing, **_placed(d))
 
@@ -412,7 +495,9 @@ def diagnose(d: Draw) -> None:
     wrong = bad("a string: 'after_embedding' | no module: ['nowhere'] | a number")
     sites = options(d, "['after_embedding']", wrong=wrong, optional=True)
     smoothing = Arg(
-        "mp.PDEDiffusion1d(4).double()" if sites.right else None, SMOOTHING, not sites.right
+        "mp.PDEDiffusion1d(4).double()" if sites.right else None,
+        SMOOTHING,
+        not sites.right,
     )
     d.call(
         "report",
@@ -435,7 +520,9 @@ def random_features(d: Draw) -> Arg:
 
 
 def feature_counts(d: Draw) -> Arg:
-    wrong = bad("empty? | a zero: [0] | a fraction: [1.5] | a string | a number | None | a module")
+    wrong = bad(
+        "empty? | a zero: [0] | a fraction: [1.5] | a string | a number | None | a module"
+    )
     return options(d, "[4]", "(2, 8)", wrong=wrong)
 
 
@@ -446,7 +533,10 @@ def observed(d: Draw) -> Arg:
 
 
 def stable(d: Draw) -> Arg:
-    right = f"mp.couplings.UniformCoupling({d.nodes})", f"mp.couplings.IdentityCoupling({d.nodes})"
+    right = (
+        f"mp.couplings.UniformCoupling({d.nodes})",
+        f"mp.couplings.IdentityCoupling({d.nodes})",
+    )
     wrong = NOT_A_COUPLING + bad(
         "one with normalised rows: mp.SimpleDiffusivity()(torch.ones(2, 2))"
     )
@@ -458,7 +548,10 @@ FUNCTIONS: dict[str, Strategy] = {
     "cite": calls("cite"),
     "show_progress": calls("show_progress"),
     "edge_loss": calls(
-        "edge_loss", finite=False, coupling=lambda d: coupling(d, other_size=None), graph=observed
+        "edge_loss",
+        finite=False,
+        coupling=lambda d: coupling(d, other_size=None),
+        graph=observed,
     ),
     "fixed_point": fixed_point,
     "full_graph_inference": full_graph_inference,
@@ -471,12 +564,18 @@ FUNCTIONS: dict[str, Strategy] = {
     ),
     "lipschitz": calls(
         "lipschitz",
-        f=lambda d: options(d, "torch.sin", "lambda x: 2 * x", wrong=NOT_A_FUNCTION + NOT_A_STATE),
-        x=lambda d: tensor(d, d.pick([4, 1, 0])).unsure(*FREE, "a lower rank", "a higher rank"),
+        f=lambda d: options(
+            d, "torch.sin", "lambda x: 2 * x", wrong=NOT_A_FUNCTION + NOT_A_STATE
+        ),
+        x=lambda d: tensor(d, d.pick([4, 1, 0])).unsure(
+            *FREE, "a lower rank", "a higher rank"
+        ),
     ),
     "released_state_dict": released_state_dict,
     "roughness": roughness,
-    "posterior_variance": calls("posterior_variance", coupling=stable, leak=numbers(0.5, 0.1)),
+    "posterior_variance": calls(
+        "posterior_variance", coupling=stable, leak=numbers(0.5, 0.1)
+    ),
     "commutator": commutator,
     "perturbation_bound": perturbation_bound,
     "diagnose": diagnose,
@@ -510,7 +609,9 @@ def checked(name: str, right: str, wrong: list[Wrong], **make: Make) -> Strategy
 def _inert(wrong: list[Wrong]) -> list[Wrong]:
     """Without what can be called: a function may build what is checked, and what it raises is its own."""
     return [
-        w for w in wrong if w.what not in ("a class", "a function", "a module", "a diffusivity")
+        w
+        for w in wrong
+        if w.what not in ("a class", "a function", "a module", "a diffusivity")
     ]
 
 
@@ -524,7 +625,10 @@ def problem(name: str) -> Strategy:
             ("coupling.degree()", {}),
             ("heat({args})", {"t": tau}),
             ("implicit_step({args})", {"tau": tau, "leak": leak}),
-            ("steady_state({args})", {"source": source, "leak": number(d, 0.5, zero=True)}),
+            (
+                "steady_state({args})",
+                {"source": source, "leak": number(d, 0.5, zero=True)},
+            ),
         ]
         use, given = d.pick(uses)
         d.call("out", f"problem.{use}", **given)
@@ -542,20 +646,29 @@ def adjacency(d: Draw) -> Arg:
 
 
 def three_dimensional(d: Draw) -> Arg:
-    return tensor(d, d.nodes, 1, d.channels).unsure("another dtype", "a longer last dimension")
+    return tensor(d, d.nodes, 1, d.channels).unsure(
+        "another dtype", "a longer last dimension"
+    )
 
 
 LEVEL = texts("core", "strict")
 UNIFORM = "mp.couplings.UniformCoupling(5, dtype=torch.float64)"
 TESTING: dict[str, Strategy] = {
-    "testing.check_coupling": checked("check_coupling", UNIFORM, _inert(NOT_A_COUPLING)),
+    "testing.check_coupling": checked(
+        "check_coupling", UNIFORM, _inert(NOT_A_COUPLING)
+    ),
     "testing.check_diffusivity": checked(
-        "check_diffusivity", "mp.UniformDiffusivity()", _inert(NOT_A_DIFFUSIVITY), level=LEVEL
+        "check_diffusivity",
+        "mp.UniformDiffusivity()",
+        _inert(NOT_A_DIFFUSIVITY),
+        level=LEVEL,
     ),
     "testing.check_update": checked(
         "check_update", "mp.ExplicitEuler(0.5)", _inert(NOT_A_MODULE), level=LEVEL
     ),
-    "testing.check_layer": checked("check_layer", "mp.MLPConv(4, 3)", _inert(NOT_A_MODULE)),
+    "testing.check_layer": checked(
+        "check_layer", "mp.MLPConv(4, 3)", _inert(NOT_A_MODULE)
+    ),
     "testing.check_energy_term": calls(
         "testing.check_energy_term",
         term=any_term,
@@ -592,7 +705,9 @@ TESTING: dict[str, Strategy] = {
     "testing.order_of_convergence": calls(
         "testing.order_of_convergence",
         step=Arg("mp.ExplicitEuler", NOT_A_FUNCTION),
-        problem=Arg("testing.path_problem(4)", bad("None | a string: 'path' | a tensor")),
+        problem=Arg(
+            "testing.path_problem(4)", bad("None | a string: 'path' | a tensor")
+        ),
         counts=lambda d: options(
             d, "(8, 16)", wrong=bad("empty | a number | a zero: [0, 1] | a string")
         ),

@@ -4,7 +4,11 @@
 from dataclasses import replace
 from typing import Any
 
-from diffusion_mp import DiffusionConv, KernelizedSoftmaxDiffusivity, SparseFlowDiffusivity
+from diffusion_mp import (
+    DiffusionConv,
+    KernelizedSoftmaxDiffusivity,
+    SparseFlowDiffusivity,
+)
 from diffusion_mp.energies.constraints import CONSTRAINTS
 
 from .arguments import *
@@ -20,11 +24,17 @@ def called(
         wrong = tensor(d, d.nodes, d.channels, optional=True).wrong
         rest["source"] = never(wrong if d.nodes else [])
     d.call(
-        "out", "layer({args})", x=state(d) if x is None else x, **edges(d, needed=needed), **rest
+        "out",
+        "layer({args})",
+        x=state(d) if x is None else x,
+        **edges(d, needed=needed),
+        **rest,
     )
 
 
-def layer(name: str, *, needed: bool = False, source: bool = True, **options: Any) -> Strategy:
+def layer(
+    name: str, *, needed: bool = False, source: bool = True, **options: Any
+) -> Strategy:
     """A layer called as ``layer(x, edge_index, …)``; the options are those of `arguments`."""
 
     def strategy(d: Draw) -> None:
@@ -57,7 +67,9 @@ def certified(d: Draw, *, channels: bool) -> dict[str, Arg]:
             None,
             optional=near,
         ),
-        "constraint": choice(d, constraint, optional=constraint == "ball").without("None"),
+        "constraint": choice(d, constraint, optional=constraint == "ball").without(
+            "None"
+        ),
         "heads": count(d, *([d.heads] if channels else [1, 2]), optional=True),
         "projection": choice(d, "tied", None),
         "lam": number(d, 0.5, 1e-3, optional=True),
@@ -67,7 +79,12 @@ def certified(d: Draw, *, channels: bool) -> dict[str, Arg]:
 
 def certified_conv(d: Draw) -> None:
     construct(
-        d, "layer", "CertifiedConv", cast(d), beta=numbers(1.0, 0.1), **certified(d, channels=True)
+        d,
+        "layer",
+        "CertifiedConv",
+        cast(d),
+        beta=numbers(1.0, 0.1),
+        **certified(d, channels=True),
     )
     called(d, needed=False)
 
@@ -140,9 +157,15 @@ def part(name: str, **own: Any) -> Strategy:
 def diffusion_conv(d: Draw) -> None:
     reads = choice(d, "state", "values", "features")
     own = {"out_channels": same, "heads": counts(1, 2), "reads": reads}
-    construct(d, "layer", "DiffusionConv", cast(d), leave="concat transform value_bias", **own)
+    construct(
+        d, "layer", "DiffusionConv", cast(d), leave="concat transform value_bias", **own
+    )
     unread = never([Wrong(real(d, d.nodes, 3), "features nobody reads")])
-    features = state(d).unsure("a longer last dimension") if reads.right == "'features'" else unread
+    features = (
+        state(d).unsure("a longer last dimension")
+        if reads.right == "'features'"
+        else unread
+    )
     called(d, needed=True, features=features)
 
 
@@ -156,8 +179,13 @@ def gcnii(d: Draw) -> None:
 
 def gat(d: Draw) -> None:
     featured = d.maybe(0.4)
-    wide = Arg(str(d.channels) if featured else None, count(d, none=True).wrong if featured else [])
-    construct(d, "layer", "GATConv", cast(d), more="bias", of=DiffusionConv, edge_dim=wide)
+    wide = Arg(
+        str(d.channels) if featured else None,
+        count(d, none=True).wrong if featured else [],
+    )
+    construct(
+        d, "layer", "GATConv", cast(d), more="bias", of=DiffusionConv, edge_dim=wide
+    )
     if featured:
         given = with_edge_attr(d, optional=False)
         # Without features it reads the states alone.
@@ -212,7 +240,9 @@ def appnp(d: Draw) -> None:
         K=replace(steps, right="None") if forever else steps,
         alpha=numbers(0.1, *([] if forever else [0.0]), zero=not forever, below="1.0"),
         diffusivity=replace(
-            spread, optional=True, right=spread.right if forever or d.maybe(0.5) else None
+            spread,
+            optional=True,
+            right=spread.right if forever or d.maybe(0.5) else None,
         ),
     )
     called(d, needed=True)
@@ -265,7 +295,9 @@ LAYERS: dict[str, Strategy] = {
         mlp=lambda d: module(f"nn.Linear({d.channels}, 3)"),
         eps=numbers(0.0, 0.2, negative=True),
     ),
-    "MultiHeadConv": layer("MultiHeadConv", needed=True, source=False, out_channels=same),
+    "MultiHeadConv": layer(
+        "MultiHeadConv", needed=True, source=False, out_channels=same
+    ),
     "APPNPConv": appnp,
     "GCNIIConv": gcnii,
     "GatedGCNConv": with_edges("GatedGCNConv", eps=numbers(1e-6, 0.1)),
@@ -273,7 +305,8 @@ LAYERS: dict[str, Strategy] = {
     "from_pyg": calls(
         "from_pyg",
         module=lambda d: Arg(
-            d.pick(["mp.GCNConv(2, 3)", "nn.Sequential(mp.GATConv(2, 3))"]), NOT_A_MODULE
+            d.pick(["mp.GCNConv(2, 3)", "nn.Sequential(mp.GATConv(2, 3))"]),
+            NOT_A_MODULE,
         ),
         state=Arg(
             "{'lin.weight': torch.ones(3, 2), 'bias': torch.ones(3)}",

@@ -66,16 +66,24 @@ def categories(d: Draw, channels: int, rows: int) -> tuple[Arg, Arg]:
         "empty | an empty table: [0] | letters: ['a']"
     )
     if not d.maybe(0.3):
-        numbers = Arg(real(d, rows, channels), wrong_tensors(rows, channels, dtype=d.dtype))
-        return Arg(str(channels), wrong_sizes).unsure("negative"), sparse_too(d, numbers)
+        numbers = Arg(
+            real(d, rows, channels), wrong_tensors(rows, channels, dtype=d.dtype)
+        )
+        return Arg(str(channels), wrong_sizes).unsure("negative"), sparse_too(
+            d, numbers
+        )
     features = Arg(f"torch.randint(3, ({rows}, 2))", wrong_tensors(rows, 2))
-    wrong = features.without("integers", "on the meta device", "a lower rank").wrong + bad(
+    wrong = features.without(
+        "integers", "on the meta device", "a lower rank"
+    ).wrong + bad(
         f"on the meta device: torch.zeros({rows}, 2, dtype=torch.long, device='meta')",
         f"beyond the table: torch.full(({rows}, 2), 9) | negative: torch.full(({rows}, 2), -1)"
         if rows
         else "",
     )
-    return Arg("[5, 3]", wrong_sizes).without("negative"), replace(features, wrong=wrong)
+    return Arg("[5, 3]", wrong_sizes).without("negative"), replace(
+        features, wrong=wrong
+    )
 
 
 def encodings(d: Draw) -> Arg:
@@ -87,7 +95,10 @@ def encodings(d: Draw) -> Arg:
     )
     vectors = f"torch.randn({n}, 3{kind(d)})"
     return options(
-        d, vectors, f"({vectors}, {vectors}, torch.ones({n}, 3, dtype=torch.bool))", wrong=wrong
+        d,
+        vectors,
+        f"({vectors}, {vectors}, torch.ones({n}, 3, dtype=torch.bool))",
+        wrong=wrong,
     )
 
 
@@ -102,11 +113,15 @@ def stack(name: str, *, more: str = "", **own: Make) -> Strategy:
             wide, call["edge_attr"] = categories(d, 2, edge_count)
             sizes["edge_dim"] = wide.without("None")
         else:
-            call["edge_attr"] = never(bad(f"without edge_dim: torch.ones({edge_count}, 2)"))
+            call["edge_attr"] = never(
+                bad(f"without edge_dim: torch.ones({edge_count}, 2)")
+            )
         if d.maybe(0.3):
             sizes["pe_channels"] = Arg("2", count(d, zero=True).without("None").wrong)
             call["pe"] = encodings(d)
-        construct(d, "layer", name, cast(d), always="heads", more=more, of=GPS, **sizes, **own)
+        construct(
+            d, "layer", name, cast(d), always="heads", more=more, of=GPS, **sizes, **own
+        )
         d.call("out", "layer({args})", **call, return_coupling=flag(d))
 
     return strategy
@@ -147,9 +162,7 @@ def label_propagation(d: Draw) -> None:
     reads = d.maybe(0.3)
     steps = count(d, 3, 10, optional=True, none=True)
     undirected = "mp.AdjacencyDiffusivity('sym', direction='undirected')"
-    attention = (
-        "mp.SymmetricDiffusivity(mp.SigmoidDiffusivity(row_stochastic=False), diagonal=False)"
-    )
+    attention = "mp.SymmetricDiffusivity(mp.SigmoidDiffusivity(row_stochastic=False), diagonal=False)"
     observed = undirected if forever else "mp.AdjacencyDiffusivity('row')"
     spread = bad("a string: 'sym' | a number | a module")
     construct(
@@ -159,7 +172,10 @@ def label_propagation(d: Draw) -> None:
         num_layers=replace(steps, right="None") if forever else steps,
         alpha=number(d, 0.9, *([] if forever else [1.0]), optional=True, below="1.5"),
         diffusivity=options(
-            d, attention if reads else observed, wrong=spread, optional=not (reads or forever)
+            d,
+            attention if reads else observed,
+            wrong=spread,
+            optional=not (reads or forever),
         ),
     )
     wrong = not_integers(
@@ -181,10 +197,18 @@ def label_propagation(d: Draw) -> None:
         f"on the meta device: torch.ones({n}, dtype=torch.bool, device='meta')",
         f"of rank two: torch.ones({n}, 2, dtype=torch.bool)",
     )
-    given["mask"] = options(d, f"torch.ones({n}, dtype=torch.bool)", wrong=mask, optional=True)
+    given["mask"] = options(
+        d, f"torch.ones({n}, dtype=torch.bool)", wrong=mask, optional=True
+    )
     unread = never([Wrong(real(d, n, 3), "features nobody reads")])
     features = state(d).unsure("a longer last dimension") if reads else unread
-    d.call("out", "layer({args})", y=options(d, *y, wrong=wrong), **given, features=features)
+    d.call(
+        "out",
+        "layer({args})",
+        y=options(d, *y, wrong=wrong),
+        **given,
+        features=features,
+    )
 
 
 def laplacian_encoder(d: Draw) -> None:
@@ -195,7 +219,10 @@ def laplacian_encoder(d: Draw) -> None:
     mask = Arg(known, wrong_tensors(n, k, none=True), True).without(
         "bools", "NaN", "infinite", "huge", "another dtype"
     )
-    given = {"eigenvectors": tensor(d, n, k).unsure("a longer last dimension"), "mask": mask}
+    given = {
+        "eigenvectors": tensor(d, n, k).unsure("a longer last dimension"),
+        "mask": mask,
+    }
     d.call("out", "layer({args})", eigenvalues=tensor(d, n, k, optional=True), **given)
 
 
@@ -220,7 +247,10 @@ def masks(d: Draw, size: int, length: int) -> Arg:
 def pde_diffusion(d: Draw) -> None:
     turned = d.maybe(0.2)
     step = options(
-        d, "mp.ExplicitEuler(0.5)", wrong=bad("a string: 'euler' | a number: 0.5"), optional=True
+        d,
+        "mp.ExplicitEuler(0.5)",
+        wrong=bad("a string: 'euler' | a number: 0.5"),
+        optional=True,
     )
     first = fixed(not turned, *bad("a string: 'yes' | None"))
     stencil = "strides boundary alpha budget"
@@ -235,8 +265,16 @@ def pde_diffusion(d: Draw) -> None:
         batch_first=first,
     )
     if d.maybe(0.4):
-        rows = state(d).unsure("a higher rank")  # of three dimensions it is a stack of sequences
-        d.call("out", "layer({args})", x=rows, batch=edges(d)["batch"], return_coupling=flag(d))
+        rows = state(d).unsure(
+            "a higher rank"
+        )  # of three dimensions it is a stack of sequences
+        d.call(
+            "out",
+            "layer({args})",
+            x=rows,
+            batch=edges(d)["batch"],
+            return_coupling=flag(d),
+        )
         return
     size = d.pick([2, 1, 0, 3])
     length = d.pick([5, 1, 0, 9])
@@ -244,7 +282,13 @@ def pde_diffusion(d: Draw) -> None:
         "a lower rank"
     )
     name = "key_padding_mask" if d.maybe(0.3) else "mask"
-    d.call("out", "layer({args})", x=x, **{name: masks(d, size, length)}, return_coupling=flag(d))
+    d.call(
+        "out",
+        "layer({args})",
+        x=x,
+        **{name: masks(d, size, length)},
+        return_coupling=flag(d),
+    )
 
 
 def pde_transformer(d: Draw) -> None:
@@ -275,7 +319,9 @@ def pde_transformer(d: Draw) -> None:
     def sequences() -> Arg:
         if not tokens:
             return tensor(d, size, length, 3)
-        words = Arg(f"torch.randint(7, ({size}, {length}))", wrong_tensors(size, length))
+        words = Arg(
+            f"torch.randint(7, ({size}, {length}))", wrong_tensors(size, length)
+        )
         words = words.without(
             "integers", "a longer last dimension", "a lower rank", "a higher rank"
         )
@@ -286,7 +332,8 @@ def pde_transformer(d: Draw) -> None:
             beyond = ""
         return replace(
             words,
-            wrong=words.wrong + bad(beyond, f"too long: torch.zeros({size}, 13, dtype=torch.long)"),
+            wrong=words.wrong
+            + bad(beyond, f"too long: torch.zeros({size}, 13, dtype=torch.long)"),
         )
 
     call = {"x": sequences(), "mask": masks(d, size, length)}
@@ -309,7 +356,10 @@ def certified_difformer(d: Draw) -> None:
     else:
         asked = d.pick(["energy", "energies"])
         d.call(
-            "out", f"layer.{asked}({{args}})", x=sparse_too(d, state(d)), **edges(d, needed=False)
+            "out",
+            f"layer.{asked}({{args}})",
+            x=sparse_too(d, state(d)),
+            **edges(d, needed=False),
         )
 
 
@@ -329,7 +379,9 @@ def certified_transformer(d: Draw) -> None:
         in_channels=channels,
         num_blocks=counts(1, 2),
         heads=heads,
-        num_layers=replace(num_layers, right="None") if convex and d.maybe(0.5) else num_layers,
+        num_layers=replace(num_layers, right="None")
+        if convex and d.maybe(0.5)
+        else num_layers,
         edge_dim=dim,
         constraint=constraint,
         task=task,
@@ -342,7 +394,10 @@ def certified_transformer(d: Draw) -> None:
         d.call("out", "layer({args})", **call, **scored, return_coupling=flag(d))
     else:
         d.call(
-            "out", f"layer.{d.pick(['energies', 'certificate'])}({{args}})", **call, finite=False
+            "out",
+            f"layer.{d.pick(['energies', 'certificate'])}({{args}})",
+            **call,
+            finite=False,
         )
 
 
@@ -357,7 +412,9 @@ MODELS: dict[str, Strategy] = {
         heads=heads,
         normalize=texts("row", None),
     ),
-    "NodeFormer": model("NodeFormer", more="heads tau num_samples", of=NodeFormerConv, heads=heads),
+    "NodeFormer": model(
+        "NodeFormer", more="heads tau num_samples", of=NodeFormerConv, heads=heads
+    ),
     "SGFormer": model(
         "SGFormer",
         more="heads beta normalize projection",

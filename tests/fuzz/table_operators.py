@@ -31,13 +31,16 @@ from .table_layers import alpha, rows_or_frobenius
 def node_count(d: Draw, *, beyond_memory: bool = False) -> Arg:
     wrong = [w for w in count(d, zero=True).wrong if w.valid is False]
     more = bad(
-        f"a NumPy integer?: np.int64({d.nodes})", "beyond memory?: 10**30" if beyond_memory else ""
+        f"a NumPy integer?: np.int64({d.nodes})",
+        "beyond memory?: 10**30" if beyond_memory else "",
     )
     return fixed(d.nodes, *wrong, *more)
 
 
 def graphs(d: Draw) -> None:
-    maker = d.pick(["new", "new", "from_edge_index", "from_sparse", "from_data", "coerce"])
+    maker = d.pick(
+        ["new", "new", "from_edge_index", "from_sparse", "from_data", "coerce"]
+    )
     given = edges(d, objects=False)
     # Whatever needs no values is computed there.
     given["edge_index"] = given["edge_index"].unsure("on the meta device")
@@ -80,9 +83,13 @@ def graphs(d: Draw) -> None:
             "a module",
             "None",
         )
-        x = replace(x, wrong=[replace(w, valid=w.what not in refused and None) for w in x.wrong])
+        x = replace(
+            x, wrong=[replace(w, valid=w.what not in refused and None) for w in x.wrong]
+        )
         d.call("graph", "mp.Graph.coerce({args})", x=x, **edges(d))
-    like = fixed(real(d, d.nodes), *bad("a list | a string | a number | a module | None"))
+    like = fixed(
+        real(d, d.nodes), *bad("a list | a string | a number | a module | None")
+    )
     of = options(d, "torch.float64", wrong=bad("a string?: 'float'"), optional=True)
     uses: list[tuple[str, dict[str, Arg]]] = [
         ("graph.degree({args})", {"direction": choice(d, "in", "out"), "dtype": of}),
@@ -96,7 +103,10 @@ def graphs(d: Draw) -> None:
             "[graph.ptr, graph.batch, graph.csr, graph.csc, graph.num_graphs, graph.weighted, repr(graph)]",
             {},
         ),
-        *((f"graph.{asked}().degree()", {}) for asked in ("to_undirected", "reverse", "prepare")),
+        *(
+            (f"graph.{asked}().degree()", {})
+            for asked in ("to_undirected", "reverse", "prepare")
+        ),
     ]
     use, given = d.pick(uses)
     d.call("out", use, **given)
@@ -107,14 +117,18 @@ NOT_A_SCALE = NOT_A_NUMBER + bad("NaN | a matrix: torch.ones(2, 2)")
 
 def used(d: Draw, *, pooled: bool = False) -> None:
     unbounded = [
-        call.args["normalize"].right == "False" for call in d.calls if "normalize" in call.args
+        call.args["normalize"].right == "False"
+        for call in d.calls
+        if "normalize" in call.args
     ]
     # E^{q·k} may leave the range of half precision.
     finite = not (d.dtype == "float16" and any(unbounded))
     matvec = "coupling.as_linear_operator({args}).matvec(np.ones(coupling.num_nodes))"
     head = options(d, 0, optional=True, wrong=NOT_A_NUMBER + bad("negative | beyond"))
     # float16 may be too narrow for what another dtype holds
-    of = options(d, "torch.float64", "torch.float32", wrong=dtype(d).wrong, optional=True)
+    of = options(
+        d, "torch.float64", "torch.float32", wrong=dtype(d).wrong, optional=True
+    )
     uses: list[tuple[str, dict[str, Callable[[], Arg]]]] = [
         *2 * [("coupling @ {v}", {"v": lambda: _values(d)})],
         ("coupling.at({edge_index})", {"edge_index": lambda: pairs(d)}),
@@ -134,10 +148,15 @@ def used(d: Draw, *, pooled: bool = False) -> None:
         (matvec, {"head": lambda: head}),
         (
             "{scale} * coupling",
-            {"scale": lambda: options(d, 0.5, -2, "torch.tensor(0.5)", wrong=NOT_A_SCALE)},
+            {
+                "scale": lambda: options(
+                    d, 0.5, -2, "torch.tensor(0.5)", wrong=NOT_A_SCALE
+                )
+            },
         ),
         ("coupling + {other}", {"other": lambda: coupling(d)}),
-        *pooled * [("coupling.read(coupling.pool({v}), {v})", {"v": lambda: _values(d)})],
+        *pooled
+        * [("coupling.read(coupling.pool({v}), {v})", {"v": lambda: _values(d)})],
     ]
     target, make = d.pick(uses)
     given = {name: draw() for name, draw in make.items()}
@@ -163,7 +182,9 @@ def _values(d: Draw) -> Arg:
 def features(d: Draw, *, positive: bool = False) -> dict[str, Arg]:
     h = d.pick([1, 2])
     f = d.pick([3, 1, 5])
-    return {name: tensor(d, d.nodes, h, f, positive=positive) for name in ("query", "key")}
+    return {
+        name: tensor(d, d.nodes, h, f, positive=positive) for name in ("query", "key")
+    }
 
 
 #: Promises and facts that a made coupling would have to keep, and a fuzzed matrix would not.
@@ -202,7 +223,9 @@ def log_low_rank(d: Draw) -> None:
     f = d.pick([3, 1, 5])
     pair = {name: tensor(d, d.nodes, heads, f) for name in ("log_query", "log_key")}
     # Which is of samples.
-    weight = tensor(d, d.nodes, heads, 2, optional=True).unsure("a longer last dimension")
+    weight = tensor(d, d.nodes, heads, 2, optional=True).unsure(
+        "a longer last dimension"
+    )
     built(d, "LogLowRankCoupling", **pair, log_weight=weight)
 
 
@@ -218,7 +241,9 @@ def sparse_flow(d: Draw) -> None:
     # Which may be one per head.
     alone = number(d, 0.3, 0.0, 1.0, zero=True).without("a tensor of two")
     strength = Arg(d.pick([str(alone.right), f"torch.rand({h}{kind(d)})"]), alone.wrong)
-    leak = number(d, 1.0, "math.inf", optional=True, infinite=True).without("a tensor of two")
+    leak = number(d, 1.0, "math.inf", optional=True, infinite=True).without(
+        "a tensor of two"
+    )
     built(d, "SparseFlowCoupling", **parts, ptr=ptr(d), lam=strength, alpha=leak)
 
 
@@ -243,13 +268,22 @@ def per_node(d: Draw) -> Arg:
 
 
 def projected(d: Draw) -> None:
-    projection = tensor(d, d.pick([1, 2]), 2, d.channels).without("a longer last dimension")
+    projection = tensor(d, d.pick([1, 2]), 2, d.channels).without(
+        "a longer last dimension"
+    )
     given = coupling(d, symmetric=True, other_size=None)
     d.call(
-        "coupling", "mp.couplings.ProjectedCoupling({args})", coupling=given, projection=projection
+        "coupling",
+        "mp.couplings.ProjectedCoupling({args})",
+        coupling=given,
+        projection=projection,
     )
     v = tensor(d, d.nodes, 1, d.channels)
-    d.call("out", "[coupling @ ({v}), coupling.laplacian({v}), coupling.majorant(False)]", v=v)
+    d.call(
+        "out",
+        "[coupling @ ({v}), coupling.laplacian({v}), coupling.majorant(False)]",
+        v=v,
+    )
 
 
 def scale(d: Draw) -> Arg:
@@ -262,7 +296,9 @@ def scale(d: Draw) -> Arg:
 def terms(d: Draw) -> Arg:
     one = coupling_source(d)
     other = coupling_source(d)
-    sizes = ", ".join(f"mp.couplings.UniformCoupling({d.nodes + more})" for more in (0, 1))
+    sizes = ", ".join(
+        f"mp.couplings.UniformCoupling({d.nodes + more})" for more in (0, 1)
+    )
     wrong = bad(
         f"empty | None | a string | a number | numbers: [1, 2] | a tensor | a term that is none: [{one}, None]",
         f"terms of two sizes: [{sizes}] | a coupling: {one}",
@@ -296,11 +332,17 @@ COUPLINGS: dict[str, Strategy] = {
     "Graph": graphs,
     "Coupling": abstract("Coupling"),
     "PooledCoupling": abstract("PooledCoupling"),
-    "IdentityCoupling": made("IdentityCoupling", num_nodes=partial(node_count, beyond_memory=True)),
+    "IdentityCoupling": made(
+        "IdentityCoupling", num_nodes=partial(node_count, beyond_memory=True)
+    ),
     "UniformCoupling": made("UniformCoupling", num_nodes=node_count),
     "LowRankCoupling": by_features("LowRankCoupling", pooled=True),
     "LinearAttentionCoupling": by_features(
-        "LinearAttentionCoupling", positive=True, pooled=True, constant=_constant, own=_constant
+        "LinearAttentionCoupling",
+        positive=True,
+        pooled=True,
+        constant=_constant,
+        own=_constant,
     ),
     "PairwiseCoupling": by_features("PairwiseCoupling", normalize=flag),
     "LogLowRankCoupling": log_low_rank,
@@ -314,12 +356,17 @@ COUPLINGS: dict[str, Strategy] = {
         ),
     ),
     "DistanceCoupling": lambda d: built(
-        d, "DistanceCoupling", function=options(d, *FALLING, wrong=NOT_FALLING[:3]), **features(d)
+        d,
+        "DistanceCoupling",
+        function=options(d, *FALLING, wrong=NOT_FALLING[:3]),
+        **features(d),
     ),
     "SparseCoupling": made(
         "SparseCoupling",
         graph=just_graph,
-        weight=lambda d: tensor(d, len(d.edges), optional=True).without("a higher rank"),
+        weight=lambda d: tensor(d, len(d.edges), optional=True).without(
+            "a higher rank"
+        ),
     ),
     "NeumannCoupling": made(
         "NeumannCoupling",
@@ -361,7 +408,9 @@ def of_state(name: str, *, needed: bool = False, **options: Any) -> Strategy:
             x=state(d, parameters=told),
             graph=graph(d, needed=needed),
         )
-        normalized = "row_stochastic" not in own or own["row_stochastic"].right != "False"
+        normalized = (
+            "row_stochastic" not in own or own["row_stochastic"].right != "False"
+        )
         # e^{(q·k − 1)/σ²} where nothing bounds q·k leaves the range of any dtype
         kept = ("normalize", "None"), ("measure", "'distance'")
         steep = name == "GaussianDiffusivity" and [
@@ -389,7 +438,9 @@ def _used_by(d: Draw, *, finite: bool = True) -> None:
 
 
 QUERY_KEY: dict[str, Make] = {
-    "head_channels": lambda d: never([w for w in count(d, none=True).wrong if w.valid is False]),
+    "head_channels": lambda d: never(
+        [w for w in count(d, none=True).wrong if w.valid is False]
+    ),
     "normalize": rows_or_frobenius,
 }
 LOOSE = "projection row_stochastic"
@@ -409,7 +460,10 @@ def penalties(d: Draw) -> Arg:
 def own_penalties(d: Draw) -> Arg:
     wrong = penalties(d).without("another name").wrong + bad("a name: 'gaussian'")
     return options(
-        d, *(f"mp.FunctionPenalty({f})" for f in FALLING), "mp.SigmoidPenalty()", wrong=wrong
+        d,
+        *(f"mp.FunctionPenalty({f})" for f in FALLING),
+        "mp.SigmoidPenalty()",
+        wrong=wrong,
     )
 
 
@@ -422,9 +476,15 @@ def unnormalised(d: Draw) -> Arg:
         "mp.GaussianDiffusivity(row_stochastic=False)",
         "mp.SigmoidDiffusivity(row_stochastic=False)",
     )
-    inner = diffusivity(d, *whole, "mp.AdjacencyDiffusivity('sum', direction='undirected')")
+    inner = diffusivity(
+        d, *whole, "mp.AdjacencyDiffusivity('sum', direction='undirected')"
+    )
     return replace(
-        inner, wrong=[*inner.wrong, *bad("rows divided by their sums: mp.GaussianDiffusivity()")]
+        inner,
+        wrong=[
+            *inner.wrong,
+            *bad("rows divided by their sums: mp.GaussianDiffusivity()"),
+        ],
     )
 
 
@@ -443,7 +503,9 @@ def own_diffusivity(d: Draw) -> None:
     else:
         other = Arg("mp.SimpleDiffusivity()", NOT_A_DIFFUSIVITY).without("a tensor")
         d.call("diffusivity", "Own() + {other}", other=other)
-    d.call("coupling", "diffusivity({args})", x=state(d, parameters=False), graph=graph(d))
+    d.call(
+        "coupling", "diffusivity({args})", x=state(d, parameters=False), graph=graph(d)
+    )
     _used_by(d)
 
 
@@ -453,7 +515,9 @@ NOT_WIDTHS = bad(
 MIXTURE: dict[str, Any] = {
     "always": "widths",  # of which there are as many as weights
     "widths": lambda d: options(d, "[0.3, 1.0]", "(2.0, 0.5)", wrong=NOT_WIDTHS),
-    "weights": lambda d: options(d, "[1.0, 0.2]", wrong=NOT_WIDTHS + bad("too few: [1.0]")),
+    "weights": lambda d: options(
+        d, "[1.0, 0.2]", wrong=NOT_WIDTHS + bad("too few: [1.0]")
+    ),
 }
 
 
@@ -470,14 +534,22 @@ DIFFUSIVITIES: dict[str, Strategy] = {
         for name in ("SimpleDiffusivity", "SigmoidDiffusivity", "SoftmaxDiffusivity")
     },
     "GaussianDiffusivity": of_state(
-        "GaussianDiffusivity", more=f"{LOOSE} measure", of=PenaltyDiffusivity, **QUERY_KEY
+        "GaussianDiffusivity",
+        more=f"{LOOSE} measure",
+        of=PenaltyDiffusivity,
+        **QUERY_KEY,
     ),
     "PenaltyDiffusivity": of_state(
-        "PenaltyDiffusivity", leave="constraint measure", penalty=own_penalties, **QUERY_KEY
+        "PenaltyDiffusivity",
+        leave="constraint measure",
+        penalty=own_penalties,
+        **QUERY_KEY,
     ),
     "UniformDiffusivity": of_state("UniformDiffusivity"),
     "IdentityDiffusivity": of_state("IdentityDiffusivity"),
-    "AdjacencyDiffusivity": of_state("AdjacencyDiffusivity", needed=True, leave="zero_degree"),
+    "AdjacencyDiffusivity": of_state(
+        "AdjacencyDiffusivity", needed=True, leave="zero_degree"
+    ),
     "GATDiffusivity": of_state("GATDiffusivity", needed=True, leave="edge_dim"),
     "EdgeDiffusivity": of_state("EdgeDiffusivity", needed=True, penalty=penalties),
     "EdgeSparseFlowDiffusivity": of_state(
@@ -489,10 +561,17 @@ DIFFUSIVITIES: dict[str, Strategy] = {
         alpha=alpha,
     ),
     "SparseFlowDiffusivity": of_state(
-        "SparseFlowDiffusivity", more="projection", of=QueryKeyDiffusivity, **QUERY_KEY, alpha=alpha
+        "SparseFlowDiffusivity",
+        more="projection",
+        of=QueryKeyDiffusivity,
+        **QUERY_KEY,
+        alpha=alpha,
     ),
     "KernelizedSoftmaxDiffusivity": of_state(
-        "KernelizedSoftmaxDiffusivity", more="projection", of=QueryKeyDiffusivity, **QUERY_KEY
+        "KernelizedSoftmaxDiffusivity",
+        more="projection",
+        of=QueryKeyDiffusivity,
+        **QUERY_KEY,
     ),
     "SGFormerDiffusivity": of_state(
         "SGFormerDiffusivity",
@@ -502,9 +581,14 @@ DIFFUSIVITIES: dict[str, Strategy] = {
     ),
     "NeumannDiffusivity": of_state("NeumannDiffusivity"),
     "RelationalBias": of_state(
-        "RelationalBias", needed=True, more="self_loops direction", of=AdjacencyDiffusivity
+        "RelationalBias",
+        needed=True,
+        more="self_loops direction",
+        of=AdjacencyDiffusivity,
     ),
-    "SymmetricDiffusivity": of_state("SymmetricDiffusivity", needed=True, diffusivity=unnormalised),
+    "SymmetricDiffusivity": of_state(
+        "SymmetricDiffusivity", needed=True, diffusivity=unnormalised
+    ),
     "AdjacencyEnhancedDiffusivity": of_state(
         "AdjacencyEnhancedDiffusivity",
         needed=True,
@@ -514,30 +598,44 @@ DIFFUSIVITIES: dict[str, Strategy] = {
         "GraphAugmentedDiffusivity",
         needed=True,
         attention=one_of("mp.SimpleDiffusivity()", "mp.SoftmaxDiffusivity()"),
-        graph_term=one_of("mp.AdjacencyDiffusivity('sym')", "mp.AdjacencyDiffusivity('row')"),
+        graph_term=one_of(
+            "mp.AdjacencyDiffusivity('sym')", "mp.AdjacencyDiffusivity('row')"
+        ),
         mix=texts("sum", "mean"),
     ),
 }
 
 
-def step(name: str, *, symmetric: bool = False, source: bool = True, **options: Any) -> Strategy:
+def step(
+    name: str, *, symmetric: bool = False, source: bool = True, **options: Any
+) -> Strategy:
     def strategy(d: Draw) -> None:
         own = construct(d, "update", name, of=SolvedUpdate, **options)
         weighs = own["beta"].right not in (None, "0.0") if "beta" in own else False
-        if name in ("Equilibrium", "CertifiedStep"):  # whose sources weigh one by default
+        if name in (
+            "Equilibrium",
+            "CertifiedStep",
+        ):  # whose sources weigh one by default
             weighs = own["beta"].right != "0.0"
         # Heads apart, or a state [N, C] whose channels are cut into heads.
         wide = d.pick([(d.nodes, 1, d.channels), (d.nodes, d.channels)])
         x = Arg(real(d, *wide), wrong_tensors(*wide, dtype=d.dtype, meta=None))
-        given = {"x": x.without("a lower rank", "a higher rank", "a longer last dimension")}
+        given = {
+            "x": x.without("a lower rank", "a higher rank", "a longer last dimension")
+        }
         given["coupling"] = coupling(d, symmetric=symmetric)
         other = x.without("a higher rank", "None")
         given["values"] = never(other.wrong)
         if source:
-            given["source"] = Arg(real(d, *wide) if weighs else None, other.wrong, not weighs)
+            given["source"] = Arg(
+                real(d, *wide) if weighs else None, other.wrong, not weighs
+            )
         # Ten steps with a coupling that is not stable leave the range of half precision.
         d.call(
-            "out", "update({args})", finite=name != "MomentumStep" or d.dtype != "float16", **given
+            "out",
+            "update({args})",
+            finite=name != "MomentumStep" or d.dtype != "float16",
+            **given,
         )
 
     return strategy
@@ -562,15 +660,23 @@ def _weight(d: Draw) -> Arg:
     return options(d, 1.0, "mp.diffusivities.Positive(0.5)", wrong=wrong)
 
 
-SOLVED: dict[str, Any] = {"symmetric": True, "leave": "form", "more": "beta leak tol max_iter"}
+SOLVED: dict[str, Any] = {
+    "symmetric": True,
+    "leave": "form",
+    "more": "beta leak tol max_iter",
+}
 UPDATES: dict[str, Strategy] = {
     "StateUpdate": own_update,
     "ExplicitEuler": step("ExplicitEuler"),
-    "MomentumStep": step("MomentumStep", momentum=numbers(0.5, 0.0, zero=True, below="1.0")),
+    "MomentumStep": step(
+        "MomentumStep", momentum=numbers(0.5, 0.0, zero=True, below="1.0")
+    ),
     "ImplicitEuler": step("ImplicitEuler", **SOLVED),
     "CrankNicolson": step("CrankNicolson", **SOLVED),
     "HeatKernel": step("HeatKernel", symmetric=True, source=False, leave="form"),
-    "Equilibrium": step("Equilibrium", **SOLVED, always="leak", leak=numbers(0.5, 0.2, zero=True)),
+    "Equilibrium": step(
+        "Equilibrium", **SOLVED, always="leak", leak=numbers(0.5, 0.2, zero=True)
+    ),
     "CertifiedStep": step(
         "CertifiedStep", symmetric=True, beta=_weight, constraint=texts(*CONSTRAINTS)
     ),

@@ -20,7 +20,10 @@ from .table import ERRORS, STRATEGIES
 def test_random_calls_are_right_or_refused() -> None:
     result = search(0, int(os.environ.get("DIFFUSION_MP_FUZZ_CALLS", "300")))
     assert not result.verdicts["bad"], f"\n{result.as_markdown()}"
-    assert min(result.verdicts["right"], result.verdicts["refused"]) > 0.3 * result.verdicts.total()
+    assert (
+        min(result.verdicts["right"], result.verdicts["refused"])
+        > 0.3 * result.verdicts.total()
+    )
 
 
 @pytest.mark.slow
@@ -44,16 +47,26 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize("plain", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
-def test_every_wrong_argument_is_refused_in_a_sentence_that_names_it(plain: bool) -> None:
+@pytest.mark.parametrize(
+    "plain", [True, pytest.param(False, marks=pytest.mark.exhaustive)]
+)
+def test_every_wrong_argument_is_refused_in_a_sentence_that_names_it(
+    plain: bool,
+) -> None:
     faults = []
     said = ("must", "no tolerance", "FileNotFoundError") if plain else ("",)
     with closing(Worker()) as worker:
         for name, strategy in STRATEGIES.items():
-            program = replace(plain_program(name, strategy), errors=tuple(ERRORS.get(name, ())))
-            places = [(k, key) for k, call in enumerate(program.calls) for key in call.args]
+            program = replace(
+                plain_program(name, strategy), errors=tuple(ERRORS.get(name, ()))
+            )
+            places = [
+                (k, key) for k, call in enumerate(program.calls) for key in call.args
+            ]
             wrong = [
-                (place, w) for place in places for w in program.calls[place[0]].args[place[1]].wrong
+                (place, w)
+                for place in places
+                for w in program.calls[place[0]].args[place[1]].wrong
             ]
             for place, w in wrong:
                 if w.valid is False and (w.what in PLAIN) == plain:

@@ -47,7 +47,9 @@ def test_every_public_name_has_a_strategy() -> None:
         *models.__all__,
     }
     missing = (
-        names.union(*(public(*item) for item in PACKAGES.items())) - set(STRATEGIES) - set(EXEMPT)
+        names.union(*(public(*item) for item in PACKAGES.items()))
+        - set(STRATEGIES)
+        - set(EXEMPT)
     )
     assert not missing, (
         f"write a strategy for each of these, or a reason in EXEMPT: {sorted(missing)}"
@@ -73,7 +75,9 @@ def test_a_plain_program_has_nothing_wrong() -> None:
     for name, strategy in STRATEGIES.items():
         program = plain_program(name, strategy)
         assert not program.wrong
-        assert all(step["valid"] is not False for step in program.as_request()["steps"]), name
+        assert all(
+            step["valid"] is not False for step in program.as_request()["steps"]
+        ), name
 
 
 def test_about_half_of_the_programs_have_something_wrong() -> None:

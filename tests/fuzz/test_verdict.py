@@ -26,9 +26,13 @@ def own(body: str) -> str:
     return f"defined = {OWN.format(source=f'def f(x):{chr(10)}    {body}')}"
 
 
-def program(*lines: str, valid: bool | None = True, finite: bool = True) -> dict[str, Any]:
+def program(
+    *lines: str, valid: bool | None = True, finite: bool = True
+) -> dict[str, Any]:
     """A request whose last line takes the argument x."""
-    steps = [{"line": line, "valid": True, "finite": False, "names": []} for line in lines]
+    steps = [
+        {"line": line, "valid": True, "finite": False, "names": []} for line in lines
+    ]
     steps[-1] |= {"valid": valid, "finite": finite, "names": ["x"]}
     return {"name": "f", "steps": steps}
 
@@ -48,7 +52,11 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "an unknown argument, taken": (program("out = 4", valid=None), "right", ""),
     "what the library's errors say": (
-        program(own("raise mp.SingularSystemError('x has no answer')"), "out = f(4)", valid=False),
+        program(
+            own("raise mp.SingularSystemError('x has no answer')"),
+            "out = f(4)",
+            valid=False,
+        ),
         "refused",
         "",
     ),
@@ -89,17 +97,41 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "AttributeError",
     ),
     "NaN": (program("out = torch.tensor([1.0, math.nan])"), "bad", "not finite"),
-    "NaN in a dictionary": (program("out = {'a': [1.0, (math.inf,)]}"), "bad", "not finite"),
+    "NaN in a dictionary": (
+        program("out = {'a': [1.0, (math.inf,)]}"),
+        "bad",
+        "not finite",
+    ),
     "NaN that was announced": (
         program("out = torch.tensor([math.nan])", finite=False),
         "right",
         "",
     ),
-    "a meta tensor": (program("out = torch.ones(3, device='meta')"), "bad", "not finite"),
-    "an end of the process": (program("out = __import__('os').abort()"), "bad", "crash"),
-    "a quiet end of the process": (program("out = __import__('os')._exit(0)"), "bad", "crash"),
-    "fifty gigabytes": (program("out = torch.zeros(50 << 30, dtype=torch.uint8)"), "bad", "memory"),
-    "fifty gigabytes of Python's": (program("out = len(bytearray(50 << 30))"), "bad", "memory"),
+    "a meta tensor": (
+        program("out = torch.ones(3, device='meta')"),
+        "bad",
+        "not finite",
+    ),
+    "an end of the process": (
+        program("out = __import__('os').abort()"),
+        "bad",
+        "crash",
+    ),
+    "a quiet end of the process": (
+        program("out = __import__('os')._exit(0)"),
+        "bad",
+        "crash",
+    ),
+    "fifty gigabytes": (
+        program("out = torch.zeros(50 << 30, dtype=torch.uint8)"),
+        "bad",
+        "memory",
+    ),
+    "fifty gigabytes of Python's": (
+        program("out = len(bytearray(50 << 30))"),
+        "bad",
+        "memory",
+    ),
     "one gigabyte": (
         program("out = torch.ones(1 << 30, dtype=torch.uint8).sum()"),
         "bad",
@@ -113,10 +145,14 @@ def test_the_verdict(worker: Worker, case: str) -> None:
     request, verdict, kind = CASES[case]
     answer = worker.judge(request)
     assert (answer["verdict"], answer.get("kind", "")) == (verdict, kind), answer
-    assert worker.judge(program("out = 1"))["verdict"] == "right"  # and the next program is judged
+    assert (
+        worker.judge(program("out = 1"))["verdict"] == "right"
+    )  # and the next program is judged
 
 
-@pytest.mark.parametrize("line", ["out = __import__('time').sleep(60)", "while True: pass"])
+@pytest.mark.parametrize(
+    "line", ["out = __import__('time').sleep(60)", "while True: pass"]
+)
 def test_what_never_ends_is_given_up(
     worker: Worker, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:

@@ -21,7 +21,9 @@ END_OF_INPUT = 77  # the exit status of a child that was not asked for more
 
 def main() -> None:
     answers = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what programs print does not mix with answers
+    os.dup2(
+        os.open(os.devnull, os.O_WRONLY), 1
+    )  # what programs print does not mix with answers
     status = None
     while status != END_OF_INPUT:
         child = os.fork()
@@ -57,4 +59,6 @@ def _say(answers: int, answer: dict[str, Any]) -> None:
 def _data() -> int:
     """Bytes of private memory that the process has mapped, which is what the limit counts."""
     with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))
+        return next(
+            int(line.split()[1]) << 10 for line in status if line.startswith("VmData")
+        )

@@ -46,7 +46,9 @@ def main(dtype: torch.dtype, width: int) -> None:
         pairwise.attention(q, k, v, None, score, True, False, True)
         for shift in (row, None):
             pairwise.product(q, k, v, Weighting(shift, shift, ptr, score))
-        pairwise.backward(v, row, q, k, v, Weighting(row, None, ptr, score, loops=False))
+        pairwise.backward(
+            v, row, q, k, v, Weighting(row, None, ptr, score, loops=False)
+        )
 
 
 if __name__ == "__main__":

@@ -73,7 +73,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def by_shifts(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """The product, and a gradient for both of its shifts; rows weigh about one."""
-    a, b = (t[:, :, 0].to(torch.promote_types(t.dtype, torch.float32)) / 4 for t in (q, v))
+    a, b = (
+        t[:, :, 0].to(torch.promote_types(t.dtype, torch.float32)) / 4 for t in (q, v)
+    )
     return pairwise_product(q, k, v, a - math.log(max(1, q.size(0))), b, **options)
 
 
@@ -115,7 +117,9 @@ PAIRWISE: dict[str, Callable[..., Tensor]] = {
     "logsumexp-no-loops": partial(lse_of, loops=False),
     "rows-of-one-state": partial(of_one_state, rows_of),
     "mutual-product": mutual_product,
-    "product-of-one-state-no-loops": partial(of_one_state, pairwise_product, loops=False),
+    "product-of-one-state-no-loops": partial(
+        of_one_state, pairwise_product, loops=False
+    ),
 }
 
 #: Functions of q, k, v, ptr and backend.
@@ -130,7 +134,9 @@ ATTENTION: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def attention_inputs(case: str, generator: torch.Generator) -> tuple[list[Tensor], Tensor | None]:
+def attention_inputs(
+    case: str, generator: torch.Generator
+) -> tuple[list[Tensor], Tensor | None]:
     """q, k and v, whose inner products are of order one, and ptr."""
     sizes, heads, features, channels = CASES[case]
     ptr, n = boundaries(sizes)
@@ -148,7 +154,9 @@ def boundaries(sizes: int | list[int]) -> tuple[Tensor | None, int]:
     return (torch.tensor([0, *sizes]).cumsum(0), sum(sizes))
 
 
-def randn(*shape: int, generator: torch.Generator, dtype: torch.dtype = DOUBLE) -> Tensor:
+def randn(
+    *shape: int, generator: torch.Generator, dtype: torch.dtype = DOUBLE
+) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=dtype, requires_grad=True)
 
 
@@ -166,7 +174,9 @@ def everything(
     """Product, transposed product and log-potentials of sparse flow."""
     rows = sparse_flow_potentials(q, k, fq, fk, lam, leak, ptr, backend=backend)
     there, back = (
-        sparse_flow_product(q, k, fq, fk, v, rows.terms, ptr, transpose=transpose, backend=backend)
+        sparse_flow_product(
+            q, k, fq, fk, v, rows.terms, ptr, transpose=transpose, backend=backend
+        )
         for transpose in (False, True)
     )
     return torch.cat([there, back, rows.log_mu.to(v.dtype).unsqueeze(2)], dim=2)
@@ -209,7 +219,11 @@ def assert_close(got: Any, expected: Any, operation: str, dtype: torch.dtype) ->
 
 
 def stencils(
-    num_nodes: int, strides: Sequence[int], boundary: str, ptr: Tensor | None, like: Tensor
+    num_nodes: int,
+    strides: Sequence[int],
+    boundary: str,
+    ptr: Tensor | None,
+    like: Tensor,
 ) -> Tensor:
     """Return A_h of every stride h, with A_h x = x_left + x_right; row sums are 2, and Δ_h = A_h − 2I."""
     left, right = neighbours(num_nodes, strides, boundary, ptr, like.device)

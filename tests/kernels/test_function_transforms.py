@@ -38,7 +38,11 @@ DIFFERENTIABLE = [
     for name, operation in OPERATIONS.items()
     if operation._derivatives is not None and "backward" not in name
 ]
-CASES = [(name, place) for name in DIFFERENTIABLE for place in range(len(arguments(None)[name]))]
+CASES = [
+    (name, place)
+    for name in DIFFERENTIABLE
+    for place in range(len(arguments(None)[name]))
+]
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
 # An operation without a batching rule.
@@ -54,12 +58,20 @@ class Called:
         self.operation = operation
         self.backend = backend
         self.flat, _, _ = operation.signature.bind(given, narrow=False)
-        places = {place for places, *_ in operation._derivatives or [] for place in places}
-        self.places = [place for place in sorted(places) if self.flat[place] is not None]
+        places = {
+            place for places, *_ in operation._derivatives or [] for place in places
+        }
+        self.places = [
+            place for place in sorted(places) if self.flat[place] is not None
+        ]
         count = len(operation.signature.results)
-        self.results = [place for place in range(count) if place not in operation._without_grad]
+        self.results = [
+            place for place in range(count) if place not in operation._without_grad
+        ]
         if operation.name == "pairwise_attention" and not given[-1]:
-            self.results = [0]  # the logarithms of the sums are right where they are asked for
+            self.results = [
+                0
+            ]  # the logarithms of the sums are right where they are asked for
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -69,7 +81,9 @@ class Called:
         flat = list(self.flat)
         for place, x in zip(self.places, inputs, strict=True):
             flat[place] = x
-        out = self.operation(*self.operation.signature.unflatten(flat), backend=self.backend)
+        out = self.operation(
+            *self.operation.signature.unflatten(flat), backend=self.backend
+        )
         results = out if self.operation.signature.several else (out,)
         return torch.cat([results[place].flatten() for place in self.results])
 
@@ -93,7 +107,9 @@ def gradients(run: Called, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def pushed(gradients: Sequence[Tensor], tangents: Sequence[Tensor]) -> Tensor:
-    return torch.stack([(g * t).sum() for g, t in zip(gradients, tangents, strict=True)]).sum()
+    return torch.stack(
+        [(g * t).sum() for g, t in zip(gradients, tangents, strict=True)]
+    ).sum()
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -113,8 +129,12 @@ def test_first_derivatives(name: str, place: int, batch: str) -> None:
 
     tangents = [x.flip(0) for x in inputs]
     by_fast = pushed(expected, tangents)
-    torch.testing.assert_close(jvp(scalar, tuple(inputs), tuple(tangents))[1], by_fast, **CLOSE)
-    torch.testing.assert_close(linearize(scalar, *inputs)[1](*tangents), by_fast, **CLOSE)
+    torch.testing.assert_close(
+        jvp(scalar, tuple(inputs), tuple(tangents))[1], by_fast, **CLOSE
+    )
+    torch.testing.assert_close(
+        linearize(scalar, *inputs)[1](*tangents), by_fast, **CLOSE
+    )
     for jacobian in (jacrev, jacfwd):
         rows = jacobian(run, every)(*inputs)
         summed = tuple(torch.tensordot(weights(out), matrix, 1) for matrix in rows)
@@ -134,16 +154,23 @@ def test_many_at_once(name: str, place: int, batch: str) -> None:
     torch.testing.assert_close(vmap(run)(*both), expected, **CLOSE)
     each = [gradients(fast, [x[k] for x in both]) for k in (0, 1)]
     stacked = tuple(map(torch.stack, zip(*each, strict=True)))
-    torch.testing.assert_close(vmap(grad(partial(loss, run), every))(*both), stacked, **CLOSE)
+    torch.testing.assert_close(
+        vmap(grad(partial(loss, run), every))(*both), stacked, **CLOSE
+    )
     for alone in every:
         dims = tuple(0 if place == alone else None for place in every)
         mixed = [
             stack if place == alone else x
             for place, (x, stack) in enumerate(zip(inputs, both, strict=True))
         ]
-        pairs = [[x[k] if place == alone else x for place, x in enumerate(mixed)] for k in (0, 1)]
+        pairs = [
+            [x[k] if place == alone else x for place, x in enumerate(mixed)]
+            for k in (0, 1)
+        ]
         torch.testing.assert_close(
-            vmap(run, dims)(*mixed), torch.stack([fast(*pair) for pair in pairs]), **CLOSE
+            vmap(run, dims)(*mixed),
+            torch.stack([fast(*pair) for pair in pairs]),
+            **CLOSE,
         )
 
 
@@ -161,14 +188,20 @@ def test_second_derivatives(name: str, place: int, batch: str) -> None:
     directions = [x.flip(0) for x in inputs]
     step = 1e-6
     ends = [
-        gradients(fast, [x + sign * step * t for x, t in zip(inputs, directions, strict=True)])
+        gradients(
+            fast, [x + sign * step * t for x, t in zip(inputs, directions, strict=True)]
+        )
         for sign in (1, -1)
     ]
-    expected = tuple((ahead - behind) / (2 * step) for ahead, behind in zip(*ends, strict=True))
+    expected = tuple(
+        (ahead - behind) / (2 * step) for ahead, behind in zip(*ends, strict=True)
+    )
 
     rows = hessian(partial(loss, run), every)(*inputs)
     pairs = [list(zip(row, directions, strict=True)) for row in rows]
-    found = tuple(sum(torch.tensordot(block, t, t.dim()) for block, t in row) for row in pairs)
+    found = tuple(
+        sum(torch.tensordot(block, t, t.dim()) for block, t in row) for row in pairs
+    )
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
     leaves = [x.requires_grad_() for x in inputs]
@@ -182,7 +215,9 @@ def test_second_derivatives(name: str, place: int, batch: str) -> None:
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("name", [name for name in OPERATIONS if name.endswith("_backward")])
+@pytest.mark.parametrize(
+    "name", [name for name in OPERATIONS if name.endswith("_backward")]
+)
 def test_the_formula_of_a_backward_pass_is_the_kernel(name: str, batch: str) -> None:
     operation = OPERATIONS[name]
     for given in arguments(BATCHES[batch])[name]:
@@ -197,8 +232,12 @@ def test_gradients_of_many_outputs_at_once(generator: torch.Generator) -> None:
         leaves = [x.requires_grad_() for x in run.inputs]
         out = run(*leaves)
         many = torch.randn(3, *out.shape, generator=generator, dtype=out.dtype)
-        found = torch.autograd.grad(out, leaves, many, is_grads_batched=True, retain_graph=True)
-        expected = [torch.autograd.grad(out, leaves, each, retain_graph=True) for each in many]
+        found = torch.autograd.grad(
+            out, leaves, many, is_grads_batched=True, retain_graph=True
+        )
+        expected = [
+            torch.autograd.grad(out, leaves, each, retain_graph=True) for each in many
+        ]
         torch.testing.assert_close(
             found, tuple(map(torch.stack, zip(*expected, strict=True))), **CLOSE
         )
@@ -207,7 +246,9 @@ def test_gradients_of_many_outputs_at_once(generator: torch.Generator) -> None:
 @pytest.mark.parametrize("edges", [40, 1, 0])
 def test_which_edges_flow_by_sorting(edges: int) -> None:
     """The same edges as by Newton's method, also for several scores at once; some nodes have no edge."""
-    (s, u, resistance, friction, lam, leak, target) = arguments(None)["sparse_flow_support"][0]
+    (s, u, resistance, friction, lam, leak, target) = arguments(None)[
+        "sparse_flow_support"
+    ][0]
     given = (s[:edges], u[:edges], resistance, friction, lam, leak, target[:edges])
     operation: Operation[Any] = OPERATIONS["sparse_flow_support"]
     flows, best = operation(*given, backend="reference")
@@ -227,7 +268,9 @@ def test_second_derivatives_of_a_layer_with_noise(samples: int) -> None:
     layer = built(lambda: NodeFormerConv(4, 4, heads=2, num_samples=samples)).double()
     state = {name: buffer.clone() for name, buffer in layer.named_buffers()}
     x, t = (
-        torch.randn(9, 4, dtype=torch.double, generator=torch.Generator().manual_seed(s))
+        torch.randn(
+            9, 4, dtype=torch.double, generator=torch.Generator().manual_seed(s)
+        )
         for s in (0, 1)
     )
     edges = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [1, 2, 0, 4, 4, 6, 7, 5]])
@@ -236,7 +279,9 @@ def test_second_derivatives_of_a_layer_with_noise(samples: int) -> None:
         layer.load_state_dict(state, strict=False)
         leaf = x if again else x.clone().requires_grad_()
         out = layer(leaf, edges)
-        return torch.autograd.grad((out * weights(out)).sum(), leaf, create_graph=again)[0]
+        return torch.autograd.grad(
+            (out * weights(out)).sum(), leaf, create_graph=again
+        )[0]
 
     leaf = x.clone().requires_grad_()
     (found,) = torch.autograd.grad((first(leaf, again=True) * t).sum(), leaf)
@@ -248,11 +293,17 @@ def test_second_derivatives_of_a_layer_with_noise(samples: int) -> None:
 @pytest.mark.parametrize(
     "update", [HeatKernel(2.0), ImplicitEuler(2.0), CrankNicolson(1.0)], ids=type
 )
-def test_functions_of_a_sequence_keep_the_tangent(update: StateUpdate, boundary: str) -> None:
+def test_functions_of_a_sequence_keep_the_tangent(
+    update: StateUpdate, boundary: str
+) -> None:
     """They are linear in the state, so that the tangent is the function of the tangent."""
-    layer = built(lambda: PDEDiffusion1d(4, update=update, boundary=boundary, norm=False)).double()
+    layer = built(
+        lambda: PDEDiffusion1d(4, update=update, boundary=boundary, norm=False)
+    ).double()
     x, t = (
-        torch.randn(9, 4, dtype=torch.double, generator=torch.Generator().manual_seed(s))
+        torch.randn(
+            9, 4, dtype=torch.double, generator=torch.Generator().manual_seed(s)
+        )
         for s in (0, 1)
     )
     for batch in (None, torch.tensor([0, 0, 0, 0, 2, 2, 2, 2, 3])):
@@ -261,14 +312,20 @@ def test_functions_of_a_sequence_keep_the_tangent(update: StateUpdate, boundary:
         with dual_level():
             by_dual = unpack_dual(run(make_dual(x, t))).tangent
         many = vmap(lambda z, run=run: jvp(run, (z,), (t,))[1])(torch.stack([x, t]))
-        for tangent in (jvp(run, (x,), (t,))[1], by_dual, linearize(run, x)[1](t), *many):
+        for tangent in (
+            jvp(run, (x,), (t,))[1],
+            by_dual,
+            linearize(run, x)[1](t),
+            *many,
+        ):
             torch.testing.assert_close(tangent, expected, **CLOSE)
 
 
 def test_forward_mode_of_more_pairs_than_are_few(generator: torch.Generator) -> None:
     """Dual numbers go neither to torch's fused kernel nor through checkpoints of tiles, which have no tangent."""
     q, k, v, t, g = (
-        torch.randn(1100, 1, 3, dtype=torch.double, generator=generator) for _ in range(5)
+        torch.randn(1100, 1, 3, dtype=torch.double, generator=generator)
+        for _ in range(5)
     )
     runs = (
         lambda q: pairwise_attention(q, k, v),

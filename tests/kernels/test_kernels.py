@@ -25,7 +25,12 @@ from torch import Tensor
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import members
 from diffusion_mp.kernels import segments
-from diffusion_mp.kernels.linear_attention import Terms, blocked, linear_attention, linear_product
+from diffusion_mp.kernels.linear_attention import (
+    Terms,
+    blocked,
+    linear_attention,
+    linear_product,
+)
 from diffusion_mp.kernels.log_linear_attention import (
     log_linear_entries,
     log_linear_logsumexp,
@@ -55,7 +60,9 @@ ON_GPU = [
     ("name", "backend"),
     [*((name, "auto") for name in OPERATIONS), *((name, "triton") for name in ON_GPU)],
 )
-def test_registered_operations_pass_opcheck(name: str, backend: str, batch: str) -> None:
+def test_registered_operations_pass_opcheck(
+    name: str, backend: str, batch: str
+) -> None:
     """In single precision, with gradients of everything that has one."""
     operation = OPERATIONS[name]
     derivatives = [] if name.endswith("_backward") else operation._derivatives or []
@@ -85,15 +92,22 @@ def test_sums_are_taken_in_float32(dtype: torch.dtype) -> None:
     zero = torch.zeros(n, 1)
     expected = torch.full((n, 1, 1), float(n)).to(dtype)
     assert torch.equal(linear_product(one, one, one), expected)
-    torch.testing.assert_close(pairwise_product(small, small, one, zero, zero), expected)
+    torch.testing.assert_close(
+        pairwise_product(small, small, one, zero, zero), expected
+    )
     edge_index = torch.stack([torch.arange(n), torch.zeros(n, dtype=torch.long)])
-    assert spmm(Graph(n, edge_index).pattern, one.view(n, 1), one)[0].item() == expected[0].item()
+    assert (
+        spmm(Graph(n, edge_index).pattern, one.view(n, 1), one)[0].item()
+        == expected[0].item()
+    )
 
     out, den, *_ = blocked.forward(one, one, one, Terms(constant=1.0, unit=True))
     assert torch.equal(out, one)
     assert torch.equal(den, torch.full((n, 1), 2.0 * n))
 
-    torch.testing.assert_close(pairwise_logsumexp(small, small), torch.full((n, 1), math.log(n)))
+    torch.testing.assert_close(
+        pairwise_logsumexp(small, small), torch.full((n, 1), math.log(n))
+    )
     leaf = one.clone().requires_grad_()
     out = pairwise_attention(small, small, leaf)
     assert torch.equal(out, one)
@@ -105,8 +119,12 @@ def test_sums_are_taken_in_float32(dtype: torch.dtype) -> None:
     shift = torch.zeros(n, 1, 2, dtype=dtype)
     lse = log_linear_logsumexp(log_features, log_features, shift)
     torch.testing.assert_close(lse, torch.full((n, 1, 2), math.log(5 * n)))
-    assert torch.equal(log_linear_product(log_features, log_features, one, -lse, shift), 2 * one)
-    edge = log_linear_entries(torch.tensor([[0], [1]]), log_features[:2], log_features[:2])
+    assert torch.equal(
+        log_linear_product(log_features, log_features, one, -lse, shift), 2 * one
+    )
+    edge = log_linear_entries(
+        torch.tensor([[0], [1]]), log_features[:2], log_features[:2]
+    )
     torch.testing.assert_close(edge, torch.full((1, 1), math.log(5)))
 
     # The last neighbour of 5 000 rows is one and the same; the weights of many strides add up to one.
@@ -120,7 +138,9 @@ def test_sums_are_taken_in_float32(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_does_not_reach_inside(dtype: torch.dtype, generator: torch.Generator) -> None:
+def test_autocast_does_not_reach_inside(
+    dtype: torch.dtype, generator: torch.Generator
+) -> None:
     q, k, v = (torch.randn(40, 1, 4, generator=generator) for _ in range(3))
     low = v.to(dtype)
     alpha = torch.full((3, 1), 1 / 6)
@@ -134,16 +154,23 @@ def test_autocast_does_not_reach_inside(dtype: torch.dtype, generator: torch.Gen
     assert moved.dtype == smooth.dtype == dtype
     matrices = stencils(40, (1, 2, 3), "symmetric", None, low.double())
     expected = torch.einsum("kij,kh,jhd->ihd", matrices, alpha.double(), low.double())
-    torch.testing.assert_close(moved, expected.to(dtype), rtol=0, atol=torch.finfo(dtype).eps)
+    torch.testing.assert_close(
+        moved, expected.to(dtype), rtol=0, atol=torch.finfo(dtype).eps
+    )
 
 
 ONCE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    **{score: partial(pairwise_attention, score=score, backend="cpu") for score in SCORES},
+    **{
+        score: partial(pairwise_attention, score=score, backend="cpu")
+        for score in SCORES
+    },
     "lse": lambda q, k, v: pairwise_logsumexp(q, k),
     "product": lambda q, k, v: pairwise_product(q, k, v, q[:, :, 0], k[:, :, 0]),
     "log-linear": lambda q, k, v: log_linear_product(q, k, v, None, v),
     "log-linear lse": lambda q, k, v: log_linear_logsumexp(q, k, v),
-    "flow": lambda q, k, v: everything(q, k, q, k, v[:, :, 0].exp(), v[:, :, 1].exp(), v),
+    "flow": lambda q, k, v: everything(
+        q, k, q, k, v[:, :, 0].exp(), v[:, :, 1].exp(), v
+    ),
 }
 
 
@@ -162,21 +189,31 @@ FEW = [*OPTIONS, "linear product", "sigmoid-attention"]
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize(("n", "heads"), [(0, 1), (1, 1), (7, 2), (63, 1), (130, 3)])
-def test_few_numbers_are_computed_by_plain_torch(n, heads, name, dtype, generator, monkeypatch):
+def test_few_numbers_are_computed_by_plain_torch(
+    n, heads, name, dtype, generator, monkeypatch
+):
     """Without a backend; named, the kernel runs. Rows of any size, also zero, and queries that are keys."""
     run = ATTENTION[name]
     q, k, v = (
-        0.5 * torch.randn(n, heads, width, generator=generator, dtype=dtype) for width in (6, 6, 4)
+        0.5 * torch.randn(n, heads, width, generator=generator, dtype=dtype)
+        for width in (6, 6, 4)
     )
-    for factor in (1.0, 0.0, 1e-25, 1e15) if name in ("difformer", "sgformer") else (1.0,):
+    for factor in (
+        (1.0, 0.0, 1e-25, 1e15) if name in ("difformer", "sgformer") else (1.0,)
+    ):
         k[: n // 3] *= factor
         assert_equals_reference(run, [q, k, v], generator, dtype, backend="auto")
     assert_equals_reference(
-        lambda x, **options: run(x, x, x, **options), [q], generator, dtype, backend="auto"
+        lambda x, **options: run(x, x, x, **options),
+        [q],
+        generator,
+        dtype,
+        backend="auto",
     )
     leaf = q.clone().requires_grad_()
     kernel = {
-        name: type(run(leaf, k, v, backend=name).grad_fn).__name__ for name in ("auto", "cpu")
+        name: type(run(leaf, k, v, backend=name).grad_fn).__name__
+        for name in ("auto", "cpu")
     }
     assert kernel["auto"] != kernel["cpu"]
     monkeypatch.setenv("DIFFUSION_MP_BACKEND", "cpu")
@@ -187,11 +224,18 @@ def test_few_numbers_are_computed_by_plain_torch(n, heads, name, dtype, generato
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_few_sigmoids_of_any_size(shift, dtype, generator):
     """No row vanishes, however negative its scores are."""
-    q, k, v = (torch.randn(9, 1, width, generator=generator, dtype=dtype) for width in (3, 3, 2))
+    q, k, v = (
+        torch.randn(9, 1, width, generator=generator, dtype=dtype)
+        for width in (3, 3, 2)
+    )
     q = torch.cat([q, torch.full_like(q[..., :1], shift)], 2)
     k = torch.cat([k, torch.ones_like(k[..., :1])], 2)
     assert_equals_reference(
-        partial(pairwise_attention, score="sigmoid"), [q, k, v], generator, dtype, backend="auto"
+        partial(pairwise_attention, score="sigmoid"),
+        [q, k, v],
+        generator,
+        dtype,
+        backend="auto",
     )
 
 
@@ -206,18 +250,24 @@ def without_loops(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor
     own = 30 * torch.eye(len(q), dtype=q.dtype).unsqueeze(1).expand(-1, q.size(1), -1)
     far = torch.cat([q, own], 2)
     near = torch.cat([k, own], 2)
-    return pairwise_product(far, near, v, 0.1 * q.sum(2), 0.1 * k.sum(2), ptr, loops=False)
+    return pairwise_product(
+        far, near, v, 0.1 * q.sum(2), 0.1 * k.sum(2), ptr, loops=False
+    )
 
 
 KINDS: dict[str, Callable[..., Tensor]] = {
     **{name: partial(linear_attention, **options) for name, options in OPTIONS.items()},
     "product": linear_product,
-    "log-linear": lambda q, k, v, ptr: log_linear_product(q, k, v, None, v[..., :2], ptr),
+    "log-linear": lambda q, k, v, ptr: log_linear_product(
+        q, k, v, None, v[..., :2], ptr
+    ),
     "log-linear shifts": lambda q, k, v, ptr: log_linear_product(
         q, k, v, q[..., :2] - 9, v[..., :2], ptr
     ),
     **{
-        score: lambda q, k, v, ptr, score=score: pairwise_attention(q, k, v, ptr, score=score)
+        score: lambda q, k, v, ptr, score=score: pairwise_attention(
+            q, k, v, ptr, score=score
+        )
         for score in SCORES
     },
     "without loops": without_loops,
@@ -252,17 +302,23 @@ def test_a_graph_alone_gives_what_it_gives_in_a_batch(kind, sizes, heads, genera
         x.requires_grad_()
     found = kind(*spoiled, ptr)
     for mine, clean in zip(
-        [found, *torch.autograd.grad(found, spoiled, weight)], [out, *grads], strict=True
+        [found, *torch.autograd.grad(found, spoiled, weight)],
+        [out, *grads],
+        strict=True,
     ):
         assert mine[rows].isnan().any()
         for others in (slice(0, rows.start), slice(rows.stop, None)):
-            torch.testing.assert_close(mine[others], clean[others], rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(
+                mine[others], clean[others], rtol=1e-9, atol=1e-9
+            )
 
 
 @pytest.mark.parametrize("rows", [1, 10, 64, 10**6])
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_every_row_is_stacked_once_and_comes_back(sizes: list[int], heads: int, rows: int) -> None:
+def test_every_row_is_stacked_once_and_comes_back(
+    sizes: list[int], heads: int, rows: int
+) -> None:
     ptr = torch.tensor([0, *sizes]).cumsum(0)
     n = sum(sizes)
     width = 5
@@ -275,7 +331,9 @@ def test_every_row_is_stacked_once_and_comes_back(sizes: list[int], heads: int, 
     )
     out = torch.full_like(x, torch.nan)
     seen = torch.zeros(())
-    for mask, (result,), (block, number) in stacks(ptr, rows, [out], [x, graph.float()]):
+    for mask, (result,), (block, number) in stacks(
+        ptr, rows, [out], [x, graph.float()]
+    ):
         assert (number == number[:, :1]).all()  # also in padding
         nodes = torch.ones_like(number) if mask is None else mask
         seen = seen + (block * nodes).sum()
@@ -294,11 +352,15 @@ def test_rows_that_are_added_are_few() -> None:
     assert sum(sizes) <= stacked <= sum(sizes) + 128 * len(chunk.shapes)
 
 
-def test_chunks_are_cached_with_their_boundaries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_are_cached_with_their_boundaries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made: list[Tensor] = []
     find = segments._chunks
     monkeypatch.setattr(
-        segments, "_chunks", lambda ptr, rows: made.append(ptr.clone()) or find(ptr, rows)
+        segments,
+        "_chunks",
+        lambda ptr, rows: made.append(ptr.clone()) or find(ptr, rows),
     )
     gc.collect()  # what other tests have left
     before = len(cache._KEPT)

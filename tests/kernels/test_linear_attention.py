@@ -22,10 +22,13 @@ SGFORMER = OPTIONS["sgformer"]
 
 
 def drawn(
-    *shapes: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype = torch.float64
+    *shapes: tuple[int, ...],
+    generator: torch.Generator,
+    dtype: torch.dtype = torch.float64,
 ) -> list[Tensor]:
     return [
-        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+        for shape in shapes
     ]
 
 
@@ -66,7 +69,9 @@ def test_rows_whose_sum_is_zero_are_zero_and_so_is_their_gradient(unit: bool) ->
         .unsqueeze(1)
         .requires_grad_()
     )
-    k = torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0]], dtype=torch.float64).unsqueeze(1)
+    k = torch.tensor(
+        [[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0]], dtype=torch.float64
+    ).unsqueeze(1)
     v = torch.ones(3, 1, 2, dtype=torch.float64)
     for backend in ("cpu", "reference"):
         out = linear_attention(q, k, v, unit=unit, backend=backend)
@@ -78,7 +83,9 @@ def test_rows_whose_sum_is_zero_are_zero_and_so_is_their_gradient(unit: bool) ->
 
 @pytest.mark.parametrize("sizes", [3, [0, 2, 1]], ids=str)
 @pytest.mark.parametrize("name", [*OPTIONS, "linear product"])
-def test_second_derivatives(name: str, sizes: int | list[int], generator: torch.Generator) -> None:
+def test_second_derivatives(
+    name: str, sizes: int | list[int], generator: torch.Generator
+) -> None:
     """Of three tensors, and of one in all roles."""
     ptr, n = boundaries(sizes)
     run = partial(ATTENTION[name], ptr=ptr, backend="cpu")
@@ -125,7 +132,9 @@ def test_one_tensor_in_all_roles(
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-25, 1e25])
-def test_one_tensor_with_rows_of_any_size(size: float, generator: torch.Generator) -> None:
+def test_one_tensor_with_rows_of_any_size(
+    size: float, generator: torch.Generator
+) -> None:
     (x,) = drawn((40, 1, 6), generator=generator, dtype=torch.float32)
     x[3] *= size
     leaf = x.clone().requires_grad_()
@@ -135,17 +144,31 @@ def test_one_tensor_with_rows_of_any_size(size: float, generator: torch.Generato
     weight = torch.randn(out.shape, generator=generator)
     grad = torch.autograd.grad(out, leaf, weight)[0].double()
     wanted = torch.autograd.grad(expected, truth, weight.double())[0]
-    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5 * max(1.0, size))
-    torch.testing.assert_close(grad[3], wanted[3], rtol=1e-4, atol=1e-5 / size if size else 1e-5)
+    torch.testing.assert_close(
+        out.double(), expected, rtol=1e-4, atol=1e-5 * max(1.0, size)
+    )
+    torch.testing.assert_close(
+        grad[3], wanted[3], rtol=1e-4, atol=1e-5 / size if size else 1e-5
+    )
     grad[3] = wanted[3] = 0.0
     torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-5 * max(1.0, size))
 
 
-def test_a_state_that_attends_to_itself_is_recognised(generator: torch.Generator) -> None:
+def test_a_state_that_attends_to_itself_is_recognised(
+    generator: torch.Generator,
+) -> None:
     """``D(x) @ x`` has the values and gradients of ``D(x) @ y`` for an equal y."""
     (x,) = drawn((50, 4), generator=generator)
-    kinds = [SigmoidDiffusivity(normalize=None), SoftmaxDiffusivity(4, row_stochastic=False)]
-    options = {}, {"normalize": None}, {"normalize": "frobenius"}, {"measure": "distance"}
+    kinds = [
+        SigmoidDiffusivity(normalize=None),
+        SoftmaxDiffusivity(4, row_stochastic=False),
+    ]
+    options = (
+        {},
+        {"normalize": None},
+        {"normalize": "frobenius"},
+        {"measure": "distance"},
+    )
     for diffusivity in (*(SimpleDiffusivity(**each) for each in options), *kinds):
         found = []
         for value in (lambda at: at, lambda at: 1 * at):
@@ -188,7 +211,9 @@ def test_scores_of_opposite_numbers_sum_to_zero_exactly(
     """With one feature 1 + cos is 0, so that the row is zero however it is computed, alone or in a batch."""
     q, v = drawn((size, 1, 1), (size, 1, 2), generator=generator, dtype=dtype)
     for ptr in (None, torch.tensor([0, 4, size])):
-        found = linear_attention(q.abs() + 0.1, -q.abs() - 0.1, v, ptr, **DIFFORMER, backend="cpu")
+        found = linear_attention(
+            q.abs() + 0.1, -q.abs() - 0.1, v, ptr, **DIFFORMER, backend="cpu"
+        )
         assert torch.equal(found, torch.zeros_like(v))
 
 
@@ -215,9 +240,13 @@ def test_pooling_and_reading(
         if backend == "reference":
             return linear_attention(q, k, v, backend=backend, **options)
         parts = zip(k.split(30), v.split(30), strict=True)
-        return linear_read(q, v, sum(linear_pool(*part, terms) for part in parts), terms)
+        return linear_read(
+            q, v, sum(linear_pool(*part, terms) for part in parts), terms
+        )
 
-    assert_equals_reference(halves, drawn(*[(50, 2, 6)] * 3, generator=generator), generator, dtype)
+    assert_equals_reference(
+        halves, drawn(*[(50, 2, 6)] * 3, generator=generator), generator, dtype
+    )
 
 
 def test_nothing_is_kept_between_the_blocks(

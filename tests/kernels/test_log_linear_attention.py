@@ -22,18 +22,27 @@ SAMPLES = 4
 
 
 def draw(
-    n: int, generator: torch.Generator, *, heads: int = 2, samples: int = SAMPLES, dtype=DOUBLE
+    n: int,
+    generator: torch.Generator,
+    *,
+    heads: int = 2,
+    samples: int = SAMPLES,
+    dtype=DOUBLE,
 ) -> list[Tensor]:
     """log_q, log_k, v, row_shift, col_shift."""
     widths = (FEATURES, FEATURES, CHANNELS, samples, samples)
-    return [randn(n, heads, width, generator=generator, dtype=dtype) for width in widths]
+    return [
+        randn(n, heads, width, generator=generator, dtype=dtype) for width in widths
+    ]
 
 
 @pytest.mark.parametrize("given", [False, True])
 def test_the_reference_is_what_is_written_out(given, generator):
     """Every pair's log score by itself: no sums over senders, and no shift."""
     log_q, log_k, v, row_shift, col_shift = draw(20, generator)
-    scores = (log_q[:, None] + log_k[None]).logsumexp(3).unsqueeze(3) + col_shift  # [N, N, H, K]
+    scores = (log_q[:, None] + log_k[None]).logsumexp(3).unsqueeze(
+        3
+    ) + col_shift  # [N, N, H, K]
     log_sum = scores.logsumexp(1)
     shifts = row_shift if given else -log_sum - math.log(SAMPLES)
     out = torch.einsum("ijhs,jhd->ihd", (scores + shifts[:, None]).exp(), v)
@@ -62,7 +71,9 @@ def test_values_and_gradients(batch, what, chunk, samples, generator, monkeypatc
         "product": (log_linear_product, [log_q, log_k, v, row_shift, col_shift]),
         "logsumexp": (log_linear_logsumexp, [log_q, log_k, col_shift]),
     }[what]
-    assert_same(partial(run, ptr=ptr), partial(run, ptr=ptr, backend="reference"), inputs)
+    assert_same(
+        partial(run, ptr=ptr), partial(run, ptr=ptr, backend="reference"), inputs
+    )
 
 
 @pytest.mark.parametrize("chunk", [1, 1 << 20])
@@ -92,35 +103,50 @@ def far_apart(scale: float, generator: torch.Generator) -> list[Tensor]:
 SCALES = [1.0, 3.0, 7.0, 14.0, 3500.0]
 
 
-def run(function, inputs: list[Tensor], weight: Tensor, dtype: torch.dtype) -> list[Tensor]:
+def run(
+    function, inputs: list[Tensor], weight: Tensor, dtype: torch.dtype
+) -> list[Tensor]:
     """The value and all gradients, in double."""
     leaves = [t.to(dtype).requires_grad_() for t in inputs]
     out = function(*leaves, backend="reference" if dtype == DOUBLE else "auto")
-    return [t.double() for t in (out, *torch.autograd.grad((out * weight.to(dtype)).sum(), leaves))]
+    return [
+        t.double()
+        for t in (out, *torch.autograd.grad((out * weight.to(dtype)).sum(), leaves))
+    ]
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_exponents_far_apart_cost_no_accuracy_in_float32(scale, generator):
     log_q, log_k, v, col_shift = far_apart(scale, generator)
     row_shift = (
-        -torch.round(8 * log_linear_logsumexp(log_q, log_k, col_shift, backend="reference")) / 8
+        -torch.round(
+            8 * log_linear_logsumexp(log_q, log_k, col_shift, backend="reference")
+        )
+        / 8
     )
     inputs = [log_q, log_k, v, row_shift, col_shift]
     weight = torch.randn(v.shape, generator=generator, dtype=DOUBLE)
     got, expected = (
-        run(log_linear_product, inputs, weight, dtype) for dtype in (torch.float32, DOUBLE)
+        run(log_linear_product, inputs, weight, dtype)
+        for dtype in (torch.float32, DOUBLE)
     )
     # Rows weigh about one: nothing is compared with an underflow.
     assert expected[0].abs().max() > 1
-    torch.testing.assert_close(got, expected, **tolerance("product", torch.float32)._asdict())
+    torch.testing.assert_close(
+        got, expected, **tolerance("product", torch.float32)._asdict()
+    )
     inputs = [log_q, log_k, col_shift]
     weight = torch.randn(col_shift.shape, generator=generator, dtype=DOUBLE)
     got, expected = (
-        run(log_linear_logsumexp, inputs, weight, dtype) for dtype in (torch.float32, DOUBLE)
+        run(log_linear_logsumexp, inputs, weight, dtype)
+        for dtype in (torch.float32, DOUBLE)
     )
     torch.testing.assert_close(got[0], expected[0], rtol=1e-6, atol=1e-6)
     # float32 rounds L by 2⁻²⁴ of itself, twice; the weights exp(· − L) inherit that as a relative error.
-    rounding = 2**-23 * expected[0].abs().max().item() + tolerance("product", torch.float32).rtol
+    rounding = (
+        2**-23 * expected[0].abs().max().item()
+        + tolerance("product", torch.float32).rtol
+    )
     torch.testing.assert_close(
         got[1:], expected[1:], rtol=rounding, atol=rounding * weight.abs().max().item()
     )
@@ -137,7 +163,9 @@ def test_the_shift_is_the_maximum_of_a_product_of_weight_and_feature():
     assert torch.equal(out, torch.full((2, 1, 1), 7.0))
 
 
-def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_samples(generator, monkeypatch):
+def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_samples(
+    generator, monkeypatch
+):
     monkeypatch.setattr(log_linear_attention, "CHUNK", 1000)
     kept = {}
     for samples in (2, 8):
@@ -145,7 +173,8 @@ def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_samples(gener
         for shift in (None, row_shift):
             tensors = {}
             with torch.autograd.graph.saved_tensors_hooks(
-                lambda t, tensors=tensors: tensors.setdefault(t.data_ptr(), t), lambda t: t
+                lambda t, tensors=tensors: tensors.setdefault(t.data_ptr(), t),
+                lambda t: t,
             ):
                 log_linear_product(log_q, log_k, v, shift, col_shift)
             kept[samples, shift is None] = sum(

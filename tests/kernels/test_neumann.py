@@ -9,7 +9,12 @@ from kernel_cases import DOUBLE, assert_close, assert_same, boundaries, randn, s
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from diffusion_mp.kernels.neumann import _inner, neighbours, neumann_function, neumann_product
+from diffusion_mp.kernels.neumann import (
+    _inner,
+    neighbours,
+    neumann_function,
+    neumann_product,
+)
 from diffusion_mp.kernels.neumann.stencil import Stencil
 
 BOUNDARIES = ("symmetric", "replicate", "drop", "periodic", "causal")
@@ -63,17 +68,23 @@ def written_out(n: int, stride: int, boundary: str) -> Tensor:
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
-def test_the_reference_is_the_definition(boundary: str, batch: tuple[Tensor | None, int]) -> None:
+def test_the_reference_is_the_definition(
+    boundary: str, batch: tuple[Tensor | None, int]
+) -> None:
     (ptr, n), strides = batch, (1, 2, 3, 5, 12, 30)
     lengths = [n] if ptr is None else ptr.diff().tolist()
     for matrix, stride in zip(
-        stencils(n, strides, boundary, ptr, torch.zeros(0, dtype=DOUBLE)), strides, strict=True
+        stencils(n, strides, boundary, ptr, torch.zeros(0, dtype=DOUBLE)),
+        strides,
+        strict=True,
     ):
         blocks = [written_out(size, stride, boundary) for size in lengths]
         assert torch.equal(matrix, torch.block_diag(*blocks))
         v = torch.arange(2.0 * n, dtype=DOUBLE).view(n, 2)
         sides = neighbours(n, (stride,), boundary, ptr, v.device)
-        assert torch.equal(sum((v[side[0]] for side in sides), torch.zeros_like(v)), matrix @ v)
+        assert torch.equal(
+            sum((v[side[0]] for side in sides), torch.zeros_like(v)), matrix @ v
+        )
 
 
 @pytest.mark.parametrize("strides", STRIDES.values(), ids=STRIDES)
@@ -89,15 +100,28 @@ def test_products_equal_their_reference_and_the_matrices(
     weight = torch.randn(n, 2, 3, generator=generator).double()
 
     def by_matrices(v: Tensor, alpha: Tensor) -> Tensor:
-        return torch.einsum("kij,kh,jhd->ihd", matrices.mT if transpose else matrices, alpha, v)
+        return torch.einsum(
+            "kij,kh,jhd->ihd", matrices.mT if transpose else matrices, alpha, v
+        )
 
     product = partial(
-        neumann_product, strides=strides, boundary=boundary, ptr=ptr, transpose=transpose
+        neumann_product,
+        strides=strides,
+        boundary=boundary,
+        ptr=ptr,
+        transpose=transpose,
     )
     for backend in ("cpu", "reference"):
         assert_same(partial(product, backend=backend), by_matrices, [v, alpha])
-        inner = _inner(weight, v, Stencil(list(strides), boundary, ptr), backend=backend)
-        assert_close(inner, torch.einsum("ihd,kij,jhd->kh", weight, matrices, v), "product", DOUBLE)
+        inner = _inner(
+            weight, v, Stencil(list(strides), boundary, ptr), backend=backend
+        )
+        assert_close(
+            inner,
+            torch.einsum("ihd,kij,jhd->kh", weight, matrices, v),
+            "product",
+            DOUBLE,
+        )
 
 
 @pytest.mark.parametrize("boundary", ["symmetric", "replicate", "causal"])
@@ -110,7 +134,11 @@ def test_products_differentiate_twice(boundary, lengths, transpose, generator):
     v = randn(n, 2, 2, generator=generator)
     alpha = randn(2, 2, generator=generator)
     product = partial(
-        neumann_product, strides=strides, boundary=boundary, ptr=ptr, transpose=transpose
+        neumann_product,
+        strides=strides,
+        boundary=boundary,
+        ptr=ptr,
+        transpose=transpose,
     )
     assert gradcheck(product, (v, alpha), fast_mode=True)
     assert gradgradcheck(product, (v, alpha), fast_mode=True)
@@ -136,7 +164,9 @@ def test_inputs_are_left_alone_and_may_be_views(generator: torch.Generator) -> N
 def test_the_spectrum_is_that_of_the_cosines(length: int) -> None:
     """Lemma 4.1 at every stride: eigenvalues −4 sin²(πkh/2L), symmetric, mass-preserving, commuting."""
     strides = (1, 2, 4, 8, length, length + 1, 2 * length, 3 * length + 2)
-    matrices = stencils(length, strides, "symmetric", None, torch.zeros(0, dtype=DOUBLE))
+    matrices = stencils(
+        length, strides, "symmetric", None, torch.zeros(0, dtype=DOUBLE)
+    )
     laplacians = matrices - 2 * torch.eye(length, dtype=DOUBLE)
     mode = torch.arange(length, dtype=DOUBLE)
     cosines = torch.cos(
@@ -144,17 +174,21 @@ def test_the_spectrum_is_that_of_the_cosines(length: int) -> None:
     )
     for laplacian, stride in zip(laplacians, strides, strict=True):
         expected = -4 * torch.sin(math.pi * mode * stride / (2 * length)).square()
-        assert (torch.linalg.eigvalsh(laplacian) - expected.sort().values).abs().max() < 1e-12
+        assert (
+            torch.linalg.eigvalsh(laplacian) - expected.sort().values
+        ).abs().max() < 1e-12
         assert (laplacian @ cosines - expected * cosines).abs().max() < 1e-12
         assert torch.equal(laplacian, laplacian.T)
         assert not laplacian.sum(0).any()
         for other in laplacians:
-            assert torch.equal(laplacian @ other, other @ laplacian)  # small integers: exact
+            assert torch.equal(
+                laplacian @ other, other @ laplacian
+            )  # small integers: exact
     dense = torch.eye(length, dtype=DOUBLE).unsqueeze(1)
     for laplacian, stride in zip(laplacians, strides, strict=True):
-        got = neumann_function(torch.neg, dense, torch.ones(1, 1, dtype=DOUBLE), (stride,)).squeeze(
-            1
-        )
+        got = neumann_function(
+            torch.neg, dense, torch.ones(1, 1, dtype=DOUBLE), (stride,)
+        ).squeeze(1)
         assert (got - laplacian).abs().max() < 1e-12
 
 
@@ -171,22 +205,34 @@ def test_functions_of_the_laplacian_equal_those_of_its_matrix(
     ptr, n = batch
     v = randn(n, 2, 3, generator=generator)
     alpha = randn(len(strides), 2, generator=generator).detach().abs()
-    matrices = stencils(n, strides, "periodic" if periodic else "symmetric", ptr, v.detach())
-    laplacian = torch.einsum("kij,kh->hij", 2 * torch.eye(n, dtype=DOUBLE) - matrices, alpha)
+    matrices = stencils(
+        n, strides, "periodic" if periodic else "symmetric", ptr, v.detach()
+    )
+    laplacian = torch.einsum(
+        "kij,kh->hij", 2 * torch.eye(n, dtype=DOUBLE) - matrices, alpha
+    )
     values, vectors = torch.linalg.eigh(laplacian)
-    expected = torch.einsum("him,hm,hjm,jhd->ihd", vectors, function(values), vectors, v)
+    expected = torch.einsum(
+        "him,hm,hjm,jhd->ihd", vectors, function(values), vectors, v
+    )
     got = neumann_function(function, v, alpha, strides, ptr, periodic=periodic)
     assert_close(got, expected, "product", DOUBLE)
 
 
 @pytest.mark.parametrize("periodic", [False, True], ids=["symmetric", "periodic"])
 @pytest.mark.parametrize("lengths", [[5], [3, 3], [2, 4]], ids=str)
-def test_functions_differentiate_twice_in_values_and_weights(periodic, lengths, generator):
+def test_functions_differentiate_twice_in_values_and_weights(
+    periodic, lengths, generator
+):
     ptr = torch.tensor([0, *lengths]).cumsum(0)
     v = randn(int(ptr[-1]), 2, 2, generator=generator)
     alpha = torch.rand(2, 2, generator=generator, dtype=DOUBLE)
     smooth = partial(
-        neumann_function, lambda x: torch.exp(-x), strides=(1, 3), ptr=ptr, periodic=periodic
+        neumann_function,
+        lambda x: torch.exp(-x),
+        strides=(1, 3),
+        ptr=ptr,
+        periodic=periodic,
     )
     assert gradcheck(smooth, (v, alpha.requires_grad_()))
     assert gradgradcheck(smooth, (v, alpha), fast_mode=True)
@@ -199,17 +245,23 @@ def test_nothing_is_transformed_without_rows_or_channels(
 ) -> None:
     v = torch.zeros(shape, requires_grad=True)
     alpha = torch.ones(1, shape[1], requires_grad=True)
-    out = neumann_function(torch.exp, v, alpha, (1,), periodic=periodic) + neumann_product(
-        v, alpha, (1,)
-    )
+    out = neumann_function(
+        torch.exp, v, alpha, (1,), periodic=periodic
+    ) + neumann_product(v, alpha, (1,))
     assert out.shape == shape
-    assert torch.equal(torch.autograd.grad(out.sum(), alpha)[0], torch.zeros_like(alpha))
+    assert torch.equal(
+        torch.autograd.grad(out.sum(), alpha)[0], torch.zeros_like(alpha)
+    )
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_a_boundary_of_another_name_is_refused(backend: str) -> None:
-    with pytest.raises(ValueError, match=r"boundary must be one of 'symmetric', .*; got 'reflect'"):
-        neumann_product(torch.ones(4, 1, 1), torch.ones(1, 1), (1,), "reflect", backend=backend)
+    with pytest.raises(
+        ValueError, match=r"boundary must be one of 'symmetric', .*; got 'reflect'"
+    ):
+        neumann_product(
+            torch.ones(4, 1, 1), torch.ones(1, 1), (1,), "reflect", backend=backend
+        )
 
 
 def test_what_is_kept_of_a_batch_in_inference_serves_its_gradient(
@@ -224,5 +276,7 @@ def test_what_is_kept_of_a_batch_in_inference_serves_its_gradient(
         out = neumann_product(v, alpha, (3,), "causal", ptr)
         assert torch.equal(out, first)
         expected = neumann_product(v, alpha, (3,), "causal", ptr, backend="reference")
-        grads = (torch.autograd.grad(x.square().sum(), (v, alpha)) for x in (out, expected))
+        grads = (
+            torch.autograd.grad(x.square().sum(), (v, alpha)) for x in (out, expected)
+        )
         assert_close(*grads, "gradient", DOUBLE)

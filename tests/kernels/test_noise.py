@@ -33,7 +33,9 @@ def test_each_entry_is_dropped_with_the_rate_and_apart_from_the_others(rate):
     assert abs(thirds) < 5 * (rate * (1 - rate)) ** 1.5 / n**0.5
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+)
 def test_what_is_kept_is_scaled_and_the_gradient_has_the_same_entries(dtype):
     # No zero, which would look like a dropped entry.
     x = (0.1 + torch.rand(37, 5)).to(dtype).requires_grad_()
@@ -71,7 +73,9 @@ def test_torchs_own_runs_where_torch_transforms():
     x = torch.ones(8, 400)
     rows = torch.func.vmap(lambda row: dropout(row, 0.5), randomness="different")(x)
     assert 0.4 < float((rows == 0).float().mean()) < 0.6
-    compiled = torch.compile(lambda state: dropout(state, 0.5), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(
+        lambda state: dropout(state, 0.5), fullgraph=True, backend="aot_eager"
+    )
     assert 0.4 < float((compiled(x) == 0).float().mean()) < 0.6
 
 
@@ -80,7 +84,8 @@ LIKE = torch.empty(3 * RUN + 5, 2, 0, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
-    ("first", "last"), [(0, 10), (10, RUN), (RUN, RUN + 1), (RUN - 3, 3 * RUN + 5), (9, 9)]
+    ("first", "last"),
+    [(0, 10), (10, RUN), (RUN, RUN + 1), (RUN - 3, 3 * RUN + 5), (9, 9)],
 )
 def test_a_part_of_the_nodes_has_its_part_of_the_noise(first: int, last: int) -> None:
     full = gumbel(STATE, LIKE, 4)

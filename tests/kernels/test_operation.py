@@ -38,7 +38,11 @@ def prefix_sum(x: Wide, transpose: bool) -> Tensor:
 
 
 prefix_sum.derivatives(
-    {"x": lambda grad, transpose, backend: prefix_sum(grad, not transpose, backend=backend)}
+    {
+        "x": lambda grad, transpose, backend: prefix_sum(
+            grad, not transpose, backend=backend
+        )
+    }
 )
 
 
@@ -54,7 +58,9 @@ class Parts(NamedTuple):
 
 
 def scaled(x: Tensor, scales: Scales) -> Parts:
-    return Parts((scales.left * x * scales.right) ** scales.power, x.new_full((1,), x.numel()))
+    return Parts(
+        (scales.left * x * scales.right) ** scales.power, x.new_full((1,), x.numel())
+    )
 
 
 @operation("tests::scaled", family="scaled", formula=scaled, cpu=scaled, dtype="x")
@@ -62,12 +68,21 @@ def scale(x: Narrow, scales: Scales) -> Parts:
     return Parts(empty_like(x), x.new_empty(1))
 
 
-def scale_backward(grad: Tensor, x: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+def scale_backward(
+    grad: Tensor, x: Tensor, left: Tensor, right: Tensor
+) -> tuple[Tensor, Tensor]:
     return grad * left * right, grad * x * right
 
 
-@operation("tests::scaled_backward", family="scaled", formula=scale_backward, cpu=scale_backward)
-def backward(grad: Tensor, x: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+@operation(
+    "tests::scaled_backward",
+    family="scaled",
+    formula=scale_backward,
+    cpu=scale_backward,
+)
+def backward(
+    grad: Tensor, x: Tensor, left: Tensor, right: Tensor
+) -> tuple[Tensor, Tensor]:
     return empty_like(x, left)
 
 
@@ -99,9 +114,15 @@ def randn(*shape: int) -> Tensor:
 @pytest.mark.parametrize("transpose", [False, True])
 def test_values_and_two_derivatives(backend: str, transpose: bool) -> None:
     x = randn(5, 2, 3).requires_grad_()
-    torch.testing.assert_close(prefix_sum(x, transpose, backend=backend), plain(x, transpose))
-    assert torch.autograd.gradcheck(lambda x: prefix_sum(x, transpose, backend=backend), x)
-    assert torch.autograd.gradgradcheck(lambda x: prefix_sum(x, transpose, backend=backend), x)
+    torch.testing.assert_close(
+        prefix_sum(x, transpose, backend=backend), plain(x, transpose)
+    )
+    assert torch.autograd.gradcheck(
+        lambda x: prefix_sum(x, transpose, backend=backend), x
+    )
+    assert torch.autograd.gradgradcheck(
+        lambda x: prefix_sum(x, transpose, backend=backend), x
+    )
 
 
 def test_what_torch_is_told() -> None:
@@ -109,14 +130,18 @@ def test_what_torch_is_told() -> None:
     torch.library.opcheck(torch.ops.tests.prefix_sum.default, (x, True, "auto"))
     torch.library.opcheck(torch.ops.tests.scaled.default, (x, x, x, 1.0, "auto"))
     compiled = torch.compile(
-        lambda x: prefix_sum(x, False).square().sum(), fullgraph=True, backend="aot_eager"
+        lambda x: prefix_sum(x, False).square().sum(),
+        fullgraph=True,
+        backend="aot_eager",
     )
     expected = prefix_sum(x, False).square().sum()
     torch.testing.assert_close(compiled(x), expected)
     torch.testing.assert_close(
         torch.autograd.grad(compiled(x), x), torch.autograd.grad(expected, x)
     )
-    torch.func.grad(lambda x: prefix_sum(x, False, backend="reference").sum())(x.detach())
+    torch.func.grad(lambda x: prefix_sum(x, False, backend="reference").sum())(
+        x.detach()
+    )
 
 
 def test_torch_sees_a_registered_operation_only_where_it_looks() -> None:
@@ -157,7 +182,8 @@ def test_torch_sees_a_registered_operation_only_where_it_looks() -> None:
 def test_sentences() -> None:
     x = randn(2, 1, 1)
     with pytest.raises(
-        BackendError, match=r"'triton' does not have prefix_sum; it has 'cpu', 'reference'"
+        BackendError,
+        match=r"'triton' does not have prefix_sum; it has 'cpu', 'reference'",
     ):
         prefix_sum(x, False, backend="triton")
     with pytest.raises(TypeError, match=r"names of their own; got \{'out'\} twice"):
@@ -167,7 +193,8 @@ def test_sentences() -> None:
             return out
 
     with pytest.raises(
-        TypeError, match=r"an operation takes Tensor, .*; got \{'x': <class 'complex'>\}"
+        TypeError,
+        match=r"an operation takes Tensor, .*; got \{'x': <class 'complex'>\}",
     ):
 
         @operation("tests::wrong", formula=fast)
@@ -191,13 +218,18 @@ def test_the_derivative_of_the_formula_is_the_default() -> None:
     x = randn(5, 2).abs().requires_grad_()
     node = torch.tensor([3, 1, 1, 0, 4])
     for place in (0, 1):
-        assert torch.autograd.gradcheck(lambda x, place=place: fast_sums(x, node, 2.5)[place], x)
+        assert torch.autograd.gradcheck(
+            lambda x, place=place: fast_sums(x, node, 2.5)[place], x
+        )
         assert torch.autograd.gradgradcheck(
             lambda x, place=place: fast_sums(x, node, 2.5)[place], x
         )
     assert torch.autograd.gradgradcheck(lambda x: fast_sums(x, node, 2.5)[:2], x)
     half = x.detach().bfloat16().requires_grad_()
-    assert torch.autograd.grad(fast_sums(half, node, 2.0)[0].sum(), half)[0].dtype == torch.bfloat16
+    assert (
+        torch.autograd.grad(fast_sums(half, node, 2.0)[0].sum(), half)[0].dtype
+        == torch.bfloat16
+    )
     torch.library.opcheck(torch.ops.tests.sums.default, (x, node, 2.5, "auto"))
 
 
@@ -210,7 +242,9 @@ def test_precision() -> None:
             assert out.dtype == torch.bfloat16
             assert out[-1].item() == 4992  # 5 000, rounded to eight bits
     x = torch.ones(3, dtype=torch.bfloat16)
-    out, count = scale(x, Scales(torch.ones(3), torch.ones(3, dtype=torch.float64), 1.0))
+    out, count = scale(
+        x, Scales(torch.ones(3), torch.ones(3, dtype=torch.float64), 1.0)
+    )
     assert (out.dtype, count.dtype) == (torch.bfloat16, torch.bfloat16)
     _, count = scale(x, Scales(torch.ones(3), torch.ones(3), 1.0), backend="reference")
     assert count.dtype == torch.float32
@@ -235,13 +269,16 @@ def test_named_tuples_and_only_the_gradients_that_are_needed() -> None:
 
 
 TABLE = {
-    "triton": Implementation(lambda n: "triton", lambda named, n: "n is odd" if n % 2 else None),
+    "triton": Implementation(
+        lambda n: "triton", lambda named, n: "n is odd" if n % 2 else None
+    ),
     "cpu": Implementation(lambda n: "cpu"),
 }
 
 
 @pytest.mark.parametrize(
-    ("backend", "n", "expected"), [("auto", 2, "triton"), ("auto", 3, "cpu"), ("cpu", 2, "cpu")]
+    ("backend", "n", "expected"),
+    [("auto", 2, "triton"), ("auto", 3, "cpu"), ("cpu", 2, "cpu")],
 )
 def test_the_first_that_does_not_decline(backend, n, expected):
     assert choose("an operation", backend, TABLE, n)(n) == expected
@@ -250,7 +287,8 @@ def test_the_first_that_does_not_decline(backend, n, expected):
 def test_a_named_backend_is_taken_or_says_why_not():
     assert choose("an operation", "triton", TABLE, 2)(2) == "triton"
     with pytest.raises(
-        BackendError, match=r"'triton' declines an operation: n is odd\. Take another, or 'auto'"
+        BackendError,
+        match=r"'triton' declines an operation: n is odd\. Take another, or 'auto'",
     ):
         choose("an operation", "triton", TABLE, 3)
 
@@ -266,7 +304,9 @@ def test_a_named_backend_is_taken_or_says_why_not():
         ("linear_attention=triton,cpu", "auto", "triton"),
     ],
 )
-def test_the_call_comes_before_the_environment(monkeypatch, variable, backend, expected):
+def test_the_call_comes_before_the_environment(
+    monkeypatch, variable, backend, expected
+):
     monkeypatch.setenv(VARIABLE, variable)
     assert requested("linear_attention", backend) == expected
 

@@ -66,7 +66,9 @@ def test_torchs_fused_kernel_takes_widths_that_are_nearly_equal(
     calls = []
     run = fused.attention
     monkeypatch.setattr(
-        fused, "attention", lambda *inputs, gradients: calls.append(1) or run(*inputs, gradients)
+        fused,
+        "attention",
+        lambda *inputs, gradients: calls.append(1) or run(*inputs, gradients),
     )
     inputs = [
         torch.randn(33, heads, width, generator=generator)
@@ -100,7 +102,9 @@ def test_rows_may_lie_anywhere(place, width, score, generator):
     for layout in layouts:
         *leaves, grad = (
             layout(x) if here == place else x
-            for here, x in enumerate(randn(4, 30, 2, width, generator=generator).unbind())
+            for here, x in enumerate(
+                randn(4, 30, 2, width, generator=generator).unbind()
+            )
         )
         leaves = [x.detach().requires_grad_() for x in leaves]
         results = []
@@ -112,7 +116,8 @@ def test_rows_may_lie_anywhere(place, width, score, generator):
 
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize(
-    ("tile", "backend"), [(64, "cpu"), (1 << 18, "cpu"), (1 << 18, "auto"), (64, "triton")]
+    ("tile", "backend"),
+    [(64, "cpu"), (1 << 18, "cpu"), (1 << 18, "auto"), (64, "triton")],
 )
 def test_rows_far_from_the_origin_neither_overflow_nor_vanish(
     score, tile, backend, generator, monkeypatch
@@ -148,7 +153,10 @@ def test_a_state_far_from_the_origin_that_attends_to_itself(score, generator):
         return pairwise_attention(x, x, v, score=score, backend=backend)
 
     assert_equals_reference(
-        attention, [x, torch.randn(5, 1, 3, generator=generator)], generator, backend="auto"
+        attention,
+        [x, torch.randn(5, 1, 3, generator=generator)],
+        generator,
+        backend="auto",
     )
 
 
@@ -160,7 +168,9 @@ def test_memory_that_a_thread_keeps_can_be_written_to_in_every_mode(generator):
         with torch.inference_mode(number < 4):
             queries = (q * number).requires_grad_(number >= 4)
             return (
-                pairwise_attention(queries, k, v, score="sigmoid", backend=backend).detach().clone()
+                pairwise_attention(queries, k, v, score="sigmoid", backend=backend)
+                .detach()
+                .clone()
             )
 
     with ThreadPoolExecutor(2) as threads:
@@ -197,9 +207,15 @@ def test_the_sigmoid_keeps_its_slope_where_it_is_flat(generator):
     k = torch.ones(5, 1, 1)
     v = torch.randn(5, 1, 2, generator=generator)
     grads = []
-    for dtype, backend in ((torch.float32, "auto"), (torch.float32, "cpu"), (DOUBLE, "reference")):
+    for dtype, backend in (
+        (torch.float32, "auto"),
+        (torch.float32, "cpu"),
+        (DOUBLE, "reference"),
+    ):
         key = k.to(dtype).requires_grad_()
-        out = pairwise_attention(q.to(dtype), key, v.to(dtype), score="sigmoid", backend=backend)
+        out = pairwise_attention(
+            q.to(dtype), key, v.to(dtype), score="sigmoid", backend=backend
+        )
         grads.append(torch.autograd.grad(1e8 * out[:, :, 0].sum(), key)[0])
     for grad in grads[:2]:
         torch.testing.assert_close(
@@ -207,7 +223,9 @@ def test_the_sigmoid_keeps_its_slope_where_it_is_flat(generator):
         )
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="is about torch's kernels for GPUs")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="is about torch's kernels for GPUs"
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("widths", [(64, 64), (5, 3), (20, 20), (66, 64)])
 def test_torchs_fused_kernel_on_a_gpu(widths, dtype, generator):
@@ -215,7 +233,11 @@ def test_torchs_fused_kernel_on_a_gpu(widths, dtype, generator):
         torch.randn(133, 2, width, generator=generator).to("cuda", dtype)
         for width in (*widths[:1] * 2, widths[1])
     )
-    inputs = [(q / widths[0] ** 0.5).requires_grad_(), k.requires_grad_(), v.requires_grad_()]
+    inputs = [
+        (q / widths[0] ** 0.5).requires_grad_(),
+        k.requires_grad_(),
+        v.requires_grad_(),
+    ]
     assert fused.fits(*inputs, None, "exp")
     with torch.autocast("cuda", torch.float16):  # nothing is converted
         out = pairwise_attention(*inputs)
@@ -224,9 +246,13 @@ def test_torchs_fused_kernel_on_a_gpu(widths, dtype, generator):
     wide = [x.detach().double().requires_grad_() for x in inputs]
     expected = pairwise_attention(*wide, backend="reference")
     for found, wanted in zip(
-        got, [expected, *torch.autograd.grad(expected, wide, grad.double())], strict=True
+        got,
+        [expected, *torch.autograd.grad(expected, wide, grad.double())],
+        strict=True,
     ):
         torch.testing.assert_close(
             found.double(), wanted, rtol=0.02, atol=0.02 * float(wanted.abs().max())
         )
-    assert all(x.isfinite().all() for x in torch.autograd.grad(got[1].square().sum(), inputs))
+    assert all(
+        x.isfinite().all() for x in torch.autograd.grad(got[1].square().sum(), inputs)
+    )

@@ -34,7 +34,10 @@ ALPHAS = [0.01, 0.1, 1.0, math.inf]
 
 def scores(*shape: int, seed: int = 0, spread: float = 1.5) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    s, u = (spread * torch.randn(*shape, generator=generator, dtype=DOUBLE) for _ in range(2))
+    s, u = (
+        spread * torch.randn(*shape, generator=generator, dtype=DOUBLE)
+        for _ in range(2)
+    )
     return s, u
 
 
@@ -43,7 +46,9 @@ def problem(s: Tensor, u: Tensor, lam: float | Tensor) -> tuple[Tensor, Tensor]:
     return s + (-s).logsumexp(-1, keepdim=True), lam * u.softmax(-1)
 
 
-def newton_rows(s: Tensor, u: Tensor, lam: float, alpha: float) -> tuple[Tensor, Tensor]:
+def newton_rows(
+    s: Tensor, u: Tensor, lam: float, alpha: float
+) -> tuple[Tensor, Tensor]:
     """z and μ by Newton's method, from the scores."""
     one = torch.ones_like(s[..., :1])
     norms = (-s).logsumexp(-1, keepdim=True), u.logsumexp(-1, keepdim=True)
@@ -58,7 +63,9 @@ def newton_steps(log_c: Tensor, theta: Tensor, alpha: float) -> int:
     return newton((log_c - top).exp(), theta * top.exp(), (-top).exp() / alpha).steps
 
 
-def by(method: str, s: Tensor, u: Tensor, lam: float, alpha: float) -> tuple[Tensor, Tensor]:
+def by(
+    method: str, s: Tensor, u: Tensor, lam: float, alpha: float
+) -> tuple[Tensor, Tensor]:
     if method == "newton":
         return newton_rows(s, u, lam, alpha)
     return solve_rows(*problem(s, u, lam), alpha)
@@ -67,7 +74,9 @@ def by(method: str, s: Tensor, u: Tensor, lam: float, alpha: float) -> tuple[Ten
 METHODS = ["sort", "newton"]
 
 
-def kkt_residual(z: Tensor, mu: Tensor, r: Tensor, theta: Tensor, alpha: float) -> float:
+def kkt_residual(
+    z: Tensor, mu: Tensor, r: Tensor, theta: Tensor, alpha: float
+) -> float:
     """How far the optimality conditions are from being met: Ohm's law, no push where nothing flows, conservation."""
     mu = mu.unsqueeze(-1)
     assert bool((z >= 0).all())
@@ -84,7 +93,10 @@ def test_the_optimality_conditions_hold(n: int, method: str) -> None:
             s, u = scores(4, n, seed=n)
             z, mu = by(method, s, u, lam / n, alpha)
             log_c, theta = problem(s, u, lam / n)
-            assert kkt_residual(z, mu, (-log_c).exp(), theta, alpha) <= 1e-12, (alpha, lam)
+            assert kkt_residual(z, mu, (-log_c).exp(), theta, alpha) <= 1e-12, (
+                alpha,
+                lam,
+            )
 
 
 def test_rows_with_one_partner_and_with_none() -> None:
@@ -94,7 +106,9 @@ def test_rows_with_one_partner_and_with_none() -> None:
     ).requires_grad_()
     theta = torch.full((2, 3), 0.2, dtype=DOUBLE).requires_grad_()
     z, mu = solve_rows(log_c, theta, math.inf)
-    torch.testing.assert_close(z.detach(), torch.tensor([[0.0, 1, 0], [0, 0, 0]], dtype=DOUBLE))
+    torch.testing.assert_close(
+        z.detach(), torch.tensor([[0.0, 1, 0], [0, 0, 0]], dtype=DOUBLE)
+    )
     assert mu[1].item() == 0
     z, mu = solve_rows(log_c, theta, 0.5)
     c = math.exp(0.3)
@@ -103,7 +117,9 @@ def test_rows_with_one_partner_and_with_none() -> None:
     )
     for grad in torch.autograd.grad((z * z).sum() + mu.sum(), [log_c, theta]):
         assert grad.isfinite().all()
-    z, mu = solve_rows(torch.zeros(2, 0, dtype=DOUBLE), torch.zeros(2, 0, dtype=DOUBLE), 0.5)
+    z, mu = solve_rows(
+        torch.zeros(2, 0, dtype=DOUBLE), torch.zeros(2, 0, dtype=DOUBLE), 0.5
+    )
     assert z.shape == (2, 0)
     assert mu.tolist() == [0.5, 0.5]
 
@@ -117,7 +133,9 @@ def published_settings(n: int = 40) -> tuple[Tensor, Tensor, float]:
 def test_a_converged_proximal_run_agrees(step_size: str) -> None:
     r, theta, alpha = published_settings(8)
     exact, _ = solve_rows(-r.log(), theta, alpha)
-    settled, steps = proximal(r, theta, alpha, step_size=step_size, steps=100_000, tolerance=1e-16)
+    settled, steps = proximal(
+        r, theta, alpha, step_size=step_size, steps=100_000, tolerance=1e-16
+    )
     assert steps < 100_000
     torch.testing.assert_close(settled, exact, rtol=0, atol=1e-8)
 
@@ -142,17 +160,28 @@ def test_newton_needs_few_steps_on_published_settings_and_long_rows() -> None:
     assert passes <= 7
     for step_size in ("corrected", "barzilai_borwein"):
         _, steps = proximal(
-            r, theta, alpha, step_size=step_size, tolerance=1e-6, target=exact, steps=100 * passes
+            r,
+            theta,
+            alpha,
+            step_size=step_size,
+            tolerance=1e-6,
+            target=exact,
+            steps=100 * passes,
         )
         assert steps == 100 * passes, step_size
-    assert all(newton_steps(*problem(*scores(20, 1000), lam / 1000), 0.1) <= 15 for lam in LAMBDAS)
+    assert all(
+        newton_steps(*problem(*scores(20, 1000), lam / 1000), 0.1) <= 15
+        for lam in LAMBDAS
+    )
     # Of thresholds over many decades every step from the right takes off few: there were 14 to 20.
     log_c, theta = problem(*scores(50, 4096, spread=8.0), 1 / 4096)
     top = log_c.amax(-1, keepdim=True)
     inputs = (log_c - top).exp(), theta * top.exp(), (-top).exp() / 0.1
     found = newton(*inputs)
     assert found.steps <= 11
-    slow = newton(*(x[:, :500] for x in inputs[:2]), inputs[2])  # too short for a sample
+    slow = newton(
+        *(x[:, :500] for x in inputs[:2]), inputs[2]
+    )  # too short for a sample
     assert slow.steps > found.steps
     rest = (
         (inputs[0] * (found.root - inputs[1]).clamp_min(0)).sum(-1, keepdim=True)
@@ -178,7 +207,9 @@ class Exponents(TorchDispatchMode):
 
 def test_no_exponential_of_a_tile_underflows(generator) -> None:
     """One that does takes a hundred times as long, and wild scores have many."""
-    *features, lam, leak, v = (t.detach() for t in inputs(40, generator, dtype=torch.float32))
+    *features, lam, leak, v = (
+        t.detach() for t in inputs(40, generator, dtype=torch.float32)
+    )
     q, k, fq, fk = (20 * x for x in features)
     with Exponents() as exponents:
         rows = tiled.potentials(Features(q, k, fq, fk), lam, leak, None)
@@ -196,7 +227,10 @@ def dense(q, k, fq, fk, lam, leak, ptr) -> tuple[Tensor, Tensor]:
     potentials = []
     for first, last in pairwise(bounds):
         part = slice(first, last)
-        s, u = (torch.einsum("ihf,jhf->hij", x[part], y[part]) for x, y in ((q, k), (fq, fk)))
+        s, u = (
+            torch.einsum("ihf,jhf->hij", x[part], y[part])
+            for x, y in ((q, k), (fq, fk))
+        )
         z, mu = solve_rows(
             *problem(s, u, lam[part].t().unsqueeze(2)), 1 / leak[part].t().unsqueeze(2)
         )
@@ -215,12 +249,19 @@ def everything_by_sort(q, k, fq, fk, lam, leak, v, ptr) -> Tensor:
 
 
 def inputs(
-    n: int, generator: torch.Generator, *, friction: int = 4, dtype: torch.dtype = DOUBLE
+    n: int,
+    generator: torch.Generator,
+    *,
+    friction: int = 4,
+    dtype: torch.dtype = DOUBLE,
 ) -> list[Tensor]:
     features = [
-        randn(n, 2, channels, generator=generator) for channels in (3, 3, friction, friction)
+        randn(n, 2, channels, generator=generator)
+        for channels in (3, 3, friction, friction)
     ]
-    features[0] = 0.5 * features[0]  # rows whose conductances span many decades are ill-conditioned
+    features[0] = (
+        0.5 * features[0]
+    )  # rows whose conductances span many decades are ill-conditioned
     lam = (randn(n, 2, generator=generator).exp() / max(1, n)).detach()
     leak = randn(n, 2, generator=generator).exp().detach()
     return [
@@ -236,14 +277,17 @@ def inputs(
         ("reference", 4096, 4),
     ],
 )
-def test_every_path_equals_the_sort(batch, backend, tile, friction, generator, monkeypatch) -> None:
+def test_every_path_equals_the_sort(
+    batch, backend, tile, friction, generator, monkeypatch
+) -> None:
     monkeypatch.setattr(tiled, "TILE", tile)
     ptr, n = batch
     arguments = inputs(n, generator, friction=friction)
     run = partial(everything, ptr=ptr, backend=backend)
     assert_same(run, partial(everything_by_sort, ptr=ptr), arguments)
     fast, plain = (
-        sparse_flow_potentials(*arguments[:6], ptr, backend=name) for name in (backend, "reference")
+        sparse_flow_potentials(*arguments[:6], ptr, backend=name)
+        for name in (backend, "reference")
     )
     for name, got, expected in zip(fast._fields, fast, plain, strict=True):
         torch.testing.assert_close(

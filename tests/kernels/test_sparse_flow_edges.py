@@ -21,7 +21,9 @@ def inputs(dtype: torch.dtype = DOUBLE) -> list[Tensor]:
     s, u = (torch.randn(14, 2, generator=generator, dtype=DOUBLE) for _ in range(2))
     prior = torch.rand(14, 1, generator=generator, dtype=DOUBLE) + 0.5
     prior[12:] = 0
-    lam, leak = (torch.rand(NODES, 2, generator=generator, dtype=DOUBLE) + 0.1 for _ in range(2))
+    lam, leak = (
+        torch.rand(NODES, 2, generator=generator, dtype=DOUBLE) + 0.1 for _ in range(2)
+    )
     return [t.to(dtype) for t in (s, u, prior, lam, leak)]
 
 
@@ -39,7 +41,9 @@ def by_rows(
             f = (u[here, head] - (log_prior + u[here, head]).logsumexp(0)).exp()
             z, mu = solve_rows(log_c, lam[node, head] * f, 1 / leak[node, head])
             flow = flow.index_put((here.nonzero()[:, 0], torch.tensor(head)), z)
-            potential = potential.index_put((torch.tensor(node), torch.tensor(head)), mu)
+            potential = potential.index_put(
+                (torch.tensor(node), torch.tensor(head)), mu
+            )
     return EdgeFlow(flow, potential)
 
 
@@ -49,13 +53,17 @@ def test_edges_solve_the_row_problem(scale: float, conserved: bool) -> None:
     s, u, prior, lam, leak = inputs()
     lam = scale * lam
     leak = (0 if conserved else 1) * leak
-    leaves = [t.requires_grad_() for t in (s, u, prior)] + ([lam.requires_grad_()] if scale else [])
+    leaves = [t.requires_grad_() for t in (s, u, prior)] + (
+        [lam.requires_grad_()] if scale else []
+    )
     got, expected = (
         solve(s, u, prior, lam, leak, TARGET) for solve in (sparse_flow_edges, by_rows)
     )
     grads = []
     for name, ours, theirs in zip(EdgeFlow._fields, got, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, **tolerance("product", DOUBLE)._asdict(), msg=name)
+        torch.testing.assert_close(
+            ours, theirs, **tolerance("product", DOUBLE)._asdict(), msg=name
+        )
         weight = torch.linspace(-1, 2, ours.numel(), dtype=DOUBLE).reshape(ours.shape)
         grads.append(
             [
@@ -91,7 +99,8 @@ def test_nodes_without_senders_have_zero_rows() -> None:
 def test_low_precision(dtype: torch.dtype) -> None:
     low = inputs(dtype)
     for ours, theirs in zip(
-        *(sparse_flow_edges(*x, TARGET) for x in (low, [t.double() for t in low])), strict=True
+        *(sparse_flow_edges(*x, TARGET) for x in (low, [t.double() for t in low])),
+        strict=True,
     ):
         assert ours.dtype == torch.float32
         torch.testing.assert_close(
@@ -106,11 +115,15 @@ def test_walks_reach_what_powers_of_the_adjacency_reach(hops: int) -> None:
     near = Graph(NODES, torch.stack([SOURCE, TARGET]), weight).within(hops)
     adjacency = torch.zeros(NODES, NODES)
     adjacency[TARGET[:12], SOURCE[:12]] = 1
-    reached = sum(torch.linalg.matrix_power(adjacency, p) for p in range(1, hops + 1)) > 0
+    reached = (
+        sum(torch.linalg.matrix_power(adjacency, p) for p in range(1, hops + 1)) > 0
+    )
     assert near.num_edges == int(reached.sum())
     assert bool(reached[near.edges[1], near.edges[0]].all())
     assert near.edge_weight is None
     arguments = (torch.stack([SOURCE, TARGET]), weight, NODES, hops)
     torch.library.opcheck(
-        torch.ops.diffusion_mp.walk_pairs.default, arguments, test_utils=("test_schema",)
+        torch.ops.diffusion_mp.walk_pairs.default,
+        arguments,
+        test_utils=("test_schema",),
     )

@@ -57,7 +57,8 @@ def draw(n: int, spread: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Scores of resistances and frictions, [n, n]."""
     generator = torch.Generator().manual_seed(int(spread))
     return tuple(
-        (spread * torch.randn(n, n, generator=generator, dtype=DOUBLE)).to(dtype) for _ in range(2)
+        (spread * torch.randn(n, n, generator=generator, dtype=DOUBLE)).to(dtype)
+        for _ in range(2)
     )
 
 
@@ -105,7 +106,9 @@ CASES = [(name, dtype) for name, (_, dtypes) in SOLVERS.items() for dtype in dty
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 @pytest.mark.parametrize("spread", SPREADS)
-def test_rows_are_right_at_every_spread(name: str, dtype: torch.dtype, spread: float) -> None:
+def test_rows_are_right_at_every_spread(
+    name: str, dtype: torch.dtype, spread: float
+) -> None:
     """And sum to one: scores of hundreds cost digits of the entries as they do in softmax, and none of the sum."""
     n = 118
     alpha = torch.tensor([[0.1], [math.inf]], dtype=dtype)[torch.arange(n) % 2]
@@ -118,7 +121,9 @@ def test_rows_are_right_at_every_spread(name: str, dtype: torch.dtype, spread: f
         rounding if name == "reference" else 20 * eps
     )
     for row in range(2):
-        expected, potential = exact(s[row], u[row], float(lam[0]), float(1 / alpha[row]))
+        expected, potential = exact(
+            s[row], u[row], float(lam[0]), float(1 / alpha[row])
+        )
         assert (z[row].double() - expected).abs().max() < rounding
         if log_mu[row] > -math.inf:  # a potential below the smallest number
             assert abs(float(log_mu[row]) - potential) < rounding
@@ -135,12 +140,18 @@ def test_gradients_are_right_at_every_spread(name: str, spread: float) -> None:
     leak = torch.full((n, 1), 2.0, dtype=DOUBLE)
     leaves = [x.requires_grad_() for x in (s, u, lam, leak)]
     z, log_mu = SOLVERS[name][0](*leaves)
-    weight = torch.randn(n + 1, generator=torch.Generator().manual_seed(1), dtype=DOUBLE)
+    weight = torch.randn(
+        n + 1, generator=torch.Generator().manual_seed(1), dtype=DOUBLE
+    )
     for row in range(2):
         loss = z[row] @ weight[:n] + log_mu[row] * weight[n]
-        got = torch.cat([x[row] for x in torch.autograd.grad(loss, leaves, retain_graph=True)])
+        got = torch.cat(
+            [x[row] for x in torch.autograd.grad(loss, leaves, retain_graph=True)]
+        )
         expected = differences([x[row] for x in leaves], decimals(weight), step)
-        torch.testing.assert_close(got, expected, **tolerance("gradient", DOUBLE)._asdict())
+        torch.testing.assert_close(
+            got, expected, **tolerance("gradient", DOUBLE)._asdict()
+        )
 
 
 def differences(row: list[Tensor], weight: list[Decimal], step: Decimal) -> Tensor:
@@ -152,15 +163,22 @@ def differences(row: list[Tensor], weight: list[Decimal], step: Decimal) -> Tens
         def value(place: int, change: Decimal) -> Decimal:
             moved = [x + change * (j == place) for j, x in enumerate(point)]
             flow, mu = exact_row(moved[:n], moved[n : 2 * n], *moved[2 * n :])
-            return sum((f * x for f, x in zip(weight, [*flow, mu.ln()], strict=True)), Decimal(0))
+            return sum(
+                (f * x for f, x in zip(weight, [*flow, mu.ln()], strict=True)),
+                Decimal(0),
+            )
 
-        found = [(value(j, step) - value(j, -step)) / (2 * step) for j in range(len(point))]
+        found = [
+            (value(j, step) - value(j, -step)) / (2 * step) for j in range(len(point))
+        ]
     return torch.tensor([float(x) for x in found], dtype=DOUBLE)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("spread", [1e3, 1e6, 1e12])
-def test_scores_without_a_digit_still_make_rows_that_sum_to_one(name: str, spread: float) -> None:
+def test_scores_without_a_digit_still_make_rows_that_sum_to_one(
+    name: str, spread: float
+) -> None:
     n = 20
     s, u = draw(n, spread, torch.float32)
     z, _ = SOLVERS[name][0](s, u, torch.full((n, 1), 1 / n), torch.zeros(n, 1))
@@ -205,22 +223,29 @@ def test_the_best_conductor_flows_or_is_closed(
         ((1.4e9, 3.2e11, 1.4e9), (-2.4e11, -5e10, -2.4e11)),
     ],
 )
-def test_a_threshold_that_the_rounding_of_the_scores_hides(name: str, s: Any, u: Any) -> None:
+def test_a_threshold_that_the_rounding_of_the_scores_hides(
+    name: str, s: Any, u: Any
+) -> None:
     """The best conductor has all the friction, and the two others flow below a potential of 1/4."""
     s, u = (torch.tensor([x] * 3, requires_grad=True) for x in (s, u))
     z, _ = SOLVERS[name][0](s, u, torch.ones(3, 1), torch.zeros(3, 1))
     torch.testing.assert_close(z, torch.tensor([[0.5, 0.0, 0.5]] * 3))
-    grads = torch.autograd.grad(z @ torch.tensor([1.0, 1.0, 3.0]), (s, u), torch.ones(3))
+    grads = torch.autograd.grad(
+        z @ torch.tensor([1.0, 1.0, 3.0]), (s, u), torch.ones(3)
+    )
     assert all(grad.isfinite().all() for grad in grads)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("score", [100.0, -300.0, 1e8, 1e16])
-def test_a_node_to_which_nothing_flows_has_finite_gradients(name: str, score: float) -> None:
+def test_a_node_to_which_nothing_flows_has_finite_gradients(
+    name: str, score: float
+) -> None:
     """Alone in its graph its friction is 1, more than α; where it is less all flows."""
     for lam, flow in ((1.0, 0.0), (0.01, 0.9)):
         leaves = [
-            torch.full((1, 1), value, requires_grad=True) for value in (score, -score, lam, 10.0)
+            torch.full((1, 1), value, requires_grad=True)
+            for value in (score, -score, lam, 10.0)
         ]
         z, log_mu = SOLVERS[name][0](*leaves)
         expected = (1 - lam * 10) / 11 if flow else 0.0
@@ -234,7 +259,9 @@ def test_a_node_to_which_nothing_flows_has_finite_gradients(name: str, score: fl
 def test_the_edge_diffusivity_conserves_the_flow(dtype: torch.dtype) -> None:
     """n = 118 and scores that deviate by ten and more: row sums were between 0.09 and 10²¹."""
     diffusivity = EdgeSparseFlowDiffusivity(4, alpha=math.inf).to(dtype)
-    x = torch.randn(118, 4, generator=torch.Generator().manual_seed(0), dtype=DOUBLE).to(dtype)
+    x = torch.randn(
+        118, 4, generator=torch.Generator().manual_seed(0), dtype=DOUBLE
+    ).to(dtype)
     everyone = Graph(118, torch.cartesian_prod(torch.arange(118), torch.arange(118)).T)
     for scale in (1.0, 3.0, 10.0, 100.0):
         with torch.no_grad():

@@ -17,13 +17,17 @@ def _pattern(nodes, count, order, generator):
     edge_index = torch.randint(0, nodes, (2, count), generator=generator)
     ends = {"none": None, "by row": 1, "by column": 0}[order]
     return Graph(
-        nodes, edge_index if ends is None else edge_index[:, edge_index[ends].argsort(stable=True)]
+        nodes,
+        edge_index
+        if ends is None
+        else edge_index[:, edge_index[ends].argsort(stable=True)],
     ).pattern
 
 
 @pytest.mark.parametrize("order", ["none", "by row", "by column"])
 @pytest.mark.parametrize(
-    ("shared", "heads", "channels"), [(True, 1, 1), (True, 3, 7), (False, 3, 7), (False, 8, 16)]
+    ("shared", "heads", "channels"),
+    [(True, 1, 1), (True, 3, 7), (False, 3, 7), (False, 8, 16)],
 )
 @pytest.mark.parametrize(("nodes", "count"), [(1, 3), (2, 4), (61, 500), (300, 997)])
 def test_single_precision_agrees_with_double(
@@ -42,7 +46,10 @@ def test_single_precision_agrees_with_double(
         monkeypatch.setattr("diffusion_mp.kernels.spmm.AT_ONCE", at_once)
         for run, inputs in ((spmm, [weight, b]), (sddmm, [a, b])):
             results = []
-            for dtype, backend in ((torch.float32, "auto"), (torch.float64, "reference")):
+            for dtype, backend in (
+                (torch.float32, "auto"),
+                (torch.float64, "reference"),
+            ):
                 leaves = [x.detach().to(dtype).requires_grad_() for x in inputs]
                 out = run(pattern, *leaves, backend=backend)
                 direction = torch.arange(out.numel()).cos().view_as(out).to(dtype)
@@ -68,7 +75,9 @@ def test_single_precision_agrees_with_double(
     ],
 )
 def test_matrices_of_any_shape(rows, cols, count, heads, channels, generator):
-    row, col = (torch.randint(0, size, (count,), generator=generator) for size in (rows, cols))
+    row, col = (
+        torch.randint(0, size, (count,), generator=generator) for size in (rows, cols)
+    )
     pattern = Pattern(Compressed(row, col, rows), Compressed(col, row, cols))
     weight = randn(count, heads, generator=generator)
     v = randn(cols, 3, channels, generator=generator)
@@ -100,11 +109,15 @@ def test_nan_reaches_its_receivers_only(dtype, generator):
 def test_views_that_are_not_contiguous_are_read_as_they_are(generator):
     pattern = _pattern(30, 100, "none", generator)
     weight = torch.randn(3, 100, generator=generator).t()
-    a, b = (torch.randn(5, 3, 30, generator=generator).permute(2, 1, 0) for _ in range(2))
+    a, b = (
+        torch.randn(5, 3, 30, generator=generator).permute(2, 1, 0) for _ in range(2)
+    )
     torch.testing.assert_close(
         spmm(pattern, weight, b), spmm(pattern, weight, b, backend="reference")
     )
-    torch.testing.assert_close(sddmm(pattern, a, b), sddmm(pattern, a, b, backend="reference"))
+    torch.testing.assert_close(
+        sddmm(pattern, a, b), sddmm(pattern, a, b, backend="reference")
+    )
 
 
 SIZES = [(1, 0), (1, 3), (4, 7), (63, 200), (257, 2049)]
@@ -113,7 +126,8 @@ SIZES = [(1, 0), (1, 3), (4, 7), (63, 200), (257, 2049)]
 def edges(nodes: int, count: int, ordered: bool, generator: torch.Generator) -> Graph:
     edge_index = torch.randint(nodes, (2, count), generator=generator)
     return Graph(
-        nodes, edge_index[:, edge_index[1].argsort(stable=True)] if ordered else edge_index
+        nodes,
+        edge_index[:, edge_index[1].argsort(stable=True)] if ordered else edge_index,
     )
 
 
@@ -149,14 +163,19 @@ def test_softmax_and_sums_of_every_row(
         got = edge_softmax(graph.csr, logits, given)
         expected = one_by_one(graph, logits, prior)
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
-        grads = [torch.autograd.grad((out * weight).sum(), logits)[0] for out in (got, expected)]
+        grads = [
+            torch.autograd.grad((out * weight).sum(), logits)[0]
+            for out in (got, expected)
+        ]
         torch.testing.assert_close(*grads, rtol=0, atol=1e-12)
 
 
 def test_the_gradient_of_weights_that_are_learned(generator: torch.Generator) -> None:
     graph = edges(5, 20, False, generator)
     logits = randn(20, 2, generator=generator)
-    prior = (torch.rand(20, 1, generator=generator, dtype=torch.float64) + 0.1).requires_grad_()
+    prior = (
+        torch.rand(20, 1, generator=generator, dtype=torch.float64) + 0.1
+    ).requires_grad_()
     weight = torch.randn(20, 2, generator=generator, dtype=torch.float64)
     for leaf in (logits, prior):
         outs = edge_softmax(graph.csr, logits, prior), one_by_one(graph, logits, prior)
@@ -173,7 +192,9 @@ def test_second_derivatives(ordered: bool, generator: torch.Generator) -> None:
     for take in (row_sums, at_rows):
         x = randn(9 if take is row_sums else 4, 2, generator=generator)
         assert torch.autograd.gradcheck(lambda x, take=take: take(graph.csr, x), x)
-        assert torch.autograd.gradgradcheck(lambda x, take=take: take(graph.csr, x).pow(2), x)
+        assert torch.autograd.gradgradcheck(
+            lambda x, take=take: take(graph.csr, x).pow(2), x
+        )
 
 
 def test_extreme_rows(generator: torch.Generator) -> None:
@@ -183,7 +204,10 @@ def test_extreme_rows(generator: torch.Generator) -> None:
     expected = [0.5, 0.5, 0.0, 0.0, 0.0, 1.0]
     assert edge_softmax(graph.csr, logits).squeeze(1).tolist() == expected
     prior = torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0, 0.0]).unsqueeze(1)
-    for given in (prior, prior.clone().requires_grad_()):  # learned, it is computed in another way
+    for given in (
+        prior,
+        prior.clone().requires_grad_(),
+    ):  # learned, it is computed in another way
         assert edge_softmax(graph.csr, logits, given).squeeze(1).tolist() == [
             1.0,
             0.0,

@@ -31,8 +31,12 @@ def randn(*shape: int, generator: torch.Generator) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", [*OPTIONS, *(f"{score}-attention" for score in SCORES)])
-def test_half_precision(name: str, dtype: torch.dtype, generator: torch.Generator) -> None:
+@pytest.mark.parametrize(
+    "name", [*OPTIONS, *(f"{score}-attention" for score in SCORES)]
+)
+def test_half_precision(
+    name: str, dtype: torch.dtype, generator: torch.Generator
+) -> None:
     """Of features and values, with scores of unit variance."""
     q, k = (randn(70, 1, 9, generator=generator) / 9**0.25 for _ in range(2))
     v = randn(70, 1, 20, generator=generator)
@@ -49,7 +53,9 @@ def test_inputs_are_read_where_they_lie(name: str, generator: torch.Generator) -
     got, expected = (
         ATTENTION[name](q, k, v, backend=backend) for backend in ("triton", "reference")
     )
-    torch.testing.assert_close(got, expected, **tolerance("product", torch.float32)._asdict())
+    torch.testing.assert_close(
+        got, expected, **tolerance("product", torch.float32)._asdict()
+    )
 
 
 # A program meets all columns, 64 at a time or, in the wide case, 32: more blocks only take time.
@@ -59,7 +65,12 @@ FEW = ("no node", "one node", "odd", "wide", "ragged")
 @pytest.mark.parametrize(
     ("name", "case"),
     [
-        *((name, case) for name in ATTENTION if name != "linear product" for case in FEW),
+        *(
+            (name, case)
+            for name in ATTENTION
+            if name != "linear product"
+            for case in FEW
+        ),
         *(("difformer", case) for case in ("500", "1000", "empty at both ends")),
         pytest.param("difformer", "4097", marks=pytest.mark.exhaustive),
     ],
@@ -85,13 +96,16 @@ def test_attention(name: str, case: str, generator: torch.Generator) -> None:
         (128, 128),
     ],
 )
-@pytest.mark.parametrize("name", ["difformer", *(f"{score}-attention" for score in SCORES)])
+@pytest.mark.parametrize(
+    "name", ["difformer", *(f"{score}-attention" for score in SCORES)]
+)
 def test_tiles_of_a_large_graph(
     name: str, features: int, channels: int, generator: torch.Generator
 ) -> None:
     """They have more rows than those of a small graph, and other instructions multiply them."""
     inputs = [
-        randn(4201, 4, width, generator=generator) for width in (features, features, channels)
+        randn(4201, 4, width, generator=generator)
+        for width in (features, features, channels)
     ]
     inputs[:2] = [x / features**0.25 for x in inputs[:2]]
     assert_equals_reference(ATTENTION[name], inputs, generator)
@@ -102,7 +116,9 @@ def test_tiles_of_a_large_graph(
 def test_many_blocks_of_columns(n: int, generator: torch.Generator) -> None:
     inputs = [randn(n, 1, width, generator=generator) for width in (3, 3, 2)]
     for score in SCORES:
-        assert_equals_reference(partial(pairwise_attention, score=score), inputs, generator)
+        assert_equals_reference(
+            partial(pairwise_attention, score=score), inputs, generator
+        )
 
 
 @pytest.mark.parametrize("sizes", [[3000], [2000, 0, 1000]])
@@ -110,10 +126,15 @@ def test_the_states_of_many_runs_are_summed(sizes: list[int]) -> None:
     """Also of a graph without any node; Σ_j k_j of 3 000 ones is exact in float16."""
     one = torch.ones(3000, 1, 1, dtype=torch.float16, device=DEVICE)
     out, den, *_ = linear_kernels.forward(
-        one, one, one, Terms(kernel_cases.boundaries(sizes)[0] if len(sizes) > 1 else None)
+        one,
+        one,
+        one,
+        Terms(kernel_cases.boundaries(sizes)[0] if len(sizes) > 1 else None),
     )
     assert torch.equal(out, one)
-    expected = torch.cat([torch.full((size, 1), float(size), device=DEVICE) for size in sizes])
+    expected = torch.cat(
+        [torch.full((size, 1), float(size), device=DEVICE) for size in sizes]
+    )
     assert torch.equal(den, expected)
 
 
@@ -132,19 +153,26 @@ def test_zero_rows_and_zero_vectors(generator: torch.Generator) -> None:
 
 
 @pytest.mark.skipif(
-    DEVICE.type != "cpu", reason="is about tensors on the CPU, which only the interpreter takes"
+    DEVICE.type != "cpu",
+    reason="is about tensors on the CPU, which only the interpreter takes",
 )
-def test_what_is_declined(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_declined(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(width: int, backend: str, dtype: torch.dtype = torch.float32) -> Tensor:
         inputs = [randn(4, 1, width, generator=generator).to(dtype) for _ in range(3)]
         return ATTENTION["difformer"](*inputs, backend=backend)
 
     with pytest.raises(BackendError, match="neither float32 nor half precision"):
         run(3, "triton", torch.float64)
-    with pytest.raises(BackendError, match="at most 256 channels, and a tensor has 257"):
+    with pytest.raises(
+        BackendError, match="at most 256 channels, and a tensor has 257"
+    ):
         run(257, "triton")
     monkeypatch.setattr(linear_kernels, "forward", None)
-    assert run(3, "auto").isfinite().all()  # the interpreter is too slow to be chosen automatically
+    assert (
+        run(3, "auto").isfinite().all()
+    )  # the interpreter is too slow to be chosen automatically
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(BackendError, match="not on a GPU"):
         run(3, "triton")
@@ -154,7 +182,13 @@ def test_what_is_declined(generator: torch.Generator, monkeypatch: pytest.Monkey
 LIMIT = 99 * 1024
 
 
-SLOW = [("float16", 256), ("bfloat16", 8), ("float32", 64), ("float32", 128), ("float32", 256)]
+SLOW = [
+    ("float16", 256),
+    ("bfloat16", 8),
+    ("float32", 64),
+    ("float32", 128),
+    ("float32", 256),
+]
 
 
 @pytest.mark.parametrize(

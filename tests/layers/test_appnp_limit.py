@@ -21,7 +21,9 @@ def test_it_is_where_the_steps_end_and_differentiates_like_the_inverse(
     torch.testing.assert_close(
         out, APPNPConv(4, K=800, alpha=0.05)(x, edge_index), rtol=1e-9, atol=1e-10
     )
-    inverse = torch.linalg.inv(torch.eye(30, dtype=x.dtype) - 0.95 * coupling.to_dense()[0])
+    inverse = torch.linalg.inv(
+        torch.eye(30, dtype=x.dtype) - 0.95 * coupling.to_dense()[0]
+    )
     torch.testing.assert_close(out, 0.05 * inverse @ x, rtol=1e-9, atol=1e-10)
     (grad,) = torch.autograd.grad((weight * out).sum(), x)
     torch.testing.assert_close(grad, 0.05 * inverse.mT @ weight, rtol=1e-9, atol=1e-10)
@@ -37,12 +39,20 @@ def test_over_all_pairs_of_the_inputs(generator: torch.Generator) -> None:
     weights = torch.exp(-torch.cdist(x, x).square() / (2 * 0.7**2)).fill_diagonal_(0)
     root = weights.sum(1).rsqrt()
     dense = root[:, None] * weights * root[None, :]
-    expected = 0.1 * torch.linalg.solve(torch.eye(12, dtype=x.dtype) - 0.9 * dense, hidden)
-    torch.testing.assert_close(readout(hidden, features=x), expected, rtol=1e-9, atol=1e-10)
+    expected = 0.1 * torch.linalg.solve(
+        torch.eye(12, dtype=x.dtype) - 0.9 * dense, hidden
+    )
+    torch.testing.assert_close(
+        readout(hidden, features=x), expected, rtol=1e-9, atol=1e-10
+    )
 
 
 test_what_has_no_limit_is_refused_with_the_way_out = refuses(
     (lambda: APPNPConv(3, K=None, alpha=0.0), ValueError, "alpha"),
     (lambda: APPNPConv(3, K=None, alpha=1.0), ValueError, "alpha"),
-    (lambda: APPNPConv(3, K=None)(torch.rand(3, 3), EDGES), CouplingMismatchError, "undirected"),
+    (
+        lambda: APPNPConv(3, K=None)(torch.rand(3, 3), EDGES),
+        CouplingMismatchError,
+        "undirected",
+    ),
 )

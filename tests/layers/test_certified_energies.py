@@ -24,9 +24,21 @@ PENALTIES = (None, "simple", "gaussian", "sigmoid", "quadratic")
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 
 
-def inputs(ragged: bool, scale: float) -> tuple[Tensor, Tensor, None, Tensor | None, Tensor]:
-    kept = BATCH[EDGES[0]] == BATCH[EDGES[1]] if ragged else torch.ones(40, dtype=torch.bool)
-    return scale * randn(N, C, seed=1), EDGES[:, kept], None, BATCH if ragged else None, KINDS[kept]
+def inputs(
+    ragged: bool, scale: float
+) -> tuple[Tensor, Tensor, None, Tensor | None, Tensor]:
+    kept = (
+        BATCH[EDGES[0]] == BATCH[EDGES[1]]
+        if ragged
+        else torch.ones(40, dtype=torch.bool)
+    )
+    return (
+        scale * randn(N, C, seed=1),
+        EDGES[:, kept],
+        None,
+        BATCH if ragged else None,
+        KINDS[kept],
+    )
 
 
 def allowing(block: CertifiedBlock) -> Any:
@@ -99,10 +111,14 @@ def energies_of_the_run(model: nn.Module, *args: Any, **given: Any) -> Tensor:
     """F of the output of every block, from hooks on a call of the model."""
     values: list[Tensor] = []
 
-    def record(block: CertifiedBlock, args: Any, kwargs: dict[str, Any], out: Tensor) -> None:
+    def record(
+        block: CertifiedBlock, args: Any, kwargs: dict[str, Any], out: Tensor
+    ) -> None:
         x, graph = args[:2]
         others = {
-            name: kwargs[name] for name in ("edge_attr", "beside") if kwargs.get(name) is not None
+            name: kwargs[name]
+            for name in ("edge_attr", "beside")
+            if kwargs.get(name) is not None
         }
         source = kwargs.get("source", x)
         values.append(block.energy(source, graph, **others)(block.by_head(out)))
@@ -118,7 +134,9 @@ def energies_of_the_run(model: nn.Module, *args: Any, **given: Any) -> Tensor:
 
 MODELS = {
     "difformer": lambda k: CertifiedDIFFormer(C, 8, 3, k),
-    "centred": lambda k: CertifiedDIFFormer(C, 8, 3, k, centre=True, constraint="sphere", heads=2),
+    "centred": lambda k: CertifiedDIFFormer(
+        C, 8, 3, k, centre=True, constraint="sphere", heads=2
+    ),
     "inputs": lambda k: CertifiedDIFFormer(
         C, 8, 3, k, penalty=None, inputs=dm.UniformDiffusivity()
     ),
@@ -143,7 +161,11 @@ def test_of_a_model(name: str, num_layers: int | None) -> None:
         x, edges, _, batch, kinds = inputs(ragged, 2.0)
         given = {"edge_attr": kinds} if name == "relations" else {}
         with allowing(
-            next(module for module in model.modules() if isinstance(module, CertifiedBlock))
+            next(
+                module
+                for module in model.modules()
+                if isinstance(module, CertifiedBlock)
+            )
         ):
             last = model.energies(x, edges, None, batch, **given)[..., -1].flatten()
             run = energies_of_the_run(model, x, edges, None, batch, **given)
@@ -156,7 +178,9 @@ ATTR = torch.rand(2, 2)
 UNREAD = "takes no edge_attr"
 CALLS = ("forward", "energies", "certificate")
 SILENT = {
-    "block": lambda: CertifiedBlock(C, [WeightedGraph(C), RowAttention(C), TiedMLP(C, 2)]),
+    "block": lambda: CertifiedBlock(
+        C, [WeightedGraph(C), RowAttention(C), TiedMLP(C, 2)]
+    ),
     "conv": lambda: CertifiedConv(C),
     "transformer": lambda: CertifiedTransformer(C, 4, 2),
     "transformer without a graph": lambda: CertifiedTransformer(
@@ -166,7 +190,9 @@ SILENT = {
 test_features_of_edges_that_nothing_reads_are_refused = refuses(
     *(
         (
-            lambda name=name, call=call: getattr(SILENT[name](), call)(X, GRAPH, edge_attr=ATTR),
+            lambda name=name, call=call: getattr(SILENT[name](), call)(
+                X, GRAPH, edge_attr=ATTR
+            ),
             TypeError,
             UNREAD,
         )
@@ -174,7 +200,11 @@ test_features_of_edges_that_nothing_reads_are_refused = refuses(
         for call in CALLS
     ),
     (lambda: SILENT["block"]().energy(X, GRAPH, edge_attr=ATTR), TypeError, UNREAD),
-    (lambda: next(iter([*SILENT["block"]().states(X, GRAPH, edge_attr=ATTR)])), TypeError, UNREAD),
+    (
+        lambda: next(iter([*SILENT["block"]().states(X, GRAPH, edge_attr=ATTR)])),
+        TypeError,
+        UNREAD,
+    ),
     *(
         (
             lambda call=call: getattr(SILENT["block"](), call)(X, GRAPH, pos=ATTR),
@@ -192,7 +222,9 @@ def test_a_module_of_ones_own_may_read_features_of_edges() -> None:
             super().__init__()
             self.part = WeightedGraph(C, edge_dim=2)
 
-        def forward(self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None) -> object:
+        def forward(
+            self, source: Tensor, graph: Graph, edge_attr: Tensor | None = None
+        ) -> object:
             assert edge_attr is ATTR
             return self.part(source, graph, edge_attr)
 

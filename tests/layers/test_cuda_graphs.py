@@ -10,7 +10,9 @@ from diffusion_mp import CertifiedConv, CertifiedTransformer, DIFFormerConv, SFi
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing import tolerance
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="CUDA graphs need a GPU"
+)
 
 
 class OnGraph(torch.nn.Module):
@@ -33,7 +35,11 @@ LAYERS = {
     "sparse flow": partial(SFiConv, 8, 8),
 }
 CASES = [
-    *(("make_graphed_callables", name, batch) for name in LAYERS for batch in (False, True)),
+    *(
+        ("make_graphed_callables", name, batch)
+        for name in LAYERS
+        for batch in (False, True)
+    ),
     *(("reduce-overhead", name, False) for name in ("linear", "certified")),
 ]
 
@@ -48,7 +54,8 @@ def test_a_layer_is_replayed(recipe, name, batch, generator):
     graph = Graph(30, edge_index, batch=member).to("cuda")
     model = OnGraph(LAYERS[name]().cuda(), graph)
     x, other, grad = (
-        torch.randn(30, 8, generator=generator).cuda().requires_grad_() for _ in range(3)
+        torch.randn(30, 8, generator=generator).cuda().requires_grad_()
+        for _ in range(3)
     )
     parameters = list(model.parameters())
 
@@ -56,7 +63,10 @@ def test_a_layer_is_replayed(recipe, name, batch, generator):
         found = []
         for y in inputs:
             out = run(y)
-            given = [out, *torch.autograd.grad(out, [y, *parameters], grad, allow_unused=True)]
+            given = [
+                out,
+                *torch.autograd.grad(out, [y, *parameters], grad, allow_unused=True),
+            ]
             # Copies, since a replay writes over them; a graph of autograd that stays alive would end the next capture.
             found += [tensor.detach().clone() for tensor in given if tensor is not None]
         return found
@@ -72,4 +82,6 @@ def test_a_layer_is_replayed(recipe, name, batch, generator):
             allow_unused_input=True,
         )
     for got, wanted in zip(results(run, x, other), expected, strict=True):
-        torch.testing.assert_close(got, wanted, **tolerance("gradient", torch.float32)._asdict())
+        torch.testing.assert_close(
+            got, wanted, **tolerance("gradient", torch.float32)._asdict()
+        )

@@ -19,7 +19,9 @@ from helpers import refuses
 def test_with_features_the_coupling_is_that_of_the_features_at_every_step(
     generator: torch.Generator,
 ) -> None:
-    x, features = (torch.randn(7, c, generator=generator, dtype=torch.float64) for c in (3, 5))
+    x, features = (
+        torch.randn(7, c, generator=generator, dtype=torch.float64) for c in (3, 5)
+    )
     graph = Graph(7, batch=torch.tensor([0, 0, 0, 0, 2, 2, 2]))
     diffusivity = GaussianDiffusivity(bandwidth=0.8)
     conv = DiffusionConv(
@@ -44,7 +46,12 @@ def test_layers_built_on_it_take_features_and_pass_gradients_to_them(
 ) -> None:
     x, features = (torch.randn(7, c, generator=generator) for c in (3, 5))
     conv = MultiHeadConv(
-        3, 4, SimpleDiffusivity(5, heads=2, projection="tied"), 2, head_channels=2, reads="features"
+        3,
+        4,
+        SimpleDiffusivity(5, heads=2, projection="tied"),
+        2,
+        head_channels=2,
+        reads="features",
     )
     features.requires_grad_()
     conv(x, features=features).square().sum().backward()
@@ -55,7 +62,9 @@ def test_one_head_of_values_goes_through_every_head_of_the_diffusivity(
     generator: torch.Generator,
 ) -> None:
     x = torch.randn(7, 3, generator=generator)
-    conv = MultiHeadConv(3, 4, SimpleDiffusivity(3, heads=2, projection="tied"), head_channels=5)
+    conv = MultiHeadConv(
+        3, 4, SimpleDiffusivity(3, heads=2, projection="tied"), head_channels=5
+    )
     out, coupling = conv(x, return_coupling=True)
     heard = coupling.to_dense() @ conv.value(x)
     torch.testing.assert_close(out, conv.mix(heard.transpose(0, 1).flatten(1)))
@@ -77,11 +86,19 @@ def bare(reads: str) -> DiffusionConv:
 ONES = torch.ones(4, 3)
 test_features_come_if_and_only_if_they_are_read_and_fit = refuses(
     (of(), ValueError, "features must come .* none came"),
-    (of(ONES, "values"), ValueError, "features must come .*; features came with reads='values'"),
+    (
+        of(ONES, "values"),
+        ValueError,
+        "features must come .*; features came with reads='values'",
+    ),
     (of(torch.rand(5, 3)), ValueError, "features must have 4 rows"),
     (of(ONES.long()), TypeError, "features"),
     (of(ONES.double()), TypeError, "features must be float32"),
     (of(ONES.to("meta")), ValueError, "features must be on the device of"),
     (lambda: bare("features").certificate(ONES), ValueError, "features must come"),
-    (lambda: bare("state").certificate(ONES, features=ONES), ValueError, "features came"),
+    (
+        lambda: bare("state").certificate(ONES, features=ONES),
+        ValueError,
+        "features came",
+    ),
 )

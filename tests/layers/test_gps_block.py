@@ -26,11 +26,17 @@ E = randn(5, 4, seed=2)
 def test_the_branches_meet_before_the_feed_forward_network() -> None:
     block = build()
     local, edges = block.local(X, EDGES, edge_attr=E)
-    total = block.local_norm(local) + block.attention_norm(X + block.attention(X, EDGES))
+    total = block.local_norm(local) + block.attention_norm(
+        X + block.attention(X, EDGES)
+    )
     got, got_edges = block(X, EDGES, edge_attr=E)
-    torch.testing.assert_close(got, block.norm(total + block.ffn(total)), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        got, block.norm(total + block.ffn(total)), rtol=1e-10, atol=1e-10
+    )
     torch.testing.assert_close(got_edges, edges, rtol=1e-10, atol=1e-10)
-    total = block.attention_norm(X + block.attention(X))  # without edges the attention is alone
+    total = block.attention_norm(
+        X + block.attention(X)
+    )  # without edges the attention is alone
     torch.testing.assert_close(
         block(X), block.norm(total + block.ffn(total)), rtol=1e-10, atol=1e-10
     )
@@ -50,7 +56,11 @@ def test_either_branch_may_be_missing() -> None:
 test_branches_that_do_not_fit_are_refused = refuses(
     (lambda: build(attention=False)(X), ValueError, "works on observed edges"),
     (lambda: GPSBlock(4), ValueError, "local or attention"),
-    (lambda: GPSBlock(4, GatedGCNConv(4), MLPConv(4, 3)), ValueError, "attention must map"),
+    (
+        lambda: GPSBlock(4, GatedGCNConv(4), MLPConv(4, 3)),
+        ValueError,
+        "attention must map",
+    ),
     (lambda: GPSBlock(4, GatedGCNConv(3)), ValueError, "local must map"),
 )
 
@@ -140,6 +150,10 @@ LOOPS = torch.eye(5).double().to_sparse()
 test_what_does_not_fit_is_refused = refuses(
     (lambda: CONV(ONES), ValueError, "works on observed edges"),
     (lambda: CONV(ONES, MULTI, edge_attr=ATTR[:6]), ValueError, "edge_attr"),
-    (lambda: CONV(ONES, Graph(5, MULTI), edge_attr=ATTR[:, :2]), ValueError, "edge_attr"),
+    (
+        lambda: CONV(ONES, Graph(5, MULTI), edge_attr=ATTR[:, :2]),
+        ValueError,
+        "edge_attr",
+    ),
     (lambda: CONV(ONES, LOOPS, edge_attr=ATTR[:5]), ValueError, "have no order"),
 )

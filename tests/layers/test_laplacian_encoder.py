@@ -49,7 +49,9 @@ def test_the_equation(encoder: LaplacianEncoder) -> None:
         total = torch.zeros(12, dtype=torch.float64)
         for r in range(2):
             for sign in (1, -1):
-                total = total + b(silu(a(torch.stack([sign * vectors[i, r], values[i, r]]))))
+                total = total + b(
+                    silu(a(torch.stack([sign * vectors[i, r], values[i, r]])))
+                )
         torch.testing.assert_close(
             encoder(vectors, values)[i], d(silu(c(total))), rtol=RTOL, atol=ATOL
         )
@@ -63,7 +65,10 @@ def test_it_compiles_and_has_a_repr(encoder: LaplacianEncoder) -> None:
     assert repr(LaplacianEncoder(4, 5)) == "LaplacianEncoder(4, hidden_channels=5)"
     compiled = torch.compile(encoder, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(
-        compiled(vectors, values, mask), encoder(vectors, values, mask), rtol=RTOL, atol=ATOL
+        compiled(vectors, values, mask),
+        encoder(vectors, values, mask),
+        rtol=RTOL,
+        atol=ATOL,
     )
 
 

@@ -20,9 +20,18 @@ OPTIONS = {
     "replicate": {"strides": (1, 3), "boundary": "replicate", "norm": True},
     "periodic": {"strides": (2,), "boundary": "periodic"},
     "causal": {"strides": (1, 5), "boundary": "causal"},
-    "heat": {"update": HeatKernel(1.0), "strides": (1, 4), "alpha": 5.0, "budget": None},
+    "heat": {
+        "update": HeatKernel(1.0),
+        "strides": (1, 4),
+        "alpha": 5.0,
+        "budget": None,
+    },
     "implicit": {"update": ImplicitEuler(1.0), "boundary": "periodic"},
-    "implicit-drop": {"update": ImplicitEuler(1.0), "boundary": "drop", "strides": (2,)},
+    "implicit-drop": {
+        "update": ImplicitEuler(1.0),
+        "boundary": "drop",
+        "strides": (2,),
+    },
     "trapezoidal": {"update": CrankNicolson(1.0), "per": "channel"},
     "equilibrium": {"update": Equilibrium(leak=0.5)},
 }
@@ -48,7 +57,8 @@ def masks() -> dict[str, Tensor]:
         "right": right,
         "left": right.flip(1),
         "anywhere": scattered,
-        "a row without tokens": right & torch.tensor([[True], [False], [True], [False]]),
+        "a row without tokens": right
+        & torch.tensor([[True], [False], [True], [False]]),
         "none": torch.zeros(4, 10, dtype=torch.bool),
         "all": torch.ones(4, 10, dtype=torch.bool),
     }
@@ -63,7 +73,9 @@ def test_the_step_is_the_equation() -> None:
     expected = x.clone()
     for k, stride in enumerate((1, 3)):
         expected += alpha[k] * (
-            extended[:, 5 - stride : 10 - stride] - 2 * x + extended[:, 5 + stride : 10 + stride]
+            extended[:, 5 - stride : 10 - stride]
+            - 2 * x
+            + extended[:, 5 + stride : 10 + stride]
         )
     torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
 
@@ -77,7 +89,9 @@ def test_padding_never_leaks(name: str, mask: Tensor) -> None:
     got = layer(x, mask)
     for row, tokens, out in zip(x, mask, got, strict=True):
         if tokens.any():
-            torch.testing.assert_close(out[tokens], layer(row[tokens]), rtol=1e-10, atol=1e-11)
+            torch.testing.assert_close(
+                out[tokens], layer(row[tokens]), rtol=1e-10, atol=1e-11
+            )
     assert got[~mask].isnan().all()
     other = torch.where(mask.unsqueeze(2), x, 3.0)
     kept = layer(other, mask)
@@ -86,7 +100,9 @@ def test_padding_never_leaks(name: str, mask: Tensor) -> None:
         assert torch.equal(kept[~mask], other[~mask])
 
 
-def test_the_mask_of_padding_and_the_order_of_dimensions_may_be_those_of_pytorch() -> None:
+def test_the_mask_of_padding_and_the_order_of_dimensions_may_be_those_of_pytorch() -> (
+    None
+):
     layer = build("heads")
     x = randn(4, 10, 4)
     mask = masks()["anywhere"]
@@ -114,7 +130,10 @@ def test_no_gradient_comes_from_padding(name: str) -> None:
         (layer(leaf, mask)[mask] * weight).sum().backward()
         assert not leaf.grad[~mask].any()
         gradients.append(
-            [leaf.grad[mask], *(parameter.grad.clone() for parameter in layer.parameters())]
+            [
+                leaf.grad[mask],
+                *(parameter.grad.clone() for parameter in layer.parameters()),
+            ]
         )
         layer.zero_grad()
     for clean, poisoned in zip(*gradients, strict=True):
@@ -126,25 +145,35 @@ def test_the_returned_coupling_is_the_step() -> None:
     mask = torch.tensor([[1, 0, 1, 1, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
     layer = build("heads")
     out, coupling = layer(x, mask, return_coupling=True)
-    first = torch.tensor([0, 2, 3, 1, 4, 5, 6, 7, 8, 9])  # the tokens of a row before its padding
+    first = torch.tensor(
+        [0, 2, 3, 1, 4, 5, 6, 7, 8, 9]
+    )  # the tokens of a row before its padding
     rows = x.flatten(0, 1)[first].unflatten(1, (2, 2))
     moved = rows + coupling @ rows - coupling.degree().unsqueeze(2) * rows
     tokens = mask.flatten()[first]
-    torch.testing.assert_close(moved.flatten(1)[tokens], out.flatten(0, 1)[first][tokens])
+    torch.testing.assert_close(
+        moved.flatten(1)[tokens], out.flatten(0, 1)[first][tokens]
+    )
     assert not coupling.to_dense()[:, :3, 3:].any()
     assert layer(x, return_coupling=True)[1].num_nodes == 10
 
 
 @pytest.mark.parametrize("budget", [0.5, 0.25, 3.0])
 def test_alpha_starts_where_asked_and_stays_under_its_budget(budget: float) -> None:
-    diffusivity = NeumannDiffusivity(2, strides=(1, 2, 4), alpha=0.1, budget=budget).double()
-    torch.testing.assert_close(diffusivity.alpha, torch.full((3, 2), 0.1 / 3, dtype=DOUBLE))
+    diffusivity = NeumannDiffusivity(
+        2, strides=(1, 2, 4), alpha=0.1, budget=budget
+    ).double()
+    torch.testing.assert_close(
+        diffusivity.alpha, torch.full((3, 2), 0.1 / 3, dtype=DOUBLE)
+    )
     assert not diffusivity.theta.any()
     with torch.no_grad():
         diffusivity.theta.copy_(randn(3, 2))
         diffusivity.eta.copy_(torch.tensor([1.3, -2.0]))
     expected = (
-        budget * torch.sigmoid(torch.tensor([1.3, -2.0], dtype=DOUBLE)) * randn(3, 2).softmax(0)
+        budget
+        * torch.sigmoid(torch.tensor([1.3, -2.0], dtype=DOUBLE))
+        * randn(3, 2).softmax(0)
     )
     torch.testing.assert_close(diffusivity.alpha, expected)
     with torch.no_grad():
@@ -183,7 +212,11 @@ STEP = PDEDiffusion1d(4)
 X = randn(2, 5, 4)
 TRUE = torch.ones(2, 5, dtype=torch.bool)
 test_bad_input_is_answered_by_a_sentence = refuses(
-    (lambda: STEP(X[..., :3]), ValueError, r"x must be \[batch, length, 4\].*\[2, 5, 3\]"),
+    (
+        lambda: STEP(X[..., :3]),
+        ValueError,
+        r"x must be \[batch, length, 4\].*\[2, 5, 3\]",
+    ),
     (
         lambda: STEP(X, TRUE.mT),
         ValueError,
@@ -194,8 +227,16 @@ test_bad_input_is_answered_by_a_sentence = refuses(
         TypeError,
         "key_padding_mask must be a bool",
     ),
-    (lambda: STEP(X, TRUE, key_padding_mask=~TRUE), ValueError, r"say the same thing.*pass one"),
-    (lambda: STEP(X[0], TRUE[0]), ValueError, r"mask goes with sequences.*For its rows pass batch"),
+    (
+        lambda: STEP(X, TRUE, key_padding_mask=~TRUE),
+        ValueError,
+        r"say the same thing.*pass one",
+    ),
+    (
+        lambda: STEP(X[0], TRUE[0]),
+        ValueError,
+        r"mask goes with sequences.*For its rows pass batch",
+    ),
     (
         lambda: STEP(X, batch=torch.zeros(2).long()),
         ValueError,
@@ -206,11 +247,19 @@ test_bad_input_is_answered_by_a_sentence = refuses(
         ValueError,
         "heads must divide channels; got 3 heads, 4 channels",
     ),
-    (lambda: PDEDiffusion1d(4, strides=()), ValueError, r"strides must name at least one"),
+    (
+        lambda: PDEDiffusion1d(4, strides=()),
+        ValueError,
+        r"strides must name at least one",
+    ),
     (
         lambda: PDEDiffusion1d(4, strides=(1, 0)),
         ValueError,
         r"strides\[1\] must be at least 1; got 0",
     ),
-    (lambda: PDEDiffusion1d(4, alpha=0.5), ValueError, r"alpha must be below the budget 0.5"),
+    (
+        lambda: PDEDiffusion1d(4, alpha=0.5),
+        ValueError,
+        r"alpha must be below the budget 0.5",
+    ),
 )

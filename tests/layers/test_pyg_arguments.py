@@ -20,13 +20,19 @@ def test_features_of_edges_beside_weights_and_in_a_batch() -> None:
     layer = drawn(mp.GATConv(C, 4, 2, edge_dim=3, self_loops="keep"))
     x = randn(N, C)
     f = randn(E, 3, seed=2)
-    twice = layer(x, torch.cat([EDGES, EDGES[:, 2:4]], 1), edge_attr=torch.cat([f, f[2:4]]))
+    twice = layer(
+        x, torch.cat([EDGES, EDGES[:, 2:4]], 1), edge_attr=torch.cat([f, f[2:4]])
+    )
     weight = torch.ones(E, dtype=torch.float64)
     weight[2:4] = 2
     torch.testing.assert_close(layer(x, EDGES, weight, edge_attr=f), twice)
     layer = drawn(mp.GATConv(C, 4, 2, edge_dim=3))
     graphs = torch.cat([x, x + 1]), torch.cat([EDGES, EDGES + N], 1)
-    both = layer(*graphs, batch=torch.arange(2).repeat_interleave(N), edge_attr=torch.cat([f, -f]))
+    both = layer(
+        *graphs,
+        batch=torch.arange(2).repeat_interleave(N),
+        edge_attr=torch.cat([f, -f]),
+    )
     alone = torch.cat([layer(x, EDGES, edge_attr=f), layer(x + 1, EDGES, edge_attr=-f)])
     torch.testing.assert_close(both, alone)
 
@@ -34,14 +40,18 @@ def test_features_of_edges_beside_weights_and_in_a_batch() -> None:
 def test_weights_that_have_no_place_are_refused() -> None:
     theirs = pyg.GATConv((C, C), 4)
     ours = mp.GATConv(C, 4)
-    with pytest.raises(ValueError, match=r"one matrix, value.weight.*lin_src.weight and lin_dst"):
+    with pytest.raises(
+        ValueError, match=r"one matrix, value.weight.*lin_src.weight and lin_dst"
+    ):
         mp.from_pyg(ours, theirs.state_dict())
     # Versions before 2.4 wrote twice what was one matrix.
     old = {f"conv.{name}": value for name, value in theirs.state_dict().items()}
     old["conv.lin_dst.weight"] = old["conv.lin_src.weight"]
     net = nn.ModuleDict({"conv": ours})
     net.load_state_dict(mp.from_pyg(net, old))
-    with pytest.raises(ValueError, match=r"eps is 0.5 in the state and 0 in the layer.*eps=0.5"):
+    with pytest.raises(
+        ValueError, match=r"eps is 0.5 in the state and 0 in the layer.*eps=0.5"
+    ):
         mp.from_pyg(GIN, pyg.GINConv(mlp(), eps=0.5).state_dict())
     with pytest.raises(ValueError, match="eps is nan in the state"):
         mp.from_pyg(GIN, {"eps": torch.tensor(torch.nan)})
@@ -55,18 +65,33 @@ def test_weights_that_have_no_place_are_refused() -> None:
 
 
 test_options_of_pyg_are_refused_with_the_way_out = refuses(
-    (lambda: mp.GCNConv(C, 4, improved=True), "takes no improved. For loops of weight 2"),
+    (
+        lambda: mp.GCNConv(C, 4, improved=True),
+        "takes no improved. For loops of weight 2",
+    ),
     (lambda: mp.GCNConv(C, 4, flow="target_to_source"), "edge_index.flip"),
     (lambda: mp.GCNConv(C, 4, aggr="mean"), "takes no aggr. .*AdjacencyDiffusivity"),
     (lambda: mp.GATConv(C, 4, fill_value=0.0), "takes no fill_value"),
-    (lambda: mp.APPNPConv(C, add_self_loops=False), "takes no add_self_loops.*diffusivity="),
+    (
+        lambda: mp.APPNPConv(C, add_self_loops=False),
+        "takes no add_self_loops.*diffusivity=",
+    ),
     (lambda: mp.GCNIIConv(C, shared_weights=False), "takes no shared_weights"),
     (lambda: mp.GINConv(nn=mlp()), "takes no nn. It is called mlp"),
     (lambda: mp.LabelPropagation(3, 0.9, normalize=True), "takes no normalize"),
-    (lambda: mp.GCNConv(C, 4, colour="red"), "takes no colour. It takes in_channels, out_channels"),
-    (lambda: mp.GATConv(C, 4, colour="red"), "takes no colour. It takes .* and the options"),
+    (
+        lambda: mp.GCNConv(C, 4, colour="red"),
+        "takes no colour. It takes in_channels, out_channels",
+    ),
+    (
+        lambda: mp.GATConv(C, 4, colour="red"),
+        "takes no colour. It takes .* and the options",
+    ),
     (lambda: mp.GCNConv(C, 4, add_self_loops="yes"), "add_self_loops"),
-    (lambda: mp.GCNConv(C, 4, add_self_loops=True, self_loops="add"), "say the same thing"),
+    (
+        lambda: mp.GCNConv(C, 4, add_self_loops=True, self_loops="add"),
+        "say the same thing",
+    ),
     (lambda: mp.GINConv(mlp()), "needs in_channels before its module"),
     (lambda: mp.GATConv((C, C), 4), "in_channels must be one integer"),
 )
@@ -89,7 +114,10 @@ test_inputs_of_pyg_are_refused_with_the_way_out = refuses(
     (call(mp.DIFFormerConv(C, C), EDGES, return_attention_weights=True), "S.at"),
     (call(mp.GINConv(C, mlp()), EDGES, return_attention_weights=True), "S.at"),
     (call(TRANSFORMER, EDGES, edge_type=EDGES[0]), "takes no edge_type. .*one_hot"),
-    (call(TRANSFORMER, EDGES, edge_attr=X), "built without edge_dim takes no edge_attr"),
+    (
+        call(TRANSFORMER, EDGES, edge_attr=X),
+        "built without edge_dim takes no edge_attr",
+    ),
     (call(mp.LabelPropagation(), EDGES, post_step=torch.relu), "takes no post_step"),
     (call(GAT, EDGES, edge_attr=torch.rand(E, 3)), "edge_attr must have 2 channels"),
     (call(GAT, EDGES, edge_attr=ATTR[:3]), "one row for each of 13 edges"),
@@ -97,13 +125,19 @@ test_inputs_of_pyg_are_refused_with_the_way_out = refuses(
     (call(GAT, edge_attr=ATTR), "works on observed edges"),
     # the third argument
     (call(GCN, EDGES, ATTR), "Edge features belong to edge_attr"),
-    (call(GCN, EDGES, torch.zeros(N).long()), "looks like a batch. Pass it by name, batch="),
+    (
+        call(GCN, EDGES, torch.zeros(N).long()),
+        "looks like a batch. Pass it by name, batch=",
+    ),
     (call(GCN, EDGES, torch.ones(N).bool()), "looks like a mask of nodes"),
     (call(GCN, EDGES, torch.ones(E).bool()), "edge_weight must be floating point"),
     (call(GCN, EDGES, torch.ones(E).long()), "Convert it with edge_weight.float"),
     (call(GCN, EDGES, [torch.zeros(N).long()]), "edge_weight"),
     (call(GCN, EDGES, None, torch.ones(N).bool()), "batch got .*looks like a mask"),
-    (call(mp.LabelPropagation(), EDGES, torch.ones(N).bool()), "looks like a mask of nodes"),
+    (
+        call(mp.LabelPropagation(), EDGES, torch.ones(N).bool()),
+        "looks like a mask of nodes",
+    ),
     (call(mp.LabelPropagation(), EDGES, None, torch.ones(E)), "order here is"),
 )
 
@@ -112,10 +146,13 @@ def test_inputs_of_pyg_that_are_not_there_are_taken() -> None:
     layer = mp.GCNConv(C, 4)
     x = X
     assert torch.equal(
-        layer(x, EDGES, size=None, edge_attr=None, return_attention_weights=None), layer(x, EDGES)
+        layer(x, EDGES, size=None, edge_attr=None, return_attention_weights=None),
+        layer(x, EDGES),
     )
     model = mp.DiffusionGNN(C, 4, 3).eval()
-    assert torch.equal(model(x, EDGES, edge_attr=None, batch_size=None), model(x, EDGES))
+    assert torch.equal(
+        model(x, EDGES, edge_attr=None, batch_size=None), model(x, EDGES)
+    )
 
 
 def test_dropout_of_attention_drops_entries() -> None:
@@ -128,10 +165,14 @@ def test_dropout_of_attention_drops_entries() -> None:
     there = kept > 0  # an observed loop that another one replaced has none
     zero = dropped[there] == 0
     assert abs(zero.double().mean() - 0.4) < 0.02
-    torch.testing.assert_close(dropped[there][~zero], kept[there][~zero] / 0.6, rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        dropped[there][~zero], kept[there][~zero] / 0.6, rtol=1e-4, atol=0
+    )
     values = mp.GATConv(C, 4, 2, value_dropout=0.4).double()
     values.load_state_dict(layer.state_dict())
-    assert torch.equal(values.train()(x, many, return_attention_weights=True)[1][1], kept)
+    assert torch.equal(
+        values.train()(x, many, return_attention_weights=True)[1][1], kept
+    )
 
 
 @pytest.mark.parametrize("build", [mp.GATConv, mp.GCNConv], ids=["gat", "gcn"])
@@ -140,7 +181,9 @@ def test_attention_weights_are_the_entries(build) -> None:
     x = randn(N, C)
     out, (edges, entries) = layer(x, EDGES, return_attention_weights=True)
     assert torch.equal(out, layer(x, EDGES))
-    _, coupling, (again, _) = layer(x, EDGES, return_coupling=True, return_attention_weights=True)
+    _, coupling, (again, _) = layer(
+        x, EDGES, return_coupling=True, return_attention_weights=True
+    )
     assert torch.equal(edges, again)
     dense = torch.zeros(N, N, dtype=torch.float64).index_put(
         (edges[1], edges[0]), entries[:, 0], accumulate=True
@@ -159,7 +202,10 @@ test_pairs_of_states_that_do_not_fit_are_refused = refuses(
     (lambda: GIN((X[:3], X), BETWEEN), r"edge_index\[0\] must lie in"),
     (lambda: GIN((X, X[:3]), BETWEEN), r"edge_index\[1\] must lie in"),
     (lambda: GIN((X, X), None), "edge_index"),
-    (lambda: GIN((X, X), BETWEEN, None, torch.zeros(N).long()), "batch goes with nodes of one"),
+    (
+        lambda: GIN((X, X), BETWEEN, None, torch.zeros(N).long()),
+        "batch goes with nodes of one",
+    ),
 )
 
 

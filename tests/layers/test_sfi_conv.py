@@ -7,7 +7,9 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.layers import SFiConv
 from helpers import built, randn, refuses
 
-EDGES = torch.tensor([[0, 1, 1, 2, 3, 0], [1, 0, 2, 1, 0, 3]])  # undirected; node 4 is isolated
+EDGES = torch.tensor(
+    [[0, 1, 1, 2, 3, 0], [1, 0, 2, 1, 0, 3]]
+)  # undirected; node 4 is isolated
 
 
 def build(*sizes: int, **options) -> SFiConv:
@@ -32,7 +34,9 @@ def test_equation_11(gamma: float, lam: float) -> None:
         value = conv.value.weight[2 * h : 2 * h + 2]
         mix = conv.mix.weight[:, 2 * h : 2 * h + 2]
         total += (adjacency + rate * attention[h]) @ x @ value.t() @ mix.t()
-    torch.testing.assert_close(conv(x, EDGES), x + total / (1 + rate), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        conv(x, EDGES), x + total / (1 + rate), rtol=1e-10, atol=1e-10
+    )
     change = build(4, 4, 2, gamma=gamma, lam=lam, residual=False)(x, EDGES)
     torch.testing.assert_close(change, conv(x, EDGES) - x, rtol=1e-10, atol=1e-10)
 
@@ -55,11 +59,16 @@ def test_without_friction_and_adjacency_it_is_multi_head_attention() -> None:
     expected.square().sum().backward()
     torch.testing.assert_close(ours.grad, other.grad, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(
-        conv.diffusivity.query.weight.grad, theirs.in_proj_weight.grad[:4], rtol=1e-9, atol=1e-9
+        conv.diffusivity.query.weight.grad,
+        theirs.in_proj_weight.grad[:4],
+        rtol=1e-9,
+        atol=1e-9,
     )
 
 
-def test_without_edges_the_attention_is_alone_and_an_empty_edge_list_is_a_graph() -> None:
+def test_without_edges_the_attention_is_alone_and_an_empty_edge_list_is_a_graph() -> (
+    None
+):
     conv = build(4, 4, 2)
     x = randn(5, 4, seed=1)
     nothing = torch.zeros(2, 0, dtype=torch.long)
@@ -91,8 +100,12 @@ def test_gamma_learns_and_stays_positive() -> None:
 
 def test_the_flow_can_stay_near() -> None:
     """With one hop nothing reaches a node but from its neighbours and itself."""
-    near = build(4, 4, hops=1)(randn(5, 4, seed=1), EDGES, return_coupling=True)[1].to_dense()[0]
-    allowed = torch.eye(5, dtype=torch.bool).index_put((EDGES[1], EDGES[0]), torch.tensor(True))
+    near = build(4, 4, hops=1)(randn(5, 4, seed=1), EDGES, return_coupling=True)[
+        1
+    ].to_dense()[0]
+    allowed = torch.eye(5, dtype=torch.bool).index_put(
+        (EDGES[1], EDGES[0]), torch.tensor(True)
+    )
     assert (near[~allowed] == 0).all()
 
 
@@ -107,5 +120,9 @@ test_options_that_do_not_fit = refuses(
         ValueError,
         "residual adds x to the output, so both must have the same.*; got 4 and 6",
     ),
-    (lambda: build(4, 4, hops=1)(randn(5, 4, seed=1)), ValueError, "works on observed edges"),
+    (
+        lambda: build(4, 4, hops=1)(randn(5, 4, seed=1)),
+        ValueError,
+        "works on observed edges",
+    ),
 )

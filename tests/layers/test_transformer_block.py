@@ -16,7 +16,9 @@ def attention(**options: object) -> SelfAttention:
 
 
 def block(**options: object) -> TransformerBlock:
-    return built(lambda: TransformerBlock(6, 3, mlp_channels=8, **options)).double().eval()
+    return (
+        built(lambda: TransformerBlock(6, 3, mlp_channels=8, **options)).double().eval()
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -35,7 +37,9 @@ def test_it_is_the_attention_of_torch(mask: Tensor | None, causal: bool) -> None
         x, x, x, attn_mask=past, key_padding_mask=padding, average_attn_weights=False
     )
     rows = torch.ones(3, 5).bool() if mask is None else mask
-    torch.testing.assert_close(ours(x, mask)[rows], expected[rows], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        ours(x, mask)[rows], expected[rows], rtol=1e-10, atol=1e-10
+    )
     weights = [each.transpose(1, 2)[rows] for each in (ours.weights(x, mask), weights)]
     torch.testing.assert_close(*weights, rtol=1e-10, atol=1e-10)
 
@@ -51,7 +55,9 @@ def test_the_weights_reproduce_the_output(mask: Tensor | None, causal: bool) -> 
     assert out.isfinite().all()
     torch.testing.assert_close(module.frozen(x, mask)(x), out, rtol=1e-10, atol=1e-10)
     weights = module.weights(x, mask)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(3, 3, 5, dtype=torch.float64))
+    torch.testing.assert_close(
+        weights.sum(-1), torch.ones(3, 3, 5, dtype=torch.float64)
+    )
     # what it routes is linear in the state that is routed, and depends on the state that decides
     y = state(3, 5, 6, seed=1)
     z = state(3, 5, 6, seed=2)
@@ -71,9 +77,14 @@ def test_it_is_the_block_of_torch() -> None:
         6, 3, 8, 0.0, "gelu", batch_first=True, norm_first=True
     ).double()
     names = {
-        f"attention.project.{kind}": f"self_attn.in_proj_{kind}" for kind in ("weight", "bias")
+        f"attention.project.{kind}": f"self_attn.in_proj_{kind}"
+        for kind in ("weight", "bias")
     }
-    names |= {"attention.mix": "self_attn.out_proj", "attention_norm": "norm1", "mlp_norm": "norm2"}
+    names |= {
+        "attention.mix": "self_attn.out_proj",
+        "attention_norm": "norm1",
+        "mlp_norm": "norm2",
+    }
     names |= {"mlp.0": "linear1", "mlp.3": "linear2"}
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
@@ -87,7 +98,9 @@ def test_it_is_the_block_of_torch() -> None:
     x = state(3, 5, 6, seed=1)
     # In training mode it takes no shortcut.
     expected = theirs.train()(x, src_key_padding_mask=~MASK)
-    torch.testing.assert_close(ours(x, MASK)[MASK], expected[MASK], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        ours(x, MASK)[MASK], expected[MASK], rtol=1e-10, atol=1e-10
+    )
 
 
 X = state(3, 5, 6)

@@ -20,15 +20,21 @@ from diffusion_mp import CertifiedDIFFormer, PDETransformer, SGFormer, certify
 from helpers import refuses
 from model_cases import MODELS, Case
 
-READ_FEATURES = [name for name, case in MODELS.items() if {"x", "edge_index"} <= set(case.names)]
+READ_FEATURES = [
+    name for name, case in MODELS.items() if {"x", "edge_index"} <= set(case.names)
+]
 READ_EDGES = [name for name in READ_FEATURES if name != "mlp"]
-LAYOUTS = {kind: getattr(torch.Tensor, f"to_sparse_{kind}") for kind in ("csr", "csc", "coo")}
+LAYOUTS = {
+    kind: getattr(torch.Tensor, f"to_sparse_{kind}") for kind in ("csr", "csc", "coo")
+}
 LAYOUTS["uncoalesced"] = lambda x: twice(x.to_sparse_coo())
 
 
 def results(model: nn.Module, inputs) -> list[Tensor]:
     out = model(**inputs)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parameters = [
+        parameter for parameter in model.parameters() if parameter.requires_grad
+    ]
     return [
         out.detach(),
         *torch.autograd.grad(out.square().sum(), parameters, materialize_grads=True),
@@ -37,7 +43,11 @@ def results(model: nn.Module, inputs) -> list[Tensor]:
 
 def explained(model: nn.Module, algorithm, **inputs: Tensor) -> Tensor:
     config = {"mode": "regression", "task_level": "graph", "return_type": "raw"}
-    options = {"explanation_type": "model", "edge_mask_type": "object", "model_config": config}
+    options = {
+        "explanation_type": "model",
+        "edge_mask_type": "object",
+        "model_config": config,
+    }
     return Explainer(model, algorithm, **options)(**inputs).edge_mask
 
 
@@ -68,7 +78,9 @@ def test_a_mask_is_a_weight_of_the_edges(name: str) -> None:
     case = MODELS[name]
     model = case.model().eval()
     inputs = case.inputs(12)
-    mask = torch.rand(inputs["edge_index"].size(1), generator=torch.Generator().manual_seed(0))
+    mask = torch.rand(
+        inputs["edge_index"].size(1), generator=torch.Generator().manual_seed(0)
+    )
     expected = model(**inputs, edge_weight=mask)
     assert not torch.allclose(model(**inputs), expected)
     for logits, sigmoid in ((mask, False), (mask.logit(), True)):
@@ -107,7 +119,14 @@ def test_every_parameter_learns(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["difformer-options", "difformer-sigmoid", "sgformer", "sfi-former", "gat", "pde-transformer"],
+    [
+        "difformer-options",
+        "difformer-sigmoid",
+        "sgformer",
+        "sfi-former",
+        "gat",
+        "pde-transformer",
+    ],
 )
 def test_threads_that_share_a_model_do_not_meddle(name: str) -> None:
     case = MODELS[name]
@@ -129,7 +148,9 @@ def _only_what_the_test_makes():
 
 
 @pytest.mark.usefixtures("_only_what_the_test_makes")
-@pytest.mark.parametrize("name", ["difformer", "nodeformer", "sgformer", "gcn", "sfi-former"])
+@pytest.mark.parametrize(
+    "name", ["difformer", "nodeformer", "sgformer", "gcn", "sfi-former"]
+)
 def test_a_coupling_is_kept_only_if_it_is_returned(name: str) -> None:
     case = MODELS[name]
     model = case.model()
@@ -179,7 +200,8 @@ def test_sparse_features_give_what_dense_ones_give(name: str, layout: str) -> No
     x[6] = 0
     x[:, 5] = 0
     for got, expected in zip(
-        *(results(model, {**inputs, "x": each}) for each in (LAYOUTS[layout](x), x)), strict=True
+        *(results(model, {**inputs, "x": each}) for each in (LAYOUTS[layout](x), x)),
+        strict=True,
     ):
         torch.testing.assert_close(got, expected)
 
@@ -188,8 +210,15 @@ def lazy(case: Case, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
     cls = type(case.model())
     init = cls.__init__
 
-    def unknown(self: nn.Module, in_channels: int, *args: object, **options: object) -> None:
-        init(self, -1 if type(self) is cls and in_channels == 8 else in_channels, *args, **options)
+    def unknown(
+        self: nn.Module, in_channels: int, *args: object, **options: object
+    ) -> None:
+        init(
+            self,
+            -1 if type(self) is cls and in_channels == 8 else in_channels,
+            *args,
+            **options,
+        )
 
     with monkeypatch.context() as patched:
         patched.setattr(cls, "__init__", unknown)
@@ -206,7 +235,9 @@ def test_a_model_finds_its_channels(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert any(map(is_lazy, model.parameters()))
     loaded = copy.deepcopy(model)
     model.reset_parameters()
-    model.float()(**inputs if name == "gin" else {**inputs, "x": inputs["x"].to_sparse_csr()})
+    model.float()(
+        **inputs if name == "gin" else {**inputs, "x": inputs["x"].to_sparse_csr()}
+    )
     assert model.in_channels == 8
     assert not any(map(is_lazy, model.parameters()))
     # A model with known channels has the same names and numbers.
@@ -216,7 +247,9 @@ def test_a_model_finds_its_channels(name: str, monkeypatch: pytest.MonkeyPatch) 
     torch.testing.assert_close(model.state_dict(), known.state_dict())
     # Weights that are loaded before the first call determine the channels.
     loaded.load_state_dict(known.state_dict())
-    with pytest.raises(ValueError, match=r"x must have 8 channels|\[num_nodes, 8\]|\[8, 8\]"):
+    with pytest.raises(
+        ValueError, match=r"x must have 8 channels|\[num_nodes, 8\]|\[8, 8\]"
+    ):
         loaded.float()(**narrow)
     torch.testing.assert_close(loaded(**inputs), known(**inputs))
     with pytest.raises(ValueError, match="x must have 8 channels"):
@@ -224,7 +257,10 @@ def test_a_model_finds_its_channels(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 test_channels_that_are_not_found_later = refuses(
-    (lambda: PDETransformer(-1, 8, 3, max_length=5), r"in_channels must be at least 1; got -1"),
+    (
+        lambda: PDETransformer(-1, 8, 3, max_length=5),
+        r"in_channels must be at least 1; got -1",
+    ),
     (
         lambda: CertifiedDIFFormer(-1, 8, 3).certificate(),
         r"x must be given, or the model called once",

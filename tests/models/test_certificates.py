@@ -14,7 +14,9 @@ BARE = {"transform": False, "bias": False}
 
 def test_a_stack_of_explicit_steps_is_known_layer_by_layer() -> None:
     torch.manual_seed(0)
-    model = dm.DIFFormer(4, 6, 3, 2, layer_norm=False, graph=None, tau=0.9).double().train()
+    model = (
+        dm.DIFFormer(4, 6, 3, 2, layer_norm=False, graph=None, tau=0.9).double().train()
+    )
     for conv in model.convs:
         conv.diffusivity = dm.GaussianDiffusivity(measure="distance", normalize=None)
     x = randn(5, 4)
@@ -48,7 +50,9 @@ def test_a_module_of_ones_own_is_run_and_its_layer_certified_on_its_edges() -> N
 
     model = Keywords()
     edges = torch.tensor([[0, 1], [1, 0]])
-    data = Data(x=randn(5, 4), edge_index=edges, edge_weight=torch.full((2,), 3.0).double())
+    data = Data(
+        x=randn(5, 4), edge_index=edges, edge_weight=torch.full((2,), 3.0).double()
+    )
     certificate = dm.certify(model, data)
     assert not certificate
     (found,) = certificate.layers.values()
@@ -65,9 +69,14 @@ def test_a_module_of_ones_own_is_run_and_its_layer_certified_on_its_edges() -> N
             lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), bias=False),
             "transforms what it propagates",
         ),
-        (lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), transform=False), "adds a bias"),
         (
-            lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), dm.ImplicitEuler(1.0), **BARE),
+            lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), transform=False),
+            "adds a bias",
+        ),
+        (
+            lambda: dm.DiffusionConv(
+                4, 4, dm.SimpleDiffusivity(), dm.ImplicitEuler(1.0), **BARE
+            ),
             "by ImplicitEuler",
         ),
         (
@@ -75,7 +84,9 @@ def test_a_module_of_ones_own_is_run_and_its_layer_certified_on_its_edges() -> N
             "SimpleDiffusivity: f does not read the state",
         ),
         (
-            lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(heads=2), heads=1, **BARE),
+            lambda: dm.DiffusionConv(
+                4, 4, dm.SimpleDiffusivity(heads=2), heads=1, **BARE
+            ),
             "takes the mean of 2 heads",
         ),
     ],
@@ -97,11 +108,15 @@ def test_a_layer_is_certified_by_its_coupling_or_its_penalty() -> None:
     expected = dm.energies.theorem1(adjacency(x, dm.Graph(5, EDGES)), 0.5, leak=0.1)
     assert got
     assert got.lam == pytest.approx(expected.lam)
-    assert not dm.certify(dm.DiffusionConv(4, 4, dm.AdjacencyDiffusivity("row"), **BARE), data)
+    assert not dm.certify(
+        dm.DiffusionConv(4, 4, dm.AdjacencyDiffusivity("row"), **BARE), data
+    )
     step = dm.CertifiedConv(4).double()
     assert dm.certify(step)
     assert dm.certify(step, data)
-    assert "1 * CouplingTerm" in dm.certify(nn.ModuleDict({"a": step})).layers["a"].energy
+    assert (
+        "1 * CouplingTerm" in dm.certify(nn.ModuleDict({"a": step})).layers["a"].energy
+    )
 
 
 def test_a_layer_that_is_called_again_is_certified_at_every_state() -> None:

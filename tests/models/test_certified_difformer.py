@@ -31,7 +31,8 @@ FITTING = [
 ]
 QUICK = {(None, "nonnegative"), ("simple", "sphere"), ("gaussian", "ball")}
 CASES = [
-    pytest.param(*case, marks=() if case in QUICK else pytest.mark.exhaustive) for case in FITTING
+    pytest.param(*case, marks=() if case in QUICK else pytest.mark.exhaustive)
+    for case in FITTING
 ]
 TIED = pytest.param(
     {"heads": 2, "projection": "tied"}, id="projections", marks=pytest.mark.exhaustive
@@ -39,7 +40,9 @@ TIED = pytest.param(
 
 
 def build(*, dtype: torch.dtype = torch.float64, **options) -> CertifiedDIFFormer:
-    return built(lambda: CertifiedDIFFormer(5, 8, 3, **{"num_layers": 4} | options)).to(dtype)
+    return built(lambda: CertifiedDIFFormer(5, 8, 3, **{"num_layers": 4} | options)).to(
+        dtype
+    )
 
 
 def nodes(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,7 +68,9 @@ def train(model: nn.Module, steps: int, rate: float = 0.03):
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     x, edges, y = nodes(next(model.parameters()).dtype)
     for step in range(steps):
-        inputs = [(x, edges), (x,), (x, edges, None, BATCH), (x, None, None, BATCH)][step % 4]
+        inputs = [(x, edges), (x,), (x, edges, None, BATCH), (x, None, None, BATCH)][
+            step % 4
+        ]
         optimizer.zero_grad()
         cross_entropy(model.train()(*inputs), y).backward()
         optimizer.step()
@@ -79,10 +84,17 @@ def test_the_energy_never_rises_while_training(
 ):
     for dtype, limit in ((torch.float64, 1e-13), (torch.float32, 1e-5)):
         model = build(
-            penalty=penalty, constraint=constraint, lam=0.3, dropout=0.3, dtype=dtype, **options
+            penalty=penalty,
+            constraint=constraint,
+            lam=0.3,
+            dropout=0.3,
+            dtype=dtype,
+            **options,
         )
         before = copy.deepcopy(model.state_dict())
-        for step, inputs in enumerate(train(model, 30 if dtype == torch.float64 else 10)):
+        for step, inputs in enumerate(
+            train(model, 30 if dtype == torch.float64 else 10)
+        ):
             assert largest_rise(model.train(step % 3 == 0), *inputs) <= limit
         assert not torch.equal(before["conv.mu.raw"], model.conv.mu.raw)
 
@@ -96,7 +108,9 @@ def test_a_shorter_denominator_makes_it_rise(monkeypatch: pytest.MonkeyPatch) ->
         return product, p / 4
 
     monkeypatch.setattr(Coupling, "majorized", quartered)
-    assert largest_rise(build(penalty="gaussian", constraint="ball"), *nodes()[:2]) > 0.01
+    assert (
+        largest_rise(build(penalty="gaussian", constraint="ball"), *nodes()[:2]) > 0.01
+    )
 
 
 def dense_states(
@@ -106,7 +120,9 @@ def dense_states(
     conv = model.conv
     h = model.encoder(x)
     same = (batch.unsqueeze(1) == batch).to(x)
-    same = same / same.sum(1, keepdim=True)  # λ is divided by the number of nodes of a graph
+    same = same / same.sum(
+        1, keepdim=True
+    )  # λ is divided by the number of nodes of a graph
     graph = torch.zeros(NODES, NODES, dtype=x.dtype)
     if edges is not None:
         both = torch.cat([edges, edges.flip(0)], 1)
@@ -138,7 +154,9 @@ def test_values_and_gradients_are_those_of_the_formula(with_graph: bool) -> None
     states = dense_states(model, x, given, BATCH)
     expected = model.decoder(states[-1])
     without = () if with_graph else (model.conv.mu.raw,)
-    parameters = [p for p in model.parameters() if all(p is not other for other in without)]
+    parameters = [
+        p for p in model.parameters() if all(p is not other for other in without)
+    ]
     agree(logits, expected, parameters, (1e-10, 1e-12), (1e-9, 1e-12))
     energy = model.energy(x, given, None, BATCH)
     wanted = torch.stack([energy(state) for state in states])
@@ -159,7 +177,10 @@ def test_projections_have_norm_one_at_most_and_see_the_whole_state() -> None:
     torch.testing.assert_close(norms, torch.stack([torch.ones_like(short), short]))
     energy = model.energy(x, edges)
     state = (
-        torch.rand(NODES, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) / 8
+        torch.rand(
+            NODES, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+        )
+        / 8
     )
     seen = torch.einsum("hdc,nc->nhd", pairs.projections(), state.squeeze(1))
     square = (seen.unsqueeze(1) - seen).square().sum(3)
@@ -168,7 +189,10 @@ def test_projections_have_norm_one_at_most_and_see_the_whole_state() -> None:
     alone.load_state_dict(model.state_dict(), strict=False)
     rest = alone.energy(x, edges)(state)
     torch.testing.assert_close(
-        energy(state), rest + model.conv.lam() / (2 * NODES) * total, rtol=1e-10, atol=1e-12
+        energy(state),
+        rest + model.conv.lam() / (2 * NODES) * total,
+        rtol=1e-10,
+        atol=1e-12,
     )
     cross_entropy(model(x, edges), y).backward()
     assert pairs.projection.grad.abs().max() > 0
@@ -200,7 +224,9 @@ def test_without_num_layers_it_is_where_many_layers_end(
     torch.testing.assert_close(*results, rtol=1e-8, atol=1e-10)
     before, after = rest.energies(x, edges, None, BATCH)
     assert after <= before
-    torch.testing.assert_close(after, long.energies(x, edges, None, BATCH)[-1], rtol=1e-10, atol=0)
+    torch.testing.assert_close(
+        after, long.energies(x, edges, None, BATCH)[-1], rtol=1e-10, atol=0
+    )
 
 
 def test_inputs_stand_beside_the_graph() -> None:
@@ -213,7 +239,9 @@ def test_inputs_stand_beside_the_graph() -> None:
     torch.testing.assert_close(twice(x, edges), once(x, edges))
     torch.testing.assert_close(alone(x, edges), once(x, edges))
     near = build(
-        inputs=GaussianDiffusivity(row_stochastic=False, normalize=None, measure="distance")
+        inputs=GaussianDiffusivity(
+            row_stochastic=False, normalize=None, measure="distance"
+        )
     )
     assert largest_rise(near, x, edges, None, BATCH) <= 0
     assert not torch.allclose(near(x, edges), build()(x, edges))
@@ -234,7 +262,9 @@ READERS = {
     "simple": lambda: dm.SimpleDiffusivity(row_stochastic=False),
     "edges": lambda: dm.EdgeDiffusivity("gaussian", row_stochastic=False),
     "symmetric": lambda: dm.SymmetricDiffusivity(READERS["sigmoid"]()),
-    "sum": lambda: dm.AdjacencyDiffusivity("sym", direction="undirected") + READERS["sigmoid"](),
+    "sum": lambda: (
+        dm.AdjacencyDiffusivity("sym", direction="undirected") + READERS["sigmoid"]()
+    ),
 }
 
 
@@ -247,7 +277,9 @@ def test_a_graph_term_that_reads_a_state_reads_the_source(
     x, edges, _ = nodes()
     x = 3 * x
     edges = torch.cat([edges, edges.flip(0)], 1)
-    model = build(penalty=None, constraint=constraint, num_layers=8, graph=READERS[name]())
+    model = build(
+        penalty=None, constraint=constraint, num_layers=8, graph=READERS[name]()
+    )
     certificate = certify(model, Data(x=x, edge_index=edges, batch=BATCH))
     assert certificate, str(certificate)
     assert largest_rise(model, x, edges, None, BATCH) <= 1e-13
@@ -256,7 +288,8 @@ def test_a_graph_term_that_reads_a_state_reads_the_source(
     state = conv.update.constraint.project(x.repeat(1, 2)[:, :8])
     moved, (coupling, *_) = conv(state, graph, return_coupling=True)
     torch.testing.assert_close(
-        coupling.to_dense(), (conv.mu() * conv.terms[0].diffusivity(state, graph)).to_dense()
+        coupling.to_dense(),
+        (conv.mu() * conv.terms[0].diffusivity(state, graph)).to_dense(),
     )
     energy = conv.energy(state, graph)
     assert energy(moved) <= energy(state)
@@ -283,15 +316,19 @@ def test_dropout_acts_in_the_encoder_only() -> None:
     (x, edges, _) = nodes()
     source = model.encoder(x)
     assert torch.equal(
-        model.conv(source, edges, source=source), model.conv(source, edges, source=source)
+        model.conv(source, edges, source=source),
+        model.conv(source, edges, source=source),
     )
     assert not torch.equal(model(x, edges), model(x, edges))
 
 
 @pytest.mark.parametrize(
-    "options", [{"heads": 5}, {"penalty": None, "constraint": None}, {"constraint": "sphere"}]
+    "options",
+    [{"heads": 5}, {"penalty": None, "constraint": None}, {"constraint": "sphere"}],
 )
-def test_steps_of_a_layer_are_single_steps_one_after_the_other(options: dict[str, Any]) -> None:
+def test_steps_of_a_layer_are_single_steps_one_after_the_other(
+    options: dict[str, Any],
+) -> None:
     x, edges, _ = nodes()
     with seeded(0):
         several = CertifiedConv(5, num_layers=4, **options).double()
@@ -307,10 +344,17 @@ def test_steps_of_a_layer_are_single_steps_one_after_the_other(options: dict[str
     assert (several.energies(x, edges, None, BATCH).diff() <= 0).all()
 
 
-def test_it_is_certified_with_the_coefficients_of_its_energy(no_typecheck: None) -> None:
+def test_it_is_certified_with_the_coefficients_of_its_energy(
+    no_typecheck: None,
+) -> None:
     (x, edges, _), directed = nodes(), dm.AdjacencyDiffusivity("row")
     data = Data(x=x, edge_index=edges)
-    heads = {"penalty": "gaussian", "constraint": None, "projection": "tied", "heads": 2}
+    heads = {
+        "penalty": "gaussian",
+        "constraint": None,
+        "projection": "tied",
+        "heads": 2,
+    }
     for options in (
         {},
         {"constraint": "sphere", "heads": 2},
@@ -335,7 +379,9 @@ def test_it_is_certified_with_the_coefficients_of_its_energy(no_typecheck: None)
 def test_couplings_are_those_of_the_steps() -> None:
     x, edges, _ = nodes()
     _, couplings = build(heads=2)(x, edges, return_coupling=True)
-    assert [(c.heads, c.symmetric, c.nonnegative) for c in couplings] == [(2, True, True)] * 4
+    assert [(c.heads, c.symmetric, c.nonnegative) for c in couplings] == [
+        (2, True, True)
+    ] * 4
     _, (last,) = build(num_layers=None)(x, edges, return_coupling=True)
     assert last.num_nodes == NODES
     _, (nothing, *_) = build(penalty=None)(x, return_coupling=True)
@@ -363,7 +409,10 @@ NEAR = r"squared distances up to 4.*Pass constraint='ball' or 'sphere' with radi
 test_an_option_or_input_that_does_not_fit_is_refused = refuses(
     (lambda: CertifiedConv(8, constraint=None), NEAR),
     (lambda: CertifiedConv(8, constraint="nonnegative"), NEAR),
-    (lambda: CertifiedConv(8, constraint="ball", radius=2.0), "lets states be 16 apart"),
+    (
+        lambda: CertifiedConv(8, constraint="ball", radius=2.0),
+        "lets states be 16 apart",
+    ),
     (lambda: build(heads=3), "heads must divide channels; got 3 heads, 8 channels"),
     (lambda: build(graph="sym"), "graph must be a Diffusivity, True or False"),
     (lambda: build(inputs="gaussian"), "inputs must be a Diffusivity"),
@@ -381,7 +430,9 @@ test_an_option_or_input_that_does_not_fit_is_refused = refuses(
         "does not promise to be symmetric",
     ),
     (
-        lambda: build().conv(torch.zeros(NODES, 8, dtype=torch.float64), source=nodes()[0]),
+        lambda: build().conv(
+            torch.zeros(NODES, 8, dtype=torch.float64), source=nodes()[0]
+        ),
         "source must have 8",
     ),
 )
@@ -396,17 +447,23 @@ OPTIONS = {
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize(
-    ("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-13)], ids=["single", "double"]
+    ("dtype", "limit"),
+    [(torch.float32, 1e-5), (torch.float64, 1e-13)],
+    ids=["single", "double"],
 )
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_energy_never_rises_in_three_hundred_steps_of_adam(
     name, dtype, limit, data_root
 ) -> None:
     """On real data, in training and evaluation in turn; and training works."""
-    data = load_digits() if name == "digits" else load_planetoid(data_root / "Planetoid", name)
-    data = random_split_per_class(data.y, 5, 500, None, torch.Generator().manual_seed(0)).apply_to(
-        data
+    data = (
+        load_digits()
+        if name == "digits"
+        else load_planetoid(data_root / "Planetoid", name)
     )
+    data = random_split_per_class(
+        data.y, 5, 500, None, torch.Generator().manual_seed(0)
+    ).apply_to(data)
     x = data.x.to(dtype)
     graph = Graph(data.num_nodes, data.edge_index)
     with seeded(0):
@@ -417,12 +474,18 @@ def test_the_energy_never_rises_in_three_hundred_steps_of_adam(
         worst = -1.0
         for step in range(STEPS):
             optimizer.zero_grad()
-            loss = cross_entropy(model.train()(x, graph)[data.train_mask], data.y[data.train_mask])
+            loss = cross_entropy(
+                model.train()(x, graph)[data.train_mask], data.y[data.train_mask]
+            )
             loss.backward()
             optimizer.step()
             energies = model.train(step % 2 == 0).energies(x, graph)
             worst = max(worst, float((energies.diff() / energies[:-1].abs()).max()))
             assert worst <= limit, step
     right = (model.eval()(x, graph).argmax(1) == data.y)[data.test_mask].double().mean()
-    print(f"{name}, {dtype}: largest relative rise {worst:.3g}, test accuracy {float(right):.3f}")
-    assert right > (0.85 if name == "digits" else 0.5)  # it has learned, from 5 labels per class
+    print(
+        f"{name}, {dtype}: largest relative rise {worst:.3g}, test accuracy {float(right):.3f}"
+    )
+    assert right > (
+        0.85 if name == "digits" else 0.5
+    )  # it has learned, from 5 labels per class

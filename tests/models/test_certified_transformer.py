@@ -11,7 +11,12 @@ from torch_geometric.data import Batch, Data
 from diffusion_mp import CertifiedTransformer, EnergyTrace, Graph, certify
 from diffusion_mp.energies.constraints import CONSTRAINTS
 from diffusion_mp.errors import ConvergenceError
-from diffusion_mp_experiments.graphs import load_heterophilous, load_planetoid, load_synmol, load_tu
+from diffusion_mp_experiments.graphs import (
+    load_heterophilous,
+    load_planetoid,
+    load_synmol,
+    load_tu,
+)
 from helpers import block_runs, largest_rise
 
 NODES = 30
@@ -42,7 +47,11 @@ OPTIONS = {
         "num_blocks": 3,
         "layer_norm": True,
     },
-    "neighbours on a sphere": {"attention": "neighbours", "constraint": "sphere", "num_layers": 4},
+    "neighbours on a sphere": {
+        "attention": "neighbours",
+        "constraint": "sphere",
+        "num_layers": 4,
+    },
     "directed, in a ball": {
         "symmetric": False,
         "hops": 2,
@@ -57,9 +66,9 @@ OPTIONS = {
 def falls(model: CertifiedTransformer, given: dict[str, Tensor]) -> None:
     energies = model.eval().energies(**given)
     assert len(energies) == len(model.blocks)
-    assert bool((energies.diff(dim=1) <= 1e-5 * energies.abs().amax(1, keepdim=True)).all()), (
-        energies
-    )
+    assert bool(
+        (energies.diff(dim=1) <= 1e-5 * energies.abs().amax(1, keepdim=True)).all()
+    ), energies
 
 
 @torch.no_grad()
@@ -76,7 +85,9 @@ def test_an_energy_trace_sees_every_step() -> None:
     energy, states = block_runs(model, **given)[0]
     with EnergyTrace(model.blocks[0], energy) as trace:
         model(**given)
-    assert trace.energies == pytest.approx([float(energy(state)) for state in states[1:]])
+    assert trace.energies == pytest.approx(
+        [float(energy(state)) for state in states[1:]]
+    )
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -101,7 +112,9 @@ def test_every_block_goes_down_its_energy_while_it_is_trained(name: str) -> None
     falls(model, given)
     certificate = certify(model, Data(**given))
     assert certificate.holds, str(certificate)
-    assert [*certificate.layers] == [f"blocks.{number}" for number in range(len(model.blocks))]
+    assert [*certificate.layers] == [
+        f"blocks.{number}" for number in range(len(model.blocks))
+    ]
 
 
 def test_a_certificate_needs_no_data_and_names_what_is_broken() -> None:
@@ -109,7 +122,10 @@ def test_a_certificate_needs_no_data_and_names_what_is_broken() -> None:
     assert certify(model).holds
     with torch.no_grad():
         model.blocks[0].terms[0].matrix[0, 0, 0] = torch.nan
-    assert "blocks.0.terms.0.matrix has entries that are not finite" in certify(model).reason
+    assert (
+        "blocks.0.terms.0.matrix has entries that are not finite"
+        in certify(model).reason
+    )
 
 
 def test_a_step_that_has_no_limit_says_so() -> None:
@@ -134,8 +150,18 @@ def test_edges_need_the_features_that_the_model_was_built_for() -> None:
 
 
 REAL = {  # the terms that suit a data set; every one is under every constraint
-    "Cora": {"attention": "neighbours", "mlp_channels": 16, "graph": "sym", "num_blocks": 2},
-    "chameleon_filtered": {"symmetric": False, "hops": 2, "mlp_channels": 16, "activation": "tanh"},
+    "Cora": {
+        "attention": "neighbours",
+        "mlp_channels": 16,
+        "graph": "sym",
+        "num_blocks": 2,
+    },
+    "chameleon_filtered": {
+        "symmetric": False,
+        "hops": 2,
+        "mlp_channels": 16,
+        "activation": "tanh",
+    },
     "SynMol": {
         "edge_dim": 5,
         "attention": "all",
@@ -169,7 +195,9 @@ def real(name: str, root: Path) -> Data:
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize(
-    ("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=["single", "double"]
+    ("dtype", "limit"),
+    [(torch.float32, 1e-5), (torch.float64, 1e-12)],
+    ids=["single", "double"],
 )
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 @pytest.mark.parametrize("name", REAL)
@@ -184,7 +212,8 @@ def test_no_energy_rises_in_three_hundred_steps_of_adam(
         *(["edge_attr"] * (name == "SynMol")),
     ]
     inputs = {
-        key: data[key].to(dtype) if data[key].is_floating_point() else data[key] for key in keys
+        key: data[key].to(dtype) if data[key].is_floating_point() else data[key]
+        for key in keys
     }
     inputs["x"] = inputs["x"] / inputs["x"].sum(1, keepdim=True).clamp(min=1)
     options = {"dropout": 0.2, "constraint": constraint, **REAL[name]}
@@ -197,7 +226,8 @@ def test_no_energy_rises_in_three_hundred_steps_of_adam(
         if step % 10 == 0:
             with torch.no_grad():
                 rises = [
-                    largest_rise(*run) for run in block_runs(model.train(step % 20 == 0), **inputs)
+                    largest_rise(*run)
+                    for run in block_runs(model.train(step % 20 == 0), **inputs)
                 ]
             assert max(rises) <= limit, step
         loss = cross_entropy(model.train()(**inputs), data.y.long())

@@ -11,7 +11,13 @@ from torch_geometric.data import Data
 from diffusion_mp import Graph, UniformDiffusivity, auxiliary_loss
 from diffusion_mp.diffusivities import edge_loss
 from diffusion_mp.layers import DIFFormerConv
-from diffusion_mp.models import CertifiedDIFFormer, DIFFormer, DiffusionGNN, NodeFormer, SGFormer
+from diffusion_mp.models import (
+    CertifiedDIFFormer,
+    DIFFormer,
+    DiffusionGNN,
+    NodeFormer,
+    SGFormer,
+)
 from diffusion_mp.testing.laws import seeded
 from diffusion_mp_experiments.graphs import load_planetoid
 from helpers import built
@@ -48,7 +54,9 @@ def test_depth_leaves_the_state_alone(kind: type[nn.Module], edges: bool) -> Non
         model = built(lambda: kind(24, 32, 4, num_layers, **options))
         return spread(model, x, edge_index if edges else None)
 
-    shares, norms = zip(*(measured(num_layers) for num_layers in (2, 4, 8, 16)), strict=True)
+    shares, norms = zip(
+        *(measured(num_layers) for num_layers in (2, 4, 8, 16)), strict=True
+    )
     assert min(shares) > 0.003
     assert max(shares) < 20 * min(shares)
     assert max(norms) < 3 * min(norms)
@@ -65,7 +73,9 @@ def test_the_layer_alone_is_the_layer_of_the_model() -> None:
     alone = DIFFormerConv(24, 24)
     alone.update.tau = inside.update.tau  # which depends on how many layers there are
     assert repr(inside) == repr(alone)
-    torch.testing.assert_close(inside(x, edge_index), alone(x, edge_index), rtol=0, atol=0)
+    torch.testing.assert_close(
+        inside(x, edge_index), alone(x, edge_index), rtol=0, atol=0
+    )
     assert not list(alone.parameters())
     other = DIFFormerConv(24, 8)  # other channels: a map has to make them
     assert {name for name, _ in other.named_parameters()} == {"value.weight", "bias"}
@@ -77,7 +87,13 @@ def test_the_layer_alone_is_the_layer_of_the_model() -> None:
     [
         *(
             (kind, {})
-            for kind in (DIFFormer, NodeFormer, SGFormer, CertifiedDIFFormer, DiffusionGNN)
+            for kind in (
+                DIFFormer,
+                NodeFormer,
+                SGFormer,
+                CertifiedDIFFormer,
+                DiffusionGNN,
+            )
         ),
         (DIFFormer, {"num_layers": 16}),
         (DIFFormer, {"num_layers": 8, "tau": 0.5, "layer_norm": True}),
@@ -89,9 +105,15 @@ def test_link_prediction_starts_at_log_two(kind: type[nn.Module], options) -> No
     target = (torch.arange(400) < 200).float()
     with seeded(0):
         model = kind(24, 64, 64, task="link", **options)
-        scores = model(x, edge_index, edge_label_index=torch.cat([edge_index[:, :200], random], 1))
+        scores = model(
+            x, edge_index, edge_label_index=torch.cat([edge_index[:, :200], random], 1)
+        )
     assert (
-        abs(float(binary_cross_entropy_with_logits(scores, target).detach()) - math.log(2)) < 0.12
+        abs(
+            float(binary_cross_entropy_with_logits(scores, target).detach())
+            - math.log(2)
+        )
+        < 0.12
     )
 
 
@@ -112,7 +134,9 @@ def test_the_relative_edge_loss_of_uniform_attention_is_one(sizes: list[int]) ->
 
 
 @pytest.mark.parametrize("num_nodes", [40, 400])
-def test_the_edge_loss_of_nodeformer_is_small_beside_that_of_the_task(num_nodes: int) -> None:
+def test_the_edge_loss_of_nodeformer_is_small_beside_that_of_the_task(
+    num_nodes: int,
+) -> None:
     x, edge_index = communities(num_nodes)
     model = built(lambda: NodeFormer(24, 64, 4)).train()
     task = cross_entropy(model(x, edge_index), torch.arange(num_nodes) % 4)
@@ -128,13 +152,15 @@ def score(build, data: Data, seed: int) -> float:
         for _ in range(200):
             optimizer.zero_grad()
             logits = model.train()(data.x, data.edge_index)
-            loss = cross_entropy(logits[data.train_mask], data.y[data.train_mask]) + auxiliary_loss(
-                model
-            )
+            loss = cross_entropy(
+                logits[data.train_mask], data.y[data.train_mask]
+            ) + auxiliary_loss(model)
             loss.backward()
             optimizer.step()
             with torch.no_grad():
-                right = (model.eval()(data.x, data.edge_index).argmax(1) == data.y).double()
+                right = (
+                    model.eval()(data.x, data.edge_index).argmax(1) == data.y
+                ).double()
             validation = float(right[data.val_mask].mean())
             if validation > best:
                 best = validation
@@ -142,7 +168,10 @@ def score(build, data: Data, seed: int) -> float:
     return result
 
 
-KINDS = {kind.__name__: kind for kind in (DIFFormer, NodeFormer, SGFormer, CertifiedDIFFormer)}
+KINDS = {
+    kind.__name__: kind
+    for kind in (DIFFormer, NodeFormer, SGFormer, CertifiedDIFFormer)
+}
 
 
 def mean_score(kind: str, data: Data, **depth: int) -> float:
@@ -168,7 +197,12 @@ def cora(data_root) -> Data:
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize(
     ("kind", "least"),
-    [("DIFFormer", 80), ("NodeFormer", 78), ("SGFormer", 80), ("CertifiedDIFFormer", 81)],
+    [
+        ("DIFFormer", 80),
+        ("NodeFormer", 78),
+        ("SGFormer", 80),
+        ("CertifiedDIFFormer", 81),
+    ],
 )
 def test_the_defaults_on_cora(kind: str, least: float, cora: Data) -> None:
     assert mean_score(kind, cora) >= least
@@ -182,6 +216,8 @@ def test_the_defaults_on_cora(kind: str, least: float, cora: Data) -> None:
     [(kind, "num_layers") for kind in ("DIFFormer", "NodeFormer", "CertifiedDIFFormer")]
     + [("SGFormer", layers) for layers in ("trans_num_layers", "num_gnn_layers")],
 )
-def test_two_to_sixteen_layers_are_alike_on_cora(kind: str, layers: str, cora: Data) -> None:
+def test_two_to_sixteen_layers_are_alike_on_cora(
+    kind: str, layers: str, cora: Data
+) -> None:
     scores = [mean_score(kind, cora, **{layers: number}) for number in (2, 4, 8, 16)]
     assert max(scores) - min(scores) <= 3, scores

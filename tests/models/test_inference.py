@@ -21,11 +21,15 @@ FEATURES = 8
 MODELS = {
     name: case.build
     for name, case in model_cases.MODELS.items()
-    if {"x", "edge_index"} <= set(case.names) <= {"x", "edge_index", "edge_weight", "batch"}
+    if {"x", "edge_index"}
+    <= set(case.names)
+    <= {"x", "edge_index", "edge_weight", "batch"}
     and case.per_node
     and name != "certified-transformer-identity"
 } | {
-    "DIFFormer-s, Frobenius": lambda: dm.DIFFormer(FEATURES, 8, 3, normalize="frobenius"),
+    "DIFFormer-s, Frobenius": lambda: dm.DIFFormer(
+        FEATURES, 8, 3, normalize="frobenius"
+    ),
     "certified, projections, inputs": lambda: dm.CertifiedDIFFormer(
         FEATURES,
         8,
@@ -37,7 +41,9 @@ MODELS = {
     ),
     "certified, at rest": lambda: dm.CertifiedDIFFormer(FEATURES, 8, 3, None, mu=1.0),
     "attention that reads the inputs": lambda: ReadsInputs(FEATURES, 3),
-    "NodeFormer": lambda: dm.NodeFormer(FEATURES, 8, 3, heads=2, num_features=6, hops=2),
+    "NodeFormer": lambda: dm.NodeFormer(
+        FEATURES, 8, 3, heads=2, num_features=6, hops=2
+    ),
 }
 
 
@@ -46,12 +52,18 @@ def data(
 ) -> tuple[Tensor, Tensor, Tensor]:
     edge_index = torch.randint(NODES - 2, (2, 240), generator=generator)
     weight = torch.rand(240, generator=generator, dtype=dtype)
-    return torch.randn(NODES, FEATURES, generator=generator, dtype=dtype), edge_index, weight
+    return (
+        torch.randn(NODES, FEATURES, generator=generator, dtype=dtype),
+        edge_index,
+        weight,
+    )
 
 
 @pytest.mark.parametrize("block_size", [10, NODES, 1000])
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_blocks_give_the_numbers_of_one_forward_pass(make, block_size, generator) -> None:
+def test_blocks_give_the_numbers_of_one_forward_pass(
+    make, block_size, generator
+) -> None:
     x, edge_index, weight = data(generator)
     model = built(make).double()
     before = copy.deepcopy(model.state_dict())
@@ -71,7 +83,9 @@ def test_no_coupling_pools_more_rows_than_a_block(generator, monkeypatch) -> Non
     sizes = []
     pool = dm.couplings.PooledCoupling.pool
     monkeypatch.setattr(
-        dm.couplings.PooledCoupling, "pool", lambda self, v: sizes.append(len(v)) or pool(self, v)
+        dm.couplings.PooledCoupling,
+        "pool",
+        lambda self, v: sizes.append(len(v)) or pool(self, v),
     )
     model = dm.DIFFormer(FEATURES, 8, 3).double()
     dm.full_graph_inference(model, x, edge_index, weight, block_size=10)
@@ -117,7 +131,8 @@ def test_without_edges_without_nodes_and_of_a_batch(generator) -> None:
         dm.layers.CertifiedBlock(FEATURES, [dm.layers.TiedMLP(FEATURES, 8)]),
     ):
         with pytest.raises(
-            NotImplementedError, match="the steps of a CertifiedBlock are not computed by blocks"
+            NotImplementedError,
+            match="the steps of a CertifiedBlock are not computed by blocks",
         ):
             dm.full_graph_inference(steps.double(), x, block_size=10, progress=False)
 
@@ -126,10 +141,17 @@ def test_the_bar_counts_blocks(generator, capsys, monkeypatch) -> None:
     x, edge_index, weight = data(generator)
     done = []
     update = tqdm.update
-    monkeypatch.setattr(tqdm, "update", lambda bar, n=1: done.append(n) or update(bar, n))
+    monkeypatch.setattr(
+        tqdm, "update", lambda bar, n=1: done.append(n) or update(bar, n)
+    )
     monkeypatch.setattr(dm.runtime.progress, "AFTER", 0)
     dm.full_graph_inference(
-        dm.DIFFormer(FEATURES, 8, 3).double(), x, edge_index, weight, block_size=10, progress=True
+        dm.DIFFormer(FEATURES, 8, 3).double(),
+        x,
+        edge_index,
+        weight,
+        block_size=10,
+        progress=True,
     )
     bar = capsys.readouterr().err
     assert "block" in bar
@@ -146,13 +168,17 @@ def test_blocks_on_a_gpu_and_states_on_the_cpu(generator) -> None:
     )
     assert got.device == x.device
     assert torch.allclose(
-        got, model.eval()(x, edge_index, weight), *tolerance("rearranged", torch.float64)
+        got,
+        model.eval()(x, edge_index, weight),
+        *tolerance("rearranged", torch.float64),
     )
 
 
 def test_channels_of_loaded_weights(generator) -> None:
     x, edge_index, weight = data(generator, torch.float32)
-    trained, loaded = (dm.DiffusionGNN(channels, 8, 3).eval() for channels in (FEATURES, -1))
+    trained, loaded = (
+        dm.DiffusionGNN(channels, 8, 3).eval() for channels in (FEATURES, -1)
+    )
     loaded.load_state_dict(trained.state_dict())
     got = dm.full_graph_inference(loaded, x, edge_index, weight, block_size=10)
     assert torch.allclose(

@@ -20,7 +20,9 @@ def clouds(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
 
 def gaussian(bandwidth: float, *, diagonal: bool = False) -> dm.Diffusivity:
     options = {"normalize": None, "measure": "distance", "row_stochastic": False}
-    return dm.SymmetricDiffusivity(dm.GaussianDiffusivity(bandwidth=bandwidth, **options), diagonal)
+    return dm.SymmetricDiffusivity(
+        dm.GaussianDiffusivity(bandwidth=bandwidth, **options), diagonal
+    )
 
 
 @pytest.mark.parametrize(("alpha", "bandwidth"), [(0.5, 1.0), (0.9, 0.3), (0.99, 0.15)])
@@ -34,9 +36,13 @@ def test_the_limit_is_label_spreading_of_scikit_learn(
     )
     theirs.fit(points.numpy(), np.where(mask, y, -1))
     soft = torch.eye(3, dtype=torch.float64)[y]
-    ours = dm.LabelPropagation(None, alpha, gaussian(bandwidth))(soft, mask=mask, features=points)
+    ours = dm.LabelPropagation(None, alpha, gaussian(bandwidth))(
+        soft, mask=mask, features=points
+    )
     expected = torch.from_numpy(theirs.label_distributions_)
-    torch.testing.assert_close(ours / ours.sum(1, keepdim=True), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        ours / ours.sum(1, keepdim=True), expected, rtol=0, atol=1e-6
+    )
 
 
 def test_the_limit_is_where_the_steps_end(generator: torch.Generator) -> None:
@@ -46,7 +52,10 @@ def test_the_limit_is_where_the_steps_end(generator: torch.Generator) -> None:
     edge_index = edge_index[:, batch[edge_index[0]] == batch[edge_index[1]]]
     both = gaussian(0.5) + dm.AdjacencyDiffusivity("sym", direction="undirected")
     models = [dm.LabelPropagation(steps, 0.9, 0.5 * both) for steps in (2000, None)]
-    results = [model(y, edge_index, None, mask, batch, features=points.float()) for model in models]
+    results = [
+        model(y, edge_index, None, mask, batch, features=points.float())
+        for model in models
+    ]
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
     alone = slice(0, 40)
     inside = edge_index[:, edge_index[0] < 40]
@@ -90,7 +99,9 @@ def test_features_come_if_and_only_if_the_diffusivity_reads_nodes() -> None:
     ):
         with pytest.raises(ValueError, match=r"features .* must be passed"):
             dm.LabelPropagation(2, diffusivity=diffusivity)(y, edge_index)
-        assert dm.LabelPropagation(2, diffusivity=diffusivity)(y, edge_index, features=x).shape == (
+        assert dm.LabelPropagation(2, diffusivity=diffusivity)(
+            y, edge_index, features=x
+        ).shape == (
             3,
             2,
         )
@@ -105,12 +116,20 @@ DIRECTED = torch.tensor([[0, 1], [1, 2]])
 
 test_refusals = refuses(
     (lambda: dm.LabelPropagation(None, 1.0), r"alpha must lie in \(0, 1\)"),
-    (lambda: dm.LabelPropagation(3, 0.9, dm.SimpleDiffusivity(heads=2)), "diffusivity .* one head"),
+    (
+        lambda: dm.LabelPropagation(3, 0.9, dm.SimpleDiffusivity(heads=2)),
+        "diffusivity .* one head",
+    ),
     (lambda: dm.LabelPropagation(None)(Y, DIRECTED), "symmetric"),
-    (lambda: dm.LabelPropagation(3, 0.9, gaussian(1.0))(Y, features=torch.eye(4)), "features"),
+    (
+        lambda: dm.LabelPropagation(3, 0.9, gaussian(1.0))(Y, features=torch.eye(4)),
+        "features",
+    ),
     error=ValueError,
 )
 
 
 def test_an_undirected_graph_has_a_limit() -> None:
-    assert dm.LabelPropagation(None)(Y, dm.Graph(3, DIRECTED).to_undirected()).shape == (3, 2)
+    assert dm.LabelPropagation(None)(
+        Y, dm.Graph(3, DIRECTED).to_undirected()
+    ).shape == (3, 2)

@@ -51,7 +51,9 @@ def test_the_model_is_its_equation(num_layers, step):
     states = [elu(layer_norm(model.encoder(x), (6,)))]
     step = step or {2: 1, 5: 0.4}[num_layers]
     for conv in model.convs:
-        states.append(layer_norm(step * conv(states[-1], edge_index) + states[-1], (6,)))
+        states.append(
+            layer_norm(step * conv(states[-1], edge_index) + states[-1], (6,))
+        )
     expected = linear(torch.cat(states, 1), model.decoder.weight, model.decoder.bias)
     torch.testing.assert_close(model(x, edge_index), expected, rtol=1e-9, atol=1e-10)
 
@@ -60,7 +62,9 @@ def test_the_auxiliary_loss_is_the_mean_over_layers_of_the_double_sum():
     """λ L_e = −λ/(N L) Σ_l Σ_(u,v) (1/d_u) log π_uv (slides; ERRATA N5), heads averaged, π without noise."""
     x, edge_index = problem()
     model = (
-        NodeFormer(4, 6, 3, 2, heads=2, hops=2, tau=0.5, edge_regularization=0.7, **SLIDES)
+        NodeFormer(
+            4, 6, 3, 2, heads=2, hops=2, tau=0.5, edge_regularization=0.7, **SLIDES
+        )
         .double()
         .train()
     )
@@ -90,7 +94,12 @@ def train(seed: int, steps: int = 4) -> list[Tensor]:
     y = torch.arange(len(x)) % 3
     with seeded(0):
         model = NodeFormer(
-            4, 6, 3, heads=2, num_samples=10, generator=torch.Generator().manual_seed(seed)
+            4,
+            6,
+            3,
+            heads=2,
+            num_samples=10,
+            generator=torch.Generator().manual_seed(seed),
         ).double()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     before = torch.get_rng_state()
@@ -123,7 +132,9 @@ def test_threads_that_share_a_model_train_as_one_would():
     def step(model: NodeFormer) -> tuple[float, float]:
         logits = model(x, edge_index)
         edges = auxiliary_loss(model)
-        gradients = torch.autograd.grad(logits.square().sum() + edges, list(model.parameters()))
+        gradients = torch.autograd.grad(
+            logits.square().sum() + edges, list(model.parameters())
+        )
         return float(logits.detach().square().sum()), float(
             torch.cat([g.flatten() for g in gradients]).sum()
         )

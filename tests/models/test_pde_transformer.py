@@ -20,12 +20,19 @@ DOUBLE = torch.float64
 
 
 def build(placement: str | None = None, **options) -> PDETransformer:
-    options = {"in_channels": [11], "num_layers": 2, "heads": HEADS, "max_length": 20} | options
+    options = {
+        "in_channels": [11],
+        "num_layers": 2,
+        "heads": HEADS,
+        "max_length": 20,
+    } | options
     if placement is not None:
         options.setdefault("diffusion", {"strides": (1, 2), "alpha": 0.3})
     with seeded(0):
         model = (
-            PDETransformer(options.pop("in_channels"), CHANNELS, 4, placement=placement, **options)
+            PDETransformer(
+                options.pop("in_channels"), CHANNELS, 4, placement=placement, **options
+            )
             .double()
             .eval()
         )
@@ -54,7 +61,9 @@ def laplacian(length: int, stride: int) -> Tensor:
 
 def smoothing(length: int) -> Tensor:
     """S of the options in `build`: α = 0.3 is shared equally by the strides 1 and 2."""
-    return torch.eye(length, dtype=DOUBLE) + 0.15 * (laplacian(length, 1) + laplacian(length, 2))
+    return torch.eye(length, dtype=DOUBLE) + 0.15 * (
+        laplacian(length, 1) + laplacian(length, 2)
+    )
 
 
 def along(matrix: Tensor, x: Tensor) -> Tensor:
@@ -112,9 +121,14 @@ def test_the_placements_are_those_of_table_1() -> None:
         torch.testing.assert_close(
             output, expected[placement], rtol=1e-12, atol=1e-12, msg=str(placement)
         )
-    same = {("P2", "P3"), ("P1", None)}  # as printed: the MLP is last in a pre-norm block
+    same = {
+        ("P2", "P3"),
+        ("P1", None),
+    }  # as printed: the MLP is last in a pre-norm block
     for pair in combinations(PLACEMENTS, 2):
-        assert torch.allclose(*(expected[placement] for placement in pair)) == (pair in same), pair
+        assert torch.allclose(*(expected[placement] for placement in pair)) == (
+            pair in same
+        ), pair
 
 
 def test_p1_smooths_the_embedding_and_its_position() -> None:
@@ -138,12 +152,20 @@ def test_the_placements_differ_as_models() -> None:
         outputs[placement] = model(x)
         layers = diffusions(model)
         count = {None: 0, "P1": 1, "P4": 4}.get(placement, 2)
-        assert len({id(layer.diffusivity.theta) for layer in layers}) == len(layers) == count
+        assert (
+            len({id(layer.diffusivity.theta) for layer in layers})
+            == len(layers)
+            == count
+        )
         outputs[placement].square().sum().backward()
-        assert all(parameter.grad.abs().max() > 1e-12 for parameter in model.parameters())
+        assert all(
+            parameter.grad.abs().max() > 1e-12 for parameter in model.parameters()
+        )
     torch.testing.assert_close(outputs.pop("P3"), outputs["P2"], rtol=1e-12, atol=1e-12)
     for first, second in combinations(outputs, 2):
-        assert not torch.allclose(outputs[first], outputs[second], rtol=1e-3, atol=1e-4), (
+        assert not torch.allclose(
+            outputs[first], outputs[second], rtol=1e-3, atol=1e-4
+        ), (
             first,
             second,
         )
@@ -152,14 +174,20 @@ def test_the_placements_differ_as_models() -> None:
 # where the tokens of three sequences of 7, 4 and 1 tokens stand among 9 positions
 RIGHT = torch.arange(9) < torch.tensor([[7], [4], [1]])
 ANYWHERE = torch.tensor(
-    [[0, 1, 1, 0, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0, 1]]
+    [
+        [0, 1, 1, 0, 1, 1, 1, 1, 1],
+        [1, 0, 1, 1, 0, 0, 1, 0, 0],
+        [0, 0, 0, 0, 0, 0, 0, 0, 1],
+    ]
 ).bool()
 
 
 @pytest.mark.parametrize(
     "mask", [RIGHT, RIGHT.flip(1), ANYWHERE], ids=["right", "left", "anywhere"]
 )
-@pytest.mark.parametrize(("pooling", "causal"), [("mean", False), ("first", False), ("last", True)])
+@pytest.mark.parametrize(
+    ("pooling", "causal"), [("mean", False), ("first", False), ("last", True)]
+)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_padded_sequence_is_the_sequence(
     placement: str | None, pooling: str, causal: bool, mask: Tensor
@@ -169,7 +197,10 @@ def test_a_padded_sequence_is_the_sequence(
     with torch.no_grad():
         padded = model(x.masked_fill(~mask, -5), mask)  # no category of the vocabulary
         alone = torch.cat(
-            [model(row[tokens].unsqueeze(0)) for row, tokens in zip(x, mask, strict=True)]
+            [
+                model(row[tokens].unsqueeze(0))
+                for row, tokens in zip(x, mask, strict=True)
+            ]
         )
     torch.testing.assert_close(padded, alone, rtol=1e-12, atol=1e-12)
 
@@ -204,7 +235,9 @@ def states(model: PDETransformer, x: Tensor, mask: Tensor | None) -> Tensor:
 
 @pytest.mark.parametrize("mask", [None, ANYWHERE], ids=["whole", "masked"])
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_a_causal_model_never_looks_ahead(placement: str | None, mask: Tensor | None) -> None:
+def test_a_causal_model_never_looks_ahead(
+    placement: str | None, mask: Tensor | None
+) -> None:
     model = build(placement, causal=True, in_channels=2)
     x = randn(3, 9, 2)
     before = states(model, x, mask)
@@ -212,9 +245,13 @@ def test_a_causal_model_never_looks_ahead(placement: str | None, mask: Tensor | 
         changed = x.clone()
         changed[:, position:] += 1
         after = states(model, changed, mask)
-        past = (torch.ones(3, 9).bool() if mask is None else mask) & (torch.arange(9) < position)
+        past = (torch.ones(3, 9).bool() if mask is None else mask) & (
+            torch.arange(9) < position
+        )
         assert torch.equal(after[past], before[past])
-        assert mask is not None or not torch.allclose(after[:, position], before[:, position])
+        assert mask is not None or not torch.allclose(
+            after[:, position], before[:, position]
+        )
 
 
 def test_a_causal_model_refuses_a_boundary_that_looks_ahead() -> None:
@@ -235,13 +272,22 @@ def test_pooling(pooling: str) -> None:
     x = sequences(9)
     rows = [
         row[tokens]
-        for row, tokens in zip(model.norm(states(model, x, ANYWHERE)), ANYWHERE, strict=True)
+        for row, tokens in zip(
+            model.norm(states(model, x, ANYWHERE)), ANYWHERE, strict=True
+        )
     ]
     expected = torch.stack(
-        [{"mean": row.mean(0), "first": row[0], "last": row[-1]}[pooling] for row in rows]
+        [
+            {"mean": row.mean(0), "first": row[0], "last": row[-1]}[pooling]
+            for row in rows
+        ]
     )
-    torch.testing.assert_close(model.encode(x, ANYWHERE), expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(model(x, ANYWHERE), model.head(expected), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        model.encode(x, ANYWHERE), expected, rtol=1e-12, atol=1e-12
+    )
+    torch.testing.assert_close(
+        model(x, ANYWHERE), model.head(expected), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_retrieval_is_two_towers_with_the_same_weights() -> None:
@@ -252,14 +298,20 @@ def test_retrieval_is_two_towers_with_the_same_weights() -> None:
     u = model.encode(x)
     v = model.encode(other, mask)
     expected = model.head(torch.cat([u, v, u * v, u - v], 1))
-    torch.testing.assert_close(model(x, None, other, mask), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        model(x, None, other, mask), expected, rtol=1e-12, atol=1e-12
+    )
 
 
 def test_tokens_of_several_columns() -> None:
     model = build(in_channels=[11, 5])
     columns = torch.stack([sequences(), sequences() % 5], 2)
     tables = model.encoder.tables
-    expected = tables[0](columns[..., 0]) + tables[1](columns[..., 1]) + model.positions[:LENGTH]
+    expected = (
+        tables[0](columns[..., 0])
+        + tables[1](columns[..., 1])
+        + model.positions[:LENGTH]
+    )
     torch.testing.assert_close(model.embed(columns), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -282,7 +334,10 @@ test_it_says_what_it_needs = refuses(
         lambda: build()(sequences(21)),
         r"x must not be longer than max_length=20; got an int64 tensor",
     ),
-    (lambda: build()(sequences()[0]), r"x must be \[batch, length\], as in_channels says"),
+    (
+        lambda: build()(sequences()[0]),
+        r"x must be \[batch, length\], as in_channels says",
+    ),
     (
         lambda: build(in_channels=2)(randn(3, 7)),
         r"x must be \[batch, length, 2\], as in_channels says",
@@ -302,7 +357,11 @@ test_it_says_what_it_needs = refuses(
 
 @pytest.mark.parametrize("channels", [6, 9])
 def test_positions_start_as_sinusoids(channels: int) -> None:
-    positions = PDETransformer([11], channels, 4, heads=3, max_length=50).positions.detach()
+    positions = PDETransformer(
+        [11], channels, 4, heads=3, max_length=50
+    ).positions.detach()
     rates = torch.logspace(0, -4, (channels + 1) // 2)
     angles = torch.arange(50.0).unsqueeze(1) * rates
-    torch.testing.assert_close(positions, torch.cat([angles.sin(), angles.cos()], 1)[:, :channels])
+    torch.testing.assert_close(
+        positions, torch.cat([angles.sin(), angles.cos()], 1)[:, :channels]
+    )

@@ -13,14 +13,19 @@ from diffusion_mp import DiffusionGNN, from_pyg
 
 KINDS = (
     ["user", "item"],
-    [("user", "rates", "item"), ("item", "rated_by", "user"), ("user", "knows", "user")],
+    [
+        ("user", "rates", "item"),
+        ("item", "rated_by", "user"),
+        ("user", "knows", "user"),
+    ],
 )
 
 
 def of_several_kinds() -> tuple[dict[str, Tensor], dict[tuple[str, str, str], Tensor]]:
     x = {kind: torch.randn(n, 8) for kind, n in (("user", 5), ("item", 7))}
     edges = {
-        k: torch.stack([torch.randint(len(x[end]), (11,)) for end in k[::2]]) for k in KINDS[1]
+        k: torch.stack([torch.randint(len(x[end]), (11,)) for end in k[::2]])
+        for k in KINDS[1]
     }
     return x, edges
 
@@ -52,7 +57,9 @@ def test_layers_and_networks_between_nodes_of_several_kinds(rewritten: bool) -> 
         ours = to_hetero(TwoLayers(diffusion_mp, Messages), KINDS)
     else:
         theirs, ours = (
-            HeteroConv({kind: lib.GATConv(8, 6, 2, add_self_loops=False) for kind in KINDS[1]})
+            HeteroConv(
+                {kind: lib.GATConv(8, 6, 2, add_self_loops=False) for kind in KINDS[1]}
+            )
             for lib in (torch_geometric.nn, diffusion_mp)
         )
     state = theirs.state_dict()
@@ -78,7 +85,9 @@ OF_PYG = [
 
 
 @pytest.mark.parametrize(("cls", "kind", "out", "options", "in_channels"), OF_PYG)
-def test_a_model_of_pyg_gives_its_outputs(cls, kind, out: int, options, in_channels: int):
+def test_a_model_of_pyg_gives_its_outputs(
+    cls, kind, out: int, options, in_channels: int
+):
     torch.manual_seed(0)
     own = {"eps": 0.3, "train_eps": True} if kind == "gin" else {}
     theirs = cls(8, 6, 3, out, act="elu", **options, **own).double()
@@ -92,8 +101,13 @@ def test_a_model_of_pyg_gives_its_outputs(cls, kind, out: int, options, in_chann
         features = {"edge_attr": torch.randn(20, 2, dtype=torch.float64)}
     else:
         features = {}
-    for training in (True, False):  # in training a norm takes the statistics of the call
-        got, expected = (model.train(training)(x, edges, **features) for model in (ours, theirs))
+    for training in (
+        True,
+        False,
+    ):  # in training a norm takes the statistics of the call
+        got, expected = (
+            model.train(training)(x, edges, **features) for model in (ours, theirs)
+        )
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
     first = ours.convs[0]
     other = theirs.convs[0]
@@ -122,7 +136,9 @@ def test_a_gin_of_pyg_that_has_no_place() -> None:
 @pytest.mark.parametrize("conv", ["mlp", "gin"])
 @pytest.mark.parametrize("jk", ["cat", "lstm", None])
 def test_norm_and_jumps_of_every_stack(conv: str, jk: str | None) -> None:
-    model = DiffusionGNN(8, 6, 3, 3, conv=conv, norm="layer", jk=jk, act="gelu", task="graph")
+    model = DiffusionGNN(
+        8, 6, 3, 3, conv=conv, norm="layer", jk=jk, act="gelu", task="graph"
+    )
     edges = torch.tensor([[0, 1, 2, 4, 5, 8], [1, 2, 0, 5, 6, 7]])
     batch = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2])
     model(torch.randn(9, 8), edges, batch=batch).sum().backward()

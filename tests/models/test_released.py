@@ -35,7 +35,9 @@ def linears(names: dict[str, tuple[int, int]]) -> Tensors:
 def norms(*names: str) -> Tensors:
     parts = {
         (name, part): seed
-        for seed, (name, part) in enumerate((n, p) for n in names for p in ("weight", "bias"))
+        for seed, (name, part) in enumerate(
+            (n, p) for n in names for p in ("weight", "bias")
+        )
     }
     return {
         f"{name}.{part}": 1 + 0.2 * randn(HIDDEN, seed=200 + seed)
@@ -69,12 +71,16 @@ def matrix(edges: Tensor, weight: Tensor | None = None) -> Tensor:
 
 def over_roots(a: Tensor, received: Tensor, sent: Tensor) -> Tensor:
     """a_ij / √(received_i sent_j), and 0 where a degree is."""
-    received, sent = (torch.where(d > 0, d, torch.inf).rsqrt() for d in (received, sent))
+    received, sent = (
+        torch.where(d > 0, d, torch.inf).rsqrt() for d in (received, sent)
+    )
     return received[:, None] * a * sent[None]
 
 
 def linear(p: Tensors, name: str, x: Tensor) -> Tensor:
-    return x @ p[f"{name}.weight"].T + p.get(f"{name}.bias", torch.zeros((), dtype=DOUBLE))
+    return x @ p[f"{name}.weight"].T + p.get(
+        f"{name}.bias", torch.zeros((), dtype=DOUBLE)
+    )
 
 
 def by_head(p: Tensors, name: str, x: Tensor, heads: int) -> Tensor:
@@ -86,12 +92,16 @@ def normed(p: Tensors, name: str, x: Tensor) -> Tensor:
         return x
     centred = x - x.mean(1, keepdim=True)
     return (
-        centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt() * p[f"{name}.weight"]
+        centred
+        / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt()
+        * p[f"{name}.weight"]
         + p[f"{name}.bias"]
     )
 
 
-def assert_same(model: nn.Module, released: Tensors, inputs: Tensors, call, expected) -> None:
+def assert_same(
+    model: nn.Module, released: Tensors, inputs: Tensors, call, expected
+) -> None:
     """``expected(tensors, **inputs)`` is what ``model`` computes with them; with all gradients."""
     model.double()
     learned = {
@@ -99,12 +109,17 @@ def assert_same(model: nn.Module, released: Tensors, inputs: Tensors, call, expe
         for name, tensor in released.items()
         if "running" not in name and "num_" not in name
     }
-    leaves = {name: tensor.clone().requires_grad_() for name, tensor in (learned | inputs).items()}
+    leaves = {
+        name: tensor.clone().requires_grad_()
+        for name, tensor in (learned | inputs).items()
+    }
     tensors = {name: leaves.get(name, tensor) for name, tensor in released.items()}
     given = {name: leaves[name] for name in inputs}
 
     def ours() -> Tensor:
-        return functional_call(model, released_state_dict(model, tensors), call(**given))
+        return functional_call(
+            model, released_state_dict(model, tensors), call(**given)
+        )
 
     answers = []
     for compute in (ours, lambda: expected(tensors, **given)):
@@ -118,8 +133,14 @@ def difformer_tensors(
 ) -> Tensors:
     letters = "qkv" if use_weight else "qk"
     names = {"fcs.0": (HIDDEN, CHANNELS), "fcs.1": (CLASSES, HIDDEN)}
-    names |= {f"convs.{k}.W{w}": (heads * HIDDEN, HIDDEN) for k in range(layers) for w in letters}
-    return linears(names) | (norms(*(f"bns.{k}" for k in range(layers + 1))) if use_bn else {})
+    names |= {
+        f"convs.{k}.W{w}": (heads * HIDDEN, HIDDEN)
+        for k in range(layers)
+        for w in letters
+    }
+    return linears(names) | (
+        norms(*(f"bns.{k}" for k in range(layers + 1))) if use_bn else {}
+    )
 
 
 def difformer(
@@ -143,14 +164,18 @@ def difformer(
         else:
             values = z.expand(heads, -1, -1)
         if kernel == "simple":
-            scores = 1 + (q / q.square().sum().sqrt()) @ (key / key.square().sum().sqrt()).mT
+            scores = (
+                1 + (q / q.square().sum().sqrt()) @ (key / key.square().sum().sqrt()).mT
+            )
         else:
             scores = (q @ key.mT).sigmoid()
         coupling = scores / scores.sum(2, keepdim=True)
         if graph is not None:
             a, b = (1, 1) if graph_weight is None else (1 - graph_weight, graph_weight)
             coupling = a * coupling + b * graph
-        z = drop(normed(p, f"bns.{k + 1}", tau * (coupling @ values).mean(0) + (1 - tau) * z))
+        z = drop(
+            normed(p, f"bns.{k + 1}", tau * (coupling @ values).mean(0) + (1 - tau) * z)
+        )
     return linear(p, "fcs.1", z)
 
 
@@ -161,7 +186,12 @@ RELEASED = {
     "qkv_bias": True,
     "graph": "sum",
 }
-RELEASED |= {"self_loops": "keep", "direction": "pyg", "degrees": "count", "dropout_on": "state"}
+RELEASED |= {
+    "self_loops": "keep",
+    "direction": "pyg",
+    "degrees": "count",
+    "dropout_on": "state",
+}
 RELEASED |= {"layer_norm": True, "activation": None, "source": False}
 
 
@@ -172,7 +202,13 @@ RELEASED |= {"layer_norm": True, "activation": None, "source": False}
         {"kernel": "simple", "heads": 3, "graph_weight": 0.3, "tau": 0.2},
         {"kernel": "sigmoid", "heads": 2, "graph_weight": 0.7},
         {"kernel": "sigmoid", "heads": 1, "tau": 1.0},
-        {"kernel": "simple", "heads": 2, "transform": False, "layer_norm": False, "graph": None},
+        {
+            "kernel": "simple",
+            "heads": 2,
+            "transform": False,
+            "layer_norm": False,
+            "graph": None,
+        },
         {"kernel": "simple", "heads": 2, "dropout": 0.4},
     ],
 )
@@ -195,7 +231,9 @@ def test_difformer(options) -> None:
             for name in ("kernel", "heads", "graph_weight", "tau")
             if name in options
         }
-        return difformer(p, x, graph, layers=2, drop=lambda z: dropout(z, rate), **known)
+        return difformer(
+            p, x, graph, layers=2, drop=lambda z: dropout(z, rate), **known
+        )
 
     parts = {
         "use_weight": options.get("transform", True),
@@ -225,13 +263,17 @@ def nodeformer(
     states = [z]
     for k, omega in enumerate(directions):
         scale = (tau * HIDDEN**0.5) ** -0.5
-        q, key = (scale * by_head(p, f"convs.{k}.W{letter}", z, heads) for letter in "qk")
+        q, key = (
+            scale * by_head(p, f"convs.{k}.W{letter}", z, heads) for letter in "qk"
+        )
         values = by_head(p, f"convs.{k}.Wv", z, heads)
         features = []
         for part, over in ((q, (2,)), (key, (1, 2))):
             along = part @ omega.T
             exponent = (
-                along - part.square().sum(2, keepdim=True) / 2 - along.amax(over, keepdim=True)
+                along
+                - part.square().sum(2, keepdim=True) / 2
+                - along.amax(over, keepdim=True)
             )
             features.append((exponent.exp() + 1e-6) / omega.size(0) ** 0.5)
         scores = features[0] @ features[1].mT
@@ -260,13 +302,17 @@ def nodeformer(
 def test_nodeformer(order: int, heads: int, gate: str, jk: bool) -> None:
     tau = 0.25
     layers = 2
-    names = {"fcs.0": (HIDDEN, CHANNELS), "fcs.1": (CLASSES, HIDDEN * (layers + 1 if jk else 1))}
+    names = {
+        "fcs.0": (HIDDEN, CHANNELS),
+        "fcs.1": (CLASSES, HIDDEN * (layers + 1 if jk else 1)),
+    }
     for k in range(layers):
         names |= {f"convs.{k}.W{letter}": (heads * HIDDEN, HIDDEN) for letter in "qkv"}
         names[f"convs.{k}.Wo"] = (HIDDEN, heads * HIDDEN)
     tensors = linears(names) | norms("bns.0", "bns.1", "bns.2")
     tensors |= {
-        f"convs.{k}.b": randn(order, heads, seed=60 + k) for k in range(layers if order else 0)
+        f"convs.{k}.b": randn(order, heads, seed=60 + k)
+        for k in range(layers if order else 0)
     }
     options = {
         "heads": heads,
@@ -285,7 +331,9 @@ def test_nodeformer(order: int, heads: int, gate: str, jk: bool) -> None:
     }
     model = NodeFormer(CHANNELS, HIDDEN, CLASSES, layers, **options).eval()
     directions = [
-        buffer.double() for name, buffer in model.named_buffers() if name.endswith("directions")
+        buffer.double()
+        for name, buffer in model.named_buffers()
+        if name.endswith("directions")
     ]
     # The random features stay those of the model.
     model.load_state_dict(released_state_dict(model, tensors))
@@ -294,7 +342,9 @@ def test_nodeformer(order: int, heads: int, gate: str, jk: bool) -> None:
         hops.append((hops[-1] @ hops[-1] > 0).double())
 
     def expected(p: Tensors, x: Tensor) -> Tensor:
-        return nodeformer(p, x, directions, hops[:order], heads=heads, tau=tau, gate=gate, jk=jk)
+        return nodeformer(
+            p, x, directions, hops[:order], heads=heads, tau=tau, gate=gate, jk=jk
+        )
 
     inputs = {"x": randn(NODES, CHANNELS, seed=1)}
     assert_same(model, tensors, inputs, lambda x: (x, LOOPED), expected)
@@ -302,7 +352,9 @@ def test_nodeformer(order: int, heads: int, gate: str, jk: bool) -> None:
 
 def statistics(tensors: Tensors) -> Tensors:
     return {
-        name: randn(*tensor.shape, seed=seed).abs() + 0.5 if "running" in name else tensor
+        name: randn(*tensor.shape, seed=seed).abs() + 0.5
+        if "running" in name
+        else tensor
         for seed, (name, tensor) in enumerate(tensors.items())
     }
 
@@ -319,7 +371,11 @@ def test_sgformer_of_pyg(
     """PyG's class itself, whose attention makes ones of the default dtype; in training with the dropout of torch."""
     for module in ("sgformer", "gnn"):
         monkeypatch.setattr(f"diffusion_mp.models.{module}.dropout", torch_dropout)
-    options = {"trans_num_layers": layers, "trans_num_heads": heads, "trans_dropout": 0.3}
+    options = {
+        "trans_num_layers": layers,
+        "trans_num_heads": heads,
+        "trans_dropout": 0.3,
+    }
     options |= {
         "gnn_num_layers": gnn_layers,
         "gnn_dropout": 0.2,
@@ -335,13 +391,20 @@ def test_sgformer_of_pyg(
 
     def ours(p: Tensors, x: Tensor) -> Tensor:
         # As PyG returns them.
-        return functional_call(model, released_state_dict(model, p), (x, EDGES)).log_softmax(1)
+        return functional_call(
+            model, released_state_dict(model, p), (x, EDGES)
+        ).log_softmax(1)
 
     tensors = statistics(theirs.state_dict())
     leaves = {
-        name: t.clone().requires_grad_() for name, t in tensors.items() if t.is_floating_point()
+        name: t.clone().requires_grad_()
+        for name, t in tensors.items()
+        if t.is_floating_point()
     }
-    given = {name: t.detach() if "running" in name else t for name, t in (tensors | leaves).items()}
+    given = {
+        name: t.detach() if "running" in name else t
+        for name, t in (tensors | leaves).items()
+    }
     leaves["x"] = randn(NODES, CHANNELS, seed=1).requires_grad_()
     model.double()
     answers = []
@@ -364,7 +427,10 @@ def test_sgformer_with_biases_and_one_norm_for_all(heads: int, aggregate) -> Non
     }
     options |= {"aggregate": aggregate, "normalize": "frobenius", "qkv_bias": True}
     model = SGFormer.like_pyg(CHANNELS, HIDDEN, CLASSES, **options).eval()
-    names = {"trans_conv.fcs.0": (HIDDEN, CHANNELS), "graph_conv.fcs.0": (HIDDEN, CHANNELS)}
+    names = {
+        "trans_conv.fcs.0": (HIDDEN, CHANNELS),
+        "graph_conv.fcs.0": (HIDDEN, CHANNELS),
+    }
     names |= {
         f"trans_conv.convs.{k}.W{letter}": (heads * HIDDEN, HIDDEN)
         for k in range(2)
@@ -385,19 +451,26 @@ def test_sgformer_with_biases_and_one_norm_for_all(heads: int, aggregate) -> Non
     adjacency = over_roots(matrix(LOOPED), received, received)
 
     def batch_normed(p: Tensors, name: str, x: Tensor) -> Tensor:
-        unit = (x - p[f"{name}.running_mean"]) / (p[f"{name}.running_var"] + 1e-5).sqrt()
+        unit = (x - p[f"{name}.running_mean"]) / (
+            p[f"{name}.running_var"] + 1e-5
+        ).sqrt()
         return unit * p[f"{name}.weight"] + p[f"{name}.bias"]
 
     def expected(p: Tensors, x: Tensor) -> Tensor:
         z = relu(normed(p, "trans_conv.bns.0", linear(p, "trans_conv.fcs.0", x)))
         for k in range(2):
             q, key, values = (
-                by_head(p, f"trans_conv.convs.{k}.W{letter}", z, heads) for letter in "qkv"
+                by_head(p, f"trans_conv.convs.{k}.W{letter}", z, heads)
+                for letter in "qkv"
             )
             pairs = (q / q.square().sum().sqrt()) @ (key / key.square().sum().sqrt()).mT
-            moved = (NODES * values + pairs @ values) / (NODES + pairs.sum(2, keepdim=True))
+            moved = (NODES * values + pairs @ values) / (
+                NODES + pairs.sum(2, keepdim=True)
+            )
             z = relu(normed(p, f"trans_conv.bns.{k + 1}", (moved.mean(0) + z) / 2))
-        first = h = relu(batch_normed(p, "graph_conv.bns.0", linear(p, "graph_conv.fcs.0", x)))
+        first = h = relu(
+            batch_normed(p, "graph_conv.bns.0", linear(p, "graph_conv.fcs.0", x))
+        )
         for k in range(2):
             h = relu(
                 batch_normed(
@@ -407,7 +480,9 @@ def test_sgformer_with_biases_and_one_norm_for_all(heads: int, aggregate) -> Non
                 )
             )
             h = h + first
-        return linear(p, "fc", torch.cat([z, h], 1) if aggregate == "cat" else 0.7 * h + 0.3 * z)
+        return linear(
+            p, "fc", torch.cat([z, h], 1) if aggregate == "cat" else 0.7 * h + 0.3 * z
+        )
 
     inputs = {"x": randn(NODES, CHANNELS, seed=1)}
     assert_same(model, tensors, inputs, lambda x: (x, LOOPED), expected)
@@ -433,9 +508,13 @@ def small(**options) -> DIFFormer:
         ("bns.2.bias", r"'norms\.2\.bias', .* without layer_norm=True"),
     ],
 )
-def test_an_option_that_does_not_fit_the_checkpoint_is_named(options, words: str) -> None:
+def test_an_option_that_does_not_fit_the_checkpoint_is_named(
+    options, words: str
+) -> None:
     """An option of the model that differs; or the end of the names of tensors that the checkpoint lacks."""
-    lacking, options = (options, {}) if isinstance(options, str) else ("nothing", options)
+    lacking, options = (
+        (options, {}) if isinstance(options, str) else ("nothing", options)
+    )
     tensors = {
         name: tensor
         for name, tensor in difformer_tensors(2, 2).items()
@@ -445,8 +524,12 @@ def test_an_option_that_does_not_fit_the_checkpoint_is_named(options, words: str
         released_state_dict(small(**options), tensors)
 
 
-STATE = PyGSGFormer(CHANNELS, HIDDEN, CLASSES, trans_num_layers=1, gnn_num_layers=2).state_dict()
-SMALL_GRAPHS = {name.replace("graph_conv", "gnn"): tensor for name, tensor in STATE.items()}
+STATE = PyGSGFormer(
+    CHANNELS, HIDDEN, CLASSES, trans_num_layers=1, gnn_num_layers=2
+).state_dict()
+SMALL_GRAPHS = {
+    name.replace("graph_conv", "gnn"): tensor for name, tensor in STATE.items()
+}
 GATED = difformer_tensors(2, 2) | {"gate.weight": torch.ones(1)}
 GCN = SGFormer(CHANNELS, HIDDEN, CLASSES, gnn="gcn")
 OTHER = DiffusionGNN(CHANNELS, HIDDEN, CLASSES)
@@ -455,11 +538,17 @@ test_refusals = refuses(
     (lambda: CAT(randn(NODES, CHANNELS)), "aggregate='cat' .* Pass edge_index"),
     (lambda: released_state_dict(small(), GATED), r"'gate\.weight', which no .* Leave"),
     (lambda: released_state_dict(GCN, STATE), "with gnn='residual'"),
-    (lambda: released_state_dict(GCN, SMALL_GRAPHS), r"'gnn\.convs\.0\.bias', which no"),
+    (
+        lambda: released_state_dict(GCN, SMALL_GRAPHS),
+        r"'gnn\.convs\.0\.bias', which no",
+    ),
     (
         lambda: released_state_dict(OTHER, {}),
         "model must be one of DIFFormer, NodeFormer, SGFormer",
     ),
     (lambda: released_state_dict(small(), "model.pkl"), "released must be a dict"),
-    (lambda: released_state_dict(small(), {"epoch": 3}), r"released\['epoch'\] must be a tensor"),
+    (
+        lambda: released_state_dict(small(), {"epoch": 3}),
+        r"released\['epoch'\] must be a tensor",
+    ),
 )

@@ -63,13 +63,22 @@ def test_objects_among_the_arguments(tmp_path):
         dm.DIFFormer(8, 6, 3, update=ExplicitEuler(tau, beta=1.0), source=True),
         dm.DIFFormer(8, 6, 3, tau=torch.tensor(0.125), transform=True),
         dm.CertifiedDIFFormer(
-            8, 6, 3, 2, penalty=dm.MixturePenalty((0.5, 1.0)), constraint=Ball(2.0), inputs=inputs
+            8,
+            6,
+            3,
+            2,
+            penalty=dm.MixturePenalty((0.5, 1.0)),
+            constraint=Ball(2.0),
+            inputs=inputs,
         ),
         dm.PDETransformer(
             [9], 8, 3, 1, 2, max_length=9, placement="P1", diffusion={"strides": (1, 2)}
         ),
         dm.DiffusionConv(
-            8, 3, dm.IdentityDiffusivity() + dm.SigmoidDiffusivity(), ExplicitEuler(Positive(0.5))
+            8,
+            3,
+            dm.IdentityDiffusivity() + dm.SigmoidDiffusivity(),
+            ExplicitEuler(Positive(0.5)),
         ),
     ]
     for model in models:
@@ -91,7 +100,9 @@ def test_what_is_shared_stays_shared(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, None])
 def test_the_dtype_is_kept(dtype, tmp_path):
-    model = dm.DiffusionGNN(8, 6, 3, norm="batch", conv="gcn").to(dtype or torch.float32)
+    model = dm.DiffusionGNN(8, 6, 3, norm="batch", conv="gcn").to(
+        dtype or torch.float32
+    )
     if dtype is None:
         model.convs[0].double()
     same(model, reloaded(model, tmp_path))
@@ -100,7 +111,9 @@ def test_the_dtype_is_kept(dtype, tmp_path):
 def test_channels_of_the_first_call(tmp_path):
     model = dm.DIFFormer(-1, 6, 3)
     inputs = graphs(12)
-    with pytest.raises(ValueError, match=r"no values for encoder\.weight before its first call"):
+    with pytest.raises(
+        ValueError, match=r"no values for encoder\.weight before its first call"
+    ):
         model.save(tmp_path / "model.safetensors")
     model.double()(inputs["x"].double(), inputs["edge_index"])
     loaded = reloaded(model, tmp_path)
@@ -123,7 +136,8 @@ class MyPenalty(SimplePenalty):
 def test_own_classes_are_named(tmp_path):
     model = Mine(5, MyPenalty())
     with pytest.raises(
-        ValueError, match=r"no class 'MyPenalty'. If it is your own, pass load\(path, classes=\[My"
+        ValueError,
+        match=r"no class 'MyPenalty'. If it is your own, pass load\(path, classes=\[My",
     ):
         reloaded(model, tmp_path)
     loaded = reloaded(model, tmp_path, classes=[Mine, MyPenalty])
@@ -169,13 +183,24 @@ def written(
     """A file as `save` writes it, with another description or other tensors."""
     model = built(lambda: dm.DIFFormer(4, 4, 2))
     arguments = {"in_channels": 4, "hidden_channels": 4, "out_channels": 2}
-    about = {"$class": "DIFFormer", **arguments, **about} if isinstance(about, dict) else about
+    about = (
+        {"$class": "DIFFormer", **arguments, **about}
+        if isinstance(about, dict)
+        else about
+    )
     content = json.dumps({"format": version, "model": about})
     save_file({**model.state_dict(), **(state or {})}, path, {"diffusion_mp": content})
     return path
 
 
-CLASSES = ("os.system", "subprocess.Popen", "torch.load", "torch.nn.Linear", "eval", "_ThetaStep")
+CLASSES = (
+    "os.system",
+    "subprocess.Popen",
+    "torch.load",
+    "torch.nn.Linear",
+    "eval",
+    "_ThetaStep",
+)
 CLAIMS = {
     **{name: ({"$class": name}, f"there is no class '{name}'") for name in CLASSES},
     "no model": ({"$class": "Ball", "radius": 1.0}, "unexpected keyword argument"),
@@ -186,9 +211,15 @@ CLAIMS = {
     "too wide": ({"hidden_channels": 10**12}, "more than the tensors account for"),
     "too deep": ({"num_layers": 10**9}, "more than the tensors account for"),
     "many layers": ({"num_layers": 10**6}, "more parts than"),
-    "an object that was not made": ({"tau": {"$class": "again", "number": 7}}, "cannot be built"),
+    "an object that was not made": (
+        {"tau": {"$class": "again", "number": 7}},
+        "cannot be built",
+    ),
     "an abstract class": ({"$class": "GraphModel"}, "abstract"),
-    "code": ({"tau": {"$class": "tensor", "data": 1.0, "dtype": "load"}}, "cannot be built"),
+    "code": (
+        {"tau": {"$class": "tensor", "data": 1.0, "dtype": "load"}},
+        "cannot be built",
+    ),
 }
 
 
@@ -243,14 +274,20 @@ def test_damaged_files_are_named(blob, words, tmp_path):
     ("name", "value", "words"),
     [
         ("decoder.bias", torch.zeros(3), r"has 'decoder.bias' of another shape"),
-        ("decoder.bias", torch.zeros(2, dtype=torch.int64), r"or type than an int64 tensor"),
+        (
+            "decoder.bias",
+            torch.zeros(2, dtype=torch.int64),
+            r"or type than an int64 tensor",
+        ),
         ("more", torch.zeros(1), "has no 'more'"),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(name, value, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         dm.load(written(tmp_path / "model.safetensors", {}, {name: value}))
-    with pytest.raises(ValueError, match=r"which has 'convs\.0\.value\.weight', which is missing"):
+    with pytest.raises(
+        ValueError, match=r"which has 'convs\.0\.value\.weight', which is missing"
+    ):
         dm.load(written(tmp_path / "model.safetensors", {"transform": True}))
     with pytest.raises(FileNotFoundError, match="no file"):
         dm.load(tmp_path / "nothing")
@@ -260,7 +297,9 @@ def test_tensors_that_do_not_fit_are_named(name, value, words, tmp_path):
 
 def test_every_public_module_can_be_named() -> None:
     named = {name for name in dm.__all__ if isinstance(getattr(dm, name), type)}
-    modules = {name for name in named if issubclass(getattr(dm, name), (nn.Module, Penalty))}
+    modules = {
+        name for name in named if issubclass(getattr(dm, name), (nn.Module, Penalty))
+    }
     assert modules <= Described.classes.keys()
     assert all(Described.classes[name] is getattr(dm, name) for name in modules)
 
@@ -284,7 +323,8 @@ def test_a_folder_of_the_hub(tmp_path, monkeypatch):
         lambda: dm.DIFFormer.from_pretrained("nobody/nothing"),
     ):
         with pytest.raises(
-            ConnectionError, match="nobody/nothing could not be reached on the Hugging Face Hub"
+            ConnectionError,
+            match="nobody/nothing could not be reached on the Hugging Face Hub",
         ):
             call()
 
@@ -306,7 +346,8 @@ def test_the_score_of_a_card_is_that_of_its_model(name, data_root):
     from diffusion_mp_experiments.reproduce.table import find_table, load_table
 
     table = load_table(
-        find_table(f"zoo_{name}"), None if ZOO[name] is None else str(data_root / ZOO[name])
+        find_table(f"zoo_{name}"),
+        None if ZOO[name] is None else str(data_root / ZOO[name]),
     )
     config = table.config(table.row(name), {})
     metric = table.metric
@@ -317,5 +358,10 @@ def test_the_score_of_a_card_is_that_of_its_model(name, data_root):
         training.LastLogged(module),
     )
     training._evaluate(module, data.test_dataloader(), "test")
-    printed = re.search(r", test \| ([\d.]+)", (ROOT / "zoo" / f"{name}.md").read_text())
-    assert f"{metric.scale * logged.take(f'test_{metric.name}'):.{metric.digits}f}" == printed[1]
+    printed = re.search(
+        r", test \| ([\d.]+)", (ROOT / "zoo" / f"{name}.md").read_text()
+    )
+    assert (
+        f"{metric.scale * logged.take(f'test_{metric.name}'):.{metric.digits}f}"
+        == printed[1]
+    )

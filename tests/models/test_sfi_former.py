@@ -27,7 +27,9 @@ def molecule(size: int, generator: torch.Generator) -> Data:
     ring = torch.stack([node, node.roll(-1)])
     bonds = torch.randint(BONDS[0], (size, 1), generator=generator)
     data = Data(
-        x=torch.stack([torch.randint(count, (size,), generator=generator) for count in ATOMS], 1),
+        x=torch.stack(
+            [torch.randint(count, (size,), generator=generator) for count in ATOMS], 1
+        ),
         edge_index=torch.cat([ring, ring.flip(0)], 1),
         edge_attr=torch.cat([bonds, bonds]),
     )
@@ -40,13 +42,20 @@ def molecule(size: int, generator: torch.Generator) -> Data:
 def call(model, data: Data, **options) -> Tensor:
     pe = (data.laplacian_eigenvectors, data.laplacian_eigenvalues, data.laplacian_mask)
     return model(
-        data.x, data.edge_index, batch=data.batch, edge_attr=data.edge_attr, pe=pe, **options
+        data.x,
+        data.edge_index,
+        batch=data.batch,
+        edge_attr=data.edge_attr,
+        pe=pe,
+        **options,
     )
 
 
 @pytest.mark.parametrize("cls", MODELS)
 @pytest.mark.parametrize("task", ["node", "graph"])
-def test_a_molecule_alone_and_in_a_batch(cls: type, task: str, generator: torch.Generator) -> None:
+def test_a_molecule_alone_and_in_a_batch(
+    cls: type, task: str, generator: torch.Generator
+) -> None:
     parts = [molecule(size, generator) for size in (3, 9, 5)]
     model = build(cls, ATOMS, 12, 2, 2, edge_dim=BONDS, pe_channels=4, task=task)
     batch = Batch.from_data_list(parts)
@@ -72,13 +81,22 @@ def test_the_encodings_of_both_kinds_are_read(generator: torch.Generator) -> Non
     torch.testing.assert_close(out(model, (-vectors, values, mask)), expected)
     assert not torch.allclose(out(model, (vectors * 0.5, values, mask)), expected)
     walks = build(
-        GatedGCN, ATOMS, 8, 3, 1, edge_dim=BONDS, pe_channels=2, pe_encoder=torch.nn.Linear(4, 2)
+        GatedGCN,
+        ATOMS,
+        8,
+        3,
+        1,
+        edge_dim=BONDS,
+        pe_channels=2,
+        pe_encoder=torch.nn.Linear(4, 2),
     )
     assert not torch.allclose(out(walks, data.walks), out(walks, 2 * data.walks))
 
 
 @pytest.mark.parametrize("cls", MODELS)
-def test_edge_features_matter_and_are_carried(cls: type, generator: torch.Generator) -> None:
+def test_edge_features_matter_and_are_carried(
+    cls: type, generator: torch.Generator
+) -> None:
     x = torch.randn(5, 3, generator=generator, dtype=torch.float64)
     # a gate alone at its node would always be open.
     edges = torch.tensor([[0, 1, 2, 3, 0, 4], [1, 2, 3, 4, 2, 1]])
@@ -87,12 +105,16 @@ def test_edge_features_matter_and_are_carried(cls: type, generator: torch.Genera
     out = model(x, edges, edge_attr=features)
     assert not torch.allclose(out, model(x, edges, edge_attr=2 * features))
     order = torch.tensor([2, 5, 0, 3, 1, 4])
-    torch.testing.assert_close(model(x, edges[:, order], edge_attr=features[order]), out)
+    torch.testing.assert_close(
+        model(x, edges[:, order], edge_attr=features[order]), out
+    )
 
 
 @pytest.mark.parametrize("edges", [torch.zeros(2, 0).long(), None])
 def test_what_attends_in_each(edges: Tensor | None) -> None:
-    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = torch.randn(
+        5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     for cls, kind in (
         (GPS, PairwiseCoupling),
         (DFiFormer, PairwiseCoupling),
@@ -111,7 +133,9 @@ def test_what_attends_in_each(edges: Tensor | None) -> None:
 @pytest.mark.usefixtures("no_typecheck")
 def test_sfi_former_plus_starts_where_dfi_former_ended() -> None:
     dfi = build(DFiFormer, 3, 8, 2, 2, heads=2, attention={"gamma": 0.5})
-    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = torch.randn(
+        6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
     dfi.train()(x, edges)  # running statistics are taken too
     dfi.eval()
@@ -142,7 +166,9 @@ PASSED = torch.nn.Identity()
 
 
 def sfi(options, **inputs):
-    return lambda: SFiFormer(3, 8, 2, 1, **options)(**{"x": X, "edge_index": EDGES, **inputs})
+    return lambda: SFiFormer(3, 8, 2, 1, **options)(
+        **{"x": X, "edge_index": EDGES, **inputs}
+    )
 
 
 test_refusals = refuses(
@@ -153,12 +179,27 @@ test_refusals = refuses(
     (sfi({}, x=X.long()), "x must be floating point"),
     (sfi({}, edge_attr=ONE), "edge_attr must be passed to a model with edge_dim"),
     (sfi({"edge_dim": 1}), "edge_attr must be passed to a model with edge_dim"),
-    (sfi({"edge_dim": 1}, edge_attr=X[:3, :1]), "edge_attr must have one row for each of 2 edges"),
-    (sfi({"edge_dim": 1}, edge_attr=ONE, edge_index=None), "edge_attr needs edge_index"),
-    (sfi({"edge_dim": 1}, edge_attr=ONE, edge_index=SPARSE), "edge_attr goes with edge"),
-    (sfi({"edge_dim": [2]}, edge_attr=torch.tensor([0, 2])), "column 0 of edge_attr must lie"),
+    (
+        sfi({"edge_dim": 1}, edge_attr=X[:3, :1]),
+        "edge_attr must have one row for each of 2 edges",
+    ),
+    (
+        sfi({"edge_dim": 1}, edge_attr=ONE, edge_index=None),
+        "edge_attr needs edge_index",
+    ),
+    (
+        sfi({"edge_dim": 1}, edge_attr=ONE, edge_index=SPARSE),
+        "edge_attr goes with edge",
+    ),
+    (
+        sfi({"edge_dim": [2]}, edge_attr=torch.tensor([0, 2])),
+        "column 0 of edge_attr must lie",
+    ),
     (sfi({"edge_dim": [2]}, edge_attr=ONE), "edge_attr must hold categories"),
-    (sfi({"edge_dim": [2]}, edge_attr=EDGES), "edge_attr must be .* one column per table"),
+    (
+        sfi({"edge_dim": [2]}, edge_attr=EDGES),
+        "edge_attr must be .* one column per table",
+    ),
     (sfi({"pe_channels": 2}), "pe must be passed to a model with pe_channels"),
     (sfi({}, pe=torch.ones(4, 2)), "pe must be passed to a model with pe_channels"),
     (sfi({"pe_channels": 2, "pe_encoder": PASSED}, pe=X), "encoding of pe must be"),

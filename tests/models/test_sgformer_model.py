@@ -13,7 +13,9 @@ EDGES = torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 1, 0]])  # node 4 is isolated
 
 def build(**options) -> SGFormer:
     return (
-        built(lambda: SGFormer(4, 6, 3, **{"gnn": "gcn", "num_gnn_layers": 2} | options))
+        built(
+            lambda: SGFormer(4, 6, 3, **{"gnn": "gcn", "num_gnn_layers": 2} | options)
+        )
         .double()
         .eval()
     )
@@ -32,7 +34,9 @@ def test_the_equation_of_the_slides(alpha: float, shared_encoder: bool) -> None:
         (1 - alpha) * attention + alpha * second(relu(first(read, EDGES)), EDGES)
     )
     torch.testing.assert_close(model(x, EDGES), expected, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(model(x), model.decoder(attention), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        model(x), model.decoder(attention), rtol=1e-10, atol=1e-10
+    )
     # With an empty list of edges the GNN reads every node.
     assert torch.allclose(model(x, EDGES[:, :0]), model(x)) == (alpha == 0)
 
@@ -62,7 +66,9 @@ def test_the_source_of_difformer_has_weight_one(generator: torch.Generator) -> N
     leak = 0.2
     x = torch.randn(9, 4, generator=generator, dtype=torch.float64)
     model = (
-        DIFFormer(4, 6, 3, 3, tau=tau, source=True, leak=leak, layer_norm=False, graph=None)
+        DIFFormer(
+            4, 6, 3, 3, tau=tau, source=True, leak=leak, layer_norm=False, graph=None
+        )
         .double()
         .eval()
     )

@@ -26,7 +26,9 @@ DENSE = {
         8,
         3,
         2,
-        inputs=GaussianDiffusivity(normalize=None, measure="distance", row_stochastic=False),
+        inputs=GaussianDiffusivity(
+            normalize=None, measure="distance", row_stochastic=False
+        ),
     ),
     "SimpleDiffusivity": SimpleDiffusivity,
 }
@@ -52,7 +54,9 @@ def edges(n: int = 17) -> torch.Tensor:
 def test_few_rows_and_no_entries(x, layout):
     linear = built(lambda: FeatureLinear(13, 3)).double()
     for a, b in zip(
-        results(linear, {"x": LAYOUTS[layout](x)}), results(linear, {"x": x}), strict=True
+        results(linear, {"x": LAYOUTS[layout](x)}),
+        results(linear, {"x": x}),
+        strict=True,
     ):
         torch.testing.assert_close(a, b)
 
@@ -62,10 +66,14 @@ def test_the_linear_map_is_differentiated_twice():
     linear = built(lambda: FeatureLinear(13, 3)).double()
 
     def call(weight, bias):
-        return torch.func.functional_call(linear, {"weight": weight, "bias": bias}, (x,))
+        return torch.func.functional_call(
+            linear, {"weight": weight, "bias": bias}, (x,)
+        )
 
     assert torch.autograd.gradcheck(call, tuple(linear.parameters()))
-    assert torch.autograd.gradgradcheck(lambda *p: call(*p).square(), tuple(linear.parameters()))
+    assert torch.autograd.gradgradcheck(
+        lambda *p: call(*p).square(), tuple(linear.parameters())
+    )
 
 
 def test_a_copy_takes_sparse_features_too():
@@ -76,20 +84,29 @@ def test_a_copy_takes_sparse_features_too():
 
 @pytest.mark.parametrize("layout", ["csr", "coo", "csc"])
 @pytest.mark.parametrize("name", DENSE)
-def test_what_reads_the_features_itself_says_that_they_must_be_dense(name, layout, no_typecheck):
-    with pytest.raises(TypeError, match=r"x must be a dense tensor.*sparse_.*x\.to_dense"):
+def test_what_reads_the_features_itself_says_that_they_must_be_dense(
+    name, layout, no_typecheck
+):
+    with pytest.raises(
+        TypeError, match=r"x must be a dense tensor.*sparse_.*x\.to_dense"
+    ):
         built(DENSE[name]).double()(LAYOUTS[layout](features()), edges())
 
 
 def test_stored_entries_are_dropped_one_by_one_and_zeros_stay():
-    x = (torch.rand(400, 300, generator=torch.Generator().manual_seed(0)) < 0.1).double()
+    x = (
+        torch.rand(400, 300, generator=torch.Generator().manual_seed(0)) < 0.1
+    ).double()
     found = built(lambda: dropout(x.to_sparse_csr(), 0.25))
     assert found.layout is torch.sparse_csr
     found = found.to_dense()
     assert torch.equal(found[x == 0], x[x == 0])
     kept = found[x == 1] != 0
     torch.testing.assert_close(found[x == 1], kept.double() / 0.75)
-    assert abs(float((~kept).double().mean()) - 0.25) < 5 * (0.25 * 0.75 / kept.numel()) ** 0.5
+    assert (
+        abs(float((~kept).double().mean()) - 0.25)
+        < 5 * (0.25 * 0.75 / kept.numel()) ** 0.5
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,7 +126,9 @@ def test_features_that_do_not_fit_are_refused(cls, x, error, words):
         built(lambda: cls(13, 8, 3)).double()(x(features()), edges())
 
 
-def test_where_features_stand_is_found_once_for_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_features_stand_is_found_once_for_a_tensor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A training step sorts the stored entries by column; the next one need not, until they are moved."""
     found = []
     real = ops.compress

@@ -15,7 +15,9 @@ from helpers import built
 
 MODELS = {
     "DIFFormer": lambda **o: dm.DIFFormer(5, 8, 3, 2, graph="sum", **o),
-    "NodeFormer": lambda **o: dm.NodeFormer(5, 8, 3, 2, num_features=6, num_samples=0, **o),
+    "NodeFormer": lambda **o: dm.NodeFormer(
+        5, 8, 3, 2, num_features=6, num_samples=0, **o
+    ),
     "SGFormer": lambda **o: dm.SGFormer(5, 8, 3, **o),
     "GCN": lambda **o: dm.DiffusionGNN(5, 8, 3, 2, conv="gcn", dropout=0.0, **o),
     "GIN": lambda **o: dm.DiffusionGNN(5, 8, 3, 2, conv="gin", dropout=0.0, **o),
@@ -45,7 +47,9 @@ def molecules(generator) -> list[tuple[Tensor, Tensor]]:
 def joined(graphs) -> tuple[Tensor, Tensor, Tensor]:
     sizes = torch.tensor(SIZES)
     starts = sizes.cumsum(0) - sizes
-    edges = torch.cat([edges + start for (_, edges), start in zip(graphs, starts, strict=True)], 1)
+    edges = torch.cat(
+        [edges + start for (_, edges), start in zip(graphs, starts, strict=True)], 1
+    )
     return (
         torch.cat([x for x, _ in graphs]),
         edges,
@@ -75,14 +79,20 @@ def test_pairs_are_scored_by_inner_products(make, generator):
     pairs = torch.randint(7, (2, 9), generator=generator)
     scores = model(x, edges, edge_label_index=pairs)
     embedding = model.head.mlp(states[0])
-    torch.testing.assert_close(scores, (embedding @ embedding.t() / 3**0.5)[pairs[0], pairs[1]])
-    torch.testing.assert_close(scores, model(x, dm.Graph(7, edges), edge_label_index=pairs.flip(0)))
+    torch.testing.assert_close(
+        scores, (embedding @ embedding.t() / 3**0.5)[pairs[0], pairs[1]]
+    )
+    torch.testing.assert_close(
+        scores, model(x, dm.Graph(7, edges), edge_label_index=pairs.flip(0))
+    )
 
 
 @pytest.mark.usefixtures("no_typecheck")
 def test_tasks_for_nodes_take_no_pairs_and_those_of_links_need_them(make, generator):
     *_, (x, edges) = molecules(generator)
-    with pytest.raises(ValueError, match="task must be one of 'node', 'graph', 'link'; got 'edge'"):
+    with pytest.raises(
+        ValueError, match="task must be one of 'node', 'graph', 'link'; got 'edge'"
+    ):
         make("edge")
     for task in ("node", "graph"):
         with pytest.raises(ValueError, match="edge_label_index belongs to task='link'"):

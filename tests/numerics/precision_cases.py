@@ -45,7 +45,9 @@ class State:
         return replace(self, x=self.x.to(dtype), values=self.values.to(dtype))
 
 
-def draw(nodes: int, channels: int, corner: str, scale: float = 1.0, seed: int = 0) -> State:
+def draw(
+    nodes: int, channels: int, corner: str, scale: float = 1.0, seed: int = 0
+) -> State:
     """A state in double precision; "isolated" leaves two nodes in three without edges."""
     generator = torch.Generator().manual_seed(1000 * seed + 31 * nodes + channels)
     x = torch.randn(nodes, channels, generator=generator, dtype=torch.float64)
@@ -87,14 +89,18 @@ def diffusivity(module: Any, state: State) -> dict[str, Tensor]:
 
 def layer(options: dict[str, Any], module: Any, state: State) -> dict[str, Tensor]:
     edge_index = state.edge_index if options.get("edges", True) else None
-    return {"layer": module(state.x, edge_index, **options.get("extra", lambda x: {})(state.x))}
+    return {
+        "layer": module(
+            state.x, edge_index, **options.get("extra", lambda x: {})(state.x)
+        )
+    }
 
 
 def update(kind: str, module: Any, state: State) -> dict[str, Tensor]:
     graph = Graph(len(state.x), state.edge_index)
-    coupling = AdjacencyDiffusivity("sym", direction="undirected", self_loops="remaining")(
-        state.x, graph
-    )
+    coupling = AdjacencyDiffusivity(
+        "sym", direction="undirected", self_loops="remaining"
+    )(state.x, graph)
     return {kind: module(state.x, coupling)}
 
 
@@ -145,7 +151,15 @@ CASES: dict[str, Case] = {
     **{
         f"transformer-{placement}-{pooling}": Case(
             partial(
-                PDETransformer, 4, 8, 3, 1, 2, max_length=20, placement=placement, pooling=pooling
+                PDETransformer,
+                4,
+                8,
+                3,
+                1,
+                2,
+                max_length=20,
+                placement=placement,
+                pooling=pooling,
             ),
             sequence,
         )
@@ -160,7 +174,9 @@ CASES: dict[str, Case] = {
 SCALE_FREE = [
     name
     for name in DIFFUSIVITIES
-    if name.startswith(("simple", "sigmoid", "softmax", "gaussian", "sgformer", "kernelized-tied"))
+    if name.startswith(
+        ("simple", "sigmoid", "softmax", "gaussian", "sgformer", "kernelized-tied")
+    )
     and getattr(DIFFUSIVITIES[name](), "normalize", None) is not None
 ]
 
@@ -175,17 +191,26 @@ def results(
     }
     leaves |= dict(module.named_parameters())
     with torch.autocast("cpu", autocast, enabled=autocast is not None):
-        out = case.compute(module, replace(state, x=leaves["x"], values=leaves["values"]))
+        out = case.compute(
+            module, replace(state, x=leaves["x"], values=leaves["values"])
+        )
     loss = torch.zeros((), dtype=torch.float64)
     for part in out.values():
         loss = (
             loss
-            + (part.double() * torch.arange(part.numel()).cos().double().view(part.shape)).sum()
+            + (
+                part.double()
+                * torch.arange(part.numel()).cos().double().view(part.shape)
+            ).sum()
         )
     grads: dict[str, Tensor] = {}
     if loss.requires_grad:
         found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        grads = {name: grad for name, grad in zip(leaves, found, strict=True) if grad is not None}
+        grads = {
+            name: grad
+            for name, grad in zip(leaves, found, strict=True)
+            if grad is not None
+        }
     return {name: part.detach() for name, part in out.items()}, grads
 
 
@@ -208,10 +233,15 @@ def check_precision(
     got, grads = results(case, module, rounded, autocast)
     expected, true_grads = results(case, module.double(), rounded.to(torch.float64))
     for operation, truth in expected.items():
-        expect(bool(got[operation].isfinite().all()), f"{operation} holds NaN or infinity")
+        expect(
+            bool(got[operation].isfinite().all()), f"{operation} holds NaN or infinity"
+        )
         if values:
             compare(
-                got[operation].to(dtype), truth, "autocast" if autocast else operation, operation
+                got[operation].to(dtype),
+                truth,
+                "autocast" if autocast else operation,
+                operation,
             )
     for parameter, truth in true_grads.items():
         expect(
@@ -239,7 +269,9 @@ def largest(x: Tensor) -> float:
     return float(x.abs().max()) if x.numel() else 0.0
 
 
-def compare(got: Tensor, expected: Tensor, operation: str, what: str, size: float = 1.0) -> None:
+def compare(
+    got: Tensor, expected: Tensor, operation: str, what: str, size: float = 1.0
+) -> None:
     """Raise `LawBroken` unless they agree; an absolute tolerance is one of numbers of order one, or of ``size``."""
     size = max(1.0, size, largest(expected))
     expect_close((got.double() / size).to(got.dtype), expected / size, operation, what)

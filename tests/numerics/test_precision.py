@@ -34,14 +34,18 @@ pytestmark = pytest.mark.usefixtures("no_typecheck")
 
 
 def test_everything_public_is_in_the_table() -> None:
-    covered = {type(module) for case in CASES.values() for module in case.build().modules()}
+    covered = {
+        type(module) for case in CASES.values() for module in case.build().modules()
+    }
     exported = [
         getattr(package, name)
         for package in (diffusivities, layers, models, updates)
         for name in package.__all__
     ]
     classes = {
-        value for value in exported if inspect.isclass(value) and issubclass(value, nn.Module)
+        value
+        for value in exported
+        if inspect.isclass(value) and issubclass(value, nn.Module)
     }
     classes.remove(layers.TermModule)  # the base of terms
     missing = {value for value in classes if not inspect.isabstract(value)} - covered
@@ -84,18 +88,24 @@ OF_ROWS = [name for name in SCALE_FREE if "frobenius" not in name]
         *(pytest.param(name, SIDE_BY_SIDE, id=f"{name}-rows") for name in OF_ROWS),
     ],
 )
-def test_a_normalised_state_of_any_scale(name: str, scale: float | torch.Tensor) -> None:
+def test_a_normalised_state_of_any_scale(
+    name: str, scale: float | torch.Tensor
+) -> None:
     """The same coupling as at scale one; the gradient is that divided by the scale."""
     case = CASES[name]
     state = draw(17, CASES[name].channels, "zero rows")
     expected, truth = results(case, case.module(torch.float64), state)
     got, grads = results(
-        case, case.module(torch.float32), replace(state, x=scale * state.x).to(torch.float32)
+        case,
+        case.module(torch.float32),
+        replace(state, x=scale * state.x).to(torch.float32),
     )
     for operation, part in expected.items():
         expect_close(got[operation], part, operation)
     rtol, atol = tolerance("gradient", torch.float32)
-    torch.testing.assert_close(grads["x"].double() * scale, truth["x"], rtol=rtol, atol=atol)
+    torch.testing.assert_close(
+        grads["x"].double() * scale, truth["x"], rtol=rtol, atol=atol
+    )
     assert all(grad.isfinite().all() for grad in grads.values())
 
 
@@ -127,7 +137,13 @@ class Draw:
         name = choose.choice(NAMES)
         (dtype, autocast) = choose.choice(PRECISIONS)
         narrow = dtype != torch.float32 or autocast is not None
-        low, high = (-3.0, 2.0) if narrow else (-20.0, 20.0) if name in SCALE_FREE else (-6.0, 1.0)
+        low, high = (
+            (-3.0, 2.0)
+            if narrow
+            else (-20.0, 20.0)
+            if name in SCALE_FREE
+            else (-6.0, 1.0)
+        )
         return cls(
             name,
             dtype,
@@ -142,13 +158,18 @@ class Draw:
 
     def check(self) -> None:
         """Values are compared where a score of the states, rounded to that precision, still has digits."""
-        state = draw(self.nodes, CASES[self.name].channels, self.corner, self.scale, self.seed)
+        state = draw(
+            self.nodes, CASES[self.name].channels, self.corner, self.scale, self.seed
+        )
         narrow = self.dtype != torch.float32 or self.autocast is not None
         digits = self.name in SCALE_FREE or self.scale <= 1 or not narrow
         check_precision(self.name, state, self.dtype, self.autocast, values=digits)
 
 
-LATER = [pytest.param(first, 200, marks=pytest.mark.slow) for first in range(QUICK, 6300, 200)]
+LATER = [
+    pytest.param(first, 200, marks=pytest.mark.slow)
+    for first in range(QUICK, 6300, 200)
+]
 
 
 @pytest.mark.parametrize(
@@ -160,6 +181,8 @@ def test_random_cases(first: int, count: int) -> None:
         case = Draw.of(seed)
         try:
             case.check()
-        except Exception as error:  # whatever it is, the draw that met it is what one wants to know
+        except (
+            Exception
+        ) as error:  # whatever it is, the draw that met it is what one wants to know
             broken.append(f"{case}: {type(error).__name__}: {error}")
     assert not broken, "\n".join(broken)

@@ -25,7 +25,9 @@ HALVES = (torch.bfloat16, torch.float16)
 SINGLE = tolerance("product", torch.float32)._asdict()
 
 
-def randn(*shape: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
+def randn(
+    *shape: int, generator: torch.Generator, dtype: torch.dtype = torch.float32
+) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
@@ -46,16 +48,26 @@ def test_every_backend_divides_by_norms_of_any_size(
     for dtype, name in ((torch.float32, backend), (torch.float64, "reference")):
         leaves = [t.to(dtype).requires_grad_() for t in (q, k, v)]
         out = linear_attention(*leaves, **options, backend=name)  # type: ignore[arg-type]
-        results.append([out.detach(), *torch.autograd.grad((out * weight).sum(), leaves)])
-    size = torch.tensor([1.0, 1.0, scale], dtype=torch.float64)[[0] * 4 + [2] * 5, None, None]
+        results.append(
+            [out.detach(), *torch.autograd.grad((out * weight).sum(), leaves)]
+        )
+    size = torch.tensor([1.0, 1.0, scale], dtype=torch.float64)[
+        [0] * 4 + [2] * 5, None, None
+    ]
     one = torch.ones_like(size)
-    for got, expected, length in zip(*results, (one, size, scale / size, one), strict=True):
-        torch.testing.assert_close(got * length, expected * length, rtol=1e-4, atol=1e-4)
+    for got, expected, length in zip(
+        *results, (one, size, scale / size, one), strict=True
+    ):
+        torch.testing.assert_close(
+            got * length, expected * length, rtol=1e-4, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
 @pytest.mark.parametrize("ragged", [False, True])
-def test_the_frobenius_norm(dtype: torch.dtype, ragged: bool, generator: torch.Generator) -> None:
+def test_the_frobenius_norm(
+    dtype: torch.dtype, ragged: bool, generator: torch.Generator
+) -> None:
     """One norm for a graph: no derivative at zero, no overflow of squares (in float16 that is at 256)."""
     diffusivity = SimpleDiffusivity(normalize="frobenius")
     ptr = torch.tensor([0, 3, 3, 8]) if ragged else None
@@ -103,14 +115,18 @@ def test_tiny_and_zero_weights() -> None:
     for normalization in ("sym", "row"):
         diffusivity = AdjacencyDiffusivity(normalization)  # type: ignore[arg-type]
         ordinary, tiny = (
-            diffusivity(torch.zeros(3, 1), Graph(3, edges, torch.full((4,), weight))).to_dense()
+            diffusivity(
+                torch.zeros(3, 1), Graph(3, edges, torch.full((4,), weight))
+            ).to_dense()
             for weight in (1.0, 1e-30)
         )
         torch.testing.assert_close(tiny, ordinary)
     edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 2]])
     for normalization in ("sym", "row", "sum"):
         weight = torch.tensor([0.0, 0.0, 1.0, 1.0]).requires_grad_()
-        coupling = AdjacencyDiffusivity(normalization)(torch.zeros(3, 1), Graph(3, edges, weight))  # type: ignore[arg-type]
+        coupling = AdjacencyDiffusivity(normalization)(
+            torch.zeros(3, 1), Graph(3, edges, weight)
+        )  # type: ignore[arg-type]
         (grad,) = torch.autograd.grad((coupling @ torch.ones(3, 1, 1)).sum(), weight)
         assert grad.isfinite().all(), normalization
 
@@ -128,10 +144,14 @@ def test_edge_attention_of_distant_neighbours(
     graph = Graph(200, edges)
     coupling = EdgeDiffusivity(penalty)(x, graph)
     reached = torch.zeros(200).index_fill(0, edges[1], 1.0)
-    torch.testing.assert_close(coupling.degree().flatten().float(), reached, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        coupling.degree().flatten().float(), reached, rtol=0, atol=1e-5
+    )
     entries = coupling.at(edges).double()
     expected = EdgeDiffusivity(penalty)(x.double(), graph).at(edges)
-    torch.testing.assert_close(entries, expected, **tolerance("entries", torch.float32)._asdict())
+    torch.testing.assert_close(
+        entries, expected, **tolerance("entries", torch.float32)._asdict()
+    )
     (grad,) = torch.autograd.grad((coupling @ x.unsqueeze(1)).sum(), x)
     assert grad.isfinite().all()
 
@@ -141,7 +161,9 @@ BY_DISTANCE: dict[str, Callable[[], Diffusivity]] = {
     "simple, not normalised": lambda: SimpleDiffusivity(
         normalize=None, measure="distance", row_stochastic=False
     ),
-    "sigmoid": lambda: SigmoidDiffusivity(normalize=None, measure="distance", row_stochastic=False),
+    "sigmoid": lambda: SigmoidDiffusivity(
+        normalize=None, measure="distance", row_stochastic=False
+    ),
     "softmax": lambda: SoftmaxDiffusivity(4, normalize=None, measure="distance"),
     "gaussian": lambda: GaussianDiffusivity(
         normalize=None, measure="distance", row_stochastic=False
@@ -161,7 +183,10 @@ PLACES: dict[str, Callable[[Tensor], Tensor]] = {
         f"offset {offset:g}": lambda x, offset=offset: x + offset
         for offset in (0.0, 100.0, 2e3, 1e4, 1e6)
     },
-    **{f"scale {scale:g}": lambda x, scale=scale: scale * x for scale in (1e-4, 100.0, 1e4)},
+    **{
+        f"scale {scale:g}": lambda x, scale=scale: scale * x
+        for scale in (1e-4, 100.0, 1e4)
+    },
     "two graphs far apart": lambda x: torch.cat([x[:25] + 1e5, x[25:] - 1e5]),
     "a far cluster": lambda x: torch.cat([x[:3] + 1e4, x[3:]]),
 }
@@ -169,7 +194,9 @@ PLACES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("make", BY_DISTANCE.values(), ids=BY_DISTANCE)
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_distances_do_not_depend_on_where_rows_lie(make, place, generator: torch.Generator) -> None:
+def test_distances_do_not_depend_on_where_rows_lie(
+    make, place, generator: torch.Generator
+) -> None:
     """‖x‖² + ‖y‖² − 2x·y has no digits left far from the origin, so distances are measured from amid the rows."""
     x = place(randn(50, 4, generator=generator))
     v = randn(50, 1, 3, generator=generator)
@@ -177,14 +204,17 @@ def test_distances_do_not_depend_on_where_rows_lie(make, place, generator: torch
     batch = torch.arange(50) // 25
     graph = Graph(50, torch.cat([edges, edges + 25], 1), batch=batch)
     got, expected = (
-        make()(x.to(dtype), graph) @ v.to(dtype) for dtype in (torch.float32, torch.float64)
+        make()(x.to(dtype), graph) @ v.to(dtype)
+        for dtype in (torch.float32, torch.float64)
     )
     assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 def test_blocks_do_not_depend_on_where_rows_lie(generator: torch.Generator) -> None:
     x = 2e3 + 0.3 * randn(50, 4, generator=generator)
-    model = DiffusionConv(4, 4, BY_DISTANCE["simple"](), ExplicitEuler(0.5), transform=False)
+    model = DiffusionConv(
+        4, 4, BY_DISTANCE["simple"](), ExplicitEuler(0.5), transform=False
+    )
     complete = model.double()(x.double())
     blocks = full_graph_inference(model.float(), x, block_size=7, progress=False)
     # Four digits of what rows move.
@@ -198,8 +228,12 @@ def test_distances_in_half_precision(
 ) -> None:
     """Squared norms beyond 65 504 and their cancellation are nothing that half precision can hold."""
     x = (30 + 0.05 * randn(12, 1, 80, generator=generator)).to(dtype)
-    got = PairwiseCoupling(*distance_features(x), score=score) @ torch.eye(12).unsqueeze(1)
-    expected = PairwiseCoupling(*distance_features(x.double()), score=score).to_dense()[0]
+    got = PairwiseCoupling(*distance_features(x), score=score) @ torch.eye(
+        12
+    ).unsqueeze(1)
+    expected = PairwiseCoupling(*distance_features(x.double()), score=score).to_dense()[
+        0
+    ]
     torch.testing.assert_close(
         got[:, 0].double(), expected, **tolerance("product", dtype)._asdict()
     )
@@ -222,10 +256,14 @@ def test_gates_of_nodes_without_senders(
     with torch.autocast("cpu", dtype=dtype, enabled=autocast):
         out, gates = layer(x, edges, return_coupling=True)
     out.float().sum().backward()
-    torch.testing.assert_close(out.float(), expected, **tolerance("layer", dtype)._asdict())
+    torch.testing.assert_close(
+        out.float(), expected, **tolerance("layer", dtype)._asdict()
+    )
     assert (gates @ x.unsqueeze(2)).isfinite().all()
     assert all(
-        leaf.grad.isfinite().all() for leaf in (x, *layer.parameters()) if leaf.grad is not None
+        leaf.grad.isfinite().all()
+        for leaf in (x, *layer.parameters())
+        if leaf.grad is not None
     )
 
 
@@ -233,7 +271,9 @@ def test_gates_of_nodes_without_senders(
 MEMBER = torch.tensor([0] * 5 + [1] + [3] * 7 + [4] + [6] * 3)
 
 
-def at_the_ends(generator: torch.Generator, channels: int) -> Iterator[tuple[Tensor, Tensor]]:
+def at_the_ends(
+    generator: torch.Generator, channels: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     """States of order one and the graph of every node: one node, several graphs, equal rows, and rows of every size."""
     x = randn(17, channels, generator=generator)
     yield x[:1], MEMBER[:1]
@@ -244,7 +284,9 @@ def at_the_ends(generator: torch.Generator, channels: int) -> Iterator[tuple[Ten
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_every_layer_is_finite_at_states_of_any_size(name: str, generator: torch.Generator) -> None:
+def test_every_layer_is_finite_at_states_of_any_size(
+    name: str, generator: torch.Generator
+) -> None:
     """Values and all gradients."""
     build, options = LAYERS[name]
     pairs = torch.randint(17, (2, 100), generator=generator)
@@ -273,7 +315,9 @@ def test_equal_rows_flow_equally_at_any_size(
 ) -> None:
     """Products of matrices do not round all rows alike, and of scores of 1e16 that is everything."""
     layer = built(
-        lambda: SFiConv(6, 6, 2, projection=projection, adjacency=False, residual=False, **options)
+        lambda: SFiConv(
+            6, 6, 2, projection=projection, adjacency=False, residual=False, **options
+        )
     )
     pairs = torch.cartesian_prod(torch.arange(17), torch.arange(17)).T
     edges = pairs[:, MEMBER[pairs[0]] == MEMBER[pairs[1]]]
@@ -282,7 +326,9 @@ def test_equal_rows_flow_equally_at_any_size(
         with torch.no_grad():
             out = layer(x, edges, batch=MEMBER)
         for rows in out.split(MEMBER.bincount().tolist()):
-            assert not len(rows) or (rows - rows[0]).abs().max() <= 1e-5 * out.abs().max()
+            assert (
+                not len(rows) or (rows - rows[0]).abs().max() <= 1e-5 * out.abs().max()
+            )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -308,7 +354,9 @@ def test_a_system_that_the_rounding_of_its_entries_decides_says_so(
         Equilibrium("residual", leak=1e-6),
         HeatKernel(1e4, "residual"),
     ):
-        with pytest.warns(UserWarning, match=r"entries are rounded to torch.float32.*conservative"):
+        with pytest.warns(
+            UserWarning, match=r"entries are rounded to torch.float32.*conservative"
+        ):
             assert update(x, coupling).isfinite().all()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -320,10 +368,12 @@ def test_the_heat_kernel_of_a_loose_bound(generator: torch.Generator) -> None:
     """A bound of the spectral radius that is too large by a is e^{ta} times the rounding: 10⁸ at t = 10⁴ once."""
     x = randn(40, 2, generator=generator, dtype=torch.float64)
     edges = torch.randint(40, (2, 100), generator=generator)
-    coupling = AdjacencyDiffusivity("sym", direction="undirected", self_loops="remaining")(
-        x, Graph(40, edges)
+    coupling = AdjacencyDiffusivity(
+        "sym", direction="undirected", self_loops="remaining"
+    )(x, Graph(40, edges))
+    values, vectors = torch.linalg.eigh(
+        torch.eye(40, dtype=torch.float64) - coupling.to_dense()[0]
     )
-    values, vectors = torch.linalg.eigh(torch.eye(40, dtype=torch.float64) - coupling.to_dense()[0])
     for t in (1.0, 1e4):
         exact = vectors @ ((-t * values.clamp(min=0)).exp()[:, None] * (vectors.T @ x))
         torch.testing.assert_close(
@@ -331,14 +381,20 @@ def test_the_heat_kernel_of_a_loose_bound(generator: torch.Generator) -> None:
         )
 
 
-def test_a_sparse_coupling_in_single_precision_keeps_constants(generator: torch.Generator) -> None:
+def test_a_sparse_coupling_in_single_precision_keeps_constants(
+    generator: torch.Generator,
+) -> None:
     """Row sums that were rounded would be a leak of their own, as large as the one of a long step."""
     edges = torch.randint(30, (2, 90), generator=generator)
     edges = torch.cat([edges, edges.flip(0)], 1)
     weight = torch.rand(90, generator=generator).repeat(2)
-    coupling = SparseCoupling(Graph(30, edges, weight), symmetric=True, nonnegative=True)
+    coupling = SparseCoupling(
+        Graph(30, edges, weight), symmetric=True, nonnegative=True
+    )
     ones = torch.ones(30, 1, 1)
-    torch.testing.assert_close(ImplicitEuler(1e8)(ones, coupling), ones, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        ImplicitEuler(1e8)(ones, coupling), ones, rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
@@ -348,10 +404,20 @@ def test_sequences_without_positions_or_tokens_count_as_zero(
     pooling: Any, causal: bool, placement: Any
 ) -> None:
     model = PDETransformer(
-        [5], 8, 3, 1, 2, max_length=6, pooling=pooling, causal=causal, placement=placement
+        [5],
+        8,
+        3,
+        1,
+        2,
+        max_length=6,
+        pooling=pooling,
+        causal=causal,
+        placement=placement,
     ).eval()
     nothing = model.head(torch.zeros(1, 8))
-    torch.testing.assert_close(model(torch.zeros(2, 0, dtype=torch.long)), nothing.expand(2, -1))
+    torch.testing.assert_close(
+        model(torch.zeros(2, 0, dtype=torch.long)), nothing.expand(2, -1)
+    )
     assert model(torch.zeros(0, 3, dtype=torch.long)).shape == (0, 3)
     tokens = torch.tensor([[1, 2, 3], [1, 2, 3]])
     mask = torch.tensor([[False] * 3, [False, True, True]])

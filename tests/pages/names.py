@@ -85,7 +85,9 @@ class Name(NamedTuple):
         text = line if line.endswith(".") else paragraph.replace("\n", " ")
         text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)
         text = re.sub(r"docs/([\w-]+)\.md", r"[\1](../\1.md)", text)
-        return re.sub(r"(`+)[^`]*\1|_", lambda found: "\\_" if found[0] == "_" else found[0], text)
+        return re.sub(
+            r"(`+)[^`]*\1|_", lambda found: "\\_" if found[0] == "_" else found[0], text
+        )
 
     @property
     def task(self) -> str:
@@ -102,7 +104,8 @@ class Name(NamedTuple):
     def example(self) -> bool:
         """Whether the examples of its docstring, which the tests run, use it."""
         code = "".join(
-            example.source for example in doctest.DocTestParser().get_examples(self.documented)
+            example.source
+            for example in doctest.DocTestParser().get_examples(self.documented)
         )
         return self.name in {
             node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)
@@ -113,9 +116,7 @@ class Name(NamedTuple):
         """Where the site has it. What is lazy, or has a module's name, stands there by its own path."""
         package = self.package.__name__
         top, _, below = package.partition(".")
-        page = (
-            f"{'experiments' if top.endswith('experiments') else below.partition('.')[0] or top}.md"
-        )
+        page = f"{'experiments' if top.endswith('experiments') else below.partition('.')[0] or top}.md"
         # At the top only what __all__ leaves out is.
         lazy = below and hasattr(self.package, "__getattr__")
         hidden = lazy or find_spec(f"{package}.{self.name}")
@@ -131,7 +132,9 @@ class Name(NamedTuple):
         own = getattr(self.value, "__name__", self.name) == self.name and getattr(
             self.value, "__module__", None
         )
-        return any(self.name in names and home != (own, self.name) for home, names in _uses())
+        return any(
+            self.name in names and home != (own, self.name) for home, names in _uses()
+        )
 
 
 def packages() -> Iterator[ModuleType]:
@@ -153,7 +156,9 @@ def public_names() -> list[Name]:
             value = getattr(package, name)
             if not isinstance(value, ModuleType):
                 found[id(value), name] = Name(package, name, value)
-    return sorted(found.values(), key=lambda name: (name.package.__name__, name.name.lower()))
+    return sorted(
+        found.values(), key=lambda name: (name.package.__name__, name.name.lower())
+    )
 
 
 def by_task() -> str:
@@ -180,20 +185,27 @@ def page() -> str:
 def _tested() -> set[str]:
     """What tests import from the library, or from its modules."""
     found: set[str] = set()
-    for path in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "experiments/tests").rglob("*.py")]:
+    for path in [
+        *(ROOT / "tests").rglob("*.py"),
+        *(ROOT / "experiments/tests").rglob("*.py"),
+    ]:
         if {"fuzz", "pages"} & set(path.relative_to(ROOT).parts):
             continue
         modules = {"diffusion_mp"}
         attributes = []
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("diffusion_mp"):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+                "diffusion_mp"
+            ):
                 names = {name.name for name in node.names}
                 found |= _named(tree) if "*" in names else names
                 modules |= {name.asname or name.name for name in node.names}
             elif isinstance(node, ast.Import):
                 modules |= {
-                    name.asname or name.name for name in node.names if name.name == "diffusion_mp"
+                    name.asname or name.name
+                    for name in node.names
+                    if name.name == "diffusion_mp"
                 }
             elif isinstance(node, ast.Attribute):
                 # mp.package.name
@@ -217,13 +229,19 @@ def _uses() -> list[tuple[tuple[str, str], set[str]]]:
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             module = ".".join(path.relative_to(ROOT / folder).with_suffix("").parts)
-            for node in ast.parse(path.read_text()).body if path.name != "__init__.py" else []:
+            for node in (
+                ast.parse(path.read_text()).body if path.name != "__init__.py" else []
+            ):
                 if not isinstance(node, ast.Import | ast.ImportFrom):
                     found.append(((module, getattr(node, "name", "")), _named(node)))
-    for path in (ROOT / "experiments/src/diffusion_mp_experiments/configs").rglob("*.yaml"):
+    for path in (ROOT / "experiments/src/diffusion_mp_experiments/configs").rglob(
+        "*.yaml"
+    ):
         found.append((("", ""), set(re.findall(r"\w+", path.read_text()))))
     for page in PAGES:
-        code = (block for block in blocks(page) if not block.startswith(" "))  # no fragments
+        code = (
+            block for block in blocks(page) if not block.startswith(" ")
+        )  # no fragments
         found += [(("", ""), _named(ast.parse(block))) for block in code]
     return found
 
@@ -245,7 +263,9 @@ def _strings() -> dict[str, str]:
     """The strings below definitions of modules, by the defined name."""
     found = {}
     for path in sorted(
-        path for folder in ("src", "experiments/src") for path in (ROOT / folder).rglob("*.py")
+        path
+        for folder in ("src", "experiments/src")
+        for path in (ROOT / folder).rglob("*.py")
     ):
         for definition, below in pairwise(ast.parse(path.read_text()).body):
             match definition, below:

@@ -20,7 +20,11 @@ from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-VIEWS = {"light": (1280, 900, "light"), "dark": (1280, 900, "dark"), "phone": (390, 844, "light")}
+VIEWS = {
+    "light": (1280, 900, "light"),
+    "dark": (1280, 900, "dark"),
+    "phone": (390, 844, "light"),
+}
 LOADED = {"script": "src", "img": "src", "link": "href", "iframe": "src"}
 
 
@@ -34,7 +38,9 @@ class Page(HTMLParser):
         self.anchors: set[str] = set()
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(
+        self, tag: str, attributes: list[tuple[str, str | None]]
+    ) -> None:
         found = {name: value or "" for name, value in attributes}
         self.anchors |= {found[name] for name in ("id", "name") if name in found}
         if tag == "a" and "href" in found:
@@ -90,7 +96,9 @@ def faults_in_browser(site: Path, screenshots: Path | None) -> list[str]:
     faults: list[str] = []
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     with served(site) as address, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=found, args=["--no-sandbox"]
+        )
         for view, (width, height, scheme) in VIEWS.items():
             context = browser.new_context(
                 viewport={"width": width, "height": height}, color_scheme=scheme
@@ -116,11 +124,16 @@ def faults_in_browser(site: Path, screenshots: Path | None) -> list[str]:
                 page.on(
                     "request",
                     lambda request, note=note: (
-                        request.url.startswith((address, "data:", "blob:")) or note(request.url)
+                        request.url.startswith((address, "data:", "blob:"))
+                        or note(request.url)
                     ),
                 )
-                page.goto(f"{address}/{'' if name == '.' else name + '/'}", wait_until="load")
-                wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+                page.goto(
+                    f"{address}/{'' if name == '.' else name + '/'}", wait_until="load"
+                )
+                wide = page.evaluate(
+                    "document.documentElement.scrollWidth - window.innerWidth"
+                )
                 if wide > 0:
                     note(f"{wide} pixels wider than the window")
                 if screenshots:

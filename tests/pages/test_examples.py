@@ -22,7 +22,9 @@ def given() -> dict[str, object]:
     edge_index = torch.cat([edges, edges.flip(0)], 1)
     q, k = torch.rand(2, 6, 2, 3, generator=torch.Generator().manual_seed(1))
     of_the_library = (
-        name for name in names.public_names() if "experiments" not in name.package.__name__
+        name
+        for name in names.public_names()
+        if "experiments" not in name.package.__name__
     )
     public = {name.name: name.value for name in of_the_library}
     graph = diffusion_mp.Graph(6, edge_index)
@@ -38,7 +40,9 @@ def given() -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("name", EXAMPLES, ids=lambda name: f"{name.package.__name__}.{name.name}")
+@pytest.mark.parametrize(
+    "name", EXAMPLES, ids=lambda name: f"{name.package.__name__}.{name.name}"
+)
 def test_the_example_of(name, monkeypatch, tmp_path):
     monkeypatch.setenv("MPLBACKEND", "Agg")
     scope = (
@@ -46,13 +50,15 @@ def test_the_example_of(name, monkeypatch, tmp_path):
         | {"folder": tmp_path}
         | {public: getattr(name.package, public) for public in name.package.__all__}
     )
-    found = doctest.DocTestParser().get_doctest(name.documented, scope, name.name, None, 0)
+    found = doctest.DocTestParser().get_doctest(
+        name.documented, scope, name.name, None, 0
+    )
     report: list[str] = []
     with torch.random.fork_rng(), warnings.catch_warnings():
         torch.manual_seed(0)
-        outcome = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(
-            found, out=report.append
-        )
+        outcome = doctest.DocTestRunner(
+            verbose=False, optionflags=doctest.ELLIPSIS
+        ).run(found, out=report.append)
     assert outcome.attempted
     assert not outcome.failed, "".join(report)
 
@@ -66,7 +72,9 @@ def test_a_line_says_what_a_name_is():
     given.__doc__ = "Say :func:`~a.b`, with s_ij of docs/errata.md.\n\nMore."
     assert name.summary == r"Say `a.b`, with s\_ij of [errata](../errata.md)."
     assert not [
-        name.name for name in names.public_names() if not name.summary.endswith((".", ")", "`"))
+        name.name
+        for name in names.public_names()
+        if not name.summary.endswith((".", ")", "`"))
     ]
 
 
@@ -82,4 +90,6 @@ def test_every_public_name_is(what):
 
 def test_formulas_of_docstrings_are_readable_where_nobody_sets_them():
     """Neither a terminal nor the site, which loads no scripts from elsewhere, draws LaTeX."""
-    assert not [name.name for name in names.public_names() if ".. math::" in name.documented]
+    assert not [
+        name.name for name in names.public_names() if ".. math::" in name.documented
+    ]

@@ -24,6 +24,8 @@ def test_formulas_become_tex():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_character_of_a_formula_has_a_command(page):
     formulas = [
-        found["formula"] for found in CODE_OR_FORMULA.finditer(page.read_text()) if found["formula"]
+        found["formula"]
+        for found in CODE_OR_FORMULA.finditer(page.read_text())
+        if found["formula"]
     ]
     assert not [formula for formula in formulas if not tex(formula).isascii()]

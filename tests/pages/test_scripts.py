@@ -15,7 +15,9 @@ pytestmark = pytest.mark.unwatched  # as a reader runs them
 
 #: Pages whose blocks run one after the other, and what they find, as an expression of their names.
 STORIES = {
-    **dict.fromkeys(("index", "concepts", "training", "large-graphs", "gallery"), "True"),
+    **dict.fromkeys(
+        ("index", "concepts", "training", "large-graphs", "gallery"), "True"
+    ),
     "certified": "energies.shape == (9,) and by_block.shape == (4, 2)",
     "released": "difference.detach().abs().max() < 1e-5",
 }
@@ -53,7 +55,10 @@ class Whole(list):
                 .argsort(descending=True, stable=True)
             )
             batch = Data(
-                data.x[order], order.argsort()[data.edge_index], y=data.y[order], n_id=order
+                data.x[order],
+                order.argsort()[data.edge_index],
+                y=data.y[order],
+                n_id=order,
             )
             self.append(transform(batch.update({"batch_size": len(own)})))
 
@@ -89,7 +94,10 @@ TUTORIALS = {
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[pytest.mark.data] * data) for page, (_, data) in TUTORIALS.items()],
+    [
+        pytest.param(page, marks=[pytest.mark.data] * data)
+        for page, (_, data) in TUTORIALS.items()
+    ],
 )
 def test_a_tutorial_in_its_quick_form(page, request, monkeypatch, tmp_path):
     claim, data = TUTORIALS[page]
@@ -97,11 +105,17 @@ def test_a_tutorial_in_its_quick_form(page, request, monkeypatch, tmp_path):
     monkeypatch.setenv("MPLBACKEND", "Agg")
     path = ROOT / f"docs/tutorials/{page}.md"
     folder = request.getfixturevalue("data_root") if data else tmp_path / "none"
-    made, scope = tutorials.run(path, folder, rows=400, epochs=3, draws=2, seeds=2, folds=2)
+    made, scope = tutorials.run(
+        path, folder, rows=400, epochs=3, draws=2, seeds=2, folds=2
+    )
     assert bool(eval(claim, scope)), claim
     written = path.read_text()
-    without_numbers = [re.sub(r"[-−]?[\d.]+|nan", "#", text) for text in (made, written)]
-    assert without_numbers[0] == without_numbers[1], "run `python -m tests.pages.tutorials`"
+    without_numbers = [
+        re.sub(r"[-−]?[\d.]+|nan", "#", text) for text in (made, written)
+    ]
+    assert without_numbers[0] == without_numbers[1], (
+        "run `python -m tests.pages.tutorials`"
+    )
     drawn = {picture.name for picture in tmp_path.glob("*.png")}
     assert drawn == set(re.findall(r"images/(tutorial-.*\.png)", written))
     assert all((ROOT / "docs/images" / name).stat().st_size < 60_000 for name in drawn)

@@ -29,12 +29,16 @@ def run(page: Path, data: Path, **constants: int) -> tuple[str, dict[str, object
 
     def with_output(block: re.Match[str]) -> str:
         code = re.sub(
-            r"(?m)^(\w+) = (\d+)$", lambda at: f"{at[1]} = {constants.get(at[1], at[2])}", block[1]
+            r"(?m)^(\w+) = (\d+)$",
+            lambda at: f"{at[1]} = {constants.get(at[1], at[2])}",
+            block[1],
         )
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile(code, page.stem, "exec"), scope)
         output = printed.getvalue()
-        return f"```python\n{block[1]}```\n" + (f"\n```text\n{output}```\n" if output else "")
+        return f"```python\n{block[1]}```\n" + (
+            f"\n```text\n{output}```\n" if output else ""
+        )
 
     with seeded(0):
         return BLOCK.sub(with_output, page.read_text()), scope
@@ -43,7 +47,9 @@ def run(page: Path, data: Path, **constants: int) -> tuple[str, dict[str, object
 if __name__ == "__main__":
     data = Path(os.environ.get("DIFFUSION_MP_DATA", "data")).absolute()
     images = ROOT / "docs/images"
-    for page in (page for page in TUTORIALS if page.stem in (sys.argv[1:] or page.stem)):
+    for page in (
+        page for page in TUTORIALS if page.stem in (sys.argv[1:] or page.stem)
+    ):
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             page.write_text(run(page, data)[0])
             for picture in Path(folder).glob("tutorial-*.png"):

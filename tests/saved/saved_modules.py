@@ -61,9 +61,13 @@ def product(diffusivity: Diffusivity, inputs: Inputs) -> Tensor:
 def layer(module: nn.Module, inputs: Inputs, **options: str) -> Tensor:
     """What a layer or model answers, given further inputs by name."""
     out = module(
-        inputs["x"], *graph(inputs), **{name: inputs[key] for name, key in options.items()}
+        inputs["x"],
+        *graph(inputs),
+        **{name: inputs[key] for name, key in options.items()},
     )
-    return torch.cat([part.flatten() for part in out]) if isinstance(out, tuple) else out
+    return (
+        torch.cat([part.flatten() for part in out]) if isinstance(out, tuple) else out
+    )
 
 
 def in_training(module: nn.Module, inputs: Inputs) -> Tensor:
@@ -73,7 +77,9 @@ def in_training(module: nn.Module, inputs: Inputs) -> Tensor:
 
 def with_encodings(module: nn.Module, inputs: Inputs) -> Tensor:
     pe = inputs["eigenvectors"], inputs["eigenvalues"]
-    return module(inputs["categories"], *graph(inputs), edge_attr=inputs["edge_attr"], pe=pe)
+    return module(
+        inputs["categories"], *graph(inputs), edge_attr=inputs["edge_attr"], pe=pe
+    )
 
 
 def mlp() -> nn.Module:
@@ -89,7 +95,9 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     "simple-tied": lambda: dm.SimpleDiffusivity(4, projection="tied", head_channels=3),
     "sigmoid": lambda: dm.SigmoidDiffusivity(4, heads=2, projection="separate"),
     "softmax": lambda: dm.SoftmaxDiffusivity(4, projection="tied"),
-    "gaussian": lambda: dm.GaussianDiffusivity(4, heads=2, projection="tied", bandwidth=0.5),
+    "gaussian": lambda: dm.GaussianDiffusivity(
+        4, heads=2, projection="tied", bandwidth=0.5
+    ),
     "kernelized": lambda: dm.KernelizedSoftmaxDiffusivity(
         4, heads=2, num_features=5, edge_regularization=0.5
     ),
@@ -101,7 +109,9 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     "sparse-flow-tied": lambda: dm.SparseFlowDiffusivity(
         4, projection="tied", friction="constant", alpha=1.0
     ),
-    "edge-sparse-flow": lambda: dm.diffusivities.EdgeSparseFlowDiffusivity(4, heads=2, hops=2),
+    "edge-sparse-flow": lambda: dm.diffusivities.EdgeSparseFlowDiffusivity(
+        4, heads=2, hops=2
+    ),
     "neumann": lambda: dm.NeumannDiffusivity(2, strides=(1, 2), boundary="replicate"),
     "identity": dm.IdentityDiffusivity,
     "uniform": dm.UniformDiffusivity,
@@ -116,11 +126,14 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
         dm.SigmoidDiffusivity(4, projection="tied"), dm.AdjacencyDiffusivity("sym")
     ),
     "augmented-mean": lambda: dm.GraphAugmentedDiffusivity(
-        dm.SimpleDiffusivity(4, projection="separate"), dm.AdjacencyDiffusivity("sym"), "mean"
+        dm.SimpleDiffusivity(4, projection="separate"),
+        dm.AdjacencyDiffusivity("sym"),
+        "mean",
     ),
     "scaled": lambda: scalar(0.5) * dm.SimpleDiffusivity(4, projection="tied"),
     "sum": lambda: (
-        0.5 * dm.SimpleDiffusivity(4, projection="tied") + scalar(0.5) * dm.GATDiffusivity(4)
+        0.5 * dm.SimpleDiffusivity(4, projection="tied")
+        + scalar(0.5) * dm.GATDiffusivity(4)
     ),
     "three-terms": lambda: (
         dm.SimpleDiffusivity(4, projection="tied")
@@ -131,16 +144,26 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
 
 # What were defaults when the states were saved.
 MAPPED: dict[str, Any] = {"transform": True, "keep": "values", "bias": True}
-SLIDES: dict[str, Any] = {"relational_bias": "sum", "tau": 0.25, "logits": "dot", "num_samples": 10}
+SLIDES: dict[str, Any] = {
+    "relational_bias": "sum",
+    "tau": 0.25,
+    "logits": "dot",
+    "num_samples": 10,
+}
 PUBLISHED: dict[str, Any] = {"tau": 0.5, "layer_norm": True}
 
 LAYERS: dict[str, Case | Callable[[], nn.Module]] = {
     "diffusion": lambda: dm.DiffusionConv(
         4, 3, dm.GATDiffusivity(4, 2), dm.ExplicitEuler(0.5), 2, concat=True
     ),
-    "diffusion-keep-state": lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), keep="state"),
+    "diffusion-keep-state": lambda: dm.DiffusionConv(
+        4, 4, dm.SimpleDiffusivity(), keep="state"
+    ),
     "diffusion-source": lambda: dm.DiffusionConv(
-        4, 3, dm.SimpleDiffusivity(4, projection="tied"), dm.ExplicitEuler(0.3, beta=1.0)
+        4,
+        3,
+        dm.SimpleDiffusivity(4, projection="tied"),
+        dm.ExplicitEuler(0.3, beta=1.0),
     ),
     "readme": lambda: dm.DiffusionConv(
         4,
@@ -152,21 +175,32 @@ LAYERS: dict[str, Case | Callable[[], nn.Module]] = {
         4, 3, dm.SparseFlowDiffusivity(4, heads=2), 2, head_channels=2
     ),
     "difformer-conv": lambda: dm.DIFFormerConv(4, 3, 2, projection="separate"),
-    "difformer-conv-mean": lambda: dm.DIFFormerConv(4, 4, kernel="sigmoid", graph="mean", **MAPPED),
+    "difformer-conv-mean": lambda: dm.DIFFormerConv(
+        4, 4, kernel="sigmoid", graph="mean", **MAPPED
+    ),
     "difformer-conv-source": (
         lambda: dm.DIFFormerConv(4, 4, beta=0.5, leak=0.2, **MAPPED),
         partial(layer, source="source"),
     ),
-    "nodeformer-conv": lambda: dm.NodeFormerConv(4, 4, 2, num_features=5, hops=2, **SLIDES),
+    "nodeformer-conv": lambda: dm.NodeFormerConv(
+        4, 4, 2, num_features=5, hops=2, **SLIDES
+    ),
     "sgformer-conv": lambda: dm.SGFormerConv(4, 4, 2),
     "sfi-conv": lambda: dm.SFiConv(4, 4, 2, bias=True),
     "sfi-conv-no-adjacency": lambda: dm.SFiConv(
         4, 4, adjacency=False, projection="tied", residual=False
     ),
-    "sfi-conv-hops": lambda: dm.SFiConv(4, 4, 2, hops=2, friction="constant", gamma=0.5),
-    "gated-gcn-conv": (lambda: dm.GatedGCNConv(4), partial(layer, edge_attr="edge_attr")),
+    "sfi-conv-hops": lambda: dm.SFiConv(
+        4, 4, 2, hops=2, friction="constant", gamma=0.5
+    ),
+    "gated-gcn-conv": (
+        lambda: dm.GatedGCNConv(4),
+        partial(layer, edge_attr="edge_attr"),
+    ),
     "gps-block": (
-        lambda: dm.layers.GPSBlock(4, dm.GatedGCNConv(4), dm.SFiConv(4, 4, 2, residual=False)),
+        lambda: dm.layers.GPSBlock(
+            4, dm.GatedGCNConv(4), dm.SFiConv(4, 4, 2, residual=False)
+        ),
         partial(layer, edge_attr="edge_attr"),
     ),
     "gps-block-local": lambda: dm.layers.GPSBlock(4, dm.GCNConv(4, 4), norm="layer"),
@@ -186,7 +220,10 @@ LAYERS: dict[str, Case | Callable[[], nn.Module]] = {
     "gat": lambda: dm.GATConv(4, 3, 2),
     "gat-mean": lambda: dm.GATConv(4, 3, 2, concat=False),
     "appnp": lambda: dm.APPNPConv(4, K=4, alpha=0.2),
-    "gcnii": (lambda: dm.GCNIIConv(4, 0.2, theta=0.5, layer=2), partial(layer, source="source")),
+    "gcnii": (
+        lambda: dm.GCNIIConv(4, 0.2, theta=0.5, layer=2),
+        partial(layer, source="source"),
+    ),
 }
 
 MODELS: dict[str, Case | Callable[[], nn.Module]] = {
@@ -211,11 +248,21 @@ MODELS: dict[str, Case | Callable[[], nn.Module]] = {
     ),
     "nodeformer-noise": (
         lambda: dm.NodeFormer(
-            4, 4, 3, 1, heads=2, num_features=5, hops=1, jump="cat", **SLIDES | {"num_samples": 3}
+            4,
+            4,
+            3,
+            1,
+            heads=2,
+            num_features=5,
+            hops=1,
+            jump="cat",
+            **SLIDES | {"num_samples": 3},
         ),
         in_training,
     ),
-    "sgformer": lambda: dm.SGFormer(4, 4, 3, heads=2, num_gnn_layers=2, gnn="gcn", alpha=0.5),
+    "sgformer": lambda: dm.SGFormer(
+        4, 4, 3, heads=2, num_gnn_layers=2, gnn="gcn", alpha=0.5
+    ),
     "sgformer-released": lambda: dm.SGFormer(
         4, 4, 3, num_gnn_layers=1, shared_encoder=False, gnn="gat", alpha=0.5
     ),
@@ -228,7 +275,9 @@ MODELS: dict[str, Case | Callable[[], nn.Module]] = {
     "dfi-former": lambda: dm.DFiFormer(4, 4, 3, 1, heads=2),
     "sfi-former": lambda: dm.SFiFormer(4, 4, 3, 1, heads=2),
     "sfi-former-encodings": (
-        lambda: dm.SFiFormer([3, 3], 5, 3, 1, heads=1, edge_dim=4, pe_channels=2, task="graph"),
+        lambda: dm.SFiFormer(
+            [3, 3], 5, 3, 1, heads=1, edge_dim=4, pe_channels=2, task="graph"
+        ),
         with_encodings,
     ),
     "pde-transformer": (
@@ -237,11 +286,15 @@ MODELS: dict[str, Case | Callable[[], nn.Module]] = {
     ),
     "label-propagation": (
         lambda: dm.LabelPropagation(3),
-        lambda module, inputs: module(inputs["labels"], *graph(inputs)[:2], batch=inputs["batch"]),
+        lambda module, inputs: module(
+            inputs["labels"], *graph(inputs)[:2], batch=inputs["batch"]
+        ),
     ),
 }
 
-CASES: dict[str, Case] = {name: (build, product) for name, build in DIFFUSIVITIES.items()} | {
+CASES: dict[str, Case] = {
+    name: (build, product) for name, build in DIFFUSIVITIES.items()
+} | {
     f"{name}-{kind}": case if isinstance(case, tuple) else (case, layer)
     for kind, cases in (("layer", LAYERS), ("model", MODELS))
     for name, case in cases.items()
@@ -267,7 +320,9 @@ def main(path: str, *names: str) -> None:
     for name in names or CASES:
         build, answer = CASES[name]
         module = drawn(build)
-        saved["states"][name] = {key: value.clone() for key, value in module.state_dict().items()}
+        saved["states"][name] = {
+            key: value.clone() for key, value in module.state_dict().items()
+        }
         with torch.no_grad():
             saved["outputs"][name] = answer(module, inputs).clone()
     torch.save(saved, path)

@@ -15,7 +15,9 @@ from diffusion_mp.diffusivities import ScaledDiffusivity, SumDiffusivity
 
 from .saved_modules import CASES
 
-SAVED: dict[str, Any] = torch.load(Path(__file__).with_name("modules.pt"), weights_only=True)
+SAVED: dict[str, Any] = torch.load(
+    Path(__file__).with_name("modules.pt"), weights_only=True
+)
 
 
 @pytest.mark.usefixtures("no_typecheck")
@@ -38,15 +40,21 @@ def test_every_case_is_saved() -> None:
 def test_arguments_of_numpy_and_enums_and_views_of_one_tensor(
     tmp_path: Path, no_typecheck: None
 ) -> None:
-    conv = DIFFormerConv(4, 4, kernel=StrEnum("Kernel", ["simple"]).simple, beta=np.float64(0.3))
+    conv = DIFFormerConv(
+        4, 4, kernel=StrEnum("Kernel", ["simple"]).simple, beta=np.float64(0.3)
+    )
     scales = torch.tensor([0.1, 0.9, 0.5])
     uniform = UniformDiffusivity()
     for module in (
         conv,
-        SumDiffusivity([ScaledDiffusivity(part, uniform) for part in (scales[:2], scales[::2])]),
+        SumDiffusivity(
+            [ScaledDiffusivity(part, uniform) for part in (scales[:2], scales[::2])]
+        ),
     ):
         module.save(tmp_path / "a model")
-        torch.testing.assert_close(load(tmp_path / "a model").state_dict(), module.state_dict())
+        torch.testing.assert_close(
+            load(tmp_path / "a model").state_dict(), module.state_dict()
+        )
         assert repr(load(tmp_path / "a model")) == repr(module)
 
 

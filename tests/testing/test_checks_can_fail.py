@@ -34,7 +34,9 @@ from helpers import refuses
 
 
 def matrix() -> Tensor:
-    return torch.rand(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return torch.rand(
+        6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
 
 
 class Dense(Coupling):
@@ -82,9 +84,16 @@ COUPLINGS: list[tuple[str, Body]] = [
     ("gradients", {"degree": lambda self: Dense.degree(self).detach()}),
     (
         "writable",
-        {"_product": lambda self, v: Dense._product(self, v).mean(0, keepdim=True).expand_as(v)},
+        {
+            "_product": lambda self, v: (
+                Dense._product(self, v).mean(0, keepdim=True).expand_as(v)
+            )
+        },
     ),
-    ("writable", {"degree": lambda self: self.matrix.sum(1, keepdim=True)[:1].expand(6, 1)}),
+    (
+        "writable",
+        {"degree": lambda self: self.matrix.sum(1, keepdim=True)[:1].expand(6, 1)},
+    ),
     ("writable", {"to_dense": lambda self: self.matrix.unsqueeze(0)}),
     ("writable", {"_product": lambda self, v: v[:, :, :]}),
 ]
@@ -92,21 +101,25 @@ COUPLINGS: list[tuple[str, Body]] = [
 
 @pytest.mark.parametrize(("law", "body"), COUPLINGS)
 def test_broken_couplings_are_named(law: str, body: Body) -> None:
-    with pytest.raises(AssertionError, match=rf"Broken breaks the law '{law}' \(.*\): .*"):
+    with pytest.raises(
+        AssertionError, match=rf"Broken breaks the law '{law}' \(.*\): .*"
+    ):
         check_coupling(type("Broken", (Dense,), body)(matrix().requires_grad_()))
 
 
 @pytest.mark.parametrize("promise", ["symmetric", "row_stochastic", "nonnegative"])
 def test_false_promises_are_found(promise: str) -> None:
     with pytest.raises(
-        AssertionError, match=f"Dense breaks the law 'declared properties'.*declared {promise}"
+        AssertionError,
+        match=f"Dense breaks the law 'declared properties'.*declared {promise}",
     ):
         check_coupling(Dense(-matrix(), **{promise: True}))
 
 
 def test_couplings_that_leak_between_graphs_are_found() -> None:
     with pytest.raises(
-        AssertionError, match=r"block diagonal.*entries between different graphs are not zero"
+        AssertionError,
+        match=r"block diagonal.*entries between different graphs are not zero",
     ):
         check_coupling(Dense(matrix()), ptr=torch.tensor([0, 2, 6]))
 
@@ -128,7 +141,8 @@ def test_sums_that_do_not_merge_are_found() -> None:
     query = matrix().unsqueeze(1)
     check_coupling(LowRankCoupling(query, query, positive_semidefinite=True))
     with pytest.raises(
-        AssertionError, match=r"PoolsMeans breaks the law 'pooled by blocks'.*S @ v by blocks at"
+        AssertionError,
+        match=r"PoolsMeans breaks the law 'pooled by blocks'.*S @ v by blocks at",
     ):
         check_coupling(PoolsMeans(query, query))
 
@@ -144,22 +158,46 @@ def test_checks_take_gradients_wherever_they_are_called(switch: Any) -> None:
 
 PATH = path_problem(5)
 test_refusals = refuses(
-    (lambda: check_coupling(Dense(matrix()), skip={"prodct": "misspelt"}), "skip names the laws"),
-    (lambda: check_coupling(Dense(matrix()), skip=["purity"]), TypeError, "skip must be a mapping"),
-    (lambda: check_coupling(Dense(matrix()), ptr=torch.tensor([0, 7])), "ptr must rise"),
-    (lambda: check_diffusivity(nn.Linear(3, 3)), TypeError, "a Diffusivity, got Linear"),
+    (
+        lambda: check_coupling(Dense(matrix()), skip={"prodct": "misspelt"}),
+        "skip names the laws",
+    ),
+    (
+        lambda: check_coupling(Dense(matrix()), skip=["purity"]),
+        TypeError,
+        "skip must be a mapping",
+    ),
+    (
+        lambda: check_coupling(Dense(matrix()), ptr=torch.tensor([0, 7])),
+        "ptr must rise",
+    ),
+    (
+        lambda: check_diffusivity(nn.Linear(3, 3)),
+        TypeError,
+        "a Diffusivity, got Linear",
+    ),
     (lambda: check_diffusivity(Cosine, channels=0), "channels must be at least 1"),
     (lambda: check_update(nn.Linear(3, 3)), TypeError, "a StateUpdate, got Linear"),
     (lambda: check_layer(nn.ReLU()), "in_channels"),
-    (lambda: check_layer(normed, in_channels=2.5), TypeError, "in_channels must be an integer"),
+    (
+        lambda: check_layer(normed, in_channels=2.5),
+        TypeError,
+        "in_channels must be an integer",
+    ),
     (lambda: check_layer(normed, extra={}), TypeError, "extra must be a function"),
     (lambda: tolerance("prodct", torch.float64), KeyError, "prodct"),
     (lambda: tolerance("product", torch.int64), KeyError, "torch.int64"),
     (lambda: path_problem(1, "residual"), "adjacency must have positive row sums"),
-    (lambda: problem_on_graph("", torch.full((2, 2), torch.inf)), "adjacency must be finite"),
+    (
+        lambda: problem_on_graph("", torch.full((2, 2), torch.inf)),
+        "adjacency must be finite",
+    ),
     (lambda: PATH.steady_state(PATH.state), SingularSystemError, "raise the leak"),
     (lambda: PATH.implicit_step(0.5, torch.ones(4, 2, 3)), "source must have 5 rows"),
-    (lambda: order_of_convergence(ExplicitEuler, PATH, counts=(8, 8)), "two different numbers"),
+    (
+        lambda: order_of_convergence(ExplicitEuler, PATH, counts=(8, 8)),
+        "two different numbers",
+    ),
     error=ValueError,
 )
 
@@ -184,7 +222,9 @@ class Cosine(Diffusivity):
 
     def couple(self, x: Tensor, graph: Graph) -> Coupling:
         q = self.features(x)
-        return LinearAttentionCoupling(q, q, graph.segments, nonnegative=True, mutual=True)
+        return LinearAttentionCoupling(
+            q, q, graph.segments, nonnegative=True, mutual=True
+        )
 
 
 class ForgetsToReset(Cosine):
@@ -220,7 +260,9 @@ def by_position(self: Cosine, x: Tensor) -> Tensor:
 MixesBatchMates = type("MixesBatchMates", (Cosine,), {"couple": without_batch})
 CountsNodes = type("CountsNodes", (Cosine,), {"couple": by_count})
 ReadsPositions = type("ReadsPositions", (Cosine,), {"features": by_position})
-in_training = {"features": lambda self, x: Cosine.features(self, 2 * x + 1 if self.training else x)}
+in_training = {
+    "features": lambda self, x: Cosine.features(self, 2 * x + 1 if self.training else x)
+}
 DropsInTraining = type("DropsInTraining", (Cosine,), in_training)
 DIFFUSIVITIES = [
     (MixesBatchMates, "batching"),
@@ -234,7 +276,9 @@ DIFFUSIVITIES = [
 
 @pytest.mark.parametrize(("kind", "law"), DIFFUSIVITIES)
 def test_broken_diffusivities_are_named(kind: type[Cosine], law: str) -> None:
-    with pytest.raises(AssertionError, match=rf"{kind.__name__} breaks the law '{law}'"):
+    with pytest.raises(
+        AssertionError, match=rf"{kind.__name__} breaks the law '{law}'"
+    ):
         check_diffusivity(kind)
 
 
@@ -261,7 +305,8 @@ def test_broken_layers_are_named() -> None:
     with pytest.raises(AssertionError, match=r"BatchNormed breaks the law 'batching'"):
         check_layer(normed)
     with pytest.raises(
-        AssertionError, match=r"Remembers breaks the law 'writable'.*what the next call returns"
+        AssertionError,
+        match=r"Remembers breaks the law 'writable'.*what the next call returns",
     ):
         check_layer(lambda: Remembers(4, 3, Cosine()))
 
@@ -330,26 +375,35 @@ def test_a_sound_update_passes() -> None:
 
 
 UPDATES = [
-    (type("LooksAtAllGraphs", (Halfway,), {"kept": lambda self, x: x - x.mean(0)}), "batching"),
+    (
+        type("LooksAtAllGraphs", (Halfway,), {"kept": lambda self, x: x - x.mean(0)}),
+        "batching",
+    ),
     (AcceptsAnything, "refusals"),
     (ForgetsItsGain, "reset parameters"),
     (type("Writes", (Halfway,), {"kept": lambda self, x: x.mul_(1.001)}), "purity"),
     (Leaks, "constants"),
     (type("CountsHeads", (Halfway,), {"kept": lambda self, x: x * x.size(1)}), "heads"),
     (IgnoresTheStateBefore, "previous"),
-    (type("ReturnsTheState", (Halfway,), {"step": lambda self, x, *_, **__: x}), "writable"),
+    (
+        type("ReturnsTheState", (Halfway,), {"step": lambda self, x, *_, **__: x}),
+        "writable",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("kind", "law"), UPDATES)
 def test_broken_updates_are_named(kind: type[StateUpdate], law: str) -> None:
-    with pytest.raises(AssertionError, match=rf"{kind.__name__} breaks the law '{law}'"):
+    with pytest.raises(
+        AssertionError, match=rf"{kind.__name__} breaks the law '{law}'"
+    ):
         check_update(kind)
 
 
 def test_a_broken_law_says_how_to_leave_it_out() -> None:
     with pytest.raises(
-        AssertionError, match=r"left out with a reason: skip=\{'reset parameters': 'why'\}"
+        AssertionError,
+        match=r"left out with a reason: skip=\{'reset parameters': 'why'\}",
     ) as caught:
         check_diffusivity(ForgetsToReset)
     assert "\n" in str(caught.value)
@@ -364,7 +418,9 @@ def test_the_core_level_leaves_out_what_is_strict() -> None:
     check_diffusivity(ForgetsToReset, level="core")
     check_update(ForgetsItsGain, level="core")
     check_update(
-        ExplicitEuler(0.5), level="core", skip={"half precision": "a law of the strict level"}
+        ExplicitEuler(0.5),
+        level="core",
+        skip={"half precision": "a law of the strict level"},
     )
     with pytest.raises(AssertionError, match="breaks the law 'batching'"):
         check_diffusivity(MixesBatchMates, level="core")

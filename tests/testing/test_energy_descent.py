@@ -46,13 +46,16 @@ def test_a_lambda_below_the_certified_one_is_caught() -> None:
     def small(coupling, x):
         return Explicit(QuadraticPenalty(), 0.2 * 0.5 / 2, coupling=coupling)
 
-    with pytest.raises(AssertionError, match=r"ExplicitEuler, instance .*the energy rose from"):
+    with pytest.raises(
+        AssertionError, match=r"ExplicitEuler, instance .*the energy rose from"
+    ):
         assert_energy_descent(ExplicitEuler(0.5), small)
 
 
 def test_an_energy_of_the_users_own() -> None:
     assert_energy_descent(
-        ExplicitEuler(0.5), lambda coupling, x: Explicit("quadratic", 1.0, coupling=coupling)
+        ExplicitEuler(0.5),
+        lambda coupling, x: Explicit("quadratic", 1.0, coupling=coupling),
     )
 
 
@@ -61,19 +64,27 @@ def layer(diffusivity: Diffusivity, update: StateUpdate) -> DiffusionConv:
 
 
 LAYERS = {
-    "simple": layer(SimpleDiffusivity(4, normalize=None, measure="distance"), ExplicitEuler(0.5)),
-    "simple-leak": layer(
-        SimpleDiffusivity(4, normalize=None, measure="distance"), ExplicitEuler(0.5, leak=0.3)
+    "simple": layer(
+        SimpleDiffusivity(4, normalize=None, measure="distance"), ExplicitEuler(0.5)
     ),
-    "sigmoid": layer(SigmoidDiffusivity(4, normalize=None, measure="distance"), ExplicitEuler(1.0)),
+    "simple-leak": layer(
+        SimpleDiffusivity(4, normalize=None, measure="distance"),
+        ExplicitEuler(0.5, leak=0.3),
+    ),
+    "sigmoid": layer(
+        SigmoidDiffusivity(4, normalize=None, measure="distance"), ExplicitEuler(1.0)
+    ),
     "sigmoid-unnormalised": layer(
         SigmoidDiffusivity(4, normalize=None, measure="distance", row_stochastic=False),
         ExplicitEuler(0.05),
     ),
     "gcn": layer(
-        AdjacencyDiffusivity("sym", direction="undirected"), ExplicitEuler(0.5, "residual")
+        AdjacencyDiffusivity("sym", direction="undirected"),
+        ExplicitEuler(0.5, "residual"),
     ),
-    "sum": layer(AdjacencyDiffusivity("sum", direction="undirected"), ExplicitEuler(0.05)),
+    "sum": layer(
+        AdjacencyDiffusivity("sum", direction="undirected"), ExplicitEuler(0.05)
+    ),
 }
 
 
@@ -86,7 +97,10 @@ def test_layers_descend_the_energy_that_theory_gives_them(name: str) -> None:
     ("module", "reason"),
     [
         (layer(SimpleDiffusivity(4), ExplicitEuler(0.5)), "not symmetric"),
-        (layer(SimpleDiffusivity(4, projection="separate"), ExplicitEuler(0.5)), "not symmetric"),
+        (
+            layer(SimpleDiffusivity(4, projection="separate"), ExplicitEuler(0.5)),
+            "not symmetric",
+        ),
         (
             layer(
                 SimpleDiffusivity(4, heads=2, normalize=None, measure="distance"),
@@ -95,7 +109,9 @@ def test_layers_descend_the_energy_that_theory_gives_them(name: str) -> None:
             "several heads",
         ),
         (
-            layer(AdjacencyDiffusivity("sym", direction="undirected"), ImplicitEuler(0.5)),
+            layer(
+                AdjacencyDiffusivity("sym", direction="undirected"), ImplicitEuler(0.5)
+            ),
             "pass assert_energy_descent",
         ),
         (layer(AdjacencyDiffusivity("row"), ExplicitEuler(0.5)), "not symmetric"),
@@ -103,7 +119,9 @@ def test_layers_descend_the_energy_that_theory_gives_them(name: str) -> None:
         (ExplicitEuler(1.5, leak=1.0), "no energy is known to descend"),
     ],
 )
-def test_what_no_theorem_covers_is_refused_with_the_reason(module: nn.Module, reason: str) -> None:
+def test_what_no_theorem_covers_is_refused_with_the_reason(
+    module: nn.Module, reason: str
+) -> None:
     with pytest.raises(AssertionError, match=reason):
         assert_energy_descent(module)
 

@@ -8,7 +8,13 @@ from scipy.linalg import expm
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling
-from diffusion_mp.updates import CrankNicolson, Equilibrium, HeatKernel, ImplicitEuler, StateUpdate
+from diffusion_mp.updates import (
+    CrankNicolson,
+    Equilibrium,
+    HeatKernel,
+    ImplicitEuler,
+    StateUpdate,
+)
 from helpers import randn as random
 
 DOUBLE = torch.float64
@@ -24,12 +30,16 @@ def both(update: StateUpdate, coupling: Coupling, x: Tensor) -> tuple[Tensor, Te
     return update(x, coupling, source=source), dense_update(update, coupling, x, source)
 
 
-def gradients(outs: Iterable[Tensor], leaves: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+def gradients(
+    outs: Iterable[Tensor], leaves: Sequence[Tensor]
+) -> list[tuple[Tensor, ...]]:
     """Of a weighted sum of each result, with respect to every leaf."""
     outs = list(outs)
     weight = random(*outs[0].shape, seed=9)
     options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-    return [torch.autograd.grad((out * weight).sum(), leaves, **options) for out in outs]
+    return [
+        torch.autograd.grad((out * weight).sum(), leaves, **options) for out in outs
+    ]
 
 
 def dense_update(
@@ -38,7 +48,9 @@ def dense_update(
     """Return the next state by dense solves and exponentials, [N, H, D]."""
     s = coupling.to_dense().expand(x.size(1), -1, -1)
     eye = torch.eye(s.size(1), dtype=s.dtype).expand_as(s)
-    laplacian = (torch.diag_embed(s.sum(2)) if update.form == "conservative" else eye) - s
+    laplacian = (
+        torch.diag_embed(s.sum(2)) if update.form == "conservative" else eye
+    ) - s
     v = x.transpose(0, 1)
     if isinstance(update, HeatKernel):
         power = -update.t * laplacian

@@ -51,7 +51,11 @@ class Problems:
         first = self.ptr[:-1].tolist()
         nodes = int(self.ptr[-1])
         half = torch.cat(
-            [torch.triu_indices(n, n, 1) + k for n, k in zip(sizes.tolist(), first, strict=True)], 1
+            [
+                torch.triu_indices(n, n, 1) + k
+                for n, k in zip(sizes.tolist(), first, strict=True)
+            ],
+            1,
         )
         self.graph = Graph(nodes, torch.cat([half, half.flip(0)], 1), ptr=self.ptr)
 
@@ -78,7 +82,9 @@ class Problems:
     def edges(self) -> Tensor:
         return torch.sigmoid(self.free["a"]).repeat(2)
 
-    def sums(self, of_nodes: Tensor | None = None, of_pairs: Tensor | None = None) -> Tensor:
+    def sums(
+        self, of_nodes: Tensor | None = None, of_pairs: Tensor | None = None
+    ) -> Tensor:
         total = torch.zeros(len(self.ptr) - 1, dtype=torch.float64)
         if of_nodes is not None:
             total = total.index_add(0, self.member, of_nodes)
@@ -99,7 +105,9 @@ class Single(Problems):
     def __init__(self, count: int, seed: int, sizes: range = range(2, 9)) -> None:
         super().__init__(count, seed, sizes)
         generator = torch.Generator().manual_seed(seed)
-        where, offset, scale = torch.rand(3, count, 1, generator=generator, dtype=torch.float64)
+        where, offset, scale = torch.rand(
+            3, count, 1, generator=generator, dtype=torch.float64
+        )
         offset = torch.where(
             where < 0.2, 0.0, torch.where(where < 0.4, 0.5**0.5, 10 ** (6 * offset))
         )
@@ -152,7 +160,9 @@ def certified(
         scaled = ReweightedCoupling(omega, root, root, nonnegative=omega.nonnegative)
         if not graph:
             return scaled
-        return scaled + SparseCoupling(problems.graph, edges, symmetric=True, nonnegative=True)
+        return scaled + SparseCoupling(
+            problems.graph, edges, symmetric=True, nonnegative=True
+        )
 
     update = CertifiedStep(constraint=taken_for or constraint)
 
@@ -163,7 +173,11 @@ def certified(
 
     def energy(x: Tensor) -> Tensor:
         s = problems.distances(x.double())
-        pairs = lam.double()[pairs_of] / 2 * (penalty.delta(s) - penalty.delta(torch.zeros_like(s)))
+        pairs = (
+            lam.double()[pairs_of]
+            / 2
+            * (penalty.delta(s) - penalty.delta(torch.zeros_like(s)))
+        )
         if graph:
             pairs = pairs + edges.double() / 2 * s
         return problems.sums(
@@ -177,16 +191,21 @@ def certified(
     return lambda x: constraint.project(inside.project(x)), step, energy, size
 
 
-def printed(problems: Problems, penalty: Penalty, tau: float) -> tuple[Map, Map, Map, Map]:
+def printed(
+    problems: Problems, penalty: Penalty, tau: float
+) -> tuple[Map, Map, Map, Map]:
     """Eq. 24 of TfD as printed, ½ D̄⁻¹Ω and ½ Ã each normalised by itself, against its Eq. 25."""
     source, target = problems.graph.edges
     degree = torch.zeros_like(problems.free["m"]).index_add(0, target, problems.edges)
     weight = problems.edges / (degree[source] * degree[target]).sqrt()
-    graph_term = SparseCoupling(problems.graph, weight, symmetric=True, nonnegative=True)
+    graph_term = SparseCoupling(
+        problems.graph, weight, symmetric=True, nonnegative=True
+    )
 
     def step(x: Tensor) -> Tensor:
         return ExplicitEuler(tau)(
-            x, 0.5 * penalty.coupling(x, problems.ptr, normalize=True) + 0.5 * graph_term
+            x,
+            0.5 * penalty.coupling(x, problems.ptr, normalize=True) + 0.5 * graph_term,
         )
 
     def energy(x: Tensor) -> Tensor:
@@ -218,7 +237,9 @@ def rise(
 
 
 def climb(
-    problems: Problems, attack: Callable[[Problems], tuple[Map, Map, Map, Map]], iterations: int
+    problems: Problems,
+    attack: Callable[[Problems], tuple[Map, Map, Map, Map]],
+    iterations: int,
 ) -> Tensor:
     """The largest (F(x′) − F(x)) / F(x) on the way up, of every problem.
 
@@ -232,7 +253,9 @@ def climb(
         best = torch.maximum(best, share.detach())
         moves = ((t / problems.scale.unsqueeze(1)).double() for t in (moved - x, x))
         length, size = (problems.sums(t.square().sum((1, 2))) for t in moves)
-        aim = share / torch.where(torch.arange(count) % 2 == 0, 1.0, length / (size + 1e-9) + 1e-9)
+        aim = share / torch.where(
+            torch.arange(count) % 2 == 0, 1.0, length / (size + 1e-9) + 1e-9
+        )
         assert aim.isfinite().all()
         ascent.zero_grad()
         aim[aim != 0].sum().backward()  # at F = 0 there is no slope
@@ -263,14 +286,18 @@ def test_no_rise_is_found(
     found = {}
     for seed, (penalty, constraint, graph) in enumerate(CASES):
         attack = partial(
-            certified, penalty=named(penalty), constraint=get_constraint(constraint), graph=graph
+            certified,
+            penalty=named(penalty),
+            constraint=get_constraint(constraint),
+            graph=graph,
         )
         problems = kind(-(-starts // len(CASES)), seed, sizes)
         rises = [float(climb(problems, attack, iterations).max())]
         # Where a problem of a batch is rounded with care, all are: so each by itself.
         if isinstance(problems, Single):
             rises += [
-                float(rise(problems.alone(k), attack)[0]) for k in range(len(problems.ptr) - 1)
+                float(rise(problems.alone(k), attack)[0])
+                for k in range(len(problems.ptr) - 1)
             ]
         found[penalty, constraint, graph] = max(rises)
     assert max(found.values()) <= rounding, found
@@ -282,15 +309,23 @@ def test_no_rise_on_the_way_to_rest() -> None:
     for seed, (name, constraint, graph) in enumerate(CASES):
         problems = Problems(14, seed, range(2, 9))
         penalty = named(name)
-        confine, step, energy, _ = certified(problems, penalty, get_constraint(constraint), graph)
+        confine, step, energy, _ = certified(
+            problems, penalty, get_constraint(constraint), graph
+        )
         lowest = penalty.delta(torch.zeros((), dtype=torch.float64)).abs()
-        rounding = problems.sums(of_pairs=lowest * problems.weight("lam")[problems.graph.edges[0]])
+        rounding = problems.sums(
+            of_pairs=lowest * problems.weight("lam")[problems.graph.edges[0]]
+        )
         x = confine(problems.rows("x"))
         for _ in range(20):
             moved = step(x)
             before = energy(x)
             after = energy(moved)
-            assert (after - before <= 1e-12 * (before + rounding)).all(), (name, constraint, graph)
+            assert (after - before <= 1e-12 * (before + rounding)).all(), (
+                name,
+                constraint,
+                graph,
+            )
             x = confine(moved)
 
 
@@ -301,9 +336,15 @@ class CalledConvex(Sphere):
 
 
 @pytest.mark.parametrize("penalty", ["simple", "gaussian"])
-def test_the_search_finds_rises_with_row_sums_on_a_sphere_beside_a_graph(penalty: str) -> None:
+def test_the_search_finds_rises_with_row_sums_on_a_sphere_beside_a_graph(
+    penalty: str,
+) -> None:
     attack = partial(
-        certified, penalty=named(penalty), constraint=Sphere(), graph=True, taken_for=CalledConvex()
+        certified,
+        penalty=named(penalty),
+        constraint=Sphere(),
+        graph=True,
+        taken_for=CalledConvex(),
     )
     assert (climb(Problems(20, 0, range(3, 9, 5)), attack, 25) > 0.01).sum() >= 5
 
@@ -339,14 +380,18 @@ def test_at_the_counterexamples_equation_24_rises_and_one_denominator_mends_it(
     # As in a ball: so the simple f is not negative.
     assert penalty != "simple" or torch.cdist(x, x).max() <= 2
     for _ in range(10):
-        moved = CertifiedStep(0.0)(x, named(penalty).coupling(x, constraint=Ball()) + graph_term)
+        moved = CertifiedStep(0.0)(
+            x, named(penalty).coupling(x, constraint=Ball()) + graph_term
+        )
         assert energy(moved) < energy(x)
         x = moved
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 @pytest.mark.parametrize("penalty", PENALTIES)
-def test_the_energy_of_the_search_is_the_joint_energy(penalty: str, constraint: str | None) -> None:
+def test_the_energy_of_the_search_is_the_joint_energy(
+    penalty: str, constraint: str | None
+) -> None:
     problems = Problems(1, 3, range(6, 7))
     confine, _, energy, _ = certified(
         problems, named(penalty), get_constraint(constraint), graph=True
@@ -356,15 +401,26 @@ def test_the_energy_of_the_search_is_the_joint_energy(penalty: str, constraint: 
         lam, mu = (float(problems.weight(name)[0]) for name in ("lam", "mu"))
         edges = SparseCoupling(problems.graph, problems.edges)
         metric = problems.weight("beta") * problems.free["m"].exp()
-        given = {"mu": mu, "source": problems.rows("h"), "metric": metric, "constraint": constraint}
+        given = {
+            "mu": mu,
+            "source": problems.rows("h"),
+            "metric": metric,
+            "constraint": constraint,
+        }
         joint = Joint(named(penalty), lam, graph_term=edges, **given)
-        lowest = lam / 2 * 36 * named(penalty).delta(torch.zeros((), dtype=torch.float64))
-        torch.testing.assert_close(energy(x)[0], joint(x) - lowest, rtol=1e-11, atol=1e-11)
+        lowest = (
+            lam / 2 * 36 * named(penalty).delta(torch.zeros((), dtype=torch.float64))
+        )
+        torch.testing.assert_close(
+            energy(x)[0], joint(x) - lowest, rtol=1e-11, atol=1e-11
+        )
 
 
 def mixture(seed: int) -> MixturePenalty:
     generator = torch.Generator().manual_seed(seed)
-    exponents = torch.rand(2, 1 + seed % 4, generator=generator, dtype=torch.float64) - 0.5
+    exponents = (
+        torch.rand(2, 1 + seed % 4, generator=generator, dtype=torch.float64) - 0.5
+    )
     widths, weights = (10 ** (exponents * torch.tensor([[4.0], [6.0]]))).tolist()
     return MixturePenalty(widths, weights).double().requires_grad_(False)
 
@@ -373,15 +429,22 @@ def mixture(seed: int) -> MixturePenalty:
     ("mixtures", "starts", "iterations"),
     [(4, 9, 4), pytest.param(30, 24, 30, marks=pytest.mark.slow)],
 )
-def test_no_mixture_makes_the_energy_rise(mixtures: int, starts: int, iterations: int) -> None:
+def test_no_mixture_makes_the_energy_rise(
+    mixtures: int, starts: int, iterations: int
+) -> None:
     for seed in range(mixtures):
         for k, name in enumerate(CONSTRAINTS):
             graph = (seed + k) % 2 > 0
             attack = partial(
-                certified, penalty=mixture(seed), constraint=get_constraint(name), graph=graph
+                certified,
+                penalty=mixture(seed),
+                constraint=get_constraint(name),
+                graph=graph,
             )
             assert (
-                climb(Problems(starts, 10 * seed + k, range(2, 8, 2)), attack, iterations).max()
+                climb(
+                    Problems(starts, 10 * seed + k, range(2, 8, 2)), attack, iterations
+                ).max()
                 <= 1e-12
             )
 
@@ -394,5 +457,7 @@ class NotMonotone(MixturePenalty):
 
 def test_a_negative_weight_would_be_found() -> None:
     penalty = NotMonotone([1.0, 0.4], [1.0, 1.0]).double().requires_grad_(False)
-    attack = partial(certified, penalty=penalty, constraint=get_constraint(None), graph=False)
+    attack = partial(
+        certified, penalty=penalty, constraint=get_constraint(None), graph=False
+    )
     assert climb(Problems(12, 0, range(2, 8, 2)), attack, 40).max() > 1e-3

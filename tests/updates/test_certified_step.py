@@ -22,7 +22,9 @@ from helpers import randn as random
 from helpers import refuses
 
 PTR = torch.tensor([0, 4, 4, 5, 11])
-PENALTIES = {name: get_penalty(name) for name in ("simple", "sigmoid", "gaussian", "quadratic")}
+PENALTIES = {
+    name: get_penalty(name) for name in ("simple", "sigmoid", "gaussian", "quadratic")
+}
 PROJECT = {
     None: lambda y: y,
     "nonnegative": lambda y: y.clamp(min=0),
@@ -35,7 +37,9 @@ def entries(graph: Graph, weight: Tensor) -> SparseCoupling:
     return SparseCoupling(graph, weight, symmetric=True, nonnegative=True)
 
 
-PAIR = entries(Graph(2, torch.tensor([[0, 1], [1, 0]])), torch.ones(2, dtype=torch.float64))
+PAIR = entries(
+    Graph(2, torch.tensor([[0, 1], [1, 0]])), torch.ones(2, dtype=torch.float64)
+)
 
 
 def undirected(num_nodes: int, ptr: Tensor | None = None) -> Graph:
@@ -68,7 +72,9 @@ def ours(
     graph = undirected(len(free["x"]), ptr)
     source, target = graph.edges
     weight = free["a"][source] * free["a"][target]
-    inside = get_constraint("ball" if constraint in (None, "nonnegative") else constraint)
+    inside = get_constraint(
+        "ball" if constraint in (None, "nonnegative") else constraint
+    )
     omega = PENALTIES[penalty].coupling(free["x"], ptr, constraint=inside)
     parts = (("lam", omega), ("mu", entries(graph, weight)))
     terms = [ScaledCoupling(free[name], term, nonnegative=True) for name, term in parts]
@@ -86,14 +92,20 @@ def plain(
     member = torch.repeat_interleave(torch.arange(len(bounds) - 1), bounds.diff())
     source, target = undirected(nodes, ptr).edges
     graph_term = torch.zeros(nodes, nodes, dtype=x.dtype)
-    graph_term = graph_term.index_put((target, source), free["a"][source] * free["a"][target])
+    graph_term = graph_term.index_put(
+        (target, source), free["a"][source] * free["a"][target]
+    )
     heads = []
     for head in range(x.size(1)):
         z = x[:, head]
         h = free["h"][:, head]
         m = free["m"][:, head]
         squares = (z.unsqueeze(1) - z.unsqueeze(0)).square().sum(2)
-        omega = free["lam"] * PENALTIES[penalty].f(squares) * (member.unsqueeze(1) == member)
+        omega = (
+            free["lam"]
+            * PENALTIES[penalty].f(squares)
+            * (member.unsqueeze(1) == member)
+        )
         edges = free["mu"] * graph_term
         definite = penalty != "sigmoid"
         w = (omega + edges).sum(1)
@@ -116,11 +128,19 @@ def test_the_step_is_its_formula_in_value_and_all_gradients(
     penalty: str, constraint: str | None, ptr: Tensor | None
 ):
     free = leaves(2, constraint)
-    got, expected = (formula(free, penalty, constraint, ptr) for formula in (ours, plain))
+    got, expected = (
+        formula(free, penalty, constraint, ptr) for formula in (ours, plain)
+    )
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
     weight = random(*got.shape, seed=9)
     mine, theirs = (
-        dict(zip(free, torch.autograd.grad((out * weight).sum(), list(free.values())), strict=True))
+        dict(
+            zip(
+                free,
+                torch.autograd.grad((out * weight).sum(), list(free.values())),
+                strict=True,
+            )
+        )
         for out in (got, expected)
     )
     # The plain formula also differentiates f off the sphere, where the state never is.
@@ -179,19 +199,27 @@ def test_projected_heads_move_one_state_together() -> None:
 def test_a_node_that_nothing_pulls_at_stays_and_has_finite_gradients(
     constraint: str | None,
 ) -> None:
-    coupling = entries(Graph(3, torch.tensor([[0, 1], [1, 0]])), torch.ones(2, dtype=torch.float64))
+    coupling = entries(
+        Graph(3, torch.tensor([[0, 1], [1, 0]])), torch.ones(2, dtype=torch.float64)
+    )
     step = CertifiedStep(0.0, constraint=constraint)
     x = step.constraint.project(random(3, 1, 2)).requires_grad_()
     moved = step(x, coupling)
     assert torch.allclose(moved[2], x[2], rtol=1e-15)
-    torch.testing.assert_close(Energy([CouplingTerm(coupling)], constraint).descent(x)(x), moved)
+    torch.testing.assert_close(
+        Energy([CouplingTerm(coupling)], constraint).descent(x)(x), moved
+    )
     (gradient,) = torch.autograd.grad(moved.square().sum() + moved[2].sum(), x)
     assert gradient.isfinite().all()
 
 
-def test_on_a_sphere_a_row_of_zeros_keeps_its_direction_and_the_energy_does_not_rise() -> None:
+def test_on_a_sphere_a_row_of_zeros_keeps_its_direction_and_the_energy_does_not_rise() -> (
+    None
+):
     """Two nodes on opposite sides: twice the row sums bring both exactly to the centre."""
-    x = torch.tensor([[[0.0, 2.0]], [[0.0, -2.0]]], dtype=torch.float64, requires_grad=True)
+    x = torch.tensor(
+        [[[0.0, 2.0]], [[0.0, -2.0]]], dtype=torch.float64, requires_grad=True
+    )
     step = CertifiedStep(0.0, constraint="sphere", radius=2.0)
     assert (x - PAIR.laplacian(x) / PAIR.majorant(False).unsqueeze(2) == 0).all()
     moved = step(x, PAIR)
@@ -205,7 +233,9 @@ def test_on_a_sphere_a_row_of_zeros_keeps_its_direction_and_the_energy_does_not_
 def test_half_precision_is_summed_in_single(dtype: torch.dtype) -> None:
     """20 000 neighbours with a weight of 10: a sum in half precision would be infinite, or lose its last neighbours."""
     one = torch.ones(20_000, 1, 1, dtype=dtype)
-    coupling = LowRankCoupling(one, one, nonnegative=True, positive_semidefinite=True) * 10.0
+    coupling = (
+        LowRankCoupling(one, one, nonnegative=True, positive_semidefinite=True) * 10.0
+    )
     x = random(20_000, 1, 2).to(dtype)
     got = CertifiedStep(1.0)(x, coupling, source=x)
     assert got.dtype == dtype
@@ -247,7 +277,9 @@ test_what_does_not_fit_is_refused_in_sentences = refuses(
         }.items()
     ),
     (
-        lambda: STEP(ONES, AdjacencyDiffusivity("sym")(ONES[:, 0], ONE_WAY), source=ONES),
+        lambda: STEP(
+            ONES, AdjacencyDiffusivity("sym")(ONES[:, 0], ONE_WAY), source=ONES
+        ),
         MISMATCH,
         r"does not promise to be symmetric.*graph.to_undirected\(\)",
     ),
@@ -277,7 +309,9 @@ test_what_does_not_fit_is_refused_in_sentences = refuses(
 
 
 def test_the_state_may_come_as_its_values() -> None:
-    torch.testing.assert_close(STEP(ONES, GOOD, ONES, ONES), STEP(ONES, GOOD, source=ONES))
+    torch.testing.assert_close(
+        STEP(ONES, GOOD, ONES, ONES), STEP(ONES, GOOD, source=ONES)
+    )
 
 
 def test_the_simple_penalty_is_refused_where_its_f_may_be_negative() -> None:
@@ -303,5 +337,6 @@ def test_the_simple_penalty_is_refused_where_its_f_may_be_negative() -> None:
     small = get_constraint("sphere", 0.5)
     state = small.project(x)
     torch.testing.assert_close(
-        simple.coupling(state, constraint=small).to_dense(), simple.coupling(state).to_dense()
+        simple.coupling(state, constraint=small).to_dense(),
+        simple.coupling(state).to_dense(),
     )

@@ -17,9 +17,19 @@ from diffusion_mp.couplings import (
 )
 from diffusion_mp.couplings.weighted import symmetric_normalized
 from diffusion_mp.diffusivities import SGFormerDiffusivity, SimpleDiffusivity
-from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, SingularSystemError
+from diffusion_mp.errors import (
+    ConvergenceError,
+    CouplingMismatchError,
+    SingularSystemError,
+)
 from diffusion_mp.graph import Graph
-from diffusion_mp.updates import CrankNicolson, Equilibrium, HeatKernel, ImplicitEuler, StateUpdate
+from diffusion_mp.updates import (
+    CrankNicolson,
+    Equilibrium,
+    HeatKernel,
+    ImplicitEuler,
+    StateUpdate,
+)
 from diffusion_mp.updates.derivatives import Operator
 from diffusion_mp.updates.linear_solve import conjugate_gradients
 from helpers import refuses
@@ -68,10 +78,14 @@ KINDS = {
     "silent-ragged": silent_rows,
     "distances": lambda: attraction(0.2 * Q),
     "signed": lambda: LinearAttentionCoupling(Q, K, PTR, constant=3.0, unit=True),
-    "twice": lambda: row_normalized(low_rank(POSITIVE, K.abs()) + 0.5 * low_rank(K.exp(), Q.exp())),
+    "twice": lambda: row_normalized(
+        low_rank(POSITIVE, K.abs()) + 0.5 * low_rank(K.exp(), Q.exp())
+    ),
     "uniform": lambda: dm.couplings.UniformCoupling(40, PTR, dtype=DOUBLE),
     "rescaled": lambda: linear(POSITIVE * UP, K.abs() * DOWN, PTR),
-    "duplicates": lambda: linear(POSITIVE[:, :, [0, 0, 1, 1, 1]], K.abs()[:, :, [2, 2, 2, 3, 3]]),
+    "duplicates": lambda: linear(
+        POSITIVE[:, :, [0, 0, 1, 1, 1]], K.abs()[:, :, [2, 2, 2, 3, 3]]
+    ),
     "far-away": lambda: attraction(0.1 * Q.tanh() + 30.0),
 }
 # A diagonal beside the features, or one that varies: systems only.
@@ -99,7 +113,9 @@ def test_equals_expm_and_dense_solves(kind: str, update: StateUpdate) -> None:
     assert coupling.low_rank
     got, expected = both(update, coupling, X)
     # 2 − ½z² of states 30 away from zero is what is left of terms a thousand times as large.
-    atol = (1e-7 if kind == "far-away" else 1e-10) * max(1.0, float(expected.abs().max()))
+    atol = (1e-7 if kind == "far-away" else 1e-10) * max(
+        1.0, float(expected.abs().max())
+    )
     torch.testing.assert_close(got, expected, rtol=0, atol=atol)
 
 
@@ -125,15 +141,21 @@ def test_a_diagonal_beside_the_features_and_degrees_that_vary_are_solved_too(
     assert (left_over.abs() <= 1e-14 * scale).all()
     if kind != "degrees-apart":
         got, expected = both(update, coupling, X)
-        assert (got - expected).abs().max() <= 1e-10 * max(1.0, float(expected.abs().max()))
+        assert (got - expected).abs().max() <= 1e-10 * max(
+            1.0, float(expected.abs().max())
+        )
 
 
 @pytest.mark.parametrize(
     "update", [UPDATES[0], UPDATES[3], UPDATES[4], UPDATES[7], UPDATES[9]], ids=repr
 )
 @pytest.mark.parametrize("kind", ["unit", "silent", "tied"])
-def test_all_gradients_are_those_of_dense_algebra(kind: str, update: StateUpdate) -> None:
-    q, k, x, source = leaves = [t[:17].clone().requires_grad_() for t in (Q, K, X, X.cos())]
+def test_all_gradients_are_those_of_dense_algebra(
+    kind: str, update: StateUpdate
+) -> None:
+    q, k, x, source = leaves = [
+        t[:17].clone().requires_grad_() for t in (Q, K, X, X.cos())
+    ]
     mask = (torch.arange(17) % 7 != 3).view(-1, 1, 1)
     coupling = {
         "unit": lambda: attention(q, k, PTR[:5]),
@@ -163,7 +185,9 @@ def test_closed_forms_differentiate_twice(update: StateUpdate, nodes: int) -> No
 def test_no_time_is_less_accurate_than_another(t: float) -> None:
     pairs = linear(POSITIVE, K.abs(), torch.arange(0, 41, 2))
     for coupling in (pairs, silent_rows(), KINDS["one-head"]()):
-        torch.testing.assert_close(*both(HeatKernel(t), coupling, X), rtol=0, atol=1e-13)
+        torch.testing.assert_close(
+            *both(HeatKernel(t), coupling, X), rtol=0, atol=1e-13
+        )
 
 
 @every_update
@@ -173,7 +197,9 @@ def test_few_nodes(update: StateUpdate, nodes: int) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.filterwarnings("ignore:.*entries are rounded")  # a small leak in half precision
+@pytest.mark.filterwarnings(
+    "ignore:.*entries are rounded"
+)  # a small leak in half precision
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @every_update
 def test_single_and_half_precision_are_solved_in_double(
@@ -200,31 +226,50 @@ def test_what_is_singular_indefinite_or_not_finite_is_an_error() -> None:
     one = torch.ones(8, 1, 1, dtype=DOUBLE)
     # S has the eigenvalue 2.
     with pytest.raises(ConvergenceError, match="a low-rank system is singular"):
-        Equilibrium("residual", leak=1.0)(random(8, 1, 2), LowRankCoupling(0.25 * one, one.clone()))
+        Equilibrium("residual", leak=1.0)(
+            random(8, 1, 2), LowRankCoupling(0.25 * one, one.clone())
+        )
     feature = 3.0 * Q[:, :1]
     indefinite = LowRankCoupling(feature, -feature, symmetric=True) * -1.0
     with pytest.raises(ConvergenceError, match="not positive definite"):
         ImplicitEuler(1.0)(
-            X, indefinite + LowRankCoupling(feature, feature, positive_semidefinite=True)
+            X,
+            indefinite + LowRankCoupling(feature, feature, positive_semidefinite=True),
         )
 
 
 SGFORMER = SGFormerDiffusivity(projection=None, heads=2)(X.flatten(1))
 SEPARATE = SimpleDiffusivity(6, projection="separate", heads=2).double()(X.flatten(1))
-EDGE = dm.couplings.SparseCoupling(Graph(40, torch.tensor([[0, 1], [1, 0]])), X.new_ones(2))
+EDGE = dm.couplings.SparseCoupling(
+    Graph(40, torch.tensor([[0, 1], [1, 0]])), X.new_ones(2)
+)
 test_what_has_no_closed_form_is_refused = refuses(
-    (lambda: HeatKernel(1.0)(X, SGFORMER), CouplingMismatchError, "HeatKernel needs a reversible"),
+    (
+        lambda: HeatKernel(1.0)(X, SGFORMER),
+        CouplingMismatchError,
+        "HeatKernel needs a reversible",
+    ),
     (lambda: Equilibrium()(X, SEPARATE), SingularSystemError, "no unique steady state"),
-    (lambda: Equilibrium("residual")(X, SEPARATE), SingularSystemError, "not reversible"),
+    (
+        lambda: Equilibrium("residual")(X, SEPARATE),
+        SingularSystemError,
+        "not reversible",
+    ),
     *(
-        (lambda u=u: u(X, attention(Q, K) + EDGE), CouplingMismatchError, "got a SumCoupling")
+        (
+            lambda u=u: u(X, attention(Q, K) + EDGE),
+            CouplingMismatchError,
+            "got a SumCoupling",
+        )
         for u in (HeatKernel(1.0), ImplicitEuler(1.0), Equilibrium(leak=0.1))
     ),
 )
 
 
 def test_rows_that_keep_different_shares_of_themselves_are_solved() -> None:
-    torch.testing.assert_close(*both(ImplicitEuler(1.0), SGFORMER, X), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        *both(ImplicitEuler(1.0), SGFORMER, X), rtol=1e-10, atol=1e-10
+    )
 
 
 def apply(matrix: Tensor) -> Operator:
@@ -238,7 +283,11 @@ B = random(30, 2, 3, seed=1)
 def system(condition: float = 100.0) -> tuple[Tensor, Tensor]:
     """A matrix with eigenvalues from 1 to ``condition``, and its solution for B."""
     basis, _ = torch.linalg.qr(random(30, 30))
-    matrix = basis @ torch.logspace(0, math.log10(condition), 30, dtype=DOUBLE).diag() @ basis.T
+    matrix = (
+        basis
+        @ torch.logspace(0, math.log10(condition), 30, dtype=DOUBLE).diag()
+        @ basis.T
+    )
     return matrix, torch.linalg.solve(matrix, B.flatten(1)).view_as(B)
 
 
@@ -262,7 +311,9 @@ def test_columns_of_any_size_are_solved_and_the_input_is_left_alone() -> None:
 
 
 def test_what_has_no_answer_is_an_error() -> None:
-    with pytest.raises(ConvergenceError, match=r"relative error of .* in max_iter=3 iterations"):
+    with pytest.raises(
+        ConvergenceError, match=r"relative error of .* in max_iter=3 iterations"
+    ):
         solved(apply(system(1e6)[0]), B, max_iter=3)
     matrix, _ = system()
     with pytest.raises(ConvergenceError, match="not positive definite"):
@@ -280,7 +331,9 @@ def test_a_metric_over_four_decades() -> None:
     matrix = (root @ root.T + torch.eye(30, dtype=DOUBLE)) / metric
     exact = apply(torch.linalg.inv(matrix))
     least = float(torch.linalg.eigvals(matrix).real.min())
-    in_metric = partial(conjugate_gradients, apply(matrix), B, metric=metric, least=least)
+    in_metric = partial(
+        conjugate_gradients, apply(matrix), B, metric=metric, least=least
+    )
     torch.testing.assert_close(in_metric(), exact(B), rtol=1e-8, atol=1e-8)
     few = in_metric(preconditioner=exact, max_iter=3)
     torch.testing.assert_close(few, exact(B), rtol=1e-8, atol=1e-8)

@@ -8,7 +8,9 @@ from diffusion_mp.updates import ExplicitEuler
 
 
 @pytest.mark.parametrize("problem", exact_problems(), ids=lambda problem: problem.name)
-@pytest.mark.parametrize(("beta", "leak"), [(0.0, 0.0), (0.7, 0.0), (0.0, 0.3), (0.7, 0.3)])
+@pytest.mark.parametrize(
+    ("beta", "leak"), [(0.0, 0.0), (0.7, 0.0), (0.0, 0.3), (0.7, 0.3)]
+)
 def test_node_by_node(problem: Problem, beta: float, leak: float) -> None:
     x = problem.state
     s = problem.matrix
@@ -19,7 +21,9 @@ def test_node_by_node(problem: Problem, beta: float, leak: float) -> None:
     for i in range(x.size(0)):
         d = s[i].sum() if problem.form == "conservative" else 1.0
         moved = sum(s[i, j] * values[j] for j in range(x.size(0)))
-        expected[i] = (1 - tau * (d + leak)) * x[i] + tau * moved + tau * beta * source[i]
+        expected[i] = (
+            (1 - tau * (d + leak)) * x[i] + tau * moved + tau * beta * source[i]
+        )
     step = ExplicitEuler(tau, problem.form, beta=beta, leak=leak)
     torch.testing.assert_close(
         step(x, problem.coupling, values, source if beta else None), expected

@@ -20,10 +20,16 @@ class Averages(torch.nn.Module):
     def __init__(self, num_nodes: int = 40, mu: float = 20.0) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(num_nodes)
-        a = (torch.rand(num_nodes, num_nodes, generator=generator) < 6 / num_nodes).double().triu(1)
+        a = (
+            (torch.rand(num_nodes, num_nodes, generator=generator) < 6 / num_nodes)
+            .double()
+            .triu(1)
+        )
         self.a = a + a.T
         self.mu = torch.nn.Parameter(torch.tensor(mu).double())
-        self.h = torch.nn.Parameter(torch.randn(num_nodes, 3, generator=generator).double())
+        self.h = torch.nn.Parameter(
+            torch.randn(num_nodes, 3, generator=generator).double()
+        )
         self.steps = 0
 
     def forward(self, z: Tensor) -> Tensor:
@@ -77,11 +83,14 @@ def test_a_worse_residual_sends_it_back_to_the_plain_iteration() -> None:
     start = torch.linspace(-3, 3, 50, dtype=torch.float64)
 
     def kinked(z: Tensor) -> Tensor:
-        return torch.where(z.abs() < 0.5, 0.9 * z, 0.45 * z.sign() + 0.1 * (3 * z).sin())
+        return torch.where(
+            z.abs() < 0.5, 0.9 * z, 0.45 * z.sign() + 0.1 * (3 * z).sin()
+        )
 
     for step in (torch.cos, kinked):
         plain, mixed = (
-            iterate(step, start, tol=1e-13, max_iter=100_000, memory=memory) for memory in (0, 10)
+            iterate(step, start, tol=1e-13, max_iter=100_000, memory=memory)
+            for memory in (0, 10)
         )
         torch.testing.assert_close(mixed, plain, atol=1e-10, rtol=0)
 
@@ -97,7 +106,11 @@ def test_a_mixed_state_that_is_worse_or_nowhere_defined_is_dropped(
         return torch.where(z > 0, 1.0, beyond) * (z - 0.5 * (z - 1).atan())
 
     limit = iterate(
-        step, torch.full((1,), 10.0, dtype=torch.float64), tol=1e-12, max_iter=100, memory=memory
+        step,
+        torch.full((1,), 10.0, dtype=torch.float64),
+        tol=1e-12,
+        max_iter=100,
+        memory=memory,
     )
     assert limit.item() == pytest.approx(1.0, abs=1e-10)
 
@@ -133,14 +146,18 @@ def test_single_precision_empty_states_and_zeros() -> None:
     step = Averages().float()
     step.a = step.a.float()
     exact = fixed_point(Averages(), Averages().h)
-    torch.testing.assert_close(fixed_point(step, step.h), exact.float(), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        fixed_point(step, step.h), exact.float(), rtol=1e-3, atol=1e-4
+    )
     assert fixed_point(lambda z: 0.5 * z, torch.zeros(0, 2, 3)).shape == (0, 2, 3)
     assert torch.equal(fixed_point(lambda z: 0.5 * z, torch.zeros(4)), torch.zeros(4))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_half_precision_and_autocast_iterate_in_single(dtype: torch.dtype, autocast: bool) -> None:
+def test_half_precision_and_autocast_iterate_in_single(
+    dtype: torch.dtype, autocast: bool
+) -> None:
     """Half precision has no fixed point to six digits. The acceleration and the backward pass need them all, too."""
     step = Averages(mu=200.0).float()
     step.a = step.a.float()
@@ -153,7 +170,9 @@ def test_half_precision_and_autocast_iterate_in_single(dtype: torch.dtype, autoc
     limit, slope = solved(torch.zeros(40, 3))
     count = step.steps
     with torch.autocast("cpu", dtype, enabled=autocast):
-        got, gradient = solved(torch.zeros(40, 3, dtype=torch.float32 if autocast else dtype))
+        got, gradient = solved(
+            torch.zeros(40, 3, dtype=torch.float32 if autocast else dtype)
+        )
         assert step.steps == count
         with torch.no_grad():
             unrecorded = fixed_point(step, torch.zeros(40, 3, dtype=dtype))
@@ -172,10 +191,16 @@ def test_the_result_is_an_image_as_exact_as_is_asked_for() -> None:
 
 
 RUNAWAYS = {
-    "reached in max_iter=7": lambda: fixed_point(lambda z: z + 1, torch.zeros(3), max_iter=7),
-    "moved the state by nan": lambda: fixed_point(lambda z: z * math.nan, torch.ones(3)),
+    "reached in max_iter=7": lambda: fixed_point(
+        lambda z: z + 1, torch.zeros(3), max_iter=7
+    ),
+    "moved the state by nan": lambda: fixed_point(
+        lambda z: z * math.nan, torch.ones(3)
+    ),
     # Its squares overflow, which is no limit.
-    "was not reached": lambda: fixed_point(lambda z: z * z + 2, torch.zeros(3), memory=0),
+    "was not reached": lambda: fixed_point(
+        lambda z: z * z + 2, torch.zeros(3), memory=0
+    ),
     "point was not reached": lambda: fixed_point(lambda z: z * z + 2, torch.zeros(3)),
 }
 
@@ -194,5 +219,7 @@ def test_a_large_limit_is_no_runaway() -> None:
 def test_a_gradient_that_takes_too_many_steps_is_an_error() -> None:
     step = Averages(mu=1000.0)
     limit = fixed_point(step, fixed_point(step, step.h).detach(), max_iter=2)
-    with pytest.raises(ConvergenceError, match="the gradient of the fixed point was not reached"):
+    with pytest.raises(
+        ConvergenceError, match="the gradient of the fixed point was not reached"
+    ):
         limit.square().sum().backward()

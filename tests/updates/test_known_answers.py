@@ -77,7 +77,9 @@ def test_the_problems_solve_their_equations(problem: Problem) -> None:
 def test_equals_dense_algebra(problem: Problem, update: StateUpdate) -> None:
     update = copy.copy(update)
     update.form = problem.form
-    torch.testing.assert_close(*both(update, problem.coupling, problem.state), rtol=0, atol=1e-8)
+    torch.testing.assert_close(
+        *both(update, problem.coupling, problem.state), rtol=0, atol=1e-8
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,9 @@ def test_orders_of_convergence(
 def test_a_cosine_mode_is_scaled_by_its_own_factor(k: int) -> None:
     mode, rate = cosine_mode(12, k)
     laplacian = path_adjacency(12).sum(1).diag() - path_adjacency(12)
-    torch.testing.assert_close(laplacian @ mode[:, 0, 0], rate * mode[:, 0, 0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        laplacian @ mode[:, 0, 0], rate * mode[:, 0, 0], rtol=0, atol=1e-12
+    )
     for update, factor in [
         (ExplicitEuler(0.2), 1 - 0.2 * rate),
         (HeatKernel(2.0), math.exp(-2 * rate)),
@@ -137,7 +141,8 @@ def test_implicit_steps_never_expand(step, form, tau: float) -> None:
         x = after
     if (form, tau) == ("conservative", 100.0):
         assert (
-            ExplicitEuler(tau)(problem.state, problem.coupling).norm() > 100 * problem.state.norm()
+            ExplicitEuler(tau)(problem.state, problem.coupling).norm()
+            > 100 * problem.state.norm()
         )
 
 
@@ -168,15 +173,21 @@ def test_heat_without_edges_and_over_all_pairs() -> None:
     x = random(4, 2, 3).float()
     empty = SparseCoupling(Graph(4), symmetric=True, nonnegative=True)
     assert torch.equal(HeatKernel(2.0)(x, empty), x)
-    torch.testing.assert_close(HeatKernel(2.0, "residual")(x, empty), math.exp(-2.0) * x)
+    torch.testing.assert_close(
+        HeatKernel(2.0, "residual")(x, empty), math.exp(-2.0) * x
+    )
     torch.testing.assert_close(HeatKernel(2.0)(x, IdentityCoupling(4)), x)
     feature = random(20, 2, 3).abs()
     x = random(20, 2, 4, seed=1)
-    pairs = LowRankCoupling(feature, feature, nonnegative=True, positive_semidefinite=True)
+    pairs = LowRankCoupling(
+        feature, feature, nonnegative=True, positive_semidefinite=True
+    )
     torch.testing.assert_close(*both(HeatKernel(0.3), pairs, x), rtol=1e-10, atol=1e-10)
 
 
-def test_a_step_starts_at_the_values_and_a_state_is_its_own_source_unless_one_is_given() -> None:
+def test_a_step_starts_at_the_values_and_a_state_is_its_own_source_unless_one_is_given() -> (
+    None
+):
     problem = path_problem()
     update = Equilibrium(leak=0.5)
     step = ImplicitEuler(0.5)
@@ -202,7 +213,9 @@ def test_gradients_do_not_unroll_the_iteration_and_have_no_derivative() -> None:
         return len(seen)
 
     problems = path_problem(4), path_problem(200)
-    small, large = (Equilibrium(leak=1e-3)(p.state.requires_grad_(), p.coupling) for p in problems)
+    small, large = (
+        Equilibrium(leak=1e-3)(p.state.requires_grad_(), p.coupling) for p in problems
+    )
     assert nodes(small) == nodes(large) < 30
     x = path_problem().state.requires_grad_()
     out = Equilibrium(leak=0.5)(x, path_problem().coupling)

@@ -24,7 +24,9 @@ TAU = torch.tensor(0.3, dtype=DOUBLE)
 
 @pytest.mark.parametrize("form", ["conservative", "residual"])
 @pytest.mark.parametrize("tau", [nn.Parameter(TAU), TAU, positive(0.3)], ids=type)
-def test_a_learned_step_is_the_step_of_that_size_and_has_its_gradient(form, tau) -> None:
+def test_a_learned_step_is_the_step_of_that_size_and_has_its_gradient(
+    form, tau
+) -> None:
     coupling = random_problem(9, form).coupling
     inputs = [random(9, 2, 3, seed=seed).requires_grad_() for seed in range(3)]
 
@@ -46,7 +48,9 @@ def test_a_learned_step_is_the_step_of_that_size_and_has_its_gradient(form, tau)
 
 
 def test_it_is_saved_moved_reset_and_named() -> None:
-    conv = dm.DIFFormerConv(4, 4, tau=nn.Parameter(torch.tensor(0.25)), transform=False, bias=False)
+    conv = dm.DIFFormerConv(
+        4, 4, tau=nn.Parameter(torch.tensor(0.25)), transform=False, bias=False
+    )
     assert conv.state_dict()["update.tau"].item() == 0.25
     with torch.no_grad():
         conv.update.tau.fill_(2.0)
@@ -57,7 +61,9 @@ def test_it_is_saved_moved_reset_and_named() -> None:
     assert "tau=" not in repr(dm.ExplicitEuler(Positive(0.5)).extra_repr())
     assert conv.half()(random(5, 4).half()).dtype == torch.float16
     assert dict(dm.ExplicitEuler(torch.tensor(0.5)).named_buffers()).keys() == {"tau"}
-    assert_energy_descent(dm.ExplicitEuler(nn.Parameter(torch.tensor(0.5))), instances=1, steps=2)
+    assert_energy_descent(
+        dm.ExplicitEuler(nn.Parameter(torch.tensor(0.5))), instances=1, steps=2
+    )
 
 
 def test_a_layer_of_many_steps_tells_the_state_before() -> None:
@@ -86,13 +92,23 @@ def test_the_layers_of_a_model_tell_the_state_before() -> None:
     state = previous = model.encoder(x).relu()
     for conv in model.convs:
         s = conv.diffusivity(state, graph).to_dense()[0]
-        state, previous = state - 0.2 * (state - s @ state) + 0.5 * (state - previous), state
-    torch.testing.assert_close(model(x, graph), model.decoder(state), rtol=1e-10, atol=1e-11)
+        state, previous = (
+            state - 0.2 * (state - s @ state) + 0.5 * (state - previous),
+            state,
+        )
+    torch.testing.assert_close(
+        model(x, graph), model.decoder(state), rtol=1e-10, atol=1e-11
+    )
 
 
 X = random(6, 4)
 MOMENTUM = dm.DiffusionConv(
-    4, 4, dm.SimpleDiffusivity(), dm.MomentumStep(0.1, 0.5, steps=1), transform=False, bias=False
+    4,
+    4,
+    dm.SimpleDiffusivity(),
+    dm.MomentumStep(0.1, 0.5, steps=1),
+    transform=False,
+    bias=False,
 )
 EXPLICIT = dm.DiffusionConv(4, 4, dm.SimpleDiffusivity()).double()
 
@@ -102,7 +118,11 @@ def test_the_state_before_moves_the_state() -> None:
 
 
 test_the_state_before_and_options_beside_an_update_are_refused = refuses(
-    (lambda: EXPLICIT(X, previous=X), ValueError, "previous is for updates of two steps"),
+    (
+        lambda: EXPLICIT(X, previous=X),
+        ValueError,
+        "previous is for updates of two steps",
+    ),
     (lambda: MOMENTUM(X, previous=X[:, :3]), ValueError, "previous"),
     (lambda: MOMENTUM(X, previous=X[:4]), ValueError, "previous"),
     (
@@ -110,7 +130,11 @@ test_the_state_before_and_options_beside_an_update_are_refused = refuses(
         ValueError,
         "previous .* steps=10",
     ),
-    (lambda: dm.DIFFormer(4, 6, 3, update=dm.HeatKernel(1.0), tau=0.1), ValueError, "tau, beta"),
+    (
+        lambda: dm.DIFFormer(4, 6, 3, update=dm.HeatKernel(1.0), tau=0.1),
+        ValueError,
+        "tau, beta",
+    ),
     (
         lambda: dm.DIFFormer(4, 6, 3, update=dm.HeatKernel(1.0), source=True),
         ValueError,

@@ -37,11 +37,15 @@ def test_no_graph_ends_above_its_own_start() -> None:
     unguarded = fixed_point(wells, STARTS, ptr=PTR)
     assert depth(unguarded).sum() < depth(STARTS).sum()
     assert (depth(unguarded) > depth(STARTS) + 1e-9).any()
-    guarded_by_total = fixed_point(wells, STARTS, energy=lambda z: depth(z).sum(), ptr=PTR)
+    guarded_by_total = fixed_point(
+        wells, STARTS, energy=lambda z: depth(z).sum(), ptr=PTR
+    )
     assert torch.equal(guarded_by_total, unguarded)
     apart = fixed_point(wells, STARTS, energy=depth, ptr=PTR)
     assert (depth(apart) <= depth(STARTS) + 1e-9).all()
-    alone = torch.stack([fixed_point(wells, start[None], energy=depth)[0] for start in STARTS])
+    alone = torch.stack(
+        [fixed_point(wells, start[None], energy=depth)[0] for start in STARTS]
+    )
     torch.testing.assert_close(apart, alone, rtol=1e-10, atol=1e-10)
 
 
@@ -70,19 +74,27 @@ def test_a_graph_takes_the_steps_that_it_takes_alone() -> None:
     counts = []
     for tol in (1e-3, 1e-12):
         count[0] = 0
-        together = iterate(step, torch.zeros_like(h), tol=tol, max_iter=500, memory=10, ptr=ptr)
+        together = iterate(
+            step, torch.zeros_like(h), tol=tol, max_iter=500, memory=10, ptr=ptr
+        )
         counts.append(count[0])
-        alone = iterate(lambda z: 1.0 + 0.1 * z.sin(), h[:1] * 0, tol=tol, max_iter=500, memory=10)
+        alone = iterate(
+            lambda z: 1.0 + 0.1 * z.sin(), h[:1] * 0, tol=tol, max_iter=500, memory=10
+        )
         assert torch.equal(together[:1], alone)
     assert counts[0] < counts[1]
 
 
 def test_gradients_of_a_graph_do_not_depend_on_others() -> None:
-    h = torch.randn(7, 3, dtype=DOUBLE, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    h = torch.randn(
+        7, 3, dtype=DOUBLE, generator=torch.Generator().manual_seed(0)
+    ).requires_grad_()
     ptr = torch.tensor([0, 2, 7])
 
     def limit(h: Tensor, ptr: Tensor | None) -> Tensor:
-        return fixed_point(lambda z: (h + 0.5 * z.flip(1)).tanh(), torch.zeros_like(h), ptr=ptr)
+        return fixed_point(
+            lambda z: (h + 0.5 * z.flip(1)).tanh(), torch.zeros_like(h), ptr=ptr
+        )
 
     (together,) = torch.autograd.grad(limit(h, ptr)[:2].square().sum(), h)
     (alone,) = torch.autograd.grad(limit(h[:2], None).square().sum(), h)
@@ -102,7 +114,9 @@ def test_limits_of_molecules_are_those_alone(constraint: str | None) -> None:
     terms: list = [WeightedGraph(4)]
     if constraint is not None:
         terms += [RowAttention(4), TiedMLP(4, 5, 0.1)]
-    block = built(lambda: CertifiedBlock(4, terms, None, constraint=constraint, beta=9.0)).double()
+    block = built(
+        lambda: CertifiedBlock(4, terms, None, constraint=constraint, beta=9.0)
+    ).double()
     together = Batch.from_data_list(
         [
             Data(
@@ -113,7 +127,9 @@ def test_limits_of_molecules_are_those_alone(constraint: str | None) -> None:
         ]
     )
     limits = block(together.x, together.edge_index, None, together.batch)
-    for limit, data in zip(unbatch(limits, together.batch), together.to_data_list(), strict=True):
+    for limit, data in zip(
+        unbatch(limits, together.batch), together.to_data_list(), strict=True
+    ):
         alone = block(data.x, data.edge_index).detach()
         atol = 1e-9 * float(alone.abs().max())
         torch.testing.assert_close(limit.detach(), alone, rtol=1e-7, atol=atol)

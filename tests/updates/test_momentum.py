@@ -13,7 +13,12 @@ from diffusion_mp.testing.problems import Problem, path_problem, random_problem
 from diffusion_mp.updates import ExplicitEuler, MomentumStep
 from energy_forms import Explicit
 
-PENALTIES = [dm.QuadraticPenalty(), dm.SimplePenalty(), dm.SigmoidPenalty(), dm.SoftmaxPenalty(3)]
+PENALTIES = [
+    dm.QuadraticPenalty(),
+    dm.SimplePenalty(),
+    dm.SigmoidPenalty(),
+    dm.SoftmaxPenalty(3),
+]
 PENALTIES += [
     dm.GaussianPenalty(0.3),
     dm.MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False),
@@ -21,7 +26,12 @@ PENALTIES += [
 
 
 def dense(
-    problem: Problem, tau: float, momentum: float, steps: int, leak: float, drive: Tensor
+    problem: Problem,
+    tau: float,
+    momentum: float,
+    steps: int,
+    leak: float,
+    drive: Tensor,
 ) -> Tensor:
     z = before = problem.state
     for _ in range(steps):
@@ -38,9 +48,14 @@ def test_it_is_the_two_step_recursion(form: str, steps: int) -> None:
     update = MomentumStep(0.1, 0.7, steps, problem.form, beta=0.4, leak=0.2)
     expected = dense(problem, 0.1, 0.7, steps, 0.2, 0.4 * h)
     torch.testing.assert_close(
-        update(problem.state, problem.coupling, source=h), expected, rtol=1e-12, atol=1e-12
+        update(problem.state, problem.coupling, source=h),
+        expected,
+        rtol=1e-12,
+        atol=1e-12,
     )
-    from_values = update(problem.state.flip(0), problem.coupling, values=problem.state, source=h)
+    from_values = update(
+        problem.state.flip(0), problem.coupling, values=problem.state, source=h
+    )
     torch.testing.assert_close(from_values, expected, rtol=1e-12, atol=1e-12)
     still = MomentumStep(0.1, 0.0, 1, problem.form, beta=0.4, leak=0.2)(
         problem.state, problem.coupling, source=h
@@ -53,7 +68,9 @@ def test_it_is_the_two_step_recursion(form: str, steps: int) -> None:
 
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
-def test_the_paper_s_energy_falls_with_couplings_that_follow_the_state(penalty: dm.Penalty) -> None:
+def test_the_paper_s_energy_falls_with_couplings_that_follow_the_state(
+    penalty: dm.Penalty,
+) -> None:
     """E(Z_{k+1}, k) ≤ E(Z_k, k − 1) with λ = τ/(2m) up to the largest τ of the theorem; twice that rises."""
     generator = torch.Generator().manual_seed(0)
 
@@ -79,11 +96,14 @@ def test_the_paper_s_energy_falls_with_couplings_that_follow_the_state(penalty: 
     assert rises(4.0) > 0
 
 
-def pair_energy(update: MomentumStep, coupling: Coupling, z: Tensor, after: Tensor) -> float:
+def pair_energy(
+    update: MomentumStep, coupling: Coupling, z: Tensor, after: Tensor
+) -> float:
     """½(1 + m)‖z⁺ − z‖² + τ⟨z⁺, (Δ + κ)z⟩."""
     slope = coupling.laplacian(z) + update.leak * z
     return float(
-        (1 + update.momentum) / 2 * (after - z).square().sum() + update.tau * (after * slope).sum()
+        (1 + update.momentum) / 2 * (after - z).square().sum()
+        + update.tau * (after * slope).sum()
     )
 
 
@@ -93,7 +113,11 @@ def test_one_coupling_allows_longer_steps(seed: int) -> None:
     problem = random_problem(seed=seed)
     momentum = 0.1 + 0.085 * seed
     leak = 0.3
-    bound = 2 * (1 + momentum) / (float(torch.linalg.eigvalsh(problem.laplacian)[-1]) + leak)
+    bound = (
+        2
+        * (1 + momentum)
+        / (float(torch.linalg.eigvalsh(problem.laplacian)[-1]) + leak)
+    )
     update = MomentumStep(0.999 * bound, momentum, 1, leak=leak)
     z = previous = problem.state
     values = []
@@ -103,7 +127,10 @@ def test_one_coupling_allows_longer_steps(seed: int) -> None:
     assert all(b <= a * (1 + 1e-12) for a, b in pairwise(values))
     assert values[-1] >= 0
     over = MomentumStep(1.1 * bound, momentum, 200, leak=leak)
-    assert over(problem.state, problem.coupling).abs().max() > 1e3 * problem.state.abs().max()
+    assert (
+        over(problem.state, problem.coupling).abs().max()
+        > 1e3 * problem.state.abs().max()
+    )
 
 
 def test_a_path_comes_to_rest_twenty_times_sooner() -> None:
@@ -111,9 +138,13 @@ def test_a_path_comes_to_rest_twenty_times_sooner() -> None:
     problem = path_problem(100)
     rates = torch.linalg.eigvalsh(problem.laplacian)
     mu, top = (float(rates[k]) for k in (1, -1))
-    slowest = (top - mu) / (top + mu)  # what a step without momentum leaves of the slowest mode
+    slowest = (top - mu) / (
+        top + mu
+    )  # what a step without momentum leaves of the slowest mode
     steps = int(math.log(1e-6) / math.log(slowest)) // 20
     root, low = math.sqrt(top), math.sqrt(mu)
-    fastest = MomentumStep(4 / (root + low) ** 2, ((root - low) / (root + low)) ** 2, steps)
+    fastest = MomentumStep(
+        4 / (root + low) ** 2, ((root - low) / (root + low)) ** 2, steps
+    )
     rest = fastest(problem.state, problem.coupling)
     assert (rest - rest.mean(0)).norm() < 1e-6 * problem.state.norm()

@@ -21,24 +21,35 @@ UPDATES = [
     *(step(0.8, beta=0.5, leak=0.3) for step in (ImplicitEuler, CrankNicolson)),
 ]
 UPDATES.append(Equilibrium(beta=0.5, leak=0.3))
-KINDS = {"symmetric": (1, 2, 5, 40), "periodic": (1, 3), "replicate": (1,), "drop": (1, 1)}
+KINDS = {
+    "symmetric": (1, 2, 5, 40),
+    "periodic": (1, 3),
+    "replicate": (1,),
+    "drop": (1, 1),
+}
 
 
 def path(length: int, alpha: float, *, heads: int = 1) -> NeumannCoupling:
-    return NeumannCoupling(length, torch.full((1, heads), alpha, dtype=DOUBLE), nonnegative=True)
+    return NeumannCoupling(
+        length, torch.full((1, heads), alpha, dtype=DOUBLE), nonnegative=True
+    )
 
 
 def general(coupling: Coupling) -> Coupling:
     """The same operator as stored entries, which knows no eigenvectors: what updates iterate on."""
     n = coupling.num_nodes
     pairs = torch.cartesian_prod(torch.arange(n), torch.arange(n)).T
-    return SparseCoupling(Graph(n, pairs), coupling.at(pairs), symmetric=True, nonnegative=True)
+    return SparseCoupling(
+        Graph(n, pairs), coupling.at(pairs), symmetric=True, nonnegative=True
+    )
 
 
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
 @pytest.mark.parametrize("kind", KINDS.items(), ids=KINDS)
 @pytest.mark.parametrize("lengths", [[9], [4, 4], [2, 0, 6, 1]], ids=str)
-def test_the_exact_step_is_what_the_iteration_converges_to(update, kind, lengths) -> None:
+def test_the_exact_step_is_what_the_iteration_converges_to(
+    update, kind, lengths
+) -> None:
     boundary, strides = kind
     ptr = torch.tensor([0, *lengths]).cumsum(0)
     alpha = (random(len(strides), 2).abs() + 0.1).requires_grad_()
@@ -46,7 +57,10 @@ def test_the_exact_step_is_what_the_iteration_converges_to(update, kind, lengths
     coupling = NeumannCoupling(len(x), alpha, strides, boundary, ptr, nonnegative=True)
     assert coupling.laplacian_function(torch.exp, x) is not None
     assert general(coupling).laplacian_function(torch.exp, x) is None
-    outs = [update(x, s, source=source_for(update, x)) for s in (coupling, general(coupling))]
+    outs = [
+        update(x, s, source=source_for(update, x))
+        for s in (coupling, general(coupling))
+    ]
     torch.testing.assert_close(*outs, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(*gradients(outs, (x, alpha)), rtol=1e-8, atol=1e-8)
 
@@ -72,7 +86,9 @@ def test_the_heat_semigroup_is_expm(length: int, t: float) -> None:
     "update", [ImplicitEuler(1.0), CrankNicolson(1.0), HeatKernel(1.0)], ids=repr
 )
 @pytest.mark.parametrize("dtype", [DOUBLE, torch.float32])
-def test_no_alpha_makes_these_steps_expand(update: StateUpdate, dtype: torch.dtype) -> None:
+def test_no_alpha_makes_these_steps_expand(
+    update: StateUpdate, dtype: torch.dtype
+) -> None:
     alpha = torch.tensor([[100.0], [100.0]], dtype=dtype)
     coupling = NeumannCoupling(50, alpha, (1, 4), nonnegative=True)
     x = random(50, 1, 5).to(dtype)
@@ -106,19 +122,26 @@ SOLVES = [ImplicitEuler(1.0), CrankNicolson(1.0), Equilibrium(leak=0.1)]
 
 
 @pytest.mark.parametrize("update", SOLVES, ids=repr)
-def test_what_is_not_known_to_be_definite_is_left_to_the_iteration(update: StateUpdate) -> None:
+def test_what_is_not_known_to_be_definite_is_left_to_the_iteration(
+    update: StateUpdate,
+) -> None:
     """Without the promise α ≥ 0 the multipliers 1/(λ + 1/τ) may have a pole; conjugate gradients see the sign."""
     negative, positive = (
-        NeumannCoupling(12, torch.full((1, 1), alpha, dtype=DOUBLE)) for alpha in (-1.0, 0.3)
+        NeumannCoupling(12, torch.full((1, 1), alpha, dtype=DOUBLE))
+        for alpha in (-1.0, 0.3)
     )
     with pytest.raises(ConvergenceError, match="not positive definite"):
         update(X, negative)
-    torch.testing.assert_close(update(X, positive), update(X, path(12, 0.3)), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        update(X, positive), update(X, path(12, 0.3)), rtol=0, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("form", ["conservative", "residual"])
 @pytest.mark.parametrize("step", [HeatKernel, ImplicitEuler])
-def test_dropped_ends_and_the_residual_form_are_left_to_the_iteration(step, form: str) -> None:
+def test_dropped_ends_and_the_residual_form_are_left_to_the_iteration(
+    step, form: str
+) -> None:
     alpha = torch.full((1, 1), 0.2, dtype=DOUBLE)
     dropped = NeumannCoupling(12, alpha, (3,), "drop", nonnegative=True)
     assert dropped.laplacian_function(torch.exp, X) is None

@@ -7,8 +7,15 @@ from diffusion_mp.updates import Equilibrium, ExplicitEuler
 
 DEPTH = 256
 #: A connected random graph of 60 nodes, S = D^-½AD^-½, in the conservative form (Eq. 6); features share a mean.
-STATE = torch.randn(60, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 1.0
-COUPLING = Problem("over-smoothing", random_problem(60, "residual").matrix, STATE).coupling
+STATE = (
+    torch.randn(
+        60, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+    + 1.0
+)
+COUPLING = Problem(
+    "over-smoothing", random_problem(60, "residual").matrix, STATE
+).coupling
 
 
 def spread(x: torch.Tensor) -> float:
@@ -30,11 +37,16 @@ def test_a_source_with_a_leak_alone_keeps_directions_apart() -> None:
     assert spread(run(ExplicitEuler(0.5))) < 1e-6
     pure = ExplicitEuler(0.5, beta=0.5)
     assert spread(run(pure)) < 0.01 * spread(run(pure, 1))
-    growth = [float(run(pure, depth).norm(dim=2).mean()) for depth in (1, DEPTH // 2, DEPTH)]
+    growth = [
+        float(run(pure, depth).norm(dim=2).mean()) for depth in (1, DEPTH // 2, DEPTH)
+    ]
     assert growth[2] > 10 * growth[0]
     assert 1.8 < growth[2] / growth[1] < 2.2  # linearly, along the constants
     leaking = ExplicitEuler(0.5, beta=0.5, leak=0.5)
     assert spread(run(leaking)) > 0.1 * spread(run(leaking, 1))
     torch.testing.assert_close(
-        run(leaking), Equilibrium(beta=0.5, leak=0.5)(STATE, COUPLING), rtol=1e-10, atol=1e-10
+        run(leaking),
+        Equilibrium(beta=0.5, leak=0.5)(STATE, COUPLING),
+        rtol=1e-10,
+        atol=1e-10,
     )

@@ -16,7 +16,11 @@ from diffusion_mp.diffusivities import (
     SimpleDiffusivity,
 )
 from diffusion_mp.energies.spectrum import laplacian_extremes
-from diffusion_mp.errors import ConvergenceError, CouplingMismatchError, SingularSystemError
+from diffusion_mp.errors import (
+    ConvergenceError,
+    CouplingMismatchError,
+    SingularSystemError,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing import check_coupling
 from diffusion_mp.testing.problems import random_problem
@@ -38,7 +42,9 @@ X = random(N, 2, 3, seed=7)
 
 def edges(num_nodes: int = N, per_node: int = 3) -> Graph:
     pairs = torch.randint(
-        num_nodes - 1, (2, per_node * num_nodes), generator=torch.Generator().manual_seed(3)
+        num_nodes - 1,
+        (2, per_node * num_nodes),
+        generator=torch.Generator().manual_seed(3),
     )
     weight = random(pairs.size(1), seed=4).exp()
     return Graph(num_nodes, torch.cat([pairs, pairs.flip(0)], 1), weight.repeat(2))
@@ -62,21 +68,33 @@ def gaussian(
 ) -> dm.couplings.PairwiseCoupling:
     query, key = distance_features(1.5 * random(N, 2, 3, seed=6))
     promises = {"symmetric": not normalize, "mutual": True}
-    return dm.couplings.PairwiseCoupling(query, key, ptr, normalize=normalize, **promises, **more)
+    return dm.couplings.PairwiseCoupling(
+        query, key, ptr, normalize=normalize, **promises, **more
+    )
 
 
 KINDS = {
     "rows-of-a-graph": lambda: row_normalized(symmetric_graph()),
     "adjacency": lambda: AdjacencyDiffusivity("row")(X[:, 0], edges()),
-    "attention-and-graph": lambda: row_normalized(0.5 * attention() + 2.0 * symmetric_graph()),
-    "ragged-attention-and-graph": lambda: row_normalized(attention(ptr=PTR) + symmetric_graph()),
+    "attention-and-graph": lambda: row_normalized(
+        0.5 * attention() + 2.0 * symmetric_graph()
+    ),
+    "ragged-attention-and-graph": lambda: row_normalized(
+        attention(ptr=PTR) + symmetric_graph()
+    ),
     "gaussian": gaussian,
     "gaussian-ragged": lambda: gaussian(ptr=PTR),
     "gaussian-others": lambda: gaussian(ptr=PTR, loops=False),
-    "gaussian-and-graph": lambda: row_normalized(gaussian(normalize=False) + symmetric_graph()),
-    "softmax": lambda: dm.couplings.PairwiseCoupling(*2 * [random(N, 2, 3, seed=6)], mutual=True),
+    "gaussian-and-graph": lambda: row_normalized(
+        gaussian(normalize=False) + symmetric_graph()
+    ),
+    "softmax": lambda: dm.couplings.PairwiseCoupling(
+        *2 * [random(N, 2, 3, seed=6)], mutual=True
+    ),
     "polynomial": lambda: dm.couplings.PolynomialCoupling(
-        row_normalized(symmetric_graph()), torch.tensor([0.5, 0.5], dtype=DOUBLE), nonnegative=True
+        row_normalized(symmetric_graph()),
+        torch.tensor([0.5, 0.5], dtype=DOUBLE),
+        nonnegative=True,
     ),
     "half-lazy": lambda: (
         0.5 * row_normalized(symmetric_graph())
@@ -90,7 +108,11 @@ KINDS = {
         positive=True,
     ),
 }
-UPDATES = [HeatKernel(2.0), HeatKernel(2.0, "residual"), ImplicitEuler(5.0, beta=0.3, leak=0.1)]
+UPDATES = [
+    HeatKernel(2.0),
+    HeatKernel(2.0, "residual"),
+    ImplicitEuler(5.0, beta=0.3, leak=0.1),
+]
 UPDATES += [CrankNicolson(1.0, "residual", leak=0.1), Equilibrium(leak=0.05)]
 UPDATES.append(Equilibrium("residual", beta=0.5, leak=0.05))
 
@@ -108,7 +130,9 @@ def test_equals_dense_algebra(kind: str, update: StateUpdate) -> None:
 
 @pytest.mark.parametrize("update", [UPDATES[2], UPDATES[5], HeatKernel(0.5)], ids=repr)
 @pytest.mark.parametrize("kind", ["graph", "both", "gaussian", "label-spreading"])
-def test_all_gradients_are_those_of_dense_algebra(kind: str, update: StateUpdate) -> None:
+def test_all_gradients_are_those_of_dense_algebra(
+    kind: str, update: StateUpdate
+) -> None:
     graph = edges()
     size = (feature := random(N, 2, 3, seed=5).requires_grad_()).abs()
     weight = graph.edge_weight[: graph.num_edges // 2].clone().requires_grad_()
@@ -120,9 +144,14 @@ def test_all_gradients_are_those_of_dense_algebra(kind: str, update: StateUpdate
     coupling = {
         "graph": lambda: row_normalized(sparse),
         "both": lambda: row_normalized(
-            dm.couplings.LowRankCoupling(size, size, **known, positive_semidefinite=True) + sparse
+            dm.couplings.LowRankCoupling(
+                size, size, **known, positive_semidefinite=True
+            )
+            + sparse
         ),
-        "gaussian": lambda: dm.couplings.PairwiseCoupling(*distance_features(feature), mutual=True),
+        "gaussian": lambda: dm.couplings.PairwiseCoupling(
+            *distance_features(feature), mutual=True
+        ),
         "label-spreading": lambda: dm.couplings.PairwiseCoupling(
             *distance_features(feature), **pairs
         ),
@@ -131,7 +160,9 @@ def test_all_gradients_are_those_of_dense_algebra(kind: str, update: StateUpdate
         update(x, coupling, source=source if update.beta else None),
         dense_update(update, coupling, x, source),
     )
-    torch.testing.assert_close(*gradients(outs, (x, source, weight, feature)), rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(
+        *gradients(outs, (x, source, weight, feature)), rtol=1e-8, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("num_nodes", [40, 400])
@@ -152,7 +183,9 @@ def test_a_contracting_coupling_needs_no_leak(num_nodes: int) -> None:
         assert ends == pytest.approx((float(exact.min()), float(exact.max())), abs=1e-7)
 
 
-def test_the_metric_of_a_symmetric_coupling_is_one_and_that_of_rows_their_sums() -> None:
+def test_the_metric_of_a_symmetric_coupling_is_one_and_that_of_rows_their_sums() -> (
+    None
+):
     graph = symmetric_graph()
     assert torch.equal(graph.metric, torch.ones(N, 1, dtype=DOUBLE))
     metric = row_normalized(graph).metric
@@ -167,12 +200,18 @@ def test_the_metric_of_a_symmetric_coupling_is_one_and_that_of_rows_their_sums()
     )
 
 
-@pytest.mark.parametrize("kind", [SimpleDiffusivity, SigmoidDiffusivity, GaussianDiffusivity])
+@pytest.mark.parametrize(
+    "kind", [SimpleDiffusivity, SigmoidDiffusivity, GaussianDiffusivity]
+)
 @pytest.mark.parametrize("measure", ["inner", "distance"])
-def test_attention_is_reversible_where_queries_are_keys(kind: type, measure: str) -> None:
+def test_attention_is_reversible_where_queries_are_keys(
+    kind: type, measure: str
+) -> None:
     assert kind(measure=measure)(X[:, 0]).reversible
     assert kind(3, measure=measure, projection="tied").double()(X[:, 0]).reversible
-    assert not kind(3, measure=measure, projection="separate").double()(X[:, 0]).reversible
+    assert (
+        not kind(3, measure=measure, projection="separate").double()(X[:, 0]).reversible
+    )
 
 
 def test_nothing_is_promised_that_may_be_false() -> None:
@@ -180,24 +219,35 @@ def test_nothing_is_promised_that_may_be_false() -> None:
     query = random(N, 1, 3)
     one_way = Graph(3, torch.tensor([[0, 1], [1, 2]]))
     for coupling in (
-        dm.couplings.LinearAttentionCoupling(query, query, mutual=True),  # row sums may be negative
-        dm.couplings.LinearAttentionCoupling(query.abs(), query.abs(), nonnegative=True),
-        row_normalized(dm.couplings.SparseCoupling(one_way, torch.ones(2), nonnegative=True)),
-        row_normalized(dm.couplings.LowRankCoupling(query, query, positive_semidefinite=True)),
+        dm.couplings.LinearAttentionCoupling(
+            query, query, mutual=True
+        ),  # row sums may be negative
+        dm.couplings.LinearAttentionCoupling(
+            query.abs(), query.abs(), nonnegative=True
+        ),
+        row_normalized(
+            dm.couplings.SparseCoupling(one_way, torch.ones(2), nonnegative=True)
+        ),
+        row_normalized(
+            dm.couplings.LowRankCoupling(query, query, positive_semidefinite=True)
+        ),
         dm.couplings.SumCoupling([rows, symmetric_graph()]),
         dm.couplings.SumCoupling([rows, row_normalized(attention(heads=1))]),
         dm.couplings.ReweightedCoupling(symmetric_graph(), query[:, :, 0]),
         AdjacencyDiffusivity("row")(X[:, 0], Graph(N, torch.tensor([[0, 1], [1, 2]]))),
     ):
         assert not coupling.reversible
-        with pytest.raises(CouplingMismatchError if not coupling.low_rank else ConvergenceError):
+        with pytest.raises(
+            CouplingMismatchError if not coupling.low_rank else ConvergenceError
+        ):
             Equilibrium(leak=1e-9)(X[: coupling.num_nodes, :1] * float("nan"), coupling)
 
 
 def test_a_false_metric_is_found() -> None:
     query = random(N, 1, 3).abs()
     with pytest.raises(
-        AssertionError, match=r"breaks the law 'metric'.*diag\(metric\) S against its transpose"
+        AssertionError,
+        match=r"breaks the law 'metric'.*diag\(metric\) S against its transpose",
     ):
         check_coupling(
             dm.couplings.LinearAttentionCoupling(
@@ -255,7 +305,9 @@ def test_an_indefinite_dense_system_is_left_to_the_iteration_which_sees_it() -> 
 
 
 @pytest.mark.parametrize("row_stochastic", [True, False])
-def test_a_float32_state_over_all_pairs_is_right_to_six_digits(row_stochastic: bool) -> None:
+def test_a_float32_state_over_all_pairs_is_right_to_six_digits(
+    row_stochastic: bool,
+) -> None:
     x = random(300, 5, seed=2).float()
     y = random(300, 1, 4).float()
     diffusivity = GaussianDiffusivity(

@@ -45,7 +45,13 @@ def limit(layer: str, ratio: float, normalization: str) -> torch.nn.Module:
     if layer == "conv":
         graph = dm.AdjacencyDiffusivity(normalization, direction="undirected")  # type: ignore[arg-type]
         return CertifiedConv(
-            3, penalty=None, constraint=None, num_layers=None, beta=beta, mu=mu, graph=graph
+            3,
+            penalty=None,
+            constraint=None,
+            num_layers=None,
+            beta=beta,
+            mu=mu,
+            graph=graph,
         )
     weighted = WeightedGraph(3, mu, matrix="identity", normalization=normalization)  # type: ignore[arg-type]
     return CertifiedBlock(3, [weighted], None, constraint=None, beta=beta)
@@ -57,10 +63,16 @@ def exact(
     """The minimiser in double, of the same weights, and x, β and μ, which it is a function of."""
     wide = torch.promote_types(x.dtype, torch.float32)
     diffusivity = dm.AdjacencyDiffusivity(normalization, direction="undirected")  # type: ignore[arg-type]
-    weights = diffusivity(x.to(wide), dm.Graph(NODES, edge_index)).to_dense()[0].double()
+    weights = (
+        diffusivity(x.to(wide), dm.Graph(NODES, edge_index)).to_dense()[0].double()
+    )
     laplacian = torch.diag(weights.sum(1)) - weights
     mu = layer.mu if isinstance(layer, CertifiedConv) else layer.terms[0].weight
-    leaves = [x.double().clone(), layer.beta().detach().double(), mu().detach().double()]
+    leaves = [
+        x.double().clone(),
+        layer.beta().detach().double(),
+        mu().detach().double(),
+    ]
     for leaf in leaves:
         leaf.requires_grad_()
     source, beta, weight = leaves
@@ -100,10 +112,16 @@ def test_the_solution_is_right_at_any_weight(
         assert relative(leaf.grad, slopes[0]) <= rounding
         # Beyond, what is left of these gradients is below the rounding of the reference.
         if ratio <= 1e4:
-            mu = module.mu if isinstance(module, CertifiedConv) else module.terms[0].weight
+            mu = (
+                module.mu
+                if isinstance(module, CertifiedConv)
+                else module.terms[0].weight
+            )
             for weight, slope in zip((module.beta, mu), slopes[1:], strict=True):
                 by_raw = slope * weight.raw.detach().double().sigmoid()
-                assert relative(weight.raw.grad, by_raw) <= max(1e-5, 8 * torch.finfo(dtype).eps)
+                assert relative(weight.raw.grad, by_raw) <= max(
+                    1e-5, 8 * torch.finfo(dtype).eps
+                )
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -116,13 +134,20 @@ def test_every_column_of_every_graph_is_right(heads: int) -> None:
     x[: NODES // 2] *= 1e-5
     dense = coupling.to_dense()[0].double()
     laplacian = torch.diag(dense.sum(1)) - dense
-    for update, rate in ((Equilibrium(leak=1e-5), 1e-5), (ImplicitEuler(1e4, leak=1e-4), 2e-4)):
+    for update, rate in (
+        (Equilibrium(leak=1e-5), 1e-5),
+        (ImplicitEuler(1e4, leak=1e-4), 2e-4),
+    ):
         shift = rate * torch.eye(NODES, dtype=torch.float64)
         right = x.double() * (1.0 if isinstance(update, Equilibrium) else 1e-4)
-        expected = torch.linalg.solve(laplacian + shift, right.flatten(1)).view_as(right)
+        expected = torch.linalg.solve(laplacian + shift, right.flatten(1)).view_as(
+            right
+        )
         got = update(x, coupling).double()
         for rows in (slice(0, NODES // 2), slice(NODES // 2, NODES)):
-            error = (got[rows] - expected[rows]).norm(dim=0) / expected[rows].norm(dim=0)
+            error = (got[rows] - expected[rows]).norm(dim=0) / expected[rows].norm(
+                dim=0
+            )
             assert float(error.max()) <= 1e-6
 
 
@@ -131,27 +156,39 @@ def test_couplings_as_terms_are_solved_like_the_layers() -> None:
     coupling = dm.AdjacencyDiffusivity("sum")(torch.zeros(NODES, 1), graph)
     x = torch.randn(NODES, 3, generator=torch.Generator().manual_seed(0))
     block = built(
-        lambda: CertifiedBlock(3, [1e3 * CouplingTerm(coupling)], None, constraint=None, beta=1e-3)
+        lambda: CertifiedBlock(
+            3, [1e3 * CouplingTerm(coupling)], None, constraint=None, beta=1e-3
+        )
     )
     matrices = built(lambda: limit("block", 1e6, "sum"))
-    torch.testing.assert_close(block(x, graph), matrices(x, graph), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        block(x, graph), matrices(x, graph), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_what_is_not_reached_is_an_error() -> None:
     matrix = torch.diag(torch.logspace(-14, 0, 20, dtype=torch.float64))
     turn = torch.linalg.qr(
-        torch.randn(20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        torch.randn(
+            20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        )
     )[0]
     matrix = turn @ matrix @ turn.mT
     matrix = (matrix + matrix.mT) / 2
     b = torch.ones(20, 1, 1, dtype=torch.float64)
     with pytest.raises(
-        ConvergenceError, match=r"relative error of .* in the precision of torch.float64; tol=1e-12"
+        ConvergenceError,
+        match=r"relative error of .* in the precision of torch.float64; tol=1e-12",
     ):
         conjugate_gradients(
-            lambda v: (matrix @ v.flatten(1)).view_as(v), b, least=1e-14, max_iter=10_000
+            lambda v: (matrix @ v.flatten(1)).view_as(v),
+            b,
+            least=1e-14,
+            max_iter=10_000,
         )
-    with pytest.raises(ConvergenceError, match=r"relative error of .* in max_iter=3 iterations"):
+    with pytest.raises(
+        ConvergenceError, match=r"relative error of .* in max_iter=3 iterations"
+    ):
         conjugate_gradients(
             lambda v: (matrix @ v.flatten(1)).view_as(v), b, least=1e-14, max_iter=3
         )

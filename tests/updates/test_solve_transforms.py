@@ -32,7 +32,9 @@ Solve = Callable[[Tensor], Tensor]
 NODE = torch.arange(6)
 ONE_WAY = torch.stack([NODE, (NODE + 1) % 6])
 EDGES = torch.cat([ONE_WAY, ONE_WAY.flip(0)], 1)
-X, V, G = torch.randn(3, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+X, V, G = torch.randn(
+    3, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+)
 SYM = dm.AdjacencyDiffusivity("sym", direction="undirected")
 ROW = dm.AdjacencyDiffusivity("row")
 
@@ -67,13 +69,17 @@ LINEAR: dict[str, Solve] = {
     "heat-rows": lambda x: HeatKernel(0.7, "residual")(x, ROW(x, ring())),
     "own-weights": lambda x: ImplicitEuler(0.7)(x, of_states(x)),
     "heat-own-weights": lambda x: HeatKernel(0.7)(x, of_states(x)),
-    "block": layer(lambda: CertifiedBlock(4, [WeightedGraph(4)], None, constraint=None)),
+    "block": layer(
+        lambda: CertifiedBlock(4, [WeightedGraph(4)], None, constraint=None)
+    ),
 }
 #: Fixed points of steps that are not linear.
 NONLINEAR: dict[str, Solve] = {
     "fixed-point": lambda x: fixed_point(lambda z: hidden(z, x), torch.zeros_like(x)),
     "sphere": layer(
-        lambda: CertifiedConv(4, penalty=None, num_layers=None, constraint="sphere", beta=3.0)
+        lambda: CertifiedConv(
+            4, penalty=None, num_layers=None, constraint="sphere", beta=3.0
+        )
     ),
 }
 #: Attention and sequences have the same formulas, and operations between them that have their own tests.
@@ -129,7 +135,9 @@ def test_jacobians_agree_and_so_does_the_linear_map(name: str) -> None:
 def test_a_batch_of_gradients_is_that_of_every_state(name: str) -> None:
     states = torch.stack([X, V, G])
     for function in (LINEAR[name], grad(loss(LINEAR[name]))):
-        assert_near(vmap(function)(states), torch.stack([function(x) for x in states]), 1e-9)
+        assert_near(
+            vmap(function)(states), torch.stack([function(x) for x in states]), 1e-9
+        )
 
 
 @pytest.mark.parametrize("name", ["own-weights", "heat-own-weights", *NONLINEAR])
@@ -150,7 +158,9 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("name", ["crank", "teleport", "own-weights", "block", *NONLINEAR])
+@pytest.mark.parametrize(
+    "name", ["crank", "teleport", "own-weights", "block", *NONLINEAR]
+)
 def test_large_systems_are_differentiated_once_without_a_matrix(name: str) -> None:
     check_first_derivatives(ALL[name])
 
@@ -161,7 +171,11 @@ def test_large_systems_say_what_they_cannot_do(name: str) -> None:
     solve = ALL[name]
     with pytest.raises(RuntimeError, match="once differentiable"):
         grad(lambda x: grad(loss(solve))(x).square().sum())(X)
-    for transform in (jacrev(solve), jacfwd(solve), lambda x: linearize(solve, x)[1](V)):
+    for transform in (
+        jacrev(solve),
+        jacfwd(solve),
+        lambda x: linearize(solve, x)[1](V),
+    ):
         with pytest.raises(NotImplementedError, match="more than 4096 unknowns"):
             transform(X)
 
@@ -169,5 +183,7 @@ def test_large_systems_say_what_they_cannot_do(name: str) -> None:
 @pytest.mark.parametrize("name", NONLINEAR)
 def test_a_limit_that_iterates_refuses_vmap(name: str) -> None:
     for call in (NONLINEAR[name], grad(loss(NONLINEAR[name]))):
-        with pytest.raises(NotImplementedError, match="another number of steps for every entry"):
+        with pytest.raises(
+            NotImplementedError, match="another number of steps for every entry"
+        ):
             vmap(call)(torch.stack([X, V]))

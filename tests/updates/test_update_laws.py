@@ -20,13 +20,21 @@ from diffusion_mp.updates.implicit import SolvedUpdate
 from helpers import refuses
 
 FIXED = [
-    *(dm.ExplicitEuler(0.05), dm.ImplicitEuler(3.0), dm.CrankNicolson(3.0), dm.HeatKernel(2.0)),
+    *(
+        dm.ExplicitEuler(0.05),
+        dm.ImplicitEuler(3.0),
+        dm.CrankNicolson(3.0),
+        dm.HeatKernel(2.0),
+    ),
     *(
         dm.ExplicitEuler(0.3, "residual"),
         dm.ExplicitEuler(0.05, beta=0.7, leak=0.2),
         dm.HeatKernel(2.0, "residual"),
     ),
-    *(step(3.0, "residual", beta=0.7, leak=0.2) for step in (dm.ImplicitEuler, dm.CrankNicolson)),
+    *(
+        step(3.0, "residual", beta=0.7, leak=0.2)
+        for step in (dm.ImplicitEuler, dm.CrankNicolson)
+    ),
     *(dm.Equilibrium(leak=0.1), dm.Equilibrium("residual", beta=0.7, leak=0.2)),
     *(dm.CertifiedStep(beta) for beta in (0.0, 0.7)),
     *(
@@ -34,7 +42,10 @@ FIXED = [
         for constraint in ("nonnegative", "ball", "sphere")
     ),
 ]
-MOMENTUM = [dm.MomentumStep(0.3, 0.5, 3, "residual"), dm.MomentumStep(0.3, 0.5, steps=1)]
+MOMENTUM = [
+    dm.MomentumStep(0.3, 0.5, 3, "residual"),
+    dm.MomentumStep(0.3, 0.5, steps=1),
+]
 LEARNED = [
     dm.ExplicitEuler(nn.Parameter(torch.tensor(0.5))),
     dm.ExplicitEuler(Positive(0.3), beta=0.7),
@@ -54,7 +65,9 @@ def test_the_state_dict_has_what_is_learned_and_repr_names_the_choices(
     update: dm.StateUpdate,
 ) -> None:
     assert update in LEARNED or not update.state_dict()
-    assert ("constraint=" if isinstance(update, dm.CertifiedStep) else "form=") in repr(update)
+    assert ("constraint=" if isinstance(update, dm.CertifiedStep) else "form=") in repr(
+        update
+    )
 
 
 @given(
@@ -73,7 +86,9 @@ def test_any_graph_ends_in_its_equilibrium(
     x = torch.randn(num_nodes, 1, 2, dtype=torch.float64, generator=generator)
     problem = Problem("any", weight + weight.T, x)
     limit = dm.Equilibrium(leak=leak)(x, problem.coupling)
-    torch.testing.assert_close(limit, problem.steady_state(x, leak=leak), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        limit, problem.steady_state(x, leak=leak), rtol=1e-9, atol=1e-9
+    )
     step = dm.ImplicitEuler(1e9, beta=1.0, leak=leak)(x, problem.coupling, source=x)
     torch.testing.assert_close(step, limit, rtol=1e-6, atol=1e-6)
 
@@ -84,7 +99,9 @@ SOLVERS = [
     dm.HeatKernel(1.0),
     dm.Equilibrium(leak=0.1),
 ]
-solvers = pytest.mark.parametrize("update", SOLVERS, ids=lambda update: type(update).__name__)
+solvers = pytest.mark.parametrize(
+    "update", SOLVERS, ids=lambda update: type(update).__name__
+)
 
 
 TWO = SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 0]])), torch.ones(2, 2))
@@ -92,7 +109,11 @@ PATH = path_problem()
 
 
 def moved(update: dm.StateUpdate, **change: object) -> Callable[[], torch.Tensor]:
-    options = {"x": PATH.state, "coupling": PATH.coupling, "source": PATH.state} | change
+    options = {
+        "x": PATH.state,
+        "coupling": PATH.coupling,
+        "source": PATH.state,
+    } | change
     return lambda: update(**options)
 
 
@@ -124,17 +145,21 @@ class Untouchable(SparseCoupling):
 
 
 @solvers
-def test_an_asymmetric_coupling_is_found_before_any_arithmetic(update: dm.StateUpdate) -> None:
+def test_an_asymmetric_coupling_is_found_before_any_arithmetic(
+    update: dm.StateUpdate,
+) -> None:
     directed = Untouchable(Graph(3, torch.tensor([[0, 1], [1, 2]])), torch.ones(2))
     x = torch.zeros(3, 1, 1)
-    sentence = (
-        r"needs a reversible coupling.*got a \w+ that declares symmetric=False and knows no metric."
-    )
-    with pytest.raises(CouplingMismatchError, match=f"{type(update).__name__} {sentence} Use Adja"):
+    sentence = r"needs a reversible coupling.*got a \w+ that declares symmetric=False and knows no metric."
+    with pytest.raises(
+        CouplingMismatchError, match=f"{type(update).__name__} {sentence} Use Adja"
+    ):
         update(x, directed)
     with pytest.raises(CouplingMismatchError):
         update.check(directed)
-    with pytest.raises(AssertionError, match="arithmetic before"):  # a step that takes any coupling
+    with pytest.raises(
+        AssertionError, match="arithmetic before"
+    ):  # a step that takes any coupling
         dm.ExplicitEuler(0.1)(x, directed)
 
 
@@ -149,6 +174,7 @@ def test_rows_of_one_rank_are_not_all_rows(update: dm.StateUpdate) -> None:
     )
     for coupling in (part, 0.5 * part, part + part):
         with pytest.raises(
-            CouplingMismatchError, match=r"solves for all rows at once; got .* rows of one rank"
+            CouplingMismatchError,
+            match=r"solves for all rows at once; got .* rows of one rank",
         ):
             update(torch.ones(3, 1, 1), coupling)

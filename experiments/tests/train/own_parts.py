@@ -90,7 +90,9 @@ NoFeatures = changed("NoFeatures", x=None, num_nodes=8)
 
 class Pairs(Ring):
     def train_dataloader(self):
-        return DataLoader([(torch.ones(8, 3), NODES % 2)], collate_fn=operator.itemgetter(0))
+        return DataLoader(
+            [(torch.ones(8, 3), NODES % 2)], collate_fn=operator.itemgetter(0)
+        )
 
     val_dataloader = test_dataloader = train_dataloader
 

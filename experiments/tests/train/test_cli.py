@@ -27,7 +27,12 @@ class Unmeasured(pl.LightningDataModule):
         nodes = torch.arange(8)
         every = torch.ones(8, dtype=torch.bool)
         masks = {"train_mask": every, "val_mask": every, "test_mask": every}
-        data = Data(torch.ones(8, 3), torch.stack([nodes, (nodes + 1) % 8]), y=nodes % 2, **masks)
+        data = Data(
+            torch.ones(8, 3),
+            torch.stack([nodes, (nodes + 1) % 8]),
+            y=nodes % 2,
+            **masks,
+        )
         return DataLoader([data], collate_fn=operator.itemgetter(0))
 
     val_dataloader = test_dataloader = train_dataloader
@@ -49,9 +54,17 @@ def fit(tmp_path):
     """Fits on the digits for two epochs by default; returns the folder of that run."""
 
     def run(*arguments, epochs=2):
-        options = ["--config", CONFIG, "--out", str(tmp_path), f"--trainer.max_epochs={epochs}"]
+        options = [
+            "--config",
+            CONFIG,
+            "--out",
+            str(tmp_path),
+            f"--trainer.max_epochs={epochs}",
+        ]
         assert main(["fit", *options, *arguments]) == 0
-        return max((tmp_path / "digits_difformer_s").iterdir(), key=lambda folder: folder.name)
+        return max(
+            (tmp_path / "digits_difformer_s").iterdir(), key=lambda folder: folder.name
+        )
 
     return run
 
@@ -70,7 +83,9 @@ def test_configuration_parses_and_its_model_runs(config, capsys):
 
 
 @pytest.mark.parametrize("package", ["wandb", "mlflow"])
-def test_loggers_that_the_documentation_names_are_found_with_their_options(package, capsys):
+def test_loggers_that_the_documentation_names_are_found_with_their_options(
+    package, capsys
+):
     page = (REPOSITORY / "docs/training.md").read_text()
     (options,) = re.findall(rf"`([^`]+Logger[^`]*)` \(`pip install {package}`\)", page)
     with pytest.raises(SystemExit, match="0"):
@@ -94,7 +109,10 @@ def test_fit_leaves_checkpoint_logs_and_configuration(fit, capsys):
     assert "train_loss" in header
     assert list(folder.glob("events.out.tfevents.*"))
     written = yaml.safe_load((folder / "config.yaml").read_text())
-    assert (written["model"]["lr"], written["model"]["model"]["init_args"]["num_layers"]) == (
+    assert (
+        written["model"]["lr"],
+        written["model"]["model"]["init_args"]["num_layers"],
+    ) == (
         0.5,
         1,
     )
@@ -111,7 +129,9 @@ def test_predict_writes_a_row_for_every_prediction(fit, tmp_path, capsys):
     last = folder / "checkpoints" / "last.ckpt"
     resumed = fit("--ckpt_path", str(last), epochs=3)
     printed = capsys.readouterr()
-    assert not re.search("Seed|GPU|TPU|Tip|workers|Restoring|Warning", printed.out + printed.err)
+    assert not re.search(
+        "Seed|GPU|TPU|Tip|workers|Restoring|Warning", printed.out + printed.err
+    )
     with (resumed / "metrics.csv").open() as file:
         # 3: the test after the last epoch.
         assert {row["epoch"] for row in csv.DictReader(file)} == {
@@ -124,7 +144,9 @@ def test_predict_writes_a_row_for_every_prediction(fit, tmp_path, capsys):
     assert len(list(last.parent.glob("best-*.ckpt"))) == 1
     trained = ["--config", str(folder / "config.yaml"), "--ckpt_path", str(last)]
     assert main(["test", *trained]) == 0
-    accuracy = float(re.search(r"test_acc\D+([\d.]+)", capsys.readouterr().out).group(1))
+    accuracy = float(
+        re.search(r"test_acc\D+([\d.]+)", capsys.readouterr().out).group(1)
+    )
     assert main(["predict", *trained]) == 0
     written = Path(capsys.readouterr().out.strip().removeprefix("Predictions: "))
     assert written.parent.parent == tmp_path / "digits_difformer_s"
@@ -134,10 +156,14 @@ def test_predict_writes_a_row_for_every_prediction(fit, tmp_path, capsys):
     assert header == ["row", "prediction"]
     assert [int(number) for number, _ in rows] == list(range(data.num_nodes))
     predicted = torch.tensor([int(label) for _, label in rows])
-    assert (predicted == data.y)[data.test_mask].double().mean().item() == pytest.approx(accuracy)
+    assert (predicted == data.y)[
+        data.test_mask
+    ].double().mean().item() == pytest.approx(accuracy)
 
 
-def test_without_a_logger_everything_is_in_the_folder_of_the_run(fit, tmp_path, monkeypatch):
+def test_without_a_logger_everything_is_in_the_folder_of_the_run(
+    fit, tmp_path, monkeypatch
+):
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     folder = fit("--trainer.logger=false", epochs=1)
@@ -155,7 +181,9 @@ def test_the_best_checkpoint_is_named_after_the_metric(fit):
 
 def test_any_data_module_trains_that_says_how_wide_its_data_are(fit):
     folder = fit(f"--data={__name__}.Ring", epochs=1)
-    assert torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)[
+        "state_dict"
+    ]
 
 
 def test_data_without_a_width_or_files_are_a_message_and_code_two(capsys):
@@ -165,14 +193,20 @@ def test_data_without_a_width_or_files_are_a_message_and_code_two(capsys):
         in capsys.readouterr().err
     )
     assert main(["fit", "--config=cora_gcn", "--data.root=."]) == 2
-    assert capsys.readouterr().err.startswith("Cora is not at Cora/raw: missing ind.cora.x")
+    assert capsys.readouterr().err.startswith(
+        "Cora is not at Cora/raw: missing ind.cora.x"
+    )
 
 
 def test_a_folder_may_begin_with_the_sign_of_the_home(tmp_path, monkeypatch, fit):
     """Shells leave the sign as it is in --out=~/runs."""
     monkeypatch.setenv("HOME", str(tmp_path))
     assert fit("--out=~").parent.parent == tmp_path
-    fit("--out=~", "--ckpt_path=~/digits_difformer_s/version_0/checkpoints/last.ckpt", epochs=3)
+    fit(
+        "--out=~",
+        "--ckpt_path=~/digits_difformer_s/version_0/checkpoints/last.ckpt",
+        epochs=3,
+    )
     assert not Path("~").exists()
 
 
@@ -183,9 +217,12 @@ def test_help_version_and_unknown_subcommand(capsys):
     assert capsys.readouterr().out == f"diffusion-mp {diffusion_mp.__version__}\n"
     assert main(["train"]) == 2
     assert "no subcommand 'train'" in capsys.readouterr().err
-    assert {"cora_difformer_s", "cora_nodeformer", "cora_sgformer", "digits_difformer_s"} <= {
-        c.stem for c in CONFIGS
-    }
+    assert {
+        "cora_difformer_s",
+        "cora_nodeformer",
+        "cora_sgformer",
+        "digits_difformer_s",
+    } <= {c.stem for c in CONFIGS}
 
 
 @pytest.mark.parametrize("joined", [True, False], ids=["joined", "apart"])
@@ -208,6 +245,14 @@ def test_no_part_of_a_configuration_is_read_from_an_address(option, content, cap
     with fsspec.open("memory://part.yaml", "w") as file:
         file.write(content)
     with pytest.raises(SystemExit) as ended:
-        main(["fit", "--config", CONFIG, f"{option}=memory://part.yaml", "--print_config"])
+        main(
+            [
+                "fit",
+                "--config",
+                CONFIG,
+                f"{option}=memory://part.yaml",
+                "--print_config",
+            ]
+        )
     assert ended.value.code == 2
     assert "memory://part.yaml" in capsys.readouterr().err

@@ -39,11 +39,22 @@ class Command:
 def left_by_fit(folder):
     """The latest of the folders, by name: a kill before the first checkpoint begins a new one."""
     checkpoints = max(
-        folder.glob("runs/*/version_*/checkpoints"), key=lambda path: int(path.parent.name[8:])
+        folder.glob("runs/*/version_*/checkpoints"),
+        key=lambda path: int(path.parent.name[8:]),
     )
     found = {path.name: load_checkpoint(path) for path in checkpoints.glob("*.ckpt")}
-    parts = ("state_dict", "optimizer_states", "random_state", "loops", "epoch", "global_step")
-    return {name: {part: checkpoint[part] for part in parts} for name, checkpoint in found.items()}
+    parts = (
+        "state_dict",
+        "optimizer_states",
+        "random_state",
+        "loops",
+        "epoch",
+        "global_step",
+    )
+    return {
+        name: {part: checkpoint[part] for part in parts}
+        for name, checkpoint in found.items()
+    }
 
 
 def left_by_placements(folder):
@@ -59,9 +70,13 @@ def left_by_placements(folder):
 
 
 def left_by_script(folder):
-    states = {path.name: load_checkpoint(path) for path in (folder / "out").glob("*.pt")}
+    states = {
+        path.name: load_checkpoint(path) for path in (folder / "out").glob("*.pt")
+    }
     for state in states.values():
-        state["spent"] = state.get("result", {})["seconds" if "result" in state else "spent"] = None
+        state["spent"] = state.get("result", {})[
+            "seconds" if "result" in state else "spent"
+        ] = None
     return states
 
 
@@ -97,7 +112,9 @@ COMMANDS = {
 
 
 def started(command, arguments, folder):
-    return own_process.started(importlib.import_module(command.module).main, arguments, folder)
+    return own_process.started(
+        importlib.import_module(command.module).main, arguments, folder
+    )
 
 
 def ended(command, arguments, folder):
@@ -129,9 +146,14 @@ def next_arguments(name, arguments, folder, said, number):
         program, *printed = shlex.split(said.splitlines()[-1])
         return printed if program == "diffusion-mp" else printed[1:]
     found = sorted(
-        folder.glob("runs/*/*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime_ns
+        folder.glob("runs/*/*/checkpoints/last.ckpt"),
+        key=lambda path: path.stat().st_mtime_ns,
     )
-    return [*arguments, "--ckpt_path", str(found[-1])] if name == "fit" and found else arguments
+    return (
+        [*arguments, "--ckpt_path", str(found[-1])]
+        if name == "fit" and found
+        else arguments
+    )
 
 
 def assert_kills_change_nothing(name, folder, moments, *options):
@@ -160,9 +182,15 @@ def test_a_killed_fit_ends_with_the_same_bits_and_predictions(tmp_path):
     predicted = []
     for folder in (tmp_path / "straight", tmp_path / "killed"):
         last = max(
-            folder.glob("runs/*/*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime_ns
+            folder.glob("runs/*/*/checkpoints/last.ckpt"),
+            key=lambda path: path.stat().st_mtime_ns,
         )
-        trained = ["--config", str(last.parents[1] / "config.yaml"), "--ckpt_path", str(last)]
+        trained = [
+            "--config",
+            str(last.parents[1] / "config.yaml"),
+            "--ckpt_path",
+            str(last),
+        ]
         ended(COMMANDS["fit"], ["test", *trained], folder)
         ended(COMMANDS["fit"], ["predict", *trained], folder)
         (written,) = folder.glob("runs/*/*/predictions.csv")
@@ -177,7 +205,8 @@ def test_ten_kills_change_nothing(name, tmp_path):
     """SIGKILL, SIGTERM and SIGINT, after one to three new checkpoints and a pause of an epoch or two."""
     draw = random.Random(name)
     moments = [
-        (draw.choice(list(CODES)), draw.randint(1, 3), draw.uniform(0, 0.1)) for _ in range(9)
+        (draw.choice(list(CODES)), draw.randint(1, 3), draw.uniform(0, 0.1))
+        for _ in range(9)
     ]
     # Perhaps before it has begun.
     moments.insert(draw.randrange(10), (signal.SIGKILL, 0, draw.uniform(0, 1)))
@@ -187,5 +216,9 @@ def test_ten_kills_change_nothing(name, tmp_path):
 @pytest.mark.slow
 def test_runs_side_by_side_end_with_the_process_that_started_them(tmp_path):
     """With --jobs 2 a kill of the first process leaves none that goes on writing."""
-    moments = [(signal.SIGKILL, 2, 0.05), (signal.SIGTERM, 1, 0.0), (signal.SIGINT, 2, 0.02)]
+    moments = [
+        (signal.SIGKILL, 2, 0.05),
+        (signal.SIGTERM, 1, 0.0),
+        (signal.SIGINT, 2, 0.02),
+    ]
     assert_kills_change_nothing("pde_transformer", tmp_path, moments, "--jobs=2")

@@ -12,11 +12,15 @@ from helpers import refuses
 def test_classes_weigh_the_same_however_many_nodes_they_have(generator):
     target = torch.tensor([0] * 90 + [1] * 10)
     # 0.9 by plain accuracy.
-    assert train.weighted_accuracy(2)(torch.zeros_like(target), target) == pytest.approx(0.5)
+    assert train.weighted_accuracy(2)(
+        torch.zeros_like(target), target
+    ) == pytest.approx(0.5)
     target = torch.tensor([0, 0, 0, 0, 1, 1, 2])
     classes = torch.tensor([0, 0, 0, 1, 1, 2, 2])
     logits = torch.nn.functional.one_hot(classes, 3).float()
-    assert train.weighted_accuracy(3)(logits, target) == pytest.approx((3 / 4 + 1 / 2 + 1) / 3)
+    assert train.weighted_accuracy(3)(logits, target) == pytest.approx(
+        (3 / 4 + 1 / 2 + 1) / 3
+    )
     score = train.weighted_accuracy(2)
     score.update(torch.tensor([0, 0, 0]), torch.tensor([0, 0, 1]))
     score.update(torch.tensor([1]), torch.tensor([1]))
@@ -26,7 +30,9 @@ def test_classes_weigh_the_same_however_many_nodes_they_have(generator):
     labels = torch.randint(2, (40, 4), generator=generator)
     labels[:, 1] = 0
     labels[:, 2] = 1
-    expected = (curve(logits[:, 0], labels[:, 0]) + curve(logits[:, 3], labels[:, 3])) / 2
+    expected = (
+        curve(logits[:, 0], labels[:, 0]) + curve(logits[:, 3], labels[:, 3])
+    ) / 2
     assert train.TaskMetric("roc_auc")(logits, labels) == pytest.approx(expected)
     assert train.TaskMetric("ap")(logits, labels) < 1
     for metric in ("acc", "macro_f1", "mrr"):  # of one class for every example
@@ -35,9 +41,9 @@ def test_classes_weigh_the_same_however_many_nodes_they_have(generator):
         ):
             train.TaskMetric(metric)(logits, labels)
     logits = torch.tensor([[3.0], [2.0], [1.0], [0.0]])
-    assert train.TaskMetric("ap")(logits, torch.tensor([[1], [0], [1], [0]])) == pytest.approx(
-        (1 + 2 / 3) / 2
-    )
+    assert train.TaskMetric("ap")(
+        logits, torch.tensor([[1], [0], [1], [0]])
+    ) == pytest.approx((1 + 2 / 3) / 2)
     scores = torch.tensor([[3.0, 1.0, 2.0], [1.0, 3.0, 2.0], [5.0, 5.0, 5.0]])
     assert train.TaskMetric("mrr")(scores, torch.tensor([0, 0, 0])) == pytest.approx(
         (1 + 1 / 3 + 1 / 2) / 3
@@ -58,7 +64,9 @@ def test_accuracy_f1_and_errors(generator):
         float((guess == labels).double().mean())
     )
     f1 = [
-        2 * ((guess == c) & (labels == c)).sum() / ((guess == c).sum() + (labels == c).sum())
+        2
+        * ((guess == c) & (labels == c)).sum()
+        / ((guess == c).sum() + (labels == c).sum())
         for c in range(3)
     ]
     assert train.TaskMetric("macro_f1")(logits, labels) == pytest.approx(
@@ -66,7 +74,9 @@ def test_accuracy_f1_and_errors(generator):
     )
     x = logits[:, 0]
     y = logits[:, 1]
-    assert train.TaskMetric("mse")(x, y) == pytest.approx(float((x - y).square().mean()))
+    assert train.TaskMetric("mse")(x, y) == pytest.approx(
+        float((x - y).square().mean())
+    )
     assert train.TaskMetric("mae")(x, y) == pytest.approx(float((x - y).abs().mean()))
     logits = torch.randn(60, 2, generator=generator)
     labels = torch.randint(2, (60,), generator=generator)
@@ -80,7 +90,9 @@ def test_accuracy_f1_and_errors(generator):
     )
     # Confident answers do not tie.
     logits = torch.tensor([[0.0, 20.0], [0.0, 21.0], [0.0, 22.0], [0.0, 23.0]])
-    assert train.TaskMetric("roc_auc")(logits, torch.tensor([0, 1, 0, 1])) == pytest.approx(0.75)
+    assert train.TaskMetric("roc_auc")(
+        logits, torch.tensor([0, 1, 0, 1])
+    ) == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize("name", ["acc", "macro_f1", "roc_auc", "ap", "mse", "mae"])
@@ -111,11 +123,15 @@ def test_values_of_the_losses(generator):
     target = torch.tensor([0, 1, 2, 0, 1, 2, 0])
     assert train.node_cross_entropy(logits, target) == F.cross_entropy(logits, target)
     guess = torch.randn(7, 1, generator=generator)
-    assert torch.isclose(train.mean_squared_error(guess, torch.zeros(7, 1)), guess.square().mean())
+    assert torch.isclose(
+        train.mean_squared_error(guess, torch.zeros(7, 1)), guess.square().mean()
+    )
 
 
 def entropy(logits, *target):
-    return train.node_cross_entropy(torch.zeros(logits), torch.zeros(target, dtype=torch.long))
+    return train.node_cross_entropy(
+        torch.zeros(logits), torch.zeros(target, dtype=torch.long)
+    )
 
 
 test_losses_refuse = refuses(
@@ -129,7 +145,9 @@ test_losses_refuse = refuses(
         r"0\.\.2 for 3 logits, got -1\.\.3",
     ),
     (
-        lambda: train.node_cross_entropy(zeros(2, 3).to("meta"), zeros(2).long().to("meta")),
+        lambda: train.node_cross_entropy(
+            zeros(2, 3).to("meta"), zeros(2).long().to("meta")
+        ),
         "target must have values",
     ),
     (
@@ -149,7 +167,10 @@ test_losses_refuse = refuses(
         lambda: train.multi_label_loss(zeros(7, 3), zeros(0, 3)),
         r"Expected logits and target \[N, T\] of one shape",
     ),
-    (lambda: train.multi_label_loss(zeros(7, 3), zeros(7, 3) + 2), "target must hold 0 and 1 only"),
+    (
+        lambda: train.multi_label_loss(zeros(7, 3), zeros(7, 3) + 2),
+        "target must hold 0 and 1 only",
+    ),
     (
         lambda: train.TaskMetric("roc_auc")(zeros(7, 3), torch.ones(7, 3)),
         "only positive or only negative examples",

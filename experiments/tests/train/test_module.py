@@ -29,7 +29,10 @@ class Toy(FullGraphDataModule):
         node = torch.arange(12)
         x = torch.randn(12, 4, generator=generator)
         edges = torch.randint(12, (2, 30), generator=generator)
-        masks = {f"{stage}_mask": node % 3 == k for k, stage in enumerate(("train", "val", "test"))}
+        masks = {
+            f"{stage}_mask": node % 3 == k
+            for k, stage in enumerate(("train", "val", "test"))
+        }
         return Data(x=x, edge_index=edges, y=node % 2, **masks)
 
 
@@ -68,12 +71,21 @@ def test_metrics_read_their_own_mask_and_the_loss_breaks_ties_alone():
         )[0]["val_score"]
 
     one_wrong_badly = right * 0.01
-    one_wrong_badly[1] = torch.tensor([1e4, 0.0]) if toy.data.y[1] else torch.tensor([0.0, 1e4])
+    one_wrong_badly[1] = (
+        torch.tensor([1e4, 0.0]) if toy.data.y[1] else torch.tensor([0.0, 1e4])
+    )
     two_wrong_hardly = right * 100
     two_wrong_hardly[[1, 4]] = 0.001 * (1 - right[[1, 4]])
-    assert score(right * 5) > score(right) > score(one_wrong_badly) > score(two_wrong_hardly)
+    assert (
+        score(right * 5)
+        > score(right)
+        > score(one_wrong_badly)
+        > score(two_wrong_hardly)
+    )
     # Nothing of before counts.
-    again = quiet_trainer().validate(model, datamodule=toy, verbose=False)[0]["val_score"]
+    again = quiet_trainer().validate(model, datamodule=toy, verbose=False)[0][
+        "val_score"
+    ]
     assert again == pytest.approx(val["val_score"], abs=1e-7)
 
 
@@ -91,9 +103,13 @@ def test_a_loss_that_is_not_finite_ends_a_training_without_validation():
     loader = DataLoader([Toy().data], batch_size=None)
     trainer = quiet_trainer(max_epochs=9)
     with pytest.raises(
-        FloatingPointError, match=r"train_loss is \S+ in epoch \d: .* diverged\. Lower the"
+        FloatingPointError,
+        match=r"train_loss is \S+ in epoch \d: .* diverged\. Lower the",
     ):
-        trainer.fit(NodeClassifier(DiffusionGNN(4, 8, 2, conv="gcn", dropout=0.0), lr=3e37), loader)
+        trainer.fit(
+            NodeClassifier(DiffusionGNN(4, 8, 2, conv="gcn", dropout=0.0), lr=3e37),
+            loader,
+        )
 
 
 class Regularised(Fixed):
@@ -104,14 +120,18 @@ class Regularised(Fixed):
         self.auxiliary = AuxiliaryLoss()
 
     def forward(self, x, edge_index=None, edge_weight=None):
-        self.auxiliary.value = 3 * self.logits.square().mean() if self.training else None
+        self.auxiliary.value = (
+            3 * self.logits.square().mean() if self.training else None
+        )
         return self.logits
 
 
 @pytest.mark.parametrize("model", [Fixed, Regularised])
 def test_auxiliary_losses_are_added_and_logged_apart(model):
     data = Toy().data
-    logits = torch.randn(12, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    logits = torch.randn(
+        12, 2, generator=torch.Generator().manual_seed(0)
+    ).requires_grad_()
     module = NodeClassifier(model(logits.detach().clone()), lr=0.0, weight_decay=0.0)
     gradients = []
     trainer = quiet_trainer(max_epochs=1)
@@ -124,11 +144,15 @@ def test_auxiliary_losses_are_added_and_logged_apart(model):
     torch.testing.assert_close(
         trainer.callback_metrics.get("train_aux_loss", torch.zeros(())), extra
     )
-    torch.testing.assert_close(gradients, list(torch.autograd.grad(own + extra, logits)))
+    torch.testing.assert_close(
+        gradients, list(torch.autograd.grad(own + extra, logits))
+    )
 
 
 def step(*shape, **changes):
-    return NodeClassifier(Fixed(torch.zeros(shape))).training_step(Toy().data.update(changes), 0)
+    return NodeClassifier(Fixed(torch.zeros(shape))).training_step(
+        Toy().data.update(changes), 0
+    )
 
 
 test_wrong_logits_and_data_without_labels_are_refused = refuses(
@@ -154,11 +178,16 @@ def test_digits_module():
 
 
 @pytest.mark.data
-def test_planetoid_module_and_numbered_splits_keep_the_labels_of_tuning_apart(data_root):
+def test_planetoid_module_and_numbered_splits_keep_the_labels_of_tuning_apart(
+    data_root,
+):
     root = str(data_root / "Planetoid")
     used = {}
     for tuning in (True, False):
-        splits = [PlanetoidDataModule(root, split=split, tuning=tuning).data for split in range(3)]
+        splits = [
+            PlanetoidDataModule(root, split=split, tuning=tuning).data
+            for split in range(3)
+        ]
         assert not torch.equal(splits[0].train_mask, splits[1].train_mask)
         assert all(data.val_mask.sum() == 500 for data in splits)
         used[tuning] = sum(
@@ -198,7 +227,9 @@ def batches():
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(1, 7, (64,), generator=generator).tolist()
     texts = [torch.randint(1, 3, (length,), generator=generator) for length in lengths]
-    return DataLoader([(text, int(text[0] == 1)) for text in texts], batch_size=16, collate_fn=pad)
+    return DataLoader(
+        [(text, int(text[0] == 1)) for text in texts], batch_size=16, collate_fn=pad
+    )
 
 
 def test_it_learns_and_logs_and_the_rate_rises_and_falls_to_zero(batches):

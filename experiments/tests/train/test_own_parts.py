@@ -7,18 +7,28 @@ import pytest
 import torch
 import yaml
 
-from diffusion_mp_experiments.train import DigitsDataModule, NodeClassifier, load_checkpoint
+from diffusion_mp_experiments.train import (
+    DigitsDataModule,
+    NodeClassifier,
+    load_checkpoint,
+)
 from diffusion_mp_experiments.train.cli import main
 from training_runs import CONFIG, TINY
 
-QUIET = ["--trainer.max_epochs=1", "--trainer.enable_progress_bar=false", "--trainer.logger=false"]
+QUIET = [
+    "--trainer.max_epochs=1",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.logger=false",
+]
 MODELS = {
     "own_parts.FeaturesOnly": "FeaturesOnly cannot be called with a float32 tensor .* too many positional arguments",
     "own_parts.TwoResults": r"The model must return a tensor of outputs; got \(a float32 tensor",
     "own_parts.OneNumber": r"The model returned \[\] for 8 nodes; it must return one row of logits per node",
     "torch.nn.Identity": "optimizer got an empty parameter list",
 }
-MASK = r"must be a tensor with True or False for each of 8 nodes, or indices of nodes; got"
+MASK = (
+    r"must be a tensor with True or False for each of 8 nodes, or indices of nodes; got"
+)
 DATA = {
     "NoTrainMask": "data has no train_mask, which says which nodes to use. Split.apply_to",
     "NoValMask": "data has no val_mask",
@@ -42,7 +52,13 @@ def fit(tmp_path, capsys):
     """Fits a model of this module on data of this module; returns the exit code and what was said on stderr."""
 
     def run(model="own_parts.Linear", data="own_parts.Ring", *options):
-        words = [f"--data={data}", f"--model.model={model}", f"--out={tmp_path}", *QUIET, *options]
+        words = [
+            f"--data={data}",
+            f"--model.model={model}",
+            f"--out={tmp_path}",
+            *QUIET,
+            *options,
+        ]
         code = main(["fit", *words])
         return code, capsys.readouterr().err
 
@@ -68,7 +84,10 @@ def test_data_that_do_not_fit_are_refused(data, sentence, fit):
     [
         ("own_parts.WithoutWeights", []),
         ("own_parts.WithoutArguments", []),
-        ("own_parts.OtherNames", ["--model.model.features=3", "--model.model.classes=2"]),
+        (
+            "own_parts.OtherNames",
+            ["--model.model.features=3", "--model.model.classes=2"],
+        ),
         (
             "torch_geometric.nn.GCN",
             ["--model.model.hidden_channels=4", "--model.model.num_layers=2"],
@@ -111,7 +130,9 @@ def test_every_precision_of_the_trainer_trains(precision, dtype, tmp_path):
     assert main(["fit", *options]) == 0
     (last,) = tmp_path.rglob("last.ckpt")
     state = load_checkpoint(last)["state_dict"]
-    assert {value.dtype for value in state.values() if value.is_floating_point()} == {dtype}
+    assert {value.dtype for value in state.values() if value.is_floating_point()} == {
+        dtype
+    }
 
 
 def test_data_that_have_the_dtype_of_the_model_stay_the_same_object():
@@ -180,8 +201,11 @@ def test_the_configuration_of_a_run_can_be_read_back(
 
 def test_a_precision_whose_package_is_missing_is_a_sentence(fit, monkeypatch):
     monkeypatch.setattr(
-        "lightning_fabric.plugins.precision.transformer_engine._TRANSFORMER_ENGINE_AVAILABLE", False
+        "lightning_fabric.plugins.precision.transformer_engine._TRANSFORMER_ENGINE_AVAILABLE",
+        False,
     )
-    code, said = fit("own_parts.Linear", "own_parts.Ring", "--trainer.precision=transformer-engine")
+    code, said = fit(
+        "own_parts.Linear", "own_parts.Ring", "--trainer.precision=transformer-engine"
+    )
     assert code == 2
     assert "The trainer needs a package that is not installed: " in said

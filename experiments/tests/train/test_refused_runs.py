@@ -17,14 +17,29 @@ from diffusion_mp_experiments.train.cli import main
 from helpers import Payload
 from training_runs import CONFIG, TINY
 
-DAMAGED = ["a payload", "a pickle", "a truncated archive", "an empty archive", "text", "empty"]
+DAMAGED = [
+    "a payload",
+    "a pickle",
+    "a truncated archive",
+    "an empty archive",
+    "text",
+    "empty",
+]
 ELSEWHERE = [
     "http://example.org/x.ckpt",
     "https://example.org/x.ckpt",
     "s3://bucket/x.ckpt",
     "hf://owner/x.ckpt",
 ]
-ABSENT = ["a folder", "missing", "best", "last", "hpc", "registry:model", "simplecache::file"]
+ABSENT = [
+    "a folder",
+    "missing",
+    "best",
+    "last",
+    "hpc",
+    "registry:model",
+    "simplecache::file",
+]
 
 
 def test_a_file_is_the_old_one_until_it_is_the_new_one(tmp_path, monkeypatch):
@@ -74,7 +89,9 @@ UNSET = [
     "--model.model.hidden_channels=8",
 ]
 QUIET = ["--trainer.max_epochs=2", "--trainer.enable_progress_bar=false"]
-KINDS = dict.fromkeys(DAMAGED, "or is damaged") | dict.fromkeys(ELSEWHERE, "of this machine only")
+KINDS = dict.fromkeys(DAMAGED, "or is damaged") | dict.fromkeys(
+    ELSEWHERE, "of this machine only"
+)
 KINDS |= dict.fromkeys(ABSENT, "A checkpoint was expected")
 COMMANDS = ["fit", "validate", "test", "predict"]
 
@@ -102,16 +119,23 @@ def refused(capsys):
         for i, kind in enumerate(KINDS)
     ],
 )
-def test_nothing_but_checkpoints_is_read_and_nothing_runs(refused, tmp_path, command, kind):
+def test_nothing_but_checkpoints_is_read_and_nothing_runs(
+    refused, tmp_path, command, kind
+):
     path = tmp_path / "checkpoint.ckpt"
     payload = Payload(tmp_path / "executed")
-    torch.save({"state_dict": {"weight": torch.randn(64, 64)}, "payload": payload}, path)
+    torch.save(
+        {"state_dict": {"weight": torch.randn(64, 64)}, "payload": payload}, path
+    )
     contents = {
         "a pickle": pickle.dumps(payload),
         "a truncated archive": path.read_bytes()[:-200],
         "empty": b"",
     }
-    contents |= {"an empty archive": b"PK\5\6" + bytes(18), "text": b"epoch 3, accuracy 0.8\n"}
+    contents |= {
+        "an empty archive": b"PK\5\6" + bytes(18),
+        "text": b"epoch 3, accuracy 0.8\n",
+    }
     path.write_bytes(contents.get(kind, path.read_bytes()))
     path = {
         **dict.fromkeys(DAMAGED, path),
@@ -157,13 +181,19 @@ def test_settings_of_a_checkpoint_are_numbers_and_choices(capsys):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--data.per_class=5000"], "Class 0 has 178 labelled nodes, fewer than per_class=5000"),
+        (
+            ["--data.per_class=5000"],
+            "Class 0 has 178 labelled nodes, fewer than per_class=5000",
+        ),
         (["--data.per_class=150"], "lower per_class, num_val or num_test"),
         (["--model.lr=-1"], "lr must be finite and >= 0; got -1.0"),
         (["--model.lr=1e30"], "val_loss is nan in epoch 0: the training has diverged"),
         (["--out=/proc/runs"], "Nothing can be written to /proc/runs"),
         (["--weights_only=false"], "weights_only cannot be false"),
-        (["--early_stopping.monitor=x"], "conditioned on metric `x` which is not available"),
+        (
+            ["--early_stopping.monitor=x"],
+            "conditioned on metric `x` which is not available",
+        ),
         (["--trainer.accelerator=cuda", "--trainer.devices=64"], ""),
     ],
     ids=lambda value: "".join(value) if isinstance(value, list) else "",
@@ -196,7 +226,15 @@ def test_configurations_that_cannot_be(arguments, sentence, capsys):
 def test_a_table_looks_at_its_folders_first(tmp_path, capsys, option):
     (tmp_path / "file").write_text("")
     assert (
-        main(["--splits=1", "--configs", str(Path(CONFIG).parent), option, str(tmp_path / "file")])
+        main(
+            [
+                "--splits=1",
+                "--configs",
+                str(Path(CONFIG).parent),
+                option,
+                str(tmp_path / "file"),
+            ]
+        )
         == 2
     )
     assert f"Nothing can be written to {tmp_path / 'file'}" in capsys.readouterr().err
@@ -226,7 +264,8 @@ def test_what_was_saved_before_the_disk_was_full_is_kept(tmp_path, monkeypatch, 
     message = capsys.readouterr().err
     assert "cannot be written: No space left on device" in message
     assert (
-        f"Go on from the last complete epoch with\n  diffusion-mp fit --config {CONFIG}" in message
+        f"Go on from the last complete epoch with\n  diffusion-mp fit --config {CONFIG}"
+        in message
     )
     assert f"--ckpt_path {last}" in message
     # Nor anything about how this is made.

@@ -40,7 +40,9 @@ def fit():
 
     def run(name, epochs, *options, model=DIFFORMER, code=0):
         folder = Path("runs", name, "checkpoints")
-        places = [f"--{callback}.dirpath={folder}" for callback in ("checkpoint", "last")]
+        places = [
+            f"--{callback}.dirpath={folder}" for callback in ("checkpoint", "last")
+        ]
         arguments = [
             "fit",
             *model,
@@ -52,7 +54,9 @@ def fit():
             f"--trainer.max_epochs={epochs}",
         ]
         assert main([*arguments, *options]) == code
-        return {path.name: train.load_checkpoint(path) for path in folder.glob("*.ckpt")}
+        return {
+            path.name: train.load_checkpoint(path) for path in folder.glob("*.ckpt")
+        }
 
     return run
 
@@ -80,14 +84,19 @@ SPARSE = ["--trainer.check_val_every_n_epoch=2", "--checkpoint.save_top_k=2"]
         pytest.param(DIFFORMER, [], id="DIFFormer"),
         pytest.param(NODEFORMER, [], id="NodeFormer", marks=pytest.mark.slow),
         pytest.param(
-            DIFFORMER, SPARSE, id="validation every second epoch, two best", marks=pytest.mark.slow
+            DIFFORMER,
+            SPARSE,
+            id="validation every second epoch, two best",
+            marks=pytest.mark.slow,
         ),
     ],
 )
 def test_a_resumed_fit_is_bit_equal(fit, model, options):
     straight = fit("straight", 8, *options, model=model)
     fit("part", 4, *options, model=model)
-    part = fit("part", 8, "--ckpt_path=runs/part/checkpoints/last.ckpt", *options, model=model)
+    part = fit(
+        "part", 8, "--ckpt_path=runs/part/checkpoints/last.ckpt", *options, model=model
+    )
     assert_same_runs(part, straight)
 
 
@@ -106,11 +115,24 @@ def test_the_best_is_that_of_the_whole_run_wherever_it_lies(fit, capsys, tmp_pat
 
 def test_a_folder_that_lightning_named_by_a_relative_path():
     """The default: the folder of the logger is relative, that of --ckpt_path is not."""
-    arguments = ["fit", *DIFFORMER, *SMALL, *STILL, "--trainer.enable_progress_bar=false"]
+    arguments = [
+        "fit",
+        *DIFFORMER,
+        *SMALL,
+        *STILL,
+        "--trainer.enable_progress_bar=false",
+    ]
     assert main([*arguments, "--trainer.max_epochs=2"]) == 0
     checkpoints = Path("runs/fit/version_0/checkpoints")
     assert (
-        main([*arguments, "--trainer.max_epochs=4", "--ckpt_path", str(checkpoints / "last.ckpt")])
+        main(
+            [
+                *arguments,
+                "--trainer.max_epochs=4",
+                "--ckpt_path",
+                str(checkpoints / "last.ckpt"),
+            ]
+        )
         == 0
     )
     assert [path.name[:12] for path in checkpoints.glob("best*")] == ["best-epoch=0"]
@@ -122,7 +144,9 @@ def test_a_run_that_had_stopped_early_stays_stopped(fit):
     ended = fit("run", 9, *stop)
     assert ended["last.ckpt"]["epoch"] == 2
     assert_same_runs(fit("run", 9, *stop, resume), ended)
-    longer = fit("run", 9, *stop, "--early_stopping.patience=4", resume)  # the command line wins
+    longer = fit(
+        "run", 9, *stop, "--early_stopping.patience=4", resume
+    )  # the command line wins
     assert longer["last.ckpt"]["epoch"] == 4
 
 
@@ -132,7 +156,10 @@ def test_the_command_line_wins_over_the_checkpoint_which_wins_over_defaults(fit)
     found = fit("run", 2, "--model.lr=0.5", resume)["last.ckpt"]
     group = found["optimizer_states"][0]["param_groups"][0]
     assert (group["lr"], group["weight_decay"]) == (0.5, 0.125)
-    assert (found["hyper_parameters"]["lr"], found["hyper_parameters"]["weight_decay"]) == (
+    assert (
+        found["hyper_parameters"]["lr"],
+        found["hyper_parameters"]["weight_decay"],
+    ) == (
         0.5,
         0.125,
     )
@@ -147,7 +174,9 @@ def test_what_a_run_cannot_go_on_with_is_refused(fit, capsys):
         "optimizer was 'adam' in the run of this checkpoint, and cannot become 'adamw'"
         in capsys.readouterr().err
     )
-    after = fit("run", 2, "--model.model.hidden_channels=4", f"--ckpt_path={path}", code=2)
+    after = fit(
+        "run", 2, "--model.model.hidden_channels=4", f"--ckpt_path={path}", code=2
+    )
     message = capsys.readouterr().err
     assert "last.ckpt is of another model: model." in message
     assert "config.yaml" in message
@@ -170,7 +199,10 @@ def classified(folder, epochs, resumed=False, **options):
         )
 
     data = DataLoader(
-        list(zip(x, (x[:, 0] > 0).long(), strict=True)), 6, shuffle=True, collate_fn=noisy
+        list(zip(x, (x[:, 0] > 0).long(), strict=True)),
+        6,
+        shuffle=True,
+        collate_fn=noisy,
     )
     last = ModelCheckpoint(folder, "last", enable_version_counter=False)
     plugins = {
@@ -182,7 +214,9 @@ def classified(folder, epochs, resumed=False, **options):
     module = train.SequenceClassifier(
         nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 2)), 2, **options
     )
-    trainer.fit(module, data, data, ckpt_path=str(folder / "last.ckpt") if resumed else None)
+    trainer.fit(
+        module, data, data, ckpt_path=str(folder / "last.ckpt") if resumed else None
+    )
     return train.load_checkpoint(folder / "last.ckpt")
 
 
@@ -200,7 +234,8 @@ def test_batches_in_random_order_with_noise_from_numpy(tmp_path, monkeypatch):
     assert_same_runs({"last": part}, {"last": straight})
     assert same(part["lr_schedulers"], straight["lr_schedulers"])
     with pytest.raises(
-        ValueError, match=r"lr was 0\.001 in the run of this checkpoint, and cannot become 0\.5"
+        ValueError,
+        match=r"lr was 0\.001 in the run of this checkpoint, and cannot become 0\.5",
     ):
         classified(tmp_path / "part", 5, resumed=True, lr=0.5)
 
@@ -211,7 +246,12 @@ def test_random_states_are_plain_and_come_back(tmp_path):
     train.save_checkpoint(random_state(), tmp_path / "state")
 
     def draw():
-        return [random.gauss(0, 1), random.random(), np.random.randn(), torch.rand(3).tolist()]  # noqa: NPY002
+        return [
+            random.gauss(0, 1),
+            random.random(),
+            np.random.randn(),  # noqa: NPY002
+            torch.rand(3).tolist(),
+        ]
 
     first = draw()
     set_random_state(train.load_checkpoint(tmp_path / "state"))

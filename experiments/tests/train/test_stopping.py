@@ -65,7 +65,9 @@ def test_fit_says_the_command_that_goes_on(number, tmp_path, monkeypatch, capsys
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_table_says_to_start_again(number, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(NodeClassifier, "training_step", lambda *_: os.kill(os.getpid(), number))
+    monkeypatch.setattr(
+        NodeClassifier, "training_step", lambda *_: os.kill(os.getpid(), number)
+    )
     options = [
         "--splits=1",
         "--jobs=1",

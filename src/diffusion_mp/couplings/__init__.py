@@ -13,7 +13,11 @@ from diffusion_mp.couplings.low_rank import (
     merged,
 )
 from diffusion_mp.couplings.neumann import NeumannCoupling
-from diffusion_mp.couplings.pairwise import DistanceCoupling, PairwiseCoupling, SparseFlowCoupling
+from diffusion_mp.couplings.pairwise import (
+    DistanceCoupling,
+    PairwiseCoupling,
+    SparseFlowCoupling,
+)
 from diffusion_mp.couplings.stored import DenseCoupling, SparseCoupling
 from diffusion_mp.couplings.weighted import (
     ProjectedCoupling,

@@ -120,7 +120,9 @@ class PolynomialCoupling(DerivedCoupling):
         turned = self.coupling.T
         if turned is self.coupling:
             return self
-        return PolynomialCoupling(turned, self.coefficients, nonnegative=self.nonnegative)
+        return PolynomialCoupling(
+            turned, self.coefficients, nonnegative=self.nonnegative
+        )
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """O(E) for P = 1; for P > 1 an entry is a sum over walks."""
@@ -132,4 +134,6 @@ class PolynomialCoupling(DerivedCoupling):
         self._warn_if_large()
         base = self.coupling.to_dense()
         *lower, last = self.coefficients.to(self.dtype)[:, :, None, None]
-        return reduce(lambda dense, c: c * base + dense @ base, reversed(lower), last * base)
+        return reduce(
+            lambda dense, c: c * base + dense @ base, reversed(lower), last * base
+        )

@@ -140,7 +140,9 @@ class Coupling(ABC):
             return self.matmul(values).reshape(v.shape)
         return self.matmul(v)
 
-    def matmul(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
+    def matmul(
+        self, v: Float[Tensor, "N in_heads D"]
+    ) -> Float[Tensor, "N out_heads D"]:
         """``S @ v`` for v [N, H, D] as a method, which ``torch.compile`` traces: ``@`` tries the tensor first."""
         self.check(v, "v")
         if v.size(1) >= self.heads:
@@ -187,7 +189,9 @@ class Coupling(ABC):
         dtype = dtype or torch.promote_types(self.dtype, torch.float32)
         return torch.ones(self.num_nodes, self.heads, dtype=dtype, device=self.device)
 
-    def both(self, v: Float[Tensor, "N H D"], w: Float[Tensor, "N H C"]) -> tuple[Tensor, Tensor]:
+    def both(
+        self, v: Float[Tensor, "N H D"], w: Float[Tensor, "N H C"]
+    ) -> tuple[Tensor, Tensor]:
         """Return S v and Sᵀ w, for values by head, and share what the two have in common."""
         return self.matmul(v), self.T.matmul(w)
 
@@ -218,10 +222,14 @@ class Coupling(ABC):
         squares = (ends * values.square().sum(2)).sum(0)
         return squares - 2 * (values * (self @ values)).sum((0, 2))
 
-    def laplacian(self, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
+    def laplacian(
+        self, v: Float[Tensor, "N in_heads D"]
+    ) -> Float[Tensor, "N out_heads D"]:
         """(D − S) v = d·v − S v with d the row sums, in at least float32."""
         self.check(v, "v")
-        return self._majorized(v.to(torch.promote_types(v.dtype, torch.float32)), True)[0]
+        return self._majorized(v.to(torch.promote_types(v.dtype, torch.float32)), True)[
+            0
+        ]
 
     def majorant(self, convex: bool) -> Float[Tensor, "N heads"]:
         """A diagonal p that bounds D − S, as a certified step needs it (Theorem T1 of docs/certified.md).
@@ -237,7 +245,9 @@ class Coupling(ABC):
     ) -> tuple[Float[Tensor, "N heads D"], Float[Tensor, "N heads 1"]]:
         """`laplacian` and `majorant` by one product, for checked values of at least float32."""
         if not (self.symmetric and self.nonnegative):
-            missing = [name for name in ("symmetric", "nonnegative") if not getattr(self, name)]
+            missing = [
+                name for name in ("symmetric", "nonnegative") if not getattr(self, name)
+            ]
             raise errors.CouplingMismatchError(
                 f"a certified step needs a coupling that is symmetric and nonnegative; {self!r} does not promise to be "
                 f"{' or '.join(missing)}. Take row_stochastic=False in all-pair diffusivities (one denominator divides "
@@ -268,7 +278,9 @@ class Coupling(ABC):
 
     def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """Entries [E, H] of listed pairs [2, E]: s_ij with i = ``edge_index[1]``, j = ``edge_index[0]``."""
-        return self._at(checks.check_pairs(edge_index, "edge_index", self.num_nodes, self.device))
+        return self._at(
+            checks.check_pairs(edge_index, "edge_index", self.num_nodes, self.device)
+        )
 
     def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """log s_ij of listed pairs; for couplings defined by logarithms finite where s_ij itself underflows."""
@@ -279,7 +291,9 @@ class Coupling(ABC):
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """Entries of checked pairs, here by one product with a unit vector for each distinct source."""
         source, column = torch.unique(edge_index[0], return_inverse=True)
-        units = torch.zeros(self.num_nodes, 1, source.numel(), dtype=self.dtype, device=self.device)
+        units = torch.zeros(
+            self.num_nodes, 1, source.numel(), dtype=self.dtype, device=self.device
+        )
         units[source, 0, torch.arange(source.numel(), device=self.device)] = 1
         return (self @ units)[edge_index[1], :, column]
 
@@ -357,18 +371,28 @@ class Coupling(ABC):
         adjoint = partial(apply, True)
         shape = (self.num_nodes, self.num_nodes)
         return LinearOperator(
-            shape, forward, rmatvec=adjoint, matmat=forward, rmatmat=adjoint, dtype=np.float64
+            shape,
+            forward,
+            rmatvec=adjoint,
+            matmat=forward,
+            rmatmat=adjoint,
+            dtype=np.float64,
         )
 
     def to(
-        self, *args: Any, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+        self,
+        *args: Any,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
     ) -> Coupling:
         """S in another dtype or on another device, with arguments as of a tensor: ``S.to("cuda", torch.float64)``.
 
         Gradients flow through. Row boundaries stay on the CPU.
         """
         for value in args:
-            dtype, device = (value, device) if isinstance(value, torch.dtype) else (dtype, value)
+            dtype, device = (
+                (value, device) if isinstance(value, torch.dtype) else (dtype, value)
+            )
         checks.floating((), dtype, "meta")  # raises if it is no dtype
         place = None if device is None else checks.as_device(device)
         if place is not None and place.type == "cuda" and place.index is None:
@@ -386,7 +410,11 @@ class Coupling(ABC):
         # What was computed from the parts is computed again: kept, it would hold on to the graph of autograd, or to
         # another device. Promises and row boundaries do not depend on either.
         kind = type(self)
-        cached = {name for name in dir(kind) if isinstance(getattr(kind, name), cached_property)}
+        cached = {
+            name
+            for name in dir(kind)
+            if isinstance(getattr(kind, name), cached_property)
+        }
         cached.remove("ptr")
         mapped = copy.copy(self)
         for name, value in vars(self).items():
@@ -432,7 +460,9 @@ class Coupling(ABC):
 
     def __repr__(self) -> str:
         # Only what is known already: a promise may take a product or a pass over the entries.
-        known = {name: vars(self).get(name, getattr(type(self), name)) for name in PROMISES}
+        known = {
+            name: vars(self).get(name, getattr(type(self), name)) for name in PROMISES
+        }
         promises = [f", {name}" for name, promise in known.items() if promise is True]
         return f"{type(self).__name__}(num_nodes={self.num_nodes}, heads={self.heads}{''.join(promises)})"
 
@@ -483,9 +513,19 @@ def as_scale(scale: object, heads: int) -> float | Tensor:
     """Return a finite number, or a tensor with a single element or one per head; numbers of NumPy become Python's."""
     scale = checks.python_number(scale)
     if isinstance(scale, Tensor):
-        if scale.is_complex() or scale.dtype == torch.bool or scale.layout != torch.strided:
-            raise TypeError(f"scale must hold real numbers; got {checks.describe(scale)}.")
-        if scale.dim() > 1 or not scale.numel() or (heads != 1 and scale.numel() not in (1, heads)):
+        if (
+            scale.is_complex()
+            or scale.dtype == torch.bool
+            or scale.layout != torch.strided
+        ):
+            raise TypeError(
+                f"scale must hold real numbers; got {checks.describe(scale)}."
+            )
+        if (
+            scale.dim() > 1
+            or not scale.numel()
+            or (heads != 1 and scale.numel() not in (1, heads))
+        ):
             raise ValueError(
                 f"scale must be a number, a 0-dimensional tensor or [{heads}]; got {checks.describe(scale)}."
             )
@@ -498,7 +538,9 @@ def as_scale(scale: object, heads: int) -> float | Tensor:
         raise TypeError(
             f"scale must be a number or a tensor; got {checks.describe(scale)}.{way_out}"
         )
-    if not torch.compiler.is_compiling() and not math.isfinite(scale):  # symbolic while tracing
+    if not torch.compiler.is_compiling() and not math.isfinite(
+        scale
+    ):  # symbolic while tracing
         raise ValueError(f"scale must be a finite number; got {scale}.")
     return cast("float", scale)
 
@@ -534,7 +576,9 @@ class ScaledCoupling(DerivedCoupling):
         if isinstance(scale, Tensor):
             self._positive = nonnegative
         else:
-            self._positive = bool(scale >= 0)  # bool() makes a comparison of symbols concrete
+            self._positive = bool(
+                scale >= 0
+            )  # bool() makes a comparison of symbols concrete
 
     @cached_property
     def row_stochastic(self) -> bool:
@@ -596,7 +640,9 @@ class SumCoupling(Coupling):
 
     def __init__(self, terms: Sequence[Coupling]) -> None:
         if not isinstance(terms, Iterable):
-            raise TypeError(f"terms must be a sequence of couplings; got {checks.describe(terms)}.")
+            raise TypeError(
+                f"terms must be a sequence of couplings; got {checks.describe(terms)}."
+            )
         flat: list[Coupling] = []
         for term in terms:
             check_coupling_kind(term, "every one of terms")
@@ -613,8 +659,12 @@ class SumCoupling(Coupling):
                     f"the terms of a sum must couple the same nodes; got {sizes} nodes."
                 )
             if term.device != first.device:
-                got = f"got {first.device} and {term.device}. Move one with .to(device)."
-                raise ValueError(f"the terms of a sum must couple nodes on one device; {got}")
+                got = (
+                    f"got {first.device} and {term.device}. Move one with .to(device)."
+                )
+                raise ValueError(
+                    f"the terms of a sum must couple nodes on one device; {got}"
+                )
             if term.heads not in (1, heads) and heads != 1:
                 most = max(t.heads for t in flat)
                 raise ValueError(
@@ -656,7 +706,9 @@ class SumCoupling(Coupling):
                 return False
             total += factor
             empty.append(part.degree() == 0)
-        return abs(total - 1.0) < 1e-12 and all(bool((rows == empty[0]).all()) for rows in empty)
+        return abs(total - 1.0) < 1e-12 and all(
+            bool((rows == empty[0]).all()) for rows in empty
+        )
 
     @cached_property
     def nonnegative(self) -> bool:
@@ -687,14 +739,19 @@ class SumCoupling(Coupling):
         """The metric of all terms; a diagonal term is self-adjoint in any."""
         metrics = [term.metric for term in self._reaching or self.terms]
         first = metrics[0]
-        if all(m is not None and first is not None and bool((m == first).all()) for m in metrics):
+        if all(
+            m is not None and first is not None and bool((m == first).all())
+            for m in metrics
+        ):
             return first
         return None
 
     @property
     def _reaching(self) -> list[Coupling]:
         """The terms that couple different nodes."""
-        return [t for t in self.terms if t.ptr is None or bool((t.ptr.diff() > 1).any())]
+        return [
+            t for t in self.terms if t.ptr is None or bool((t.ptr.diff() > 1).any())
+        ]
 
     @property
     def _over_the_same_graphs(self) -> bool:
@@ -702,7 +759,8 @@ class SumCoupling(Coupling):
         bounds = [term.ptr for term in self._reaching] or [None]
         first = bounds[0]
         return all(
-            ptr is first or (ptr is not None and first is not None and torch.equal(ptr, first))
+            ptr is first
+            or (ptr is not None and first is not None and torch.equal(ptr, first))
             for ptr in bounds
         )
 
@@ -730,7 +788,11 @@ class SumCoupling(Coupling):
         return reduce(add, [term._at(edge_index) for term in self.terms])
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
-        known = [form for term in self.terms if (form := term.low_rank_form(dtype)) is not None]
+        known = [
+            form
+            for term in self.terms
+            if (form := term.low_rank_form(dtype)) is not None
+        ]
         if known and self._over_the_same_graphs:
             return LowRankForm.total(known)
         return None
@@ -748,7 +810,9 @@ def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
         )
 
 
-def feature_sizes(query: Tensor, key: Tensor, prefix: str = "") -> tuple[int, int, Tensor]:
+def feature_sizes(
+    query: Tensor, key: Tensor, prefix: str = ""
+) -> tuple[int, int, Tensor]:
     """Return N, H and the query, the first arguments of `Coupling`; raise unless both are [N, H, F] of one kind."""
     shape = "[num_nodes, heads, features]"
     checks.check_tensor(query, f"{prefix}query", shape)

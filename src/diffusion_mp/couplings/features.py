@@ -14,6 +14,7 @@ from diffusion_mp.graph.ops import graph_of, mean_rows, members
 from diffusion_mp.kernels.spmm import sddmm
 from diffusion_mp.runtime.cache import values_only
 from diffusion_mp.runtime.precision import unit_vectors
+from diffusion_mp.runtime.torch_private import differentiated_inside
 
 #: The largest a·½‖x − c‖² whose rounding in single precision leaves e^{−a·½z²} five digits.
 RESOLVED = 64.0
@@ -34,7 +35,8 @@ def fill_across(
     if ptr is None:
         return pairs
     return pairs.masked_fill(
-        (graph_of(ptr, edge_index[1]) != graph_of(ptr, edge_index[0])).unsqueeze(1), fill
+        (graph_of(ptr, edge_index[1]) != graph_of(ptr, edge_index[0])).unsqueeze(1),
+        fill,
     )
 
 
@@ -53,7 +55,9 @@ def listed_products(
 ) -> Tensor:
     """q_i·k_j of listed pairs, [E, H] with j = ``edge_index[0]``, i = ``edge_index[1]``; ``across`` between graphs."""
     # Between graphs nothing bounds a product, so it is replaced before an exponential: ∞ · 0 is NaN.
-    products = sddmm(Graph(query.size(0), edge_index, validate=False).pattern, query, key)
+    products = sddmm(
+        Graph(query.size(0), edge_index, validate=False).pattern, query, key
+    )
     return fill_across(products, edge_index, ptr, across)
 
 
@@ -78,7 +82,9 @@ def _refuse(features: object, name: str) -> NoReturn:
     )
 
 
-def with_constant(features: Float[Tensor, "N H F"], constant: float) -> Float[Tensor, "N H G"]:
+def with_constant(
+    features: Float[Tensor, "N H F"], constant: float
+) -> Float[Tensor, "N H G"]:
     """Append a constant feature c, which adds c·c′ to every inner product.
 
     Examples:
@@ -87,7 +93,20 @@ def with_constant(features: Float[Tensor, "N H F"], constant: float) -> Float[Te
     """
     if not isinstance(features, Tensor) or features.dim() != 3:
         _refuse(features, "features")
-    return torch.cat([features, features.new_full((*features.shape[:2], 1), constant)], dim=2)
+    return torch.cat(
+        [features, features.new_full((*features.shape[:2], 1), constant)], dim=2
+    )
+
+
+def at_least_zero(z2: Tensor) -> Tensor:
+    """Return squared distances without what rounding takes below zero.
+
+    The derivative at zero is 1, since that of δ there is f(0). ``clamp`` has it up to PyTorch 2.13; from 2.14 on its
+    derivative at the bound is 0.
+    """
+    if not (z2.requires_grad or differentiated_inside()):
+        return z2.clamp(min=0)  # one pass over the tiles of a product in place of two
+    return torch.where(z2 < 0, 0.0, z2)
 
 
 def measured_from(
@@ -153,7 +172,9 @@ def distance_features(
     if not isinstance(x, Tensor) or x.dim() != 3:
         _refuse(x, "x")
     if y is not None and (not isinstance(y, Tensor) or y.shape != x.shape):
-        raise ValueError(f"x and y must have one shape; got {describe(x)} and {describe(y)}.")
+        raise ValueError(
+            f"x and y must have one shape; got {describe(x)} and {describe(y)}."
+        )
     first, second = measured_from(x, y, ptr, centre)
     first_half = -0.5 * first.square().sum(2, keepdim=True)
     if second is first:
@@ -161,6 +182,10 @@ def distance_features(
     else:
         second_half = -0.5 * second.square().sum(2, keepdim=True)
     if sharpness is not None and not resolved(sharpness, first_half, second_half):
-        return distance_features(x.double(), None if y is None else y.double(), ptr, centre=centre)
+        return distance_features(
+            x.double(), None if y is None else y.double(), ptr, centre=centre
+        )
     one = torch.ones_like(first_half)
-    return torch.cat([first, first_half, one], dim=2), torch.cat([second, one, second_half], dim=2)
+    return torch.cat([first, first_half, one], dim=2), torch.cat(
+        [second, one, second_half], dim=2
+    )

@@ -42,7 +42,9 @@ class LogTerms(NamedTuple):
         log_query = log_query - log_query.detach().amax(2, keepdim=True)
         log_key = self.log_key.double() + (self.heaviest - most)
         col_shift = self.col_shift.double() - self.heaviest
-        return LogTerms(log_query.to(dtype), log_key.to(dtype), col_shift.to(dtype), None)
+        return LogTerms(
+            log_query.to(dtype), log_key.to(dtype), col_shift.to(dtype), None
+        )
 
     def entries(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E H"]:
         """log s_ij of listed pairs j → i of one graph."""
@@ -103,7 +105,11 @@ class LogLowRankCoupling(PooledCoupling):
             )
         else:
             check_tensor(
-                log_weight, "log_weight", "[num_nodes, heads, samples]", log_key.device, "log_key"
+                log_weight,
+                "log_weight",
+                "[num_nodes, heads, samples]",
+                log_key.device,
+                "log_key",
             )
         if (
             log_weight.dim() != 3
@@ -111,7 +117,9 @@ class LogLowRankCoupling(PooledCoupling):
             or not log_weight.size(2)
         ):
             sizes_of_key = f"{log_key.size(0)} nodes, {log_key.size(1)} heads"
-            shape = f"[num_nodes, heads, samples] with {sizes_of_key} and a sample at least"
+            shape = (
+                f"[num_nodes, heads, samples] with {sizes_of_key} and a sample at least"
+            )
             raise ValueError(f"log_weight must be {shape}; got {describe(log_weight)}.")
         check_flags(normalize=normalize, symmetric=symmetric)
         super().__init__(*sizes, ptr)
@@ -144,12 +152,16 @@ class LogLowRankCoupling(PooledCoupling):
             return terms._replace(row_shift=-math.log(self.col_shift.size(2)) - log_sum)
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        log_query, log_key, col_shift = heads_of(v, self.log_query, self.log_key, self.col_shift)
+        log_query, log_key, col_shift = heads_of(
+            v, self.log_query, self.log_key, self.col_shift
+        )
         if self.row_shift is None:
             row_shift = self.row_shift
         else:
             row_shift = heads_of(v, self.row_shift)[0]
-        return kernels.log_linear_product(log_query, log_key, v, row_shift, col_shift, self.ptr)
+        return kernels.log_linear_product(
+            log_query, log_key, v, row_shift, col_shift, self.ptr
+        )
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         log_key, col_shift = heads_of(v, self.log_key, self.col_shift)
@@ -176,7 +188,9 @@ class LogLowRankCoupling(PooledCoupling):
 
     def _transpose(self) -> Coupling:
         log_query, log_key, col_shift, row_shift = self.terms
-        transposed = LogLowRankCoupling(log_key, log_query, self.ptr, row_shift, normalize=False)
+        transposed = LogLowRankCoupling(
+            log_key, log_query, self.ptr, row_shift, normalize=False
+        )
         transposed.row_shift = col_shift
         return transposed
 
@@ -184,7 +198,9 @@ class LogLowRankCoupling(PooledCoupling):
         return self._ones() if self.row_stochastic else super().degree()
 
     def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        return fill_across(self.terms.entries(edge_index), edge_index, self.ptr, -torch.inf)
+        return fill_across(
+            self.terms.entries(edge_index), edge_index, self.ptr, -torch.inf
+        )
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return self._log_at(edge_index).exp()
@@ -192,5 +208,7 @@ class LogLowRankCoupling(PooledCoupling):
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
         nodes = torch.arange(self.num_nodes, device=self.device)
-        pairs = torch.stack([nodes.repeat(self.num_nodes), nodes.repeat_interleave(self.num_nodes)])
+        pairs = torch.stack(
+            [nodes.repeat(self.num_nodes), nodes.repeat_interleave(self.num_nodes)]
+        )
         return self._at(pairs).t().reshape(self.heads, self.num_nodes, self.num_nodes)

@@ -25,7 +25,12 @@ from diffusion_mp.couplings.weighted import ReweightedCoupling, row_normalized
 from diffusion_mp.graph.arguments import as_num_nodes, row_bounds
 from diffusion_mp.kernels import linear_attention as kernels
 from diffusion_mp.runtime.cache import cached_property
-from diffusion_mp.runtime.precision import accumulating, quotient, reciprocal, without_autocast
+from diffusion_mp.runtime.precision import (
+    accumulating,
+    quotient,
+    reciprocal,
+    without_autocast,
+)
 
 
 class Sums(NamedTuple):
@@ -44,9 +49,9 @@ class Sums(NamedTuple):
         if self.shift is None or shift is None:
             return self.totals
         # Sums over no senders have the shift −∞ and totals of zero; −∞ − (−∞) would make them NaN.
-        return self.totals * (self.shift - shift).masked_fill(self.shift == shift, 0.0).exp().to(
-            self.totals
-        )
+        return self.totals * (self.shift - shift).masked_fill(
+            self.shift == shift, 0.0
+        ).exp().to(self.totals)
 
 
 def merged(parts: list[Sums]) -> Sums:
@@ -69,7 +74,8 @@ def merged(parts: list[Sums]) -> Sums:
     if not parts:
         raise ValueError("parts must hold the sums of a block at least; got none.")
     first = Sums(
-        parts[0].totals.clone(), None if parts[0].shift is None else parts[0].shift.clone()
+        parts[0].totals.clone(),
+        None if parts[0].shift is None else parts[0].shift.clone(),
     )
     return reduce(merge, parts[1:], first)
 
@@ -108,7 +114,9 @@ class PooledCoupling(Coupling):
             )
         return self._pool(self._by_head(v))
 
-    def read(self, sums: Sums, v: Float[Tensor, "N in_heads D"]) -> Float[Tensor, "N out_heads D"]:
+    def read(
+        self, sums: Sums, v: Float[Tensor, "N in_heads D"]
+    ) -> Float[Tensor, "N out_heads D"]:
         """S v from the sums over all senders, for the nodes of this coupling as receivers with values ``v``."""
         return self._read(sums, self._by_head(v))
 
@@ -173,10 +181,14 @@ class LowRankCoupling(PooledCoupling):
             return (query.transpose(0, 1) @ totals).transpose(0, 1).to(v.dtype)
 
     def block(self, rows: slice) -> PooledCoupling:
-        return LowRankCoupling(self.query[rows], self.key[rows], nonnegative=self.nonnegative)
+        return LowRankCoupling(
+            self.query[rows], self.key[rows], nonnegative=self.nonnegative
+        )
 
     def _transpose(self) -> Coupling:
-        return LowRankCoupling(self.key, self.query, self.ptr, nonnegative=self.nonnegative)
+        return LowRankCoupling(
+            self.key, self.query, self.ptr, nonnegative=self.nonnegative
+        )
 
     def diagonal(self) -> Float[Tensor, "N heads"]:
         (query, key), _ = accumulating(self.query, self.key)
@@ -236,7 +248,9 @@ class UniformCoupling(LowRankCoupling):
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
         total = v.sum(0, dtype=torch.promote_types(v.dtype, torch.float32))
-        return Sums(torch.cat([total, total.new_full((len(total), 1), v.size(0))], dim=1))
+        return Sums(
+            torch.cat([total, total.new_full((len(total), 1), v.size(0))], dim=1)
+        )
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         total = sums.totals[:, :-1]
@@ -246,7 +260,10 @@ class UniformCoupling(LowRankCoupling):
 
     def block(self, rows: slice) -> PooledCoupling:
         return UniformCoupling(
-            len(self.key[rows]), normalize=self.row_stochastic, dtype=self.dtype, device=self.device
+            len(self.key[rows]),
+            normalize=self.row_stochastic,
+            dtype=self.dtype,
+            device=self.device,
         )
 
 
@@ -314,10 +331,16 @@ class LinearAttentionCoupling(PooledCoupling):
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         query, key = heads_of(v, self.query, self.key)
-        return kernels.linear_rows(query, key, v, kernels.Terms(self.ptr, **self.terms)).values
+        return kernels.linear_rows(
+            query, key, v, kernels.Terms(self.ptr, **self.terms)
+        ).values
 
     def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
-        return Sums(kernels.linear_pool(heads_of(v, self.key)[0], v, kernels.Terms(**self.terms)))
+        return Sums(
+            kernels.linear_pool(
+                heads_of(v, self.key)[0], v, kernels.Terms(**self.terms)
+            )
+        )
 
     def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return kernels.linear_read(
@@ -343,11 +366,19 @@ class LinearAttentionCoupling(PooledCoupling):
         if own:
             like: dict[str, Any] = {"dtype": query.dtype, "device": query.device}
             weight = (
-                own * UniformCoupling(self.num_nodes, self.ptr, normalize=False, **like).degree()
+                own
+                * UniformCoupling(
+                    self.num_nodes, self.ptr, normalize=False, **like
+                ).degree()
             )
             identity = IdentityCoupling(self.num_nodes, **like)
             pairs = SumCoupling(
-                [ReweightedCoupling(identity, weight, symmetric=True, nonnegative=own > 0), pairs]
+                [
+                    ReweightedCoupling(
+                        identity, weight, symmetric=True, nonnegative=own > 0
+                    ),
+                    pairs,
+                ]
             )
         return row_normalized(pairs)
 
@@ -361,7 +392,9 @@ class LinearAttentionCoupling(PooledCoupling):
         """1, or 0 for a row whose sum is zero."""
         with torch.no_grad():
             return (
-                (self._product(self._ones(self.dtype).unsqueeze(2)) != 0).squeeze(2).to(self.dtype)
+                (self._product(self._ones(self.dtype).unsqueeze(2)) != 0)
+                .squeeze(2)
+                .to(self.dtype)
             )
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:

@@ -18,7 +18,9 @@ class LowRankForm(NamedTuple):
     diagonal: Float[Tensor, "N H"] | None = None
     ptr: Tensor | None = None
 
-    def reweighted(self, row: Tensor | None, column: Tensor | None = None) -> LowRankForm:
+    def reweighted(
+        self, row: Tensor | None, column: Tensor | None = None
+    ) -> LowRankForm:
         """diag(r) S diag(c) for r and c [N, H]."""
         left = self.left
         right = self.right

@@ -18,7 +18,12 @@ from diffusion_mp.checks import (
 )
 from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.graph.arguments import as_num_nodes
-from diffusion_mp.kernels.neumann import Boundary, neighbours, neumann_function, neumann_product
+from diffusion_mp.kernels.neumann import (
+    Boundary,
+    neighbours,
+    neumann_function,
+    neumann_product,
+)
 
 
 class NeumannCoupling(Coupling):
@@ -107,8 +112,12 @@ class NeumannCoupling(Coupling):
         column, row = edge_index
         if self.transposed:
             column, row = edge_index.flip(0)
-        left, right = neighbours(self.num_nodes, self.strides, self.boundary, self.ptr, self.device)
-        count = (left[:, row] == column).to(self.dtype) + (right[:, row] == column).to(self.dtype)
+        left, right = neighbours(
+            self.num_nodes, self.strides, self.boundary, self.ptr, self.device
+        )
+        count = (left[:, row] == column).to(self.dtype) + (right[:, row] == column).to(
+            self.dtype
+        )
         return (count.unsqueeze(2) * self.alpha.unsqueeze(1)).sum(0)
 
     def laplacian_function(
@@ -117,10 +126,14 @@ class NeumannCoupling(Coupling):
         """f(D̄ − S) v in O(N D log L), for periodic sequences, the symmetric extension, and matrices equal to it."""
         periodic = self.boundary == "periodic"
         # With strides of 1 the boundaries that leave the matrix symmetric all make the same one.
-        by_cosines = self.boundary == "symmetric" or (self.symmetric and set(self.strides) == {1})
+        by_cosines = self.boundary == "symmetric" or (
+            self.symmetric and set(self.strides) == {1}
+        )
         if not periodic and not by_cosines:
             return None
-        return neumann_function(function, v, self.alpha, self.strides, self.ptr, periodic=periodic)
+        return neumann_function(
+            function, v, self.alpha, self.strides, self.ptr, periodic=periodic
+        )
 
 
 def check_stencil(strides: Sequence[int], boundary: str) -> bool:

@@ -24,6 +24,7 @@ from diffusion_mp.checks import (
 from diffusion_mp.couplings.base import Coupling, feature_sizes
 from diffusion_mp.couplings.features import (
     all_products,
+    at_least_zero,
     distance_features,
     fill_across,
     fill_blocks,
@@ -135,19 +136,29 @@ class PairwiseCoupling(Coupling):
         score = self.score
         mutual = self.mutual
         if self.row_stochastic and self.loops:
-            out = pairwise.pairwise_attention(*pairs, self.ptr, score=score, mutual=mutual)
+            out = pairwise.pairwise_attention(
+                *pairs, self.ptr, score=score, mutual=mutual
+            )
             return out if values is v else out.view_as(v)
         a, b = self.shifts if self.normalize else (None, None)
-        options: dict[str, Any] = {"score": score, "loops": self.loops, "mutual": mutual}
+        options: dict[str, Any] = {
+            "score": score,
+            "loops": self.loops,
+            "mutual": mutual,
+        }
         return pairwise.pairwise_product(*pairs, a, b, self.ptr, **options).view_as(v)
 
-    def both(self, v: Float[Tensor, "N H D"], w: Float[Tensor, "N H C"]) -> tuple[Tensor, Tensor]:
-        if not (self.row_stochastic and self.loops and self.heads == v.size(1)) or "shifts" in vars(
-            self
-        ):
+    def both(
+        self, v: Float[Tensor, "N H D"], w: Float[Tensor, "N H C"]
+    ) -> tuple[Tensor, Tensor]:
+        if not (
+            self.row_stochastic and self.loops and self.heads == v.size(1)
+        ) or "shifts" in vars(self):
             return super().both(v, w)
         options: dict[str, Any] = {"score": self.score, "mutual": self.mutual}
-        found, log_sums = pairwise.pairwise_rows(self.query, self.key, v, self.ptr, **options)
+        found, log_sums = pairwise.pairwise_rows(
+            self.query, self.key, v, self.ptr, **options
+        )
         return found, self._turned(-log_sums, torch.zeros_like(log_sums)).matmul(w)
 
     def _transpose(self) -> Coupling:
@@ -156,9 +167,16 @@ class PairwiseCoupling(Coupling):
     def _turned(self, row: Tensor, column: Tensor) -> Coupling:
         """Return the transpose, given the shifts of S."""
         transposed = PairwiseCoupling(
-            self.key, self.query, self.ptr, self.score, normalize=False, loops=self.loops
+            self.key,
+            self.query,
+            self.ptr,
+            self.score,
+            normalize=False,
+            loops=self.loops,
         )
-        transposed.normalize = self.normalize  # but rows of the transpose do not sum to one
+        transposed.normalize = (
+            self.normalize
+        )  # but rows of the transpose do not sum to one
         transposed.shifts = (column, row)
         transposed.mutual = self.mutual
         return transposed
@@ -173,22 +191,34 @@ class PairwiseCoupling(Coupling):
 
     def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         source, target = edge_index
-        s = listed_products(self.query, self.key, edge_index, self.ptr, across=-torch.inf)
+        s = listed_products(
+            self.query, self.key, edge_index, self.ptr, across=-torch.inf
+        )
         if not self.loops:
             s = s.masked_fill((source == target).unsqueeze(1), -torch.inf)
-        return pairwise.log_score(s, self.score) + self.shifts[0][target] + self.shifts[1][source]
+        return (
+            pairwise.log_score(s, self.score)
+            + self.shifts[0][target]
+            + self.shifts[1][source]
+        )
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
         logs = fill_blocks(
-            log_scores(self.query, self.key, self.score, self.loops), self.ptr, -torch.inf
+            log_scores(self.query, self.key, self.score, self.loops),
+            self.ptr,
+            -torch.inf,
         )
         row, column = (shift.t() for shift in self.shifts)
         return (logs + row.unsqueeze(2) + column.unsqueeze(1)).exp()
 
 
 def _row_sums(
-    query: Tensor, key: Tensor, ptr: Tensor | None, score: Literal["exp", "sigmoid"], loops: bool
+    query: Tensor,
+    key: Tensor,
+    ptr: Tensor | None,
+    score: Literal["exp", "sigmoid"],
+    loops: bool,
 ) -> Tensor:
     """Σ_j f(q_i·k_j) in double precision, as multiples of the largest one; 1 for an empty row."""
     log_sums = pairwise.pairwise_logsumexp(
@@ -235,7 +265,9 @@ class DistanceCoupling(Coupling):
     ) -> None:
         check_function(function, "function", "of a tensor of squared distances")
         check_flags(
-            mutual=mutual, nonnegative=nonnegative, positive_semidefinite=positive_semidefinite
+            mutual=mutual,
+            nonnegative=nonnegative,
+            positive_semidefinite=positive_semidefinite,
         )
         super().__init__(*feature_sizes(query, key), ptr)
         self.mutual = mutual
@@ -258,7 +290,9 @@ class DistanceCoupling(Coupling):
             if not values_only():  # without checkpoints
                 return self._moved(query, key, values, self.ptr).to(dtype)
             tiles = self._tiles()
-            again = partial(checkpoint, self._moved, use_reentrant=False, preserve_rng_state=False)
+            again = partial(
+                checkpoint, self._moved, use_reentrant=False, preserve_rng_state=False
+            )
             move = self._moved if len(tiles) == 1 else again
             moved = []
             for rows, graph in tiles:
@@ -277,14 +311,18 @@ class DistanceCoupling(Coupling):
         entries = fill_blocks(self._entries(query, key, values.dtype, first), ptr, 0.0)
         return (entries @ values.transpose(0, 1)).transpose(0, 1)
 
-    def _distance_features(self) -> tuple[Float[Tensor, "N H G"], Float[Tensor, "N H G"]]:
+    def _distance_features(
+        self,
+    ) -> tuple[Float[Tensor, "N H G"], Float[Tensor, "N H G"]]:
         """Vectors whose inner products are the squared distances.
 
         In double precision, whatever that of the rows: the square of a short distance is a small difference of large
         numbers, and its rounding in single precision may be more than all other pairs contribute to a gradient.
         """
         wide = self.query.double()
-        query, key = distance_features(wide, None if self.mutual else self.key.double(), self.ptr)
+        query, key = distance_features(
+            wide, None if self.mutual else self.key.double(), self.ptr
+        )
         return -2 * query, key
 
     def _entries(
@@ -296,7 +334,7 @@ class DistanceCoupling(Coupling):
     ) -> Float[Tensor, "H r c"]:
         """f for all pairs of rows and columns with these features; the first row is column number ``first``."""
         products = query.transpose(0, 1) @ key.permute(1, 2, 0)
-        squares = products.to(dtype).clamp(min=0)
+        squares = at_least_zero(products.to(dtype))
         if self.mutual:
             # No rounding is as small as the gradients of far rows, and f is often steepest at zero.
             squares.diagonal(first, 1, 2).zero_()
@@ -317,7 +355,8 @@ class DistanceCoupling(Coupling):
             stop = graph.stop
             step = max(1, TILE_ENTRIES // max(1, self.heads * (stop - start)))
             tiles += [
-                (slice(row, min(row + step, stop)), graph) for row in range(start, stop, step)
+                (slice(row, min(row + step, stop)), graph)
+                for row in range(start, stop, step)
             ]
         return tiles or [(slice(0, 0), slice(0, 0))]
 
@@ -354,10 +393,15 @@ def _mapped_function(
         tensors = function.tensors
         function = function.module
     elif isinstance(function, nn.Module):
-        tensors = {**dict(function.named_parameters()), **dict(function.named_buffers())}
+        tensors = {
+            **dict(function.named_parameters()),
+            **dict(function.named_buffers()),
+        }
     else:
         return function
-    return _WithTensors(function, {name: change(tensor) for name, tensor in tensors.items()})
+    return _WithTensors(
+        function, {name: change(tensor) for name, tensor in tensors.items()}
+    )
 
 
 @dataclass
@@ -436,7 +480,9 @@ class SparseFlowCoupling(Coupling):
             self._by_row(lam, "lam", features[0]),
             self._by_row(1 / alpha, "alpha", features[0]),
         )
-        solved = sparse_flow.sparse_flow_potentials(*self._features, self.lam, leak, self.ptr)
+        solved = sparse_flow.sparse_flow_potentials(
+            *self._features, self.lam, leak, self.ptr
+        )
         self._terms = solved.terms
         self.log_potentials = solved.log_mu
         self._work = solved.work
@@ -448,7 +494,8 @@ class SparseFlowCoupling(Coupling):
             return like.new_full(shape, value)
         sizes = value.shape[::-1]  # broadcasting aligns the last dimensions
         if len(sizes) > 2 or any(
-            size not in (1, full) for size, full in zip(sizes, shape[::-1], strict=False)
+            size not in (1, full)
+            for size, full in zip(sizes, shape[::-1], strict=False)
         ):
             full_shape = f"[num_nodes, heads] = {list(shape)}"
             raise ValueError(
@@ -478,7 +525,9 @@ class SparseFlowCoupling(Coupling):
             return self._ones(self.dtype)
         return super().degree()
 
-    def _listed(self, edge_index: Int[Tensor, "two E"]) -> tuple[Tensor, Tensor, RowTerms, Tensor]:
+    def _listed(
+        self, edge_index: Int[Tensor, "two E"]
+    ) -> tuple[Tensor, Tensor, RowTerms, Tensor]:
         """s and u of listed pairs, the terms of their rows, and whether the source is the best conductor of the row."""
         source, target = edge_index
         s = listed_products(*self._features[:2], edge_index, self.ptr, across=-math.inf)

@@ -23,7 +23,13 @@ from diffusion_mp.checks import (
 from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.arguments import row_bounds
-from diffusion_mp.graph.ops import Compressed, Pattern, entries_at, graph_of, is_symmetric
+from diffusion_mp.graph.ops import (
+    Compressed,
+    Pattern,
+    entries_at,
+    graph_of,
+    is_symmetric,
+)
 from diffusion_mp.kernels.spmm import at_rows, row_sums, spmm
 from diffusion_mp.runtime.cache import cached_property, values_only
 from diffusion_mp.runtime.precision import accumulating, without_autocast
@@ -63,7 +69,9 @@ class DenseCoupling(Coupling):
                     "ptr goes with one matrix of all nodes; a list of blocks implies its own boundaries."
                 )
             if not matrix:
-                raise ValueError("matrix must hold a block at least; got an empty list.")
+                raise ValueError(
+                    "matrix must hold a block at least; got an empty list."
+                )
             blocks = [_square(block, f"matrix[{k}]") for k, block in enumerate(matrix)]
             ptr = torch.tensor([0, *(block.size(1) for block in blocks)]).cumsum(0)
         else:
@@ -92,7 +100,9 @@ class DenseCoupling(Coupling):
                 check_flags(**{name: promise})
                 setattr(self, name, promise)
         check_flags(positive_semidefinite=positive_semidefinite)
-        super().__init__(sum(block.size(1) for block in blocks), first.size(0), first, ptr)
+        super().__init__(
+            sum(block.size(1) for block in blocks), first.size(0), first, ptr
+        )
         self.examines = None in promised.values()
         self.positive_semidefinite = positive_semidefinite
         if positive_semidefinite:
@@ -127,7 +137,9 @@ class DenseCoupling(Coupling):
     def _transpose(self) -> Coupling:
         turned = [block.mT for block in self.blocks]
         known = vars(self).get("nonnegative")
-        return DenseCoupling(turned[0] if self.ptr is None else turned, nonnegative=known)
+        return DenseCoupling(
+            turned[0] if self.ptr is None else turned, nonnegative=known
+        )
 
     def degree(self) -> Float[Tensor, "N heads"]:
         wide = torch.promote_types(self.dtype, torch.float32)
@@ -139,7 +151,9 @@ class DenseCoupling(Coupling):
             return self.blocks[0][:, target, source].T
         entries = self.blocks[0].new_zeros(source.numel(), self.heads)
         member = graph_of(self.ptr, edge_index)
-        for graph, (start, block) in enumerate(zip(self.ptr.tolist(), self.blocks, strict=False)):
+        for graph, (start, block) in enumerate(
+            zip(self.ptr.tolist(), self.blocks, strict=False)
+        ):
             chosen = (member == graph).all(0).nonzero().squeeze(1)
             entries = entries.index_put(
                 (chosen,), block[:, target[chosen] - start, source[chosen] - start].T
@@ -167,10 +181,14 @@ def _square(matrix: Tensor, name: str) -> Float[Tensor, "H N N"]:
 
 def _diagonal_blocks(matrix: Float[Tensor, "H N N"], ptr: Tensor) -> list[Tensor]:
     """The blocks of the graphs. Raise if an entry outside of them is not zero."""
-    blocks = [matrix[:, start:stop, start:stop] for start, stop in pairwise(ptr.tolist())]
+    blocks = [
+        matrix[:, start:stop, start:stop] for start, stop in pairwise(ptr.tolist())
+    ]
     if matrix.is_meta or not values_to_check():
         return blocks
-    beside = int(matrix.count_nonzero()) - sum(int(block.count_nonzero()) for block in blocks)
+    beside = int(matrix.count_nonzero()) - sum(
+        int(block.count_nonzero()) for block in blocks
+    )
     if beside:
         way_out = "Leave ptr out for one graph, or pass the list of blocks."
         raise ValueError(
@@ -180,14 +198,20 @@ def _diagonal_blocks(matrix: Float[Tensor, "H N N"], ptr: Tensor) -> list[Tensor
 
 
 def _is_symmetric(block: Tensor) -> bool:
-    rounding = 64 * torch.finfo(block.dtype).eps * (block.abs().max() if block.numel() else 0)
+    rounding = (
+        64 * torch.finfo(block.dtype).eps * (block.abs().max() if block.numel() else 0)
+    )
     return bool(((block - block.mT).abs() <= rounding).all())
 
 
 def _sums_to_one(block: Tensor) -> bool:
     """Whether every row sums to one up to rounding, or is zero."""
     rows = block.sum(2, dtype=torch.promote_types(block.dtype, torch.float32))
-    rounding = 4 * torch.finfo(block.dtype).eps * block.abs().sum(2).to(rows.dtype).clamp(min=1)
+    rounding = (
+        4
+        * torch.finfo(block.dtype).eps
+        * block.abs().sum(2).to(rows.dtype).clamp(min=1)
+    )
     return bool((((rows - 1).abs() <= rounding) | (block == 0).all(2)).all())
 
 
@@ -276,9 +300,14 @@ class SparseCoupling(Coupling):
         pattern, places, senders, counts = self._senders
         rows = zip(at_rows(senders, v).split(counts), matrix, strict=True)
         sent = torch.cat(
-            [some * by if by.dim() == 1 else functional.linear(some, by) for some, by in rows]
+            [
+                some * by if by.dim() == 1 else functional.linear(some, by)
+                for some, by in rows
+            ]
         )
-        return spmm(pattern, self.weight.take(places).unsqueeze(1), sent.unsqueeze(1)).squeeze(1)
+        return spmm(
+            pattern, self.weight.take(places).unsqueeze(1), sent.unsqueeze(1)
+        ).squeeze(1)
 
     @cached_property
     def _senders(self) -> tuple[Pattern, Tensor, Compressed, list[int]]:
@@ -289,19 +318,30 @@ class SparseCoupling(Coupling):
         pairs, place = torch.unique(head * self.num_nodes + source, return_inverse=True)
         size = self.num_nodes
         found = len(pairs)
-        pattern = Pattern(Compressed(target, place, size), Compressed(place, target, found))
+        pattern = Pattern(
+            Compressed(target, place, size), Compressed(place, target, found)
+        )
         heads = pairs // size
         counts = torch.bincount(heads, minlength=self.heads).tolist()
-        return pattern, edge * self.heads + head, Compressed(pairs % size, heads, size), counts
+        return (
+            pattern,
+            edge * self.heads + head,
+            Compressed(pairs % size, heads, size),
+            counts,
+        )
 
     def _transpose(self) -> Coupling:
-        return SparseCoupling(self.graph.reverse(), self.weight, nonnegative=self.nonnegative)
+        return SparseCoupling(
+            self.graph.reverse(), self.weight, nonnegative=self.nonnegative
+        )
 
     def degree(self) -> Float[Tensor, "N heads"]:
         total = self.weight.to(torch.promote_types(self.dtype, torch.float32))
         if self.heads > 1:  # many columns are added faster along compressed rows
             return row_sums(self.graph.pattern.by_row, total)
-        return total.new_zeros(self.num_nodes, 1).index_add(0, self.graph.edges[1], total)
+        return total.new_zeros(self.num_nodes, 1).index_add(
+            0, self.graph.edges[1], total
+        )
 
     def diagonal(self) -> Float[Tensor, "N heads"]:
         source, target = self.graph.edges
@@ -315,4 +355,6 @@ class SparseCoupling(Coupling):
         self._warn_if_large()
         source, target = self.graph.edges
         dense = self.weight.new_zeros(self.num_nodes, self.num_nodes, self.heads)
-        return dense.index_put((target, source), self.weight, accumulate=True).permute(2, 0, 1)
+        return dense.index_put((target, source), self.weight, accumulate=True).permute(
+            2, 0, 1
+        )

@@ -23,7 +23,12 @@ from diffusion_mp.couplings.stored import SparseCoupling
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph.ops import members
 from diffusion_mp.runtime.cache import cached_property
-from diffusion_mp.runtime.precision import accumulating, inverse_root, reciprocal, without_autocast
+from diffusion_mp.runtime.precision import (
+    accumulating,
+    inverse_root,
+    reciprocal,
+    without_autocast,
+)
 
 
 class ReweightedCoupling(DerivedCoupling):
@@ -64,7 +69,9 @@ class ReweightedCoupling(DerivedCoupling):
         for name, weight in (("row", row), ("column", column)):
             if weight is None:
                 continue
-            check_tensor(weight, name, "[num_nodes, heads]", coupling.device, "the coupling")
+            check_tensor(
+                weight, name, "[num_nodes, heads]", coupling.device, "the coupling"
+            )
             fits = weight.dim() == 2 and weight.size(0) == coupling.num_nodes
             if not fits or (heads != 1 and weight.size(1) not in (1, heads)):
                 sizes = f"{coupling.num_nodes} nodes and 1 or {heads} heads, as the coupling and the other factor"
@@ -110,9 +117,9 @@ class ReweightedCoupling(DerivedCoupling):
         else:
             inner = self.column.unsqueeze(2).to(wide.dtype) * wide
         moved = self.coupling._product(inner)
-        return (moved if self.row is None else self.row.unsqueeze(2).to(wide.dtype) * moved).to(
-            v.dtype
-        )
+        return (
+            moved if self.row is None else self.row.unsqueeze(2).to(wide.dtype) * moved
+        ).to(v.dtype)
 
     def _transpose(self) -> Coupling:
         return ReweightedCoupling(
@@ -123,7 +130,9 @@ class ReweightedCoupling(DerivedCoupling):
         if self.column is None:
             inner = self.coupling.degree()
         else:
-            inner = self.coupling.matmul(self.column.to(self.dtype).unsqueeze(2)).squeeze(2)
+            inner = self.coupling.matmul(
+                self.column.to(self.dtype).unsqueeze(2)
+            ).squeeze(2)
         return (inner if self.row is None else self.row * inner).expand(-1, self.heads)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
@@ -176,7 +185,9 @@ def averaged(coupling: Coupling) -> Coupling:
         return ScaledCoupling(1.0 / max(coupling.num_nodes, 1), coupling)
     member, count = members(coupling.ptr, coupling.num_nodes, coupling.device)
     weight = count.double().rsqrt().to(coupling.dtype)[member].unsqueeze(1)
-    return ReweightedCoupling(coupling, weight, weight, nonnegative=coupling.nonnegative)
+    return ReweightedCoupling(
+        coupling, weight, weight, nonnegative=coupling.nonnegative
+    )
 
 
 def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupling:
@@ -230,14 +241,19 @@ def without_diagonal(coupling: Coupling) -> Coupling:
         return SumCoupling([without_diagonal(term) for term in coupling.terms])
     if isinstance(coupling, ScaledCoupling):
         return ScaledCoupling(
-            coupling.scale, without_diagonal(coupling.coupling), nonnegative=coupling._positive
+            coupling.scale,
+            without_diagonal(coupling.coupling),
+            nonnegative=coupling._positive,
         )
     if isinstance(coupling, SparseCoupling):
         source, target = coupling.graph.edges
         weight = coupling.weight.masked_fill((source == target).unsqueeze(1), 0.0)
         symmetric = None if coupling.examines else coupling.symmetric
         return SparseCoupling(
-            coupling.graph, weight, symmetric=symmetric, nonnegative=coupling.nonnegative
+            coupling.graph,
+            weight,
+            symmetric=symmetric,
+            nonnegative=coupling.nonnegative,
         )
     if isinstance(coupling, PairwiseCoupling) and not coupling.normalize:
         return _same_scores(coupling, False, loops=False)
@@ -297,7 +313,9 @@ class OffDiagonalCoupling(DerivedCoupling):
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         source, target = edge_index
-        return self.coupling._at(edge_index).masked_fill((source == target).unsqueeze(1), 0.0)
+        return self.coupling._at(edge_index).masked_fill(
+            (source == target).unsqueeze(1), 0.0
+        )
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
         form = self.coupling.low_rank_form(dtype)
@@ -325,12 +343,12 @@ class ProjectedCoupling(DerivedCoupling):
     """
 
     parts = ("coupling", "projection")
-    low_rank = (
-        False  # nor does a metric of the heads say more of their sum than that they are symmetric
-    )
+    low_rank = False  # nor does a metric of the heads say more of their sum than that they are symmetric
     _metric = None
 
-    def __init__(self, coupling: Coupling, projection: Float[Tensor, "heads D C"]) -> None:
+    def __init__(
+        self, coupling: Coupling, projection: Float[Tensor, "heads D C"]
+    ) -> None:
         check_coupling_kind(coupling)
         check_tensor(
             projection,
@@ -340,9 +358,7 @@ class ProjectedCoupling(DerivedCoupling):
             "the coupling",
         )
         if projection.dim() != 3 or coupling.heads not in (1, projection.size(0)):
-            shape = (
-                f"[heads, head_channels, channels] with the {coupling.heads} heads of the coupling"
-            )
+            shape = f"[heads, head_channels, channels] with the {coupling.heads} heads of the coupling"
             raise ValueError(f"projection must be {shape}; got {describe(projection)}.")
         super().__init__(coupling.num_nodes, 1, coupling)
         self.coupling = coupling
@@ -381,8 +397,12 @@ class ProjectedCoupling(DerivedCoupling):
                 w = accumulating(self.projection)[0][0]
                 projected = v.expand(-1, self.coupling.heads, -1)
             moved, bounds = self.coupling._majorized(projected, convex)
-            bound = (spectral_norms(w).square().unsqueeze(1) * bounds).sum(1, keepdim=True)
-            return torch.einsum("hdc,nhd->nc", w, moved).unsqueeze(1) if v.size(2) else v, bound
+            bound = (spectral_norms(w).square().unsqueeze(1) * bounds).sum(
+                1, keepdim=True
+            )
+            return torch.einsum("hdc,nhd->nc", w, moved).unsqueeze(1) if v.size(
+                2
+            ) else v, bound
 
     def _transpose(self) -> Coupling:
         return ProjectedCoupling(self.coupling.T, self.projection)
@@ -403,7 +423,9 @@ def spectral_norms(w: Float[Tensor, "heads D C"]) -> Float[Tensor, " heads"]:
     return norms.masked_fill(~finite.all(2).all(1), torch.nan)
 
 
-def contracting(matrix: Tensor, norms: Callable[[Tensor], Tensor] = spectral_norms) -> Tensor:
+def contracting(
+    matrix: Tensor, norms: Callable[[Tensor], Tensor] = spectral_norms
+) -> Tensor:
     """Divide matrices [H, …] to norm at most one, in at least float32, since rounding may lengthen them."""
     wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
     return wide / norms(wide).clamp(min=1).view(-1, *[1] * (wide.dim() - 1))

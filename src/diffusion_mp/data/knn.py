@@ -97,17 +97,25 @@ class KNNGraph(BaseTransform):
     def _joined(self, x: Tensor, name: str) -> tuple[Tensor, Tensor]:
         checks.check_state(x, name)
         if not x.size(1):
-            raise ValueError(f"{name} must have a channel at least; got {checks.describe(x)}.")
+            raise ValueError(
+                f"{name} must have a channel at least; got {checks.describe(x)}."
+            )
         if self.k >= len(x):
-            raise ValueError(f"k must be below the number of nodes, {len(x)}; got {self.k}.")
+            raise ValueError(
+                f"k must be below the number of nodes, {len(x)}; got {self.k}."
+            )
         checks.check_finite(x, name)
         # scikit-learn searches in double precision and on the CPU.
         rows = x.detach().cpu().double().numpy()
-        edges, weights, _ = joined(rows, self.k, self.metric, self.approximate, self.sharpness)
+        edges, weights, _ = joined(
+            rows, self.k, self.metric, self.approximate, self.sharpness
+        )
         return edges.to(x.device), (weights / weights.mean()).to(x)
 
 
-def nearest(x: Any, k: int, metric: Metric, approximate: bool, of: Any = None) -> _Pairs:
+def nearest(
+    x: Any, k: int, metric: Metric, approximate: bool, of: Any = None
+) -> _Pairs:
     """Return pairs (i, j) with row j of ``x`` [N, C] among the k nearest of row i of ``of`` [M, C], and ‖x_j − of_i‖².
 
     ``of=None`` searches each row of x among the others. Distances are in the unit of `comparable`.
@@ -115,7 +123,9 @@ def nearest(x: Any, k: int, metric: Metric, approximate: bool, of: Any = None) -
     if of is not None:
         of = comparable(of, x, metric)
     x = comparable(x, x, metric)
-    search = _nearly_nearest if approximate and not scipy.sparse.issparse(x) else _nearest
+    search = (
+        _nearly_nearest if approximate and not scipy.sparse.issparse(x) else _nearest
+    )
     if metric == "euclidean":
         return search(x, k, of)
     # Rows of zeros are left out: at distance one from unit rows, they would be nearer than orthogonal rows.
@@ -142,7 +152,9 @@ def _nearest(x: Any, k: int, of: Any) -> _Pairs:
     itself = np.arange(x.shape[0]) if of is None else None
 
     def search(algorithm: str, x: Any, rows: Any, itself: Any) -> list[np.ndarray]:
-        index = NearestNeighbors(n_neighbors=k + (of is None), algorithm=algorithm).fit(x)
+        index = NearestNeighbors(n_neighbors=k + (of is None), algorithm=algorithm).fit(
+            x
+        )
         return _in_parts(index.kneighbors, rows, itself)
 
     if scipy.sparse.issparse(x):
@@ -155,7 +167,9 @@ def _nearest(x: Any, k: int, of: Any) -> _Pairs:
         middle = np.median(x, axis=0)
         distance, column = search("brute", x - middle, rows - middle, itself)
         # ‖x‖² + ‖y‖² − 2x·y cancels for rows much closer to each other than to the origin.
-        lost = np.flatnonzero(distance[:, -1] < 2.0**-14 * np.linalg.norm(rows - middle, axis=1))
+        lost = np.flatnonzero(
+            distance[:, -1] < 2.0**-14 * np.linalg.norm(rows - middle, axis=1)
+        )
         if len(lost):
             again = search("kd_tree", x, rows[lost], lost if of is None else None)
             distance[lost], column[lost] = again
@@ -164,7 +178,9 @@ def _nearest(x: Any, k: int, of: Any) -> _Pairs:
 
 def _nearly_nearest(x: np.ndarray, k: int, of: Any) -> _Pairs:
     """Search comparable rows in an inverted file; the squared distances of the neighbours it finds are exact."""
-    with checks.needed_by("An approximate search for neighbours", "diffusion-mp[faiss]"):
+    with checks.needed_by(
+        "An approximate search for neighbours", "diffusion-mp[faiss]"
+    ):
         import faiss
     rows = x if of is None else of
     # With fewer than 39 rows in a cell, FAISS warns.
@@ -226,8 +242,12 @@ def comparable(rows: Any, x: Any, metric: Metric) -> Any:
     # Powers of two are exact.
     _, exponent = np.frexp(largest)
     if metric == "cosine":
-        exponent = exponent.repeat(np.diff(rows.indptr)) if sparse else exponent[:, None]
-    with np.errstate(over="ignore"):  # infinity is clipped like any other number that is too large
+        exponent = (
+            exponent.repeat(np.diff(rows.indptr)) if sparse else exponent[:, None]
+        )
+    with np.errstate(
+        over="ignore"
+    ):  # infinity is clipped like any other number that is too large
         values = np.ldexp(rows.data if sparse else rows, _LARGEST - exponent)
     np.clip(values, -(2.0**_CUT), 2.0**_CUT, out=values)
     if sparse:
@@ -265,4 +285,6 @@ def similar(
     exponent = np.divide(square, scale, out=np.zeros(len(row)), where=scale > 0)
     # Clipped, so that an outlier has small, equal, nonzero weights.
     values = np.exp(-np.minimum(sharpness * exponent, 30))
-    return scipy.sparse.csr_array((values, (row, column)), shape=(len(reach), len(other)))
+    return scipy.sparse.csr_array(
+        (values, (row, column)), shape=(len(reach), len(other))
+    )

@@ -49,7 +49,9 @@ class PartOf(BaseTransform):
         check_choice(degrees, "degrees", ["batch", "full"])
         # Only counts of edges are kept, so that workers do not get a copy of the graph.
         graph = observed(data)
-        self.arriving: Int[Tensor, " N"] = torch.bincount(graph.edges[1], minlength=graph.num_nodes)
+        self.arriving: Int[Tensor, " N"] = torch.bincount(
+            graph.edges[1], minlength=graph.num_nodes
+        )
         self.full_degree: Float[Tensor, "N two"] | None = None
         if degrees == "full":
             self.full_degree = torch.stack([graph.degree("in"), graph.degree("out")], 1)
@@ -73,7 +75,11 @@ class PartOf(BaseTransform):
         arriving = int(self.arriving[n_id[:size]].sum())
         data.kept_edges = 1.0
         if arriving:
-            kept = 0 if data.edge_index is None else int((data.edge_index[1].long() < size).sum())
+            kept = (
+                0
+                if data.edge_index is None
+                else int((data.edge_index[1].long() < size).sum())
+            )
             data.kept_edges = kept / arriving
         for name in data.node_attrs():
             if name.endswith("_mask") and data[name].dtype == torch.bool:
@@ -109,7 +115,11 @@ Method = Literal["metis", "label_propagation"]
 
 
 def find_clusters(
-    data: Data, num_clusters: int | None = None, method: Method = "metis", *, seed: int = 0
+    data: Data,
+    num_clusters: int | None = None,
+    method: Method = "metis",
+    *,
+    seed: int = 0,
 ) -> Int[Tensor, " N"]:
     """Return the cluster of every node, 0 .. C − 1, for `RandomPartitionLoader(data, p, clusters=...)`.
 
@@ -131,7 +141,9 @@ def find_clusters(
     # networkx and METIS take seeds of different sizes.
     seed = as_whole(seed, "seed")
     if not 0 <= seed < 2**31:
-        raise ValueError(f"seed must lie in 0 .. 2**31 - 1, which every method takes; got {seed}.")
+        raise ValueError(
+            f"seed must lie in 0 .. 2**31 - 1, which every method takes; got {seed}."
+        )
     graph = observed(data)
     if (num_clusters is None) == (method == "metis"):
         raise ValueError(
@@ -195,18 +207,24 @@ def random_partition(
     order = torch.randperm(num_nodes, generator=generator, device="cpu")
     if clusters is not None:
         count = int(clusters.max()) + 1
-        rank = torch.randperm(count, generator=generator, device="cpu").to(_smallest(count))
+        rank = torch.randperm(count, generator=generator, device="cpu").to(
+            _smallest(count)
+        )
         # A stable sort keeps the random order of the nodes inside every cluster.
         order = order[_sorting(rank[clusters[order]])]
     # Cut by rounding, so sizes differ by at most one and no part is empty.
     part = torch.empty(num_nodes, dtype=_smallest(num_parts), device="cpu")
-    part[order] = (torch.arange(num_nodes, device="cpu") * num_parts // num_nodes).to(part.dtype)
+    part[order] = (torch.arange(num_nodes, device="cpu") * num_parts // num_nodes).to(
+        part.dtype
+    )
     if needed is not None:
         _exchange(part, num_parts, needed.nonzero().flatten(), generator)
     return part
 
 
-def _exchange(part: Tensor, num_parts: int, needed: Tensor, generator: torch.Generator) -> None:
+def _exchange(
+    part: Tensor, num_parts: int, needed: Tensor, generator: torch.Generator
+) -> None:
     """Give every part one of the nodes `needed`, in place."""
     held = torch.bincount(part[needed], minlength=num_parts)
 
@@ -262,7 +280,9 @@ class Cut:
             self._local[core] = np.arange(len(core))
         edges = edge_index.numpy()
         # The self-loops of nodes in other parts are in no list of `_by_part`, but change the degrees of a halo.
-        self._loops = np.flatnonzero(edges[0] == edges[1]) if halo else np.empty(0, np.int64)
+        self._loops = (
+            np.flatnonzero(edges[0] == edges[1]) if halo else np.empty(0, np.int64)
+        )
         self._looped = edges[0, self._loops].astype(self._local.dtype)
         starts = range(0, max(edges.shape[1], 1), CHUNK)
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
@@ -288,7 +308,9 @@ class Cut:
         order = edge[owner.argsort(kind="stable")]
         bounds = np.bincount(owner, minlength=len(self)).cumsum()[:-1]
         columns = order, source[order], target[order]
-        return tuple(np.split(column.astype(self._local.dtype), bounds) for column in columns)
+        return tuple(
+            np.split(column.astype(self._local.dtype), bounds) for column in columns
+        )
 
     def __len__(self) -> int:
         return len(self._core)
@@ -297,7 +319,10 @@ class Cut:
         core = self._core[k]
         orders, sources, targets = zip(*self._chunks, strict=True)
         e_id = np.concatenate(
-            [order[k].astype(np.int64) + chunk * CHUNK for chunk, order in enumerate(orders)]
+            [
+                order[k].astype(np.int64) + chunk * CHUNK
+                for chunk, order in enumerate(orders)
+            ]
         )
         source = np.concatenate([nodes[k] for nodes in sources])
         target = np.concatenate([nodes[k] for nodes in targets])

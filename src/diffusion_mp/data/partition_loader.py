@@ -103,7 +103,9 @@ class RandomPartitionLoader(DataLoader[Data]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Store the generator's state as an array: torch would pickle a tensor in shared memory that is gone later."""
-        return self.__dict__ | {"generator": self.generator and self.generator.get_state().numpy()}
+        return self.__dict__ | {
+            "generator": self.generator and self.generator.get_state().numpy()
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -133,7 +135,9 @@ class PartSampler(DistributedSampler[Part]):
         # Asked again in every epoch: processes may start after the loader was made.
         self._options = (num_replicas, rank)
         replicas, rank = self._share()
-        super().__init__(cast("Dataset[Part]", range(count(replicas))), replicas, rank, seed=seed)
+        super().__init__(
+            cast("Dataset[Part]", range(count(replicas))), replicas, rank, seed=seed
+        )
 
     def _share(self) -> tuple[int, int]:
         replicas, rank = self._options
@@ -168,7 +172,11 @@ class PartSampler(DistributedSampler[Part]):
 
 
 def _num_parts(
-    num_parts: int | None, batch_size: int | None, size: int, labelled: int | None, replicas: int
+    num_parts: int | None,
+    batch_size: int | None,
+    size: int,
+    labelled: int | None,
+    replicas: int,
 ) -> int:
     """Return the number of parts: `num_parts`, or the least multiple of `replicas` that respects `batch_size`."""
     if (num_parts is None) == (batch_size is None):
@@ -255,7 +263,9 @@ def _check_attributes(data: Data) -> None:
         if isinstance(value, Tensor):
             # PyG takes a sparse attribute named adj for pairs of nodes, and cuts no rows.
             of_rows = data.is_node_attr(name) or data.is_edge_attr(name)
-            can_be_cut = value.layout is torch.strided or (value.layout in SPARSE and of_rows)
+            can_be_cut = value.layout is torch.strided or (
+                value.layout in SPARSE and of_rows
+            )
         if not can_be_cut:
             raise TypeError(
                 f"data.{name} has {shape[0]} rows and can not be cut; got {describe(value)}. Convert it to a tensor, "
@@ -268,7 +278,11 @@ def _training_nodes(data: Data) -> Tensor | None:
     if mask is None:
         return None
     shapes = ((data.num_nodes,), (data.num_nodes, 1))
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape not in shapes:
+    if (
+        not isinstance(mask, Tensor)
+        or mask.dtype != torch.bool
+        or mask.shape not in shapes
+    ):
         raise ValueError(
             f"train_mask must be a bool tensor [{data.num_nodes}], one split; got {describe(mask)}. "
             f"Split.of(data, column).apply_to(data) takes one of several."

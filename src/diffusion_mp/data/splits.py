@@ -42,7 +42,9 @@ class Split(NamedTuple):
         A mask may also be the indices of its nodes. Unlabelled nodes are in none.
         """
         if getattr(data, "y", None) is None:
-            raise TypeError(f"data must have y, a label for every node; got {describe(data)}.")
+            raise TypeError(
+                f"data must have y, a label for every node; got {describe(data)}."
+            )
         labelled = label_mask(data.y)
         masks = []
         for name in ("train_mask", "val_mask", "test_mask"):
@@ -54,11 +56,17 @@ class Split(NamedTuple):
             # Older data sets have masks of bytes.
             if isinstance(mask, Tensor) and mask.dtype == torch.uint8:
                 mask = mask.bool()
-            if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.dim() == 2:
+            if (
+                isinstance(mask, Tensor)
+                and mask.dtype == torch.bool
+                and mask.dim() == 2
+            ):
                 number = as_whole(column, "column") if mask.size(1) > 1 else 0
                 check_index(number, "column", mask.size(1))
                 mask = mask[:, number]
-            masks.append(as_node_mask(mask, name, len(labelled), labelled.device) & labelled)
+            masks.append(
+                as_node_mask(mask, name, len(labelled), labelled.device) & labelled
+            )
         return cls(*masks)
 
     def apply_to(self, data: Data) -> Data:
@@ -88,7 +96,11 @@ def label_mask(y: Labels) -> Bool[Tensor, " N"]:
 
 
 def random_split_per_class(
-    y: Labels, per_class: int, num_val: int, num_test: int | None, generator: torch.Generator
+    y: Labels,
+    per_class: int,
+    num_val: int,
+    num_test: int | None,
+    generator: torch.Generator,
 ) -> Split:
     """Draw a split as Kipf & Welling (2017): `per_class` training nodes of each class, the others regardless of class.
 
@@ -129,7 +141,9 @@ def random_split_per_class(
     return _masks(labels, train, rest[:num_val], rest[num_val:end])
 
 
-def random_split(y: Labels, train: float, val: float, generator: torch.Generator) -> Split:
+def random_split(
+    y: Labels, train: float, val: float, generator: torch.Generator
+) -> Split:
     """Draw a split by fractions of the labelled nodes, regardless of class: ⌊train · n⌋, ⌊val · n⌋ and the rest of n.
 
     Wu, Wipf & Yan (2025) split Pokec by 0.1, 0.1 in the text and by 0.5, 0.25 in the released command (D13 in
@@ -151,7 +165,9 @@ def random_split(y: Labels, train: float, val: float, generator: torch.Generator
     num_train = math.floor(round(train * len(shuffled), 6))
     num_val = math.floor(round(val * len(shuffled), 6))
     if num_train == 0:
-        raise ValueError(f"train={train} of {len(shuffled)} labelled nodes is none; raise train.")
+        raise ValueError(
+            f"train={train} of {len(shuffled)} labelled nodes is none; raise train."
+        )
     return _masks(labels, *shuffled.tensor_split([num_train, num_train + num_val]))
 
 
@@ -172,8 +188,12 @@ def _shuffled(
             "y has no labelled node, an entry of at least 0, so there is nothing to split."
         )
     # On the CPU, whose generator gives the same numbers on every machine.
-    return labels, labelled[torch.randperm(len(labelled), generator=generator, device="cpu")]
+    return labels, labelled[
+        torch.randperm(len(labelled), generator=generator, device="cpu")
+    ]
 
 
 def _masks(labels: Int[Tensor, " N"], *parts: Int[Tensor, " _"]) -> Split:
-    return Split(*(index_to_mask(nodes, len(labels)).to(labels.device) for nodes in parts))
+    return Split(
+        *(index_to_mask(nodes, len(labels)).to(labels.device) for nodes in parts)
+    )

@@ -17,7 +17,13 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.transforms import BaseTransform
 from torch_geometric.utils import get_laplacian, is_undirected, to_scipy_sparse_matrix
 
-from diffusion_mp.checks import as_whole, check_choice, check_counts, check_kind, index_vector
+from diffusion_mp.checks import (
+    as_whole,
+    check_choice,
+    check_counts,
+    check_kind,
+    index_vector,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
 
@@ -68,18 +74,24 @@ class AddLaplacianPE(BaseTransform):
         values = torch.zeros(size, self.k, device=device)
         if count:
             weight = graph.weights(torch.empty(0, dtype=torch.float64, device=device))
-            laplacian = get_laplacian(graph.edges, weight, normalization="sym", num_nodes=size)
+            laplacian = get_laplacian(
+                graph.edges, weight, normalization="sym", num_nodes=size
+            )
             matrix = to_scipy_sparse_matrix(*laplacian, num_nodes=size).tocsc()
             eigenvalues, eigenvectors = _lowest(matrix, count + 1)
             vectors[:, :count] = torch.from_numpy(eigenvectors[:, 1:]) * math.sqrt(size)
             values[:, :count] = torch.from_numpy(eigenvalues[1:])
         data.laplacian_eigenvectors = vectors
         data.laplacian_eigenvalues = values
-        data.laplacian_mask = (torch.arange(self.k, device=device) < count).repeat(size, 1)
+        data.laplacian_mask = (torch.arange(self.k, device=device) < count).repeat(
+            size, 1
+        )
         return data
 
 
-def _lowest(laplacian: scipy.sparse.csc_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _lowest(
+    laplacian: scipy.sparse.csc_matrix, count: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the least eigenvalues [count], ascending, and eigenvectors [N, count], deterministically."""
     size = laplacian.shape[0]
     # A sparse solver is slower for few nodes, and refuses to find all eigenvectors.
@@ -87,7 +99,9 @@ def _lowest(laplacian: scipy.sparse.csc_matrix, count: int) -> tuple[np.ndarray,
         return scipy.linalg.eigh(laplacian.toarray(), subset_by_index=(0, count - 1))
     # The shift lies below the spectrum [0, 2], so that the factor exists; a random start is not an eigenvector.
     start = np.random.default_rng(0).standard_normal(size)
-    value, vector = scipy.sparse.linalg.eigsh(laplacian, k=count, sigma=-0.01, which="LM", v0=start)
+    value, vector = scipy.sparse.linalg.eigsh(
+        laplacian, k=count, sigma=-0.01, which="LM", v0=start
+    )
     order = value.argsort()
     return value[order], vector[:, order]
 
@@ -124,7 +138,9 @@ class ToDiffusionGraph(BaseTransform):
         return data
 
 
-def pad(batch: Sequence[tuple[Any, ...]], max_length: int | None = None) -> tuple[Tensor, ...]:
+def pad(
+    batch: Sequence[tuple[Any, ...]], max_length: int | None = None
+) -> tuple[Tensor, ...]:
     """Collate items of different lengths, for `DataLoader(..., collate_fn=pad)`; `*inputs, labels = pad(batch)`.
 
     An item is (tokens, label), or (tokens, other tokens, label) for pairs of texts, which give two pairs of tokens and
@@ -148,7 +164,9 @@ def pad(batch: Sequence[tuple[Any, ...]], max_length: int | None = None) -> tupl
                 "every item of batch must be tokens and a label, or tokens twice and a label, like the first."
             )
         for tokens in item[:-1]:
-            check_kind(tokens, "tokens of an item of batch", Tensor, "whole numbers [L]")
+            check_kind(
+                tokens, "tokens of an item of batch", Tensor, "whole numbers [L]"
+            )
             index_vector(tokens, "tokens of an item of batch", "[L]")
         as_whole(item[-1], "the label of an item of batch")
     # Texts of a pair are padded apart: each to the longest of its own side.

@@ -2,7 +2,11 @@
 
 from diffusion_mp.diagnostics.attention import kernel_error, plot_attention
 from diffusion_mp.diagnostics.hooks import EnergyTrace, roughness
-from diffusion_mp.diagnostics.perturbation import Perturbation, lipschitz, perturbation_bound
+from diffusion_mp.diagnostics.perturbation import (
+    Perturbation,
+    lipschitz,
+    perturbation_bound,
+)
 from diffusion_mp.diagnostics.placement import PlacementReport, commutator, diagnose
 from diffusion_mp.diagnostics.steady_state import posterior_variance
 

@@ -21,7 +21,10 @@ from diffusion_mp.couplings import Coupling, LogLowRankCoupling
 from diffusion_mp.couplings.base import check_coupling_kind
 from diffusion_mp.diagnostics.hooks import axis
 from diffusion_mp.diffusivities import KernelizedSoftmaxDiffusivity
-from diffusion_mp.diffusivities.kernelized_softmax import attention_features, orthogonal_directions
+from diffusion_mp.diffusivities.kernelized_softmax import (
+    attention_features,
+    orthogonal_directions,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.runtime.progress import progress_bar
 
@@ -60,9 +63,16 @@ def kernel_error(
             f"diffusivity must be a KernelizedSoftmaxDiffusivity; got {describe(diffusivity)}. In a NodeFormer layer "
             f"it is conv.diffusivity.attention (conv.diffusivity without a relational bias)."
         )
-    check_kind(num_features, "num_features", (list, tuple, range), "a list of numbers of features")
+    check_kind(
+        num_features,
+        "num_features",
+        (list, tuple, range),
+        "a list of numbers of features",
+    )
     check_generator(generator)
-    check_counts(draws=draws, **{f"num_features[{i}]": m for i, m in enumerate(num_features)})
+    check_counts(
+        draws=draws, **{f"num_features[{i}]": m for i, m in enumerate(num_features)}
+    )
     exact = diffusivity.exact(x, graph)
     graph = Graph.coerce(x, graph)
     q, k = diffusivity.scaled_queries_and_keys(x, graph)
@@ -88,10 +98,14 @@ def _relative_distance(approximate: Coupling, exact: Coupling) -> float:
     for first in range(0, nodes, COLUMNS):
         width = min(COLUMNS, nodes - first)
         # Products with unit vectors: a column of S each.
-        columns = torch.zeros(nodes, 1, width, dtype=approximate.dtype, device=approximate.device)
+        columns = torch.zeros(
+            nodes, 1, width, dtype=approximate.dtype, device=approximate.device
+        )
         columns[first : first + width, 0].fill_diagonal_(1)
         expected = exact.matmul(columns)
-        difference += (approximate.matmul(columns) - expected).double().square().sum((0, 2)).cpu()
+        difference += (
+            (approximate.matmul(columns) - expected).double().square().sum((0, 2)).cpu()
+        )
         total += expected.double().square().sum((0, 2)).cpu()
     return float((difference / total).sqrt().mean()) if nodes else 0.0
 
@@ -111,7 +125,9 @@ def plot_attention(
     """
     check_coupling_kind(coupling)
     check_index(head, "head", coupling.heads)
-    check_number(threshold, "threshold", lambda number: 0 < number < 1, "lie between 0 and 1")
+    check_number(
+        threshold, "threshold", lambda number: 0 < number < 1, "lie between 0 and 1"
+    )
     with torch.no_grad():
         entries = coupling.to_dense()[head].double().cpu()
     if bool((entries < 0).any()):
@@ -120,6 +136,13 @@ def plot_attention(
         )
     ax = axis(ax)  # only now: an error leaves no empty figure behind
     shown = entries.masked_fill(entries <= threshold, float("nan")).numpy()
-    ax.imshow(shown, cmap="viridis", norm="log", vmin=threshold, vmax=1.0, interpolation="nearest")
+    ax.imshow(
+        shown,
+        cmap="viridis",
+        norm="log",
+        vmin=threshold,
+        vmax=1.0,
+        interpolation="nearest",
+    )
     ax.set(xlabel="sender j", ylabel="receiver i")
     return ax

@@ -83,12 +83,17 @@ class Call:
 
 def declared(model: nn.Module, mark: str) -> dict[str, nn.Module]:
     """Return the modules of a model, by name, whose attribute ``mark`` is true."""
-    return {name: module for name, module in model.named_modules() if getattr(module, mark, False)}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if getattr(module, mark, False)
+    }
 
 
 @contextmanager
 def hooked(
-    modules: Mapping[str, nn.Module], hook: Callable[[str, Any, Any, Any], Tensor | None]
+    modules: Mapping[str, nn.Module],
+    hook: Callable[[str, Any, Any, Any], Tensor | None],
 ) -> Iterator[None]:
     """Call ``hook(name, x, mask, output)`` after every ``module(x, mask)``; a tensor that it returns is the output."""
 
@@ -103,7 +108,9 @@ def hooked(
     with ExitStack() as stack:
         for name, module in modules.items():
             stack.callback(
-                module.register_forward_hook(partial(after, name), with_kwargs=True).remove
+                module.register_forward_hook(
+                    partial(after, name), with_kwargs=True
+                ).remove
             )
         yield
 
@@ -115,7 +122,9 @@ def recorded(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Call]]
 
     def record(name: str, x: Any, mask: Any, out: Any) -> None:
         if not (
-            isinstance(x, Tensor) and isinstance(mask, Tensor | None) and isinstance(out, Tensor)
+            isinstance(x, Tensor)
+            and isinstance(mask, Tensor | None)
+            and isinstance(out, Tensor)
         ):
             raise TypeError(
                 f"a module to be diagnosed must be called as module(x, mask) and give a tensor; "
@@ -165,13 +174,17 @@ class EnergyTrace:
     """
 
     def __init__(
-        self, model: nn.Module, energy: Callable[[Tensor, Tensor | None], Tensor] | None = None
+        self,
+        model: nn.Module,
+        energy: Callable[[Tensor, Tensor | None], Tensor] | None = None,
     ) -> None:
         check_kind(model, "model", nn.Module, "a torch.nn.Module")
         self.energy = _spread if energy is None else energy
         check_function(self.energy, "energy", "called as energy(x_out, x_in)")
         layers = declared(model, "is_diffusion_layer")
-        self.layers = {name or type(module).__name__: module for name, module in layers.items()}
+        self.layers = {
+            name or type(module).__name__: module for name, module in layers.items()
+        }
         if not self.layers:
             raise ValueError(
                 f"model must contain a diffusion layer (is_diffusion_layer=True); got {describe(model)}."
@@ -195,10 +208,15 @@ class EnergyTrace:
         """Format a table of all calls: layer, energy before, energy after."""
         rows = [("layer", "before", "after")]
         rows += [
-            (record.layer, f"{record.before:.6g}", f"{record.after:.6g}") for record in self.records
+            (record.layer, f"{record.before:.6g}", f"{record.after:.6g}")
+            for record in self.records
         ]
-        name, before, after = (max(map(len, column)) for column in zip(*rows, strict=True))
-        return "\n".join(f"{row[0]:<{name}}  {row[1]:>{before}}  {row[2]:>{after}}" for row in rows)
+        name, before, after = (
+            max(map(len, column)) for column in zip(*rows, strict=True)
+        )
+        return "\n".join(
+            f"{row[0]:<{name}}  {row[1]:>{before}}  {row[2]:>{after}}" for row in rows
+        )
 
     def plot(self, ax: Any = None) -> Any:
         """Plot the initial energy and that after each layer on a matplotlib ``ax`` (default: a new one); return it."""

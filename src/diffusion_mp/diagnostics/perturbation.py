@@ -68,11 +68,15 @@ def lipschitz(
         # Forward mode would give Jv at once, but many operations have no formula for it; the derivative of a derivative
         # with respect to w, in which Jᵀw is linear, needs the backward pass alone.
         pull = torch.zeros_like(value, requires_grad=True)
-        (pulled,) = torch.autograd.grad(value, point, pull, create_graph=True, allow_unused=True)
+        (pulled,) = torch.autograd.grad(
+            value, point, pull, create_graph=True, allow_unused=True
+        )
         if pulled is None:
             return 0.0
         right = torch.randn(
-            x.shape, generator=generator or torch.Generator().manual_seed(0), dtype=torch.float64
+            x.shape,
+            generator=generator or torch.Generator().manual_seed(0),
+            dtype=torch.float64,
         )
         right = (right / right.norm()).to(x)
         left = torch.zeros_like(value)
@@ -86,7 +90,9 @@ def lipschitz(
         for _ in range(max_iter):
             (image,) = torch.autograd.grad(pulled, pull, right, retain_graph=True)
             left = image - beta * left
-            alpha = float(left.norm(dtype=torch.float64))  # squares may overflow in float32
+            alpha = float(
+                left.norm(dtype=torch.float64)
+            )  # squares may overflow in float32
             main.append(alpha * alpha + beta * beta)
             if not math.isfinite(main[-1]):
                 raise ValueError(
@@ -98,7 +104,9 @@ def lipschitz(
                 right = image - alpha * right
                 beta = float(right.norm(dtype=torch.float64))
             last = len(main) - 1
-            (top,), vector = eigh_tridiagonal(main, side, select="i", select_range=(last, last))
+            (top,), vector = eigh_tridiagonal(
+                main, side, select="i", select_range=(last, last)
+            )
             square = max(float(top), 0.0)
             residual = alpha * beta * abs(float(vector[-1, 0]))
             if residual <= enough * square:
@@ -185,7 +193,9 @@ def perturbation_bound(
     checks.check_counts(points=points)
     checks.check_kind(model, "model", nn.Module, "a torch.nn.Module")
     checks.check_kind(site, "site", nn.Module, "a module of the model")
-    checks.check_kind(diffusion, "diffusion", (nn.Module, NoneType), "a diffusion layer or None")
+    checks.check_kind(
+        diffusion, "diffusion", (nn.Module, NoneType), "a diffusion layer or None"
+    )
     layer = site if diffusion is None else diffusion
     if not getattr(layer, "is_diffusion_layer", False):
         raise ValueError(
@@ -201,7 +211,8 @@ def perturbation_bound(
                 )
             if diffusion is not None:
                 calls = [
-                    Call(call.out, call.mask, diffusion(call.out, call.mask)) for call in calls
+                    Call(call.out, call.mask, diffusion(call.out, call.mask))
+                    for call in calls
                 ]
         for call in calls:
             checks.check_finite(call.moved(), "the state that inputs give at site")
@@ -210,7 +221,10 @@ def perturbation_bound(
             """Return T of the flattened outputs of all calls, which replace those of ``site``."""
             pieces = states.split([call.out.numel() for call in calls])
             outputs = iter(
-                [piece.view(call.out.shape) for piece, call in zip(pieces, calls, strict=True)]
+                [
+                    piece.view(call.out.shape)
+                    for piece, call in zip(pieces, calls, strict=True)
+                ]
             )
             # The model runs as a whole, so whatever its code does between modules is part of the tail.
             with hooked({"site": site}, lambda *_: next(outputs)):
@@ -222,12 +236,16 @@ def perturbation_bound(
         with torch.no_grad():
             truth = float((tail(after).double() - tail(before).double()).norm())
         # The mean value theorem asks for the largest ‖J_T‖ on the segment, of which some points are taken.
-        segment = [torch.lerp(before, after, float(s)) for s in torch.linspace(0, 1, points)]
+        segment = [
+            torch.lerp(before, after, float(s)) for s in torch.linspace(0, 1, points)
+        ]
         steepest = max(lipschitz(tail, point, tol=tol) for point in segment)
         step = sum(float(call.moved().square().sum()) for call in calls) ** 0.5
         rough = sum(call.roughness() for call in calls)
         size = sum(call.square() for call in calls) ** 0.5
-        return Perturbation(truth, steepest, step, _step_bound(layer, calls), rough, size)
+        return Perturbation(
+            truth, steepest, step, _step_bound(layer, calls), rough, size
+        )
 
 
 @torch.no_grad()
@@ -248,5 +266,7 @@ def _step_bound(layer: nn.Module, calls: list[Call]) -> float | None:
     square = 0.0
     for call in calls:
         products = -tokens(call.x, call.mask) * call.moved()
-        square += float((top * products.unflatten(1, (top.numel(), -1)).sum((0, 2))).sum())
+        square += float(
+            (top * products.unflatten(1, (top.numel(), -1)).sum((0, 2))).sum()
+        )
     return max(square, 0.0) ** 0.5

@@ -89,13 +89,17 @@ class PlacementReport:
     attention: Columns
     insertion: Columns
 
-    def plot(self, ax: Any = None, quantity: str = "commutator", *, label: str = "") -> Any:
+    def plot(
+        self, ax: Any = None, quantity: str = "commutator", *, label: str = ""
+    ) -> Any:
         """Plot a column of ``attention``, or else of ``insertion``, on a matplotlib ``ax`` (default: new); return it.
 
         ``"estimate"`` also plots the truth and the estimate by roughness, on a logarithmic scale.
         """
         columns = {**self.attention, **self.insertion}
-        checks.check_choice(quantity, "quantity", [name for name in columns if name != "layer"])
+        checks.check_choice(
+            quantity, "quantity", [name for name in columns if name != "layer"]
+        )
         table = self.attention if quantity in self.attention else self.insertion
         ax = axis(ax)
         drawn = [quantity]
@@ -109,7 +113,12 @@ class PlacementReport:
                 title = f"{label} {name.replace('_', ' ')}".strip()
             values = [float("nan") if value is None else value for value in table[name]]
             (line,) = ax.plot(
-                range(len(values)), values, marker="o", linestyle=style, color=colour, label=title
+                range(len(values)),
+                values,
+                marker="o",
+                linestyle=style,
+                color=colour,
+                label=title,
             )
             colour = line.get_color()
         if len(drawn) > 1:
@@ -117,7 +126,9 @@ class PlacementReport:
         if len(ax.lines) > 1:
             # To the right of the axis: lines of several layers and models leave no corner free.
             ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-        ax.set_xticks(range(len(table["layer"])), table["layer"], rotation=30, ha="right")
+        ax.set_xticks(
+            range(len(table["layer"])), table["layer"], rotation=30, ha="right"
+        )
         ax.set_ylabel(quantity.replace("_", " "))
         return ax
 
@@ -147,7 +158,9 @@ def diagnose(
         >>> report = diagnose(model, torch.rand(2, 5, 4))  # report.plot(quantity="commutator") draws it
     """
     checks.check_kind(model, "model", nn.Module, "a torch.nn.Module")
-    checks.check_kind(sites, "sites", (list, tuple, NoneType), "a list of names of modules")
+    checks.check_kind(
+        sites, "sites", (list, tuple, NoneType), "a list of names of modules"
+    )
     checks.check_kind(
         diffusion, "diffusion", (PDEDiffusion1d, NoneType), "a PDEDiffusion1d or None"
     )
@@ -155,7 +168,9 @@ def diagnose(
     checks.check_positive(tol, "tol")
     modules = dict(model.named_modules())
     if sites is not None and diffusion is None:
-        raise ValueError("sites needs diffusion, the layer to insert there; got sites alone.")
+        raise ValueError(
+            "sites needs diffusion, the layer to insert there; got sites alone."
+        )
     for site in sites or ():
         checks.check_choice(site, "sites", modules)
     insertion = []
@@ -170,7 +185,9 @@ def diagnose(
             **named,
         )
         # With sites the layer is inserted behind them; without, the model's own layers are bypassed one at a time.
-        insertion.append((name, *(getattr(measured, column) for column in INSERTION[1:])))
+        insertion.append(
+            (name, *(getattr(measured, column) for column in INSERTION[1:]))
+        )
     attentions = declared(model, "is_self_attention")
     attention = []
     with evaluating(model):
@@ -192,7 +209,9 @@ def diagnose(
                         *commutator(smoothing, module, call.x, call.mask),
                     )
                 )
-    return PlacementReport(_columns(ATTENTION, attention), _columns(INSERTION, insertion))
+    return PlacementReport(
+        _columns(ATTENTION, attention), _columns(INSERTION, insertion)
+    )
 
 
 ATTENTION = ("layer", "roughness", "relative_roughness", "commutator", "linearized")

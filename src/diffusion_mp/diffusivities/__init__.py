@@ -8,7 +8,11 @@ from diffusion_mp.diffusivities.all_pair import (
     SimpleDiffusivity,
     SoftmaxDiffusivity,
 )
-from diffusion_mp.diffusivities.base import Diffusivity, ScaledDiffusivity, SumDiffusivity
+from diffusion_mp.diffusivities.base import (
+    Diffusivity,
+    ScaledDiffusivity,
+    SumDiffusivity,
+)
 from diffusion_mp.diffusivities.edge import EdgeDiffusivity, GATDiffusivity
 from diffusion_mp.diffusivities.fixed import (
     AdjacencyDiffusivity,

@@ -60,7 +60,9 @@ class QueryKeyDiffusivity(Diffusivity):
         checks.check_choice(projection, "projection", [None, "separate", "tied"])
         checks.check_choice(normalize, "normalize", ["row", "frobenius", None])
         counts = {"channels": channels, "head_channels": head_channels}
-        checks.check_counts(**{name: count for name, count in counts.items() if count is not None})
+        checks.check_counts(
+            **{name: count for name, count in counts.items() if count is not None}
+        )
         self.channels = channels
         self.heads = heads
         self.projection = projection
@@ -72,8 +74,12 @@ class QueryKeyDiffusivity(Diffusivity):
                 why = "bias needs a projection; got bias=True with projection=None. Choose 'separate' or 'tied'."
                 raise ValueError(why)
             if channels is not None:
-                check_heads_divide(channels, heads, "channels when there is no projection")
-            self.head_channels: int | None = None if channels is None else channels // heads
+                check_heads_divide(
+                    channels, heads, "channels when there is no projection"
+                )
+            self.head_channels: int | None = (
+                None if channels is None else channels // heads
+            )
             return
         if channels is None:
             raise ValueError(
@@ -132,12 +138,16 @@ class QueryKeyDiffusivity(Diffusivity):
 
 def frobenius(q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
     """Divide q by its Frobenius norm in each graph."""
-    square = q.double().square().sum((1, 2))  # squares of float32 may overflow in float32
+    square = (
+        q.double().square().sum((1, 2))
+    )  # squares of float32 may overflow in float32
     if graph.is_single:
         total = graph.total(square.sum())
     else:
         batch = graph.batch.to(q.device)
-        total = square.new_zeros(graph.num_graphs).index_add(0, batch, square)[batch, None, None]
+        total = square.new_zeros(graph.num_graphs).index_add(0, batch, square)[
+            batch, None, None
+        ]
     # √0 has no derivative: zeros are divided by infinity instead.
     norm = torch.where(total == 0, torch.inf, total).sqrt()
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -204,14 +214,19 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
         constraint: Constraint | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(channels, projection=projection, normalize=normalize, **options)
+        super().__init__(
+            channels, projection=projection, normalize=normalize, **options
+        )
         if not (isinstance(penalty, type) and issubclass(penalty, SoftmaxPenalty)):
             checks.check_kind(penalty, "penalty", Penalty, "a Penalty")
         checks.check_flags(row_stochastic=row_stochastic)
         checks.check_choice(measure, "measure", penalty.measures)
         if constraint is not None:
             checks.check_kind(
-                constraint, "constraint", Constraint, "a Constraint (see get_constraint) or None"
+                constraint,
+                "constraint",
+                Constraint,
+                "a Constraint (see get_constraint) or None",
             )
         # Not ``penalty``: that property of every diffusivity is None where f does not read the state.
         self.of_distance = penalty
@@ -224,12 +239,18 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
             f"projection=None, normalize=None, measure='distance', and for the softmax if channels is given."
         )
         if constraint is not None and not self.reads_the_state:
-            raise ValueError(f"constraint needs an f that reads the state; {self.why_no_penalty}")
+            raise ValueError(
+                f"constraint needs an f that reads the state; {self.why_no_penalty}"
+            )
 
     @property
     def reads_the_state(self) -> bool:
         """Whether f is a function of distances of the state itself, without projection or normalisation."""
-        return self.projection is None and self.normalize is None and self.measure == "distance"
+        return (
+            self.projection is None
+            and self.normalize is None
+            and self.measure == "distance"
+        )
 
     def penalty_of(self, dim: int | None) -> Penalty | None:
         """Return δ for vectors of ``dim`` channels, or ``None`` if δ depends on an unknown ``dim``."""
@@ -247,7 +268,9 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
         return None
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        checks.check_place(x, self)  # a penalty may have parameters where there is no projection
+        checks.check_place(
+            x, self
+        )  # a penalty may have parameters where there is no projection
         q, k = self.queries_and_keys(x, graph, unit=False)
         penalty = cast(Penalty, self.penalty_of(q.size(2)))
         unit = self.normalize == "row"
@@ -256,7 +279,9 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
             # All rows of a graph share one centre, though this process may hold only some of them.
             centre = graph.centre(k)
         if self.constraint is not None:
-            return penalty.coupling(q, graph.segments, self.row_stochastic, self.constraint, centre)
+            return penalty.coupling(
+                q, graph.segments, self.row_stochastic, self.constraint, centre
+            )
         return penalty.attention(
             q,
             None if self.mutual else k,
@@ -284,7 +309,9 @@ class _Published(PenaltyDiffusivity):
         measure: Measure = "inner",
         **options: Any,
     ) -> None:
-        super().__init__(penalty, channels, normalize=normalize, measure=measure, **options)
+        super().__init__(
+            penalty, channels, normalize=normalize, measure=measure, **options
+        )
 
 
 class SimpleDiffusivity(_Published):
@@ -399,4 +426,6 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         q, k = self.queries_and_keys(x, graph, unit=False)
         # The identity beside (1/n) QKᵀ is a diagonal n beside QKᵀ: ``own`` counts in multiples of n.
-        return LinearAttentionCoupling(q, k, graph.segments, own=1.0, unit=self.normalize == "row")
+        return LinearAttentionCoupling(
+            q, k, graph.segments, own=1.0, unit=self.normalize == "row"
+        )

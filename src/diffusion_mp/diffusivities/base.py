@@ -51,16 +51,17 @@ class Diffusivity(Resettable, ABC):
     symmetric: bool = False
     row_stochastic: bool = False
     penalty: Penalty | None = None
-    why_no_penalty: str = (
-        "this diffusivity declares no penalty, so no theorem names an energy that it descends."
-    )
+    why_no_penalty: str = "this diffusivity declares no penalty, so no theorem names an energy that it descends."
     heads: int = 1
     positional: bool = False
     #: Arrays of NumPy leave the arithmetic to this class; they would make an array of diffusivities.
     __array_ufunc__ = None
 
     def forward(
-        self, x: Float[Tensor, "N C"], graph: Graph | None = None, edge_attr: Tensor | None = None
+        self,
+        x: Float[Tensor, "N C"],
+        graph: Graph | None = None,
+        edge_attr: Tensor | None = None,
     ) -> Coupling:
         """Return the coupling at state ``x``; without ``graph`` no edges; only `GATDiffusivity` reads ``edge_attr``."""
         if edge_attr is not None:
@@ -125,7 +126,9 @@ class GraphPart(Graph):
 
 def check_heads_divide(channels: int, heads: int, what: str = "channels") -> None:
     if channels % heads:
-        raise ValueError(f"heads must divide {what}; got {heads} heads, {channels} channels.")
+        raise ValueError(
+            f"heads must divide {what}; got {heads} heads, {channels} channels."
+        )
 
 
 class Composed(Diffusivity):
@@ -170,7 +173,9 @@ class ScaledDiffusivity(Composed):
 
     scale: float | Tensor | Positive
 
-    def __init__(self, scale: float | Tensor | Positive, diffusivity: Diffusivity) -> None:
+    def __init__(
+        self, scale: float | Tensor | Positive, diffusivity: Diffusivity
+    ) -> None:
         super().__init__()
         check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
         if not isinstance(scale, Positive):

@@ -58,7 +58,9 @@ class GATDiffusivity(Diffusivity):
     ) -> None:
         super().__init__()
         checks.check_counts(
-            channels=channels, heads=heads, **({} if edge_dim is None else {"edge_dim": edge_dim})
+            channels=channels,
+            heads=heads,
+            **({} if edge_dim is None else {"edge_dim": edge_dim}),
         )
         checks.check_probability(dropout, "dropout")
         check_heads_divide(channels, heads)
@@ -73,7 +75,9 @@ class GATDiffusivity(Diffusivity):
         self.edge: Linear | None = None
         self.att_edge: nn.Parameter | None = None
         if edge_dim is not None:
-            self.edge = Linear(edge_dim, channels, bias=False, weight_initializer="glorot")
+            self.edge = Linear(
+                edge_dim, channels, bias=False, weight_initializer="glorot"
+            )
             self.att_edge = nn.Parameter(torch.empty(1, heads, channels // heads))
         self._draw()
 
@@ -107,7 +111,10 @@ class GATDiffusivity(Diffusivity):
         return self.couple(x, graph, edge_attr)
 
     def couple(
-        self, x: Float[Tensor, "N C"], graph: Graph, edge_attr: Float[Tensor, "E F"] | None = None
+        self,
+        x: Float[Tensor, "N C"],
+        graph: Graph,
+        edge_attr: Float[Tensor, "E F"] | None = None,
     ) -> Coupling:
         _, heads, width = self.att_src.shape
         if x.size(1) != heads * width:
@@ -132,7 +139,11 @@ class GATDiffusivity(Diffusivity):
             # As in PyG, on the entries: what is left of a row sums to one in expectation only.
             weight = dropout(weight, self.dropout)
         return SparseCoupling(
-            graph, weight, symmetric=False, row_stochastic=not dropping, nonnegative=True
+            graph,
+            weight,
+            symmetric=False,
+            row_stochastic=not dropping,
+            nonnegative=True,
         )
 
     def _scores(self, x: Float[Tensor, "N C"]) -> tuple[Tensor, Tensor]:
@@ -166,9 +177,9 @@ class GATDiffusivity(Diffusivity):
         counts = (source != target).to(score.dtype).unsqueeze(1)
         sums = score.new_zeros(observed.num_nodes, score.size(1) + 1)
         sums = sums.index_add(0, target, torch.cat([score * counts, counts], 1))
-        return torch.cat([score, sums[:, :-1] / sums[:, -1:].clamp(min=1)]).index_select(
-            0, looped.origin
-        )
+        return torch.cat(
+            [score, sums[:, :-1] / sums[:, -1:].clamp(min=1)]
+        ).index_select(0, looped.origin)
 
     def extra_repr(self) -> str:
         return f"{self.att_src.size(1) * self.att_src.size(2)}, heads={self.heads}, self_loops={self.self_loops!r}"
@@ -227,7 +238,9 @@ class EdgeDiffusivity(Diffusivity):
             nonnegative=penalty.covers(math.inf),
         )
 
-    def _squared_distances(self, x: Float[Tensor, "N C"], graph: Graph) -> Float[Tensor, "E one"]:
+    def _squared_distances(
+        self, x: Float[Tensor, "N C"], graph: Graph
+    ) -> Float[Tensor, "E one"]:
         """Return ‖x_i − x_j‖² of every edge."""
         # Sharpness matters for a linear f too: all pairs cancel its rounding in their sums, a few edges do not.
         query, key = distance_features(

@@ -48,7 +48,9 @@ class IdentityDiffusivity(Diffusivity):
 
     depends_on = "nothing"
     symmetric = row_stochastic = True
-    why_no_penalty = "the identity coupling moves nothing, so every energy of pairs stays as it is."
+    why_no_penalty = (
+        "the identity coupling moves nothing, so every energy of pairs stays as it is."
+    )
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         return IdentityCoupling(graph.num_nodes, dtype=x.dtype, device=x.device)
@@ -64,10 +66,14 @@ class UniformDiffusivity(Diffusivity):
 
     depends_on = "nothing"
     symmetric = row_stochastic = True
-    why_no_penalty = "the all-one coupling is fixed: certify the coupling itself (Theorem 1)."
+    why_no_penalty = (
+        "the all-one coupling is fixed: certify the coupling itself (Theorem 1)."
+    )
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        return UniformCoupling(graph.num_nodes, graph.segments, dtype=x.dtype, device=x.device)
+        return UniformCoupling(
+            graph.num_nodes, graph.segments, dtype=x.dtype, device=x.device
+        )
 
 
 class NeumannDiffusivity(Diffusivity):
@@ -91,9 +97,7 @@ class NeumannDiffusivity(Diffusivity):
     """
 
     positional = True
-    why_no_penalty = (
-        "the stencil does not look at the state: certify the coupling itself (Theorem 1)."
-    )
+    why_no_penalty = "the stencil does not look at the state: certify the coupling itself (Theorem 1)."
 
     def __init__(
         self,
@@ -129,10 +133,13 @@ class NeumannDiffusivity(Diffusivity):
     def _draw(self) -> None:
         # The parameters at which α is ``initial_alpha``, divided equally: the inverse of `alpha`.
         if self.eta is None or self.budget is None:
-            nn.init.constant_(self.theta, math.log(self.initial_alpha / len(self.strides)))
+            nn.init.constant_(
+                self.theta, math.log(self.initial_alpha / len(self.strides))
+            )
         else:
             nn.init.constant_(
-                self.eta, math.log(self.initial_alpha / (self.budget - self.initial_alpha))
+                self.eta,
+                math.log(self.initial_alpha / (self.budget - self.initial_alpha)),
             )
             nn.init.zeros_(self.theta)
 
@@ -148,7 +155,12 @@ class NeumannDiffusivity(Diffusivity):
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         alpha = self.alpha.to(torch.promote_types(x.dtype, torch.float32))
         return NeumannCoupling(
-            graph.num_nodes, alpha, self.strides, self.boundary, graph.segments, nonnegative=True
+            graph.num_nodes,
+            alpha,
+            self.strides,
+            self.boundary,
+            graph.segments,
+            nonnegative=True,
         )
 
     def extra_repr(self) -> str:
@@ -214,7 +226,8 @@ class AdjacencyDiffusivity(Diffusivity):
         )
         # Kept with the graph, and shared by all layers with these options.
         normalized = graph.derived(
-            (options, dtype), lambda: self._normalized(graph, x.new_empty(0, dtype=dtype))
+            (options, dtype),
+            lambda: self._normalized(graph, x.new_empty(0, dtype=dtype)),
         )
         direction = self.direction
         self_loops = self.self_loops
@@ -224,7 +237,9 @@ class AdjacencyDiffusivity(Diffusivity):
                 (graph, direction, self_loops),
                 row_stochastic=graph.full_degree is None,
             )
-        return SparseCoupling(normalized, symmetric=self.symmetric or None, nonnegative=True)
+        return SparseCoupling(
+            normalized, symmetric=self.symmetric or None, nonnegative=True
+        )
 
     def _normalized(self, graph: Graph, like: Tensor) -> Graph:
         # Degrees may count edges where entries weigh them, so there are two graphs with the same self-loops.
@@ -244,7 +259,9 @@ class AdjacencyDiffusivity(Diffusivity):
         if self.normalization == "sum":
             return graph.with_weights(weight)
         if self.normalization == "row":
-            return graph.with_weights(weight * reciprocal(received).index_select(0, target))
+            return graph.with_weights(
+                weight * reciprocal(received).index_select(0, target)
+            )
         sent = received
         if self.direction != "pyg":
             sent = counted.degree("out", weight.dtype)
@@ -283,7 +300,11 @@ class _RowNormalizedAdjacency(SparseCoupling):
     parts = ("graph", "weight", "adjacency")
 
     def __init__(
-        self, graph: Graph, adjacency: tuple[Graph, str, SelfLoops], *, row_stochastic: bool
+        self,
+        graph: Graph,
+        adjacency: tuple[Graph, str, SelfLoops],
+        *,
+        row_stochastic: bool,
     ) -> None:
         super().__init__(graph, row_stochastic=row_stochastic, nonnegative=True)
         self.adjacency = adjacency
@@ -314,9 +335,7 @@ class SymmetricDiffusivity(Composed):
         True
     """
 
-    why_no_penalty = (
-        "D^-½ΩD^-½ divides by degrees, which are not a function of a distance: certify Ω itself."
-    )
+    why_no_penalty = "D^-½ΩD^-½ divides by degrees, which are not a function of a distance: certify Ω itself."
 
     def __init__(self, diffusivity: Diffusivity, diagonal: bool = True) -> None:
         super().__init__()
@@ -443,7 +462,11 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
     why_no_penalty = "attention plus a graph term, with a learnable balance: no theorem names an energy it descends."
 
     def __init__(
-        self, attention: Diffusivity, *, gamma: float = 1.0, self_loops: SelfLoops = "remaining"
+        self,
+        attention: Diffusivity,
+        *,
+        gamma: float = 1.0,
+        self_loops: SelfLoops = "remaining",
     ) -> None:
         super().__init__(attention, AdjacencyDiffusivity("sym", self_loops=self_loops))
         check_positive(gamma, "gamma")

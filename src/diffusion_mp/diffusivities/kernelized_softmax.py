@@ -23,7 +23,9 @@ from diffusion_mp.runtime.precision import accumulating, quotient, without_autoc
 
 Rows = Float[Tensor, "N H D"]
 Directions = Float[Tensor, "m D"]
-LogFeatures = tuple[Float[Tensor, "N H m"], Float[Tensor, "N H m"], Float[Tensor, "N H one"]]
+LogFeatures = tuple[
+    Float[Tensor, "N H m"], Float[Tensor, "N H m"], Float[Tensor, "N H one"]
+]
 
 
 def orthogonal_directions(
@@ -37,9 +39,9 @@ def orthogonal_directions(
     q, r = torch.linalg.qr(gaussian)
     q = q * r.diagonal(dim1=1, dim2=2).sign().unsqueeze(1)
     # Rows of Q have norm one; lengths of independent Gaussian vectors make every direction Gaussian by itself.
-    lengths = torch.randn(num_features, dim, generator=generator, dtype=torch.float64).norm(
-        dim=1, keepdim=True
-    )
+    lengths = torch.randn(
+        num_features, dim, generator=generator, dtype=torch.float64
+    ).norm(dim=1, keepdim=True)
     return (q.reshape(-1, dim)[:num_features] * lengths).to(torch.get_default_dtype())
 
 
@@ -77,10 +79,16 @@ def stabilized_features(
     largest_q = along_q.amax(2, keepdim=True)
     largest_k = max_rows(along_k.amax(2, keepdim=True), graph.segments)
     log_query = torch.logaddexp(along_q + half_q - largest_q, floor)
-    return log_query, torch.logaddexp(along_k + half_k - largest_k, floor), torch.zeros_like(half_k)
+    return (
+        log_query,
+        torch.logaddexp(along_k + half_k - largest_k, floor),
+        torch.zeros_like(half_k),
+    )
 
 
-def edge_loss(coupling: couplings.Coupling, graph: Graph, *, relative: bool = False) -> Tensor:
+def edge_loss(
+    coupling: couplings.Coupling, graph: Graph, *, relative: bool = False
+) -> Tensor:
     r"""Negative log-likelihood of observed edges under attention π, −(1/N) Σ_{(u,v) ∈ E} (a_uv/d_u) log π_uv, in O(E).
 
     Slides, "Input Graphs as Regularization Loss" (Wu et al. 2022). d_u = Σ_v a_uv is the weighted degree of the node
@@ -117,7 +125,9 @@ def edge_loss(coupling: couplings.Coupling, graph: Graph, *, relative: bool = Fa
         scale = sizes.clamp(min=2).log()
         share = share / (scale if graph.is_single else scale[graph.batch[target]])
     share = share.unsqueeze(1)
-    log_entries = log_entries.masked_fill((share == 0) & log_entries.isneginf(), 0.0)  # 0 log 0 = 0
+    log_entries = log_entries.masked_fill(
+        (share == 0) & log_entries.isneginf(), 0.0
+    )  # 0 log 0 = 0
     return -(share * log_entries).sum() / max(graph.total_nodes * coupling.heads, 1)
 
 
@@ -186,11 +196,15 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         checks.check_positive(tau, "tau")
         checks.check_generator(generator)
         checks.check_choice(logits, "logits", ["dot", "scaled_dot"])
-        checks.check_positive(edge_regularization, "edge_regularization", allow_zero=True)
+        checks.check_positive(
+            edge_regularization, "edge_regularization", allow_zero=True
+        )
         checks.check_positive(stabilizer, "stabilizer", allow_zero=True)
         checks.check_flags(relative_edge_loss=relative_edge_loss)
         if stabilizer:
-            self.depends_on = "graph"  # every entry depends on the largest feature of all keys
+            self.depends_on = (
+                "graph"  # every entry depends on the largest feature of all keys
+            )
         self.dim = cast("int", self.head_channels)
         self.tau = float(tau)
         self.logits = logits
@@ -206,7 +220,9 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
     def redraw(self, generator: torch.Generator | None = None) -> None:
         """Draw new features and a new seed for the noise, as ``reset_parameters`` does."""
         # In place: the buffers stay those that a captured graph or an optimiser may hold.
-        self.directions.copy_(orthogonal_directions(self.directions.size(0), self.dim, generator))
+        self.directions.copy_(
+            orthogonal_directions(self.directions.size(0), self.dim, generator)
+        )
         seed = torch.randint(MAX_SEED, (), generator=generator)
         self.noise_state.copy_(torch.stack([seed, torch.zeros_like(seed)]))
 
@@ -219,7 +235,9 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
             return self.tau
         return self.tau * math.sqrt(self.dim)
 
-    def scaled_queries_and_keys(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
+    def scaled_queries_and_keys(
+        self, x: Float[Tensor, "N C"], graph: Graph
+    ) -> Features:
         """Return q and k over the root of the temperature, in at least float32; one object if they are equal."""
         q, k = self.queries_and_keys(x, graph)
         (wide_q, wide_k), _ = accumulating(q, k)
@@ -235,10 +253,16 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
             )
         else:
             log_query, log_key, log_weight = attention_features(q, k, self.directions)
-        weighted = partial(couplings.LogLowRankCoupling, log_query, log_key, graph.segments)
+        weighted = partial(
+            couplings.LogLowRankCoupling, log_query, log_key, graph.segments
+        )
         # A value of the last training step must not outlive an evaluation.
         self.auxiliary.value = None
-        if self.training and self.edge_regularization > 0 and graph.edge_index is not None:
+        if (
+            self.training
+            and self.edge_regularization > 0
+            and graph.edge_index is not None
+        ):
             attention: couplings.Coupling = weighted(log_weight)
             if isinstance(graph, GraphPart):
                 attention = graph.share(attention)
@@ -246,7 +270,9 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
             self.auxiliary.value = self.edge_regularization * loss
         if self.training and self.num_samples > 0:
             noise = (
-                gumbel(take_step(self.noise_state), k, self.num_samples, graph.first_node)
+                gumbel(
+                    take_step(self.noise_state), k, self.num_samples, graph.first_node
+                )
                 / self.tau
             )
             return weighted(log_weight + noise)
@@ -326,7 +352,9 @@ class RelationalBias(Diffusivity):
                 self.adjacency(x, graph), gates, nonnegative=nonnegative
             )
         # Who is at most 2ᵖ⁻¹ steps away, as an unweighted graph of its own with its own degrees (docs/errata.md, N7).
-        reached = (self.adjacency.couple(x, graph.within(1 << p)) for p in range(len(gates)))
+        reached = (
+            self.adjacency.couple(x, graph.within(1 << p)) for p in range(len(gates))
+        )
         terms = zip(gates, reached, strict=True)
         return couplings.SumCoupling(
             [couplings.ScaledCoupling(*term, nonnegative=nonnegative) for term in terms]

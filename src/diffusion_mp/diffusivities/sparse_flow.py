@@ -9,8 +9,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.checks import check_choice, check_counts, check_positive, check_state, describe
-from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling, SparseFlowCoupling
+from diffusion_mp.checks import (
+    check_choice,
+    check_counts,
+    check_positive,
+    check_state,
+    describe,
+)
+from diffusion_mp.couplings import (
+    Coupling,
+    PairwiseCoupling,
+    SparseCoupling,
+    SparseFlowCoupling,
+)
 from diffusion_mp.diffusivities.all_pair import Features, QueryKeyDiffusivity, origin_of
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
@@ -44,7 +55,9 @@ class FrictionAttention(Saved):
     def forward(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
         query = self.query(x)
         key = self.key(x - origin_of(x, graph))
-        return self.scale * query.unflatten(1, (self.heads, -1)), key.unflatten(1, (self.heads, -1))
+        return self.scale * query.unflatten(1, (self.heads, -1)), key.unflatten(
+            1, (self.heads, -1)
+        )
 
 
 class SparseFlowDiffusivity(QueryKeyDiffusivity):
@@ -100,7 +113,9 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         if lam > 0 and friction == "attention":
             width = cast("int", options.get("head_channels") or self.head_channels)
             friction = FrictionAttention(channels, self.heads, width)
-        self.friction = friction if lam > 0 and isinstance(friction, nn.Module) else None
+        self.friction = (
+            friction if lam > 0 and isinstance(friction, nn.Module) else None
+        )
         self.row_stochastic = lam == 0 or alpha == math.inf
 
     def resistance_features(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
@@ -137,7 +152,10 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
     def _lam(self, graph: Graph, like: Tensor) -> Tensor:
         """Return λ = λ*/n: [1] for one graph, else [N, 1]."""
         lam = torch.full(
-            (1,), self.lam, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device
+            (1,),
+            self.lam,
+            dtype=torch.promote_types(like.dtype, torch.float32),
+            device=like.device,
         )
         if graph.is_single:
             return lam / max(1, graph.num_nodes)
@@ -173,7 +191,12 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
     needs_graph = True
 
     def __init__(
-        self, channels: int, *, hops: int = 1, self_loops: SelfLoops = "remaining", **options: Any
+        self,
+        channels: int,
+        *,
+        hops: int = 1,
+        self_loops: SelfLoops = "remaining",
+        **options: Any,
     ) -> None:
         super().__init__(channels, **options)
         check_counts(hops=hops)
@@ -194,12 +217,20 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
         prior = graph.weights(s).unsqueeze(1)
         target = graph.edges[1]
         weight_in = prior.new_zeros(graph.num_nodes, 1).index_add(0, target, prior)
-        lam = (self.lam / weight_in.masked_fill(weight_in == 0, math.inf)).expand(-1, self.heads)
+        lam = (self.lam / weight_in.masked_fill(weight_in == 0, math.inf)).expand(
+            -1, self.heads
+        )
         leak = torch.full_like(lam, 0.0 if self.row_stochastic else 1 / self.alpha)
         weight = sparse_flow_edges(s, u, prior, lam, leak, target).flow.to(x.dtype)
         return SparseCoupling(
-            graph, weight, symmetric=False, row_stochastic=self.row_stochastic, nonnegative=True
+            graph,
+            weight,
+            symmetric=False,
+            row_stochastic=self.row_stochastic,
+            nonnegative=True,
         )
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, hops={self.hops}, self_loops={self.self_loops!r}"
+        return (
+            f"{super().extra_repr()}, hops={self.hops}, self_loops={self.self_loops!r}"
+        )

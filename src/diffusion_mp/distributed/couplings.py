@@ -12,7 +12,12 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
 
-from diffusion_mp.couplings import Coupling, LogLowRankCoupling, PooledCoupling, SparseCoupling
+from diffusion_mp.couplings import (
+    Coupling,
+    LogLowRankCoupling,
+    PooledCoupling,
+    SparseCoupling,
+)
 from diffusion_mp.couplings.log_low_rank import LogTerms
 from diffusion_mp.distributed.parallel import all_merged, all_reduce
 from diffusion_mp.kernels.log_linear_attention import log_linear_read
@@ -77,13 +82,17 @@ class SummedCoupling(_OverRanks):
         )
         shift = cast("Tensor", counts.shift)
         most = shift.amax(1, keepdim=True)
-        terms = LogTerms(log_query, log_key, col_shift, None).around(most.squeeze((1, 3)))
+        terms = LogTerms(log_query, log_key, col_shift, None).around(
+            most.squeeze((1, 3))
+        )
         _, log_sum = log_linear_read(terms.log_query, None, counts.totals, shift - most)
         row_shift = -math.log(col_shift.size(2)) - log_sum
         keys = self.exchange(terms.log_key)
         shifts = self.exchange(terms.col_shift)
         # No edge ends beyond.
-        queries = pad(terms.log_query, (0, 0, 0, 0, 0, keys.size(0) - log_query.size(0)))
+        queries = pad(
+            terms.log_query, (0, 0, 0, 0, 0, keys.size(0) - log_query.size(0))
+        )
         return LogTerms(queries, keys, shifts, row_shift).entries(edge_index)
 
 
@@ -116,7 +125,10 @@ class HaloCoupling(_OverRanks):
 
 
 def _is_symmetric(
-    coupling: SparseCoupling, num_nodes: int, exchange: Exchange, group: ProcessGroup | None
+    coupling: SparseCoupling,
+    num_nodes: int,
+    exchange: Exchange,
+    group: ProcessGroup | None,
 ) -> bool:
     """Return whether S = Sᵀ over all ranks: as promised, or by Sv = Sᵀv for a random v, Sᵀv a derivative of Sv."""
     if not coupling.examines:
@@ -126,9 +138,9 @@ def _is_symmetric(
     if kept and graph._symmetric is not None:
         return graph._symmetric
     generator = torch.Generator().manual_seed(distributed.get_rank(group))
-    v = 0.5 + torch.rand(num_nodes, coupling.heads, 1, generator=generator, dtype=torch.float64).to(
-        coupling.device
-    )
+    v = 0.5 + torch.rand(
+        num_nodes, coupling.heads, 1, generator=generator, dtype=torch.float64
+    ).to(coupling.device)
     same = SparseCoupling(graph, coupling.weight.detach())
     with torch.enable_grad():
         forth = same.matmul(exchange(v.requires_grad_()))[:num_nodes]

@@ -35,7 +35,8 @@ _SUMMED = WeakIdKeyDictionary()
 
 #: Messages of backends whose connection is lost; gloo raises plain RuntimeErrors.
 LOST = re.compile(
-    r"connection|timed? ?out|closed by peer|broken pipe|socket|gloo/transport", re.IGNORECASE
+    r"connection|timed? ?out|closed by peer|broken pipe|socket|gloo/transport",
+    re.IGNORECASE,
 )
 
 
@@ -47,7 +48,10 @@ def check_group(group: ProcessGroup | None) -> None:
             "or stay in one process, with a Graph and the model itself."
         )
     check_kind(
-        group, "group", (ProcessGroup, NoneType), "a process group of torch.distributed or None"
+        group,
+        "group",
+        (ProcessGroup, NoneType),
+        "a process group of torch.distributed or None",
     )
 
 
@@ -57,7 +61,9 @@ def contact(group: ProcessGroup | None) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not (isinstance(error, distributed.DistNetworkError) or LOST.search(str(error))):
+        if not (
+            isinstance(error, distributed.DistNetworkError) or LOST.search(str(error))
+        ):
             raise
         rank = distributed.get_rank(group)
         size = distributed.get_world_size(group)
@@ -73,7 +79,10 @@ class _Collective(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+        ctx: Any,
+        x: Tensor,
+        there: Callable[[Tensor], Tensor],
+        back: Callable[[Tensor], Tensor],
     ) -> Tensor:
         ctx.back = back
         return there(x)
@@ -104,7 +113,9 @@ def all_to_all(
     def exchanged(sent: list[int], received: list[int], x: Tensor) -> Tensor:
         out = x.new_empty(sum(received), *x.shape[1:])
         with contact(group):
-            distributed.all_to_all_single(out, x.contiguous(), received, sent, group=group)
+            distributed.all_to_all_single(
+                out, x.contiguous(), received, sent, group=group
+            )
         return out
 
     return _Collective.apply(

@@ -21,19 +21,28 @@ from diffusion_mp.checks import (
     check_seed,
     describe,
 )
-from diffusion_mp.couplings import Coupling, IdentityCoupling, PooledCoupling, SparseCoupling
+from diffusion_mp.couplings import (
+    Coupling,
+    IdentityCoupling,
+    PooledCoupling,
+    SparseCoupling,
+)
 from diffusion_mp.diffusivities.base import Diffusivity, GraphPart
 from diffusion_mp.distributed.couplings import HaloCoupling, SummedCoupling
 from diffusion_mp.distributed.parallel import all_reduce, all_to_all, check_group
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.arguments import as_edge_weight, as_num_nodes, check_edges
 
-CHUNK = 1 << 22  # edges that are read at a time, so that a memory-mapped edge_index is never copied
+CHUNK = (
+    1 << 22
+)  # edges that are read at a time, so that a memory-mapped edge_index is never copied
 
 
 def _refuse(self: Graph, *args: object, **options: object) -> NoReturn:
     known = "a ShardedGraph knows the edges that arrive at its nodes, not those that leave them"
-    way_out = "Make the graph undirected or k-hop, or change its edges, before it is sharded."
+    way_out = (
+        "Make the graph undirected or k-hop, or change its edges, before it is sharded."
+    )
     raise ValueError(
         f"{known}, so it can not turn edges around, walk along them or change them. {way_out}"
     )
@@ -80,7 +89,9 @@ class ShardedGraph(GraphPart):
         num_nodes = as_num_nodes(num_nodes)
         if edge_index is not None:
             check_kind(edge_index, "edge_index", Tensor, "a tensor [2, num_edges]")
-            check_integer_pairs(edge_index, "edge_index")  # converted to int64 a chunk at a time
+            check_integer_pairs(
+                edge_index, "edge_index"
+            )  # converted to int64 a chunk at a time
             check_has_values(edge_index, "edge_index")
             if edge_index.dtype in UNSIGNED:
                 edge_index = edge_index.long()
@@ -101,9 +112,7 @@ class ShardedGraph(GraphPart):
         ends = self.bounds[:1] + self.bounds[-1:]
         rises = all(a < b for a, b in pairwise(self.bounds))
         if len(self.bounds) != ranks + 1 or ends != [0, num_nodes] or not rises:
-            steps = (
-                f"from 0 to num_nodes = {num_nodes} in {ranks} steps, a node at least for each rank"
-            )
+            steps = f"from 0 to num_nodes = {num_nodes} in {ranks} steps, a node at least for each rank"
             raise ValueError(f"bounds must rise {steps}; got {self.bounds}.")
         self.group = group
         self.rows = slice(*self.bounds[rank : rank + 2])
@@ -131,12 +140,15 @@ class ShardedGraph(GraphPart):
         halo = torch.unique(edges[0, ~inside(edges[0])])
         # Self-loops change degrees, so those of the halo are needed here too.
         loops = _chosen(
-            edge_index, lambda edges: (edges[0] == edges[1]) & torch.isin(edges[0], halo)
+            edge_index,
+            lambda edges: (edges[0] == edges[1]) & torch.isin(edges[0], halo),
         )
 
         def numbered(node: Tensor) -> Tensor:
             return torch.where(
-                inside(node), node - self.first_node, local + torch.searchsorted(halo, node)
+                inside(node),
+                node - self.first_node,
+                local + torch.searchsorted(halo, node),
             ).to(device)
 
         def weight(edge: Tensor) -> Tensor | None:
@@ -149,7 +161,11 @@ class ShardedGraph(GraphPart):
         self._plan_exchange(halo.to(device))
         known = torch.cat([arriving, loops])
         degrees = self._full_degrees()
-        extended = local + halo.numel(), numbered(edge_index[:, known].long()), weight(known)
+        extended = (
+            local + halo.numel(),
+            numbered(edge_index[:, known].long()),
+            weight(known),
+        )
         self.extended = _Extended(*extended, full_degree=degrees, validate=False)
 
     def centre(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " one *shape"]:
@@ -160,10 +176,17 @@ class ShardedGraph(GraphPart):
         check_kind(x, "x", Tensor, "a tensor, such as mask.sum()")
         return all_reduce(x, self.group)
 
-    def exchange(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " extended *shape"]:
+    def exchange(
+        self, x: Float[Tensor, " N *shape"]
+    ) -> Float[Tensor, " extended *shape"]:
         """Return the rows of this rank, followed by those of its halo, from other ranks; once differentiable."""
         return torch.cat(
-            [x, all_to_all(x[self._lent], self._num_lent, self._num_fetched, self.group)]
+            [
+                x,
+                all_to_all(
+                    x[self._lent], self._num_lent, self._num_fetched, self.group
+                ),
+            ]
         )
 
     def couple(self, diffusivity: Diffusivity, x: Float[Tensor, "N C"]) -> Coupling:
@@ -194,7 +217,9 @@ class ShardedGraph(GraphPart):
 
     def to(self, device: object, non_blocking: bool = False) -> NoReturn:
         """Raise ``ValueError``: other ranks send to the device that the constructor was given."""
-        came = f"got {describe(device)}. Make it there: ShardedGraph(..., device=device)."
+        came = (
+            f"got {describe(device)}. Make it there: ShardedGraph(..., device=device)."
+        )
         raise ValueError(
             f"a ShardedGraph stays on the device it was made for, where other ranks send to; {came}"
         )
@@ -211,7 +236,8 @@ class ShardedGraph(GraphPart):
         self._num_fetched = ends.diff().tolist()
         self._num_lent = lent.tolist()
         self._lent = (
-            all_to_all(halo, self._num_fetched, self._num_lent, self.group) - self.first_node
+            all_to_all(halo, self._num_fetched, self._num_lent, self.group)
+            - self.first_node
         )
 
     def _full_degrees(self) -> Float[Tensor, "extended two"]:
@@ -239,4 +265,6 @@ class _Extended(Graph):
 def _chosen(edge_index: Tensor, chooses: Callable[[Tensor], Tensor]) -> Tensor:
     """Return the positions of the chosen edges, reading a chunk at a time."""
     parts = enumerate(edge_index.split(CHUNK, 1))
-    return torch.cat([chooses(part).nonzero().flatten() + CHUNK * place for place, part in parts])
+    return torch.cat(
+        [chooses(part).nonzero().flatten() + CHUNK * place for place, part in parts]
+    )

@@ -33,7 +33,12 @@ from diffusion_mp.energies.terms import (
     ScaledTerm,
     SourceTerm,
 )
-from diffusion_mp.energies.theorems import Certificate, certify_trajectory, theorem1, theorem7
+from diffusion_mp.energies.theorems import (
+    Certificate,
+    certify_trajectory,
+    theorem1,
+    theorem7,
+)
 
 __all__ = [
     "AttentionTerm",

@@ -16,7 +16,11 @@ from torch.nn.parameter import is_lazy
 from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint
-from diffusion_mp.energies.counterexamples import counterexample, foreign_parts, numbers_flaw
+from diffusion_mp.energies.counterexamples import (
+    counterexample,
+    foreign_parts,
+    numbers_flaw,
+)
 from diffusion_mp.energies.energy import Energy
 from diffusion_mp.energies.pairs import State, check_heads
 from diffusion_mp.energies.penalties import Penalty
@@ -31,7 +35,9 @@ from diffusion_mp.energies.theorems import (
 )
 from diffusion_mp.modules import evaluating
 
-CERTIFIED_STEPS = 16  # that a certificate takes where a part of the energy is not of the library
+CERTIFIED_STEPS = (
+    16  # that a certificate takes where a part of the energy is not of the library
+)
 STEPS = "Theorem T11"  # about certified steps
 
 
@@ -102,7 +108,9 @@ def certify(
     if flaw is not None:
         return Certificate.refused("Theorem 7", tau, flaw)
     if x is None:
-        raise ValueError("x must be given: what a penalty couples depends on the state.")
+        raise ValueError(
+            "x must be given: what a penalty couples depends on the state."
+        )
     check_heads(x)
     checks.check_has_values(x, "x")
     if x.dim() == 2 and heads > 1:
@@ -123,14 +131,18 @@ def certify(
 def _certify_parts(module: nn.Module, data: Any) -> Certificate:
     """Refuse a module that has no energy, with the certificates of its layers."""
     inputs = _inputs(data)
-    while inputs and inputs[-1] is None:  # its forward may take neither weights nor a batch
+    while (
+        inputs and inputs[-1] is None
+    ):  # its forward may take neither weights nor a batch
         inputs.pop()
     layers = layer_certificates(module, *inputs, **_named(module, data))
     if layers:
         what = "its layers one by one:"
     else:
         what = "nor is there a layer in it of which one is, such as CertifiedConv."
-    reason = f"{type(module).__name__} is no model that knows an energy of its own; {what}"
+    reason = (
+        f"{type(module).__name__} is no model that knows an energy of its own; {what}"
+    )
     return replace(Certificate.refused(STEPS, math.nan, reason), layers=layers)
 
 
@@ -142,7 +154,10 @@ def _inputs(data: Any) -> list[Any]:
         raise TypeError(
             f"data must have an attribute x, as PyG's Data has; got {checks.describe(data)}."
         )
-    return [data.x, *(getattr(data, name, None) for name in ("edge_index", "edge_weight", "batch"))]
+    return [
+        data.x,
+        *(getattr(data, name, None) for name in ("edge_index", "edge_weight", "batch")),
+    ]
 
 
 def _named(module: nn.Module, data: Any) -> dict[str, Any]:
@@ -168,7 +183,9 @@ _CERTIFIED = {
 
 
 @torch.no_grad()
-def layer_certificates(model: nn.Module, *inputs: Any, **named: Any) -> dict[str, Certificate]:
+def layer_certificates(
+    model: nn.Module, *inputs: Any, **named: Any
+) -> dict[str, Certificate]:
     """Return the certificates of all layers by name, at the states of one run of the model in evaluation."""
     layers: dict[str, Any] = {
         name: part
@@ -194,7 +211,11 @@ def layer_certificates(model: nn.Module, *inputs: Any, **named: Any) -> dict[str
 
 
 def _record(
-    found: dict[str, Certificate], name: str, layer: Any, args: Any, kwargs: dict[str, Any]
+    found: dict[str, Certificate],
+    name: str,
+    layer: Any,
+    args: Any,
+    kwargs: dict[str, Any],
 ) -> None:
     """Forward pre-hook that keeps, over all calls of a layer, the first refusal or else the largest λ."""
     known = found.get(name)
@@ -211,7 +232,9 @@ def broken_parameter(module: nn.Module, *prefixes: str) -> str | None:
     """Return a sentence naming a parameter that is not finite, among those with one of ``prefixes`` if any is given."""
     for name, parameter in module.named_parameters():
         checked = (
-            name.startswith(prefixes or "") and not is_lazy(parameter) and not parameter.is_meta
+            name.startswith(prefixes or "")
+            and not is_lazy(parameter)
+            and not parameter.is_meta
         )
         if checked and not bool(parameter.isfinite().all()):
             return f"the parameter {name} has entries that are not finite: {checks.describe(parameter)}."
@@ -245,14 +268,14 @@ def _why_uncovered(diffusivity: Any, form: Form) -> str | None:
     if getattr(diffusivity, "needs_graph", False):
         return f"{name} couples the edges of a graph only; pass its unnormalised symmetric coupling to theorem7."
     if not getattr(diffusivity, "row_stochastic", True) and form == "residual":
-        return (
-            f"{name} is not row-normalised, and the residual step then follows no sum over pairs."
-        )
+        return f"{name} is not row-normalised, and the residual step then follows no sum over pairs."
     return None
 
 
 @torch.no_grad()
-def certify_step(energy: Energy, x: State, *, steps: int = CERTIFIED_STEPS) -> Certificate:
+def certify_step(
+    energy: Energy, x: State, *, steps: int = CERTIFIED_STEPS
+) -> Certificate:
     """Certify that no certified step of an `Energy` from ``x`` raises it, however many are taken.
 
     By Theorem T11 of docs/certified.md, F(x′) ≤ F(x) if rows lie in C and every term has the majorant that it
@@ -287,9 +310,15 @@ def certify_step(energy: Energy, x: State, *, steps: int = CERTIFIED_STEPS) -> C
         flaw, searched = counterexample(energy, z, steps, foreign)
         if flaw is not None:
             return certificate(holds=False, reason=flaw)
-        names = dict.fromkeys(getattr(part, "__name__", type(part).__name__) for part in foreign)
-        reason = f"What is not of the library is tested and not proved: {', '.join(names)}."
-    return certificate(holds=True, tau_max=math.inf, lam=math.nan, reason=reason, searched=searched)
+        names = dict.fromkeys(
+            getattr(part, "__name__", type(part).__name__) for part in foreign
+        )
+        reason = (
+            f"What is not of the library is tested and not proved: {', '.join(names)}."
+        )
+    return certificate(
+        holds=True, tau_max=math.inf, lam=math.nan, reason=reason, searched=searched
+    )
 
 
 def broken_premise(energy: Energy, z: Float[Tensor, "N H D"]) -> str | None:

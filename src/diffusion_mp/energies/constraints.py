@@ -34,12 +34,16 @@ class Constraint(Described, ABC):
 
     @abstractmethod
     def project(
-        self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None
+        self,
+        y: Float[Tensor, "*#rows D"],
+        start: Float[Tensor, "*#rows D"] | None = None,
     ) -> Tensor:
         """Return the vector of C nearest to every row of ``y``; ties are broken by the direction of ``start``."""
 
     def project_(
-        self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None
+        self,
+        y: Float[Tensor, "*#rows D"],
+        start: Float[Tensor, "*#rows D"] | None = None,
     ) -> Tensor:
         """Return the projection, which may overwrite ``y``."""
         return self.project(y, start)
@@ -59,7 +63,9 @@ class Unconstrained(Constraint):
     """
 
     def project(
-        self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None
+        self,
+        y: Float[Tensor, "*#rows D"],
+        start: Float[Tensor, "*#rows D"] | None = None,
     ) -> Tensor:
         return y
 
@@ -77,12 +83,16 @@ class Nonnegative(Constraint):
     """
 
     def project(
-        self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None
+        self,
+        y: Float[Tensor, "*#rows D"],
+        start: Float[Tensor, "*#rows D"] | None = None,
     ) -> Tensor:
         return relu(y)
 
     def project_(
-        self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None
+        self,
+        y: Float[Tensor, "*#rows D"],
+        start: Float[Tensor, "*#rows D"] | None = None,
     ) -> Tensor:
         return y.relu_()
 
@@ -101,17 +111,22 @@ class _Round(Constraint):
 
     def __post_init__(self) -> None:
         check_positive(self.radius, "radius")
-        object.__setattr__(self, "diameter", (2**0.5 if self.orthant else 2.0) * self.radius)
+        object.__setattr__(
+            self, "diameter", (2**0.5 if self.orthant else 2.0) * self.radius
+        )
 
     def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
         """Return whether rows are at most as long as the radius, or in a set that is not convex as long."""
         check_tensor(x, "x", "[..., channels]")
-        norm = torch.linalg.vector_norm(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
+        norm = torch.linalg.vector_norm(
+            x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1
+        )
         if self.orthant:
             norm = norm.masked_fill(~(x >= 0).all(-1), math.inf)
         excess = norm / self.radius - 1
         return (
-            (excess if self.convex else excess.abs()) <= max(1e-6, 4 * torch.finfo(x.dtype).eps)
+            (excess if self.convex else excess.abs())
+            <= max(1e-6, 4 * torch.finfo(x.dtype).eps)
         ).all()
 
 
@@ -125,7 +140,9 @@ class Ball(_Round):
     """
 
     def project(
-        self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None
+        self,
+        y: Float[Tensor, "*#rows D"],
+        start: Float[Tensor, "*#rows D"] | None = None,
     ) -> Tensor:
         norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
         if lies_in(norm, -1.0, self.radius):
@@ -148,7 +165,9 @@ class Sphere(_Round):
     convex = False
 
     def project(
-        self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None
+        self,
+        y: Float[Tensor, "*#rows D"],
+        start: Float[Tensor, "*#rows D"] | None = None,
     ) -> Tensor:
         if not y.is_floating_point():
             check_tensor(y, "y", "[..., channels]")
@@ -175,7 +194,9 @@ class NonnegativeBall(Ball):
     orthant = True
 
     def project(
-        self, y: Float[Tensor, "*#rows D"], start: Float[Tensor, "*#rows D"] | None = None
+        self,
+        y: Float[Tensor, "*#rows D"],
+        start: Float[Tensor, "*#rows D"] | None = None,
     ) -> Tensor:
         return super().project(relu(y))
 
@@ -189,7 +210,9 @@ CONSTRAINTS: dict[str | None, Callable[[float], Constraint]] = {
 }
 
 
-def get_constraint(constraint: str | Constraint | None, radius: float = 1.0) -> Constraint:
+def get_constraint(
+    constraint: str | Constraint | None, radius: float = 1.0
+) -> Constraint:
     """Return the constraint of that name, with ``radius`` for balls and spheres; or a `Constraint` unchanged.
 
     Examples:

@@ -20,7 +20,12 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint
 from diffusion_mp.energies.energy import Energy
 from diffusion_mp.energies.penalties import Penalty
-from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, sum_by_graph, wrong_shape
+from diffusion_mp.energies.terms import (
+    EnergyTerm,
+    ScaledTerm,
+    sum_by_graph,
+    wrong_shape,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import mean_rows
 from diffusion_mp.runtime.precision import reciprocal
@@ -83,7 +88,9 @@ def counterexample(
     """
     graph = energy.graph_of(z)
     # A state in half precision lies in C up to its own rounding, and steps begin at the projection in single precision.
-    states = [energy.constraint.project(z.to(torch.promote_types(z.dtype, torch.float32)))]
+    states = [
+        energy.constraint.project(z.to(torch.promote_types(z.dtype, torch.float32)))
+    ]
     suspects = [term for term in energy.terms if foreign_parts(term)]
     for term in suspects:
         if (flaw := term_flaw(term, states[0], graph)) is not None:
@@ -111,7 +118,9 @@ def counterexample(
             finite = bool(after.isfinite().all())
             if finite and (flaw := rise(energy, start, after, least)) is not None:
                 return f"a step from another state raises F: {flaw}", count
-            for term in suspects if regular else ():  # it takes some fifty values and gradients
+            for term in (
+                suspects if regular else ()
+            ):  # it takes some fifty values and gradients
                 if (flaw := term_flaw(term, start, graph)) is not None:
                     return flaw, count
     return None, count
@@ -127,7 +136,9 @@ def around(
     generator = torch.Generator(z.device).manual_seed(0)
     for scale in SCALES:
         yield rescaled(z, graph, scale), True
-        noise = torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
+        noise = torch.randn(
+            z.shape, generator=generator, dtype=z.dtype, device=z.device
+        )
         yield z + scale * noise, False
 
 
@@ -147,15 +158,21 @@ def rise(
     old = torch.stack([term.by_graph(before, graph) for term in energy.terms])
     new = torch.stack([term.by_graph(after, graph) for term in energy.terms])
     squares = torch.maximum(before.square(), after.square()).double()
-    bounds = [(term.bound(before, graph) * squares).sum((1, 2)) for term in energy.terms]
+    bounds = [
+        (term.bound(before, graph) * squares).sum((1, 2)) for term in energy.terms
+    ]
     for term, values, bound in zip(energy.terms, old, bounds, strict=True):
         if graph.segments is None or not _by_differences(term):
             continue
         total = term.value(before, graph)
         size = values.abs().sum() + total.abs() + bound.sum()
         if not bool((values.sum() - total).abs() <= 1e-8 * size):
-            return f"{term!r} is no sum over the graphs of the batch, so it couples them."
-    sizes = old.abs().sum(0) + new.abs().sum(0) + sum_by_graph(reduce(add, bounds), graph)
+            return (
+                f"{term!r} is no sum over the graphs of the batch, so it couples them."
+            )
+    sizes = (
+        old.abs().sum(0) + new.abs().sum(0) + sum_by_graph(reduce(add, bounds), graph)
+    )
     rounding = 64 * torch.finfo(before.dtype).eps * sizes + least
     excess = new.sum(0) - old.sum(0) - rounding
     risen = ~(excess <= 0)  # NaN is no descent either
@@ -165,7 +182,9 @@ def rise(
     if len(risen) > 1 and bool(excess.sum() <= 0):
         # A coupling of all rows makes F of a graph depend on other graphs, and then only the sum has to fall.
         mixed = torch.where((graph.batch == where)[:, None, None], after, before)
-        alone = torch.stack([term.by_graph(mixed, graph) for term in energy.terms]).sum(0)
+        alone = torch.stack([term.by_graph(mixed, graph) for term in energy.terms]).sum(
+            0
+        )
         if bool((alone - new.sum(0))[where].abs() > rounding[where]):
             return None
     what = f" of graph {where}" if len(risen) > 1 else ""
@@ -179,7 +198,9 @@ def _by_differences(term: EnergyTerm) -> bool:
     return type(term).by_graph is EnergyTerm.by_graph
 
 
-def projection_flaw(constraint: Constraint, z: Float[Tensor, "N H D"], graph: Graph) -> str | None:
+def projection_flaw(
+    constraint: Constraint, z: Float[Tensor, "N H D"], graph: Graph
+) -> str | None:
     """Return a sentence saying that ``project`` does not give the nearest point of a constraint, or ``None``."""
     points = [candidate for candidate, _ in around(z, graph)]
     members = [constraint.project(point) for point in points]
@@ -202,21 +223,29 @@ def overflows(z: Tensor, *values: Tensor) -> bool:
     return not finite and float(z.abs().max()) > OVERFLOWING
 
 
-def rescaled(z: Float[Tensor, "N H D"], graph: Graph, scale: float) -> Float[Tensor, "N H D"]:
+def rescaled(
+    z: Float[Tensor, "N H D"], graph: Graph, scale: float
+) -> Float[Tensor, "N H D"]:
     """Return z contracted or spread about the mean of each graph."""
     centre = mean_rows(z, graph.segments)
     return centre + scale * (z - centre)
 
 
-def resolution(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+def resolution(
+    term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph
+) -> Float[Tensor, ""]:
     """Return what rounding may change of a value by a formula that cancels for small z, such as √(1 + z²) − 1.
 
     Its error is one of the values at distances of about one, however small the value itself is.
     """
     generator = torch.Generator(z.device).manual_seed(0)
-    unit = torch.randn(z.shape, generator=generator, dtype=torch.float64, device=z.device)
+    unit = torch.randn(
+        z.shape, generator=generator, dtype=torch.float64, device=z.device
+    )
     usual = term.value(z.double() + unit, graph).abs()
-    return torch.where(usual.isfinite(), 64 * torch.finfo(torch.float64).eps * usual, 0.0)
+    return torch.where(
+        usual.isfinite(), 64 * torch.finfo(torch.float64).eps * usual, 0.0
+    )
 
 
 def numbers_flaw(
@@ -235,15 +264,16 @@ def numbers_flaw(
             what = name.replace("_", " ")
             return f"the {what} of {term!r} is not finite at this state: {describe(result)}."
     if bool((bound < 0).any()):
-        return (
-            f"the bound of {term!r} must be nonnegative; its least entry is {float(bound.min()):g}."
-        )
+        return f"the bound of {term!r} must be nonnegative; its least entry is {float(bound.min()):g}."
     return None
 
 
 @torch.no_grad()
 def term_flaw(
-    term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, moves: Iterable[Tensor] = ()
+    term: EnergyTerm,
+    z: Float[Tensor, "N H D"],
+    graph: Graph,
+    moves: Iterable[Tensor] = (),
 ) -> str | None:
     """Return a sentence saying why a term does not bound itself at z, after the ``moves`` z′ − z and some of its own.
 
@@ -262,7 +292,8 @@ def term_flaw(
     descent = half * reciprocal(bound.expand_as(half))
     lengths = torch.logspace(-2, 2, 8, dtype=z.dtype, device=z.device)
     drawn = (
-        length * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
+        length
+        * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
         for length in lengths
     )
     curved = curved_moves(term, z, graph, bound, generator)
@@ -275,7 +306,9 @@ def term_flaw(
         size = value.abs() + after.abs() + linear.abs().sum() + quadratic.sum()
         # A value may be a difference of terms of the size p ‖z‖², as where all neighbours are equal, with z measured
         # from the mean of its graph, from which an isolated node may be far.
-        squares = z.square() + (z + move).square() + near.square() + (near + move).square()
+        squares = (
+            z.square() + (z + move).square() + near.square() + (near + move).square()
+        )
         cancelled = 64 * torch.finfo(z.dtype).eps * (bound * squares).sum()
         excess = after - value - (linear + quadratic).sum()
         if not bool(excess <= least + 1e-10 * size + cancelled):
@@ -310,7 +343,9 @@ def curved_moves(
         size = direction.square().mean().sqrt().clamp(min=torch.finfo(z.dtype).tiny)
         return direction / size
 
-    direction = torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
+    direction = torch.randn(
+        z.shape, generator=generator, dtype=z.dtype, device=z.device
+    )
     for _ in range(8):
         direction = unit(direction)
         ahead = term.half_gradient(z + near * direction, graph)

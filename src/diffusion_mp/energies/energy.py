@@ -15,7 +15,12 @@ from torch import Tensor
 from diffusion_mp import checks
 from diffusion_mp.energies.constraints import Constraint, get_constraint
 from diffusion_mp.energies.pairs import State, by_head, check_heads
-from diffusion_mp.energies.terms import EnergyTerm, Mean, ProximalTerm, damping_and_constant
+from diffusion_mp.energies.terms import (
+    EnergyTerm,
+    Mean,
+    ProximalTerm,
+    damping_and_constant,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_sizes
 from diffusion_mp.runtime.precision import reciprocal
@@ -60,7 +65,9 @@ class Energy:
         *,
         graph: Graph | None = None,
     ) -> None:
-        checks.check_kind(terms, "terms", Sequence, "a list of terms, each an EnergyTerm")
+        checks.check_kind(
+            terms, "terms", Sequence, "a list of terms, each an EnergyTerm"
+        )
         for term in terms:
             checks.check_kind(term, "every one of terms", EnergyTerm, "an EnergyTerm")
         checks.check_kind(graph, "graph", (Graph, NoneType), "a Graph or None")
@@ -100,7 +107,9 @@ class Energy:
         if not self.terms:
             return self.constraint.project(z)
         graph = self.graph_of(z)
-        majorants = [term.majorant(z, graph, self.constraint.convex) for term in self.terms]
+        majorants = [
+            term.majorant(z, graph, self.constraint.convex) for term in self.terms
+        ]
         halves, dampings = zip(*majorants, strict=True)
         # A node without bounds, thus without source and neighbours, does not move.
         move = reduce(add, halves) * reciprocal(reduce(add, dampings))
@@ -121,7 +130,9 @@ class Energy:
         damping, constant = damping_and_constant(means)
         inverse = reciprocal(damping)
         base = constant * inverse
-        pulls = [(mean.pull, mean.scale * inverse) for mean in means if mean.pull is not None]
+        pulls = [
+            (mean.pull, mean.scale * inverse) for mean in means if mean.pull is not None
+        ]
 
         def step(z: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
             # Products are new tensors, so sums may overwrite them. Not `addcmul`, whose backward pass multiplies by a

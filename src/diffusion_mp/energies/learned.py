@@ -14,11 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling, row_normalized
-from diffusion_mp.couplings.features import measured_from
+from diffusion_mp.couplings.features import at_least_zero, measured_from
 from diffusion_mp.energies.penalties import (
     GaussianPenalty,
     Penalty,
-    at_least_zero,
     find_flaw,
     rows_of_norm,
 )
@@ -55,7 +54,9 @@ class MixturePenalty(Saved, Penalty):
         checks.check_kind(widths, "widths", (list, tuple), "a list of numbers")
         if weights is None:
             weights = [1 / max(len(widths), 1)] * len(widths)
-        checks.check_kind(weights, "weights", (list, tuple), "a list of numbers, or None")
+        checks.check_kind(
+            weights, "weights", (list, tuple), "a list of numbers, or None"
+        )
         if not widths or len(weights) != len(widths):
             counts = f"{len(widths)} and {len(weights)}"
             raise ValueError(
@@ -65,7 +66,10 @@ class MixturePenalty(Saved, Penalty):
             for number in numbers:
                 checks.check_positive(number, f"every one of {name}")
         # Numbers, not tensors: a model is first built on the meta device when it is loaded.
-        self.initial = [float(width) for width in widths], [float(weight) for weight in weights]
+        self.initial = (
+            [float(width) for width in widths],
+            [float(weight) for weight in weights],
+        )
         self.log_widths = nn.Parameter(torch.empty(len(widths)))
         self.log_weights = nn.Parameter(torch.empty(len(weights)))
         self.reset_parameters()
@@ -94,8 +98,12 @@ class MixturePenalty(Saved, Penalty):
 
     def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         scale = 2 * self.widths.to(z2.dtype).square()
-        z2 = at_least_zero(z2)  # rounding below zero is large relative to a narrow width
-        return -(scale * self.weights.to(z2.dtype) * torch.expm1(-z2.unsqueeze(-1) / scale)).sum(-1)
+        z2 = at_least_zero(
+            z2
+        )  # rounding below zero is large relative to a narrow width
+        return -(
+            scale * self.weights.to(z2.dtype) * torch.expm1(-z2.unsqueeze(-1) / scale)
+        ).sum(-1)
 
     def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return (self.weights.to(z2.dtype) * self._exponents(z2).exp()).sum(-1)
@@ -126,7 +134,9 @@ class MixturePenalty(Saved, Penalty):
         q, senders = measured_from(q, k, ptr, centre, self.sharpness)
         origin = q.new_zeros(1, 1, 1)
         terms = []
-        for width, weight in zip(self.widths.unbind(), self.weights.unbind(), strict=True):
+        for width, weight in zip(
+            self.widths.unbind(), self.weights.unbind(), strict=True
+        ):
             keys = None if key is None else senders / width
             gaussian = GaussianPenalty().attention(q / width, keys, ptr, centre=origin)
             terms.append(ScaledCoupling(weight, gaussian, nonnegative=True))
@@ -135,7 +145,8 @@ class MixturePenalty(Saved, Penalty):
 
     def extra_repr(self) -> str:
         numbers = (
-            [round(value, 6) for value in values.tolist()] for values in (self.widths, self.weights)
+            [round(value, 6) for value in values.tolist()]
+            for values in (self.widths, self.weights)
         )
         return "widths={}, weights={}".format(*numbers)
 
@@ -182,7 +193,9 @@ class FunctionPenalty(Saved, Penalty):
             )
         for name, function in (("f", f), ("delta", delta)):
             if function is not None:
-                checks.check_function(function, name, "of a tensor of squared distances")
+                checks.check_function(
+                    function, name, "of a tensor of squared distances"
+                )
         checks.check_kind(
             domain, "domain", (tuple, list), "a pair (0, the largest squared distance)"
         )
@@ -213,7 +226,12 @@ class FunctionPenalty(Saved, Penalty):
         total = torch.zeros_like(reach)
         for node, weight in zip(NODES, WEIGHTS, strict=True):
             total = total + checkpoint(
-                self._part, reach, node, weight, use_reentrant=False, preserve_rng_state=False
+                self._part,
+                reach,
+                node,
+                weight,
+                use_reentrant=False,
+                preserve_rng_state=False,
             )
         return total
 
@@ -226,7 +244,9 @@ class FunctionPenalty(Saved, Penalty):
         """Return one term of the rule: with r = log(1 + z²) and v = t√r, δ = ∫₀¹ f(e^{t²r} − 1) 2t r e^{t²r} dt."""
         # In v = t√r the rule resolves an f that falls within any scale, and √z² has no infinite slope at zero.
         exponent = node**2 * reach
-        return 2 * weight * node * reach * exponent.exp() * self._slope(exponent.expm1())
+        return (
+            2 * weight * node * reach * exponent.exp() * self._slope(exponent.expm1())
+        )
 
     def _slope(self, z2: Tensor) -> Tensor:
         """Return f, or the forward-mode derivative of δ, which autograd can differentiate again."""

@@ -68,12 +68,20 @@ class MatrixTerm(RowTerm, SharedTerm):
         checks.check_kind(coupling, "coupling", Coupling, "a Coupling")
         if matrix is not None:
             checks.check_tensor(
-                matrix, "matrix", "[relations, channels, channels]", coupling.device, "the coupling"
+                matrix,
+                "matrix",
+                "[relations, channels, channels]",
+                coupling.device,
+                "the coupling",
             )
-            square = matrix.dim() == 2 or (matrix.dim() == 3 and matrix.size(1) == matrix.size(2))
+            square = matrix.dim() == 2 or (
+                matrix.dim() == 3 and matrix.size(1) == matrix.size(2)
+            )
             if not square or matrix.size(0) != coupling.heads:
                 shape = f"[{coupling.heads}, channels, channels], as many as the coupling has heads, or their diagonals"
-                raise ValueError(f"matrix must be {shape}; got {checks.describe(matrix)}.")
+                raise ValueError(
+                    f"matrix must be {shape}; got {checks.describe(matrix)}."
+                )
         checks.check_counts(hops=hops)
         checks.check_flags(symmetric=symmetric)
         if not (coupling.nonnegative or isinstance(coupling, SparseCoupling)):
@@ -136,7 +144,9 @@ class MatrixTerm(RowTerm, SharedTerm):
         check_channels(z, "matrix", self.matrix)
         return (wide * (self.degree.double() * wide - self._received(wide))).sum((1, 2))
 
-    def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
+    def majorant(
+        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
+    ) -> Majorant:
         degree = self.degree.to(z.dtype)
         half = degree * z - self._received(z)
         return Majorant(half, degree if convex else 2 * degree)
@@ -179,11 +189,16 @@ class AttentionTerm(RowTerm, SharedTerm):
         norms: tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]] | None = None,
     ) -> None:
         checks.check_kind(
-            prior, "prior", (SparseCoupling, NoneType), "a nonnegative SparseCoupling, or None"
+            prior,
+            "prior",
+            (SparseCoupling, NoneType),
+            "a nonnegative SparseCoupling, or None",
         )
         shape = "[heads, head_channels, channels]"
         for name, matrix in (("query", query), ("key", key)):
-            checks.check_tensor(matrix, name, shape, getattr(query, "device", None), "query")
+            checks.check_tensor(
+                matrix, name, shape, getattr(query, "device", None), "query"
+            )
             if matrix.dim() != 3 or matrix.shape != query.shape:
                 raise ValueError(
                     f"{name} must be {shape}, like query; got {checks.describe(matrix)}."
@@ -226,7 +241,9 @@ class AttentionTerm(RowTerm, SharedTerm):
         minus = q.new_full((*q.shape[:2], 1), -1.0)
         shift = self.half * k.square().sum(2, keepdim=True)
         return PairwiseCoupling(
-            torch.cat([self.gamma * q, minus], 2), torch.cat([k, shift], 2), graph.segments
+            torch.cat([self.gamma * q, minus], 2),
+            torch.cat([k, shift], 2),
+            graph.segments,
         )
 
     def _log_sums(self, q: Tensor, k: Tensor, graph: Graph) -> Float[Tensor, " N"]:
@@ -235,7 +252,9 @@ class AttentionTerm(RowTerm, SharedTerm):
             edges = self.prior.graph.edges
             prior = self.prior.weight.to(q.dtype)
             # Edges of prior zero are ignored, also in the maximum.
-            logits = self._logits(q, k, self.prior.graph).masked_fill(prior == 0, -torch.inf)
+            logits = self._logits(q, k, self.prior.graph).masked_fill(
+                prior == 0, -torch.inf
+            )
             index = edges[1].unsqueeze(1).expand_as(logits)
             top = q.new_full(q.shape[:2], torch.finfo(q.dtype).min).scatter_reduce(
                 0, index, logits.detach(), "amax"
@@ -243,9 +262,13 @@ class AttentionTerm(RowTerm, SharedTerm):
             sums = torch.zeros_like(top).index_add(
                 0, edges[1], prior * (logits - top[edges[1]]).exp()
             )
-            return torch.where(sums > 0, torch.where(sums > 0, sums, 1.0).log() + top, 0.0).sum(1)
+            return torch.where(
+                sums > 0, torch.where(sums > 0, sums, 1.0).log() + top, 0.0
+            ).sum(1)
         coupling = cast("PairwiseCoupling", self._attention(q, k, graph))
-        sizes = torch.tensor(graph_sizes(graph.segments, graph.num_nodes), device=q.device)
+        sizes = torch.tensor(
+            graph_sizes(graph.segments, graph.num_nodes), device=q.device
+        )
         nodes = sizes.repeat_interleave(sizes).to(q)
         return (
             -coupling.shifts[0].sum(1)
@@ -268,11 +291,15 @@ class AttentionTerm(RowTerm, SharedTerm):
         with without_autocast(z):
             return [self._attention(*self._ends(z, graph), graph)]
 
-    def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
+    def majorant(
+        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
+    ) -> Majorant:
         with without_autocast(z):
             q, k = self._ends(z, graph)
             attention = self._attention(q, k, graph)
-            received, back = attention.both(k, torch.cat([q, q.new_ones(*q.shape[:2], 1)], 2))
+            received, back = attention.both(
+                k, torch.cat([q, q.new_ones(*q.shape[:2], 1)], 2)
+            )
             column = back[:, :, -1:]
             at_query = q - received
             at_key = column * k - back[:, :, :-1]
@@ -286,9 +313,14 @@ class AttentionTerm(RowTerm, SharedTerm):
 
 
 #: Convex ρ and its derivative σ = ρ′, by name.
-ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+ACTIVATIONS: dict[
+    str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+] = {
     "relu": (lambda t: torch.relu(t).square() / 2, torch.relu),
-    "tanh": (lambda t: t.abs() + functional.softplus(-2 * t.abs()) - math.log(2), torch.tanh),
+    "tanh": (
+        lambda t: t.abs() + functional.softplus(-2 * t.abs()) - math.log(2),
+        torch.tanh,
+    ),
     "sigmoid": (functional.softplus, torch.sigmoid),
 }
 
@@ -335,7 +367,9 @@ class MLPTerm(RowTerm):
 
     def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
         check_channels(z, "matrix", self.matrix)
-        return -self.weight * ACTIVATIONS[self.activation][0](self._hidden(z.double())).sum((1, 2))
+        return -self.weight * ACTIVATIONS[self.activation][0](
+            self._hidden(z.double())
+        ).sum((1, 2))
 
     def flaw(self, constraint: Constraint) -> str | None:
         return weight_flaw(self.weight, "the weight of MLPTerm")
@@ -343,13 +377,17 @@ class MLPTerm(RowTerm):
     def _pull(self, z: Tensor) -> Tensor:
         return ACTIVATIONS[self.activation][1](self._hidden(z)) @ self.back.to(z.dtype)
 
-    def half_gradient(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+    def half_gradient(
+        self, z: Float[Tensor, "N H D"], graph: Graph
+    ) -> Float[Tensor, "N H D"]:
         return -self._pull(z)
 
     def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
         return Mean(z.new_zeros(1, 1, 1), None, self._pull)
 
-    def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
+    def bound(
+        self, z: Float[Tensor, "N H D"], graph: Graph
+    ) -> Float[Tensor, "#N #H one"]:
         return z.new_zeros(1, 1, 1)
 
 
@@ -371,9 +409,9 @@ def norm_bounds(
         return matrix.abs().amax(1)
     with without_autocast(matrix):
         # What traces or transforms sees the formula.
-        return (_NormBounds.apply if values_only(captured=True) else _NormBounds.forward)(
-            matrix, squarings
-        )[0]
+        return (
+            _NormBounds.apply if values_only(captured=True) else _NormBounds.forward
+        )(matrix, squarings)[0]
 
 
 class _NormBounds(torch.autograd.Function):
@@ -385,16 +423,25 @@ class _NormBounds(torch.autograd.Function):
     @staticmethod
     def forward(matrix: Float[Tensor, "R D C"], squarings: int) -> tuple[Tensor, ...]:
         """Return t, and the powers of S for the gradient."""
-        bound = largest = matrix.abs().amax((1, 2)).clamp(min=torch.finfo(matrix.dtype).tiny)
-        sizes, powers = zip(*_powers(matrix / largest[:, None, None], squarings), strict=True)
+        bound = largest = (
+            matrix.abs().amax((1, 2)).clamp(min=torch.finfo(matrix.dtype).tiny)
+        )
+        sizes, powers = zip(
+            *_powers(matrix / largest[:, None, None], squarings), strict=True
+        )
         for number, size in enumerate(sizes):
             if size is not None:
                 bound = bound * size.pow(0.5 ** (number + 1))
         # The rounding of a product of C terms may lower the bound.
-        return (bound * (1 + 8 * matrix.size(2) * torch.finfo(matrix.dtype).eps), *powers)
+        return (
+            bound * (1 + 8 * matrix.size(2) * torch.finfo(matrix.dtype).eps),
+            *powers,
+        )
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: tuple[Tensor, ...]) -> None:
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, int], output: tuple[Tensor, ...]
+    ) -> None:
         ctx.save_for_backward(inputs[0], *output)
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
@@ -434,6 +481,8 @@ def _powers(
         gram = gram @ gram if number else gram
         size = None
         if number % 3 == 0 or number == squarings:
-            size = torch.linalg.matrix_norm(gram).clamp(min=torch.finfo(matrix.dtype).tiny)
+            size = torch.linalg.matrix_norm(gram).clamp(
+                min=torch.finfo(matrix.dtype).tiny
+            )
             gram = gram / size[:, None, None]
         yield size, gram

@@ -97,7 +97,9 @@ def sum_distance_powers(
         n = len(block)
         a, aa, m, q, gram = _summed(moments, block)
         second = second + 2 * n * a - 2 * m.square().sum()
-        fourth = fourth + 2 * n * aa + 2 * a.square() - 8 * q @ m + 4 * gram.square().sum()
+        fourth = (
+            fourth + 2 * n * aa + 2 * a.square() - 8 * q @ m + 4 * gram.square().sum()
+        )
     return second, fourth
 
 
@@ -119,7 +121,9 @@ def distance_powers_along(
         # Row p and column q have what multiplies τᵖ τ^q; a coefficient of the product is the sum of an antidiagonal.
         square = 2 * n * a @ a.T + 2 * total.outer(total) + 4 * gram @ gram.T
         second = second + 2 * n * total
-        fourth = fourth + torch.stack([square.fliplr().diagonal(2 - k).sum() for k in range(5)])
+        fourth = fourth + torch.stack(
+            [square.fliplr().diagonal(2 - k).sum() for k in range(5)]
+        )
     return second, fourth
 
 
@@ -132,7 +136,9 @@ def sum_over_pairs(
         centred = _centred(block)
         for start, stop in _tiles(len(block)):
             tile = functools.partial(_tile_sum, function, start, stop)
-            total = total + checkpoint(tile, centred, use_reentrant=False, preserve_rng_state=False)
+            total = total + checkpoint(
+                tile, centred, use_reentrant=False, preserve_rng_state=False
+            )
     return total
 
 
@@ -144,7 +150,9 @@ def edge_distance(x: State, graph: Graph) -> Float[Tensor, "E H"]:
 
 
 @torch.no_grad()
-def find_distance_above(limit: float, x: State, ptr: Tensor | None = None) -> float | None:
+def find_distance_above(
+    limit: float, x: State, ptr: Tensor | None = None
+) -> float | None:
     """Return a squared distance > limit of two nodes of a graph, or None; in O(N d) for most states, else O(N²)."""
     for block in blocks(x, ptr):
         centred = _centred(block)
@@ -157,22 +165,30 @@ def find_distance_above(limit: float, x: State, ptr: Tensor | None = None) -> fl
         if not witness <= limit:  # NaN is no distance within the limit either
             return witness
         for start, stop in _tiles(len(centred)):
-            witness = float(squared_distances(centred[start:stop], centred[start:]).max())
+            witness = float(
+                squared_distances(centred[start:stop], centred[start:]).max()
+            )
             if witness > limit:
                 return witness
     return None
 
 
 @torch.no_grad()
-def large_distance(x: State, ptr: Tensor | None = None, edges: Graph | None = None) -> float:
+def large_distance(
+    x: State, ptr: Tensor | None = None, edges: Graph | None = None
+) -> float:
     """Return at least a quarter of the largest squared distance within a graph, in O(N d), or the largest of edges."""
     if edges is None:
-        return max((_farthest(_centred(block)) for block in blocks(x, ptr)), default=0.0)
+        return max(
+            (_farthest(_centred(block)) for block in blocks(x, ptr)), default=0.0
+        )
     z2 = edge_distance(x, edges)
     return float(z2.max()) if z2.numel() else 0.0
 
 
-def squared_distances(a: Float[Tensor, "n D"], b: Float[Tensor, "m D"]) -> Float[Tensor, "n m"]:
+def squared_distances(
+    a: Float[Tensor, "n D"], b: Float[Tensor, "m D"]
+) -> Float[Tensor, "n m"]:
     """Return ‖a_i − b_j‖² by one matrix product."""
     return a.square().sum(1).unsqueeze(1) + b.square().sum(1) - 2 * a @ b.T
 
@@ -183,7 +199,9 @@ def _farthest(centred: Float[Tensor, "n D"]) -> float:
     return float(squared_distances(node, centred).max())
 
 
-def _tile_sum(function: Callable[[Tensor], Tensor], start: int, stop: int, block: Tensor) -> Tensor:
+def _tile_sum(
+    function: Callable[[Tensor], Tensor], start: int, stop: int, block: Tensor
+) -> Tensor:
     """Sum over pairs (i, j) with start ≤ i < stop and j ≥ start; those with j ≥ stop count for (j, i) as well."""
     values = function(squared_distances(block[start:stop], block[start:]))
     return 2 * values.sum() - values[:, : stop - start].sum()

@@ -128,7 +128,10 @@ class Penalty(Described, ABC):
             diameter = math.inf
         else:
             checks.check_kind(
-                constraint, "constraint", Constraint, "a Constraint (see get_constraint) or None"
+                constraint,
+                "constraint",
+                Constraint,
+                "a Constraint (see get_constraint) or None",
             )
             diameter = constraint.diameter
         if ptr is not None:
@@ -192,7 +195,9 @@ class Penalty(Described, ABC):
         steepest = self.f(torch.zeros_like(omega))
         slope = omega.clamp(min=0).minimum(steepest)
         s = self.inverse_f(slope).clamp(min=0)
-        product = torch.where(slope > 0, slope * s, 0)  # s = ∞ where f never reaches zero
+        product = torch.where(
+            slope > 0, slope * s, 0
+        )  # s = ∞ where f never reaches zero
         return torch.where(omega < 0, -math.inf, product - self.delta(s))
 
     def total(self, x: pairs.State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
@@ -207,7 +212,9 @@ class Penalty(Described, ABC):
 
     def _points(self) -> Float[Tensor, " points"]:
         """Squared distances at which `flaw` evaluates f and δ, on the device of the parameters."""
-        parameter = next(self.parameters(), None) if isinstance(self, nn.Module) else None
+        parameter = (
+            next(self.parameters(), None) if isinstance(self, nn.Module) else None
+        )
         device = None if parameter is None else parameter.device
         end = min(self.domain[1], FARTHEST)
         # Evenly where penalties of unit vectors change, and by decades for narrow and wide ones.
@@ -223,15 +230,6 @@ def rows_of_norm(radius: float, q: Tensor, k: Tensor | None) -> tuple[Tensor, Te
         return first, second
     first = radius * first
     return first, first if k is None else radius * second
-
-
-def at_least_zero(z2: Tensor) -> Tensor:
-    """Return squared distances without what rounding takes below zero.
-
-    The derivative at zero is 1, since that of δ there is f(0). ``clamp`` has it up to PyTorch 2.13; from 2.14 on its
-    derivative at the bound is 0.
-    """
-    return torch.where(z2 < 0, 0.0, z2)
 
 
 @dataclass(frozen=True)
@@ -266,7 +264,9 @@ class QuadraticPenalty(Penalty):
             return LinearAttentionCoupling(
                 one, one, ptr, symmetric=True, nonnegative=True, mutual=True
             )
-        return LowRankCoupling(one, one, ptr, nonnegative=True, positive_semidefinite=True)
+        return LowRankCoupling(
+            one, one, ptr, nonnegative=True, positive_semidefinite=True
+        )
 
     def conjugate(self, omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return 0 for ω ≥ 1 and −∞ below, since f is constant."""
@@ -406,7 +406,9 @@ class ScorePenalty(Penalty):
         )
 
 
-def _affine(q: Tensor, k: Tensor, scale: float, offset: float, one: bool) -> tuple[Tensor, Tensor]:
+def _affine(
+    q: Tensor, k: Tensor, scale: float, offset: float, one: bool
+) -> tuple[Tensor, Tensor]:
     """Return features with the inner product a (q·k + c); ``one`` tensor for both where q is k."""
     # Half of a and of c on either side, so that the product of one tensor with itself is symmetric to the bit.
     if offset:
@@ -512,7 +514,9 @@ class GaussianPenalty(ScorePenalty):
 
     def __post_init__(self) -> None:
         checks.check_positive(self.bandwidth, "bandwidth")
-        if not 1e-18 <= self.bandwidth <= 1e18:  # its square would be none of single precision
+        if (
+            not 1e-18 <= self.bandwidth <= 1e18
+        ):  # its square would be none of single precision
             raise ValueError(
                 f"bandwidth must lie in [1e-18, 1e18]; got {self.bandwidth:g}. Rescale the state."
             )
@@ -548,7 +552,10 @@ def find_flaw(z2: Tensor, f: Tensor, delta: Tensor | None) -> str | None:
     """Return a sentence saying where f is not finite, negative, increasing or not δ′; ``None`` if nowhere."""
     eps = torch.finfo(f.dtype).eps
     rounding = max(1e-9, 16 * eps) * float(f[0].abs())
-    for wrong, what in ((~f.isfinite(), "is not finite"), (f < -rounding, "is negative")):
+    for wrong, what in (
+        (~f.isfinite(), "is not finite"),
+        (f < -rounding, "is negative"),
+    ):
         if bool(wrong.any()):
             at = int(wrong.int().argmax())
             return f"f({float(z2[at]):g}) = {float(f[at]):g} {what}."

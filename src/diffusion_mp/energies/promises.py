@@ -6,7 +6,9 @@ import torch
 
 from diffusion_mp.couplings import Coupling, ScaledCoupling, SparseCoupling, SumCoupling
 
-CHECKED_NODES = 32  # nodes between which entries of a coupling that is not sparse are checked
+CHECKED_NODES = (
+    32  # nodes between which entries of a coupling that is not sparse are checked
+)
 
 
 def not_declared(whose: str, coupling: Coupling | None) -> str | None:
@@ -17,7 +19,9 @@ def not_declared(whose: str, coupling: Coupling | None) -> str | None:
         while True:
             parts = getattr(coupling, "terms", [getattr(coupling, "coupling", None)])
             broken = [
-                part for part in parts if isinstance(part, Coupling) and not getattr(part, promise)
+                part
+                for part in parts
+                if isinstance(part, Coupling) and not getattr(part, promise)
             ]
             if not broken:
                 return f"the {whose} coupling is not promised to be {promise}, for {coupling!r} is not."
@@ -56,12 +60,12 @@ def not_as_declared(coupling: Coupling | None, convex: bool) -> str | None:
             return f"A has two entries a_ij and a_ji that differ by {float((forth - back).abs().max()):g}, in {term!r}."
         if not convex and edges is None and term.positive_semidefinite:
             least = float(
-                torch.linalg.eigvalsh(forth.view(len(first), len(first), -1).permute(2, 0, 1)).min()
+                torch.linalg.eigvalsh(
+                    forth.view(len(first), len(first), -1).permute(2, 0, 1)
+                ).min()
             )
             if least < -len(first) * float(rounding):
-                return (
-                    f"A has the negative eigenvalue {least:g}, which {term!r} promises not to have."
-                )
+                return f"A has the negative eigenvalue {least:g}, which {term!r} promises not to have."
     return None
 
 

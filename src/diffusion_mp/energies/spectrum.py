@@ -24,9 +24,7 @@ Examples:
 """
 Array = np.ndarray[Any, np.dtype[Any]]
 
-DENSE_NODES = (
-    256  # up to this many nodes a dense eigenvalue solver, which is exact, is faster than Lanczos
-)
+DENSE_NODES = 256  # up to this many nodes a dense eigenvalue solver, which is exact, is faster than Lanczos
 LANCZOS = 1e-9  # default relative tolerance of Lanczos
 # Rounding of products with a Laplacian, relative to its diagonal.
 EPS = 4 * float(np.finfo(np.float64).eps)
@@ -61,7 +59,9 @@ def laplacian(coupling: Coupling, head: int, form: Form) -> Array | LinearOperat
     else:
         root = metric[:, head, None].sqrt().cpu().numpy()
     if n <= DENSE_NODES:
-        s: Array = root * coupling.to_dense()[head].detach().double().cpu().numpy() / root.T
+        s: Array = (
+            root * coupling.to_dense()[head].detach().double().cpu().numpy() / root.T
+        )
         s = (s + s.T) / 2  # exactly symmetric
         if form == "residual":
             return np.eye(n) - s
@@ -82,7 +82,10 @@ def laplacian(coupling: Coupling, head: int, form: Form) -> Array | LinearOperat
 def normalized_laplacian(coupling: Coupling, head: int) -> Array | LinearOperator:
     """Return D̄^-½ (D̄ − Ω) D̄^-½ of one head, with the spectrum of I − D̄⁻¹Ω. Degrees must be positive."""
     matrix = laplacian(coupling, head, "conservative")
-    scale = coupling.exact_degree(torch.float64)[:, head, None].detach().cpu().numpy() ** -0.5
+    scale = (
+        coupling.exact_degree(torch.float64)[:, head, None].detach().cpu().numpy()
+        ** -0.5
+    )
     if isinstance(matrix, np.ndarray):
         return scale * matrix * scale.T
     return _operator(len(scale), lambda v: scale * (matrix @ (scale * v)), rounding=EPS)
@@ -105,7 +108,13 @@ def largest_eigenvalue(matrix: Array | LinearOperator, rtol: float = LANCZOS) ->
         return float(matrix.rounding)
     basis = min(matrix.shape[0], 80)
     (value,) = eigsh(
-        matrix, k=1, which="LA", tol=rtol, v0=start, ncv=basis, return_eigenvectors=False
+        matrix,
+        k=1,
+        which="LA",
+        tol=rtol,
+        v0=start,
+        ncv=basis,
+        return_eigenvectors=False,
     )
     return float(value + rtol * abs(value) + matrix.rounding)
 
@@ -132,7 +141,8 @@ def laplacian_extremes(
 ) -> tuple[float, float]:
     """Return the smallest and the largest eigenvalue of Δ over all heads of a reversible coupling."""
     ends = [
-        extreme_eigenvalues(laplacian(coupling, head, form), rtol) for head in range(coupling.heads)
+        extreme_eigenvalues(laplacian(coupling, head, form), rtol)
+        for head in range(coupling.heads)
     ]
     return min(low for low, _ in ends), max(high for _, high in ends)
 
@@ -161,7 +171,11 @@ def spectral_radius_bound(coupling: Coupling) -> float:
     for D^-½AD^-½ of a star is √d_max instead of 1 and would cost a heat kernel accuracy.
     """
     w: Tensor = torch.ones(
-        coupling.num_nodes, coupling.heads, 1, dtype=torch.float64, device=coupling.device
+        coupling.num_nodes,
+        coupling.heads,
+        1,
+        dtype=torch.float64,
+        device=coupling.device,
     )
     bound = float("inf")
     for _ in range(10):
@@ -171,11 +185,16 @@ def spectral_radius_bound(coupling: Coupling) -> float:
     return max(bound, 0.0)
 
 
-def _operator(n: int, apply: Callable[[Array], Array], rounding: float = 0.0) -> LinearOperator:
+def _operator(
+    n: int, apply: Callable[[Array], Array], rounding: float = 0.0
+) -> LinearOperator:
     from scipy.sparse.linalg import LinearOperator
 
     operator = LinearOperator(
-        (n, n), lambda v: apply(np.reshape(v, (n, 1))).ravel(), matmat=apply, dtype=np.float64
+        (n, n),
+        lambda v: apply(np.reshape(v, (n, 1))).ravel(),
+        matmat=apply,
+        dtype=np.float64,
     )
     operator.rounding = rounding
     return operator

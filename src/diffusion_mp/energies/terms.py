@@ -23,7 +23,12 @@ from diffusion_mp.checks import (
     describe,
     python_number,
 )
-from diffusion_mp.couplings import Coupling, ProjectedCoupling, ScaledCoupling, SparseCoupling
+from diffusion_mp.couplings import (
+    Coupling,
+    ProjectedCoupling,
+    ScaledCoupling,
+    SparseCoupling,
+)
 from diffusion_mp.couplings.weighted import averaged, spectral_norms
 from diffusion_mp.energies.constraints import Ball, Constraint, Sphere, Unconstrained
 from diffusion_mp.energies.pairs import (
@@ -88,7 +93,9 @@ class EnergyTerm(ABC):
         48.0
     """
 
-    quadratic = False  #: Whether V is a convex quadratic, whose half gradient is affine.
+    quadratic = (
+        False  #: Whether V is a convex quadratic, whose half gradient is affine.
+    )
     #: Arrays of NumPy leave the arithmetic to this class; they would make an array of terms.
     __array_ufunc__ = None
 
@@ -115,14 +122,20 @@ class EnergyTerm(ABC):
         return z.new_zeros(0, dtype=torch.float64)
 
     @abstractmethod
-    def half_gradient(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+    def half_gradient(
+        self, z: Float[Tensor, "N H D"], graph: Graph
+    ) -> Float[Tensor, "N H D"]:
         """Return half of the gradient at z of V, or of a majorant that touches V there."""
 
     @abstractmethod
-    def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
+    def bound(
+        self, z: Float[Tensor, "N H D"], graph: Graph
+    ) -> Float[Tensor, "#N #H one"]:
         """Return p ≥ 0, with the matrix of the majorant ⪯ 2 diag(p)."""
 
-    def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
+    def majorant(
+        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
+    ) -> Majorant:
         """Return the half gradient at z, and the damping: p where the constraint is convex, else 2p.
 
         Override it where the two share work.
@@ -239,12 +252,18 @@ class SharedTerm(EnergyTerm):
     """Base of terms whose half gradient and bound come from one computation, their `majorant`."""
 
     @abstractmethod
-    def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant: ...
+    def majorant(
+        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
+    ) -> Majorant: ...
 
-    def half_gradient(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+    def half_gradient(
+        self, z: Float[Tensor, "N H D"], graph: Graph
+    ) -> Float[Tensor, "N H D"]:
         return self.majorant(z, graph, True).half_gradient
 
-    def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
+    def bound(
+        self, z: Float[Tensor, "N H D"], graph: Graph
+    ) -> Float[Tensor, "#N #H one"]:
         return self.majorant(z, graph, True).damping
 
 
@@ -276,13 +295,19 @@ class ScaledTerm(EnergyTerm):
     def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
         return self.weight * self.term.by_graph(z, graph)
 
-    def half_gradient(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+    def half_gradient(
+        self, z: Float[Tensor, "N H D"], graph: Graph
+    ) -> Float[Tensor, "N H D"]:
         return self.weight * self.term.half_gradient(z, graph)
 
-    def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
+    def bound(
+        self, z: Float[Tensor, "N H D"], graph: Graph
+    ) -> Float[Tensor, "#N #H one"]:
         return self.weight * self.term.bound(z, graph)
 
-    def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
+    def majorant(
+        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
+    ) -> Majorant:
         weight = self.weight
         half, damping = self.term.majorant(z, graph, convex)
         return Majorant(weight * half, weight * damping)
@@ -338,7 +363,9 @@ class SourceTerm(RowTerm, SharedTerm):
             squares = self.metric.double() * squares
         return squares.sum(1)
 
-    def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
+    def majorant(
+        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
+    ) -> Majorant:
         away = z - self.source
         # V is its own majorant with the matrix diag(m), so m is enough on every set. On a convex one half of it would
         # be, too, but only with m is the step of a source and neighbours their weighted mean.
@@ -347,12 +374,18 @@ class SourceTerm(RowTerm, SharedTerm):
         weight = self.metric.unsqueeze(2)
         return Majorant(weight * away, weight)
 
-    def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
+    def bound(
+        self, z: Float[Tensor, "N H D"], graph: Graph
+    ) -> Float[Tensor, "#N #H one"]:
         return self.majorant(z, graph, True).damping / 2
 
     def flaw(self, constraint: Constraint) -> str | None:
         flaw = values_flaw(self.source, "source") or values_flaw(self.metric, "metric")
-        if flaw is None and self.metric is not None and not bool((self.metric > 0).all()):
+        if (
+            flaw is None
+            and self.metric is not None
+            and not bool((self.metric > 0).all())
+        ):
             return f"the metric must be positive; its least entry is {float(self.metric.min()):g}."
         return flaw
 
@@ -389,10 +422,14 @@ class ProximalTerm(RowTerm):
             return z.new_zeros(len(z), dtype=torch.float64)
         return (z.double() - self.x_prev.double()).square().sum((1, 2))
 
-    def half_gradient(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+    def half_gradient(
+        self, z: Float[Tensor, "N H D"], graph: Graph
+    ) -> Float[Tensor, "N H D"]:
         return torch.zeros_like(z) if self.x_prev is None else z - self.x_prev
 
-    def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
+    def bound(
+        self, z: Float[Tensor, "N H D"], graph: Graph
+    ) -> Float[Tensor, "#N #H one"]:
         return z.new_full((1, 1, 1), 0.0 if self.x_prev is None else 0.5)
 
 
@@ -418,10 +455,14 @@ class LinearTerm(RowTerm):
             )
         return -2 * (self.source.double() * z.double()).sum((1, 2))
 
-    def half_gradient(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+    def half_gradient(
+        self, z: Float[Tensor, "N H D"], graph: Graph
+    ) -> Float[Tensor, "N H D"]:
         return -self.source.to(z.dtype).expand_as(z)
 
-    def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
+    def bound(
+        self, z: Float[Tensor, "N H D"], graph: Graph
+    ) -> Float[Tensor, "#N #H one"]:
         return z.new_zeros(1, 1, 1)
 
     def flaw(self, constraint: Constraint) -> str | None:
@@ -454,11 +495,17 @@ class CouplingTerm(SharedTerm):
     def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
         wide = z.double()
         near = wide - mean_rows(wide, self.coupling.ptr)
-        ends = self.coupling.exact_degree(near.dtype) + self.coupling.T.exact_degree(near.dtype)
+        ends = self.coupling.exact_degree(near.dtype) + self.coupling.T.exact_degree(
+            near.dtype
+        )
         squares = (ends / 2 * near.square().sum(2)).sum(1)
-        return sum_by_graph(squares - (near * self.coupling.matmul(near)).sum((1, 2)), graph)
+        return sum_by_graph(
+            squares - (near * self.coupling.matmul(near)).sum((1, 2)), graph
+        )
 
-    def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
+    def majorant(
+        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
+    ) -> Majorant:
         near = z
         if self.centre is not None:
             near = z - self.centre
@@ -480,7 +527,9 @@ class CouplingTerm(SharedTerm):
         damping = self.coupling.majorant(True)
         if not _bounds_are_row_sums(self.coupling):
             damping = damping.unsqueeze(2).to(z.dtype)
-            return Mean(damping, None, lambda z: damping * z - self.coupling.laplacian(z))
+            return Mean(
+                damping, None, lambda z: damping * z - self.coupling.laplacian(z)
+            )
         # Rounded to fewer digits than S z has, D − S would leak constants.
         if damping.dtype != z.dtype:
             damping = self.coupling.exact_degree(z.dtype)
@@ -501,7 +550,9 @@ def _bounds_are_row_sums(coupling: Coupling) -> bool:
     )._majorized.__module__.startswith("diffusion_mp."):
         return False
     parts = getattr(coupling, "terms", [getattr(coupling, "coupling", None)])
-    return all(_bounds_are_row_sums(part) for part in parts if isinstance(part, Coupling))
+    return all(
+        _bounds_are_row_sums(part) for part in parts if isinstance(part, Coupling)
+    )
 
 
 class EdgeTerm(EnergyTerm):
@@ -519,7 +570,10 @@ class EdgeTerm(EnergyTerm):
     """
 
     def __init__(
-        self, penalty: Penalty, coupling: SparseCoupling, constraint: Constraint | None = None
+        self,
+        penalty: Penalty,
+        coupling: SparseCoupling,
+        constraint: Constraint | None = None,
     ) -> None:
         check_kind(penalty, "penalty", Penalty, "a Penalty")
         check_kind(coupling, "coupling", SparseCoupling, "a SparseCoupling")
@@ -539,18 +593,26 @@ class EdgeTerm(EnergyTerm):
         source, target = self.coupling.graph.edges
         squares = (z[target] - z[source]).square().sum(2)
         weight = self.coupling.weight.to(z.dtype) * self.penalty.f(squares)
-        return SparseCoupling(self.coupling.graph, weight, symmetric=True, nonnegative=True)
+        return SparseCoupling(
+            self.coupling.graph, weight, symmetric=True, nonnegative=True
+        )
 
-    def half_gradient(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+    def half_gradient(
+        self, z: Float[Tensor, "N H D"], graph: Graph
+    ) -> Float[Tensor, "N H D"]:
         return self.pull(z, graph).laplacian(z)
 
-    def bound(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "#N #H one"]:
+    def bound(
+        self, z: Float[Tensor, "N H D"], graph: Graph
+    ) -> Float[Tensor, "#N #H one"]:
         return self.pull(z, graph).degree().unsqueeze(2)
 
     def flaw(self, constraint: Constraint) -> str | None:
         declared = not_declared("term's", self.coupling)
         declared = declared or not_as_declared(self.coupling, constraint.convex)
-        return declared or penalty_flaw_in(self.penalty, constraint, constraint.diameter)
+        return declared or penalty_flaw_in(
+            self.penalty, constraint, constraint.diameter
+        )
 
     def __repr__(self) -> str:
         return f"EdgeTerm({self.penalty!r}, {self.coupling!r})"
@@ -589,7 +651,9 @@ class PairTerm(SharedTerm):
             shape = "[heads, head_channels, channels]"
             check_tensor(projection, "projection", shape)
             if projection.dim() != 3:
-                raise ValueError(f"projection must be {shape}; got {describe(projection)}.")
+                raise ValueError(
+                    f"projection must be {shape}; got {describe(projection)}."
+                )
         self.penalty = penalty
         self.projection = projection
         self.mean = mean
@@ -602,12 +666,16 @@ class PairTerm(SharedTerm):
             return z
         check_channels(z, "projection", self.projection)
         with without_autocast(z):
-            return torch.einsum("hdc,nc->nhd", self.projection.to(z.dtype), z.squeeze(1))
+            return torch.einsum(
+                "hdc,nc->nhd", self.projection.to(z.dtype), z.squeeze(1)
+            )
 
     def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
         x = self.projected(z.double())
         if not self.penalty.covers(self.constraint.diameter):
-            warn_beyond_domain(self.penalty, self, z, lambda: large_distance(x, graph.segments))
+            warn_beyond_domain(
+                self.penalty, self, z, lambda: large_distance(x, graph.segments)
+            )
         if self.mean:
             return self.by_graph(z, graph).sum()
         return self.penalty.total(x, graph.segments) / 2
@@ -617,7 +685,9 @@ class PairTerm(SharedTerm):
         parts = self.projected(z.double()).split(sizes)
         sums = [self.penalty.total(part) / 2 for part in parts]
         if self.mean:
-            sums = [total / max(size, 1) for total, size in zip(sums, sizes, strict=True)]
+            sums = [
+                total / max(size, 1) for total, size in zip(sums, sizes, strict=True)
+            ]
         return torch.stack(sums) if sums else z.new_zeros(0, dtype=torch.float64)
 
     def diameter(self, constraint: Constraint) -> float:
@@ -656,14 +726,24 @@ class PairTerm(SharedTerm):
             return pairs
         return ProjectedCoupling(pairs, self.projection.to(z.dtype))
 
-    def majorant(self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool) -> Majorant:
-        return CouplingTerm(self.pull(z, graph), graph.centre(z)).majorant(z, graph, convex)
+    def majorant(
+        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
+    ) -> Majorant:
+        return CouplingTerm(self.pull(z, graph), graph.centre(z)).majorant(
+            z, graph, convex
+        )
 
     def flaw(self, constraint: Constraint) -> str | None:
         flaw = values_flaw(self.projection, "projection")
-        flaw = flaw or penalty_flaw_in(self.penalty, constraint, self.diameter(constraint))
+        flaw = flaw or penalty_flaw_in(
+            self.penalty, constraint, self.diameter(constraint)
+        )
         # On a sphere f is computed from angles, which are no distances anywhere else.
-        if flaw is None and isinstance(self.constraint, Sphere) and constraint != self.constraint:
+        if (
+            flaw is None
+            and isinstance(self.constraint, Sphere)
+            and constraint != self.constraint
+        ):
             return f"the pairs are those of states in {self.constraint}, and rows stay in {constraint}."
         return flaw
 
@@ -679,7 +759,9 @@ def penalty_flaw(penalty: Penalty) -> str | None:
     return f"{penalty!r} is no penalty on {penalty.domain}: {flaw}"
 
 
-def penalty_flaw_in(penalty: Penalty, constraint: Constraint, diameter: float) -> str | None:
+def penalty_flaw_in(
+    penalty: Penalty, constraint: Constraint, diameter: float
+) -> str | None:
     """Return a sentence saying that δ fails to be a penalty, or ends short of the distances in C, or ``None``."""
     flaw = penalty_flaw(penalty)
     if flaw is not None or penalty.covers(diameter):

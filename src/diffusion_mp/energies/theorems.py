@@ -10,7 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from diffusion_mp.checks import check_choice, check_has_values, check_kind, check_positive
+from diffusion_mp.checks import (
+    check_choice,
+    check_has_values,
+    check_kind,
+    check_positive,
+)
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies import spectrum
 from diffusion_mp.energies.pairs import State, blocks, find_distance_above
@@ -68,7 +73,9 @@ class Certificate:
             else:
                 proved = bound
             sentence = f"{self.theorem} covers {what}: {proved}. {self.reason}"
-        return "\n".join([sentence, *(f"  {name}: {layer}" for name, layer in self.layers.items())])
+        return "\n".join(
+            [sentence, *(f"  {name}: {layer}" for name, layer in self.layers.items())]
+        )
 
     @classmethod
     def refused(cls, theorem: str, tau: float, reason: str) -> Certificate:
@@ -119,7 +126,10 @@ def check_step(tau: float, leak: float, form: str) -> None:
 def state_flaw(penalty: Penalty, x: State, ptr: Tensor | None) -> str | None:
     """Return a sentence saying where δ fails to be a penalty at the distances of a state; ``None`` if nowhere."""
     flaw = penalty_flaw(penalty)
-    if flaw is not None or (beyond := find_distance_above(penalty.reach(x.dtype), x, ptr)) is None:
+    if (
+        flaw is not None
+        or (beyond := find_distance_above(penalty.reach(x.dtype), x, ptr)) is None
+    ):
         return flaw
     if math.isnan(beyond):
         return "the state has entries that are not finite."
@@ -130,7 +140,11 @@ def state_flaw(penalty: Penalty, x: State, ptr: Tensor | None) -> str | None:
 
 
 def theorem1(
-    coupling: Coupling, tau: float, *, form: spectrum.Form = "conservative", leak: float = 0.0
+    coupling: Coupling,
+    tau: float,
+    *,
+    form: spectrum.Form = "conservative",
+    leak: float = 0.0,
 ) -> Certificate:
     """Theorem 1 for a fixed symmetric S: z − τ(Δ + κ)z descends ‖z − z_k‖² + λ[2 tr zᵀΔz + 2κ‖z‖²].
 
@@ -188,7 +202,9 @@ def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
     refused = partial(Certificate.refused, "Theorem 7", tau)
     of_step = partial(Certificate.of_step, "Theorem 7", tau)
     if not omega.symmetric:
-        return refused(f"Ω is not symmetric ({omega!r}), so no energy of distances belongs to it.")
+        return refused(
+            f"Ω is not symmetric ({omega!r}), so no energy of distances belongs to it."
+        )
     if omega.num_nodes == 0:
         return of_step(0.0, leak, "no nodes")
     degrees = omega.degree()
@@ -198,8 +214,12 @@ def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
             f"a node has degree {degree:.4g} in Ω; the row-normalised step needs finite degrees above zero."
         )
     rtol = spectrum.precision(omega.dtype).eigenvalue
-    matrices = (spectrum.normalized_laplacian(omega, head) for head in range(omega.heads))
-    largest = max(0.0, *(spectrum.largest_eigenvalue(matrix, rtol) for matrix in matrices))
+    matrices = (
+        spectrum.normalized_laplacian(omega, head) for head in range(omega.heads)
+    )
+    largest = max(
+        0.0, *(spectrum.largest_eigenvalue(matrix, rtol) for matrix in matrices)
+    )
     facts = f"l_max = {largest:.6g}, min d̄ = {degree:.6g}"
     return of_step(largest, leak, facts, weight=degree)
 
@@ -237,11 +257,16 @@ def certify_trajectory(
     for part in parts:
         wide = part.double()
         # As D is.
-        across = (4 * (wide - wide.mean(0)).square().sum(1).max()).clamp(max=penalty.domain[1])
-        nearest, farthest = penalty.f(torch.stack([across.new_zeros(()), across])).tolist()
+        across = (4 * (wide - wide.mean(0)).square().sum(1).max()).clamp(
+            max=penalty.domain[1]
+        )
+        nearest, farthest = penalty.f(
+            torch.stack([across.new_zeros(()), across])
+        ).tolist()
         degree = min(degree, nearest + (len(part) - 1) * max(farthest, 0.0))
         stiffness = max(stiffness, 2 * (1 - 1 / len(part)))
     facts = f"d >= {degree:.6g} and l_max <= {stiffness:.6g} at every state of the run"
     return replace(
-        Certificate.of_step("Theorem T2", tau, stiffness, 0.0, facts, weight=degree), tau_max=1.0
+        Certificate.of_step("Theorem T2", tau, stiffness, 0.0, facts, weight=degree),
+        tau_max=1.0,
     )

@@ -137,7 +137,9 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         shape = np.asarray(y, dtype=object).shape
         soft = len(shape) == 2 and shape[1] > 1
         if not soft:
-            _check_known(y, "a label for every row, and the number -1 where it is unknown")
+            _check_known(
+                y, "a label for every row, and the number -1 where it is unknown"
+            )
         # In double precision, so that rounding does not make a row in predict depend on the others.
         X, y = validate_data(
             self,
@@ -155,7 +157,9 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         with (
             show_progress(bool(self.verbose)),
-            progress_bar("neighbours", "round", int(self.rounds), delay=0, leave=True) as bar,
+            progress_bar(
+                "neighbours", "round", int(self.rounds), delay=0, leave=True
+            ) as bar,
             torch.inference_mode(False),  # a network is trained
             torch.device("cpu"),  # the rows are there, whatever the default device
         ):
@@ -166,7 +170,9 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             self._fit_scale(X)
             with _DRAWING, torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(int(seed))
-                self._alternate(torch.from_numpy(labelled), torch.from_numpy(known), bar)
+                self._alternate(
+                    torch.from_numpy(labelled), torch.from_numpy(known), bar
+                )
         self.transduction_ = self.classes_[
             (self._class_weight * self.label_distributions_).argmax(1)
         ]
@@ -251,7 +257,9 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             self.class_weight, classes=self.classes_, y=self.classes_
         )
         if not (np.isfinite(weights) & (weights > 0)).all():
-            raise ValueError(f"class_weight must have finite weights > 0; got {self.class_weight}.")
+            raise ValueError(
+                f"class_weight must have finite weights > 0; got {self.class_weight}."
+            )
         return weights / weights.mean()
 
     def _spreading(self, mu: float) -> CertifiedConv:
@@ -316,7 +324,9 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         check_choice(self.metric, "metric", ["euclidean", "cosine"])
         check_flags(approximate=self.approximate)
         for name in ("sharpness", "mu", "learning_rate", "weight_decay"):
-            check_positive(_number(getattr(self, name)), name, allow_zero=name == "weight_decay")
+            check_positive(
+                _number(getattr(self, name)), name, allow_zero=name == "weight_decay"
+            )
         if self.dropout is not None:
             check_probability(_number(self.dropout), "dropout")
 
@@ -346,7 +356,9 @@ def _tensor(X: Any) -> Tensor:
     # Rows of texts stay sparse as far as the first linear map; a matrix of torch is made from the parts without a copy.
     if not issparse(X):
         return torch.from_numpy(X)
-    ptr, columns, values = (torch.from_numpy(part) for part in (X.indptr, X.indices, X.data))
+    ptr, columns, values = (
+        torch.from_numpy(part) for part in (X.indptr, X.indices, X.data)
+    )
     return matrix(ptr, columns, values, X.shape[1])
 
 
@@ -405,5 +417,7 @@ def _distributions(y: Any) -> tuple[Any, Any, Any]:
             f"is known; row {row} is {shares[row]}. Of candidates c, these are c / c.sum(1)."
         )
     if not (shares > 0).any(0).all():
-        raise ValueError("y [N, n_classes] must hold a share of every class; one has none at all.")
+        raise ValueError(
+            "y [N, n_classes] must hold a share of every class; one has none at all."
+        )
     return total > 0, np.arange(shares.shape[1]), shares[total > 0]

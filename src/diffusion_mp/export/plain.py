@@ -57,7 +57,9 @@ def in_plain_torch(program: ExportedProgram) -> ExportedProgram:
         torch.ops.diffusion_mp.batch_pointers.default: batch_pointers,
         torch.ops.diffusion_mp.compress.default: compress,
         torch.ops.diffusion_mp.walk_pairs.default: walk_pairs,
-        **dict(operation.written_out(formula) for operation, formula in FORMULAS.items()),
+        **dict(
+            operation.written_out(formula) for operation, formula in FORMULAS.items()
+        ),
     }
     return program.run_decompositions(table)
 
@@ -67,7 +69,9 @@ def batch_pointers(batch: Tensor) -> Tensor:
     return _bounds(batch, _number(pad(batch, (1, 0), value=-1).max() + 2))
 
 
-def compress(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+def compress(
+    node: Tensor, opposite: Tensor, num_nodes: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return bounds, order and other ends of the edges by node; keys are distinct, so that any sort is stable."""
     edges = node.size(0)
     order = (node * edges + torch.arange(edges, device=node.device)).argsort()
@@ -87,7 +91,11 @@ def walk_pairs(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) ->
 
 
 def _repeat_interleave(
-    x: Tensor, repeats: Tensor, dim: int | None = None, *, output_size: Size | None = None
+    x: Tensor,
+    repeats: Tensor,
+    dim: int | None = None,
+    *,
+    output_size: Size | None = None,
 ) -> Tensor:
     """Return repeated entries; torch converts its own function to ONNX only without a size."""
     return (x.flatten() if dim is None else x).index_select(
@@ -99,17 +107,29 @@ def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     """Return log Σ exp x; torch's own asks whether x is empty, which is unknown where sizes are symbols."""
     # With one entry more, since an empty row has no largest.
     x = torch.cat(
-        [x, torch.full_like(x.narrow(dim[0], 0, 0).sum(dim[0], keepdim=True), -torch.inf)], dim[0]
+        [
+            x,
+            torch.full_like(
+                x.narrow(dim[0], 0, 0).sum(dim[0], keepdim=True), -torch.inf
+            ),
+        ],
+        dim[0],
     )
     top = x.amax(dim, keepdim=True).clamp(min=torch.finfo(x.dtype).min)
-    return (x - top).exp().sum(dim, keepdim).log() + (top if keepdim else top.squeeze(dim))
+    return (x - top).exp().sum(dim, keepdim).log() + (
+        top if keepdim else top.squeeze(dim)
+    )
 
 
 def _numbers(repeats: Tensor, *, output_size: Size | None = None) -> Tensor:
     """Return the numbers 0, 1, …, each as many times as ``repeats`` says."""
     ends = repeats.cumsum(0)
     size = _number(repeats.sum()) if output_size is None else output_size
-    return ends.new_zeros(size + 1).index_add(0, ends, torch.ones_like(ends)).cumsum(0)[:-1]
+    return (
+        ends.new_zeros(size + 1)
+        .index_add(0, ends, torch.ones_like(ends))
+        .cumsum(0)[:-1]
+    )
 
 
 def _number(count: Tensor) -> Size:
@@ -121,7 +141,11 @@ def _number(count: Tensor) -> Size:
 
 def _bounds(number: Tensor, length: Size) -> Tensor:
     """Return where the members of every number begin and end when they are sorted by it, [length]."""
-    return number.new_zeros(length).index_add(0, number + 1, torch.ones_like(number)).cumsum(0)
+    return (
+        number.new_zeros(length)
+        .index_add(0, number + 1, torch.ones_like(number))
+        .cumsum(0)
+    )
 
 
 class Stacked:
@@ -159,9 +183,12 @@ class Stacked:
             "k",
             "friction_k",
         ):
-            return torch.cat([self(x), self(x.new_zeros(*x.shape[:-1], 1), -torch.inf)], -1)
+            return torch.cat(
+                [self(x), self(x.new_zeros(*x.shape[:-1], 1), -torch.inf)], -1
+            )
         return self(
-            x - self.first if name == "best" else x, -torch.inf if name == "col_shift" else 0.0
+            x - self.first if name == "best" else x,
+            -torch.inf if name == "col_shift" else 0.0,
         )
 
     def result(self, name: str, x: Tensor) -> Tensor:
@@ -189,7 +216,10 @@ def for_batches(
         if ptr is None:
             return compute(*args)
         stack = Stacked(ptr, rows.size(0), rows.device)
-        arguments = [stack.argument(name, x, masked) for name, x in zip(names, given, strict=True)]
+        arguments = [
+            stack.argument(name, x, masked)
+            for name, x in zip(names, given, strict=True)
+        ]
         out = compute(*signature.unflatten(arguments))
         parts = zip(signature.results, out if signature.several else [out], strict=True)
         rows_of = [stack.result(name, x) for name, x in parts]
@@ -242,13 +272,19 @@ def _sparse_flow_support(
     log_c = rows(s + resistance[target], -torch.inf)
     log_theta = rows(lam[target].log() + (u - friction[target]), 0.0)
     active = flowing(log_c, log_theta, leak.unsqueeze(2))
-    best = pad(log_c.masked_fill(~active, -torch.inf), (0, 1), value=-torch.inf).argmax(2)
+    best = pad(log_c.masked_fill(~active, -torch.inf), (0, 1), value=-torch.inf).argmax(
+        2
+    )
     entry = (ptr[:-1].unsqueeze(1) + best).clamp(max=target.size(0))
     in_order = stack.back(active.flatten(0, 1).t())
-    return torch.zeros_like(in_order).index_put((order,), in_order), pad(order, (0, 1))[entry]
+    return torch.zeros_like(in_order).index_put((order,), in_order), pad(order, (0, 1))[
+        entry
+    ]
 
 
-def _neumann_transform(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:
+def _neumann_transform(
+    v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None
+) -> Tensor:
     """Return the orthonormal Hartley transform of every sequence, or the DCT-II, by a matrix between all rows."""
     place, length = positions(ptr, v.size(0), v.device)
     length = torch.as_tensor(length).expand(v.size(0))
@@ -271,7 +307,9 @@ def _neumann_transform(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | N
 BATCHED = (pairwise._product, sparse_flow._potentials, sparse_flow._product)
 #: Every operation of a forward pass and its formula; ``None`` is its reference.
 FORMULAS: dict[Operation[Any], Formula | None] = {
-    **dict.fromkeys((spmm._spmm, spmm._sddmm, spmm._row_sums, spmm._at_rows, spmm._softmax)),
+    **dict.fromkeys(
+        (spmm._spmm, spmm._sddmm, spmm._row_sums, spmm._at_rows, spmm._softmax)
+    ),
     **dict.fromkeys((neumann._product, neumann._inner)),
     linear_attention.trilinear: _linear_product,
     linear_attention.linear_rows: _linear_rows,

@@ -36,13 +36,18 @@ def as_edge_index(edge_index: object) -> Tensor:
     # A PartEdgeIndex has brought its degrees already, and a subclass of PyG's would slow every operation down.
     edges: Any = checks.plain(edge_index)
     checks.check_kind(
-        edges, "edge_index", Tensor, "a tensor [2, num_edges], a sparse tensor or a Graph"
+        edges,
+        "edge_index",
+        Tensor,
+        "a tensor [2, num_edges], a sparse tensor or a Graph",
     )
     checks.check_integer_pairs(edges, "edge_index")
     return edges.long()
 
 
-def as_edge_weight(edge_weight: object, edge_index: Tensor | None, num_nodes: int) -> Tensor:
+def as_edge_weight(
+    edge_weight: object, edge_index: Tensor | None, num_nodes: int
+) -> Tensor:
     """Weights [E], one per edge, on the device of the edges."""
     if edge_index is None:
         raise ValueError("edge_weight needs edge_index; got edge_weight alone.")
@@ -50,7 +55,11 @@ def as_edge_weight(edge_weight: object, edge_index: Tensor | None, num_nodes: in
     weight = checks.as_tensor(edge_weight, "edge_weight", "a floating-point tensor")
     # PyG's functions have other orders of arguments, so a mask or a batch may come in this place.
     # Types are compared first: torch.export may not know yet whether there is an edge.
-    if weight.dim() == 1 and weight.dtype == torch.bool and weight.numel() in (0, num_edges):
+    if (
+        weight.dim() == 1
+        and weight.dtype == torch.bool
+        and weight.numel() in (0, num_edges)
+    ):
         raise TypeError(
             f"edge_weight must be floating point; got {checks.describe(weight)}. For weights of one and zero pass "
             f"edge_weight.float(); to leave edges out, the others: edge_index[:, mask]. A mask of nodes goes by name, "
@@ -69,7 +78,9 @@ def as_edge_weight(edge_weight: object, edge_index: Tensor | None, num_nodes: in
     # A list has neither device nor a dtype of its own.
     if not isinstance(edge_weight, Tensor):
         weight = weight.to(edge_index.device, torch.get_default_dtype())
-    checks.check_tensor(weight, "edge_weight", "of one dimension", edge_index.device, "edge_index")
+    checks.check_tensor(
+        weight, "edge_weight", "of one dimension", edge_index.device, "edge_index"
+    )
     if weight.dim() != 1 or weight.numel() != num_edges:
         raise ValueError(
             f"edge_weight must be one-dimensional with one entry per edge ({num_edges}); got "
@@ -105,7 +116,11 @@ def as_ptr(ptr: object) -> Tensor:
     bounds = checks.as_tensor(ptr, "ptr", what)
     # While torch compiles the number of graphs is a symbol, which this question would fix.
     empty = not torch.compiler.is_compiling() and bounds.numel() == 0
-    fits = bounds.dim() == 1 and bounds.dtype in checks.INTEGERS and bounds.layout == torch.strided
+    fits = (
+        bounds.dim() == 1
+        and bounds.dtype in checks.INTEGERS
+        and bounds.layout == torch.strided
+    )
     if not fits or bounds.is_meta or empty:
         raise ValueError(f"ptr must be {what}; got {checks.describe(ptr)}.")
     return bounds.cpu().long()
@@ -126,7 +141,11 @@ def check_edge_order(edge_index: object, edge_attr: object) -> None:
 def check_ptr(num_nodes: int, ptr: Tensor) -> None:
     """Row boundaries rise from 0 to N; an empty graph repeats one."""
     # They are on the CPU, so reading values waits for nothing.
-    if int(ptr[0]) != 0 or int(ptr[-1]) != num_nodes or bool((ptr[1:] < ptr[:-1]).any()):
+    if (
+        int(ptr[0]) != 0
+        or int(ptr[-1]) != num_nodes
+        or bool((ptr[1:] < ptr[:-1]).any())
+    ):
         raise ValueError(
             f"ptr must rise from 0 to num_nodes = {num_nodes} without a step back; got {ptr.tolist()[:12]}."
         )
@@ -181,7 +200,10 @@ def check_batch(num_nodes: int, batch: Tensor) -> None:
 
 
 def check_edges(
-    num_nodes: int, edge_index: Tensor | None, edge_weight: Tensor | None, member: Tensor | None
+    num_nodes: int,
+    edge_index: Tensor | None,
+    edge_weight: Tensor | None,
+    member: Tensor | None,
 ) -> None:
     """Indices in range, no edge between graphs (``member`` [N] tells them apart), weights finite and non-negative."""
     if edge_index is None or not edge_index.numel() or edge_index.is_meta:
@@ -214,7 +236,10 @@ def check_edges(
     if float(weight.sum(dtype=torch.float64)) <= largest:
         return
     wide = weight.double()
-    top = max(float(wide.new_zeros(num_nodes).index_add(0, end, wide).max()) for end in edge_index)
+    top = max(
+        float(wide.new_zeros(num_nodes).index_add(0, end, wide).max())
+        for end in edge_index
+    )
     if top > largest:
         raise ValueError(
             f"edge_weight must add up to degrees of at most {largest:.1e}, so that {precision} has room for what they "

@@ -24,7 +24,13 @@ from diffusion_mp.graph.ops import (
     walk_pairs,
 )
 from diffusion_mp.graph.part_edge_index import PartEdgeIndex
-from diffusion_mp.runtime.cache import TensorCache, TensorState, may_keep, persistent, values_only
+from diffusion_mp.runtime.cache import (
+    TensorCache,
+    TensorState,
+    may_keep,
+    persistent,
+    values_only,
+)
 
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
 SELF_LOOPS = get_args(SelfLoops)
@@ -116,7 +122,9 @@ class Graph:
             arguments.check_ptr(self.num_nodes, self._ptr)
         if self.edge_index is not None:
             member = None if self.is_single else self.batch
-            arguments.check_edges(self.num_nodes, self.edge_index, self.edge_weight, member)
+            arguments.check_edges(
+                self.num_nodes, self.edge_index, self.edge_weight, member
+            )
 
     def _refresh(self) -> None:
         """Forget what was computed from tensors that have been written to, or replaced, since."""
@@ -200,7 +208,11 @@ class Graph:
                 f"adjacency must be a sparse tensor; got {checks.describe(adjacency)}. Pass edge_index, or convert "
                 f"with .to_sparse_csr()."
             )
-        if adjacency.dim() != 2 or adjacency.size(0) != adjacency.size(1) or adjacency.dense_dim():
+        if (
+            adjacency.dim() != 2
+            or adjacency.size(0) != adjacency.size(1)
+            or adjacency.dense_dim()
+        ):
             raise ValueError(
                 f"adjacency must be square [num_nodes, num_nodes]; got {checks.describe(adjacency)}."
             )
@@ -231,7 +243,9 @@ class Graph:
         batch = getattr(data, "batch", None)
         ptr = getattr(data, "ptr", None)
         # Batch.subgraph leaves the row boundaries of the whole batch in a part, but cuts the batch vector.
-        if ptr is None or (batch is not None and int(arguments.as_ptr(ptr)[-1]) != data.num_nodes):
+        if ptr is None or (
+            batch is not None and int(arguments.as_ptr(ptr)[-1]) != data.num_nodes
+        ):
             kwargs["batch"] = batch
         else:
             kwargs["ptr"] = ptr
@@ -262,7 +276,11 @@ class Graph:
                     "edge_index is a Graph, which holds its weights and batch; pass no edge_weight or batch beside it."
                 )
             graph = edge_index
-        elif isinstance(edge_index, list) and edge_index and isinstance(edge_index[0], Graph):
+        elif (
+            isinstance(edge_index, list)
+            and edge_index
+            and isinstance(edge_index[0], Graph)
+        ):
             raise TypeError(
                 f"edge_index must be the graph of the batch; got a list of {len(edge_index)} graphs, which is what PyG "
                 f"makes of data that have one each. Put the transform where batches are made: "
@@ -369,7 +387,11 @@ class Graph:
         if self.edge_weight is None:
             return False
         # Where the weights may not be looked at, they may be any.
-        if self.edge_weight.requires_grad or self.edge_weight.is_meta or not values_only():
+        if (
+            self.edge_weight.requires_grad
+            or self.edge_weight.is_meta
+            or not values_only()
+        ):
             return True
         self._refresh()
         if self._weighted is None:
@@ -381,7 +403,9 @@ class Graph:
         if self.edge_weight is None:
             return torch.ones(self.num_edges, dtype=dtype, device=self.edges.device)
         if dtype is not None and not dtype.is_floating_point:
-            raise TypeError(f"edge weights are floating point, and would be cut off as {dtype}.")
+            raise TypeError(
+                f"edge weights are floating point, and would be cut off as {dtype}."
+            )
         return self.edge_weight.to(dtype or self.edge_weight.dtype)
 
     @property
@@ -419,7 +443,11 @@ class Graph:
         target = checks.as_device(device, origin)
         # Row boundaries stay on the CPU, where kernels read them.
         names = ("edge_index", "edge_weight", "_batch", "full_degree", "origin")
-        tensors = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        tensors = {
+            name: getattr(self, name)
+            for name in names
+            if getattr(self, name) is not None
+        }
         if all(tensor.device == target for tensor in tensors.values()):
             return self
         graph = copy.copy(self)
@@ -437,7 +465,9 @@ class Graph:
         checks.check_choice(direction, "direction", ["in", "out"])
         checks.check_kind(dtype, "dtype", (torch.dtype, NoneType), "a torch.dtype")
         if self.full_degree is not None:
-            return self.full_degree[:, int(direction == "out")].to(dtype or self.full_degree.dtype)
+            return self.full_degree[:, int(direction == "out")].to(
+                dtype or self.full_degree.dtype
+            )
         source, target = self.edges
         weight = self._edge_weights(dtype)
         # Half precision stops counting at 2048 edges.
@@ -475,10 +505,17 @@ class Graph:
         source, target = self.edges
         is_loop = source == target
         # Without observed loops "remaining" is "add", which leaves ones unwritten and weights unscaled.
-        if policy == "remaining" and not is_loop.is_meta and values_only() and not is_loop.any():
+        if (
+            policy == "remaining"
+            and not is_loop.is_meta
+            and values_only()
+            and not is_loop.any()
+        ):
             policy = "add"
         if policy == "add" and self.edge_weight is None:
-            return self._and_loops(None, None if self.full_degree is None else self.full_degree + 1)
+            return self._and_loops(
+                None, None if self.full_degree is None else self.full_degree + 1
+            )
         weight = self._edge_weights()
         loop_weight = weight.new_ones(self.num_nodes)
         lost = weight.new_zeros(self.num_nodes)
@@ -522,7 +559,9 @@ class Graph:
         checks.check_has_values(self.edges, "edge_index")
         # Whether there is a walk does not change with a small change of the weights: there is no gradient.
         walks = (self.edges, self._edge_weights().detach(), self.num_nodes, hops)
-        return self.derived(f"within {hops}", lambda: self._with_edges(walk_pairs(*walks), None))
+        return self.derived(
+            f"within {hops}", lambda: self._with_edges(walk_pairs(*walks), None)
+        )
 
     def to_undirected(self) -> Graph:
         """The symmetric part ½(A + Aᵀ): both directions of every edge at half its weight."""
@@ -536,7 +575,9 @@ class Graph:
         both = torch.cat([self.edges, self.edges.flip(0)], dim=1)
         return self._with_edges(both, torch.cat([weight, weight]) * 0.5, degree)
 
-    def reweighted(self, name: Hashable, weight: Callable[[], Float[Tensor, " E"]]) -> Graph:
+    def reweighted(
+        self, name: Hashable, weight: Callable[[], Float[Tensor, " E"]]
+    ) -> Graph:
         """The same edges with other weights, made once under this name: layers share them and the compressed forms."""
         return self.derived(name, lambda: self.with_weights(weight()))
 
@@ -567,15 +608,16 @@ class Graph:
         return graph
 
     def _with_edges(
-        self, edge_index: Tensor, edge_weight: Tensor | None, full_degree: Tensor | None = None
+        self,
+        edge_index: Tensor,
+        edge_weight: Tensor | None,
+        full_degree: Tensor | None = None,
     ) -> Graph:
         rows = {"batch": self._batch, "ptr": self._ptr, "full_degree": full_degree}
         return Graph(self.num_nodes, edge_index, edge_weight, **rows, validate=False)
 
     def __repr__(self) -> str:
-        sizes = (
-            f"num_nodes={self.num_nodes}, num_edges={self.num_edges}, num_graphs={self.num_graphs}"
-        )
+        sizes = f"num_nodes={self.num_nodes}, num_edges={self.num_edges}, num_graphs={self.num_graphs}"
         return f"{type(self).__name__}({sizes})"
 
 

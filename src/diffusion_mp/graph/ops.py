@@ -35,10 +35,14 @@ def batch_pointers(batch: Tensor) -> Tensor:
 
 @batch_pointers.register_fake
 def _(batch: Tensor) -> Tensor:
-    return torch.empty(torch.library.get_ctx().new_dynamic_size(min=1), dtype=torch.long)
+    return torch.empty(
+        torch.library.get_ctx().new_dynamic_size(min=1), dtype=torch.long
+    )
 
 
-def compress(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+def compress(
+    node: Tensor, opposite: Tensor, num_nodes: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """The edges by node: bounds [N+1] of the entries of each, the edge of each entry [E] and its other end [E].
 
     Edges keep their order within a node. All are int32 where that holds N and E (faster), and int64 in traces.
@@ -52,7 +56,9 @@ def bounds(ordered: Tensor, num_nodes: int) -> Tensor:
     """Bounds [N+1] of the entries of each node in a sorted [E]."""
     check_range(ordered, "edge_index", num_nodes)
     dtype = _narrowest(ordered.numel(), num_nodes)
-    return pad(torch.bincount(ordered, minlength=num_nodes).cumsum(0, dtype=dtype), (1, 0))
+    return pad(
+        torch.bincount(ordered, minlength=num_nodes).cumsum(0, dtype=dtype), (1, 0)
+    )
 
 
 def _counted(
@@ -61,7 +67,11 @@ def _counted(
     """On the CPU one counting pass, O(N + E): the transpose of the sparse matrix that has edge e in column e."""
     if node.device.type != "cpu":
         ordered, order = torch.sort(node, stable=True)
-        return bounds(ordered, num_nodes).to(dtype), order.to(dtype), opposite[order].to(dtype)
+        return (
+            bounds(ordered, num_nodes).to(dtype),
+            order.to(dtype),
+            opposite[order].to(dtype),
+        )
     # Imported here, since it takes a fifth of the time in which the library is imported.
     from scipy.sparse import csc_array
 
@@ -86,7 +96,9 @@ def _narrowest(num_edges: int, num_nodes: int) -> torch.dtype:
     mutates_args=(),
     schema="(Tensor node, Tensor opposite, SymInt num_nodes) -> (Tensor, Tensor, Tensor)",
 )
-def _compress(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+def _compress(
+    node: Tensor, opposite: Tensor, num_nodes: int
+) -> tuple[Tensor, Tensor, Tensor]:
     return _counted(node, opposite, num_nodes, torch.int64)
 
 
@@ -123,7 +135,9 @@ def members(
     def number() -> tuple[Tensor, Tensor]:
         count = ptr.diff()
         graph = torch.arange(count.size(0), device="cpu")
-        return graph.repeat_interleave(count, output_size=num_nodes).to(device), count.to(device)
+        return graph.repeat_interleave(count, output_size=num_nodes).to(
+            device
+        ), count.to(device)
 
     # Row boundaries are on the CPU, so that a captured CUDA graph may look at them.
     if not values_only(captured=True):
@@ -161,7 +175,9 @@ def walk_pairs(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) ->
     # Keys of pairs, sorted by source.
     steps = torch.unique(source * num_nodes + target)
     target = steps % num_nodes
-    first = torch.searchsorted(steps // num_nodes, torch.arange(num_nodes + 1, device=steps.device))
+    first = torch.searchsorted(
+        steps // num_nodes, torch.arange(num_nodes + 1, device=steps.device)
+    )
     walks = steps
     for _ in range(hops - 1):
         # Every pair j → m continues along all edges m → i. (torch's sparse product is empty in a custom operation.)
@@ -170,7 +186,9 @@ def walk_pairs(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) ->
         before = count.cumsum(0) - count
         entry = torch.arange(int(count.sum()), device=steps.device)
         edge = entry + (first[middle] - before).repeat_interleave(count)
-        longer = (walks // num_nodes).repeat_interleave(count) * num_nodes + target[edge]
+        longer = (walks // num_nodes).repeat_interleave(count) * num_nodes + target[
+            edge
+        ]
         walks = torch.unique(torch.cat([steps, longer]))
     return torch.stack([walks // num_nodes, walks % num_nodes])
 
@@ -180,7 +198,9 @@ def _(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) -> Tensor:
     return edge_index.new_empty(2, torch.library.get_ctx().new_dynamic_size())
 
 
-def entries_at(pairs: Tensor, edge_index: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
+def entries_at(
+    pairs: Tensor, edge_index: Tensor, weight: Tensor, num_nodes: int
+) -> Tensor:
     """a_ij [P, H] of listed pairs (j, i), for edges j → i of weights [E, H]; parallel ones add up. O((E + P) log E)."""
     # A pair of nodes is one number, so that a sorted list of numbers is searched.
     source, target = edge_index
@@ -205,7 +225,9 @@ def is_symmetric(edge_index: Tensor, weight: Tensor, num_nodes: int) -> bool:
         forth, back = entries_at(both, edge_index, weight, num_nodes).chunk(2)
         scale = float(forth.abs().max()) if len(forth) else 0.0
         # Weights that were divided by degrees agree up to single precision; of an infinite one nobody can tell.
-        return math.isfinite(scale) and torch.allclose(forth, back, rtol=1e-5, atol=1e-6 * scale)
+        return math.isfinite(scale) and torch.allclose(
+            forth, back, rtol=1e-5, atol=1e-6 * scale
+        )
 
 
 class Compressed:
@@ -241,7 +263,9 @@ class Compressed:
         ptr, moved, other = self.parts
         if moved is not None:
             return moved
-        return persistent(lambda: torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device))
+        return persistent(
+            lambda: torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device)
+        )
 
     @property
     def other(self) -> Int[Tensor, " E"]:
@@ -317,4 +341,6 @@ class Pattern:
         rows = self.by_row
         cols = self.by_col
         of_cols = cols.parts if by_col else (None, None, None)
-        return Entries(rows.num_nodes, cols.num_nodes, rows.node, cols.node, *rows.parts, *of_cols)
+        return Entries(
+            rows.num_nodes, cols.num_nodes, rows.node, cols.node, *rows.parts, *of_cols
+        )

@@ -92,7 +92,9 @@ def _without_degrees(result: Any) -> Any:
         return result
     plain = result.as_subclass(Tensor)
     # What may be edges keeps the class, so that a graph of them is refused rather than given the wrong degrees.
-    integers = not (plain.is_floating_point() or plain.is_complex() or plain.dtype == torch.bool)
+    integers = not (
+        plain.is_floating_point() or plain.is_complex() or plain.dtype == torch.bool
+    )
     if integers and plain.dim() == 2 and plain.size(0) == 2:
         return PartEdgeIndex.of(plain, None)
     return plain

@@ -32,8 +32,12 @@ def _run(module: str, function: str, *args: Any) -> Any:
 
 def _declines(widest: float, named: bool, *args: Any) -> str | None:
     """Return why the kernels do not support these arguments, or ``None``; the slow interpreter has to be named."""
-    parts = chain.from_iterable(arg if isinstance(arg, tuple) else (arg,) for arg in args)
-    tensors = [part for part in parts if isinstance(part, Tensor) and part.is_floating_point()]
+    parts = chain.from_iterable(
+        arg if isinstance(arg, tuple) else (arg,) for arg in args
+    )
+    tensors = [
+        part for part in parts if isinstance(part, Tensor) and part.is_floating_point()
+    ]
     if not (named and interpreted()) and not all(tensor.is_cuda for tensor in tensors):
         return "a tensor is not on a GPU, and TRITON_INTERPRET=1 is not set"
     if importlib.util.find_spec("triton") is None:
@@ -41,11 +45,10 @@ def _declines(widest: float, named: bool, *args: Any) -> str | None:
     if torch.version.hip is not None:
         return "its kernels use number formats of Nvidia's GPUs"
     if any(
-        tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16) for tensor in tensors
+        tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16)
+        for tensor in tensors
     ):
-        return (
-            "its kernels accumulate in float32, and a tensor is neither float32 nor half precision"
-        )
+        return "its kernels accumulate in float32, and a tensor is neither float32 nor half precision"
     width = max((tensor.size(2) for tensor in tensors if tensor.dim() == 3), default=0)
     if width <= widest:
         return None
@@ -68,13 +71,17 @@ def tiles(ptr: Tensor | None, num_nodes: int, rows: int, device: torch.device) -
     cache = batch_cache(ptr)
     key = ("tiles", num_nodes, rows, device)
     if key not in cache:
-        count = torch.div(ptr.diff() + (rows - 1), rows, rounding_mode="floor").clamp(min=1)
+        count = torch.div(ptr.diff() + (rows - 1), rows, rounding_mode="floor").clamp(
+            min=1
+        )
         offset = torch.cat([count.new_zeros(1), count.cumsum(0)])
         graph = torch.arange(count.numel()).repeat_interleave(count)
         begin = ptr[graph]
         end = ptr[graph + 1]
         first = begin + (torch.arange(graph.numel()) - offset[graph]) * rows
-        table = torch.stack([first, (first + rows).minimum(end), begin, end, graph], dim=1)
+        table = torch.stack(
+            [first, (first + rows).minimum(end), begin, end, graph], dim=1
+        )
         cache[key] = Tiles(len(table), (table.to(device), num_nodes), offset.to(device))
     return cache[key]
 

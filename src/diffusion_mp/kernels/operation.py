@@ -10,7 +10,16 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    get_args,
+    get_type_hints,
+)
 
 import torch
 from torch import Tensor
@@ -93,7 +102,9 @@ def choose(
         reason = None if declines is None else declines(named, *args)
         if reason is None:
             return run
-    raise BackendError(f"backend {name!r} declines {operation}: {reason}. Take another, or 'auto'.")
+    raise BackendError(
+        f"backend {name!r} declines {operation}: {reason}. Take another, or 'auto'."
+    )
 
 
 T = TypeVar("T")
@@ -112,11 +123,19 @@ SCHEMA: dict[Any, str] = {
         Tensor | None: "Tensor?",
         Wide | None: "Tensor?",
     },
-    **{Sequence[int]: "SymInt[]", int: "SymInt", float: "float", bool: "bool", str: "str"},
+    **{
+        Sequence[int]: "SymInt[]",
+        int: "SymInt",
+        float: "float",
+        bool: "bool",
+        str: "str",
+    },
 }
 
 #: Types of arguments outside of tracing: no tensor subclasses, and no symbols.
-PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), int, float, bool, str, list, tuple})
+PLAIN = frozenset(
+    {Tensor, torch.nn.Parameter, type(None), int, float, bool, str, list, tuple}
+)
 
 Formula = Callable[..., Any]
 
@@ -194,7 +213,9 @@ def empty_like(*tensors: Tensor) -> Any:
     return (found, *map(empty_like, others)) if others else found
 
 
-def pulled_back(function: Callable[..., Any], inputs: Sequence[Tensor], grads: Any) -> Any:
+def pulled_back(
+    function: Callable[..., Any], inputs: Sequence[Tensor], grads: Any
+) -> Any:
     """Return the gradients of ``inputs``, given those of the results: the formula of a backward pass."""
     pull = torch.func.vjp(function, *inputs)[1]
     return pull(grads)
@@ -230,7 +251,9 @@ class Signature:
                 fields = get_type_hints(hint, include_extras=True)
             else:
                 fields = {}
-            parts = {f"{name}.{field}": kind for field, kind in fields.items()} or {name: hint}
+            parts = {f"{name}.{field}": kind for field, kind in fields.items()} or {
+                name: hint
+            }
             self._places.append(
                 (self.tuples.get(name), len(self.flat), len(self.flat) + len(parts))
             )
@@ -259,9 +282,13 @@ class Signature:
         if "out" not in self.parts:
             self.parts["out"], self.tuples["out"] = self.results, self.returned
         self._wide = [
-            place for place, kind in enumerate(self.flat.values()) if kind in (Wide, Wide | None)
+            place
+            for place, kind in enumerate(self.flat.values())
+            if kind in (Wide, Wide | None)
         ]
-        self._narrow = [place for place, kind in enumerate(self.flat.values()) if kind == Narrow]
+        self._narrow = [
+            place for place, kind in enumerate(self.flat.values()) if kind == Narrow
+        ]
         self._either = [*self._wide, *self._narrow]
         self.like = None if dtype is None else list(self.flat).index(dtype)
         #: The names of the gradients of the results.
@@ -273,7 +300,10 @@ class Signature:
     @property
     def schema(self) -> str:
         """The schema of the registered operation: flat arguments, then the backend."""
-        arguments = [f"{SCHEMA[kind]} {name.replace('.', '_')}" for name, kind in self.flat.items()]
+        arguments = [
+            f"{SCHEMA[kind]} {name.replace('.', '_')}"
+            for name, kind in self.flat.items()
+        ]
         return f"({', '.join(arguments)}, str backend) -> ({', '.join('Tensor' for _ in self.results)})"
 
     def bind(
@@ -345,7 +375,9 @@ class Operation(Generic[T]):
         self._on_cpu = table["cpu" if "cpu" in table else "reference"].run
         self._only_formula = list(table) == ["reference"]
         self._tensor = next(
-            place for place, kind in enumerate(signature.flat.values()) if SCHEMA[kind] == "Tensor"
+            place
+            for place, kind in enumerate(signature.flat.values())
+            if SCHEMA[kind] == "Tensor"
         )
         self._derivatives: list[tuple[list[int], Formula, list[str]]] | None = None
         self._kept = [(place, name) for place, name in enumerate(signature.flat)]
@@ -383,7 +415,9 @@ class Operation(Generic[T]):
         if backend == "reference":
             out = self._compute(flat, backend, args)
         elif (
-            not values_only() or not PLAIN.issuperset(map(type, flat)) or flat[self._tensor].is_meta
+            not values_only()
+            or not PLAIN.issuperset(map(type, flat))
+            or flat[self._tensor].is_meta
         ):
             out = self._registered(*flat, backend)
         elif torch.is_grad_enabled() and _requires_grad(flat):
@@ -462,14 +496,24 @@ class Operation(Generic[T]):
         self._derivatives = derivatives
         asked = {name for *_, names in derivatives for name in names}
         kept = {part for name in asked for part in signature.parts.get(name, ())}
-        self._kept = [(place, part) for place, part in enumerate([*flat, *results]) if part in kept]
+        self._kept = [
+            (place, part)
+            for place, part in enumerate([*flat, *results])
+            if part in kept
+        ]
         self._without_grad = [
-            place for place, grad in enumerate(signature.grads) if not asked & {grad, "grad"}
+            place
+            for place, grad in enumerate(signature.grads)
+            if not asked & {grad, "grad"}
         ]
 
         # A single gradient is present whenever backward runs; zeros are needed for missing ones of several results,
         # unless a formula takes ``None`` for them.
-        plain = [formula for formula in formulas.values() if not isinstance(formula, Operation)]
+        plain = [
+            formula
+            for formula in formulas.values()
+            if not isinstance(formula, Operation)
+        ]
         missing = any(
             at.default is None
             for formula in plain
@@ -485,7 +529,9 @@ class Operation(Generic[T]):
         tensors: dict[str, Tensor] = {}
         ctx.others = {"backend": inputs[count]}
         for place, part in self._kept:
-            (tensors if isinstance(values[place], Tensor) else ctx.others)[part] = values[place]
+            (tensors if isinstance(values[place], Tensor) else ctx.others)[part] = (
+                values[place]
+            )
         ctx.tensors = list(tensors)
         ctx.save_for_backward(*tensors.values())
         ctx.set_materialize_grads(self._materialize)
@@ -499,8 +545,14 @@ class Operation(Generic[T]):
         signature = self.signature
         values = ctx.others | dict(zip(ctx.tensors, ctx.saved_tensors, strict=True))
         if self._derivatives is None:
-            places = [place for place in range(len(signature.flat)) if ctx.needs_input_grad[place]]
-            for place, grad in zip(places, self._by_formula(values, places, grads), strict=True):
+            places = [
+                place
+                for place in range(len(signature.flat))
+                if ctx.needs_input_grad[place]
+            ]
+            for place, grad in zip(
+                places, self._by_formula(values, places, grads), strict=True
+            ):
                 out[place] = grad
             return tuple(out)
         values |= zip(signature.grads, grads, strict=True)
@@ -515,13 +567,18 @@ class Operation(Generic[T]):
                 )
             gradients = formula(*(values[name] for name in names))
             for place, grad in zip(
-                places, gradients if isinstance(gradients, tuple) else (gradients,), strict=True
+                places,
+                gradients if isinstance(gradients, tuple) else (gradients,),
+                strict=True,
             ):
                 out[place] = grad if ctx.needs_input_grad[place] else None
         return tuple(out)
 
     def _by_formula(
-        self, values: Mapping[str, Any], places: Sequence[int], grads: Sequence[Tensor | None]
+        self,
+        values: Mapping[str, Any],
+        places: Sequence[int],
+        grads: Sequence[Tensor | None],
     ) -> tuple[Tensor, ...]:
         """Return the gradients of the arguments at ``places``; the forward pass is repeated by the formula."""
         flat = [values[name] for name in self.signature.flat]

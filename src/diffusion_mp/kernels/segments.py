@@ -44,7 +44,9 @@ class Chunk:
         self.alone = len(self._sizes) == 1
         self._equal = bool(self._sizes[0] == self._sizes[-1])
         self._places: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
-        self._masks: dict[tuple[int, torch.dtype, torch.device], list[Tensor | None]] = {}
+        self._masks: dict[
+            tuple[int, torch.dtype, torch.device], list[Tensor | None]
+        ] = {}
 
     def masks(self, x: Tensor) -> list[Tensor | None]:
         """Return for every bucket one for nodes and zero for padding, [b H, size, 1]; ``None``: all are nodes."""
@@ -60,7 +62,8 @@ class Chunk:
                 for size in self._buckets
             ]
             self._masks[key] = [
-                None if bool(some.all()) else some.unsqueeze(2).to(device, dtype) for some in nodes
+                None if bool(some.all()) else some.unsqueeze(2).to(device, dtype)
+                for some in nodes
             ]
         return self._masks[key]
 
@@ -70,7 +73,9 @@ class Chunk:
     def stack(self, x: Tensor) -> list[Tensor]:
         """Return the buckets [b H, size, F] of rows [n, H, F]."""
         return self.views(
-            x if self._in_place(x.size(1)) else x.flatten(0, 1).index_select(0, self._at(x)[0])
+            x
+            if self._in_place(x.size(1))
+            else x.flatten(0, 1).index_select(0, self._at(x)[0])
         )
 
     def empty(self, rows: Tensor) -> Tensor:
@@ -90,12 +95,17 @@ class Chunk:
         heads = stack.size(0) // self._height
         shapes = [(heads * graphs, size) for graphs, size in self.shapes]
         parts = stack.split_with_sizes([graphs * size for graphs, size in shapes])
-        return [part.view(*shape, stack.size(1)) for part, shape in zip(parts, shapes, strict=True)]
+        return [
+            part.view(*shape, stack.size(1))
+            for part, shape in zip(parts, shapes, strict=True)
+        ]
 
     def unstack(self, stack: Tensor, rows: Tensor) -> None:
         """Write a stack of results to their rows [n, H, D]; padding is left out."""
         if stack is not rows:
-            flat = rows.view(len(rows) * rows.size(1), rows.size(2))  # of no column, possibly
+            flat = rows.view(
+                len(rows) * rows.size(1), rows.size(2)
+            )  # of no column, possibly
             torch.index_select(stack, 0, self._at(rows)[1], out=flat)
 
     def _at(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,9 +120,9 @@ class Chunk:
         node = within < self._sizes.index_select(0, graph)
         row = self._first.index_select(0, graph) + within * node
         head = torch.arange(heads, device="cpu")
-        place = (heads * above.index_select(0, graph) + within).unsqueeze(1) + height.index_select(
-            0, graph
-        ).outer(head)
+        place = (heads * above.index_select(0, graph) + within).unsqueeze(
+            1
+        ) + height.index_select(0, graph).outer(head)
         source = torch.empty_like(place).flatten()
         target = torch.empty(int(node.sum()) * heads, dtype=torch.long)
         source[place] = row.unsqueeze(1) * heads + head
@@ -139,14 +149,20 @@ def stacks(
     """
     if ptr is None:
         if inputs[0].size(0):
-            yield None, [x.transpose(0, 1) for x in results], [x.transpose(0, 1) for x in inputs]
+            yield (
+                None,
+                [x.transpose(0, 1) for x in results],
+                [x.transpose(0, 1) for x in inputs],
+            )
         return
     for chunk in chunks(ptr, max(1, rows)):
         targets = [result[chunk.rows] for result in results]
         stacked = [chunk.empty(x) for x in targets]
         written = zip(*map(chunk.views, stacked), strict=True)
         read = zip(*[chunk.stack(x[chunk.rows]) for x in inputs], strict=True)
-        for mask, mine, theirs in zip(chunk.masks(inputs[0]), written, read, strict=True):
+        for mask, mine, theirs in zip(
+            chunk.masks(inputs[0]), written, read, strict=True
+        ):
             yield mask, list(mine), list(theirs)
         for stack, x in zip(stacked, targets, strict=True):
             chunk.unstack(stack, x)
@@ -185,9 +201,16 @@ def by_stacks(
             parts.append(compute(*bucket, mask))
             continue
         for some in even(together, most):
-            parts.append(compute(*(x[some] for x in bucket), None if mask is None else mask[some]))
+            parts.append(
+                compute(
+                    *(x[some] for x in bucket), None if mask is None else mask[some]
+                )
+            )
     if chunk is None:
-        return [joined(found, 0).transpose(0, 1).contiguous() for found in zip(*parts, strict=True)]
+        return [
+            joined(found, 0).transpose(0, 1).contiguous()
+            for found in zip(*parts, strict=True)
+        ]
     results = []
     for found in zip(*parts, strict=True):
         stack = joined([x.flatten(0, 1) for x in found], 0)
@@ -204,7 +227,9 @@ def cut(x: Tensor, rows: slice) -> Tensor:
 def even(size: int, most: int) -> list[slice]:
     """Split 0 … size into as few slices of at most ``most`` as possible, all about equal."""
     count = max(1, -(-size // most))
-    return [slice(size * part // count, size * (part + 1) // count) for part in range(count)]
+    return [
+        slice(size * part // count, size * (part + 1) // count) for part in range(count)
+    ]
 
 
 def joined(parts: Sequence[Tensor | None], dim: int) -> Tensor:
@@ -222,7 +247,9 @@ def _chunks(ptr: Tensor, rows: int) -> Iterator[Chunk]:
     first = 0
     last = len(ptr) - 1
     while first < last:
-        end = max(int(torch.searchsorted(ptr, ptr[first] + rows, right=True)) - 1, first + 1)
+        end = max(
+            int(torch.searchsorted(ptr, ptr[first] + rows, right=True)) - 1, first + 1
+        )
         if ptr[end] > ptr[first]:
             yield Chunk(ptr[first : end + 1])
         first = end
@@ -252,7 +279,9 @@ def by_size(ptr: Tensor | None, num_nodes: int, device: torch.device) -> Iterato
     sizes = ptr.diff()
     order = torch.argsort(sizes, stable=True)
     distinct, counts = torch.unique_consecutive(sizes[order], return_counts=True)
-    for size, members in zip(distinct.tolist(), order.split(counts.tolist()), strict=True):
+    for size, members in zip(
+        distinct.tolist(), order.split(counts.tolist()), strict=True
+    ):
         first = ptr[members]
         if size and len(members) == 1:
             yield slice(int(first), int(first) + size)
@@ -308,7 +337,9 @@ class Buffers:
                 self._taken[name] = self.like.new_empty(size, dtype=self.dtype)
         return self._taken[name][:size].view(shape)
 
-    def inner(self, a: Tensor, b: Tensor, name: str = "s", scale: float = 1.0) -> Tensor:
+    def inner(
+        self, a: Tensor, b: Tensor, name: str = "s", scale: float = 1.0
+    ) -> Tensor:
         """Return ``scale`` a bᵀ for stacks."""
         out = self(name, a.size(0), a.size(1), b.size(1))
         return torch.baddbmm(out, a, b.transpose(1, 2), beta=0, alpha=scale, out=out)

@@ -75,13 +75,18 @@ def _fast_inner(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
     form = entries[4:7]  # by row
     if _few(entries, heads):
         form = _by_row_and_head(form, heads)
-        return _inner(form, a.reshape(-1, channels), b.reshape(-1, channels)).view(count, heads)
+        return _inner(form, a.reshape(-1, channels), b.reshape(-1, channels)).view(
+            count, heads
+        )
     return torch.stack([_inner(form, a[:, h], b[:, h]) for h in range(heads)], 1)
 
 
 def _few(entries: Entries, heads: int) -> bool:
     """Return whether all heads are multiplied at once, not one after the other."""
-    return heads > 1 and heads * max(entries.rows, entries.cols, entries.row.numel()) <= AT_ONCE
+    return (
+        heads > 1
+        and heads * max(entries.rows, entries.cols, entries.row.numel()) <= AT_ONCE
+    )
 
 
 def _by_row_and_head(form: Parts, heads: int) -> Parts:
@@ -97,12 +102,19 @@ def _with_heads(ptr: Tensor, moved: Tensor | None, other: Tensor, heads: int) ->
     entry = torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device)
     row = torch.repeat_interleave(count)
     # The heads of a row follow each other, each with all entries of the row.
-    at = (first.index_select(0, row) * (heads - 1) + entry).unsqueeze(1) + count.index_select(
-        0, row
-    ).outer(head)
-    at, places = at.flatten().long(), torch.empty(at.numel(), dtype=torch.long, device=ptr.device)
+    at = (first.index_select(0, row) * (heads - 1) + entry).unsqueeze(
+        1
+    ) + count.index_select(0, row).outer(head)
+    at, places = (
+        at.flatten().long(),
+        torch.empty(at.numel(), dtype=torch.long, device=ptr.device),
+    )
     columns = torch.empty_like(at, dtype=ptr.dtype)
-    places[at] = ((entry if moved is None else moved).unsqueeze(1) * heads + head).flatten().long()
+    places[at] = (
+        ((entry if moved is None else moved).unsqueeze(1) * heads + head)
+        .flatten()
+        .long()
+    )
     columns[at] = (other.unsqueeze(1) * heads + head).flatten()
     starts = (first * heads).unsqueeze(1) + count.outer(head)
     return torch.cat([starts.flatten(), ptr[-1:] * heads]), places, columns
@@ -130,7 +142,12 @@ def _product(form: Parts, weight: Tensor, v: Tensor) -> Tensor:
     if v.dtype == torch.float32 and v.device.type == "cpu":
         v = v.detach()  # torch would number the bags for a gradient
         return embedding_bag(
-            columns, v, ptr, mode="sum", per_sample_weights=weight, include_last_offset=True
+            columns,
+            v,
+            ptr,
+            mode="sum",
+            per_sample_weights=weight,
+            include_last_offset=True,
         )
     return matrix(ptr, columns, weight, len(v)) @ v
 
@@ -151,7 +168,9 @@ def matrix(ptr: Tensor, columns: Tensor, values: Tensor, width: int) -> Tensor:
 def _let_torch_warn() -> None:
     """Suppress torch's warning, given once per process, that CSR tensors are in beta."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        warnings.filterwarnings(
+            "ignore", message="Sparse CSR tensor support is in beta"
+        )
         torch.sparse_csr_tensor([0, 0], [], [], size=(1, 1), check_invariants=False)
 
 
@@ -165,7 +184,9 @@ def _sddmm(entries: Entries, a: Wide, b: Wide) -> Tensor:
     return a.new_empty(entries.row.size(0), a.size(1))
 
 
-def _by_weight(grad: Tensor, entries: Entries, weight: Tensor, v: Tensor, backend: str) -> Tensor:
+def _by_weight(
+    grad: Tensor, entries: Entries, weight: Tensor, v: Tensor, backend: str
+) -> Tensor:
     # One weight for all heads, or one each.
     return _sddmm(entries, grad, v, backend=backend).sum_to_size(weight.shape)
 
@@ -173,13 +194,17 @@ def _by_weight(grad: Tensor, entries: Entries, weight: Tensor, v: Tensor, backen
 _spmm.derivatives(
     {
         "weight": _by_weight,
-        "v": lambda grad, entries, weight, backend: _spmm(entries.T, weight, grad, backend=backend),
+        "v": lambda grad, entries, weight, backend: _spmm(
+            entries.T, weight, grad, backend=backend
+        ),
     }
 )
 _sddmm.derivatives(
     {
         "a": lambda grad, entries, b, backend: _spmm(entries, grad, b, backend=backend),
-        "b": lambda grad, entries, a, backend: _spmm(entries.T, grad, a, backend=backend),
+        "b": lambda grad, entries, a, backend: _spmm(
+            entries.T, grad, a, backend=backend
+        ),
     }
 )
 
@@ -265,8 +290,12 @@ def _at_rows(rows: Rows, x: Wide) -> Tensor:
     return x.new_empty(rows.node.size(0), x.size(1))
 
 
-_row_sums.derivatives({"x": lambda grad, rows, backend: _at_rows(rows, grad, backend=backend)})
-_at_rows.derivatives({"x": lambda grad, rows, backend: _row_sums(rows, grad, backend=backend)})
+_row_sums.derivatives(
+    {"x": lambda grad, rows, backend: _at_rows(rows, grad, backend=backend)}
+)
+_at_rows.derivatives(
+    {"x": lambda grad, rows, backend: _row_sums(rows, grad, backend=backend)}
+)
 
 
 def _softmax_along(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tensor:
@@ -277,7 +306,9 @@ def _softmax_along(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tensor:
     else:
         none = (prior == 0).expand_as(logits)
     top = logits.new_full((rows.ptr.numel() - 1, logits.size(1)), lowest)
-    top = top.scatter_reduce(0, index, logits.detach().masked_fill(none, lowest), "amax")
+    top = top.scatter_reduce(
+        0, index, logits.detach().masked_fill(none, lowest), "amax"
+    )
     weight = torch.exp((logits - _given(rows, top)).masked_fill(none, 0.0))
     weight = weight if prior is None else prior * weight
     return quotient(weight, _given(rows, _sums_along(rows, weight)))
@@ -290,7 +321,9 @@ def _softmax_in_place(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tenso
     if prior is not None:
         logits = logits.masked_fill(prior == 0, -torch.inf)
     ones = matrix(rows.ptr, rows.order, logits.new_ones(len(logits)), len(logits))
-    top = torch.sparse.mm(ones, logits, "amax").clamp_(min=torch.finfo(logits.dtype).min)
+    top = torch.sparse.mm(ones, logits, "amax").clamp_(
+        min=torch.finfo(logits.dtype).min
+    )
     weight = logits.sub(_given(rows, top)).exp_()
     if prior is not None:
         weight *= prior
@@ -305,7 +338,9 @@ def _softmax(rows: Rows, logits: Wide, prior: Wide | None) -> Tensor:
 
 def _by_logits(grad: Tensor, rows: Rows, out: Tensor, backend: str) -> Tensor:
     moved = out * grad
-    return moved - out * _at_rows(rows, _row_sums(rows, moved, backend=backend), backend=backend)
+    return moved - out * _at_rows(
+        rows, _row_sums(rows, moved, backend=backend), backend=backend
+    )
 
 
 _softmax.derivatives({"logits": _by_logits})
@@ -320,16 +355,22 @@ def at_rows(rows: Compressed, x: Float[Tensor, "N H"]) -> Float[Tensor, "E H"]:
     """Return the value of its row for every entry, in at least float32 and O(E H)."""
     if trained(x):
         return _at_rows(Rows.of(rows), x)
-    (x,), _ = accumulating(x)  # only gradients, sums along the rows, need the order of entries
+    (x,), _ = accumulating(
+        x
+    )  # only gradients, sums along the rows, need the order of entries
     return x.index_select(0, rows.node)
 
 
 def edge_softmax(
-    rows: Compressed, logits: Float[Tensor, "E H"], prior: Float[Tensor, "E one"] | None = None
+    rows: Compressed,
+    logits: Float[Tensor, "E H"],
+    prior: Float[Tensor, "E one"] | None = None,
 ) -> Float[Tensor, "E H"]:
     """Return prior · exp(logit) over its sum along the row, in at least float32 and O(E H); ``None`` is a prior of one.
 
     Edges of prior zero are ignored, also in the maximum.
     """
     learned = prior is not None and trained(prior)
-    return _softmax(Rows.of(rows), logits, prior, backend="reference" if learned else "auto")
+    return _softmax(
+        Rows.of(rows), logits, prior, backend="reference" if learned else "auto"
+    )

@@ -51,10 +51,22 @@ def run(table, tile, nodes, rows):
     """The bounds of a run of rows, those of its graph, and the number of that."""
     if table is None:
         first = tile * rows
-        return first, tl.minimum(first + rows, nodes), tile * 0, tile * 0 + nodes, tile * 0
+        return (
+            first,
+            tl.minimum(first + rows, nodes),
+            tile * 0,
+            tile * 0 + nodes,
+            tile * 0,
+        )
     else:
         at = table + 5 * tile
-        return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4)
+        return (
+            tl.load(at),
+            tl.load(at + 1),
+            tl.load(at + 2),
+            tl.load(at + 3),
+            tl.load(at + 4),
+        )
 
 
 @triton.jit
@@ -73,7 +85,9 @@ def load(x, row, inside, head, stride_n, stride_h, column, width, DTYPE: tl.cons
     """Rows of x [N, H, width]; zeros outside."""
     mask = inside[:, None] & (column[None, :] < width)
     return tl.load(
-        x + row[:, None] * stride_n + head * stride_h + column[None, :], mask=mask, other=0.0
+        x + row[:, None] * stride_n + head * stride_h + column[None, :],
+        mask=mask,
+        other=0.0,
     ).to(DTYPE)
 
 
@@ -82,4 +96,6 @@ def load(x, row, inside, head, stride_n, stride_h, column, width, DTYPE: tl.cons
 def store(out, row, inside, head, H, column, width, value):
     """Rows of ``out`` [N, H, width], which is contiguous."""
     mask = inside[:, None] & (column[None, :] < width)
-    tl.store(out + (row[:, None] * H + head) * width + column[None, :], value, mask=mask)
+    tl.store(
+        out + (row[:, None] * H + head) * width + column[None, :], value, mask=mask
+    )

@@ -21,12 +21,18 @@ from diffusion_mp.diffusivities.all_pair import (
     Projection,
     SGFormerDiffusivity,
 )
-from diffusion_mp.diffusivities.fixed import AdjacencyEnhancedDiffusivity, GraphAugmentedDiffusivity
+from diffusion_mp.diffusivities.fixed import (
+    AdjacencyEnhancedDiffusivity,
+    GraphAugmentedDiffusivity,
+)
 from diffusion_mp.diffusivities.kernelized_softmax import (
     KernelizedSoftmaxDiffusivity,
     RelationalBias,
 )
-from diffusion_mp.diffusivities.sparse_flow import EdgeSparseFlowDiffusivity, SparseFlowDiffusivity
+from diffusion_mp.diffusivities.sparse_flow import (
+    EdgeSparseFlowDiffusivity,
+    SparseFlowDiffusivity,
+)
 from diffusion_mp.energies import Penalty
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
@@ -85,16 +91,16 @@ class MultiHeadConv(DiffusionConv):
         )
         self.out_channels = out_channels
         self.residual = residual
-        self.mix = nn.Linear(max(heads, diffusivity.heads) * head_channels, out_channels, bias=bias)
+        self.mix = nn.Linear(
+            max(heads, diffusivity.heads) * head_channels, out_channels, bias=bias
+        )
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
         mixed = self.mix(out)
         return x + mixed if self.residual else mixed
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.in_channels}, {self.out_channels}, heads={self.heads}, residual={self.residual}"
-        )
+        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, residual={self.residual}"
 
 
 class DIFFormerConv(DiffusionConv):
@@ -130,7 +136,8 @@ class DIFFormerConv(DiffusionConv):
         out_channels: int,
         heads: int = 1,
         *,
-        kernel: Literal["simple", "sigmoid", "softmax", "gaussian"] | Penalty = "simple",
+        kernel: Literal["simple", "sigmoid", "softmax", "gaussian"]
+        | Penalty = "simple",
         projection: Projection = None,
         normalize: Normalization = "row",
         tau: float | Tensor | Positive = TAU,
@@ -180,7 +187,9 @@ class DIFFormerConv(DiffusionConv):
             "sym", self_loops=self_loops, direction=direction, degrees=degrees
         )
         # Made with graph=None too: a wrong option is refused whether or not it is used.
-        augmented = GraphAugmentedDiffusivity(attention, adjacency, graph or "sum", graph_weight)
+        augmented = GraphAugmentedDiffusivity(
+            attention, adjacency, graph or "sum", graph_weight
+        )
         if update is None:
             form: Literal["conservative", "residual"] = "residual"
             if graph == "mean":
@@ -270,7 +279,11 @@ class NodeFormerConv(MultiHeadConv):
         )
         # Made with relational_bias=None too: a wrong option is refused whether or not it is used.
         edges = RelationalBias(
-            heads, hops=hops, normalization=relational_bias or "sum", powers=powers, gate=gate
+            heads,
+            hops=hops,
+            normalization=relational_bias or "sum",
+            powers=powers,
+            gate=gate,
         )
         if relational_bias is not None:
             coupled = GraphAugmentedDiffusivity(coupled, edges)
@@ -347,7 +360,9 @@ class SFiConv(MultiHeadConv):
         else:
             coupled = EdgeSparseFlowDiffusivity(in_channels, hops=hops, **attention)
         # Made with adjacency=False too: a wrong option is refused whether or not it is used.
-        enhanced = AdjacencyEnhancedDiffusivity(coupled, gamma=gamma, self_loops=self_loops)
+        enhanced = AdjacencyEnhancedDiffusivity(
+            coupled, gamma=gamma, self_loops=self_loops
+        )
         super().__init__(
             in_channels,
             out_channels,

@@ -158,12 +158,16 @@ class Pairs(TermModule):
         self.attention = PairDiffusivity(get_penalty(penalty), heads, inside)
         self.projection = None
         if projection == "tied":
-            self.projection = nn.Parameter(torch.empty(heads, channels // heads, channels))
+            self.projection = nn.Parameter(
+                torch.empty(heads, channels // heads, channels)
+            )
         self._draw()
 
     def _draw(self) -> None:
         if self.projection is not None:
-            nn.init.uniform_(self.projection, -(self.channels**-0.5), self.channels**-0.5)
+            nn.init.uniform_(
+                self.projection, -(self.channels**-0.5), self.channels**-0.5
+            )
 
     def projections(self) -> Float[Tensor, "H D C"] | None:
         """Return the projections divided to norm at most one, in float32 or wider, since rounding may lengthen them."""
@@ -212,7 +216,9 @@ class Neighbours(TermModule):
     ) -> None:
         super().__init__(channels, weight)
         kinds = (bool, Diffusivity)
-        checks.check_kind(diffusivity, "diffusivity", kinds, "a Diffusivity, True or False")
+        checks.check_kind(
+            diffusivity, "diffusivity", kinds, "a Diffusivity, True or False"
+        )
         if diffusivity is True:
             diffusivity = AdjacencyDiffusivity("sym", direction="undirected")
         self.diffusivity = diffusivity or None
@@ -238,7 +244,8 @@ def _related(
     num_nodes: int, edge_index: Tensor, weight: Tensor, edge_attr: Tensor
 ) -> SparseCoupling:
     return SparseCoupling(
-        Graph(num_nodes, edge_index, validate=False), weight.unsqueeze(1) * edge_attr.to(weight)
+        Graph(num_nodes, edge_index, validate=False),
+        weight.unsqueeze(1) * edge_attr.to(weight),
     )
 
 
@@ -285,7 +292,11 @@ class WeightedGraph(TermModule):
         self.reads = () if edge_dim is None else ("edge_attr",)
         self.adjacency = AdjacencyDiffusivity(normalization)
         checks.check_choice(matrix, "matrix", ["full", "diagonal", "identity"])
-        shape = (relations, channels, channels) if matrix == "full" else (relations, channels)
+        shape = (
+            (relations, channels, channels)
+            if matrix == "full"
+            else (relations, channels)
+        )
         if matrix == "identity":
             self.matrix = None
         else:
@@ -295,7 +306,9 @@ class WeightedGraph(TermModule):
 
     def _draw(self) -> None:
         if self.matrix is not None:
-            nn.init.normal_(self.matrix, std=1.0 if self.matrix.dim() == 2 else self.channels**-0.5)
+            nn.init.normal_(
+                self.matrix, std=1.0 if self.matrix.dim() == 2 else self.channels**-0.5
+            )
 
     def matrices(self) -> Float[Tensor, "R C C"] | Float[Tensor, "R C"]:
         """Return B, of norm at most one, or the diagonals of diagonal matrices."""
@@ -307,7 +320,10 @@ class WeightedGraph(TermModule):
         )
 
     def forward(
-        self, source: Float[Tensor, "N C"], graph: Graph, edge_attr: Tensor | None = None
+        self,
+        source: Float[Tensor, "N C"],
+        graph: Graph,
+        edge_attr: Tensor | None = None,
     ) -> EnergyTerm:
         coupling = self.adjacency(source, graph)
         if not isinstance(coupling, SparseCoupling):
@@ -322,19 +338,27 @@ class WeightedGraph(TermModule):
                 )
             checks.check_edge_rows(edge_attr, graph.num_edges, channels=self.edge_dim)
             tensors = (coupling.graph.edges, coupling.graph.edge_weight, edge_attr)
-            coupling = _RELATIONS.get(graph.num_nodes, tensors, partial(_related, graph.num_nodes))
+            coupling = _RELATIONS.get(
+                graph.num_nodes, tensors, partial(_related, graph.num_nodes)
+            )
         if self.gate is not None:
             sender, receiver = (source.index_select(0, end) for end in graph.edges)
             ends = torch.cat([sender + receiver, (sender - receiver).abs()], 1)
             gate = self.gate(ends.to(self.gate.weight.dtype)).tanh()
-            mutual = values_only(captured=True) and coupling.symmetric  # as the gate itself
-            coupling = SparseCoupling(coupling.graph, coupling.weight * gate, symmetric=mutual)
+            mutual = (
+                values_only(captured=True) and coupling.symmetric
+            )  # as the gate itself
+            coupling = SparseCoupling(
+                coupling.graph, coupling.weight * gate, symmetric=mutual
+            )
         matrices = None if self.matrix is None else self.matrices()
         if matrices is None:
             norms = None
         else:
             norms = matrices.new_ones(matrices.size(0))
-        term = MatrixTerm(coupling, matrices, norms, hops=self.hops, symmetric=self.symmetric)
+        term = MatrixTerm(
+            coupling, matrices, norms, hops=self.hops, symmetric=self.symmetric
+        )
         return ScaledTerm(self.weight(), term)
 
     def extra_repr(self) -> str:
@@ -373,7 +397,8 @@ class RowAttention(TermModule):
         self.neighbours = neighbours
         self.gamma = Positive(gamma)
         self.query, self.key = (
-            nn.Parameter(torch.empty(heads, channels // heads, channels)) for _ in range(2)
+            nn.Parameter(torch.empty(heads, channels // heads, channels))
+            for _ in range(2)
         )
         self._draw()
 
@@ -387,11 +412,15 @@ class RowAttention(TermModule):
             raise NotImplementedError(
                 f"RowAttention needs all nodes of the graph, not {known}. Use one process."
             )
-        query, key = contracting(torch.cat([self.query, self.key]), norm_bounds).chunk(2)
+        query, key = contracting(torch.cat([self.query, self.key]), norm_bounds).chunk(
+            2
+        )
         ones = query.new_ones(self.heads)
         prior = None
         if self.neighbours:
-            prior = SparseCoupling(graph, graph.weights(source), symmetric=False, nonnegative=True)
+            prior = SparseCoupling(
+                graph, graph.weights(source), symmetric=False, nonnegative=True
+            )
         return ScaledTerm(
             self.weight(), AttentionTerm(query, key, self.gamma(), prior, (ones, ones))
         )
@@ -414,7 +443,12 @@ class TiedMLP(TermModule):
     """
 
     def __init__(
-        self, channels: int, hidden_channels: int, weight: float = 1.0, *, activation: str = "relu"
+        self,
+        channels: int,
+        hidden_channels: int,
+        weight: float = 1.0,
+        *,
+        activation: str = "relu",
     ) -> None:
         super().__init__(channels, weight)
         checks.check_counts(hidden_channels=hidden_channels)
@@ -423,7 +457,9 @@ class TiedMLP(TermModule):
         self.activation = activation
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph) -> EnergyTerm:
-        return MLPTerm(self.linear.weight, self.linear.bias, self.activation, self.weight())
+        return MLPTerm(
+            self.linear.weight, self.linear.bias, self.activation, self.weight()
+        )
 
 
 class BlockStep(nn.Module):
@@ -505,9 +541,13 @@ class CertifiedBlock(GraphLayer):
         self.in_channels = self.out_channels = channels
         self.num_layers = num_layers
         self.heads = heads
-        self.terms = nn.ModuleList(term for term in terms if isinstance(term, nn.Module))
+        self.terms = nn.ModuleList(
+            term for term in terms if isinstance(term, nn.Module)
+        )
         self.fixed = tuple(term for term in terms if not isinstance(term, nn.Module))
-        self.update = CertifiedStep(Positive(beta), constraint=constraint, radius=radius)
+        self.update = CertifiedStep(
+            Positive(beta), constraint=constraint, radius=radius
+        )
         self.step = BlockStep()
 
     @property
@@ -529,13 +569,19 @@ class CertifiedBlock(GraphLayer):
     @property
     def reads(self) -> tuple[str, ...]:
         """Further inputs of a call that a term reads; a module of your own that declares nothing reads edge_attr."""
-        read = {name for module in self.terms for name in getattr(module, "reads", ("edge_attr",))}
+        read = {
+            name
+            for module in self.terms
+            for name in getattr(module, "reads", ("edge_attr",))
+        }
         return tuple(sorted(read))
 
     @property
     def runs_by_rows(self) -> bool:
         """Whether the couplings of all terms come from diffusivities, which may be computed for some of the rows."""
-        return not self.fixed and all(getattr(term, "by_rows", False) for term in self.terms)
+        return not self.fixed and all(
+            getattr(term, "by_rows", False) for term in self.terms
+        )
 
     def forward(
         self,
@@ -552,7 +598,9 @@ class CertifiedBlock(GraphLayer):
     ) -> Tensor | tuple[Tensor, Any]:
         """Return Z^K; with ``return_coupling`` also the attention of all terms in every step, or in the limit."""
         inputs = {"source": source, "edge_attr": edge_attr, "beside": beside} | others
-        graph, inputs = self._checked(x, edge_index, edge_weight, batch, inputs, return_coupling)
+        graph, inputs = self._checked(
+            x, edge_index, edge_weight, batch, inputs, return_coupling
+        )
         couplings: list[Coupling] | None = [] if return_coupling else None
         for state in self.states(x, graph, couplings, **inputs):  # noqa: B007  # only the last one is kept
             pass
@@ -589,13 +637,17 @@ class CertifiedBlock(GraphLayer):
     def attention(self, z: Float[Tensor, "N H D"], energy: Energy) -> list[Coupling]:
         """Return how much nodes attend to each other at a state, for every term that has attention."""
         graph = energy.graph_of(z)
-        return [coupling for term in energy.terms for coupling in term.attention(z, graph)]
+        return [
+            coupling for term in energy.terms for coupling in term.attention(z, graph)
+        ]
 
     def returned(self, couplings: list[Coupling]) -> Coupling | list[Coupling]:
         """Return the couplings of all steps as a call does."""
         return couplings
 
-    def limit(self, state: Float[Tensor, "N H D"], energy: Energy) -> Float[Tensor, "N H D"]:
+    def limit(
+        self, state: Float[Tensor, "N H D"], energy: Energy
+    ) -> Float[Tensor, "N H D"]:
         """Return the limit of the steps from a state, with the gradient of the implicit function theorem."""
         what = "the state at rest"
         quadratic = all(term.quadratic for term in energy.terms)
@@ -611,7 +663,9 @@ class CertifiedBlock(GraphLayer):
                 energy.descent(state),
                 state,
                 # One minimiser is found from everywhere; otherwise the acceleration might end above the start.
-                energy=None if quadratic and energy.constraint.convex else energy.by_graph,
+                energy=None
+                if quadratic and energy.constraint.convex
+                else energy.by_graph,
                 ptr=graph.segments,
                 total=graph.total,
                 what=what,
@@ -632,15 +686,25 @@ class CertifiedBlock(GraphLayer):
     ) -> tuple[Graph, dict[str, Any]]:
         """Check the inputs of a call, refuse those that no term reads, and return the graph and the others."""
         inputs = {name: value for name, value in inputs.items() if value is not None}
-        unread = {name: inputs[name] for name in inputs.keys() - {"source", *self.reads}}
+        unread = {
+            name: inputs[name] for name in inputs.keys() - {"source", *self.reads}
+        }
         graph = self.inputs_to_graph(
-            x, edge_index, edge_weight, batch, return_coupling, unread, inputs.get("edge_attr")
+            x,
+            edge_index,
+            edge_weight,
+            batch,
+            return_coupling,
+            unread,
+            inputs.get("edge_attr"),
         )
         if "beside" in inputs:
             what = "a Coupling of the same nodes, or None"
             checks.check_kind(inputs["beside"], "beside", Coupling, what)
         if "source" in inputs:
-            checks.check_state(inputs["source"], "source", self.in_channels, module=self)
+            checks.check_state(
+                inputs["source"], "source", self.in_channels, module=self
+            )
             checks.check_rows(inputs["source"], "source", x)
         return graph, inputs
 
@@ -657,7 +721,9 @@ class CertifiedBlock(GraphLayer):
                     terms.append(module)
                     continue
                 reads = getattr(module, "reads", ("edge_attr",))
-                term = module(source, graph, **{name: inputs.get(name) for name in reads})
+                term = module(
+                    source, graph, **{name: inputs.get(name) for name in reads}
+                )
                 if term is not None:
                     terms.append(term)
         terms += self.fixed
@@ -703,7 +769,9 @@ class CertifiedBlock(GraphLayer):
     ) -> Certificate:
         """Return the certificate that no step raises F, checked at Z⁰ (`certify_step`), by default of a random x."""
         if x is None:
-            edge_dim = max((getattr(term, "edge_dim", None) or 0 for term in self.terms), default=0)
+            edge_dim = max(
+                (getattr(term, "edge_dim", None) or 0 for term in self.terms), default=0
+            )
             x, edge_index, edge_attr = random_input(
                 self.in_channels, self.beta.raw, edge_dim or None
             )
@@ -716,7 +784,9 @@ class CertifiedBlock(GraphLayer):
         energy = self.energy(inputs.get("source", x), graph, **terms)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         start = self.update.constraint.project(self.by_head(wide))
-        certificate = certify_step(energy, start, steps=self.num_layers or CERTIFIED_STEPS)
+        certificate = certify_step(
+            energy, start, steps=self.num_layers or CERTIFIED_STEPS
+        )
         if not certificate or self.num_layers is None:
             return certificate
         # A subclass may compute something else than the steps of its energy.
@@ -734,4 +804,6 @@ class CertifiedBlock(GraphLayer):
 
 def _close(x: Tensor, expected: Tensor) -> bool:
     """Return whether two states are the same up to the root of rounding, since an energy sees errors squared."""
-    return bool((x - expected).norm() <= torch.finfo(x.dtype).eps ** 0.5 * expected.norm())
+    return bool(
+        (x - expected).norm() <= torch.finfo(x.dtype).eps ** 0.5 * expected.norm()
+    )

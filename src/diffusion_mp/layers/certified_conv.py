@@ -21,7 +21,12 @@ from diffusion_mp.energies import (
     ScaledTerm,
     get_constraint,
 )
-from diffusion_mp.layers.certified_block import CertifiedBlock, Neighbours, Pairs, TermModule
+from diffusion_mp.layers.certified_block import (
+    CertifiedBlock,
+    Neighbours,
+    Pairs,
+    TermModule,
+)
 
 #: The names of parameters in a state dict, and where they are in the block.
 NAMES = {
@@ -86,7 +91,9 @@ class CertifiedConv(CertifiedBlock):
         checks.check_positive(mu, "mu")
         checks.check_counts(heads=heads)
         checks.check_choice(projection, "projection", [None, "tied"])
-        checks.check_kind(graph, "graph", (bool, Diffusivity), "a Diffusivity, True or False")
+        checks.check_kind(
+            graph, "graph", (bool, Diffusivity), "a Diffusivity, True or False"
+        )
         inside = get_constraint(constraint, radius)
         terms: list[TermModule] = [Neighbours(channels, mu, graph)]
         if penalty is not None:
@@ -94,7 +101,9 @@ class CertifiedConv(CertifiedBlock):
             terms.append(Pairs(channels, lam, penalty=penalty, heads=heads, **options))
         # Projected heads move the uncut state.
         cut = heads if projection is None else 1
-        super().__init__(channels, terms, num_layers, constraint=inside, beta=beta, heads=cut)
+        super().__init__(
+            channels, terms, num_layers, constraint=inside, beta=beta, heads=cut
+        )
         self.register_state_dict_post_hook(_with_names)
         self.register_load_state_dict_pre_hook(_without_names)
 
@@ -137,9 +146,13 @@ def _renamed(state: dict[str, Any], prefix: str, names: dict[str, str]) -> None:
         state[name] = value
 
 
-def _with_names(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+def _with_names(
+    module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any
+) -> None:
     _renamed(state, prefix, {inner: outer for outer, inner in NAMES.items()})
 
 
-def _without_names(module: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
+def _without_names(
+    module: nn.Module, state: dict[str, Any], prefix: str, *others: Any
+) -> None:
     _renamed(state, prefix, NAMES)

@@ -97,7 +97,11 @@ class DiffusionConv(GraphLayer):
         checks.check_choice(reads, "reads", ["state", "values", "features"])
         checks.check_probability(dropout, "dropout")
         checks.check_flags(
-            concat=concat, transform=transform, bias=bias, validate=validate, value_bias=value_bias
+            concat=concat,
+            transform=transform,
+            bias=bias,
+            validate=validate,
+            value_bias=value_bias,
         )
         checks.check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
         checks.check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
@@ -138,7 +142,10 @@ class DiffusionConv(GraphLayer):
         self.value: FeatureLinear | None = None
         if transform:
             self.value = FeatureLinear(
-                in_channels, heads * out_channels, bias=value_bias, weight_initializer="glorot"
+                in_channels,
+                heads * out_channels,
+                bias=value_bias,
+                weight_initializer="glorot",
             )
         # One bias for the joined heads, added after the last step, so that it is not propagated.
         self.bias = nn.Parameter(torch.zeros(total)) if bias else None
@@ -237,7 +244,11 @@ class DiffusionConv(GraphLayer):
 
     def _check_features(self, features: Tensor | None, x: Tensor) -> None:
         if features is None or self.reads != "features":
-            got = "none came" if features is None else f"features came with reads={self.reads!r}"
+            got = (
+                "none came"
+                if features is None
+                else f"features came with reads={self.reads!r}"
+            )
             raise ValueError(
                 f"features must come if and only if the layer was built with reads='features'; {got}. They are what "
                 f"the diffusivity reads in place of the state, [num_nodes, channels]."
@@ -345,7 +356,11 @@ class DiffusionConv(GraphLayer):
         if features is not None or self.reads == "features":
             self._check_features(features, x)
         # A penalty of the state itself has an energy also where its coupling is divided by its row sums.
-        elif diffusivity.penalty is not None and not diffusivity.needs_graph and self.steps == 1:
+        elif (
+            diffusivity.penalty is not None
+            and not diffusivity.needs_graph
+            and self.steps == 1
+        ):
             return certified(diffusivity, x, ptr=graph.segments)
         coupling = diffusivity(x if features is None else features, graph)
         return certified(coupling, None)

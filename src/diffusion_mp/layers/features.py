@@ -10,7 +10,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn.dense import Linear
 
-from diffusion_mp.checks import check_counts, check_mask, check_place, check_state, describe
+from diffusion_mp.checks import (
+    check_counts,
+    check_mask,
+    check_place,
+    check_state,
+    describe,
+)
 from diffusion_mp.graph.ops import Compressed, Pattern
 from diffusion_mp.graph.sparse_rows import SPARSE
 from diffusion_mp.kernels.spmm import spmm
@@ -18,7 +24,9 @@ from diffusion_mp.modules import Resettable
 from diffusion_mp.runtime.cache import cached_by, values_only
 
 
-def check_input(x: Tensor, name: str = "x", *, channels: int, module: nn.Module | None) -> None:
+def check_input(
+    x: Tensor, name: str = "x", *, channels: int, module: nn.Module | None
+) -> None:
     """Raise unless ``x`` is a dense state or a sparse matrix [N, channels] that fits ``module``."""
     if not isinstance(x, Tensor) or x.layout not in SPARSE:
         check_state(x, name, channels, module=module)
@@ -78,7 +86,9 @@ class FeatureLinear(Linear):
 
 def channels_at_first(module: nn.Module, x: object) -> int:
     """Return the input channels of a module built with -1: those of loaded weights, or else of ``x``; -1 if unknown."""
-    first = next((part for part in module.modules() if isinstance(part, FeatureLinear)), None)
+    first = next(
+        (part for part in module.modules() if isinstance(part, FeatureLinear)), None
+    )
     if first is not None and not is_lazy(first.weight):
         return first.in_channels
     return x.size(1) if isinstance(x, Tensor) and x.dim() == 2 else -1
@@ -112,7 +122,9 @@ class LaplacianEncoder(Resettable):
         check_counts(hidden_channels=hidden)
         self.out_channels = out_channels
         self.hidden_channels = hidden
-        self.phi = nn.Sequential(nn.Linear(2, hidden), nn.SiLU(), nn.Linear(hidden, hidden))
+        self.phi = nn.Sequential(
+            nn.Linear(2, hidden), nn.SiLU(), nn.Linear(hidden, hidden)
+        )
         self.rho = nn.Sequential(
             nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, out_channels)
         )

@@ -62,7 +62,9 @@ class MLPConv(DiffusionConv):
         torch.Size([6, 8])
     """
 
-    def __init__(self, in_channels: int, out_channels: int, *, bias: bool = True) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, *, bias: bool = True
+    ) -> None:
         super().__init__(
             in_channels,
             out_channels,
@@ -142,7 +144,9 @@ class SGConv(DiffusionConv):
         check_counts(K=K)
         adjacency = _gcn_adjacency(self_loops)
         update = ExplicitEuler(1.0, "residual")
-        super().__init__(in_channels, out_channels, adjacency, update, bias=bias, steps=K)
+        super().__init__(
+            in_channels, out_channels, adjacency, update, bias=bias, steps=K
+        )
 
 
 class GINConv(DiffusionConv):
@@ -168,7 +172,9 @@ class GINConv(DiffusionConv):
         *,
         train_eps: bool = False,
     ) -> None:
-        if mlp is None and isinstance(in_channels, nn.Module):  # as in PyG's GINConv(nn)
+        if mlp is None and isinstance(
+            in_channels, nn.Module
+        ):  # as in PyG's GINConv(nn)
             raise TypeError(
                 "GINConv needs in_channels before its module: GINConv(in_channels, mlp), or GINConv(-1, mlp)."
             )
@@ -181,13 +187,17 @@ class GINConv(DiffusionConv):
         # The state that is kept is part of the coupling, so that a learned ε is one of its parameters.
         diffusivity = scale * IdentityDiffusivity() + AdjacencyDiffusivity("sum")
         update = ExplicitEuler(1.0, "residual")
-        super().__init__(in_channels, in_channels, diffusivity, update, transform=False, bias=False)
+        super().__init__(
+            in_channels, in_channels, diffusivity, update, transform=False, bias=False
+        )
         self.mlp = cast("nn.Module", mlp)
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
         return self.mlp(out)
 
-    def convert_from_pyg(self, state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    def convert_from_pyg(
+        self, state: Mapping[str, Tensor], prefix: str
+    ) -> dict[str, Tensor]:
         renamed = super().convert_from_pyg(state, prefix)
         if isinstance(self.mlp, nn.Sequential):
             self._rename_linear_maps(renamed, prefix)
@@ -213,13 +223,17 @@ class GINConv(DiffusionConv):
                 f"PyG's GIN without norm, or GINConv(in_channels, mlp) with an MLP of PyG's."
             )
         children = self.mlp.named_children()
-        linear = [name for name, part in children if isinstance(part, (nn.Linear, Linear))]
+        linear = [
+            name for name, part in children if isinstance(part, (nn.Linear, Linear))
+        ]
         parameters = dict(self.named_parameters())
         for key in keys:
             number, name = key.removeprefix("mlp.lins.").split(".")
             ours = "".join(f"mlp.{child}.{name}" for child in linear[int(number) :][:1])
             parameter = parameters.get(ours)
-            if parameter is None or not (is_lazy(parameter) or parameter.shape == state[key].shape):
+            if parameter is None or not (
+                is_lazy(parameter) or parameter.shape == state[key].shape
+            ):
                 here = "there is none" if parameter is None else list(parameter.shape)
                 raise ValueError(
                     f"{prefix}nn.{key.removeprefix('mlp.')} is {list(state[key].shape)}, and in the layer here {here}. "
@@ -296,7 +310,9 @@ class GATConv(DiffusionConv):
         self.res: FeatureLinear | None = None
         if residual:
             out = total if concat else out_channels
-            self.res = FeatureLinear(in_channels, out, bias=False, weight_initializer="glorot")
+            self.res = FeatureLinear(
+                in_channels, out, bias=False, weight_initializer="glorot"
+            )
 
     def forward(
         self,
@@ -414,4 +430,6 @@ class GCNIIConv(DiffusionConv):
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
         # ((1 − β) I + β W) in one pass over the state.
-        return torch.addmm(out, out, self.weight, beta=1 - self.mapping, alpha=self.mapping)
+        return torch.addmm(
+            out, out, self.weight, beta=1 - self.mapping, alpha=self.mapping
+        )

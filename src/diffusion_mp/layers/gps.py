@@ -123,7 +123,9 @@ class GatedGCNConv(EdgeLayer):
             )
         rows = graph.pattern.by_row
         cols = graph.pattern.by_col
-        logits = (at_rows(rows, self.target(x)) + at_rows(cols, self.source(x))).to(x.dtype)
+        logits = (at_rows(rows, self.target(x)) + at_rows(cols, self.source(x))).to(
+            x.dtype
+        )
         if edge_attr is not None:
             logits = logits + self.edge(edge_attr)
         # The derivative of a gate is up to |v|/ε, beyond half precision until the sigmoid's own makes it small.
@@ -132,7 +134,9 @@ class GatedGCNConv(EdgeLayer):
             gate = gate * graph.weights(gate).unsqueeze(1)
         # A coupling with one head per channel, so that ``return_coupling`` and the diagnostics see the gates.
         total = SparseCoupling(graph, gate, symmetric=False, nonnegative=True)
-        gates = ReweightedCoupling(total, 1 / (total.degree() + self.eps), nonnegative=True)
+        gates = ReweightedCoupling(
+            total, 1 / (total.degree() + self.eps), nonnegative=True
+        )
         change = self.own(x) + gates.matmul(self.value(x).unsqueeze(2)).squeeze(2)
         moved = self._next(x, change, self.node_norm)
         if edge_attr is not None:
@@ -184,8 +188,13 @@ class GPSBlock(EdgeLayer):
         if local is None and attention is None:
             raise ValueError("GPSBlock needs local or attention, or both; got neither.")
         for name, layer in (("local", local), ("attention", attention)):
-            checks.check_kind(layer, name, (nn.Module, NoneType), "a layer of this library")
-            sizes = [getattr(layer, size, channels) for size in ("in_channels", "out_channels")]
+            checks.check_kind(
+                layer, name, (nn.Module, NoneType), "a layer of this library"
+            )
+            sizes = [
+                getattr(layer, size, channels)
+                for size in ("in_channels", "out_channels")
+            ]
             if sizes != [channels, channels]:
                 raise ValueError(
                     f"{name} must map {channels} channels to {channels}; got {sizes[0]} to {sizes[1]}."
@@ -196,7 +205,9 @@ class GPSBlock(EdgeLayer):
         self.attention_norm = None if attention is None else make_norm(norm, channels)
         widen = nn.Linear(channels, 2 * channels)
         narrow = nn.Linear(2 * channels, channels)
-        self.ffn = nn.Sequential(widen, nn.ReLU(), nn.Dropout(dropout), narrow, nn.Dropout(dropout))
+        self.ffn = nn.Sequential(
+            widen, nn.ReLU(), nn.Dropout(dropout), narrow, nn.Dropout(dropout)
+        )
         self.norm = make_norm(norm, channels)
 
     def step(
@@ -207,7 +218,9 @@ class GPSBlock(EdgeLayer):
         edges = edge_attr
         coupling = cast("Coupling", None)
         # Without edges and attention, local runs all the same and raises the error about missing edges.
-        if self.local is not None and (graph.edge_index is not None or self.attention is None):
+        if self.local is not None and (
+            graph.edge_index is not None or self.attention is None
+        ):
             if isinstance(self.local, GatedGCNConv):
                 moved, *carried, coupling = self.local(
                     x, graph, edge_attr=edge_attr, return_coupling=True
@@ -221,7 +234,9 @@ class GPSBlock(EdgeLayer):
             total = total + cast("nn.Module", self.attention_norm)(moved)
         return self.norm(total + self.ffn(total)), edges, coupling
 
-    def _residual(self, layer: nn.Module, x: Tensor, graph: Graph) -> tuple[Tensor, Coupling]:
+    def _residual(
+        self, layer: nn.Module, x: Tensor, graph: Graph
+    ) -> tuple[Tensor, Coupling]:
         change, coupling = layer(x, graph, return_coupling=True)
         return x + dropout(change, self.dropout, self.training), coupling
 

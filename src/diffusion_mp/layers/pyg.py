@@ -21,7 +21,11 @@ from diffusion_mp.checks import (
     plain,
     values_to_check,
 )
-from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, IdentityDiffusivity
+from diffusion_mp.diffusivities import (
+    AdjacencyDiffusivity,
+    Diffusivity,
+    IdentityDiffusivity,
+)
 from diffusion_mp.diffusivities.base import ScaledDiffusivity, SumDiffusivity
 
 #: Options of PyG's classes with the values that describe what every layer here does; they are dropped.
@@ -106,14 +110,18 @@ class KnowsPyGNames:
         if "__init__" in vars(cls):
             cls.__init__ = _translated(cls.__init__)  # type: ignore[method-assign]
 
-    def convert_from_pyg(self, state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    def convert_from_pyg(
+        self, state: Mapping[str, Tensor], prefix: str
+    ) -> dict[str, Tensor]:
         """Rename the parameters of PyG's layer, of path ``prefix``; raise where two that differ would get one name."""
         renamed: dict[str, Tensor] = {}
         origin: dict[str, str] = {}
         for key, value in state.items():
             name = new_name(key, self.pyg_weights)
             other = renamed.get(name)
-            if other is not None and not (value.shape == other.shape and torch.equal(value, other)):
+            if other is not None and not (
+                value.shape == other.shape and torch.equal(value, other)
+            ):
                 raise ValueError(
                     f"{type(self).__name__} has one matrix, {name}, where the state has two that differ: "
                     f"{prefix}{origin[name]} and {prefix}{key}."
@@ -131,7 +139,9 @@ class UnknownOptionError(TypeError):
         # The option as it was typed, by PyG's name.
         if name == "self_loops" and name not in options:
             name = "add_self_loops"
-        super().__init__(f"{kind.__name__} takes no {name}. {OPTIONS.get(name) or _taken(kind)}")
+        super().__init__(
+            f"{kind.__name__} takes no {name}. {OPTIONS.get(name) or _taken(kind)}"
+        )
 
 
 def _translated(init: Callable[..., None]) -> Callable[..., None]:
@@ -143,7 +153,9 @@ def _translated(init: Callable[..., None]) -> Callable[..., None]:
         ours = _ours(options, parameters)
         try:
             init(self, *args, **ours)
-        except UnknownOptionError as error:  # of a layer that was to be built with these options
+        except (
+            UnknownOptionError
+        ) as error:  # of a layer that was to be built with these options
             raise UnknownOptionError(type(self), error.name, options) from None
         except TypeError as error:
             # Python's own sentence names the option; the options of all base classes are not known here.
@@ -167,7 +179,9 @@ def _ours(options: Mapping[str, Any], parameters: Container[str]) -> dict[str, A
     loops = ours.pop("add_self_loops")
     check_flags(add_self_loops=loops)
     if "self_loops" in ours:
-        raise ValueError("add_self_loops and self_loops say the same thing; pass one of them.")
+        raise ValueError(
+            "add_self_loops and self_loops say the same thing; pass one of them."
+        )
     ours["self_loops"] = "remaining" if loops else "keep"
     return ours
 
@@ -254,11 +268,16 @@ def between(
         )
     _check_couples_edges(layer, kind)
     senders, receivers = x
-    check_state(senders, "x_src", None if layer.in_channels == -1 else layer.in_channels)
+    check_state(
+        senders, "x_src", None if layer.in_channels == -1 else layer.in_channels
+    )
     check_state(receivers, "x_dst", senders.size(1))
     edges: Any = plain(edge_index)
     check_kind(
-        edges, "edge_index", Tensor, "a tensor [2, num_edges] where x is the pair (x_src, x_dst)"
+        edges,
+        "edge_index",
+        Tensor,
+        "a tensor [2, num_edges] where x is the pair (x_src, x_dst)",
     )
     check_integer_pairs(edges, "edge_index")
     edges = edges.long()
@@ -273,7 +292,9 @@ def between(
     # A layer couples the rows of one state, so both kinds are numbered in one run: senders first, then receivers.
     first = senders.size(0)
     shift = edges.new_tensor([[0], [first]])
-    results = forward(layer, torch.cat([senders, receivers]), edges + shift, edge_weight, **inputs)
+    results = forward(
+        layer, torch.cat([senders, receivers]), edges + shift, edge_weight, **inputs
+    )
     if isinstance(results, Tensor):
         return results[first:]
     out, *further = results

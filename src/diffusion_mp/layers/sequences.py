@@ -98,7 +98,9 @@ class PDEDiffusion1d(Resettable):
         if x.dim() == 2:
             out, coupling = self._step(x, Graph.coerce(x, batch=batch))
         else:
-            out, coupling = self._stacked(x if self.batch_first else x.transpose(0, 1), mask)
+            out, coupling = self._stacked(
+                x if self.batch_first else x.transpose(0, 1), mask
+            )
             out = out if self.batch_first else out.transpose(0, 1)
         out = out if self.norm is None else self.norm(out)
         return (out, coupling) if return_coupling else out
@@ -110,24 +112,35 @@ class PDEDiffusion1d(Resettable):
         size, length = x.shape[:2]
         if mask is None:
             out, coupling = self._step(
-                x.flatten(0, 1), Graph(size * length, ptr=length * torch.arange(size + 1))
+                x.flatten(0, 1),
+                Graph(size * length, ptr=length * torch.arange(size + 1)),
             )
             return out.view_as(x), coupling
         order, ptr = tokens_first(mask)
         kept = mask.unsqueeze(2)
-        rows = torch.where(kept, x, 0.0).flatten(0, 1)  # 0·NaN in the gradient of α would not be 0
-        moved, coupling = self._step(rows.index_select(0, order), Graph(rows.size(0), ptr=ptr))
+        rows = torch.where(kept, x, 0.0).flatten(
+            0, 1
+        )  # 0·NaN in the gradient of α would not be 0
+        moved, coupling = self._step(
+            rows.index_select(0, order), Graph(rows.size(0), ptr=ptr)
+        )
         moved = torch.zeros_like(moved).index_copy(0, order, moved).view_as(x)
         return torch.where(kept, moved, x), coupling
 
-    def _step(self, x: Float[Tensor, "N C"], graph: Graph) -> tuple[Float[Tensor, "N C"], Coupling]:
+    def _step(
+        self, x: Float[Tensor, "N C"], graph: Graph
+    ) -> tuple[Float[Tensor, "N C"], Coupling]:
         coupling = self.diffusivity(x, graph)
-        return self.update(x.unflatten(1, (self.diffusivity.heads, -1)), coupling).flatten(
-            1
-        ), coupling
+        return self.update(
+            x.unflatten(1, (self.diffusivity.heads, -1)), coupling
+        ).flatten(1), coupling
 
     def _tokens(
-        self, x: Tensor, mask: Tensor | None, batch: Tensor | None, key_padding_mask: Tensor | None
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        batch: Tensor | None,
+        key_padding_mask: Tensor | None,
     ) -> Tensor | None:
         """Check the inputs of a call and return the mask of tokens."""
         name = "mask"
@@ -137,7 +150,8 @@ class PDEDiffusion1d(Resettable):
                 raise ValueError(sentence)
             given = checks.describe(key_padding_mask)
             dense = (
-                isinstance(key_padding_mask, Tensor) and key_padding_mask.layout == torch.strided
+                isinstance(key_padding_mask, Tensor)
+                and key_padding_mask.layout == torch.strided
             )
             if not dense or key_padding_mask.dtype != torch.bool:
                 raise TypeError(
@@ -160,7 +174,12 @@ class PDEDiffusion1d(Resettable):
         checks.check_sequences(x, None, self.in_channels, self.norm)
         # The right shape first: asked for the other one, an export refuses as many sequences as positions.
         misfit = isinstance(mask, Tensor) and mask.shape != x.shape[:2]
-        if self.batch_first and misfit and mask is not None and mask.shape == x.shape[1::-1]:
+        if (
+            self.batch_first
+            and misfit
+            and mask is not None
+            and mask.shape == x.shape[1::-1]
+        ):
             raise ValueError(
                 f"{name} must be {list(x.shape[:2])}, one entry per position of x; got {checks.describe(mask)}. If x "
                 f"is [length, batch, channels], build the layer with batch_first=False."
@@ -177,7 +196,9 @@ class PDEDiffusion1d(Resettable):
         return f"{self.in_channels}"
 
 
-def tokens_first(mask: Bool[Tensor, "B L"]) -> tuple[Int[Tensor, " rows"], Int[Tensor, " ends"]]:
+def tokens_first(
+    mask: Bool[Tensor, "B L"],
+) -> tuple[Int[Tensor, " rows"], Int[Tensor, " ends"]]:
     """Return the order of the B·L rows that puts tokens before padding, and the row boundaries [2B + 1]."""
     size, length = mask.shape
     start = length * torch.arange(size, device=mask.device)
@@ -245,12 +266,16 @@ class SelfAttention(Saved):
     ) -> Float[Tensor, "B L C"]:
         checks.check_sequences(x, mask, self.channels, self)
         query, key, value = self.project(x).chunk(3, -1)
-        q, k, v = (self._by_head(part) for part in (query, key, self.on_values(value, mask)))
+        q, k, v = (
+            self._by_head(part) for part in (query, key, self.on_values(value, mask))
+        )
         pairs = None if mask is None else self._senders(mask)
         rate = self.dropout if self.training else 0.0
         causal = self.causal and mask is None
         # Only the formula has derivatives in forward mode, not torch's fused kernels.
-        kernel = sdpa_kernel(SDPBackend.MATH) if forward_mode_active() else nullcontext()
+        kernel = (
+            sdpa_kernel(SDPBackend.MATH) if forward_mode_active() else nullcontext()
+        )
         with kernel:
             heads = scaled_dot_product_attention(
                 q, k, v, attn_mask=pairs, dropout_p=rate, is_causal=causal
@@ -274,11 +299,14 @@ class SelfAttention(Saved):
             tokens = mask
         return scores.masked_fill(~self._senders(tokens), -torch.inf).softmax(-1)
 
-    def frozen(self, x: Tensor, mask: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    def frozen(
+        self, x: Tensor, mask: Tensor | None = None
+    ) -> Callable[[Tensor], Tensor]:
         """Return the map y ↦ W_O ‖_h A_h(x) W_V^h y + b, attention with its weights frozen at x."""
         weights = self.weights(x, mask)
         return lambda y: self._join(
-            weights @ self._by_head(self.on_values(self.project(y).chunk(3, -1)[2], mask))
+            weights
+            @ self._by_head(self.on_values(self.project(y).chunk(3, -1)[2], mask))
         )
 
     def _by_head(self, x: Tensor) -> Tensor:
@@ -296,7 +324,9 @@ class SelfAttention(Saved):
         tokens = (mask | ~mask.any(1, keepdim=True))[:, None, None, :]
         if not self.causal:
             return tokens
-        square = torch.ones(mask.size(1), mask.size(1), dtype=torch.bool, device=mask.device)
+        square = torch.ones(
+            mask.size(1), mask.size(1), dtype=torch.bool, device=mask.device
+        )
         return (tokens & square.tril()) | torch.eye(
             mask.size(1), dtype=torch.bool, device=mask.device
         )
@@ -329,7 +359,9 @@ class TransformerBlock(Saved):
         self.dropout = dropout
         self.before_attention_norm = place("norm", channels)
         self.attention_norm = nn.LayerNorm(channels)
-        self.attention = SelfAttention(channels, heads, causal=causal, dropout=dropout, place=place)
+        self.attention = SelfAttention(
+            channels, heads, causal=causal, dropout=dropout, place=place
+        )
         self.after_attention = place("attention", channels)
         self.before_mlp_norm = place("norm", channels)
         self.mlp_norm = nn.LayerNorm(channels)
@@ -342,7 +374,9 @@ class TransformerBlock(Saved):
     def forward(
         self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
     ) -> Float[Tensor, "B L C"]:
-        routed = self.attention(self.attention_norm(self.before_attention_norm(x, mask)), mask)
+        routed = self.attention(
+            self.attention_norm(self.before_attention_norm(x, mask)), mask
+        )
         x = self.after_attention(x + dropout(routed, self.dropout, self.training), mask)
         changed = self.mlp(self.mlp_norm(self.before_mlp_norm(x, mask)))
         x = self.after_mlp(x + dropout(changed, self.dropout, self.training), mask)

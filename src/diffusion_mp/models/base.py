@@ -30,7 +30,9 @@ def discard(coupling: Coupling) -> None:
     """Do nothing: passed as ``collect`` where couplings are not returned, so that none is kept alive."""
 
 
-def run_layer(collect: Collect, layer: nn.Module, x: Tensor, graph: Graph, **inputs: Any) -> Any:
+def run_layer(
+    collect: Collect, layer: nn.Module, x: Tensor, graph: Graph, **inputs: Any
+) -> Any:
     """Return the output of a layer, and pass its coupling, or those of all its steps, to ``collect``."""
     if collect is discard:
         # Without anybody to take them none is kept: NodeFormer's would hold its features in memory, and those
@@ -56,7 +58,9 @@ def feature_columns(channels: int | Sequence[int], name: str) -> int:
         raise ValueError(
             f"{name} must be a number of channels or a list with a table size per column; got none."
         )
-    checks.check_counts(**{f"{name}[{column}]": size for column, size in enumerate(channels)})
+    checks.check_counts(
+        **{f"{name}[{column}]": size for column, size in enumerate(channels)}
+    )
     return len(channels)
 
 
@@ -68,7 +72,10 @@ class FeatureEncoder(nn.Module):
     """
 
     def __init__(
-        self, channels: int | Sequence[int], out_channels: int, name: str = "in_channels"
+        self,
+        channels: int | Sequence[int],
+        out_channels: int,
+        name: str = "in_channels",
     ) -> None:
         super().__init__()
         self.channels = feature_columns(channels, name)
@@ -78,7 +85,9 @@ class FeatureEncoder(nn.Module):
             self.linear = FeatureLinear(channels, out_channels)
         else:
             self.sizes = tuple(channels)
-        self.tables = nn.ModuleList(nn.Embedding(size, out_channels) for size in self.sizes or ())
+        self.tables = nn.ModuleList(
+            nn.Embedding(size, out_channels) for size in self.sizes or ()
+        )
 
     def forward(self, x: Tensor, name: str = "x") -> Tensor:
         """Return the states [N, out_channels]; ``name`` is the name of the input in messages."""
@@ -89,12 +98,15 @@ class FeatureEncoder(nn.Module):
             return self.linear(x)
         columns = self._columns(x, name).unbind(1)
         return reduce(
-            torch.add, (table(column) for table, column in zip(self.tables, columns, strict=True))
+            torch.add,
+            (table(column) for table, column in zip(self.tables, columns, strict=True)),
         )
 
     def _columns(self, x: Tensor, name: str) -> Tensor:
         """Return x as [N, F], with categories checked unless ``torch.compile`` traces."""
-        checks.check_kind(x, name, Tensor, f"a tensor [rows, {self.channels}] of integers")
+        checks.check_kind(
+            x, name, Tensor, f"a tensor [rows, {self.channels}] of integers"
+        )
         if x.dtype not in checks.INTEGERS:
             raise TypeError(
                 f"{name} must hold categories (integers); got {checks.describe(x)}. Use {name}.long()."
@@ -106,7 +118,9 @@ class FeatureEncoder(nn.Module):
             raise ValueError(
                 f"{name} must be [rows, {self.channels}], one column per table; got {checks.describe(x)}."
             )
-        checks.check_device(x, name, self.tables[0].weight.device, f"the tables of {name}")  # type: ignore[arg-type]
+        checks.check_device(
+            x, name, self.tables[0].weight.device, f"the tables of {name}"
+        )  # type: ignore[arg-type]
         columns = columns.long()
         # An index outside of a table ends a CUDA process; but to look at values would end the graph of a compiler.
         if columns.numel() and not columns.is_meta and checks.values_to_check():
@@ -163,10 +177,16 @@ class LinkHead(NodeHead):
         )
         embedding = self.mlp(x)
         # Without the root a score grows with the channels, and training starts far from log 2.
-        return (embedding[pairs[0]] * embedding[pairs[1]]).sum(1) * embedding.size(1) ** -0.5
+        return (embedding[pairs[0]] * embedding[pairs[1]]).sum(1) * embedding.size(
+            1
+        ) ** -0.5
 
 
-HEADS: dict[str, type[NodeHead]] = {"node": NodeHead, "graph": GraphHead, "link": LinkHead}
+HEADS: dict[str, type[NodeHead]] = {
+    "node": NodeHead,
+    "graph": GraphHead,
+    "link": LinkHead,
+}
 
 
 def check_no_pairs(pairs: Tensor | None) -> None:
@@ -231,7 +251,10 @@ def with_every_gradient(out: Tensor, model: nn.Module) -> Tensor:
         return out
     # Ranks differ in what they use: one whose graphs have no edges leaves the weights of a graph term alone.
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return out + torch.cat([parameter.flatten()[:0].to(out) for parameter in trained]).sum()
+    return (
+        out
+        + torch.cat([parameter.flatten()[:0].to(out) for parameter in trained]).sum()
+    )
 
 
 class GraphModel(GraphLayer, ABC):
@@ -259,7 +282,9 @@ class GraphModel(GraphLayer, ABC):
     categories: tuple[int, ...] | None = None
     """Table sizes of the columns of integer features."""
 
-    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+    def __init__(
+        self, in_channels: int, hidden_channels: int, out_channels: int
+    ) -> None:
         super().__init__()
         if not checks.found_later(in_channels):
             checks.check_counts(in_channels=in_channels)
@@ -290,7 +315,13 @@ class GraphModel(GraphLayer, ABC):
             others["edge_attr"] = edge_attr
         inputs = {name: others.pop(name) for name in self.reads if name in others}
         graph = self.inputs_to_graph(
-            x, edge_index, edge_weight, batch, return_coupling, others, inputs.get("edge_attr")
+            x,
+            edge_index,
+            edge_weight,
+            batch,
+            return_coupling,
+            others,
+            inputs.get("edge_attr"),
         )
         # Before any layer, so that an explainer's mask acts in all of them.
         graph = self.edge_mask(graph)
@@ -298,7 +329,9 @@ class GraphModel(GraphLayer, ABC):
             # Without fullgraph=True its graph ends where the number of graphs is read: here, and not within a block.
             _ = graph.segments
         couplings: list[Coupling] = []
-        collect = self.edge_mask.listening(graph, couplings.append if return_coupling else discard)
+        collect = self.edge_mask.listening(
+            graph, couplings.append if return_coupling else discard
+        )
         logits = self.propagate(x, graph, collect, **inputs)
         if self.head is None:
             check_no_pairs(edge_label_index)
@@ -316,7 +349,9 @@ class GraphModel(GraphLayer, ABC):
         # The tables check the rest.
         checks.check_kind(x, "x", Tensor, f"a tensor [num_nodes, {channels}]")
         if not x.dim():
-            raise ValueError(f"x must be [num_nodes, {channels}]; got {checks.describe(x)}.")
+            raise ValueError(
+                f"x must be [num_nodes, {channels}]; got {checks.describe(x)}."
+            )
 
     def certificate(
         self,
@@ -326,13 +361,16 @@ class GraphModel(GraphLayer, ABC):
         batch: Tensor | None = None,
     ) -> Certificate:
         """Return whether all layers descend one energy here: no, unless a model overrides this (see `certify`)."""
-        reasons: dict[str, str] = {}  # one for every kind of part that violates Theorem T1
+        reasons: dict[
+            str, str
+        ] = {}  # one for every kind of part that violates Theorem T1
         for name, module in self.named_modules():
             kind = type(module).__name__
             update = getattr(module, "update", None)
             if "Norm" in kind:
                 reasons.setdefault(
-                    "norm", f"{name} ({kind}) rescales states, which no energy accounts for"
+                    "norm",
+                    f"{name} ({kind}) rescales states, which no energy accounts for",
                 )
             elif getattr(module, "is_diffusion_layer", False) and not isinstance(
                 update, CertifiedStep
@@ -345,8 +383,12 @@ class GraphModel(GraphLayer, ABC):
         reason = "; ".join(reasons.values()) or "no layer is a CertifiedStep"
         pairs = None
         if isinstance(self.head, LinkHead) and x is not None:
-            pairs = torch.empty(2, 0, dtype=torch.long, device=x.device)  # layers need no pairs
-        layers = layer_certificates(self, x, edge_index, edge_weight, batch, edge_label_index=pairs)
+            pairs = torch.empty(
+                2, 0, dtype=torch.long, device=x.device
+            )  # layers need no pairs
+        layers = layer_certificates(
+            self, x, edge_index, edge_weight, batch, edge_label_index=pairs
+        )
         return Certificate(
             theorem="Theorem T1",
             holds=False,
@@ -380,4 +422,6 @@ class LayerStack(GraphModel):
         # Identities keep the places of the norms, so that the code of propagate is the same with and without.
         norm = nn.LayerNorm if layer_norm else nn.Identity
         self.norms = nn.ModuleList(norm(hidden_channels) for _ in range(num_layers + 1))
-        self.decoder, self.head = output_layers(states * hidden_channels, out_channels, task)
+        self.decoder, self.head = output_layers(
+            states * hidden_channels, out_channels, task
+        )

@@ -81,7 +81,9 @@ class CertifiedDIFFormer(CertifiedNetwork):
         )
         check_probability(dropout, "dropout")
         layers: list[nn.Module] = []
-        for a, b in pairwise([in_channels, *[width] * (encoder_layers - 1), hidden_channels]):
+        for a, b in pairwise(
+            [in_channels, *[width] * (encoder_layers - 1), hidden_channels]
+        ):
             layers += [FeatureLinear(a, b), nn.ReLU(), nn.Dropout(dropout)]
         self.encoder = nn.Sequential(*layers)
         self.dropout = nn.Identity()
@@ -104,10 +106,14 @@ class CertifiedDIFFormer(CertifiedNetwork):
         # Under autocast an encoder answers in half precision, which is too coarse for an energy.
         source = encoder(state).to(self.conv.mu.raw.dtype)
         if self.mean is not None:
-            source = source - self.mean(source, graph).matmul(source.unsqueeze(1)).squeeze(1)
+            source = source - self.mean(source, graph).matmul(
+                source.unsqueeze(1)
+            ).squeeze(1)
         return source
 
-    def block_inputs(self, x: Tensor, graph: Graph, edge_attr: Tensor | None) -> dict[str, Any]:
+    def block_inputs(
+        self, x: Tensor, graph: Graph, edge_attr: Tensor | None
+    ) -> dict[str, Any]:
         return {} if self.inputs is None else {"beside": self.inputs(x, graph)}
 
     @property

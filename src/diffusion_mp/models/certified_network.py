@@ -42,11 +42,15 @@ class CertifiedNetwork(GraphModel):
         """Return f_b of a state."""
         return encoder(state)
 
-    def block_inputs(self, x: Tensor, graph: Graph, edge_attr: Tensor | None) -> dict[str, Any]:
+    def block_inputs(
+        self, x: Tensor, graph: Graph, edge_attr: Tensor | None
+    ) -> dict[str, Any]:
         """Return what the terms of the blocks read beside their source and the graph."""
         return {} if edge_attr is None else {"edge_attr": edge_attr}
 
-    def run(self, x: Tensor, graph: Graph, edge_attr: Tensor | None, visit: Visit) -> Tensor:
+    def run(
+        self, x: Tensor, graph: Graph, edge_attr: Tensor | None, visit: Visit
+    ) -> Tensor:
         """Return Z_B; ``visit(name, block, source, inputs)`` returns the last state of a block."""
         inputs = self.block_inputs(x, graph, edge_attr)
         source: Tensor | None = None
@@ -79,7 +83,9 @@ class CertifiedNetwork(GraphModel):
         unread = {}
         if edge_attr is not None and not self.reads:
             unread = {"edge_attr": edge_attr}
-        return self.inputs_to_graph(x, edge_index, edge_weight, batch, False, unread, edge_attr)
+        return self.inputs_to_graph(
+            x, edge_index, edge_weight, batch, False, unread, edge_attr
+        )
 
     @torch.no_grad()
     def energies(
@@ -127,7 +133,9 @@ class CertifiedNetwork(GraphModel):
         """
         if x is None:
             like = self.stages()[0][2].beta.raw
-            x, edge_index, edge_attr = random_input(self.in_channels, like, self.edge_dim)
+            x, edge_index, edge_attr = random_input(
+                self.in_channels, like, self.edge_dim
+            )
             if self.categories is not None:
                 rows = torch.arange(8, device=x.device)
                 x = torch.stack([rows % size for size in self.categories], 1)

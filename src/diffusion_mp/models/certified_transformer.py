@@ -23,7 +23,12 @@ from diffusion_mp.layers.certified_block import (
     TiedMLP,
     WeightedGraph,
 )
-from diffusion_mp.models.base import FeatureEncoder, Task, feature_columns, output_layers
+from diffusion_mp.models.base import (
+    FeatureEncoder,
+    Task,
+    feature_columns,
+    output_layers,
+)
 from diffusion_mp.models.certified_network import CertifiedNetwork
 
 
@@ -77,7 +82,9 @@ class CertifiedTransformer(CertifiedNetwork):
         dropout: float = 0.0,
         task: Task = "node",
     ) -> None:
-        super().__init__(feature_columns(in_channels, "in_channels"), hidden_channels, out_channels)
+        super().__init__(
+            feature_columns(in_channels, "in_channels"), hidden_channels, out_channels
+        )
         encoder = FeatureEncoder(in_channels, hidden_channels)
         check_counts(num_blocks=num_blocks, heads=heads)
         check_counts(0, mlp_channels=mlp_channels)
@@ -105,15 +112,21 @@ class CertifiedTransformer(CertifiedNetwork):
                 terms.append(neighbours)
             if attention is not None:
                 terms.append(
-                    RowAttention(hidden_channels, heads, neighbours=attention == "neighbours")
+                    RowAttention(
+                        hidden_channels, heads, neighbours=attention == "neighbours"
+                    )
                 )
             if mlp_channels:
-                terms.append(TiedMLP(hidden_channels, mlp_channels, activation=activation))
+                terms.append(
+                    TiedMLP(hidden_channels, mlp_channels, activation=activation)
+                )
             return CertifiedBlock(
                 hidden_channels, terms, num_layers, constraint=constraint, radius=radius
             )
 
-        later = (nn.Linear(hidden_channels, hidden_channels) for _ in range(num_blocks - 1))
+        later = (
+            nn.Linear(hidden_channels, hidden_channels) for _ in range(num_blocks - 1)
+        )
         self.encoders = nn.ModuleList(
             nn.Sequential(first, norm(hidden_channels), nn.ReLU(), nn.Dropout(dropout))
             for first in (encoder, *later)
@@ -122,7 +135,9 @@ class CertifiedTransformer(CertifiedNetwork):
         self.dropout = nn.Dropout(dropout)
         self.edge_dim = edge_dim
         self.categories = encoder.sizes
-        self.reads = ("edge_attr",) if edge_dim is not None and graph is not None else ()
+        self.reads = (
+            ("edge_attr",) if edge_dim is not None and graph is not None else ()
+        )
         self.decoder, self.head = output_layers(hidden_channels, out_channels, task)
 
     def stages(self) -> list[tuple[str, nn.Module, CertifiedBlock]]:

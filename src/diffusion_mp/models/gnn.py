@@ -119,7 +119,9 @@ class DiffusionGNN(GraphModel):
             out_channels = hidden_channels
         # A norm stands in front of every layer but the first, and of the linear map that jk adds.
         num_norms = 0 if norm is None else num_layers - (jk is None)
-        self.norms = nn.ModuleList(make_norm(norm, hidden_channels) for _ in range(num_norms))
+        self.norms = nn.ModuleList(
+            make_norm(norm, hidden_channels) for _ in range(num_norms)
+        )
         sizes = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
 
         def layers() -> Iterator[DiffusionConv]:
@@ -144,7 +146,11 @@ class DiffusionGNN(GraphModel):
                     # output.
                     for a, b in hidden:
                         yield GATConv(
-                            a, b // heads, heads, edge_dim=edge_dim, value_dropout=dropout
+                            a,
+                            b // heads,
+                            heads,
+                            edge_dim=edge_dim,
+                            value_dropout=dropout,
                         )
                     yield GATConv(*last, edge_dim=edge_dim, value_dropout=dropout)
                 case "appnp":
@@ -162,7 +168,9 @@ class DiffusionGNN(GraphModel):
         if conv != "gin":
             cast("DiffusionConv", self.convs[0]).check_features = check_input
 
-    def propagate(self, x: Tensor, graph: Graph, collect: Collect, **features: Any) -> Tensor:
+    def propagate(
+        self, x: Tensor, graph: Graph, collect: Collect, **features: Any
+    ) -> Tensor:
         initial = None
         states = []
         for k, conv in enumerate(cast("Iterable[DiffusionConv]", self.convs)):

@@ -69,12 +69,17 @@ class BlockStack(GraphModel):
         pe_encoder: nn.Module | None = None,
         task: Task = "node",
     ) -> None:
-        super().__init__(feature_columns(in_channels, "in_channels"), hidden_channels, out_channels)
+        super().__init__(
+            feature_columns(in_channels, "in_channels"), hidden_channels, out_channels
+        )
         check_counts(num_layers=num_layers)
         check_choice(task, "task", HEADS)
         check_counts(0, pe_channels=pe_channels)
         check_kind(
-            pe_encoder, "pe_encoder", (nn.Module, NoneType), "a module that makes the encodings"
+            pe_encoder,
+            "pe_encoder",
+            (nn.Module, NoneType),
+            "a module that makes the encodings",
         )
         if pe_channels >= hidden_channels:
             raise ValueError(
@@ -119,7 +124,9 @@ class BlockStack(GraphModel):
             others["pe"] = (
                 pe  # a parameter and not only a key of others, for torch.export reads the signature
             )
-        return super().forward(x, edge_index, edge_weight, batch, edge_attr=edge_attr, **others)
+        return super().forward(
+            x, edge_index, edge_weight, batch, edge_attr=edge_attr, **others
+        )
 
     def propagate(
         self,
@@ -151,7 +158,9 @@ class BlockStack(GraphModel):
             if not isinstance(part, Tensor) or not (
                 part.is_floating_point() or part.dtype == torch.bool
             ):
-                wanted = "floating-point tensors, and masks of bool, with a row per node"
+                wanted = (
+                    "floating-point tensors, and masks of bool, with a row per node"
+                )
                 raise TypeError(f"pe must be {wanted}; got {describe(part)}.")
             if part.shape[:1] != x.shape[:1] or part.device != x.device:
                 raise ValueError(
@@ -160,7 +169,8 @@ class BlockStack(GraphModel):
         try:
             # An encoder of one's own names its inputs as it likes, so its errors are passed on with the name of ours.
             encoded = cast(
-                "Tensor", self.pe_encoder(*pe) if isinstance(pe, tuple) else self.pe_encoder(pe)
+                "Tensor",
+                self.pe_encoder(*pe) if isinstance(pe, tuple) else self.pe_encoder(pe),
             )
         except (TypeError, ValueError) as error:
             raise type(error)(
@@ -185,7 +195,9 @@ class BlockStack(GraphModel):
                 f"{'none' if edge_attr is None else describe(edge_attr)}."
             )
         if self.edge_encoder is None or edge_attr is None:
-            return cast("nn.Embedding", self.edge_start).weight.expand(graph.num_edges, -1)
+            return cast("nn.Embedding", self.edge_start).weight.expand(
+                graph.num_edges, -1
+            )
         check_edge_rows(edge_attr, graph.num_edges)
         return self.edge_encoder(edge_attr, "edge_attr")
 
@@ -215,7 +227,9 @@ class GatedGCN(BlockStack):
         **options: Any,
     ) -> None:
         block = partial(GatedGCNConv, hidden_channels, norm=norm, dropout=dropout)
-        super().__init__(in_channels, hidden_channels, out_channels, num_layers, block, **options)
+        super().__init__(
+            in_channels, hidden_channels, out_channels, num_layers, block, **options
+        )
 
 
 class GPS(BlockStack):
@@ -254,7 +268,12 @@ class GPS(BlockStack):
         attention_dropout: float = 0.0,
         **options: Any,
     ) -> None:
-        check_kind(attention, "attention", (dict, NoneType), "a dictionary with options of SFiConv")
+        check_kind(
+            attention,
+            "attention",
+            (dict, NoneType),
+            "a dictionary with options of SFiConv",
+        )
         check_kind(local, "local", bool, "True or False")
         check_probability(attention_dropout, "attention_dropout")
         check_counts(hidden_channels=hidden_channels, heads=heads)
@@ -278,9 +297,13 @@ class GPS(BlockStack):
                 dropout=attention_dropout,
                 **copy.deepcopy(attention or {}),  # blocks share no module
             )
-            return GPSBlock(hidden_channels, passing, everywhere, norm=norm, dropout=dropout)
+            return GPSBlock(
+                hidden_channels, passing, everywhere, norm=norm, dropout=dropout
+            )
 
-        super().__init__(in_channels, hidden_channels, out_channels, num_layers, block, **options)
+        super().__init__(
+            in_channels, hidden_channels, out_channels, num_layers, block, **options
+        )
 
 
 class DFiFormer(GPS):
@@ -308,7 +331,10 @@ class DFiFormer(GPS):
     ) -> None:
         sizes = (in_channels, hidden_channels, out_channels, num_layers)
         super().__init__(*sizes, lam=0.0, adjacency=adjacency, **options)
-        self.arguments = (sizes, {"adjacency": adjacency, **options})  # for SFiFormer.from_dfi
+        self.arguments = (
+            sizes,
+            {"adjacency": adjacency, **options},
+        )  # for SFiFormer.from_dfi
 
 
 class SFiFormer(GPS):
@@ -340,7 +366,11 @@ class SFiFormer(GPS):
 
     @classmethod
     def from_dfi(
-        cls, dfi: DFiFormer, *, lam: float = 1.0, attention: dict[str, Any] | None = None
+        cls,
+        dfi: DFiFormer,
+        *,
+        lam: float = 1.0,
+        attention: dict[str, Any] | None = None,
     ) -> SFiFormer:
         """Return an SFi-Former+ with the parameters of a trained DFi-Former, which is not modified (Section 4.2).
 
@@ -348,7 +378,12 @@ class SFiFormer(GPS):
         ``attention`` override those of ``dfi`` (``alpha``, ``friction``).
         """
         check_kind(dfi, "dfi", DFiFormer, "a DFiFormer")
-        check_kind(attention, "attention", (dict, NoneType), "a dictionary with options of SFiConv")
+        check_kind(
+            attention,
+            "attention",
+            (dict, NoneType),
+            "a dictionary with options of SFiConv",
+        )
         sizes, options = copy.deepcopy(dfi.arguments)
         options["attention"] = {**(options.get("attention") or {}), **(attention or {})}
         model = cls(*sizes, lam=lam, **options)

@@ -54,7 +54,11 @@ def full_graph_inference(
         True
     """
     check_kind(model, "model", nn.Module, "a model called as model(x, graph)")
-    check_input(x, channels=x.size(1) if isinstance(x, Tensor) and x.dim() == 2 else 0, module=None)
+    check_input(
+        x,
+        channels=x.size(1) if isinstance(x, Tensor) and x.dim() == 2 else 0,
+        module=None,
+    )
     check_counts(block_size=block_size)
     check_flags(progress=progress)
     graph = Graph.coerce(x, edge_index, edge_weight)
@@ -71,9 +75,12 @@ def full_graph_inference(
         blocks.take_over(runner)
         # Usually one pass for each row-wise module and two for each coupling.
         passes = sum(
-            isinstance(m, _RowWise) + 2 * isinstance(m, _Blockwise) for m in runner.modules()
+            isinstance(m, _RowWise) + 2 * isinstance(m, _Blockwise)
+            for m in runner.modules()
         )
-        with progress_bar("inference", "block", passes * -(-x.size(0) // block_size)) as blocks.bar:
+        with progress_bar(
+            "inference", "block", passes * -(-x.size(0) // block_size)
+        ) as blocks.bar:
             return runner(x, graph)
 
 
@@ -103,14 +110,19 @@ class Blocks:
             elif not isinstance(child, Diffusivity) or child.depends_on == "parts":
                 self.take_over(child)
 
-    def each(self, function: Callable[..., Any], *tensors: Tensor) -> Iterator[tuple[slice, Any]]:
+    def each(
+        self, function: Callable[..., Any], *tensors: Tensor
+    ) -> Iterator[tuple[slice, Any]]:
         """Yield the rows of every block (an empty one for none) and ``function(*blocks)``, computed on the device."""
         rows = tensors[0].size(0)
         starts = range(0, max(rows, 1), self.size)
         self.bar.total = max(self.bar.total, self.bar.n + len(starts))
         for start in starts:
             part = slice(start, start + self.size)
-            yield part, function(*(_block(tensor, part).to(self.device) for tensor in tensors))
+            yield (
+                part,
+                function(*(_block(tensor, part).to(self.device) for tensor in tensors)),
+            )
             self.bar.update()
 
     def joined(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
@@ -167,7 +179,10 @@ class _Blockwise(Diffusivity):
             return self.diffusivity.couple(x, graph)
         on_device = self.diffusivity.to(self.blocks.device)
         return BlockwiseCoupling(
-            lambda rows: on_device.couple(rows, RowBlock(rows, centre)), example, x, self.blocks
+            lambda rows: on_device.couple(rows, RowBlock(rows, centre)),
+            example,
+            x,
+            self.blocks,
         )
 
 

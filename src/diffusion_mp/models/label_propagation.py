@@ -17,7 +17,9 @@ from diffusion_mp.models.base import Edges
 from diffusion_mp.saving import Saved
 from diffusion_mp.updates import StateUpdate, teleport, teleport_limit
 
-MANY_CLASSES = 1 << 16  # beyond one per node: a larger label is an error, and would cost memory
+MANY_CLASSES = (
+    1 << 16
+)  # beyond one per node: a larger label is an error, and would cost memory
 
 
 class LabelPropagation(KnowsPyGNames, Saved):
@@ -64,7 +66,9 @@ class LabelPropagation(KnowsPyGNames, Saved):
             checks.check_counts(num_layers=num_layers)
             checks.check_number(alpha, "alpha", lambda a: 0 < a <= 1, "lie in (0, 1]")
             self.update = teleport(1 - alpha)
-        checks.check_kind(diffusivity, "diffusivity", (Diffusivity, NoneType), "a Diffusivity")
+        checks.check_kind(
+            diffusivity, "diffusivity", (Diffusivity, NoneType), "a Diffusivity"
+        )
         if diffusivity is not None and diffusivity.heads != 1:
             raise ValueError(
                 f"diffusivity must have one head, for there is one state, the labels; got {diffusivity.heads} heads."
@@ -73,11 +77,14 @@ class LabelPropagation(KnowsPyGNames, Saved):
         if diffusivity is None:
             diffusivity = AdjacencyDiffusivity("sym", direction="pyg")
         self.diffusivity = diffusivity
-        parts = [part for part in self.diffusivity.modules() if isinstance(part, Diffusivity)]
+        parts = [
+            part for part in self.diffusivity.modules() if isinstance(part, Diffusivity)
+        ]
         # Whether entries depend on the features of nodes, rather than on their positions only. A sum of diffusivities
         # does if one of its parts does.
         self.reads_features = any(
-            part.depends_on not in ("nothing", "parts") and not part.positional for part in parts
+            part.depends_on not in ("nothing", "parts") and not part.positional
+            for part in parts
         )
 
     @torch.no_grad()
@@ -127,7 +134,9 @@ class LabelPropagation(KnowsPyGNames, Saved):
 
 def _soft(y: Tensor) -> Tensor:
     """Check labels, and return them as soft labels [N, K]."""
-    checks.check_kind(y, "y", Tensor, "a tensor of class labels [N] or soft labels [N, K]")
+    checks.check_kind(
+        y, "y", Tensor, "a tensor of class labels [N] or soft labels [N, K]"
+    )
     checks.check_has_values(y, "y")
     if y.dim() not in (1, 2):
         raise ValueError(

@@ -98,7 +98,9 @@ class NodeFormer(LayerStack):
         states = [x]
         for conv, norm in zip(self.convs, self.norms[1:], strict=True):
             # Attention takes no part of the state along: without the residual a node would be what others are.
-            moved = dropout(run_layer(collect, conv, x, graph), self.dropout, self.training)
+            moved = dropout(
+                run_layer(collect, conv, x, graph), self.dropout, self.training
+            )
             if self.residual:
                 moved = self.step * moved + x
             x = norm(moved)

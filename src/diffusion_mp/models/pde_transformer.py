@@ -95,7 +95,10 @@ class PDETransformer(Resettable):
         check_counts(**sizes, num_layers=num_layers, max_length=max_length)
         check_flags(causal=causal)
         check_kind(
-            diffusion, "diffusion", (dict, NoneType), "a dictionary with options of PDEDiffusion1d"
+            diffusion,
+            "diffusion",
+            (dict, NoneType),
+            "a dictionary with options of PDEDiffusion1d",
         )
         check_choice(placement, "placement", [*SITES, None])
         check_choice(pooling, "pooling", get_args(Pooling))
@@ -106,7 +109,11 @@ class PDETransformer(Resettable):
             )
         chosen = None if placement is None else SITES[placement]
         options = dict(diffusion or {})
-        if causal and chosen != "heads" and options.setdefault("boundary", "causal") != "causal":
+        if (
+            causal
+            and chosen != "heads"
+            and options.setdefault("boundary", "causal") != "causal"
+        ):
             raise ValueError(
                 "boundary must be 'causal' in a causal model, or positions see later ones; "
                 f"got {options['boundary']!r}."
@@ -179,13 +186,17 @@ class PDETransformer(Resettable):
             tokens = mask
         return self._pooled(self.norm(state), tokens)
 
-    def _pooled(self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"]) -> Float[Tensor, "B C"]:
+    def _pooled(
+        self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"]
+    ) -> Float[Tensor, "B C"]:
         """Return the mean, the first or the last token of every sequence, zero for a sequence without tokens."""
         if self.pooling == "first":
             mask = mask & (mask.cumsum(1) == 1)
         elif self.pooling == "last":
             mask = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32)).masked_fill(~mask.unsqueeze(2), 0)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32)).masked_fill(
+            ~mask.unsqueeze(2), 0
+        )
         return (wide.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)).to(x.dtype)
 
     def embed(
@@ -198,7 +209,9 @@ class PDETransformer(Resettable):
         else:
             x = x.masked_fill(~mask if x.dim() == 2 else ~mask.unsqueeze(2), 0)
             positions = self.positions[(mask.cumsum(1) - 1).clamp(min=0)]
-        state = self.encoder(x.flatten(0, 1), name).unflatten(0, x.shape[:2]) + positions
+        state = (
+            self.encoder(x.flatten(0, 1), name).unflatten(0, x.shape[:2]) + positions
+        )
         return dropout(self.after_embedding(state, mask), self.dropout, self.training)
 
     def _check(self, x: Tensor, mask: Tensor | None, name: str) -> None:
@@ -215,7 +228,9 @@ class PDETransformer(Resettable):
             shape = f"[batch, length, {columns}]"
             if flat:
                 shape = "[batch, length]"
-            raise ValueError(f"{name} must be {shape}, as in_channels says; got {describe(x)}.")
+            raise ValueError(
+                f"{name} must be {shape}, as in_channels says; got {describe(x)}."
+            )
         check_mask(mask, x, "mask" if name == "x" else f"{name}_mask")
         if x.size(1) > limit:
             raise ValueError(

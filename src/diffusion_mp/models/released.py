@@ -22,7 +22,11 @@ LAYER: tuple[Rule, ...] = (
     (r"\bvalue\b", "Wv"),
     (r"\bmix\b", "Wo"),
 )
-STACK: tuple[Rule, ...] = ((r"^encoder\b", "fcs.0"), (r"^decoder\b", "fcs.1"), (r"^norms\b", "bns"))
+STACK: tuple[Rule, ...] = (
+    (r"^encoder\b", "fcs.0"),
+    (r"^decoder\b", "fcs.1"),
+    (r"^norms\b", "bns"),
+)
 NAMES: dict[type[nn.Module], tuple[Rule, ...]] = {
     DIFFormer: (*LAYER, *STACK),
     NodeFormer: (*LAYER, *STACK),
@@ -35,7 +39,10 @@ NAMES: dict[type[nn.Module], tuple[Rule, ...]] = {
         (r"^encoder\.1\b", "trans_conv.bns.0"),
         (r"^conv\b", "trans_conv.convs.0"),
         (r"^norm\b", "trans_conv.bns.1"),
-        (r"^further\.(\d+)\.0\b", lambda match: f"trans_conv.convs.{int(match[1]) + 1}"),
+        (
+            r"^further\.(\d+)\.0\b",
+            lambda match: f"trans_conv.convs.{int(match[1]) + 1}",
+        ),
         (r"^further\.(\d+)\.1\b", lambda match: f"trans_conv.bns.{int(match[1]) + 2}"),
         (r"^decoder\b", "fc"),
         *LAYER,
@@ -63,7 +70,9 @@ OPTIONS = {
 DRAWN = re.compile(r"\b(directions|noise_state)$")
 
 
-def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def released_state_dict(
+    model: nn.Module, released: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Return a state dict for ``model`` from one of released DIFFormer, NodeFormer or SGFormer, or of PyG's SGFormer.
 
     ``released`` is ``torch.load(path, weights_only=True)``.
@@ -96,7 +105,9 @@ def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dic
     drawn = {name: tensor for name, tensor in state.items() if DRAWN.search(name)}
     # Both sides are compared by the names of the released code, in which its messages and papers speak.
     ours = {new_name(name, NAMES[kind]): name for name in state if name not in drawn}
-    theirs = {new_name(name, PYG if kind is SGFormer else ()): name for name in released}
+    theirs = {
+        new_name(name, PYG if kind is SGFormer else ()): name for name in released
+    }
     # First the depth: with another number of layers, every tensor of the layer more would be reported by itself.
     _check_depth(kind, theirs, ours)
     for name, key in theirs.items():
@@ -115,11 +126,16 @@ def released_state_dict(model: nn.Module, released: Mapping[str, Tensor]) -> dic
                 f"{list(state[parameter].shape)}. Build it with the channels, heads and hops of the checkpoint; jump "
                 f"and aggregate say how many states the output layer reads."
             )
-    return drawn | {parameter: released[theirs[name]] for name, parameter in ours.items()}
+    return drawn | {
+        parameter: released[theirs[name]] for name, parameter in ours.items()
+    }
 
 
 def _option(name: str) -> str | None:
-    return next((option for pattern, option in OPTIONS.items() if re.search(pattern, name)), None)
+    return next(
+        (option for pattern, option in OPTIONS.items() if re.search(pattern, name)),
+        None,
+    )
 
 
 def _check_depth(kind: type, theirs: Iterable[str], ours: Iterable[str]) -> None:

@@ -120,7 +120,9 @@ class SGFormer(GraphModel):
 
         def encoder() -> nn.Module:
             return nn.Sequential(
-                FeatureLinear(in_channels, hidden_channels), norm(hidden_channels), nn.ReLU()
+                FeatureLinear(in_channels, hidden_channels),
+                norm(hidden_channels),
+                nn.ReLU(),
             )
 
         def attention() -> nn.ModuleList:
@@ -128,7 +130,9 @@ class SGFormer(GraphModel):
             return nn.ModuleList([conv, norm(hidden_channels)])
 
         self.encoder = encoder()
-        own_encoder = not shared_encoder and gnn != "residual"  # a ResidualGCN has its own
+        own_encoder = (
+            not shared_encoder and gnn != "residual"
+        )  # a ResidualGCN has its own
         self.gnn_encoder = encoder() if own_encoder else None
         # The first layer is no element of the list: these are the names under which models of one layer were saved.
         self.conv, self.norm = attention()
@@ -160,7 +164,9 @@ class SGFormer(GraphModel):
             torch.Size([6, 3])
         """
         renamed = {PYG_NAMES.get(name, name): value for name, value in options.items()}
-        return cls(in_channels, hidden_channels, out_channels, **(PYG_OPTIONS | renamed))
+        return cls(
+            in_channels, hidden_channels, out_channels, **(PYG_OPTIONS | renamed)
+        )
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:
         on_state = self.training and self.dropout_on == "state"
@@ -175,7 +181,9 @@ class SGFormer(GraphModel):
         z = self._beside_gnn(z, x, initial, graph)
         return self.decoder(dropout(z, self.dropout, self.training and not on_state))
 
-    def _beside_gnn(self, z: Tensor, x: Tensor, initial: Tensor, graph: Graph) -> Tensor:
+    def _beside_gnn(
+        self, z: Tensor, x: Tensor, initial: Tensor, graph: Graph
+    ) -> Tensor:
         """Return Z_O from the attention's Z, the features X and the embedding Z⁽⁰⁾."""
         # A graph whose edges were not observed is not one without edges, on which the GNN would still say something of
         # every node by itself.

@@ -35,7 +35,9 @@ class cached_property(Generic[T]):
     def __get__(self, owner: None, kind: type) -> cached_property[T]: ...
     @overload
     def __get__(self, owner: object, kind: type | None = None) -> T: ...
-    def __get__(self, owner: object | None, kind: type | None = None) -> cached_property[T] | T:
+    def __get__(
+        self, owner: object | None, kind: type | None = None
+    ) -> cached_property[T] | T:
         if owner is None:
             return self
         value = self.compute(owner)
@@ -134,7 +136,11 @@ class _Entry(NamedTuple, Generic[T]):
                 continue
             # PyG's EdgeIndex takes forty times as long to compare as the tensor in it.
             now = _as_tensor(tensor)
-            if copy.dtype != now.dtype or copy.device != now.device or not torch.equal(copy, now):
+            if (
+                copy.dtype != now.dtype
+                or copy.device != now.device
+                or not torch.equal(copy, now)
+            ):
                 return False
         return True
 
@@ -153,7 +159,9 @@ class TensorCache(Generic[T]):
         # Replaced, never changed: an assignment is atomic, so other threads need no lock.
         self._entries: tuple[_Entry[T], ...] = ()
 
-    def get(self, key: Hashable, tensors: tuple[object, ...], make: Callable[..., T]) -> T:
+    def get(
+        self, key: Hashable, tensors: tuple[object, ...], make: Callable[..., T]
+    ) -> T:
         """Return ``make(*tensors)``, or its cached value for an equal key and the same tensors."""
         if not self._can_keep(tensors):
             return make(*tensors)
@@ -162,14 +170,20 @@ class TensorCache(Generic[T]):
             if entry.key == key and entry.holds(tensors):
                 return entry.value
         copies = persistent(lambda: tuple(map(_copy, tensors)))
-        references = tuple(weakref.ref(each, self._forget) for each in tensors if each is not None)
+        references = tuple(
+            weakref.ref(each, self._forget) for each in tensors if each is not None
+        )
         new = _Entry(key, references, copies, make(*copies))
         # The most recent first, as many as there is room for.
         kept = []
         numbers = 0
         for entry in (new, *self._entries):
             numbers += sum(copy.numel() for copy in entry.copies if copy is not None)
-            if numbers <= self.room and entry.alive and (entry is new or entry.key != key):
+            if (
+                numbers <= self.room
+                and entry.alive
+                and (entry is new or entry.key != key)
+            ):
                 kept.append(entry)
         self._entries = tuple(kept)
         return new.value

@@ -31,7 +31,9 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
     kept = round((1 - rate) * 2**BITS)
     if x.device.type != "cpu" or not 0 < kept < 2**BITS or not values_only():
         return functional.dropout(x, rate)
-    words = torch.empty(-(-x.numel() * BITS // 64), dtype=torch.int64).random_(-(1 << 63), None)
+    words = torch.empty(-(-x.numel() * BITS // 64), dtype=torch.int64).random_(
+        -(1 << 63), None
+    )
     drawn = words.view(torch.int16)[: x.numel()].view(x.shape)
     return x * (drawn < kept - (1 << BITS - 1)).to(x.dtype).mul_(2**BITS / kept)
 
@@ -72,7 +74,11 @@ def _(state: Tensor) -> Tensor:
     schema="(Tensor state, SymInt[] shape, SymInt first, ScalarType dtype, Device device) -> Tensor",
 )
 def _gumbel(
-    state: Tensor, shape: Sequence[int], first: int, dtype: torch.dtype, device: torch.device
+    state: Tensor,
+    shape: Sequence[int],
+    first: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Tensor:
     seed, step = state.tolist()
     noise = torch.empty(shape, dtype=dtype, device=device)
@@ -89,13 +95,20 @@ def _gumbel(
 
 @_gumbel.register_fake
 def _(
-    state: Tensor, shape: Sequence[int], first: int, dtype: torch.dtype, device: torch.device
+    state: Tensor,
+    shape: Sequence[int],
+    first: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=device)
 
 
 def gumbel(
-    state: Int[Tensor, " two"], like: Float[Tensor, "N H _"], samples: int, first: int = 0
+    state: Int[Tensor, " two"],
+    like: Float[Tensor, "N H _"],
+    samples: int,
+    first: int = 0,
 ) -> Float[Tensor, "N H K"]:
     """g ~ Gumbel(0, 1) for every node, head and sample, −log of an exponential variable.
 

@@ -35,16 +35,22 @@ def show_progress(shown: bool = True) -> Iterator[None]:
         _shown.reset(before)
 
 
-def progress_bar(what: str, unit: str, total: float | None = None, **options: Any) -> tqdm[Any]:
+def progress_bar(
+    what: str, unit: str, total: float | None = None, **options: Any
+) -> tqdm[Any]:
     """Return a bar of tqdm, with its options, that shows within `show_progress`."""
     options = {"delay": AFTER, "leave": False, "disable": not _shown.get()} | options
     return tqdm(desc=what, unit=unit, total=total, **options)
 
 
-def solving(what: str, max_iter: int) -> Iterator[Callable[[Tensor | float, Tensor | float], None]]:
+def solving(
+    what: str, max_iter: int
+) -> Iterator[Callable[[Tensor | float, Tensor | float], None]]:
     """Yield in each iteration a function of residual and goal, which moves a bar by the digits that are gained."""
     with progress_bar(
-        what, "digit", bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
+        what,
+        "digit",
+        bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
     ) as bar:
 
         def closer(residual: Tensor | float, goal: Tensor | float) -> None:

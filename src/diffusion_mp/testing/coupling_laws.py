@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.checks import check_function, check_kind, check_seed, describe
-from diffusion_mp.couplings import Coupling, LowRankCoupling, PooledCoupling, SumCoupling, merged
+from diffusion_mp.couplings import (
+    Coupling,
+    LowRankCoupling,
+    PooledCoupling,
+    SumCoupling,
+    merged,
+)
 from diffusion_mp.couplings.base import PROMISES
 from diffusion_mp.graph.arguments import row_bounds
 from diffusion_mp.testing.laws import (
@@ -45,7 +51,9 @@ class CouplingCase:
 
     def values(self, heads: int | None = None, channels: int = 3) -> Tensor:
         return self.random(
-            self.coupling.num_nodes, self.coupling.heads if heads is None else heads, channels
+            self.coupling.num_nodes,
+            self.coupling.heads if heads is None else heads,
+            channels,
         )
 
     @cached_property
@@ -83,9 +91,13 @@ def check_coupling(
     if not isinstance(coupling, Coupling):
         check_function(coupling, "coupling", "that builds a Coupling, or one")
         coupling = coupling()
-    check_kind(coupling, "coupling", Coupling, "a Coupling, or a function that builds one")
+    check_kind(
+        coupling, "coupling", Coupling, "a Coupling, or a function that builds one"
+    )
     case = CouplingCase(
-        coupling, coupling.ptr if ptr is None else row_bounds(ptr, coupling.num_nodes), seed
+        coupling,
+        coupling.ptr if ptr is None else row_bounds(ptr, coupling.num_nodes),
+        seed,
     )
     run_laws(type(coupling).__name__, COUPLING_LAWS, case, skip or {})
 
@@ -94,9 +106,12 @@ def _form(case: CouplingCase) -> None:
     """S says its size, heads, dtype, device, row boundaries and promises, and to_dense is [H, N, N]"""
     coupling = case.coupling
     expect(
-        isinstance(coupling.num_nodes, int), f"num_nodes is {coupling.num_nodes!r}, expected an int"
+        isinstance(coupling.num_nodes, int),
+        f"num_nodes is {coupling.num_nodes!r}, expected an int",
     )
-    expect(isinstance(coupling.heads, int), f"heads is {coupling.heads!r}, expected an int")
+    expect(
+        isinstance(coupling.heads, int), f"heads is {coupling.heads!r}, expected an int"
+    )
     expect_flags(coupling, *PROMISES)
     row_bounds(coupling.ptr, coupling.num_nodes)
     got = (tuple(case.dense.shape), case.dense.dtype, case.dense.device)
@@ -105,8 +120,13 @@ def _form(case: CouplingCase) -> None:
         coupling.dtype,
         coupling.device,
     )
-    expect(got == expected, f"to_dense() has shape, dtype and device {got}, expected {expected}")
-    expect(bool(case.dense.isfinite().all()), "to_dense() has entries that are not finite")
+    expect(
+        got == expected,
+        f"to_dense() has shape, dtype and device {got}, expected {expected}",
+    )
+    expect(
+        bool(case.dense.isfinite().all()), "to_dense() has entries that are not finite"
+    )
 
 
 def _views(
@@ -116,9 +136,24 @@ def _views(
     return [
         ("@ v", "product", coupling @ v, dense_product(dense, v)),
         (".degree()", "degree", coupling.degree(), dense.sum(-1).T),
-        (".diagonal()", "entries", coupling.diagonal(), dense.diagonal(dim1=1, dim2=2).T),
-        (".at(pairs)", "entries", coupling.at(case.pairs), dense_entries(dense, case.pairs)),
-        (".dirichlet(v)", "dirichlet", coupling.dirichlet(v), dense_dirichlet(dense, v)),
+        (
+            ".diagonal()",
+            "entries",
+            coupling.diagonal(),
+            dense.diagonal(dim1=1, dim2=2).T,
+        ),
+        (
+            ".at(pairs)",
+            "entries",
+            coupling.at(case.pairs),
+            dense_entries(dense, case.pairs),
+        ),
+        (
+            ".dirichlet(v)",
+            "dirichlet",
+            coupling.dirichlet(v),
+            dense_dirichlet(dense, v),
+        ),
         (
             ".laplacian(v)",
             "dirichlet",
@@ -129,7 +164,9 @@ def _views(
 
 
 @torch.no_grad()
-def _expect_matrix(case: CouplingCase, name: str, coupling: Coupling, dense: Tensor) -> None:
+def _expect_matrix(
+    case: CouplingCase, name: str, coupling: Coupling, dense: Tensor
+) -> None:
     """Expect a coupling to agree with a matrix and to keep its promises."""
     expect_close(coupling.to_dense(), dense, "entries", f"{name}.to_dense()")
     for question, operation, got, expected in _views(
@@ -166,7 +203,10 @@ def _transpose(case: CouplingCase) -> None:
     expect_close(coupling.T.T.to_dense(), case.dense, "entries", "S.T.T.to_dense()")
     if coupling.symmetric:  # S.T may be S itself
         expect_close(
-            coupling._transpose().to_dense(), dense, "entries", "S._transpose().to_dense()"
+            coupling._transpose().to_dense(),
+            dense,
+            "entries",
+            "S._transpose().to_dense()",
         )
 
 
@@ -184,7 +224,9 @@ def _at(case: CouplingCase) -> None:
         "S.at(pairs)",
     )
     none = case.coupling.at(case.pairs[:, :0])
-    expect_equal(tuple(none.shape), (0, case.coupling.heads), "the shape of S.at(no pairs)")
+    expect_equal(
+        tuple(none.shape), (0, case.coupling.heads), "the shape of S.at(no pairs)"
+    )
 
 
 def _log_at(case: CouplingCase) -> None:
@@ -197,7 +239,13 @@ def _log_at(case: CouplingCase) -> None:
     pairs = case.pairs[:, (expected > 0).all(1)]
     _expect_gradients(
         case,
-        [("S.log_at(pairs)", case.coupling.log_at(pairs), dense_entries(case.dense, pairs).log())],
+        [
+            (
+                "S.log_at(pairs)",
+                case.coupling.log_at(pairs),
+                dense_entries(case.dense, pairs).log(),
+            )
+        ],
     )
 
 
@@ -205,7 +253,12 @@ def _dirichlet(case: CouplingCase) -> None:
     """S.dirichlet(x) is Σ_ij s_ij ‖x_i − x_j‖² per head, for x [N, C] and [N, H, D]"""
     for x in (case.values()[:, 0], case.values()):
         what = f"S.dirichlet(x) of a {x.dim()}-dimensional x"
-        expect_close(case.coupling.dirichlet(x), dense_dirichlet(case.dense, x), "dirichlet", what)
+        expect_close(
+            case.coupling.dirichlet(x),
+            dense_dirichlet(case.dense, x),
+            "dirichlet",
+            what,
+        )
 
 
 def _majorant(case: CouplingCase) -> None:
@@ -213,7 +266,9 @@ def _majorant(case: CouplingCase) -> None:
     if not (case.coupling.symmetric and case.coupling.nonnegative):
         return
     for convex, factor in ((True, 2.0), (False, 1.0)):
-        bound = factor * torch.diag_embed(case.coupling.majorant(convex).detach().double().T)
+        bound = factor * torch.diag_embed(
+            case.coupling.majorant(convex).detach().double().T
+        )
         difference = bound - dense_laplacian(case.dense.detach().double())
         name = f"{factor:g} S.majorant({convex}) less the Laplacian"
         _expect_semidefinite(difference, name, case.coupling.dtype, bound)
@@ -244,7 +299,10 @@ def expect_promises(name: str, coupling: Coupling, dense: Tensor) -> None:
         )
     if coupling.nonnegative and dense.numel():
         low = float(dense.min())
-        expect(low >= 0, f"{name} is declared nonnegative, but an entry is {low:.6g}, expected ≥ 0")
+        expect(
+            low >= 0,
+            f"{name} is declared nonnegative, but an entry is {low:.6g}, expected ≥ 0",
+        )
     if coupling.positive_semidefinite:
         expect(
             coupling.symmetric,
@@ -264,7 +322,10 @@ def _expect_semidefinite(
         (rtol, atol) = tolerance("degree", dtype)
         low = float(values.min())
         largest = float((values.abs() if scale is None else scale).max())
-        expect(low >= -atol - rtol * largest, f"{name} has the eigenvalue {low:.6g}, expected ≥ 0")
+        expect(
+            low >= -atol - rtol * largest,
+            f"{name} has the eigenvalue {low:.6g}, expected ≥ 0",
+        )
 
 
 def _metric(case: CouplingCase) -> None:
@@ -282,10 +343,12 @@ def _metric(case: CouplingCase) -> None:
         f"the metric is {describe(metric)}",
     )
     expect(bool((metric > 0).all()), "an entry of the metric is not positive")
-    flows = ((metric / metric.mean(0)).t().unsqueeze(2) * case.dense.detach().double()).to(
-        coupling.dtype
+    flows = (
+        (metric / metric.mean(0)).t().unsqueeze(2) * case.dense.detach().double()
+    ).to(coupling.dtype)
+    expect_close(
+        flows, flows.transpose(1, 2), "degree", "diag(metric) S against its transpose"
     )
-    expect_close(flows, flows.transpose(1, 2), "degree", "diag(metric) S against its transpose")
 
 
 def _scaling(case: CouplingCase) -> None:
@@ -326,7 +389,9 @@ def _addition(case: CouplingCase) -> None:
         name = " + ".join(f"{a:g} S" for a in factors)
         expect_promises(name, combined, sum(factors) * dense)
         lost = [
-            name for name in PROMISES if getattr(coupling, name) and not getattr(combined, name)
+            name
+            for name in PROMISES
+            if getattr(coupling, name) and not getattr(combined, name)
         ]
         if factors == (0.25, 0.75):
             expect(not lost, f"{name} no longer promises {lost}, as S does")
@@ -336,7 +401,9 @@ def _block_diagonal(case: CouplingCase) -> None:
     """a graph of a ragged batch never meets its batch-mates: entries are exactly zero, and NaN does not travel"""
     if case.ptr is None or case.ptr.numel() < 3:
         return
-    member = torch.repeat_interleave(torch.arange(case.ptr.numel() - 1), case.ptr.diff())
+    member = torch.repeat_interleave(
+        torch.arange(case.ptr.numel() - 1), case.ptr.diff()
+    )
     leak = case.dense.detach()[:, member[:, None] != member[None, :]]
     expect(
         bool((leak == 0).all()),
@@ -364,7 +431,10 @@ def _gradients(case: CouplingCase) -> None:
     ]
     _expect_gradients(
         case,
-        [*((f"S {question}", got, expected) for question, _, got, expected in views), *routes],
+        [
+            *((f"S {question}", got, expected) for question, _, got, expected in views),
+            *routes,
+        ],
         v,
     )
 
@@ -377,7 +447,8 @@ def _pooled_by_blocks(case: CouplingCase) -> None:
     v = case.values().requires_grad_()
     cut = coupling.num_nodes // 3
     parts = [
-        (coupling.block(rows), v[rows]) for rows in (slice(0, cut), slice(cut, coupling.num_nodes))
+        (coupling.block(rows), v[rows])
+        for rows in (slice(0, cut), slice(cut, coupling.num_nodes))
     ]
     sums = merged([block.pool(values) for block, values in parts])
     got = torch.cat([block.read(sums, values) for block, values in parts])
@@ -391,7 +462,10 @@ def _expect_gradients(
 ) -> None:
     """Expect equal gradients of (name, result, oracle) in the given leaves and in all on which either depends."""
     found = leaf_tensors(*(r[1] for r in routes), *(r[2] for r in routes))
-    targets = [*leaves, *(leaf for leaf in found if all(leaf is not given for given in leaves))]
+    targets = [
+        *leaves,
+        *(leaf for leaf in found if all(leaf is not given for given in leaves)),
+    ]
     if not targets:
         return
     nothing = 0 * sum(leaf.sum() for leaf in targets)  # which depends on all of them
@@ -406,7 +480,9 @@ def _expect_gradients(
                 to = "v"
             else:
                 to = f"leaf {number} of shape {tuple(targets[number].shape)}"
-            expect_close(ours, oracle, "gradient", f"the gradient of {name} with respect to {to}")
+            expect_close(
+                ours, oracle, "gradient", f"the gradient of {name} with respect to {to}"
+            )
 
 
 def _scipy_operator(case: CouplingCase) -> None:
@@ -417,9 +493,14 @@ def _scipy_operator(case: CouplingCase) -> None:
     vector = torch.randn(case.coupling.num_nodes, generator=case.generator).double()
     for head, matrix in enumerate(case.dense.detach().double()):
         operator = case.coupling.as_linear_operator(head)
-        for name, expected in (("matvec", matrix @ vector), ("rmatvec", matrix.T @ vector)):
+        for name, expected in (
+            ("matvec", matrix @ vector),
+            ("rmatvec", matrix.T @ vector),
+        ):
             got = torch.as_tensor(getattr(operator, name)(vector.numpy()))
-            expect_close(got.to(dtype), expected.to(dtype), "product", f"{name} of head {head}")
+            expect_close(
+                got.to(dtype), expected.to(dtype), "product", f"{name} of head {head}"
+            )
 
 
 def _purity(case: CouplingCase) -> None:
@@ -466,7 +547,9 @@ def _writable(case: CouplingCase) -> None:
         v = case.values()
         sums = coupling.pool(v)
         expect_writable(lambda: coupling.pool(v).totals, "S.pool(v)", v)
-        expect_writable(lambda: coupling.read(sums, v), "S.read(S.pool(v), v)", v, sums.totals)
+        expect_writable(
+            lambda: coupling.read(sums, v), "S.read(S.pool(v), v)", v, sums.totals
+        )
 
 
 def _autocast(case: CouplingCase) -> None:
@@ -508,7 +591,9 @@ COUPLING_LAWS: tuple[Law[CouplingCase], ...] = (
 def dense_product(dense: Tensor, v: Tensor) -> Tensor:
     """Multiply [H, N, N] by [N, H, D], broadcasting one head."""
     heads = max(dense.shape[0], v.shape[1])
-    return torch.einsum("hij,jhd->ihd", dense.expand(heads, -1, -1), v.expand(-1, heads, -1))
+    return torch.einsum(
+        "hij,jhd->ihd", dense.expand(heads, -1, -1), v.expand(-1, heads, -1)
+    )
 
 
 def dense_entries(dense: Tensor, pairs: Tensor) -> Tensor:
@@ -518,7 +603,9 @@ def dense_entries(dense: Tensor, pairs: Tensor) -> Tensor:
 def dense_dirichlet(dense: Tensor, x: Tensor) -> Tensor:
     """Return Σ_ij s_ij ‖x_i − x_j‖² per head, by the definition."""
     x = x.unsqueeze(1) if x.dim() == 2 else x
-    return (dense * (x[:, None] - x[None, :]).square().sum(-1).permute(2, 0, 1)).sum((1, 2))
+    return (dense * (x[:, None] - x[None, :]).square().sum(-1).permute(2, 0, 1)).sum(
+        (1, 2)
+    )
 
 
 def dense_laplacian(dense: Tensor) -> Tensor:

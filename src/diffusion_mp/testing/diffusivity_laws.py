@@ -16,7 +16,11 @@ from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.diffusivities.base import Dependence
 from diffusion_mp.graph import Graph
 from diffusion_mp.models.inference import RowBlock
-from diffusion_mp.testing.coupling_laws import COUPLING_LAWS, CouplingCase, expect_promises
+from diffusion_mp.testing.coupling_laws import (
+    COUPLING_LAWS,
+    CouplingCase,
+    expect_promises,
+)
 from diffusion_mp.testing.laws import (
     Law,
     Level,
@@ -27,7 +31,13 @@ from diffusion_mp.testing.laws import (
     run_laws,
     strict,
 )
-from diffusion_mp.testing.module_laws import MODULE_LAWS, Instance, ModuleCase, builder, join
+from diffusion_mp.testing.module_laws import (
+    MODULE_LAWS,
+    Instance,
+    ModuleCase,
+    builder,
+    join,
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,9 @@ class DiffusivityCase(ModuleCase[Diffusivity]):
 
     @cached_property
     def directions(self) -> Tensor:
-        return torch.randn(self.channels, 8, generator=self.generator(), dtype=torch.float64)
+        return torch.randn(
+            self.channels, 8, generator=self.generator(), dtype=torch.float64
+        )
 
     def graph(self, instance: Instance) -> Graph | None:
         if self.edges or instance.ptr is not None:
@@ -191,12 +203,16 @@ def _depends_on_rows(case: DiffusivityCase, module: Diffusivity) -> None:
             blocks.append((module(x[rows], RowBlock(x[rows], centre)), values[rows]))
         total = merged([block.pool(part) for block, part in blocks])
         got = torch.cat([block.read(total, part) for block, part in blocks])
-        expect_close(got, coupling @ values, "rearranged", "S v from two blocks of rows")
+        expect_close(
+            got, coupling @ values, "rearranged", "S v from two blocks of rows"
+        )
         return
     within = coupling.to_dense()[:, first, first]
     if module.row_stochastic:
         within = within / within.sum(2, keepdim=True)
-    expect_close(module(x[first]).to_dense(), within, "rearranged", "S of the first rows alone")
+    expect_close(
+        module(x[first]).to_dense(), within, "rearranged", "S of the first rows alone"
+    )
 
 
 def _coupling_laws(case: DiffusivityCase) -> None:
@@ -216,9 +232,13 @@ def _isolated_nodes(case: DiffusivityCase) -> None:
 def _expect_coupling_laws(case: DiffusivityCase, *instances: Instance) -> None:
     module = case.module()
     for instance in instances:
-        coupling = case(module, replace(instance, x=instance.x.clone().requires_grad_()))
+        coupling = case(
+            module, replace(instance, x=instance.x.clone().requires_grad_())
+        )
         run_laws(
-            type(coupling).__name__, COUPLING_LAWS, CouplingCase(coupling, instance.ptr, case.seed)
+            type(coupling).__name__,
+            COUPLING_LAWS,
+            CouplingCase(coupling, instance.ptr, case.seed),
         )
 
 
@@ -253,7 +273,9 @@ def _duplicated_nodes(case: DiffusivityCase) -> None:
     doubled = replace(instance, x=torch.cat([instance.x, instance.x]))
     once = case.response(module, instance)
     twice = case.response(module, doubled)
-    expect_close(twice, torch.cat([once, once]), "rearranged", "S @ v of the doubled nodes")
+    expect_close(
+        twice, torch.cat([once, once]), "rearranged", "S @ v of the doubled nodes"
+    )
 
 
 @strict
@@ -263,7 +285,10 @@ def _same_in_training(case: DiffusivityCase) -> None:
     instance = case.instance()
     evaluated = case(module, instance).to_dense()
     expect_close(
-        case(module.train(), instance).to_dense(), evaluated, "rearranged", "S in training mode"
+        case(module.train(), instance).to_dense(),
+        evaluated,
+        "rearranged",
+        "S in training mode",
     )
 
 

@@ -6,7 +6,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.checks import check_counts, check_finite, check_kind, check_seed, check_values
+from diffusion_mp.checks import (
+    check_counts,
+    check_finite,
+    check_kind,
+    check_seed,
+    check_values,
+)
 from diffusion_mp.energies.counterexamples import (
     SCALES,
     numbers_flaw,
@@ -92,7 +98,12 @@ def _check_gradient(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -
 
 
 def _adversarial_moves(
-    term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, starts: int, ascent: int, seed: int
+    term: EnergyTerm,
+    z: Float[Tensor, "N H D"],
+    graph: Graph,
+    starts: int,
+    ascent: int,
+    seed: int,
 ) -> list[Tensor]:
     """Return moves to which gradient ascent on V(z′) less the majorant leads, of all nodes and of single ones."""
     value = term.value(z, graph).detach()
@@ -104,17 +115,24 @@ def _adversarial_moves(
         move = 10.0 ** (start // 2 % 4 - 2) * torch.randn(
             z.shape, generator=generator, dtype=z.dtype
         )
-        if start % 2 and len(z):  # one node alone: where all move, others make up for it
-            move[torch.arange(len(z)) != torch.randint(len(z), (), generator=generator)] = 0
+        if start % 2 and len(
+            z
+        ):  # one node alone: where all move, others make up for it
+            move[
+                torch.arange(len(z)) != torch.randint(len(z), (), generator=generator)
+            ] = 0
         move = move.to(z.device).requires_grad_()
         moving = (move != 0).detach()
         optimizer = torch.optim.Adam(
-            [move], lr=0.1 * float(move.detach().norm()) / max(int(moving.sum()), 1) ** 0.5
+            [move],
+            lr=0.1 * float(move.detach().norm()) / max(int(moving.sum()), 1) ** 0.5,
         )
         for _ in range(ascent):
             away = moving * move
             majorant = (2 * half * away + 2 * bound * away.square()).sum()
-            loss = (majorant + value - term.value(z + away, graph)) / away.square().sum()
+            loss = (
+                majorant + value - term.value(z + away, graph)
+            ) / away.square().sum()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -28,7 +28,9 @@ class Tolerance(NamedTuple):
 _SINGLE = Tolerance(1e-4, 1e-5)
 
 
-def _row(double: Tolerance, single: Tolerance = _SINGLE) -> dict[torch.dtype, Tolerance]:
+def _row(
+    double: Tolerance, single: Tolerance = _SINGLE
+) -> dict[torch.dtype, Tolerance]:
     # In half precision inputs, scores and results are rounded; sums are taken in float32.
     half = {torch.bfloat16: Tolerance(4e-2, 4e-2), torch.float16: Tolerance(1e-2, 1e-2)}
     return {torch.float64: double, torch.float32: single, **half}
@@ -112,7 +114,9 @@ def expect_flags(subject: object, *names: str) -> None:
         expect(isinstance(value, bool), f"{name} is {value!r}, expected True or False")
 
 
-def expect_close(got: Tensor, expected: Tensor, operation: str, what: str = "the result") -> None:
+def expect_close(
+    got: Tensor, expected: Tensor, operation: str, what: str = "the result"
+) -> None:
     """Raise `LawBroken` unless two tensors agree in shape and, within the table's tolerance, in value."""
     expect(
         got.shape == expected.shape,
@@ -125,7 +129,9 @@ def expect_close(got: Tensor, expected: Tensor, operation: str, what: str = "the
     got64 = got.detach().double()
     expected64 = expected.detach().double()
     excess = (got64 - expected64).abs() - atol - rtol * expected64.abs()
-    worst = torch.unravel_index(excess.argmax(), got.shape)  # that of a NaN, if there is one
+    worst = torch.unravel_index(
+        excess.argmax(), got.shape
+    )  # that of a NaN, if there is one
     if not excess[worst] <= 0:  # and not "> 0", which is false for a NaN
         raise LawBroken(
             f"{what} at {[int(i) for i in worst]} is {got64[worst]:.12g}, expected {expected64[worst]:.12g} "
@@ -133,13 +139,19 @@ def expect_close(got: Tensor, expected: Tensor, operation: str, what: str = "the
         )
 
 
-def expect_writable(call: Callable[[], Tensor], what: str, *arguments: Tensor | None) -> None:
+def expect_writable(
+    call: Callable[[], Tensor], what: str, *arguments: Tensor | None
+) -> None:
     """Expect that writing to what ``call`` returns changes no other entry, no argument and no later result."""
     result = call().detach()
     expected = result.clone()
-    before = [None if argument is None else argument.detach().clone() for argument in arguments]
+    before = [
+        None if argument is None else argument.detach().clone()
+        for argument in arguments
+    ]
     repeated = any(
-        size > 1 and stride == 0 for size, stride in zip(result.shape, result.stride(), strict=True)
+        size > 1 and stride == 0
+        for size, stride in zip(result.shape, result.stride(), strict=True)
     )
     sentence = f"entries of {what} share memory (its strides are {result.stride()}): return a copy, expanded.clone()"
     expect(not repeated, sentence)
@@ -189,12 +201,19 @@ def run_laws(
 ) -> None:
     """Call the laws that ``skip`` does not name, and raise one `AssertionError` with a sentence per broken law."""
     check_choice(level, "level", get_args(Level))
-    check_kind(skip, "skip", (Mapping, NoneType), "a mapping from the names of laws to reasons")
+    check_kind(
+        skip, "skip", (Mapping, NoneType), "a mapping from the names of laws to reasons"
+    )
     left_out = dict(skip or {})
-    names = {getattr(law, "__name__", repr(law)).strip("_").replace("_", " "): law for law in laws}
+    names = {
+        getattr(law, "__name__", repr(law)).strip("_").replace("_", " "): law
+        for law in laws
+    }
     unknown = sorted(set(left_out) - set(names))
     if unknown:
-        raise ValueError(f"skip names the laws {unknown}, expected some of {sorted(names)}")
+        raise ValueError(
+            f"skip names the laws {unknown}, expected some of {sorted(names)}"
+        )
     sentences = []
     cause = None
     for name, law in names.items():
@@ -211,7 +230,9 @@ def run_laws(
                 if isinstance(error, LawBroken)
                 else f"it raised {type(error).__name__}: {error}"
             )
-            sentences.append(f"{subject} breaks the law '{name}' ({statement}): {sentence}")
+            sentences.append(
+                f"{subject} breaks the law '{name}' ({statement}): {sentence}"
+            )
             last = name
             cause = cause or error
     if sentences:

@@ -12,8 +12,21 @@ from torch import Tensor, nn
 from diffusion_mp.checks import check_counts, check_function
 from diffusion_mp.couplings import Coupling, ScaledCoupling
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
-from diffusion_mp.testing.laws import Law, Level, expect, expect_close, expect_equal, run_laws
-from diffusion_mp.testing.module_laws import MODULE_LAWS, Instance, ModuleCase, builder, join
+from diffusion_mp.testing.laws import (
+    Law,
+    Level,
+    expect,
+    expect_close,
+    expect_equal,
+    run_laws,
+)
+from diffusion_mp.testing.module_laws import (
+    MODULE_LAWS,
+    Instance,
+    ModuleCase,
+    builder,
+    join,
+)
 from diffusion_mp.updates import StateUpdate
 
 Extra = Callable[[Tensor], Mapping[str, Any]]
@@ -59,7 +72,9 @@ def check_layer(
         >>> check_layer(lambda: GCNConv(4, 3), in_channels=4)
     """
     build, fresh, sample = builder(layer, "layer", nn.Module, seed)
-    channels = in_channels if in_channels is not None else getattr(sample, "in_channels", None)
+    channels = (
+        in_channels if in_channels is not None else getattr(sample, "in_channels", None)
+    )
     if channels is None:
         raise ValueError(
             f"{type(sample).__name__} has no attribute in_channels; pass check_layer(..., in_channels=C)"
@@ -75,7 +90,10 @@ def _output(case: LayerCase) -> None:
     module = case.module()
     instance = case.instance()
     out = case.response(module, instance)
-    expect(isinstance(out, Tensor), f"forward returned {type(out).__name__}, expected a tensor")
+    expect(
+        isinstance(out, Tensor),
+        f"forward returned {type(out).__name__}, expected a tensor",
+    )
     expect(out.dim() == 2, f"the output has shape {tuple(out.shape)}, expected [N, C]")
     expect_equal(
         (len(out), out.dtype),
@@ -94,7 +112,8 @@ def _unit_weights(case: LayerCase) -> None:
     # Kernels take another path without weights.
     ones = torch.ones_like(part.edge_weight)
     weighted, plain = (
-        case.response(module, replace(part, edge_weight=weight)) for weight in (ones, None)
+        case.response(module, replace(part, edge_weight=weight))
+        for weight in (ones, None)
     )
     expect_close(weighted, plain, "rearranged", "the output with weights of one")
 
@@ -106,7 +125,10 @@ def _graph_in_place_of_edges(case: LayerCase) -> None:
     expected = case.response(module, joined)
     extra = case.extra(joined.x)
     expect_close(
-        module(joined.x, joined.graph(), **extra), expected, "rearranged", "the output for a Graph"
+        module(joined.x, joined.graph(), **extra),
+        expected,
+        "rearranged",
+        "the output for a Graph",
     )
     if joined.edge_index is None or joined.edge_weight is None:
         return
@@ -116,9 +138,13 @@ def _graph_in_place_of_edges(case: LayerCase) -> None:
     matrix = torch.sparse_coo_tensor(
         pairs, joined.edge_weight, size, check_invariants=True
     ).coalesce()
-    expected = module(joined.x, matrix.indices().flip(0), matrix.values(), joined.batch, **extra)
+    expected = module(
+        joined.x, matrix.indices().flip(0), matrix.values(), joined.batch, **extra
+    )
     got = module(joined.x, matrix.to_sparse_csr(), None, joined.batch, **extra)
-    expect_close(got, expected, "rearranged", "the output for a sparse CSR matrix (row = target)")
+    expect_close(
+        got, expected, "rearranged", "the output for a sparse CSR matrix (row = target)"
+    )
 
 
 def _returned_coupling(case: LayerCase) -> None:
@@ -127,14 +153,20 @@ def _returned_coupling(case: LayerCase) -> None:
     instance = join(case.batch())
     out, couplings = case.response(module, instance, return_coupling=True)
     expect_close(
-        out, case.response(module, instance), "rearranged", "the output beside the coupling"
+        out,
+        case.response(module, instance),
+        "rearranged",
+        "the output beside the coupling",
     )
     for coupling in couplings if isinstance(couplings, (list, tuple)) else [couplings]:
         expect(
-            isinstance(coupling, Coupling), f"the returned coupling is {type(coupling).__name__}"
+            isinstance(coupling, Coupling),
+            f"the returned coupling is {type(coupling).__name__}",
         )
         expect_equal(
-            coupling.num_nodes, instance.num_nodes, "the number of nodes of the returned coupling"
+            coupling.num_nodes,
+            instance.num_nodes,
+            "the number of nodes of the returned coupling",
         )
 
 
@@ -147,7 +179,10 @@ def _state_dict(case: LayerCase) -> None:
     other.load_state_dict(module.state_dict())
     loaded = case.response(other, instance)
     expect_close(
-        loaded, case.response(module, instance), "rearranged", "the output after load_state_dict"
+        loaded,
+        case.response(module, instance),
+        "rearranged",
+        "the output after load_state_dict",
     )
 
 
@@ -172,10 +207,14 @@ class UpdateCase(ModuleCase[StateUpdate]):
         """Return a symmetric, nonnegative coupling with eigenvalues in [−1, 1], for stable explicit steps."""
         return cast(
             Coupling,
-            AdjacencyDiffusivity("sym", direction="undirected")(instance.x, instance.graph()),
+            AdjacencyDiffusivity("sym", direction="undirected")(
+                instance.x, instance.graph()
+            ),
         )
 
-    def moved(self, module: StateUpdate, x: Tensor, coupling: Coupling, **options: Any) -> Tensor:
+    def moved(
+        self, module: StateUpdate, x: Tensor, coupling: Coupling, **options: Any
+    ) -> Tensor:
         """Return the next state; the source, where an update uses one, is a function of each entry of x."""
         if module.takes_source and module.beta != 0.0:
             source = x.cos()
@@ -214,7 +253,11 @@ def _shapes(case: UpdateCase) -> None:
     x = instance.x.repeat(1, 2)
     flat = case.moved(module, x, two)
     by_head = case.moved(module, x.unflatten(1, (2, -1)), two)
-    expect_equal((flat.shape, flat.dtype), (x.shape, x.dtype), "shape and dtype of the next state")
+    expect_equal(
+        (flat.shape, flat.dtype),
+        (x.shape, x.dtype),
+        "shape and dtype of the next state",
+    )
     expect_close(by_head.flatten(1), flat, "rearranged", "the next state by head")
 
 
@@ -226,12 +269,17 @@ def _heads(case: UpdateCase) -> None:
     x = instance.x.unsqueeze(1)
     alone = case.moved(module, x, one)
     both = case.moved(module, x.expand(-1, 2, -1), one)
-    expect_close(both, alone.expand(-1, 2, -1), "rearranged", "the next state of two equal heads")
+    expect_close(
+        both, alone.expand(-1, 2, -1), "rearranged", "the next state of two equal heads"
+    )
     scales = torch.tensor([1.0, 0.5], dtype=torch.float64)
     got, *parts = (
-        case.moved(module, x, ScaledCoupling(a, one, nonnegative=True)) for a in (scales, *scales)
+        case.moved(module, x, ScaledCoupling(a, one, nonnegative=True))
+        for a in (scales, *scales)
     )
-    expect_close(got, torch.cat(parts, 1), "rearranged", "the next state of a state of one head")
+    expect_close(
+        got, torch.cat(parts, 1), "rearranged", "the next state of a state of one head"
+    )
 
 
 def _refusals(case: UpdateCase) -> None:
@@ -241,7 +289,8 @@ def _refusals(case: UpdateCase) -> None:
     coupling = case.coupling(instance)
     x = instance.x
     _expect_refused(
-        lambda: case.moved(module, torch.cat([x, x]), coupling), "a state of other nodes"
+        lambda: case.moved(module, torch.cat([x, x]), coupling),
+        "a state of other nodes",
     )
     try:  # some updates use no source, or the state itself
         module(x, coupling)
@@ -249,7 +298,8 @@ def _refusals(case: UpdateCase) -> None:
         expect("source" in str(error), f"without a source it says {error}")
     if not module.takes_source:
         _expect_refused(
-            lambda: module(x, coupling, source=x), "a source, though takes_source is False,"
+            lambda: module(x, coupling, source=x),
+            "a source, though takes_source is False,",
         )
 
 
@@ -259,7 +309,8 @@ def _expect_refused(call: Callable[[], Tensor], what: str) -> None:
     except (TypeError, ValueError):
         return
     expect(
-        False, f"{what} gave a result, expected a ValueError: begin step with self.validate(...)"
+        False,
+        f"{what} gave a result, expected a ValueError: begin step with self.validate(...)",
     )
 
 
@@ -290,7 +341,10 @@ def _previous(case: UpdateCase) -> None:
         case.moved(module, x, coupling, previous=previous) for previous in (None, x - 1)
     )
     expect(bool(first.isfinite().all()), "the first step, previous=None, is not finite")
-    expect(not torch.equal(first, moving), "the next state does not depend on the previous state")
+    expect(
+        not torch.equal(first, moving),
+        "the next state does not depend on the previous state",
+    )
 
 
 UPDATE_LAWS: tuple[Law[UpdateCase], ...] = (

@@ -95,7 +95,8 @@ def random_instance(
             [ring, chords, ring[:, :1], torch.zeros(2, 1, dtype=torch.long)], dim=1
         )
         edge_weight = (
-            torch.rand(edge_index.shape[1], generator=generator, dtype=torch.float64) + 0.5
+            torch.rand(edge_index.shape[1], generator=generator, dtype=torch.float64)
+            + 0.5
         )
     return Instance(x, edge_index, edge_weight)
 
@@ -107,10 +108,16 @@ def join(instances: Sequence[Instance]) -> Instance:
         for k, part in enumerate(instances)
         if part.edge_index is not None
     ]
-    weight = [instance.edge_weight for instance in instances if instance.edge_weight is not None]
+    weight = [
+        instance.edge_weight
+        for instance in instances
+        if instance.edge_weight is not None
+    ]
     x = torch.cat([instance.x for instance in instances])
     edges = torch.cat(index, dim=1) if index else None
-    return Instance(x, edges, torch.cat(weight) if weight else None, torch.tensor(first))
+    return Instance(
+        x, edges, torch.cat(weight) if weight else None, torch.tensor(first)
+    )
 
 
 M = TypeVar("M", bound=nn.Module)
@@ -142,7 +149,9 @@ class ModuleCase(ABC, Generic[M]):
         with seeded(self.seed):
             return self.build().to(dtype).eval()
 
-    def instance(self, num_nodes: int = 7, generator: torch.Generator | None = None) -> Instance:
+    def instance(
+        self, num_nodes: int = 7, generator: torch.Generator | None = None
+    ) -> Instance:
         return random_instance(
             num_nodes, self.channels, generator or self.generator(), edges=self.edges
         )
@@ -161,11 +170,15 @@ class ModuleCase(ABC, Generic[M]):
             return self.response(module, replace(instance, x=x))
 
         # gradcheck perturbs its inputs in place, so the module's own parameters can be among them
-        parameters = (parameter for parameter in module.parameters() if parameter.requires_grad)
+        parameters = (
+            parameter for parameter in module.parameters() if parameter.requires_grad
+        )
         return function, (instance.x.clone().requires_grad_(), *parameters)
 
 
-def builder(subject: Any, name: str, kind: Any, seed: int) -> tuple[Callable[[], Any], bool, Any]:
+def builder(
+    subject: Any, name: str, kind: Any, seed: int
+) -> tuple[Callable[[], Any], bool, Any]:
     """Return a function that builds or copies the subject, whether it draws parameters, and a sample."""
     fresh = not isinstance(subject, nn.Module)
     what = "torch.nn.Module" if kind is nn.Module else kind.__name__
@@ -174,7 +187,9 @@ def builder(subject: Any, name: str, kind: Any, seed: int) -> tuple[Callable[[],
     with seeded(seed):
         sample = subject() if fresh else subject
     if not isinstance(sample, kind):
-        raise TypeError(f"{name} must be or build a {what}, got {type(sample).__name__}")
+        raise TypeError(
+            f"{name} must be or build a {what}, got {type(sample).__name__}"
+        )
     return (subject if fresh else lambda: copy.deepcopy(sample)), fresh, sample
 
 
@@ -204,7 +219,9 @@ def _batching(case: ModuleCase[M]) -> None:
     for order in ([0, 1, 2, 3], [2, 0, 3, 1]):
         got = case.response(module, join([parts[k] for k in order]))
         expected = torch.cat([alone[k] for k in order])
-        expect_close(got, expected, "rearranged", f"the result of the batch in the order {order}")
+        expect_close(
+            got, expected, "rearranged", f"the result of the batch in the order {order}"
+        )
 
 
 @strict
@@ -218,7 +235,10 @@ def _poisoned_batch_mate(case: ModuleCase[M]) -> None:
     # Not a large number, which a weight of zero would hide.
     joined.x[:first] = torch.nan
     expect_close(
-        case.response(module, joined)[first:], clean, "rearranged", "the result of the other graphs"
+        case.response(module, joined)[first:],
+        clean,
+        "rearranged",
+        "the result of the other graphs",
     )
 
 
@@ -241,7 +261,11 @@ def _edge_cases(case: ModuleCase[M]) -> None:
         expect(bool(out.isfinite().all()), f"{name} gives a result that is not finite")
         leaves = [
             leaf,
-            *(parameter for parameter in module.parameters() if parameter.requires_grad),
+            *(
+                parameter
+                for parameter in module.parameters()
+                if parameter.requires_grad
+            ),
         ]
         for grad in torch.autograd.grad(out.square().sum(), leaves, allow_unused=True):
             expect(
@@ -267,9 +291,15 @@ def _second_derivatives(case: ModuleCase[M]) -> None:
     if not out.requires_grad:
         return
     # Of a square, since a loss that is linear in the result has no second derivative to be wrong.
-    first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True, allow_unused=True)
+    first = torch.autograd.grad(
+        out.square().sum(), leaves, create_graph=True, allow_unused=True
+    )
     total = sum(
-        (grad.square().sum() for grad in first if grad is not None and grad.requires_grad),
+        (
+            grad.square().sum()
+            for grad in first
+            if grad is not None and grad.requires_grad
+        ),
         torch.zeros(()),
     )
     if not total.requires_grad:
@@ -297,13 +327,17 @@ def _half_precision(case: ModuleCase[M]) -> None:
     if instance.edge_index is not None:  # every node sends to node 0, for a long sum
         spokes = torch.stack([torch.arange(600), torch.zeros(600, dtype=torch.long)])
         instance = replace(
-            instance, edge_index=torch.cat([instance.edge_index, spokes], dim=1), edge_weight=None
+            instance,
+            edge_index=torch.cat([instance.edge_index, spokes], dim=1),
+            edge_weight=None,
         )
     got = case.response(brain, instance)
     expected = case.response(reference, instance.to(torch.float64))
     size = case.size(expected)
     expect_equal(got.dtype, torch.bfloat16, "the dtype of the result")
-    expect_close(got.double() / size, expected / size, "autocast", "the result in bfloat16")
+    expect_close(
+        got.double() / size, expected / size, "autocast", "the result in bfloat16"
+    )
 
 
 @strict
@@ -314,7 +348,10 @@ def _autocast(case: ModuleCase[M]) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = case.response(module, instance)
     expect_close(
-        got.float(), case.response(module, instance), "autocast", "the result under autocast"
+        got.float(),
+        case.response(module, instance),
+        "autocast",
+        "the result under autocast",
     )
 
 
@@ -329,13 +366,18 @@ def _purity(case: ModuleCase[M]) -> None:
     for name in ("x", "edge_index", "edge_weight"):
         now = getattr(instance, name)
         then = getattr(before, name)
-        expect(now is None or torch.equal(now, then), f"forward changed {name} in place")
+        expect(
+            now is None or torch.equal(now, then), f"forward changed {name} in place"
+        )
     expect(torch.equal(first, second), "two calls with the same state differ")
 
 
 def _writable(case: ModuleCase[M]) -> None:
     """its result can be written to: no entry shares memory with another, with an input, a parameter or a buffer"""
-    for what, instance in (("a graph", case.instance()), ("a batch", join(case.batch()))):
+    for what, instance in (
+        ("a graph", case.instance()),
+        ("a batch", join(case.batch())),
+    ):
         module = case.module()
         inputs = (
             instance.x,
@@ -376,7 +418,10 @@ def _reset_parameters(case: ModuleCase[M]) -> None:
 
 def _readable(case: ModuleCase[M]) -> None:
     """its repr names the class"""
-    expect(type(case.module()).__name__ in repr(case.module()), f"repr is {case.module()!r}")
+    expect(
+        type(case.module()).__name__ in repr(case.module()),
+        f"repr is {case.module()!r}",
+    )
 
 
 @strict

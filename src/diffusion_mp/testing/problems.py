@@ -74,7 +74,12 @@ class Problem:
         return torch.einsum("ij,jhd->ihd", power, self.state)
 
     def implicit_step(
-        self, tau: float, source: Tensor | None = None, *, beta: float = 0.0, leak: float = 0.0
+        self,
+        tau: float,
+        source: Tensor | None = None,
+        *,
+        beta: float = 0.0,
+        leak: float = 0.0,
     ) -> Float[Tensor, "N H D"]:
         """Return (I + τ(Δ + κ))⁻¹ (x + τβh), by a dense solve."""
         checks.check_positive(tau, "tau", allow_zero=True)
@@ -97,7 +102,10 @@ class Problem:
         identity = torch.eye(len(self.matrix), dtype=self.matrix.dtype)
         matrix = tau * self.laplacian + (mass + tau * leak) * identity
         # A reference that lost its digits would blame the update.
-        if matrix.numel() and torch.linalg.cond(matrix) * torch.finfo(matrix.dtype).eps > 0.01:
+        if (
+            matrix.numel()
+            and torch.linalg.cond(matrix) * torch.finfo(matrix.dtype).eps > 0.01
+        ):
             raise errors.SingularSystemError(
                 f"the system of leak={leak:g} and tau={tau:g} is singular to working precision, since the Laplacian "
                 "has constants in its kernel: raise the leak, or lower tau."
@@ -121,7 +129,9 @@ def problem_on_graph(
     checks.check_seed(seed)
     checks.check_tensor(adjacency, "adjacency", "[num_nodes, num_nodes]")
     square = adjacency.dim() == 2
-    if not (square and torch.equal(adjacency, adjacency.mT) and bool((adjacency >= 0).all())):
+    if not (
+        square and torch.equal(adjacency, adjacency.mT) and bool((adjacency >= 0).all())
+    ):
         raise ValueError(
             f"adjacency must be a symmetric, non-negative matrix; got {checks.describe(adjacency)}."
         )
@@ -180,7 +190,9 @@ def complete_problem(num_nodes: int = 9, form: Form = "conservative") -> Problem
     return problem_on_graph(f"complete graph of {num_nodes}", others, form)
 
 
-def grid_problem(rows: int = 4, columns: int = 5, form: Form = "conservative") -> Problem:
+def grid_problem(
+    rows: int = 4, columns: int = 5, form: Form = "conservative"
+) -> Problem:
     """Diffusion on a rectangular grid, the Kronecker sum of two paths; see `Problem` for ``form``.
 
     Examples:
@@ -193,7 +205,9 @@ def grid_problem(rows: int = 4, columns: int = 5, form: Form = "conservative") -
     return problem_on_graph(f"{rows} x {columns} grid", along + across, form)
 
 
-def random_problem(num_nodes: int = 40, form: Form = "conservative", *, seed: int = 0) -> Problem:
+def random_problem(
+    num_nodes: int = 40, form: Form = "conservative", *, seed: int = 0
+) -> Problem:
     """Diffusion on a random graph of mean degree about six with weights in [½, 3/2], connected by a path.
 
     Examples:
@@ -203,11 +217,15 @@ def random_problem(num_nodes: int = 40, form: Form = "conservative", *, seed: in
     checks.check_counts(num_nodes=num_nodes)
     checks.check_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    chance, weight = torch.rand(2, num_nodes, num_nodes, dtype=torch.float64, generator=generator)
+    chance, weight = torch.rand(
+        2, num_nodes, num_nodes, dtype=torch.float64, generator=generator
+    )
     # The path connects the graph: an isolated part would be an eigenvalue zero of its own.
     linked = (chance < 4.0 / num_nodes) | (path_adjacency(num_nodes) > 0)
     upper = (linked * (weight + 0.5)).triu(1)
-    return problem_on_graph(f"random graph of {num_nodes}", upper + upper.T, form, seed=seed)
+    return problem_on_graph(
+        f"random graph of {num_nodes}", upper + upper.T, form, seed=seed
+    )
 
 
 def exact_problems() -> list[Problem]:
@@ -219,7 +237,11 @@ def exact_problems() -> list[Problem]:
     """
     problems: list[Problem] = []
     for form in ("conservative", "residual"):
-        problems += [path_problem(form=form), cycle_problem(form=form), complete_problem(form=form)]
+        problems += [
+            path_problem(form=form),
+            cycle_problem(form=form),
+            complete_problem(form=form),
+        ]
         problems += [grid_problem(form=form), random_problem(form=form)]
     return problems
 
@@ -235,7 +257,9 @@ def cosine_mode(num_nodes: int, k: int) -> tuple[Float[Tensor, "N 1 1"], float]:
     """
     checks.check_counts(num_nodes=num_nodes)
     checks.check_counts(0, k=k)
-    mode = torch.cos(math.pi * k * (torch.arange(num_nodes, dtype=torch.float64) + 0.5) / num_nodes)
+    mode = torch.cos(
+        math.pi * k * (torch.arange(num_nodes, dtype=torch.float64) + 0.5) / num_nodes
+    )
     return mode[:, None, None], 4.0 * math.sin(math.pi * k / (2 * num_nodes)) ** 2
 
 
@@ -253,7 +277,9 @@ def order_of_convergence(
     """
     checks.check_function(step, "step", "from a time step to a StateUpdate")
     checks.check_kind(problem, "problem", Problem, "a Problem")
-    checks.check_kind(counts, "counts", (list, tuple, range), "a list of numbers of steps")
+    checks.check_kind(
+        counts, "counts", (list, tuple, range), "a list of numbers of steps"
+    )
     checks.check_counts(**{f"counts[{k}]": count for k, count in enumerate(counts)})
     if len(set(counts)) < 2:
         raise ValueError(
@@ -303,17 +329,25 @@ def assert_energy_descent(
     Examples:
         >>> assert_energy_descent(ExplicitEuler(tau=0.5), instances=2, steps=2)
     """
-    checks.check_kind(layer_or_update, "layer_or_update", nn.Module, "a layer or a StateUpdate")
+    checks.check_kind(
+        layer_or_update, "layer_or_update", nn.Module, "a layer or a StateUpdate"
+    )
     if energy is not None:
-        checks.check_function(energy, "energy", "called as energy(coupling, x), or an Energy")
-    checks.check_counts(instances=instances, steps=steps, num_nodes=num_nodes, channels=channels)
+        checks.check_function(
+            energy, "energy", "called as energy(coupling, x), or an Energy"
+        )
+    checks.check_counts(
+        instances=instances, steps=steps, num_nodes=num_nodes, channels=channels
+    )
     checks.check_seed(seed)
     module = copy.deepcopy(layer_or_update).double().eval()
     width = int(getattr(module, "in_channels", channels))
     generator = torch.Generator().manual_seed(seed)
     run = _run_update if isinstance(module, StateUpdate) else _run_layer
     # Theorems on other updates than the explicit step are about the energy of the state alone.
-    with_x = energy is not None or isinstance(getattr(module, "update", module), ExplicitEuler)
+    with_x = energy is not None or isinstance(
+        getattr(module, "update", module), ExplicitEuler
+    )
     rtol, atol = tolerance("energy", torch.float64)
     with torch.no_grad():
         for instance in range(instances):
@@ -323,7 +357,9 @@ def assert_energy_descent(
                 where = f"{type(module).__name__}, instance {instance}, step {k}"
                 moved, coupling = step(x)
                 expect_equal(
-                    tuple(moved.shape), tuple(x.shape), f"{where}: the shape of the next state"
+                    tuple(moved.shape),
+                    tuple(x.shape),
+                    f"{where}: the shape of the next state",
                 )
                 chosen = energy or theory
                 if not isinstance(chosen, Energy):
@@ -376,7 +412,13 @@ def _theory(layer: nn.Module, coupling: Coupling, x: Tensor) -> Energy:
             f"{name} has several heads, each with its own energy; pass the one to watch.",
         )
         certificate = _covered(
-            certify(diffusivity, x, float(update.step_size), form=update.form, leak=update.leak)
+            certify(
+                diffusivity,
+                x,
+                float(update.step_size),
+                form=update.form,
+                leak=update.leak,
+            )
         )
         # A leak of the row-normalised step acts in the metric d̄ of that step (Theorem 7).
         metric = None
@@ -405,7 +447,9 @@ def _quadratic(
         terms.append(update.beta * LinearTerm(source))
     lam = 1.0
     if isinstance(update, ExplicitEuler):
-        lam = _covered(certify(coupling, None, float(update.step_size), form=form, leak=leak)).lam
+        lam = _covered(
+            certify(coupling, None, float(update.step_size), form=form, leak=leak)
+        ).lam
     return _explicit(terms, lam)
 
 
@@ -424,4 +468,6 @@ def _graph_coupling(x: Tensor, generator: torch.Generator) -> Coupling:
     graph = random_instance(len(x), 1, generator).graph().to_undirected()
     # Divided by the largest degree, so that no step size of a test has to know the graph.
     weight = graph.weights(x) / (1.01 * graph.degree(dtype=x.dtype).max())
-    return SparseCoupling(Graph(len(x), graph.edges, weight), symmetric=True, nonnegative=True)
+    return SparseCoupling(
+        Graph(len(x), graph.edges, weight), symmetric=True, nonnegative=True
+    )

@@ -45,7 +45,9 @@ class StateUpdate(Resettable, ABC):
     needs_reversible: ClassVar[bool] = False
     takes_source: ClassVar[bool] = True  #: Whether the update has a source term τβh.
     takes_previous: bool = False  #: Whether `step` also reads the previous state.
-    beta: float = 0.0  #: β, the weight of the source; unless it is zero, a source is required.
+    beta: float = (
+        0.0  #: β, the weight of the source; unless it is zero, a source is required.
+    )
 
     def forward(
         self,
@@ -70,7 +72,9 @@ class StateUpdate(Resettable, ABC):
             values = _by_head(values, coupling.heads, "values")
             source = _by_head(source, coupling.heads, "source")
             if "previous" in options:
-                options["previous"] = _by_head(options["previous"], coupling.heads, "previous")
+                options["previous"] = _by_head(
+                    options["previous"], coupling.heads, "previous"
+                )
         coupling.check(x, "x")
         if values is not None:
             _check_like(values, "values", x, coupling)
@@ -90,7 +94,9 @@ class StateUpdate(Resettable, ABC):
             )
         if options.get("previous") is not None:
             _check_like(options["previous"], "previous", x, coupling)
-        moved = self.step(x, coupling, x if values is None else values, source, **options)
+        moved = self.step(
+            x, coupling, x if values is None else values, source, **options
+        )
         return moved.flatten(1) if flat else moved
 
     @abstractmethod
@@ -179,7 +185,9 @@ class LaplacianUpdate(StateUpdate):
             rate = rate.to(x.dtype)
         return rate * x
 
-    def velocity(self, x: State, coupling: Coupling, values: State, source: State | None) -> Tensor:
+    def velocity(
+        self, x: State, coupling: Coupling, values: State, source: State | None
+    ) -> Tensor:
         """Return S v − (d + κ)x + βh, at which the state changes."""
         change = coupling.matmul(values) - self.decay(x, coupling)
         if source is None or self.beta == 0.0:
@@ -228,7 +236,9 @@ class Laplacian:
     def dense(self) -> Float[Tensor, "heads N N"]:
         """Return the matrices, by one product with the identity, which torch differentiates and exports."""
         # One product in place of `to_dense`, which kernels compute in ways that torch.func and export do not follow.
-        identity = torch.eye(self.coupling.num_nodes, dtype=self.dtype, device=self.coupling.device)
+        identity = torch.eye(
+            self.coupling.num_nodes, dtype=self.dtype, device=self.coupling.device
+        )
         matrix = self.coupling.matmul(identity.unsqueeze(1)).transpose(0, 1)
         if self.form == "residual":
             return (1.0 + self.shift) * identity - matrix

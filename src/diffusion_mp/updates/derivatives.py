@@ -58,7 +58,9 @@ def jacobian(function: Operator, z: Tensor) -> Tensor:
         pull = vjp(function, z)[1]
         return vmap(lambda unit: pull(unit)[0], chunk_size=CHUNK)(units).flatten(1)
     # In forward mode, operations of this library are formulas, which `vmap` takes.
-    columns = vmap(lambda unit: jvp(function, (z,), (unit,))[1], chunk_size=CHUNK)(units)
+    columns = vmap(lambda unit: jvp(function, (z,), (unit,))[1], chunk_size=CHUNK)(
+        units
+    )
     return columns.flatten(1).t()
 
 
@@ -66,7 +68,9 @@ def on_values() -> AbstractContextManager[Any]:
     """Run an iteration outside of what is recorded, for instance by ``torch.func.linearize``, which knows no values."""
     if not dispatch_mode_active():
         return nullcontext()
-    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing  # it imports SymPy
+    from torch.fx.experimental.proxy_tensor import (
+        disable_proxy_modes_tracing,
+    )  # it imports SymPy
 
     return disable_proxy_modes_tracing()
 
@@ -122,7 +126,9 @@ def product(function: Operator, z: Tensor) -> Operator:
         )[0]
     if not pulled.requires_grad:
         return torch.zeros_like
-    return lambda u: torch.autograd.grad(pulled, direction, u, retain_graph=True)[0].detach()
+    return lambda u: torch.autograd.grad(pulled, direction, u, retain_graph=True)[
+        0
+    ].detach()
 
 
 def dense_solution(matrix: Tensor, b: Tensor) -> Tensor:
@@ -193,7 +199,9 @@ class _Correction(torch.autograd.Function):
         return torch.zeros_like(residual)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Operator, Operator], output: Tensor) -> None:
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Operator, Operator], output: Tensor
+    ) -> None:
         residual, ctx.inverse, ctx.adjoint = inputs
         ctx.save_for_backward(residual)
         ctx.save_for_forward(residual)

@@ -105,7 +105,10 @@ def teleport(alpha: float) -> ExplicitEuler:
         torch.Size([6, 4])
     """
     checks.check_number(
-        alpha, "alpha", lambda share: 0 <= share < 1, "lie in [0, 1), nothing would propagate at 1"
+        alpha,
+        "alpha",
+        lambda share: 0 <= share < 1,
+        "lie in [0, 1), nothing would propagate at 1",
     )
     # τ = 1 − α and (1 − α)(1 + κ) = 1 leave nothing of the state itself, and τβ = α is the weight of the source.
     rate = alpha / (1 - alpha)

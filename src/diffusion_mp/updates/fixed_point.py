@@ -136,8 +136,12 @@ def _limit(
     if energy is not None:
         with on_values():
             higher = _rises(energy, start, solution, ptr)
-        if higher is not None:  # the plain iteration, in which the other graphs stop at once
-            solution = limit(exact, torch.where(higher, start, solution), what, memory=0)
+        if (
+            higher is not None
+        ):  # the plain iteration, in which the other graphs stop at once
+            solution = limit(
+                exact, torch.where(higher, start, solution), what, memory=0
+            )
 
     def residual(z: Tensor) -> Tensor:
         return exact(z) - z
@@ -162,7 +166,10 @@ def _limit(
 
 @torch.no_grad()
 def _rises(
-    energy: Callable[[Tensor], Tensor], start: Tensor, solution: Tensor, ptr: Tensor | None
+    energy: Callable[[Tensor], Tensor],
+    start: Tensor,
+    solution: Tensor,
+    ptr: Tensor | None,
 ) -> Tensor | None:
     """Return which rows are of graphs whose energy is above that of the start, ``None`` if there are none."""
     columns = Columns(ptr, start.size(0) if start.dim() else 1, start.device)
@@ -180,7 +187,9 @@ def _rises(
     higher = ~(values[1] <= values[0])
     if not bool(higher.any()):
         return None
-    return columns.rows(higher.expand(columns.graphs)).view(-1, *[1] * (start.dim() - 1))
+    return columns.rows(higher.expand(columns.graphs)).view(
+        -1, *[1] * (start.dim() - 1)
+    )
 
 
 @torch.no_grad()
@@ -228,7 +237,9 @@ class _History:
     Rows are the first axis of states [N, C], and graphs that of the numbers [B, 1] and flags that are kept for them.
     """
 
-    def __init__(self, x: Tensor, memory: int, columns: Columns, total: Operator) -> None:
+    def __init__(
+        self, x: Tensor, memory: int, columns: Columns, total: Operator
+    ) -> None:
         self.columns = columns
         self.total = total
         self.memory = memory
@@ -297,7 +308,8 @@ class _History:
     def _measure(self, residual: Tensor, image: Tensor, tol: float) -> None:
         # In double, where no square overflows.
         norms = [
-            torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in (residual, image)
+            torch.linalg.vector_norm(part, dim=1, dtype=torch.float64)
+            for part in (residual, image)
         ]
         squares = self.total(self.columns.sum(torch.stack(norms, 1).square()))
         self.size, scale = squares.sqrt().split(1, 1)
@@ -310,7 +322,9 @@ class _History:
             recorded, residual - self.last_residual, torch.zeros_like(residual)
         )
         self.residuals[slot] = difference
-        self.images[slot] = self._where(recorded, image - self.last_image, torch.zeros_like(image))
+        self.images[slot] = self._where(
+            recorded, image - self.last_image, torch.zeros_like(image)
+        )
         self.valid[:, slot] = recorded.squeeze(1)
         self.count += 1
         # One sum over all rows, since they may be spread over processes.

@@ -55,7 +55,9 @@ class HeatKernel(LaplacianUpdate):
     needs_reversible = True
     takes_source = False
 
-    def __init__(self, t: float, form: Form = "conservative", *, tol: float | None = None) -> None:
+    def __init__(
+        self, t: float, form: Form = "conservative", *, tol: float | None = None
+    ) -> None:
         super().__init__(form)
         check_positive(t, "t")
         if tol is not None:
@@ -74,13 +76,17 @@ class HeatKernel(LaplacianUpdate):
         if exporting() or not formula:
             out = laplacian.function(lambda rate: torch.exp(-self.t * rate), v)
         if out is None and formula:
-            out = (_exponential(-self.t * laplacian.dense()) @ v.transpose(0, 1)).transpose(0, 1)
+            out = (
+                _exponential(-self.t * laplacian.dense()) @ v.transpose(0, 1)
+            ).transpose(0, 1)
         if out is None:
             out = self._without_matrix(laplacian, v, values.dtype)
         return out.to(values.dtype)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # the degree of the series depends on values
-    def _without_matrix(self, laplacian: Laplacian, v: State, dtype: torch.dtype) -> State:
+    def _without_matrix(
+        self, laplacian: Laplacian, v: State, dtype: torch.dtype
+    ) -> State:
         """Return e^{−tΔ} v in closed form or by the series, as exact as a state of ``dtype`` needs it."""
         coupling = laplacian.coupling
         # Closed forms need a Δ whose diagonal part is one, or zero in empty rows.
@@ -108,7 +114,9 @@ class HeatKernel(LaplacianUpdate):
             tol = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
         return math.exp(-self.t * low) * self._series(laplacian, v, low, high, tol)
 
-    def _series(self, laplacian: Laplacian, v: State, low: float, high: float, tol: float) -> State:
+    def _series(
+        self, laplacian: Laplacian, v: State, low: float, high: float, tol: float
+    ) -> State:
         """Return e^{−t(Δ − low)} v for a Δ with eigenvalues in [low, high]."""
         radius = (high - low) / 2
         weights = chebyshev_weights(self.t * radius, tol)
@@ -147,7 +155,10 @@ def chebyshev_weights(z: float, tol: float) -> list[float]:
 
 
 def low_rank_heat(
-    form: LowRankForm, diagonal: Float[Tensor, " N #H one"], t: float, v: Float[Tensor, " N #H D"]
+    form: LowRankForm,
+    diagonal: Float[Tensor, " N #H one"],
+    t: float,
+    v: Float[Tensor, " N #H D"],
 ) -> Float[Tensor, "N H D"]:
     r"""Return exp(−t(diag(d) − U Kᵀ)) v (Theorem T3 of docs/certified.md); d_i = 1, or 0 if row i of U is zero.
 
@@ -172,7 +183,9 @@ def low_rank_heat(
         if bool((diagonal == 0).any()):
             pooled.append(right.mT @ (v - diagonal * v))
         count = 1 + len(pooled)
-        generator = torch.cat([torch.cat(row[:count], dim=-1) for row in rows[:count]], dim=-2)
+        generator = torch.cat(
+            [torch.cat(row[:count], dim=-1) for row in rows[:count]], dim=-2
+        )
         # The blocks right of the first are e⁻ᵗ tφ₁(tG) and tφ₁(t(G − I)).
         power = _exponential(t * generator)[..., :features, features:]
         change = left @ (power @ torch.cat(pooled, dim=-2))

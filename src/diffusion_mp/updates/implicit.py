@@ -74,13 +74,22 @@ class SolvedUpdate(LaplacianUpdate):
         self.tol = tol
         self.max_iter = max_iter
 
-    def solve(self, coupling: Coupling, shift: float, b: Tensor, dtype: torch.dtype) -> Tensor:
+    def solve(
+        self, coupling: Coupling, shift: float, b: Tensor, dtype: torch.dtype
+    ) -> Tensor:
         """Return (Δ + shift)⁻¹ b, as exact as a state of ``dtype`` needs it."""
         # The warning names the update, and an export traces no repr.
         if not dense_formula_runs(coupling):
             self.warn_if_rounded(coupling, shift)
         return shifted_inverse(
-            coupling, self.form, shift, b, dtype, tol=self.tol, max_iter=self.max_iter, what=self
+            coupling,
+            self.form,
+            shift,
+            b,
+            dtype,
+            tol=self.tol,
+            max_iter=self.max_iter,
+            what=self,
         )
 
 
@@ -116,7 +125,11 @@ def shifted_inverse(
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # which way is taken depends on values
 def _iterated(
-    system: Laplacian, b: Float[Tensor, "N H D"], *, what: str | nn.Module, **options: Any
+    system: Laplacian,
+    b: Float[Tensor, "N H D"],
+    *,
+    what: str | nn.Module,
+    **options: Any,
 ) -> Float[Tensor, "N H D"]:
     """Return (Δ + shift)⁻¹ b without the matrix of S."""
     refuse_recorded_tangents()
@@ -124,7 +137,11 @@ def _iterated(
     low_rank = coupling.low_rank_form(b.dtype)  # of S or of a part of it
     dominant = _is_dominant(system)
     # A closed form solves an indefinite symmetric system without a word, so that one goes to conjugate gradients.
-    if low_rank is not None and coupling.low_rank and (dominant or not coupling.reversible):
+    if (
+        low_rank is not None
+        and coupling.low_rank
+        and (dominant or not coupling.reversible)
+    ):
         return LowRankInverse(low_rank, system.diagonal).solve(b)
     metric = None if coupling.symmetric else coupling.metric
     preconditioner = precondition(coupling, system.diagonal, metric, low_rank, dominant)
@@ -237,7 +254,9 @@ class Equilibrium(SolvedUpdate):
         torch.Size([6, 4])
     """
 
-    def __init__(self, form: Form = "conservative", *, beta: float = 1.0, **options: Any) -> None:
+    def __init__(
+        self, form: Form = "conservative", *, beta: float = 1.0, **options: Any
+    ) -> None:
         super().__init__(form, beta=beta, **options)
 
     def forward(
@@ -269,7 +288,9 @@ class Equilibrium(SolvedUpdate):
                 "Equilibrium(form='conservative', leak=0) has no unique steady state: D̄ − S maps constants to zero. "
                 "Pass leak > 0 (APPNP with teleport alpha: form='residual', beta = leak = alpha / (1 - alpha))."
             )
-        if dense_formula_runs(coupling):  # which solves the system if it is not singular
+        if dense_formula_runs(
+            coupling
+        ):  # which solves the system if it is not singular
             return
         if not coupling.reversible:
             raise SingularSystemError(
@@ -321,7 +342,10 @@ def precondition(
 
             def inverse(r: Tensor) -> Tensor:
                 return (
-                    torch.cholesky_solve((root * r).transpose(0, 1), factor).transpose(0, 1) / root
+                    torch.cholesky_solve((root * r).transpose(0, 1), factor).transpose(
+                        0, 1
+                    )
+                    / root
                 )
 
             return inverse
@@ -344,5 +368,7 @@ def dense_factor(
         matrix = root.unsqueeze(2) * matrix / root.unsqueeze(1)
     if not isinstance(diagonal, Tensor):
         diagonal = matrix.new_full((coupling.num_nodes, 1, 1), diagonal)
-    factor, info = torch.linalg.cholesky_ex(torch.diag_embed(diagonal.squeeze(2).t()) - matrix)
+    factor, info = torch.linalg.cholesky_ex(
+        torch.diag_embed(diagonal.squeeze(2).t()) - matrix
+    )
     return None if bool(info.any()) else factor

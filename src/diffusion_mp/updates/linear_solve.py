@@ -45,7 +45,9 @@ class Columns:
         return x.new_zeros(self.graphs, *x.shape[1:]).index_add(0, self.graph, x)
 
     def inner(self, u: Tensor, v: Tensor) -> Tensor:
-        if self.graph is None and u.numel() == u.size(0):  # without a tensor of their size
+        if self.graph is None and u.numel() == u.size(
+            0
+        ):  # without a tensor of their size
             return torch.dot(u.flatten(), v.flatten()).view(1, *u.shape[1:])
         return self.sum(u * v)
 
@@ -53,7 +55,9 @@ class Columns:
         if self.graph is None:
             return x.amax(0, keepdim=True)
         graph = self.graph.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
-        return x.new_zeros(self.graphs, *x.shape[1:]).scatter_reduce(0, graph, x, "amax")
+        return x.new_zeros(self.graphs, *x.shape[1:]).scatter_reduce(
+            0, graph, x, "amax"
+        )
 
     def rows(self, by_graph: Tensor) -> Tensor:
         """Return the number of its graph for every row; one row where there is one graph."""
@@ -151,7 +155,9 @@ def conjugate_gradients(
         before = slope
         # Without a preconditioner the two are the same sum, which takes as long as an update.
         slope = square if improved is residual else inner(residual, improved)
-        direction.mul_(columns.rows(torch.where(active, slope / before, 0.0))).add_(improved)
+        direction.mul_(columns.rows(torch.where(active, slope / before, 0.0))).add_(
+            improved
+        )
     # The residual above is updated from step to step, and drifts from the true one by rounding.
     residual = right - operator(x).detach()
     square = inner(residual, residual)
@@ -159,7 +165,11 @@ def conjugate_gradients(
         return x * scale
     size = goal(x, 1.0)
     reached = torch.where(size > 0, square / size, square).max().sqrt().item()
-    budget = f"the precision of {b.dtype}" if converged else f"max_iter={max_iter} iterations"
+    budget = (
+        f"the precision of {b.dtype}"
+        if converged
+        else f"max_iter={max_iter} iterations"
+    )
     raise ConvergenceError(
         f"Conjugate gradients on {what} reached a relative error of {reached:.3g} in {budget}; tol={tol:.3g} was "
         f"asked. Raise max_iter or tol, raise the leak (a better conditioned system), or use float64."
@@ -213,7 +223,9 @@ class LowRankInverse:
         if form.diagonal is not None:
             self.diagonal = self.diagonal - form.diagonal.unsqueeze(2)
         parts = (self.diagonal, form.left, form.right)
-        self.blocks = [_Block(*(gather(part, rows) for part in parts)) for rows in _graphs(form)]
+        self.blocks = [
+            _Block(*(gather(part, rows) for part in parts)) for rows in _graphs(form)
+        ]
 
     def __call__(self, b: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         blocks = iter(self.blocks)
@@ -225,7 +237,9 @@ class LowRankInverse:
         x = self(b)
         with torch.no_grad():
             form = self.form
-            moved = by_graph(form, lambda u, k, x: u @ (k.mT @ x), form.left, form.right, x)
+            moved = by_graph(
+                form, lambda u, k, x: u @ (k.mT @ x), form.left, form.right, x
+            )
             left_over = (self.diagonal * x - moved - b).norm(dim=0)
             size = b.norm(dim=0)
         if not bool((left_over <= LEFT_OVER * size).all()):  # NaN is not
@@ -238,7 +252,9 @@ class LowRankInverse:
 
     def inverse_diagonal(self) -> Float[Tensor, "N H"]:
         blocks = iter(self.blocks)
-        diagonal = by_graph(self.form, lambda _: next(blocks).inverse_diagonal(), self.diagonal)
+        diagonal = by_graph(
+            self.form, lambda _: next(blocks).inverse_diagonal(), self.diagonal
+        )
         return diagonal.squeeze(2)
 
 
@@ -265,7 +281,9 @@ class _Block:
         self.factors = torch.linalg.lu_factor_ex(self.core)[:2]
 
     def core_solve(self, b: Tensor) -> Tensor:
-        lu, pivots = (factor.expand(*b.shape[:2], *factor.shape[2:]) for factor in self.factors)
+        lu, pivots = (
+            factor.expand(*b.shape[:2], *factor.shape[2:]) for factor in self.factors
+        )
         return torch.linalg.lu_solve(lu, pivots, b)
 
     def solve(self, b: Tensor) -> Tensor:
@@ -278,7 +296,9 @@ class _Block:
         if self.thin:
             diagonal = 1.0 + (self.left * self.core_solve(self.right.mT).mT).sum(-1)
         else:
-            diagonal = self.core_solve(identity_like(self.core)).diagonal(dim1=-2, dim2=-1)
+            diagonal = self.core_solve(identity_like(self.core)).diagonal(
+                dim1=-2, dim2=-1
+            )
         return self.root * self.signed_root * diagonal.unsqueeze(-1)
 
 
@@ -295,14 +315,18 @@ def rebased(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         size = torch.where(size > 0, size, 1.0)
         values, vectors = torch.linalg.eigh((right / size).mT @ (right / size))
         least = values.size(-1) * torch.finfo(values.dtype).eps
-        root = values.clamp(min=least * values.amax(-1, keepdim=True)).sqrt().unsqueeze(-2)
+        root = (
+            values.clamp(min=least * values.amax(-1, keepdim=True)).sqrt().unsqueeze(-2)
+        )
         basis = size.mT * vectors * root
         inverse = vectors / root
     return left @ basis, (right / size) @ inverse
 
 
 def identity_like(like: Tensor) -> Tensor:
-    return torch.eye(like.size(-1), dtype=like.dtype, device=like.device).expand_as(like)
+    return torch.eye(like.size(-1), dtype=like.dtype, device=like.device).expand_as(
+        like
+    )
 
 
 def _graphs(form: LowRankForm) -> list[Rows]:
@@ -310,7 +334,9 @@ def _graphs(form: LowRankForm) -> list[Rows]:
     return list(by_size(form.ptr, form.left.size(0), form.left.device))
 
 
-def by_graph(form: LowRankForm, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+def by_graph(
+    form: LowRankForm, function: Callable[..., Tensor], *tensors: Tensor
+) -> Tensor:
     """Apply a function of stacked graphs of one size, [b, H, n, C] → [b, H, n, D], to all graphs."""
     runs = _graphs(form)
     parts = [function(*(gather(tensor, rows) for tensor in tensors)) for rows in runs]

@@ -45,8 +45,12 @@ def quadratic_minimiser(
     of A are at least ``least``, the weight β of the source, which bounds the error of the solution. ``None`` where this
     process has some of the rows only.
     """
-    parts = [term.term if isinstance(term, ScaledTerm) else term for term in energy.terms]
-    if any(isinstance(part, CouplingTerm) and not part.coupling.whole for part in parts):
+    parts = [
+        term.term if isinstance(term, ScaledTerm) else term for term in energy.terms
+    ]
+    if any(
+        isinstance(part, CouplingTerm) and not part.coupling.whole for part in parts
+    ):
         return None
     if len(parts) == 1 and isinstance(parts[0], SourceTerm):
         return parts[0].source.clone()  # what a layer returns can be written to
@@ -112,7 +116,11 @@ def _affine(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -> Mean:
     """Return the half gradient of a quadratic term in the form of `Mean`."""
     damping = term.bound(z, graph)
     constant = -term.half_gradient(torch.zeros_like(z), graph)
-    return Mean(damping, constant, lambda z: damping * z - term.half_gradient(z, graph) - constant)
+    return Mean(
+        damping,
+        constant,
+        lambda z: damping * z - term.half_gradient(z, graph) - constant,
+    )
 
 
 def _weighed_in_double(term: EnergyTerm) -> EnergyTerm:
@@ -151,6 +159,7 @@ def _pulled_source(terms: Sequence[EnergyTerm]) -> tuple[Coupling, Tensor] | Non
         return None
     beta, source = sources[0]
     scaled = [
-        ScaledCoupling(weight / beta, coupling, nonnegative=True) for weight, coupling in couplings
+        ScaledCoupling(weight / beta, coupling, nonnegative=True)
+        for weight, coupling in couplings
     ]
     return reduce(add, scaled), source

@@ -21,7 +21,9 @@ def members(path: Path) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
     with path.open("rb") as file:
         zipped = file.read(2) == _GZIP
         file.seek(0)
-        stream = _Forward(cast("BufferedIOBase", gzip.GzipFile(fileobj=file)) if zipped else file)
+        stream = _Forward(
+            cast("BufferedIOBase", gzip.GzipFile(fileobj=file)) if zipped else file
+        )
         with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r:") as archive:
             for number, member in enumerate(archive):
                 if number == _MEMBERS:

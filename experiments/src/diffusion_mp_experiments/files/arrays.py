@@ -79,7 +79,9 @@ except (Exception, MemoryError) as error:
 """
 
 
-def read_matrices(path: Path, names: list[str], scratch: Path, memory: int) -> list[Any]:
+def read_matrices(
+    path: Path, names: list[str], scratch: Path, memory: int
+) -> list[Any]:
     """Return the named matrices of a file of MATLAB 5 to 7: full ones mapped from the folder `scratch`, or sparse.
 
     The child process has `memory` bytes of address space, of which SciPy and NumPy take 0.4 GB. Call it within
@@ -104,16 +106,26 @@ def read_matrices(path: Path, names: list[str], scratch: Path, memory: int) -> l
         str(memory),
         *names,
     ]
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # each thread reserves memory
+    environment = {
+        **os.environ,
+        "OPENBLAS_NUM_THREADS": "1",
+    }  # each thread reserves memory
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=_SECONDS
         )
     except subprocess.TimeoutExpired as error:
-        raise ValueError(f"scipy.io.loadmat took more than {_SECONDS} seconds") from error
+        raise ValueError(
+            f"scipy.io.loadmat took more than {_SECONDS} seconds"
+        ) from error
     if done.returncode:
         raise ValueError(
-            done.stderr.strip() if done.returncode > 0 else "it makes scipy.io.loadmat crash"
+            done.stderr.strip()
+            if done.returncode > 0
+            else "it makes scipy.io.loadmat crash"
         )
     files = [(scratch / f"{name}.npy", scratch / f"{name}.npz") for name in names]
-    return [map_array(full) if full.is_file() else load_npz(sparse) for full, sparse in files]
+    return [
+        map_array(full) if full.is_file() else load_npz(sparse)
+        for full, sparse in files
+    ]

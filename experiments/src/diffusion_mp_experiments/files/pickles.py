@@ -71,7 +71,9 @@ def _value(made: Any, kind: type) -> Any:
 def _dtype(code: Any, state: Any) -> np.dtype[Any]:
     """Of the state only the byte order is read; flags in it can make NumPy take numbers for pointers."""
     if not isinstance(code, str) or code not in _TYPES:
-        raise ValueError(f"it has an array of type {reprlib.repr(code)}, which are no numbers")
+        raise ValueError(
+            f"it has an array of type {reprlib.repr(code)}, which are no numbers"
+        )
     if state[1] not in ("<", ">", "|", "="):
         raise ValueError(f"{reprlib.repr(state[1])} is no byte order")
     return np.dtype(code).newbyteorder(state[1])
@@ -83,9 +85,16 @@ def _array(data: Any, dtype: Any, shape: Any, order: Any) -> Shaped[np.ndarray, 
     lengths = shape if isinstance(shape, tuple) and len(shape) <= 8 else (None,)
     if not all(type(length) is int and 0 <= length < 2**40 for length in lengths):
         raise ValueError(f"{reprlib.repr(shape)} is no shape")
-    if not isinstance(data, (bytes, bytearray)) or len(data) != math.prod(lengths) * dtype.itemsize:
-        raise ValueError(f"{reprlib.repr(data)} does not fill an array {dtype} of shape {shape}")
-    array = np.frombuffer(data, dtype).reshape(shape, order="F" if order == "F" else "C")
+    if (
+        not isinstance(data, (bytes, bytearray))
+        or len(data) != math.prod(lengths) * dtype.itemsize
+    ):
+        raise ValueError(
+            f"{reprlib.repr(data)} does not fill an array {dtype} of shape {shape}"
+        )
+    array = np.frombuffer(data, dtype).reshape(
+        shape, order="F" if order == "F" else "C"
+    )
     return array.astype(dtype.newbyteorder("="))
 
 
@@ -96,7 +105,8 @@ def _array_of_state(state: Any) -> Shaped[np.ndarray, " ..."]:
 
 def _matrix(state: Any) -> csr_matrix:
     parts = tuple(
-        _value(state[name], np.ndarray).reshape(-1) for name in ("data", "indices", "indptr")
+        _value(state[name], np.ndarray).reshape(-1)
+        for name in ("data", "indices", "indptr")
     )
     if any(part.dtype.kind not in "iu" for part in parts[1:]):
         raise ValueError("the indices of a matrix must be integers")
@@ -117,17 +127,29 @@ class _Items(dict[Any, Any]):
 # NumPy's modules under their names before version 2; SciPy's changed in 1.8, and Python's own in version 3.
 _STAND_INS: list[tuple[str, Callable[..., Any]]] = [
     ("numpy.core.multiarray._reconstruct", lambda *_: _Object(_array_of_state)),
-    ("numpy.core.numeric._frombuffer", lambda *of: _Object(_array_of_state, _array(*of))),
-    ("numpy.core.multiarray.scalar", lambda dtype, data: _array(data, dtype, (), "").item()),
+    (
+        "numpy.core.numeric._frombuffer",
+        lambda *of: _Object(_array_of_state, _array(*of)),
+    ),
+    (
+        "numpy.core.multiarray.scalar",
+        lambda dtype, data: _array(data, dtype, (), "").item(),
+    ),
     ("numpy.dtype", lambda code, *_: _Object(lambda state: _dtype(code, state))),
     (
         "scipy.sparse.csr.csr_matrix scipy.sparse._csr.csr_matrix scipy.sparse._csr.csr_array",
         lambda: _Object(_matrix),
     ),
-    ("copy_reg._reconstructor copyreg._reconstructor copyreg.__newobj__", lambda kind, *_: kind()),
+    (
+        "copy_reg._reconstructor copyreg._reconstructor copyreg.__newobj__",
+        lambda kind, *_: kind(),
+    ),
     ("collections.defaultdict", lambda *_: _Items()),
     # Bytes in protocols 0 to 2.
-    ("_codecs.encode", lambda text, encoding: text.encode({"latin1": "latin-1"}[encoding])),
+    (
+        "_codecs.encode",
+        lambda text, encoding: text.encode({"latin1": "latin-1"}[encoding]),
+    ),
     ("__builtin__.bytes builtins.bytes", lambda: b""),
     # Arguments of those above only.
     (

@@ -27,7 +27,9 @@ def as_path(value: str | Path, name: str) -> Path:
     return path
 
 
-def check_present(what: str, folder: Path, files: Iterable[Path], how_to_get: str) -> None:
+def check_present(
+    what: str, folder: Path, files: Iterable[Path], how_to_get: str
+) -> None:
     """Raise FileNotFoundError, naming the missing files and `how_to_get` them, unless all are there."""
     missing = [str(file.relative_to(folder)) for file in files if not file.is_file()]
     if missing:
@@ -42,7 +44,11 @@ def check_indices(index: Tensor, limit: int | Tensor, name: str, low: int = 0) -
         raise ValueError(f"{name} must be integers; got {index.dtype}")
     index = index.long()  # torch computes next to nothing in uint16 and its like
     if index.numel() and (int(index.min()) < low or bool((index >= limit).any())):
-        highest = limit - 1 if isinstance(limit, int) else "the number of its graph's nodes - 1"
+        highest = (
+            limit - 1
+            if isinstance(limit, int)
+            else "the number of its graph's nodes - 1"
+        )
         found = f"got up to {int(index.max())} and down to {int(index.min())}"
         raise ValueError(f"{name} must lie in {low}..{highest}, {found}")
 

@@ -22,14 +22,18 @@ _BLOCK = 1 << 18  # lines
 _BYTES = 1 << 22
 LONGEST = 1 << 24  # bytes of a line
 _NUMBER = 64  # bytes of a number
-MARK = b"\xef\xbb\xbf"  # the byte-order mark with which some editors begin a file in UTF-8
+MARK = (
+    b"\xef\xbb\xbf"  # the byte-order mark with which some editors begin a file in UTF-8
+)
 _BLANK = re.compile(rb"(?:\A|\n)([ \t\r\f\v]*)(?=\n)")
 _WAY_OUT = "Fetch the file again, as it was published: gzipped text where the name ends in .gz, else plain text."
 
 
 def count_lines(path: Path, *, progress: bool = True) -> int:
     """Count the lines of a text, whose last may end without a line break, or be followed by blank ones."""
-    return sum(block.count(b"\n") + 1 for _, block in _whole_lines(path, "counting", progress))
+    return sum(
+        block.count(b"\n") + 1 for _, block in _whole_lines(path, "counting", progress)
+    )
 
 
 def line_blocks(
@@ -74,7 +78,12 @@ def number_blocks(
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 block = np.loadtxt(
-                    lines, dtype, comments=None, delimiter=delimiter, ndmin=2, encoding=None
+                    lines,
+                    dtype,
+                    comments=None,
+                    delimiter=delimiter,
+                    ndmin=2,
+                    encoding=None,
                 )
         except (ValueError, Warning) as error:
             raise ValueError(f"{here}: {error}") from error
@@ -107,7 +116,11 @@ def _whole_lines(path: Path, task: str, progress: bool) -> Iterator[tuple[int, b
     with (
         path.open("rb") as file,
         tqdm.wrapattr(
-            file, "read", path.stat().st_size, desc=f"{task} {path.name}", disable=hidden
+            file,
+            "read",
+            path.stat().st_size,
+            desc=f"{task} {path.name}",
+            disable=hidden,
         ) as raw,
         gzip.open(raw) if path.suffix == ".gz" else nullcontext(raw) as text,
     ):

@@ -1,7 +1,11 @@
 """Graphs of the papers, read from published files or drawn; nothing is downloaded unless asked for."""
 
 from diffusion_mp_experiments.graphs.drawn import SBMDataset, synthetic_pokec
-from diffusion_mp_experiments.graphs.graph_sets import PeptidesFunctional, load_synmol, load_tu
+from diffusion_mp_experiments.graphs.graph_sets import (
+    PeptidesFunctional,
+    load_synmol,
+    load_tu,
+)
 from diffusion_mp_experiments.graphs.node_sets import (
     load_digits,
     load_facebook,

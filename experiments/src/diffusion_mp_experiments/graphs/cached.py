@@ -58,7 +58,9 @@ def made_once(
         return found
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
-        if not anew and (found := read()) is not None:  # another process made it in the meantime
+        if (
+            not anew and (found := read()) is not None
+        ):  # another process made it in the meantime
             return found
         prefix = f"{folder.name}.part-"
         for left in folder.parent.iterdir():  # by processes that were killed
@@ -155,7 +157,10 @@ class CachedDataset(InMemoryDataset):
         bar: Any = tqdm(
             self.make(), self._key, self._num_graphs, unit="graph", disable=not self.log
         )
-        graphs = [data if self.pre_transform is None else self.pre_transform(data) for data in bar]
+        graphs = [
+            data if self.pre_transform is None else self.pre_transform(data)
+            for data in bar
+        ]
         self.save(graphs, str(folder / _GRAPHS))
         (folder / _NOTE).write_bytes(_printed(self.pre_transform))
 
@@ -168,15 +173,27 @@ def _printed(transform: Transform | None) -> bytes:
 def _load_tensors(path: Path) -> Any:
     """Return dense tensors in plain containers; refuse what would fill the memory: compressed or with false sizes."""
     # A mapped file makes no room for bytes that a header of `zipfile` only claims.
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
         if content[:2] != b"PK":
-            raise ValueError("it is no zip file, as torch.save writes since version 1.6")
+            raise ValueError(
+                "it is no zip file, as torch.save writes since version 1.6"
+            )
         with zipfile.ZipFile(cast("IO[bytes]", content)) as archive:
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-                raise ValueError("torch.save compresses nothing, but parts of this are compressed")
+            if any(
+                entry.compress_type != zipfile.ZIP_STORED
+                for entry in archive.infolist()
+            ):
+                raise ValueError(
+                    "torch.save compresses nothing, but parts of this are compressed"
+                )
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:  # its sentence proposes to run what the file asks for
+    except (
+        pickle.UnpicklingError
+    ) as error:  # its sentence proposes to run what the file asks for
         raise ValueError("it is damaged, or asks for more than tensors") from error
     claimed = 0
     waiting = [loaded]
@@ -227,7 +244,9 @@ def check_collated(data: Any, slices: Any, num_graphs: int) -> None:
     ):
         raise ValueError("its graphs have no x [N, C] or no edge_index [2, E]")
     lengths = {
-        name: length for name, part in data.items() if (length := _length(name, part)) is not None
+        name: length
+        for name, part in data.items()
+        if (length := _length(name, part)) is not None
     }
     if slices is None:
         slices = {name: torch.tensor([0, length]) for name, length in lengths.items()}
@@ -252,15 +271,24 @@ def check_collated(data: Any, slices: Any, num_graphs: int) -> None:
                 )
             sizes[name] = end.diff()
     if (counts := {len(size) for size in sizes.values()}) != {num_graphs}:
-        raise ValueError(f"it has attributes of {sorted(counts)} graphs, expected {num_graphs}")
+        raise ValueError(
+            f"it has attributes of {sorted(counts)} graphs, expected {num_graphs}"
+        )
     if edge_index.size(0) != 2:
         raise ValueError(f"edge_index must be [2, E], got {list(edge_index.shape)}")
     nodes = sizes["x"]
     edges = sizes["edge_index"]
     check_indices(edge_index, nodes.repeat_interleave(edges), "edge_index")
-    for name, expected in (("edge_attr", [edges]), ("y", [nodes, torch.ones_like(nodes)])):
-        if name in sizes and not any(torch.equal(sizes[name], fitting) for fitting in expected):
-            raise ValueError(f"{name} does not go with the nodes and edges of its graphs")
+    for name, expected in (
+        ("edge_attr", [edges]),
+        ("y", [nodes, torch.ones_like(nodes)]),
+    ):
+        if name in sizes and not any(
+            torch.equal(sizes[name], fitting) for fitting in expected
+        ):
+            raise ValueError(
+                f"{name} does not go with the nodes and edges of its graphs"
+            )
 
 
 def _length(name: str, part: Any) -> int | None:
@@ -280,7 +308,9 @@ class ArrayFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def create(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> None:
+    def create(
+        self, name: str, shape: tuple[int, ...], dtype: type[np.generic]
+    ) -> None:
         """Create an array of zeros, which take no space on the disk until they are written."""
         np.lib.format.open_memmap(self._file(name), "w+", dtype=dtype, shape=shape)
 
@@ -312,17 +342,25 @@ def mapped_graph(
         num_nodes = len(arrays["y"])
         (ends, num_edges) = arrays["edge_index"].shape
         for name, array in arrays.items():
-            rows, found = (num_edges, "edges") if name.startswith("edge_") else (num_nodes, "nodes")
+            rows, found = (
+                (num_edges, "edges")
+                if name.startswith("edge_")
+                else (num_nodes, "nodes")
+            )
             if name != "edge_index" and len(array) != rows:
                 raise ValueError(f"{name} has {len(array)} rows for {rows} {found}")
             if name in ("edge_index", "y") and array.dtype != torch.long:
-                raise ValueError(f"{name} must be whole numbers of 64 bits, got {array.dtype}")
+                raise ValueError(
+                    f"{name} must be whole numbers of 64 bits, got {array.dtype}"
+                )
         if ends != 2:
             raise ValueError(f"edge_index must be [2, E], got [{ends}, {num_edges}]")
         check_indices(arrays["y"], classes, "y", low=-1)
         # Mapped again each time, so that pages leave the memory.
         for start in range(0, 2 * num_edges, _BLOCK):
-            ends_here = map_array(cache / "edge_index.npy").reshape(-1)[start : start + _BLOCK]
+            ends_here = map_array(cache / "edge_index.npy").reshape(-1)[
+                start : start + _BLOCK
+            ]
             check_indices(torch.from_numpy(ends_here), num_nodes, "edge_index")
     return Data(**arrays)
 
@@ -342,7 +380,9 @@ def mapped_arrays(
     """
     sources = list(sources)
     if strange := [
-        path.name for path in cache.glob("*") if path.name != _RECORD and path.suffix != ".npy"
+        path.name
+        for path in cache.glob("*")
+        if path.name != _RECORD and path.suffix != ".npy"
     ]:
         raise ValueError(
             f"{cache} holds {strange[0]}, which is no array; name a folder of its own for the arrays."
@@ -357,20 +397,29 @@ def mapped_arrays(
             record = json.loads((folder / _RECORD).read_text())
             before = record["files"]
             if record["made_by"] != made_by or not all(
-                file.name in before and before[file.name].items() >= _stamp(file).items()
+                file.name in before
+                and before[file.name].items() >= _stamp(file).items()
                 for file in sources
                 if file.exists()
             ):
                 return None
             arrays = _arrays(folder)
             if _shapes(arrays) != record["arrays"]:
-                raise ValueError(f"its arrays are {_shapes(arrays)}, expected {record['arrays']}")
+                raise ValueError(
+                    f"its arrays are {_shapes(arrays)}, expected {record['arrays']}"
+                )
             return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def write(folder: Path) -> None:
         make(ArrayFolder(folder))
-        files = {file.name: _stamp(file) | {"sha256": _sha256(file)} for file in sources}
-        record = {"made_by": made_by, "arrays": _shapes(_arrays(folder)), "files": files}
+        files = {
+            file.name: _stamp(file) | {"sha256": _sha256(file)} for file in sources
+        }
+        record = {
+            "made_by": made_by,
+            "arrays": _shapes(_arrays(folder)),
+            "files": files,
+        }
         (folder / _RECORD).write_text(json.dumps(record, indent=1))
 
     return made_once(cache, load, write)

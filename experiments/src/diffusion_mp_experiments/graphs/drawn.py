@@ -25,7 +25,11 @@ from diffusion_mp.checks import (
     describe,
 )
 from diffusion_mp_experiments.files.reading import as_path
-from diffusion_mp_experiments.graphs.cached import ArrayFolder, CachedDataset, mapped_graph
+from diffusion_mp_experiments.graphs.cached import (
+    ArrayFolder,
+    CachedDataset,
+    mapped_graph,
+)
 
 _SIZES = {
     "PATTERN": {"train": 10_000, "val": 2_000, "test": 2_000},
@@ -37,9 +41,7 @@ _LETTERS = 3  # of PATTERN
 # Communities, and the probabilities of an edge within one and between two.
 _PATTERN = (5, 0.5, 0.35)
 _CLUSTER = (6, 0.55, 0.25)
-_PLANTED = (
-    0.5  # the probability of an edge between a pattern's node and any other, and within the pattern
-)
+_PLANTED = 0.5  # the probability of an edge between a pattern's node and any other, and within the pattern
 # go up whenever the same seed gives other graphs, so that no older file is read
 _VERSION = 1
 _POKEC_VERSION = "1"
@@ -104,9 +106,14 @@ class SBMDataset(CachedDataset):
             raise TypeError(
                 f"pattern_sizes must be two whole numbers, (smallest, largest); got {describe(sizes)}."
             )
-        low, high = (as_whole(size, f"pattern_sizes[{place}]") for place, size in enumerate(sizes))
+        low, high = (
+            as_whole(size, f"pattern_sizes[{place}]")
+            for place, size in enumerate(sizes)
+        )
         if not 1 <= low <= high:
-            raise ValueError(f"pattern_sizes must have 1 <= smallest <= largest; got {low, high}.")
+            raise ValueError(
+                f"pattern_sizes must have 1 <= smallest <= largest; got {low, high}."
+            )
         self.name = name
         self.split = split
         self.seed = seed
@@ -125,9 +132,13 @@ class SBMDataset(CachedDataset):
             yield from (cluster_graph(generator) for _ in range(self._num_graphs))
             return
         shared = self._generator(0)
-        patterns = [draw_pattern(shared, sizes=self._pattern_sizes) for _ in range(_NUM_PATTERNS)]
+        patterns = [
+            draw_pattern(shared, sizes=self._pattern_sizes)
+            for _ in range(_NUM_PATTERNS)
+        ]
         yield from (
-            pattern_graph(patterns[i % _NUM_PATTERNS], generator) for i in range(self._num_graphs)
+            pattern_graph(patterns[i % _NUM_PATTERNS], generator)
+            for i in range(self._num_graphs)
         )
 
     def _generator(self, stream: int) -> torch.Generator:
@@ -143,7 +154,9 @@ class PlantedPattern(NamedTuple):
 
 
 def block_model_pairs(
-    block: Int[Tensor, " N"], probability: Float[Tensor, "K K"], generator: torch.Generator
+    block: Int[Tensor, " N"],
+    probability: Float[Tensor, "K K"],
+    generator: torch.Generator,
 ) -> Int[Tensor, "2 P"]:
     """Join any two nodes i < j with `probability[block[i], block[j]]`, independently; each edge once."""
     pairs = torch.triu_indices(len(block), len(block), 1)
@@ -156,7 +169,9 @@ def draw_pattern(
 ) -> PlantedPattern:
     """Draw a graph of edge probability 1/2 with random letters; its size is uniform on `sizes`, ends included."""
     block = torch.zeros(int(_integers(1, *sizes, generator)), dtype=torch.long)
-    pairs = block_model_pairs(block, torch.full((1, 1), _PLANTED, dtype=torch.float64), generator)
+    pairs = block_model_pairs(
+        block, torch.full((1, 1), _PLANTED, dtype=torch.float64), generator
+    )
     return PlantedPattern(pairs, _integers(len(block), 0, _LETTERS - 1, generator))
 
 
@@ -171,7 +186,9 @@ def pattern_graph(pattern: PlantedPattern, generator: torch.Generator) -> Data:
     block = torch.cat([block, torch.full_like(pattern.letters, len(probability) - 1)])
     pairs = torch.cat([block_model_pairs(block, probability, generator), fixed], dim=1)
     letters = torch.cat([background, pattern.letters])
-    return _shuffled(pairs, letters, _LETTERS, (block == len(probability) - 1).long(), generator)
+    return _shuffled(
+        pairs, letters, _LETTERS, (block == len(probability) - 1).long(), generator
+    )
 
 
 def cluster_graph(generator: torch.Generator) -> Data:
@@ -186,7 +203,11 @@ def cluster_graph(generator: torch.Generator) -> Data:
 
 
 def _block_model(
-    communities: int, within: float, between: float, others: int, generator: torch.Generator
+    communities: int,
+    within: float,
+    between: float,
+    others: int,
+    generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """The community of every node, and the probabilities of edges between communities and `others`."""
     block = torch.arange(communities).repeat_interleave(
@@ -204,7 +225,9 @@ def _shuffled(
     """Rename the nodes at random, so that their order tells nothing."""
     order = _uniform(len(y), generator).argsort()
     edge_index = to_undirected(order.argsort()[pairs], num_nodes=len(y))
-    return Data(x=one_hot(letter[order], letters).float(), edge_index=edge_index, y=y[order])
+    return Data(
+        x=one_hot(letter[order], letters).float(), edge_index=edge_index, y=y[order]
+    )
 
 
 def _uniform(count: int, generator: torch.Generator) -> Tensor:
@@ -249,7 +272,9 @@ def synthetic_pokec(
     check_counts(num_edges=num_edges, num_features=num_features)
     check_counts(2, num_nodes=num_nodes)
     for name, share in (("homophily", homophily), ("unlabelled", unlabelled)):
-        check_number(share, name, lambda p: 0 <= p <= 1, "be a probability, from 0 to 1")
+        check_number(
+            share, name, lambda p: 0 <= p <= 1, "be a probability, from 0 to 1"
+        )
     check_positive(signal, "signal", allow_zero=True)
     check_positive(spread, "spread", allow_zero=True)
     if spread > _SPREAD:
@@ -262,14 +287,19 @@ def synthetic_pokec(
     def draw() -> dict[str, Tensor]:
         hidden = torch.randperm(num_nodes, generator=generator) % 2
         weight = (
-            torch.randn(num_nodes, generator=generator, dtype=torch.float64).mul_(spread).exp_()
+            torch.randn(num_nodes, generator=generator, dtype=torch.float64)
+            .mul_(spread)
+            .exp_()
         )
         y = hidden.masked_fill(
-            torch.rand(num_nodes, generator=generator, dtype=torch.float32) < unlabelled, -1
+            torch.rand(num_nodes, generator=generator, dtype=torch.float32)
+            < unlabelled,
+            -1,
         )
         x = torch.empty(num_nodes, num_features, dtype=torch.float32)
         for rows, sign in zip(
-            *(t.split(_EDGES // num_features + 1) for t in (x, 2 * hidden - 1)), strict=True
+            *(t.split(_EDGES // num_features + 1) for t in (x, 2 * hidden - 1)),
+            strict=True,
         ):
             torch.randn(rows.shape, generator=generator, out=rows)
             rows += sign[:, None].float() * (signal / num_features**0.5)
@@ -286,7 +316,16 @@ def synthetic_pokec(
         for name, tensor in draw().items():
             arrays.put(name, tensor.numpy())
 
-    sizes = (num_nodes, num_edges, num_features, seed, homophily, signal, spread, unlabelled)
+    sizes = (
+        num_nodes,
+        num_edges,
+        num_features,
+        seed,
+        homophily,
+        signal,
+        spread,
+        unlabelled,
+    )
     made_by = f"synthetic_pokec {_POKEC_VERSION} {sizes}"
     return mapped_graph(as_path(cache, "cache"), make, made_by=made_by, classes=2)
 
@@ -308,11 +347,16 @@ def _edges(
     members = [(hidden == c).nonzero().flatten() for c in (0, 1)]
     totals = [weight[nodes].cumsum(0) for nodes in members]
     for source, target in zip(*(row.split(_EDGES) for row in edges), strict=True):
-        same = torch.rand(len(source), generator=generator, dtype=torch.float32) < homophily
+        same = (
+            torch.rand(len(source), generator=generator, dtype=torch.float32)
+            < homophily
+        )
         place = torch.rand(len(source), generator=generator, dtype=torch.float64)
         to = torch.where(same, hidden[source], 1 - hidden[source])
         for c in (0, 1):
             chosen = (to == c).nonzero().flatten()
-            at = torch.searchsorted(totals[c], place[chosen] * totals[c][-1], right=True)
+            at = torch.searchsorted(
+                totals[c], place[chosen] * totals[c][-1], right=True
+            )
             target[chosen] = members[c][at.clamp_(max=len(members[c]) - 1)]
     return edges

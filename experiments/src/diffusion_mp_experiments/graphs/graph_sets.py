@@ -17,9 +17,20 @@ from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.io import read_tu_data
 from torch_geometric.utils import from_smiles
 
-from diffusion_mp.checks import check_choice, check_counts, check_kind, describe, needed_by
+from diffusion_mp.checks import (
+    check_choice,
+    check_counts,
+    check_kind,
+    describe,
+    needed_by,
+)
 from diffusion_mp_experiments.files.arrays import read_npz
-from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
+from diffusion_mp_experiments.files.reading import (
+    as_path,
+    check_indices,
+    check_present,
+    reading,
+)
 from diffusion_mp_experiments.files.text_tables import line_blocks
 from diffusion_mp_experiments.graphs.cached import CachedDataset, check_collated
 
@@ -43,8 +54,12 @@ def load_tu(root: str | Path, name: str) -> list[Data]:
     """
     check_kind(name, "name", str, "the name of a data set, like MUTAG")
     raw = as_path(root, "root") / name / "raw"
-    files = [raw / f"{name}_{part}.txt" for part in ("A", "graph_indicator", "graph_labels")]
-    check_present(f"{name} of TUDataset", raw, files, f"Unpack its archive there, {_TU}")
+    files = [
+        raw / f"{name}_{part}.txt" for part in ("A", "graph_indicator", "graph_labels")
+    ]
+    check_present(
+        f"{name} of TUDataset", raw, files, f"Unpack its archive there, {_TU}"
+    )
     with reading(raw, f"Fetch it anew, {_TU}"), TemporaryDirectory() as scratch:
         _rewrite(raw, name, Path(scratch))
         data, slices, _ = read_tu_data(scratch, name)
@@ -55,13 +70,19 @@ def load_tu(root: str | Path, name: str) -> list[Data]:
             raise ValueError(
                 f"its nodes are those of {len(slices['x']) - 1} graphs, but it has {len(data.y)} labels"
             )
-        if not data.x.isfinite().all() or data.y.dim() != 1 or data.y.is_floating_point():
+        if (
+            not data.x.isfinite().all()
+            or data.y.dim() != 1
+            or data.y.is_floating_point()
+        ):
             raise ValueError(
                 f"attributes must be finite, and labels of graphs whole numbers; got {describe(data.y)}"
             )
         # PyG leaves out the last graphs where they have no edges: theirs start where all others end.
         starts = {key: torch.as_tensor(slices[key]) for key in data.to_dict()}
-        missing = {key: max(len(data.y) + 1 - len(start), 0) for key, start in starts.items()}
+        missing = {
+            key: max(len(data.y) + 1 - len(start), 0) for key, start in starts.items()
+        }
         slices = {
             key: torch.cat([start, start[-1:].expand(missing[key])])
             for key, start in starts.items()
@@ -148,7 +169,9 @@ def _check(arrays: dict[str, Tensor], edge_feat: Tensor) -> None:
     total = len(arrays["atom_type"])
     pairs = len(edge_feat)
     graphs = len(arrays["y"])
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("atom_type", "node_label"), (total,))
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
+        ("atom_type", "node_label"), (total,)
+    )
     shapes |= {
         **dict.fromkeys(("num_nodes", "num_edges"), (graphs,)),
         "edge_index_local": (2, pairs),
@@ -171,7 +194,9 @@ def _check(arrays: dict[str, Tensor], edge_feat: Tensor) -> None:
         raise ValueError(
             f"num_nodes and num_edges do not add up to {total} nodes and {pairs} edges"
         )
-    check_indices(arrays["edge_index_local"], nodes.repeat_interleave(edges), "edge_index_local")
+    check_indices(
+        arrays["edge_index_local"], nodes.repeat_interleave(edges), "edge_index_local"
+    )
     limits = {
         "atom_type": _ATOMS,
         "y": 2,
@@ -229,9 +254,7 @@ class PeptidesFunctional(CachedDataset):
         self.split = split
         table = self.source / _MOLECULES
         official = self.source / _SPLIT
-        benchmark = (
-            "the files of the Long Range Graph Benchmark (https://github.com/vijaydwivedi75/lrgb)"
-        )
+        benchmark = "the files of the Long Range Graph Benchmark (https://github.com/vijaydwivedi75/lrgb)"
         check_present(
             "Peptides-func",
             self.source,
@@ -240,7 +263,11 @@ class PeptidesFunctional(CachedDataset):
         )
         with reading(official, _LRGB):
             rows = read_npz(official, [split], _LARGEST)[split]
-            if rows.dtype.kind not in "iu" or rows.ndim != 1 or (len(rows) and rows.min() < 0):
+            if (
+                rows.dtype.kind not in "iu"
+                or rows.ndim != 1
+                or (len(rows) and rows.min() < 0)
+            ):
                 raise ValueError(
                     f"its {split} is an array {rows.dtype} {rows.shape}, not one of row numbers"
                 )
@@ -249,7 +276,9 @@ class PeptidesFunctional(CachedDataset):
             check_counts(num_graphs=num_graphs)
             if num_graphs > len(self._rows):
                 most = f"{len(self._rows)}, the size of {split}"
-                raise ValueError(f"num_graphs must be at most {most}; got {num_graphs}.")
+                raise ValueError(
+                    f"num_graphs must be at most {most}; got {num_graphs}."
+                )
             self._rows = self._rows[:num_graphs]
         super().__init__(
             root, f"peptides-func-{split}-{len(self._rows)}", len(self._rows), **options
@@ -266,7 +295,9 @@ class PeptidesFunctional(CachedDataset):
                 raise ValueError(
                     f"it unpacks into more than {_LARGEST} bytes, and the table has 7 million"
                 )
-            molecules = list(csv.DictReader(io.StringIO(text.decode("utf-8-sig"), newline="")))
+            molecules = list(
+                csv.DictReader(io.StringIO(text.decode("utf-8-sig"), newline=""))
+            )
             if self._rows and max(self._rows) >= len(molecules):
                 raise ValueError(
                     f"it has {len(molecules)} rows, and {_SPLIT} asks for row {max(self._rows)}"
@@ -274,7 +305,9 @@ class PeptidesFunctional(CachedDataset):
             for row in self._rows:
                 data = from_smiles(molecules[row]["smiles"])
                 labels = json.loads(molecules[row]["labels"])
-                if data.num_nodes == 0:  # what PyG makes of a string that rdkit cannot read
+                if (
+                    data.num_nodes == 0
+                ):  # what PyG makes of a string that rdkit cannot read
                     raise ValueError(
                         f"Row {row} of {_MOLECULES} is no molecule: {molecules[row]['smiles']!r}."
                     )

@@ -26,11 +26,20 @@ from diffusion_mp.data.knn import KNNGraph
 from diffusion_mp.data.splits import Labels, label_mask
 from diffusion_mp_experiments.files.archives import members
 from diffusion_mp_experiments.files.arrays import read_matrices, read_npz
-from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
+from diffusion_mp_experiments.files.reading import (
+    as_path,
+    check_indices,
+    check_present,
+    reading,
+)
 
 _MASKS = ("train", "val", "test")
-_NPZ = 1 << 28  # bytes of all arrays; those of the largest file, questions, take 60 million
-_HETEROPHILOUS = "from the folder data of https://github.com/yandex-research/heterophilous-graphs."
+_NPZ = (
+    1 << 28
+)  # bytes of all arrays; those of the largest file, questions, take 60 million
+_HETEROPHILOUS = (
+    "from the folder data of https://github.com/yandex-research/heterophilous-graphs."
+)
 
 
 def load_heterophilous(root: str | Path, name: str) -> Data:
@@ -53,8 +62,15 @@ def load_heterophilous(root: str | Path, name: str) -> Data:
         path = folder / name / "raw" / path.name
     check_present(name, path.parent, [path], f"Fetch it {_HETEROPHILOUS}")
     with reading(path, f"Fetch it anew, {_HETEROPHILOUS}"):
-        names = ["node_features", "node_labels", "edges", *(f"{part}_masks" for part in _MASKS)]
-        x, y, edges, *masks = map(torch.from_numpy, read_npz(path, names, _NPZ).values())
+        names = [
+            "node_features",
+            "node_labels",
+            "edges",
+            *(f"{part}_masks" for part in _MASKS),
+        ]
+        x, y, edges, *masks = map(
+            torch.from_numpy, read_npz(path, names, _NPZ).values()
+        )
         if x.dim() != 2 or not x.is_floating_point() or not x.isfinite().all():
             raise ValueError(
                 f"node_features must be finite numbers [N, C], got {list(x.shape)} of {x.dtype}"
@@ -79,7 +95,8 @@ def load_heterophilous(root: str | Path, name: str) -> Data:
             raise ValueError("a node is in two parts of a split")
         edge_index = to_undirected(edges.t().contiguous().long(), num_nodes=len(y))
     parts = {
-        f"{part}_mask": mask.t().contiguous() for part, mask in zip(_MASKS, masks, strict=True)
+        f"{part}_mask": mask.t().contiguous()
+        for part, mask in zip(_MASKS, masks, strict=True)
     }
     return Data(x=x.float(), edge_index=edge_index, y=y.long(), **parts)
 
@@ -107,7 +124,9 @@ def load_facebook(root: str | Path, name: str) -> Data:
     path = as_path(root, "root") / name / "raw" / "data.mat"
     check_present(name, path.parent, [path], f"Fetch it as data.mat {_FACEBOOK}")
     with reading(path, f"Fetch it anew, {_FACEBOOK}"), TemporaryDirectory() as scratch:
-        table, friends = read_matrices(path, ["local_info", "A"], Path(scratch), _MEMORY)
+        table, friends = read_matrices(
+            path, ["local_info", "A"], Path(scratch), _MEMORY
+        )
         if table.dtype.kind not in "iu" or table.shape[1] <= _GENDER or not len(table):
             raise ValueError(
                 f"its local_info is no table of whole numbers but {table.dtype} {table.shape}"
@@ -123,7 +142,9 @@ def load_facebook(root: str | Path, name: str) -> Data:
         y = torch.from_numpy(people[:, _GENDER]) - 1
         if int(y.min()) < -1 or int(y.max()) > 1:
             raise ValueError("its column of gender must hold 0, for not known, 1 and 2")
-        return Data(x=x, edge_index=coalesce(torch.from_numpy(pairs), num_nodes=len(y)), y=y)
+        return Data(
+            x=x, edge_index=coalesce(torch.from_numpy(pairs), num_nodes=len(y)), y=y
+        )
 
 
 def _one_hot(columns: Shaped[np.ndarray, "N columns"]) -> Tensor:
@@ -173,14 +194,18 @@ def load_mnist(root: str | Path, num_images: int = 15_000) -> Data:
 def _idx(path: Path, shape: tuple[int, ...]) -> Tensor:
     """Read the beginning of an array of bytes in LeCun's format: a magic number, the sizes, the numbers row by row."""
     with reading(path, f"Fetch it anew; {_MNIST}"), gzip.open(path) as file:
-        magic, count, *sizes = struct.unpack(f">{1 + len(shape)}I", file.read(4 * (1 + len(shape))))
+        magic, count, *sizes = struct.unpack(
+            f">{1 + len(shape)}I", file.read(4 * (1 + len(shape)))
+        )
         if magic != 0x800 + len(shape) or tuple(sizes) != shape[1:] or count < shape[0]:
             raise ValueError(
                 f"its header says {count} × {sizes}, type {magic:#x}; expected {shape} bytes or more"
             )
         content = file.read(math.prod(shape))
         if len(content) < math.prod(shape):
-            raise ValueError(f"it ends after {len(content)} of {math.prod(shape)} bytes")
+            raise ValueError(
+                f"it ends after {len(content)} of {math.prod(shape)} bytes"
+            )
     return torch.frombuffer(bytearray(content), dtype=torch.uint8).view(shape)
 
 
@@ -220,12 +245,18 @@ def load_newsgroups(
         FileNotFoundError: 20 Newsgroups...missing 20news-bydate.tar.gz. Fetch 20news-bydate.tar.gz from http...
     """
     check_counts(num_words=num_words)
-    if isinstance(groups, str) or not groups or not all(isinstance(group, str) for group in groups):
+    if (
+        isinstance(groups, str)
+        or not groups
+        or not all(isinstance(group, str) for group in groups)
+    ):
         raise TypeError(f"groups must be names of newsgroups; got {groups!r}.")
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     path = as_path(root, "root") / _ARCHIVE
-    way_out = f"Fetch {_ARCHIVE} from http://qwone.com/~jason/20Newsgroups/ and put it there."
+    way_out = (
+        f"Fetch {_ARCHIVE} from http://qwone.com/~jason/20Newsgroups/ and put it there."
+    )
     check_present("20 Newsgroups", path.parent, [path], way_out)
     texts = []
     labels = []
@@ -240,7 +271,9 @@ def load_newsgroups(
             raise ValueError(
                 f"it has nothing of {groups[min({*range(len(groups))}.difference(labels))]}"
             )
-        words = TfidfVectorizer(stop_words="english", max_features=num_words).fit_transform(texts)
+        words = TfidfVectorizer(
+            stop_words="english", max_features=num_words
+        ).fit_transform(texts)
     return Data(x=torch.from_numpy(words.toarray()).float(), y=torch.tensor(labels))
 
 
@@ -263,7 +296,9 @@ def load_digits(num_neighbors: int = 5) -> Data:
             f"num_neighbors must be between 1 and {len(pixels) - 1}, got {num_neighbors}."
         )
     # Sixteenths are exact in every floating-point format, and so are the distances between them.
-    data = Data(x=torch.from_numpy(pixels / 16).float(), y=torch.from_numpy(labels).long())
+    data = Data(
+        x=torch.from_numpy(pixels / 16).float(), y=torch.from_numpy(labels).long()
+    )
     return KNNGraph(num_neighbors)(data)
 
 
@@ -285,7 +320,9 @@ def visible_labels(y: Labels, tuning: bool, share: float = 0.3) -> Int[Tensor, "
     )
     y = label_vector(y)
     labelled = label_mask(y).cpu().nonzero().flatten()
-    order = torch.randperm(len(labelled), generator=torch.Generator().manual_seed(_POOL_SEED))
+    order = torch.randperm(
+        len(labelled), generator=torch.Generator().manual_seed(_POOL_SEED)
+    )
     pool = torch.zeros(len(y), dtype=torch.bool)
     pool[labelled[order[: int(share * len(labelled))]]] = True
     return y.where(pool.to(y.device) == tuning, -1)

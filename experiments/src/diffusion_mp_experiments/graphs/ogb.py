@@ -10,7 +10,13 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from diffusion_mp.checks import check_choice, check_edge_rows, check_kind, check_pairs, check_state
+from diffusion_mp.checks import (
+    check_choice,
+    check_edge_rows,
+    check_kind,
+    check_pairs,
+    check_state,
+)
 from diffusion_mp_experiments.files.reading import as_path, check_present
 from diffusion_mp_experiments.files.text_tables import count_lines, number_blocks
 from diffusion_mp_experiments.graphs.cached import ArrayFolder, mapped_graph
@@ -54,7 +60,11 @@ _TABLES = {
 
 
 def load_ogb(
-    root: str | Path, name: OgbName, *, cache: str | Path | None = None, progress: bool = True
+    root: str | Path,
+    name: OgbName,
+    *,
+    cache: str | Path | None = None,
+    progress: bool = True,
 ) -> Data:
     """Load a node data set of the Open Graph Benchmark (Hu et al. 2020), with the masks of its split.
 
@@ -77,13 +87,17 @@ def load_ogb(
     archive = f"{name.removeprefix('ogbn-')}.zip"
     tables = {_raw(folder, file): table for file, table in _TABLES[name].items()}
     splits = {
-        folder / "split" / _FOLDERS[name] / f"{file}.csv.gz": mask for file, mask in _SPLITS.items()
+        folder / "split" / _FOLDERS[name] / f"{file}.csv.gz": mask
+        for file, mask in _SPLITS.items()
     }
 
     def make(arrays: ArrayFolder) -> None:
         way_out = f"Unpack {archive} (https://ogb.stanford.edu/docs/nodeprop) and name its folder {folder.name}"
         check_present(
-            name, folder, [*tables, *splits], f"{way_out}, or let the ogb package download it."
+            name,
+            folder,
+            [*tables, *splits],
+            f"{way_out}, or let the ogb package download it.",
         )
         rows = {file: count_lines(file, progress=progress) for file in tables}
         counts = {
@@ -118,7 +132,13 @@ def _raw(folder: Path, file: str) -> Path:
 
 
 def _write_table(
-    path: Path, table: _Table, rows: int, below: int | None, arrays: ArrayFolder, *, progress: bool
+    path: Path,
+    table: _Table,
+    rows: int,
+    below: int | None,
+    arrays: ArrayFolder,
+    *,
+    progress: bool,
 ) -> None:
     """Write the attribute of a table: edges [2, E], one column as [rows], and anything else as [rows, columns]."""
     # each undirected edge becomes two rows, one after the other
@@ -140,7 +160,13 @@ def _write_table(
         what = "numbers"
     arrays.create(table.name, shape, table.dtype)
     blocks = number_blocks(
-        path, table.columns, table.dtype, delimiter=",", below=below, what=what, progress=progress
+        path,
+        table.columns,
+        table.dtype,
+        delimiter=",",
+        below=below,
+        what=what,
+        progress=progress,
     )
     for start, block in blocks:
         here = slice(copies * start, copies * (start + len(block)))

@@ -12,7 +12,12 @@ from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import coalesce, index_to_mask, remove_self_loops
 
 from diffusion_mp_experiments.files.pickles import as_integers, read_pickle
-from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
+from diffusion_mp_experiments.files.reading import (
+    as_path,
+    check_indices,
+    check_present,
+    reading,
+)
 from diffusion_mp_experiments.files.text_tables import MARK
 
 # Lower-cased here because PyG finds `ind.cora.x` in the folder `Cora`.
@@ -25,7 +30,11 @@ _WAY_OUT = "Fetch the eight files anew, together, from the folder data of https:
 
 
 def load_planetoid(
-    root: str | Path, name: str, *, download: bool = False, normalize_features: bool = True
+    root: str | Path,
+    name: str,
+    *,
+    download: bool = False,
+    normalize_features: bool = True,
 ) -> Data:
     """Load one citation network of Yang, Cohen & Salakhutdinov (2016), with the public split in its masks.
 
@@ -47,17 +56,19 @@ def load_planetoid(
         FileNotFoundError: Cora...ind.cora.x...load_planetoid(root, "Cora", download=True).
     """
     if not isinstance(name, str) or name.lower() not in _FOLDERS:
-        raise ValueError(f"name must be one of {', '.join(_FOLDERS.values())}, got {name!r}.")
+        raise ValueError(
+            f"name must be one of {', '.join(_FOLDERS.values())}, got {name!r}."
+        )
     name = _FOLDERS[name.lower()]
     root = as_path(root, "root")
     raw = root / name / "raw"
     files = {part: raw / f"ind.{name.lower()}.{part}" for part in _PARTS}
     if download and not all(file.is_file() for file in files.values()):
         _download(root, name)
-    way_out = (
-        "Put the eight raw files of https://github.com/kimiyoung/planetoid (folder data) there"
+    way_out = "Put the eight raw files of https://github.com/kimiyoung/planetoid (folder data) there"
+    download_them = (
+        f'let PyG download them: load_planetoid(root, "{name}", download=True)'
     )
-    download_them = f'let PyG download them: load_planetoid(root, "{name}", download=True)'
     check_present(name, raw, files.values(), f"{way_out}; or, online, {download_them}.")
     data = _read_graph(files)
     return NormalizeFeatures()(data) if normalize_features else data
@@ -68,7 +79,9 @@ def _download(root: Path, name: str) -> None:
     only_raw: dict[str, Any] = {"has_process": False, "load": lambda self, path: None}
     try:
         type("RawPlanetoid", (Planetoid,), only_raw)(str(root), name)
-    except Exception as error:  # fsspec, aiohttp and the file system each raise their own
+    except (
+        Exception
+    ) as error:  # fsspec, aiohttp and the file system each raise their own
         raise ConnectionError(
             f"PyG could not download {name} from {Planetoid.url} into {root}: {type(error).__name__}: {error}. "
             f"Fetch the files elsewhere and put them under {root / name / 'raw'}."
@@ -88,12 +101,16 @@ def _read_graph(files: dict[str, Path]) -> Data:
     _check(files, parts)
     with reading(files["graph"], _WAY_OUT):
         neighbours = parts["graph"]
-        row = np.repeat(np.arange(len(neighbours)), [len(found) for found in neighbours])
+        row = np.repeat(
+            np.arange(len(neighbours)), [len(found) for found in neighbours]
+        )
         edge_index = torch.from_numpy(np.stack([row, np.concatenate(neighbours)]))
         check_indices(edge_index, len(neighbours), "the neighbours")
         # Every pair once, without loops, sorted as PyG sorts them.
         edge_index = coalesce(
-            remove_self_loops(edge_index)[0], num_nodes=len(neighbours), sort_by_row=False
+            remove_self_loops(edge_index)[0],
+            num_nodes=len(neighbours),
+            sort_by_row=False,
         )
     num_nodes = len(parts["graph"])
     num_train = len(parts["y"])
@@ -106,7 +123,9 @@ def _read_graph(files: dict[str, Path]) -> Data:
         y[rows] = torch.from_numpy(parts[f"{prefix}y"]).to(x.dtype).max(dim=1)[1]
     data = Data(x=x, edge_index=edge_index, y=y)
     data.train_mask = index_to_mask(torch.arange(num_train), num_nodes)
-    data.val_mask = index_to_mask(torch.arange(num_train, num_train + _NUM_VAL), num_nodes)
+    data.val_mask = index_to_mask(
+        torch.arange(num_train, num_train + _NUM_VAL), num_nodes
+    )
     data.test_mask = index_to_mask(tested, num_nodes)
     return data
 
@@ -114,12 +133,18 @@ def _read_graph(files: dict[str, Path]) -> Data:
 def _read_part(part: str, content: bytes) -> Any:
     if part == "test.index":
         return np.array(
-            [int(line) for line in content.removeprefix(MARK).decode("ascii").split()], np.int64
+            [int(line) for line in content.removeprefix(MARK).decode("ascii").split()],
+            np.int64,
         )
     value = read_pickle(content)
     if part.endswith("x") and isinstance(value, csr_matrix):
         return value
-    if part.endswith("y") and isinstance(value, np.ndarray) and value.ndim == 2 and value.shape[1]:
+    if (
+        part.endswith("y")
+        and isinstance(value, np.ndarray)
+        and value.ndim == 2
+        and value.shape[1]
+    ):
         return value
     if part == "graph" and isinstance(value, dict):
         if value.keys() != set(range(len(value))):
@@ -127,7 +152,11 @@ def _read_part(part: str, content: bytes) -> Any:
                 f"it must list the neighbours of every number from 0 to {len(value) - 1}"
             )
         return [as_integers(value[node]) for node in range(len(value))]
-    kind = {"x": "a CSR matrix", "y": "an array [papers, classes]", "h": "a dictionary"}[part[-1]]
+    kind = {
+        "x": "a CSR matrix",
+        "y": "an array [papers, classes]",
+        "h": "a dictionary",
+    }[part[-1]]
     raise ValueError(
         f"it must hold {kind}, not a {type(value).__name__} of shape {getattr(value, 'shape', ())}"
     )
@@ -150,12 +179,23 @@ def _check(files: dict[str, Path], parts: dict[str, Any]) -> None:
         "allx": (num_known, features),
         "y": (train, classes),
     }
-    for part, expected in {**shapes, "ty": (tested, classes), "test.index": (tested,)}.items():
+    for part, expected in {
+        **shapes,
+        "ty": (tested, classes),
+        "test.index": (tested,),
+    }.items():
         if parts[part].shape != expected:
-            refuse(part, f"it has the shape {parts[part].shape}; the other files need {expected}")
+            refuse(
+                part,
+                f"it has the shape {parts[part].shape}; the other files need {expected}",
+            )
     last = len(parts["graph"]) - 1
     different = np.unique(parts["test.index"])
-    if not (len(different) == tested > 0 and different[0] == num_known and different[-1] == last):
+    if not (
+        len(different) == tested > 0
+        and different[0] == num_known
+        and different[-1] == last
+    ):
         refuse(
             "test.index",
             f"it must hold different numbers from {num_known}, the rows of allx, to {last}, the last",
@@ -166,4 +206,7 @@ def _check(files: dict[str, Path], parts: dict[str, Any]) -> None:
             f"{train} papers to train with and {_NUM_VAL} to validate with exceed the {num_known} of allx",
         )
     if (last + 1) * features > _LARGEST // 4:
-        refuse("allx", f"{last + 1} papers with {features} features exceed {_LARGEST} bytes")
+        refuse(
+            "allx",
+            f"{last + 1} papers with {features} features exceed {_LARGEST} bytes",
+        )

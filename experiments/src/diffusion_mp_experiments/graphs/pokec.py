@@ -13,12 +13,24 @@ from torch_geometric.data import Data
 
 from diffusion_mp.checks import check_choice, check_finite
 from diffusion_mp_experiments.files.arrays import read_matrices
-from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
-from diffusion_mp_experiments.files.text_tables import count_lines, line_blocks, number_blocks
+from diffusion_mp_experiments.files.reading import (
+    as_path,
+    check_indices,
+    check_present,
+    reading,
+)
+from diffusion_mp_experiments.files.text_tables import (
+    count_lines,
+    line_blocks,
+    number_blocks,
+)
 from diffusion_mp_experiments.graphs.cached import ArrayFolder, mapped_graph
 
 Source = Literal["snap", "linkx"]
-_FILES = {"snap": ["soc-pokec-profiles.txt", "soc-pokec-relationships.txt"], "linkx": ["pokec.mat"]}
+_FILES = {
+    "snap": ["soc-pokec-profiles.txt", "soc-pokec-relationships.txt"],
+    "linkx": ["pokec.mat"],
+}
 _HOW_TO_GET = {
     "snap": "Download soc-pokec-profiles.txt.gz and soc-pokec-relationships.txt.gz from "
     "https://snap.stanford.edu/data/soc-Pokec.html (they need not be unpacked)",
@@ -26,7 +38,9 @@ _HOW_TO_GET = {
 }
 _VERSION = "1"  # of what is computed from the files
 _ROWS = 1 << 18  # of a matrix, in memory at a time
-_MEMORY = 4 << 30  # bytes to read a matrix of LINKX in, the largest of which has 0.85 GB
+_MEMORY = (
+    4 << 30
+)  # bytes to read a matrix of LINKX in, the largest of which has 0.85 GB
 _COLUMNS = 59  # of the profiles
 _TEXTS = range(8, _COLUMNS)  # lists of words and free text
 _MISSING = (b"null", b"")
@@ -77,21 +91,30 @@ def load_pokec(
     """
     check_choice(source, "source", _FILES)
     root = as_path(root, "root")
-    folder = as_path(cache, "cache") if cache else root / "processed" / f"pokec-{source}"
+    folder = (
+        as_path(cache, "cache") if cache else root / "processed" / f"pokec-{source}"
+    )
     files = [root / name for name in _FILES[source]]
     if source == "snap":
-        files = [file if file.is_file() else file.with_name(f"{file.name}.gz") for file in files]
+        files = [
+            file if file.is_file() else file.with_name(f"{file.name}.gz")
+            for file in files
+        ]
 
     def make(arrays: ArrayFolder) -> None:
         instead = "Without them, synthetic_pokec() generates a graph of the same size."
-        check_present("Pokec", root, files, f"{_HOW_TO_GET[source]} and put them there. {instead}")
+        check_present(
+            "Pokec", root, files, f"{_HOW_TO_GET[source]} and put them there. {instead}"
+        )
         if source == "snap":
             _read_profiles(files[0], arrays, progress=progress)
             _read_friendships(files[1], arrays, progress=progress)
         else:
             _read_mat(files[0], arrays)
 
-    return mapped_graph(folder, make, files, made_by=f"pokec {source} {_VERSION}", classes=2)
+    return mapped_graph(
+        folder, make, files, made_by=f"pokec {source} {_VERSION}", classes=2
+    )
 
 
 def _read_friendships(path: Path, arrays: ArrayFolder, *, progress: bool) -> None:
@@ -107,7 +130,11 @@ def _read_friendships(path: Path, arrays: ArrayFolder, *, progress: bool) -> Non
                 f"{path}, from line {start + 1} on: user {stranger[0]} has no line in the profiles, nor have "
                 f"{len(stranger) - 1} other ends among these {len(pairs)} lines. Take both files from one release."
             )
-        arrays.write("edge_index", (slice(None), slice(start, start + len(pairs))), order[place].T)
+        arrays.write(
+            "edge_index",
+            (slice(None), slice(start, start + len(pairs))),
+            order[place].T,
+        )
 
 
 def _read_mat(path: Path, arrays: ArrayFolder) -> None:
@@ -134,7 +161,9 @@ def _read_mat(path: Path, arrays: ArrayFolder) -> None:
             arrays.write("edge_index", where, pairs)
 
 
-def _integers(numbers: Shaped[np.ndarray, " ..."], name: str) -> Int64[np.ndarray, " ..."]:
+def _integers(
+    numbers: Shaped[np.ndarray, " ..."], name: str
+) -> Int64[np.ndarray, " ..."]:
     with np.errstate(invalid="ignore"):
         integers = numbers.astype(np.int64)
     if not np.array_equal(integers, numbers):
@@ -153,7 +182,9 @@ def _read_profiles(path: Path, arrays: ArrayFolder, *, progress: bool = True) ->
     codes: dict[bytes, int] = {}  # of regions, in the order of their first user
     arrays.create("x", (num_users, len(FEATURES)), np.float32)
     for start, lines in line_blocks(path, _USERS, progress=progress):
-        rows = [_fields(path, number, line) for number, line in enumerate(lines, start + 1)]
+        rows = [
+            _fields(path, number, line) for number, line in enumerate(lines, start + 1)
+        ]
         here = slice(start, start + len(rows))
         columns = list(zip(*rows, strict=True))
         try:
@@ -161,7 +192,12 @@ def _read_profiles(path: Path, arrays: ArrayFolder, *, progress: bool = True) ->
             user[here] = np.array(columns[0]).astype(np.int64)
             label[here] = _genders(columns[3])
             numbers[here] = np.stack(
-                [*map(_numbers, columns[1:3]), *map(_days, columns[5:7]), _numbers(columns[7])], 1
+                [
+                    *map(_numbers, columns[1:3]),
+                    *map(_days, columns[5:7]),
+                    _numbers(columns[7]),
+                ],
+                1,
             )
         except ValueError as error:
             raise ValueError(
@@ -177,7 +213,8 @@ def _read_profiles(path: Path, arrays: ArrayFolder, *, progress: bool = True) ->
             -1 if name is None else codes.setdefault(name, len(codes)) for name in large
         ]
         filled = np.array(
-            [[field not in _MISSING for field in row[_TEXTS.start :]] for row in rows], np.float32
+            [[field not in _MISSING for field in row[_TEXTS.start :]] for row in rows],
+            np.float32,
         )
         arrays.write("x", (here, slice(_FIRST_TEXT, None)), filled)
     if len(np.unique(user)) != num_users:
@@ -212,11 +249,15 @@ def _check_lengths(columns: Sequence[Sequence[bytes]]) -> None:
 
 
 def _numbers(column: Sequence[bytes]) -> Float[np.ndarray, " rows"]:
-    numbers = np.array([b"-1" if field in _MISSING else field for field in column]).astype(float)
+    numbers = np.array(
+        [b"-1" if field in _MISSING else field for field in column]
+    ).astype(float)
     stated = np.array([field not in _MISSING for field in column])
     wrong = stated & ~((numbers >= 0) & (numbers <= _LARGEST))
     if wrong.any():
-        raise ValueError(f"{column[int(wrong.argmax())]!r} does not lie in 0 .. {_LARGEST}")
+        raise ValueError(
+            f"{column[int(wrong.argmax())]!r} does not lie in 0 .. {_LARGEST}"
+        )
     return np.where(stated, numbers, np.nan)
 
 
@@ -242,22 +283,32 @@ def _features(
     numbers: Float[np.ndarray, "N five"], region: Int[np.ndarray, " N"]
 ) -> Iterator[tuple[slice, Float[np.ndarray, "rows columns"]]]:
     """Yield the columns before the texts: standardised numbers, and regions by their frequency."""
-    mean, deviation = np.array([_moments(column[~np.isnan(column)]) for column in numbers.T]).T
-    frequent = np.argsort(-np.bincount(region[region >= 0], minlength=_REGIONS), kind="stable")[
-        :_REGIONS
-    ]
+    mean, deviation = np.array(
+        [_moments(column[~np.isnan(column)]) for column in numbers.T]
+    ).T
+    frequent = np.argsort(
+        -np.bincount(region[region >= 0], minlength=_REGIONS), kind="stable"
+    )[:_REGIONS]
     for start in range(0, len(region), _USERS):
         rows = slice(start, start + _USERS)
         unknown = np.isnan(numbers[rows])
         standard = np.where(unknown, 0, (numbers[rows] - mean) / deviation)
-        groups = np.stack([unknown[:, :2].any(1), unknown[:, 2:4].any(1), unknown[:, 4]], 1)
+        groups = np.stack(
+            [unknown[:, :2].any(1), unknown[:, 2:4].any(1), unknown[:, 4]], 1
+        )
         here = region[rows, None]
         yield (
             rows,
-            np.concatenate([standard, groups, here == frequent, here < 0], 1).astype(np.float32),
+            np.concatenate([standard, groups, here == frequent, here < 0], 1).astype(
+                np.float32
+            ),
         )
 
 
 def _moments(stated: Float[np.ndarray, " users"]) -> tuple[float, float]:
     """Mean and standard deviation; a number that is the same for all, or that nobody states, is divided by 1."""
-    return (float(stated.mean()), float(stated.std()) or 1.0) if len(stated) else (0.0, 1.0)
+    return (
+        (float(stated.mean()), float(stated.std()) or 1.0)
+        if len(stated)
+        else (0.0, 1.0)
+    )

@@ -12,17 +12,22 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import ToUndirected
 
 from diffusion_mp.checks import as_whole, check_choice, check_kind, check_state
-from diffusion_mp_experiments.files.reading import as_path, check_indices, check_present, reading
+from diffusion_mp_experiments.files.reading import (
+    as_path,
+    check_indices,
+    check_present,
+    reading,
+)
 
 TemporalName = Literal["chickenpox", "england_covid"]
 ForecastName = Literal["zero", "last", "mean", "own", "pooled", "ridge"]
 _LAGS = {"chickenpox": 4, "england_covid": 8}
-_FOLDER = (
-    "from the folder dataset of https://github.com/benedekrozemberczki/pytorch_geometric_temporal."
-)
+_FOLDER = "from the folder dataset of https://github.com/benedekrozemberczki/pytorch_geometric_temporal."
 
 
-def load_snapshots(root: str | Path, name: TemporalName, lags: int | None = None) -> list[Data]:
+def load_snapshots(
+    root: str | Path, name: TemporalName, lags: int | None = None
+) -> list[Data]:
     """Load one set of PyG Temporal (Rozemberczki et al. 2021), a graph for every day or week that can be forecast.
 
     - chickenpox: weekly cases in 20 Hungarian counties, 521 weeks, one graph; standardised when published.
@@ -59,14 +64,21 @@ def load_snapshots(root: str | Path, name: TemporalName, lags: int | None = None
         else:
             edges = content["edge_mapping"]["edge_index"]
             weights = content["edge_mapping"]["edge_weight"]
-            graphs = [_graph(edges[str(day)], weights[str(day)], nodes) for day in range(times)]
+            graphs = [
+                _graph(edges[str(day)], weights[str(day)], nodes)
+                for day in range(times)
+            ]
             series = (series - series.mean(0)) / (series.std(0, correction=0) + 1e-10)
     if not 0 < lags < times:
         raise ValueError(
             f"lags must lie in 1..{times - 1}, for {name} has {times} times; got {lags}."
         )
-    lagged = ((now, series[now - lags : now].t().contiguous()) for now in range(lags, times))
-    return [Data(x=x, y=series[now], **graphs[(now - 1) % len(graphs)]) for now, x in lagged]
+    lagged = (
+        (now, series[now - lags : now].t().contiguous()) for now in range(lags, times)
+    )
+    return [
+        Data(x=x, y=series[now], **graphs[(now - 1) % len(graphs)]) for now, x in lagged
+    ]
 
 
 def _graph(edges: Any, weights: Any, num_nodes: int) -> dict[str, Tensor]:
@@ -84,13 +96,17 @@ def _graph(edges: Any, weights: Any, num_nodes: int) -> dict[str, Tensor]:
     if not edge_weight.isfinite().all() or (edge_weight < 0).any():
         raise ValueError("weights of edges must be finite and not negative")
     graph = Data(
-        edge_index=edge_index.t().contiguous(), edge_weight=edge_weight, num_nodes=num_nodes
+        edge_index=edge_index.t().contiguous(),
+        edge_weight=edge_weight,
+        num_nodes=num_nodes,
     )
     graph = ToUndirected(reduce="mean")(graph)
     return {"edge_index": graph.edge_index, "edge_weight": graph.edge_weight}
 
 
-def fit_forecast(name: ForecastName, snapshots: Sequence[Data]) -> Callable[[Tensor], Tensor]:
+def fit_forecast(
+    name: ForecastName, snapshots: Sequence[Data]
+) -> Callable[[Tensor], Tensor]:
     """Fit a forecast ŷ [N] of a snapshot's lags x [N, L] to earlier snapshots.
 
     - "zero": 0, the mean of a standardised series; "last": the latest lag; "mean": x̄_i, the mean of the lags.
@@ -110,7 +126,9 @@ def fit_forecast(name: ForecastName, snapshots: Sequence[Data]) -> Callable[[Ten
         check_state(snapshot.x, "x of snapshots")
         check_kind(snapshot.y, "y of snapshots", Tensor, "a tensor [N]")
     if not snapshots:
-        raise ValueError("snapshots must hold at least one snapshot to learn from; got none.")
+        raise ValueError(
+            "snapshots must hold at least one snapshot to learn from; got none."
+        )
     own = torch.stack([snapshot.y for snapshot in snapshots]).mean(0)
     forecasts: dict[str, Callable[[Tensor], Tensor]] = {
         "zero": lambda x: torch.zeros_like(x[:, 0]),
@@ -125,7 +143,9 @@ def fit_forecast(name: ForecastName, snapshots: Sequence[Data]) -> Callable[[Ten
 
     lags = torch.cat([s.x for s in snapshots])
     values = torch.cat([s.y for s in snapshots])
-    fitted = RidgeCV(np.logspace(-3, 3, 13)).fit(lags.double().numpy(), values.double().numpy())
+    fitted = RidgeCV(np.logspace(-3, 3, 13)).fit(
+        lags.double().numpy(), values.double().numpy()
+    )
     weight = torch.from_numpy(fitted.coef_).to(lags)
     constant = float(fitted.intercept_)
     return lambda x: x @ weight + constant

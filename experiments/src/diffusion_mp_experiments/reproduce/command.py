@@ -58,14 +58,21 @@ def run_reproduce(args: list[str]) -> None:
         "diffusion-mp reproduce", description="Makes a table of docs/results.md anew."
     )
     parser.add_argument(
-        "table", help="the name of a table of this package, or of a folder below --configs"
+        "table",
+        help="the name of a table of this package, or of a folder below --configs",
     )
-    parser.add_argument("--only", nargs="+", default=[], metavar="ROW", help="these rows, not all")
     parser.add_argument(
-        "--quick", action="store_true", help="a few minutes: less of everything, as table.yaml says"
+        "--only", nargs="+", default=[], metavar="ROW", help="these rows, not all"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a few minutes: less of everything, as table.yaml says",
     )
     for name in ("splits", "trials", "epochs"):
-        parser.add_argument(f"--{name}", type=count, help="instead of what table.yaml says")
+        parser.add_argument(
+            f"--{name}", type=count, help="instead of what table.yaml says"
+        )
     parser.add_argument(
         "--jobs",
         type=count,
@@ -73,9 +80,14 @@ def run_reproduce(args: list[str]) -> None:
         help="processes of one thread each",
     )
     parser.add_argument(
-        "--device", type=_device, default="cpu", help="where networks train, cpu or cuda"
+        "--device",
+        type=_device,
+        default="cpu",
+        help="where networks train, cpu or cuda",
     )
-    parser.add_argument("--root", help="where the data lie, instead of data.init_args.root")
+    parser.add_argument(
+        "--root", help="where the data lie, instead of data.init_args.root"
+    )
     parser.add_argument("--configs", type=folder, help=_CONFIGS_HELP)
     parser.add_argument(
         "--out",
@@ -99,13 +111,17 @@ def run_reproduce(args: list[str]) -> None:
     }
     table = replace(table, **{**(table.quick if options.quick else {}), **given})
     out = options.out / (f"{table.name}-quick" if options.quick else table.name)
-    records = reproduce(table, out, options.jobs, options.only, options.save, options.device)
+    records = reproduce(
+        table, out, options.jobs, options.only, options.save, options.device
+    )
     flags = [f"--save {options.save}", *(["--quick"] if options.quick else [])]
     flags += [f"--{name} {value}" for name, value in given.items()]
     saved = {row.name for row in table.named(options.only)} if options.save else set()
     for record in records:
         first = (
-            record["kind"] == "run" and record["split"] == record["seed"] == 0 and "epoch" in record
+            record["kind"] == "run"
+            and record["split"] == record["seed"] == 0
+            and "epoch" in record
         )
         if first and record["row"] in saved:
             (options.save / f"{record['row']}.md").write_text(
@@ -113,7 +129,9 @@ def run_reproduce(args: list[str]) -> None:
             )
     report = out / "report.md"
     rows = lines(table, records)
-    report.write_text(illustrated(table, records, rows, source / "notes.md", out), "utf-8")
+    report.write_text(
+        illustrated(table, records, rows, source / "notes.md", out), "utf-8"
+    )
     text = section(table, rows)
     seconds = time.perf_counter() - start
     print(
@@ -153,7 +171,9 @@ def run_results(args: list[str]) -> None:
 
 def count(text: str) -> int:
     if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number of at least 1, got {text}"
+        )
     return value
 
 
@@ -165,12 +185,18 @@ def _device(text: str) -> str:
     try:
         torch.zeros(1, device=text).item()  # which "meta" has not
     except (RuntimeError, AssertionError) as error:
-        raise argparse.ArgumentTypeError(f"torch cannot use {text!r}: {error}") from error
+        raise argparse.ArgumentTypeError(
+            f"torch cannot use {text!r}: {error}"
+        ) from error
     return text
 
 
 def illustrated(
-    table: Table, records: Sequence[Record], rows: Sequence[Line], notes: Path, folder: Path
+    table: Table,
+    records: Sequence[Record],
+    rows: Sequence[Line],
+    notes: Path,
+    folder: Path,
 ) -> str:
     """The section of a table in Markdown, below the text of the file `notes` and with pictures in `folder`/images."""
     parts = [section(table, rows, notes.read_text("utf-8") if notes.is_file() else "")]
@@ -187,7 +213,9 @@ def illustrated(
         )
         if max((len(line.states.get("rank", [])) for line in rows), default=0) > 8:
             figures.draw_states(
-                picture("-states", "states of the trained models, layer by layer"), table, rows
+                picture("-states", "states of the trained models, layer by layer"),
+                table,
+                rows,
             )
         return "\n".join(parts)
     if any(name in line.differences for name in table.baselines for line in rows):
@@ -196,13 +224,19 @@ def illustrated(
         )
     if any(len(line.states.get("F", [])) > 16 for line in rows):
         figures.draw_energies(
-            picture("-energies", "the energy F at every step of the trained networks"), table, rows
+            picture("-energies", "the energy F at every step of the trained networks"),
+            table,
+            rows,
         )
-    figures.draw_search(picture("-search", "validation scores of all trials"), table, records)
+    figures.draw_search(
+        picture("-search", "validation scores of all trials"), table, records
+    )
     return "\n".join([*parts, f"{chosen(table, records)}\n"])
 
 
-def write_page(configs: Path | None, results: Path, docs: Path, made: Path | None = None) -> Path:
+def write_page(
+    configs: Path | None, results: Path, docs: Path, made: Path | None = None
+) -> Path:
     """Copy the results that `reproduce` has `made`, then write docs/results.md and its figures from all results."""
     if made is not None:
         _take_over(made, results, configs)
@@ -220,7 +254,9 @@ def write_page(configs: Path | None, results: Path, docs: Path, made: Path | Non
         table = as_made(load_table(source), records, path)
         rows = lines(table, records)
         if not rows:
-            raise ValueError(f"{path} has no run of a row of the table {table.name!r}; delete it.")
+            raise ValueError(
+                f"{path} has no run of a row of the table {table.name!r}; delete it."
+            )
         sections.append(illustrated(table, records, rows, source / "notes.md", docs))
         if any("gcn" in line.differences for line in rows) and table.sweep is None:
             compared.append((table, rows))

@@ -3,7 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from diffusion_mp.checks import describe
 
@@ -22,7 +30,9 @@ def check_fields(content: Any, kinds: Mapping[str, Any], name: str) -> None:
         raise ValueError(f"{name} must hold names and values; got {describe(content)}.")
     unknown = sorted(str(field) for field in content if field not in kinds)
     if unknown:
-        raise ValueError(f"{name} says {', '.join(unknown)}; known are {', '.join(kinds)}.")
+        raise ValueError(
+            f"{name} says {', '.join(unknown)}; known are {', '.join(kinds)}."
+        )
     for field, value in content.items():
         _check_field(value, kinds[field], f"{name}: {field}")
 

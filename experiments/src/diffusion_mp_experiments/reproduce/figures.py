@@ -48,7 +48,9 @@ def _name_rows(axes: Axes, titles: Sequence[str]) -> None:
 def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
     """How far each row is ahead of the baselines, with twice the standard error."""
     baselines = [
-        name for name in table.baselines if any(name in line.differences for line in lines)
+        name
+        for name in table.baselines
+        if any(name in line.differences for line in lines)
     ]
     figure, (axes,) = _panels(9, 1.5 + 0.32 * len(lines))
     for k, name in enumerate(baselines):
@@ -68,7 +70,13 @@ def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
             "capsize": 2,
             "linewidth": 1,
         }
-        axes.errorbar(means, places, xerr=errors, label=f"ahead of {table.row(name).title}", **look)
+        axes.errorbar(
+            means,
+            places,
+            xerr=errors,
+            label=f"ahead of {table.row(name).title}",
+            **look,
+        )
     axes.axvline(0, color="black", linewidth=0.8)
     # a constant is far behind, and others close together.
     axes.set_xscale("symlog", linthresh=table.metric.scale / 50)
@@ -76,7 +84,8 @@ def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
     _name_rows(axes, [line.title for line in lines])
     unit = "seed by seed" if table.splits == 1 else "split by split"
     axes.set(
-        xlabel=f"difference in {table.metric.title}, {unit}, ± 2 standard errors", title=table.title
+        xlabel=f"difference in {table.metric.title}, {unit}, ± 2 standard errors",
+        title=table.title,
     )
     figure.legend(loc="outside lower center", ncols=len(baselines), frameon=False)
     figure.savefig(path, dpi=120)
@@ -91,7 +100,16 @@ _KINDS = {
     "NodeFormer,\nSGFormer": ("NodeFormer", "SGFormer"),
     "label\npropagation": ("label propagation",),
     "without\na graph": ("MLP,", "logistic regression"),
-    "other\ngraph nets": ("GAT", "Gated", "GCN", "GIN", "Graph", "APPNP", "Heat", "MLP +"),
+    "other\ngraph nets": (
+        "GAT",
+        "Gated",
+        "GCN",
+        "GIN",
+        "Graph",
+        "APPNP",
+        "Heat",
+        "MLP +",
+    ),
 }
 
 
@@ -107,14 +125,20 @@ def draw_overview(path: Path, tables: Sequence[tuple[Table, Sequence[Line]]]) ->
         for line in sorted(lines, key=lambda line: table.metric.sign * line.validation):
             if "gcn" in line.differences:
                 kinds = (
-                    kind for kind, begins in _KINDS.items() if f"{line.title},".startswith(begins)
+                    kind
+                    for kind, begins in _KINDS.items()
+                    if f"{line.title},".startswith(begins)
                 )
                 best[next(kinds, "")] = line
         for panel, kind in zip(panels, _KINDS, strict=True):
             if kind in best:
                 mean, error = (each / whole for each in best[kind].differences["gcn"])
                 colour = (
-                    _COLOURS[2] if mean > error else _COLOURS[1] if mean < -error else "#777777"
+                    _COLOURS[2]
+                    if mean > error
+                    else _COLOURS[1]
+                    if mean < -error
+                    else "#777777"
                 )
                 panel.errorbar(
                     mean,
@@ -127,7 +151,8 @@ def draw_overview(path: Path, tables: Sequence[tuple[Table, Sequence[Line]]]) ->
                     linewidth=1.2,
                 )
     titles = [
-        table.title.partition(" on ")[0].replace(" labels per", " per") for table, _ in tables
+        table.title.partition(" on ")[0].replace(" labels per", " per")
+        for table, _ in tables
     ]
     for panel, kind in zip(panels, _KINDS, strict=True):
         panel.axvline(0, color="black", linewidth=0.8)
@@ -135,7 +160,9 @@ def draw_overview(path: Path, tables: Sequence[tuple[Table, Sequence[Line]]]) ->
         panel.set(xlim=(-80, 80), ylim=(len(tables) - 0.5, -0.5))
         panel.set_xticks([-20, -5, 0, 5, 20], ["−20", "", "0", "", "20"], fontsize=8)
         panel.set_yticks(
-            range(len(tables)), titles if panel is panels[0] else [""] * len(tables), fontsize=9
+            range(len(tables)),
+            titles if panel is panels[0] else [""] * len(tables),
+            fontsize=9,
         )
         panel.tick_params(length=0)
         panel.set_title(kind, fontsize=9)
@@ -149,7 +176,11 @@ def draw_search(path: Path, table: Table, records: Iterable[Record]) -> None:
     values: dict[str, list[float]] = {}
     for record in records:
         if record["kind"] == "search":
-            found = [trial["value"] for trial in record["trials"] if trial["value"] is not None]
+            found = [
+                trial["value"]
+                for trial in record["trials"]
+                if trial["value"] is not None
+            ]
             values.setdefault(record["row"], []).extend(
                 table.metric.sign * table.metric.scale * each for each in found
             )
@@ -157,7 +188,11 @@ def draw_search(path: Path, table: Table, records: Iterable[Record]) -> None:
     figure, (axes,) = _panels(9, 1.2 + 0.26 * len(shown))
     for place, row in enumerate(shown):
         axes.plot(
-            values[row.name], [place] * len(values[row.name]), "|", color=_COLOURS[0], markersize=8
+            values[row.name],
+            [place] * len(values[row.name]),
+            "|",
+            color=_COLOURS[0],
+            markersize=8,
         )
     _name_rows(axes, [row.title for row in shown])
     axes.set(
@@ -189,7 +224,9 @@ def draw_states(path: Path, table: Table, lines: Sequence[Line]) -> None:
                     label=label,
                 )
     for panel, (name, label) in zip(panels, MEASURES.items(), strict=True):
-        panel.set(xlabel="layer", ylabel=label, yscale="linear" if name == "rank" else "log")
+        panel.set(
+            xlabel="layer", ylabel=label, yscale="linear" if name == "rank" else "log"
+        )
     _save(
         path,
         figure,
@@ -201,12 +238,22 @@ def draw_states(path: Path, table: Table, lines: Sequence[Line]) -> None:
 def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
     """The metric, and the spread and rank of the last states, along the sweep of a table."""
     sweep, curves = points(table, lines)
-    measures = [name for name in ("spread", "rank") if any(line.states.get(name) for line in lines)]
-    figure, (first, *others) = _panels(4.2 * (1 + len(measures)) + 1, 4.4, 1 + len(measures))
+    measures = [
+        name
+        for name in ("spread", "rank")
+        if any(line.states.get(name) for line in lines)
+    ]
+    figure, (first, *others) = _panels(
+        4.2 * (1 + len(measures)) + 1, 4.4, 1 + len(measures)
+    )
     for (title, known), look in zip(curves, _looks(), strict=False):
         if known:
-            scores, deviations = zip(*(line.score for line in known.values()), strict=True)
-            first.errorbar(list(known), scores, yerr=deviations, capsize=2, label=title, **look)
+            scores, deviations = zip(
+                *(line.score for line in known.values()), strict=True
+            )
+            first.errorbar(
+                list(known), scores, yerr=deviations, capsize=2, label=title, **look
+            )
         for panel, measure in zip(others, measures, strict=True):
             last = {
                 place: line.states[measure][-1]
@@ -216,9 +263,13 @@ def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
             panel.plot(list(last), list(last.values()), **look)
     first.set(ylabel=f"{table.metric.title}, ± 1 sd")
     for panel, measure in zip(others, measures, strict=True):
-        panel.set(ylabel=MEASURES[measure], yscale="log" if measure == "spread" else "linear")
+        panel.set(
+            ylabel=MEASURES[measure], yscale="log" if measure == "spread" else "linear"
+        )
     for panel in (first, *others):
-        panel.set_xticks(range(len(sweep.values)), [str(value) for value in sweep.values])
+        panel.set_xticks(
+            range(len(sweep.values)), [str(value) for value in sweep.values]
+        )
         panel.set_xlabel(sweep.title)
     _save(path, figure, table.title, len(curves))
 
@@ -226,7 +277,9 @@ def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
 def draw_energies(path: Path, table: Table, lines: Sequence[Line]) -> None:
     figure, (axes,) = _panels(9, 4)
     for line, look in zip(
-        (line for line in lines if any(line.states.get("F", []))), _looks(), strict=False
+        (line for line in lines if any(line.states.get("F", []))),
+        _looks(),
+        strict=False,
     ):
         axes.plot(
             range(len(line.states["F"])),

@@ -9,7 +9,11 @@ from typing import Any
 
 import optuna
 from filelock import FileLock, Timeout
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+)
 from optuna.samplers import RandomSampler
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -46,7 +50,11 @@ def distribution(path: str, axis: Any) -> BaseDistribution:
 
     An axis is `{"choice": [...]}` of plain values, `{"uniform": [low, high]}` or `{"loguniform": [low, high]}`.
     """
-    if not isinstance(axis, dict) or len(axis) != 1 or (kind := next(iter(axis))) not in _KINDS:
+    if (
+        not isinstance(axis, dict)
+        or len(axis) != 1
+        or (kind := next(iter(axis))) not in _KINDS
+    ):
         raise ValueError(
             f"the axis {path} must be one of {', '.join(_KINDS)} with a list; got {axis!r}."
         )
@@ -59,7 +67,9 @@ def distribution(path: str, axis: Any) -> BaseDistribution:
                 f"the choices of {path} must be a list of numbers, names or null; got {values!r}."
             )
         if not values:
-            raise ValueError(f"the choices of {path} must be a value or more; got none.")
+            raise ValueError(
+                f"the choices of {path} must be a value or more; got none."
+            )
         return CategoricalDistribution(values)
     try:
         low, high = map(float, values)  # YAML reads 1e-4, without a point, as text
@@ -94,7 +104,14 @@ class Search:
         declared = table.axes(row)
         axes = {path: distribution(path, axis) for path, axis in declared.items()}
         name = digest(
-            {"search": [digest(table.config(row, {})), declared, splits, table.metric.name]}
+            {
+                "search": [
+                    digest(table.config(row, {})),
+                    declared,
+                    splits,
+                    table.metric.name,
+                ]
+            }
         )
         self.study = optuna.create_study(
             storage=storage,
@@ -105,7 +122,9 @@ class Search:
         count = table.trials if axes else 1
         for number in range(len(self.study.get_trials(deepcopy=False)), count):
             # Drawn in another study and added complete: a kill leaves no trial with half of its settings.
-            drawn = optuna.create_study(sampler=RandomSampler(seed=number)).ask(axes).params
+            drawn = (
+                optuna.create_study(sampler=RandomSampler(seed=number)).ask(axes).params
+            )
             self.study.add_trial(
                 create_trial(state=TrialState.RUNNING, params=drawn, distributions=axes)
             )
@@ -139,7 +158,13 @@ Planned = tuple[Record, dict[str, Any]]
 
 def key(record: Record) -> tuple[str, str, int, int, bool]:
     """What identifies the run that makes a record."""
-    return record["row"], record["config"], record["split"], record["seed"], record["tuning"]
+    return (
+        record["row"],
+        record["config"],
+        record["split"],
+        record["seed"],
+        record["tuning"],
+    )
 
 
 def reproduce(
@@ -192,7 +217,10 @@ class _Harness:
 
     def make(self, rows: Sequence[Row], jobs: int) -> list[Record]:
         trials = [
-            trial for row in rows for search in self.searches(row) for trial in self.trials(search)
+            trial
+            for row in rows
+            for search in self.searches(row)
+            for trial in self.trials(search)
         ]
         # By trial and then by row: whenever it is stopped, all rows have had nearly the same budget.
         trials.sort(key=lambda trial: trial[0])
@@ -202,9 +230,14 @@ class _Harness:
             for row in rows:
                 for search in self.searches(row):
                     search.tell(self.values(search))
-            self.run([planned for row in rows for planned in self.reported(row)], jobs, bar)
+            self.run(
+                [planned for row in rows for planned in self.reported(row)], jobs, bar
+            )
         results = [record for row in self.table.rows for record in self.results(row)]
-        write_records([budget(self.table), *results] if results else [], self.out / "results.jsonl")
+        write_records(
+            [budget(self.table), *results] if results else [],
+            self.out / "results.jsonl",
+        )
         return results
 
     def trials(self, search: Search) -> Iterator[tuple[int, Planned]]:
@@ -242,11 +275,15 @@ class _Harness:
             if (saved := self.saved(planned)) or key(planned) not in self.done
         }
         bar.n += len(runs) - len(left)
-        bar.initial += len(runs) - len(left)  # they do not count in the estimate of the time left
+        bar.initial += len(runs) - len(
+            left
+        )  # they do not count in the estimate of the time left
         bar.refresh()
         for (planned, *_), result in each(_train, list(left.values()), jobs):
             record = {**planned, **result}
-            if key(record) not in self.done:  # otherwise it was trained again only for its model
+            if (
+                key(record) not in self.done
+            ):  # otherwise it was trained again only for its model
                 self.records.append(record)
                 self.done[key(record)] = record
             bar.set_postfix_str(record["row"], refresh=False)
@@ -257,8 +294,14 @@ class _Harness:
         later = planned["tuning"] or planned["split"] or planned["seed"]
         if self.save is None or later or self.table.row(planned["row"]).model is None:
             return None
-        path, known = (self.save / f"{planned['row']}.{ending}" for ending in ("safetensors", "md"))
-        there = path.exists() and known.is_file() and planned["config"] in known.read_text("utf-8")
+        path, known = (
+            self.save / f"{planned['row']}.{ending}" for ending in ("safetensors", "md")
+        )
+        there = (
+            path.exists()
+            and known.is_file()
+            and planned["config"] in known.read_text("utf-8")
+        )
         return None if there else path
 
     def values(self, search: Search) -> dict[int, float | None]:
@@ -272,7 +315,9 @@ class _Harness:
             known = [value for value in values if value is not None]
             if len(values) == len(search.splits):
                 means[number] = (
-                    self.table.metric.sign * statistics.fmean(known) if known == values else None
+                    self.table.metric.sign * statistics.fmean(known)
+                    if known == values
+                    else None
                 )
         return means
 
@@ -281,7 +326,10 @@ class _Harness:
         if not any(record["row"] == row.name for record in self.records.lines):
             return []
         searches = [(search, self.values(search)) for search in self.searches(row)]
-        if any(search.splits and len(values) < len(search.settings) for search, values in searches):
+        if any(
+            search.splits and len(values) < len(search.settings)
+            for search, values in searches
+        ):
             return []
         runs = [self.done.get(key(planned)) for planned, _ in self.reported(row)]
         if None in runs:
@@ -293,7 +341,8 @@ class _Harness:
                 for k, settings in enumerate(search.settings)
             ]
             seconds = sum(
-                self.done[key(planned)]["seconds"] for _, (planned, _) in self.trials(search)
+                self.done[key(planned)]["seconds"]
+                for _, (planned, _) in self.trials(search)
             )
             where = {
                 "table": self.table.name,
@@ -302,7 +351,12 @@ class _Harness:
                 "tuning": search.splits,
             }
             lines.append(
-                {"kind": "search", **where, "trials": trials, "seconds": round(seconds, 1)}
+                {
+                    "kind": "search",
+                    **where,
+                    "trials": trials,
+                    "seconds": round(seconds, 1),
+                }
             )
         return lines
 
@@ -310,4 +364,12 @@ class _Harness:
 def _train(
     planned: Record, config: dict[str, Any], metric: str, save: Path | None, device: str
 ) -> Record:
-    return train(config, metric, planned["split"], planned["seed"], planned["tuning"], save, device)
+    return train(
+        config,
+        metric,
+        planned["split"],
+        planned["seed"],
+        planned["tuning"],
+        save,
+        device,
+    )

@@ -48,11 +48,17 @@ class Readout(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        self.body = DiffusionGNN(in_channels, hidden_channels, out_channels, num_layers, **options)
+        self.body = DiffusionGNN(
+            in_channels, hidden_channels, out_channels, num_layers, **options
+        )
         self.readout = APPNPConv(out_channels, K=None, alpha=alpha)
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
-        return self.readout(self.body(x, edge_index, edge_weight), edge_index, edge_weight)
+    def forward(
+        self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None
+    ) -> Tensor:
+        return self.readout(
+            self.body(x, edge_index, edge_weight), edge_index, edge_weight
+        )
 
 
 class HeatNetwork(nn.Module):
@@ -76,15 +82,26 @@ class HeatNetwork(nn.Module):
         self.dropout = dropout
         self.encoder = FeatureLinear(in_channels, hidden_channels)
         self.decoder = nn.Linear(hidden_channels, out_channels)
-        adjacency = AdjacencyDiffusivity("sym", self_loops="remaining", direction="undirected")
+        adjacency = AdjacencyDiffusivity(
+            "sym", self_loops="remaining", direction="undirected"
+        )
         heat = HeatKernel(t, "residual")
         self.heat = DiffusionConv(
-            hidden_channels, hidden_channels, adjacency, heat, transform=False, bias=False
+            hidden_channels,
+            hidden_channels,
+            adjacency,
+            heat,
+            transform=False,
+            bias=False,
         )
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None
+    ) -> Tensor:
         x = self.heat(
-            relu(self.encoder(dropout(x, self.dropout, self.training))), edge_index, edge_weight
+            relu(self.encoder(dropout(x, self.dropout, self.training))),
+            edge_index,
+            edge_weight,
         )
         return self.decoder(dropout(x, self.dropout, self.training))
 
@@ -105,9 +122,13 @@ class DropoutSeenDIFFormer(DIFFormer):
         dropout: float = 0.0,
         **options: Any,
     ) -> None:
-        super().__init__(in_channels, hidden_channels, out_channels, num_layers, **options)
+        super().__init__(
+            in_channels, hidden_channels, out_channels, num_layers, **options
+        )
         check_probability(dropout, "dropout")
-        self.norms = nn.ModuleList(nn.Sequential(norm, nn.Dropout(dropout)) for norm in self.norms)
+        self.norms = nn.ModuleList(
+            nn.Sequential(norm, nn.Dropout(dropout)) for norm in self.norms
+        )
 
 
 ClassicConv = Literal["gcn", "sage", "gine", "gat", "gatedgcn"]
@@ -142,15 +163,22 @@ class ClassicGNN(LayerStack):
         width = hidden_channels
 
         def mlp() -> nn.Module:
-            return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+            return nn.Sequential(
+                nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)
+            )
 
         makes: dict[str, Callable[[], nn.Module]] = {
             "gcn": lambda: GCNConv(width, width),
             "sage": lambda: DiffusionConv(
-                width, width, AdjacencyDiffusivity("row"), ExplicitEuler(1.0, "residual")
+                width,
+                width,
+                AdjacencyDiffusivity("row"),
+                ExplicitEuler(1.0, "residual"),
             ),
             "gine": lambda: (
-                GINConv(mlp()) if edge_dim is None else GINEConv(mlp(), edge_dim=edge_dim)
+                GINConv(mlp())
+                if edge_dim is None
+                else GINEConv(mlp(), edge_dim=edge_dim)
             ),
             "gat": lambda: GATv2Conv(
                 width, width // heads, heads, edge_dim=edge_dim, add_self_loops=False
@@ -159,8 +187,14 @@ class ClassicGNN(LayerStack):
                 width, width, edge_dim=edge_dim, root_weight=False
             ),
         }
-        options: dict[str, Any] = {"layer_norm": layer_norm, "dropout": dropout, "task": task}
-        super().__init__(in_channels, width, out_channels, num_layers, makes[conv], **options)
+        options: dict[str, Any] = {
+            "layer_norm": layer_norm,
+            "dropout": dropout,
+            "task": task,
+        }
+        super().__init__(
+            in_channels, width, out_channels, num_layers, makes[conv], **options
+        )
         if edge_dim is not None and conv in ("gcn", "sage"):
             raise ValueError(
                 f"edge_dim goes with the layers that read edge_attr; got conv={conv!r}."
@@ -194,7 +228,9 @@ class Diagonalized(Diffusivity):
 
     depends_on = "graph"
     symmetric = True
-    why_no_penalty = "the coupling does not follow the state: certify it itself (Theorem 1)."
+    why_no_penalty = (
+        "the coupling does not follow the state: certify it itself (Theorem 1)."
+    )
 
     def __init__(self, diffusivity: Diffusivity) -> None:
         super().__init__()
@@ -206,8 +242,14 @@ class Diagonalized(Diffusivity):
 
     @torch.no_grad()
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        inputs = [x] if graph.edge_index is None or not self.needs_graph else [x, graph.edge_index]
-        same = len(inputs) == len(self._inputs) and all(map(torch.equal, inputs, self._inputs))
+        inputs = (
+            [x]
+            if graph.edge_index is None or not self.needs_graph
+            else [x, graph.edge_index]
+        )
+        same = len(inputs) == len(self._inputs) and all(
+            map(torch.equal, inputs, self._inputs)
+        )
         if self._coupling is None or not same:
             self._coupling = _Diagonal(self.diffusivity(x.double(), graph), x.dtype)
             self._inputs = [tensor.clone() for tensor in inputs]

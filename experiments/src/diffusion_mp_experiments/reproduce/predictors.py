@@ -12,7 +12,10 @@ from diffusion_mp.data.knn import Metric
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import LabelPropagation
-from diffusion_mp_experiments.train.batch_modules import BatchDataModule, SnapshotDataModule
+from diffusion_mp_experiments.train.batch_modules import (
+    BatchDataModule,
+    SnapshotDataModule,
+)
 from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
 
 
@@ -40,7 +43,13 @@ class Constant(Predictor):
     """The shares of the classes among the training labels, for every node."""
 
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
-        return one_hot(y[y >= 0], num_classes).float().mean(0).expand(len(y), -1).contiguous()
+        return (
+            one_hot(y[y >= 0], num_classes)
+            .float()
+            .mean(0)
+            .expand(len(y), -1)
+            .contiguous()
+        )
 
 
 class LogisticRegression(Predictor):
@@ -59,9 +68,9 @@ class LogisticRegression(Predictor):
         fitted = Regression(C=self.inverse_penalty, max_iter=2000).fit(
             features[known], y.cpu().numpy()[known]
         )
-        return _scores(fitted.classes_, fitted.predict_log_proba(features), num_classes).to(
-            y.device
-        )
+        return _scores(
+            fitted.classes_, fitted.predict_log_proba(features), num_classes
+        ).to(y.device)
 
 
 class Labels(Predictor):

@@ -44,7 +44,9 @@ def lines(table: Table, records: Sequence[Record]) -> list[Line]:
         if not mine:
             continue
         ahead = {
-            name: _difference(table, test, tests[name]) for name in compared if name != row.name
+            name: _difference(table, test, tests[name])
+            for name in compared
+            if name != row.name
         }
         line = Line(
             row.name,
@@ -70,7 +72,8 @@ def _by_split(table: Table, runs: Sequence[Record], name: str) -> dict[int, floa
         unit = run["seed"] if table.splits == 1 else run["split"]
         values.setdefault(unit, []).append(worst if run[name] is None else run[name])
     return {
-        unit: table.metric.scale * statistics.fmean(found) for unit, found in sorted(values.items())
+        unit: table.metric.scale * statistics.fmean(found)
+        for unit, found in sorted(values.items())
     }
 
 
@@ -78,7 +81,9 @@ def _difference(
     table: Table, one: Mapping[int, float], other: Mapping[int, float]
 ) -> Estimate | None:
     """How far one is ahead on the splits (or seeds) that both have: mean and standard error."""
-    pairs = [table.metric.sign * (one[unit] - other[unit]) for unit in one if unit in other]
+    pairs = [
+        table.metric.sign * (one[unit] - other[unit]) for unit in one if unit in other
+    ]
     if not pairs:
         return None
     mean, deviation = estimate(pairs)
@@ -89,10 +94,13 @@ def _ablated(table: Table, runs: Sequence[Record]) -> dict[str, float]:
     names = dict.fromkeys(name for run in runs for name in run["ablated"])
     values = {name: [run["ablated"].get(name) for run in runs] for name in names}
     known = {
-        name: [value for value in found if value is not None] for name, found in values.items()
+        name: [value for value in found if value is not None]
+        for name, found in values.items()
     }
     return {
-        name: table.metric.scale * statistics.fmean(found) for name, found in known.items() if found
+        name: table.metric.scale * statistics.fmean(found)
+        for name, found in known.items()
+        if found
     }
 
 
@@ -100,9 +108,13 @@ def _states(runs: Sequence[Record]) -> dict[str, list[float]]:
     """The mean over runs of every measure, state by state; none where runs differ in their number of states."""
     known = [run["states"] for run in runs if run.get("states")]
     names = dict.fromkeys(name for states in known for name in states)
-    values = {name: [states[name] for states in known if name in states] for name in names}
+    values = {
+        name: [states[name] for states in known if name in states] for name in names
+    }
     alike = {
-        name: found for name, found in values.items() if len({len(states) for states in found}) == 1
+        name: found
+        for name, found in values.items()
+        if len({len(states) for states in found}) == 1
     }
     return {
         name: [statistics.fmean(each) for each in zip(*found, strict=True)]
@@ -113,7 +125,9 @@ def _states(runs: Sequence[Record]) -> dict[str, list[float]]:
 def estimate(values: Sequence[float]) -> Estimate:
     """Mean and standard deviation (n − 1), nan for one value and beside an infinite mean."""
     mean = statistics.fmean(values)
-    return mean, statistics.stdev(values) if len(values) > 1 and math.isfinite(mean) else math.nan
+    return mean, statistics.stdev(values) if len(values) > 1 and math.isfinite(
+        mean
+    ) else math.nan
 
 
 def _grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -124,21 +138,32 @@ def _grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def markdown(table: Table, found: Sequence[Line]) -> str:
     digits = table.metric.digits
-    baselines = [name for name in table.baselines if any(name == line.row for line in found)]
+    baselines = [
+        name for name in table.baselines if any(name == line.row for line in found)
+    ]
     ablations = list(dict.fromkeys(name for line in found for name in line.ablated))
     ahead = [f"ahead of {table.row(name).title}" for name in baselines]
     rows = []
     for line in found:
-        differences = [_signed(line.differences.get(name), digits) for name in baselines]
+        differences = [
+            _signed(line.differences.get(name), digits) for name in baselines
+        ]
         ablated = [
-            f"{line.ablated[name]:.{digits}f}" if name in line.ablated else "" for name in ablations
+            f"{line.ablated[name]:.{digits}f}" if name in line.ablated else ""
+            for name in ablations
         ]
         others = [f"{line.validation:.{digits}f}", str(line.trials)]
-        rows.append([line.title, _spread(line.score, digits), *differences, *ablated, *others])
-    return _grid(["", table.metric.title, *ahead, *ablations, "validation", "trials"], rows)
+        rows.append(
+            [line.title, _spread(line.score, digits), *differences, *ablated, *others]
+        )
+    return _grid(
+        ["", table.metric.title, *ahead, *ablations, "validation", "trials"], rows
+    )
 
 
-def points(table: Table, found: Sequence[Line]) -> tuple[Sweep, list[tuple[str, dict[int, Line]]]]:
+def points(
+    table: Table, found: Sequence[Line]
+) -> tuple[Sweep, list[tuple[str, dict[int, Line]]]]:
     """The sweep of a table that has one, the title of every curve, and its lines by the place of the value."""
     assert table.sweep is not None
     by_name = {line.row: line for line in found}
@@ -146,7 +171,14 @@ def points(table: Table, found: Sequence[Line]) -> tuple[Sweep, list[tuple[str, 
     for curve, title in table.curves.items():
         names = [row.name for row in table.rows if row.curve == curve]
         curves.append(
-            (title, {place: by_name[name] for place, name in enumerate(names) if name in by_name})
+            (
+                title,
+                {
+                    place: by_name[name]
+                    for place, name in enumerate(names)
+                    if name in by_name
+                },
+            )
         )
     return table.sweep, curves
 
@@ -175,18 +207,24 @@ def curves(table: Table, found: Sequence[Line]) -> str:
                 return f"{states[-1]:.3g}" if states else ""
 
             last = grid(last_state)
-            parts.append(f"Last state of the trained model, {MEASURES[name]}:\n\n{last}")
+            parts.append(
+                f"Last state of the trained model, {MEASURES[name]}:\n\n{last}"
+            )
     return "\n\n".join(parts)
 
 
 def _spread(value: Estimate, digits: int) -> str:
-    return f"{value[0]:.{digits}f}" + ("" if math.isnan(value[1]) else f" ± {value[1]:.{digits}f}")
+    return f"{value[0]:.{digits}f}" + (
+        "" if math.isnan(value[1]) else f" ± {value[1]:.{digits}f}"
+    )
 
 
 def _signed(value: Estimate | None, digits: int) -> str:
     if value is None:
         return ""
-    return f"{'+' if value[0] >= 0 else '−'}{_spread((abs(value[0]), value[1]), digits)}"
+    return (
+        f"{'+' if value[0] >= 0 else '−'}{_spread((abs(value[0]), value[1]), digits)}"
+    )
 
 
 def section(table: Table, found: Sequence[Line], notes: str = "") -> str:
@@ -209,7 +247,9 @@ def section(table: Table, found: Sequence[Line], notes: str = "") -> str:
         how += f" Not computed yet: {'; '.join(missing)}."
     shown = markdown(table, found) if table.sweep is None else curves(table, found)
     return "\n".join(
-        part for part in [f"## {table.title}\n", notes, how + "\n", shown + "\n"] if part
+        part
+        for part in [f"## {table.title}\n", notes, how + "\n", shown + "\n"]
+        if part
     )
 
 
@@ -222,9 +262,9 @@ def chosen(table: Table, records: Iterable[Record]) -> str:
             and record["split"] is None
             and record["trials"][0]["settings"]
         ):
-            tried = [trial for trial in record["trials"] if trial["value"] is not None] or record[
-                "trials"
-            ]
+            tried = [
+                trial for trial in record["trials"] if trial["value"] is not None
+            ] or record["trials"]
             settings = max(tried, key=lambda trial: trial["value"])["settings"].items()
             values = (
                 f"{path} {format(value, '.3g' if isinstance(value, float) else '')}"
@@ -239,20 +279,27 @@ def card(table: Table, record: Record, flags: str) -> str:
     row = table.row(record["row"])
     metric = table.metric
     data = table.config(row, record["settings"])["data"]
-    options = {name: value for name, value in data["init_args"].items() if name != "root"}
+    options = {
+        name: value for name, value in data["init_args"].items() if name != "root"
+    }
     values = (record[name] for name in ("test", "validation"))
     score, validation = (
         "none" if v is None else f"{metric.scale * v:.{metric.digits}f}" for v in values
     )
     facts = [
-        ("data", f"`{data['class_path'].rpartition('.')[2]}`, {options}, hash {record['data']}"),
+        (
+            "data",
+            f"`{data['class_path'].rpartition('.')[2]}`, {options}, hash {record['data']}",
+        ),
         ("settings", f"hash {record['config']}"),
         ("split, seed", f"{record['split']}, {record['seed']}"),
         (f"{metric.title}, test", score),
         (f"{metric.title}, validation", f"{validation}, in epoch {record['epoch']}"),
         (
             "versions",
-            ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
+            ", ".join(
+                f"{name} {version}" for name, version in record["versions"].items()
+            ),
         ),
         (
             "made by",

@@ -75,9 +75,12 @@ class Row:
 
     def __post_init__(self) -> None:
         if (self.model is None) == (self.predictor is None):
-            raise ValueError(f"row {self.name!r} must have either a model or a predictor.")
+            raise ValueError(
+                f"row {self.name!r} must have either a model or a predictor."
+            )
         _check_class_path(
-            self.model if self.model is not None else self.predictor, "model or predictor"
+            self.model if self.model is not None else self.predictor,
+            "model or predictor",
         )
         check_choice(self.attention, "attention", [None, "identity", "uniform"])
 
@@ -92,13 +95,21 @@ class Sweep:
 
     def __post_init__(self) -> None:
         if not self.values:
-            raise ValueError("values of sweep must be a list with a value or more; got none.")
+            raise ValueError(
+                "values of sweep must be a list with a value or more; got none."
+            )
 
     def points(self, row: Row) -> Iterator[Row]:
         for value in self.values:
             fixed = {**row.fixed, self.path: value}
             title = f"{row.title}, {self.title} {value}"
-            yield replace(row, name=f"{row.name}@{value}", title=title, fixed=fixed, curve=row.name)
+            yield replace(
+                row,
+                name=f"{row.name}@{value}",
+                title=title,
+                fixed=fixed,
+                curve=row.name,
+            )
 
 
 @dataclass(frozen=True)
@@ -145,7 +156,11 @@ class Table:
         _check_class_path(self.data, "data")
         check_fields(
             self.quick,
-            {name: kind for name, kind in get_type_hints(Table).items() if name in BUDGET},
+            {
+                name: kind
+                for name, kind in get_type_hints(Table).items()
+                if name in BUDGET
+            },
             "quick",
         )
         if unknown := sorted(set(self.baselines) - {row.name for row in self.rows}):
@@ -164,7 +179,9 @@ class Table:
             raise ValueError(
                 f"{self.name} has no row {', '.join(unknown)}; it has {', '.join(known)}."
             )
-        return [row for row in self.rows if not names or (row.curve or row.name) in names]
+        return [
+            row for row in self.rows if not names or (row.curve or row.name) in names
+        ]
 
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)
@@ -176,7 +193,11 @@ class Table:
             for path, axis in self.search.items()
             if row.model is not None or path.startswith("data.")
         }
-        return {path: axis for path, axis in {**shared, **row.search}.items() if axis is not None}
+        return {
+            path: axis
+            for path, axis in {**shared, **row.search}.items()
+            if axis is not None
+        }
 
     def config(self, row: Row, settings: Mapping[str, Any]) -> Config:
         """Return everything that decides a training but the split, with these settings at their paths."""
@@ -243,7 +264,10 @@ def find_table(name: str, folder: Path | None = None) -> Path:
 
 def _no_table(name: str, folder: Path | None) -> str:
     parts = [f"There is no table {name!r}."]
-    for tables, where in ((folder, f"in {folder}"), (configs_folder(), "of this package")):
+    for tables, where in (
+        (folder, f"in {folder}"),
+        (configs_folder(), "of this package"),
+    ):
         if tables is not None:
             names = sorted(path.parent.name for path in tables.glob("*/table.yaml"))
             parts.append(
@@ -280,7 +304,8 @@ def load_table(folder: Path, root: str | None = None) -> Table:
             f"{path}: rows must be a list with a row or more, each of them once; got {names}."
         )
     rows = tuple(
-        _made(Row, {"name": name, **_read_row(files, name)}, str(files[name])) for name in names
+        _made(Row, {"name": name, **_read_row(files, name)}, str(files[name]))
+        for name in names
     )
     content["metric"] = _made(Metric, content.get("metric", {}), f"{path}: metric")
     content["baselines"] = tuple(content.get("baselines", ()))
@@ -303,7 +328,9 @@ def _gathered(folder: Path, *below: Path) -> tuple[Config, dict[str, Path]]:
     try:
         like = find_table(name, folder.parent)
     except FileNotFoundError as error:
-        raise ValueError(f"{path} is like {name}, which is no other table. {error}") from error
+        raise ValueError(
+            f"{path} is like {name}, which is no other table. {error}"
+        ) from error
     if like in (folder, *below):
         raise ValueError(f"{path} is like {name}, which is no other table.")
     other, files = _gathered(like, folder, *below)
@@ -335,11 +362,16 @@ def _read_row(files: Mapping[str, Path], name: str, *below: str) -> Config:
     if "like" not in own:
         return own
     if (like := own.pop("like")) not in files or like in (name, *below):
-        raise ValueError(f"{files[name]} is like {like}, which is no other row of this table.")
+        raise ValueError(
+            f"{files[name]} is like {like}, which is no other row of this table."
+        )
     other = _read_row(files, like, name, *below)
     row = {**other, **own}
     for part in {"model", "predictor"} & own.keys() & other.keys():
-        arguments = {**other[part].get("init_args", {}), **own[part].get("init_args", {})}
+        arguments = {
+            **other[part].get("init_args", {}),
+            **own[part].get("init_args", {}),
+        }
         row[part] = {**other[part], **own[part], "init_args": arguments}
     for part in ("optimizer", "data", "search", "fixed"):
         row[part] = {**other.get(part, {}), **own.get(part, {})}
@@ -360,7 +392,9 @@ def _check_class_path(config: Config | None, name: str) -> None:
 
 
 def _without(kind: Any, *names: str) -> dict[str, Any]:
-    return {name: hint for name, hint in get_type_hints(kind).items() if name not in names}
+    return {
+        name: hint for name, hint in get_type_hints(kind).items() if name not in names
+    }
 
 
 #: The fields of table.yaml, and of the file of a row.
@@ -385,7 +419,13 @@ Record = dict[str, Any]
 def budget(table: Table) -> Record:
     """The line of results.jsonl that says with how much of everything the results of a table were made."""
     values = {name: getattr(table, name) for name in BUDGET}
-    return {"kind": "budget", "table": table.name, "row": None, "seconds": 0.0, **values}
+    return {
+        "kind": "budget",
+        "table": table.name,
+        "row": None,
+        "seconds": 0.0,
+        **values,
+    }
 
 
 def as_made(table: Table, records: Iterable[Record], path: Path) -> Table:
@@ -414,9 +454,7 @@ class Records:
         line = json.dumps(record, allow_nan=False).encode() + b"\n"
         with self.path.open("ab", buffering=0) as file:
             if file.write(line) < len(line):
-                message = (
-                    f"{self.path} cannot be written: its disk is full. Make room, and start again"
-                )
+                message = f"{self.path} cannot be written: its disk is full. Make room, and start again"
                 raise OSError(errno.ENOSPC, message)
             os.fsync(file)
         self.lines.append(record)
@@ -437,7 +475,10 @@ def parsed(content: bytes, path: Path, needed: str = "") -> list[Record]:
     for number, line in enumerate(content.splitlines(), 1):
         try:
             record = json.loads(line)
-        except (ValueError, RecursionError) as error:  # bytes that are no UTF-8 are ValueErrors too
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # bytes that are no UTF-8 are ValueErrors too
             raise ValueError(
                 f"{path}, line {number} is no JSON: {error}. Delete that line, or the file."
             ) from error
@@ -451,5 +492,8 @@ def parsed(content: bytes, path: Path, needed: str = "") -> list[Record]:
 
 def write_records(records: Iterable[Record], path: Path) -> None:
     replace_file(
-        path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
+        path,
+        "".join(
+            json.dumps(record, allow_nan=False) + "\n" for record in records
+        ).encode(),
     )

@@ -43,7 +43,12 @@ MEASURES = {
     "spread": "‖Z − mean‖² / ‖Z‖²",
     "rank": "effective rank",
 }
-_DIVERGED = (ArithmeticError, ConvergenceError, SingularSystemError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
+_DIVERGED = (
+    ArithmeticError,
+    ConvergenceError,
+    SingularSystemError,
+    torch.linalg.LinAlgError,
+)  # type: ignore[attr-defined]
 
 
 def train(
@@ -71,10 +76,14 @@ def train(
     """
     start = time.perf_counter()
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # Linux measures the peak from here on
+        Path("/proc/self/clear_refs").write_text(
+            "5"
+        )  # Linux measures the peak from here on
     with warnings.catch_warnings(), isolate_rng():
         warnings.filterwarnings("ignore", module=r"(torch_geometric|torchmetrics)\b")
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        warnings.filterwarnings(
+            "ignore", message="Sparse CSR tensor support is in beta"
+        )
         pl.seed_everything(1000 * split + seed, workers=True, verbose=False)
         device = "cpu" if "predictor" in config["module"] else device
         data = _data(json.dumps(config["data"], sort_keys=True), split, tuning, device)
@@ -115,7 +124,11 @@ def made_module(config: dict[str, Any], data: DataModule) -> pl.LightningModule:
         widths = {"in_channels": data.num_features, "out_channels": data.num_classes}
         taken = _arguments(model["class_path"])
         arguments.update(
-            {name: width for name, width in widths.items() if taken is None or name in taken}
+            {
+                name: width
+                for name, width in widths.items()
+                if taken is None or name in taken
+            }
         )
         if arguments.get("edge_dim") == "data":
             arguments["edge_dim"] = data.num_edge_features
@@ -161,7 +174,11 @@ def made(kind: type, config: dict[str, Any]) -> Any:
 @lru_cache(4)
 def _data(config: str, split: int, tuning: bool, device: str) -> DataModule:
     options = json.loads(config)
-    options["init_args"] = {**options.get("init_args", {}), "split": split, "tuning": tuning}
+    options["init_args"] = {
+        **options.get("init_args", {}),
+        "split": split,
+        "tuning": tuning,
+    }
     data = made(pl.LightningDataModule, options)
     data.prepare_data()
     data.setup("fit")
@@ -223,7 +240,9 @@ def _fit(
             if new > score:
                 score = new
                 best = done
-                state = {name: value.clone() for name, value in module.state_dict().items()}
+                state = {
+                    name: value.clone() for name, value in module.state_dict().items()
+                }
             if not math.isfinite(new):
                 ended = "diverged"
             elif done - best >= patience:
@@ -254,7 +273,9 @@ def _measured(
     def value(stage: str) -> float | None:
         try:
             _evaluate(
-                module, data.val_dataloader() if stage == "val" else data.test_dataloader(), stage
+                module,
+                data.val_dataloader() if stage == "val" else data.test_dataloader(),
+                stage,
             )
         except _DIVERGED:
             return None
@@ -268,13 +289,17 @@ def _measured(
     with measured(trained) as states:
         result["test"] = value("test")
     result["states"] = {
-        name: [round(each, 6) for each in found] for name, found in states.items() if found
+        name: [round(each, 6) for each in found]
+        for name, found in states.items()
+        if found
     }
     if isinstance(trained, CertifiedDIFFormer) and states["energy"]:
         # of a network at rest, the first
         steps = trained.num_layers
         trained.num_layers = trained.num_layers or STEPS
-        result["states"]["F"] = trained.energies(data.data.x, data.data.edge_index).tolist()
+        result["states"]["F"] = trained.energies(
+            data.data.x, data.data.edge_index
+        ).tolist()
         trained.num_layers = steps
     result["ablated"] = {}
     # The scores of a predictor are fixed.
@@ -296,7 +321,11 @@ def measured(model: nn.Module) -> Iterator[dict[str, list[float]]]:
     seen: list[tuple[Tensor, Graph]] = []
 
     def look(name: str, x: Any, graph: Any, out: Any) -> None:
-        if isinstance(graph, Graph) and graph.segments is None and x.layout is torch.strided:
+        if (
+            isinstance(graph, Graph)
+            and graph.segments is None
+            and x.layout is torch.strided
+        ):
             out = out[0] if isinstance(out, tuple) else out
             # The input of a layer replaces the output of the one before.
             seen[-1:] = [
@@ -323,15 +352,17 @@ def state_measures(x: Tensor, graph: Graph) -> dict[str, float]:
     """`MEASURES` of one state [N, …] on a graph; Â is the symmetric normalised adjacency with self-loops."""
     z = x.detach().flatten(1).double()
     square = float(z.square().sum())
-    adjacency = AdjacencyDiffusivity("sym", self_loops="remaining", direction="undirected")(
-        z, graph
-    )
+    adjacency = AdjacencyDiffusivity(
+        "sym", self_loops="remaining", direction="undirected"
+    )(z, graph)
     energy = square - float((z * adjacency.matmul(z.unsqueeze(1)).squeeze(1)).sum())
     share = torch.linalg.eigvalsh(z.T @ z).clamp(min=0)
     share = share / share.sum().clamp(min=torch.finfo(share.dtype).tiny)
     rank = float(torch.special.entr(share).sum().exp())
     spread = float((z - z.mean(0)).square().sum())
-    roughness, spread = (value / square if square else 0.0 for value in (energy, spread))
+    roughness, spread = (
+        value / square if square else 0.0 for value in (energy, spread)
+    )
     return {"energy": energy, "roughness": roughness, "spread": spread, "rank": rank}
 
 

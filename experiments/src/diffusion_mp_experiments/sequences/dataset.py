@@ -95,7 +95,11 @@ class IMDb(SequenceDataset):
     classes = 2
 
     def __init__(
-        self, path: str | Path, split: Literal["train", "test"] = "train", *, max_length: int = 4000
+        self,
+        path: str | Path,
+        split: Literal["train", "test"] = "train",
+        *,
+        max_length: int = 4000,
     ) -> None:
         check_choice(split, "split", ("train", "test"))
         check_counts(max_length=max_length)
@@ -105,7 +109,8 @@ class IMDb(SequenceDataset):
         reviews = []
         review = re.compile(rf"(?:.*/)?{split}/({'|'.join(_CLASSES)})/([^/]+\.txt)")
         with reading(
-            path, "Fetch the archive again, as it was published: a .tar or .tar.gz, whole."
+            path,
+            "Fetch the archive again, as it was published: a .tar or .tar.gz, whole.",
         ):
             for name, size, content in _files(path, split):
                 if found := review.fullmatch(name):
@@ -136,8 +141,14 @@ class IMDb(SequenceDataset):
 
 def _files(path: Path, split: str) -> Iterator[tuple[str, int, IO[bytes]]]:
     if path.is_file():
-        yield from ((member.name, member.size, content) for member, content in members(path))
+        yield from (
+            (member.name, member.size, content) for member, content in members(path)
+        )
     for file in (path / split).glob("*/*.txt"):
         if file.is_file():
             with file.open("rb") as content:
-                yield f"{split}/{file.parent.name}/{file.name}", file.stat().st_size, content
+                yield (
+                    f"{split}/{file.parent.name}/{file.name}",
+                    file.stat().st_size,
+                    content,
+                )

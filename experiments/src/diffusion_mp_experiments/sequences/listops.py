@@ -27,12 +27,15 @@ OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
     "LAST": lambda values: values[-1],
 }
 
-TOKENS: tuple[str, ...] = ("<pad>", *map(str, range(10)), *(f"[{name}" for name in OPERATORS), "]")
+TOKENS: tuple[str, ...] = (
+    "<pad>",
+    *map(str, range(10)),
+    *(f"[{name}" for name in OPERATORS),
+    "]",
+)
 _NUMBER = {token: number for number, token in enumerate(TOKENS)}
 _SIZES = {"train": 96_000, "val": 2_000, "test": 2_000}
-_OPERATION = (
-    0.25  # VALUE_P of the published generators, which is the share of operations, not of values
-)
+_OPERATION = 0.25  # VALUE_P of the published generators, which is the share of operations, not of values
 _SHORTEST = 4
 _ATTEMPTS = 100_000
 
@@ -106,8 +109,12 @@ class ListOps(SequenceDataset):
         return self._num
 
     def item(self, index: int) -> Item:
-        random = item_random("listops", self.seed, self.split, check_index(index, 0, self._num))
-        shape = next(filter(None, (self._shape(random) for _ in range(_ATTEMPTS))), None)
+        random = item_random(
+            "listops", self.seed, self.split, check_index(index, 0, self._num)
+        )
+        shape = next(
+            filter(None, (self._shape(random) for _ in range(_ATTEMPTS))), None
+        )
         if shape is None:
             raise RuntimeError(
                 f"No tree of {self.min_length} .. {self.max_length} tokens in {_ATTEMPTS} draws; raise max_depth "
@@ -116,8 +123,12 @@ class ListOps(SequenceDataset):
         while True:
             words, answer = self._fill(shape, random)
             home = blake2b(" ".join(words).encode(), digest_size=8).digest()
-            if int.from_bytes(home, "big") % len(_SIZES) == list(_SIZES).index(self.split):
-                return torch.tensor([_NUMBER[word] for word in words], dtype=torch.long), answer
+            if int.from_bytes(home, "big") % len(_SIZES) == list(_SIZES).index(
+                self.split
+            ):
+                return torch.tensor(
+                    [_NUMBER[word] for word in words], dtype=torch.long
+                ), answer
 
     def _shape(self, random: Random) -> list[int] | None:
         """Draw the numbers of arguments of a tree's nodes, 0 for a digit, in order; None if the length is unfit."""
@@ -128,7 +139,9 @@ class ListOps(SequenceDataset):
         while depths:
             depth = depths.pop()
             operation = depth < self.max_depth and random.random() < _OPERATION
-            arguments = 2 + int(random.random() * (self.max_args - 1)) if operation else 0
+            arguments = (
+                2 + int(random.random() * (self.max_args - 1)) if operation else 0
+            )
             depths += [depth + 1] * arguments
             shape.append(arguments)
             length += 2 if operation else 1

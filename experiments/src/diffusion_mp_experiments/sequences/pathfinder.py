@@ -102,10 +102,14 @@ class Pathfinder(SequenceDataset):
     ) -> None:
         check_choice(split, "split", _SIZES)
         num = _SIZES[split] if num is None else num
-        check_counts(num=num, size=size, dashes=dashes, distractor_dashes=distractor_dashes)
+        check_counts(
+            num=num, size=size, dashes=dashes, distractor_dashes=distractor_dashes
+        )
         check_counts(0, distractors=as_whole(distractors, "distractors"))
         if size < 24:
-            raise ValueError(f"size must be at least 24 pixels for two paths; got {size}.")
+            raise ValueError(
+                f"size must be at least 24 pixels for two paths; got {size}."
+            )
         self.split = split
         self.seed = as_whole(seed, "seed")
         self.size = size
@@ -135,7 +139,9 @@ class Pathfinder(SequenceDataset):
         pixels = torch.tensor([point for path in paths for point in path.points]).long()
         solid[pixels[:, 0], pixels[:, 1]] = True
         image = torch.from_numpy(_draw(self.size, paths, ends))
-        return Scene(image, label, solid, tuple((int(row), int(column)) for row, column in ends))
+        return Scene(
+            image, label, solid, tuple((int(row), int(column)) for row, column in ends)
+        )
 
     def _paths(self, random: Random) -> list[DashedPath]:
         for _ in range(_SCENES):
@@ -153,21 +159,31 @@ class Pathfinder(SequenceDataset):
         )
 
 
-def _draw(size: int, paths: list[DashedPath], ends: tuple[Point, ...]) -> NDArray[np.uint8]:
+def _draw(
+    size: int, paths: list[DashedPath], ends: tuple[Point, ...]
+) -> NDArray[np.uint8]:
     """Grey values 0–255: every pixel is as bright as the nearest dash or disc makes it, edges one pixel soft."""
-    dashes = np.array([dash for path in paths for dash in path.dashes])  # [P, 2, 2]: from, to
+    dashes = np.array(
+        [dash for path in paths for dash in path.dashes]
+    )  # [P, 2, 2]: from, to
     start = dashes[:, 0, :, None]
     along = (dashes[:, 1] - dashes[:, 0])[..., None]
     rows, columns = np.divmod(np.arange(size * size), size)
     # [P, size²], from the beginning of a dash
     row = rows + 0.5 - start[:, 0]
     column = columns + 0.5 - start[:, 1]
-    share = (row * along[:, 0] + column * along[:, 1]) / (along[:, 0] ** 2 + along[:, 1] ** 2)
+    share = (row * along[:, 0] + column * along[:, 1]) / (
+        along[:, 0] ** 2 + along[:, 1] ** 2
+    )
     share = share.clip(0, 1)
-    square = ((row - share * along[:, 0]) ** 2 + (column - share * along[:, 1]) ** 2).min(axis=0)
+    square = (
+        (row - share * along[:, 0]) ** 2 + (column - share * along[:, 1]) ** 2
+    ).min(axis=0)
     lines = _CONTRAST * (_HALF_WIDTH + 0.5 - np.sqrt(square)).clip(0, 1)
     discs = [
-        _DISC + 0.5 - np.sqrt((rows + 0.5 - end[0]) ** 2 + (columns + 0.5 - end[1]) ** 2)
+        _DISC
+        + 0.5
+        - np.sqrt((rows + 0.5 - end[0]) ** 2 + (columns + 0.5 - end[1]) ** 2)
         for end in ends
     ]
     grey = np.maximum(lines, np.max(discs, axis=0).clip(0, 1))
@@ -189,9 +205,13 @@ class _Room:
         self._origin = _REACH * (self._width + 1)
         wall = b"\1" * edge
         line = b"\1" * self._width
-        self._taken = bytearray(line * edge + (wall + bytes(inside) + wall) * inside + line * edge)
+        self._taken = bytearray(
+            line * edge + (wall + bytes(inside) + wall) * inside + line * edge
+        )
         reach = range(-_REACH, _REACH + 1)
-        self._near = [i * self._width + j for i in reach for j in reach if i * i + j * j < _NEAR]
+        self._near = [
+            i * self._width + j for i in reach for j in reach if i * i + j * j < _NEAR
+        ]
 
     def path(
         self, random: Random, dashes: int, tries: int, beside: Point | None = None
@@ -237,10 +257,13 @@ class _Room:
             self._take(taken, line)
         self._taken = taken
         return DashedPath(
-            [(line[0], line[_DASH]) for line in lines], [point for line in lines for point in line]
+            [(line[0], line[_DASH]) for line in lines],
+            [point for line in lines for point in line],
         )
 
-    def _free_line(self, taken: bytearray, point: Point, angle: int, steps: int) -> list[Point]:
+    def _free_line(
+        self, taken: bytearray, point: Point, angle: int, steps: int
+    ) -> list[Point]:
         (row, column), (down, right), line = point, _UNIT[angle], list[Point]()
         for _ in range(steps + 1):
             if taken[self._cell(row, column)]:

@@ -9,10 +9,21 @@ import torch
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
-from diffusion_mp.checks import as_whole, check_choice, check_counts, check_kind, check_number
+from diffusion_mp.checks import (
+    as_whole,
+    check_choice,
+    check_counts,
+    check_kind,
+    check_number,
+)
 from diffusion_mp.data import Split, ToDiffusionGraph, random_split
 from diffusion_mp_experiments.files.reading import as_path
-from diffusion_mp_experiments.graphs import fit_forecast, load_snapshots, load_synmol, load_tu
+from diffusion_mp_experiments.graphs import (
+    fit_forecast,
+    load_snapshots,
+    load_synmol,
+    load_tu,
+)
 from diffusion_mp_experiments.graphs.node_sets import visible_labels
 from diffusion_mp_experiments.graphs.temporal import ForecastName, TemporalName
 from diffusion_mp_experiments.train.classifiers import Forecaster, GraphClassifier
@@ -29,7 +40,9 @@ class BatchDataModule(SplitDataModule):
 
     trains: ClassVar[type[pl.LightningModule]] = GraphClassifier
 
-    def __init__(self, batch_size: int | None, split: int = 0, tuning: bool = False) -> None:
+    def __init__(
+        self, batch_size: int | None, split: int = 0, tuning: bool = False
+    ) -> None:
         super().__init__(split, tuning)
         if batch_size is not None:
             check_counts(batch_size=batch_size)
@@ -40,7 +53,9 @@ class BatchDataModule(SplitDataModule):
         part = self.part(0)
         if self.batch_size is None or self.batch_size >= len(part):
             return self._in_order(0)
-        return DataLoader(part, self.batch_size, shuffle=True, collate_fn=ToDiffusionGraph())  # type: ignore[arg-type]
+        return DataLoader(
+            part, self.batch_size, shuffle=True, collate_fn=ToDiffusionGraph()
+        )  # type: ignore[arg-type]
 
     def together(self, part: Sequence[Data]) -> list[Data]:
         size = self.batch_size or len(part)
@@ -81,7 +96,9 @@ class TUDataModule(BatchDataModule):
     def parts(self) -> Parts:
         graphs = _tu(self.root, self.name)
         labels = visible_labels(torch.cat([graph.y for graph in graphs]), self.tuning)
-        return _selected(graphs, random_split(labels, self.train, self.val, self.generator))
+        return _selected(
+            graphs, random_split(labels, self.train, self.val, self.generator)
+        )
 
 
 class SynMolDataModule(BatchDataModule):
@@ -113,7 +130,9 @@ class SynMolDataModule(BatchDataModule):
         if self.tuning:
             y = visible_labels(y, True)
             known = 1 - 2 * self.val
-        train, val, test = _selected(graphs, random_split(y, known, self.val, self.generator))
+        train, val, test = _selected(
+            graphs, random_split(y, known, self.val, self.generator)
+        )
         return train, val, test if self.tuning else _synmol(self.root, "test")
 
 
@@ -182,7 +201,9 @@ class SnapshotDataModule(BatchDataModule):
         snapshots = _snapshots(self.root, self.name, self.lags)
         known = round((self.train + self.val) * len(snapshots))
         if self.tuning:
-            first, last = (known * (self.split + part) // (self.windows + 1) for part in (1, 2))
+            first, last = (
+                known * (self.split + part) // (self.windows + 1) for part in (1, 2)
+            )
             ends = ((0, first), (first, last), (first, last))
         else:
             first = round(self.train * len(snapshots))
@@ -194,7 +215,8 @@ class SnapshotDataModule(BatchDataModule):
             )
         forecast = fit_forecast(self.base, snapshots[:first])
         train, val, test = (
-            [snapshot.clone() for snapshot in snapshots[start:end]] for start, end in ends
+            [snapshot.clone() for snapshot in snapshots[start:end]]
+            for start, end in ends
         )
         for snapshot in [*train, *val, *test]:
             snapshot.base = forecast(snapshot.x)
@@ -208,5 +230,7 @@ _snapshots = lru_cache(2)(load_snapshots)
 
 
 def _selected(graphs: Sequence[Data], split: Split) -> Parts:
-    train, val, test = ([graphs[i] for i in mask.nonzero().flatten().tolist()] for mask in split)
+    train, val, test = (
+        [graphs[i] for i in mask.nonzero().flatten().tolist()] for mask in split
+    )
     return train, val, test

@@ -29,7 +29,9 @@ def replace_file(path: str | Path, data: bytes) -> None:
         raise IsADirectoryError(
             f"{path} cannot be written: it is a folder. Give the path of a file."
         )
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # two processes never write to one
+    part = path.with_name(
+        f"{path.name}.{os.getpid()}.part"
+    )  # two processes never write to one
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(data)
@@ -63,7 +65,9 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> Any:
         {'epoch': 3}
     """
     if "://" in str(path):
-        raise ValueError(f"path must be a file of this machine, got {path}; download it first.")
+        raise ValueError(
+            f"path must be a file of this machine, got {path}; download it first."
+        )
     path = as_path(path, "path")
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "not the path of a file"
@@ -73,7 +77,9 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> Any:
         )
     try:
         return torch.load(path, map_location=map_location, weights_only=True)
-    except Exception as error:  # damaged bytes make zip, pickle and torch raise nearly anything
+    except (
+        Exception
+    ) as error:  # damaged bytes make zip, pickle and torch raise nearly anything
         raise ValueError(
             f"{path} is not a checkpoint of tensors and plain types, or is damaged ({type(error).__name__}); "
             "nothing in it was executed. Give another file, such as the best checkpoint beside it."

@@ -77,14 +77,21 @@ class Supervised(pl.LightningModule):
         dtype = next((each.dtype for each in self.model.parameters()), None)
         if dtype is None or not isinstance(batch, Data):
             return batch
-        if not any(_is_floating(each) and each.dtype != dtype for each in batch.to_dict().values()):
+        if not any(
+            _is_floating(each) and each.dtype != dtype
+            for each in batch.to_dict().values()
+        ):
             return batch  # the same object, with which layers have cached what they compute from a graph
-        return copy(batch).apply(lambda each: each.to(dtype) if _is_floating(each) else each)
+        return copy(batch).apply(
+            lambda each: each.to(dtype) if _is_floating(each) else each
+        )
 
     def compared(self, batch: Any, stage: str) -> tuple[Tensor, Tensor]:
         outputs = self(batch)
         if not isinstance(outputs, Tensor):
-            raise ValueError(f"The model must return a tensor of outputs; got {describe(outputs)}.")
+            raise ValueError(
+                f"The model must return a tensor of outputs; got {describe(outputs)}."
+            )
         check_kind(
             batch.y,
             "data.y",
@@ -122,9 +129,9 @@ class Supervised(pl.LightningModule):
         count = sum(count for _, count in self._val_losses)
         loss = sum(loss * (part / count) for loss, part in self._val_losses)
         # One more right answer is worth 1/N; the loss may decide below half of that only.
-        score = (score if self.val_metric.higher_is_better else -score) - loss / (1 + loss) / (
-            2 * count
-        )
+        score = (score if self.val_metric.higher_is_better else -score) - loss / (
+            1 + loss
+        ) / (2 * count)
         self.log("val_score", score)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
@@ -134,7 +141,11 @@ class Supervised(pl.LightningModule):
         # Adam's 1e-8 is zero in float16, and a first step would divide by zero.
         dtypes = [each.dtype for each in self.parameters() if each.is_floating_point()]
         eps = max([1e-8, *(torch.finfo(dtype).smallest_normal for dtype in dtypes)])
-        arguments: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "eps": eps}
+        arguments: dict[str, Any] = {
+            "lr": self.lr,
+            "weight_decay": self.weight_decay,
+            "eps": eps,
+        }
         return _OPTIMIZERS[self.optimizer](self.parameters(), **arguments)
 
     def _evaluate(self, batch: Any, stage: str) -> tuple[Tensor, int]:
@@ -146,8 +157,17 @@ class Supervised(pl.LightningModule):
         self._log(f"{stage}_{self.metric}", metric, len(targets), prog_bar=True)
         return loss, len(targets)
 
-    def _log(self, name: str, value: Metric | Tensor, count: int, prog_bar: bool = False) -> None:
-        self.log(name, value, prog_bar=prog_bar, on_step=False, on_epoch=True, batch_size=count)
+    def _log(
+        self, name: str, value: Metric | Tensor, count: int, prog_bar: bool = False
+    ) -> None:
+        self.log(
+            name,
+            value,
+            prog_bar=prog_bar,
+            on_step=False,
+            on_epoch=True,
+            batch_size=count,
+        )
 
 
 class NodeClassifier(Supervised):
@@ -169,14 +189,20 @@ class NodeClassifier(Supervised):
     """
 
     def __init__(
-        self, model: nn.Module, lr: float = 0.01, weight_decay: float = 5e-4, **options: Any
+        self,
+        model: nn.Module,
+        lr: float = 0.01,
+        weight_decay: float = 5e-4,
+        **options: Any,
     ) -> None:
         super().__init__(model, lr, weight_decay, **options)
 
     def forward(self, data: Data) -> Tensor:
         check_kind(data, "data", Data, "a torch_geometric Data")
         if data.x is None:
-            raise ValueError("data must have x, the features [N, channels] of its nodes; got None.")
+            raise ValueError(
+                "data must have x, the features [N, channels] of its nodes; got None."
+            )
         inputs = [data.x, data.edge_index, data.edge_weight]
         features = _edge_features(self.model, data)
         if data.edge_weight is None and _misfit(self.model, inputs, features):
@@ -213,7 +239,9 @@ class GraphClassifier(Supervised):
 
     def forward(self, batch: Data) -> Tensor:
         _check_batch(batch, "graph")
-        return _called(self.model, batch.x, batch.graph, **_edge_features(self.model, batch))
+        return _called(
+            self.model, batch.x, batch.graph, **_edge_features(self.model, batch)
+        )
 
 
 class Forecaster(Supervised):
@@ -257,7 +285,9 @@ def _called(model: nn.Module, *inputs: Any, **features: Any) -> Tensor:
     return cast("Tensor", model(*inputs, **features))
 
 
-def _misfit(model: nn.Module, inputs: Sequence[Any], features: Mapping[str, Any]) -> str | None:
+def _misfit(
+    model: nn.Module, inputs: Sequence[Any], features: Mapping[str, Any]
+) -> str | None:
     """What is wrong with these arguments of a model, in the words of Python; None if it takes them."""
     try:
         inspect.signature(model.forward).bind(*inputs, **features)
@@ -277,7 +307,9 @@ def _selection(data: Data, name: str) -> Tensor:
     selects = isinstance(mask, Tensor) and mask.dim() == 1 and not _is_floating(mask)
     if not selects or (mask.dtype == torch.bool and len(mask) != data.num_nodes):
         what = f"True or False for each of {data.num_nodes} nodes, or indices of nodes"
-        raise ValueError(f"data.{name} must be a tensor with {what}; got {describe(mask)}.")
+        raise ValueError(
+            f"data.{name} must be a tensor with {what}; got {describe(mask)}."
+        )
     return mask
 
 
@@ -295,7 +327,12 @@ def _edge_features(model: nn.Module, data: Data) -> dict[str, Tensor]:
 
 
 def _check_batch(batch: object, *parts: str) -> None:
-    check_kind(batch, "batch", Data, f"a torch_geometric Data or Batch with {' and '.join(parts)}")
+    check_kind(
+        batch,
+        "batch",
+        Data,
+        f"a torch_geometric Data or Batch with {' and '.join(parts)}",
+    )
     if missing := [part for part in parts if part not in cast("Data", batch)]:
         raise ValueError(
             f"batch has no {' and no '.join(missing)}; ToDiffusionGraph gives it a graph, last of all."
@@ -328,7 +365,10 @@ class SequenceClassifier(Supervised):
         check_counts(classes=classes)
         super().__init__(model, lr, weight_decay, "adamw")
         check_number(
-            warmup, "warmup", lambda share: 0 <= share < 1, "lie in [0, 1), a share of the steps"
+            warmup,
+            "warmup",
+            lambda share: 0 <= share < 1,
+            "lie in [0, 1), a share of the steps",
         )
         self.warmup = warmup
 
@@ -344,13 +384,21 @@ class SequenceClassifier(Supervised):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         optimizer = torch.optim.AdamW(
-            self.parameters(), lr=self.lr, betas=(0.9, 0.98), weight_decay=self.weight_decay
+            self.parameters(),
+            lr=self.lr,
+            betas=(0.9, 0.98),
+            weight_decay=self.weight_decay,
         )
         steps = max(1, int(self.trainer.estimated_stepping_batches))
         rising = max(1, round(self.warmup * steps))
         warmup = LinearLR(optimizer, 1 / rising, total_iters=rising)
         falling = max(1, steps - rising)
         schedule = SequentialLR(
-            optimizer, [warmup, CosineAnnealingLR(optimizer, falling)], milestones=[rising]
+            optimizer,
+            [warmup, CosineAnnealingLR(optimizer, falling)],
+            milestones=[rising],
         )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+        }

@@ -47,9 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = ["reproduce", "digits", *args]
     command = args[0]
     if command not in ("reproduce", "results", *_LIGHTNING):
-        print(f"diffusion-mp has no subcommand {command!r}.\n\n{_USAGE}", file=sys.stderr)
+        print(
+            f"diffusion-mp has no subcommand {command!r}.\n\n{_USAGE}", file=sys.stderr
+        )
         return 2
-    return exit_code(partial(_run, command, args), f"Nothing is lost; start again with\n  {again}")
+    return exit_code(
+        partial(_run, command, args), f"Nothing is lost; start again with\n  {again}"
+    )
 
 
 def _run(command: str, args: list[str]) -> int:
@@ -57,7 +61,9 @@ def _run(command: str, args: list[str]) -> int:
     if command in ("reproduce", "results"):
         from diffusion_mp_experiments.reproduce import command as tables
 
-        (tables.run_reproduce if command == "reproduce" else tables.run_results)(args[1:])
+        (tables.run_reproduce if command == "reproduce" else tables.run_results)(
+            args[1:]
+        )
     elif not args[1:]:
         raise ValueError(_UNCONFIGURED.format(command=command))
     else:
@@ -110,9 +116,9 @@ def _is_refusal(error: TypeError) -> bool:
     """
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     ours = str(frame.f_globals.get("__name__")).startswith("diffusion_mp")
-    return ours and linecache.getline(frame.f_code.co_filename, line).strip().startswith(
-        "raise TypeError"
-    )
+    return ours and linecache.getline(
+        frame.f_code.co_filename, line
+    ).strip().startswith("raise TypeError")
 
 
 @contextmanager
@@ -120,10 +126,15 @@ def _signals_raise() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stopped(number)
 
-    if threading.current_thread() is not threading.main_thread():  # where Python runs no handlers
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # where Python runs no handlers
         yield
         return
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, stop)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:

@@ -12,7 +12,13 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 from torch_geometric.transforms import NormalizeFeatures, ToUndirected
 
-from diffusion_mp.checks import check_choice, check_counts, check_flags, check_kind, check_seed
+from diffusion_mp.checks import (
+    check_choice,
+    check_counts,
+    check_flags,
+    check_kind,
+    check_seed,
+)
 from diffusion_mp.data import (
     KNNGraph,
     RandomPartitionLoader,
@@ -75,7 +81,11 @@ class SplitDataModule(pl.LightningDataModule):
     def num_classes(self) -> int:
         """Number of classes, or of tasks: the out_channels of a model."""
         labels = [graph.y for number in range(3) for graph in self.part(number)]
-        return labels[0].size(1) if labels[0].dim() == 2 else int(torch.cat(labels).max()) + 1
+        return (
+            labels[0].size(1)
+            if labels[0].dim() == 2
+            else int(torch.cat(labels).max()) + 1
+        )
 
     @property
     def generator(self) -> torch.Generator:
@@ -149,7 +159,11 @@ class DigitsDataModule(FullGraphDataModule):
     """
 
     def __init__(
-        self, per_class: int = 5, num_val: int = 500, num_neighbors: int = 5, seed: int = 0
+        self,
+        per_class: int = 5,
+        num_val: int = 500,
+        num_neighbors: int = 5,
+        seed: int = 0,
     ) -> None:
         check_seed(seed)
         super().__init__(seed)
@@ -198,7 +212,9 @@ class PlanetoidDataModule(FullGraphDataModule):
         self.numbered = isinstance(split, int) and not isinstance(split, bool)
         self.public = split == "public"
         if not self.numbered and split not in ("random", "public"):
-            raise ValueError(f'split must be a number, "random" or "public", got {split!r}.')
+            raise ValueError(
+                f'split must be a number, "random" or "public", got {split!r}.'
+            )
         drawn = split if isinstance(split, int) else seed
         check_seed(drawn, "split" if self.numbered else "seed")
         super().__init__(drawn, tuning)
@@ -372,7 +388,9 @@ class KNNDataModule(FullGraphDataModule):
     def train_dataloader(self) -> Iterable[Data]:
         if self.num_parts == 1:
             return self._in_order(0)
-        return RandomPartitionLoader(copy(self.data).cpu(), self.num_parts, seed=self.split)
+        return RandomPartitionLoader(
+            copy(self.data).cpu(), self.num_parts, seed=self.split
+        )
 
     def load(self) -> Data:
         data = _joined(self.name, self.root, *self.joined_by)

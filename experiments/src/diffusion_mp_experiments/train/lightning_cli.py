@@ -27,7 +27,10 @@ from diffusion_mp_experiments.files.reading import as_path
 from diffusion_mp_experiments.packaged import configuration
 from diffusion_mp_experiments.train.checkpoints import check_writable, load_checkpoint
 from diffusion_mp_experiments.train.classifiers import NodeClassifier
-from diffusion_mp_experiments.train.datamodules import DigitsDataModule, PlanetoidDataModule
+from diffusion_mp_experiments.train.datamodules import (
+    DigitsDataModule,
+    PlanetoidDataModule,
+)
 from diffusion_mp_experiments.train.resume import CheckpointFiles
 
 __all__ = ["DiffusionCLI", "DigitsDataModule", "PlanetoidDataModule", "run_lightning"]
@@ -65,10 +68,14 @@ def run_lightning(args: list[str]) -> None:
         for logger in levels:
             logger.setLevel(logging.WARNING)
         warnings.filterwarnings(
-            "ignore", category=FutureWarning, module=r"(pytorch_lightning|lightning_fabric)\b"
+            "ignore",
+            category=FutureWarning,
+            module=r"(pytorch_lightning|lightning_fabric)\b",
         )
         warnings.filterwarnings("ignore", message=".*does not have many workers")
-        warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
+        warnings.filterwarnings(
+            "ignore", message="Checkpoint directory .* exists and is not empty"
+        )
         try:
             DiffusionCLI(args)
         except MisconfigurationException as error:
@@ -101,7 +108,9 @@ class _Parser(LightningArgumentParser):
         text = super().dump(*args, **kwargs)
         if _UNWRITTEN not in text:
             return text
-        header = "".join(f"{line}\n" for line in text.splitlines() if line.startswith("#"))
+        header = "".join(
+            f"{line}\n" for line in text.splitlines() if line.startswith("#")
+        )
         return header + yaml.safe_dump(
             _readable(yaml.safe_load(text)), sort_keys=False, allow_unicode=True
         )
@@ -150,9 +159,14 @@ class DiffusionCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--out", type=str, default="runs", help="folder of all runs")
         parser.add_argument(
-            "--name", type=str, default="fit", help="folder of this kind of run below --out"
+            "--out", type=str, default="runs", help="folder of all runs"
+        )
+        parser.add_argument(
+            "--name",
+            type=str,
+            default="fit",
+            help="folder of this kind of run below --out",
         )
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         # The last epoch has a callback of its own: save_last would only copy the best one (Lightning 2.6).
@@ -172,7 +186,10 @@ class DiffusionCLI(LightningCLI):
                 "early_stopping.patience": 200,
             }
         )
-        for name, target in (("num_features", "in_channels"), ("num_classes", "out_channels")):
+        for name, target in (
+            ("num_features", "in_channels"),
+            ("num_classes", "out_channels"),
+        ):
             width = partial(_width, name=name)
             parser.link_arguments(
                 "data", f"model.model.init_args.{target}", width, apply_on="instantiate"
@@ -229,10 +246,14 @@ class DiffusionCLI(LightningCLI):
         check_writable(Path(config.out, config.name))
         # Lightning would write 0.0000 for a metric that is not logged.
         if name := config.checkpoint.filename:
-            config.checkpoint.filename = name.replace("{val_acc", f"{{val_{config.model.metric}")
+            config.checkpoint.filename = name.replace(
+                "{val_acc", f"{{val_{config.model.metric}"
+            )
         if self.subcommand == "fit" and config.ckpt_path:
             for callback in (config.checkpoint, config.last):
-                callback.dirpath = callback.dirpath or str(Path(config.ckpt_path).parent)
+                callback.dirpath = callback.dirpath or str(
+                    Path(config.ckpt_path).parent
+                )
                 check_writable(callback.dirpath)
 
     def after_instantiate_classes(self) -> None:
@@ -279,7 +300,11 @@ class DiffusionCLI(LightningCLI):
         """Both write to the first free folder version_k, which several processes may look for at once."""
         out = self._get(self.config_init, "out")
         name = self._get(self.config_init, "name")
-        taken = [int(p.name[8:]) for p in Path(out, name).glob("version_*") if p.name[8:].isdigit()]
+        taken = [
+            int(p.name[8:])
+            for p in Path(out, name).glob("version_*")
+            if p.name[8:].isdigit()
+        ]
         for version in count(max(taken, default=-1) + 1):
             with suppress(FileExistsError):
                 Path(out, name, f"version_{version}").mkdir()
@@ -289,8 +314,13 @@ class DiffusionCLI(LightningCLI):
     def predict(self, **kwargs: Any) -> None:
         """Write predictions.csv, a row per prediction, and print where it is."""
         batches = _tensors(self.trainer.predict(**kwargs))
-        path = Path(self.trainer.log_dir or self._get(self.config_init, "out"), "predictions.csv")
-        rows = [row for batch in batches for row in batch.reshape(len(batch), -1).tolist()]
+        path = Path(
+            self.trainer.log_dir or self._get(self.config_init, "out"),
+            "predictions.csv",
+        )
+        rows = [
+            row for batch in batches for row in batch.reshape(len(batch), -1).tolist()
+        ]
         width = len(rows[0]) if rows else 1
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", newline="") as file:
@@ -298,7 +328,11 @@ class DiffusionCLI(LightningCLI):
             writer.writerow(
                 [
                     "row",
-                    *(["prediction"] if width == 1 else [f"prediction_{k}" for k in range(width)]),
+                    *(
+                        ["prediction"]
+                        if width == 1
+                        else [f"prediction_{k}" for k in range(width)]
+                    ),
                 ]
             )
             writer.writerows([number, *row] for number, row in enumerate(rows))
@@ -309,7 +343,9 @@ class DiffusionCLI(LightningCLI):
         try:
             self.trainer.fit(**kwargs)
             if best := self._get(self.config_init, "checkpoint").best_model_path:
-                self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best)
+                self.trainer.test(
+                    self.model, datamodule=self.datamodule, ckpt_path=best
+                )
                 print(f"Best checkpoint: {best}\nLogs: {self.trainer.log_dir}")
         except BaseException as error:
             last = self._get(self.config_init, "last").best_model_path
@@ -325,16 +361,27 @@ class EpochProgress(ProgressBar):
 
     _bar = tqdm(disable=True)
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule
+    ) -> None:
         super().on_train_start(trainer, pl_module)
         total = trainer.max_epochs if trainer.max_epochs != -1 else None
         hidden = not trainer.is_global_zero
-        self._bar = tqdm(desc="epoch", total=total, initial=trainer.current_epoch, disable=hidden)
+        self._bar = tqdm(
+            desc="epoch", total=total, initial=trainer.current_epoch, disable=hidden
+        )
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule
+    ) -> None:
         metrics = self.get_metrics(trainer, pl_module)
         self._bar.set_postfix(
-            {name: value for name, value in metrics.items() if isinstance(value, float)}, False
+            {
+                name: value
+                for name, value in metrics.items()
+                if isinstance(value, float)
+            },
+            False,
         )
         self._bar.update(trainer.current_epoch + 1 - self._bar.n)
 

@@ -27,7 +27,9 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     if target.dim() == 2 and target.size(1) == 1 and logits.size(1) > 1:
         target = target.squeeze(1)  # classes in a column, as node sets of OGB have them
     if target.dtype not in INTEGERS:
-        raise TypeError(f"target must hold class numbers (integers); got {describe(target)}.")
+        raise TypeError(
+            f"target must hold class numbers (integers); got {describe(target)}."
+        )
     check_device(target, "target", logits.device, "logits")
     if logits.dim() != 2 or target.dim() != 1 or logits.size(0) != target.size(0):
         raise ValueError(

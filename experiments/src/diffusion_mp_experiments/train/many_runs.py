@@ -40,7 +40,9 @@ def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
     with ProcessPoolExecutor(jobs, get_context("spawn"), _initialise) as pool:
         try:
             yield pool
-        except BaseException:  # also a signal; files that the others write are complete or absent
+        except (
+            BaseException
+        ):  # also a signal; files that the others write are complete or absent
             for child in active_children():
                 child.kill()
             raise
@@ -67,5 +69,13 @@ def versions(device: str = "cpu") -> dict[str, str]:
         "scikit-learn",
         "numpy",
     )
-    gpu = {"GPU": torch.cuda.get_device_name(device)} if torch.device(device).type == "cuda" else {}
-    return {"python": platform.python_version(), **{name: version(name) for name in names}, **gpu}
+    gpu = (
+        {"GPU": torch.cuda.get_device_name(device)}
+        if torch.device(device).type == "cuda"
+        else {}
+    )
+    return {
+        "python": platform.python_version(),
+        **{name: version(name) for name in names},
+        **gpu,
+    }

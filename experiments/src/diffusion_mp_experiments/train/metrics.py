@@ -8,7 +8,11 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassRecall
-from torchmetrics.functional import classification, mean_absolute_error, mean_squared_error
+from torchmetrics.functional import (
+    classification,
+    mean_absolute_error,
+    mean_squared_error,
+)
 from torchmetrics.utilities import dim_zero_cat
 
 from diffusion_mp.checks import check_choice, check_counts
@@ -52,7 +56,9 @@ class TaskMetric(Metric):
             and outputs.dim() == 2
             and outputs.size(1) > 1
         ):
-            targets = targets.squeeze(1)  # classes in a column, as node sets of OGB have them
+            targets = targets.squeeze(
+                1
+            )  # classes in a column, as node sets of OGB have them
         if self.metric in ("acc", "macro_f1", "mrr") and targets.dim() != 1:
             raise ValueError(
                 f"metric {self.metric!r} takes targets [N]; got {list(targets.shape)}; 'ap' takes tasks."
@@ -61,10 +67,14 @@ class TaskMetric(Metric):
         self.targets.append(targets)
 
     def compute(self) -> Tensor:
-        return _SCORES[self.metric](dim_zero_cat(self.outputs), dim_zero_cat(self.targets))
+        return _SCORES[self.metric](
+            dim_zero_cat(self.outputs), dim_zero_cat(self.targets)
+        )
 
 
-def _per_column(measure: Callable[..., Tensor], logits: Tensor, labels: Tensor) -> Tensor:
+def _per_column(
+    measure: Callable[..., Tensor], logits: Tensor, labels: Tensor
+) -> Tensor:
     """The mean of a binary measure over the classes or tasks that have positive and negative examples."""
     several = labels.dim() == 2
     truth = labels.long() if several else one_hot(labels.long(), logits.size(1))
@@ -75,7 +85,9 @@ def _per_column(measure: Callable[..., Tensor], logits: Tensor, labels: Tensor) 
         raise ValueError(
             "Every class or task has only positive or only negative examples; no curve can be drawn."
         )
-    return torch.stack([measure(share[:, c], truth[:, c]) for c in both.nonzero().flatten()]).mean()
+    return torch.stack(
+        [measure(share[:, c], truth[:, c]) for c in both.nonzero().flatten()]
+    ).mean()
 
 
 def _mrr(scores: Tensor, right: Tensor) -> Tensor:

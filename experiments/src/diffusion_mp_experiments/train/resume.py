@@ -33,7 +33,10 @@ class CheckpointFiles(TorchCheckpointIO):
         save_checkpoint(checkpoint, path)
 
     def load_checkpoint(
-        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
+        self,
+        path: str | Path,
+        map_location: Any = "cpu",
+        weights_only: bool | None = None,
     ) -> State:
         return load_checkpoint(path, map_location or "cpu")
 
@@ -56,7 +59,10 @@ class Resumable(Callback):
     _random_state: State | None = None
 
     def on_save_checkpoint(
-        self, trainer: pl.Trainer | None, pl_module: pl.LightningModule | None, checkpoint: State
+        self,
+        trainer: pl.Trainer | None,
+        pl_module: pl.LightningModule | None,
+        checkpoint: State,
     ) -> None:
         """Add the random states; Lightning calls this after everything else is in the checkpoint."""
         checkpoint["random_state"] = random_state()
@@ -80,7 +86,9 @@ class Resumable(Callback):
                 _find_moved(state, callback)
             if state is not None and isinstance(callback, EarlyStopping):
                 stopped = 0 < state["stopped_epoch"] == checkpoint["epoch"]
-                self._ended = self._ended or (stopped and callback.patience <= state["patience"])
+                self._ended = self._ended or (
+                    stopped and callback.patience <= state["patience"]
+                )
                 state["patience"] = callback.patience
         if trainer.is_global_zero and "random_state" in checkpoint:
             self._random_state = checkpoint["random_state"]
@@ -94,11 +102,15 @@ class Resumable(Callback):
         """Stop at once where early stopping had ended the run."""
         trainer.should_stop = self._ended
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule
+    ) -> None:
         """Forget the restored states, which move on with the run from here."""
         self._random_state = None
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule
+    ) -> None:
         """Restore again where the checkpoint was written after validation: a loader has drawn since, in vain."""
         if self._random_state is not None:
             set_random_state(self._random_state)
@@ -114,7 +126,9 @@ class FiniteLoss(Callback):
         >>> trainer = pl.Trainer(callbacks=[FiniteLoss()], logger=False)
     """
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule
+    ) -> None:
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
         for name, value in trainer.callback_metrics.items():
@@ -122,9 +136,7 @@ class FiniteLoss(Callback):
                 said = f"{name} is {float(value)} in epoch {trainer.current_epoch}: the training has diverged"
                 raise FloatingPointError(f"{said}. Lower the learning rate.")
 
-    on_validation_end = (
-        on_train_epoch_end  # checkpoints are written there when validation is rarer than epochs
-    )
+    on_validation_end = on_train_epoch_end  # checkpoints are written there when validation is rarer than epochs
 
 
 def random_state() -> State:
@@ -151,17 +163,23 @@ def set_random_state(state: State) -> None:
 def _keep_settings(given: State, checkpoint: State) -> None:
     """Write settings that differ from the checkpoint's into the state of its optimiser, or refuse them."""
     groups = [
-        group for optimizer in checkpoint["optimizer_states"] for group in optimizer["param_groups"]
+        group
+        for optimizer in checkpoint["optimizer_states"]
+        for group in optimizer["param_groups"]
     ]
     before = checkpoint.get("hyper_parameters", {})
-    for name in sorted(name for name in given if name in before and given[name] != before[name]):
+    for name in sorted(
+        name for name in given if name in before and given[name] != before[name]
+    ):
         scheduled = name == "lr" and checkpoint["lr_schedulers"]
         if scheduled or not all(name in group for group in groups):
             raise ValueError(
                 f"{name} was {before[name]!r} in the run of this checkpoint, and cannot become {given[name]!r} on its "
                 "way; leave it as it was, or start a new run."
             )
-        rank_zero_info(f"From here on {name} is {given[name]!r}; it was {before[name]!r}.")
+        rank_zero_info(
+            f"From here on {name} is {given[name]!r}; it was {before[name]!r}."
+        )
         for group in groups:
             group[name] = given[name]
 
@@ -190,4 +208,7 @@ def _find_moved(state: State, callback: ModelCheckpoint) -> None:
         "best_model_path": best,
         "best_model_score": scores.get(best),
     }
-    state |= {"kth_best_model_path": worst, "kth_value": scores.get(worst, callback.kth_value)}
+    state |= {
+        "kth_best_model_path": worst,
+        "kth_value": scores.get(worst, callback.kth_value),
+    }

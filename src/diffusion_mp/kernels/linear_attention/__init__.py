@@ -43,9 +43,15 @@ def trilinear(q: Wide, k: Wide, v: Wide, ptr: Tensor | None) -> Tensor:
 # Its derivatives are itself with the arguments exchanged.
 trilinear.derivatives(
     {
-        "q": lambda grad, k, v, ptr, backend: trilinear(grad, v, k, ptr, backend=backend),
-        "k": lambda grad, q, v, ptr, backend: trilinear(v, grad, q, ptr, backend=backend),
-        "v": lambda grad, q, k, ptr, backend: trilinear(k, q, grad, ptr, backend=backend),
+        "q": lambda grad, k, v, ptr, backend: trilinear(
+            grad, v, k, ptr, backend=backend
+        ),
+        "k": lambda grad, q, v, ptr, backend: trilinear(
+            v, grad, q, ptr, backend=backend
+        ),
+        "v": lambda grad, q, k, ptr, backend: trilinear(
+            k, q, grad, ptr, backend=backend
+        ),
     }
 )
 
@@ -89,7 +95,9 @@ def _few_in_rows(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> bool:
 def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
     """Return :func:`linear_attention` as ``values`` of a tuple, with equal heads of all three."""
     wide = v.new_empty(v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32))
-    sums = wide.new_empty(v.size(1) if terms.ptr is None else 0, k.size(2) + 1, v.size(2) + 1)
+    sums = wide.new_empty(
+        v.size(1) if terms.ptr is None else 0, k.size(2) + 1, v.size(2) + 1
+    )
     return LinearRows(empty_like(v), wide, sums)
 
 
@@ -125,7 +133,9 @@ def _gradients(
     """Of one tensor in all roles, the first gradient is the sum of all."""
     if q is k is v and q.is_cpu and not terms.own and backend in ("auto", "cpu"):
         return (
-            _attention_backward(grad_values, q, None, None, out, terms, backend=backend)[0],
+            _attention_backward(
+                grad_values, q, None, None, out, terms, backend=backend
+            )[0],
             None,
             None,
         )
@@ -184,13 +194,18 @@ def linear_pool(
     """
     (k, v), _ = accumulating(k, v)
     with without_autocast(v):
-        outer, left, right = reference.pool(*heads_first(unit_vectors(k) if terms.unit else k, v))
+        outer, left, right = reference.pool(
+            *heads_first(unit_vectors(k) if terms.unit else k, v)
+        )
     state = blocked.Sums(outer, left.unsqueeze(-1), right).state(v.size(0))
     return state.view(v.size(1), *state.shape[-2:])
 
 
 def linear_read(
-    q: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], sums: Float[Tensor, "H G E"], terms: Terms
+    q: Float[Tensor, "N H F"],
+    v: Float[Tensor, "N H D"],
+    sums: Float[Tensor, "H G E"],
+    terms: Terms,
 ) -> Float[Tensor, "N H D"]:
     """Return the rows of :func:`linear_attention` for some receivers, in plain torch.
 

@@ -64,7 +64,9 @@ def vectors(x: Tensor, unit: bool) -> Vectors:
     return Vectors(x, norm.reciprocal_(), power)
 
 
-def _store_tangential(out: Tensor, gradient: Tensor, inner: Tensor | None, x: Vectors) -> None:
+def _store_tangential(
+    out: Tensor, gradient: Tensor, inner: Tensor | None, x: Vectors
+) -> None:
     """Write ∂x from ∂x̃ / ‖x‖ and its inner product with x, which is ``None`` for unchanged vectors."""
     if inner is None:
         out.copy_(gradient)
@@ -91,20 +93,27 @@ class Sums(NamedTuple):
     @classmethod
     def split(cls, state: Tensor) -> Sums:
         """Invert :meth:`state`; κ is copied, since a column with gaps slows down every product with it."""
-        return cls(state[..., :-1, :-1], state[..., :-1, -1:].contiguous(), state[..., -1:, :-1])
+        return cls(
+            state[..., :-1, :-1],
+            state[..., :-1, -1:].contiguous(),
+            state[..., -1:, :-1],
+        )
 
     def state(self, nodes: int) -> Tensor:
         """Return [[K, κ], [σ, n]]."""
         last = self.right.new_full((*self.right.shape[:-1], 1), nodes)
         return torch.cat(
-            [torch.cat([self.outer, self.left], -1), torch.cat([self.right, last], -1)], -2
+            [torch.cat([self.outer, self.left], -1), torch.cat([self.right, last], -1)],
+            -2,
         )
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     """Compute every graph of a batch by its pairs, or by pooling and reading."""
     values = v.new_empty(v.shape)
-    den = v.new_empty(*v.shape[:2], 1, dtype=torch.promote_types(v.dtype, torch.float32))
+    den = v.new_empty(
+        *v.shape[:2], 1, dtype=torch.promote_types(v.dtype, torch.float32)
+    )
     kept = None
     inputs = [v] if q is k is v else [q, k, v]
     for mask, (out, out_den), views in stacks(
@@ -120,12 +129,19 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
         if terms.ptr is None:
             kept = sums.state(ks.size(1))
     if kept is None:
-        kept = den.new_zeros(v.size(1) if terms.ptr is None else 0, k.size(2) + 1, v.size(2) + 1)
+        kept = den.new_zeros(
+            v.size(1) if terms.ptr is None else 0, k.size(2) + 1, v.size(2) + 1
+        )
     return LinearRows(values, den.squeeze(2), kept)
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor | None, v: Tensor | None, out: LinearRows, terms: Terms
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    out: LinearRows,
+    terms: Terms,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v; or without k and v that of q in all roles, and twice no entry."""
     roles = [q] if k is None or v is None else [q, k, v]
@@ -135,7 +151,9 @@ def backward(
     value = roles[-1]
     # The gradients of several roles are added up with at least the precision of float32.
     wide = torch.promote_types(q.dtype, torch.float32)
-    gradients: list[Tensor] = [q.new_empty(q.shape, dtype=wide)] if alone else [*empty_like(*roles)]
+    gradients: list[Tensor] = (
+        [q.new_empty(q.shape, dtype=wide)] if alone else [*empty_like(*roles)]
+    )
     if not _few(largest(terms.ptr, key.size(0)), key, value):  # pairs recompute these
         rows += [out.values, out.den.unsqueeze(2)]
     for mask, into, views in stacks(
@@ -153,7 +171,9 @@ def backward(
         else:
             sums = graphs.pool(ks, vs)
         (values, den) = found
-        by_sums = graphs.read_backward(into[0], grads, qs, vs, values, den, sums, not alone)
+        by_sums = graphs.read_backward(
+            into[0], grads, qs, vs, values, den, sums, not alone
+        )
         if alone:
             graphs.add_senders(into[0], by_sums, vs)
         else:
@@ -185,7 +205,9 @@ class _Graphs:
         width = max(1, graphs * max(features, v.size(2)))
         height = max(1, min(BLOCK, max(SMALL, nodes * width // 8)) // width)
         if nodes > height:
-            self.blocks = [slice(first, first + height) for first in range(0, nodes, height)]
+            self.blocks = [
+                slice(first, first + height) for first in range(0, nodes, height)
+            ]
         else:
             self.blocks = [ALL]
         self.buffer = Buffers(v, self.wide) if nodes > height else None
@@ -193,7 +215,9 @@ class _Graphs:
         self._known: dict[tuple[int, int | None], Vectors] = {}
         self._units: dict[int, Tensor] = {}
 
-    def by_pairs(self, out: Tensor, den: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+    def by_pairs(
+        self, out: Tensor, den: Tensor, q: Tensor, k: Tensor, v: Tensor
+    ) -> None:
         _, scores, row = self._scores(q, k)
         den.copy_(row)
         out.copy_(self._product(scores.mul_(reciprocal(row)), self._load(v), out))
@@ -210,16 +234,24 @@ class _Graphs:
         attention.mul_(inverse)
         into[-1].copy_(self._product(attention.mT, grad, into[-1]))
         by_scores = grad.bmm(self._load(v).mT)
-        by_scores.sub_(self._inner(attention, by_scores)).mul_(inverse.mul_(queries.scale))
+        by_scores.sub_(self._inner(attention, by_scores)).mul_(
+            inverse.mul_(queries.scale)
+        )
         turned = inner.mul_(self._times_senders(by_scores, keys.scale))
-        roles = [(by_scores, turned, queries, keys), (by_scores.mT, turned.mT, keys, queries)]
+        roles = [
+            (by_scores, turned, queries, keys),
+            (by_scores.mT, turned.mT, keys, queries),
+        ]
         if len(into) == 1:
             roles = [(by_scores + by_scores.mT, turned + turned.mT, queries, queries)]
         for place, (p, p_turned, x, y) in enumerate(roles):
             gradient = p.bmm(y.entries)
             out = gradient if len(into) == 1 else into[place]
             _store_tangential(
-                out, gradient, p_turned.sum(2, keepdim=True) if self.terms.unit else None, x
+                out,
+                gradient,
+                p_turned.sum(2, keepdim=True) if self.terms.unit else None,
+                x,
             )
         if len(into) == 1:
             into[0].add_(gradient)
@@ -231,10 +263,14 @@ class _Graphs:
         inner = queries.entries.bmm(keys.entries.mT)
         scores = self._times_senders(inner * queries.scale, keys.scale)
         scores.add_(
-            self.terms.constant if self.mask is None else self.terms.constant * self.mask.mT
+            self.terms.constant
+            if self.mask is None
+            else self.terms.constant * self.mask.mT
         )
         if self.terms.own:
-            scores.diagonal(dim1=1, dim2=2).unsqueeze(2).add_(self.terms.own * self.nodes)
+            scores.diagonal(dim1=1, dim2=2).unsqueeze(2).add_(
+                self.terms.own * self.nodes
+            )
         return inner, scores, scores.sum(2, keepdim=True)
 
     def _times_senders(self, x: Tensor, scale: Tensor) -> Tensor:
@@ -296,15 +332,23 @@ class _Graphs:
             if self.terms.unit and through_norm:
                 cosine = torch.bmm(gradient, sums.right.mT).mul_(-constant)
                 if self.terms.own:
-                    cosine = cosine.sub_(self._inner(gradient, self._load(v, rows)) * own)
+                    cosine = cosine.sub_(
+                        self._inner(gradient, self._load(v, rows)) * own
+                    )
                 else:
                     cosine = cosine
-                cosine = cosine.mul_(inverse).sub_(inner * (constant * self.nodes + own))
+                cosine = cosine.mul_(inverse).sub_(
+                    inner * (constant * self.nodes + own)
+                )
             inverse = inverse * queries.scale
             inner = inner * queries.scale
             grads = torch.mul(gradient, inverse, out=self._scratch("grads", grad, rows))
             by_sums.append(
-                Sums(_contract(queries.entries, grads), _contract(queries.entries, inner), right)
+                Sums(
+                    _contract(queries.entries, grads),
+                    _contract(queries.entries, inner),
+                    right,
+                )
             )
             by_queries = self._product(grads, turned, dq, rows).addcmul_(inner, left)
             if through_norm:
@@ -327,7 +371,9 @@ class _Graphs:
             values = torch.mul(
                 self._load(v, rows), keys.scale, out=self._scratch("values", v, rows)
             )
-            by_keys = self._product(values, outer.mT, dk, rows).addcmul_(keys.scale, left.mT)
+            by_keys = self._product(values, outer.mT, dk, rows).addcmul_(
+                keys.scale, left.mT
+            )
             if self.terms.unit:
                 cosine = self._inner(by_keys, keys.entries)
             else:
@@ -391,10 +437,19 @@ class _Graphs:
         return self.buffer(name, *cut(x, rows).shape)
 
     def _product(
-        self, x: Tensor, y: Tensor, out: Tensor, rows: slice = ALL, bias: Tensor | None = None
+        self,
+        x: Tensor,
+        y: Tensor,
+        out: Tensor,
+        rows: slice = ALL,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Return x y + bias, in ``out`` itself if that has its dtype: then ``out.copy_`` of it does nothing."""
-        into = cut(out, rows) if out.dtype == x.dtype else self._scratch("product", out, rows)
+        into = (
+            cut(out, rows)
+            if out.dtype == x.dtype
+            else self._scratch("product", out, rows)
+        )
         if bias is None:
             return torch.bmm(x, y, out=into)
         return torch.baddbmm(bias, x, y, out=into)
@@ -413,9 +468,16 @@ def _added(sums: list[Sums]) -> Sums:
 
 def _contract(x: Tensor, y: Tensor) -> Tensor:
     """Return xᵀy; a single one as two halves, since torch divides no product among threads along its sum."""
-    if torch.get_num_threads() == 1 or x.size(0) > 1 or x.size(1) % 2 or x.size(1) < 1024:
+    if (
+        torch.get_num_threads() == 1
+        or x.size(0) > 1
+        or x.size(1) % 2
+        or x.size(1) < 1024
+    ):
         return torch.bmm(x.transpose(1, 2), y)
-    halves = torch.bmm(x.reshape(2, -1, x.size(2)).transpose(1, 2), y.reshape(2, -1, y.size(2)))
+    halves = torch.bmm(
+        x.reshape(2, -1, x.size(2)).transpose(1, 2), y.reshape(2, -1, y.size(2))
+    )
     return halves.sum(0, keepdim=True)
 
 
@@ -424,7 +486,9 @@ def linear_product(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tenso
     out = empty_like(v)
     features = q.size(2)
     channels = v.size(2)
-    for mask, (result,), (qs, ks, vs) in stacks(ptr, _rows_at_once(k, v), [out], [q, k, v]):
+    for mask, (result,), (qs, ks, vs) in stacks(
+        ptr, _rows_at_once(k, v), [out], [q, k, v]
+    ):
         senders = ks if mask is None else ks * mask  # padding sends nothing
         if qs.size(1) * (features + channels) < 2 * features * channels:
             torch.bmm(torch.bmm(qs, senders.transpose(1, 2)), vs, out=result)

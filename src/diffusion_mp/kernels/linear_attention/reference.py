@@ -33,9 +33,7 @@ class LinearRows(NamedTuple):
 
     values: Tensor  # [N, H, D]
     den: Tensor  # denominators [N, H]
-    pooled: (
-        Tensor  # as of :func:`linear_pool`, or zeros where they are not needed; of a batch no entry
-    )
+    pooled: Tensor  # as of :func:`linear_pool`, or zeros where they are not needed; of a batch no entry
 
 
 def linear_product(
@@ -48,12 +46,18 @@ def linear_product(
     if ptr is None:
         sums = torch.bmm(k.transpose(0, 1).mT, v.transpose(0, 1))
         return torch.bmm(q.transpose(0, 1), sums).transpose(0, 1).contiguous()
-    parts = [linear_product(q[rows], k[rows], v[rows], None) for rows in slices(ptr, q.size(0))]
+    parts = [
+        linear_product(q[rows], k[rows], v[rows], None)
+        for rows in slices(ptr, q.size(0))
+    ]
     return torch.cat(parts) if parts else torch.zeros_like(v)
 
 
 def attention(
-    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], terms: Terms
+    q: Float[Tensor, "N H F"],
+    k: Float[Tensor, "N H F"],
+    v: Float[Tensor, "N H D"],
+    terms: Terms,
 ) -> LinearRows:
     """Return the rows through the sums over the nodes of every graph, in as few calls as possible."""
     if terms.ptr is not None:
@@ -83,7 +87,9 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v; or without k and v that of q in all roles, and twice no entry."""
     if k is None or v is None:
-        (of_all,) = pulled_back(lambda x: attention(x, x, x, terms).values, (q,), grad_values)
+        (of_all,) = pulled_back(
+            lambda x: attention(x, x, x, terms).values, (q,), grad_values
+        )
         return of_all, q.new_empty(0), q.new_empty(0)
     dq, dk, dv = pulled_back(
         lambda q, k, v: attention(q, k, v, terms).values, (q, k, v), grad_values
@@ -91,7 +97,9 @@ def attention_backward(
     return dq, dk, dv
 
 
-def _rows(q: Tensor, k: Tensor, v: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+def _rows(
+    q: Tensor, k: Tensor, v: Tensor, rows: slice
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return some rows; a tensor in several roles is cut once, so that it stays one."""
     parts = {id(x): x[rows] for x in (q, k, v)}
     return parts[id(q)], parts[id(k)], parts[id(v)]

@@ -49,7 +49,15 @@ def _through_unit(gradient, x, size, norm):
 
 @triton.jit
 @no_type_check
-def _own(table, nodes, rows, H, PARTS: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr):
+def _own(
+    table,
+    nodes,
+    rows,
+    H,
+    PARTS: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """A program's part of D, its head and run, the bounds and the graph of that, and its features and channels."""
     program = tl.program_id(0).to(tl.int64)
     part = program % PARTS
@@ -95,7 +103,9 @@ def _store_state(states, tile, head, H, outer, left, right, size, part, f, d, F,
     """M, m, r and n of the rows of a run, for a part of D; m and n are stored with the first part."""
     at = states + (tile * H + head) * (F + 1) * (D + 1)
     tl.store(
-        at + f[:, None] * (D + 1) + d[None, :], outer, mask=(f[:, None] < F) & (d[None, :] < D)
+        at + f[:, None] * (D + 1) + d[None, :],
+        outer,
+        mask=(f[:, None] < F) & (d[None, :] < D),
     )
     tl.store(at + F * (D + 1) + d, right, mask=d < D)
     if part == 0:
@@ -149,7 +159,9 @@ def _pool(
         outer = tl.dot(tl.trans(ks), vs, outer, input_precision=PRECISION)
         left += tl.sum(ks, axis=0)
         right += tl.sum(vs, axis=0)
-    _store_state(states, tile, head, H, outer, left, right, last - first, part, f, d, F, D)
+    _store_state(
+        states, tile, head, H, outer, left, right, last - first, part, f, d, F, D
+    )
 
 
 @triton.jit
@@ -189,9 +201,13 @@ def _read(
         row = start + tl.arange(0, BLOCK_N)
         inside = row < last
         qs, _size, _norm = _vectors(q, row, inside, head, q_n, q_h, f, F, UNIT)
-        result = tl.dot(qs, outer, input_precision=PRECISION) + constant * right[None, :]
+        result = (
+            tl.dot(qs, outer, input_precision=PRECISION) + constant * right[None, :]
+        )
         if OWN:
-            result += own * number * load(v, row, inside, head, v_n, v_h, d, D, tl.float32)
+            result += (
+                own * number * load(v, row, inside, head, v_n, v_h, d, D, tl.float32)
+            )
         total = tl.sum(qs * left[None, :], axis=1) + (constant + own) * number
         result = tl.where(
             total[:, None] == 0, 0.0, result / tl.where(total == 0, 1.0, total)[:, None]
@@ -245,8 +261,12 @@ def _receivers(
         dqs = tl.zeros([BLOCK_N, BLOCK_F], tl.float32)
         for other in tl.static_range(PARTS):
             e = other * BLOCK_D + tl.arange(0, BLOCK_D)
-            gs = inverse * load(grad, row, inside, head, grad_n, grad_h, e, D, tl.float32)
-            weight -= tl.sum(gs * load(out, row, inside, head, H * D, D, e, D, tl.float32), axis=1)
+            gs = inverse * load(
+                grad, row, inside, head, grad_n, grad_h, e, D, tl.float32
+            )
+            weight -= tl.sum(
+                gs * load(out, row, inside, head, H * D, D, e, D, tl.float32), axis=1
+            )
             if part == 0:
                 if PARTS > 1:
                     block = _block(state, f, e, F, D)
@@ -257,11 +277,15 @@ def _receivers(
                 dqs = _through_unit(dqs, qs, size, norm)
             store(dq, row, inside, head, H, f, F, dqs)
         if PARTS > 1:
-            gs = inverse * load(grad, row, inside, head, grad_n, grad_h, d, D, tl.float32)
+            gs = inverse * load(
+                grad, row, inside, head, grad_n, grad_h, d, D, tl.float32
+            )
         outer = tl.dot(tl.trans(qs), gs, outer, input_precision=PRECISION)
         left += tl.sum(weight[:, None] * qs, axis=0)
         right += tl.sum(gs, axis=0)
-    _store_state(states, tile, head, H, outer, left, right, last - first, part, f, d, F, D)
+    _store_state(
+        states, tile, head, H, outer, left, right, last - first, part, f, d, F, D
+    )
 
 
 @triton.jit
@@ -337,7 +361,9 @@ class _Launch:
         self.sizes = (heads, features, channels)
         wide = padded(features)
         block = min(64 if wide <= 64 else 32, padded(channels))
-        parts = max(1, triton.cdiv(channels, block))  # denominators also where there is no channel
+        parts = max(
+            1, triton.cdiv(channels, block)
+        )  # denominators also where there is no channel
         self.grid = (self.runs.number * heads * parts,)
         self.options: dict[str, Any] = {
             "UNIT": terms.unit,
@@ -353,7 +379,9 @@ class _Launch:
     def pool(self, k: Tensor, v: Tensor) -> Tensor:
         """Return the state of every graph and head, [B, H, F + 1, D + 1] in float32."""
         states = self.states(k)
-        _pool[self.grid](k, v, states, *self.rows, *strides(k, v), *self.sizes, **self.options)
+        _pool[self.grid](
+            k, v, states, *self.rows, *strides(k, v), *self.sizes, **self.options
+        )
         return self.by_graph(states)
 
     def states(self, like: Tensor) -> Tensor:
@@ -395,10 +423,20 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     with torch.cuda.device_of(q):
         launch = _Launch(k, v, terms)
         state = launch.pool(k, v)
-        to = (*launch.rows, out, den, *strides(q, v), *launch.sizes, terms.constant, terms.own)
+        to = (
+            *launch.rows,
+            out,
+            den,
+            *strides(q, v),
+            *launch.sizes,
+            terms.constant,
+            terms.own,
+        )
         _read[launch.grid](q, v, state, *to, OWN=terms.own != 0, **launch.options)
     return LinearRows(
-        out, den, state.squeeze(0) if terms.ptr is None else state.new_empty(0, *state.shape[2:])
+        out,
+        den,
+        state.squeeze(0) if terms.ptr is None else state.new_empty(0, *state.shape[2:]),
     )
 
 
@@ -415,8 +453,23 @@ def backward(
         states = launch.states(q)
         to = (states, *launch.rows, dq, *strides(q, grad), *launch.sizes)
         _receivers[launch.grid](q, grad, values, den, state, *to, **launch.options)
-        to = (*launch.rows, dk, dv, *strides(k, v, grad), *launch.sizes, terms.constant, terms.own)
+        to = (
+            *launch.rows,
+            dk,
+            dv,
+            *strides(k, v, grad),
+            *launch.sizes,
+            terms.constant,
+            terms.own,
+        )
         _senders[launch.grid](
-            k, v, grad, den, launch.by_graph(states), *to, OWN=terms.own != 0, **launch.options
+            k,
+            v,
+            grad,
+            den,
+            launch.by_graph(states),
+            *to,
+            OWN=terms.own != 0,
+            **launch.options,
         )
     return dq, dk, dv

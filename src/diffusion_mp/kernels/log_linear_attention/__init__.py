@@ -72,7 +72,9 @@ def log_linear_product(
         rows = linear_attention(query, key, _by_sample(v, b), ptr, backend=backend)
         return rows.unflatten(1, b.shape[1:]).sum(2)
 
-    def weighted(log_q: Tensor, log_k: Tensor, v: Tensor, b: Tensor, a: Tensor) -> Tensor:
+    def weighted(
+        log_q: Tensor, log_k: Tensor, v: Tensor, b: Tensor, a: Tensor
+    ) -> Tensor:
         query, key, top = _features(log_q, log_k, b, ptr)
         rows = linear_product(query, key, _by_sample(v, b), ptr, backend=backend)
         weight = (a + top).exp().unsqueeze(3)
@@ -83,7 +85,9 @@ def log_linear_product(
             total = sum(_in_groups(normalised, (log_q, log_k, values), col_shift))
             return (total / col_shift.size(2)).to(dtype)
         row_shift = row_shift.to(log_q.dtype)
-        return sum(_in_groups(weighted, (log_q, log_k, values), col_shift, row_shift)).to(dtype)
+        return sum(
+            _in_groups(weighted, (log_q, log_k, values), col_shift, row_shift)
+        ).to(dtype)
 
 
 def log_linear_logsumexp(
@@ -116,7 +120,9 @@ def log_linear_logsumexp(
 
 
 def log_linear_pool(
-    log_k: Float[Tensor, "N H F"], col_shift: Float[Tensor, "N H K"], v: Float[Tensor, "N H D"]
+    log_k: Float[Tensor, "N H F"],
+    col_shift: Float[Tensor, "N H K"],
+    v: Float[Tensor, "N H D"],
 ) -> tuple[Float[Tensor, "H K F E"], Float[Tensor, "H K F one"]]:
     """Return U_sr = Σ_j exp(log_k_jr + b_js − M_sr) [v_j, 1] over the nodes of one graph, or a part of it, and M.
 
@@ -133,7 +139,9 @@ def log_linear_pool(
     def pool(log_k: Tensor, values: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         # A row more, since the maximum over no sender is not defined.
         exponents = pad(
-            log_k.unsqueeze(2) + b.unsqueeze(3), (0, 0, 0, 0, 0, 0, 0, 1), value=-torch.inf
+            log_k.unsqueeze(2) + b.unsqueeze(3),
+            (0, 0, 0, 0, 0, 0, 0, 1),
+            value=-torch.inf,
         )
         shift = exponents.detach().amax(0)
         key = (exponents[:-1] - _finite(shift)).exp()
@@ -174,7 +182,9 @@ def log_linear_read(
 
 
 def log_linear_entries(
-    edge_index: Int[Tensor, "two E"], log_q: Float[Tensor, "N H F"], log_k: Float[Tensor, "N H F"]
+    edge_index: Int[Tensor, "two E"],
+    log_q: Float[Tensor, "N H F"],
+    log_k: Float[Tensor, "N H F"],
 ) -> Float[Tensor, "E H"]:
     """log Σ_r exp(log_q_target(e),r + log_k_source(e),r) for every edge e = (source, target), in O(E H F) time.
 
@@ -188,7 +198,9 @@ def log_linear_entries(
 
     def entries(edge_index: Tensor, log_q: Tensor, log_k: Tensor) -> Tensor:
         source, target = edge_index
-        return (log_q.index_select(0, target) + log_k.index_select(0, source)).logsumexp(2)
+        return (
+            log_q.index_select(0, target) + log_k.index_select(0, source)
+        ).logsumexp(2)
 
     most = max(1, CHUNK // max(1, log_q[:1].numel()))
     if torch.compiler.is_compiling() or edge_index.size(1) <= most:

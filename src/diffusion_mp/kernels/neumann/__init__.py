@@ -10,15 +10,29 @@ from torch import Tensor
 
 from diffusion_mp.checks import check_choice
 from diffusion_mp.kernels.neumann import stencil as sums
-from diffusion_mp.kernels.neumann.stencil import Boundary, Stencil, neighbours, neumann_function
-from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, few_numbers, operation
+from diffusion_mp.kernels.neumann.stencil import (
+    Boundary,
+    Stencil,
+    neighbours,
+    neumann_function,
+)
+from diffusion_mp.kernels.operation import (
+    Backend,
+    Narrow,
+    Wide,
+    empty_like,
+    few_numbers,
+    operation,
+)
 
 __all__ = ["Boundary", "neighbours", "neumann_function", "neumann_product"]
 
 declare = partial(operation, family="neumann", dtype="v")
 
 
-def _fused_by_compile(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool) -> bool:
+def _fused_by_compile(
+    v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool
+) -> bool:
     """Return whether ``torch.compile`` makes one loop of the formula."""
     if not torch.compiler.is_compiling() or stencil.ptr is not None:
         return False
@@ -38,15 +52,21 @@ def _product(v: Narrow, alpha: Wide, stencil: Stencil, transpose: bool) -> Tenso
 @declare("neumann_inner", formula=sums.inner, cpu=sums.gathered_inner)
 def _inner(g: Narrow, v: Narrow, stencil: Stencil) -> Tensor:
     return v.new_empty(
-        len(stencil.strides), v.size(1), dtype=torch.promote_types(v.dtype, torch.float32)
+        len(stencil.strides),
+        v.size(1),
+        dtype=torch.promote_types(v.dtype, torch.float32),
     )
 
 
-def _by_v(grad: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool, backend: str) -> Tensor:
+def _by_v(
+    grad: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool, backend: str
+) -> Tensor:
     return _product(grad, alpha, stencil, not transpose, backend=backend)
 
 
-def _by_alpha(grad: Tensor, v: Tensor, stencil: Stencil, transpose: bool, backend: str) -> Tensor:
+def _by_alpha(
+    grad: Tensor, v: Tensor, stencil: Stencil, transpose: bool, backend: str
+) -> Tensor:
     # The inner product of g with Aᵀv is that of v with A g.
     if transpose:
         return _inner(v, grad, stencil, backend=backend)
@@ -56,8 +76,12 @@ def _by_alpha(grad: Tensor, v: Tensor, stencil: Stencil, transpose: bool, backen
 _product.derivatives({"v": _by_v, "alpha": _by_alpha})
 _inner.derivatives(
     {
-        "g": lambda grad, v, stencil, backend: _product(v, grad, stencil, False, backend=backend),
-        "v": lambda grad, g, stencil, backend: _product(g, grad, stencil, True, backend=backend),
+        "g": lambda grad, v, stencil, backend: _product(
+            v, grad, stencil, False, backend=backend
+        ),
+        "v": lambda grad, g, stencil, backend: _product(
+            g, grad, stencil, True, backend=backend
+        ),
     }
 )
 
@@ -87,4 +111,6 @@ def neumann_product(
         torch.Size([6, 1, 4])
     """
     check_choice(boundary, "boundary", get_args(Boundary))
-    return _product(v, alpha, Stencil(list(strides), boundary, ptr), transpose, backend=backend)
+    return _product(
+        v, alpha, Stencil(list(strides), boundary, ptr), transpose, backend=backend
+    )

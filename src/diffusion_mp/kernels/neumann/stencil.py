@@ -51,11 +51,17 @@ def positions(
 
 def column(strides: Sequence[int], like: Tensor) -> Int[Tensor, "K one"]:
     """Return the strides as a column, without ``torch.tensor``, which cannot be traced."""
-    return torch.cat([like.new_zeros(0, 1), *(like.new_full((1, 1), stride) for stride in strides)])
+    return torch.cat(
+        [like.new_zeros(0, 1), *(like.new_full((1, 1), stride) for stride in strides)]
+    )
 
 
 def neighbours(
-    num_nodes: int, strides: Sequence[int], boundary: str, ptr: Tensor | None, device: torch.device
+    num_nodes: int,
+    strides: Sequence[int],
+    boundary: str,
+    ptr: Tensor | None,
+    device: torch.device,
 ) -> tuple[Int[Tensor, "K N"], Int[Tensor, "K N"]]:
     """Return the rows of the left and the right neighbours at every stride, in the same sequence, each [K, N].
 
@@ -109,7 +115,9 @@ def product(
         return torch.einsum("kh,knhd->nhd", alpha, v[left] + v[right])
     moved = torch.einsum("kh,nhd->knhd", alpha, v).flatten(0, 1)
     return (
-        torch.zeros_like(v).index_add(0, left.flatten(), moved).index_add(0, right.flatten(), moved)
+        torch.zeros_like(v)
+        .index_add(0, left.flatten(), moved)
+        .index_add(0, right.flatten(), moved)
     )
 
 
@@ -134,7 +142,10 @@ def _shifted_product(v: Tensor, alpha: Tensor, stencil: Stencil) -> Tensor:
             "periodic": (last, first),
         }.get(boundary, (first, last))
         padded = torch.cat([before, v, after])
-        parts.append(weight * (padded[:n] + (v if boundary == "causal" else padded[2 * stride :])))
+        parts.append(
+            weight
+            * (padded[:n] + (v if boundary == "causal" else padded[2 * stride :]))
+        )
     return sum(parts[1:], parts[0])
 
 
@@ -152,10 +163,14 @@ KEPT = 1 << 16
 Bags = tuple[Tensor, Tensor]
 
 
-def gathered_product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool) -> Tensor:
+def gathered_product(
+    v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool
+) -> Tensor:
     (alpha, v), dtype = accumulating(alpha, v)
     out: Tensor | None = None
-    for stride, weight in zip(stencil.strides, alpha.unsqueeze(2).unbind(), strict=True):
+    for stride, weight in zip(
+        stencil.strides, alpha.unsqueeze(2).unbind(), strict=True
+    ):
         moved = _sums(v, stride, stencil, transpose)
         if out is None:
             out = moved.mul_(weight)
@@ -169,7 +184,10 @@ def gathered_product(v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool
 def gathered_inner(g: Tensor, v: Tensor, stencil: Stencil) -> Tensor:
     (g, v), _ = accumulating(g, v)
     return torch.stack(
-        [_sums(v, stride, stencil, False).mul_(g).sum((0, 2)) for stride in stencil.strides]
+        [
+            _sums(v, stride, stencil, False).mul_(g).sum((0, 2))
+            for stride in stencil.strides
+        ]
     )
 
 
@@ -179,7 +197,9 @@ def _sums(v: Tensor, stride: int, stencil: Stencil, transpose: bool) -> Tensor:
     bounds, rows = _bags(v.size(0), stride, stencil, transpose, v.device)
     # Detached, since torch would number the rows of every bag for a gradient that it is not asked for.
     flat = v.detach().reshape(v.size(0), -1)
-    return torch.embedding_bag(flat, rows, bounds, include_last_offset=True)[0].view_as(v)
+    return torch.embedding_bag(flat, rows, bounds, include_last_offset=True)[0].view_as(
+        v
+    )
 
 
 def _bags(
@@ -232,15 +252,21 @@ def _transformed(v: Tensor, periodic: bool, inverse: bool) -> Tensor:
         return spectrum.real - spectrum.imag
     n = v.size(2)
     mode = torch.arange(n, dtype=v.dtype, device=v.device)
-    size = torch.full_like(mode, math.sqrt(2 * n)).masked_fill(mode == 0, math.sqrt(4 * n))
+    size = torch.full_like(mode, math.sqrt(2 * n)).masked_fill(
+        mode == 0, math.sqrt(4 * n)
+    )
     # The extension is even about −½, not 0: the phase shifts its cosines by half a sample, and the size norms them.
     turn = torch.polar(size, mode * (math.pi / (2 * n))).unsqueeze(1)
     if inverse:
         return torch.fft.irfft(turn * v, n=2 * n, dim=2)[:, :, :n]
-    return (torch.fft.rfft(torch.cat([v, v.flip(2)], dim=2), dim=2)[:, :, :n] / turn).real
+    return (
+        torch.fft.rfft(torch.cat([v, v.flip(2)], dim=2), dim=2)[:, :, :n] / turn
+    ).real
 
 
-def _transform_rows(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:
+def _transform_rows(
+    v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None
+) -> Tensor:
     out = empty_like(v)
     if not v.numel():
         return out
@@ -253,13 +279,20 @@ def _transform_rows(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None
     return out
 
 
-def _transform_graphs(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:
+def _transform_graphs(
+    v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None
+) -> Tensor:
     """Return the same without writing to memory that every sequence shares."""
     if not v.numel():
         return torch.zeros_like(v)
-    parts = [gather(v, rows) for rows in slices(ptr, v.size(0)) if rows.stop > rows.start]
+    parts = [
+        gather(v, rows) for rows in slices(ptr, v.size(0)) if rows.stop > rows.start
+    ]
     return torch.cat(
-        [_transformed(part, periodic, inverse).transpose(1, 2).squeeze(0) for part in parts]
+        [
+            _transformed(part, periodic, inverse).transpose(1, 2).squeeze(0)
+            for part in parts
+        ]
     )
 
 
@@ -270,7 +303,11 @@ def _transform(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> 
 
 # The transform is orthogonal: its transpose, by which gradients are taken, is its inverse.
 _transform.derivatives(
-    {"v": lambda grad, periodic, inverse, ptr: _transform(grad, periodic, not inverse, ptr)}
+    {
+        "v": lambda grad, periodic, inverse, ptr: _transform(
+            grad, periodic, not inverse, ptr
+        )
+    }
 )
 
 
@@ -308,4 +345,6 @@ def neumann_function(
         torch.zeros_like(alpha[0]),
     )
     factors = function(eigenvalues).unsqueeze(2)
-    return _transform(factors * _transform(v, periodic, False, ptr), periodic, True, ptr).to(dtype)
+    return _transform(
+        factors * _transform(v, periodic, False, ptr), periodic, True, ptr
+    ).to(dtype)

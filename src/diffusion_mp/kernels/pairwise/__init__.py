@@ -8,9 +8,20 @@ from torch import Tensor
 
 from diffusion_mp.checks import check_choice
 from diffusion_mp.kernels import gpu
-from diffusion_mp.kernels.operation import Backend, Narrow, empty_like, operation, requested
+from diffusion_mp.kernels.operation import (
+    Backend,
+    Narrow,
+    empty_like,
+    operation,
+    requested,
+)
 from diffusion_mp.kernels.pairwise import fused, scores, tiled
-from diffusion_mp.kernels.pairwise.scores import SCORES, PairwiseRows, Weighting, log_score
+from diffusion_mp.kernels.pairwise.scores import (
+    SCORES,
+    PairwiseRows,
+    Weighting,
+    log_score,
+)
 from diffusion_mp.runtime.precision import accumulating
 
 __all__ = [
@@ -46,7 +57,8 @@ def _attention(
     log_sums: bool,
 ) -> PairwiseRows:
     return PairwiseRows(
-        empty_like(v), q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
+        empty_like(v),
+        q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32)),
     )
 
 
@@ -101,7 +113,13 @@ def _of_attention(
 
 
 def _of_product(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting, out: Tensor, backend: str
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weighting: Weighting,
+    out: Tensor,
+    backend: str,
 ) -> tuple[Tensor | None, ...]:
     delta = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
     dq, dk, dv = _backward(grad, delta, q, k, v, weighting, backend=backend)
@@ -132,7 +150,13 @@ def _as_computed(
 
 @declare("pairwise_gradient", formula=scores.softmax_gradients, cpu=_as_computed)
 def _gradients(
-    of_q: Narrow, of_k: Narrow, of_v: Narrow, grad: Narrow, q: Narrow, k: Narrow, v: Narrow
+    of_q: Narrow,
+    of_k: Narrow,
+    of_v: Narrow,
+    grad: Narrow,
+    q: Narrow,
+    k: Narrow,
+    v: Narrow,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of torch's fused kernel, which it does not differentiate again, with derivatives."""
     return empty_like(of_q, of_k, of_v)
@@ -171,7 +195,9 @@ def pairwise_attention(
         named = requested(FAMILY, backend)
         if named == "cpu" or (named == "auto" and not scores.few_pairs(q)):
             return fused.attention(q, k, v, gradients=_gradients)
-    return _attention(q, k, v, ptr, score, True, mutual or q is k, False, backend=backend).out
+    return _attention(
+        q, k, v, ptr, score, True, mutual or q is k, False, backend=backend
+    ).out
 
 
 def pairwise_rows(
@@ -193,7 +219,9 @@ def pairwise_rows(
         True
     """
     check_choice(score, "score", SCORES)
-    return _attention(q, k, v, ptr, score, loops, mutual or q is k, True, backend=backend)
+    return _attention(
+        q, k, v, ptr, score, loops, mutual or q is k, True, backend=backend
+    )
 
 
 def pairwise_logsumexp(
@@ -214,7 +242,13 @@ def pairwise_logsumexp(
         True
     """
     return pairwise_rows(
-        q, k, q.new_empty(*q.shape[:2], 0), ptr, score=score, loops=loops, backend=backend
+        q,
+        k,
+        q.new_empty(*q.shape[:2], 0),
+        ptr,
+        score=score,
+        loops=loops,
+        backend=backend,
     ).lse
 
 

@@ -40,7 +40,10 @@ def fits(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> boo
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, gradients: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gradients: Callable[..., tuple[Tensor, Tensor, Tensor]],
 ) -> Float[Tensor, "N H D"]:
     """Return Σ_j p_ij v_j in the dtype of v.
 
@@ -65,11 +68,14 @@ def attention(
             return None
         pairs = list(zip(by_inputs, inputs, strict=True))
         computed = [
-            torch.zeros_like(x) if by_input is None else by_input.detach() for by_input, x in pairs
+            torch.zeros_like(x) if by_input is None else by_input.detach()
+            for by_input, x in pairs
         ]
         again = gradients(*map(_rows, (*computed, grad, *inputs)))
         pairs = list(zip(by_inputs, again, strict=True))
-        return tuple(None if by_input is None else _by_head(x, width) for by_input, x in pairs)
+        return tuple(
+            None if by_input is None else _by_head(x, width) for by_input, x in pairs
+        )
 
     if out.grad_fn is not None:
         out.grad_fn.register_hook(derived)

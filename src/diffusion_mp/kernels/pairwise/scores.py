@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from diffusion_mp.kernels.operation import FEW, Wide, few_numbers, heads_first, pulled_back
+from diffusion_mp.kernels.operation import (
+    FEW,
+    Wide,
+    few_numbers,
+    heads_first,
+    pulled_back,
+)
 from diffusion_mp.kernels.segments import slices
 from diffusion_mp.runtime.cache import values_only
 from diffusion_mp.runtime.precision import lies_in
@@ -78,7 +84,9 @@ def log_scores(q: Tensor, k: Tensor, score: str, loops: bool = True) -> Tensor:
     s = log_score(torch.einsum("ihf,jhf->hij", q, k), score)
     if loops:
         return s
-    return s.masked_fill(torch.eye(len(q), dtype=torch.bool, device=q.device), -torch.inf)
+    return s.masked_fill(
+        torch.eye(len(q), dtype=torch.bool, device=q.device), -torch.inf
+    )
 
 
 def pairwise_attention(
@@ -98,15 +106,24 @@ def pairwise_attention(
 
 
 def attention_by_logarithms(
-    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool, *_: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ptr: Tensor | None,
+    score: str,
+    loops: bool,
+    *_: bool,
 ) -> PairwiseRows:
     """Return the rows and their sums, graph by graph."""
     logs = [
-        (log_scores(q[rows], k[rows], score, loops), v[rows]) for rows in slices(ptr, q.size(0))
+        (log_scores(q[rows], k[rows], score, loops), v[rows])
+        for rows in slices(ptr, q.size(0))
     ]
     out = v
     if v.size(2):
-        out = torch.cat([torch.einsum("hij,jhd->ihd", s.softmax(2), values) for s, values in logs])
+        out = torch.cat(
+            [torch.einsum("hij,jhd->ihd", s.softmax(2), values) for s, values in logs]
+        )
     return PairwiseRows(out, torch.cat([_log_sums(s, loops).t() for s, _ in logs]))
 
 
@@ -115,14 +132,24 @@ def _log_sums(s: Tensor, loops: bool) -> Tensor:
     if loops:
         return s.logsumexp(2)
     alone = (s == -torch.inf).all(2)
-    return s.masked_fill(alone.unsqueeze(2), 0.0).logsumexp(2).masked_fill(alone, -torch.inf)
+    return (
+        s.masked_fill(alone.unsqueeze(2), 0.0)
+        .logsumexp(2)
+        .masked_fill(alone, -torch.inf)
+    )
 
 
-def _attention_of_one_graph(q: Tensor, k: Tensor, v: Tensor, score: str) -> PairwiseRows:
+def _attention_of_one_graph(
+    q: Tensor, k: Tensor, v: Tensor, score: str
+) -> PairwiseRows:
     """Return the rows in as few calls as possible."""
     q, k, v = heads_first(q, k, v)
     scores = q @ k.mT
-    if score == "sigmoid" and not scores.requires_grad and _rows_are_present(scores, q is k):
+    if (
+        score == "sigmoid"
+        and not scores.requires_grad
+        and _rows_are_present(scores, q is k)
+    ):
         # Half the time of the softmax of logarithms, which is needed for rows that would vanish, and for a
         # gradient, since 1 − σ(s) loses the digits of the slope.
         weight = scores.sigmoid_()
@@ -161,7 +188,9 @@ def few_in_attention(
     log_sums: bool,
 ) -> bool:
     # Numbers first: they are never few for torch.export, to which the number of pairs is a symbol.
-    return ptr is None and loops and not log_sums and few_numbers(q, k, v) and few_pairs(q)
+    return (
+        ptr is None and loops and not log_sums and few_numbers(q, k, v) and few_pairs(q)
+    )
 
 
 def pairwise_backward(
@@ -188,7 +217,13 @@ def pairwise_backward(
 
 
 def softmax_gradients(
-    of_q: Tensor, of_k: Tensor, of_v: Tensor, grad: Tensor, q: Tensor, k: Tensor, v: Tensor
+    of_q: Tensor,
+    of_k: Tensor,
+    of_v: Tensor,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of softmax attention by this module; the first three are those that torch's kernel found."""
     gradients: tuple[Tensor, Tensor, Tensor] = pulled_back(
@@ -201,7 +236,10 @@ def pairwise_product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> T
     """Σ_j w_ij v_j."""
     graphs = slices(weighting.ptr, q.size(0))
     return torch.cat(
-        [torch.einsum("hij,jhd->ihd", _weights(q, k, weighting, rows), v[rows]) for rows in graphs]
+        [
+            torch.einsum("hij,jhd->ihd", _weights(q, k, weighting, rows), v[rows])
+            for rows in graphs
+        ]
     )
 
 

@@ -40,7 +40,9 @@ FAR = 40.0
 class _Weights(Buffers):
     """How weights are computed from scores, in memory that every tile uses again."""
 
-    def __init__(self, like: Tensor, score: str, loops: bool, slopes: bool = False) -> None:
+    def __init__(
+        self, like: Tensor, score: str, loops: bool, slopes: bool = False
+    ) -> None:
         super().__init__(like, like.dtype)
         self.kernel = KERNELS[score]
         self.loops = loops
@@ -81,7 +83,9 @@ class _Weights(Buffers):
         s = self.inner(left, right)
         if not self.loops:
             s = self.without_loops(s, rows, cols, mask, -torch.inf)
-        return self.kernel.log(s.amax(2, keepdim=True)).clamp_(min=torch.finfo(s.dtype).min)
+        return self.kernel.log(s.amax(2, keepdim=True)).clamp_(
+            min=torch.finfo(s.dtype).min
+        )
 
     def without_loops(
         self, tile: Tensor, rows: slice, cols: slice, mask: Tensor | None, fill: float
@@ -107,14 +111,18 @@ def attention(
     (q, k, v), dtype = accumulating(q, k, v)
     weights = _Weights(q, score, loops)
 
-    def compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
+    def compute(
+        q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, ...]:
         if mutual and not weights.far and len(blocks := _squares(q, mask)) > 1:
             total = v.new_zeros(*v.shape[:2], 1)
             sums = _symmetric(weights, q, k, v, [], blocks, total)
             if _near(lse := total.log()):
                 return sums.div_(total), lse
             weights.far = True
-        parts = [_attended(weights, q, rows, k, v, cols, mask) for rows, cols in _grid(q)]
+        parts = [
+            _attended(weights, q, rows, k, v, cols, mask) for rows, cols in _grid(q)
+        ]
         return tuple(joined(found, 1) for found in zip(*parts, strict=True))
 
     out, lse = by_stacks(compute, ptr, (q, k, v), _entries(q))
@@ -135,7 +143,9 @@ def _attended(
     shift = None
     while True:
         if weights.far:
-            tops = [weights.top(queries, cut(k, cols), rows, cols, mask) for cols in blocks]
+            tops = [
+                weights.top(queries, cut(k, cols), rows, cols, mask) for cols in blocks
+            ]
             shift = -joined(tops, 2).amax(2, keepdim=True)
         sums: Tensor | None = None
         totals: list[Tensor] = []
@@ -201,7 +211,12 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
             sums: Tensor | None = None
             for cols in blocks:
                 w, _ = weights.tile(
-                    cut(q, rows), cut(k, cols), _shift(shifts, rows, cols), rows, cols, mask
+                    cut(q, rows),
+                    cut(k, cols),
+                    _shift(shifts, rows, cols),
+                    rows,
+                    cols,
+                    mask,
                 )
                 sums = plus_product(sums, w, cut(v, cols))
             out.append(sums)
@@ -267,7 +282,9 @@ def backward(
             of_queries: Tensor | None = None
             for place, cols in enumerate(blocks):
                 keys = cut(k, cols)
-                w, s = weights.tile(queries, keys, _shift(shifts, rows, cols), rows, cols, mask)
+                w, s = weights.tile(
+                    queries, keys, _shift(shifts, rows, cols), rows, cols, mask
+                )
                 dv[place] = plus_product(dv[place], w.transpose(1, 2), grads)
                 g = torch.baddbmm(
                     deltas, grads, cut(v, cols).mT, beta=-1, out=weights("g", *w.shape)
@@ -284,7 +301,12 @@ def backward(
 
 
 def _symmetric_backward(
-    weights: _Weights, q: Tensor, v: Tensor, grad: Tensor, delta: Tensor, blocks: list[slice]
+    weights: _Weights,
+    q: Tensor,
+    v: Tensor,
+    grad: Tensor,
+    delta: Tensor,
+    blocks: list[slice],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradient of q = k in both roles, by g φ + (g φ)ᵀ, a zero for k, and that of v."""
     dq = torch.zeros_like(q)
@@ -299,7 +321,9 @@ def _symmetric_backward(
                 beta=-1,
                 out=weights("g", *w.shape),
             )
-            g.baddbmm_(cut(v, rows), cut(grad, cols).mT).sub_(cut(delta, cols).mT).mul_(w)
+            g.baddbmm_(cut(v, rows), cut(grad, cols).mT).sub_(cut(delta, cols).mT).mul_(
+                w
+            )
             if weights.kernel.times_slope is not None:
                 weights.kernel.times_slope(g, s)
             cut(dq, rows).baddbmm_(g, cut(q, cols))

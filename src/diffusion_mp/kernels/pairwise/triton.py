@@ -11,7 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffusion_mp.kernels.gpu import Tiles, contiguous, padded, row_contiguous, strides, tiles
+from diffusion_mp.kernels.gpu import (
+    Tiles,
+    contiguous,
+    padded,
+    row_contiguous,
+    strides,
+    tiles,
+)
 from diffusion_mp.kernels.pairwise.scores import PairwiseRows, Weighting
 from diffusion_mp.kernels.triton_rows import load, operands, own_rows, store
 from diffusion_mp.runtime.precision import exp_limit
@@ -99,7 +106,9 @@ def _attention(
         total = total * shrink + tl.sum(w, axis=1)
         if VALUES:
             values = load(v, col, inside, head, v_n, v_h, d, D, OPERAND)
-            sums = tl.dot(w.to(OPERAND), values, sums * shrink[:, None], input_precision=PRECISION)
+            sums = tl.dot(
+                w.to(OPERAND), values, sums * shrink[:, None], input_precision=PRECISION
+            )
     total = tl.where(within, total, 1.0)
     tl.store(lse + row * H + head, tl.log(total) + level, mask=within)
     if VALUES:
@@ -160,7 +169,9 @@ def _sums(
         rights = load(right, col, inside, head, right_n, right_h, d, D, OPERAND)
         level = row_level[:, None]
         if col_shift is not None:
-            level -= tl.load(col_shift + col * H + head, mask=inside, other=0.0)[None, :]
+            level -= tl.load(col_shift + col * H + head, mask=inside, other=0.0)[
+                None, :
+            ]
         s = tl.dot(xs, tl.trans(ys), input_precision=PRECISION)
         w, slope = _weights(s, level, _pairs(row, col, end, LOOPS), SIGMOID)
         if product is not None:
@@ -168,9 +179,13 @@ def _sums(
         if dx is not None:
             g = tl.dot(lefts, tl.trans(rights), input_precision=PRECISION)
             if row_delta is not None:
-                g -= tl.load(row_delta + row * H + head, mask=within, other=0.0)[:, None]
+                g -= tl.load(row_delta + row * H + head, mask=within, other=0.0)[
+                    :, None
+                ]
             if col_delta is not None:
-                g -= tl.load(col_delta + col * H + head, mask=inside, other=0.0)[None, :]
+                g -= tl.load(col_delta + col * H + head, mask=inside, other=0.0)[
+                    None, :
+                ]
             g *= w * slope
             gradient = tl.dot(g.to(OPERAND), ys, gradient, input_precision=PRECISION)
     if dx is not None:
@@ -185,7 +200,9 @@ def _plan(
     features = padded(q.size(2))
     channels = padded(v.size(2))
     size, options = operands(q.dtype, min(features, channels))
-    halves = options["PRECISION"] == "bf16x6"  # take less shared memory than TF32 numbers
+    halves = (
+        options["PRECISION"] == "bf16x6"
+    )  # take less shared memory than TF32 numbers
     # Bytes of a row; tiles of rows have to fit into shared memory.
     wide = max(features, channels) * size
     if wide <= 256:
@@ -200,7 +217,11 @@ def _plan(
         "SIGMOID": score == "sigmoid",
         "LOOPS": loops,
         "BLOCK_M": height,
-        "BLOCK_N": 64 if wide <= (256 if halves else 128) else 32 if wide <= 512 else 16,
+        "BLOCK_N": 64
+        if wide <= (256 if halves else 128)
+        else 32
+        if wide <= 512
+        else 16,
         "BLOCK_F": features,
         "BLOCK_D": channels,
         # Four warps have 64 rows between them; eight made a product of the matrix units read past its tile on an H100.
@@ -277,7 +298,9 @@ def backward(
 ) -> tuple[Tensor, ...]:
     grad, q, k, v = (row_contiguous(x) for x in (grad, q, k, v))
     row_shift, col_shift, delta = contiguous(*weighting[:2], delta)
-    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    dq, dk, dv = (
+        torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)
+    )
     with torch.cuda.device_of(q):
         runs, grid, options = _plan(q, v, *weighting[2:5])
         left = (q, k, grad, v)
@@ -286,7 +309,27 @@ def backward(
         to = (*strides(*left), *sizes)
         of = (*strides(*right), *sizes)
         _sums[grid](
-            *left, row_shift, col_shift, delta, None, *runs.bounds, dq, None, *to, **options
+            *left,
+            row_shift,
+            col_shift,
+            delta,
+            None,
+            *runs.bounds,
+            dq,
+            None,
+            *to,
+            **options,
         )
-        _sums[grid](*right, col_shift, row_shift, None, delta, *runs.bounds, dk, dv, *of, **options)
+        _sums[grid](
+            *right,
+            col_shift,
+            row_shift,
+            None,
+            delta,
+            *runs.bounds,
+            dk,
+            dv,
+            *of,
+            **options,
+        )
     return dq, dk, dv

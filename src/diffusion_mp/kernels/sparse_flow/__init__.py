@@ -44,7 +44,9 @@ declare = partial(operation, family="sparse_flow")
     formula=reference.sparse_flow_potentials,
     cpu=tiled.potentials,
 )
-def _potentials(features: Features, lam: Wide, leak: Wide, ptr: Tensor | None) -> RowPotentials:
+def _potentials(
+    features: Features, lam: Wide, leak: Wide, ptr: Tensor | None
+) -> RowPotentials:
     return empty_potentials(lam)
 
 
@@ -97,7 +99,9 @@ def _product_backward(
 
 
 _potentials.derivatives({"features lam leak": _potentials_backward})
-_product.derivatives({"features v terms.a terms.w terms.rho terms.nu": _product_backward})
+_product.derivatives(
+    {"features v terms.a terms.w terms.rho terms.nu": _product_backward}
+)
 
 
 def sparse_flow_potentials(
@@ -128,7 +132,9 @@ def sparse_flow_potentials(
         >>> torch.allclose(sparse_flow_product(q, k, q, k, torch.ones(6, 2, 1), rows.terms), torch.ones(6, 2, 1))
         True
     """
-    return _potentials(Features(q, k, friction_q, friction_k), lam, leak, ptr, backend=backend)
+    return _potentials(
+        Features(q, k, friction_q, friction_k), lam, leak, ptr, backend=backend
+    )
 
 
 def sparse_flow_product(
@@ -156,5 +162,10 @@ def sparse_flow_product(
         True
     """
     return _product(
-        Features(q, k, friction_q, friction_k), v, terms, ptr, transpose, backend=backend
+        Features(q, k, friction_q, friction_k),
+        v,
+        terms,
+        ptr,
+        transpose,
+        backend=backend,
     )

@@ -32,16 +32,22 @@ def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> 
     inverse = inverse.detach()
     closed = log_conductance == -math.inf
     log_leak = inverse.log()
-    log_threshold = log_threshold.clamp_min(torch.finfo(log_threshold.dtype).min)  # λ may be 0
+    log_threshold = log_threshold.clamp_min(
+        torch.finfo(log_threshold.dtype).min
+    )  # λ may be 0
     order = log_threshold.masked_fill(closed, math.inf).argsort(-1)
     theta = log_threshold.gather(-1, order)
     place = torch.arange(theta.size(-1), device=theta.device)
 
     def before(x: Tensor) -> Tensor:
         """Return what stands before every entry; a row that is shorter by one would fix its size in an export."""
-        return x.index_select(-1, (place - 1).clamp(min=0)).masked_fill(place == 0, -math.inf)
+        return x.index_select(-1, (place - 1).clamp(min=0)).masked_fill(
+            place == 0, -math.inf
+        )
 
-    through = torch.logaddexp(before(log_conductance.gather(-1, order)).logcumsumexp(-1), log_leak)
+    through = torch.logaddexp(
+        before(log_conductance.gather(-1, order)).logcumsumexp(-1), log_leak
+    )
     rises = theta + (-(before(theta) - theta).expm1()).log()
     below = (rises + through).logcumsumexp(-1) < 0
     return torch.zeros_like(closed).scatter(-1, order, below) & ~closed
@@ -64,16 +70,22 @@ def solve_rows(
         >>> solve_rows(conductance.log(), friction, alpha=float("inf"))  # no flow where friction exceeds the potential
         (tensor([0.7500, 0.2500, 0.0000]), tensor(0.7500))
     """
-    inverse = torch.as_tensor(1.0 / alpha, dtype=threshold.dtype, device=threshold.device)
+    inverse = torch.as_tensor(
+        1.0 / alpha, dtype=threshold.dtype, device=threshold.device
+    )
     # Where nothing flows μ is α, or unknown (0) when the flow is conserved but nothing conducts.
-    alone = (1 / inverse.masked_fill(inverse == 0, math.inf)).expand(*threshold.shape[:-1], 1)
+    alone = (1 / inverse.masked_fill(inverse == 0, math.inf)).expand(
+        *threshold.shape[:-1], 1
+    )
     if threshold.size(-1) == 0:
         return log_conductance + threshold, alone.squeeze(-1)
     with torch.no_grad():
         active = flowing(log_conductance, threshold.log(), inverse)
     idle = ~active.any(-1, keepdim=True)
     # Where nothing flows a row of zeros is solved, whose gradient is finite, and its solution is not used.
-    log_c = log_conductance.masked_fill(idle, 0.0).masked_fill(~active & ~idle, -math.inf)
+    log_c = log_conductance.masked_fill(idle, 0.0).masked_fill(
+        ~active & ~idle, -math.inf
+    )
     # Linear on the support, as in ``rows.solve``, but without logarithms of thresholds, which may be 0.
     best = log_c.argmax(-1, keepdim=True)
     log_best = log_c.gather(-1, best)
@@ -113,12 +125,18 @@ def log_entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tenso
         torch.Size([6, 2])
     """
     limit = exp_limit(s.dtype)
-    above = (u - terms.w).masked_fill(u >= terms.reach, math.inf).masked_fill(is_best, 0.0)
+    above = (
+        (u - terms.w).masked_fill(u >= terms.reach, math.inf).masked_fill(is_best, 0.0)
+    )
     driven = terms.rho - terms.nu * above.clamp(max=limit).expm1()
     flows = driven > 0
     # No entry that flows conducts more than the best, however a recomputed s is rounded.
-    log_through = (s + terms.a + terms.lift * (above < 0)).clamp(max=problem.unit_limit(s.dtype))
-    return (log_through + driven.masked_fill(~flows, 1.0).log()).masked_fill(~flows, -math.inf)
+    log_through = (s + terms.a + terms.lift * (above < 0)).clamp(
+        max=problem.unit_limit(s.dtype)
+    )
+    return (log_through + driven.masked_fill(~flows, 1.0).log()).masked_fill(
+        ~flows, -math.inf
+    )
 
 
 def _scores(a: Tensor, b: Tensor, rows: slice) -> Tensor:
@@ -131,9 +149,15 @@ def sparse_flow_potentials(
     """Solve every row by sorting."""
     q, k, fq, fk = features
     found = slices(ptr, q.size(0))
-    parts = [_solved(_scores(q, k, r), _scores(fq, fk, r), lam[r], leak[r], r.start) for r in found]
+    parts = [
+        _solved(_scores(q, k, r), _scores(fq, fk, r), lam[r], leak[r], r.start)
+        for r in found
+    ]
     return RowPotentials(
-        *(torch.cat([x.squeeze(2).t() for x in found]) for found in zip(*parts, strict=True))
+        *(
+            torch.cat([x.squeeze(2).t() for x in found])
+            for found in zip(*parts, strict=True)
+        )
     )
 
 
@@ -179,13 +203,17 @@ def _on_support(
     return a, w, rho, nu, lift, slope, height, through, dammed
 
 
-def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowPotentials:
+def _solved(
+    s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int
+) -> RowPotentials:
     """Solve the rows of one graph, [H, n, 1], from its scores [H, n, n]; an entry with s = u = −∞ is absent."""
     none = s == -math.inf
     resistance = (-s).masked_fill(none, -math.inf).logsumexp(2, keepdim=True)
     friction = u.logsumexp(2, keepdim=True)
     # Not s + M and u − U, which cancel where the scores are large.
-    log_c = -(-s).masked_fill(none, -math.inf).log_softmax(2).masked_fill(none, math.inf)
+    log_c = (
+        -(-s).masked_fill(none, -math.inf).log_softmax(2).masked_fill(none, math.inf)
+    )
     log_f = u.log_softmax(2).masked_fill(none, -math.inf)
     lam, leak = (x.t().unsqueeze(2) for x in (lam, leak))
     with torch.no_grad():
@@ -202,7 +230,9 @@ def _solved(s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int) -> RowP
     with torch.no_grad():
         drag = (nu * through + dammed).scatter(2, best, 0.0).sum(2, keepdim=True)
         work = (lam * log_f.exp() * (through * rho - dammed)).sum(2, keepdim=True)
-        last = pad(u.masked_fill(~active, -math.inf), (0, 1), value=-math.inf).amax(2, keepdim=True)
+        last = pad(u.masked_fill(~active, -math.inf), (0, 1), value=-math.inf).amax(
+            2, keepdim=True
+        )
         after = pad(u.masked_fill(u <= last, math.inf), (0, 1), value=math.inf).amin(
             2, keepdim=True
         )
@@ -241,7 +271,9 @@ def sparse_flow_product(
         of_rows = RowTerms(*(x[rows].t().unsqueeze(2) for x in terms))
         is_best = torch.arange(rows.start, rows.stop, device=q.device) == of_rows.best
         z = entries(_scores(q, k, rows), _scores(fq, fk, rows), of_rows, is_best)
-        parts.append(torch.einsum("hji,jhd->ihd" if transpose else "hij,jhd->ihd", z, v[rows]))
+        parts.append(
+            torch.einsum("hji,jhd->ihd" if transpose else "hij,jhd->ihd", z, v[rows])
+        )
     return torch.cat(parts)
 
 
@@ -265,7 +297,9 @@ def potentials_backward(
         return rows.a, rows.w, rows.rho, rows.nu, rows.log_mu
 
     grads = (grad_a, grad_w, grad_rho, grad_nu, grad_log_mu)
-    gradients: tuple[Tensor, ...] = pulled_back(potentials, (*features, lam, leak), grads)
+    gradients: tuple[Tensor, ...] = pulled_back(
+        potentials, (*features, lam, leak), grads
+    )
     return gradients
 
 
@@ -284,7 +318,9 @@ def product_backward(
         of_rows = RowTerms(a, w, rho, nu, terms.lift, terms.reach, terms.best)
         return sparse_flow_product(Features(*features), v, of_rows, ptr, transpose)
 
-    gradients: tuple[Tensor, ...] = pulled_back(product, (*features, v, *terms[:4]), grad)
+    gradients: tuple[Tensor, ...] = pulled_back(
+        product, (*features, v, *terms[:4]), grad
+    )
     return gradients
 
 
@@ -313,7 +349,9 @@ class Segments(Dense):
 
     def top(self, entries: Tensor) -> Tensor:
         index = self.target.unsqueeze(1).expand_as(entries)
-        return self.zeros.to(entries).scatter_reduce(0, index, entries, "amax", include_self=False)
+        return self.zeros.to(entries).scatter_reduce(
+            0, index, entries, "amax", include_self=False
+        )
 
     def best(self, entries: Tensor) -> Tensor:
         n = entries.size(0)
@@ -350,7 +388,9 @@ def _edge_support(
     rows = Segments(target, lam)
     solution = solve(s, u, resistance, friction, lam, leak, rows)
     terms = RowTerms(*map(rows.spread, solution.terms))
-    return log_entries(s, u, terms, rows.is_at(solution.best, s)) > -torch.inf, solution.best
+    return log_entries(
+        s, u, terms, rows.is_at(solution.best, s)
+    ) > -torch.inf, solution.best
 
 
 def support_by_sorting(
@@ -371,11 +411,15 @@ def support_by_sorting(
     row = target[order]
     place = row, torch.arange(edges, device=s.device) - first[row]
     width = edges
-    if edges and values_to_check():  # torch.func.linearize records, and has no numbers to read
+    if (
+        edges and values_to_check()
+    ):  # torch.func.linearize records, and has no numbers to read
         width = int(count.max())
 
     def rows(entries: Tensor, absent: float) -> Tensor:
-        padded = entries.new_full((nodes, width, heads), absent).index_put(place, entries[order])
+        padded = entries.new_full((nodes, width, heads), absent).index_put(
+            place, entries[order]
+        )
         return padded.transpose(1, 2)
 
     log_c = rows(s + resistance[target], -math.inf)
@@ -398,7 +442,9 @@ def _support(
     leak: Tensor,
     target: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(s, dtype=torch.bool), torch.empty_like(lam, dtype=torch.long)
+    return torch.empty_like(s, dtype=torch.bool), torch.empty_like(
+        lam, dtype=torch.long
+    )
 
 
 def _log_sum(x: Tensor, rows: Segments) -> Tensor:
@@ -452,4 +498,6 @@ def sparse_flow_edges(
     )
     alone = 1 / leak.masked_fill(leak == 0, torch.inf)
     flow = (through * rows.spread(rho) - dammed).clamp_min(0)
-    return EdgeFlow(flow, torch.where(idle, alone, lam * log_f.exp() + rho * height.exp()))
+    return EdgeFlow(
+        flow, torch.where(idle, alone, lam * log_f.exp() + rho * height.exp())
+    )

@@ -51,10 +51,10 @@ class RowTerms(NamedTuple):
     w: Wide  # log of the threshold of o, u_io
     rho: Wide  # the potential above that threshold and (nu) the friction of o, in a unit in which neither overflows
     nu: Wide
-    lift: Wide  # what a is larger by for senders with u < w, where there is no such unit
-    reach: (
-        Wide  # senders with u ≥ reach are closed, where rounding of u hides the threshold; else ∞
+    lift: (
+        Wide  # what a is larger by for senders with u < w, where there is no such unit
     )
+    reach: Wide  # senders with u ≥ reach are closed, where rounding of u hides the threshold; else ∞
     best: Tensor  # o, the number of a node
 
 
@@ -117,7 +117,9 @@ def or_still(solved: RowPotentials, flows: Tensor, leak: Tensor) -> RowPotential
         zero,
         zero,
     )
-    return RowPotentials(*(x.where(flows, y) for x, y in zip(solved, still, strict=True)))
+    return RowPotentials(
+        *(x.where(flows, y) for x, y in zip(solved, still, strict=True))
+    )
 
 
 # Newton needs three to six steps on random rows; no row needs more than it has entries.
@@ -142,7 +144,9 @@ class Dense:
             .mul_(last)
             .amax(-1, keepdim=True)
         )
-        return (n - largest).long().clamp_max(n - 1)  # a row of NaN has no largest entry
+        return (
+            (n - largest).long().clamp_max(n - 1)
+        )  # a row of NaN has no largest entry
 
     def at(self, entries: Tensor, place: Tensor) -> Tensor:
         return entries.gather(-1, place)
@@ -199,7 +203,9 @@ def newton(
         share = some.size(-1) / weight.size(-1)
         guess = newton(some, least, share * leak, share * total).root
         active = torch.lt(
-            threshold, guess.masked_fill_(guess == 0, math.inf), out=torch.empty_like(weight)
+            threshold,
+            guess.masked_fill_(guess == 0, math.inf),
+            out=torch.empty_like(weight),
         )
         slope = rows.add(active.mul_(weight))
         active.mul_(threshold)
@@ -285,13 +291,17 @@ def solve(
         weight = torch.threshold_(
             exp_(torch.sub(candidates, rows.spread(top))), 2 * math.exp(-limit), 0.0
         )
-        offset = (log_lam - friction + resistance + top).clamp_min(info.min)  # u may be ∞
+        offset = (log_lam - friction + resistance + top).clamp_min(
+            info.min
+        )  # u may be ∞
         threshold = exp_(torch.add(u, rows.spread(offset)))
-        log_root = newton(weight, threshold, leak * (-resistance - top).exp(), rows=rows).root.log()
+        log_root = newton(
+            weight, threshold, leak * (-resistance - top).exp(), rows=rows
+        ).root.log()
         slack = 32 * info.eps * (1 + log_root.abs() + offset.abs())
-        reach = torch.where(log_root > limit - 1, torch.inf, log_root - offset + slack).minimum(
-            ceiling
-        )
+        reach = torch.where(
+            log_root > limit - 1, torch.inf, log_root - offset + slack
+        ).minimum(ceiling)
 
         candidates, count = below(s, u, reach, rows)
         best = rows.best(candidates)
@@ -329,7 +339,9 @@ def solve(
         if flows.all():
             break
         # An o closed by rounding alone serves as well, if others flow and their sum is right to the last digits.
-        flows |= some & (rho * own > -8 * info.eps) & (slope > info.tiny**0.5) & (lift == 0)
+        flows |= (
+            some & (rho * own > -8 * info.eps) & (slope > info.tiny**0.5) & (lift == 0)
+        )
         closed = some & ~flows
         if not closed.any():
             break

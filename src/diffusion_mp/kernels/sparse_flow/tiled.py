@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.segments import Buffers, at_once, by_stacks, even, joined, plus_product
+from diffusion_mp.kernels.segments import (
+    Buffers,
+    at_once,
+    by_stacks,
+    even,
+    joined,
+    plus_product,
+)
 from diffusion_mp.kernels.sparse_flow.rows import (
     Features,
     RowPotentials,
@@ -41,7 +48,9 @@ class _Tiles(Buffers):
 def _by_tiles(
     compute: Callable[..., tuple[Tensor, ...]], ptr: Tensor | None, inputs: list[Tensor]
 ) -> list[Tensor]:
-    return by_stacks(partial(compute, _Tiles(inputs[0], inputs[0].dtype)), ptr, inputs, TILE)
+    return by_stacks(
+        partial(compute, _Tiles(inputs[0], inputs[0].dtype)), ptr, inputs, TILE
+    )
 
 
 def _scalars(*by_row: Tensor) -> list[Tensor]:
@@ -60,10 +69,16 @@ def _together(
 ) -> list[Tensor]:
     """Return all in one dtype, at least float32, the terms as [N, H, 1] with places of the best conductors."""
     wide, _ = accumulating(*features, *terms[:6], *others)
-    return [*wide[:4], *_scalars(*wide[4:10], terms.best - _first(ptr, terms.best)), *wide[10:]]
+    return [
+        *wide[:4],
+        *_scalars(*wide[4:10], terms.best - _first(ptr, terms.best)),
+        *wide[10:],
+    ]
 
 
-def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None) -> RowPotentials:
+def potentials(
+    features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
+) -> RowPotentials:
     """Solve the rows; ``leak`` is 1/α."""
 
     def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor]:
@@ -78,7 +93,9 @@ def potentials(features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
                 closed = mask.log().transpose(1, 2)
                 s = s.add_(closed)
                 u = u.sub_(closed)
-            solved.append(solve(s, u, resistance, friction, lam[:, rows], leak[:, rows]))
+            solved.append(
+                solve(s, u, resistance, friction, lam[:, rows], leak[:, rows])
+            )
         # Also the places of the best conductors, whole numbers that floating point holds.
         return (joined([torch.cat(rows, 2) for rows in solved], 1),)
 
@@ -107,7 +124,12 @@ class _Entries:
     """z = ``through`` · max(ρ − ν ``above``, 0) of a tile: e^{s + a} and e^{u − w} − 1, written over s and u."""
 
     def __init__(
-        self, s: Tensor, u: Tensor, terms: Sequence[Tensor], rows: slice, mask: Tensor | None
+        self,
+        s: Tensor,
+        u: Tensor,
+        terms: Sequence[Tensor],
+        rows: slice,
+        mask: Tensor | None,
     ) -> None:
         a, w, self.rho, self.nu, lift, reach, best = (x[:, rows] for x in terms)
         if bool(reach.isfinite().any()):
@@ -127,7 +149,11 @@ class _Entries:
     def on_support(self, room: _Tiles) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``through``, zero where nothing flows, ``above`` and z."""
         shape = self.above.shape
-        driven = torch.mul(self.above, -self.nu, out=room("z", *shape)).add_(self.rho).clamp_min_(0)
+        driven = (
+            torch.mul(self.above, -self.nu, out=room("z", *shape))
+            .add_(self.rho)
+            .clamp_min_(0)
+        )
         self.through.mul_(torch.gt(driven, 0, out=room("gradient", *shape)))
         return self.through, self.above, driven.mul_(self.through)
 
@@ -154,7 +180,12 @@ class _Product:
 def _by_scores(features: Sequence[Tensor]) -> list[_Product]:
     """Return the gradients of q, k, q̃ and k̃ as products with those of s = q·k (twice) and of u = q̃·k̃."""
     q, k, fq, fk = features
-    return [_Product(k, False), _Product(q, True), _Product(fk, False), _Product(fq, True)]
+    return [
+        _Product(k, False),
+        _Product(q, True),
+        _Product(fk, False),
+        _Product(fq, True),
+    ]
 
 
 def product(
@@ -166,7 +197,12 @@ def product(
         v, mask = stacks[11:]
         out = _Product(v, transpose)
         for rows in _rows(v):
-            out.add(_Entries(*room.scores(stacks[:4], rows), stacks[4:11], rows, mask).flow(), rows)
+            out.add(
+                _Entries(
+                    *room.scores(stacks[:4], rows), stacks[4:11], rows, mask
+                ).flow(),
+                rows,
+            )
         return (out.total(),)
 
     return _by_tiles(compute, ptr, _together(features, terms, ptr, v))[0].to(v.dtype)
@@ -207,9 +243,15 @@ def product_backward(
             drho = by_rho.sum(2, keepdim=True)
             by_nu = above.mul_(by_rho)
             dnu = -by_nu.sum(2, keepdim=True)
-            du = by_nu.add_(by_rho).mul_(-terms[3][:, rows]).scatter_(2, terms[-1][:, rows], 0.0)
+            du = (
+                by_nu.add_(by_rho)
+                .mul_(-terms[3][:, rows])
+                .scatter_(2, terms[-1][:, rows], 0.0)
+            )
             by_row.append(
-                torch.cat([ds.sum(2, keepdim=True), -du.sum(2, keepdim=True), drho, dnu], 2)
+                torch.cat(
+                    [ds.sum(2, keepdim=True), -du.sum(2, keepdim=True), drho, dnu], 2
+                )
             )
             for gradient, tile in zip(by_scores, (ds, ds, du, du), strict=True):
                 gradient.add(tile, rows)
@@ -255,27 +297,42 @@ def pulls(
         slope dρ = −Σ z (ds − ds_o) + Σ y (du − du_o) − D dlog γ − (θ_o dlog θ_o − ζ/c_o dlog c_o)/α − μ d(1/α),
         dlog c_o = ds_o − Σ r ds,   dlog θ_o = dlog λ + du_o − Σ f du.
     """
-    a, w, rho, nu, _, _, _, log_mu, resistance, friction, slope, drag, _, support = solution
+    a, w, rho, nu, _, _, _, log_mu, resistance, friction, slope, drag, _, support = (
+        solution
+    )
     limit = exp_limit(a.dtype)
     mu = log_mu.exp()
     # θ_o = λf and θ_o/μ = λ share. The friction is read off ν where w is not u_o, see ``rows.units``.
-    log_f = torch.where((nu > 0) & (nu < 1), nu.log() + a - resistance - lam.log(), w - friction)
+    log_f = torch.where(
+        (nu > 0) & (nu < 1), nu.log() + a - resistance - lam.log(), w - friction
+    )
     f = log_f.exp()
     share = (log_f - log_mu).clamp_max(limit).exp()
     alone = torch.where(support > 0, 0.0, grad_mu)  # where nothing flows μ is α
     grad_mu = grad_mu - alone
     # Clamped for rows where nothing flows, whose gradients are zero.
-    step = (grad_rho + grad_mu * (a - resistance - log_mu).clamp_max(limit).exp()) / slope
+    step = (
+        grad_rho + grad_mu * (a - resistance - log_mu).clamp_max(limit).exp()
+    ) / slope
     both = grad_nu * nu - step * (1 - leak * lam * f - rho * slope)
     by_resistance = both + step * leak * (mu - lam * f) - grad_mu * (1 - lam * share)
     by_friction = both - step * leak * lam * f + grad_mu * lam * share
     # Ν/λ.
-    nu_of_one = torch.where(lam > 0, nu / lam, (resistance + log_f - a).clamp_max(limit).exp())
+    nu_of_one = torch.where(
+        lam > 0, nu / lam, (resistance + log_f - a).clamp_max(limit).exp()
+    )
     at_s = step * (1 - leak * mu) - grad_a + by_resistance
     at_u = grad_w - step * drag + by_friction
     by_lam = grad_nu * nu_of_one - step * leak * f + grad_mu * share
     return Pulls(
-        step, by_resistance, by_friction, at_s, at_u, nu_of_one, by_lam, leak=-(step + alone) * mu
+        step,
+        by_resistance,
+        by_friction,
+        at_s,
+        at_u,
+        nu_of_one,
+        by_lam,
+        leak=-(step + alone) * mu,
     )
 
 
@@ -315,8 +372,14 @@ def potentials_backward(
                 f = f.mul_(mask.transpose(1, 2))
             ds = flow.mul_(-some).sub_(r.mul_(by_resistance[:, rows]))
             dammed = above.mul_(through)
-            dlam.append(dammed.sum(2, keepdim=True) * some * nu[:, rows] + by_lam[:, rows])
-            drag = dammed.add_(through).mul_(terms[3][:, rows] * some).scatter_(2, best, 0.0)
+            dlam.append(
+                dammed.sum(2, keepdim=True) * some * nu[:, rows] + by_lam[:, rows]
+            )
+            drag = (
+                dammed.add_(through)
+                .mul_(terms[3][:, rows] * some)
+                .scatter_(2, best, 0.0)
+            )
             du = drag.sub_(f.mul_(by_friction[:, rows]))
             ds = ds.scatter_add_(2, best, at_s[:, rows])
             du = du.scatter_add_(2, best, at_u[:, rows])
@@ -348,7 +411,9 @@ def support(features: Features, terms: RowTerms, ptr: Tensor | None) -> Tensor:
         nodes = stacks[11].squeeze(2)
         mask = stacks[12]
         for rows in _rows(stacks[0]):
-            flow = _Entries(*room.scores(stacks[:4], rows), stacks[4:11], rows, mask).flow()
+            flow = _Entries(
+                *room.scores(stacks[:4], rows), stacks[4:11], rows, mask
+            ).flow()
             graph, target, source = (flow > 0).nonzero().unbind(1)
             found.append(nodes[:, rows][graph, target] * n + nodes[graph, source])
         return ()
