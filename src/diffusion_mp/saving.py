@@ -378,9 +378,9 @@ def _on_hub() -> Any:
             self.model.save(save_directory / FILE)
 
         @classmethod
-        def _from_pretrained(
+        def _from_pretrained(  # type: ignore[override]
             cls, *, model_id: str, classes: Any, **options: Any
-        ) -> Any:  # type: ignore[override]
+        ) -> Any:
             path = Path(model_id, FILE)
             if not path.is_file():
                 path = hf_hub_download(model_id, FILE, **options)

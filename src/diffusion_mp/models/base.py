@@ -118,9 +118,8 @@ class FeatureEncoder(nn.Module):
             raise ValueError(
                 f"{name} must be [rows, {self.channels}], one column per table; got {checks.describe(x)}."
             )
-        checks.check_device(
-            x, name, self.tables[0].weight.device, f"the tables of {name}"
-        )  # type: ignore[arg-type]
+        device = self.tables[0].weight.device
+        checks.check_device(x, name, device, f"the tables of {name}")  # type: ignore[arg-type]
         columns = columns.long()
         # An index outside of a table ends a CUDA process; but to look at values would end the graph of a compiler.
         if columns.numel() and not columns.is_meta and checks.values_to_check():

@@ -47,8 +47,8 @@ _DIVERGED = (
     ArithmeticError,
     ConvergenceError,
     SingularSystemError,
-    torch.linalg.LinAlgError,
-)  # type: ignore[attr-defined]
+    torch.linalg.LinAlgError,  # type: ignore[attr-defined]
+)
 
 
 def train(

@@ -54,8 +54,11 @@ class BatchDataModule(SplitDataModule):
         if self.batch_size is None or self.batch_size >= len(part):
             return self._in_order(0)
         return DataLoader(
-            part, self.batch_size, shuffle=True, collate_fn=ToDiffusionGraph()
-        )  # type: ignore[arg-type]
+            part,  # type: ignore[arg-type]
+            self.batch_size,
+            shuffle=True,
+            collate_fn=ToDiffusionGraph(),
+        )
 
     def together(self, part: Sequence[Data]) -> list[Data]:
         size = self.batch_size or len(part)
