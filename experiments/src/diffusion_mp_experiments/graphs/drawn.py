@@ -71,7 +71,7 @@ class SBMDataset(CachedDataset):
         num_graphs: graphs of the split; by default 10 000/2 000/2 000 (PATTERN) or 10 000/1 000/1 000 (CLUSTER).
         seed: draws patterns and graphs, 0 .. 2³⁰ − 1.
         pattern_sizes: smallest and largest number of nodes of a pattern, (20, 20) by default; PATTERN only.
-        options: transform, pre_transform, force_reload and log of `CachedDataset`.
+        options: transform, pre_transform and log of `CachedDataset`.
 
     Examples:
         >>> len(SBMDataset(folder, "CLUSTER", num_graphs=2))

@@ -232,7 +232,7 @@ class PeptidesFunctional(CachedDataset):
         root: a writable folder; graphs are kept in `root/processed/<parameters>`.
         split: "train", "val" or "test".
         num_graphs: how many of the split, from its beginning; all by default.
-        options: transform, pre_transform, force_reload and log of `CachedDataset`.
+        options: transform, pre_transform and log of `CachedDataset`.
 
     Examples:
         >>> PeptidesFunctional(folder, folder / "cache")  # says what to put where
@@ -316,4 +316,5 @@ class PeptidesFunctional(CachedDataset):
                         f"Row {row} of {_MOLECULES} must have {_CLASSES} labels 0 or 1; got {labels}."
                     )
                 data.y = torch.tensor([labels], dtype=torch.float)
+                del data.smiles
                 yield data
