@@ -28,7 +28,6 @@ from diffusion_mp_experiments.graphs import (
 from small_sets import (
     GROUPS,
     MESSAGES,
-    at_most,
     make_chickenpox,
     make_covid,
     make_newsgroups,
@@ -156,7 +155,7 @@ def tables(text: bytes) -> Iterator[bytes]:
         yield form(text)
 
 
-@pytest.mark.parametrize("block", [3, 4, 5, 7, 11, 1 << 22])
+@pytest.mark.parametrize("block", [1, 1 << 17, 1 << 26])
 @pytest.mark.parametrize("name", ["table.txt", "table.txt.gz"])
 def test_blocks_of_any_size_end_anywhere(
     block: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -165,9 +164,7 @@ def test_blocks_of_any_size_end_anywhere(
     for text in tables(b"1 2\n30 4\n5 600\n"):
         (path,) = write(tmp_path, {name: text})
         assert count_lines(path, progress=False) == 3
-        lines = [
-            line for _, part in line_blocks(path, 2, progress=False) for line in part
-        ]
+        lines = [line for _, part in line_blocks(path, progress=False) for line in part]
         assert lines == [b"1 2", b"30 4", b"5 600"]
         rows = [
             row
@@ -178,10 +175,10 @@ def test_blocks_of_any_size_end_anywhere(
     for empty in (b"", b"\n", b"\n\n \r\n", MARK, MARK + b"\r\n"):
         (path,) = write(tmp_path, {name: empty})
         assert count_lines(path, progress=False) == 0
-        assert not list(line_blocks(path, 2, progress=False))
+        assert not list(line_blocks(path, progress=False))
 
 
-@pytest.mark.parametrize("block", [3, 5, 1 << 22])
+@pytest.mark.parametrize("block", [1, 1 << 17, 1 << 26])
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -200,19 +197,13 @@ def test_a_blank_line_before_others_is_named(
     (path,) = write(tmp_path, {"table.txt": text})
     for read in (
         count_lines,
-        lambda path, progress: list(line_blocks(path, 1, progress=progress)),
+        lambda path, progress: list(line_blocks(path, progress=progress)),
     ):
         with pytest.raises(
             ValueError,
             match=rf"table\.txt, line {line}: a line with others after it must not be blank",
         ):
             read(path, progress=False)
-
-
-def test_blank_lines_take_no_memory(tmp_path: Path) -> None:
-    (path,) = write(tmp_path, {"table.txt.gz": b"1 2\n" + b"\n" * (1 << 25)})
-    with at_most(1 << 25):
-        assert count_lines(path, progress=False) == 1
 
 
 def test_a_set_whose_files_all_lack_the_last_line_break_keeps_its_last_graph(

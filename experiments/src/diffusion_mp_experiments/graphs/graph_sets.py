@@ -34,7 +34,6 @@ from diffusion_mp_experiments.files.reading import (
 from diffusion_mp_experiments.files.text_tables import line_blocks
 from diffusion_mp_experiments.graphs.cached import CachedDataset, check_collated
 
-_LINES = 1 << 16  # in memory at a time
 _TU = "from https://chrsmrrs.github.io/datasets."
 
 
@@ -106,7 +105,7 @@ def _rewrite(raw: Path, name: str, scratch: Path) -> None:
         path = raw / f"{name}_{part}.txt"
         if path.is_file():
             with (scratch / path.name).open("wb") as file:
-                for _, lines in line_blocks(path, _LINES, progress=False):
+                for _, lines in line_blocks(path, progress=False):
                     file.writelines(line + b"\n" for line in lines)
 
 

@@ -45,7 +45,8 @@ _COLUMNS = 59  # of the profiles
 _TEXTS = range(8, _COLUMNS)  # lists of words and free text
 _MISSING = (b"null", b"")
 _REGIONS = 5
-_USERS = 1 << 13  # in memory at a time; a line has about 1 000 bytes
+_USERS = 1 << 13  # in memory at a time
+_PROFILE = 1 << 20  # bytes of a line, which has about 1 000
 _FIELD = 64  # bytes of a number, a date or a gender
 _LARGEST = 1_000_000  # of public, completion percentage and age
 _DAY = re.compile(rb"\d{4}-\d\d-\d\d")
@@ -172,7 +173,7 @@ def _integers(
 
 
 def _read_profiles(path: Path, arrays: ArrayFolder, *, progress: bool = True) -> None:
-    num_users = count_lines(path, progress=progress)
+    num_users = count_lines(path, _PROFILE, progress=progress)
     if not num_users:
         raise ValueError(f"{path} must have a line for every user; it is empty.")
     user = np.zeros(num_users, np.int64)
@@ -181,7 +182,7 @@ def _read_profiles(path: Path, arrays: ArrayFolder, *, progress: bool = True) ->
     region = np.zeros(num_users, np.int64)
     codes: dict[bytes, int] = {}  # of regions, in the order of their first user
     arrays.create("x", (num_users, len(FEATURES)), np.float32)
-    for start, lines in line_blocks(path, _USERS, progress=progress):
+    for start, lines in line_blocks(path, _PROFILE, progress=progress):
         rows = [
             _fields(path, number, line) for number, line in enumerate(lines, start + 1)
         ]
