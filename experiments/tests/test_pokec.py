@@ -190,13 +190,13 @@ def test_twenty_thousand_real_users(data_root, tmp_path):
 
 
 def test_one_long_field_takes_no_room_and_friendships_may_be_none(tmp_path):
-    """NumPy makes every row of a block as long as the longest: 100 rows and one of 500 kB would be 50 MB."""
+    """NumPy makes every row of a block as long as the longest."""
     lines = [
         profile(user, completion="5" * 500_000 if user == 50 else "50")
         for user in range(100)
     ]
     with (
-        pytest.raises(ValueError, match="of column 3 has 500000 bytes"),
+        pytest.raises(ValueError, match="line 51: a line must have at most"),
         at_most(30e6),
     ):
         load(tmp_path, lines)
@@ -208,7 +208,7 @@ READ = """
 import resource, sys
 from diffusion_mp_experiments.graphs import load_pokec
 unit = 1024 if sys.platform != "darwin" else 1  # kilobytes on Linux, bytes on macOS
-data = load_pokec(sys.argv[1], progress=False)
+data = load_pokec(sys.argv[1])
 assert data.num_edges == int(sys.argv[2]) * 1_000_000
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 """

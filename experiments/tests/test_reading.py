@@ -245,7 +245,7 @@ def test_memory_is_limited(tmp_path):
 def numbers(path: Path, dtype=np.int64, **options) -> list[list[float]]:
     return [
         row
-        for _, block in number_blocks(path, 2, dtype, progress=False, **options)
+        for _, block in number_blocks(path, 2, dtype, **options)
         for row in block.tolist()
     ]
 
@@ -261,7 +261,7 @@ def zipped(path: Path, text: bytes, times: int = 1) -> Path:
 def test_a_text_without_lines_is_refused_before_it_fills_the_memory(tmp_path, text):
     """16 MB in a file of a few kB."""
     path = zipped(tmp_path / "edges.txt.gz", text, times=16)
-    for read in (numbers, lambda path: count_lines(path, progress=False)):
+    for read in (numbers, count_lines):
         said = r"edges\.txt\.gz, line 1: a line must have at most \d+ bytes"
         with pytest.raises(ValueError, match=said), at_most(64e6):
             read(path)
@@ -269,13 +269,7 @@ def test_a_text_without_lines_is_refused_before_it_fills_the_memory(tmp_path, te
 
 def test_empty_lines_long_rows_and_a_wrong_checksum(tmp_path):
     path = zipped(tmp_path / "edges.txt.gz", b"1 2\n" + b"\n" * 2**10)
-    with (
-        pytest.raises(
-            ValueError, match="line 2: a line with others after it must not be blank"
-        ),
-        at_most(128e6),
-    ):
-        numbers(path)
+    assert numbers(path) == [[1, 2]]
     path = tmp_path / "edges.txt"
     path.write_bytes(b"1 2\n3" + b" " * 200 + b"4\n")
     with pytest.raises(
@@ -283,7 +277,7 @@ def test_empty_lines_long_rows_and_a_wrong_checksum(tmp_path):
     ):
         numbers(path)
     with pytest.raises(ValueError, match="line 2: a line must have at most 100 bytes"):
-        list(line_blocks(path, 100, progress=False))
+        list(line_blocks(path, 100))
     blob = bytearray(gzip.compress(b"1 2\n3 4\n", compresslevel=0))
     blob[blob.index(b"3 4")] = ord("7")
     (tmp_path / "edges.txt.gz").write_bytes(blob)

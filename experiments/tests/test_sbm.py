@@ -40,9 +40,7 @@ def digest(data: Data) -> str:
 
 
 def cluster(root, split="train", num_graphs=2, **options) -> SBMDataset:
-    return SBMDataset(
-        root, "CLUSTER", split, num_graphs=num_graphs, **{"log": False, **options}
-    )
+    return SBMDataset(root, "CLUSTER", split, num_graphs=num_graphs, **options)
 
 
 def density(graphs: list[Data], chosen) -> float:
@@ -125,17 +123,15 @@ def planted(data: Data) -> tuple[list[int], list[tuple[int, int]]]:
 
 
 def test_every_hundredth_graph_of_any_split_carries_one_pattern(tmp_path):
-    train = SBMDataset(tmp_path, "PATTERN", num_graphs=103, log=False)
-    test = SBMDataset(tmp_path, "PATTERN", "test", num_graphs=3, log=False)
+    train = SBMDataset(tmp_path, "PATTERN", num_graphs=103)
+    test = SBMDataset(tmp_path, "PATTERN", "test", num_graphs=3)
     for i in range(3):
         assert planted(train[i]) == planted(train[100 + i]) == planted(test[i])
         assert digest(train[i]) != digest(train[100 + i])
     assert len({str(planted(train[i])) for i in range(100)}) == 100
     sizes = {
         int(g.y.sum())
-        for g in SBMDataset(
-            tmp_path, "PATTERN", num_graphs=100, pattern_sizes=(5, 34), log=False
-        )
+        for g in SBMDataset(tmp_path, "PATTERN", num_graphs=100, pattern_sizes=(5, 34))
     }
     assert sizes <= set(range(5, 35))
     assert len(sizes) > 20
@@ -145,7 +141,7 @@ def test_every_hundredth_graph_of_any_split_carries_one_pattern(tmp_path):
     ("name", "letters", "classes"), [("PATTERN", 3, 2), ("CLUSTER", 7, 6)]
 )
 def test_graphs_are_simple_and_undirected(tmp_path, name, letters, classes):
-    dataset = SBMDataset(tmp_path, name, num_graphs=5, log=False)
+    dataset = SBMDataset(tmp_path, name, num_graphs=5)
     assert (len(dataset), dataset.num_features, dataset.num_classes) == (
         5,
         letters,
@@ -172,7 +168,7 @@ def test_prefixes_seeds_splits_and_the_global_generator(tmp_path):
     )
     assert len({digest(dataset[0]) for dataset in (ten, *others)}) == 4
     found = [
-        digest(SBMDataset(tmp_path, name, "test", num_graphs=1, log=False)[0])
+        digest(SBMDataset(tmp_path, name, "test", num_graphs=1)[0])
         for name in ("PATTERN", "CLUSTER")
     ]
     assert found == ["5545658008f562d5", "76d9a1e2d0113885"]
@@ -199,13 +195,6 @@ def test_a_cache_of_other_numbers_is_refused(tmp_path, name, change, message):
     np.save(path, change(np.load(path)))
     with pytest.raises(ValueError, match=f"{message}.*Delete the folder"):
         cluster(tmp_path)
-
-
-def test_progress_is_shown_when_asked(tmp_path, capsys):
-    cluster(tmp_path, num_graphs=4)
-    assert capsys.readouterr().err == ""
-    cluster(tmp_path, num_graphs=3, log=True)
-    assert "3/3" in capsys.readouterr().err
 
 
 def test_encodings_are_saved_and_batched(tmp_path):

@@ -1,4 +1,4 @@
-"""Tables in text files, plain or gzipped, streamed block by block with a progress bar.
+"""Tables in text files, plain or gzipped, streamed block by block.
 
 `numpy.loadtxt` and `csv` hold a line of any length, and gzip compresses a thousandfold: a small file could fill the
 memory. Here at most `_BYTES` are held, in lines of bounded length.
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Shaped
-from tqdm import tqdm
 
+from diffusion_mp.runtime.progress import progress_bar
 from diffusion_mp_experiments.files.reading import reading
 
 _BYTES = 1 << 26
@@ -25,14 +25,14 @@ MARK = b"\xef\xbb\xbf"  # with which some editors begin a file in UTF-8
 _WAY_OUT = "Fetch the file again, as it was published: gzipped text where the name ends in .gz, else plain text."
 
 
-def count_lines(path: Path, longest: int = _LONGEST, *, progress: bool = True) -> int:
+def count_lines(path: Path, longest: int = _LONGEST) -> int:
     """Count the lines that `line_blocks` yields."""
-    blocks = line_blocks(path, longest, progress=progress)
+    blocks = line_blocks(path, longest)
     return sum(len(lines) for _, lines in blocks)
 
 
 def line_blocks(
-    path: Path, longest: int = _LONGEST, *, progress: bool = True
+    path: Path, longest: int = _LONGEST
 ) -> Iterator[tuple[int, list[bytes]]]:
     """Yield lists of lines without their line breaks, each with the number of its first line, from 0.
 
@@ -40,14 +40,12 @@ def line_blocks(
     Other blank lines are refused, since lines are numbered, and so is one of more than `longest` bytes.
     """
     size = path.stat().st_size
-    # For tqdm, None is: no bar where standard error is not a terminal.
-    hidden = None if progress else True
     start = 0
     blank = None
     with (
         reading(path, _WAY_OUT),
         path.open("rb") as file,
-        tqdm(desc=path.name, total=size, unit="B", disable=hidden) as bar,
+        progress_bar(path.name, "B", size) as bar,
         gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as text,
     ):
         if text.peek(len(MARK)).startswith(MARK):
@@ -83,13 +81,12 @@ def number_blocks(
     delimiter: str | None = None,
     below: int | None = None,
     what: str = "numbers",
-    progress: bool = True,
 ) -> Iterator[tuple[int, Shaped[np.ndarray, "rows columns"]]]:
     """Yield the rows of a table of finite numbers in blocks [rows, columns], each with the number of its first row.
 
     The delimiter is white space by default; with `below`, numbers must lie in 0 .. below − 1. `what` is their name.
     """
-    for start, lines in line_blocks(path, _NUMBER * columns, progress=progress):
+    for start, lines in line_blocks(path, _NUMBER * columns):
         here = f"{path}, from line {start + 1} on"
         try:
             # Older releases of NumPy only warn of 1.5 among integers.

@@ -18,9 +18,9 @@ from filelock import FileLock
 from jaxtyping import Shaped
 from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
-from tqdm import tqdm
 
 from diffusion_mp.checks import describe
+from diffusion_mp.runtime.progress import progress_bar
 from diffusion_mp_experiments.files.arrays import map_array
 from diffusion_mp_experiments.files.reading import as_path, check_indices, reading
 
@@ -119,7 +119,6 @@ class CachedDataset(InMemoryDataset):
         root, key: a writable folder, and the name of the folder of these graphs.
         num_graphs: how many `make` yields.
         transform, pre_transform: applied on access, and before saving; all attributes must be dense tensors.
-        log: show a progress bar while graphs are made.
     """
 
     def __init__(
@@ -130,11 +129,10 @@ class CachedDataset(InMemoryDataset):
         *,
         transform: Transform | None = None,
         pre_transform: Transform | None = None,
-        log: bool = True,
     ) -> None:
         self._key = key
         self._num_graphs = num_graphs
-        super().__init__(str(as_path(root, "root")), transform, pre_transform, log=log)
+        super().__init__(str(as_path(root, "root")), transform, pre_transform)
         folder = Path(self.processed_dir)
         # What a function prints has its address in this process.
         made_by = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(pre_transform))
@@ -158,12 +156,14 @@ class CachedDataset(InMemoryDataset):
         return os.path.join(self.root, "processed", self._key)
 
     def _write(self, arrays: ArrayFolder) -> None:
-        graphs: Any = tqdm(
-            self.make(), self._key, self._num_graphs, unit="graph", disable=not self.log
-        )
-        if self.pre_transform is not None:
-            graphs = map(self.pre_transform, graphs)
-        data, slices = self.collate(list(graphs))
+        graphs = []
+        with progress_bar(self._key, "graph", self._num_graphs) as bar:
+            for graph in self.make():
+                graphs.append(
+                    self.pre_transform(graph) if self.pre_transform else graph
+                )
+                bar.update()
+        data, slices = self.collate(graphs)
         for name, part in data.to_dict().items():
             if not isinstance(part, Tensor):
                 raise TypeError(
@@ -229,19 +229,11 @@ def mapped_graph(
     arrays = mapped_arrays(cache, make, sources, made_by=made_by)
     with reading(cache, "Delete the folder, and it is made anew."):
         num_nodes = len(arrays["y"])
-        (ends, num_edges) = arrays["edge_index"].shape
+        ends, num_edges = arrays["edge_index"].shape
         for name, array in arrays.items():
-            rows, found = (
-                (num_edges, "edges")
-                if name.startswith("edge_")
-                else (num_nodes, "nodes")
-            )
+            rows = num_edges if name.startswith("edge_") else num_nodes
             if name != "edge_index" and len(array) != rows:
-                raise ValueError(f"{name} has {len(array)} rows for {rows} {found}")
-            if name in ("edge_index", "y") and array.dtype != torch.long:
-                raise ValueError(
-                    f"{name} must be whole numbers of 64 bits, got {array.dtype}"
-                )
+                raise ValueError(f"{name} has {len(array)} rows, expected {rows}")
         if ends != 2:
             raise ValueError(f"edge_index must be [2, E], got [{ends}, {num_edges}]")
         check_indices(arrays["y"], classes, "y", low=-1)

@@ -10,13 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from diffusion_mp.checks import (
-    check_choice,
-    check_edge_rows,
-    check_kind,
-    check_pairs,
-    check_state,
-)
+from diffusion_mp.checks import check_choice, check_edge_rows, check_kind, check_pairs
 from diffusion_mp_experiments.files.reading import as_path, check_present
 from diffusion_mp_experiments.files.text_tables import count_lines, number_blocks
 from diffusion_mp_experiments.graphs.cached import ArrayFolder, mapped_graph
@@ -64,7 +58,6 @@ def load_ogb(
     name: OgbName,
     *,
     cache: str | Path | None = None,
-    progress: bool = True,
 ) -> Data:
     """Load a node data set of the Open Graph Benchmark (Hu et al. 2020), with the masks of its split.
 
@@ -99,7 +92,7 @@ def load_ogb(
             [*tables, *splits],
             f"{way_out}, or let the ogb package download it.",
         )
-        rows = {file: count_lines(file, progress=progress) for file in tables}
+        rows = {file: count_lines(file) for file in tables}
         counts = {
             table.row: rows[file]
             for file, table in tables.items()
@@ -112,7 +105,7 @@ def load_ogb(
                     f"{rows[file]}. Take all of them from one {archive}."
                 )
             below = counts["node"] if table.name == "edge_index" else table.classes
-            _write_table(file, table, rows[file], below, arrays, progress=progress)
+            _write_table(file, table, rows[file], below, arrays)
         _write_masks(splits, counts["node"], arrays)
 
     where = as_path(cache, "cache") if cache else folder / "processed" / "arrays"
@@ -132,13 +125,7 @@ def _raw(folder: Path, file: str) -> Path:
 
 
 def _write_table(
-    path: Path,
-    table: _Table,
-    rows: int,
-    below: int | None,
-    arrays: ArrayFolder,
-    *,
-    progress: bool,
+    path: Path, table: _Table, rows: int, below: int | None, arrays: ArrayFolder
 ) -> None:
     """Write the attribute of a table: edges [2, E], one column as [rows], and anything else as [rows, columns]."""
     # each undirected edge becomes two rows, one after the other
@@ -160,13 +147,7 @@ def _write_table(
         what = "numbers"
     arrays.create(table.name, shape, table.dtype)
     blocks = number_blocks(
-        path,
-        table.columns,
-        table.dtype,
-        delimiter=",",
-        below=below,
-        what=what,
-        progress=progress,
+        path, table.columns, table.dtype, delimiter=",", below=below, what=what
     )
     for start, block in blocks:
         here = slice(copies * start, copies * (start + len(block)))
@@ -184,7 +165,7 @@ def _write_masks(splits: dict[Path, str], num_nodes: int, arrays: ArrayFolder) -
     split_of = np.full(num_nodes, -1)
     for number, (path, name) in enumerate(splits.items()):
         for start, nodes in number_blocks(
-            path, 1, np.int64, below=num_nodes, what="nodes", progress=False
+            path, 1, np.int64, below=num_nodes, what="nodes"
         ):
             values, times = np.unique(nodes, return_counts=True)
             again = values[(times > 1) | (split_of[values] >= 0)]
@@ -223,7 +204,6 @@ class SumEdgeFeatures(BaseTransform):
         nodes = int(data.num_nodes or 0)
         edges = check_pairs(data.edge_index, "data.edge_index", nodes, attr.device)
         check_edge_rows(attr, edges.size(1), "data.edge_attr")
-        check_state(attr, "data.edge_attr")
         x = torch.zeros(nodes, attr.size(1), dtype=torch.float64, device=attr.device)
         for start in range(0, edges.size(1), _BLOCK):
             here = slice(start, start + _BLOCK)

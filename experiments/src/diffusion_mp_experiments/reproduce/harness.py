@@ -194,12 +194,8 @@ class _Harness:
     ) -> Planned:
         config = self.table.config(row, settings)
         record = {"table": self.table.name, "row": row.name, "config": digest(config)}
-        return record | {
-            "split": split,
-            "seed": seed,
-            "tuning": tuning,
-            "settings": settings,
-        }, config
+        run = {"split": split, "seed": seed, "tuning": tuning, "settings": settings}
+        return record | run, config
 
     def run(self, runs: Sequence[Planned], jobs: int, bar: "tqdm[Any]") -> None:
         metric = self.table.metric.name
@@ -208,10 +204,9 @@ class _Harness:
             for planned, config in runs
             if (saved := self.saved(planned)) or key(planned) not in self.done
         }
+        # What is done does not count in the estimate of the time left.
         bar.n += len(runs) - len(left)
-        bar.initial += len(runs) - len(
-            left
-        )  # they do not count in the estimate of the time left
+        bar.initial += len(runs) - len(left)
         bar.refresh()
         for (planned, *_), result in each(_train, list(left.values()), jobs):
             record = {**planned, **result}
@@ -293,15 +288,7 @@ class _Harness:
         return lines
 
 
-def _train(
-    planned: Record, config: dict[str, Any], metric: str, save: Path | None, device: str
-) -> Record:
-    return train(
-        config,
-        metric,
-        planned["split"],
-        planned["seed"],
-        planned["tuning"],
-        save,
-        device,
-    )
+def _train(planned: Record, config: dict[str, Any], *options: Any) -> Record:
+    metric, save, device = options
+    run = planned["split"], planned["seed"], planned["tuning"]
+    return train(config, metric, *run, save, device)

@@ -288,22 +288,15 @@ def find_table(name: str, folder: Path | None = None) -> Path:
 
 
 def _no_table(name: str, folder: Path | None) -> str:
-    parts = [f"There is no table {name!r}."]
-    for tables, where in (
-        (folder, f"in {folder}"),
-        (configs_folder(), "of this package"),
-    ):
-        if tables is not None:
-            names = sorted(path.parent.name for path in tables.glob("*/table.yaml"))
-            parts.append(
-                f"Tables {where} are {', '.join(names)}."
-                if names
-                else f"There are no tables {where}."
-            )
-    parts.append(
-        "A table of your own is a folder with table.yaml; give the folder that holds it as --configs."
+    folders = [tables for tables in (folder, configs_folder()) if tables is not None]
+    names = [
+        f"in {tables} are {[path.parent.name for path in sorted(tables.glob('*/table.yaml'))]}"
+        for tables in folders
+    ]
+    return (
+        f"There is no table {name!r}: tables {' and '.join(names)}. A table of your own is a folder with table.yaml; "
+        "give the folder that holds it as --configs."
     )
-    return " ".join(parts)
 
 
 def load_table(folder: Path, root: str | None = None) -> Table:

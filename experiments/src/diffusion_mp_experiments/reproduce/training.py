@@ -76,9 +76,8 @@ def train(
     """
     start = time.perf_counter()
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text(
-            "5"
-        )  # Linux measures the peak from here on
+        # Linux measures the peak of memory from here on.
+        Path("/proc/self/clear_refs").write_text("5")
     with warnings.catch_warnings(), isolate_rng():
         warnings.filterwarnings("ignore", module=r"(torch_geometric|torchmetrics)\b")
         warnings.filterwarnings(
@@ -257,7 +256,7 @@ def _fit(
 @torch.no_grad()
 def _evaluate(module: Any, batches: Iterable[Any], stage: str) -> None:
     training = module.training
-    step = module.validation_step if stage == "val" else module.test_step
+    step = {"val": module.validation_step, "test": module.test_step}[stage]
     module.eval()
     module.on_validation_epoch_start()
     for number, batch in enumerate(batches):
@@ -272,11 +271,7 @@ def _measured(
 ) -> dict[str, Any]:
     def value(stage: str) -> float | None:
         try:
-            _evaluate(
-                module,
-                data.val_dataloader() if stage == "val" else data.test_dataloader(),
-                stage,
-            )
+            _evaluate(module, getattr(data, f"{stage}_dataloader")(), stage)
         except _DIVERGED:
             return None
         number = logged.take(f"{stage}_{metric}")
