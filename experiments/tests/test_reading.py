@@ -70,13 +70,6 @@ OTHER_NUMBERS = [
     (b"0 1\n2 -inf\n", np.float32, {}, "line 2: the numbers must be finite"),
     (b"0 1\n2 1e300\n", np.float32, {}, "line 2: the numbers must be finite"),
     (b"0 1\n\xff\xfe 1\n", np.int64, {}, "from line 1 on"),
-    (b"\n0 1\n", np.int64, {}, "line 1: a line with others after it must not be blank"),
-    (
-        b"0 1\n  \n\t\n2 3\n",
-        np.int64,
-        {},
-        "line 2: a line with others after it must not be blank",
-    ),
 ]
 
 
