@@ -20,11 +20,12 @@ OgbName = Literal["ogbn-arxiv", "ogbn-proteins"]
 
 @dataclass(frozen=True)
 class _Table:
-    """The attribute that a file becomes, its columns, type and classes; undirected edges are in the file once."""
+    """The attribute of a file, its columns, type, name in sentences and classes; undirected edges are in it once."""
 
     name: str
     columns: int
     dtype: type[np.generic]
+    what: str = "numbers"
     classes: int | None = None
     undirected: bool = False
 
@@ -39,15 +40,15 @@ _SPLITS = {"train": "train", "valid": "val", "test": "test"}  # OGB's names and 
 _FOLDERS = {"ogbn-arxiv": "time", "ogbn-proteins": "species"}  # of the splits
 _TABLES = {
     "ogbn-arxiv": {
-        "edge": _Table("edge_index", 2, np.int64),
+        "edge": _Table("edge_index", 2, np.int64, "nodes"),
         "node-feat": _Table("x", 128, np.float32),
-        "node-label": _Table("y", 1, np.int64, classes=40),
+        "node-label": _Table("y", 1, np.int64, "labels", classes=40),
         "node_year": _Table("node_year", 1, np.int64),
     },
     "ogbn-proteins": {
-        "edge": _Table("edge_index", 2, np.int64, undirected=True),
+        "edge": _Table("edge_index", 2, np.int64, "nodes", undirected=True),
         "edge-feat": _Table("edge_attr", 8, np.float32, undirected=True),
-        "node-label": _Table("y", 112, np.int64, classes=2),
+        "node-label": _Table("y", 112, np.int64, "labels", classes=2),
         "node_species": _Table("node_species", 1, np.int64),
     },
 }
@@ -128,26 +129,15 @@ def _write_table(
     path: Path, table: _Table, rows: int, below: int | None, arrays: ArrayFolder
 ) -> None:
     """Write the attribute of a table: edges [2, E], one column as [rows], and anything else as [rows, columns]."""
-    # each undirected edge becomes two rows, one after the other
-    if table.undirected:
-        copies = 2
-    else:
-        copies = 1
+    # Each undirected edge becomes two rows, one after the other.
+    copies = 1 + table.undirected
     is_edges = table.name == "edge_index"
-    shape = (
-        (2, copies * rows)
-        if is_edges
-        else (copies * rows, table.columns)[: 1 if table.columns == 1 else 2]
-    )
+    shape = (copies * rows, *([table.columns] if table.columns > 1 else []))
     if is_edges:
-        what = "nodes"
-    elif below:
-        what = "labels"
-    else:
-        what = "numbers"
+        shape = (2, copies * rows)
     arrays.create(table.name, shape, table.dtype)
     blocks = number_blocks(
-        path, table.columns, table.dtype, delimiter=",", below=below, what=what
+        path, table.columns, table.dtype, delimiter=",", below=below, what=table.what
     )
     for start, block in blocks:
         here = slice(copies * start, copies * (start + len(block)))

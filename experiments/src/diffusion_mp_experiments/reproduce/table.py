@@ -350,7 +350,7 @@ def _gathered(folder: Path, *below: Path) -> tuple[Config, dict[str, Path]]:
     own = {path.stem: path for path in folder.glob("*.yaml") if path.stem != "table"}
     if "like" not in content:
         return content, own
-    name = content.pop("like")
+    name = str(content.pop("like"))
     try:
         like = find_table(name, folder.parent)
     except FileNotFoundError as error:
@@ -397,7 +397,7 @@ def _read_row(files: Mapping[str, Path], name: str, *below: str) -> Config:
     own = _read(files[name])
     if "like" not in own:
         return own
-    if (like := own.pop("like")) not in files or like in (name, *below):
+    if (like := str(own.pop("like"))) not in files or like in (name, *below):
         raise ValueError(
             f"{files[name]} is like {like}, which is no other row of this table."
         )
