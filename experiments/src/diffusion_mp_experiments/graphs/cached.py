@@ -137,6 +137,7 @@ class CachedDataset(InMemoryDataset):
         # What a function prints has its address in this process.
         made_by = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(pre_transform))
         arrays = mapped_arrays(folder, self._write, made_by=made_by)
+        # The record has the shapes; what a graph needs of the numbers is checked each time.
         data = {name: part for name, part in arrays.items() if _SLICES not in name}
         with reading(folder, "Delete the folder, and it is made anew."):
             slices = {name: arrays[f"{name}{_SLICES}"] for name in data}

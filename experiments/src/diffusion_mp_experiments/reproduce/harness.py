@@ -90,6 +90,7 @@ def searches(table: Table, row: Row) -> list[Search]:
         settings.append(
             {path: drawn(path, axis, random) for path, axis in axes.items()}
         )
+    # One setting needs no scores to be the best.
     tuned = len(settings) > 1
     if table.nested:
         return [

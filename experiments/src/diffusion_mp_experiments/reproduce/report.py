@@ -69,6 +69,7 @@ def _by_split(table: Table, runs: Sequence[Record], name: str) -> dict[int, floa
     values: dict[int, list[float]] = {}
     worst = 0.0 if table.metric.mode == "max" else math.inf
     for run in runs:
+        # With one split, seeds are what differs from run to run.
         unit = run["seed"] if table.splits == 1 else run["split"]
         values.setdefault(unit, []).append(worst if run[name] is None else run[name])
     return {

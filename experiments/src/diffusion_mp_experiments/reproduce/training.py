@@ -43,6 +43,7 @@ MEASURES = {
     "spread": "‖Z − mean‖² / ‖Z‖²",
     "rank": "effective rank",
 }
+# What a network raises that has diverged: such a run is the worst of its row, other errors end the table.
 _DIVERGED = (
     ArithmeticError,
     ConvergenceError,
@@ -83,7 +84,9 @@ def train(
         warnings.filterwarnings(
             "ignore", message="Sparse CSR tensor support is in beta"
         )
+        # No two pairs of split and seed begin with the same weights, for fewer than 1000 seeds.
         pl.seed_everything(1000 * split + seed, workers=True, verbose=False)
+        # Predictors compute with NumPy and scikit-learn.
         device = "cpu" if "predictor" in config["module"] else device
         data = _data(json.dumps(config["data"], sort_keys=True), split, tuning, device)
         module = made_module(config, data).to(device)
@@ -242,12 +245,14 @@ def _fit(
                 state = {
                     name: value.clone() for name, value in module.state_dict().items()
                 }
+            # NaN is never above a score, so it would only end the patience.
             if not math.isfinite(new):
                 ended = "diverged"
             elif done - best >= patience:
                 ended = "patience"
     except _DIVERGED as error:
         ended = f"diverged: {error}"
+    # Without a finite score there is no best epoch, and nothing to go back to.
     if state:
         module.load_state_dict(state)
     return {"epoch": best, "epochs": done, "ended": ended}
