@@ -181,9 +181,9 @@ class _Harness:
                 yield number, self.planned(search.row, settings, split, 0, tuning=True)
 
     def reported(self, row: Row) -> Iterator[Planned]:
-        found = searches(self.table, row)
+        of_row = searches(self.table, row)
         for split in range(self.table.splits):
-            search = found[split if self.table.nested else 0]
+            search = of_row[split if self.table.nested else 0]
             settings = search.best(self.values(search))
             yield from (
                 self.planned(row, settings, split, seed, tuning=False)

@@ -31,9 +31,9 @@ def lines(table: Table, records: Sequence[Record]) -> list[Line]:
     runs: dict[str, list[Record]] = {row.name: [] for row in table.rows}
     searches: dict[str, list[Record]] = {row.name: [] for row in table.rows}
     for record in records:
-        made = {"run": runs, "search": searches}.get(record["kind"], {})
-        if record["row"] in made:
-            made[record["row"]].append(record)
+        by_row = {"run": runs, "search": searches}.get(record["kind"], {})
+        if record["row"] in by_row:
+            by_row[record["row"]].append(record)
     tests = {name: _by_split(table, mine, "test") for name, mine in runs.items()}
     compared = {*table.baselines, "gcn"} & tests.keys()
     found = []

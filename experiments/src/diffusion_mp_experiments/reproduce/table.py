@@ -364,8 +364,8 @@ def _gathered(folder: Path, *below: Path) -> tuple[Config, dict[str, Path]]:
     if "search" in content:
         merged["search"] = search = _over(other.get("search", {}), content["search"])
         # Its own first, since axes are drawn in this order.
-        own_axes = {path: search[path] for path in content["search"]}
-        merged["search"] = {**own_axes, **search}
+        first = {path: search[path] for path in content["search"]}
+        merged["search"] = {**first, **search}
     return merged, {**files, **own}
 
 
