@@ -360,13 +360,11 @@ def _gathered(folder: Path, *below: Path) -> tuple[Config, dict[str, Path]]:
     if like in (folder, *below):
         raise ValueError(f"{path} is like {name}, which is no other table.")
     other, files = _gathered(like, folder, *below)
-    merged = {**other, **content}
-    if "search" in content:
-        merged["search"] = search = _over(other.get("search", {}), content["search"])
+    search = content.get("search", {})
+    if isinstance(search, dict):
         # Its own first, since axes are drawn in this order.
-        first = {path: search[path] for path in content["search"]}
-        merged["search"] = {**first, **search}
-    return merged, {**files, **own}
+        content["search"] = {**search, **_over(other.get("search", {}), search)}
+    return {**other, **content}, {**files, **own}
 
 
 def _over(other: Any, own: Any) -> Any:
