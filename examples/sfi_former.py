@@ -146,7 +146,6 @@ class Blocks(Benchmark):
                 split,
                 num_graphs=size,
                 pre_transform=AddLaplacianPE(EIGENVECTORS),
-                log=False,
             )
             for split, size in run.sizes.items()
         }

@@ -34,7 +34,6 @@ EXTRAS = (
     "pytest",
     "hypothesis",
     "beartype",
-    "optuna",
     "filelock",
     "huggingface_hub",
     "diffusion_mp_experiments",

@@ -37,7 +37,7 @@ class Few(CachedDataset):
     """Some graphs that take a moment each."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, "cache", NUM_GRAPHS, log=False)
+        super().__init__(folder, "cache", NUM_GRAPHS)
 
     def make(self) -> Iterator[Data]:
         for i in range(NUM_GRAPHS):

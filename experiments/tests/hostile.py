@@ -77,7 +77,7 @@ def check_data(data: Data) -> None:
 
 
 def _read_snap(folder: Path) -> list[Data]:
-    data = graphs.load_pokec(folder, progress=False)
+    data = graphs.load_pokec(folder)
     assert data.x.shape == (data.num_nodes, 65)
     return [data]
 
@@ -94,7 +94,7 @@ def _read_imdb(name: str, folder: Path) -> list[Data]:
 
 def _read_numbers(folder: Path) -> list[Data]:
     for _, block in number_blocks(
-        folder / "numbers.csv.gz", 3, np.float32, delimiter=",", progress=False
+        folder / "numbers.csv.gz", 3, np.float32, delimiter=","
     ):
         assert (block.dtype, block.shape[1]) == (np.float32, 3)
         assert np.isfinite(block).all()
@@ -105,12 +105,12 @@ def _read_peptides(folder: Path) -> list[Data]:
     return [
         data
         for s in ("train", "val")
-        for data in graphs.PeptidesFunctional(folder, folder / "c", s, log=False)
+        for data in graphs.PeptidesFunctional(folder, folder / "c", s)
     ]
 
 
 def _read_ogb(name: str, folder: Path) -> list[Data]:
-    return [graphs.load_ogb(folder, name, progress=False)]
+    return [graphs.load_ogb(folder, name)]
 
 
 _SBM = "processed/CLUSTER-train-2-seed0-v1"
@@ -124,7 +124,7 @@ _ROWS: list[Format] = [
     Format(
         "graphs",
         lambda _: [],
-        lambda folder: graphs.SBMDataset(folder, "CLUSTER", num_graphs=2, log=False),
+        lambda folder: graphs.SBMDataset(folder, "CLUSTER", num_graphs=2),
         _SBM,
     ),
     Format(

@@ -158,18 +158,6 @@ def test_what_is_no_whole_archive_is_one_sentence(tmp_path, pack, blob, said):
         read(path)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [lambda blob: blob[:-5], lambda blob: blob[:60], lambda blob: blob + b"junk"],
-)
-def test_a_gzip_that_is_damaged(tmp_path, damage):
-    path = saved(tmp_path / "a.tar.gz", damage(gzip.compress(TWO + END)))
-    with pytest.raises(
-        ValueError, match=rf"^{re.escape(str(path))}: .*Fetch the archive again"
-    ):
-        read(path)
-
-
 def test_a_header_decides_nothing_about_memory(tmp_path):
     """One header says that 256 MB of attributes follow; zeros compress to nothing."""
     path = tmp_path / "a.tar.gz"

@@ -144,12 +144,11 @@ def prepare(kind: str, folder: Path, state: str) -> Path:
     if state != "absent":
         cache_racers.RACES[kind](folder)
         if state == "broken":
-            next(cache.glob("a2.npy" if kind == "arrays" else "graphs.pt")).unlink()
-        elif kind == "arrays":
-            record = (cache / "sources.json").read_text()
-            (cache / "sources.json").write_text(record.replace("today", "yesterday"))
+            sorted(cache.glob("*.npy"))[-1].unlink()
         else:
-            (cache / "graphs.pt").write_bytes((cache / "graphs.pt").read_bytes()[:-20])
+            record = json.loads((cache / "sources.json").read_text())
+            record["made_by"] = "yesterday"
+            (cache / "sources.json").write_text(json.dumps(record))
     return cache
 
 

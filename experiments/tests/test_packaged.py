@@ -52,10 +52,10 @@ def test_a_table_that_is_nowhere_is_a_sentence_with_those_that_are(
     write_table(tmp_path, "mine")
     assert main(["reproduce", "letters", *options]) == 2
     said = capsys.readouterr().err
-    assert "There is no table 'letters'." in said
-    assert "Tables of this package are actor, " in said
-    assert ("Tables in . are mine." in said) == (options == ["--configs=."])
-    assert ("There are no tables in none." in said) == (options == ["--configs=none"])
+    assert "There is no table 'letters'" in said
+    assert "are ['actor', " in said
+    assert ("in . are ['mine']" in said) == (options == ["--configs=."])
+    assert ("in none are []" in said) == (options == ["--configs=none"])
 
 
 @pytest.mark.parametrize(

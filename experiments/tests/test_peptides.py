@@ -28,8 +28,8 @@ BAD_ROWS = [
 @needs_rdkit
 def test_graphs_labels_and_order_of_the_split(tmp_path, monkeypatch):
     make_peptides(tmp_path)
-    benzene, ethanol = PeptidesFunctional(tmp_path, tmp_path / "cache", log=False)
-    (methane,) = PeptidesFunctional(tmp_path, tmp_path / "cache", "val", log=False)
+    benzene, ethanol = PeptidesFunctional(tmp_path, tmp_path / "cache")
+    (methane,) = PeptidesFunctional(tmp_path, tmp_path / "cache", "val")
     assert (benzene.num_nodes, benzene.num_edges) == (6, 12)
     assert (ethanol.x.shape, ethanol.edge_attr.shape) == ((3, 9), (4, 3))
     assert (methane.num_nodes, methane.num_edges) == (1, 0)
@@ -37,12 +37,12 @@ def test_graphs_labels_and_order_of_the_split(tmp_path, monkeypatch):
     assert ethanol.y.tolist() == [[1, 0, 0, 0, 0, 0, 0, 0, 0, 1]]
     assert ethanol.y.dtype == torch.float32
     assert ethanol.is_undirected()
-    first = PeptidesFunctional(tmp_path, tmp_path / "cache", num_graphs=1, log=False)
+    first = PeptidesFunctional(tmp_path, tmp_path / "cache", num_graphs=1)
     assert [data.num_nodes for data in first] == [6]
     monkeypatch.setattr(
         PeptidesFunctional, "make", lambda self: pytest.fail("made again")
     )
-    assert len(PeptidesFunctional(tmp_path, tmp_path / "cache", log=False)) == 2
+    assert len(PeptidesFunctional(tmp_path, tmp_path / "cache")) == 2
 
 
 @needs_rdkit
@@ -50,7 +50,7 @@ def test_graphs_labels_and_order_of_the_split(tmp_path, monkeypatch):
 def test_bad_rows_are_refused(tmp_path, smiles, labels, message):
     make_peptides(tmp_path, **{smiles: labels})
     with pytest.raises(ValueError, match=message):
-        PeptidesFunctional(tmp_path, tmp_path / "cache", "test", log=False)
+        PeptidesFunctional(tmp_path, tmp_path / "cache", "test")
     assert not list((tmp_path / "cache" / "processed").glob("*-test-1"))
 
 
@@ -63,11 +63,11 @@ def test_bad_splits_and_missing_files(tmp_path, monkeypatch):
     with pytest.raises(
         ModuleNotFoundError, match=r"diffusion-mp-experiments\[molecules\]"
     ):
-        PeptidesFunctional(tmp_path, tmp_path / "cache", log=False)
+        PeptidesFunctional(tmp_path, tmp_path / "cache")
     for rows, message in (
         ([{"any": "object"}], "allow_pickle"),
-        ([-1], "not one of row numbers"),
-        ([0.5], "not one"),
+        ([-1], "rows of train"),
+        ([0.5], "rows of train"),
     ):
         np.savez(split, train=np.array(rows))
         with pytest.raises(ValueError, match=message):
@@ -85,7 +85,7 @@ def test_the_real_file(data_root, tmp_path):
     folder = data_root / "peptides-functional"
     if not folder.is_dir():
         pytest.skip(f"no peptides-functional at {data_root}")
-    dataset = PeptidesFunctional(folder, tmp_path, "test", num_graphs=60, log=False)
+    dataset = PeptidesFunctional(folder, tmp_path, "test", num_graphs=60)
     assert dataset.num_features == 9
     # LRGB: 150.9 atoms and 307.3 directed bonds on average; 60 peptides stray from it.
     nodes, edges = (
@@ -96,7 +96,7 @@ def test_the_real_file(data_root, tmp_path):
     assert edges / nodes == pytest.approx(307.3 / 150.9, rel=0.02)
     assert dataset._data.y.shape == (60, 10)
     rows = [
-        PeptidesFunctional(folder, tmp_path, s, num_graphs=1, log=False)._rows[0]
+        PeptidesFunctional(folder, tmp_path, s, num_graphs=1)._rows[0]
         for s in ("train", "val", "test")
     ]
     assert rows == [1, 6, 0]

@@ -15,17 +15,11 @@ from signal import SIGINT, SIGKILL
 import pytest
 import torch
 from filelock import FileLock
-from optuna.storages import InMemoryStorage
 
 from diffusion_mp import load
 from diffusion_mp_experiments.reproduce import harness
 from diffusion_mp_experiments.reproduce.figures import draw_curves
-from diffusion_mp_experiments.reproduce.harness import (
-    Search,
-    key,
-    open_storage,
-    reproduce,
-)
+from diffusion_mp_experiments.reproduce.harness import key, reproduce, searches
 from diffusion_mp_experiments.reproduce.report import lines, section
 from diffusion_mp_experiments.reproduce.table import Records, load_table, parsed
 from diffusion_mp_experiments.train import DigitsDataModule
@@ -293,10 +287,8 @@ def test_trials_come_one_after_the_other_and_one_that_diverged_anywhere_is_out(
     """Less is better here, and the best trial of all diverges on the second of two tuning splits."""
     metric = {"name": "mse", "mode": "min", "title": "MSE", "scale": 1.0}
     table = load_table(write_table(tmp_path, tuning=2, metric=metric))
-    lrs = [
-        settings["lr"]
-        for settings in Search(table, table.row("gcn"), InMemoryStorage()).settings
-    ]
+    (search,) = searches(table, table.row("gcn"))
+    lrs = [settings["lr"] for settings in search.settings]
     asked = []
 
     def validation(lr, split, tuning):
@@ -312,10 +304,12 @@ def test_trials_come_one_after_the_other_and_one_that_diverged_anywhere_is_out(
         9.0,
         9.0,
     ]
-    trials = Search(
-        table, table.row("gcn"), open_storage(tmp_path / "out" / "search.log")
-    ).study.trials
-    assert [trial.value for trial in trials] == [
+    (trials,) = (
+        line["trials"]
+        for line in results
+        if line["kind"] == "search" and line["row"] == "gcn"
+    )
+    assert [trial["value"] for trial in trials] == [
         None if lr == min(lrs) else -lr for lr in lrs
     ]
 

@@ -1,14 +1,12 @@
 """Items of sequence data sets: by any whole number, from a seed of their own."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from diffusion_mp.data import pad
-from diffusion_mp_experiments.sequences import ListOps, Pathfinder, SequenceDataset
+from diffusion_mp_experiments.sequences import ListOps, SequenceDataset
 from diffusion_mp_experiments.sequences.dataset import item_random
 
 
@@ -47,34 +45,6 @@ def test_sequences_in_a_loader_by_any_whole_number() -> None:
             IndexError, match=rf"index must lie in 0 \.\. 4; got {index}"
         ):
             LIST_OPS.item(index)
-
-
-@pytest.mark.usefixtures("no_typecheck")
-@pytest.mark.parametrize(
-    "index",
-    [
-        1.5,
-        "a",
-        None,
-        True,
-        slice(0, 2),
-        [0, 1],
-        torch.tensor([0, 1]),
-        torch.tensor(0.5),
-    ],
-)
-def test_indices_and_seeds_that_are_none(index: Any) -> None:
-    for read in (
-        Counting().__getitem__,
-        Pathfinder(num=4).__getitem__,
-        Pathfinder(num=4).scene,
-        LIST_OPS.item,
-    ):
-        with pytest.raises(TypeError, match="index must be a whole number; got"):
-            read(index)
-    for task in (ListOps, Pathfinder):
-        with pytest.raises(TypeError, match="seed must be a whole number"):
-            task(seed=index)
 
 
 def test_neighbouring_keys_give_unrelated_numbers() -> None:

@@ -319,10 +319,6 @@ def test_sets_of_graphs_in_parts(tmp_path):
     data = train.FacebookDataModule(str(tmp_path), "small", train=0.5, val=0.25).data
     sides = [visible_labels(data.y, side) >= 0 for side in (False, True)]
     assert torch.equal(data.train_mask | data.val_mask | data.test_mask, sides[0])
-    with pytest.raises(NotImplementedError, match="must define parts"):
-        BatchDataModule(4, 0, False).parts()
-    with pytest.raises(NotImplementedError, match="must define load"):
-        FullGraphDataModule().parts()
 
 
 def test_the_first_snapshots_train_and_windows_roll_before_the_test(chickenpox):

@@ -19,10 +19,10 @@ from diffusion_mp.checks import (
     as_whole,
     check_choice,
     check_counts,
-    check_number,
+    check_kind,
     check_positive,
     check_seed,
-    describe,
+    check_share,
 )
 from diffusion_mp_experiments.files.reading import as_path
 from diffusion_mp_experiments.graphs.cached import (
@@ -71,7 +71,7 @@ class SBMDataset(CachedDataset):
         num_graphs: graphs of the split; by default 10 000/2 000/2 000 (PATTERN) or 10 000/1 000/1 000 (CLUSTER).
         seed: draws patterns and graphs, 0 .. 2³⁰ − 1.
         pattern_sizes: smallest and largest number of nodes of a pattern, (20, 20) by default; PATTERN only.
-        options: transform, pre_transform, force_reload and log of `CachedDataset`.
+        options: transform and pre_transform of `CachedDataset`.
 
     Examples:
         >>> len(SBMDataset(folder, "CLUSTER", num_graphs=2))
@@ -101,16 +101,10 @@ class SBMDataset(CachedDataset):
             raise ValueError(
                 f"pattern_sizes {pattern_sizes} belong to PATTERN; leave them out for {name}."
             )
-        sizes = pattern_sizes or (20, 20)
-        if not isinstance(sizes, (tuple, list)) or len(sizes) != 2:
-            raise TypeError(
-                f"pattern_sizes must be two whole numbers, (smallest, largest); got {describe(sizes)}."
-            )
-        low, high = (
-            as_whole(size, f"pattern_sizes[{place}]")
-            for place, size in enumerate(sizes)
-        )
-        if not 1 <= low <= high:
+        sizes = (20, 20) if pattern_sizes is None else pattern_sizes
+        check_kind(sizes, "pattern_sizes", (tuple, list), "two whole numbers")
+        low, high = sizes
+        if not 1 <= as_whole(low, "pattern_sizes") <= as_whole(high, "pattern_sizes"):
             raise ValueError(
                 f"pattern_sizes must have 1 <= smallest <= largest; got {low, high}."
             )
@@ -271,10 +265,8 @@ def synthetic_pokec(
     """
     check_counts(num_edges=num_edges, num_features=num_features)
     check_counts(2, num_nodes=num_nodes)
-    for name, share in (("homophily", homophily), ("unlabelled", unlabelled)):
-        check_number(
-            share, name, lambda p: 0 <= p <= 1, "be a probability, from 0 to 1"
-        )
+    check_share(homophily, "homophily", "edges within a class")
+    check_share(unlabelled, "unlabelled", "nodes without a label")
     check_positive(signal, "signal", allow_zero=True)
     check_positive(spread, "spread", allow_zero=True)
     if spread > _SPREAD:

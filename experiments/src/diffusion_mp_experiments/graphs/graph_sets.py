@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 from torch.nn.functional import one_hot
 from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.io import read_tu_data
@@ -20,6 +19,7 @@ from torch_geometric.utils import from_smiles
 from diffusion_mp.checks import (
     check_choice,
     check_counts,
+    check_finite,
     check_kind,
     describe,
     needed_by,
@@ -34,7 +34,6 @@ from diffusion_mp_experiments.files.reading import (
 from diffusion_mp_experiments.files.text_tables import line_blocks
 from diffusion_mp_experiments.graphs.cached import CachedDataset, check_collated
 
-_LINES = 1 << 16  # in memory at a time
 _TU = "from https://chrsmrrs.github.io/datasets."
 
 
@@ -66,17 +65,10 @@ def load_tu(root: str | Path, name: str) -> list[Data]:
         if data.x is None:
             raise ValueError("its nodes have neither labels nor attributes")
         data.x = data.x.float()
-        if len(slices["x"]) - 1 != len(data.y):
+        check_finite(data.x, "attributes")
+        if data.y.dim() != 1 or data.y.is_floating_point():
             raise ValueError(
-                f"its nodes are those of {len(slices['x']) - 1} graphs, but it has {len(data.y)} labels"
-            )
-        if (
-            not data.x.isfinite().all()
-            or data.y.dim() != 1
-            or data.y.is_floating_point()
-        ):
-            raise ValueError(
-                f"attributes must be finite, and labels of graphs whole numbers; got {describe(data.y)}"
+                f"labels of graphs must be whole numbers; got {describe(data.y)}"
             )
         # PyG leaves out the last graphs where they have no edges: theirs start where all others end.
         starts = {key: torch.as_tensor(slices[key]) for key in data.to_dict()}
@@ -106,7 +98,7 @@ def _rewrite(raw: Path, name: str, scratch: Path) -> None:
         path = raw / f"{name}_{part}.txt"
         if path.is_file():
             with (scratch / path.name).open("wb") as file:
-                for _, lines in line_blocks(path, _LINES, progress=False):
+                for _, lines in line_blocks(path):
                     file.writelines(line + b"\n" for line in lines)
 
 
@@ -147,73 +139,39 @@ def load_synmol(root: str | Path, split: Literal["train", "test"]) -> list[Data]
         arrays = {key: torch.from_numpy(part) for key, part in read.items()}
         edge_feat = arrays.pop("edge_feat").float()
         numbers = {key: part.long() for key, part in arrays.items()}
-        _check(numbers, edge_feat)
-    nodes = numbers["num_nodes"].tolist()
-    edges = numbers["num_edges"].tolist()
-    parts = {
-        "x": one_hot(numbers["atom_type"]).float().split(nodes),
-        "edge_index": numbers["edge_index_local"].split(edges, dim=1),
-        "edge_attr": edge_feat.split(edges),
-        "y": numbers["y"].split(1),
-        "node_label": numbers["node_label"].split(nodes),
-    }
-    return [
-        Data(**{key: part[row] for key, part in parts.items()})
-        for row in numbers[f"{split}_index"].tolist()
-    ]
-
-
-def _check(arrays: dict[str, Tensor], edge_feat: Tensor) -> None:
-    nodes = arrays["num_nodes"]
-    edges = arrays["num_edges"]
-    total = len(arrays["atom_type"])
-    pairs = len(edge_feat)
-    graphs = len(arrays["y"])
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
-        ("atom_type", "node_label"), (total,)
-    )
-    shapes |= {
-        **dict.fromkeys(("num_nodes", "num_edges"), (graphs,)),
-        "edge_index_local": (2, pairs),
-    }
-    for name, shape in shapes.items():
-        if (found := arrays[name].shape) != shape:
-            raise ValueError(
-                f"{name} is {list(found)} for {total} nodes, {pairs} edges and {graphs} graphs"
-            )
-    if edge_feat.dim() != 2 or not edge_feat.isfinite().all():
-        raise ValueError(
-            f"edge_feat must be finite numbers [{pairs}, F], got {list(edge_feat.shape)}"
+        check_finite(edge_feat, "edge_feat")
+        nodes = numbers["num_nodes"]
+        edges = numbers["num_edges"]
+        check_indices(
+            numbers["edge_index_local"],
+            nodes.repeat_interleave(edges),
+            "edge_index_local",
         )
-    if (
-        (nodes < 1).any()
-        or (edges < 0).any()
-        or int(nodes.sum()) != total
-        or int(edges.sum()) != pairs
-    ):
-        raise ValueError(
-            f"num_nodes and num_edges do not add up to {total} nodes and {pairs} edges"
-        )
-    check_indices(
-        arrays["edge_index_local"], nodes.repeat_interleave(edges), "edge_index_local"
-    )
-    limits = {
-        "atom_type": _ATOMS,
-        "y": 2,
-        "node_label": 2,
-        "train_index": graphs,
-        "test_index": graphs,
-    }
-    for name, below in limits.items():
-        check_indices(arrays[name], below, name)
-    chosen = torch.cat([arrays["train_index"], arrays["test_index"]])
-    if len(chosen.unique()) < len(chosen):
-        raise ValueError("a molecule is twice in train_index and test_index")
+        limits = {"atom_type": _ATOMS, "y": 2, "node_label": 2}
+        limits |= dict.fromkeys(("train_index", "test_index"), len(nodes))
+        for name, below in limits.items():
+            check_indices(numbers[name], below, name)
+        chosen = torch.cat([numbers["train_index"], numbers["test_index"]])
+        if len(chosen.unique()) < len(chosen):
+            raise ValueError("a molecule is twice in train_index and test_index")
+        # `split` refuses sizes that do not add up to the length.
+        parts = {
+            "x": one_hot(numbers["atom_type"]).float().split(nodes.tolist()),
+            "edge_index": numbers["edge_index_local"].split(edges.tolist(), dim=1),
+            "edge_attr": edge_feat.split(edges.tolist()),
+            "y": numbers["y"].split(1),
+            "node_label": numbers["node_label"].split(nodes.tolist()),
+        }
+        return [
+            Data(**{key: part[row] for key, part in parts.items()})
+            for row in numbers[f"{split}_index"].tolist()
+        ]
 
 
 _MOLECULES = "raw/peptide_multi_class_dataset.csv.gz"
 _SPLIT = "splits_random_stratified_peptide.npz"
 _CLASSES = 10
+_ROWS = 15_535
 _LRGB = "Fetch it anew, from https://github.com/vijaydwivedi75/lrgb."
 
 
@@ -232,7 +190,7 @@ class PeptidesFunctional(CachedDataset):
         root: a writable folder; graphs are kept in `root/processed/<parameters>`.
         split: "train", "val" or "test".
         num_graphs: how many of the split, from its beginning; all by default.
-        options: transform, pre_transform, force_reload and log of `CachedDataset`.
+        options: transform and pre_transform of `CachedDataset`.
 
     Examples:
         >>> PeptidesFunctional(folder, folder / "cache")  # says what to put where
@@ -263,14 +221,7 @@ class PeptidesFunctional(CachedDataset):
         )
         with reading(official, _LRGB):
             rows = read_npz(official, [split], _LARGEST)[split]
-            if (
-                rows.dtype.kind not in "iu"
-                or rows.ndim != 1
-                or (len(rows) and rows.min() < 0)
-            ):
-                raise ValueError(
-                    f"its {split} is an array {rows.dtype} {rows.shape}, not one of row numbers"
-                )
+            check_indices(torch.from_numpy(rows), _ROWS, f"the rows of {split}")
             self._rows = rows.tolist()
         if num_graphs is not None:
             check_counts(num_graphs=num_graphs)
@@ -298,10 +249,6 @@ class PeptidesFunctional(CachedDataset):
             molecules = list(
                 csv.DictReader(io.StringIO(text.decode("utf-8-sig"), newline=""))
             )
-            if self._rows and max(self._rows) >= len(molecules):
-                raise ValueError(
-                    f"it has {len(molecules)} rows, and {_SPLIT} asks for row {max(self._rows)}"
-                )
             for row in self._rows:
                 data = from_smiles(molecules[row]["smiles"])
                 labels = json.loads(molecules[row]["labels"])
@@ -316,4 +263,5 @@ class PeptidesFunctional(CachedDataset):
                         f"Row {row} of {_MOLECULES} must have {_CLASSES} labels 0 or 1; got {labels}."
                     )
                 data.y = torch.tensor([labels], dtype=torch.float)
+                del data.smiles
                 yield data

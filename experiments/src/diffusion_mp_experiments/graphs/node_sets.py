@@ -15,8 +15,8 @@ from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, to_undirected
 
 from diffusion_mp.checks import (
-    as_whole,
     check_counts,
+    check_finite,
     check_flags,
     check_kind,
     check_number,
@@ -71,26 +71,16 @@ def load_heterophilous(root: str | Path, name: str) -> Data:
         x, y, edges, *masks = map(
             torch.from_numpy, read_npz(path, names, _NPZ).values()
         )
-        if x.dim() != 2 or not x.is_floating_point() or not x.isfinite().all():
-            raise ValueError(
-                f"node_features must be finite numbers [N, C], got {list(x.shape)} of {x.dtype}"
-            )
-        check_indices(y, len(y) if y.dim() == 1 else 1, "node_labels")
+        check_finite(x, "node_features")
+        check_indices(y, len(x), "node_labels")
         check_indices(edges, len(x), "edges")
-        if y.shape != x.shape[:1] or edges.dim() != 2 or edges.size(1) != 2:
+        nodes = len(x)
+        shapes = [x.dim(), y.shape, edges.shape[1:], *(mask.shape for mask in masks)]
+        expected = [2, (nodes,), (2,), *[(len(masks[0]), nodes)] * 3]
+        if shapes != expected or {mask.dtype for mask in masks} != {torch.bool}:
             raise ValueError(
-                f"node_labels {list(y.shape)} and edges {list(edges.shape)} do not go with {len(x)} nodes"
+                f"features, labels, ends of edges and masks of bools do not go together: {shapes}"
             )
-        for part, mask in zip(_MASKS, masks, strict=True):
-            if (
-                mask.dtype != torch.bool
-                or mask.dim() != 2
-                or mask.shape != (len(masks[0]), len(x))
-                or not len(mask)
-            ):
-                raise ValueError(
-                    f"{part}_masks must be bools [splits, {len(x)}], got {[*mask.shape]} of {mask.dtype}"
-                )
         if (torch.stack(masks).sum(0) > 1).any():
             raise ValueError("a node is in two parts of a split")
         edge_index = to_undirected(edges.t().contiguous().long(), num_nodes=len(y))
@@ -160,7 +150,6 @@ def _one_hot(columns: Shaped[np.ndarray, "N columns"]) -> Tensor:
     return x
 
 
-_MOST = 60_000  # images
 _MNIST = "PyTorch's torchvision.datasets.MNIST downloads it to this place."
 
 
@@ -176,8 +165,6 @@ def load_mnist(root: str | Path, num_images: int = 15_000) -> Data:
         FileNotFoundError: MNIST...train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz. Put it there; PyTorch's...
     """
     check_counts(num_images=num_images)
-    if num_images > _MOST:
-        raise ValueError(f"num_images must be at most {_MOST}, got {num_images}.")
     raw = as_path(root, "root") / "raw"
     images = raw / "train-images-idx3-ubyte.gz"
     labels = raw / "train-labels-idx1-ubyte.gz"
@@ -245,12 +232,7 @@ def load_newsgroups(
         FileNotFoundError: 20 Newsgroups...missing 20news-bydate.tar.gz. Fetch 20news-bydate.tar.gz from http...
     """
     check_counts(num_words=num_words)
-    if (
-        isinstance(groups, str)
-        or not groups
-        or not all(isinstance(group, str) for group in groups)
-    ):
-        raise TypeError(f"groups must be names of newsgroups; got {groups!r}.")
+    check_kind(groups, "groups", (list, tuple), "names of newsgroups")
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     path = as_path(root, "root") / _ARCHIVE
@@ -289,12 +271,8 @@ def load_digits(num_neighbors: int = 5) -> Data:
     """
     from sklearn.datasets import load_digits as sklearn_digits
 
+    check_counts(num_neighbors=num_neighbors)
     pixels, labels = sklearn_digits(return_X_y=True)
-    num_neighbors = as_whole(num_neighbors, "num_neighbors")
-    if not 1 <= num_neighbors < len(pixels):
-        raise ValueError(
-            f"num_neighbors must be between 1 and {len(pixels) - 1}, got {num_neighbors}."
-        )
     # Sixteenths are exact in every floating-point format, and so are the distances between them.
     data = Data(
         x=torch.from_numpy(pixels / 16).float(), y=torch.from_numpy(labels).long()

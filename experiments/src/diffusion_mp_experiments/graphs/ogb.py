@@ -10,13 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from diffusion_mp.checks import (
-    check_choice,
-    check_edge_rows,
-    check_kind,
-    check_pairs,
-    check_state,
-)
+from diffusion_mp.checks import check_choice, check_edge_rows, check_kind, check_pairs
 from diffusion_mp_experiments.files.reading import as_path, check_present
 from diffusion_mp_experiments.files.text_tables import count_lines, number_blocks
 from diffusion_mp_experiments.graphs.cached import ArrayFolder, mapped_graph
@@ -26,11 +20,12 @@ OgbName = Literal["ogbn-arxiv", "ogbn-proteins"]
 
 @dataclass(frozen=True)
 class _Table:
-    """The attribute that a file becomes, its columns, type and classes; undirected edges are in the file once."""
+    """The attribute of a file, its columns, type, name in sentences and classes; undirected edges are in it once."""
 
     name: str
     columns: int
     dtype: type[np.generic]
+    what: str = "numbers"
     classes: int | None = None
     undirected: bool = False
 
@@ -45,15 +40,15 @@ _SPLITS = {"train": "train", "valid": "val", "test": "test"}  # OGB's names and 
 _FOLDERS = {"ogbn-arxiv": "time", "ogbn-proteins": "species"}  # of the splits
 _TABLES = {
     "ogbn-arxiv": {
-        "edge": _Table("edge_index", 2, np.int64),
+        "edge": _Table("edge_index", 2, np.int64, "nodes"),
         "node-feat": _Table("x", 128, np.float32),
-        "node-label": _Table("y", 1, np.int64, classes=40),
+        "node-label": _Table("y", 1, np.int64, "labels", classes=40),
         "node_year": _Table("node_year", 1, np.int64),
     },
     "ogbn-proteins": {
-        "edge": _Table("edge_index", 2, np.int64, undirected=True),
+        "edge": _Table("edge_index", 2, np.int64, "nodes", undirected=True),
         "edge-feat": _Table("edge_attr", 8, np.float32, undirected=True),
-        "node-label": _Table("y", 112, np.int64, classes=2),
+        "node-label": _Table("y", 112, np.int64, "labels", classes=2),
         "node_species": _Table("node_species", 1, np.int64),
     },
 }
@@ -64,7 +59,6 @@ def load_ogb(
     name: OgbName,
     *,
     cache: str | Path | None = None,
-    progress: bool = True,
 ) -> Data:
     """Load a node data set of the Open Graph Benchmark (Hu et al. 2020), with the masks of its split.
 
@@ -99,7 +93,7 @@ def load_ogb(
             [*tables, *splits],
             f"{way_out}, or let the ogb package download it.",
         )
-        rows = {file: count_lines(file, progress=progress) for file in tables}
+        rows = {file: count_lines(file) for file in tables}
         counts = {
             table.row: rows[file]
             for file, table in tables.items()
@@ -112,7 +106,7 @@ def load_ogb(
                     f"{rows[file]}. Take all of them from one {archive}."
                 )
             below = counts["node"] if table.name == "edge_index" else table.classes
-            _write_table(file, table, rows[file], below, arrays, progress=progress)
+            _write_table(file, table, rows[file], below, arrays)
         _write_masks(splits, counts["node"], arrays)
 
     where = as_path(cache, "cache") if cache else folder / "processed" / "arrays"
@@ -132,41 +126,18 @@ def _raw(folder: Path, file: str) -> Path:
 
 
 def _write_table(
-    path: Path,
-    table: _Table,
-    rows: int,
-    below: int | None,
-    arrays: ArrayFolder,
-    *,
-    progress: bool,
+    path: Path, table: _Table, rows: int, below: int | None, arrays: ArrayFolder
 ) -> None:
     """Write the attribute of a table: edges [2, E], one column as [rows], and anything else as [rows, columns]."""
-    # each undirected edge becomes two rows, one after the other
-    if table.undirected:
-        copies = 2
-    else:
-        copies = 1
+    # Each undirected edge becomes two rows, one after the other.
+    copies = 1 + table.undirected
     is_edges = table.name == "edge_index"
-    shape = (
-        (2, copies * rows)
-        if is_edges
-        else (copies * rows, table.columns)[: 1 if table.columns == 1 else 2]
-    )
+    shape = (copies * rows, *([table.columns] if table.columns > 1 else []))
     if is_edges:
-        what = "nodes"
-    elif below:
-        what = "labels"
-    else:
-        what = "numbers"
+        shape = (2, copies * rows)
     arrays.create(table.name, shape, table.dtype)
     blocks = number_blocks(
-        path,
-        table.columns,
-        table.dtype,
-        delimiter=",",
-        below=below,
-        what=what,
-        progress=progress,
+        path, table.columns, table.dtype, delimiter=",", below=below, what=table.what
     )
     for start, block in blocks:
         here = slice(copies * start, copies * (start + len(block)))
@@ -184,7 +155,7 @@ def _write_masks(splits: dict[Path, str], num_nodes: int, arrays: ArrayFolder) -
     split_of = np.full(num_nodes, -1)
     for number, (path, name) in enumerate(splits.items()):
         for start, nodes in number_blocks(
-            path, 1, np.int64, below=num_nodes, what="nodes", progress=False
+            path, 1, np.int64, below=num_nodes, what="nodes"
         ):
             values, times = np.unique(nodes, return_counts=True)
             again = values[(times > 1) | (split_of[values] >= 0)]
@@ -223,7 +194,6 @@ class SumEdgeFeatures(BaseTransform):
         nodes = int(data.num_nodes or 0)
         edges = check_pairs(data.edge_index, "data.edge_index", nodes, attr.device)
         check_edge_rows(attr, edges.size(1), "data.edge_attr")
-        check_state(attr, "data.edge_attr")
         x = torch.zeros(nodes, attr.size(1), dtype=torch.float64, device=attr.device)
         for start in range(0, edges.size(1), _BLOCK):
             here = slice(start, start + _BLOCK)

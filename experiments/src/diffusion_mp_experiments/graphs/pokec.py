@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int64, Shaped
+from jaxtyping import Bool, Float, Int, Int64, Shaped
 from torch_geometric.data import Data
 
 from diffusion_mp.checks import check_choice, check_finite
@@ -45,8 +45,8 @@ _COLUMNS = 59  # of the profiles
 _TEXTS = range(8, _COLUMNS)  # lists of words and free text
 _MISSING = (b"null", b"")
 _REGIONS = 5
-_USERS = 1 << 13  # in memory at a time; a line has about 1 000 bytes
-_FIELD = 64  # bytes of a number, a date or a gender
+_USERS = 1 << 13  # in memory at a time
+_PROFILE = 1 << 18  # bytes of a line, which has about 1 000
 _LARGEST = 1_000_000  # of public, completion percentage and age
 _DAY = re.compile(rb"\d{4}-\d\d-\d\d")
 
@@ -65,7 +65,6 @@ def load_pokec(
     source: Source = "snap",
     *,
     cache: str | Path | None = None,
-    progress: bool = True,
 ) -> Data:
     """Load Pokec (Takac & Zabovsky 2012): 1 632 803 users, 30 622 564 directed friendships, labels are genders.
 
@@ -107,8 +106,8 @@ def load_pokec(
             "Pokec", root, files, f"{_HOW_TO_GET[source]} and put them there. {instead}"
         )
         if source == "snap":
-            _read_profiles(files[0], arrays, progress=progress)
-            _read_friendships(files[1], arrays, progress=progress)
+            _read_profiles(files[0], arrays)
+            _read_friendships(files[1], arrays)
         else:
             _read_mat(files[0], arrays)
 
@@ -117,12 +116,12 @@ def load_pokec(
     )
 
 
-def _read_friendships(path: Path, arrays: ArrayFolder, *, progress: bool) -> None:
+def _read_friendships(path: Path, arrays: ArrayFolder) -> None:
     user = np.load(arrays.path / "user_id.npy")
     order = np.argsort(user)
     ids = user[order]
-    arrays.create("edge_index", (2, count_lines(path, progress=progress)), np.int64)
-    for start, pairs in number_blocks(path, 2, np.int64, progress=progress):
+    arrays.create("edge_index", (2, count_lines(path)), np.int64)
+    for start, pairs in number_blocks(path, 2, np.int64):
         place = np.searchsorted(ids, pairs).clip(max=len(ids) - 1)
         stranger = pairs[ids[place] != pairs]
         if len(stranger):
@@ -171,8 +170,8 @@ def _integers(
     return integers
 
 
-def _read_profiles(path: Path, arrays: ArrayFolder, *, progress: bool = True) -> None:
-    num_users = count_lines(path, progress=progress)
+def _read_profiles(path: Path, arrays: ArrayFolder) -> None:
+    num_users = count_lines(path, _PROFILE)
     if not num_users:
         raise ValueError(f"{path} must have a line for every user; it is empty.")
     user = np.zeros(num_users, np.int64)
@@ -181,14 +180,13 @@ def _read_profiles(path: Path, arrays: ArrayFolder, *, progress: bool = True) ->
     region = np.zeros(num_users, np.int64)
     codes: dict[bytes, int] = {}  # of regions, in the order of their first user
     arrays.create("x", (num_users, len(FEATURES)), np.float32)
-    for start, lines in line_blocks(path, _USERS, progress=progress):
+    for start, lines in line_blocks(path, _PROFILE):
         rows = [
             _fields(path, number, line) for number, line in enumerate(lines, start + 1)
         ]
         here = slice(start, start + len(rows))
         columns = list(zip(*rows, strict=True))
         try:
-            _check_lengths(columns)
             user[here] = np.array(columns[0]).astype(np.int64)
             label[here] = _genders(columns[3])
             numbers[here] = np.stack(
@@ -238,45 +236,44 @@ def _fields(path: Path, number: int, line: bytes) -> list[bytes]:
     return fields
 
 
-def _check_lengths(columns: Sequence[Sequence[bytes]]) -> None:
-    """Refuse long fields, for NumPy makes every row as long as the longest."""
-    for place in (0, 1, 2, 3, 5, 6, 7):
-        longest = max(columns[place], key=len)
-        if len(longest) > _FIELD:
-            raise ValueError(
-                f"{longest[:_FIELD]!r} … of column {place + 1} has {len(longest)} bytes"
-            )
-
-
 def _numbers(column: Sequence[bytes]) -> Float[np.ndarray, " rows"]:
-    numbers = np.array(
-        [b"-1" if field in _MISSING else field for field in column]
-    ).astype(float)
-    stated = np.array([field not in _MISSING for field in column])
-    wrong = stated & ~((numbers >= 0) & (numbers <= _LARGEST))
+    numbers = _where_stated(column, b"nan").astype(float)
+    # What is written as "nan" is a text, and no number that was left out.
+    wrong = _stated(column) & ~((numbers >= 0) & (numbers <= _LARGEST))
     if wrong.any():
         raise ValueError(
             f"{column[int(wrong.argmax())]!r} does not lie in 0 .. {_LARGEST}"
         )
-    return np.where(stated, numbers, np.nan)
+    return numbers
 
 
 def _days(column: Sequence[bytes]) -> Float[np.ndarray, " rows"]:
     """Days since 1970, without the time of day."""
-    dates = [b"1970-01-01" if field in _MISSING else field[:10] for field in column]
+    dates = [date[:10] for date in _where_stated(column, b"1970-01-01").tolist()]
     for date in dates:
         if not _DAY.fullmatch(date):  # NumPy would take "today" for one
             raise ValueError(f"{date!r} is no date")
     # NumPy 1 ends the process at bytes that are no date.
     days = np.array([date.decode("ascii") for date in dates])
-    stated = np.array([field not in _MISSING for field in column])
-    return np.where(stated, days.astype("datetime64[D]").astype(np.float64), np.nan)
+    return np.where(
+        _stated(column), days.astype("datetime64[D]").astype(np.float64), np.nan
+    )
 
 
 def _genders(column: Sequence[bytes]) -> Int[np.ndarray, " rows"]:
     if unknown := set(column) - {b"0", b"1", *_MISSING}:
         raise ValueError(f"gender {unknown.pop()!r} is neither 0, 1 nor null")
-    return np.array([-1 if field in _MISSING else int(field) for field in column])
+    return _where_stated(column, b"-1").astype(np.int64)
+
+
+def _stated(column: Sequence[bytes]) -> Bool[np.ndarray, " rows"]:
+    return ~np.isin(np.array(column), _MISSING)
+
+
+def _where_stated(
+    column: Sequence[bytes], instead: bytes
+) -> Shaped[np.ndarray, " rows"]:
+    return np.where(_stated(column), np.array(column), instead)
 
 
 def _features(

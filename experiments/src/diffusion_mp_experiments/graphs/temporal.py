@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import ToUndirected
 
-from diffusion_mp.checks import as_whole, check_choice, check_kind, check_state
+from diffusion_mp.checks import as_whole, check_choice, check_kind
 from diffusion_mp_experiments.files.reading import (
     as_path,
     check_indices,
@@ -123,8 +123,6 @@ def fit_forecast(
     check_kind(snapshots, "snapshots", (list, tuple), "a list of Data")
     for snapshot in snapshots:
         check_kind(snapshot, "snapshots", Data, "a list of Data")
-        check_state(snapshot.x, "x of snapshots")
-        check_kind(snapshot.y, "y of snapshots", Tensor, "a tensor [N]")
     if not snapshots:
         raise ValueError(
             "snapshots must hold at least one snapshot to learn from; got none."

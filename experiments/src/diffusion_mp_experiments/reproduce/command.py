@@ -155,15 +155,9 @@ def run_results(args: list[str]) -> None:
         help="the --out of `reproduce`: its tables replace those in --results",
     )
     parser.add_argument("--configs", type=folder, help=_CONFIGS_HELP)
-    for name, what in (
-        ("results", "results of tables, a file each"),
-        ("docs", "the page and its pictures"),
-    ):
+    for name in ("results", "docs"):
         parser.add_argument(
-            f"--{name}",
-            type=folder,
-            default=Path(name),
-            help=f"folder of {what}, ./{name} if not given",
+            f"--{name}", type=folder, default=Path(name), help="folder, %(default)s"
         )
     options = parser.parse_args(args)
     print(write_page(options.configs, options.results, options.docs, options.made))

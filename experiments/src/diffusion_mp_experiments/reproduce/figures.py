@@ -31,7 +31,7 @@ def _looks() -> Iterator[dict[str, Any]]:
 
 
 def _panels(width: float, height: float, count: int = 1) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=120)
     panels = list(figure.subplots(1, count, squeeze=False)[0])
     for axes in panels:
         axes.grid(linewidth=0.3)
@@ -63,19 +63,16 @@ def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
         # A single run has no standard error, so it gets no bar; matplotlib 3.7 stops where all of them are NaN.
         errors = [0.0 if math.isnan(error) else 2 * error for _, (_, error) in shown]
         places = [place + 0.18 * (k - (len(baselines) - 1) / 2) for place, _ in shown]
-        look: dict[str, Any] = {
-            "fmt": _MARKERS[k],
-            "color": _COLOURS[k],
-            "markersize": 4,
-            "capsize": 2,
-            "linewidth": 1,
-        }
         axes.errorbar(
             means,
             places,
             xerr=errors,
             label=f"ahead of {table.row(name).title}",
-            **look,
+            fmt=_MARKERS[k],
+            color=_COLOURS[k],
+            markersize=4,
+            capsize=2,
+            linewidth=1,
         )
     axes.axvline(0, color="black", linewidth=0.8)
     # a constant is far behind, and others close together.
@@ -88,7 +85,7 @@ def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
         title=table.title,
     )
     figure.legend(loc="outside lower center", ncols=len(baselines), frameon=False)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path)
 
 
 # Kinds of models, and how the titles of their rows begin; the first that fits counts.
@@ -133,13 +130,9 @@ def draw_overview(path: Path, tables: Sequence[tuple[Table, Sequence[Line]]]) ->
         for panel, kind in zip(panels, _KINDS, strict=True):
             if kind in best:
                 mean, error = (each / whole for each in best[kind].differences["gcn"])
-                colour = (
-                    _COLOURS[2]
-                    if mean > error
-                    else _COLOURS[1]
-                    if mean < -error
-                    else "#777777"
-                )
+                colour = "#777777"
+                if abs(mean) > error:
+                    colour = _COLOURS[2 if mean > 0 else 1]
                 panel.errorbar(
                     mean,
                     place,
@@ -168,7 +161,7 @@ def draw_overview(path: Path, tables: Sequence[tuple[Table, Sequence[Line]]]) ->
         panel.set_title(kind, fontsize=9)
     label = "ahead of the tuned GCN by −20, −5, 0, 5, 20 points (of errors, % of the GCN's), ± 1 standard error"
     figure.supxlabel(label, fontsize=9)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path)
 
 
 def draw_search(path: Path, table: Table, records: Iterable[Record]) -> None:
@@ -199,13 +192,13 @@ def draw_search(path: Path, table: Table, records: Iterable[Record]) -> None:
         xlabel=f"validation {table.metric.title}, one mark per trial",
         title=f"{table.title}: the search",
     )
-    figure.savefig(path, dpi=120)
+    figure.savefig(path)
 
 
 def _save(path: Path, figure: Figure, title: str, curves: int) -> None:
     figure.suptitle(title)
     figure.legend(loc="outside lower center", ncols=min(3, curves), frameon=False)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path)
 
 
 def draw_states(path: Path, table: Table, lines: Sequence[Line]) -> None:
@@ -214,15 +207,11 @@ def draw_states(path: Path, table: Table, lines: Sequence[Line]) -> None:
     figure, panels = _panels(4.2 * len(MEASURES) + 1, 4.4, len(MEASURES))
     for (title, known), look in zip(curves, _looks(), strict=False):
         last = known.get(len(sweep.values) - 1)
+        states = last.states if last is not None else {}
         for panel, name in zip(panels, MEASURES, strict=True):
-            if last is not None and last.states.get(name):
+            if states.get(name):
                 label = title if panel is panels[0] else None
-                panel.plot(
-                    range(len(last.states[name])),
-                    last.states[name],
-                    **{**look, "markersize": 2},
-                    label=label,
-                )
+                panel.plot(states[name], **{**look, "markersize": 2}, label=label)
     for panel, (name, label) in zip(panels, MEASURES.items(), strict=True):
         panel.set(
             xlabel="layer", ylabel=label, yscale="linear" if name == "rank" else "log"
@@ -281,12 +270,7 @@ def draw_energies(path: Path, table: Table, lines: Sequence[Line]) -> None:
         _looks(),
         strict=False,
     ):
-        axes.plot(
-            range(len(line.states["F"])),
-            line.states["F"],
-            label=line.title,
-            **{**look, "markersize": 3},
-        )
+        axes.plot(line.states["F"], **{**look, "markersize": 3}, label=line.title)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(
         xlabel="steps",
@@ -295,4 +279,4 @@ def draw_energies(path: Path, table: Table, lines: Sequence[Line]) -> None:
         title=f"{table.title}: the energy of the trained networks",
     )
     axes.legend(frameon=False)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path)

@@ -4,20 +4,10 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
-import optuna
+import numpy as np
 from filelock import FileLock, Timeout
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-)
-from optuna.samplers import RandomSampler
-from optuna.storages import BaseStorage, JournalStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.trial import TrialState, create_trial
 from tqdm import tqdm
 
 from diffusion_mp_experiments.reproduce.table import (
@@ -26,7 +16,6 @@ from diffusion_mp_experiments.reproduce.table import (
     Row,
     Table,
     budget,
-    complete_lines,
     digest,
     write_records,
 )
@@ -34,112 +23,48 @@ from diffusion_mp_experiments.reproduce.training import train
 from diffusion_mp_experiments.train.checkpoints import check_writable
 from diffusion_mp_experiments.train.many_runs import each
 
-_KINDS = ("choice", "uniform", "loguniform")
 
-
-def open_storage(path: Path) -> BaseStorage:
-    """Open Optuna's journal in a file that no other process uses; an unfinished last line is cut off."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    complete_lines(path)
-    # A killed process would leave Optuna's own lock behind, unlike that of the folder (`reproduce`).
-    return JournalStorage(JournalFileBackend(str(path), Lock()))  # type: ignore[arg-type]
-
-
-def distribution(path: str, axis: Any) -> BaseDistribution:
-    """Optuna's distribution for the axis of a path (`model.dropout`).
+def drawn(path: str, axis: Any, random: np.random.RandomState) -> Any:
+    """Draw a value of the axis of a path (`model.dropout`).
 
     An axis is `{"choice": [...]}` of plain values, `{"uniform": [low, high]}` or `{"loguniform": [low, high]}`.
     """
-    if (
-        not isinstance(axis, dict)
-        or len(axis) != 1
-        or (kind := next(iter(axis))) not in _KINDS
-    ):
-        raise ValueError(
-            f"the axis {path} must be one of {', '.join(_KINDS)} with a list; got {axis!r}."
-        )
-    values = axis[kind]
-    if kind == "choice":
-        if not isinstance(values, list) or not all(
-            isinstance(v, bool | int | float | str | None) for v in values
-        ):
-            raise ValueError(
-                f"the choices of {path} must be a list of numbers, names or null; got {values!r}."
-            )
-        if not values:
-            raise ValueError(
-                f"the choices of {path} must be a value or more; got none."
-            )
-        return CategoricalDistribution(values)
     try:
-        low, high = map(float, values)  # YAML reads 1e-4, without a point, as text
-    except (TypeError, ValueError):
-        low = high = math.nan
-    if not isinstance(values, list) or not (
-        math.isfinite(low) and math.isfinite(high) and low < high
-    ):
-        raise ValueError(
-            f"{kind} of {path} must be [low, high], two numbers in order; got {values!r}."
-        )
-    if kind == "loguniform" and low <= 0:
-        raise ValueError(
-            f"loguniform of {path} must be [low, high] with low above 0; got {values!r}."
-        )
-    return FloatDistribution(low, high, log=kind == "loguniform")
+        match axis:
+            case {"choice": [_, *_] as choices} if _plain(choices):
+                # A uniform number for each of several, as Optuna drew for the published tables.
+                if len(choices) == 1:
+                    return choices[0]
+                return choices[int(random.uniform(size=len(choices)).argmax())]
+            case {"uniform": [low, high]} if float(low) < float(high):
+                return random.uniform(float(low), float(high))
+            case {"loguniform": [low, high]} if 0 < float(low) < float(high):
+                # YAML reads 1e-4, without a point, as text.
+                return math.exp(
+                    random.uniform(math.log(float(low)), math.log(float(high)))
+                )
+    except (TypeError, ValueError, OverflowError):
+        pass  # an end that is no finite number
+    raise ValueError(
+        f"the axis {path} must be a choice of numbers, names or null, or uniform or loguniform with [low, high], two "
+        f"numbers in order; got {axis!r}."
+    )
 
 
-class Search:
+def _plain(values: list[Any]) -> bool:
+    return all(isinstance(value, bool | int | float | str | None) for value in values)
+
+
+class Search(NamedTuple):
     """The trials of a row, each on all tuning splits; a row without axes has one trial and no splits.
 
-    The settings of trial k are drawn with the seed k. So a search that was stopped continues as it would have, and rows
-    draw the same values of shared axes. With nested tuning the validation nodes of the reported `split` decide.
+    With nested tuning there is a search for every reported `split`, on its validation nodes.
     """
 
-    def __init__(
-        self, table: Table, row: Row, storage: BaseStorage, split: int | None = None
-    ) -> None:
-        self.row = row
-        self.split = split
-        splits = [split] if split is not None else list(range(int(table.tuning)))
-        declared = table.axes(row)
-        axes = {path: distribution(path, axis) for path, axis in declared.items()}
-        name = digest(
-            {
-                "search": [
-                    digest(table.config(row, {})),
-                    declared,
-                    splits,
-                    table.metric.name,
-                ]
-            }
-        )
-        self.study = optuna.create_study(
-            storage=storage,
-            study_name=f"{row.name} {name}",
-            direction="maximize",
-            load_if_exists=True,
-        )
-        count = table.trials if axes else 1
-        for number in range(len(self.study.get_trials(deepcopy=False)), count):
-            # Drawn in another study and added complete: a kill leaves no trial with half of its settings.
-            drawn = (
-                optuna.create_study(sampler=RandomSampler(seed=number)).ask(axes).params
-            )
-            self.study.add_trial(
-                create_trial(state=TrialState.RUNNING, params=drawn, distributions=axes)
-            )
-        self.settings: list[dict[str, Any]] = [
-            trial.params for trial in self.study.get_trials(deepcopy=False)[:count]
-        ]
-        self.splits = splits if count > 1 else []
-
-    def tell(self, values: Mapping[int, float | None]) -> None:
-        """Record the values of trials, of which higher is better; ``None`` if it diverged. Recorded values stay."""
-        trials = self.study.get_trials(deepcopy=False)
-        for number, value in values.items():
-            if trials[number].state == TrialState.RUNNING:
-                state = TrialState.FAIL if value is None else TrialState.COMPLETE
-                self.study.tell(number, value, state=state)
+    row: Row
+    split: int | None
+    splits: list[int]
+    settings: list[dict[str, Any]]
 
     def best(self, values: Mapping[int, float | None]) -> dict[str, Any]:
         if not self.splits:
@@ -150,6 +75,29 @@ class Search:
                 f"All trials of row {self.row.name!r} diverged; lower its learning rates."
             )
         return self.settings[max(known, key=lambda number: (known[number], -number))]
+
+
+def searches(table: Table, row: Row) -> list[Search]:
+    """The search of a row, or with nested tuning one for every split.
+
+    The settings of trial k are drawn with the seed k, so a search that was stopped or gets more trials goes on as it
+    would have, and rows draw the same values of shared axes.
+    """
+    axes = table.axes(row)
+    settings = []
+    for number in range(table.trials if axes else 1):
+        random = np.random.RandomState(number)
+        settings.append(
+            {path: drawn(path, axis, random) for path, axis in axes.items()}
+        )
+    # One setting needs no scores to be the best.
+    tuned = len(settings) > 1
+    if table.nested:
+        return [
+            Search(row, split, [split] if tuned else [], settings)
+            for split in range(table.splits)
+        ]
+    return [Search(row, None, [*range(int(table.tuning))] if tuned else [], settings)]
 
 
 #: A training that is planned: the beginning of its record, and its configuration.
@@ -177,10 +125,10 @@ def reproduce(
 ) -> list[Record]:
     """Make the rows of a table (`only` these), or continue what was stopped; return its lines in `results.jsonl`.
 
-    The folder `out` gets `runs.jsonl`, a line for every training that has ended, `search.log`, Optuna's trials, and in
-    the end `results.jsonl`: the budget, and of every row that is complete its reported runs and its search. `jobs` is
-    the number of processes, of one thread each, which all train on `device`. The folder `save` gets the model of the
-    first reported run of every row. ValueError if another process works in `out`.
+    The folder `out` gets `runs.jsonl`, a line for every training that has ended, and in the end `results.jsonl`: the
+    budget, and of every row that is complete its reported runs and its search. `jobs` is the number of processes, of
+    one thread each, which all train on `device`. The folder `save` gets the model of the first reported run of every
+    row. ValueError if another process works in `out`.
     """
     rows = table.named(only)
     for folder in (out, save) if save else (out,):
@@ -204,22 +152,12 @@ class _Harness:
             out / "runs.jsonl", "row config split seed tuning validation seconds"
         )
         self.done = {key(record): record for record in self.records.lines}
-        self.storage = open_storage(out / "search.log")
-        self.found: dict[str, list[Search]] = {}
-
-    def searches(self, row: Row) -> list[Search]:
-        if row.name not in self.found:
-            splits = range(self.table.splits) if self.table.nested else [None]
-            self.found[row.name] = [
-                Search(self.table, row, self.storage, split) for split in splits
-            ]
-        return self.found[row.name]
 
     def make(self, rows: Sequence[Row], jobs: int) -> list[Record]:
         trials = [
             trial
             for row in rows
-            for search in self.searches(row)
+            for search in searches(self.table, row)
             for trial in self.trials(search)
         ]
         # By trial and then by row: whenever it is stopped, all rows have had nearly the same budget.
@@ -227,9 +165,6 @@ class _Harness:
         total = len(trials) + len(rows) * self.table.splits * self.table.seeds
         with tqdm(total=total, unit="run", desc=self.table.name, smoothing=0) as bar:
             self.run([planned for _, planned in trials], jobs, bar)
-            for row in rows:
-                for search in self.searches(row):
-                    search.tell(self.values(search))
             self.run(
                 [planned for row in rows for planned in self.reported(row)], jobs, bar
             )
@@ -246,9 +181,9 @@ class _Harness:
                 yield number, self.planned(search.row, settings, split, 0, tuning=True)
 
     def reported(self, row: Row) -> Iterator[Planned]:
-        searches = self.searches(row)
+        of_row = searches(self.table, row)
         for split in range(self.table.splits):
-            search = searches[split if self.table.nested else 0]
+            search = of_row[split if self.table.nested else 0]
             settings = search.best(self.values(search))
             yield from (
                 self.planned(row, settings, split, seed, tuning=False)
@@ -260,12 +195,8 @@ class _Harness:
     ) -> Planned:
         config = self.table.config(row, settings)
         record = {"table": self.table.name, "row": row.name, "config": digest(config)}
-        return record | {
-            "split": split,
-            "seed": seed,
-            "tuning": tuning,
-            "settings": settings,
-        }, config
+        run = {"split": split, "seed": seed, "tuning": tuning, "settings": settings}
+        return record | run, config
 
     def run(self, runs: Sequence[Planned], jobs: int, bar: "tqdm[Any]") -> None:
         metric = self.table.metric.name
@@ -274,10 +205,9 @@ class _Harness:
             for planned, config in runs
             if (saved := self.saved(planned)) or key(planned) not in self.done
         }
+        # What is done does not count in the estimate of the time left.
         bar.n += len(runs) - len(left)
-        bar.initial += len(runs) - len(
-            left
-        )  # they do not count in the estimate of the time left
+        bar.initial += len(runs) - len(left)
         bar.refresh()
         for (planned, *_), result in each(_train, list(left.values()), jobs):
             record = {**planned, **result}
@@ -323,19 +253,17 @@ class _Harness:
 
     def results(self, row: Row) -> list[Record]:
         """The lines of a row, or none while it is incomplete."""
-        if not any(record["row"] == row.name for record in self.records.lines):
-            return []
-        searches = [(search, self.values(search)) for search in self.searches(row)]
+        tried = [(search, self.values(search)) for search in searches(self.table, row)]
         if any(
             search.splits and len(values) < len(search.settings)
-            for search, values in searches
+            for search, values in tried
         ):
             return []
         runs = [self.done.get(key(planned)) for planned, _ in self.reported(row)]
         if None in runs:
             return []
         lines = [{"kind": "run", **run} for run in runs if run is not None]
-        for search, values in searches:
+        for search, values in tried:
             trials = [
                 {"settings": settings, "value": values.get(k)}
                 for k, settings in enumerate(search.settings)
@@ -361,15 +289,7 @@ class _Harness:
         return lines
 
 
-def _train(
-    planned: Record, config: dict[str, Any], metric: str, save: Path | None, device: str
-) -> Record:
-    return train(
-        config,
-        metric,
-        planned["split"],
-        planned["seed"],
-        planned["tuning"],
-        save,
-        device,
-    )
+def _train(planned: Record, config: dict[str, Any], *options: Any) -> Record:
+    metric, save, device = options
+    run = planned["split"], planned["seed"], planned["tuning"]
+    return train(config, metric, *run, save, device)

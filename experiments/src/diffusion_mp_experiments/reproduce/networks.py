@@ -299,7 +299,7 @@ class _Diagonal(Coupling):
         return self
 
     def degree(self) -> Float[Tensor, "N heads"]:
-        return self.sums
+        return self.sums.clone()
 
     def laplacian_function(
         self, function: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"]

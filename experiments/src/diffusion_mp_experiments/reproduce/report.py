@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from diffusion_mp_experiments.reproduce.table import Record, Sweep, Table
 from diffusion_mp_experiments.reproduce.training import MEASURES
@@ -27,13 +28,12 @@ class Line:
 
 def lines(table: Table, records: Sequence[Record]) -> list[Line]:
     """What every row came to, compared with the baselines of the table, and with its GCN for the picture of all."""
-    runs, searches = (
-        {
-            row.name: [r for r in records if (r["kind"], r["row"]) == (kind, row.name)]
-            for row in table.rows
-        }
-        for kind in ("run", "search")
-    )
+    runs: dict[str, list[Record]] = {row.name: [] for row in table.rows}
+    searches: dict[str, list[Record]] = {row.name: [] for row in table.rows}
+    for record in records:
+        by_row = {"run": runs, "search": searches}.get(record["kind"], {})
+        if record["row"] in by_row:
+            by_row[record["row"]].append(record)
     tests = {name: _by_split(table, mine, "test") for name, mine in runs.items()}
     compared = {*table.baselines, "gcn"} & tests.keys()
     found = []
@@ -69,6 +69,7 @@ def _by_split(table: Table, runs: Sequence[Record], name: str) -> dict[int, floa
     values: dict[int, list[float]] = {}
     worst = 0.0 if table.metric.mode == "max" else math.inf
     for run in runs:
+        # With one split, seeds are what differs from run to run.
         unit = run["seed"] if table.splits == 1 else run["split"]
         values.setdefault(unit, []).append(worst if run[name] is None else run[name])
     return {
@@ -91,35 +92,30 @@ def _difference(
 
 
 def _ablated(table: Table, runs: Sequence[Record]) -> dict[str, float]:
-    names = dict.fromkeys(name for run in runs for name in run["ablated"])
-    values = {name: [run["ablated"].get(name) for run in runs] for name in names}
-    known = {
-        name: [value for value in found if value is not None]
-        for name, found in values.items()
-    }
+    values = _by_name(run["ablated"] for run in runs)
     return {
-        name: table.metric.scale * statistics.fmean(found)
-        for name, found in known.items()
-        if found
+        name: table.metric.scale * statistics.fmean(each)
+        for name, each in values.items()
     }
 
 
 def _states(runs: Sequence[Record]) -> dict[str, list[float]]:
     """The mean over runs of every measure, state by state; none where runs differ in their number of states."""
-    known = [run["states"] for run in runs if run.get("states")]
-    names = dict.fromkeys(name for states in known for name in states)
-    values = {
-        name: [states[name] for states in known if name in states] for name in names
-    }
-    alike = {
-        name: found
-        for name, found in values.items()
-        if len({len(states) for states in found}) == 1
-    }
     return {
-        name: [statistics.fmean(each) for each in zip(*found, strict=True)]
-        for name, found in alike.items()
+        name: [statistics.fmean(each) for each in zip(*states, strict=True)]
+        for name, states in _by_name(run.get("states", {}) for run in runs).items()
+        if len(set(map(len, states))) == 1
     }
+
+
+def _by_name(mappings: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """All values of every name, but None."""
+    values: dict[str, list[Any]] = {}
+    for mapping in mappings:
+        for name, value in mapping.items():
+            if value is not None:
+                values.setdefault(name, []).append(value)
+    return values
 
 
 def estimate(values: Sequence[float]) -> Estimate:

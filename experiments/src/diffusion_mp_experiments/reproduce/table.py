@@ -8,13 +8,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict, get_type_hints
+from typing import Any, Literal
 
 import yaml
 
-from diffusion_mp.checks import check_choice, check_counts
+from diffusion_mp.checks import (
+    check_choice,
+    check_counts,
+    check_kind,
+    check_positive,
+    describe,
+)
 from diffusion_mp_experiments.packaged import configs_folder
-from diffusion_mp_experiments.reproduce.fields import check_complete, check_fields
 from diffusion_mp_experiments.train.checkpoints import replace_file
 
 Config = dict[str, Any]
@@ -22,12 +27,25 @@ Config = dict[str, Any]
 BUDGET = ("splits", "seeds", "tuning", "trials", "epochs", "patience")
 
 
-class ClassConfig(TypedDict, total=False):
-    """A class and its arguments, as a YAML file gives them."""
+def _check_texts(**values: Any) -> None:
+    for name, value in values.items():
+        check_kind(value, name, str, "text")
 
-    class_path: str
-    init_args: Config
-    dict_kwargs: Config
+
+def _check_mappings(**values: Any) -> None:
+    for name, value in values.items():
+        if not isinstance(value, dict) or not all(
+            isinstance(key, str) for key in value
+        ):
+            raise TypeError(
+                f"{name} must hold names and values; got {describe(value)}."
+            )
+
+
+def _check_class(config: Any, name: str) -> None:
+    _check_mappings(**{name: config})
+    check_kind(config.get("class_path"), f"class_path of {name}", str, "a class")
+    _check_mappings(**{f"init_args of {name}": config.get("init_args", {})})
 
 
 @dataclass(frozen=True)
@@ -38,6 +56,11 @@ class Metric:
     mode: Literal["max", "min"] = "max"
     title: str = "accuracy in %"
     scale: float = 100.0
+
+    def __post_init__(self) -> None:
+        _check_texts(name=self.name, title=self.title)
+        check_choice(self.mode, "mode", ["max", "min"])
+        check_positive(self.scale, "scale")
 
     @property
     def sign(self) -> float:
@@ -74,15 +97,18 @@ class Row:
     curve: str = ""
 
     def __post_init__(self) -> None:
+        _check_texts(title=self.title)
+        _check_mappings(optimizer=self.optimizer, data=self.data)
+        _check_mappings(search=self.search, fixed=self.fixed)
+        check_choice(self.attention, "attention", [None, "identity", "uniform"])
         if (self.model is None) == (self.predictor is None):
             raise ValueError(
                 f"row {self.name!r} must have either a model or a predictor."
             )
-        _check_class_path(
-            self.model if self.model is not None else self.predictor,
-            "model or predictor",
-        )
-        check_choice(self.attention, "attention", [None, "identity", "uniform"])
+        if self.model is not None:
+            _check_class(self.model, "model")
+        else:
+            _check_class(self.predictor, "predictor")
 
 
 @dataclass(frozen=True)
@@ -90,11 +116,12 @@ class Sweep:
     """An axis, by its path in a search, along which every row of a table is trained: rows become curves."""
 
     path: str
-    values: list[float | bool | str | None]
+    values: list[Any]
     title: str
 
     def __post_init__(self) -> None:
-        if not self.values:
+        _check_texts(path=self.path, title=self.title)
+        if not isinstance(self.values, list) or not self.values:
             raise ValueError(
                 "values of sweep must be a list with a value or more; got none."
             )
@@ -148,22 +175,20 @@ class Table:
     curves: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _check_texts(title=self.title)
+        _check_mappings(module=self.module, search=self.search, quick=self.quick)
+        _check_class(self.data, "data")
         check_counts(splits=self.splits, seeds=self.seeds, trials=self.trials)
         check_counts(epochs=self.epochs, patience=self.patience)
-        check_choice(self.metric.mode, "mode of metric", ["max", "min"])
         if self.tuning != "nested":
             check_counts(tuning=self.tuning)
-        _check_class_path(self.data, "data")
-        check_fields(
-            self.quick,
-            {
-                name: kind
-                for name, kind in get_type_hints(Table).items()
-                if name in BUDGET
-            },
-            "quick",
-        )
-        if unknown := sorted(set(self.baselines) - {row.name for row in self.rows}):
+        if unknown := sorted(self.quick.keys() - set(BUDGET)):
+            raise ValueError(f"quick says {unknown}; it may say {', '.join(BUDGET)}.")
+        if self.quick:
+            replace(self, quick={}, **self.quick)  # which checks the values
+        if unknown := sorted(
+            set(map(str, self.baselines)) - {row.name for row in self.rows}
+        ):
             raise ValueError(
                 f"baselines of table {self.name!r} must be rows of it; {', '.join(unknown)} are not."
             )
@@ -263,22 +288,15 @@ def find_table(name: str, folder: Path | None = None) -> Path:
 
 
 def _no_table(name: str, folder: Path | None) -> str:
-    parts = [f"There is no table {name!r}."]
-    for tables, where in (
-        (folder, f"in {folder}"),
-        (configs_folder(), "of this package"),
-    ):
-        if tables is not None:
-            names = sorted(path.parent.name for path in tables.glob("*/table.yaml"))
-            parts.append(
-                f"Tables {where} are {', '.join(names)}."
-                if names
-                else f"There are no tables {where}."
-            )
-    parts.append(
-        "A table of your own is a folder with table.yaml; give the folder that holds it as --configs."
+    folders = [tables for tables in (folder, configs_folder()) if tables is not None]
+    names = [
+        f"in {tables} are {[path.parent.name for path in sorted(tables.glob('*/table.yaml'))]}"
+        for tables in folders
+    ]
+    return (
+        f"There is no table {name!r}: tables {' and '.join(names)}. A table of your own is a folder with table.yaml; "
+        "give the folder that holds it as --configs."
     )
-    return " ".join(parts)
 
 
 def load_table(folder: Path, root: str | None = None) -> Table:
@@ -294,7 +312,7 @@ def load_table(folder: Path, root: str | None = None) -> Table:
     content, files = _gathered(folder)
     names = content.pop("rows", [])
     own = {name for name, file in files.items() if file.parent == folder}
-    if not own <= set(names) <= set(files):
+    if not isinstance(names, list) or not own <= {*map(str, names)} <= set(files):
         raise ValueError(
             f"{path} must list its rows: the other files there, {', '.join(sorted(own)) or 'none'}, "
             f"and with `like` any of {', '.join(sorted(set(files) - own)) or 'none'}; got {names}."
@@ -303,28 +321,36 @@ def load_table(folder: Path, root: str | None = None) -> Table:
         raise ValueError(
             f"{path}: rows must be a list with a row or more, each of them once; got {names}."
         )
-    rows = tuple(
-        _made(Row, {"name": name, **_read_row(files, name)}, str(files[name]))
+    rows = [
+        _made(Row, _read_row(files, name), str(files[name]), name=name)
         for name in names
-    )
+    ]
     content["metric"] = _made(Metric, content.get("metric", {}), f"{path}: metric")
-    content["baselines"] = tuple(content.get("baselines", ()))
+    curves = {}
     if (sweep := content.get("sweep")) is not None:
         content["sweep"] = sweep = _made(Sweep, sweep, f"{path}: sweep")
-        content["curves"] = {row.name: row.title for row in rows}
-        rows = tuple(point for row in rows for point in sweep.points(row))
-    table = _made(Table, {"name": folder.name, "rows": rows, **content}, str(path))
+        curves = {row.name: row.title for row in rows}
+        rows = [point for row in rows for point in sweep.points(row)]
+    table = _made(Table, content, str(path), name=folder.name, rows=rows, curves=curves)
     return table if root is None else replace(table, data=_with(table.data, root=root))
+
+
+def _made(kind: type, content: Any, where: str, **others: Any) -> Any:
+    """Make a dataclass of what a file says, and of others that it must not say; a ValueError begins with `where`."""
+    try:
+        return kind(**others, **content)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 def _gathered(folder: Path, *below: Path) -> tuple[Config, dict[str, Path]]:
     """The content of table.yaml and the files of rows by name, merged into those of the table that it is like."""
     path = folder / "table.yaml"
-    content = _read(path, _TABLE_FILE)
+    content = _read(path)
     own = {path.stem: path for path in folder.glob("*.yaml") if path.stem != "table"}
     if "like" not in content:
         return content, own
-    name = content.pop("like")
+    name = str(content.pop("like"))
     try:
         like = find_table(name, folder.parent)
     except FileNotFoundError as error:
@@ -335,83 +361,53 @@ def _gathered(folder: Path, *below: Path) -> tuple[Config, dict[str, Path]]:
         raise ValueError(f"{path} is like {name}, which is no other table.")
     other, files = _gathered(like, folder, *below)
     search = content.get("search", {})
-    # Its own first, since axes are drawn in this order.
-    axes = {
-        **search,
-        **other.get("search", {}),
-        **search,
-    }
-    return {**other, **content, "search": axes}, {**files, **own}
+    if isinstance(search, dict):
+        # Its own first, since axes are drawn in this order.
+        content["search"] = {**search, **_over(other.get("search", {}), search)}
+    return {**other, **content}, {**files, **own}
+
+
+def _over(other: Any, own: Any) -> Any:
+    """The fields of two mappings, of which the second counts; those of `init_args` one by one."""
+    if not isinstance(other, dict) or not isinstance(own, dict):
+        return own  # which is refused where it is no mapping
+    both = {**other, **own}
+    if "init_args" in other.keys() & own.keys():
+        both["init_args"] = _over(other["init_args"], own["init_args"])
+    return both
 
 
 def _with(config: Config, **arguments: Any) -> Config:
     return {**config, "init_args": {**config.get("init_args", {}), **arguments}}
 
 
-def _read(path: Path, kinds: Mapping[str, Any]) -> Config:
+def _read(path: Path) -> Config:
     try:
         content = yaml.safe_load(path.read_bytes())
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is no YAML: {error}.") from error
-    check_fields(content, kinds, str(path))
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold names and values; got {describe(content)}.")
     return content
 
 
 def _read_row(files: Mapping[str, Path], name: str, *below: str) -> Config:
-    own = _read(files[name], _ROW_FILE)
+    own = _read(files[name])
     if "like" not in own:
         return own
-    if (like := own.pop("like")) not in files or like in (name, *below):
+    if (like := str(own.pop("like"))) not in files or like in (name, *below):
         raise ValueError(
             f"{files[name]} is like {like}, which is no other row of this table."
         )
     other = _read_row(files, like, name, *below)
     row = {**other, **own}
-    for part in {"model", "predictor"} & own.keys() & other.keys():
-        arguments = {
-            **other[part].get("init_args", {}),
-            **own[part].get("init_args", {}),
-        }
-        row[part] = {**other[part], **own[part], "init_args": arguments}
-    for part in ("optimizer", "data", "search", "fixed"):
-        row[part] = {**other.get(part, {}), **own.get(part, {})}
+    for part in _INHERITED & own.keys() & other.keys():
+        row[part] = _over(other[part], own[part])
     return row
 
 
-def _made(kind: Any, content: Config, name: str) -> Any:
-    check_complete(content, kind, name)
-    try:
-        return kind(**content)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: {error}") from error
-
-
-def _check_class_path(config: Config | None, name: str) -> None:
-    if config is None or "class_path" not in config:
-        raise ValueError(f"{name} must give the class_path of a class; got {config}.")
-
-
-def _without(kind: Any, *names: str) -> dict[str, Any]:
-    return {
-        name: hint for name, hint in get_type_hints(kind).items() if name not in names
-    }
-
-
-#: The fields of table.yaml, and of the file of a row.
-_TABLE_FILE = {
-    **_without(Table, "name", "curves"),
-    "data": ClassConfig,
-    "rows": list[str],
-    "baselines": list[str],
-    "like": str,
-}
-_ROW_FILE = {
-    **_without(Row, "name", "curve"),
-    "model": ClassConfig,
-    "predictor": ClassConfig,
-    "like": str,
-}
-
+# What a row takes over from the row that it is like, unless it gives the same name.
+_INHERITED = {"model", "predictor", "optimizer", "data", "search", "fixed"}
 
 Record = dict[str, Any]
 

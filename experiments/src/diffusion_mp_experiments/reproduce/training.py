@@ -43,6 +43,7 @@ MEASURES = {
     "spread": "‖Z − mean‖² / ‖Z‖²",
     "rank": "effective rank",
 }
+# What a network raises that has diverged: such a run is the worst of its row, other errors end the table.
 _DIVERGED = (
     ArithmeticError,
     ConvergenceError,
@@ -76,15 +77,16 @@ def train(
     """
     start = time.perf_counter()
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text(
-            "5"
-        )  # Linux measures the peak from here on
+        # Linux measures the peak of memory from here on.
+        Path("/proc/self/clear_refs").write_text("5")
     with warnings.catch_warnings(), isolate_rng():
         warnings.filterwarnings("ignore", module=r"(torch_geometric|torchmetrics)\b")
         warnings.filterwarnings(
             "ignore", message="Sparse CSR tensor support is in beta"
         )
+        # No two pairs of split and seed begin with the same weights, for fewer than 1000 seeds.
         pl.seed_everything(1000 * split + seed, workers=True, verbose=False)
+        # Predictors compute with NumPy and scikit-learn.
         device = "cpu" if "predictor" in config["module"] else device
         data = _data(json.dumps(config["data"], sort_keys=True), split, tuning, device)
         module = made_module(config, data).to(device)
@@ -243,12 +245,14 @@ def _fit(
                 state = {
                     name: value.clone() for name, value in module.state_dict().items()
                 }
+            # NaN is never above a score, so it would only end the patience.
             if not math.isfinite(new):
                 ended = "diverged"
             elif done - best >= patience:
                 ended = "patience"
     except _DIVERGED as error:
         ended = f"diverged: {error}"
+    # Without a finite score there is no best epoch, and nothing to go back to.
     if state:
         module.load_state_dict(state)
     return {"epoch": best, "epochs": done, "ended": ended}
@@ -257,7 +261,7 @@ def _fit(
 @torch.no_grad()
 def _evaluate(module: Any, batches: Iterable[Any], stage: str) -> None:
     training = module.training
-    step = module.validation_step if stage == "val" else module.test_step
+    step = {"val": module.validation_step, "test": module.test_step}[stage]
     module.eval()
     module.on_validation_epoch_start()
     for number, batch in enumerate(batches):
@@ -272,11 +276,7 @@ def _measured(
 ) -> dict[str, Any]:
     def value(stage: str) -> float | None:
         try:
-            _evaluate(
-                module,
-                data.val_dataloader() if stage == "val" else data.test_dataloader(),
-                stage,
-            )
+            _evaluate(module, getattr(data, f"{stage}_dataloader")(), stage)
         except _DIVERGED:
             return None
         number = logged.take(f"{stage}_{metric}")

@@ -46,6 +46,39 @@ class SequenceDataset(Dataset[Item]):
         return self.item(check_index(index, -len(self), len(self)) % len(self))
 
 
+class DrawnDataset(SequenceDataset):
+    """Items that are drawn: item i depends on `seed`, split, i and the parameters of the class alone.
+
+    A subclass defines `sizes`, the number of items of every split, and `item`.
+    """
+
+    sizes: ClassVar[dict[str, int]]
+
+    def __init__(self, split: str, num: int | None, seed: int) -> None:
+        check_choice(split, "split", self.sizes)
+        self.split = split
+        self.seed = as_whole(seed, "seed")
+        self._num = self.sizes[split] if num is None else num
+        check_counts(num=self._num)
+
+    def __len__(self) -> int:
+        return self._num
+
+    def random(self, index: int) -> Random:
+        """Return a generator for an item, in any worker and order.
+
+        Call `random()` only: Python promises its sequence across versions and machines. The key is hashed.
+        """
+        task = type(self).__name__.lower()
+        return item_random(
+            task, self.seed, self.split, check_index(index, 0, self._num)
+        )
+
+
+def item_random(*key: str | int) -> Random:
+    return Random("/".join(map(str, key)))
+
+
 def check_index(index: object, low: int, high: int) -> int:
     """Return the index as an int; IndexError unless it lies in low .. high − 1, TypeError for no whole number."""
     number = as_whole(index, "index", "torch.utils.data.Subset takes several items.")
@@ -57,14 +90,6 @@ def check_index(index: object, low: int, high: int) -> int:
 def byte_tokens(text: bytes, max_length: int) -> Int[Tensor, " L"]:
     """Return the first `max_length` bytes of a text as tokens 1–256, which leaves 0 for padding."""
     return torch.tensor(list(text[:max_length]), dtype=torch.long) + 1
-
-
-def item_random(*key: str | int) -> Random:
-    """Return a generator that depends on `key` alone, such as task, seed, split and index, in any worker and order.
-
-    Call `random()` only: Python promises its sequence across versions and machines. The key is hashed.
-    """
-    return Random("/".join(map(str, key)))
 
 
 _CLASSES = ("neg", "pos")

@@ -8,13 +8,8 @@ from typing import Literal
 
 import torch
 
-from diffusion_mp.checks import as_whole, check_choice, check_counts, check_kind
-from diffusion_mp_experiments.sequences.dataset import (
-    Item,
-    SequenceDataset,
-    check_index,
-    item_random,
-)
+from diffusion_mp.checks import check_choice, check_counts, check_kind
+from diffusion_mp_experiments.sequences.dataset import DrawnDataset, Item
 
 OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
     "MIN": min,
@@ -40,7 +35,7 @@ _SHORTEST = 4
 _ATTEMPTS = 100_000
 
 
-class ListOps(SequenceDataset):
+class ListOps(DrawnDataset):
     """Nested operations on lists of digits, such as [MAX 2 9 [MIN 4 7 ] 0 ]; the label is their value.
 
     The grammar of Nangia & Bowman (2018) with the parameters of the Long Range Arena (Tay et al. 2021): a node above
@@ -67,6 +62,7 @@ class ListOps(SequenceDataset):
 
     vocabulary = len(TOKENS)
     classes = 10
+    sizes = _SIZES
 
     def __init__(
         self,
@@ -80,9 +76,8 @@ class ListOps(SequenceDataset):
         max_args: int = 10,
         operators: Sequence[str] = ("MIN", "MAX", "MED", "SM"),
     ) -> None:
-        check_choice(split, "split", _SIZES)
-        num = _SIZES[split] if num is None else num
-        check_counts(num=num, min_length=min_length, max_length=max_length)
+        super().__init__(split, num, seed)
+        check_counts(min_length=min_length, max_length=max_length)
         check_counts(2, max_depth=max_depth, max_args=max_args)
         if not _SHORTEST <= min_length <= max_length:
             least = f"{_SHORTEST}, that of [MAX 1 2 ]"
@@ -96,22 +91,14 @@ class ListOps(SequenceDataset):
             )
         for operator in operators:
             check_choice(operator, "operators", OPERATORS)
-        self.split = split
-        self.seed = as_whole(seed, "seed")
         self.operators = tuple(operators)
-        self._num = num
         self.min_length = min_length
         self.max_length = max_length
         self.max_depth = max_depth
         self.max_args = max_args
 
-    def __len__(self) -> int:
-        return self._num
-
     def item(self, index: int) -> Item:
-        random = item_random(
-            "listops", self.seed, self.split, check_index(index, 0, self._num)
-        )
+        random = self.random(index)
         shape = next(
             filter(None, (self._shape(random) for _ in range(_ATTEMPTS))), None
         )

@@ -10,13 +10,8 @@ from jaxtyping import Bool, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffusion_mp.checks import as_whole, check_choice, check_counts
-from diffusion_mp_experiments.sequences.dataset import (
-    Item,
-    SequenceDataset,
-    check_index,
-    item_random,
-)
+from diffusion_mp.checks import as_whole, check_counts
+from diffusion_mp_experiments.sequences.dataset import DrawnDataset, Item
 
 _SIZES = {"train": 160_000, "val": 20_000, "test": 20_000}
 _HALF_WIDTH = 0.25
@@ -61,7 +56,7 @@ class DashedPath(NamedTuple):
     points: list[Point]
 
 
-class Pathfinder(SequenceDataset):
+class Pathfinder(DrawnDataset):
     """Images of dashed paths, two ends marked by a disc; label 1 if both lie on the same path, else 0.
 
     After Linsley et al. (2018), in the size of the Long Range Arena (Tay et al. 2021): 32 × 32 pixels, two long paths
@@ -88,6 +83,7 @@ class Pathfinder(SequenceDataset):
 
     vocabulary = 256
     classes = 2
+    sizes = _SIZES
 
     def __init__(
         self,
@@ -100,26 +96,17 @@ class Pathfinder(SequenceDataset):
         distractors: int = 5,
         distractor_dashes: int = 4,
     ) -> None:
-        check_choice(split, "split", _SIZES)
-        num = _SIZES[split] if num is None else num
-        check_counts(
-            num=num, size=size, dashes=dashes, distractor_dashes=distractor_dashes
-        )
+        super().__init__(split, num, seed)
+        check_counts(size=size, dashes=dashes, distractor_dashes=distractor_dashes)
         check_counts(0, distractors=as_whole(distractors, "distractors"))
         if size < 24:
             raise ValueError(
                 f"size must be at least 24 pixels for two paths; got {size}."
             )
-        self.split = split
-        self.seed = as_whole(seed, "seed")
         self.size = size
-        self._num = num
         self.dashes = dashes
         self.distractors = distractors
         self.distractor_dashes = distractor_dashes
-
-    def __len__(self) -> int:
-        return self._num
 
     def item(self, index: int) -> Item:
         """Return the grey values of image `index`, row after row, and its class."""
@@ -128,10 +115,9 @@ class Pathfinder(SequenceDataset):
 
     def scene(self, index: int) -> Scene:
         """Return image `index`, its class, and what the image does not show."""
-        index = check_index(index, 0, self._num)
-        random = item_random("pathfinder", self.seed, self.split, index)
+        random = self.random(index)
         paths = self._paths(random)
-        label = index % 2
+        label = int(index) % 2
         first = int(random.random() * 2)
         ends = paths[first].points[0], paths[first if label else 1 - first].points[-1]
 

@@ -1,23 +1,15 @@
 """Batches of graphs, and of snapshots of one graph, as LightningDataModules."""
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
-from diffusion_mp.checks import (
-    as_whole,
-    check_choice,
-    check_counts,
-    check_kind,
-    check_number,
-)
+from diffusion_mp.checks import check_counts
 from diffusion_mp.data import Split, ToDiffusionGraph, random_split
-from diffusion_mp_experiments.files.reading import as_path
 from diffusion_mp_experiments.graphs import (
     fit_forecast,
     load_snapshots,
@@ -27,7 +19,7 @@ from diffusion_mp_experiments.graphs import (
 from diffusion_mp_experiments.graphs.node_sets import visible_labels
 from diffusion_mp_experiments.graphs.temporal import ForecastName, TemporalName
 from diffusion_mp_experiments.train.classifiers import Forecaster, GraphClassifier
-from diffusion_mp_experiments.train.datamodules import Parts, SplitDataModule
+from diffusion_mp_experiments.train.datamodules import Parts, SplitDataModule, read_once
 
 
 class BatchDataModule(SplitDataModule):
@@ -90,8 +82,7 @@ class TUDataModule(BatchDataModule):
         **options: Any,
     ) -> None:
         super().__init__(batch_size, **options)
-        check_kind(name, "name", str, "the name of a data set, like MUTAG")
-        self.root = as_path(root, "root")
+        self.root = root
         self.name = name
         self.train = train
         self.val = val
@@ -123,7 +114,7 @@ class SynMolDataModule(BatchDataModule):
         **options: Any,
     ) -> None:
         super().__init__(batch_size, **options)
-        self.root = as_path(root, "root")
+        self.root = root
         self.val = val
 
     def parts(self) -> Parts:
@@ -175,10 +166,6 @@ class SnapshotDataModule(BatchDataModule):
         **options: Any,
     ) -> None:
         super().__init__(batch_size, **options)
-        check_choice(name, "name", get_args(TemporalName))
-        check_choice(base, "base", get_args(ForecastName))
-        check_number(train, "train")
-        check_number(val, "val")
         if not (train > 0 and val > 0 and train + val < 1):
             raise ValueError(
                 f"train and val must be above 0 and their sum below 1; got {train} and {val}."
@@ -188,10 +175,10 @@ class SnapshotDataModule(BatchDataModule):
             raise ValueError(
                 f"split must lie in 0..{windows - 1}, a window, while settings are tuned; got {split}."
             )
-        self.root = as_path(root, "root")
+        self.root = root
         self.name = name
         self.base = base
-        self.lags = None if lags is None else as_whole(lags, "lags")
+        self.lags = lags
         self.train = train
         self.val = val
         self.windows = windows
@@ -226,10 +213,9 @@ class SnapshotDataModule(BatchDataModule):
         return train, val, test
 
 
-# A process trains many models on one data set: it is read once.
-_tu = lru_cache(2)(load_tu)
-_synmol = lru_cache(2)(load_synmol)
-_snapshots = lru_cache(2)(load_snapshots)
+_tu = read_once(load_tu)
+_synmol = read_once(load_synmol)
+_snapshots = read_once(load_snapshots)
 
 
 def _selected(graphs: Sequence[Data], split: Split) -> Parts:

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from functools import lru_cache
-from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from functools import lru_cache, partial
+from typing import Any, ClassVar, Literal, TypeVar
 
 import pytorch_lightning as pl
 import torch
@@ -16,7 +15,6 @@ from diffusion_mp.checks import (
     check_choice,
     check_counts,
     check_flags,
-    check_kind,
     check_seed,
 )
 from diffusion_mp.data import (
@@ -28,10 +26,26 @@ from diffusion_mp.data import (
 )
 from diffusion_mp.data.knn import Metric
 from diffusion_mp_experiments import graphs
-from diffusion_mp_experiments.files.reading import as_path
 from diffusion_mp_experiments.graphs.node_sets import visible_labels
 from diffusion_mp_experiments.graphs.ogb import OgbName
 from diffusion_mp_experiments.train.classifiers import NodeClassifier
+
+Loaded = TypeVar("Loaded")
+
+
+def read_once(load: Callable[..., Loaded], most: int = 2) -> Callable[..., Loaded]:
+    """Keep what `load` has read: a process trains many models on one data set."""
+    kept = lru_cache(most)(load)
+
+    def read(*args: Any) -> Loaded:
+        try:
+            hash(args)
+        except TypeError:
+            return load(*args)  # which says what is wrong with a list, say
+        return kept(*args)
+
+    return read
+
 
 Parts = tuple[Sequence[Data], Sequence[Data], Sequence[Data]]
 
@@ -60,9 +74,7 @@ class SplitDataModule(pl.LightningDataModule):
 
     def parts(self) -> Parts:
         """The graphs that train, validate and test; called once, when first needed."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define parts() and return three lists of Data."
-        )
+        raise NotImplementedError
 
     def together(self, part: Sequence[Data]) -> list[Data]:
         return list(part)
@@ -129,9 +141,7 @@ class FullGraphDataModule(SplitDataModule):
 
     def load(self) -> Data:
         """The graph with its masks; called once, when first needed."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define load() and return a Data with the three masks."
-        )
+        raise NotImplementedError
 
     def parts(self) -> Parts:
         data = [self.load()]
@@ -218,12 +228,11 @@ class PlanetoidDataModule(FullGraphDataModule):
         drawn = split if isinstance(split, int) else seed
         check_seed(drawn, "split" if self.numbered else "seed")
         super().__init__(drawn, tuning)
-        check_flags(sparse=sparse)
         if tuning and not self.numbered:
             raise ValueError(
                 f"tuning needs a number as split, for only such splits keep labels apart; got {split!r}."
             )
-        self.root = as_path(root, "root")
+        self.root = root
         self.network = name
         self.sparse = sparse
         self.download = download
@@ -266,9 +275,7 @@ class HeterophilousDataModule(FullGraphDataModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        check_kind(name, "name", str, "the name of a file, like chameleon_filtered")
-        check_flags(normalize_features=normalize_features)
-        self.root = as_path(root, "root")
+        self.root = root
         self.name = name
         self.normalize_features = normalize_features
 
@@ -299,8 +306,7 @@ class FacebookDataModule(FullGraphDataModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        check_kind(name, "name", str, "the name of a university, like johnshopkins55")
-        self.root = as_path(root, "root")
+        self.root = root
         self.name = name
         self.train = train
         self.val = val
@@ -330,13 +336,12 @@ class OgbDataModule(FullGraphDataModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        check_choice(name, "name", get_args(OgbName))
-        self.root = as_path(root, "root")
-        self.cache = None if cache is None else as_path(cache, "cache")
+        self.root = root
+        self.cache = cache
         self.name: OgbName = name
 
     def load(self) -> Data:
-        data = graphs.load_ogb(self.root, self.name, cache=self.cache, progress=False)
+        data = graphs.load_ogb(self.root, self.name, cache=self.cache)
         if self.name == "ogbn-proteins":
             data = graphs.SumEdgeFeatures()(data)
         else:
@@ -377,10 +382,9 @@ class KNNDataModule(FullGraphDataModule):
         super().__init__(**options)
         check_counts(num_parts=num_parts)
         check_choice(name, "name", _FEATURES)
-        graph = KNNGraph(k, metric, weighted, sharpness)
         self.name = name
-        self.root = as_path(root, "root")
-        self.joined_by = (graph.k, graph.metric, weighted, sharpness)
+        self.root = root
+        self.joined_by = (k, metric, weighted, sharpness)
         self.per_class = per_class
         self.num_val = num_val
         self.num_parts = num_parts
@@ -400,18 +404,17 @@ class KNNDataModule(FullGraphDataModule):
         ).apply_to(data)
 
 
-# A process trains many models on one graph: it is read and joined once.
-_heterophilous = lru_cache(2)(graphs.load_heterophilous)
-_facebook = lru_cache(2)(graphs.load_facebook)
-_FEATURES: dict[str, Callable[[Path], Data]] = {
-    "MNIST": lru_cache(1)(graphs.load_mnist),
-    "20Newsgroups": lru_cache(1)(graphs.load_newsgroups),
-    "digits": lru_cache(1)(lambda root: graphs.load_digits()),
+_heterophilous = read_once(graphs.load_heterophilous)
+_facebook = read_once(graphs.load_facebook)
+_FEATURES: dict[str, Callable[[str], Data]] = {
+    "MNIST": read_once(graphs.load_mnist, 1),
+    "20Newsgroups": read_once(graphs.load_newsgroups, 1),
+    "digits": read_once(lambda root: graphs.load_digits(), 1),
 }
 
 
-@lru_cache(4)
+@partial(read_once, most=4)
 def _joined(
-    name: str, root: Path, k: int, metric: Metric, weighted: bool, sharpness: float
+    name: str, root: str, k: int, metric: Metric, weighted: bool, sharpness: float
 ) -> Data:
     return KNNGraph(k, metric, weighted, sharpness)(_FEATURES[name](root))

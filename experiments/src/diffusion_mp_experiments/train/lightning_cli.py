@@ -89,7 +89,8 @@ def run_lightning(args: list[str]) -> None:
                 error.__cause__, (OSError, ValueError)
             ):
                 raise error.__cause__ from None
-            if str(error).startswith("Early stopping conditioned on metric"):
+            # What Lightning and torch refuse before they train: the second a checkpoint of another model.
+            if str(error).startswith(("Early stopping conditioned on", "Error(s) in")):
                 raise ValueError(str(error)) from error
             raise
         finally:
@@ -197,7 +198,6 @@ class DiffusionCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, a second time with the settings of a checkpoint's run in the place of the defaults."""
-        self._checkpoint: dict[str, Any] = {}
         self.config = parser.parse_args(args)
         command = self.config.subcommand
         config = self.config[command]
@@ -211,7 +211,7 @@ class DiffusionCLI(LightningCLI):
                     "predict needs --ckpt_path, a checkpoint of `diffusion-mp fit`; got none."
                 )
             return
-        self._checkpoint = checkpoint = load_checkpoint(path)
+        checkpoint = load_checkpoint(path)
         if not isinstance(checkpoint, dict) or not all(
             isinstance(checkpoint.get(k), t) for k, t in _PARTS.items()
         ):
@@ -255,28 +255,6 @@ class DiffusionCLI(LightningCLI):
                     Path(config.ckpt_path).parent
                 )
                 check_writable(callback.dirpath)
-
-    def after_instantiate_classes(self) -> None:
-        """Refuse a checkpoint of another model before anything is trained."""
-        found = self._checkpoint.pop("state_dict", None)
-        expected = self.model.state_dict()
-        self._checkpoint.clear()
-        if found is None:
-            return
-        wrong = sorted(found.keys() ^ expected.keys())
-        wrong += [
-            name
-            for name in found.keys() & expected.keys()
-            if found[name].shape != expected[name].shape
-        ]
-        if wrong:
-            names = ", ".join(wrong[:3]) + (
-                f" and {len(wrong) - 3} others" if len(wrong) > 3 else ""
-            )
-            raise ValueError(
-                f"{self.config[self.subcommand].ckpt_path} is of another model: {names} differ. Give the "
-                "configuration of its run, which is config.yaml in the folder version_k."
-            )
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         options = self._get(self.config_init, "trainer")

@@ -25,8 +25,6 @@ class TaskMetric(Metric):
     - "roc_auc", "ap": area under the ROC curve, and average precision, of each class against all others, or of each
       task of several. They are averaged over those that have both positive and negative examples (Hu et al. 2020).
       Logits [N, C] and labels [N] of C classes, or logits [N, T] and T labels [N, T] of 0 and 1.
-    - "mrr": the mean of 1/rank of the right candidate, where half of those with the same score are before it. Scores
-      [N, candidates], and the index of the right one [N].
     - "mse", "mae": mean squared and mean absolute error. Numbers of one shape.
 
     Examples:
@@ -50,16 +48,9 @@ class TaskMetric(Metric):
         return self.metric not in ("mse", "mae")
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
-        if (
-            targets.dim() == 2
-            and targets.size(1) == 1
-            and outputs.dim() == 2
-            and outputs.size(1) > 1
-        ):
-            targets = targets.squeeze(
-                1
-            )  # classes in a column, as node sets of OGB have them
-        if self.metric in ("acc", "macro_f1", "mrr") and targets.dim() != 1:
+        if targets.shape[1:] == (1,) and outputs.dim() == 2 and outputs.size(1) > 1:
+            targets = targets.squeeze(1)  # classes in a column, as OGB has them
+        if self.metric in ("acc", "macro_f1") and targets.dim() != 1:
             raise ValueError(
                 f"metric {self.metric!r} takes targets [N]; got {list(targets.shape)}; 'ap' takes tasks."
             )
@@ -90,12 +81,6 @@ def _per_column(
     ).mean()
 
 
-def _mrr(scores: Tensor, right: Tensor) -> Tensor:
-    best = scores.gather(1, right.unsqueeze(1))
-    rank = (scores > best).sum(1) + ((scores == best).sum(1) + 1) / 2
-    return rank.reciprocal().mean()
-
-
 _SCORES: dict[str, Callable[..., Tensor]] = {
     "acc": lambda logits, y: classification.multiclass_accuracy(
         logits, y, logits.size(1), average="micro"
@@ -105,7 +90,6 @@ _SCORES: dict[str, Callable[..., Tensor]] = {
     ),
     "roc_auc": partial(_per_column, classification.binary_auroc),
     "ap": partial(_per_column, classification.binary_average_precision),
-    "mrr": _mrr,
     "mse": mean_squared_error,
     "mae": mean_absolute_error,
 }

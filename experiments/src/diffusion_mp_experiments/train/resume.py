@@ -1,7 +1,6 @@
 """Resumed runs that equal uninterrupted ones bit for bit, and no checkpoints of NaN."""
 
 import math
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -45,8 +44,8 @@ class Resumable(Callback):
     """Save in a checkpoint what Lightning leaves out, and restore from it what a resumed run needs.
 
     The random states of torch, CUDA, numpy and Python in the first process are saved, so dropout continues. A run that
-    early stopping ended stays ended. Best checkpoints are found in the current folder, even after it was moved.
-    Settings of the module and the patience of early stopping are those given now; ValueError where one cannot change.
+    early stopping ended stays ended. Settings of the module and the patience of early stopping are those given now;
+    ValueError where one cannot change.
 
     Examples:
         >>> callback, checkpoint = Resumable(), {}  # pl.Trainer(callbacks=[callback]) does the following
@@ -83,7 +82,8 @@ class Resumable(Callback):
         for callback in callbacks:
             state = states.get(callback.state_key)
             if state is not None and isinstance(callback, ModelCheckpoint):
-                _find_moved(state, callback)
+                # Lightning forgets the scores where the same folder is written in another way.
+                state["dirpath"] = callback.dirpath
             if state is not None and isinstance(callback, EarlyStopping):
                 stopped = 0 < state["stopped_epoch"] == checkpoint["epoch"]
                 self._ended = self._ended or (
@@ -182,33 +182,3 @@ def _keep_settings(given: State, checkpoint: State) -> None:
         )
         for group in groups:
             group[name] = given[name]
-
-
-def _find_moved(state: State, callback: ModelCheckpoint) -> None:
-    """Replace paths in the state of a `ModelCheckpoint` by those in its current folder, and drop lost files."""
-    folder = str(callback.dirpath)
-
-    def here(path: str) -> str:
-        moved = os.path.join(folder, os.path.basename(path))
-        return moved if path and os.path.isfile(moved) else path
-
-    for name in ("best_model_path", "last_model_path"):
-        state[name] = here(state[name])
-    state["dirpath"] = folder  # else Lightning would forget the scores
-    if callback.monitor is None:
-        return
-    scores = {here(path): score for path, score in state["best_k_models"].items()}
-    scores = {path: score for path, score in scores.items() if os.path.isfile(path)}
-    lowest, highest = (
-        reached(scores, key=scores.__getitem__, default="") for reached in (min, max)
-    )
-    best, worst = (highest, lowest) if callback.mode == "max" else (lowest, highest)
-    state |= {
-        "best_k_models": scores,
-        "best_model_path": best,
-        "best_model_score": scores.get(best),
-    }
-    state |= {
-        "kth_best_model_path": worst,
-        "kth_value": scores.get(worst, callback.kth_value),
-    }
