@@ -238,7 +238,7 @@ def assert_energy_descent(
     rtol, atol = tolerance("energy", torch.float64)
     for instance in range(instances):
         drawn = random_instance(num_nodes, width, generator)
-        graph = drawn.graph().to_undirected()
+        graph = Graph(num_nodes, drawn.edge_index, drawn.edge_weight).to_undirected()
         x = drawn.x
         source = None
         if isinstance(module, StateUpdate) and module.beta != 0:
