@@ -11,7 +11,6 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.energies.spectrum import laplacian_extremes, precision
 from diffusion_mp.errors import SingularSystemError
-from diffusion_mp.kernels.operation import exporting
 from diffusion_mp.updates.base import (
     Form,
     Laplacian,
@@ -109,14 +108,12 @@ def shifted_inverse(
     ``what`` is the name of the system in messages, or the module that it is of.
     """
     system = Laplacian(coupling, form, b.dtype, shift)
-    formula = dense_formula_runs(coupling)
     # An indefinite system is left to conjugate gradients, which detect it.
-    definite = form == "conservative" and coupling.nonnegative and shift > 0.0
-    if definite and (exporting() or not formula):
+    if coupling.nonnegative and shift > 0.0:
         solution = system.function(torch.reciprocal, b)
         if solution is not None:
             return solution
-    if formula:
+    if dense_formula_runs(coupling):
         return dense_solution(system.dense(), b.transpose(0, 1)).transpose(0, 1)
     if tol is None and dtype != b.dtype:
         tol = precision(dtype).residual
