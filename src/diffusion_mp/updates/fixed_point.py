@@ -216,7 +216,7 @@ def iterate(
     differences = _Differences(x, memory, columns, total)
     # Flags [B, 1], not branches: graphs of a batch are at different points of the iteration, and nothing waits for
     # values.
-    mixed = done = x.new_zeros(columns.graphs, 1, dtype=torch.bool)
+    mixed = done = followed = x.new_zeros(columns.graphs, 1, dtype=torch.bool)
     best = x.new_full((columns.graphs, 1), math.inf, dtype=torch.float64)
     result = last_image = last_residual = x
     for closer in solving(what, max_iter):
@@ -252,12 +252,14 @@ def iterate(
                 residual,
                 columns.where(accepted, image - last_image, 0.0),
                 columns.where(accepted, residual - last_residual, 0.0),
-                accepted & best.isfinite(),
+                # Not behind a rejected state: two steps of T alone lead away from where mixing failed.
+                accepted & followed,
             )
             mixed = accepted & differences.valid.any(1, keepdim=True)
         last_image = columns.where(accepted, image, last_image)
         last_residual = columns.where(accepted, residual, last_residual)
         best = torch.where(accepted, size, best)
+        followed = accepted
         following = columns.where(rejected, last_image, following)
         x = columns.where(done, result, following)
     moved = size.masked_fill(done, 0.0).max().item()
