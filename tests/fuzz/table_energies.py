@@ -635,7 +635,6 @@ def three_dimensional(d: Draw) -> Arg:
     )
 
 
-LEVEL = texts("core", "strict")
 UNIFORM = "mp.couplings.UniformCoupling(5, dtype=torch.float64)"
 TESTING: dict[str, Strategy] = {
     "testing.check_coupling": checked(
@@ -645,10 +644,9 @@ TESTING: dict[str, Strategy] = {
         "check_diffusivity",
         "mp.UniformDiffusivity()",
         _inert(NOT_A_DIFFUSIVITY),
-        level=LEVEL,
     ),
     "testing.check_update": checked(
-        "check_update", "mp.ExplicitEuler(0.5)", _inert(NOT_A_MODULE), level=LEVEL
+        "check_update", "mp.ExplicitEuler(0.5)", _inert(NOT_A_MODULE)
     ),
     "testing.check_layer": checked(
         "check_layer", "mp.MLPConv(4, 3)", _inert(NOT_A_MODULE)

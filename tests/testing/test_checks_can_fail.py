@@ -402,17 +402,3 @@ def test_a_broken_law_says_how_to_leave_it_out() -> None:
     with pytest.raises(AssertionError) as nested:
         check_diffusivity(CountsNodes)
     assert str(nested.value).count("is left out with a reason") == 1
-
-
-def test_the_core_level_leaves_out_what_is_strict() -> None:
-    check_diffusivity(ForgetsToReset, level="core")
-    check_update(ForgetsItsGain, level="core")
-    check_update(
-        ExplicitEuler(0.5),
-        level="core",
-        skip={"half precision": "a law of the strict level"},
-    )
-    with pytest.raises(AssertionError, match="breaks the law 'batching'"):
-        check_diffusivity(MixesBatchMates, level="core")
-    with pytest.raises(AssertionError, match="breaks the law 'batching'"):
-        check_layer(normed, level="core")

@@ -22,13 +22,11 @@ from diffusion_mp.testing.coupling_laws import (
 )
 from diffusion_mp.testing.laws import (
     Law,
-    Level,
     expect,
     expect_close,
     expect_equal,
     expect_flags,
     run_laws,
-    strict,
 )
 from diffusion_mp.testing.module_laws import (
     MODULE_LAWS,
@@ -68,7 +66,6 @@ def check_diffusivity(
     *,
     channels: int | None = None,
     edges: bool | None = None,
-    level: Level = "strict",
     skip: Mapping[str, str] | None = None,
     compile: bool = False,
     seed: int = 0,
@@ -81,12 +78,11 @@ def check_diffusivity(
         diffusivity: an instance, which is copied, or a class or function that builds one.
         channels: C of the states; by default its attribute ``channels``, or 6.
         edges: whether graphs have observed edges; by default ``needs_graph``.
-        level: ``"strict"`` for all laws, ``"core"`` without second derivatives, half precision, autocast and the like.
         skip, seed: law name → the reason why it does not apply; seed of states, graphs and parameters.
         compile: also capture one full graph with `torch.compile`, which takes seconds.
 
     Examples:
-        >>> check_diffusivity(lambda: UniformDiffusivity(), level="core")  # raises nothing
+        >>> check_diffusivity(lambda: UniformDiffusivity())  # raises nothing
     """
     build, fresh, sample = builder(diffusivity, "diffusivity", Diffusivity, seed)
     if channels is None:
@@ -95,7 +91,7 @@ def check_diffusivity(
     if edges is None:
         edges = bool(sample.needs_graph)
     case = DiffusivityCase(build, fresh, channels, edges, compile, seed)
-    run_laws(type(sample).__name__, DIFFUSIVITY_LAWS, case, skip or {}, level=level)
+    run_laws(type(sample).__name__, DIFFUSIVITY_LAWS, case, skip or {})
 
 
 def _declarations(case: DiffusivityCase) -> None:
@@ -193,7 +189,6 @@ def _coupling_laws(case: DiffusivityCase) -> None:
     _expect_coupling_laws(case, case.instance(), join(case.batch()))
 
 
-@strict
 def _isolated_nodes(case: DiffusivityCase) -> None:
     """so do those of nodes without an edge, of a single node, and of a batch with an empty graph"""
     generator = case.generator()
@@ -224,7 +219,6 @@ def _needs_graph(case: DiffusivityCase) -> None:
     expect(error is None or "graph" in error or "edge" in error, what)
 
 
-@strict
 def _duplicated_nodes(case: DiffusivityCase) -> None:
     """giving every node twice leaves a row-normalised all-pair product unchanged"""
     module = case.module()
@@ -239,7 +233,6 @@ def _duplicated_nodes(case: DiffusivityCase) -> None:
     expect_close(got, expected, "rearranged", "S @ v of the doubled nodes")
 
 
-@strict
 def _same_in_training(case: DiffusivityCase) -> None:
     """training and evaluation use the same operator"""
     module = case.module()
@@ -249,7 +242,6 @@ def _same_in_training(case: DiffusivityCase) -> None:
     expect_close(trained, evaluated, "rearranged", "S @ v in training mode")
 
 
-@strict
 def _algebra(case: DiffusivityCase) -> None:
     """a * D and D1 + D2 give a * S and S1 + S2, and declare no more than is true"""
     module = case.module()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import NoneType
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from diffusion_mp.checks import check_choice, check_kind, check_seed
+from diffusion_mp.checks import check_kind, check_seed
 
 
 class Tolerance(NamedTuple):
@@ -74,15 +74,6 @@ def tolerance(operation: str, dtype: torch.dtype) -> Tolerance:
 
 Case = TypeVar("Case")
 Law = Callable[[Case], None]
-#: ``"core"``: values, gradients, batches, promises; ``"strict"``: also the laws in `STRICT`.
-Level = Literal["core", "strict"]
-STRICT: set[Callable[..., None]] = set()
-
-
-def strict(law: Law[Any]) -> Law[Any]:
-    """Mark a law of the strict level, such as half precision, which useful modules may break."""
-    STRICT.add(law)
-    return law
 
 
 class LawBroken(AssertionError):
@@ -173,11 +164,8 @@ def run_laws(
     laws: Sequence[Law[Case]],
     case: Case,
     skip: Mapping[str, str] | None = None,
-    *,
-    level: Level = "strict",
 ) -> None:
     """Call the laws that ``skip`` does not name, and raise one `AssertionError` with a sentence per broken law."""
-    check_choice(level, "level", get_args(Level))
     check_kind(
         skip, "skip", (Mapping, NoneType), "a mapping from the names of laws to reasons"
     )
@@ -189,7 +177,7 @@ def run_laws(
         )
     broken: dict[str, Exception] = {}
     for name, law in names.items():
-        if name in skipped or (level == "core" and law in STRICT):
+        if name in skipped:
             continue
         # A law that raises is broken like any other, and the laws after it are still checked: one run names all faults.
         try:

@@ -15,7 +15,6 @@ from diffusion_mp.couplings import Coupling, ScaledCoupling
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.testing.laws import (
     Law,
-    Level,
     expect,
     expect_close,
     expect_equal,
@@ -59,7 +58,6 @@ def check_layer(
     in_channels: int | None = None,
     edges: bool = True,
     extra: Extra = lambda x: {},
-    level: Level = "strict",
     skip: Mapping[str, str] | None = None,
     compile: bool = False,
     seed: int = 0,
@@ -71,7 +69,7 @@ def check_layer(
         in_channels: C of the states; by default its attribute ``in_channels``.
         edges: whether the graphs have observed edges; else ``edge_index`` is None.
         extra: further keyword arguments as a function of the state, such as ``lambda x: {"source": x}``.
-        level, skip, compile, seed: see :func:`check_diffusivity`.
+        skip, compile, seed: see :func:`check_diffusivity`.
 
     Examples:
         >>> check_layer(lambda: GCNConv(4, 3), in_channels=4)
@@ -87,7 +85,7 @@ def check_layer(
     check_counts(in_channels=channels)
     check_function(extra, "extra", "of the state to keyword arguments")
     case = LayerCase(build, fresh, channels, edges, compile, seed, extra)
-    run_laws(type(sample).__name__, LAYER_LAWS, case, skip or {}, level=level)
+    run_laws(type(sample).__name__, LAYER_LAWS, case, skip or {})
 
 
 def _output(case: LayerCase) -> None:
@@ -204,7 +202,6 @@ def check_update(
     update: StateUpdate | Callable[[], StateUpdate],
     *,
     channels: int = 4,
-    level: Level = "strict",
     skip: Mapping[str, str] | None = None,
     compile: bool = False,
     seed: int = 0,
@@ -212,12 +209,12 @@ def check_update(
     """Check an update on states of C channels in the unit ball and symmetric couplings; see :func:`check_diffusivity`.
 
     Examples:
-        >>> check_update(lambda: ExplicitEuler(tau=0.5), level="core")  # raises nothing
+        >>> check_update(lambda: ExplicitEuler(tau=0.5))  # raises nothing
     """
     check_counts(channels=channels)
     build, fresh, sample = builder(update, "update", StateUpdate, seed)
     case = UpdateCase(build, fresh, channels, True, compile, seed)
-    run_laws(type(sample).__name__, UPDATE_LAWS, case, skip or {}, level=level)
+    run_laws(type(sample).__name__, UPDATE_LAWS, case, skip or {})
 
 
 def _shapes(case: UpdateCase) -> None:

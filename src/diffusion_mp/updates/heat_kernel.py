@@ -35,13 +35,13 @@ class HeatKernel(LaplacianUpdate):
     A coupling that knows its eigenvectors (`NeumannCoupling`) is exponentiated in them, linear attention S = U Kᵀ with
     any queries and keys in closed form, O(N F² + F³) (Theorem T3 of docs/certified.md). For other couplings this is a
     Chebyshev expansion (Tal-Ezer & Kosloff, 1984): [c − r, c + r] contains the spectrum of Δ, T_k are the Chebyshev
-    polynomials and I_k the modified Bessel functions. It takes about √(2 t r log(1/tol)) products with S. Autograd
-    holds the interval constant, since the result does not depend on it. The transforms of ``torch.func``, forward mode
-    and exports take the exponential of a matrix, of up to 4 096 nodes.
+    polynomials and I_k the modified Bessel functions. It takes about √(2 t r log(1/ε)) products with S, ε the
+    resolution of the values, at least that of float32. Autograd holds the interval constant, since the result does not
+    depend on it. The transforms of ``torch.func``, forward mode and exports take the exponential of a matrix, of up to
+    4 096 nodes.
 
     Args:
         t, form: diffusion time t > 0, and Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
-        tol: truncation error relative to ‖v‖; by default the resolution of the values, at least that of float32.
 
     Raises:
         CouplingMismatchError: the coupling is not reversible and has no closed form. For others see `StateUpdate`.
@@ -54,15 +54,10 @@ class HeatKernel(LaplacianUpdate):
     needs_reversible = True
     takes_source = False
 
-    def __init__(
-        self, t: float, form: Form = "conservative", *, tol: float | None = None
-    ) -> None:
+    def __init__(self, t: float, form: Form = "conservative") -> None:
         super().__init__(form)
         check_positive(t, "t")
-        if tol is not None:
-            check_positive(tol, "tol")
         self.t = float(t)
-        self.tol = tol
 
     def step(
         self, x: State, coupling: Coupling, values: State, source: State | None = None
@@ -103,9 +98,7 @@ class HeatKernel(LaplacianUpdate):
         # state does grow; only eigenvalues, by Lanczos, can tell.
         if -self.t * low > LOST:
             low, high = laplacian_extremes(coupling, self.form)
-        tol = self.tol
-        if tol is None:
-            tol = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+        tol = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
         return math.exp(-self.t * low) * self._series(laplacian, v, low, high, tol)
 
     def _series(

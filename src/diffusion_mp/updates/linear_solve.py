@@ -161,7 +161,7 @@ def conjugate_gradients(
     )
     raise ConvergenceError(
         f"Conjugate gradients on {what} reached a relative error of {reached:.3g} in {budget}; tol={tol:.3g} was "
-        f"asked. Raise max_iter or tol, raise the leak (a better conditioned system), or use float64."
+        f"asked. Raise max_iter, raise the leak (a better conditioned system), or use float64."
     )
 
 
