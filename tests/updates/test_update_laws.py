@@ -130,7 +130,7 @@ test_what_does_not_fit_is_refused = refuses(
     (moved(EULER, values=torch.zeros(12, 2, 4)), "values must match the state x"),
     (moved(EULER, values=torch.zeros(12, 3, 3)), "values must match the state x"),
     (moved(EULER, source=torch.zeros(12, 2, 4)), "source must match the state x"),
-    (moved(EULER, source=None), "beta=1 weighs a source, but none came"),
+    (moved(EULER, source=None), "beta=1.0 weighs a source, but none came"),
     (moved(dm.HeatKernel(0.1)), "HeatKernel has no source term"),
 )
 

@@ -197,7 +197,7 @@ def diagnose(
                 checks.check_finite(state, f"the state that inputs give at {name}")
                 smoothing = diffusion or _nearest(model, name, call.x.size(2))
                 rough = call.roughness()
-                relative = rough / call.square() if rough else 0.0
+                relative = rough / (call.square() or 1.0)
                 pair = commutator(smoothing, module, call.x, call.mask)
                 rows.append((name, rough, relative, *pair))
     attention = {name: [row[k] for row in rows] for k, name in enumerate(ATTENTION)}

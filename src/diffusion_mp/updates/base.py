@@ -88,9 +88,8 @@ class StateUpdate(Resettable, ABC):
                 )
         # Without this a step with a source term would silently be one without, and drift to consensus.
         elif self.beta != 0.0:
-            beta = f"{self.beta:g}" if isinstance(self.beta, float) else self.beta
             raise ValueError(
-                f"beta={beta} weighs a source, but none came; pass source=h [N, H, D] (usually the initial "
+                f"beta={self.beta} weighs a source, but none came; pass source=h [N, H, D] (usually the initial "
                 f"embedding), or set beta=0."
             )
         if options.get("previous") is not None:

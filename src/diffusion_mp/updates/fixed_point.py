@@ -90,7 +90,7 @@ def fixed_point(
     checks.check_counts(0, memory=memory)
     if ptr is not None:
         ptr = as_ptr(ptr)
-        check_ptr(x0.size(0) if x0.dim() else 1, ptr)
+        check_ptr(x0.shape[:1].numel(), ptr)
     with values_needed(what):
         with on_values():
             checks.check_finite(x0, "x0")
@@ -172,7 +172,7 @@ def _rises(
     ptr: Tensor | None,
 ) -> Tensor | None:
     """Return which rows are of graphs whose energy is above that of the start, ``None`` if there are none."""
-    columns = Columns(ptr, start.size(0) if start.dim() else 1, start.device)
+    columns = Columns(ptr, start.shape[:1].numel(), start.device)
     values = []
     for state in (start, solution):
         value = energy(state)
@@ -210,8 +210,9 @@ def iterate(
     ``memory=0`` is T alone. Every graph has its own γ, decides for itself, and keeps its state once it has arrived.
     """
     shape = x.shape
-    rows = shape[0] if shape else 1
-    x = x.detach().reshape(rows, math.prod(shape[1:]))
+    # One row for a single number, whose shape is empty.
+    rows = shape[:1].numel()
+    x = x.detach().reshape(rows, shape[1:].numel())
     columns = Columns(ptr, rows, x.device)
     differences = _Differences(x, memory, columns, total)
     # Flags [B, 1], not branches: graphs of a batch are at different points of the iteration, and nothing waits for

@@ -156,7 +156,7 @@ def low_rank_heat(
     """
 
     # Only rows without senders need the third block of the exponential.
-    blocks = 3 if bool((diagonal == 0).any()) else 2
+    blocks = 2 + bool((diagonal == 0).any())
 
     def graphs(diagonal: Tensor, left: Tensor, right: Tensor, v: Tensor) -> Tensor:
         left, right = reduced(left, right)

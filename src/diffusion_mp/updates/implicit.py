@@ -109,8 +109,7 @@ def shifted_inverse(
             return solution
     if dense_formula_runs(coupling):
         return dense_solution(system.dense(), b.transpose(0, 1)).transpose(0, 1)
-    tol = None if dtype == b.dtype else precision(dtype).residual
-    return _iterated(system, b, tol=tol, max_iter=max_iter, what=what)
+    return _iterated(system, b, dtype=dtype, max_iter=max_iter, what=what)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # which way is taken depends on values

@@ -18,7 +18,7 @@ from diffusion_mp.updates.derivatives import Operator, differentiated
 
 #: Relative residual of a closed form above which rounding errors dominate the solution.
 LEFT_OVER = 1e-6
-#: Relative error of a solution up to which rounding is accepted, where the caller asks for no other.
+#: Relative error of a solution up to which rounding is accepted.
 SIX_DIGITS = 1e-6
 
 
@@ -61,7 +61,7 @@ def conjugate_gradients(
     b: Float[Tensor, "N H D"],
     *,
     least: float,
-    tol: float | None = None,
+    dtype: torch.dtype | None = None,
     max_iter: int = 1000,
     what: str = "the linear system",
     metric: Float[Tensor, "N heads"] | None = None,
@@ -76,8 +76,8 @@ def conjugate_gradients(
         operator, b: u ↦ A u, within every graph of ``ptr`` (row boundaries [B+1]), and the right-hand side.
         least: a lower bound on the eigenvalues of A, which bounds the relative error of the solution by
             ‖b − A x‖ / (``least`` ‖x‖), in the norm of the inner product.
-        tol: the relative error of the solution, by default 1e-12 in double and 1e-6 in single precision. The default
-            in double is larger where rounding does not allow it, by ε times the condition number, up to 1e-6.
+        dtype: that of the state, by default of b, which decides the relative error of the solution: 1e-6, or in double
+            1e-12. The latter is larger where rounding does not allow it, by ε times the condition number, up to 1e-6.
         max_iter, what: maximum number of iterations; the name of the system in messages.
         metric: a d̄ > 0 such that A is self-adjoint and positive definite in ⟨u, v⟩ = Σ_i d̄_i u_i v_i; by default uᵀv.
         preconditioner: approximates u ↦ A⁻¹u, self-adjoint and positive definite in the same inner product.
@@ -90,11 +90,7 @@ def conjugate_gradients(
     """
     if b.numel() == 0:
         return torch.zeros_like(b)
-    if tol is None:
-        tol = precision(b.dtype).residual
-        allowed = max(tol, SIX_DIGITS)
-    else:
-        allowed = tol
+    tol = precision(dtype or b.dtype).residual
     columns = Columns(ptr, b.size(0), b.device)
     # Squares of tiny columns would underflow.
     scale = columns.sum(b.detach().abs())
@@ -150,7 +146,7 @@ def conjugate_gradients(
     # The residual above is updated from step to step, and drifts from the true one by rounding.
     residual = right - operator(x).detach()
     square = inner(residual, residual)
-    if bool((square <= goal(x, allowed)).all()):
+    if bool((square <= goal(x, SIX_DIGITS)).all()):
         return x * scale
     size = goal(x, 1.0)
     reached = torch.where(size > 0, square / size, square).max().sqrt().item()
