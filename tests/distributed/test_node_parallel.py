@@ -115,9 +115,7 @@ def error(got: Tensor, expected: Tensor, whole: Tensor | None = None) -> float:
     return float((got.detach() - expected.detach()).norm() / scale)
 
 
-def same_as_one_process(
-    bounds: list[int], dtype: torch.dtype, limit: float, names: list[str]
-) -> None:
+def same_as_one_process(dtype: torch.dtype, limit: float, names: list[str]) -> None:
     rank = distributed.get_rank()
     x, one_way, once, y, mask = data(dtype)
     graphs = {}
@@ -130,7 +128,7 @@ def same_as_one_process(
         graphs[both] = (
             whole_graph,
             exact_graph,
-            ShardedGraph(edge_index, NODES, weight, bounds=bounds),
+            ShardedGraph(edge_index, NODES, weight),
         )
     for name in names:
         whole_graph, exact_graph, graph = graphs[name in ON_BOTH_WAYS]
@@ -199,23 +197,19 @@ def same_as_one_process(
             assert difference < limit * largest, (where, difference / largest)
 
 
-@pytest.mark.parametrize(
-    "bounds", [[0, 1100, NODES], [0, 30, 1490, NODES]], ids=["two", "three"]
-)
+@pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.float32], ids=["double", "single"]
 )
 def test_ranks_compute_what_one_process_does(
-    bounds: list[int], dtype: torch.dtype, tmp_path
+    ranks: int, dtype: torch.dtype, tmp_path
 ) -> None:
     limit = 1e-12 if dtype == torch.float64 else 1e-6
     if dtype == torch.float64:
         names = list(MODELS)
     else:
         names = ["DIFFormer-s", "SGFormer", "NodeFormer", "certified"]
-    on_ranks(
-        same_as_one_process, len(bounds) - 1, tmp_path, bounds, dtype, limit, names
-    )
+    on_ranks(same_as_one_process, ranks, tmp_path, dtype, limit, names)
 
 
 def certified(constraint: str) -> nn.Module:
@@ -350,7 +344,7 @@ def test_an_error_that_no_lost_rank_made_keeps_its_own_words() -> None:
 def trained(folder, begun, steps: range) -> None:
     """Steps of NodeFormer with noise and Adam, from the first or from a checkpoint; rank 0 writes one after each."""
     x, edge_index, weight, y, mask = data(torch.float64)
-    graph = ShardedGraph(edge_index, NODES, weight, bounds=[0, 1100, NODES])
+    graph = ShardedGraph(edge_index, NODES, weight)
     model = build(MODELS["NodeFormer"], torch.float64, seed=distributed.get_rank())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     if begun is not None:
@@ -424,8 +418,7 @@ def blocks(attention: str | None = None) -> Tensor:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: sharded(bounds=[0, 2, 4]), r"rise from 0 to num_nodes = 4"),
-        (lambda: sharded(bounds=[0, 3]), r"got \[0, 3\]"),
+        (lambda: ShardedGraph(None, 0), "num_nodes must be at least 1"),
         (lambda: ShardedGraph(EDGES + 1, 4), r"edge_index must lie in \[0, 3\]"),
         (
             lambda: DIFFormer(3, 4, 2, kernel="sigmoid")(X, sharded()),

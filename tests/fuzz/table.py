@@ -40,7 +40,7 @@ EXEMPT: dict[str, str] = {
 }
 
 #: Errors that a name documents beside TypeError, ValueError and the library's own.
-ERRORS: dict[str, list[str]] = {"testing.tolerance": ["KeyError"]}
+ERRORS: dict[str, list[str]] = {}
 
 #: How often a name is drawn, compared with the others: what takes long seldom, what has many options often.
 WEIGHTS: dict[str, float] = {

@@ -483,10 +483,6 @@ ONE_RANK = (
 def sharded_graph(d: Draw) -> None:
     n = d.nodes = max(d.nodes, 1)  # every rank has a node
     given = edges(d, objects=False)
-    wrong = bad(
-        f"too short: [0] | beyond N: [0, {n + 1}] | a string: 'ab' | a number | None: [None, 3]",
-        f"not from zero: [1, {n}] | a fraction: [0.5, {n}]",
-    )
     d.call("ranks", ONE_RANK)
     listed = replace(
         given["edge_index"],
@@ -498,7 +494,6 @@ def sharded_graph(d: Draw) -> None:
         edge_index=listed,
         edge_weight=given["edge_weight"],
         num_nodes=fixed(n, *count(d, zero=True).wrong),
-        bounds=options(d, f"[0, {n}]", wrong=wrong, optional=True),
         device=replace(device(d).without("a list"), optional=True),
     )
     d.call("out", "[graph.degree(), graph.rows, graph.total(torch.ones(2))]")

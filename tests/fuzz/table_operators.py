@@ -663,7 +663,7 @@ def _weight(d: Draw) -> Arg:
 SOLVED: dict[str, Any] = {
     "symmetric": True,
     "leave": "form",
-    "more": "beta leak tol max_iter",
+    "more": "beta leak max_iter",
 }
 UPDATES: dict[str, Strategy] = {
     "StateUpdate": own_update,

@@ -287,7 +287,7 @@ test_what_does_not_fit_is_refused_in_sentences = refuses(
         lambda: STEP(ONES, GOOD, ONES.clone(), ONES),
         "CertifiedStep moves the state itself; got other values",
     ),
-    (lambda: STEP(ONES, GOOD), "beta=1 weighs a source, but none came"),
+    (lambda: STEP(ONES, GOOD), "beta=1.0 weighs a source, but none came"),
     (
         lambda: CertifiedStep(Positive(2.0))(ONES, GOOD),
         r"beta=Positive\(initial=2\) weighs a source, but none came",

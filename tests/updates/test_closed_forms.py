@@ -301,8 +301,8 @@ def test_columns_of_any_size_are_solved_and_the_input_is_left_alone() -> None:
     scale = torch.tensor([1e-30, 1.0, 1e30], dtype=DOUBLE)
     scaled = solved(apply(matrix), b * scale)
     torch.testing.assert_close(scaled, got * scale, rtol=1e-9, atol=0)
-    single = solved(apply(matrix.float()), (b * 1e-30).float(), tol=1e-4)
-    torch.testing.assert_close(single.double() * 1e30, exact, rtol=1e-4, atol=1e-5)
+    single = solved(apply(matrix), b * 1e-30, dtype=torch.float32)
+    torch.testing.assert_close(single * 1e30, exact, rtol=1e-4, atol=1e-5)
     b[:, 1] = 0.0
     got = solved(apply(matrix), b)
     assert not got[:, 1].any()

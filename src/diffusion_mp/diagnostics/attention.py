@@ -93,21 +93,16 @@ def kernel_error(
 def _relative_distance(approximate: Coupling, exact: Coupling) -> float:
     """Return the mean over heads of ‖R − S‖_F / ‖S‖_F, computed by blocks of columns."""
     nodes = approximate.num_nodes
-    difference = torch.zeros(approximate.heads, dtype=torch.float64)
-    total = torch.zeros_like(difference)
+    squares = torch.zeros(2, approximate.heads, dtype=torch.float64)
     for first in range(0, nodes, COLUMNS):
-        width = min(COLUMNS, nodes - first)
         # Products with unit vectors: a column of S each.
-        columns = torch.zeros(
-            nodes, 1, width, dtype=approximate.dtype, device=approximate.device
-        )
-        columns[first : first + width, 0].fill_diagonal_(1)
-        expected = exact.matmul(columns)
-        difference += (
-            (approximate.matmul(columns) - expected).double().square().sum((0, 2)).cpu()
-        )
-        total += expected.double().square().sum((0, 2)).cpu()
-    return float((difference / total).sqrt().mean()) if nodes else 0.0
+        units = torch.zeros(nodes, 1, min(COLUMNS, nodes - first)).to(exact.device)
+        units[first:, 0].fill_diagonal_(1)
+        columns = exact.matmul(units.to(exact.dtype))
+        difference = approximate.matmul(units.to(exact.dtype)) - columns
+        both = torch.stack([difference, columns]).double()
+        squares += both.square().sum((1, 3)).cpu()
+    return float((squares[0] / squares[1]).sqrt().mean()) if nodes else 0.0
 
 
 def plot_attention(

@@ -152,11 +152,6 @@ class LayerEnergy:
     after: float
 
 
-def _spread(x: Tensor, x_prev: Tensor | None) -> Tensor:
-    """Return Σ_ij‖x_i − x_j‖²."""
-    return QuadraticPenalty().total(x)
-
-
 class EnergyTrace:
     """Record E(x_out, x_in) of every diffusion layer, in the order of calls, within a ``with`` block.
 
@@ -169,7 +164,7 @@ class EnergyTrace:
         >>> model = DIFFormer(4, 16, 3, num_layers=2)
         >>> with EnergyTrace(model) as trace:
         ...     out = model(x, edge_index)
-        >>> len(trace.energies)  # one number per call; print(trace) shows a table
+        >>> len(trace.energies)  # one number per call
         2
     """
 
@@ -179,7 +174,7 @@ class EnergyTrace:
         energy: Callable[[Tensor, Tensor | None], Tensor] | None = None,
     ) -> None:
         check_kind(model, "model", nn.Module, "a torch.nn.Module")
-        self.energy = _spread if energy is None else energy
+        self.energy = energy or (lambda x, _: QuadraticPenalty().total(x))
         check_function(self.energy, "energy", "called as energy(x_out, x_in)")
         layers = declared(model, "is_diffusion_layer")
         self.layers = {
@@ -204,20 +199,6 @@ class EnergyTrace:
         """E(x_out, x_in) of every call, in order."""
         return [record.after for record in self.records]
 
-    def __str__(self) -> str:
-        """Format a table of all calls: layer, energy before, energy after."""
-        rows = [("layer", "before", "after")]
-        rows += [
-            (record.layer, f"{record.before:.6g}", f"{record.after:.6g}")
-            for record in self.records
-        ]
-        name, before, after = (
-            max(map(len, column)) for column in zip(*rows, strict=True)
-        )
-        return "\n".join(
-            f"{row[0]:<{name}}  {row[1]:>{before}}  {row[2]:>{after}}" for row in rows
-        )
-
     def plot(self, ax: Any = None) -> Any:
         """Plot the initial energy and that after each layer on a matplotlib ``ax`` (default: a new one); return it."""
         ax = axis(ax)
@@ -235,9 +216,9 @@ class EnergyTrace:
         # A layer that changes the width leads to another space, in which there is no distance from x.
         after = self.energy(out, x if x.shape == out.shape else None)
         for value in (before, after):
-            if not (
-                isinstance(value, (int, float))
-                or (isinstance(value, Tensor) and value.numel() == 1)
+            if (
+                not isinstance(value, int | float | Tensor)
+                or torch.as_tensor(value).numel() != 1
             ):
                 raise TypeError(
                     f"energy must give a scalar; got {describe(value)} at the layer {layer}."

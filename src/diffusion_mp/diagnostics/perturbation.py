@@ -55,7 +55,7 @@ def lipschitz(
     checks.check_finite(x, "x")
     checks.check_generator(generator)
     with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        point = (x.clone() if x.is_inference() else x).detach().requires_grad_()
+        point = x.detach().clone().requires_grad_()
         # Only the plain formula of attention can be differentiated twice; its fused kernels cannot.
         value = f(point)
         checks.check_kind(value, "f(x)", Tensor, "a tensor")
@@ -148,7 +148,7 @@ class Perturbation:
     @property
     def relative_roughness(self) -> float:
         """𝓔(Z)/‖Z‖², at most 2; 0 if Z is zero."""
-        return self.roughness / self.size**2 if self.size else 0.0
+        return self.roughness / (self.size**2 or 1.0)
 
     @property
     def estimate(self) -> float:

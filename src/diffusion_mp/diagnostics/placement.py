@@ -9,6 +9,7 @@ from itertools import takewhile
 from types import NoneType
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -96,39 +97,31 @@ class PlacementReport:
 
         ``"estimate"`` also plots the truth and the estimate by roughness, on a logarithmic scale.
         """
-        columns = {**self.attention, **self.insertion}
-        checks.check_choice(
-            quantity, "quantity", [name for name in columns if name != "layer"]
-        )
+        columns = {**self.insertion, **self.attention}
+        names = [name for name in columns if name != "layer"]
+        checks.check_choice(quantity, "quantity", names)
         table = self.attention if quantity in self.attention else self.insertion
-        ax = axis(ax)
         drawn = [quantity]
         if quantity == "estimate":
             drawn = ["truth", "estimate", "roughness_estimate"]
+        ax = axis(ax)
         # All lines of a report have one colour, the next of the axis, so that reports on one axis can be told apart.
         colour = None
-        for name, style in zip(drawn, ("-", "--", ":"), strict=False):
-            title = label
-            if not label or len(drawn) > 1:
-                title = f"{label} {name.replace('_', ' ')}".strip()
-            values = [float("nan") if value is None else value for value in table[name]]
-            (line,) = ax.plot(
-                range(len(values)),
-                values,
-                marker="o",
-                linestyle=style,
-                color=colour,
-                label=title,
-            )
+        for name, style in zip(drawn, ("o-", "o--", "o:"), strict=False):
+            title = name.replace("_", " ")
+            if label:
+                title = f"{label} {title}" if len(drawn) > 1 else label
+            # What is not known, None, becomes NaN, which leaves a gap.
+            values = np.array(table[name], dtype=float)
+            (line,) = ax.plot(values, style, color=colour, label=title)
             colour = line.get_color()
         if len(drawn) > 1:
             ax.set_yscale("log")
         if len(ax.lines) > 1:
             # To the right of the axis: lines of several layers and models leave no corner free.
             ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-        ax.set_xticks(
-            range(len(table["layer"])), table["layer"], rotation=30, ha="right"
-        )
+        layers = table["layer"]
+        ax.set_xticks(range(len(layers)), layers, rotation=30, ha="right")
         ax.set_ylabel(quantity.replace("_", " "))
         return ax
 
@@ -167,51 +160,48 @@ def diagnose(
     checks.check_counts(points=points)
     checks.check_positive(tol, "tol")
     modules = dict(model.named_modules())
-    if sites is not None and diffusion is None:
+    if sites is None:
+        # The model's own layers are bypassed one at a time.
+        sites = list(declared(model, "is_diffusion_layer"))
+        inserted = None
+    elif diffusion is None:
         raise ValueError(
             "sites needs diffusion, the layer to insert there; got sites alone."
         )
-    for site in sites or ():
+    else:
+        inserted = diffusion
+    insertion: Columns = {name: [] for name in INSERTION}
+    for site in sites:
         checks.check_choice(site, "sites", modules)
-    insertion = []
-    for name in declared(model, "is_diffusion_layer") if sites is None else sites:
         measured = perturbation_bound(
             model,
-            modules[name],
+            modules[site],
             *inputs,
-            diffusion=None if sites is None else diffusion,
+            diffusion=inserted,
             points=points,
             tol=tol,
             **named,
         )
-        # With sites the layer is inserted behind them; without, the model's own layers are bypassed one at a time.
-        insertion.append(
-            (name, *(getattr(measured, column) for column in INSERTION[1:]))
-        )
+        insertion["layer"].append(site)
+        for name in INSERTION[1:]:
+            insertion[name].append(getattr(measured, name))
     attentions = declared(model, "is_self_attention")
-    attention = []
+    rows = []
     with evaluating(model):
         with torch.no_grad(), recorded(attentions) as calls:
             model(*inputs, **named)
         for name, module in attentions.items():
             for call in calls[name]:
                 # A NaN would be the commutator of the whole call, and read as a finding.
-                checks.check_finite(
-                    tokens(call.x, call.mask), f"the state that inputs give at {name}"
-                )
+                state = tokens(call.x, call.mask)
+                checks.check_finite(state, f"the state that inputs give at {name}")
                 smoothing = diffusion or _nearest(model, name, call.x.size(2))
-                square = call.square()
-                attention.append(
-                    (
-                        name,
-                        call.roughness(),
-                        call.roughness() / square if square else 0.0,
-                        *commutator(smoothing, module, call.x, call.mask),
-                    )
-                )
-    return PlacementReport(
-        _columns(ATTENTION, attention), _columns(INSERTION, insertion)
-    )
+                rough = call.roughness()
+                relative = rough / (call.square() or 1.0)
+                pair = commutator(smoothing, module, call.x, call.mask)
+                rows.append((name, rough, relative, *pair))
+    attention = {name: [row[k] for row in rows] for k, name in enumerate(ATTENTION)}
+    return PlacementReport(attention, insertion)
 
 
 ATTENTION = ("layer", "roughness", "relative_roughness", "commutator", "linearized")
@@ -246,7 +236,3 @@ def _nearest(model: nn.Module, name: str, channels: int) -> PDEDiffusion1d:
 
     # In a model with a layer in every block, that of the same block, which reads states of the same scale.
     return layers[max(layers, key=prefix)]
-
-
-def _columns(names: Sequence[str], rows: list[tuple[Any, ...]]) -> Columns:
-    return {name: [row[k] for row in rows] for k, name in enumerate(names)}

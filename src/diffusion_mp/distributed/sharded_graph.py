@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
-from types import NoneType
+from collections.abc import Callable
 from typing import NoReturn
 
 import torch
@@ -18,7 +16,6 @@ from diffusion_mp.checks import (
     check_has_values,
     check_integer_pairs,
     check_kind,
-    check_seed,
     describe,
 )
 from diffusion_mp.couplings import (
@@ -60,7 +57,6 @@ class ShardedGraph(GraphPart):
 
     Args:
         edge_index, num_nodes, edge_weight: of the whole graph, the same on every rank; they may be memory-mapped.
-        bounds: the R + 1 first nodes of the ranks, from 0 to N, at least one node for every rank; even by default.
         group, device: the processes, all by default; device of this rank's part, by default that of ``edge_index``.
 
     Raises:
@@ -81,7 +77,6 @@ class ShardedGraph(GraphPart):
         num_nodes: int,
         edge_weight: Tensor | None = None,
         *,
-        bounds: Sequence[int] | None = None,
         group: ProcessGroup | None = None,
         device: torch.device | str | None = None,
     ) -> None:
@@ -99,21 +94,11 @@ class ShardedGraph(GraphPart):
             edge_weight = as_edge_weight(edge_weight, edge_index, num_nodes)
         rank = distributed.get_rank(group)
         ranks = distributed.get_world_size(group)
-        check_kind(
-            bounds,
-            "bounds",
-            (list, tuple, range, NoneType),
-            f"a list of {ranks + 1} first nodes or None",
-        )
-        even = [num_nodes * rank // ranks for rank in range(ranks + 1)]
-        self.bounds = even if bounds is None else list(bounds)
-        for k, bound in enumerate(self.bounds):
-            check_seed(bound, f"bounds[{k}]")
-        ends = self.bounds[:1] + self.bounds[-1:]
-        rises = all(a < b for a, b in pairwise(self.bounds))
-        if len(self.bounds) != ranks + 1 or ends != [0, num_nodes] or not rises:
-            steps = f"from 0 to num_nodes = {num_nodes} in {ranks} steps, a node at least for each rank"
-            raise ValueError(f"bounds must rise {steps}; got {self.bounds}.")
+        if num_nodes < ranks:
+            raise ValueError(
+                f"num_nodes must be at least {ranks}, a node for each rank; got {num_nodes}."
+            )
+        self.bounds = [num_nodes * rank // ranks for rank in range(ranks + 1)]
         self.group = group
         self.rows = slice(*self.bounds[rank : rank + 2])
         self.first_node = self.rows.start

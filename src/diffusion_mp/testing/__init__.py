@@ -8,14 +8,10 @@ from diffusion_mp.testing.layer_laws import check_layer, check_update
 from diffusion_mp.testing.problems import (
     Problem,
     assert_energy_descent,
-    complete_problem,
     cosine_mode,
-    cycle_problem,
     exact_problems,
-    grid_problem,
     order_of_convergence,
     path_problem,
-    problem_on_graph,
     random_problem,
 )
 
@@ -29,14 +25,10 @@ __all__ = [
     "check_energy_term",
     "check_layer",
     "check_update",
-    "complete_problem",
     "cosine_mode",
-    "cycle_problem",
     "exact_problems",
-    "grid_problem",
     "order_of_convergence",
     "path_problem",
-    "problem_on_graph",
     "random_problem",
     "tolerance",
 ]

@@ -81,15 +81,14 @@ def check_energy_term(
 
 def _check_gradient(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -> None:
     """Raise unless the half gradient at z is half of the gradient of the value."""
-    variable = z.clone().requires_grad_()
     if (flaw := numbers_flaw(term, z, graph)) is not None:
         raise AssertionError(flaw)
+    half = term.half_gradient(z, graph).detach()
+    variable = z.clone().requires_grad_()
     value = term.value(variable, graph)
-    half = term.half_gradient(z, graph)
-    # On which the value need not depend.
+    # The value need not depend on the state.
     (gradient,) = torch.autograd.grad(value + 0 * variable.sum(), variable)
-    half = half.detach()
-    scale = float(gradient.abs().max()) if gradient.numel() else 0.0
+    scale = float(gradient.norm(torch.inf))
     if not torch.allclose(2 * half, gradient, rtol=1e-6, atol=1e-8 * scale):
         worst = float((2 * half - gradient).abs().max())
         raise AssertionError(
@@ -110,31 +109,23 @@ def _adversarial_moves(
     half = term.half_gradient(z, graph).detach()
     bound = term.bound(z, graph).detach()
     generator = torch.Generator().manual_seed(seed)
+    node = torch.arange(len(z)).view(-1, 1, 1)
     moves = []
     for start in range(starts):
-        move = 10.0 ** (start // 2 % 4 - 2) * torch.randn(
-            z.shape, generator=generator, dtype=z.dtype
-        )
-        if start % 2 and len(
-            z
-        ):  # one node alone: where all move, others make up for it
-            move[
-                torch.arange(len(z)) != torch.randint(len(z), (), generator=generator)
-            ] = 0
-        move = move.to(z.device).requires_grad_()
-        moving = (move != 0).detach()
-        optimizer = torch.optim.Adam(
-            [move],
-            lr=0.1 * float(move.detach().norm()) / max(int(moving.sum()), 1) ** 0.5,
-        )
+        scale = 10.0 ** (start // 2 % 4 - 2)
+        moving = torch.ones_like(node)
+        if start % 2:  # one node alone: where all move, others make up for it
+            moving = node == torch.randint(max(len(z), 1), (), generator=generator)
+        moving = moving.to(z)
+        drawn = scale * torch.randn(z.shape, generator=generator, dtype=z.dtype)
+        move = (moving * drawn.to(z.device)).requires_grad_()
+        optimizer = torch.optim.Adam([move], lr=0.1 * scale)
         for _ in range(ascent):
             away = moving * move
-            majorant = (2 * half * away + 2 * bound * away.square()).sum()
-            loss = (
-                majorant + value - term.value(z + away, graph)
-            ) / away.square().sum()
+            majorant = value + (2 * half * away + 2 * bound * away.square()).sum()
+            slack = majorant - term.value(z + away, graph)
             optimizer.zero_grad()
-            loss.backward()
+            (slack / away.square().sum()).backward()
             optimizer.step()
         moves.append((moving * move).detach())
     return moves

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import NoneType
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from diffusion_mp.checks import check_choice, check_kind, check_seed
+from diffusion_mp.checks import check_kind, check_seed
 
 
 class Tolerance(NamedTuple):
@@ -63,36 +63,17 @@ Examples:
 
 
 def tolerance(operation: str, dtype: torch.dtype) -> Tolerance:
-    """Return the tolerance of an operation at a dtype.
+    """Return the tolerance of an operation at a dtype; a ``KeyError`` is one that the table lacks.
 
     Examples:
         >>> tolerance("product", torch.float64).rtol < 1e-8
         True
     """
-    check_kind(operation, "operation", str, "the name of an operation")
-    check_kind(dtype, "dtype", torch.dtype, "a torch.dtype")
-    if operation not in TOLERANCES:
-        raise KeyError(
-            f"no tolerance for the operation {operation!r}; the table has {sorted(TOLERANCES)}"
-        )
-    if dtype not in TOLERANCES[operation]:
-        raise KeyError(
-            f"no tolerance for {operation!r} at {dtype}; dtype must be one of {list(TOLERANCES[operation])}"
-        )
     return TOLERANCES[operation][dtype]
 
 
 Case = TypeVar("Case")
 Law = Callable[[Case], None]
-#: ``"core"``: values, gradients, batches, promises; ``"strict"``: also the laws in `STRICT`.
-Level = Literal["core", "strict"]
-STRICT: set[Callable[..., None]] = set()
-
-
-def strict(law: Law[Any]) -> Law[Any]:
-    """Mark a law of the strict level, such as half precision, which useful modules may break."""
-    STRICT.add(law)
-    return law
 
 
 class LawBroken(AssertionError):
@@ -110,7 +91,8 @@ def expect_equal(got: object, expected: object, what: str) -> None:
 
 
 def expect_flags(subject: object, *names: str) -> None:
-    for name, value in ((name, getattr(subject, name)) for name in names):
+    for name in names:
+        value = getattr(subject, name)
         expect(isinstance(value, bool), f"{name} is {value!r}, expected True or False")
 
 
@@ -118,10 +100,7 @@ def expect_close(
     got: Tensor, expected: Tensor, operation: str, what: str = "the result"
 ) -> None:
     """Raise `LawBroken` unless two tensors agree in shape and, within the table's tolerance, in value."""
-    expect(
-        got.shape == expected.shape,
-        f"{what} has shape {tuple(got.shape)}, expected {tuple(expected.shape)}",
-    )
+    expect_equal(tuple(got.shape), tuple(expected.shape), f"the shape of {what}")
     if got.numel() == 0:
         return
     rtol, atol = tolerance(operation, got.dtype)
@@ -145,29 +124,18 @@ def expect_writable(
     """Expect that writing to what ``call`` returns changes no other entry, no argument and no later result."""
     result = call().detach()
     expected = result.clone()
-    before = [
-        None if argument is None else argument.detach().clone()
-        for argument in arguments
-    ]
-    repeated = any(
-        size > 1 and stride == 0
-        for size, stride in zip(result.shape, result.stride(), strict=True)
-    )
-    sentence = f"entries of {what} share memory (its strides are {result.stride()}): return a copy, expanded.clone()"
-    expect(not repeated, sentence)
+    tensors = [argument for argument in arguments if argument is not None]
+    before = [tensor.detach().clone() for tensor in tensors]
+    strides = zip(result.shape, result.stride(), strict=True)
+    repeated = any(size > 1 and stride == 0 for size, stride in strides)
+    expect(not repeated, f"entries of {what} share memory: return a copy")
     # A number that no result has: whatever shares the memory shows it.
     result.fill_(77)
-    for argument, copy in zip(arguments, before, strict=True):
-        same = argument is None or copy is None or torch.equal(argument.detach(), copy)
-        expect(
-            same,
-            f"writing to {what} changes what it was computed from: return a copy, argument.clone()",
-        )
-    again = call().detach()
-    expect(
-        torch.equal(again, expected),
-        f"writing to {what} changes what the next call returns: return a copy",
-    )
+    for tensor, copy in zip(tensors, before, strict=True):
+        sentence = f"writing to {what} changes what it was computed from: return a copy"
+        expect(torch.equal(tensor.detach(), copy), sentence)
+    sentence = f"writing to {what} changes what the next call returns: return a copy"
+    expect(torch.equal(call().detach(), expected), sentence)
 
 
 @contextmanager
@@ -196,48 +164,38 @@ def run_laws(
     laws: Sequence[Law[Case]],
     case: Case,
     skip: Mapping[str, str] | None = None,
-    *,
-    level: Level = "strict",
 ) -> None:
     """Call the laws that ``skip`` does not name, and raise one `AssertionError` with a sentence per broken law."""
-    check_choice(level, "level", get_args(Level))
     check_kind(
         skip, "skip", (Mapping, NoneType), "a mapping from the names of laws to reasons"
     )
-    left_out = dict(skip or {})
-    names = {
-        getattr(law, "__name__", repr(law)).strip("_").replace("_", " "): law
-        for law in laws
-    }
-    unknown = sorted(set(left_out) - set(names))
-    if unknown:
+    skipped = dict(skip or {})
+    names = {law.__name__.strip("_").replace("_", " "): law for law in laws}
+    if unknown := sorted(skipped.keys() - names):
         raise ValueError(
             f"skip names the laws {unknown}, expected some of {sorted(names)}"
         )
-    sentences = []
-    cause = None
+    broken: dict[str, Exception] = {}
     for name, law in names.items():
-        if name in left_out or (level == "core" and law in STRICT):
+        if name in skipped:
             continue
         # A law that raises is broken like any other, and the laws after it are still checked: one run names all faults.
         try:
             with torch.inference_mode(False), torch.enable_grad():
                 law(case)
         except Exception as error:
-            statement = (law.__doc__ or "").split("\n")[0].strip().rstrip(".")
-            sentence = (
-                error
-                if isinstance(error, LawBroken)
-                else f"it raised {type(error).__name__}: {error}"
-            )
-            sentences.append(
-                f"{subject} breaks the law '{name}' ({statement}): {sentence}"
-            )
-            last = name
-            cause = cause or error
-    if sentences:
-        if skip is not None:
-            sentences.append(
-                f"A law that does not apply is left out with a reason: skip={{'{last}': 'why'}}."
-            )
-        raise AssertionError("\n".join(sentences)) from cause
+            broken[name] = error
+    if not broken:
+        return
+    sentences = []
+    for name, flaw in broken.items():
+        statement = (names[name].__doc__ or "").partition("\n")[0]
+        kind = "" if isinstance(flaw, LawBroken) else f"{type(flaw).__name__}: "
+        sentences.append(
+            f"{subject} breaks the law '{name}' ({statement}): {kind}{flaw}"
+        )
+    if skip is not None:
+        sentences.append(
+            f"A law that does not apply is left out with a reason: skip={{'{name}': 'why'}}."
+        )
+    raise AssertionError("\n".join(sentences)) from next(iter(broken.values()))

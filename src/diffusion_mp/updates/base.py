@@ -14,6 +14,7 @@ from torch import Tensor
 from diffusion_mp import checks, errors
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
 from diffusion_mp.energies.spectrum import Form as Form
+from diffusion_mp.kernels.operation import exporting
 from diffusion_mp.modules import Resettable
 from diffusion_mp.updates.derivatives import formula_runs
 
@@ -87,9 +88,8 @@ class StateUpdate(Resettable, ABC):
                 )
         # Without this a step with a source term would silently be one without, and drift to consensus.
         elif self.beta != 0.0:
-            beta = f"{self.beta:g}" if isinstance(self.beta, float) else self.beta
             raise ValueError(
-                f"beta={beta} weighs a source, but none came; pass source=h [N, H, D] (usually the initial "
+                f"beta={self.beta} weighs a source, but none came; pass source=h [N, H, D] (usually the initial "
                 f"embedding), or set beta=0."
             )
         if options.get("previous") is not None:
@@ -248,8 +248,11 @@ class Laplacian:
         self, f: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"]
     ) -> Float[Tensor, "N H D"] | None:
         """Return f(Δ) v, for an elementwise f, where the coupling knows the eigenvectors of Δ, else ``None``."""
-        # Couplings know the eigenvectors of D̄ − S, such as the cosines of a path.
+        # Couplings know the eigenvectors of D̄ − S, such as the cosines of a path. An export knows their transforms,
+        # which torch.func does not differentiate in all ways: there the dense formula runs.
         if self.form == "residual":
+            return None
+        if dense_formula_runs(self.coupling) and not exporting():
             return None
         return self.coupling.laplacian_function(lambda rate: f(rate + self.shift), v)
 

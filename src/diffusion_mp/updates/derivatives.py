@@ -41,14 +41,6 @@ def formula_runs(entries: int) -> bool:
     return (transforms_active() or forward_mode_active()) and entries <= DENSE
 
 
-def basis_runs(entries: int) -> bool:
-    """Return whether a function of a Laplacian is computed in its eigenvectors where a coupling knows them.
-
-    An export knows the transforms, which torch.func does not differentiate in all ways.
-    """
-    return exporting() or not formula_runs(entries)
-
-
 def jacobian(function: Operator, z: Tensor) -> Tensor:
     """Return the matrix [n, n] of derivatives at z, differentiable any number of times."""
     numbers = z.numel()

@@ -90,7 +90,7 @@ def fixed_point(
     checks.check_counts(0, memory=memory)
     if ptr is not None:
         ptr = as_ptr(ptr)
-        check_ptr(x0.size(0) if x0.dim() else 1, ptr)
+        check_ptr(x0.shape[:1].numel(), ptr)
     with values_needed(what):
         with on_values():
             checks.check_finite(x0, "x0")
@@ -172,24 +172,22 @@ def _rises(
     ptr: Tensor | None,
 ) -> Tensor | None:
     """Return which rows are of graphs whose energy is above that of the start, ``None`` if there are none."""
-    columns = Columns(ptr, start.size(0) if start.dim() else 1, start.device)
+    columns = Columns(ptr, start.shape[:1].numel(), start.device)
     values = []
     for state in (start, solution):
         value = energy(state)
-        if isinstance(value, float):
-            value = torch.tensor(value)
-        if not isinstance(value, Tensor) or value.numel() not in (1, columns.graphs):
+        numbers = torch.as_tensor(value) if isinstance(value, Tensor | float) else None
+        if numbers is None or numbers.numel() not in (1, columns.graphs):
             raise TypeError(
                 f"energy(z) must be one number, or {columns.graphs}, one for every graph; "
                 f"got {checks.describe(value)}."
             )
-        values.append(value.flatten())
+        values.append(numbers.flatten())
     higher = ~(values[1] <= values[0])
     if not bool(higher.any()):
         return None
-    return columns.rows(higher.expand(columns.graphs)).view(
-        -1, *[1] * (start.dim() - 1)
-    )
+    rows = columns.rows(higher.expand(columns.graphs))
+    return rows.view(-1, *[1] * (start.dim() - 1))
 
 
 @torch.no_grad()
@@ -212,146 +210,120 @@ def iterate(
     ``memory=0`` is T alone. Every graph has its own γ, decides for itself, and keeps its state once it has arrived.
     """
     shape = x.shape
-    rows = shape[0] if shape else 1
-    x = x.detach().reshape(rows, math.prod(shape[1:]))
-    history = _History(x, memory, Columns(ptr, x.size(0), x.device), total)
+    # One row for a single number, whose shape is empty.
+    rows = shape[:1].numel()
+    x = x.detach().reshape(rows, shape[1:].numel())
+    columns = Columns(ptr, rows, x.device)
+    differences = _Differences(x, memory, columns, total)
+    # Flags [B, 1], not branches: graphs of a batch are at different points of the iteration, and nothing waits for
+    # values.
+    mixed = done = followed = x.new_zeros(columns.graphs, 1, dtype=torch.bool)
+    best = x.new_full((columns.graphs, 1), math.inf, dtype=torch.float64)
+    result = last_image = last_residual = x
     for closer in solving(what, max_iter):
         image = step(x.view(shape)).detach().reshape(x.shape)
-        following = history.next(x, image, tol)
-        if history.arrived:
-            return history.result.view(shape)
-        closer(history.size, history.aim)
-        if history.lost:
+        residual = image - x
+        # In double, where no square overflows.
+        norms = [
+            torch.linalg.vector_norm(part, dim=1, dtype=torch.float64)
+            for part in (residual, image)
+        ]
+        squares = total(columns.sum(torch.stack(norms, 1).square()))
+        size, scale = squares.sqrt().split(1, 1)
+        aim = tol * scale
+        # An aim that overflowed would let everything arrive.
+        arrives = (size <= aim) & (aim < math.inf) & ~done
+        result = columns.where(arrives, image, result)
+        done = done | arrives
+        # Only a mixed state can be rejected: T alone may well move further before it contracts.
+        rejected = mixed & ~(size < best) & ~done
+        accepted = ~(rejected | done)
+        lost = accepted & ~size.isfinite()
+        closer(size, aim)
+        # A GPU is waited for once, unless the iteration ends.
+        if bool(done.all() | lost.any()):
+            if bool(done.all()):
+                return result.view(shape)
             break
-        x = following
+        following = image
+        if memory:
+            differences.forget(rejected)
+            following = differences.mix(
+                image,
+                residual,
+                columns.where(accepted, image - last_image, 0.0),
+                columns.where(accepted, residual - last_residual, 0.0),
+                # Not behind a rejected state: two steps of T alone lead away from where mixing failed.
+                accepted & followed,
+            )
+            mixed = accepted & differences.valid.any(1, keepdim=True)
+        last_image = columns.where(accepted, image, last_image)
+        last_residual = columns.where(accepted, residual, last_residual)
+        best = torch.where(accepted, size, best)
+        followed = accepted
+        following = columns.where(rejected, last_image, following)
+        x = columns.where(done, result, following)
+    moved = size.masked_fill(done, 0.0).max().item()
     raise errors.ConvergenceError(
-        f"{what} was not reached in max_iter={max_iter} steps: the last one moved the state by {history.moved():.3g}, "
+        f"{what} was not reached in max_iter={max_iter} steps: the last one moved the state by {moved:.3g}, "
         f"more than tol={tol:.3g} of its norm. Raise max_iter or tol, weigh the source more (a larger beta), or use "
         f"float64."
     )
 
 
-class _History:
-    """The last differences of images and residuals of every graph, and whether it has arrived.
-
-    Rows are the first axis of states [N, C], and graphs that of the numbers [B, 1] and flags that are kept for them.
-    """
+class _Differences:
+    """The last differences of images and residuals of every graph, whose combinations are mixed into its state."""
 
     def __init__(
         self, x: Tensor, memory: int, columns: Columns, total: Operator
     ) -> None:
         self.columns = columns
         self.total = total
-        self.memory = memory
-        graphs = columns.graphs
-        # Ring buffers of differences: no iteration copies all of them.
+        # Ring buffers: no iteration copies all of them.
         self.images = x.new_zeros(memory, *x.shape)
         self.residuals = x.new_zeros(memory, *x.shape)
         #: ⟨Δr, Δr⟩ of every graph, of which an iteration replaces a row and a column.
-        self.gram = x.new_zeros(graphs, memory, memory)
+        self.gram = x.new_zeros(columns.graphs, memory, memory)
         #: Which differences a graph may use.
-        self.valid = x.new_zeros(graphs, memory, dtype=torch.bool)
-        self.last_image = x
-        self.last_residual = x
-        # Flags, not branches: graphs of a batch are at different points of the iteration, and nothing waits for values.
-        no = x.new_zeros(graphs, 1, dtype=torch.bool)
-        self.has_last = no
-        self.mixed = no
-        self.done = no
-        self.best = x.new_full((graphs, 1), math.inf, dtype=torch.float64)
-        self.size = self.best
-        self.aim = self.best
-        self.result = x
+        self.valid = x.new_zeros(columns.graphs, memory, dtype=torch.bool)
         self.count = 0
-        self.arrived = False
-        self.lost = False
 
-    def next(self, x: Tensor, image: Tensor, tol: float) -> Tensor:
-        """Return the next state of every graph, from a state and its image."""
-        residual = image - x
-        self._measure(residual, image, tol)
-        # An aim that overflowed would let everything arrive.
-        arrives = (self.size <= self.aim) & (self.aim < math.inf) & ~self.done
-        self.result = self._where(arrives, image, self.result)
-        self.done = self.done | arrives
-        # Only a mixed state can be rejected: T alone may well move further before it contracts.
-        rejected = self.mixed & ~(self.size < self.best) & ~self.done
-        accepted = ~(rejected | self.done)
-        lost = accepted & ~self.size.isfinite()
-        # One number, for which a GPU is waited for once; and `tolist` looks into memory, which transforms have not.
-        verdict = int(self.done.all().long() + 2 * lost.any())
-        self.arrived = verdict % 2 == 1
-        self.lost = verdict >= 2
-        if self.arrived or self.lost:
-            return x
-        following = image
+    def forget(self, rejected: Tensor) -> None:
         self.valid = self.valid & ~rejected
-        if self.memory:
-            products = self._record(image, residual, accepted & self.has_last)
-            following = self._mix(image, products)
-        self.mixed = accepted & self.valid.any(1, keepdim=True)
-        self.has_last = accepted
-        self.last_image = self._where(accepted, image, self.last_image)
-        self.last_residual = self._where(accepted, residual, self.last_residual)
-        self.best = torch.where(accepted, self.size, self.best)
-        following = self._where(rejected, self.last_image, following)
-        return self._where(self.done, self.result, following)
 
-    def moved(self) -> float:
-        """Return how far the last step moved the graph that is farthest from its limit."""
-        return self.size.masked_fill(self.done, 0.0).max().item()
-
-    def _where(self, of_graph: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Return the rows of x for graphs with this flag, and those of y for others."""
-        return torch.where(self.columns.rows(of_graph), x, y)
-
-    def _measure(self, residual: Tensor, image: Tensor, tol: float) -> None:
-        # In double, where no square overflows.
-        norms = [
-            torch.linalg.vector_norm(part, dim=1, dtype=torch.float64)
-            for part in (residual, image)
-        ]
-        squares = self.total(self.columns.sum(torch.stack(norms, 1).square()))
-        self.size, scale = squares.sqrt().split(1, 1)
-        self.aim = tol * scale
-
-    def _record(self, image: Tensor, residual: Tensor, recorded: Tensor) -> Tensor:
-        """Keep the differences to the last image and residual of some graphs, and return ⟨Δr, r⟩, [B, m]."""
-        slot = self.count % self.memory
-        difference = self._where(
-            recorded, residual - self.last_residual, torch.zeros_like(residual)
-        )
-        self.residuals[slot] = difference
-        self.images[slot] = self._where(
-            recorded, image - self.last_image, torch.zeros_like(image)
-        )
-        self.valid[:, slot] = recorded.squeeze(1)
+    def mix(
+        self,
+        image: Tensor,
+        residual: Tensor,
+        image_difference: Tensor,
+        residual_difference: Tensor,
+        recorded: Tensor,
+    ) -> Tensor:
+        """Keep differences of some graphs, and return T(x) − ΔT γ of all; without differences, T(x)."""
+        slot = self.count % len(self.images)
         self.count += 1
+        self.images[slot] = image_difference
+        self.residuals[slot] = residual_difference
+        self.valid[:, slot] = recorded.squeeze(1)
         # One sum over all rows, since they may be spread over processes.
         if self.columns.graphs == 1:
-            pair = torch.stack([difference.flatten(), residual.flatten()], 1)
+            pair = torch.stack([residual_difference.flatten(), residual.flatten()], 1)
             products = (self.residuals.flatten(1) @ pair).unsqueeze(0)
         else:
-            by_row = torch.einsum(
-                "mnc,knc->nmk", self.residuals, torch.stack([difference, residual])
-            )
+            pair = torch.stack([residual_difference, residual])
+            by_row = torch.einsum("mnc,knc->nmk", self.residuals, pair)
             products = self.columns.sum(by_row)
         with_difference, with_residual = self.total(products).unbind(2)
         self.gram[:, slot] = with_difference
         self.gram[:, :, slot] = with_difference
-        return with_residual
-
-    def _mix(self, image: Tensor, products: Tensor) -> Tensor:
-        """Return T(x) − ΔT γ; where a graph has no differences, T(x)."""
-        both = self.valid.unsqueeze(1) & self.valid.unsqueeze(2)
-        gram = torch.where(both, self.gram, 0.0)
-        # Differences may be linearly dependent: scale them to norm one, and add to the diagonal what rounding is.
-        limits = torch.finfo(gram.dtype)
-        scale = gram.diagonal(dim1=1, dim2=2).clamp(min=limits.tiny).rsqrt()
-        scale = torch.where(self.valid, scale, 0.0)
-        gram = scale.unsqueeze(2) * gram * scale.unsqueeze(1)
+        # Differences may be linearly dependent: scale them to norm one, and add to the diagonal what rounding is. Those
+        # that a graph may not use have the scale zero.
+        limits = torch.finfo(image.dtype)
+        norms = self.gram.diagonal(dim1=1, dim2=2).clamp(min=limits.tiny)
+        scale = torch.where(self.valid, norms.rsqrt(), 0.0)
+        gram = torch.nan_to_num(scale.unsqueeze(2) * self.gram * scale.unsqueeze(1))
         extra = torch.where(self.valid, 10 * limits.eps, 1.0).to(gram)
-        right = scale * torch.where(self.valid, products, 0.0)
+        right = torch.nan_to_num(scale * with_residual)
         gamma = scale * torch.linalg.solve(gram + torch.diag_embed(extra), right)
         if self.columns.graphs == 1:
             return image - (gamma @ self.images.flatten(1)).view_as(image)

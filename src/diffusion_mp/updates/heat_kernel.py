@@ -13,7 +13,6 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.energies.spectrum import laplacian_extremes, spectral_interval
 from diffusion_mp.errors import CouplingMismatchError
-from diffusion_mp.kernels.operation import exporting
 from diffusion_mp.updates.base import (
     Form,
     Laplacian,
@@ -22,7 +21,7 @@ from diffusion_mp.updates.base import (
     dense_formula_runs,
     working_precision,
 )
-from diffusion_mp.updates.linear_solve import by_graph, identity_like, rebased
+from diffusion_mp.updates.linear_solve import by_graph, identity_like, reduced
 
 #: Largest ta for an interval that begins at −a: rounding errors are multiplied by e^{ta}.
 LOST = 3.0
@@ -36,13 +35,13 @@ class HeatKernel(LaplacianUpdate):
     A coupling that knows its eigenvectors (`NeumannCoupling`) is exponentiated in them, linear attention S = U Kᵀ with
     any queries and keys in closed form, O(N F² + F³) (Theorem T3 of docs/certified.md). For other couplings this is a
     Chebyshev expansion (Tal-Ezer & Kosloff, 1984): [c − r, c + r] contains the spectrum of Δ, T_k are the Chebyshev
-    polynomials and I_k the modified Bessel functions. It takes about √(2 t r log(1/tol)) products with S. Autograd
-    holds the interval constant, since the result does not depend on it. The transforms of ``torch.func``, forward mode
-    and exports take the exponential of a matrix, of up to 4 096 nodes.
+    polynomials and I_k the modified Bessel functions. It takes about √(2 t r log(1/ε)) products with S, ε the
+    resolution of the values, at least that of float32. Autograd holds the interval constant, since the result does not
+    depend on it. The transforms of ``torch.func``, forward mode and exports take the exponential of a matrix, of up to
+    4 096 nodes.
 
     Args:
         t, form: diffusion time t > 0, and Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
-        tol: truncation error relative to ‖v‖; by default the resolution of the values, at least that of float32.
 
     Raises:
         CouplingMismatchError: the coupling is not reversible and has no closed form. For others see `StateUpdate`.
@@ -55,30 +54,20 @@ class HeatKernel(LaplacianUpdate):
     needs_reversible = True
     takes_source = False
 
-    def __init__(
-        self, t: float, form: Form = "conservative", *, tol: float | None = None
-    ) -> None:
+    def __init__(self, t: float, form: Form = "conservative") -> None:
         super().__init__(form)
         check_positive(t, "t")
-        if tol is not None:
-            check_positive(tol, "tol")
         self.t = float(t)
-        self.tol = tol
 
     def step(
         self, x: State, coupling: Coupling, values: State, source: State | None = None
     ) -> State:
         v = working_precision(values, x, coupling)
         laplacian = Laplacian(coupling, self.form, v.dtype)
-        formula = dense_formula_runs(coupling)
-        out = None
-        # An export knows the transforms of a basis, which torch.func does not differentiate in all ways.
-        if exporting() or not formula:
-            out = laplacian.function(lambda rate: torch.exp(-self.t * rate), v)
-        if out is None and formula:
-            out = (
-                _exponential(-self.t * laplacian.dense()) @ v.transpose(0, 1)
-            ).transpose(0, 1)
+        out = laplacian.function(lambda rate: torch.exp(-self.t * rate), v)
+        if out is None and dense_formula_runs(coupling):
+            power = _exponential(-self.t * laplacian.dense())
+            out = (power @ v.transpose(0, 1)).transpose(0, 1)
         if out is None:
             out = self._without_matrix(laplacian, v, values.dtype)
         return out.to(values.dtype)
@@ -109,9 +98,7 @@ class HeatKernel(LaplacianUpdate):
         # state does grow; only eigenvalues, by Lanczos, can tell.
         if -self.t * low > LOST:
             low, high = laplacian_extremes(coupling, self.form)
-        tol = self.tol
-        if tol is None:
-            tol = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+        tol = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
         return math.exp(-self.t * low) * self._series(laplacian, v, low, high, tol)
 
     def _series(
@@ -168,28 +155,29 @@ def low_rank_heat(
     blocks of one exponential, which does not overflow.
     """
 
+    # Only rows without senders need the third block of the exponential.
+    blocks = 2 + bool((diagonal == 0).any())
+
     def graphs(diagonal: Tensor, left: Tensor, right: Tensor, v: Tensor) -> Tensor:
-        nodes, features = right.shape[-2:]
-        if nodes <= features:
-            generator = left @ right.mT - torch.diag_embed(diagonal.squeeze(-1))
-            return _exponential(t * generator) @ v
-        left, right = rebased(left, right)
+        left, right = reduced(left, right)
         core = right.mT @ left
         eye = identity_like(core)
         zero = torch.zeros_like(core)
-        rows = [[core - eye, eye, eye], [zero, -eye, zero], [zero, zero, zero]]
-        pooled = [right.mT @ (diagonal * v)]
-        # Only rows without senders need the third block.
-        if bool((diagonal == 0).any()):
-            pooled.append(right.mT @ (v - diagonal * v))
-        count = 1 + len(pooled)
         generator = torch.cat(
-            [torch.cat(row[:count], dim=-1) for row in rows[:count]], dim=-2
+            [
+                torch.cat([core - eye, eye, eye], dim=-1),
+                torch.cat([zero, -eye, zero], dim=-1),
+                torch.cat([zero, zero, zero], dim=-1),
+            ],
+            dim=-2,
         )
+        size = core.size(-1)
+        end = blocks * size
         # The blocks right of the first are e⁻ᵗ tφ₁(tG) and tφ₁(t(G − I)).
-        power = _exponential(t * generator)[..., :features, features:]
-        change = left @ (power @ torch.cat(pooled, dim=-2))
-        return torch.exp(-t * diagonal) * v + change
+        power = _exponential(t * generator[..., :end, :end])[..., :size, size:]
+        parts = [diagonal * v, v - diagonal * v][: blocks - 1]
+        pooled = torch.cat([right.mT @ part for part in parts], dim=-2)
+        return torch.exp(-t * diagonal) * v + left @ (power @ pooled)
 
     return by_graph(form, graphs, diagonal, form.left, form.right, v)
 

@@ -11,7 +11,6 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.energies.spectrum import laplacian_extremes, precision
 from diffusion_mp.errors import SingularSystemError
-from diffusion_mp.kernels.operation import exporting
 from diffusion_mp.updates.base import (
     Form,
     Laplacian,
@@ -42,12 +41,12 @@ class SolvedUpdate(LaplacianUpdate):
       times; not where a symmetric system may be indefinite, which conjugate gradients detect;
     - by conjugate gradients in the metric of the coupling, preconditioned (`precondition`), for every graph of a batch
       on its own. The implicit function theorem gives derivatives, once, and memory does not grow with the iterations.
+      Where Δ is positive semidefinite the relative error of every column (head and channel of a graph), in the norm of
+      the metric, is 1e-6 for states in single and half precision, and for those in double 1e-12, or up to 1e-6 where
+      the condition number does not allow it.
 
     Args:
         form, beta, leak: see `LaplacianUpdate`.
-        tol: relative error of the solution in every column (head and channel of a graph), in the norm of the metric,
-            where Δ is positive semidefinite; by default 1e-6 for states in single and half precision, and for those in
-            double 1e-12, or up to 1e-6 where the condition number does not allow it.
         max_iter: maximum number of iterations of conjugate gradients.
 
     Raises:
@@ -64,14 +63,10 @@ class SolvedUpdate(LaplacianUpdate):
         *,
         beta: float = 0.0,
         leak: float = 0.0,
-        tol: float | None = None,
         max_iter: int = 1000,
     ) -> None:
         super().__init__(form, beta=beta, leak=leak)
-        if tol is not None:
-            check_positive(tol, "tol")
         check_counts(max_iter=max_iter)
-        self.tol = tol
         self.max_iter = max_iter
 
     def solve(
@@ -87,7 +82,6 @@ class SolvedUpdate(LaplacianUpdate):
             shift,
             b,
             dtype,
-            tol=self.tol,
             max_iter=self.max_iter,
             what=self,
         )
@@ -100,7 +94,6 @@ def shifted_inverse(
     b: Float[Tensor, "N H D"],
     dtype: torch.dtype,
     *,
-    tol: float | None = None,
     max_iter: int = 1000,
     what: str | nn.Module = "the linear system",
 ) -> Float[Tensor, "N H D"]:
@@ -109,18 +102,14 @@ def shifted_inverse(
     ``what`` is the name of the system in messages, or the module that it is of.
     """
     system = Laplacian(coupling, form, b.dtype, shift)
-    formula = dense_formula_runs(coupling)
     # An indefinite system is left to conjugate gradients, which detect it.
-    definite = form == "conservative" and coupling.nonnegative and shift > 0.0
-    if definite and (exporting() or not formula):
+    if coupling.nonnegative and shift > 0.0:
         solution = system.function(torch.reciprocal, b)
         if solution is not None:
             return solution
-    if formula:
+    if dense_formula_runs(coupling):
         return dense_solution(system.dense(), b.transpose(0, 1)).transpose(0, 1)
-    if tol is None and dtype != b.dtype:
-        tol = precision(dtype).residual
-    return _iterated(system, b, tol=tol, max_iter=max_iter, what=what)
+    return _iterated(system, b, dtype=dtype, max_iter=max_iter, what=what)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # which way is taken depends on values

@@ -18,7 +18,7 @@ from diffusion_mp.updates.derivatives import Operator, differentiated
 
 #: Relative residual of a closed form above which rounding errors dominate the solution.
 LEFT_OVER = 1e-6
-#: Relative error of a solution up to which rounding is accepted, where the caller asks for no other.
+#: Relative error of a solution up to which rounding is accepted.
 SIX_DIGITS = 1e-6
 
 
@@ -44,26 +44,15 @@ class Columns:
             return x.sum(0, keepdim=True)
         return x.new_zeros(self.graphs, *x.shape[1:]).index_add(0, self.graph, x)
 
-    def inner(self, u: Tensor, v: Tensor) -> Tensor:
-        if self.graph is None and u.numel() == u.size(
-            0
-        ):  # without a tensor of their size
-            return torch.dot(u.flatten(), v.flatten()).view(1, *u.shape[1:])
-        return self.sum(u * v)
-
-    def largest(self, x: Tensor) -> Tensor:
-        if self.graph is None:
-            return x.amax(0, keepdim=True)
-        graph = self.graph.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
-        return x.new_zeros(self.graphs, *x.shape[1:]).scatter_reduce(
-            0, graph, x, "amax"
-        )
-
     def rows(self, by_graph: Tensor) -> Tensor:
         """Return the number of its graph for every row; one row where there is one graph."""
         if self.graph is None:
             return by_graph
         return by_graph.index_select(0, self.graph)
+
+    def where(self, flag: Tensor, x: Tensor, y: Tensor | float) -> Tensor:
+        """Return the rows of x for graphs with this flag, and those of y for others."""
+        return torch.where(self.rows(flag), x, y)
 
 
 @torch.no_grad()
@@ -72,7 +61,7 @@ def conjugate_gradients(
     b: Float[Tensor, "N H D"],
     *,
     least: float,
-    tol: float | None = None,
+    dtype: torch.dtype | None = None,
     max_iter: int = 1000,
     what: str = "the linear system",
     metric: Float[Tensor, "N heads"] | None = None,
@@ -87,8 +76,8 @@ def conjugate_gradients(
         operator, b: u ↦ A u, within every graph of ``ptr`` (row boundaries [B+1]), and the right-hand side.
         least: a lower bound on the eigenvalues of A, which bounds the relative error of the solution by
             ‖b − A x‖ / (``least`` ‖x‖), in the norm of the inner product.
-        tol: the relative error of the solution, by default 1e-12 in double and 1e-6 in single precision. The default
-            in double is larger where rounding does not allow it, by ε times the condition number, up to 1e-6.
+        dtype: that of the state, by default of b, which decides the relative error of the solution: 1e-6, or in double
+            1e-12. The latter is larger where rounding does not allow it, by ε times the condition number, up to 1e-6.
         max_iter, what: maximum number of iterations; the name of the system in messages.
         metric: a d̄ > 0 such that A is self-adjoint and positive definite in ⟨u, v⟩ = Σ_i d̄_i u_i v_i; by default uᵀv.
         preconditioner: approximates u ↦ A⁻¹u, self-adjoint and positive definite in the same inner product.
@@ -101,20 +90,16 @@ def conjugate_gradients(
     """
     if b.numel() == 0:
         return torch.zeros_like(b)
-    if tol is None:
-        tol = precision(b.dtype).residual
-        allowed = max(tol, SIX_DIGITS)
-    else:
-        allowed = tol
+    tol = precision(dtype or b.dtype).residual
     columns = Columns(ptr, b.size(0), b.device)
     # Squares of tiny columns would underflow.
-    scale = columns.largest(b.detach().abs())
+    scale = columns.sum(b.detach().abs())
     scale = columns.rows(torch.where(scale > 0, scale, 1.0))
     right = b.detach() / scale
     weight = None if metric is None else metric.detach().to(b).unsqueeze(2)
 
     def inner(u: Tensor, v: Tensor) -> Tensor:
-        return columns.inner(u if weight is None else weight * u, v)
+        return columns.sum((u if weight is None else weight * u) * v)
 
     def improve(r: Tensor) -> Tensor:
         return r if preconditioner is None else preconditioner(r).detach()
@@ -161,7 +146,7 @@ def conjugate_gradients(
     # The residual above is updated from step to step, and drifts from the true one by rounding.
     residual = right - operator(x).detach()
     square = inner(residual, residual)
-    if bool((square <= goal(x, allowed)).all()):
+    if bool((square <= goal(x, SIX_DIGITS)).all()):
         return x * scale
     size = goal(x, 1.0)
     reached = torch.where(size > 0, square / size, square).max().sqrt().item()
@@ -172,7 +157,7 @@ def conjugate_gradients(
     )
     raise ConvergenceError(
         f"Conjugate gradients on {what} reached a relative error of {reached:.3g} in {budget}; tol={tol:.3g} was "
-        f"asked. Raise max_iter or tol, raise the leak (a better conditioned system), or use float64."
+        f"asked. Raise max_iter, raise the leak (a better conditioned system), or use float64."
     )
 
 
@@ -259,26 +244,15 @@ class LowRankInverse:
 
 
 class _Block:
-    """Graphs of one size: R (I − ÛK̂ᵀ)⁻¹ sR with R = |A|^-½, s the sign of A, Û = sRU and K̂ = RK, [b, H, n, …]."""
+    """Graphs of one size: R (I + Û(I − K̂ᵀÛ)⁻¹K̂ᵀ) sR, R = |A|^-½, s the sign of A, ÛK̂ᵀ = sRUKᵀR, [b, H, n, …]."""
 
     def __init__(self, diagonal: Tensor, left: Tensor, right: Tensor) -> None:
         # Divided symmetrically: degrees may be decades apart, and the core would be as badly scaled as they are.
         self.root = diagonal.abs().rsqrt()
         self.signed_root = self.root * diagonal.detach().sign()
-        left = self.signed_root * left
-        right = self.root * right
-        nodes, features = right.shape[-2:]
-        # Woodbury's matrix of features, or that of nodes if there are fewer of these.
-        self.thin = nodes > features
-        if self.thin:
-            left, right = rebased(left, right)
-            core = right.mT @ left
-        else:
-            core = left @ right.mT
-        self.left = left
-        self.right = right
-        self.core = identity_like(core) - core
-        self.factors = torch.linalg.lu_factor_ex(self.core)[:2]
+        self.left, self.right = reduced(self.signed_root * left, self.root * right)
+        core = self.right.mT @ self.left
+        self.factors = torch.linalg.lu_factor_ex(identity_like(core) - core)[:2]
 
     def core_solve(self, b: Tensor) -> Tensor:
         lu, pivots = (
@@ -288,36 +262,32 @@ class _Block:
 
     def solve(self, b: Tensor) -> Tensor:
         b = self.signed_root * b
-        if self.thin:
-            return self.root * (b + self.left @ self.core_solve(self.right.mT @ b))
-        return self.root * self.core_solve(b)
+        return self.root * (b + self.left @ self.core_solve(self.right.mT @ b))
 
     def inverse_diagonal(self) -> Tensor:
-        if self.thin:
-            diagonal = 1.0 + (self.left * self.core_solve(self.right.mT).mT).sum(-1)
-        else:
-            diagonal = self.core_solve(identity_like(self.core)).diagonal(
-                dim1=-2, dim2=-1
-            )
-        return self.root * self.signed_root * diagonal.unsqueeze(-1)
+        moved = (self.left * self.core_solve(self.right.mT).mT).sum(-1, keepdim=True)
+        return self.root * self.signed_root * (1.0 + moved)
 
 
-def rebased(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+def reduced(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Return U T and K T⁻ᵀ, with the same product, for a T that makes KᵀK the identity, or nearly so if singular.
 
-    KᵀU is then scaled like the coupling itself. T needs no gradient, since the product does not depend on it.
+    KᵀU is then scaled like the coupling itself. T needs no gradient, since the product does not depend on it. Where
+    there are no more nodes than features, U Kᵀ and the identity are returned, with fewer columns.
     """
-    if not right.size(-1):
+    nodes, features = right.shape[-2:]
+    if nodes <= features:
+        product = left @ right.mT
+        return product, identity_like(product)
+    if not features:
         return left, right
     with torch.no_grad():
         # Columns may be decades apart, in which case the eigenvalues of their Gram matrix have no digit of the small.
         size = right.abs().amax(-2, keepdim=True)
         size = torch.where(size > 0, size, 1.0)
         values, vectors = torch.linalg.eigh((right / size).mT @ (right / size))
-        least = values.size(-1) * torch.finfo(values.dtype).eps
-        root = (
-            values.clamp(min=least * values.amax(-1, keepdim=True)).sqrt().unsqueeze(-2)
-        )
+        least = features * torch.finfo(values.dtype).eps * values.amax(-1, keepdim=True)
+        root = torch.maximum(values, least).sqrt().unsqueeze(-2)
         basis = size.mT * vectors * root
         inverse = vectors / root
     return left @ basis, (right / size) @ inverse

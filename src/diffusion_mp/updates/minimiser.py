@@ -12,7 +12,6 @@ from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, ScaledCoupling
 from diffusion_mp.energies.energy import Energy
-from diffusion_mp.energies.spectrum import precision
 from diffusion_mp.energies.terms import (
     CouplingTerm,
     EnergyTerm,
@@ -106,7 +105,7 @@ def _iterated(
         preconditioner=preconditioner,
         ptr=None if graph.segments is None else channels * graph.segments,
         least=float(least.detach()),
-        tol=None if dtype == wide.dtype else precision(dtype).residual,
+        dtype=dtype,
         what=WHAT,
     )
     return solution.view_as(wide)
