@@ -533,7 +533,7 @@ def check_range(pairs: Tensor, name: str, size: int, what: str = "nodes") -> Non
 
 
 def plain(value: object) -> object:
-    """Return PyG's ``EdgeIndex`` and ``Index``, and our ``PartEdgeIndex``, as plain tensors; other objects as is."""
+    """Return PyG's ``EdgeIndex`` and ``Index`` as plain tensors; other objects as is."""
     if isinstance(value, Tensor) and hasattr(type(value), "as_tensor"):
         return value.as_tensor()  # type: ignore[attr-defined]
     return value

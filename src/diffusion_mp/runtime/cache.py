@@ -194,7 +194,7 @@ class TensorCache(Generic[T]):
         numbers = 0
         for tensor in tensors:
             if tensor is not None:
-                # Another subclass may hold more than its numbers, as a PartEdgeIndex does.
+                # Another subclass may hold more than its numbers.
                 if type(tensor) not in (Tensor, EdgeIndex):
                     return False
                 # A graph of a copy would give the weights no gradient.
