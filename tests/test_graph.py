@@ -95,7 +95,6 @@ test_what_is_no_graph_is_refused = refuses(
         ValueError,
         "full_degree",
     ),
-    (lambda: Graph.from_edge_index(EDGES.to("meta")), ValueError, "edge_index"),
     (
         lambda: Graph.from_sparse(torch.eye(3).to_sparse().bool()),
         TypeError,
@@ -117,8 +116,7 @@ def test_constructors_agree() -> None:
     listed = EdgeIndex(EDGES, sparse_size=(3, 3))
     x = torch.rand(3, 2)
     for graph in (
-        Graph.from_edge_index(EDGES, WEIGHT),
-        Graph.from_edge_index(listed, WEIGHT, 3),
+        Graph(3, listed, WEIGHT),
         Graph.from_sparse(sparse),
         Graph.from_sparse(sparse.to_sparse_coo()),
         Graph.from_data(Data(edge_index=EDGES, edge_weight=WEIGHT, num_nodes=3)),

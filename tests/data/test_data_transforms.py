@@ -219,7 +219,7 @@ def test_a_prepared_graph_has_the_same_gradients() -> None:
     prepared = Graph.from_data(data).prepare()
     assert torch.equal(gradient(Graph.from_data(data)), gradient(prepared))
     looped = prepared.with_self_loops("remaining")
-    assert looped.reweighted("twice", looped._edge_weights).pattern is looped.pattern
+    assert looped.with_weights(looped._edge_weights()).pattern is looped.pattern
 
 
 def test_pad() -> None:

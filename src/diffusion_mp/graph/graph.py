@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable
 from types import NoneType
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -31,6 +31,7 @@ from diffusion_mp.runtime.cache import (
     values_only,
 )
 
+T = TypeVar("T")
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
 SELF_LOOPS = get_args(SelfLoops)
 
@@ -96,13 +97,10 @@ class Graph:
         self.full_degree = full_degree
         # Where each edge of a graph with added loops stood among the observed ones and the loops.
         self.origin: Tensor | None = None
-        # What is computed on first access, and the tensors that it is computed from.
+        # What is computed on first access, and the states of the tensors that it is computed from.
         self._pattern: Pattern | None = None
-        self._segments: Tensor | None = None
-        self._symmetric: bool | None = None
-        self._weighted: bool | None = None
-        self._derived: dict[Hashable, Graph] = {}
-        self._states: dict[str, TensorState | None] = {}
+        self._derived: dict[Hashable, Any] = {}
+        self._states: dict[str, TensorState] = {}
         self._validate = validate
         # Compiled code has no values to look at, and versions of tensors that it does not change.
         if not torch.compiler.is_compiling():
@@ -122,79 +120,54 @@ class Graph:
                 self.num_nodes, self.edge_index, self.edge_weight, member
             )
 
+    def _tensors(self) -> dict[str, Tensor]:
+        """The tensors from which everything else of a graph is computed."""
+        names = ("edge_index", "edge_weight", "_batch", "_ptr", "full_degree")
+        tensors = {name: getattr(self, name) for name in names}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+    def _states_now(self) -> dict[str, TensorState]:
+        return {name: TensorState(tensor) for name, tensor in self._tensors().items()}
+
     def _refresh(self) -> None:
         """Forget what was computed from tensors that have been written to, or replaced, since."""
         if torch.compiler.is_compiling():
             return
-        if not self._states:  # of a copy, or of a graph made in compiled code
-            self._states = self._states_now()
-        for name, state in self._states.items():
-            tensor = getattr(self, name)
-            # Not `state.holds(tensor)`, since every product comes here, and calls take time.
-            if tensor is None or state is None:
-                changed = tensor is not state
-            else:
-                changed = (
-                    state.copy is not None
-                    or tensor._version != state.version
-                    or tensor is not state.reference()
-                )
-            if changed:
-                self._look_closer()
+        tensors = self._tensors()
+        if self._states:  # unlike a copy, or a graph made in compiled code
+            changed = tensors.keys() - self._states.keys()
+            for name, state in self._states.items():
+                if not state.holds(tensors.get(name)):
+                    changed.add(name)
+            if not changed:
                 return
-
-    def _states_now(self) -> dict[str, TensorState | None]:
-        tensors = {name: getattr(self, name) for name in _TENSORS}
-        return {
-            name: None if tensor is None else TensorState(tensor)
-            for name, tensor in tensors.items()
-        }
-
-    def _look_closer(self) -> None:
-        changed = set()
-        written_to = False
-        for name, state in self._states.items():
-            tensor = getattr(self, name)
-            if state is None:
-                same = tensor is None
-            else:
-                same = state.holds(tensor)
-                written_to |= not same and tensor is state.reference()
-            if not same:
-                changed.add(name)
-        if not changed:
-            return
-        # Weights that are learned change with every step; a pass over them each time would cost more than the product.
-        learned = self.edge_weight is not None and self.edge_weight.requires_grad
-        if written_to and not learned:
-            self._check_values()
-        # Sorting the edges is the expensive part, and depends on no weight.
-        if "edge_index" in changed:
-            self._pattern = None
-        self._segments = None
-        self._symmetric = None
-        self._weighted = None
-        self._derived = {}
+            # Weights that are learned change with every step; a pass over them each time would cost more than the
+            # product.
+            if not self._learned:
+                self._check_values()
+            # Sorting the edges is the expensive part, and depends on no weight.
+            if "edge_index" in changed:
+                self._pattern = None
+            self._derived = {}
         self._states = self._states_now()
+
+    @property
+    def _learned(self) -> bool:
+        return self.edge_weight is not None and self.edge_weight.requires_grad
+
+    def _kept(self, name: Hashable, make: Callable[[], T]) -> T:
+        """``make()``, until the tensors are written to."""
+        self._refresh()
+        if name in self._derived:
+            return cast("T", self._derived[name])
+        value = persistent(make)
+        if may_keep():
+            self._derived[name] = value
+        return value
 
     def __getstate__(self) -> dict[str, Any]:
         # A tensor in another process counts its own writes, so the states of a copy are taken anew.
         return self.__dict__ | {"_states": {}}
-
-    @classmethod
-    def from_edge_index(
-        cls,
-        edge_index: Tensor,
-        edge_weight: Tensor | None = None,
-        num_nodes: int | None = None,
-        **kwargs: Any,
-    ) -> Graph:
-        """From a [2, E] tensor or PyG ``EdgeIndex``; without ``num_nodes`` the largest index decides."""
-        edges = arguments.as_edge_index(edge_index)
-        if num_nodes is None:
-            checks.check_has_values(edges, "edge_index")
-            num_nodes = int(edges.max()) + 1 if edges.numel() else 0
-        return cls(num_nodes, edges, edge_weight, **kwargs)
 
     @classmethod
     def from_sparse(cls, adjacency: Tensor, **kwargs: Any) -> Graph:
@@ -324,14 +297,9 @@ class Graph:
         """Row boundaries on the CPU, as kernels take them; ``None`` stands for one graph. Cached."""
         if self._batch is None:
             return self._ptr
-        self._refresh()
-        if self._segments is not None:
-            return self._segments
+        batch = self._batch
         # A custom operation, since the number of graphs is a value, which a trace may not look at.
-        segments = cast("Tensor", batch_pointers(self._batch))
-        if may_keep():
-            self._segments = segments
-        return segments
+        return self._kept("segments", lambda: cast("Tensor", batch_pointers(batch)))
 
     @property
     def ptr(self) -> Int[Tensor, " graphs_plus_one"]:
@@ -375,19 +343,13 @@ class Graph:
     @property
     def weighted(self) -> bool:
         """Whether an edge has another weight than 1: found out when first asked, unless weights are being learned."""
-        if self.edge_weight is None:
+        weight = self.edge_weight
+        if weight is None:
             return False
         # Where the weights may not be looked at, they may be any.
-        if (
-            self.edge_weight.requires_grad
-            or self.edge_weight.is_meta
-            or not values_only()
-        ):
+        if weight.requires_grad or weight.is_meta or not values_only():
             return True
-        self._refresh()
-        if self._weighted is None:
-            self._weighted = bool((self.edge_weight != 1).any())
-        return self._weighted
+        return self._kept("weighted", lambda: bool((weight != 1).any()))
 
     def _edge_weights(self, dtype: torch.dtype | None = None) -> Float[Tensor, " E"]:
         """Edge weights in ``dtype``, or their own (the default dtype for ones)."""
@@ -470,15 +432,14 @@ class Graph:
     @property
     def is_symmetric(self) -> bool:
         """Whether a_ij = a_ji up to rounding: O(E log E) when first asked, kept unless weights are being learned."""
-        self._refresh()
-        learned = self.edge_weight is not None and self.edge_weight.requires_grad
+        checks.check_has_values(self.edges, "edge_index")
         # Learned weights change without a new answer being asked for, so they are looked at each time.
-        if self._symmetric is None or learned:
-            checks.check_has_values(self.edges, "edge_index")
-            self._symmetric = is_symmetric(
+        return self.derived(
+            "symmetric",
+            lambda: is_symmetric(
                 self.edges, self._edge_weights().unsqueeze(1), self.num_nodes
-            )
-        return self._symmetric
+            ),
+        )
 
     def with_self_loops(self, policy: SelfLoops = "remaining") -> Graph:
         """A graph with self-loops by ``policy``, whose number of edges depends on no values.
@@ -566,30 +527,18 @@ class Graph:
         both = torch.cat([self.edges, self.edges.flip(0)], dim=1)
         return self._with_edges(both, torch.cat([weight, weight]) * 0.5, degree)
 
-    def reweighted(
-        self, name: Hashable, weight: Callable[[], Float[Tensor, " E"]]
-    ) -> Graph:
-        """The same edges with other weights, made once under this name: layers share them and the compressed forms."""
-        return self.derived(name, lambda: self.with_weights(weight()))
-
     def with_weights(self, weight: Float[Tensor, " E"]) -> Graph:
         graph = self._with_edges(self.edges, weight)
         # Edges are sorted once for all weights.
         graph._pattern = self.pattern
         return graph
 
-    def derived(self, name: Hashable, make: Callable[[], Graph]) -> Graph:
+    def derived(self, name: Hashable, make: Callable[[], T]) -> T:
         """Made once, so that layers share its compressed forms; anew where the weights are being learned."""
         # Derived weights hold an autograd graph, which serves one backward pass.
-        if self.edge_weight is not None and self.edge_weight.requires_grad:
+        if self._learned:
             return make()
-        self._refresh()
-        if name in self._derived:
-            return self._derived[name]
-        graph = persistent(make)
-        if may_keep():
-            self._derived[name] = graph
-        return graph
+        return self._kept(name, make)
 
     def reverse(self) -> Graph:
         degree = None if self.full_degree is None else self.full_degree.flip(1)
@@ -611,9 +560,6 @@ class Graph:
         sizes = f"num_nodes={self.num_nodes}, num_edges={self.num_edges}, num_graphs={self.num_graphs}"
         return f"{type(self).__name__}({sizes})"
 
-
-#: The attributes from which everything else of a graph is computed.
-_TENSORS = ("edge_index", "edge_weight", "_batch", "_ptr", "full_degree")
 
 #: Of tensors that layers were given in place of a graph; edges, weights and batches of some four million edges.
 _recent: TensorCache[Graph] = TensorCache(room=1 << 23)
