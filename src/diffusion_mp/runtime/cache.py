@@ -163,8 +163,10 @@ class TensorCache(Generic[T]):
     ) -> T:
         """Return ``make(*tensors)``, or its cached value for an equal key and the same tensors."""
         present = [tensor for tensor in tensors if tensor is not None]
+        if not (values_only() and _fixed(present)):
+            return make(*tensors)
         numbers = sum(tensor.numel() for tensor in present)
-        if not (values_only() and 0 < numbers <= self.room and _fixed(present)):
+        if not 0 < numbers <= self.room:
             return make(*tensors)
         key = (key, *map(id, tensors))
         for entry in self._entries:
