@@ -163,19 +163,16 @@ def pad(
             raise TypeError(
                 "every item of batch must be tokens and a label, or tokens twice and a label, like the first."
             )
-        for tokens in item[:-1]:
-            check_kind(
-                tokens, "tokens of an item of batch", Tensor, "whole numbers [L]"
-            )
-            index_vector(tokens, "tokens of an item of batch", "[L]")
-        as_whole(item[-1], "the label of an item of batch")
+    labels = [as_whole(item[-1], "the label of an item of batch") for item in batch]
     # Texts of a pair are padded apart: each to the longest of its own side.
-    *texts, labels = zip(*batch, strict=True)
     padded: list[Tensor] = []
-    for sequences in texts:
-        cut = [sequence[:max_length].long() for sequence in sequences]
-        tokens = pad_sequence(cut, batch_first=True)
-        lengths = torch.tensor([len(sequence) for sequence in cut])
+    for side in range(len(batch[0]) - 1):
+        sequences = [
+            index_vector(item[side], "tokens of an item of batch", "[L]")[:max_length]
+            for item in batch
+        ]
+        tokens = pad_sequence(sequences, batch_first=True)
+        lengths = torch.tensor([len(sequence) for sequence in sequences])
         mask = torch.arange(tokens.size(1)) < lengths[:, None]
         padded += [tokens, mask]
     return (*padded, torch.tensor(labels))
