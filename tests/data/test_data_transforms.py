@@ -188,9 +188,7 @@ def test_a_batch_has_a_graph_of_its_own(batch: str) -> None:
 def test_graphs_of_single_data_do_not_make_a_batch(no_typecheck: None) -> None:
     dataset = [ToDiffusionGraph()(data) for data in MOLECULES]
     batch = next(iter(BatchLoader(dataset, 4)))
-    with pytest.raises(
-        TypeError, match=r"list of 4 graphs.*collate_fn=ToDiffusionGraph\(\)"
-    ):
+    with pytest.raises(TypeError, match="edge_index"):
         GCNConv(4, 4)(batch.x, batch.graph)
 
 

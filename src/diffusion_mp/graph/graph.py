@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, cast, get_args
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data
 
 from diffusion_mp import checks
 from diffusion_mp.graph import arguments
@@ -172,23 +172,17 @@ class Graph:
     @classmethod
     def from_sparse(cls, adjacency: Tensor, **kwargs: Any) -> Graph:
         """From a square sparse tensor (CSR, CSC or COO) in PyG's layout: row = target, column = source (``adj_t``)."""
-        if not isinstance(adjacency, Tensor) or adjacency.layout == torch.strided:
+        what = "a sparse tensor of floating point, square [num_nodes, num_nodes]"
+        checks.check_kind(adjacency, "adjacency", Tensor, what)
+        if adjacency.layout == torch.strided or not adjacency.is_floating_point():
             raise TypeError(
-                f"adjacency must be a sparse tensor; got {checks.describe(adjacency)}. Pass edge_index, or convert "
-                f"with .to_sparse_csr()."
+                f"adjacency must be {what}; got {checks.describe(adjacency)}. Pass edge_index, or convert it with "
+                f".float() and .to_sparse_csr()."
             )
-        if (
-            adjacency.dim() != 2
-            or adjacency.size(0) != adjacency.size(1)
-            or adjacency.dense_dim()
-        ):
+        # A matrix of dense blocks has more dimensions.
+        if adjacency.shape != 2 * adjacency.shape[:1]:
             raise ValueError(
-                f"adjacency must be square [num_nodes, num_nodes]; got {checks.describe(adjacency)}."
-            )
-        if not adjacency.is_floating_point():
-            raise TypeError(
-                f"adjacency must be floating point; got {checks.describe(adjacency)}. Convert it with "
-                f"adjacency.float()."
+                f"adjacency must be {what}; got {checks.describe(adjacency)}."
             )
         coo = adjacency.to_sparse_coo().coalesce()
         return cls(adjacency.size(0), coo.indices().flip(0), coo.values(), **kwargs)
@@ -196,15 +190,8 @@ class Graph:
     @classmethod
     def from_data(cls, data: Any, **kwargs: Any) -> Graph:
         """From a PyG ``Data`` or ``Batch`` of one kind of nodes, with ``edge_index`` or ``adj_t``."""
-        if isinstance(data, HeteroData):
-            raise TypeError(
-                f"data must have nodes and edges of one kind; got a HeteroData with the kinds of nodes "
-                f"{', '.join(data.node_types)}. Pass data.to_homogeneous(), which numbers all nodes in one run."
-            )
-        if not hasattr(data, "num_nodes"):
-            raise TypeError(
-                f"data must be a torch_geometric Data or Batch; got {type(data).__name__}."
-            )
+        what = "a torch_geometric Data or Batch, of nodes of one kind"
+        checks.check_kind(data, "data", Data, what)
         if data.num_nodes is None:
             raise ValueError(
                 "data has no num_nodes and nothing to infer it from; set data.num_nodes or data.x."
@@ -245,16 +232,6 @@ class Graph:
                     "edge_index is a Graph, which holds its weights and batch; pass no edge_weight or batch beside it."
                 )
             graph = edge_index
-        elif (
-            isinstance(edge_index, list)
-            and edge_index
-            and isinstance(edge_index[0], Graph)
-        ):
-            raise TypeError(
-                f"edge_index must be the graph of the batch; got a list of {len(edge_index)} graphs, which is what PyG "
-                f"makes of data that have one each. Put the transform where batches are made: "
-                f"torch.utils.data.DataLoader(dataset, collate_fn=ToDiffusionGraph())."
-            )
         elif isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
             if edge_weight is not None:
                 raise ValueError(
@@ -392,20 +369,16 @@ class Graph:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
         """The same graph on another device; its compressed forms are found again there."""
-        origin = None if self.edge_index is None else self.edge_index.device
-        target = checks.as_device(device, origin)
-        # Row boundaries stay on the CPU, where kernels read them.
-        names = ("edge_index", "edge_weight", "_batch", "full_degree", "origin")
-        tensors = {
-            name: getattr(self, name)
-            for name in names
-            if getattr(self, name) is not None
-        }
-        if all(tensor.device == target for tensor in tensors.values()):
-            return self
+        edges = self.edge_index
+        target = checks.as_device(device, None if edges is None else edges.device)
         graph = copy.copy(self)
-        for name, tensor in tensors.items():
-            setattr(graph, name, tensor.to(target, non_blocking=non_blocking))
+        # Row boundaries stay on the CPU, where kernels read them.
+        for name in ("edge_index", "edge_weight", "_batch", "full_degree", "origin"):
+            tensor = getattr(self, name)
+            if tensor is not None:
+                setattr(graph, name, tensor.to(target, non_blocking=non_blocking))
+        if all(getattr(graph, name) is each for name, each in self._tensors().items()):
+            return self
         # They hold tensors on the device before, and are computed on the other where they are needed.
         graph._pattern = None
         graph._derived = {}

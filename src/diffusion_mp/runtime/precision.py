@@ -100,7 +100,4 @@ def inverse_root(degree: Tensor) -> Tensor:
 
 def reciprocal(degree: Tensor) -> Tensor:
     """Return 1/d in at least float32, and 0 where d is 0, in the gradient too: a row without senders stays zero."""
-    degree = degree.to(torch.promote_types(degree.dtype, torch.float32))
-    return degree.masked_fill(
-        degree.detach().abs() < torch.finfo(degree.dtype).tiny, torch.inf
-    ).reciprocal()
+    return quotient(torch.ones_like(degree), degree)
