@@ -179,8 +179,7 @@ class Graph:
                 f"adjacency must be {what}; got {checks.describe(adjacency)}. Pass edge_index, or convert it with "
                 f".float() and .to_sparse_csr()."
             )
-        # A matrix of dense blocks has more dimensions.
-        if adjacency.shape != 2 * adjacency.shape[:1]:
+        if adjacency.shape != 2 * adjacency.shape[:1] or adjacency.dense_dim():
             raise ValueError(
                 f"adjacency must be {what}; got {checks.describe(adjacency)}."
             )
