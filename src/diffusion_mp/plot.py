@@ -19,13 +19,7 @@ from diffusion_mp.diagnostics.hooks import axis, hooked
 from diffusion_mp.layers import CertifiedBlock, WeightedGraph
 from diffusion_mp.modules import evaluating
 
-__all__ = [
-    "eigenvalues",
-    "energies",
-    "neighbours",
-    "spectrum",
-    "uncertainty",
-]
+__all__ = ["eigenvalues", "energies", "neighbours", "spectrum", "uncertainty"]
 
 
 @torch.no_grad()
@@ -97,11 +91,7 @@ def neighbours(
     ax.barh(range(len(best)), row[best].tolist())
     ax.set_yticks(range(len(best)), [names[int(j)] for j in best])
     ax.invert_yaxis()
-    ax.set(
-        xlabel="s_ij",
-        ylabel="sender j",
-        title=f"strongest couplings of node {names[node]}",
-    )
+    ax.set(xlabel="s_ij", ylabel="sender j", title=f"couplings of node {names[node]}")
     return ax
 
 
