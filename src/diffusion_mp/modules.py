@@ -27,6 +27,7 @@ class Resettable(Saved):
 
     def reset_parameters(self) -> None:
         """Reset every parameter, in the order of the constructor."""
+        # In this order a seed gives the numbers that the constructor drew.
         for child in self.children():
             reset(child)
         with torch.no_grad():
@@ -152,6 +153,7 @@ def auxiliary_loss(model: nn.Module) -> Tensor:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Run the body in evaluation mode and restore the mode of every module, also after an error."""
+    # `model.train()` would set one mode in all parts, some of which may be frozen in evaluation.
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -47,6 +47,7 @@ def energies(
     rows = torch.atleast_2d(torch.as_tensor(values).detach().cpu())
     ax = axis(ax)
     for number, row in enumerate(rows, 1):
+        # The energy of equal states may be zero.
         relative = row / row[0].abs().clamp(min=1e-30)
         ax.plot(relative.tolist(), "o-", markersize=3, label=f"block {number}")
     ax.set(xlabel="layer", ylabel="energy / |energy before|")
@@ -80,6 +81,7 @@ def neighbours(
     row = (
         coupling.at(torch.stack([others, torch.full_like(others, node)])).mean(1).cpu()
     )
+    # By their size, for couplings may be negative.
     best = row.abs().topk(min(top, len(row))).indices
     # A list, for a Series of pandas is asked by label and not by position.
     names = list(names) or [str(int(j)) for j in others]
@@ -175,6 +177,7 @@ def uncertainty(
     if points.size(1) > 2:
         centred = points - points.mean(0)
         points = (
+            # A single row has one direction, which the full matrix completes to two axes.
             centred @ torch.linalg.svd(centred, full_matrices=len(points) < 2).Vh[:2].T
         )
     variance = posterior_variance(coupling, leak).mean(1).cpu()

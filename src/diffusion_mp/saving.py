@@ -257,6 +257,7 @@ def _written(
                 f"{value.kind} cannot be saved, for another class has its name. Rename it."
             )
         _, *parameters = signature(value.kind.__init__).parameters.values()
+        # Arguments are written by name, so that constructors may change their order; `*parts` have no names.
         if any(each.kind is Parameter.VAR_POSITIONAL for each in parameters):
             arguments: dict[str, Any] = {"*": [*value.args]}
         else:
@@ -298,6 +299,7 @@ def _built(about: Any, classes: Mapping[str, type], device: str) -> Saved:
             )
         return objects[-1]
 
+    # Constructors draw initial values, which the file replaces, and must not move the random numbers of the caller.
     with torch.device(device), torch.random.fork_rng(devices=[]):
         model = build(about)
     if not isinstance(model, Saved):
@@ -320,6 +322,7 @@ def _misfit(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
             return f"has {name!r}, which is missing"
         expected = state[name]
         stored = tensors[name]
+        # Floating numbers take the dtype of the file after they are loaded; integers are never converted.
         both_floating = expected.is_floating_point() and stored.is_floating_point()
         alike = expected.dtype == stored.dtype or both_floating
         if is_lazy(expected) or expected.shape != stored.shape or not alike:
@@ -332,6 +335,7 @@ def _on_hub() -> Any:
     with needed_by("The Hugging Face Hub", "diffusion-mp[hub]"):
         from huggingface_hub import ModelHubMixin, hf_hub_download
 
+    # Made on first use: its base class comes from an optional package.
     class OnHub(
         ModelHubMixin, library_name="diffusion_mp", tags=["graph-neural-networks"]
     ):

@@ -75,6 +75,7 @@ class PartOf(BaseTransform):
                 f"batch_size must be at most the number of nodes, {len(n_id)}; got {size}."
             )
         arriving = int(self.arriving[n_id[:size]].sum())
+        # A part at whose nodes no edge arrives has lost none.
         data.kept_edges = 1.0
         if arriving:
             kept = (
@@ -199,6 +200,7 @@ def _exchange(
 
     # By exchanges, so that parts keep their sizes.
     for poor in (held == 0).nonzero().flatten().tolist():
+        # The part with most can spare one as long as there are enough in all.
         rich = int(held.argmax())
         moved = any_of(needed[part[needed] == rich])
         exchanged = any_of((part == poor).nonzero().flatten())
@@ -269,6 +271,7 @@ class Cut:
             again = np.flatnonzero(edge[1:] == edge[:-1]) + 1
             owner[again] = sender_owner[edge[again]]
         else:
+            # Chosen before they are sorted: of p parts, one edge in p is left.
             edge = np.flatnonzero(sender_owner == owner)
             owner = owner[edge]
         order = edge[owner.argsort(kind="stable")]

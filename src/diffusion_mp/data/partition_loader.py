@@ -146,6 +146,7 @@ class PartSampler(DistributedSampler[Part]):
 
     def __len__(self) -> int:
         replicas, _ = self._share()
+        # All processes have as many, for `_num_parts` refuses what would leave a rest.
         return self._count(replicas) // replicas
 
     def __iter__(self) -> Iterator[Part]:
@@ -228,10 +229,12 @@ class _Batches(Dataset[Data]):
 def _rows(value: Any, rows: Tensor, dim: int) -> Any:
     """The entries of an attribute at some nodes or edges."""
     if isinstance(value, np.ndarray):
+        # Arrays of words or objects have no tensor.
         return value.take(rows.numpy(), axis=dim)
     if not isinstance(value, Tensor):
         return select(value, rows, dim)
     if value.layout is not torch.strided:
+        # torch selects rows of sparse tensors in one layout only.
         return select_rows(value, rows)
     return value.index_select(dim, rows)
 

@@ -75,6 +75,7 @@ class Split(NamedTuple):
             raise ValueError(
                 f"data must have {len(self.train)} labels, as the masks have rows; got {len(data.y)}."
             )
+        # Shallow, as PyG's transforms have it: the caller's data keep their masks.
         data = copy(data)
         data.train_mask, data.val_mask, data.test_mask = self
         return data
@@ -129,6 +130,7 @@ def random_split_per_class(
             )
         trained[members[:per_class]] = True
 
+    # What is left stays in the random order, in which validation and test nodes are drawn.
     train = shuffled[trained[shuffled]]
     rest = shuffled[~trained[shuffled]]
     if len(rest) < num_val + (num_test or 0):

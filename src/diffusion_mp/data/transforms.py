@@ -79,6 +79,7 @@ class AddLaplacianPE(BaseTransform):
             )
             matrix = to_scipy_sparse_matrix(*laplacian, num_nodes=size).tocsc()
             eigenvalues, eigenvectors = _lowest(matrix, count + 1)
+            # Mean square one: the entries of unit vectors would shrink with the number of nodes.
             vectors[:, :count] = torch.from_numpy(eigenvectors[:, 1:]) * math.sqrt(size)
             values[:, :count] = torch.from_numpy(eigenvalues[1:])
         data.laplacian_eigenvectors = vectors
@@ -133,6 +134,7 @@ class ToDiffusionGraph(BaseTransform):
         check_kind(data, "data", Data, what)
         graph = Graph.from_data(data)
         data.graph = graph
+        # Prepared here, a worker sorts the edges while the model computes.
         if self.self_loops is not None:
             graph.with_self_loops(self.self_loops).prepare()
         return data

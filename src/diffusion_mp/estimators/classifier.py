@@ -212,6 +212,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         # The minimiser of the energy of one row given its neighbours is a weighted mean.
         beta = self.conv_.beta().item()
         mu = self.conv_.mu().item()
+        # What neighbours pull in all; a row without any has its source alone.
         pull = weights.sum(1)[:, None]
         source = self._probabilities(self._scaled(X)).numpy()
         state = (beta * source + mu * (weights @ states)) / (beta + mu * pull)

@@ -74,6 +74,7 @@ def compress(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return bounds, order and other ends of the edges by node; keys are distinct, so that any sort is stable."""
     edges = node.size(0)
+    # ONNX has no stable sort.
     order = (node * edges + torch.arange(edges, device=node.device)).argsort()
     return _bounds(node, num_nodes + 1), order, opposite[order]
 
@@ -86,6 +87,7 @@ def walk_pairs(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) ->
     )
     reached = step = (step > 0).to(weight)
     for _ in range(hops - 1):
+        # Reachable or not: the numbers of walks would overflow.
         reached = ((reached @ step + step) > 0).to(weight)
     return reached.nonzero().t()
 
@@ -229,6 +231,7 @@ def _linear_rows(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
         q = unit_vectors(q)
         k = unit_vectors(k)
     one = torch.ones_like(v[:, :, :1])
+    # The number of nodes of each graph, by the product that leaves out missing ones.
     own = terms.own * _linear_product(one, one, one, terms.ptr)
     queries = pad(q, (0, 1), value=terms.constant)
     keys = pad(k, (0, 1), value=1.0)

@@ -167,6 +167,7 @@ class Graph:
 
     def __getstate__(self) -> dict[str, Any]:
         # A tensor in another process counts its own writes, so the states of a copy are taken anew.
+        # Everything that was computed goes with the copy, so that no worker sorts edges again.
         return self.__dict__ | {"_states": {}}
 
     @classmethod
@@ -211,6 +212,7 @@ class Graph:
             edge_index = getattr(data, "edge_index", None)
             return cls(int(data.num_nodes), edge_index, edge_weight, **kwargs)
         if not isinstance(adj_t, Tensor):
+            # A SparseTensor of torch-sparse, which has no layout of torch.
             adj_t = adj_t.to_torch_sparse_csr_tensor()
         return cls.from_sparse(adj_t, **kwargs)
 
@@ -264,9 +266,7 @@ class Graph:
 
     def centre(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " rows *shape"]:
         """The mean of the rows of each graph, without gradient: [1, ...] for one graph, [N, ...] for a batch."""
-        if self.segments is not None:
-            return mean_rows(x, self.segments)
-        return x.detach().sum(0, keepdim=True) / max(self.num_nodes, 1)
+        return mean_rows(x, self.segments)
 
     @property
     def segments(self) -> Tensor | None:
@@ -302,6 +302,7 @@ class Graph:
         device = None if self.edge_index is None else self.edge_index.device
         sizes = self.ptr.diff().to(device)
         graphs = torch.arange(sizes.numel(), device=sizes.device)
+        # The size is given, since torch would wait for the device to learn it.
         return graphs.repeat_interleave(sizes, output_size=self.num_nodes)
 
     @property
@@ -390,6 +391,7 @@ class Graph:
         checks.check_choice(direction, "direction", ["in", "out"])
         checks.check_kind(dtype, "dtype", (torch.dtype, NoneType), "a torch.dtype")
         if self.full_degree is not None:
+            # The edges at hand are fewer than those by which the nodes are normalised.
             return self.full_degree[:, int(direction == "out")].to(
                 dtype or self.full_degree.dtype
             )
@@ -436,12 +438,10 @@ class Graph:
             and not is_loop.any()
         ):
             policy = "add"
-        if policy == "add" and self.edge_weight is None:
-            return self._and_loops(
-                None, None if self.full_degree is None else self.full_degree + 1
-            )
         weight = self._edge_weights()
         loop_weight = weight.new_ones(self.num_nodes)
+        if policy == "add" and self.edge_weight is None:
+            return self._and_loops(None, self._full_degree(loop_weight))
         lost = weight.new_zeros(self.num_nodes)
         if policy != "add":
             # Observed loops stay in the list with weight zero: how many edges there are depends on no value, so
@@ -453,6 +453,7 @@ class Graph:
         if policy == "remove":
             return self._with_edges(self.edges, weight, self._full_degree(-lost))
         if policy == "remaining":
+            # The mean of several loops of a node, as in PyG; where there is none the divisor does not matter.
             loop_weight = torch.where(count > 0, lost / count.clamp(min=1), loop_weight)
         return self._and_loops(
             torch.cat([weight, loop_weight]), self._full_degree(loop_weight - lost)
@@ -467,7 +468,9 @@ class Graph:
         if weight is not None:
             weight = weight.index_select(0, order)
         graph = self._with_edges(edges, weight, full_degree)
+        # Known from here, so that the first product has nothing to sort.
         graph.csr.parts = (ptr, None, other)
+        # By which features of edges follow their edges.
         graph.origin = order
         return graph
 
@@ -495,6 +498,7 @@ class Graph:
         weight = self._edge_weights()
         degree = self.full_degree
         if degree is not None:
+            # Both directions of the symmetric part have the mean of the two degrees.
             degree = degree.mean(1, keepdim=True).expand(-1, 2)
         both = torch.cat([self.edges, self.edges.flip(0)], dim=1)
         return self._with_edges(both, torch.cat([weight, weight]) * 0.5, degree)
@@ -526,6 +530,7 @@ class Graph:
         full_degree: Tensor | None = None,
     ) -> Graph:
         rows = {"batch": self._batch, "ptr": self._ptr, "full_degree": full_degree}
+        # The values were checked when this graph was made, and what is computed from them needs no second pass.
         return Graph(self.num_nodes, edge_index, edge_weight, **rows, validate=False)
 
     def __repr__(self) -> str:
