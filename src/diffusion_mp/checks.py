@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from operator import index
 from shlex import quote
+from types import NoneType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -99,20 +100,36 @@ def found_later(channels: object) -> bool:
     return type(channels) is int and channels == -1
 
 
+def check_integer(value: int, name: str, low: int, high: int | None = None) -> None:
+    """Raise unless ``value`` is an integer of at least ``low``, and at most ``high`` where that is given."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(
+            f"{name} must be an integer; got {describe(value)}. Pass int({name})."
+        )
+    if high is not None and not low <= value <= high:
+        raise ValueError(f"{name} must lie in [{low}, {high}]; got {value}.")
+    if value < low:
+        raise ValueError(f"{name} must be at least {low}; got {value}.")
+
+
 def check_counts(least: int = 1, /, **counts: int) -> None:
     """Raise unless every named value is an integer of at least 1, or ``least`` (heads, channels or layers)."""
     for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(
-                f"{name} must be an integer; got {describe(value)}. Pass int({name})."
-            )
-        if name == "in_channels" and value == -1 < least:
+        if name == "in_channels" and found_later(value) and least > -1:
             raise ValueError(
                 f"in_channels must be at least {least}; got -1. Only what begins with one linear map finds it out at "
                 f"the first call (GCNConv, DIFFormer, …)."
             )
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}; got {value}.")
+        check_integer(value, name, least)
+
+
+def check_seed(seed: int, name: str = "seed") -> None:
+    # Seeds are kept in a buffer of int64, where larger ones would be cut off without a word.
+    check_integer(seed, name, -(1 << 63), (1 << 63) - 1)
+
+
+def check_index(value: int, name: str, size: int) -> None:
+    check_integer(value, name, 0, size - 1)
 
 
 def as_whole(value: object, name: str, way_out: str = "") -> int:
@@ -121,16 +138,15 @@ def as_whole(value: object, name: str, way_out: str = "") -> int:
     with suppress(TypeError):
         if not isinstance(value, bool):
             return index(value)  # type: ignore[arg-type]
-    sentence = f"{name} must be a whole number; got {describe(value)}. {way_out}"
-    raise TypeError(sentence.rstrip())
+    raise TypeError(
+        f"{name} must be a whole number; got {describe(value)}. {way_out}".rstrip()
+    )
 
 
 def python_number(value: object) -> Any:
     """Return a number of NumPy, a scalar or an array without dimensions, as one of Python; all else as it is."""
     # A float32 of NumPy is no float for Python, and a saved model could not write it as JSON.
-    if isinstance(value, np.generic) or (
-        isinstance(value, np.ndarray) and value.ndim == 0
-    ):
+    if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
         return value.item()
     return value
 
@@ -141,27 +157,11 @@ def check_flags(**flags: bool) -> None:
         check_kind(value, name, bool, "True or False")
 
 
-def check_seed(seed: int, name: str = "seed") -> None:
-    """Raise unless ``seed`` is an integer in [−2⁶³, 2⁶³)."""
-    # Seeds are kept in a buffer of int64, where larger ones would be cut off without a word.
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"{name} must be an integer; got {describe(seed)}.")
-    if not -(1 << 63) <= seed < 1 << 63:
-        raise ValueError(f"{name} must fit into 64 bits; got {seed}.")
-
-
-def check_index(value: int, name: str, size: int) -> None:
-    """Raise unless ``value`` is an integer in 0 … ``size`` − 1."""
-    check_seed(value, name)
-    if not 0 <= value < size:
-        raise ValueError(f"{name} must lie in [0, {size - 1}]; got {value}.")
-
-
 def check_generator(generator: object) -> None:
     check_kind(
         generator,
         "generator",
-        (torch.Generator, type(None)),
+        (torch.Generator, NoneType),
         "a torch.Generator, such as torch.Generator().manual_seed(0), or None",
     )
 
@@ -177,10 +177,21 @@ def check_kind(
 ) -> None:
     """Raise ``TypeError`` unless ``value`` is of ``kind``, described by ``what``."""
     if not isinstance(value, kind):
-        way_out = (
-            _as_a_tensor(value, name) if kind is Tensor else _part_of_data(value, name)
-        )
+        way_out = _way_to_tensor(value, name)
         raise TypeError(f"{name} must be {what}; got {describe(value)}.{way_out}")
+
+
+def _way_to_tensor(value: object, name: str) -> str:
+    """Return the way out for an argument ``x`` or ``edge_index``, say, that comes in another form than a tensor."""
+    if isinstance(value, HeteroData):
+        return " Number all nodes in one run, data = data.to_homogeneous(), and pass data.x and data.edge_index."
+    if isinstance(value, Data) and name in ("x", "edge_index"):
+        return (
+            f" {name} is the tensor data.{name}, as in model(data.x, data.edge_index)."
+        )
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return f" Convert it with torch.as_tensor({name})."
+    return ""
 
 
 def check_probability(value: float, name: str) -> None:
@@ -195,28 +206,22 @@ def check_share(value: float, name: str, what: str) -> None:
 
 
 def check_tensor(
-    value: object,
+    value: Any,
     name: str,
     shape: str,
     device: torch.device | None = None,
     other: str = "",
 ) -> None:
     """Raise unless ``value`` is a dense floating-point tensor (of a ``shape``) on ``device``, that of ``other``."""
-    if not isinstance(value, Tensor):
-        raise TypeError(
-            f"{name} must be a tensor {shape}; got {describe(value)}.{_as_a_tensor(value, name)}"
-        )
+    check_kind(value, name, Tensor, f"a tensor {shape}")
     if value.layout != torch.strided:
         raise TypeError(
             f"{name} must be a dense tensor {shape}; got {describe(value)}. Use {name}.to_dense()."
         )
     if not value.is_floating_point():
-        way = (
-            "Pass its real part"
-            if value.is_complex()
-            else f"Convert it with {name}.float()"
+        raise TypeError(
+            f"{name} must be floating point; got {describe(value)}. Convert it with {name}.float()."
         )
-        raise TypeError(f"{name} must be floating point; got {describe(value)}. {way}.")
     if device is not None:
         check_device(value, name, device, other)
 
@@ -233,17 +238,12 @@ def floating(
     shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.device | str | None
 ) -> Tensor:
     """Return ones of a floating dtype on a device, after checks of the two options."""
-    if dtype is not None and not (
-        isinstance(dtype, torch.dtype) and dtype.is_floating_point
-    ):
-        raise TypeError(f"dtype must be a floating torch.dtype; got {describe(dtype)}.")
-    # torch knows which devices there are, so the tensor is made to find out.
-    try:
-        return torch.ones(shape, dtype=dtype, device=device)
-    except (TypeError, RuntimeError) as error:
-        raise TypeError(
-            f"device must be a torch.device or its name; got {describe(device)}: {error}."
-        ) from error
+    check_kind(dtype, "dtype", (torch.dtype, NoneType), "a floating torch.dtype")
+    if dtype is not None and not dtype.is_floating_point:
+        raise TypeError(f"dtype must be a floating torch.dtype; got {dtype}.")
+    return torch.ones(
+        shape, dtype=dtype, device=None if device is None else as_device(device)
+    )
 
 
 def as_device(device: object, origin: torch.device | None = None) -> torch.device:
@@ -276,8 +276,6 @@ def check_place(
     """Raise unless ``x`` has the device and, with ``dtype`` but not under autocast, the dtype of the parameters."""
     if torch.compiler.is_compiling():
         return
-    if torch.jit.is_tracing():  # type: ignore[attr-defined]
-        refuse_torchscript()
     # The first parameter with dimensions, for scalars go with any dtype. (``parameters()`` takes ten times as long.)
     modules = [module]
     while modules:
@@ -362,32 +360,6 @@ def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
     )
 
 
-def _as_a_tensor(value: object, name: str) -> str:
-    """Return the way out where something else came instead of a tensor."""
-    if not isinstance(value, (list, tuple, np.ndarray)):
-        return _part_of_data(value, name)
-    # torch has an error of its own for every kind of content, so it is asked whether the way leads anywhere.
-    with suppress(Exception):
-        torch.as_tensor(value)
-        return f" Convert it with torch.as_tensor({name})."
-    if all(isinstance(part, Tensor) for part in value):
-        return f" Join its tensors with torch.cat({name})."
-    if all(isinstance(part, str) for part in value):
-        return f" Number its words with torch.from_numpy(np.unique({name}, return_inverse=True)[1])."
-    return " torch makes no tensor of it: make it numbers, in rows of one length."
-
-
-def _part_of_data(value: object, name: str) -> str:
-    """Return the way out where PyG's ``Data`` came instead of one of its tensors."""
-    if isinstance(value, HeteroData):
-        return " Number all nodes in one run, data = data.to_homogeneous(), and pass data.x and data.edge_index."
-    if isinstance(value, Data) and name in ("x", "edge_index"):
-        return (
-            f" {name} is the tensor data.{name}, as in model(data.x, data.edge_index)."
-        )
-    return ""
-
-
 def check_rows(
     value: Tensor, name: str, x: Tensor, *, module: nn.Module | None = None
 ) -> None:
@@ -435,27 +407,22 @@ def as_node_mask(
     """Return a bool mask [N], from one [N] or [N, 1], or from the indices of the nodes, as PyG takes them."""
     what = f"a bool tensor [{num_nodes}], as y has rows, or the indices of nodes"
     nodes = _column_as_vector(as_tensor(mask, name, what))
-    check_has_values(nodes, name)
     if not isinstance(plain(mask), Tensor):
         nodes = nodes.to(device)
-    is_mask = nodes.dtype == torch.bool
+    check_has_values(nodes, name)
+    check_device(nodes, name, device, "y")
     # Bytes may be a mask of an old data set or indices, so they are neither.
-    if not is_mask and (nodes.dtype not in INTEGERS or nodes.dtype == torch.uint8):
+    if nodes.dtype == torch.uint8:
         raise TypeError(
             f"{name} must be {what}; got {describe(nodes)}. A mask is {name}.bool(), and indices are {name}.long()."
         )
-    if (
-        nodes.dim() != 1
-        or nodes.layout != torch.strided
-        or (is_mask and len(nodes) != num_nodes)
-    ):
-        raise ValueError(
-            f"{name} must be {what}; got {describe(nodes)}. Of several splits take one column."
-        )
-    check_device(nodes, name, device, "y")
-    if is_mask:
+    if nodes.dtype == torch.bool:
+        if nodes.shape != (num_nodes,) or nodes.layout != torch.strided:
+            raise ValueError(
+                f"{name} must be {what}; got {describe(nodes)}. Of several splits take one column."
+            )
         return nodes
-    nodes = nodes.long()
+    nodes = index_vector(nodes, name, "[number of nodes]")
     check_range(nodes, name, num_nodes)
     chosen = torch.zeros(num_nodes, dtype=torch.bool, device=device)
     chosen[nodes] = True
@@ -493,10 +460,9 @@ def check_integer_pairs(
     if pairs.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor [2, E]; got {describe(pairs)}.")
     if pairs.dim() != 2 or pairs.size(0) != 2:
-        sentence = f"{name} must be {shape}; got {describe(pairs)}."
-        if pairs.dim() == 2 and pairs.size(1) == 2:
-            sentence += f" It looks transposed: pass {name}.t()."
-        raise ValueError(sentence)
+        raise ValueError(
+            f"{name} must be {shape}; got {describe(pairs)}. If it is transposed, pass {name}.t()."
+        )
     if pairs.dtype not in INTEGERS:
         raise TypeError(
             f"{name} must hold integers; got {describe(pairs)}. Convert it with {name}.long()."
@@ -533,7 +499,7 @@ def check_range(pairs: Tensor, name: str, size: int, what: str = "nodes") -> Non
 
 
 def plain(value: object) -> object:
-    """Return PyG's ``EdgeIndex`` and ``Index``, and our ``PartEdgeIndex``, as plain tensors; other objects as is."""
+    """Return PyG's ``EdgeIndex`` and ``Index`` as plain tensors; other objects as is."""
     if isinstance(value, Tensor) and hasattr(type(value), "as_tensor"):
         return value.as_tensor()  # type: ignore[attr-defined]
     return value
@@ -551,9 +517,8 @@ def as_tensor(value: object, name: str, what: str) -> Tensor:
         try:
             return torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            way_out = _as_a_tensor(value, name)
             raise TypeError(
-                f"{name} must be {what}; got {describe(value)}.{way_out}"
+                f"{name} must be {what}; got {describe(value)}, of which torch makes no tensor: {error}"
             ) from error
     raise TypeError(f"{name} must be {what}; got {describe(value)}.")
 
@@ -574,15 +539,11 @@ def check_mask(mask: Tensor | None, x: Tensor, name: str = "mask") -> None:
     """Raise unless ``mask`` is None or bool [B, L], true at the tokens of ``x`` [B, L, …]."""
     if mask is None:
         return
+    what = "a bool tensor, true where there is a token"
+    check_kind(mask, name, Tensor, what)
     # Only bool: numbers may mean tokens or padding, and are added to scores by other libraries.
-    if (
-        not isinstance(mask, Tensor)
-        or mask.dtype != torch.bool
-        or mask.layout != torch.strided
-    ):
-        raise TypeError(
-            f"{name} must be a bool tensor, true where there is a token; got {describe(mask)}."
-        )
+    if mask.dtype != torch.bool or mask.layout != torch.strided:
+        raise TypeError(f"{name} must be {what}; got {describe(mask)}.")
     check_has_values(mask, name)
     if mask.shape != x.shape[:2]:
         raise ValueError(

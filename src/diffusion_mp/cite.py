@@ -34,6 +34,7 @@ def cite(model: nn.Module) -> str:
         @...
     """
     check_kind(model, "model", nn.Module, "a torch.nn.Module")
+    # A set would forget the order.
     keys = dict.fromkeys(
         key for module in model.modules() for key in getattr(module, "references", ())
     )

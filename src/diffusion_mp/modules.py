@@ -27,6 +27,7 @@ class Resettable(Saved):
 
     def reset_parameters(self) -> None:
         """Reset every parameter, in the order of the constructor."""
+        # In this order a seed gives the numbers that the constructor drew.
         for child in self.children():
             reset(child)
         with torch.no_grad():
@@ -117,18 +118,8 @@ class AuxiliaryLoss:
     @value.setter
     def value(self, value: Tensor | None) -> None:
         self._of_thread.value = value
-        self._of_thread.with_gradient = torch.is_grad_enabled()
         if value is not None:
             self._ever_set = True
-
-    def lacks_gradient(self, module: nn.Module) -> bool:
-        """Return whether a training pass of ``module`` recorded the value while gradients were disabled.
-
-        A reentrant checkpoint does so: it runs the module without gradients first, and once more in the backward pass.
-        """
-        if self.value is None or self._of_thread.with_gradient or not module.training:
-            return False
-        return any(parameter.requires_grad for parameter in module.parameters())
 
     def __reduce__(self) -> tuple[type[AuxiliaryLoss], tuple[()]]:
         return AuxiliaryLoss, ()
@@ -140,8 +131,7 @@ def auxiliary_loss(model: nn.Module) -> Tensor:
     Weights (λ/L) are included. A module that ran several times counts with its last run.
 
     Raises:
-        RuntimeError: a module ran in other threads only; or in training and without gradients, as a reentrant
-            checkpoint runs it, while gradients are enabled here.
+        RuntimeError: a module ran in other threads only.
 
     Examples:
         >>> model = NodeFormer(4, 16, 3)
@@ -152,15 +142,8 @@ def auxiliary_loss(model: nn.Module) -> Tensor:
     for module in model.modules():
         holder = getattr(module, "auxiliary", None)
         value = holder.value if isinstance(holder, AuxiliaryLoss) else None
-        if holder is None or value is None:
-            continue
-        if torch.is_grad_enabled() and holder.lacks_gradient(module):
-            raise RuntimeError(
-                f"the auxiliary loss of model has no gradient: {type(module).__name__} ran without gradients in "
-                f"training, as under a reentrant checkpoint. Pass use_reentrant=False to torch.utils.checkpoint, or "
-                f"call auxiliary_loss under torch.no_grad() for the value alone."
-            )
-        losses.append(value)
+        if value is not None:
+            losses.append(value)
     if not losses:
         return next(model.parameters(), torch.zeros(())).new_zeros(())
     # Adding to zero also copies a single loss, which its module keeps.
@@ -170,6 +153,7 @@ def auxiliary_loss(model: nn.Module) -> Tensor:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Run the body in evaluation mode and restore the mode of every module, also after an error."""
+    # `model.train()` would set one mode in all parts, some of which may be frozen in evaluation.
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -19,13 +19,7 @@ from diffusion_mp.diagnostics.hooks import axis, hooked
 from diffusion_mp.layers import CertifiedBlock, WeightedGraph
 from diffusion_mp.modules import evaluating
 
-__all__ = [
-    "eigenvalues",
-    "energies",
-    "neighbours",
-    "spectrum",
-    "uncertainty",
-]
+__all__ = ["eigenvalues", "energies", "neighbours", "spectrum", "uncertainty"]
 
 
 @torch.no_grad()
@@ -53,6 +47,7 @@ def energies(
     rows = torch.atleast_2d(torch.as_tensor(values).detach().cpu())
     ax = axis(ax)
     for number, row in enumerate(rows, 1):
+        # The energy of equal states may be zero.
         relative = row / row[0].abs().clamp(min=1e-30)
         ax.plot(relative.tolist(), "o-", markersize=3, label=f"block {number}")
     ax.set(xlabel="layer", ylabel="energy / |energy before|")
@@ -86,6 +81,7 @@ def neighbours(
     row = (
         coupling.at(torch.stack([others, torch.full_like(others, node)])).mean(1).cpu()
     )
+    # By their size, for couplings may be negative.
     best = row.abs().topk(min(top, len(row))).indices
     # A list, for a Series of pandas is asked by label and not by position.
     names = list(names) or [str(int(j)) for j in others]
@@ -97,11 +93,7 @@ def neighbours(
     ax.barh(range(len(best)), row[best].tolist())
     ax.set_yticks(range(len(best)), [names[int(j)] for j in best])
     ax.invert_yaxis()
-    ax.set(
-        xlabel="s_ij",
-        ylabel="sender j",
-        title=f"strongest couplings of node {names[node]}",
-    )
+    ax.set(xlabel="s_ij", ylabel="sender j", title=f"couplings of node {names[node]}")
     return ax
 
 
@@ -185,6 +177,7 @@ def uncertainty(
     if points.size(1) > 2:
         centred = points - points.mean(0)
         points = (
+            # A single row has one direction, which the full matrix completes to two axes.
             centred @ torch.linalg.svd(centred, full_matrices=len(points) < 2).Vh[:2].T
         )
     variance = posterior_variance(coupling, leak).mean(1).cpu()

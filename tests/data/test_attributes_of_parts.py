@@ -111,7 +111,6 @@ DTYPES = (
     torch.int8,
     torch.bool,
     torch.complex64,
-    torch.uint16,
 )
 KINDS: dict[str, Any] = {
     "an array": np.arange(NODES),

@@ -89,7 +89,7 @@ def test_an_approximate_search_finds_nearly_all_neighbours_at_exact_distances(
 
 @pytest.mark.parametrize("channels", [3, 70])
 @pytest.mark.parametrize("metric", ["euclidean", "cosine"])
-@pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e-20, 1e20, 1e200, 1e300])
+@pytest.mark.parametrize("scale", [1e-300, 1e-20, 1e20, 1e300])
 def test_the_unit_does_not_matter(channels, metric, scale, generator):
     x = torch.rand(41, channels, generator=generator, dtype=torch.float64)
     data, scaled = (

@@ -166,6 +166,4 @@ test_what_is_neither_is_refused = refuses(
     (spread(Y, mask=KNOWN[:5]), ValueError, "mask"),
     (spread(Y, mask=torch.ones(N, 2).bool()), ValueError, "mask"),
     (spread(Y, mask="train"), TypeError, "mask"),
-    (lambda: label_mask(torch.stack([Y, Y], 1)), ValueError, "y"),
-    (lambda: random_split(Y.float().unsqueeze(1), 0.5, 0.2, seeded()), TypeError, "y"),
 )

@@ -38,9 +38,7 @@ def node_count(d: Draw, *, beyond_memory: bool = False) -> Arg:
 
 
 def graphs(d: Draw) -> None:
-    maker = d.pick(
-        ["new", "new", "from_edge_index", "from_sparse", "from_data", "coerce"]
-    )
+    maker = d.pick(["new", "new", "from_sparse", "from_data", "coerce"])
     given = edges(d, objects=False)
     # Whatever needs no values is computed there.
     given["edge_index"] = given["edge_index"].unsure("on the meta device")
@@ -52,9 +50,6 @@ def graphs(d: Draw) -> None:
         full = f"torch.ones({d.nodes}, 2)" if d.maybe(0.2) else None
         given["full_degree"] = Arg(full, wrong_tensors(d.nodes, 2, none=True), True)
         d.call("graph", "mp.Graph({args})", **given)
-    elif maker == "from_edge_index":
-        given["num_nodes"] = node_count(d, beyond_memory=True).without("None")
-        d.call("graph", "mp.Graph.from_edge_index({args})", **given)
     elif maker == "from_sparse":
         matrix = f"torch.sparse_coo_tensor({edge_list(d)}, torch.ones({len(d.edges)}), ({d.nodes}, {d.nodes}))"
         wrong = [w for w in wrong_edges(d) if "size" not in w.what]

@@ -120,41 +120,36 @@ def nearest(
 
     ``of=None`` searches each row of x among the others. Distances are in the unit of `comparable`.
     """
-    if of is not None:
-        of = comparable(of, x, metric)
+    rows = comparable(x if of is None else of, x, metric)
     x = comparable(x, x, metric)
-    search = (
-        _nearly_nearest if approximate and not scipy.sparse.issparse(x) else _nearest
-    )
-    if metric == "euclidean":
-        return search(x, k, of)
     # Rows of zeros are left out: at distance one from unit rows, they would be nearer than orthogonal rows.
-    nonzero = np.flatnonzero(abs(x).sum(axis=1))
-    if of is None:
-        asking = nonzero
-        row, column, square = search(x[nonzero], min(k, len(nonzero) - 1), None)
+    asking = np.arange(rows.shape[0])
+    others = np.arange(x.shape[0])
+    if metric == "cosine":
+        asking = np.flatnonzero(abs(rows).sum(axis=1))
+        others = np.flatnonzero(abs(x).sum(axis=1))
+    k = min(k, len(others) - (of is None))
+    if k < 1 or not len(asking):
+        return np.zeros(0, int), np.zeros(0, int), np.zeros(0)
+    x = x[others]
+    rows = rows[asking]
+    itself = np.arange(len(asking)) if of is None else None
+    if approximate and not scipy.sparse.issparse(x):
+        row, column, square = _nearly_nearest(x, rows, k, itself)
     else:
-        asking = np.flatnonzero(abs(of).sum(axis=1))
-        row, column, square = search(x[nonzero], min(k, len(nonzero)), of[asking])
+        row, column, square = _nearest(x, rows, k, itself)
     # Unit vectors at 90° have the squared distance 2, up to rounding.
-    near = square < 2 - 1e-12
-    return asking[row[near]], nonzero[column[near]], square[near]
+    near = square < (2 - 1e-12 if metric == "cosine" else np.inf)
+    return asking[row[near]], others[column[near]], square[near]
 
 
-def _nearest(x: Any, k: int, of: Any) -> _Pairs:
-    """Search comparable rows; no pairs if ``k`` is 0."""
+def _nearest(x: Any, rows: Any, k: int, itself: np.ndarray | None) -> _Pairs:
+    """Search comparable rows; of each, its own number in ``itself``, if there are any, is left out."""
     from sklearn.neighbors import NearestNeighbors
 
-    rows = x if of is None else of
-    if k < 1 or not rows.shape[0]:
-        return np.zeros(0, int), np.zeros(0, int), np.zeros(0)
-    # A row is its own nearest neighbour: one more is asked for, and the row left out.
-    itself = np.arange(x.shape[0]) if of is None else None
-
     def search(algorithm: str, x: Any, rows: Any, itself: Any) -> list[np.ndarray]:
-        index = NearestNeighbors(n_neighbors=k + (of is None), algorithm=algorithm).fit(
-            x
-        )
+        index = NearestNeighbors(n_neighbors=k + (itself is not None))
+        index.set_params(algorithm=algorithm).fit(x)
         return _in_parts(index.kneighbors, rows, itself)
 
     if scipy.sparse.issparse(x):
@@ -171,22 +166,23 @@ def _nearest(x: Any, k: int, of: Any) -> _Pairs:
             distance[:, -1] < 2.0**-14 * np.linalg.norm(rows - middle, axis=1)
         )
         if len(lost):
-            again = search("kd_tree", x, rows[lost], lost if of is None else None)
+            again = search("kd_tree", x, rows[lost], None if itself is None else lost)
             distance[lost], column[lost] = again
     return np.arange(distance.size) // k, column.ravel(), distance.ravel() ** 2
 
 
-def _nearly_nearest(x: np.ndarray, k: int, of: Any) -> _Pairs:
+def _nearly_nearest(
+    x: np.ndarray, rows: np.ndarray, k: int, itself: np.ndarray | None
+) -> _Pairs:
     """Search comparable rows in an inverted file; the squared distances of the neighbours it finds are exact."""
     with checks.needed_by(
         "An approximate search for neighbours", "diffusion-mp[faiss]"
     ):
         import faiss
-    rows = x if of is None else of
     # With fewer than 39 rows in a cell, FAISS warns.
     cells = int(min(4 * len(x) ** 0.5, len(x) / 39))
-    if k < 1 or cells < 2 or not len(rows):
-        return _nearest(x, k, of)
+    if cells < 2:
+        return _nearest(x, rows, k, itself)
     middle = np.median(x, axis=0)
     # Squares must fit into single precision; what is clipped is equally far from every row of x.
     _, exponent = np.frexp(abs(x - middle).max())
@@ -199,11 +195,8 @@ def _nearly_nearest(x: np.ndarray, k: int, of: Any) -> _Pairs:
     index.train(single(x))
     index.add(single(x))
     index.nprobe = min(cells, 32)
-    _, column = _in_parts(
-        lambda part: index.search(single(part), k + (of is None)),
-        rows,
-        np.arange(len(x)) if of is None else None,
-    )
+    count = k + (itself is not None)
+    _, column = _in_parts(lambda part: index.search(single(part), count), rows, itself)
     # A cell may hold fewer than k rows, which FAISS fills with −1.
     row, rank = np.nonzero(column >= 0)
     column = column[row, rank]

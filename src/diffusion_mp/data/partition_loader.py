@@ -18,10 +18,10 @@ from torch_geometric.data import Data
 from torch_geometric.utils import select
 
 from diffusion_mp.checks import (
-    UNSIGNED,
     as_whole,
     check_counts,
     check_flags,
+    check_kind,
     check_range,
     describe,
     index_vector,
@@ -50,7 +50,7 @@ class RandomPartitionLoader(DataLoader[Data]):
         clusters: [N], cluster 0 .. C − 1 of every node, see :func:`find_clusters`; all but p − 1 at most stay whole.
         halo: add to a part all edges that arrive at its nodes or leave them, and the nodes at the other ends, with
             their self-loops. With ``degrees="full"`` one layer over edges then gives the part's own nodes, the first
-            `batch_size` rows of ``model(batch.x, batch.edge_index, batch.edge_weight)``, what it gives them in `data`.
+            `batch_size` rows of ``model(batch.x, Graph.from_data(batch))``, what it gives them in `data`.
         degrees: see :class:`PartOf`.
         allow_unlabelled: accept parts without a node of `train_mask`; otherwise they exchange a node for one.
         num_replicas, rank: number of processes, and index of this one; by default those of `torch.distributed`.
@@ -93,26 +93,16 @@ class RandomPartitionLoader(DataLoader[Data]):
             num_replicas=num_replicas,
             rank=rank,
         )
-        # Without a generator, DataLoader draws the seed of its workers from the global state.
-        options = {"generator": torch.Generator()} | options
         # With batch_size=None nothing is collated: a part is a batch already.
         super().__init__(parts, batch_size=None, sampler=sampler, **options)
 
     def set_epoch(self, epoch: int) -> None:
         cast("PartSampler", self.sampler).set_epoch(as_whole(epoch, "epoch"))
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Store the generator's state as an array: torch would pickle a tensor in shared memory that is gone later."""
-        return self.__dict__ | {
-            "generator": self.generator and self.generator.get_state().numpy()
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if self.generator is not None:
-            self.__dict__["generator"] = torch.Generator().set_state(
-                torch.from_numpy(state["generator"])
-            )
+    def __iter__(self) -> Any:
+        # DataLoader draws the seed of its workers from torch's generator, which others use.
+        with torch.random.fork_rng(devices=[]):
+            return super().__iter__()
 
 
 class PartSampler(DistributedSampler[Part]):
@@ -156,6 +146,7 @@ class PartSampler(DistributedSampler[Part]):
 
     def __len__(self) -> int:
         replicas, _ = self._share()
+        # All processes have as many, for `_num_parts` refuses what would leave a rest.
         return self._count(replicas) // replicas
 
     def __iter__(self) -> Iterator[Part]:
@@ -185,26 +176,24 @@ def _num_parts(
         )
     if batch_size is not None:
         check_counts(batch_size=batch_size)
-        least = math.ceil(size / batch_size)
-        option = "batch_size"
-        count = math.ceil(least / replicas) * replicas
+        # Every process has as many parts as any other, or some would wait.
+        count = math.ceil(math.ceil(size / batch_size) / replicas) * replicas
     else:
-        option = "num_parts"
         count = cast("int", num_parts)
         check_counts(num_parts=count)
     if count % replicas:
         raise ValueError(
             f"num_parts must be a multiple of the {replicas} processes, or some would wait for the others; got "
-            f"{count}. Pass {math.ceil(count / replicas) * replicas}, or batch_size."
+            f"{count}. Pass batch_size, which makes it one."
         )
     if count > size:
         raise ValueError(
-            f"{option} must leave every part a node; got {count} parts of {size} nodes."
+            f"num_parts or batch_size must leave every part a node; got {count} parts of {size} nodes."
         )
     if labelled is not None and count > labelled:
         raise ValueError(
-            f"{option} must leave every part a training node; got {count} parts, and {labelled} nodes in train_mask. "
-            f"Take fewer parts, or accept parts without any: allow_unlabelled=True."
+            f"num_parts or batch_size must leave every part a training node; got {count} parts, and {labelled} nodes "
+            f"in train_mask. Take fewer parts, or accept parts without any: allow_unlabelled=True."
         )
     return count
 
@@ -240,13 +229,13 @@ class _Batches(Dataset[Data]):
 def _rows(value: Any, rows: Tensor, dim: int) -> Any:
     """The entries of an attribute at some nodes or edges."""
     if isinstance(value, np.ndarray):
+        # Arrays of words or objects have no tensor.
         return value.take(rows.numpy(), axis=dim)
     if not isinstance(value, Tensor):
         return select(value, rows, dim)
     if value.layout is not torch.strided:
+        # torch selects rows of sparse tensors in one layout only.
         return select_rows(value, rows)
-    if value.dtype in UNSIGNED:  # in which torch selects nothing
-        return torch.from_numpy(value.numpy().take(rows.numpy(), axis=dim))
     return value.index_select(dim, rows)
 
 
@@ -255,9 +244,8 @@ def _check_attributes(data: Data) -> None:
     # PyG copies what it cannot cut into every batch, where its rows would belong to other nodes.
     lengths = (data.num_nodes, data.num_edges)
     for name, value in data:
-        shape: Any = getattr(value, "shape", ())
-        has_rows = isinstance(shape, tuple) and len(shape) > 0 and shape[0] in lengths
-        if name == "edge_index" or not has_rows:
+        shape: Any = getattr(value, "shape", None) or (None,)
+        if name == "edge_index" or shape[0] not in lengths:
             continue
         can_be_cut = isinstance(value, np.ndarray)
         if isinstance(value, Tensor):
@@ -278,11 +266,8 @@ def _training_nodes(data: Data) -> Tensor | None:
     if mask is None:
         return None
     shapes = ((data.num_nodes,), (data.num_nodes, 1))
-    if (
-        not isinstance(mask, Tensor)
-        or mask.dtype != torch.bool
-        or mask.shape not in shapes
-    ):
+    check_kind(mask, "train_mask", Tensor, "a bool tensor [num_nodes]")
+    if mask.dtype != torch.bool or mask.shape not in shapes:
         raise ValueError(
             f"train_mask must be a bool tensor [{data.num_nodes}], one split; got {describe(mask)}. "
             f"Split.of(data, column).apply_to(data) takes one of several."

@@ -53,17 +53,16 @@ class Split(NamedTuple):
                 raise ValueError(
                     f"The data has no {name}; draw a split with random_split_per_class(data.y, ...)."
                 )
-            # Older data sets have masks of bytes.
-            if isinstance(mask, Tensor) and mask.dtype == torch.uint8:
-                mask = mask.bool()
-            if (
-                isinstance(mask, Tensor)
-                and mask.dtype == torch.bool
-                and mask.dim() == 2
-            ):
-                number = as_whole(column, "column") if mask.size(1) > 1 else 0
-                check_index(number, "column", mask.size(1))
-                mask = mask[:, number]
+            if isinstance(mask, Tensor):
+                # Older data sets have masks of bytes.
+                mask = mask.bool() if mask.dtype == torch.uint8 else mask
+                if mask.dim() == 2 and mask.dtype == torch.bool:
+                    number = 0
+                    # A single column is the split for any number.
+                    if mask.size(1) > 1:
+                        number = as_whole(column, "column")
+                    check_index(number, "column", mask.size(1))
+                    mask = mask[:, number]
             masks.append(
                 as_node_mask(mask, name, len(labelled), labelled.device) & labelled
             )
@@ -76,6 +75,7 @@ class Split(NamedTuple):
             raise ValueError(
                 f"data must have {len(self.train)} labels, as the masks have rows; got {len(data.y)}."
             )
+        # Shallow, as PyG's transforms have it: the caller's data keep their masks.
         data = copy(data)
         data.train_mask, data.val_mask, data.test_mask = self
         return data
@@ -130,6 +130,7 @@ def random_split_per_class(
             )
         trained[members[:per_class]] = True
 
+    # What is left stays in the random order, in which validation and test nodes are drawn.
     train = shuffled[trained[shuffled]]
     rest = shuffled[~trained[shuffled]]
     if len(rest) < num_val + (num_test or 0):

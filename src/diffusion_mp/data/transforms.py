@@ -79,6 +79,7 @@ class AddLaplacianPE(BaseTransform):
             )
             matrix = to_scipy_sparse_matrix(*laplacian, num_nodes=size).tocsc()
             eigenvalues, eigenvectors = _lowest(matrix, count + 1)
+            # Mean square one: the entries of unit vectors would shrink with the number of nodes.
             vectors[:, :count] = torch.from_numpy(eigenvectors[:, 1:]) * math.sqrt(size)
             values[:, :count] = torch.from_numpy(eigenvalues[1:])
         data.laplacian_eigenvectors = vectors
@@ -133,6 +134,7 @@ class ToDiffusionGraph(BaseTransform):
         check_kind(data, "data", Data, what)
         graph = Graph.from_data(data)
         data.graph = graph
+        # Prepared here, a worker sorts the edges while the model computes.
         if self.self_loops is not None:
             graph.with_self_loops(self.self_loops).prepare()
         return data
@@ -163,19 +165,16 @@ def pad(
             raise TypeError(
                 "every item of batch must be tokens and a label, or tokens twice and a label, like the first."
             )
-        for tokens in item[:-1]:
-            check_kind(
-                tokens, "tokens of an item of batch", Tensor, "whole numbers [L]"
-            )
-            index_vector(tokens, "tokens of an item of batch", "[L]")
-        as_whole(item[-1], "the label of an item of batch")
+    labels = [as_whole(item[-1], "the label of an item of batch") for item in batch]
     # Texts of a pair are padded apart: each to the longest of its own side.
-    *texts, labels = zip(*batch, strict=True)
     padded: list[Tensor] = []
-    for sequences in texts:
-        cut = [sequence[:max_length].long() for sequence in sequences]
-        tokens = pad_sequence(cut, batch_first=True)
-        lengths = torch.tensor([len(sequence) for sequence in cut])
+    for side in range(len(batch[0]) - 1):
+        sequences = [
+            index_vector(item[side], "tokens of an item of batch", "[L]")[:max_length]
+            for item in batch
+        ]
+        tokens = pad_sequence(sequences, batch_first=True)
+        lengths = torch.tensor([len(sequence) for sequence in sequences])
         mask = torch.arange(tokens.size(1)) < lengths[:, None]
         padded += [tokens, mask]
     return (*padded, torch.tensor(labels))

@@ -291,7 +291,9 @@ def _ones(graph: Graph) -> Graph:
             "degrees='count' needs the number of edges in the whole graph; got a part, whose full_degree holds sums of "
             "weights. Take degrees='weighted', or the whole graph."
         )
-    return graph.reweighted("ones", lambda: (weight > 0).to(weight.dtype))
+    return graph.derived(
+        "ones", lambda: graph.with_weights((weight > 0).to(weight.dtype))
+    )
 
 
 class _RowNormalizedAdjacency(SparseCoupling):

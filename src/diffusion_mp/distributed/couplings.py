@@ -135,8 +135,8 @@ def _is_symmetric(
         return coupling.symmetric
     graph = coupling.graph
     kept = coupling.own and not coupling.weight.requires_grad
-    if kept and graph._symmetric is not None:
-        return graph._symmetric
+    if kept and "symmetric" in graph._derived:
+        return bool(graph._derived["symmetric"])
     generator = torch.Generator().manual_seed(distributed.get_rank(group))
     v = 0.5 + torch.rand(
         num_nodes, coupling.heads, 1, generator=generator, dtype=torch.float64
@@ -148,5 +148,5 @@ def _is_symmetric(
     away = (forth - back).abs() > 1e-6 * (forth.abs() + back.abs())
     answer = not bool(all_reduce(away.sum(dtype=torch.float64), group))
     if kept:
-        graph._symmetric = answer
+        graph._derived["symmetric"] = answer
     return answer

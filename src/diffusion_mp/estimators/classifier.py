@@ -26,6 +26,7 @@ from diffusion_mp.checks import (
     check_flags,
     check_positive,
     check_probability,
+    python_number,
 )
 from diffusion_mp.data.knn import Metric, comparable, farthest, joined, nearest, similar
 from diffusion_mp.graph import Graph
@@ -153,23 +154,23 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         self.X_ = X
         labelled, self.classes_, known = _distributions(y) if soft else _labels(y)
         self._class_weight = self._weights(known.sum(0))
-        k = min(int(self.n_neighbors), len(y) - 1)
+        k = min(self.n_neighbors, len(y) - 1)
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         with (
             show_progress(bool(self.verbose)),
             progress_bar(
-                "neighbours", "round", int(self.rounds), delay=0, leave=True
+                "neighbours", "round", self.rounds, delay=0, leave=True
             ) as bar,
             torch.inference_mode(False),  # a network is trained
             torch.device("cpu"),  # the rows are there, whatever the default device
         ):
             self.edge_index_, self.edge_weight_, self._reach = joined(
-                X, k, self.metric, self.approximate, float(self.sharpness)
+                X, k, self.metric, self.approximate, self.sharpness
             )
             self.conv_ = self._spreading(float(self.mu))
             self._fit_scale(X)
             with _DRAWING, torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(int(seed))
+                torch.default_generator.manual_seed(seed)
                 self._alternate(
                     torch.from_numpy(labelled), torch.from_numpy(known), bar
                 )
@@ -199,16 +200,10 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         if issparse(X) != issparse(self.X_):
             X = csr_array(X) if issparse(self.X_) else X.toarray()
         states = self.label_distributions_
-        k = min(int(self.n_neighbors), len(states))
+        k = min(self.n_neighbors, len(states))
         row, column, square = nearest(self.X_, k, self.metric, self.approximate, X)
-        near = similar(
-            row,
-            column,
-            square,
-            farthest(row, square, X.shape[0]),
-            self._reach,
-            float(self.sharpness),
-        )
+        reach = farthest(row, square, X.shape[0])
+        near = similar(row, column, square, reach, self._reach, self.sharpness)
         degree = np.bincount(self.edge_index_[1], self.edge_weight_, len(states))
         # D^-½AD^-½ with the degrees of fit: a new row must not change the weights of the old ones, nor of each other.
         rows = inverse_root(torch.from_numpy(near.sum(1))).numpy()
@@ -217,6 +212,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         # The minimiser of the energy of one row given its neighbours is a weighted mean.
         beta = self.conv_.beta().item()
         mu = self.conv_.mu().item()
+        # What neighbours pull in all; a row without any has its source alone.
         pull = weights.sum(1)[:, None]
         source = self._probabilities(self._scaled(X)).numpy()
         state = (beta * source + mu * (weights @ states)) / (beta + mu * pull)
@@ -269,21 +265,20 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         return conv.double().requires_grad_(False)
 
     def _learned(self, X: Any, rows: Tensor, targets: Tensor) -> nn.Sequential:
-        width = int(self.hidden_channels)
+        width = int(self.hidden_channels)  # torch takes no integers of NumPy
         classes = len(self.classes_)
         # A class of many rows would be the answer for all where features say little.
         weight = 1 / targets.bincount(minlength=classes).double()
         network = nn.Sequential(
             FeatureLinear(X.shape[1], width), nn.ReLU(), nn.Linear(width, classes)
         ).double()
-        if self.dropout is not None:
-            rate = float(self.dropout)
-        else:
-            rate = 0.0 if X.shape[1] < _COLUMNS else 0.5
+        rate = self.dropout
+        if rate is None:
+            rate = 0.5 * (X.shape[1] >= _COLUMNS)
         optimizer = torch.optim.Adam(
             network.parameters(),
-            lr=float(self.learning_rate),
-            weight_decay=float(self.weight_decay),
+            lr=self.learning_rate,
+            weight_decay=self.weight_decay,
             fused=True,  # half the time for 80 000 columns
         )
         with torch.enable_grad():
@@ -325,20 +320,17 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         check_flags(approximate=self.approximate)
         for name in ("sharpness", "mu", "learning_rate", "weight_decay"):
             check_positive(
-                _number(getattr(self, name)), name, allow_zero=name == "weight_decay"
+                python_number(getattr(self, name)),
+                name,
+                allow_zero=name == "weight_decay",
             )
         if self.dropout is not None:
-            check_probability(_number(self.dropout), "dropout")
+            check_probability(python_number(self.dropout), "dropout")
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
-
-
-def _number(value: Any) -> Any:
-    """Return a number of NumPy, from a search over an array, as Python's."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _batches(num_rows: int) -> Iterator[Tensor]:

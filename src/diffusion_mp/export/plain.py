@@ -74,6 +74,7 @@ def compress(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return bounds, order and other ends of the edges by node; keys are distinct, so that any sort is stable."""
     edges = node.size(0)
+    # ONNX has no stable sort.
     order = (node * edges + torch.arange(edges, device=node.device)).argsort()
     return _bounds(node, num_nodes + 1), order, opposite[order]
 
@@ -86,6 +87,7 @@ def walk_pairs(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) ->
     )
     reached = step = (step > 0).to(weight)
     for _ in range(hops - 1):
+        # Reachable or not: the numbers of walks would overflow.
         reached = ((reached @ step + step) > 0).to(weight)
     return reached.nonzero().t()
 
@@ -98,38 +100,31 @@ def _repeat_interleave(
     output_size: Size | None = None,
 ) -> Tensor:
     """Return repeated entries; torch converts its own function to ONNX only without a size."""
-    return (x.flatten() if dim is None else x).index_select(
-        dim or 0, _numbers(repeats, output_size=output_size)
-    )
+    if dim is None:
+        x = x.flatten()
+        dim = 0
+    return x.index_select(dim, _numbers(repeats, output_size=output_size))
 
 
 def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     """Return log Σ exp x; torch's own asks whether x is empty, which is unknown where sizes are symbols."""
     # With one entry more, since an empty row has no largest.
-    x = torch.cat(
-        [
-            x,
-            torch.full_like(
-                x.narrow(dim[0], 0, 0).sum(dim[0], keepdim=True), -torch.inf
-            ),
-        ],
-        dim[0],
-    )
+    none = x.narrow(dim[0], 0, 0).sum(dim[0], keepdim=True)
+    x = torch.cat([x, torch.full_like(none, -torch.inf)], dim[0])
+    # A row without entries: −∞ less −∞ is not a number.
     top = x.amax(dim, keepdim=True).clamp(min=torch.finfo(x.dtype).min)
-    return (x - top).exp().sum(dim, keepdim).log() + (
-        top if keepdim else top.squeeze(dim)
-    )
+    out = (x - top).exp().sum(dim, keepdim=True).log() + top
+    return out if keepdim else out.squeeze(dim)
 
 
 def _numbers(repeats: Tensor, *, output_size: Size | None = None) -> Tensor:
     """Return the numbers 0, 1, …, each as many times as ``repeats`` says."""
     ends = repeats.cumsum(0)
-    size = _number(repeats.sum()) if output_size is None else output_size
-    return (
-        ends.new_zeros(size + 1)
-        .index_add(0, ends, torch.ones_like(ends))
-        .cumsum(0)[:-1]
-    )
+    if output_size is None:
+        output_size = _number(repeats.sum())
+    # Entry e of the result is how many numbers have ended at e or before: the converter has sums, and no loops.
+    steps = ends.new_zeros(output_size + 1)
+    return steps.index_add(0, ends, torch.ones_like(ends)).cumsum(0)[:-1]
 
 
 def _number(count: Tensor) -> Size:
@@ -141,11 +136,8 @@ def _number(count: Tensor) -> Size:
 
 def _bounds(number: Tensor, length: Size) -> Tensor:
     """Return where the members of every number begin and end when they are sorted by it, [length]."""
-    return (
-        number.new_zeros(length)
-        .index_add(0, number + 1, torch.ones_like(number))
-        .cumsum(0)
-    )
+    counts = number.new_zeros(length).index_add(0, number + 1, torch.ones_like(number))
+    return counts.cumsum(0)
 
 
 class Stacked:
@@ -163,42 +155,39 @@ class Stacked:
 
     def __call__(self, x: Tensor, absent: float = 0.0) -> Tensor:
         """Return [n, B H, …] of [N, H, …], with ``absent`` for missing nodes."""
-        return (
-            x.new_full((self.size, self.graphs, *x.shape[1:]), absent)
-            .index_put(self.place, x)
-            .flatten(1, 2)
-        )
+        rows = x.new_full((self.size, self.graphs, *x.shape[1:]), absent)
+        return rows.index_put(self.place, x).flatten(1, 2)
 
     def back(self, x: Tensor) -> Tensor:
         return x.unflatten(1, (self.graphs, x.size(1) // self.graphs))[self.place]
 
     def argument(self, name: str, x: Any, masked: bool) -> Any:
         """Stack an argument of an operation, so that missing nodes send nothing."""
-        if not isinstance(x, Tensor) or name == "ptr":
-            return None if name == "ptr" else x
+        if name == "ptr":
+            return None
+        if not isinstance(x, Tensor):
+            return x
         if masked and name in ("q", "friction_q"):
             return pad(self(x), (0, 1), value=1.0)
-        # a feature of 0 or −∞: the scores of missing nodes are −∞.
-        if masked and name in (
-            "k",
-            "friction_k",
-        ):
-            return torch.cat(
-                [self(x), self(x.new_zeros(*x.shape[:-1], 1), -torch.inf)], -1
-            )
-        return self(
-            x - self.first if name == "best" else x,
-            -torch.inf if name == "col_shift" else 0.0,
-        )
+        # A feature of 0 or −∞: the scores of missing nodes are −∞.
+        if masked and name in ("k", "friction_k"):
+            absent = self(x.new_zeros(*x.shape[:-1], 1), -torch.inf)
+            return torch.cat([self(x), absent], -1)
+        # Numbers of nodes are counted from the first of their graph, and a maximum begins below every number.
+        if name == "best":
+            x = x - self.first
+        return self(x, {"col_shift": -torch.inf}.get(name, 0.0))
 
     def result(self, name: str, x: Tensor) -> Tensor:
         """Return the rows of a result, unless the formula leaves it empty."""
         size = x.size(0)
-        # a symbol is the size of the stack.
+        # A symbol is the size of the stack.
         if x.dim() < 2 or (isinstance(size, int) and size == 0):
             return x
         rows = self.back(x)
-        return rows + self.first if name == "best" else rows
+        if name == "best":
+            rows = rows + self.first
+        return rows
 
 
 def for_batches(
@@ -221,11 +210,10 @@ def for_batches(
             for name, x in zip(names, given, strict=True)
         ]
         out = compute(*signature.unflatten(arguments))
-        parts = zip(signature.results, out if signature.several else [out], strict=True)
-        rows_of = [stack.result(name, x) for name, x in parts]
-        if signature.several:
-            return signature.returned(*rows_of)
-        return rows_of[0]
+        if not signature.several:
+            return stack.result(signature.results[0], out)
+        parts = zip(signature.results, out, strict=True)
+        return signature.returned(*(stack.result(name, x) for name, x in parts))
 
     return formula
 
@@ -243,6 +231,7 @@ def _linear_rows(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
         q = unit_vectors(q)
         k = unit_vectors(k)
     one = torch.ones_like(v[:, :, :1])
+    # The number of nodes of each graph, by the product that leaves out missing ones.
     own = terms.own * _linear_product(one, one, one, terms.ptr)
     queries = pad(q, (0, 1), value=terms.constant)
     keys = pad(k, (0, 1), value=1.0)
@@ -272,14 +261,12 @@ def _sparse_flow_support(
     log_c = rows(s + resistance[target], -torch.inf)
     log_theta = rows(lam[target].log() + (u - friction[target]), 0.0)
     active = flowing(log_c, log_theta, leak.unsqueeze(2))
-    best = pad(log_c.masked_fill(~active, -torch.inf), (0, 1), value=-torch.inf).argmax(
-        2
-    )
-    entry = (ptr[:-1].unsqueeze(1) + best).clamp(max=target.size(0))
+    # Without an active edge the best is the one entry more.
+    flows = pad(log_c.masked_fill(~active, -torch.inf), (0, 1), value=-torch.inf)
+    entry = (ptr[:-1].unsqueeze(1) + flows.argmax(2)).clamp(max=target.size(0))
     in_order = stack.back(active.flatten(0, 1).t())
-    return torch.zeros_like(in_order).index_put((order,), in_order), pad(order, (0, 1))[
-        entry
-    ]
+    support = torch.zeros_like(in_order).index_put((order,), in_order)
+    return support, pad(order, (0, 1))[entry]
 
 
 def _neumann_transform(
@@ -289,22 +276,24 @@ def _neumann_transform(
     place, length = positions(ptr, v.size(0), v.device)
     length = torch.as_tensor(length).expand(v.size(0))
     start = torch.arange(v.size(0), device=v.device) - place
-    steps, period = (place, length) if periodic else (2 * place + 1, 4 * length)
-    angle = (
-        2
-        * math.pi
-        * (place.unsqueeze(1) * steps % period.unsqueeze(1)).to(v.dtype)
-        / period.unsqueeze(1)
-    )
-    size = (1 if periodic else 2 - (place == 0).to(v.dtype).unsqueeze(1)) / length.to(
-        v.dtype
-    ).unsqueeze(1)
-    basis = (angle.cos() + angle.sin() if periodic else angle.cos()) * size.sqrt()
-    basis = torch.where(start.unsqueeze(1) == start, basis, 0.0)
-    return torch.einsum("im,ihd->mhd" if inverse else "mi,ihd->mhd", basis, v)
+    row = place.unsqueeze(1)
+    total = length.unsqueeze(1)
+    # Multiples of the period are taken off in integers, which have no rounding.
+    if periodic:
+        angle = 2 * math.pi * (row * place % total).to(v.dtype) / total
+        basis = angle.cos() + angle.sin()
+        square = 1 / total.to(v.dtype)
+    else:
+        turn = row * (2 * place + 1) % (4 * total)
+        basis = (math.pi / 2 * turn.to(v.dtype) / total).cos()
+        square = (2 - (row == 0).to(v.dtype)) / total.to(v.dtype)
+    # Rows of other sequences have another start.
+    basis = torch.where(start.unsqueeze(1) == start, basis * square.sqrt(), 0.0)
+    if inverse:
+        basis = basis.mT
+    return torch.einsum("mi,ihd->mhd", basis, v)
 
 
-BATCHED = (pairwise._product, sparse_flow._potentials, sparse_flow._product)
 #: Every operation of a forward pass and its formula; ``None`` is its reference.
 FORMULAS: dict[Operation[Any], Formula | None] = {
     **dict.fromkeys(
@@ -314,7 +303,9 @@ FORMULAS: dict[Operation[Any], Formula | None] = {
     linear_attention.trilinear: _linear_product,
     linear_attention.linear_rows: _linear_rows,
     pairwise._attention: for_batches(pairwise._attention, attention_by_logarithms),
-    **{operation: for_batches(operation) for operation in BATCHED},
+    pairwise._product: for_batches(pairwise._product),
+    sparse_flow._potentials: for_batches(sparse_flow._potentials),
+    sparse_flow._product: for_batches(sparse_flow._product),
     reference._support: _sparse_flow_support,
     stencil._transform: _neumann_transform,
 }

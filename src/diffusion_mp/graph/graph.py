@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable
 from types import NoneType
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data
 
 from diffusion_mp import checks
 from diffusion_mp.graph import arguments
@@ -23,7 +23,6 @@ from diffusion_mp.graph.ops import (
     mean_rows,
     walk_pairs,
 )
-from diffusion_mp.graph.part_edge_index import PartEdgeIndex
 from diffusion_mp.runtime.cache import (
     TensorCache,
     TensorState,
@@ -32,6 +31,7 @@ from diffusion_mp.runtime.cache import (
     values_only,
 )
 
+T = TypeVar("T")
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
 SELF_LOOPS = get_args(SelfLoops)
 
@@ -48,8 +48,7 @@ class Graph:
 
     Args:
         num_nodes: N, the rows of the state.
-        edge_index: [2, E] of integers, source → target (or PyG's ``EdgeIndex``); ``None`` without observed edges. That
-            of a part of a graph, a `PartEdgeIndex`, brings ``full_degree``.
+        edge_index: [2, E] of integers, source → target (or PyG's ``EdgeIndex``); ``None`` without observed edges.
         edge_weight: [E], finite and non-negative, or ``None`` for ones.
         batch: [N] sorted graph index of every node (PyG's ``Batch.batch``), or ``None`` for one graph.
         ptr: [B+1] row boundaries instead of ``batch`` (PyG's ``Batch.ptr``); a graph may be empty.
@@ -93,20 +92,15 @@ class Graph:
         self._ptr: Tensor | None = None
         if ptr is not None:
             self._ptr = arguments.as_ptr(ptr)
-        if full_degree is None:
-            full_degree = arguments.full_degree_of(edge_index)
         if full_degree is not None:
             arguments.check_full_degree(full_degree, self.num_nodes)
         self.full_degree = full_degree
         # Where each edge of a graph with added loops stood among the observed ones and the loops.
         self.origin: Tensor | None = None
-        # What is computed on first access, and the tensors that it is computed from.
+        # What is computed on first access, and the states of the tensors that it is computed from.
         self._pattern: Pattern | None = None
-        self._segments: Tensor | None = None
-        self._symmetric: bool | None = None
-        self._weighted: bool | None = None
-        self._derived: dict[Hashable, Graph] = {}
-        self._states: dict[str, TensorState | None] = {}
+        self._derived: dict[Hashable, Any] = {}
+        self._states: dict[str, TensorState] = {}
         self._validate = validate
         # Compiled code has no values to look at, and versions of tensors that it does not change.
         if not torch.compiler.is_compiling():
@@ -126,100 +120,69 @@ class Graph:
                 self.num_nodes, self.edge_index, self.edge_weight, member
             )
 
+    def _tensors(self) -> dict[str, Tensor]:
+        """The tensors from which everything else of a graph is computed."""
+        names = ("edge_index", "edge_weight", "_batch", "_ptr", "full_degree")
+        tensors = {name: getattr(self, name) for name in names}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+    def _states_now(self) -> dict[str, TensorState]:
+        return {name: TensorState(tensor) for name, tensor in self._tensors().items()}
+
     def _refresh(self) -> None:
         """Forget what was computed from tensors that have been written to, or replaced, since."""
         if torch.compiler.is_compiling():
             return
-        if not self._states:  # of a copy, or of a graph made in compiled code
-            self._states = self._states_now()
-        for name, state in self._states.items():
-            tensor = getattr(self, name)
-            # Not `state.holds(tensor)`, since every product comes here, and calls take time.
-            if tensor is None or state is None:
-                changed = tensor is not state
-            else:
-                changed = (
-                    state.copy is not None
-                    or tensor._version != state.version
-                    or tensor is not state.reference()
-                )
-            if changed:
-                self._look_closer()
+        tensors = self._tensors()
+        if self._states:  # unlike a copy, or a graph made in compiled code
+            changed = tensors.keys() - self._states.keys()
+            for name, state in self._states.items():
+                if not state.holds(tensors.get(name)):
+                    changed.add(name)
+            if not changed:
                 return
-
-    def _states_now(self) -> dict[str, TensorState | None]:
-        tensors = {name: getattr(self, name) for name in _TENSORS}
-        return {
-            name: None if tensor is None else TensorState(tensor)
-            for name, tensor in tensors.items()
-        }
-
-    def _look_closer(self) -> None:
-        changed = set()
-        written_to = False
-        for name, state in self._states.items():
-            tensor = getattr(self, name)
-            if state is None:
-                same = tensor is None
-            else:
-                same = state.holds(tensor)
-                written_to |= not same and tensor is state.reference()
-            if not same:
-                changed.add(name)
-        if not changed:
-            return
-        # Weights that are learned change with every step; a pass over them each time would cost more than the product.
-        learned = self.edge_weight is not None and self.edge_weight.requires_grad
-        if written_to and not learned:
-            self._check_values()
-        # Sorting the edges is the expensive part, and depends on no weight.
-        if "edge_index" in changed:
-            self._pattern = None
-        self._segments = None
-        self._symmetric = None
-        self._weighted = None
-        self._derived = {}
+            # Weights that are learned change with every step; a pass over them each time would cost more than the
+            # product.
+            if not self._learned:
+                self._check_values()
+            # Sorting the edges is the expensive part, and depends on no weight.
+            if "edge_index" in changed:
+                self._pattern = None
+            self._derived = {}
         self._states = self._states_now()
+
+    @property
+    def _learned(self) -> bool:
+        return self.edge_weight is not None and self.edge_weight.requires_grad
+
+    def _kept(self, name: Hashable, make: Callable[[], T]) -> T:
+        """``make()``, until the tensors are written to."""
+        self._refresh()
+        if name in self._derived:
+            return cast("T", self._derived[name])
+        value = persistent(make)
+        if may_keep():
+            self._derived[name] = value
+        return value
 
     def __getstate__(self) -> dict[str, Any]:
         # A tensor in another process counts its own writes, so the states of a copy are taken anew.
+        # Everything that was computed goes with the copy, so that no worker sorts edges again.
         return self.__dict__ | {"_states": {}}
-
-    @classmethod
-    def from_edge_index(
-        cls,
-        edge_index: Tensor,
-        edge_weight: Tensor | None = None,
-        num_nodes: int | None = None,
-        **kwargs: Any,
-    ) -> Graph:
-        """From a [2, E] tensor or PyG ``EdgeIndex``; without ``num_nodes`` the largest index decides."""
-        edges = arguments.as_edge_index(edge_index)
-        if num_nodes is None:
-            checks.check_has_values(edges, "edge_index")
-            num_nodes = int(edges.max()) + 1 if edges.numel() else 0
-        return cls(num_nodes, edges, edge_weight, **kwargs)
 
     @classmethod
     def from_sparse(cls, adjacency: Tensor, **kwargs: Any) -> Graph:
         """From a square sparse tensor (CSR, CSC or COO) in PyG's layout: row = target, column = source (``adj_t``)."""
-        if not isinstance(adjacency, Tensor) or adjacency.layout == torch.strided:
+        what = "a sparse tensor of floating point, square [num_nodes, num_nodes]"
+        checks.check_kind(adjacency, "adjacency", Tensor, what)
+        if adjacency.layout == torch.strided or not adjacency.is_floating_point():
             raise TypeError(
-                f"adjacency must be a sparse tensor; got {checks.describe(adjacency)}. Pass edge_index, or convert "
-                f"with .to_sparse_csr()."
+                f"adjacency must be {what}; got {checks.describe(adjacency)}. Pass edge_index, or convert it with "
+                f".float() and .to_sparse_csr()."
             )
-        if (
-            adjacency.dim() != 2
-            or adjacency.size(0) != adjacency.size(1)
-            or adjacency.dense_dim()
-        ):
+        if adjacency.shape != 2 * adjacency.shape[:1] or adjacency.dense_dim():
             raise ValueError(
-                f"adjacency must be square [num_nodes, num_nodes]; got {checks.describe(adjacency)}."
-            )
-        if not adjacency.is_floating_point():
-            raise TypeError(
-                f"adjacency must be floating point; got {checks.describe(adjacency)}. Convert it with "
-                f"adjacency.float()."
+                f"adjacency must be {what}; got {checks.describe(adjacency)}."
             )
         coo = adjacency.to_sparse_coo().coalesce()
         return cls(adjacency.size(0), coo.indices().flip(0), coo.values(), **kwargs)
@@ -227,15 +190,8 @@ class Graph:
     @classmethod
     def from_data(cls, data: Any, **kwargs: Any) -> Graph:
         """From a PyG ``Data`` or ``Batch`` of one kind of nodes, with ``edge_index`` or ``adj_t``."""
-        if isinstance(data, HeteroData):
-            raise TypeError(
-                f"data must have nodes and edges of one kind; got a HeteroData with the kinds of nodes "
-                f"{', '.join(data.node_types)}. Pass data.to_homogeneous(), which numbers all nodes in one run."
-            )
-        if not hasattr(data, "num_nodes"):
-            raise TypeError(
-                f"data must be a torch_geometric Data or Batch; got {type(data).__name__}."
-            )
+        what = "a torch_geometric Data or Batch, of nodes of one kind"
+        checks.check_kind(data, "data", Data, what)
         if data.num_nodes is None:
             raise ValueError(
                 "data has no num_nodes and nothing to infer it from; set data.num_nodes or data.x."
@@ -256,6 +212,7 @@ class Graph:
             edge_index = getattr(data, "edge_index", None)
             return cls(int(data.num_nodes), edge_index, edge_weight, **kwargs)
         if not isinstance(adj_t, Tensor):
+            # A SparseTensor of torch-sparse, which has no layout of torch.
             adj_t = adj_t.to_torch_sparse_csr_tensor()
         return cls.from_sparse(adj_t, **kwargs)
 
@@ -276,16 +233,6 @@ class Graph:
                     "edge_index is a Graph, which holds its weights and batch; pass no edge_weight or batch beside it."
                 )
             graph = edge_index
-        elif (
-            isinstance(edge_index, list)
-            and edge_index
-            and isinstance(edge_index[0], Graph)
-        ):
-            raise TypeError(
-                f"edge_index must be the graph of the batch; got a list of {len(edge_index)} graphs, which is what PyG "
-                f"makes of data that have one each. Put the transform where batches are made: "
-                f"torch.utils.data.DataLoader(dataset, collate_fn=ToDiffusionGraph())."
-            )
         elif isinstance(edge_index, Tensor) and edge_index.layout != torch.strided:
             if edge_weight is not None:
                 raise ValueError(
@@ -294,16 +241,11 @@ class Graph:
             # Not kept: torch compares no sparse tensors. Who calls often makes a graph once.
             graph = cls.from_sparse(edge_index, batch=batch)
         else:
-            full_degree = arguments.full_degree_of(edge_index)
-            if isinstance(edge_index, PartEdgeIndex):
-                edge_index = edge_index.as_tensor()
             num_nodes = x.size(0)
             graph = _recent.get(
                 (cls, num_nodes),
-                (edge_index, edge_weight, batch, full_degree),
-                lambda edges, weight, batch, degree: cls(
-                    num_nodes, edges, weight, batch=batch, full_degree=degree
-                ),
+                (edge_index, edge_weight, batch),
+                lambda edges, weight, batch: cls(num_nodes, edges, weight, batch=batch),
             )
         if graph.num_nodes != x.size(0):
             raise ValueError(
@@ -324,23 +266,16 @@ class Graph:
 
     def centre(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " rows *shape"]:
         """The mean of the rows of each graph, without gradient: [1, ...] for one graph, [N, ...] for a batch."""
-        if self.segments is not None:
-            return mean_rows(x, self.segments)
-        return x.detach().sum(0, keepdim=True) / max(self.num_nodes, 1)
+        return mean_rows(x, self.segments)
 
     @property
     def segments(self) -> Tensor | None:
         """Row boundaries on the CPU, as kernels take them; ``None`` stands for one graph. Cached."""
         if self._batch is None:
             return self._ptr
-        self._refresh()
-        if self._segments is not None:
-            return self._segments
+        batch = self._batch
         # A custom operation, since the number of graphs is a value, which a trace may not look at.
-        segments = cast("Tensor", batch_pointers(self._batch))
-        if may_keep():
-            self._segments = segments
-        return segments
+        return self._kept("segments", lambda: cast("Tensor", batch_pointers(batch)))
 
     @property
     def ptr(self) -> Int[Tensor, " graphs_plus_one"]:
@@ -367,6 +302,7 @@ class Graph:
         device = None if self.edge_index is None else self.edge_index.device
         sizes = self.ptr.diff().to(device)
         graphs = torch.arange(sizes.numel(), device=sizes.device)
+        # The size is given, since torch would wait for the device to learn it.
         return graphs.repeat_interleave(sizes, output_size=self.num_nodes)
 
     @property
@@ -384,19 +320,13 @@ class Graph:
     @property
     def weighted(self) -> bool:
         """Whether an edge has another weight than 1: found out when first asked, unless weights are being learned."""
-        if self.edge_weight is None:
+        weight = self.edge_weight
+        if weight is None:
             return False
         # Where the weights may not be looked at, they may be any.
-        if (
-            self.edge_weight.requires_grad
-            or self.edge_weight.is_meta
-            or not values_only()
-        ):
+        if weight.requires_grad or weight.is_meta or not values_only():
             return True
-        self._refresh()
-        if self._weighted is None:
-            self._weighted = bool((self.edge_weight != 1).any())
-        return self._weighted
+        return self._kept("weighted", lambda: bool((weight != 1).any()))
 
     def _edge_weights(self, dtype: torch.dtype | None = None) -> Float[Tensor, " E"]:
         """Edge weights in ``dtype``, or their own (the default dtype for ones)."""
@@ -439,20 +369,16 @@ class Graph:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
         """The same graph on another device; its compressed forms are found again there."""
-        origin = None if self.edge_index is None else self.edge_index.device
-        target = checks.as_device(device, origin)
-        # Row boundaries stay on the CPU, where kernels read them.
-        names = ("edge_index", "edge_weight", "_batch", "full_degree", "origin")
-        tensors = {
-            name: getattr(self, name)
-            for name in names
-            if getattr(self, name) is not None
-        }
-        if all(tensor.device == target for tensor in tensors.values()):
-            return self
+        edges = self.edge_index
+        target = checks.as_device(device, None if edges is None else edges.device)
         graph = copy.copy(self)
-        for name, tensor in tensors.items():
-            setattr(graph, name, tensor.to(target, non_blocking=non_blocking))
+        # Row boundaries stay on the CPU, where kernels read them.
+        for name in ("edge_index", "edge_weight", "_batch", "full_degree", "origin"):
+            tensor = getattr(self, name)
+            if tensor is not None:
+                setattr(graph, name, tensor.to(target, non_blocking=non_blocking))
+        if all(getattr(graph, name) is each for name, each in self._tensors().items()):
+            return self
         # They hold tensors on the device before, and are computed on the other where they are needed.
         graph._pattern = None
         graph._derived = {}
@@ -465,6 +391,7 @@ class Graph:
         checks.check_choice(direction, "direction", ["in", "out"])
         checks.check_kind(dtype, "dtype", (torch.dtype, NoneType), "a torch.dtype")
         if self.full_degree is not None:
+            # The edges at hand are fewer than those by which the nodes are normalised.
             return self.full_degree[:, int(direction == "out")].to(
                 dtype or self.full_degree.dtype
             )
@@ -479,15 +406,14 @@ class Graph:
     @property
     def is_symmetric(self) -> bool:
         """Whether a_ij = a_ji up to rounding: O(E log E) when first asked, kept unless weights are being learned."""
-        self._refresh()
-        learned = self.edge_weight is not None and self.edge_weight.requires_grad
+        checks.check_has_values(self.edges, "edge_index")
         # Learned weights change without a new answer being asked for, so they are looked at each time.
-        if self._symmetric is None or learned:
-            checks.check_has_values(self.edges, "edge_index")
-            self._symmetric = is_symmetric(
+        return self.derived(
+            "symmetric",
+            lambda: is_symmetric(
                 self.edges, self._edge_weights().unsqueeze(1), self.num_nodes
-            )
-        return self._symmetric
+            ),
+        )
 
     def with_self_loops(self, policy: SelfLoops = "remaining") -> Graph:
         """A graph with self-loops by ``policy``, whose number of edges depends on no values.
@@ -512,12 +438,10 @@ class Graph:
             and not is_loop.any()
         ):
             policy = "add"
-        if policy == "add" and self.edge_weight is None:
-            return self._and_loops(
-                None, None if self.full_degree is None else self.full_degree + 1
-            )
         weight = self._edge_weights()
         loop_weight = weight.new_ones(self.num_nodes)
+        if policy == "add" and self.edge_weight is None:
+            return self._and_loops(None, self._full_degree(loop_weight))
         lost = weight.new_zeros(self.num_nodes)
         if policy != "add":
             # Observed loops stay in the list with weight zero: how many edges there are depends on no value, so
@@ -529,6 +453,7 @@ class Graph:
         if policy == "remove":
             return self._with_edges(self.edges, weight, self._full_degree(-lost))
         if policy == "remaining":
+            # The mean of several loops of a node, as in PyG; where there is none the divisor does not matter.
             loop_weight = torch.where(count > 0, lost / count.clamp(min=1), loop_weight)
         return self._and_loops(
             torch.cat([weight, loop_weight]), self._full_degree(loop_weight - lost)
@@ -543,7 +468,9 @@ class Graph:
         if weight is not None:
             weight = weight.index_select(0, order)
         graph = self._with_edges(edges, weight, full_degree)
+        # Known from here, so that the first product has nothing to sort.
         graph.csr.parts = (ptr, None, other)
+        # By which features of edges follow their edges.
         graph.origin = order
         return graph
 
@@ -571,15 +498,10 @@ class Graph:
         weight = self._edge_weights()
         degree = self.full_degree
         if degree is not None:
+            # Both directions of the symmetric part have the mean of the two degrees.
             degree = degree.mean(1, keepdim=True).expand(-1, 2)
         both = torch.cat([self.edges, self.edges.flip(0)], dim=1)
         return self._with_edges(both, torch.cat([weight, weight]) * 0.5, degree)
-
-    def reweighted(
-        self, name: Hashable, weight: Callable[[], Float[Tensor, " E"]]
-    ) -> Graph:
-        """The same edges with other weights, made once under this name: layers share them and the compressed forms."""
-        return self.derived(name, lambda: self.with_weights(weight()))
 
     def with_weights(self, weight: Float[Tensor, " E"]) -> Graph:
         graph = self._with_edges(self.edges, weight)
@@ -587,18 +509,12 @@ class Graph:
         graph._pattern = self.pattern
         return graph
 
-    def derived(self, name: Hashable, make: Callable[[], Graph]) -> Graph:
+    def derived(self, name: Hashable, make: Callable[[], T]) -> T:
         """Made once, so that layers share its compressed forms; anew where the weights are being learned."""
         # Derived weights hold an autograd graph, which serves one backward pass.
-        if self.edge_weight is not None and self.edge_weight.requires_grad:
+        if self._learned:
             return make()
-        self._refresh()
-        if name in self._derived:
-            return self._derived[name]
-        graph = persistent(make)
-        if may_keep():
-            self._derived[name] = graph
-        return graph
+        return self._kept(name, make)
 
     def reverse(self) -> Graph:
         degree = None if self.full_degree is None else self.full_degree.flip(1)
@@ -614,15 +530,13 @@ class Graph:
         full_degree: Tensor | None = None,
     ) -> Graph:
         rows = {"batch": self._batch, "ptr": self._ptr, "full_degree": full_degree}
+        # The values were checked when this graph was made, and what is computed from them needs no second pass.
         return Graph(self.num_nodes, edge_index, edge_weight, **rows, validate=False)
 
     def __repr__(self) -> str:
         sizes = f"num_nodes={self.num_nodes}, num_edges={self.num_edges}, num_graphs={self.num_graphs}"
         return f"{type(self).__name__}({sizes})"
 
-
-#: The attributes from which everything else of a graph is computed.
-_TENSORS = ("edge_index", "edge_weight", "_batch", "_ptr", "full_degree")
 
 #: Of tensors that layers were given in place of a graph; edges, weights and batches of some four million edges.
 _recent: TensorCache[Graph] = TensorCache(room=1 << 23)

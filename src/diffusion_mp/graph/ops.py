@@ -66,6 +66,7 @@ def _counted(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """On the CPU one counting pass, O(N + E): the transpose of the sparse matrix that has edge e in column e."""
     if node.device.type != "cpu":
+        # SciPy has no arrays on a GPU, where a stable sort takes next to no time.
         ordered, order = torch.sort(node, stable=True)
         return (
             bounds(ordered, num_nodes).to(dtype),
@@ -77,6 +78,7 @@ def _counted(
 
     # SciPy would write beyond its arrays.
     check_range(node, "edge_index", num_nodes)
+    # The counting pass of SciPy, in place of a sort: its transpose keeps the order of columns within a row.
     num_edges = node.numel()
     # Edge e is the only entry of column e: its row is the node, its value the other end.
     columns = torch.arange(num_edges + 1, dtype=dtype, device="cpu")
@@ -155,6 +157,7 @@ def max_rows(x: Tensor, ptr: Tensor | None) -> Tensor:
         return x.amax(0, keepdim=True) if len(x) else x
     member, count = members(ptr, x.size(0), x.device)
     member = member.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
+    # A graph without rows keeps the lowest number, which no row reads.
     lowest = x.new_full((count.size(0), *x.shape[1:]), -torch.inf)
     return lowest.scatter_reduce(0, member, x, "amax").gather(0, member)
 
@@ -178,6 +181,7 @@ def walk_pairs(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) ->
     first = torch.searchsorted(
         steps // num_nodes, torch.arange(num_nodes + 1, device=steps.device)
     )
+    # Walks of one edge; each round makes them longer by at most one, and joins equal ends.
     walks = steps
     for _ in range(hops - 1):
         # Every pair j → m continues along all edges m → i. (torch's sparse product is empty in a custom operation.)
@@ -263,6 +267,7 @@ class Compressed:
         ptr, moved, other = self.parts
         if moved is not None:
             return moved
+        # The identity, which products leave out; it is made for those that ask for an order.
         return persistent(
             lambda: torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device)
         )
@@ -308,6 +313,7 @@ class Entries(NamedTuple):
     def T(self) -> Entries:
         by_row = (self.row_ptr, self.row_moved, self.row_other)
         if self.col_ptr is None or self.col_other is None:
+            # Only gradients of gradients come here: others have sorted both ways before.
             by_col: Parts = compress(self.col, self.row, self.cols)
         else:
             by_col = (self.col_ptr, self.col_moved, self.col_other)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -21,30 +21,28 @@ def may_keep() -> bool:
     return torch.compiler.is_compiling() or not observed()
 
 
-class cached_property(Generic[T]):
-    """``functools.cached_property`` without its lock, which torch.compile cannot trace."""
+if TYPE_CHECKING:
+    from functools import cached_property as cached_property
+else:
 
-    def __init__(self, compute: Callable[[Any], T]) -> None:
-        self.compute = compute
-        self.__doc__ = compute.__doc__
+    class cached_property:
+        """``functools.cached_property`` without its lock, which torch.compile cannot trace."""
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
+        def __init__(self, compute: Callable[[Any], object]) -> None:
+            self.compute = compute
+            self.__doc__ = compute.__doc__
 
-    @overload
-    def __get__(self, owner: None, kind: type) -> cached_property[T]: ...
-    @overload
-    def __get__(self, owner: object, kind: type | None = None) -> T: ...
-    def __get__(
-        self, owner: object | None, kind: type | None = None
-    ) -> cached_property[T] | T:
-        if owner is None:
-            return self
-        value = self.compute(owner)
-        if may_keep():
-            # An attribute of the instance hides this descriptor, so the next access makes no call.
-            setattr(owner, self.name, value)
-        return value
+        def __set_name__(self, owner: type, name: str) -> None:
+            self.name = name
+
+        def __get__(self, owner: object | None, kind: type | None = None) -> object:
+            if owner is None:
+                return self
+            value = self.compute(owner)
+            if may_keep():
+                # An attribute of the instance hides this descriptor, so the next access makes no call.
+                setattr(owner, self.name, value)
+            return value
 
 
 def persistent(make: Callable[[], T]) -> T:
@@ -62,14 +60,20 @@ class TensorState:
     torch counts no writes through NumPy or ``.data``, which a comparison of numbers sees.
     """
 
-    def __init__(self, tensor: Tensor, *, compare: bool = False) -> None:
+    def __init__(
+        self,
+        tensor: Tensor,
+        *,
+        compare: bool = False,
+        freed: Callable[[Any], object] | None = None,
+    ) -> None:
         # Weak, so that a cache does not keep alive what it was computed from.
-        self.reference = weakref.ref(tensor)
+        self.reference = weakref.ref(tensor, freed)
         self.version = 0
         self.copy: Tensor | None = None
         # torch counts no writes to tensors made in inference mode either.
         if compare or tensor.is_inference():
-            self.copy = tensor.clone()
+            self.copy = persistent(_as_tensor(tensor).clone)
         else:
             self.version = tensor._version
 
@@ -80,7 +84,16 @@ class TensorState:
         if self.copy is None:
             return tensor._version == self.version
         # While torch captures or traces there are no numbers to compare.
-        return not values_only() or torch.equal(self.copy, tensor)
+        if not values_only():
+            return True
+        now = _as_tensor(tensor)
+        alike = self.copy.dtype == now.dtype and self.copy.device == now.device
+        return alike and torch.equal(self.copy, now)
+
+
+def _as_tensor(tensor: Tensor) -> Tensor:
+    # PyG's EdgeIndex takes forty times as long to compare as the tensor in it.
+    return tensor.as_tensor() if isinstance(tensor, EdgeIndex) else tensor
 
 
 _KEPT: dict[Hashable, tuple[list[TensorState], dict[Hashable, Any]]] = {}
@@ -91,13 +104,14 @@ def _kept_with(tensors: tuple[Tensor, ...], *, compare: bool) -> dict[Hashable, 
     if not may_keep():
         return {}
     address = (id(tensors[0]), compare)
-    entry = _KEPT.get(address)
-    if entry is not None:
-        states, values = entry
-        if len(states) == len(tensors) and all(map(TensorState.holds, states, tensors)):
-            return values
-    states = [TensorState(tensor, compare=compare) for tensor in tensors]
-    states[0].reference = weakref.ref(tensors[0], lambda _: _KEPT.pop(address, None))
+    states, values = _KEPT.get(address, ([], {}))
+    if len(states) == len(tensors) and all(map(TensorState.holds, states, tensors)):
+        return values
+    first, *others = tensors
+    states = [
+        TensorState(first, compare=compare, freed=lambda _: _KEPT.pop(address, None)),
+        *(TensorState(tensor, compare=compare) for tensor in others),
+    ]
     _KEPT[address] = (states, {})
     return _KEPT[address][1]
 
@@ -117,32 +131,12 @@ def batch_cache(ptr: Tensor) -> dict[Hashable, Any]:
 
 
 class _Entry(NamedTuple, Generic[T]):
-    """A cached value, with its key, weak references to its tensors and copies of what they held."""
+    """A cached value, with its key, the states of its tensors, and how many numbers these have."""
 
     key: Hashable
-    tensors: tuple[weakref.ref[Any], ...]
-    copies: tuple[Tensor | None, ...]
+    states: list[TensorState]
+    numbers: int
     value: T
-
-    @property
-    def alive(self) -> bool:
-        """Whether none of the tensors has been freed, whose references lose their callbacks."""
-        return all(tensor.__callback__ is not None for tensor in self.tensors)
-
-    def holds(self, tensors: tuple[Any, ...]) -> bool:
-        """Whether the tensors, those of the key, hold the same numbers still."""
-        for copy, tensor in zip(self.copies, tensors, strict=True):
-            if copy is None:
-                continue
-            # PyG's EdgeIndex takes forty times as long to compare as the tensor in it.
-            now = _as_tensor(tensor)
-            if (
-                copy.dtype != now.dtype
-                or copy.device != now.device
-                or not torch.equal(copy, now)
-            ):
-                return False
-        return True
 
 
 class TensorCache(Generic[T]):
@@ -160,56 +154,48 @@ class TensorCache(Generic[T]):
         self._entries: tuple[_Entry[T], ...] = ()
 
     def get(
-        self, key: Hashable, tensors: tuple[object, ...], make: Callable[..., T]
+        self,
+        key: Hashable,
+        tensors: tuple[Tensor | None, ...],
+        make: Callable[..., T],
     ) -> T:
         """Return ``make(*tensors)``, or its cached value for an equal key and the same tensors."""
-        if not self._can_keep(tensors):
+        present = [tensor for tensor in tensors if tensor is not None]
+        if not (values_only() and _fixed(present)):
+            return make(*tensors)
+        numbers = sum(tensor.numel() for tensor in present)
+        if not 0 < numbers <= self.room:
             return make(*tensors)
         key = (key, *map(id, tensors))
         for entry in self._entries:
-            if entry.key == key and entry.holds(tensors):
+            if entry.key == key and all(map(TensorState.holds, entry.states, present)):
                 return entry.value
-        copies = persistent(lambda: tuple(map(_copy, tensors)))
-        references = tuple(
-            weakref.ref(each, self._forget) for each in tensors if each is not None
-        )
-        new = _Entry(key, references, copies, make(*copies))
+        states = [
+            TensorState(tensor, compare=True, freed=self._forget) for tensor in present
+        ]
+        copies = iter(states)
+        value = make(*(each if each is None else next(copies).copy for each in tensors))
         # The most recent first, as many as there is room for.
-        kept = []
-        numbers = 0
-        for entry in (new, *self._entries):
-            numbers += sum(copy.numel() for copy in entry.copies if copy is not None)
-            if (
-                numbers <= self.room
-                and entry.alive
-                and (entry is new or entry.key != key)
-            ):
+        kept = [_Entry(key, states, numbers, value)]
+        for entry in self._entries:
+            numbers += entry.numbers
+            if numbers <= self.room and entry.key != key:
                 kept.append(entry)
         self._entries = tuple(kept)
-        return new.value
-
-    def _can_keep(self, tensors: tuple[Any, ...]) -> bool:
-        if not values_only():
-            return False
-        numbers = 0
-        for tensor in tensors:
-            if tensor is not None:
-                # Another subclass may hold more than its numbers, as a PartEdgeIndex does.
-                if type(tensor) not in (Tensor, EdgeIndex):
-                    return False
-                # A graph of a copy would give the weights no gradient.
-                if tensor.is_meta or tensor.requires_grad:
-                    return False
-                numbers += tensor.numel()
-        return 0 < numbers <= self.room
+        return value
 
     def _forget(self, freed: object) -> None:
-        self._entries = tuple(entry for entry in self._entries if entry.alive)
+        self._entries = tuple(
+            entry
+            for entry in self._entries
+            if all(state.reference() is not None for state in entry.states)
+        )
 
 
-def _as_tensor(tensor: Any) -> Any:
-    return tensor.as_tensor() if type(tensor) is EdgeIndex else tensor
-
-
-def _copy(tensor: Any) -> Any:
-    return None if tensor is None else _as_tensor(tensor).clone()
+def _fixed(tensors: list[Tensor]) -> bool:
+    """Whether a copy does instead: a subclass may hold more, and a copy of what is learned gets no gradient."""
+    return all(
+        type(tensor) in (Tensor, EdgeIndex)
+        and not (tensor.is_meta or tensor.requires_grad)
+        for tensor in tensors
+    )

@@ -32,6 +32,7 @@ def accumulating(*tensors: Tensor) -> tuple[list[Tensor], torch.dtype]:
             break
     else:
         return [*tensors], given
+    # Nearly always all have one wide dtype already, and nothing gets here.
     dtype = torch.float32
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
@@ -69,6 +70,7 @@ def scaled_norms(x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         return x, norm + math.inf, None
     largest = torch.linalg.vector_norm(x.detach(), math.inf, dim=-1, keepdim=True)
     scale = largest.clamp(min=torch.finfo(x.dtype).tiny).reciprocal()
+    # The scale cancels in what is made of both, so it needs no gradient.
     x = x * scale
     square = x.square().sum(-1, keepdim=True)
     return x, square.masked_fill(square == 0, math.inf).sqrt(), scale
@@ -88,6 +90,7 @@ def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
     """Divide in at least float32; a zero (or subnormal) denominator gives 0, in the gradient too."""
     denominator = denominator.to(torch.promote_types(denominator.dtype, torch.float32))
     zero = denominator.abs() < torch.finfo(denominator.dtype).tiny
+    # The divisor is replaced as well: the gradient of a quotient by zero that is not taken would be 0 · ∞.
     return torch.where(zero, 0.0, numerator / torch.where(zero, 1.0, denominator))
 
 
@@ -100,7 +103,4 @@ def inverse_root(degree: Tensor) -> Tensor:
 
 def reciprocal(degree: Tensor) -> Tensor:
     """Return 1/d in at least float32, and 0 where d is 0, in the gradient too: a row without senders stays zero."""
-    degree = degree.to(torch.promote_types(degree.dtype, torch.float32))
-    return degree.masked_fill(
-        degree.detach().abs() < torch.finfo(degree.dtype).tiny, torch.inf
-    ).reciprocal()
+    return quotient(torch.ones_like(degree), degree)

@@ -28,6 +28,7 @@ def show_progress(shown: bool = True) -> Iterator[None]:
     """
     if not isinstance(shown, bool):
         raise TypeError(f"shown must be True or False; got {shown!r}.")
+    # A silent estimator inside must not hide the bar that its caller asked for.
     before = _shown.set(_shown.get() or shown)
     try:
         yield

@@ -52,14 +52,7 @@ def values_only(*, captured: bool = False) -> bool:
 
     With ``captured`` it may capture a CUDA graph: calls run as they come, but there are no values to look at.
     """
-    # The questions of `observed` are repeated here, since every layer asks several times in a call.
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._dispatch_tls_is_dispatch_key_included(_MANY_GRADIENTS)
-    ):
+    if torch.compiler.is_compiling() or observed():
         return False
     return captured or not (
         torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
