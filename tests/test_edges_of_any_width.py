@@ -48,7 +48,7 @@ TAKERS: dict[str, Callable[[Callable[[Tensor], Tensor]], Any]] = {
         Data(x=X, edge_index=as_(EDGES), batch=as_(BATCH))
     ).degree(),
     "the loader": lambda as_: [
-        (part.edge_index, part.x)
+        (part.edge_index.as_tensor(), part.x)
         for part in RandomPartitionLoader(
             Data(x=X, edge_index=as_(EDGES)), 3, halo=True, degrees="full"
         )

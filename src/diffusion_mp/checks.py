@@ -490,8 +490,8 @@ def check_range(pairs: Tensor, name: str, size: int, what: str = "nodes") -> Non
         return
     check_has_values(pairs, name)
     numbers = pairs.long() if pairs.dtype in UNSIGNED else pairs
-    # One pass for both ends, and one synchronisation on a GPU instead of two.
-    low, high = torch.stack(numbers.aminmax()).tolist()
+    # `tolist` in a transform of torch.func looks for memory that a wrapped tensor has not, with PyTorch 2.6.
+    low, high = (int(end) for end in numbers.aminmax())
     if low < 0 or high >= size:
         raise ValueError(
             f"{name} must lie in [0, {size - 1}] for {size} {what}; it reaches from {low} to {high}."
@@ -499,7 +499,7 @@ def check_range(pairs: Tensor, name: str, size: int, what: str = "nodes") -> Non
 
 
 def plain(value: object) -> object:
-    """Return PyG's ``EdgeIndex`` and ``Index`` as plain tensors; other objects as is."""
+    """Return PyG's ``EdgeIndex`` and ``Index``, and our ``PartEdgeIndex``, as plain tensors; other objects as is."""
     if isinstance(value, Tensor) and hasattr(type(value), "as_tensor"):
         return value.as_tensor()  # type: ignore[attr-defined]
     return value

@@ -85,6 +85,8 @@ test_what_does_not_fit_is_refused = refuses(
     (lambda: find_clusters(DATA, 4, seed=None), TypeError, "seed"),
     (lambda: find_clusters(DATA, 61), ValueError, "num_clusters"),
     (lambda: find_clusters(DATA, 0), ValueError, "num_clusters"),
+    (lambda: find_clusters(DATA), ValueError, "num_clusters"),
+    (lambda: find_clusters(DATA, 8, "label_propagation"), ValueError, "num_clusters"),
 )
 
 

@@ -1,6 +1,7 @@
 """Random partitions (even, new, with a training node in every part, uniform) and clusters of nodes."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -125,6 +126,8 @@ def test_nothing_to_cut() -> None:
         assert e_id.shape == (0,)
         assert local.shape == (2, 0)
         assert local.dtype == e_id.dtype == torch.long
+    lonely = Data(edge_index=torch.empty(2, 0, dtype=torch.long), num_nodes=4)
+    assert find_clusters(lonely, method="label_propagation").tolist() == [0, 1, 2, 3]
 
 
 def planted(groups: int = 8, size: int = 10) -> Data:
@@ -142,15 +145,23 @@ def planted(groups: int = 8, size: int = 10) -> Data:
     return data
 
 
-def test_planted_groups_are_found_and_nothing_global_moves() -> None:
-    pytest.importorskip(
-        "pymetis", reason="METIS is an extra: pip install diffusion-mp[metis]"
-    )
+@pytest.mark.parametrize(
+    "options",
+    [{"num_clusters": 8}, {"method": "label_propagation", "seed": 1}],
+    ids=str,
+)
+def test_planted_groups_are_found_and_nothing_global_moves(
+    options: dict[str, Any],
+) -> None:
+    if "method" not in options:
+        pytest.importorskip(
+            "pymetis", reason="METIS is an extra: pip install diffusion-mp[metis]"
+        )
     data = planted()
     state = (random.getstate(), torch.get_rng_state())
-    clusters = find_clusters(data, 8)
+    clusters = find_clusters(data, **options)
     assert torch.equal(clusters[:, None] == clusters, data.group[:, None] == data.group)
     assert clusters.unique().tolist() == list(range(8))
-    assert torch.equal(find_clusters(data, 8), clusters)
+    assert torch.equal(find_clusters(data, **options), clusters)
     assert random.getstate() == state[0]
     assert torch.equal(torch.get_rng_state(), state[1])

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 from test_partition_loader import example
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 from torch_geometric.transforms import ToUndirected
+from torch_geometric.utils import dropout_edge
 
 from diffusion_mp import (
     AdjacencyDiffusivity,
@@ -32,6 +34,7 @@ from diffusion_mp.data import (
     ToDiffusionGraph,
     find_clusters,
 )
+from diffusion_mp.graph import PartEdgeIndex
 from helpers import built
 
 DATA = example(edges=180)
@@ -57,6 +60,9 @@ CLUSTERS = find_clusters(DATA, 6, seed=0)
 METHODS: dict[str, dict[str, Any]] = {
     "random": {},
     "metis": {"clusters": CLUSTERS},
+    "label propagation": {
+        "clusters": find_clusters(DATA, method="label_propagation", seed=0)
+    },
 }
 
 
@@ -113,6 +119,7 @@ LOADERS: dict[str, Loader] = {
     "workers": random_parts(num_parts=5, num_workers=2),
     "by size": random_parts(batch_size=13, allow_unlabelled=True),
     "metis": random_parts(num_parts=5, **METHODS["metis"]),
+    "label propagation": random_parts(num_parts=5, **METHODS["label propagation"]),
     "of PyG": of_pyg(0),
     "of PyG, with workers": of_pyg(2),
 }
@@ -146,8 +153,9 @@ def test_own_nodes_come_out_as_in_the_whole_graph(
         own = batch.batch_size
         right = expected[batch.n_id[:own]]
         for held in moved(batch):
-            out = layer(held.x, Graph.from_data(held))
+            out = layer(held.x, held.edge_index, held.edge_weight)
             torch.testing.assert_close(out[:own], right, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(layer(held.x, Graph.from_data(held)), out)
             torch.testing.assert_close(
                 layer(held.x, ToDiffusionGraph()(held).graph), out
             )
@@ -165,7 +173,7 @@ def test_one_part_is_the_whole_graph(
     layer = built((OF_EDGES | OF_PAIRS)[name]).eval()
     options = METHODS[method] | {"degrees": degrees, "halo": halo}
     (batch,) = RandomPartitionLoader(DATA, 1, **options)
-    out = layer(batch.x, Graph.from_data(batch))
+    out = layer(batch.x, batch.edge_index, batch.edge_weight)
     expected = layer(DATA.x, DATA.edge_index, DATA.edge_weight)[batch.n_id]
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
 
@@ -179,7 +187,9 @@ def test_without_a_halo_kept_edges_have_the_entries_of_the_whole_graph(
     layer = built(lambda: DiffusionConv(4, 3, diffusivity, transform=True)).eval()
     for batch in RandomPartitionLoader(DATA, 4, degrees="full", num_workers=workers):
         part = whole[batch.n_id][:, batch.n_id]
-        _, coupling = layer(batch.x, Graph.from_data(batch), return_coupling=True)
+        _, coupling = layer(
+            batch.x, batch.edge_index, batch.edge_weight, return_coupling=True
+        )
         torch.testing.assert_close(coupling.to_dense()[0], part, rtol=1e-5, atol=1e-6)
 
 
@@ -191,7 +201,7 @@ def test_clusters_of_pyg_are_parts_too() -> None:
     whole = AdjacencyDiffusivity("row")(DATA.x, Graph.from_data(DATA)).to_dense()[0]
     for cluster in range(6):
         batch = part(data.subgraph(CLUSTERS.eq(cluster)))  # as ClusterLoader cuts it
-        graph = Graph.from_data(batch)
+        graph = Graph(batch.num_nodes, batch.edge_index, batch.edge_weight)
         entries = AdjacencyDiffusivity("row")(batch.x, graph).to_dense()[0]
         expected = whole[batch.n_id][:, batch.n_id]
         torch.testing.assert_close(entries, expected, rtol=1e-5, atol=1e-6)
@@ -204,7 +214,7 @@ def test_training_as_documented_has_the_gradients_of_the_whole_graph() -> None:
     expected = [parameter.grad.clone() for parameter in layer.parameters()]
     layer.zero_grad()
     for batch in RandomPartitionLoader(DATA, 5, halo=True, degrees="full"):
-        out = layer(batch.x, Graph.from_data(batch))[: batch.batch_size]
+        out = layer(batch.x, batch.edge_index, batch.edge_weight)[: batch.batch_size]
         (
             (out * weights[batch.n_id[: batch.batch_size]]).sum()
             + auxiliary_loss(layer)
@@ -213,10 +223,89 @@ def test_training_as_documented_has_the_gradients_of_the_whole_graph() -> None:
         torch.testing.assert_close(parameter.grad, right, rtol=1e-4, atol=1e-5)
 
 
-def test_a_batch_of_parts_has_the_degrees_of_all() -> None:
+@pytest.mark.unwatched  # compiled code has no shape checks
+def test_compiled_models_read_the_degrees() -> None:
+    layer = built(OF_EDGES["GCN"]).eval()
+    compiled = torch.compile(layer, backend="eager", fullgraph=True, dynamic=True)
+    for batch in RandomPartitionLoader(DATA, 2, halo=True, degrees="full"):
+        out = layer(batch.x, batch.edge_index, batch.edge_weight)
+        torch.testing.assert_close(
+            compiled(batch.x, batch.edge_index, batch.edge_weight), out
+        )
+        alone = layer(batch.x, batch.edge_index.as_tensor(), batch.edge_weight)
+        assert not torch.allclose(out, alone)
+        torch.testing.assert_close(
+            compiled(batch.x, batch.edge_index.as_tensor(), batch.edge_weight), alone
+        )
+
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "fewer": lambda edges: edges[:, 1:],
+    "turned": lambda edges: edges.flip(0),
+    "dropped": lambda edges: dropout_edge(edges, 0.5, training=True)[0],
+    "joined": lambda edges: torch.cat([edges, edges], dim=1),
+    "shifted": lambda edges: edges + 0,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_edges_computed_from_those_of_a_part_are_refused_in_one_sentence(
+    change: str,
+) -> None:
+    batch = next(iter(RandomPartitionLoader(DATA, 2, halo=True, degrees="full")))
+    layer = built(OF_EDGES["GCN"])
+    edges = CHANGES[change](batch.edge_index)
+    with pytest.raises(ValueError, match="edge_index was computed from"):
+        layer(batch.x, edges)
+    batch.edge_index = edges
+    batch.edge_weight = None
+    graph = Graph.from_data(batch)
+    assert torch.equal(graph.full_degree, batch.full_degree)
+    assert layer(batch.x, graph).isfinite().all()
+    assert layer(batch.x, edges.as_tensor()).isfinite().all()
+
+
+def test_edges_of_a_part_are_a_tensor() -> None:
+    edges = PartEdgeIndex.of(torch.tensor([[0, 1, 2], [1, 2, 0]]), torch.rand(3, 2))
+    assert isinstance(edges, Tensor)
+    source, target = edges
+    assert type(source) is type(target) is type(edges[0]) is Tensor
+    assert type(edges.max(dim=1).values) is Tensor
+    assert edges.shape == (2, 3)
+    assert type(edges.as_tensor()) is Tensor
+    for same in (
+        edges.to(torch.int32),
+        edges.clone(),
+        edges.detach(),
+        edges.cpu(),
+        copy.copy(edges),
+        edges.to("meta"),
+    ):
+        assert same.full_degree.device == same.device
+    with pytest.raises(
+        ValueError, match=r"full_degree must be floating point \[4, 2\]"
+    ):
+        Graph(4, edges)
+
+
+def test_the_graph_of_a_part_is_made_once() -> None:
+    batch = next(iter(RandomPartitionLoader(DATA, 2, halo=True, degrees="full")))
+    graph = Graph.coerce(batch.x, batch.edge_index, batch.edge_weight)
+    assert Graph.coerce(batch.x, batch.edge_index, batch.edge_weight) is graph
+    batch.full_degree.mul_(2)
+    assert Graph.coerce(batch.x, batch.edge_index, batch.edge_weight) is not graph
+
+
+def test_a_loader_of_lists_of_parts_is_refused_rather_than_different() -> None:
+    """PyG's collation joins the edges of several parts; Graph.from_data has the degrees of all of them."""
     parts = list(RandomPartitionLoader(DATA, 3, halo=True, degrees="full"))
     layer = built(OF_EDGES["GCN"])
     joined = Batch.from_data_list(parts)
     out = layer(joined.x, Graph.from_data(joined))
-    expected = torch.cat([layer(part.x, Graph.from_data(part)) for part in parts])
+    expected = torch.cat(
+        [layer(part.x, part.edge_index, part.edge_weight) for part in parts]
+    )
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+    loader = DataLoader(parts, batch_size=None)
+    for part, again in zip(parts, loader, strict=True):
+        assert torch.equal(part.edge_index.full_degree, again.edge_index.full_degree)

@@ -133,9 +133,15 @@ def loader(d: Draw) -> None:
 
 
 def find_clusters(d: Draw) -> None:
+    metis = d.maybe(0.5)
     given = {
         "data": Arg(data_source(d, max(d.nodes, 2)), NOT_DATA),
-        "num_clusters": Arg("2", count(d, none=True).wrong, False),
+        "num_clusters": Arg(
+            "2" if metis else None, count(d, none=True).wrong if metis else [], False
+        ),
+        "method": Arg(
+            "'metis'" if metis else "'label_propagation'", choice(d, "metis").wrong
+        ),
     }
     d.call("out", "data.find_clusters({args})", **given, seed=seed(d))
 

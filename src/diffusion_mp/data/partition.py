@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from types import NoneType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import scipy
@@ -13,19 +13,18 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
-from torch_geometric.utils import remove_self_loops
 
 from diffusion_mp.checks import (
     as_whole,
     check_choice,
     check_counts,
-    check_index,
     check_kind,
     check_range,
     index_vector,
     needed_by,
+    plain,
 )
-from diffusion_mp.graph import Graph
+from diffusion_mp.graph import Graph, PartEdgeIndex
 
 
 class PartOf(BaseTransform):
@@ -36,10 +35,9 @@ class PartOf(BaseTransform):
 
     - `kept_edges`: the kept fraction of the edges of `data` that arrive at the batch's own nodes, the first ones;
     - Boolean node attributes named `*_mask`: false at nodes that are not the batch's own;
-    - with `degrees="full"`, `full_degree` [n, 2]: weighted in- and out-degrees in `data`. They are read by
-      `Graph.from_data(batch)`: entries of `AdjacencyDiffusivity` are those of the whole graph in
-      `model(batch.x, Graph.from_data(batch))`, and those of the part in `model(batch.x, batch.edge_index)`.
-      `degrees="batch"` is the published recipe.
+    - with `degrees="full"`, `full_degree` [n, 2]: weighted in- and out-degrees in `data`, and `edge_index` as a
+      `PartEdgeIndex`, which brings them to `model(batch.x, batch.edge_index, batch.edge_weight)`: entries of
+      `AdjacencyDiffusivity` are those of the whole graph. `degrees="batch"` is the published recipe.
 
     The whole graph, `data`, is on the CPU, with `edge_index`; it is read once and not kept.
 
@@ -91,6 +89,9 @@ class PartOf(BaseTransform):
                 data[name][size:] = False
         if self.full_degree is not None:
             data.full_degree = self.full_degree[n_id]
+            if data.edge_index is not None:
+                edges = cast("Tensor", plain(data.edge_index))
+                data.edge_index = PartEdgeIndex.of(edges, data.full_degree)
         return data
 
 
@@ -111,16 +112,24 @@ def observed(data: Data) -> Graph:
     return Graph.from_data(data)
 
 
-def find_clusters(data: Data, num_clusters: int, *, seed: int = 0) -> Int[Tensor, " N"]:
-    """Return the cluster of every node, 0 .. C − 1, for `RandomPartitionLoader(data, p, clusters=...)`.
+Method = Literal["metis", "label_propagation"]
 
-    METIS (Karypis & Kumar 1998; Chiang et al. 2019) finds clusters of nearly equal size with few edges between them. It
-    needs pymetis (the extra `metis`).
+
+def find_clusters(
+    data: Data,
+    num_clusters: int | None = None,
+    method: Method = "metis",
+    *,
+    seed: int = 0,
+) -> Int[Tensor, " N"]:
+    """Return the cluster of every node, 0 .. C − 1, for `RandomPartitionLoader(data, p, clusters=...)`.
 
     Args:
         data: one graph on the CPU, with `edge_index`.
-        num_clusters: number of clusters; several times as many as parts.
-        seed: of the search.
+        num_clusters: number of clusters, for METIS only; several times as many as parts.
+        method: `"metis"` (Karypis & Kumar 1998; Chiang et al. 2019): clusters of nearly equal size with few edges
+            between them; needs pymetis (the extra `metis`).
+            `"label_propagation"` (Raghavan et al. 2007), by networkx: of any size, for up to about a million edges.
 
     Raises:
         ModuleNotFoundError: pymetis is not installed.
@@ -129,24 +138,29 @@ def find_clusters(data: Data, num_clusters: int, *, seed: int = 0) -> Int[Tensor
         >>> find_clusters(Data(x=x, edge_index=edge_index), 2).shape  # the cluster of every node
         torch.Size([6])
     """
+    check_choice(method, "method", get_args(Method))
+    # networkx and METIS take seeds of different sizes.
     seed = as_whole(seed, "seed")
-    # METIS has seeds of 32 bits.
-    check_index(seed, "seed", 1 << 31)
+    if not 0 <= seed < 2**31:
+        raise ValueError(
+            f"seed must lie in 0 .. 2**31 - 1, which every method takes; got {seed}."
+        )
     graph = observed(data)
+    if (num_clusters is None) == (method == "metis"):
+        raise ValueError(
+            f"num_clusters is what METIS needs, and label propagation finds; got {num_clusters} with "
+            f"method={method!r}."
+        )
+    neighbours = _neighbours(graph)
+    if num_clusters is None:
+        return _communities(neighbours, seed)
     check_counts(num_clusters=num_clusters)
     if num_clusters > max(graph.num_nodes, 1):
         raise ValueError(
             f"num_clusters must be at most the number of nodes, {graph.num_nodes}; got {num_clusters}."
         )
-    with needed_by("find_clusters", "diffusion-mp[metis]"):
+    with needed_by("find_clusters(method='metis')", "diffusion-mp[metis]"):
         import pymetis
-    # The symmetric boolean adjacency without self-loops, as METIS takes it.
-    source, target = remove_self_loops(graph.edges)[0].numpy()
-    one_way = scipy.sparse.csr_array(
-        (np.ones(len(source), dtype=bool), (source, target)),
-        shape=(graph.num_nodes, graph.num_nodes),
-    )
-    neighbours = one_way + one_way.T
     _, clusters = pymetis.part_graph(
         num_clusters,
         pymetis.CSRAdjacency(neighbours.indptr, neighbours.indices),
@@ -154,6 +168,26 @@ def find_clusters(data: Data, num_clusters: int, *, seed: int = 0) -> Int[Tensor
         recursive=False,
     )
     return torch.as_tensor(clusters, dtype=torch.long)
+
+
+def _neighbours(graph: Graph) -> scipy.sparse.csr_array:
+    """Return the symmetric boolean adjacency without self-loops."""
+    edges = graph.edges[:, graph.edges[0] != graph.edges[1]].numpy()
+    ones = np.ones(edges.shape[1], dtype=bool)
+    shape = (graph.num_nodes, graph.num_nodes)
+    one_way = scipy.sparse.csr_array((ones, tuple(edges)), shape=shape)
+    return one_way + one_way.T
+
+
+def _communities(neighbours: scipy.sparse.csr_array, seed: int) -> Tensor:
+    import networkx as nx
+
+    network: Any = nx.from_scipy_sparse_array(neighbours)
+    communities = nx.community.fast_label_propagation_communities(network, seed=seed)
+    clusters = torch.empty(neighbours.shape[0], dtype=torch.long, device="cpu")
+    for number, members in enumerate(communities):
+        clusters[list(members)] = number
+    return clusters
 
 
 CHUNK = 1 << 20  # edges, whose intermediate results fit into the cache

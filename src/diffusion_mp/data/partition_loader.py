@@ -50,7 +50,7 @@ class RandomPartitionLoader(DataLoader[Data]):
         clusters: [N], cluster 0 .. C − 1 of every node, see :func:`find_clusters`; all but p − 1 at most stay whole.
         halo: add to a part all edges that arrive at its nodes or leave them, and the nodes at the other ends, with
             their self-loops. With ``degrees="full"`` one layer over edges then gives the part's own nodes, the first
-            `batch_size` rows of ``model(batch.x, Graph.from_data(batch))``, what it gives them in `data`.
+            `batch_size` rows of ``model(batch.x, batch.edge_index, batch.edge_weight)``, what it gives them in `data`.
         degrees: see :class:`PartOf`.
         allow_unlabelled: accept parts without a node of `train_mask`; otherwise they exchange a node for one.
         num_replicas, rank: number of processes, and index of this one; by default those of `torch.distributed`.

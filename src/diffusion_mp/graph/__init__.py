@@ -1,5 +1,6 @@
 """Observed edges and ragged batches: who is joined to whom, and which rows belong to which graph."""
 
 from diffusion_mp.graph.graph import Graph
+from diffusion_mp.graph.part_edge_index import PartEdgeIndex
 
-__all__ = ["Graph"]
+__all__ = ["Graph", "PartEdgeIndex"]

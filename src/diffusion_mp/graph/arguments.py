@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp import checks
+from diffusion_mp.graph.part_edge_index import PartEdgeIndex
 from diffusion_mp.runtime.torch_private import transforms_active
 
 # Graphs without nodes that a batch vector may count beyond one per node: more is a wrong number, and costs memory.
@@ -32,7 +33,7 @@ def as_num_nodes(num_nodes: object) -> int:
 
 def as_edge_index(edge_index: object) -> Tensor:
     """Edges [2, E] as a plain tensor of int64: keys of pairs, source · N + target, overflow in anything smaller."""
-    # A subclass of PyG's would slow every operation down.
+    # A PartEdgeIndex has brought its degrees already, and a subclass of PyG's would slow every operation down.
     edges: Any = checks.plain(edge_index)
     checks.check_kind(
         edges,
@@ -148,6 +149,19 @@ def check_ptr(num_nodes: int, ptr: Tensor) -> None:
         raise ValueError(
             f"ptr must rise from 0 to num_nodes = {num_nodes} without a step back; got {ptr.tolist()[:12]}."
         )
+
+
+def full_degree_of(edge_index: object) -> Tensor | None:
+    """The degrees that the edges of a part bring; raise for edges that were computed from those of a part."""
+    if not isinstance(edge_index, PartEdgeIndex):
+        return None
+    if edge_index.full_degree is None:
+        raise ValueError(
+            "edge_index was computed from the edges of a part with degrees='full', and it is not known whether the "
+            "degrees of the whole graph belong to it. Assign it to batch.edge_index and pass Graph.from_data(batch), "
+            "which takes batch.full_degree; or pass edge_index.as_tensor(), for the degrees in the part alone."
+        )
+    return edge_index.full_degree
 
 
 def check_full_degree(full_degree: object, num_nodes: int) -> None:

@@ -23,6 +23,7 @@ from diffusion_mp.graph.ops import (
     mean_rows,
     walk_pairs,
 )
+from diffusion_mp.graph.part_edge_index import PartEdgeIndex
 from diffusion_mp.runtime.cache import (
     TensorCache,
     TensorState,
@@ -48,7 +49,8 @@ class Graph:
 
     Args:
         num_nodes: N, the rows of the state.
-        edge_index: [2, E] of integers, source → target (or PyG's ``EdgeIndex``); ``None`` without observed edges.
+        edge_index: [2, E] of integers, source → target (or PyG's ``EdgeIndex``); ``None`` without observed edges. That
+            of a part of a graph, a `PartEdgeIndex`, brings ``full_degree``.
         edge_weight: [E], finite and non-negative, or ``None`` for ones.
         batch: [N] sorted graph index of every node (PyG's ``Batch.batch``), or ``None`` for one graph.
         ptr: [B+1] row boundaries instead of ``batch`` (PyG's ``Batch.ptr``); a graph may be empty.
@@ -92,6 +94,8 @@ class Graph:
         self._ptr: Tensor | None = None
         if ptr is not None:
             self._ptr = arguments.as_ptr(ptr)
+        if full_degree is None:
+            full_degree = arguments.full_degree_of(edge_index)
         if full_degree is not None:
             arguments.check_full_degree(full_degree, self.num_nodes)
         self.full_degree = full_degree
@@ -241,11 +245,16 @@ class Graph:
             # Not kept: torch compares no sparse tensors. Who calls often makes a graph once.
             graph = cls.from_sparse(edge_index, batch=batch)
         else:
+            full_degree = arguments.full_degree_of(edge_index)
+            if isinstance(edge_index, PartEdgeIndex):
+                edge_index = edge_index.as_tensor()
             num_nodes = x.size(0)
             graph = _recent.get(
                 (cls, num_nodes),
-                (edge_index, edge_weight, batch),
-                lambda edges, weight, batch: cls(num_nodes, edges, weight, batch=batch),
+                (edge_index, edge_weight, batch, full_degree),
+                lambda edges, weight, batch, degree: cls(
+                    num_nodes, edges, weight, batch=batch, full_degree=degree
+                ),
             )
         if graph.num_nodes != x.size(0):
             raise ValueError(

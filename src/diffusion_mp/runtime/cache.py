@@ -193,7 +193,7 @@ class TensorCache(Generic[T]):
 
 
 def _fixed(tensors: list[Tensor]) -> bool:
-    """Whether a copy does instead: a subclass may hold more, and a copy of what is learned gets no gradient."""
+    """Whether a copy does instead: a PartEdgeIndex holds more, and a copy of what is learned gets no gradient."""
     return all(
         type(tensor) in (Tensor, EdgeIndex)
         and not (tensor.is_meta or tensor.requires_grad)

@@ -1,0 +1,100 @@
+"""``PartEdgeIndex``: the edges of a part of a graph, with the degrees that its nodes have in the whole graph."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Results of these are the same edges of the same nodes.
+_KEEPING_THE_EDGES = {
+    Tensor.clone,
+    Tensor.contiguous,
+    Tensor.cpu,
+    Tensor.cuda,
+    Tensor.detach,
+    Tensor.int,
+    Tensor.long,
+    Tensor.pin_memory,
+    Tensor.share_memory_,
+    Tensor.to,
+}
+
+
+class PartEdgeIndex(Tensor):
+    """``edge_index`` [2, e] of a part of a graph, with the degrees [n, 2] of its nodes in the whole graph.
+
+    Loaders with ``degrees="full"`` yield it as ``batch.edge_index``, so that ``model(batch.x, batch.edge_index)``
+    divides by the degrees of the whole graph, as ``model(batch.x, Graph.from_data(batch))`` does. It is a tensor for
+    any other use. The degrees go with it to another device, dtype or process. Edges [2, …] that are computed from it
+    have none, and graphs refuse them.
+
+    Examples:
+        >>> edges = PartEdgeIndex.of(torch.tensor([[0, 1], [1, 0]]), torch.tensor([[3.0, 3.0], [2.0, 2.0]]))
+        >>> Graph(2, edges).degree()
+        tensor([3., 2.])
+    """
+
+    plain: Tensor
+    """The same memory as a plain tensor, which torch.compile takes in place of this one."""
+    full_degree: Tensor | None
+    """[n, 2], weighted in- and out-degrees in the whole graph; ``None`` for edges computed from those of a part."""
+
+    @staticmethod
+    def of(edge_index: Tensor, full_degree: Tensor | None) -> PartEdgeIndex:
+        edges: PartEdgeIndex = edge_index.as_subclass(PartEdgeIndex)
+        edges.plain = edge_index
+        edges.full_degree = full_degree
+        return edges
+
+    def as_tensor(self) -> Tensor:
+        """Return the edges as a plain tensor, of which a ``Graph`` finds the degrees in the part alone."""
+        return self.plain
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PartEdgeIndex:
+        return PartEdgeIndex.of(*copy.deepcopy((self.plain, self.full_degree), memo))
+
+    # To processes too: torch would drop the attributes of a subclass.
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return PartEdgeIndex.of, (self.plain, self.full_degree)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        # torch gives every result this class, and no attributes: they are given, or the class taken away, here.
+        result = super().__torch_function__(func, types, args, kwargs)
+        if func in _KEEPING_THE_EDGES and _lost_its_attributes(result):
+            degree = args[0].full_degree
+            if degree is not None:
+                degree = degree.to(result.device)
+            return PartEdgeIndex.of(result.as_subclass(Tensor), degree)
+        return _without_degrees(result)
+
+
+def _lost_its_attributes(result: Any) -> bool:
+    """Whether torch gave the class to a new tensor, as it does to every result of a function of this class."""
+    return isinstance(result, PartEdgeIndex) and "plain" not in vars(result)
+
+
+def _without_degrees(result: Any) -> Any:
+    """Plain tensors in place of new ones of this class; edges [2, …] keep it, without degrees."""
+    if isinstance(result, (tuple, list)):
+        return type(result)(map(_without_degrees, result))
+    if not _lost_its_attributes(result):
+        return result
+    plain = result.as_subclass(Tensor)
+    # What may be edges keeps the class, so that a graph of them is refused rather than given the wrong degrees.
+    integers = not (
+        plain.is_floating_point() or plain.is_complex() or plain.dtype == torch.bool
+    )
+    if integers and plain.dim() == 2 and plain.size(0) == 2:
+        return PartEdgeIndex.of(plain, None)
+    return plain
