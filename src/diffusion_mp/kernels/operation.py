@@ -183,6 +183,10 @@ def operation(
 
 def few_numbers(*tensors: Tensor) -> bool:
     """Return whether these are so few numbers, on the CPU and in one dtype, that plain torch is the fastest."""
+    compiling = torch.compiler.is_compiling()
+    # A question about the size of an exported program would be a condition on the sizes that it accepts.
+    if compiling and exporting():
+        return False
     first = tensors[0].dtype
     largest = 0
     trained = False
@@ -193,8 +197,8 @@ def few_numbers(*tensors: Tensor) -> bool:
         trained = trained or x.requires_grad
     if first not in ALREADY:
         return False
-    if torch.compiler.is_compiling():
-        return largest <= 8 * FEW and not exporting()
+    if compiling:
+        return largest <= 8 * FEW
     most = FEW if trained and torch.is_grad_enabled() else 32 * FEW
     return largest <= most and values_only()
 
