@@ -72,7 +72,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     for mask, (out, row), views in stacks(
         terms.ptr, rows_at_once, (values, den), inputs
     ):
-        attention = _Attention(*(views * 3)[:3], terms, mask)
+        qs, ks, vs = (views * 3)[:3]
+        attention = _Attention(qs, ks, vs, terms, mask)
         if attention.few:
             attention.by_pairs(out, row)
             continue
@@ -105,7 +106,8 @@ def backward(
     rows_at_once = _rows_at_once(roles[len(roles) // 2], roles[-1])
     for mask, into, views in stacks(terms.ptr, rows_at_once, gradients, inputs):
         *features, grads, values, den = views
-        attention = _Attention(*(features * 3)[:3], terms, mask)
+        qs, ks, vs = (features * 3)[:3]
+        attention = _Attention(qs, ks, vs, terms, mask)
         if attention.few:
             attention.by_pairs_backward(into, grads, values, den)
             continue
