@@ -37,7 +37,6 @@ def test_merged_sums_give_the_product_and_its_gradients(
     """Features from e^-1000 to e^1000: without shifts that merge, sums over a block overflow or vanish."""
     monkeypatch.setattr(log_linear_attention, "CHUNK", height * 2 * 3 * 5)
     monkeypatch.setattr(blocked, "BLOCK", height * 2 * 5)
-    monkeypatch.setattr(blocked, "SMALL", height * 2 * 5)
     monkeypatch.setenv("DIFFUSION_MP_BACKEND", backend)
     leaves = [
         (scale * draw(generator, NODES, 2, width)).requires_grad_()

@@ -126,8 +126,8 @@ def test_one_tensor_in_all_roles(
     def of_one(x: Tensor, backend: str) -> Tensor:
         return linear_attention(x, x, x, ptr, backend=backend, **options)
 
-    for least in (blocked.SMALL, 400):
-        monkeypatch.setattr(blocked, "SMALL", least)
+    for least in (blocked.BLOCK, 400):
+        monkeypatch.setattr(blocked, "BLOCK", least)
         assert_equals_reference(of_one, [x], generator, dtype, backend="cpu")
 
 

@@ -179,29 +179,6 @@ def test_torch_sees_a_registered_operation_only_where_it_looks() -> None:
     torch.testing.assert_close(by_func, by_short)
 
 
-def test_sentences() -> None:
-    x = randn(2, 1, 1)
-    with pytest.raises(
-        BackendError,
-        match=r"'triton' does not have prefix_sum; it has 'cpu', 'reference'",
-    ):
-        prefix_sum(x, False, backend="triton")
-    with pytest.raises(TypeError, match=r"names of their own; got \{'out'\} twice"):
-
-        @operation("a_test_of_names", formula=torch.clone)
-        def _named(out: Tensor) -> Tensor:
-            return out
-
-    with pytest.raises(
-        TypeError,
-        match=r"an operation takes Tensor, .*; got \{'x': <class 'complex'>\}",
-    ):
-
-        @operation("tests::wrong", formula=fast)
-        def wrong(v: Tensor, x: complex) -> Tensor:
-            return v
-
-
 def test_the_derivative_of_the_formula_is_the_default() -> None:
     """Also of higher order; integers have none, and a result that is not used costs nothing."""
 
@@ -286,11 +263,10 @@ def test_the_first_that_does_not_decline(backend, n, expected):
 
 def test_a_named_backend_is_taken_or_says_why_not():
     assert choose("an operation", "triton", TABLE, 2)(2) == "triton"
-    with pytest.raises(
-        BackendError,
-        match=r"'triton' declines an operation: n is odd\. Take another, or 'auto'",
-    ):
+    with pytest.raises(BackendError, match=r"'triton' declines .*: n is odd"):
         choose("an operation", "triton", TABLE, 3)
+    with pytest.raises(BackendError, match="'triton' does not have prefix_sum"):
+        prefix_sum(randn(2, 1, 1), False, backend="triton")
 
 
 @pytest.mark.parametrize(
@@ -311,25 +287,25 @@ def test_the_call_comes_before_the_environment(
     assert requested("linear_attention", backend) == expected
 
 
-def test_unknown_names(monkeypatch):
+@pytest.mark.parametrize(
+    ("value", "entry"),
+    [
+        ("linear_atention=cpu", "linear_atention=cpu"),
+        ("cpu,pair=reference", "pair=reference"),
+        ("linear_attention=fast", "linear_attention=fast"),
+        ("linear_attention", "linear_attention"),
+        ("spmm=cpu=cpu", "spmm=cpu=cpu"),
+        ("spmm=", "spmm="),
+    ],
+)
+def test_unknown_names(monkeypatch, value, entry):
     """Wherever they stand, and whatever operation asks; every name that exists is listed."""
     with pytest.raises(ValueError, match="backend must be one of"):
         requested("linear_attention", "cuda")
-    for value, name in (
-        ("linear_atention=cpu", "operation 'linear_atention'"),
-        ("cpu,pair=reference", "operation 'pair'"),
-        ("linear_attention=fast", "backend 'fast'"),
-        ("linear_attention", "backend 'linear_attention'"),
-        ("spmm=cpu=cpu", "operation 'spmm=cpu'"),
-        ("spmm=", "backend ''"),
-    ):
-        monkeypatch.setenv(VARIABLE, value)
-        for asking in ("linear_attention", "pairwise"):
-            with pytest.raises(
-                ValueError,
-                match=rf"{VARIABLE} names the {name}, which .* got {value!r}\. .*operations are .*spmm",
-            ):
-                requested(asking, "auto")
-        with pytest.raises(ValueError, match=VARIABLE):
-            prefix_sum(randn(2, 1, 1), False)
-        assert requested("linear_attention", "cpu") == "cpu"
+    monkeypatch.setenv(VARIABLE, value)
+    for asking in ("linear_attention", "pairwise"):
+        with pytest.raises(
+            ValueError, match=rf"{VARIABLE} .*{entry!r}.* operations are .*spmm"
+        ):
+            requested(asking, "auto")
+    assert requested("linear_attention", "cpu") == "cpu"

@@ -719,7 +719,10 @@ class PairTerm(SharedTerm):
             pairs = self.penalty.coupling(x, graph.segments, constraint=within)
         if self.mean and graph.segments is None:
             # The rows of other processes count, too.
-            pairs = ScaledCoupling(1.0 / max(graph.total_nodes, 1), pairs)
+            # A tensor, since torch.export simplifies max(n, 1) to n and fails at n = 0.
+            nodes = torch.full((), graph.total_nodes).to(pairs.device, pairs.dtype)
+            share = nodes.clamp(min=1).reciprocal()
+            pairs = ScaledCoupling(share, pairs, nonnegative=True)
         elif self.mean:
             pairs = averaged(pairs)
         if self.projection is None:

@@ -154,7 +154,10 @@ def members(
 def max_rows(x: Tensor, ptr: Tensor | None) -> Tensor:
     """The maximum over the rows of each row's graph: [1, ...] for one graph, [N, ...] for a batch."""
     if ptr is None:
-        return x.amax(0, keepdim=True) if len(x) else x
+        # torch has no maximum over no row, and while it compiles no size decides whether there is one.
+        if torch.compiler.is_compiling() or not len(x):
+            x = torch.cat([x, x.new_full((1, *x.shape[1:]), -torch.inf)])
+        return x.amax(0, keepdim=True)
     member, count = members(ptr, x.size(0), x.device)
     member = member.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
     # A graph without rows keeps the lowest number, which no row reads.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
 from typing import (
     Annotated,
     Any,
@@ -17,6 +18,7 @@ from typing import (
     Literal,
     NamedTuple,
     TypeVar,
+    cast,
     get_args,
     get_type_hints,
 )
@@ -61,30 +63,17 @@ def requested(operation: str, backend: str) -> str:
     check_choice(backend, "backend", BACKENDS)
     if backend != "auto":
         return backend
-    for target, name in _named_backends(os.environ.get(VARIABLE, "")):
-        if target in ("", operation):
-            return name
-    return "auto"
-
-
-def _named_backends(value: str) -> list[tuple[str, str]]:
-    """Return the pairs of operation and backend in a value of :data:`VARIABLE`; "" stands for all operations."""
-    pairs = []
-    for part in filter(None, map(str.strip, value.split(","))):
-        target, _, name = part.rpartition("=")
-        if target and target not in FAMILIES:
+    chosen = "auto"
+    for entry in filter(None, map(str.strip, os.environ.get(VARIABLE, "").split(","))):
+        target, _, name = entry.rpartition("=")
+        if name not in BACKENDS or target not in ("", *FAMILIES):
             raise ValueError(
-                f"{VARIABLE} names the operation {target!r}, which does not exist; got {value!r}. The operations are "
-                f"{', '.join(sorted(FAMILIES))}."
+                f"{VARIABLE} has the entry {entry!r}. An entry is a backend of {', '.join(BACKENDS)}, for all "
+                f"operations or for one, as in 'spmm=cpu'. The operations are {', '.join(sorted(FAMILIES))}."
             )
-        if name not in BACKENDS:
-            raise ValueError(
-                f"{VARIABLE} names the backend {name!r}, which does not exist; got {value!r}. The backends are "
-                f"{', '.join(BACKENDS)}, for all operations or for one, as in 'spmm=cpu'; the operations are "
-                f"{', '.join(sorted(FAMILIES))}."
-            )
-        pairs.append((target, name))
-    return pairs
+        if chosen == "auto" and target in ("", operation):
+            chosen = name
+    return chosen
 
 
 def choose(
@@ -93,17 +82,17 @@ def choose(
     """Return the implementation for these arguments; with ``"auto"`` the first of the table that does not decline."""
     named = backend != "auto"
     if named and backend not in table:
-        has = f"it has {', '.join(map(repr, table))}"
         raise BackendError(
-            f"backend {backend!r} does not have {operation}; {has}. Take one of these, or 'auto'."
+            f"backend {backend!r} does not have {operation}; take one of {', '.join(map(repr, table))}, or 'auto'."
         )
+    reason = None
     for name in [backend] if named else table:
         run, declines = table[name]
         reason = None if declines is None else declines(named, *args)
         if reason is None:
             return run
     raise BackendError(
-        f"backend {name!r} declines {operation}: {reason}. Take another, or 'auto'."
+        f"backend {backend!r} declines {operation}: {reason}. Take another, or 'auto'."
     )
 
 
@@ -116,20 +105,16 @@ Narrow = Annotated[Tensor, "narrow"]
 
 #: Schema types of the annotations.
 SCHEMA: dict[Any, str] = {
-    **{
-        Tensor: "Tensor",
-        Wide: "Tensor",
-        Narrow: "Tensor",
-        Tensor | None: "Tensor?",
-        Wide | None: "Tensor?",
-    },
-    **{
-        Sequence[int]: "SymInt[]",
-        int: "SymInt",
-        float: "float",
-        bool: "bool",
-        str: "str",
-    },
+    Tensor: "Tensor",
+    Wide: "Tensor",
+    Narrow: "Tensor",
+    Tensor | None: "Tensor?",
+    Wide | None: "Tensor?",
+    Sequence[int]: "SymInt[]",
+    int: "SymInt",
+    float: "float",
+    bool: "bool",
+    str: "str",
 }
 
 #: Types of arguments outside of tracing: no tensor subclasses, and no symbols.
@@ -138,6 +123,9 @@ PLAIN = frozenset(
 )
 
 Formula = Callable[..., Any]
+
+#: The least precision of sums.
+LEAST = torch.float32
 
 #: Numbers of a tensor up to which plain torch is the fastest for a training step; eight times as many when
 #: ``torch.compile`` fuses its calls, and 32 times as many without gradients.
@@ -150,7 +138,7 @@ def operation(
     name: str,
     *,
     formula: Formula,
-    cpu: Formula | None = None,
+    cpu: Formula,
     triton: Implementation | None = None,
     family: str | None = None,
     small: Callable[..., bool] | None = None,
@@ -172,17 +160,19 @@ def operation(
             says yes to tensors of one dtype only; the first argument is one. See :func:`few_numbers`.
         dtype: the argument whose dtype the (first) result is cast to.
     """
-    rows = {
-        "triton": triton,
-        "cpu": cpu and Implementation(cpu),
-        "reference": Implementation(formula),
-    }
-    table = {backend: row for backend, row in rows.items() if row is not None}
+    # In the order in which they are asked.
+    table = {"cpu": Implementation(cpu), "reference": Implementation(formula)}
+    if triton is not None:
+        table = {"triton": triton, **table}
     return lambda shapes: Operation(shapes, name, family or name, table, small, dtype)
 
 
 def few_numbers(*tensors: Tensor) -> bool:
     """Return whether these are so few numbers, on the CPU and in one dtype, that plain torch is the fastest."""
+    compiling = torch.compiler.is_compiling()
+    # A question about the size of an exported program would be a condition on the sizes that it accepts.
+    if compiling and exporting():
+        return False
     first = tensors[0].dtype
     largest = 0
     trained = False
@@ -193,17 +183,10 @@ def few_numbers(*tensors: Tensor) -> bool:
         trained = trained or x.requires_grad
     if first not in ALREADY:
         return False
-    if torch.compiler.is_compiling():
-        return largest <= 8 * FEW and not exporting()
+    if compiling:
+        return largest <= 8 * FEW
     most = FEW if trained and torch.is_grad_enabled() else 32 * FEW
     return largest <= most and values_only()
-
-
-def _requires_grad(values: Sequence[Any]) -> bool:
-    for x in values:  # noqa: SIM110 - a generator takes longer than all the rest
-        if isinstance(x, Tensor) and x.requires_grad:
-            return True
-    return False
 
 
 def empty_like(*tensors: Tensor) -> Any:
@@ -234,68 +217,36 @@ def heads_first(*features: Tensor) -> list[Tensor]:
 
 
 class Signature:
-    """The arguments and results of a function, with named tuples flattened into ``tuple.field``."""
+    """The arguments and results of a function; the fields of a named tuple are arguments themselves, "tuple.field"."""
 
-    def __init__(self, function: Callable[..., Any], dtype: str | None = None) -> None:
+    def __init__(self, function: Callable[..., Any], dtype: str | None) -> None:
         hints = get_type_hints(function, include_extras=True)
         returned = hints.pop("return")
         self.arguments = list(hints)
-        self.tuples: dict[str, Any] = {
-            name: hint for name, hint in hints.items() if hasattr(hint, "_fields")
-        }
+        #: Every argument's named tuple, or ``None``, with the places of its fields.
+        self._tuples: list[tuple[Callable[..., Any] | None, int, int]] = []
         self.flat: dict[str, Any] = {}
-        self.parts: dict[str, list[str]] = {}
-        self._places: list[tuple[Callable[..., Any] | None, int, int]] = []
         for name, hint in hints.items():
-            if name in self.tuples:
+            first = len(self.flat)
+            if hasattr(hint, "_fields"):
                 fields = get_type_hints(hint, include_extras=True)
+                self.flat |= {f"{name}.{field}": kind for field, kind in fields.items()}
+                self._tuples.append((hint, first, len(self.flat)))
             else:
-                fields = {}
-            parts = {f"{name}.{field}": kind for field, kind in fields.items()} or {
-                name: hint
-            }
-            self._places.append(
-                (self.tuples.get(name), len(self.flat), len(self.flat) + len(parts))
-            )
-            self.parts[name], self.flat = list(parts), self.flat | parts
-        unknown = {name: kind for name, kind in self.flat.items() if kind not in SCHEMA}
-        if unknown:
-            raise TypeError(
-                f"an operation takes {', '.join(SCHEMA.values())} and tuples of these; got {unknown}."
-            )
+                self.flat[name] = hint
+                self._tuples.append((None, first, first + 1))
         self.several = returned is not Tensor
-        # Results are named after their fields; "out" is the only result, or the tuple of all.
-        numbered = [f"out_{place}" for place in range(len(get_args(returned)))]
-        if self.several:
-            self.results = [*getattr(returned, "_fields", numbered)]
-        else:
-            self.results = ["out"]
-        self.returned: Callable[..., Any] = (
-            returned if hasattr(returned, "_fields") else lambda *results: results
-        )
-        shared = set(self.flat) & set(self.results)
-        if shared:
-            raise TypeError(
-                f"arguments and results of an operation have names of their own; got {shared} twice."
-            )
-        self.parts |= {name: [name] for name in self.results if name not in self.parts}
-        if "out" not in self.parts:
-            self.parts["out"], self.tuples["out"] = self.results, self.returned
-        self._wide = [
-            place
-            for place, kind in enumerate(self.flat.values())
-            if kind in (Wide, Wide | None)
-        ]
-        self._narrow = [
-            place for place, kind in enumerate(self.flat.values()) if kind == Narrow
-        ]
-        self._either = [*self._wide, *self._narrow]
+        self.results = ["out"]
+        self.returned: Callable[..., Any] = lambda *results: results
+        if hasattr(returned, "_fields"):
+            self.results = list(returned._fields)
+            self.returned = returned
+        elif self.several:
+            self.results = [f"out_{place}" for place in range(len(get_args(returned)))]
+        kinds = list(enumerate(self.flat.values()))
+        self._wide = [place for place, kind in kinds if kind in (Wide, Wide | None)]
+        self._narrow = [place for place, kind in kinds if kind == Narrow]
         self.like = None if dtype is None else list(self.flat).index(dtype)
-        #: The names of the gradients of the results.
-        if self.several:
-            self.grads = [f"grad_{result}" for result in self.results]
-        else:
-            self.grads = ["grad"]
 
     @property
     def schema(self) -> str:
@@ -304,51 +255,71 @@ class Signature:
             f"{SCHEMA[kind]} {name.replace('.', '_')}"
             for name, kind in self.flat.items()
         ]
-        return f"({', '.join(arguments)}, str backend) -> ({', '.join('Tensor' for _ in self.results)})"
+        results = ["Tensor"] * len(self.results)
+        return f"({', '.join(arguments)}, str backend) -> ({', '.join(results)})"
+
+    def places(self, name: str) -> list[int]:
+        """Return where in flat arguments and results a value is; a tuple stands for all of its fields."""
+        if name == "out" and name not in self.results:
+            return list(range(len(self.flat), len(self.flat) + len(self.results)))
+        return [
+            place
+            for place, part in enumerate([*self.flat, *self.results])
+            if name in (part, part.partition(".")[0])
+        ]
 
     def bind(
         self, args: tuple[Any, ...], *, narrow: bool
     ) -> tuple[list[Any], tuple[Any, ...], torch.dtype | None]:
         """Return the arguments in one dtype, flat and as they came, and the dtype of the result if one is declared."""
         flat: list[Any] = []
-        for (make, *_), arg in zip(self._places, args, strict=True):
+        for (make, *_), arg in zip(self._tuples, args, strict=True):
             flat.extend([arg] if make is None else arg)
         dtype = None if self.like is None else flat[self.like].dtype
-        found = None
-        for place in self._either:
-            if flat[place] is None or flat[place].dtype is found:
-                continue
-            if found is not None or flat[place].dtype not in ALREADY:
-                self.to_one_dtype(flat, narrow=narrow)
-                return flat, tuple(self.unflatten(flat)), dtype
-            found = flat[place].dtype
+        promoted = [flat[place] for place in (*self._wide, *self._narrow)]
+        dtypes = {x.dtype for x in promoted if x is not None}
+        if len(dtypes) > 1 or not dtypes.issubset(ALREADY):
+            self.to_one_dtype(flat, narrow=narrow)
+            args = tuple(self.unflatten(flat))
         return flat, args, dtype
 
     def unflatten(self, flat: Sequence[Any]) -> list[Any]:
         """Put the fields of named tuples together again; further entries are ignored."""
         return [
             flat[first] if make is None else make(*flat[first:end])
-            for make, first, end in self._places
+            for make, first, end in self._tuples
         ]
 
     def to_one_dtype(self, flat: list[Any], *, narrow: bool) -> None:
         """Promote ``flat`` in place; with ``narrow``, keep half precision there."""
-        if self._narrow:
-            short = flat[self._narrow[0]].dtype
-        else:
-            short = torch.float32
+        wide = [place for place in self._wide if flat[place] is not None]
+        short = reduce(
+            torch.promote_types,
+            [flat[place].dtype for place in self._narrow] or [LEAST],
+        )
+        widest = reduce(
+            torch.promote_types, [flat[place].dtype for place in wide], short
+        )
+        widest = torch.promote_types(widest, LEAST)
+        for place in wide:
+            flat[place] = flat[place].to(widest)
         for place in self._narrow:
-            short = torch.promote_types(short, flat[place].dtype)
-        wide = torch.promote_types(short, torch.float32)
-        for place in self._wide:
-            if flat[place] is None:
-                wide = wide
-            else:
-                wide = torch.promote_types(wide, flat[place].dtype)
-        for place in self._wide:
-            flat[place] = None if flat[place] is None else flat[place].to(wide)
-        for place in self._narrow:
-            flat[place] = flat[place].to(short if narrow else wide)
+            flat[place] = flat[place].to(short if narrow else widest)
+
+    def cast(self, out: Any, dtype: torch.dtype | None) -> Any:
+        """Return a tensor or a tuple of results, the first in this dtype."""
+        if not self.several:
+            return out if dtype is None else out.to(dtype)
+        first, *others = out
+        return self.returned(first if dtype is None else first.to(dtype), *others)
+
+
+class _Derivative(NamedTuple):
+    """The gradients of some arguments; ``names`` are those of what the formula takes."""
+
+    places: list[int]
+    formula: Formula
+    names: list[str]
 
 
 class Operation(Generic[T]):
@@ -371,16 +342,14 @@ class Operation(Generic[T]):
         self._small = small
         self.signature = signature = Signature(shapes, dtype)
         FAMILIES.add(family)
-        # The first that does not decline on the CPU: GPU kernels do unless they are named.
-        self._on_cpu = table["cpu" if "cpu" in table else "reference"].run
-        self._only_formula = list(table) == ["reference"]
         self._tensor = next(
             place
             for place, kind in enumerate(signature.flat.values())
             if SCHEMA[kind] == "Tensor"
         )
-        self._derivatives: list[tuple[list[int], Formula, list[str]]] | None = None
-        self._kept = [(place, name) for place, name in enumerate(signature.flat)]
+        # Without declared derivatives, those of the formula, which needs all arguments.
+        self._derivatives: list[_Derivative] | None = None
+        self._kept = list(range(len(signature.flat)))
         self._without_grad: list[int] = []
         self._materialize = False
 
@@ -400,7 +369,6 @@ class Operation(Generic[T]):
 
         A backend runs directly, as an autograd function, or, where torch has to see it, as the registered operation.
         """
-        signature = self.signature
         if backend != "auto" or VARIABLE in os.environ:
             backend = requested(self.family, backend)
         # Few numbers are of one dtype, on the CPU, and nothing looks in: the formula needs no preparation, which would
@@ -408,10 +376,10 @@ class Operation(Generic[T]):
         if backend == "auto" and self._small is not None and self._small(*args):
             with without_autocast(args[0]):
                 out: Any = self.formula(*args)
-            return signature.returned(*out) if signature.several else out
-        if self._only_formula or differentiated_inside():
+            return cast("T", out)
+        if differentiated_inside():
             backend = "reference"
-        flat, args, dtype = signature.bind(args, narrow=backend != "reference")
+        flat, args, dtype = self.signature.bind(args, narrow=backend != "reference")
         if backend == "reference":
             out = self._compute(flat, backend, args)
         elif (
@@ -420,24 +388,22 @@ class Operation(Generic[T]):
             or flat[self._tensor].is_meta
         ):
             out = self._registered(*flat, backend)
-        elif torch.is_grad_enabled() and _requires_grad(flat):
-            # a fifth of the overhead of the registered operation.
+        elif torch.is_grad_enabled() and any(
+            isinstance(x, Tensor) and x.requires_grad for x in flat
+        ):
+            # A fifth of the overhead of the registered operation.
             out = _FastPair.apply(*flat, backend, args, self)
         else:
             out = self._compute(flat, backend, args)
-        if not signature.several:
-            return out if dtype in (None, out.dtype) else out.to(dtype)
-        return signature.returned(
-            out[0] if dtype in (None, out[0].dtype) else out[0].to(dtype), *out[1:]
-        )
+        return cast("T", self.signature.cast(out, dtype))
 
     def _compute(self, flat: Sequence[Any], backend: str, args: Sequence[Any]) -> Any:
         """Return a tensor or a plain tuple."""
         tensor = flat[self._tensor]
+        # GPU kernels decline the CPU unless they are named.
         if backend == "auto" and tensor.is_cpu:
-            run = self._on_cpu
-        else:
-            run = choose(self.family, backend, self._table, *args)
+            backend = "cpu"
+        run = choose(self.family, backend, self._table, *args)
         with without_autocast(tensor):
             out = run(*args)
         return tuple(out) if self.signature.several else out
@@ -450,24 +416,19 @@ class Operation(Generic[T]):
     def written_out(self, formula: Formula | None = None) -> tuple[Any, Formula]:
         """Return the registered operation, and a formula, by default its own, as a function of flat arguments."""
         namespace, _, name = self._qualified.partition("::")
-        return getattr(getattr(torch.ops, namespace), name).default, self._flat(
-            formula or self.formula
-        )
+        registered = getattr(getattr(torch.ops, namespace), name).default
+        return registered, self._flat(formula or self.formula)
 
     def _flat(self, formula: Formula) -> Formula:
         """Return a formula as a function of flat arguments of any dtypes, with a tensor or a plain tuple as result."""
         signature = self.signature
 
         def run(*flat: Any) -> Any:
+            dtype = None if signature.like is None else flat[signature.like].dtype
             wide = list(flat[: len(signature.flat)])
             signature.to_one_dtype(wide, narrow=False)
-            out = formula(*signature.unflatten(wide))
-            first = out[0] if signature.several else out
-            if signature.like is None:
-                first = first
-            else:
-                first = first.to(flat[signature.like].dtype)
-            return (first, *out[1:]) if signature.several else first
+            out = signature.cast(formula(*signature.unflatten(wide)), dtype)
+            return tuple(out) if signature.several else out
 
         return run
 
@@ -483,111 +444,101 @@ class Operation(Generic[T]):
                 operations are.
         """
         signature = self.signature
-        flat = list(signature.flat)
-        results = signature.results
-        derivatives = []
-        for arguments, formula in formulas.items():
+        self._derivatives = []
+        may_miss = False
+        for targets, formula in formulas.items():
             places = [
-                flat.index(part)
-                for name in arguments.split()
-                for part in signature.parts.get(name, [name])
+                place for name in targets.split() for place in signature.places(name)
             ]
-            derivatives.append((places, *_by_position(formula)))
-        self._derivatives = derivatives
-        asked = {name for *_, names in derivatives for name in names}
-        kept = {part for name in asked for part in signature.parts.get(name, ())}
-        self._kept = [
-            (place, part)
-            for place, part in enumerate([*flat, *results])
-            if part in kept
-        ]
-        self._without_grad = [
-            place
-            for place, grad in enumerate(signature.grads)
-            if not asked & {grad, "grad"}
-        ]
-
-        # A single gradient is present whenever backward runs; zeros are needed for missing ones of several results,
-        # unless a formula takes ``None`` for them.
-        plain = [
-            formula
-            for formula in formulas.values()
-            if not isinstance(formula, Operation)
-        ]
-        missing = any(
-            at.default is None
-            for formula in plain
-            for at in inspect.signature(formula).parameters.values()
-        )
-        self._materialize = len(results) - len(self._without_grad) > 1 and not missing
+            if isinstance(formula, Operation):
+                names = [*formula.signature.arguments, "backend"]
+                formula = partial(_with_backend, formula)
+            else:
+                parameters = inspect.signature(formula).parameters
+                names = list(parameters)
+                may_miss |= any(at.default is None for at in parameters.values())
+            self._derivatives.append(_Derivative(places, formula, names))
+        asked = {name for derivative in self._derivatives for name in derivative.names}
+        self._kept = sorted({p for name in asked for p in signature.places(name)})
+        if "grad" not in asked:
+            self._without_grad = [
+                place
+                for place, result in enumerate(signature.results)
+                if f"grad_{result}" not in asked
+            ]
+        # A single gradient is present whenever backward runs; of several some may be missing.
+        several = len(signature.results) - len(self._without_grad) > 1
+        self._materialize = several and not may_miss
 
     def _keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Save what the derivatives need, tensors by ``save_for_backward``."""
         results = output if self.signature.several else (output,)
         count = len(self.signature.flat)
         values = (*inputs[:count], *results)
-        tensors: dict[str, Tensor] = {}
-        ctx.others = {"backend": inputs[count]}
-        for place, part in self._kept:
-            (tensors if isinstance(values[place], Tensor) else ctx.others)[part] = (
-                values[place]
-            )
-        ctx.tensors = list(tensors)
-        ctx.save_for_backward(*tensors.values())
+        ctx.backend = inputs[count]
+        ctx.others = [None] * len(values)
+        ctx.tensors = []
+        for place in self._kept:
+            if isinstance(values[place], Tensor):
+                ctx.tensors.append(place)
+            else:
+                ctx.others[place] = values[place]
+        ctx.save_for_backward(*[values[place] for place in ctx.tensors])
         ctx.set_materialize_grads(self._materialize)
         if self._without_grad:
-            ctx.mark_non_differentiable(*map(results.__getitem__, self._without_grad))
+            ctx.mark_non_differentiable(*[results[p] for p in self._without_grad])
 
     def _backward(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        out: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         if all(grad is None for grad in grads):
-            return tuple(out)
-        signature = self.signature
-        values = ctx.others | dict(zip(ctx.tensors, ctx.saved_tensors, strict=True))
+            return tuple(gradients)
+        values = [*ctx.others]
+        for place, tensor in zip(ctx.tensors, ctx.saved_tensors, strict=True):
+            values[place] = tensor
+        needed = [p for p, needs in enumerate(ctx.needs_input_grad) if needs]
         if self._derivatives is None:
-            places = [
-                place
-                for place in range(len(signature.flat))
-                if ctx.needs_input_grad[place]
-            ]
-            for place, grad in zip(
-                places, self._by_formula(values, places, grads), strict=True
+            for place, gradient in zip(
+                needed, self._by_formula(values, needed, grads), strict=True
             ):
-                out[place] = grad
-            return tuple(out)
-        values |= zip(signature.grads, grads, strict=True)
-        if signature.several:
-            values.setdefault("grad", signature.returned(*grads))
+                gradients[place] = gradient
+            return tuple(gradients)
+        named = self._named(values, grads) | {"backend": ctx.backend}
         for places, formula, names in self._derivatives:
-            if not any(ctx.needs_input_grad[place] for place in places):
+            if set(places).isdisjoint(needed):
                 continue
-            for name in signature.tuples.keys() & set(names):
-                values[name] = signature.tuples[name](
-                    *(values[part] for part in signature.parts[name])
-                )
-            gradients = formula(*(values[name] for name in names))
-            for place, grad in zip(
-                places,
-                gradients if isinstance(gradients, tuple) else (gradients,),
-                strict=True,
-            ):
-                out[place] = grad if ctx.needs_input_grad[place] else None
-        return tuple(out)
+            out = formula(*[named[name] for name in names])
+            if not isinstance(out, tuple):
+                out = (out,)
+            for place, gradient in zip(places, out, strict=True):
+                gradients[place] = gradient if place in needed else None
+        return tuple(gradients)
+
+    def _named(
+        self, values: Sequence[Any], grads: Sequence[Tensor | None]
+    ) -> dict[str, Any]:
+        """Return arguments, results and gradients by the names that derivatives have for them."""
+        signature = self.signature
+        results = values[len(signature.flat) :]
+        named = dict(zip(signature.arguments, signature.unflatten(values), strict=True))
+        named |= zip(signature.results, results, strict=True)
+        named |= zip([f"grad_{name}" for name in signature.results], grads, strict=True)
+        if signature.several:
+            named.setdefault("out", signature.returned(*results))
+            named["grad"] = signature.returned(*grads)
+        else:
+            named["grad"] = grads[0]
+        return named
 
     def _by_formula(
-        self,
-        values: Mapping[str, Any],
-        places: Sequence[int],
-        grads: Sequence[Tensor | None],
+        self, values: list[Any], places: list[int], grads: Sequence[Tensor | None]
     ) -> tuple[Tensor, ...]:
         """Return the gradients of the arguments at ``places``; the forward pass is repeated by the formula."""
-        flat = [values[name] for name in self.signature.flat]
         with torch.enable_grad():
             # Views tell equal tensors apart.
-            inputs = [flat[place].view_as(flat[place]) for place in places]
+            inputs = [values[place].view_as(values[place]) for place in places]
             for place, x in zip(places, inputs, strict=True):
-                flat[place] = x
-            out = self._flat(self.formula)(*flat)
+                values[place] = x
+            out = self._flat(self.formula)(*values)
             pairs = zip(out if self.signature.several else (out,), grads, strict=True)
             used = [
                 (x.to(grad.dtype), grad)
@@ -617,12 +568,6 @@ class _FastPair(torch.autograd.Function):
         return ctx.backward_of(ctx, *grads)
 
 
-def _by_position(formula: Formula) -> tuple[Formula, list[str]]:
-    """Return a formula as a function of positional arguments, and the names of these."""
-    if not isinstance(formula, Operation):
-        return formula, list(inspect.signature(formula).parameters)
-    call: Operation[Any] = formula
-    return lambda *values: call(*values[:-1], backend=values[-1]), [
-        *call.signature.arguments,
-        "backend",
-    ]
+def _with_backend(operation: Formula, *args: Any) -> Any:
+    """Call an operation with its backend as the last argument."""
+    return operation(*args[:-1], backend=args[-1])

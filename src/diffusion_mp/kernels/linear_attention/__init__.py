@@ -15,7 +15,6 @@ from diffusion_mp.kernels.operation import (
     Wide,
     empty_like,
     few_numbers,
-    heads_first,
     operation,
 )
 from diffusion_mp.runtime.precision import accumulating, unit_vectors, without_autocast
@@ -131,7 +130,7 @@ def _gradients(
     backend: Backend,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Of one tensor in all roles, the first gradient is the sum of all."""
-    if q is k is v and q.is_cpu and not terms.own and backend in ("auto", "cpu"):
+    if q is k is v and q.is_cpu and backend in ("auto", "cpu"):
         return (
             _attention_backward(
                 grad_values, q, None, None, out, terms, backend=backend
@@ -194,11 +193,9 @@ def linear_pool(
     """
     (k, v), _ = accumulating(k, v)
     with without_autocast(v):
-        outer, left, right = reference.pool(
-            *heads_first(unit_vectors(k) if terms.unit else k, v)
-        )
-    state = blocked.Sums(outer, left.unsqueeze(-1), right).state(v.size(0))
-    return state.view(v.size(1), *state.shape[-2:])
+        keys = unit_vectors(k) if terms.unit else k
+        outer, left, right = reference.pool(keys.transpose(0, 1), v.transpose(0, 1))
+    return blocked.Sums(outer, left.unsqueeze(1), right).state(v.size(0))
 
 
 def linear_read(
@@ -217,11 +214,17 @@ def linear_read(
         >>> torch.allclose(rows, linear_attention(q, k, v)[:2])
         True
     """
-    (q, sums, values), dtype = accumulating(q, sums, v)
-    # Of one head as `heads_first` returns queries.
-    outer, left, right = blocked.Sums.split(sums.squeeze(0))
+    (q, sums, v), dtype = accumulating(q, sums, v)
     with without_autocast(v):
-        queries, values = heads_first(unit_vectors(q) if terms.unit else q, values)
-        return reference.read(
-            queries, values, outer, left.squeeze(-1), right, sums[0, -1, -1], terms
-        ).to(dtype)
+        queries = unit_vectors(q) if terms.unit else q
+        outer, left, right = blocked.Sums.split(sums)
+        rows = reference.read(
+            queries.transpose(0, 1),
+            v.transpose(0, 1),
+            outer,
+            left.squeeze(1),
+            right,
+            sums[0, -1, -1],
+            terms,
+        )
+    return rows.transpose(0, 1).to(dtype)

@@ -1,10 +1,10 @@
 """Linear attention in plain torch, O(N): the sums over the senders of every graph, and the rows that read them."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.kernels.operation import heads_first, pulled_back
@@ -36,44 +36,26 @@ class LinearRows(NamedTuple):
     pooled: Tensor  # as of :func:`linear_pool`, or zeros where they are not needed; of a batch no entry
 
 
-def linear_product(
-    q: Float[Tensor, "N H F"],
-    k: Float[Tensor, "N H F"],
-    v: Float[Tensor, "N H D"],
-    ptr: Tensor | None,
-) -> Float[Tensor, "N H D"]:
+def linear_product(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:
     """out_i = Σ_j (q_i·k_j) v_j over the nodes j of i's graph, through the sums over the nodes of every graph."""
-    if ptr is None:
-        sums = torch.bmm(k.transpose(0, 1).mT, v.transpose(0, 1))
-        return torch.bmm(q.transpose(0, 1), sums).transpose(0, 1).contiguous()
-    parts = [
-        linear_product(q[rows], k[rows], v[rows], None)
-        for rows in slices(ptr, q.size(0))
-    ]
-    return torch.cat(parts) if parts else torch.zeros_like(v)
+
+    def rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return q @ (k.mT @ v)
+
+    return _by_graph(rows, ptr, q, k, v)
 
 
-def attention(
-    q: Float[Tensor, "N H F"],
-    k: Float[Tensor, "N H F"],
-    v: Float[Tensor, "N H D"],
-    terms: Terms,
-) -> LinearRows:
-    """Return the rows through the sums over the nodes of every graph, in as few calls as possible."""
-    if terms.ptr is not None:
-        of_one = terms._replace(ptr=None)
-        graphs = [_rows(q, k, v, rows) for rows in slices(terms.ptr, q.size(0))]
-        parts = [attention(q, k, v, of_one).values for q, k, v in graphs]
-        values = torch.cat(parts) if parts else torch.zeros_like(v)
-        return LinearRows(values, values, values)
-    # No cosine is below −1, and that of a vector with itself is 1.
-    positive = q is k and terms.unit and terms.constant >= 1 and terms.own >= 0
-    q, k, v = heads_first(q, k, v)
-    queries = unit_vectors(q) if terms.unit else q
-    keys = queries
-    if q is not k:
-        keys = unit_vectors(k) if terms.unit else k
-    values = read(queries, v, *pool(keys, v), v.size(-2), terms, positive)
+def attention(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
+    """Return the rows through the sums over the nodes of every graph."""
+
+    def rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        queries = unit_vectors(q) if terms.unit else q
+        keys = queries
+        if q is not k:
+            keys = unit_vectors(k) if terms.unit else k
+        return read(queries, v, *pool(keys, v), v.size(-2), terms)
+
+    values = _by_graph(rows, terms.ptr, q, k, v)
     return LinearRows(values, values, values)
 
 
@@ -97,12 +79,20 @@ def attention_backward(
     return dq, dk, dv
 
 
-def _rows(
-    q: Tensor, k: Tensor, v: Tensor, rows: slice
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return some rows; a tensor in several roles is cut once, so that it stays one."""
-    parts = {id(x): x[rows] for x in (q, k, v)}
-    return parts[id(q)], parts[id(k)], parts[id(v)]
+def _by_graph(
+    rows: Callable[..., Tensor], ptr: Tensor | None, *inputs: Tensor
+) -> Tensor:
+    """Apply a function of features as `heads_first` returns them to every graph of inputs [N, H, F]."""
+    if ptr is None:
+        out = rows(*heads_first(*inputs))
+        return (
+            out.unsqueeze(1) if out.dim() == 2 else out.transpose(0, 1)
+        ).contiguous()
+    parts = [
+        _by_graph(rows, None, *(x[graph] for x in inputs))
+        for graph in slices(ptr, inputs[0].size(0))
+    ]
+    return torch.cat(parts) if parts else torch.zeros_like(inputs[-1])
 
 
 def pool(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,22 +108,15 @@ def read(
     right: Tensor,
     size: int | Tensor,
     terms: Terms,
-    positive: bool = False,
-) -> Float[Tensor, "N H D"]:
-    """Return the rows [N, H, D] from such sums over ``size`` nodes; ``positive`` says that no row sums to zero."""
-    constant = terms.constant * size
-    own = terms.own * size
-    one = q.dim() == 2
-    right = right if terms.constant == 1 else terms.constant * right
-    total = (torch.addmm if one else torch.baddbmm)(right, q, outer)
-    total = total + own * v if terms.own else total
-    if one:
-        row = torch.mv(q, left)
-    else:
-        row = torch.bmm(q, left.unsqueeze(2)).squeeze(2)
-    row = (row + (constant + own)).unsqueeze(-1)
-    if positive or lies_in(row, LEAST, math.inf):
-        out = total / row
-    else:
-        out = quotient(total, row)
-    return (out.unsqueeze(1) if one else out.transpose(0, 1)).contiguous()
+) -> Tensor:
+    """Return the rows [..., n, D] of receivers [..., n, F] from such sums over ``size`` nodes."""
+    # A product and a sum in one call, which torch has for matrices and for stacks of them.
+    product = torch.addmm if q.dim() == 2 else torch.baddbmm
+    total = product(right if terms.constant == 1 else terms.constant * right, q, outer)
+    row = (q @ left.unsqueeze(-1)) + (terms.constant + terms.own) * size
+    if terms.own:
+        total = total + terms.own * size * v
+    # To look takes less than the cases of a quotient, and their derivatives.
+    if lies_in(row, LEAST, math.inf):
+        return total / row
+    return quotient(total, row)
