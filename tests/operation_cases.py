@@ -10,7 +10,7 @@ from diffusion_mp.graph.ops import Compressed, Pattern
 from diffusion_mp.kernels import linear_attention, pairwise
 from diffusion_mp.kernels.linear_attention import Terms, linear_rows
 from diffusion_mp.kernels.neumann.stencil import Stencil
-from diffusion_mp.kernels.pairwise.scores import Weighting
+from diffusion_mp.kernels.pairwise.scores import SCORES, Weighting
 from diffusion_mp.kernels.sparse_flow import Features, sparse_flow_potentials
 from diffusion_mp.kernels.spmm import Rows
 
@@ -88,11 +88,8 @@ def arguments(ptr: Tensor | None) -> dict[str, list[tuple[Any, ...]]]:
             ),  # in all roles
         ],
         "pairwise_attention": [
-            *(
-                (q, k, v, ptr, score, True, False, False)
-                for score in ("exp", "sigmoid")
-            ),
-            (q, k, v[..., :0], ptr, "sigmoid", False, False, True),
+            *((q, k, v, Weighting(None, None, ptr, score)) for score in SCORES),
+            (q, k, v[..., :0], Weighting(None, None, ptr, "sigmoid", False)),
         ],
         "pairwise_product": [
             (q, k, v, Weighting(shift, None, ptr, "exp")),

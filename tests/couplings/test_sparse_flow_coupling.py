@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.couplings import PairwiseCoupling, SparseFlowCoupling
-from diffusion_mp.kernels.sparse_flow import solve_rows
+from flow_rows import solve_rows
 from helpers import close, refuses
 
 PTR = torch.tensor([0, 4, 4, 5, 12])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diffusion_mp.diffusivities import EdgeSparseFlowDiffusivity, SparseFlowDiffusivity
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.sparse_flow import solve_rows
+from flow_rows import solve_rows
 from helpers import built, close, randn, refuses
 
 

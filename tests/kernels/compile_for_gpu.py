@@ -43,7 +43,7 @@ def main(dtype: torch.dtype, width: int) -> None:
         out = linear.forward(q, k, v, terms._replace(own=0.0))
         linear.backward(v, q, k, v, out, terms)
     for score in ("sigmoid", "exp"):
-        pairwise.attention(q, k, v, None, score, True, False, True)
+        pairwise.attention(q, k, v, Weighting(None, None, None, score))
         for shift in (row, None):
             pairwise.product(q, k, v, Weighting(shift, shift, ptr, score))
         pairwise.backward(

@@ -79,6 +79,12 @@ def by_shifts(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     return pairwise_product(q, k, v, a - math.log(max(1, q.size(0))), b, **options)
 
 
+def by_columns(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """The product with a shift of the columns alone."""
+    b = k[:, :, 0].to(torch.promote_types(k.dtype, torch.float32)) / 4
+    return pairwise_product(q, k, v / max(1, q.size(0)), None, b, **options)
+
+
 def lse_of(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     lse = pairwise_logsumexp(q, k, **options)
     # −∞ for a node that is alone.
@@ -95,7 +101,8 @@ def of_one_state(
     run: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, **options: Any
 ) -> Tensor:
     """Queries that are keys, of which large graphs compute half of the scores."""
-    return run(q, q, v / max(1, q.size(0)) ** 0.5, **options) + 0 * k.sum().to(v.dtype)
+    v = v / max(1, q.size(0)) ** 0.5
+    return run(q, q, v, mutual=True, **options) + 0 * k.sum().to(v.dtype)
 
 
 def mutual_product(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -112,6 +119,7 @@ PAIRWISE: dict[str, Callable[..., Tensor]] = {
     "attention": pairwise_attention,
     "rows": rows_of,
     "product": by_shifts,
+    "product-by-columns": by_columns,
     "product-no-loops": partial(by_shifts, loops=False),
     "logsumexp": lse_of,
     "logsumexp-no-loops": partial(lse_of, loops=False),

@@ -15,14 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusion_mp.kernels.sparse_flow import (
     Features,
-    solve_rows,
     sparse_flow_potentials,
-    support,
     tiled,
 )
 from diffusion_mp.kernels.sparse_flow.reference import entries
 from diffusion_mp.kernels.sparse_flow.rows import newton, solve
 from diffusion_mp.testing import tolerance
+from flow_rows import solve_rows
 
 # Where Python looks when it runs a script there.
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -293,17 +292,6 @@ def test_every_path_equals_the_sort(
         torch.testing.assert_close(
             got, expected, **tolerance("product", DOUBLE)._asdict(), msg=name
         )
-
-
-def test_the_support_are_the_pairs_that_flow_in_some_head(batch, generator) -> None:
-    ptr, n = batch
-    q, k, fq, fk, lam, leak, _ = (t.detach() for t in inputs(n, generator))
-    rows = sparse_flow_potentials(q, k, fq, fk, 3 * lam, leak, ptr)
-    flow, _ = dense(q, k, fq, fk, 3 * lam, leak, ptr)
-    target, source = (flow > 0).any(0).nonzero().unbind(1)
-    assert torch.equal(
-        support(Features(q, k, fq, fk), rows.terms, ptr), torch.stack([source, target])
-    )
 
 
 def test_the_gradient_of_lambda_is_right_at_zero(generator) -> None:

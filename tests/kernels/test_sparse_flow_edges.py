@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.sparse_flow import EdgeFlow, solve_rows, sparse_flow_edges
+from diffusion_mp.kernels.sparse_flow import EdgeFlow, sparse_flow_edges
 from diffusion_mp.testing import tolerance
+from flow_rows import solve_rows
 
 DOUBLE = torch.float64
 NODES = 6

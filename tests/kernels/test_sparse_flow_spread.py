@@ -11,12 +11,12 @@ from torch import Tensor
 from diffusion_mp.diffusivities import EdgeSparseFlowDiffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.sparse_flow import (
-    solve_rows,
     sparse_flow_edges,
     sparse_flow_potentials,
     sparse_flow_product,
 )
 from diffusion_mp.testing import tolerance
+from flow_rows import solve_rows
 
 DOUBLE = torch.float64
 DIGITS = 150

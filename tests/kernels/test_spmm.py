@@ -31,7 +31,7 @@ def _pattern(nodes, count, order, generator):
 )
 @pytest.mark.parametrize(("nodes", "count"), [(1, 3), (2, 4), (61, 500), (300, 997)])
 def test_single_precision_agrees_with_double(
-    nodes, count, shared, heads, channels, order, generator, monkeypatch
+    nodes, count, shared, heads, channels, order, generator
 ):
     pattern = _pattern(nodes, count, order, generator)
     weight, a, b = (
@@ -42,22 +42,20 @@ def test_single_precision_agrees_with_double(
             (nodes, heads, channels),
         ]
     )
-    for at_once in (1 << 18, 2 * count, 1):  # all heads in one call, some, one by one
-        monkeypatch.setattr("diffusion_mp.kernels.spmm.AT_ONCE", at_once)
-        for run, inputs in ((spmm, [weight, b]), (sddmm, [a, b])):
-            results = []
-            for dtype, backend in (
-                (torch.float32, "auto"),
-                (torch.float64, "reference"),
-            ):
-                leaves = [x.detach().to(dtype).requires_grad_() for x in inputs]
-                out = run(pattern, *leaves, backend=backend)
-                direction = torch.arange(out.numel()).cos().view_as(out).to(dtype)
-                results.append([out, *torch.autograd.grad(out, leaves, direction)])
-            for mine, theirs in zip(*results, strict=True):
-                assert mine.dtype == torch.float32
-                atol = 1e-5 * float(theirs.detach().abs().max())
-                torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=atol)
+    for run, inputs in ((spmm, [weight, b]), (sddmm, [a, b])):
+        results = []
+        for dtype, backend in (
+            (torch.float32, "auto"),
+            (torch.float64, "reference"),
+        ):
+            leaves = [x.detach().to(dtype).requires_grad_() for x in inputs]
+            out = run(pattern, *leaves, backend=backend)
+            direction = torch.arange(out.numel()).cos().view_as(out).to(dtype)
+            results.append([out, *torch.autograd.grad(out, leaves, direction)])
+        for mine, theirs in zip(*results, strict=True):
+            assert mine.dtype == torch.float32
+            atol = 1e-5 * float(theirs.detach().abs().max())
+            torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=atol)
 
 
 @pytest.mark.parametrize(("heads", "channels"), [(1, 5), (3, 5), (3, 1)])

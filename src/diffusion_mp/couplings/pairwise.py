@@ -117,7 +117,12 @@ class PairwiseCoupling(Coupling):
         # Kept for later callers, who may need gradients if this one does not.
         with torch.enable_grad():
             lse = pairwise.pairwise_logsumexp(
-                self.query, self.key, self.ptr, score=self.score, loops=self.loops
+                self.query,
+                self.key,
+                self.ptr,
+                score=self.score,
+                loops=self.loops,
+                mutual=self.mutual,
             )
             # An empty row: its entries are zero at any shift.
             lse = lse.masked_fill(lse == -torch.inf, 0.0)
@@ -222,7 +227,7 @@ def _row_sums(
 ) -> Tensor:
     """Σ_j f(q_i·k_j) in double precision, as multiples of the largest one; 1 for an empty row."""
     log_sums = pairwise.pairwise_logsumexp(
-        query.double(), key.double(), ptr, score=score, loops=loops
+        query.double(), key.double(), ptr, score=score, loops=loops, mutual=True
     )
     largest = log_sums.amax(0) if len(log_sums) else 0.0
     sums = (log_sums - largest).exp().clamp(min=torch.finfo(torch.float64).tiny)

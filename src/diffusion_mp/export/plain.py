@@ -24,7 +24,6 @@ from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
 from diffusion_mp.kernels.neumann import stencil
 from diffusion_mp.kernels.neumann.stencil import positions
 from diffusion_mp.kernels.operation import Operation
-from diffusion_mp.kernels.pairwise.scores import attention_by_logarithms
 from diffusion_mp.kernels.sparse_flow import reference
 from diffusion_mp.kernels.sparse_flow.reference import flowing
 from diffusion_mp.runtime.precision import quotient, unit_vectors
@@ -302,7 +301,7 @@ FORMULAS: dict[Operation[Any], Formula | None] = {
     **dict.fromkeys((neumann._product, neumann._inner)),
     linear_attention.trilinear: _linear_product,
     linear_attention.linear_rows: _linear_rows,
-    pairwise._attention: for_batches(pairwise._attention, attention_by_logarithms),
+    pairwise._attention: for_batches(pairwise._attention),
     pairwise._product: for_batches(pairwise._product),
     sparse_flow._potentials: for_batches(sparse_flow._potentials),
     sparse_flow._product: for_batches(sparse_flow._product),

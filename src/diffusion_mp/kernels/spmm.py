@@ -9,15 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from diffusion_mp.graph.ops import Compressed, Entries, Parts, Pattern
+from diffusion_mp.graph.ops import Compressed, Entries, Parts, Pattern, compress
 from diffusion_mp.kernels.operation import Backend, Wide, empty_like, operation
 from diffusion_mp.runtime.cache import cached_by
 from diffusion_mp.runtime.precision import accumulating, quotient, reciprocal
 
 __all__ = ["sddmm", "spmm"]
-
-# Entries of all heads that are multiplied at once, by an index of their own: 12 MiB.
-AT_ONCE = 1 << 20
 
 
 def _reference_product(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
@@ -35,29 +32,21 @@ def _reference_inner(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _fast_product(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
-    """Multiply compressed rows; one weight for all heads is one product over all channels."""
+    """Multiply compressed rows: of all channels with one weight, or of pairs of node and head."""
     _, heads, channels = v.shape
     if v.numel() == 0 or entries.row.numel() == 0:
         return v.new_zeros(entries.rows, heads, channels)
-    form = entries[4:7]  # by row
-    # a weight per channel: messages are added up by row.
-    if channels == 1 and heads > 1 and weight.size(1) > 1:
-        messages = v.squeeze(2).index_select(0, entries.col).mul_(weight)
-        (ptr, moved, other) = form
-        if moved is None:
-            order = torch.arange(len(other), dtype=ptr.dtype, device=ptr.device)
-        else:
-            order = moved
-        return _added(ptr, order, messages).unsqueeze(2)
     if weight.size(1) == 1:
-        return _product(form, weight, v.flatten(1)).view(-1, heads, channels)
-    if _few(entries, heads):
-        form = _by_row_and_head(form, heads)
-        return _product(form, weight, v.reshape(-1, channels)).view(-1, heads, channels)
-    out = v.new_empty(entries.rows, heads, channels)
-    for head in range(heads):
-        out[:, head] = _product(form, weight[:, head], v[:, head])
-    return out
+        out = _product(entries[4:7], weight, v.flatten(1))
+    elif channels == 1:
+        # With a weight per channel it takes a third of the time to write the messages out and add them up by row.
+        messages = v.squeeze(2).index_select(0, entries.col).mul_(weight)
+        ptr, moved, other = entries[4:7]
+        order = torch.arange(len(other), dtype=ptr.dtype, device=ptr.device)
+        out = _added(ptr, order if moved is None else moved, messages)
+    else:
+        out = _product(_by_head(entries, heads), weight, v.reshape(-1, channels))
+    return out.view(-1, heads, channels)
 
 
 def _fast_inner(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
@@ -72,52 +61,27 @@ def _fast_inner(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
         )
     if a.numel() == 0 or not 0 < count <= entries.rows * entries.cols:
         return _reference_inner(entries, a, b)
-    form = entries[4:7]  # by row
-    if _few(entries, heads):
-        form = _by_row_and_head(form, heads)
-        return _inner(form, a.reshape(-1, channels), b.reshape(-1, channels)).view(
-            count, heads
+    form = _by_head(entries, heads)
+    return _inner(form, a.reshape(-1, channels), b.reshape(-1, channels)).view(
+        count, heads
+    )
+
+
+def _by_head(entries: Entries, heads: int) -> Parts:
+    """Return the compressed rows of the matrix whose rows and columns are pairs of node and head; cached."""
+    if heads == 1:
+        return entries[4:7]
+
+    def pairs() -> Parts:
+        head = torch.arange(heads, device=entries.row.device)
+        row, col = (
+            (node.unsqueeze(1) * heads + head).flatten()
+            for node in (entries.row, entries.col)
         )
-    return torch.stack([_inner(form, a[:, h], b[:, h]) for h in range(heads)], 1)
+        return compress(row, col, entries.rows * heads)
 
-
-def _few(entries: Entries, heads: int) -> bool:
-    """Return whether all heads are multiplied at once, not one after the other."""
-    return (
-        heads > 1
-        and heads * max(entries.rows, entries.cols, entries.row.numel()) <= AT_ONCE
-    )
-
-
-def _by_row_and_head(form: Parts, heads: int) -> Parts:
-    """Return, for rows and columns that are pairs of node and head, bounds, places in [E, H] and columns; cached."""
-    ptr, moved, other = form
-    return cached_by((ptr, other), heads, lambda: _with_heads(ptr, moved, other, heads))
-
-
-def _with_heads(ptr: Tensor, moved: Tensor | None, other: Tensor, heads: int) -> Parts:
-    head = torch.arange(heads, dtype=ptr.dtype, device=ptr.device)
-    count = ptr.diff()
-    first = ptr[:-1]
-    entry = torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device)
-    row = torch.repeat_interleave(count)
-    # The heads of a row follow each other, each with all entries of the row.
-    at = (first.index_select(0, row) * (heads - 1) + entry).unsqueeze(
-        1
-    ) + count.index_select(0, row).outer(head)
-    at, places = (
-        at.flatten().long(),
-        torch.empty(at.numel(), dtype=torch.long, device=ptr.device),
-    )
-    columns = torch.empty_like(at, dtype=ptr.dtype)
-    places[at] = (
-        ((entry if moved is None else moved).unsqueeze(1) * heads + head)
-        .flatten()
-        .long()
-    )
-    columns[at] = (other.unsqueeze(1) * heads + head).flatten()
-    starts = (first * heads).unsqueeze(1) + count.outer(head)
-    return torch.cat([starts.flatten(), ptr[-1:] * heads]), places, columns
+    # One index of all heads takes half the time of a product per head, whose columns are not contiguous.
+    return cached_by((entries.row_ptr, entries.row_other), heads, pairs)
 
 
 def _inner(form: Parts, a: Tensor, b: Tensor) -> Tensor:
@@ -224,10 +188,7 @@ def spmm(
         >>> spmm(graph.pattern, torch.ones(12, 1), x.unsqueeze(1)).shape
         torch.Size([6, 1, 4])
     """
-    entries = pattern.entries
-    if entries.col_ptr is None and trained(v):
-        entries = pattern.both_ways()
-    return _spmm(entries, weight, v, backend=backend)
+    return _spmm(_entries(pattern, v), weight, v, backend=backend)
 
 
 def sddmm(
@@ -243,10 +204,15 @@ def sddmm(
         >>> sddmm(graph.pattern, x.unsqueeze(1), x.unsqueeze(1)).shape  # one number per entry
         torch.Size([12, 1])
     """
+    return _sddmm(_entries(pattern, b), a, b, backend=backend)
+
+
+def _entries(pattern: Pattern, sent: Tensor) -> Entries:
+    """Return the entries, also by column if that is known or needed: for a gradient of what the columns send."""
     entries = pattern.entries
-    if entries.col_ptr is None and trained(b):
-        entries = pattern.both_ways()
-    return _sddmm(entries, a, b, backend=backend)
+    if entries.col_ptr is None and trained(sent):
+        return pattern.both_ways()
+    return entries
 
 
 def trained(x: Tensor) -> bool:
@@ -271,9 +237,7 @@ def _sums_along(rows: Rows, x: Tensor) -> Tensor:
 
 
 def _sums_by_product(rows: Rows, x: Tensor) -> Tensor:
-    if x.numel():
-        return _added(rows.ptr, rows.order, x)
-    return _sums_along(rows, x)
+    return _added(rows.ptr, rows.order, x) if x.numel() else _sums_along(rows, x)
 
 
 def _given(rows: Rows, x: Tensor) -> Tensor:

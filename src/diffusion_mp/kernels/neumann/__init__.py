@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.checks import check_choice
-from diffusion_mp.kernels.neumann import stencil as sums
+from diffusion_mp.kernels.neumann import stencil
 from diffusion_mp.kernels.neumann.stencil import (
     Boundary,
     Stencil,
@@ -21,7 +21,6 @@ from diffusion_mp.kernels.operation import (
     Narrow,
     Wide,
     empty_like,
-    few_numbers,
     operation,
 )
 
@@ -30,26 +29,20 @@ __all__ = ["Boundary", "neighbours", "neumann_function", "neumann_product"]
 declare = partial(operation, family="neumann", dtype="v")
 
 
-def _fused_by_compile(
-    v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool
-) -> bool:
-    """Return whether ``torch.compile`` makes one loop of the formula."""
-    if not torch.compiler.is_compiling() or stencil.ptr is not None:
-        return False
-    return few_numbers(v, alpha) and sums.by_shifts(v, stencil, transpose)
-
-
 @declare(
     "neumann_product",
-    formula=sums.product,
-    cpu=sums.gathered_product,
-    small=_fused_by_compile,
+    formula=partial(stencil.product, stencil.plain_sums),
+    cpu=partial(stencil.product, stencil.fast_sums),
 )
 def _product(v: Narrow, alpha: Wide, stencil: Stencil, transpose: bool) -> Tensor:
     return empty_like(v)
 
 
-@declare("neumann_inner", formula=sums.inner, cpu=sums.gathered_inner)
+@declare(
+    "neumann_inner",
+    formula=partial(stencil.inner, stencil.plain_sums),
+    cpu=partial(stencil.inner, stencil.fast_sums),
+)
 def _inner(g: Narrow, v: Narrow, stencil: Stencil) -> Tensor:
     return v.new_empty(
         len(stencil.strides),

@@ -1,6 +1,6 @@
 """Neighbours in sequences, the sums over them, and functions of −Σ_k α_k Δ_{h_k} by fast transforms.
 
-The formula shifts a sequence or indexes by neighbours; the fast path sums bags of rows, cached by length or batch.
+The formula indexes by neighbours; the fast path sums bags of rows, cached by length or batch.
 """
 
 import math
@@ -49,13 +49,6 @@ def positions(
     return row - start, lengths.repeat_interleave(lengths, output_size=num_nodes)
 
 
-def column(strides: Sequence[int], like: Tensor) -> Int[Tensor, "K one"]:
-    """Return the strides as a column, without ``torch.tensor``, which cannot be traced."""
-    return torch.cat(
-        [like.new_zeros(0, 1), *(like.new_full((1, 1), stride) for stride in strides)]
-    )
-
-
 def neighbours(
     num_nodes: int,
     strides: Sequence[int],
@@ -75,9 +68,8 @@ def neighbours(
         [[0, 0, 1, 2, 3, 4], [1, 0, 0, 1, 2, 3]]
     """
     place, length = positions(ptr, num_nodes, device)
-    stride = column(strides, place)
-    left = place - stride
-    right = place + stride
+    left = torch.stack([place - stride for stride in strides])
+    right = torch.stack([place + stride for stride in strides])
     if boundary == "symmetric":
         left = left % (2 * length)
         right = right % (2 * length)
@@ -100,61 +92,51 @@ def neighbours(
     return start + left, start + right
 
 
+Sums = Callable[[Tensor, Tensor, int, Stencil, bool], Tensor]
+
+
 def product(
+    weighted_sums: Sums,
     v: Float[Tensor, "N H D"],
     alpha: Float[Tensor, "K H"],
     stencil: Stencil,
-    transpose: bool = False,
+    transpose: bool,
 ) -> Float[Tensor, "N H D"]:
     """Return Σ_k α_k (v_left + v_right); with ``transpose`` every row is added to its neighbours instead."""
-    if by_shifts(v, stencil, transpose):
-        # torch.compile fuses shifts into one loop, in half the time of the fast pair up to 1 000 rows.
-        return _shifted_product(v, alpha, stencil)
-    left, right = neighbours(v.size(0), *stencil, v.device)
-    if not transpose:
-        return torch.einsum("kh,knhd->nhd", alpha, v[left] + v[right])
-    moved = torch.einsum("kh,nhd->knhd", alpha, v).flatten(0, 1)
-    return (
-        torch.zeros_like(v)
-        .index_add(0, left.flatten(), moved)
-        .index_add(0, right.flatten(), moved)
+    (alpha, v), dtype = accumulating(alpha, v)
+    terms = (
+        weighted_sums(v, weight, stride, stencil, transpose)
+        for stride, weight in zip(stencil.strides, alpha.unsqueeze(2), strict=True)
     )
-
-
-def by_shifts(v: Tensor, stencil: Stencil, transpose: bool) -> bool:
-    """Return whether the sums are those of shifted copies of one sequence."""
-    if transpose or stencil.ptr is not None or not stencil.strides:
-        return False
-    return all(0 < stride <= v.size(0) for stride in stencil.strides)
-
-
-def _shifted_product(v: Tensor, alpha: Tensor, stencil: Stencil) -> Tensor:
-    n = v.size(0)
-    boundary = stencil.boundary
-    parts = []
-    for stride, weight in zip(stencil.strides, alpha.unsqueeze(2), strict=True):
-        first = v[:stride]
-        last = v[n - stride :]
-        # "drop" and "causal": the node itself.
-        before, after = {
-            "symmetric": (first.flip(0), last.flip(0)),
-            "replicate": (v[:1].expand_as(first), v[n - 1 :].expand_as(last)),
-            "periodic": (last, first),
-        }.get(boundary, (first, last))
-        padded = torch.cat([before, v, after])
-        parts.append(
-            weight
-            * (padded[:n] + (v if boundary == "causal" else padded[2 * stride :]))
-        )
-    return sum(parts[1:], parts[0])
+    out = next(terms)
+    for term in terms:
+        out.add_(term)
+    return out.to(dtype)
 
 
 def inner(
-    g: Float[Tensor, "N H D"], v: Float[Tensor, "N H D"], stencil: Stencil
+    weighted_sums: Sums,
+    g: Float[Tensor, "N H D"],
+    v: Float[Tensor, "N H D"],
+    stencil: Stencil,
 ) -> Float[Tensor, "K H"]:
     """Return the inner products of g with v_left + v_right at every stride."""
-    left, right = neighbours(v.size(0), *stencil, v.device)
-    return torch.einsum("nhd,knhd->kh", g, v[left] + v[right])
+    (g, v), _ = accumulating(g, v)
+    terms = [weighted_sums(v, g, stride, stencil, False) for stride in stencil.strides]
+    return torch.stack([term.sum((0, 2)) for term in terms])
+
+
+def plain_sums(
+    v: Tensor, weight: Tensor, stride: int, stencil: Stencil, transpose: bool
+) -> Tensor:
+    """Return ``weight`` times v_left + v_right, or the transpose of these sums."""
+    _, boundary, ptr = stencil
+    left, right = neighbours(v.size(0), (stride,), boundary, ptr, v.device)
+    if transpose:
+        moved = torch.zeros_like(v).index_add(0, left[0], v).index_add(0, right[0], v)
+    else:
+        moved = v[left[0]] + v[right[0]]
+    return moved * weight
 
 
 # Rows of the longest single sequence whose neighbours are cached: beyond, finding them is cheaper than reading them.
@@ -163,43 +145,17 @@ KEPT = 1 << 16
 Bags = tuple[Tensor, Tensor]
 
 
-def gathered_product(
-    v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool
+def fast_sums(
+    v: Tensor, weight: Tensor, stride: int, stencil: Stencil, transpose: bool
 ) -> Tensor:
-    (alpha, v), dtype = accumulating(alpha, v)
-    out: Tensor | None = None
-    for stride, weight in zip(
-        stencil.strides, alpha.unsqueeze(2).unbind(), strict=True
-    ):
-        moved = _sums(v, stride, stencil, transpose)
-        if out is None:
-            out = moved.mul_(weight)
-        else:
-            out = out.addcmul_(moved, weight)
-    if out is None:
-        out = torch.zeros_like(v)
-    return out.to(dtype)
-
-
-def gathered_inner(g: Tensor, v: Tensor, stencil: Stencil) -> Tensor:
-    (g, v), _ = accumulating(g, v)
-    return torch.stack(
-        [
-            _sums(v, stride, stencil, False).mul_(g).sum((0, 2))
-            for stride in stencil.strides
-        ]
-    )
-
-
-def _sums(v: Tensor, stride: int, stencil: Stencil, transpose: bool) -> Tensor:
+    """Return the same by bags of rows, whose sums take one pass over v."""
     if v.numel() == 0:
         return torch.zeros_like(v)
     bounds, rows = _bags(v.size(0), stride, stencil, transpose, v.device)
     # Detached, since torch would number the rows of every bag for a gradient that it is not asked for.
     flat = v.detach().reshape(v.size(0), -1)
-    return torch.embedding_bag(flat, rows, bounds, include_last_offset=True)[0].view_as(
-        v
-    )
+    moved = torch.embedding_bag(flat, rows, bounds, include_last_offset=True)[0]
+    return moved.view_as(v).mul_(weight)
 
 
 def _bags(
@@ -338,12 +294,11 @@ def neumann_function(
     (alpha, v), dtype = accumulating(alpha, v)
     place, length = positions(ptr, v.size(0), v.device)
     period = length if periodic else 2 * length
-    phase = (place * column(strides, place) % period).to(v.dtype) / period
-    modes = 4 * (math.pi * phase).sin().square().unsqueeze(2)
-    eigenvalues = sum(
-        (mode * weight for mode, weight in zip(modes, alpha, strict=True)),
-        torch.zeros_like(alpha[0]),
-    )
+    eigenvalues = torch.zeros_like(alpha[0])
+    for stride, weight in zip(strides, alpha, strict=True):
+        phase = (place * stride % period).to(v.dtype) / period
+        mode = 4 * (math.pi * phase).sin().square()
+        eigenvalues = eigenvalues + mode.unsqueeze(1) * weight
     factors = function(eigenvalues).unsqueeze(2)
     return _transform(
         factors * _transform(v, periodic, False, ptr), periodic, True, ptr

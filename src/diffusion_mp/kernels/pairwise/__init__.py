@@ -1,6 +1,7 @@
 """All-pair attention with a nonlinear score, tile by tile: O(N²) time, O(N) memory, also in the backward pass."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,6 +13,7 @@ from diffusion_mp.kernels.operation import (
     Backend,
     Narrow,
     empty_like,
+    few_numbers,
     operation,
     requested,
 )
@@ -22,7 +24,7 @@ from diffusion_mp.kernels.pairwise.scores import (
     Weighting,
     log_score,
 )
-from diffusion_mp.runtime.precision import accumulating
+from diffusion_mp.runtime.precision import accumulating, without_autocast
 
 __all__ = [
     "SCORES",
@@ -43,23 +45,10 @@ on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.pairwise.triton")
     formula=scores.pairwise_attention,
     cpu=tiled.attention,
     triton=on_gpu("attention"),
-    small=scores.few_in_attention,
     dtype="v",
 )
-def _attention(
-    q: Narrow,
-    k: Narrow,
-    v: Narrow,
-    ptr: Tensor | None,
-    score: str,
-    loops: bool,
-    mutual: bool,
-    log_sums: bool,
-) -> PairwiseRows:
-    return PairwiseRows(
-        empty_like(v),
-        q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32)),
-    )
+def _attention(q: Narrow, k: Narrow, v: Narrow, weighting: Weighting) -> PairwiseRows:
+    return PairwiseRows(empty_like(v), _empty_rows(q))
 
 
 @declare(
@@ -89,26 +78,18 @@ def _of_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    ptr: Tensor | None,
-    score: str,
-    loops: bool,
-    mutual: bool,
+    weighting: Weighting,
     out: Tensor,
     lse: Tensor,
     backend: str,
-    grad_out: Tensor | None = None,
-    grad_lse: Tensor | None = None,
+    grad_out: Tensor,
+    grad_lse: Tensor,
 ) -> tuple[Tensor, ...]:
     # With p_ij = f_ij exp(−lse_i), the derivative of lse by log f, Σ_j p_ij (grad_i·v_j) is grad_i·out_i.
-    if grad_out is None:
-        grad_out = torch.zeros_like(out)
-    delta = _inner(grad_out, out)
-    if grad_lse is not None:
-        delta = delta - grad_lse
-    if not loops:
-        # A node that is alone has no pair: its level is −∞, and its gradient has to be zero, not 0 · ∞.
-        lse = lse.masked_fill(lse == -torch.inf, 0.0)
-    weighting = Weighting(-lse, None, ptr, score, loops, mutual)
+    delta = _inner(grad_out, out) - grad_lse
+    # A node that is alone has no pair: its level is −∞, and its gradient has to be zero, not 0 · ∞.
+    level = lse.masked_fill(lse == -torch.inf, 0.0)
+    weighting = weighting._replace(row_shift=-level)
     return _backward(grad_out, delta, q, k, v, weighting, backend=backend)
 
 
@@ -121,7 +102,7 @@ def _of_product(
     out: Tensor,
     backend: str,
 ) -> tuple[Tensor | None, ...]:
-    delta = q.new_zeros(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
+    delta = torch.zeros_like(_empty_rows(q))
     dq, dk, dv = _backward(grad, delta, q, k, v, weighting, backend=backend)
     # The shifts need no pass over the pairs: with g_ij = w_ij (grad_i·v_j) the row sums, da, are
     # grad_i·out_i, and the column sums, db, are v_j·dv_j.
@@ -133,6 +114,11 @@ def _of_product(
     return dq, dk, dv, da, db
 
 
+def _empty_rows(q: Tensor) -> Tensor:
+    """Return an uninitialised number per row and head, in at least float32."""
+    return q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
+
+
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     (a, b), _ = accumulating(a, b)
     return (a * b).sum(2)
@@ -140,26 +126,6 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
 
 _attention.derivatives({"q k v": _of_attention})
 _product.derivatives({"q k v weighting.row_shift weighting.col_shift": _of_product})
-
-
-def _as_computed(
-    of_q: Tensor, of_k: Tensor, of_v: Tensor, *inputs: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    return of_q.clone(), of_k.clone(), of_v.clone()
-
-
-@declare("pairwise_gradient", formula=scores.softmax_gradients, cpu=_as_computed)
-def _gradients(
-    of_q: Narrow,
-    of_k: Narrow,
-    of_v: Narrow,
-    grad: Narrow,
-    q: Narrow,
-    k: Narrow,
-    v: Narrow,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of torch's fused kernel, which it does not differentiate again, with derivatives."""
-    return empty_like(of_q, of_k, of_v)
 
 
 def pairwise_attention(
@@ -180,7 +146,7 @@ def pairwise_attention(
     Args:
         q, k, v: features of receivers and senders, and values.
         ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
-        mutual: the promise that q_i·k_j = q_j·k_i, implied if q is k: large graphs take half of the scores.
+        mutual: the promise that q_i·k_j = q_j·k_i: large graphs take half of the scores.
         score, backend: ``"exp"`` (f = exp) or ``"sigmoid"``, and how it is computed; see `kernels.operation`.
 
     Examples:
@@ -189,15 +155,16 @@ def pairwise_attention(
         True
     """
     check_choice(score, "score", SCORES)
-    # Tiles compute one gradient for q = k, which takes less time on the CPU.
-    trained = q is k and q.is_cpu and q.requires_grad and torch.is_grad_enabled()
-    if not trained and fused.fits(q, k, v, ptr, score):
-        named = requested(FAMILY, backend)
-        if named == "cpu" or (named == "auto" and not scores.few_pairs(q)):
-            return fused.attention(q, k, v, gradients=_gradients)
-    return _attention(
-        q, k, v, ptr, score, True, mutual or q is k, False, backend=backend
-    ).out
+    requested_backend = requested(FAMILY, backend)
+    small = ptr is None and requested_backend == "auto" and few_numbers(q, k, v)
+    # Numbers first: they are never few for torch.export, to which the number of pairs is a symbol.
+    if small and scores.few_pairs(q):
+        with without_autocast(q):
+            return scores.attention_of_few(q, k, v, score)
+    if requested_backend in ("auto", "cpu") and fused.fits(q, k, v, ptr, score):
+        return fused.attention(q, k, v)
+    weighting = Weighting(None, None, ptr, score, mutual=mutual)
+    return _attention(q, k, v, weighting, backend=backend).out
 
 
 def pairwise_rows(
@@ -219,9 +186,8 @@ def pairwise_rows(
         True
     """
     check_choice(score, "score", SCORES)
-    return _attention(
-        q, k, v, ptr, score, loops, mutual or q is k, True, backend=backend
-    )
+    weighting = Weighting(None, None, ptr, score, loops, mutual)
+    return _attention(q, k, v, weighting, backend=backend)
 
 
 def pairwise_logsumexp(
@@ -231,25 +197,20 @@ def pairwise_logsumexp(
     *,
     score: str = "exp",
     loops: bool = True,
+    mutual: bool = False,
     backend: Backend = "auto",
 ) -> Float[Tensor, "N H"]:
     """log Σ_j f(q_i·k_j), the log-normaliser of a row of :func:`pairwise_attention`, in at least float32.
 
-    With ``loops=False`` j = i does not count, and the result is −∞ for a node alone in its graph.
+    With ``loops=False`` j = i does not count, and the result is −∞ for a node alone in its graph. For ``mutual`` see
+    :func:`pairwise_attention`.
 
     Examples:
         >>> torch.allclose(pairwise_logsumexp(q, k), torch.einsum("ihf,jhf->ihj", q, k).logsumexp(2), atol=1e-6)
         True
     """
-    return pairwise_rows(
-        q,
-        k,
-        q.new_empty(*q.shape[:2], 0),
-        ptr,
-        score=score,
-        loops=loops,
-        backend=backend,
-    ).lse
+    options: dict[str, Any] = {"loops": loops, "mutual": mutual, "backend": backend}
+    return pairwise_rows(q, k, q[:, :, :0], ptr, score=score, **options).lse
 
 
 def pairwise_product(
@@ -276,10 +237,5 @@ def pairwise_product(
         torch.Size([6, 2, 4])
     """
     check_choice(score, "score", SCORES)
-    return _product(
-        q,
-        k,
-        v,
-        Weighting(row_shift, col_shift, ptr, score, loops, mutual or q is k),
-        backend=backend,
-    )
+    weighting = Weighting(row_shift, col_shift, ptr, score, loops, mutual)
+    return _product(q, k, v, weighting, backend=backend)

@@ -6,17 +6,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, pad
 
 from diffusion_mp.kernels.operation import (
     FEW,
     Wide,
-    few_numbers,
     heads_first,
     pulled_back,
 )
 from diffusion_mp.kernels.segments import slices
-from diffusion_mp.runtime.cache import values_only
 from diffusion_mp.runtime.precision import lies_in
 
 
@@ -63,7 +61,7 @@ class Weighting(NamedTuple):
 
 
 class PairwiseRows(NamedTuple):
-    """Σ_j p_ij v_j [N, H, D], and log Σ_j f(q_i·k_j) [N, H], which is right only where it is asked for."""
+    """Σ_j p_ij v_j [N, H, D], and log Σ_j f(q_i·k_j) [N, H]."""
 
     out: Tensor
     lse: Tensor
@@ -90,83 +88,40 @@ def log_scores(q: Tensor, k: Tensor, score: str, loops: bool = True) -> Tensor:
 
 
 def pairwise_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ptr: Tensor | None,
-    score: str,
-    loops: bool,
-    mutual: bool,
-    log_sums: bool,
+    q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
 ) -> PairwiseRows:
     """Σ_j p_ij v_j with p the softmax of log f(q_i·k_j) over row i, also for the sigmoid (D11 of docs/errata.md)."""
-    if ptr is None and loops and not log_sums:
-        return _attention_of_one_graph(q, k, v, score)
-    return attention_by_logarithms(q, k, v, ptr, score, loops)
+    results = []
+    sums = []
+    for rows in slices(weighting.ptr, q.size(0)):
+        logs = log_scores(q[rows], k[rows], weighting.score, weighting.loops)
+        # A node that is alone, without loops, has no pair: its sum is −∞, and the derivative of that zero.
+        alone = (logs == -torch.inf).all(2)
+        lse = logs.masked_fill(alone.unsqueeze(2), 0.0).logsumexp(2)
+        p = (logs - lse.unsqueeze(2)).exp()
+        results.append(torch.einsum("hij,jhd->ihd", p, v[rows]))
+        sums.append(lse.masked_fill(alone, -torch.inf).t())
+    return PairwiseRows(torch.cat(results), torch.cat(sums))
 
 
-def attention_by_logarithms(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ptr: Tensor | None,
-    score: str,
-    loops: bool,
-    *_: bool,
-) -> PairwiseRows:
-    """Return the rows and their sums, graph by graph."""
-    logs = [
-        (log_scores(q[rows], k[rows], score, loops), v[rows])
-        for rows in slices(ptr, q.size(0))
-    ]
-    out = v
-    if v.size(2):
-        out = torch.cat(
-            [torch.einsum("hij,jhd->ihd", s.softmax(2), values) for s, values in logs]
-        )
-    return PairwiseRows(out, torch.cat([_log_sums(s, loops).t() for s, _ in logs]))
-
-
-def _log_sums(s: Tensor, loops: bool) -> Tensor:
-    """Return the logarithms of the sums of rows, −∞ with a derivative of zero for a node that is alone."""
-    if loops:
-        return s.logsumexp(2)
-    alone = (s == -torch.inf).all(2)
-    return (
-        s.masked_fill(alone.unsqueeze(2), 0.0)
-        .logsumexp(2)
-        .masked_fill(alone, -torch.inf)
-    )
-
-
-def _attention_of_one_graph(
-    q: Tensor, k: Tensor, v: Tensor, score: str
-) -> PairwiseRows:
-    """Return the rows in as few calls as possible."""
+def attention_of_few(q: Tensor, k: Tensor, v: Tensor, score: str) -> Tensor:
+    """Return the rows of one graph in as few calls as possible, of which the time consists where pairs are few."""
     q, k, v = heads_first(q, k, v)
     scores = q @ k.mT
+    # −20 and above, no row of sigmoids vanishes, and they take half the time of the softmax of logarithms. A gradient
+    # needs the logarithms, since 1 − σ(s) loses the digits of the slope.
     if (
         score == "sigmoid"
         and not scores.requires_grad
-        and _rows_are_present(scores, q is k)
+        and lies_in(scores, -20.0, math.inf)
     ):
-        # Half the time of the softmax of logarithms, which is needed for rows that would vanish, and for a
-        # gradient, since 1 − σ(s) loses the digits of the slope.
         weight = scores.sigmoid_()
         out = (weight @ v) / weight.sum(-1, keepdim=True)
     else:
         out = log_score(scores, score).softmax(-1) @ v
     if out.dim() == 2:
-        out = out.unsqueeze(1)
-    else:
-        out = out.transpose(0, 1).contiguous()
-    return PairwiseRows(out, out)
-
-
-def _rows_are_present(scores: Tensor, same: bool) -> bool:
-    """Return whether it is known that no row of sigmoids vanishes."""
-    # The score of a vector with itself is its square: looking at all scores would take a sixth of the time.
-    return (same and values_only()) or lies_in(scores, -20.0, math.inf)
+        return out.unsqueeze(1)
+    return out.transpose(0, 1).contiguous()
 
 
 def few_pairs(q: Tensor) -> bool:
@@ -177,58 +132,20 @@ def few_pairs(q: Tensor) -> bool:
     return q.is_cpu and q.size(1) * q.size(0) ** 2 <= most
 
 
-def few_in_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ptr: Tensor | None,
-    score: str,
-    loops: bool,
-    mutual: bool,
-    log_sums: bool,
-) -> bool:
-    # Numbers first: they are never few for torch.export, to which the number of pairs is a symbol.
-    return (
-        ptr is None and loops and not log_sums and few_numbers(q, k, v) and few_pairs(q)
-    )
-
-
 def pairwise_backward(
     grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq_i = Σ_j g_ij k_j, dk_j = Σ_i g_ij q_i and dv_j = Σ_i w_ij grad_i.
 
-    Here g_ij = w_ij (grad_i·v_j − δ_i) φ_ij with φ = (log f)′, which is 1 for exp and σ(−s) for the sigmoid.
+    Here g_ij = w_ij (grad_i·v_j − δ_i) φ_ij with φ = (log f)′. With a channel of ones in v, to which the gradient −δ
+    belongs, it is the derivative of the product.
     """
-    parts = []
-    for rows in slices(weighting.ptr, q.size(0)):
-        weight = _weights(q, k, weighting, rows)
-        by_weights = torch.einsum("ihd,jhd->hij", grad[rows], v[rows])
-        by_scores = weight * (by_weights - delta[rows].t().unsqueeze(2))
-        if weighting.score == "sigmoid":
-            s = torch.einsum("ihf,jhf->hij", q[rows], k[rows])
-            # The slope σ(−s), not 1 − σ(s), which is zero in float32 from s = 17 on.
-            by_scores = by_scores * logsigmoid(-s).exp()
-        dq = torch.einsum("hij,jhf->ihf", by_scores, k[rows])
-        dk = torch.einsum("hij,ihf->jhf", by_scores, q[rows])
-        parts.append((dq, dk, torch.einsum("hij,ihd->jhd", weight, grad[rows])))
-    dq, dk, dv = map(torch.cat, zip(*parts, strict=True))
-    return dq, dk, dv
 
+    def product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return pairwise_product(q, k, pad(v, (0, 1), value=1.0), weighting)
 
-def softmax_gradients(
-    of_q: Tensor,
-    of_k: Tensor,
-    of_v: Tensor,
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of softmax attention by this module; the first three are those that torch's kernel found."""
-    gradients: tuple[Tensor, Tensor, Tensor] = pulled_back(
-        lambda q, k, v: _attention_of_one_graph(q, k, v, "exp").out, (q, k, v), grad
-    )
+    pulled = torch.cat([grad, -delta.unsqueeze(2)], 2)
+    gradients: tuple[Tensor, Tensor, Tensor] = pulled_back(product, (q, k, v), pulled)
     return gradients
 
 

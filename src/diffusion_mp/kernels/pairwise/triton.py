@@ -15,8 +15,6 @@ from diffusion_mp.kernels.gpu import (
     Tiles,
     contiguous,
     padded,
-    row_contiguous,
-    strides,
     tiles,
 )
 from diffusion_mp.kernels.pairwise.scores import PairwiseRows, Weighting
@@ -63,12 +61,6 @@ def _attention(
     nodes,
     out,
     lse,
-    q_n,
-    q_h,
-    k_n,
-    k_h,
-    v_n,
-    v_h,
     H,
     F,
     D,
@@ -86,14 +78,14 @@ def _attention(
     head, row, within, begin, end = own_rows(table, nodes, H, BLOCK_M)
     f = tl.arange(0, BLOCK_F)
     d = tl.arange(0, BLOCK_D)
-    queries = load(q, row, within, head, q_n, q_h, f, F, OPERAND)
+    queries = load(q, row, within, head, H * F, F, f, F, OPERAND)
     level = tl.full([BLOCK_M], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for start in range(begin, end, BLOCK_N):
         col = start + tl.arange(0, BLOCK_N)
         inside = col < end
-        keys = load(k, col, inside, head, k_n, k_h, f, F, OPERAND)
+        keys = load(k, col, inside, head, H * F, F, f, F, OPERAND)
         s = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
         pairs = _pairs(row, col, end, LOOPS)
         above = tl.max(tl.where(pairs, s, float("-inf")), axis=1)
@@ -105,7 +97,7 @@ def _attention(
         w, _ = _weights(s, level[:, None], pairs, SIGMOID)
         total = total * shrink + tl.sum(w, axis=1)
         if VALUES:
-            values = load(v, col, inside, head, v_n, v_h, d, D, OPERAND)
+            values = load(v, col, inside, head, H * D, D, d, D, OPERAND)
             sums = tl.dot(
                 w.to(OPERAND), values, sums * shrink[:, None], input_precision=PRECISION
             )
@@ -130,14 +122,6 @@ def _sums(
     nodes,
     dx,
     product,
-    x_n,
-    x_h,
-    y_n,
-    y_h,
-    left_n,
-    left_h,
-    right_n,
-    right_h,
     H,
     F,
     D,
@@ -154,9 +138,9 @@ def _sums(
     head, row, within, begin, end = own_rows(table, nodes, H, BLOCK_M)
     f = tl.arange(0, BLOCK_F)
     d = tl.arange(0, BLOCK_D)
-    xs = load(x, row, within, head, x_n, x_h, f, F, OPERAND)
+    xs = load(x, row, within, head, H * F, F, f, F, OPERAND)
     if dx is not None:
-        lefts = load(left, row, within, head, left_n, left_h, d, D, OPERAND)
+        lefts = load(left, row, within, head, H * D, D, d, D, OPERAND)
     row_level = tl.zeros([BLOCK_M], tl.float32)
     if row_shift is not None:
         row_level -= tl.load(row_shift + row * H + head, mask=within, other=0.0)
@@ -165,8 +149,8 @@ def _sums(
     for start in range(begin, end, BLOCK_N):
         col = start + tl.arange(0, BLOCK_N)
         inside = col < end
-        ys = load(y, col, inside, head, y_n, y_h, f, F, OPERAND)
-        rights = load(right, col, inside, head, right_n, right_h, d, D, OPERAND)
+        ys = load(y, col, inside, head, H * F, F, f, F, OPERAND)
+        rights = load(right, col, inside, head, H * D, D, d, D, OPERAND)
         level = row_level[:, None]
         if col_shift is not None:
             level -= tl.load(col_shift + col * H + head, mask=inside, other=0.0)[
@@ -194,15 +178,13 @@ def _sums(
         store(product, row, within, head, H, d, D, sums)
 
 
-def _plan(
-    q: Tensor, v: Tensor, ptr: Tensor | None, score: str, loops: bool
-) -> tuple[Tiles, tuple[int], Any]:
+def _plan(q: Tensor, v: Tensor, weighting: Weighting) -> tuple[Tiles, Any, Any]:
+    """Return the runs of rows, the grid of programs, and options of the kernels."""
     features = padded(q.size(2))
     channels = padded(v.size(2))
     size, options = operands(q.dtype, min(features, channels))
-    halves = (
-        options["PRECISION"] == "bf16x6"
-    )  # take less shared memory than TF32 numbers
+    # Parts in bfloat16 take less shared memory than TF32 numbers.
+    halves = options["PRECISION"] == "bf16x6"
     # Bytes of a row; tiles of rows have to fit into shared memory.
     wide = max(features, channels) * size
     if wide <= 256:
@@ -213,123 +195,66 @@ def _plan(
         height = 16
     while height > 16 and q.size(0) * q.size(1) < PROGRAMS * height:
         height //= 2
+    if wide <= (256 if halves else 128):
+        width = 64
+    elif wide <= 512:
+        width = 32
+    else:
+        width = 16
+    if wide > 256 or (halves and height == 64):
+        stages = 1
+    elif size == 2 and wide <= 128:
+        stages = 3
+    else:
+        stages = 2
     options |= {
-        "SIGMOID": score == "sigmoid",
-        "LOOPS": loops,
+        "SIGMOID": weighting.score == "sigmoid",
+        "LOOPS": weighting.loops,
         "BLOCK_M": height,
-        "BLOCK_N": 64
-        if wide <= (256 if halves else 128)
-        else 32
-        if wide <= 512
-        else 16,
+        "BLOCK_N": width,
         "BLOCK_F": features,
         "BLOCK_D": channels,
         # Four warps have 64 rows between them; eight made a product of the matrix units read past its tile on an H100.
         "num_warps": 4,
-        "num_stages": 1
-        if wide > 256 or (halves and height == 64)
-        else 3
-        if size == 2 and wide <= 128
-        else 2,
+        "num_stages": stages,
     }
-    runs = tiles(ptr, q.size(0), height, q.device)
+    runs = tiles(weighting.ptr, q.size(0), height, q.device)
     return runs, (runs.number * q.size(1),), options
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ptr: Tensor | None,
-    score: str,
-    loops: bool,
-    mutual: bool,
-    log_sums: bool,
-) -> PairwiseRows:
+def attention(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> PairwiseRows:
     """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in float32."""
-    q, k, v = (row_contiguous(x) for x in (q, k, v))
-    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    q, k, v = contiguous(q, k, v)
+    out = torch.empty_like(v)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     with torch.cuda.device_of(q):
-        runs, grid, options = _plan(q, v, ptr, score, loops)
-        sizes = (q.size(1), q.size(2), v.size(2))
-        _attention[grid](
-            q,
-            k,
-            v,
-            *runs.bounds,
-            out,
-            lse,
-            *strides(q, k, v),
-            *sizes,
-            VALUES=v.size(2) > 0,
-            **options,
-        )
+        runs, grid, options = _plan(q, v, weighting)
+        sizes = (*q.shape[1:], v.size(2))
+        options["VALUES"] = v.size(2) > 0
+        _attention[grid](q, k, v, *runs.bounds, out, lse, *sizes, **options)
     return PairwiseRows(out, lse)
 
 
 def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
-    q, k, v = (row_contiguous(x) for x in (q, k, v))
-    row_shift, col_shift = contiguous(*weighting[:2])
-    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    q, k, v, a, b = contiguous(q, k, v, *weighting[:2])
+    out = torch.empty_like(v)
     with torch.cuda.device_of(q):
-        runs, grid, options = _plan(q, v, *weighting[2:5])
-        sizes = (*strides(q, k, v, v), q.size(1), q.size(2), v.size(2))
-        _sums[grid](
-            q,
-            k,
-            None,
-            v,
-            row_shift,
-            col_shift,
-            None,
-            None,
-            *runs.bounds,
-            None,
-            out,
-            *sizes,
-            **options,
-        )
+        runs, grid, options = _plan(q, v, weighting)
+        inputs = (q, k, None, v, a, b, None, None, *runs.bounds)
+        _sums[grid](*inputs, None, out, *q.shape[1:], v.size(2), **options)
     return out
 
 
 def backward(
     grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
 ) -> tuple[Tensor, ...]:
-    grad, q, k, v = (row_contiguous(x) for x in (grad, q, k, v))
-    row_shift, col_shift, delta = contiguous(*weighting[:2], delta)
-    dq, dk, dv = (
-        torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)
-    )
+    grad, delta, q, k, v, a, b = contiguous(grad, delta, q, k, v, *weighting[:2])
+    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     with torch.cuda.device_of(q):
-        runs, grid, options = _plan(q, v, *weighting[2:5])
-        left = (q, k, grad, v)
-        right = (k, q, v, grad)
-        sizes = (q.size(1), q.size(2), v.size(2))
-        to = (*strides(*left), *sizes)
-        of = (*strides(*right), *sizes)
-        _sums[grid](
-            *left,
-            row_shift,
-            col_shift,
-            delta,
-            None,
-            *runs.bounds,
-            dq,
-            None,
-            *to,
-            **options,
-        )
-        _sums[grid](
-            *right,
-            col_shift,
-            row_shift,
-            None,
-            delta,
-            *runs.bounds,
-            dk,
-            dv,
-            *of,
-            **options,
-        )
+        runs, grid, options = _plan(q, v, weighting)
+        sizes = (*q.shape[1:], v.size(2))
+        to = (q, k, grad, v, a, b, delta, None, *runs.bounds)
+        of = (k, q, v, grad, b, a, None, delta, *runs.bounds)
+        _sums[grid](*to, dq, None, *sizes, **options)
+        _sums[grid](*of, dk, dv, *sizes, **options)
     return dq, dk, dv

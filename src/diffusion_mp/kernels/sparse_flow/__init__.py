@@ -11,7 +11,6 @@ from diffusion_mp.kernels.sparse_flow.reference import (
     EdgeFlow,
     entries,
     log_entries,
-    solve_rows,
     sparse_flow_edges,
 )
 from diffusion_mp.kernels.sparse_flow.rows import (
@@ -20,7 +19,6 @@ from diffusion_mp.kernels.sparse_flow.rows import (
     RowTerms,
     empty_potentials,
 )
-from diffusion_mp.kernels.sparse_flow.tiled import support
 
 __all__ = [
     "EdgeFlow",
@@ -29,11 +27,9 @@ __all__ = [
     "RowTerms",
     "entries",
     "log_entries",
-    "solve_rows",
     "sparse_flow_edges",
     "sparse_flow_potentials",
     "sparse_flow_product",
-    "support",
 ]
 
 declare = partial(operation, family="sparse_flow")

@@ -25,8 +25,8 @@ class Features(NamedTuple):
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.zeros(6, 2), torch.zeros(6, 2))
-        >>> support(Features(q, k, friction_q=q, friction_k=k), rows.terms, None).shape  # all pairs flow
-        torch.Size([2, 36])
+        >>> sparse_flow_product(*Features(q, k, friction_q=q, friction_k=k), k, rows.terms).shape
+        torch.Size([6, 2, 4])
     """
 
     q: Narrow

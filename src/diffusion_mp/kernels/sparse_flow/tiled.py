@@ -16,7 +16,6 @@ from diffusion_mp.kernels.segments import (
     by_stacks,
     even,
     joined,
-    plus_product,
 )
 from diffusion_mp.kernels.sparse_flow.rows import (
     Features,
@@ -37,20 +36,19 @@ def _rows(x: Tensor) -> list[slice]:
     return even(x.size(1), max(1, at_once(TILE, x) // max(1, x.size(1))))
 
 
-class _Tiles(Buffers):
-    """Memory for one tile at a time."""
-
-    def scores(self, features: Sequence[Tensor], rows: slice) -> tuple[Tensor, Tensor]:
-        q, k, fq, fk = features
-        return self.inner(q[:, rows], k), self.inner(fq[:, rows], fk, "u")
-
-
 def _by_tiles(
     compute: Callable[..., tuple[Tensor, ...]], ptr: Tensor | None, inputs: list[Tensor]
 ) -> list[Tensor]:
-    return by_stacks(
-        partial(compute, _Tiles(inputs[0], inputs[0].dtype)), ptr, inputs, TILE
-    )
+    """Apply ``compute`` to memory for one tile at a time, and to stacks of the inputs and their mask."""
+    room = Buffers(inputs[0], inputs[0].dtype)
+    return by_stacks(partial(compute, room), ptr, inputs, TILE)
+
+
+def _scores(
+    room: Buffers, features: Sequence[Tensor], rows: slice
+) -> tuple[Tensor, Tensor]:
+    q, k, fq, fk = features
+    return room.inner(q[:, rows], k), room.inner(fq[:, rows], fk, "u")
 
 
 def _scalars(*by_row: Tensor) -> list[Tensor]:
@@ -81,11 +79,11 @@ def potentials(
 ) -> RowPotentials:
     """Solve the rows; ``leak`` is 1/α."""
 
-    def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor]:
+    def compute(room: Buffers, *stacks: Any) -> tuple[Tensor]:
         *inputs, lam, leak, mask = stacks
         solved = []
         for rows in _rows(lam):
-            s, u = room.scores(inputs, rows)
+            s, u = _scores(room, inputs, rows)
             resistance = _log_sum(s, mask, -1)
             friction = _log_sum(u, mask)
             if mask is not None:
@@ -116,7 +114,7 @@ def _log_sum(x: Tensor, mask: Tensor | None, sign: int = 1) -> Tensor:
         top = x.amax(-1, keepdim=True)
         share = exp_(x - top)
     if mask is not None:
-        share.mul_(mask.transpose(1, 2))
+        share.mul_(mask.mT)
     return share.sum(-1, keepdim=True).log_() + top
 
 
@@ -131,22 +129,22 @@ class _Entries:
         rows: slice,
         mask: Tensor | None,
     ) -> None:
-        a, w, self.rho, self.nu, lift, reach, best = (x[:, rows] for x in terms)
+        a, w, self.rho, self.nu, lift, reach, self.best = (x[:, rows] for x in terms)
         if bool(reach.isfinite().any()):
             u.masked_fill_(u >= reach, torch.inf)
-        self.above = exp_(u.sub_(w)).sub_(1).scatter_(2, best, 0.0)
+        self.above = exp_(u.sub_(w)).sub_(1).scatter_(2, self.best, 0.0)
         s.add_(a)
         if bool(lift.any()):
             s += torch.lt(self.above, 0) * lift
         self.through = exp_(s, unit_limit(s.dtype))
         if mask is not None:
-            self.through.mul_(mask.transpose(1, 2)).mul_(mask[:, rows])
+            self.through.mul_(mask.mT).mul_(mask[:, rows])
 
     def flow(self) -> Tensor:
         """Return z, written over ``above``."""
         return self.above.mul_(-self.nu).add_(self.rho).clamp_min_(0).mul_(self.through)
 
-    def on_support(self, room: _Tiles) -> tuple[Tensor, Tensor, Tensor]:
+    def on_support(self, room: Buffers) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``through``, zero where nothing flows, ``above`` and z."""
         shape = self.above.shape
         driven = (
@@ -158,34 +156,30 @@ class _Entries:
         return self.through, self.above, driven.mul_(self.through)
 
 
-class _Product:
-    """The product of matrices with y, or of their transposes with y, from tiles of complete rows."""
-
-    def __init__(self, y: Tensor, transpose: bool) -> None:
-        self.y = y
-        self.transpose = transpose
-        self.parts: list[Tensor] = []
-
-    def add(self, tile: Tensor, rows: slice) -> None:
-        if self.transpose:
-            so_far = self.parts[0] if self.parts else None
-            self.parts = [plus_product(so_far, tile.transpose(1, 2), self.y[:, rows])]
-        else:
-            self.parts.append(torch.bmm(tile, self.y))
-
-    def total(self) -> Tensor:
-        return joined(self.parts, 1)
+def _multiply(
+    out: Tensor, tile: Tensor, y: Tensor, rows: slice, transpose: bool
+) -> None:
+    """Write these rows of a product with y, or add what they contribute to that of the transpose."""
+    if transpose:
+        out.baddbmm_(tile.mT, y[:, rows])
+    else:
+        out[:, rows] = tile @ y
 
 
-def _by_scores(features: Sequence[Tensor]) -> list[_Product]:
-    """Return the gradients of q, k, q̃ and k̃ as products with those of s = q·k (twice) and of u = q̃·k̃."""
+def _pull_scores(
+    gradients: Sequence[Tensor],
+    features: Sequence[Tensor],
+    ds: Tensor,
+    du: Tensor,
+    rows: slice,
+) -> None:
+    """Add the gradients of q, k, q̃ and k̃ by those of a tile of s = q·k and u = q̃·k̃."""
+    dq, dk, dfq, dfk = gradients
     q, k, fq, fk = features
-    return [
-        _Product(k, False),
-        _Product(q, True),
-        _Product(fk, False),
-        _Product(fq, True),
-    ]
+    _multiply(dq, ds, k, rows, False)
+    _multiply(dk, ds, q, rows, True)
+    _multiply(dfq, du, fk, rows, False)
+    _multiply(dfk, du, fq, rows, True)
 
 
 def product(
@@ -193,17 +187,14 @@ def product(
 ) -> Tensor:
     """Return Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D], in the dtype of v."""
 
-    def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor]:
+    def compute(room: Buffers, *stacks: Any) -> tuple[Tensor]:
         v, mask = stacks[11:]
-        out = _Product(v, transpose)
+        out = torch.zeros_like(v)
         for rows in _rows(v):
-            out.add(
-                _Entries(
-                    *room.scores(stacks[:4], rows), stacks[4:11], rows, mask
-                ).flow(),
-                rows,
-            )
-        return (out.total(),)
+            scores = _scores(room, stacks[:4], rows)
+            z = _Entries(*scores, stacks[4:11], rows, mask).flow()
+            _multiply(out, z, v, rows, transpose)
+        return (out,)
 
     return _by_tiles(compute, ptr, _together(features, terms, ptr, v))[0].to(v.dtype)
 
@@ -222,43 +213,34 @@ def product_backward(
     v_i·grad_j): ds = da = zG, du = −dw = −yG, dρ = e^{s + a} G, dν = e^{s + a}(1 − e^{u − w}) G.
     """
 
-    def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor, ...]:
+    def compute(room: Buffers, *stacks: Any) -> tuple[Tensor, ...]:
         inputs = stacks[:4]
         terms = stacks[4:11]
         v, grad, mask = stacks[11:]
-        left, right = grad, v
-        if transpose:
-            left, right = v, grad
-        by_scores = _by_scores(inputs)
-        dv = _Product(grad, not transpose)
-        by_row: list[Tensor] = []
+        left, right = (v, grad) if transpose else (grad, v)
+        gradients = [torch.zeros_like(x) for x in (*inputs, v)]
+        by_row = v.new_empty(*v.shape[:2], 4)
         for rows in _rows(v):
-            through, above, flow = _Entries(
-                *room.scores(inputs, rows), terms, rows, mask
-            ).on_support(room)
-            dv.add(flow, rows)
+            scores = _scores(room, inputs, rows)
+            tile = _Entries(*scores, terms, rows, mask)
+            through, above, flow = tile.on_support(room)
+            _multiply(gradients[4], flow, grad, rows, not transpose)
             outer = room.inner(left[:, rows], right, "gradient")
             ds = flow.mul_(outer)
             by_rho = through.mul_(outer)
-            drho = by_rho.sum(2, keepdim=True)
+            drho = by_rho.sum(2)
             by_nu = above.mul_(by_rho)
-            dnu = -by_nu.sum(2, keepdim=True)
-            du = (
-                by_nu.add_(by_rho)
-                .mul_(-terms[3][:, rows])
-                .scatter_(2, terms[-1][:, rows], 0.0)
-            )
-            by_row.append(
-                torch.cat(
-                    [ds.sum(2, keepdim=True), -du.sum(2, keepdim=True), drho, dnu], 2
-                )
-            )
-            for gradient, tile in zip(by_scores, (ds, ds, du, du), strict=True):
-                gradient.add(tile, rows)
-        return *(gradient.total() for gradient in (*by_scores, dv)), joined(by_row, 1)
+            dnu = -by_nu.sum(2)
+            # At the best conductor e^{u − w} is one, whatever u is.
+            du = by_nu.add_(by_rho).mul_(-tile.nu).scatter_(2, tile.best, 0.0)
+            by_row[:, rows] = torch.stack([ds.sum(2), -du.sum(2), drho, dnu], 2)
+            _pull_scores(gradients[:4], inputs, ds, du, rows)
+        return *gradients, by_row
 
-    *found, by_row = _by_tiles(compute, ptr, _together(features, terms, ptr, v, grad))
-    return *(x.to(v.dtype) for x in found), *(x.contiguous() for x in by_row.unbind(2))
+    together = _together(features, terms, ptr, v, grad)
+    *gradients, by_row = _by_tiles(compute, ptr, together)
+    by_terms = (x.contiguous() for x in by_row.unbind(2))
+    return *(x.to(v.dtype) for x in gradients), *by_terms
 
 
 class Pulls(NamedTuple):
@@ -350,7 +332,7 @@ def potentials_backward(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of q, k, q̃, k̃, λ and 1/α; see :class:`Pulls`."""
 
-    def compute(room: _Tiles, *stacks: Any) -> tuple[Tensor, ...]:
+    def compute(room: Buffers, *stacks: Any) -> tuple[Tensor, ...]:
         inputs = stacks[:4]
         terms = stacks[4:11]
         mask = stacks[-1]
@@ -358,66 +340,32 @@ def potentials_backward(
         if mask is not None:
             pull = [x * mask for x in pull]
         step, by_resistance, by_friction, at_s, at_u, nu, by_lam = pull
-        by_scores = _by_scores(inputs)
-        dlam: list[Tensor] = []
+        gradients = [torch.zeros_like(x) for x in inputs]
+        dlam = by_lam.clone()
         for rows in _rows(resistance):
-            s, u = room.scores(inputs, rows)
+            s, u = _scores(room, inputs, rows)
+            # Before the entries, which are written over s and u.
             r = exp_(torch.sub(-resistance[:, rows], s, out=room("r", *s.shape)))
             f = exp_(torch.sub(u, friction[:, rows], out=room("f", *s.shape)))
-            through, above, flow = _Entries(s, u, terms, rows, mask).on_support(room)
+            tile = _Entries(s, u, terms, rows, mask)
+            through, above, flow = tile.on_support(room)
             some = step[:, rows]
-            best = terms[-1][:, rows]
             if mask is not None:
-                r = r.mul_(mask.transpose(1, 2))
-                f = f.mul_(mask.transpose(1, 2))
+                r.mul_(mask.mT)
+                f.mul_(mask.mT)
             ds = flow.mul_(-some).sub_(r.mul_(by_resistance[:, rows]))
             dammed = above.mul_(through)
-            dlam.append(
-                dammed.sum(2, keepdim=True) * some * nu[:, rows] + by_lam[:, rows]
-            )
-            drag = (
-                dammed.add_(through)
-                .mul_(terms[3][:, rows] * some)
-                .scatter_(2, best, 0.0)
-            )
+            dlam[:, rows] += dammed.sum(2, keepdim=True) * some * nu[:, rows]
+            drag = dammed.add_(through).mul_(tile.nu * some)
+            drag.scatter_(2, tile.best, 0.0)
             du = drag.sub_(f.mul_(by_friction[:, rows]))
-            ds = ds.scatter_add_(2, best, at_s[:, rows])
-            du = du.scatter_add_(2, best, at_u[:, rows])
-            for gradient, tile in zip(by_scores, (ds, ds, du, du), strict=True):
-                gradient.add(tile, rows)
-        return *(gradient.total() for gradient in by_scores), joined(dlam, 1)
+            ds.scatter_add_(2, tile.best, at_s[:, rows])
+            du.scatter_add_(2, tile.best, at_u[:, rows])
+            _pull_scores(gradients, inputs, ds, du, rows)
+        return *gradients, dlam
 
     pull = pulls(grad_a, grad_w, grad_rho, grad_nu, grad_mu, lam, leak, solution)
     inputs = _together(features, solution.terms, ptr)
     inputs += _scalars(*pull[:7], solution.resistance, solution.friction)
-    *found, dlam = _by_tiles(compute, ptr, inputs)
-    return *(x.to(features.q.dtype) for x in found), dlam.squeeze(2), pull.leak
-
-
-def support(features: Features, terms: RowTerms, ptr: Tensor | None) -> Tensor:
-    """Return [2, E]: the pairs (j, i), source and target, with z_ij > 0 in some head, sorted by target, then source.
-
-    Examples:
-        >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))
-        >>> source, target = support(Features(q, k, q, k), rows.terms, None)
-        >>> target.unique().tolist()  # flow is conserved, so something flows to every node
-        [0, 1, 2, 3, 4, 5]
-    """
-    n, heads = terms.best.shape
-    number = torch.arange(n, device=terms.best.device).view(n, 1, 1).expand(n, heads, 1)
-    found = [number.new_empty(0)]
-
-    def compute(room: _Tiles, *stacks: Any) -> tuple[()]:
-        nodes = stacks[11].squeeze(2)
-        mask = stacks[12]
-        for rows in _rows(stacks[0]):
-            flow = _Entries(
-                *room.scores(stacks[:4], rows), stacks[4:11], rows, mask
-            ).flow()
-            graph, target, source = (flow > 0).nonzero().unbind(1)
-            found.append(nodes[:, rows][graph, target] * n + nodes[graph, source])
-        return ()
-
-    _by_tiles(compute, ptr, [*_together(features, terms, ptr), number])
-    pairs = torch.cat(found).unique()
-    return torch.stack([pairs % max(1, n), pairs // max(1, n)])
+    *gradients, dlam = _by_tiles(compute, ptr, inputs)
+    return *(x.to(features.q.dtype) for x in gradients), dlam.squeeze(2), pull.leak
