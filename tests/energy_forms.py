@@ -164,5 +164,5 @@ class Explicit(Energy):
         omega = CouplingTerm(pairs.pull(states[1], graph))
         tangent = pairs.value(states[1], graph)
         for sign, z in zip((1, -1), states, strict=True):
-            tangent = tangent + sign * omega.value(z, graph)
+            tangent = tangent + sign * omega.value(pairs.projected(z), graph)
         return value + 2 * self.lam * (tangent - pairs.value(states[0], graph))

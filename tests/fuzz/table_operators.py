@@ -267,25 +267,6 @@ def per_node(d: Draw) -> Arg:
     return tensor(d, d.nodes, 1, optional=True).without("a longer last dimension")
 
 
-def projected(d: Draw) -> None:
-    projection = tensor(d, d.pick([1, 2]), 2, d.channels).without(
-        "a longer last dimension"
-    )
-    given = coupling(d, symmetric=True, other_size=None)
-    d.call(
-        "coupling",
-        "mp.couplings.ProjectedCoupling({args})",
-        coupling=given,
-        projection=projection,
-    )
-    v = tensor(d, d.nodes, 1, d.channels)
-    d.call(
-        "out",
-        "[coupling @ ({v}), coupling.laplacian({v}), coupling.majorant(False)]",
-        v=v,
-    )
-
-
 def scale(d: Draw) -> Arg:
     wrong = NOT_A_SCALE + bad(
         "array: np.eye(2) | complex: torch.tensor(1 + 1j) | an integer?: torch.tensor(2)"
@@ -347,7 +328,6 @@ COUPLINGS: dict[str, Strategy] = {
     "PairwiseCoupling": by_features("PairwiseCoupling", normalize=flag),
     "LogLowRankCoupling": log_low_rank,
     "SparseFlowCoupling": sparse_flow,
-    "ProjectedCoupling": projected,
     "DenseCoupling": made(
         "DenseCoupling",
         ptr=lambda d: never(wrong_ptr(d)),

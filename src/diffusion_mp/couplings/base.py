@@ -8,7 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce
-from operator import add
+from operator import add, sub
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
@@ -227,27 +227,33 @@ class Coupling(ABC):
     ) -> Float[Tensor, "N out_heads D"]:
         """(D − S) v = d·v − S v with d the row sums, in at least float32."""
         self.check(v, "v")
-        return self._majorized(v.to(torch.promote_types(v.dtype, torch.float32)), True)[
-            0
-        ]
+        wide = v.to(torch.promote_types(v.dtype, torch.float32))
+        return self.laplacian_and_degree(wide)[0]
 
-    def majorant(self, convex: bool) -> Float[Tensor, "N heads"]:
+    def laplacian_and_degree(
+        self, v: Float[Tensor, "N in_heads D"]
+    ) -> tuple[Float[Tensor, "N out_heads D"], Float[Tensor, "N out_heads"]]:
+        """(D − S) v and d by one product with [v, 1], for checked values of at least float32."""
+        # Row sums of the same product, not those of ``degree``, which may be rounded otherwise: a constant state then
+        # stays where it is to the last digit.
+        values = torch.cat([v, v.new_ones(*v.shape[:2], 1)], 2)
+        moved = self._product(values.expand(-1, max(v.size(1), self.heads), -1))
+        degree = moved[:, :, -1:]
+        return degree * v - moved[:, :, :-1], degree.squeeze(2)
+
+    def majorant(
+        self, convex: bool, degree: Float[Tensor, "N heads"] | None = None
+    ) -> Float[Tensor, "N heads"]:
         """A diagonal p that bounds D − S, as a certified step needs it (Theorem T1 of docs/certified.md).
 
         With ``convex``, 2 diag(p) ⪰ D − S, and p is the row sums d. Otherwise diag(p) ⪰ D − S, and p is 2d, or d where
         S is positive semi-definite. `CouplingMismatchError` unless S promises to be symmetric and nonnegative.
+        ``degree`` is d where the caller has it, from `laplacian_and_degree`.
         """
-        nothing = self._ones().unsqueeze(2)[:, :, :0]
-        return self.majorized(nothing, convex)[1].squeeze(2)
-
-    def majorized(
-        self, v: Tensor, convex: bool
-    ) -> tuple[Float[Tensor, "N heads D"], Float[Tensor, "N heads 1"]]:
-        """`laplacian` and `majorant` by one product, for checked values of at least float32."""
-        if not (self.symmetric and self.nonnegative):
-            missing = [
-                name for name in ("symmetric", "nonnegative") if not getattr(self, name)
-            ]
+        missing = [
+            name for name in ("symmetric", "nonnegative") if not getattr(self, name)
+        ]
+        if missing:
             raise errors.CouplingMismatchError(
                 f"a certified step needs a coupling that is symmetric and nonnegative; {self!r} does not promise to be "
                 f"{' or '.join(missing)}. Take row_stochastic=False in all-pair diffusivities (one denominator divides "
@@ -255,21 +261,9 @@ class Coupling(ABC):
                 f"(graph.to_undirected()), factors that are numbers >= 0 or a Positive, and for the simple penalty of "
                 f"distances a constraint that keeps states within 2 of each other."
             )
-        return self._majorized(v, convex)
-
-    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
-        """(D − S) v and p, from one product with [v, 1]."""
-        # Row sums of the same product, not those of ``degree``, which may be rounded otherwise: a constant state then
-        # stays where it is to the last digit.
-        values = torch.cat([v, v.new_ones(*v.shape[:2], 1)], 2)
-        if v.size(1) < self.heads:
-            values = values.expand(-1, self.heads, -1)
-        moved = self._product(values)
-        degree = moved[:, :, -1:]
-        laplacian = degree * v - moved[:, :, :-1]
-        if convex or self.positive_semidefinite:
-            return laplacian, degree
-        return laplacian, 2 * degree
+        if degree is None:
+            degree = self.degree()
+        return degree if convex or self.positive_semidefinite else 2 * degree
 
     @property
     def shape(self) -> torch.Size:
@@ -425,6 +419,10 @@ class Coupling(ABC):
         example = change(torch.empty(0, dtype=self.dtype, device=self.device))
         mapped.dtype = example.dtype
         mapped.device = example.device
+        # Computed without gradient in double precision, it would only lose digits by rounded parts.
+        metric = vars(self).get("_metric")
+        if metric is not None:
+            mapped._metric = metric.to(mapped.device)
         return mapped
 
     def __mul__(self, scale: float | Tensor) -> Coupling:
@@ -610,10 +608,6 @@ class ScaledCoupling(DerivedCoupling):
     def degree(self) -> Float[Tensor, "N heads"]:
         return self._by_head(self.coupling.degree(), 1)
 
-    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
-        moved, bound = self.coupling._majorized(v, convex)
-        return self._by_head(moved, 1), self._by_head(bound, 1)
-
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return self._by_head(self.coupling._at(edge_index), 1)
 
@@ -776,13 +770,15 @@ class SumCoupling(Coupling):
     def degree(self) -> Float[Tensor, "N heads"]:
         return reduce(add, [term.degree() for term in self.terms])
 
-    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
-        moved, bound = self.terms[0]._majorized(v, convex)
-        for term in self.terms[1:]:
-            more, further = term._majorized(v, convex)
-            moved = moved + more
-            bound = bound + further
-        return moved, bound
+    def majorant(
+        self, convex: bool, degree: Float[Tensor, "N heads"] | None = None
+    ) -> Float[Tensor, "N heads"]:
+        bound = super().majorant(convex, degree)
+        if convex or self.positive_semidefinite:
+            return bound
+        # The bound of a sum is the sum of bounds, and those of semi-definite terms are d, not 2d.
+        definite = [term.degree() for term in self.terms if term.positive_semidefinite]
+        return reduce(sub, definite, bound)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return reduce(add, [term._at(edge_index) for term in self.terms])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -24,10 +24,8 @@ from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph.ops import members
 from diffusion_mp.runtime.cache import cached_property
 from diffusion_mp.runtime.precision import (
-    accumulating,
     inverse_root,
     reciprocal,
-    without_autocast,
 )
 
 
@@ -291,15 +289,6 @@ class OffDiagonalCoupling(DerivedCoupling):
         own = self.coupling.diagonal().unsqueeze(2).to(wide.dtype)
         return (self.coupling._product(wide) - own * wide).to(v.dtype)
 
-    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
-        moved = self.coupling._majorized(v, convex)[0]
-        degree = self.degree().unsqueeze(2)
-        # a Laplacian does not depend on the diagonal.
-        return (
-            moved,
-            degree if convex else 2 * degree,
-        )
-
     def _transpose(self) -> Coupling:
         return OffDiagonalCoupling(self.coupling.T)
 
@@ -326,94 +315,6 @@ class OffDiagonalCoupling(DerivedCoupling):
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         loops = torch.eye(self.num_nodes, dtype=torch.bool, device=self.device)
         return self.coupling.to_dense().masked_fill(loops, 0.0)
-
-
-class ProjectedCoupling(DerivedCoupling):
-    r"""Heads on projections of the state, as one coupling Σ_h W_hᵀ S_h W_h of a state of one head [N, 1, C].
-
-    Its Laplacian is that of Σ_h Σ_ij s^h_ij ‖W_h(z_i − z_j)‖² (Remark c of Theorem T1, docs/certified.md). As it mixes
-    channels, there are no entries and row sums, but a product, a Laplacian and a majorant Σ_h p_h ‖W_h‖₂².
-
-    Args:
-        coupling, projection: S, with H heads or one, and W [H, D, C].
-
-    Examples:
-        >>> (ProjectedCoupling(UniformCoupling(6), torch.rand(1, 2, 4)) @ x.unsqueeze(1)).shape
-        torch.Size([6, 1, 4])
-    """
-
-    parts = ("coupling", "projection")
-    low_rank = False  # nor does a metric of the heads say more of their sum than that they are symmetric
-    _metric = None
-
-    def __init__(
-        self, coupling: Coupling, projection: Float[Tensor, "heads D C"]
-    ) -> None:
-        check_coupling_kind(coupling)
-        check_tensor(
-            projection,
-            "projection",
-            "[heads, head_channels, channels]",
-            coupling.device,
-            "the coupling",
-        )
-        if projection.dim() != 3 or coupling.heads not in (1, projection.size(0)):
-            shape = f"[heads, head_channels, channels] with the {coupling.heads} heads of the coupling"
-            raise ValueError(f"projection must be {shape}; got {describe(projection)}.")
-        super().__init__(coupling.num_nodes, 1, coupling)
-        self.coupling = coupling
-        self.projection = projection
-
-    @cached_property
-    def nonnegative(self) -> bool:
-        return self.coupling.nonnegative
-
-    @cached_property
-    def positive_semidefinite(self) -> bool:
-        return self.coupling.positive_semidefinite
-
-    def _projected(self, v: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
-        """W and W v of every head in at least float32, and the dtype of v."""
-        if v.size(1) != 1 or v.size(2) != self.projection.size(2):
-            what = f"a state of one head with the {self.projection.size(2)} channels that the projection reads"
-            raise ValueError(f"v must be {what}; got {describe(v)}.")
-        (w, wide), dtype = accumulating(self.projection, v.squeeze(1))
-        return w, torch.einsum("hdc,nc->nhd", w, wide), dtype
-
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        with without_autocast(v):
-            w, projected, dtype = self._projected(v)
-            return (
-                torch.einsum("hdc,nhd->nc", w, self.coupling.matmul(projected))
-                .unsqueeze(1)
-                .to(dtype)
-            )
-
-    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
-        with without_autocast(v):
-            if v.size(2):
-                w, projected, _ = self._projected(v)
-            else:  # the majorant alone
-                w = accumulating(self.projection)[0][0]
-                projected = v.expand(-1, self.coupling.heads, -1)
-            moved, bounds = self.coupling._majorized(projected, convex)
-            bound = (spectral_norms(w).square().unsqueeze(1) * bounds).sum(
-                1, keepdim=True
-            )
-            return torch.einsum("hdc,nhd->nc", w, moved).unsqueeze(1) if v.size(
-                2
-            ) else v, bound
-
-    def _transpose(self) -> Coupling:
-        return ProjectedCoupling(self.coupling.T, self.projection)
-
-    def _refuse(self, edge_index: Tensor | None = None) -> NoReturn:
-        raise CouplingMismatchError(
-            "a ProjectedCoupling has no entries or row sums: it mixes channels, so a pair of nodes has a matrix. "
-            "Ask its `coupling`, one head at a time; laplacian(v) and majorant(convex) are those of the whole."
-        )
-
-    degree = _at = to_dense = _refuse
 
 
 def spectral_norms(w: Float[Tensor, "heads D C"]) -> Float[Tensor, " heads"]:
