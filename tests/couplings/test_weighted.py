@@ -87,17 +87,13 @@ COUPLINGS: dict[str, Callable[[Tensor], Coupling]] = {
     "sigmoid": lambda x: PairwiseCoupling(
         x, x, PTR, "sigmoid", normalize=False, symmetric=True, mutual=True
     ),
-    "low-rank": lambda x: LowRankCoupling(
-        x, x, PTR, nonnegative=True, positive_semidefinite=True
-    ),
     "graph": lambda x: SparseCoupling(
         Graph(13, LOOP, ptr=PTR), x[:7, :, 0], nonnegative=True
     ),
     "sum": lambda x: (
-        0.5 * LowRankCoupling(x, x, PTR, nonnegative=True, positive_semidefinite=True)
+        0.5 * PairwiseCoupling(x, x, PTR, normalize=False, mutual=True)
         + SparseCoupling(Graph(13, LOOP, ptr=PTR), x[:7, :, 0], nonnegative=True)
     ),
-    "identity": lambda x: IdentityCoupling(13, dtype=DOUBLE),
 }
 
 
@@ -160,27 +156,6 @@ def test_a_kernel_too_sharp_for_float32_keeps_its_neighbours() -> None:
     assert not coupling.to_dense()[0, 7].any()
 
 
-def test_rounding_of_a_dominant_diagonal_is_not_normalised(
-    generator: torch.Generator,
-) -> None:
-    """Orthogonal features: all entries off the diagonal are zero but for the rounding of the subtraction."""
-    directions = torch.linalg.qr(torch.randn(40, 40, generator=generator)).Q
-    x = (
-        (directions * 3 * torch.rand(40, 1, generator=generator))
-        .unsqueeze(1)
-        .requires_grad_()
-    )
-    coupling = symmetric_normalized(
-        LowRankCoupling(x, x, nonnegative=True, positive_semidefinite=True),
-        diagonal=False,
-    )
-    out = coupling @ torch.rand(40, 1, 2, generator=generator)
-    assert torch.equal(out, torch.zeros_like(out))
-    out.sum().backward()
-    assert x.grad is not None
-    assert x.grad.isfinite().all()
-
-
 @pytest.mark.parametrize("normalize", [True, "symmetric"])
 def test_row_sums_kept_under_no_grad_still_have_a_gradient(
     normalize, generator: torch.Generator
@@ -224,4 +199,9 @@ test_couplings_without_symmetric_normalisation_are_refused = refuses(
         f"Adjacency{DIVIDED}normalization='sum'",
     ),
     (lambda: without_diagonal("S"), TypeError, "coupling must be a Coupling"),
+    (
+        lambda: without_diagonal(UniformCoupling(6)),
+        CouplingMismatchError,
+        "a diagonal that can be left out",
+    ),
 )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import reduce
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.checks import check_flags, check_tensor, describe, floating
+from diffusion_mp.checks import check_tensor, describe, floating
 from diffusion_mp.couplings.base import Coupling, DerivedCoupling, check_coupling_kind
 from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.graph.arguments import as_num_nodes
@@ -66,7 +64,7 @@ class PolynomialCoupling(DerivedCoupling):
 
     Args:
         coupling, coefficients: S, and c [P], or [P, H] with one polynomial per head.
-        nonnegative: a promise about the entries of the polynomial. It is symmetric where S is.
+        promises: ``nonnegative``, about the entries of the polynomial. It is symmetric where S is.
 
     Examples:
         >>> S = PolynomialCoupling(UniformCoupling(6), torch.tensor([0.5, 0.5]))  # ½A + ½A²
@@ -78,36 +76,29 @@ class PolynomialCoupling(DerivedCoupling):
     low_rank = False
 
     def __init__(
-        self, coupling: Coupling, coefficients: Tensor, *, nonnegative: bool = False
+        self, coupling: Coupling, coefficients: Tensor, **promises: bool | None
     ) -> None:
-        if not isinstance(coupling, Coupling):
-            check_coupling_kind(coupling)
+        check_coupling_kind(coupling)
+        shape = "[degree] or [degree, heads]"
         check_tensor(
-            coefficients,
-            "coefficients",
-            "[degree] or [degree, heads]",
-            coupling.device,
-            "the coupling",
+            coefficients, "coefficients", shape, coupling.device, "the coupling"
         )
-        check_flags(nonnegative=nonnegative)
+        by_head = coefficients
         if coefficients.dim() == 1:
             by_head = coefficients.unsqueeze(1)
-        else:
-            by_head = coefficients
         if (
             by_head.dim() != 2
             or not by_head.numel()
             or len({1, coupling.heads, by_head.size(1)}) > 2
         ):
             raise ValueError(
-                f"coefficients must be [degree] or [degree, heads] with a degree of at least 1, and one head or those "
-                f"of the coupling, which has {coupling.heads}; got {describe(coefficients)}."
+                f"coefficients must be {shape} with a degree of at least 1, and one head or those of the coupling, "
+                f"which has {coupling.heads}; got {describe(coefficients)}."
             )
         heads = max(coupling.heads, by_head.size(1))
-        super().__init__(coupling.num_nodes, heads, coupling)
+        super().__init__(coupling.num_nodes, heads, coupling, None, **promises)
         self.coupling = coupling
         self.coefficients = by_head
-        self.nonnegative = nonnegative
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         coefficients = self.coefficients.to(v.dtype).unsqueeze(2)
@@ -129,11 +120,3 @@ class PolynomialCoupling(DerivedCoupling):
         if self.coefficients.size(0) > 1:
             return super()._at(edge_index)
         return self.coefficients[0].to(self.dtype) * self.coupling._at(edge_index)
-
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
-        self._warn_if_large()
-        base = self.coupling.to_dense()
-        *lower, last = self.coefficients.to(self.dtype)[:, :, None, None]
-        return reduce(
-            lambda dense, c: c * base + dense @ base, reversed(lower), last * base
-        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -55,6 +54,7 @@ class Coupling(ABC):
         num_nodes, heads: N and H.
         like: tensor with the dtype and device of S, or a coupling.
         ptr: row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph. Entries between graphs are zero.
+        promises: the first four of these properties by name; ``None`` leaves one to the class.
 
     Examples:
         >>> S = SimpleDiffusivity()(x)
@@ -74,6 +74,7 @@ class Coupling(ABC):
         heads: int,
         like: Tensor | Coupling,
         ptr: Tensor | None = None,
+        **promises: bool | None,
     ) -> None:
         self.num_nodes = num_nodes
         self.heads = heads
@@ -81,6 +82,16 @@ class Coupling(ABC):
         self.device: torch.device = like.device
         if ptr is not None:
             self.ptr = row_bounds(ptr, num_nodes)
+        for name, promise in promises.items():
+            if name not in PROMISES:
+                raise TypeError(
+                    f"{name} is no argument of {type(self).__name__}, nor one of the promises {', '.join(PROMISES)}."
+                )
+            if promise is not None:
+                checks.check_flags(**{name: promise})
+                setattr(self, name, promise)
+        if promises.get("positive_semidefinite"):
+            self.symmetric = True
 
     @cached_property
     def ptr(self) -> Tensor | None:
@@ -294,15 +305,14 @@ class Coupling(ABC):
     def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return self._at(edge_index).log()
 
-    def diagonal(self) -> Float[Tensor, "N heads"]:
-        """s_ii [N, H], at the cost of the entries of N pairs."""
-        return self._at(torch.arange(self.num_nodes, device=self.device).expand(2, -1))
-
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         """The dense matrices [H, N, N], the reference in tests; warns above 2²⁶ entries."""
         self._warn_if_large()
-        eye = torch.eye(self.num_nodes, dtype=self.dtype, device=self.device)
-        return (self @ eye.unsqueeze(1)).permute(1, 0, 2)
+        # The entries of all pairs, since products of some couplings round what their entries have exactly.
+        target, source = torch.cartesian_prod(
+            *2 * [torch.arange(self.num_nodes, device=self.device)]
+        ).T
+        return self._at(torch.stack([source, target])).T.reshape(self.shape)
 
     def _warn_if_large(self) -> None:
         entries = self.heads * self.num_nodes**2
@@ -347,25 +357,22 @@ class Coupling(ABC):
         from scipy.sparse.linalg import LinearOperator
 
         checks.check_index(head, "head", self.heads)
-        if self.device.type == "meta":
-            raise ValueError(
-                f"the coupling must have values; got {self!r} on the meta device, where there are none."
-            )
+        checks.check_has_values(self._ones(), "the coupling")
 
-        def apply(turned: bool, x: np.ndarray) -> np.ndarray:
-            coupling = self.T if turned else self
-            columns = np.ascontiguousarray(x, dtype=np.float64).reshape(
-                self.num_nodes, 1, math.prod(x.shape[1:])
-            )
+        def multiply(coupling: Coupling, x: np.ndarray) -> np.ndarray:
+            columns = np.ascontiguousarray(x, dtype=np.float64)
+            values = torch.from_numpy(columns).to(self.device)
             with torch.no_grad():
-                result = coupling @ torch.from_numpy(columns).to(self.device)
-            return result[:, head].double().cpu().numpy().reshape(x.shape)
+                product = coupling.matmul(values.reshape(self.num_nodes, 1, -1))
+            return product[:, head].double().cpu().numpy().reshape(x.shape)
 
-        forward = partial(apply, False)
-        adjoint = partial(apply, True)
-        shape = (self.num_nodes, self.num_nodes)
+        forward = partial(multiply, self)
+
+        def adjoint(x: np.ndarray) -> np.ndarray:
+            return multiply(self.T, x)
+
         return LinearOperator(
-            shape,
+            self.shape[1:],
             forward,
             rmatvec=adjoint,
             matmat=forward,
@@ -373,27 +380,20 @@ class Coupling(ABC):
             dtype=np.float64,
         )
 
-    def to(
-        self,
-        *args: Any,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> Coupling:
+    def to(self, *args: Any, **kwargs: Any) -> Coupling:
         """S in another dtype or on another device, with arguments as of a tensor: ``S.to("cuda", torch.float64)``.
 
         Gradients flow through. Row boundaries stay on the CPU.
         """
-        for value in args:
-            dtype, device = (
-                (value, device) if isinstance(value, torch.dtype) else (dtype, value)
-            )
-        checks.floating((), dtype, "meta")  # raises if it is no dtype
-        place = None if device is None else checks.as_device(device)
-        if place is not None and place.type == "cuda" and place.index is None:
-            place = torch.device("cuda", torch.cuda.current_device())
-        if dtype in (None, self.dtype) and place in (None, self.device):
+        here = torch.empty(0, dtype=self.dtype, device=self.device)
+        there = here.to(*args, **kwargs)
+        if not there.is_floating_point():
+            raise TypeError(f"dtype must be a floating torch.dtype; got {there.dtype}.")
+        if (there.dtype, there.device) == (here.dtype, here.device):
             return self
-        return self._mapped(_once(partial(_moved, dtype, place)))
+        # Parts may be more precise than the coupling, and stay so on another device.
+        dtype = None if there.dtype == self.dtype else there.dtype
+        return self._mapped(_once(partial(_moved, dtype, there.device)))
 
     def detach(self) -> Coupling:
         """S with the same entries, detached from the graph of autograd, whose memory it does not keep."""
@@ -401,28 +401,22 @@ class Coupling(ABC):
 
     def _mapped(self, change: Callable[[Any], Any]) -> Coupling:
         """S of the parts that ``change`` makes of a tensor or a graph."""
-        # What was computed from the parts is computed again: kept, it would hold on to the graph of autograd, or to
-        # another device. Promises and row boundaries do not depend on either.
-        kind = type(self)
-        cached = {
-            name
-            for name in dir(kind)
-            if isinstance(getattr(kind, name), cached_property)
-        }
-        cached.remove("ptr")
         mapped = copy.copy(self)
-        for name, value in vars(self).items():
-            if name in self.parts:
-                setattr(mapped, name, _of_part(value, change))
-            elif name in cached and not isinstance(value, bool):
-                delattr(mapped, name)
         example = change(torch.empty(0, dtype=self.dtype, device=self.device))
         mapped.dtype = example.dtype
         mapped.device = example.device
-        # Computed without gradient in double precision, it would only lose digits by rounded parts.
-        metric = vars(self).get("_metric")
-        if metric is not None:
-            mapped._metric = metric.to(mapped.device)
+        for name, value in vars(self).items():
+            if name in self.parts:
+                setattr(mapped, name, _of_part(value, change))
+            elif name == "_metric" and value is not None:
+                # It is without gradient and in double precision; made of rounded parts it would lose digits.
+                mapped._metric = value.to(example.device)
+            elif name != "ptr" and not isinstance(value, bool):
+                # What was computed from the parts is computed again: kept, it would hold on to the graph of autograd,
+                # or to another device. Promises and row boundaries do not depend on either.
+                computed = getattr(type(self), name, None)
+                if isinstance(computed, cached_property):
+                    delattr(mapped, name)
         return mapped
 
     def __mul__(self, scale: float | Tensor) -> Coupling:
@@ -435,26 +429,11 @@ class Coupling(ABC):
 
     def __add__(self, other: Coupling) -> Coupling:
         if not isinstance(other, Coupling):
-            raise TypeError(
-                f"a coupling can only be added to a coupling; got {checks.describe(other)}."
-            )
+            return NotImplemented
         return SumCoupling([self, other])
 
-    __radd__ = __add__
-
     def __sub__(self, other: Coupling) -> Coupling:
-        return self + (-other if isinstance(other, Coupling) else other)
-
-    def __rsub__(self, other: object) -> None:
-        raise TypeError(
-            f"a coupling can only be subtracted from a coupling; got {checks.describe(other)}."
-        )
-
-    def __rmatmul__(self, other: object) -> None:
-        raise TypeError(
-            f"a coupling multiplies from the left, S @ v; got {checks.describe(other)} to the left of it. S.T @ v is "
-            f"the product of the transpose."
-        )
+        return self + -1.0 * other
 
     def __repr__(self) -> str:
         # Only what is known already: a promise may take a product or a pass over the entries.
@@ -507,40 +486,50 @@ class DerivedCoupling(Coupling):
         return self.coupling.examines
 
 
+class TransposedCoupling(DerivedCoupling):
+    """Sᵀ of a coupling that has a ``_transposed_product``."""
+
+    parts = ("coupling",)
+    low_rank = False
+    _metric = None
+
+    def __init__(self, coupling: Coupling) -> None:
+        super().__init__(coupling.num_nodes, coupling.heads, coupling)
+        self.coupling = coupling
+
+    @cached_property
+    def nonnegative(self) -> bool:
+        return self.coupling.nonnegative
+
+    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        return self.coupling._transposed_product(v)  # type: ignore[attr-defined]
+
+    def _transpose(self) -> Coupling:
+        return self.coupling
+
+    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return self.coupling._at(edge_index.flip(0))
+
+    def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+        return self.coupling._log_at(edge_index.flip(0))
+
+
 def as_scale(scale: object, heads: int) -> float | Tensor:
     """Return a finite number, or a tensor with a single element or one per head; numbers of NumPy become Python's."""
     scale = checks.python_number(scale)
-    if isinstance(scale, Tensor):
-        if (
-            scale.is_complex()
-            or scale.dtype == torch.bool
-            or scale.layout != torch.strided
-        ):
-            raise TypeError(
-                f"scale must hold real numbers; got {checks.describe(scale)}."
-            )
-        if (
-            scale.dim() > 1
-            or not scale.numel()
-            or (heads != 1 and scale.numel() not in (1, heads))
-        ):
-            raise ValueError(
-                f"scale must be a number, a 0-dimensional tensor or [{heads}]; got {checks.describe(scale)}."
-            )
-        return scale
-    if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymFloat)):
-        if isinstance(scale, np.ndarray):
-            way_out = " A tensor has one factor per head."
-        else:
-            way_out = ""
-        raise TypeError(
-            f"scale must be a number or a tensor; got {checks.describe(scale)}.{way_out}"
+    if not isinstance(scale, Tensor):
+        # While torch traces, a number may be a symbol.
+        if not torch.compiler.is_compiling():
+            checks.check_number(cast("float", scale), "scale")
+        return cast("float", scale)
+    if scale.is_complex() or scale.dtype == torch.bool or scale.layout != torch.strided:
+        raise TypeError(f"scale must hold real numbers; got {checks.describe(scale)}.")
+    fits = scale.numel() > 0 if heads == 1 else scale.numel() in (1, heads)
+    if scale.dim() > 1 or not fits:
+        raise ValueError(
+            f"scale must be a number, a 0-dimensional tensor or [{heads}]; got {checks.describe(scale)}."
         )
-    if not torch.compiler.is_compiling() and not math.isfinite(
-        scale
-    ):  # symbolic while tracing
-        raise ValueError(f"scale must be a finite number; got {scale}.")
-    return cast("float", scale)
+    return scale
 
 
 class ScaledCoupling(DerivedCoupling):
@@ -561,22 +550,18 @@ class ScaledCoupling(DerivedCoupling):
         self, scale: float | Tensor, coupling: Coupling, *, nonnegative: bool = False
     ) -> None:
         check_coupling_kind(coupling)
-        scale = as_scale(scale, coupling.heads)
-        if isinstance(scale, Tensor):
-            checks.check_device(scale, "scale", coupling.device, "the coupling")
         checks.check_flags(nonnegative=nonnegative)
+        scale = as_scale(scale, coupling.heads)
         heads = coupling.heads
         if isinstance(scale, Tensor):
+            checks.check_device(scale, "scale", coupling.device, "the coupling")
             heads = max(heads, scale.numel())
+        else:
+            nonnegative = bool(scale >= 0)  # makes a comparison of symbols concrete
         super().__init__(coupling.num_nodes, heads, coupling)
         self.scale = scale
         self.coupling = coupling
-        if isinstance(scale, Tensor):
-            self._positive = nonnegative
-        else:
-            self._positive = bool(
-                scale >= 0
-            )  # bool() makes a comparison of symbols concrete
+        self._positive = nonnegative
 
     @cached_property
     def row_stochastic(self) -> bool:
@@ -644,30 +629,19 @@ class SumCoupling(Coupling):
         if not flat:
             raise ValueError("terms must hold a coupling at least; got none.")
         first = flat[0]
-        heads = 1
-        dtype = first.dtype
+        heads = max(term.heads for term in flat)
         for term in flat:
-            if term.num_nodes != first.num_nodes:
-                sizes = f"{first.num_nodes} and {term.num_nodes}"
+            if term.num_nodes != first.num_nodes or term.heads not in (1, heads):
                 raise ValueError(
-                    f"the terms of a sum must couple the same nodes; got {sizes} nodes."
+                    f"the terms of a sum must couple the same nodes, with one number of heads or one head; got {flat}."
                 )
             if term.device != first.device:
-                got = (
-                    f"got {first.device} and {term.device}. Move one with .to(device)."
-                )
                 raise ValueError(
-                    f"the terms of a sum must couple nodes on one device; {got}"
+                    f"the terms of a sum must couple nodes on one device; got {first.device} and {term.device}. Move "
+                    f"one with .to(device)."
                 )
-            if term.heads not in (1, heads) and heads != 1:
-                most = max(t.heads for t in flat)
-                raise ValueError(
-                    f"the terms of a sum must have one head or {most}; got {[t.heads for t in flat]}."
-                )
-            heads = max(heads, term.heads)
-            dtype = torch.promote_types(dtype, term.dtype)
         super().__init__(first.num_nodes, heads, first)
-        self.dtype = dtype
+        self.dtype = reduce(torch.promote_types, [term.dtype for term in flat])
         self.terms: list[Coupling] = flat
 
     @cached_property
@@ -806,26 +780,6 @@ def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
         )
 
 
-def feature_sizes(
-    query: Tensor, key: Tensor, prefix: str = ""
-) -> tuple[int, int, Tensor]:
-    """Return N, H and the query, the first arguments of `Coupling`; raise unless both are [N, H, F] of one kind."""
-    shape = "[num_nodes, heads, features]"
-    checks.check_tensor(query, f"{prefix}query", shape)
-    checks.check_tensor(key, f"{prefix}key", shape)
-    if query.dim() != 3 or query.shape != key.shape:
-        raise ValueError(
-            f"{prefix}query and {prefix}key must both be {shape} of one shape; got "
-            f"{checks.describe(query)} and {checks.describe(key)}."
-        )
-    if query.dtype != key.dtype:
-        raise TypeError(
-            f"{prefix}query and {prefix}key must have one dtype; got {query.dtype} and {key.dtype}."
-        )
-    checks.check_device(key, f"{prefix}key", query.device, f"{prefix}query")
-    return query.size(0), query.size(1), query
-
-
 def _of_part(part: Any, change: Callable[[Any], Any]) -> Any:
     """A part of a coupling after ``change`` of its tensors and graphs; other objects as they are."""
     if isinstance(part, (Tensor, Graph)):
@@ -836,31 +790,28 @@ def _of_part(part: Any, change: Callable[[Any], Any]) -> Any:
         return {name: _of_part(each, change) for name, each in part.items()}
     if isinstance(part, (list, tuple)):
         changed = [_of_part(each, change) for each in part]
-        if hasattr(part, "_fields"):
-            return type(part)(*changed)
-        return type(part)(changed)
+        return type(part)(*changed) if hasattr(part, "_fields") else type(part)(changed)
     return part
 
 
 def _once(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """``change`` that makes one copy of an object: if query and key are one tensor, kernels do half of the work."""
-    copies: dict[int, tuple[Any, Any]] = {}
+    copies: dict[Any, Any] = {}
 
     def changed(part: Any) -> Any:
-        if id(part) not in copies:
-            # The original is kept too, so that its id is not that of another object meanwhile.
-            copies[id(part)] = part, change(part)
-        return copies[id(part)][1]
+        if part not in copies:
+            copies[part] = change(part)
+        return copies[part]
 
     return changed
 
 
 def _moved(
-    dtype: torch.dtype | None, device: torch.device | None, part: Tensor | Graph
+    dtype: torch.dtype | None, device: torch.device, part: Tensor | Graph
 ) -> Tensor | Graph:
     if isinstance(part, Graph):  # which keeps the dtype of its weights
-        return part if device is None else part.to(device)
-    return part.to(device or part.device, dtype if part.is_floating_point() else None)
+        return part.to(device)
+    return part.to(device, dtype if part.is_floating_point() else None)
 
 
 def _detached(part: Tensor | Graph) -> Tensor | Graph:
@@ -868,7 +819,4 @@ def _detached(part: Tensor | Graph) -> Tensor | Graph:
         return part.detach()
     if part.edge_weight is None or not part.edge_weight.requires_grad:
         return part
-    graph = copy.copy(part)
-    graph.edge_weight = part.edge_weight.detach()
-    graph._derived = {}  # what was derived from the weights is computed again
-    return graph
+    return part.with_weights(part.edge_weight.detach())

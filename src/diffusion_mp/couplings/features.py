@@ -2,22 +2,74 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.checks import describe
+from diffusion_mp.checks import check_device, check_flags, check_tensor, describe
+from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_of, mean_rows, members
 from diffusion_mp.kernels.spmm import sddmm
-from diffusion_mp.runtime.cache import values_only
+from diffusion_mp.runtime.cache import cached_property, values_only
 from diffusion_mp.runtime.precision import unit_vectors
 from diffusion_mp.runtime.torch_private import differentiated_inside
 
 #: The largest a·½‖x − c‖² whose rounding in single precision leaves e^{−a·½z²} five digits.
 RESOLVED = 64.0
+
+
+def check_features(query: Tensor, key: Tensor, prefix: str = "") -> None:
+    """Raise unless query and key are both [N, H, F], of one dtype and on one device."""
+    shape = "[num_nodes, heads, features]"
+    checked = f"{prefix}query and {prefix}key"
+    for name, value in (("query", query), ("key", key)):
+        check_tensor(value, f"{prefix}{name}", shape)
+    if query.dim() != 3 or query.shape != key.shape:
+        raise ValueError(
+            f"{checked} must both be {shape} of one shape; got {describe(query)} and {describe(key)}."
+        )
+    if query.dtype != key.dtype:
+        raise TypeError(
+            f"{checked} must have one dtype; got {query.dtype} and {key.dtype}."
+        )
+    check_device(key, f"{prefix}key", query.device, f"{prefix}query")
+
+
+class FeatureCoupling(Coupling):
+    """Base of couplings whose entries are functions of features q_i and k_j.
+
+    Args:
+        query, key: features q and k of receivers and senders [N, H, F].
+        ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
+        mutual: the promise that entries before a normalisation of rows are symmetric, as where a state attends to
+            itself.
+        promises: see `Coupling`.
+    """
+
+    parts: ClassVar[tuple[str, ...]] = ("query", "key")
+
+    def __init__(
+        self,
+        query: Float[Tensor, "N H F"],
+        key: Float[Tensor, "N H F"],
+        ptr: Tensor | None = None,
+        *,
+        mutual: bool = False,
+        **promises: bool | None,
+    ) -> None:
+        check_features(query, key)
+        check_flags(mutual=mutual)
+        super().__init__(query.size(0), query.size(1), query, ptr, **promises)
+        self.query = query
+        self.key = key
+        self.mutual = mutual
+
+    @cached_property
+    def symmetric(self) -> bool:
+        return self.mutual and not self.row_stochastic
 
 
 def heads_of(v: Tensor, *features: Tensor) -> tuple[Tensor, ...]:
@@ -59,13 +111,6 @@ def listed_products(
         Graph(query.size(0), edge_index, validate=False).pattern, query, key
     )
     return fill_across(products, edge_index, ptr, across)
-
-
-def all_products(
-    query: Tensor, key: Tensor, ptr: Tensor | None, across: float
-) -> Float[Tensor, "H N N"]:
-    """q_i·k_j of all pairs, ``across`` between graphs."""
-    return fill_blocks(torch.einsum("ihf,jhf->hij", query, key), ptr, across)
 
 
 def unit_rows(

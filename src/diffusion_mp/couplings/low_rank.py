@@ -12,9 +12,9 @@ from torch import Tensor
 
 from diffusion_mp.checks import check_flags, check_number, floating
 from diffusion_mp.couplings.algebra import IdentityCoupling
-from diffusion_mp.couplings.base import Coupling, SumCoupling, feature_sizes
+from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.features import (
-    all_products,
+    FeatureCoupling,
     heads_of,
     listed_products,
     unit_rows,
@@ -64,20 +64,17 @@ def merged(parts: list[Sums]) -> Sums:
         True
     """
 
+    if not parts:
+        raise ValueError("parts must hold the sums of a block at least; got none.")
+
     def merge(a: Sums, b: Sums) -> Sums:
-        if a.shift is None or b.shift is None:
-            shift = None
-        else:
+        shift = None
+        if a.shift is not None and b.shift is not None:
             shift = torch.maximum(a.shift, b.shift)
         return Sums(a.shifted(shift) + b.shifted(shift), shift)
 
-    if not parts:
-        raise ValueError("parts must hold the sums of a block at least; got none.")
-    first = Sums(
-        parts[0].totals.clone(),
-        None if parts[0].shift is None else parts[0].shift.clone(),
-    )
-    return reduce(merge, parts[1:], first)
+    first = parts[0]
+    return reduce(merge, parts, Sums(torch.zeros_like(first.totals), first.shift))
 
 
 class PooledCoupling(Coupling):
@@ -125,46 +122,21 @@ class PooledCoupling(Coupling):
         return v.expand(-1, max(v.size(1), self.heads), -1)
 
 
-class LowRankCoupling(PooledCoupling):
+class LowRankCoupling(FeatureCoupling, PooledCoupling):
     r"""Unnormalised attention by inner products, s_ij = q_i·k_j for i, j of one graph, in O(N F D).
 
     Args:
         query, key: features q and k of receivers and senders [N, H, F].
         ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
-        symmetric, row_stochastic, nonnegative, positive_semidefinite: promises about S; the last holds if key is query.
+        mutual: the promise that q_i·k_j = q_j·k_i.
+        promises: see `Coupling`; S is positive semi-definite if key is query.
 
     Examples:
         >>> torch.allclose(LowRankCoupling(q, k).to_dense(), torch.einsum("ihf,jhf->hij", q, k))
         True
     """
 
-    parts = ("query", "key")
     low_rank = True
-
-    def __init__(
-        self,
-        query: Float[Tensor, "N H F"],
-        key: Float[Tensor, "N H F"],
-        ptr: Tensor | None = None,
-        *,
-        symmetric: bool = False,
-        row_stochastic: bool = False,
-        nonnegative: bool = False,
-        positive_semidefinite: bool = False,
-    ) -> None:
-        check_flags(
-            symmetric=symmetric,
-            row_stochastic=row_stochastic,
-            nonnegative=nonnegative,
-            positive_semidefinite=positive_semidefinite,
-        )
-        super().__init__(*feature_sizes(query, key), ptr)
-        self.query = query
-        self.key = key
-        self.symmetric = symmetric or positive_semidefinite
-        self.row_stochastic = row_stochastic
-        self.nonnegative = nonnegative
-        self.positive_semidefinite = positive_semidefinite
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         query, key = heads_of(v, self.query, self.key)
@@ -190,19 +162,11 @@ class LowRankCoupling(PooledCoupling):
             self.key, self.query, self.ptr, nonnegative=self.nonnegative
         )
 
-    def diagonal(self) -> Float[Tensor, "N heads"]:
-        (query, key), _ = accumulating(self.query, self.key)
-        return (query * key).sum(2)
-
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return listed_products(self.query, self.key, edge_index, self.ptr, across=0.0)
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
         return LowRankForm(self.query.to(dtype), self.key.to(dtype), ptr=self.ptr)
-
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
-        self._warn_if_large()
-        return all_products(self.query, self.key, self.ptr, across=0.0)
 
 
 class UniformCoupling(LowRankCoupling):
@@ -236,9 +200,13 @@ class UniformCoupling(LowRankCoupling):
         else:
             query = one
         super().__init__(
-            query, one, ptr, symmetric=True, row_stochastic=normalize, nonnegative=True
+            query,
+            one,
+            ptr,
+            row_stochastic=normalize,
+            nonnegative=True,
+            positive_semidefinite=True,
         )
-        self.positive_semidefinite = True
 
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         # Torch's sum adds in pairs, which keeps digits that a product of matrices loses.
@@ -267,7 +235,7 @@ class UniformCoupling(LowRankCoupling):
         )
 
 
-class LinearAttentionCoupling(PooledCoupling):
+class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
     r"""Linear attention whose rows are normalised, in O(N).
 
     (S v)_i = (own n v_i + Σ_j (c + q_i·k_j) v_j) / (own n + Σ_j (c + q_i·k_j)), j over the n nodes of i's graph.
@@ -279,7 +247,7 @@ class LinearAttentionCoupling(PooledCoupling):
         query, key, ptr: as in :class:`LowRankCoupling`.
         constant, own: c, and the additional weight of a node in its own row, as a multiple of n.
         unit: divide every q_i and k_j by its norm.
-        symmetric, nonnegative: promises about the entries of S after normalisation.
+        promises: ``symmetric`` and ``nonnegative``, about the entries of S after normalisation.
         mutual: the promise that q_i·k_j = q_j·k_i, as where a state attends to itself; then a nonnegative S has a
             ``metric``.
 
@@ -288,7 +256,6 @@ class LinearAttentionCoupling(PooledCoupling):
         True
     """
 
-    parts = ("query", "key")
     row_stochastic = True
     low_rank = True
 
@@ -301,27 +268,16 @@ class LinearAttentionCoupling(PooledCoupling):
         constant: float = 0.0,
         own: float = 0.0,
         unit: bool = False,
-        symmetric: bool = False,
-        nonnegative: bool = False,
         mutual: bool = False,
+        **promises: bool | None,
     ) -> None:
-        sizes = feature_sizes(query, key)
-        check_flags(unit=unit, mutual=mutual, nonnegative=nonnegative)
+        check_flags(unit=unit)
         # They may be symbolic while tracing.
-        for name, value in (
-            ("constant", constant),
-            ("own", own),
-        ):
-            if not torch.compiler.is_compiling():
-                check_number(value, name)
-        check_flags(symmetric=symmetric)
-        super().__init__(*sizes, ptr)
-        self.query = query
-        self.key = key
+        if not torch.compiler.is_compiling():
+            check_number(constant, "constant")
+            check_number(own, "own")
+        super().__init__(query, key, ptr, mutual=mutual, **promises)
         self.terms: dict[str, Any] = {"constant": constant, "own": own, "unit": unit}
-        self.mutual = mutual
-        self.symmetric = symmetric
-        self.nonnegative = nonnegative
 
     @cached_property
     def _metric(self) -> Float[Tensor, "N heads"] | None:
@@ -364,22 +320,17 @@ class LinearAttentionCoupling(PooledCoupling):
             *features, self.ptr, symmetric=self.mutual, nonnegative=self.nonnegative
         )
         if own:
-            like: dict[str, Any] = {"dtype": query.dtype, "device": query.device}
-            weight = (
-                own
-                * UniformCoupling(
-                    self.num_nodes, self.ptr, normalize=False, **like
-                ).degree()
+            options: dict[str, Any] = {"dtype": query.dtype, "device": query.device}
+            counts = UniformCoupling(
+                self.num_nodes, self.ptr, normalize=False, **options
+            ).degree()
+            loops = ReweightedCoupling(
+                IdentityCoupling(self.num_nodes, **options),
+                own * counts,
+                symmetric=True,
+                nonnegative=own > 0,
             )
-            identity = IdentityCoupling(self.num_nodes, **like)
-            pairs = SumCoupling(
-                [
-                    ReweightedCoupling(
-                        identity, weight, symmetric=True, nonnegative=own > 0
-                    ),
-                    pairs,
-                ]
-            )
+            pairs = loops + pairs
         return row_normalized(pairs)
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
@@ -399,6 +350,3 @@ class LinearAttentionCoupling(PooledCoupling):
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return self._by_entries()._at(edge_index)
-
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
-        return self._by_entries().to_dense()

@@ -13,21 +13,19 @@ from torch.nn import functional
 
 from diffusion_mp.checks import (
     check_device,
-    check_flags,
     check_has_values,
     check_kind,
     check_tensor,
     describe,
     values_to_check,
 )
-from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.couplings.base import PROMISES, Coupling
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.arguments import row_bounds
 from diffusion_mp.graph.ops import (
     Compressed,
     Pattern,
     entries_at,
-    graph_of,
     is_symmetric,
 )
 from diffusion_mp.kernels.spmm import at_rows, row_sums, spmm
@@ -41,8 +39,8 @@ class DenseCoupling(Coupling):
     Args:
         matrix: S, [N, N] or [H, N, N]; or a list with the block of every graph, [n, n] or [H, n, n].
         ptr: row boundaries [B+1] of a ragged batch, on the CPU, of a matrix that is zero between graphs.
-        symmetric, row_stochastic, nonnegative: promises about S; ``None`` examines the entries on first access.
-        positive_semidefinite: a promise about S, never examined.
+        promises: see `Coupling`; without ``symmetric``, ``row_stochastic`` and ``nonnegative`` the entries are
+            examined on first access.
 
     Examples:
         >>> S = DenseCoupling(torch.tensor([[0.0, 1.0], [0.5, 0.5]]))
@@ -57,56 +55,31 @@ class DenseCoupling(Coupling):
         self,
         matrix: Tensor | Sequence[Tensor],
         ptr: Tensor | None = None,
-        *,
-        symmetric: bool | None = None,
-        row_stochastic: bool | None = None,
-        nonnegative: bool | None = None,
-        positive_semidefinite: bool = False,
+        **promises: bool | None,
     ) -> None:
         if isinstance(matrix, (list, tuple)):
-            if ptr is not None:
+            if ptr is not None or not matrix:
                 raise ValueError(
-                    "ptr goes with one matrix of all nodes; a list of blocks implies its own boundaries."
-                )
-            if not matrix:
-                raise ValueError(
-                    "matrix must hold a block at least; got an empty list."
+                    f"matrix must be one matrix of all nodes, or a list with at least one block, whose sizes imply "
+                    f"ptr; got {len(matrix)} blocks and ptr={ptr}."
                 )
             blocks = [_square(block, f"matrix[{k}]") for k, block in enumerate(matrix)]
             ptr = torch.tensor([0, *(block.size(1) for block in blocks)]).cumsum(0)
         else:
-            whole = _square(cast("Tensor", matrix), "matrix")
-            bounds = row_bounds(ptr, whole.size(1))
-            if bounds is None:
-                blocks = [whole]
-            else:
-                blocks = _diagonal_blocks(whole, bounds)
+            square = _square(cast("Tensor", matrix), "matrix")
+            ptr = row_bounds(ptr, square.size(1))
+            blocks = [square] if ptr is None else _diagonal_blocks(square, ptr)
         first = blocks[0]
         for block in blocks:
             check_device(block, "every block", first.device, "the first")
             if block.size(0) != first.size(0) or block.dtype != first.dtype:
-                both = f"{describe(first)} and {describe(block)}"
                 raise ValueError(
-                    f"all blocks must have one number of heads and one dtype; got {both}."
+                    f"all blocks must have one number of heads and one dtype; got {describe(first)} and "
+                    f"{describe(block)}."
                 )
-
-        promised = {
-            "symmetric": symmetric,
-            "row_stochastic": row_stochastic,
-            "nonnegative": nonnegative,
-        }
-        for name, promise in promised.items():
-            if promise is not None:
-                check_flags(**{name: promise})
-                setattr(self, name, promise)
-        check_flags(positive_semidefinite=positive_semidefinite)
-        super().__init__(
-            sum(block.size(1) for block in blocks), first.size(0), first, ptr
-        )
-        self.examines = None in promised.values()
-        self.positive_semidefinite = positive_semidefinite
-        if positive_semidefinite:
-            self.symmetric = True
+        num_nodes = sum(block.size(1) for block in blocks)
+        super().__init__(num_nodes, first.size(0), first, ptr, **promises)
+        self.examines = any(promises.get(name) is None for name in PROMISES[:3])
         self.blocks = blocks
 
     def _every(self, examine: Callable[[Tensor], bool]) -> bool:
@@ -136,9 +109,9 @@ class DenseCoupling(Coupling):
 
     def _transpose(self) -> Coupling:
         turned = [block.mT for block in self.blocks]
-        known = vars(self).get("nonnegative")
         return DenseCoupling(
-            turned[0] if self.ptr is None else turned, nonnegative=known
+            turned[0] if self.ptr is None else turned,
+            nonnegative=vars(self).get("nonnegative"),
         )
 
     def degree(self) -> Float[Tensor, "N heads"]:
@@ -147,27 +120,13 @@ class DenseCoupling(Coupling):
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         source, target = edge_index
-        if self.ptr is None:
-            return self.blocks[0][:, target, source].T
-        entries = self.blocks[0].new_zeros(source.numel(), self.heads)
-        member = graph_of(self.ptr, edge_index)
-        for graph, (start, block) in enumerate(
-            zip(self.ptr.tolist(), self.blocks, strict=False)
-        ):
-            chosen = (member == graph).all(0).nonzero().squeeze(1)
-            entries = entries.index_put(
-                (chosen,), block[:, target[chosen] - start, source[chosen] - start].T
-            )
-        return entries
+        entries = self.blocks[0] if self.ptr is None else self.to_dense()
+        return entries[:, target, source].T
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         self._warn_if_large()
-        return torch.stack(
-            [
-                torch.block_diag(*parts)
-                for parts in zip(*(b.unbind() for b in self.blocks), strict=True)
-            ]
-        )
+        heads = zip(*(block.unbind() for block in self.blocks), strict=True)
+        return torch.stack([torch.block_diag(*blocks) for blocks in heads])
 
 
 def _square(matrix: Tensor, name: str) -> Float[Tensor, "H N N"]:
@@ -220,8 +179,7 @@ class SparseCoupling(Coupling):
 
     Args:
         graph, weight: the edges, and [E] or [E, H] in their order; ``None`` takes the graph's own weights.
-        symmetric: a promise; ``None`` examines the entries on first access, in O(E log E).
-        row_stochastic, nonnegative: promises about S, see `Coupling`.
+        promises: see `Coupling`; without ``symmetric`` the entries are examined on first access, in O(E log E).
 
     Examples:
         >>> (SparseCoupling(graph, torch.ones(12)) @ x.unsqueeze(1)).shape
@@ -234,38 +192,26 @@ class SparseCoupling(Coupling):
         self,
         graph: Graph,
         weight: Tensor | None = None,
-        *,
-        symmetric: bool | None = None,
-        row_stochastic: bool = False,
-        nonnegative: bool = False,
+        **promises: bool | None,
     ) -> None:
         check_kind(graph, "graph", Graph, "a Graph")
-        own = weight is None
-        if weight is not None:
-            shape = "[num_edges] or [num_edges, heads]"
-            check_tensor(weight, "weight", shape, graph.edges.device, "the graph")
-            if weight.dim() not in (1, 2) or weight.size(0) != graph.num_edges:
-                raise ValueError(
-                    f"weight must be {shape} with {graph.num_edges} edges; got {describe(weight)}."
-                )
-        else:
-            given = graph.edge_weight
-            if given is None:
-                weight = torch.ones(graph.num_edges, device=graph.edges.device)
-            else:
-                weight = given
+        #: Whether the weights are those of the graph, which then keeps the answer whether they are symmetric.
+        self.own = weight is None
+        if weight is None:
+            weight = graph.edge_weight
+        if weight is None:
+            weight = torch.ones(graph.num_edges, device=graph.edges.device)
+        shape = "[num_edges] or [num_edges, heads]"
+        check_tensor(weight, "weight", shape, graph.edges.device, "the graph")
+        if weight.dim() not in (1, 2) or weight.size(0) != graph.num_edges:
+            raise ValueError(
+                f"weight must be {shape} with {graph.num_edges} edges; got {describe(weight)}."
+            )
         by_head = weight if weight.dim() == 2 else weight.unsqueeze(1)
-        check_flags(row_stochastic=row_stochastic, nonnegative=nonnegative)
-        super().__init__(graph.num_nodes, by_head.size(1), by_head)
+        super().__init__(graph.num_nodes, by_head.size(1), by_head, None, **promises)
         self.graph = graph
         self.weight = by_head
-        self.own = own
-        self.row_stochastic = row_stochastic
-        self.nonnegative = nonnegative
-        self.examines = symmetric is None
-        if symmetric is not None:
-            check_flags(symmetric=symmetric)
-            self.symmetric = symmetric
+        self.examines = promises.get("symmetric") is None
 
     @cached_property
     def ptr(self) -> Tensor | None:
@@ -274,7 +220,7 @@ class SparseCoupling(Coupling):
     @cached_property
     def symmetric(self) -> bool:
         check_has_values(self.graph.edges, "edge_index")
-        if self.own:  # the graph keeps the answer
+        if self.own:
             return self.graph.is_symmetric
         return is_symmetric(self.graph.edges, self.weight, self.num_nodes)
 
@@ -342,11 +288,6 @@ class SparseCoupling(Coupling):
         return total.new_zeros(self.num_nodes, 1).index_add(
             0, self.graph.edges[1], total
         )
-
-    def diagonal(self) -> Float[Tensor, "N heads"]:
-        source, target = self.graph.edges
-        own = self.weight * (source == target).unsqueeze(1)
-        return own.new_zeros(self.num_nodes, self.heads).index_add(0, target, own)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         return entries_at(edge_index, self.graph.edges, self.weight, self.num_nodes)

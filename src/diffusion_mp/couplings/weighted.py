@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -34,9 +34,9 @@ class ReweightedCoupling(DerivedCoupling):
 
     Args:
         coupling, row, column: S, and r and c [N, H]; one head broadcasts; ``None`` stands for ones.
-        row_stochastic, nonnegative: promises about s′.
-        symmetric: a promise about s′, implied if S is symmetric and r and c are one tensor, which keeps S ⪰ 0 too.
         positive: the promise that r, c > 0, except where a row and its column are zero. It gives s′ a ``metric``.
+        promises: ``symmetric``, ``row_stochastic`` and ``nonnegative``, about s′. If r and c are one tensor, s′ is
+            symmetric and semi-definite where S is.
 
     Examples:
         >>> torch.allclose(ReweightedCoupling(UniformCoupling(6), 2 * torch.ones(6, 1)).degree(), 2 * torch.ones(6, 1))
@@ -51,41 +51,32 @@ class ReweightedCoupling(DerivedCoupling):
         row: Tensor | None = None,
         column: Tensor | None = None,
         *,
-        symmetric: bool = False,
-        row_stochastic: bool = False,
-        nonnegative: bool = False,
         positive: bool = False,
+        **promises: bool | None,
     ) -> None:
         check_coupling_kind(coupling)
-        check_flags(
-            symmetric=symmetric,
-            row_stochastic=row_stochastic,
-            nonnegative=nonnegative,
-            positive=positive,
-        )
+        check_flags(positive=positive)
         heads = coupling.heads
+        shape = "[num_nodes, heads]"
         for name, weight in (("row", row), ("column", column)):
             if weight is None:
                 continue
-            check_tensor(
-                weight, name, "[num_nodes, heads]", coupling.device, "the coupling"
-            )
-            fits = weight.dim() == 2 and weight.size(0) == coupling.num_nodes
-            if not fits or (heads != 1 and weight.size(1) not in (1, heads)):
-                sizes = f"{coupling.num_nodes} nodes and 1 or {heads} heads, as the coupling and the other factor"
+            check_tensor(weight, name, shape, coupling.device, "the coupling")
+            if (
+                weight.dim() != 2
+                or weight.size(0) != coupling.num_nodes
+                or len({1, heads, weight.size(1)}) > 2
+            ):
                 raise ValueError(
-                    f"{name} must be [num_nodes, heads] with {sizes}; got {describe(weight)}."
+                    f"{name} must be {shape} with {coupling.num_nodes} nodes and 1 or {heads} heads, as the coupling "
+                    f"and the other factor; got {describe(weight)}."
                 )
             heads = max(heads, weight.size(1))
-        super().__init__(coupling.num_nodes, heads, coupling)
+        super().__init__(coupling.num_nodes, heads, coupling, None, **promises)
         self.coupling = coupling
         self.row = row
         self.column = column
-        self.row_stochastic = row_stochastic
-        self.nonnegative = nonnegative
         self._positive = positive
-        if symmetric:
-            self.symmetric = True
 
     @cached_property
     def symmetric(self) -> bool:
@@ -110,14 +101,8 @@ class ReweightedCoupling(DerivedCoupling):
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         # Factors leave the range of half precision.
         wide = v.to(torch.promote_types(v.dtype, torch.float32))
-        if self.column is None:
-            inner = wide
-        else:
-            inner = self.column.unsqueeze(2).to(wide.dtype) * wide
-        moved = self.coupling._product(inner)
-        return (
-            moved if self.row is None else self.row.unsqueeze(2).to(wide.dtype) * moved
-        ).to(v.dtype)
+        moved = self.coupling._product(_weighted(wide, self.column))
+        return _weighted(moved, self.row).to(v.dtype)
 
     def _transpose(self) -> Coupling:
         return ReweightedCoupling(
@@ -128,21 +113,18 @@ class ReweightedCoupling(DerivedCoupling):
         if self.column is None:
             inner = self.coupling.degree()
         else:
-            inner = self.coupling.matmul(
-                self.column.to(self.dtype).unsqueeze(2)
-            ).squeeze(2)
-        return (inner if self.row is None else self.row * inner).expand(-1, self.heads)
+            column = self.column.to(self.dtype).unsqueeze(2)
+            inner = self.coupling.matmul(column).squeeze(2)
+        return _weighted(inner, self.row).expand(-1, self.heads)
 
     def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         source, target = edge_index
         entries = self.coupling._at(edge_index)
-        if self.row is None:
-            entries = entries
-        else:
+        if self.row is not None:
             entries = self.row[target] * entries
-        if self.column is None:
-            return entries
-        return entries * self.column[source]
+        if self.column is not None:
+            entries = entries * self.column[source]
+        return entries
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
         form = self.coupling.low_rank_form(dtype)
@@ -152,13 +134,20 @@ class ReweightedCoupling(DerivedCoupling):
 
     def to_dense(self) -> Float[Tensor, "heads N N"]:
         dense = self.coupling.to_dense()
-        if self.row is None:
-            dense = dense
-        else:
+        if self.row is not None:
             dense = self.row.t().unsqueeze(2) * dense
-        if self.column is None:
-            return dense
-        return dense * self.column.t().unsqueeze(1)
+        if self.column is not None:
+            dense = dense * self.column.t().unsqueeze(1)
+        return dense
+
+
+def _weighted(values: Tensor, weight: Float[Tensor, "N heads"] | None) -> Tensor:
+    """Values [N, H] or [N, H, D] times the weight of their row."""
+    if weight is None:
+        return values
+    if values.dim() == 3:
+        weight = weight.unsqueeze(2)
+    return weight.to(values.dtype) * values
 
 
 def row_normalized(coupling: Coupling) -> ReweightedCoupling:
@@ -169,11 +158,14 @@ def row_normalized(coupling: Coupling) -> ReweightedCoupling:
         True
     """
     check_coupling_kind(coupling)
-    degree = reciprocal(coupling.degree())
     sign = coupling.nonnegative
     # If entries are nonnegative, a row that sums to zero is zero, and its column too where S is reversible.
     return ReweightedCoupling(
-        coupling, degree, row_stochastic=True, nonnegative=sign, positive=sign
+        coupling,
+        reciprocal(coupling.degree()),
+        positive=sign,
+        row_stochastic=True,
+        nonnegative=sign,
     )
 
 
@@ -228,93 +220,53 @@ def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupli
 
 
 def without_diagonal(coupling: Coupling) -> Coupling:
-    """Remove the diagonal: loops of edges and of scores of pairs are left out, other diagonals are subtracted.
+    """Leave out the loops of edges and of unnormalised scores of pairs, also in multiples and sums of these.
+
+    Raises:
+        CouplingMismatchError: another coupling, whose diagonal could only be subtracted. The difference has as few
+            digits as its diagonal exceeds the rest of a row.
 
     Examples:
-        >>> bool((without_diagonal(UniformCoupling(6)).diagonal() == 0).all())
+        >>> bool((without_diagonal(PairwiseCoupling(q, q, normalize=False)).to_dense()[:, 0, 0] == 0).all())
         True
     """
     check_coupling_kind(coupling)
     if isinstance(coupling, SumCoupling):
         return SumCoupling([without_diagonal(term) for term in coupling.terms])
     if isinstance(coupling, ScaledCoupling):
-        return ScaledCoupling(
-            coupling.scale,
-            without_diagonal(coupling.coupling),
-            nonnegative=coupling._positive,
-        )
+        bare = without_diagonal(coupling.coupling)
+        return ScaledCoupling(coupling.scale, bare, nonnegative=coupling._positive)
     if isinstance(coupling, SparseCoupling):
         source, target = coupling.graph.edges
-        weight = coupling.weight.masked_fill((source == target).unsqueeze(1), 0.0)
-        symmetric = None if coupling.examines else coupling.symmetric
         return SparseCoupling(
             coupling.graph,
-            weight,
-            symmetric=symmetric,
+            coupling.weight.masked_fill((source == target).unsqueeze(1), 0.0),
+            symmetric=None if coupling.examines else coupling.symmetric,
             nonnegative=coupling.nonnegative,
         )
     if isinstance(coupling, PairwiseCoupling) and not coupling.normalize:
         return _same_scores(coupling, False, loops=False)
-    return OffDiagonalCoupling(coupling)
+    raise CouplingMismatchError(
+        f"only edges and unnormalised scores of pairs have a diagonal that can be left out; got {coupling!r}. Take "
+        f"AdjacencyDiffusivity, or SigmoidDiffusivity or GaussianDiffusivity with row_stochastic=False."
+    )
 
 
 def _same_scores(
     coupling: PairwiseCoupling, normalize: Literal[False, "symmetric"], loops: bool
 ) -> PairwiseCoupling:
     """The scores of a coupling that is not normalised, with another normalisation."""
-    scores = (coupling.query, coupling.key, coupling.ptr, coupling.score)
-    definite = coupling.positive_semidefinite
-    promises: dict[str, Any] = {
-        "symmetric": coupling.symmetric,
-        "positive_semidefinite": definite and loops,
-    }
-    return PairwiseCoupling(*scores, normalize=normalize, loops=loops, **promises)
-
-
-class OffDiagonalCoupling(DerivedCoupling):
-    """S − diag S by subtraction, which loses as many digits as the diagonal exceeds the rest of its row."""
-
-    parts = ("coupling",)
-
-    def __init__(self, coupling: Coupling) -> None:
-        super().__init__(coupling.num_nodes, coupling.heads, coupling)
-        self.coupling = coupling
-
-    @cached_property
-    def nonnegative(self) -> bool:
-        return self.coupling.nonnegative
-
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        wide = v.to(torch.promote_types(v.dtype, torch.float32))
-        own = self.coupling.diagonal().unsqueeze(2).to(wide.dtype)
-        return (self.coupling._product(wide) - own * wide).to(v.dtype)
-
-    def _transpose(self) -> Coupling:
-        return OffDiagonalCoupling(self.coupling.T)
-
-    def degree(self) -> Float[Tensor, "N heads"]:
-        whole = self.coupling.degree()
-        own = self.coupling.diagonal().to(whole.dtype)
-        # Zero if within the rounding of both, which a normalisation would amplify.
-        rest = whole - own
-        rounding = 16 * torch.finfo(self.dtype).eps * (whole.abs() + own.abs())
-        return rest.masked_fill(rest.abs() <= rounding, 0.0)
-
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        source, target = edge_index
-        return self.coupling._at(edge_index).masked_fill(
-            (source == target).unsqueeze(1), 0.0
-        )
-
-    def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
-        form = self.coupling.low_rank_form(dtype)
-        if form is None:
-            return None
-        return form._replace(diagonal=-(form.left * form.right).sum(2))
-
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
-        loops = torch.eye(self.num_nodes, dtype=torch.bool, device=self.device)
-        return self.coupling.to_dense().masked_fill(loops, 0.0)
+    return PairwiseCoupling(
+        coupling.query,
+        coupling.key,
+        coupling.ptr,
+        coupling.score,
+        normalize=normalize,
+        loops=loops,
+        mutual=coupling.mutual,
+        symmetric=coupling.symmetric,
+        positive_semidefinite=coupling.positive_semidefinite and loops,
+    )
 
 
 def spectral_norms(w: Float[Tensor, "heads D C"]) -> Float[Tensor, " heads"]:

@@ -137,12 +137,6 @@ def _views(
         ("@ v", "product", coupling @ v, dense_product(dense, v)),
         (".degree()", "degree", coupling.degree(), dense.sum(-1).T),
         (
-            ".diagonal()",
-            "entries",
-            coupling.diagonal(),
-            dense.diagonal(dim1=1, dim2=2).T,
-        ),
-        (
             ".at(pairs)",
             "entries",
             coupling.at(case.pairs),
@@ -533,7 +527,6 @@ def _writable(case: CouplingCase) -> None:
     if coupling.heads == 1:
         expect_writable(lambda: coupling @ x, "S @ x of a state [N, C]", x)
     expect_writable(coupling.degree, "S.degree()")
-    expect_writable(coupling.diagonal, "S.diagonal()")
     expect_writable(coupling.to_dense, "S.to_dense()")
     expect_writable(lambda: coupling.at(case.pairs), "S.at(pairs)")
     if coupling.metric is not None:
