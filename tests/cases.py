@@ -107,11 +107,6 @@ def cauchy(z2: Tensor) -> Tensor:
     return 1 / (1 + z2)
 
 
-def by_graph() -> list[Tensor]:
-    """A matrix of two heads for every graph of PTR, one of them without nodes."""
-    return [leaf(2, n, n, seed=n) for n in PTR.diff().tolist()]
-
-
 undirected = partial(AdjacencyDiffusivity, direction="undirected")
 COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "distance": lambda: DistanceCoupling(cauchy, *features(2)),
@@ -130,7 +125,6 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "dense-heads-ragged": lambda: DenseCoupling(
         leaf(2, 11, 11) * (MEMBER[:, None] == MEMBER), PTR
     ),
-    "dense-blocks-ragged": lambda: DenseCoupling(by_graph()),
     "dense-symmetric": lambda: DenseCoupling(
         leaf(11, 11, positive=True) + leaf(11, 11, positive=True).T
     ),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.checks import check_tensor, describe, floating
 from diffusion_mp.couplings.base import Coupling, DerivedCoupling, check_coupling_kind
 from diffusion_mp.couplings.low_rank_form import LowRankForm
+from diffusion_mp.couplings.shapes import ByRow, Entries, Pairs, Values
 from diffusion_mp.graph.arguments import as_num_nodes
 from diffusion_mp.runtime.cache import cached_property
 
@@ -42,16 +42,16 @@ class IdentityCoupling(Coupling):
     def ptr(self) -> Tensor:
         return torch.arange(self.num_nodes + 1)
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         return v
 
     def _transpose(self) -> Coupling:
         return self
 
-    def degree(self) -> Float[Tensor, "N heads"]:
+    def degree(self) -> ByRow:
         return self._ones(self.dtype)
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         return (edge_index[0] == edge_index[1]).to(self.dtype).unsqueeze(1)
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
@@ -100,7 +100,7 @@ class PolynomialCoupling(DerivedCoupling):
         self.coupling = coupling
         self.coefficients = by_head
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         coefficients = self.coefficients.to(v.dtype).unsqueeze(2)
         inner = coefficients[-1] * v
         for p in range(coefficients.size(0) - 2, -1, -1):
@@ -115,7 +115,7 @@ class PolynomialCoupling(DerivedCoupling):
             turned, self.coefficients, nonnegative=self.nonnegative
         )
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         """O(E) for P = 1; for P > 1 an entry is a sum over walks."""
         if self.coefficients.size(0) > 1:
             return super()._at(edge_index)

@@ -8,16 +8,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce
 from operator import add, sub
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
 from diffusion_mp import checks, errors
 from diffusion_mp.couplings.low_rank_form import LowRankForm
+from diffusion_mp.couplings.shapes import ByRow, Entries, Matrices, Pairs, Values
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.arguments import row_bounds
 from diffusion_mp.graph.ops import mean_rows
@@ -118,7 +119,7 @@ class Coupling(ABC):
         return False
 
     @cached_property
-    def _metric(self) -> Float[Tensor, "N heads"] | None:
+    def _metric(self) -> ByRow | None:
         return None
 
     @cached_property
@@ -137,7 +138,7 @@ class Coupling(ABC):
         return False
 
     @abstractmethod
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         """S v for values of a checked shape, with at least as many heads as S; v itself, or a tensor of its own."""
 
     @abstractmethod
@@ -171,12 +172,10 @@ class Coupling(ABC):
         hops: int = 1,
     ) -> Float[Tensor, "N C"]:
         """Return Σ_h S_h^hops v M_hᵀ, every head with a matrix of its own, its diagonal, or ``None``, the identity."""
-        if matrix is None or matrix.dim() == 2:
-            if matrix is None:
-                out = v.unsqueeze(1)
-            else:
-                out = v.unsqueeze(1) * matrix
-        else:
+        out = v.unsqueeze(1)
+        if matrix is not None and matrix.dim() == 2:
+            out = out * matrix
+        elif matrix is not None:
             out = functional.linear(v, matrix.flatten(0, 1)).view(-1, *matrix.shape[:2])
         for _ in range(hops):
             out = self.matmul(out)
@@ -195,22 +194,20 @@ class Coupling(ABC):
             return self
         return self._transpose()
 
-    def _ones(self, dtype: torch.dtype | None = None) -> Float[Tensor, "N heads"]:
+    def _ones(self, dtype: torch.dtype | None = None) -> ByRow:
         """Ones [N, H], by default in at least float32: a sum over many nodes leaves the range of half precision."""
         dtype = dtype or torch.promote_types(self.dtype, torch.float32)
         return torch.ones(self.num_nodes, self.heads, dtype=dtype, device=self.device)
 
-    def both(
-        self, v: Float[Tensor, "N H D"], w: Float[Tensor, "N H C"]
-    ) -> tuple[Tensor, Tensor]:
+    def both(self, v: Values, w: Float[Tensor, "N H C"]) -> tuple[Tensor, Tensor]:
         """Return S v and Sᵀ w, for values by head, and share what the two have in common."""
         return self.matmul(v), self.T.matmul(w)
 
-    def degree(self) -> Float[Tensor, "N heads"]:
+    def degree(self) -> ByRow:
         """Row sums d_i = Σ_j s_ij, by one product with ones."""
         return self._product(self._ones().unsqueeze(2)).squeeze(2)
 
-    def exact_degree(self, dtype: torch.dtype) -> Float[Tensor, "N heads"]:
+    def exact_degree(self, dtype: torch.dtype) -> ByRow:
         """Row sums with the precision of ``dtype``; rounded to fewer digits, D − S would leak constants."""
         if torch.promote_types(self.dtype, dtype) == self.dtype:
             return self.degree().to(dtype)
@@ -229,9 +226,12 @@ class Coupling(ABC):
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         # Without the mean of each graph, which changes nothing, the two terms cancel fewer digits.
         values = values - mean_rows(values, self.ptr)
-        ends = self.exact_degree(values.dtype) + self.T.exact_degree(values.dtype)
-        squares = (ends * values.square().sum(2)).sum(0)
-        return squares - 2 * (values * (self @ values)).sum((0, 2))
+        rows = values * self.laplacian_and_degree(values)[0]
+        # ⟨x, (D − S) x⟩ has the row sums, and the same of the transpose the column sums.
+        columns = rows
+        if self.T is not self:
+            columns = values * self.T.laplacian_and_degree(values)[0]
+        return (rows + columns).sum((0, 2))
 
     def laplacian(
         self, v: Float[Tensor, "N in_heads D"]
@@ -252,9 +252,7 @@ class Coupling(ABC):
         degree = moved[:, :, -1:]
         return degree * v - moved[:, :, :-1], degree.squeeze(2)
 
-    def majorant(
-        self, convex: bool, degree: Float[Tensor, "N heads"] | None = None
-    ) -> Float[Tensor, "N heads"]:
+    def majorant(self, convex: bool, degree: ByRow | None = None) -> ByRow:
         """A diagonal p that bounds D − S, as a certified step needs it (Theorem T1 of docs/certified.md).
 
         With ``convex``, 2 diag(p) ⪰ D − S, and p is the row sums d. Otherwise diag(p) ⪰ D − S, and p is 2d, or d where
@@ -281,19 +279,19 @@ class Coupling(ABC):
         """[H, N, N], that of :meth:`to_dense`."""
         return torch.Size((self.heads, self.num_nodes, self.num_nodes))
 
-    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def at(self, edge_index: Pairs) -> Entries:
         """Entries [E, H] of listed pairs [2, E]: s_ij with i = ``edge_index[1]``, j = ``edge_index[0]``."""
         return self._at(
             checks.check_pairs(edge_index, "edge_index", self.num_nodes, self.device)
         )
 
-    def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def log_at(self, edge_index: Pairs) -> Entries:
         """log s_ij of listed pairs; for couplings defined by logarithms finite where s_ij itself underflows."""
         return self._log_at(
             checks.check_pairs(edge_index, "edge_index", self.num_nodes, self.device)
         )
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         """Entries of checked pairs, here by one product with a unit vector for each distinct source."""
         source, column = torch.unique(edge_index[0], return_inverse=True)
         units = torch.zeros(
@@ -302,16 +300,20 @@ class Coupling(ABC):
         units[source, 0, torch.arange(source.numel(), device=self.device)] = 1
         return (self @ units)[edge_index[1], :, column]
 
-    def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _log_at(self, edge_index: Pairs) -> Entries:
         return self._at(edge_index).log()
 
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
+    def to_dense(self) -> Matrices:
         """The dense matrices [H, N, N], the reference in tests; warns above 2²⁶ entries."""
         self._warn_if_large()
-        # The entries of all pairs, since products of some couplings round what their entries have exactly.
-        target, source = torch.cartesian_prod(
-            *2 * [torch.arange(self.num_nodes, device=self.device)]
-        ).T
+        eye = torch.eye(self.num_nodes, dtype=self.dtype, device=self.device)
+        return (self @ eye.unsqueeze(1)).permute(1, 0, 2)
+
+    def _entries_of_all_pairs(self) -> Matrices:
+        """`to_dense` of a class whose entries have more digits, or take less time, than products with unit vectors."""
+        self._warn_if_large()
+        nodes = torch.arange(self.num_nodes, device=self.device)
+        target, source = torch.cartesian_prod(nodes, nodes).T
         return self._at(torch.stack([source, target])).T.reshape(self.shape)
 
     def _warn_if_large(self) -> None:
@@ -324,7 +326,7 @@ class Coupling(ABC):
             )
 
     @property
-    def metric(self) -> Float[Tensor, "N heads"] | None:
+    def metric(self) -> ByRow | None:
         """d̄ > 0 with diag(d̄) S symmetric, so that S is self-adjoint in Σ_i d̄_i u_i v_i; ``None`` if none is known.
 
         1 for symmetric S, the row sums of Ω for D̄⁻¹Ω. Computed on first access, without gradient.
@@ -347,8 +349,8 @@ class Coupling(ABC):
         return None
 
     def laplacian_function(
-        self, function: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"]
-    ) -> Float[Tensor, "N H D"] | None:
+        self, function: Callable[[Tensor], Tensor], v: Values
+    ) -> Values | None:
         """f(D̄ − S) v for an elementwise f where the eigenvectors of D̄ − S are known, otherwise ``None``."""
         return None
 
@@ -380,7 +382,7 @@ class Coupling(ABC):
             dtype=np.float64,
         )
 
-    def to(self, *args: Any, **kwargs: Any) -> Coupling:
+    def to(self, *args: Any, **kwargs: Any) -> Self:
         """S in another dtype or on another device, with arguments as of a tensor: ``S.to("cuda", torch.float64)``.
 
         Gradients flow through. Row boundaries stay on the CPU.
@@ -395,11 +397,11 @@ class Coupling(ABC):
         dtype = None if there.dtype == self.dtype else there.dtype
         return self._mapped(_once(partial(_moved, dtype, there.device)))
 
-    def detach(self) -> Coupling:
+    def detach(self) -> Self:
         """S with the same entries, detached from the graph of autograd, whose memory it does not keep."""
         return self._mapped(_once(_detached))
 
-    def _mapped(self, change: Callable[[Any], Any]) -> Coupling:
+    def _mapped(self, change: Callable[[Any], Any]) -> Self:
         """S of the parts that ``change`` makes of a tensor or a graph."""
         mapped = copy.copy(self)
         example = change(torch.empty(0, dtype=self.dtype, device=self.device))
@@ -443,13 +445,18 @@ class Coupling(ABC):
         promises = [f", {name}" for name, promise in known.items() if promise is True]
         return f"{type(self).__name__}(num_nodes={self.num_nodes}, heads={self.heads}{''.join(promises)})"
 
-    def float(self) -> Coupling:
+    def float(self) -> Self:
         """S in single precision."""
         return self.to(torch.float32)
 
-    def double(self) -> Coupling:
+    def double(self) -> Self:
         """S in double precision."""
         return self.to(torch.float64)
+
+
+def _of_coupling(name: str) -> cached_property[Any]:
+    """A property that is the one of ``coupling``."""
+    return cached_property(lambda derived: getattr(derived.coupling, name))
 
 
 class DerivedCoupling(Coupling):
@@ -457,33 +464,13 @@ class DerivedCoupling(Coupling):
 
     coupling: Coupling
 
-    @cached_property
-    def ptr(self) -> Tensor | None:
-        return self.coupling.ptr
-
-    @cached_property
-    def symmetric(self) -> bool:
-        return self.coupling.symmetric
-
-    @cached_property
-    def low_rank(self) -> bool:
-        return self.coupling.low_rank
-
-    @cached_property
-    def _metric(self) -> Float[Tensor, "N heads"] | None:
-        return self.coupling.metric
-
-    @cached_property
-    def quadratic(self) -> bool:
-        return self.coupling.quadratic
-
-    @cached_property
-    def whole(self) -> bool:
-        return self.coupling.whole
-
-    @cached_property
-    def examines(self) -> bool:
-        return self.coupling.examines
+    ptr = _of_coupling("ptr")
+    symmetric = _of_coupling("symmetric")
+    low_rank = _of_coupling("low_rank")
+    _metric = _of_coupling("metric")
+    quadratic = _of_coupling("quadratic")
+    whole = _of_coupling("whole")
+    examines = _of_coupling("examines")
 
 
 class TransposedCoupling(DerivedCoupling):
@@ -497,21 +484,22 @@ class TransposedCoupling(DerivedCoupling):
         super().__init__(coupling.num_nodes, coupling.heads, coupling)
         self.coupling = coupling
 
-    @cached_property
-    def nonnegative(self) -> bool:
-        return self.coupling.nonnegative
+    nonnegative = _of_coupling("nonnegative")
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         return self.coupling._transposed_product(v)  # type: ignore[attr-defined]
 
     def _transpose(self) -> Coupling:
         return self.coupling
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         return self.coupling._at(edge_index.flip(0))
 
-    def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _log_at(self, edge_index: Pairs) -> Entries:
         return self.coupling._log_at(edge_index.flip(0))
+
+    def to_dense(self) -> Matrices:
+        return self.coupling.to_dense().mT.contiguous()
 
 
 def as_scale(scale: object, heads: int) -> float | Tensor:
@@ -584,16 +572,16 @@ class ScaledCoupling(DerivedCoupling):
         shape[dim] = -1
         return self.scale.view(shape) * value
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         return self._by_head(self.coupling._product(v), 1)
 
     def _transpose(self) -> Coupling:
         return ScaledCoupling(self.scale, self.coupling.T, nonnegative=self._positive)
 
-    def degree(self) -> Float[Tensor, "N heads"]:
+    def degree(self) -> ByRow:
         return self._by_head(self.coupling.degree(), 1)
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         return self._by_head(self.coupling._at(edge_index), 1)
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
@@ -603,8 +591,17 @@ class ScaledCoupling(DerivedCoupling):
             return None
         return form.reweighted(self._by_head(one, 1))
 
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
+    def to_dense(self) -> Matrices:
         return self._by_head(self.coupling.to_dense(), 0)
+
+
+def _of_terms(
+    name: str, combine: Callable[[Iterable[bool]], bool]
+) -> cached_property[bool]:
+    """A property that holds if it does for ``all`` or ``any`` of the terms."""
+    return cached_property(
+        lambda total: combine(getattr(term, name) for term in total.terms)
+    )
 
 
 class SumCoupling(Coupling):
@@ -616,6 +613,13 @@ class SumCoupling(Coupling):
     """
 
     parts = ("terms",)
+
+    symmetric = _of_terms("symmetric", all)
+    nonnegative = _of_terms("nonnegative", all)
+    positive_semidefinite = _of_terms("positive_semidefinite", all)
+    whole = _of_terms("whole", all)
+    quadratic = _of_terms("quadratic", any)
+    examines = _of_terms("examines", any)
 
     def __init__(self, terms: Sequence[Coupling]) -> None:
         if not isinstance(terms, Iterable):
@@ -656,10 +660,6 @@ class SumCoupling(Coupling):
         return common
 
     @cached_property
-    def symmetric(self) -> bool:
-        return all(term.symmetric for term in self.terms)
-
-    @cached_property
     def row_stochastic(self) -> bool:
         """Whether terms are so up to factors that add up to one, and a row of zeros in one is zero in all."""
         total = 0.0
@@ -679,31 +679,11 @@ class SumCoupling(Coupling):
         )
 
     @cached_property
-    def nonnegative(self) -> bool:
-        return all(term.nonnegative for term in self.terms)
-
-    @cached_property
-    def positive_semidefinite(self) -> bool:
-        return all(term.positive_semidefinite for term in self.terms)
-
-    @cached_property
-    def quadratic(self) -> bool:
-        return any(term.quadratic for term in self.terms)
-
-    @cached_property
-    def whole(self) -> bool:
-        return all(term.whole for term in self.terms)
-
-    @cached_property
-    def examines(self) -> bool:
-        return any(term.examines for term in self.terms)
-
-    @cached_property
     def low_rank(self) -> bool:
         return all(term.low_rank for term in self.terms) and self._over_the_same_graphs
 
     @cached_property
-    def _metric(self) -> Float[Tensor, "N heads"] | None:
+    def _metric(self) -> ByRow | None:
         """The metric of all terms; a diagonal term is self-adjoint in any."""
         metrics = [term.metric for term in self._reaching or self.terms]
         first = metrics[0]
@@ -732,7 +712,7 @@ class SumCoupling(Coupling):
             for ptr in bounds
         )
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         total = self.terms[0]._product(v)
         for term in self.terms[1:]:
             total = total + term._product(v)
@@ -741,12 +721,10 @@ class SumCoupling(Coupling):
     def _transpose(self) -> Coupling:
         return SumCoupling([term.T for term in self.terms])
 
-    def degree(self) -> Float[Tensor, "N heads"]:
+    def degree(self) -> ByRow:
         return reduce(add, [term.degree() for term in self.terms])
 
-    def majorant(
-        self, convex: bool, degree: Float[Tensor, "N heads"] | None = None
-    ) -> Float[Tensor, "N heads"]:
+    def majorant(self, convex: bool, degree: ByRow | None = None) -> ByRow:
         bound = super().majorant(convex, degree)
         if convex or self.positive_semidefinite:
             return bound
@@ -754,7 +732,7 @@ class SumCoupling(Coupling):
         definite = [term.degree() for term in self.terms if term.positive_semidefinite]
         return reduce(sub, definite, bound)
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         return reduce(add, [term._at(edge_index) for term in self.terms])
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
@@ -767,7 +745,7 @@ class SumCoupling(Coupling):
             return LowRankForm.total(known)
         return None
 
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
+    def to_dense(self) -> Matrices:
         return reduce(add, [term.to_dense() for term in self.terms])
 
 

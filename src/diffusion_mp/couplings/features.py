@@ -10,6 +10,7 @@ from torch import Tensor
 
 from diffusion_mp.checks import check_device, check_flags, check_tensor, describe
 from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.couplings.shapes import Features, Values
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_of, mean_rows, members
 from diffusion_mp.kernels.spmm import sddmm
@@ -53,8 +54,8 @@ class FeatureCoupling(Coupling):
 
     def __init__(
         self,
-        query: Float[Tensor, "N H F"],
-        key: Float[Tensor, "N H F"],
+        query: Features,
+        key: Features,
         ptr: Tensor | None = None,
         *,
         mutual: bool = False,
@@ -113,9 +114,7 @@ def listed_products(
     return fill_across(products, edge_index, ptr, across)
 
 
-def unit_rows(
-    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"] | None = None
-) -> tuple[Tensor, Tensor]:
+def unit_rows(q: Features, k: Features | None = None) -> tuple[Tensor, Tensor]:
     """Both with every nonzero vector divided by its norm; one object if k is ``None``, for q."""
     unit = unit_vectors(q)
     return unit, unit if k is None else unit_vectors(k)
@@ -127,9 +126,7 @@ def _refuse(features: object, name: str) -> NoReturn:
     )
 
 
-def with_constant(
-    features: Float[Tensor, "N H F"], constant: float
-) -> Float[Tensor, "N H G"]:
+def with_constant(features: Features, constant: float) -> Float[Tensor, "N H G"]:
     """Append a constant feature c, which adds c·c′ to every inner product.
 
     Examples:
@@ -155,12 +152,12 @@ def at_least_zero(z2: Tensor) -> Tensor:
 
 
 def measured_from(
-    x: Float[Tensor, "N H D"],
-    y: Float[Tensor, "N H D"] | None = None,
+    x: Values,
+    y: Values | None = None,
     ptr: Tensor | None = None,
     centre: Tensor | None = None,
     sharpness: float | Tensor | None = None,
-) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]:
+) -> tuple[Values, Values]:
     """x − c and y − c in at least float32, one object if y is ``None``, for x; c is ``centre`` or the mean of y.
 
     A function of ‖x_i‖² + ‖y_j‖² − 2x_i·y_j does not depend on c, but its rounding grows with the squares. The result
@@ -172,33 +169,32 @@ def measured_from(
     point = mean_rows(senders.to(dtype), ptr) if centre is None else centre
     first = x.to(dtype) - point.to(dtype)
     second = first if y is None else y.to(dtype) - point.to(dtype)
-    if sharpness is None or resolved(
-        sharpness, *(-0.5 * z.detach().square().sum(2) for z in {first, second})
-    ):
+    if sharpness is None or resolved(sharpness, *{first, second}):
         return first, second
     wide = x.double()
     return measured_from(wide, None if y is None else y.double(), ptr, point)
 
 
-def resolved(sharpness: float | Tensor, *halves: Tensor) -> bool:
-    """Whether the dtype resolves e^{−a·½z²} of vectors with these −½‖x‖²; ``True`` where there are no values."""
-    if (
-        halves[0].dtype == torch.float64
-        or not (halves[0].numel() and values_only())
-        or halves[0].is_meta
-    ):
+def resolved(sharpness: float | Tensor, *vectors: Values) -> bool:
+    """Whether their dtype resolves e^{−a·½z²} between these vectors; ``True`` where there are no values."""
+    first = vectors[0]
+    if first.dtype == torch.float64 or first.is_meta or not first.numel():
         return True
-    return not bool(sharpness * max(-half.detach().min() for half in halves) > RESOLVED)
+    if not values_only():
+        return True
+    largest = max(0.5 * z.detach().square().sum(2).max() for z in vectors)
+    # Not whether it is small enough, for one that is NaN stays so in double precision.
+    return not bool(sharpness * largest > RESOLVED)
 
 
 def distance_features(
-    x: Float[Tensor, "N H D"],
-    y: Float[Tensor, "N H D"] | None = None,
+    x: Values,
+    y: Values | None = None,
     ptr: Tensor | None = None,
     *,
     centre: Tensor | None = None,
     sharpness: float | Tensor | None = None,
-) -> tuple[Float[Tensor, "N H F"], Float[Tensor, "N H F"]]:
+) -> tuple[Features, Features]:
     r"""Return q = [x, −½‖x‖², 1] and k = [y, 1, −½‖y‖²], with q_i·k_j = −½‖x_i − y_j‖² (y = x by default).
 
     The result is in at least float32. A penalty's f(‖x_i − x_j‖²) is thus a score of an inner product, for any norm;
@@ -220,16 +216,11 @@ def distance_features(
         raise ValueError(
             f"x and y must have one shape; got {describe(x)} and {describe(y)}."
         )
-    first, second = measured_from(x, y, ptr, centre)
+    first, second = measured_from(x, y, ptr, centre, sharpness)
     first_half = -0.5 * first.square().sum(2, keepdim=True)
-    if second is first:
-        second_half = first_half
-    else:
+    second_half = first_half
+    if second is not first:
         second_half = -0.5 * second.square().sum(2, keepdim=True)
-    if sharpness is not None and not resolved(sharpness, first_half, second_half):
-        return distance_features(
-            x.double(), None if y is None else y.double(), ptr, centre=centre
-        )
     one = torch.ones_like(first_half)
     return torch.cat([first, first_half, one], dim=2), torch.cat(
         [second, one, second_half], dim=2

@@ -6,13 +6,14 @@ import math
 from typing import NamedTuple, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.checks import check_flags, check_tensor, describe
 from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.features import check_features, fill_across, heads_of
 from diffusion_mp.couplings.low_rank import PooledCoupling, Sums
+from diffusion_mp.couplings.shapes import ByRow, Entries, Features, Pairs, Values
 from diffusion_mp.graph.ops import max_rows
 from diffusion_mp.kernels import log_linear_attention as kernels
 from diffusion_mp.runtime.cache import cached_property
@@ -21,8 +22,8 @@ from diffusion_mp.runtime.cache import cached_property
 class LogTerms(NamedTuple):
     """s_ij = Σ_s exp(log φ_i·ψ_j + a_is + b_js)."""
 
-    log_query: Float[Tensor, "N H F"]
-    log_key: Float[Tensor, "N H F"]
+    log_query: Features
+    log_key: Features
     col_shift: Float[Tensor, "N H K"]
     row_shift: Float[Tensor, "N H K"] | None
 
@@ -46,7 +47,7 @@ class LogTerms(NamedTuple):
             log_query.to(dtype), log_key.to(dtype), col_shift.to(dtype), None
         )
 
-    def entries(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E H"]:
+    def entries(self, edge_index: Pairs) -> Float[Tensor, "E H"]:
         """log s_ij of listed pairs j → i of one graph."""
         source, target = edge_index
         shifts = cast("Tensor", self.row_shift)[target] + self.col_shift[source]
@@ -85,8 +86,8 @@ class LogLowRankCoupling(PooledCoupling):
 
     def __init__(
         self,
-        log_query: Float[Tensor, "N H F"],
-        log_key: Float[Tensor, "N H F"],
+        log_query: Features,
+        log_key: Features,
         ptr: Tensor | None = None,
         log_weight: Float[Tensor, "N H K"] | None = None,
         *,
@@ -140,11 +141,11 @@ class LogLowRankCoupling(PooledCoupling):
             )
             return terms._replace(row_shift=-math.log(self.col_shift.size(2)) - log_sum)
 
-    def _shift_of_rows(self, v: Float[Tensor, "N H D"]) -> Tensor | None:
+    def _shift_of_rows(self, v: Values) -> Tensor | None:
         """The shift a of the rows, with the heads of the values; ``None`` where the kernels normalise."""
         return None if self.row_shift is None else heads_of(v, self.row_shift)[0]
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         log_query, log_key, col_shift = heads_of(
             v, self.log_query, self.log_key, self.col_shift
         )
@@ -152,11 +153,11 @@ class LogLowRankCoupling(PooledCoupling):
             log_query, log_key, v, self._shift_of_rows(v), col_shift, self.ptr
         )
 
-    def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
+    def _pool(self, v: Values) -> Sums:
         log_key, col_shift = heads_of(v, self.log_key, self.col_shift)
         return Sums(*kernels.log_linear_pool(log_key, col_shift, v))
 
-    def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _read(self, sums: Sums, v: Values) -> Values:
         (log_query,) = heads_of(v, self.log_query)
         rows, _ = kernels.log_linear_read(
             log_query, self._shift_of_rows(v), sums.totals, cast("Tensor", sums.shift)
@@ -178,13 +179,15 @@ class LogLowRankCoupling(PooledCoupling):
         transposed.row_shift = col_shift
         return transposed
 
-    def degree(self) -> Float[Tensor, "N heads"]:
+    def degree(self) -> ByRow:
         return self._ones() if self.row_stochastic else super().degree()
 
-    def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _log_at(self, edge_index: Pairs) -> Entries:
         return fill_across(
             self.terms.entries(edge_index), edge_index, self.ptr, -torch.inf
         )
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         return self._log_at(edge_index).exp()
+
+    to_dense = Coupling._entries_of_all_pairs

@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.checks import check_flags, check_number, floating
@@ -21,6 +21,7 @@ from diffusion_mp.couplings.features import (
     with_constant,
 )
 from diffusion_mp.couplings.low_rank_form import LowRankForm
+from diffusion_mp.couplings.shapes import ByRow, Entries, Features, Pairs, Values
 from diffusion_mp.couplings.weighted import ReweightedCoupling, row_normalized
 from diffusion_mp.graph.arguments import as_num_nodes, row_bounds
 from diffusion_mp.kernels import linear_attention as kernels
@@ -91,11 +92,11 @@ class PooledCoupling(Coupling):
     """
 
     @abstractmethod
-    def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
+    def _pool(self, v: Values) -> Sums:
         """The sums over the nodes of this coupling as senders."""
 
     @abstractmethod
-    def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _read(self, sums: Sums, v: Values) -> Values:
         """The rows of the nodes of this coupling as receivers."""
 
     @abstractmethod
@@ -138,16 +139,16 @@ class LowRankCoupling(FeatureCoupling, PooledCoupling):
 
     low_rank = True
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         query, key = heads_of(v, self.query, self.key)
         return kernels.trilinear(query, key, v, self.ptr)
 
-    def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
+    def _pool(self, v: Values) -> Sums:
         (key, values), _ = accumulating(*heads_of(v, self.key), v)
         with without_autocast(v):
             return Sums(key.permute(1, 2, 0) @ values.transpose(0, 1))
 
-    def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _read(self, sums: Sums, v: Values) -> Values:
         (query, totals), _ = accumulating(*heads_of(v, self.query), sums.totals)
         with without_autocast(v):
             return (query.transpose(0, 1) @ totals).transpose(0, 1).to(v.dtype)
@@ -162,7 +163,7 @@ class LowRankCoupling(FeatureCoupling, PooledCoupling):
             self.key, self.query, self.ptr, nonnegative=self.nonnegative
         )
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         return listed_products(self.query, self.key, edge_index, self.ptr, across=0.0)
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
@@ -208,19 +209,19 @@ class UniformCoupling(LowRankCoupling):
             positive_semidefinite=True,
         )
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         # Torch's sum adds in pairs, which keeps digits that a product of matrices loses.
         if self.ptr is not None:
             return super()._product(v)
         return self._read(self._pool(v), v)
 
-    def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
+    def _pool(self, v: Values) -> Sums:
         total = v.sum(0, dtype=torch.promote_types(v.dtype, torch.float32))
         return Sums(
             torch.cat([total, total.new_full((len(total), 1), v.size(0))], dim=1)
         )
 
-    def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _read(self, sums: Sums, v: Values) -> Values:
         total = sums.totals[:, :-1]
         count = sums.totals[:, -1:]
         row = quotient(total, count) if self.row_stochastic else total
@@ -261,8 +262,8 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
 
     def __init__(
         self,
-        query: Float[Tensor, "N H F"],
-        key: Float[Tensor, "N H F"],
+        query: Features,
+        key: Features,
         ptr: Tensor | None = None,
         *,
         constant: float = 0.0,
@@ -280,25 +281,25 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
         self.terms: dict[str, Any] = {"constant": constant, "own": own, "unit": unit}
 
     @cached_property
-    def _metric(self) -> Float[Tensor, "N heads"] | None:
+    def _metric(self) -> ByRow | None:
         if not (self.nonnegative and self.mutual):
             return None
         return self._by_entries(torch.float64).metric
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         query, key = heads_of(v, self.query, self.key)
         return kernels.linear_rows(
             query, key, v, kernels.Terms(self.ptr, **self.terms)
         ).values
 
-    def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
+    def _pool(self, v: Values) -> Sums:
         return Sums(
             kernels.linear_pool(
                 heads_of(v, self.key)[0], v, kernels.Terms(**self.terms)
             )
         )
 
-    def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _read(self, sums: Sums, v: Values) -> Values:
         return kernels.linear_read(
             heads_of(v, self.query)[0], v, sums.totals, kernels.Terms(**self.terms)
         )
@@ -339,7 +340,7 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
     def _transpose(self) -> Coupling:
         return self._by_entries().T
 
-    def degree(self) -> Float[Tensor, "N heads"]:
+    def degree(self) -> ByRow:
         """1, or 0 for a row whose sum is zero."""
         with torch.no_grad():
             return (
@@ -348,5 +349,5 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
                 .to(self.dtype)
             )
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         return self._by_entries()._at(edge_index)

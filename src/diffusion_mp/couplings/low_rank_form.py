@@ -9,12 +9,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp.couplings.shapes import Features
+
 
 class LowRankForm(NamedTuple):
     """diag(e) + U Kᵀ within every graph of ``ptr``, where a single head broadcasts; without ``diagonal`` e is zero."""
 
-    left: Float[Tensor, "N H F"]
-    right: Float[Tensor, "N H F"]
+    left: Features
+    right: Features
     diagonal: Float[Tensor, "N H"] | None = None
     ptr: Tensor | None = None
 

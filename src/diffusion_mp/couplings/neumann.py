@@ -16,6 +16,7 @@ from diffusion_mp.checks import (
     describe,
 )
 from diffusion_mp.couplings.base import Coupling, TransposedCoupling
+from diffusion_mp.couplings.shapes import ByRow, Values
 from diffusion_mp.graph.arguments import as_num_nodes
 from diffusion_mp.kernels.neumann import (
     Boundary,
@@ -78,26 +79,24 @@ class NeumannCoupling(Coupling):
         self.strides = tuple(strides)
         self.boundary = boundary
 
-    def _product(
-        self, v: Float[Tensor, "N H D"], *, transpose: bool = False
-    ) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values, *, transpose: bool = False) -> Values:
         alpha = self.alpha.expand(-1, v.size(1))
         return neumann_product(
             v, alpha, self.strides, self.boundary, self.ptr, transpose=transpose
         )
 
-    def _transposed_product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _transposed_product(self, v: Values) -> Values:
         return self._product(v, transpose=True)
 
     def _transpose(self) -> Coupling:
         return TransposedCoupling(self)
 
-    def degree(self) -> Float[Tensor, "N heads"]:
+    def degree(self) -> ByRow:
         return (2 * self.alpha.sum(0)).repeat(self.num_nodes, 1)
 
     def laplacian_function(
-        self, function: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"]
-    ) -> Float[Tensor, "N H D"] | None:
+        self, function: Callable[[Tensor], Tensor], v: Values
+    ) -> Values | None:
         """f(D̄ − S) v in O(N D log L), for periodic sequences, the symmetric extension, and matrices equal to it."""
         periodic = self.boundary == "periodic"
         # With strides of 1 the boundaries that leave the matrix symmetric all make the same one.

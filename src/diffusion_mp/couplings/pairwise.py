@@ -8,7 +8,7 @@ from functools import partial
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -29,6 +29,14 @@ from diffusion_mp.couplings.features import (
     fill_blocks,
     heads_of,
     listed_products,
+)
+from diffusion_mp.couplings.shapes import (
+    ByRow,
+    Entries,
+    Features,
+    Matrices,
+    Pairs,
+    Values,
 )
 from diffusion_mp.kernels import pairwise, sparse_flow
 from diffusion_mp.kernels.pairwise.scores import log_scores
@@ -69,8 +77,8 @@ class PairwiseCoupling(FeatureCoupling):
 
     def __init__(
         self,
-        query: Float[Tensor, "N H F"],
-        key: Float[Tensor, "N H F"],
+        query: Features,
+        key: Features,
         ptr: Tensor | None = None,
         score: Literal["exp", "sigmoid"] = "exp",
         *,
@@ -89,23 +97,15 @@ class PairwiseCoupling(FeatureCoupling):
         self.row_stochastic = normalize is True
 
     @cached_property
-    def _metric(self) -> Float[Tensor, "N heads"] | None:
-        """Σ_j f(q_i·k_j) in double precision, as multiples of the largest one; 1 for an empty row."""
+    def _metric(self) -> ByRow | None:
+        """Σ_j f(q_i·k_j) in double precision, as multiples of the sum over all rows."""
         if not (self.row_stochastic and self.mutual):
             return None
-        log_sums = pairwise.pairwise_logsumexp(
-            self.query.double(),
-            self.key.double(),
-            self.ptr,
-            score=self.score,
-            loops=self.loops,
-        )
-        largest = log_sums.amax(0) if len(log_sums) else 0.0
-        sums = (log_sums - largest).exp().clamp(min=torch.finfo(torch.float64).tiny)
-        return sums.masked_fill(log_sums == -torch.inf, 1.0)
+        row, _ = self.to(torch.float64).shifts
+        return (-row).softmax(0).clamp(min=torch.finfo(torch.float64).tiny)
 
     @cached_property
-    def shifts(self) -> tuple[Float[Tensor, "N heads"], Float[Tensor, "N heads"]]:
+    def shifts(self) -> tuple[ByRow, ByRow]:
         """Row and column shifts a and b of s_ij = exp(log f(q_i·k_j) + a_i + b_j), for entries and the transpose."""
         zero = self.query.new_zeros(self.num_nodes, self.heads)
         if not self.normalize:
@@ -122,7 +122,7 @@ class PairwiseCoupling(FeatureCoupling):
                 return (half, half)
             return (-lse, zero)
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         # A single head of S takes the heads of the values as channels.
         if self.heads == 1 < v.size(1):
             values = v.flatten(1).unsqueeze(1)
@@ -144,9 +144,7 @@ class PairwiseCoupling(FeatureCoupling):
             mutual=self.mutual,
         ).view_as(v)
 
-    def both(
-        self, v: Float[Tensor, "N H D"], w: Float[Tensor, "N H C"]
-    ) -> tuple[Tensor, Tensor]:
+    def both(self, v: Values, w: Float[Tensor, "N H C"]) -> tuple[Tensor, Tensor]:
         if not (
             self.row_stochastic and self.loops and self.heads == v.size(1)
         ) or "shifts" in vars(self):
@@ -175,15 +173,15 @@ class PairwiseCoupling(FeatureCoupling):
         transposed.shifts = (column, row)
         return transposed
 
-    def degree(self) -> Float[Tensor, "N heads"]:
+    def degree(self) -> ByRow:
         if self.row_stochastic and self.loops:
             return self._ones()
         return super().degree()
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         return self._log_at(edge_index).exp()
 
-    def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _log_at(self, edge_index: Pairs) -> Entries:
         source, target = edge_index
         s = listed_products(
             self.query, self.key, edge_index, self.ptr, across=-torch.inf
@@ -196,7 +194,7 @@ class PairwiseCoupling(FeatureCoupling):
             + self.shifts[1][source]
         )
 
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
+    def to_dense(self) -> Matrices:
         self._warn_if_large()
         logs = fill_blocks(
             log_scores(self.query, self.key, self.score, self.loops),
@@ -233,8 +231,8 @@ class DistanceCoupling(FeatureCoupling):
     def __init__(
         self,
         function: Callable[[Tensor], Tensor],
-        query: Float[Tensor, "N H F"],
-        key: Float[Tensor, "N H F"],
+        query: Features,
+        key: Features,
         ptr: Tensor | None = None,
         *,
         mutual: bool = False,
@@ -251,7 +249,7 @@ class DistanceCoupling(FeatureCoupling):
                 **dict(function.named_buffers()),
             }
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         (_, values), dtype = accumulating(self.query, v)
         with without_autocast(v):
             query, key = self._distance_features()
@@ -345,13 +343,13 @@ class DistanceCoupling(FeatureCoupling):
             nonnegative=self.nonnegative,
         )
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         source, target = edge_index
         (query, key), dtype = accumulating(self.query, self.key)
         entries = self._applied((query[target] - key[source]).square().sum(2)).to(dtype)
         return fill_across(entries, edge_index, self.ptr, 0.0)
 
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
+    def to_dense(self) -> Matrices:
         self._warn_if_large()
         entries = self._entries(
             *self._distance_features(), torch.promote_types(self.dtype, torch.float32)
@@ -387,8 +385,8 @@ class SparseFlowCoupling(Coupling):
 
     def __init__(
         self,
-        query: Float[Tensor, "N H F"],
-        key: Float[Tensor, "N H F"],
+        query: Features,
+        key: Features,
         friction_query: Float[Tensor, "N H G"] | None = None,
         friction_key: Float[Tensor, "N H G"] | None = None,
         ptr: Tensor | None = None,
@@ -440,29 +438,25 @@ class SparseFlowCoupling(Coupling):
                 f"{name} must be a number or broadcast to [num_nodes, heads] = {list(shape)}; got {describe(value)}."
             ) from error
 
-    def _product(
-        self, v: Float[Tensor, "N H D"], *, transpose: bool = False
-    ) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values, *, transpose: bool = False) -> Values:
         q, k, friction_q, friction_k = heads_of(v, *self._features)
         terms = RowTerms(*(t.expand(-1, v.size(1)) for t in self._terms))
         return sparse_flow.sparse_flow_product(
             q, k, friction_q, friction_k, v, terms, self.ptr, transpose=transpose
         )
 
-    def _transposed_product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _transposed_product(self, v: Values) -> Values:
         return self._product(v, transpose=True)
 
     def _transpose(self) -> Coupling:
         return TransposedCoupling(self)
 
-    def degree(self) -> Float[Tensor, "N heads"]:
+    def degree(self) -> ByRow:
         if self.row_stochastic:
             return self._ones(self.dtype)
         return super().degree()
 
-    def _listed(
-        self, edge_index: Int[Tensor, "two E"]
-    ) -> tuple[Tensor, Tensor, RowTerms, Tensor]:
+    def _listed(self, edge_index: Pairs) -> tuple[Tensor, Tensor, RowTerms, Tensor]:
         """s and u of listed pairs, the terms of their rows, and whether the source is the best conductor of the row."""
         source, target = edge_index
         s = listed_products(*self._features[:2], edge_index, self.ptr, across=-math.inf)
@@ -470,14 +464,16 @@ class SparseFlowCoupling(Coupling):
         terms = RowTerms(*(t[target] for t in self._terms))
         return s, u, terms, terms.best == source.unsqueeze(1)
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         return sparse_flow.entries(*self._listed(edge_index)).to(self.dtype)
 
-    def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _log_at(self, edge_index: Pairs) -> Entries:
         return sparse_flow.log_entries(*self._listed(edge_index)).to(self.dtype)
 
+    to_dense = Coupling._entries_of_all_pairs
+
     @property
-    def potentials(self) -> Float[Tensor, "N heads"]:
+    def potentials(self) -> ByRow:
         """μ [N, H], the potential at which a unit of flow enters every node (SFi-Former, Eq. 7)."""
         return self.log_potentials.exp()
 

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
-from typing import ClassVar, cast
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
 from diffusion_mp.checks import (
-    check_device,
     check_has_values,
     check_kind,
     check_tensor,
     describe,
     values_to_check,
 )
-from diffusion_mp.couplings.base import PROMISES, Coupling
+from diffusion_mp.couplings.base import PROMISES, Coupling, TransposedCoupling
+from diffusion_mp.couplings.shapes import ByRow, Entries, Matrices, Pairs, Values
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.arguments import row_bounds
 from diffusion_mp.graph.ops import (
     Compressed,
     Pattern,
     entries_at,
     is_symmetric,
 )
+from diffusion_mp.kernels.segments import slices
 from diffusion_mp.kernels.spmm import at_rows, row_sums, spmm
 from diffusion_mp.runtime.cache import cached_property, values_only
 from diffusion_mp.runtime.precision import accumulating, without_autocast
@@ -37,7 +36,7 @@ class DenseCoupling(Coupling):
     r"""s_ij as given, where row i receives: for matrices of your own and small graphs; O(N²) time and memory.
 
     Args:
-        matrix: S, [N, N] or [H, N, N]; or a list with the block of every graph, [n, n] or [H, n, n].
+        matrix: S, [N, N] or [H, N, N].
         ptr: row boundaries [B+1] of a ragged batch, on the CPU, of a matrix that is zero between graphs.
         promises: see `Coupling`; without ``symmetric``, ``row_stochastic`` and ``nonnegative`` the entries are
             examined on first access.
@@ -53,34 +52,28 @@ class DenseCoupling(Coupling):
 
     def __init__(
         self,
-        matrix: Tensor | Sequence[Tensor],
+        matrix: Tensor,
         ptr: Tensor | None = None,
         **promises: bool | None,
     ) -> None:
-        if isinstance(matrix, (list, tuple)):
-            if ptr is not None or not matrix:
-                raise ValueError(
-                    f"matrix must be one matrix of all nodes, or a list with at least one block, whose sizes imply "
-                    f"ptr; got {len(matrix)} blocks and ptr={ptr}."
-                )
-            blocks = [_square(block, f"matrix[{k}]") for k, block in enumerate(matrix)]
-            ptr = torch.tensor([0, *(block.size(1) for block in blocks)]).cumsum(0)
-        else:
-            square = _square(cast("Tensor", matrix), "matrix")
-            ptr = row_bounds(ptr, square.size(1))
-            blocks = [square] if ptr is None else _diagonal_blocks(square, ptr)
-        first = blocks[0]
-        for block in blocks:
-            check_device(block, "every block", first.device, "the first")
-            if block.size(0) != first.size(0) or block.dtype != first.dtype:
-                raise ValueError(
-                    f"all blocks must have one number of heads and one dtype; got {describe(first)} and "
-                    f"{describe(block)}."
-                )
-        num_nodes = sum(block.size(1) for block in blocks)
-        super().__init__(num_nodes, first.size(0), first, ptr, **promises)
+        shape = "[num_nodes, num_nodes] or [heads, num_nodes, num_nodes]"
+        check_tensor(matrix, "matrix", shape)
+        square = matrix.unsqueeze(0) if matrix.dim() == 2 else matrix
+        if square.dim() != 3 or square.size(1) != square.size(2) or not square.size(0):
+            raise ValueError(f"matrix must be {shape}; got {describe(matrix)}.")
+        super().__init__(square.size(1), square.size(0), square, ptr, **promises)
         self.examines = any(promises.get(name) is None for name in PROMISES[:3])
-        self.blocks = blocks
+        # Blocks, since 0 · NaN would carry a NaN to other graphs.
+        self.blocks = [
+            square[:, rows, rows] for rows in slices(self.ptr, self.num_nodes)
+        ]
+        if self.ptr is not None and not matrix.is_meta and values_to_check():
+            inside = sum(int(block.count_nonzero()) for block in self.blocks)
+            if int(matrix.count_nonzero()) > inside:
+                raise ValueError(
+                    "matrix must be zero between the graphs of ptr, and has other entries there. Leave ptr out for one "
+                    "graph."
+                )
 
     def _every(self, examine: Callable[[Tensor], bool]) -> bool:
         check_has_values(self.blocks[0], "matrix")
@@ -98,62 +91,35 @@ class DenseCoupling(Coupling):
     def nonnegative(self) -> bool:
         return self._every(lambda block: bool((block >= 0).all()))
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values, *, transpose: bool = False) -> Values:
         with without_autocast(v):
-            parts = v.split([block.size(1) for block in self.blocks])
-            moved = []
-            for block, part in zip(self.blocks, parts, strict=True):
+            received = []
+            sent = v.split([block.size(1) for block in self.blocks])
+            for block, part in zip(self.blocks, sent, strict=True):
                 (entries, values), _ = accumulating(block, part)
-                moved.append((entries @ values.transpose(0, 1)).transpose(0, 1))
-            return torch.cat(moved).to(v.dtype)
+                matrix = entries.mT if transpose else entries
+                received.append((matrix @ values.transpose(0, 1)).transpose(0, 1))
+            return torch.cat(received).to(v.dtype)
+
+    def _transposed_product(self, v: Values) -> Values:
+        return self._product(v, transpose=True)
 
     def _transpose(self) -> Coupling:
-        turned = [block.mT for block in self.blocks]
-        return DenseCoupling(
-            turned[0] if self.ptr is None else turned,
-            nonnegative=vars(self).get("nonnegative"),
-        )
+        return TransposedCoupling(self)
 
-    def degree(self) -> Float[Tensor, "N heads"]:
+    def degree(self) -> ByRow:
         wide = torch.promote_types(self.dtype, torch.float32)
         return torch.cat([block.sum(2, dtype=wide).T for block in self.blocks])
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         source, target = edge_index
         entries = self.blocks[0] if self.ptr is None else self.to_dense()
         return entries[:, target, source].T
 
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
+    def to_dense(self) -> Matrices:
         self._warn_if_large()
         heads = zip(*(block.unbind() for block in self.blocks), strict=True)
         return torch.stack([torch.block_diag(*blocks) for blocks in heads])
-
-
-def _square(matrix: Tensor, name: str) -> Float[Tensor, "H N N"]:
-    shape = "[num_nodes, num_nodes] or [heads, num_nodes, num_nodes]"
-    check_tensor(matrix, name, shape)
-    square = matrix.unsqueeze(0) if matrix.dim() == 2 else matrix
-    if square.dim() != 3 or square.size(1) != square.size(2) or not square.size(0):
-        raise ValueError(f"{name} must be {shape}; got {describe(matrix)}.")
-    return square
-
-
-def _diagonal_blocks(matrix: Float[Tensor, "H N N"], ptr: Tensor) -> list[Tensor]:
-    """The blocks of the graphs. Raise if an entry outside of them is not zero."""
-    blocks = [
-        matrix[:, start:stop, start:stop] for start, stop in pairwise(ptr.tolist())
-    ]
-    if matrix.is_meta or not values_to_check():
-        return blocks
-    beside = int(matrix.count_nonzero()) - sum(
-        int(block.count_nonzero()) for block in blocks
-    )
-    if beside:
-        way_out = "Leave ptr out for one graph, or pass the list of blocks."
-        raise ValueError(
-            f"matrix must be zero between the graphs of ptr; {beside} entries there are not. {way_out}"
-        )
-    return blocks
 
 
 def _is_symmetric(block: Tensor) -> bool:
@@ -224,7 +190,7 @@ class SparseCoupling(Coupling):
             return self.graph.is_symmetric
         return is_symmetric(self.graph.edges, self.weight, self.num_nodes)
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         return spmm(self.graph.pattern, self.weight, v)
 
     def transformed(
@@ -281,7 +247,7 @@ class SparseCoupling(Coupling):
             self.graph.reverse(), self.weight, nonnegative=self.nonnegative
         )
 
-    def degree(self) -> Float[Tensor, "N heads"]:
+    def degree(self) -> ByRow:
         total = self.weight.to(torch.promote_types(self.dtype, torch.float32))
         if self.heads > 1:  # many columns are added faster along compressed rows
             return row_sums(self.graph.pattern.by_row, total)
@@ -289,10 +255,10 @@ class SparseCoupling(Coupling):
             0, self.graph.edges[1], total
         )
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         return entries_at(edge_index, self.graph.edges, self.weight, self.num_nodes)
 
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
+    def to_dense(self) -> Matrices:
         self._warn_if_large()
         source, target = self.graph.edges
         dense = self.weight.new_zeros(self.num_nodes, self.num_nodes, self.heads)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.checks import check_flags, check_tensor, describe
@@ -19,6 +19,7 @@ from diffusion_mp.couplings.base import (
 )
 from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
+from diffusion_mp.couplings.shapes import ByRow, Entries, Matrices, Pairs, Values
 from diffusion_mp.couplings.stored import SparseCoupling
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph.ops import members
@@ -87,7 +88,7 @@ class ReweightedCoupling(DerivedCoupling):
         return self.row is self.column and self.coupling.positive_semidefinite
 
     @cached_property
-    def _metric(self) -> Float[Tensor, "N heads"] | None:
+    def _metric(self) -> ByRow | None:
         """d̄ c / r in double precision: its product with diag(r) S diag(c) is diag(c) [diag(d̄) S] diag(c)."""
         metric = self.coupling.metric if self._positive else None
         if metric is None:
@@ -98,7 +99,7 @@ class ReweightedCoupling(DerivedCoupling):
             return metric
         return torch.where(self.row == 0, 1.0, metric / self.row.detach().double())
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         # Factors leave the range of half precision.
         wide = v.to(torch.promote_types(v.dtype, torch.float32))
         moved = self.coupling._product(_weighted(wide, self.column))
@@ -109,7 +110,7 @@ class ReweightedCoupling(DerivedCoupling):
             self.coupling.T, self.column, self.row, nonnegative=self.nonnegative
         )
 
-    def degree(self) -> Float[Tensor, "N heads"]:
+    def degree(self) -> ByRow:
         if self.column is None:
             inner = self.coupling.degree()
         else:
@@ -117,7 +118,7 @@ class ReweightedCoupling(DerivedCoupling):
             inner = self.coupling.matmul(column).squeeze(2)
         return _weighted(inner, self.row).expand(-1, self.heads)
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         source, target = edge_index
         entries = self.coupling._at(edge_index)
         if self.row is not None:
@@ -132,7 +133,7 @@ class ReweightedCoupling(DerivedCoupling):
             return None
         return form.reweighted(self.row, self.column)
 
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
+    def to_dense(self) -> Matrices:
         dense = self.coupling.to_dense()
         if self.row is not None:
             dense = self.row.t().unsqueeze(2) * dense
@@ -141,7 +142,7 @@ class ReweightedCoupling(DerivedCoupling):
         return dense
 
 
-def _weighted(values: Tensor, weight: Float[Tensor, "N heads"] | None) -> Tensor:
+def _weighted(values: Tensor, weight: ByRow | None) -> Tensor:
     """Values [N, H] or [N, H, D] times the weight of their row."""
     if weight is None:
         return values
