@@ -292,7 +292,7 @@ def abstract(name: str) -> Strategy:
 
     def strategy(d: Draw) -> None:
         body = (
-            "'_product': lambda s, v: 2 * v, '_transpose': lambda s: s, '_pool': None, '_read': None, 'block': None, "
+            "'_product': lambda s, v: 2 * v, '_transpose': lambda s: s, '_pool': None, '_read': None, "
             "'degree': lambda s: torch.full((s.num_nodes, s.heads), 2.0)"
         )
         d.call("Own", f"type('Own', ({address(name)},), {{{body}}})")

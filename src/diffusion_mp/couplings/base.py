@@ -33,13 +33,17 @@ LARGE = 1 << 26
 PROMISES = ("symmetric", "row_stochastic", "nonnegative", "positive_semidefinite")
 
 
+def _no(coupling: Coupling) -> bool:
+    return False
+
+
 class Coupling(ABC):
     r"""A linear operator over nodes, one per head: the weights of messages between them.
 
     S: values [N, H, D] → [N, H, D], (S v)_i = Σ_j s_ij v_j (Wu, Wipf & Yan 2025, Eq. 4).
 
     Row i receives and column j sends; a single head broadcasts. A subclass names its ``parts``, implements ``_product``
-    and ``_transpose``, and may override ``degree``, ``_at`` and ``to_dense`` where row sums or entries are known.
+    and ``_transpose``, and may override ``degree``, ``_at`` and ``_dense`` where row sums or entries are known.
     ``_product`` and ``_at``, unlike ``matmul`` and ``at``, do not check their arguments.
 
     What is known of S are properties that a subclass overrides, by an attribute or by a (cached) property:
@@ -94,8 +98,21 @@ class Coupling(ABC):
         if promises.get("positive_semidefinite"):
             self.symmetric = True
 
+    row_stochastic = cached_property(_no)
+    nonnegative = cached_property(_no)
+    positive_semidefinite = cached_property(_no)
+    low_rank = cached_property(_no)
+    #: Whether a product costs O(N²), so that to factorise a small dense system is cheaper than many products.
+    quadratic = cached_property(_no)
+    #: Whether it takes a pass over stored entries to find a promise out, which costs more than to transpose.
+    examines = cached_property(_no)
+
     @cached_property
     def ptr(self) -> Tensor | None:
+        return None
+
+    @cached_property
+    def _metric(self) -> ByRow | None:
         return None
 
     @cached_property
@@ -103,39 +120,9 @@ class Coupling(ABC):
         return self.positive_semidefinite
 
     @cached_property
-    def row_stochastic(self) -> bool:
-        return False
-
-    @cached_property
-    def nonnegative(self) -> bool:
-        return False
-
-    @cached_property
-    def positive_semidefinite(self) -> bool:
-        return False
-
-    @cached_property
-    def low_rank(self) -> bool:
-        return False
-
-    @cached_property
-    def _metric(self) -> ByRow | None:
-        return None
-
-    @cached_property
-    def quadratic(self) -> bool:
-        """Whether a product costs O(N²), so that to factorise a small dense system is cheaper than many products."""
-        return False
-
-    @cached_property
     def whole(self) -> bool:
         """Whether this process has all rows; a solver of a whole system needs them."""
         return True
-
-    @cached_property
-    def examines(self) -> bool:
-        """Whether it takes a pass over stored entries to find a promise out, which costs more than to transpose."""
-        return False
 
     @abstractmethod
     def _product(self, v: Values) -> Values:
@@ -305,25 +292,25 @@ class Coupling(ABC):
 
     def to_dense(self) -> Matrices:
         """The dense matrices [H, N, N], the reference in tests; warns above 2²⁶ entries."""
-        self._warn_if_large()
+        entries = self.heads * self.num_nodes**2
+        if entries > LARGE:
+            warnings.warn(
+                f"to_dense() of {type(self).__name__} writes {entries:,} entries; S @ v, S.degree() and "
+                f"S.at(edge_index) work without them.",
+                stacklevel=2,
+            )
+        return self._dense()
+
+    def _dense(self) -> Matrices:
+        """The matrices, here by products with unit vectors."""
         eye = torch.eye(self.num_nodes, dtype=self.dtype, device=self.device)
         return (self @ eye.unsqueeze(1)).permute(1, 0, 2)
 
     def _entries_of_all_pairs(self) -> Matrices:
-        """`to_dense` of a class whose entries have more digits, or take less time, than products with unit vectors."""
-        self._warn_if_large()
+        """`_dense` of a class whose entries have more digits, or take less time, than products with unit vectors."""
         nodes = torch.arange(self.num_nodes, device=self.device)
         target, source = torch.cartesian_prod(nodes, nodes).T
         return self._at(torch.stack([source, target])).T.reshape(self.shape)
-
-    def _warn_if_large(self) -> None:
-        entries = self.heads * self.num_nodes**2
-        if entries > LARGE:
-            way_out = "S @ v, S.degree() and S.at(edge_index) work without them."
-            warnings.warn(
-                f"to_dense() of {type(self).__name__} writes {entries:,} entries; {way_out}",
-                stacklevel=3,
-            )
 
     @property
     def metric(self) -> ByRow | None:
@@ -498,8 +485,8 @@ class TransposedCoupling(DerivedCoupling):
     def _log_at(self, edge_index: Pairs) -> Entries:
         return self.coupling._log_at(edge_index.flip(0))
 
-    def to_dense(self) -> Matrices:
-        return self.coupling.to_dense().mT.contiguous()
+    def _dense(self) -> Matrices:
+        return self.coupling._dense().mT.contiguous()
 
 
 def as_scale(scale: object, heads: int) -> float | Tensor:
@@ -591,8 +578,8 @@ class ScaledCoupling(DerivedCoupling):
             return None
         return form.reweighted(self._by_head(one, 1))
 
-    def to_dense(self) -> Matrices:
-        return self._by_head(self.coupling.to_dense(), 0)
+    def _dense(self) -> Matrices:
+        return self._by_head(self.coupling._dense(), 0)
 
 
 def _of_terms(
@@ -745,8 +732,8 @@ class SumCoupling(Coupling):
             return LowRankForm.total(known)
         return None
 
-    def to_dense(self) -> Matrices:
-        return reduce(add, [term.to_dense() for term in self.terms])
+    def _dense(self) -> Matrices:
+        return reduce(add, [term._dense() for term in self.terms])
 
 
 def check_coupling_kind(coupling: object, name: str = "coupling") -> None:

@@ -164,13 +164,6 @@ class LogLowRankCoupling(PooledCoupling):
         )
         return rows.to(v.dtype)
 
-    def block(self, rows: slice) -> PooledCoupling:
-        terms = self.log_query[rows], self.log_key[rows], None, self.col_shift[rows]
-        block = LogLowRankCoupling(*terms, normalize=self.row_stochastic)
-        if self.row_shift is not None:
-            block.row_shift = self.row_shift[rows]
-        return block
-
     def _transpose(self) -> Coupling:
         log_query, log_key, col_shift, row_shift = self.terms
         transposed = LogLowRankCoupling(
@@ -190,4 +183,4 @@ class LogLowRankCoupling(PooledCoupling):
     def _at(self, edge_index: Pairs) -> Entries:
         return self._log_at(edge_index).exp()
 
-    to_dense = Coupling._entries_of_all_pairs
+    _dense = Coupling._entries_of_all_pairs

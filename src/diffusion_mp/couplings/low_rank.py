@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from jaxtyping import Float
@@ -83,7 +83,7 @@ class PooledCoupling(Coupling):
 
     The sums are a few numbers per head for any number of nodes. Those of different senders can be `merged`, so rows may
     be processed block by block or be distributed over processes. Both steps are differentiable and refuse a ragged
-    batch. A subclass implements ``_pool``, ``_read`` and ``block``.
+    batch. A subclass implements ``_pool`` and ``_read``.
 
     Examples:
         >>> S = LinearAttentionCoupling(q, k)
@@ -99,9 +99,13 @@ class PooledCoupling(Coupling):
     def _read(self, sums: Sums, v: Values) -> Values:
         """The rows of the nodes of this coupling as receivers."""
 
-    @abstractmethod
-    def block(self, rows: slice) -> PooledCoupling:
+    def block(self, rows: slice) -> Self:
         """The coupling made of these rows of one graph alone."""
+        block = self._mapped(lambda part: part[rows])
+        block.num_nodes = len(range(self.num_nodes)[rows])
+        # Row sums of all nodes are not those of some.
+        vars(block).pop("_metric", None)
+        return block
 
     def pool(self, v: Float[Tensor, "N in_heads D"]) -> Sums:
         """The sums that receivers read, over the nodes of this coupling (of one graph) as senders with values ``v``."""
@@ -152,11 +156,6 @@ class LowRankCoupling(FeatureCoupling, PooledCoupling):
         (query, totals), _ = accumulating(*heads_of(v, self.query), sums.totals)
         with without_autocast(v):
             return (query.transpose(0, 1) @ totals).transpose(0, 1).to(v.dtype)
-
-    def block(self, rows: slice) -> PooledCoupling:
-        return LowRankCoupling(
-            self.query[rows], self.key[rows], nonnegative=self.nonnegative
-        )
 
     def _transpose(self) -> Coupling:
         return LowRankCoupling(
@@ -227,14 +226,6 @@ class UniformCoupling(LowRankCoupling):
         row = quotient(total, count) if self.row_stochastic else total
         return row.to(v.dtype).expand_as(v).clone()
 
-    def block(self, rows: slice) -> PooledCoupling:
-        return UniformCoupling(
-            len(self.key[rows]),
-            normalize=self.row_stochastic,
-            dtype=self.dtype,
-            device=self.device,
-        )
-
 
 class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
     r"""Linear attention whose rows are normalised, in O(N).
@@ -302,11 +293,6 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
     def _read(self, sums: Sums, v: Values) -> Values:
         return kernels.linear_read(
             heads_of(v, self.query)[0], v, sums.totals, kernels.Terms(**self.terms)
-        )
-
-    def block(self, rows: slice) -> PooledCoupling:
-        return LinearAttentionCoupling(
-            self.query[rows], self.key[rows], nonnegative=self.nonnegative, **self.terms
         )
 
     def _by_entries(self, dtype: torch.dtype | None = None) -> ReweightedCoupling:

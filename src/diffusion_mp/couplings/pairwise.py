@@ -194,8 +194,7 @@ class PairwiseCoupling(FeatureCoupling):
             + self.shifts[1][source]
         )
 
-    def to_dense(self) -> Matrices:
-        self._warn_if_large()
+    def _dense(self) -> Matrices:
         logs = fill_blocks(
             log_scores(self.query, self.key, self.score, self.loops),
             self.ptr,
@@ -324,12 +323,11 @@ class DistanceCoupling(FeatureCoupling):
         """The rows and columns of every tile, each within one graph; a single empty tile if there are no nodes."""
         tiles = []
         for graph in slices(self.ptr, self.num_nodes):
-            start = graph.start
-            stop = graph.stop
-            step = max(1, TILE_ENTRIES // max(1, self.heads * (stop - start)))
+            size = graph.stop - graph.start
+            step = max(1, TILE_ENTRIES // max(1, self.heads * size))
             tiles += [
-                (slice(row, min(row + step, stop)), graph)
-                for row in range(start, stop, step)
+                (slice(row, min(row + step, graph.stop)), graph)
+                for row in range(graph.start, graph.stop, step)
             ]
         return tiles or [(slice(0, 0), slice(0, 0))]
 
@@ -349,8 +347,7 @@ class DistanceCoupling(FeatureCoupling):
         entries = self._applied((query[target] - key[source]).square().sum(2)).to(dtype)
         return fill_across(entries, edge_index, self.ptr, 0.0)
 
-    def to_dense(self) -> Matrices:
-        self._warn_if_large()
+    def _dense(self) -> Matrices:
         entries = self._entries(
             *self._distance_features(), torch.promote_types(self.dtype, torch.float32)
         )
@@ -470,7 +467,7 @@ class SparseFlowCoupling(Coupling):
     def _log_at(self, edge_index: Pairs) -> Entries:
         return sparse_flow.log_entries(*self._listed(edge_index)).to(self.dtype)
 
-    to_dense = Coupling._entries_of_all_pairs
+    _dense = Coupling._entries_of_all_pairs
 
     @property
     def potentials(self) -> ByRow:

@@ -113,11 +113,10 @@ class DenseCoupling(Coupling):
 
     def _at(self, edge_index: Pairs) -> Entries:
         source, target = edge_index
-        entries = self.blocks[0] if self.ptr is None else self.to_dense()
+        entries = self.blocks[0] if self.ptr is None else self._dense()
         return entries[:, target, source].T
 
-    def to_dense(self) -> Matrices:
-        self._warn_if_large()
+    def _dense(self) -> Matrices:
         heads = zip(*(block.unbind() for block in self.blocks), strict=True)
         return torch.stack([torch.block_diag(*blocks) for blocks in heads])
 
@@ -258,8 +257,7 @@ class SparseCoupling(Coupling):
     def _at(self, edge_index: Pairs) -> Entries:
         return entries_at(edge_index, self.graph.edges, self.weight, self.num_nodes)
 
-    def to_dense(self) -> Matrices:
-        self._warn_if_large()
+    def _dense(self) -> Matrices:
         source, target = self.graph.edges
         dense = self.weight.new_zeros(self.num_nodes, self.num_nodes, self.heads)
         return dense.index_put((target, source), self.weight, accumulate=True).permute(

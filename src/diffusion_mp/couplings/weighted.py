@@ -133,8 +133,8 @@ class ReweightedCoupling(DerivedCoupling):
             return None
         return form.reweighted(self.row, self.column)
 
-    def to_dense(self) -> Matrices:
-        dense = self.coupling.to_dense()
+    def _dense(self) -> Matrices:
+        dense = self.coupling._dense()
         if self.row is not None:
             dense = self.row.t().unsqueeze(2) * dense
         if self.column is not None:
