@@ -8,7 +8,7 @@ from torch import Tensor
 from diffusion_mp.checks import check_tensor, describe, floating
 from diffusion_mp.couplings.base import Coupling, DerivedCoupling, check_coupling_kind
 from diffusion_mp.couplings.low_rank_form import LowRankForm
-from diffusion_mp.couplings.shapes import ByRow, Entries, Pairs, Values
+from diffusion_mp.couplings.shapes import Entries, Pairs, Values
 from diffusion_mp.graph.arguments import as_num_nodes
 from diffusion_mp.runtime.cache import cached_property
 
@@ -24,6 +24,7 @@ class IdentityCoupling(Coupling):
     """
 
     row_stochastic = True
+    no_empty_row = True
     nonnegative = True
     positive_semidefinite = True
     low_rank = True
@@ -47,9 +48,6 @@ class IdentityCoupling(Coupling):
 
     def _transpose(self) -> Coupling:
         return self
-
-    def degree(self) -> ByRow:
-        return self._ones(self.dtype)
 
     def _at(self, edge_index: Pairs) -> Entries:
         return (edge_index[0] == edge_index[1]).to(self.dtype).unsqueeze(1)
@@ -108,11 +106,8 @@ class PolynomialCoupling(DerivedCoupling):
         return self.coupling._product(inner)
 
     def _transpose(self) -> Coupling:
-        turned = self.coupling.T
-        if turned is self.coupling:
-            return self
         return PolynomialCoupling(
-            turned, self.coefficients, nonnegative=self.nonnegative
+            self.coupling.T, self.coefficients, nonnegative=self.nonnegative
         )
 
     def _at(self, edge_index: Pairs) -> Entries:

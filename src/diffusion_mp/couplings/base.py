@@ -18,7 +18,16 @@ from torch.nn import functional
 
 from diffusion_mp import checks, errors
 from diffusion_mp.couplings.low_rank_form import LowRankForm
-from diffusion_mp.couplings.shapes import ByRow, Entries, Matrices, Pairs, Values
+from diffusion_mp.couplings.shapes import (
+    ByRow,
+    Entries,
+    Matrices,
+    Pairs,
+    Received,
+    Sent,
+    State,
+    Values,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.arguments import row_bounds
 from diffusion_mp.graph.ops import mean_rows
@@ -139,25 +148,19 @@ class Coupling(ABC):
             return self.matmul(values).reshape(v.shape)
         return self.matmul(v)
 
-    def matmul(
-        self, v: Float[Tensor, "N in_heads D"]
-    ) -> Float[Tensor, "N out_heads D"]:
+    def matmul(self, v: Sent) -> Received:
         """``S @ v`` for v [N, H, D] as a method, which ``torch.compile`` traces: ``@`` tries the tensor first."""
-        self.check(v, "v")
-        if v.size(1) >= self.heads:
-            values = v
-        else:
-            values = v.expand(-1, self.heads, -1)
+        values = self._by_head(v)
         moved = self._product(values)
         # Only here does the identity copy: inside sums and multiples nobody writes to the values that it passes on.
         return moved.clone() if moved is values else moved
 
     def transformed(
         self,
-        v: Float[Tensor, "N C"],
+        v: State,
         matrix: Float[Tensor, "heads C C"] | Float[Tensor, "heads C"] | None,
         hops: int = 1,
-    ) -> Float[Tensor, "N C"]:
+    ) -> State:
         """Return Σ_h S_h^hops v M_hᵀ, every head with a matrix of its own, its diagonal, or ``None``, the identity."""
         out = v.unsqueeze(1)
         if matrix is not None and matrix.dim() == 2:
@@ -167,6 +170,11 @@ class Coupling(ABC):
         for _ in range(hops):
             out = self.matmul(out)
         return out.squeeze(1) if self.heads == 1 else out.sum(1)
+
+    def _by_head(self, v: Sent) -> Values:
+        """Checked values with at least the heads of S."""
+        self.check(v, "v")
+        return v.expand(-1, max(v.size(1), self.heads), -1)
 
     def check(self, v: Tensor, name: str) -> None:
         """Raise unless ``v`` is a tensor of values [N, H, D] for these nodes, on the device of the coupling."""
@@ -190,8 +198,13 @@ class Coupling(ABC):
         """Return S v and Sᵀ w, for values by head, and share what the two have in common."""
         return self.matmul(v), self.T.matmul(w)
 
+    #: Whether no row is zero, so that those of a row-stochastic S all sum to one.
+    no_empty_row = False
+
     def degree(self) -> ByRow:
         """Row sums d_i = Σ_j s_ij, by one product with ones."""
+        if self.no_empty_row and self.row_stochastic:
+            return self._ones()
         return self._product(self._ones().unsqueeze(2)).squeeze(2)
 
     def exact_degree(self, dtype: torch.dtype) -> ByRow:
@@ -220,17 +233,15 @@ class Coupling(ABC):
             columns = values * self.T.laplacian_and_degree(values)[0]
         return (rows + columns).sum((0, 2))
 
-    def laplacian(
-        self, v: Float[Tensor, "N in_heads D"]
-    ) -> Float[Tensor, "N out_heads D"]:
+    def laplacian(self, v: Sent) -> Received:
         """(D − S) v = d·v − S v with d the row sums, in at least float32."""
         self.check(v, "v")
         wide = v.to(torch.promote_types(v.dtype, torch.float32))
         return self.laplacian_and_degree(wide)[0]
 
     def laplacian_and_degree(
-        self, v: Float[Tensor, "N in_heads D"]
-    ) -> tuple[Float[Tensor, "N out_heads D"], Float[Tensor, "N out_heads"]]:
+        self, v: Sent
+    ) -> tuple[Received, Float[Tensor, "N out_heads"]]:
         """(D − S) v and d by one product with [v, 1], for checked values of at least float32."""
         # Row sums of the same product, not those of ``degree``, which may be rounded otherwise: a constant state then
         # stays where it is to the last digit.
@@ -551,7 +562,7 @@ class ScaledCoupling(DerivedCoupling):
     def positive_semidefinite(self) -> bool:
         return self._positive and self.coupling.positive_semidefinite
 
-    def _by_head(self, value: Tensor, dim: int) -> Tensor:
+    def _scaled(self, value: Tensor, dim: int) -> Tensor:
         """a · value, with the head axis of ``value`` at ``dim``."""
         if not isinstance(self.scale, Tensor):
             return self.scale * value
@@ -560,26 +571,27 @@ class ScaledCoupling(DerivedCoupling):
         return self.scale.view(shape) * value
 
     def _product(self, v: Values) -> Values:
-        return self._by_head(self.coupling._product(v), 1)
+        return self._scaled(self.coupling._product(v), 1)
 
     def _transpose(self) -> Coupling:
         return ScaledCoupling(self.scale, self.coupling.T, nonnegative=self._positive)
 
     def degree(self) -> ByRow:
-        return self._by_head(self.coupling.degree(), 1)
+        return self._scaled(self.coupling.degree(), 1)
 
     def _at(self, edge_index: Pairs) -> Entries:
-        return self._by_head(self.coupling._at(edge_index), 1)
+        return self._scaled(self.coupling._at(edge_index), 1)
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
         form = self.coupling.low_rank_form(dtype)
-        one = torch.ones(1, self.coupling.heads, dtype=dtype, device=self.device)
         if form is None:
             return None
-        return form.reweighted(self._by_head(one, 1))
+        return form.reweighted(
+            self._scaled(form.left.new_ones(1, form.left.size(1)), 1)
+        )
 
     def _dense(self) -> Matrices:
-        return self._by_head(self.coupling._dense(), 0)
+        return self._scaled(self.coupling._dense(), 0)
 
 
 def _of_terms(
@@ -691,12 +703,14 @@ class SumCoupling(Coupling):
     @property
     def _over_the_same_graphs(self) -> bool:
         """Whether all terms that couple different nodes have the same row boundaries."""
-        bounds = [term.ptr for term in self._reaching] or [None]
-        first = bounds[0]
         return all(
-            ptr is first
-            or (ptr is not None and first is not None and torch.equal(ptr, first))
-            for ptr in bounds
+            term.ptr is self.ptr
+            or (
+                term.ptr is not None
+                and self.ptr is not None
+                and torch.equal(term.ptr, self.ptr)
+            )
+            for term in self._reaching
         )
 
     def _product(self, v: Values) -> Values:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NoReturn
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -26,8 +26,8 @@ def check_features(query: Tensor, key: Tensor, prefix: str = "") -> None:
     """Raise unless query and key are both [N, H, F], of one dtype and on one device."""
     shape = "[num_nodes, heads, features]"
     checked = f"{prefix}query and {prefix}key"
-    for name, value in (("query", query), ("key", key)):
-        check_tensor(value, f"{prefix}{name}", shape)
+    check_tensor(query, f"{prefix}query", shape)
+    check_tensor(key, f"{prefix}key", shape)
     if query.dim() != 3 or query.shape != key.shape:
         raise ValueError(
             f"{checked} must both be {shape} of one shape; got {describe(query)} and {describe(key)}."
@@ -120,10 +120,11 @@ def unit_rows(q: Features, k: Features | None = None) -> tuple[Tensor, Tensor]:
     return unit, unit if k is None else unit_vectors(k)
 
 
-def _refuse(features: object, name: str) -> NoReturn:
-    raise ValueError(
-        f"{name} must be a tensor [num_nodes, heads, features]; got {describe(features)}."
-    )
+def _check_rows(features: object, name: str) -> None:
+    if not isinstance(features, Tensor) or features.dim() != 3:
+        raise ValueError(
+            f"{name} must be a tensor [num_nodes, heads, features]; got {describe(features)}."
+        )
 
 
 def with_constant(features: Features, constant: float) -> Float[Tensor, "N H G"]:
@@ -133,8 +134,7 @@ def with_constant(features: Features, constant: float) -> Float[Tensor, "N H G"]
         >>> torch.allclose((with_constant(q, 1.0) * with_constant(k, 1.0)).sum(2), (q * k).sum(2) + 1)
         True
     """
-    if not isinstance(features, Tensor) or features.dim() != 3:
-        _refuse(features, "features")
+    _check_rows(features, "features")
     return torch.cat(
         [features, features.new_full((*features.shape[:2], 1), constant)], dim=2
     )
@@ -210,8 +210,7 @@ def distance_features(
         >>> torch.allclose((query[0] * key[1]).sum(1), -(q[0] - q[1]).square().sum(1) / 2, atol=1e-5)
         True
     """
-    if not isinstance(x, Tensor) or x.dim() != 3:
-        _refuse(x, "x")
+    _check_rows(x, "x")
     if y is not None and (not isinstance(y, Tensor) or y.shape != x.shape):
         raise ValueError(
             f"x and y must have one shape; got {describe(x)} and {describe(y)}."

@@ -13,7 +13,7 @@ from diffusion_mp.checks import check_flags, check_tensor, describe
 from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.features import check_features, fill_across, heads_of
 from diffusion_mp.couplings.low_rank import PooledCoupling, Sums
-from diffusion_mp.couplings.shapes import ByRow, Entries, Features, Pairs, Values
+from diffusion_mp.couplings.shapes import Entries, Features, Pairs, Values
 from diffusion_mp.graph.ops import max_rows
 from diffusion_mp.kernels import log_linear_attention as kernels
 from diffusion_mp.runtime.cache import cached_property
@@ -83,6 +83,7 @@ class LogLowRankCoupling(PooledCoupling):
 
     parts = ("log_query", "log_key", "col_shift", "row_shift")
     nonnegative = True
+    no_empty_row = True
 
     def __init__(
         self,
@@ -171,9 +172,6 @@ class LogLowRankCoupling(PooledCoupling):
         )
         transposed.row_shift = col_shift
         return transposed
-
-    def degree(self) -> ByRow:
-        return self._ones() if self.row_stochastic else super().degree()
 
     def _log_at(self, edge_index: Pairs) -> Entries:
         return fill_across(

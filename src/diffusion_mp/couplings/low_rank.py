@@ -7,7 +7,6 @@ from functools import reduce
 from typing import Any, NamedTuple, Self
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.checks import check_flags, check_number, floating
@@ -21,7 +20,15 @@ from diffusion_mp.couplings.features import (
     with_constant,
 )
 from diffusion_mp.couplings.low_rank_form import LowRankForm
-from diffusion_mp.couplings.shapes import ByRow, Entries, Features, Pairs, Values
+from diffusion_mp.couplings.shapes import (
+    ByRow,
+    Entries,
+    Features,
+    Pairs,
+    Received,
+    Sent,
+    Values,
+)
 from diffusion_mp.couplings.weighted import ReweightedCoupling, row_normalized
 from diffusion_mp.graph.arguments import as_num_nodes, row_bounds
 from diffusion_mp.kernels import linear_attention as kernels
@@ -107,7 +114,7 @@ class PooledCoupling(Coupling):
         vars(block).pop("_metric", None)
         return block
 
-    def pool(self, v: Float[Tensor, "N in_heads D"]) -> Sums:
+    def pool(self, v: Sent) -> Sums:
         """The sums that receivers read, over the nodes of this coupling (of one graph) as senders with values ``v``."""
         if self.ptr is not None:
             batch = f"by its ptr this {type(self).__name__} is of a batch of {self.ptr.numel() - 1}"
@@ -116,15 +123,9 @@ class PooledCoupling(Coupling):
             )
         return self._pool(self._by_head(v))
 
-    def read(
-        self, sums: Sums, v: Float[Tensor, "N in_heads D"]
-    ) -> Float[Tensor, "N out_heads D"]:
+    def read(self, sums: Sums, v: Sent) -> Received:
         """S v from the sums over all senders, for the nodes of this coupling as receivers with values ``v``."""
         return self._read(sums, self._by_head(v))
-
-    def _by_head(self, v: Tensor) -> Tensor:
-        self.check(v, "v")
-        return v.expand(-1, max(v.size(1), self.heads), -1)
 
 
 class LowRankCoupling(FeatureCoupling, PooledCoupling):
@@ -269,7 +270,7 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
             check_number(constant, "constant")
             check_number(own, "own")
         super().__init__(query, key, ptr, mutual=mutual, **promises)
-        self.terms: dict[str, Any] = {"constant": constant, "own": own, "unit": unit}
+        self.terms = kernels.Terms(ptr, constant, own, unit)
 
     @cached_property
     def _metric(self) -> ByRow | None:
@@ -279,25 +280,19 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
 
     def _product(self, v: Values) -> Values:
         query, key = heads_of(v, self.query, self.key)
-        return kernels.linear_rows(
-            query, key, v, kernels.Terms(self.ptr, **self.terms)
-        ).values
+        return kernels.linear_rows(query, key, v, self.terms).values
 
     def _pool(self, v: Values) -> Sums:
-        return Sums(
-            kernels.linear_pool(
-                heads_of(v, self.key)[0], v, kernels.Terms(**self.terms)
-            )
-        )
+        (key,) = heads_of(v, self.key)
+        return Sums(kernels.linear_pool(key, v, self.terms))
 
     def _read(self, sums: Sums, v: Values) -> Values:
-        return kernels.linear_read(
-            heads_of(v, self.query)[0], v, sums.totals, kernels.Terms(**self.terms)
-        )
+        (query,) = heads_of(v, self.query)
+        return kernels.linear_read(query, v, sums.totals, self.terms)
 
     def _by_entries(self, dtype: torch.dtype | None = None) -> ReweightedCoupling:
         """The same operator D⁻¹(own n I + c 11ᵀ + QKᵀ), composed of couplings with explicit entries."""
-        constant, own, unit = self.terms.values()
+        _, constant, own, unit = self.terms
         query = self.query.to(dtype or self.dtype)
         key = self.key.to(dtype or self.dtype)
         if unit:

@@ -100,10 +100,8 @@ class NeumannCoupling(Coupling):
         """f(D̄ − S) v in O(N D log L), for periodic sequences, the symmetric extension, and matrices equal to it."""
         periodic = self.boundary == "periodic"
         # With strides of 1 the boundaries that leave the matrix symmetric all make the same one.
-        by_cosines = self.boundary == "symmetric" or (
-            self.symmetric and set(self.strides) == {1}
-        )
-        if not periodic and not by_cosines:
+        paths = self.symmetric and set(self.strides) == {1}
+        if not (periodic or paths or self.boundary == "symmetric"):
             return None
         return neumann_function(
             function, v, self.alpha, self.strides, self.ptr, periodic=periodic

@@ -38,6 +38,7 @@ from diffusion_mp.couplings.shapes import (
     Pairs,
     Values,
 )
+from diffusion_mp.graph.ops import graph_sizes
 from diffusion_mp.kernels import pairwise, sparse_flow
 from diffusion_mp.kernels.pairwise.scores import log_scores
 from diffusion_mp.kernels.segments import slices
@@ -95,6 +96,7 @@ class PairwiseCoupling(FeatureCoupling):
         self.normalize = normalize
         self.loops = loops
         self.row_stochastic = normalize is True
+        self.no_empty_row = loops
 
     @cached_property
     def _metric(self) -> ByRow | None:
@@ -172,11 +174,6 @@ class PairwiseCoupling(FeatureCoupling):
         transposed.normalize = self.normalize
         transposed.shifts = (column, row)
         return transposed
-
-    def degree(self) -> ByRow:
-        if self.row_stochastic and self.loops:
-            return self._ones()
-        return super().degree()
 
     def _at(self, edge_index: Pairs) -> Entries:
         return self._log_at(edge_index).exp()
@@ -379,6 +376,7 @@ class SparseFlowCoupling(Coupling):
 
     parts = ("_features", "_terms", "lam", "log_potentials", "_work", "_support")
     nonnegative = True
+    no_empty_row = True
 
     def __init__(
         self,
@@ -436,10 +434,10 @@ class SparseFlowCoupling(Coupling):
             ) from error
 
     def _product(self, v: Values, *, transpose: bool = False) -> Values:
-        q, k, friction_q, friction_k = heads_of(v, *self._features)
+        features = heads_of(v, *self._features)
         terms = RowTerms(*(t.expand(-1, v.size(1)) for t in self._terms))
         return sparse_flow.sparse_flow_product(
-            q, k, friction_q, friction_k, v, terms, self.ptr, transpose=transpose
+            *features, v, terms, self.ptr, transpose=transpose
         )
 
     def _transposed_product(self, v: Values) -> Values:
@@ -447,11 +445,6 @@ class SparseFlowCoupling(Coupling):
 
     def _transpose(self) -> Coupling:
         return TransposedCoupling(self)
-
-    def degree(self) -> ByRow:
-        if self.row_stochastic:
-            return self._ones(self.dtype)
-        return super().degree()
 
     def _listed(self, edge_index: Pairs) -> tuple[Tensor, Tensor, RowTerms, Tensor]:
         """s and u of listed pairs, the terms of their rows, and whether the source is the best conductor of the row."""
@@ -480,11 +473,8 @@ class SparseFlowCoupling(Coupling):
 
     def density(self) -> Float[Tensor, " heads"]:
         """The fraction of nonzero entries among the pairs within graphs."""
-        if self.ptr is None:
-            sizes = torch.tensor([self.num_nodes])
-        else:
-            sizes = self.ptr.diff()
-        return self._support.sum(0) / max(1, int(sizes.square().sum()))
+        pairs = sum(size * size for size in graph_sizes(self.ptr, self.num_nodes))
+        return self._support.sum(0) / max(1, pairs)
 
     def without_friction(self) -> PairwiseCoupling:
         """Softmax attention: the conserved flow through the same resistances without friction (λ = 0, α = ∞)."""

@@ -7,6 +7,11 @@ from torch import Tensor
 
 #: What nodes send and receive.
 Values = Float[Tensor, "N H D"]
+#: Values before and after a product, where one head broadcasts.
+Sent = Float[Tensor, "N in_heads D"]
+Received = Float[Tensor, "N out_heads D"]
+#: A state of one head.
+State = Float[Tensor, "N C"]
 #: q and k of receivers and senders.
 Features = Float[Tensor, "N H F"]
 #: A number per node, such as its row sum.

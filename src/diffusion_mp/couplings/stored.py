@@ -18,7 +18,7 @@ from diffusion_mp.checks import (
     values_to_check,
 )
 from diffusion_mp.couplings.base import PROMISES, Coupling, TransposedCoupling
-from diffusion_mp.couplings.shapes import ByRow, Entries, Matrices, Pairs, Values
+from diffusion_mp.couplings.shapes import ByRow, Entries, Matrices, Pairs, State, Values
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import (
     Compressed,
@@ -194,10 +194,10 @@ class SparseCoupling(Coupling):
 
     def transformed(
         self,
-        v: Float[Tensor, "N C"],
+        v: State,
         matrix: Float[Tensor, "heads C C"] | Float[Tensor, "heads C"] | None,
         hops: int = 1,
-    ) -> Float[Tensor, "N C"]:
+    ) -> State:
         """Return Σ_h S_h^hops v M_hᵀ; a row of v is multiplied only by the matrices of the heads that it sends in."""
         # The number of these rows depends on values. A weight of zero has a gradient too.
         if (

@@ -17,7 +17,7 @@ from diffusion_mp.couplings.base import (
     SumCoupling,
     check_coupling_kind,
 )
-from diffusion_mp.couplings.low_rank_form import LowRankForm
+from diffusion_mp.couplings.low_rank_form import LowRankForm, weighted
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
 from diffusion_mp.couplings.shapes import ByRow, Entries, Matrices, Pairs, Values
 from diffusion_mp.couplings.stored import SparseCoupling
@@ -93,17 +93,16 @@ class ReweightedCoupling(DerivedCoupling):
         metric = self.coupling.metric if self._positive else None
         if metric is None:
             return None
-        if self.column is not None:
-            metric = metric * self.column.detach().double()
+        metric = weighted(metric, self.column)
         if self.row is None:
             return metric
-        return torch.where(self.row == 0, 1.0, metric / self.row.detach().double())
+        return torch.where(self.row == 0, 1.0, metric / self.row.double())
 
     def _product(self, v: Values) -> Values:
         # Factors leave the range of half precision.
         wide = v.to(torch.promote_types(v.dtype, torch.float32))
-        moved = self.coupling._product(_weighted(wide, self.column))
-        return _weighted(moved, self.row).to(v.dtype)
+        moved = self.coupling._product(weighted(wide, self.column))
+        return weighted(moved, self.row).to(v.dtype)
 
     def _transpose(self) -> Coupling:
         return ReweightedCoupling(
@@ -116,7 +115,7 @@ class ReweightedCoupling(DerivedCoupling):
         else:
             column = self.column.to(self.dtype).unsqueeze(2)
             inner = self.coupling.matmul(column).squeeze(2)
-        return _weighted(inner, self.row).expand(-1, self.heads)
+        return weighted(inner, self.row).expand(-1, self.heads)
 
     def _at(self, edge_index: Pairs) -> Entries:
         source, target = edge_index
@@ -140,15 +139,6 @@ class ReweightedCoupling(DerivedCoupling):
         if self.column is not None:
             dense = dense * self.column.t().unsqueeze(1)
         return dense
-
-
-def _weighted(values: Tensor, weight: ByRow | None) -> Tensor:
-    """Values [N, H] or [N, H, D] times the weight of their row."""
-    if weight is None:
-        return values
-    if values.dim() == 3:
-        weight = weight.unsqueeze(2)
-    return weight.to(values.dtype) * values
 
 
 def row_normalized(coupling: Coupling) -> ReweightedCoupling:
@@ -200,18 +190,13 @@ def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupli
     """
     check_coupling_kind(coupling)
     check_flags(diagonal=diagonal)
-    # A pass over the entries only to refuse the coupling would be a waste.
-    if not coupling.examines and coupling.row_stochastic and not coupling.symmetric:
+    # Whether a symmetric S that is examined has rows that sum to one does not matter.
+    divided = not coupling.examines and coupling.row_stochastic
+    if not coupling.nonnegative or (divided and not coupling.symmetric):
         raise CouplingMismatchError(
-            f"symmetric_normalized takes a coupling before its rows are divided by their sums; got a "
-            f"{type(coupling).__name__} that declares row_stochastic=True. Make it with row_stochastic=False, for "
-            f"instance GaussianDiffusivity(row_stochastic=False)."
-        )
-    if not coupling.nonnegative:
-        raise CouplingMismatchError(
-            f"symmetric_normalized takes the roots of row sums, so entries must not be negative; got a "
-            f"{type(coupling).__name__} that declares nonnegative=False. Unit queries and keys (normalize='row') make "
-            f"the simple score non-negative; the sigmoid, the softmax and the Gaussian always are."
+            f"symmetric_normalized takes a coupling with nonnegative=True, before its rows are divided by their sums; "
+            f"got {coupling!r}. Make it with row_stochastic=False; unit queries and keys (normalize='row') make the "
+            f"simple score non-negative, and the sigmoid, the softmax and the Gaussian always are."
         )
     kept = coupling if diagonal else without_diagonal(coupling)
     if isinstance(kept, PairwiseCoupling) and not kept.normalize:
