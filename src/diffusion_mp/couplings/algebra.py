@@ -94,8 +94,7 @@ class PolynomialCoupling(DerivedCoupling):
                 f"which has {coupling.heads}; got {describe(coefficients)}."
             )
         heads = max(coupling.heads, by_head.size(1))
-        super().__init__(coupling.num_nodes, heads, coupling, None, **promises)
-        self.coupling = coupling
+        super().__init__(coupling, heads, **promises)
         self.coefficients = by_head
 
     def _product(self, v: Values) -> Values:

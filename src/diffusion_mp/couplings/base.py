@@ -21,6 +21,7 @@ from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.couplings.shapes import (
     ByRow,
     Entries,
+    Maps,
     Matrices,
     Pairs,
     Received,
@@ -78,6 +79,8 @@ class Coupling(ABC):
 
     #: Attributes with the tensors, couplings and graphs that S is made of, or lists of them: :meth:`to` maps over them.
     parts: ClassVar[tuple[str, ...]] = ()
+    #: Properties that the constructor takes as keywords.
+    promises: ClassVar[tuple[str, ...]] = PROMISES
 
     #: Arrays of NumPy leave the arithmetic to this class; they would make an array of couplings.
     __array_ufunc__ = None
@@ -97,9 +100,9 @@ class Coupling(ABC):
         if ptr is not None:
             self.ptr = row_bounds(ptr, num_nodes)
         for name, promise in promises.items():
-            if name not in PROMISES:
+            if name not in self.promises:
                 raise TypeError(
-                    f"{name} is no argument of {type(self).__name__}, nor one of the promises {', '.join(PROMISES)}."
+                    f"{name} is no argument of {type(self).__name__}, nor a promise ({', '.join(self.promises)})."
                 )
             if promise is not None:
                 checks.check_flags(**{name: promise})
@@ -158,7 +161,7 @@ class Coupling(ABC):
     def transformed(
         self,
         v: State,
-        matrix: Float[Tensor, "heads C C"] | Float[Tensor, "heads C"] | None,
+        matrix: Maps | None,
         hops: int = 1,
     ) -> State:
         """Return Σ_h S_h^hops v M_hᵀ, every head with a matrix of its own, its diagonal, or ``None``, the identity."""
@@ -357,7 +360,6 @@ class Coupling(ABC):
         from scipy.sparse.linalg import LinearOperator
 
         checks.check_index(head, "head", self.heads)
-        checks.check_has_values(self._ones(), "the coupling")
 
         def multiply(coupling: Coupling, x: np.ndarray) -> np.ndarray:
             columns = np.ascontiguousarray(x, dtype=np.float64)
@@ -460,7 +462,14 @@ def _of_coupling(name: str) -> cached_property[Any]:
 class DerivedCoupling(Coupling):
     """Base of couplings made of one other, ``coupling``, that keep these of its properties."""
 
-    coupling: Coupling
+    parts: ClassVar[tuple[str, ...]] = ("coupling",)
+
+    def __init__(
+        self, coupling: Coupling, heads: int | None = None, **promises: bool | None
+    ) -> None:
+        heads = heads or coupling.heads
+        super().__init__(coupling.num_nodes, heads, coupling, None, **promises)
+        self.coupling = coupling
 
     ptr = _of_coupling("ptr")
     symmetric = _of_coupling("symmetric")
@@ -472,20 +481,15 @@ class DerivedCoupling(Coupling):
 
 
 class TransposedCoupling(DerivedCoupling):
-    """Sᵀ of a coupling that has a ``_transposed_product``."""
+    """Sᵀ of a coupling whose ``_product`` takes ``transpose=True``."""
 
-    parts = ("coupling",)
     low_rank = False
     _metric = None
-
-    def __init__(self, coupling: Coupling) -> None:
-        super().__init__(coupling.num_nodes, coupling.heads, coupling)
-        self.coupling = coupling
 
     nonnegative = _of_coupling("nonnegative")
 
     def _product(self, v: Values) -> Values:
-        return self.coupling._transposed_product(v)  # type: ignore[attr-defined]
+        return self.coupling._product(v, transpose=True)  # type: ignore[call-arg]
 
     def _transpose(self) -> Coupling:
         return self.coupling
@@ -544,15 +548,9 @@ class ScaledCoupling(DerivedCoupling):
             heads = max(heads, scale.numel())
         else:
             nonnegative = bool(scale >= 0)  # makes a comparison of symbols concrete
-        super().__init__(coupling.num_nodes, heads, coupling)
+        super().__init__(coupling, heads)
         self.scale = scale
-        self.coupling = coupling
         self._positive = nonnegative
-
-    @cached_property
-    def row_stochastic(self) -> bool:
-        one = not isinstance(self.scale, Tensor) and bool(self.scale == 1)
-        return one and self.coupling.row_stochastic
 
     @cached_property
     def nonnegative(self) -> bool:
@@ -562,13 +560,11 @@ class ScaledCoupling(DerivedCoupling):
     def positive_semidefinite(self) -> bool:
         return self._positive and self.coupling.positive_semidefinite
 
-    def _scaled(self, value: Tensor, dim: int) -> Tensor:
-        """a · value, with the head axis of ``value`` at ``dim``."""
+    def _scaled(self, value: Tensor, behind: int) -> Tensor:
+        """a · value, where so many axes lie behind that of heads."""
         if not isinstance(self.scale, Tensor):
             return self.scale * value
-        shape = [1] * value.dim()
-        shape[dim] = -1
-        return self.scale.view(shape) * value
+        return self.scale.view(-1, *[1] * behind) * value
 
     def _product(self, v: Values) -> Values:
         return self._scaled(self.coupling._product(v), 1)
@@ -577,21 +573,20 @@ class ScaledCoupling(DerivedCoupling):
         return ScaledCoupling(self.scale, self.coupling.T, nonnegative=self._positive)
 
     def degree(self) -> ByRow:
-        return self._scaled(self.coupling.degree(), 1)
+        return self._scaled(self.coupling.degree(), 0)
 
     def _at(self, edge_index: Pairs) -> Entries:
-        return self._scaled(self.coupling._at(edge_index), 1)
+        return self._scaled(self.coupling._at(edge_index), 0)
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
         form = self.coupling.low_rank_form(dtype)
         if form is None:
             return None
-        return form.reweighted(
-            self._scaled(form.left.new_ones(1, form.left.size(1)), 1)
-        )
+        one = form.left.new_ones(1, form.left.size(1))
+        return form.reweighted(self._scaled(one, 0))
 
     def _dense(self) -> Matrices:
-        return self._scaled(self.coupling._dense(), 0)
+        return self._scaled(self.coupling._dense(), 2)
 
 
 def _of_terms(
@@ -686,12 +681,10 @@ class SumCoupling(Coupling):
         """The metric of all terms; a diagonal term is self-adjoint in any."""
         metrics = [term.metric for term in self._reaching or self.terms]
         first = metrics[0]
-        if all(
-            m is not None and first is not None and bool((m == first).all())
-            for m in metrics
-        ):
-            return first
-        return None
+        if first is None:
+            return None
+        same = all(m is not None and bool((m == first).all()) for m in metrics)
+        return first if same else None
 
     @property
     def _reaching(self) -> list[Coupling]:

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.checks import check_device, check_flags, check_tensor, describe
-from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.checks import check_device, check_tensor, describe
+from diffusion_mp.couplings.base import PROMISES, Coupling
 from diffusion_mp.couplings.shapes import Features, Values
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_of, mean_rows, members
@@ -45,28 +45,25 @@ class FeatureCoupling(Coupling):
     Args:
         query, key: features q and k of receivers and senders [N, H, F].
         ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
-        mutual: the promise that entries before a normalisation of rows are symmetric, as where a state attends to
-            itself.
-        promises: see `Coupling`.
+        promises: see `Coupling`; and ``mutual``, that entries before a normalisation of rows are symmetric, as where a
+            state attends to itself.
     """
 
     parts: ClassVar[tuple[str, ...]] = ("query", "key")
+    promises = (*PROMISES, "mutual")
+    mutual = False
 
     def __init__(
         self,
         query: Features,
         key: Features,
         ptr: Tensor | None = None,
-        *,
-        mutual: bool = False,
         **promises: bool | None,
     ) -> None:
         check_features(query, key)
-        check_flags(mutual=mutual)
         super().__init__(query.size(0), query.size(1), query, ptr, **promises)
         self.query = query
         self.key = key
-        self.mutual = mutual
 
     @cached_property
     def symmetric(self) -> bool:

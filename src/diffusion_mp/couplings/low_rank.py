@@ -117,9 +117,9 @@ class PooledCoupling(Coupling):
     def pool(self, v: Sent) -> Sums:
         """The sums that receivers read, over the nodes of this coupling (of one graph) as senders with values ``v``."""
         if self.ptr is not None:
-            batch = f"by its ptr this {type(self).__name__} is of a batch of {self.ptr.numel() - 1}"
             raise ValueError(
-                f"pool sums over the nodes of one graph; {batch}. Take the graphs one by one."
+                f"pool sums over the nodes of one graph; by its ptr {self!r} is of a batch of {self.ptr.numel() - 1}. "
+                f"Take the graphs one by one."
             )
         return self._pool(self._by_head(v))
 
@@ -261,7 +261,6 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
         constant: float = 0.0,
         own: float = 0.0,
         unit: bool = False,
-        mutual: bool = False,
         **promises: bool | None,
     ) -> None:
         check_flags(unit=unit)
@@ -269,14 +268,14 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
         if not torch.compiler.is_compiling():
             check_number(constant, "constant")
             check_number(own, "own")
-        super().__init__(query, key, ptr, mutual=mutual, **promises)
+        super().__init__(query, key, ptr, **promises)
         self.terms = kernels.Terms(ptr, constant, own, unit)
 
     @cached_property
     def _metric(self) -> ByRow | None:
         if not (self.nonnegative and self.mutual):
             return None
-        return self._by_entries(torch.float64).metric
+        return self.to(torch.float64)._by_entries().metric
 
     def _product(self, v: Values) -> Values:
         query, key = heads_of(v, self.query, self.key)
@@ -290,11 +289,11 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
         (query,) = heads_of(v, self.query)
         return kernels.linear_read(query, v, sums.totals, self.terms)
 
-    def _by_entries(self, dtype: torch.dtype | None = None) -> ReweightedCoupling:
+    def _by_entries(self) -> ReweightedCoupling:
         """The same operator D⁻¹(own n I + c 11ᵀ + QKᵀ), composed of couplings with explicit entries."""
         _, constant, own, unit = self.terms
-        query = self.query.to(dtype or self.dtype)
-        key = self.key.to(dtype or self.dtype)
+        query = self.query
+        key = self.key
         if unit:
             query, key = unit_rows(query, key)
         features = with_constant(query, constant), with_constant(key, 1.0)
@@ -316,7 +315,7 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
         return row_normalized(pairs)
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
-        return self._by_entries(dtype).low_rank_form(dtype)
+        return self.to(dtype)._by_entries().low_rank_form(dtype)
 
     def _transpose(self) -> Coupling:
         return self._by_entries().T

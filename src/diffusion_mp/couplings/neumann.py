@@ -85,9 +85,6 @@ class NeumannCoupling(Coupling):
             v, alpha, self.strides, self.boundary, self.ptr, transpose=transpose
         )
 
-    def _transposed_product(self, v: Values) -> Values:
-        return self._product(v, transpose=True)
-
     def _transpose(self) -> Coupling:
         return TransposedCoupling(self)
 

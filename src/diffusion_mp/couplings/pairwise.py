@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -85,13 +86,12 @@ class PairwiseCoupling(FeatureCoupling):
         *,
         normalize: bool | Literal["symmetric"] = True,
         loops: bool = True,
-        mutual: bool = False,
         **promises: bool | None,
     ) -> None:
         check_choice(score, "score", pairwise.SCORES)
         divides = True if normalize == "symmetric" else normalize
         check_flags(normalize=divides, loops=loops)
-        super().__init__(query, key, ptr, mutual=mutual, **promises)
+        super().__init__(query, key, ptr, **promises)
         self.score = score
         self.normalize = normalize
         self.loops = loops
@@ -124,56 +124,39 @@ class PairwiseCoupling(FeatureCoupling):
                 return (half, half)
             return (-lse, zero)
 
-    def _product(self, v: Values) -> Values:
+    def _product(self, v: Values, *, transpose: bool = False) -> Values:
         # A single head of S takes the heads of the values as channels.
         if self.heads == 1 < v.size(1):
             values = v.flatten(1).unsqueeze(1)
         else:
             values = v
-        features = (self.query, self.key, values)
-        if self.row_stochastic and self.loops:
+        options: dict[str, Any] = {"score": self.score, "mutual": self.mutual}
+        query, key = self.query, self.key
+        if self.row_stochastic and self.loops and not transpose:
             return pairwise.pairwise_attention(
-                *features, self.ptr, score=self.score, mutual=self.mutual
+                query, key, values, self.ptr, **options
             ).view_as(v)
-        a, b = self.shifts if self.normalize else (None, None)
+        row, column = self.shifts if self.normalize else (None, None)
+        if transpose:
+            query, key, row, column = key, query, column, row
         return pairwise.pairwise_product(
-            *features,
-            a,
-            b,
-            self.ptr,
-            score=self.score,
-            loops=self.loops,
-            mutual=self.mutual,
+            query, key, values, row, column, self.ptr, loops=self.loops, **options
         ).view_as(v)
 
     def both(self, v: Values, w: Float[Tensor, "N H C"]) -> tuple[Tensor, Tensor]:
-        if not (
-            self.row_stochastic and self.loops and self.heads == v.size(1)
-        ) or "shifts" in vars(self):
+        shares = self.row_stochastic and self.loops and self.heads == v.size(1)
+        if not shares or "shifts" in vars(self):
             return super().both(v, w)
         product, log_sums = pairwise.pairwise_rows(
             self.query, self.key, v, self.ptr, score=self.score, mutual=self.mutual
         )
-        return product, self._turned(-log_sums, torch.zeros_like(log_sums)).matmul(w)
+        # Not kept by S, which may outlive a transform of torch that these row sums belong to.
+        shifted = copy.copy(self)
+        shifted.shifts = (-log_sums, torch.zeros_like(log_sums))
+        return product, shifted._product(w, transpose=True)
 
     def _transpose(self) -> Coupling:
-        return self._turned(*self.shifts)
-
-    def _turned(self, row: Tensor, column: Tensor) -> Coupling:
-        """Return the transpose, given the shifts of S."""
-        transposed = PairwiseCoupling(
-            self.key,
-            self.query,
-            self.ptr,
-            self.score,
-            normalize=False,
-            loops=self.loops,
-            mutual=self.mutual,
-            symmetric=False,
-        )
-        transposed.normalize = self.normalize
-        transposed.shifts = (column, row)
-        return transposed
+        return TransposedCoupling(self)
 
     def _at(self, edge_index: Pairs) -> Entries:
         return self._log_at(edge_index).exp()
@@ -230,20 +213,16 @@ class DistanceCoupling(FeatureCoupling):
         query: Features,
         key: Features,
         ptr: Tensor | None = None,
-        *,
-        mutual: bool = False,
         **promises: bool | None,
     ) -> None:
         check_function(function, "function", "of a tensor of squared distances")
-        super().__init__(query, key, ptr, mutual=mutual, **promises)
+        super().__init__(query, key, ptr, **promises)
         self.function = function
         # Parameters and buffers of a module change with S, but not in the module.
         self.tensors: dict[str, Tensor] = {}
         if isinstance(function, nn.Module):
-            self.tensors = {
-                **dict(function.named_parameters()),
-                **dict(function.named_buffers()),
-            }
+            self.tensors |= dict(function.named_parameters())
+            self.tensors |= dict(function.named_buffers())
 
     def _product(self, v: Values) -> Values:
         (_, values), dtype = accumulating(self.query, v)
@@ -275,7 +254,7 @@ class DistanceCoupling(FeatureCoupling):
 
     def _distance_features(
         self,
-    ) -> tuple[Float[Tensor, "N H G"], Float[Tensor, "N H G"]]:
+    ) -> tuple[Features, Features]:
         """Vectors whose inner products are the squared distances.
 
         In double precision, whatever that of the rows: the square of a short distance is a small difference of large
@@ -434,14 +413,11 @@ class SparseFlowCoupling(Coupling):
             ) from error
 
     def _product(self, v: Values, *, transpose: bool = False) -> Values:
-        features = heads_of(v, *self._features)
+        features = sparse_flow.Features(*heads_of(v, *self._features))
         terms = RowTerms(*(t.expand(-1, v.size(1)) for t in self._terms))
         return sparse_flow.sparse_flow_product(
             *features, v, terms, self.ptr, transpose=transpose
         )
-
-    def _transposed_product(self, v: Values) -> Values:
-        return self._product(v, transpose=True)
 
     def _transpose(self) -> Coupling:
         return TransposedCoupling(self)

@@ -22,3 +22,5 @@ Pairs = Int[Tensor, "two E"]
 Entries = Float[Tensor, "E heads"]
 #: The matrix of every head.
 Matrices = Float[Tensor, "heads N N"]
+#: A matrix that every head applies to states, or its diagonal.
+Maps = Float[Tensor, "heads C C"] | Float[Tensor, "heads C"]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,7 +17,15 @@ from diffusion_mp.checks import (
     values_to_check,
 )
 from diffusion_mp.couplings.base import PROMISES, Coupling, TransposedCoupling
-from diffusion_mp.couplings.shapes import ByRow, Entries, Matrices, Pairs, State, Values
+from diffusion_mp.couplings.shapes import (
+    ByRow,
+    Entries,
+    Maps,
+    Matrices,
+    Pairs,
+    State,
+    Values,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import (
     Compressed,
@@ -100,9 +107,6 @@ class DenseCoupling(Coupling):
                 matrix = entries.mT if transpose else entries
                 received.append((matrix @ values.transpose(0, 1)).transpose(0, 1))
             return torch.cat(received).to(v.dtype)
-
-    def _transposed_product(self, v: Values) -> Values:
-        return self._product(v, transpose=True)
 
     def _transpose(self) -> Coupling:
         return TransposedCoupling(self)
@@ -195,7 +199,7 @@ class SparseCoupling(Coupling):
     def transformed(
         self,
         v: State,
-        matrix: Float[Tensor, "heads C C"] | Float[Tensor, "heads C"] | None,
+        matrix: Maps | None,
         hops: int = 1,
     ) -> State:
         """Return Σ_h S_h^hops v M_hᵀ; a row of v is multiplied only by the matrices of the heads that it sends in."""

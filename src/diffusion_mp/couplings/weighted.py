@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Literal
 
@@ -73,8 +74,7 @@ class ReweightedCoupling(DerivedCoupling):
                     f"and the other factor; got {describe(weight)}."
                 )
             heads = max(heads, weight.size(1))
-        super().__init__(coupling.num_nodes, heads, coupling, None, **promises)
-        self.coupling = coupling
+        super().__init__(coupling, heads, **promises)
         self.row = row
         self.column = column
         self._positive = positive
@@ -160,15 +160,12 @@ def row_normalized(coupling: Coupling) -> ReweightedCoupling:
     )
 
 
-def averaged(coupling: Coupling) -> Coupling:
+def averaged(coupling: Coupling, ptr: Tensor) -> Coupling:
     """s_ij / n with n the nodes of the graph of i and j."""
-    if coupling.ptr is None:
-        return ScaledCoupling(1.0 / max(coupling.num_nodes, 1), coupling)
-    member, count = members(coupling.ptr, coupling.num_nodes, coupling.device)
-    weight = count.double().rsqrt().to(coupling.dtype)[member].unsqueeze(1)
-    return ReweightedCoupling(
-        coupling, weight, weight, nonnegative=coupling.nonnegative
-    )
+    member, count = members(ptr, coupling.num_nodes, coupling.device)
+    # One factor for rows and columns leaves S symmetric.
+    root = count.double().rsqrt().to(coupling.dtype)[member].unsqueeze(1)
+    return ReweightedCoupling(coupling, root, root, nonnegative=coupling.nonnegative)
 
 
 def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupling:
@@ -242,17 +239,12 @@ def _same_scores(
     coupling: PairwiseCoupling, normalize: Literal[False, "symmetric"], loops: bool
 ) -> PairwiseCoupling:
     """The scores of a coupling that is not normalised, with another normalisation."""
-    return PairwiseCoupling(
-        coupling.query,
-        coupling.key,
-        coupling.ptr,
-        coupling.score,
-        normalize=normalize,
-        loops=loops,
-        mutual=coupling.mutual,
-        symmetric=coupling.symmetric,
-        positive_semidefinite=coupling.positive_semidefinite and loops,
-    )
+    same = copy.copy(coupling)
+    same.normalize = normalize
+    same.loops = same.no_empty_row = loops
+    same.positive_semidefinite = coupling.positive_semidefinite and loops
+    vars(same).pop("shifts", None)
+    return same
 
 
 def spectral_norms(w: Float[Tensor, "heads D C"]) -> Float[Tensor, " heads"]:

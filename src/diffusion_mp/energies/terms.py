@@ -699,12 +699,12 @@ class PairTerm(SharedTerm):
                 radius = max(self.diameter(within) / 2, torch.finfo(torch.float64).tiny)
                 within = Ball(radius) if math.isfinite(radius) else Unconstrained()
             pairs = self.penalty.coupling(x, graph.segments, constraint=within)
-        if self.mean and graph.segments is None:
+        if not self.mean:
+            return pairs
+        if graph.segments is None:
             # The rows of other processes count, too.
-            pairs = ScaledCoupling(1.0 / max(graph.total_nodes, 1), pairs)
-        elif self.mean:
-            pairs = averaged(pairs)
-        return pairs
+            return ScaledCoupling(1.0 / max(graph.total_nodes, 1), pairs)
+        return averaged(pairs, graph.segments)
 
     def majorant(
         self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
