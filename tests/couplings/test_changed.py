@@ -173,5 +173,5 @@ test_other_arguments_of_to_are_refused = refuses(
         TypeError,
         r"dtype must be a floating torch.dtype",
     ),
-    (lambda: DenseCoupling(torch.eye(3)).to("nowhere"), RuntimeError, "nowhere"),
+    (lambda: DenseCoupling(torch.eye(3)).to("nowhere"), TypeError, "nowhere"),
 )

@@ -388,7 +388,12 @@ class Coupling(ABC):
         Gradients flow through. Row boundaries stay on the CPU.
         """
         here = torch.empty(0, dtype=self.dtype, device=self.device)
-        there = here.to(*args, **kwargs)
+        try:
+            there = here.to(*args, **kwargs)
+        except (TypeError, RuntimeError) as error:
+            raise TypeError(
+                f"to takes a dtype and a device, as a tensor does; got {args or kwargs}."
+            ) from error
         if not there.is_floating_point():
             raise TypeError(f"dtype must be a floating torch.dtype; got {there.dtype}.")
         if (there.dtype, there.device) == (here.dtype, here.device):

@@ -100,11 +100,20 @@ class PairwiseCoupling(FeatureCoupling):
 
     @cached_property
     def _metric(self) -> ByRow | None:
-        """Σ_j f(q_i·k_j) in double precision, as multiples of the sum over all rows."""
+        """Σ_j f(q_i·k_j) in double precision, as multiples of the largest one; 1 for an empty row."""
         if not (self.row_stochastic and self.mutual):
             return None
-        row, _ = self.to(torch.float64).shifts
-        return (-row).softmax(0).clamp(min=torch.finfo(torch.float64).tiny)
+        log_sums = pairwise.pairwise_logsumexp(
+            self.query.double(),
+            self.key.double(),
+            self.ptr,
+            score=self.score,
+            loops=self.loops,
+        )
+        largest = log_sums.amax(0) if len(log_sums) else 0.0
+        # A metric is positive, also where a row is too light beside the largest for double precision.
+        sums = (log_sums - largest).exp().clamp(min=torch.finfo(torch.float64).tiny)
+        return sums.masked_fill(log_sums == -torch.inf, 1.0)
 
     @cached_property
     def shifts(self) -> tuple[ByRow, ByRow]:
