@@ -212,6 +212,7 @@ class Coupling(ABC):
 
     def exact_degree(self, dtype: torch.dtype) -> ByRow:
         """Row sums with the precision of ``dtype``; rounded to fewer digits, D − S would leak constants."""
+        # The product with ones of another dtype adds up in that dtype, which `degree` does not know of.
         if torch.promote_types(self.dtype, dtype) == self.dtype:
             return self.degree().to(dtype)
         return self.matmul(self._ones(dtype).unsqueeze(2)).squeeze(2)
@@ -229,12 +230,9 @@ class Coupling(ABC):
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         # Without the mean of each graph, which changes nothing, the two terms cancel fewer digits.
         values = values - mean_rows(values, self.ptr)
-        rows = values * self.laplacian_and_degree(values)[0]
-        # ⟨x, (D − S) x⟩ has the row sums, and the same of the transpose the column sums.
-        columns = rows
-        if self.T is not self:
-            columns = values * self.T.laplacian_and_degree(values)[0]
-        return (rows + columns).sum((0, 2))
+        ends = self.exact_degree(values.dtype) + self.T.exact_degree(values.dtype)
+        squares = (ends * values.square().sum(2)).sum(0)
+        return squares - 2 * (values * (self @ values)).sum((0, 2))
 
     def laplacian(self, v: Sent) -> Received:
         """(D − S) v = d·v − S v with d the row sums, in at least float32."""
@@ -294,6 +292,7 @@ class Coupling(ABC):
 
     def _at(self, edge_index: Pairs) -> Entries:
         """Entries of checked pairs, here by one product with a unit vector for each distinct source."""
+        # Many pairs share a source, and a product serves all of them.
         source, column = torch.unique(edge_index[0], return_inverse=True)
         units = torch.zeros(
             self.num_nodes, 1, source.numel(), dtype=self.dtype, device=self.device
@@ -362,6 +361,7 @@ class Coupling(ABC):
         checks.check_index(head, "head", self.heads)
 
         def multiply(coupling: Coupling, x: np.ndarray) -> np.ndarray:
+            # SciPy passes slices of its work space, and integers; torch takes no negative strides.
             columns = np.ascontiguousarray(x, dtype=np.float64)
             values = torch.from_numpy(columns).to(self.device)
             with torch.no_grad():
@@ -408,6 +408,7 @@ class Coupling(ABC):
 
     def _mapped(self, change: Callable[[Any], Any]) -> Self:
         """S of the parts that ``change`` makes of a tensor or a graph."""
+        # A copy keeps options and promises, which no constructor has to be told again.
         mapped = copy.copy(self)
         example = change(torch.empty(0, dtype=self.dtype, device=self.device))
         mapped.dtype = example.dtype
@@ -724,6 +725,7 @@ class SumCoupling(Coupling):
         return reduce(add, [term.degree() for term in self.terms])
 
     def majorant(self, convex: bool, degree: ByRow | None = None) -> ByRow:
+        # On a convex set p is the row sums, whatever the terms are.
         bound = super().majorant(convex, degree)
         if convex or self.positive_semidefinite:
             return bound

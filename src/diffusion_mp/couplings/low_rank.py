@@ -81,6 +81,7 @@ def merged(parts: list[Sums]) -> Sums:
             shift = torch.maximum(a.shift, b.shift)
         return Sums(a.shifted(shift) + b.shifted(shift), shift)
 
+    # From zero, so that the sums of a single block are copied too, and can be written to.
     first = parts[0]
     return reduce(merge, parts, Sums(torch.zeros_like(first.totals), first.shift))
 

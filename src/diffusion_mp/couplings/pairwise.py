@@ -398,6 +398,7 @@ class SparseFlowCoupling(Coupling):
                 check_positive(alpha, "alpha")
         super().__init__(query.size(0), query.size(1), query, ptr)
         self.row_stochastic = conserved
+        # Potentials are differences of logarithms, which half precision does not resolve.
         features, _ = accumulating(query, key, friction_query, friction_key)
         self._features = sparse_flow.Features(*features)
         self.lam = self._by_row(lam, "lam", features[0])

@@ -252,6 +252,7 @@ class SparseCoupling(Coupling):
 
     def degree(self) -> ByRow:
         total = self.weight.to(torch.promote_types(self.dtype, torch.float32))
+        # A sum over many edges leaves the range of half precision.
         if self.heads > 1:  # many columns are added faster along compressed rows
             return row_sums(self.graph.pattern.by_row, total)
         return total.new_zeros(self.num_nodes, 1).index_add(
