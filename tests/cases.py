@@ -98,13 +98,6 @@ def mutual() -> Coupling:
     )
 
 
-def symmetric_positive() -> Coupling:
-    query = leaf(11, 2, 3, positive=True)
-    return LowRankCoupling(
-        query, query, PTR, nonnegative=True, positive_semidefinite=True
-    )
-
-
 def graph(weighted: bool = False) -> Graph:
     return Graph(11, EDGES, leaf(10, positive=True) if weighted else None, ptr=PTR)
 
@@ -114,28 +107,24 @@ def cauchy(z2: Tensor) -> Tensor:
     return 1 / (1 + z2)
 
 
-def by_graph() -> list[Tensor]:
-    """A matrix of two heads for every graph of PTR, one of them without nodes."""
-    return [leaf(2, n, n, seed=n) for n in PTR.diff().tolist()]
-
-
 undirected = partial(AdjacencyDiffusivity, direction="undirected")
 COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "distance": lambda: DistanceCoupling(cauchy, *features(2)),
     "distance-ragged": lambda: DistanceCoupling(
-        cauchy, *2 * features(2)[:1], PTR, nonnegative=True
+        cauchy, *2 * features(2)[:1], PTR, nonnegative=True, mutual=True
     ),
     "distance-float32": lambda: DistanceCoupling(
         cauchy, *features(1, dtype=SINGLE), PTR
     ),
     "distance-row-normalized-ragged": lambda: row_normalized(
-        DistanceCoupling(cauchy, *2 * features(2)[:1], PTR, nonnegative=True)
+        DistanceCoupling(
+            cauchy, *2 * features(2)[:1], PTR, nonnegative=True, mutual=True
+        )
     ),
     "dense": lambda: DenseCoupling(leaf(11, 11)),
     "dense-heads-ragged": lambda: DenseCoupling(
         leaf(2, 11, 11) * (MEMBER[:, None] == MEMBER), PTR
     ),
-    "dense-blocks-ragged": lambda: DenseCoupling(by_graph()),
     "dense-symmetric": lambda: DenseCoupling(
         leaf(11, 11, positive=True) + leaf(11, 11, positive=True).T
     ),
@@ -195,6 +184,7 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
         constant=0.5,
         own=0.25,
         nonnegative=True,
+        mutual=True,
     ),
     "linear-attention-tied-float32": lambda: LinearAttentionCoupling(
         *2 * features(2, dtype=SINGLE)[:1],
@@ -202,6 +192,7 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
         constant=1.0,
         unit=True,
         nonnegative=True,
+        mutual=True,
     ),
     "low-rank-symmetric": symmetric_low_rank,
     "low-rank-distance": lambda: LowRankCoupling(
@@ -296,9 +287,6 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "symmetric-pairwise-off-diagonal-ragged": lambda: symmetric_normalized(
         tied("exp", False), diagonal=False
     ),
-    "symmetric-low-rank-off-diagonal-ragged": lambda: symmetric_normalized(
-        symmetric_positive(), diagonal=False
-    ),
     "symmetric-sum-off-diagonal": lambda: symmetric_normalized(
         0.5 * tied("exp", False) + SparseCoupling(graph(True), nonnegative=True),
         diagonal=False,
@@ -309,23 +297,17 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
         ),
         diagonal=False,
     ),
-    "off-diagonal-identity": lambda: without_diagonal(
-        IdentityCoupling(11, dtype=DOUBLE)
-    ),
     "off-diagonal-sparse-ragged": lambda: without_diagonal(
         SparseCoupling(graph(), leaf(10, 2))
     ),
-    "off-diagonal-row-normalized": lambda: without_diagonal(
-        PairwiseCoupling(*features(2))
-    ),
     "pairwise-tied-unnormalized": lambda: PairwiseCoupling(
-        *2 * [leaf(11, 2, 3) / 2], PTR, normalize=False
+        *2 * [leaf(11, 2, 3) / 2], PTR, normalize=False, mutual=True
     ),
     "pairwise-tied-symmetric": lambda: PairwiseCoupling(
-        *2 * features(2)[:1], PTR, normalize="symmetric"
+        *2 * features(2)[:1], PTR, normalize="symmetric", mutual=True
     ),
     "pairwise-tied-no-loops-ragged": lambda: PairwiseCoupling(
-        *2 * features(2)[:1], PTR, loops=False
+        *2 * features(2)[:1], PTR, loops=False, mutual=True
     ),
     "pairwise-no-loops-ragged": lambda: PairwiseCoupling(
         *features(2), PTR, loops=False

@@ -164,5 +164,6 @@ class Explicit(Energy):
         omega = CouplingTerm(pairs.pull(states[1], graph))
         tangent = pairs.value(states[1], graph)
         for sign, z in zip((1, -1), states, strict=True):
-            tangent = tangent + sign * omega.value(z, graph)
+            seen = pairs.projected(z) if isinstance(pairs, PairTerm) else z
+            tangent = tangent + sign * omega.value(seen, graph)
         return value + 2 * self.lam * (tangent - pairs.value(states[0], graph))

@@ -19,7 +19,7 @@ class ReadsInputs(nn.Module):
         attention = SimpleDiffusivity(
             in_channels, projection="tied", row_stochastic=False
         )
-        attention = SymmetricDiffusivity(attention, diagonal=False)
+        attention = SymmetricDiffusivity(attention)
         self.encoder = nn.Linear(in_channels, out_channels)
         self.conv = DiffusionConv(
             out_channels,

@@ -26,7 +26,6 @@ from model_cases import MODELS
 
 #: Public classes with another interface than that of their kind, which have tests of their own.
 OTHERS = {
-    couplings.ProjectedCoupling,  # mixes channels, so it has no matrix over nodes
     layers.LaplacianEncoder,  # reads positions
     layers.PDEDiffusion1d,  # reads sequences; listed as AsConv
     layers.WeightedGraph,  # with the next five, a part of a CertifiedBlock

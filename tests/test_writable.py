@@ -16,7 +16,6 @@ from diffusion_mp.couplings import (
     DenseCoupling,
     IdentityCoupling,
     LinearAttentionCoupling,
-    ProjectedCoupling,
     SparseCoupling,
     SparseFlowCoupling,
     UniformCoupling,
@@ -104,29 +103,9 @@ def test_the_next_state_can_be_written_to(update: str, name: str) -> None:
     )
 
 
-def projected(coupling: Coupling) -> ProjectedCoupling:
-    return ProjectedCoupling(
-        coupling,
-        torch.rand(1, 2, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(1)),
-    )
-
-
 def flow() -> SparseFlowCoupling:
     x = state().unsqueeze(1)
     return SparseFlowCoupling(x, x, x, x, lam=0.5, alpha=0.1)
-
-
-def test_a_projected_coupling() -> None:
-    v = state().unsqueeze(1)
-    for build in TRIVIAL.values():
-        coupling = projected(build())
-        expect_writable(lambda coupling=coupling: coupling @ v, "S @ v", v)
-        expect_writable(
-            lambda coupling=coupling: coupling.laplacian(v), "S.laplacian(v)", v
-        )
-        expect_writable(
-            lambda coupling=coupling: coupling.majorant(True), "S.majorant(True)"
-        )
 
 
 def test_what_a_sparse_flow_says_of_itself() -> None:

@@ -48,9 +48,10 @@ def test_in_single_precision_it_is_the_same_operator(name: str) -> None:
         getattr(coupling, name) for name in asked
     ]
     assert (single.ptr is None) == (coupling.ptr is None)
-    metric = coupling.metric  # in double, but of the rounded parts
-    if metric is not None and (again := single.metric) is not None:
-        torch.testing.assert_close(again, metric, rtol=1e-5, atol=0.0)
+    metric = coupling.metric  # computed in double, and kept so
+    if metric is not None:
+        again = coupling.to(torch.float32).metric
+        assert again is None or torch.equal(again, metric)
 
 
 @pytest.mark.parametrize("name", COUPLINGS)
@@ -172,9 +173,5 @@ test_other_arguments_of_to_are_refused = refuses(
         TypeError,
         r"dtype must be a floating torch.dtype",
     ),
-    (
-        lambda: DenseCoupling(torch.eye(3)).to("nowhere"),
-        TypeError,
-        r"device must be a torch.device or the name of one",
-    ),
+    (lambda: DenseCoupling(torch.eye(3)).to("nowhere"), TypeError, "nowhere"),
 )

@@ -210,24 +210,17 @@ QUERY = torch.ones(3, 2, 2)
 PAIR = LowRankCoupling(QUERY, QUERY)
 test_matrices_and_sums_that_do_not_fit_are_refused = refuses(
     (lambda: DenseCoupling(torch.ones(3, 4)), ValueError, "matrix"),
-    (lambda: DenseCoupling([]), ValueError, "must hold a block"),
-    (
-        lambda: DenseCoupling([ONES, torch.ones(2, 3, 3)]),
-        ValueError,
-        "one number of heads",
-    ),
-    (lambda: DenseCoupling([ONES], torch.tensor([0, 3])), ValueError, "boundaries"),
     (
         lambda: DenseCoupling(ONES, torch.tensor([0, 2, 3])),
         ValueError,
-        "4 entries there are not",
+        "matrix",
     ),
     (lambda: DenseCoupling(ONES, torch.tensor([0, 2, 4])), ValueError, "ptr"),
     (lambda: IdentityCoupling(3) + IdentityCoupling(4), ValueError, "same nodes"),
     (
         lambda: PAIR + LowRankCoupling(*2 * [torch.ones(3, 3, 2)]),
         ValueError,
-        "one head or 3",
+        "one number of heads",
     ),
     (lambda: row_normalized(ONES), TypeError, "coupling"),
     (lambda: merged([]), ValueError, "parts"),
@@ -243,7 +236,7 @@ test_matrices_and_sums_that_do_not_fit_are_refused = refuses(
     (lambda: plot.neighbours(PAIR, 0, names=["a"]), ValueError, "names"),
     (lambda: plot.uncertainty(PAIR, ONES[:, :1]), ValueError, "points"),
     (lambda: plot.uncertainty(PAIR, ONES[1:]), ValueError, "points"),
-    (lambda: PAIR - 1.0, TypeError, "can only be added to a coupling"),  # type: ignore[operator]
+    (lambda: PAIR - 1.0, TypeError, "unsupported operand"),  # type: ignore[operator]
 )
 
 
@@ -255,7 +248,6 @@ def test_a_dense_coupling_examines_its_entries_on_first_access() -> None:
     assert not stochastic.symmetric
     assert DenseCoupling(rows + rows.mT).symmetric
     assert not DenseCoupling(rows - 0.5).nonnegative
-    blocks = DenseCoupling([torch.eye(2), torch.zeros(3, 3)])
-    assert blocks.symmetric
-    assert blocks.row_stochastic  # the last three rows are zero
-    assert torch.equal(blocks.ptr, torch.tensor([0, 2, 5]))  # type: ignore[arg-type]
+    half = DenseCoupling(torch.diag(torch.tensor([1.0, 1, 0, 0, 0])))
+    assert half.symmetric
+    assert half.row_stochastic  # the last three rows are zero

@@ -102,7 +102,7 @@ def test_distances_of_any_length(
     key = query if mutual else rows(norm, offset, seed=1)
     v, _ = values()
     q, k = leaf_pair(query, key, torch.float32)
-    coupling = DistanceCoupling(function, q, k)
+    coupling = DistanceCoupling(function, q, k, mutual=mutual)
     exact_q, exact_k = leaf_pair(query, key, torch.float64)
     entries = by_differences(function, exact_q, exact_k)
     expected = torch.einsum("hij,jhd->ihd", entries, v.double())

@@ -1,4 +1,4 @@
-"""Reweighted, symmetrically normalised and projected couplings against dense matrices."""
+"""Reweighted and symmetrically normalised couplings against dense matrices."""
 
 # ruff: noqa: F403, F405 (everything public)
 from collections.abc import Callable
@@ -87,17 +87,13 @@ COUPLINGS: dict[str, Callable[[Tensor], Coupling]] = {
     "sigmoid": lambda x: PairwiseCoupling(
         x, x, PTR, "sigmoid", normalize=False, symmetric=True, mutual=True
     ),
-    "low-rank": lambda x: LowRankCoupling(
-        x, x, PTR, nonnegative=True, positive_semidefinite=True
-    ),
     "graph": lambda x: SparseCoupling(
         Graph(13, LOOP, ptr=PTR), x[:7, :, 0], nonnegative=True
     ),
     "sum": lambda x: (
-        0.5 * LowRankCoupling(x, x, PTR, nonnegative=True, positive_semidefinite=True)
+        0.5 * PairwiseCoupling(x, x, PTR, normalize=False, mutual=True)
         + SparseCoupling(Graph(13, LOOP, ptr=PTR), x[:7, :, 0], nonnegative=True)
     ),
-    "identity": lambda x: IdentityCoupling(13, dtype=DOUBLE),
 }
 
 
@@ -160,27 +156,6 @@ def test_a_kernel_too_sharp_for_float32_keeps_its_neighbours() -> None:
     assert not coupling.to_dense()[0, 7].any()
 
 
-def test_rounding_of_a_dominant_diagonal_is_not_normalised(
-    generator: torch.Generator,
-) -> None:
-    """Orthogonal features: all entries off the diagonal are zero but for the rounding of the subtraction."""
-    directions = torch.linalg.qr(torch.randn(40, 40, generator=generator)).Q
-    x = (
-        (directions * 3 * torch.rand(40, 1, generator=generator))
-        .unsqueeze(1)
-        .requires_grad_()
-    )
-    coupling = symmetric_normalized(
-        LowRankCoupling(x, x, nonnegative=True, positive_semidefinite=True),
-        diagonal=False,
-    )
-    out = coupling @ torch.rand(40, 1, 2, generator=generator)
-    assert torch.equal(out, torch.zeros_like(out))
-    out.sum().backward()
-    assert x.grad is not None
-    assert x.grad.isfinite().all()
-
-
 @pytest.mark.parametrize("normalize", [True, "symmetric"])
 def test_row_sums_kept_under_no_grad_still_have_a_gradient(
     normalize, generator: torch.Generator
@@ -224,67 +199,9 @@ test_couplings_without_symmetric_normalisation_are_refused = refuses(
         f"Adjacency{DIVIDED}normalization='sum'",
     ),
     (lambda: without_diagonal("S"), TypeError, "coupling must be a Coupling"),
+    (
+        lambda: without_diagonal(UniformCoupling(6)),
+        CouplingMismatchError,
+        "a diagonal that can be left out",
+    ),
 )
-
-
-def matrix(dense: Tensor, w: Tensor) -> Tensor:
-    """Σ_h S_h ⊗ W_hᵀW_h, nodes first."""
-    gram = torch.einsum("hdc,hde->hce", w, w)
-    return sum(
-        torch.kron(s, g)
-        for s, g in zip(dense.expand(len(w), -1, -1), gram, strict=True)
-    )  # type: ignore[return-value]
-
-
-@pytest.mark.parametrize("heads", [1, 3])
-def test_projected_product_laplacian_and_majorant(heads: int) -> None:
-    """S of three heads, or of one that all projections share; p bounds the Laplacian over nodes and channels."""
-    coupling = GaussianPenalty().coupling(randn(6, heads, 2))
-    w = randn(3, 2, 4, seed=1)
-    v = randn(6, 1, 4, seed=2)
-    projected = ProjectedCoupling(coupling, w)
-    dense = coupling.to_dense()
-    laplacian = matrix(torch.diag_embed(dense.sum(2)) - dense, w)
-    torch.testing.assert_close(
-        (projected @ v).flatten(), matrix(dense, w) @ v.flatten()
-    )
-    torch.testing.assert_close(
-        (projected.T @ v).flatten(), matrix(dense, w) @ v.flatten()
-    )
-    torch.testing.assert_close(
-        projected.laplacian(v).flatten(), laplacian @ v.flatten()
-    )
-    for convex, factor in ((True, 2.0), (False, 1.0)):
-        p = projected.majorant(convex)
-        assert p.shape == (6, 1)
-        bound = torch.diag(factor * p.flatten().repeat_interleave(4))
-        assert torch.linalg.eigvalsh(bound - laplacian).min() > -1e-12
-
-
-def test_a_projection_has_neither_row_sums_nor_entries(no_typecheck: None) -> None:
-    one = torch.ones(6, 1, 1, dtype=DOUBLE)
-    projected = ProjectedCoupling(
-        LowRankCoupling(one, one, nonnegative=True, positive_semidefinite=True),
-        randn(2, 3, 4),
-    )
-    assert projected.symmetric
-    assert projected.nonnegative
-    assert projected.positive_semidefinite
-    with pytest.raises(
-        CouplingMismatchError, match="no entries or row sums: it mixes channels"
-    ):
-        projected.degree()
-    for entries in (projected.to_dense, lambda: projected.at(torch.tensor([[0], [1]]))):
-        with pytest.raises(
-            CouplingMismatchError, match="no entries or row sums: it mixes channels"
-        ):
-            entries()
-    with pytest.raises(
-        ValueError,
-        match="v must be a state of one head with the 4 channels that the projection reads",
-    ):
-        projected @ randn(6, 1, 5)
-    with pytest.raises(
-        ValueError, match=r"projection must be \[heads, head_channels, channels\]"
-    ):
-        ProjectedCoupling(projected.coupling, randn(3, 4))

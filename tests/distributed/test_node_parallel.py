@@ -15,7 +15,6 @@ import diffusion_mp as dm
 from diffusion_mp.diagnostics import posterior_variance
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
-    SimpleDiffusivity,
     UniformDiffusivity,
 )
 from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
@@ -443,7 +442,6 @@ def blocks(attention: str | None = None) -> Tensor:
             lambda: AdjacencyDiffusivity()(X, sharded()).T,
             "transpose of a coupling over several ranks is not",
         ),
-        (lambda: SimpleDiffusivity()(X, sharded()).diagonal(), "entries of a coupling"),
         (
             lambda: ImplicitEuler(1.0)(X, AdjacencyDiffusivity()(X, sharded())),
             "all rows",

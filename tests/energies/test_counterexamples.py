@@ -113,9 +113,8 @@ class Shrinking(Constraint):
 class TooFar(SparseCoupling):
     """The bound that it says it has is a quarter of its row sums."""
 
-    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
-        product, bound = super()._majorized(v, convex)
-        return product, bound / 4
+    def majorant(self, convex: bool, degree: Tensor | None = None) -> Tensor:
+        return super().majorant(convex, degree) / 4
 
 
 def too_far() -> TooFar:

@@ -103,9 +103,8 @@ class Own(EnergyTerm):
 class TooLittle(SparseCoupling):
     share = 1.0
 
-    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
-        product, bound = super()._majorized(v, convex)
-        return product, self.share * bound
+    def majorant(self, convex: bool, degree: Tensor | None = None) -> Tensor:
+        return self.share * super().majorant(convex, degree)
 
 
 class Slab(Constraint):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from diffusion_mp import Graph
-from diffusion_mp.couplings import Coupling, ProjectedCoupling, SparseCoupling
+from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies import Energy, certify, certify_step
 from diffusion_mp.energies.certification import layer_certificates
 from diffusion_mp.energies.counterexamples import term_flaw
@@ -370,18 +370,6 @@ def test_blocks_share_the_couplings_of_relations_until_edge_attr_changes() -> No
         assert torch.equal(term.forward.weight, fresh.forward.weight)
         assert not torch.equal(term.forward.weight, first.weight)
         first = term.forward
-
-
-def test_projected_heads_have_the_weighted_mean_of_their_laplacian() -> None:
-    """Their matrix D − S is not p − S: a block with such a term took another step than that of its energy."""
-    graph = a_graph()
-    z = random(NODES, 1, CHANNELS)
-    term = CouplingTerm(ProjectedCoupling(symmetric(graph), random(1, 2, CHANNELS)))
-    mean = term.weighted_mean(z)
-    assert mean is not None
-    torch.testing.assert_close(
-        mean.damping * z - mean.pull(z), term.half_gradient(z, graph)
-    )
 
 
 def test_the_batch_of_graphs_has_the_sum_of_their_values() -> None:

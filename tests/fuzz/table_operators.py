@@ -262,25 +262,6 @@ def per_node(d: Draw) -> Arg:
     return tensor(d, d.nodes, 1, optional=True).without("a longer last dimension")
 
 
-def projected(d: Draw) -> None:
-    projection = tensor(d, d.pick([1, 2]), 2, d.channels).without(
-        "a longer last dimension"
-    )
-    given = coupling(d, symmetric=True, other_size=None)
-    d.call(
-        "coupling",
-        "mp.couplings.ProjectedCoupling({args})",
-        coupling=given,
-        projection=projection,
-    )
-    v = tensor(d, d.nodes, 1, d.channels)
-    d.call(
-        "out",
-        "[coupling @ ({v}), coupling.laplacian({v}), coupling.majorant(False)]",
-        v=v,
-    )
-
-
 def scale(d: Draw) -> Arg:
     wrong = NOT_A_SCALE + bad(
         "array: np.eye(2) | complex: torch.tensor(1 + 1j) | an integer?: torch.tensor(2)"
@@ -306,7 +287,7 @@ def abstract(name: str) -> Strategy:
 
     def strategy(d: Draw) -> None:
         body = (
-            "'_product': lambda s, v: 2 * v, '_transpose': lambda s: s, '_pool': None, '_read': None, 'block': None, "
+            "'_product': lambda s, v: 2 * v, '_transpose': lambda s: s, '_pool': None, '_read': None, "
             "'degree': lambda s: torch.full((s.num_nodes, s.heads), 2.0)"
         )
         d.call("Own", f"type('Own', ({address(name)},), {{{body}}})")
@@ -342,7 +323,6 @@ COUPLINGS: dict[str, Strategy] = {
     "PairwiseCoupling": by_features("PairwiseCoupling", normalize=flag),
     "LogLowRankCoupling": log_low_rank,
     "SparseFlowCoupling": sparse_flow,
-    "ProjectedCoupling": projected,
     "DenseCoupling": made(
         "DenseCoupling",
         ptr=lambda d: never(wrong_ptr(d)),

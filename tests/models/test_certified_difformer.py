@@ -101,13 +101,12 @@ def test_the_energy_never_rises_while_training(
 
 def test_a_shorter_denominator_makes_it_rise(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check above can fail: with a quarter of p a step goes too far."""
-    whole = Coupling.majorized
+    whole = Coupling.majorant
 
-    def quartered(self: Coupling, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
-        product, p = whole(self, v, convex)
-        return product, p / 4
+    def quartered(self: Coupling, convex: bool, degree: Tensor | None = None) -> Tensor:
+        return whole(self, convex, degree) / 4
 
-    monkeypatch.setattr(Coupling, "majorized", quartered)
+    monkeypatch.setattr(Coupling, "majorant", quartered)
     assert (
         largest_rise(build(penalty="gaussian", constraint="ball"), *nodes()[:2]) > 0.01
     )

@@ -112,7 +112,6 @@ def test_a_coupling_by_blocks_knows_what_the_whole_one_knows(
     whole = holder[0].couple(x, dm.Graph(NODES))
     Blocks(10, x.device).take_over(holder)
     blocks = holder[0].couple(x, dm.Graph(NODES))
-    torch.testing.assert_close(blocks.diagonal(), whole.diagonal())
     assert [getattr(blocks, name) for name in PROMISES] == [
         getattr(whole, name) for name in PROMISES
     ]

@@ -10,7 +10,6 @@ from diffusion_mp.couplings import (
     Coupling,
     LinearAttentionCoupling,
     LowRankCoupling,
-    PooledCoupling,
     Sums,
 )
 from diffusion_mp.diffusivities import Diffusivity
@@ -130,9 +129,6 @@ class PoolsMeans(LowRankCoupling):
 
     def _read(self, sums: Sums, v: Tensor) -> Tensor:
         return self.num_nodes * super()._read(sums, v)
-
-    def block(self, rows: slice) -> PooledCoupling:
-        return PoolsMeans(self.query[rows], self.key[rows])
 
 
 def test_sums_that_do_not_merge_are_found() -> None:

@@ -7,17 +7,15 @@ from torch import Tensor
 from diffusion_mp import AdjacencyDiffusivity, SimpleDiffusivity
 from diffusion_mp.couplings import (
     LowRankCoupling,
-    ProjectedCoupling,
     ScaledCoupling,
     SparseCoupling,
 )
 from diffusion_mp.diffusivities import Positive
 from diffusion_mp.energies import Energy, Sphere, get_constraint, get_penalty
-from diffusion_mp.energies.terms import CouplingTerm
+from diffusion_mp.energies.terms import CouplingTerm, PairTerm, SourceTerm
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import CertifiedStep
-from energy_forms import Joint
 from helpers import randn as random
 from helpers import refuses
 
@@ -153,18 +151,22 @@ def test_the_step_is_its_formula_in_value_and_all_gradients(
 
 def test_projected_heads_move_one_state_together() -> None:
     """Against Σ_h W_hᵀ L_h W_h written out, and F with its projections falls."""
-    x = random(9, 1, 4)
     h = random(9, 1, 4, seed=1)
     w = random(3, 2, 4, seed=2).requires_grad_()
     penalty = get_penalty("gaussian")
     graph = undirected(9)
-    edges = entries(graph, torch.ones(graph.num_edges, 1, dtype=x.dtype))
-    seen = torch.einsum("hdc,nc->nhd", w, x[:, 0])
-    omega = penalty.coupling(seen)
-    step = CertifiedStep(0.3, constraint="sphere")
-    x = step.constraint.project(x)
-    got = step(x, 2.0 * ProjectedCoupling(omega, w) + 0.5 * edges, source=h)
-    dense = omega.to_dense()
+    edges = entries(graph, torch.ones(graph.num_edges, 1, dtype=h.dtype))
+    energy = Energy(
+        [
+            2.0 * PairTerm(penalty, w),
+            0.5 * CouplingTerm(edges),
+            0.3 * SourceTerm(h),
+        ],
+        "sphere",
+    )
+    x = energy.constraint.project(random(9, 1, 4))
+    got = energy.step(x)
+    dense = penalty.coupling(torch.einsum("hdc,nc->nhd", w, x[:, 0])).to_dense()
     laplacians = torch.diag_embed(dense.sum(2)) - dense
     adjacency = edges.to_dense()[0]
     pull = 2.0 * torch.einsum("hdc,hnm,hde,me->nc", w, laplacians, w, x[:, 0])
@@ -178,19 +180,8 @@ def test_projected_heads_move_one_state_together() -> None:
     (gradient,) = torch.autograd.grad((got * h).sum(), w, retain_graph=True)
     (expected_gradient,) = torch.autograd.grad((expected * h[:, 0]).sum(), w)
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-11)
-    energy = Joint(
-        penalty,
-        2.0,
-        graph_term=edges,
-        mu=0.5,
-        source=h,
-        beta=0.3,
-        constraint="sphere",
-        projection=w,
-    )
     for _ in range(20):
-        omega = penalty.coupling(torch.einsum("hdc,nc->nhd", w, x[:, 0]))
-        moved = step(x, 2.0 * ProjectedCoupling(omega, w) + 0.5 * edges, source=h)
+        moved = energy.step(x)
         assert energy(moved) <= energy(x) * (1 + 1e-14)
         x = moved
 

@@ -100,8 +100,8 @@ SOLVED = {
     "with-identity": lambda: (
         0.5 * silent_rows() + 0.5 * dm.couplings.IdentityCoupling(40, dtype=DOUBLE)
     ),
-    "off-diagonal": lambda: symmetric_normalized(
-        low_rank(POSITIVE, POSITIVE, positive_semidefinite=True), diagonal=False
+    "symmetric-normalized": lambda: symmetric_normalized(
+        low_rank(POSITIVE, POSITIVE, positive_semidefinite=True)
     ),
 }
 

@@ -20,7 +20,6 @@ from diffusion_mp.couplings.pairwise import (
 )
 from diffusion_mp.couplings.stored import DenseCoupling, SparseCoupling
 from diffusion_mp.couplings.weighted import (
-    ProjectedCoupling,
     ReweightedCoupling,
     row_normalized,
     symmetric_normalized,
@@ -39,7 +38,6 @@ __all__ = [
     "PairwiseCoupling",
     "PolynomialCoupling",
     "PooledCoupling",
-    "ProjectedCoupling",
     "ReweightedCoupling",
     "ScaledCoupling",
     "SparseCoupling",

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import reduce
-
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffusion_mp.checks import check_flags, check_tensor, describe, floating
+from diffusion_mp.checks import check_tensor, describe, floating
 from diffusion_mp.couplings.base import Coupling, DerivedCoupling, check_coupling_kind
 from diffusion_mp.couplings.low_rank_form import LowRankForm
+from diffusion_mp.couplings.shapes import Entries, Pairs, Values
 from diffusion_mp.graph.arguments import as_num_nodes
 from diffusion_mp.runtime.cache import cached_property
 
@@ -26,6 +24,7 @@ class IdentityCoupling(Coupling):
     """
 
     row_stochastic = True
+    no_empty_row = True
     nonnegative = True
     positive_semidefinite = True
     low_rank = True
@@ -44,16 +43,13 @@ class IdentityCoupling(Coupling):
     def ptr(self) -> Tensor:
         return torch.arange(self.num_nodes + 1)
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         return v
 
     def _transpose(self) -> Coupling:
         return self
 
-    def degree(self) -> Float[Tensor, "N heads"]:
-        return self._ones(self.dtype)
-
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         return (edge_index[0] == edge_index[1]).to(self.dtype).unsqueeze(1)
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
@@ -66,7 +62,7 @@ class PolynomialCoupling(DerivedCoupling):
 
     Args:
         coupling, coefficients: S, and c [P], or [P, H] with one polynomial per head.
-        nonnegative: a promise about the entries of the polynomial. It is symmetric where S is.
+        promises: ``nonnegative``, about the entries of the polynomial. It is symmetric where S is.
 
     Examples:
         >>> S = PolynomialCoupling(UniformCoupling(6), torch.tensor([0.5, 0.5]))  # ½A + ½A²
@@ -78,38 +74,30 @@ class PolynomialCoupling(DerivedCoupling):
     low_rank = False
 
     def __init__(
-        self, coupling: Coupling, coefficients: Tensor, *, nonnegative: bool = False
+        self, coupling: Coupling, coefficients: Tensor, **promises: bool | None
     ) -> None:
-        if not isinstance(coupling, Coupling):
-            check_coupling_kind(coupling)
+        check_coupling_kind(coupling)
+        shape = "[degree] or [degree, heads]"
         check_tensor(
-            coefficients,
-            "coefficients",
-            "[degree] or [degree, heads]",
-            coupling.device,
-            "the coupling",
+            coefficients, "coefficients", shape, coupling.device, "the coupling"
         )
-        check_flags(nonnegative=nonnegative)
+        by_head = coefficients
         if coefficients.dim() == 1:
             by_head = coefficients.unsqueeze(1)
-        else:
-            by_head = coefficients
         if (
             by_head.dim() != 2
             or not by_head.numel()
             or len({1, coupling.heads, by_head.size(1)}) > 2
         ):
             raise ValueError(
-                f"coefficients must be [degree] or [degree, heads] with a degree of at least 1, and one head or those "
-                f"of the coupling, which has {coupling.heads}; got {describe(coefficients)}."
+                f"coefficients must be {shape} with a degree of at least 1, and one head or those of the coupling, "
+                f"which has {coupling.heads}; got {describe(coefficients)}."
             )
         heads = max(coupling.heads, by_head.size(1))
-        super().__init__(coupling.num_nodes, heads, coupling)
-        self.coupling = coupling
+        super().__init__(coupling, heads, **promises)
         self.coefficients = by_head
-        self.nonnegative = nonnegative
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         coefficients = self.coefficients.to(v.dtype).unsqueeze(2)
         inner = coefficients[-1] * v
         for p in range(coefficients.size(0) - 2, -1, -1):
@@ -117,23 +105,12 @@ class PolynomialCoupling(DerivedCoupling):
         return self.coupling._product(inner)
 
     def _transpose(self) -> Coupling:
-        turned = self.coupling.T
-        if turned is self.coupling:
-            return self
         return PolynomialCoupling(
-            turned, self.coefficients, nonnegative=self.nonnegative
+            self.coupling.T, self.coefficients, nonnegative=self.nonnegative
         )
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         """O(E) for P = 1; for P > 1 an entry is a sum over walks."""
         if self.coefficients.size(0) > 1:
             return super()._at(edge_index)
         return self.coefficients[0].to(self.dtype) * self.coupling._at(edge_index)
-
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
-        self._warn_if_large()
-        base = self.coupling.to_dense()
-        *lower, last = self.coefficients.to(self.dtype)[:, :, None, None]
-        return reduce(
-            lambda dense, c: c * base + dense @ base, reversed(lower), last * base
-        )

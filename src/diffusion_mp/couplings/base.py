@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce
-from operator import add
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from operator import add, sub
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
 from diffusion_mp import checks, errors
 from diffusion_mp.couplings.low_rank_form import LowRankForm
+from diffusion_mp.couplings.shapes import (
+    ByRow,
+    Entries,
+    Maps,
+    Matrices,
+    Pairs,
+    Received,
+    Sent,
+    State,
+    Values,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.arguments import row_bounds
 from diffusion_mp.graph.ops import mean_rows
@@ -33,13 +43,17 @@ LARGE = 1 << 26
 PROMISES = ("symmetric", "row_stochastic", "nonnegative", "positive_semidefinite")
 
 
+def _no(coupling: Coupling) -> bool:
+    return False
+
+
 class Coupling(ABC):
     r"""A linear operator over nodes, one per head: the weights of messages between them.
 
     S: values [N, H, D] → [N, H, D], (S v)_i = Σ_j s_ij v_j (Wu, Wipf & Yan 2025, Eq. 4).
 
     Row i receives and column j sends; a single head broadcasts. A subclass names its ``parts``, implements ``_product``
-    and ``_transpose``, and may override ``degree``, ``_at`` and ``to_dense`` where row sums or entries are known.
+    and ``_transpose``, and may override ``degree``, ``_at`` and ``_dense`` where row sums or entries are known.
     ``_product`` and ``_at``, unlike ``matmul`` and ``at``, do not check their arguments.
 
     What is known of S are properties that a subclass overrides, by an attribute or by a (cached) property:
@@ -55,6 +69,7 @@ class Coupling(ABC):
         num_nodes, heads: N and H.
         like: tensor with the dtype and device of S, or a coupling.
         ptr: row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph. Entries between graphs are zero.
+        promises: the first four of these properties by name; ``None`` leaves one to the class.
 
     Examples:
         >>> S = SimpleDiffusivity()(x)
@@ -64,6 +79,8 @@ class Coupling(ABC):
 
     #: Attributes with the tensors, couplings and graphs that S is made of, or lists of them: :meth:`to` maps over them.
     parts: ClassVar[tuple[str, ...]] = ()
+    #: Properties that the constructor takes as keywords.
+    promises: ClassVar[tuple[str, ...]] = PROMISES
 
     #: Arrays of NumPy leave the arithmetic to this class; they would make an array of couplings.
     __array_ufunc__ = None
@@ -74,6 +91,7 @@ class Coupling(ABC):
         heads: int,
         like: Tensor | Coupling,
         ptr: Tensor | None = None,
+        **promises: bool | None,
     ) -> None:
         self.num_nodes = num_nodes
         self.heads = heads
@@ -81,9 +99,32 @@ class Coupling(ABC):
         self.device: torch.device = like.device
         if ptr is not None:
             self.ptr = row_bounds(ptr, num_nodes)
+        for name, promise in promises.items():
+            if name not in self.promises:
+                raise TypeError(
+                    f"{name} is no argument of {type(self).__name__}, nor a promise ({', '.join(self.promises)})."
+                )
+            if promise is not None:
+                checks.check_flags(**{name: promise})
+                setattr(self, name, promise)
+        if promises.get("positive_semidefinite"):
+            self.symmetric = True
+
+    row_stochastic = cached_property(_no)
+    nonnegative = cached_property(_no)
+    positive_semidefinite = cached_property(_no)
+    low_rank = cached_property(_no)
+    #: Whether a product costs O(N²), so that to factorise a small dense system is cheaper than many products.
+    quadratic = cached_property(_no)
+    #: Whether it takes a pass over stored entries to find a promise out, which costs more than to transpose.
+    examines = cached_property(_no)
 
     @cached_property
     def ptr(self) -> Tensor | None:
+        return None
+
+    @cached_property
+    def _metric(self) -> ByRow | None:
         return None
 
     @cached_property
@@ -91,42 +132,12 @@ class Coupling(ABC):
         return self.positive_semidefinite
 
     @cached_property
-    def row_stochastic(self) -> bool:
-        return False
-
-    @cached_property
-    def nonnegative(self) -> bool:
-        return False
-
-    @cached_property
-    def positive_semidefinite(self) -> bool:
-        return False
-
-    @cached_property
-    def low_rank(self) -> bool:
-        return False
-
-    @cached_property
-    def _metric(self) -> Float[Tensor, "N heads"] | None:
-        return None
-
-    @cached_property
-    def quadratic(self) -> bool:
-        """Whether a product costs O(N²), so that to factorise a small dense system is cheaper than many products."""
-        return False
-
-    @cached_property
     def whole(self) -> bool:
         """Whether this process has all rows; a solver of a whole system needs them."""
         return True
 
-    @cached_property
-    def examines(self) -> bool:
-        """Whether it takes a pass over stored entries to find a promise out, which costs more than to transpose."""
-        return False
-
     @abstractmethod
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         """S v for values of a checked shape, with at least as many heads as S; v itself, or a tensor of its own."""
 
     @abstractmethod
@@ -140,36 +151,33 @@ class Coupling(ABC):
             return self.matmul(values).reshape(v.shape)
         return self.matmul(v)
 
-    def matmul(
-        self, v: Float[Tensor, "N in_heads D"]
-    ) -> Float[Tensor, "N out_heads D"]:
+    def matmul(self, v: Sent) -> Received:
         """``S @ v`` for v [N, H, D] as a method, which ``torch.compile`` traces: ``@`` tries the tensor first."""
-        self.check(v, "v")
-        if v.size(1) >= self.heads:
-            values = v
-        else:
-            values = v.expand(-1, self.heads, -1)
+        values = self._by_head(v)
         moved = self._product(values)
         # Only here does the identity copy: inside sums and multiples nobody writes to the values that it passes on.
         return moved.clone() if moved is values else moved
 
     def transformed(
         self,
-        v: Float[Tensor, "N C"],
-        matrix: Float[Tensor, "heads C C"] | Float[Tensor, "heads C"] | None,
+        v: State,
+        matrix: Maps | None,
         hops: int = 1,
-    ) -> Float[Tensor, "N C"]:
+    ) -> State:
         """Return Σ_h S_h^hops v M_hᵀ, every head with a matrix of its own, its diagonal, or ``None``, the identity."""
-        if matrix is None or matrix.dim() == 2:
-            if matrix is None:
-                out = v.unsqueeze(1)
-            else:
-                out = v.unsqueeze(1) * matrix
-        else:
+        out = v.unsqueeze(1)
+        if matrix is not None and matrix.dim() == 2:
+            out = out * matrix
+        elif matrix is not None:
             out = functional.linear(v, matrix.flatten(0, 1)).view(-1, *matrix.shape[:2])
         for _ in range(hops):
             out = self.matmul(out)
         return out.squeeze(1) if self.heads == 1 else out.sum(1)
+
+    def _by_head(self, v: Sent) -> Values:
+        """Checked values with at least the heads of S."""
+        self.check(v, "v")
+        return v.expand(-1, max(v.size(1), self.heads), -1)
 
     def check(self, v: Tensor, name: str) -> None:
         """Raise unless ``v`` is a tensor of values [N, H, D] for these nodes, on the device of the coupling."""
@@ -184,23 +192,27 @@ class Coupling(ABC):
             return self
         return self._transpose()
 
-    def _ones(self, dtype: torch.dtype | None = None) -> Float[Tensor, "N heads"]:
+    def _ones(self, dtype: torch.dtype | None = None) -> ByRow:
         """Ones [N, H], by default in at least float32: a sum over many nodes leaves the range of half precision."""
         dtype = dtype or torch.promote_types(self.dtype, torch.float32)
         return torch.ones(self.num_nodes, self.heads, dtype=dtype, device=self.device)
 
-    def both(
-        self, v: Float[Tensor, "N H D"], w: Float[Tensor, "N H C"]
-    ) -> tuple[Tensor, Tensor]:
+    def both(self, v: Values, w: Float[Tensor, "N H C"]) -> tuple[Tensor, Tensor]:
         """Return S v and Sᵀ w, for values by head, and share what the two have in common."""
         return self.matmul(v), self.T.matmul(w)
 
-    def degree(self) -> Float[Tensor, "N heads"]:
+    #: Whether no row is zero, so that those of a row-stochastic S all sum to one.
+    no_empty_row = False
+
+    def degree(self) -> ByRow:
         """Row sums d_i = Σ_j s_ij, by one product with ones."""
+        if self.no_empty_row and self.row_stochastic:
+            return self._ones()
         return self._product(self._ones().unsqueeze(2)).squeeze(2)
 
-    def exact_degree(self, dtype: torch.dtype) -> Float[Tensor, "N heads"]:
+    def exact_degree(self, dtype: torch.dtype) -> ByRow:
         """Row sums with the precision of ``dtype``; rounded to fewer digits, D − S would leak constants."""
+        # The product with ones of another dtype adds up in that dtype, which `degree` does not know of.
         if torch.promote_types(self.dtype, dtype) == self.dtype:
             return self.degree().to(dtype)
         return self.matmul(self._ones(dtype).unsqueeze(2)).squeeze(2)
@@ -222,32 +234,34 @@ class Coupling(ABC):
         squares = (ends * values.square().sum(2)).sum(0)
         return squares - 2 * (values * (self @ values)).sum((0, 2))
 
-    def laplacian(
-        self, v: Float[Tensor, "N in_heads D"]
-    ) -> Float[Tensor, "N out_heads D"]:
+    def laplacian(self, v: Sent) -> Received:
         """(D − S) v = d·v − S v with d the row sums, in at least float32."""
         self.check(v, "v")
-        return self._majorized(v.to(torch.promote_types(v.dtype, torch.float32)), True)[
-            0
-        ]
+        wide = v.to(torch.promote_types(v.dtype, torch.float32))
+        return self.laplacian_and_degree(wide)[0]
 
-    def majorant(self, convex: bool) -> Float[Tensor, "N heads"]:
+    def laplacian_and_degree(
+        self, v: Sent
+    ) -> tuple[Received, Float[Tensor, "N out_heads"]]:
+        """(D − S) v and d by one product with [v, 1], for checked values of at least float32."""
+        # Row sums of the same product, not those of ``degree``, which may be rounded otherwise: a constant state then
+        # stays where it is to the last digit.
+        values = torch.cat([v, v.new_ones(*v.shape[:2], 1)], 2)
+        moved = self._product(values.expand(-1, max(v.size(1), self.heads), -1))
+        degree = moved[:, :, -1:]
+        return degree * v - moved[:, :, :-1], degree.squeeze(2)
+
+    def majorant(self, convex: bool, degree: ByRow | None = None) -> ByRow:
         """A diagonal p that bounds D − S, as a certified step needs it (Theorem T1 of docs/certified.md).
 
         With ``convex``, 2 diag(p) ⪰ D − S, and p is the row sums d. Otherwise diag(p) ⪰ D − S, and p is 2d, or d where
         S is positive semi-definite. `CouplingMismatchError` unless S promises to be symmetric and nonnegative.
+        ``degree`` is d where the caller has it, from `laplacian_and_degree`.
         """
-        nothing = self._ones().unsqueeze(2)[:, :, :0]
-        return self.majorized(nothing, convex)[1].squeeze(2)
-
-    def majorized(
-        self, v: Tensor, convex: bool
-    ) -> tuple[Float[Tensor, "N heads D"], Float[Tensor, "N heads 1"]]:
-        """`laplacian` and `majorant` by one product, for checked values of at least float32."""
-        if not (self.symmetric and self.nonnegative):
-            missing = [
-                name for name in ("symmetric", "nonnegative") if not getattr(self, name)
-            ]
+        missing = [
+            name for name in ("symmetric", "nonnegative") if not getattr(self, name)
+        ]
+        if missing:
             raise errors.CouplingMismatchError(
                 f"a certified step needs a coupling that is symmetric and nonnegative; {self!r} does not promise to be "
                 f"{' or '.join(missing)}. Take row_stochastic=False in all-pair diffusivities (one denominator divides "
@@ -255,41 +269,30 @@ class Coupling(ABC):
                 f"(graph.to_undirected()), factors that are numbers >= 0 or a Positive, and for the simple penalty of "
                 f"distances a constraint that keeps states within 2 of each other."
             )
-        return self._majorized(v, convex)
-
-    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
-        """(D − S) v and p, from one product with [v, 1]."""
-        # Row sums of the same product, not those of ``degree``, which may be rounded otherwise: a constant state then
-        # stays where it is to the last digit.
-        values = torch.cat([v, v.new_ones(*v.shape[:2], 1)], 2)
-        if v.size(1) < self.heads:
-            values = values.expand(-1, self.heads, -1)
-        moved = self._product(values)
-        degree = moved[:, :, -1:]
-        laplacian = degree * v - moved[:, :, :-1]
-        if convex or self.positive_semidefinite:
-            return laplacian, degree
-        return laplacian, 2 * degree
+        if degree is None:
+            degree = self.degree()
+        return degree if convex or self.positive_semidefinite else 2 * degree
 
     @property
     def shape(self) -> torch.Size:
         """[H, N, N], that of :meth:`to_dense`."""
         return torch.Size((self.heads, self.num_nodes, self.num_nodes))
 
-    def at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def at(self, edge_index: Pairs) -> Entries:
         """Entries [E, H] of listed pairs [2, E]: s_ij with i = ``edge_index[1]``, j = ``edge_index[0]``."""
         return self._at(
             checks.check_pairs(edge_index, "edge_index", self.num_nodes, self.device)
         )
 
-    def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def log_at(self, edge_index: Pairs) -> Entries:
         """log s_ij of listed pairs; for couplings defined by logarithms finite where s_ij itself underflows."""
         return self._log_at(
             checks.check_pairs(edge_index, "edge_index", self.num_nodes, self.device)
         )
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         """Entries of checked pairs, here by one product with a unit vector for each distinct source."""
+        # Many pairs share a source, and a product serves all of them.
         source, column = torch.unique(edge_index[0], return_inverse=True)
         units = torch.zeros(
             self.num_nodes, 1, source.numel(), dtype=self.dtype, device=self.device
@@ -297,30 +300,33 @@ class Coupling(ABC):
         units[source, 0, torch.arange(source.numel(), device=self.device)] = 1
         return (self @ units)[edge_index[1], :, column]
 
-    def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _log_at(self, edge_index: Pairs) -> Entries:
         return self._at(edge_index).log()
 
-    def diagonal(self) -> Float[Tensor, "N heads"]:
-        """s_ii [N, H], at the cost of the entries of N pairs."""
-        return self._at(torch.arange(self.num_nodes, device=self.device).expand(2, -1))
-
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
+    def to_dense(self) -> Matrices:
         """The dense matrices [H, N, N], the reference in tests; warns above 2²⁶ entries."""
-        self._warn_if_large()
+        entries = self.heads * self.num_nodes**2
+        if entries > LARGE:
+            warnings.warn(
+                f"to_dense() of {type(self).__name__} writes {entries:,} entries; S @ v, S.degree() and "
+                f"S.at(edge_index) work without them.",
+                stacklevel=2,
+            )
+        return self._dense()
+
+    def _dense(self) -> Matrices:
+        """The matrices, here by products with unit vectors."""
         eye = torch.eye(self.num_nodes, dtype=self.dtype, device=self.device)
         return (self @ eye.unsqueeze(1)).permute(1, 0, 2)
 
-    def _warn_if_large(self) -> None:
-        entries = self.heads * self.num_nodes**2
-        if entries > LARGE:
-            way_out = "S @ v, S.degree() and S.at(edge_index) work without them."
-            warnings.warn(
-                f"to_dense() of {type(self).__name__} writes {entries:,} entries; {way_out}",
-                stacklevel=3,
-            )
+    def _entries_of_all_pairs(self) -> Matrices:
+        """`_dense` of a class whose entries have more digits, or take less time, than products with unit vectors."""
+        nodes = torch.arange(self.num_nodes, device=self.device)
+        target, source = torch.cartesian_prod(nodes, nodes).T
+        return self._at(torch.stack([source, target])).T.reshape(self.shape)
 
     @property
-    def metric(self) -> Float[Tensor, "N heads"] | None:
+    def metric(self) -> ByRow | None:
         """d̄ > 0 with diag(d̄) S symmetric, so that S is self-adjoint in Σ_i d̄_i u_i v_i; ``None`` if none is known.
 
         1 for symmetric S, the row sums of Ω for D̄⁻¹Ω. Computed on first access, without gradient.
@@ -343,8 +349,8 @@ class Coupling(ABC):
         return None
 
     def laplacian_function(
-        self, function: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"]
-    ) -> Float[Tensor, "N H D"] | None:
+        self, function: Callable[[Tensor], Tensor], v: Values
+    ) -> Values | None:
         """f(D̄ − S) v for an elementwise f where the eigenvectors of D̄ − S are known, otherwise ``None``."""
         return None
 
@@ -353,25 +359,22 @@ class Coupling(ABC):
         from scipy.sparse.linalg import LinearOperator
 
         checks.check_index(head, "head", self.heads)
-        if self.device.type == "meta":
-            raise ValueError(
-                f"the coupling must have values; got {self!r} on the meta device, where there are none."
-            )
 
-        def apply(turned: bool, x: np.ndarray) -> np.ndarray:
-            coupling = self.T if turned else self
-            columns = np.ascontiguousarray(x, dtype=np.float64).reshape(
-                self.num_nodes, 1, math.prod(x.shape[1:])
-            )
+        def multiply(coupling: Coupling, x: np.ndarray) -> np.ndarray:
+            # SciPy passes slices of its work space, and integers; torch takes no negative strides.
+            columns = np.ascontiguousarray(x, dtype=np.float64)
+            values = torch.from_numpy(columns).to(self.device)
             with torch.no_grad():
-                result = coupling @ torch.from_numpy(columns).to(self.device)
-            return result[:, head].double().cpu().numpy().reshape(x.shape)
+                product = coupling.matmul(values.reshape(self.num_nodes, 1, -1))
+            return product[:, head].double().cpu().numpy().reshape(x.shape)
 
-        forward = partial(apply, False)
-        adjoint = partial(apply, True)
-        shape = (self.num_nodes, self.num_nodes)
+        forward = partial(multiply, self)
+
+        def adjoint(x: np.ndarray) -> np.ndarray:
+            return multiply(self.T, x)
+
         return LinearOperator(
-            shape,
+            self.shape[1:],
             forward,
             rmatvec=adjoint,
             matmat=forward,
@@ -379,52 +382,49 @@ class Coupling(ABC):
             dtype=np.float64,
         )
 
-    def to(
-        self,
-        *args: Any,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> Coupling:
+    def to(self, *args: Any, **kwargs: Any) -> Self:
         """S in another dtype or on another device, with arguments as of a tensor: ``S.to("cuda", torch.float64)``.
 
         Gradients flow through. Row boundaries stay on the CPU.
         """
-        for value in args:
-            dtype, device = (
-                (value, device) if isinstance(value, torch.dtype) else (dtype, value)
-            )
-        checks.floating((), dtype, "meta")  # raises if it is no dtype
-        place = None if device is None else checks.as_device(device)
-        if place is not None and place.type == "cuda" and place.index is None:
-            place = torch.device("cuda", torch.cuda.current_device())
-        if dtype in (None, self.dtype) and place in (None, self.device):
+        here = torch.empty(0, dtype=self.dtype, device=self.device)
+        try:
+            there = here.to(*args, **kwargs)
+        except (TypeError, RuntimeError) as error:
+            raise TypeError(
+                f"to takes a dtype and a device, as a tensor does; got {args or kwargs}."
+            ) from error
+        if not there.is_floating_point():
+            raise TypeError(f"dtype must be a floating torch.dtype; got {there.dtype}.")
+        if (there.dtype, there.device) == (here.dtype, here.device):
             return self
-        return self._mapped(_once(partial(_moved, dtype, place)))
+        # Parts may be more precise than the coupling, and stay so on another device.
+        dtype = None if there.dtype == self.dtype else there.dtype
+        return self._mapped(_once(partial(_moved, dtype, there.device)))
 
-    def detach(self) -> Coupling:
+    def detach(self) -> Self:
         """S with the same entries, detached from the graph of autograd, whose memory it does not keep."""
         return self._mapped(_once(_detached))
 
-    def _mapped(self, change: Callable[[Any], Any]) -> Coupling:
+    def _mapped(self, change: Callable[[Any], Any]) -> Self:
         """S of the parts that ``change`` makes of a tensor or a graph."""
-        # What was computed from the parts is computed again: kept, it would hold on to the graph of autograd, or to
-        # another device. Promises and row boundaries do not depend on either.
-        kind = type(self)
-        cached = {
-            name
-            for name in dir(kind)
-            if isinstance(getattr(kind, name), cached_property)
-        }
-        cached.remove("ptr")
+        # A copy keeps options and promises, which no constructor has to be told again.
         mapped = copy.copy(self)
-        for name, value in vars(self).items():
-            if name in self.parts:
-                setattr(mapped, name, _of_part(value, change))
-            elif name in cached and not isinstance(value, bool):
-                delattr(mapped, name)
         example = change(torch.empty(0, dtype=self.dtype, device=self.device))
         mapped.dtype = example.dtype
         mapped.device = example.device
+        for name, value in vars(self).items():
+            if name in self.parts:
+                setattr(mapped, name, _of_part(value, change))
+            elif name == "_metric" and value is not None:
+                # It is without gradient and in double precision; made of rounded parts it would lose digits.
+                mapped._metric = value.to(example.device)
+            elif name != "ptr" and not isinstance(value, bool):
+                # What was computed from the parts is computed again: kept, it would hold on to the graph of autograd,
+                # or to another device. Promises and row boundaries do not depend on either.
+                computed = getattr(type(self), name, None)
+                if isinstance(computed, cached_property):
+                    delattr(mapped, name)
         return mapped
 
     def __mul__(self, scale: float | Tensor) -> Coupling:
@@ -437,26 +437,11 @@ class Coupling(ABC):
 
     def __add__(self, other: Coupling) -> Coupling:
         if not isinstance(other, Coupling):
-            raise TypeError(
-                f"a coupling can only be added to a coupling; got {checks.describe(other)}."
-            )
+            return NotImplemented
         return SumCoupling([self, other])
 
-    __radd__ = __add__
-
     def __sub__(self, other: Coupling) -> Coupling:
-        return self + (-other if isinstance(other, Coupling) else other)
-
-    def __rsub__(self, other: object) -> None:
-        raise TypeError(
-            f"a coupling can only be subtracted from a coupling; got {checks.describe(other)}."
-        )
-
-    def __rmatmul__(self, other: object) -> None:
-        raise TypeError(
-            f"a coupling multiplies from the left, S @ v; got {checks.describe(other)} to the left of it. S.T @ v is "
-            f"the product of the transpose."
-        )
+        return self + -1.0 * other
 
     def __repr__(self) -> str:
         # Only what is known already: a promise may take a product or a pass over the entries.
@@ -466,83 +451,81 @@ class Coupling(ABC):
         promises = [f", {name}" for name, promise in known.items() if promise is True]
         return f"{type(self).__name__}(num_nodes={self.num_nodes}, heads={self.heads}{''.join(promises)})"
 
-    def float(self) -> Coupling:
+    def float(self) -> Self:
         """S in single precision."""
         return self.to(torch.float32)
 
-    def double(self) -> Coupling:
+    def double(self) -> Self:
         """S in double precision."""
         return self.to(torch.float64)
+
+
+def _of_coupling(name: str) -> cached_property[Any]:
+    """A property that is the one of ``coupling``."""
+    return cached_property(lambda derived: getattr(derived.coupling, name))
 
 
 class DerivedCoupling(Coupling):
     """Base of couplings made of one other, ``coupling``, that keep these of its properties."""
 
-    coupling: Coupling
+    parts: ClassVar[tuple[str, ...]] = ("coupling",)
 
-    @cached_property
-    def ptr(self) -> Tensor | None:
-        return self.coupling.ptr
+    def __init__(
+        self, coupling: Coupling, heads: int | None = None, **promises: bool | None
+    ) -> None:
+        heads = heads or coupling.heads
+        super().__init__(coupling.num_nodes, heads, coupling, None, **promises)
+        self.coupling = coupling
 
-    @cached_property
-    def symmetric(self) -> bool:
-        return self.coupling.symmetric
+    ptr = _of_coupling("ptr")
+    symmetric = _of_coupling("symmetric")
+    low_rank = _of_coupling("low_rank")
+    _metric = _of_coupling("metric")
+    quadratic = _of_coupling("quadratic")
+    whole = _of_coupling("whole")
+    examines = _of_coupling("examines")
 
-    @cached_property
-    def low_rank(self) -> bool:
-        return self.coupling.low_rank
 
-    @cached_property
-    def _metric(self) -> Float[Tensor, "N heads"] | None:
-        return self.coupling.metric
+class TransposedCoupling(DerivedCoupling):
+    """Sᵀ of a coupling whose ``_product`` takes ``transpose=True``."""
 
-    @cached_property
-    def quadratic(self) -> bool:
-        return self.coupling.quadratic
+    low_rank = False
+    _metric = None
 
-    @cached_property
-    def whole(self) -> bool:
-        return self.coupling.whole
+    nonnegative = _of_coupling("nonnegative")
 
-    @cached_property
-    def examines(self) -> bool:
-        return self.coupling.examines
+    def _product(self, v: Values) -> Values:
+        return self.coupling._product(v, transpose=True)  # type: ignore[call-arg]
+
+    def _transpose(self) -> Coupling:
+        return self.coupling
+
+    def _at(self, edge_index: Pairs) -> Entries:
+        return self.coupling._at(edge_index.flip(0))
+
+    def _log_at(self, edge_index: Pairs) -> Entries:
+        return self.coupling._log_at(edge_index.flip(0))
+
+    def _dense(self) -> Matrices:
+        return self.coupling._dense().mT.contiguous()
 
 
 def as_scale(scale: object, heads: int) -> float | Tensor:
     """Return a finite number, or a tensor with a single element or one per head; numbers of NumPy become Python's."""
     scale = checks.python_number(scale)
-    if isinstance(scale, Tensor):
-        if (
-            scale.is_complex()
-            or scale.dtype == torch.bool
-            or scale.layout != torch.strided
-        ):
-            raise TypeError(
-                f"scale must hold real numbers; got {checks.describe(scale)}."
-            )
-        if (
-            scale.dim() > 1
-            or not scale.numel()
-            or (heads != 1 and scale.numel() not in (1, heads))
-        ):
-            raise ValueError(
-                f"scale must be a number, a 0-dimensional tensor or [{heads}]; got {checks.describe(scale)}."
-            )
-        return scale
-    if isinstance(scale, bool) or not isinstance(scale, (int, float, torch.SymFloat)):
-        if isinstance(scale, np.ndarray):
-            way_out = " A tensor has one factor per head."
-        else:
-            way_out = ""
-        raise TypeError(
-            f"scale must be a number or a tensor; got {checks.describe(scale)}.{way_out}"
+    if not isinstance(scale, Tensor):
+        # While torch traces, a number may be a symbol.
+        if not torch.compiler.is_compiling():
+            checks.check_number(cast("float", scale), "scale")
+        return cast("float", scale)
+    if scale.is_complex() or scale.dtype == torch.bool or scale.layout != torch.strided:
+        raise TypeError(f"scale must hold real numbers; got {checks.describe(scale)}.")
+    fits = scale.numel() > 0 if heads == 1 else scale.numel() in (1, heads)
+    if scale.dim() > 1 or not fits:
+        raise ValueError(
+            f"scale must be a number, a 0-dimensional tensor or [{heads}]; got {checks.describe(scale)}."
         )
-    if not torch.compiler.is_compiling() and not math.isfinite(
-        scale
-    ):  # symbolic while tracing
-        raise ValueError(f"scale must be a finite number; got {scale}.")
-    return cast("float", scale)
+    return scale
 
 
 class ScaledCoupling(DerivedCoupling):
@@ -563,27 +546,17 @@ class ScaledCoupling(DerivedCoupling):
         self, scale: float | Tensor, coupling: Coupling, *, nonnegative: bool = False
     ) -> None:
         check_coupling_kind(coupling)
-        scale = as_scale(scale, coupling.heads)
-        if isinstance(scale, Tensor):
-            checks.check_device(scale, "scale", coupling.device, "the coupling")
         checks.check_flags(nonnegative=nonnegative)
+        scale = as_scale(scale, coupling.heads)
         heads = coupling.heads
         if isinstance(scale, Tensor):
+            checks.check_device(scale, "scale", coupling.device, "the coupling")
             heads = max(heads, scale.numel())
-        super().__init__(coupling.num_nodes, heads, coupling)
-        self.scale = scale
-        self.coupling = coupling
-        if isinstance(scale, Tensor):
-            self._positive = nonnegative
         else:
-            self._positive = bool(
-                scale >= 0
-            )  # bool() makes a comparison of symbols concrete
-
-    @cached_property
-    def row_stochastic(self) -> bool:
-        one = not isinstance(self.scale, Tensor) and bool(self.scale == 1)
-        return one and self.coupling.row_stochastic
+            nonnegative = bool(scale >= 0)  # makes a comparison of symbols concrete
+        super().__init__(coupling, heads)
+        self.scale = scale
+        self._positive = nonnegative
 
     @cached_property
     def nonnegative(self) -> bool:
@@ -593,39 +566,42 @@ class ScaledCoupling(DerivedCoupling):
     def positive_semidefinite(self) -> bool:
         return self._positive and self.coupling.positive_semidefinite
 
-    def _by_head(self, value: Tensor, dim: int) -> Tensor:
-        """a · value, with the head axis of ``value`` at ``dim``."""
+    def _scaled(self, value: Tensor, behind: int) -> Tensor:
+        """a · value, where so many axes lie behind that of heads."""
         if not isinstance(self.scale, Tensor):
             return self.scale * value
-        shape = [1] * value.dim()
-        shape[dim] = -1
-        return self.scale.view(shape) * value
+        return self.scale.view(-1, *[1] * behind) * value
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return self._by_head(self.coupling._product(v), 1)
+    def _product(self, v: Values) -> Values:
+        return self._scaled(self.coupling._product(v), 1)
 
     def _transpose(self) -> Coupling:
         return ScaledCoupling(self.scale, self.coupling.T, nonnegative=self._positive)
 
-    def degree(self) -> Float[Tensor, "N heads"]:
-        return self._by_head(self.coupling.degree(), 1)
+    def degree(self) -> ByRow:
+        return self._scaled(self.coupling.degree(), 0)
 
-    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
-        moved, bound = self.coupling._majorized(v, convex)
-        return self._by_head(moved, 1), self._by_head(bound, 1)
-
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        return self._by_head(self.coupling._at(edge_index), 1)
+    def _at(self, edge_index: Pairs) -> Entries:
+        return self._scaled(self.coupling._at(edge_index), 0)
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
         form = self.coupling.low_rank_form(dtype)
-        one = torch.ones(1, self.coupling.heads, dtype=dtype, device=self.device)
         if form is None:
             return None
-        return form.reweighted(self._by_head(one, 1))
+        one = form.left.new_ones(1, form.left.size(1))
+        return form.reweighted(self._scaled(one, 0))
 
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
-        return self._by_head(self.coupling.to_dense(), 0)
+    def _dense(self) -> Matrices:
+        return self._scaled(self.coupling._dense(), 2)
+
+
+def _of_terms(
+    name: str, combine: Callable[[Iterable[bool]], bool]
+) -> cached_property[bool]:
+    """A property that holds if it does for ``all`` or ``any`` of the terms."""
+    return cached_property(
+        lambda total: combine(getattr(term, name) for term in total.terms)
+    )
 
 
 class SumCoupling(Coupling):
@@ -637,6 +613,13 @@ class SumCoupling(Coupling):
     """
 
     parts = ("terms",)
+
+    symmetric = _of_terms("symmetric", all)
+    nonnegative = _of_terms("nonnegative", all)
+    positive_semidefinite = _of_terms("positive_semidefinite", all)
+    whole = _of_terms("whole", all)
+    quadratic = _of_terms("quadratic", any)
+    examines = _of_terms("examines", any)
 
     def __init__(self, terms: Sequence[Coupling]) -> None:
         if not isinstance(terms, Iterable):
@@ -650,30 +633,19 @@ class SumCoupling(Coupling):
         if not flat:
             raise ValueError("terms must hold a coupling at least; got none.")
         first = flat[0]
-        heads = 1
-        dtype = first.dtype
+        heads = max(term.heads for term in flat)
         for term in flat:
-            if term.num_nodes != first.num_nodes:
-                sizes = f"{first.num_nodes} and {term.num_nodes}"
+            if term.num_nodes != first.num_nodes or term.heads not in (1, heads):
                 raise ValueError(
-                    f"the terms of a sum must couple the same nodes; got {sizes} nodes."
+                    f"the terms of a sum must couple the same nodes, with one number of heads or one head; got {flat}."
                 )
             if term.device != first.device:
-                got = (
-                    f"got {first.device} and {term.device}. Move one with .to(device)."
-                )
                 raise ValueError(
-                    f"the terms of a sum must couple nodes on one device; {got}"
+                    f"the terms of a sum must couple nodes on one device; got {first.device} and {term.device}. Move "
+                    f"one with .to(device)."
                 )
-            if term.heads not in (1, heads) and heads != 1:
-                most = max(t.heads for t in flat)
-                raise ValueError(
-                    f"the terms of a sum must have one head or {most}; got {[t.heads for t in flat]}."
-                )
-            heads = max(heads, term.heads)
-            dtype = torch.promote_types(dtype, term.dtype)
         super().__init__(first.num_nodes, heads, first)
-        self.dtype = dtype
+        self.dtype = reduce(torch.promote_types, [term.dtype for term in flat])
         self.terms: list[Coupling] = flat
 
     @cached_property
@@ -686,10 +658,6 @@ class SumCoupling(Coupling):
             common, other = sorted((common, term.ptr), key=len)
             common = common[torch.isin(common, other)]
         return common
-
-    @cached_property
-    def symmetric(self) -> bool:
-        return all(term.symmetric for term in self.terms)
 
     @cached_property
     def row_stochastic(self) -> bool:
@@ -711,40 +679,18 @@ class SumCoupling(Coupling):
         )
 
     @cached_property
-    def nonnegative(self) -> bool:
-        return all(term.nonnegative for term in self.terms)
-
-    @cached_property
-    def positive_semidefinite(self) -> bool:
-        return all(term.positive_semidefinite for term in self.terms)
-
-    @cached_property
-    def quadratic(self) -> bool:
-        return any(term.quadratic for term in self.terms)
-
-    @cached_property
-    def whole(self) -> bool:
-        return all(term.whole for term in self.terms)
-
-    @cached_property
-    def examines(self) -> bool:
-        return any(term.examines for term in self.terms)
-
-    @cached_property
     def low_rank(self) -> bool:
         return all(term.low_rank for term in self.terms) and self._over_the_same_graphs
 
     @cached_property
-    def _metric(self) -> Float[Tensor, "N heads"] | None:
+    def _metric(self) -> ByRow | None:
         """The metric of all terms; a diagonal term is self-adjoint in any."""
         metrics = [term.metric for term in self._reaching or self.terms]
         first = metrics[0]
-        if all(
-            m is not None and first is not None and bool((m == first).all())
-            for m in metrics
-        ):
-            return first
-        return None
+        if first is None:
+            return None
+        same = all(m is not None and bool((m == first).all()) for m in metrics)
+        return first if same else None
 
     @property
     def _reaching(self) -> list[Coupling]:
@@ -756,15 +702,17 @@ class SumCoupling(Coupling):
     @property
     def _over_the_same_graphs(self) -> bool:
         """Whether all terms that couple different nodes have the same row boundaries."""
-        bounds = [term.ptr for term in self._reaching] or [None]
-        first = bounds[0]
         return all(
-            ptr is first
-            or (ptr is not None and first is not None and torch.equal(ptr, first))
-            for ptr in bounds
+            term.ptr is self.ptr
+            or (
+                term.ptr is not None
+                and self.ptr is not None
+                and torch.equal(term.ptr, self.ptr)
+            )
+            for term in self._reaching
         )
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         total = self.terms[0]._product(v)
         for term in self.terms[1:]:
             total = total + term._product(v)
@@ -773,18 +721,19 @@ class SumCoupling(Coupling):
     def _transpose(self) -> Coupling:
         return SumCoupling([term.T for term in self.terms])
 
-    def degree(self) -> Float[Tensor, "N heads"]:
+    def degree(self) -> ByRow:
         return reduce(add, [term.degree() for term in self.terms])
 
-    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
-        moved, bound = self.terms[0]._majorized(v, convex)
-        for term in self.terms[1:]:
-            more, further = term._majorized(v, convex)
-            moved = moved + more
-            bound = bound + further
-        return moved, bound
+    def majorant(self, convex: bool, degree: ByRow | None = None) -> ByRow:
+        # On a convex set p is the row sums, whatever the terms are.
+        bound = super().majorant(convex, degree)
+        if convex or self.positive_semidefinite:
+            return bound
+        # The bound of a sum is the sum of bounds, and those of semi-definite terms are d, not 2d.
+        definite = [term.degree() for term in self.terms if term.positive_semidefinite]
+        return reduce(sub, definite, bound)
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         return reduce(add, [term._at(edge_index) for term in self.terms])
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
@@ -797,8 +746,8 @@ class SumCoupling(Coupling):
             return LowRankForm.total(known)
         return None
 
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
-        return reduce(add, [term.to_dense() for term in self.terms])
+    def _dense(self) -> Matrices:
+        return reduce(add, [term._dense() for term in self.terms])
 
 
 def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
@@ -808,26 +757,6 @@ def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
             f"{name} must be a Coupling; got {checks.describe(coupling)}. A diffusivity makes one, D(x, graph); "
             f"a layer returns its own with return_coupling=True."
         )
-
-
-def feature_sizes(
-    query: Tensor, key: Tensor, prefix: str = ""
-) -> tuple[int, int, Tensor]:
-    """Return N, H and the query, the first arguments of `Coupling`; raise unless both are [N, H, F] of one kind."""
-    shape = "[num_nodes, heads, features]"
-    checks.check_tensor(query, f"{prefix}query", shape)
-    checks.check_tensor(key, f"{prefix}key", shape)
-    if query.dim() != 3 or query.shape != key.shape:
-        raise ValueError(
-            f"{prefix}query and {prefix}key must both be {shape} of one shape; got "
-            f"{checks.describe(query)} and {checks.describe(key)}."
-        )
-    if query.dtype != key.dtype:
-        raise TypeError(
-            f"{prefix}query and {prefix}key must have one dtype; got {query.dtype} and {key.dtype}."
-        )
-    checks.check_device(key, f"{prefix}key", query.device, f"{prefix}query")
-    return query.size(0), query.size(1), query
 
 
 def _of_part(part: Any, change: Callable[[Any], Any]) -> Any:
@@ -840,31 +769,28 @@ def _of_part(part: Any, change: Callable[[Any], Any]) -> Any:
         return {name: _of_part(each, change) for name, each in part.items()}
     if isinstance(part, (list, tuple)):
         changed = [_of_part(each, change) for each in part]
-        if hasattr(part, "_fields"):
-            return type(part)(*changed)
-        return type(part)(changed)
+        return type(part)(*changed) if hasattr(part, "_fields") else type(part)(changed)
     return part
 
 
 def _once(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """``change`` that makes one copy of an object: if query and key are one tensor, kernels do half of the work."""
-    copies: dict[int, tuple[Any, Any]] = {}
+    copies: dict[Any, Any] = {}
 
     def changed(part: Any) -> Any:
-        if id(part) not in copies:
-            # The original is kept too, so that its id is not that of another object meanwhile.
-            copies[id(part)] = part, change(part)
-        return copies[id(part)][1]
+        if part not in copies:
+            copies[part] = change(part)
+        return copies[part]
 
     return changed
 
 
 def _moved(
-    dtype: torch.dtype | None, device: torch.device | None, part: Tensor | Graph
+    dtype: torch.dtype | None, device: torch.device, part: Tensor | Graph
 ) -> Tensor | Graph:
     if isinstance(part, Graph):  # which keeps the dtype of its weights
-        return part if device is None else part.to(device)
-    return part.to(device or part.device, dtype if part.is_floating_point() else None)
+        return part.to(device)
+    return part.to(device, dtype if part.is_floating_point() else None)
 
 
 def _detached(part: Tensor | Graph) -> Tensor | Graph:
@@ -872,7 +798,4 @@ def _detached(part: Tensor | Graph) -> Tensor | Graph:
         return part.detach()
     if part.edge_weight is None or not part.edge_weight.requires_grad:
         return part
-    graph = copy.copy(part)
-    graph.edge_weight = part.edge_weight.detach()
-    graph._derived = {}  # what was derived from the weights is computed again
-    return graph
+    return part.with_weights(part.edge_weight.detach())

@@ -2,22 +2,72 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.checks import describe
+from diffusion_mp.checks import check_device, check_tensor, describe
+from diffusion_mp.couplings.base import PROMISES, Coupling
+from diffusion_mp.couplings.shapes import Features, Values
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_of, mean_rows, members
 from diffusion_mp.kernels.spmm import sddmm
-from diffusion_mp.runtime.cache import values_only
+from diffusion_mp.runtime.cache import cached_property, values_only
 from diffusion_mp.runtime.precision import unit_vectors
 from diffusion_mp.runtime.torch_private import differentiated_inside
 
 #: The largest a·½‖x − c‖² whose rounding in single precision leaves e^{−a·½z²} five digits.
 RESOLVED = 64.0
+
+
+def check_features(query: Tensor, key: Tensor, prefix: str = "") -> None:
+    """Raise unless query and key are both [N, H, F], of one dtype and on one device."""
+    shape = "[num_nodes, heads, features]"
+    checked = f"{prefix}query and {prefix}key"
+    check_tensor(query, f"{prefix}query", shape)
+    check_tensor(key, f"{prefix}key", shape)
+    if query.dim() != 3 or query.shape != key.shape:
+        raise ValueError(
+            f"{checked} must both be {shape} of one shape; got {describe(query)} and {describe(key)}."
+        )
+    if query.dtype != key.dtype:
+        raise TypeError(
+            f"{checked} must have one dtype; got {query.dtype} and {key.dtype}."
+        )
+    check_device(key, f"{prefix}key", query.device, f"{prefix}query")
+
+
+class FeatureCoupling(Coupling):
+    """Base of couplings whose entries are functions of features q_i and k_j.
+
+    Args:
+        query, key: features q and k of receivers and senders [N, H, F].
+        ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
+        promises: see `Coupling`; and ``mutual``, that entries before a normalisation of rows are symmetric, as where a
+            state attends to itself.
+    """
+
+    parts: ClassVar[tuple[str, ...]] = ("query", "key")
+    promises = (*PROMISES, "mutual")
+    mutual = False
+
+    def __init__(
+        self,
+        query: Features,
+        key: Features,
+        ptr: Tensor | None = None,
+        **promises: bool | None,
+    ) -> None:
+        check_features(query, key)
+        super().__init__(query.size(0), query.size(1), query, ptr, **promises)
+        self.query = query
+        self.key = key
+
+    @cached_property
+    def symmetric(self) -> bool:
+        return self.mutual and not self.row_stochastic
 
 
 def heads_of(v: Tensor, *features: Tensor) -> tuple[Tensor, ...]:
@@ -61,38 +111,27 @@ def listed_products(
     return fill_across(products, edge_index, ptr, across)
 
 
-def all_products(
-    query: Tensor, key: Tensor, ptr: Tensor | None, across: float
-) -> Float[Tensor, "H N N"]:
-    """q_i·k_j of all pairs, ``across`` between graphs."""
-    return fill_blocks(torch.einsum("ihf,jhf->hij", query, key), ptr, across)
-
-
-def unit_rows(
-    q: Float[Tensor, "N H F"], k: Float[Tensor, "N H F"] | None = None
-) -> tuple[Tensor, Tensor]:
+def unit_rows(q: Features, k: Features | None = None) -> tuple[Tensor, Tensor]:
     """Both with every nonzero vector divided by its norm; one object if k is ``None``, for q."""
     unit = unit_vectors(q)
     return unit, unit if k is None else unit_vectors(k)
 
 
-def _refuse(features: object, name: str) -> NoReturn:
-    raise ValueError(
-        f"{name} must be a tensor [num_nodes, heads, features]; got {describe(features)}."
-    )
+def _check_rows(features: object, name: str) -> None:
+    if not isinstance(features, Tensor) or features.dim() != 3:
+        raise ValueError(
+            f"{name} must be a tensor [num_nodes, heads, features]; got {describe(features)}."
+        )
 
 
-def with_constant(
-    features: Float[Tensor, "N H F"], constant: float
-) -> Float[Tensor, "N H G"]:
+def with_constant(features: Features, constant: float) -> Float[Tensor, "N H G"]:
     """Append a constant feature c, which adds c·c′ to every inner product.
 
     Examples:
         >>> torch.allclose((with_constant(q, 1.0) * with_constant(k, 1.0)).sum(2), (q * k).sum(2) + 1)
         True
     """
-    if not isinstance(features, Tensor) or features.dim() != 3:
-        _refuse(features, "features")
+    _check_rows(features, "features")
     return torch.cat(
         [features, features.new_full((*features.shape[:2], 1), constant)], dim=2
     )
@@ -110,12 +149,12 @@ def at_least_zero(z2: Tensor) -> Tensor:
 
 
 def measured_from(
-    x: Float[Tensor, "N H D"],
-    y: Float[Tensor, "N H D"] | None = None,
+    x: Values,
+    y: Values | None = None,
     ptr: Tensor | None = None,
     centre: Tensor | None = None,
     sharpness: float | Tensor | None = None,
-) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]:
+) -> tuple[Values, Values]:
     """x − c and y − c in at least float32, one object if y is ``None``, for x; c is ``centre`` or the mean of y.
 
     A function of ‖x_i‖² + ‖y_j‖² − 2x_i·y_j does not depend on c, but its rounding grows with the squares. The result
@@ -127,33 +166,32 @@ def measured_from(
     point = mean_rows(senders.to(dtype), ptr) if centre is None else centre
     first = x.to(dtype) - point.to(dtype)
     second = first if y is None else y.to(dtype) - point.to(dtype)
-    if sharpness is None or resolved(
-        sharpness, *(-0.5 * z.detach().square().sum(2) for z in {first, second})
-    ):
+    if sharpness is None or resolved(sharpness, *{first, second}):
         return first, second
     wide = x.double()
     return measured_from(wide, None if y is None else y.double(), ptr, point)
 
 
-def resolved(sharpness: float | Tensor, *halves: Tensor) -> bool:
-    """Whether the dtype resolves e^{−a·½z²} of vectors with these −½‖x‖²; ``True`` where there are no values."""
-    if (
-        halves[0].dtype == torch.float64
-        or not (halves[0].numel() and values_only())
-        or halves[0].is_meta
-    ):
+def resolved(sharpness: float | Tensor, *vectors: Values) -> bool:
+    """Whether their dtype resolves e^{−a·½z²} between these vectors; ``True`` where there are no values."""
+    first = vectors[0]
+    if first.dtype == torch.float64 or first.is_meta or not first.numel():
         return True
-    return not bool(sharpness * max(-half.detach().min() for half in halves) > RESOLVED)
+    if not values_only():
+        return True
+    largest = max(0.5 * z.detach().square().sum(2).max() for z in vectors)
+    # Not whether it is small enough, for one that is NaN stays so in double precision.
+    return not bool(sharpness * largest > RESOLVED)
 
 
 def distance_features(
-    x: Float[Tensor, "N H D"],
-    y: Float[Tensor, "N H D"] | None = None,
+    x: Values,
+    y: Values | None = None,
     ptr: Tensor | None = None,
     *,
     centre: Tensor | None = None,
     sharpness: float | Tensor | None = None,
-) -> tuple[Float[Tensor, "N H F"], Float[Tensor, "N H F"]]:
+) -> tuple[Features, Features]:
     r"""Return q = [x, −½‖x‖², 1] and k = [y, 1, −½‖y‖²], with q_i·k_j = −½‖x_i − y_j‖² (y = x by default).
 
     The result is in at least float32. A penalty's f(‖x_i − x_j‖²) is thus a score of an inner product, for any norm;
@@ -169,22 +207,16 @@ def distance_features(
         >>> torch.allclose((query[0] * key[1]).sum(1), -(q[0] - q[1]).square().sum(1) / 2, atol=1e-5)
         True
     """
-    if not isinstance(x, Tensor) or x.dim() != 3:
-        _refuse(x, "x")
+    _check_rows(x, "x")
     if y is not None and (not isinstance(y, Tensor) or y.shape != x.shape):
         raise ValueError(
             f"x and y must have one shape; got {describe(x)} and {describe(y)}."
         )
-    first, second = measured_from(x, y, ptr, centre)
+    first, second = measured_from(x, y, ptr, centre, sharpness)
     first_half = -0.5 * first.square().sum(2, keepdim=True)
-    if second is first:
-        second_half = first_half
-    else:
+    second_half = first_half
+    if second is not first:
         second_half = -0.5 * second.square().sum(2, keepdim=True)
-    if sharpness is not None and not resolved(sharpness, first_half, second_half):
-        return distance_features(
-            x.double(), None if y is None else y.double(), ptr, centre=centre
-        )
     one = torch.ones_like(first_half)
     return torch.cat([first, first_half, one], dim=2), torch.cat(
         [second, one, second_half], dim=2

@@ -6,13 +6,14 @@ import math
 from typing import NamedTuple, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.checks import check_flags, check_tensor, describe
-from diffusion_mp.couplings.base import Coupling, feature_sizes
-from diffusion_mp.couplings.features import fill_across, heads_of
+from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.couplings.features import check_features, fill_across, heads_of
 from diffusion_mp.couplings.low_rank import PooledCoupling, Sums
+from diffusion_mp.couplings.shapes import Entries, Features, Pairs, Values
 from diffusion_mp.graph.ops import max_rows
 from diffusion_mp.kernels import log_linear_attention as kernels
 from diffusion_mp.runtime.cache import cached_property
@@ -21,8 +22,8 @@ from diffusion_mp.runtime.cache import cached_property
 class LogTerms(NamedTuple):
     """s_ij = Σ_s exp(log φ_i·ψ_j + a_is + b_js)."""
 
-    log_query: Float[Tensor, "N H F"]
-    log_key: Float[Tensor, "N H F"]
+    log_query: Features
+    log_key: Features
     col_shift: Float[Tensor, "N H K"]
     row_shift: Float[Tensor, "N H K"] | None
 
@@ -46,7 +47,7 @@ class LogTerms(NamedTuple):
             log_query.to(dtype), log_key.to(dtype), col_shift.to(dtype), None
         )
 
-    def entries(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E H"]:
+    def entries(self, edge_index: Pairs) -> Float[Tensor, "E H"]:
         """log s_ij of listed pairs j → i of one graph."""
         source, target = edge_index
         shifts = cast("Tensor", self.row_shift)[target] + self.col_shift[source]
@@ -73,7 +74,7 @@ class LogLowRankCoupling(PooledCoupling):
         ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
         log_weight: b, the log weight of every sender in every sample [N, H, K]; ``None`` is a single sample with b = 0.
         normalize: divide each row of each sample by its sum; otherwise s_ij = (1/K) Σ_s φ_i·ψ_j e^{b_js}.
-        symmetric: a promise about S after normalisation.
+        promises: ``symmetric``, about S after normalisation.
 
     Examples:
         >>> torch.allclose(LogLowRankCoupling(q.log(), k.log()).degree(), torch.ones(6, 2))
@@ -82,56 +83,46 @@ class LogLowRankCoupling(PooledCoupling):
 
     parts = ("log_query", "log_key", "col_shift", "row_shift")
     nonnegative = True
+    no_empty_row = True
 
     def __init__(
         self,
-        log_query: Float[Tensor, "N H F"],
-        log_key: Float[Tensor, "N H F"],
+        log_query: Features,
+        log_key: Features,
         ptr: Tensor | None = None,
         log_weight: Float[Tensor, "N H K"] | None = None,
         *,
         normalize: bool = True,
-        symmetric: bool = False,
+        **promises: bool | None,
     ) -> None:
-        sizes = feature_sizes(log_query, log_key, "log_")
+        check_features(log_query, log_key, "log_")
         if not log_query.size(2):
-            why = "or every entry is zero and no row can be divided by its sum"
             raise ValueError(
-                f"log_query and log_key must have a feature at least, {why}; got {describe(log_query)}."
+                f"log_query and log_key must have a feature at least, or every entry is zero and no row can be divided "
+                f"by its sum; got {describe(log_query)}."
             )
         if log_weight is None:
-            log_weight = torch.zeros(
-                *log_key.shape[:2], 1, dtype=log_key.dtype, device=log_key.device
-            )
-        else:
-            check_tensor(
-                log_weight,
-                "log_weight",
-                "[num_nodes, heads, samples]",
-                log_key.device,
-                "log_key",
-            )
+            log_weight = log_key.new_zeros(*log_key.shape[:2], 1)
+        shape = "[num_nodes, heads, samples]"
+        check_tensor(log_weight, "log_weight", shape, log_key.device, "log_key")
         if (
             log_weight.dim() != 3
             or log_weight.shape[:2] != log_key.shape[:2]
             or not log_weight.size(2)
         ):
-            sizes_of_key = f"{log_key.size(0)} nodes, {log_key.size(1)} heads"
-            shape = (
-                f"[num_nodes, heads, samples] with {sizes_of_key} and a sample at least"
+            raise ValueError(
+                f"log_weight must be {shape} with the nodes and heads of log_key and a sample at least; got "
+                f"{describe(log_weight)}."
             )
-            raise ValueError(f"log_weight must be {shape}; got {describe(log_weight)}.")
-        check_flags(normalize=normalize, symmetric=symmetric)
-        super().__init__(*sizes, ptr)
-        self.symmetric = symmetric
+        check_flags(normalize=normalize)
+        super().__init__(log_key.size(0), log_key.size(1), log_key, ptr, **promises)
         self.row_stochastic = normalize
         self.log_query = log_query
         self.log_key = log_key
         # The shifts a and b of `LogTerms`; products divide rows by their sums instead of using the a that normalise.
         self.col_shift = log_weight
-        if normalize:
-            self.row_shift = None
-        else:
+        self.row_shift: Tensor | None = None
+        if not normalize:
             self.row_shift = torch.full_like(log_weight, -math.log(log_weight.size(2)))
 
     @cached_property
@@ -151,40 +142,28 @@ class LogLowRankCoupling(PooledCoupling):
             )
             return terms._replace(row_shift=-math.log(self.col_shift.size(2)) - log_sum)
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _shift_of_rows(self, v: Values) -> Tensor | None:
+        """The shift a of the rows, with the heads of the values; ``None`` where the kernels normalise."""
+        return None if self.row_shift is None else heads_of(v, self.row_shift)[0]
+
+    def _product(self, v: Values) -> Values:
         log_query, log_key, col_shift = heads_of(
             v, self.log_query, self.log_key, self.col_shift
         )
-        if self.row_shift is None:
-            row_shift = self.row_shift
-        else:
-            row_shift = heads_of(v, self.row_shift)[0]
         return kernels.log_linear_product(
-            log_query, log_key, v, row_shift, col_shift, self.ptr
+            log_query, log_key, v, self._shift_of_rows(v), col_shift, self.ptr
         )
 
-    def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
+    def _pool(self, v: Values) -> Sums:
         log_key, col_shift = heads_of(v, self.log_key, self.col_shift)
         return Sums(*kernels.log_linear_pool(log_key, col_shift, v))
 
-    def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        if self.row_shift is None:
-            row_shift = self.row_shift
-        else:
-            row_shift = heads_of(v, self.row_shift)[0]
+    def _read(self, sums: Sums, v: Values) -> Values:
         (log_query,) = heads_of(v, self.log_query)
-        shift = cast("Tensor", sums.shift)
-        rows, _ = kernels.log_linear_read(log_query, row_shift, sums.totals, shift)
+        rows, _ = kernels.log_linear_read(
+            log_query, self._shift_of_rows(v), sums.totals, cast("Tensor", sums.shift)
+        )
         return rows.to(v.dtype)
-
-    def block(self, rows: slice) -> PooledCoupling:
-        terms = self.log_query[rows], self.log_key[rows], None, self.col_shift[rows]
-        block = LogLowRankCoupling(*terms, normalize=self.row_stochastic)
-        if self.row_shift is None:
-            block.row_shift = None
-        else:
-            block.row_shift = self.row_shift[rows]
-        return block
 
     def _transpose(self) -> Coupling:
         log_query, log_key, col_shift, row_shift = self.terms
@@ -194,21 +173,12 @@ class LogLowRankCoupling(PooledCoupling):
         transposed.row_shift = col_shift
         return transposed
 
-    def degree(self) -> Float[Tensor, "N heads"]:
-        return self._ones() if self.row_stochastic else super().degree()
-
-    def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _log_at(self, edge_index: Pairs) -> Entries:
         return fill_across(
             self.terms.entries(edge_index), edge_index, self.ptr, -torch.inf
         )
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         return self._log_at(edge_index).exp()
 
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
-        self._warn_if_large()
-        nodes = torch.arange(self.num_nodes, device=self.device)
-        pairs = torch.stack(
-            [nodes.repeat(self.num_nodes), nodes.repeat_interleave(self.num_nodes)]
-        )
-        return self._at(pairs).t().reshape(self.heads, self.num_nodes, self.num_nodes)
+    _dense = Coupling._entries_of_all_pairs

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffusion_mp.checks import check_flags, check_number, floating
 from diffusion_mp.couplings.algebra import IdentityCoupling
-from diffusion_mp.couplings.base import Coupling, SumCoupling, feature_sizes
+from diffusion_mp.couplings.base import Coupling
 from diffusion_mp.couplings.features import (
-    all_products,
+    FeatureCoupling,
     heads_of,
     listed_products,
     unit_rows,
     with_constant,
 )
 from diffusion_mp.couplings.low_rank_form import LowRankForm
+from diffusion_mp.couplings.shapes import (
+    ByRow,
+    Entries,
+    Features,
+    Pairs,
+    Received,
+    Sent,
+    Values,
+)
 from diffusion_mp.couplings.weighted import ReweightedCoupling, row_normalized
 from diffusion_mp.graph.arguments import as_num_nodes, row_bounds
 from diffusion_mp.kernels import linear_attention as kernels
@@ -64,20 +72,18 @@ def merged(parts: list[Sums]) -> Sums:
         True
     """
 
+    if not parts:
+        raise ValueError("parts must hold the sums of a block at least; got none.")
+
     def merge(a: Sums, b: Sums) -> Sums:
-        if a.shift is None or b.shift is None:
-            shift = None
-        else:
+        shift = None
+        if a.shift is not None and b.shift is not None:
             shift = torch.maximum(a.shift, b.shift)
         return Sums(a.shifted(shift) + b.shifted(shift), shift)
 
-    if not parts:
-        raise ValueError("parts must hold the sums of a block at least; got none.")
-    first = Sums(
-        parts[0].totals.clone(),
-        None if parts[0].shift is None else parts[0].shift.clone(),
-    )
-    return reduce(merge, parts[1:], first)
+    # From zero, so that the sums of a single block are copied too, and can be written to.
+    first = parts[0]
+    return reduce(merge, parts, Sums(torch.zeros_like(first.totals), first.shift))
 
 
 class PooledCoupling(Coupling):
@@ -85,7 +91,7 @@ class PooledCoupling(Coupling):
 
     The sums are a few numbers per head for any number of nodes. Those of different senders can be `merged`, so rows may
     be processed block by block or be distributed over processes. Both steps are differentiable and refuse a ragged
-    batch. A subclass implements ``_pool``, ``_read`` and ``block``.
+    batch. A subclass implements ``_pool`` and ``_read``.
 
     Examples:
         >>> S = LinearAttentionCoupling(q, k)
@@ -94,115 +100,75 @@ class PooledCoupling(Coupling):
     """
 
     @abstractmethod
-    def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
+    def _pool(self, v: Values) -> Sums:
         """The sums over the nodes of this coupling as senders."""
 
     @abstractmethod
-    def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _read(self, sums: Sums, v: Values) -> Values:
         """The rows of the nodes of this coupling as receivers."""
 
-    @abstractmethod
-    def block(self, rows: slice) -> PooledCoupling:
+    def block(self, rows: slice) -> Self:
         """The coupling made of these rows of one graph alone."""
+        block = self._mapped(lambda part: part[rows])
+        block.num_nodes = len(range(self.num_nodes)[rows])
+        # Row sums of all nodes are not those of some.
+        vars(block).pop("_metric", None)
+        return block
 
-    def pool(self, v: Float[Tensor, "N in_heads D"]) -> Sums:
+    def pool(self, v: Sent) -> Sums:
         """The sums that receivers read, over the nodes of this coupling (of one graph) as senders with values ``v``."""
         if self.ptr is not None:
-            batch = f"by its ptr this {type(self).__name__} is of a batch of {self.ptr.numel() - 1}"
             raise ValueError(
-                f"pool sums over the nodes of one graph; {batch}. Take the graphs one by one."
+                f"pool sums over the nodes of one graph; by its ptr {self!r} is of a batch of {self.ptr.numel() - 1}. "
+                f"Take the graphs one by one."
             )
         return self._pool(self._by_head(v))
 
-    def read(
-        self, sums: Sums, v: Float[Tensor, "N in_heads D"]
-    ) -> Float[Tensor, "N out_heads D"]:
+    def read(self, sums: Sums, v: Sent) -> Received:
         """S v from the sums over all senders, for the nodes of this coupling as receivers with values ``v``."""
         return self._read(sums, self._by_head(v))
 
-    def _by_head(self, v: Tensor) -> Tensor:
-        self.check(v, "v")
-        return v.expand(-1, max(v.size(1), self.heads), -1)
 
-
-class LowRankCoupling(PooledCoupling):
+class LowRankCoupling(FeatureCoupling, PooledCoupling):
     r"""Unnormalised attention by inner products, s_ij = q_i·k_j for i, j of one graph, in O(N F D).
 
     Args:
         query, key: features q and k of receivers and senders [N, H, F].
         ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
-        symmetric, row_stochastic, nonnegative, positive_semidefinite: promises about S; the last holds if key is query.
+        mutual: the promise that q_i·k_j = q_j·k_i.
+        promises: see `Coupling`; S is positive semi-definite if key is query.
 
     Examples:
         >>> torch.allclose(LowRankCoupling(q, k).to_dense(), torch.einsum("ihf,jhf->hij", q, k))
         True
     """
 
-    parts = ("query", "key")
     low_rank = True
 
-    def __init__(
-        self,
-        query: Float[Tensor, "N H F"],
-        key: Float[Tensor, "N H F"],
-        ptr: Tensor | None = None,
-        *,
-        symmetric: bool = False,
-        row_stochastic: bool = False,
-        nonnegative: bool = False,
-        positive_semidefinite: bool = False,
-    ) -> None:
-        check_flags(
-            symmetric=symmetric,
-            row_stochastic=row_stochastic,
-            nonnegative=nonnegative,
-            positive_semidefinite=positive_semidefinite,
-        )
-        super().__init__(*feature_sizes(query, key), ptr)
-        self.query = query
-        self.key = key
-        self.symmetric = symmetric or positive_semidefinite
-        self.row_stochastic = row_stochastic
-        self.nonnegative = nonnegative
-        self.positive_semidefinite = positive_semidefinite
-
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         query, key = heads_of(v, self.query, self.key)
         return kernels.trilinear(query, key, v, self.ptr)
 
-    def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
+    def _pool(self, v: Values) -> Sums:
         (key, values), _ = accumulating(*heads_of(v, self.key), v)
         with without_autocast(v):
             return Sums(key.permute(1, 2, 0) @ values.transpose(0, 1))
 
-    def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _read(self, sums: Sums, v: Values) -> Values:
         (query, totals), _ = accumulating(*heads_of(v, self.query), sums.totals)
         with without_autocast(v):
             return (query.transpose(0, 1) @ totals).transpose(0, 1).to(v.dtype)
-
-    def block(self, rows: slice) -> PooledCoupling:
-        return LowRankCoupling(
-            self.query[rows], self.key[rows], nonnegative=self.nonnegative
-        )
 
     def _transpose(self) -> Coupling:
         return LowRankCoupling(
             self.key, self.query, self.ptr, nonnegative=self.nonnegative
         )
 
-    def diagonal(self) -> Float[Tensor, "N heads"]:
-        (query, key), _ = accumulating(self.query, self.key)
-        return (query * key).sum(2)
-
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         return listed_products(self.query, self.key, edge_index, self.ptr, across=0.0)
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
         return LowRankForm(self.query.to(dtype), self.key.to(dtype), ptr=self.ptr)
-
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
-        self._warn_if_large()
-        return all_products(self.query, self.key, self.ptr, across=0.0)
 
 
 class UniformCoupling(LowRankCoupling):
@@ -236,38 +202,34 @@ class UniformCoupling(LowRankCoupling):
         else:
             query = one
         super().__init__(
-            query, one, ptr, symmetric=True, row_stochastic=normalize, nonnegative=True
+            query,
+            one,
+            ptr,
+            row_stochastic=normalize,
+            nonnegative=True,
+            positive_semidefinite=True,
         )
-        self.positive_semidefinite = True
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         # Torch's sum adds in pairs, which keeps digits that a product of matrices loses.
         if self.ptr is not None:
             return super()._product(v)
         return self._read(self._pool(v), v)
 
-    def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
+    def _pool(self, v: Values) -> Sums:
         total = v.sum(0, dtype=torch.promote_types(v.dtype, torch.float32))
         return Sums(
             torch.cat([total, total.new_full((len(total), 1), v.size(0))], dim=1)
         )
 
-    def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _read(self, sums: Sums, v: Values) -> Values:
         total = sums.totals[:, :-1]
         count = sums.totals[:, -1:]
         row = quotient(total, count) if self.row_stochastic else total
         return row.to(v.dtype).expand_as(v).clone()
 
-    def block(self, rows: slice) -> PooledCoupling:
-        return UniformCoupling(
-            len(self.key[rows]),
-            normalize=self.row_stochastic,
-            dtype=self.dtype,
-            device=self.device,
-        )
 
-
-class LinearAttentionCoupling(PooledCoupling):
+class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
     r"""Linear attention whose rows are normalised, in O(N).
 
     (S v)_i = (own n v_i + Σ_j (c + q_i·k_j) v_j) / (own n + Σ_j (c + q_i·k_j)), j over the n nodes of i's graph.
@@ -279,7 +241,7 @@ class LinearAttentionCoupling(PooledCoupling):
         query, key, ptr: as in :class:`LowRankCoupling`.
         constant, own: c, and the additional weight of a node in its own row, as a multiple of n.
         unit: divide every q_i and k_j by its norm.
-        symmetric, nonnegative: promises about the entries of S after normalisation.
+        promises: ``symmetric`` and ``nonnegative``, about the entries of S after normalisation.
         mutual: the promise that q_i·k_j = q_j·k_i, as where a state attends to itself; then a nonnegative S has a
             ``metric``.
 
@@ -288,75 +250,51 @@ class LinearAttentionCoupling(PooledCoupling):
         True
     """
 
-    parts = ("query", "key")
     row_stochastic = True
     low_rank = True
 
     def __init__(
         self,
-        query: Float[Tensor, "N H F"],
-        key: Float[Tensor, "N H F"],
+        query: Features,
+        key: Features,
         ptr: Tensor | None = None,
         *,
         constant: float = 0.0,
         own: float = 0.0,
         unit: bool = False,
-        symmetric: bool = False,
-        nonnegative: bool = False,
-        mutual: bool = False,
+        **promises: bool | None,
     ) -> None:
-        sizes = feature_sizes(query, key)
-        check_flags(unit=unit, mutual=mutual, nonnegative=nonnegative)
+        check_flags(unit=unit)
         # They may be symbolic while tracing.
-        for name, value in (
-            ("constant", constant),
-            ("own", own),
-        ):
-            if not torch.compiler.is_compiling():
-                check_number(value, name)
-        check_flags(symmetric=symmetric)
-        super().__init__(*sizes, ptr)
-        self.query = query
-        self.key = key
-        self.terms: dict[str, Any] = {"constant": constant, "own": own, "unit": unit}
-        self.mutual = mutual
-        self.symmetric = symmetric
-        self.nonnegative = nonnegative
+        if not torch.compiler.is_compiling():
+            check_number(constant, "constant")
+            check_number(own, "own")
+        super().__init__(query, key, ptr, **promises)
+        self.terms = kernels.Terms(ptr, constant, own, unit)
 
     @cached_property
-    def _metric(self) -> Float[Tensor, "N heads"] | None:
+    def _metric(self) -> ByRow | None:
         if not (self.nonnegative and self.mutual):
             return None
-        return self._by_entries(torch.float64).metric
+        return self.to(torch.float64)._by_entries().metric
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         query, key = heads_of(v, self.query, self.key)
-        return kernels.linear_rows(
-            query, key, v, kernels.Terms(self.ptr, **self.terms)
-        ).values
+        return kernels.linear_rows(query, key, v, self.terms).values
 
-    def _pool(self, v: Float[Tensor, "N H D"]) -> Sums:
-        return Sums(
-            kernels.linear_pool(
-                heads_of(v, self.key)[0], v, kernels.Terms(**self.terms)
-            )
-        )
+    def _pool(self, v: Values) -> Sums:
+        (key,) = heads_of(v, self.key)
+        return Sums(kernels.linear_pool(key, v, self.terms))
 
-    def _read(self, sums: Sums, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return kernels.linear_read(
-            heads_of(v, self.query)[0], v, sums.totals, kernels.Terms(**self.terms)
-        )
+    def _read(self, sums: Sums, v: Values) -> Values:
+        (query,) = heads_of(v, self.query)
+        return kernels.linear_read(query, v, sums.totals, self.terms)
 
-    def block(self, rows: slice) -> PooledCoupling:
-        return LinearAttentionCoupling(
-            self.query[rows], self.key[rows], nonnegative=self.nonnegative, **self.terms
-        )
-
-    def _by_entries(self, dtype: torch.dtype | None = None) -> ReweightedCoupling:
+    def _by_entries(self) -> ReweightedCoupling:
         """The same operator D⁻¹(own n I + c 11ᵀ + QKᵀ), composed of couplings with explicit entries."""
-        constant, own, unit = self.terms.values()
-        query = self.query.to(dtype or self.dtype)
-        key = self.key.to(dtype or self.dtype)
+        _, constant, own, unit = self.terms
+        query = self.query
+        key = self.key
         if unit:
             query, key = unit_rows(query, key)
         features = with_constant(query, constant), with_constant(key, 1.0)
@@ -364,31 +302,26 @@ class LinearAttentionCoupling(PooledCoupling):
             *features, self.ptr, symmetric=self.mutual, nonnegative=self.nonnegative
         )
         if own:
-            like: dict[str, Any] = {"dtype": query.dtype, "device": query.device}
-            weight = (
-                own
-                * UniformCoupling(
-                    self.num_nodes, self.ptr, normalize=False, **like
-                ).degree()
+            options: dict[str, Any] = {"dtype": query.dtype, "device": query.device}
+            counts = UniformCoupling(
+                self.num_nodes, self.ptr, normalize=False, **options
+            ).degree()
+            loops = ReweightedCoupling(
+                IdentityCoupling(self.num_nodes, **options),
+                own * counts,
+                symmetric=True,
+                nonnegative=own > 0,
             )
-            identity = IdentityCoupling(self.num_nodes, **like)
-            pairs = SumCoupling(
-                [
-                    ReweightedCoupling(
-                        identity, weight, symmetric=True, nonnegative=own > 0
-                    ),
-                    pairs,
-                ]
-            )
+            pairs = loops + pairs
         return row_normalized(pairs)
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
-        return self._by_entries(dtype).low_rank_form(dtype)
+        return self.to(dtype)._by_entries().low_rank_form(dtype)
 
     def _transpose(self) -> Coupling:
         return self._by_entries().T
 
-    def degree(self) -> Float[Tensor, "N heads"]:
+    def degree(self) -> ByRow:
         """1, or 0 for a row whose sum is zero."""
         with torch.no_grad():
             return (
@@ -397,8 +330,5 @@ class LinearAttentionCoupling(PooledCoupling):
                 .to(self.dtype)
             )
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         return self._by_entries()._at(edge_index)
-
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
-        return self._by_entries().to_dense()

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp.couplings.shapes import ByRow, Features
+
+
+def weighted(values: Tensor, weight: ByRow | None) -> Tensor:
+    """Values [N, H] or [N, H, D] times the weight of their row, where there is one."""
+    if weight is None:
+        return values
+    if values.dim() == 3:
+        weight = weight.unsqueeze(2)
+    return weight.to(values.dtype) * values
+
 
 class LowRankForm(NamedTuple):
     """diag(e) + U Kᵀ within every graph of ``ptr``, where a single head broadcasts; without ``diagonal`` e is zero."""
 
-    left: Float[Tensor, "N H F"]
-    right: Float[Tensor, "N H F"]
+    left: Features
+    right: Features
     diagonal: Float[Tensor, "N H"] | None = None
     ptr: Tensor | None = None
 
@@ -22,18 +35,11 @@ class LowRankForm(NamedTuple):
         self, row: Tensor | None, column: Tensor | None = None
     ) -> LowRankForm:
         """diag(r) S diag(c) for r and c [N, H]."""
-        left = self.left
-        right = self.right
         diagonal = self.diagonal
-        if row is not None:
-            row = row.to(left.dtype)
-            left = row.unsqueeze(2) * left
-            diagonal = None if diagonal is None else row * diagonal
-        if column is not None:
-            column = column.to(right.dtype)
-            right = column.unsqueeze(2) * right
-            diagonal = None if diagonal is None else diagonal * column
-        return LowRankForm(left, right, diagonal, self.ptr)
+        if diagonal is not None:
+            diagonal = weighted(weighted(diagonal, row), column)
+        left = weighted(self.left, row)
+        return LowRankForm(left, weighted(self.right, column), diagonal, self.ptr)
 
     @classmethod
     def total(cls, terms: Sequence[LowRankForm]) -> LowRankForm:
@@ -42,9 +48,7 @@ class LowRankForm(NamedTuple):
         left = torch.cat([term.left.expand(-1, heads, -1) for term in terms], dim=2)
         right = torch.cat([term.right.expand(-1, heads, -1) for term in terms], dim=2)
         diagonals = [term.diagonal for term in terms if term.diagonal is not None]
-        if diagonals:
-            diagonal = torch.stack(torch.broadcast_tensors(*diagonals)).sum(0)
-        else:
-            diagonal = None
+        diagonal = reduce(add, diagonals) if diagonals else None
+        # A diagonal has no features, and its boundaries separate every node: those of the others count.
         reaching = [term.ptr for term in terms if term.left.size(2)]
         return cls(left, right, diagonal, reaching[0] if reaching else None)

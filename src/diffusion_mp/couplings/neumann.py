@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import get_args
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.checks import (
     check_choice,
     check_counts,
-    check_flags,
     check_has_values,
     check_tensor,
     describe,
 )
-from diffusion_mp.couplings.base import Coupling
+from diffusion_mp.couplings.base import Coupling, TransposedCoupling
+from diffusion_mp.couplings.shapes import ByRow, Values
 from diffusion_mp.graph.arguments import as_num_nodes
 from diffusion_mp.kernels.neumann import (
     Boundary,
-    neighbours,
     neumann_function,
     neumann_product,
 )
@@ -49,7 +48,7 @@ class NeumannCoupling(Coupling):
     Args:
         num_nodes, alpha, strides, boundary: N; α [K, H], for every stride and head; h_k ≥ 1; one of the five.
         ptr: row boundaries of several sequences, on the CPU (``Graph.segments``); ``None`` is one sequence.
-        nonnegative, transposed: the promise that α ≥ 0; Sᵀ instead of S.
+        promises: ``nonnegative``, that α ≥ 0.
 
     Examples:
         >>> NeumannCoupling(6, torch.full((1, 1), 0.25)).symmetric  # a sequence of six positions, stride 1
@@ -65,71 +64,41 @@ class NeumannCoupling(Coupling):
         strides: Sequence[int] = (1,),
         boundary: Boundary = "symmetric",
         ptr: Tensor | None = None,
-        *,
-        nonnegative: bool = False,
-        transposed: bool = False,
+        **promises: bool | None,
     ) -> None:
         symmetric = check_stencil(strides, boundary)
         num_nodes = as_num_nodes(num_nodes)
-        check_flags(nonnegative=nonnegative, transposed=transposed)
-        check_tensor(alpha, "alpha", f"[{len(strides)} strides, heads]")
+        shape = f"[{len(strides)} strides, heads]"
+        check_tensor(alpha, "alpha", shape)
         check_has_values(alpha, "alpha")
         if alpha.dim() != 2 or alpha.size(0) != len(strides):
-            raise ValueError(
-                f"alpha must be [{len(strides)} strides, heads]; got {describe(alpha)}."
-            )
-        super().__init__(num_nodes, alpha.size(1), alpha, ptr)
+            raise ValueError(f"alpha must be {shape}; got {describe(alpha)}.")
+        super().__init__(num_nodes, alpha.size(1), alpha, ptr, **promises)
         self.symmetric = symmetric
-        self.nonnegative = nonnegative
         self.alpha = alpha
         self.strides = tuple(strides)
         self.boundary = boundary
-        self.transposed = transposed
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values, *, transpose: bool = False) -> Values:
         alpha = self.alpha.expand(-1, v.size(1))
         return neumann_product(
-            v, alpha, self.strides, self.boundary, self.ptr, transpose=self.transposed
+            v, alpha, self.strides, self.boundary, self.ptr, transpose=transpose
         )
 
     def _transpose(self) -> Coupling:
-        return NeumannCoupling(
-            self.num_nodes,
-            self.alpha,
-            self.strides,
-            self.boundary,
-            self.ptr,
-            nonnegative=self.nonnegative,
-            transposed=not self.transposed,
-        )
+        return TransposedCoupling(self)
 
-    def degree(self) -> Float[Tensor, "N heads"]:
-        if self.transposed:
-            return super().degree()
+    def degree(self) -> ByRow:
         return (2 * self.alpha.sum(0)).repeat(self.num_nodes, 1)
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        column, row = edge_index
-        if self.transposed:
-            column, row = edge_index.flip(0)
-        left, right = neighbours(
-            self.num_nodes, self.strides, self.boundary, self.ptr, self.device
-        )
-        count = (left[:, row] == column).to(self.dtype) + (right[:, row] == column).to(
-            self.dtype
-        )
-        return (count.unsqueeze(2) * self.alpha.unsqueeze(1)).sum(0)
-
     def laplacian_function(
-        self, function: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"]
-    ) -> Float[Tensor, "N H D"] | None:
+        self, function: Callable[[Tensor], Tensor], v: Values
+    ) -> Values | None:
         """f(D̄ − S) v in O(N D log L), for periodic sequences, the symmetric extension, and matrices equal to it."""
         periodic = self.boundary == "periodic"
         # With strides of 1 the boundaries that leave the matrix symmetric all make the same one.
-        by_cosines = self.boundary == "symmetric" or (
-            self.symmetric and set(self.strides) == {1}
-        )
-        if not periodic and not by_cosines:
+        paths = self.symmetric and set(self.strides) == {1}
+        if not (periodic or paths or self.boundary == "symmetric"):
             return None
         return neumann_function(
             function, v, self.alpha, self.strides, self.ptr, periodic=periodic

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -17,20 +17,29 @@ from diffusion_mp.checks import (
     check_choice,
     check_flags,
     check_function,
-    check_has_values,
     check_positive,
     describe,
 )
-from diffusion_mp.couplings.base import Coupling, feature_sizes
+from diffusion_mp.couplings.base import Coupling, TransposedCoupling
 from diffusion_mp.couplings.features import (
-    all_products,
+    FeatureCoupling,
     at_least_zero,
+    check_features,
     distance_features,
     fill_across,
     fill_blocks,
     heads_of,
     listed_products,
 )
+from diffusion_mp.couplings.shapes import (
+    ByRow,
+    Entries,
+    Features,
+    Matrices,
+    Pairs,
+    Values,
+)
+from diffusion_mp.graph.ops import graph_sizes
 from diffusion_mp.kernels import pairwise, sparse_flow
 from diffusion_mp.kernels.pairwise.scores import log_scores
 from diffusion_mp.kernels.segments import slices
@@ -41,7 +50,7 @@ from diffusion_mp.runtime.precision import accumulating, without_autocast
 TILE_ENTRIES = 1 << 20  # pairs, of all heads, that DistanceCoupling evaluates at a time
 
 
-class PairwiseCoupling(Coupling):
+class PairwiseCoupling(FeatureCoupling):
     r"""Attention over all pairs of nodes, without a matrix in memory.
 
     s_ij = f(q_i·k_j) within a graph, or f(q_i·k_j) / Σ_l f(q_i·k_l) (Wu, Wipf & Yan 2025, Eq. 17).
@@ -55,9 +64,9 @@ class PairwiseCoupling(Coupling):
         score: f, ``"exp"`` or ``"sigmoid"``; with ``distance_features`` it is a function of ‖x_i − x_j‖².
         normalize: divide each row by its sum; ``"symmetric"``: D^-½SD^-½ with D the row sums (for a symmetric S).
         loops: whether a node couples with itself; otherwise s_ii = 0, and row sums are over the other nodes.
-        symmetric, positive_semidefinite: promises about S after normalisation.
         mutual: the promise that q_i·k_j = q_j·k_i, as where a state attends to itself; products take half of the time,
             and a row-normalised S has a ``metric``.
+        promises: ``symmetric`` and ``positive_semidefinite``, about S after normalisation.
 
     Examples:
         >>> torch.allclose(PairwiseCoupling(q, k).to_dense(), torch.einsum("ihf,jhf->hij", q, k).softmax(2))
@@ -70,46 +79,45 @@ class PairwiseCoupling(Coupling):
 
     def __init__(
         self,
-        query: Float[Tensor, "N H F"],
-        key: Float[Tensor, "N H F"],
+        query: Features,
+        key: Features,
         ptr: Tensor | None = None,
         score: Literal["exp", "sigmoid"] = "exp",
         *,
         normalize: bool | Literal["symmetric"] = True,
         loops: bool = True,
-        symmetric: bool = False,
-        positive_semidefinite: bool = False,
-        mutual: bool = False,
+        **promises: bool | None,
     ) -> None:
-        if type(score) is not str or score not in pairwise.SCORES:
-            check_choice(score, "score", pairwise.SCORES)
-        sizes = feature_sizes(query, key)
-        if not (type(normalize) is type(loops) is type(mutual) is bool):
-            if isinstance(normalize, str) and normalize == "symmetric":
-                divides = True
-            else:
-                divides = normalize
-            check_flags(normalize=divides, loops=loops, mutual=mutual)
-        check_flags(symmetric=symmetric, positive_semidefinite=positive_semidefinite)
-        super().__init__(*sizes, ptr)
-        self.query = query
-        self.key = key
+        check_choice(score, "score", pairwise.SCORES)
+        divides = True if normalize == "symmetric" else normalize
+        check_flags(normalize=divides, loops=loops)
+        super().__init__(query, key, ptr, **promises)
         self.score = score
         self.normalize = normalize
         self.loops = loops
-        self.mutual = mutual
-        self.symmetric = symmetric or positive_semidefinite
-        self.positive_semidefinite = positive_semidefinite
         self.row_stochastic = normalize is True
+        self.no_empty_row = loops
 
     @cached_property
-    def _metric(self) -> Float[Tensor, "N heads"] | None:
+    def _metric(self) -> ByRow | None:
+        """Σ_j f(q_i·k_j) in double precision, as multiples of the largest one; 1 for an empty row."""
         if not (self.row_stochastic and self.mutual):
             return None
-        return _row_sums(self.query, self.key, self.ptr, self.score, self.loops)
+        log_sums = pairwise.pairwise_logsumexp(
+            self.query.double(),
+            self.key.double(),
+            self.ptr,
+            score=self.score,
+            loops=self.loops,
+            mutual=True,
+        )
+        largest = log_sums.amax(0) if len(log_sums) else 0.0
+        # A metric is positive, also where a row is too light beside the largest for double precision.
+        sums = (log_sums - largest).exp().clamp(min=torch.finfo(torch.float64).tiny)
+        return sums.masked_fill(log_sums == -torch.inf, 1.0)
 
     @cached_property
-    def shifts(self) -> tuple[Float[Tensor, "N heads"], Float[Tensor, "N heads"]]:
+    def shifts(self) -> tuple[ByRow, ByRow]:
         """Row and column shifts a and b of s_ij = exp(log f(q_i·k_j) + a_i + b_j), for entries and the transpose."""
         zero = self.query.new_zeros(self.num_nodes, self.heads)
         if not self.normalize:
@@ -131,70 +139,44 @@ class PairwiseCoupling(Coupling):
                 return (half, half)
             return (-lse, zero)
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values, *, transpose: bool = False) -> Values:
         # A single head of S takes the heads of the values as channels.
         if self.heads == 1 < v.size(1):
             values = v.flatten(1).unsqueeze(1)
         else:
             values = v
-        pairs = (self.query, self.key, values)
-        score = self.score
-        mutual = self.mutual
-        if self.row_stochastic and self.loops:
-            out = pairwise.pairwise_attention(
-                *pairs, self.ptr, score=score, mutual=mutual
-            )
-            return out if values is v else out.view_as(v)
-        a, b = self.shifts if self.normalize else (None, None)
-        options: dict[str, Any] = {
-            "score": score,
-            "loops": self.loops,
-            "mutual": mutual,
-        }
-        return pairwise.pairwise_product(*pairs, a, b, self.ptr, **options).view_as(v)
-
-    def both(
-        self, v: Float[Tensor, "N H D"], w: Float[Tensor, "N H C"]
-    ) -> tuple[Tensor, Tensor]:
-        if not (
-            self.row_stochastic and self.loops and self.heads == v.size(1)
-        ) or "shifts" in vars(self):
-            return super().both(v, w)
         options: dict[str, Any] = {"score": self.score, "mutual": self.mutual}
-        found, log_sums = pairwise.pairwise_rows(
-            self.query, self.key, v, self.ptr, **options
+        query, key = self.query, self.key
+        if self.row_stochastic and self.loops and not transpose:
+            return pairwise.pairwise_attention(
+                query, key, values, self.ptr, **options
+            ).view_as(v)
+        row, column = self.shifts if self.normalize else (None, None)
+        if transpose:
+            query, key, row, column = key, query, column, row
+        return pairwise.pairwise_product(
+            query, key, values, row, column, self.ptr, loops=self.loops, **options
+        ).view_as(v)
+
+    def both(self, v: Values, w: Float[Tensor, "N H C"]) -> tuple[Tensor, Tensor]:
+        shares = self.row_stochastic and self.loops and self.heads == v.size(1)
+        if not shares or "shifts" in vars(self):
+            return super().both(v, w)
+        product, log_sums = pairwise.pairwise_rows(
+            self.query, self.key, v, self.ptr, score=self.score, mutual=self.mutual
         )
-        return found, self._turned(-log_sums, torch.zeros_like(log_sums)).matmul(w)
+        # Not kept by S, which may outlive a transform of torch that these row sums belong to.
+        shifted = copy.copy(self)
+        shifted.shifts = (-log_sums, torch.zeros_like(log_sums))
+        return product, shifted._product(w, transpose=True)
 
     def _transpose(self) -> Coupling:
-        return self._turned(*self.shifts)
+        return TransposedCoupling(self)
 
-    def _turned(self, row: Tensor, column: Tensor) -> Coupling:
-        """Return the transpose, given the shifts of S."""
-        transposed = PairwiseCoupling(
-            self.key,
-            self.query,
-            self.ptr,
-            self.score,
-            normalize=False,
-            loops=self.loops,
-        )
-        transposed.normalize = (
-            self.normalize
-        )  # but rows of the transpose do not sum to one
-        transposed.shifts = (column, row)
-        transposed.mutual = self.mutual
-        return transposed
-
-    def degree(self) -> Float[Tensor, "N heads"]:
-        if self.row_stochastic and self.loops:
-            return self._ones()
-        return super().degree()
-
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         return self._log_at(edge_index).exp()
 
-    def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _log_at(self, edge_index: Pairs) -> Entries:
         source, target = edge_index
         s = listed_products(
             self.query, self.key, edge_index, self.ptr, across=-torch.inf
@@ -207,8 +189,7 @@ class PairwiseCoupling(Coupling):
             + self.shifts[1][source]
         )
 
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
-        self._warn_if_large()
+    def _dense(self) -> Matrices:
         logs = fill_blocks(
             log_scores(self.query, self.key, self.score, self.loops),
             self.ptr,
@@ -218,23 +199,7 @@ class PairwiseCoupling(Coupling):
         return (logs + row.unsqueeze(2) + column.unsqueeze(1)).exp()
 
 
-def _row_sums(
-    query: Tensor,
-    key: Tensor,
-    ptr: Tensor | None,
-    score: Literal["exp", "sigmoid"],
-    loops: bool,
-) -> Tensor:
-    """Σ_j f(q_i·k_j) in double precision, as multiples of the largest one; 1 for an empty row."""
-    log_sums = pairwise.pairwise_logsumexp(
-        query.double(), key.double(), ptr, score=score, loops=loops, mutual=True
-    )
-    largest = log_sums.amax(0) if len(log_sums) else 0.0
-    sums = (log_sums - largest).exp().clamp(min=torch.finfo(torch.float64).tiny)
-    return sums.masked_fill(log_sums == -torch.inf, 1.0)
-
-
-class DistanceCoupling(Coupling):
+class DistanceCoupling(FeatureCoupling):
     r"""s_ij = f(‖q_i − k_j‖²) within a graph, for any function f of a tensor of squared distances.
 
     A product costs O(N² D) time and O(N D) memory. Distances are computed in double precision, and f in that of the
@@ -246,49 +211,35 @@ class DistanceCoupling(Coupling):
             S in ``to`` and ``detach``; other functions stay as they are.
         query, key, ptr: as in :class:`PairwiseCoupling`.
         mutual: a state attends to itself, key is query: S is symmetric, and distances of nodes to themselves are zero.
-        nonnegative, positive_semidefinite: promises about S.
+        promises: ``nonnegative`` and ``positive_semidefinite``.
 
     Examples:
         >>> S = DistanceCoupling(lambda z2: 1 / (1 + z2), q, q, mutual=True)
-        >>> torch.allclose(S.diagonal(), torch.ones(6, 2))
+        >>> torch.allclose(S.at(torch.arange(6).expand(2, -1)), torch.ones(6, 2))
         True
     """
 
-    parts = ("query", "key")
+    parts = ("query", "key", "tensors")
     quadratic = True
 
     def __init__(
         self,
         function: Callable[[Tensor], Tensor],
-        query: Float[Tensor, "N H F"],
-        key: Float[Tensor, "N H F"],
+        query: Features,
+        key: Features,
         ptr: Tensor | None = None,
-        *,
-        mutual: bool = False,
-        nonnegative: bool = False,
-        positive_semidefinite: bool = False,
+        **promises: bool | None,
     ) -> None:
         check_function(function, "function", "of a tensor of squared distances")
-        check_flags(
-            mutual=mutual,
-            nonnegative=nonnegative,
-            positive_semidefinite=positive_semidefinite,
-        )
-        super().__init__(*feature_sizes(query, key), ptr)
-        self.mutual = mutual
-        self.symmetric = self.mutual or positive_semidefinite
-        self.nonnegative = nonnegative
-        self.positive_semidefinite = positive_semidefinite
+        super().__init__(query, key, ptr, **promises)
         self.function = function
-        self.query = query
-        self.key = key
+        # Parameters and buffers of a module change with S, but not in the module.
+        self.tensors: dict[str, Tensor] = {}
+        if isinstance(function, nn.Module):
+            self.tensors |= dict(function.named_parameters())
+            self.tensors |= dict(function.named_buffers())
 
-    def _mapped(self, change: Callable[[Any], Any]) -> Coupling:
-        mapped = cast("DistanceCoupling", super()._mapped(change))
-        mapped.function = _mapped_function(self.function, change)
-        return mapped
-
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         (_, values), dtype = accumulating(self.query, v)
         with without_autocast(v):
             query, key = self._distance_features()
@@ -318,7 +269,7 @@ class DistanceCoupling(Coupling):
 
     def _distance_features(
         self,
-    ) -> tuple[Float[Tensor, "N H G"], Float[Tensor, "N H G"]]:
+    ) -> tuple[Features, Features]:
         """Vectors whose inner products are the squared distances.
 
         In double precision, whatever that of the rows: the square of a short distance is a small difference of large
@@ -346,22 +297,28 @@ class DistanceCoupling(Coupling):
         return self._applied(squares)
 
     def _applied(self, squares: Tensor) -> Tensor:
-        entries = self.function(squares)
+        if isinstance(self.function, nn.Module):
+            entries = torch.func.functional_call(
+                self.function, self.tensors, (squares,)
+            )
+        else:
+            entries = self.function(squares)
         if not isinstance(entries, Tensor) or entries.shape != squares.shape:
-            wanted = f"a number for each squared distance, {list(squares.shape)}"
-            raise ValueError(f"function must return {wanted}; got {describe(entries)}.")
+            raise ValueError(
+                f"function must return a number for each squared distance, {list(squares.shape)}; got "
+                f"{describe(entries)}."
+            )
         return entries
 
     def _tiles(self) -> list[tuple[slice, slice]]:
         """The rows and columns of every tile, each within one graph; a single empty tile if there are no nodes."""
         tiles = []
         for graph in slices(self.ptr, self.num_nodes):
-            start = graph.start
-            stop = graph.stop
-            step = max(1, TILE_ENTRIES // max(1, self.heads * (stop - start)))
+            size = graph.stop - graph.start
+            step = max(1, TILE_ENTRIES // max(1, self.heads * size))
             tiles += [
-                (slice(row, min(row + step, stop)), graph)
-                for row in range(start, stop, step)
+                (slice(row, min(row + step, graph.stop)), graph)
+                for row in range(graph.start, graph.stop, step)
             ]
         return tiles or [(slice(0, 0), slice(0, 0))]
 
@@ -375,49 +332,17 @@ class DistanceCoupling(Coupling):
             nonnegative=self.nonnegative,
         )
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         source, target = edge_index
         (query, key), dtype = accumulating(self.query, self.key)
         entries = self._applied((query[target] - key[source]).square().sum(2)).to(dtype)
         return fill_across(entries, edge_index, self.ptr, 0.0)
 
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
-        self._warn_if_large()
+    def _dense(self) -> Matrices:
         entries = self._entries(
             *self._distance_features(), torch.promote_types(self.dtype, torch.float32)
         )
         return fill_blocks(entries, self.ptr, 0.0).to(self.dtype)
-
-
-def _mapped_function(
-    function: Callable[[Tensor], Tensor], change: Callable[[Any], Any]
-) -> Callable[[Tensor], Tensor]:
-    """The function with the changed parameters of a module; no other function has parameters that are known."""
-    tensors: dict[str, Tensor] = {}
-    if isinstance(function, _WithTensors):
-        tensors = function.tensors
-        function = function.module
-    elif isinstance(function, nn.Module):
-        tensors = {
-            **dict(function.named_parameters()),
-            **dict(function.named_buffers()),
-        }
-    else:
-        return function
-    return _WithTensors(
-        function, {name: change(tensor) for name, tensor in tensors.items()}
-    )
-
-
-@dataclass
-class _WithTensors:
-    """A module with other parameters and buffers than its own."""
-
-    module: nn.Module
-    tensors: dict[str, Tensor]
-
-    def __call__(self, squares: Tensor) -> Tensor:
-        return torch.func.functional_call(self.module, self.tensors, (squares,))
 
 
 class SparseFlowCoupling(Coupling):
@@ -445,11 +370,12 @@ class SparseFlowCoupling(Coupling):
 
     parts = ("_features", "_terms", "lam", "log_potentials", "_work", "_support")
     nonnegative = True
+    no_empty_row = True
 
     def __init__(
         self,
-        query: Float[Tensor, "N H F"],
-        key: Float[Tensor, "N H F"],
+        query: Features,
+        key: Features,
         friction_query: Float[Tensor, "N H G"] | None = None,
         friction_key: Float[Tensor, "N H G"] | None = None,
         ptr: Tensor | None = None,
@@ -457,19 +383,18 @@ class SparseFlowCoupling(Coupling):
         lam: float | Tensor,
         alpha: float | Tensor = math.inf,
     ) -> None:
-        sizes = feature_sizes(query, key)
+        check_features(query, key)
         if (friction_query is None) != (friction_key is None):
             raise ValueError(
                 "friction_query and friction_key come together; got one of them. Neither: f = 1/n."
             )
         if friction_query is None or friction_key is None:
             friction_query = friction_key = query[:, :, :0]
-        feature_sizes(friction_query, friction_key, "friction_")
+        check_features(friction_query, friction_key, "friction_")
         if friction_query.shape[:2] != query.shape[:2]:
-            shape = list(query.shape[:2])
-            got = describe(friction_query)
             raise ValueError(
-                f"friction_query must have the nodes and heads of query, {shape}; got {got}."
+                f"friction_query must have the nodes and heads of query, {list(query.shape[:2])}; got "
+                f"{describe(friction_query)}."
             )
         conserved = isinstance(alpha, float) and alpha == math.inf
         if not torch.compiler.is_compiling():  # numbers may be symbolic while tracing
@@ -477,14 +402,13 @@ class SparseFlowCoupling(Coupling):
                 check_positive(lam, "lam", allow_zero=True)
             if not isinstance(alpha, Tensor) and not conserved:
                 check_positive(alpha, "alpha")
-        super().__init__(*sizes, ptr)
+        super().__init__(query.size(0), query.size(1), query, ptr)
         self.row_stochastic = conserved
+        # Potentials are differences of logarithms, which half precision does not resolve.
         features, _ = accumulating(query, key, friction_query, friction_key)
         self._features = sparse_flow.Features(*features)
-        self.lam, leak = (
-            self._by_row(lam, "lam", features[0]),
-            self._by_row(1 / alpha, "alpha", features[0]),
-        )
+        self.lam = self._by_row(lam, "lam", features[0])
+        leak = self._by_row(1 / alpha, "alpha", features[0])
         solved = sparse_flow.sparse_flow_potentials(
             *self._features, self.lam, leak, self.ptr
         )
@@ -497,42 +421,24 @@ class SparseFlowCoupling(Coupling):
         shape = (self.num_nodes, self.heads)
         if not isinstance(value, Tensor):
             return like.new_full(shape, value)
-        sizes = value.shape[::-1]  # broadcasting aligns the last dimensions
-        if len(sizes) > 2 or any(
-            size not in (1, full)
-            for size, full in zip(sizes, shape[::-1], strict=False)
-        ):
-            full_shape = f"[num_nodes, heads] = {list(shape)}"
+        try:
+            return value.to(like).expand(shape)
+        except RuntimeError as error:
             raise ValueError(
-                f"{name} must be a number or broadcast to {full_shape}; got {describe(value)}."
-            )
-        if value.is_meta and not like.is_meta:
-            check_has_values(value, name)
-        return value.to(like).expand(shape)
+                f"{name} must be a number or broadcast to [num_nodes, heads] = {list(shape)}; got {describe(value)}."
+            ) from error
 
-    def moved(
-        self, v: Float[Tensor, "N H D"], *, transpose: bool = False
-    ) -> Float[Tensor, "N H D"]:
-        """S v or Sᵀ v, for values with the heads of S, or with any number of heads if S has one."""
-        q, k, friction_q, friction_k = heads_of(v, *self._features)
+    def _product(self, v: Values, *, transpose: bool = False) -> Values:
+        features = sparse_flow.Features(*heads_of(v, *self._features))
         terms = RowTerms(*(t.expand(-1, v.size(1)) for t in self._terms))
         return sparse_flow.sparse_flow_product(
-            q, k, friction_q, friction_k, v, terms, self.ptr, transpose=transpose
+            *features, v, terms, self.ptr, transpose=transpose
         )
 
-    _product = moved
-
     def _transpose(self) -> Coupling:
-        return _Transposed(self)
+        return TransposedCoupling(self)
 
-    def degree(self) -> Float[Tensor, "N heads"]:
-        if self.row_stochastic:
-            return self._ones(self.dtype)
-        return super().degree()
-
-    def _listed(
-        self, edge_index: Int[Tensor, "two E"]
-    ) -> tuple[Tensor, Tensor, RowTerms, Tensor]:
+    def _listed(self, edge_index: Pairs) -> tuple[Tensor, Tensor, RowTerms, Tensor]:
         """s and u of listed pairs, the terms of their rows, and whether the source is the best conductor of the row."""
         source, target = edge_index
         s = listed_products(*self._features[:2], edge_index, self.ptr, across=-math.inf)
@@ -540,22 +446,16 @@ class SparseFlowCoupling(Coupling):
         terms = RowTerms(*(t[target] for t in self._terms))
         return s, u, terms, terms.best == source.unsqueeze(1)
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         return sparse_flow.entries(*self._listed(edge_index)).to(self.dtype)
 
-    def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _log_at(self, edge_index: Pairs) -> Entries:
         return sparse_flow.log_entries(*self._listed(edge_index)).to(self.dtype)
 
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
-        self._warn_if_large()
-        s = all_products(*self._features[:2], self.ptr, across=-math.inf)
-        u = all_products(*self._features[2:], self.ptr, across=0.0)
-        terms = RowTerms(*(t.t().unsqueeze(2) for t in self._terms))
-        best = terms.best == torch.arange(self.num_nodes, device=s.device)
-        return sparse_flow.entries(s, u, terms, best).to(self.dtype)
+    _dense = Coupling._entries_of_all_pairs
 
     @property
-    def potentials(self) -> Float[Tensor, "N heads"]:
+    def potentials(self) -> ByRow:
         """μ [N, H], the potential at which a unit of flow enters every node (SFi-Former, Eq. 7)."""
         return self.log_potentials.exp()
 
@@ -565,38 +465,9 @@ class SparseFlowCoupling(Coupling):
 
     def density(self) -> Float[Tensor, " heads"]:
         """The fraction of nonzero entries among the pairs within graphs."""
-        if self.ptr is None:
-            sizes = torch.tensor([self.num_nodes])
-        else:
-            sizes = self.ptr.diff()
-        return self._support.sum(0) / max(1, int(sizes.square().sum()))
+        pairs = sum(size * size for size in graph_sizes(self.ptr, self.num_nodes))
+        return self._support.sum(0) / max(1, pairs)
 
     def without_friction(self) -> PairwiseCoupling:
         """Softmax attention: the conserved flow through the same resistances without friction (λ = 0, α = ∞)."""
         return PairwiseCoupling(self._features.q, self._features.k, self.ptr)
-
-
-class _Transposed(Coupling):
-    """Sᵀ of a sparse flow, with the potentials of the rows of S."""
-
-    parts = ("flow",)
-    nonnegative = True
-
-    def __init__(self, flow: SparseFlowCoupling) -> None:
-        super().__init__(flow.num_nodes, flow.heads, flow, flow.ptr)
-        self.flow = flow
-
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        return self.flow.moved(v, transpose=True)
-
-    def _transpose(self) -> Coupling:
-        return self.flow
-
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        return self.flow._at(edge_index.flip(0))
-
-    def _log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        return self.flow._log_at(edge_index.flip(0))
-
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
-        return self.flow.to_dense().transpose(1, 2)

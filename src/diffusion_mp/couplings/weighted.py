@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from typing import Any, Literal, NoReturn
+from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.checks import check_flags, check_tensor, describe
@@ -17,17 +18,16 @@ from diffusion_mp.couplings.base import (
     SumCoupling,
     check_coupling_kind,
 )
-from diffusion_mp.couplings.low_rank_form import LowRankForm
+from diffusion_mp.couplings.low_rank_form import LowRankForm, weighted
 from diffusion_mp.couplings.pairwise import PairwiseCoupling
+from diffusion_mp.couplings.shapes import ByRow, Entries, Matrices, Pairs, Values
 from diffusion_mp.couplings.stored import SparseCoupling
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph.ops import members
 from diffusion_mp.runtime.cache import cached_property
 from diffusion_mp.runtime.precision import (
-    accumulating,
     inverse_root,
     reciprocal,
-    without_autocast,
 )
 
 
@@ -36,9 +36,9 @@ class ReweightedCoupling(DerivedCoupling):
 
     Args:
         coupling, row, column: S, and r and c [N, H]; one head broadcasts; ``None`` stands for ones.
-        row_stochastic, nonnegative: promises about s′.
-        symmetric: a promise about s′, implied if S is symmetric and r and c are one tensor, which keeps S ⪰ 0 too.
         positive: the promise that r, c > 0, except where a row and its column are zero. It gives s′ a ``metric``.
+        promises: ``symmetric``, ``row_stochastic`` and ``nonnegative``, about s′. If r and c are one tensor, s′ is
+            symmetric and semi-definite where S is.
 
     Examples:
         >>> torch.allclose(ReweightedCoupling(UniformCoupling(6), 2 * torch.ones(6, 1)).degree(), 2 * torch.ones(6, 1))
@@ -53,41 +53,31 @@ class ReweightedCoupling(DerivedCoupling):
         row: Tensor | None = None,
         column: Tensor | None = None,
         *,
-        symmetric: bool = False,
-        row_stochastic: bool = False,
-        nonnegative: bool = False,
         positive: bool = False,
+        **promises: bool | None,
     ) -> None:
         check_coupling_kind(coupling)
-        check_flags(
-            symmetric=symmetric,
-            row_stochastic=row_stochastic,
-            nonnegative=nonnegative,
-            positive=positive,
-        )
+        check_flags(positive=positive)
         heads = coupling.heads
+        shape = "[num_nodes, heads]"
         for name, weight in (("row", row), ("column", column)):
             if weight is None:
                 continue
-            check_tensor(
-                weight, name, "[num_nodes, heads]", coupling.device, "the coupling"
-            )
-            fits = weight.dim() == 2 and weight.size(0) == coupling.num_nodes
-            if not fits or (heads != 1 and weight.size(1) not in (1, heads)):
-                sizes = f"{coupling.num_nodes} nodes and 1 or {heads} heads, as the coupling and the other factor"
+            check_tensor(weight, name, shape, coupling.device, "the coupling")
+            if (
+                weight.dim() != 2
+                or weight.size(0) != coupling.num_nodes
+                or len({1, heads, weight.size(1)}) > 2
+            ):
                 raise ValueError(
-                    f"{name} must be [num_nodes, heads] with {sizes}; got {describe(weight)}."
+                    f"{name} must be {shape} with {coupling.num_nodes} nodes and 1 or {heads} heads, as the coupling "
+                    f"and the other factor; got {describe(weight)}."
                 )
             heads = max(heads, weight.size(1))
-        super().__init__(coupling.num_nodes, heads, coupling)
-        self.coupling = coupling
+        super().__init__(coupling, heads, **promises)
         self.row = row
         self.column = column
-        self.row_stochastic = row_stochastic
-        self.nonnegative = nonnegative
         self._positive = positive
-        if symmetric:
-            self.symmetric = True
 
     @cached_property
     def symmetric(self) -> bool:
@@ -98,53 +88,43 @@ class ReweightedCoupling(DerivedCoupling):
         return self.row is self.column and self.coupling.positive_semidefinite
 
     @cached_property
-    def _metric(self) -> Float[Tensor, "N heads"] | None:
+    def _metric(self) -> ByRow | None:
         """d̄ c / r in double precision: its product with diag(r) S diag(c) is diag(c) [diag(d̄) S] diag(c)."""
         metric = self.coupling.metric if self._positive else None
         if metric is None:
             return None
-        if self.column is not None:
-            metric = metric * self.column.detach().double()
+        metric = weighted(metric, self.column)
         if self.row is None:
             return metric
-        return torch.where(self.row == 0, 1.0, metric / self.row.detach().double())
+        return torch.where(self.row == 0, 1.0, metric / self.row.double())
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: Values) -> Values:
         # Factors leave the range of half precision.
         wide = v.to(torch.promote_types(v.dtype, torch.float32))
-        if self.column is None:
-            inner = wide
-        else:
-            inner = self.column.unsqueeze(2).to(wide.dtype) * wide
-        moved = self.coupling._product(inner)
-        return (
-            moved if self.row is None else self.row.unsqueeze(2).to(wide.dtype) * moved
-        ).to(v.dtype)
+        moved = self.coupling._product(weighted(wide, self.column))
+        return weighted(moved, self.row).to(v.dtype)
 
     def _transpose(self) -> Coupling:
         return ReweightedCoupling(
             self.coupling.T, self.column, self.row, nonnegative=self.nonnegative
         )
 
-    def degree(self) -> Float[Tensor, "N heads"]:
+    def degree(self) -> ByRow:
         if self.column is None:
             inner = self.coupling.degree()
         else:
-            inner = self.coupling.matmul(
-                self.column.to(self.dtype).unsqueeze(2)
-            ).squeeze(2)
-        return (inner if self.row is None else self.row * inner).expand(-1, self.heads)
+            column = self.column.to(self.dtype).unsqueeze(2)
+            inner = self.coupling.matmul(column).squeeze(2)
+        return weighted(inner, self.row).expand(-1, self.heads)
 
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def _at(self, edge_index: Pairs) -> Entries:
         source, target = edge_index
         entries = self.coupling._at(edge_index)
-        if self.row is None:
-            entries = entries
-        else:
+        if self.row is not None:
             entries = self.row[target] * entries
-        if self.column is None:
-            return entries
-        return entries * self.column[source]
+        if self.column is not None:
+            entries = entries * self.column[source]
+        return entries
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
         form = self.coupling.low_rank_form(dtype)
@@ -152,15 +132,13 @@ class ReweightedCoupling(DerivedCoupling):
             return None
         return form.reweighted(self.row, self.column)
 
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
-        dense = self.coupling.to_dense()
-        if self.row is None:
-            dense = dense
-        else:
+    def _dense(self) -> Matrices:
+        dense = self.coupling._dense()
+        if self.row is not None:
             dense = self.row.t().unsqueeze(2) * dense
-        if self.column is None:
-            return dense
-        return dense * self.column.t().unsqueeze(1)
+        if self.column is not None:
+            dense = dense * self.column.t().unsqueeze(1)
+        return dense
 
 
 def row_normalized(coupling: Coupling) -> ReweightedCoupling:
@@ -171,23 +149,23 @@ def row_normalized(coupling: Coupling) -> ReweightedCoupling:
         True
     """
     check_coupling_kind(coupling)
-    degree = reciprocal(coupling.degree())
     sign = coupling.nonnegative
     # If entries are nonnegative, a row that sums to zero is zero, and its column too where S is reversible.
     return ReweightedCoupling(
-        coupling, degree, row_stochastic=True, nonnegative=sign, positive=sign
+        coupling,
+        reciprocal(coupling.degree()),
+        positive=sign,
+        row_stochastic=True,
+        nonnegative=sign,
     )
 
 
-def averaged(coupling: Coupling) -> Coupling:
+def averaged(coupling: Coupling, ptr: Tensor) -> Coupling:
     """s_ij / n with n the nodes of the graph of i and j."""
-    if coupling.ptr is None:
-        return ScaledCoupling(1.0 / max(coupling.num_nodes, 1), coupling)
-    member, count = members(coupling.ptr, coupling.num_nodes, coupling.device)
-    weight = count.double().rsqrt().to(coupling.dtype)[member].unsqueeze(1)
-    return ReweightedCoupling(
-        coupling, weight, weight, nonnegative=coupling.nonnegative
-    )
+    member, count = members(ptr, coupling.num_nodes, coupling.device)
+    # One factor for rows and columns leaves S symmetric.
+    root = count.double().rsqrt().to(coupling.dtype)[member].unsqueeze(1)
+    return ReweightedCoupling(coupling, root, root, nonnegative=coupling.nonnegative)
 
 
 def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupling:
@@ -209,18 +187,13 @@ def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupli
     """
     check_coupling_kind(coupling)
     check_flags(diagonal=diagonal)
-    # A pass over the entries only to refuse the coupling would be a waste.
-    if not coupling.examines and coupling.row_stochastic and not coupling.symmetric:
+    # Whether a symmetric S that is examined has rows that sum to one does not matter.
+    divided = not coupling.examines and coupling.row_stochastic
+    if not coupling.nonnegative or (divided and not coupling.symmetric):
         raise CouplingMismatchError(
-            f"symmetric_normalized takes a coupling before its rows are divided by their sums; got a "
-            f"{type(coupling).__name__} that declares row_stochastic=True. Make it with row_stochastic=False, for "
-            f"instance GaussianDiffusivity(row_stochastic=False)."
-        )
-    if not coupling.nonnegative:
-        raise CouplingMismatchError(
-            f"symmetric_normalized takes the roots of row sums, so entries must not be negative; got a "
-            f"{type(coupling).__name__} that declares nonnegative=False. Unit queries and keys (normalize='row') make "
-            f"the simple score non-negative; the sigmoid, the softmax and the Gaussian always are."
+            f"symmetric_normalized takes a coupling with nonnegative=True, before its rows are divided by their sums; "
+            f"got {coupling!r}. Make it with row_stochastic=False; unit queries and keys (normalize='row') make the "
+            f"simple score non-negative, and the sigmoid, the softmax and the Gaussian always are."
         )
     kept = coupling if diagonal else without_diagonal(coupling)
     if isinstance(kept, PairwiseCoupling) and not kept.normalize:
@@ -230,190 +203,48 @@ def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupli
 
 
 def without_diagonal(coupling: Coupling) -> Coupling:
-    """Remove the diagonal: loops of edges and of scores of pairs are left out, other diagonals are subtracted.
+    """Leave out the loops of edges and of unnormalised scores of pairs, also in multiples and sums of these.
+
+    Raises:
+        CouplingMismatchError: another coupling, whose diagonal could only be subtracted. The difference has as few
+            digits as its diagonal exceeds the rest of a row.
 
     Examples:
-        >>> bool((without_diagonal(UniformCoupling(6)).diagonal() == 0).all())
+        >>> bool((without_diagonal(PairwiseCoupling(q, q, normalize=False)).to_dense()[:, 0, 0] == 0).all())
         True
     """
     check_coupling_kind(coupling)
     if isinstance(coupling, SumCoupling):
         return SumCoupling([without_diagonal(term) for term in coupling.terms])
     if isinstance(coupling, ScaledCoupling):
-        return ScaledCoupling(
-            coupling.scale,
-            without_diagonal(coupling.coupling),
-            nonnegative=coupling._positive,
-        )
+        bare = without_diagonal(coupling.coupling)
+        return ScaledCoupling(coupling.scale, bare, nonnegative=coupling._positive)
     if isinstance(coupling, SparseCoupling):
         source, target = coupling.graph.edges
-        weight = coupling.weight.masked_fill((source == target).unsqueeze(1), 0.0)
-        symmetric = None if coupling.examines else coupling.symmetric
         return SparseCoupling(
             coupling.graph,
-            weight,
-            symmetric=symmetric,
+            coupling.weight.masked_fill((source == target).unsqueeze(1), 0.0),
+            symmetric=None if coupling.examines else coupling.symmetric,
             nonnegative=coupling.nonnegative,
         )
     if isinstance(coupling, PairwiseCoupling) and not coupling.normalize:
         return _same_scores(coupling, False, loops=False)
-    return OffDiagonalCoupling(coupling)
+    raise CouplingMismatchError(
+        f"only edges and unnormalised scores of pairs have a diagonal that can be left out; got {coupling!r}. Take "
+        f"AdjacencyDiffusivity, or SigmoidDiffusivity or GaussianDiffusivity with row_stochastic=False."
+    )
 
 
 def _same_scores(
     coupling: PairwiseCoupling, normalize: Literal[False, "symmetric"], loops: bool
 ) -> PairwiseCoupling:
     """The scores of a coupling that is not normalised, with another normalisation."""
-    scores = (coupling.query, coupling.key, coupling.ptr, coupling.score)
-    definite = coupling.positive_semidefinite
-    promises: dict[str, Any] = {
-        "symmetric": coupling.symmetric,
-        "positive_semidefinite": definite and loops,
-    }
-    return PairwiseCoupling(*scores, normalize=normalize, loops=loops, **promises)
-
-
-class OffDiagonalCoupling(DerivedCoupling):
-    """S − diag S by subtraction, which loses as many digits as the diagonal exceeds the rest of its row."""
-
-    parts = ("coupling",)
-
-    def __init__(self, coupling: Coupling) -> None:
-        super().__init__(coupling.num_nodes, coupling.heads, coupling)
-        self.coupling = coupling
-
-    @cached_property
-    def nonnegative(self) -> bool:
-        return self.coupling.nonnegative
-
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        wide = v.to(torch.promote_types(v.dtype, torch.float32))
-        own = self.coupling.diagonal().unsqueeze(2).to(wide.dtype)
-        return (self.coupling._product(wide) - own * wide).to(v.dtype)
-
-    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
-        moved = self.coupling._majorized(v, convex)[0]
-        degree = self.degree().unsqueeze(2)
-        # a Laplacian does not depend on the diagonal.
-        return (
-            moved,
-            degree if convex else 2 * degree,
-        )
-
-    def _transpose(self) -> Coupling:
-        return OffDiagonalCoupling(self.coupling.T)
-
-    def degree(self) -> Float[Tensor, "N heads"]:
-        whole = self.coupling.degree()
-        own = self.coupling.diagonal().to(whole.dtype)
-        # Zero if within the rounding of both, which a normalisation would amplify.
-        rest = whole - own
-        rounding = 16 * torch.finfo(self.dtype).eps * (whole.abs() + own.abs())
-        return rest.masked_fill(rest.abs() <= rounding, 0.0)
-
-    def _at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        source, target = edge_index
-        return self.coupling._at(edge_index).masked_fill(
-            (source == target).unsqueeze(1), 0.0
-        )
-
-    def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
-        form = self.coupling.low_rank_form(dtype)
-        if form is None:
-            return None
-        return form._replace(diagonal=-(form.left * form.right).sum(2))
-
-    def to_dense(self) -> Float[Tensor, "heads N N"]:
-        loops = torch.eye(self.num_nodes, dtype=torch.bool, device=self.device)
-        return self.coupling.to_dense().masked_fill(loops, 0.0)
-
-
-class ProjectedCoupling(DerivedCoupling):
-    r"""Heads on projections of the state, as one coupling Σ_h W_hᵀ S_h W_h of a state of one head [N, 1, C].
-
-    Its Laplacian is that of Σ_h Σ_ij s^h_ij ‖W_h(z_i − z_j)‖² (Remark c of Theorem T1, docs/certified.md). As it mixes
-    channels, there are no entries and row sums, but a product, a Laplacian and a majorant Σ_h p_h ‖W_h‖₂².
-
-    Args:
-        coupling, projection: S, with H heads or one, and W [H, D, C].
-
-    Examples:
-        >>> (ProjectedCoupling(UniformCoupling(6), torch.rand(1, 2, 4)) @ x.unsqueeze(1)).shape
-        torch.Size([6, 1, 4])
-    """
-
-    parts = ("coupling", "projection")
-    low_rank = False  # nor does a metric of the heads say more of their sum than that they are symmetric
-    _metric = None
-
-    def __init__(
-        self, coupling: Coupling, projection: Float[Tensor, "heads D C"]
-    ) -> None:
-        check_coupling_kind(coupling)
-        check_tensor(
-            projection,
-            "projection",
-            "[heads, head_channels, channels]",
-            coupling.device,
-            "the coupling",
-        )
-        if projection.dim() != 3 or coupling.heads not in (1, projection.size(0)):
-            shape = f"[heads, head_channels, channels] with the {coupling.heads} heads of the coupling"
-            raise ValueError(f"projection must be {shape}; got {describe(projection)}.")
-        super().__init__(coupling.num_nodes, 1, coupling)
-        self.coupling = coupling
-        self.projection = projection
-
-    @cached_property
-    def nonnegative(self) -> bool:
-        return self.coupling.nonnegative
-
-    @cached_property
-    def positive_semidefinite(self) -> bool:
-        return self.coupling.positive_semidefinite
-
-    def _projected(self, v: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
-        """W and W v of every head in at least float32, and the dtype of v."""
-        if v.size(1) != 1 or v.size(2) != self.projection.size(2):
-            what = f"a state of one head with the {self.projection.size(2)} channels that the projection reads"
-            raise ValueError(f"v must be {what}; got {describe(v)}.")
-        (w, wide), dtype = accumulating(self.projection, v.squeeze(1))
-        return w, torch.einsum("hdc,nc->nhd", w, wide), dtype
-
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
-        with without_autocast(v):
-            w, projected, dtype = self._projected(v)
-            return (
-                torch.einsum("hdc,nhd->nc", w, self.coupling.matmul(projected))
-                .unsqueeze(1)
-                .to(dtype)
-            )
-
-    def _majorized(self, v: Tensor, convex: bool) -> tuple[Tensor, Tensor]:
-        with without_autocast(v):
-            if v.size(2):
-                w, projected, _ = self._projected(v)
-            else:  # the majorant alone
-                w = accumulating(self.projection)[0][0]
-                projected = v.expand(-1, self.coupling.heads, -1)
-            moved, bounds = self.coupling._majorized(projected, convex)
-            bound = (spectral_norms(w).square().unsqueeze(1) * bounds).sum(
-                1, keepdim=True
-            )
-            return torch.einsum("hdc,nhd->nc", w, moved).unsqueeze(1) if v.size(
-                2
-            ) else v, bound
-
-    def _transpose(self) -> Coupling:
-        return ProjectedCoupling(self.coupling.T, self.projection)
-
-    def _refuse(self, edge_index: Tensor | None = None) -> NoReturn:
-        raise CouplingMismatchError(
-            "a ProjectedCoupling has no entries or row sums: it mixes channels, so a pair of nodes has a matrix. "
-            "Ask its `coupling`, one head at a time; laplacian(v) and majorant(convex) are those of the whole."
-        )
-
-    degree = _at = to_dense = _refuse
+    same = copy.copy(coupling)
+    same.normalize = normalize
+    same.loops = same.no_empty_row = loops
+    same.positive_semidefinite = coupling.positive_semidefinite and loops
+    vars(same).pop("shifts", None)
+    return same
 
 
 def spectral_norms(w: Float[Tensor, "heads D C"]) -> Float[Tensor, " heads"]:

@@ -330,10 +330,10 @@ class SymmetricDiffusivity(Composed):
 
     Args:
         diffusivity: the diffusivity of Ω, with ``row_stochastic=False``.
-        diagonal: whether ω_ii counts.
+        diagonal: whether ω_ii counts; it can be left out of an adjacency, and of sigmoid and Gaussian attention.
 
     Examples:
-        >>> SymmetricDiffusivity(SimpleDiffusivity(row_stochastic=False), diagonal=False)(x).symmetric
+        >>> SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False), diagonal=False)(x).symmetric
         True
     """
 

@@ -64,12 +64,6 @@ class SummedCoupling(_OverRanks):
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         return self.coupling.read(all_merged(self.coupling.pool(v), self.group), v)
 
-    def diagonal(self) -> Float[Tensor, "N heads"]:
-        """s_ii of this rank's nodes, unless sums of all nodes divide it."""
-        if self.row_stochastic:
-            return super().diagonal()
-        return self.coupling.diagonal()
-
     def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """log s_ij for edges of the sharded graph, which has checked them: sources may be nodes of other ranks."""
         if not isinstance(self.coupling, LogLowRankCoupling):
@@ -119,9 +113,6 @@ class HaloCoupling(_OverRanks):
 
     def degree(self) -> Float[Tensor, "N heads"]:
         return self.coupling.degree()[: self.num_nodes]
-
-    def diagonal(self) -> Float[Tensor, "N heads"]:
-        return self.coupling.diagonal()[: self.num_nodes]
 
 
 def _is_symmetric(

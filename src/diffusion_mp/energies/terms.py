@@ -25,7 +25,6 @@ from diffusion_mp.checks import (
 )
 from diffusion_mp.couplings import (
     Coupling,
-    ProjectedCoupling,
     ScaledCoupling,
     SparseCoupling,
 )
@@ -514,7 +513,9 @@ class CouplingTerm(SharedTerm):
         elif graph.total_nodes != graph.num_nodes:
             # The graph of several processes has one mean; that of the rows of this one is another on each.
             near = z - graph.centre(z)
-        return Majorant(*self.coupling.majorized(near, convex))
+        half, degree = self.coupling.laplacian_and_degree(near)
+        bound = self.coupling.majorant(convex, degree)
+        return Majorant(half, bound.unsqueeze(2))
 
     def flaw(self, constraint: Constraint) -> str | None:
         promise = not_declared("term's", self.coupling)
@@ -524,15 +525,8 @@ class CouplingTerm(SharedTerm):
         # Several processes have to take the same steps, also where one of them rounds.
         if not self.coupling.whole:
             return None
-        damping = self.coupling.majorant(True)
-        if not _bounds_are_row_sums(self.coupling):
-            damping = damping.unsqueeze(2).to(z.dtype)
-            return Mean(
-                damping, None, lambda z: damping * z - self.coupling.laplacian(z)
-            )
         # Rounded to fewer digits than S z has, D − S would leak constants.
-        if damping.dtype != z.dtype:
-            damping = self.coupling.exact_degree(z.dtype)
+        damping = self.coupling.majorant(True, self.coupling.exact_degree(z.dtype))
         return Mean(damping.unsqueeze(2), None, self.coupling.matmul)
 
     def pull(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling:
@@ -541,18 +535,6 @@ class CouplingTerm(SharedTerm):
 
     def __repr__(self) -> str:
         return f"CouplingTerm({self.coupling!r})"
-
-
-def _bounds_are_row_sums(coupling: Coupling) -> bool:
-    """Return whether p z − S z is the Laplacian, with p the majorant: not of projected heads, unknown of others."""
-    if isinstance(coupling, ProjectedCoupling) or not type(
-        coupling
-    )._majorized.__module__.startswith("diffusion_mp."):
-        return False
-    parts = getattr(coupling, "terms", [getattr(coupling, "coupling", None)])
-    return all(
-        _bounds_are_row_sums(part) for part in parts if isinstance(part, Coupling)
-    )
 
 
 class EdgeTerm(EnergyTerm):
@@ -698,7 +680,7 @@ class PairTerm(SharedTerm):
         """
         if self.projection is None:
             return constraint.diameter
-        norm = float(spectral_norms(self.projection.double()).max())
+        norm = float(spectral_norms(self.projection.detach().double()).max())
         farthest = norm * constraint.diameter if norm > 0 else 0.0
         wide = torch.promote_types(self.projection.dtype, torch.float32)
         if self.penalty.domain[1] < farthest * farthest <= self.penalty.reach(wide):
@@ -706,7 +688,7 @@ class PairTerm(SharedTerm):
         return farthest
 
     def pull(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling:
-        """Return Ω = (f(‖z_i − z_j‖²))_ij, divided by n for a mean, in the dtype of z."""
+        """Return Ω = (f(‖W_h(z_i − z_j)‖²))_ij, divided by n for a mean, in the dtype of z."""
         x = self.projected(z)
         if self.read is not None:
             pairs = self.read(x.flatten(1), graph)
@@ -717,24 +699,32 @@ class PairTerm(SharedTerm):
                 radius = max(self.diameter(within) / 2, torch.finfo(torch.float64).tiny)
                 within = Ball(radius) if math.isfinite(radius) else Unconstrained()
             pairs = self.penalty.coupling(x, graph.segments, constraint=within)
-        if self.mean and graph.segments is None:
-            # The rows of other processes count, too.
-            # A tensor, since torch.export simplifies max(n, 1) to n and fails at n = 0.
+        if not self.mean:
+            return pairs
+        if graph.segments is None:
+            # The rows of other processes count, too. The number is a tensor, since torch.export simplifies max(n, 1)
+            # to n and fails at n = 0.
             nodes = torch.full((), graph.total_nodes).to(pairs.device, pairs.dtype)
             share = nodes.clamp(min=1).reciprocal()
-            pairs = ScaledCoupling(share, pairs, nonnegative=True)
-        elif self.mean:
-            pairs = averaged(pairs)
-        if self.projection is None:
-            return pairs
-        return ProjectedCoupling(pairs, self.projection.to(z.dtype))
+            return ScaledCoupling(share, pairs, nonnegative=True)
+        return averaged(pairs, graph.segments)
 
     def majorant(
         self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
     ) -> Majorant:
-        return CouplingTerm(self.pull(z, graph), graph.centre(z)).majorant(
-            z, graph, convex
+        pull = self.pull(z, graph)
+        if self.projection is None:
+            return CouplingTerm(pull, graph.centre(z)).majorant(z, graph, convex)
+        near = self.projected(z - graph.centre(z))
+        half, bound = CouplingTerm(pull, near.new_zeros(())).majorant(
+            near, graph, convex
         )
+        # The Laplacian of Σ_h Σ_ij s^h_ij ‖W_h(z_i − z_j)‖² is Σ_h W_hᵀ(D_h − S_h)W_h (Remark c of Theorem T1).
+        with without_autocast(z):
+            w = self.projection.to(z.dtype)
+            back = torch.einsum("hdc,nhd->nc", w, half)
+            squares = spectral_norms(w).square().view(1, -1, 1)
+            return Majorant(back.unsqueeze(1), (squares * bound).sum(1, keepdim=True))
 
     def flaw(self, constraint: Constraint) -> str | None:
         flaw = values_flaw(self.projection, "projection")

@@ -254,9 +254,3 @@ class BlockwiseCoupling(PartialCoupling):
         pooled = self.blocks.each(lambda x, v: self.couple(x).pool(v), self.x, v)
         sums = merged([part for _, part in pooled])
         return self.blocks.joined(lambda x, v: self.couple(x).read(sums, v), self.x, v)
-
-    def diagonal(self) -> Float[Tensor, "N heads"]:
-        # A normalised entry is divided by a sum over all nodes, which a block does not know.
-        if self.row_stochastic:
-            return super().diagonal()
-        return self.blocks.joined(lambda x: self.couple(x).diagonal(), self.x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -21,28 +21,30 @@ def may_keep() -> bool:
     return torch.compiler.is_compiling() or not observed()
 
 
-if TYPE_CHECKING:
-    from functools import cached_property as cached_property
-else:
+class cached_property(Generic[T]):
+    """``functools.cached_property`` without its lock, which torch.compile cannot trace."""
 
-    class cached_property:
-        """``functools.cached_property`` without its lock, which torch.compile cannot trace."""
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self.compute = compute
+        self.__doc__ = compute.__doc__
 
-        def __init__(self, compute: Callable[[Any], object]) -> None:
-            self.compute = compute
-            self.__doc__ = compute.__doc__
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
 
-        def __set_name__(self, owner: type, name: str) -> None:
-            self.name = name
-
-        def __get__(self, owner: object | None, kind: type | None = None) -> object:
-            if owner is None:
-                return self
-            value = self.compute(owner)
-            if may_keep():
-                # An attribute of the instance hides this descriptor, so the next access makes no call.
-                setattr(owner, self.name, value)
-            return value
+    @overload
+    def __get__(self, owner: None, kind: type) -> cached_property[T]: ...
+    @overload
+    def __get__(self, owner: object, kind: type | None = None) -> T: ...
+    def __get__(
+        self, owner: object | None, kind: type | None = None
+    ) -> cached_property[T] | T:
+        if owner is None:
+            return self
+        value = self.compute(owner)
+        if may_keep():
+            # An attribute of the instance hides this descriptor, so the next access makes no call.
+            setattr(owner, self.name, value)
+        return value
 
 
 def persistent(make: Callable[[], T]) -> T:

@@ -135,7 +135,6 @@ def _methods(
     return [
         ("@ v", "product", coupling @ v, dense_product(dense, v)),
         ("degree()", "degree", coupling.degree(), dense.sum(-1).T),
-        ("diagonal()", "entries", coupling.diagonal(), dense.diagonal(0, 1, 2).T),
         ("at(pairs)", "entries", coupling.at(case.pairs), entries),
         (
             "dirichlet(v)",
@@ -434,7 +433,6 @@ def _writable(case: CouplingCase) -> None:
         "S.laplacian(v)": lambda: coupling.laplacian(v),
         "S.transformed(x, None)": lambda: coupling.transformed(x, None),
         "S.degree()": coupling.degree,
-        "S.diagonal()": coupling.diagonal,
         "S.to_dense()": coupling.to_dense,
         "S.at(pairs)": lambda: coupling.at(pairs),
     }
