@@ -182,7 +182,7 @@ STATE = 0.3 * randn(N, 1, C)
     [
         (joint(LongerMLP(EYE, EYE[0])), "exceeds its majorant"),
         (joint(constraint=Shrinking()), "the state leaves"),
-        (Joint(graph_term=too_far(), graph=GRAPH), "step 1 from this state raises F"),
+        (Joint(graph_term=too_far(), graph=GRAPH), "exceeds its majorant"),
         (joint(CouplingTerm(too_far())), "exceeds its majorant"),
         (
             joint(CouplingTerm(SparseCoupling(GRAPH, -torch.ones(24)))),
