@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -22,7 +21,7 @@ from diffusion_mp.energies.counterexamples import (
     numbers_flaw,
 )
 from diffusion_mp.energies.energy import Energy
-from diffusion_mp.energies.pairs import State, check_heads
+from diffusion_mp.energies.pairs import HeadState, State, check_heads
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.energies.terms import values_flaw
@@ -321,7 +320,7 @@ def certify_step(
     )
 
 
-def broken_premise(energy: Energy, z: Float[Tensor, "N H D"]) -> str | None:
+def broken_premise(energy: Energy, z: HeadState) -> str | None:
     """Return a sentence naming a premise of Theorem T11 that an energy breaks at a state, or ``None``."""
     graph = energy.graph_of(z)
     if (flaw := values_flaw(z, "state") or _outside(energy.constraint, z)) is not None:
@@ -337,7 +336,7 @@ def broken_premise(energy: Energy, z: Float[Tensor, "N H D"]) -> str | None:
     return None
 
 
-def _outside(constraint: Constraint, x: Float[Tensor, "N H D"]) -> str | None:
+def _outside(constraint: Constraint, x: HeadState) -> str | None:
     """Rows lie in C up to the rounding of a projection; moving them there may otherwise raise the rest of F."""
     rounding = 16 * torch.finfo(x.dtype).eps * torch.linalg.vector_norm(x, dim=2)
     moved = torch.linalg.vector_norm(constraint.project(x) - x, dim=2)

@@ -12,13 +12,13 @@ from operator import add
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.checks import describe
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint
 from diffusion_mp.energies.energy import Energy
+from diffusion_mp.energies.pairs import HeadState, Scalar
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.terms import (
     EnergyTerm,
@@ -77,7 +77,7 @@ def _in_library(defined: Any) -> bool:
 
 
 def counterexample(
-    energy: Energy, z: Float[Tensor, "N H D"], steps: int, foreign: Iterable[Any]
+    energy: Energy, z: HeadState, steps: int, foreign: Iterable[Any]
 ) -> tuple[str | None, int]:
     """Return a sentence about a step that raises F or a majorant that fails, or ``None``, and how many states it took.
 
@@ -126,9 +126,7 @@ def counterexample(
     return None, count
 
 
-def around(
-    z: Float[Tensor, "N H D"], graph: Graph
-) -> Iterator[tuple[Float[Tensor, "N H D"], bool]]:
+def around(z: HeadState, graph: Graph) -> Iterator[tuple[HeadState, bool]]:
     """Yield z contracted and spread about the mean of each graph, and states at random around z.
 
     With each comes whether it is one of the former.
@@ -144,8 +142,8 @@ def around(
 
 def rise(
     energy: Energy,
-    before: Float[Tensor, "N H D"],
-    after: Float[Tensor, "N H D"],
+    before: HeadState,
+    after: HeadState,
     least: float | Tensor = 0.0,
 ) -> str | None:
     """Return a sentence about a graph whose F is higher ``after`` a step by more than rounding, or ``None``.
@@ -198,9 +196,7 @@ def _by_differences(term: EnergyTerm) -> bool:
     return type(term).by_graph is EnergyTerm.by_graph
 
 
-def projection_flaw(
-    constraint: Constraint, z: Float[Tensor, "N H D"], graph: Graph
-) -> str | None:
+def projection_flaw(constraint: Constraint, z: HeadState, graph: Graph) -> str | None:
     """Return a sentence saying that ``project`` does not give the nearest point of a constraint, or ``None``."""
     points = [candidate for candidate, _ in around(z, graph)]
     members = [constraint.project(point) for point in points]
@@ -223,17 +219,13 @@ def overflows(z: Tensor, *values: Tensor) -> bool:
     return not finite and float(z.abs().max()) > OVERFLOWING
 
 
-def rescaled(
-    z: Float[Tensor, "N H D"], graph: Graph, scale: float
-) -> Float[Tensor, "N H D"]:
+def rescaled(z: HeadState, graph: Graph, scale: float) -> HeadState:
     """Return z contracted or spread about the mean of each graph."""
     centre = mean_rows(z, graph.segments)
     return centre + scale * (z - centre)
 
 
-def resolution(
-    term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph
-) -> Float[Tensor, ""]:
+def resolution(term: EnergyTerm, z: HeadState, graph: Graph) -> Scalar:
     """Return what rounding may change of a value by a formula that cancels for small z, such as √(1 + z²) − 1.
 
     Its error is one of the values at distances of about one, however small the value itself is.
@@ -249,7 +241,7 @@ def resolution(
 
 
 def numbers_flaw(
-    term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, *, value: bool = True
+    term: EnergyTerm, z: HeadState, graph: Graph, *, value: bool = True
 ) -> str | None:
     """Return a sentence saying which of the three functions has a wrong shape or no numbers at z, or ``None``."""
     half, bound = term.half_gradient(z, graph), term.bound(z, graph)
@@ -271,7 +263,7 @@ def numbers_flaw(
 @torch.no_grad()
 def term_flaw(
     term: EnergyTerm,
-    z: Float[Tensor, "N H D"],
+    z: HeadState,
     graph: Graph,
     moves: Iterable[Tensor] = (),
 ) -> str | None:
@@ -321,11 +313,11 @@ def term_flaw(
 
 def curved_moves(
     term: EnergyTerm,
-    z: Float[Tensor, "N H D"],
+    z: HeadState,
     graph: Graph,
     bound: Tensor,
     generator: torch.Generator,
-) -> Iterator[Float[Tensor, "N H D"]]:
+) -> Iterator[HeadState]:
     """Yield moves along the direction in which the half gradient changes most, as a multiple of the bound.
 
     The bound has to satisfy J ⪯ 2 diag(p) for the Jacobian J of the half gradient. The power method finds the largest

@@ -15,9 +15,11 @@ from torch.utils.checkpoint import checkpoint
 from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling, row_normalized
 from diffusion_mp.couplings.features import at_least_zero, measured_from
+from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.energies.penalties import (
     GaussianPenalty,
     Penalty,
+    Squares,
     find_flaw,
     rows_of_norm,
 )
@@ -96,7 +98,7 @@ class MixturePenalty(Saved, Penalty):
         """1/σ² of the narrowest Gaussian."""
         return self.widths.detach().min() ** -2
 
-    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def delta(self, z2: Squares) -> Squares:
         scale = 2 * self.widths.to(z2.dtype).square()
         z2 = at_least_zero(
             z2
@@ -105,19 +107,19 @@ class MixturePenalty(Saved, Penalty):
             scale * self.weights.to(z2.dtype) * torch.expm1(-z2.unsqueeze(-1) / scale)
         ).sum(-1)
 
-    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def f(self, z2: Squares) -> Squares:
         return (self.weights.to(z2.dtype) * self._exponents(z2).exp()).sum(-1)
 
-    def log_f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def log_f(self, z2: Squares) -> Squares:
         return (self._exponents(z2) + self.weights.to(z2.dtype).log()).logsumexp(-1)
 
-    def _exponents(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape M"]:
+    def _exponents(self, z2: Squares) -> Float[Tensor, "*shape M"]:
         return -z2.unsqueeze(-1) / (2 * self.widths.to(z2.dtype).square())
 
     def attention(
         self,
-        query: Float[Tensor, "N H D"],
-        key: Float[Tensor, "N H D"] | None = None,
+        query: HeadState,
+        key: HeadState | None = None,
         ptr: Tensor | None = None,
         *,
         centre: Tensor | None = None,
@@ -215,11 +217,11 @@ class FunctionPenalty(Saved, Penalty):
                 f"{flaw} A penalty's f is nonnegative and does not increase on its domain {self.domain}."
             )
 
-    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def f(self, z2: Squares) -> Squares:
         # Rounding may be negative, where a function of a distance need not be defined.
         return self._slope(at_least_zero(z2))
 
-    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def delta(self, z2: Squares) -> Squares:
         if self.integral is not None:
             return self.integral(z2)
         reach = at_least_zero(z2).log1p()

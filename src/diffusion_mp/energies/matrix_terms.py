@@ -16,7 +16,7 @@ from torch.nn import functional
 from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling
 from diffusion_mp.energies.constraints import Constraint
-from diffusion_mp.energies.pairs import check_channels
+from diffusion_mp.energies.pairs import Bound, HeadState, PerNode, check_channels
 from diffusion_mp.energies.terms import (
     Majorant,
     Mean,
@@ -139,14 +139,12 @@ class MatrixTerm(RowTerm, SharedTerm):
             along = (along + self.backward.transformed(v, turned, self.hops)) / 2
         return along.unsqueeze(1)
 
-    def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
+    def rows(self, z: HeadState, graph: Graph) -> PerNode:
         wide = z.double()
         check_channels(z, "matrix", self.matrix)
         return (wide * (self.degree.double() * wide - self._received(wide))).sum((1, 2))
 
-    def majorant(
-        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
-    ) -> Majorant:
+    def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         degree = self.degree.to(z.dtype)
         half = degree * z - self._received(z)
         return Majorant(half, degree if convex else 2 * degree)
@@ -156,7 +154,7 @@ class MatrixTerm(RowTerm, SharedTerm):
             return None
         return norm_flaw(self.matrix, self.norms, "matrix")
 
-    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
+    def weighted_mean(self, z: HeadState) -> Mean:
         return Mean(self.degree.to(z.dtype), None, self._received)
 
 
@@ -246,7 +244,7 @@ class AttentionTerm(RowTerm, SharedTerm):
             graph.segments,
         )
 
-    def _log_sums(self, q: Tensor, k: Tensor, graph: Graph) -> Float[Tensor, " N"]:
+    def _log_sums(self, q: Tensor, k: Tensor, graph: Graph) -> PerNode:
         """Return Σ_h log Σ_j b_ij exp(−γ s_ij / 2) of every row i."""
         if self.prior is not None:
             edges = self.prior.graph.edges
@@ -276,7 +274,7 @@ class AttentionTerm(RowTerm, SharedTerm):
             - q.size(1) * nodes.log()
         )
 
-    def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
+    def rows(self, z: HeadState, graph: Graph) -> PerNode:
         check_channels(z, "query", self.query)
         if self.prior is not None:
             checks.check_values(z, self.prior.num_nodes, 1, "z")
@@ -287,13 +285,11 @@ class AttentionTerm(RowTerm, SharedTerm):
         by_query = norm_flaw(self.query, self.norms[0], "query")
         return gamma or by_query or norm_flaw(self.key, self.norms[1], "key")
 
-    def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[Coupling]:
+    def attention(self, z: HeadState, graph: Graph) -> list[Coupling]:
         with without_autocast(z):
             return [self._attention(*self._ends(z, graph), graph)]
 
-    def majorant(
-        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
-    ) -> Majorant:
+    def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         with without_autocast(z):
             q, k = self._ends(z, graph)
             attention = self._attention(q, k, graph)
@@ -365,7 +361,7 @@ class MLPTerm(RowTerm):
     def _hidden(self, z: Tensor) -> Tensor:
         return functional.linear(z, self.matrix.to(z.dtype), self.bias.to(z.dtype))
 
-    def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
+    def rows(self, z: HeadState, graph: Graph) -> PerNode:
         check_channels(z, "matrix", self.matrix)
         return -self.weight * ACTIVATIONS[self.activation][0](
             self._hidden(z.double())
@@ -377,17 +373,13 @@ class MLPTerm(RowTerm):
     def _pull(self, z: Tensor) -> Tensor:
         return ACTIVATIONS[self.activation][1](self._hidden(z)) @ self.back.to(z.dtype)
 
-    def half_gradient(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "N H D"]:
+    def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
         return -self._pull(z)
 
-    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
+    def weighted_mean(self, z: HeadState) -> Mean:
         return Mean(z.new_zeros(1, 1, 1), None, self._pull)
 
-    def bound(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "#N #H one"]:
+    def bound(self, z: HeadState, graph: Graph) -> Bound:
         return z.new_zeros(1, 1, 1)
 
 

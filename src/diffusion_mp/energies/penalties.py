@@ -29,12 +29,15 @@ from diffusion_mp.couplings import (
 from diffusion_mp.couplings.features import unit_rows
 from diffusion_mp.energies import pairs
 from diffusion_mp.energies.constraints import Constraint, Sphere
+from diffusion_mp.energies.pairs import HeadState, Scalar
 from diffusion_mp.graph.arguments import as_ptr, row_bounds
 from diffusion_mp.kernels.pairwise import log_score
 from diffusion_mp.runtime.cache import values_only
 from diffusion_mp.saving import Described
 
 Measure = Literal["inner", "distance"]
+#: Squared distances, and functions of them, elementwise.
+Squares = Float[Tensor, "*shape"]
 
 FARTHEST = 1e8  # largest squared distance at which `Penalty.flaw` evaluates f
 
@@ -67,19 +70,19 @@ class Penalty(Described, ABC):
     measures: tuple[Measure, ...] = ("distance",)
 
     @abstractmethod
-    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def delta(self, z2: Squares) -> Squares:
         """Return δ(z²), elementwise."""
 
     @abstractmethod
-    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def f(self, z2: Squares) -> Squares:
         """Return f(z²) = δ′(z²), the derivative with respect to z² (not z)."""
 
-    def log_f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def log_f(self, z2: Squares) -> Squares:
         """Return log f(z²); where f is ``positive``, also for distances at which f itself underflows."""
         return self.f(z2).log()
 
     @torch.no_grad()
-    def inverse_f(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def inverse_f(self, values: Squares) -> Squares:
         """Return the z² in ``domain`` with f(z²) = ``values``, by bisection; 10³⁰ stands for an unbounded end."""
         # Of log(1 + z²), since f may fall within 10⁻³ or within 10³; the limits are numbers of single precision too.
         low = torch.zeros_like(values)
@@ -152,8 +155,8 @@ class Penalty(Described, ABC):
 
     def attention(
         self,
-        query: Float[Tensor, "N H D"],
-        key: Float[Tensor, "N H D"] | None = None,
+        query: HeadState,
+        key: HeadState | None = None,
         ptr: Tensor | None = None,
         *,
         centre: Tensor | None = None,
@@ -187,7 +190,7 @@ class Penalty(Described, ABC):
         """f as a coupling of all pairs calls it, for squared distances that are not negative."""
         return self.f
 
-    def conjugate(self, omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def conjugate(self, omega: Squares) -> Squares:
         """Return the concave conjugate δ̃(ω) = min_{s ≥ 0} ωs − δ(s) of Proposition 6: δ(s) = min_{ω ≥ 0} ωs − δ̃(ω).
 
         Beyond the upper end of ``domain``, δ is taken as constant. δ̃(ω) is −∞ for ω < 0 and −δ(0) for ω ≥ f(0).
@@ -200,7 +203,7 @@ class Penalty(Described, ABC):
         )  # s = ∞ where f never reaches zero
         return torch.where(omega < 0, -math.inf, product - self.delta(s))
 
-    def total(self, x: pairs.State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
+    def total(self, x: pairs.State, ptr: Tensor | None = None) -> Scalar:
         """Return P(x) = Σ_ij δ(‖x_i − x_j‖²) over ordered pairs of a graph (and head), in float64, in O(N² d) time."""
         self._check_device(x)
         return pairs.sum_over_pairs(self.delta, x, ptr)
@@ -243,16 +246,16 @@ class QuadraticPenalty(Penalty):
 
     positive = True
 
-    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def delta(self, z2: Squares) -> Squares:
         return z2.clone()
 
-    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def f(self, z2: Squares) -> Squares:
         return torch.ones_like(z2)
 
     def attention(
         self,
-        query: Float[Tensor, "N H D"],
-        key: Float[Tensor, "N H D"] | None = None,
+        query: HeadState,
+        key: HeadState | None = None,
         ptr: Tensor | None = None,
         *,
         normalize: bool = False,
@@ -268,11 +271,11 @@ class QuadraticPenalty(Penalty):
             one, one, ptr, nonnegative=True, positive_semidefinite=True
         )
 
-    def conjugate(self, omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def conjugate(self, omega: Squares) -> Squares:
         """Return 0 for ω ≥ 1 and −∞ below, since f is constant."""
         return torch.where(omega < 1, -math.inf, torch.zeros_like(omega))
 
-    def total(self, x: pairs.State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
+    def total(self, x: pairs.State, ptr: Tensor | None = None) -> Scalar:
         return pairs.sum_squared_distances(x, ptr)
 
 
@@ -308,7 +311,7 @@ class ScorePenalty(Penalty):
     def linear(self) -> bool:  # type: ignore[override]
         return self.g == "linear"
 
-    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def f(self, z2: Squares) -> Squares:
         score = self.scale * (self.offset - z2 / 2)
         if self.g == "exp":
             return score.exp()
@@ -316,12 +319,12 @@ class ScorePenalty(Penalty):
             return score.sigmoid()
         return score
 
-    def log_f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def log_f(self, z2: Squares) -> Squares:
         if self.g == "linear":
             return super().log_f(z2)
         return log_score(self.scale * (self.offset - z2 / 2), self.g)
 
-    def inverse_f(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def inverse_f(self, values: Squares) -> Squares:
         score = values
         if self.g == "exp":
             score = values.log()
@@ -331,8 +334,8 @@ class ScorePenalty(Penalty):
 
     def attention(
         self,
-        query: Float[Tensor, "N H D"],
-        key: Float[Tensor, "N H D"] | None = None,
+        query: HeadState,
+        key: HeadState | None = None,
         ptr: Tensor | None = None,
         *,
         centre: Tensor | None = None,
@@ -439,10 +442,10 @@ class SimplePenalty(ScorePenalty):
     offset = 2.0
     domain = (0.0, 4.0)
 
-    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def delta(self, z2: Squares) -> Squares:
         return z2 * (2 - z2 / 4)
 
-    def total(self, x: pairs.State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
+    def total(self, x: pairs.State, ptr: Tensor | None = None) -> Scalar:
         second, fourth = pairs.sum_distance_powers(x, ptr)
         return 2 * second - fourth / 4
 
@@ -464,7 +467,7 @@ class SigmoidPenalty(ScorePenalty):
     g = "sigmoid"
     offset = 1.0
 
-    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def delta(self, z2: Squares) -> Squares:
         # z² − 2 softplus(z²/2 − 1), rewritten to avoid cancellation for distant pairs.
         return 2 - 2 * softplus(1 - z2 / 2)
 
@@ -493,7 +496,7 @@ class SoftmaxPenalty(ScorePenalty):
     def scale(self) -> float:  # type: ignore[override]
         return 1 / math.sqrt(self.dim)
 
-    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def delta(self, z2: Squares) -> Squares:
         root = math.sqrt(self.dim)
         # expm1 keeps the digits of close pairs, for which the two exponentials cancel.
         return -2 * root * math.exp(1 / root) * torch.expm1(-z2 / (2 * root))
@@ -525,7 +528,7 @@ class GaussianPenalty(ScorePenalty):
     def scale(self) -> float:  # type: ignore[override]
         return 1 / self.bandwidth**2
 
-    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def delta(self, z2: Squares) -> Squares:
         scale = 2 * self.bandwidth**2
         return -scale * torch.expm1(-z2 / scale)
 

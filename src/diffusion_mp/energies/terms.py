@@ -32,6 +32,11 @@ from diffusion_mp.couplings import (
 from diffusion_mp.couplings.weighted import averaged, spectral_norms
 from diffusion_mp.energies.constraints import Ball, Constraint, Sphere, Unconstrained
 from diffusion_mp.energies.pairs import (
+    Bound,
+    HeadState,
+    PerGraph,
+    PerNode,
+    Scalar,
     check_channels,
     check_heads,
     check_metric,
@@ -100,10 +105,10 @@ class EnergyTerm(ABC):
     __array_ufunc__ = None
 
     @abstractmethod
-    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+    def value(self, z: HeadState, graph: Graph) -> Scalar:
         """Return V(z), a 0-dimensional float64 tensor."""
 
-    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
+    def by_graph(self, z: HeadState, graph: Graph) -> PerGraph:
         """Return V(z) of every graph of a batch, in float64; V has to be a sum over graphs.
 
         By default from differences: V with all rows of the other graphs at zero, which takes B values. Override it
@@ -122,20 +127,14 @@ class EnergyTerm(ABC):
         return z.new_zeros(0, dtype=torch.float64)
 
     @abstractmethod
-    def half_gradient(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "N H D"]:
+    def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
         """Return half of the gradient at z of V, or of a majorant that touches V there."""
 
     @abstractmethod
-    def bound(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "#N #H one"]:
+    def bound(self, z: HeadState, graph: Graph) -> Bound:
         """Return p ≥ 0, with the matrix of the majorant ⪯ 2 diag(p)."""
 
-    def majorant(
-        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
-    ) -> Majorant:
+    def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         """Return the half gradient at z, and the damping: p where the constraint is convex, else 2p.
 
         Override it where the two share work.
@@ -152,11 +151,11 @@ class EnergyTerm(ABC):
         """Return a sentence naming a number or promise for which the term's theorem fails in C, or ``None``."""
         return None
 
-    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
+    def weighted_mean(self, z: HeadState) -> Mean | None:
         """Return the half gradient in the form that makes a step a weighted mean, in the dtype of z, if it has one."""
         return None
 
-    def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[Coupling]:
+    def attention(self, z: HeadState, graph: Graph) -> list[Coupling]:
         """Return how much nodes attend to each other at z, in a term that has attention."""
         return []
 
@@ -170,7 +169,7 @@ class EnergyTerm(ABC):
 
 
 def wrong_shape(
-    term: EnergyTerm, name: str, result: object, z: Float[Tensor, "N H D"]
+    term: EnergyTerm, name: str, result: object, z: HeadState
 ) -> str | None:
     """Return a sentence saying that a function of a term has given another shape than it has to give at z."""
     nodes, heads, _ = z.shape
@@ -184,7 +183,7 @@ def wrong_shape(
     return f"the {name} of {term!r} must have the shape {shapes[name][0]} at this state; got {describe(result)}."
 
 
-def sum_by_graph(rows: Float[Tensor, " N"], graph: Graph) -> Float[Tensor, " B"]:
+def sum_by_graph(rows: PerNode, graph: Graph) -> PerGraph:
     """Return the sum over the rows of every graph of a batch."""
     if graph.segments is None:
         return rows.sum().unsqueeze(0)
@@ -238,13 +237,13 @@ class RowTerm(EnergyTerm):
     """Base of terms that are a sum over rows: a subclass defines `rows`, and so knows its value graph by graph."""
 
     @abstractmethod
-    def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
+    def rows(self, z: HeadState, graph: Graph) -> PerNode:
         """Return what every row contributes to V, in float64."""
 
-    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+    def value(self, z: HeadState, graph: Graph) -> Scalar:
         return self.rows(z, graph).sum()
 
-    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
+    def by_graph(self, z: HeadState, graph: Graph) -> PerGraph:
         return sum_by_graph(self.rows(z, graph), graph)
 
 
@@ -252,18 +251,12 @@ class SharedTerm(EnergyTerm):
     """Base of terms whose half gradient and bound come from one computation, their `majorant`."""
 
     @abstractmethod
-    def majorant(
-        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
-    ) -> Majorant: ...
+    def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant: ...
 
-    def half_gradient(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "N H D"]:
+    def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
         return self.majorant(z, graph, True).half_gradient
 
-    def bound(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "#N #H one"]:
+    def bound(self, z: HeadState, graph: Graph) -> Bound:
         return self.majorant(z, graph, True).damping
 
 
@@ -289,25 +282,19 @@ class ScaledTerm(EnergyTerm):
         """c."""
         return self.factor() if callable(self.factor) else self.factor
 
-    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+    def value(self, z: HeadState, graph: Graph) -> Scalar:
         return self.weight * self.term.value(z, graph)
 
-    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
+    def by_graph(self, z: HeadState, graph: Graph) -> PerGraph:
         return self.weight * self.term.by_graph(z, graph)
 
-    def half_gradient(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "N H D"]:
+    def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
         return self.weight * self.term.half_gradient(z, graph)
 
-    def bound(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "#N #H one"]:
+    def bound(self, z: HeadState, graph: Graph) -> Bound:
         return self.weight * self.term.bound(z, graph)
 
-    def majorant(
-        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
-    ) -> Majorant:
+    def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         weight = self.weight
         half, damping = self.term.majorant(z, graph, convex)
         return Majorant(weight * half, weight * damping)
@@ -316,10 +303,10 @@ class ScaledTerm(EnergyTerm):
         weight = weight_flaw(self.weight, f"the weight of {self.term!r}")
         return weight or self.term.flaw(constraint)
 
-    def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[Coupling]:
+    def attention(self, z: HeadState, graph: Graph) -> list[Coupling]:
         return self.term.attention(z, graph)
 
-    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
+    def weighted_mean(self, z: HeadState) -> Mean | None:
         mean = self.term.weighted_mean(z)
         if mean is None:
             return None
@@ -352,7 +339,7 @@ class SourceTerm(RowTerm, SharedTerm):
             check_metric(metric, self.source)
             self.metric = metric if metric.dim() == 2 else metric.unsqueeze(1)
 
-    def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
+    def rows(self, z: HeadState, graph: Graph) -> PerNode:
         if z.shape != self.source.shape:
             raise ValueError(
                 f"source must have the shape {list(z.shape)} of the state; got {describe(self.source)}."
@@ -363,9 +350,7 @@ class SourceTerm(RowTerm, SharedTerm):
             squares = self.metric.double() * squares
         return squares.sum(1)
 
-    def majorant(
-        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
-    ) -> Majorant:
+    def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         away = z - self.source
         # V is its own majorant with the matrix diag(m), so m is enough on every set. On a convex one half of it would
         # be, too, but only with m is the step of a source and neighbours their weighted mean.
@@ -374,9 +359,7 @@ class SourceTerm(RowTerm, SharedTerm):
         weight = self.metric.unsqueeze(2)
         return Majorant(weight * away, weight)
 
-    def bound(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "#N #H one"]:
+    def bound(self, z: HeadState, graph: Graph) -> Bound:
         return self.majorant(z, graph, True).damping / 2
 
     def flaw(self, constraint: Constraint) -> str | None:
@@ -389,7 +372,7 @@ class SourceTerm(RowTerm, SharedTerm):
             return f"the metric must be positive; its least entry is {float(self.metric.min()):g}."
         return flaw
 
-    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
+    def weighted_mean(self, z: HeadState) -> Mean:
         source = self.source.to(z.dtype)
         if self.metric is None:
             return Mean(z.new_ones(1, 1, 1), source)
@@ -417,19 +400,15 @@ class ProximalTerm(RowTerm):
             x_prev = x_prev.unsqueeze(1) if x_prev.dim() == 2 else x_prev
         self.x_prev = x_prev
 
-    def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
+    def rows(self, z: HeadState, graph: Graph) -> PerNode:
         if self.x_prev is None:
             return z.new_zeros(len(z), dtype=torch.float64)
         return (z.double() - self.x_prev.double()).square().sum((1, 2))
 
-    def half_gradient(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "N H D"]:
+    def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
         return torch.zeros_like(z) if self.x_prev is None else z - self.x_prev
 
-    def bound(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "#N #H one"]:
+    def bound(self, z: HeadState, graph: Graph) -> Bound:
         return z.new_full((1, 1, 1), 0.0 if self.x_prev is None else 0.5)
 
 
@@ -448,21 +427,17 @@ class LinearTerm(RowTerm):
         check_heads(source, "source")
         self.source = source.unsqueeze(1) if source.dim() == 2 else source
 
-    def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
+    def rows(self, z: HeadState, graph: Graph) -> PerNode:
         if z.shape != self.source.shape:
             raise ValueError(
                 f"source must have the shape {list(z.shape)} of the state; got {describe(self.source)}."
             )
         return -2 * (self.source.double() * z.double()).sum((1, 2))
 
-    def half_gradient(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "N H D"]:
+    def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
         return -self.source.to(z.dtype).expand_as(z)
 
-    def bound(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "#N #H one"]:
+    def bound(self, z: HeadState, graph: Graph) -> Bound:
         return z.new_zeros(1, 1, 1)
 
     def flaw(self, constraint: Constraint) -> str | None:
@@ -489,10 +464,10 @@ class CouplingTerm(SharedTerm):
         self.coupling = coupling
         self.centre = centre
 
-    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+    def value(self, z: HeadState, graph: Graph) -> Scalar:
         return self.coupling.dirichlet(z.double()).sum() / 2
 
-    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
+    def by_graph(self, z: HeadState, graph: Graph) -> PerGraph:
         wide = z.double()
         near = wide - mean_rows(wide, self.coupling.ptr)
         ends = self.coupling.exact_degree(near.dtype) + self.coupling.T.exact_degree(
@@ -503,9 +478,7 @@ class CouplingTerm(SharedTerm):
             squares - (near * self.coupling.matmul(near)).sum((1, 2)), graph
         )
 
-    def majorant(
-        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
-    ) -> Majorant:
+    def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         near = z
         if self.centre is not None:
             near = z - self.centre
@@ -520,7 +493,7 @@ class CouplingTerm(SharedTerm):
         promise = not_declared("term's", self.coupling)
         return promise or not_as_declared(self.coupling, constraint.convex)
 
-    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
+    def weighted_mean(self, z: HeadState) -> Mean | None:
         # Several processes have to take the same steps, also where one of them rounds.
         if not self.coupling.whole:
             return None
@@ -535,7 +508,7 @@ class CouplingTerm(SharedTerm):
             damping = self.coupling.exact_degree(z.dtype)
         return Mean(damping.unsqueeze(2), None, self.coupling.matmul)
 
-    def pull(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling:
+    def pull(self, z: HeadState, graph: Graph) -> Coupling:
         """Return S."""
         return self.coupling
 
@@ -581,14 +554,14 @@ class EdgeTerm(EnergyTerm):
         self.coupling = coupling
         self.constraint = Unconstrained() if constraint is None else constraint
 
-    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+    def value(self, z: HeadState, graph: Graph) -> Scalar:
         warn_beyond_domain(
             self.penalty, self, z, lambda: large_distance(z, edges=self.coupling.graph)
         )
         squares = edge_distance(z, self.coupling.graph)
         return (self.coupling.weight.double() * self.penalty.delta(squares)).sum() / 2
 
-    def pull(self, z: Float[Tensor, "N H D"], graph: Graph) -> SparseCoupling:
+    def pull(self, z: HeadState, graph: Graph) -> SparseCoupling:
         """Return (s_ij f(‖z_i − z_j‖²))_ij."""
         source, target = self.coupling.graph.edges
         squares = (z[target] - z[source]).square().sum(2)
@@ -597,14 +570,10 @@ class EdgeTerm(EnergyTerm):
             self.coupling.graph, weight, symmetric=True, nonnegative=True
         )
 
-    def half_gradient(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "N H D"]:
+    def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
         return self.pull(z, graph).laplacian(z)
 
-    def bound(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "#N #H one"]:
+    def bound(self, z: HeadState, graph: Graph) -> Bound:
         return self.pull(z, graph).degree().unsqueeze(2)
 
     def flaw(self, constraint: Constraint) -> str | None:
@@ -660,7 +629,7 @@ class PairTerm(SharedTerm):
         self.constraint = Unconstrained() if constraint is None else constraint
         self.read = read
 
-    def projected(self, z: Float[Tensor, "N H D"]) -> Float[Tensor, "N heads seen"]:
+    def projected(self, z: HeadState) -> Float[Tensor, "N heads seen"]:
         """Return the state as the penalty is applied to it, in the dtype of z."""
         if self.projection is None:
             return z
@@ -670,7 +639,7 @@ class PairTerm(SharedTerm):
                 "hdc,nc->nhd", self.projection.to(z.dtype), z.squeeze(1)
             )
 
-    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+    def value(self, z: HeadState, graph: Graph) -> Scalar:
         x = self.projected(z.double())
         if not self.penalty.covers(self.constraint.diameter):
             warn_beyond_domain(
@@ -680,7 +649,7 @@ class PairTerm(SharedTerm):
             return self.by_graph(z, graph).sum()
         return self.penalty.total(x, graph.segments) / 2
 
-    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
+    def by_graph(self, z: HeadState, graph: Graph) -> PerGraph:
         sizes = graph_sizes(graph.segments, len(z))
         parts = self.projected(z.double()).split(sizes)
         sums = [self.penalty.total(part) / 2 for part in parts]
@@ -705,7 +674,7 @@ class PairTerm(SharedTerm):
             return math.nextafter(math.sqrt(self.penalty.domain[1]), 0.0)
         return farthest
 
-    def pull(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling:
+    def pull(self, z: HeadState, graph: Graph) -> Coupling:
         """Return Ω = (f(‖z_i − z_j‖²))_ij, divided by n for a mean, in the dtype of z."""
         x = self.projected(z)
         if self.read is not None:
@@ -726,9 +695,7 @@ class PairTerm(SharedTerm):
             return pairs
         return ProjectedCoupling(pairs, self.projection.to(z.dtype))
 
-    def majorant(
-        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
-    ) -> Majorant:
+    def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         return CouplingTerm(self.pull(z, graph), graph.centre(z)).majorant(
             z, graph, convex
         )

@@ -46,6 +46,7 @@ from diffusion_mp.energies.matrix_terms import (
     MLPTerm,
     norm_bounds,
 )
+from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.graph_layer import GraphLayer
 from diffusion_mp.layers.pyg import refuse_inputs
@@ -468,8 +469,8 @@ class BlockStep(nn.Module):
     is_diffusion_layer = True
 
     def forward(
-        self, x: Float[Tensor, "N H D"], graph: Graph, step: Callable[[Tensor], Tensor]
-    ) -> Float[Tensor, "N H D"]:
+        self, x: HeadState, graph: Graph, step: Callable[[Tensor], Tensor]
+    ) -> HeadState:
         with without_autocast(x):
             return step(x)
 
@@ -634,7 +635,7 @@ class CertifiedBlock(GraphLayer):
                 couplings += self.attention(state if at_rest else before, energy)
             yield state.flatten(1).to(x.dtype)
 
-    def attention(self, z: Float[Tensor, "N H D"], energy: Energy) -> list[Coupling]:
+    def attention(self, z: HeadState, energy: Energy) -> list[Coupling]:
         """Return how much nodes attend to each other at a state, for every term that has attention."""
         graph = energy.graph_of(z)
         return [
@@ -645,9 +646,7 @@ class CertifiedBlock(GraphLayer):
         """Return the couplings of all steps as a call does."""
         return couplings
 
-    def limit(
-        self, state: Float[Tensor, "N H D"], energy: Energy
-    ) -> Float[Tensor, "N H D"]:
+    def limit(self, state: HeadState, energy: Energy) -> HeadState:
         """Return the limit of the steps from a state, with the gradient of the implicit function theorem."""
         what = "the state at rest"
         quadratic = all(term.quadratic for term in energy.terms)
@@ -671,7 +670,7 @@ class CertifiedBlock(GraphLayer):
                 what=what,
             )
 
-    def by_head(self, x: Float[Tensor, "N C"]) -> Float[Tensor, "N H D"]:
+    def by_head(self, x: Float[Tensor, "N C"]) -> HeadState:
         """Reshape a state to [N, H, D], the input of the steps and the energy."""
         return x.unflatten(1, (self.heads, -1))
 
