@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import reduce
 from types import NoneType
 from typing import Any, cast
@@ -400,10 +400,10 @@ def norm_bounds(
     if matrix.dim() == 2:
         return matrix.abs().amax(1)
     with without_autocast(matrix):
+        if values_only(captured=True):
+            return _NormBounds.apply(matrix, squarings)[0]
         # What traces or transforms sees the formula.
-        return (
-            _NormBounds.apply if values_only(captured=True) else _NormBounds.forward
-        )(matrix, squarings)[0]
+        return _NormBounds.forward(matrix, squarings)[0]
 
 
 class _NormBounds(torch.autograd.Function):
@@ -415,20 +415,25 @@ class _NormBounds(torch.autograd.Function):
     @staticmethod
     def forward(matrix: Float[Tensor, "R D C"], squarings: int) -> tuple[Tensor, ...]:
         """Return t, and the powers of S for the gradient."""
-        bound = largest = (
-            matrix.abs().amax((1, 2)).clamp(min=torch.finfo(matrix.dtype).tiny)
-        )
-        sizes, powers = zip(
-            *_powers(matrix / largest[:, None, None], squarings), strict=True
-        )
-        for number, size in enumerate(sizes):
-            if size is not None:
+        tiny = torch.finfo(matrix.dtype).tiny
+        bound = matrix.abs().amax((1, 2)).clamp(min=tiny)
+        scaled = matrix / bound[:, None, None]
+        if matrix.size(1) >= matrix.size(2):
+            power = scaled.mT @ scaled
+        else:
+            power = scaled @ scaled.mT
+        powers = []
+        for number in range(squarings + 1):
+            power = power @ power if number else power
+            # Every third time is enough: between, norms fall to C⁻⁴ at least, far above the smallest number.
+            if number % 3 == 0 or number == squarings:
+                size = torch.linalg.matrix_norm(power).clamp(min=tiny)
+                power = power / size[:, None, None]
                 bound = bound * size.pow(0.5 ** (number + 1))
+            powers.append(power)
         # The rounding of a product of C terms may lower the bound.
-        return (
-            bound * (1 + 8 * matrix.size(2) * torch.finfo(matrix.dtype).eps),
-            *powers,
-        )
+        rounding = 8 * matrix.size(2) * torch.finfo(matrix.dtype).eps
+        return bound * (1 + rounding), *powers
 
     @staticmethod
     def setup_context(
@@ -445,36 +450,17 @@ class _NormBounds(torch.autograd.Function):
         if grad is None:
             return None, None
         matrix, bound, *powers = ctx.saved_tensors
-        tiny = torch.finfo(matrix.dtype).tiny
-        largest = matrix.detach().abs().amax((1, 2)).clamp(min=tiny)
-        scaled = matrix / largest[:, None, None]
         if torch.is_grad_enabled():  # for second derivatives
-            powers = [power for _, power in _powers(scaled, len(powers) - 1)]
+            bound, *powers = _NormBounds.forward(matrix, len(powers) - 1)
+        # The gradient does not depend on the scale of B, and squares of its entries stay in range.
+        tiny = torch.finfo(matrix.dtype).tiny
+        scaled = matrix / bound.clamp(min=tiny)[:, None, None]
         chain = reduce(torch.matmul, powers)
         if matrix.size(1) >= matrix.size(2):
             direction = scaled @ chain
         else:
             direction = chain @ scaled
         # The scale of the powers is divided away.
-        trace = (direction * scaled).sum((1, 2)).clamp(min=tiny)
-        return (grad * (bound / largest) / trace)[:, None, None] * direction, None
-
-
-def _powers(
-    matrix: Float[Tensor, "R D C"], squarings: int
-) -> Iterator[tuple[Tensor | None, Tensor]]:
-    """Yield S = BᵀB or BBᵀ and its squares; every third, and the last, is divided by its Frobenius norm, which comes
-    with it. Between, norms fall to C⁻⁴ at least, far above the smallest number."""
-    if matrix.size(1) >= matrix.size(2):
-        gram = matrix.mT @ matrix
-    else:
-        gram = matrix @ matrix.mT
-    for number in range(squarings + 1):
-        gram = gram @ gram if number else gram
-        size = None
-        if number % 3 == 0 or number == squarings:
-            size = torch.linalg.matrix_norm(gram).clamp(
-                min=torch.finfo(matrix.dtype).tiny
-            )
-            gram = gram / size[:, None, None]
-        yield size, gram
+        trace = (direction * scaled).sum((1, 2))
+        share = grad / trace.clamp(min=tiny)
+        return share[:, None, None] * direction, None

@@ -107,30 +107,6 @@ def sum_distance_powers(x: State, ptr: Tensor | None = None) -> tuple[Scalar, Sc
     return second, fourth
 
 
-def distance_powers_along(
-    x: State, direction: State
-) -> tuple[Float[Tensor, " three"], Float[Tensor, " five"]]:
-    """Return `sum_distance_powers` of x + τ·direction of one graph as coefficients of 1, τ, τ², … in O(N d²)."""
-    second = x.new_zeros(3, dtype=torch.float64)
-    fourth = x.new_zeros(5, dtype=torch.float64)
-    for block, change in zip(blocks(x), blocks(direction), strict=True):
-        n = len(block)
-        y = _centred(block)
-        e = _centred(change)
-        # ‖y_i + τe_i‖² and (Y + τE)ᵀ(Y + τE) as coefficients of 1, τ and τ²
-        a = torch.stack([(y * y).sum(1), 2 * (y * e).sum(1), (e * e).sum(1)])
-        cross = y.T @ e
-        gram = torch.stack([y.T @ y, cross + cross.T, e.T @ e]).flatten(1)
-        total = a.sum(1)
-        # Row p and column q have what multiplies τᵖ τ^q; a coefficient of the product is the sum of an antidiagonal.
-        square = 2 * n * a @ a.T + 2 * total.outer(total) + 4 * gram @ gram.T
-        second = second + 2 * n * total
-        fourth = fourth + torch.stack(
-            [square.fliplr().diagonal(2 - k).sum() for k in range(5)]
-        )
-    return second, fourth
-
-
 def sum_over_pairs(
     function: Callable[[Tensor], Tensor], x: State, ptr: Tensor | None = None
 ) -> Scalar:

@@ -51,7 +51,7 @@ class Penalty(Described, ABC):
     - :meth:`total`, P(x) = Σ_ij δ(‖x_i − x_j‖²), in O(N²); override it if the sum has a closed form;
     - :meth:`coupling`, Ω = [f(‖x_i − x_j‖²)] of a state, and :meth:`attention`, that of queries and keys, in O(N²);
       subclass :class:`ScorePenalty` if f is an elementary function of an inner product, which has fast couplings;
-    - :meth:`log_f`, :meth:`inverse_f`, :meth:`conjugate` and :meth:`flaw`.
+    - :meth:`log_f` and :meth:`flaw`.
 
     Examples:
         >>> isinstance(SimplePenalty(), Penalty), SimplePenalty().coupling(x, normalize=True).row_stochastic
@@ -80,19 +80,6 @@ class Penalty(Described, ABC):
     def log_f(self, z2: Squares) -> Squares:
         """Return log f(z²); where f is ``positive``, also for distances at which f itself underflows."""
         return self.f(z2).log()
-
-    @torch.no_grad()
-    def inverse_f(self, values: Squares) -> Squares:
-        """Return the z² in ``domain`` with f(z²) = ``values``, by bisection; 10³⁰ stands for an unbounded end."""
-        # Of log(1 + z²), since f may fall within 10⁻³ or within 10³; the limits are numbers of single precision too.
-        low = torch.zeros_like(values)
-        high = torch.full_like(values, math.log1p(min(self.domain[1], 1e30)))
-        for _ in range(100):
-            middle = (low + high) / 2
-            above = self.f(middle.expm1()) > values
-            low = torch.where(above, middle, low)
-            high = torch.where(above, high, middle)
-        return high.expm1()
 
     def reach(self, dtype: torch.dtype) -> float:
         """Return the upper end of ``domain``, widened by the rounding of unit vectors in ``dtype``."""
@@ -190,19 +177,6 @@ class Penalty(Described, ABC):
         """f as a coupling of all pairs calls it, for squared distances that are not negative."""
         return self.f
 
-    def conjugate(self, omega: Squares) -> Squares:
-        """Return the concave conjugate δ̃(ω) = min_{s ≥ 0} ωs − δ(s) of Proposition 6: δ(s) = min_{ω ≥ 0} ωs − δ̃(ω).
-
-        Beyond the upper end of ``domain``, δ is taken as constant. δ̃(ω) is −∞ for ω < 0 and −δ(0) for ω ≥ f(0).
-        """
-        steepest = self.f(torch.zeros_like(omega))
-        slope = omega.clamp(min=0).minimum(steepest)
-        s = self.inverse_f(slope).clamp(min=0)
-        product = torch.where(
-            slope > 0, slope * s, 0
-        )  # s = ∞ where f never reaches zero
-        return torch.where(omega < 0, -math.inf, product - self.delta(s))
-
     def total(self, x: pairs.State, ptr: Tensor | None = None) -> Scalar:
         """Return P(x) = Σ_ij δ(‖x_i − x_j‖²) over ordered pairs of a graph (and head), in float64, in O(N² d) time."""
         self._check_device(x)
@@ -271,10 +245,6 @@ class QuadraticPenalty(Penalty):
             one, one, ptr, nonnegative=True, positive_semidefinite=True
         )
 
-    def conjugate(self, omega: Squares) -> Squares:
-        """Return 0 for ω ≥ 1 and −∞ below, since f is constant."""
-        return torch.where(omega < 1, -math.inf, torch.zeros_like(omega))
-
     def total(self, x: pairs.State, ptr: Tensor | None = None) -> Scalar:
         return pairs.sum_squared_distances(x, ptr)
 
@@ -323,14 +293,6 @@ class ScorePenalty(Penalty):
         if self.g == "linear":
             return super().log_f(z2)
         return log_score(self.scale * (self.offset - z2 / 2), self.g)
-
-    def inverse_f(self, values: Squares) -> Squares:
-        score = values
-        if self.g == "exp":
-            score = values.log()
-        elif self.g == "sigmoid":
-            score = values.logit()
-        return 2 * (self.offset - score / self.scale)
 
     def attention(
         self,
@@ -448,11 +410,6 @@ class SimplePenalty(ScorePenalty):
     def total(self, x: pairs.State, ptr: Tensor | None = None) -> Scalar:
         second, fourth = pairs.sum_distance_powers(x, ptr)
         return 2 * second - fourth / 4
-
-    def along(self, x: pairs.State, direction: pairs.State) -> Float[Tensor, " five"]:
-        """Return P(x + τ·direction) of one graph as the coefficients of 1, τ, … τ⁴, exact in O(N d²)."""
-        second, fourth = pairs.distance_powers_along(x, direction)
-        return 2 * torch.nn.functional.pad(second, (0, 2)) - fourth / 4
 
 
 @dataclass(frozen=True)
