@@ -290,9 +290,7 @@ TERMS: dict[str, Strategy] = {
         coupling=edges_of_a_graph,
     ),
     "LinearTerm": term("LinearTerm", source=lambda d: tensor(d, d.nodes, d.channels)),
-    "ProximalTerm": term(
-        "ProximalTerm", x_prev=lambda d: tensor(d, d.nodes, d.channels)
-    ),
+    "ProximalTerm": term("ProximalTerm"),
     "PairTerm": term(
         "PairTerm",
         leave="projection constraint read",

@@ -25,6 +25,7 @@ from diffusion_mp.energies.terms import (
     EnergyTerm,
     Mean,
     ProximalTerm,
+    SourceTerm,
     damping_and_constant,
 )
 from diffusion_mp.graph import Graph
@@ -91,7 +92,7 @@ class Energy:
                     raise ValueError(
                         f"x_prev must have the shape {list(x.shape)} of the state; got {checks.describe(x_prev)}."
                     )
-                term = ProximalTerm(x_prev)
+                term = SourceTerm(x_prev)
             total = total + term.value(z, graph)
         return torch.where(self.constraint.holds(z), total, math.inf)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +31,6 @@ from diffusion_mp.energies.constraints import Constraint, Sphere
 from diffusion_mp.energies.pairs import HeadState, Scalar
 from diffusion_mp.graph.arguments import as_ptr, row_bounds
 from diffusion_mp.kernels.pairwise import log_score
-from diffusion_mp.runtime.cache import values_only
 from diffusion_mp.saving import Described
 
 Measure = Literal["inner", "distance"]
@@ -488,24 +486,6 @@ class GaussianPenalty(ScorePenalty):
     def delta(self, z2: Squares) -> Squares:
         scale = 2 * self.bandwidth**2
         return -scale * torch.expm1(-z2 / scale)
-
-
-def warn_beyond_domain(
-    penalty: Penalty, energy: object, x: Tensor, distance: Callable[[], float]
-) -> None:
-    """Warn if ``distance()``, a squared distance between two rows of ``x``, exceeds the domain of ``penalty``."""
-    end = penalty.domain[1]
-    if end == math.inf or x.is_meta or not values_only():
-        return
-    z2 = distance()
-    if z2 > penalty.reach(x.dtype):
-        warnings.warn(
-            f"{type(energy).__name__} of a state that leaves the domain of {penalty!r}: two nodes are at squared "
-            f"distance {z2:.6g}. Beyond {end:g} the cost of a pair is no penalty any more, and a low energy means "
-            f"nothing. Scale the state into a ball of radius {math.sqrt(end) / 2:g}, or take another penalty "
-            f"('gaussian', 'sigmoid').",
-            stacklevel=3,
-        )
 
 
 def find_flaw(z2: Tensor, f: Tensor, delta: Tensor | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -37,16 +38,18 @@ from diffusion_mp.energies.pairs import (
     PerGraph,
     PerNode,
     Scalar,
+    by_head,
     check_channels,
     check_heads,
     check_metric,
     edge_distance,
     large_distance,
 )
-from diffusion_mp.energies.penalties import Penalty, warn_beyond_domain
+from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.promises import not_as_declared, not_declared
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_sizes, mean_rows, members
+from diffusion_mp.runtime.cache import values_only
 from diffusion_mp.runtime.precision import without_autocast
 
 #: A weight ≥ 0 of a term: a number, a 0-dimensional tensor, or a module such as ``Positive`` that computes one.
@@ -201,6 +204,15 @@ def check_weight(weight: float | Tensor, name: str, allow_zero: bool = True) -> 
         )
 
 
+def check_source(source: Tensor, z: HeadState) -> None:
+    """Raise unless a source fits a state, to which it would be broadcast otherwise."""
+    if z.shape != source.shape:
+        raise ValueError(
+            f"source must have the shape {list(z.shape)} of the state; got {describe(source)}."
+        )
+    check_device(source, "source", z.device, "the state")
+
+
 def weight_flaw(weight: float | Tensor, name: str) -> str | None:
     """Return a sentence saying that a weight is not finite and >= 0, or ``None``."""
     number = float(torch.as_tensor(weight))
@@ -333,18 +345,14 @@ class SourceTerm(RowTerm, SharedTerm):
 
     def __init__(self, source: Tensor, metric: Tensor | None = None) -> None:
         check_heads(source, "source")
-        self.source = source.unsqueeze(1) if source.dim() == 2 else source
+        self.source = by_head(source)
         self.metric = metric
         if metric is not None:
             check_metric(metric, self.source)
             self.metric = metric if metric.dim() == 2 else metric.unsqueeze(1)
 
     def rows(self, z: HeadState, graph: Graph) -> PerNode:
-        if z.shape != self.source.shape:
-            raise ValueError(
-                f"source must have the shape {list(z.shape)} of the state; got {describe(self.source)}."
-            )
-        check_device(self.source, "source", z.device, "the state")
+        check_source(self.source, z)
         squares = (z.double() - self.source.double()).square().sum(2)
         if self.metric is not None:
             squares = self.metric.double() * squares
@@ -383,8 +391,7 @@ class SourceTerm(RowTerm, SharedTerm):
 class ProximalTerm(RowTerm):
     """‖Z − Z_k‖², the first term of E(Z, k) of TfD (Wu, Wipf & Yan 2025, Eq. 8), with Z_k the state before a step.
 
-    Args:
-        x_prev: Z_k; by default what the call of an `Energy` passes, and without any the term is zero.
+    The call of an `Energy` passes Z_k; without it the term is zero.
 
     Examples:
         >>> energy = Energy([ProximalTerm(), PairTerm(SimplePenalty())])
@@ -394,22 +401,14 @@ class ProximalTerm(RowTerm):
 
     quadratic = True
 
-    def __init__(self, x_prev: Tensor | None = None) -> None:
-        if x_prev is not None:
-            check_heads(x_prev, "x_prev")
-            x_prev = x_prev.unsqueeze(1) if x_prev.dim() == 2 else x_prev
-        self.x_prev = x_prev
-
     def rows(self, z: HeadState, graph: Graph) -> PerNode:
-        if self.x_prev is None:
-            return z.new_zeros(len(z), dtype=torch.float64)
-        return (z.double() - self.x_prev.double()).square().sum((1, 2))
+        return z.new_zeros(len(z), dtype=torch.float64)
 
     def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
-        return torch.zeros_like(z) if self.x_prev is None else z - self.x_prev
+        return torch.zeros_like(z)
 
     def bound(self, z: HeadState, graph: Graph) -> Bound:
-        return z.new_full((1, 1, 1), 0.0 if self.x_prev is None else 0.5)
+        return z.new_zeros(1, 1, 1)
 
 
 class LinearTerm(RowTerm):
@@ -425,13 +424,10 @@ class LinearTerm(RowTerm):
 
     def __init__(self, source: Tensor) -> None:
         check_heads(source, "source")
-        self.source = source.unsqueeze(1) if source.dim() == 2 else source
+        self.source = by_head(source)
 
     def rows(self, z: HeadState, graph: Graph) -> PerNode:
-        if z.shape != self.source.shape:
-            raise ValueError(
-                f"source must have the shape {list(z.shape)} of the state; got {describe(self.source)}."
-            )
+        check_source(self.source, z)
         return -2 * (self.source.double() * z.double()).sum((1, 2))
 
     def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
@@ -444,7 +440,7 @@ class LinearTerm(RowTerm):
         return values_flaw(self.source, "source")
 
 
-class CouplingTerm(SharedTerm):
+class CouplingTerm(RowTerm, SharedTerm):
     """The pull ½ Σ_ij s_ij ‖z_i − z_j‖² of a symmetric and nonnegative coupling S, as the adjacency is (Theorem T1).
 
     Args:
@@ -464,30 +460,19 @@ class CouplingTerm(SharedTerm):
         self.coupling = coupling
         self.centre = centre
 
-    def value(self, z: HeadState, graph: Graph) -> Scalar:
-        return self.coupling.dirichlet(z.double()).sum() / 2
-
-    def by_graph(self, z: HeadState, graph: Graph) -> PerGraph:
+    def rows(self, z: HeadState, graph: Graph) -> PerNode:
         wide = z.double()
         near = wide - mean_rows(wide, self.coupling.ptr)
-        ends = self.coupling.exact_degree(near.dtype) + self.coupling.T.exact_degree(
-            near.dtype
-        )
-        squares = (ends / 2 * near.square().sum(2)).sum(1)
-        return sum_by_graph(
-            squares - (near * self.coupling.matmul(near)).sum((1, 2)), graph
-        )
+        # Row and column sums, which differ where S is not symmetric.
+        ends = self.coupling.exact_degree(near.dtype)
+        ends = (ends + self.coupling.T.exact_degree(near.dtype)) / 2
+        squares = ends * near.square().sum(2)
+        return squares.sum(1) - (near * self.coupling.matmul(near)).sum((1, 2))
 
     def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
-        near = z
-        if self.centre is not None:
-            near = z - self.centre
-        elif self.coupling.whole:
-            near = z - mean_rows(z, self.coupling.ptr)
-        elif graph.total_nodes != graph.num_nodes:
-            # The graph of several processes has one mean; that of the rows of this one is another on each.
-            near = z - graph.centre(z)
-        return Majorant(*self.coupling.majorized(near, convex))
+        # The graph of several processes has one mean; that of the rows of this one is another on each.
+        centre = graph.centre(z) if self.centre is None else self.centre
+        return Majorant(*self.coupling.majorized(z - centre, convex))
 
     def flaw(self, constraint: Constraint) -> str | None:
         promise = not_declared("term's", self.coupling)
@@ -498,7 +483,8 @@ class CouplingTerm(SharedTerm):
         if not self.coupling.whole:
             return None
         damping = self.coupling.majorant(True)
-        if not _bounds_are_row_sums(self.coupling):
+        if type(self.coupling)._majorized is not Coupling._majorized:
+            # Not the row sums, as of projected heads.
             damping = damping.unsqueeze(2).to(z.dtype)
             return Mean(
                 damping, None, lambda z: damping * z - self.coupling.laplacian(z)
@@ -516,19 +502,40 @@ class CouplingTerm(SharedTerm):
         return f"CouplingTerm({self.coupling!r})"
 
 
-def _bounds_are_row_sums(coupling: Coupling) -> bool:
-    """Return whether p z − S z is the Laplacian, with p the majorant: not of projected heads, unknown of others."""
-    if isinstance(coupling, ProjectedCoupling) or not type(
-        coupling
-    )._majorized.__module__.startswith("diffusion_mp."):
-        return False
-    parts = getattr(coupling, "terms", [getattr(coupling, "coupling", None)])
-    return all(
-        _bounds_are_row_sums(part) for part in parts if isinstance(part, Coupling)
-    )
+class PenaltyTerm(SharedTerm):
+    """Base of terms of a penalty δ: concave, it lies below its tangents, which are pulls of a coupling (`pull`)."""
+
+    penalty: Penalty
+    constraint: Constraint
+
+    @abstractmethod
+    def pull(self, z: HeadState, graph: Graph) -> Coupling:
+        """Return the coupling with the entries f of the squared distances at z."""
+
+    def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
+        return CouplingTerm(self.pull(z, graph)).majorant(z, graph, convex)
+
+    def warn_beyond_domain(
+        self, x: HeadState, segments: Tensor | None, edges: Graph | None = None
+    ) -> None:
+        """Warn if two rows of a graph, or the ends of an edge, are farther apart than the domain of δ."""
+        end = self.penalty.domain[1]
+        if self.penalty.covers(self.constraint.diameter):
+            return
+        if x.is_meta or not values_only():
+            return
+        z2 = large_distance(x, segments, edges)
+        if z2 > self.penalty.reach(x.dtype):
+            warnings.warn(
+                f"{type(self).__name__} of a state that leaves the domain of {self.penalty!r}: two nodes are at "
+                f"squared distance {z2:.6g}. Beyond {end:g} the cost of a pair is no penalty any more, and a low "
+                f"energy means nothing. Scale the state into a ball of radius {math.sqrt(end) / 2:g}, or take another "
+                f"penalty ('gaussian', 'sigmoid').",
+                stacklevel=3,
+            )
 
 
-class EdgeTerm(EnergyTerm):
+class EdgeTerm(PenaltyTerm):
     """A penalty over the edges of a graph, ½ Σ_ij s_ij δ(‖z_i − z_j‖²) (TfD, Eq. 8), for a symmetric S ≥ 0.
 
     δ is concave, so its tangents bound it, as in Theorem T1. `EdgeDiffusivity` is the diffusivity of this energy.
@@ -555,9 +562,7 @@ class EdgeTerm(EnergyTerm):
         self.constraint = Unconstrained() if constraint is None else constraint
 
     def value(self, z: HeadState, graph: Graph) -> Scalar:
-        warn_beyond_domain(
-            self.penalty, self, z, lambda: large_distance(z, edges=self.coupling.graph)
-        )
+        self.warn_beyond_domain(z, None, self.coupling.graph)
         squares = edge_distance(z, self.coupling.graph)
         return (self.coupling.weight.double() * self.penalty.delta(squares)).sum() / 2
 
@@ -570,12 +575,6 @@ class EdgeTerm(EnergyTerm):
             self.coupling.graph, weight, symmetric=True, nonnegative=True
         )
 
-    def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
-        return self.pull(z, graph).laplacian(z)
-
-    def bound(self, z: HeadState, graph: Graph) -> Bound:
-        return self.pull(z, graph).degree().unsqueeze(2)
-
     def flaw(self, constraint: Constraint) -> str | None:
         declared = not_declared("term's", self.coupling)
         declared = declared or not_as_declared(self.coupling, constraint.convex)
@@ -587,7 +586,7 @@ class EdgeTerm(EnergyTerm):
         return f"EdgeTerm({self.penalty!r}, {self.coupling!r})"
 
 
-class PairTerm(SharedTerm):
+class PairTerm(PenaltyTerm):
     """A penalty of all pairs of nodes of the same graph, ½ Σ_ij δ(‖z_i − z_j‖²) (Theorem T1).
 
     O(N d²) for the simple and the quadratic penalty, O(N² d) time and O(N d) memory for others.
@@ -640,24 +639,15 @@ class PairTerm(SharedTerm):
             )
 
     def value(self, z: HeadState, graph: Graph) -> Scalar:
-        x = self.projected(z.double())
-        if not self.penalty.covers(self.constraint.diameter):
-            warn_beyond_domain(
-                self.penalty, self, z, lambda: large_distance(x, graph.segments)
-            )
-        if self.mean:
-            return self.by_graph(z, graph).sum()
-        return self.penalty.total(x, graph.segments) / 2
+        self.warn_beyond_domain(self.projected(z.double()), graph.segments)
+        return self.by_graph(z, graph).sum()
 
     def by_graph(self, z: HeadState, graph: Graph) -> PerGraph:
         sizes = graph_sizes(graph.segments, len(z))
         parts = self.projected(z.double()).split(sizes)
         sums = [self.penalty.total(part) / 2 for part in parts]
-        if self.mean:
-            sums = [
-                total / max(size, 1) for total, size in zip(sums, sizes, strict=True)
-            ]
-        return torch.stack(sums) if sums else z.new_zeros(0, dtype=torch.float64)
+        total = torch.stack(sums) if sums else z.new_zeros(0, dtype=torch.float64)
+        return total / total.new_tensor(sizes).clamp(min=1) if self.mean else total
 
     def diameter(self, constraint: Constraint) -> float:
         """Return how far apart the rows that the penalty is applied to can be, behind the projection.
@@ -694,11 +684,6 @@ class PairTerm(SharedTerm):
         if self.projection is None:
             return pairs
         return ProjectedCoupling(pairs, self.projection.to(z.dtype))
-
-    def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
-        return CouplingTerm(self.pull(z, graph), graph.centre(z)).majorant(
-            z, graph, convex
-        )
 
     def flaw(self, constraint: Constraint) -> str | None:
         flaw = values_flaw(self.projection, "projection")
