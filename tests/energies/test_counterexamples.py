@@ -203,10 +203,6 @@ STATE = 0.3 * randn(N, 1, C)
             "the weight of MLPTerm() must be finite and >= 0; it is -1",
         ),
         (
-            joint(MLPTerm(EYE, EYE[0] - 9, weight=torch.tensor(-1.0).double())),
-            "the weight of MLPTerm must be",
-        ),
-        (
             joint(
                 AttentionTerm(
                     EYE[None], EYE[None], norms=(0.5 * weight()[None], weight()[None])

@@ -234,7 +234,6 @@ def of_mlp(d: Draw) -> dict[str, Arg]:
     return {
         "matrix": tensor(d, 3, d.channels),
         "bias": tensor(d, 3),
-        "weight": number(d, 1.0, zero=True),
     }
 
 

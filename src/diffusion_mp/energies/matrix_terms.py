@@ -91,15 +91,13 @@ class MatrixTerm(RowTerm, SharedTerm):
         self.matrix = matrix
         self.hops = hops
         # Tracing, entries cannot be examined: without a promise, both products are taken.
-        symmetric = symmetric or matrix is None or matrix.dim() == 2
-        mutual = symmetric and (
+        mutual = (symmetric or matrix is None or matrix.dim() == 2) and (
             coupling.symmetric if values_only(captured=True) else coupling.T is coupling
         )
         self.backward = None if mutual else coupling.T
-        if mutual:
-            reach = self._reach(coupling)
-        else:
-            reach = (self._reach(coupling) + self._reach(coupling.T)) / 2
+        reach = self._reach(coupling)
+        if self.backward is not None:
+            reach = (reach + self._reach(self.backward)) / 2
         if norms is None and matrix is not None:
             norms = norm_bounds(matrix)
         if norms is not None and norms.shape != (coupling.heads,):
@@ -111,16 +109,15 @@ class MatrixTerm(RowTerm, SharedTerm):
         self.degree = (reach if norms is None else reach * norms).sum(1)[:, None, None]
 
     def _reach(self, coupling: Coupling) -> Float[Tensor, "N R"]:
-        """Return |A|^h 1."""
+        """Return |A|^h 1, in double, since a limit is solved there: rounded, D − A would leak constants."""
         if isinstance(coupling, SparseCoupling):
-            weight = coupling.weight
+            weight = coupling.weight.double()
             # A graph that was not validated may break the promise, but promised zeros keep their one-sided gradient.
             if coupling.nonnegative:
                 weight = torch.where(weight < 0, -weight, weight)
             else:
                 weight = weight.abs()
             coupling = SparseCoupling(coupling.graph, weight, nonnegative=True)
-        # In double, since a limit is solved there: rounded, D − A would leak constants, at any weight of the term.
         reached = coupling.exact_degree(torch.float64)
         for _ in range(self.hops - 1):
             reached = coupling.matmul(reached.unsqueeze(2)).squeeze(2)
@@ -132,11 +129,9 @@ class MatrixTerm(RowTerm, SharedTerm):
         matrix = None if self.matrix is None else self.matrix.to(z.dtype)
         along = self.forward.transformed(v, matrix, self.hops)
         if self.backward is not None:
-            if matrix is None or matrix.dim() == 2:
-                turned = matrix
-            else:
-                turned = matrix.mT
-            along = (along + self.backward.transformed(v, turned, self.hops)) / 2
+            if matrix is not None and matrix.dim() == 3:
+                matrix = matrix.mT
+            along = (along + self.backward.transformed(v, matrix, self.hops)) / 2
         return along.unsqueeze(1)
 
     def rows(self, z: HeadState, graph: Graph) -> PerNode:
@@ -210,11 +205,9 @@ class AttentionTerm(RowTerm, SharedTerm):
         self.key = key
         self.gamma = gamma
         self.prior = prior
-        self.half = gamma / 2
         if norms is None:
             norms = (norm_bounds(query), norm_bounds(key))
         self.norms = norms
-        self.squares = (norms[0].square(), norms[1].square())
 
     def _ends(self, z: Float[Tensor, "N one C"], graph: Graph) -> tuple[Tensor, Tensor]:
         """Return q and k [N, H, D], both without the mean of k, on which no difference depends."""
@@ -228,7 +221,7 @@ class AttentionTerm(RowTerm, SharedTerm):
 
     def _logits(self, q: Tensor, k: Tensor, graph: Graph) -> Tensor:
         away = at_rows(graph.csr, q.flatten(1)) - at_rows(graph.csc, k.flatten(1))
-        return -(self.half * away.unflatten(1, q.shape[1:]).square().sum(2))
+        return -self.gamma / 2 * away.unflatten(1, q.shape[1:]).square().sum(2)
 
     def _attention(self, q: Tensor, k: Tensor, graph: Graph) -> Coupling:
         if self.prior is not None:
@@ -237,7 +230,7 @@ class AttentionTerm(RowTerm, SharedTerm):
             weight = edge_softmax(edges.csr, self._logits(q, k, edges), prior)
             return SparseCoupling(edges, weight, row_stochastic=True, nonnegative=True)
         minus = q.new_full((*q.shape[:2], 1), -1.0)
-        shift = self.half * k.square().sum(2, keepdim=True)
+        shift = self.gamma / 2 * k.square().sum(2, keepdim=True)
         return PairwiseCoupling(
             torch.cat([self.gamma * q, minus], 2),
             torch.cat([k, shift], 2),
@@ -247,22 +240,14 @@ class AttentionTerm(RowTerm, SharedTerm):
     def _log_sums(self, q: Tensor, k: Tensor, graph: Graph) -> PerNode:
         """Return Σ_h log Σ_j b_ij exp(−γ s_ij / 2) of every row i."""
         if self.prior is not None:
-            edges = self.prior.graph.edges
-            prior = self.prior.weight.to(q.dtype)
-            # Edges of prior zero are ignored, also in the maximum.
-            logits = self._logits(q, k, self.prior.graph).masked_fill(
-                prior == 0, -torch.inf
-            )
-            index = edges[1].unsqueeze(1).expand_as(logits)
-            top = q.new_full(q.shape[:2], torch.finfo(q.dtype).min).scatter_reduce(
-                0, index, logits.detach(), "amax"
-            )
-            sums = torch.zeros_like(top).index_add(
-                0, edges[1], prior * (logits - top[edges[1]]).exp()
-            )
-            return torch.where(
-                sums > 0, torch.where(sums > 0, sums, 1.0).log() + top, 0.0
-            ).sum(1)
+            edges = self.prior.graph
+            weight = cast("SparseCoupling", self._attention(q, k, edges)).weight
+            # It is Σ_j ω_ij (log b_ij + l_ij − log ω_ij), where edges that ω does not count have no part.
+            counts = weight > 0
+            ratio = torch.where(counts, self.prior.weight.to(q.dtype), 1.0)
+            ratio = ratio / torch.where(counts, weight, 1.0)
+            shares = weight * (self._logits(q, k, edges) + ratio.log())
+            return q.new_zeros(len(q)).index_add(0, edges.edges[1], shares.sum(1))
         coupling = cast("PairwiseCoupling", self._attention(q, k, graph))
         sizes = torch.tensor(
             graph_sizes(graph.segments, graph.num_nodes), device=q.device
@@ -270,7 +255,7 @@ class AttentionTerm(RowTerm, SharedTerm):
         nodes = sizes.repeat_interleave(sizes).to(q)
         return (
             -coupling.shifts[0].sum(1)
-            - self.half * q.square().sum((1, 2))
+            - self.gamma / 2 * q.square().sum((1, 2))
             - q.size(1) * nodes.log()
         )
 
@@ -303,7 +288,7 @@ class AttentionTerm(RowTerm, SharedTerm):
                 at_query = attention.degree().unsqueeze(2) * q - received
             half = torch.einsum("hdc,nhd->nc", self.query.to(z.dtype), at_query)
             half = half + torch.einsum("hdc,nhd->nc", self.key.to(z.dtype), at_key)
-            by_query, by_key = (square.to(z.dtype) for square in self.squares)
+            by_query, by_key = (norm.to(z.dtype).square() for norm in self.norms)
             bound = (by_query + column.squeeze(2) * by_key).sum(1)[:, None, None]
             return Majorant(half.unsqueeze(1), bound if convex else 2 * bound)
 
@@ -324,12 +309,11 @@ ACTIVATIONS: dict[
 class MLPTerm(RowTerm):
     """A hidden layer with tied weights, as a term of an energy.
 
-    −κ Σ_i Σ_m ρ(⟨u_m, z_i⟩ + b_m), concave, whose gradient step adds ½κ Uᵀ σ(U z + b) (Theorem T10): p = 0.
+    −Σ_i Σ_m ρ(⟨u_m, z_i⟩ + b_m), concave, whose gradient step adds ½ Uᵀ σ(U z + b) (Theorem T10): p = 0.
 
     Args:
         matrix, bias: U [M, C] and b [M], for a state of one head [N, 1, C].
         activation: σ = ρ′, ``"relu"``, ``"tanh"`` or ``"sigmoid"``.
-        weight: κ ≥ 0, a number or a 0-dimensional tensor.
 
     Examples:
         >>> float(MLPTerm(torch.eye(4), torch.zeros(4)).value(torch.ones(6, 1, 4), graph))
@@ -341,37 +325,30 @@ class MLPTerm(RowTerm):
         matrix: Float[Tensor, "M C"],
         bias: Float[Tensor, " M"],
         activation: str = "relu",
-        weight: float | Tensor = 1.0,
     ) -> None:
         checks.check_tensor(matrix, "matrix", "[hidden_channels, channels]")
         checks.check_tensor(bias, "bias", "[hidden_channels]", matrix.device, "matrix")
         if matrix.dim() != 2 or bias.shape != matrix.shape[:1]:
-            came = f"got {checks.describe(matrix)}, {checks.describe(bias)}"
             raise ValueError(
-                f"matrix must be [hidden_channels, channels] and bias [hidden_channels]; {came}."
+                f"matrix must be [hidden_channels, channels] and bias [hidden_channels]; "
+                f"got {checks.describe(matrix)}, {checks.describe(bias)}."
             )
-        check_weight(weight, "weight")
         checks.check_choice(activation, "activation", ACTIVATIONS)
         self.matrix = matrix
         self.bias = bias
         self.activation = activation
-        self.weight = weight
-        self.back = 0.5 * weight * matrix
 
     def _hidden(self, z: Tensor) -> Tensor:
         return functional.linear(z, self.matrix.to(z.dtype), self.bias.to(z.dtype))
 
     def rows(self, z: HeadState, graph: Graph) -> PerNode:
         check_channels(z, "matrix", self.matrix)
-        return -self.weight * ACTIVATIONS[self.activation][0](
-            self._hidden(z.double())
-        ).sum((1, 2))
-
-    def flaw(self, constraint: Constraint) -> str | None:
-        return weight_flaw(self.weight, "the weight of MLPTerm")
+        integral, _ = ACTIVATIONS[self.activation]
+        return -integral(self._hidden(z.double())).sum((1, 2))
 
     def _pull(self, z: Tensor) -> Tensor:
-        return ACTIVATIONS[self.activation][1](self._hidden(z)) @ self.back.to(z.dtype)
+        _, slope = ACTIVATIONS[self.activation]
+        return slope(self._hidden(z)) @ self.matrix.to(z.dtype) / 2
 
     def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
         return -self._pull(z)

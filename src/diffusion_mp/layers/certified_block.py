@@ -458,9 +458,8 @@ class TiedMLP(TermModule):
         self.activation = activation
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph) -> EnergyTerm:
-        return MLPTerm(
-            self.linear.weight, self.linear.bias, self.activation, self.weight()
-        )
+        term = MLPTerm(self.linear.weight, self.linear.bias, self.activation)
+        return ScaledTerm(self.weight(), term)
 
 
 class BlockStep(nn.Module):
