@@ -162,13 +162,15 @@ class Coupling(ABC):
         """Return Σ_h S_h^hops v M_hᵀ, every head with a matrix of its own, its diagonal, or ``None``, the identity."""
         if matrix is None or matrix.dim() == 2:
             if matrix is None:
-                out = v.unsqueeze(1)
+                out = v.unsqueeze(1).expand(-1, self.heads, -1)
             else:
                 out = v.unsqueeze(1) * matrix
         else:
             out = functional.linear(v, matrix.flatten(0, 1)).view(-1, *matrix.shape[:2])
         for _ in range(hops):
-            out = self.matmul(out)
+            moved = self._product(out)
+            # As in `matmul`, the identity copies here alone.
+            out = moved.clone() if moved is out else moved
         return out.squeeze(1) if self.heads == 1 else out.sum(1)
 
     def check(self, v: Tensor, name: str) -> None:
