@@ -22,7 +22,6 @@ from diffusion_mp.energies.pairs import HeadState, Scalar
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.terms import (
     EnergyTerm,
-    ScaledTerm,
     sum_by_graph,
     wrong_shape,
 )
@@ -51,24 +50,22 @@ def foreign_parts(*parts: Any) -> list[Any]:
 
 
 def _foreign(part: Any, visited: set[int]) -> Iterator[Any]:
-    if id(part) in visited or isinstance(part, type):
+    if id(part) in visited or isinstance(part, (type, Tensor)):
         return
     visited.add(id(part))
+    elements: Iterable[Any] = ()
     if isinstance(part, partial):
-        yield from _foreign(part.func, visited)
+        elements = [part.func]
     elif isinstance(part, (list, tuple)):
-        for element in part:
-            yield from _foreign(element, visited)
+        elements = part
     elif isinstance(part, dict):
-        for element in part.values():
-            yield from _foreign(element, visited)
-    elif isinstance(part, KINDS):
-        if not _in_library(type(part)):
-            yield part
-            return  # a subclass may have replaced anything
-        yield from _foreign(vars(part), visited)
-    elif callable(part) and not isinstance(part, Tensor) and not _in_library(part):
-        yield part
+        elements = part.values()
+    elif isinstance(part, KINDS) and _in_library(type(part)):
+        elements = [vars(part)]
+    elif isinstance(part, KINDS) or (callable(part) and not _in_library(part)):
+        yield part  # and nothing in it, since a subclass may have replaced anything
+    for element in elements:
+        yield from _foreign(element, visited)
 
 
 def _in_library(defined: Any) -> bool:
@@ -87,42 +84,40 @@ def counterexample(
     there.
     """
     graph = energy.graph_of(z)
+    project = energy.constraint.project
     # A state in half precision lies in C up to its own rounding, and steps begin at the projection in single precision.
-    states = [
-        energy.constraint.project(z.to(torch.promote_types(z.dtype, torch.float32)))
-    ]
-    suspects = [term for term in energy.terms if foreign_parts(term)]
-    for term in suspects:
-        if (flaw := term_flaw(term, states[0], graph)) is not None:
-            return flaw, 1
-    least = sum(resolution(term, states[0], graph) for term in suspects)
-    for number in range(steps):
-        after = energy.step(states[-1])
-        if (flaw := rise(energy, states[-1], after, least)) is not None:
-            return f"step {number + 1} from this state raises F: {flaw}", len(states)
-        states.append(after)
-    count = len(states)
+    first = project(z.to(torch.promote_types(z.dtype, torch.float32)))
     if any(isinstance(part, Constraint) for part in foreign):
-        flaw = projection_flaw(energy.constraint, states[0].double(), graph)
+        flaw = projection_flaw(energy.constraint, first.double(), graph)
         if flaw is not None:
-            return flaw, count
-    for state in (states[0], states[-1]):
-        for candidate, regular in around(state.double(), graph):
-            start = energy.constraint.project(candidate)
-            if overflows(start, *(term.value(start, graph) for term in energy.terms)):
-                continue
-            after = energy.step(start)
-            count += 1
-            # Where the numbers of double precision end nothing is compared; foreign terms are asked for finite ones
-            # below.
-            finite = bool(after.isfinite().all())
-            if finite and (flaw := rise(energy, start, after, least)) is not None:
-                return f"a step from another state raises F: {flaw}", count
-            for term in (
-                suspects if regular else ()
-            ):  # it takes some fifty values and gradients
-                if (flaw := term_flaw(term, start, graph)) is not None:
-                    return flaw, count
+            return flaw, 1
+    suspects = [term for term in energy.terms if foreign_parts(term)]
+    least = sum(resolution(term, first, graph) for term in suspects)
+
+    def starts() -> Iterator[tuple[HeadState, bool]]:
+        state = first
+        for number in range(steps):
+            yield state, number == 0
+            state = energy.step(state)
+        for end in (first, state):
+            for candidate, regular in around(end.double(), graph):
+                yield project(candidate), regular
+
+    count = 0
+    for number, (start, regular) in enumerate(starts()):
+        count += 1
+        # Where the numbers of double precision end nothing is compared.
+        if number >= steps and overflows(
+            start, *(term.value(start, graph) for term in energy.terms)
+        ):
+            continue
+        for term in suspects if regular else ():  # some fifty values and gradients
+            if (flaw := term_flaw(term, start, graph)) is not None:
+                return flaw, count
+        after = energy.step(start)
+        compared = number < steps or bool(after.isfinite().all())
+        if compared and (flaw := rise(energy, start, after, least)) is not None:
+            return f"a step raises F: {flaw}", count
     return None, count
 
 
@@ -134,10 +129,12 @@ def around(z: HeadState, graph: Graph) -> Iterator[tuple[HeadState, bool]]:
     generator = torch.Generator(z.device).manual_seed(0)
     for scale in SCALES:
         yield rescaled(z, graph, scale), True
-        noise = torch.randn(
-            z.shape, generator=generator, dtype=z.dtype, device=z.device
-        )
-        yield z + scale * noise, False
+        yield z + scale * drawn(z, generator), False
+
+
+def drawn(z: HeadState, generator: torch.Generator) -> HeadState:
+    """Return normal numbers of the shape and the dtype of z."""
+    return torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
 
 
 def rise(
@@ -160,8 +157,8 @@ def rise(
         (term.bound(before, graph) * squares).sum((1, 2)) for term in energy.terms
     ]
     for term, values, bound in zip(energy.terms, old, bounds, strict=True):
-        if graph.segments is None or not _by_differences(term):
-            continue
+        if graph.segments is None:
+            break
         total = term.value(before, graph)
         size = values.abs().sum() + total.abs() + bound.sum()
         if not bool((values.sum() - total).abs() <= 1e-8 * size):
@@ -187,13 +184,6 @@ def rise(
             return None
     what = f" of graph {where}" if len(risen) > 1 else ""
     return f"F{what} goes from {float(old.sum(0)[where]):.6g} to {float(new.sum(0)[where]):.6g}."
-
-
-def _by_differences(term: EnergyTerm) -> bool:
-    """Return whether the values of a term by graph are differences, which assume that it is a sum over graphs."""
-    while isinstance(term, ScaledTerm):
-        term = term.term
-    return type(term).by_graph is EnergyTerm.by_graph
 
 
 def projection_flaw(constraint: Constraint, z: HeadState, graph: Graph) -> str | None:
@@ -231,10 +221,8 @@ def resolution(term: EnergyTerm, z: HeadState, graph: Graph) -> Scalar:
     Its error is one of the values at distances of about one, however small the value itself is.
     """
     generator = torch.Generator(z.device).manual_seed(0)
-    unit = torch.randn(
-        z.shape, generator=generator, dtype=torch.float64, device=z.device
-    )
-    usual = term.value(z.double() + unit, graph).abs()
+    wide = z.double()
+    usual = term.value(wide + drawn(wide, generator), graph).abs()
     return torch.where(
         usual.isfinite(), 64 * torch.finfo(torch.float64).eps * usual, 0.0
     )
@@ -244,10 +232,10 @@ def numbers_flaw(
     term: EnergyTerm, z: HeadState, graph: Graph, *, value: bool = True
 ) -> str | None:
     """Return a sentence saying which of the three functions has a wrong shape or no numbers at z, or ``None``."""
-    half, bound = term.half_gradient(z, graph), term.bound(z, graph)
-    results = {"half_gradient": half, "bound": bound}
+    bound = term.bound(z, graph)
+    results = {"half_gradient": term.half_gradient(z, graph), "bound": bound}
     if value:
-        results = {"value": term.value(z, graph)} | results
+        results["value"] = term.value(z, graph)
     for name, result in results.items():
         if (flaw := wrong_shape(term, name, result, z)) is not None:
             return flaw
@@ -283,13 +271,9 @@ def term_flaw(
     generator = torch.Generator(z.device).manual_seed(0)
     descent = half * reciprocal(bound.expand_as(half))
     lengths = torch.logspace(-2, 2, 8, dtype=z.dtype, device=z.device)
-    drawn = (
-        length
-        * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
-        for length in lengths
-    )
+    anywhere = (length * drawn(z, generator) for length in lengths)
     curved = curved_moves(term, z, graph, bound, generator)
-    for move in (*moves, -descent, descent, *drawn, *curved):
+    for move in (*moves, -descent, descent, *anywhere, *curved):
         after = term.value(z + move, graph)
         linear = 2 * half * move
         quadratic = 2 * bound * move.square()
@@ -335,9 +319,7 @@ def curved_moves(
         size = direction.square().mean().sqrt().clamp(min=torch.finfo(z.dtype).tiny)
         return direction / size
 
-    direction = torch.randn(
-        z.shape, generator=generator, dtype=z.dtype, device=z.device
-    )
+    direction = drawn(z, generator)
     for _ in range(8):
         direction = unit(direction)
         ahead = term.half_gradient(z + near * direction, graph)
