@@ -163,8 +163,7 @@ class FunctionPenalty(Saved, Penalty):
 
     Usable wherever a `Penalty` is, in O(N²) (`DistanceCoupling`). At construction and in certificates `flaw` checks f
     at some hundred points. Without ``delta`` an energy takes 48 evaluations of f per pair, by Gauss–Legendre quadrature
-    in v with z² = e^{v²} − 1: about nine digits for a smooth f, two for one with a kink. Without ``f`` it is the
-    derivative of ``delta``.
+    in v with z² = e^{v²} − 1: about nine digits for a smooth f, two for one with a kink.
 
     Args:
         f: elementwise function of a tensor of squared distances z² (not z), in single and double precision,
@@ -183,31 +182,24 @@ class FunctionPenalty(Saved, Penalty):
 
     def __init__(
         self,
-        f: Callable[[Tensor], Tensor] | None = None,
+        f: Callable[[Tensor], Tensor],
         delta: Callable[[Tensor], Tensor] | None = None,
         *,
         domain: tuple[float, float] = (0.0, math.inf),
     ) -> None:
         super().__init__()
-        if f is None and delta is None:
-            raise ValueError(
-                "f or delta must be given, for instance FunctionPenalty(lambda z2: 1 / (1 + z2))."
-            )
-        for name, function in (("f", f), ("delta", delta)):
-            if function is not None:
-                checks.check_function(
-                    function, name, "of a tensor of squared distances"
-                )
+        checks.check_function(f, "f", "of a tensor of squared distances")
+        if delta is not None:
+            checks.check_function(delta, "delta", "of a tensor of squared distances")
         checks.check_kind(
             domain, "domain", (tuple, list), "a pair (0, the largest squared distance)"
         )
-        numbers = all(isinstance(end, (int, float)) for end in domain)
-        if not numbers or len(domain) != 2 or domain[0] != 0 or not domain[1] > 0:
+        if len(domain) != 2 or domain[0] != 0:
             raise ValueError(
                 f"domain must be (0, the largest squared distance); got {checks.describe(domain)}."
             )
         if domain[1] != math.inf:
-            checks.check_number(domain[1], "domain[1]")
+            checks.check_positive(domain[1], "the end of domain")
         self.domain = 0.0, float(domain[1])
         self.slope = f
         self.integral = delta
@@ -219,7 +211,7 @@ class FunctionPenalty(Saved, Penalty):
 
     def f(self, z2: Squares) -> Squares:
         # Rounding may be negative, where a function of a distance need not be defined.
-        return self._slope(at_least_zero(z2))
+        return self.slope(at_least_zero(z2))
 
     def delta(self, z2: Squares) -> Squares:
         if self.integral is not None:
@@ -240,35 +232,25 @@ class FunctionPenalty(Saved, Penalty):
     @property
     def _function(self) -> Callable[[Tensor], Tensor]:
         # A module itself, whose parameters follow a coupling that is moved or detached.
-        return self._slope if self.slope is None else self.slope
+        return self.slope
 
     def _part(self, reach: Tensor, node: float, weight: float) -> Tensor:
         """Return one term of the rule: with r = log(1 + z²) and v = t√r, δ = ∫₀¹ f(e^{t²r} − 1) 2t r e^{t²r} dt."""
         # In v = t√r the rule resolves an f that falls within any scale, and √z² has no infinite slope at zero.
         exponent = node**2 * reach
-        return (
-            2 * weight * node * reach * exponent.exp() * self._slope(exponent.expm1())
-        )
-
-    def _slope(self, z2: Tensor) -> Tensor:
-        """Return f, or the forward-mode derivative of δ, which autograd can differentiate again."""
-        if self.slope is not None:
-            return self.slope(z2)
-        assert self.integral is not None
-        return torch.func.jvp(self.integral, (z2,), (torch.ones_like(z2),))[1]
+        return 2 * weight * node * reach * exponent.exp() * self.slope(exponent.expm1())
 
     @torch.no_grad()
     def flaw(self) -> str | None:
         z2 = self._points()
         if z2.is_meta:
             return None
-        name = "f" if self.slope is not None else "delta"
         try:
-            values = self._slope(z2)
+            values = self.slope(z2)
             total = self.delta(z2)
         except Exception as error:
             raise TypeError(
-                f"{name} must take a tensor of squared distances, here {checks.describe(z2)}, and give one of its "
+                f"f must take a tensor of squared distances, here {checks.describe(z2)}, and give one of its "
                 f"shape; it raised {type(error).__name__}: {error}"
             ) from error
         for what, got in (("f", values), ("delta", total)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -545,11 +544,4 @@ def get_penalty(penalty: str | Penalty, **options: Any) -> Penalty:
     if isinstance(penalty, Penalty):
         return penalty
     checks.check_choice(penalty, "penalty", PENALTIES)
-    signature = inspect.signature(PENALTIES[penalty])
-    try:
-        signature.bind(**options)
-    except TypeError as error:
-        raise TypeError(
-            f"penalty={penalty!r} takes {signature}: {error}. Pass a Penalty, for instance SoftmaxPenalty(dim=4)."
-        ) from error
     return PENALTIES[penalty](**options)
