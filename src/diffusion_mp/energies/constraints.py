@@ -43,14 +43,6 @@ class Constraint(Described, ABC):
     ) -> Tensor:
         """Return the vector of C nearest to every row of ``y``; ties are broken by the direction of ``start``."""
 
-    def project_(
-        self,
-        y: Rows,
-        start: Rows | None = None,
-    ) -> Tensor:
-        """Return the projection, which may overwrite ``y``."""
-        return self.project(y, start)
-
     @abstractmethod
     def holds(self, x: Rows) -> Bool[Tensor, ""]:
         """Return whether all rows lie in C, up to rounding."""
@@ -91,13 +83,6 @@ class Nonnegative(Constraint):
         start: Rows | None = None,
     ) -> Tensor:
         return relu(y)
-
-    def project_(
-        self,
-        y: Rows,
-        start: Rows | None = None,
-    ) -> Tensor:
-        return y.relu_()
 
     def holds(self, x: Rows) -> Bool[Tensor, ""]:
         check_tensor(x, "x", "[..., channels]")

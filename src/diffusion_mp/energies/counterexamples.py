@@ -7,11 +7,11 @@ else's only claims it, and no finite number of states can prove the claim; a sea
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import partial, reduce
-from operator import add
+from functools import partial
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.checks import describe
@@ -150,25 +150,25 @@ def rise(
     if not energy.terms:
         return None
     graph = energy.graph_of(before)
-    old = torch.stack([term.by_graph(before, graph) for term in energy.terms])
-    new = torch.stack([term.by_graph(after, graph) for term in energy.terms])
+
+    def values(z: HeadState) -> Float[Tensor, "terms B"]:
+        return torch.stack([term.by_graph(z, graph) for term in energy.terms])
+
+    old = values(before)
+    new = values(after)
     squares = torch.maximum(before.square(), after.square()).double()
     bounds = [
-        (term.bound(before, graph) * squares).sum((1, 2)) for term in energy.terms
+        sum_by_graph((term.bound(before, graph) * squares).sum((1, 2)), graph)
+        for term in energy.terms
     ]
-    for term, values, bound in zip(energy.terms, old, bounds, strict=True):
-        if graph.segments is None:
-            break
+    sizes = old.abs() + new.abs() + torch.stack(bounds)
+    for term, parts, size in zip(energy.terms, old, sizes, strict=True):
         total = term.value(before, graph)
-        size = values.abs().sum() + total.abs() + bound.sum()
-        if not bool((values.sum() - total).abs() <= 1e-8 * size):
+        if not bool((parts.sum() - total).abs() <= 1e-8 * (size.sum() + total.abs())):
             return (
                 f"{term!r} is no sum over the graphs of the batch, so it couples them."
             )
-    sizes = (
-        old.abs().sum(0) + new.abs().sum(0) + sum_by_graph(reduce(add, bounds), graph)
-    )
-    rounding = 64 * torch.finfo(before.dtype).eps * sizes + least
+    rounding = 64 * torch.finfo(before.dtype).eps * sizes.sum(0) + least
     excess = new.sum(0) - old.sum(0) - rounding
     risen = ~(excess <= 0)  # NaN is no descent either
     if not bool(risen.any()):
@@ -177,10 +177,8 @@ def rise(
     if len(risen) > 1 and bool(excess.sum() <= 0):
         # A coupling of all rows makes F of a graph depend on other graphs, and then only the sum has to fall.
         mixed = torch.where((graph.batch == where)[:, None, None], after, before)
-        alone = torch.stack([term.by_graph(mixed, graph) for term in energy.terms]).sum(
-            0
-        )
-        if bool((alone - new.sum(0))[where].abs() > rounding[where]):
+        away = (values(mixed) - new).sum(0)[where].abs()
+        if bool(away > rounding[where]):
             return None
     what = f" of graph {where}" if len(risen) > 1 else ""
     return f"F{what} goes from {float(old.sum(0)[where]):.6g} to {float(new.sum(0)[where]):.6g}."

@@ -23,7 +23,6 @@ from diffusion_mp.energies.pairs import (
 )
 from diffusion_mp.energies.terms import (
     EnergyTerm,
-    Mean,
     ProximalTerm,
     SourceTerm,
     damping_and_constant,
@@ -128,39 +127,26 @@ class Energy:
         Where C is convex and every g is p z − c − s f(z) with p, c and s that do not depend on z, a step is the
         projection of the weighted mean (Σ c + Σ s f(z)) / Σ p, and everything but f(z) is computed once.
         """
-        means = self._weighted_means(z)
-        if means is None:
-            return self.step
+        means = [term.weighted_mean(z) for term in self.terms]
+        affine = [mean for mean in means if mean is not None]
+        pulls = [(mean.pull, mean.scale) for mean in affine if mean.pull is not None]
+        # Without a constant, thus without a source, a node may have p = 0, and stays where it is.
+        anchored = any(mean.constant is not None for mean in affine)
         constraint = self.constraint
-        damping, constant = damping_and_constant(means)
+        if not (constraint.convex and anchored and pulls and len(affine) == len(means)):
+            return self.step
+        damping, constant = damping_and_constant(affine)
         inverse = reciprocal(damping)
         base = constant * inverse
-        pulls = [
-            (mean.pull, mean.scale * inverse) for mean in means if mean.pull is not None
-        ]
+        factors = [(pull, scale * inverse) for pull, scale in pulls]
 
         def step(z: HeadState) -> HeadState:
             # Products are new tensors, so sums may overwrite them. Not `addcmul`, whose backward pass multiplies by a
             # constant of one first.
-            moved = reduce(Tensor.add_, [pull(z) * factor for pull, factor in pulls])
-            return constraint.project_(moved.add_(base), z)
+            moved = reduce(Tensor.add_, [pull(z) * factor for pull, factor in factors])
+            return constraint.project(moved.add_(base), z)
 
         return step
-
-    def _weighted_means(self, z: HeadState) -> list[Mean] | None:
-        """Return the half gradients of all terms as weighted means, or ``None`` where a step is not one."""
-        if not self.constraint.convex:
-            return None
-        means = []
-        for term in self.terms:
-            mean = term.weighted_mean(z)
-            if mean is None:
-                return None
-            means.append(mean)
-        # Without a constant, thus without a source, a node may have p = 0, and stays where it is.
-        anchored = any(mean.constant is not None for mean in means)
-        pulled = any(mean.pull is not None for mean in means)
-        return means if anchored and pulled else None
 
     def graph_of(self, z: State) -> Graph:
         return Graph(len(z)) if self.graph is None else self.graph

@@ -74,9 +74,7 @@ class MatrixTerm(RowTerm, SharedTerm):
                 coupling.device,
                 "the coupling",
             )
-            square = matrix.dim() == 2 or (
-                matrix.dim() == 3 and matrix.size(1) == matrix.size(2)
-            )
+            square = matrix.dim() in (2, 3) and matrix.size(1) == matrix.size(-1)
             if not square or matrix.size(0) != coupling.heads:
                 shape = f"[{coupling.heads}, channels, channels], as many as the coupling has heads, or their diagonals"
                 raise ValueError(

@@ -76,7 +76,7 @@ def damping_and_constant(means: Sequence[Mean]) -> tuple[Tensor, Tensor]:
     """Return the sums of p and of c."""
     damping = reduce(add, [mean.damping for mean in means])
     constants = [mean.constant for mean in means if mean.constant is not None]
-    return damping, reduce(add, constants) if constants else torch.zeros_like(damping)
+    return damping, reduce(add, constants, torch.zeros_like(damping))
 
 
 class EnergyTerm(ABC):
