@@ -58,6 +58,9 @@ from diffusion_mp.updates import CertifiedStep, fixed_point
 from diffusion_mp.updates.derivatives import on_values, values_needed
 from diffusion_mp.updates.minimiser import quadratic_minimiser
 
+#: What a call takes as edges.
+Edges = Tensor | Graph | None
+
 
 class TermModule(Resettable):
     """Base of modules that make the term of an energy: ``module(source, graph, **inputs)`` with the source H [N, C].
@@ -161,10 +164,6 @@ class Pairs(TermModule):
         )
         return ScaledTerm(self.weight(), term)
 
-    def extra_repr(self) -> str:
-        tied = "tied" if self.projection is not None else None
-        return f"{self.channels}, heads={self.attention.heads}, projection={tied!r}"
-
 
 class Neighbours(TermModule):
     r"""The Dirichlet energy of a diffusivity, (μ/2) Σ_ij a_ij‖z_i − z_j‖²: μ times `CouplingTerm` (Theorem T1).
@@ -217,13 +216,10 @@ class Neighbours(TermModule):
 _RELATIONS: TensorCache[SparseCoupling] = TensorCache(room=1 << 22)
 
 
-def _related(
-    num_nodes: int, edge_index: Tensor, weight: Tensor, edge_attr: Tensor
-) -> SparseCoupling:
-    return SparseCoupling(
-        Graph(num_nodes, edge_index, validate=False),
-        weight.unsqueeze(1) * edge_attr.to(weight),
-    )
+def _related(size: int, edges: Tensor, weight: Tensor, kinds: Tensor) -> SparseCoupling:
+    """The coupling of relations: the weight of an edge, times how much it belongs to each of them."""
+    by_relation = weight.unsqueeze(1) * kinds.to(weight)
+    return SparseCoupling(Graph(size, edges, validate=False), by_relation)
 
 
 class WeightedGraph(TermModule):
@@ -542,7 +538,7 @@ class CertifiedBlock(GraphLayer):
     def forward(
         self,
         x: Tensor,
-        edge_index: Tensor | Graph | None = None,
+        edge_index: Edges = None,
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
         *,
@@ -577,9 +573,7 @@ class CertifiedBlock(GraphLayer):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         state = self.update.constraint.project(self.by_head(wide))
         yield state.flatten(1).to(x.dtype)
-        source = inputs.pop("source", None)
-        source = wide if source is None else source.to(wide.dtype)
-        energy = self.energy(source, graph, **inputs)
+        energy = self._energy_of(x, graph, inputs)
         at_rest = self.num_layers is None
         step = partial(self.limit, energy=energy) if at_rest else energy.descent(state)
         for _ in range(self.num_layers or 1):
@@ -612,13 +606,12 @@ class CertifiedBlock(GraphLayer):
         with values_needed(what):
             with on_values():
                 checks.check_finite(state, "x")
+            # One minimiser is found from everywhere; otherwise the acceleration might end above the start.
+            unique = quadratic and energy.constraint.convex
             return fixed_point(
                 energy.descent(state),
                 state,
-                # One minimiser is found from everywhere; otherwise the acceleration might end above the start.
-                energy=None
-                if quadratic and energy.constraint.convex
-                else energy.by_graph,
+                energy=None if unique else energy.by_graph,
                 ptr=graph.segments,
                 total=graph.total,
                 what=what,
@@ -631,7 +624,7 @@ class CertifiedBlock(GraphLayer):
     def _graph(
         self,
         x: Tensor,
-        edge_index: Tensor | Graph | None,
+        edge_index: Edges,
         edge_weight: Tensor | None,
         batch: Tensor | None,
         inputs: dict[str, Any],
@@ -664,6 +657,7 @@ class CertifiedBlock(GraphLayer):
     def energy(self, source: Tensor, graph: Graph, **inputs: Any) -> Energy:
         """Return F of a source [N, channels], a graph and the inputs that terms read; see :meth:`by_head`."""
         checks.check_kind(graph, "graph", Graph, "a Graph(num_nodes, edge_index)")
+        source = source.to(torch.promote_types(source.dtype, torch.float32))
         if unread := self._unread(inputs):
             refuse_inputs(self, unread)
         terms: list[EnergyTerm] = []
@@ -690,7 +684,7 @@ class CertifiedBlock(GraphLayer):
     def energies(
         self,
         x: Tensor,
-        edge_index: Tensor | Graph | None = None,
+        edge_index: Edges = None,
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
         *,
@@ -718,7 +712,7 @@ class CertifiedBlock(GraphLayer):
     def certificate(
         self,
         x: Tensor | None = None,
-        edge_index: Tensor | Graph | None = None,
+        edge_index: Edges = None,
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
         **inputs: Any,
@@ -743,10 +737,13 @@ class CertifiedBlock(GraphLayer):
         if not certificate or self.num_layers is None:
             return certificate
         # A subclass may compute something else than the steps of its energy.
-        _, first, *later = self.states(x, graph, **inputs)
-        last = [first, *later][-1]
+        expected = start
+        for _ in range(self.num_layers):
+            expected = energy.step(expected)
         out = cast("Tensor", self.forward(x, graph, **inputs))
-        if _close(first, energy.step(start).flatten(1)) and _close(out, last):
+        # Up to the root of rounding, since an energy sees errors squared.
+        away = (out - expected.flatten(1)).norm()
+        if bool(away <= torch.finfo(out.dtype).eps ** 0.5 * out.norm()):
             return certificate
         reason = f"{type(self).__name__} does not move the state as the certified step of its energy does."
         return Certificate.refused(STEPS, math.nan, reason)
@@ -757,10 +754,3 @@ class CertifiedBlock(GraphLayer):
 
 def _reads(module: nn.Module) -> tuple[str, ...]:
     return getattr(module, "reads", ("edge_attr",))
-
-
-def _close(x: Tensor, expected: Tensor) -> bool:
-    """Return whether two states are the same up to the root of rounding, since an energy sees errors squared."""
-    return bool(
-        (x - expected).norm() <= torch.finfo(x.dtype).eps ** 0.5 * expected.norm()
-    )
