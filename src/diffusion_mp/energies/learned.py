@@ -56,13 +56,11 @@ class MixturePenalty(Saved, Penalty):
         checks.check_kind(widths, "widths", (list, tuple), "a list of numbers")
         if weights is None:
             weights = [1 / max(len(widths), 1)] * len(widths)
-        checks.check_kind(
-            weights, "weights", (list, tuple), "a list of numbers, or None"
-        )
+        kinds = "a list of numbers, or None"
+        checks.check_kind(weights, "weights", (list, tuple), kinds)
         if not widths or len(weights) != len(widths):
-            counts = f"{len(widths)} and {len(weights)}"
             raise ValueError(
-                f"widths must hold a number at least, and weights as many; got {counts}."
+                f"widths must hold a number at least, and weights as many; got {len(widths)} and {len(weights)}."
             )
         for name, numbers in (("widths", widths), ("weights", weights)):
             for number in numbers:
@@ -146,11 +144,9 @@ class MixturePenalty(Saved, Penalty):
         return row_normalized(coupling) if normalize else coupling
 
     def extra_repr(self) -> str:
-        numbers = (
-            [round(value, 6) for value in values.tolist()]
-            for values in (self.widths, self.weights)
-        )
-        return "widths={}, weights={}".format(*numbers)
+        widths = [round(width, 6) for width in self.widths.tolist()]
+        weights = [round(weight, 6) for weight in self.weights.tolist()]
+        return f"{widths=}, {weights=}"
 
 
 def _exp(logarithms: Float[Tensor, " M"], limit: float) -> Float[Tensor, " M"]:

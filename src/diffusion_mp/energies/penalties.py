@@ -111,15 +111,10 @@ class Penalty(Described, ABC):
         """
         pairs.check_heads(x)
         checks.check_flags(normalize=normalize)
-        if constraint is None:
-            diameter = math.inf
-        else:
-            checks.check_kind(
-                constraint,
-                "constraint",
-                Constraint,
-                "a Constraint (see get_constraint) or None",
-            )
+        diameter = math.inf
+        if constraint is not None:
+            what = "a Constraint (see get_constraint) or None"
+            checks.check_kind(constraint, "constraint", Constraint, what)
             diameter = constraint.diameter
         if ptr is not None:
             # Who has a centre has a graph, whose boundaries were checked.
@@ -186,10 +181,8 @@ class Penalty(Described, ABC):
 
     def _points(self) -> Float[Tensor, " points"]:
         """Squared distances at which `flaw` evaluates f and δ, on the device of the parameters."""
-        parameter = (
-            next(self.parameters(), None) if isinstance(self, nn.Module) else None
-        )
-        device = None if parameter is None else parameter.device
+        parameters = self.parameters() if isinstance(self, nn.Module) else iter(())
+        device = next((parameter.device for parameter in parameters), None)
         end = min(self.domain[1], FARTHEST)
         # Evenly where penalties of unit vectors change, and by decades for narrow and wide ones.
         near = torch.linspace(0, min(end, 64.0), 400)
@@ -491,10 +484,8 @@ def find_flaw(z2: Tensor, f: Tensor, delta: Tensor | None) -> str | None:
     """Return a sentence saying where f is not finite, negative, increasing or not δ′; ``None`` if nowhere."""
     eps = torch.finfo(f.dtype).eps
     rounding = max(1e-9, 16 * eps) * float(f[0].abs())
-    for wrong, what in (
-        (~f.isfinite(), "is not finite"),
-        (f < -rounding, "is negative"),
-    ):
+    wrongs = {"is not finite": ~f.isfinite(), "is negative": f < -rounding}
+    for what, wrong in wrongs.items():
         if bool(wrong.any()):
             at = int(wrong.int().argmax())
             return f"f({float(z2[at]):g}) = {float(f[at]):g} {what}."

@@ -119,15 +119,14 @@ class EnergyTerm(ABC):
         """
         if graph.segments is None:
             return self.value(z, graph).reshape(1)
-        nothing = self.value(torch.zeros_like(z), graph)
-        values = []
-        for start, end in pairwise(graph.segments.tolist()):
-            alone = torch.zeros_like(z)
+        zeros = torch.zeros_like(z)
+        nothing = self.value(zeros, graph)
+        values = z.new_zeros(graph.num_graphs, dtype=torch.float64)
+        for number, (start, end) in enumerate(pairwise(graph.segments.tolist())):
+            alone = zeros.clone()
             alone[start:end] = z[start:end]
-            values.append(self.value(alone, graph) - nothing)
-        if values:
-            return torch.stack(values) + nothing / len(values)
-        return z.new_zeros(0, dtype=torch.float64)
+            values[number] = self.value(alone, graph) - nothing
+        return values + nothing / max(len(values), 1)
 
     @abstractmethod
     def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
@@ -372,11 +371,7 @@ class SourceTerm(RowTerm, SharedTerm):
 
     def flaw(self, constraint: Constraint) -> str | None:
         flaw = values_flaw(self.source, "source") or values_flaw(self.metric, "metric")
-        if (
-            flaw is None
-            and self.metric is not None
-            and not bool((self.metric > 0).all())
-        ):
+        if flaw is None and self.metric is not None and bool((self.metric <= 0).any()):
             return f"the metric must be positive; its least entry is {float(self.metric.min()):g}."
         return flaw
 
@@ -676,11 +671,11 @@ class PairTerm(PenaltyTerm):
                 radius = max(self.diameter(within) / 2, torch.finfo(torch.float64).tiny)
                 within = Ball(radius) if math.isfinite(radius) else Unconstrained()
             pairs = self.penalty.coupling(x, graph.segments, constraint=within)
-        if self.mean and graph.segments is None:
-            # The rows of other processes count, too.
-            pairs = ScaledCoupling(1.0 / max(graph.total_nodes, 1), pairs)
-        elif self.mean:
-            pairs = averaged(pairs)
+        if self.mean:
+            # Of one graph the rows of other processes count, too.
+            whole = graph.segments is None
+            share = 1.0 / max(graph.total_nodes, 1)
+            pairs = ScaledCoupling(share, pairs) if whole else averaged(pairs)
         if self.projection is None:
             return pairs
         return ProjectedCoupling(pairs, self.projection.to(z.dtype))
