@@ -470,7 +470,7 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
         FunctionPenalty(cauchy), 6, heads=2, normalize="row"
     ),
     "function-symmetric": lambda: PenaltyDiffusivity(
-        FunctionPenalty(None, torch.log1p), row_stochastic=False
+        FunctionPenalty(cauchy, torch.log1p), row_stochastic=False
     ),
     "function-learned": lambda: PenaltyDiffusivity(
         FunctionPenalty(Tail()), 4, projection="separate", normalize="row"

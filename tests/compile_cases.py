@@ -396,16 +396,6 @@ def test_check_layer_finds_what_does_not_compile() -> None:
                 dm.FunctionPenalty(lambda z2: 1 / (1 + z2)), 8, projection="separate"
             ),
         ),
-        pytest.param(
-            lambda: dm.DiffusionConv(
-                8,
-                4,
-                dm.PenaltyDiffusivity(
-                    dm.FunctionPenalty(delta=torch.log1p), 8, projection="separate"
-                ),
-            ),
-            marks=pytest.mark.slow,
-        ),
         lambda: dm.DIFFormerConv(8, 8, tau=nn.Parameter(torch.tensor(0.25))),
     ],
     ids=["f", "delta", "learned-step"],

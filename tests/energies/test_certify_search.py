@@ -610,11 +610,18 @@ def test_without_one_of_the_premises_the_search_finds_a_rise(
     owner: Any, premise: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(owner, premise, lambda *_: None)
-    # Of parts that are not of the library the certificate itself looks for a rise.
-    with pytest.raises(
-        AssertionError, match=r"covers the step|from this state raises F"
-    ):
-        search(range(600))
+    # Of parts that are not of the library the certificate would look for a counterexample itself.
+    monkeypatch.setattr(certification, "foreign_parts", lambda *_: [])
+    for seed in range(600):
+        try:
+            search(range(seed, seed + 1))
+        except CouplingMismatchError:
+            continue  # a step is not taken with couplings that promise too little
+        except AssertionError as error:
+            # Some states break another premise too: with f < 0 a bound may be negative.
+            if "covers the step" in str(error):
+                return
+    pytest.fail(f"nothing rises without {premise}")
 
 
 def test_a_negative_weight_is_refused_because_F_rises_with_it(

@@ -111,15 +111,11 @@ def test_surrogate_majorises(
         surrogate = energy.surrogate(x, previous, at)
         same(energy.surrogate(x, previous, x), value)
         omega = penalty.f(squares(at))
+        conjugate = omega * squares(at) - penalty.delta(squares(at))
         eq_14 = (
             0.3
             * (
-                weight
-                * (
-                    omega * squares(x)
-                    - penalty.conjugate(omega)
-                    - penalty.delta(squares(x))
-                )
+                weight * (omega * squares(x) - conjugate - penalty.delta(squares(x)))
             ).sum()
         )
         same(surrogate - value, eq_14)

@@ -80,40 +80,23 @@ def test_softmax_f_is_attention_on_unit_vectors_and_the_printed_one_is_not() -> 
 
 
 @every_penalty
-def test_the_conjugate_is_the_minimum(penalty: dm.Penalty) -> None:
-    """δ(s) ≤ ωs − δ̃(ω) for every ω ≥ 0 (Eq. 37), with equality at ω = f(s) (Eq. 38): δ̃(ω) is the minimum over s."""
-    s = grid(penalty, points=60)
-    omega = penalty.f(s)
-    line = omega[:, None] * s[None, :]
-    gap = line - penalty.conjugate(omega)[:, None] - penalty.delta(s)[None, :]
+def test_delta_lies_below_its_tangents(penalty: dm.Penalty) -> None:
+    """δ(s) ≤ ωs − δ̃(ω) with δ̃(ω) = ωt − δ(t) for ω = f(t) (Eqs. 37 and 38), with equality at s = t alone."""
+    t = grid(penalty, points=60)
+    tangent = penalty.delta(t)[:, None] + penalty.f(t)[:, None] * (t - t[:, None])
+    gap = tangent - penalty.delta(t)
     assert gap.min() >= -1e-12
-    torch.testing.assert_close(gap.diagonal(), torch.zeros_like(s), atol=1e-12, rtol=0)
-    # A steeper line is lowest at zero, and one that falls has no minimum.
-    zero = torch.zeros(1, dtype=torch.double)
-    steep = penalty.conjugate(1.5 * penalty.f(zero))
-    torch.testing.assert_close(steep, -penalty.delta(zero), atol=1e-12, rtol=0)
-    assert penalty.conjugate(torch.tensor([-0.1, -2.0])).tolist() == [
-        -math.inf,
-        -math.inf,
-    ]
     if not isinstance(penalty, dm.QuadraticPenalty):
-        assert gap.max() > 0.05, "away from ω = f(s) the bound is strict"
-
-
-def test_the_conjugate_beyond_the_values_of_f() -> None:
-    assert dm.QuadraticPenalty().conjugate(torch.tensor([0.9])).item() == -math.inf
-    assert dm.GaussianPenalty(0.5).conjugate(torch.zeros(1)).item() == -0.5  # −δ(∞)
+        assert gap.max() > 0.05
 
 
 @every_penalty
-def test_log_and_inverse_of_f(penalty: dm.Penalty) -> None:
+def test_log_of_f(penalty: dm.Penalty) -> None:
     z2 = grid(penalty, points=60)
     f = penalty.f(z2)
     if penalty.positive:
         torch.testing.assert_close(penalty.log_f(z2), f.log(), rtol=1e-12, atol=1e-12)
         assert penalty.log_f(torch.tensor([1e8])).isfinite()
-    if not isinstance(penalty, dm.QuadraticPenalty):
-        torch.testing.assert_close(penalty.inverse_f(f), z2, rtol=1e-7, atol=1e-7)
 
 
 @every_penalty
@@ -204,30 +187,20 @@ def rising(z2: Tensor) -> Tensor:
         (torch.ones_like, lambda z2: z2),
     ],
 )
-def test_delta_is_the_integral_of_f_and_f_the_derivative_of_delta(f, delta) -> None:
+def test_delta_is_the_integral_of_f(f, delta) -> None:
     by_f = dm.FunctionPenalty(f)
-    by_delta = dm.FunctionPenalty(delta=delta)
     torch.testing.assert_close(by_f.delta(Z2), delta(Z2), rtol=2e-9, atol=1e-15)
-    torch.testing.assert_close(by_delta.f(Z2), f(Z2), rtol=1e-12, atol=1e-14)
     assert torch.equal(dm.FunctionPenalty(f, delta).delta(Z2), delta(Z2))
     z2 = Z2.clone().requires_grad_()
     (slope,) = torch.autograd.grad(by_f.delta(z2).sum(), z2)
     torch.testing.assert_close(slope, f(Z2), rtol=1e-7, atol=1e-8)
 
 
-@pytest.mark.parametrize("given", ["f", "delta"])
 @pytest.mark.parametrize("known", [dm.GaussianPenalty(0.8), dm.SoftmaxPenalty(3)])
-def test_of_the_f_of_a_named_penalty_it_is_that_penalty(
-    known: Penalty, given: str
-) -> None:
-    own = dm.FunctionPenalty(**{given: getattr(known, given)})
+def test_of_the_f_of_a_named_penalty_it_is_that_penalty(known: Penalty) -> None:
+    own = dm.FunctionPenalty(known.f)
     x = randn(11, 2, 3).requires_grad_()
     v = randn(11, 2, 5, seed=1)
-    omega = torch.linspace(0.001, 1.1, 30, dtype=torch.float64)
-    torch.testing.assert_close(
-        own.conjugate(omega), known.conjugate(omega), rtol=1e-8, atol=1e-9
-    )
-    assert own.conjugate(torch.tensor([-0.1])).item() == -math.inf
     for constraint, normalize in product((None, Sphere(1.5)), (False, True)):
         couplings = [
             penalty.coupling(x, PTR, normalize, constraint) for penalty in (own, known)
@@ -307,11 +280,8 @@ test_what_is_no_penalty_is_refused = refuses(
     (lambda: get_penalty("softmax"), TypeError, "'dim'"),
     (lambda: get_penalty("simple", dim=3), TypeError, "'dim'"),
     (lambda: get_penalty("huber"), ValueError, "penalty"),
-    (lambda: dm.FunctionPenalty(), ValueError, "f or delta"),
     (lambda: dm.FunctionPenalty(lambda z2: z2), ValueError, "f rises from f"),
     (lambda: dm.FunctionPenalty(lambda z2: 1 - z2 / 4), ValueError, "is negative"),
-    (lambda: dm.FunctionPenalty(delta=lambda z2: -z2), ValueError, "is negative"),
-    (lambda: dm.FunctionPenalty(delta=lambda z2: z2.square()), ValueError, "f rises"),
     (lambda: dm.FunctionPenalty(lambda z2: 1 / z2), ValueError, "is not finite"),
     (
         lambda: dm.FunctionPenalty(rising, domain=(0.0, 9.0)),
@@ -362,18 +332,3 @@ def test_a_function_that_training_spoiled_is_certified_no_more() -> None:
         "is no penalty on (0.0, inf): f rises from" in certificate.reason
         or "negative" in certificate.reason
     )
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_simple_energy_along_a_step_is_a_quartic(seed: int) -> None:
-    """Theorem T7: its coefficients from moments, against the energy itself, at lengths over six decades."""
-    generator = torch.Generator().manual_seed(seed)
-    x, down = torch.randn(2, 9, 2, 4, generator=generator, dtype=torch.double)
-    p = dm.SimplePenalty().along(x / 10, down + 3)
-    powers = torch.arange(5)
-    for tau in torch.logspace(-3, 3, 13, dtype=torch.double):
-        direct = dm.SimplePenalty().total(x / 10 + tau * (down + 3))
-        assert (
-            abs((p * tau**powers).sum() - direct)
-            <= 1e-13 * (p.abs() * tau**powers).sum()
-        )

@@ -234,7 +234,6 @@ def of_mlp(d: Draw) -> dict[str, Arg]:
     return {
         "matrix": tensor(d, 3, d.channels),
         "bias": tensor(d, 3),
-        "weight": number(d, 1.0, zero=True),
     }
 
 
@@ -290,9 +289,7 @@ TERMS: dict[str, Strategy] = {
         coupling=edges_of_a_graph,
     ),
     "LinearTerm": term("LinearTerm", source=lambda d: tensor(d, d.nodes, d.channels)),
-    "ProximalTerm": term(
-        "ProximalTerm", x_prev=lambda d: tensor(d, d.nodes, d.channels)
-    ),
+    "ProximalTerm": term("ProximalTerm"),
     "PairTerm": term(
         "PairTerm",
         leave="projection constraint read",

@@ -170,8 +170,11 @@ class Coupling(ABC):
             out = out * matrix
         elif matrix is not None:
             out = functional.linear(v, matrix.flatten(0, 1)).view(-1, *matrix.shape[:2])
+        out = out.expand(-1, max(out.size(1), self.heads), -1)
         for _ in range(hops):
-            out = self.matmul(out)
+            moved = self._product(out)
+            # As in `matmul`, the identity copies here alone.
+            out = moved.clone() if moved is out else moved
         return out.squeeze(1) if self.heads == 1 else out.sum(1)
 
     def _by_head(self, v: Sent) -> Values:

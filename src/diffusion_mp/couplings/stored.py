@@ -246,9 +246,8 @@ class SparseCoupling(Coupling):
         )
 
     def _transpose(self) -> Coupling:
-        return SparseCoupling(
-            self.graph.reverse(), self.weight, nonnegative=self.nonnegative
-        )
+        reversed_graph = self.graph.derived("reversed", self.graph.reverse)
+        return SparseCoupling(reversed_graph, self.weight, nonnegative=self.nonnegative)
 
     def degree(self) -> ByRow:
         total = self.weight.to(torch.promote_types(self.dtype, torch.float32))

@@ -6,10 +6,9 @@ import math
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -22,7 +21,7 @@ from diffusion_mp.energies.counterexamples import (
     numbers_flaw,
 )
 from diffusion_mp.energies.energy import Energy
-from diffusion_mp.energies.pairs import State, check_heads
+from diffusion_mp.energies.pairs import HeadState, State, check_heads
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.energies.terms import values_flaw
@@ -41,9 +40,17 @@ CERTIFIED_STEPS = (
 STEPS = "Theorem T11"  # about certified steps
 
 
+@runtime_checkable
+class Certifiable(Protocol):
+    """A layer or model that knows its energy."""
+
+    def certificate(self, *inputs: Any, **named: Any) -> Certificate:
+        """Return whether its steps descend that energy at these inputs, or without any at random ones."""
+
+
 @torch.no_grad()
 def certify(
-    subject: Coupling | Penalty | Energy | Any,
+    subject: Any,
     x: State | Any = None,
     tau: float | None = None,
     *,
@@ -77,9 +84,11 @@ def certify(
     """
     if isinstance(subject, Energy):
         return certify_step(subject, x)
-    if isinstance(subject, nn.Module) and hasattr(subject, "certificate"):
-        return cast("Any", subject).certificate(*_inputs(x), **_named(subject, x))
-    if not isinstance(subject, (Coupling, Penalty)) and not hasattr(subject, "penalty"):
+    if isinstance(subject, Certifiable):
+        return subject.certificate(*_inputs(x), **_named(subject, x))
+    penalty = subject if isinstance(subject, Penalty) else None
+    is_diffusivity = penalty is None and hasattr(subject, "penalty")
+    if not isinstance(subject, (Coupling, Penalty)) and not is_diffusivity:
         if isinstance(subject, nn.Module):
             return _certify_parts(subject, x)
         raise TypeError(
@@ -93,26 +102,19 @@ def certify(
     check_step(tau, leak, form)
     if isinstance(subject, Coupling):
         return theorem1(subject, tau, form=form, leak=leak)
-    if isinstance(subject, nn.Module):
-        flaw = broken_parameter(subject)
-    else:
-        flaw = None
-    penalty = subject
-    normalize = True
-    heads = 1
-    if not isinstance(subject, Penalty):
+    flaw = broken_parameter(subject) if isinstance(subject, nn.Module) else None
+    if is_diffusivity:
         flaw = flaw or _why_uncovered(subject, form)
         penalty = subject.penalty
-        normalize = bool(getattr(subject, "row_stochastic", True))
-        heads = getattr(subject, "heads", 1)
-    if flaw is not None:
-        return Certificate.refused("Theorem 7", tau, flaw)
+    if flaw is not None or penalty is None:
+        return Certificate.refused("Theorem 7", tau, str(flaw))
     if x is None:
         raise ValueError(
             "x must be given: what a penalty couples depends on the state."
         )
     check_heads(x)
     checks.check_has_values(x, "x")
+    heads = subject.heads if is_diffusivity else 1
     if x.dim() == 2 and heads > 1:
         if x.size(1) % heads:
             raise ValueError(
@@ -123,22 +125,20 @@ def certify(
         return Certificate.refused("Theorem 7", tau, flaw)
     omega = penalty.coupling(x.double(), ptr)
     # Without normalisation Theorem 1 covers Ω, which majorises the energy (Proposition 6).
-    if normalize:
-        return theorem7(omega, tau, leak=leak)
-    return theorem1(omega, tau, leak=leak)
+    if is_diffusivity and not subject.row_stochastic:
+        return theorem1(omega, tau, leak=leak)
+    return theorem7(omega, tau, leak=leak)
 
 
 def _certify_parts(module: nn.Module, data: Any) -> Certificate:
     """Refuse a module that has no energy, with the certificates of its layers."""
     inputs = _inputs(data)
-    while (
-        inputs and inputs[-1] is None
-    ):  # its forward may take neither weights nor a batch
+    # Its forward may take neither weights nor a batch.
+    while inputs and inputs[-1] is None:
         inputs.pop()
     layers = layer_certificates(module, *inputs, **_named(module, data))
-    if layers:
-        what = "its layers one by one:"
-    else:
+    what = "its layers one by one:"
+    if not layers:
         what = "nor is there a layer in it of which one is, such as CertifiedConv."
     reason = (
         f"{type(module).__name__} is no model that knows an energy of its own; {what}"
@@ -160,13 +160,13 @@ def _inputs(data: Any) -> list[Any]:
     ]
 
 
-def _named(module: nn.Module, data: Any) -> dict[str, Any]:
+def _named(module: Any, data: Any) -> dict[str, Any]:
     """Return the further inputs that a model reads, such as ``edge_attr``, of PyG's Data."""
     reads = getattr(module, "reads", ())
     if isinstance(reads, str):  # of a DiffusionConv: "state" or "features"
         return {}
-    found = {name: getattr(data, name, None) for name in reads}
-    return {name: value for name, value in found.items() if value is not None}
+    inputs = {name: getattr(data, name, None) for name in reads}
+    return {name: value for name, value in inputs.items() if value is not None}
 
 
 #: Keywords of the call of a layer that its certificate depends on.
@@ -192,40 +192,29 @@ def layer_certificates(
         for name, part in model.named_modules()
         if part is not model and hasattr(part, "why_uncertified")
     }
-    blind = not inputs or inputs[0] is None
-    found = {
-        name: layer.certificate()
-        for name, layer in layers.items()
-        if blind or layer.why_uncertified is not None
-    }
+    if not layers or not inputs or inputs[0] is None:
+        return {name: layer.certificate() for name, layer in layers.items()}
+    certificates: dict[str, Certificate] = {}
+
+    def record(name: str, layer: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """Keep, over all calls of a layer, the first refusal or else the largest λ."""
+        before = certificates.get(name)
+        if before is not None and not before:
+            return
+        read = {key: kwargs[key] for key in _CERTIFIED & kwargs.keys()}
+        certificate = layer.certificate(*args, **read)
+        if before is None or not certificate or certificate.lam > before.lam:
+            certificates[name] = certificate
+
     with ExitStack() as stack:
-        for name in layers.keys() - found.keys():
-            hook = layers[name].register_forward_pre_hook(
-                partial(_record, found, name), with_kwargs=True
+        for name, layer in layers.items():
+            hook = layer.register_forward_pre_hook(
+                partial(record, name), with_kwargs=True
             )
             stack.callback(hook.remove)
-        if len(found) < len(layers):
-            stack.enter_context(evaluating(model))
-            model(*inputs, **named)
-    return {name: found[name] for name in layers if name in found}
-
-
-def _record(
-    found: dict[str, Certificate],
-    name: str,
-    layer: Any,
-    args: Any,
-    kwargs: dict[str, Any],
-) -> None:
-    """Forward pre-hook that keeps, over all calls of a layer, the first refusal or else the largest λ."""
-    known = found.get(name)
-    if known is not None and not known:
-        return
-    certificate = layer.certificate(
-        *args, **{key: kwargs[key] for key in _CERTIFIED & kwargs.keys()}
-    )
-    if known is None or not certificate or certificate.lam > known.lam:
-        found[name] = certificate
+        stack.enter_context(evaluating(model))
+        model(*inputs, **named)
+    return {name: certificates[name] for name in layers if name in certificates}
 
 
 def broken_parameter(module: nn.Module, *prefixes: str) -> str | None:
@@ -252,9 +241,8 @@ def random_input(
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(8, channels, generator=generator).to(like)
     ring = torch.arange(8, device=like.device)
-    if edge_dim is None:
-        edge_attr = None
-    else:
+    edge_attr = None
+    if edge_dim is not None:
         edge_attr = torch.rand(8, edge_dim, generator=generator).to(like)
     return x, torch.stack([ring, ring.roll(1)]), edge_attr
 
@@ -263,11 +251,10 @@ def _why_uncovered(diffusivity: Any, form: Form) -> str | None:
     """Return a sentence saying why no theorem covers a step with this diffusivity; None if one does."""
     name = type(diffusivity).__name__
     if diffusivity.penalty is None:
-        why = getattr(diffusivity, "why_no_penalty", "")
-        return f"{name}: {why or 'it declares no penalty, so no energy is known to belong to it.'}"
-    if getattr(diffusivity, "needs_graph", False):
+        return f"{name}: {diffusivity.why_no_penalty}"
+    if diffusivity.needs_graph:
         return f"{name} couples the edges of a graph only; pass its unnormalised symmetric coupling to theorem7."
-    if not getattr(diffusivity, "row_stochastic", True) and form == "residual":
+    if not diffusivity.row_stochastic and form == "residual":
         return f"{name} is not row-normalised, and the residual step then follows no sum over pairs."
     return None
 
@@ -305,8 +292,7 @@ def certify_step(
         return certificate(holds=False, reason=flaw)
     reason = f"Every term has the majorant that it declares, and rows stay in {energy.constraint}."
     searched = 0
-    foreign = foreign_parts(energy.terms, energy.constraint)
-    if foreign:
+    if foreign := foreign_parts(energy.terms, energy.constraint):
         flaw, searched = counterexample(energy, z, steps, foreign)
         if flaw is not None:
             return certificate(holds=False, reason=flaw)
@@ -321,7 +307,7 @@ def certify_step(
     )
 
 
-def broken_premise(energy: Energy, z: Float[Tensor, "N H D"]) -> str | None:
+def broken_premise(energy: Energy, z: HeadState) -> str | None:
     """Return a sentence naming a premise of Theorem T11 that an energy breaks at a state, or ``None``."""
     graph = energy.graph_of(z)
     if (flaw := values_flaw(z, "state") or _outside(energy.constraint, z)) is not None:
@@ -337,7 +323,7 @@ def broken_premise(energy: Energy, z: Float[Tensor, "N H D"]) -> str | None:
     return None
 
 
-def _outside(constraint: Constraint, x: Float[Tensor, "N H D"]) -> str | None:
+def _outside(constraint: Constraint, x: HeadState) -> str | None:
     """Rows lie in C up to the rounding of a projection; moving them there may otherwise raise the rest of F."""
     rounding = 16 * torch.finfo(x.dtype).eps * torch.linalg.vector_norm(x, dim=2)
     moved = torch.linalg.vector_norm(constraint.project(x) - x, dim=2)

@@ -17,6 +17,9 @@ from diffusion_mp.checks import check_choice, check_positive, check_tensor
 from diffusion_mp.runtime.precision import lies_in, unit_vectors
 from diffusion_mp.saving import Described
 
+#: Vectors of C, as many as there are.
+Rows = Float[Tensor, "*#rows D"]
+
 
 class Constraint(Described, ABC):
     """Closed set C that contains every row of every head (ι_C of Theorem T1, docs/certified.md).
@@ -35,21 +38,13 @@ class Constraint(Described, ABC):
     @abstractmethod
     def project(
         self,
-        y: Float[Tensor, "*#rows D"],
-        start: Float[Tensor, "*#rows D"] | None = None,
+        y: Rows,
+        start: Rows | None = None,
     ) -> Tensor:
         """Return the vector of C nearest to every row of ``y``; ties are broken by the direction of ``start``."""
 
-    def project_(
-        self,
-        y: Float[Tensor, "*#rows D"],
-        start: Float[Tensor, "*#rows D"] | None = None,
-    ) -> Tensor:
-        """Return the projection, which may overwrite ``y``."""
-        return self.project(y, start)
-
     @abstractmethod
-    def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
+    def holds(self, x: Rows) -> Bool[Tensor, ""]:
         """Return whether all rows lie in C, up to rounding."""
 
 
@@ -64,12 +59,12 @@ class Unconstrained(Constraint):
 
     def project(
         self,
-        y: Float[Tensor, "*#rows D"],
-        start: Float[Tensor, "*#rows D"] | None = None,
+        y: Rows,
+        start: Rows | None = None,
     ) -> Tensor:
         return y
 
-    def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
+    def holds(self, x: Rows) -> Bool[Tensor, ""]:
         return torch.ones((), dtype=torch.bool, device=x.device)
 
 
@@ -84,19 +79,12 @@ class Nonnegative(Constraint):
 
     def project(
         self,
-        y: Float[Tensor, "*#rows D"],
-        start: Float[Tensor, "*#rows D"] | None = None,
+        y: Rows,
+        start: Rows | None = None,
     ) -> Tensor:
         return relu(y)
 
-    def project_(
-        self,
-        y: Float[Tensor, "*#rows D"],
-        start: Float[Tensor, "*#rows D"] | None = None,
-    ) -> Tensor:
-        return y.relu_()
-
-    def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
+    def holds(self, x: Rows) -> Bool[Tensor, ""]:
         check_tensor(x, "x", "[..., channels]")
         return (x >= 0).all()
 
@@ -115,7 +103,7 @@ class _Round(Constraint):
             self, "diameter", (2**0.5 if self.orthant else 2.0) * self.radius
         )
 
-    def holds(self, x: Float[Tensor, "*rows D"]) -> Bool[Tensor, ""]:
+    def holds(self, x: Rows) -> Bool[Tensor, ""]:
         """Return whether rows are at most as long as the radius, or in a set that is not convex as long."""
         check_tensor(x, "x", "[..., channels]")
         norm = torch.linalg.vector_norm(
@@ -141,8 +129,8 @@ class Ball(_Round):
 
     def project(
         self,
-        y: Float[Tensor, "*#rows D"],
-        start: Float[Tensor, "*#rows D"] | None = None,
+        y: Rows,
+        start: Rows | None = None,
     ) -> Tensor:
         norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
         if lies_in(norm, -1.0, self.radius):
@@ -166,8 +154,8 @@ class Sphere(_Round):
 
     def project(
         self,
-        y: Float[Tensor, "*#rows D"],
-        start: Float[Tensor, "*#rows D"] | None = None,
+        y: Rows,
+        start: Rows | None = None,
     ) -> Tensor:
         if not y.is_floating_point():
             check_tensor(y, "y", "[..., channels]")
@@ -195,8 +183,8 @@ class NonnegativeBall(Ball):
 
     def project(
         self,
-        y: Float[Tensor, "*#rows D"],
-        start: Float[Tensor, "*#rows D"] | None = None,
+        y: Rows,
+        start: Rows | None = None,
     ) -> Tensor:
         return super().project(relu(y))
 

@@ -7,8 +7,7 @@ else's only claims it, and no finite number of states can prove the claim; a sea
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import partial, reduce
-from operator import add
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,10 +18,10 @@ from diffusion_mp.checks import describe
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies.constraints import Constraint
 from diffusion_mp.energies.energy import Energy
+from diffusion_mp.energies.pairs import HeadState, Scalar
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.terms import (
     EnergyTerm,
-    ScaledTerm,
     sum_by_graph,
     wrong_shape,
 )
@@ -51,24 +50,22 @@ def foreign_parts(*parts: Any) -> list[Any]:
 
 
 def _foreign(part: Any, visited: set[int]) -> Iterator[Any]:
-    if id(part) in visited or isinstance(part, type):
+    if id(part) in visited or isinstance(part, (type, Tensor)):
         return
     visited.add(id(part))
+    elements: Iterable[Any] = ()
     if isinstance(part, partial):
-        yield from _foreign(part.func, visited)
+        elements = [part.func]
     elif isinstance(part, (list, tuple)):
-        for element in part:
-            yield from _foreign(element, visited)
+        elements = part
     elif isinstance(part, dict):
-        for element in part.values():
-            yield from _foreign(element, visited)
-    elif isinstance(part, KINDS):
-        if not _in_library(type(part)):
-            yield part
-            return  # a subclass may have replaced anything
-        yield from _foreign(vars(part), visited)
-    elif callable(part) and not isinstance(part, Tensor) and not _in_library(part):
-        yield part
+        elements = part.values()
+    elif isinstance(part, KINDS) and _in_library(type(part)):
+        elements = [vars(part)]
+    elif isinstance(part, KINDS) or (callable(part) and not _in_library(part)):
+        yield part  # and nothing in it, since a subclass may have replaced anything
+    for element in elements:
+        yield from _foreign(element, visited)
 
 
 def _in_library(defined: Any) -> bool:
@@ -77,7 +74,7 @@ def _in_library(defined: Any) -> bool:
 
 
 def counterexample(
-    energy: Energy, z: Float[Tensor, "N H D"], steps: int, foreign: Iterable[Any]
+    energy: Energy, z: HeadState, steps: int, foreign: Iterable[Any]
 ) -> tuple[str | None, int]:
     """Return a sentence about a step that raises F or a majorant that fails, or ``None``, and how many states it took.
 
@@ -87,48 +84,44 @@ def counterexample(
     there.
     """
     graph = energy.graph_of(z)
+    project = energy.constraint.project
     # A state in half precision lies in C up to its own rounding, and steps begin at the projection in single precision.
-    states = [
-        energy.constraint.project(z.to(torch.promote_types(z.dtype, torch.float32)))
-    ]
-    suspects = [term for term in energy.terms if foreign_parts(term)]
-    for term in suspects:
-        if (flaw := term_flaw(term, states[0], graph)) is not None:
-            return flaw, 1
-    least = sum(resolution(term, states[0], graph) for term in suspects)
-    for number in range(steps):
-        after = energy.step(states[-1])
-        if (flaw := rise(energy, states[-1], after, least)) is not None:
-            return f"step {number + 1} from this state raises F: {flaw}", len(states)
-        states.append(after)
-    count = len(states)
+    first = project(z.to(torch.promote_types(z.dtype, torch.float32)))
     if any(isinstance(part, Constraint) for part in foreign):
-        flaw = projection_flaw(energy.constraint, states[0].double(), graph)
+        flaw = projection_flaw(energy.constraint, first.double(), graph)
         if flaw is not None:
-            return flaw, count
-    for state in (states[0], states[-1]):
-        for candidate, regular in around(state.double(), graph):
-            start = energy.constraint.project(candidate)
-            if overflows(start, *(term.value(start, graph) for term in energy.terms)):
-                continue
-            after = energy.step(start)
-            count += 1
-            # Where the numbers of double precision end nothing is compared; foreign terms are asked for finite ones
-            # below.
-            finite = bool(after.isfinite().all())
-            if finite and (flaw := rise(energy, start, after, least)) is not None:
-                return f"a step from another state raises F: {flaw}", count
-            for term in (
-                suspects if regular else ()
-            ):  # it takes some fifty values and gradients
-                if (flaw := term_flaw(term, start, graph)) is not None:
-                    return flaw, count
+            return flaw, 1
+    suspects = [term for term in energy.terms if foreign_parts(term)]
+    least = sum(resolution(term, first, graph) for term in suspects)
+
+    def starts() -> Iterator[tuple[HeadState, bool]]:
+        state = first
+        for number in range(steps):
+            yield state, number == 0
+            state = energy.step(state)
+        for end in (first, state):
+            for candidate, regular in around(end.double(), graph):
+                yield project(candidate), regular
+
+    count = 0
+    for number, (start, regular) in enumerate(starts()):
+        count += 1
+        # Where the numbers of double precision end nothing is compared.
+        if number >= steps and overflows(
+            start, *(term.value(start, graph) for term in energy.terms)
+        ):
+            continue
+        for term in suspects if regular else ():  # some fifty values and gradients
+            if (flaw := term_flaw(term, start, graph)) is not None:
+                return flaw, count
+        after = energy.step(start)
+        compared = number < steps or bool(after.isfinite().all())
+        if compared and (flaw := rise(energy, start, after, least)) is not None:
+            return f"a step raises F: {flaw}", count
     return None, count
 
 
-def around(
-    z: Float[Tensor, "N H D"], graph: Graph
-) -> Iterator[tuple[Float[Tensor, "N H D"], bool]]:
+def around(z: HeadState, graph: Graph) -> Iterator[tuple[HeadState, bool]]:
     """Yield z contracted and spread about the mean of each graph, and states at random around z.
 
     With each comes whether it is one of the former.
@@ -136,16 +129,18 @@ def around(
     generator = torch.Generator(z.device).manual_seed(0)
     for scale in SCALES:
         yield rescaled(z, graph, scale), True
-        noise = torch.randn(
-            z.shape, generator=generator, dtype=z.dtype, device=z.device
-        )
-        yield z + scale * noise, False
+        yield z + scale * drawn(z, generator), False
+
+
+def drawn(z: HeadState, generator: torch.Generator) -> HeadState:
+    """Return normal numbers of the shape and the dtype of z."""
+    return torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
 
 
 def rise(
     energy: Energy,
-    before: Float[Tensor, "N H D"],
-    after: Float[Tensor, "N H D"],
+    before: HeadState,
+    after: HeadState,
     least: float | Tensor = 0.0,
 ) -> str | None:
     """Return a sentence about a graph whose F is higher ``after`` a step by more than rounding, or ``None``.
@@ -155,25 +150,25 @@ def rise(
     if not energy.terms:
         return None
     graph = energy.graph_of(before)
-    old = torch.stack([term.by_graph(before, graph) for term in energy.terms])
-    new = torch.stack([term.by_graph(after, graph) for term in energy.terms])
+
+    def values(z: HeadState) -> Float[Tensor, "terms B"]:
+        return torch.stack([term.by_graph(z, graph) for term in energy.terms])
+
+    old = values(before)
+    new = values(after)
     squares = torch.maximum(before.square(), after.square()).double()
     bounds = [
-        (term.bound(before, graph) * squares).sum((1, 2)) for term in energy.terms
+        sum_by_graph((term.bound(before, graph) * squares).sum((1, 2)), graph)
+        for term in energy.terms
     ]
-    for term, values, bound in zip(energy.terms, old, bounds, strict=True):
-        if graph.segments is None or not _by_differences(term):
-            continue
+    sizes = old.abs() + new.abs() + torch.stack(bounds)
+    for term, parts, size in zip(energy.terms, old, sizes, strict=True):
         total = term.value(before, graph)
-        size = values.abs().sum() + total.abs() + bound.sum()
-        if not bool((values.sum() - total).abs() <= 1e-8 * size):
+        if not bool((parts.sum() - total).abs() <= 1e-8 * (size.sum() + total.abs())):
             return (
                 f"{term!r} is no sum over the graphs of the batch, so it couples them."
             )
-    sizes = (
-        old.abs().sum(0) + new.abs().sum(0) + sum_by_graph(reduce(add, bounds), graph)
-    )
-    rounding = 64 * torch.finfo(before.dtype).eps * sizes + least
+    rounding = 64 * torch.finfo(before.dtype).eps * sizes.sum(0) + least
     excess = new.sum(0) - old.sum(0) - rounding
     risen = ~(excess <= 0)  # NaN is no descent either
     if not bool(risen.any()):
@@ -182,25 +177,14 @@ def rise(
     if len(risen) > 1 and bool(excess.sum() <= 0):
         # A coupling of all rows makes F of a graph depend on other graphs, and then only the sum has to fall.
         mixed = torch.where((graph.batch == where)[:, None, None], after, before)
-        alone = torch.stack([term.by_graph(mixed, graph) for term in energy.terms]).sum(
-            0
-        )
-        if bool((alone - new.sum(0))[where].abs() > rounding[where]):
+        away = (values(mixed) - new).sum(0)[where].abs()
+        if bool(away > rounding[where]):
             return None
     what = f" of graph {where}" if len(risen) > 1 else ""
     return f"F{what} goes from {float(old.sum(0)[where]):.6g} to {float(new.sum(0)[where]):.6g}."
 
 
-def _by_differences(term: EnergyTerm) -> bool:
-    """Return whether the values of a term by graph are differences, which assume that it is a sum over graphs."""
-    while isinstance(term, ScaledTerm):
-        term = term.term
-    return type(term).by_graph is EnergyTerm.by_graph
-
-
-def projection_flaw(
-    constraint: Constraint, z: Float[Tensor, "N H D"], graph: Graph
-) -> str | None:
+def projection_flaw(constraint: Constraint, z: HeadState, graph: Graph) -> str | None:
     """Return a sentence saying that ``project`` does not give the nearest point of a constraint, or ``None``."""
     points = [candidate for candidate, _ in around(z, graph)]
     members = [constraint.project(point) for point in points]
@@ -223,39 +207,33 @@ def overflows(z: Tensor, *values: Tensor) -> bool:
     return not finite and float(z.abs().max()) > OVERFLOWING
 
 
-def rescaled(
-    z: Float[Tensor, "N H D"], graph: Graph, scale: float
-) -> Float[Tensor, "N H D"]:
+def rescaled(z: HeadState, graph: Graph, scale: float) -> HeadState:
     """Return z contracted or spread about the mean of each graph."""
     centre = mean_rows(z, graph.segments)
     return centre + scale * (z - centre)
 
 
-def resolution(
-    term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph
-) -> Float[Tensor, ""]:
+def resolution(term: EnergyTerm, z: HeadState, graph: Graph) -> Scalar:
     """Return what rounding may change of a value by a formula that cancels for small z, such as √(1 + z²) − 1.
 
     Its error is one of the values at distances of about one, however small the value itself is.
     """
     generator = torch.Generator(z.device).manual_seed(0)
-    unit = torch.randn(
-        z.shape, generator=generator, dtype=torch.float64, device=z.device
-    )
-    usual = term.value(z.double() + unit, graph).abs()
+    wide = z.double()
+    usual = term.value(wide + drawn(wide, generator), graph).abs()
     return torch.where(
         usual.isfinite(), 64 * torch.finfo(torch.float64).eps * usual, 0.0
     )
 
 
 def numbers_flaw(
-    term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph, *, value: bool = True
+    term: EnergyTerm, z: HeadState, graph: Graph, *, value: bool = True
 ) -> str | None:
     """Return a sentence saying which of the three functions has a wrong shape or no numbers at z, or ``None``."""
-    half, bound = term.half_gradient(z, graph), term.bound(z, graph)
-    results = {"half_gradient": half, "bound": bound}
+    bound = term.bound(z, graph)
+    results = {"half_gradient": term.half_gradient(z, graph), "bound": bound}
     if value:
-        results = {"value": term.value(z, graph)} | results
+        results["value"] = term.value(z, graph)
     for name, result in results.items():
         if (flaw := wrong_shape(term, name, result, z)) is not None:
             return flaw
@@ -271,7 +249,7 @@ def numbers_flaw(
 @torch.no_grad()
 def term_flaw(
     term: EnergyTerm,
-    z: Float[Tensor, "N H D"],
+    z: HeadState,
     graph: Graph,
     moves: Iterable[Tensor] = (),
 ) -> str | None:
@@ -291,13 +269,9 @@ def term_flaw(
     generator = torch.Generator(z.device).manual_seed(0)
     descent = half * reciprocal(bound.expand_as(half))
     lengths = torch.logspace(-2, 2, 8, dtype=z.dtype, device=z.device)
-    drawn = (
-        length
-        * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
-        for length in lengths
-    )
+    anywhere = (length * drawn(z, generator) for length in lengths)
     curved = curved_moves(term, z, graph, bound, generator)
-    for move in (*moves, -descent, descent, *drawn, *curved):
+    for move in (*moves, -descent, descent, *anywhere, *curved):
         after = term.value(z + move, graph)
         linear = 2 * half * move
         quadratic = 2 * bound * move.square()
@@ -321,11 +295,11 @@ def term_flaw(
 
 def curved_moves(
     term: EnergyTerm,
-    z: Float[Tensor, "N H D"],
+    z: HeadState,
     graph: Graph,
     bound: Tensor,
     generator: torch.Generator,
-) -> Iterator[Float[Tensor, "N H D"]]:
+) -> Iterator[HeadState]:
     """Yield moves along the direction in which the half gradient changes most, as a multiple of the bound.
 
     The bound has to satisfy J ⪯ 2 diag(p) for the Jacobian J of the half gradient. The power method finds the largest
@@ -343,9 +317,7 @@ def curved_moves(
         size = direction.square().mean().sqrt().clamp(min=torch.finfo(z.dtype).tiny)
         return direction / size
 
-    direction = torch.randn(
-        z.shape, generator=generator, dtype=z.dtype, device=z.device
-    )
+    direction = drawn(z, generator)
     for _ in range(8):
         direction = unit(direction)
         ahead = term.half_gradient(z + near * direction, graph)

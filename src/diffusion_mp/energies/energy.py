@@ -9,16 +9,22 @@ from operator import add
 from types import NoneType
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp import checks
 from diffusion_mp.energies.constraints import Constraint, get_constraint
-from diffusion_mp.energies.pairs import State, by_head, check_heads
+from diffusion_mp.energies.pairs import (
+    HeadState,
+    PerGraph,
+    Scalar,
+    State,
+    by_head,
+    check_heads,
+)
 from diffusion_mp.energies.terms import (
     EnergyTerm,
-    Mean,
     ProximalTerm,
+    SourceTerm,
     damping_and_constant,
 )
 from diffusion_mp.graph import Graph
@@ -75,7 +81,7 @@ class Energy:
         self.constraint = get_constraint(constraint, radius)
         self.graph = graph
 
-    def __call__(self, x: State, x_prev: State | None = None) -> Float[Tensor, ""]:
+    def __call__(self, x: State, x_prev: State | None = None) -> Scalar:
         """Return F(x); ``x_prev`` is the state before the step, which only a `ProximalTerm` reads."""
         z, graph = self.checked(x)
         total = x.new_zeros((), dtype=torch.float64)
@@ -85,11 +91,11 @@ class Energy:
                     raise ValueError(
                         f"x_prev must have the shape {list(x.shape)} of the state; got {checks.describe(x_prev)}."
                     )
-                term = ProximalTerm(x_prev)
+                term = SourceTerm(x_prev)
             total = total + term.value(z, graph)
         return torch.where(self.constraint.holds(z), total, math.inf)
 
-    def by_graph(self, x: State) -> Float[Tensor, " B"]:
+    def by_graph(self, x: State) -> PerGraph:
         """Return F(x) of every graph of the batch, in float64; of one graph [1]. Their sum is F(x)."""
         z, graph = self.checked(x)
         checks.check_has_values(x, "x")
@@ -102,7 +108,7 @@ class Energy:
         inside = torch.stack([self.constraint.holds(part) for part in parts])
         return torch.where(inside, values, math.inf)
 
-    def step(self, z: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def step(self, z: HeadState) -> HeadState:
         """Return Proj_C(z − Σ g / Σ p)."""
         if not self.terms:
             return self.constraint.project(z)
@@ -115,52 +121,37 @@ class Energy:
         move = reduce(add, halves) * reciprocal(reduce(add, dampings))
         return self.constraint.project((z - move).to(z.dtype), z)
 
-    def descent(
-        self, z: Float[Tensor, "N H D"]
-    ) -> Callable[[Float[Tensor, "N H D"]], Float[Tensor, "N H D"]]:
+    def descent(self, z: HeadState) -> Callable[[HeadState], HeadState]:
         """Return the map of a step, for several steps from states like z.
 
         Where C is convex and every g is p z − c − s f(z) with p, c and s that do not depend on z, a step is the
         projection of the weighted mean (Σ c + Σ s f(z)) / Σ p, and everything but f(z) is computed once.
         """
-        means = self._weighted_means(z)
-        if means is None:
-            return self.step
+        means = [term.weighted_mean(z) for term in self.terms]
+        affine = [mean for mean in means if mean is not None]
+        pulls = [(mean.pull, mean.scale) for mean in affine if mean.pull is not None]
+        # Without a constant, thus without a source, a node may have p = 0, and stays where it is.
+        anchored = any(mean.constant is not None for mean in affine)
         constraint = self.constraint
-        damping, constant = damping_and_constant(means)
+        if not (constraint.convex and anchored and pulls and len(affine) == len(means)):
+            return self.step
+        damping, constant = damping_and_constant(affine)
         inverse = reciprocal(damping)
         base = constant * inverse
-        pulls = [
-            (mean.pull, mean.scale * inverse) for mean in means if mean.pull is not None
-        ]
+        factors = [(pull, scale * inverse) for pull, scale in pulls]
 
-        def step(z: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+        def step(z: HeadState) -> HeadState:
             # Products are new tensors, so sums may overwrite them. Not `addcmul`, whose backward pass multiplies by a
             # constant of one first.
-            moved = reduce(Tensor.add_, [pull(z) * factor for pull, factor in pulls])
-            return constraint.project_(moved.add_(base), z)
+            moved = reduce(Tensor.add_, [pull(z) * factor for pull, factor in factors])
+            return constraint.project(moved.add_(base), z)
 
         return step
-
-    def _weighted_means(self, z: Float[Tensor, "N H D"]) -> list[Mean] | None:
-        """Return the half gradients of all terms as weighted means, or ``None`` where a step is not one."""
-        if not self.constraint.convex:
-            return None
-        means = []
-        for term in self.terms:
-            mean = term.weighted_mean(z)
-            if mean is None:
-                return None
-            means.append(mean)
-        # Without a constant, thus without a source, a node may have p = 0, and stays where it is.
-        anchored = any(mean.constant is not None for mean in means)
-        pulled = any(mean.pull is not None for mean in means)
-        return means if anchored and pulled else None
 
     def graph_of(self, z: State) -> Graph:
         return Graph(len(z)) if self.graph is None else self.graph
 
-    def checked(self, x: State) -> tuple[Float[Tensor, "N H D"], Graph]:
+    def checked(self, x: State) -> tuple[HeadState, Graph]:
         """Return a state by head, and the graph of the terms; raise unless they have as many nodes."""
         check_heads(x)
         graph = self.graph_of(x)

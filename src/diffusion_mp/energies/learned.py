@@ -15,9 +15,11 @@ from torch.utils.checkpoint import checkpoint
 from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling, row_normalized
 from diffusion_mp.couplings.features import at_least_zero, measured_from
+from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.energies.penalties import (
     GaussianPenalty,
     Penalty,
+    Squares,
     find_flaw,
     rows_of_norm,
 )
@@ -54,13 +56,11 @@ class MixturePenalty(Saved, Penalty):
         checks.check_kind(widths, "widths", (list, tuple), "a list of numbers")
         if weights is None:
             weights = [1 / max(len(widths), 1)] * len(widths)
-        checks.check_kind(
-            weights, "weights", (list, tuple), "a list of numbers, or None"
-        )
+        kinds = "a list of numbers, or None"
+        checks.check_kind(weights, "weights", (list, tuple), kinds)
         if not widths or len(weights) != len(widths):
-            counts = f"{len(widths)} and {len(weights)}"
             raise ValueError(
-                f"widths must hold a number at least, and weights as many; got {counts}."
+                f"widths must hold a number at least, and weights as many; got {len(widths)} and {len(weights)}."
             )
         for name, numbers in (("widths", widths), ("weights", weights)):
             for number in numbers:
@@ -96,7 +96,7 @@ class MixturePenalty(Saved, Penalty):
         """1/σ² of the narrowest Gaussian."""
         return self.widths.detach().min() ** -2
 
-    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def delta(self, z2: Squares) -> Squares:
         scale = 2 * self.widths.to(z2.dtype).square()
         z2 = at_least_zero(
             z2
@@ -105,19 +105,19 @@ class MixturePenalty(Saved, Penalty):
             scale * self.weights.to(z2.dtype) * torch.expm1(-z2.unsqueeze(-1) / scale)
         ).sum(-1)
 
-    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def f(self, z2: Squares) -> Squares:
         return (self.weights.to(z2.dtype) * self._exponents(z2).exp()).sum(-1)
 
-    def log_f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def log_f(self, z2: Squares) -> Squares:
         return (self._exponents(z2) + self.weights.to(z2.dtype).log()).logsumexp(-1)
 
-    def _exponents(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape M"]:
+    def _exponents(self, z2: Squares) -> Float[Tensor, "*shape M"]:
         return -z2.unsqueeze(-1) / (2 * self.widths.to(z2.dtype).square())
 
     def attention(
         self,
-        query: Float[Tensor, "N H D"],
-        key: Float[Tensor, "N H D"] | None = None,
+        query: HeadState,
+        key: HeadState | None = None,
         ptr: Tensor | None = None,
         *,
         centre: Tensor | None = None,
@@ -144,11 +144,9 @@ class MixturePenalty(Saved, Penalty):
         return row_normalized(coupling) if normalize else coupling
 
     def extra_repr(self) -> str:
-        numbers = (
-            [round(value, 6) for value in values.tolist()]
-            for values in (self.widths, self.weights)
-        )
-        return "widths={}, weights={}".format(*numbers)
+        widths = [round(width, 6) for width in self.widths.tolist()]
+        weights = [round(weight, 6) for weight in self.weights.tolist()]
+        return f"{widths=}, {weights=}"
 
 
 def _exp(logarithms: Float[Tensor, " M"], limit: float) -> Float[Tensor, " M"]:
@@ -161,8 +159,7 @@ class FunctionPenalty(Saved, Penalty):
 
     Usable wherever a `Penalty` is, in O(N²) (`DistanceCoupling`). At construction and in certificates `flaw` checks f
     at some hundred points. Without ``delta`` an energy takes 48 evaluations of f per pair, by Gauss–Legendre quadrature
-    in v with z² = e^{v²} − 1: about nine digits for a smooth f, two for one with a kink. Without ``f`` it is the
-    derivative of ``delta``.
+    in v with z² = e^{v²} − 1: about nine digits for a smooth f, two for one with a kink.
 
     Args:
         f: elementwise function of a tensor of squared distances z² (not z), in single and double precision,
@@ -181,31 +178,24 @@ class FunctionPenalty(Saved, Penalty):
 
     def __init__(
         self,
-        f: Callable[[Tensor], Tensor] | None = None,
+        f: Callable[[Tensor], Tensor],
         delta: Callable[[Tensor], Tensor] | None = None,
         *,
         domain: tuple[float, float] = (0.0, math.inf),
     ) -> None:
         super().__init__()
-        if f is None and delta is None:
-            raise ValueError(
-                "f or delta must be given, for instance FunctionPenalty(lambda z2: 1 / (1 + z2))."
-            )
-        for name, function in (("f", f), ("delta", delta)):
-            if function is not None:
-                checks.check_function(
-                    function, name, "of a tensor of squared distances"
-                )
+        checks.check_function(f, "f", "of a tensor of squared distances")
+        if delta is not None:
+            checks.check_function(delta, "delta", "of a tensor of squared distances")
         checks.check_kind(
             domain, "domain", (tuple, list), "a pair (0, the largest squared distance)"
         )
-        numbers = all(isinstance(end, (int, float)) for end in domain)
-        if not numbers or len(domain) != 2 or domain[0] != 0 or not domain[1] > 0:
+        if len(domain) != 2 or domain[0] != 0:
             raise ValueError(
                 f"domain must be (0, the largest squared distance); got {checks.describe(domain)}."
             )
         if domain[1] != math.inf:
-            checks.check_number(domain[1], "domain[1]")
+            checks.check_positive(domain[1], "the end of domain")
         self.domain = 0.0, float(domain[1])
         self.slope = f
         self.integral = delta
@@ -215,11 +205,11 @@ class FunctionPenalty(Saved, Penalty):
                 f"{flaw} A penalty's f is nonnegative and does not increase on its domain {self.domain}."
             )
 
-    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def f(self, z2: Squares) -> Squares:
         # Rounding may be negative, where a function of a distance need not be defined.
-        return self._slope(at_least_zero(z2))
+        return self.slope(at_least_zero(z2))
 
-    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def delta(self, z2: Squares) -> Squares:
         if self.integral is not None:
             return self.integral(z2)
         reach = at_least_zero(z2).log1p()
@@ -238,35 +228,25 @@ class FunctionPenalty(Saved, Penalty):
     @property
     def _function(self) -> Callable[[Tensor], Tensor]:
         # A module itself, whose parameters follow a coupling that is moved or detached.
-        return self._slope if self.slope is None else self.slope
+        return self.slope
 
     def _part(self, reach: Tensor, node: float, weight: float) -> Tensor:
         """Return one term of the rule: with r = log(1 + z²) and v = t√r, δ = ∫₀¹ f(e^{t²r} − 1) 2t r e^{t²r} dt."""
         # In v = t√r the rule resolves an f that falls within any scale, and √z² has no infinite slope at zero.
         exponent = node**2 * reach
-        return (
-            2 * weight * node * reach * exponent.exp() * self._slope(exponent.expm1())
-        )
-
-    def _slope(self, z2: Tensor) -> Tensor:
-        """Return f, or the forward-mode derivative of δ, which autograd can differentiate again."""
-        if self.slope is not None:
-            return self.slope(z2)
-        assert self.integral is not None
-        return torch.func.jvp(self.integral, (z2,), (torch.ones_like(z2),))[1]
+        return 2 * weight * node * reach * exponent.exp() * self.slope(exponent.expm1())
 
     @torch.no_grad()
     def flaw(self) -> str | None:
         z2 = self._points()
         if z2.is_meta:
             return None
-        name = "f" if self.slope is not None else "delta"
         try:
-            values = self._slope(z2)
+            values = self.slope(z2)
             total = self.delta(z2)
         except Exception as error:
             raise TypeError(
-                f"{name} must take a tensor of squared distances, here {checks.describe(z2)}, and give one of its "
+                f"f must take a tensor of squared distances, here {checks.describe(z2)}, and give one of its "
                 f"shape; it raised {type(error).__name__}: {error}"
             ) from error
         for what, got in (("f", values), ("delta", total)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import reduce
 from types import NoneType
 from typing import Any, cast
@@ -16,7 +16,7 @@ from torch.nn import functional
 from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling
 from diffusion_mp.energies.constraints import Constraint
-from diffusion_mp.energies.pairs import check_channels
+from diffusion_mp.energies.pairs import Bound, HeadState, PerNode, check_channels
 from diffusion_mp.energies.terms import (
     Majorant,
     Mean,
@@ -74,9 +74,7 @@ class MatrixTerm(RowTerm, SharedTerm):
                 coupling.device,
                 "the coupling",
             )
-            square = matrix.dim() == 2 or (
-                matrix.dim() == 3 and matrix.size(1) == matrix.size(2)
-            )
+            square = matrix.dim() in (2, 3) and matrix.size(1) == matrix.size(-1)
             if not square or matrix.size(0) != coupling.heads:
                 shape = f"[{coupling.heads}, channels, channels], as many as the coupling has heads, or their diagonals"
                 raise ValueError(
@@ -91,15 +89,13 @@ class MatrixTerm(RowTerm, SharedTerm):
         self.matrix = matrix
         self.hops = hops
         # Tracing, entries cannot be examined: without a promise, both products are taken.
-        symmetric = symmetric or matrix is None or matrix.dim() == 2
-        mutual = symmetric and (
+        mutual = (symmetric or matrix is None or matrix.dim() == 2) and (
             coupling.symmetric if values_only(captured=True) else coupling.T is coupling
         )
         self.backward = None if mutual else coupling.T
-        if mutual:
-            reach = self._reach(coupling)
-        else:
-            reach = (self._reach(coupling) + self._reach(coupling.T)) / 2
+        reach = self._reach(coupling)
+        if self.backward is not None:
+            reach = (reach + self._reach(self.backward)) / 2
         if norms is None and matrix is not None:
             norms = norm_bounds(matrix)
         if norms is not None and norms.shape != (coupling.heads,):
@@ -111,16 +107,15 @@ class MatrixTerm(RowTerm, SharedTerm):
         self.degree = (reach if norms is None else reach * norms).sum(1)[:, None, None]
 
     def _reach(self, coupling: Coupling) -> Float[Tensor, "N R"]:
-        """Return |A|^h 1."""
+        """Return |A|^h 1, in double, since a limit is solved there: rounded, D − A would leak constants."""
         if isinstance(coupling, SparseCoupling):
-            weight = coupling.weight
+            weight = coupling.weight.double()
             # A graph that was not validated may break the promise, but promised zeros keep their one-sided gradient.
             if coupling.nonnegative:
                 weight = torch.where(weight < 0, -weight, weight)
             else:
                 weight = weight.abs()
             coupling = SparseCoupling(coupling.graph, weight, nonnegative=True)
-        # In double, since a limit is solved there: rounded, D − A would leak constants, at any weight of the term.
         reached = coupling.exact_degree(torch.float64)
         for _ in range(self.hops - 1):
             reached = coupling.matmul(reached.unsqueeze(2)).squeeze(2)
@@ -132,21 +127,17 @@ class MatrixTerm(RowTerm, SharedTerm):
         matrix = None if self.matrix is None else self.matrix.to(z.dtype)
         along = self.forward.transformed(v, matrix, self.hops)
         if self.backward is not None:
-            if matrix is None or matrix.dim() == 2:
-                turned = matrix
-            else:
-                turned = matrix.mT
-            along = (along + self.backward.transformed(v, turned, self.hops)) / 2
+            if matrix is not None and matrix.dim() == 3:
+                matrix = matrix.mT
+            along = (along + self.backward.transformed(v, matrix, self.hops)) / 2
         return along.unsqueeze(1)
 
-    def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
+    def rows(self, z: HeadState, graph: Graph) -> PerNode:
         wide = z.double()
         check_channels(z, "matrix", self.matrix)
         return (wide * (self.degree.double() * wide - self._received(wide))).sum((1, 2))
 
-    def majorant(
-        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
-    ) -> Majorant:
+    def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         degree = self.degree.to(z.dtype)
         half = degree * z - self._received(z)
         return Majorant(half, degree if convex else 2 * degree)
@@ -156,7 +147,7 @@ class MatrixTerm(RowTerm, SharedTerm):
             return None
         return norm_flaw(self.matrix, self.norms, "matrix")
 
-    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
+    def weighted_mean(self, z: HeadState) -> Mean:
         return Mean(self.degree.to(z.dtype), None, self._received)
 
 
@@ -212,11 +203,9 @@ class AttentionTerm(RowTerm, SharedTerm):
         self.key = key
         self.gamma = gamma
         self.prior = prior
-        self.half = gamma / 2
         if norms is None:
             norms = (norm_bounds(query), norm_bounds(key))
         self.norms = norms
-        self.squares = (norms[0].square(), norms[1].square())
 
     def _ends(self, z: Float[Tensor, "N one C"], graph: Graph) -> tuple[Tensor, Tensor]:
         """Return q and k [N, H, D], both without the mean of k, on which no difference depends."""
@@ -230,7 +219,7 @@ class AttentionTerm(RowTerm, SharedTerm):
 
     def _logits(self, q: Tensor, k: Tensor, graph: Graph) -> Tensor:
         away = at_rows(graph.csr, q.flatten(1)) - at_rows(graph.csc, k.flatten(1))
-        return -(self.half * away.unflatten(1, q.shape[1:]).square().sum(2))
+        return -self.gamma / 2 * away.unflatten(1, q.shape[1:]).square().sum(2)
 
     def _attention(self, q: Tensor, k: Tensor, graph: Graph) -> Coupling:
         if self.prior is not None:
@@ -239,32 +228,24 @@ class AttentionTerm(RowTerm, SharedTerm):
             weight = edge_softmax(edges.csr, self._logits(q, k, edges), prior)
             return SparseCoupling(edges, weight, row_stochastic=True, nonnegative=True)
         minus = q.new_full((*q.shape[:2], 1), -1.0)
-        shift = self.half * k.square().sum(2, keepdim=True)
+        shift = self.gamma / 2 * k.square().sum(2, keepdim=True)
         return PairwiseCoupling(
             torch.cat([self.gamma * q, minus], 2),
             torch.cat([k, shift], 2),
             graph.segments,
         )
 
-    def _log_sums(self, q: Tensor, k: Tensor, graph: Graph) -> Float[Tensor, " N"]:
+    def _log_sums(self, q: Tensor, k: Tensor, graph: Graph) -> PerNode:
         """Return Σ_h log Σ_j b_ij exp(−γ s_ij / 2) of every row i."""
         if self.prior is not None:
-            edges = self.prior.graph.edges
-            prior = self.prior.weight.to(q.dtype)
-            # Edges of prior zero are ignored, also in the maximum.
-            logits = self._logits(q, k, self.prior.graph).masked_fill(
-                prior == 0, -torch.inf
-            )
-            index = edges[1].unsqueeze(1).expand_as(logits)
-            top = q.new_full(q.shape[:2], torch.finfo(q.dtype).min).scatter_reduce(
-                0, index, logits.detach(), "amax"
-            )
-            sums = torch.zeros_like(top).index_add(
-                0, edges[1], prior * (logits - top[edges[1]]).exp()
-            )
-            return torch.where(
-                sums > 0, torch.where(sums > 0, sums, 1.0).log() + top, 0.0
-            ).sum(1)
+            edges = self.prior.graph
+            weight = cast("SparseCoupling", self._attention(q, k, edges)).weight
+            # It is Σ_j ω_ij (log b_ij + l_ij − log ω_ij), where edges that ω does not count have no part.
+            counts = weight > 0
+            ratio = torch.where(counts, self.prior.weight.to(q.dtype), 1.0)
+            ratio = ratio / torch.where(counts, weight, 1.0)
+            shares = weight * (self._logits(q, k, edges) + ratio.log())
+            return q.new_zeros(len(q)).index_add(0, edges.edges[1], shares.sum(1))
         coupling = cast("PairwiseCoupling", self._attention(q, k, graph))
         sizes = torch.tensor(
             graph_sizes(graph.segments, graph.num_nodes), device=q.device
@@ -272,11 +253,11 @@ class AttentionTerm(RowTerm, SharedTerm):
         nodes = sizes.repeat_interleave(sizes).to(q)
         return (
             -coupling.shifts[0].sum(1)
-            - self.half * q.square().sum((1, 2))
+            - self.gamma / 2 * q.square().sum((1, 2))
             - q.size(1) * nodes.log()
         )
 
-    def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
+    def rows(self, z: HeadState, graph: Graph) -> PerNode:
         check_channels(z, "query", self.query)
         if self.prior is not None:
             checks.check_values(z, self.prior.num_nodes, 1, "z")
@@ -287,13 +268,11 @@ class AttentionTerm(RowTerm, SharedTerm):
         by_query = norm_flaw(self.query, self.norms[0], "query")
         return gamma or by_query or norm_flaw(self.key, self.norms[1], "key")
 
-    def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[Coupling]:
+    def attention(self, z: HeadState, graph: Graph) -> list[Coupling]:
         with without_autocast(z):
             return [self._attention(*self._ends(z, graph), graph)]
 
-    def majorant(
-        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
-    ) -> Majorant:
+    def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         with without_autocast(z):
             q, k = self._ends(z, graph)
             attention = self._attention(q, k, graph)
@@ -307,7 +286,7 @@ class AttentionTerm(RowTerm, SharedTerm):
                 at_query = attention.degree().unsqueeze(2) * q - received
             half = torch.einsum("hdc,nhd->nc", self.query.to(z.dtype), at_query)
             half = half + torch.einsum("hdc,nhd->nc", self.key.to(z.dtype), at_key)
-            by_query, by_key = (square.to(z.dtype) for square in self.squares)
+            by_query, by_key = (norm.to(z.dtype).square() for norm in self.norms)
             bound = (by_query + column.squeeze(2) * by_key).sum(1)[:, None, None]
             return Majorant(half.unsqueeze(1), bound if convex else 2 * bound)
 
@@ -328,12 +307,11 @@ ACTIVATIONS: dict[
 class MLPTerm(RowTerm):
     """A hidden layer with tied weights, as a term of an energy.
 
-    −κ Σ_i Σ_m ρ(⟨u_m, z_i⟩ + b_m), concave, whose gradient step adds ½κ Uᵀ σ(U z + b) (Theorem T10): p = 0.
+    −Σ_i Σ_m ρ(⟨u_m, z_i⟩ + b_m), concave, whose gradient step adds ½ Uᵀ σ(U z + b) (Theorem T10): p = 0.
 
     Args:
         matrix, bias: U [M, C] and b [M], for a state of one head [N, 1, C].
         activation: σ = ρ′, ``"relu"``, ``"tanh"`` or ``"sigmoid"``.
-        weight: κ ≥ 0, a number or a 0-dimensional tensor.
 
     Examples:
         >>> float(MLPTerm(torch.eye(4), torch.zeros(4)).value(torch.ones(6, 1, 4), graph))
@@ -345,49 +323,38 @@ class MLPTerm(RowTerm):
         matrix: Float[Tensor, "M C"],
         bias: Float[Tensor, " M"],
         activation: str = "relu",
-        weight: float | Tensor = 1.0,
     ) -> None:
         checks.check_tensor(matrix, "matrix", "[hidden_channels, channels]")
         checks.check_tensor(bias, "bias", "[hidden_channels]", matrix.device, "matrix")
         if matrix.dim() != 2 or bias.shape != matrix.shape[:1]:
-            came = f"got {checks.describe(matrix)}, {checks.describe(bias)}"
             raise ValueError(
-                f"matrix must be [hidden_channels, channels] and bias [hidden_channels]; {came}."
+                f"matrix must be [hidden_channels, channels] and bias [hidden_channels]; "
+                f"got {checks.describe(matrix)}, {checks.describe(bias)}."
             )
-        check_weight(weight, "weight")
         checks.check_choice(activation, "activation", ACTIVATIONS)
         self.matrix = matrix
         self.bias = bias
         self.activation = activation
-        self.weight = weight
-        self.back = 0.5 * weight * matrix
 
     def _hidden(self, z: Tensor) -> Tensor:
         return functional.linear(z, self.matrix.to(z.dtype), self.bias.to(z.dtype))
 
-    def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
+    def rows(self, z: HeadState, graph: Graph) -> PerNode:
         check_channels(z, "matrix", self.matrix)
-        return -self.weight * ACTIVATIONS[self.activation][0](
-            self._hidden(z.double())
-        ).sum((1, 2))
-
-    def flaw(self, constraint: Constraint) -> str | None:
-        return weight_flaw(self.weight, "the weight of MLPTerm")
+        integral, _ = ACTIVATIONS[self.activation]
+        return -integral(self._hidden(z.double())).sum((1, 2))
 
     def _pull(self, z: Tensor) -> Tensor:
-        return ACTIVATIONS[self.activation][1](self._hidden(z)) @ self.back.to(z.dtype)
+        _, slope = ACTIVATIONS[self.activation]
+        return slope(self._hidden(z)) @ self.matrix.to(z.dtype) / 2
 
-    def half_gradient(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "N H D"]:
+    def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
         return -self._pull(z)
 
-    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
+    def weighted_mean(self, z: HeadState) -> Mean:
         return Mean(z.new_zeros(1, 1, 1), None, self._pull)
 
-    def bound(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "#N #H one"]:
+    def bound(self, z: HeadState, graph: Graph) -> Bound:
         return z.new_zeros(1, 1, 1)
 
 
@@ -408,10 +375,10 @@ def norm_bounds(
     if matrix.dim() == 2:
         return matrix.abs().amax(1)
     with without_autocast(matrix):
+        if values_only(captured=True):
+            return _NormBounds.apply(matrix, squarings)[0]
         # What traces or transforms sees the formula.
-        return (
-            _NormBounds.apply if values_only(captured=True) else _NormBounds.forward
-        )(matrix, squarings)[0]
+        return _NormBounds.forward(matrix, squarings)[0]
 
 
 class _NormBounds(torch.autograd.Function):
@@ -423,20 +390,25 @@ class _NormBounds(torch.autograd.Function):
     @staticmethod
     def forward(matrix: Float[Tensor, "R D C"], squarings: int) -> tuple[Tensor, ...]:
         """Return t, and the powers of S for the gradient."""
-        bound = largest = (
-            matrix.abs().amax((1, 2)).clamp(min=torch.finfo(matrix.dtype).tiny)
-        )
-        sizes, powers = zip(
-            *_powers(matrix / largest[:, None, None], squarings), strict=True
-        )
-        for number, size in enumerate(sizes):
-            if size is not None:
+        tiny = torch.finfo(matrix.dtype).tiny
+        bound = matrix.abs().amax((1, 2)).clamp(min=tiny)
+        scaled = matrix / bound[:, None, None]
+        if matrix.size(1) >= matrix.size(2):
+            power = scaled.mT @ scaled
+        else:
+            power = scaled @ scaled.mT
+        powers = []
+        for number in range(squarings + 1):
+            power = power @ power if number else power
+            # Every third time is enough: between, norms fall to C⁻⁴ at least, far above the smallest number.
+            if number % 3 == 0 or number == squarings:
+                size = torch.linalg.matrix_norm(power).clamp(min=tiny)
+                power = power / size[:, None, None]
                 bound = bound * size.pow(0.5 ** (number + 1))
+            powers.append(power)
         # The rounding of a product of C terms may lower the bound.
-        return (
-            bound * (1 + 8 * matrix.size(2) * torch.finfo(matrix.dtype).eps),
-            *powers,
-        )
+        rounding = 8 * matrix.size(2) * torch.finfo(matrix.dtype).eps
+        return bound * (1 + rounding), *powers
 
     @staticmethod
     def setup_context(
@@ -453,36 +425,17 @@ class _NormBounds(torch.autograd.Function):
         if grad is None:
             return None, None
         matrix, bound, *powers = ctx.saved_tensors
-        tiny = torch.finfo(matrix.dtype).tiny
-        largest = matrix.detach().abs().amax((1, 2)).clamp(min=tiny)
-        scaled = matrix / largest[:, None, None]
         if torch.is_grad_enabled():  # for second derivatives
-            powers = [power for _, power in _powers(scaled, len(powers) - 1)]
+            bound, *powers = _NormBounds.forward(matrix, len(powers) - 1)
+        # The gradient does not depend on the scale of B, and squares of its entries stay in range.
+        tiny = torch.finfo(matrix.dtype).tiny
+        scaled = matrix / bound.clamp(min=tiny)[:, None, None]
         chain = reduce(torch.matmul, powers)
         if matrix.size(1) >= matrix.size(2):
             direction = scaled @ chain
         else:
             direction = chain @ scaled
         # The scale of the powers is divided away.
-        trace = (direction * scaled).sum((1, 2)).clamp(min=tiny)
-        return (grad * (bound / largest) / trace)[:, None, None] * direction, None
-
-
-def _powers(
-    matrix: Float[Tensor, "R D C"], squarings: int
-) -> Iterator[tuple[Tensor | None, Tensor]]:
-    """Yield S = BᵀB or BBᵀ and its squares; every third, and the last, is divided by its Frobenius norm, which comes
-    with it. Between, norms fall to C⁻⁴ at least, far above the smallest number."""
-    if matrix.size(1) >= matrix.size(2):
-        gram = matrix.mT @ matrix
-    else:
-        gram = matrix @ matrix.mT
-    for number in range(squarings + 1):
-        gram = gram @ gram if number else gram
-        size = None
-        if number % 3 == 0 or number == squarings:
-            size = torch.linalg.matrix_norm(gram).clamp(
-                min=torch.finfo(matrix.dtype).tiny
-            )
-            gram = gram / size[:, None, None]
-        yield size, gram
+        trace = (direction * scaled).sum((1, 2))
+        share = grad / trace.clamp(min=tiny)
+        return share[:, None, None] * direction, None

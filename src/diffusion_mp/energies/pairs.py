@@ -18,8 +18,14 @@ from diffusion_mp.graph.ops import graph_sizes
 CHUNK_ROWS = 8_192  # rows converted to float64 at a time by the O(N d²) sums
 TILE_ENTRIES = 2_097_152  # pairs held at a time by the O(N²) sums (16 MiB of float64)
 
-State = Float[Tensor, "N C"] | Float[Tensor, "N H D"]
-Metric = Float[Tensor, " N"] | Float[Tensor, "N H"]
+#: A state by head; what every node and every graph has; a number in float64; a bound that may broadcast.
+HeadState = Float[Tensor, "N H D"]
+PerNode = Float[Tensor, " N"]
+PerGraph = Float[Tensor, " B"]
+Scalar = Float[Tensor, ""]
+Bound = Float[Tensor, "#N #H one"]
+State = Float[Tensor, "N C"] | HeadState
+Metric = PerNode | Float[Tensor, "N H"]
 
 
 def check_heads(x: Tensor, name: str = "x") -> None:
@@ -31,7 +37,7 @@ def check_heads(x: Tensor, name: str = "x") -> None:
         )
 
 
-def by_head(x: State) -> Float[Tensor, "N H D"]:
+def by_head(x: State) -> HeadState:
     """Return the state by head; [N, C] has one head."""
     return x.unsqueeze(1) if x.dim() == 2 else x
 
@@ -66,7 +72,7 @@ def blocks(x: State, ptr: Tensor | None = None) -> list[Tensor]:
     return [head for graph in graphs if len(graph) for head in graph.unbind(1)]
 
 
-def sum_squared_distances(x: State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
+def sum_squared_distances(x: State, ptr: Tensor | None = None) -> Scalar:
     """Return Σ_ij ‖x_i − x_j‖² over ordered pairs, as 2n Σ‖x_i − c‖² − 2‖Σ(x_i − c)‖² in O(N d)."""
     check_heads(x)
     total = x.new_zeros((), dtype=torch.float64)
@@ -76,9 +82,7 @@ def sum_squared_distances(x: State, ptr: Tensor | None = None) -> Float[Tensor, 
     return total
 
 
-def sum_distance_powers(
-    x: State, ptr: Tensor | None = None
-) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+def sum_distance_powers(x: State, ptr: Tensor | None = None) -> tuple[Scalar, Scalar]:
     """Return Σ_ij z_ij² and Σ_ij z_ij⁴ with z_ij = ‖x_i − x_j‖ over ordered pairs, exact in O(N d²).
 
     With a_i = ‖y_i‖², m = Σ y_i, q = Σ a_i y_i, M = YᵀY and y_i = x_i − c: Σz² = 2n Σa_i − 2‖m‖² and
@@ -103,33 +107,9 @@ def sum_distance_powers(
     return second, fourth
 
 
-def distance_powers_along(
-    x: State, direction: State
-) -> tuple[Float[Tensor, " three"], Float[Tensor, " five"]]:
-    """Return `sum_distance_powers` of x + τ·direction of one graph as coefficients of 1, τ, τ², … in O(N d²)."""
-    second = x.new_zeros(3, dtype=torch.float64)
-    fourth = x.new_zeros(5, dtype=torch.float64)
-    for block, change in zip(blocks(x), blocks(direction), strict=True):
-        n = len(block)
-        y = _centred(block)
-        e = _centred(change)
-        # ‖y_i + τe_i‖² and (Y + τE)ᵀ(Y + τE) as coefficients of 1, τ and τ²
-        a = torch.stack([(y * y).sum(1), 2 * (y * e).sum(1), (e * e).sum(1)])
-        cross = y.T @ e
-        gram = torch.stack([y.T @ y, cross + cross.T, e.T @ e]).flatten(1)
-        total = a.sum(1)
-        # Row p and column q have what multiplies τᵖ τ^q; a coefficient of the product is the sum of an antidiagonal.
-        square = 2 * n * a @ a.T + 2 * total.outer(total) + 4 * gram @ gram.T
-        second = second + 2 * n * total
-        fourth = fourth + torch.stack(
-            [square.fliplr().diagonal(2 - k).sum() for k in range(5)]
-        )
-    return second, fourth
-
-
 def sum_over_pairs(
     function: Callable[[Tensor], Tensor], x: State, ptr: Tensor | None = None
-) -> Float[Tensor, ""]:
+) -> Scalar:
     """Return Σ_ij function(‖x_i − x_j‖²) over ordered pairs in O(N² d), in tiles that the backward pass recomputes."""
     total = x.new_zeros((), dtype=torch.float64)
     for block in blocks(x, ptr):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,12 +27,14 @@ from diffusion_mp.couplings import (
 from diffusion_mp.couplings.features import unit_rows
 from diffusion_mp.energies import pairs
 from diffusion_mp.energies.constraints import Constraint, Sphere
+from diffusion_mp.energies.pairs import HeadState, Scalar
 from diffusion_mp.graph.arguments import as_ptr, row_bounds
 from diffusion_mp.kernels.pairwise import log_score
-from diffusion_mp.runtime.cache import values_only
 from diffusion_mp.saving import Described
 
 Measure = Literal["inner", "distance"]
+#: Squared distances, and functions of them, elementwise.
+Squares = Float[Tensor, "*shape"]
 
 FARTHEST = 1e8  # largest squared distance at which `Penalty.flaw` evaluates f
 
@@ -48,7 +48,7 @@ class Penalty(Described, ABC):
     - :meth:`total`, P(x) = Σ_ij δ(‖x_i − x_j‖²), in O(N²); override it if the sum has a closed form;
     - :meth:`coupling`, Ω = [f(‖x_i − x_j‖²)] of a state, and :meth:`attention`, that of queries and keys, in O(N²);
       subclass :class:`ScorePenalty` if f is an elementary function of an inner product, which has fast couplings;
-    - :meth:`log_f`, :meth:`inverse_f`, :meth:`conjugate` and :meth:`flaw`.
+    - :meth:`log_f` and :meth:`flaw`.
 
     Examples:
         >>> isinstance(SimplePenalty(), Penalty), SimplePenalty().coupling(x, normalize=True).row_stochastic
@@ -67,29 +67,16 @@ class Penalty(Described, ABC):
     measures: tuple[Measure, ...] = ("distance",)
 
     @abstractmethod
-    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def delta(self, z2: Squares) -> Squares:
         """Return δ(z²), elementwise."""
 
     @abstractmethod
-    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def f(self, z2: Squares) -> Squares:
         """Return f(z²) = δ′(z²), the derivative with respect to z² (not z)."""
 
-    def log_f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def log_f(self, z2: Squares) -> Squares:
         """Return log f(z²); where f is ``positive``, also for distances at which f itself underflows."""
         return self.f(z2).log()
-
-    @torch.no_grad()
-    def inverse_f(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return the z² in ``domain`` with f(z²) = ``values``, by bisection; 10³⁰ stands for an unbounded end."""
-        # Of log(1 + z²), since f may fall within 10⁻³ or within 10³; the limits are numbers of single precision too.
-        low = torch.zeros_like(values)
-        high = torch.full_like(values, math.log1p(min(self.domain[1], 1e30)))
-        for _ in range(100):
-            middle = (low + high) / 2
-            above = self.f(middle.expm1()) > values
-            low = torch.where(above, middle, low)
-            high = torch.where(above, high, middle)
-        return high.expm1()
 
     def reach(self, dtype: torch.dtype) -> float:
         """Return the upper end of ``domain``, widened by the rounding of unit vectors in ``dtype``."""
@@ -124,15 +111,10 @@ class Penalty(Described, ABC):
         """
         pairs.check_heads(x)
         checks.check_flags(normalize=normalize)
-        if constraint is None:
-            diameter = math.inf
-        else:
-            checks.check_kind(
-                constraint,
-                "constraint",
-                Constraint,
-                "a Constraint (see get_constraint) or None",
-            )
+        diameter = math.inf
+        if constraint is not None:
+            what = "a Constraint (see get_constraint) or None"
+            checks.check_kind(constraint, "constraint", Constraint, what)
             diameter = constraint.diameter
         if ptr is not None:
             # Who has a centre has a graph, whose boundaries were checked.
@@ -152,8 +134,8 @@ class Penalty(Described, ABC):
 
     def attention(
         self,
-        query: Float[Tensor, "N H D"],
-        key: Float[Tensor, "N H D"] | None = None,
+        query: HeadState,
+        key: HeadState | None = None,
         ptr: Tensor | None = None,
         *,
         centre: Tensor | None = None,
@@ -187,20 +169,7 @@ class Penalty(Described, ABC):
         """f as a coupling of all pairs calls it, for squared distances that are not negative."""
         return self.f
 
-    def conjugate(self, omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return the concave conjugate δ̃(ω) = min_{s ≥ 0} ωs − δ(s) of Proposition 6: δ(s) = min_{ω ≥ 0} ωs − δ̃(ω).
-
-        Beyond the upper end of ``domain``, δ is taken as constant. δ̃(ω) is −∞ for ω < 0 and −δ(0) for ω ≥ f(0).
-        """
-        steepest = self.f(torch.zeros_like(omega))
-        slope = omega.clamp(min=0).minimum(steepest)
-        s = self.inverse_f(slope).clamp(min=0)
-        product = torch.where(
-            slope > 0, slope * s, 0
-        )  # s = ∞ where f never reaches zero
-        return torch.where(omega < 0, -math.inf, product - self.delta(s))
-
-    def total(self, x: pairs.State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
+    def total(self, x: pairs.State, ptr: Tensor | None = None) -> Scalar:
         """Return P(x) = Σ_ij δ(‖x_i − x_j‖²) over ordered pairs of a graph (and head), in float64, in O(N² d) time."""
         self._check_device(x)
         return pairs.sum_over_pairs(self.delta, x, ptr)
@@ -212,10 +181,8 @@ class Penalty(Described, ABC):
 
     def _points(self) -> Float[Tensor, " points"]:
         """Squared distances at which `flaw` evaluates f and δ, on the device of the parameters."""
-        parameter = (
-            next(self.parameters(), None) if isinstance(self, nn.Module) else None
-        )
-        device = None if parameter is None else parameter.device
+        parameters = self.parameters() if isinstance(self, nn.Module) else iter(())
+        device = next((parameter.device for parameter in parameters), None)
         end = min(self.domain[1], FARTHEST)
         # Evenly where penalties of unit vectors change, and by decades for narrow and wide ones.
         near = torch.linspace(0, min(end, 64.0), 400)
@@ -243,16 +210,16 @@ class QuadraticPenalty(Penalty):
 
     positive = True
 
-    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def delta(self, z2: Squares) -> Squares:
         return z2.clone()
 
-    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def f(self, z2: Squares) -> Squares:
         return torch.ones_like(z2)
 
     def attention(
         self,
-        query: Float[Tensor, "N H D"],
-        key: Float[Tensor, "N H D"] | None = None,
+        query: HeadState,
+        key: HeadState | None = None,
         ptr: Tensor | None = None,
         *,
         normalize: bool = False,
@@ -268,11 +235,7 @@ class QuadraticPenalty(Penalty):
             one, one, ptr, nonnegative=True, positive_semidefinite=True
         )
 
-    def conjugate(self, omega: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return 0 for ω ≥ 1 and −∞ below, since f is constant."""
-        return torch.where(omega < 1, -math.inf, torch.zeros_like(omega))
-
-    def total(self, x: pairs.State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
+    def total(self, x: pairs.State, ptr: Tensor | None = None) -> Scalar:
         return pairs.sum_squared_distances(x, ptr)
 
 
@@ -308,7 +271,7 @@ class ScorePenalty(Penalty):
     def linear(self) -> bool:  # type: ignore[override]
         return self.g == "linear"
 
-    def f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def f(self, z2: Squares) -> Squares:
         score = self.scale * (self.offset - z2 / 2)
         if self.g == "exp":
             return score.exp()
@@ -316,23 +279,15 @@ class ScorePenalty(Penalty):
             return score.sigmoid()
         return score
 
-    def log_f(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def log_f(self, z2: Squares) -> Squares:
         if self.g == "linear":
             return super().log_f(z2)
         return log_score(self.scale * (self.offset - z2 / 2), self.g)
 
-    def inverse_f(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        score = values
-        if self.g == "exp":
-            score = values.log()
-        elif self.g == "sigmoid":
-            score = values.logit()
-        return 2 * (self.offset - score / self.scale)
-
     def attention(
         self,
-        query: Float[Tensor, "N H D"],
-        key: Float[Tensor, "N H D"] | None = None,
+        query: HeadState,
+        key: HeadState | None = None,
         ptr: Tensor | None = None,
         *,
         centre: Tensor | None = None,
@@ -439,17 +394,12 @@ class SimplePenalty(ScorePenalty):
     offset = 2.0
     domain = (0.0, 4.0)
 
-    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def delta(self, z2: Squares) -> Squares:
         return z2 * (2 - z2 / 4)
 
-    def total(self, x: pairs.State, ptr: Tensor | None = None) -> Float[Tensor, ""]:
+    def total(self, x: pairs.State, ptr: Tensor | None = None) -> Scalar:
         second, fourth = pairs.sum_distance_powers(x, ptr)
         return 2 * second - fourth / 4
-
-    def along(self, x: pairs.State, direction: pairs.State) -> Float[Tensor, " five"]:
-        """Return P(x + τ·direction) of one graph as the coefficients of 1, τ, … τ⁴, exact in O(N d²)."""
-        second, fourth = pairs.distance_powers_along(x, direction)
-        return 2 * torch.nn.functional.pad(second, (0, 2)) - fourth / 4
 
 
 @dataclass(frozen=True)
@@ -464,7 +414,7 @@ class SigmoidPenalty(ScorePenalty):
     g = "sigmoid"
     offset = 1.0
 
-    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def delta(self, z2: Squares) -> Squares:
         # z² − 2 softplus(z²/2 − 1), rewritten to avoid cancellation for distant pairs.
         return 2 - 2 * softplus(1 - z2 / 2)
 
@@ -493,7 +443,7 @@ class SoftmaxPenalty(ScorePenalty):
     def scale(self) -> float:  # type: ignore[override]
         return 1 / math.sqrt(self.dim)
 
-    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def delta(self, z2: Squares) -> Squares:
         root = math.sqrt(self.dim)
         # expm1 keeps the digits of close pairs, for which the two exponentials cancel.
         return -2 * root * math.exp(1 / root) * torch.expm1(-z2 / (2 * root))
@@ -525,37 +475,17 @@ class GaussianPenalty(ScorePenalty):
     def scale(self) -> float:  # type: ignore[override]
         return 1 / self.bandwidth**2
 
-    def delta(self, z2: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def delta(self, z2: Squares) -> Squares:
         scale = 2 * self.bandwidth**2
         return -scale * torch.expm1(-z2 / scale)
-
-
-def warn_beyond_domain(
-    penalty: Penalty, energy: object, x: Tensor, distance: Callable[[], float]
-) -> None:
-    """Warn if ``distance()``, a squared distance between two rows of ``x``, exceeds the domain of ``penalty``."""
-    end = penalty.domain[1]
-    if end == math.inf or x.is_meta or not values_only():
-        return
-    z2 = distance()
-    if z2 > penalty.reach(x.dtype):
-        warnings.warn(
-            f"{type(energy).__name__} of a state that leaves the domain of {penalty!r}: two nodes are at squared "
-            f"distance {z2:.6g}. Beyond {end:g} the cost of a pair is no penalty any more, and a low energy means "
-            f"nothing. Scale the state into a ball of radius {math.sqrt(end) / 2:g}, or take another penalty "
-            f"('gaussian', 'sigmoid').",
-            stacklevel=3,
-        )
 
 
 def find_flaw(z2: Tensor, f: Tensor, delta: Tensor | None) -> str | None:
     """Return a sentence saying where f is not finite, negative, increasing or not δ′; ``None`` if nowhere."""
     eps = torch.finfo(f.dtype).eps
     rounding = max(1e-9, 16 * eps) * float(f[0].abs())
-    for wrong, what in (
-        (~f.isfinite(), "is not finite"),
-        (f < -rounding, "is negative"),
-    ):
+    wrongs = {"is not finite": ~f.isfinite(), "is negative": f < -rounding}
+    for what, wrong in wrongs.items():
         if bool(wrong.any()):
             at = int(wrong.int().argmax())
             return f"f({float(z2[at]):g}) = {float(f[at]):g} {what}."
@@ -605,11 +535,4 @@ def get_penalty(penalty: str | Penalty, **options: Any) -> Penalty:
     if isinstance(penalty, Penalty):
         return penalty
     checks.check_choice(penalty, "penalty", PENALTIES)
-    signature = inspect.signature(PENALTIES[penalty])
-    try:
-        signature.bind(**options)
-    except TypeError as error:
-        raise TypeError(
-            f"penalty={penalty!r} takes {signature}: {error}. Pass a Penalty, for instance SoftmaxPenalty(dim=4)."
-        ) from error
     return PENALTIES[penalty](**options)

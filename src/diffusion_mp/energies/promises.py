@@ -32,38 +32,29 @@ def not_declared(whose: str, coupling: Coupling | None) -> str | None:
 def not_as_declared(coupling: Coupling | None, convex: bool) -> str | None:
     """Entries of A agree with what it declares: those of all observed edges, or those between the first nodes."""
     for term, base in [] if coupling is None else weighted_terms(coupling):
-        if isinstance(base, SparseCoupling):
-            edges = base.graph.edges
-        else:
-            edges = None
+        sparse = isinstance(base, SparseCoupling)
         first = torch.arange(min(term.num_nodes, CHECKED_NODES), device=term.device)
-        if edges is None:
-            pairs = torch.cartesian_prod(first, first).T
-        else:
-            pairs = edges
+        pairs = torch.cartesian_prod(first, first).T
+        if isinstance(base, SparseCoupling):
+            pairs = base.graph.edges
         if not pairs.numel():
             continue
         forth = term.at(pairs).double()
         back = term.at(pairs.flip(0)).double()
         size = forth.abs() + back.abs()
-        # Entries computed from a state are only as exact as its squares.
-        eps = torch.finfo(term.dtype).eps
-        if edges is not None:
-            rounding = 64 * eps * size
-        else:
-            rounding = eps**0.5 * size.max()
+        rounding = 64 * torch.finfo(term.dtype).eps * size
+        if not sparse:
+            # Entries computed from a state are only as exact as its squares.
+            rounding = torch.finfo(term.dtype).eps ** 0.5 * size.max()
         if not bool(size.isfinite().all()):
             return f"A has entries that are not finite, in {term!r}."
         if bool((forth < -rounding).any()):
             return f"A has the negative entry {float(forth.min()):g}, which {term!r} promises not to have."
         if bool(((forth - back).abs() > rounding).any()):
             return f"A has two entries a_ij and a_ji that differ by {float((forth - back).abs().max()):g}, in {term!r}."
-        if not convex and edges is None and term.positive_semidefinite:
-            least = float(
-                torch.linalg.eigvalsh(
-                    forth.view(len(first), len(first), -1).permute(2, 0, 1)
-                ).min()
-            )
+        if not (convex or sparse) and term.positive_semidefinite:
+            matrices = forth.view(len(first), len(first), -1).permute(2, 0, 1)
+            least = float(torch.linalg.eigvalsh(matrices).min())
             if least < -len(first) * float(rounding):
                 return f"A has the negative eigenvalue {least:g}, which {term!r} promises not to have."
     return None

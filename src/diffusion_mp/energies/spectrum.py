@@ -49,29 +49,23 @@ def precision(dtype: torch.dtype) -> Precision:
 def laplacian(coupling: Coupling, head: int, form: Form) -> Array | LinearOperator:
     """Return Δ = D̄ − S or I − S of one head, symmetrised if S is reversible; dense for small graphs."""
     n = coupling.num_nodes
-    # D̄^½ΔD̄^-½ is symmetric, with the same spectrum
-    if coupling.symmetric:
-        metric = None
-    else:
-        metric = coupling.metric
-    if metric is None:
-        root = np.ones((n, 1))
-    else:
+    # D̄^½ΔD̄^-½ is symmetric, with the same spectrum.
+    metric = None if coupling.symmetric else coupling.metric
+    root = np.ones((n, 1))
+    if metric is not None:
         root = metric[:, head, None].sqrt().cpu().numpy()
     if n <= DENSE_NODES:
-        s: Array = (
-            root * coupling.to_dense()[head].detach().double().cpu().numpy() / root.T
-        )
+        dense = coupling.to_dense()[head].detach().double().cpu().numpy()
+        s: Array = root * dense / root.T
         s = (s + s.T) / 2  # exactly symmetric
         if form == "residual":
             return np.eye(n) - s
         np.fill_diagonal(s, 0.0)  # s_ii would cancel, which costs digits
         return np.diag((s @ root / root)[:, 0]) - s
     product = coupling.as_linear_operator(head)
+    diagonal = np.ones((1, 1))
     if form == "conservative":
         diagonal = product @ np.ones((n, 1))
-    else:
-        diagonal = np.ones((1, 1))
     return _operator(
         n,
         lambda v: diagonal * v - root * (product @ (v / root)),
@@ -82,10 +76,8 @@ def laplacian(coupling: Coupling, head: int, form: Form) -> Array | LinearOperat
 def normalized_laplacian(coupling: Coupling, head: int) -> Array | LinearOperator:
     """Return D̄^-½ (D̄ − Ω) D̄^-½ of one head, with the spectrum of I − D̄⁻¹Ω. Degrees must be positive."""
     matrix = laplacian(coupling, head, "conservative")
-    scale = (
-        coupling.exact_degree(torch.float64)[:, head, None].detach().cpu().numpy()
-        ** -0.5
-    )
+    degree = coupling.exact_degree(torch.float64)[:, head, None]
+    scale = degree.detach().cpu().numpy() ** -0.5
     if isinstance(matrix, np.ndarray):
         return scale * matrix * scale.T
     return _operator(len(scale), lambda v: scale * (matrix @ (scale * v)), rounding=EPS)
@@ -106,14 +98,13 @@ def largest_eigenvalue(matrix: Array | LinearOperator, rtol: float = LANCZOS) ->
     start = np.random.default_rng(0).standard_normal(matrix.shape[0])
     if not (matrix @ start).any():  # the zero matrix, which ARPACK refuses
         return float(matrix.rounding)
-    basis = min(matrix.shape[0], 80)
     (value,) = eigsh(
         matrix,
         k=1,
         which="LA",
         tol=rtol,
         v0=start,
-        ncv=basis,
+        ncv=min(len(start), 80),
         return_eigenvectors=False,
     )
     return float(value + rtol * abs(value) + matrix.rounding)
@@ -125,14 +116,11 @@ def extreme_eigenvalues(
     """Return the smallest and the largest eigenvalue of a symmetric matrix, moved outwards as above."""
     if isinstance(matrix, np.ndarray):
         values = np.linalg.eigvalsh(matrix)
-        if len(values):
-            return (float(values[0]), float(values[-1]))
-        return (0.0, 0.0)
+        return (float(values[0]), float(values[-1])) if len(values) else (0.0, 0.0)
     # The smallest is often zero and Lanczos has a relative tolerance, so it is applied to the top of λ_max − Δ.
     top = largest_eigenvalue(matrix, rtol)
-    return top - largest_eigenvalue(
-        _operator(matrix.shape[0], lambda v: top * v - matrix @ v), rtol
-    ), top
+    turned = _operator(matrix.shape[0], lambda v: top * v - matrix @ v)
+    return top - largest_eigenvalue(turned, rtol), top
 
 
 @torch.no_grad()
@@ -170,13 +158,7 @@ def spectral_radius_bound(coupling: Coupling) -> float:
     The bound holds for every positive w, and w ← Mw improves the first, Gershgorin's largest row sum of w = 1, which
     for D^-½AD^-½ of a star is √d_max instead of 1 and would cost a heat kernel accuracy.
     """
-    w: Tensor = torch.ones(
-        coupling.num_nodes,
-        coupling.heads,
-        1,
-        dtype=torch.float64,
-        device=coupling.device,
-    )
+    w: Tensor = coupling._ones(torch.float64).unsqueeze(2)
     bound = float("inf")
     for _ in range(10):
         image = w + coupling @ w

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -31,16 +32,23 @@ from diffusion_mp.couplings import (
 from diffusion_mp.couplings.weighted import averaged, spectral_norms
 from diffusion_mp.energies.constraints import Ball, Constraint, Sphere, Unconstrained
 from diffusion_mp.energies.pairs import (
+    Bound,
+    HeadState,
+    PerGraph,
+    PerNode,
+    Scalar,
+    by_head,
     check_channels,
     check_heads,
     check_metric,
     edge_distance,
     large_distance,
 )
-from diffusion_mp.energies.penalties import Penalty, warn_beyond_domain
+from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.promises import not_as_declared, not_declared
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_sizes, mean_rows, members
+from diffusion_mp.runtime.cache import values_only
 from diffusion_mp.runtime.precision import without_autocast
 
 #: A weight ≥ 0 of a term: a number, a 0-dimensional tensor, or a module such as ``Positive`` that computes one.
@@ -67,7 +75,7 @@ def damping_and_constant(means: Sequence[Mean]) -> tuple[Tensor, Tensor]:
     """Return the sums of p and of c."""
     damping = reduce(add, [mean.damping for mean in means])
     constants = [mean.constant for mean in means if mean.constant is not None]
-    return damping, reduce(add, constants) if constants else torch.zeros_like(damping)
+    return damping, reduce(add, constants, torch.zeros_like(damping))
 
 
 class EnergyTerm(ABC):
@@ -99,10 +107,10 @@ class EnergyTerm(ABC):
     __array_ufunc__ = None
 
     @abstractmethod
-    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+    def value(self, z: HeadState, graph: Graph) -> Scalar:
         """Return V(z), a 0-dimensional float64 tensor."""
 
-    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
+    def by_graph(self, z: HeadState, graph: Graph) -> PerGraph:
         """Return V(z) of every graph of a batch, in float64; V has to be a sum over graphs.
 
         By default from differences: V with all rows of the other graphs at zero, which takes B values. Override it
@@ -110,31 +118,24 @@ class EnergyTerm(ABC):
         """
         if graph.segments is None:
             return self.value(z, graph).reshape(1)
-        nothing = self.value(torch.zeros_like(z), graph)
-        values = []
-        for start, end in pairwise(graph.segments.tolist()):
-            alone = torch.zeros_like(z)
+        zeros = torch.zeros_like(z)
+        nothing = self.value(zeros, graph)
+        values = z.new_zeros(graph.num_graphs, dtype=torch.float64)
+        for number, (start, end) in enumerate(pairwise(graph.segments.tolist())):
+            alone = zeros.clone()
             alone[start:end] = z[start:end]
-            values.append(self.value(alone, graph) - nothing)
-        if values:
-            return torch.stack(values) + nothing / len(values)
-        return z.new_zeros(0, dtype=torch.float64)
+            values[number] = self.value(alone, graph) - nothing
+        return values + nothing / max(len(values), 1)
 
     @abstractmethod
-    def half_gradient(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "N H D"]:
+    def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
         """Return half of the gradient at z of V, or of a majorant that touches V there."""
 
     @abstractmethod
-    def bound(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "#N #H one"]:
+    def bound(self, z: HeadState, graph: Graph) -> Bound:
         """Return p ≥ 0, with the matrix of the majorant ⪯ 2 diag(p)."""
 
-    def majorant(
-        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
-    ) -> Majorant:
+    def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         """Return the half gradient at z, and the damping: p where the constraint is convex, else 2p.
 
         Override it where the two share work.
@@ -151,11 +152,11 @@ class EnergyTerm(ABC):
         """Return a sentence naming a number or promise for which the term's theorem fails in C, or ``None``."""
         return None
 
-    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
+    def weighted_mean(self, z: HeadState) -> Mean | None:
         """Return the half gradient in the form that makes a step a weighted mean, in the dtype of z, if it has one."""
         return None
 
-    def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[Coupling]:
+    def attention(self, z: HeadState, graph: Graph) -> list[Coupling]:
         """Return how much nodes attend to each other at z, in a term that has attention."""
         return []
 
@@ -169,7 +170,7 @@ class EnergyTerm(ABC):
 
 
 def wrong_shape(
-    term: EnergyTerm, name: str, result: object, z: Float[Tensor, "N H D"]
+    term: EnergyTerm, name: str, result: object, z: HeadState
 ) -> str | None:
     """Return a sentence saying that a function of a term has given another shape than it has to give at z."""
     nodes, heads, _ = z.shape
@@ -183,7 +184,7 @@ def wrong_shape(
     return f"the {name} of {term!r} must have the shape {shapes[name][0]} at this state; got {describe(result)}."
 
 
-def sum_by_graph(rows: Float[Tensor, " N"], graph: Graph) -> Float[Tensor, " B"]:
+def sum_by_graph(rows: PerNode, graph: Graph) -> PerGraph:
     """Return the sum over the rows of every graph of a batch."""
     if graph.segments is None:
         return rows.sum().unsqueeze(0)
@@ -199,6 +200,15 @@ def check_weight(weight: float | Tensor, name: str, allow_zero: bool = True) -> 
         raise ValueError(
             f"{name} must be a number or a 0-dimensional tensor; got {describe(weight)}."
         )
+
+
+def check_source(source: Tensor, z: HeadState) -> None:
+    """Raise unless a source fits a state, to which it would be broadcast otherwise."""
+    if z.shape != source.shape:
+        raise ValueError(
+            f"source must have the shape {list(z.shape)} of the state; got {describe(source)}."
+        )
+    check_device(source, "source", z.device, "the state")
 
 
 def weight_flaw(weight: float | Tensor, name: str) -> str | None:
@@ -237,13 +247,13 @@ class RowTerm(EnergyTerm):
     """Base of terms that are a sum over rows: a subclass defines `rows`, and so knows its value graph by graph."""
 
     @abstractmethod
-    def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
+    def rows(self, z: HeadState, graph: Graph) -> PerNode:
         """Return what every row contributes to V, in float64."""
 
-    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+    def value(self, z: HeadState, graph: Graph) -> Scalar:
         return self.rows(z, graph).sum()
 
-    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
+    def by_graph(self, z: HeadState, graph: Graph) -> PerGraph:
         return sum_by_graph(self.rows(z, graph), graph)
 
 
@@ -251,18 +261,12 @@ class SharedTerm(EnergyTerm):
     """Base of terms whose half gradient and bound come from one computation, their `majorant`."""
 
     @abstractmethod
-    def majorant(
-        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
-    ) -> Majorant: ...
+    def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant: ...
 
-    def half_gradient(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "N H D"]:
+    def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
         return self.majorant(z, graph, True).half_gradient
 
-    def bound(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "#N #H one"]:
+    def bound(self, z: HeadState, graph: Graph) -> Bound:
         return self.majorant(z, graph, True).damping
 
 
@@ -288,25 +292,19 @@ class ScaledTerm(EnergyTerm):
         """c."""
         return self.factor() if callable(self.factor) else self.factor
 
-    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
+    def value(self, z: HeadState, graph: Graph) -> Scalar:
         return self.weight * self.term.value(z, graph)
 
-    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
+    def by_graph(self, z: HeadState, graph: Graph) -> PerGraph:
         return self.weight * self.term.by_graph(z, graph)
 
-    def half_gradient(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "N H D"]:
+    def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
         return self.weight * self.term.half_gradient(z, graph)
 
-    def bound(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "#N #H one"]:
+    def bound(self, z: HeadState, graph: Graph) -> Bound:
         return self.weight * self.term.bound(z, graph)
 
-    def majorant(
-        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
-    ) -> Majorant:
+    def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         weight = self.weight
         half, damping = self.term.majorant(z, graph, convex)
         return Majorant(weight * half, weight * damping)
@@ -315,10 +313,10 @@ class ScaledTerm(EnergyTerm):
         weight = weight_flaw(self.weight, f"the weight of {self.term!r}")
         return weight or self.term.flaw(constraint)
 
-    def attention(self, z: Float[Tensor, "N H D"], graph: Graph) -> list[Coupling]:
+    def attention(self, z: HeadState, graph: Graph) -> list[Coupling]:
         return self.term.attention(z, graph)
 
-    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
+    def weighted_mean(self, z: HeadState) -> Mean | None:
         mean = self.term.weighted_mean(z)
         if mean is None:
             return None
@@ -345,26 +343,20 @@ class SourceTerm(RowTerm, SharedTerm):
 
     def __init__(self, source: Tensor, metric: Tensor | None = None) -> None:
         check_heads(source, "source")
-        self.source = source.unsqueeze(1) if source.dim() == 2 else source
+        self.source = by_head(source)
         self.metric = metric
         if metric is not None:
             check_metric(metric, self.source)
             self.metric = metric if metric.dim() == 2 else metric.unsqueeze(1)
 
-    def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
-        if z.shape != self.source.shape:
-            raise ValueError(
-                f"source must have the shape {list(z.shape)} of the state; got {describe(self.source)}."
-            )
-        check_device(self.source, "source", z.device, "the state")
+    def rows(self, z: HeadState, graph: Graph) -> PerNode:
+        check_source(self.source, z)
         squares = (z.double() - self.source.double()).square().sum(2)
         if self.metric is not None:
             squares = self.metric.double() * squares
         return squares.sum(1)
 
-    def majorant(
-        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
-    ) -> Majorant:
+    def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         away = z - self.source
         # V is its own majorant with the matrix diag(m), so m is enough on every set. On a convex one half of it would
         # be, too, but only with m is the step of a source and neighbours their weighted mean.
@@ -373,22 +365,16 @@ class SourceTerm(RowTerm, SharedTerm):
         weight = self.metric.unsqueeze(2)
         return Majorant(weight * away, weight)
 
-    def bound(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "#N #H one"]:
+    def bound(self, z: HeadState, graph: Graph) -> Bound:
         return self.majorant(z, graph, True).damping / 2
 
     def flaw(self, constraint: Constraint) -> str | None:
         flaw = values_flaw(self.source, "source") or values_flaw(self.metric, "metric")
-        if (
-            flaw is None
-            and self.metric is not None
-            and not bool((self.metric > 0).all())
-        ):
+        if flaw is None and self.metric is not None and bool((self.metric <= 0).any()):
             return f"the metric must be positive; its least entry is {float(self.metric.min()):g}."
         return flaw
 
-    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean:
+    def weighted_mean(self, z: HeadState) -> Mean:
         source = self.source.to(z.dtype)
         if self.metric is None:
             return Mean(z.new_ones(1, 1, 1), source)
@@ -399,8 +385,7 @@ class SourceTerm(RowTerm, SharedTerm):
 class ProximalTerm(RowTerm):
     """‖Z − Z_k‖², the first term of E(Z, k) of TfD (Wu, Wipf & Yan 2025, Eq. 8), with Z_k the state before a step.
 
-    Args:
-        x_prev: Z_k; by default what the call of an `Energy` passes, and without any the term is zero.
+    The call of an `Energy` passes Z_k; without it the term is zero.
 
     Examples:
         >>> energy = Energy([ProximalTerm(), PairTerm(SimplePenalty())])
@@ -410,26 +395,14 @@ class ProximalTerm(RowTerm):
 
     quadratic = True
 
-    def __init__(self, x_prev: Tensor | None = None) -> None:
-        if x_prev is not None:
-            check_heads(x_prev, "x_prev")
-            x_prev = x_prev.unsqueeze(1) if x_prev.dim() == 2 else x_prev
-        self.x_prev = x_prev
+    def rows(self, z: HeadState, graph: Graph) -> PerNode:
+        return z.new_zeros(len(z), dtype=torch.float64)
 
-    def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
-        if self.x_prev is None:
-            return z.new_zeros(len(z), dtype=torch.float64)
-        return (z.double() - self.x_prev.double()).square().sum((1, 2))
+    def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
+        return torch.zeros_like(z)
 
-    def half_gradient(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "N H D"]:
-        return torch.zeros_like(z) if self.x_prev is None else z - self.x_prev
-
-    def bound(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "#N #H one"]:
-        return z.new_full((1, 1, 1), 0.0 if self.x_prev is None else 0.5)
+    def bound(self, z: HeadState, graph: Graph) -> Bound:
+        return z.new_zeros(1, 1, 1)
 
 
 class LinearTerm(RowTerm):
@@ -445,30 +418,23 @@ class LinearTerm(RowTerm):
 
     def __init__(self, source: Tensor) -> None:
         check_heads(source, "source")
-        self.source = source.unsqueeze(1) if source.dim() == 2 else source
+        self.source = by_head(source)
 
-    def rows(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " N"]:
-        if z.shape != self.source.shape:
-            raise ValueError(
-                f"source must have the shape {list(z.shape)} of the state; got {describe(self.source)}."
-            )
+    def rows(self, z: HeadState, graph: Graph) -> PerNode:
+        check_source(self.source, z)
         return -2 * (self.source.double() * z.double()).sum((1, 2))
 
-    def half_gradient(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "N H D"]:
+    def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
         return -self.source.to(z.dtype).expand_as(z)
 
-    def bound(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "#N #H one"]:
+    def bound(self, z: HeadState, graph: Graph) -> Bound:
         return z.new_zeros(1, 1, 1)
 
     def flaw(self, constraint: Constraint) -> str | None:
         return values_flaw(self.source, "source")
 
 
-class CouplingTerm(SharedTerm):
+class CouplingTerm(RowTerm, SharedTerm):
     """The pull ½ Σ_ij s_ij ‖z_i − z_j‖² of a symmetric and nonnegative coupling S, as the adjacency is (Theorem T1).
 
     Args:
@@ -488,32 +454,19 @@ class CouplingTerm(SharedTerm):
         self.coupling = coupling
         self.centre = centre
 
-    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
-        return self.coupling.dirichlet(z.double()).sum() / 2
-
-    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
+    def rows(self, z: HeadState, graph: Graph) -> PerNode:
         wide = z.double()
         near = wide - mean_rows(wide, self.coupling.ptr)
-        ends = self.coupling.exact_degree(near.dtype) + self.coupling.T.exact_degree(
-            near.dtype
-        )
-        squares = (ends / 2 * near.square().sum(2)).sum(1)
-        return sum_by_graph(
-            squares - (near * self.coupling.matmul(near)).sum((1, 2)), graph
-        )
+        # Row and column sums, which differ where S is not symmetric.
+        ends = self.coupling.exact_degree(near.dtype)
+        ends = (ends + self.coupling.T.exact_degree(near.dtype)) / 2
+        squares = ends * near.square().sum(2)
+        return squares.sum(1) - (near * self.coupling.matmul(near)).sum((1, 2))
 
-    def majorant(
-        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
-    ) -> Majorant:
-        near = z
-        if self.centre is not None:
-            near = z - self.centre
-        elif self.coupling.whole:
-            near = z - mean_rows(z, self.coupling.ptr)
-        elif graph.total_nodes != graph.num_nodes:
-            # The graph of several processes has one mean; that of the rows of this one is another on each.
-            near = z - graph.centre(z)
-        half, degree = self.coupling.laplacian_and_degree(near)
+    def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
+        # The graph of several processes has one mean; that of the rows of this one is another on each.
+        centre = graph.centre(z) if self.centre is None else self.centre
+        half, degree = self.coupling.laplacian_and_degree(z - centre)
         bound = self.coupling.majorant(convex, degree)
         return Majorant(half, bound.unsqueeze(2))
 
@@ -521,7 +474,7 @@ class CouplingTerm(SharedTerm):
         promise = not_declared("term's", self.coupling)
         return promise or not_as_declared(self.coupling, constraint.convex)
 
-    def weighted_mean(self, z: Float[Tensor, "N H D"]) -> Mean | None:
+    def weighted_mean(self, z: HeadState) -> Mean | None:
         # Several processes have to take the same steps, also where one of them rounds.
         if not self.coupling.whole:
             return None
@@ -529,7 +482,7 @@ class CouplingTerm(SharedTerm):
         damping = self.coupling.majorant(True, self.coupling.exact_degree(z.dtype))
         return Mean(damping.unsqueeze(2), None, self.coupling.matmul)
 
-    def pull(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling:
+    def pull(self, z: HeadState, graph: Graph) -> Coupling:
         """Return S."""
         return self.coupling
 
@@ -537,7 +490,40 @@ class CouplingTerm(SharedTerm):
         return f"CouplingTerm({self.coupling!r})"
 
 
-class EdgeTerm(EnergyTerm):
+class PenaltyTerm(SharedTerm):
+    """Base of terms of a penalty δ: concave, it lies below its tangents, which are pulls of a coupling (`pull`)."""
+
+    penalty: Penalty
+    constraint: Constraint
+
+    @abstractmethod
+    def pull(self, z: HeadState, graph: Graph) -> Coupling:
+        """Return the coupling with the entries f of the squared distances at z."""
+
+    def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
+        return CouplingTerm(self.pull(z, graph)).majorant(z, graph, convex)
+
+    def warn_beyond_domain(
+        self, x: HeadState, segments: Tensor | None, edges: Graph | None = None
+    ) -> None:
+        """Warn if two rows of a graph, or the ends of an edge, are farther apart than the domain of δ."""
+        end = self.penalty.domain[1]
+        if self.penalty.covers(self.constraint.diameter):
+            return
+        if x.is_meta or not values_only():
+            return
+        z2 = large_distance(x, segments, edges)
+        if z2 > self.penalty.reach(x.dtype):
+            warnings.warn(
+                f"{type(self).__name__} of a state that leaves the domain of {self.penalty!r}: two nodes are at "
+                f"squared distance {z2:.6g}. Beyond {end:g} the cost of a pair is no penalty any more, and a low "
+                f"energy means nothing. Scale the state into a ball of radius {math.sqrt(end) / 2:g}, or take another "
+                f"penalty ('gaussian', 'sigmoid').",
+                stacklevel=3,
+            )
+
+
+class EdgeTerm(PenaltyTerm):
     """A penalty over the edges of a graph, ½ Σ_ij s_ij δ(‖z_i − z_j‖²) (TfD, Eq. 8), for a symmetric S ≥ 0.
 
     δ is concave, so its tangents bound it, as in Theorem T1. `EdgeDiffusivity` is the diffusivity of this energy.
@@ -563,14 +549,12 @@ class EdgeTerm(EnergyTerm):
         self.coupling = coupling
         self.constraint = Unconstrained() if constraint is None else constraint
 
-    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
-        warn_beyond_domain(
-            self.penalty, self, z, lambda: large_distance(z, edges=self.coupling.graph)
-        )
+    def value(self, z: HeadState, graph: Graph) -> Scalar:
+        self.warn_beyond_domain(z, None, self.coupling.graph)
         squares = edge_distance(z, self.coupling.graph)
         return (self.coupling.weight.double() * self.penalty.delta(squares)).sum() / 2
 
-    def pull(self, z: Float[Tensor, "N H D"], graph: Graph) -> SparseCoupling:
+    def pull(self, z: HeadState, graph: Graph) -> SparseCoupling:
         """Return (s_ij f(‖z_i − z_j‖²))_ij."""
         source, target = self.coupling.graph.edges
         squares = (z[target] - z[source]).square().sum(2)
@@ -578,16 +562,6 @@ class EdgeTerm(EnergyTerm):
         return SparseCoupling(
             self.coupling.graph, weight, symmetric=True, nonnegative=True
         )
-
-    def half_gradient(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "N H D"]:
-        return self.pull(z, graph).laplacian(z)
-
-    def bound(
-        self, z: Float[Tensor, "N H D"], graph: Graph
-    ) -> Float[Tensor, "#N #H one"]:
-        return self.pull(z, graph).degree().unsqueeze(2)
 
     def flaw(self, constraint: Constraint) -> str | None:
         declared = not_declared("term's", self.coupling)
@@ -600,7 +574,7 @@ class EdgeTerm(EnergyTerm):
         return f"EdgeTerm({self.penalty!r}, {self.coupling!r})"
 
 
-class PairTerm(SharedTerm):
+class PairTerm(PenaltyTerm):
     """A penalty of all pairs of nodes of the same graph, ½ Σ_ij δ(‖z_i − z_j‖²) (Theorem T1).
 
     O(N d²) for the simple and the quadratic penalty, O(N² d) time and O(N d) memory for others.
@@ -642,7 +616,7 @@ class PairTerm(SharedTerm):
         self.constraint = Unconstrained() if constraint is None else constraint
         self.read = read
 
-    def projected(self, z: Float[Tensor, "N H D"]) -> Float[Tensor, "N heads seen"]:
+    def projected(self, z: HeadState) -> Float[Tensor, "N heads seen"]:
         """Return the state as the penalty is applied to it, in the dtype of z."""
         if self.projection is None:
             return z
@@ -652,25 +626,16 @@ class PairTerm(SharedTerm):
                 "hdc,nc->nhd", self.projection.to(z.dtype), z.squeeze(1)
             )
 
-    def value(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, ""]:
-        x = self.projected(z.double())
-        if not self.penalty.covers(self.constraint.diameter):
-            warn_beyond_domain(
-                self.penalty, self, z, lambda: large_distance(x, graph.segments)
-            )
-        if self.mean:
-            return self.by_graph(z, graph).sum()
-        return self.penalty.total(x, graph.segments) / 2
+    def value(self, z: HeadState, graph: Graph) -> Scalar:
+        self.warn_beyond_domain(self.projected(z.double()), graph.segments)
+        return self.by_graph(z, graph).sum()
 
-    def by_graph(self, z: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, " B"]:
+    def by_graph(self, z: HeadState, graph: Graph) -> PerGraph:
         sizes = graph_sizes(graph.segments, len(z))
         parts = self.projected(z.double()).split(sizes)
         sums = [self.penalty.total(part) / 2 for part in parts]
-        if self.mean:
-            sums = [
-                total / max(size, 1) for total, size in zip(sums, sizes, strict=True)
-            ]
-        return torch.stack(sums) if sums else z.new_zeros(0, dtype=torch.float64)
+        total = torch.stack(sums) if sums else z.new_zeros(0, dtype=torch.float64)
+        return total / total.new_tensor(sizes).clamp(min=1) if self.mean else total
 
     def diameter(self, constraint: Constraint) -> float:
         """Return how far apart the rows that the penalty is applied to can be, behind the projection.
@@ -687,7 +652,7 @@ class PairTerm(SharedTerm):
             return math.nextafter(math.sqrt(self.penalty.domain[1]), 0.0)
         return farthest
 
-    def pull(self, z: Float[Tensor, "N H D"], graph: Graph) -> Coupling:
+    def pull(self, z: HeadState, graph: Graph) -> Coupling:
         """Return Ω = (f(‖W_h(z_i − z_j)‖²))_ij, divided by n for a mean, in the dtype of z."""
         x = self.projected(z)
         if self.read is not None:
@@ -709,16 +674,12 @@ class PairTerm(SharedTerm):
             return ScaledCoupling(share, pairs, nonnegative=True)
         return averaged(pairs, graph.segments)
 
-    def majorant(
-        self, z: Float[Tensor, "N H D"], graph: Graph, convex: bool
-    ) -> Majorant:
-        pull = self.pull(z, graph)
+    def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         if self.projection is None:
-            return CouplingTerm(pull, graph.centre(z)).majorant(z, graph, convex)
+            return super().majorant(z, graph, convex)
         near = self.projected(z - graph.centre(z))
-        half, bound = CouplingTerm(pull, near.new_zeros(())).majorant(
-            near, graph, convex
-        )
+        pull = CouplingTerm(self.pull(z, graph), near.new_zeros(()))
+        half, bound = pull.majorant(near, graph, convex)
         # The Laplacian of Σ_h Σ_ij s^h_ij ‖W_h(z_i − z_j)‖² is Σ_h W_hᵀ(D_h − S_h)W_h (Remark c of Theorem T1).
         with without_autocast(z):
             w = self.projection.to(z.dtype)
