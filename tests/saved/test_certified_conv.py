@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from diffusion_mp import Graph
+from diffusion_mp.energies import MixturePenalty
 from diffusion_mp.layers import CertifiedConv
 
 CASES: list[dict[str, Any]] = torch.load(
@@ -43,3 +44,11 @@ def test_values_and_gradients_of_the_former_class(case: dict[str, Any]) -> None:
             torch.testing.assert_close(
                 got, expected, rtol=1e3 * close["rtol"], atol=1e2 * close["atol"]
             )
+
+
+def test_names_of_a_learned_penalty_in_a_state_dict() -> None:
+    conv = CertifiedConv(4, penalty=MixturePenalty([0.5]), projection="tied")
+    state = conv.state_dict()
+    learned = {"attention.of_pairs.log_widths", "attention.of_pairs.log_weights"}
+    assert learned | {"weight", "lam.raw", "mu.raw"} <= set(state)
+    conv.load_state_dict(state)

@@ -34,6 +34,7 @@ NAMES = {
     "graph_term.": "terms.0.diffusivity.",
     "lam.": "terms.1.weight.",
     "weight": "terms.1.projection",
+    "attention.of_pairs.": "terms.1.attention.of_distance.",
     "attention.": "terms.1.attention.",
 }
 
