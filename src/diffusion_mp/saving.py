@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.nn.parameter import is_lazy
 
-from diffusion_mp.checks import check_kind, describe, needed_by
+from diffusion_mp.checks import check_kind, checked, describe, needed_by
 
 Place = str | os.PathLike[str]
 S = TypeVar("S", bound="Saved")
@@ -98,6 +98,12 @@ class Saved(nn.Module, Described):
 
     _description: Description
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # The annotations of other people's classes are their own.
+        if "__init__" in vars(cls) and cls.__module__.startswith("diffusion_mp."):
+            cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
+
     def __new__(cls: type[S], *args: Any, **kwargs: Any) -> S:
         # In __new__, so that a subclass may call super().__init__ when and with what it likes.
         self = super().__new__(cls)
@@ -109,6 +115,15 @@ class Saved(nn.Module, Described):
 
     def _describe(self) -> Description:
         return self._description
+
+    def extra_repr(self) -> str:
+        """Return the numbers and words that the module was built with; the modules stand below, by name."""
+        plain = (bool, int, float, str, type(None))
+        shown = [repr(each) for each in self._description.args if type(each) in plain]
+        for name, value in self._description.kwargs.items():
+            if type(value) in plain:
+                shown.append(f"{name}={value!r}")
+        return ", ".join(shown)
 
     def save(self, path: Place) -> None:
         """Write the state dict and the constructor's arguments to a safetensors file, which `load` reads.

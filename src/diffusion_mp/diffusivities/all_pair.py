@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from diffusion_mp import checks
+from diffusion_mp.checks import Count
 from diffusion_mp.couplings import Coupling, LinearAttentionCoupling
 from diffusion_mp.couplings.features import unit_rows
 from diffusion_mp.diffusivities.base import Diffusivity, check_heads_divide
@@ -48,17 +49,13 @@ class QueryKeyDiffusivity(Diffusivity):
         self,
         channels: int | None = None,
         *,
-        heads: int = 1,
+        heads: Count = 1,
         projection: Projection = "separate",
         head_channels: int | None = None,
         normalize: Normalization = None,
         bias: bool = False,
     ) -> None:
         super().__init__()
-        checks.check_counts(heads=heads)
-        checks.check_flags(bias=bias)
-        checks.check_choice(projection, "projection", [None, "separate", "tied"])
-        checks.check_choice(normalize, "normalize", ["row", "frobenius", None])
         counts = {"channels": channels, "head_channels": head_channels}
         checks.check_counts(
             **{name: count for name, count in counts.items() if count is not None}
@@ -219,8 +216,6 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
         )
         if not (isinstance(penalty, type) and issubclass(penalty, SoftmaxPenalty)):
             checks.check_kind(penalty, "penalty", Penalty, "a Penalty")
-        checks.check_flags(row_stochastic=row_stochastic)
-        checks.check_choice(measure, "measure", penalty.measures)
         if constraint is not None:
             checks.check_kind(
                 constraint,

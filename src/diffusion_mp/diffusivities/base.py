@@ -177,7 +177,6 @@ class ScaledDiffusivity(Composed):
         self, scale: float | Tensor | Positive, diffusivity: Diffusivity
     ) -> None:
         super().__init__()
-        check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
         if not isinstance(scale, Positive):
             scale = as_scale(scale, diffusivity.heads)
         self._keep("scale", scale)

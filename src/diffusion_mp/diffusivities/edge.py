@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
 
 import torch
 from jaxtyping import Float
@@ -13,6 +12,7 @@ from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.inits import glorot
 
 from diffusion_mp import checks
+from diffusion_mp.checks import Count, Probability
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.couplings.features import distance_features
 from diffusion_mp.diffusivities.base import Diffusivity, check_heads_divide
@@ -48,23 +48,17 @@ class GATDiffusivity(Diffusivity):
 
     def __init__(
         self,
-        channels: int,
-        heads: int = 1,
+        channels: Count,
+        heads: Count = 1,
         *,
         negative_slope: float = 0.2,
         self_loops: SelfLoops = "remaining",
         edge_dim: int | None = None,
-        dropout: float = 0.0,
+        dropout: Probability = 0.0,
     ) -> None:
         super().__init__()
-        checks.check_counts(
-            channels=channels,
-            heads=heads,
-            **({} if edge_dim is None else {"edge_dim": edge_dim}),
-        )
-        checks.check_probability(dropout, "dropout")
+        checks.check_counts(**{} if edge_dim is None else {"edge_dim": edge_dim})
         check_heads_divide(channels, heads)
-        checks.check_choice(self_loops, "self_loops", get_args(SelfLoops))
         checks.check_number(negative_slope, "negative_slope")
         self.heads = heads
         self.negative_slope = negative_slope
@@ -212,8 +206,6 @@ class EdgeDiffusivity(Diffusivity):
         self_loops: SelfLoops = "keep",
     ) -> None:
         super().__init__()
-        checks.check_choice(self_loops, "self_loops", get_args(SelfLoops))
-        checks.check_flags(row_stochastic=row_stochastic)
         self.edge_penalty = get_penalty(penalty)
         self.row_stochastic = row_stochastic
         self.self_loops = self_loops

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.checks import (
-    check_choice,
-    check_counts,
-    check_flags,
-    check_kind,
+    Count,
+    PositiveNumber,
     check_positive,
     check_share,
 )
@@ -101,17 +99,15 @@ class NeumannDiffusivity(Diffusivity):
 
     def __init__(
         self,
-        heads: int = 1,
+        heads: Count = 1,
         *,
         strides: Sequence[int] = (1,),
         boundary: Boundary = "symmetric",
-        alpha: float = 0.1,
+        alpha: PositiveNumber = 0.1,
         budget: float | None = 0.5,
     ) -> None:
         super().__init__()
-        check_counts(heads=heads)
         self.symmetric = check_stencil(strides, boundary)
-        check_positive(alpha, "alpha")
         if budget is not None:
             check_positive(budget, "budget")
             if alpha >= budget:
@@ -202,11 +198,6 @@ class AdjacencyDiffusivity(Diffusivity):
         degrees: Literal["weighted", "count"] = "weighted",
     ) -> None:
         super().__init__()
-        check_choice(normalization, "normalization", ["sym", "row", "sum"])
-        check_choice(self_loops, "self_loops", get_args(SelfLoops))
-        check_choice(direction, "direction", ["directed", "undirected", "pyg"])
-        check_choice(zero_degree, "zero_degree", ["zero", "error"])
-        check_choice(degrees, "degrees", ["weighted", "count"])
         self.normalization = normalization
         self.direction = direction
         self.zero_degree = zero_degree
@@ -339,8 +330,6 @@ class SymmetricDiffusivity(Composed):
 
     def __init__(self, diffusivity: Diffusivity, diagonal: bool = True) -> None:
         super().__init__()
-        check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
-        check_flags(diagonal=diagonal)
         if diffusivity.row_stochastic and not diffusivity.symmetric:
             raise ValueError(
                 f"diffusivity must give Ω itself; {type(diffusivity).__name__} has divided its rows by their sums. "
@@ -392,9 +381,6 @@ class GraphAugmentedDiffusivity(Composed):
         graph_weight: float | None = None,
     ) -> None:
         super().__init__()
-        check_kind(attention, "attention", Diffusivity, "a Diffusivity")
-        check_kind(graph_term, "graph_term", Diffusivity, "a Diffusivity")
-        check_choice(mix, "mix", get_args(Mix))
         if graph_weight is not None:
             check_share(
                 graph_weight,
@@ -465,11 +451,10 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
         self,
         attention: Diffusivity,
         *,
-        gamma: float = 1.0,
+        gamma: PositiveNumber = 1.0,
         self_loops: SelfLoops = "remaining",
     ) -> None:
         super().__init__(attention, AdjacencyDiffusivity("sym", self_loops=self_loops))
-        check_positive(gamma, "gamma")
         # A logarithm keeps γ > 0 in training.
         self.initial = math.log(gamma)
         self.log_gamma = nn.Parameter(torch.tensor(self.initial))

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp import checks, couplings
+from diffusion_mp.checks import Count, CountOrZero, NonnegativeNumber, PositiveNumber
 from diffusion_mp.couplings.base import check_coupling_kind
 from diffusion_mp.diffusivities.all_pair import Features, QueryKeyDiffusivity
 from diffusion_mp.diffusivities.base import Diffusivity, GraphPart
@@ -178,29 +179,19 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
 
     def __init__(
         self,
-        channels: int,
+        channels: Count,
         *,
-        num_features: int = 32,
-        tau: float = 0.25,
+        num_features: Count = 32,
+        tau: PositiveNumber = 0.25,
         logits: Literal["dot", "scaled_dot"] = "dot",
-        num_samples: int = 10,
-        edge_regularization: float = 0.0,
+        num_samples: CountOrZero = 10,
+        edge_regularization: NonnegativeNumber = 0.0,
         relative_edge_loss: bool = True,
         generator: torch.Generator | None = None,
-        stabilizer: float = 0.0,
+        stabilizer: NonnegativeNumber = 0.0,
         **options: Any,
     ) -> None:
         super().__init__(channels, **options)
-        checks.check_counts(channels=channels, num_features=num_features)
-        checks.check_counts(0, num_samples=num_samples)
-        checks.check_positive(tau, "tau")
-        checks.check_generator(generator)
-        checks.check_choice(logits, "logits", ["dot", "scaled_dot"])
-        checks.check_positive(
-            edge_regularization, "edge_regularization", allow_zero=True
-        )
-        checks.check_positive(stabilizer, "stabilizer", allow_zero=True)
-        checks.check_flags(relative_edge_loss=relative_edge_loss)
         if stabilizer:
             self.depends_on = (
                 "graph"  # every entry depends on the largest feature of all keys
@@ -322,18 +313,15 @@ class RelationalBias(Diffusivity):
 
     def __init__(
         self,
-        heads: int = 1,
+        heads: Count = 1,
         *,
-        hops: int = 1,
+        hops: Count = 1,
         normalization: Literal["sum", "sym", "row"] = "sum",
         powers: Literal["walks", "reach"] = "walks",
         gate: Literal["sigmoid"] | None = "sigmoid",
         **options: Any,
     ) -> None:
         super().__init__()
-        checks.check_counts(heads=heads, hops=hops)
-        checks.check_choice(powers, "powers", ["walks", "reach"])
-        checks.check_choice(gate, "gate", ["sigmoid", None])
         self.adjacency: Diffusivity = AdjacencyDiffusivity(normalization, **options)
         self.heads = heads
         self.powers = powers

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.checks import (
+    Count,
+    NonnegativeNumber,
     check_choice,
-    check_counts,
     check_positive,
     check_state,
     describe,
@@ -90,18 +91,15 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
 
     def __init__(
         self,
-        channels: int,
+        channels: Count,
         *,
-        lam: float = 1.0,
+        lam: NonnegativeNumber = 1.0,
         lam_scale: Literal["own", "batch_max"] = "own",
         alpha: float = 0.1,
         friction: Literal["attention", "constant"] | nn.Module = "attention",
         **options: Any,
     ) -> None:
         super().__init__(channels, **options)
-        check_counts(channels=channels)
-        check_positive(lam, "lam", allow_zero=True)
-        check_choice(lam_scale, "lam_scale", ["own", "batch_max"])
         if not isinstance(alpha, (int, float)) or alpha != math.inf:
             check_positive(alpha, "alpha")
         if not isinstance(friction, nn.Module):
@@ -194,13 +192,11 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
         self,
         channels: int,
         *,
-        hops: int = 1,
+        hops: Count = 1,
         self_loops: SelfLoops = "remaining",
         **options: Any,
     ) -> None:
         super().__init__(channels, **options)
-        check_counts(hops=hops)
-        check_choice(self_loops, "self_loops", get_args(SelfLoops))
         self.hops = hops
         self.self_loops = self_loops
         self.depends_on = "edges"

@@ -8,7 +8,12 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from diffusion_mp.checks import check_choice, check_counts, check_flags, check_number
+from diffusion_mp.checks import (
+    Count,
+    check_choice,
+    check_flags,
+    check_number,
+)
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
     Diffusivity,
@@ -56,23 +61,16 @@ class MultiHeadConv(DiffusionConv):
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
+        in_channels: Count,
+        out_channels: Count,
         diffusivity: Diffusivity,
-        heads: int = 1,
+        heads: Count = 1,
         *,
-        head_channels: int,
+        head_channels: Count,
         residual: bool = False,
         bias: bool = True,
         **options: Any,
     ) -> None:
-        check_counts(
-            in_channels=in_channels,
-            out_channels=out_channels,
-            heads=heads,
-            head_channels=head_channels,
-        )
-        check_flags(residual=residual, bias=bias)
         if residual and in_channels != out_channels:
             raise ValueError(
                 f"residual adds x to the output, so both must have the same channels; got {in_channels} and "
@@ -132,9 +130,9 @@ class DIFFormerConv(DiffusionConv):
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
-        heads: int = 1,
+        in_channels: Count,
+        out_channels: Count,
+        heads: Count = 1,
         *,
         kernel: Literal["simple", "sigmoid", "softmax", "gaussian"]
         | Penalty = "simple",
@@ -156,11 +154,8 @@ class DIFFormerConv(DiffusionConv):
         degrees: Literal["weighted", "count"] = "weighted",
         **options: Any,
     ) -> None:
-        check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
         if not isinstance(kernel, Penalty):
             check_choice(kernel, "kernel", KERNELS)
-        check_choice(graph, "graph", ["sum", "mean", None])
-        check_flags(concat=concat, qkv_bias=qkv_bias)
         width = heads * out_channels if concat else out_channels
         changes = in_channels != width
         # Eq. 63 keeps the state and moves it, which it can where the channels stay the same; W_V makes others.
@@ -243,8 +238,8 @@ class NodeFormerConv(MultiHeadConv):
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
+        in_channels: Count,
+        out_channels: Count,
         heads: int = 1,
         *,
         head_channels: int | None = None,
@@ -262,9 +257,6 @@ class NodeFormerConv(MultiHeadConv):
         gate: Literal["sigmoid"] | None = "sigmoid",
         **attention: Any,
     ) -> None:
-        check_counts(in_channels=in_channels, out_channels=out_channels)
-        check_choice(relational_bias, "relational_bias", ["sum", "sym", "row", None])
-        check_flags(qkv_bias=qkv_bias)
         width = out_channels if head_channels is None else head_channels
         coupled: Diffusivity = KernelizedSoftmaxDiffusivity(
             in_channels,
@@ -323,9 +315,9 @@ class SFiConv(MultiHeadConv):
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
-        heads: int = 1,
+        in_channels: Count,
+        out_channels: Count,
+        heads: Count = 1,
         *,
         head_channels: int | None = None,
         hops: int | None = None,
@@ -339,8 +331,6 @@ class SFiConv(MultiHeadConv):
         validate: bool = False,
         **attention: Any,
     ) -> None:
-        check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
-        check_flags(adjacency=adjacency)
         if head_channels is None:
             if out_channels % heads:
                 raise ValueError(
@@ -398,7 +388,7 @@ class SGFormerConv(DiffusionConv):
 
     def __init__(
         self,
-        in_channels: int,
+        in_channels: Count,
         out_channels: int,
         heads: int = 1,
         *,
@@ -410,8 +400,6 @@ class SGFormerConv(DiffusionConv):
         qkv_bias: bool = False,
         **options: Any,
     ) -> None:
-        check_counts(in_channels=in_channels)
-        check_flags(transform=transform, qkv_bias=qkv_bias)
         check_number(
             beta,
             "beta",

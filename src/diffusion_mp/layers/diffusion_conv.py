@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from types import NoneType
 from typing import Any, Literal
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from diffusion_mp import checks
+from diffusion_mp.checks import Count, Probability
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.energies import Certificate, certify
@@ -68,15 +68,15 @@ class DiffusionConv(GraphLayer):
         out_channels: int,
         diffusivity: Diffusivity,
         update: StateUpdate | None = None,
-        heads: int = 1,
+        heads: Count = 1,
         *,
         concat: bool = False,
         transform: bool = True,
         bias: bool = True,
         keep: Literal["values", "state"] = "values",
         reads: Literal["state", "values", "features"] = "state",
-        steps: int = 1,
-        dropout: float = 0.0,
+        steps: Count = 1,
+        dropout: Probability = 0.0,
         validate: bool = False,
         value_bias: bool = False,
     ) -> None:
@@ -92,19 +92,6 @@ class DiffusionConv(GraphLayer):
             checks.check_counts(in_channels=in_channels)
         if not (lazy and not transform):
             checks.check_counts(out_channels=out_channels)
-        checks.check_counts(heads=heads, steps=steps)
-        checks.check_choice(keep, "keep", ["values", "state"])
-        checks.check_choice(reads, "reads", ["state", "values", "features"])
-        checks.check_probability(dropout, "dropout")
-        checks.check_flags(
-            concat=concat,
-            transform=transform,
-            bias=bias,
-            validate=validate,
-            value_bias=value_bias,
-        )
-        checks.check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
-        checks.check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
         if 1 not in (heads, diffusivity.heads) and heads != diffusivity.heads:
             raise ValueError(
                 f"heads must be 1 or the diffusivity's {diffusivity.heads}; got {heads}."

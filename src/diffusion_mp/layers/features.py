@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.nn.dense import Linear
 
 from diffusion_mp.checks import (
+    Count,
     check_counts,
     check_mask,
     check_place,
@@ -115,9 +116,8 @@ class LaplacianEncoder(Resettable):
 
     references = ("lim2023signnet",)
 
-    def __init__(self, out_channels: int, hidden_channels: int | None = None) -> None:
+    def __init__(self, out_channels: Count, hidden_channels: int | None = None) -> None:
         super().__init__()
-        check_counts(out_channels=out_channels)
         hidden = 2 * out_channels if hidden_channels is None else hidden_channels
         check_counts(hidden_channels=hidden)
         self.out_channels = out_channels

@@ -17,12 +17,12 @@ from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.inits import glorot
 
 from diffusion_mp.checks import (
+    Count,
+    Probability,
     check_counts,
     check_flags,
-    check_kind,
     check_number,
     check_positive,
-    check_probability,
 )
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import (
@@ -136,12 +136,11 @@ class SGConv(DiffusionConv):
         self,
         in_channels: int,
         out_channels: int,
-        K: int = 1,
+        K: Count = 1,
         *,
         self_loops: SelfLoops | None = None,
         bias: bool = True,
     ) -> None:
-        check_counts(K=K)
         adjacency = _gcn_adjacency(self_loops)
         update = ExplicitEuler(1.0, "residual")
         super().__init__(
@@ -178,9 +177,7 @@ class GINConv(DiffusionConv):
             raise TypeError(
                 "GINConv needs in_channels before its module: GINConv(in_channels, mlp), or GINConv(-1, mlp)."
             )
-        check_kind(mlp, "mlp", nn.Module, "a module, which is applied to the sum")
         check_number(eps, "eps")
-        check_flags(train_eps=train_eps)
         scale: float | nn.Parameter = 1.0 + eps
         if train_eps:
             scale = nn.Parameter(torch.tensor(scale))
@@ -270,8 +267,8 @@ class GATConv(DiffusionConv):
     def __init__(
         self,
         in_channels: int,
-        out_channels: int,
-        heads: int = 1,
+        out_channels: Count,
+        heads: Count = 1,
         concat: bool = True,
         negative_slope: float = 0.2,
         dropout: float = 0.0,
@@ -279,12 +276,9 @@ class GATConv(DiffusionConv):
         self_loops: SelfLoops = "remaining",
         edge_dim: int | None = None,
         residual: bool = False,
-        value_dropout: float = 0.0,
+        value_dropout: Probability = 0.0,
         **options: Any,
     ) -> None:
-        check_counts(out_channels=out_channels, heads=heads)
-        check_flags(concat=concat, residual=residual)
-        check_probability(value_dropout, "value_dropout")
         # Attention reads the values W x of all heads, as in the paper, and drops entries itself, as in PyG.
         total = heads * out_channels
         attention = GATDiffusivity(
@@ -356,13 +350,12 @@ class APPNPConv(DiffusionConv):
 
     def __init__(
         self,
-        channels: int,
+        channels: Count,
         K: int | None = 10,
         alpha: float = 0.1,
         diffusivity: Diffusivity | None = None,
         **options: Any,
     ) -> None:
-        check_counts(channels=channels)
         if K is None:
             update: StateUpdate = teleport_limit(alpha)
         else:
@@ -400,7 +393,7 @@ class GCNIIConv(DiffusionConv):
 
     def __init__(
         self,
-        channels: int,
+        channels: Count,
         alpha: float = 0.1,
         theta: float | None = None,
         layer: int | None = None,
@@ -408,7 +401,6 @@ class GCNIIConv(DiffusionConv):
         normalize: bool = True,
         self_loops: SelfLoops | None = None,
     ) -> None:
-        check_counts(channels=channels)
         adjacency = _gcn_adjacency(self_loops, normalize)
         super().__init__(
             channels, channels, adjacency, teleport(alpha), transform=False, bias=False

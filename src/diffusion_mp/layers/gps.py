@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from diffusion_mp import checks
+from diffusion_mp.checks import Count, PositiveNumber, Probability
 from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.spmm import at_rows
@@ -27,10 +28,8 @@ class EdgeLayer(GraphLayer, ABC):
         Output: x′ [N, channels], or (x′, e′) if ``edge_attr`` is given, and the coupling with ``return_coupling``.
     """
 
-    def __init__(self, channels: int, dropout: float) -> None:
+    def __init__(self, channels: Count, dropout: Probability) -> None:
         super().__init__()
-        checks.check_counts(channels=channels)
-        checks.check_probability(dropout, "dropout")
         self.in_channels = channels
         self.out_channels = channels
         self.dropout = dropout
@@ -100,11 +99,9 @@ class GatedGCNConv(EdgeLayer):
         norm: Norm = "batch",
         residual: bool = True,
         dropout: float = 0.0,
-        eps: float = 1e-6,
+        eps: PositiveNumber = 1e-6,
     ) -> None:
         super().__init__(channels, dropout)
-        checks.check_positive(eps, "eps")
-        checks.check_flags(residual=residual)
         self.residual = residual
         self.eps = eps
         self.own, self.value, self.edge, self.target, self.source = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import NoneType
 from typing import Any, Literal
 
 import torch
@@ -14,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from diffusion_mp import checks
+from diffusion_mp.checks import Count, Probability
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities.base import check_heads_divide
 from diffusion_mp.diffusivities.fixed import NeumannDiffusivity
@@ -54,9 +54,9 @@ class PDEDiffusion1d(Resettable):
 
     def __init__(
         self,
-        channels: int,
+        channels: Count,
         *,
-        heads: int = 1,
+        heads: Count = 1,
         per: Literal["layer", "head", "channel"] = "layer",
         update: StateUpdate | None = None,
         norm: bool = False,
@@ -64,10 +64,6 @@ class PDEDiffusion1d(Resettable):
         **options: Any,
     ) -> None:
         super().__init__()
-        checks.check_counts(channels=channels, heads=heads)
-        checks.check_flags(norm=norm, batch_first=batch_first)
-        checks.check_choice(per, "per", ["layer", "head", "channel"])
-        checks.check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
         check_heads_divide(channels, heads)
         self.in_channels = channels
         self.out_channels = channels
@@ -241,16 +237,14 @@ class SelfAttention(Saved):
 
     def __init__(
         self,
-        channels: int,
-        heads: int = 8,
+        channels: Count,
+        heads: Count = 8,
         *,
         causal: bool = False,
-        dropout: float = 0.0,
+        dropout: Probability = 0.0,
         place: Place = NoDiffusion,
     ) -> None:
         super().__init__()
-        checks.check_counts(channels=channels, heads=heads)
-        checks.check_probability(dropout, "dropout")
         check_heads_divide(channels, heads)
         self.channels = channels
         self.heads = heads
@@ -349,13 +343,12 @@ class TransformerBlock(Saved):
         channels: int,
         heads: int = 8,
         *,
-        mlp_channels: int,
+        mlp_channels: Count,
         causal: bool = False,
         dropout: float = 0.0,
         place: Place = NoDiffusion,
     ) -> None:
         super().__init__()
-        checks.check_counts(mlp_channels=mlp_channels)
         self.dropout = dropout
         self.before_attention_norm = place("norm", channels)
         self.attention_norm = nn.LayerNorm(channels)

@@ -12,6 +12,7 @@ from torch import Tensor, distributed, nn
 from torch_geometric.nn import MessagePassing
 
 from diffusion_mp import checks
+from diffusion_mp.checks import Count, Probability
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies import Certificate
 from diffusion_mp.energies.certification import layer_certificates
@@ -282,12 +283,11 @@ class GraphModel(GraphLayer, ABC):
     """Table sizes of the columns of integer features."""
 
     def __init__(
-        self, in_channels: int, hidden_channels: int, out_channels: int
+        self, in_channels: int, hidden_channels: Count, out_channels: Count
     ) -> None:
         super().__init__()
         if not checks.found_later(in_channels):
             checks.check_counts(in_channels=in_channels)
-        checks.check_counts(hidden_channels=hidden_channels, out_channels=out_channels)
         self.in_channels = in_channels
         self.head: NodeHead | None = None
         self.edge_mask = EdgeMask()
@@ -408,13 +408,11 @@ class LayerStack(GraphModel):
         conv: Callable[[], nn.Module],
         *,
         layer_norm: bool,
-        dropout: float,
+        dropout: Probability,
         states: int = 1,
         task: Task = "node",
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
-        checks.check_flags(layer_norm=layer_norm)
-        checks.check_probability(dropout, "dropout")
         self.dropout = dropout
         self.encoder = FeatureLinear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(conv() for _ in range(num_layers))

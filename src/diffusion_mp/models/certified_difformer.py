@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from types import NoneType
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.checks import check_counts, check_flags, check_kind, check_probability
+from diffusion_mp.checks import (
+    Count,
+    Probability,
+    check_counts,
+)
 from diffusion_mp.diffusivities import Diffusivity, UniformDiffusivity
 from diffusion_mp.energies import Certificate, Constraint, Energy, Penalty
 from diffusion_mp.graph import Graph
@@ -62,24 +65,16 @@ class CertifiedDIFFormer(CertifiedNetwork):
         lam: float = 0.3,
         mu: float = 20.0,
         inputs: Diffusivity | None = None,
-        encoder_layers: int = 1,
+        encoder_layers: Count = 1,
         encoder_channels: int | None = None,
         centre: bool = False,
-        dropout: float = 0.0,
+        dropout: Probability = 0.0,
         task: Task = "node",
         **options: Any,
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
         width = hidden_channels if encoder_channels is None else encoder_channels
-        check_counts(encoder_layers=encoder_layers, encoder_channels=width)
-        check_flags(centre=centre)
-        check_kind(
-            inputs,
-            "inputs",
-            (Diffusivity, NoneType),
-            "a Diffusivity that reads the features, or None",
-        )
-        check_probability(dropout, "dropout")
+        check_counts(encoder_channels=width)
         layers: list[nn.Module] = []
         for a, b in pairwise(
             [in_channels, *[width] * (encoder_layers - 1), hidden_channels]

@@ -8,11 +8,11 @@ from typing import Literal, cast
 from torch import nn
 
 from diffusion_mp.checks import (
+    Count,
+    CountOrZero,
+    PositiveNumber,
+    Probability,
     check_choice,
-    check_counts,
-    check_flags,
-    check_positive,
-    check_probability,
 )
 from diffusion_mp.energies import Constraint
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS
@@ -62,7 +62,7 @@ class CertifiedTransformer(CertifiedNetwork):
         in_channels: int | Sequence[int],
         hidden_channels: int,
         out_channels: int,
-        num_blocks: int = 1,
+        num_blocks: Count = 1,
         num_layers: int | None = 2,
         *,
         graph: Literal["sum", "sym"] | None = "sum",
@@ -70,30 +70,23 @@ class CertifiedTransformer(CertifiedNetwork):
         gate: bool = False,
         hops: int = 1,
         matrix: Literal["full", "diagonal", "identity"] = "full",
-        mu: float = 1.0,
+        mu: PositiveNumber = 1.0,
         edge_dim: int | None = None,
         attention: Literal["all", "neighbours"] | None = None,
-        heads: int = 1,
-        mlp_channels: int = 0,
+        heads: Count = 1,
+        mlp_channels: CountOrZero = 0,
         activation: str = "relu",
         constraint: Constraint | str | None = "nonnegative",
         radius: float = 1.0,
         layer_norm: bool = False,
-        dropout: float = 0.0,
+        dropout: Probability = 0.0,
         task: Task = "node",
     ) -> None:
         super().__init__(
             feature_columns(in_channels, "in_channels"), hidden_channels, out_channels
         )
         encoder = FeatureEncoder(in_channels, hidden_channels)
-        check_counts(num_blocks=num_blocks, heads=heads)
-        check_counts(0, mlp_channels=mlp_channels)
-        check_flags(layer_norm=layer_norm)
-        check_choice(graph, "graph", ["sum", "sym", None])
         check_choice(activation, "activation", ACTIVATIONS)
-        check_choice(attention, "attention", ["all", "neighbours", None])
-        check_probability(dropout, "dropout")
-        check_positive(mu, "mu")
         norm = nn.LayerNorm if layer_norm else nn.Identity
 
         def block() -> CertifiedBlock:

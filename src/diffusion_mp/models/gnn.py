@@ -12,11 +12,11 @@ from torch_geometric.nn.models import JumpingKnowledge
 from torch_geometric.nn.resolver import activation_resolver
 
 from diffusion_mp.checks import (
+    Count,
+    PositiveNumber,
+    Probability,
     check_choice,
-    check_counts,
     check_kind,
-    check_positive,
-    check_probability,
 )
 from diffusion_mp.diffusivities.base import check_heads_divide
 from diffusion_mp.graph import Graph
@@ -67,13 +67,13 @@ class DiffusionGNN(GraphModel):
         in_channels: int,
         hidden_channels: int,
         out_channels: int,
-        num_layers: int = 2,
+        num_layers: Count = 2,
         *,
         conv: ConvName = "gcn",
-        heads: int = 1,
-        dropout: float = 0.5,
+        heads: Count = 1,
+        dropout: Probability = 0.5,
         alpha: float = 0.1,
-        theta: float = 0.5,
+        theta: PositiveNumber = 0.5,
         norm: Norm = None,
         act: str = "relu",
         jk: Literal["last", "cat", "max", "lstm"] | None = None,
@@ -81,16 +81,10 @@ class DiffusionGNN(GraphModel):
         task: Task = "node",
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
-        check_counts(num_layers=num_layers, heads=heads)
         check_choice(conv, "conv", get_args(ConvName))
-        check_probability(dropout, "dropout")
         # All options are checked whichever layers are built, so that a search over conv fails at once or not at all.
         teleport(alpha)
-        check_positive(theta, "theta")
         check_heads_divide(hidden_channels, heads, "hidden_channels")
-        check_choice(task, "task", get_args(Task))
-        check_choice(norm, "norm", ["batch", "layer", None])
-        check_choice(jk, "jk", ["last", "cat", "max", "lstm", None])
         for name, value in (("norm", norm), ("jk", jk)):
             if value is not None and conv not in LAYERED:
                 raise ValueError(

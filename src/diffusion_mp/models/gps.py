@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from diffusion_mp.checks import (
-    check_choice,
-    check_counts,
+    Count,
+    CountOrZero,
+    Probability,
     check_edge_rows,
     check_kind,
-    check_probability,
     describe,
 )
 from diffusion_mp.couplings import Coupling
@@ -61,25 +61,16 @@ class BlockStack(GraphModel):
         in_channels: int | Sequence[int],
         hidden_channels: int,
         out_channels: int,
-        num_layers: int,
+        num_layers: Count,
         block: Callable[[], nn.Module],
         *,
         edge_dim: int | Sequence[int] | None = None,
-        pe_channels: int = 0,
+        pe_channels: CountOrZero = 0,
         pe_encoder: nn.Module | None = None,
         task: Task = "node",
     ) -> None:
         super().__init__(
             feature_columns(in_channels, "in_channels"), hidden_channels, out_channels
-        )
-        check_counts(num_layers=num_layers)
-        check_choice(task, "task", HEADS)
-        check_counts(0, pe_channels=pe_channels)
-        check_kind(
-            pe_encoder,
-            "pe_encoder",
-            (nn.Module, NoneType),
-            "a module that makes the encodings",
         )
         if pe_channels >= hidden_channels:
             raise ValueError(
@@ -254,29 +245,20 @@ class GPS(BlockStack):
     def __init__(
         self,
         in_channels: int | Sequence[int],
-        hidden_channels: int,
+        hidden_channels: Count,
         out_channels: int,
         num_layers: int = 4,
         *,
-        heads: int = 4,
+        heads: Count = 4,
         lam: float = 0.0,
         adjacency: bool = False,
         attention: dict[str, Any] | None = None,
         local: bool = True,
         norm: Norm = "batch",
         dropout: float = 0.0,
-        attention_dropout: float = 0.0,
+        attention_dropout: Probability = 0.0,
         **options: Any,
     ) -> None:
-        check_kind(
-            attention,
-            "attention",
-            (dict, NoneType),
-            "a dictionary with options of SFiConv",
-        )
-        check_kind(local, "local", bool, "True or False")
-        check_probability(attention_dropout, "attention_dropout")
-        check_counts(hidden_channels=hidden_channels, heads=heads)
         if hidden_channels % heads and "head_channels" not in (attention or {}):
             raise ValueError(
                 f"heads must divide hidden_channels; got {heads} heads, {hidden_channels} channels. Or pass "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import NoneType
 from typing import Any
 
 import torch
@@ -66,9 +65,6 @@ class LabelPropagation(KnowsPyGNames, Saved):
             checks.check_counts(num_layers=num_layers)
             checks.check_number(alpha, "alpha", lambda a: 0 < a <= 1, "lie in (0, 1]")
             self.update = teleport(1 - alpha)
-        checks.check_kind(
-            diffusivity, "diffusivity", (Diffusivity, NoneType), "a Diffusivity"
-        )
         if diffusivity is not None and diffusivity.heads != 1:
             raise ValueError(
                 f"diffusivity must have one head, for there is one state, the labels; got {diffusivity.heads} heads."

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from types import NoneType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,9 +12,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import PositionalEncoding
 
 from diffusion_mp.checks import (
-    check_choice,
+    Count,
     check_counts,
-    check_flags,
     check_kind,
     check_mask,
     describe,
@@ -76,10 +74,10 @@ class PDETransformer(Resettable):
         in_channels: int | Sequence[int],
         hidden_channels: int,
         out_channels: int,
-        num_layers: int = 6,
+        num_layers: Count = 6,
         heads: int = 8,
         *,
-        max_length: int,
+        max_length: Count,
         placement: Placement = None,
         diffusion: dict[str, Any] | None = None,
         mlp_channels: int | None = None,
@@ -92,17 +90,7 @@ class PDETransformer(Resettable):
         if isinstance(in_channels, int):
             check_counts(in_channels=in_channels)
         sizes = {"hidden_channels": hidden_channels, "out_channels": out_channels}
-        check_counts(**sizes, num_layers=num_layers, max_length=max_length)
-        check_flags(causal=causal)
-        check_kind(
-            diffusion,
-            "diffusion",
-            (dict, NoneType),
-            "a dictionary with options of PDEDiffusion1d",
-        )
-        check_choice(placement, "placement", [*SITES, None])
-        check_choice(pooling, "pooling", get_args(Pooling))
-        check_choice(task, "task", ["classify", "retrieve"])
+        check_counts(**sizes)
         if placement is None and diffusion is not None:
             raise ValueError(
                 "diffusion belongs to a placement; got options of it with placement=None."
