@@ -118,11 +118,16 @@ class Saved(nn.Module, Described):
 
     def extra_repr(self) -> str:
         """Return the numbers and words that the module was built with; the modules stand below, by name."""
+        about = self._description
+        _, *names = signature(about.kind.__init__).parameters
+        by_name = dict(zip(names, about.args, strict=False))
+        arguments = {**by_name, **about.kwargs}
         plain = (bool, int, float, str, type(None))
-        shown = [repr(each) for each in self._description.args if type(each) in plain]
-        for name, value in self._description.kwargs.items():
-            if type(value) in plain:
-                shown.append(f"{name}={value!r}")
+        shown = [
+            f"{name}={value!r}"
+            for name, value in arguments.items()
+            if type(value) in plain
+        ]
         return ", ".join(shown)
 
     def save(self, path: Place) -> None:

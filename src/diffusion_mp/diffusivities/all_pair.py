@@ -129,9 +129,6 @@ class QueryKeyDiffusivity(Diffusivity):
             return rows.unsqueeze(1)
         return rows.unflatten(1, (self.heads, -1))
 
-    def extra_repr(self) -> str:
-        return f"heads={self.heads}, projection={self.projection!r}, normalize={self.normalize!r}"
-
 
 def frobenius(q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
     """Divide q by its Frobenius norm in each graph."""
@@ -287,9 +284,6 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
             normalize=self.row_stochastic,
             nonnegative=self.normalize is not None,
         )
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, measure={self.measure!r}, row_stochastic={self.row_stochastic}"
 
 
 class _Published(PenaltyDiffusivity):

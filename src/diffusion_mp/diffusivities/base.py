@@ -190,9 +190,6 @@ class ScaledDiffusivity(Composed):
             return ScaledCoupling(self.scale(), coupling, nonnegative=True)
         return ScaledCoupling(self.scale, coupling)
 
-    def extra_repr(self) -> str:
-        return f"{self.scale if not isinstance(self.scale, Tensor) else list(self.scale.shape)} *"
-
 
 class SumDiffusivity(Composed):
     """The sum of diffusivities: ``0.5 * Simple + 0.5 * Adjacency("sym")`` is Eq. 24 of Wu, Wipf & Yan (2025).

@@ -175,9 +175,6 @@ class GATDiffusivity(Diffusivity):
             [score, sums[:, :-1] / sums[:, -1:].clamp(min=1)]
         ).index_select(0, looped.origin)
 
-    def extra_repr(self) -> str:
-        return f"{self.att_src.size(1) * self.att_src.size(2)}, heads={self.heads}, self_loops={self.self_loops!r}"
-
 
 class EdgeDiffusivity(Diffusivity):
     r"""Energy-based edge attention: s_ij = a_ij f(‖x_i − x_j‖²), normalised over N(i) (Wu, Wipf & Yan 2025, Example 5).
@@ -242,9 +239,6 @@ class EdgeDiffusivity(Diffusivity):
         source, target = graph.edges
         # Zero to the bit, in the gradient too: for far neighbours the rounding of a loop would be most of it.
         return z2.masked_fill((source == target).unsqueeze(1), 0.0)
-
-    def extra_repr(self) -> str:
-        return f"{self.edge_penalty}, row_stochastic={self.row_stochastic}, self_loops={self.self_loops!r}"
 
 
 def _prior(graph: Graph, like: Tensor) -> Float[Tensor, "E one"] | None:

@@ -159,9 +159,6 @@ class NeumannDiffusivity(Diffusivity):
             nonnegative=True,
         )
 
-    def extra_repr(self) -> str:
-        return f"heads={self.heads}, strides={self.strides}, boundary={self.boundary!r}, budget={self.budget}"
-
 
 class AdjacencyDiffusivity(Diffusivity):
     r"""The observed graph (GCN, SGC, GIN, APPNP, GCNII; Examples 1–3, Eq. 24), with weighted degrees d.
@@ -260,10 +257,6 @@ class AdjacencyDiffusivity(Diffusivity):
         weight = weight * inverse_root(sent).index_select(0, source)
         return graph.with_weights(weight)
 
-    def extra_repr(self) -> str:
-        options = f"self_loops={self.self_loops!r}, direction={self.direction!r}, degrees={self.degrees!r}"
-        return f"{self.normalization!r}, {options}"
-
 
 def _prepared(graph: Graph, direction: str, self_loops: SelfLoops) -> Graph:
     """Return the graph of A: undirected if so named, and with self-loops."""
@@ -343,9 +336,6 @@ class SymmetricDiffusivity(Composed):
         (omega,) = parts
         return symmetric_normalized(omega, diagonal=self.diagonal)
 
-    def extra_repr(self) -> str:
-        return f"diagonal={self.diagonal}"
-
 
 Mix = Literal["sum", "mean", "joint"]
 
@@ -416,9 +406,6 @@ class GraphAugmentedDiffusivity(Composed):
             return 0.5 * both
         return both
 
-    def extra_repr(self) -> str:
-        return f"mix={self.mix!r}, graph_weight={self.graph_weight}"
-
 
 class AdjacencyEnhancedCoupling(SumCoupling):
     """w S + (1 − w) Ã with 0 < w < 1; ``attention`` is S."""
@@ -465,6 +452,3 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
     def combine(self, *parts: Coupling) -> Coupling:
         attention, adjacency = parts
         return AdjacencyEnhancedCoupling(attention, adjacency, self.log_gamma.sigmoid())
-
-    def extra_repr(self) -> str:
-        return f"gamma={math.exp(self.initial):g}"

@@ -279,12 +279,6 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
             *self.scaled_queries_and_keys(x, graph), graph.segments, mutual=self.mutual
         )
 
-    def extra_repr(self) -> str:
-        return (
-            f"{super().extra_repr()}, num_features={self.directions.size(0)}, tau={self.tau:g}, "
-            f"logits={self.logits!r}, num_samples={self.num_samples}, stabilizer={self.stabilizer:g}"
-        )
-
 
 class RelationalBias(Diffusivity):
     r"""Walks along the observed graph with learned weights, Σ_p σ(b_p) Aᵖ with b = 0 at first, beside an attention.
@@ -347,6 +341,3 @@ class RelationalBias(Diffusivity):
         return couplings.SumCoupling(
             [couplings.ScaledCoupling(*term, nonnegative=nonnegative) for term in terms]
         )
-
-    def extra_repr(self) -> str:
-        return f"heads={self.heads}, hops={self.bias.size(0)}, powers={self.powers!r}, gate={self.gate!r}"

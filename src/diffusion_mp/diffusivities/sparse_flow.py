@@ -163,10 +163,6 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
             size = size.amax().expand_as(size)
         return lam / size
 
-    def extra_repr(self) -> str:
-        facts = f"lam={self.lam:g}, lam_scale={self.lam_scale!r}, alpha={self.alpha:g}"
-        return f"{super().extra_repr()}, {facts}{', constant friction' if self.lam and self.friction is None else ''}"
-
 
 class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
     r"""SFi-attention over the edges of a graph, in O(E), the extension named at the end of SFi-Former, Section 3.2.
@@ -224,9 +220,4 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
             symmetric=False,
             row_stochastic=self.row_stochastic,
             nonnegative=True,
-        )
-
-    def extra_repr(self) -> str:
-        return (
-            f"{super().extra_repr()}, hops={self.hops}, self_loops={self.self_loops!r}"
         )

@@ -97,9 +97,6 @@ class MultiHeadConv(DiffusionConv):
         mixed = self.mix(out)
         return x + mixed if self.residual else mixed
 
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, residual={self.residual}"
-
 
 class DIFFormerConv(DiffusionConv):
     r"""One propagation layer of DIFFormer (Wu, Wipf & Yan 2025, Eqs. 54–63), heads averaged (Eq. 62).

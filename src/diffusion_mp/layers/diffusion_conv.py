@@ -352,9 +352,6 @@ class DiffusionConv(GraphLayer):
         coupling = diffusivity(x if features is None else features, graph)
         return certified(coupling, None)
 
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, keep={self.keep!r}, reads={self.reads!r}"
-
 
 def _attention_weights(layer: nn.Module, coupling: Coupling) -> tuple[Tensor, Tensor]:
     """The edges [2, E] and entries [E, H] of a coupling that stores its entries."""

@@ -152,6 +152,3 @@ class LaplacianEncoder(Resettable):
             # Not a product with the mask, which a NaN in the padding would survive.
             encoded = encoded.masked_fill(~mask.unsqueeze(-1), 0.0)
         return self.rho(encoded.sum(dim=1))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.out_channels}, hidden_channels={self.hidden_channels})"

@@ -144,9 +144,6 @@ class GatedGCNConv(EdgeLayer):
         change = dropout(relu(norm(change)), self.dropout, self.training)
         return state + change if self.residual else change
 
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}, residual={self.residual}, dropout={self.dropout}"
-
 
 class GPSBlock(EdgeLayer):
     r"""One layer of GraphGPS (Rampášek et al. 2022, Eqs. 3–8), the frame of SFi-Former.
@@ -236,6 +233,3 @@ class GPSBlock(EdgeLayer):
     ) -> tuple[Tensor, Coupling]:
         change, coupling = layer(x, graph, return_coupling=True)
         return x + dropout(change, self.dropout, self.training), coupling
-
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}, dropout={self.dropout}"

@@ -188,9 +188,6 @@ class PDEDiffusion1d(Resettable):
             )
         return mask
 
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}"
-
 
 def tokens_first(
     mask: Bool[Tensor, "B L"],
@@ -324,9 +321,6 @@ class SelfAttention(Saved):
         return (tokens & square.tril()) | torch.eye(
             mask.size(1), dtype=torch.bool, device=mask.device
         )
-
-    def extra_repr(self) -> str:
-        return f"{self.channels}, heads={self.heads}, causal={self.causal}, dropout={self.dropout}"
 
 
 class TransformerBlock(Saved):

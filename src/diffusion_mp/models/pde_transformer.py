@@ -233,6 +233,3 @@ class PDETransformer(Resettable):
         )
         with torch.no_grad():
             self.positions.copy_(sinusoids[:, :channels])
-
-    def extra_repr(self) -> str:
-        return f"placement={self.placement!r}, pooling={self.pooling!r}, task={self.task!r}"
