@@ -119,7 +119,7 @@ class Saved(nn.Module, Described):
     def extra_repr(self) -> str:
         """Return the numbers and words that the module was built with; the modules stand below, by name."""
         about = self._description
-        _, *names = signature(about.kind.__init__).parameters
+        _, *names = signature(type(self).__init__).parameters
         by_name = dict(zip(names, about.args, strict=False))
         arguments = {**by_name, **about.kwargs}
         plain = (bool, int, float, str, type(None))

@@ -219,7 +219,7 @@ class NodeFormerConv(MultiHeadConv):
     docs/released.md lists the options of the released code.
 
     Args:
-        in_channels, out_channels, heads, bias, dropout, validate: as in :class:`MultiHeadConv`.
+        in_channels, out_channels, heads, bias, dropout: as in :class:`MultiHeadConv`.
         head_channels: channels of queries, keys and values; ``out_channels`` by default.
         relational_bias: normalisation of the observed edges, ``"sym"``, ``"row"`` or ``"sum"`` (none); or ``None``.
         hops, powers, gate: P, the largest power of A, and more of :class:`RelationalBias`.
@@ -248,7 +248,6 @@ class NodeFormerConv(MultiHeadConv):
         num_samples: int = 0,
         bias: bool = True,
         dropout: float = 0.0,
-        validate: bool = False,
         qkv_bias: bool = False,
         powers: Literal["walks", "reach"] = "walks",
         gate: Literal["sigmoid"] | None = "sigmoid",
@@ -285,7 +284,6 @@ class NodeFormerConv(MultiHeadConv):
             bias=bias,
             value_bias=qkv_bias,
             dropout=dropout,
-            validate=validate,
         )
 
 
@@ -296,7 +294,7 @@ class SFiConv(MultiHeadConv):
     softmax attention, and the layer that of DFi-Former; with ``adjacency=False`` as well it is multi-head attention.
 
     Args:
-        in_channels, out_channels, heads, bias, dropout, validate: as in :class:`MultiHeadConv`.
+        in_channels, out_channels, heads, bias, dropout: as in :class:`MultiHeadConv`.
         head_channels: channels of queries, keys and values; ``out_channels / heads`` by default.
         hops: restrict the flow to senders within so many edges (:class:`EdgeSparseFlowDiffusivity`, O(E)).
         adjacency, gamma, self_loops: include Ã (otherwise S^h alone, without (1 + γ)⁻¹); initial γ; self-loops of Ã.
@@ -325,7 +323,6 @@ class SFiConv(MultiHeadConv):
         residual: bool = True,
         bias: bool = False,
         dropout: float = 0.0,
-        validate: bool = False,
         **attention: Any,
     ) -> None:
         if head_channels is None:
@@ -359,7 +356,6 @@ class SFiConv(MultiHeadConv):
             residual=residual,
             bias=bias,
             dropout=dropout,
-            validate=validate,
         )
 
 

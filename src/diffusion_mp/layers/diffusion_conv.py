@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from diffusion_mp import checks
-from diffusion_mp.checks import Count, Probability
-from diffusion_mp.couplings import Coupling, SparseCoupling
+from diffusion_mp.checks import Channels, Count, Probability
+from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.energies import Certificate, certify
 from diffusion_mp.energies.certification import broken_parameter
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.layers.graph_layer import GraphLayer
-from diffusion_mp.layers.pyg import INPUTS, between
+from diffusion_mp.layers.pyg import between
 from diffusion_mp.runtime.noise import dropout
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
@@ -42,7 +42,6 @@ class DiffusionConv(GraphLayer):
             (docs/errata.md, D23); or ``"features"``, passed with every call and constant while the state moves.
         steps: number of updates with the same coupling (the K of SGC and APPNP).
         dropout: rate on the propagated values only, not on the input of the diffusivity or the state that is kept.
-        validate: check x for NaN and infinity at every call, which takes a pass over it.
 
     Shapes:
         - x: [N, in_channels]; edge_index: [2, E], a sparse CSR tensor, a ``Graph`` or ``None``; edge_weight: [E];
@@ -64,8 +63,8 @@ class DiffusionConv(GraphLayer):
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
+        in_channels: Channels,
+        out_channels: Channels,
         diffusivity: Diffusivity,
         update: StateUpdate | None = None,
         heads: Count = 1,
@@ -77,20 +76,11 @@ class DiffusionConv(GraphLayer):
         reads: Literal["state", "values", "features"] = "state",
         steps: Count = 1,
         dropout: Probability = 0.0,
-        validate: bool = False,
         value_bias: bool = False,
     ) -> None:
         super().__init__()
-        if isinstance(in_channels, (tuple, list)):
-            raise TypeError(
-                f"in_channels must be one integer, got {checks.describe(in_channels)}: states of two kinds of nodes "
-                f"pass through the same W_V, and have the same channels. Put a Linear before one of them if not."
-            )
         # Channels are found at the first call by W_V, or are those of x itself, for input and output.
-        lazy = checks.found_later(in_channels) and keep == "values"
-        if not (lazy and (transform or out_channels == -1)):
-            checks.check_counts(in_channels=in_channels)
-        if not (lazy and not transform):
+        if transform:
             checks.check_counts(out_channels=out_channels)
         if 1 not in (heads, diffusivity.heads) and heads != diffusivity.heads:
             raise ValueError(
@@ -99,15 +89,10 @@ class DiffusionConv(GraphLayer):
         total = out_channels
         if concat:
             total = out_channels * max(heads, diffusivity.heads)
-        if not transform and in_channels != total:
+        if in_channels != total and not (transform and keep == "values"):
             raise ValueError(
-                f"transform=False propagates x itself, so in_channels must equal the output's channels {total}; "
-                f"got in_channels={in_channels}."
-            )
-        if keep == "state" and in_channels != total:
-            raise ValueError(
-                f"keep='state' adds x to the output, so in_channels must equal the output's channels {total}; "
-                f"got in_channels={in_channels}."
+                f"x itself is a part of the output with transform=False or keep='state', so in_channels must equal the "
+                f"output's channels {total}; got in_channels={in_channels}."
             )
         if value_bias and not transform:
             raise ValueError(
@@ -123,7 +108,6 @@ class DiffusionConv(GraphLayer):
         self.reads = reads
         self.steps = steps
         self.dropout = dropout
-        self.validate = validate
         self.diffusivity = diffusivity
         self.update = ExplicitEuler(0.5) if update is None else update
         self.value: FeatureLinear | None = None
@@ -153,57 +137,31 @@ class DiffusionConv(GraphLayer):
         edge_attr: Tensor | None = None,
         previous: Tensor | None = None,
         return_coupling: bool = False,
-        return_attention_weights: bool | None = None,
         **others: Any,
     ) -> Any:
-        """Return the next state; with ``return_coupling`` also the coupling S, an operator applied as ``S @ v``.
-
-        With ``return_attention_weights`` also the pair (edges [2, E], entries of S [E, H]), as in PyG, with added
-        self-loops; an observed self-loop that was replaced has entry 0.
-        """
-        if return_attention_weights is not None:
-            checks.check_flags(return_attention_weights=return_attention_weights)
+        """Return the next state; with ``return_coupling`` also the coupling S, an operator applied as ``S @ v``."""
         if isinstance(x, tuple):
-            return between(
-                self,
-                DiffusionConv.forward,
-                x,
-                edge_index,
-                edge_weight,
-                batch=batch,
-                source=source,
-                features=features,
-                edge_attr=edge_attr,
-                previous=previous,
-                return_coupling=return_coupling,
-                return_attention_weights=return_attention_weights,
-                **others,
-            )
+            others |= {"source": source, "features": features, "previous": previous}
+            others |= {"edge_attr": edge_attr, "return_coupling": return_coupling}
+            return between(self, x, edge_index, edge_weight, batch=batch, **others)
         graph = self.inputs_to_graph(
             x, edge_index, edge_weight, batch, return_coupling, others, edge_attr
         )
-        if self.validate:
-            checks.check_finite(x, "x")
         values = self._values(x)
         if features is not None or self.reads == "features":
-            self._check_features(features, x)
-            read = features
+            read = self._checked_features(features, x)
         # A sparse x is read by W_V alone: everything else needs dense rows.
         elif self.reads == "values" or x.layout is not torch.strided:
             read = values.flatten(1)
         else:
             read = x
         coupling = self.diffusivity(read, graph, edge_attr)
-        before = None if previous is None else self._previous(previous)
-        out = self.output(self._evolve(x, values, coupling, source, before), x)
-        if not (return_coupling or return_attention_weights):
-            return out
-        results: list[Any] = [out]
+        if previous is not None:
+            previous = self._values_before(previous)
+        out = self.output(self._evolve(x, values, coupling, source, previous), x)
         if return_coupling:
-            results.append(coupling)
-        if return_attention_weights:
-            results.append(_attention_weights(self, coupling))
-        return tuple(results)
+            return out, coupling
+        return out
 
     def _find_channels(self, x: Tensor) -> None:
         super()._find_channels(x)
@@ -229,20 +187,16 @@ class DiffusionConv(GraphLayer):
             return self._by_head(x)
         return self.value(x).unflatten(1, (self.heads, -1))
 
-    def _check_features(self, features: Tensor | None, x: Tensor) -> None:
+    def _checked_features(self, features: Tensor | None, x: Tensor) -> Tensor:
         if features is None or self.reads != "features":
-            got = (
-                "none came"
-                if features is None
-                else f"features came with reads={self.reads!r}"
-            )
             raise ValueError(
-                f"features must come if and only if the layer was built with reads='features'; {got}. They are what "
-                f"the diffusivity reads in place of the state, [num_nodes, channels]."
+                f"features, what the diffusivity reads in place of the state, must come if and only if the layer was "
+                f"built with reads='features'; got {checks.describe(features)} with reads={self.reads!r}."
             )
         checks.check_rows(features, "features", x, module=self)
+        return features
 
-    def _previous(self, previous: Tensor) -> Tensor:
+    def _values_before(self, previous: Tensor) -> Tensor:
         if not self.update.takes_previous:
             raise ValueError(
                 f"previous is for updates of two steps; {self.update!r} looks at one state. Leave it out, or take "
@@ -264,22 +218,31 @@ class DiffusionConv(GraphLayer):
         if self.value is not None and self.keep == "state":
             state = self._by_head(x)
         if source is not None:
-            channels = state.size(2) * (state.size(1) if self.concat else 1)
+            if not self.update.takes_source:
+                raise ValueError(
+                    f"source must be left out, since {type(self.update).__name__} has no source term; got "
+                    f"{checks.describe(source)}."
+                )
+            channels = state.size(2)
+            if self.concat:
+                channels = state.size(1) * channels
             checks.check_state(source, "source", channels, module=self)
-            checks.check_device(source, "source", state.device, "x")
+            checks.check_rows(source, "source", x)
             source = self._by_head(source)
         # The initial state is the usual source (Eq. 10), so a layer with β needs no further argument.
         elif self.update.beta:
             source = state
+        further = {}
+        # `step` in place of a call of the update: what this layer has made is not checked once more.
+        self.update.check(coupling)
         for _ in range(self.steps):
             # New noise for every step, and none in what the update keeps: a dropped entry would be gone for good.
             moving = values
             if self.dropout and self.training:
                 moving = dropout(values, self.dropout)
             if self.update.takes_previous:
-                state = self.update(state, coupling, moving, source, previous=previous)
-            else:
-                state = self.update(state, coupling, moving, source)
+                further["previous"] = previous
+            state = self.update.step(state, coupling, moving, source, **further)
             previous = values
             values = state
         if self.concat:
@@ -340,8 +303,9 @@ class DiffusionConv(GraphLayer):
         assert isinstance(update, ExplicitEuler)  # see `why_uncertified`
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         certified = partial(certify, tau=tau, form=update.form, leak=update.leak)
+        read = x
         if features is not None or self.reads == "features":
-            self._check_features(features, x)
+            read = self._checked_features(features, x)
         # A penalty of the state itself has an energy also where its coupling is divided by its row sums.
         elif (
             diffusivity.penalty is not None
@@ -349,16 +313,4 @@ class DiffusionConv(GraphLayer):
             and self.steps == 1
         ):
             return certified(diffusivity, x, ptr=graph.segments)
-        coupling = diffusivity(x if features is None else features, graph)
-        return certified(coupling, None)
-
-
-def _attention_weights(layer: nn.Module, coupling: Coupling) -> tuple[Tensor, Tensor]:
-    """The edges [2, E] and entries [E, H] of a coupling that stores its entries."""
-    if not isinstance(coupling, SparseCoupling):
-        raise ValueError(
-            f"return_attention_weights needs a coupling that holds its entries one by one; that of "
-            f"{type(layer).__name__} is a {type(coupling).__name__}. {INPUTS['return_attention_weights']}"
-        )
-    # Copies: the edges may be those of the caller, and the weights are kept with the graph.
-    return coupling.graph.edges.clone(), coupling.weight.clone()
+        return certified(diffusivity(read, graph), None)

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.inits import glorot
 
@@ -31,7 +30,6 @@ from diffusion_mp.diffusivities import (
     GATDiffusivity,
     IdentityDiffusivity,
 )
-from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.layers.features import FeatureLinear
@@ -196,8 +194,15 @@ class GINConv(DiffusionConv):
         self, state: Mapping[str, Tensor], prefix: str
     ) -> dict[str, Tensor]:
         renamed = super().convert_from_pyg(state, prefix)
-        if isinstance(self.mlp, nn.Sequential):
-            self._rename_linear_maps(renamed, prefix)
+        # PyG's MLP numbers its linear maps, and a Sequential all of its parts.
+        children = self.mlp.named_children()
+        linear = [
+            name for name, part in children if isinstance(part, (nn.Linear, Linear))
+        ]
+        for key in [key for key in renamed if key.startswith("mlp.lins.")]:
+            number, name = key.removeprefix("mlp.lins.").split(".")
+            if int(number) < len(linear):
+                renamed[f"mlp.{linear[int(number)]}.{name}"] = renamed.pop(key)
         if "eps" not in renamed:
             return renamed
         eps = renamed.pop("eps")
@@ -210,34 +215,6 @@ class GINConv(DiffusionConv):
                 f"GINConv(..., eps={float(eps):g}), or with train_eps=True."
             )
         return renamed
-
-    def _rename_linear_maps(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Rename ``lins.k`` of PyG's ``MLP`` to the k-th linear map of ``mlp``."""
-        keys = [key for key in state if key.startswith("mlp.lins.")]
-        if keys and any(key.startswith("mlp.norms.") for key in state):
-            raise ValueError(
-                f"{prefix}nn.norms are norms inside the MLP of a layer, for which DiffusionGNN has no place. Build "
-                f"PyG's GIN without norm, or GINConv(in_channels, mlp) with an MLP of PyG's."
-            )
-        children = self.mlp.named_children()
-        linear = [
-            name for name, part in children if isinstance(part, (nn.Linear, Linear))
-        ]
-        parameters = dict(self.named_parameters())
-        for key in keys:
-            number, name = key.removeprefix("mlp.lins.").split(".")
-            ours = "".join(f"mlp.{child}.{name}" for child in linear[int(number) :][:1])
-            parameter = parameters.get(ours)
-            if parameter is None or not (
-                is_lazy(parameter) or parameter.shape == state[key].shape
-            ):
-                here = "there is none" if parameter is None else list(parameter.shape)
-                raise ValueError(
-                    f"{prefix}nn.{key.removeprefix('mlp.')} is {list(state[key].shape)}, and in the layer here {here}. "
-                    f"The last MLP of PyG's GIN has the widths hidden, out, out; that of DiffusionGNN hidden, hidden, "
-                    f"out. They agree where the model has a jk, or as many hidden_channels as out_channels."
-                )
-            state[ours] = state.pop(key)
 
 
 class GATConv(DiffusionConv):
@@ -300,30 +277,13 @@ class GATConv(DiffusionConv):
             dropout=value_dropout,
             **options,
         )
-        self.edge_dim = edge_dim
+        self.edge_dim = edge_dim  # which says in an error what the layer reads
         self.res: FeatureLinear | None = None
         if residual:
             out = total if concat else out_channels
             self.res = FeatureLinear(
                 in_channels, out, bias=False, weight_initializer="glorot"
             )
-
-    def forward(
-        self,
-        x: Tensor | tuple[Tensor, Tensor],
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        **inputs: Any,
-    ) -> Any:
-        """As in :class:`DiffusionConv`; with ``edge_dim``, ``edge_weight`` without ``edge_attr`` is refused."""
-        unread = self.edge_dim is not None and inputs.get("edge_attr") is None
-        if unread and edge_weight is not None:
-            raise ValueError(
-                "edge_weight came without edge_attr, which this layer reads (edge_dim=…). Pass features of edges by "
-                "name, edge_attr=…; in PyG's GATConv they are the third argument, which here is edge_weight."
-            )
-        return super().forward(x, edge_index, edge_weight, batch, **inputs)
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
         if self.res is not None:

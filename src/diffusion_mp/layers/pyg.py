@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from diffusion_mp.checks import (
+    as_tensor,
     check_flags,
     check_integer_pairs,
     check_kind,
     check_range,
     check_state,
     describe,
-    plain,
     values_to_check,
 )
 from diffusion_mp.diffusivities import (
@@ -115,37 +115,23 @@ class KnowsPyGNames:
     ) -> dict[str, Tensor]:
         """Rename the parameters of PyG's layer, of path ``prefix``; raise where two that differ would get one name."""
         renamed: dict[str, Tensor] = {}
-        origin: dict[str, str] = {}
         for key, value in state.items():
             name = new_name(key, self.pyg_weights)
-            other = renamed.get(name)
-            if other is not None and not (
-                value.shape == other.shape and torch.equal(value, other)
-            ):
+            if not torch.equal(value, renamed.setdefault(name, value)):
+                others = [
+                    other
+                    for other in state
+                    if new_name(other, self.pyg_weights) == name
+                ]
                 raise ValueError(
-                    f"{type(self).__name__} has one matrix, {name}, where the state has two that differ: "
-                    f"{prefix}{origin[name]} and {prefix}{key}."
+                    f"{type(self).__name__} has one matrix, {name}, where the state has {len(others)} that differ: "
+                    f"{' and '.join(prefix + other for other in others)}."
                 )
-            renamed[name] = value
-            origin[name] = key
         return renamed
 
 
-class UnknownOptionError(TypeError):
-    """An option that a class does not take; ``name`` is its name here."""
-
-    def __init__(self, kind: type, name: str, options: Mapping[str, Any]) -> None:
-        self.name = name
-        # The option as it was typed, by PyG's name.
-        if name == "self_loops" and name not in options:
-            name = "add_self_loops"
-        super().__init__(
-            f"{kind.__name__} takes no {name}. {OPTIONS.get(name) or _taken(kind)}"
-        )
-
-
 def _translated(init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that takes PyG's names, and raises `UnknownOptionError` for those that it does not know."""
+    """A constructor that takes PyG's names, and says of those that it does not know what there is instead."""
     parameters = signature(init).parameters
 
     @wraps(init)
@@ -153,16 +139,19 @@ def _translated(init: Callable[..., None]) -> Callable[..., None]:
         ours = _ours(options, parameters)
         try:
             init(self, *args, **ours)
-        except (
-            UnknownOptionError
-        ) as error:  # of a layer that was to be built with these options
-            raise UnknownOptionError(type(self), error.name, options) from None
         except TypeError as error:
             # Python's own sentence names the option; the options of all base classes are not known here.
             unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
             if unknown is None or unknown[1] not in ours:
                 raise
-            raise UnknownOptionError(type(self), unknown[1], options) from None
+            name = unknown[1]
+            # The option as it was typed, by PyG's name.
+            if name not in options:
+                name = "add_self_loops"
+            kind = type(self)
+            raise TypeError(
+                f"{kind.__name__} takes no {name}. {OPTIONS.get(name) or _taken(kind)}"
+            ) from None
 
     return __init__
 
@@ -253,14 +242,9 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def between(
-    layer: Any,
-    forward: Any,
-    x: Sequence[Any],
-    edge_index: object,
-    edge_weight: object,
-    **inputs: Any,
+    layer: Any, x: Sequence[Any], edge_index: object, edge_weight: object, **inputs: Any
 ) -> Any:
-    """Call ``forward`` on the pair x = (x_src, x_dst), edges from the first to the second; return the rows of x_dst."""
+    """Call a layer on the pair x = (x_src, x_dst), edges from the first to the second; return the rows of x_dst."""
     kind = type(layer).__name__
     if len(x) != 2:
         raise TypeError(
@@ -272,36 +256,28 @@ def between(
         senders, "x_src", None if layer.in_channels == -1 else layer.in_channels
     )
     check_state(receivers, "x_dst", senders.size(1))
-    edges: Any = plain(edge_index)
-    check_kind(
-        edges,
-        "edge_index",
-        Tensor,
-        "a tensor [2, num_edges] where x is the pair (x_src, x_dst)",
-    )
-    check_integer_pairs(edges, "edge_index")
-    edges = edges.long()
-    if edges.numel() and values_to_check():
-        check_range(edges[0], "edge_index[0]", senders.size(0))
-        check_range(edges[1], "edge_index[1]", receivers.size(0))
     for name in ("batch", "source", "features", "previous"):
-        if inputs.get(name) is not None:
+        if inputs.pop(name) is not None:
             raise ValueError(
                 f"{name} goes with nodes of one kind; {kind} got it beside the pair (x_src, x_dst)."
             )
+    edges = as_tensor(
+        edge_index,
+        "edge_index",
+        "a tensor [2, num_edges] where x is the pair (x_src, x_dst)",
+    )
+    check_integer_pairs(edges, "edge_index")
+    if values_to_check():
+        check_range(edges[0], "edge_index[0]", senders.size(0))
+        check_range(edges[1], "edge_index[1]", receivers.size(0))
     # A layer couples the rows of one state, so both kinds are numbered in one run: senders first, then receivers.
     first = senders.size(0)
-    shift = edges.new_tensor([[0], [first]])
-    results = forward(
-        layer, torch.cat([senders, receivers]), edges + shift, edge_weight, **inputs
-    )
-    if isinstance(results, Tensor):
-        return results[first:]
-    out, *further = results
-    for number, result in enumerate(further):
-        if isinstance(result, tuple):  # edges and their attention weights
-            further[number] = (result[0] - shift, result[1])
-    return (out[first:], *further)
+    edges = edges.long() + edges.new_tensor([[0], [first]], dtype=torch.long)
+    out = layer.forward(torch.cat([senders, receivers]), edges, edge_weight, **inputs)
+    if isinstance(out, Tensor):
+        return out[first:]
+    out, coupling = out
+    return out[first:], coupling
 
 
 def _check_couples_edges(layer: Any, kind: str) -> None:

@@ -36,12 +36,10 @@ class PDEDiffusion1d(Resettable):
         per: one set of α for the ``"layer"``, for every ``"head"``, or for every ``"channel"``.
         update: moves the state; ``ExplicitEuler(1.0)`` by default, which is the equation above.
         norm: LayerNorm after the step (Eq. 16), without which alone the guarantees hold (docs/errata.md, P5).
-        batch_first: sequences are [B, L, C]; with ``False`` [L, B, C], the default of PyTorch's attention.
         options: options of :class:`NeumannDiffusivity` (``strides``, ``boundary``, ``alpha``, ``budget``).
 
     Shapes:
         - x: [B, L, C] with mask [B, L] (True: a token), or [N, C] with batch [N], the sorted sequence index of rows.
-          key_padding_mask: [B, L] in place of the mask (True: padding), as in PyTorch's attention.
         - output: that of x; the coupling is over B·L rows, sequence by sequence, with tokens before padding.
 
     Examples:
@@ -60,14 +58,12 @@ class PDEDiffusion1d(Resettable):
         per: Literal["layer", "head", "channel"] = "layer",
         update: StateUpdate | None = None,
         norm: bool = False,
-        batch_first: bool = True,
         **options: Any,
     ) -> None:
         super().__init__()
         check_heads_divide(channels, heads)
         self.in_channels = channels
         self.out_channels = channels
-        self.batch_first = batch_first
         self.diffusivity = NeumannDiffusivity(
             {"layer": 1, "head": heads, "channel": channels}[per], **options
         )
@@ -85,20 +81,26 @@ class PDEDiffusion1d(Resettable):
         mask: Tensor | None = None,
         batch: Tensor | None = None,
         *,
-        key_padding_mask: Tensor | None = None,
         return_coupling: bool = False,
     ) -> Tensor | tuple[Tensor, Coupling]:
         """Return the next state, and with ``return_coupling`` the coupling."""
         checks.check_flags(return_coupling=return_coupling)
-        mask = self._tokens(x, mask, batch, key_padding_mask)
-        if x.dim() == 2:
+        if isinstance(x, Tensor) and x.dim() == 2:
+            if mask is not None:
+                raise ValueError(
+                    f"mask goes with sequences [B, L, C]; got {checks.describe(x)}. For its rows pass batch [N]."
+                )
+            checks.check_state(x, channels=self.in_channels, module=self.norm)
             out, coupling = self._step(x, Graph.coerce(x, batch=batch))
         else:
-            out, coupling = self._stacked(
-                x if self.batch_first else x.transpose(0, 1), mask
-            )
-            out = out if self.batch_first else out.transpose(0, 1)
-        out = out if self.norm is None else self.norm(out)
+            if batch is not None:
+                raise ValueError(
+                    f"batch goes with rows x [N, C]; got {checks.describe(x)}. For its padding pass mask [B, L]."
+                )
+            checks.check_sequences(x, mask, self.in_channels, self.norm)
+            out, coupling = self._stacked(x, mask)
+        if self.norm is not None:
+            out = self.norm(out)
         return (out, coupling) if return_coupling else out
 
     def _stacked(
@@ -130,63 +132,6 @@ class PDEDiffusion1d(Resettable):
         return self.update(
             x.unflatten(1, (self.diffusivity.heads, -1)), coupling
         ).flatten(1), coupling
-
-    def _tokens(
-        self,
-        x: Tensor,
-        mask: Tensor | None,
-        batch: Tensor | None,
-        key_padding_mask: Tensor | None,
-    ) -> Tensor | None:
-        """Check the inputs of a call and return the mask of tokens."""
-        name = "mask"
-        if key_padding_mask is not None:
-            if mask is not None:
-                sentence = "mask and key_padding_mask say the same thing, one is the inverse of the other; pass one."
-                raise ValueError(sentence)
-            given = checks.describe(key_padding_mask)
-            dense = (
-                isinstance(key_padding_mask, Tensor)
-                and key_padding_mask.layout == torch.strided
-            )
-            if not dense or key_padding_mask.dtype != torch.bool:
-                raise TypeError(
-                    f"key_padding_mask must be a bool tensor, true where there is padding; got {given}."
-                )
-            name = "key_padding_mask"
-            mask = ~key_padding_mask
-        if not isinstance(x, Tensor) or x.dim() not in (2, 3):
-            raise ValueError(
-                f"x must be a tensor [B, L, channels], or rows [N, channels]; got {checks.describe(x)}."
-            )
-        if x.dim() == 2:
-            checks.check_state(x, channels=self.in_channels, module=self.norm)
-            if mask is not None:
-                got = checks.describe(x)
-                raise ValueError(
-                    f"{name} goes with sequences [B, L, C]; got {got}. For its rows pass batch [N]."
-                )
-            return None
-        checks.check_sequences(x, None, self.in_channels, self.norm)
-        # The right shape first: asked for the other one, an export refuses as many sequences as positions.
-        misfit = isinstance(mask, Tensor) and mask.shape != x.shape[:2]
-        if (
-            self.batch_first
-            and misfit
-            and mask is not None
-            and mask.shape == x.shape[1::-1]
-        ):
-            raise ValueError(
-                f"{name} must be {list(x.shape[:2])}, one entry per position of x; got {checks.describe(mask)}. If x "
-                f"is [length, batch, channels], build the layer with batch_first=False."
-            )
-        checks.check_mask(mask, x if self.batch_first else x.transpose(0, 1), name)
-        if batch is not None:
-            got = checks.describe(x)
-            raise ValueError(
-                f"batch goes with rows x [N, C]; got {got}. For its padding pass mask [B, L]."
-            )
-        return mask
 
 
 def tokens_first(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import NoneType
 from typing import Any, cast
 
 import torch
@@ -138,41 +137,26 @@ class BlockStack(GraphModel):
 
     def _placed(self, x: Tensor, pe: Encodings | None) -> Tensor:
         if (self.pe_encoder is None) != (pe is None):
-            got = "none" if pe is None else "one"
             raise ValueError(
-                f"pe must be passed to a model with pe_channels, and only to one; got {got} with "
+                f"pe must be passed to a model with pe_channels, and only to one; got {describe(pe)} with "
                 f"pe_channels={self.pe_channels}."
             )
         if self.pe_encoder is None or pe is None:
             return x
-        for part in pe if isinstance(pe, tuple) and pe else (pe,):
-            if not isinstance(part, Tensor) or not (
-                part.is_floating_point() or part.dtype == torch.bool
-            ):
-                wanted = (
-                    "floating-point tensors, and masks of bool, with a row per node"
-                )
-                raise TypeError(f"pe must be {wanted}; got {describe(part)}.")
-            if part.shape[:1] != x.shape[:1] or part.device != x.device:
+        parts = pe if isinstance(pe, tuple) else (pe,)
+        for part in parts:
+            check_kind(part, "pe", Tensor, "one tensor or a tuple, a row per node")
+            if part.shape[:1] != x.shape[:1]:
                 raise ValueError(
-                    f"pe must have {x.size(0)} rows on {x.device}, one per node; got {describe(part)}."
+                    f"pe must have {x.size(0)} rows, one per node; got {describe(part)}."
                 )
         try:
-            # An encoder of one's own names its inputs as it likes, so its errors are passed on with the name of ours.
-            encoded = cast(
-                "Tensor",
-                self.pe_encoder(*pe) if isinstance(pe, tuple) else self.pe_encoder(pe),
-            )
+            return torch.cat([x, self.pe_encoder(*parts)], 1)
         except (TypeError, ValueError) as error:
+            # An encoder of one's own names its inputs as it likes, so its errors are passed on with the name of ours.
             raise type(error)(
                 f"pe must be what {type(self.pe_encoder).__name__} reads: {error}"
             ) from error
-        if encoded.shape != (x.size(0), self.pe_channels):
-            raise ValueError(
-                f"the encoding of pe must be [{x.size(0)}, {self.pe_channels}], one row per node; got "
-                f"{describe(encoded)}."
-            )
-        return torch.cat([x, encoded], 1)
 
     def _edges(self, graph: Graph, edge_attr: Tensor | None) -> Tensor | None:
         """Return the initial edge states, ``None`` without observed edges."""
@@ -182,15 +166,14 @@ class BlockStack(GraphModel):
             return None
         if (self.edge_encoder is None) != (edge_attr is None):
             raise ValueError(
-                f"edge_attr must be passed to a model with edge_dim, and only to one; got "
-                f"{'none' if edge_attr is None else describe(edge_attr)}."
+                f"edge_attr must be passed to a model with edge_dim, and only to one; got {describe(edge_attr)}."
             )
-        if self.edge_encoder is None or edge_attr is None:
+        if edge_attr is None:
             return cast("nn.Embedding", self.edge_start).weight.expand(
                 graph.num_edges, -1
             )
         check_edge_rows(edge_attr, graph.num_edges)
-        return self.edge_encoder(edge_attr, "edge_attr")
+        return cast("nn.Module", self.edge_encoder)(edge_attr, "edge_attr")
 
 
 class GatedGCN(BlockStack):
@@ -259,12 +242,6 @@ class GPS(BlockStack):
         attention_dropout: Probability = 0.0,
         **options: Any,
     ) -> None:
-        if hidden_channels % heads and "head_channels" not in (attention or {}):
-            raise ValueError(
-                f"heads must divide hidden_channels; got {heads} heads, {hidden_channels} channels. Or pass "
-                f"attention={{'head_channels': …}}."
-            )
-
         def block() -> nn.Module:
             passing = None
             if local:
@@ -313,10 +290,8 @@ class DFiFormer(GPS):
     ) -> None:
         sizes = (in_channels, hidden_channels, out_channels, num_layers)
         super().__init__(*sizes, lam=0.0, adjacency=adjacency, **options)
-        self.arguments = (
-            sizes,
-            {"adjacency": adjacency, **options},
-        )  # for SFiFormer.from_dfi
+        # For SFiFormer.from_dfi.
+        self.arguments = (sizes, {"adjacency": adjacency, **options})
 
 
 class SFiFormer(GPS):
@@ -360,12 +335,6 @@ class SFiFormer(GPS):
         ``attention`` override those of ``dfi`` (``alpha``, ``friction``).
         """
         check_kind(dfi, "dfi", DFiFormer, "a DFiFormer")
-        check_kind(
-            attention,
-            "attention",
-            (dict, NoneType),
-            "a dictionary with options of SFiConv",
-        )
         sizes, options = copy.deepcopy(dfi.arguments)
         options["attention"] = {**(options.get("attention") or {}), **(attention or {})}
         model = cls(*sizes, lam=lam, **options)
