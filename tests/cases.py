@@ -543,7 +543,6 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     "adjacency-count-row": lambda: AdjacencyDiffusivity(
         "row", self_loops="remaining", degrees="count"
     ),
-    "adjacency-error": lambda: AdjacencyDiffusivity("row", zero_degree="error"),
     "gat": lambda: GATDiffusivity(6),
     "gat-edges": lambda: GATDiffusivity(6, 2, edge_dim=2),
     "gat-heads": lambda: GATDiffusivity(6, 3, negative_slope=0.1, self_loops="keep"),

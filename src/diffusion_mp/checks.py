@@ -199,11 +199,9 @@ def check_probability(value: float, name: str) -> None:
     check_number(value, name, lambda p: 0.0 <= p < 1.0, "be a probability in [0, 1)")
 
 
-def check_share(value: float, name: str, what: str) -> None:
-    """Raise unless ``value`` lies in [0, 1]; ``what`` is weighted by it."""
-    check_number(
-        value, name, lambda w: 0.0 <= w <= 1.0, f"lie in [0, 1], the weight of {what}"
-    )
+def check_share(value: float, name: str) -> None:
+    """Raise unless ``value`` lies in [0, 1], the weight w of one thing beside 1 − w of another."""
+    check_number(value, name, lambda w: 0.0 <= w <= 1.0, "lie in [0, 1]")
 
 
 Check = Callable[[Any, str], None]
@@ -223,9 +221,11 @@ def _check_channels(value: int, name: str) -> None:
 Count = Annotated[int, _at_least(1)]
 CountOrZero = Annotated[int, _at_least(0)]
 Channels = Annotated[int, _check_channels]
+FiniteNumber = Annotated[float, check_number]
 PositiveNumber = Annotated[float, check_positive]
 NonnegativeNumber = Annotated[float, partial(check_positive, allow_zero=True)]
 Probability = Annotated[float, check_probability]
+Share = Annotated[float, check_share]
 
 
 def checked(init: Callable[..., None]) -> Callable[..., None]:
@@ -430,8 +430,7 @@ def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
         raise TypeError(
             f"{name} must be a tensor [num_nodes, channels]; got {describe(x)}. A coupling here is between nodes of "
             f"one kind. Number the senders first and the receivers after them, {name} = torch.cat([{name}_src, "
-            f"{name}_dst]) and edge_index[1] + len({name}_src), and take the last rows of the result; GINConv, and "
-            f"GATConv with self_loops='keep', take the pair as it is."
+            f"{name}_dst]) and edge_index[1] + len({name}_src), and take the last rows of the result."
         )
     if isinstance(x, dict):
         raise TypeError(

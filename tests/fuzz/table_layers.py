@@ -190,7 +190,7 @@ def gat(d: Draw) -> None:
         given = with_edge_attr(d, optional=False)
         # Without features it reads the states alone.
         given["edge_attr"] = given["edge_attr"].unsure("None")
-        d.call("out", "layer({args})", **given, return_attention_weights=flag(d))
+        d.call("out", "layer({args})", **given)
     else:
         called(d, needed=True)
 

@@ -547,9 +547,7 @@ DIFFUSIVITIES: dict[str, Strategy] = {
     ),
     "UniformDiffusivity": of_state("UniformDiffusivity"),
     "IdentityDiffusivity": of_state("IdentityDiffusivity"),
-    "AdjacencyDiffusivity": of_state(
-        "AdjacencyDiffusivity", needed=True, leave="zero_degree"
-    ),
+    "AdjacencyDiffusivity": of_state("AdjacencyDiffusivity", needed=True),
     "GATDiffusivity": of_state("GATDiffusivity", needed=True, leave="edge_dim"),
     "EdgeDiffusivity": of_state("EdgeDiffusivity", needed=True, penalty=penalties),
     "EdgeSparseFlowDiffusivity": of_state(

@@ -47,19 +47,15 @@ class QueryKeyDiffusivity(Diffusivity):
 
     def __init__(
         self,
-        channels: int | None = None,
+        channels: Count | None = None,
         *,
         heads: Count = 1,
         projection: Projection = "separate",
-        head_channels: int | None = None,
+        head_channels: Count | None = None,
         normalize: Normalization = None,
         bias: bool = False,
     ) -> None:
         super().__init__()
-        counts = {"channels": channels, "head_channels": head_channels}
-        checks.check_counts(
-            **{name: count for name, count in counts.items() if count is not None}
-        )
         self.channels = channels
         self.heads = heads
         self.projection = projection
@@ -98,20 +94,15 @@ class QueryKeyDiffusivity(Diffusivity):
         """Return q, and k of x − origin, one object if equal, normalised; ``unit=False`` leaves the norms of rows."""
         if self.projection is not None or self.channels not in (None, x.size(1)):
             checks.check_state(x, channels=self.channels, module=self)
-        shifted = x if origin is None else x - origin
-        if self.projection is None:
-            if x.size(1) % self.heads:
-                raise ValueError(
-                    f"heads must divide the channels of x; got {self.heads} heads, {x.size(1)} channels."
-                )
-            q = self._by_head(x)
-            k = q if origin is None else self._by_head(shifted)
-        else:
-            q = k = self._by_head(self.query(x))
-            if self.projection == "separate":
-                k = self._by_head(self.key(shifted))
-            elif origin is not None:
-                k = self._by_head(self.query(shifted))
+        query: Callable[[Tensor], Tensor] = _unchanged
+        if self.projection is not None:
+            query = self.query
+        key = self.key if self.projection == "separate" else query
+        q = k = self._by_head(query(x))
+        if origin is not None:
+            k = self._by_head(key(x - origin))
+        elif key is not query:
+            k = self._by_head(key(x))
         if self.normalize == "row" and unit:
             return unit_rows(q, None if k is q else k)
         if self.normalize == "frobenius":
@@ -125,9 +116,12 @@ class QueryKeyDiffusivity(Diffusivity):
         return self.projection != "separate"
 
     def _by_head(self, rows: Float[Tensor, "N C"]) -> Float[Tensor, "N H D"]:
-        if self.heads == 1:
-            return rows.unsqueeze(1)
+        check_heads_divide(rows.size(1), self.heads, "the channels of x")
         return rows.unflatten(1, (self.heads, -1))
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
 
 
 def frobenius(q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
@@ -213,13 +207,6 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
         )
         if not (isinstance(penalty, type) and issubclass(penalty, SoftmaxPenalty)):
             checks.check_kind(penalty, "penalty", Penalty, "a Penalty")
-        if constraint is not None:
-            checks.check_kind(
-                constraint,
-                "constraint",
-                Constraint,
-                "a Constraint (see get_constraint) or None",
-            )
         # Not ``penalty``: that property of every diffusivity is None where f does not read the state.
         self.of_distance = penalty
         self.measure = measure
@@ -230,10 +217,13 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
             f"f does not read the state that moves ({projection=}, {normalize=}, {measure=}): an energy is known for "
             f"projection=None, normalize=None, measure='distance', and for the softmax if channels is given."
         )
-        if constraint is not None and not self.reads_the_state:
-            raise ValueError(
-                f"constraint needs an f that reads the state; {self.why_no_penalty}"
-            )
+
+        if constraint is not None:
+            checks.check_kind(constraint, "constraint", Constraint, "a Constraint")
+            if not self.reads_the_state:
+                raise ValueError(
+                    f"constraint needs an f that reads the state; {self.why_no_penalty}"
+                )
 
     @property
     def reads_the_state(self) -> bool:

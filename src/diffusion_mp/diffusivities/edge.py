@@ -12,7 +12,7 @@ from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.inits import glorot
 
 from diffusion_mp import checks
-from diffusion_mp.checks import Count, Probability
+from diffusion_mp.checks import Count, FiniteNumber, Probability
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.couplings.features import distance_features
 from diffusion_mp.diffusivities.base import Diffusivity, check_heads_divide
@@ -51,15 +51,13 @@ class GATDiffusivity(Diffusivity):
         channels: Count,
         heads: Count = 1,
         *,
-        negative_slope: float = 0.2,
+        negative_slope: FiniteNumber = 0.2,
         self_loops: SelfLoops = "remaining",
-        edge_dim: int | None = None,
+        edge_dim: Count | None = None,
         dropout: Probability = 0.0,
     ) -> None:
         super().__init__()
-        checks.check_counts(**{} if edge_dim is None else {"edge_dim": edge_dim})
         check_heads_divide(channels, heads)
-        checks.check_number(negative_slope, "negative_slope")
         self.heads = heads
         self.negative_slope = negative_slope
         self.dropout = dropout

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from diffusion_mp.checks import (
     Count,
     PositiveNumber,
-    check_positive,
-    check_share,
+    Share,
 )
 from diffusion_mp.couplings import (
     Coupling,
@@ -104,16 +103,14 @@ class NeumannDiffusivity(Diffusivity):
         strides: Sequence[int] = (1,),
         boundary: Boundary = "symmetric",
         alpha: PositiveNumber = 0.1,
-        budget: float | None = 0.5,
+        budget: PositiveNumber | None = 0.5,
     ) -> None:
         super().__init__()
         self.symmetric = check_stencil(strides, boundary)
-        if budget is not None:
-            check_positive(budget, "budget")
-            if alpha >= budget:
-                raise ValueError(
-                    f"alpha must be below the budget {budget:g}; got {alpha:g}. Raise the budget."
-                )
+        if budget is not None and alpha >= budget:
+            raise ValueError(
+                f"alpha must be below the budget {budget:g}; got {alpha:g}. Raise the budget."
+            )
         self.heads = heads
         self.strides = tuple(strides)
         self.boundary = boundary
@@ -168,11 +165,11 @@ class AdjacencyDiffusivity(Diffusivity):
     the part.
 
     Args:
-        normalization: ``"sym"``: a_ij / √(d_i d_j); ``"row"``: a_ij / d_i; ``"sum"``: a_ij.
+        normalization: ``"sym"``: a_ij / √(d_i d_j); ``"row"``: a_ij / d_i; ``"sum"``: a_ij. A node of degree zero has a
+            zero row.
         self_loops: ``"keep"`` (as observed), ``"add"``, ``"remaining"`` (PyG's GCN) or ``"remove"``; see ``Graph``.
         direction: ``"directed"``: in-degree of the receiver, out-degree of the sender; ``"undirected"``: first replace
             A by ½(A + Aᵀ); ``"pyg"``: in-degrees at both ends, as in PyG's ``GCNConv``. All agree if A is symmetric.
-        zero_degree: ``"zero"``: a node of degree zero has a zero row; ``"error"``: raise.
         degrees: ``"weighted"``: d is the sum of edge weights; ``"count"``: the number of edges with a positive weight,
             unavailable in a part of a weighted graph, whose ``full_degree`` holds sums.
 
@@ -191,13 +188,11 @@ class AdjacencyDiffusivity(Diffusivity):
         *,
         self_loops: SelfLoops = "keep",
         direction: Literal["directed", "undirected", "pyg"] = "directed",
-        zero_degree: Literal["zero", "error"] = "zero",
         degrees: Literal["weighted", "count"] = "weighted",
     ) -> None:
         super().__init__()
         self.normalization = normalization
         self.direction = direction
-        self.zero_degree = zero_degree
         self.degrees = degrees
         self.self_loops = self_loops
         self.row_stochastic = normalization == "row" and degrees == "weighted"
@@ -209,7 +204,6 @@ class AdjacencyDiffusivity(Diffusivity):
             self.normalization,
             self.direction,
             self.self_loops,
-            self.zero_degree,
             self.degrees,
         )
         # Kept with the graph, and shared by all layers with these options.
@@ -239,11 +233,6 @@ class AdjacencyDiffusivity(Diffusivity):
         weight = graph.weights(like)
         source, target = graph.edges
         received = counted.degree("in", weight.dtype)
-        if self.zero_degree == "error" and bool((received == 0).any()):
-            raise ValueError(
-                f"{int((received == 0).sum())} nodes of the graph have degree zero, which zero_degree='error' refuses. "
-                f"Add self-loops (self_loops='remaining') or accept zero rows (zero_degree='zero')."
-            )
         if self.normalization == "sum":
             return graph.with_weights(weight)
         if self.normalization == "row":
@@ -368,15 +357,9 @@ class GraphAugmentedDiffusivity(Composed):
         attention: Diffusivity,
         graph_term: Diffusivity,
         mix: Mix = "sum",
-        graph_weight: float | None = None,
+        graph_weight: Share | None = None,
     ) -> None:
         super().__init__()
-        if graph_weight is not None:
-            check_share(
-                graph_weight,
-                "graph_weight",
-                "the graph term beside 1 - graph_weight of the attention",
-            )
         self.attention = attention
         self.graph_term = graph_term
         self.mix = mix

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from diffusion_mp.checks import (
     Count,
     check_choice,
-    check_flags,
     check_number,
 )
 from diffusion_mp.diffusivities import (
@@ -162,7 +161,6 @@ class DIFFormerConv(DiffusionConv):
             keep = "values" if changes else "state"
         if bias is None:
             bias = changes
-        check_flags(transform=transform)
         make: Callable[..., PenaltyDiffusivity]
         if isinstance(kernel, Penalty):
             make = partial(PenaltyDiffusivity, kernel)

@@ -19,7 +19,6 @@ from diffusion_mp.energies.certification import broken_parameter
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.layers.graph_layer import GraphLayer
-from diffusion_mp.layers.pyg import between
 from diffusion_mp.runtime.noise import dropout
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
@@ -48,9 +47,7 @@ class DiffusionConv(GraphLayer):
           batch: [N], sorted; source: as the output, by default the state that the first step starts from.
         - features: [N, F], if and only if ``reads="features"``; edge_attr: [E, edge_dim]; previous: [N, in_channels],
           the x of the step before, for updates with ``StateUpdate.takes_previous``.
-        - x may be the pair of states ([N_src, in_channels], [N_dst, in_channels]), with edges from the first to the
-          second, for couplings of observed edges without symmetric normalisation or added self-loops.
-        - output: [N, out_channels], or [N, H · out_channels] with ``concat``; for a pair [N_dst, …].
+        - output: [N, out_channels], or [N, H · out_channels] with ``concat``.
 
     Examples:
         >>> conv = DiffusionConv(4, 8, 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym"))
@@ -127,7 +124,7 @@ class DiffusionConv(GraphLayer):
 
     def forward(
         self,
-        x: Tensor | tuple[Tensor, Tensor],
+        x: Tensor,
         edge_index: Tensor | Graph | None = None,
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
@@ -140,10 +137,6 @@ class DiffusionConv(GraphLayer):
         **others: Any,
     ) -> Any:
         """Return the next state; with ``return_coupling`` also the coupling S, an operator applied as ``S @ v``."""
-        if isinstance(x, tuple):
-            others |= {"source": source, "features": features, "previous": previous}
-            others |= {"edge_attr": edge_attr, "return_coupling": return_coupling}
-            return between(self, x, edge_index, edge_weight, batch=batch, **others)
         graph = self.inputs_to_graph(
             x, edge_index, edge_weight, batch, return_coupling, others, edge_attr
         )

@@ -12,7 +12,6 @@ from torch_geometric.nn.dense import Linear
 
 from diffusion_mp.checks import (
     Count,
-    check_counts,
     check_mask,
     check_place,
     check_state,
@@ -116,10 +115,11 @@ class LaplacianEncoder(Resettable):
 
     references = ("lim2023signnet",)
 
-    def __init__(self, out_channels: Count, hidden_channels: int | None = None) -> None:
+    def __init__(
+        self, out_channels: Count, hidden_channels: Count | None = None
+    ) -> None:
         super().__init__()
         hidden = 2 * out_channels if hidden_channels is None else hidden_channels
-        check_counts(hidden_channels=hidden)
         self.out_channels = out_channels
         self.hidden_channels = hidden
         self.phi = nn.Sequential(

@@ -17,11 +17,9 @@ from torch_geometric.nn.inits import glorot
 
 from diffusion_mp.checks import (
     Count,
+    FiniteNumber,
+    PositiveNumber,
     Probability,
-    check_counts,
-    check_flags,
-    check_number,
-    check_positive,
 )
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import (
@@ -40,7 +38,6 @@ def _gcn_adjacency(
     self_loops: SelfLoops | None = None, normalize: bool = True
 ) -> AdjacencyDiffusivity:
     """Â = D^-½ (A + I) D^-½ with the degrees of PyG; A without ``normalize``."""
-    check_flags(normalize=normalize)
     if self_loops is None:
         self_loops = "remaining" if normalize else "keep"
     # PyG's direction: degrees of the receiving ends, also where edges go one way.
@@ -165,7 +162,7 @@ class GINConv(DiffusionConv):
         self,
         in_channels: int,
         mlp: nn.Module | None = None,
-        eps: float = 0.0,
+        eps: FiniteNumber = 0.0,
         *,
         train_eps: bool = False,
     ) -> None:
@@ -175,7 +172,6 @@ class GINConv(DiffusionConv):
             raise TypeError(
                 "GINConv needs in_channels before its module: GINConv(in_channels, mlp), or GINConv(-1, mlp)."
             )
-        check_number(eps, "eps")
         scale: float | nn.Parameter = 1.0 + eps
         if train_eps:
             scale = nn.Parameter(torch.tensor(scale))
@@ -311,7 +307,7 @@ class APPNPConv(DiffusionConv):
     def __init__(
         self,
         channels: Count,
-        K: int | None = 10,
+        K: Count | None = 10,
         alpha: float = 0.1,
         diffusivity: Diffusivity | None = None,
         **options: Any,
@@ -319,7 +315,6 @@ class APPNPConv(DiffusionConv):
         if K is None:
             update: StateUpdate = teleport_limit(alpha)
         else:
-            check_counts(K=K)
             update = teleport(alpha)
         super().__init__(
             channels,
@@ -355,8 +350,8 @@ class GCNIIConv(DiffusionConv):
         self,
         channels: Count,
         alpha: float = 0.1,
-        theta: float | None = None,
-        layer: int | None = None,
+        theta: PositiveNumber | None = None,
+        layer: Count | None = None,
         *,
         normalize: bool = True,
         self_loops: SelfLoops | None = None,
@@ -371,8 +366,6 @@ class GCNIIConv(DiffusionConv):
             )
         self.mapping = 1.0
         if theta is not None and layer is not None:
-            check_positive(theta, "theta")
-            check_counts(layer=layer)
             self.mapping = math.log(theta / layer + 1)
         self.weight = nn.Parameter(torch.empty(channels, channels))
         self._draw()

@@ -1,4 +1,4 @@
-"""Interoperation with PyG: its names of options and inputs, its weights, and its pairs of states."""
+"""Interoperation with PyG: its names of options and inputs, and its weights."""
 
 from __future__ import annotations
 
@@ -9,24 +9,12 @@ from inspect import Parameter, signature
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from diffusion_mp.checks import (
-    as_tensor,
     check_flags,
-    check_integer_pairs,
     check_kind,
-    check_range,
-    check_state,
-    describe,
-    values_to_check,
 )
-from diffusion_mp.diffusivities import (
-    AdjacencyDiffusivity,
-    Diffusivity,
-    IdentityDiffusivity,
-)
-from diffusion_mp.diffusivities.base import ScaledDiffusivity, SumDiffusivity
 
 #: Options of PyG's classes with the values that describe what every layer here does; they are dropped.
 AS_ALWAYS: dict[str, tuple[object, ...]] = {
@@ -85,7 +73,7 @@ INPUTS: dict[str, str] = {
     "ptr": "Pass Graph(num_nodes, edge_index, ptr=ptr) in the place of edge_index.",
     "return_attention_weights": "With return_coupling=True the operator S comes too: S.at(edge_index) has its entries "
     "at these edges, S.to_dense() all of them.",
-    "size": "Pass the states of both ends as the pair (x_src, x_dst), which says the sizes, to GINConv or GATConv.",
+    "size": "Nodes are of one kind; number senders and receivers in one run, data.to_homogeneous().",
     "x_0": "It is called source, and comes by name: layer(x, edge_index, source=x_0).",
 }
 
@@ -117,7 +105,8 @@ class KnowsPyGNames:
         renamed: dict[str, Tensor] = {}
         for key, value in state.items():
             name = new_name(key, self.pyg_weights)
-            if not torch.equal(value, renamed.setdefault(name, value)):
+            first = renamed.setdefault(name, value)
+            if first is not value and not torch.equal(first, value):
                 others = [
                     other
                     for other in state
@@ -195,16 +184,6 @@ def refuse_inputs(module: nn.Module, inputs: Mapping[str, Any]) -> None:
         raise TypeError(f"a call of {kind} takes no {name}. {way_out}")
 
 
-def refuse_proxy(module: object, x: object) -> None:
-    """Raise where torch.fx traces a model, as PyG's ``to_hetero`` does."""
-    if isinstance(x, fx.Proxy):
-        raise TypeError(
-            f"{type(module).__name__} looks at its input, which torch.fx can not trace, so PyG's to_hetero can not "
-            f"rewrite it. Pass data.to_homogeneous(); or put layers that take a pair of states into PyG's HeteroConv, "
-            f"such as GATConv(…, self_loops='keep')."
-        )
-
-
 def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert a state dict of PyG's layers to one that ``module`` loads, with the same outputs.
 
@@ -239,71 +218,3 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
         for key, value in layer.convert_from_pyg(theirs, prefix).items():
             converted[prefix + key] = value
     return converted
-
-
-def between(
-    layer: Any, x: Sequence[Any], edge_index: object, edge_weight: object, **inputs: Any
-) -> Any:
-    """Call a layer on the pair x = (x_src, x_dst), edges from the first to the second; return the rows of x_dst."""
-    kind = type(layer).__name__
-    if len(x) != 2:
-        raise TypeError(
-            f"x must be a tensor [num_nodes, channels], or the pair (x_src, x_dst); got {describe(x)}."
-        )
-    _check_couples_edges(layer, kind)
-    senders, receivers = x
-    check_state(
-        senders, "x_src", None if layer.in_channels == -1 else layer.in_channels
-    )
-    check_state(receivers, "x_dst", senders.size(1))
-    for name in ("batch", "source", "features", "previous"):
-        if inputs.pop(name) is not None:
-            raise ValueError(
-                f"{name} goes with nodes of one kind; {kind} got it beside the pair (x_src, x_dst)."
-            )
-    edges = as_tensor(
-        edge_index,
-        "edge_index",
-        "a tensor [2, num_edges] where x is the pair (x_src, x_dst)",
-    )
-    check_integer_pairs(edges, "edge_index")
-    if values_to_check():
-        check_range(edges[0], "edge_index[0]", senders.size(0))
-        check_range(edges[1], "edge_index[1]", receivers.size(0))
-    # A layer couples the rows of one state, so both kinds are numbered in one run: senders first, then receivers.
-    first = senders.size(0)
-    edges = edges.long() + edges.new_tensor([[0], [first]], dtype=torch.long)
-    out = layer.forward(torch.cat([senders, receivers]), edges, edge_weight, **inputs)
-    if isinstance(out, Tensor):
-        return out[first:]
-    out, coupling = out
-    return out[first:], coupling
-
-
-def _check_couples_edges(layer: Any, kind: str) -> None:
-    """Raise unless the layer takes one step with a coupling of the given edges alone."""
-    # These add no edges and divide by no degrees.
-    harmless = (IdentityDiffusivity, SumDiffusivity, ScaledDiffusivity)
-    for part in layer.diffusivity.modules():
-        if not isinstance(part, Diffusivity) or isinstance(part, harmless):
-            continue
-        if not part.needs_graph or part.depends_on not in ("nothing", "edges"):
-            raise ValueError(
-                f"{kind} couples all pairs of nodes, and got the pair (x_src, x_dst) of two kinds. Pass one state, "
-                f"data.to_homogeneous(), or take an edge layer: GINConv, or GATConv(self_loops='keep')."
-            )
-        if isinstance(part, AdjacencyDiffusivity) and part.normalization == "sym":
-            raise ValueError(
-                f"{kind} divides by the degrees of both ends, which nodes of two kinds have not; got the pair "
-                f"(x_src, x_dst). Take DiffusionConv with AdjacencyDiffusivity('row'), GINConv, or "
-                f"GATConv(self_loops='keep')."
-            )
-        if getattr(part, "self_loops", None) != "keep":
-            raise ValueError(
-                f"{kind} adds self-loops, and a sender is no receiver where x is the pair (x_src, x_dst). Build it "
-                f"with self_loops='keep' (add_self_loops=False)."
-            )
-    if layer.steps > 1:
-        raise ValueError(
-            f"{kind} takes {layer.steps} steps, and only receivers move where x is (x_src, x_dst)."
-        )

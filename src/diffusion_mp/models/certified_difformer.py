@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from diffusion_mp.checks import (
     Count,
     Probability,
-    check_counts,
 )
 from diffusion_mp.diffusivities import Diffusivity, UniformDiffusivity
 from diffusion_mp.energies import Certificate, Constraint, Energy, Penalty
@@ -66,7 +65,7 @@ class CertifiedDIFFormer(CertifiedNetwork):
         mu: float = 20.0,
         inputs: Diffusivity | None = None,
         encoder_layers: Count = 1,
-        encoder_channels: int | None = None,
+        encoder_channels: Count | None = None,
         centre: bool = False,
         dropout: Probability = 0.0,
         task: Task = "node",
@@ -74,7 +73,6 @@ class CertifiedDIFFormer(CertifiedNetwork):
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
         width = hidden_channels if encoder_channels is None else encoder_channels
-        check_counts(encoder_channels=width)
         layers: list[nn.Module] = []
         for a, b in pairwise(
             [in_channels, *[width] * (encoder_layers - 1), hidden_channels]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise, starmap
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 from torch.nn.functional import relu
@@ -15,7 +15,6 @@ from diffusion_mp.checks import (
     Count,
     PositiveNumber,
     Probability,
-    check_choice,
     check_kind,
 )
 from diffusion_mp.diffusivities.base import check_heads_divide
@@ -81,7 +80,6 @@ class DiffusionGNN(GraphModel):
         task: Task = "node",
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
-        check_choice(conv, "conv", get_args(ConvName))
         # All options are checked whichever layers are built, so that a search over conv fails at once or not at all.
         teleport(alpha)
         check_heads_divide(hidden_channels, heads, "hidden_channels")
@@ -135,18 +133,16 @@ class DiffusionGNN(GraphModel):
                         )
                         yield GINConv(a, mlp, train_eps=True)
                 case "gat":
-                    *hidden, last = pairwise(sizes)
-                    # Hidden heads are concatenated to hidden_channels; the last layer has one head, as wide as the
-                    # output.
-                    for a, b in hidden:
+                    # Hidden heads are concatenated to hidden_channels; the last layer has one, as wide as the output.
+                    for k, (a, b) in enumerate(pairwise(sizes)):
+                        count = heads if k + 1 < num_layers else 1
                         yield GATConv(
                             a,
-                            b // heads,
-                            heads,
+                            b // count,
+                            count,
                             edge_dim=edge_dim,
                             value_dropout=dropout,
                         )
-                    yield GATConv(*last, edge_dim=edge_dim, value_dropout=dropout)
                 case "appnp":
                     yield MLPConv(in_channels, hidden_channels)
                     yield MLPConv(hidden_channels, out_channels)

@@ -21,7 +21,6 @@ from diffusion_mp.checks import (
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, LaplacianEncoder, SFiConv
-from diffusion_mp.layers.pyg import refuse_proxy
 from diffusion_mp.models.base import (
     HEADS,
     Collect,
@@ -109,7 +108,6 @@ class BlockStack(GraphModel):
         **others: Any,
     ) -> Tensor | tuple[Tensor, list[Coupling]]:
         """Return predictions; with ``return_coupling`` also the coupling of every block."""
-        refuse_proxy(self, x)
         if pe is not None:
             others["pe"] = (
                 pe  # a parameter and not only a key of others, for torch.export reads the signature

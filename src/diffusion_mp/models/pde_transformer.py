@@ -72,8 +72,8 @@ class PDETransformer(Resettable):
     def __init__(
         self,
         in_channels: int | Sequence[int],
-        hidden_channels: int,
-        out_channels: int,
+        hidden_channels: Count,
+        out_channels: Count,
         num_layers: Count = 6,
         heads: int = 8,
         *,
@@ -89,8 +89,6 @@ class PDETransformer(Resettable):
         super().__init__()
         if isinstance(in_channels, int):
             check_counts(in_channels=in_channels)
-        sizes = {"hidden_channels": hidden_channels, "out_channels": out_channels}
-        check_counts(**sizes)
         if placement is None and diffusion is not None:
             raise ValueError(
                 "diffusion belongs to a placement; got options of it with placement=None."

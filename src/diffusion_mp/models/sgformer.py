@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,7 @@ from torch.nn.functional import relu
 from diffusion_mp.checks import (
     Count,
     Probability,
-    check_choice,
-    check_share,
+    Share,
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import SGFormerConv
@@ -83,7 +82,7 @@ class SGFormer(GraphModel):
         *,
         num_gnn_layers: Count = 10,
         gnn: ConvName | Literal["residual"] = "appnp",
-        alpha: float = 0.8,
+        alpha: Share = 0.8,
         shared_encoder: bool = True,
         layer_norm: bool = True,
         dropout: Probability = 0.0,
@@ -96,8 +95,6 @@ class SGFormer(GraphModel):
         **options: Any,
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
-        check_share(alpha, "alpha", "the GNN beside the attention")
-        check_choice(gnn, "gnn", [*get_args(ConvName), "residual"])
         # One rate is enough for most: the GNN takes that of the attention unless it is given its own.
         if gnn_dropout is None:
             gnn_dropout = dropout
