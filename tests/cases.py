@@ -652,7 +652,7 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
         SoftmaxDiffusivity(6, projection="tied"), self_loops="add"
     ),
     "augmented-mean": lambda: GraphAugmentedDiffusivity(
-        SimpleDiffusivity(), AdjacencyDiffusivity("row"), "mean"
+        SimpleDiffusivity(), AdjacencyDiffusivity("row"), 0.5
     ),
     "augmented-weight": lambda: GraphAugmentedDiffusivity(
         SimpleDiffusivity(6, projection="separate", bias=True),

@@ -599,7 +599,6 @@ DIFFUSIVITIES: dict[str, Strategy] = {
         graph_term=one_of(
             "mp.AdjacencyDiffusivity('sym')", "mp.AdjacencyDiffusivity('row')"
         ),
-        mix=texts("sum", "mean"),
     ),
 }
 

@@ -136,7 +136,7 @@ def dense_states(
         return z / z.norm(dim=1, keepdim=True).clamp(min=1)
 
     states = [clipped(h)]
-    for _ in range(model.num_layers or 0):
+    for _ in range(model.conv.num_layers or 0):
         z = states[-1]
         square = (z.unsqueeze(1) - z).square().sum(2)
         w = conv.lam() * same * (-square / 2).exp() + conv.mu() * graph

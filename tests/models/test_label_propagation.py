@@ -107,7 +107,7 @@ def test_features_come_if_and_only_if_the_diffusivity_reads_nodes() -> None:
         )
     for fixed in (None, dm.NeumannDiffusivity(), 0.5 * dm.AdjacencyDiffusivity("row")):
         with pytest.raises(
-            ValueError, match="features .* must be passed .*got a float32"
+            ValueError, match=r"features .* must be passed .*got a float32"
         ):
             dm.LabelPropagation(2, diffusivity=fixed)(y, edge_index, features=x)
         assert dm.LabelPropagation(2, diffusivity=fixed)(y, edge_index).shape == (3, 2)

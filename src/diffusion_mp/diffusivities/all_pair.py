@@ -396,10 +396,6 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
         normalize: Literal["row", "frobenius"] = "row",
         **options: Any,
     ) -> None:
-        if normalize is None:
-            raise ValueError(
-                "normalize must be 'row' or 'frobenius'; got None. Row sums might not be positive."
-            )
         super().__init__(channels, normalize=normalize, **options)
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:

@@ -23,7 +23,6 @@ from diffusion_mp.couplings import (
     SparseCoupling,
     SumCoupling,
     UniformCoupling,
-    row_normalized,
     symmetric_normalized,
 )
 from diffusion_mp.couplings.neumann import check_stencil
@@ -211,13 +210,10 @@ class AdjacencyDiffusivity(Diffusivity):
             (options, dtype),
             lambda: self._normalized(graph, x.new_empty(0, dtype=dtype)),
         )
-        direction = self.direction
-        self_loops = self.self_loops
         if self.row_stochastic:
+            adjacency = _prepared(graph, self.direction, self.self_loops)
             return _RowNormalizedAdjacency(
-                normalized,
-                (graph, direction, self_loops),
-                row_stochastic=graph.full_degree is None,
+                normalized, adjacency, row_stochastic=graph.full_degree is None
             )
         return SparseCoupling(
             normalized, symmetric=self.symmetric or None, nonnegative=True
@@ -268,29 +264,19 @@ def _ones(graph: Graph) -> Graph:
 
 
 class _RowNormalizedAdjacency(SparseCoupling):
-    """D⁻¹A, which is self-adjoint in the degrees of an undirected graph: ``adjacency`` is what `_prepared` takes."""
+    """D⁻¹A, which is self-adjoint in the degrees of an undirected graph ``adjacency``, that of A."""
 
     parts = ("graph", "weight", "adjacency")
 
-    def __init__(
-        self,
-        graph: Graph,
-        adjacency: tuple[Graph, str, SelfLoops],
-        *,
-        row_stochastic: bool,
-    ) -> None:
+    def __init__(self, graph: Graph, adjacency: Graph, *, row_stochastic: bool) -> None:
         super().__init__(graph, row_stochastic=row_stochastic, nonnegative=True)
         self.adjacency = adjacency
 
     @cached_property
     def _metric(self) -> Float[Tensor, "N one"] | None:
-        return _received(_prepared(*self.adjacency))
-
-
-def _received(graph: Graph) -> Float[Tensor, "N one"] | None:
-    """Return the metric d of an undirected graph, for which diag(d) (a_ij / d_i) is symmetric; 1 for a zero row."""
-    degree = graph.degree(dtype=torch.float64).unsqueeze(1)
-    return degree.where(degree > 0, 1.0) if graph.is_symmetric else None
+        # d, for which diag(d) (a_ij / d_i) is symmetric; 1 for a zero row.
+        degree = self.adjacency.degree(dtype=torch.float64).unsqueeze(1)
+        return degree.where(degree > 0, 1.0) if self.adjacency.is_symmetric else None
 
 
 class SymmetricDiffusivity(Composed):
@@ -326,24 +312,19 @@ class SymmetricDiffusivity(Composed):
         return symmetric_normalized(omega, diagonal=self.diagonal)
 
 
-Mix = Literal["sum", "mean", "joint"]
-
-
 class GraphAugmentedDiffusivity(Composed):
     r"""An all-pair attention Ŝ with a graph term Ã (Wu, Wipf & Yan 2025, Section 5.3.2).
 
     Unlike ``attention + graph_term``, it is Ŝ alone for a graph without observed edges. With a row-normalised Ŝ no
-    ``mix`` descends Eq. 25 (docs/errata.md, D24); `CertifiedStep` on an unnormalised sum does.
+    weight descends Eq. 25 (docs/errata.md, D24); `CertifiedStep` on an unnormalised sum does.
 
     Args:
         attention, graph_term: the diffusivities of Ŝ and Ã.
-        mix: ``"sum"``: Ŝ + Ã, Eq. (61), for the residual update (Eq. 63); ``"mean"``: ½Ŝ + ½Ã, Eq. (24), for the
-            conservative one, which moves the state differently (docs/errata.md, D3); ``"joint"``: D⁻¹(Ŝ + Ã) with D
-            the row sums of Ŝ + Ã.
-        graph_weight: w in [0, 1]: (1 − w) Ŝ + w Ã instead, as in released code.
+        graph_weight: ``None``: Ŝ + Ã, Eq. (61), for the residual update (Eq. 63); or w in [0, 1]: (1 − w) Ŝ + w Ã, with
+            w = ½ Eq. (24), for the conservative one, which moves the state differently (docs/errata.md, D3).
 
     Examples:
-        >>> GraphAugmentedDiffusivity(SimpleDiffusivity(), AdjacencyDiffusivity("row"), mix="mean")(x, graph).heads
+        >>> GraphAugmentedDiffusivity(SimpleDiffusivity(), AdjacencyDiffusivity("row"), 0.5)(x, graph).heads
         1
     """
 
@@ -356,20 +337,15 @@ class GraphAugmentedDiffusivity(Composed):
         self,
         attention: Diffusivity,
         graph_term: Diffusivity,
-        mix: Mix = "sum",
         graph_weight: Share | None = None,
     ) -> None:
         super().__init__()
         self.attention = attention
         self.graph_term = graph_term
-        self.mix = mix
         self.graph_weight = graph_weight
         self.declare()
         # Without edges the attention is left, so the graph term may miss them.
         self.needs_graph = attention.needs_graph
-        # Division of rows by their sums keeps what sums to one and breaks symmetry.
-        self.symmetric = self.symmetric and mix != "joint"
-        self.row_stochastic = mix == "joint" and attention.row_stochastic
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         if graph.edge_index is None:
@@ -379,15 +355,9 @@ class GraphAugmentedDiffusivity(Composed):
     def combine(self, *parts: Coupling) -> Coupling:
         attention, graph_term = parts
         weight = self.graph_weight
-        if weight is not None:
-            both = SumCoupling([(1 - weight) * attention, weight * graph_term])
-        else:
-            both = SumCoupling(parts)
-        if self.mix == "joint":
-            return row_normalized(both)
-        if self.mix == "mean" and weight is None:
-            return 0.5 * both
-        return both
+        if weight is None:
+            return SumCoupling(parts)
+        return SumCoupling([(1 - weight) * attention, weight * graph_term])
 
 
 class AdjacencyEnhancedCoupling(SumCoupling):

@@ -177,9 +177,9 @@ class DIFFormerConv(DiffusionConv):
             "sym", self_loops=self_loops, direction=direction, degrees=degrees
         )
         # Made with graph=None too: a wrong option is refused whether or not it is used.
-        augmented = GraphAugmentedDiffusivity(
-            attention, adjacency, graph or "sum", graph_weight
-        )
+        if graph == "mean" and graph_weight is None:
+            graph_weight = 0.5
+        augmented = GraphAugmentedDiffusivity(attention, adjacency, graph_weight)
         if update is None:
             form: Literal["conservative", "residual"] = "residual"
             if graph == "mean":

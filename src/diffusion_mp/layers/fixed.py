@@ -161,17 +161,11 @@ class GINConv(DiffusionConv):
     def __init__(
         self,
         in_channels: int,
-        mlp: nn.Module | None = None,
+        mlp: nn.Module,
         eps: FiniteNumber = 0.0,
         *,
         train_eps: bool = False,
     ) -> None:
-        if mlp is None and isinstance(
-            in_channels, nn.Module
-        ):  # as in PyG's GINConv(nn)
-            raise TypeError(
-                "GINConv needs in_channels before its module: GINConv(in_channels, mlp), or GINConv(-1, mlp)."
-            )
         scale: float | nn.Parameter = 1.0 + eps
         if train_eps:
             scale = nn.Parameter(torch.tensor(scale))
@@ -181,7 +175,7 @@ class GINConv(DiffusionConv):
         super().__init__(
             in_channels, in_channels, diffusivity, update, transform=False, bias=False
         )
-        self.mlp = cast("nn.Module", mlp)
+        self.mlp = mlp
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
         return self.mlp(out)

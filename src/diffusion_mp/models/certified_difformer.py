@@ -82,14 +82,15 @@ class CertifiedDIFFormer(CertifiedNetwork):
         self.dropout = nn.Identity()
         self.mean = UniformDiffusivity() if centre else None
         self.inputs = inputs
-        options |= {
-            "penalty": penalty,
-            "constraint": constraint,
-            "lam": lam,
-            "mu": mu,
-            "num_layers": num_layers,
-        }
-        self.conv = CertifiedConv(hidden_channels, **options)
+        self.conv = CertifiedConv(
+            hidden_channels,
+            num_layers=num_layers,
+            penalty=penalty,
+            constraint=constraint,
+            lam=lam,
+            mu=mu,
+            **options,
+        )
         self.decoder, self.head = output_layers(hidden_channels, out_channels, task)
 
     def stages(self) -> list[tuple[str, nn.Module, CertifiedBlock]]:
@@ -108,15 +109,6 @@ class CertifiedDIFFormer(CertifiedNetwork):
         self, x: Tensor, graph: Graph, edge_attr: Tensor | None
     ) -> dict[str, Any]:
         return {} if self.inputs is None else {"beside": self.inputs(x, graph)}
-
-    @property
-    def num_layers(self) -> int | None:
-        """K, which may be set."""
-        return self.conv.num_layers
-
-    @num_layers.setter
-    def num_layers(self, num_layers: int | None) -> None:
-        self.conv.num_layers = num_layers
 
     def energy(
         self,
