@@ -795,12 +795,6 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "generic-reads-values": lambda: DiffusionConv(
         4, 3, SimpleDiffusivity(), reads="values"
     ),
-    "generic-reads-features": (
-        lambda: DiffusionConv(
-            4, 3, SimpleDiffusivity(4, projection="separate"), reads="features"
-        ),
-        {"extra": lambda x: {"features": 1 - x.cos()}},
-    ),
     "generic-steps": lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("row"), steps=3),
     "generic-dropout": lambda: DiffusionConv(4, 3, SimpleDiffusivity(), dropout=0.5),
     "generic-residual": lambda: DiffusionConv(

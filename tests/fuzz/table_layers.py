@@ -12,7 +12,7 @@ from diffusion_mp import (
 from diffusion_mp.energies.constraints import CONSTRAINTS
 
 from .arguments import *
-from .program import Draw, Strategy, Wrong
+from .program import Draw, Strategy
 from .signatures import calls, construct, counts, numbers, texts
 
 
@@ -155,18 +155,11 @@ def part(name: str, **own: Any) -> Strategy:
 
 
 def diffusion_conv(d: Draw) -> None:
-    reads = choice(d, "state", "values", "features")
-    own = {"out_channels": same, "heads": counts(1, 2), "reads": reads}
+    own = {"out_channels": same, "heads": counts(1, 2)}
     construct(
         d, "layer", "DiffusionConv", cast(d), leave="concat transform value_bias", **own
     )
-    unread = never([Wrong(real(d, d.nodes, 3), "features nobody reads")])
-    features = (
-        state(d).unsure("a longer last dimension")
-        if reads.right == "'features'"
-        else unread
-    )
-    called(d, needed=True, features=features)
+    called(d, needed=True)
 
 
 def gcnii(d: Draw) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from diffusion_mp import GPS, NodeFormerConv
 from diffusion_mp.diffusivities import NeumannDiffusivity
-from diffusion_mp.layers import DIFFormerConv, SGFormerConv
+from diffusion_mp.layers import DIFFormerConv, SGFormerConv, WeightedGraph
 
 from .arguments import *
 from .program import Draw, Strategy, Wrong
@@ -382,6 +382,8 @@ def certified_transformer(d: Draw) -> None:
         mlp_channels=Arg(str(mlp), count(d, zero=True).wrong),
         attention=Arg(repr(attention), choice(d, None).wrong),
         graph=texts("sum", "sym"),
+        more="symmetric gate hops matrix",
+        of=WeightedGraph,
     )
     call = {"x": x, **edges(d, needed=False, objects=False), "edge_attr": features}
     if d.maybe(0.6):

@@ -205,7 +205,7 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
         super().__init__(
             channels, projection=projection, normalize=normalize, **options
         )
-        if not (isinstance(penalty, type) and issubclass(penalty, SoftmaxPenalty)):
+        if penalty is not SoftmaxPenalty:
             checks.check_kind(penalty, "penalty", Penalty, "a Penalty")
         # Not ``penalty``: that property of every diffusivity is None where f does not read the state.
         self.of_distance = penalty

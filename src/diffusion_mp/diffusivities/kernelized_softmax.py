@@ -247,27 +247,22 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         weighted = partial(
             couplings.LogLowRankCoupling, log_query, log_key, graph.segments
         )
+        attention: couplings.Coupling = weighted(log_weight)
         # A value of the last training step must not outlive an evaluation.
         self.auxiliary.value = None
-        if (
-            self.training
-            and self.edge_regularization > 0
-            and graph.edge_index is not None
-        ):
-            attention: couplings.Coupling = weighted(log_weight)
+        if not self.training:
+            return attention
+        if self.edge_regularization > 0 and graph.edge_index is not None:
+            everywhere = attention
             if isinstance(graph, GraphPart):
-                attention = graph.share(attention)
-            loss = edge_loss(attention, graph, relative=self.relative_edge_loss)
+                everywhere = graph.share(attention)
+            loss = edge_loss(everywhere, graph, relative=self.relative_edge_loss)
             self.auxiliary.value = self.edge_regularization * loss
-        if self.training and self.num_samples > 0:
-            noise = (
-                gumbel(
-                    take_step(self.noise_state), k, self.num_samples, graph.first_node
-                )
-                / self.tau
-            )
-            return weighted(log_weight + noise)
-        return weighted(log_weight)
+        if self.num_samples > 0:
+            state = take_step(self.noise_state)
+            noise = gumbel(state, k, self.num_samples, graph.first_node)
+            return weighted(log_weight + noise / self.tau)
+        return attention
 
     def exact(
         self, x: Float[Tensor, "N C"], graph: Graph | None = None

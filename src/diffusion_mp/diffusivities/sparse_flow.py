@@ -100,7 +100,7 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         **options: Any,
     ) -> None:
         super().__init__(channels, **options)
-        if not isinstance(alpha, (int, float)) or alpha != math.inf:
+        if alpha != math.inf:
             check_positive(alpha, "alpha")
         if not isinstance(friction, nn.Module):
             check_choice(friction, "friction", ["attention", "constant"])

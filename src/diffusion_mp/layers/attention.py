@@ -150,8 +150,6 @@ class DIFFormerConv(DiffusionConv):
         degrees: Literal["weighted", "count"] = "weighted",
         **options: Any,
     ) -> None:
-        if not isinstance(kernel, Penalty):
-            check_choice(kernel, "kernel", KERNELS)
         width = heads * out_channels if concat else out_channels
         changes = in_channels != width
         # Eq. 63 keeps the state and moves it, which it can where the channels stay the same; W_V makes others.
@@ -165,6 +163,7 @@ class DIFFormerConv(DiffusionConv):
         if isinstance(kernel, Penalty):
             make = partial(PenaltyDiffusivity, kernel)
         else:
+            check_choice(kernel, "kernel", KERNELS)
             make = KERNELS[kernel]
         attention = make(
             in_channels,
@@ -176,9 +175,9 @@ class DIFFormerConv(DiffusionConv):
         adjacency = AdjacencyDiffusivity(
             "sym", self_loops=self_loops, direction=direction, degrees=degrees
         )
-        # Made with graph=None too: a wrong option is refused whether or not it is used.
         if graph == "mean" and graph_weight is None:
             graph_weight = 0.5
+        # Made with graph=None too: a wrong option is refused whether or not it is used.
         augmented = GraphAugmentedDiffusivity(attention, adjacency, graph_weight)
         if update is None:
             form: Literal["conservative", "residual"] = "residual"
@@ -251,7 +250,7 @@ class NodeFormerConv(MultiHeadConv):
         gate: Literal["sigmoid"] | None = "sigmoid",
         **attention: Any,
     ) -> None:
-        width = out_channels if head_channels is None else head_channels
+        width = head_channels or out_channels
         coupled: Diffusivity = KernelizedSoftmaxDiffusivity(
             in_channels,
             heads=heads,

@@ -131,16 +131,12 @@ class CertifiedConv(CertifiedBlock):
 
 
 def _renamed(state: dict[str, Any], prefix: str, names: dict[str, str]) -> None:
-    """Replace the beginnings of the names behind ``prefix``, in place and in the same order."""
-    entries = list(state.items())
-    state.clear()
-    for name, value in entries:
+    """Replace the beginnings of the names behind ``prefix``, in place."""
+    for name in [name for name in state if name.startswith(prefix)]:
         inside = name.removeprefix(prefix)
-        for old, new in names.items():
-            if name.startswith(prefix) and inside.startswith(old):
-                name = prefix + new + inside.removeprefix(old)
-                break
-        state[name] = value
+        old = next((old for old in names if inside.startswith(old)), "")
+        new = names.get(old, "") + inside.removeprefix(old)
+        state[prefix + new] = state.pop(name)
 
 
 def _with_names(

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from diffusion_mp import checks
 from diffusion_mp.checks import Channels, Count, Probability
@@ -37,16 +36,16 @@ class DiffusionConv(GraphLayer):
         transform: apply W_V; without it the state itself propagates, and input and output have the same channels.
         bias, value_bias: add a bias to the output; h(x) = W_V x + b_V, which needs ``transform``.
         keep: the state that the update starts from: ``"values"``, h(x) (Eq. 22), or ``"state"``, x (Eq. 63).
-        reads: input of the diffusivity: ``"state"``, x; ``"values"``, h(x), as in GAT and as Proposition 9 requires
-            (docs/errata.md, D23); or ``"features"``, passed with every call and constant while the state moves.
+        reads: input of the diffusivity: ``"state"``, x; or ``"values"``, h(x), as in GAT and as Proposition 9 requires
+            (docs/errata.md, D23).
         steps: number of updates with the same coupling (the K of SGC and APPNP).
         dropout: rate on the propagated values only, not on the input of the diffusivity or the state that is kept.
 
     Shapes:
         - x: [N, in_channels]; edge_index: [2, E], a sparse CSR tensor, a ``Graph`` or ``None``; edge_weight: [E];
           batch: [N], sorted; source: as the output, by default the state that the first step starts from.
-        - features: [N, F], if and only if ``reads="features"``; edge_attr: [E, edge_dim]; previous: [N, in_channels],
-          the x of the step before, for updates with ``StateUpdate.takes_previous``.
+        - edge_attr: [E, edge_dim]; previous: [N, in_channels], the x of the step before, for updates with
+          ``StateUpdate.takes_previous``.
         - output: [N, out_channels], or [N, H · out_channels] with ``concat``.
 
     Examples:
@@ -70,7 +69,7 @@ class DiffusionConv(GraphLayer):
         transform: bool = True,
         bias: bool = True,
         keep: Literal["values", "state"] = "values",
-        reads: Literal["state", "values", "features"] = "state",
+        reads: Literal["state", "values"] = "state",
         steps: Count = 1,
         dropout: Probability = 0.0,
         value_bias: bool = False,
@@ -106,7 +105,7 @@ class DiffusionConv(GraphLayer):
         self.steps = steps
         self.dropout = dropout
         self.diffusivity = diffusivity
-        self.update = ExplicitEuler(0.5) if update is None else update
+        self.update = update or ExplicitEuler(0.5)
         self.value: FeatureLinear | None = None
         if transform:
             self.value = FeatureLinear(
@@ -130,7 +129,6 @@ class DiffusionConv(GraphLayer):
         batch: Tensor | None = None,
         *,
         source: Tensor | None = None,
-        features: Tensor | None = None,
         edge_attr: Tensor | None = None,
         previous: Tensor | None = None,
         return_coupling: bool = False,
@@ -141,13 +139,10 @@ class DiffusionConv(GraphLayer):
             x, edge_index, edge_weight, batch, return_coupling, others, edge_attr
         )
         values = self._values(x)
-        if features is not None or self.reads == "features":
-            read = self._checked_features(features, x)
+        read = x
         # A sparse x is read by W_V alone: everything else needs dense rows.
-        elif self.reads == "values" or x.layout is not torch.strided:
+        if self.reads == "values" or x.layout is not torch.strided:
             read = values.flatten(1)
-        else:
-            read = x
         coupling = self.diffusivity(read, graph, edge_attr)
         if previous is not None:
             previous = self._values_before(previous)
@@ -161,12 +156,6 @@ class DiffusionConv(GraphLayer):
         if self.value is None:
             self.out_channels = self.in_channels
             self.head_channels = self.in_channels
-            return
-        # Inference by blocks puts a module of its own in the place of W_V, which makes the weights when it is called.
-        lazy = isinstance(self.value, FeatureLinear) and is_lazy(self.value.weight)
-        if lazy and self.in_channels != -1:
-            # So that the checks see its dtype.
-            self.value.initialize_parameters(self.value, (x,))
 
     def _by_head(self, x: Tensor) -> Tensor:
         """A state [N, C] by head: cut into heads that are concatenated again, or one head that broadcasts."""
@@ -179,15 +168,6 @@ class DiffusionConv(GraphLayer):
         if self.value is None:
             return self._by_head(x)
         return self.value(x).unflatten(1, (self.heads, -1))
-
-    def _checked_features(self, features: Tensor | None, x: Tensor) -> Tensor:
-        if features is None or self.reads != "features":
-            raise ValueError(
-                f"features, what the diffusivity reads in place of the state, must come if and only if the layer was "
-                f"built with reads='features'; got {checks.describe(features)} with reads={self.reads!r}."
-            )
-        checks.check_rows(features, "features", x, module=self)
-        return features
 
     def _values_before(self, previous: Tensor) -> Tensor:
         if not self.update.takes_previous:
@@ -279,7 +259,6 @@ class DiffusionConv(GraphLayer):
         batch: Tensor | None = None,
         *,
         source: Tensor | None = None,
-        features: Tensor | None = None,
     ) -> Certificate:
         """Certify one step, with any ``source``, by Theorem 7 (of a penalty) or 1 (of any other symmetric coupling)."""
         update = self.update
@@ -296,14 +275,11 @@ class DiffusionConv(GraphLayer):
         assert isinstance(update, ExplicitEuler)  # see `why_uncertified`
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         certified = partial(certify, tau=tau, form=update.form, leak=update.leak)
-        read = x
-        if features is not None or self.reads == "features":
-            read = self._checked_features(features, x)
         # A penalty of the state itself has an energy also where its coupling is divided by its row sums.
-        elif (
+        if (
             diffusivity.penalty is not None
             and not diffusivity.needs_graph
             and self.steps == 1
         ):
             return certified(diffusivity, x, ptr=graph.segments)
-        return certified(diffusivity(read, graph), None)
+        return certified(diffusivity(x, graph), None)

@@ -14,6 +14,7 @@ from diffusion_mp.checks import (
     Count,
     check_mask,
     check_place,
+    check_rows,
     check_state,
     describe,
 )
@@ -119,7 +120,7 @@ class LaplacianEncoder(Resettable):
         self, out_channels: Count, hidden_channels: Count | None = None
     ) -> None:
         super().__init__()
-        hidden = 2 * out_channels if hidden_channels is None else hidden_channels
+        hidden = hidden_channels or 2 * out_channels
         self.out_channels = out_channels
         self.hidden_channels = hidden
         self.phi = nn.Sequential(
@@ -138,12 +139,8 @@ class LaplacianEncoder(Resettable):
         check_state(eigenvectors, "eigenvectors", module=self)
         if eigenvalues is None:
             eigenvalues = torch.zeros_like(eigenvectors)
-        check_state(eigenvalues, "eigenvalues", module=self)
-        for name, other in (("eigenvalues", eigenvalues), ("mask", mask)):
-            if isinstance(other, Tensor) and other.shape != eigenvectors.shape:
-                raise ValueError(
-                    f"{name} must have the shape {list(eigenvectors.shape)} of eigenvectors; got {list(other.shape)}."
-                )
+        check_state(eigenvalues, "eigenvalues", eigenvectors.size(1), module=self)
+        check_rows(eigenvalues, "eigenvalues", eigenvectors)
         check_mask(mask, eigenvectors)
         # φ(v) + φ(−v) has no sign to learn, whatever sign the solver chose.
         encoded = self.phi(torch.stack([eigenvectors, eigenvalues], -1))

@@ -313,7 +313,7 @@ class APPNPConv(DiffusionConv):
         super().__init__(
             channels,
             channels,
-            _gcn_adjacency() if diffusivity is None else diffusivity,
+            diffusivity or _gcn_adjacency(),
             update,
             transform=False,
             bias=False,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from types import NoneType
 from typing import Any, cast
 
 import torch
@@ -182,9 +181,6 @@ class GPSBlock(EdgeLayer):
         if local is None and attention is None:
             raise ValueError("GPSBlock needs local or attention, or both; got neither.")
         for name, layer in (("local", local), ("attention", attention)):
-            checks.check_kind(
-                layer, name, (nn.Module, NoneType), "a layer of this library"
-            )
             sizes = [
                 getattr(layer, size, channels)
                 for size in ("in_channels", "out_channels")

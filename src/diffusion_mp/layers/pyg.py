@@ -184,6 +184,14 @@ def refuse_inputs(module: nn.Module, inputs: Mapping[str, Any]) -> None:
         raise TypeError(f"a call of {kind} takes no {name}. {way_out}")
 
 
+def check_state_dict(state: Mapping[str, Tensor], name: str) -> None:
+    what = "a dict of tensors, as torch.load(path, weights_only=True) gives it"
+    check_kind(state, name, Mapping, what)
+    for key, value in state.items():
+        check_kind(key, f"every key of {name}", str, "the name of a tensor")
+        check_kind(value, f"{name}[{key!r}]", Tensor, "a tensor")
+
+
 def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert a state dict of PyG's layers to one that ``module`` loads, with the same outputs.
 
@@ -204,10 +212,7 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
         <All keys matched successfully>
     """
     check_kind(module, "module", nn.Module, "a module with layers of this library")
-    check_kind(state, "state", Mapping, "a state dict, names with tensors")
-    for name, value in state.items():
-        check_kind(name, "every key of state", str, "the name of a tensor")
-        check_kind(value, f"state[{name!r}]", Tensor, "a tensor")
+    check_state_dict(state, "state")
     converted = dict(state)
     for path, layer in module.named_modules():
         if not isinstance(layer, KnowsPyGNames):

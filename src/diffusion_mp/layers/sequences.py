@@ -67,7 +67,7 @@ class PDEDiffusion1d(Resettable):
         self.diffusivity = NeumannDiffusivity(
             {"layer": 1, "head": heads, "channel": channels}[per], **options
         )
-        self.update = ExplicitEuler(1.0) if update is None else update
+        self.update = update or ExplicitEuler(1.0)
         self.norm = nn.LayerNorm(channels) if norm else None
 
     @property

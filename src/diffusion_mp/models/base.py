@@ -355,13 +355,14 @@ class GraphModel(GraphLayer, ABC):
 
 
 class LayerStack(GraphModel):
-    """Base of models: an input layer, ``num_layers`` of ``conv()`` with norms, an output layer of ``states`` states."""
+    """Base of models: an input layer, ``num_layers`` of ``conv()`` with norms, an output layer of ``states`` states.
+
+    ``channels`` are those of the features, the state and the output.
+    """
 
     def __init__(
         self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
+        channels: tuple[int, int, int],
         num_layers: int,
         conv: Callable[[], nn.Module],
         *,
@@ -370,7 +371,8 @@ class LayerStack(GraphModel):
         states: int = 1,
         task: Task = "node",
     ) -> None:
-        super().__init__(in_channels, hidden_channels, out_channels)
+        super().__init__(*channels)
+        in_channels, hidden_channels, out_channels = channels
         self.dropout = dropout
         self.encoder = FeatureLinear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(conv() for _ in range(num_layers))

@@ -72,7 +72,7 @@ class CertifiedDIFFormer(CertifiedNetwork):
         **options: Any,
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
-        width = hidden_channels if encoder_channels is None else encoder_channels
+        width = encoder_channels or hidden_channels
         layers: list[nn.Module] = []
         for a, b in pairwise(
             [in_channels, *[width] * (encoder_layers - 1), hidden_channels]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from torch import nn
 
@@ -44,11 +44,12 @@ class CertifiedTransformer(CertifiedNetwork):
         in_channels, hidden_channels, out_channels, layer_norm, dropout, task: see :class:`GraphModel`; in_channels may
             be a list with the number of categories of every column of integer features.
         num_blocks, num_layers: B, and the steps K of every block.
-        graph, symmetric, gate, hops, matrix, mu, edge_dim: normalisation, options and initial weight of
-            `WeightedGraph`; ``graph=None`` omits it. With ``edge_dim`` the calls get ``edge_attr`` [E, edge_dim].
+        graph, mu, edge_dim: normalisation, initial weight and relations of `WeightedGraph`; ``graph=None`` omits it.
+            With ``edge_dim`` the calls get ``edge_attr`` [E, edge_dim].
         attention, heads: ``"all"`` pairs or ``"neighbours"``, of `RowAttention`; ``None`` omits it.
         mlp_channels, activation: of `TiedMLP`; 0 omits it.
         constraint, radius: of every row of the state, see `CertifiedStep`.
+        options: further ones of `WeightedGraph` (``symmetric``, ``gate``, ``hops``, ``matrix``).
 
     Examples:
         >>> model = CertifiedTransformer(4, 16, 3, mlp_channels=32)
@@ -66,10 +67,6 @@ class CertifiedTransformer(CertifiedNetwork):
         num_layers: int | None = 2,
         *,
         graph: Literal["sum", "sym"] | None = "sum",
-        symmetric: bool = True,
-        gate: bool = False,
-        hops: int = 1,
-        matrix: Literal["full", "diagonal", "identity"] = "full",
         mu: PositiveNumber = 1.0,
         edge_dim: int | None = None,
         attention: Literal["all", "neighbours"] | None = None,
@@ -81,12 +78,17 @@ class CertifiedTransformer(CertifiedNetwork):
         layer_norm: bool = False,
         dropout: Probability = 0.0,
         task: Task = "node",
+        **options: Any,
     ) -> None:
         super().__init__(
             feature_columns(in_channels, "in_channels"), hidden_channels, out_channels
         )
         encoder = FeatureEncoder(in_channels, hidden_channels)
         check_choice(activation, "activation", ACTIVATIONS)
+        if graph is None and options:
+            raise TypeError(
+                f"graph=None leaves out the graph term, and with it {', '.join(options)}."
+            )
         norm = nn.LayerNorm if layer_norm else nn.Identity
 
         def block() -> CertifiedBlock:
@@ -96,11 +98,8 @@ class CertifiedTransformer(CertifiedNetwork):
                     hidden_channels,
                     mu,
                     edge_dim=edge_dim,
-                    symmetric=symmetric,
                     normalization=graph,
-                    gate=gate,
-                    hops=hops,
-                    matrix=matrix,
+                    **options,
                 )
                 terms.append(neighbours)
             if attention is not None:

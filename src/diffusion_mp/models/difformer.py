@@ -99,9 +99,7 @@ class DIFFormer(LayerStack):
             return copy.deepcopy(layer)  # layers share no learnable option
 
         super().__init__(
-            in_channels,
-            hidden_channels,
-            out_channels,
+            (in_channels, hidden_channels, out_channels),
             num_layers,
             conv,
             layer_norm=layer_norm,

@@ -44,8 +44,8 @@ class BlockStack(GraphModel):
         hidden_channels, out_channels, task: see :class:`GraphModel`.
         num_layers, block: number of blocks, and function that builds one, such as :class:`GPSBlock`.
         edge_dim: channels of edge features, as ``in_channels``; ``None``: no edge features, e⁰ is one learned vector.
-        pe_channels, pe_encoder: channels of the positional encoding, a part of ``hidden_channels`` (0: none), and the
-            module that computes it from ``pe``, :class:`LaplacianEncoder` by default.
+        pe_channels: channels of the positional encoding, a part of ``hidden_channels`` (0: none), which a
+            :class:`LaplacianEncoder` computes from ``pe``.
 
     Shapes:
         as of :class:`GraphModel`; edge_attr in the order of ``edge_index``; pe: a tensor or a tuple of them, a row per
@@ -64,7 +64,6 @@ class BlockStack(GraphModel):
         *,
         edge_dim: int | Sequence[int] | None = None,
         pe_channels: CountOrZero = 0,
-        pe_encoder: nn.Module | None = None,
         task: Task = "node",
     ) -> None:
         super().__init__(
@@ -74,17 +73,11 @@ class BlockStack(GraphModel):
             raise ValueError(
                 f"pe_channels must lie in 0..{hidden_channels - 1}, a part of hidden_channels; got {pe_channels}."
             )
-        if pe_encoder is not None and not pe_channels:
-            raise ValueError(
-                "pe_encoder needs pe_channels, the number of channels it gives; got pe_channels=0."
-            )
         self.pe_channels = pe_channels
         # The encoding is a part of the state instead of an addition to it, so that neither can drown the other.
         self.encoder = FeatureEncoder(in_channels, hidden_channels - pe_channels)
         self.categories = self.encoder.sizes
-        if pe_channels and pe_encoder is None:
-            pe_encoder = LaplacianEncoder(pe_channels)
-        self.pe_encoder = pe_encoder
+        self.pe_encoder = LaplacianEncoder(pe_channels) if pe_channels else None
         # GatedGCN needs a state for every edge. Without features of edges all begin with one learned vector, and layers
         # tell them apart by their ends.
         self.edge_encoder = None
@@ -148,13 +141,7 @@ class BlockStack(GraphModel):
                 raise ValueError(
                     f"pe must have {x.size(0)} rows, one per node; got {describe(part)}."
                 )
-        try:
-            return torch.cat([x, self.pe_encoder(*parts)], 1)
-        except (TypeError, ValueError) as error:
-            # An encoder of one's own names its inputs as it likes, so its errors are passed on with the name of ours.
-            raise type(error)(
-                f"pe must be what {type(self.pe_encoder).__name__} reads: {error}"
-            ) from error
+        return torch.cat([x, self.pe_encoder(*parts)], 1)
 
     def _edges(self, graph: Graph, edge_attr: Tensor | None) -> Tensor | None:
         """Return the initial edge states, ``None`` without observed edges."""
@@ -216,7 +203,7 @@ class GPS(BlockStack):
         local: message passing by GatedGCN; ``False``: attention alone.
         norm, dropout, attention_dropout: of the blocks, and dropout rate of the values of the attention.
         task: ``"node"``, ``"graph"`` or ``"link"``.
-        options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``).
+        options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``).
 
     Examples:
         >>> GPS(4, 16, 3, num_layers=2)(x, edge_index).shape

@@ -74,9 +74,7 @@ class NodeFormer(LayerStack):
             )
 
         super().__init__(
-            in_channels,
-            hidden_channels,
-            out_channels,
+            (in_channels, hidden_channels, out_channels),
             num_layers,
             conv,
             layer_norm=layer_norm,

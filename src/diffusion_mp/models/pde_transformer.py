@@ -80,7 +80,7 @@ class PDETransformer(Resettable):
         max_length: Count,
         placement: Placement = None,
         diffusion: dict[str, Any] | None = None,
-        mlp_channels: int | None = None,
+        mlp_channels: Count | None = None,
         pooling: Pooling = "mean",
         task: Literal["classify", "retrieve"] = "classify",
         causal: bool = False,
@@ -117,13 +117,11 @@ class PDETransformer(Resettable):
         self.positions = nn.Parameter(torch.empty(max_length, hidden_channels))
         self.encoder = FeatureEncoder(in_channels, hidden_channels)
         self.after_embedding = place("embedding", hidden_channels)
-        if mlp_channels is None:
-            mlp_channels = 4 * hidden_channels
         self.blocks = nn.ModuleList(
             TransformerBlock(
                 hidden_channels,
                 heads,
-                mlp_channels=mlp_channels,
+                mlp_channels=mlp_channels or 4 * hidden_channels,
                 causal=causal,
                 dropout=dropout,
                 place=place,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from diffusion_mp.checks import check_kind, describe
-from diffusion_mp.layers.pyg import Rule, new_name
+from diffusion_mp.checks import describe
+from diffusion_mp.layers.pyg import Rule, check_state_dict, new_name
 from diffusion_mp.models.difformer import DIFFormer
 from diffusion_mp.models.nodeformer import NodeFormer
 from diffusion_mp.models.sgformer import SGFormer
@@ -92,15 +92,7 @@ def released_state_dict(
             f"model must be one of {', '.join(kind.__name__ for kind in NAMES)}, whose code was released; got "
             f"{describe(model)}."
         )
-    check_kind(
-        released,
-        "released",
-        Mapping,
-        "a dict of tensors, as torch.load(path, weights_only=True) gives it",
-    )
-    for name, tensor in released.items():
-        check_kind(name, "every key of released", str, "the name of a tensor")
-        check_kind(tensor, f"released[{name!r}]", Tensor, "a tensor")
+    check_state_dict(released, "released")
     state = model.state_dict()
     drawn = {name: tensor for name, tensor in state.items() if DRAWN.search(name)}
     # Both sides are compared by the names of the released code, in which its messages and papers speak.
