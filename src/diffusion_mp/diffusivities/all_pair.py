@@ -94,15 +94,16 @@ class QueryKeyDiffusivity(Diffusivity):
         """Return q, and k of x − origin, one object if equal, normalised; ``unit=False`` leaves the norms of rows."""
         if self.projection is not None or self.channels not in (None, x.size(1)):
             checks.check_state(x, channels=self.channels, module=self)
-        query: Callable[[Tensor], Tensor] = _unchanged
-        if self.projection is not None:
-            query = self.query
-        key = self.key if self.projection == "separate" else query
-        q = k = self._by_head(query(x))
+        elif self.channels is None:
+            check_heads_divide(x.size(1), self.heads, "the channels of x")
+        projected = self.projection is not None
+        q = k = self._by_head(self.query(x) if projected else x)
         if origin is not None:
-            k = self._by_head(key(x - origin))
-        elif key is not query:
-            k = self._by_head(key(x))
+            x = x - origin
+        if self.projection == "separate":
+            k = self._by_head(self.key(x))
+        elif origin is not None:
+            k = self._by_head(self.query(x) if projected else x)
         if self.normalize == "row" and unit:
             return unit_rows(q, None if k is q else k)
         if self.normalize == "frobenius":
@@ -116,12 +117,7 @@ class QueryKeyDiffusivity(Diffusivity):
         return self.projection != "separate"
 
     def _by_head(self, rows: Float[Tensor, "N C"]) -> Float[Tensor, "N H D"]:
-        check_heads_divide(rows.size(1), self.heads, "the channels of x")
         return rows.unflatten(1, (self.heads, -1))
-
-
-def _unchanged(x: Tensor) -> Tensor:
-    return x
 
 
 def frobenius(q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:

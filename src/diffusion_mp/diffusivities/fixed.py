@@ -350,7 +350,7 @@ class GraphAugmentedDiffusivity(Composed):
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         if graph.edge_index is None:
             return self.attention(x, graph)
-        return super().couple(x, graph)
+        return self.combine(self.attention(x, graph), self.graph_term(x, graph))
 
     def combine(self, *parts: Coupling) -> Coupling:
         attention, graph_term = parts

@@ -31,30 +31,20 @@ AS_ALWAYS: dict[str, tuple[object, ...]] = {
 
 #: The way out for an option of PyG's that is refused.
 OPTIONS: dict[str, str] = {
-    "act": "Put the activation around the layer; DiffusionGNN takes act.",
     "add_self_loops": "A diffusivity of edges takes them, self_loops='remaining' (True) or 'keep' (False), and can be "
     "passed where there is a diffusivity=.",
     "aggr": "A coupling adds up what its entries weigh; the mean is DiffusionConv with AdjacencyDiffusivity('row').",
-    "cached": "What is found out about a graph is kept with it, for as long as it is the same; leave it out.",
-    "concat": "There is one head.",
-    "decomposed_layers": "Leave it out.",
-    "dropout": "Put torch.nn.functional.dropout around the layer.",
     "edge_dim": "GATConv, GatedGCN, GPS, SFiFormer and CertifiedTransformer read features of edges.",
     "fill_value": "A self-loop has the mean of the features of the edges that reach its node; for others pass the "
     "loops with your edges, and self_loops='keep'.",
     "flow": "Edges point from the sender to the receiver; the other way round pass edge_index.flip(0).",
-    "heads": "There is one head; GATConv has several.",
     "improved": "For loops of weight 2 pass what torch_geometric.utils.add_remaining_self_loops gives for (edge_index, "
     "edge_weight, 2.0) to a layer with self_loops='keep'.",
-    "jk": "DiffusionGNN takes jk.",
     "nn": "It is called mlp, and stands after in_channels: GINConv(in_channels, mlp).",
     "node_dim": "Nodes are the rows of x; transpose it.",
-    "norm": "Put the norm around the layer; DiffusionGNN takes norm.",
     "normalize": "Without degrees a coupling is AdjacencyDiffusivity('sum'), to be passed where there is a "
     "diffusivity=, as in DiffusionConv.",
-    "residual": "Add the state yourself, x + layer(x, edge_index); GATConv and MultiHeadConv take residual.",
     "self_loops": "A diffusivity of edges takes self_loops, and can be passed where there is a diffusivity=.",
-    "shared_weights": "One matrix serves the propagated and the initial state.",
 }
 
 #: The way out for an input of PyG's that is refused.
@@ -134,9 +124,6 @@ def _translated(init: Callable[..., None]) -> Callable[..., None]:
             if unknown is None or unknown[1] not in ours:
                 raise
             name = unknown[1]
-            # The option as it was typed, by PyG's name.
-            if name not in options:
-                name = "add_self_loops"
             kind = type(self)
             raise TypeError(
                 f"{kind.__name__} takes no {name}. {OPTIONS.get(name) or _taken(kind)}"

@@ -93,12 +93,6 @@ class LabelPropagation(KnowsPyGNames, Saved):
     ) -> Tensor:
         refuse_inputs(self, others)
         y = _soft(y)
-        if isinstance(mask, Tensor) and mask.is_floating_point():
-            # In PyG's order the third argument is the mask, and the fourth the weights.
-            raise TypeError(
-                f"mask must be a bool tensor [{y.size(0)}]; got {checks.describe(mask)}. The order here is (y, "
-                f"edge_index, edge_weight, mask)."
-            )
         if mask is not None:
             y = y * checks.as_node_mask(mask, "mask", y.size(0), y.device).unsqueeze(1)
         # A diffusivity of states would read the labels, and nodes without one would all look alike.
