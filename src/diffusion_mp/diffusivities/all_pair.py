@@ -96,8 +96,10 @@ class QueryKeyDiffusivity(Diffusivity):
             checks.check_state(x, channels=self.channels, module=self)
         elif self.channels is None:
             check_heads_divide(x.size(1), self.heads, "the channels of x")
+        # k is q itself where they are equal, so that features are computed once.
         projected = self.projection is not None
         q = k = self._by_head(self.query(x) if projected else x)
+        # Only the keys: a softmax over keys does not change if all of them are shifted.
         if origin is not None:
             x = x - origin
         if self.projection == "separate":
@@ -208,6 +210,7 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
         self.measure = measure
         self.constraint = constraint
         self.row_stochastic = row_stochastic
+        # Division of rows by different sums breaks symmetry.
         self.symmetric = projection != "separate" and not row_stochastic
         self.why_no_penalty = (
             f"f does not read the state that moves ({projection=}, {normalize=}, {measure=}): an energy is known for "

@@ -149,6 +149,7 @@ class Composed(Diffusivity):
         self.needs_graph = any(part.needs_graph for part in self.parts)
         self.symmetric = all(part.symmetric for part in self.parts)
         self.positional = any(part.positional for part in self.parts)
+        # One head broadcasts against the others.
         self.heads = max(part.heads for part in self.parts)
 
     @abstractmethod

@@ -230,6 +230,7 @@ class EdgeDiffusivity(Diffusivity):
             weight,
             symmetric=False if self.row_stochastic else None,
             row_stochastic=self.row_stochastic,
+            # Nothing bounds the distance of neighbours, so f has to be nonnegative at any.
             nonnegative=penalty.covers(math.inf),
         )
 

@@ -198,6 +198,7 @@ class AdjacencyDiffusivity(Diffusivity):
         self.symmetric = direction == "undirected" and normalization != "row"
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        # A degree in half precision would end at 65 504, and count single edges up to 2 048 only.
         dtype = torch.promote_types(x.dtype, torch.float32)
         options = (
             self.normalization,
@@ -236,6 +237,7 @@ class AdjacencyDiffusivity(Diffusivity):
                 weight * reciprocal(received).index_select(0, target)
             )
         sent = received
+        # PyG divides by in-degrees at both ends, also where edges go one way.
         if self.direction != "pyg":
             sent = counted.degree("out", weight.dtype)
         weight = weight * inverse_root(received).index_select(0, target)
@@ -298,6 +300,7 @@ class SymmetricDiffusivity(Composed):
 
     def __init__(self, diffusivity: Diffusivity, diagonal: bool = True) -> None:
         super().__init__()
+        # D would be the identity, and the result no normalisation at all.
         if diffusivity.row_stochastic and not diffusivity.symmetric:
             raise ValueError(
                 f"diffusivity must give Ω itself; {type(diffusivity).__name__} has divided its rows by their sums. "

@@ -258,6 +258,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
                 everywhere = graph.share(attention)
             loss = edge_loss(everywhere, graph, relative=self.relative_edge_loss)
             self.auxiliary.value = self.edge_regularization * loss
+        # Noise is added to log weights of keys, where that of a query would cancel in its row.
         if self.num_samples > 0:
             state = take_step(self.noise_state)
             noise = gumbel(state, k, self.num_samples, graph.first_node)
@@ -324,6 +325,7 @@ class RelationalBias(Diffusivity):
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
         gates = self.bias if self.gate is None else self.bias.sigmoid()
         nonnegative = self.gate is not None
+        # Powers are never formed: A is applied hop by hop.
         if self.powers == "walks":
             return couplings.PolynomialCoupling(
                 self.adjacency(x, graph), gates, nonnegative=nonnegative

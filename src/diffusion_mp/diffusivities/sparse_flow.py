@@ -203,12 +203,14 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
             graph = graph.within(self.hops)
         s = sddmm(graph.pattern, *accumulating(*self.resistance_features(x, graph))[0])
         friction_q, friction_k = self.friction_features(x, graph)
+        # Equal scores are a constant friction.
         u = torch.zeros_like(s)
         if friction_q is not None and friction_k is not None:
             u = sddmm(graph.pattern, *accumulating(friction_q, friction_k)[0])
         prior = graph.weights(s).unsqueeze(1)
         target = graph.edges[1]
         weight_in = prior.new_zeros(graph.num_nodes, 1).index_add(0, target, prior)
+        # λ = 0 in place of 0/0 for a node without senders, whose row is empty anyway.
         lam = (self.lam / weight_in.masked_fill(weight_in == 0, math.inf)).expand(
             -1, self.heads
         )

@@ -170,6 +170,7 @@ class DIFFormerConv(DiffusionConv):
             heads=heads,
             projection=projection,
             normalize=normalize,
+            # Without projections there is nothing that b_Q and b_K could be added to.
             bias=qkv_bias and projection is not None,
         )
         adjacency = AdjacencyDiffusivity(
@@ -181,9 +182,11 @@ class DIFFormerConv(DiffusionConv):
         augmented = GraphAugmentedDiffusivity(attention, adjacency, graph_weight)
         if update is None:
             form: Literal["conservative", "residual"] = "residual"
+            # Eq. 24 keeps 1 − ½τ Σ_j s_ij of the state, whatever the row sums are; Eqs. 61–63 keep 1 − τ.
             if graph == "mean":
                 form = "conservative"
             update = ExplicitEuler(tau, form, beta=beta, leak=leak)
+        # Beside an update they would have no effect, and nobody would notice.
         elif isinstance(tau, (Tensor, Positive)) or tau != TAU or beta or leak:
             raise ValueError(
                 f"tau, beta and leak are those of the explicit step, which update replaces; got tau={tau}, "
@@ -328,6 +331,7 @@ class SFiConv(MultiHeadConv):
                     f"heads must divide out_channels; got {heads} heads, {out_channels} channels. "
                     f"Or pass head_channels."
                 )
+            # As in multi-head attention: all heads together have as many channels as the output.
             head_channels = out_channels // heads
         attention |= {
             "heads": heads,

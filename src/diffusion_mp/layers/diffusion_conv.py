@@ -55,6 +55,7 @@ class DiffusionConv(GraphLayer):
         torch.Size([6, 8])
     """
 
+    # Diagnostics find layers by this attribute: some, such as PDEDiffusion1d, are no DiffusionConv.
     is_diffusion_layer = True
 
     def __init__(
@@ -78,6 +79,7 @@ class DiffusionConv(GraphLayer):
         # Channels are found at the first call by W_V, or are those of x itself, for input and output.
         if transform:
             checks.check_counts(out_channels=out_channels)
+        # One head broadcasts: all values through one coupling, or the same values through every head of it.
         if 1 not in (heads, diffusivity.heads) and heads != diffusivity.heads:
             raise ValueError(
                 f"heads must be 1 or the diffusivity's {diffusivity.heads}; got {heads}."
@@ -98,6 +100,7 @@ class DiffusionConv(GraphLayer):
         self.in_channels = in_channels
         self.heads = heads
         self.out_channels = out_channels
+        # Those of one head, also where a subclass mixes the heads to other out_channels.
         self.head_channels = out_channels
         self.concat = concat
         self.keep = keep
@@ -167,6 +170,7 @@ class DiffusionConv(GraphLayer):
         """What is propagated, by head: h(x), or x itself."""
         if self.value is None:
             return self._by_head(x)
+        # W_V holds its heads one after the other, so that all of them are one product.
         return self.value(x).unflatten(1, (self.heads, -1))
 
     def _values_before(self, previous: Tensor) -> Tensor:
@@ -220,6 +224,7 @@ class DiffusionConv(GraphLayer):
             values = state
         if self.concat:
             return state.flatten(1)
+        # A view, where the mean of one head would be a copy.
         return state.squeeze(1) if state.size(1) == 1 else state.mean(1)
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
@@ -263,6 +268,7 @@ class DiffusionConv(GraphLayer):
         """Certify one step, with any ``source``, by Theorem 7 (of a penalty) or 1 (of any other symmetric coupling)."""
         update = self.update
         diffusivity = self.diffusivity
+        # A certificate speaks of the τ of this moment, also where τ is learned.
         tau = float(update.step_size) if isinstance(update, ExplicitEuler) else math.nan
         reason = self.why_uncertified or broken_parameter(self)
         if x is None:

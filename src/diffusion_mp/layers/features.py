@@ -40,6 +40,7 @@ def check_input(
         raise TypeError(
             f"{name} must be floating point; got {describe(x)}. Convert it with {name}.to(torch.float32)."
         )
+    # A gradient of x would be as dense as [N, channels], which is what a sparse x avoids.
     if x.requires_grad:
         raise ValueError(
             f"{name} must not require a gradient where it is sparse: only the weights that meet it are learned. "
@@ -80,6 +81,7 @@ class FeatureLinear(Linear):
 
         # Sorting the entries by column takes longer than the product, and features are the same at every step.
         pattern = cached_by((x,), "pattern", find) if values_only() else find()
+        # One row of Wᵀ is read for every entry of x, so its numbers have to lie side by side.
         weight = self.weight.t().contiguous().unsqueeze(1)
         out = spmm(pattern, x.values().unsqueeze(1), weight).squeeze(1)
         return out if self.bias is None else out + self.bias

@@ -307,6 +307,7 @@ class APPNPConv(DiffusionConv):
         **options: Any,
     ) -> None:
         if K is None:
+            # The limit is one linear system in place of many steps.
             update: StateUpdate = teleport_limit(alpha)
         else:
             update = teleport(alpha)
@@ -315,6 +316,7 @@ class APPNPConv(DiffusionConv):
             channels,
             diffusivity or _gcn_adjacency(),
             update,
+            # The weights are those of the model around it; propagation has none.
             transform=False,
             bias=False,
             steps=K or 1,
@@ -358,6 +360,7 @@ class GCNIIConv(DiffusionConv):
             raise ValueError(
                 f"theta and layer go together (β = log(θ/layer + 1)); got theta={theta}, layer={layer}."
             )
+        # β: without θ the map is W alone, as in PyG.
         self.mapping = 1.0
         if theta is not None and layer is not None:
             self.mapping = math.log(theta / layer + 1)

@@ -103,6 +103,7 @@ class GatedGCNConv(EdgeLayer):
         super().__init__(channels, dropout)
         self.residual = residual
         self.eps = eps
+        # A to E of the equations, by what they read: the node itself, messages, the edge and its two ends.
         self.own, self.value, self.edge, self.target, self.source = (
             nn.Linear(channels, channels) for _ in range(5)
         )
@@ -211,6 +212,7 @@ class GPSBlock(EdgeLayer):
         if self.local is not None and (
             graph.edge_index is not None or self.attention is None
         ):
+            # It alone moves the states of edges, and it has a residual of its own, which others get here.
             if isinstance(self.local, GatedGCNConv):
                 moved, *carried, coupling = self.local(
                     x, graph, edge_attr=edge_attr, return_coupling=True

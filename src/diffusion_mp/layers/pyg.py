@@ -85,6 +85,7 @@ class KnowsPyGNames:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        # Around the constructors, so that no class has to think of names that are not its own.
         if "__init__" in vars(cls):
             cls.__init__ = _translated(cls.__init__)  # type: ignore[method-assign]
 
@@ -162,6 +163,7 @@ def _taken(function: Callable[..., Any]) -> str:
 def refuse_inputs(module: nn.Module, inputs: Mapping[str, Any]) -> None:
     """Raise for inputs that a call does not take; inputs of PyG's classes may be ``None``."""
     for name, value in inputs.items():
+        # Code written for PyG passes None for what it has not.
         if name in INPUTS and value is None:
             continue
         kind = type(module).__name__

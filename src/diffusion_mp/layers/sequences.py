@@ -64,6 +64,7 @@ class PDEDiffusion1d(Resettable):
         check_heads_divide(channels, heads)
         self.in_channels = channels
         self.out_channels = channels
+        # An α for every channel is a head of one channel each.
         self.diffusivity = NeumannDiffusivity(
             {"layer": 1, "head": heads, "channel": channels}[per], **options
         )
@@ -114,6 +115,7 @@ class PDEDiffusion1d(Resettable):
                 Graph(size * length, ptr=length * torch.arange(size + 1)),
             )
             return out.view_as(x), coupling
+        # Tokens and padding of a sequence become two graphs, between which nothing flows.
         order, ptr = tokens_first(mask)
         kept = mask.unsqueeze(2)
         rows = torch.where(kept, x, 0.0).flatten(
@@ -192,6 +194,7 @@ class SelfAttention(Saved):
         self.heads = heads
         self.causal = causal
         self.dropout = dropout
+        # Queries, keys and values in one product.
         self.project = nn.Linear(channels, 3 * channels)
         self.on_values = place("values", channels)
         self.on_heads = place("heads", channels // heads)
@@ -207,6 +210,7 @@ class SelfAttention(Saved):
         )
         pairs = None if mask is None else self._senders(mask)
         rate = self.dropout if self.training else 0.0
+        # With a mask the order is a part of ``pairs``; torch takes either the one or the other.
         causal = self.causal and mask is None
         # Only the formula has derivatives in forward mode, not torch's fused kernels.
         kernel = (

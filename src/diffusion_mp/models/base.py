@@ -96,6 +96,7 @@ class FeatureEncoder(nn.Module):
                 self.channels = channels_at_first(self, x)
             check_input(x, name, channels=self.channels, module=self)
             return self.linear(x)
+        # A sum, as in the encoders of OGB: the state is as wide for one column as for many.
         columns = self._columns(x, name).unbind(1)
         return reduce(
             torch.add,
@@ -204,6 +205,7 @@ class EdgeMask(MessagePassing):
     def forward(self, graph: Graph) -> Graph:
         """Return the graph, with masked weights while a model is being explained."""
         mask = self._edge_mask
+        # An explainer sets a mask and takes it away again; most calls have none.
         if not self.explain or mask is None or graph.edge_index is None:
             return graph
         # An explainer learns logits, and afterwards applies a mask of numbers in [0, 1].
@@ -294,6 +296,7 @@ class GraphModel(GraphLayer, ABC):
         if torch.compiler.is_dynamo_compiling():
             # Without fullgraph=True its graph ends where the number of graphs is read: here, and not within a block.
             _ = graph.segments
+        # A coupling holds features of all nodes: it is kept only for a caller who asks for it.
         couplings: list[Coupling] = []
         collect = self.edge_mask.listening(
             graph, couplings.append if return_coupling else discard

@@ -116,6 +116,7 @@ class CertifiedTransformer(CertifiedNetwork):
                 hidden_channels, terms, num_layers, constraint=constraint, radius=radius
             )
 
+        # The first encoder reads X, perhaps by tables; the later ones read states.
         later = (
             nn.Linear(hidden_channels, hidden_channels) for _ in range(num_blocks - 1)
         )

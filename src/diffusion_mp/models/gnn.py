@@ -81,6 +81,7 @@ class DiffusionGNN(GraphModel):
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
         # All options are checked whichever layers are built, so that a search over conv fails at once or not at all.
+        # An α out of range raises here.
         teleport(alpha)
         check_heads_divide(hidden_channels, heads, "hidden_channels")
         for name, value in (("norm", norm), ("jk", jk)):
@@ -125,6 +126,7 @@ class DiffusionGNN(GraphModel):
                 case "sgc":  # all steps, then one linear map: one layer
                     yield SGConv(in_channels, out_channels, num_layers)
                 case "gin":
+                    # One hidden layer, as wide as the state, as in the GIN of PyG.
                     for a, b in pairwise(sizes):
                         mlp = nn.Sequential(
                             FeatureLinear(a, hidden_channels),

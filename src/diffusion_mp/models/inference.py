@@ -251,6 +251,7 @@ class BlockwiseCoupling(PartialCoupling):
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         # Every pass couples the rows of a block anew: keeping their features would take as much memory as all rows do.
         pooled = self.blocks.each(lambda x, v: self.couple(x).pool(v), self.x, v)
+        # Sums over senders are small, whatever the number of nodes: those of all blocks fit.
         sums = merged([part for _, part in pooled])
         return self.blocks.joined(lambda x, v: self.couple(x).read(sums, v), self.x, v)
 

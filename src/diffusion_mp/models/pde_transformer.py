@@ -95,6 +95,7 @@ class PDETransformer(Resettable):
             )
         chosen = None if placement is None else SITES[placement]
         options = dict(diffusion or {})
+        # Along the heads of one token (P6) no later position can come in.
         if (
             causal
             and chosen != "heads"
@@ -178,6 +179,7 @@ class PDETransformer(Resettable):
             mask = mask & (mask.cumsum(1) == 1)
         elif self.pooling == "last":
             mask = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
+        # A sum over thousands of tokens would lose its digits in half precision.
         wide = x.to(torch.promote_types(x.dtype, torch.float32)).masked_fill(
             ~mask.unsqueeze(2), 0
         )
@@ -191,7 +193,9 @@ class PDETransformer(Resettable):
         if mask is None:
             positions = self.positions[: x.size(1)]
         else:
+            # Padding may hold anything, NaN or an index that no table has.
             x = x.masked_fill(~mask if x.dim() == 2 else ~mask.unsqueeze(2), 0)
+            # Tokens are counted, so that padding may stand anywhere.
             positions = self.positions[(mask.cumsum(1) - 1).clamp(min=0)]
         state = (
             self.encoder(x.flatten(0, 1), name).unflatten(0, x.shape[:2]) + positions
