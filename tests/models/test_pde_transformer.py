@@ -336,7 +336,7 @@ test_it_says_what_it_needs = refuses(
     ),
     (
         lambda: build()(sequences()[0]),
-        r"x must be \[batch, length\], as in_channels says",
+        r"x must be \[batch, length, 1\], as in_channels says",
     ),
     (
         lambda: build(in_channels=2)(randn(3, 7)),

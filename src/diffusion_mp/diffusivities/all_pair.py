@@ -205,6 +205,8 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
         )
         if penalty is not SoftmaxPenalty:
             checks.check_kind(penalty, "penalty", Penalty, "a Penalty")
+        # A penalty may have one of the two forms only.
+        checks.check_choice(measure, "measure", penalty.measures)
         # Not ``penalty``: that property of every diffusivity is None where f does not read the state.
         self.of_distance = penalty
         self.measure = measure

@@ -189,12 +189,12 @@ class PDETransformer(Resettable):
         self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, *, name: str = "x"
     ) -> Float[Tensor, "B L C"]:
         """Return the initial state: embedding plus position, smoothed under P1."""
-        self._check(x, mask, name)
+        x = self._sequences(x, mask, name)
         if mask is None:
             positions = self.positions[: x.size(1)]
         else:
             # Padding may hold anything, NaN or an index that no table has.
-            x = x.masked_fill(~mask if x.dim() == 2 else ~mask.unsqueeze(2), 0)
+            x = x.masked_fill(~mask.unsqueeze(2), 0)
             # Tokens are counted, so that padding may stand anywhere.
             positions = self.positions[(mask.cumsum(1) - 1).clamp(min=0)]
         state = (
@@ -202,7 +202,8 @@ class PDETransformer(Resettable):
         )
         return dropout(self.after_embedding(state, mask), self.dropout, self.training)
 
-    def _check(self, x: Tensor, mask: Tensor | None, name: str) -> None:
+    def _sequences(self, x: Tensor, mask: Tensor | None, name: str) -> Tensor:
+        """Check sequences, and return them as [B, L, columns]."""
         check_kind(x, name, Tensor, "a tensor of sequences [batch, length, ...]")
         if x.layout != torch.strided:
             raise TypeError(
@@ -211,19 +212,18 @@ class PDETransformer(Resettable):
         columns = self.encoder.channels
         limit = self.positions.size(0)
         # One category a position needs no third dimension.
-        flat = self.encoder.sizes is not None and columns == 1
-        if x.shape[2:] != (columns,) and not (flat and x.dim() == 2):
-            shape = f"[batch, length, {columns}]"
-            if flat:
-                shape = "[batch, length]"
+        flat = self.encoder.sizes is not None and columns == 1 and x.dim() == 2
+        stacked = x.unsqueeze(2) if flat else x
+        if stacked.dim() != 3 or stacked.size(2) != columns:
             raise ValueError(
-                f"{name} must be {shape}, as in_channels says; got {describe(x)}."
+                f"{name} must be [batch, length, {columns}], as in_channels says; got {describe(x)}."
             )
         check_mask(mask, x, "mask" if name == "x" else f"{name}_mask")
         if x.size(1) > limit:
             raise ValueError(
                 f"{name} must not be longer than max_length={limit}; got {describe(x)}. Cut it or raise it."
             )
+        return stacked
 
     def _draw(self) -> None:
         """Initialise the positions with sinusoids, so that neighbours start out similar."""
