@@ -525,7 +525,6 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     "adjacency-count-row": lambda: AdjacencyDiffusivity(
         "row", self_loops="remaining", degrees="count"
     ),
-    "adjacency-error": lambda: AdjacencyDiffusivity("row", zero_degree="error"),
     "gat": lambda: GATDiffusivity(6),
     "gat-edges": lambda: GATDiffusivity(6, 2, edge_dim=2),
     "gat-heads": lambda: GATDiffusivity(6, 3, negative_slope=0.1, self_loops="keep"),
@@ -635,7 +634,7 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
         SoftmaxDiffusivity(6, projection="tied"), self_loops="add"
     ),
     "augmented-mean": lambda: GraphAugmentedDiffusivity(
-        SimpleDiffusivity(), AdjacencyDiffusivity("row"), "mean"
+        SimpleDiffusivity(), AdjacencyDiffusivity("row"), 0.5
     ),
     "augmented-weight": lambda: GraphAugmentedDiffusivity(
         SimpleDiffusivity(6, projection="separate", bias=True),
@@ -777,12 +776,6 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     ),
     "generic-reads-values": lambda: DiffusionConv(
         4, 3, SimpleDiffusivity(), reads="values"
-    ),
-    "generic-reads-features": (
-        lambda: DiffusionConv(
-            4, 3, SimpleDiffusivity(4, projection="separate"), reads="features"
-        ),
-        {"extra": lambda x: {"features": 1 - x.cos()}},
     ),
     "generic-steps": lambda: DiffusionConv(4, 3, AdjacencyDiffusivity("row"), steps=3),
     "generic-dropout": lambda: DiffusionConv(4, 3, SimpleDiffusivity(), dropout=0.5),

@@ -17,7 +17,6 @@ from diffusion_mp.kernels.pairwise import pairwise_attention
 from diffusion_mp.testing import check_diffusivity, check_layer, check_update, tolerance
 from helpers import built
 from model_cases import BATCH, MODELS, Case
-from reading_features import ReadsInputs
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -94,7 +93,6 @@ CASES = {
     "readme": Case(readme),
     "certified-sphere": Case(lambda: certified("sphere")),
     "certified-ball": Case(lambda: certified("ball")),
-    "reads-features": Case(lambda: ReadsInputs(8, 3)),
     "difformer-nodes": Case(lambda: dm.DIFFormer(8, 6, 3), ("x",)),
     "sfi-conv": Case(lambda: dm.SFiConv(8, 8, 2), ("x",)),
     "difformer-released": Case(
@@ -145,7 +143,6 @@ CASES = {
 QUICK = ("readme", "difformer", "certified")
 EXHAUSTIVE = (
     "certified-transformer",
-    "reads-features",
     "nodeformer",
     "sfi-former",
     "gat",

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch.export import export
-from torch_geometric.nn import to_hetero
 
 from model_cases import FEW, MODELS
 
@@ -68,21 +67,3 @@ def test_a_model_is_compiled_once_more_when_its_sizes_change_and_never_again(
     for size in (12, 23, 40, 33):
         compiled(**case.inputs(size))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
-
-
-@pytest.mark.parametrize("name", ["gcn", "difformer", "gps"])
-def test_a_model_is_not_rewritten_for_nodes_of_several_kinds(name: str) -> None:
-    """PyG traces symbolically what it rewrites, as torch.export does."""
-    kinds = (
-        ["user", "item"],
-        [
-            ("user", "rates", "item"),
-            ("item", "rated_by", "user"),
-            ("user", "knows", "user"),
-        ],
-    )
-    with pytest.raises(
-        TypeError,
-        match=r"to_hetero can not rewrite it\. Pass data\.to_homogeneous\(\).*HeteroConv",
-    ):
-        to_hetero(MODELS[name].model(), kinds)

@@ -49,7 +49,7 @@ def block_runs(model: Any, **inputs: Any) -> list[tuple[Energy, list[Tensor]]]:
     graph = Graph.coerce(**inputs)
     found = []
 
-    def visit(name: str, block: Any, source: Tensor, others: dict[str, Any]) -> Tensor:
+    def visit(block: Any, source: Tensor, graph: Graph, **others: Any) -> Tensor:
         states = [*block.states(source, graph, **others)]
         found.append((block.energy(source, graph, **others), states))
         return states[-1]

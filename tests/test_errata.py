@@ -2,14 +2,14 @@
 
 # ruff: noqa: F403, F405 (everything public)
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from diffusion_mp import *
-from diffusion_mp.couplings import NeumannCoupling
-from diffusion_mp.diffusivities.fixed import Mix
+from diffusion_mp.couplings import NeumannCoupling, row_normalized
 from diffusion_mp.diffusivities.kernelized_softmax import attention_features
 from diffusion_mp.energies.spectrum import Form
 from energy_forms import Explicit, Joint
@@ -53,18 +53,20 @@ def test_equation_24_raises_equation_25(tau: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mix", "form"),
-    [("sum", "residual"), ("joint", "residual"), ("mean", "conservative")],
+    ("weight", "form"),
+    [(None, "residual"), ("joint", "residual"), (0.5, "conservative")],
 )
 def test_no_layer_with_a_normalised_attention_descends_equation_25(
-    mix: Mix, form: Form
+    weight: Any, form: Form
 ) -> None:
     """D24, for Eqs. 61–63, their sum divided by its own rows, and Eq. 24: at τ = 0.1 the energy rises."""
     x, graph = two_herds(7, 1.6, 2.6)
     attention = SigmoidDiffusivity(normalize=None, measure="distance")
-    coupling = GraphAugmentedDiffusivity(attention, AdjacencyDiffusivity("sym"), mix)(
-        x, graph
-    )
+    edges = AdjacencyDiffusivity("sym")
+    if weight == "joint":
+        coupling = row_normalized((attention + edges)(x, graph))
+    else:
+        coupling = GraphAugmentedDiffusivity(attention, edges, weight)(x, graph)
     joint = Joint(PENALTY, 1.0, graph_term=adjacency(x, graph))
     assert joint(ExplicitEuler(0.1, form=form)(x, coupling)) > joint(x) + 0.15
 

@@ -132,10 +132,6 @@ test_bad_values = refuses(
     (lambda: Graph(4, ptr=torch.tensor([0, 3, 2, 4])), "ptr"),
     (lambda: Graph(4, ptr=torch.tensor([0.0, 4.0])), "ptr"),
     (lambda: Graph(4, batch=torch.zeros(4).long(), ptr=torch.tensor([0, 4])), "ptr"),
-    (
-        lambda: AdjacencyDiffusivity("row", zero_degree="error")(X, Graph(4, EDGES)),
-        "degree",
-    ),
     # options
     (
         lambda: PDETransformer([7], 8, 2, max_length=5, task="retrieve")(

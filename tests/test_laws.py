@@ -99,9 +99,6 @@ def test_diffusivities_obey_the_laws(name: str) -> None:
         skip["batching"] = (
             "the published λ depends on the largest graph in the batch (ERRATA S5)"
         )
-    if name == "adjacency-error":
-        reason = "a node of degree zero is refused, as asked"
-        skip = {"isolated nodes": reason, "edge cases": reason}
     check_diffusivity(
         DIFFUSIVITIES[name], skip=skip, edges=True if "augmented" in name else None
     )

@@ -216,28 +216,6 @@ def test_models_with_calls_of_their_own() -> None:
     )
 
 
-def test_attention_weights() -> None:
-    x = state().float()
-    edges = EDGES.clone()
-    weight = torch.rand(EDGES.size(1))
-    for layer in (
-        dm.GATConv(4, 3),
-        dm.GCNConv(4, 3),
-        dm.GCNConv(4, 3, normalize=False),
-    ):
-        graph = dm.Graph(NODES, edges, weight)
-        for number in range(2):
-
-            def returned(
-                layer: torch.nn.Module = layer,
-                graph: dm.Graph = graph,
-                number: int = number,
-            ) -> Tensor:
-                return layer(x, graph, return_attention_weights=True)[1][number]
-
-            expect_writable(returned, "the edges and their weights", edges, weight)
-
-
 def test_losses_and_diagnostics() -> None:
     x = state().float()
     layer = dm.NodeFormerConv(4, 3, edge_regularization=0.5)

@@ -6,10 +6,21 @@ import math
 import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache, partial, wraps
+from inspect import signature
 from operator import index
 from shlex import quote
-from types import NoneType
-from typing import Any, NoReturn
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NoReturn,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 import torch
@@ -198,11 +209,93 @@ def check_probability(value: float, name: str) -> None:
     check_number(value, name, lambda p: 0.0 <= p < 1.0, "be a probability in [0, 1)")
 
 
-def check_share(value: float, name: str, what: str) -> None:
-    """Raise unless ``value`` lies in [0, 1]; ``what`` is weighted by it."""
-    check_number(
-        value, name, lambda w: 0.0 <= w <= 1.0, f"lie in [0, 1], the weight of {what}"
-    )
+def check_share(value: float, name: str) -> None:
+    """Raise unless ``value`` lies in [0, 1], the weight w of one thing beside 1 − w of another."""
+    check_number(value, name, lambda w: 0.0 <= w <= 1.0, "lie in [0, 1]")
+
+
+Check = Callable[[Any, str], None]
+
+
+def _at_least(least: int) -> Check:
+    return lambda value, name: check_counts(least, **{name: value})
+
+
+def _check_channels(value: int, name: str) -> None:
+    if not found_later(value):
+        check_counts(**{name: value})
+
+
+#: What an argument may be, as annotations of constructors say it and `checked` makes sure of it. -1 channels are those
+#: of the first call.
+Count = Annotated[int, _at_least(1)]
+CountOrZero = Annotated[int, _at_least(0)]
+Channels = Annotated[int, _check_channels]
+FiniteNumber = Annotated[float, check_number]
+PositiveNumber = Annotated[float, check_positive]
+NonnegativeNumber = Annotated[float, partial(check_positive, allow_zero=True)]
+Probability = Annotated[float, check_probability]
+Share = Annotated[float, check_share]
+
+
+def checked(init: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor that first checks its arguments, as far as its annotations say what they may be.
+
+    That is one of the types above, ``bool``, a ``Literal``, or a class of modules, each possibly ``None``.
+    """
+    names = list(signature(init).parameters)[1:]
+
+    @cache
+    def checks() -> dict[str, Check]:
+        # Not before the first call, since an annotation may name a class that its module defines later.
+        hints = get_type_hints(init, include_extras=True)
+        of_all = {name: _check_of(hint) for name, hint in hints.items()}
+        return {name: check for name, check in of_all.items() if check is not None}
+
+    @wraps(init)
+    def __init__(self: object, *args: Any, **options: Any) -> None:
+        # More arguments than parameters are for the constructor to refuse.
+        by_name = dict(zip(names, args, strict=False)) | options
+        for name, check in checks().items():
+            if name in by_name:
+                check(by_name[name], name)
+        init(self, *args, **options)
+
+    return __init__
+
+
+def _check_of(hint: Any) -> Check | None:
+    """Return the check that an annotation stands for, if any."""
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    optional = NoneType in parts
+    required = [part for part in parts if part is not NoneType]
+    if all(get_origin(part) is Literal for part in required):
+        choices = [choice for part in required for choice in get_args(part)]
+        choices += [None] * optional
+        return partial(check_choice, choices=choices)
+    if len(required) > 1:
+        return None
+    (part,) = required
+    kind = get_origin(part) or part
+    check: Check | None = None
+    if kind is Annotated:
+        check = part.__metadata__[0]
+    elif kind is bool:
+        check = partial(check_kind, kind=bool, what="True or False")
+    elif isinstance(kind, type) and issubclass(
+        kind, (nn.Module, dict, torch.Generator)
+    ):
+        what = f"a {kind.__name__}" + " or None" * optional
+        check = partial(check_kind, kind=kind, what=what)
+    if check is None or not optional:
+        return check
+    required_check = check
+
+    def check_optional(value: Any, name: str) -> None:
+        if value is not None:
+            required_check(value, name)
+
+    return check_optional
 
 
 def check_tensor(
@@ -334,8 +427,7 @@ def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
         raise TypeError(
             f"{name} must be a tensor [num_nodes, channels]; got {describe(x)}. A coupling here is between nodes of "
             f"one kind. Number the senders first and the receivers after them, {name} = torch.cat([{name}_src, "
-            f"{name}_dst]) and edge_index[1] + len({name}_src), and take the last rows of the result; GINConv, and "
-            f"GATConv with self_loops='keep', take the pair as it is."
+            f"{name}_dst]) and edge_index[1] + len({name}_src), and take the last rows of the result."
         )
     if isinstance(x, dict):
         raise TypeError(

@@ -17,7 +17,7 @@ from safetensors.torch import save as serialized
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from diffusion_mp.checks import check_kind, describe, needed_by
+from diffusion_mp.checks import check_kind, checked, describe, needed_by
 
 Place = str | os.PathLike[str]
 S = TypeVar("S", bound="Saved")
@@ -92,6 +92,12 @@ class Saved(nn.Module, Described):
 
     _description: Description
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # The annotations of other people's classes are their own.
+        if "__init__" in vars(cls) and cls.__module__.startswith("diffusion_mp."):
+            cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
+
     def __new__(cls: type[S], *args: Any, **kwargs: Any) -> S:
         # In __new__, so that a subclass may call super().__init__ when and with what it likes.
         self = super().__new__(cls)
@@ -103,6 +109,20 @@ class Saved(nn.Module, Described):
 
     def _describe(self) -> Description:
         return self._description
+
+    def extra_repr(self) -> str:
+        """Return the numbers and words that the module was built with; the modules stand below, by name."""
+        about = self._description
+        _, *names = signature(type(self).__init__).parameters
+        by_name = dict(zip(names, about.args, strict=False))
+        arguments = {**by_name, **about.kwargs}
+        plain = (bool, int, float, str, type(None))
+        shown = [
+            f"{name}={value!r}"
+            for name, value in arguments.items()
+            if type(value) in plain
+        ]
+        return ", ".join(shown)
 
     def save(self, path: Place) -> None:
         """Write the state dict and the constructor's arguments to a safetensors file, which `load` reads.

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from diffusion_mp import *
 from diffusion_mp.diffusivities import RelationalBias
-from diffusion_mp.testing import check_diffusivity
 from helpers import agree, randn
 
 DOUBLE = torch.float64
@@ -126,19 +125,16 @@ def test_counted_degrees_without_weights_and_of_a_part() -> None:
         count(x, Graph(11, EDGES, weights().detach(), full_degree=degree))
 
 
-@pytest.mark.parametrize("mix", ["sum", "mean", "joint"])
-def test_attention_and_graph_by_a_weight(mix: Any) -> None:
+def test_attention_and_graph_by_a_weight() -> None:
     x = randn(11, 2, seed=1).requires_grad_()
     weight = weights()
     attention = SigmoidDiffusivity()
     edges = AdjacencyDiffusivity("sum")
     graph = Graph(11, EDGES, weight)
-    coupling = GraphAugmentedDiffusivity(attention, edges, mix, 0.3)(x, graph)
+    coupling = GraphAugmentedDiffusivity(attention, edges, 0.3)(x, graph)
     unit = x / x.norm(dim=1, keepdim=True)
     scores = (unit @ unit.T).sigmoid()
     expected = 0.7 * scores / scores.sum(1, keepdim=True) + 0.3 * matrix(weight)
-    if mix == "joint":
-        expected = expected / expected.sum(1, keepdim=True)
     assert_is(coupling, expected[None], [x, weight])
 
 
@@ -152,35 +148,21 @@ def dense(diffusivity: Diffusivity, edges: Tensor | None = EDGES) -> Tensor:
 
 def test_attention_and_graph_are_the_algebra_and_without_edges_the_attention() -> None:
     both = dense(ATTENTION + TERM)
-    joint = GraphAugmentedDiffusivity(ATTENTION, TERM, "joint")
     mean = 0.5 * ATTENTION + 0.5 * TERM
     enhanced = AdjacencyEnhancedDiffusivity(ATTENTION, gamma=3.0)
+    torch.testing.assert_close(dense(GraphAugmentedDiffusivity(ATTENTION, TERM)), both)
     torch.testing.assert_close(
-        dense(GraphAugmentedDiffusivity(ATTENTION, TERM, "sum")), both
-    )
-    torch.testing.assert_close(
-        dense(GraphAugmentedDiffusivity(ATTENTION, TERM, "mean")), dense(mean)
+        dense(GraphAugmentedDiffusivity(ATTENTION, TERM, 0.5)), dense(mean)
     )
     torch.testing.assert_close(
         dense(enhanced), dense(0.75 * ATTENTION + 0.25 * enhanced.graph_term)
     )
-    torch.testing.assert_close(dense(joint), both / both.sum(2, keepdim=True))
-    torch.testing.assert_close(
-        dense(joint)[:, 4], dense(ATTENTION)[:, 4]
-    )  # a node without edges
-    assert joint(randn(11, 4, seed=1), Graph(11, EDGES)).row_stochastic
     for augmented in (
-        joint,
         enhanced,
-        *(GraphAugmentedDiffusivity(ATTENTION, TERM, mix) for mix in ("sum", "mean")),
+        GraphAugmentedDiffusivity(ATTENTION, TERM),
+        GraphAugmentedDiffusivity(ATTENTION, TERM, 0.5),
     ):
         assert torch.equal(dense(augmented, None), dense(ATTENTION, None))
-    check_diffusivity(
-        GraphAugmentedDiffusivity(
-            SimpleDiffusivity(), AdjacencyDiffusivity("sum"), "joint"
-        ),
-        channels=4,
-    )
 
 
 @pytest.mark.parametrize("normalization", ["sum", "sym", "row"])

@@ -21,7 +21,6 @@ from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
 from diffusion_mp.distributed.parallel import all_merged, contact
 from diffusion_mp.models import CertifiedTransformer, DIFFormer, GatedGCN, NodeFormer
 from diffusion_mp.updates import ImplicitEuler
-from reading_features import ReadsInputs
 
 # more nodes than a run of Gumbel noise
 NODES = 1500
@@ -40,7 +39,6 @@ MODELS = {
     "SGFormer, Frobenius": lambda: dm.SGFormer(
         *SIZES, normalize="frobenius", gnn="gat", num_gnn_layers=2
     ),
-    "attention that reads the inputs": lambda: ReadsInputs(FEATURES, CLASSES),
     "NodeFormer": lambda: dm.NodeFormer(
         *SIZES, heads=2, num_features=5, num_samples=3, hops=2
     ),

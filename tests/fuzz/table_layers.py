@@ -12,7 +12,7 @@ from diffusion_mp import (
 from diffusion_mp.energies.constraints import CONSTRAINTS
 
 from .arguments import *
-from .program import Draw, Strategy, Wrong
+from .program import Draw, Strategy
 from .signatures import calls, construct, counts, numbers, texts
 
 
@@ -155,18 +155,11 @@ def part(name: str, **own: Any) -> Strategy:
 
 
 def diffusion_conv(d: Draw) -> None:
-    reads = choice(d, "state", "values", "features")
-    own = {"out_channels": same, "heads": counts(1, 2), "reads": reads}
+    own = {"out_channels": same, "heads": counts(1, 2)}
     construct(
         d, "layer", "DiffusionConv", cast(d), leave="concat transform value_bias", **own
     )
-    unread = never([Wrong(real(d, d.nodes, 3), "features nobody reads")])
-    features = (
-        state(d).unsure("a longer last dimension")
-        if reads.right == "'features'"
-        else unread
-    )
-    called(d, needed=True, features=features)
+    called(d, needed=True)
 
 
 def gcnii(d: Draw) -> None:
@@ -190,7 +183,7 @@ def gat(d: Draw) -> None:
         given = with_edge_attr(d, optional=False)
         # Without features it reads the states alone.
         given["edge_attr"] = given["edge_attr"].unsure("None")
-        d.call("out", "layer({args})", **given, return_attention_weights=flag(d))
+        d.call("out", "layer({args})", **given)
     else:
         called(d, needed=True)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from diffusion_mp import GPS, NodeFormerConv
 from diffusion_mp.diffusivities import NeumannDiffusivity
-from diffusion_mp.layers import DIFFormerConv, SGFormerConv
+from diffusion_mp.layers import DIFFormerConv, SGFormerConv, WeightedGraph
 
 from .arguments import *
 from .program import Draw, Strategy, Wrong
@@ -245,14 +245,12 @@ def masks(d: Draw, size: int, length: int) -> Arg:
 
 
 def pde_diffusion(d: Draw) -> None:
-    turned = d.maybe(0.2)
     step = options(
         d,
         "mp.ExplicitEuler(0.5)",
         wrong=bad("a string: 'euler' | a number: 0.5"),
         optional=True,
     )
-    first = fixed(not turned, *bad("a string: 'yes' | None"))
     stencil = "strides boundary alpha budget"
     construct(
         d,
@@ -262,7 +260,6 @@ def pde_diffusion(d: Draw) -> None:
         more=stencil,
         of=NeumannDiffusivity,
         update=step,
-        batch_first=first,
     )
     if d.maybe(0.4):
         rows = state(d).unsure(
@@ -278,15 +275,12 @@ def pde_diffusion(d: Draw) -> None:
         return
     size = d.pick([2, 1, 0, 3])
     length = d.pick([5, 1, 0, 9])
-    x = tensor(d, *((length, size) if turned else (size, length)), d.channels).without(
-        "a lower rank"
-    )
-    name = "key_padding_mask" if d.maybe(0.3) else "mask"
+    x = tensor(d, size, length, d.channels).without("a lower rank")
     d.call(
         "out",
         "layer({args})",
         x=x,
-        **{name: masks(d, size, length)},
+        mask=masks(d, size, length),
         return_coupling=flag(d),
     )
 
@@ -388,6 +382,8 @@ def certified_transformer(d: Draw) -> None:
         mlp_channels=Arg(str(mlp), count(d, zero=True).wrong),
         attention=Arg(repr(attention), choice(d, None).wrong),
         graph=texts("sum", "sym"),
+        more="symmetric gate hops matrix",
+        of=WeightedGraph,
     )
     call = {"x": x, **edges(d, needed=False, objects=False), "edge_attr": features}
     if d.maybe(0.6):

@@ -522,9 +522,7 @@ DIFFUSIVITIES: dict[str, Strategy] = {
     ),
     "UniformDiffusivity": of_state("UniformDiffusivity"),
     "IdentityDiffusivity": of_state("IdentityDiffusivity"),
-    "AdjacencyDiffusivity": of_state(
-        "AdjacencyDiffusivity", needed=True, leave="zero_degree"
-    ),
+    "AdjacencyDiffusivity": of_state("AdjacencyDiffusivity", needed=True),
     "GATDiffusivity": of_state("GATDiffusivity", needed=True, leave="edge_dim"),
     "EdgeDiffusivity": of_state("EdgeDiffusivity", needed=True, penalty=penalties),
     "EdgeSparseFlowDiffusivity": of_state(
@@ -576,7 +574,6 @@ DIFFUSIVITIES: dict[str, Strategy] = {
         graph_term=one_of(
             "mp.AdjacencyDiffusivity('sym')", "mp.AdjacencyDiffusivity('row')"
         ),
-        mix=texts("sum", "mean"),
     ),
 }
 

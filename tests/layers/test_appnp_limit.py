@@ -30,21 +30,17 @@ def test_it_is_where_the_steps_end_and_differentiates_like_the_inverse(
 
 
 def test_over_all_pairs_of_the_inputs(generator: torch.Generator) -> None:
-    x, hidden = torch.randn(2, 12, 3, generator=generator, dtype=torch.float64)
+    x = torch.randn(12, 3, generator=generator, dtype=torch.float64)
     kernel = GaussianDiffusivity(
         bandwidth=0.7, normalize=None, measure="distance", row_stochastic=False
     )
     attention = SymmetricDiffusivity(kernel, diagonal=False)
-    readout = APPNPConv(3, K=None, alpha=0.1, diffusivity=attention, reads="features")
+    readout = APPNPConv(3, K=None, alpha=0.1, diffusivity=attention)
     weights = torch.exp(-torch.cdist(x, x).square() / (2 * 0.7**2)).fill_diagonal_(0)
     root = weights.sum(1).rsqrt()
     dense = root[:, None] * weights * root[None, :]
-    expected = 0.1 * torch.linalg.solve(
-        torch.eye(12, dtype=x.dtype) - 0.9 * dense, hidden
-    )
-    torch.testing.assert_close(
-        readout(hidden, features=x), expected, rtol=1e-9, atol=1e-10
-    )
+    expected = 0.1 * torch.linalg.solve(torch.eye(12, dtype=x.dtype) - 0.9 * dense, x)
+    torch.testing.assert_close(readout(x), expected, rtol=1e-9, atol=1e-10)
 
 
 test_what_has_no_limit_is_refused_with_the_way_out = refuses(

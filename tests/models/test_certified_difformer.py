@@ -135,7 +135,7 @@ def dense_states(
         return z / z.norm(dim=1, keepdim=True).clamp(min=1)
 
     states = [clipped(h)]
-    for _ in range(model.num_layers or 0):
+    for _ in range(model.conv.num_layers or 0):
         z = states[-1]
         square = (z.unsqueeze(1) - z).square().sum(2)
         w = conv.lam() * same * (-square / 2).exp() + conv.mu() * graph
@@ -415,7 +415,10 @@ test_an_option_or_input_that_does_not_fit_is_refused = refuses(
     (lambda: build(heads=3), "heads must divide channels; got 3 heads, 8 channels"),
     (lambda: build(graph="sym"), "graph must be a Diffusivity, True or False"),
     (lambda: build(inputs="gaussian"), "inputs must be a Diffusivity"),
-    (lambda: setattr(build(), "num_layers", 0), "num_layers must be at least 1; got 0"),
+    (
+        lambda: setattr(build().conv, "num_layers", 0),
+        "num_layers must be at least 1; got 0",
+    ),
     (
         lambda: CertifiedConv(5).energy(*nodes(torch.float32)[:2]),
         r"graph must be a Graph\(num_nodes, edge_index\)",

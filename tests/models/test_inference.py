@@ -13,7 +13,6 @@ from diffusion_mp.couplings.base import PROMISES
 from diffusion_mp.models.inference import Blocks
 from diffusion_mp.testing import tolerance
 from helpers import built
-from reading_features import ReadsInputs
 
 NODES = 57
 FEATURES = 8
@@ -40,7 +39,6 @@ MODELS = {
         inputs=dm.SimpleDiffusivity(row_stochastic=False),
     ),
     "certified, at rest": lambda: dm.CertifiedDIFFormer(FEATURES, 8, 3, None, mu=1.0),
-    "attention that reads the inputs": lambda: ReadsInputs(FEATURES, 3),
     "NodeFormer": lambda: dm.NodeFormer(
         FEATURES, 8, 3, heads=2, num_features=6, hops=2
     ),

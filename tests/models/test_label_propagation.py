@@ -97,7 +97,7 @@ def test_features_come_if_and_only_if_the_diffusivity_reads_nodes() -> None:
         0.5 * gaussian(1.0) + dm.AdjacencyDiffusivity(),
         dm.GATDiffusivity(4),
     ):
-        with pytest.raises(ValueError, match=r"features .* must be passed"):
+        with pytest.raises(ValueError, match=r"features .* must be passed .*got None"):
             dm.LabelPropagation(2, diffusivity=diffusivity)(y, edge_index)
         assert dm.LabelPropagation(2, diffusivity=diffusivity)(
             y, edge_index, features=x
@@ -106,7 +106,9 @@ def test_features_come_if_and_only_if_the_diffusivity_reads_nodes() -> None:
             2,
         )
     for fixed in (None, dm.NeumannDiffusivity(), 0.5 * dm.AdjacencyDiffusivity("row")):
-        with pytest.raises(ValueError, match="features must be left out"):
+        with pytest.raises(
+            ValueError, match=r"features .* must be passed .*got a float32"
+        ):
             dm.LabelPropagation(2, diffusivity=fixed)(y, edge_index, features=x)
         assert dm.LabelPropagation(2, diffusivity=fixed)(y, edge_index).shape == (3, 2)
 
@@ -115,7 +117,7 @@ Y = torch.tensor([0, 1, -1])
 DIRECTED = torch.tensor([[0, 1], [1, 2]])
 
 test_refusals = refuses(
-    (lambda: dm.LabelPropagation(None, 1.0), r"alpha must lie in \(0, 1\)"),
+    (lambda: dm.LabelPropagation(None, 1.0), r"alpha must lie in"),
     (
         lambda: dm.LabelPropagation(3, 0.9, dm.SimpleDiffusivity(heads=2)),
         "diffusivity .* one head",

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
-from torch_geometric.transforms import AddRandomWalkPE
 
 from diffusion_mp.couplings import PairwiseCoupling, SparseFlowCoupling
 from diffusion_mp.data import AddLaplacianPE
@@ -33,8 +32,8 @@ def molecule(size: int, generator: torch.Generator) -> Data:
         edge_index=torch.cat([ring, ring.flip(0)], 1),
         edge_attr=torch.cat([bonds, bonds]),
     )
-    data = AddRandomWalkPE(4, attr_name="walks")(AddLaplacianPE(4)(data))
-    for name in ("laplacian_eigenvectors", "laplacian_eigenvalues", "walks"):
+    data = AddLaplacianPE(4)(data)
+    for name in ("laplacian_eigenvectors", "laplacian_eigenvalues"):
         data[name] = data[name].double()
     return data
 
@@ -80,17 +79,6 @@ def test_the_encodings_of_both_kinds_are_read(generator: torch.Generator) -> Non
     expected = out(model, (vectors, values, mask))
     torch.testing.assert_close(out(model, (-vectors, values, mask)), expected)
     assert not torch.allclose(out(model, (vectors * 0.5, values, mask)), expected)
-    walks = build(
-        GatedGCN,
-        ATOMS,
-        8,
-        3,
-        1,
-        edge_dim=BONDS,
-        pe_channels=2,
-        pe_encoder=torch.nn.Linear(4, 2),
-    )
-    assert not torch.allclose(out(walks, data.walks), out(walks, 2 * data.walks))
 
 
 @pytest.mark.parametrize("cls", MODELS)
@@ -162,7 +150,6 @@ X = torch.ones(4, 3)
 EDGES = torch.tensor([[0, 1], [1, 2]])
 ONE = torch.ones(2, 1)
 SPARSE = torch.eye(4).to_sparse_csr()
-PASSED = torch.nn.Identity()
 
 
 def sfi(options, **inputs):
@@ -173,8 +160,7 @@ def sfi(options, **inputs):
 
 test_refusals = refuses(
     (sfi({"pe_channels": 8}), r"pe_channels must lie in 0\.\.7"),
-    (sfi({"pe_encoder": PASSED}), "pe_encoder needs pe_channels"),
-    (sfi({"heads": 3}), "heads must divide hidden_channels"),
+    (sfi({"heads": 3}), "heads must divide out_channels"),
     (sfi({}, x=X[:, :2]), "x must have 3 channels"),
     (sfi({}, x=X.long()), "x must be floating point"),
     (sfi({}, edge_attr=ONE), "edge_attr must be passed to a model with edge_dim"),
@@ -202,6 +188,5 @@ test_refusals = refuses(
     ),
     (sfi({"pe_channels": 2}), "pe must be passed to a model with pe_channels"),
     (sfi({}, pe=torch.ones(4, 2)), "pe must be passed to a model with pe_channels"),
-    (sfi({"pe_channels": 2, "pe_encoder": PASSED}, pe=X), "encoding of pe must be"),
     (sfi({"task": "link"}, edge_label_index=EDGES[0]), "edge_label_index must be"),
 )

@@ -128,7 +128,7 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     "augmented-mean": lambda: dm.GraphAugmentedDiffusivity(
         dm.SimpleDiffusivity(4, projection="separate"),
         dm.AdjacencyDiffusivity("sym"),
-        "mean",
+        0.5,
     ),
     "scaled": lambda: scalar(0.5) * dm.SimpleDiffusivity(4, projection="tied"),
     "sum": lambda: (

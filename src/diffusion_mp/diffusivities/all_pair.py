@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from diffusion_mp import checks
+from diffusion_mp.checks import Count
 from diffusion_mp.couplings import Coupling, LinearAttentionCoupling
 from diffusion_mp.couplings.features import unit_rows
 from diffusion_mp.diffusivities.base import Diffusivity, check_heads_divide
@@ -46,23 +47,15 @@ class QueryKeyDiffusivity(Diffusivity):
 
     def __init__(
         self,
-        channels: int | None = None,
+        channels: Count | None = None,
         *,
-        heads: int = 1,
+        heads: Count = 1,
         projection: Projection = "separate",
-        head_channels: int | None = None,
+        head_channels: Count | None = None,
         normalize: Normalization = None,
         bias: bool = False,
     ) -> None:
         super().__init__()
-        checks.check_counts(heads=heads)
-        checks.check_flags(bias=bias)
-        checks.check_choice(projection, "projection", [None, "separate", "tied"])
-        checks.check_choice(normalize, "normalize", ["row", "frobenius", None])
-        counts = {"channels": channels, "head_channels": head_channels}
-        checks.check_counts(
-            **{name: count for name, count in counts.items() if count is not None}
-        )
         self.channels = channels
         self.heads = heads
         self.projection = projection
@@ -101,20 +94,18 @@ class QueryKeyDiffusivity(Diffusivity):
         """Return q, and k of x − origin, one object if equal, normalised; ``unit=False`` leaves the norms of rows."""
         if self.projection is not None or self.channels not in (None, x.size(1)):
             checks.check_state(x, channels=self.channels, module=self)
-        shifted = x if origin is None else x - origin
-        if self.projection is None:
-            if x.size(1) % self.heads:
-                raise ValueError(
-                    f"heads must divide the channels of x; got {self.heads} heads, {x.size(1)} channels."
-                )
-            q = self._by_head(x)
-            k = q if origin is None else self._by_head(shifted)
-        else:
-            q = k = self._by_head(self.query(x))
-            if self.projection == "separate":
-                k = self._by_head(self.key(shifted))
-            elif origin is not None:
-                k = self._by_head(self.query(shifted))
+        elif self.channels is None:
+            check_heads_divide(x.size(1), self.heads, "the channels of x")
+        # k is q itself where they are equal, so that features are computed once.
+        projected = self.projection is not None
+        q = k = self._by_head(self.query(x) if projected else x)
+        # Only the keys: a softmax over keys does not change if all of them are shifted.
+        if origin is not None:
+            x = x - origin
+        if self.projection == "separate":
+            k = self._by_head(self.key(x))
+        elif origin is not None:
+            k = self._by_head(self.query(x) if projected else x)
         if self.normalize == "row" and unit:
             return unit_rows(q, None if k is q else k)
         if self.normalize == "frobenius":
@@ -128,12 +119,7 @@ class QueryKeyDiffusivity(Diffusivity):
         return self.projection != "separate"
 
     def _by_head(self, rows: Float[Tensor, "N C"]) -> Float[Tensor, "N H D"]:
-        if self.heads == 1:
-            return rows.unsqueeze(1)
         return rows.unflatten(1, (self.heads, -1))
-
-    def extra_repr(self) -> str:
-        return f"heads={self.heads}, projection={self.projection!r}, normalize={self.normalize!r}"
 
 
 def frobenius(q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
@@ -217,31 +203,28 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
         super().__init__(
             channels, projection=projection, normalize=normalize, **options
         )
-        if not (isinstance(penalty, type) and issubclass(penalty, SoftmaxPenalty)):
+        if penalty is not SoftmaxPenalty:
             checks.check_kind(penalty, "penalty", Penalty, "a Penalty")
-        checks.check_flags(row_stochastic=row_stochastic)
+        # A penalty may have one of the two forms only.
         checks.check_choice(measure, "measure", penalty.measures)
-        if constraint is not None:
-            checks.check_kind(
-                constraint,
-                "constraint",
-                Constraint,
-                "a Constraint (see get_constraint) or None",
-            )
         # Not ``penalty``: that property of every diffusivity is None where f does not read the state.
         self.of_distance = penalty
         self.measure = measure
         self.constraint = constraint
         self.row_stochastic = row_stochastic
+        # Division of rows by different sums breaks symmetry.
         self.symmetric = projection != "separate" and not row_stochastic
         self.why_no_penalty = (
             f"f does not read the state that moves ({projection=}, {normalize=}, {measure=}): an energy is known for "
             f"projection=None, normalize=None, measure='distance', and for the softmax if channels is given."
         )
-        if constraint is not None and not self.reads_the_state:
-            raise ValueError(
-                f"constraint needs an f that reads the state; {self.why_no_penalty}"
-            )
+
+        if constraint is not None:
+            checks.check_kind(constraint, "constraint", Constraint, "a Constraint")
+            if not self.reads_the_state:
+                raise ValueError(
+                    f"constraint needs an f that reads the state; {self.why_no_penalty}"
+                )
 
     @property
     def reads_the_state(self) -> bool:
@@ -292,9 +275,6 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
             normalize=self.row_stochastic,
             nonnegative=self.normalize is not None,
         )
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, measure={self.measure!r}, row_stochastic={self.row_stochastic}"
 
 
 class _Published(PenaltyDiffusivity):
@@ -417,10 +397,6 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
         normalize: Literal["row", "frobenius"] = "row",
         **options: Any,
     ) -> None:
-        if normalize is None:
-            raise ValueError(
-                "normalize must be 'row' or 'frobenius'; got None. Row sums might not be positive."
-            )
         super().__init__(channels, normalize=normalize, **options)
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:

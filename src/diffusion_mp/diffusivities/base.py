@@ -149,6 +149,7 @@ class Composed(Diffusivity):
         self.needs_graph = any(part.needs_graph for part in self.parts)
         self.symmetric = all(part.symmetric for part in self.parts)
         self.positional = any(part.positional for part in self.parts)
+        # One head broadcasts against the others.
         self.heads = max(part.heads for part in self.parts)
 
     @abstractmethod
@@ -177,7 +178,6 @@ class ScaledDiffusivity(Composed):
         self, scale: float | Tensor | Positive, diffusivity: Diffusivity
     ) -> None:
         super().__init__()
-        check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
         if not isinstance(scale, Positive):
             scale = as_scale(scale, diffusivity.heads)
         self._keep("scale", scale)
@@ -190,9 +190,6 @@ class ScaledDiffusivity(Composed):
         if isinstance(self.scale, Positive):
             return ScaledCoupling(self.scale(), coupling, nonnegative=True)
         return ScaledCoupling(self.scale, coupling)
-
-    def extra_repr(self) -> str:
-        return f"{self.scale if not isinstance(self.scale, Tensor) else list(self.scale.shape)} *"
 
 
 class SumDiffusivity(Composed):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
 
 import torch
 from jaxtyping import Float
@@ -13,6 +12,7 @@ from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.inits import glorot
 
 from diffusion_mp import checks
+from diffusion_mp.checks import Count, FiniteNumber, Probability
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.couplings.features import distance_features
 from diffusion_mp.diffusivities.base import Diffusivity, check_heads_divide
@@ -48,24 +48,16 @@ class GATDiffusivity(Diffusivity):
 
     def __init__(
         self,
-        channels: int,
-        heads: int = 1,
+        channels: Count,
+        heads: Count = 1,
         *,
-        negative_slope: float = 0.2,
+        negative_slope: FiniteNumber = 0.2,
         self_loops: SelfLoops = "remaining",
-        edge_dim: int | None = None,
-        dropout: float = 0.0,
+        edge_dim: Count | None = None,
+        dropout: Probability = 0.0,
     ) -> None:
         super().__init__()
-        checks.check_counts(
-            channels=channels,
-            heads=heads,
-            **({} if edge_dim is None else {"edge_dim": edge_dim}),
-        )
-        checks.check_probability(dropout, "dropout")
         check_heads_divide(channels, heads)
-        checks.check_choice(self_loops, "self_loops", get_args(SelfLoops))
-        checks.check_number(negative_slope, "negative_slope")
         self.heads = heads
         self.negative_slope = negative_slope
         self.dropout = dropout
@@ -93,8 +85,16 @@ class GATDiffusivity(Diffusivity):
     ) -> Coupling:
         """Return the coupling at state ``x`` and features of the edges, [E, edge_dim] or [E], in the graph's order."""
         if edge_attr is None or self.edge is None:
+            if (
+                self.edge is not None
+                and graph is not None
+                and graph.edge_weight is not None
+            ):
+                raise ValueError(
+                    "edge_weight came without edge_attr, which is read here (edge_dim=…). Pass features of edges by "
+                    "name, edge_attr=…; in PyG's GATConv they are the third argument, which here is edge_weight."
+                )
             return super().forward(x, graph, edge_attr)
-        checks.check_state(x)
         graph = Graph.coerce(x, graph)
         if graph.edge_index is None:
             return super().forward(x, graph)  # raises
@@ -181,9 +181,6 @@ class GATDiffusivity(Diffusivity):
             [score, sums[:, :-1] / sums[:, -1:].clamp(min=1)]
         ).index_select(0, looped.origin)
 
-    def extra_repr(self) -> str:
-        return f"{self.att_src.size(1) * self.att_src.size(2)}, heads={self.heads}, self_loops={self.self_loops!r}"
-
 
 class EdgeDiffusivity(Diffusivity):
     r"""Energy-based edge attention: s_ij = a_ij f(‖x_i − x_j‖²), normalised over N(i) (Wu, Wipf & Yan 2025, Example 5).
@@ -212,8 +209,6 @@ class EdgeDiffusivity(Diffusivity):
         self_loops: SelfLoops = "keep",
     ) -> None:
         super().__init__()
-        checks.check_choice(self_loops, "self_loops", get_args(SelfLoops))
-        checks.check_flags(row_stochastic=row_stochastic)
         self.edge_penalty = get_penalty(penalty)
         self.row_stochastic = row_stochastic
         self.self_loops = self_loops
@@ -235,6 +230,7 @@ class EdgeDiffusivity(Diffusivity):
             weight,
             symmetric=False if self.row_stochastic else None,
             row_stochastic=self.row_stochastic,
+            # Nothing bounds the distance of neighbours, so f has to be nonnegative at any.
             nonnegative=penalty.covers(math.inf),
         )
 
@@ -250,9 +246,6 @@ class EdgeDiffusivity(Diffusivity):
         source, target = graph.edges
         # Zero to the bit, in the gradient too: for far neighbours the rounding of a loop would be most of it.
         return z2.masked_fill((source == target).unsqueeze(1), 0.0)
-
-    def extra_repr(self) -> str:
-        return f"{self.edge_penalty}, row_stochastic={self.row_stochastic}, self_loops={self.self_loops!r}"
 
 
 def _prior(graph: Graph, like: Tensor) -> Float[Tensor, "E one"] | None:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.checks import (
-    check_choice,
-    check_counts,
-    check_flags,
-    check_kind,
-    check_positive,
-    check_share,
+    Count,
+    PositiveNumber,
+    Share,
 )
 from diffusion_mp.couplings import (
     Coupling,
@@ -26,7 +23,6 @@ from diffusion_mp.couplings import (
     SparseCoupling,
     SumCoupling,
     UniformCoupling,
-    row_normalized,
     symmetric_normalized,
 )
 from diffusion_mp.couplings.neumann import check_stencil
@@ -101,23 +97,19 @@ class NeumannDiffusivity(Diffusivity):
 
     def __init__(
         self,
-        heads: int = 1,
+        heads: Count = 1,
         *,
         strides: Sequence[int] = (1,),
         boundary: Boundary = "symmetric",
-        alpha: float = 0.1,
-        budget: float | None = 0.5,
+        alpha: PositiveNumber = 0.1,
+        budget: PositiveNumber | None = 0.5,
     ) -> None:
         super().__init__()
-        check_counts(heads=heads)
         self.symmetric = check_stencil(strides, boundary)
-        check_positive(alpha, "alpha")
-        if budget is not None:
-            check_positive(budget, "budget")
-            if alpha >= budget:
-                raise ValueError(
-                    f"alpha must be below the budget {budget:g}; got {alpha:g}. Raise the budget."
-                )
+        if budget is not None and alpha >= budget:
+            raise ValueError(
+                f"alpha must be below the budget {budget:g}; got {alpha:g}. Raise the budget."
+            )
         self.heads = heads
         self.strides = tuple(strides)
         self.boundary = boundary
@@ -163,9 +155,6 @@ class NeumannDiffusivity(Diffusivity):
             nonnegative=True,
         )
 
-    def extra_repr(self) -> str:
-        return f"heads={self.heads}, strides={self.strides}, boundary={self.boundary!r}, budget={self.budget}"
-
 
 class AdjacencyDiffusivity(Diffusivity):
     r"""The observed graph (GCN, SGC, GIN, APPNP, GCNII; Examples 1–3, Eq. 24), with weighted degrees d.
@@ -175,11 +164,11 @@ class AdjacencyDiffusivity(Diffusivity):
     the part.
 
     Args:
-        normalization: ``"sym"``: a_ij / √(d_i d_j); ``"row"``: a_ij / d_i; ``"sum"``: a_ij.
+        normalization: ``"sym"``: a_ij / √(d_i d_j); ``"row"``: a_ij / d_i; ``"sum"``: a_ij. A node of degree zero has a
+            zero row.
         self_loops: ``"keep"`` (as observed), ``"add"``, ``"remaining"`` (PyG's GCN) or ``"remove"``; see ``Graph``.
         direction: ``"directed"``: in-degree of the receiver, out-degree of the sender; ``"undirected"``: first replace
             A by ½(A + Aᵀ); ``"pyg"``: in-degrees at both ends, as in PyG's ``GCNConv``. All agree if A is symmetric.
-        zero_degree: ``"zero"``: a node of degree zero has a zero row; ``"error"``: raise.
         degrees: ``"weighted"``: d is the sum of edge weights; ``"count"``: the number of edges with a positive weight,
             unavailable in a part of a weighted graph, whose ``full_degree`` holds sums.
 
@@ -198,30 +187,23 @@ class AdjacencyDiffusivity(Diffusivity):
         *,
         self_loops: SelfLoops = "keep",
         direction: Literal["directed", "undirected", "pyg"] = "directed",
-        zero_degree: Literal["zero", "error"] = "zero",
         degrees: Literal["weighted", "count"] = "weighted",
     ) -> None:
         super().__init__()
-        check_choice(normalization, "normalization", ["sym", "row", "sum"])
-        check_choice(self_loops, "self_loops", get_args(SelfLoops))
-        check_choice(direction, "direction", ["directed", "undirected", "pyg"])
-        check_choice(zero_degree, "zero_degree", ["zero", "error"])
-        check_choice(degrees, "degrees", ["weighted", "count"])
         self.normalization = normalization
         self.direction = direction
-        self.zero_degree = zero_degree
         self.degrees = degrees
         self.self_loops = self_loops
         self.row_stochastic = normalization == "row" and degrees == "weighted"
         self.symmetric = direction == "undirected" and normalization != "row"
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        # A degree in half precision would end at 65 504, and count single edges up to 2 048 only.
         dtype = torch.promote_types(x.dtype, torch.float32)
         options = (
             self.normalization,
             self.direction,
             self.self_loops,
-            self.zero_degree,
             self.degrees,
         )
         # Kept with the graph, and shared by all layers with these options.
@@ -229,13 +211,10 @@ class AdjacencyDiffusivity(Diffusivity):
             (options, dtype),
             lambda: self._normalized(graph, x.new_empty(0, dtype=dtype)),
         )
-        direction = self.direction
-        self_loops = self.self_loops
         if self.row_stochastic:
+            adjacency = _prepared(graph, self.direction, self.self_loops)
             return _RowNormalizedAdjacency(
-                normalized,
-                (graph, direction, self_loops),
-                row_stochastic=graph.full_degree is None,
+                normalized, adjacency, row_stochastic=graph.full_degree is None
             )
         return SparseCoupling(
             normalized, symmetric=self.symmetric or None, nonnegative=True
@@ -251,11 +230,6 @@ class AdjacencyDiffusivity(Diffusivity):
         weight = graph.weights(like)
         source, target = graph.edges
         received = counted.degree("in", weight.dtype)
-        if self.zero_degree == "error" and bool((received == 0).any()):
-            raise ValueError(
-                f"{int((received == 0).sum())} nodes of the graph have degree zero, which zero_degree='error' refuses. "
-                f"Add self-loops (self_loops='remaining') or accept zero rows (zero_degree='zero')."
-            )
         if self.normalization == "sum":
             return graph.with_weights(weight)
         if self.normalization == "row":
@@ -263,15 +237,12 @@ class AdjacencyDiffusivity(Diffusivity):
                 weight * reciprocal(received).index_select(0, target)
             )
         sent = received
+        # PyG divides by in-degrees at both ends, also where edges go one way.
         if self.direction != "pyg":
             sent = counted.degree("out", weight.dtype)
         weight = weight * inverse_root(received).index_select(0, target)
         weight = weight * inverse_root(sent).index_select(0, source)
         return graph.with_weights(weight)
-
-    def extra_repr(self) -> str:
-        options = f"self_loops={self.self_loops!r}, direction={self.direction!r}, degrees={self.degrees!r}"
-        return f"{self.normalization!r}, {options}"
 
 
 def _prepared(graph: Graph, direction: str, self_loops: SelfLoops) -> Graph:
@@ -297,29 +268,19 @@ def _ones(graph: Graph) -> Graph:
 
 
 class _RowNormalizedAdjacency(SparseCoupling):
-    """D⁻¹A, which is self-adjoint in the degrees of an undirected graph: ``adjacency`` is what `_prepared` takes."""
+    """D⁻¹A, which is self-adjoint in the degrees of an undirected graph ``adjacency``, that of A."""
 
     parts = ("graph", "weight", "adjacency")
 
-    def __init__(
-        self,
-        graph: Graph,
-        adjacency: tuple[Graph, str, SelfLoops],
-        *,
-        row_stochastic: bool,
-    ) -> None:
+    def __init__(self, graph: Graph, adjacency: Graph, *, row_stochastic: bool) -> None:
         super().__init__(graph, row_stochastic=row_stochastic, nonnegative=True)
         self.adjacency = adjacency
 
     @cached_property
     def _metric(self) -> Float[Tensor, "N one"] | None:
-        return _received(_prepared(*self.adjacency))
-
-
-def _received(graph: Graph) -> Float[Tensor, "N one"] | None:
-    """Return the metric d of an undirected graph, for which diag(d) (a_ij / d_i) is symmetric; 1 for a zero row."""
-    degree = graph.degree(dtype=torch.float64).unsqueeze(1)
-    return degree.where(degree > 0, 1.0) if graph.is_symmetric else None
+        # d, for which diag(d) (a_ij / d_i) is symmetric; 1 for a zero row.
+        degree = self.adjacency.degree(dtype=torch.float64).unsqueeze(1)
+        return degree.where(degree > 0, 1.0) if self.adjacency.is_symmetric else None
 
 
 class SymmetricDiffusivity(Composed):
@@ -341,8 +302,7 @@ class SymmetricDiffusivity(Composed):
 
     def __init__(self, diffusivity: Diffusivity, diagonal: bool = True) -> None:
         super().__init__()
-        check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
-        check_flags(diagonal=diagonal)
+        # D would be the identity, and the result no normalisation at all.
         if diffusivity.row_stochastic and not diffusivity.symmetric:
             raise ValueError(
                 f"diffusivity must give Ω itself; {type(diffusivity).__name__} has divided its rows by their sums. "
@@ -356,28 +316,20 @@ class SymmetricDiffusivity(Composed):
         (omega,) = parts
         return symmetric_normalized(omega, diagonal=self.diagonal)
 
-    def extra_repr(self) -> str:
-        return f"diagonal={self.diagonal}"
-
-
-Mix = Literal["sum", "mean", "joint"]
-
 
 class GraphAugmentedDiffusivity(Composed):
     r"""An all-pair attention Ŝ with a graph term Ã (Wu, Wipf & Yan 2025, Section 5.3.2).
 
     Unlike ``attention + graph_term``, it is Ŝ alone for a graph without observed edges. With a row-normalised Ŝ no
-    ``mix`` descends Eq. 25 (docs/errata.md, D24); `CertifiedStep` on an unnormalised sum does.
+    weight descends Eq. 25 (docs/errata.md, D24); `CertifiedStep` on an unnormalised sum does.
 
     Args:
         attention, graph_term: the diffusivities of Ŝ and Ã.
-        mix: ``"sum"``: Ŝ + Ã, Eq. (61), for the residual update (Eq. 63); ``"mean"``: ½Ŝ + ½Ã, Eq. (24), for the
-            conservative one, which moves the state differently (docs/errata.md, D3); ``"joint"``: D⁻¹(Ŝ + Ã) with D
-            the row sums of Ŝ + Ã.
-        graph_weight: w in [0, 1]: (1 − w) Ŝ + w Ã instead, as in released code.
+        graph_weight: ``None``: Ŝ + Ã, Eq. (61), for the residual update (Eq. 63); or w in [0, 1]: (1 − w) Ŝ + w Ã, with
+            w = ½ Eq. (24), for the conservative one, which moves the state differently (docs/errata.md, D3).
 
     Examples:
-        >>> GraphAugmentedDiffusivity(SimpleDiffusivity(), AdjacencyDiffusivity("row"), mix="mean")(x, graph).heads
+        >>> GraphAugmentedDiffusivity(SimpleDiffusivity(), AdjacencyDiffusivity("row"), 0.5)(x, graph).heads
         1
     """
 
@@ -390,50 +342,27 @@ class GraphAugmentedDiffusivity(Composed):
         self,
         attention: Diffusivity,
         graph_term: Diffusivity,
-        mix: Mix = "sum",
-        graph_weight: float | None = None,
+        graph_weight: Share | None = None,
     ) -> None:
         super().__init__()
-        check_kind(attention, "attention", Diffusivity, "a Diffusivity")
-        check_kind(graph_term, "graph_term", Diffusivity, "a Diffusivity")
-        check_choice(mix, "mix", get_args(Mix))
-        if graph_weight is not None:
-            check_share(
-                graph_weight,
-                "graph_weight",
-                "the graph term beside 1 - graph_weight of the attention",
-            )
         self.attention = attention
         self.graph_term = graph_term
-        self.mix = mix
         self.graph_weight = graph_weight
         self.declare()
         # Without edges the attention is left, so the graph term may miss them.
         self.needs_graph = attention.needs_graph
-        # Division of rows by their sums keeps what sums to one and breaks symmetry.
-        self.symmetric = self.symmetric and mix != "joint"
-        self.row_stochastic = mix == "joint" and attention.row_stochastic
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         if graph.edge_index is None:
             return self.attention(x, graph)
-        return super().couple(x, graph)
+        return self.combine(self.attention(x, graph), self.graph_term(x, graph))
 
     def combine(self, *parts: Coupling) -> Coupling:
         attention, graph_term = parts
         weight = self.graph_weight
-        if weight is not None:
-            both = SumCoupling([(1 - weight) * attention, weight * graph_term])
-        else:
-            both = SumCoupling(parts)
-        if self.mix == "joint":
-            return row_normalized(both)
-        if self.mix == "mean" and weight is None:
-            return 0.5 * both
-        return both
-
-    def extra_repr(self) -> str:
-        return f"mix={self.mix!r}, graph_weight={self.graph_weight}"
+        if weight is None:
+            return SumCoupling(parts)
+        return SumCoupling([(1 - weight) * attention, weight * graph_term])
 
 
 class AdjacencyEnhancedCoupling(SumCoupling):
@@ -467,11 +396,10 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
         self,
         attention: Diffusivity,
         *,
-        gamma: float = 1.0,
+        gamma: PositiveNumber = 1.0,
         self_loops: SelfLoops = "remaining",
     ) -> None:
         super().__init__(attention, AdjacencyDiffusivity("sym", self_loops=self_loops))
-        check_positive(gamma, "gamma")
         # A logarithm keeps γ > 0 in training.
         self.initial = math.log(gamma)
         self.log_gamma = nn.Parameter(torch.tensor(self.initial))
@@ -482,6 +410,3 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
     def combine(self, *parts: Coupling) -> Coupling:
         attention, adjacency = parts
         return AdjacencyEnhancedCoupling(attention, adjacency, self.log_gamma.sigmoid())
-
-    def extra_repr(self) -> str:
-        return f"gamma={math.exp(self.initial):g}"

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp import checks, couplings
+from diffusion_mp.checks import Count, CountOrZero, NonnegativeNumber, PositiveNumber
 from diffusion_mp.couplings.base import check_coupling_kind
 from diffusion_mp.diffusivities.all_pair import Features, QueryKeyDiffusivity
 from diffusion_mp.diffusivities.base import Diffusivity, GraphPart
@@ -178,29 +179,19 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
 
     def __init__(
         self,
-        channels: int,
+        channels: Count,
         *,
-        num_features: int = 32,
-        tau: float = 0.25,
+        num_features: Count = 32,
+        tau: PositiveNumber = 0.25,
         logits: Literal["dot", "scaled_dot"] = "dot",
-        num_samples: int = 10,
-        edge_regularization: float = 0.0,
+        num_samples: CountOrZero = 10,
+        edge_regularization: NonnegativeNumber = 0.0,
         relative_edge_loss: bool = True,
         generator: torch.Generator | None = None,
-        stabilizer: float = 0.0,
+        stabilizer: NonnegativeNumber = 0.0,
         **options: Any,
     ) -> None:
         super().__init__(channels, **options)
-        checks.check_counts(channels=channels, num_features=num_features)
-        checks.check_counts(0, num_samples=num_samples)
-        checks.check_positive(tau, "tau")
-        checks.check_generator(generator)
-        checks.check_choice(logits, "logits", ["dot", "scaled_dot"])
-        checks.check_positive(
-            edge_regularization, "edge_regularization", allow_zero=True
-        )
-        checks.check_positive(stabilizer, "stabilizer", allow_zero=True)
-        checks.check_flags(relative_edge_loss=relative_edge_loss)
         if stabilizer:
             self.depends_on = (
                 "graph"  # every entry depends on the largest feature of all keys
@@ -256,27 +247,23 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         weighted = partial(
             couplings.LogLowRankCoupling, log_query, log_key, graph.segments
         )
+        attention: couplings.Coupling = weighted(log_weight)
         # A value of the last training step must not outlive an evaluation.
         self.auxiliary.value = None
-        if (
-            self.training
-            and self.edge_regularization > 0
-            and graph.edge_index is not None
-        ):
-            attention: couplings.Coupling = weighted(log_weight)
+        if not self.training:
+            return attention
+        if self.edge_regularization > 0 and graph.edge_index is not None:
+            everywhere = attention
             if isinstance(graph, GraphPart):
-                attention = graph.share(attention)
-            loss = edge_loss(attention, graph, relative=self.relative_edge_loss)
+                everywhere = graph.share(attention)
+            loss = edge_loss(everywhere, graph, relative=self.relative_edge_loss)
             self.auxiliary.value = self.edge_regularization * loss
-        if self.training and self.num_samples > 0:
-            noise = (
-                gumbel(
-                    take_step(self.noise_state), k, self.num_samples, graph.first_node
-                )
-                / self.tau
-            )
-            return weighted(log_weight + noise)
-        return weighted(log_weight)
+        # Noise is added to log weights of keys, where that of a query would cancel in its row.
+        if self.num_samples > 0:
+            state = take_step(self.noise_state)
+            noise = gumbel(state, k, self.num_samples, graph.first_node)
+            return weighted(log_weight + noise / self.tau)
+        return attention
 
     def exact(
         self, x: Float[Tensor, "N C"], graph: Graph | None = None
@@ -286,12 +273,6 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         graph = Graph.coerce(x, graph)
         return couplings.PairwiseCoupling(
             *self.scaled_queries_and_keys(x, graph), graph.segments, mutual=self.mutual
-        )
-
-    def extra_repr(self) -> str:
-        return (
-            f"{super().extra_repr()}, num_features={self.directions.size(0)}, tau={self.tau:g}, "
-            f"logits={self.logits!r}, num_samples={self.num_samples}, stabilizer={self.stabilizer:g}"
         )
 
 
@@ -322,18 +303,15 @@ class RelationalBias(Diffusivity):
 
     def __init__(
         self,
-        heads: int = 1,
+        heads: Count = 1,
         *,
-        hops: int = 1,
+        hops: Count = 1,
         normalization: Literal["sum", "sym", "row"] = "sum",
         powers: Literal["walks", "reach"] = "walks",
         gate: Literal["sigmoid"] | None = "sigmoid",
         **options: Any,
     ) -> None:
         super().__init__()
-        checks.check_counts(heads=heads, hops=hops)
-        checks.check_choice(powers, "powers", ["walks", "reach"])
-        checks.check_choice(gate, "gate", ["sigmoid", None])
         self.adjacency: Diffusivity = AdjacencyDiffusivity(normalization, **options)
         self.heads = heads
         self.powers = powers
@@ -347,6 +325,7 @@ class RelationalBias(Diffusivity):
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
         gates = self.bias if self.gate is None else self.bias.sigmoid()
         nonnegative = self.gate is not None
+        # Powers are never formed: A is applied hop by hop.
         if self.powers == "walks":
             return couplings.PolynomialCoupling(
                 self.adjacency(x, graph), gates, nonnegative=nonnegative
@@ -359,6 +338,3 @@ class RelationalBias(Diffusivity):
         return couplings.SumCoupling(
             [couplings.ScaledCoupling(*term, nonnegative=nonnegative) for term in terms]
         )
-
-    def extra_repr(self) -> str:
-        return f"heads={self.heads}, hops={self.bias.size(0)}, powers={self.powers!r}, gate={self.gate!r}"

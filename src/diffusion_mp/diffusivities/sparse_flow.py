@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.checks import (
+    Count,
+    NonnegativeNumber,
     check_choice,
-    check_counts,
     check_positive,
     check_state,
     describe,
@@ -90,19 +91,16 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
 
     def __init__(
         self,
-        channels: int,
+        channels: Count,
         *,
-        lam: float = 1.0,
+        lam: NonnegativeNumber = 1.0,
         lam_scale: Literal["own", "batch_max"] = "own",
         alpha: float = 0.1,
         friction: Literal["attention", "constant"] | nn.Module = "attention",
         **options: Any,
     ) -> None:
         super().__init__(channels, **options)
-        check_counts(channels=channels)
-        check_positive(lam, "lam", allow_zero=True)
-        check_choice(lam_scale, "lam_scale", ["own", "batch_max"])
-        if not isinstance(alpha, (int, float)) or alpha != math.inf:
+        if alpha != math.inf:
             check_positive(alpha, "alpha")
         if not isinstance(friction, nn.Module):
             check_choice(friction, "friction", ["attention", "constant"])
@@ -165,10 +163,6 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
             size = size.amax().expand_as(size)
         return lam / size
 
-    def extra_repr(self) -> str:
-        facts = f"lam={self.lam:g}, lam_scale={self.lam_scale!r}, alpha={self.alpha:g}"
-        return f"{super().extra_repr()}, {facts}{', constant friction' if self.lam and self.friction is None else ''}"
-
 
 class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
     r"""SFi-attention over the edges of a graph, in O(E), the extension named at the end of SFi-Former, Section 3.2.
@@ -194,13 +188,11 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
         self,
         channels: int,
         *,
-        hops: int = 1,
+        hops: Count = 1,
         self_loops: SelfLoops = "remaining",
         **options: Any,
     ) -> None:
         super().__init__(channels, **options)
-        check_counts(hops=hops)
-        check_choice(self_loops, "self_loops", get_args(SelfLoops))
         self.hops = hops
         self.self_loops = self_loops
         self.depends_on = "edges"
@@ -211,12 +203,14 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
             graph = graph.within(self.hops)
         s = sddmm(graph.pattern, *accumulating(*self.resistance_features(x, graph))[0])
         friction_q, friction_k = self.friction_features(x, graph)
+        # Equal scores are a constant friction.
         u = torch.zeros_like(s)
         if friction_q is not None and friction_k is not None:
             u = sddmm(graph.pattern, *accumulating(friction_q, friction_k)[0])
         prior = graph.weights(s).unsqueeze(1)
         target = graph.edges[1]
         weight_in = prior.new_zeros(graph.num_nodes, 1).index_add(0, target, prior)
+        # λ = 0 in place of 0/0 for a node without senders, whose row is empty anyway.
         lam = (self.lam / weight_in.masked_fill(weight_in == 0, math.inf)).expand(
             -1, self.heads
         )
@@ -228,9 +222,4 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
             symmetric=False,
             row_stochastic=self.row_stochastic,
             nonnegative=True,
-        )
-
-    def extra_repr(self) -> str:
-        return (
-            f"{super().extra_repr()}, hops={self.hops}, self_loops={self.self_loops!r}"
         )

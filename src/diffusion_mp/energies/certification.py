@@ -176,7 +176,6 @@ _CERTIFIED = {
     "edge_weight",
     "batch",
     "source",
-    "features",
     "beside",
     "edge_attr",
 }

@@ -8,7 +8,11 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from diffusion_mp.checks import check_choice, check_counts, check_flags, check_number
+from diffusion_mp.checks import (
+    Count,
+    check_choice,
+    check_number,
+)
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
     Diffusivity,
@@ -56,23 +60,16 @@ class MultiHeadConv(DiffusionConv):
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
+        in_channels: Count,
+        out_channels: Count,
         diffusivity: Diffusivity,
-        heads: int = 1,
+        heads: Count = 1,
         *,
-        head_channels: int,
+        head_channels: Count,
         residual: bool = False,
         bias: bool = True,
         **options: Any,
     ) -> None:
-        check_counts(
-            in_channels=in_channels,
-            out_channels=out_channels,
-            heads=heads,
-            head_channels=head_channels,
-        )
-        check_flags(residual=residual, bias=bias)
         if residual and in_channels != out_channels:
             raise ValueError(
                 f"residual adds x to the output, so both must have the same channels; got {in_channels} and "
@@ -98,9 +95,6 @@ class MultiHeadConv(DiffusionConv):
     def output(self, out: Tensor, x: Tensor) -> Tensor:
         mixed = self.mix(out)
         return x + mixed if self.residual else mixed
-
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, residual={self.residual}"
 
 
 class DIFFormerConv(DiffusionConv):
@@ -132,9 +126,9 @@ class DIFFormerConv(DiffusionConv):
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
-        heads: int = 1,
+        in_channels: Count,
+        out_channels: Count,
+        heads: Count = 1,
         *,
         kernel: Literal["simple", "sigmoid", "softmax", "gaussian"]
         | Penalty = "simple",
@@ -156,11 +150,6 @@ class DIFFormerConv(DiffusionConv):
         degrees: Literal["weighted", "count"] = "weighted",
         **options: Any,
     ) -> None:
-        check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
-        if not isinstance(kernel, Penalty):
-            check_choice(kernel, "kernel", KERNELS)
-        check_choice(graph, "graph", ["sum", "mean", None])
-        check_flags(concat=concat, qkv_bias=qkv_bias)
         width = heads * out_channels if concat else out_channels
         changes = in_channels != width
         # Eq. 63 keeps the state and moves it, which it can where the channels stay the same; W_V makes others.
@@ -170,31 +159,34 @@ class DIFFormerConv(DiffusionConv):
             keep = "values" if changes else "state"
         if bias is None:
             bias = changes
-        check_flags(transform=transform)
         make: Callable[..., PenaltyDiffusivity]
         if isinstance(kernel, Penalty):
             make = partial(PenaltyDiffusivity, kernel)
         else:
+            check_choice(kernel, "kernel", KERNELS)
             make = KERNELS[kernel]
         attention = make(
             in_channels,
             heads=heads,
             projection=projection,
             normalize=normalize,
+            # Without projections there is nothing that b_Q and b_K could be added to.
             bias=qkv_bias and projection is not None,
         )
         adjacency = AdjacencyDiffusivity(
             "sym", self_loops=self_loops, direction=direction, degrees=degrees
         )
+        if graph == "mean" and graph_weight is None:
+            graph_weight = 0.5
         # Made with graph=None too: a wrong option is refused whether or not it is used.
-        augmented = GraphAugmentedDiffusivity(
-            attention, adjacency, graph or "sum", graph_weight
-        )
+        augmented = GraphAugmentedDiffusivity(attention, adjacency, graph_weight)
         if update is None:
             form: Literal["conservative", "residual"] = "residual"
+            # Eq. 24 keeps 1 − ½τ Σ_j s_ij of the state, whatever the row sums are; Eqs. 61–63 keep 1 − τ.
             if graph == "mean":
                 form = "conservative"
             update = ExplicitEuler(tau, form, beta=beta, leak=leak)
+        # Beside an update they would have no effect, and nobody would notice.
         elif isinstance(tau, (Tensor, Positive)) or tau != TAU or beta or leak:
             raise ValueError(
                 f"tau, beta and leak are those of the explicit step, which update replaces; got tau={tau}, "
@@ -227,7 +219,7 @@ class NodeFormerConv(MultiHeadConv):
     docs/released.md lists the options of the released code.
 
     Args:
-        in_channels, out_channels, heads, bias, dropout, validate: as in :class:`MultiHeadConv`.
+        in_channels, out_channels, heads, bias, dropout: as in :class:`MultiHeadConv`.
         head_channels: channels of queries, keys and values; ``out_channels`` by default.
         relational_bias: normalisation of the observed edges, ``"sym"``, ``"row"`` or ``"sum"`` (none); or ``None``.
         hops, powers, gate: P, the largest power of A, and more of :class:`RelationalBias`.
@@ -243,11 +235,11 @@ class NodeFormerConv(MultiHeadConv):
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
+        in_channels: Count,
+        out_channels: Count,
         heads: int = 1,
         *,
-        head_channels: int | None = None,
+        head_channels: Count | None = None,
         relational_bias: Literal["sum", "sym", "row"] | None = "sym",
         hops: int = 4,
         projection: Projection = "separate",
@@ -256,16 +248,12 @@ class NodeFormerConv(MultiHeadConv):
         num_samples: int = 0,
         bias: bool = True,
         dropout: float = 0.0,
-        validate: bool = False,
         qkv_bias: bool = False,
         powers: Literal["walks", "reach"] = "walks",
         gate: Literal["sigmoid"] | None = "sigmoid",
         **attention: Any,
     ) -> None:
-        check_counts(in_channels=in_channels, out_channels=out_channels)
-        check_choice(relational_bias, "relational_bias", ["sum", "sym", "row", None])
-        check_flags(qkv_bias=qkv_bias)
-        width = out_channels if head_channels is None else head_channels
+        width = head_channels or out_channels
         coupled: Diffusivity = KernelizedSoftmaxDiffusivity(
             in_channels,
             heads=heads,
@@ -296,7 +284,6 @@ class NodeFormerConv(MultiHeadConv):
             bias=bias,
             value_bias=qkv_bias,
             dropout=dropout,
-            validate=validate,
         )
 
 
@@ -307,7 +294,7 @@ class SFiConv(MultiHeadConv):
     softmax attention, and the layer that of DFi-Former; with ``adjacency=False`` as well it is multi-head attention.
 
     Args:
-        in_channels, out_channels, heads, bias, dropout, validate: as in :class:`MultiHeadConv`.
+        in_channels, out_channels, heads, bias, dropout: as in :class:`MultiHeadConv`.
         head_channels: channels of queries, keys and values; ``out_channels / heads`` by default.
         hops: restrict the flow to senders within so many edges (:class:`EdgeSparseFlowDiffusivity`, O(E)).
         adjacency, gamma, self_loops: include Ã (otherwise S^h alone, without (1 + γ)⁻¹); initial γ; self-loops of Ã.
@@ -323,11 +310,11 @@ class SFiConv(MultiHeadConv):
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
-        heads: int = 1,
+        in_channels: Count,
+        out_channels: Count,
+        heads: Count = 1,
         *,
-        head_channels: int | None = None,
+        head_channels: Count | None = None,
         hops: int | None = None,
         adjacency: bool = True,
         gamma: float = 1.0,
@@ -336,17 +323,15 @@ class SFiConv(MultiHeadConv):
         residual: bool = True,
         bias: bool = False,
         dropout: float = 0.0,
-        validate: bool = False,
         **attention: Any,
     ) -> None:
-        check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
-        check_flags(adjacency=adjacency)
         if head_channels is None:
             if out_channels % heads:
                 raise ValueError(
                     f"heads must divide out_channels; got {heads} heads, {out_channels} channels. "
                     f"Or pass head_channels."
                 )
+            # As in multi-head attention: all heads together have as many channels as the output.
             head_channels = out_channels // heads
         attention |= {
             "heads": heads,
@@ -372,7 +357,6 @@ class SFiConv(MultiHeadConv):
             residual=residual,
             bias=bias,
             dropout=dropout,
-            validate=validate,
         )
 
 
@@ -398,7 +382,7 @@ class SGFormerConv(DiffusionConv):
 
     def __init__(
         self,
-        in_channels: int,
+        in_channels: Count,
         out_channels: int,
         heads: int = 1,
         *,
@@ -410,8 +394,6 @@ class SGFormerConv(DiffusionConv):
         qkv_bias: bool = False,
         **options: Any,
     ) -> None:
-        check_counts(in_channels=in_channels)
-        check_flags(transform=transform, qkv_bias=qkv_bias)
         check_number(
             beta,
             "beta",

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp import checks
+from diffusion_mp.checks import Count, PositiveNumber
 from diffusion_mp.couplings import Coupling, IdentityCoupling, ScaledCoupling
 from diffusion_mp.diffusivities import Diffusivity, Positive
 from diffusion_mp.energies import (
@@ -78,20 +79,16 @@ class CertifiedConv(CertifiedBlock):
         channels: int,
         *,
         penalty: Penalty | str | None = "simple",
-        heads: int = 1,
+        heads: Count = 1,
         projection: Literal["tied"] | None = None,
         constraint: Constraint | str | None = "ball",
         radius: float = 1.0,
         beta: float = 1.0,
-        lam: float = 1.0,
-        mu: float = 1.0,
+        lam: PositiveNumber = 1.0,
+        mu: PositiveNumber = 1.0,
         graph: bool | Diffusivity = True,
         num_layers: int | None = 1,
     ) -> None:
-        checks.check_positive(lam, "lam")
-        checks.check_positive(mu, "mu")
-        checks.check_counts(heads=heads)
-        checks.check_choice(projection, "projection", [None, "tied"])
         checks.check_kind(
             graph, "graph", (bool, Diffusivity), "a Diffusivity, True or False"
         )
@@ -135,16 +132,12 @@ class CertifiedConv(CertifiedBlock):
 
 
 def _renamed(state: dict[str, Any], prefix: str, names: dict[str, str]) -> None:
-    """Replace the beginnings of the names behind ``prefix``, in place and in the same order."""
-    entries = list(state.items())
-    state.clear()
-    for name, value in entries:
+    """Replace the beginnings of the names behind ``prefix``, in place."""
+    for name in [name for name in state if name.startswith(prefix)]:
         inside = name.removeprefix(prefix)
-        for old, new in names.items():
-            if name.startswith(prefix) and inside.startswith(old):
-                name = prefix + new + inside.removeprefix(old)
-                break
-        state[name] = value
+        old = next((old for old in names if inside.startswith(old)), "")
+        new = names.get(old, "") + inside.removeprefix(old)
+        state[prefix + new] = state.pop(name)
 
 
 def _with_names(

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from types import NoneType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from diffusion_mp import checks
-from diffusion_mp.couplings import Coupling, SparseCoupling
+from diffusion_mp.checks import Channels, Count, Probability
+from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.energies import Certificate, certify
 from diffusion_mp.energies.certification import broken_parameter
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.layers.graph_layer import GraphLayer
-from diffusion_mp.layers.pyg import INPUTS, between
 from diffusion_mp.runtime.noise import dropout
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
@@ -38,20 +36,17 @@ class DiffusionConv(GraphLayer):
         transform: apply W_V; without it the state itself propagates, and input and output have the same channels.
         bias, value_bias: add a bias to the output; h(x) = W_V x + b_V, which needs ``transform``.
         keep: the state that the update starts from: ``"values"``, h(x) (Eq. 22), or ``"state"``, x (Eq. 63).
-        reads: input of the diffusivity: ``"state"``, x; ``"values"``, h(x), as in GAT and as Proposition 9 requires
-            (docs/errata.md, D23); or ``"features"``, passed with every call and constant while the state moves.
+        reads: input of the diffusivity: ``"state"``, x; or ``"values"``, h(x), as in GAT and as Proposition 9 requires
+            (docs/errata.md, D23).
         steps: number of updates with the same coupling (the K of SGC and APPNP).
         dropout: rate on the propagated values only, not on the input of the diffusivity or the state that is kept.
-        validate: check x for NaN and infinity at every call, which takes a pass over it.
 
     Shapes:
         - x: [N, in_channels]; edge_index: [2, E], a sparse CSR tensor, a ``Graph`` or ``None``; edge_weight: [E];
           batch: [N], sorted; source: as the output, by default the state that the first step starts from.
-        - features: [N, F], if and only if ``reads="features"``; edge_attr: [E, edge_dim]; previous: [N, in_channels],
-          the x of the step before, for updates with ``StateUpdate.takes_previous``.
-        - x may be the pair of states ([N_src, in_channels], [N_dst, in_channels]), with edges from the first to the
-          second, for couplings of observed edges without symmetric normalisation or added self-loops.
-        - output: [N, out_channels], or [N, H · out_channels] with ``concat``; for a pair [N_dst, …].
+        - edge_attr: [E, edge_dim]; previous: [N, in_channels], the x of the step before, for updates with
+          ``StateUpdate.takes_previous``.
+        - output: [N, out_channels], or [N, H · out_channels] with ``concat``.
 
     Examples:
         >>> conv = DiffusionConv(4, 8, 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym"))
@@ -60,51 +55,31 @@ class DiffusionConv(GraphLayer):
         torch.Size([6, 8])
     """
 
+    # Diagnostics find layers by this attribute: some, such as PDEDiffusion1d, are no DiffusionConv.
     is_diffusion_layer = True
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
+        in_channels: Channels,
+        out_channels: Channels,
         diffusivity: Diffusivity,
         update: StateUpdate | None = None,
-        heads: int = 1,
+        heads: Count = 1,
         *,
         concat: bool = False,
         transform: bool = True,
         bias: bool = True,
         keep: Literal["values", "state"] = "values",
-        reads: Literal["state", "values", "features"] = "state",
-        steps: int = 1,
-        dropout: float = 0.0,
-        validate: bool = False,
+        reads: Literal["state", "values"] = "state",
+        steps: Count = 1,
+        dropout: Probability = 0.0,
         value_bias: bool = False,
     ) -> None:
         super().__init__()
-        if isinstance(in_channels, (tuple, list)):
-            raise TypeError(
-                f"in_channels must be one integer, got {checks.describe(in_channels)}: states of two kinds of nodes "
-                f"pass through the same W_V, and have the same channels. Put a Linear before one of them if not."
-            )
         # Channels are found at the first call by W_V, or are those of x itself, for input and output.
-        lazy = checks.found_later(in_channels) and keep == "values"
-        if not (lazy and (transform or out_channels == -1)):
-            checks.check_counts(in_channels=in_channels)
-        if not (lazy and not transform):
+        if transform:
             checks.check_counts(out_channels=out_channels)
-        checks.check_counts(heads=heads, steps=steps)
-        checks.check_choice(keep, "keep", ["values", "state"])
-        checks.check_choice(reads, "reads", ["state", "values", "features"])
-        checks.check_probability(dropout, "dropout")
-        checks.check_flags(
-            concat=concat,
-            transform=transform,
-            bias=bias,
-            validate=validate,
-            value_bias=value_bias,
-        )
-        checks.check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
-        checks.check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
+        # One head broadcasts: all values through one coupling, or the same values through every head of it.
         if 1 not in (heads, diffusivity.heads) and heads != diffusivity.heads:
             raise ValueError(
                 f"heads must be 1 or the diffusivity's {diffusivity.heads}; got {heads}."
@@ -112,15 +87,10 @@ class DiffusionConv(GraphLayer):
         total = out_channels
         if concat:
             total = out_channels * max(heads, diffusivity.heads)
-        if not transform and in_channels != total:
+        if in_channels != total and not (transform and keep == "values"):
             raise ValueError(
-                f"transform=False propagates x itself, so in_channels must equal the output's channels {total}; "
-                f"got in_channels={in_channels}."
-            )
-        if keep == "state" and in_channels != total:
-            raise ValueError(
-                f"keep='state' adds x to the output, so in_channels must equal the output's channels {total}; "
-                f"got in_channels={in_channels}."
+                f"x itself is a part of the output with transform=False or keep='state', so in_channels must equal the "
+                f"output's channels {total}; got in_channels={in_channels}."
             )
         if value_bias and not transform:
             raise ValueError(
@@ -130,15 +100,15 @@ class DiffusionConv(GraphLayer):
         self.in_channels = in_channels
         self.heads = heads
         self.out_channels = out_channels
+        # Those of one head, also where a subclass mixes the heads to other out_channels.
         self.head_channels = out_channels
         self.concat = concat
         self.keep = keep
         self.reads = reads
         self.steps = steps
         self.dropout = dropout
-        self.validate = validate
         self.diffusivity = diffusivity
-        self.update = ExplicitEuler(0.5) if update is None else update
+        self.update = update or ExplicitEuler(0.5)
         self.value: FeatureLinear | None = None
         if transform:
             self.value = FeatureLinear(
@@ -156,79 +126,39 @@ class DiffusionConv(GraphLayer):
 
     def forward(
         self,
-        x: Tensor | tuple[Tensor, Tensor],
+        x: Tensor,
         edge_index: Tensor | Graph | None = None,
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
         *,
         source: Tensor | None = None,
-        features: Tensor | None = None,
         edge_attr: Tensor | None = None,
         previous: Tensor | None = None,
         return_coupling: bool = False,
-        return_attention_weights: bool | None = None,
         **others: Any,
     ) -> Any:
-        """Return the next state; with ``return_coupling`` also the coupling S, an operator applied as ``S @ v``.
-
-        With ``return_attention_weights`` also the pair (edges [2, E], entries of S [E, H]), as in PyG, with added
-        self-loops; an observed self-loop that was replaced has entry 0.
-        """
-        if return_attention_weights is not None:
-            checks.check_flags(return_attention_weights=return_attention_weights)
-        if isinstance(x, tuple):
-            return between(
-                self,
-                DiffusionConv.forward,
-                x,
-                edge_index,
-                edge_weight,
-                batch=batch,
-                source=source,
-                features=features,
-                edge_attr=edge_attr,
-                previous=previous,
-                return_coupling=return_coupling,
-                return_attention_weights=return_attention_weights,
-                **others,
-            )
+        """Return the next state; with ``return_coupling`` also the coupling S, an operator applied as ``S @ v``."""
         graph = self.inputs_to_graph(
             x, edge_index, edge_weight, batch, return_coupling, others, edge_attr
         )
-        if self.validate:
-            checks.check_finite(x, "x")
         values = self._values(x)
-        if features is not None or self.reads == "features":
-            self._check_features(features, x)
-            read = features
+        read = x
         # A sparse x is read by W_V alone: everything else needs dense rows.
-        elif self.reads == "values" or x.layout is not torch.strided:
+        if self.reads == "values" or x.layout is not torch.strided:
             read = values.flatten(1)
-        else:
-            read = x
         coupling = self.diffusivity(read, graph, edge_attr)
-        before = None if previous is None else self._previous(previous)
-        out = self.output(self._evolve(x, values, coupling, source, before), x)
-        if not (return_coupling or return_attention_weights):
-            return out
-        results: list[Any] = [out]
+        if previous is not None:
+            previous = self._values_before(previous)
+        out = self.output(self._evolve(x, values, coupling, source, previous), x)
         if return_coupling:
-            results.append(coupling)
-        if return_attention_weights:
-            results.append(_attention_weights(self, coupling))
-        return tuple(results)
+            return out, coupling
+        return out
 
     def _find_channels(self, x: Tensor) -> None:
         super()._find_channels(x)
         if self.value is None:
             self.out_channels = self.in_channels
             self.head_channels = self.in_channels
-            return
-        # Inference by blocks puts a module of its own in the place of W_V, which makes the weights when it is called.
-        lazy = isinstance(self.value, FeatureLinear) and is_lazy(self.value.weight)
-        if lazy and self.in_channels != -1:
-            # So that the checks see its dtype.
-            self.value.initialize_parameters(self.value, (x,))
 
     def _by_head(self, x: Tensor) -> Tensor:
         """A state [N, C] by head: cut into heads that are concatenated again, or one head that broadcasts."""
@@ -240,22 +170,10 @@ class DiffusionConv(GraphLayer):
         """What is propagated, by head: h(x), or x itself."""
         if self.value is None:
             return self._by_head(x)
+        # W_V holds its heads one after the other, so that all of them are one product.
         return self.value(x).unflatten(1, (self.heads, -1))
 
-    def _check_features(self, features: Tensor | None, x: Tensor) -> None:
-        if features is None or self.reads != "features":
-            got = (
-                "none came"
-                if features is None
-                else f"features came with reads={self.reads!r}"
-            )
-            raise ValueError(
-                f"features must come if and only if the layer was built with reads='features'; {got}. They are what "
-                f"the diffusivity reads in place of the state, [num_nodes, channels]."
-            )
-        checks.check_rows(features, "features", x, module=self)
-
-    def _previous(self, previous: Tensor) -> Tensor:
+    def _values_before(self, previous: Tensor) -> Tensor:
         if not self.update.takes_previous:
             raise ValueError(
                 f"previous is for updates of two steps; {self.update!r} looks at one state. Leave it out, or take "
@@ -277,26 +195,36 @@ class DiffusionConv(GraphLayer):
         if self.value is not None and self.keep == "state":
             state = self._by_head(x)
         if source is not None:
-            channels = state.size(2) * (state.size(1) if self.concat else 1)
+            if not self.update.takes_source:
+                raise ValueError(
+                    f"source must be left out, since {type(self.update).__name__} has no source term; got "
+                    f"{checks.describe(source)}."
+                )
+            channels = state.size(2)
+            if self.concat:
+                channels = state.size(1) * channels
             checks.check_state(source, "source", channels, module=self)
-            checks.check_device(source, "source", state.device, "x")
+            checks.check_rows(source, "source", x)
             source = self._by_head(source)
         # The initial state is the usual source (Eq. 10), so a layer with β needs no further argument.
         elif self.update.beta:
             source = state
+        further = {}
+        # `step` in place of a call of the update: what this layer has made is not checked once more.
+        self.update.check(coupling)
         for _ in range(self.steps):
             # New noise for every step, and none in what the update keeps: a dropped entry would be gone for good.
             moving = values
             if self.dropout and self.training:
                 moving = dropout(values, self.dropout)
             if self.update.takes_previous:
-                state = self.update(state, coupling, moving, source, previous=previous)
-            else:
-                state = self.update(state, coupling, moving, source)
+                further["previous"] = previous
+            state = self.update.step(state, coupling, moving, source, **further)
             previous = values
             values = state
         if self.concat:
             return state.flatten(1)
+        # A view, where the mean of one head would be a copy.
         return state.squeeze(1) if state.size(1) == 1 else state.mean(1)
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
@@ -336,11 +264,11 @@ class DiffusionConv(GraphLayer):
         batch: Tensor | None = None,
         *,
         source: Tensor | None = None,
-        features: Tensor | None = None,
     ) -> Certificate:
         """Certify one step, with any ``source``, by Theorem 7 (of a penalty) or 1 (of any other symmetric coupling)."""
         update = self.update
         diffusivity = self.diffusivity
+        # A certificate speaks of the τ of this moment, also where τ is learned.
         tau = float(update.step_size) if isinstance(update, ExplicitEuler) else math.nan
         reason = self.why_uncertified or broken_parameter(self)
         if x is None:
@@ -353,28 +281,11 @@ class DiffusionConv(GraphLayer):
         assert isinstance(update, ExplicitEuler)  # see `why_uncertified`
         graph = Graph.coerce(x, edge_index, edge_weight, batch)
         certified = partial(certify, tau=tau, form=update.form, leak=update.leak)
-        if features is not None or self.reads == "features":
-            self._check_features(features, x)
         # A penalty of the state itself has an energy also where its coupling is divided by its row sums.
-        elif (
+        if (
             diffusivity.penalty is not None
             and not diffusivity.needs_graph
             and self.steps == 1
         ):
             return certified(diffusivity, x, ptr=graph.segments)
-        coupling = diffusivity(x if features is None else features, graph)
-        return certified(coupling, None)
-
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, keep={self.keep!r}, reads={self.reads!r}"
-
-
-def _attention_weights(layer: nn.Module, coupling: Coupling) -> tuple[Tensor, Tensor]:
-    """The edges [2, E] and entries [E, H] of a coupling that stores its entries."""
-    if not isinstance(coupling, SparseCoupling):
-        raise ValueError(
-            f"return_attention_weights needs a coupling that holds its entries one by one; that of "
-            f"{type(layer).__name__} is a {type(coupling).__name__}. {INPUTS['return_attention_weights']}"
-        )
-    # Copies: the edges may be those of the caller, and the weights are kept with the graph.
-    return coupling.graph.edges.clone(), coupling.weight.clone()
+        return certified(diffusivity(x, graph), None)

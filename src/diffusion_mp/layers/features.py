@@ -11,9 +11,10 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.nn.dense import Linear
 
 from diffusion_mp.checks import (
-    check_counts,
+    Count,
     check_mask,
     check_place,
+    check_rows,
     check_state,
     describe,
 )
@@ -39,6 +40,7 @@ def check_input(
         raise TypeError(
             f"{name} must be floating point; got {describe(x)}. Convert it with {name}.to(torch.float32)."
         )
+    # A gradient of x would be as dense as [N, channels], which is what a sparse x avoids.
     if x.requires_grad:
         raise ValueError(
             f"{name} must not require a gradient where it is sparse: only the weights that meet it are learned. "
@@ -79,6 +81,7 @@ class FeatureLinear(Linear):
 
         # Sorting the entries by column takes longer than the product, and features are the same at every step.
         pattern = cached_by((x,), "pattern", find) if values_only() else find()
+        # One row of Wᵀ is read for every entry of x, so its numbers have to lie side by side.
         weight = self.weight.t().contiguous().unsqueeze(1)
         out = spmm(pattern, x.values().unsqueeze(1), weight).squeeze(1)
         return out if self.bias is None else out + self.bias
@@ -115,11 +118,11 @@ class LaplacianEncoder(Resettable):
 
     references = ("lim2023signnet",)
 
-    def __init__(self, out_channels: int, hidden_channels: int | None = None) -> None:
+    def __init__(
+        self, out_channels: Count, hidden_channels: Count | None = None
+    ) -> None:
         super().__init__()
-        check_counts(out_channels=out_channels)
-        hidden = 2 * out_channels if hidden_channels is None else hidden_channels
-        check_counts(hidden_channels=hidden)
+        hidden = hidden_channels or 2 * out_channels
         self.out_channels = out_channels
         self.hidden_channels = hidden
         self.phi = nn.Sequential(
@@ -138,12 +141,8 @@ class LaplacianEncoder(Resettable):
         check_state(eigenvectors, "eigenvectors", module=self)
         if eigenvalues is None:
             eigenvalues = torch.zeros_like(eigenvectors)
-        check_state(eigenvalues, "eigenvalues", module=self)
-        for name, other in (("eigenvalues", eigenvalues), ("mask", mask)):
-            if isinstance(other, Tensor) and other.shape != eigenvectors.shape:
-                raise ValueError(
-                    f"{name} must have the shape {list(eigenvectors.shape)} of eigenvectors; got {list(other.shape)}."
-                )
+        check_state(eigenvalues, "eigenvalues", eigenvectors.size(1), module=self)
+        check_rows(eigenvalues, "eigenvalues", eigenvectors)
         check_mask(mask, eigenvectors)
         # φ(v) + φ(−v) has no sign to learn, whatever sign the solver chose.
         encoded = self.phi(torch.stack([eigenvectors, eigenvalues], -1))
@@ -152,6 +151,3 @@ class LaplacianEncoder(Resettable):
             # Not a product with the mask, which a NaN in the padding would survive.
             encoded = encoded.masked_fill(~mask.unsqueeze(-1), 0.0)
         return self.rho(encoded.sum(dim=1))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.out_channels}, hidden_channels={self.hidden_channels})"

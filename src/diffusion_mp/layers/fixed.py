@@ -12,17 +12,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch_geometric.nn.dense import Linear
 from torch_geometric.nn.inits import glorot
 
 from diffusion_mp.checks import (
-    check_counts,
-    check_flags,
-    check_kind,
-    check_number,
-    check_positive,
-    check_probability,
+    Count,
+    FiniteNumber,
+    PositiveNumber,
+    Probability,
 )
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import (
@@ -31,7 +28,6 @@ from diffusion_mp.diffusivities import (
     GATDiffusivity,
     IdentityDiffusivity,
 )
-from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.layers.features import FeatureLinear
@@ -42,7 +38,6 @@ def _gcn_adjacency(
     self_loops: SelfLoops | None = None, normalize: bool = True
 ) -> AdjacencyDiffusivity:
     """Â = D^-½ (A + I) D^-½ with the degrees of PyG; A without ``normalize``."""
-    check_flags(normalize=normalize)
     if self_loops is None:
         self_loops = "remaining" if normalize else "keep"
     # PyG's direction: degrees of the receiving ends, also where edges go one way.
@@ -136,12 +131,11 @@ class SGConv(DiffusionConv):
         self,
         in_channels: int,
         out_channels: int,
-        K: int = 1,
+        K: Count = 1,
         *,
         self_loops: SelfLoops | None = None,
         bias: bool = True,
     ) -> None:
-        check_counts(K=K)
         adjacency = _gcn_adjacency(self_loops)
         update = ExplicitEuler(1.0, "residual")
         super().__init__(
@@ -167,20 +161,11 @@ class GINConv(DiffusionConv):
     def __init__(
         self,
         in_channels: int,
-        mlp: nn.Module | None = None,
-        eps: float = 0.0,
+        mlp: nn.Module,
+        eps: FiniteNumber = 0.0,
         *,
         train_eps: bool = False,
     ) -> None:
-        if mlp is None and isinstance(
-            in_channels, nn.Module
-        ):  # as in PyG's GINConv(nn)
-            raise TypeError(
-                "GINConv needs in_channels before its module: GINConv(in_channels, mlp), or GINConv(-1, mlp)."
-            )
-        check_kind(mlp, "mlp", nn.Module, "a module, which is applied to the sum")
-        check_number(eps, "eps")
-        check_flags(train_eps=train_eps)
         scale: float | nn.Parameter = 1.0 + eps
         if train_eps:
             scale = nn.Parameter(torch.tensor(scale))
@@ -190,7 +175,7 @@ class GINConv(DiffusionConv):
         super().__init__(
             in_channels, in_channels, diffusivity, update, transform=False, bias=False
         )
-        self.mlp = cast("nn.Module", mlp)
+        self.mlp = mlp
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
         return self.mlp(out)
@@ -199,8 +184,15 @@ class GINConv(DiffusionConv):
         self, state: Mapping[str, Tensor], prefix: str
     ) -> dict[str, Tensor]:
         renamed = super().convert_from_pyg(state, prefix)
-        if isinstance(self.mlp, nn.Sequential):
-            self._rename_linear_maps(renamed, prefix)
+        # PyG's MLP numbers its linear maps, and a Sequential all of its parts.
+        children = self.mlp.named_children()
+        linear = [
+            name for name, part in children if isinstance(part, (nn.Linear, Linear))
+        ]
+        for key in [key for key in renamed if key.startswith("mlp.lins.")]:
+            number, name = key.removeprefix("mlp.lins.").split(".")
+            if int(number) < len(linear):
+                renamed[f"mlp.{linear[int(number)]}.{name}"] = renamed.pop(key)
         if "eps" not in renamed:
             return renamed
         eps = renamed.pop("eps")
@@ -213,34 +205,6 @@ class GINConv(DiffusionConv):
                 f"GINConv(..., eps={float(eps):g}), or with train_eps=True."
             )
         return renamed
-
-    def _rename_linear_maps(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Rename ``lins.k`` of PyG's ``MLP`` to the k-th linear map of ``mlp``."""
-        keys = [key for key in state if key.startswith("mlp.lins.")]
-        if keys and any(key.startswith("mlp.norms.") for key in state):
-            raise ValueError(
-                f"{prefix}nn.norms are norms inside the MLP of a layer, for which DiffusionGNN has no place. Build "
-                f"PyG's GIN without norm, or GINConv(in_channels, mlp) with an MLP of PyG's."
-            )
-        children = self.mlp.named_children()
-        linear = [
-            name for name, part in children if isinstance(part, (nn.Linear, Linear))
-        ]
-        parameters = dict(self.named_parameters())
-        for key in keys:
-            number, name = key.removeprefix("mlp.lins.").split(".")
-            ours = "".join(f"mlp.{child}.{name}" for child in linear[int(number) :][:1])
-            parameter = parameters.get(ours)
-            if parameter is None or not (
-                is_lazy(parameter) or parameter.shape == state[key].shape
-            ):
-                here = "there is none" if parameter is None else list(parameter.shape)
-                raise ValueError(
-                    f"{prefix}nn.{key.removeprefix('mlp.')} is {list(state[key].shape)}, and in the layer here {here}. "
-                    f"The last MLP of PyG's GIN has the widths hidden, out, out; that of DiffusionGNN hidden, hidden, "
-                    f"out. They agree where the model has a jk, or as many hidden_channels as out_channels."
-                )
-            state[ours] = state.pop(key)
 
 
 class GATConv(DiffusionConv):
@@ -270,8 +234,8 @@ class GATConv(DiffusionConv):
     def __init__(
         self,
         in_channels: int,
-        out_channels: int,
-        heads: int = 1,
+        out_channels: Count,
+        heads: Count = 1,
         concat: bool = True,
         negative_slope: float = 0.2,
         dropout: float = 0.0,
@@ -279,12 +243,9 @@ class GATConv(DiffusionConv):
         self_loops: SelfLoops = "remaining",
         edge_dim: int | None = None,
         residual: bool = False,
-        value_dropout: float = 0.0,
+        value_dropout: Probability = 0.0,
         **options: Any,
     ) -> None:
-        check_counts(out_channels=out_channels, heads=heads)
-        check_flags(concat=concat, residual=residual)
-        check_probability(value_dropout, "value_dropout")
         # Attention reads the values W x of all heads, as in the paper, and drops entries itself, as in PyG.
         total = heads * out_channels
         attention = GATDiffusivity(
@@ -306,30 +267,13 @@ class GATConv(DiffusionConv):
             dropout=value_dropout,
             **options,
         )
-        self.edge_dim = edge_dim
+        self.edge_dim = edge_dim  # which says in an error what the layer reads
         self.res: FeatureLinear | None = None
         if residual:
             out = total if concat else out_channels
             self.res = FeatureLinear(
                 in_channels, out, bias=False, weight_initializer="glorot"
             )
-
-    def forward(
-        self,
-        x: Tensor | tuple[Tensor, Tensor],
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | None = None,
-        **inputs: Any,
-    ) -> Any:
-        """As in :class:`DiffusionConv`; with ``edge_dim``, ``edge_weight`` without ``edge_attr`` is refused."""
-        unread = self.edge_dim is not None and inputs.get("edge_attr") is None
-        if unread and edge_weight is not None:
-            raise ValueError(
-                "edge_weight came without edge_attr, which this layer reads (edge_dim=…). Pass features of edges by "
-                "name, edge_attr=…; in PyG's GATConv they are the third argument, which here is edge_weight."
-            )
-        return super().forward(x, edge_index, edge_weight, batch, **inputs)
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
         if self.res is not None:
@@ -356,23 +300,23 @@ class APPNPConv(DiffusionConv):
 
     def __init__(
         self,
-        channels: int,
-        K: int | None = 10,
+        channels: Count,
+        K: Count | None = 10,
         alpha: float = 0.1,
         diffusivity: Diffusivity | None = None,
         **options: Any,
     ) -> None:
-        check_counts(channels=channels)
         if K is None:
+            # The limit is one linear system in place of many steps.
             update: StateUpdate = teleport_limit(alpha)
         else:
-            check_counts(K=K)
             update = teleport(alpha)
         super().__init__(
             channels,
             channels,
-            _gcn_adjacency() if diffusivity is None else diffusivity,
+            diffusivity or _gcn_adjacency(),
             update,
+            # The weights are those of the model around it; propagation has none.
             transform=False,
             bias=False,
             steps=K or 1,
@@ -400,15 +344,14 @@ class GCNIIConv(DiffusionConv):
 
     def __init__(
         self,
-        channels: int,
+        channels: Count,
         alpha: float = 0.1,
-        theta: float | None = None,
-        layer: int | None = None,
+        theta: PositiveNumber | None = None,
+        layer: Count | None = None,
         *,
         normalize: bool = True,
         self_loops: SelfLoops | None = None,
     ) -> None:
-        check_counts(channels=channels)
         adjacency = _gcn_adjacency(self_loops, normalize)
         super().__init__(
             channels, channels, adjacency, teleport(alpha), transform=False, bias=False
@@ -417,10 +360,9 @@ class GCNIIConv(DiffusionConv):
             raise ValueError(
                 f"theta and layer go together (β = log(θ/layer + 1)); got theta={theta}, layer={layer}."
             )
+        # β: without θ the map is W alone, as in PyG.
         self.mapping = 1.0
         if theta is not None and layer is not None:
-            check_positive(theta, "theta")
-            check_counts(layer=layer)
             self.mapping = math.log(theta / layer + 1)
         self.weight = nn.Parameter(torch.empty(channels, channels))
         self._draw()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from types import NoneType
 from typing import Any, cast
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from diffusion_mp import checks
+from diffusion_mp.checks import Count, PositiveNumber, Probability
 from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.spmm import at_rows
@@ -27,10 +27,8 @@ class EdgeLayer(GraphLayer, ABC):
         Output: x′ [N, channels], or (x′, e′) if ``edge_attr`` is given, and the coupling with ``return_coupling``.
     """
 
-    def __init__(self, channels: int, dropout: float) -> None:
+    def __init__(self, channels: Count, dropout: Probability) -> None:
         super().__init__()
-        checks.check_counts(channels=channels)
-        checks.check_probability(dropout, "dropout")
         self.in_channels = channels
         self.out_channels = channels
         self.dropout = dropout
@@ -83,7 +81,7 @@ class GatedGCNConv(EdgeLayer):
     Args:
         channels: channels of nodes and edges, of input and output.
         norm, eps: BN, ``"batch"``, ``"layer"`` or ``None``; ε.
-        residual, dropout: add h_i and e_ij; rate on the terms that are added to them.
+        dropout: rate on the terms that are added to h_i and e_ij.
 
     Shapes: as in :class:`EdgeLayer`; ``edge_index`` is required.
 
@@ -98,15 +96,12 @@ class GatedGCNConv(EdgeLayer):
         channels: int,
         *,
         norm: Norm = "batch",
-        residual: bool = True,
         dropout: float = 0.0,
-        eps: float = 1e-6,
+        eps: PositiveNumber = 1e-6,
     ) -> None:
         super().__init__(channels, dropout)
-        checks.check_positive(eps, "eps")
-        checks.check_flags(residual=residual)
-        self.residual = residual
         self.eps = eps
+        # A to E of the equations, by what they read: the node itself, messages, the edge and its two ends.
         self.own, self.value, self.edge, self.target, self.source = (
             nn.Linear(channels, channels) for _ in range(5)
         )
@@ -144,11 +139,7 @@ class GatedGCNConv(EdgeLayer):
         return moved, edge_attr, gates
 
     def _next(self, state: Tensor, change: Tensor, norm: nn.Module) -> Tensor:
-        change = dropout(relu(norm(change)), self.dropout, self.training)
-        return state + change if self.residual else change
-
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}, residual={self.residual}, dropout={self.dropout}"
+        return state + dropout(relu(norm(change)), self.dropout, self.training)
 
 
 class GPSBlock(EdgeLayer):
@@ -188,9 +179,6 @@ class GPSBlock(EdgeLayer):
         if local is None and attention is None:
             raise ValueError("GPSBlock needs local or attention, or both; got neither.")
         for name, layer in (("local", local), ("attention", attention)):
-            checks.check_kind(
-                layer, name, (nn.Module, NoneType), "a layer of this library"
-            )
             sizes = [
                 getattr(layer, size, channels)
                 for size in ("in_channels", "out_channels")
@@ -221,6 +209,7 @@ class GPSBlock(EdgeLayer):
         if self.local is not None and (
             graph.edge_index is not None or self.attention is None
         ):
+            # It alone moves the states of edges, and it has a residual of its own, which others get here.
             if isinstance(self.local, GatedGCNConv):
                 moved, *carried, coupling = self.local(
                     x, graph, edge_attr=edge_attr, return_coupling=True
@@ -239,6 +228,3 @@ class GPSBlock(EdgeLayer):
     ) -> tuple[Tensor, Coupling]:
         change, coupling = layer(x, graph, return_coupling=True)
         return x + dropout(change, self.dropout, self.training), coupling
-
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}, dropout={self.dropout}"

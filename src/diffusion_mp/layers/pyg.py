@@ -1,4 +1,4 @@
-"""Interoperation with PyG: its names of options and inputs, its weights, and its pairs of states."""
+"""Interoperation with PyG: its names of options and inputs, and its weights."""
 
 from __future__ import annotations
 
@@ -9,24 +9,12 @@ from inspect import Parameter, signature
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from diffusion_mp.checks import (
     check_flags,
-    check_integer_pairs,
     check_kind,
-    check_range,
-    check_state,
-    describe,
-    plain,
-    values_to_check,
 )
-from diffusion_mp.diffusivities import (
-    AdjacencyDiffusivity,
-    Diffusivity,
-    IdentityDiffusivity,
-)
-from diffusion_mp.diffusivities.base import ScaledDiffusivity, SumDiffusivity
 
 #: Options of PyG's classes with the values that describe what every layer here does; they are dropped.
 AS_ALWAYS: dict[str, tuple[object, ...]] = {
@@ -43,30 +31,20 @@ AS_ALWAYS: dict[str, tuple[object, ...]] = {
 
 #: The way out for an option of PyG's that is refused.
 OPTIONS: dict[str, str] = {
-    "act": "Put the activation around the layer; DiffusionGNN takes act.",
     "add_self_loops": "A diffusivity of edges takes them, self_loops='remaining' (True) or 'keep' (False), and can be "
     "passed where there is a diffusivity=.",
     "aggr": "A coupling adds up what its entries weigh; the mean is DiffusionConv with AdjacencyDiffusivity('row').",
-    "cached": "What is found out about a graph is kept with it, for as long as it is the same; leave it out.",
-    "concat": "There is one head.",
-    "decomposed_layers": "Leave it out.",
-    "dropout": "Put torch.nn.functional.dropout around the layer.",
     "edge_dim": "GATConv, GatedGCN, GPS, SFiFormer and CertifiedTransformer read features of edges.",
     "fill_value": "A self-loop has the mean of the features of the edges that reach its node; for others pass the "
     "loops with your edges, and self_loops='keep'.",
     "flow": "Edges point from the sender to the receiver; the other way round pass edge_index.flip(0).",
-    "heads": "There is one head; GATConv has several.",
     "improved": "For loops of weight 2 pass what torch_geometric.utils.add_remaining_self_loops gives for (edge_index, "
     "edge_weight, 2.0) to a layer with self_loops='keep'.",
-    "jk": "DiffusionGNN takes jk.",
     "nn": "It is called mlp, and stands after in_channels: GINConv(in_channels, mlp).",
     "node_dim": "Nodes are the rows of x; transpose it.",
-    "norm": "Put the norm around the layer; DiffusionGNN takes norm.",
     "normalize": "Without degrees a coupling is AdjacencyDiffusivity('sum'), to be passed where there is a "
     "diffusivity=, as in DiffusionConv.",
-    "residual": "Add the state yourself, x + layer(x, edge_index); GATConv and MultiHeadConv take residual.",
     "self_loops": "A diffusivity of edges takes self_loops, and can be passed where there is a diffusivity=.",
-    "shared_weights": "One matrix serves the propagated and the initial state.",
 }
 
 #: The way out for an input of PyG's that is refused.
@@ -85,7 +63,7 @@ INPUTS: dict[str, str] = {
     "ptr": "Pass Graph(num_nodes, edge_index, ptr=ptr) in the place of edge_index.",
     "return_attention_weights": "With return_coupling=True the operator S comes too: S.at(edge_index) has its entries "
     "at these edges, S.to_dense() all of them.",
-    "size": "Pass the states of both ends as the pair (x_src, x_dst), which says the sizes, to GINConv or GATConv.",
+    "size": "Nodes are of one kind; number senders and receivers in one run, data.to_homogeneous().",
     "x_0": "It is called source, and comes by name: layer(x, edge_index, source=x_0).",
 }
 
@@ -107,6 +85,7 @@ class KnowsPyGNames:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        # Around the constructors, so that no class has to think of names that are not its own.
         if "__init__" in vars(cls):
             cls.__init__ = _translated(cls.__init__)  # type: ignore[method-assign]
 
@@ -115,37 +94,24 @@ class KnowsPyGNames:
     ) -> dict[str, Tensor]:
         """Rename the parameters of PyG's layer, of path ``prefix``; raise where two that differ would get one name."""
         renamed: dict[str, Tensor] = {}
-        origin: dict[str, str] = {}
         for key, value in state.items():
             name = new_name(key, self.pyg_weights)
-            other = renamed.get(name)
-            if other is not None and not (
-                value.shape == other.shape and torch.equal(value, other)
-            ):
+            first = renamed.setdefault(name, value)
+            if first is not value and not torch.equal(first, value):
+                others = [
+                    other
+                    for other in state
+                    if new_name(other, self.pyg_weights) == name
+                ]
                 raise ValueError(
-                    f"{type(self).__name__} has one matrix, {name}, where the state has two that differ: "
-                    f"{prefix}{origin[name]} and {prefix}{key}."
+                    f"{type(self).__name__} has one matrix, {name}, where the state has {len(others)} that differ: "
+                    f"{' and '.join(prefix + other for other in others)}."
                 )
-            renamed[name] = value
-            origin[name] = key
         return renamed
 
 
-class UnknownOptionError(TypeError):
-    """An option that a class does not take; ``name`` is its name here."""
-
-    def __init__(self, kind: type, name: str, options: Mapping[str, Any]) -> None:
-        self.name = name
-        # The option as it was typed, by PyG's name.
-        if name == "self_loops" and name not in options:
-            name = "add_self_loops"
-        super().__init__(
-            f"{kind.__name__} takes no {name}. {OPTIONS.get(name) or _taken(kind)}"
-        )
-
-
 def _translated(init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that takes PyG's names, and raises `UnknownOptionError` for those that it does not know."""
+    """A constructor that takes PyG's names, and says of those that it does not know what there is instead."""
     parameters = signature(init).parameters
 
     @wraps(init)
@@ -153,16 +119,16 @@ def _translated(init: Callable[..., None]) -> Callable[..., None]:
         ours = _ours(options, parameters)
         try:
             init(self, *args, **ours)
-        except (
-            UnknownOptionError
-        ) as error:  # of a layer that was to be built with these options
-            raise UnknownOptionError(type(self), error.name, options) from None
         except TypeError as error:
             # Python's own sentence names the option; the options of all base classes are not known here.
             unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
             if unknown is None or unknown[1] not in ours:
                 raise
-            raise UnknownOptionError(type(self), unknown[1], options) from None
+            name = unknown[1]
+            kind = type(self)
+            raise TypeError(
+                f"{kind.__name__} takes no {name}. {OPTIONS.get(name) or _taken(kind)}"
+            ) from None
 
     return __init__
 
@@ -197,6 +163,7 @@ def _taken(function: Callable[..., Any]) -> str:
 def refuse_inputs(module: nn.Module, inputs: Mapping[str, Any]) -> None:
     """Raise for inputs that a call does not take; inputs of PyG's classes may be ``None``."""
     for name, value in inputs.items():
+        # Code written for PyG passes None for what it has not.
         if name in INPUTS and value is None:
             continue
         kind = type(module).__name__
@@ -206,14 +173,12 @@ def refuse_inputs(module: nn.Module, inputs: Mapping[str, Any]) -> None:
         raise TypeError(f"a call of {kind} takes no {name}. {way_out}")
 
 
-def refuse_proxy(module: object, x: object) -> None:
-    """Raise where torch.fx traces a model, as PyG's ``to_hetero`` does."""
-    if isinstance(x, fx.Proxy):
-        raise TypeError(
-            f"{type(module).__name__} looks at its input, which torch.fx can not trace, so PyG's to_hetero can not "
-            f"rewrite it. Pass data.to_homogeneous(); or put layers that take a pair of states into PyG's HeteroConv, "
-            f"such as GATConv(…, self_loops='keep')."
-        )
+def check_state_dict(state: Mapping[str, Tensor], name: str) -> None:
+    what = "a dict of tensors, as torch.load(path, weights_only=True) gives it"
+    check_kind(state, name, Mapping, what)
+    for key, value in state.items():
+        check_kind(key, f"every key of {name}", str, "the name of a tensor")
+        check_kind(value, f"{name}[{key!r}]", Tensor, "a tensor")
 
 
 def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -236,10 +201,7 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
         <All keys matched successfully>
     """
     check_kind(module, "module", nn.Module, "a module with layers of this library")
-    check_kind(state, "state", Mapping, "a state dict, names with tensors")
-    for name, value in state.items():
-        check_kind(name, "every key of state", str, "the name of a tensor")
-        check_kind(value, f"state[{name!r}]", Tensor, "a tensor")
+    check_state_dict(state, "state")
     converted = dict(state)
     for path, layer in module.named_modules():
         if not isinstance(layer, KnowsPyGNames):
@@ -250,84 +212,3 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
         for key, value in layer.convert_from_pyg(theirs, prefix).items():
             converted[prefix + key] = value
     return converted
-
-
-def between(
-    layer: Any,
-    forward: Any,
-    x: Sequence[Any],
-    edge_index: object,
-    edge_weight: object,
-    **inputs: Any,
-) -> Any:
-    """Call ``forward`` on the pair x = (x_src, x_dst), edges from the first to the second; return the rows of x_dst."""
-    kind = type(layer).__name__
-    if len(x) != 2:
-        raise TypeError(
-            f"x must be a tensor [num_nodes, channels], or the pair (x_src, x_dst); got {describe(x)}."
-        )
-    _check_couples_edges(layer, kind)
-    senders, receivers = x
-    check_state(
-        senders, "x_src", None if layer.in_channels == -1 else layer.in_channels
-    )
-    check_state(receivers, "x_dst", senders.size(1))
-    edges: Any = plain(edge_index)
-    check_kind(
-        edges,
-        "edge_index",
-        Tensor,
-        "a tensor [2, num_edges] where x is the pair (x_src, x_dst)",
-    )
-    check_integer_pairs(edges, "edge_index")
-    edges = edges.long()
-    if edges.numel() and values_to_check():
-        check_range(edges[0], "edge_index[0]", senders.size(0))
-        check_range(edges[1], "edge_index[1]", receivers.size(0))
-    for name in ("batch", "source", "features", "previous"):
-        if inputs.get(name) is not None:
-            raise ValueError(
-                f"{name} goes with nodes of one kind; {kind} got it beside the pair (x_src, x_dst)."
-            )
-    # A layer couples the rows of one state, so both kinds are numbered in one run: senders first, then receivers.
-    first = senders.size(0)
-    shift = edges.new_tensor([[0], [first]])
-    results = forward(
-        layer, torch.cat([senders, receivers]), edges + shift, edge_weight, **inputs
-    )
-    if isinstance(results, Tensor):
-        return results[first:]
-    out, *further = results
-    for number, result in enumerate(further):
-        if isinstance(result, tuple):  # edges and their attention weights
-            further[number] = (result[0] - shift, result[1])
-    return (out[first:], *further)
-
-
-def _check_couples_edges(layer: Any, kind: str) -> None:
-    """Raise unless the layer takes one step with a coupling of the given edges alone."""
-    # These add no edges and divide by no degrees.
-    harmless = (IdentityDiffusivity, SumDiffusivity, ScaledDiffusivity)
-    for part in layer.diffusivity.modules():
-        if not isinstance(part, Diffusivity) or isinstance(part, harmless):
-            continue
-        if not part.needs_graph or part.depends_on not in ("nothing", "edges"):
-            raise ValueError(
-                f"{kind} couples all pairs of nodes, and got the pair (x_src, x_dst) of two kinds. Pass one state, "
-                f"data.to_homogeneous(), or take an edge layer: GINConv, or GATConv(self_loops='keep')."
-            )
-        if isinstance(part, AdjacencyDiffusivity) and part.normalization == "sym":
-            raise ValueError(
-                f"{kind} divides by the degrees of both ends, which nodes of two kinds have not; got the pair "
-                f"(x_src, x_dst). Take DiffusionConv with AdjacencyDiffusivity('row'), GINConv, or "
-                f"GATConv(self_loops='keep')."
-            )
-        if getattr(part, "self_loops", None) != "keep":
-            raise ValueError(
-                f"{kind} adds self-loops, and a sender is no receiver where x is the pair (x_src, x_dst). Build it "
-                f"with self_loops='keep' (add_self_loops=False)."
-            )
-    if layer.steps > 1:
-        raise ValueError(
-            f"{kind} takes {layer.steps} steps, and only receivers move where x is (x_src, x_dst)."
-        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import NoneType
 from typing import Any, Literal
 
 import torch
@@ -14,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from diffusion_mp import checks
+from diffusion_mp.checks import Count, Probability
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities.base import check_heads_divide
 from diffusion_mp.diffusivities.fixed import NeumannDiffusivity
@@ -36,12 +36,10 @@ class PDEDiffusion1d(Resettable):
         per: one set of α for the ``"layer"``, for every ``"head"``, or for every ``"channel"``.
         update: moves the state; ``ExplicitEuler(1.0)`` by default, which is the equation above.
         norm: LayerNorm after the step (Eq. 16), without which alone the guarantees hold (docs/errata.md, P5).
-        batch_first: sequences are [B, L, C]; with ``False`` [L, B, C], the default of PyTorch's attention.
         options: options of :class:`NeumannDiffusivity` (``strides``, ``boundary``, ``alpha``, ``budget``).
 
     Shapes:
         - x: [B, L, C] with mask [B, L] (True: a token), or [N, C] with batch [N], the sorted sequence index of rows.
-          key_padding_mask: [B, L] in place of the mask (True: padding), as in PyTorch's attention.
         - output: that of x; the coupling is over B·L rows, sequence by sequence, with tokens before padding.
 
     Examples:
@@ -54,28 +52,23 @@ class PDEDiffusion1d(Resettable):
 
     def __init__(
         self,
-        channels: int,
+        channels: Count,
         *,
-        heads: int = 1,
+        heads: Count = 1,
         per: Literal["layer", "head", "channel"] = "layer",
         update: StateUpdate | None = None,
         norm: bool = False,
-        batch_first: bool = True,
         **options: Any,
     ) -> None:
         super().__init__()
-        checks.check_counts(channels=channels, heads=heads)
-        checks.check_flags(norm=norm, batch_first=batch_first)
-        checks.check_choice(per, "per", ["layer", "head", "channel"])
-        checks.check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
         check_heads_divide(channels, heads)
         self.in_channels = channels
         self.out_channels = channels
-        self.batch_first = batch_first
+        # An α for every channel is a head of one channel each.
         self.diffusivity = NeumannDiffusivity(
             {"layer": 1, "head": heads, "channel": channels}[per], **options
         )
-        self.update = ExplicitEuler(1.0) if update is None else update
+        self.update = update or ExplicitEuler(1.0)
         self.norm = nn.LayerNorm(channels) if norm else None
 
     @property
@@ -89,20 +82,26 @@ class PDEDiffusion1d(Resettable):
         mask: Tensor | None = None,
         batch: Tensor | None = None,
         *,
-        key_padding_mask: Tensor | None = None,
         return_coupling: bool = False,
     ) -> Tensor | tuple[Tensor, Coupling]:
         """Return the next state, and with ``return_coupling`` the coupling."""
         checks.check_flags(return_coupling=return_coupling)
-        mask = self._tokens(x, mask, batch, key_padding_mask)
-        if x.dim() == 2:
+        if isinstance(x, Tensor) and x.dim() == 2:
+            if mask is not None:
+                raise ValueError(
+                    f"mask goes with sequences [B, L, C]; got {checks.describe(x)}. For its rows pass batch [N]."
+                )
+            checks.check_state(x, channels=self.in_channels, module=self.norm)
             out, coupling = self._step(x, Graph.coerce(x, batch=batch))
         else:
-            out, coupling = self._stacked(
-                x if self.batch_first else x.transpose(0, 1), mask
-            )
-            out = out if self.batch_first else out.transpose(0, 1)
-        out = out if self.norm is None else self.norm(out)
+            if batch is not None:
+                raise ValueError(
+                    f"batch goes with rows x [N, C]; got {checks.describe(x)}. For its padding pass mask [B, L]."
+                )
+            checks.check_sequences(x, mask, self.in_channels, self.norm)
+            out, coupling = self._stacked(x, mask)
+        if self.norm is not None:
+            out = self.norm(out)
         return (out, coupling) if return_coupling else out
 
     def _stacked(
@@ -116,6 +115,7 @@ class PDEDiffusion1d(Resettable):
                 Graph(size * length, ptr=length * torch.arange(size + 1)),
             )
             return out.view_as(x), coupling
+        # Tokens and padding of a sequence become two graphs, between which nothing flows.
         order, ptr = tokens_first(mask)
         kept = mask.unsqueeze(2)
         rows = torch.where(kept, x, 0.0).flatten(
@@ -134,66 +134,6 @@ class PDEDiffusion1d(Resettable):
         return self.update(
             x.unflatten(1, (self.diffusivity.heads, -1)), coupling
         ).flatten(1), coupling
-
-    def _tokens(
-        self,
-        x: Tensor,
-        mask: Tensor | None,
-        batch: Tensor | None,
-        key_padding_mask: Tensor | None,
-    ) -> Tensor | None:
-        """Check the inputs of a call and return the mask of tokens."""
-        name = "mask"
-        if key_padding_mask is not None:
-            if mask is not None:
-                sentence = "mask and key_padding_mask say the same thing, one is the inverse of the other; pass one."
-                raise ValueError(sentence)
-            given = checks.describe(key_padding_mask)
-            dense = (
-                isinstance(key_padding_mask, Tensor)
-                and key_padding_mask.layout == torch.strided
-            )
-            if not dense or key_padding_mask.dtype != torch.bool:
-                raise TypeError(
-                    f"key_padding_mask must be a bool tensor, true where there is padding; got {given}."
-                )
-            name = "key_padding_mask"
-            mask = ~key_padding_mask
-        if not isinstance(x, Tensor) or x.dim() not in (2, 3):
-            raise ValueError(
-                f"x must be a tensor [B, L, channels], or rows [N, channels]; got {checks.describe(x)}."
-            )
-        if x.dim() == 2:
-            checks.check_state(x, channels=self.in_channels, module=self.norm)
-            if mask is not None:
-                got = checks.describe(x)
-                raise ValueError(
-                    f"{name} goes with sequences [B, L, C]; got {got}. For its rows pass batch [N]."
-                )
-            return None
-        checks.check_sequences(x, None, self.in_channels, self.norm)
-        # The right shape first: asked for the other one, an export refuses as many sequences as positions.
-        misfit = isinstance(mask, Tensor) and mask.shape != x.shape[:2]
-        if (
-            self.batch_first
-            and misfit
-            and mask is not None
-            and mask.shape == x.shape[1::-1]
-        ):
-            raise ValueError(
-                f"{name} must be {list(x.shape[:2])}, one entry per position of x; got {checks.describe(mask)}. If x "
-                f"is [length, batch, channels], build the layer with batch_first=False."
-            )
-        checks.check_mask(mask, x if self.batch_first else x.transpose(0, 1), name)
-        if batch is not None:
-            got = checks.describe(x)
-            raise ValueError(
-                f"batch goes with rows x [N, C]; got {got}. For its padding pass mask [B, L]."
-            )
-        return mask
-
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}"
 
 
 def tokens_first(
@@ -241,21 +181,20 @@ class SelfAttention(Saved):
 
     def __init__(
         self,
-        channels: int,
-        heads: int = 8,
+        channels: Count,
+        heads: Count = 8,
         *,
         causal: bool = False,
-        dropout: float = 0.0,
+        dropout: Probability = 0.0,
         place: Place = NoDiffusion,
     ) -> None:
         super().__init__()
-        checks.check_counts(channels=channels, heads=heads)
-        checks.check_probability(dropout, "dropout")
         check_heads_divide(channels, heads)
         self.channels = channels
         self.heads = heads
         self.causal = causal
         self.dropout = dropout
+        # Queries, keys and values in one product.
         self.project = nn.Linear(channels, 3 * channels)
         self.on_values = place("values", channels)
         self.on_heads = place("heads", channels // heads)
@@ -271,6 +210,7 @@ class SelfAttention(Saved):
         )
         pairs = None if mask is None else self._senders(mask)
         rate = self.dropout if self.training else 0.0
+        # With a mask the order is a part of ``pairs``; torch takes either the one or the other.
         causal = self.causal and mask is None
         # Only the formula has derivatives in forward mode, not torch's fused kernels.
         kernel = (
@@ -331,9 +271,6 @@ class SelfAttention(Saved):
             mask.size(1), dtype=torch.bool, device=mask.device
         )
 
-    def extra_repr(self) -> str:
-        return f"{self.channels}, heads={self.heads}, causal={self.causal}, dropout={self.dropout}"
-
 
 class TransformerBlock(Saved):
     r"""x ← x + 𝒜(LN(x)), x ← x + MLP(LN(x)), with four sites around these (Zhang & Zhou, Table 1).
@@ -349,13 +286,12 @@ class TransformerBlock(Saved):
         channels: int,
         heads: int = 8,
         *,
-        mlp_channels: int,
+        mlp_channels: Count,
         causal: bool = False,
         dropout: float = 0.0,
         place: Place = NoDiffusion,
     ) -> None:
         super().__init__()
-        checks.check_counts(mlp_channels=mlp_channels)
         self.dropout = dropout
         self.before_attention_norm = place("norm", channels)
         self.attention_norm = nn.LayerNorm(channels)

@@ -8,17 +8,17 @@ from functools import reduce
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, distributed, nn
-from torch_geometric.nn import MessagePassing
+from torch import Tensor, nn
+from torch_geometric.nn import MessagePassing, global_mean_pool
 
 from diffusion_mp import checks
+from diffusion_mp.checks import Channels, Count, Probability
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies import Certificate
 from diffusion_mp.energies.certification import layer_certificates
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.features import FeatureLinear, channels_at_first, check_input
 from diffusion_mp.layers.graph_layer import GraphLayer
-from diffusion_mp.layers.pyg import refuse_proxy
 from diffusion_mp.updates import CertifiedStep
 
 Edges = Tensor | Graph | None
@@ -96,6 +96,7 @@ class FeatureEncoder(nn.Module):
                 self.channels = channels_at_first(self, x)
             check_input(x, name, channels=self.channels, module=self)
             return self.linear(x)
+        # A sum, as in the encoders of OGB: the state is as wide for one column as for many.
         columns = self._columns(x, name).unbind(1)
         return reduce(
             torch.add,
@@ -122,13 +123,11 @@ class FeatureEncoder(nn.Module):
         checks.check_device(x, name, device, f"the tables of {name}")  # type: ignore[arg-type]
         columns = columns.long()
         # An index outside of a table ends a CUDA process; but to look at values would end the graph of a compiler.
-        if columns.numel() and not columns.is_meta and checks.values_to_check():
-            for column, size in enumerate(self.sizes or ()):
-                low, high = (int(end) for end in columns[:, column].aminmax())
-                if low < 0 or high >= size:
-                    raise ValueError(
-                        f"column {column} of {name} must lie in 0..{size - 1}, as its table does; got {low}..{high}."
-                    )
+        if not columns.is_meta and checks.values_to_check():
+            for number, size in enumerate(self.sizes or ()):
+                checks.check_range(
+                    columns[:, number], f"column {number} of {name}", size, "categories"
+                )
         return columns
 
 
@@ -153,13 +152,7 @@ class GraphHead(NodeHead):
     def forward(self, x: Tensor, graph: Graph, pairs: Tensor | None) -> Tensor:
         # Sums over nodes are taken in float32 at least: in half precision, many small terms would be lost.
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        if graph.is_single:
-            mean = wide.sum(0, keepdim=True) / max(1, graph.num_nodes)
-        else:
-            total = wide.new_zeros(graph.num_graphs, x.size(1)).index_add(
-                0, graph.batch.to(x.device), wide
-            )
-            mean = total / graph.ptr.diff().to(total).clamp(min=1).unsqueeze(1)
+        mean = global_mean_pool(wide, graph.batch.to(x.device), graph.num_graphs)
         return super().forward(mean.to(x.dtype), graph, pairs)
 
 
@@ -212,20 +205,13 @@ class EdgeMask(MessagePassing):
     def forward(self, graph: Graph) -> Graph:
         """Return the graph, with masked weights while a model is being explained."""
         mask = self._edge_mask
+        # An explainer sets a mask and takes it away again; most calls have none.
         if not self.explain or mask is None or graph.edge_index is None:
             return graph
         # An explainer learns logits, and afterwards applies a mask of numbers in [0, 1].
         if self._apply_sigmoid:
             mask = mask.sigmoid()
-        weight = graph.weights(mask) * mask
-        return Graph(
-            graph.num_nodes,
-            graph.edges,
-            weight,
-            ptr=graph.segments,
-            full_degree=graph.full_degree,
-            validate=False,
-        )
+        return graph.with_weights(graph.weights(mask) * mask)
 
     def listening(self, graph: Graph, collect: Collect) -> Collect:
         """Return a function that also passes the entries at the observed edges to the registered message hooks."""
@@ -241,19 +227,6 @@ class EdgeMask(MessagePassing):
                 hook(self, ({"alpha": coupling.at(graph.edges)},), None)
 
         return collect_and_call
-
-
-def with_every_gradient(out: Tensor, model: nn.Module) -> Tensor:
-    """Return ``out`` with a dependence on every parameter, since DistributedDataParallel waits for all gradients."""
-    parallel = distributed.is_available() and distributed.is_initialized()
-    if not (parallel and torch.is_grad_enabled() and out.requires_grad):
-        return out
-    # Ranks differ in what they use: one whose graphs have no edges leaves the weights of a graph term alone.
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return (
-        out
-        + torch.cat([parameter.flatten()[:0].to(out) for parameter in trained]).sum()
-    )
 
 
 class GraphModel(GraphLayer, ABC):
@@ -282,12 +255,9 @@ class GraphModel(GraphLayer, ABC):
     """Table sizes of the columns of integer features."""
 
     def __init__(
-        self, in_channels: int, hidden_channels: int, out_channels: int
+        self, in_channels: Channels, hidden_channels: Count, out_channels: Count
     ) -> None:
         super().__init__()
-        if not checks.found_later(in_channels):
-            checks.check_counts(in_channels=in_channels)
-        checks.check_counts(hidden_channels=hidden_channels, out_channels=out_channels)
         self.in_channels = in_channels
         self.head: NodeHead | None = None
         self.edge_mask = EdgeMask()
@@ -309,7 +279,6 @@ class GraphModel(GraphLayer, ABC):
         **others: Any,
     ) -> Tensor | tuple[Tensor, list[Coupling]]:
         """Return logits or scores; with ``return_coupling`` also the coupling of every layer."""
-        refuse_proxy(self, x)
         if edge_attr is not None:
             others["edge_attr"] = edge_attr
         inputs = {name: others.pop(name) for name in self.reads if name in others}
@@ -327,6 +296,7 @@ class GraphModel(GraphLayer, ABC):
         if torch.compiler.is_dynamo_compiling():
             # Without fullgraph=True its graph ends where the number of graphs is read: here, and not within a block.
             _ = graph.segments
+        # A coupling holds features of all nodes: it is kept only for a caller who asks for it.
         couplings: list[Coupling] = []
         collect = self.edge_mask.listening(
             graph, couplings.append if return_coupling else discard
@@ -336,18 +306,15 @@ class GraphModel(GraphLayer, ABC):
             check_no_pairs(edge_label_index)
         else:
             logits = self.head(logits, graph, edge_label_index)
-        logits = with_every_gradient(logits, self)
         if return_coupling:
             return logits, couplings
         return logits
 
     def check_features(self, x: Tensor, *, channels: int, module: nn.Module) -> None:
+        # Categories are checked by their tables.
         if self.categories is None:
             check_input(x, channels=channels, module=module)
-            return
-        # The tables check the rest.
-        checks.check_kind(x, "x", Tensor, f"a tensor [num_nodes, {channels}]")
-        if not x.dim():
+        elif isinstance(x, Tensor) and not x.dim():
             raise ValueError(
                 f"x must be [num_nodes, {channels}]; got {checks.describe(x)}."
             )
@@ -360,31 +327,25 @@ class GraphModel(GraphLayer, ABC):
         batch: Tensor | None = None,
     ) -> Certificate:
         """Return whether all layers descend one energy here: no, unless a model overrides this (see `certify`)."""
-        reasons: dict[
-            str, str
-        ] = {}  # one for every kind of part that violates Theorem T1
+        # One reason for every kind of part that violates Theorem T1.
+        reasons: dict[str, str] = {}
         for name, module in self.named_modules():
             kind = type(module).__name__
             update = getattr(module, "update", None)
             if "Norm" in kind:
-                reasons.setdefault(
-                    "norm",
-                    f"{name} ({kind}) rescales states, which no energy accounts for",
-                )
+                reason = "rescales states, which no energy accounts for"
             elif getattr(module, "is_diffusion_layer", False) and not isinstance(
                 update, CertifiedStep
             ):
-                step = "a rule of its own" if update is None else type(update).__name__
-                reason = f"{name} ({kind}) moves the state by {step} instead of a CertifiedStep"
-                if getattr(module, "value", None) is not None:
-                    reason += ", and transforms what it propagates"
-                reasons.setdefault(kind, reason)
+                reason = f"moves the state by {type(update).__name__} instead of a CertifiedStep"
+            else:
+                continue
+            reasons.setdefault(kind, f"{name} ({kind}) {reason}")
         reason = "; ".join(reasons.values()) or "no layer is a CertifiedStep"
         pairs = None
         if isinstance(self.head, LinkHead) and x is not None:
-            pairs = torch.empty(
-                2, 0, dtype=torch.long, device=x.device
-            )  # layers need no pairs
+            # Layers need no pairs.
+            pairs = torch.empty(2, 0, dtype=torch.long, device=x.device)
         layers = layer_certificates(
             self, x, edge_index, edge_weight, batch, edge_label_index=pairs
         )
@@ -397,24 +358,24 @@ class GraphModel(GraphLayer, ABC):
 
 
 class LayerStack(GraphModel):
-    """Base of models: an input layer, ``num_layers`` of ``conv()`` with norms, an output layer of ``states`` states."""
+    """Base of models: an input layer, ``num_layers`` of ``conv()`` with norms, an output layer of ``states`` states.
+
+    ``channels`` are those of the features, the state and the output.
+    """
 
     def __init__(
         self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
+        channels: tuple[int, int, int],
         num_layers: int,
         conv: Callable[[], nn.Module],
         *,
         layer_norm: bool,
-        dropout: float,
+        dropout: Probability,
         states: int = 1,
         task: Task = "node",
     ) -> None:
-        super().__init__(in_channels, hidden_channels, out_channels)
-        checks.check_flags(layer_norm=layer_norm)
-        checks.check_probability(dropout, "dropout")
+        super().__init__(*channels)
+        in_channels, hidden_channels, out_channels = channels
         self.dropout = dropout
         self.encoder = FeatureLinear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(conv() for _ in range(num_layers))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from types import NoneType
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.checks import check_counts, check_flags, check_kind, check_probability
+from diffusion_mp.checks import (
+    Count,
+    Probability,
+)
 from diffusion_mp.diffusivities import Diffusivity, UniformDiffusivity
 from diffusion_mp.energies import Certificate, Constraint, Energy, Penalty
 from diffusion_mp.graph import Graph
@@ -62,24 +64,15 @@ class CertifiedDIFFormer(CertifiedNetwork):
         lam: float = 0.3,
         mu: float = 20.0,
         inputs: Diffusivity | None = None,
-        encoder_layers: int = 1,
-        encoder_channels: int | None = None,
+        encoder_layers: Count = 1,
+        encoder_channels: Count | None = None,
         centre: bool = False,
-        dropout: float = 0.0,
+        dropout: Probability = 0.0,
         task: Task = "node",
         **options: Any,
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
-        width = hidden_channels if encoder_channels is None else encoder_channels
-        check_counts(encoder_layers=encoder_layers, encoder_channels=width)
-        check_flags(centre=centre)
-        check_kind(
-            inputs,
-            "inputs",
-            (Diffusivity, NoneType),
-            "a Diffusivity that reads the features, or None",
-        )
-        check_probability(dropout, "dropout")
+        width = encoder_channels or hidden_channels
         layers: list[nn.Module] = []
         for a, b in pairwise(
             [in_channels, *[width] * (encoder_layers - 1), hidden_channels]
@@ -89,14 +82,15 @@ class CertifiedDIFFormer(CertifiedNetwork):
         self.dropout = nn.Identity()
         self.mean = UniformDiffusivity() if centre else None
         self.inputs = inputs
-        options |= {
-            "penalty": penalty,
-            "constraint": constraint,
-            "lam": lam,
-            "mu": mu,
-            "num_layers": num_layers,
-        }
-        self.conv = CertifiedConv(hidden_channels, **options)
+        self.conv = CertifiedConv(
+            hidden_channels,
+            num_layers=num_layers,
+            penalty=penalty,
+            constraint=constraint,
+            lam=lam,
+            mu=mu,
+            **options,
+        )
         self.decoder, self.head = output_layers(hidden_channels, out_channels, task)
 
     def stages(self) -> list[tuple[str, nn.Module, CertifiedBlock]]:
@@ -115,15 +109,6 @@ class CertifiedDIFFormer(CertifiedNetwork):
         self, x: Tensor, graph: Graph, edge_attr: Tensor | None
     ) -> dict[str, Any]:
         return {} if self.inputs is None else {"beside": self.inputs(x, graph)}
-
-    @property
-    def num_layers(self) -> int | None:
-        """K, which may be set."""
-        return self.conv.num_layers
-
-    @num_layers.setter
-    def num_layers(self, num_layers: int | None) -> None:
-        self.conv.num_layers = num_layers
 
     def energy(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedBlock
 from diffusion_mp.models.base import Collect, Edges, GraphModel, run_layer
 
-#: What a block is called with: its source, the graph, and what its terms read beside them.
-Visit = Callable[[str, CertifiedBlock, Tensor, dict[str, Any]], Tensor]
+#: Called as a block is, after the block itself: with its source, the graph, and what its terms read beside them.
+Visit = Callable[..., Tensor]
 
 
 class CertifiedNetwork(GraphModel):
@@ -51,26 +52,22 @@ class CertifiedNetwork(GraphModel):
     def run(
         self, x: Tensor, graph: Graph, edge_attr: Tensor | None, visit: Visit
     ) -> Tensor:
-        """Return Z_B; ``visit(name, block, source, inputs)`` returns the last state of a block."""
+        """Return Z_B; ``visit(block, source, graph, **inputs)`` returns the last state of a block."""
         inputs = self.block_inputs(x, graph, edge_attr)
         source: Tensor | None = None
         state = x
-        for name, encoder, block in self.stages():
+        for _, encoder, block in self.stages():
             encoded = self.encode(encoder, state, graph)
             # The sources keep what a node knows of itself.
             source = encoded if source is None else source + encoded
-            state = visit(name, block, source, inputs)
+            state = visit(block, source, graph, **inputs)
         return state
 
     def propagate(
         self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None
     ) -> Tensor:
-        def visit(
-            name: str, block: CertifiedBlock, source: Tensor, inputs: dict[str, Any]
-        ) -> Tensor:
-            return run_layer(collect, block, source, graph, **inputs)
-
-        return self.decoder(self.dropout(self.run(x, graph, edge_attr, visit)))
+        state = self.run(x, graph, edge_attr, partial(run_layer, collect))
+        return self.decoder(self.dropout(state))
 
     def _graph(
         self,
@@ -80,9 +77,7 @@ class CertifiedNetwork(GraphModel):
         batch: Tensor | None,
         edge_attr: Tensor | None,
     ) -> Graph:
-        unread = {}
-        if edge_attr is not None and not self.reads:
-            unread = {"edge_attr": edge_attr}
+        unread = {} if self.reads else {"edge_attr": edge_attr}
         return self.inputs_to_graph(
             x, edge_index, edge_weight, batch, False, unread, edge_attr
         )
@@ -108,7 +103,7 @@ class CertifiedNetwork(GraphModel):
         values = []
 
         def visit(
-            name: str, block: CertifiedBlock, source: Tensor, inputs: dict[str, Any]
+            block: CertifiedBlock, source: Tensor, graph: Graph, **inputs: Any
         ) -> Tensor:
             energies, state = block.measured(source, graph, by_graph, **inputs)
             values.append(energies)
@@ -146,17 +141,18 @@ class CertifiedNetwork(GraphModel):
         broken = broken_parameter(self, "encoder", "inputs.", "conv.", "blocks.")
         if broken is not None:
             return Certificate.refused(STEPS, math.nan, broken)
-        blocks: dict[str, Certificate] = {}
+        certificates: list[Certificate] = []
 
         def visit(
-            name: str, block: CertifiedBlock, source: Tensor, inputs: dict[str, Any]
+            block: CertifiedBlock, source: Tensor, graph: Graph, **inputs: Any
         ) -> Tensor:
-            blocks[name] = block.certificate(source, graph, **inputs)
+            certificates.append(block.certificate(source, graph, **inputs))
             # A block that breaks a premise may not be able to take its steps.
-            return block(source, graph, **inputs) if blocks[name] else source
+            return block(source, graph, **inputs) if certificates[-1] else source
 
         self.run(x, graph, edge_attr, visit)
-        return self.summary(blocks)
+        names = [name for name, _, _ in self.stages()]
+        return self.summary(dict(zip(names, certificates, strict=True)))
 
     def summary(self, blocks: dict[str, Certificate]) -> Certificate:
         """Return the certificate of the network from those of its blocks."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from torch import nn
 
 from diffusion_mp.checks import (
+    Count,
+    CountOrZero,
+    PositiveNumber,
+    Probability,
     check_choice,
-    check_counts,
-    check_flags,
-    check_positive,
-    check_probability,
 )
 from diffusion_mp.energies import Constraint
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS
@@ -44,11 +44,12 @@ class CertifiedTransformer(CertifiedNetwork):
         in_channels, hidden_channels, out_channels, layer_norm, dropout, task: see :class:`GraphModel`; in_channels may
             be a list with the number of categories of every column of integer features.
         num_blocks, num_layers: B, and the steps K of every block.
-        graph, symmetric, gate, hops, matrix, mu, edge_dim: normalisation, options and initial weight of
-            `WeightedGraph`; ``graph=None`` omits it. With ``edge_dim`` the calls get ``edge_attr`` [E, edge_dim].
+        graph, mu, edge_dim: normalisation, initial weight and relations of `WeightedGraph`; ``graph=None`` omits it.
+            With ``edge_dim`` the calls get ``edge_attr`` [E, edge_dim].
         attention, heads: ``"all"`` pairs or ``"neighbours"``, of `RowAttention`; ``None`` omits it.
         mlp_channels, activation: of `TiedMLP`; 0 omits it.
         constraint, radius: of every row of the state, see `CertifiedStep`.
+        options: further ones of `WeightedGraph` (``symmetric``, ``gate``, ``hops``, ``matrix``).
 
     Examples:
         >>> model = CertifiedTransformer(4, 16, 3, mlp_channels=32)
@@ -62,38 +63,32 @@ class CertifiedTransformer(CertifiedNetwork):
         in_channels: int | Sequence[int],
         hidden_channels: int,
         out_channels: int,
-        num_blocks: int = 1,
+        num_blocks: Count = 1,
         num_layers: int | None = 2,
         *,
         graph: Literal["sum", "sym"] | None = "sum",
-        symmetric: bool = True,
-        gate: bool = False,
-        hops: int = 1,
-        matrix: Literal["full", "diagonal", "identity"] = "full",
-        mu: float = 1.0,
+        mu: PositiveNumber = 1.0,
         edge_dim: int | None = None,
         attention: Literal["all", "neighbours"] | None = None,
-        heads: int = 1,
-        mlp_channels: int = 0,
+        heads: Count = 1,
+        mlp_channels: CountOrZero = 0,
         activation: str = "relu",
         constraint: Constraint | str | None = "nonnegative",
         radius: float = 1.0,
         layer_norm: bool = False,
-        dropout: float = 0.0,
+        dropout: Probability = 0.0,
         task: Task = "node",
+        **options: Any,
     ) -> None:
         super().__init__(
             feature_columns(in_channels, "in_channels"), hidden_channels, out_channels
         )
         encoder = FeatureEncoder(in_channels, hidden_channels)
-        check_counts(num_blocks=num_blocks, heads=heads)
-        check_counts(0, mlp_channels=mlp_channels)
-        check_flags(layer_norm=layer_norm)
-        check_choice(graph, "graph", ["sum", "sym", None])
         check_choice(activation, "activation", ACTIVATIONS)
-        check_choice(attention, "attention", ["all", "neighbours", None])
-        check_probability(dropout, "dropout")
-        check_positive(mu, "mu")
+        if graph is None and options:
+            raise TypeError(
+                f"graph=None leaves out the graph term, and with it {', '.join(options)}."
+            )
         norm = nn.LayerNorm if layer_norm else nn.Identity
 
         def block() -> CertifiedBlock:
@@ -103,11 +98,8 @@ class CertifiedTransformer(CertifiedNetwork):
                     hidden_channels,
                     mu,
                     edge_dim=edge_dim,
-                    symmetric=symmetric,
                     normalization=graph,
-                    gate=gate,
-                    hops=hops,
-                    matrix=matrix,
+                    **options,
                 )
                 terms.append(neighbours)
             if attention is not None:
@@ -124,6 +116,7 @@ class CertifiedTransformer(CertifiedNetwork):
                 hidden_channels, terms, num_layers, constraint=constraint, radius=radius
             )
 
+        # The first encoder reads X, perhaps by tables; the later ones read states.
         later = (
             nn.Linear(hidden_channels, hidden_channels) for _ in range(num_blocks - 1)
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from types import NoneType
 from typing import Any, Literal
 
 from torch import Tensor
 from torch.nn.functional import relu
 
-from diffusion_mp.checks import check_choice, check_counts, check_flags, check_kind
+from diffusion_mp.checks import (
+    Count,
+)
 from diffusion_mp.diffusivities import Positive
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import DIFFormerConv
@@ -58,7 +59,7 @@ class DIFFormer(LayerStack):
         in_channels: int,
         hidden_channels: int,
         out_channels: int,
-        num_layers: int = 2,
+        num_layers: Count = 2,
         *,
         tau: float | Tensor | Positive | None = None,
         transform: bool = False,
@@ -71,11 +72,6 @@ class DIFFormer(LayerStack):
         update: StateUpdate | None = None,
         **options: Any,
     ) -> None:
-        check_choice(activation, "activation", ["relu", None])
-        check_choice(dropout_on, "dropout_on", ["values", "state"])
-        check_flags(source=source)
-        check_counts(num_layers=num_layers)
-        check_kind(update, "update", (StateUpdate, NoneType), "a StateUpdate")
         if source and update is not None and not update.beta:
             raise ValueError(
                 f"source=True adds a source, which {update!r} has not; give the update a beta, "
@@ -103,9 +99,7 @@ class DIFFormer(LayerStack):
             return copy.deepcopy(layer)  # layers share no learnable option
 
         super().__init__(
-            in_channels,
-            hidden_channels,
-            out_channels,
+            (in_channels, hidden_channels, out_channels),
             num_layers,
             conv,
             layer_norm=layer_norm,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise, starmap
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 from torch.nn.functional import relu
@@ -12,11 +12,10 @@ from torch_geometric.nn.models import JumpingKnowledge
 from torch_geometric.nn.resolver import activation_resolver
 
 from diffusion_mp.checks import (
-    check_choice,
-    check_counts,
+    Count,
+    PositiveNumber,
+    Probability,
     check_kind,
-    check_positive,
-    check_probability,
 )
 from diffusion_mp.diffusivities.base import check_heads_divide
 from diffusion_mp.graph import Graph
@@ -67,13 +66,13 @@ class DiffusionGNN(GraphModel):
         in_channels: int,
         hidden_channels: int,
         out_channels: int,
-        num_layers: int = 2,
+        num_layers: Count = 2,
         *,
         conv: ConvName = "gcn",
-        heads: int = 1,
-        dropout: float = 0.5,
+        heads: Count = 1,
+        dropout: Probability = 0.5,
         alpha: float = 0.1,
-        theta: float = 0.5,
+        theta: PositiveNumber = 0.5,
         norm: Norm = None,
         act: str = "relu",
         jk: Literal["last", "cat", "max", "lstm"] | None = None,
@@ -81,16 +80,10 @@ class DiffusionGNN(GraphModel):
         task: Task = "node",
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
-        check_counts(num_layers=num_layers, heads=heads)
-        check_choice(conv, "conv", get_args(ConvName))
-        check_probability(dropout, "dropout")
         # All options are checked whichever layers are built, so that a search over conv fails at once or not at all.
+        # An α out of range raises here.
         teleport(alpha)
-        check_positive(theta, "theta")
         check_heads_divide(hidden_channels, heads, "hidden_channels")
-        check_choice(task, "task", get_args(Task))
-        check_choice(norm, "norm", ["batch", "layer", None])
-        check_choice(jk, "jk", ["last", "cat", "max", "lstm", None])
         for name, value in (("norm", norm), ("jk", jk)):
             if value is not None and conv not in LAYERED:
                 raise ValueError(
@@ -133,6 +126,7 @@ class DiffusionGNN(GraphModel):
                 case "sgc":  # all steps, then one linear map: one layer
                     yield SGConv(in_channels, out_channels, num_layers)
                 case "gin":
+                    # One hidden layer, as wide as the state, as in the GIN of PyG.
                     for a, b in pairwise(sizes):
                         mlp = nn.Sequential(
                             FeatureLinear(a, hidden_channels),
@@ -141,18 +135,16 @@ class DiffusionGNN(GraphModel):
                         )
                         yield GINConv(a, mlp, train_eps=True)
                 case "gat":
-                    *hidden, last = pairwise(sizes)
-                    # Hidden heads are concatenated to hidden_channels; the last layer has one head, as wide as the
-                    # output.
-                    for a, b in hidden:
+                    # Hidden heads are concatenated to hidden_channels; the last layer has one, as wide as the output.
+                    for k, (a, b) in enumerate(pairwise(sizes)):
+                        count = heads if k + 1 < num_layers else 1
                         yield GATConv(
                             a,
-                            b // heads,
-                            heads,
+                            b // count,
+                            count,
                             edge_dim=edge_dim,
                             value_dropout=dropout,
                         )
-                    yield GATConv(*last, edge_dim=edge_dim, value_dropout=dropout)
                 case "appnp":
                     yield MLPConv(in_channels, hidden_channels)
                     yield MLPConv(hidden_channels, out_channels)

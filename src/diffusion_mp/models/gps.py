@@ -5,24 +5,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import NoneType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from diffusion_mp.checks import (
-    check_choice,
-    check_counts,
+    Count,
+    CountOrZero,
+    Probability,
     check_edge_rows,
     check_kind,
-    check_probability,
     describe,
 )
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, LaplacianEncoder, SFiConv
-from diffusion_mp.layers.pyg import refuse_proxy
 from diffusion_mp.models.base import (
     HEADS,
     Collect,
@@ -46,8 +44,8 @@ class BlockStack(GraphModel):
         hidden_channels, out_channels, task: see :class:`GraphModel`.
         num_layers, block: number of blocks, and function that builds one, such as :class:`GPSBlock`.
         edge_dim: channels of edge features, as ``in_channels``; ``None``: no edge features, e⁰ is one learned vector.
-        pe_channels, pe_encoder: channels of the positional encoding, a part of ``hidden_channels`` (0: none), and the
-            module that computes it from ``pe``, :class:`LaplacianEncoder` by default.
+        pe_channels: channels of the positional encoding, a part of ``hidden_channels`` (0: none), which a
+            :class:`LaplacianEncoder` computes from ``pe``.
 
     Shapes:
         as of :class:`GraphModel`; edge_attr in the order of ``edge_index``; pe: a tensor or a tuple of them, a row per
@@ -61,41 +59,25 @@ class BlockStack(GraphModel):
         in_channels: int | Sequence[int],
         hidden_channels: int,
         out_channels: int,
-        num_layers: int,
+        num_layers: Count,
         block: Callable[[], nn.Module],
         *,
         edge_dim: int | Sequence[int] | None = None,
-        pe_channels: int = 0,
-        pe_encoder: nn.Module | None = None,
+        pe_channels: CountOrZero = 0,
         task: Task = "node",
     ) -> None:
         super().__init__(
             feature_columns(in_channels, "in_channels"), hidden_channels, out_channels
         )
-        check_counts(num_layers=num_layers)
-        check_choice(task, "task", HEADS)
-        check_counts(0, pe_channels=pe_channels)
-        check_kind(
-            pe_encoder,
-            "pe_encoder",
-            (nn.Module, NoneType),
-            "a module that makes the encodings",
-        )
         if pe_channels >= hidden_channels:
             raise ValueError(
                 f"pe_channels must lie in 0..{hidden_channels - 1}, a part of hidden_channels; got {pe_channels}."
-            )
-        if pe_encoder is not None and not pe_channels:
-            raise ValueError(
-                "pe_encoder needs pe_channels, the number of channels it gives; got pe_channels=0."
             )
         self.pe_channels = pe_channels
         # The encoding is a part of the state instead of an addition to it, so that neither can drown the other.
         self.encoder = FeatureEncoder(in_channels, hidden_channels - pe_channels)
         self.categories = self.encoder.sizes
-        if pe_channels and pe_encoder is None:
-            pe_encoder = LaplacianEncoder(pe_channels)
-        self.pe_encoder = pe_encoder
+        self.pe_encoder = LaplacianEncoder(pe_channels) if pe_channels else None
         # GatedGCN needs a state for every edge. Without features of edges all begin with one learned vector, and layers
         # tell them apart by their ends.
         self.edge_encoder = None
@@ -119,7 +101,6 @@ class BlockStack(GraphModel):
         **others: Any,
     ) -> Tensor | tuple[Tensor, list[Coupling]]:
         """Return predictions; with ``return_coupling`` also the coupling of every block."""
-        refuse_proxy(self, x)
         if pe is not None:
             others["pe"] = (
                 pe  # a parameter and not only a key of others, for torch.export reads the signature
@@ -147,41 +128,20 @@ class BlockStack(GraphModel):
 
     def _placed(self, x: Tensor, pe: Encodings | None) -> Tensor:
         if (self.pe_encoder is None) != (pe is None):
-            got = "none" if pe is None else "one"
             raise ValueError(
-                f"pe must be passed to a model with pe_channels, and only to one; got {got} with "
+                f"pe must be passed to a model with pe_channels, and only to one; got {describe(pe)} with "
                 f"pe_channels={self.pe_channels}."
             )
         if self.pe_encoder is None or pe is None:
             return x
-        for part in pe if isinstance(pe, tuple) and pe else (pe,):
-            if not isinstance(part, Tensor) or not (
-                part.is_floating_point() or part.dtype == torch.bool
-            ):
-                wanted = (
-                    "floating-point tensors, and masks of bool, with a row per node"
-                )
-                raise TypeError(f"pe must be {wanted}; got {describe(part)}.")
-            if part.shape[:1] != x.shape[:1] or part.device != x.device:
+        parts = pe if isinstance(pe, tuple) else (pe,)
+        for part in parts:
+            check_kind(part, "pe", Tensor, "one tensor or a tuple, a row per node")
+            if part.shape[:1] != x.shape[:1]:
                 raise ValueError(
-                    f"pe must have {x.size(0)} rows on {x.device}, one per node; got {describe(part)}."
+                    f"pe must have {x.size(0)} rows, one per node; got {describe(part)}."
                 )
-        try:
-            # An encoder of one's own names its inputs as it likes, so its errors are passed on with the name of ours.
-            encoded = cast(
-                "Tensor",
-                self.pe_encoder(*pe) if isinstance(pe, tuple) else self.pe_encoder(pe),
-            )
-        except (TypeError, ValueError) as error:
-            raise type(error)(
-                f"pe must be what {type(self.pe_encoder).__name__} reads: {error}"
-            ) from error
-        if encoded.shape != (x.size(0), self.pe_channels):
-            raise ValueError(
-                f"the encoding of pe must be [{x.size(0)}, {self.pe_channels}], one row per node; got "
-                f"{describe(encoded)}."
-            )
-        return torch.cat([x, encoded], 1)
+        return torch.cat([x, self.pe_encoder(*parts)], 1)
 
     def _edges(self, graph: Graph, edge_attr: Tensor | None) -> Tensor | None:
         """Return the initial edge states, ``None`` without observed edges."""
@@ -191,15 +151,14 @@ class BlockStack(GraphModel):
             return None
         if (self.edge_encoder is None) != (edge_attr is None):
             raise ValueError(
-                f"edge_attr must be passed to a model with edge_dim, and only to one; got "
-                f"{'none' if edge_attr is None else describe(edge_attr)}."
+                f"edge_attr must be passed to a model with edge_dim, and only to one; got {describe(edge_attr)}."
             )
-        if self.edge_encoder is None or edge_attr is None:
+        if edge_attr is None:
             return cast("nn.Embedding", self.edge_start).weight.expand(
                 graph.num_edges, -1
             )
         check_edge_rows(edge_attr, graph.num_edges)
-        return self.edge_encoder(edge_attr, "edge_attr")
+        return cast("nn.Module", self.edge_encoder)(edge_attr, "edge_attr")
 
 
 class GatedGCN(BlockStack):
@@ -244,7 +203,7 @@ class GPS(BlockStack):
         local: message passing by GatedGCN; ``False``: attention alone.
         norm, dropout, attention_dropout: of the blocks, and dropout rate of the values of the attention.
         task: ``"node"``, ``"graph"`` or ``"link"``.
-        options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``, ``pe_encoder``).
+        options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``).
 
     Examples:
         >>> GPS(4, 16, 3, num_layers=2)(x, edge_index).shape
@@ -254,35 +213,20 @@ class GPS(BlockStack):
     def __init__(
         self,
         in_channels: int | Sequence[int],
-        hidden_channels: int,
+        hidden_channels: Count,
         out_channels: int,
         num_layers: int = 4,
         *,
-        heads: int = 4,
+        heads: Count = 4,
         lam: float = 0.0,
         adjacency: bool = False,
         attention: dict[str, Any] | None = None,
         local: bool = True,
         norm: Norm = "batch",
         dropout: float = 0.0,
-        attention_dropout: float = 0.0,
+        attention_dropout: Probability = 0.0,
         **options: Any,
     ) -> None:
-        check_kind(
-            attention,
-            "attention",
-            (dict, NoneType),
-            "a dictionary with options of SFiConv",
-        )
-        check_kind(local, "local", bool, "True or False")
-        check_probability(attention_dropout, "attention_dropout")
-        check_counts(hidden_channels=hidden_channels, heads=heads)
-        if hidden_channels % heads and "head_channels" not in (attention or {}):
-            raise ValueError(
-                f"heads must divide hidden_channels; got {heads} heads, {hidden_channels} channels. Or pass "
-                f"attention={{'head_channels': …}}."
-            )
-
         def block() -> nn.Module:
             passing = None
             if local:
@@ -331,10 +275,8 @@ class DFiFormer(GPS):
     ) -> None:
         sizes = (in_channels, hidden_channels, out_channels, num_layers)
         super().__init__(*sizes, lam=0.0, adjacency=adjacency, **options)
-        self.arguments = (
-            sizes,
-            {"adjacency": adjacency, **options},
-        )  # for SFiFormer.from_dfi
+        # For SFiFormer.from_dfi.
+        self.arguments = (sizes, {"adjacency": adjacency, **options})
 
 
 class SFiFormer(GPS):
@@ -378,12 +320,6 @@ class SFiFormer(GPS):
         ``attention`` override those of ``dfi`` (``alpha``, ``friction``).
         """
         check_kind(dfi, "dfi", DFiFormer, "a DFiFormer")
-        check_kind(
-            attention,
-            "attention",
-            (dict, NoneType),
-            "a dictionary with options of SFiConv",
-        )
         sizes, options = copy.deepcopy(dfi.arguments)
         options["attention"] = {**(options.get("attention") or {}), **(attention or {})}
         model = cls(*sizes, lam=lam, **options)

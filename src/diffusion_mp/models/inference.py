@@ -75,12 +75,12 @@ def full_graph_inference(
         blocks.take_over(runner)
         # Usually one pass for each row-wise module and two for each coupling.
         passes = sum(
-            isinstance(m, _RowWise) + 2 * isinstance(m, _Blockwise)
-            for m in runner.modules()
+            1 + isinstance(part, _Blockwise)
+            for part in runner.modules()
+            if isinstance(part, (_RowWise, _Blockwise))
         )
-        with progress_bar(
-            "inference", "block", passes * -(-x.size(0) // block_size)
-        ) as blocks.bar:
+        total = passes * -(-x.size(0) // block_size)
+        with progress_bar("inference", "block", total) as blocks.bar:
             return runner(x, graph)
 
 
@@ -116,7 +116,6 @@ class Blocks:
         """Yield the rows of every block (an empty one for none) and ``function(*blocks)``, computed on the device."""
         rows = tensors[0].size(0)
         starts = range(0, max(rows, 1), self.size)
-        self.bar.total = max(self.bar.total, self.bar.n + len(starts))
         for start in starts:
             part = slice(start, start + self.size)
             yield (
@@ -252,5 +251,6 @@ class BlockwiseCoupling(PartialCoupling):
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         # Every pass couples the rows of a block anew: keeping their features would take as much memory as all rows do.
         pooled = self.blocks.each(lambda x, v: self.couple(x).pool(v), self.x, v)
+        # Sums over senders are small, whatever the number of nodes: those of all blocks fit.
         sums = merged([part for _, part in pooled])
         return self.blocks.joined(lambda x, v: self.couple(x).read(sums, v), self.x, v)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import NoneType
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from diffusion_mp import checks
+from diffusion_mp.checks import Count
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.pyg import KnowsPyGNames, refuse_inputs
@@ -50,41 +50,33 @@ class LabelPropagation(KnowsPyGNames, Saved):
 
     def __init__(
         self,
-        num_layers: int | None = 50,
+        num_layers: Count | None = 50,
         alpha: float = 0.9,
         diffusivity: Diffusivity | None = None,
     ) -> None:
         super().__init__()
-        self.update: StateUpdate
-        if num_layers is None:
-            # At α = 1 the labels vanish from the equation, and I − S is singular.
-            checks.check_number(
-                alpha, "alpha", lambda a: 0 < a < 1, "lie in (0, 1) for num_layers=None"
-            )
-            self.update = teleport_limit(1 - alpha)
-        else:
-            checks.check_counts(num_layers=num_layers)
-            checks.check_number(alpha, "alpha", lambda a: 0 < a <= 1, "lie in (0, 1]")
-            self.update = teleport(1 - alpha)
-        checks.check_kind(
-            diffusivity, "diffusivity", (Diffusivity, NoneType), "a Diffusivity"
+        # At α = 1 the labels vanish from the equation of the limit, and I − S is singular.
+        checks.check_number(
+            alpha,
+            "alpha",
+            lambda a: 0 < a < 1 or (a == 1 and num_layers is not None),
+            "lie in (0, 1], and below 1 for num_layers=None",
         )
+        make = teleport if num_layers is not None else teleport_limit
+        self.update: StateUpdate = make(1 - alpha)
         if diffusivity is not None and diffusivity.heads != 1:
             raise ValueError(
                 f"diffusivity must have one head, for there is one state, the labels; got {diffusivity.heads} heads."
             )
         self.num_layers = num_layers
-        if diffusivity is None:
-            diffusivity = AdjacencyDiffusivity("sym", direction="pyg")
-        self.diffusivity = diffusivity
-        parts = [
-            part for part in self.diffusivity.modules() if isinstance(part, Diffusivity)
-        ]
+        self.diffusivity = diffusivity or AdjacencyDiffusivity("sym", direction="pyg")
         # Whether entries depend on the features of nodes, rather than on their positions only. A sum of diffusivities
         # does if one of its parts does.
         self.reads_features = any(
-            part.depends_on not in ("nothing", "parts") and not part.positional
-            for part in parts
+            isinstance(part, Diffusivity)
+            and part.depends_on not in ("nothing", "parts")
+            and not part.positional
+            for part in self.diffusivity.modules()
         )
 
     @torch.no_grad()
@@ -101,23 +93,13 @@ class LabelPropagation(KnowsPyGNames, Saved):
     ) -> Tensor:
         refuse_inputs(self, others)
         y = _soft(y)
-        if isinstance(mask, Tensor) and mask.is_floating_point():
-            # In PyG's order the third argument is the mask, and the fourth the weights.
-            raise TypeError(
-                f"mask must be a bool tensor [{y.size(0)}]; got {checks.describe(mask)}. The order here is (y, "
-                f"edge_index, edge_weight, mask)."
-            )
         if mask is not None:
             y = y * checks.as_node_mask(mask, "mask", y.size(0), y.device).unsqueeze(1)
         # A diffusivity of states would read the labels, and nodes without one would all look alike.
-        if self.reads_features and features is None:
+        if self.reads_features == (features is None):
             raise ValueError(
-                "features [num_nodes, channels] must be passed, for the diffusivity reads nodes, and must not read the "
-                "labels; got None."
-            )
-        if features is not None and not self.reads_features:
-            raise ValueError(
-                "features must be left out, for this diffusivity does not read nodes; got features."
+                f"features [num_nodes, channels] must be passed if and only if the diffusivity reads nodes, and must "
+                f"not read the labels; got {checks.describe(features)}."
             )
         if features is not None:
             checks.check_rows(features, "features", y)
@@ -133,39 +115,20 @@ class LabelPropagation(KnowsPyGNames, Saved):
 
 
 def _soft(y: Tensor) -> Tensor:
-    """Check labels, and return them as soft labels [N, K]."""
+    """Check labels, and return them as soft labels [N, K]; zeros where class numbers are negative."""
     checks.check_kind(
         y, "y", Tensor, "a tensor of class labels [N] or soft labels [N, K]"
     )
-    checks.check_has_values(y, "y")
-    if y.dim() not in (1, 2):
-        raise ValueError(
-            f"y must hold class labels [N] or soft labels [N, K]; got {checks.describe(y)}."
-        )
-    if y.dim() == 1 or y.size(1) == 1:
-        y = _one_hot(y)
-    elif y.dtype in checks.INTEGERS:
-        raise TypeError(
-            f"y must be floating point as soft labels, a column for every class; got {checks.describe(y)}. Pass "
-            f"y.float()."
-        )
-    checks.check_state(y, "y")
-    return y
-
-
-def _one_hot(y: Tensor) -> Tensor:
-    """Soft labels of class numbers [N] or [N, 1], zeros where they are negative."""
-    if y.dim() == 2 and y.is_floating_point():
-        raise ValueError(
-            f"y must have a column for every class as soft labels; got {checks.describe(y)}, in which all nodes would "
-            f"be of one class. Class numbers are integers, y.long(); of the probabilities of one of two classes, the "
-            f"soft labels are torch.cat([1 - y, y], 1)."
-        )
-    if y.dtype not in checks.INTEGERS or y.layout != torch.strided:
-        raise TypeError(
-            f"y must hold class labels [N] or soft labels [N, K]; got {checks.describe(y)}. Class numbers are dense "
-            f"and integers: y.long()."
-        )
+    if y.is_floating_point() and y.dim() == 2:
+        if y.size(1) == 1:
+            raise ValueError(
+                f"y must have a column for every class as soft labels; got {checks.describe(y)}, in which all nodes "
+                f"would be of one class. Class numbers are integers, y.long(); of the probabilities of one of two "
+                f"classes, the soft labels are torch.cat([1 - y, y], 1)."
+            )
+        checks.check_has_values(y, "y")
+        checks.check_state(y, "y")
+        return y
     labels = checks.label_vector(y)
     # A column for every class: a label read from the wrong column would allocate gigabytes before anybody saw why.
     classes = 1 + max(int(labels.max()), 0) if labels.numel() else 1

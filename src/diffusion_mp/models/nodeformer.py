@@ -8,7 +8,11 @@ from torch import Tensor
 from torch.nn.functional import elu
 from torch_geometric.nn import JumpingKnowledge
 
-from diffusion_mp.checks import check_choice, check_counts, check_flags, check_positive
+from diffusion_mp.checks import (
+    Count,
+    NonnegativeNumber,
+    PositiveNumber,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import NodeFormerConv
 from diffusion_mp.models.base import Collect, LayerStack, Task, run_layer
@@ -46,11 +50,11 @@ class NodeFormer(LayerStack):
         in_channels: int,
         hidden_channels: int,
         out_channels: int,
-        num_layers: int = 2,
+        num_layers: Count = 2,
         *,
-        edge_regularization: float = 0.1,
+        edge_regularization: NonnegativeNumber = 0.1,
         residual: bool = True,
-        step: float | None = None,
+        step: PositiveNumber | None = None,
         layer_norm: bool = True,
         activation: Literal["elu"] | None = None,
         jump: Literal["cat", "max"] | None = None,
@@ -58,15 +62,9 @@ class NodeFormer(LayerStack):
         task: Task = "node",
         **options: Any,
     ) -> None:
-        check_counts(num_layers=num_layers)
-        check_choice(activation, "activation", ["elu", None])
-        check_choice(jump, "jump", ["cat", "max", None])
-        check_positive(edge_regularization, "edge_regularization", allow_zero=True)
-        check_flags(residual=residual)
         if step is None:
             # A deep stack takes smaller steps, so that all layers together move the state as far as two do.
             step = min(1.0, 2 / num_layers)
-        check_positive(step, "step")
         # The mean over layers, so that λ means the same at every depth.
         share = edge_regularization / num_layers
 
@@ -76,9 +74,7 @@ class NodeFormer(LayerStack):
             )
 
         super().__init__(
-            in_channels,
-            hidden_channels,
-            out_channels,
+            (in_channels, hidden_channels, out_channels),
             num_layers,
             conv,
             layer_norm=layer_norm,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from types import NoneType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,9 +12,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import PositionalEncoding
 
 from diffusion_mp.checks import (
-    check_choice,
+    Count,
     check_counts,
-    check_flags,
     check_kind,
     check_mask,
     describe,
@@ -74,15 +72,15 @@ class PDETransformer(Resettable):
     def __init__(
         self,
         in_channels: int | Sequence[int],
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int = 6,
+        hidden_channels: Count,
+        out_channels: Count,
+        num_layers: Count = 6,
         heads: int = 8,
         *,
-        max_length: int,
+        max_length: Count,
         placement: Placement = None,
         diffusion: dict[str, Any] | None = None,
-        mlp_channels: int | None = None,
+        mlp_channels: Count | None = None,
         pooling: Pooling = "mean",
         task: Literal["classify", "retrieve"] = "classify",
         causal: bool = False,
@@ -91,24 +89,13 @@ class PDETransformer(Resettable):
         super().__init__()
         if isinstance(in_channels, int):
             check_counts(in_channels=in_channels)
-        sizes = {"hidden_channels": hidden_channels, "out_channels": out_channels}
-        check_counts(**sizes, num_layers=num_layers, max_length=max_length)
-        check_flags(causal=causal)
-        check_kind(
-            diffusion,
-            "diffusion",
-            (dict, NoneType),
-            "a dictionary with options of PDEDiffusion1d",
-        )
-        check_choice(placement, "placement", [*SITES, None])
-        check_choice(pooling, "pooling", get_args(Pooling))
-        check_choice(task, "task", ["classify", "retrieve"])
         if placement is None and diffusion is not None:
             raise ValueError(
                 "diffusion belongs to a placement; got options of it with placement=None."
             )
         chosen = None if placement is None else SITES[placement]
         options = dict(diffusion or {})
+        # Along the heads of one token (P6) no later position can come in.
         if (
             causal
             and chosen != "heads"
@@ -131,13 +118,11 @@ class PDETransformer(Resettable):
         self.positions = nn.Parameter(torch.empty(max_length, hidden_channels))
         self.encoder = FeatureEncoder(in_channels, hidden_channels)
         self.after_embedding = place("embedding", hidden_channels)
-        if mlp_channels is None:
-            mlp_channels = 4 * hidden_channels
         self.blocks = nn.ModuleList(
             TransformerBlock(
                 hidden_channels,
                 heads,
-                mlp_channels=mlp_channels,
+                mlp_channels=mlp_channels or 4 * hidden_channels,
                 causal=causal,
                 dropout=dropout,
                 place=place,
@@ -194,6 +179,7 @@ class PDETransformer(Resettable):
             mask = mask & (mask.cumsum(1) == 1)
         elif self.pooling == "last":
             mask = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
+        # A sum over thousands of tokens would lose its digits in half precision.
         wide = x.to(torch.promote_types(x.dtype, torch.float32)).masked_fill(
             ~mask.unsqueeze(2), 0
         )
@@ -203,18 +189,21 @@ class PDETransformer(Resettable):
         self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, *, name: str = "x"
     ) -> Float[Tensor, "B L C"]:
         """Return the initial state: embedding plus position, smoothed under P1."""
-        self._check(x, mask, name)
+        x = self._sequences(x, mask, name)
         if mask is None:
             positions = self.positions[: x.size(1)]
         else:
-            x = x.masked_fill(~mask if x.dim() == 2 else ~mask.unsqueeze(2), 0)
+            # Padding may hold anything, NaN or an index that no table has.
+            x = x.masked_fill(~mask.unsqueeze(2), 0)
+            # Tokens are counted, so that padding may stand anywhere.
             positions = self.positions[(mask.cumsum(1) - 1).clamp(min=0)]
         state = (
             self.encoder(x.flatten(0, 1), name).unflatten(0, x.shape[:2]) + positions
         )
         return dropout(self.after_embedding(state, mask), self.dropout, self.training)
 
-    def _check(self, x: Tensor, mask: Tensor | None, name: str) -> None:
+    def _sequences(self, x: Tensor, mask: Tensor | None, name: str) -> Tensor:
+        """Check sequences, and return them as [B, L, columns]."""
         check_kind(x, name, Tensor, "a tensor of sequences [batch, length, ...]")
         if x.layout != torch.strided:
             raise TypeError(
@@ -223,19 +212,18 @@ class PDETransformer(Resettable):
         columns = self.encoder.channels
         limit = self.positions.size(0)
         # One category a position needs no third dimension.
-        flat = self.encoder.sizes is not None and columns == 1
-        if x.shape[2:] != (columns,) and not (flat and x.dim() == 2):
-            shape = f"[batch, length, {columns}]"
-            if flat:
-                shape = "[batch, length]"
+        flat = self.encoder.sizes is not None and columns == 1 and x.dim() == 2
+        stacked = x.unsqueeze(2) if flat else x
+        if stacked.dim() != 3 or stacked.size(2) != columns:
             raise ValueError(
-                f"{name} must be {shape}, as in_channels says; got {describe(x)}."
+                f"{name} must be [batch, length, {columns}], as in_channels says; got {describe(x)}."
             )
         check_mask(mask, x, "mask" if name == "x" else f"{name}_mask")
         if x.size(1) > limit:
             raise ValueError(
                 f"{name} must not be longer than max_length={limit}; got {describe(x)}. Cut it or raise it."
             )
+        return stacked
 
     def _draw(self) -> None:
         """Initialise the positions with sinusoids, so that neighbours start out similar."""
@@ -245,6 +233,3 @@ class PDETransformer(Resettable):
         )
         with torch.no_grad():
             self.positions.copy_(sinusoids[:, :channels])
-
-    def extra_repr(self) -> str:
-        return f"placement={self.placement!r}, pooling={self.pooling!r}, task={self.task!r}"

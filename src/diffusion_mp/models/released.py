@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from diffusion_mp.checks import check_kind, describe
-from diffusion_mp.layers.pyg import Rule, new_name
+from diffusion_mp.checks import describe
+from diffusion_mp.layers.pyg import Rule, check_state_dict, new_name
 from diffusion_mp.models.difformer import DIFFormer
 from diffusion_mp.models.nodeformer import NodeFormer
 from diffusion_mp.models.sgformer import SGFormer
@@ -56,7 +56,7 @@ PYG: tuple[Rule, ...] = (
     (r"^(graph_conv\.convs\.\d+)\.bias\b", r"\1.W.bias"),
 )
 
-#: The option of a model that adds a tensor, by the released name of the tensor.
+#: The options of a model that add tensors, by the released names of these.
 OPTIONS = {
     r"graph_conv\.": "gnn='residual'",
     r"W[qk]\.weight": "projection='separate'",
@@ -92,15 +92,7 @@ def released_state_dict(
             f"model must be one of {', '.join(kind.__name__ for kind in NAMES)}, whose code was released; got "
             f"{describe(model)}."
         )
-    check_kind(
-        released,
-        "released",
-        Mapping,
-        "a dict of tensors, as torch.load(path, weights_only=True) gives it",
-    )
-    for name, tensor in released.items():
-        check_kind(name, "every key of released", str, "the name of a tensor")
-        check_kind(tensor, f"released[{name!r}]", Tensor, "a tensor")
+    check_state_dict(released, "released")
     state = model.state_dict()
     drawn = {name: tensor for name, tensor in state.items() if DRAWN.search(name)}
     # Both sides are compared by the names of the released code, in which its messages and papers speak.
@@ -108,17 +100,21 @@ def released_state_dict(
     theirs = {
         new_name(name, PYG if kind is SGFormer else ()): name for name in released
     }
-    # First the depth: with another number of layers, every tensor of the layer more would be reported by itself.
-    _check_depth(kind, theirs, ours)
-    for name, key in theirs.items():
-        if name not in ours:
-            raise ValueError(f"released has {key!r}, {_no_counterpart(kind, name)}")
+    # First what has no counterpart: with another number of layers, the names say more than a shape.
+    unknown = [key for name, key in theirs.items() if name not in ours]
+    missing = [name for name in ours if name not in theirs]
+    if unknown or missing:
+        options = [
+            option
+            for pattern, option in OPTIONS.items()
+            if any(re.search(pattern, name) for name in [*unknown, *missing])
+        ]
+        raise ValueError(
+            f"{kind.__name__} and released differ: released alone has {unknown}, and the model alone {missing}, by the "
+            f"names of the released code. Build the model with as many layers as released has, and with or without "
+            f"{', '.join(options) or 'what these are of'}."
+        )
     for name, parameter in ours.items():
-        if name not in theirs:
-            raise ValueError(
-                f"{kind.__name__} has {parameter!r}, which is {name!r} in the released code, and released lacks it. "
-                f"Build the model without {_option(name) or 'it'}."
-            )
         tensor = released[theirs[name]]
         if state[parameter].shape != tensor.shape:
             raise ValueError(
@@ -129,40 +125,3 @@ def released_state_dict(
     return drawn | {
         parameter: released[theirs[name]] for name, parameter in ours.items()
     }
-
-
-def _option(name: str) -> str | None:
-    return next(
-        (option for pattern, option in OPTIONS.items() if re.search(pattern, name)),
-        None,
-    )
-
-
-def _check_depth(kind: type, theirs: Iterable[str], ours: Iterable[str]) -> None:
-    """Raise unless the numbers of layers agree; names of single tensors would make an obscure message."""
-    for part, option in (
-        ("graph_conv.", "num_gnn_layers"),
-        ("trans_conv.", "trans_num_layers"),
-        ("", "num_layers"),
-    ):
-        layers = re.compile(rf"{re.escape(part)}convs\.(\d+)\.")
-        depth, expected = (
-            len({match[1] for match in map(layers.match, names) if match})
-            for names in (theirs, ours)
-        )
-        if f"{part}fcs.0.weight" in ours and depth and expected and depth != expected:
-            raise ValueError(
-                f"released has {depth} layers in '{part}convs', and {kind.__name__} has {expected}. Build it with "
-                f"{option}={depth}."
-            )
-
-
-def _no_counterpart(kind: type, name: str) -> str:
-    # An option is suggested only for names of the released form: a tensor that somebody added has no option.
-    option = _option(name)
-    regular = re.fullmatch(
-        r"((trans|graph)_conv\.)?(fcs|bns|convs)\.\d+\.\w+(\.\w+)?|fc\.\w+", name
-    )
-    if option is None or not regular:
-        return f"which no released {kind.__name__} that this function knows has. Leave it out if nothing reads it."
-    return f"for which {kind.__name__} has no place as it was built. Build it with {option}."

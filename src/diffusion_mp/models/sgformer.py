@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from diffusion_mp.checks import (
-    check_choice,
-    check_counts,
-    check_flags,
-    check_probability,
-    check_share,
+    Count,
+    Probability,
+    Share,
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import SGFormerConv
@@ -82,33 +80,24 @@ class SGFormer(GraphModel):
         hidden_channels: int,
         out_channels: int,
         *,
-        num_gnn_layers: int = 10,
+        num_gnn_layers: Count = 10,
         gnn: ConvName | Literal["residual"] = "appnp",
-        alpha: float = 0.8,
+        alpha: Share = 0.8,
         shared_encoder: bool = True,
         layer_norm: bool = True,
-        dropout: float = 0.0,
-        gnn_dropout: float | None = None,
+        dropout: Probability = 0.0,
+        gnn_dropout: Probability | None = None,
         task: Task = "node",
-        trans_num_layers: int = 1,
+        trans_num_layers: Count = 1,
         activation: Literal["relu"] | None = None,
         dropout_on: Literal["values", "state"] = "values",
         aggregate: Literal["add", "cat"] = "add",
         **options: Any,
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
-        check_counts(num_gnn_layers=num_gnn_layers, trans_num_layers=trans_num_layers)
-        check_probability(dropout, "dropout")
-        check_share(alpha, "alpha", "the GNN beside the attention")
-        check_choice(gnn, "gnn", [*get_args(ConvName), "residual"])
-        check_choice(activation, "activation", ["relu", None])
-        check_choice(dropout_on, "dropout_on", ["values", "state"])
-        check_choice(aggregate, "aggregate", ["add", "cat"])
-        check_flags(shared_encoder=shared_encoder, layer_norm=layer_norm)
         # One rate is enough for most: the GNN takes that of the attention unless it is given its own.
         if gnn_dropout is None:
             gnn_dropout = dropout
-        check_probability(gnn_dropout, "gnn_dropout")
         self.alpha = alpha
         self.dropout = dropout
         self.activation = activation

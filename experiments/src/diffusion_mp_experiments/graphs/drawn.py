@@ -265,8 +265,8 @@ def synthetic_pokec(
     """
     check_counts(num_edges=num_edges, num_features=num_features)
     check_counts(2, num_nodes=num_nodes)
-    check_share(homophily, "homophily", "edges within a class")
-    check_share(unlabelled, "unlabelled", "nodes without a label")
+    check_share(homophily, "homophily")
+    check_share(unlabelled, "unlabelled")
     check_positive(signal, "signal", allow_zero=True)
     check_positive(spread, "spread", allow_zero=True)
     if spread > _SPREAD:

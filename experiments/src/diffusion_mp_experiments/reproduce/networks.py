@@ -192,9 +192,8 @@ class ClassicGNN(LayerStack):
             "dropout": dropout,
             "task": task,
         }
-        super().__init__(
-            in_channels, width, out_channels, num_layers, makes[conv], **options
-        )
+        channels = (in_channels, width, out_channels)
+        super().__init__(channels, num_layers, makes[conv], **options)
         if edge_dim is not None and conv in ("gcn", "sage"):
             raise ValueError(
                 f"edge_dim goes with the layers that read edge_attr; got conv={conv!r}."

@@ -295,12 +295,12 @@ def _measured(
     }
     if isinstance(trained, CertifiedDIFFormer) and states["energy"]:
         # of a network at rest, the first
-        steps = trained.num_layers
-        trained.num_layers = trained.num_layers or STEPS
+        steps = trained.conv.num_layers
+        trained.conv.num_layers = trained.conv.num_layers or STEPS
         result["states"]["F"] = trained.energies(
             data.data.x, data.data.edge_index
         ).tolist()
-        trained.num_layers = steps
+        trained.conv.num_layers = steps
     result["ablated"] = {}
     # The scores of a predictor are fixed.
     for ablation in () if hasattr(trained, "fit") else ABLATIONS:
