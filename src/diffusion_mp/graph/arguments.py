@@ -54,26 +54,11 @@ def as_edge_weight(
     num_edges = edge_index.size(1)
     weight = checks.as_tensor(edge_weight, "edge_weight", "a floating-point tensor")
     # PyG's functions have other orders of arguments, so a mask or a batch may come in this place.
-    # Types are compared first: torch.export may not know yet whether there is an edge.
-    if (
-        weight.dim() == 1
-        and weight.dtype == torch.bool
-        and weight.numel() in (0, num_edges)
-    ):
+    if not weight.is_floating_point() and isinstance(edge_weight, Tensor):
         raise TypeError(
-            f"edge_weight must be floating point; got {checks.describe(weight)}. For weights of one and zero pass "
-            f"edge_weight.float(); to leave edges out, the others: edge_index[:, mask]. A mask of nodes goes by name, "
-            f"mask=…, to LabelPropagation."
-        )
-    _refuse_mask(weight, "edge_weight")
-    if (
-        weight.dim() == 1
-        and weight.dtype in checks.INTEGERS
-        and 0 < weight.numel() == num_nodes != num_edges
-    ):
-        raise TypeError(
-            f"edge_weight got {checks.describe(weight)}, an integer for every node, which looks like a batch. Pass it "
-            f"by name, batch=…; weights are floating point, one for each of the {num_edges} edges."
+            f"edge_weight must be floating point, one for each of {num_edges} edges; got {checks.describe(weight)}. "
+            f"Integers and a mask of edges are weights as edge_weight.float(); a batch goes by name, batch=…, and so "
+            f"does a mask of nodes, mask=…, to LabelPropagation."
         )
     # A list has neither device nor a dtype of its own.
     if not isinstance(edge_weight, Tensor):
@@ -89,18 +74,9 @@ def as_edge_weight(
     return weight
 
 
-def _refuse_mask(vector: Tensor, name: str) -> None:
-    if vector.dim() == 1 and vector.dtype == torch.bool and vector.numel():
-        raise TypeError(
-            f"{name} got {checks.describe(vector)}, which looks like a mask of nodes. Pass it by name, mask=…, to what "
-            f"takes one (LabelPropagation); elsewhere select rows of the result, out[mask]."
-        )
-
-
 def as_batch(batch: object, num_nodes: int) -> Tensor:
     """The graph number of every row [N]."""
     vector = checks.as_tensor(batch, "batch", "a tensor [num_nodes] of integers")
-    _refuse_mask(vector, "batch")
     # The size itself in these words would be fixed by torch.compile.
     member = checks.index_vector(vector, "batch", "[num_nodes]")
     if member.numel() != num_nodes:
@@ -228,22 +204,13 @@ def check_edges(
             f"Graph(..., validate=False) takes signed weights for use without normalisation."
         )
     # A degree beyond the range of the dtype in which weights are added up would make every entry of its row zero;
-    # a factor of 2^16 leaves room for products with a state.
+    # no degree is larger than the sum of all weights, and 2^16 leaves room for products with a state.
     precision = torch.promote_types(edge_weight.dtype, torch.float32)
-    largest = torch.finfo(precision).max / (1 << 16)
-    weight = edge_weight.detach()
-    # No degree is larger than the sum of all weights, which is nearly always small enough.
-    if float(weight.sum(dtype=torch.float64)) <= largest:
-        return
-    wide = weight.double()
-    top = max(
-        float(wide.new_zeros(num_nodes).index_add(0, end, wide).max())
-        for end in edge_index
-    )
-    if top > largest:
+    total = float(edge_weight.detach().sum(dtype=torch.float64))
+    if total > torch.finfo(precision).max / (1 << 16):
         raise ValueError(
-            f"edge_weight must add up to degrees of at most {largest:.1e}, so that {precision} has room for what they "
-            f"multiply; the largest is {top:.3g}. Divide the weights by the largest: edge_weight / edge_weight.max()."
+            f"edge_weight must leave {precision} room for degrees and what they multiply; the sum of all is "
+            f"{total:.3g}. Divide the weights by the largest: edge_weight / edge_weight.max()."
         )
 
 
