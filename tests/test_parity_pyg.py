@@ -25,6 +25,8 @@ UNDIRECTED = torch.cat([EDGES, EDGES[:, EDGES[0] != EDGES[1]].flip(0)], dim=1).u
 GRAPHS = {"directed": EDGES, "undirected": UNDIRECTED, "no-edges": EDGES[:, :0]}
 N = 10
 C = 6
+SENDERS = 7
+BETWEEN = torch.stack([EDGES[0] % SENDERS, EDGES[1]])
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -144,6 +146,8 @@ def test_gin(edges: Tensor, train_eps: bool) -> None:
     ours = mp.GINConv(C, mlp(), 0.25, train_eps=train_eps)
     theirs = pyg.GINConv(mlp(), 0.25, train_eps=train_eps)
     assert_same(ours, theirs, [randn(N, C)], lambda x: given(x, edges))
+    pair = [randn(SENDERS, C), randn(N, C, seed=1)]
+    assert_same(ours, theirs, pair, lambda *x: given(x, BETWEEN))
 
 
 GAT: list[dict[str, Any]] = [
@@ -174,6 +178,20 @@ def test_gat(edges: Tensor, options: dict[str, Any]) -> None:
     ours = mp.GATConv(C, 4, **options)
     theirs = pyg.GATConv(C, 4, **options)
     assert_same(ours, theirs, [randn(N, C), *features], with_features(edges))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"heads": 2}, {"heads": 2, "concat": False, "residual": True}, {"edge_dim": 3}],
+)
+def test_attention_between_nodes_of_two_kinds(options: dict[str, Any]) -> None:
+    ours, theirs = (
+        lib.GATConv(C, 4, add_self_loops=False, **options) for lib in (mp, pyg)
+    )
+    features = [randn(EDGES.size(1), 3, seed=5)] if "edge_dim" in options else []
+    pair = [randn(SENDERS, C), randn(N, C, seed=1)]
+    args = with_features(BETWEEN)
+    assert_same(ours, theirs, [*pair, *features], lambda a, b, *f: args((a, b), *f))
 
 
 def test_gat_attention_weights(edges: Tensor) -> None:

@@ -118,8 +118,18 @@ class AuxiliaryLoss:
     @value.setter
     def value(self, value: Tensor | None) -> None:
         self._of_thread.value = value
+        self._of_thread.with_gradient = torch.is_grad_enabled()
         if value is not None:
             self._ever_set = True
+
+    def lacks_gradient(self, module: nn.Module) -> bool:
+        """Return whether a training pass of ``module`` recorded the value while gradients were disabled.
+
+        A reentrant checkpoint does so: it runs the module without gradients first, and once more in the backward pass.
+        """
+        if self.value is None or self._of_thread.with_gradient or not module.training:
+            return False
+        return any(parameter.requires_grad for parameter in module.parameters())
 
     def __reduce__(self) -> tuple[type[AuxiliaryLoss], tuple[()]]:
         return AuxiliaryLoss, ()
@@ -131,7 +141,8 @@ def auxiliary_loss(model: nn.Module) -> Tensor:
     Weights (λ/L) are included. A module that ran several times counts with its last run.
 
     Raises:
-        RuntimeError: a module ran in other threads only.
+        RuntimeError: a module ran in other threads only; or in training and without gradients, as a reentrant
+            checkpoint runs it, while gradients are enabled here.
 
     Examples:
         >>> model = NodeFormer(4, 16, 3)
@@ -142,8 +153,15 @@ def auxiliary_loss(model: nn.Module) -> Tensor:
     for module in model.modules():
         holder = getattr(module, "auxiliary", None)
         value = holder.value if isinstance(holder, AuxiliaryLoss) else None
-        if value is not None:
-            losses.append(value)
+        if holder is None or value is None:
+            continue
+        if torch.is_grad_enabled() and holder.lacks_gradient(module):
+            raise RuntimeError(
+                f"the auxiliary loss of model has no gradient: {type(module).__name__} ran without gradients in "
+                f"training, as under a reentrant checkpoint. Pass use_reentrant=False to torch.utils.checkpoint, or "
+                f"call auxiliary_loss under torch.no_grad() for the value alone."
+            )
+        losses.append(value)
     if not losses:
         return next(model.parameters(), torch.zeros(())).new_zeros(())
     # Adding to zero also copies a single loss, which its module keeps.

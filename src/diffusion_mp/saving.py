@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from inspect import Parameter, signature
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save as serialized
 from torch import Tensor, nn
+from torch.nn.modules import module as modules
 from torch.nn.parameter import is_lazy
 
 from diffusion_mp.checks import check_kind, checked, describe, needed_by
@@ -24,6 +25,11 @@ S = TypeVar("S", bound="Saved")
 FORMAT = 1
 KEY = "diffusion_mp"
 FILE = "model.safetensors"
+# A file of a few bytes must not make a constructor run for hours or fill the memory. So an integer argument is at most
+# this, or the bytes of the tensors where they are more,
+LARGEST = 1_000_000
+# and a model has at most so many modules and parameters, and a hundred more for each of its tensors.
+PARTS = 5_000
 # In JSON the key that marks a description of an object; no argument of a constructor begins with a dollar.
 CLASS = "$class"
 DTYPES = {
@@ -145,10 +151,14 @@ class Saved(nn.Module, Described):
             name: value.detach().cpu().clone().contiguous()
             for name, value in self.state_dict().items()
         }
-        flaw = _misfit(_built(about, classes, "meta"), state)
+        flaw = _misfit(_built(about, classes, state), state)
         if flaw:
             raise ValueError(
                 f"{kind} was changed after it was built: built again, it {flaw}. {WAY_OUT}."
+            )
+        if not Path(path).parent.is_dir():
+            raise FileNotFoundError(
+                f"There is no folder {Path(path).parent} to save in."
             )
         if Path(path).is_dir():
             raise IsADirectoryError(f"path must name a file; {path} is a folder.")
@@ -165,14 +175,16 @@ class Saved(nn.Module, Described):
 
     def push_to_hub(self, name: str, **options: Any) -> str:
         """Upload to the repository ``"owner/name"``, and return its address; ``options`` as in `ModelHubMixin`."""
-        return cast("str", _on_hub()(self).push_to_hub(name, **options))
+        with _reaching(name):
+            return cast("str", _on_hub()(self).push_to_hub(name, **options))
 
     @classmethod
     def from_pretrained(
         cls: type[S], name: Place, *, classes: Sequence[type] = (), **options: Any
     ) -> S:
         """Load from a folder of `save_pretrained`, or a repository ``"owner/name"``; options as in `ModelHubMixin`."""
-        model = _on_hub().from_pretrained(name, classes=classes, **options).model
+        with _reaching(name):
+            model = _on_hub().from_pretrained(name, classes=classes, **options).model
         if not isinstance(model, cls):
             raise ValueError(
                 f"{name} holds a {type(model).__name__}, and {cls.__name__} was asked for."
@@ -229,9 +241,9 @@ def load(path: Place, *, classes: Sequence[type] = ()) -> Saved:
                 f"it has format {content['format']!r}, and this version reads {FORMAT}. Update diffusion-mp."
             )
         # First without memory: a damaged file may ask for more than there is.
-        flaw = _misfit(_built(content["model"], allowed, "meta"), tensors)
+        flaw = _misfit(_built(content["model"], allowed, tensors), tensors)
         if not flaw:
-            model = _built(content["model"], allowed, "cpu")
+            model = _built(content["model"], allowed, tensors, device="cpu")
     except Exception as error:
         raise ValueError(
             f"{path} describes a module that cannot be built: {error or type(error).__name__}"
@@ -291,11 +303,26 @@ def _written(
     return about
 
 
-def _built(about: Any, classes: Mapping[str, type], device: str) -> Saved:
-    """Build the module of a description; on the meta device it takes no memory."""
+def _built(
+    about: Any,
+    classes: Mapping[str, type],
+    tensors: Mapping[str, Tensor],
+    device: str = "meta",
+) -> Saved:
+    """Build the module of a description, no larger than these tensors allow; on the meta device it takes no memory."""
+    largest = max(LARGEST, sum(value.nbytes for value in tensors.values()))
+    left = PARTS + 100 * len(tensors)
     objects: list[Any] = []
 
+    def count(*_: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ValueError("it has more parts than the tensors account for.")
+
     def build(value: Any) -> Any:
+        if isinstance(value, int) and abs(value) > largest:
+            raise ValueError(f"{value} is more than the tensors account for.")
         if isinstance(value, list):
             return [build(each) for each in value]
         if not isinstance(value, dict):
@@ -320,7 +347,13 @@ def _built(about: Any, classes: Mapping[str, type], device: str) -> Saved:
         return objects[-1]
 
     # Constructors draw initial values, which the file replaces, and must not move the random numbers of the caller.
-    with torch.device(device), torch.random.fork_rng(devices=[]):
+    # The hooks count while constructors run, so one that would build too much is stopped.
+    with (
+        torch.device(device),
+        torch.random.fork_rng(devices=[]),
+        modules.register_module_module_registration_hook(count),
+        modules.register_module_parameter_registration_hook(count),
+    ):
         model = build(about)
     if not isinstance(model, Saved):
         raise ValueError(f"it is no module, but {describe(model)}.")
@@ -335,12 +368,12 @@ def _misfit(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
             {name: value.to("meta") for name, value in tensors.items()}, strict=False
         )
     state = model.state_dict()
-    for name in {**tensors, **state}:
+    for name in tensors:
         if name not in state:
             return f"has no {name!r}"
+    for name, expected in state.items():
         if name not in tensors:
             return f"has {name!r}, which is missing"
-        expected = state[name]
         stored = tensors[name]
         # Floating numbers take the dtype of the file after they are loaded; integers are never converted.
         both_floating = expected.is_floating_point() and stored.is_floating_point()
@@ -378,3 +411,18 @@ def _on_hub() -> Any:
             return cls(load(path, classes=classes))
 
     return OnHub
+
+
+@contextmanager
+def _reaching(name: Place) -> Iterator[None]:
+    """Turn what huggingface_hub raises without a connection, or without the repository, into one sentence."""
+    try:
+        yield
+    except Exception as error:
+        # Which of these raises depends on the version of huggingface_hub.
+        package = type(error).__module__.partition(".")[0]
+        if package not in ("huggingface_hub", "httpx", "httpx2", "requests"):
+            raise
+        raise ConnectionError(
+            f"{name} could not be reached on the Hugging Face Hub: {error}"
+        ) from error

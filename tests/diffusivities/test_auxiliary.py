@@ -210,7 +210,8 @@ def test_losses_are_summed_and_zero_where_nothing_was_recorded(x):
     assert auxiliary_loss(Recorder().double()).dtype == DOUBLE
 
 
-def test_a_checkpoint_has_the_gradient(x):
+def test_a_reentrant_checkpoint_is_refused_and_the_other_kind_has_the_gradient(x):
+    """The first pass of a reentrant checkpoint has no gradient, so the loss would be a constant without a word."""
     plain = NodeFormerConv(4, 3, edge_regularization=0.5)
     for model in (
         plain,
@@ -219,9 +220,18 @@ def test_a_checkpoint_has_the_gradient(x):
     ):
         call = model[0] if isinstance(model, nn.Sequential) else model
         state = x.clone().requires_grad_()
+        checkpoint(call, state, EDGES, use_reentrant=True)
+        with pytest.raises(
+            RuntimeError,
+            match=r"no gradient: \w+ ran without gradients.*use_reentrant=False",
+        ):
+            auxiliary_loss(model)
+        with torch.no_grad():
+            value = auxiliary_loss(model)
         model(state, EDGES) if call is model else call(state, EDGES)
         (auxiliary_loss(model) + 0 * state.sum()).backward()
         expected = [parameter.grad for parameter in model.parameters()]
+        torch.testing.assert_close(auxiliary_loss(model).detach(), value)
         model.zero_grad()
         checkpoint(call, state, EDGES, use_reentrant=False)
         auxiliary_loss(model).backward()
@@ -229,6 +239,23 @@ def test_a_checkpoint_has_the_gradient(x):
             assert (parameter.grad is None) == (gradient is None)
             if gradient is not None:
                 torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_a_value_that_needs_no_gradient_is_not_refused(x):
+    """In evaluation, under no_grad, and for frozen parameters."""
+    model = Recorder()
+    with torch.no_grad():
+        model(x, EDGES)
+        assert auxiliary_loss(model) > 0
+    with torch.inference_mode():
+        model(x, EDGES)
+    with pytest.raises(RuntimeError, match="no gradient"):
+        auxiliary_loss(model)
+    frozen = Recorder().requires_grad_(False)
+    with torch.no_grad():
+        frozen(x, EDGES)
+    assert auxiliary_loss(frozen) > 0
+    assert auxiliary_loss(model.eval()) > 0
 
 
 def test_copies_pickles_and_state_dicts_start_empty(x):

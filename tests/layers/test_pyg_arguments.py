@@ -9,7 +9,7 @@ from torch import nn
 
 import diffusion_mp as mp
 from helpers import randn, refuses
-from test_parity_pyg import EDGES, C, N, drawn, mlp
+from test_parity_pyg import BETWEEN, EDGES, SENDERS, C, N, drawn, mlp
 
 E = EDGES.size(1)
 X = torch.randn(N, C)
@@ -107,7 +107,7 @@ TRANSFORMER = mp.CertifiedTransformer(C, 4, 3)
 ATTR = torch.rand(E, 2)
 test_inputs_of_pyg_are_refused_with_the_way_out = refuses(
     (call(GCN, EDGES, edge_attr=ATTR), "edge_attr"),
-    (call(GCN, EDGES, size=(N, N)), "takes no size. Nodes are of one kind"),
+    (call(GCN, EDGES, size=(N, N)), "takes no size. Pass the states of both ends"),
     (call(GCN, EDGES, colour="red"), "takes no colour. It takes x, edge_index"),
     (call(mp.GCNIIConv(C), EDGES, x_0=X), "takes no x_0. It is called source"),
     (call(mp.DIFFormer(C, 4, 3), EDGES, edge_attr=ATTR), "takes no edge_attr. GATConv"),
@@ -169,6 +169,23 @@ def test_dropout_of_attention_drops_entries() -> None:
 
 
 GIN = mp.GINConv(C, mlp())
+test_pairs_of_states_that_do_not_fit_are_refused = refuses(
+    (lambda: GCN((X, X), EDGES), "degrees of both ends"),
+    (lambda: mp.GATConv(C, 4)((X, X), EDGES), "self_loops='keep'"),
+    (lambda: mp.DIFFormerConv(C, C)((X, X), EDGES), "couples more than"),
+    (lambda: GIN((X,), BETWEEN), r"the pair \(x_src, x_dst\)"),
+    (lambda: GIN((X, None), BETWEEN), "x_dst"),
+    (lambda: GIN((X, X[:, :2]), BETWEEN), "x_dst must have 6 channels"),
+    (lambda: GIN((X[:3], X), BETWEEN), r"edge_index\[0\] must lie in"),
+    (lambda: GIN((X, X[:3]), BETWEEN), r"edge_index\[1\] must lie in"),
+    (lambda: GIN((X, X), None), "edge_index"),
+    (lambda: GIN((X, X), BETWEEN, None, torch.zeros(N).long()), "batch goes with"),
+)
+
+
+def test_a_layer_that_moves_nothing_takes_two_kinds_of_nodes() -> None:
+    layer = mp.MLPConv(C, 4)
+    torch.testing.assert_close(layer((X[:SENDERS], X), BETWEEN), layer(X))
 
 
 @pytest.mark.parametrize(
@@ -225,5 +242,5 @@ def test_subclasses_with_options_and_a_call_of_their_own() -> None:
     seen = []
     assert layer.options == ("add", True, True)
     layer.register_forward_hook(lambda module, args, out: seen.append(out.shape))
-    assert layer(X, EDGES).shape == (N, 4)
+    assert layer((X[:SENDERS], X), BETWEEN).shape == (N, 4)
     assert seen == [(N, 4)]

@@ -1,14 +1,37 @@
-"""PyG's models, with their weights in models of this library."""
+"""PyG's models and its tool for nodes of several kinds, with layers and weights of both libraries."""
 
 from itertools import product
 
 import pytest
 import torch
 import torch_geometric.nn
-from torch_geometric.nn import GAT, GCN, GIN, MLP
+from torch_geometric.nn import GAT, GCN, GIN, MLP, HeteroConv
 
 import diffusion_mp
 from diffusion_mp import DiffusionGNN, from_pyg
+
+KINDS = [
+    ("user", "rates", "item"),
+    ("item", "rated_by", "user"),
+    ("user", "knows", "user"),
+]
+
+
+def test_layers_between_nodes_of_several_kinds() -> None:
+    x = {kind: torch.randn(n, 8) for kind, n in (("user", 5), ("item", 7))}
+    edges = {
+        kind: torch.stack([torch.randint(len(x[end]), (11,)) for end in kind[::2]])
+        for kind in KINDS
+    }
+    theirs, ours = (
+        HeteroConv({kind: lib.GATConv(8, 6, 2, add_self_loops=False) for kind in KINDS})
+        for lib in (torch_geometric.nn, diffusion_mp)
+    )
+    ours.load_state_dict(from_pyg(ours, theirs.state_dict()))
+    expected = theirs(x, edges)
+    for kind, out in ours(x, edges).items():
+        torch.testing.assert_close(out, expected[kind])
+
 
 OF_PYG = [
     ({"gcn": GCN, "gat": GAT}[kind], kind, 4, {"jk": jk, "norm": norm} | own, 8)

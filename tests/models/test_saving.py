@@ -1,6 +1,7 @@
 """What is saved loads as it was; what a file claims runs nothing and takes no memory; the zoo keeps its word."""
 
 import json
+import os
 import re
 import resource
 import struct
@@ -160,13 +161,14 @@ SEQUENTIAL = nn.Sequential(nn.Linear(4, 4))
         ),
         (lambda: dm.GINConv(4, SEQUENTIAL), r"a module \(Sequential\) cannot"),
         (lambda: changed(dm.DIFFormer(4, 4, 2)), "changed after it was built"),
+        (lambda: dm.LabelPropagation(2_000_000), "more than the tensors account for"),
     ],
 )
 def test_what_a_file_cannot_hold_is_refused(build, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         build().save(tmp_path / "model.safetensors")
     assert not [*tmp_path.iterdir()]
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="no folder"):
         dm.DIFFormer(4, 4, 2).save(tmp_path / "missing" / "model.safetensors")
 
 
@@ -206,7 +208,9 @@ CLAIMS = {
     "an argument too many": ({"hidden": 3}, "takes no hidden"),
     "an argument of another kind": ({"dropout": "high"}, "dropout must be a number"),
     "wide": ({"hidden_channels": 10**6}, "of another shape"),
-    "too wide": ({"hidden_channels": 10**8}, "of another shape"),
+    "too wide": ({"hidden_channels": 10**12}, "more than the tensors account for"),
+    "too deep": ({"num_layers": 10**9}, "more than the tensors account for"),
+    "many layers": ({"num_layers": 10**6}, "more parts than"),
     "an object that was not made": (
         {"tau": {"$class": "again", "number": 7}},
         "cannot be built",
@@ -300,8 +304,8 @@ def test_every_public_module_can_be_named() -> None:
     assert all(Described.classes[name] is getattr(dm, name) for name in modules)
 
 
-def test_a_folder_of_the_hub(tmp_path):
-    pytest.importorskip("huggingface_hub")
+def test_a_folder_of_the_hub(tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
     model = dm.DIFFormer(4, 4, 2)
     model.save_pretrained(tmp_path / "model")
     assert {path.name for path in (tmp_path / "model").iterdir()} == {
@@ -312,6 +316,17 @@ def test_a_folder_of_the_hub(tmp_path):
     same(model, dm.DIFFormer.from_pretrained(tmp_path / "model"))
     with pytest.raises(ValueError, match="holds a DIFFormer, and GPS was asked for"):
         dm.GPS.from_pretrained(str(tmp_path / "model"))
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_CACHE", os.fspath(tmp_path))
+    for call in (
+        lambda: model.push_to_hub("nobody/nothing"),
+        lambda: dm.DIFFormer.from_pretrained("nobody/nothing"),
+    ):
+        with pytest.raises(
+            ConnectionError,
+            match="nobody/nothing could not be reached on the Hugging Face Hub",
+        ):
+            call()
 
 
 ZOO = {"digits": None, "cora": "Planetoid", "synmol": "SynMol"}

@@ -18,6 +18,7 @@ from diffusion_mp.energies.certification import broken_parameter
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.layers.graph_layer import GraphLayer
+from diffusion_mp.layers.pyg import between
 from diffusion_mp.runtime.noise import dropout
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
 
@@ -46,7 +47,9 @@ class DiffusionConv(GraphLayer):
           batch: [N], sorted; source: as the output, by default the state that the first step starts from.
         - edge_attr: [E, edge_dim]; previous: [N, in_channels], the x of the step before, for updates with
           ``StateUpdate.takes_previous``.
-        - output: [N, out_channels], or [N, H · out_channels] with ``concat``.
+        - x may be the pair of states ([N_src, in_channels], [N_dst, in_channels]), with edges from the first to the
+          second, for couplings of observed edges without symmetric normalisation or added self-loops.
+        - output: [N, out_channels], or [N, H · out_channels] with ``concat``; for a pair [N_dst, …].
 
     Examples:
         >>> conv = DiffusionConv(4, 8, 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym"))
@@ -126,7 +129,7 @@ class DiffusionConv(GraphLayer):
 
     def forward(
         self,
-        x: Tensor,
+        x: Tensor | tuple[Tensor, Tensor],
         edge_index: Tensor | Graph | None = None,
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
@@ -138,6 +141,12 @@ class DiffusionConv(GraphLayer):
         **others: Any,
     ) -> Any:
         """Return the next state; with ``return_coupling`` also the coupling S, an operator applied as ``S @ v``."""
+        if isinstance(x, tuple):
+            others |= {"batch": batch, "source": source, "previous": previous}
+            others |= {"edge_attr": edge_attr, "return_coupling": return_coupling}
+            # Not that of a subclass, which has called this one.
+            forward = partial(DiffusionConv.forward, self)
+            return between(self, forward, x, edge_index, edge_weight, **others)
         graph = self.inputs_to_graph(
             x, edge_index, edge_weight, batch, return_coupling, others, edge_attr
         )

@@ -1,4 +1,4 @@
-"""Interoperation with PyG: its names of options and inputs, and its weights."""
+"""Interoperation with PyG: its names of options and inputs, its weights, and its pairs of states."""
 
 from __future__ import annotations
 
@@ -13,8 +13,19 @@ from torch import Tensor, nn
 
 from diffusion_mp.checks import (
     check_flags,
+    check_integer_pairs,
     check_kind,
+    check_range,
+    check_state,
+    describe,
+    values_to_check,
 )
+from diffusion_mp.diffusivities import (
+    AdjacencyDiffusivity,
+    Diffusivity,
+    IdentityDiffusivity,
+)
+from diffusion_mp.diffusivities.base import ScaledDiffusivity, SumDiffusivity
 
 #: Options of PyG's classes with the values that describe what every layer here does; they are dropped.
 AS_ALWAYS: dict[str, tuple[object, ...]] = {
@@ -63,7 +74,7 @@ INPUTS: dict[str, str] = {
     "ptr": "Pass Graph(num_nodes, edge_index, ptr=ptr) in the place of edge_index.",
     "return_attention_weights": "With return_coupling=True the operator S comes too: S.at(edge_index) has its entries "
     "at these edges, S.to_dense() all of them.",
-    "size": "Nodes are of one kind; number senders and receivers in one run, data.to_homogeneous().",
+    "size": "Pass the states of both ends as the pair (x_src, x_dst), which says the sizes, to GINConv or GATConv.",
     "x_0": "It is called source, and comes by name: layer(x, edge_index, source=x_0).",
 }
 
@@ -212,3 +223,67 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
         for key, value in layer.convert_from_pyg(theirs, prefix).items():
             converted[prefix + key] = value
     return converted
+
+
+def between(
+    layer: Any,
+    forward: Callable[..., Any],
+    x: Sequence[Any],
+    edge_index: Any,
+    edge_weight: Any,
+    **inputs: Any,
+) -> Any:
+    """Call ``forward`` of a layer on the pair x = (x_src, x_dst), edges from the first to the second; return the
+    rows of x_dst.
+    """
+    kind = type(layer).__name__
+    if len(x) != 2:
+        raise TypeError(
+            f"x must be a tensor [num_nodes, channels], or the pair (x_src, x_dst); got {describe(x)}."
+        )
+    if layer.steps > 1 or not _couples_edges_alone(layer.diffusivity):
+        raise ValueError(
+            f"x is the pair (x_src, x_dst) of nodes of two kinds, and {kind} couples more than their edges: all pairs, "
+            f"added self-loops, degrees of both ends, or more than one step. Pass one state, "
+            f"data.to_homogeneous(), or take GINConv, GATConv(self_loops='keep') or AdjacencyDiffusivity('row')."
+        )
+    for name in ("batch", "source", "previous"):
+        if inputs.pop(name) is not None:
+            raise ValueError(
+                f"{name} goes with nodes of one kind; {kind} got it beside the pair (x_src, x_dst)."
+            )
+    senders, receivers = x
+    channels = None if layer.in_channels == -1 else layer.in_channels
+    check_state(senders, "x_src", channels)
+    check_state(receivers, "x_dst", senders.size(1))
+    what = "a tensor [2, num_edges] where x is the pair (x_src, x_dst)"
+    check_kind(edge_index, "edge_index", Tensor, what)
+    check_integer_pairs(edge_index, "edge_index")
+    if values_to_check():
+        check_range(edge_index[0], "edge_index[0]", senders.size(0))
+        check_range(edge_index[1], "edge_index[1]", receivers.size(0))
+    # A layer couples the rows of one state, so both kinds are numbered in one run: senders first, then receivers.
+    first = senders.size(0)
+    edges = torch.stack([edge_index[0].long(), edge_index[1].long() + first])
+    rows = torch.cat([senders, receivers])
+    out = forward(rows, edges, edge_weight, **inputs)
+    if isinstance(out, Tensor):
+        return out[first:]
+    out, coupling = out
+    return out[first:], coupling
+
+
+def _couples_edges_alone(diffusivity: Diffusivity) -> bool:
+    """Whether entries are of given edges and divided by degrees of receivers at most, as between two kinds of nodes."""
+    # These add no edges and divide by no degrees.
+    harmless = (IdentityDiffusivity, SumDiffusivity, ScaledDiffusivity)
+    for part in diffusivity.modules():
+        if not isinstance(part, Diffusivity) or isinstance(part, harmless):
+            continue
+        if not part.needs_graph or part.depends_on not in ("nothing", "edges"):
+            return False
+        if isinstance(part, AdjacencyDiffusivity) and part.normalization == "sym":
+            return False
+        if getattr(part, "self_loops", None) != "keep":
+            return False
+    return True
