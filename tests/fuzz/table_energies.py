@@ -19,15 +19,10 @@ FREE = ("a longer last dimension", "another dtype")  # where the channels may be
 def penalty(name: str, **options: Any) -> Strategy:
     def strategy(d: Draw) -> None:
         construct(d, "penalty", name, **options)
-        asked = d.pick(["delta", "f", "conjugate", "total", "coupling"])
-        if asked in ("delta", "f", "conjugate"):
+        asked = d.pick(["delta", "f", "total", "coupling"])
+        if asked in ("delta", "f"):
             numbers = fixed(f"torch.rand({d.nodes}{kind(d)})")
-            d.call(
-                "out",
-                f"penalty.{asked}({{z2}})",
-                finite=asked != "conjugate",
-                z2=numbers,
-            )
+            d.call("out", f"penalty.{asked}({{z2}})", z2=numbers)
         elif asked == "total":
             d.call("out", "penalty.total({args})", x=free(d), ptr=ptr(d))
         else:

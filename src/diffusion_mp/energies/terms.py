@@ -464,9 +464,13 @@ class CouplingTerm(RowTerm, SharedTerm):
         return squares.sum(1) - (near * self.coupling.matmul(near)).sum((1, 2))
 
     def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
-        # The graph of several processes has one mean; that of the rows of this one is another on each.
-        centre = graph.centre(z) if self.centre is None else self.centre
-        half, degree = self.coupling.laplacian_and_degree(z - centre)
+        near = z
+        if self.centre is not None:
+            near = z - self.centre
+        # Not where this process has some of the rows and no graph of all: their mean would be another on each process.
+        elif self.coupling.whole or graph.total_nodes != graph.num_nodes:
+            near = z - graph.centre(z)
+        half, degree = self.coupling.laplacian_and_degree(near)
         bound = self.coupling.majorant(convex, degree)
         return Majorant(half, bound.unsqueeze(2))
 

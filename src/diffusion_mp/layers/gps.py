@@ -81,7 +81,7 @@ class GatedGCNConv(EdgeLayer):
     Args:
         channels: channels of nodes and edges, of input and output.
         norm, eps: BN, ``"batch"``, ``"layer"`` or ``None``; ε.
-        dropout: rate on the terms that are added to h_i and e_ij.
+        residual, dropout: add h_i and e_ij; rate on the terms that are added to them.
 
     Shapes: as in :class:`EdgeLayer`; ``edge_index`` is required.
 
@@ -96,10 +96,12 @@ class GatedGCNConv(EdgeLayer):
         channels: int,
         *,
         norm: Norm = "batch",
+        residual: bool = True,
         dropout: float = 0.0,
         eps: PositiveNumber = 1e-6,
     ) -> None:
         super().__init__(channels, dropout)
+        self.residual = residual
         self.eps = eps
         # A to E of the equations, by what they read: the node itself, messages, the edge and its two ends.
         self.own, self.value, self.edge, self.target, self.source = (
@@ -139,7 +141,8 @@ class GatedGCNConv(EdgeLayer):
         return moved, edge_attr, gates
 
     def _next(self, state: Tensor, change: Tensor, norm: nn.Module) -> Tensor:
-        return state + dropout(relu(norm(change)), self.dropout, self.training)
+        change = dropout(relu(norm(change)), self.dropout, self.training)
+        return state + change if self.residual else change
 
 
 class GPSBlock(EdgeLayer):

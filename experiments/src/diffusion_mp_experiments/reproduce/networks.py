@@ -329,7 +329,8 @@ def without_attention(model: nn.Module, ablation: str) -> bool:
     found = [
         (parent, name)
         for parent in model.modules()
-        if parent not in fixed
+        # The pairs of a certified layer are left out as a term, above.
+        if parent not in fixed and not isinstance(parent, Pairs)
         for name, child in parent.named_children()
         if isinstance(child, QueryKeyDiffusivity)
     ]
