@@ -740,13 +740,13 @@ class SumCoupling(Coupling):
         return reduce(add, [term._at(edge_index) for term in self.terms])
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
-        known = [
+        forms = [
             form
             for term in self.terms
             if (form := term.low_rank_form(dtype)) is not None
         ]
-        if known and self._over_the_same_graphs:
-            return LowRankForm.total(known)
+        if forms and self._over_the_same_graphs:
+            return LowRankForm.total(forms)
         return None
 
     def _dense(self) -> Matrices:

@@ -128,14 +128,18 @@ class LogLowRankCoupling(PooledCoupling):
     @cached_property
     def terms(self) -> LogTerms:
         """Terms of the entries and the transpose, with the row shift a that normalises."""
-        given = LogTerms(self.log_query, self.log_key, self.col_shift, self.row_shift)
+        features = LogTerms(
+            self.log_query, self.log_key, self.col_shift, self.row_shift
+        )
         if self.row_shift is not None:
-            return given
+            return features
         # Kept for later callers, who may need gradients if this one does not.
         with torch.enable_grad():
             # The largest logarithms are shifted to about zero first: a difference of large ones loses all digits.
-            terms = given.around(
-                max_rows(given.log_key.detach().double() + given.heaviest, self.ptr)
+            terms = features.around(
+                max_rows(
+                    features.log_key.detach().double() + features.heaviest, self.ptr
+                )
             )
             log_sum = kernels.log_linear_logsumexp(
                 terms.log_query, terms.log_key, terms.col_shift, self.ptr

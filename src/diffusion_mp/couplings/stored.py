@@ -230,11 +230,13 @@ class SparseCoupling(Coupling):
         weight, and of the pairs, sorted by head, the sender and the number of each head."""
         edge, head = self.weight.detach().nonzero(as_tuple=True)
         source, target = (end.index_select(0, edge) for end in self.graph.edges)
-        pairs, place = torch.unique(head * self.num_nodes + source, return_inverse=True)
+        pairs, position = torch.unique(
+            head * self.num_nodes + source, return_inverse=True
+        )
         size = self.num_nodes
-        found = len(pairs)
+        count = len(pairs)
         pattern = Pattern(
-            Compressed(target, place, size), Compressed(place, target, found)
+            Compressed(target, position, size), Compressed(position, target, count)
         )
         heads = pairs // size
         counts = torch.bincount(heads, minlength=self.heads).tolist()

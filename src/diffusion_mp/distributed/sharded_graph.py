@@ -36,12 +36,12 @@ CHUNK = (
 
 
 def _refuse(self: Graph, *args: object, **options: object) -> NoReturn:
-    known = "a ShardedGraph knows the edges that arrive at its nodes, not those that leave them"
+    reason = "a ShardedGraph knows the edges that arrive at its nodes, not those that leave them"
     way_out = (
         "Make the graph undirected or k-hop, or change its edges, before it is sharded."
     )
     raise ValueError(
-        f"{known}, so it can not turn edges around, walk along them or change them. {way_out}"
+        f"{reason}, so it can not turn edges around, walk along them or change them. {way_out}"
     )
 
 
@@ -144,12 +144,12 @@ class ShardedGraph(GraphPart):
         super().__init__(local, numbered(edges), weight(arriving), validate=False)
         self.total_nodes = num_nodes
         self._plan_exchange(halo.to(device))
-        known = torch.cat([arriving, loops])
+        arriving_with_loops = torch.cat([arriving, loops])
         degrees = self._full_degrees()
         extended = (
             local + halo.numel(),
-            numbered(edge_index[:, known].long()),
-            weight(known),
+            numbered(edge_index[:, arriving_with_loops].long()),
+            weight(arriving_with_loops),
         )
         self.extended = _Extended(*extended, full_degree=degrees, validate=False)
 
@@ -202,11 +202,11 @@ class ShardedGraph(GraphPart):
 
     def to(self, device: object, non_blocking: bool = False) -> NoReturn:
         """Raise ``ValueError``: other ranks send to the device that the constructor was given."""
-        came = (
+        target = (
             f"got {describe(device)}. Make it there: ShardedGraph(..., device=device)."
         )
         raise ValueError(
-            f"a ShardedGraph stays on the device it was made for, where other ranks send to; {came}"
+            f"a ShardedGraph stays on the device it was made for, where other ranks send to; {target}"
         )
 
     # Sources have the numbers of the halo, which no other graph of as many nodes has.
@@ -251,5 +251,8 @@ def _chosen(edge_index: Tensor, chooses: Callable[[Tensor], Tensor]) -> Tensor:
     """Return the positions of the chosen edges, reading a chunk at a time."""
     parts = enumerate(edge_index.split(CHUNK, 1))
     return torch.cat(
-        [chooses(part).nonzero().flatten() + CHUNK * place for place, part in parts]
+        [
+            chooses(part).nonzero().flatten() + CHUNK * position
+            for position, part in parts
+        ]
     )

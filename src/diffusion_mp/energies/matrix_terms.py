@@ -83,8 +83,10 @@ class MatrixTerm(RowTerm, SharedTerm):
         checks.check_counts(hops=hops)
         checks.check_flags(symmetric=symmetric)
         if not (coupling.nonnegative or isinstance(coupling, SparseCoupling)):
-            wanted = "coupling must promise to be nonnegative, or be a SparseCoupling, to know the sizes of its entries"
-            raise ValueError(f"{wanted}; got {coupling!r}.")
+            raise ValueError(
+                f"coupling must promise to be nonnegative, or be a SparseCoupling, to know the sizes of its entries; "
+                f"got {coupling!r}."
+            )
         self.forward = coupling
         self.matrix = matrix
         self.hops = hops

@@ -152,8 +152,8 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             multi_output=soft,
         )
         self.X_ = X
-        labelled, self.classes_, known = _distributions(y) if soft else _labels(y)
-        self._class_weight = self._weights(known.sum(0))
+        labelled, self.classes_, targets = _distributions(y) if soft else _labels(y)
+        self._class_weight = self._weights(targets.sum(0))
         k = min(self.n_neighbors, len(y) - 1)
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         with (
@@ -172,7 +172,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             with _DRAWING, torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(seed)
                 self._alternate(
-                    torch.from_numpy(labelled), torch.from_numpy(known), bar
+                    torch.from_numpy(labelled), torch.from_numpy(targets), bar
                 )
         self.transduction_ = self.classes_[
             (self._class_weight * self.label_distributions_).argmax(1)
@@ -219,18 +219,18 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         weighted = state * self._class_weight
         return weighted / weighted.sum(1, keepdims=True)
 
-    def _alternate(self, labelled: Tensor, known: Tensor, bar: Any) -> None:
+    def _alternate(self, labelled: Tensor, targets: Tensor, bar: Any) -> None:
         """Spread the labels [R, n_classes] of some rows; then train and spread a new network in every round."""
         graph = Graph(len(labelled), self.edge_index_, self.edge_weight_)
         X = self._scaled(self.X_)
-        source = known.new_zeros(len(labelled), known.size(1))
+        source = targets.new_zeros(len(labelled), targets.size(1))
         # Each class has one unit in all, or the class with most labels would take over the rows far from any.
-        source[labelled] = known / known.sum(0)
+        source[labelled] = targets / targets.sum(0)
         bar.set_description("labels spread")
         spread = _at_rest(self._spreading(_FARTHER * float(self.mu)), graph, source)
         for _ in range(self.rounds):
             likely = spread * torch.from_numpy(self._class_weight)
-            likely[labelled] *= known  # of a label, only its class is left
+            likely[labelled] *= targets  # of a label, only its class is left
             taught = likely.argmax(1)
             # In the first round, rows that no label reaches are left out.
             # Their argmax would be the first class, for no reason.
@@ -238,7 +238,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             bar.set_description("a network learns")
             self.network_ = self._learned(X, rows, taught[rows])
             source = self._probabilities(X)
-            source[labelled] = known
+            source[labelled] = targets
             bar.set_description("what it says spreads")
             spread = _at_rest(self.conv_, graph, source)
             bar.update()
@@ -387,13 +387,13 @@ def _labels(y: Any) -> tuple[Any, Any, Any]:
             stacklevel=3,
         )
         labelled = np.ones(len(y), dtype=bool)
-    known = y[labelled]
+    labels = y[labelled]
     if y.dtype == object and all(
-        isinstance(label, (int, float, np.number, np.bool_)) for label in known
+        isinstance(label, (int, float, np.number, np.bool_)) for label in labels
     ):
-        known = np.asarray(known.tolist())  # they are objects only because of -1
-    check_classification_targets(known)
-    classes, targets = np.unique(known, return_inverse=True)
+        labels = np.asarray(labels.tolist())  # they are objects only because of -1
+    check_classification_targets(labels)
+    classes, targets = np.unique(labels, return_inverse=True)
     return labelled, classes, np.eye(len(classes))[targets]
 
 

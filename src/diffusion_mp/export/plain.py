@@ -198,15 +198,14 @@ def for_batches(
     names = [name.rpartition(".")[2] for name in signature.flat]
 
     def formula(*args: Any) -> Any:
-        given, _, _ = signature.bind(args, narrow=False)
-        ptr = given[names.index("ptr")]
-        rows = given[0]
+        flat, _, _ = signature.bind(args, narrow=False)
+        ptr = flat[names.index("ptr")]
+        rows = flat[0]
         if ptr is None:
             return compute(*args)
         stack = Stacked(ptr, rows.size(0), rows.device)
         arguments = [
-            stack.argument(name, x, masked)
-            for name, x in zip(names, given, strict=True)
+            stack.argument(name, x, masked) for name, x in zip(names, flat, strict=True)
         ]
         out = compute(*signature.unflatten(arguments))
         if not signature.several:
@@ -272,18 +271,18 @@ def _neumann_transform(
     v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None
 ) -> Tensor:
     """Return the orthonormal Hartley transform of every sequence, or the DCT-II, by a matrix between all rows."""
-    place, length = positions(ptr, v.size(0), v.device)
+    position, length = positions(ptr, v.size(0), v.device)
     length = torch.as_tensor(length).expand(v.size(0))
-    start = torch.arange(v.size(0), device=v.device) - place
-    row = place.unsqueeze(1)
+    start = torch.arange(v.size(0), device=v.device) - position
+    row = position.unsqueeze(1)
     total = length.unsqueeze(1)
     # Multiples of the period are taken off in integers, which have no rounding.
     if periodic:
-        angle = 2 * math.pi * (row * place % total).to(v.dtype) / total
+        angle = 2 * math.pi * (row * position % total).to(v.dtype) / total
         basis = angle.cos() + angle.sin()
         square = 1 / total.to(v.dtype)
     else:
-        turn = row * (2 * place + 1) % (4 * total)
+        turn = row * (2 * position + 1) % (4 * total)
         basis = (math.pi / 2 * turn.to(v.dtype) / total).cos()
         square = (2 - (row == 0).to(v.dtype)) / total.to(v.dtype)
     # Rows of other sequences have another start.

@@ -192,8 +192,8 @@ def few_numbers(*tensors: Tensor) -> bool:
 def empty_like(*tensors: Tensor) -> Any:
     """Return an uninitialised contiguous tensor shaped like the tensor, or a tuple of them."""
     first, *others = tensors
-    found = torch.empty_like(first, memory_format=torch.contiguous_format)
-    return (found, *map(empty_like, others)) if others else found
+    copy = torch.empty_like(first, memory_format=torch.contiguous_format)
+    return (copy, *map(empty_like, others)) if others else copy
 
 
 def pulled_back(
@@ -242,10 +242,14 @@ class Signature:
             self.results = list(returned._fields)
             self.returned = returned
         elif self.several:
-            self.results = [f"out_{place}" for place in range(len(get_args(returned)))]
+            self.results = [
+                f"out_{position}" for position in range(len(get_args(returned)))
+            ]
         kinds = list(enumerate(self.flat.values()))
-        self._wide = [place for place, kind in kinds if kind in (Wide, Wide | None)]
-        self._narrow = [place for place, kind in kinds if kind == Narrow]
+        self._wide = [
+            position for position, kind in kinds if kind in (Wide, Wide | None)
+        ]
+        self._narrow = [position for position, kind in kinds if kind == Narrow]
         self.like = None if dtype is None else list(self.flat).index(dtype)
 
     @property
@@ -263,8 +267,8 @@ class Signature:
         if name == "out" and name not in self.results:
             return list(range(len(self.flat), len(self.flat) + len(self.results)))
         return [
-            place
-            for place, part in enumerate([*self.flat, *self.results])
+            position
+            for position, part in enumerate([*self.flat, *self.results])
             if name in (part, part.partition(".")[0])
         ]
 
@@ -276,7 +280,7 @@ class Signature:
         for (make, *_), arg in zip(self._tuples, args, strict=True):
             flat.extend([arg] if make is None else arg)
         dtype = None if self.like is None else flat[self.like].dtype
-        promoted = [flat[place] for place in (*self._wide, *self._narrow)]
+        promoted = [flat[position] for position in (*self._wide, *self._narrow)]
         dtypes = {x.dtype for x in promoted if x is not None}
         if len(dtypes) > 1 or not dtypes.issubset(ALREADY):
             self.to_one_dtype(flat, narrow=narrow)
@@ -292,19 +296,19 @@ class Signature:
 
     def to_one_dtype(self, flat: list[Any], *, narrow: bool) -> None:
         """Promote ``flat`` in place; with ``narrow``, keep half precision there."""
-        wide = [place for place in self._wide if flat[place] is not None]
+        wide = [position for position in self._wide if flat[position] is not None]
         short = reduce(
             torch.promote_types,
-            [flat[place].dtype for place in self._narrow] or [LEAST],
+            [flat[position].dtype for position in self._narrow] or [LEAST],
         )
         widest = reduce(
-            torch.promote_types, [flat[place].dtype for place in wide], short
+            torch.promote_types, [flat[position].dtype for position in wide], short
         )
         widest = torch.promote_types(widest, LEAST)
-        for place in wide:
-            flat[place] = flat[place].to(widest)
-        for place in self._narrow:
-            flat[place] = flat[place].to(short if narrow else widest)
+        for position in wide:
+            flat[position] = flat[position].to(widest)
+        for position in self._narrow:
+            flat[position] = flat[position].to(short if narrow else widest)
 
     def cast(self, out: Any, dtype: torch.dtype | None) -> Any:
         """Return a tensor or a tuple of results, the first in this dtype."""
@@ -343,8 +347,8 @@ class Operation(Generic[T]):
         self.signature = signature = Signature(shapes, dtype)
         FAMILIES.add(family)
         self._tensor = next(
-            place
-            for place, kind in enumerate(signature.flat.values())
+            position
+            for position, kind in enumerate(signature.flat.values())
             if SCHEMA[kind] == "Tensor"
         )
         # Without declared derivatives, those of the formula, which needs all arguments.
@@ -448,7 +452,9 @@ class Operation(Generic[T]):
         may_miss = False
         for targets, formula in formulas.items():
             places = [
-                place for name in targets.split() for place in signature.places(name)
+                position
+                for name in targets.split()
+                for position in signature.places(name)
             ]
             if isinstance(formula, Operation):
                 names = [*formula.signature.arguments, "backend"]
@@ -462,8 +468,8 @@ class Operation(Generic[T]):
         self._kept = sorted({p for name in asked for p in signature.places(name)})
         if "grad" not in asked:
             self._without_grad = [
-                place
-                for place, result in enumerate(signature.results)
+                position
+                for position, result in enumerate(signature.results)
                 if f"grad_{result}" not in asked
             ]
         # A single gradient is present whenever backward runs; of several some may be missing.
@@ -478,12 +484,12 @@ class Operation(Generic[T]):
         ctx.backend = inputs[count]
         ctx.others = [None] * len(values)
         ctx.tensors = []
-        for place in self._kept:
-            if isinstance(values[place], Tensor):
-                ctx.tensors.append(place)
+        for position in self._kept:
+            if isinstance(values[position], Tensor):
+                ctx.tensors.append(position)
             else:
-                ctx.others[place] = values[place]
-        ctx.save_for_backward(*[values[place] for place in ctx.tensors])
+                ctx.others[position] = values[position]
+        ctx.save_for_backward(*[values[position] for position in ctx.tensors])
         ctx.set_materialize_grads(self._materialize)
         if self._without_grad:
             ctx.mark_non_differentiable(*[results[p] for p in self._without_grad])
@@ -493,14 +499,14 @@ class Operation(Generic[T]):
         if all(grad is None for grad in grads):
             return tuple(gradients)
         values = [*ctx.others]
-        for place, tensor in zip(ctx.tensors, ctx.saved_tensors, strict=True):
-            values[place] = tensor
+        for position, tensor in zip(ctx.tensors, ctx.saved_tensors, strict=True):
+            values[position] = tensor
         needed = [p for p, needs in enumerate(ctx.needs_input_grad) if needs]
         if self._derivatives is None:
-            for place, gradient in zip(
+            for position, gradient in zip(
                 needed, self._by_formula(values, needed, grads), strict=True
             ):
-                gradients[place] = gradient
+                gradients[position] = gradient
             return tuple(gradients)
         named = self._named(values, grads) | {"backend": ctx.backend}
         for places, formula, names in self._derivatives:
@@ -509,8 +515,8 @@ class Operation(Generic[T]):
             out = formula(*[named[name] for name in names])
             if not isinstance(out, tuple):
                 out = (out,)
-            for place, gradient in zip(places, out, strict=True):
-                gradients[place] = gradient if place in needed else None
+            for position, gradient in zip(places, out, strict=True):
+                gradients[position] = gradient if position in needed else None
         return tuple(gradients)
 
     def _named(
@@ -535,9 +541,9 @@ class Operation(Generic[T]):
         """Return the gradients of the arguments at ``places``; the forward pass is repeated by the formula."""
         with torch.enable_grad():
             # Views tell equal tensors apart.
-            inputs = [values[place].view_as(values[place]) for place in places]
-            for place, x in zip(places, inputs, strict=True):
-                values[place] = x
+            inputs = [values[position].view_as(values[position]) for position in places]
+            for position, x in zip(places, inputs, strict=True):
+                values[position] = x
             out = self._flat(self.formula)(*values)
             pairs = zip(out if self.signature.several else (out,), grads, strict=True)
             used = [

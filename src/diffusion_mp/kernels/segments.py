@@ -120,13 +120,13 @@ class Chunk:
         node = within < self._sizes.index_select(0, graph)
         row = self._first.index_select(0, graph) + within * node
         head = torch.arange(heads, device="cpu")
-        place = (heads * above.index_select(0, graph) + within).unsqueeze(
+        position = (heads * above.index_select(0, graph) + within).unsqueeze(
             1
         ) + height.index_select(0, graph).outer(head)
-        source = torch.empty_like(place).flatten()
+        source = torch.empty_like(position).flatten()
         target = torch.empty(int(node.sum()) * heads, dtype=torch.long)
-        source[place] = row.unsqueeze(1) * heads + head
-        target[source[place[node]]] = place[node]
+        source[position] = row.unsqueeze(1) * heads + head
+        target[source[position[node]]] = position[node]
         self._places[key] = source.to(device), target.to(device)
         return self._places[key]
 
@@ -234,8 +234,8 @@ def even(size: int, most: int) -> list[slice]:
 
 def joined(parts: Sequence[Tensor | None], dim: int) -> Tensor:
     """Concatenate the parts that are not ``None``; a single one is not copied."""
-    found = [part for part in parts if part is not None]
-    return found[0] if len(found) == 1 else torch.cat(found, dim)
+    present = [part for part in parts if part is not None]
+    return present[0] if len(present) == 1 else torch.cat(present, dim)
 
 
 def plus_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:

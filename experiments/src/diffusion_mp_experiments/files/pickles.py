@@ -62,10 +62,12 @@ class _Object:
         self.value = self._make(state)
 
 
-def _value(made: Any, kind: type) -> Any:
-    if not isinstance(made, _Object) or not isinstance(made.value, kind):
-        raise ValueError(f"it has {reprlib.repr(made)} where a {kind.__name__} belongs")
-    return made.value
+def _value(built: Any, kind: type) -> Any:
+    if not isinstance(built, _Object) or not isinstance(built.value, kind):
+        raise ValueError(
+            f"it has {reprlib.repr(built)} where a {kind.__name__} belongs"
+        )
+    return built.value
 
 
 def _dtype(code: Any, state: Any) -> np.dtype[Any]:

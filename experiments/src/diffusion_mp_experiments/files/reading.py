@@ -49,8 +49,8 @@ def check_indices(index: Tensor, limit: int | Tensor, name: str, low: int = 0) -
             if isinstance(limit, int)
             else "the number of its graph's nodes - 1"
         )
-        found = f"got up to {int(index.max())} and down to {int(index.min())}"
-        raise ValueError(f"{name} must lie in {low}..{highest}, {found}")
+        ends = f"got up to {int(index.max())} and down to {int(index.min())}"
+        raise ValueError(f"{name} must lie in {low}..{highest}, {ends}")
 
 
 @contextmanager

@@ -343,12 +343,12 @@ def _edges(
             torch.rand(len(source), generator=generator, dtype=torch.float32)
             < homophily
         )
-        place = torch.rand(len(source), generator=generator, dtype=torch.float64)
+        position = torch.rand(len(source), generator=generator, dtype=torch.float64)
         to = torch.where(same, hidden[source], 1 - hidden[source])
         for c in (0, 1):
             chosen = (to == c).nonzero().flatten()
             at = torch.searchsorted(
-                totals[c], place[chosen] * totals[c][-1], right=True
+                totals[c], position[chosen] * totals[c][-1], right=True
             )
             target[chosen] = members[c][at.clamp_(max=len(members[c]) - 1)]
     return edges

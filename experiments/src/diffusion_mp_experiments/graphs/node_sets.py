@@ -139,14 +139,14 @@ def load_facebook(root: str | Path, name: str) -> Data:
 
 def _one_hot(columns: Shaped[np.ndarray, "N columns"]) -> Tensor:
     places = [np.unique(column, return_inverse=True)[1] for column in columns.T]
-    sizes = [int(place.max()) + 1 for place in places]
+    sizes = [int(position.max()) + 1 for position in places]
     if len(columns) * sum(sizes) > _NUMBERS:
         raise ValueError(
             f"its local_info has {sum(sizes)} different values of {len(columns)} people"
         )
     x = torch.zeros(len(columns), sum(sizes))
-    for place, start in zip(places, np.cumsum([0, *sizes]).tolist(), strict=False):
-        x[torch.arange(len(columns)), torch.from_numpy(place) + start] = 1
+    for position, start in zip(places, np.cumsum([0, *sizes]).tolist(), strict=False):
+        x[torch.arange(len(columns)), torch.from_numpy(position) + start] = 1
     return x
 
 

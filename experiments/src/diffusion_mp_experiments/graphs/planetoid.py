@@ -114,11 +114,11 @@ def _read_graph(files: dict[str, Path]) -> Data:
         )
     num_nodes = len(parts["graph"])
     num_train = len(parts["y"])
-    known = torch.arange(len(parts["ally"]))
+    trained = torch.arange(len(parts["ally"]))
     tested = torch.from_numpy(parts["test.index"])
     x = torch.zeros(num_nodes, parts["allx"].shape[1])
     y = torch.full((num_nodes,), -1)
-    for rows, prefix in ((known, "all"), (tested, "t")):
+    for rows, prefix in ((trained, "all"), (tested, "t")):
         x[rows] = torch.from_numpy(parts[f"{prefix}x"].toarray()).to(x.dtype)
         y[rows] = torch.from_numpy(parts[f"{prefix}y"]).to(x.dtype).max(dim=1)[1]
     data = Data(x=x, edge_index=edge_index, y=y)

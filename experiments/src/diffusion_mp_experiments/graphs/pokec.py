@@ -122,8 +122,8 @@ def _read_friendships(path: Path, arrays: ArrayFolder) -> None:
     ids = user[order]
     arrays.create("edge_index", (2, count_lines(path)), np.int64)
     for start, pairs in number_blocks(path, 2, np.int64):
-        place = np.searchsorted(ids, pairs).clip(max=len(ids) - 1)
-        stranger = pairs[ids[place] != pairs]
+        position = np.searchsorted(ids, pairs).clip(max=len(ids) - 1)
+        stranger = pairs[ids[position] != pairs]
         if len(stranger):
             raise ValueError(
                 f"{path}, from line {start + 1} on: user {stranger[0]} has no line in the profiles, nor have "
@@ -132,7 +132,7 @@ def _read_friendships(path: Path, arrays: ArrayFolder) -> None:
         arrays.write(
             "edge_index",
             (slice(None), slice(start, start + len(pairs))),
-            order[place].T,
+            order[position].T,
         )
 
 
@@ -220,8 +220,8 @@ def _read_profiles(path: Path, arrays: ArrayFolder) -> None:
             f"{path}: the first column must name every user once; {num_users} lines name fewer users."
         )
     numbers[numbers[:, 4] == 0, 4] = np.nan  # an age of 0 says that it was not stated
-    for place, features in _features(numbers, region):
-        arrays.write("x", (place, slice(_FIRST_TEXT)), features)
+    for position, features in _features(numbers, region):
+        arrays.write("x", (position, slice(_FIRST_TEXT)), features)
     arrays.put("y", label)
     arrays.put("user_id", user)
 

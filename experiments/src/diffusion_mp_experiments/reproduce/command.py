@@ -104,18 +104,18 @@ def run_reproduce(args: list[str]) -> None:
     start = time.perf_counter()
     source = find_table(options.table, options.configs)
     table = load_table(source, options.root)
-    given = {
+    overrides = {
         name: value
         for name in ("splits", "trials", "epochs")
         if (value := getattr(options, name)) is not None
     }
-    table = replace(table, **{**(table.quick if options.quick else {}), **given})
+    table = replace(table, **{**(table.quick if options.quick else {}), **overrides})
     out = options.out / (f"{table.name}-quick" if options.quick else table.name)
     records = reproduce(
         table, out, options.jobs, options.only, options.save, options.device
     )
     flags = [f"--save {options.save}", *(["--quick"] if options.quick else [])]
-    flags += [f"--{name} {value}" for name, value in given.items()]
+    flags += [f"--{name} {value}" for name, value in overrides.items()]
     saved = {row.name for row in table.named(options.only)} if options.save else set()
     for record in records:
         first = (

@@ -55,14 +55,16 @@ def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
     figure, (axes,) = _panels(9, 1.5 + 0.32 * len(lines))
     for k, name in enumerate(baselines):
         shown = [
-            (place, line.differences[name])
-            for place, line in enumerate(lines)
+            (position, line.differences[name])
+            for position, line in enumerate(lines)
             if name in line.differences
         ]
         means = [mean for _, (mean, _) in shown]
         # A single run has no standard error, so it gets no bar; matplotlib 3.7 stops where all of them are NaN.
         errors = [0.0 if math.isnan(error) else 2 * error for _, (_, error) in shown]
-        places = [place + 0.18 * (k - (len(baselines) - 1) / 2) for place, _ in shown]
+        places = [
+            position + 0.18 * (k - (len(baselines) - 1) / 2) for position, _ in shown
+        ]
         axes.errorbar(
             means,
             places,
@@ -113,7 +115,7 @@ _KINDS = {
 def draw_overview(path: Path, tables: Sequence[tuple[Table, Sequence[Line]]]) -> None:
     """How far every kind of model is ahead of the GCN: of each its best row on validation, with the standard error."""
     figure, panels = _panels(10, 1.4 + 0.25 * len(tables), len(_KINDS))
-    for place, (table, lines) in enumerate(tables):
+    for position, (table, lines) in enumerate(tables):
         if table.metric.mode == "max":
             whole = 1.0
         else:
@@ -135,7 +137,7 @@ def draw_overview(path: Path, tables: Sequence[tuple[Table, Sequence[Line]]]) ->
                     colour = _COLOURS[2 if mean > 0 else 1]
                 panel.errorbar(
                     mean,
-                    place,
+                    position,
                     xerr=error,
                     fmt="o",
                     color=colour,
@@ -179,10 +181,10 @@ def draw_search(path: Path, table: Table, records: Iterable[Record]) -> None:
             )
     shown = [row for row in table.rows if values.get(row.name)]
     figure, (axes,) = _panels(9, 1.2 + 0.26 * len(shown))
-    for place, row in enumerate(shown):
+    for position, row in enumerate(shown):
         axes.plot(
             values[row.name],
-            [place] * len(values[row.name]),
+            [position] * len(values[row.name]),
             "|",
             color=_COLOURS[0],
             markersize=8,
@@ -205,8 +207,8 @@ def draw_states(path: Path, table: Table, lines: Sequence[Line]) -> None:
     """Every measure of the states, layer by layer, at the last value of the sweep of a table."""
     sweep, curves = points(table, lines)
     figure, panels = _panels(4.2 * len(MEASURES) + 1, 4.4, len(MEASURES))
-    for (title, known), look in zip(curves, _looks(), strict=False):
-        last = known.get(len(sweep.values) - 1)
+    for (title, curve), look in zip(curves, _looks(), strict=False):
+        last = curve.get(len(sweep.values) - 1)
         states = last.states if last is not None else {}
         for panel, name in zip(panels, MEASURES, strict=True):
             if states.get(name):
@@ -235,18 +237,18 @@ def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
     figure, (first, *others) = _panels(
         4.2 * (1 + len(measures)) + 1, 4.4, 1 + len(measures)
     )
-    for (title, known), look in zip(curves, _looks(), strict=False):
-        if known:
+    for (title, curve), look in zip(curves, _looks(), strict=False):
+        if curve:
             scores, deviations = zip(
-                *(line.score for line in known.values()), strict=True
+                *(line.score for line in curve.values()), strict=True
             )
             first.errorbar(
-                list(known), scores, yerr=deviations, capsize=2, label=title, **look
+                list(curve), scores, yerr=deviations, capsize=2, label=title, **look
             )
         for panel, measure in zip(others, measures, strict=True):
             last = {
-                place: line.states[measure][-1]
-                for place, line in known.items()
+                position: line.states[measure][-1]
+                for position, line in curve.items()
                 if line.states.get(measure)
             }
             panel.plot(list(last), list(last.values()), **look)

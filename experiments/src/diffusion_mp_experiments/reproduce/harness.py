@@ -69,12 +69,16 @@ class Search(NamedTuple):
     def best(self, values: Mapping[int, float | None]) -> dict[str, Any]:
         if not self.splits:
             return self.settings[0]
-        known = {number: value for number, value in values.items() if value is not None}
-        if not known:
+        converged = {
+            number: value for number, value in values.items() if value is not None
+        }
+        if not converged:
             raise ValueError(
                 f"All trials of row {self.row.name!r} diverged; lower its learning rates."
             )
-        return self.settings[max(known, key=lambda number: (known[number], -number))]
+        return self.settings[
+            max(converged, key=lambda number: (converged[number], -number))
+        ]
 
 
 def searches(table: Table, row: Row) -> list[Search]:
@@ -224,29 +228,29 @@ class _Harness:
         later = planned["tuning"] or planned["split"] or planned["seed"]
         if self.save is None or later or self.table.row(planned["row"]).model is None:
             return None
-        path, known = (
+        path, config = (
             self.save / f"{planned['row']}.{ending}" for ending in ("safetensors", "md")
         )
         there = (
             path.exists()
-            and known.is_file()
-            and planned["config"] in known.read_text("utf-8")
+            and config.is_file()
+            and planned["config"] in config.read_text("utf-8")
         )
         return None if there else path
 
     def values(self, search: Search) -> dict[int, float | None]:
         """The mean validation metric, higher being better, of every trial that is done; None if it diverged."""
-        found: dict[int, list[float | None]] = {}
+        by_trial: dict[int, list[float | None]] = {}
         for number, (planned, _) in self.trials(search):
             if (record := self.done.get(key(planned))) is not None:
-                found.setdefault(number, []).append(record["validation"])
+                by_trial.setdefault(number, []).append(record["validation"])
         means = {}
-        for number, values in found.items():
-            known = [value for value in values if value is not None]
+        for number, values in by_trial.items():
+            converged = [value for value in values if value is not None]
             if len(values) == len(search.splits):
                 means[number] = (
-                    self.table.metric.sign * statistics.fmean(known)
-                    if known == values
+                    self.table.metric.sign * statistics.fmean(converged)
+                    if converged == values
                     else None
                 )
         return means

@@ -261,8 +261,8 @@ _SPECTRA: list[tuple[Tensor, tuple[Tensor, Tensor]]] = []
 
 def _spectrum(entries: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues, none below zero, and eigenvectors of D̄ − S."""
-    for known, spectrum in _SPECTRA:
-        if torch.equal(known, entries):
+    for matrix, spectrum in _SPECTRA:
+        if torch.equal(matrix, entries):
             return spectrum
     rates, modes = torch.linalg.eigh(torch.diag(entries.sum(1)) - entries)
     _SPECTRA[:] = [*_SPECTRA[-2:], (entries, (rates.clamp(min=0), modes))]
@@ -326,7 +326,7 @@ def without_attention(model: nn.Module, ablation: str) -> bool:
             kept = [term for term in module.terms if not isinstance(term, Pairs)]
             without_pairs = without_pairs or len(kept) < len(module.terms)
             module.terms = nn.ModuleList(kept)
-    found = [
+    attentions = [
         (parent, name)
         for parent in model.modules()
         # The pairs of a certified layer are left out as a term, above.
@@ -334,6 +334,6 @@ def without_attention(model: nn.Module, ablation: str) -> bool:
         for name, child in parent.named_children()
         if isinstance(child, QueryKeyDiffusivity)
     ]
-    for parent, name in found:
+    for parent, name in attentions:
         setattr(parent, name, ABLATIONS[ablation]())
-    return bool(found) or without_pairs
+    return bool(attentions) or without_pairs

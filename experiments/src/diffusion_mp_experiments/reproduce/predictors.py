@@ -64,9 +64,9 @@ class LogisticRegression(Predictor):
         from sklearn.linear_model import LogisticRegression as Regression
 
         features = _array(x)
-        known = (y >= 0).cpu().numpy()
+        labelled = (y >= 0).cpu().numpy()
         fitted = Regression(C=self.inverse_penalty, max_iter=2000).fit(
-            features[known], y.cpu().numpy()[known]
+            features[labelled], y.cpu().numpy()[labelled]
         )
         return _scores(
             fitted.classes_, fitted.predict_log_proba(features), num_classes
@@ -119,17 +119,17 @@ class Diffusion(Predictor):
         fitted = DiffusionClassifier(**self.options, random_state=seed).fit(
             _array(x), y.cpu().numpy()
         )
-        found = np.log(fitted.label_distributions_.clip(1e-40))
-        return _scores(fitted.classes_, found, num_classes).to(y.device)
+        logarithms = np.log(fitted.label_distributions_.clip(1e-40))
+        return _scores(fitted.classes_, logarithms, num_classes).to(y.device)
 
 
 def _array(x: Tensor) -> np.ndarray:
     return (x if x.layout is torch.strided else x.to_dense()).cpu().numpy()
 
 
-def _scores(classes: np.ndarray, found: np.ndarray, num_classes: int) -> Tensor:
-    scores = torch.full((len(found), num_classes), -100.0)
-    scores[:, torch.from_numpy(classes)] = torch.from_numpy(found).float()
+def _scores(classes: np.ndarray, logarithms: np.ndarray, num_classes: int) -> Tensor:
+    scores = torch.full((len(logarithms), num_classes), -100.0)
+    scores[:, torch.from_numpy(classes)] = torch.from_numpy(logarithms).float()
     return scores
 
 

@@ -36,7 +36,7 @@ def lines(table: Table, records: Sequence[Record]) -> list[Line]:
             by_row[record["row"]].append(record)
     tests = {name: _by_split(table, mine, "test") for name, mine in runs.items()}
     compared = {*table.baselines, "gcn"} & tests.keys()
-    found = []
+    result = []
     for row in table.rows:
         mine = runs[row.name]
         search = searches[row.name]
@@ -60,8 +60,8 @@ def lines(table: Table, records: Sequence[Record]) -> list[Line]:
             max((len(record["trials"]) for record in search), default=0),
             sum(record["seconds"] for record in [*mine, *search]),
         )
-        found.append(line)
-    return found
+        result.append(line)
+    return result
 
 
 def _by_split(table: Table, runs: Sequence[Record], name: str) -> dict[int, float]:
@@ -132,15 +132,15 @@ def _grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-def markdown(table: Table, found: Sequence[Line]) -> str:
+def markdown(table: Table, lines: Sequence[Line]) -> str:
     digits = table.metric.digits
     baselines = [
-        name for name in table.baselines if any(name == line.row for line in found)
+        name for name in table.baselines if any(name == line.row for line in lines)
     ]
-    ablations = list(dict.fromkeys(name for line in found for name in line.ablated))
+    ablations = list(dict.fromkeys(name for line in lines for name in line.ablated))
     ahead = [f"ahead of {table.row(name).title}" for name in baselines]
     rows = []
-    for line in found:
+    for line in lines:
         differences = [
             _signed(line.differences.get(name), digits) for name in baselines
         ]
@@ -158,11 +158,11 @@ def markdown(table: Table, found: Sequence[Line]) -> str:
 
 
 def points(
-    table: Table, found: Sequence[Line]
+    table: Table, lines: Sequence[Line]
 ) -> tuple[Sweep, list[tuple[str, dict[int, Line]]]]:
     """The sweep of a table that has one, the title of every curve, and its lines by the place of the value."""
     assert table.sweep is not None
-    by_name = {line.row: line for line in found}
+    by_name = {line.row: line for line in lines}
     curves = []
     for curve, title in table.curves.items():
         names = [row.name for row in table.rows if row.curve == curve]
@@ -170,8 +170,8 @@ def points(
             (
                 title,
                 {
-                    place: by_name[name]
-                    for place, name in enumerate(names)
+                    position: by_name[name]
+                    for position, name in enumerate(names)
                     if name in by_name
                 },
             )
@@ -179,9 +179,9 @@ def points(
     return table.sweep, curves
 
 
-def curves(table: Table, found: Sequence[Line]) -> str:
+def curves(table: Table, lines: Sequence[Line]) -> str:
     """A table with a sweep: a row for every curve, a column for every value; then measures of the last states."""
-    (sweep, lines_of), title = points(table, found), table.metric.title
+    (sweep, lines_of), title = points(table, lines), table.metric.title
 
     def grid(cell: Callable[[Line], str]) -> str:
         places = range(len(sweep.values))
@@ -196,7 +196,7 @@ def curves(table: Table, found: Sequence[Line]) -> str:
         f"{title[:1].upper() + title[1:]}:\n\n{grid(lambda line: _spread(line.score, table.metric.digits))}"
     ]
     for name in ("spread", "rank"):
-        if any(line.states.get(name) for line in found):
+        if any(line.states.get(name) for line in lines):
 
             def last_state(line: Line, name: str = name) -> str:
                 states = line.states.get(name)
@@ -223,10 +223,10 @@ def _signed(value: Estimate | None, digits: int) -> str:
     )
 
 
-def section(table: Table, found: Sequence[Line], notes: str = "") -> str:
-    splits = max(line.splits for line in found)
-    hours = sum(line.seconds for line in found) / 3600
-    if max(line.trials for line in found) == 1:
+def section(table: Table, lines: Sequence[Line], notes: str = "") -> str:
+    splits = max(line.splits for line in lines)
+    hours = sum(line.seconds for line in lines) / 3600
+    if max(line.trials for line in lines) == 1:
         tuned = "with fixed settings"
     elif table.nested:
         tuned = "each tuned on its own validation nodes"
@@ -238,10 +238,10 @@ def section(table: Table, found: Sequence[Line], notes: str = "") -> str:
         seeds = f", {table.seeds} seeds on {'it' if splits == 1 else 'each'}"
     how = f"{_counted(splits, 'split')}{seeds}, {tuned}. At most {table.epochs} epochs, stopped after {table.patience} "
     how += f"without a better validation score. Computing time: {hours:.1f} core hours."
-    made = {line.row for line in found}
-    if missing := [row.title for row in table.rows if row.name not in made]:
+    rows = {line.row for line in lines}
+    if missing := [row.title for row in table.rows if row.name not in rows]:
         how += f" Not computed yet: {'; '.join(missing)}."
-    shown = markdown(table, found) if table.sweep is None else curves(table, found)
+    shown = markdown(table, lines) if table.sweep is None else curves(table, lines)
     return "\n".join(
         part
         for part in [f"## {table.title}\n", notes, how + "\n", shown + "\n"]
@@ -251,7 +251,7 @@ def section(table: Table, found: Sequence[Line], notes: str = "") -> str:
 
 def chosen(table: Table, records: Iterable[Record]) -> str:
     """What the search of every row has chosen, in Markdown; with nested tuning that is in `results/` only."""
-    found = []
+    sentences = []
     for record in records:
         if (
             record["kind"] == "search"
@@ -266,8 +266,12 @@ def chosen(table: Table, records: Iterable[Record]) -> str:
                 f"{path} {format(value, '.3g' if isinstance(value, float) else '')}"
                 for path, value in settings
             )
-            found.append(f"- {table.row(record['row']).title}: {', '.join(values)}")
-    return "\n".join(["Settings chosen by the searches:\n", *found]) if found else ""
+            sentences.append(f"- {table.row(record['row']).title}: {', '.join(values)}")
+    return (
+        "\n".join(["Settings chosen by the searches:\n", *sentences])
+        if sentences
+        else ""
+    )
 
 
 def card(table: Table, record: Record, flags: str) -> str:

@@ -199,10 +199,10 @@ class Table:
 
     def named(self, names: Sequence[str]) -> list[Row]:
         """The rows of these names, or the points of these curves; all of them without names."""
-        known = dict.fromkeys(row.curve or row.name for row in self.rows)
-        if unknown := sorted(set(names) - known.keys()):
+        names_of_rows = dict.fromkeys(row.curve or row.name for row in self.rows)
+        if unknown := sorted(set(names) - names_of_rows.keys()):
             raise ValueError(
-                f"{self.name} has no row {', '.join(unknown)}; it has {', '.join(known)}."
+                f"{self.name} has no row {', '.join(unknown)}; it has {', '.join(names_of_rows)}."
             )
         return [
             row for row in self.rows if not names or (row.curve or row.name) in names

@@ -289,9 +289,9 @@ def _measured(
     with measured(trained) as states:
         result["test"] = value("test")
     result["states"] = {
-        name: [round(each, 6) for each in found]
-        for name, found in states.items()
-        if found
+        name: [round(each, 6) for each in values]
+        for name, values in states.items()
+        if values
     }
     if isinstance(trained, CertifiedDIFFormer) and states["energy"]:
         # of a network at rest, the first
@@ -317,8 +317,8 @@ def measured(model: nn.Module) -> Iterator[dict[str, list[float]]]:
 
     A state is measured as the next layer reads it, normalised and activated, and the last one as its layer returns it.
     """
-    found: dict[str, list[float]] = {name: [] for name in MEASURES}
-    seen: list[tuple[Tensor, Graph]] = []
+    values: dict[str, list[float]] = {name: [] for name in MEASURES}
+    states: list[tuple[Tensor, Graph]] = []
 
     def look(name: str, x: Any, graph: Any, out: Any) -> None:
         if (
@@ -328,21 +328,21 @@ def measured(model: nn.Module) -> Iterator[dict[str, list[float]]]:
         ):
             out = out[0] if isinstance(out, tuple) else out
             # The input of a layer replaces the output of the one before.
-            seen[-1:] = [
+            states[-1:] = [
                 (x, graph),
                 (out, graph),
             ]
 
     def end(*_: Any) -> None:
-        for state, graph in [] if found["energy"] else seen:
+        for state, graph in [] if values["energy"] else states:
             for name, value in state_measures(state, graph).items():
-                found[name].append(value)
-        seen.clear()
+                values[name].append(value)
+        states.clear()
 
     handle = model.register_forward_hook(end)
     try:
         with hooked(declared(model, "is_diffusion_layer"), look):
-            yield found
+            yield values
     finally:
         handle.remove()
 
@@ -368,15 +368,15 @@ def state_measures(x: Tensor, graph: Graph) -> dict[str, float]:
 
 def data_hash(data: DataModule) -> str:
     """Hash everything that validates and tests, masks included, to twelve hexadecimal digits."""
-    known = getattr(data, "_hash", None)
-    if known is None:
+    hashed = getattr(data, "_hash", None)
+    if hashed is None:
         digest = hashlib.sha256()
         for loader in (data.val_dataloader(), data.test_dataloader()):
             for tensor in (tensor for batch in loader for tensor in _tensors(batch)):
                 digest.update(str((tensor.dtype, tuple(tensor.shape))).encode())
                 digest.update(tensor.contiguous().numpy().tobytes())
-        known = data._hash = digest.hexdigest()[:12]
-    return known
+        hashed = data._hash = digest.hexdigest()[:12]
+    return hashed
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:

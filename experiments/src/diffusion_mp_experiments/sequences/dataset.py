@@ -138,14 +138,14 @@ class IMDb(SequenceDataset):
             "Fetch the archive again, as it was published: a .tar or .tar.gz, whole.",
         ):
             for name, size, content in _files(path, split):
-                if found := review.fullmatch(name):
+                if match := review.fullmatch(name):
                     if size > _LONGEST:
                         must = f"a review must have at most {_LONGEST} bytes; this one has {size}"
                         raise ValueError(f"{path}, {name[:200]}: {must}.")
                     reviews.append(
                         (
-                            _CLASSES.index(found[1]),
-                            found[2],
+                            _CLASSES.index(match[1]),
+                            match[2],
                             content.read(min(max_length, _LONGEST)),
                         )
                     )

@@ -120,12 +120,12 @@ class SynMolDataModule(BatchDataModule):
     def parts(self) -> Parts:
         graphs = _synmol(self.root, "train")
         y = torch.cat([graph.y for graph in graphs])
-        known = 1 - self.val
+        trained = 1 - self.val
         if self.tuning:
             y = visible_labels(y, True)
-            known = 1 - 2 * self.val
+            trained = 1 - 2 * self.val
         train, val, test = _selected(
-            graphs, random_split(y, known, self.val, self.generator)
+            graphs, random_split(y, trained, self.val, self.generator)
         )
         return train, val, test if self.tuning else _synmol(self.root, "test")
 
@@ -189,15 +189,15 @@ class SnapshotDataModule(BatchDataModule):
 
     def parts(self) -> Parts:
         snapshots = _snapshots(self.root, self.name, self.lags)
-        known = round((self.train + self.val) * len(snapshots))
+        trained = round((self.train + self.val) * len(snapshots))
         if self.tuning:
             first, last = (
-                known * (self.split + part) // (self.windows + 1) for part in (1, 2)
+                trained * (self.split + part) // (self.windows + 1) for part in (1, 2)
             )
             ends = ((0, first), (first, last), (first, last))
         else:
             first = round(self.train * len(snapshots))
-            ends = ((0, first), (first, known), (known, len(snapshots)))
+            ends = ((0, first), (first, trained), (trained, len(snapshots)))
         if any(start == end for start, end in ends):
             raise ValueError(
                 f"{self.name} has {len(snapshots)} snapshots, which leave none to train, validate or test with "

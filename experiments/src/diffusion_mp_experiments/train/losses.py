@@ -91,13 +91,13 @@ def multi_label_loss(logits: Tensor, target: Tensor) -> Tensor:
     check_kind(target, "target", Tensor, "a tensor [N, T] of 0 and 1")
     check_device(target, "target", logits.device, "logits")
     if logits.dim() != 2 or logits.shape != target.shape or not target.numel():
-        found = f"{list(logits.shape)} and {list(target.shape)}"
+        shapes = f"{list(logits.shape)} and {list(target.shape)}"
         if target.shape[1:] == (1,):
             way_out = " Class numbers must be [N]: use target.squeeze(1)."
         else:
             way_out = ""
         raise ValueError(
-            f"Expected logits and target [N, T] of one shape, with an entry or more; got {found}.{way_out}"
+            f"Expected logits and target [N, T] of one shape, with an entry or more; got {shapes}.{way_out}"
         )
     check_has_values(target, "target")
     if not ((target == 0) | (target == 1)).all():

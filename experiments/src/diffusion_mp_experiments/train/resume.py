@@ -160,7 +160,7 @@ def set_random_state(state: State) -> None:
     random.setstate(state["python"])
 
 
-def _keep_settings(given: State, checkpoint: State) -> None:
+def _keep_settings(state: State, checkpoint: State) -> None:
     """Write settings that differ from the checkpoint's into the state of its optimiser, or refuse them."""
     groups = [
         group
@@ -169,16 +169,16 @@ def _keep_settings(given: State, checkpoint: State) -> None:
     ]
     before = checkpoint.get("hyper_parameters", {})
     for name in sorted(
-        name for name in given if name in before and given[name] != before[name]
+        name for name in state if name in before and state[name] != before[name]
     ):
         scheduled = name == "lr" and checkpoint["lr_schedulers"]
         if scheduled or not all(name in group for group in groups):
             raise ValueError(
-                f"{name} was {before[name]!r} in the run of this checkpoint, and cannot become {given[name]!r} on its "
+                f"{name} was {before[name]!r} in the run of this checkpoint, and cannot become {state[name]!r} on its "
                 "way; leave it as it was, or start a new run."
             )
         rank_zero_info(
-            f"From here on {name} is {given[name]!r}; it was {before[name]!r}."
+            f"From here on {name} is {state[name]!r}; it was {before[name]!r}."
         )
         for group in groups:
-            group[name] = given[name]
+            group[name] = state[name]

@@ -67,9 +67,9 @@ def neighbours(
         >>> left.tolist()
         [[0, 0, 1, 2, 3, 4], [1, 0, 0, 1, 2, 3]]
     """
-    place, length = positions(ptr, num_nodes, device)
-    left = torch.stack([place - stride for stride in strides])
-    right = torch.stack([place + stride for stride in strides])
+    position, length = positions(ptr, num_nodes, device)
+    left = torch.stack([position - stride for stride in strides])
+    right = torch.stack([position + stride for stride in strides])
     if boundary == "symmetric":
         left = left % (2 * length)
         right = right % (2 * length)
@@ -83,12 +83,12 @@ def neighbours(
         right = right % length
     else:
         check_choice(boundary, "boundary", get_args(Boundary))
-        left = torch.where(left < 0, place, left)
+        left = torch.where(left < 0, position, left)
         if boundary == "drop":
-            right = torch.where(right < length, right, place)
+            right = torch.where(right < length, right, position)
         else:
-            right = place.expand_as(right)
-    start = torch.arange(num_nodes, device=device) - place
+            right = position.expand_as(right)
+    start = torch.arange(num_nodes, device=device) - position
     return start + left, start + right
 
 
@@ -292,11 +292,11 @@ def neumann_function(
         True
     """
     (alpha, v), dtype = accumulating(alpha, v)
-    place, length = positions(ptr, v.size(0), v.device)
+    position, length = positions(ptr, v.size(0), v.device)
     period = length if periodic else 2 * length
     eigenvalues = torch.zeros_like(alpha[0])
     for stride, weight in zip(strides, alpha, strict=True):
-        phase = (place * stride % period).to(v.dtype) / period
+        phase = (position * stride % period).to(v.dtype) / period
         mode = 4 * (math.pi * phase).sin().square()
         eigenvalues = eigenvalues + mode.unsqueeze(1) * weight
     factors = function(eigenvalues).unsqueeze(2)

@@ -37,12 +37,12 @@ def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> 
     )  # λ may be 0
     order = log_threshold.masked_fill(closed, math.inf).argsort(-1)
     theta = log_threshold.gather(-1, order)
-    place = torch.arange(theta.size(-1), device=theta.device)
+    position = torch.arange(theta.size(-1), device=theta.device)
 
     def before(x: Tensor) -> Tensor:
         """Return what stands before every entry; a row that is shorter by one would fix its size in an export."""
-        return x.index_select(-1, (place - 1).clamp(min=0)).masked_fill(
-            place == 0, -math.inf
+        return x.index_select(-1, (position - 1).clamp(min=0)).masked_fill(
+            position == 0, -math.inf
         )
 
     through = torch.logaddexp(
@@ -362,7 +362,7 @@ def support_by_sorting(
     order = target.argsort(stable=True)
     first = count.cumsum(0) - count
     row = target[order]
-    place = row, torch.arange(edges, device=s.device) - first[row]
+    position = row, torch.arange(edges, device=s.device) - first[row]
     width = edges
     if (
         edges and values_to_check()
@@ -371,7 +371,7 @@ def support_by_sorting(
 
     def rows(entries: Tensor, absent: float) -> Tensor:
         padded = entries.new_full((nodes, width, heads), absent).index_put(
-            place, entries[order]
+            position, entries[order]
         )
         return padded.transpose(1, 2)
 
@@ -381,7 +381,7 @@ def support_by_sorting(
     # Padded with a closed entry, since an empty row has no largest.
     best = pad(log_c.masked_fill(~active, -math.inf), (0, 1), value=-math.inf).argmax(2)
     best = pad(order, (0, 1), value=edges)[(first.unsqueeze(1) + best).clamp(max=edges)]
-    return active.transpose(1, 2)[place][order.argsort()], best
+    return active.transpose(1, 2)[position][order.argsort()], best
 
 
 # An operation, because torch.compile cannot trace a loop that ends by values.
