@@ -1,5 +1,6 @@
 """Theorem T11: terms of an energy bound themselves, and a step down their sum never raises it, for any parameters."""
 
+import inspect
 import math
 from functools import partial
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from diffusion_mp import Graph
+from diffusion_mp import Graph, energies
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies import Energy, certify, certify_step
 from diffusion_mp.energies.certification import layer_certificates
@@ -23,9 +24,12 @@ from diffusion_mp.energies.matrix_terms import (
 from diffusion_mp.energies.penalties import get_penalty
 from diffusion_mp.energies.terms import (
     CouplingTerm,
+    EdgeTerm,
     EnergyTerm,
+    LinearTerm,
     Mean,
     PairTerm,
+    ProximalTerm,
     ScaledTerm,
     SourceTerm,
 )
@@ -126,7 +130,18 @@ TERMS = {
         for name in ACTIVATIONS
     },
     "twice attention": lambda graph: 2.0 * attention(graph),
+    "linear": lambda graph: LinearTerm(random(NODES, CHANNELS)),
+    "edges": lambda graph: EdgeTerm(get_penalty("gaussian"), symmetric(graph)),
 }
+
+
+def test_every_public_term_is_in_the_table() -> None:
+    public = {getattr(energies, name) for name in energies.__all__}
+    terms = {c for c in public if inspect.isclass(c) and issubclass(c, EnergyTerm)}
+    # The base, and the one that an energy makes of the state before a step.
+    terms -= {EnergyTerm, ProximalTerm}
+    missing = terms - {type(make(a_graph())) for make in TERMS.values()}
+    assert not missing, f"add these to TERMS: {missing}"
 
 
 class Bounded(EnergyTerm):
