@@ -584,6 +584,11 @@ class ScaledCoupling(DerivedCoupling):
     def degree(self) -> ByRow:
         return self._scaled(self.coupling.degree(), 0)
 
+    def laplacian_and_degree(self, v: Sent) -> tuple[Received, ByRow]:
+        # Multiplied once the terms have cancelled: a · d rounds otherwise than a · (S v), also where D − S is zero.
+        moved, degree = self.coupling.laplacian_and_degree(v)
+        return self._scaled(moved, 1), self._scaled(degree, 0)
+
     def _at(self, edge_index: Pairs) -> Entries:
         return self._scaled(self.coupling._at(edge_index), 0)
 
@@ -726,6 +731,13 @@ class SumCoupling(Coupling):
 
     def degree(self) -> ByRow:
         return reduce(add, [term.degree() for term in self.terms])
+
+    def laplacian_and_degree(self, v: Sent) -> tuple[Received, ByRow]:
+        # Each term cancels by itself, as the others would round what is left of a small one.
+        laplacians, degrees = zip(
+            *[term.laplacian_and_degree(v) for term in self.terms], strict=True
+        )
+        return reduce(add, laplacians), reduce(add, degrees)
 
     def majorant(self, convex: bool, degree: ByRow | None = None) -> ByRow:
         # On a convex set p is the row sums, whatever the terms are.

@@ -242,11 +242,12 @@ class AttentionTerm(RowTerm, SharedTerm):
         if self.prior is not None:
             edges = self.prior.graph
             weight = cast("SparseCoupling", self._attention(q, k, edges)).weight
-            # It is Σ_j ω_ij (log b_ij + l_ij − log ω_ij), where edges that ω does not count have no part.
-            counts = weight > 0
-            ratio = torch.where(counts, self.prior.weight.to(q.dtype), 1.0)
-            ratio = ratio / torch.where(counts, weight, 1.0)
-            shares = weight * (self._logits(q, k, edges) + ratio.log())
+            # It is Σ_j ω_ij (log b_ij + l_ij − log ω_ij). Edges whose ω underflows have no part: 1/ω, which the gradient
+            # of the logarithm multiplies by, is infinite there.
+            counts = weight >= torch.finfo(weight.dtype).tiny
+            prior = torch.where(counts, self.prior.weight.to(q.dtype), 1.0)
+            logarithm = prior.log() - torch.where(counts, weight, 1.0).log()
+            shares = weight * (self._logits(q, k, edges) + logarithm)
             return q.new_zeros(len(q)).index_add(0, edges.edges[1], shares.sum(1))
         coupling = cast("PairwiseCoupling", self._attention(q, k, graph))
         sizes = torch.tensor(
