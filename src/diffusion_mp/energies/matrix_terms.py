@@ -242,8 +242,8 @@ class AttentionTerm(RowTerm, SharedTerm):
         if self.prior is not None:
             edges = self.prior.graph
             weight = cast("SparseCoupling", self._attention(q, k, edges)).weight
-            # It is Σ_j ω_ij (log b_ij + l_ij − log ω_ij). Edges whose ω underflows have no part: 1/ω, which the gradient
-            # of the logarithm multiplies by, is infinite there.
+            # It is Σ_j ω_ij (log b_ij + l_ij − log ω_ij). Edges whose ω underflows have no part: 1/ω, by which the
+            # gradient of the logarithm multiplies, is infinite there.
             counts = weight >= torch.finfo(weight.dtype).tiny
             prior = torch.where(counts, self.prior.weight.to(q.dtype), 1.0)
             logarithm = prior.log() - torch.where(counts, weight, 1.0).log()
