@@ -395,7 +395,7 @@ def test_check_layer_finds_what_does_not_compile() -> None:
         ),
         lambda: dm.DIFFormerConv(8, 8, tau=nn.Parameter(torch.tensor(0.25))),
     ],
-    ids=["f", "delta", "learned-step"],
+    ids=["f", "learned-step"],
 )
 def test_a_layer_is_one_graph(build: Callable[[], nn.Module]) -> None:
     conv = build()

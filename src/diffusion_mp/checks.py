@@ -427,7 +427,8 @@ def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
         raise TypeError(
             f"{name} must be a tensor [num_nodes, channels]; got {describe(x)}. A coupling here is between nodes of "
             f"one kind. Number the senders first and the receivers after them, {name} = torch.cat([{name}_src, "
-            f"{name}_dst]) and edge_index[1] + len({name}_src), and take the last rows of the result."
+            f"{name}_dst]) and edge_index[1] + len({name}_src), and take the last rows of the result; GINConv, and "
+            f"GATConv with self_loops='keep', take the pair as it is."
         )
     if isinstance(x, dict):
         raise TypeError(

@@ -90,7 +90,9 @@ def tensors(value: object, name: str = "") -> list[tuple[str, Tensor]]:
             for tensor in tensors(part, name)
         ]
     if isinstance(value, (list, tuple)):
-        return [tensor for part in value for tensor in tensors(part)]
+        names = getattr(value, "_fields", [""] * len(value))
+        parts = zip(names, value, strict=True)
+        return [tensor for name, part in parts for tensor in tensors(part, name)]
     return []
 
 

@@ -186,7 +186,7 @@ test_couplings_without_symmetric_normalisation_are_refused = refuses(
             LowRankCoupling(ROWS, ROWS, positive_semidefinite=True)
         ),
         CouplingMismatchError,
-        r"nonnegative=False.*normalize='row'",
+        r"nonnegative=True.*normalize='row'",
     ),
     (
         lambda: SymmetricDiffusivity(GaussianDiffusivity()),

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce
 from operator import add, sub
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import torch
@@ -45,6 +45,9 @@ PROMISES = ("symmetric", "row_stochastic", "nonnegative", "positive_semidefinite
 
 def _no(coupling: Coupling) -> bool:
     return False
+
+
+C = TypeVar("C", bound="Coupling")
 
 
 class Coupling(ABC):
@@ -385,7 +388,7 @@ class Coupling(ABC):
             dtype=np.float64,
         )
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:
+    def to(self: C, *args: Any, **kwargs: Any) -> C:
         """S in another dtype or on another device, with arguments as of a tensor: ``S.to("cuda", torch.float64)``.
 
         Gradients flow through. Row boundaries stay on the CPU.
@@ -393,6 +396,10 @@ class Coupling(ABC):
         here = torch.empty(0, dtype=self.dtype, device=self.device)
         try:
             there = here.to(*args, **kwargs)
+        except NotImplementedError as error:
+            raise ValueError(
+                f"device must stay meta, where the coupling has no values to move; got {args or kwargs}."
+            ) from error
         except (TypeError, RuntimeError) as error:
             raise TypeError(
                 f"to takes a dtype and a device, as a tensor does; got {args or kwargs}."
@@ -405,11 +412,11 @@ class Coupling(ABC):
         dtype = None if there.dtype == self.dtype else there.dtype
         return self._mapped(_once(partial(_moved, dtype, there.device)))
 
-    def detach(self) -> Self:
+    def detach(self: C) -> C:
         """S with the same entries, detached from the graph of autograd, whose memory it does not keep."""
         return self._mapped(_once(_detached))
 
-    def _mapped(self, change: Callable[[Any], Any]) -> Self:
+    def _mapped(self: C, change: Callable[[Any], Any]) -> C:
         """S of the parts that ``change`` makes of a tensor or a graph."""
         # A copy keeps options and promises, which no constructor has to be told again.
         mapped = copy.copy(self)
@@ -454,11 +461,11 @@ class Coupling(ABC):
         promises = [f", {name}" for name, promise in known.items() if promise is True]
         return f"{type(self).__name__}(num_nodes={self.num_nodes}, heads={self.heads}{''.join(promises)})"
 
-    def float(self) -> Self:
+    def float(self: C) -> C:
         """S in single precision."""
         return self.to(torch.float32)
 
-    def double(self) -> Self:
+    def double(self: C) -> C:
         """S in double precision."""
         return self.to(torch.float64)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import reduce
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -86,6 +86,9 @@ def merged(parts: list[Sums]) -> Sums:
     return reduce(merge, parts, Sums(torch.zeros_like(first.totals), first.shift))
 
 
+P = TypeVar("P", bound="PooledCoupling")
+
+
 class PooledCoupling(Coupling):
     r"""Base of couplings whose product has two steps: `pool` sums over the senders, and receivers `read` these sums.
 
@@ -107,7 +110,7 @@ class PooledCoupling(Coupling):
     def _read(self, sums: Sums, v: Values) -> Values:
         """The rows of the nodes of this coupling as receivers."""
 
-    def block(self, rows: slice) -> Self:
+    def block(self: P, rows: slice) -> P:
         """The coupling made of these rows of one graph alone."""
         block = self._mapped(lambda part: part[rows])
         block.num_nodes = len(range(self.num_nodes)[rows])

@@ -89,8 +89,11 @@ class PairwiseCoupling(FeatureCoupling):
         **promises: bool | None,
     ) -> None:
         check_choice(score, "score", pairwise.SCORES)
-        divides = True if normalize == "symmetric" else normalize
-        check_flags(normalize=divides, loops=loops)
+        if not isinstance(normalize, str):
+            check_flags(normalize=normalize)
+        else:
+            check_choice(normalize, "normalize", ["symmetric"])
+        check_flags(loops=loops)
         super().__init__(query, key, ptr, **promises)
         self.score = score
         self.normalize = normalize

@@ -85,15 +85,6 @@ class GATDiffusivity(Diffusivity):
     ) -> Coupling:
         """Return the coupling at state ``x`` and features of the edges, [E, edge_dim] or [E], in the graph's order."""
         if edge_attr is None or self.edge is None:
-            if (
-                self.edge is not None
-                and graph is not None
-                and graph.edge_weight is not None
-            ):
-                raise ValueError(
-                    "edge_weight came without edge_attr, which is read here (edge_dim=…). Pass features of edges by "
-                    "name, edge_attr=…; in PyG's GATConv they are the third argument, which here is edge_weight."
-                )
             return super().forward(x, graph, edge_attr)
         graph = Graph.coerce(x, graph)
         if graph.edge_index is None:

@@ -28,6 +28,7 @@ from diffusion_mp.diffusivities import (
     GATDiffusivity,
     IdentityDiffusivity,
 )
+from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.layers.features import FeatureLinear
@@ -267,13 +268,30 @@ class GATConv(DiffusionConv):
             dropout=value_dropout,
             **options,
         )
-        self.edge_dim = edge_dim  # which says in an error what the layer reads
+        self.edge_dim = edge_dim
         self.res: FeatureLinear | None = None
         if residual:
             out = total if concat else out_channels
             self.res = FeatureLinear(
                 in_channels, out, bias=False, weight_initializer="glorot"
             )
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """As in :class:`DiffusionConv`; with ``edge_dim``, ``edge_weight`` without ``edge_attr`` is refused."""
+        unread = self.edge_dim is not None and inputs.get("edge_attr") is None
+        if unread and edge_weight is not None:
+            raise ValueError(
+                "edge_weight came without edge_attr, which is read here (edge_dim=…). Pass features of edges by name, "
+                "edge_attr=…; in PyG's GATConv they are the third argument, which here is edge_weight."
+            )
+        return super().forward(x, edge_index, edge_weight, batch, **inputs)
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
         if self.res is not None:
