@@ -157,7 +157,7 @@ test_what_is_neither_is_refused = refuses(
     (spread(Y.float().unsqueeze(1)), ValueError, "y"),
     (spread(Y.float()), TypeError, "y"),
     (spread(Y > 0), TypeError, "y"),
-    (spread(torch.stack([Y, Y], 1)), TypeError, "y"),
+    (spread(torch.stack([Y, Y], 1)), ValueError, "y"),
     (spread(Y, mask=torch.tensor([0, 20])), ValueError, "mask"),
     (spread(Y, mask=torch.tensor([-1])), ValueError, "mask"),
     (spread(Y, mask=torch.tensor([3, 3])), ValueError, "mask"),
