@@ -206,7 +206,9 @@ def check_collated(
     check_indices(data["edge_index"], nodes.repeat_interleave(edges), "edge_index")
     if "edge_attr" in sizes and not sizes["edge_attr"].equal(edges):
         raise ValueError("edge_attr does not go with the edges of its graphs")
-    if not any(sizes["y"].equal(each) for each in (nodes, torch.ones_like(nodes))):
+    if "y" in sizes and not any(
+        sizes["y"].equal(each) for each in (nodes, torch.ones_like(nodes))
+    ):
         raise ValueError("y does not go with the nodes of its graphs")
 
 
