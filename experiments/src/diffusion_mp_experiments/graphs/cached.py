@@ -323,7 +323,7 @@ def _shapes(arrays: dict[str, Shaped[np.ndarray, " ..."]]) -> dict[str, list[Any
 
 def _checksums(arrays: dict[str, Shaped[np.ndarray, " ..."]]) -> dict[str, int]:
     return {
-        name: zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        name: zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         for name, array in arrays.items()
     }
 
