@@ -82,7 +82,7 @@ def values(term: EnergyTerm, z: Tensor) -> Tensor:
         rows = z * (term.degree * z - term._received(z))
     else:
         assert isinstance(term, MLPTerm)
-        rows = -term.weight * ACTIVATIONS[term.activation][0](term._hidden(z))
+        rows = -ACTIVATIONS[term.activation][0](term._hidden(z))
     return rows.sum((1, 2)).view(-1, NODES).sum(1)
 
 

@@ -250,7 +250,9 @@ def _why_uncovered(diffusivity: Any, form: Form) -> str | None:
     """Return a sentence saying why no theorem covers a step with this diffusivity; None if one does."""
     name = type(diffusivity).__name__
     if diffusivity.penalty is None:
-        return f"{name}: {diffusivity.why_no_penalty}"
+        # Anything with a `penalty` is one; only a `Diffusivity` has to say more.
+        why = getattr(diffusivity, "why_no_penalty", None)
+        return f"{name}: {why or 'it declares no penalty.'}"
     if diffusivity.needs_graph:
         return f"{name} couples the edges of a graph only; pass its unnormalised symmetric coupling to theorem7."
     if not diffusivity.row_stochastic and form == "residual":

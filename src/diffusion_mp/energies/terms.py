@@ -455,6 +455,7 @@ class CouplingTerm(RowTerm, SharedTerm):
         self.centre = centre
 
     def rows(self, z: HeadState, graph: Graph) -> PerNode:
+        self.coupling.check(z, "x")
         wide = z.double()
         near = wide - mean_rows(wide, self.coupling.ptr)
         # Row and column sums, which differ where S is not symmetric.

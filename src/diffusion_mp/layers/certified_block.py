@@ -483,8 +483,6 @@ class CertifiedBlock(GraphLayer):
     ) -> None:
         super().__init__()
         checks.check_counts(channels=channels, heads=heads)
-        if num_layers is not None:
-            checks.check_counts(num_layers=num_layers)
         checks.check_positive(beta, "beta")
         check_heads_divide(channels, heads)
         checks.check_kind(
@@ -522,6 +520,17 @@ class CertifiedBlock(GraphLayer):
             Positive(beta), constraint=constraint, radius=radius
         )
         self.step = BlockStep()
+
+    @property
+    def num_layers(self) -> int | None:
+        """K, which may be set; ``None`` is the limit."""
+        return self._num_layers
+
+    @num_layers.setter
+    def num_layers(self, num_layers: int | None) -> None:
+        if num_layers is not None:
+            checks.check_counts(num_layers=num_layers)
+        self._num_layers = num_layers
 
     @property
     def beta(self) -> Positive:

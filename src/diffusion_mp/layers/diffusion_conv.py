@@ -157,7 +157,7 @@ class DiffusionConv(GraphLayer):
             read = values.flatten(1)
         coupling = self.diffusivity(read, graph, edge_attr)
         if previous is not None:
-            previous = self._values_before(previous)
+            previous = self._values_before(previous, x)
         out = self.output(self._evolve(x, values, coupling, source, previous), x)
         if return_coupling:
             return out, coupling
@@ -182,13 +182,14 @@ class DiffusionConv(GraphLayer):
         # W_V holds its heads one after the other, so that all of them are one product.
         return self.value(x).unflatten(1, (self.heads, -1))
 
-    def _values_before(self, previous: Tensor) -> Tensor:
+    def _values_before(self, previous: Tensor, x: Tensor) -> Tensor:
         if not self.update.takes_previous:
             raise ValueError(
                 f"previous is for updates of two steps; {self.update!r} looks at one state. Leave it out, or take "
                 f"MomentumStep(..., steps=1)."
             )
         checks.check_state(previous, "previous", self.in_channels, module=self)
+        checks.check_rows(previous, "previous", x)
         return self._values(previous)
 
     def _evolve(

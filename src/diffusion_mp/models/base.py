@@ -338,6 +338,8 @@ class GraphModel(GraphLayer, ABC):
                 update, CertifiedStep
             ):
                 reason = f"moves the state by {type(update).__name__} instead of a CertifiedStep"
+                if getattr(module, "value", None) is not None:
+                    reason += ", and transforms what it propagates"
             else:
                 continue
             reasons.setdefault(kind, f"{name} ({kind}) {reason}")

@@ -7,6 +7,7 @@ import re
 import shutil
 import tempfile
 import warnings
+import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -77,7 +78,7 @@ def made_once(
 
 Transform = Callable[[Data], Data]
 
-_RECORD = "sources.json"  # the sources of the arrays, and the shapes of the arrays
+_RECORD = "sources.json"  # the sources of the arrays, and what the arrays are
 _BLOCK = 1 << 22  # numbers
 
 
@@ -136,8 +137,8 @@ class CachedDataset(InMemoryDataset):
         folder = Path(self.processed_dir)
         # What a function prints has its address in this process.
         made_by = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(pre_transform))
-        arrays = mapped_arrays(folder, self._write, made_by=made_by)
-        # The record has the shapes; what a graph needs of the numbers is checked each time.
+        arrays = mapped_arrays(folder, self._write, made_by=made_by, read_all=True)
+        # The record tells that they are as written; that graphs can be of such numbers is checked each time.
         data = {name: part for name, part in arrays.items() if _SLICES not in name}
         with reading(folder, "Delete the folder, and it is made anew."):
             slices = {name: arrays[f"{name}{_SLICES}"] for name in data}
@@ -206,7 +207,9 @@ def check_collated(
     check_indices(data["edge_index"], nodes.repeat_interleave(edges), "edge_index")
     if "edge_attr" in sizes and not sizes["edge_attr"].equal(edges):
         raise ValueError("edge_attr does not go with the edges of its graphs")
-    if not any(sizes["y"].equal(each) for each in (nodes, torch.ones_like(nodes))):
+    if "y" in sizes and not any(
+        sizes["y"].equal(each) for each in (nodes, torch.ones_like(nodes))
+    ):
         raise ValueError("y does not go with the nodes of its graphs")
 
 
@@ -253,12 +256,14 @@ def mapped_arrays(
     sources: Iterable[Path] = (),
     *,
     made_by: str = "",
+    read_all: bool = False,
 ) -> dict[str, Tensor]:
     """Return the arrays in the folder `cache`, memory-mapped, which `make` fills unless it is there.
 
     Writing to them does not change the files. The folder is complete or absent (see `made_once`). It is made anew where
     an existing source has another size or modification time, where `made_by` differs, and, with a warning, where it is
     damaged; one with anything but arrays is refused. Sources may be deleted; `sources.json` keeps their SHA-256 sums.
+    With `read_all` it also keeps checksums of the arrays, for which every call reads them to the end.
     """
     sources = list(sources)
     if strange := [
@@ -290,6 +295,8 @@ def mapped_arrays(
                 raise ValueError(
                     f"its arrays are {_shapes(arrays)}, expected {record['arrays']}"
                 )
+            if read_all and _checksums(arrays) != record["crc32"]:
+                raise ValueError("its arrays hold other numbers than were written")
             return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def write(folder: Path) -> None:
@@ -297,11 +304,10 @@ def mapped_arrays(
         files = {
             file.name: _stamp(file) | {"sha256": _sha256(file)} for file in sources
         }
-        record = {
-            "made_by": made_by,
-            "arrays": _shapes(_arrays(folder)),
-            "files": files,
-        }
+        arrays = _arrays(folder)
+        record = {"made_by": made_by, "arrays": _shapes(arrays), "files": files}
+        if read_all:
+            record["crc32"] = _checksums(arrays)
         (folder / _RECORD).write_text(json.dumps(record, indent=1))
 
     return made_once(cache, load, write)
@@ -313,6 +319,13 @@ def _arrays(folder: Path) -> dict[str, Shaped[np.ndarray, " ..."]]:
 
 def _shapes(arrays: dict[str, Shaped[np.ndarray, " ..."]]) -> dict[str, list[Any]]:
     return {name: [str(array.dtype), *array.shape] for name, array in arrays.items()}
+
+
+def _checksums(arrays: dict[str, Shaped[np.ndarray, " ..."]]) -> dict[str, int]:
+    return {
+        name: zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        for name, array in arrays.items()
+    }
 
 
 def _stamp(file: Path) -> dict[str, int]:

@@ -72,6 +72,11 @@ def load_tu(root: str | Path, name: str) -> list[Data]:
             )
         # PyG leaves out the last graphs where they have no edges: theirs start where all others end.
         starts = {key: torch.as_tensor(slices[key]) for key in data.to_dict()}
+        # PyG takes as many labels as nodes for labels of nodes.
+        if not starts["y"].equal(torch.arange(len(data.y) + 1)):
+            raise ValueError(
+                f"its nodes are those of {len(starts['x']) - 1} graphs, but it has {len(data.y)} labels"
+            )
         missing = {
             key: max(len(data.y) + 1 - len(start), 0) for key, start in starts.items()
         }
