@@ -13,6 +13,8 @@ from reproduce_tables import ROWS, TABLE, write_table
 TABLE_FIELDS = {field.name for field in fields(Table)}
 ROW_FIELDS = {field.name for field in fields(Row)} - {"curve"}
 WRONG = [True, -1, 1.5, [[1]], {1: 2}, {"class_path": 3}]
+# Its own sentences, before the shape checks of the test run.
+pytestmark = pytest.mark.usefixtures("no_typecheck")
 # Mappings in which any name may stand.
 OPEN = {"module", "search", "optimizer", "fixed"}
 

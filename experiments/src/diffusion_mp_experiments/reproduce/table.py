@@ -159,7 +159,7 @@ class Table:
     name: str
     title: str
     data: Config
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
     metric: Metric = Metric()
     module: Config = field(default_factory=dict)
     splits: int = 10
@@ -169,7 +169,7 @@ class Table:
     epochs: int = 300
     patience: int = 100
     search: Config = field(default_factory=dict)
-    baselines: tuple[str, ...] = ()
+    baselines: Sequence[str] = ()
     quick: Config = field(default_factory=dict)
     sweep: Sweep | None = None
     curves: dict[str, str] = field(default_factory=dict)
