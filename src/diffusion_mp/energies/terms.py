@@ -455,6 +455,8 @@ class CouplingTerm(RowTerm, SharedTerm):
         self.centre = centre
 
     def rows(self, z: HeadState, graph: Graph) -> PerNode:
+        # A product checks its values, but here other nodes would meet the row sums before.
+        self.coupling.check(z, "the state")
         wide = z.double()
         near = wide - mean_rows(wide, self.coupling.ptr)
         # Row and column sums, which differ where S is not symmetric.
