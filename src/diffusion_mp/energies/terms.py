@@ -455,8 +455,7 @@ class CouplingTerm(RowTerm, SharedTerm):
         self.centre = centre
 
     def rows(self, z: HeadState, graph: Graph) -> PerNode:
-        # A product checks its values, but here other nodes would meet the row sums before.
-        self.coupling.check(z, "the state")
+        self.coupling.check(z, "x")
         wide = z.double()
         near = wide - mean_rows(wide, self.coupling.ptr)
         # Row and column sums, which differ where S is not symmetric.
@@ -466,6 +465,7 @@ class CouplingTerm(RowTerm, SharedTerm):
         return squares.sum(1) - (near * self.coupling.matmul(near)).sum((1, 2))
 
     def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
+        self.coupling.check(z, "x")
         near = z
         if self.centre is not None:
             near = z - self.centre
