@@ -174,8 +174,10 @@ class EnergyTrace:
         energy: Callable[[Tensor, Tensor | None], Tensor] | None = None,
     ) -> None:
         check_kind(model, "model", nn.Module, "a torch.nn.Module")
-        self.energy = energy or (lambda x, _: QuadraticPenalty().total(x))
-        check_function(self.energy, "energy", "called as energy(x_out, x_in)")
+        if energy is None:
+            energy = lambda x, _: QuadraticPenalty().total(x)  # noqa: E731
+        check_function(energy, "energy", "called as energy(x_out, x_in)")
+        self.energy = energy
         layers = declared(model, "is_diffusion_layer")
         self.layers = {
             name or type(module).__name__: module for name, module in layers.items()

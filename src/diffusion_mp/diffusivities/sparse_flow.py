@@ -100,7 +100,7 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         **options: Any,
     ) -> None:
         super().__init__(channels, **options)
-        if alpha != math.inf:
+        if not isinstance(alpha, float) or alpha != math.inf:
             check_positive(alpha, "alpha")
         if not isinstance(friction, nn.Module):
             check_choice(friction, "friction", ["attention", "constant"])

@@ -111,6 +111,7 @@ def sum_over_pairs(
     function: Callable[[Tensor], Tensor], x: State, ptr: Tensor | None = None
 ) -> Scalar:
     """Return Σ_ij function(‖x_i − x_j‖²) over ordered pairs in O(N² d), in tiles that the backward pass recomputes."""
+    check_heads(x)
     total = x.new_zeros((), dtype=torch.float64)
     for block in blocks(x, ptr):
         centred = _centred(block)

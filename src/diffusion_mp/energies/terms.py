@@ -465,6 +465,7 @@ class CouplingTerm(RowTerm, SharedTerm):
         return squares.sum(1) - (near * self.coupling.matmul(near)).sum((1, 2))
 
     def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
+        self.coupling.check(z, "x")
         near = z
         if self.centre is not None:
             near = z - self.centre

@@ -216,7 +216,16 @@ def for_batches(
     return formula
 
 
-_linear_product = for_batches(linear_attention.trilinear, masked=False)
+def _product_by_head(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:
+    """Return the bare product of one graph or of a stack, of which there may be any number of heads."""
+    # The reference asks whether there is one head: in a stack, whether there is one graph.
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    return (q @ (k.mT @ v)).transpose(0, 1)
+
+
+_linear_product = for_batches(
+    linear_attention.trilinear, _product_by_head, masked=False
+)
 
 
 def _linear_rows(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:

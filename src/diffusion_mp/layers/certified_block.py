@@ -119,7 +119,7 @@ class Pairs(TermModule):
         checks.check_counts(heads=heads)
         checks.check_choice(projection, "projection", [None, "tied"])
         check_heads_divide(channels, heads)
-        if penalty == "softmax":
+        if isinstance(penalty, str) and penalty == "softmax":
             penalty = SoftmaxPenalty(channels // heads)
         self.constraint = get_constraint(constraint)
         # A projection of norm one maps a sphere into its ball.

@@ -320,6 +320,8 @@ class SFiFormer(GPS):
         ``attention`` override those of ``dfi`` (``alpha``, ``friction``).
         """
         check_kind(dfi, "dfi", DFiFormer, "a DFiFormer")
+        if attention is not None:
+            check_kind(attention, "attention", dict, "a dict or None")
         sizes, options = copy.deepcopy(dfi.arguments)
         options["attention"] = {**(options.get("attention") or {}), **(attention or {})}
         model = cls(*sizes, lam=lam, **options)

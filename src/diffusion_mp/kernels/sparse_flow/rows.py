@@ -26,7 +26,7 @@ class Features(NamedTuple):
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.zeros(6, 2), torch.zeros(6, 2))
         >>> sparse_flow_product(*Features(q, k, friction_q=q, friction_k=k), k, rows.terms).shape
-        torch.Size([6, 2, 4])
+        torch.Size([6, 2, 3])
     """
 
     q: Narrow
