@@ -236,7 +236,7 @@ test_matrices_and_sums_that_do_not_fit_are_refused = refuses(
     (lambda: plot.neighbours(PAIR, 0, names=["a"]), ValueError, "names"),
     (lambda: plot.uncertainty(PAIR, ONES[:, :1]), ValueError, "points"),
     (lambda: plot.uncertainty(PAIR, ONES[1:]), ValueError, "points"),
-    (lambda: PAIR - 1.0, TypeError, "unsupported operand"),  # type: ignore[operator]
+    (lambda: PAIR - 1.0, TypeError, "added to a coupling"),  # type: ignore[operator]
 )
 
 

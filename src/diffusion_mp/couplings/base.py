@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -371,7 +372,9 @@ class Coupling(ABC):
             columns = np.ascontiguousarray(x, dtype=np.float64)
             values = torch.from_numpy(columns).to(self.device)
             with torch.no_grad():
-                product = coupling.matmul(values.reshape(self.num_nodes, 1, -1))
+                # Not -1, which is ambiguous without nodes.
+                columns_of = math.prod(x.shape[1:])
+                product = coupling.matmul(values.reshape(self.num_nodes, 1, columns_of))
             return product[:, head].double().cpu().numpy().reshape(x.shape)
 
         forward = partial(multiply, self)
@@ -447,11 +450,26 @@ class Coupling(ABC):
 
     def __add__(self, other: Coupling) -> Coupling:
         if not isinstance(other, Coupling):
-            return NotImplemented
+            raise TypeError(
+                f"a coupling can only be added to a coupling; got {checks.describe(other)}."
+            )
         return SumCoupling([self, other])
 
+    __radd__ = __add__
+
     def __sub__(self, other: Coupling) -> Coupling:
-        return self + -1.0 * other
+        return self + (-other if isinstance(other, Coupling) else other)
+
+    def __rsub__(self, other: object) -> None:
+        raise TypeError(
+            f"a coupling can only be subtracted from a coupling; got {checks.describe(other)}."
+        )
+
+    def __rmatmul__(self, other: object) -> None:
+        raise TypeError(
+            f"a coupling multiplies from the left, S @ v; got {checks.describe(other)} to the left of it. S.T @ v is "
+            f"the product of the transpose."
+        )
 
     def __repr__(self) -> str:
         # Only what is known already: a promise may take a product or a pass over the entries.

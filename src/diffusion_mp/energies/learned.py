@@ -21,6 +21,7 @@ from diffusion_mp.energies.penalties import (
     Penalty,
     Squares,
     find_flaw,
+    one_minus_exp,
     rows_of_norm,
 )
 from diffusion_mp.runtime.precision import exp_limit
@@ -98,12 +99,9 @@ class MixturePenalty(Saved, Penalty):
 
     def delta(self, z2: Squares) -> Squares:
         scale = 2 * self.widths.to(z2.dtype).square()
-        z2 = at_least_zero(
-            z2
-        )  # rounding below zero is large relative to a narrow width
-        return -(
-            scale * self.weights.to(z2.dtype) * torch.expm1(-z2.unsqueeze(-1) / scale)
-        ).sum(-1)
+        # Rounding below zero is large relative to a narrow width.
+        ratio = at_least_zero(z2).unsqueeze(-1) / scale
+        return (scale * self.weights.to(z2.dtype) * one_minus_exp(ratio)).sum(-1)
 
     def f(self, z2: Squares) -> Squares:
         return (self.weights.to(z2.dtype) * self._exponents(z2).exp()).sum(-1)

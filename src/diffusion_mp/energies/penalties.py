@@ -445,8 +445,7 @@ class SoftmaxPenalty(ScorePenalty):
 
     def delta(self, z2: Squares) -> Squares:
         root = math.sqrt(self.dim)
-        # expm1 keeps the digits of close pairs, for which the two exponentials cancel.
-        return -2 * root * math.exp(1 / root) * torch.expm1(-z2 / (2 * root))
+        return 2 * root * math.exp(1 / root) * one_minus_exp(z2 / (2 * root))
 
 
 @dataclass(frozen=True)
@@ -477,7 +476,16 @@ class GaussianPenalty(ScorePenalty):
 
     def delta(self, z2: Squares) -> Squares:
         scale = 2 * self.bandwidth**2
-        return -scale * torch.expm1(-z2 / scale)
+        return scale * one_minus_exp(z2 / scale)
+
+
+def one_minus_exp(x: Tensor) -> Tensor:
+    """Return 1 − e^{−x} for x ≥ 0, with the digits of a small result, and of a small derivative.
+
+    ``expm1`` has the digits of close pairs. Its derivative is its value plus one, which is rounded where e^{−x} is
+    small.
+    """
+    return torch.where(x < 0.5, -torch.expm1(-x), 1 - torch.exp(-x))
 
 
 def find_flaw(z2: Tensor, f: Tensor, delta: Tensor | None) -> str | None:
