@@ -201,3 +201,19 @@ def test_rows_of_clusters_in_other_couplings(norm: float, offset: float, name: s
     expected = COUPLINGS[name](exact) @ v.double()
     expect_digits(got, expected)
     expect_digits(*gradients(got, single), *gradients(expected, exact))
+
+
+def test_second_derivatives_where_a_query_is_equal_to_its_key() -> None:
+    """There the derivative of z² is zero and the second one is not: f(z²) has 2f′(0) I."""
+    generator = torch.Generator().manual_seed(0)
+    key = torch.randn(5, 1, 3, dtype=torch.float64, generator=generator)
+    v = torch.randn(5, 1, 2, dtype=torch.float64, generator=generator)
+
+    def coupled(query: Tensor) -> Tensor:
+        return (DistanceCoupling(cauchy, query, key) @ v).square().sum()
+
+    def differences(query: Tensor) -> Tensor:
+        return torch.einsum("hij,jhd->ihd", by_differences(cauchy, query, key), v).square().sum()
+
+    for hessian in (torch.func.hessian, lambda loss: lambda x: torch.autograd.functional.hessian(loss, x)):
+        torch.testing.assert_close(hessian(coupled)(key), hessian(differences)(key), rtol=1e-9, atol=1e-9)

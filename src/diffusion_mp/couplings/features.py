@@ -14,6 +14,7 @@ from diffusion_mp.graph.cache import values_only
 from diffusion_mp.graph.ops import graph_of, mean_rows, members
 from diffusion_mp.kernels.precision import unit_vectors
 from diffusion_mp.kernels.spmm import sddmm
+from diffusion_mp.runtime.torch_private import differentiated_inside
 
 #: The largest a·½‖x − c‖² whose rounding in single precision leaves e^{−a·½z²} five digits.
 RESOLVED = 64.0
@@ -72,6 +73,17 @@ def with_constant(features: Float[Tensor, "N H F"], constant: float) -> Float[Te
     if not isinstance(features, Tensor) or features.dim() != 3:
         _refuse(features, "features")
     return torch.cat([features, features.new_full((*features.shape[:2], 1), constant)], dim=2)
+
+
+def at_least_zero(z2: Tensor) -> Tensor:
+    """Return squared distances without what rounding takes below zero.
+
+    The derivative at zero is 1, since that of δ there is f(0). ``clamp`` has it up to PyTorch 2.13; from 2.14 on its
+    derivative at the bound is 0.
+    """
+    if not (z2.requires_grad or differentiated_inside()):
+        return z2.clamp(min=0)  # one pass over the tiles of a product in place of two
+    return torch.where(z2 < 0, 0.0, z2)
 
 
 def measured_from(

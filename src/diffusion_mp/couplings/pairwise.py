@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from diffusion_mp.couplings.base import Coupling, feature_sizes
 from diffusion_mp.couplings.features import (
     all_products,
+    at_least_zero,
     distance_features,
     fill_across,
     fill_blocks,
@@ -218,7 +219,7 @@ class DistanceCoupling(Coupling):
     ) -> Float[Tensor, "H r c"]:
         """f for all pairs of rows and columns with these features; the first row is column number ``first``."""
         products = query.transpose(0, 1) @ key.permute(1, 2, 0)
-        squares = products.to(dtype).clamp(min=0)
+        squares = at_least_zero(products.to(dtype))
         if self.mutual:
             # No rounding is as small as the gradients of far rows, and f is often steepest at zero.
             squares.diagonal(first, 1, 2).zero_()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffusion_mp.couplings.algebra import ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.base import Coupling
-from diffusion_mp.couplings.features import distance_features, measured_from, unit_rows, with_constant
+from diffusion_mp.couplings.features import at_least_zero, distance_features, measured_from, unit_rows, with_constant
 from diffusion_mp.couplings.low_rank import LinearAttentionCoupling, LowRankCoupling
 from diffusion_mp.couplings.pairwise import DistanceCoupling, PairwiseCoupling
 from diffusion_mp.couplings.weighted import row_normalized
@@ -200,15 +200,6 @@ class MixtureScore(AnyScore):
             gaussian = Score("exp").coupling(scaled, scaled if k is q else k / width, ptr, centre=origin)
             terms.append(ScaledCoupling(weight, gaussian, nonnegative=True))
         return SumCoupling(terms)
-
-
-def at_least_zero(z2: Tensor) -> Tensor:
-    """Return squared distances without what rounding takes below zero.
-
-    The derivative at zero is 1, since that of δ there is f(0). ``clamp`` has it up to PyTorch 2.13; from 2.14 on its
-    derivative at the bound is 0.
-    """
-    return torch.where(z2 < 0, 0.0, z2)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp import errors
-from diffusion_mp.couplings.scores import FunctionScore, MixtureScore, at_least_zero
+from diffusion_mp.couplings.features import at_least_zero
+from diffusion_mp.couplings.scores import FunctionScore, MixtureScore
 from diffusion_mp.energies.penalties import Penalty, find_flaw
 from diffusion_mp.kernels.precision import exp_limit
 from diffusion_mp.saving import Saved
