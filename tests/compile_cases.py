@@ -413,7 +413,6 @@ FEW: dict[str, Callable[..., Tensor]] = {
     "product": linear_product,
     "softmax": pairwise_attention,
     "sigmoid": partial(pairwise_attention, score="sigmoid"),
-    "sequence": lambda q, k, v, ptr: neumann_product(v, q[:1, :, 0], (1,), ptr=ptr),
 }
 
 

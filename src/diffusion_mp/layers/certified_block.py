@@ -508,6 +508,9 @@ class CertifiedBlock(GraphLayer):
                     "Give heads to the term if it has them, as RowAttention."
                 )
         self.in_channels = self.out_channels = channels
+        # Here too, since a module that is assigned to an attribute does not come to its setter.
+        if num_layers is not None:
+            checks.check_counts(num_layers=num_layers)
         self.num_layers = num_layers
         self.heads = heads
         self.terms = nn.ModuleList(

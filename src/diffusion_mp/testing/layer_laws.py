@@ -178,6 +178,10 @@ LAYER_LAWS: tuple[Law[LayerCase], ...] = (
 )
 
 
+# Built once: torch.compile does not trace the checks of a constructor.
+_UNDIRECTED = AdjacencyDiffusivity("sym", direction="undirected")
+
+
 @dataclass(frozen=True)
 class UpdateCase(ModuleCase[StateUpdate]):
     """An update; its response is the state after a step with D^-½AD^-½ of an undirected, weighted graph."""
@@ -187,8 +191,7 @@ class UpdateCase(ModuleCase[StateUpdate]):
 
     def coupling(self, instance: Instance) -> Coupling:
         """Return a symmetric, nonnegative coupling with eigenvalues in [−1, 1], for stable explicit steps."""
-        diffusivity = AdjacencyDiffusivity("sym", direction="undirected")
-        return cast(Coupling, diffusivity(instance.x, self.graph(instance)))
+        return cast(Coupling, _UNDIRECTED(instance.x, self.graph(instance)))
 
     def moved(
         self, module: StateUpdate, x: Tensor, coupling: Coupling, **options: Any
