@@ -699,7 +699,7 @@ def check_values(v: Tensor, num_nodes: int, heads: int, name: str = "v") -> None
 def check_finite(x: Tensor, name: str) -> None:
     """Raise ``ValueError`` if ``x`` holds NaN or infinity (costs one pass; a synchronisation on a GPU)."""
     check_has_values(x, name)
-    # Counted only where one is found: this runs with every call of a layer with ``validate=True``.
+    # Counted only where one is found, since most calls need one pass alone.
     if not bool(torch.isfinite(x).all()):
         bad = int((~torch.isfinite(x)).sum())
         raise ValueError(

@@ -238,11 +238,6 @@ def joined(parts: Sequence[Tensor | None], dim: int) -> Tensor:
     return present[0] if len(present) == 1 else torch.cat(present, dim)
 
 
-def plus_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """Add a b to the total in place; without a total return the product."""
-    return torch.bmm(a, b) if total is None else total.baddbmm_(a, b)
-
-
 def _chunks(ptr: Tensor, rows: int) -> Iterator[Chunk]:
     first = 0
     last = len(ptr) - 1

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp import checks
+from diffusion_mp.checks import Count
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.couplings.weighted import contracting
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positive
@@ -474,7 +475,7 @@ class CertifiedBlock(GraphLayer):
         self,
         channels: int,
         terms: Sequence[nn.Module | EnergyTerm],
-        num_layers: int | None = 2,
+        num_layers: Count | None = 2,
         *,
         constraint: Constraint | str | None = "nonnegative",
         radius: float = 1.0,
@@ -508,9 +509,6 @@ class CertifiedBlock(GraphLayer):
                     "Give heads to the term if it has them, as RowAttention."
                 )
         self.in_channels = self.out_channels = channels
-        # Here too, since a module that is assigned to an attribute does not come to its setter.
-        if num_layers is not None:
-            checks.check_counts(num_layers=num_layers)
         self.num_layers = num_layers
         self.heads = heads
         self.terms = nn.ModuleList(
