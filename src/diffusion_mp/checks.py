@@ -418,7 +418,8 @@ def check_state(
     )
     if not (fits and x.is_floating_point() and x.layout is torch.strided):
         _refuse_state(x, name, channels)
-    check_place(x, module, name, dtype=True)
+    if module is not None:
+        check_place(x, module, name, dtype=True)
 
 
 def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:

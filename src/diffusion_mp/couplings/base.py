@@ -73,6 +73,7 @@ class Coupling(ABC):
         num_nodes, heads: N and H.
         like: tensor with the dtype and device of S, or a coupling.
         ptr: row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph. Entries between graphs are zero.
+        checked: whether the library has made or checked the arguments, so that they are not looked at again.
         promises: the first four of these properties by name; ``None`` leaves one to the class.
 
     Examples:
@@ -95,14 +96,26 @@ class Coupling(ABC):
         heads: int,
         like: Tensor | Coupling,
         ptr: Tensor | None = None,
+        *,
+        checked: bool | None = False,
         **promises: bool | None,
     ) -> None:
         self.num_nodes = num_nodes
         self.heads = heads
         self.dtype: torch.dtype = like.dtype
         self.device: torch.device = like.device
+        if not checked:
+            ptr = row_bounds(ptr, num_nodes)
+            self._check_promises(promises)
         if ptr is not None:
-            self.ptr = row_bounds(ptr, num_nodes)
+            self.ptr = ptr
+        for name, promise in promises.items():
+            if promise is not None:
+                setattr(self, name, promise)
+        if promises.get("positive_semidefinite"):
+            self.symmetric = True
+
+    def _check_promises(self, promises: dict[str, bool | None]) -> None:
         for name, promise in promises.items():
             if name not in self.promises:
                 raise TypeError(
@@ -110,9 +123,6 @@ class Coupling(ABC):
                 )
             if promise is not None:
                 checks.check_flags(**{name: promise})
-                setattr(self, name, promise)
-        if promises.get("positive_semidefinite"):
-            self.symmetric = True
 
     row_stochastic = cached_property(_no)
     nonnegative = cached_property(_no)
@@ -157,7 +167,12 @@ class Coupling(ABC):
 
     def matmul(self, v: Sent) -> Received:
         """``S @ v`` for v [N, H, D] as a method, which ``torch.compile`` traces: ``@`` tries the tensor first."""
-        values = self._by_head(v)
+        self.check(v, "v")
+        return self.received(v)
+
+    def received(self, v: Sent) -> Received:
+        """S v of checked values, as the step of an update has them."""
+        values = self._expanded(v)
         moved = self._product(values)
         # Only here does the identity copy: inside sums and multiples nobody writes to the values that it passes on.
         return moved.clone() if moved is values else moved
@@ -174,17 +189,13 @@ class Coupling(ABC):
             out = out * matrix
         elif matrix is not None:
             out = functional.linear(v, matrix.flatten(0, 1)).view(-1, *matrix.shape[:2])
-        out = out.expand(-1, max(out.size(1), self.heads), -1)
         for _ in range(hops):
-            moved = self._product(out)
-            # As in `matmul`, the identity copies here alone.
-            out = moved.clone() if moved is out else moved
+            out = self.received(out)
         return out.squeeze(1) if self.heads == 1 else out.sum(1)
 
-    def _by_head(self, v: Sent) -> Values:
-        """Checked values with at least the heads of S."""
-        self.check(v, "v")
-        return v.expand(-1, max(v.size(1), self.heads), -1)
+    def _expanded(self, v: Sent) -> Values:
+        """Values with at least the heads of S."""
+        return v.expand(-1, self.heads, -1) if v.size(1) < self.heads else v
 
     def check(self, v: Tensor, name: str) -> None:
         """Raise unless ``v`` is a tensor of values [N, H, D] for these nodes, on the device of the coupling."""
@@ -254,7 +265,7 @@ class Coupling(ABC):
         # Row sums of the same product, not those of ``degree``, which may be rounded otherwise: a constant state then
         # stays where it is to the last digit.
         values = torch.cat([v, v.new_ones(*v.shape[:2], 1)], 2)
-        moved = self._product(values.expand(-1, max(v.size(1), self.heads), -1))
+        moved = self._product(self._expanded(values))
         degree = moved[:, :, -1:]
         return degree * v - moved[:, :, :-1], degree.squeeze(2)
 
@@ -499,10 +510,17 @@ class DerivedCoupling(Coupling):
     parts: ClassVar[tuple[str, ...]] = ("coupling",)
 
     def __init__(
-        self, coupling: Coupling, heads: int | None = None, **promises: bool | None
+        self,
+        coupling: Coupling,
+        heads: int | None = None,
+        *,
+        checked: bool | None = False,
+        **promises: bool | None,
     ) -> None:
         heads = heads or coupling.heads
-        super().__init__(coupling.num_nodes, heads, coupling, None, **promises)
+        super().__init__(
+            coupling.num_nodes, heads, coupling, None, checked=checked, **promises
+        )
         self.coupling = coupling
 
     ptr = _of_coupling("ptr")
@@ -571,18 +589,24 @@ class ScaledCoupling(DerivedCoupling):
     parts = ("scale", "coupling")
 
     def __init__(
-        self, scale: float | Tensor, coupling: Coupling, *, nonnegative: bool = False
+        self,
+        scale: float | Tensor,
+        coupling: Coupling,
+        *,
+        nonnegative: bool = False,
+        checked: bool | None = False,
     ) -> None:
-        check_coupling_kind(coupling)
-        checks.check_flags(nonnegative=nonnegative)
-        scale = as_scale(scale, coupling.heads)
+        if not checked:
+            check_coupling_kind(coupling)
+            checks.check_flags(nonnegative=nonnegative)
+            scale = as_scale(scale, coupling.heads)
         heads = coupling.heads
         if isinstance(scale, Tensor):
             checks.check_device(scale, "scale", coupling.device, "the coupling")
             heads = max(heads, scale.numel())
         else:
             nonnegative = bool(scale >= 0)  # makes a comparison of symbols concrete
-        super().__init__(coupling, heads)
+        super().__init__(coupling, heads, checked=True)
         self.scale = scale
         self._positive = nonnegative
 
@@ -628,6 +652,30 @@ class ScaledCoupling(DerivedCoupling):
         return self._scaled(self.coupling._dense(), 2)
 
 
+def _check_terms(terms: object) -> None:
+    if not isinstance(terms, Iterable):
+        raise TypeError(
+            f"terms must be a sequence of couplings; got {checks.describe(terms)}."
+        )
+    couplings = list(terms)
+    for term in couplings:
+        check_coupling_kind(term, "every one of terms")
+    if not couplings:
+        raise ValueError("terms must hold a coupling at least; got none.")
+    first = couplings[0]
+    heads = max(term.heads for term in couplings)
+    for term in couplings:
+        if term.num_nodes != first.num_nodes or term.heads not in (1, heads):
+            raise ValueError(
+                f"the terms of a sum must couple the same nodes, with one number of heads or one head; got {couplings}."
+            )
+        if term.device != first.device:
+            raise ValueError(
+                f"the terms of a sum must couple nodes on one device; got {first.device} and {term.device}. Move one "
+                f"with .to(device)."
+            )
+
+
 def _of_terms(
     name: str, combine: Callable[[Iterable[bool]], bool]
 ) -> cached_property[bool]:
@@ -654,30 +702,15 @@ class SumCoupling(Coupling):
     quadratic = _of_terms("quadratic", any)
     examines = _of_terms("examines", any)
 
-    def __init__(self, terms: Sequence[Coupling]) -> None:
-        if not isinstance(terms, Iterable):
-            raise TypeError(
-                f"terms must be a sequence of couplings; got {checks.describe(terms)}."
-            )
+    def __init__(self, terms: Sequence[Coupling], *, checked: bool = False) -> None:
+        if not checked:
+            _check_terms(terms)
         flat: list[Coupling] = []
         for term in terms:
-            check_coupling_kind(term, "every one of terms")
             flat += term.terms if isinstance(term, SumCoupling) else [term]
-        if not flat:
-            raise ValueError("terms must hold a coupling at least; got none.")
         first = flat[0]
         heads = max(term.heads for term in flat)
-        for term in flat:
-            if term.num_nodes != first.num_nodes or term.heads not in (1, heads):
-                raise ValueError(
-                    f"the terms of a sum must couple the same nodes, with one number of heads or one head; got {flat}."
-                )
-            if term.device != first.device:
-                raise ValueError(
-                    f"the terms of a sum must couple nodes on one device; got {first.device} and {term.device}. Move "
-                    f"one with .to(device)."
-                )
-        super().__init__(first.num_nodes, heads, first)
+        super().__init__(first.num_nodes, heads, first, checked=True)
         self.dtype = reduce(torch.promote_types, [term.dtype for term in flat])
         self.terms: list[Coupling] = flat
 

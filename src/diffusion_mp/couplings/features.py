@@ -58,10 +58,14 @@ class FeatureCoupling(Coupling):
         query: Features,
         key: Features,
         ptr: Tensor | None = None,
+        *,
+        checked: bool | None = False,
         **promises: bool | None,
     ) -> None:
-        check_features(query, key)
-        super().__init__(query.size(0), query.size(1), query, ptr, **promises)
+        if not checked:
+            check_features(query, key)
+        nodes, heads, _ = query.shape
+        super().__init__(nodes, heads, query, ptr, checked=checked, **promises)
         self.query = query
         self.key = key
 

@@ -125,11 +125,13 @@ class PooledCoupling(Coupling):
                 f"pool sums over the nodes of one graph; by its ptr {self!r} is of a batch of {self.ptr.numel() - 1}. "
                 f"Take the graphs one by one."
             )
-        return self._pool(self._by_head(v))
+        self.check(v, "v")
+        return self._pool(self._expanded(v))
 
     def read(self, sums: Sums, v: Sent) -> Received:
         """S v from the sums over all senders, for the nodes of this coupling as receivers with values ``v``."""
-        return self._read(sums, self._by_head(v))
+        self.check(v, "v")
+        return self._read(sums, self._expanded(v))
 
 
 class LowRankCoupling(FeatureCoupling, PooledCoupling):
@@ -265,14 +267,15 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
         constant: float = 0.0,
         own: float = 0.0,
         unit: bool = False,
+        checked: bool | None = False,
         **promises: bool | None,
     ) -> None:
-        check_flags(unit=unit)
-        # They may be symbolic while tracing.
-        if not torch.compiler.is_compiling():
+        # While torch traces, numbers may be symbols.
+        if not (checked or torch.compiler.is_compiling()):
+            check_flags(unit=unit)
             check_number(constant, "constant")
             check_number(own, "own")
-        super().__init__(query, key, ptr, **promises)
+        super().__init__(query, key, ptr, checked=checked, **promises)
         self.terms = kernels.Terms(ptr, constant, own, unit)
 
     @cached_property

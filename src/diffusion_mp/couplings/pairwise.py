@@ -86,15 +86,17 @@ class PairwiseCoupling(FeatureCoupling):
         *,
         normalize: bool | Literal["symmetric"] = True,
         loops: bool = True,
+        checked: bool | None = False,
         **promises: bool | None,
     ) -> None:
-        check_choice(score, "score", pairwise.SCORES)
-        if not isinstance(normalize, str):
-            check_flags(normalize=normalize)
-        else:
-            check_choice(normalize, "normalize", ["symmetric"])
-        check_flags(loops=loops)
-        super().__init__(query, key, ptr, **promises)
+        if not checked:
+            check_choice(score, "score", pairwise.SCORES)
+            if not isinstance(normalize, str):
+                check_flags(normalize=normalize)
+            else:
+                check_choice(normalize, "normalize", ["symmetric"])
+            check_flags(loops=loops)
+        super().__init__(query, key, ptr, checked=checked, **promises)
         self.score = score
         self.normalize = normalize
         self.loops = loops

@@ -143,6 +143,15 @@ def _sums_to_one(block: Tensor) -> bool:
     return bool((((rows - 1).abs() <= rounding) | (block == 0).all(2)).all())
 
 
+def _check_weight(weight: Tensor, graph: Graph) -> None:
+    shape = "[num_edges] or [num_edges, heads]"
+    check_tensor(weight, "weight", shape, graph.edges.device, "the graph")
+    if weight.dim() not in (1, 2) or weight.size(0) != graph.num_edges:
+        raise ValueError(
+            f"weight must be {shape} with {graph.num_edges} edges; got {describe(weight)}."
+        )
+
+
 class SparseCoupling(Coupling):
     r"""The weights of observed edges j → i; multi-edges add up, and an isolated node has a zero row.
 
@@ -161,23 +170,24 @@ class SparseCoupling(Coupling):
         self,
         graph: Graph,
         weight: Tensor | None = None,
+        *,
+        checked: bool | None = False,
         **promises: bool | None,
     ) -> None:
-        check_kind(graph, "graph", Graph, "a Graph")
+        if not checked:
+            check_kind(graph, "graph", Graph, "a Graph")
         #: Whether the weights are those of the graph, which then keeps the answer whether they are symmetric.
         self.own = weight is None
         if weight is None:
             weight = graph.edge_weight
         if weight is None:
             weight = torch.ones(graph.num_edges, device=graph.edges.device)
-        shape = "[num_edges] or [num_edges, heads]"
-        check_tensor(weight, "weight", shape, graph.edges.device, "the graph")
-        if weight.dim() not in (1, 2) or weight.size(0) != graph.num_edges:
-            raise ValueError(
-                f"weight must be {shape} with {graph.num_edges} edges; got {describe(weight)}."
-            )
+        if not checked:
+            _check_weight(weight, graph)
         by_head = weight if weight.dim() == 2 else weight.unsqueeze(1)
-        super().__init__(graph.num_nodes, by_head.size(1), by_head, None, **promises)
+        super().__init__(
+            graph.num_nodes, by_head.size(1), by_head, None, checked=checked, **promises
+        )
         self.graph = graph
         self.weight = by_head
         self.examines = promises.get("symmetric") is None
@@ -188,9 +198,9 @@ class SparseCoupling(Coupling):
 
     @cached_property
     def symmetric(self) -> bool:
-        check_has_values(self.graph.edges, "edge_index")
         if self.own:
             return self.graph.is_symmetric
+        check_has_values(self.graph.edges, "edge_index")
         return is_symmetric(self.graph.edges, self.weight, self.num_nodes)
 
     def _product(self, v: Values) -> Values:

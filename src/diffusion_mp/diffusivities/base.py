@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -69,18 +68,8 @@ class Diffusivity(Resettable, ABC):
                 f"edge_attr must be None, since {type(self).__name__} reads none; got {describe(edge_attr)}. "
                 f"GATDiffusivity(edge_dim=…) reads features; pass one number per edge as edge_weight."
             )
-        # Otherwise a layer has checked them.
-        if not (
-            isinstance(graph, Graph)
-            and isinstance(x, Tensor)
-            and x.dim() == 2
-            and x.size(0) == graph.num_nodes
-            and x.is_floating_point()
-            and x.layout is torch.strided
-            and (graph.edge_index is None or graph.edge_index.device == x.device)
-        ):
-            check_state(x)
-            graph = Graph.coerce(x, graph)
+        check_state(x)
+        graph = Graph.coerce(x, graph)
         if self.needs_graph and graph.edge_index is None:
             raise ValueError(
                 f"{type(self).__name__} works on observed edges; got a graph without any. "
@@ -188,8 +177,10 @@ class ScaledDiffusivity(Composed):
         (coupling,) = parts
         # Whether a plain tensor has a negative element is not asked: that would synchronise a GPU in every call.
         if isinstance(self.scale, Positive):
-            return ScaledCoupling(self.scale(), coupling, nonnegative=True)
-        return ScaledCoupling(self.scale, coupling)
+            return ScaledCoupling(
+                self.scale(), coupling, nonnegative=True, checked=True
+            )
+        return ScaledCoupling(self.scale, coupling, checked=True)
 
 
 class SumDiffusivity(Composed):
@@ -226,4 +217,4 @@ class SumDiffusivity(Composed):
         return cast("list[Diffusivity]", list(self.terms))
 
     def combine(self, *parts: Coupling) -> Coupling:
-        return SumCoupling(parts)
+        return SumCoupling(parts, checked=True)

@@ -217,7 +217,10 @@ class AdjacencyDiffusivity(Diffusivity):
                 normalized, adjacency, row_stochastic=graph.full_degree is None
             )
         return SparseCoupling(
-            normalized, symmetric=self.symmetric or None, nonnegative=True
+            normalized,
+            symmetric=self.symmetric or None,
+            nonnegative=True,
+            checked=True,
         )
 
     def _normalized(self, graph: Graph, like: Tensor) -> Graph:
@@ -361,8 +364,12 @@ class GraphAugmentedDiffusivity(Composed):
         attention, graph_term = parts
         weight = self.graph_weight
         if weight is None:
-            return SumCoupling(parts)
-        return SumCoupling([(1 - weight) * attention, weight * graph_term])
+            return SumCoupling(parts, checked=True)
+        shares = [
+            ScaledCoupling(1 - weight, attention, checked=True),
+            ScaledCoupling(weight, graph_term, checked=True),
+        ]
+        return SumCoupling(shares, checked=True)
 
 
 class AdjacencyEnhancedCoupling(SumCoupling):
@@ -372,9 +379,10 @@ class AdjacencyEnhancedCoupling(SumCoupling):
         # Not ``share * attention``: torch.compile would call the tensor's product, which does not know couplings.
         super().__init__(
             [
-                ScaledCoupling(share, attention, nonnegative=True),
-                ScaledCoupling(1 - share, adjacency, nonnegative=True),
-            ]
+                ScaledCoupling(share, attention, nonnegative=True, checked=True),
+                ScaledCoupling(1 - share, adjacency, nonnegative=True, checked=True),
+            ],
+            checked=True,
         )
         self.attention = attention
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import add
 from types import NoneType
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -30,6 +31,14 @@ from diffusion_mp.energies.terms import (
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_sizes
 from diffusion_mp.runtime.precision import reciprocal
+
+
+def _check_terms(terms: object, graph: object) -> None:
+    what = "a list of terms, each an EnergyTerm"
+    checks.check_kind(terms, "terms", Sequence, what)
+    for term in cast("Sequence[object]", terms):
+        checks.check_kind(term, "every one of terms", EnergyTerm, "an EnergyTerm")
+    checks.check_kind(graph, "graph", (Graph, NoneType), "a Graph or None")
 
 
 class Energy:
@@ -70,13 +79,10 @@ class Energy:
         radius: float = 1.0,
         *,
         graph: Graph | None = None,
+        checked: bool = False,
     ) -> None:
-        checks.check_kind(
-            terms, "terms", Sequence, "a list of terms, each an EnergyTerm"
-        )
-        for term in terms:
-            checks.check_kind(term, "every one of terms", EnergyTerm, "an EnergyTerm")
-        checks.check_kind(graph, "graph", (Graph, NoneType), "a Graph or None")
+        if not checked:
+            _check_terms(terms, graph)
         self.terms = tuple(terms)
         self.constraint = get_constraint(constraint, radius)
         self.graph = graph

@@ -33,6 +33,28 @@ from diffusion_mp.runtime.cache import values_only
 from diffusion_mp.runtime.precision import without_autocast
 
 
+def _check_matrices(
+    coupling: Coupling, matrix: Tensor | None, norms: Tensor | None
+) -> None:
+    """Raise unless there is a matrix, and the bound on its norm, for every relation of the coupling."""
+    checks.check_kind(coupling, "coupling", Coupling, "a Coupling")
+    if matrix is not None:
+        shape = f"[{coupling.heads}, channels, channels], as many as the coupling has heads, or their diagonals"
+        checks.check_tensor(matrix, "matrix", shape, coupling.device, "the coupling")
+        square = matrix.dim() in (2, 3) and matrix.size(1) == matrix.size(-1)
+        if not square or matrix.size(0) != coupling.heads:
+            raise ValueError(f"matrix must be {shape}; got {checks.describe(matrix)}.")
+    if not (coupling.nonnegative or isinstance(coupling, SparseCoupling)):
+        raise ValueError(
+            f"coupling must promise to be nonnegative, or be a SparseCoupling, to know the sizes of its entries; "
+            f"got {coupling!r}."
+        )
+    if norms is not None and norms.shape != (coupling.heads,):
+        raise ValueError(
+            f"norms must be [{coupling.heads}], one per relation; got {checks.describe(norms)}."
+        )
+
+
 class MatrixTerm(RowTerm, SharedTerm):
     r"""Matrices between neighbours, one per relation: G(Z) = Σ_i k_i ‖z_i‖² − Σ_r ⟨Z, A_r^h Z B_rᵀ⟩ (Theorem T8).
 
@@ -64,29 +86,12 @@ class MatrixTerm(RowTerm, SharedTerm):
         *,
         hops: int = 1,
         symmetric: bool = False,
+        checked: bool = False,
     ) -> None:
-        checks.check_kind(coupling, "coupling", Coupling, "a Coupling")
-        if matrix is not None:
-            checks.check_tensor(
-                matrix,
-                "matrix",
-                "[relations, channels, channels]",
-                coupling.device,
-                "the coupling",
-            )
-            square = matrix.dim() in (2, 3) and matrix.size(1) == matrix.size(-1)
-            if not square or matrix.size(0) != coupling.heads:
-                shape = f"[{coupling.heads}, channels, channels], as many as the coupling has heads, or their diagonals"
-                raise ValueError(
-                    f"matrix must be {shape}; got {checks.describe(matrix)}."
-                )
-        checks.check_counts(hops=hops)
-        checks.check_flags(symmetric=symmetric)
-        if not (coupling.nonnegative or isinstance(coupling, SparseCoupling)):
-            raise ValueError(
-                f"coupling must promise to be nonnegative, or be a SparseCoupling, to know the sizes of its entries; "
-                f"got {coupling!r}."
-            )
+        if not checked:
+            checks.check_counts(hops=hops)
+            checks.check_flags(symmetric=symmetric)
+            _check_matrices(coupling, matrix, norms)
         self.forward = coupling
         self.matrix = matrix
         self.hops = hops
@@ -100,10 +105,6 @@ class MatrixTerm(RowTerm, SharedTerm):
             reach = (reach + self._reach(self.backward)) / 2
         if norms is None and matrix is not None:
             norms = norm_bounds(matrix)
-        if norms is not None and norms.shape != (coupling.heads,):
-            raise ValueError(
-                f"norms must be [{coupling.heads}], one per relation; got {checks.describe(norms)}."
-            )
         self.norms = norms
         #: k [N, 1, 1].
         self.degree = (reach if norms is None else reach * norms).sum(1)[:, None, None]
@@ -117,10 +118,12 @@ class MatrixTerm(RowTerm, SharedTerm):
                 weight = torch.where(weight < 0, -weight, weight)
             else:
                 weight = weight.abs()
-            coupling = SparseCoupling(coupling.graph, weight, nonnegative=True)
+            coupling = SparseCoupling(
+                coupling.graph, weight, nonnegative=True, checked=True
+            )
         reached = coupling.exact_degree(torch.float64)
         for _ in range(self.hops - 1):
-            reached = coupling.matmul(reached.unsqueeze(2)).squeeze(2)
+            reached = coupling.received(reached.unsqueeze(2)).squeeze(2)
         return reached
 
     def _received(self, z: Float[Tensor, "N one C"]) -> Float[Tensor, "N one C"]:

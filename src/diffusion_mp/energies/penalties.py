@@ -229,10 +229,21 @@ class QuadraticPenalty(Penalty):
         one = query.new_ones(*query.shape[:2], 1)
         if normalize:
             return LinearAttentionCoupling(
-                one, one, ptr, symmetric=True, nonnegative=True, mutual=True
+                one,
+                one,
+                ptr,
+                symmetric=True,
+                nonnegative=True,
+                mutual=True,
+                checked=True,
             )
         return LowRankCoupling(
-            one, one, ptr, nonnegative=True, positive_semidefinite=True
+            one,
+            one,
+            ptr,
+            nonnegative=True,
+            positive_semidefinite=True,
+            checked=True,
         )
 
     def total(self, x: pairs.State, ptr: Tensor | None = None) -> Scalar:
@@ -332,6 +343,7 @@ class ScorePenalty(Penalty):
                 unit=radius is not None,
                 nonnegative=nonnegative,
                 mutual=mutual,
+                checked=True,
             )
         if self.g == "exp" and normalize:
             offset = 0.0  # a factor of all entries cancels in a row
@@ -347,6 +359,7 @@ class ScorePenalty(Penalty):
                 symmetric=symmetric,
                 nonnegative=nonnegative,
                 positive_semidefinite=equal,
+                checked=True,
             )
         return PairwiseCoupling(
             q,
@@ -358,6 +371,7 @@ class ScorePenalty(Penalty):
             # exp(a(s + c)) is a positive-definite function of q_i − q_j, and one of q_i·q_j too.
             positive_semidefinite=symmetric and self.g == "exp",
             mutual=mutual,
+            checked=True,
         )
 
 

@@ -278,11 +278,14 @@ class ScaledTerm(EnergyTerm):
         torch.Size([])
     """
 
-    def __init__(self, weight: Weight, term: EnergyTerm) -> None:
-        check_kind(term, "term", EnergyTerm, "an EnergyTerm")
-        weight = python_number(weight)
-        if not callable(weight):
-            check_weight(weight, "weight")
+    def __init__(
+        self, weight: Weight, term: EnergyTerm, *, checked: bool = False
+    ) -> None:
+        if not checked:
+            check_kind(term, "term", EnergyTerm, "an EnergyTerm")
+            weight = python_number(weight)
+            if not callable(weight):
+                check_weight(weight, "weight")
         self.factor = weight
         self.term = term
         self.quadratic = term.quadratic
@@ -341,13 +344,17 @@ class SourceTerm(RowTerm, SharedTerm):
 
     quadratic = True
 
-    def __init__(self, source: Tensor, metric: Tensor | None = None) -> None:
-        check_heads(source, "source")
+    def __init__(
+        self, source: Tensor, metric: Tensor | None = None, *, checked: bool = False
+    ) -> None:
+        if not checked:
+            check_heads(source, "source")
+            if metric is not None:
+                check_metric(metric, source)
         self.source = by_head(source)
         self.metric = metric
-        if metric is not None:
-            check_metric(metric, self.source)
-            self.metric = metric if metric.dim() == 2 else metric.unsqueeze(1)
+        if metric is not None and metric.dim() == 1:
+            self.metric = metric.unsqueeze(1)
 
     def rows(self, z: HeadState, graph: Graph) -> PerNode:
         check_source(self.source, z)
@@ -462,7 +469,7 @@ class CouplingTerm(RowTerm, SharedTerm):
         ends = self.coupling.exact_degree(near.dtype)
         ends = (ends + self.coupling.T.exact_degree(near.dtype)) / 2
         squares = ends * near.square().sum(2)
-        return squares.sum(1) - (near * self.coupling.matmul(near)).sum((1, 2))
+        return squares.sum(1) - (near * self.coupling.received(near)).sum((1, 2))
 
     def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         self.coupling.check(z, "x")
@@ -486,7 +493,7 @@ class CouplingTerm(RowTerm, SharedTerm):
             return None
         # Rounded to fewer digits than S z has, D − S would leak constants.
         damping = self.coupling.majorant(True, self.coupling.exact_degree(z.dtype))
-        return Mean(damping.unsqueeze(2), None, self.coupling.matmul)
+        return Mean(damping.unsqueeze(2), None, self.coupling.received)
 
     def pull(self, z: HeadState, graph: Graph) -> Coupling:
         """Return S."""

@@ -104,7 +104,7 @@ class Graph:
         # What is computed on first access, and the states of the tensors that it is computed from.
         self._pattern: Pattern | None = None
         self._derived: dict[Hashable, Any] = {}
-        self._states: dict[str, TensorState] = {}
+        self._states: dict[str, TensorState | None] = {}
         self._validate = validate
         # Compiled code has no values to look at, and versions of tensors that it does not change.
         if not torch.compiler.is_compiling():
@@ -124,40 +124,38 @@ class Graph:
                 self.num_nodes, self.edge_index, self.edge_weight, member
             )
 
-    def _tensors(self) -> dict[str, Tensor]:
-        """The tensors from which everything else of a graph is computed."""
-        names = ("edge_index", "edge_weight", "_batch", "_ptr", "full_degree")
-        tensors = {name: getattr(self, name) for name in names}
-        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    #: The tensors from which everything else of a graph is computed.
+    _tensors = ("edge_index", "edge_weight", "_batch", "_ptr", "full_degree")
 
-    def _states_now(self) -> dict[str, TensorState]:
-        return {name: TensorState(tensor) for name, tensor in self._tensors().items()}
+    def _states_now(self) -> dict[str, TensorState | None]:
+        tensors = {name: getattr(self, name) for name in self._tensors}
+        return {
+            name: None if tensor is None else TensorState(tensor)
+            for name, tensor in tensors.items()
+        }
 
     def _refresh(self) -> None:
         """Forget what was computed from tensors that have been written to, or replaced, since."""
         if torch.compiler.is_compiling():
             return
-        tensors = self._tensors()
         if self._states:  # unlike a copy, or a graph made in compiled code
-            changed = tensors.keys() - self._states.keys()
+            changed = []
             for name, state in self._states.items():
-                if not state.holds(tensors.get(name)):
-                    changed.add(name)
+                tensor = getattr(self, name)
+                same = tensor is None if state is None else state.holds(tensor)
+                if not same:
+                    changed.append(name)
             if not changed:
                 return
             # Weights that are learned change with every step; a pass over them each time would cost more than the
             # product.
-            if not self._learned:
+            if self.edge_weight is None or not self.edge_weight.requires_grad:
                 self._check_values()
             # Sorting the edges is the expensive part, and depends on no weight.
             if "edge_index" in changed:
                 self._pattern = None
             self._derived = {}
         self._states = self._states_now()
-
-    @property
-    def _learned(self) -> bool:
-        return self.edge_weight is not None and self.edge_weight.requires_grad
 
     def _kept(self, name: Hashable, make: Callable[[], T]) -> T:
         """``make()``, until the tensors are written to."""
@@ -229,7 +227,8 @@ class Graph:
         batch: Tensor | None = None,
     ) -> Graph:
         """From anything that layers take as ``edge_index``, for a state ``x``; cached for the last tensors."""
-        checks.refuse_torchscript()
+        if torch.jit.is_tracing():  # type: ignore[attr-defined]
+            checks.refuse_torchscript()
         checks.check_kind(x, "x", Tensor, "a tensor, one row per node")
         if isinstance(edge_index, Graph):
             if edge_weight is not None or batch is not None:
@@ -260,8 +259,9 @@ class Graph:
             raise ValueError(
                 f"x has {x.size(0)} rows, but the graph has {graph.num_nodes} nodes; they must agree."
             )
-        if graph.edge_index is not None:
-            checks.check_device(graph.edge_index, "edge_index", x.device, "x")
+        edges = graph.edge_index
+        if edges is not None and edges.device != x.device:
+            checks.check_device(edges, "edge_index", x.device, "x")
         return graph
 
     # A graph may be a part of a larger one, whose other rows lie elsewhere: such a graph overrides these.
@@ -386,7 +386,7 @@ class Graph:
             tensor = getattr(self, name)
             if tensor is not None:
                 setattr(graph, name, tensor.to(target, non_blocking=non_blocking))
-        if all(getattr(graph, name) is each for name, each in self._tensors().items()):
+        if all(getattr(graph, name) is getattr(self, name) for name in self._tensors):
             return self
         # They hold tensors on the device before, and are computed on the other where they are needed.
         graph._pattern = None
@@ -521,7 +521,7 @@ class Graph:
     def derived(self, name: Hashable, make: Callable[[], T]) -> T:
         """Made once, so that layers share its compressed forms; anew where the weights are being learned."""
         # Derived weights hold an autograd graph, which serves one backward pass.
-        if self._learned:
+        if self.edge_weight is not None and self.edge_weight.requires_grad:
             return make()
         return self._kept(name, make)
 

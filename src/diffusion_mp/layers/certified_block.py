@@ -163,7 +163,7 @@ class Pairs(TermModule):
             constraint=self.constraint,
             read=self.attention,
         )
-        return ScaledTerm(self.weight(), term)
+        return ScaledTerm(self.weight(), term, checked=True)
 
 
 class Neighbours(TermModule):
@@ -210,7 +210,7 @@ class Neighbours(TermModule):
             coupling = edges if beside is None else edges + beside
         if coupling is None:
             return None
-        return ScaledTerm(self.weight(), CouplingTerm(coupling))
+        return ScaledTerm(self.weight(), CouplingTerm(coupling), checked=True)
 
 
 #: The couplings of relations, which the blocks of a model share.
@@ -220,7 +220,8 @@ _RELATIONS: TensorCache[SparseCoupling] = TensorCache(room=1 << 22)
 def _related(size: int, edges: Tensor, weight: Tensor, kinds: Tensor) -> SparseCoupling:
     """The coupling of relations: the weight of an edge, times how much it belongs to each of them."""
     by_relation = weight.unsqueeze(1) * kinds.to(weight)
-    return SparseCoupling(Graph(size, edges, validate=False), by_relation)
+    graph = Graph(size, edges, validate=False)
+    return SparseCoupling(graph, by_relation, checked=True)
 
 
 class WeightedGraph(TermModule):
@@ -317,16 +318,21 @@ class WeightedGraph(TermModule):
             # As symmetric as A, since the gate is.
             mutual = values_only(captured=True) and coupling.symmetric
             coupling = SparseCoupling(
-                coupling.graph, coupling.weight * gate, symmetric=mutual
+                coupling.graph, coupling.weight * gate, symmetric=mutual, checked=True
             )
         matrices = norms = None
         if self.matrix is not None:
             matrices = self.matrices()
             norms = matrices.new_ones(matrices.size(0))
         term = MatrixTerm(
-            coupling, matrices, norms, hops=self.hops, symmetric=self.symmetric
+            coupling,
+            matrices,
+            norms,
+            hops=self.hops,
+            symmetric=self.symmetric,
+            checked=True,
         )
-        return ScaledTerm(self.weight(), term)
+        return ScaledTerm(self.weight(), term, checked=True)
 
     def extra_repr(self) -> str:
         return f"{self.channels}, edge_dim={self.edge_dim}, symmetric={self.symmetric}, hops={self.hops}"
@@ -386,11 +392,14 @@ class RowAttention(TermModule):
         prior = None
         if self.neighbours:
             prior = SparseCoupling(
-                graph, graph.weights(source), symmetric=False, nonnegative=True
+                graph,
+                graph.weights(source),
+                symmetric=False,
+                nonnegative=True,
+                checked=True,
             )
-        return ScaledTerm(
-            self.weight(), AttentionTerm(query, key, self.gamma(), prior, (ones, ones))
-        )
+        term = AttentionTerm(query, key, self.gamma(), prior, (ones, ones))
+        return ScaledTerm(self.weight(), term, checked=True)
 
     def extra_repr(self) -> str:
         return f"{self.channels}, heads={self.heads}, neighbours={self.neighbours}"
@@ -425,7 +434,7 @@ class TiedMLP(TermModule):
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph) -> EnergyTerm:
         term = MLPTerm(self.linear.weight, self.linear.bias, self.activation)
-        return ScaledTerm(self.weight(), term)
+        return ScaledTerm(self.weight(), term, checked=True)
 
 
 class BlockStep(nn.Module):
@@ -681,8 +690,9 @@ class CertifiedBlock(GraphLayer):
                 if term is not None:
                     terms.append(term)
         terms += self.fixed
-        terms.append(ScaledTerm(self.beta(), SourceTerm(self.by_head(source))))
-        return Energy(terms, self.update.constraint, graph=graph)
+        source_term = SourceTerm(self.by_head(source), checked=True)
+        terms.append(ScaledTerm(self.beta(), source_term, checked=True))
+        return Energy(terms, self.update.constraint, graph=graph, checked=True)
 
     def _energy_of(self, x: Tensor, graph: Graph, inputs: dict[str, Any]) -> Energy:
         """Return F of the inputs of a call."""

@@ -189,7 +189,7 @@ class LaplacianUpdate(StateUpdate):
         self, x: State, coupling: Coupling, values: State, source: State | None
     ) -> Tensor:
         """Return S v − (d + κ)x + βh, at which the state changes."""
-        change = coupling.matmul(values) - self.decay(x, coupling)
+        change = coupling.received(values) - self.decay(x, coupling)
         if source is None or self.beta == 0.0:
             return change
         return torch.add(change, source, alpha=self.beta)

@@ -86,10 +86,12 @@ class CertifiedStep(StateUpdate):
             check_metric(metric, x, max(x.size(1), coupling.heads))
         terms: list[EnergyTerm] = [CouplingTerm(coupling, centre)]
         if source is not None and self.source_weight != 0.0:
-            terms.append(ScaledTerm(self.source_weight, SourceTerm(source, metric)))
+            source_term = SourceTerm(source, metric, checked=True)
+            terms.append(ScaledTerm(self.source_weight, source_term, checked=True))
         graph = Graph(x.size(0), ptr=coupling.ptr, validate=False)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        return Energy(terms, self.constraint, graph=graph).step(wide).to(x.dtype)
+        energy = Energy(terms, self.constraint, graph=graph, checked=True)
+        return energy.step(wide).to(x.dtype)
 
     def extra_repr(self) -> str:
         constraint = f"constraint={self.constraint}"

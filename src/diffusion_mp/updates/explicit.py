@@ -73,7 +73,7 @@ class ExplicitEuler(LaplacianUpdate):
         # A learned τ needs the velocity for its gradient, and is one pass more.
         if not isinstance(self.tau, float):
             return x + self.step_size * self.velocity(x, coupling, values, source)
-        moved = coupling.matmul(values)
+        moved = coupling.received(values)
         keep = 1.0 - self.tau * self.rate(coupling)
         if isinstance(keep, Tensor):
             # Rounded after the difference, which half precision would lose.
