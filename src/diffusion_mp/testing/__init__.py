@@ -1,13 +1,13 @@
 """Checks of couplings, diffusivities, layers and updates, and problems with known solutions."""
 
 from diffusion_mp.testing.coupling_laws import check_coupling
+from diffusion_mp.testing.descent import assert_energy_descent
 from diffusion_mp.testing.diffusivity_laws import check_diffusivity
 from diffusion_mp.testing.energy_laws import check_energy_term
 from diffusion_mp.testing.laws import TOLERANCES, Tolerance, tolerance
 from diffusion_mp.testing.layer_laws import check_layer, check_update
 from diffusion_mp.testing.problems import (
     Problem,
-    assert_energy_descent,
     cosine_mode,
     exact_problems,
     order_of_convergence,

@@ -1,32 +1,18 @@
 """Tests of updates: diffusions with known solutions, by dense linear algebra, and energies that must not rise."""
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling, SparseCoupling
-from diffusion_mp.energies import (
-    CouplingTerm,
-    Energy,
-    EnergyTerm,
-    LinearTerm,
-    PairTerm,
-    ProximalTerm,
-    SourceTerm,
-    certify,
-)
 from diffusion_mp.graph import Graph
-from diffusion_mp.testing.laws import expect, expect_equal, tolerance
-from diffusion_mp.testing.module_laws import random_instance
-from diffusion_mp.updates import CertifiedStep, ExplicitEuler, Form, StateUpdate
+from diffusion_mp.updates import Form, StateUpdate
 
 
 @dataclass(frozen=True)
@@ -190,129 +176,3 @@ def order_of_convergence(
         return float((x - exact).norm())
 
     return math.log2(error(count) / error(2 * count))
-
-
-@torch.no_grad()
-def assert_energy_descent(
-    layer_or_update: nn.Module,
-    energy: Energy | Callable[[Coupling, Tensor], Energy] | None = None,
-    *,
-    instances: int = 10,
-    steps: int = 5,
-    num_nodes: int = 12,
-    channels: int = 4,
-    seed: int = 0,
-) -> None:
-    """Assert E(Z_{k+1}, k) ≤ E(Z_k, k) at every step from random states in the unit ball, in double precision.
-
-    An update runs on symmetric graph couplings whose Laplacian has eigenvalues in [0, 2], with a source if its ``beta``
-    is not zero, or on the coupling of its penalty. A layer runs on undirected graphs and must map C channels to C.
-    Without ``energy`` the step has to be covered by a theorem.
-
-    Args:
-        layer_or_update: the layer or update; a copy runs in double and in evaluation mode.
-        energy: an `Energy`, or a function of coupling and state before the step that returns one.
-            By default the quadratic energy (Theorem 1), that of the layer's penalty (Theorem 7), at the least
-            certified λ, or that of a `CertifiedStep` (Theorem T1).
-        instances, steps, num_nodes: number of instances, of steps on each, and of nodes.
-        channels: C, unless a layer has ``in_channels``.
-        seed: seed of the instances.
-
-    Examples:
-        >>> assert_energy_descent(ExplicitEuler(tau=0.5), instances=2, steps=2)
-    """
-    checks.check_kind(
-        layer_or_update, "layer_or_update", nn.Module, "a layer or a StateUpdate"
-    )
-    if energy is not None:
-        checks.check_function(
-            energy, "energy", "called as energy(coupling, x), or an Energy"
-        )
-    checks.check_counts(
-        instances=instances, steps=steps, num_nodes=num_nodes, channels=channels
-    )
-    checks.check_seed(seed)
-    module = copy.deepcopy(layer_or_update).double().eval()
-    width = int(getattr(module, "in_channels", channels))
-    generator = torch.Generator().manual_seed(seed)
-    rtol, atol = tolerance("energy", torch.float64)
-    for instance in range(instances):
-        drawn = random_instance(num_nodes, width, generator)
-        graph = Graph(num_nodes, drawn.edge_index, drawn.edge_weight).to_undirected()
-        x = drawn.x
-        source = None
-        if isinstance(module, StateUpdate) and module.beta != 0:
-            source = torch.randn(x.shape, generator=generator, dtype=x.dtype)
-        for k in range(steps):
-            if isinstance(module, StateUpdate):
-                coupling = _graph_coupling(graph)
-                moved = module(x, coupling, source=source)
-            else:
-                moved, coupling = module(x, graph, return_coupling=True)
-            where = f"{type(module).__name__}, instance {instance}, step {k}"
-            expect_equal(moved.shape, x.shape, f"{where}: the shape of the state")
-            chosen = energy or _theory(module, coupling, x, source)
-            if not isinstance(chosen, Energy):
-                chosen = chosen(coupling, x)
-            before = float(chosen(x, x))
-            after = float(chosen(moved, x))
-            rise = f"{where}: the energy rose from {before:.12g} to {after:.12g}"
-            expect(after <= before + atol + rtol * abs(before), rise)
-            x = moved
-
-
-def _graph_coupling(graph: Graph) -> Coupling:
-    """Return a symmetric coupling with row sums below one, so that both Laplacians have eigenvalues in [0, 2)."""
-    # Divided by the largest degree, so that no step size of a test has to know the graph.
-    largest = graph.degree(dtype=torch.float64).max()
-    weight = graph.weights(graph.degree(dtype=torch.float64)) / (1.01 * largest)
-    scaled = Graph(graph.num_nodes, graph.edges, weight)
-    return SparseCoupling(scaled, symmetric=True, nonnegative=True)
-
-
-def _theory(
-    module: nn.Module, coupling: Coupling, x: Tensor, source: Tensor | None
-) -> Energy:
-    """Return the energy that a theorem gives for a step: E(Z, k) of an explicit one, else that of the state alone."""
-    update: Any = getattr(module, "update", module)
-    if isinstance(update, CertifiedStep):
-        pulls: list[EnergyTerm] = [CouplingTerm(coupling)]
-        if source is not None:
-            pulls.append(update.source_weight * SourceTerm(source))
-        return Energy(pulls, update.constraint)
-    explicit = isinstance(update, ExplicitEuler)
-    diffusivity: Any = getattr(module, "diffusivity", None)
-    name = type(module).__name__
-    if update is not module and (not explicit or update.beta or diffusivity is None):
-        raise AssertionError(
-            f"{name} has no diffusivity with an explicit step free of a source, so its energy is not known; pass "
-            f"assert_energy_descent(layer, energy)."
-        )
-    form: Form = getattr(update, "form", "conservative")
-    leak = getattr(update, "leak", 0.0)
-    nothing = torch.zeros_like(x)
-    subject: tuple[Any, Tensor | None] = (coupling, None)
-    terms: list[EnergyTerm]
-    if getattr(diffusivity, "penalty", None) and not diffusivity.needs_graph:
-        expect(
-            diffusivity.heads == 1,
-            f"{name} has several heads, each with its own energy; pass the one to watch.",
-        )
-        # A leak of the row-normalised step acts in the metric d̄ of that step (Theorem 7).
-        metric = None
-        if diffusivity.row_stochastic:
-            metric = diffusivity.penalty.coupling(x).degree()
-        subject = (diffusivity, x)
-        terms = [PairTerm(diffusivity.penalty), leak * SourceTerm(nothing, metric)]
-    else:
-        terms = [CouplingTerm(coupling), leak * SourceTerm(nothing)]
-        if form == "residual":  # tr Zᵀ(I − S)Z = tr Zᵀ(D − S)Z + Σ_i (1 − d_i)‖z_i‖²
-            terms.append(SourceTerm(nothing, 1 - coupling.degree()))
-        if source is not None:
-            terms.append(update.beta * LinearTerm(source))
-    if not explicit:
-        return Energy(terms)
-    certificate = certify(*subject, float(update.step_size), form=form, leak=leak)
-    expect(bool(certificate), f"no energy is known to descend: {certificate}")
-    # Every pair counts twice in P of E(Z, k) = ‖Z − Z_k‖² + λ P(Z).
-    return Energy([ProximalTerm(), *(2 * certificate.lam * term for term in terms)])
