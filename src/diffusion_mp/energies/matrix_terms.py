@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import reduce
 from types import NoneType
-from typing import Any, cast
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -377,68 +376,23 @@ def norm_bounds(
     """
     if matrix.dim() == 2:
         return matrix.abs().amax(1)
+    tiny = torch.finfo(matrix.dtype).tiny
     with without_autocast(matrix):
-        if values_only(captured=True):
-            return _NormBounds.apply(matrix, squarings)[0]
-        # What traces or transforms sees the formula.
-        return _NormBounds.forward(matrix, squarings)[0]
-
-
-class _NormBounds(torch.autograd.Function):
-    """t = ‖S^(2^k)‖_F^(1/2^(k + 1)), whose gradient is t B S^(m − 1) / tr S^m with m = 2^(k + 1).
-
-    Torch would go back through all squarings, which takes twice as many products and thrice as many calls.
-    """
-
-    @staticmethod
-    def forward(matrix: Float[Tensor, "R D C"], squarings: int) -> tuple[Tensor, ...]:
-        """Return t, and the powers of S for the gradient."""
-        tiny = torch.finfo(matrix.dtype).tiny
-        bound = matrix.abs().amax((1, 2)).clamp(min=tiny)
+        # The scales of B and of its powers cancel in the bound, so they need no gradient.
+        bound = matrix.detach().abs().amax((1, 2)).clamp(min=tiny)
         scaled = matrix / bound[:, None, None]
-        if matrix.size(1) >= matrix.size(2):
-            power = scaled.mT @ scaled
-        else:
-            power = scaled @ scaled.mT
-        powers = []
-        for number in range(squarings + 1):
-            power = power @ power if number else power
-            # Every third time is enough: between, norms fall to C⁻⁴ at least, far above the smallest number.
-            if number % 3 == 0 or number == squarings:
-                size = torch.linalg.matrix_norm(power).clamp(min=tiny)
+        if matrix.size(1) < matrix.size(2):
+            scaled = scaled.mT
+        power = scaled.mT @ scaled
+        for number in range(squarings):
+            # Every third time is enough: between, norms fall to C⁻⁴ at least, far above
+            # the smallest number.
+            if number % 3 == 0:
+                size = torch.linalg.matrix_norm(power.detach()).clamp(min=tiny)
                 power = power / size[:, None, None]
                 bound = bound * size.pow(0.5 ** (number + 1))
-            powers.append(power)
+            power = power @ power
+        size = torch.linalg.matrix_norm(power).clamp(min=tiny)
         # The rounding of a product of C terms may lower the bound.
         rounding = 8 * matrix.size(2) * torch.finfo(matrix.dtype).eps
-        return bound * (1 + rounding), *powers
-
-    @staticmethod
-    def setup_context(
-        ctx: Any, inputs: tuple[Tensor, int], output: tuple[Tensor, ...]
-    ) -> None:
-        ctx.save_for_backward(inputs[0], *output)
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(
-        ctx: Any, grad: Float[Tensor, " R"] | None, *_: None
-    ) -> tuple[Tensor | None, None]:
-        if grad is None:
-            return None, None
-        matrix, bound, *powers = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for second derivatives
-            bound, *powers = _NormBounds.forward(matrix, len(powers) - 1)
-        # The gradient does not depend on the scale of B, and squares of its entries stay in range.
-        tiny = torch.finfo(matrix.dtype).tiny
-        scaled = matrix / bound.clamp(min=tiny)[:, None, None]
-        chain = reduce(torch.matmul, powers)
-        if matrix.size(1) >= matrix.size(2):
-            direction = scaled @ chain
-        else:
-            direction = chain @ scaled
-        # The scale of the powers is divided away.
-        trace = (direction * scaled).sum((1, 2))
-        share = grad / trace.clamp(min=tiny)
-        return share[:, None, None] * direction, None
+        return bound * size.pow(0.5 ** (squarings + 1)) * (1 + rounding)
