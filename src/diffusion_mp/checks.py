@@ -15,8 +15,9 @@ from typing import (
     Annotated,
     Any,
     Literal,
-    NoReturn,
+    TypeVar,
     Union,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -48,9 +49,10 @@ class _Brief(reprlib.Repr):
 _brief = _Brief()
 
 
-def _with_article(dtype: torch.dtype | np.dtype[Any]) -> str:
-    name = str(dtype).removeprefix("torch.")
-    return f"an {name}" if name.startswith("int") else f"a {name}"
+def _with_article(kind: object) -> str:
+    """Return the name of a dtype or of a class after "a" or "an"."""
+    name = getattr(kind, "__name__", str(kind)).removeprefix("torch.")
+    return f"an {name}" if name.startswith(("int", "A", "E", "I")) else f"a {name}"
 
 
 def describe(value: object) -> str:
@@ -215,6 +217,7 @@ def check_share(value: float, name: str) -> None:
 
 
 Check = Callable[[Any, str], None]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _at_least(least: int) -> Check:
@@ -226,8 +229,8 @@ def _check_channels(value: int, name: str) -> None:
         check_counts(**{name: value})
 
 
-#: What an argument may be, as annotations of constructors say it and `checked` makes sure of it. -1 channels are those
-#: of the first call.
+#: What an argument may be, as annotations say it and `checked` makes sure of it. -1 channels are those of the first
+#: call.
 Count = Annotated[int, _at_least(1)]
 CountOrZero = Annotated[int, _at_least(0)]
 Channels = Annotated[int, _check_channels]
@@ -235,33 +238,35 @@ FiniteNumber = Annotated[float, check_number]
 PositiveNumber = Annotated[float, check_positive]
 NonnegativeNumber = Annotated[float, partial(check_positive, allow_zero=True)]
 Probability = Annotated[float, check_probability]
+Seed = Annotated[int, check_seed]
 Share = Annotated[float, check_share]
 
 
-def checked(init: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that first checks its arguments, as far as its annotations say what they may be.
+def checked(function: Function) -> Function:
+    """Return a function that first checks its arguments, as far as its annotations say what they may be.
 
-    That is one of the types above, ``bool``, a ``Literal``, or a class of modules, each possibly ``None``.
+    That is one of the types above, ``bool``, a ``Literal``, or a class of modules or of this library, each possibly
+    ``None``. All constructors of modules are decorated so (`Saved`).
     """
-    names = list(signature(init).parameters)[1:]
+    names = list(signature(function).parameters)
 
     @cache
     def checks() -> dict[str, Check]:
         # Not before the first call, since an annotation may name a class that its module defines later.
-        hints = get_type_hints(init, include_extras=True)
+        hints = get_type_hints(function, include_extras=True)
         of_all = {name: _check_of(hint) for name, hint in hints.items()}
         return {name: check for name, check in of_all.items() if check is not None}
 
-    @wraps(init)
-    def __init__(self: object, *args: Any, **options: Any) -> None:
-        # More arguments than parameters are for the constructor to refuse.
+    @wraps(function)
+    def checking(*args: Any, **options: Any) -> Any:
+        # More arguments than parameters are for the function to refuse.
         by_name = dict(zip(names, args, strict=False)) | options
         for name, check in checks().items():
             if name in by_name:
                 check(by_name[name], name)
-        init(self, *args, **options)
+        return function(*args, **options)
 
-    return __init__
+    return cast("Function", checking)
 
 
 def _check_of(hint: Any) -> Check | None:
@@ -282,10 +287,11 @@ def _check_of(hint: Any) -> Check | None:
         check = part.__metadata__[0]
     elif kind is bool:
         check = partial(check_kind, kind=bool, what="True or False")
-    elif isinstance(kind, type) and issubclass(
-        kind, (nn.Module, dict, torch.Generator)
+    elif isinstance(kind, type) and (
+        issubclass(kind, (nn.Module, dict, torch.Generator))
+        or kind.__module__.startswith("diffusion_mp.")
     ):
-        what = f"a {kind.__name__}" + " or None" * optional
+        what = _with_article(kind) + " or None" * optional
         check = partial(check_kind, kind=kind, what=what)
     if check is None or not optional:
         return check
@@ -377,29 +383,24 @@ def check_place(
             continue
         for parameter in part._parameters.values():
             # A lazy parameter takes the dtype of what comes first.
-            if parameter is not None and not is_lazy(parameter) and parameter.dim():
-                if x.device != parameter.device or (
-                    dtype and x.dtype != parameter.dtype
-                ):
-                    _refuse_placement(x, name, parameter, type(module).__name__, dtype)
+            if parameter is None or is_lazy(parameter) or not parameter.dim():
+                continue
+            kind = type(module).__name__
+            check_device(x, name, parameter.device, f"the parameters of {kind}")
+            # Integers have no rounding to agree on, and under autocast torch converts
+            # both.
+            if (
+                not dtype
+                or x.dtype == parameter.dtype
+                or not parameter.is_floating_point()
+                or torch.is_autocast_enabled(x.device.type)
+            ):
                 return
+            raise TypeError(
+                f"{name} must be {str(parameter.dtype).removeprefix('torch.')}, as the parameters of {kind} are; got "
+                f"{describe(x)}. Convert it with {name}.to({parameter.dtype}), or the module with .to({x.dtype})."
+            )
         modules += [*part._modules.values()][::-1]
-
-
-def _refuse_placement(
-    x: Tensor, name: str, parameter: Tensor, kind: str, dtype: bool
-) -> None:
-    check_device(x, name, parameter.device, f"the parameters of {kind}")
-    # Under autocast torch converts both.
-    if (
-        dtype
-        and parameter.is_floating_point()
-        and not torch.is_autocast_enabled(x.device.type)
-    ):
-        raise TypeError(
-            f"{name} must be {str(parameter.dtype).removeprefix('torch.')}, as the parameters of {kind} are; got "
-            f"{describe(x)}. Convert it with {name}.to({parameter.dtype}), or the module with .to({x.dtype})."
-        )
 
 
 def check_state(
@@ -410,18 +411,6 @@ def check_state(
     module: nn.Module | None = None,
 ) -> None:
     """Raise unless ``x`` is a floating-point state [N, C] with the given C, and dtype and device of ``module``."""
-    # Every layer calls this, so the reason for a refusal is looked for only where there is one.
-    fits = (
-        isinstance(x, Tensor)
-        and x.dim() == 2
-        and (channels is None or x.size(1) == channels)
-    )
-    if not (fits and x.is_floating_point() and x.layout is torch.strided):
-        _refuse_state(x, name, channels)
-    check_place(x, module, name, dtype=True)
-
-
-def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
     if isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[0], Tensor):
         # PyG's pair of states.
         raise TypeError(
@@ -448,9 +437,11 @@ def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
             f"other models one_hot({name}, number).float()."
         )
     check_tensor(x, name, "[num_nodes, channels]")
-    raise ValueError(
-        f"{name} must have {channels} channels as the layer was built for; got {describe(x)}."
-    )
+    if channels is not None and x.size(1) != channels:
+        raise ValueError(
+            f"{name} must have {channels} channels as the layer was built for; got {describe(x)}."
+        )
+    check_place(x, module, name, dtype=True)
 
 
 def check_rows(

@@ -27,7 +27,6 @@ from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.energies.terms import values_flaw
 from diffusion_mp.energies.theorems import (
     Certificate,
-    check_step,
     state_flaw,
     theorem1,
     theorem7,
@@ -48,14 +47,15 @@ class Certifiable(Protocol):
         """Return whether its steps descend that energy at these inputs, or without any at random ones."""
 
 
+@checks.checked
 @torch.no_grad()
 def certify(
     subject: Any,
     x: State | Any = None,
-    tau: float | None = None,
+    tau: checks.PositiveNumber | None = None,
     *,
     form: Form = "conservative",
-    leak: float = 0.0,
+    leak: checks.NonnegativeNumber = 0.0,
     ptr: Tensor | None = None,
 ) -> Certificate:
     """Certify that a step from state ``x`` descends an energy, and name the energy.
@@ -99,7 +99,6 @@ def certify(
         raise ValueError(
             f"tau must be given, the size of the explicit step; got None for {checks.describe(subject)}."
         )
-    check_step(tau, leak, form)
     if isinstance(subject, Coupling):
         return theorem1(subject, tau, form=form, leak=leak)
     flaw = broken_parameter(subject) if isinstance(subject, nn.Module) else None
@@ -260,9 +259,10 @@ def _why_uncovered(diffusivity: Any, form: Form) -> str | None:
     return None
 
 
+@checks.checked
 @torch.no_grad()
 def certify_step(
-    energy: Energy, x: State, *, steps: int = CERTIFIED_STEPS
+    energy: Energy, x: State, *, steps: checks.Count = CERTIFIED_STEPS
 ) -> Certificate:
     """Certify that no certified step of an `Energy` from ``x`` raises it, however many are taken.
 
@@ -282,8 +282,6 @@ def certify_step(
         >>> bool(certify_step(Energy([CouplingTerm(S), SourceTerm(x)]), x))
         True
     """
-    checks.check_kind(energy, "energy", Energy, "an Energy")
-    checks.check_counts(steps=steps)
     z, _ = energy.checked(x)
     checks.check_has_values(x, "x")
     flaw = broken_premise(energy, z)

@@ -115,8 +115,7 @@ def extreme_eigenvalues(
 ) -> tuple[float, float]:
     """Return the smallest and the largest eigenvalue of a symmetric matrix, moved outwards as above."""
     if isinstance(matrix, np.ndarray):
-        values = np.linalg.eigvalsh(matrix)
-        return (float(values[0]), float(values[-1])) if len(values) else (0.0, 0.0)
+        return -largest_eigenvalue(-matrix), largest_eigenvalue(matrix)
     # The smallest is often zero and Lanczos has a relative tolerance, so it is applied to the top of λ_max − Δ.
     top = largest_eigenvalue(matrix, rtol)
     turned = _operator(matrix.shape[0], lambda v: top * v - matrix @ v)

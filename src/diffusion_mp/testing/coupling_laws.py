@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffusion_mp.checks import check_function, check_kind, check_seed
+from diffusion_mp.checks import Seed, check_function, check_kind, checked
 from diffusion_mp.couplings import (
     Coupling,
     LowRankCoupling,
@@ -63,12 +63,13 @@ class CouplingCase:
         return torch.cat([pairs, pairs[:, :3]], dim=1)
 
 
+@checked
 def check_coupling(
     coupling: Coupling | Callable[[], Coupling],
     *,
     ptr: Tensor | None = None,
     skip: Mapping[str, str] | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> None:
     """Check a coupling with few nodes (N ≤ 30) against its own dense matrix: values, gradients, promises, algebra.
 
@@ -82,7 +83,6 @@ def check_coupling(
     Examples:
         >>> check_coupling(lambda: UniformCoupling(6, dtype=torch.float64))
     """
-    check_seed(seed)
     if not isinstance(coupling, Coupling):
         check_function(coupling, "coupling", "that builds a Coupling, or one")
         coupling = coupling()

@@ -221,8 +221,7 @@ def _needs_graph(case: DiffusivityCase) -> None:
 
 def _duplicated_nodes(case: DiffusivityCase) -> None:
     """giving every node twice leaves a row-normalised all-pair product unchanged"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
     if case.edges or not module.row_stochastic:
         return
     if bool((case(module, instance).to_dense() == torch.eye(instance.num_nodes)).all()):
@@ -235,8 +234,7 @@ def _duplicated_nodes(case: DiffusivityCase) -> None:
 
 def _same_in_training(case: DiffusivityCase) -> None:
     """training and evaluation use the same operator"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
     evaluated = case.response(module, instance)
     trained = case.response(module.train(), instance)
     expect_close(trained, evaluated, "rearranged", "S @ v in training mode")
@@ -244,8 +242,7 @@ def _same_in_training(case: DiffusivityCase) -> None:
 
 def _algebra(case: DiffusivityCase) -> None:
     """a * D and D1 + D2 give a * S and S1 + S2, and declare no more than is true"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
     dense = case(module, instance).to_dense()
     for name, combined, expected in (
         ("½ D", 0.5 * module, 0.5 * dense),

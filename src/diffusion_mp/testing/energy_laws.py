@@ -6,13 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.checks import (
-    check_counts,
-    check_finite,
-    check_kind,
-    check_seed,
-    check_values,
-)
+from diffusion_mp.checks import Count, Seed, check_finite, check_values, checked
 from diffusion_mp.energies.counterexamples import (
     SCALES,
     numbers_flaw,
@@ -24,6 +18,7 @@ from diffusion_mp.energies.terms import EnergyTerm
 from diffusion_mp.graph import Graph
 
 
+@checked
 @torch.inference_mode(False)
 @torch.enable_grad()
 def check_energy_term(
@@ -31,9 +26,9 @@ def check_energy_term(
     z: Float[Tensor, "N H D"],
     graph: Graph,
     *,
-    starts: int = 8,
-    ascent: int = 20,
-    seed: int = 0,
+    starts: Count = 8,
+    ascent: Count = 20,
+    seed: Seed = 0,
 ) -> None:
     """Check that a term is what certified steps need of it (Theorem T11 of docs/certified.md).
 
@@ -57,10 +52,6 @@ def check_energy_term(
     Examples:
         >>> check_energy_term(SourceTerm(x), x.unsqueeze(1), graph)
     """
-    check_kind(term, "term", EnergyTerm, "an EnergyTerm")
-    check_counts(starts=starts, ascent=ascent)
-    check_seed(seed)
-    check_kind(graph, "graph", Graph, "a Graph")
     check_values(z, graph.num_nodes, 1, "z")
     check_finite(z, "z")
     z = z.detach().double()

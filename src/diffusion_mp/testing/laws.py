@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from diffusion_mp.checks import check_kind, check_seed
+from diffusion_mp.checks import Seed, check_kind, checked
 
 
 class Tolerance(NamedTuple):
@@ -149,10 +149,10 @@ def expect_rng_untouched(what: str) -> Iterator[None]:
     )
 
 
+@checked
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seeded(seed: Seed) -> Iterator[None]:
     """Seed the global random state for the body and restore it afterwards."""
-    check_seed(seed)
     # Without devices=[] every GPU would be initialised, which takes seconds and fails in a forked process.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

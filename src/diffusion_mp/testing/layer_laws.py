@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp.checks import check_counts, check_function
+from diffusion_mp.checks import Count, check_counts, check_function, checked
 from diffusion_mp.couplings import Coupling, ScaledCoupling
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.testing.laws import (
@@ -90,8 +90,7 @@ def check_layer(
 
 def _output(case: LayerCase) -> None:
     """the output is [N, out_channels], finite, in the dtype of the input"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
     out = case.response(module, instance)
     expect(
         isinstance(out, Tensor),
@@ -108,8 +107,7 @@ def _output(case: LayerCase) -> None:
 
 def _unit_weights(case: LayerCase) -> None:
     """weights of one are no weights"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
     if not case.edges:
         return
     ones = torch.ones_like(instance.edge_weight)
@@ -158,8 +156,7 @@ def _returned_coupling(case: LayerCase) -> None:
 
 def _state_dict(case: LayerCase) -> None:
     """a state_dict carries the whole layer"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
     # Built from another seed, so that whatever is not loaded differs.
     other = replace(case, seed=case.seed + 1).module()
     other.load_state_dict(module.state_dict())
@@ -201,10 +198,11 @@ class UpdateCase(ModuleCase[StateUpdate]):
         return cast(Tensor, module(x, coupling, source=source, **options))
 
 
+@checked
 def check_update(
     update: StateUpdate | Callable[[], StateUpdate],
     *,
-    channels: int = 4,
+    channels: Count = 4,
     skip: Mapping[str, str] | None = None,
     compile: bool = False,
     seed: int = 0,
@@ -214,7 +212,6 @@ def check_update(
     Examples:
         >>> check_update(lambda: ExplicitEuler(tau=0.5))  # raises nothing
     """
-    check_counts(channels=channels)
     build, fresh, sample = builder(update, "update", StateUpdate, seed)
     case = UpdateCase(build, fresh, channels, True, compile, seed)
     run_laws(type(sample).__name__, UPDATE_LAWS, case, skip or {})
@@ -222,8 +219,7 @@ def check_update(
 
 def _shapes(case: UpdateCase) -> None:
     """the next state has the shape and the dtype of the state, [N, C] as [N, H, D]"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
     ones = torch.ones(2, dtype=torch.float64)
     two = ScaledCoupling(ones, case.coupling(instance), nonnegative=True)
     x = instance.x.repeat(1, 2)
@@ -236,8 +232,7 @@ def _shapes(case: UpdateCase) -> None:
 
 def _heads(case: UpdateCase) -> None:
     """a coupling of one head moves every head of the state alike, a state of one head goes through every coupling"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
     one = case.coupling(instance)
     x = instance.x.unsqueeze(1)
     both = case.moved(module, x.expand(-1, 2, -1), one)
@@ -254,8 +249,7 @@ def _heads(case: UpdateCase) -> None:
 
 def _refusals(case: UpdateCase) -> None:
     """a state of other nodes, a missing source and an unused one are refused before any arithmetic"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
     coupling = case.coupling(instance)
     x = instance.x
     calls = {"a state of other nodes": partial(module, torch.cat([x, x]), coupling)}
@@ -290,8 +284,7 @@ def _constants(case: UpdateCase) -> None:
 
 def _previous(case: UpdateCase) -> None:
     """with takes_previous it starts without a previous state, and depends on one that is passed"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
     if not module.takes_previous:
         return
     move = partial(case.moved, module, instance.x, case.coupling(instance))

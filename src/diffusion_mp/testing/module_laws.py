@@ -121,6 +121,10 @@ class ModuleCase(ABC, Generic[M]):
     ) -> Instance:
         return random_instance(num_nodes, self.channels, generator or self.generator())
 
+    def sample(self) -> tuple[M, Instance]:
+        """Return the module and an instance, drawn anew: a law may change both."""
+        return self.module(), self.instance()
+
     def batch(self) -> list[Instance]:
         generator = self.generator()
         # Two graphs of one size are stacked by kernels, and the others are not.
@@ -136,6 +140,9 @@ class ModuleCase(ABC, Generic[M]):
 
         # gradcheck perturbs its inputs in place, so the module's own parameters can be among them
         return function, (instance.x.clone().requires_grad_(), *trainable(module))
+
+
+AnyCase = ModuleCase[Any]
 
 
 def trainable(module: nn.Module) -> list[Tensor]:
@@ -159,10 +166,9 @@ def builder(
     return (subject if fresh else lambda: copy.deepcopy(sample)), fresh, sample
 
 
-def _permutation(case: ModuleCase[M]) -> None:
+def _permutation(case: AnyCase) -> None:
     """renaming the nodes renames the rows of the result, unless rows are declared positions, in order"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
     generator = case.generator()
     if getattr(module, "positional", False):
         return
@@ -179,7 +185,7 @@ def _permutation(case: ModuleCase[M]) -> None:
     expect_close(got, expected, "rearranged", "the result for the renamed nodes")
 
 
-def _batching(case: ModuleCase[M]) -> None:
+def _batching(case: AnyCase) -> None:
     """a graph alone, in a batch, and in the batch in another order has the same result"""
     module = case.module()
     parts = case.batch()
@@ -189,7 +195,7 @@ def _batching(case: ModuleCase[M]) -> None:
         expect_close(got, expected, "rearranged", "the result of the batch")
 
 
-def _poisoned_batch_mate(case: ModuleCase[M]) -> None:
+def _poisoned_batch_mate(case: AnyCase) -> None:
     """NaN in one graph of a batch reaches no other graph"""
     module = case.module()
     parts = case.batch()
@@ -202,7 +208,7 @@ def _poisoned_batch_mate(case: ModuleCase[M]) -> None:
     expect_close(got, clean, "rearranged", "the result of the other graphs")
 
 
-def _edge_cases(case: ModuleCase[M]) -> None:
+def _edge_cases(case: AnyCase) -> None:
     """a single node, isolated nodes, an empty graph in a batch and no node at all have finite results and gradients"""
     module = case.module()
     generator = case.generator()
@@ -228,14 +234,14 @@ def _edge_cases(case: ModuleCase[M]) -> None:
             expect(finite, f"{name} gives a result or gradient that is not finite")
 
 
-def _first_derivatives(case: ModuleCase[M]) -> None:
+def _first_derivatives(case: AnyCase) -> None:
     """gradients with respect to the state and the parameters agree with finite differences in double"""
     function, leaves = case.differentiable()
     if function(*leaves).requires_grad:
         gradcheck(function, leaves, atol=1e-6, rtol=1e-5, fast_mode=True)
 
 
-def _second_derivatives(case: ModuleCase[M]) -> None:
+def _second_derivatives(case: AnyCase) -> None:
     """second derivatives agree with finite differences, or are refused in words"""
     function, leaves = case.differentiable()
     out = function(*leaves)
@@ -258,7 +264,7 @@ def _second_derivatives(case: ModuleCase[M]) -> None:
     gradgradcheck(function, leaves, atol=1e-5, rtol=1e-4, fast_mode=True)
 
 
-def _half_precision(case: ModuleCase[M]) -> None:
+def _half_precision(case: AnyCase) -> None:
     """in bfloat16 sums over nodes are taken in float32"""
     # The reference has the parameters and inputs that were rounded, so that what is compared is the arithmetic alone.
     rounded = case.module().to(torch.bfloat16)
@@ -281,7 +287,7 @@ def _half_precision(case: ModuleCase[M]) -> None:
     expect_close(got.double() / size, expected / size, "autocast", what)
 
 
-def _autocast(case: ModuleCase[M]) -> None:
+def _autocast(case: AnyCase) -> None:
     """under autocast the result stays finite and close"""
     module = case.module(torch.float32)
     instance = case.instance().to(torch.float32)
@@ -291,7 +297,7 @@ def _autocast(case: ModuleCase[M]) -> None:
     expect_close(got.float(), expected, "autocast", "the result under autocast")
 
 
-def _purity(case: ModuleCase[M]) -> None:
+def _purity(case: AnyCase) -> None:
     """it leaves the state, the edges and the global random state alone, and repeats"""
     module = case.module()
     instance = join(case.batch())
@@ -305,7 +311,7 @@ def _purity(case: ModuleCase[M]) -> None:
     expect(torch.equal(first, second), "two calls with the same state differ")
 
 
-def _writable(case: ModuleCase[M]) -> None:
+def _writable(case: AnyCase) -> None:
     """its result can be written to: no entry shares memory with another, with an input, a parameter or a buffer"""
     module = case.module()
     for instance in (case.instance(), join(case.batch())):
@@ -320,7 +326,7 @@ def _writable(case: ModuleCase[M]) -> None:
         )
 
 
-def _reset_parameters(case: ModuleCase[M]) -> None:
+def _reset_parameters(case: AnyCase) -> None:
     """reset_parameters() from a seed equals a fresh module of that seed in every parameter"""
     with seeded(case.seed):
         module = case.build()
@@ -340,13 +346,13 @@ def _reset_parameters(case: ModuleCase[M]) -> None:
         expect(torch.equal(named[name], fresh), what)
 
 
-def _readable(case: ModuleCase[M]) -> None:
+def _readable(case: AnyCase) -> None:
     """its repr names the class"""
     module = case.module()
     expect(type(module).__name__ in repr(module), f"repr is {module!r}")
 
 
-def _compile(case: ModuleCase[M]) -> None:
+def _compile(case: AnyCase) -> None:
     """torch.compile captures one full graph with a dynamic number of nodes"""
     if not case.compile:
         return

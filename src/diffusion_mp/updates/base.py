@@ -162,12 +162,13 @@ class LaplacianUpdate(StateUpdate):
     """
 
     def __init__(
-        self, form: Form = "conservative", *, beta: float = 0.0, leak: float = 0.0
+        self,
+        form: Form = "conservative",
+        *,
+        beta: checks.FiniteNumber = 0.0,
+        leak: checks.NonnegativeNumber = 0.0,
     ) -> None:
         super().__init__()
-        checks.check_choice(form, "form", ("conservative", "residual"))
-        checks.check_number(beta, "beta")
-        checks.check_positive(leak, "leak", allow_zero=True)
         self.form: Form = form
         self.beta = float(beta)
         self.leak = float(leak)

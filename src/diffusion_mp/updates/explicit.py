@@ -144,23 +144,21 @@ class MomentumStep(LaplacianUpdate):
 
     def __init__(
         self,
-        tau: float,
+        tau: checks.PositiveNumber,
         momentum: float,
-        steps: int = 10,
+        steps: checks.Count = 10,
         form: Form = "conservative",
         *,
         beta: float = 0.0,
         leak: float = 0.0,
     ) -> None:
         super().__init__(form, beta=beta, leak=leak)
-        checks.check_positive(tau, "tau")
         checks.check_number(
             momentum,
             "momentum",
             lambda m: 0 <= m < 1,
             "lie in [0, 1), or nothing would ever come to rest",
         )
-        checks.check_counts(steps=steps)
         self.tau = float(tau)
         self.momentum = float(momentum)
         self.steps = steps

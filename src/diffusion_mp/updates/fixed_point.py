@@ -35,14 +35,15 @@ def _all_rows(x: Tensor) -> Tensor:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # the number of steps depends on values
+@checks.checked
 def fixed_point(
     step: Operator,
     x0: Float[Tensor, "*shape"],
     *,
     energy: Callable[[Tensor], Tensor] | None = None,
-    tol: float | None = None,
-    max_iter: int = 1000,
-    memory: int = 10,
+    tol: checks.PositiveNumber | None = None,
+    max_iter: checks.Count = 1000,
+    memory: checks.CountOrZero = 10,
     ptr: Tensor | None = None,
     total: Operator = _all_rows,
     what: str = "the fixed point",
@@ -84,10 +85,6 @@ def fixed_point(
         checks.check_function(energy, "energy", "of the state")
     checks.check_kind(what, "what", str, "a name")
     checks.check_tensor(x0, "x0", "to begin with")
-    if tol is not None:
-        checks.check_positive(tol, "tol")
-    checks.check_counts(max_iter=max_iter)
-    checks.check_counts(0, memory=memory)
     if ptr is not None:
         ptr = as_ptr(ptr)
         check_ptr(x0.shape[:1].numel(), ptr)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffusion_mp.checks import check_positive
+from diffusion_mp.checks import PositiveNumber
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.energies.spectrum import laplacian_extremes, spectral_interval
@@ -54,9 +54,8 @@ class HeatKernel(LaplacianUpdate):
     needs_reversible = True
     takes_source = False
 
-    def __init__(self, t: float, form: Form = "conservative") -> None:
+    def __init__(self, t: PositiveNumber, form: Form = "conservative") -> None:
         super().__init__(form)
-        check_positive(t, "t")
         self.t = float(t)
 
     def step(

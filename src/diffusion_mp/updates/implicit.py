@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.checks import check_counts, check_positive
+from diffusion_mp.checks import Count, PositiveNumber, checked
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.energies.spectrum import laplacian_extremes, precision
@@ -63,10 +63,9 @@ class SolvedUpdate(LaplacianUpdate):
         *,
         beta: float = 0.0,
         leak: float = 0.0,
-        max_iter: int = 1000,
+        max_iter: Count = 1000,
     ) -> None:
         super().__init__(form, beta=beta, leak=leak)
-        check_counts(max_iter=max_iter)
         self.max_iter = max_iter
 
     def solve(
@@ -168,9 +167,10 @@ class _ThetaStep(SolvedUpdate):
 
     theta: ClassVar[float]  #: θ in (0, 1].
 
-    def __init__(self, tau: float, form: Form = "conservative", **options: Any) -> None:
+    def __init__(
+        self, tau: PositiveNumber, form: Form = "conservative", **options: Any
+    ) -> None:
         super().__init__(form, **options)
-        check_positive(tau, "tau")
         self.tau = float(tau)
 
     def step(
@@ -296,14 +296,14 @@ class Equilibrium(SolvedUpdate):
             )
 
 
-def teleport_limit(alpha: float) -> Equilibrium:
+@checked
+def teleport_limit(alpha: PositiveNumber) -> Equilibrium:
     """Return the limit of `teleport`, x* = α (I − (1 − α) S)⁻¹ h (PPNP; Klicpera et al. 2019, Eq. 3), for 0 < α < 1.
 
     Examples:
         >>> teleport_limit(0.1)(x, AdjacencyDiffusivity("row")(x, graph), source=x).shape
         torch.Size([6, 4])
     """
-    check_positive(alpha, "alpha")
     step = teleport(alpha)
     return Equilibrium("residual", beta=step.beta, leak=step.leak)
 
