@@ -444,11 +444,9 @@ def check_state(
     check_place(x, module, name, dtype=True)
 
 
-def check_rows(
-    value: Tensor, name: str, x: Tensor, *, module: nn.Module | None = None
-) -> None:
-    """Raise unless ``value`` is a floating-point [N, F] with the rows and the device of ``x``, and fits ``module``."""
-    check_state(value, name, module=module)
+def check_rows(value: Tensor, name: str, x: Tensor) -> None:
+    """Raise unless ``value`` is a floating-point [N, F] with the rows and the device of ``x``."""
+    check_state(value, name)
     if value.size(0) != x.size(0):
         raise ValueError(
             f"{name} must have {x.size(0)} rows, one per node, as the state has; got {describe(value)}."
@@ -472,10 +470,10 @@ def index_vector(value: object, name: str, length: str) -> Tensor:
     return indices.long()
 
 
-def label_vector(y: object, name: str = "y") -> Tensor:
+def label_vector(y: object) -> Tensor:
     """Return class numbers [N] as int64, also from a column [N, 1], as node sets of OGB have it."""
-    labels = as_tensor(y, name, "a tensor [num_nodes] of integers")
-    return index_vector(_column_as_vector(labels), name, "[num_nodes]")
+    labels = as_tensor(y, "y", "a tensor [num_nodes] of integers")
+    return index_vector(_column_as_vector(labels), "y", "[num_nodes]")
 
 
 def _column_as_vector(values: Tensor) -> Tensor:
@@ -668,7 +666,7 @@ def check_edge_rows(
     check_place(edge_attr, module, name, dtype=True)
 
 
-def check_values(v: Tensor, num_nodes: int, heads: int, name: str = "v") -> None:
+def check_values(v: Tensor, num_nodes: int, heads: int, name: str) -> None:
     """Raise unless ``v`` is [N, H, D] for a coupling of ``num_nodes`` nodes and ``heads`` heads (1 broadcasts)."""
     # Before the dtype, since a state without the axis of heads is the usual mistake.
     if isinstance(v, Tensor) and v.dim() != 3:

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.checks import describe
@@ -151,25 +150,25 @@ def rise(
         return None
     graph = energy.graph_of(before)
 
-    def values(z: HeadState) -> Float[Tensor, "terms B"]:
-        return torch.stack([term.by_graph(z, graph) for term in energy.terms])
-
-    old = values(before)
-    new = values(after)
     squares = torch.maximum(before.square(), after.square()).double()
-    bounds = [
-        sum_by_graph((term.bound(before, graph) * squares).sum((1, 2)), graph)
-        for term in energy.terms
-    ]
-    sizes = old.abs() + new.abs() + torch.stack(bounds)
-    for term, parts, size in zip(energy.terms, old, sizes, strict=True):
+    old = new = size = before.new_zeros((), dtype=torch.float64)
+    for term in energy.terms:
+        old_values = term.by_graph(before, graph)
+        new_values = term.by_graph(after, graph)
+        weighed = (term.bound(before, graph) * squares).sum((1, 2))
+        term_size = old_values.abs() + new_values.abs() + sum_by_graph(weighed, graph)
         total = term.value(before, graph)
-        if not bool((parts.sum() - total).abs() <= 1e-8 * (size.sum() + total.abs())):
+        if not bool(
+            (old_values.sum() - total).abs() <= 1e-8 * (term_size.sum() + total.abs())
+        ):
             return (
                 f"{term!r} is no sum over the graphs of the batch, so it couples them."
             )
-    rounding = 64 * torch.finfo(before.dtype).eps * sizes.sum(0) + least
-    excess = new.sum(0) - old.sum(0) - rounding
+        old = old + old_values
+        new = new + new_values
+        size = size + term_size
+    rounding = 64 * torch.finfo(before.dtype).eps * size + least
+    excess = new - old - rounding
     risen = ~(excess <= 0)  # NaN is no descent either
     if not bool(risen.any()):
         return None
@@ -177,11 +176,11 @@ def rise(
     if len(risen) > 1 and bool(excess.sum() <= 0):
         # A coupling of all rows makes F of a graph depend on other graphs, and then only the sum has to fall.
         mixed = torch.where((graph.batch == where)[:, None, None], after, before)
-        away = (values(mixed) - new).sum(0)[where].abs()
-        if bool(away > rounding[where]):
+        alone = sum(term.by_graph(mixed, graph) for term in energy.terms)
+        if bool((alone - new)[where].abs() > rounding[where]):
             return None
     what = f" of graph {where}" if len(risen) > 1 else ""
-    return f"F{what} goes from {float(old.sum(0)[where]):.6g} to {float(new.sum(0)[where]):.6g}."
+    return f"F{what} goes from {float(old[where]):.6g} to {float(new[where]):.6g}."
 
 
 def projection_flaw(constraint: Constraint, z: HeadState, graph: Graph) -> str | None:
@@ -226,14 +225,14 @@ def resolution(term: EnergyTerm, z: HeadState, graph: Graph) -> Scalar:
     )
 
 
-def numbers_flaw(
-    term: EnergyTerm, z: HeadState, graph: Graph, *, value: bool = True
-) -> str | None:
+def numbers_flaw(term: EnergyTerm, z: HeadState, graph: Graph) -> str | None:
     """Return a sentence saying which of the three functions has a wrong shape or no numbers at z, or ``None``."""
     bound = term.bound(z, graph)
-    results = {"half_gradient": term.half_gradient(z, graph), "bound": bound}
-    if value:
-        results["value"] = term.value(z, graph)
+    results = {
+        "half_gradient": term.half_gradient(z, graph),
+        "bound": bound,
+        "value": term.value(z, graph),
+    }
     for name, result in results.items():
         if (flaw := wrong_shape(term, name, result, z)) is not None:
             return flaw

@@ -293,6 +293,9 @@ class AttentionTerm(RowTerm, SharedTerm):
             return Majorant(half.unsqueeze(1), bound if convex else 2 * bound)
 
 
+#: Squarings of BᵀB in a bound on ‖B‖₂; each takes the square root of its relative error.
+SQUARINGS = 5
+
 #: Convex ρ and its derivative σ = ρ′, by name.
 ACTIVATIONS: dict[
     str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
@@ -361,11 +364,11 @@ class MLPTerm(RowTerm):
 
 
 def norm_bounds(
-    matrix: Float[Tensor, "R D C"] | Float[Tensor, "R C"], squarings: int = 5
+    matrix: Float[Tensor, "R D C"] | Float[Tensor, "R C"],
 ) -> Float[Tensor, " R"]:
     """Return ‖B_r‖₂ of diagonals, and upper bounds on it of matrices, by squaring S = BᵀB.
 
-    The bounds are at most C^(1/2^(squarings + 2)) times too large.
+    The bounds are at most C^(1/128) times too large.
 
     ‖B‖₂² = ‖S‖₂ ≤ ‖S^(2^k)‖_F^(1/2^k) for any k, while a power iteration gives an estimate from below. Every power is
     divided by its Frobenius norm, so that none over- or underflows.
@@ -384,7 +387,7 @@ def norm_bounds(
         if matrix.size(1) < matrix.size(2):
             scaled = scaled.mT
         power = scaled.mT @ scaled
-        for number in range(squarings):
+        for number in range(SQUARINGS):
             # Every third time is enough: between, norms fall to C⁻⁴ at least, far above
             # the smallest number.
             if number % 3 == 0:
@@ -395,4 +398,4 @@ def norm_bounds(
         size = torch.linalg.matrix_norm(power).clamp(min=tiny)
         # The rounding of a product of C terms may lower the bound.
         rounding = 8 * matrix.size(2) * torch.finfo(matrix.dtype).eps
-        return bound * size.pow(0.5 ** (squarings + 1)) * (1 + rounding)
+        return bound * size.pow(0.5 ** (SQUARINGS + 1)) * (1 + rounding)

@@ -72,7 +72,7 @@ def blocks(x: State, ptr: Tensor | None = None) -> list[Tensor]:
     return [head for graph in graphs if len(graph) for head in graph.unbind(1)]
 
 
-def sum_squared_distances(x: State, ptr: Tensor | None = None) -> Scalar:
+def sum_squared_distances(x: State, ptr: Tensor | None) -> Scalar:
     """Return Σ_ij ‖x_i − x_j‖² over ordered pairs, as 2n Σ‖x_i − c‖² − 2‖Σ(x_i − c)‖² in O(N d)."""
     check_heads(x)
     total = x.new_zeros((), dtype=torch.float64)
@@ -82,7 +82,7 @@ def sum_squared_distances(x: State, ptr: Tensor | None = None) -> Scalar:
     return total
 
 
-def sum_distance_powers(x: State, ptr: Tensor | None = None) -> tuple[Scalar, Scalar]:
+def sum_distance_powers(x: State, ptr: Tensor | None) -> tuple[Scalar, Scalar]:
     """Return Σ_ij z_ij² and Σ_ij z_ij⁴ with z_ij = ‖x_i − x_j‖ over ordered pairs, exact in O(N d²).
 
     With a_i = ‖y_i‖², m = Σ y_i, q = Σ a_i y_i, M = YᵀY and y_i = x_i − c: Σz² = 2n Σa_i − 2‖m‖² and
@@ -108,7 +108,7 @@ def sum_distance_powers(x: State, ptr: Tensor | None = None) -> tuple[Scalar, Sc
 
 
 def sum_over_pairs(
-    function: Callable[[Tensor], Tensor], x: State, ptr: Tensor | None = None
+    function: Callable[[Tensor], Tensor], x: State, ptr: Tensor | None
 ) -> Scalar:
     """Return Σ_ij function(‖x_i − x_j‖²) over ordered pairs in O(N² d), in tiles that the backward pass recomputes."""
     check_heads(x)
