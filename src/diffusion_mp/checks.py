@@ -31,8 +31,8 @@ from torch_geometric.data import Data, HeteroData
 
 from diffusion_mp.runtime.torch_private import dispatch_mode_active
 
-# torch computes next to nothing in these (no comparison, no index), so they are converted before anything is asked
-# of them.
+# torch computes next to nothing in these (no comparison, no index), so they are
+# converted before anything is asked of them.
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, *UNSIGNED)
 
@@ -76,7 +76,8 @@ def describe(value: object) -> str:
 
 def check_choice(value: object, name: str, choices: Iterable[Any]) -> None:
     options = list(choices)
-    # An array of NumPy would answer ``in`` with an array, and an object of the user with what it likes.
+    # An array of NumPy would answer ``in`` with an array, and an object of the user
+    # with what it likes.
     if not (value is None or isinstance(value, str)) or value not in options:
         raise ValueError(
             f"{name} must be one of {', '.join(map(repr, options))}; got {describe(value)}."
@@ -87,7 +88,8 @@ def check_positive(value: float, name: str, *, allow_zero: bool = False) -> None
     """Raise unless ``value`` is a finite number above zero (or, with ``allow_zero``, at least zero)."""
 
     def fits(number: float) -> bool:
-        # While torch compiles, a number may be a symbol, which is finite and has no `math.isfinite`.
+        # While torch compiles, a number may be a symbol, which is finite and has no
+        # `math.isfinite`.
         finite = torch.compiler.is_compiling() or math.isfinite(number)
         return finite and (number >= 0 if allow_zero else number > 0)
 
@@ -137,7 +139,8 @@ def check_counts(least: int = 1, /, **counts: int) -> None:
 
 
 def check_seed(seed: int, name: str = "seed") -> None:
-    # Seeds are kept in a buffer of int64, where larger ones would be cut off without a word.
+    # Seeds are kept in a buffer of int64, where larger ones would be cut off without a
+    # word.
     check_integer(seed, name, -(1 << 63), (1 << 63) - 1)
 
 
@@ -147,7 +150,8 @@ def check_index(value: int, name: str, size: int) -> None:
 
 def as_whole(value: object, name: str, way_out: str = "") -> int:
     """Return a whole number, also one of NumPy or PyTorch, as an int; raise TypeError, ending in ``way_out``."""
-    # `operator.index` takes what Python takes as a position in a list, and no float, not even 3.0.
+    # `operator.index` takes what Python takes as a position in a list, and no float,
+    # not even 3.0.
     with suppress(TypeError):
         if not isinstance(value, bool):
             return index(value)  # type: ignore[arg-type]
@@ -158,7 +162,8 @@ def as_whole(value: object, name: str, way_out: str = "") -> int:
 
 def python_number(value: object) -> Any:
     """Return a number of NumPy, a scalar or an array without dimensions, as one of Python; all else as it is."""
-    # A float32 of NumPy is no float for Python, and a saved model could not write it as JSON.
+    # A float32 of NumPy is no float for Python, and a saved model could not write it as
+    # JSON.
     if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
         return value.item()
     return value
@@ -229,8 +234,8 @@ def _check_channels(value: int, name: str) -> None:
         check_counts(**{name: value})
 
 
-#: What an argument may be, as annotations say it and `checked` makes sure of it. -1 channels are those of the first
-#: call.
+#: What an argument may be, as annotations say it and `checked` makes sure of it. -1
+#: channels are those of the first call.
 Count = Annotated[int, _at_least(1)]
 CountOrZero = Annotated[int, _at_least(0)]
 Channels = Annotated[int, _check_channels]
@@ -252,7 +257,8 @@ def checked(function: Function) -> Function:
 
     @cache
     def checks() -> dict[str, Check]:
-        # Not before the first call, since an annotation may name a class that its module defines later.
+        # Not before the first call, since an annotation may name a class that its
+        # module defines later.
         hints = get_type_hints(function, include_extras=True)
         of_all = {name: _check_of(hint) for name, hint in hints.items()}
         return {name: check for name, check in of_all.items() if check is not None}
@@ -375,7 +381,8 @@ def check_place(
     """Raise unless ``x`` has the device and, with ``dtype`` but not under autocast, the dtype of the parameters."""
     if torch.compiler.is_compiling():
         return
-    # The first parameter with dimensions, for scalars go with any dtype. (``parameters()`` takes ten times as long.)
+    # The first parameter with dimensions, for scalars go with any dtype.
+    # (``parameters()`` takes ten times as long.)
     modules = [module]
     while modules:
         part = modules.pop()
@@ -526,7 +533,8 @@ def check_pairs(
 ) -> Tensor:
     """Return pairs of nodes [2, E], senders first, on ``device`` as int64, from a tensor there, a list or an array."""
     listed = as_tensor(pairs, name, f"a tensor {shape}")
-    # A list has no device, and goes where it is needed; a tensor elsewhere is a mistake of the caller.
+    # A list has no device, and goes where it is needed; a tensor elsewhere is a mistake
+    # of the caller.
     if not isinstance(plain(pairs), Tensor):
         listed = listed.to(device)
     check_integer_pairs(listed, name, shape)
@@ -572,7 +580,8 @@ def check_range(pairs: Tensor, name: str, size: int, what: str = "nodes") -> Non
         return
     check_has_values(pairs, name)
     numbers = pairs.long() if pairs.dtype in UNSIGNED else pairs
-    # `tolist` in a transform of torch.func looks for memory that a wrapped tensor has not, with PyTorch 2.6.
+    # `tolist` in a transform of torch.func looks for memory that a wrapped tensor has
+    # not, with PyTorch 2.6.
     low, high = (int(end) for end in numbers.aminmax())
     if low < 0 or high >= size:
         raise ValueError(
@@ -623,7 +632,8 @@ def check_mask(mask: Tensor | None, x: Tensor, name: str = "mask") -> None:
         return
     what = "a bool tensor, true where there is a token"
     check_kind(mask, name, Tensor, what)
-    # Only bool: numbers may mean tokens or padding, and are added to scores by other libraries.
+    # Only bool: numbers may mean tokens or padding, and are added to scores by other
+    # libraries.
     if mask.dtype != torch.bool or mask.layout != torch.strided:
         raise TypeError(f"{name} must be {what}; got {describe(mask)}.")
     check_has_values(mask, name)
@@ -702,7 +712,8 @@ def needed_by(what: str, install: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        # The module that is missing may be one that the package itself needs, and its name stays with the error.
+        # The module that is missing may be one that the package itself needs, and its
+        # name stays with the error.
         package = (error.name or "a package").partition(".")[0]
         raise ModuleNotFoundError(
             f"{what} needs {package}, which is not installed: pip install {quote(install)}.",

@@ -30,7 +30,8 @@ class RankLostError(RuntimeError):
     """
 
 
-#: The hook of every parameter whose gradient is summed; a second hook would sum it twice.
+#: The hook of every parameter whose gradient is summed; a second hook would sum it
+#: twice.
 _SUMMED = WeakIdKeyDictionary()
 
 #: Messages of backends whose connection is lost; gloo raises plain RuntimeErrors.
@@ -164,7 +165,8 @@ def node_parallel(model: Model, group: ProcessGroup | None = None) -> Model:
         with contact(group), torch.no_grad():
             distributed.broadcast(tensor.detach(), group=group, group_src=0)
 
-    # Autograd runs in reverse order of the forward pass, which is the same on every rank, and so is the order of sums.
+    # Autograd runs in reverse order of the forward pass, which is the same on every
+    # rank, and so is the order of sums.
     for parameter in model.parameters():
         if parameter.requires_grad and parameter not in _SUMMED:
             _SUMMED[parameter] = parameter.register_hook(

@@ -233,7 +233,8 @@ class ShardedGraph(GraphPart):
         sent = weight.new_zeros(self.num_nodes + sum(self._num_fetched)).index_add(
             0, source, weight
         )
-        # Only this rank knows the edges from its halo, so it sends their weights to the ranks of these nodes.
+        # Only this rank knows the edges from its halo, so it sends their weights to the
+        # ranks of these nodes.
         elsewhere = all_to_all(
             sent[self.num_nodes :], self._num_fetched, self._num_lent, self.group
         )

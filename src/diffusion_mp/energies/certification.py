@@ -123,7 +123,8 @@ def certify(
     if (flaw := state_flaw(penalty, x, ptr)) is not None:
         return Certificate.refused("Theorem 7", tau, flaw)
     omega = penalty.coupling(x.double(), ptr)
-    # Without normalisation Theorem 1 covers Ω, which majorises the energy (Proposition 6).
+    # Without normalisation Theorem 1 covers Ω, which majorises the energy (Proposition
+    # 6).
     if is_diffusivity and not subject.row_stochastic:
         return theorem1(omega, tau, leak=leak)
     return theorem7(omega, tau, leak=leak)

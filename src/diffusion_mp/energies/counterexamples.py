@@ -31,10 +31,12 @@ from diffusion_mp.runtime.precision import reciprocal
 #: What parts of an energy may be made of.
 KINDS = (EnergyTerm, Penalty, Constraint, Coupling, nn.Module)
 
-#: Scales at which terms and energies are looked at: states contracted to points, and spread far apart.
+#: Scales at which terms and energies are looked at: states contracted to points, and
+#: spread far apart.
 SCALES = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
 
-#: Entries beyond which an exponential overflows, so that a value that is not finite says nothing about its term.
+#: Entries beyond which an exponential overflows, so that a value that is not finite
+#: says nothing about its term.
 OVERFLOWING = 500.0
 
 
@@ -84,7 +86,8 @@ def counterexample(
     """
     graph = energy.graph_of(z)
     project = energy.constraint.project
-    # A state in half precision lies in C up to its own rounding, and steps begin at the projection in single precision.
+    # A state in half precision lies in C up to its own rounding, and steps begin at the
+    # projection in single precision.
     first = project(z.to(torch.promote_types(z.dtype, torch.float32)))
     if any(isinstance(part, Constraint) for part in foreign):
         flaw = projection_flaw(energy.constraint, first.double(), graph)
@@ -174,7 +177,8 @@ def rise(
         return None
     where = int(risen.int().argmax())
     if len(risen) > 1 and bool(excess.sum() <= 0):
-        # A coupling of all rows makes F of a graph depend on other graphs, and then only the sum has to fall.
+        # A coupling of all rows makes F of a graph depend on other graphs, and then
+        # only the sum has to fall.
         mixed = torch.where((graph.batch == where)[:, None, None], after, before)
         alone = sum(term.by_graph(mixed, graph) for term in energy.terms)
         if bool((alone - new)[where].abs() > rounding[where]):
@@ -277,8 +281,9 @@ def term_flaw(
         if overflows(z + move, after):
             continue
         size = value.abs() + after.abs() + linear.abs().sum() + quadratic.sum()
-        # A value may be a difference of terms of the size p ‖z‖², as where all neighbours are equal, with z measured
-        # from the mean of its graph, from which an isolated node may be far.
+        # A value may be a difference of terms of the size p ‖z‖², as where all
+        # neighbours are equal, with z measured from the mean of its graph, from which
+        # an isolated node may be far.
         squares = (
             z.square() + (z + move).square() + near.square() + (near + move).square()
         )
@@ -321,7 +326,8 @@ def curved_moves(
         direction = unit(direction)
         ahead = term.half_gradient(z + near * direction, graph)
         behind = term.half_gradient(z - near * direction, graph)
-        # The shift makes the largest eigenvalue, of which 2 is allowed, also the largest in absolute value.
+        # The shift makes the largest eigenvalue, of which 2 is allowed, also the
+        # largest in absolute value.
         direction = (ahead - behind) / (2 * near * weight) + 2 * direction
     direction = unit(direction)
     if not bool(direction.isfinite().all()):

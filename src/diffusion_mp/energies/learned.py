@@ -66,7 +66,8 @@ class MixturePenalty(Saved, Penalty):
         for name, numbers in (("widths", widths), ("weights", weights)):
             for number in numbers:
                 checks.check_positive(number, f"every one of {name}")
-        # Numbers, not tensors: a model is first built on the meta device when it is loaded.
+        # Numbers, not tensors: a model is first built on the meta device when it is
+        # loaded.
         self.initial = (
             [float(width) for width in widths],
             [float(weight) for weight in weights],
@@ -230,7 +231,8 @@ class FunctionPenalty(Saved, Penalty):
 
     def _part(self, reach: Tensor, node: float, weight: float) -> Tensor:
         """Return one term of the rule: with r = log(1 + z²) and v = t√r, δ = ∫₀¹ f(e^{t²r} − 1) 2t r e^{t²r} dt."""
-        # In v = t√r the rule resolves an f that falls within any scale, and √z² has no infinite slope at zero.
+        # In v = t√r the rule resolves an f that falls within any scale, and √z² has no
+        # infinite slope at zero.
         exponent = node**2 * reach
         return 2 * weight * node * reach * exponent.exp() * self.slope(exponent.expm1())
 

@@ -89,7 +89,8 @@ class MatrixTerm(RowTerm, SharedTerm):
         self.forward = coupling
         self.matrix = matrix
         self.hops = hops
-        # Tracing, entries cannot be examined: without a promise, both products are taken.
+        # Tracing, entries cannot be examined: without a promise, both products are
+        # taken.
         mutual = (symmetric or matrix is None or matrix.dim() == 2) and (
             coupling.symmetric if values_only(captured=True) else coupling.T is coupling
         )
@@ -111,7 +112,8 @@ class MatrixTerm(RowTerm, SharedTerm):
         """Return |A|^h 1, in double, since a limit is solved there: rounded, D − A would leak constants."""
         if isinstance(coupling, SparseCoupling):
             weight = coupling.weight.double()
-            # A graph that was not validated may break the promise, but promised zeros keep their one-sided gradient.
+            # A graph that was not validated may break the promise, but promised zeros
+            # keep their one-sided gradient.
             if coupling.nonnegative:
                 weight = torch.where(weight < 0, -weight, weight)
             else:
@@ -241,8 +243,9 @@ class AttentionTerm(RowTerm, SharedTerm):
         if self.prior is not None:
             edges = self.prior.graph
             weight = cast("SparseCoupling", self._attention(q, k, edges)).weight
-            # It is Σ_j ω_ij (log b_ij + l_ij − log ω_ij). Edges whose ω underflows have no part: 1/ω, by which the
-            # gradient of the logarithm multiplies, is infinite there.
+            # It is Σ_j ω_ij (log b_ij + l_ij − log ω_ij). Edges whose ω underflows have
+            # no part: 1/ω, by which the gradient of the logarithm multiplies, is
+            # infinite there.
             counts = weight >= torch.finfo(weight.dtype).tiny
             prior = torch.where(counts, self.prior.weight.to(q.dtype), 1.0)
             logarithm = prior.log() - torch.where(counts, weight, 1.0).log()
@@ -293,7 +296,8 @@ class AttentionTerm(RowTerm, SharedTerm):
             return Majorant(half.unsqueeze(1), bound if convex else 2 * bound)
 
 
-#: Squarings of BᵀB in a bound on ‖B‖₂; each takes the square root of its relative error.
+#: Squarings of BᵀB in a bound on ‖B‖₂; each takes the square root of its relative
+#: error.
 SQUARINGS = 5
 
 #: Convex ρ and its derivative σ = ρ′, by name.
@@ -381,7 +385,8 @@ def norm_bounds(
         return matrix.abs().amax(1)
     tiny = torch.finfo(matrix.dtype).tiny
     with without_autocast(matrix):
-        # The scales of B and of its powers cancel in the bound, so they need no gradient.
+        # The scales of B and of its powers cancel in the bound, so they need no
+        # gradient.
         bound = matrix.detach().abs().amax((1, 2)).clamp(min=tiny)
         scaled = matrix / bound[:, None, None]
         if matrix.size(1) < matrix.size(2):

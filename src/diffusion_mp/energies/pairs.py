@@ -18,7 +18,8 @@ from diffusion_mp.graph.ops import graph_sizes
 CHUNK_ROWS = 8_192  # rows converted to float64 at a time by the O(N d²) sums
 TILE_ENTRIES = 2_097_152  # pairs held at a time by the O(N²) sums (16 MiB of float64)
 
-#: A state by head; what every node and every graph has; a number in float64; a bound that may broadcast.
+#: A state by head; what every node and every graph has; a number in float64; a bound
+#: that may broadcast.
 HeadState = Float[Tensor, "N H D"]
 PerNode = Float[Tensor, " N"]
 PerGraph = Float[Tensor, " B"]
@@ -137,7 +138,8 @@ def find_distance_above(
     """Return a squared distance > limit of two nodes of a graph, or None; in O(N d) for most states, else O(N²)."""
     for block in blocks(x, ptr):
         centred = _centred(block)
-        # Rows in a ball of radius r, around the mean or the origin, are at most 2r apart.
+        # Rows in a ball of radius r, around the mean or the origin, are at most 2r
+        # apart.
         around_mean = centred.square().sum(1).max()
         around_origin = block.double().square().sum(1).max()
         if 4 * min(around_mean, around_origin) <= limit:

@@ -116,7 +116,8 @@ def extreme_eigenvalues(
     """Return the smallest and the largest eigenvalue of a symmetric matrix, moved outwards as above."""
     if isinstance(matrix, np.ndarray):
         return -largest_eigenvalue(-matrix), largest_eigenvalue(matrix)
-    # The smallest is often zero and Lanczos has a relative tolerance, so it is applied to the top of λ_max − Δ.
+    # The smallest is often zero and Lanczos has a relative tolerance, so it is applied
+    # to the top of λ_max − Δ.
     top = largest_eigenvalue(matrix, rtol)
     turned = _operator(matrix.shape[0], lambda v: top * v - matrix @ v)
     return top - largest_eigenvalue(turned, rtol), top

@@ -11,7 +11,8 @@ from diffusion_mp.runtime.cache import values_only
 
 #: Tensors that all have one of these dtypes stay as they are.
 ALREADY = (torch.float32, torch.float64)
-#: Norms between which the squares of a vector, and products with those of others, stay within the range of float32.
+#: Norms between which the squares of a vector, and products with those of others, stay
+#: within the range of float32.
 LEAST = 1e-10
 MOST = 1e10
 
@@ -90,7 +91,8 @@ def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
     """Divide in at least float32; a zero (or subnormal) denominator gives 0, in the gradient too."""
     denominator = denominator.to(torch.promote_types(denominator.dtype, torch.float32))
     zero = denominator.abs() < torch.finfo(denominator.dtype).tiny
-    # The divisor is replaced as well: the gradient of a quotient by zero that is not taken would be 0 · ∞.
+    # The divisor is replaced as well: the gradient of a quotient by zero that is not
+    # taken would be 0 · ∞.
     return torch.where(zero, 0.0, numerator / torch.where(zero, 1.0, denominator))
 
 

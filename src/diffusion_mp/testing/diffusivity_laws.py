@@ -48,7 +48,8 @@ class DiffusivityCase(ModuleCase[Diffusivity]):
         return cast(Coupling, module(instance.x, graph))
 
     def response(self, module: Diffusivity, instance: Instance) -> Tensor:
-        # Values [N, 1, 8] in [1, 2] are functions of each row. For at most eight nodes, the product determines S.
+        # Values [N, 1, 8] in [1, 2] are functions of each row. For at most eight nodes,
+        # the product determines S.
         values = 1.5 + 0.5 * torch.sin(instance.x.double() @ self.directions)
         values = values.to(instance.x.dtype).unsqueeze(1)
         # Dynamo traces a method, not the operator @.

@@ -31,13 +31,15 @@ _SINGLE = Tolerance(1e-4, 1e-5)
 def _row(
     double: Tolerance, single: Tolerance = _SINGLE
 ) -> dict[torch.dtype, Tolerance]:
-    # In half precision inputs, scores and results are rounded; sums are taken in float32.
+    # In half precision inputs, scores and results are rounded; sums are taken in
+    # float32.
     half = {torch.bfloat16: Tolerance(4e-2, 4e-2), torch.float16: Tolerance(1e-2, 1e-2)}
     return {torch.float64: double, torch.float32: single, **half}
 
 
 TOLERANCES: dict[str, dict[torch.dtype, Tolerance]] = {
-    # In double a few units in the last place of sums over a hundred nodes; gradients and iterations lose more digits.
+    # In double a few units in the last place of sums over a hundred nodes; gradients
+    # and iterations lose more digits.
     "product": _row(Tolerance(1e-10, 1e-10)),  # a coupling against its dense matrix
     "degree": _row(Tolerance(1e-10, 1e-10)),
     "entries": _row(Tolerance(1e-12, 1e-12)),
@@ -104,7 +106,8 @@ def expect_close(
     if got.numel() == 0:
         return
     rtol, atol = tolerance(operation, got.dtype)
-    # Differences are taken in double: in half precision they would be rounded themselves, or overflow.
+    # Differences are taken in double: in half precision they would be rounded
+    # themselves, or overflow.
     got64 = got.detach().double()
     expected64 = expected.detach().double()
     excess = (got64 - expected64).abs() - atol - rtol * expected64.abs()
@@ -153,7 +156,8 @@ def expect_rng_untouched(what: str) -> Iterator[None]:
 @contextmanager
 def seeded(seed: Seed) -> Iterator[None]:
     """Seed the global random state for the body and restore it afterwards."""
-    # Without devices=[] every GPU would be initialised, which takes seconds and fails in a forked process.
+    # Without devices=[] every GPU would be initialised, which takes seconds and fails
+    # in a forked process.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -179,7 +183,8 @@ def run_laws(
     for name, law in names.items():
         if name in skipped:
             continue
-        # A law that raises is broken like any other, and the laws after it are still checked: one run names all faults.
+        # A law that raises is broken like any other, and the laws after it are still
+        # checked: one run names all faults.
         try:
             with torch.inference_mode(False), torch.enable_grad():
                 law(case)

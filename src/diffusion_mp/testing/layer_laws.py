@@ -128,7 +128,8 @@ def _graph_in_place_of_edges(case: LayerCase) -> None:
     expect_close(got, expected, "rearranged", "the output for a Graph")
     if not case.edges:
         return
-    # A sparse matrix has one entry per pair, and edge attention distinguishes repeated edges from their sum.
+    # A sparse matrix has one entry per pair, and edge attention distinguishes repeated
+    # edges from their sum.
     matrix = torch.sparse_coo_tensor(
         joined.edge_index.flip(0),
         joined.edge_weight,

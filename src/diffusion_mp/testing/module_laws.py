@@ -56,7 +56,8 @@ def random_instance(
     Edges: a directed ring, random pairs (also self-loops), a loop and a repeated edge, with weights in [½, 3/2].
     """
     x = torch.randn(num_nodes, channels, generator=generator, dtype=torch.float64)
-    # In the ball whatever was drawn, unlike unit vectors, which penalties and norms would not tell apart.
+    # In the ball whatever was drawn, unlike unit vectors, which penalties and norms
+    # would not tell apart.
     x = x / (1 + x.norm(dim=-1, keepdim=True))
     node = torch.arange(num_nodes)
     ring = torch.stack([node, node.roll(-1)])[:, : num_nodes if num_nodes > 1 else 0]
@@ -138,7 +139,8 @@ class ModuleCase(ABC, Generic[M]):
         def function(x: Tensor, *parameters: Tensor) -> Tensor:
             return self.response(module, replace(instance, x=x))
 
-        # gradcheck perturbs its inputs in place, so the module's own parameters can be among them
+        # gradcheck perturbs its inputs in place, so the module's own parameters can be
+        # among them
         return function, (instance.x.clone().requires_grad_(), *trainable(module))
 
 
@@ -248,7 +250,8 @@ def _second_derivatives(case: AnyCase) -> None:
     if not out.requires_grad:
         return
     try:
-        # Of a square, since a loss that is linear in the result has no second derivative to be wrong.
+        # Of a square, since a loss that is linear in the result has no second
+        # derivative to be wrong.
         first = torch.autograd.grad(
             out.square().sum(), leaves, create_graph=True, materialize_grads=True
         )
@@ -266,7 +269,8 @@ def _second_derivatives(case: AnyCase) -> None:
 
 def _half_precision(case: AnyCase) -> None:
     """in bfloat16 sums over nodes are taken in float32"""
-    # The reference has the parameters and inputs that were rounded, so that what is compared is the arithmetic alone.
+    # The reference has the parameters and inputs that were rounded, so that what is
+    # compared is the arithmetic alone.
     rounded = case.module().to(torch.bfloat16)
     reference = copy.deepcopy(rounded).double()
     # Every node sends to node 0 with the weight one, for a long sum.

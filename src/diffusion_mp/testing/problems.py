@@ -119,7 +119,8 @@ def random_problem(
     chance, weight = torch.rand(
         2, num_nodes, num_nodes, dtype=torch.float64, generator=generator
     )
-    # The path connects the graph: an isolated part would be an eigenvalue zero of its own.
+    # The path connects the graph: an isolated part would be an eigenvalue zero of its
+    # own.
     linked = (chance < 4.0 / num_nodes) | (path_adjacency(num_nodes) > 0)
     upper = (linked * (weight + 0.5)).triu(1)
     return _problem(f"random graph of {num_nodes}", upper + upper.T, form, seed)
@@ -259,7 +260,8 @@ def assert_energy_descent(
 
 def _graph_coupling(graph: Graph) -> Coupling:
     """Return a symmetric coupling with row sums below one, so that both Laplacians have eigenvalues in [0, 2)."""
-    # Divided by the largest degree, so that no step size of a test has to know the graph.
+    # Divided by the largest degree, so that no step size of a test has to know the
+    # graph.
     largest = graph.degree(dtype=torch.float64).max()
     weight = graph.weights(graph.degree(dtype=torch.float64)) / (1.01 * largest)
     scaled = Graph(graph.num_nodes, graph.edges, weight)
@@ -294,7 +296,8 @@ def _theory(
             diffusivity.heads == 1,
             f"{name} has several heads, each with its own energy; pass the one to watch.",
         )
-        # A leak of the row-normalised step acts in the metric d̄ of that step (Theorem 7).
+        # A leak of the row-normalised step acts in the metric d̄ of that step (Theorem
+        # 7).
         metric = None
         if diffusivity.row_stochastic:
             metric = diffusivity.penalty.coupling(x).degree()

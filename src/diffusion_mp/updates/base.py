@@ -42,7 +42,8 @@ class StateUpdate(Resettable, ABC):
         (True, torch.Size([6, 4]))
     """
 
-    #: Whether S must be reversible or low-rank: iterations need self-adjoint operators, closed forms features.
+    #: Whether S must be reversible or low-rank: iterations need self-adjoint operators,
+    #: closed forms features.
     needs_reversible: ClassVar[bool] = False
     takes_source: ClassVar[bool] = True  #: Whether the update has a source term τβh.
     takes_previous: bool = False  #: Whether `step` also reads the previous state.
@@ -59,8 +60,9 @@ class StateUpdate(Resettable, ABC):
         **options: Any,
     ) -> Tensor:
         """Return the next state; ``values`` (default: x) are propagated, ``source`` is h, `step` gets ``options``."""
-        # Everything that a step relies on is checked here, once and before any arithmetic, so that a `step` is its
-        # mathematics alone. What it gets is [N, H, D] on the device of the coupling.
+        # Everything that a step relies on is checked here, once and before any
+        # arithmetic, so that a `step` is its mathematics alone. What it gets is [N, H,
+        # D] on the device of the coupling.
         if not isinstance(coupling, Coupling):
             check_coupling_kind(coupling)
         self.check(coupling)
@@ -86,7 +88,8 @@ class StateUpdate(Resettable, ABC):
                     f"{type(self).__name__} has no source term; got a source of shape {list(source.shape)}. Leave it "
                     f"out, or use ExplicitEuler, ImplicitEuler or Equilibrium."
                 )
-        # Without this a step with a source term would silently be one without, and drift to consensus.
+        # Without this a step with a source term would silently be one without, and
+        # drift to consensus.
         elif self.beta != 0.0:
             raise ValueError(
                 f"beta={self.beta} weighs a source, but none came; pass source=h [N, H, D] (usually the initial "
@@ -114,7 +117,8 @@ class StateUpdate(Resettable, ABC):
                 f"{type(self).__name__} solves for all rows at once; got a {type(coupling).__name__} with the rows of "
                 f"one rank. Run it in one process, or take ExplicitEuler or CertifiedStep, which need no other rows."
             )
-        # A formula takes any coupling, and a program that is recorded or exported has no entries to look at.
+        # A formula takes any coupling, and a program that is recorded or exported has
+        # no entries to look at.
         if dense_formula_runs(coupling):
             return
         if not (coupling.low_rank or coupling.reversible):
@@ -198,8 +202,9 @@ class LaplacianUpdate(StateUpdate):
     def warn_if_rounded(self, coupling: Coupling, rate: float) -> None:
         """Warn where rounding S hides modes that decay at ``rate`` or slower: it may make a singular I − S regular."""
         resolution = torch.finfo(coupling.dtype).eps
-        # D̄ − S maps constants to zero in any precision, so the conservative form is not affected. I − S of rounded
-        # entries does so up to their resolution, which is an error of the answer in proportion to 1/rate.
+        # D̄ − S maps constants to zero in any precision, so the conservative form is
+        # not affected. I − S of rounded entries does so up to their resolution, which
+        # is an error of the answer in proportion to 1/rate.
         if self.form == "residual" and 0.0 < rate < math.sqrt(resolution):
             warnings.warn(
                 f"{self} resolves rates of {rate:.3g} in I − S, whose entries are rounded to {coupling.dtype}: where "
@@ -228,7 +233,8 @@ class Laplacian:
         """The diagonal part: row sums [N, H, 1], or 1, plus the shift."""
         if self.form == "residual":
             return 1.0 + self.shift
-        # Rounded to the dtype of S, row sums would differ from those of its products, and constants would leak.
+        # Rounded to the dtype of S, row sums would differ from those of its products,
+        # and constants would leak.
         return self.coupling.exact_degree(self.dtype).unsqueeze(-1) + self.shift
 
     def __call__(self, u: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
@@ -236,7 +242,8 @@ class Laplacian:
 
     def dense(self) -> Float[Tensor, "heads N N"]:
         """Return the matrices, by one product with the identity, which torch differentiates and exports."""
-        # One product in place of `to_dense`, which kernels compute in ways that torch.func and export do not follow.
+        # One product in place of `to_dense`, which kernels compute in ways that
+        # torch.func and export do not follow.
         identity = torch.eye(
             self.coupling.num_nodes, dtype=self.dtype, device=self.coupling.device
         )
@@ -249,8 +256,9 @@ class Laplacian:
         self, f: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"]
     ) -> Float[Tensor, "N H D"] | None:
         """Return f(Δ) v, for an elementwise f, where the coupling knows the eigenvectors of Δ, else ``None``."""
-        # Couplings know the eigenvectors of D̄ − S, such as the cosines of a path. An export knows their transforms,
-        # which torch.func does not differentiate in all ways: there the dense formula runs.
+        # Couplings know the eigenvectors of D̄ − S, such as the cosines of a path. An
+        # export knows their transforms, which torch.func does not differentiate in all
+        # ways: there the dense formula runs.
         if self.form == "residual":
             return None
         if dense_formula_runs(self.coupling) and not exporting():
@@ -265,8 +273,9 @@ def dense_formula_runs(coupling: Coupling) -> bool:
 
 def working_precision(v: Tensor, x: Tensor, coupling: Coupling) -> Tensor:
     """Return ``v`` in double precision, as long recurrences and ill-conditioned systems need, for every head."""
-    # Half of the digits of a solution are lost to a condition number of 1e8, which long steps have. Double leaves the
-    # other half, as many as a state in single precision has.
+    # Half of the digits of a solution are lost to a condition number of 1e8, which long
+    # steps have. Double leaves the other half, as many as a state in single precision
+    # has.
     v = v.double()
     heads = max(x.size(1), coupling.heads)
     return v.expand(-1, heads, -1) if v.size(1) == 1 else v

@@ -124,7 +124,8 @@ def _iterated(
     coupling = system.coupling
     low_rank = coupling.low_rank_form(b.dtype)  # of S or of a part of it
     dominant = _is_dominant(system)
-    # A closed form solves an indefinite symmetric system without a word, so that one goes to conjugate gradients.
+    # A closed form solves an indefinite symmetric system without a word, so that one
+    # goes to conjugate gradients.
     if (
         low_rank is not None
         and coupling.low_rank
@@ -141,8 +142,9 @@ def _iterated(
         metric=metric,
         preconditioner=preconditioner,
         ptr=coupling.ptr,
-        # Without a shift, `Equilibrium.check` has asked for this smallest eigenvalue. A Δ with negative eigenvalues
-        # has a smaller one than the shift, and no bound is known.
+        # Without a shift, `Equilibrium.check` has asked for this smallest eigenvalue. A
+        # Δ with negative eigenvalues has a smaller one than the shift, and no bound is
+        # known.
         least=system.shift or precision(coupling.dtype).regular,
         what=what,
         **options,
@@ -177,7 +179,8 @@ class _ThetaStep(SolvedUpdate):
         self, x: State, coupling: Coupling, values: State, source: State | None = None
     ) -> State:
         start = working_precision(values, x, coupling)
-        # Divided by θτ, the system keeps the scale of Δ for any step size: (Δ + κ + 1/θτ) m = v/θτ + βh.
+        # Divided by θτ, the system keeps the scale of Δ for any step size: (Δ + κ +
+        # 1/θτ) m = v/θτ + βh.
         rate = 1.0 / (self.theta * self.tau)
         b = rate * start
         if source is not None and self.beta != 0.0:

@@ -108,7 +108,8 @@ def conjugate_gradients(
         """Return the largest squared residual of a solution with this relative error."""
         return (error * least) ** 2 * inner(x, x)
 
-    # Everything is detached, since an operator may hold the tangents of forward mode, which `no_grad` lets through.
+    # Everything is detached, since an operator may hold the tangents of forward mode,
+    # which `no_grad` lets through.
     x = torch.zeros_like(right)
     residual = right.clone()
     improved = improve(residual)
@@ -117,7 +118,8 @@ def conjugate_gradients(
     slope = inner(residual, improved)
     converged = False
     for closer in solving(what, max_iter):
-        # Half of the tolerance is left to the difference between this residual, which is updated, and the true one.
+        # Half of the tolerance is left to the difference between this residual, which
+        # is updated, and the true one.
         aim = goal(x, tol / 2)
         closer(square, aim)
         active = ~(square <= aim)  # NaN counts as active and is caught below
@@ -138,12 +140,14 @@ def conjugate_gradients(
         square = inner(residual, residual)
         improved = improve(residual)
         before = slope
-        # Without a preconditioner the two are the same sum, which takes as long as an update.
+        # Without a preconditioner the two are the same sum, which takes as long as an
+        # update.
         slope = square if improved is residual else inner(residual, improved)
         direction.mul_(columns.rows(torch.where(active, slope / before, 0.0))).add_(
             improved
         )
-    # The residual above is updated from step to step, and drifts from the true one by rounding.
+    # The residual above is updated from step to step, and drifts from the true one by
+    # rounding.
     residual = right - operator(x).detach()
     square = inner(residual, residual)
     if bool((square <= goal(x, SIX_DIGITS)).all()):
@@ -218,7 +222,8 @@ class LowRankInverse:
 
     def solve(self, b: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         """Return (diag(d) − S)⁻¹ b, or raise ``ConvergenceError`` where it misses b: singular or not finite."""
-        # LU factors of a singular matrix are no error of torch, so the solution is put to the test.
+        # LU factors of a singular matrix are no error of torch, so the solution is put
+        # to the test.
         x = self(b)
         with torch.no_grad():
             form = self.form
@@ -247,7 +252,8 @@ class _Block:
     """Graphs of one size: R (I + Û(I − K̂ᵀÛ)⁻¹K̂ᵀ) sR, R = |A|^-½, s the sign of A, ÛK̂ᵀ = sRUKᵀR, [b, H, n, …]."""
 
     def __init__(self, diagonal: Tensor, left: Tensor, right: Tensor) -> None:
-        # Divided symmetrically: degrees may be decades apart, and the core would be as badly scaled as they are.
+        # Divided symmetrically: degrees may be decades apart, and the core would be as
+        # badly scaled as they are.
         self.root = diagonal.abs().rsqrt()
         self.signed_root = self.root * diagonal.detach().sign()
         self.left, self.right = reduced(self.signed_root * left, self.root * right)
@@ -282,7 +288,8 @@ def reduced(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     if not features:
         return left, right
     with torch.no_grad():
-        # Columns may be decades apart, in which case the eigenvalues of their Gram matrix have no digit of the small.
+        # Columns may be decades apart, in which case the eigenvalues of their Gram
+        # matrix have no digit of the small.
         size = right.abs().amax(-2, keepdim=True)
         size = torch.where(size > 0, size, 1.0)
         values, vectors = torch.linalg.eigh((right / size).mT @ (right / size))
