@@ -43,11 +43,10 @@ WAY_OUT = "Save model.state_dict(), and build the model in Python"
 
 @dataclass(eq=False)
 class Description:
-    """A class and its constructor's arguments: plain data, tensors, descriptions, or an error for anything else."""
+    """A class and its constructor's arguments by name: plain data, tensors, descriptions, or an error for all else."""
 
     kind: type
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Described:
@@ -66,7 +65,7 @@ class Described:
         if is_dataclass(self):
             names = [each.name for each in fields(self) if each.init]
             values = {name: described(getattr(self, name)) for name in names}
-            return Description(type(self), kwargs=values)
+            return Description(type(self), values)
         # The attributes of another object say nothing of the arguments that it was
         # built with.
         if vars(self):
@@ -112,10 +111,16 @@ class Saved(nn.Module, Described):
         # In __new__, so that a subclass may call super().__init__ when and with what it
         # likes.
         self = super().__new__(cls)
+        # By name, so that constructors may change their order; `*parts` have no names.
+        _, *parameters = signature(cls.__init__).parameters.values()
+        if any(each.kind is Parameter.VAR_POSITIONAL for each in parameters):
+            by_name: dict[str, Any] = {"*": args}
+        else:
+            names = [each.name for each in parameters]
+            by_name = dict(zip(names, args, strict=False))
         # Past nn.Module, whose __setattr__ asks for its own constructor first.
-        self.__dict__["_description"] = Description(
-            cls, tuple(map(described, args)), described(kwargs)
-        )
+        description = Description(cls, described(by_name | kwargs))
+        self.__dict__["_description"] = description
         return self
 
     def _describe(self) -> Description:
@@ -123,15 +128,10 @@ class Saved(nn.Module, Described):
 
     def extra_repr(self) -> str:
         """Return the numbers and words that the module was built with; the modules stand below, by name."""
-        about = self._description
-        _, *names = signature(type(self).__init__).parameters
-        by_name = dict(zip(names, about.args, strict=False))
-        arguments = {**by_name, **about.kwargs}
-        plain = (bool, int, float, str, type(None))
         shown = [
             f"{name}={value!r}"
-            for name, value in arguments.items()
-            if type(value) in plain
+            for name, value in self._description.arguments.items()
+            if type(value) in (bool, int, float, str, type(None))
         ]
         return ", ".join(shown)
 
@@ -295,18 +295,7 @@ def _written(
             raise ValueError(
                 f"{value.kind} cannot be saved, for another class has its name. Rename it."
             )
-        _, *parameters = signature(value.kind.__init__).parameters.values()
-        # Arguments are written by name, so that constructors may change their order;
-        # `*parts` have no names.
-        if any(each.kind is Parameter.VAR_POSITIONAL for each in parameters):
-            arguments: dict[str, Any] = {"*": [*value.args]}
-        else:
-            names = [each.name for each in parameters]
-            arguments = dict(zip(names, value.args, strict=False))
-        about = {
-            CLASS: name,
-            **_written({**arguments, **value.kwargs}, classes, numbers),
-        }
+        about = {CLASS: name, **_written({**value.arguments}, classes, numbers)}
     numbers[key] = len(numbers)
     return about
 

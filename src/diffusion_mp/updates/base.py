@@ -67,22 +67,21 @@ class StateUpdate(Resettable, ABC):
             check_coupling_kind(coupling)
         self.check(coupling)
         # Layers pass the state as its own values, and one look is enough for both.
-        if values is x:
-            values = None
+        others = {"values": None if values is x else values, "source": source}
+        if "previous" in options:
+            others["previous"] = options["previous"]
         flat = isinstance(x, Tensor) and x.dim() == 2
         if flat:
             x = _by_head(x, coupling.heads, "x")
-            values = _by_head(values, coupling.heads, "values")
-            source = _by_head(source, coupling.heads, "source")
-            if "previous" in options:
-                options["previous"] = _by_head(
-                    options["previous"], coupling.heads, "previous"
-                )
+            for name, state in others.items():
+                others[name] = _by_head(state, coupling.heads, name)
         coupling.check(x, "x")
-        if values is not None:
-            _check_like(values, "values", x, coupling)
+        for name, state in others.items():
+            if state is not None:
+                _check_like(state, name, x, coupling)
+        values = others.pop("values")
+        source = others.pop("source")
         if source is not None:
-            _check_like(source, "source", x, coupling)
             if not self.takes_source:
                 raise ValueError(
                     f"{type(self).__name__} has no source term; got a source of shape {list(source.shape)}. Leave it "
@@ -95,11 +94,9 @@ class StateUpdate(Resettable, ABC):
                 f"beta={self.beta} weighs a source, but none came; pass source=h [N, H, D] (usually the initial "
                 f"embedding), or set beta=0."
             )
-        if options.get("previous") is not None:
-            _check_like(options["previous"], "previous", x, coupling)
-        moved = self.step(
-            x, coupling, x if values is None else values, source, **options
-        )
+        if values is None:
+            values = x
+        moved = self.step(x, coupling, values, source, **options | others)
         return moved.flatten(1) if flat else moved
 
     @abstractmethod
