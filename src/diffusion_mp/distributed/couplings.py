@@ -20,6 +20,7 @@ from diffusion_mp.couplings import (
 )
 from diffusion_mp.couplings.log_low_rank import LogTerms
 from diffusion_mp.distributed.parallel import all_merged, all_reduce
+from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.kernels.log_linear_attention import log_linear_read
 from diffusion_mp.models.inference import PartialCoupling
 from diffusion_mp.runtime.cache import cached_property
@@ -61,7 +62,7 @@ class SummedCoupling(_OverRanks):
         self.coupling = coupling
         self.group = group
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: HeadState) -> HeadState:
         return self.coupling.read(all_merged(self.coupling.pool(v), self.group), v)
 
     def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
@@ -108,7 +109,7 @@ class HaloCoupling(_OverRanks):
     def symmetric(self) -> bool:
         return _is_symmetric(self.coupling, self.num_nodes, self.exchange, self.group)
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: HeadState) -> HeadState:
         return self.coupling.matmul(self.exchange(v))[: self.num_nodes]
 
     def degree(self) -> Float[Tensor, "N heads"]:

@@ -25,12 +25,7 @@ from diffusion_mp.energies.pairs import HeadState, State, check_heads
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.energies.terms import values_flaw
-from diffusion_mp.energies.theorems import (
-    Certificate,
-    state_flaw,
-    theorem1,
-    theorem7,
-)
+from diffusion_mp.energies.theorems import Certificate, state_flaw, theorem1, theorem7
 from diffusion_mp.modules import evaluating
 
 CERTIFIED_STEPS = (

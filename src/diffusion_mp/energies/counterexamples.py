@@ -19,11 +19,7 @@ from diffusion_mp.energies.constraints import Constraint
 from diffusion_mp.energies.energy import Energy
 from diffusion_mp.energies.pairs import HeadState, Scalar
 from diffusion_mp.energies.penalties import Penalty
-from diffusion_mp.energies.terms import (
-    EnergyTerm,
-    sum_by_graph,
-    wrong_shape,
-)
+from diffusion_mp.energies.terms import EnergyTerm, sum_by_graph, wrong_shape
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import mean_rows
 from diffusion_mp.runtime.precision import reciprocal
@@ -140,10 +136,7 @@ def drawn(z: HeadState, generator: torch.Generator) -> HeadState:
 
 
 def rise(
-    energy: Energy,
-    before: HeadState,
-    after: HeadState,
-    least: float | Tensor = 0.0,
+    energy: Energy, before: HeadState, after: HeadState, least: float | Tensor = 0.0
 ) -> str | None:
     """Return a sentence about a graph whose F is higher ``after`` a step by more than rounding, or ``None``.
 
@@ -251,10 +244,7 @@ def numbers_flaw(term: EnergyTerm, z: HeadState, graph: Graph) -> str | None:
 
 @torch.no_grad()
 def term_flaw(
-    term: EnergyTerm,
-    z: HeadState,
-    graph: Graph,
-    moves: Iterable[Tensor] = (),
+    term: EnergyTerm, z: HeadState, graph: Graph, moves: Iterable[Tensor] = ()
 ) -> str | None:
     """Return a sentence saying why a term does not bound itself at z, after the ``moves`` z′ − z and some of its own.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.checks import Count, Seed, check_finite, check_values, checked
@@ -14,6 +13,7 @@ from diffusion_mp.energies.counterexamples import (
     rescaled,
     term_flaw,
 )
+from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.energies.terms import EnergyTerm
 from diffusion_mp.graph import Graph
 
@@ -23,7 +23,7 @@ from diffusion_mp.graph import Graph
 @torch.enable_grad()
 def check_energy_term(
     term: EnergyTerm,
-    z: Float[Tensor, "N H D"],
+    z: HeadState,
     graph: Graph,
     *,
     starts: Count = 8,
@@ -70,7 +70,7 @@ def check_energy_term(
             )
 
 
-def _check_gradient(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -> None:
+def _check_gradient(term: EnergyTerm, z: HeadState, graph: Graph) -> None:
     """Raise unless the half gradient at z is half of the gradient of the value."""
     if (flaw := numbers_flaw(term, z, graph)) is not None:
         raise AssertionError(flaw)
@@ -92,7 +92,7 @@ def _check_gradient(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -
 
 def _adversarial_moves(
     term: EnergyTerm,
-    z: Float[Tensor, "N H D"],
+    z: HeadState,
     graph: Graph,
     starts: int,
     ascent: int,

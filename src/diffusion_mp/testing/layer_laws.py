@@ -13,13 +13,7 @@ from torch import Tensor, nn
 from diffusion_mp.checks import Count, check_counts, check_function, checked
 from diffusion_mp.couplings import Coupling, ScaledCoupling
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
-from diffusion_mp.testing.laws import (
-    Law,
-    expect,
-    expect_close,
-    expect_equal,
-    run_laws,
-)
+from diffusion_mp.testing.laws import Law, expect, expect_close, expect_equal, run_laws
 from diffusion_mp.testing.module_laws import (
     MODULE_LAWS,
     Instance,

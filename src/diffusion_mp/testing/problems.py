@@ -23,6 +23,7 @@ from diffusion_mp.energies import (
     SourceTerm,
     certify,
 )
+from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.laws import expect, expect_equal, tolerance
 from diffusion_mp.testing.module_laws import random_instance
@@ -47,7 +48,7 @@ class Problem:
 
     name: str
     matrix: Float[Tensor, "N N"]
-    state: Float[Tensor, "N H D"]
+    state: HeadState
     form: Form = "conservative"
 
     @property
@@ -65,7 +66,7 @@ class Problem:
         return self.matrix.sum(1).diag() - self.matrix
 
     @checks.checked
-    def heat(self, t: checks.NonnegativeNumber) -> Float[Tensor, "N H D"]:
+    def heat(self, t: checks.NonnegativeNumber) -> HeadState:
         """Return exp(−tΔ) x, the state at time t (``scipy.linalg.expm``)."""
         from scipy.linalg import expm
 

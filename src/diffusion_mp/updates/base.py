@@ -13,6 +13,7 @@ from torch import Tensor
 
 from diffusion_mp import checks, errors
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
+from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.energies.spectrum import Form as Form
 from diffusion_mp.kernels.operation import exporting
 from diffusion_mp.modules import Resettable
@@ -234,7 +235,7 @@ class Laplacian:
         # and constants would leak.
         return self.coupling.exact_degree(self.dtype).unsqueeze(-1) + self.shift
 
-    def __call__(self, u: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def __call__(self, u: HeadState) -> HeadState:
         return self.diagonal * u - self.coupling @ u
 
     def dense(self) -> Float[Tensor, "heads N N"]:
@@ -249,9 +250,7 @@ class Laplacian:
             return (1.0 + self.shift) * identity - matrix
         return torch.diag_embed(matrix.sum(2) + self.shift) - matrix
 
-    def function(
-        self, f: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"]
-    ) -> Float[Tensor, "N H D"] | None:
+    def function(self, f: Callable[[Tensor], Tensor], v: HeadState) -> HeadState | None:
         """Return f(Δ) v, for an elementwise f, where the coupling knows the eigenvectors of Δ, else ``None``."""
         # Couplings know the eigenvectors of D̄ − S, such as the cosines of a path. An
         # export knows their transforms, which torch.func does not differentiate in all

@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 from diffusion_mp.checks import PositiveNumber
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.low_rank_form import LowRankForm
+from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.energies.spectrum import laplacian_extremes, spectral_interval
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.updates.base import (
@@ -148,7 +149,7 @@ def low_rank_heat(
     diagonal: Float[Tensor, " N #H one"],
     t: float,
     v: Float[Tensor, " N #H D"],
-) -> Float[Tensor, "N H D"]:
+) -> HeadState:
     r"""Return exp(−t(diag(d) − U Kᵀ)) v (Theorem T3 of docs/certified.md); d_i = 1, or 0 if row i of U is zero.
 
         e⁻ᵗ[v + U tφ₁(tG) Kᵀv],   G = KᵀU,   φ₁(X) = (e^X − 1)/X

@@ -3,12 +3,12 @@
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.checks import Count, PositiveNumber, checked
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.low_rank_form import LowRankForm
+from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.energies.spectrum import laplacian_extremes, precision
 from diffusion_mp.errors import SingularSystemError
 from diffusion_mp.updates.base import (
@@ -76,13 +76,7 @@ class SolvedUpdate(LaplacianUpdate):
         if not dense_formula_runs(coupling):
             self.warn_if_rounded(coupling, shift)
         return shifted_inverse(
-            coupling,
-            self.form,
-            shift,
-            b,
-            dtype,
-            max_iter=self.max_iter,
-            what=self,
+            coupling, self.form, shift, b, dtype, max_iter=self.max_iter, what=self
         )
 
 
@@ -90,12 +84,12 @@ def shifted_inverse(
     coupling: Coupling,
     form: Form,
     shift: float,
-    b: Float[Tensor, "N H D"],
+    b: HeadState,
     dtype: torch.dtype,
     *,
     max_iter: int = 1000,
     what: str | nn.Module = "the linear system",
-) -> Float[Tensor, "N H D"]:
+) -> HeadState:
     """Return (Δ + shift)⁻¹ b for a b in double, as exact as a state of ``dtype`` needs it; see `SolvedUpdate`.
 
     ``what`` is the name of the system in messages, or the module that it is of.
@@ -114,11 +108,11 @@ def shifted_inverse(
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # which way is taken depends on values
 def _iterated(
     system: Laplacian,
-    b: Float[Tensor, "N H D"],
+    b: HeadState,
     *,
     what: str | nn.Module,
     **options: Any,
-) -> Float[Tensor, "N H D"]:
+) -> HeadState:
     """Return (Δ + shift)⁻¹ b without the matrix of S."""
     refuse_recorded_tangents()
     coupling = system.coupling

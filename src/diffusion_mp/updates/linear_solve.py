@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings.low_rank_form import LowRankForm
+from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.energies.spectrum import precision
 from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.kernels.segments import Rows, by_size, gather
@@ -58,7 +59,7 @@ class Columns:
 @torch.no_grad()
 def conjugate_gradients(
     operator: Operator,
-    b: Float[Tensor, "N H D"],
+    b: HeadState,
     *,
     least: float,
     dtype: torch.dtype | None = None,
@@ -67,7 +68,7 @@ def conjugate_gradients(
     metric: Float[Tensor, "N heads"] | None = None,
     preconditioner: Operator | None = None,
     ptr: Tensor | None = None,
-) -> Float[Tensor, "N H D"]:
+) -> HeadState:
     """Solve A x = b for a symmetric positive definite A acting on [N, H, D], every column on its own.
 
     A column is a head and channel of a graph. No derivatives: see `solve` (Hestenes & Stiefel, 1952).
@@ -168,12 +169,12 @@ def conjugate_gradients(
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # the number of iterations depends on values
 def solve(
     operator: Operator,
-    b: Float[Tensor, "N H D"],
+    b: HeadState,
     *,
     metric: Float[Tensor, "N heads"] | None = None,
     preconditioner: Operator | None = None,
     **options: Any,
-) -> Float[Tensor, "N H D"]:
+) -> HeadState:
     """Solve A x = b by `conjugate_gradients` with these options and errors, differentiated implicitly.
 
     With x̂ the converged solution, x = x̂ + A⁻¹(b − A x̂) has the value x̂ and, with A⁻¹ and x̂ held constant, the
@@ -216,11 +217,11 @@ class LowRankInverse:
             _Block(*(gather(part, rows) for part in parts)) for rows in _graphs(form)
         ]
 
-    def __call__(self, b: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def __call__(self, b: HeadState) -> HeadState:
         blocks = iter(self.blocks)
         return by_graph(self.form, lambda part: next(blocks).solve(part), b)
 
-    def solve(self, b: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def solve(self, b: HeadState) -> HeadState:
         """Return (diag(d) − S)⁻¹ b, or raise ``ConvergenceError`` where it misses b: singular or not finite."""
         # LU factors of a singular matrix are no error of torch, so the solution is put
         # to the test.
