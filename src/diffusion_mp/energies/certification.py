@@ -27,6 +27,7 @@ from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.energies.terms import values_flaw
 from diffusion_mp.energies.theorems import Certificate, state_flaw, theorem1, theorem7
 from diffusion_mp.modules import evaluating
+from diffusion_mp.runtime.precision import widened
 
 CERTIFIED_STEPS = (
     16  # that a certificate takes where a part of the energy is not of the library
@@ -311,7 +312,7 @@ def broken_premise(energy: Energy, z: HeadState) -> str | None:
         if (flaw := term.flaw(energy.constraint)) is not None:
             return flaw
     # In the dtype of the step, whose numbers may end where those of the energy go on.
-    wide = z.to(torch.promote_types(z.dtype, torch.float32))
+    wide = widened(z)
     for term in energy.terms:
         if (flaw := numbers_flaw(term, wide, graph)) is not None:
             return flaw

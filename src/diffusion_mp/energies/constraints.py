@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import relu
 
 from diffusion_mp.checks import check_choice, check_positive, check_tensor
-from diffusion_mp.runtime.precision import lies_in, unit_vectors
+from diffusion_mp.runtime.precision import lies_in, unit_vectors, widened
 from diffusion_mp.saving import Described
 
 #: Vectors of C, as many as there are.
@@ -94,7 +94,7 @@ class _Round(Constraint):
     def holds(self, x: Rows) -> Bool[Tensor, ""]:
         """Return whether rows are at most as long as the radius, or in a set that is not convex as long."""
         check_tensor(x, "x", "[..., channels]")
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = widened(x)
         norm = torch.linalg.vector_norm(wide, dim=-1)
         if self.orthant:
             norm = norm.masked_fill(~(x >= 0).all(-1), math.inf)

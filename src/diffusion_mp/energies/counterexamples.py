@@ -22,7 +22,7 @@ from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.terms import EnergyTerm, sum_by_graph, wrong_shape
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import mean_rows
-from diffusion_mp.runtime.precision import reciprocal
+from diffusion_mp.runtime.precision import reciprocal, widened
 
 #: What parts of an energy may be made of.
 KINDS = (EnergyTerm, Penalty, Constraint, Coupling, nn.Module)
@@ -84,7 +84,7 @@ def counterexample(
     project = energy.constraint.project
     # A state in half precision lies in C up to its own rounding, and steps begin at the
     # projection in single precision.
-    first = project(z.to(torch.promote_types(z.dtype, torch.float32)))
+    first = project(widened(z))
     if any(isinstance(part, Constraint) for part in foreign):
         flaw = projection_flaw(energy.constraint, first.double(), graph)
         if flaw is not None:

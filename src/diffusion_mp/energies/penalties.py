@@ -158,14 +158,31 @@ class Penalty(Described, ABC):
             nonnegative: the promise that no entry is negative.
         """
         q = query
-        k = query if key is None else key
+        k = key
         if radius is not None:
-            q, k = rows_of_norm(radius, query, key)
-        # Distances are measured in double precision, so their origin does not matter.
-        coupling = DistanceCoupling(
-            self._function, q, k, ptr, nonnegative=nonnegative, mutual=key is None
-        )
+            q, senders = rows_of_norm(radius, query, key)
+            k = None if key is None else senders
+        coupling = self._pairs(q, k, ptr, centre, nonnegative)
         return row_normalized(coupling) if normalize else coupling
+
+    def _pairs(
+        self,
+        query: HeadState,
+        key: HeadState | None,
+        ptr: Tensor | None,
+        centre: Tensor | None,
+        nonnegative: bool,
+    ) -> Coupling:
+        """Return [f(‖q_i − k_j‖²)] within each graph."""
+        # Distances are measured in double precision, so their origin does not matter.
+        return DistanceCoupling(
+            self._function,
+            query,
+            query if key is None else key,
+            ptr,
+            nonnegative=nonnegative,
+            mutual=key is None,
+        )
 
     @property
     def _function(self) -> Callable[[Tensor], Tensor]:

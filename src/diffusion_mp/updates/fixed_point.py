@@ -13,7 +13,7 @@ from torch import Tensor
 from diffusion_mp import checks, errors
 from diffusion_mp.energies.spectrum import precision
 from diffusion_mp.graph.arguments import as_ptr, check_ptr
-from diffusion_mp.runtime.precision import without_autocast
+from diffusion_mp.runtime.precision import widened, without_autocast
 from diffusion_mp.runtime.progress import solving
 from diffusion_mp.updates.derivatives import (
     Operator,
@@ -93,7 +93,7 @@ def fixed_point(
             checks.check_finite(x0, "x0")
         # Half precision cannot hold a fixed point to six digits, nor can a step under
         # autocast.
-        start = x0.detach().to(torch.promote_types(x0.dtype, torch.float32))
+        start = widened(x0.detach())
         limit = partial(
             iterate,
             tol=precision(start.dtype).residual if tol is None else tol,

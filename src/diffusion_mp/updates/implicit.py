@@ -26,7 +26,7 @@ from diffusion_mp.updates.derivatives import (
     refuse_recorded_tangents,
 )
 from diffusion_mp.updates.explicit import teleport
-from diffusion_mp.updates.linear_solve import LowRankInverse, solve
+from diffusion_mp.updates.linear_solve import LowRankInverse, identity_like, solve
 
 
 class SolvedUpdate(LaplacianUpdate):
@@ -327,12 +327,8 @@ def precondition(
             root = 1.0 if metric is None else metric.sqrt().unsqueeze(2)
 
             def inverse(r: Tensor) -> Tensor:
-                return (
-                    torch.cholesky_solve((root * r).transpose(0, 1), factor).transpose(
-                        0, 1
-                    )
-                    / root
-                )
+                turned = (root * r).transpose(0, 1)
+                return torch.cholesky_solve(turned, factor).transpose(0, 1) / root
 
             return inverse
     if not dominant:
@@ -352,9 +348,7 @@ def dense_factor(
     if metric is not None:
         root = metric.sqrt().t()
         matrix = root.unsqueeze(2) * matrix / root.unsqueeze(1)
-    if not isinstance(diagonal, Tensor):
-        diagonal = matrix.new_full((coupling.num_nodes, 1, 1), diagonal)
-    factor, info = torch.linalg.cholesky_ex(
-        torch.diag_embed(diagonal.squeeze(2).t()) - matrix
-    )
+    if isinstance(diagonal, Tensor):
+        diagonal = diagonal.transpose(0, 1)
+    factor, info = torch.linalg.cholesky_ex(diagonal * identity_like(matrix) - matrix)
     return None if bool(info.any()) else factor

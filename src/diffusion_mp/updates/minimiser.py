@@ -150,11 +150,8 @@ def _pulled_source(terms: Sequence[EnergyTerm]) -> tuple[Coupling, Tensor] | Non
             couplings.append((term.weight, part.coupling))
         else:
             return None
-    if (
-        len(sources) != 1
-        or not couplings
-        or not all(coupling.nonnegative for _, coupling in couplings)
-    ):
+    nonnegative = all(coupling.nonnegative for _, coupling in couplings)
+    if len(sources) != 1 or not couplings or not nonnegative:
         return None
     beta, source = sources[0]
     scaled = [
