@@ -69,6 +69,7 @@ class SummedCoupling(_OverRanks):
         """log s_ij for edges of the sharded graph, which has checked them: sources may be nodes of other ranks."""
         if not isinstance(self.coupling, LogLowRankCoupling):
             self._at(edge_index)
+        # Values of no channels: of the sums over senders only their weights are needed.
         log_query = self.coupling.log_query
         log_key = self.coupling.log_key
         col_shift = self.coupling.col_shift
@@ -129,6 +130,8 @@ def _is_symmetric(
     kept = coupling.own and not coupling.weight.requires_grad
     if kept and "symmetric" in graph._derived:
         return bool(graph._derived["symmetric"])
+    # Other numbers on every rank: with equal ones an asymmetry between ranks may
+    # cancel.
     generator = torch.Generator().manual_seed(distributed.get_rank(group))
     v = 0.5 + torch.rand(
         num_nodes, coupling.heads, 1, generator=generator, dtype=torch.float64
@@ -139,6 +142,7 @@ def _is_symmetric(
         (back,) = torch.autograd.grad(forth, v, v.detach())
     away = (forth - back).abs() > 1e-6 * (forth.abs() + back.abs())
     answer = not bool(all_reduce(away.sum(dtype=torch.float64), group))
+    # Of the weights of the graph itself, which do not change, and not of learned ones.
     if kept:
         graph._derived["symmetric"] = answer
     return answer

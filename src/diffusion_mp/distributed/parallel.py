@@ -98,6 +98,7 @@ def all_reduce(x: Tensor, group: ProcessGroup | None) -> Tensor:
     """Return the sum of ``x`` over the ranks, on every rank; once differentiable."""
 
     def summed(x: Tensor) -> Tensor:
+        # A copy, because backends write to the tensor that they are given.
         out = x.clone(memory_format=torch.contiguous_format)
         with contact(group):
             distributed.all_reduce(out, group=group)
@@ -126,6 +127,7 @@ def all_to_all(
 
 def all_merged(sums: Sums, group: ProcessGroup | None) -> Sums:
     """Return the sums over the senders of all ranks."""
+    # Features stored as logarithms have a shift, and sums of two shifts do not add up.
     if sums.shift is None:
         return Sums(all_reduce(sums.totals, group))
     shift = sums.shift.clone()

@@ -91,6 +91,7 @@ def certify(
             f"subject must be a Coupling, a Penalty, a diffusivity (anything with a `penalty`), an Energy, a layer "
             f"or a model; got {checks.describe(subject)}."
         )
+    # Only now: energies and models, which come first, have steps without a size.
     if tau is None:
         raise ValueError(
             f"tau must be given, the size of the explicit step; got None for {checks.describe(subject)}."
@@ -118,6 +119,7 @@ def certify(
         x = x.unflatten(1, (heads, -1))
     if (flaw := state_flaw(penalty, x, ptr)) is not None:
         return Certificate.refused("Theorem 7", tau, flaw)
+    # In double, since the certificate is about the step of exact arithmetic.
     omega = penalty.coupling(x.double(), ptr)
     # Without normalisation Theorem 1 covers Ω, which majorises the energy (Proposition
     # 6).
@@ -189,6 +191,7 @@ def layer_certificates(
     }
     if not layers or not inputs or inputs[0] is None:
         return {name: layer.certificate() for name, layer in layers.items()}
+    # In the order of calls, which may differ from that of the modules.
     certificates: dict[str, Certificate] = {}
 
     def record(name: str, layer: Any, args: Any, kwargs: dict[str, Any]) -> None:
@@ -233,6 +236,7 @@ def random_input(
         raise ValueError(
             "x must be given, or the model called once: only then is it known how many channels it has."
         )
+    # Always the same, so that a certificate without data does not change between calls.
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(8, channels, generator=generator).to(like)
     ring = torch.arange(8, device=like.device)
@@ -281,6 +285,7 @@ def certify_step(
     """
     z, _ = energy.checked(x)
     checks.check_has_values(x, "x")
+    # Promises cost little and name what is wrong, so they come before any search.
     flaw = broken_premise(energy, z)
     # Now that promises have been looked at, which it shows.
     certificate = partial(Certificate, theorem=STEPS, energy=repr(energy))

@@ -115,6 +115,7 @@ class Ball(_Round):
 
     def project(self, y: Rows, start: Rows | None = None) -> Tensor:
         norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
+        # Most steps stay inside, and then there is nothing to copy.
         if lies_in(norm, -1.0, self.radius):
             return y
         return torch.where(norm > self.radius, self.radius * unit_vectors(y), y)

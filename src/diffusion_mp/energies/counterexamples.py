@@ -47,6 +47,7 @@ def foreign_parts(*parts: Any) -> list[Any]:
 
 
 def _foreign(part: Any, visited: set[int]) -> Iterator[Any]:
+    # Modules may refer to each other in a circle.
     if id(part) in visited or isinstance(part, (type, Tensor)):
         return
     visited.add(id(part))
@@ -146,6 +147,7 @@ def rise(
         return None
     graph = energy.graph_of(before)
 
+    # Either state may be the one whose numbers are large.
     squares = torch.maximum(before.square(), after.square()).double()
     old = new = size = before.new_zeros((), dtype=torch.float64)
     for term in energy.terms:
@@ -188,6 +190,8 @@ def projection_flaw(constraint: Constraint, z: HeadState, graph: Graph) -> str |
         away = point - nearest
         distance = away.norm(dim=2)
         for other in members:
+            # The nearest point is no farther than any other, and where the set is
+            # convex the angle to every other is at least a right one.
             if bool((distance > (1 + 1e-9) * (point - other).norm(dim=2)).any()):
                 return f"{constraint} does not project to the nearest point: another point of it is nearer."
             across = other - nearest
@@ -257,9 +261,12 @@ def term_flaw(
     value = term.value(z, graph)
     half = term.half_gradient(z, graph)
     bound = term.bound(z, graph)
+    # A term measures distances from the mean of a graph, and a user's from the origin.
     near = z - mean_rows(z, graph.segments)
     least = resolution(term, z, graph)
     generator = torch.Generator(z.device).manual_seed(0)
+    # A step down the majorant is where certified steps go, and one up is as likely to
+    # leave it.
     descent = half * reciprocal(bound.expand_as(half))
     lengths = torch.logspace(-2, 2, 8, dtype=z.dtype, device=z.device)
     anywhere = (length * drawn(z, generator) for length in lengths)
@@ -303,6 +310,7 @@ def curved_moves(
     if z.numel():
         spread = float((z - mean_rows(z, graph.segments)).square().mean().sqrt())
     near = 1e-3 * (spread or 1.0)
+    # A node may have no bound, as one without neighbours, and J is not divided by zero.
     weight = bound.expand(*z.shape[:2], 1).clone()
     least = 1e-6 * float(weight.max()) if weight.numel() else 0.0
     weight.clamp_(min=least or 1.0)

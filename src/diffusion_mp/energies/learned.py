@@ -138,6 +138,7 @@ class MixturePenalty(Saved, Penalty):
 
 
 def _exp(logarithms: Float[Tensor, " M"], limit: float) -> Float[Tensor, " M"]:
+    # Without a bound an optimiser may take c or σ to infinity, and NaN is for good.
     limit = min(limit, exp_limit(logarithms.dtype))
     return logarithms.clamp(-limit, limit).exp()
 
@@ -185,6 +186,7 @@ class FunctionPenalty(Saved, Penalty):
         if domain[1] != math.inf:
             checks.check_positive(domain[1], "the end of domain")
         self.domain = 0.0, float(domain[1])
+        # Not "f" and "delta", the methods of a penalty.
         self.slope = f
         self.integral = delta
         flaw = self.flaw()
@@ -230,6 +232,8 @@ class FunctionPenalty(Saved, Penalty):
         z2 = self._points()
         if z2.is_meta:
             return None
+        # Whatever a user's function raises is about an argument that the user never
+        # saw.
         try:
             values = self.slope(z2)
             total = self.delta(z2)

@@ -86,6 +86,7 @@ class MatrixTerm(RowTerm, SharedTerm):
                 f"coupling must promise to be nonnegative, or be a SparseCoupling, to know the sizes of its entries; "
                 f"got {coupling!r}."
             )
+        # Not the matrix of G: walks along edges and against them are two products.
         self.forward = coupling
         self.matrix = matrix
         self.hops = hops
@@ -217,6 +218,7 @@ class AttentionTerm(RowTerm, SharedTerm):
             torch.einsum("hdc,nc->nhd", matrix.to(z.dtype), flat)
             for matrix in (self.query, self.key)
         )
+        # Far from the origin squares of distances would lose their digits.
         centre = graph.centre(k)
         return q - centre, k - centre
 
@@ -230,6 +232,8 @@ class AttentionTerm(RowTerm, SharedTerm):
             prior = self.prior.weight.to(q.dtype)
             weight = edge_softmax(edges.csr, self._logits(q, k, edges), prior)
             return SparseCoupling(edges, weight, row_stochastic=True, nonnegative=True)
+        # −γ s_ij / 2 is γ q·k − γ ‖k‖² / 2 up to a number of row i, which cancels: one
+        # more channel makes it an inner product.
         minus = q.new_full((*q.shape[:2], 1), -1.0)
         shift = self.gamma / 2 * k.square().sum(2, keepdim=True)
         return PairwiseCoupling(
@@ -364,6 +368,7 @@ class MLPTerm(RowTerm):
         return Mean(z.new_zeros(1, 1, 1), None, self._pull)
 
     def bound(self, z: HeadState, graph: Graph) -> Bound:
+        # Concave, so that V lies below its tangent.
         return z.new_zeros(1, 1, 1)
 
 

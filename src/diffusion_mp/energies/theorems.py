@@ -95,6 +95,7 @@ class Certificate:
     ) -> Certificate:
         """Return the certificate of λ ≥ τ / (2w(2 − τ(λ₁ + κ))) for τ < 2/(λ₁ + κ), with w = ``weight``."""
         stiffness = eigenvalue + leak
+        # Nothing moves in a graph without edges and leak, so every step is covered.
         tau_max = 2 / stiffness if stiffness > 0 else math.inf
         certificate = cls(
             theorem=theorem,
@@ -112,6 +113,7 @@ class Certificate:
 
 def state_flaw(penalty: Penalty, x: State, ptr: Tensor | None) -> str | None:
     """Return a sentence saying where δ fails to be a penalty at the distances of a state; ``None`` if nowhere."""
+    # A penalty that is none has no domain to leave.
     flaw = penalty_flaw(penalty)
     if (
         flaw is not None
@@ -153,6 +155,7 @@ def theorem1(
     if not bool(coupling.degree().isfinite().all()):
         return refused(f"the coupling has row sums that are not finite ({coupling!r}).")
     rtol = spectrum.precision(coupling.dtype).eigenvalue
+    # Entries of S are rounded to its dtype, so eigenvalues are no more exact than that.
     # Δ is positive semi-definite, so one end is enough.
     if coupling.nonnegative and form == "conservative":
         heads = range(coupling.heads)
@@ -194,6 +197,7 @@ def theorem7(
         )
     if omega.num_nodes == 0:
         return of_step(0.0, leak, "no nodes")
+    # The smallest degree bounds what a step gains, so an isolated node covers nothing.
     degrees = omega.degree()
     degree = float(degrees.min())
     if not (degree > 0 and float(degrees.max()) < math.inf):
@@ -251,6 +255,7 @@ def certify_trajectory(
         ).tolist()
         degree = min(degree, nearest + (len(part) - 1) * max(farthest, 0.0))
         stiffness = max(stiffness, 2 * (1 - 1 / len(part)))
+    # Every head and graph is an energy of its own, and λ has to serve all of them.
     facts = f"d >= {degree:.6g} and l_max <= {stiffness:.6g} at every state of the run"
     return replace(
         Certificate.of_step("Theorem T2", tau, stiffness, 0.0, facts, weight=degree),

@@ -157,6 +157,7 @@ def _depends_on_edges(
         source, target = coupling.graph.edges
         apart[target[source == 0]] = False
         apart[0] = False
+    # The sign, which leaves the state in the unit ball, where every penalty is defined.
     changed = torch.cat([-instance.x[:1], instance.x[1:]])
     got = case(module, replace(instance, x=changed)).to_dense()[:, apart]
     what = "S of another state of node 0, in rows that do not depend on it,"
@@ -178,6 +179,7 @@ def _depends_on_rows(case: DiffusivityCase, module: Diffusivity) -> None:
         got = torch.cat([block.read(total, part) for block, part in blocks])
         expected = coupling @ values
     else:
+        # No two blocks are merged here, so what is compared are the entries themselves.
         got = module(x[:3]).to_dense()
         expected = coupling.to_dense()[:, :3, :3]
         if module.row_stochastic:
@@ -210,6 +212,7 @@ def _expect_coupling_laws(case: DiffusivityCase, *instances: Instance) -> None:
 def _needs_graph(case: DiffusivityCase) -> None:
     """without a graph it works, or says that it needs one"""
     module = case.module()
+    # A message that names a graph or edges is what a user needs, whatever its words.
     error = None
     try:
         module(case.instance().x)
@@ -236,6 +239,8 @@ def _duplicated_nodes(case: DiffusivityCase) -> None:
 def _same_in_training(case: DiffusivityCase) -> None:
     """training and evaluation use the same operator"""
     module, instance = case.sample()
+    # Dropout belongs to layers: an operator that changed in training would be another
+    # energy.
     evaluated = case.response(module, instance)
     trained = case.response(module.train(), instance)
     expect_close(trained, evaluated, "rearranged", "S @ v in training mode")

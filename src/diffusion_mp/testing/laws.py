@@ -88,6 +88,8 @@ def expect(condition: bool, sentence: str) -> None:
         raise LawBroken(sentence)
 
 
+# Laws are written with these instead of assert, whose message would show the code of a
+# law, and which `python -O` leaves out.
 def expect_equal(got: object, expected: object, what: str) -> None:
     expect(got == expected, f"{what} is {got}, expected {expected}")
 
@@ -105,6 +107,7 @@ def expect_close(
     expect_equal(tuple(got.shape), tuple(expected.shape), f"the shape of {what}")
     if got.numel() == 0:
         return
+    # By what was computed: the reference is often in double.
     rtol, atol = tolerance(operation, got.dtype)
     # Differences are taken in double: in half precision they would be rounded
     # themselves, or overflow.
@@ -129,6 +132,8 @@ def expect_writable(
     expected = result.clone()
     tensors = [argument for argument in arguments if argument is not None]
     before = [tensor.detach().clone() for tensor in tensors]
+    # torch refuses to write to entries that share memory, where nothing else would
+    # show.
     strides = zip(result.shape, result.stride(), strict=True)
     repeated = any(size > 1 and stride == 0 for size, stride in strides)
     expect(not repeated, f"entries of {what} share memory: return a copy")

@@ -114,6 +114,7 @@ def _unit_weights(case: LayerCase) -> None:
 def _graph_in_place_of_edges(case: LayerCase) -> None:
     """a Graph or a sparse matrix in place of edge_index gives the same output"""
     module = case.module()
+    # A batch, whose boundaries a Graph carries, and which edge_index gets as ``batch``.
     joined = join(case.batch())
     graph = case.graph(joined)
     extra = case.extra(joined.x)
@@ -215,6 +216,7 @@ def check_update(
 def _shapes(case: UpdateCase) -> None:
     """the next state has the shape and the dtype of the state, [N, C] as [N, H, D]"""
     module, instance = case.sample()
+    # Two heads that are equal, so that a mix-up of heads and channels shows.
     ones = torch.ones(2, dtype=torch.float64)
     two = ScaledCoupling(ones, case.coupling(instance), nonnegative=True)
     x = instance.x.repeat(1, 2)
@@ -272,6 +274,7 @@ def _constants(case: UpdateCase) -> None:
         return
     if module.beta != 0.0 or getattr(module, "leak", 0.0) != 0.0:
         return
+    # A batch: a constant of one graph must not be measured against another's.
     constant = torch.full_like(instance.x, 0.7)
     got = case.response(module, replace(instance, x=constant))
     expect_close(got, constant, "rearranged", "the next state of a constant")

@@ -90,6 +90,7 @@ M = TypeVar("M", bound=nn.Module)
 class ModuleCase(ABC, Generic[M]):
     """A module under test: how to build and call it, and the instances that it is applied to."""
 
+    # A function and no module: laws train, cast and overwrite what they get.
     build: Callable[[], M]  # with parameters of the default dtype
     fresh: bool  # whether `build` draws the parameters, or copies an instance
     channels: int
@@ -189,6 +190,8 @@ def _permutation(case: AnyCase) -> None:
 
 def _batching(case: AnyCase) -> None:
     """a graph alone, in a batch, and in the batch in another order has the same result"""
+    # The order too, since the first graph of a batch starts at row zero, where a wrong
+    # offset does no harm.
     module = case.module()
     parts = case.batch()
     for batch in (parts, [parts[k] for k in (2, 0, 3, 1)]):
@@ -296,6 +299,7 @@ def _autocast(case: AnyCase) -> None:
     module = case.module(torch.float32)
     instance = case.instance().to(torch.float32)
     expected = case.response(module, instance)
+    # Parameters stay in single precision under autocast, as in training.
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = case.response(module, instance)
     expect_close(got.float(), expected, "autocast", "the result under autocast")

@@ -70,6 +70,7 @@ class Problem:
         """Return exp(−tΔ) x, the state at time t (``scipy.linalg.expm``)."""
         from scipy.linalg import expm
 
+        # SciPy's, since torch's exponential is one of what is tested.
         power = torch.from_numpy(np.asarray(expm(-t * self.laplacian.numpy())))
         return torch.einsum("ij,jhd->ihd", power, self.state)
 
@@ -230,6 +231,7 @@ def assert_energy_descent(
         checks.check_function(
             energy, "energy", "called as energy(coupling, x), or an Energy"
         )
+    # Dropout and rounding would both raise an energy now and then.
     module = copy.deepcopy(layer_or_update).double().eval()
     width = int(getattr(module, "in_channels", channels))
     generator = torch.Generator().manual_seed(seed)
@@ -256,6 +258,7 @@ def assert_energy_descent(
             after = float(chosen(moved, x))
             rise = f"{where}: the energy rose from {before:.12g} to {after:.12g}"
             expect(after <= before + atol + rtol * abs(before), rise)
+            # The next step starts from here: a rise may take a few steps to come.
             x = moved
 
 
@@ -273,6 +276,7 @@ def _theory(
     module: nn.Module, coupling: Coupling, x: Tensor, source: Tensor | None
 ) -> Energy:
     """Return the energy that a theorem gives for a step: E(Z, k) of an explicit one, else that of the state alone."""
+    # A layer has its update as an attribute, and an update is tested by itself.
     update: Any = getattr(module, "update", module)
     if isinstance(update, CertifiedStep):
         pulls: list[EnergyTerm] = [CouplingTerm(coupling)]
