@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -143,6 +143,29 @@ def tokens(x: Tensor, mask: Tensor | None) -> Tensor:
     return rows.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def _layers(model: Any) -> dict[str, nn.Module]:
+    """Return the modules to record by name: the diffusion layers of a model, or those that are listed."""
+    if isinstance(model, nn.Module) and not isinstance(model, nn.ModuleList):
+        layers = declared(model, "is_diffusion_layer")
+    else:
+        kinds = (Sequence, Mapping, nn.ModuleList)
+        check_kind(model, "model", kinds, "a torch.nn.Module, or a list of modules")
+        if isinstance(model, Mapping):
+            layers = dict(model)
+        else:
+            layers = {
+                f"{type(each).__name__} {k}": each for k, each in enumerate(model)
+            }
+        for each in layers.values():
+            check_kind(each, "every one of model", nn.Module, "a torch.nn.Module")
+    if not layers:
+        raise ValueError(
+            f"model must contain a diffusion layer (is_diffusion_layer=True), or be a list of the modules to record; got "
+            f"{describe(model)}."
+        )
+    return {name or type(each).__name__: each for name, each in layers.items()}
+
+
 @dataclass(frozen=True)
 class LayerEnergy:
     """E(x_in) before and E(x_out, x_in) after one call of a layer."""
@@ -156,7 +179,8 @@ class EnergyTrace:
     """Record E(x_out, x_in) of every diffusion layer, in the order of calls, within a ``with`` block.
 
     Args:
-        model: contains modules with ``is_diffusion_layer = True``, such as `DiffusionConv`.
+        model: contains modules with ``is_diffusion_layer = True``, such as `DiffusionConv`; or the modules to record,
+            of any kind, as a list or by name.
         energy: an `Energy` or another function to a scalar, called as ``energy(x_in, None)``, ``energy(x_out, x_in)``
             (or ``None`` for x_in where the shape of the state changes); Σ_ij‖x_i − x_j‖² by default.
 
@@ -170,22 +194,15 @@ class EnergyTrace:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module],
         energy: Callable[[Tensor, Tensor | None], Tensor] | None = None,
     ) -> None:
-        check_kind(model, "model", nn.Module, "a torch.nn.Module")
+        layers = _layers(model)
         if energy is None:
             energy = lambda x, _: QuadraticPenalty().total(x)  # noqa: E731
         check_function(energy, "energy", "called as energy(x_out, x_in)")
         self.energy = energy
-        layers = declared(model, "is_diffusion_layer")
-        self.layers = {
-            name or type(module).__name__: module for name, module in layers.items()
-        }
-        if not self.layers:
-            raise ValueError(
-                f"model must contain a diffusion layer (is_diffusion_layer=True); got {describe(model)}."
-            )
+        self.layers = layers
         self.records: list[LayerEnergy] = []
         self._hooks = ExitStack()
 

@@ -364,23 +364,26 @@ def _cause(
     """Return the likely reason for a rise: what in the layer moves the state otherwise than down an energy."""
     move = step.after - x
     share = 0.5
-    while share > 1e-3:
-        if float(step.energy(x + share * move)) <= before:
-            return (
-                f"the step is too long. {share:.2g} of it does not raise the energy here: divide the step size (tau, "
-                f"or the factor of the move) by {1 / share:.3g} or more."
-            )
+    while share > 1e-3 and float(step.energy(x + share * move)) > before:
         share /= 2
-    if getattr(subject, "value", None) is not None and isinstance(subject, GraphLayer):
-        return "W_V transforms the state that is propagated; transform=False moves the state itself."
-    matrices = []
-    if isinstance(subject, nn.Module) and not isinstance(subject, GraphLayer):
+    too_long = (
+        f"the step is too long. {share:.2g} of it does not raise the energy here: divide the step size (tau, or the "
+        f"factor of the move) by {1 / share:.3g} or more."
+    )
+    if share > 0.05:
+        return too_long
+    if isinstance(subject, GraphLayer):
+        if getattr(subject, "value", None) is not None:
+            return "W_V transforms the state that is propagated; transform=False moves the state itself."
+    elif isinstance(subject, nn.Module):
         matrices = [name for name, each in subject.named_parameters() if each.dim() > 1]
-    if matrices:
-        return (
-            f"the state is multiplied by {', '.join(matrices)}. A step down an energy of distances moves the state "
-            f"itself; leave the transform out, or compare with an energy of the transformed state."
-        )
+        if matrices:
+            return (
+                f"the state is multiplied by {', '.join(matrices)}. A step down an energy of distances moves the state "
+                f"itself; leave the transform out, or compare with an energy of the transformed state."
+            )
+    if share > 1e-3:
+        return too_long
     constant = torch.ones_like(x) / 2
     if not torch.allclose(take(constant).after, constant):
         return (
