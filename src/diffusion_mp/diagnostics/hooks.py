@@ -160,8 +160,8 @@ def _layers(model: Any) -> dict[str, nn.Module]:
             check_kind(each, "every one of model", nn.Module, "a torch.nn.Module")
     if not layers:
         raise ValueError(
-            f"model must contain a diffusion layer (is_diffusion_layer=True), or be a list of the modules to record; got "
-            f"{describe(model)}."
+            f"model must contain a diffusion layer (is_diffusion_layer=True), or be a list of the modules to record; "
+            f"got {describe(model)}."
         )
     return {name or type(each).__name__: each for name, each in layers.items()}
 

@@ -354,47 +354,48 @@ def _expect_descent(
             else f"{graph.num_edges} edges"
         )
         lines.append(f"  graph of {graph.num_nodes} nodes, edge_index: {edges}")
-        lines.append(f"  likely cause: {_cause(subject, step, x, before, take)}")
+        causes = _causes(subject, step, x, before, take)
+        lines += [f"  likely cause: {cause}" for cause in causes]
     raise AssertionError("\n".join(lines))
 
 
-def _cause(
+def _causes(
     subject: Layer, step: Step, x: Tensor, before: float, take: Callable[[Tensor], Step]
-) -> str:
-    """Return the likely reason for a rise: what in the layer moves the state otherwise than down an energy."""
-    move = step.after - x
+) -> list[str]:
+    """Return the likely reasons for a rise: what in the layer moves the state otherwise than down an energy."""
+    causes = []
     share = 0.5
-    while share > 1e-3 and float(step.energy(x + share * move)) > before:
+    while share > 1e-3 and float(step.energy(x + share * (step.after - x))) > before:
         share /= 2
-    too_long = (
-        f"the step is too long. {share:.2g} of it does not raise the energy here: divide the step size (tau, or the "
-        f"factor of the move) by {1 / share:.3g} or more."
-    )
-    if share > 0.05:
-        return too_long
+    if share > 1e-3:
+        causes.append(
+            f"The step is too long: {share:.2g} of it does not raise the energy here. Divide the step size (tau, or the "
+            f"factor of the move) by {1 / share:.3g} or more."
+        )
     if isinstance(subject, GraphLayer):
         if getattr(subject, "value", None) is not None:
-            return "W_V transforms the state that is propagated; transform=False moves the state itself."
+            causes.append(
+                "W_V transforms the state that is propagated; transform=False moves the state itself."
+            )
     elif isinstance(subject, nn.Module):
         matrices = [name for name, each in subject.named_parameters() if each.dim() > 1]
         if matrices:
-            return (
-                f"the state is multiplied by {', '.join(matrices)}. A step down an energy of distances moves the state "
-                f"itself; leave the transform out, or compare with an energy of the transformed state."
+            causes.append(
+                f"The state is multiplied by {', '.join(matrices)}. A step down an energy of distances moves the state "
+                f"itself: leave the transform out, or compare an energy of the transformed state."
             )
-    if share > 1e-3:
-        return too_long
     constant = torch.ones_like(x) / 2
     if not torch.allclose(take(constant).after, constant):
-        return (
-            "the layer moves a constant state, which is the minimum of every energy of differences. Weights of "
-            "neighbours do not add up to one, or something is added to the state: subtract the weighted state itself "
-            "(D − S in place of S)."
+        causes.append(
+            "A constant state moves, though no step lowers an energy of differences there: weights of neighbours do not "
+            "add up to one, or something is added. Subtract the weighted state itself, D − S in place of S."
         )
-    return (
-        "no part of this move lowers the energy, however short: the layer does not move down this energy. Rows that "
-        "are divided by their sums make weights that are not symmetric, which have no energy of pairs."
-    )
+    if not causes:
+        causes.append(
+            "No part of this move lowers the energy, however short. Rows divided by their sums make weights that are not "
+            "symmetric, to which no energy of pairs belongs."
+        )
+    return causes
 
 
 def _name(subject: Layer) -> str:
