@@ -369,8 +369,8 @@ def _causes(
         share /= 2
     if share > 1e-3:
         causes.append(
-            f"The step is too long: {share:.2g} of it does not raise the energy here. Divide the step size (tau, or the "
-            f"factor of the move) by {1 / share:.3g} or more."
+            f"The step is too long: {share:.2g} of it does not raise the energy here. Divide the step size (tau, or "
+            f"the factor of the move) by {1 / share:.3g} or more."
         )
     if isinstance(subject, GraphLayer):
         if getattr(subject, "value", None) is not None:
