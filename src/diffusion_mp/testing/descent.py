@@ -387,13 +387,13 @@ def _causes(
     constant = torch.ones_like(x) / 2
     if not torch.allclose(take(constant).after, constant):
         causes.append(
-            "A constant state moves, though no step lowers an energy of differences there: weights of neighbours do not "
-            "add up to one, or something is added. Subtract the weighted state itself, D − S in place of S."
+            "A constant state moves, though no step lowers an energy of differences there: weights of neighbours do "
+            "not add up to one, or something is added. Subtract the weighted state itself, D − S in place of S."
         )
     if not causes:
         causes.append(
-            "No part of this move lowers the energy, however short. Rows divided by their sums make weights that are not "
-            "symmetric, to which no energy of pairs belongs."
+            "No part of this move lowers the energy, however short. Rows divided by their sums make weights that are "
+            "not symmetric, to which no energy of pairs belongs."
         )
     return causes
 
