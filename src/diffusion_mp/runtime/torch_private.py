@@ -29,7 +29,7 @@ def dispatch_mode_active() -> bool:
 
 
 def differentiated_inside() -> bool:
-    """Return whether one of the first two is active."""
+    """Return whether one of the first two is active (torch 2.6 to 2.14)."""
     return transforms_active() or forward_mode_active()
 
 
