@@ -21,8 +21,22 @@ from diffusion_mp.diffusivities import (
     Positive,
     RelationalBias,
 )
-from diffusion_mp.energies import Ball, Sphere
+from diffusion_mp.energies import (
+    AttentionTerm,
+    Ball,
+    CouplingTerm,
+    EdgeTerm,
+    EnergyTerm,
+    LinearTerm,
+    MatrixTerm,
+    MLPTerm,
+    PairTerm,
+    SourceTerm,
+    Sphere,
+    get_penalty,
+)
 from diffusion_mp.energies.constraints import CONSTRAINTS
+from diffusion_mp.energies.matrix_terms import ACTIVATIONS
 from diffusion_mp.layers import (
     CertifiedBlock,
     GPSBlock,
@@ -1083,3 +1097,78 @@ LAYERS |= {
 # With seed 0 the features of a node are all zero after some of the ten layers of GAT: with biases that start from
 # zero it then stays at the kink of the ReLU, where finite differences are half a slope.
 LAYERS["model-sgformer-options"][1]["seed"] = 1
+
+
+# Of the states [NODES, 1, CHANNELS] on which terms of an energy are checked.
+NODES = 9
+CHANNELS = 5
+RELATIONS = 3
+HEADS = 2
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=DOUBLE)
+
+
+def term_graph(edges: int = 24) -> Graph:
+    return Graph(NODES, torch.randint(NODES, (2, edges)), ptr=None)
+
+
+def symmetric_weights(graph: Graph) -> SparseCoupling:
+    """Without loops, whose cost is zero: where all other weights underflow, their rounding is all that is left."""
+    edges = graph.edges[:, graph.edges[0] != graph.edges[1]]
+    weight = torch.rand(edges.size(1), 1, dtype=DOUBLE)
+    both = Graph(NODES, torch.cat([edges, edges.flip(0)], 1))
+    return SparseCoupling(both, weight.repeat(2, 1), nonnegative=True)
+
+
+def matrix_term(graph: Graph, **options: object) -> MatrixTerm:
+    weight = random(graph.num_edges, RELATIONS)
+    return MatrixTerm(
+        SparseCoupling(graph, weight, symmetric=False),
+        random(RELATIONS, CHANNELS, CHANNELS),
+        **options,
+    )
+
+
+def one_matrix_term(graph: Graph) -> MatrixTerm:
+    b = random(1, CHANNELS, CHANNELS)
+    return MatrixTerm(symmetric_weights(graph), b + b.mT, symmetric=True)
+
+
+def attention_term(graph: Graph, prior: bool = False) -> AttentionTerm:
+    query = random(HEADS, 4, CHANNELS)
+    key = random(HEADS, 4, CHANNELS)
+    weight = SparseCoupling(graph, torch.rand(graph.num_edges, dtype=DOUBLE))
+    return AttentionTerm(query, key, 0.7, weight if prior else None)
+
+
+def mlp_term(activation: str) -> MLPTerm:
+    return MLPTerm(random(7, CHANNELS), random(7), activation)
+
+
+TERMS: dict[str, Callable[[Graph], EnergyTerm]] = {
+    "source": lambda graph: SourceTerm(
+        random(NODES, CHANNELS), torch.rand(NODES, dtype=DOUBLE)
+    ),
+    "graph": lambda graph: CouplingTerm(symmetric_weights(graph)),
+    "pairs": lambda graph: PairTerm(
+        get_penalty("gaussian"), random(2, 3, CHANNELS), mean=True
+    ),
+    "matrices": matrix_term,
+    "two hops": lambda graph: matrix_term(graph, hops=2),
+    "one symmetric matrix": one_matrix_term,
+    "diagonals": lambda graph: MatrixTerm(
+        SparseCoupling(graph, random(graph.num_edges, RELATIONS)),
+        random(RELATIONS, CHANNELS),
+    ),
+    "identities": lambda graph: MatrixTerm(
+        SparseCoupling(graph, random(graph.num_edges, RELATIONS)), None
+    ),
+    "attention": attention_term,
+    "attention to neighbours": lambda graph: attention_term(graph, prior=True),
+    **{f"MLP, {name}": lambda graph, name=name: mlp_term(name) for name in ACTIVATIONS},
+    "twice attention": lambda graph: 2.0 * attention_term(graph),
+    "linear": lambda graph: LinearTerm(random(NODES, CHANNELS)),
+    "edges": lambda graph: EdgeTerm(get_penalty("sigmoid"), symmetric_weights(graph)),
+}

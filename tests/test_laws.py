@@ -1,12 +1,14 @@
-"""Every coupling, diffusivity, layer and model obeys the laws, and every public class is in the table of `cases`."""
+"""Every coupling, diffusivity, term, layer and model obeys the laws, and every public class is in a table."""
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
 from cases import (
+    CHANNELS,
     COUPLINGS,
     DIFFUSIVITIES,
     EDGES,
@@ -14,18 +16,29 @@ from cases import (
     LAYERS,
     LEFT_OUT,
     MEMBER,
+    NODES,
     PTR,
+    TERMS,
+    random,
+    term_graph,
 )
-from diffusion_mp import couplings, diffusivities, layers, models, updates
+from diffusion_mp import couplings, diffusivities, energies, layers, models, updates
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import Diffusivity
+from diffusion_mp.energies import EnergyTerm
 from diffusion_mp.graph import Graph
-from diffusion_mp.testing import check_coupling, check_diffusivity, check_layer
+from diffusion_mp.testing import (
+    check_coupling,
+    check_diffusivity,
+    check_energy_term,
+    check_layer,
+)
 from diffusion_mp.updates import StateUpdate
 from model_cases import MODELS
 
 #: Public classes with another interface than that of their kind, which have tests of their own.
 OTHERS = {
+    energies.ProximalTerm,  # reads the state before a step, which an Energy has
     layers.LaplacianEncoder,  # reads positions
     layers.PDEDiffusion1d,  # reads sequences; listed as AsConv
     layers.WeightedGraph,  # with the next five, a part of a CertifiedBlock
@@ -123,7 +136,15 @@ def test_layers_obey_the_laws(name: str) -> None:
     check_layer(build, skip=laws_left_out(name), **options)
 
 
+@pytest.mark.usefixtures("fixed_seed")
+@pytest.mark.parametrize("name", TERMS)
+def test_terms_obey_the_laws(name: str) -> None:
+    graph = term_graph()
+    check_energy_term(TERMS[name](graph), random(NODES, 1, CHANNELS), graph)
+
+
 BUILDERS: dict[str, list[Callable[[], object]]] = {
+    "TERMS": [partial(make, term_graph()) for make in TERMS.values()],
     "COUPLINGS": list(COUPLINGS.values()),
     "DIFFUSIVITIES": list(DIFFUSIVITIES.values()),
     "LAYERS or MODELS": [build for build, _ in LAYERS.values()]
@@ -141,6 +162,7 @@ BUILDERS: dict[str, list[Callable[[], object]]] = {
     [
         ("COUPLINGS", [couplings], Coupling),
         ("DIFFUSIVITIES", [diffusivities], Diffusivity),
+        ("TERMS", [energies], EnergyTerm),
         ("LAYERS or MODELS", [layers, models], torch.nn.Module),
         ("LAYERS, in a generic layer", [updates], StateUpdate),
     ],

@@ -15,8 +15,9 @@ from typing import (
     Annotated,
     Any,
     Literal,
-    NoReturn,
+    TypeVar,
     Union,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -30,8 +31,8 @@ from torch_geometric.data import Data, HeteroData
 
 from diffusion_mp.runtime.torch_private import dispatch_mode_active
 
-# torch computes next to nothing in these (no comparison, no index), so they are converted before anything is asked
-# of them.
+# torch computes next to nothing in these (no comparison, no index), so they are
+# converted before anything is asked of them.
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, *UNSIGNED)
 
@@ -48,9 +49,10 @@ class _Brief(reprlib.Repr):
 _brief = _Brief()
 
 
-def _with_article(dtype: torch.dtype | np.dtype[Any]) -> str:
-    name = str(dtype).removeprefix("torch.")
-    return f"an {name}" if name.startswith("int") else f"a {name}"
+def _with_article(kind: object) -> str:
+    """Return the name of a dtype or of a class after "a" or "an"."""
+    name = getattr(kind, "__name__", str(kind)).removeprefix("torch.")
+    return f"an {name}" if name.startswith(("int", "A", "E", "I")) else f"a {name}"
 
 
 def describe(value: object) -> str:
@@ -74,7 +76,8 @@ def describe(value: object) -> str:
 
 def check_choice(value: object, name: str, choices: Iterable[Any]) -> None:
     options = list(choices)
-    # An array of NumPy would answer ``in`` with an array, and an object of the user with what it likes.
+    # An array of NumPy would answer ``in`` with an array, and an object of the user
+    # with what it likes.
     if not (value is None or isinstance(value, str)) or value not in options:
         raise ValueError(
             f"{name} must be one of {', '.join(map(repr, options))}; got {describe(value)}."
@@ -85,7 +88,8 @@ def check_positive(value: float, name: str, *, allow_zero: bool = False) -> None
     """Raise unless ``value`` is a finite number above zero (or, with ``allow_zero``, at least zero)."""
 
     def fits(number: float) -> bool:
-        # While torch compiles, a number may be a symbol, which is finite and has no `math.isfinite`.
+        # While torch compiles, a number may be a symbol, which is finite and has no
+        # `math.isfinite`.
         finite = torch.compiler.is_compiling() or math.isfinite(number)
         return finite and (number >= 0 if allow_zero else number > 0)
 
@@ -135,7 +139,8 @@ def check_counts(least: int = 1, /, **counts: int) -> None:
 
 
 def check_seed(seed: int, name: str = "seed") -> None:
-    # Seeds are kept in a buffer of int64, where larger ones would be cut off without a word.
+    # Seeds are kept in a buffer of int64, where larger ones would be cut off without a
+    # word.
     check_integer(seed, name, -(1 << 63), (1 << 63) - 1)
 
 
@@ -145,7 +150,8 @@ def check_index(value: int, name: str, size: int) -> None:
 
 def as_whole(value: object, name: str, way_out: str = "") -> int:
     """Return a whole number, also one of NumPy or PyTorch, as an int; raise TypeError, ending in ``way_out``."""
-    # `operator.index` takes what Python takes as a position in a list, and no float, not even 3.0.
+    # `operator.index` takes what Python takes as a position in a list, and no float,
+    # not even 3.0.
     with suppress(TypeError):
         if not isinstance(value, bool):
             return index(value)  # type: ignore[arg-type]
@@ -156,7 +162,8 @@ def as_whole(value: object, name: str, way_out: str = "") -> int:
 
 def python_number(value: object) -> Any:
     """Return a number of NumPy, a scalar or an array without dimensions, as one of Python; all else as it is."""
-    # A float32 of NumPy is no float for Python, and a saved model could not write it as JSON.
+    # A float32 of NumPy is no float for Python, and a saved model could not write it as
+    # JSON.
     if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
         return value.item()
     return value
@@ -215,6 +222,7 @@ def check_share(value: float, name: str) -> None:
 
 
 Check = Callable[[Any, str], None]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _at_least(least: int) -> Check:
@@ -226,8 +234,8 @@ def _check_channels(value: int, name: str) -> None:
         check_counts(**{name: value})
 
 
-#: What an argument may be, as annotations of constructors say it and `checked` makes sure of it. -1 channels are those
-#: of the first call.
+#: What an argument may be, as annotations say it and `checked` makes sure of it. -1
+#: channels are those of the first call.
 Count = Annotated[int, _at_least(1)]
 CountOrZero = Annotated[int, _at_least(0)]
 Channels = Annotated[int, _check_channels]
@@ -235,33 +243,36 @@ FiniteNumber = Annotated[float, check_number]
 PositiveNumber = Annotated[float, check_positive]
 NonnegativeNumber = Annotated[float, partial(check_positive, allow_zero=True)]
 Probability = Annotated[float, check_probability]
+Seed = Annotated[int, check_seed]
 Share = Annotated[float, check_share]
 
 
-def checked(init: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that first checks its arguments, as far as its annotations say what they may be.
+def checked(function: Function) -> Function:
+    """Return a function that first checks its arguments, as far as its annotations say what they may be.
 
-    That is one of the types above, ``bool``, a ``Literal``, or a class of modules, each possibly ``None``.
+    That is one of the types above, ``bool``, a ``Literal``, or a class of modules or of this library, each possibly
+    ``None``. All constructors of modules are decorated so (`Saved`).
     """
-    names = list(signature(init).parameters)[1:]
+    names = list(signature(function).parameters)
 
     @cache
     def checks() -> dict[str, Check]:
-        # Not before the first call, since an annotation may name a class that its module defines later.
-        hints = get_type_hints(init, include_extras=True)
+        # Not before the first call, since an annotation may name a class that its
+        # module defines later.
+        hints = get_type_hints(function, include_extras=True)
         of_all = {name: _check_of(hint) for name, hint in hints.items()}
         return {name: check for name, check in of_all.items() if check is not None}
 
-    @wraps(init)
-    def __init__(self: object, *args: Any, **options: Any) -> None:
-        # More arguments than parameters are for the constructor to refuse.
+    @wraps(function)
+    def checking(*args: Any, **options: Any) -> Any:
+        # More arguments than parameters are for the function to refuse.
         by_name = dict(zip(names, args, strict=False)) | options
         for name, check in checks().items():
             if name in by_name:
                 check(by_name[name], name)
-        init(self, *args, **options)
+        return function(*args, **options)
 
-    return __init__
+    return cast("Function", checking)
 
 
 def _check_of(hint: Any) -> Check | None:
@@ -282,10 +293,11 @@ def _check_of(hint: Any) -> Check | None:
         check = part.__metadata__[0]
     elif kind is bool:
         check = partial(check_kind, kind=bool, what="True or False")
-    elif isinstance(kind, type) and issubclass(
-        kind, (nn.Module, dict, torch.Generator)
+    elif isinstance(kind, type) and (
+        issubclass(kind, (nn.Module, dict, torch.Generator))
+        or kind.__module__.startswith("diffusion_mp.")
     ):
-        what = f"a {kind.__name__}" + " or None" * optional
+        what = _with_article(kind) + " or None" * optional
         check = partial(check_kind, kind=kind, what=what)
     if check is None or not optional:
         return check
@@ -369,7 +381,8 @@ def check_place(
     """Raise unless ``x`` has the device and, with ``dtype`` but not under autocast, the dtype of the parameters."""
     if torch.compiler.is_compiling():
         return
-    # The first parameter with dimensions, for scalars go with any dtype. (``parameters()`` takes ten times as long.)
+    # The first parameter with dimensions, for scalars go with any dtype.
+    # (``parameters()`` takes ten times as long.)
     modules = [module]
     while modules:
         part = modules.pop()
@@ -377,29 +390,24 @@ def check_place(
             continue
         for parameter in part._parameters.values():
             # A lazy parameter takes the dtype of what comes first.
-            if parameter is not None and not is_lazy(parameter) and parameter.dim():
-                if x.device != parameter.device or (
-                    dtype and x.dtype != parameter.dtype
-                ):
-                    _refuse_placement(x, name, parameter, type(module).__name__, dtype)
+            if parameter is None or is_lazy(parameter) or not parameter.dim():
+                continue
+            kind = type(module).__name__
+            check_device(x, name, parameter.device, f"the parameters of {kind}")
+            # Integers have no rounding to agree on, and under autocast torch converts
+            # both.
+            if (
+                not dtype
+                or x.dtype == parameter.dtype
+                or not parameter.is_floating_point()
+                or torch.is_autocast_enabled(x.device.type)
+            ):
                 return
+            raise TypeError(
+                f"{name} must be {str(parameter.dtype).removeprefix('torch.')}, as the parameters of {kind} are; got "
+                f"{describe(x)}. Convert it with {name}.to({parameter.dtype}), or the module with .to({x.dtype})."
+            )
         modules += [*part._modules.values()][::-1]
-
-
-def _refuse_placement(
-    x: Tensor, name: str, parameter: Tensor, kind: str, dtype: bool
-) -> None:
-    check_device(x, name, parameter.device, f"the parameters of {kind}")
-    # Under autocast torch converts both.
-    if (
-        dtype
-        and parameter.is_floating_point()
-        and not torch.is_autocast_enabled(x.device.type)
-    ):
-        raise TypeError(
-            f"{name} must be {str(parameter.dtype).removeprefix('torch.')}, as the parameters of {kind} are; got "
-            f"{describe(x)}. Convert it with {name}.to({parameter.dtype}), or the module with .to({x.dtype})."
-        )
 
 
 def check_state(
@@ -410,19 +418,6 @@ def check_state(
     module: nn.Module | None = None,
 ) -> None:
     """Raise unless ``x`` is a floating-point state [N, C] with the given C, and dtype and device of ``module``."""
-    # Every layer calls this, so the reason for a refusal is looked for only where there is one.
-    fits = (
-        isinstance(x, Tensor)
-        and x.dim() == 2
-        and (channels is None or x.size(1) == channels)
-    )
-    if not (fits and x.is_floating_point() and x.layout is torch.strided):
-        _refuse_state(x, name, channels)
-    if module is not None:
-        check_place(x, module, name, dtype=True)
-
-
-def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
     if isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[0], Tensor):
         # PyG's pair of states.
         raise TypeError(
@@ -449,16 +444,17 @@ def _refuse_state(x: Tensor, name: str, channels: int | None) -> NoReturn:
             f"other models one_hot({name}, number).float()."
         )
     check_tensor(x, name, "[num_nodes, channels]")
-    raise ValueError(
-        f"{name} must have {channels} channels as the layer was built for; got {describe(x)}."
-    )
+    if channels is not None and x.size(1) != channels:
+        raise ValueError(
+            f"{name} must have {channels} channels as the layer was built for; got {describe(x)}."
+        )
+    if module is not None:
+        check_place(x, module, name, dtype=True)
 
 
-def check_rows(
-    value: Tensor, name: str, x: Tensor, *, module: nn.Module | None = None
-) -> None:
-    """Raise unless ``value`` is a floating-point [N, F] with the rows and the device of ``x``, and fits ``module``."""
-    check_state(value, name, module=module)
+def check_rows(value: Tensor, name: str, x: Tensor) -> None:
+    """Raise unless ``value`` is a floating-point [N, F] with the rows and the device of ``x``."""
+    check_state(value, name)
     if value.size(0) != x.size(0):
         raise ValueError(
             f"{name} must have {x.size(0)} rows, one per node, as the state has; got {describe(value)}."
@@ -482,10 +478,10 @@ def index_vector(value: object, name: str, length: str) -> Tensor:
     return indices.long()
 
 
-def label_vector(y: object, name: str = "y") -> Tensor:
+def label_vector(y: object) -> Tensor:
     """Return class numbers [N] as int64, also from a column [N, 1], as node sets of OGB have it."""
-    labels = as_tensor(y, name, "a tensor [num_nodes] of integers")
-    return index_vector(_column_as_vector(labels), name, "[num_nodes]")
+    labels = as_tensor(y, "y", "a tensor [num_nodes] of integers")
+    return index_vector(_column_as_vector(labels), "y", "[num_nodes]")
 
 
 def _column_as_vector(values: Tensor) -> Tensor:
@@ -538,7 +534,8 @@ def check_pairs(
 ) -> Tensor:
     """Return pairs of nodes [2, E], senders first, on ``device`` as int64, from a tensor there, a list or an array."""
     listed = as_tensor(pairs, name, f"a tensor {shape}")
-    # A list has no device, and goes where it is needed; a tensor elsewhere is a mistake of the caller.
+    # A list has no device, and goes where it is needed; a tensor elsewhere is a mistake
+    # of the caller.
     if not isinstance(plain(pairs), Tensor):
         listed = listed.to(device)
     check_integer_pairs(listed, name, shape)
@@ -584,7 +581,8 @@ def check_range(pairs: Tensor, name: str, size: int, what: str = "nodes") -> Non
         return
     check_has_values(pairs, name)
     numbers = pairs.long() if pairs.dtype in UNSIGNED else pairs
-    # `tolist` in a transform of torch.func looks for memory that a wrapped tensor has not, with PyTorch 2.6.
+    # `tolist` in a transform of torch.func looks for memory that a wrapped tensor has
+    # not, with PyTorch 2.6.
     low, high = (int(end) for end in numbers.aminmax())
     if low < 0 or high >= size:
         raise ValueError(
@@ -635,7 +633,8 @@ def check_mask(mask: Tensor | None, x: Tensor, name: str = "mask") -> None:
         return
     what = "a bool tensor, true where there is a token"
     check_kind(mask, name, Tensor, what)
-    # Only bool: numbers may mean tokens or padding, and are added to scores by other libraries.
+    # Only bool: numbers may mean tokens or padding, and are added to scores by other
+    # libraries.
     if mask.dtype != torch.bool or mask.layout != torch.strided:
         raise TypeError(f"{name} must be {what}; got {describe(mask)}.")
     check_has_values(mask, name)
@@ -678,7 +677,7 @@ def check_edge_rows(
     check_place(edge_attr, module, name, dtype=True)
 
 
-def check_values(v: Tensor, num_nodes: int, heads: int, name: str = "v") -> None:
+def check_values(v: Tensor, num_nodes: int, heads: int, name: str) -> None:
     """Raise unless ``v`` is [N, H, D] for a coupling of ``num_nodes`` nodes and ``heads`` heads (1 broadcasts)."""
     # Before the dtype, since a state without the axis of heads is the usual mistake.
     if isinstance(v, Tensor) and v.dim() != 3:
@@ -714,7 +713,8 @@ def needed_by(what: str, install: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        # The module that is missing may be one that the package itself needs, and its name stays with the error.
+        # The module that is missing may be one that the package itself needs, and its
+        # name stays with the error.
         package = (error.name or "a package").partition(".")[0]
         raise ModuleNotFoundError(
             f"{what} needs {package}, which is not installed: pip install {quote(install)}.",

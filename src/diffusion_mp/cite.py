@@ -8,6 +8,7 @@ from torch import nn
 
 from diffusion_mp.checks import check_kind
 
+# An empty line between two entries is all that is needed of the syntax of BibTeX.
 _ENTRIES = (
     files("diffusion_mp")
     .joinpath("references.bib")

@@ -25,12 +25,14 @@ S = TypeVar("S", bound="Saved")
 FORMAT = 1
 KEY = "diffusion_mp"
 FILE = "model.safetensors"
-# A file of a few bytes must not make a constructor run for hours or fill the memory. So an integer argument is at most
-# this, or the bytes of the tensors where they are more,
+# A file of a few bytes must not make a constructor run for hours or fill the memory. So
+# an integer argument is at most this, or the bytes of the tensors where they are more,
 LARGEST = 1_000_000
-# and a model has at most so many modules and parameters, and a hundred more for each of its tensors.
+# and a model has at most so many modules and parameters, and a hundred more for each of
+# its tensors.
 PARTS = 5_000
-# In JSON the key that marks a description of an object; no argument of a constructor begins with a dollar.
+# In JSON the key that marks a description of an object; no argument of a constructor
+# begins with a dollar.
 CLASS = "$class"
 DTYPES = {
     str(each)[6:]: each
@@ -41,11 +43,10 @@ WAY_OUT = "Save model.state_dict(), and build the model in Python"
 
 @dataclass(eq=False)
 class Description:
-    """A class and its constructor's arguments: plain data, tensors, descriptions, or an error for anything else."""
+    """A class and its constructor's arguments by name: plain data, tensors, descriptions, or an error for all else."""
 
     kind: type
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Described:
@@ -64,8 +65,9 @@ class Described:
         if is_dataclass(self):
             names = [each.name for each in fields(self) if each.init]
             values = {name: described(getattr(self, name)) for name in names}
-            return Description(type(self), kwargs=values)
-        # The attributes of another object say nothing of the arguments that it was built with.
+            return Description(type(self), values)
+        # The attributes of another object say nothing of the arguments that it was
+        # built with.
         if vars(self):
             return TypeError(describe(self))
         return Description(type(self))
@@ -75,7 +77,8 @@ def described(value: Any) -> Any:
     """Return an argument as a `Description` holds it; of a generator nothing, since what it drew is in the state."""
     if value is None or type(value) in (bool, int, float, str):
         return value
-    # A float64 of NumPy or a member of an enum is a subclass, which JSON reduces to the plain value.
+    # A float64 of NumPy or a member of an enum is a subclass, which JSON reduces to the
+    # plain value.
     if isinstance(value, (int, float, str)):
         return json.loads(json.dumps(value))
     if isinstance(value, Described):
@@ -105,12 +108,19 @@ class Saved(nn.Module, Described):
             cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
 
     def __new__(cls: type[S], *args: Any, **kwargs: Any) -> S:
-        # In __new__, so that a subclass may call super().__init__ when and with what it likes.
+        # In __new__, so that a subclass may call super().__init__ when and with what it
+        # likes.
         self = super().__new__(cls)
+        # By name, so that constructors may change their order; `*parts` have no names.
+        _, *parameters = signature(cls.__init__).parameters.values()
+        if any(each.kind is Parameter.VAR_POSITIONAL for each in parameters):
+            by_name: dict[str, Any] = {"*": args}
+        else:
+            names = [each.name for each in parameters]
+            by_name = dict(zip(names, args, strict=False))
         # Past nn.Module, whose __setattr__ asks for its own constructor first.
-        self.__dict__["_description"] = Description(
-            cls, tuple(map(described, args)), described(kwargs)
-        )
+        description = Description(cls, described(by_name | kwargs))
+        self.__dict__["_description"] = description
         return self
 
     def _describe(self) -> Description:
@@ -118,15 +128,10 @@ class Saved(nn.Module, Described):
 
     def extra_repr(self) -> str:
         """Return the numbers and words that the module was built with; the modules stand below, by name."""
-        about = self._description
-        _, *names = signature(type(self).__init__).parameters
-        by_name = dict(zip(names, about.args, strict=False))
-        arguments = {**by_name, **about.kwargs}
-        plain = (bool, int, float, str, type(None))
         shown = [
             f"{name}={value!r}"
-            for name, value in arguments.items()
-            if type(value) in plain
+            for name, value in self._description.arguments.items()
+            if type(value) in (bool, int, float, str, type(None))
         ]
         return ", ".join(shown)
 
@@ -253,7 +258,8 @@ def load(path: Place, *, classes: Sequence[type] = ()) -> Saved:
             f"{path} does not fit the module that it describes, which {flaw}."
         )
     model.load_state_dict(tensors)
-    # `load_state_dict` keeps the dtype of the module; the file has that of the saved one.
+    # `load_state_dict` keeps the dtype of the module; the file has that of the saved
+    # one.
     for name, value in model.state_dict(keep_vars=True).items():
         value.data = tensors[name].clone()
     return model.eval()
@@ -273,7 +279,8 @@ def _written(
         return {name: _written(each, classes, numbers) for name, each in value.items()}
     if not isinstance(value, (Tensor, Description)):
         return value
-    # An object that is shared, a penalty of two layers say, is written once, and so are views of one tensor.
+    # An object that is shared, a penalty of two layers say, is written once, and so are
+    # views of one tensor.
     key: Any = id(value)
     if isinstance(value, Tensor):
         key = (value.data_ptr(), value.shape, value.stride())
@@ -288,17 +295,7 @@ def _written(
             raise ValueError(
                 f"{value.kind} cannot be saved, for another class has its name. Rename it."
             )
-        _, *parameters = signature(value.kind.__init__).parameters.values()
-        # Arguments are written by name, so that constructors may change their order; `*parts` have no names.
-        if any(each.kind is Parameter.VAR_POSITIONAL for each in parameters):
-            arguments: dict[str, Any] = {"*": [*value.args]}
-        else:
-            names = [each.name for each in parameters]
-            arguments = dict(zip(names, value.args, strict=False))
-        about = {
-            CLASS: name,
-            **_written({**arguments, **value.kwargs}, classes, numbers),
-        }
+        about = {CLASS: name, **_written({**value.arguments}, classes, numbers)}
     numbers[key] = len(numbers)
     return about
 
@@ -346,8 +343,9 @@ def _built(
             )
         return objects[-1]
 
-    # Constructors draw initial values, which the file replaces, and must not move the random numbers of the caller.
-    # The hooks count while constructors run, so one that would build too much is stopped.
+    # Constructors draw initial values, which the file replaces, and must not move the
+    # random numbers of the caller. The hooks count while constructors run, so one that
+    # would build too much is stopped.
     with (
         torch.device(device),
         torch.random.fork_rng(devices=[]),
@@ -362,7 +360,8 @@ def _built(
 
 def _misfit(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
     """How the state of a module on the meta device differs from tensors in names, shapes or kinds of numbers."""
-    # Parameters without a shape take that of the tensors; other differences are named below.
+    # Parameters without a shape take that of the tensors; other differences are named
+    # below.
     with suppress(RuntimeError, KeyError):
         model.load_state_dict(
             {name: value.to("meta") for name, value in tensors.items()}, strict=False
@@ -375,7 +374,8 @@ def _misfit(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
         if name not in tensors:
             return f"has {name!r}, which is missing"
         stored = tensors[name]
-        # Floating numbers take the dtype of the file after they are loaded; integers are never converted.
+        # Floating numbers take the dtype of the file after they are loaded; integers
+        # are never converted.
         both_floating = expected.is_floating_point() and stored.is_floating_point()
         alike = expected.dtype == stored.dtype or both_floating
         if is_lazy(expected) or expected.shape != stored.shape or not alike:

@@ -1,35 +1,41 @@
 """Theorem T11: terms of an energy bound themselves, and a step down their sum never raises it, for any parameters."""
 
-import inspect
 import math
-from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from diffusion_mp import Graph, energies
+from cases import (
+    CHANNELS,
+    HEADS,
+    NODES,
+    RELATIONS,
+    TERMS,
+    attention_term,
+    matrix_term,
+    mlp_term,
+    random,
+    symmetric_weights,
+    term_graph,
+)
+from diffusion_mp import Graph
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies import Energy, certify, certify_step
 from diffusion_mp.energies.certification import layer_certificates
 from diffusion_mp.energies.counterexamples import term_flaw
 from diffusion_mp.energies.matrix_terms import (
-    ACTIVATIONS,
     AttentionTerm,
     MatrixTerm,
-    MLPTerm,
     norm_bounds,
 )
 from diffusion_mp.energies.penalties import get_penalty
 from diffusion_mp.energies.terms import (
     CouplingTerm,
-    EdgeTerm,
     EnergyTerm,
-    LinearTerm,
     Mean,
     PairTerm,
-    ProximalTerm,
     ScaledTerm,
     SourceTerm,
 )
@@ -45,102 +51,14 @@ from helpers import agree, largest_rise, refuses
 
 pytestmark = pytest.mark.usefixtures("fixed_seed")
 DOUBLE = torch.float64
-NODES = 9
-CHANNELS = 5
-RELATIONS = 3
-HEADS = 2
 CONVEX = (None, "nonnegative", "ball", "nonnegative_ball")
 CONSTRAINTS = (*CONVEX, "sphere")
-
-
-def random(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=DOUBLE)
-
-
-def a_graph(edges: int = 24) -> Graph:
-    return Graph(NODES, torch.randint(NODES, (2, edges)), ptr=None)
 
 
 def pairs_of_nodes() -> Graph:
     """Every node has one neighbour, so that bounds are attained."""
     ends = torch.arange(8)
     return Graph(NODES, torch.stack([ends, ends ^ 1]))
-
-
-def symmetric(graph: Graph) -> SparseCoupling:
-    """Without loops, whose cost is zero: where all other weights underflow, their rounding is all that is left."""
-    edges = graph.edges[:, graph.edges[0] != graph.edges[1]]
-    weight = torch.rand(edges.size(1), 1, dtype=DOUBLE)
-    both = Graph(NODES, torch.cat([edges, edges.flip(0)], 1))
-    return SparseCoupling(both, weight.repeat(2, 1), nonnegative=True)
-
-
-def matrix(graph: Graph, **options: object) -> MatrixTerm:
-    weight = random(graph.num_edges, RELATIONS)
-    return MatrixTerm(
-        SparseCoupling(graph, weight, symmetric=False),
-        random(RELATIONS, CHANNELS, CHANNELS),
-        **options,
-    )
-
-
-def one_matrix(graph: Graph) -> MatrixTerm:
-    b = random(1, CHANNELS, CHANNELS)
-    return MatrixTerm(symmetric(graph), b + b.mT, symmetric=True)
-
-
-def attention(graph: Graph, prior: bool = False) -> AttentionTerm:
-    query = random(HEADS, 4, CHANNELS)
-    key = random(HEADS, 4, CHANNELS)
-    weight = (
-        SparseCoupling(graph, torch.rand(graph.num_edges, dtype=DOUBLE))
-        if prior
-        else None
-    )
-    return AttentionTerm(query, key, 0.7, weight)
-
-
-def mlp(activation: str) -> MLPTerm:
-    return MLPTerm(random(7, CHANNELS), random(7), activation)
-
-
-TERMS = {
-    "source": lambda graph: SourceTerm(
-        random(NODES, CHANNELS), torch.rand(NODES, dtype=DOUBLE)
-    ),
-    "graph": lambda graph: CouplingTerm(symmetric(graph)),
-    "pairs": lambda graph: PairTerm(
-        get_penalty("gaussian"), random(2, 3, CHANNELS), mean=True
-    ),
-    "matrices": matrix,
-    "two hops": lambda graph: matrix(graph, hops=2),
-    "one symmetric matrix": one_matrix,
-    "diagonals": lambda graph: MatrixTerm(
-        SparseCoupling(graph, random(graph.num_edges, RELATIONS)),
-        random(RELATIONS, CHANNELS),
-    ),
-    "identities": lambda graph: MatrixTerm(
-        SparseCoupling(graph, random(graph.num_edges, RELATIONS)), None
-    ),
-    "attention": attention,
-    "attention to neighbours": lambda graph: attention(graph, prior=True),
-    **{
-        f"MLP, {name}": partial(lambda name, graph: mlp(name), name)
-        for name in ACTIVATIONS
-    },
-    "twice attention": lambda graph: 2.0 * attention(graph),
-    "linear": lambda graph: LinearTerm(random(NODES, CHANNELS)),
-    "edges": lambda graph: EdgeTerm(get_penalty("sigmoid"), symmetric(graph)),
-}
-
-
-def test_every_public_term_is_in_the_table() -> None:
-    public = {getattr(energies, name) for name in energies.__all__}
-    terms = {c for c in public if inspect.isclass(c) and issubclass(c, EnergyTerm)}
-    # The base, and the one that an energy makes of the state before a step.
-    terms -= {EnergyTerm, ProximalTerm}
-    missing = terms - {type(make(a_graph())) for make in TERMS.values()}
-    assert not missing, f"add these to TERMS: {missing}"
 
 
 class Bounded(EnergyTerm):
@@ -165,15 +83,8 @@ class Bounded(EnergyTerm):
 
 
 @pytest.mark.parametrize("name", TERMS)
-def test_a_term_is_bounded_by_its_majorant(name: str) -> None:
-    graph = a_graph()
-    z = random(NODES, 1, CHANNELS)
-    check_energy_term(TERMS[name](graph), z, graph)
-
-
-@pytest.mark.parametrize("name", TERMS)
 def test_a_weighted_mean_is_the_half_gradient(name: str) -> None:
-    graph = a_graph()
+    graph = term_graph()
     z = random(NODES, 1, CHANNELS)
     term = TERMS[name](graph)
     if (mean := term.weighted_mean(z)) is None:
@@ -212,7 +123,7 @@ def test_a_wrong_gradient_is_found_out() -> None:
 
     with pytest.raises(AssertionError, match="half of the gradient"):
         check_energy_term(
-            Wrong(mlp("tanh"), 1.0), random(NODES, 1, CHANNELS), a_graph()
+            Wrong(mlp_term("tanh"), 1.0), random(NODES, 1, CHANNELS), term_graph()
         )
 
 
@@ -241,10 +152,10 @@ def test_a_bound_that_fails_for_single_nodes_alone_is_found() -> None:
 
 
 def test_the_terms_equal_dense_formulas() -> None:
-    graph = a_graph()
+    graph = term_graph()
     z = random(NODES, 1, CHANNELS)
     flat = z.squeeze(1)
-    term = matrix(graph, hops=2)
+    term = matrix_term(graph, hops=2)
     dense = term.forward.to_dense()
     walks = dense @ dense
     along = torch.einsum("ic,rij,rcd,jd->", flat, walks, term.matrix, flat)
@@ -256,7 +167,7 @@ def test_the_terms_equal_dense_formulas() -> None:
     assert torch.allclose(
         exact.value(z, graph), (k * flat.square().sum(1)).sum() - along
     )
-    weights = attention(graph)
+    weights = attention_term(graph)
     q, k = (torch.einsum("hdc,nc->hnd", w, flat) for w in (weights.query, weights.key))
     scores = -0.35 * torch.cdist(q, k).square()
     value = -2 / 0.7 * (scores.logsumexp(2) - math.log(NODES)).sum()
@@ -275,7 +186,7 @@ def test_the_terms_equal_dense_formulas() -> None:
 def test_diagonals_equal_diagonal_matrices(
     relations: int, hops: int, directed: bool
 ) -> None:
-    graph = a_graph()
+    graph = term_graph()
     weight = random(24, relations)
     if not directed:
         graph = Graph(NODES, torch.cat([graph.edges, graph.edges.flip(0)], 1))
@@ -306,7 +217,7 @@ def test_diagonals_equal_diagonal_matrices(
 
 
 def test_without_matrices_the_identity_is_meant() -> None:
-    graph = a_graph()
+    graph = term_graph()
     z = random(NODES, 1, CHANNELS)
     coupling = SparseCoupling(graph, random(24, RELATIONS))
     ones = torch.ones(RELATIONS, CHANNELS, dtype=DOUBLE)
@@ -325,7 +236,7 @@ def test_without_matrices_the_identity_is_meant() -> None:
 
 
 def test_the_identity_between_neighbours_is_the_term_of_the_graph() -> None:
-    ends = a_graph().edges
+    ends = term_graph().edges
     z = random(NODES, 1, CHANNELS)
     graph = Graph(NODES, torch.cat([ends, ends.flip(0)], 1))
     part = WeightedGraph(CHANNELS, 0.3, matrix="identity").double()
@@ -365,7 +276,7 @@ def test_multiplying_only_by_matrices_of_own_relations_changes_nothing(
 
 
 def test_blocks_share_the_couplings_of_relations_until_edge_attr_changes() -> None:
-    graph = a_graph()
+    graph = term_graph()
     source = random(NODES, CHANNELS)
     edge_attr = random(24, RELATIONS)
     parts = [WeightedGraph(CHANNELS, edge_dim=RELATIONS).double() for _ in range(2)]
@@ -475,7 +386,7 @@ def blocks(
 def test_no_combination_of_terms_raises_its_energy(
     constraint: str | None, dtype: torch.dtype, tolerance: float
 ):
-    graph = a_graph()
+    graph = term_graph()
     for name, block in blocks(constraint, dtype):
         edge_attr = (
             torch.randn(graph.num_edges, RELATIONS, dtype=dtype)
@@ -536,7 +447,7 @@ def test_autocast_leaves_a_block_in_single_precision(attention: bool) -> None:
         *([RowAttention(CHANNELS)] if attention else []),
     ]
     block = CertifiedBlock(CHANNELS, terms)
-    graph = a_graph()
+    graph = term_graph()
     x = random(NODES, CHANNELS).float().requires_grad_()
     found = []
     for enabled in (False, True):
@@ -557,7 +468,7 @@ def test_a_block_knows_its_energies_and_its_certificate() -> None:
     block = CertifiedBlock(
         CHANNELS, [WeightedGraph(CHANNELS, edge_dim=RELATIONS), TiedMLP(CHANNELS, 3)], 4
     ).double()
-    graph = a_graph()
+    graph = term_graph()
     x = random(NODES, CHANNELS)
     data = Data(
         x=x, edge_index=graph.edges, edge_attr=random(graph.num_edges, RELATIONS)
@@ -591,11 +502,11 @@ def test_a_block_knows_its_energies_and_its_certificate() -> None:
 def test_the_state_at_rest_is_the_limit_of_the_steps_with_its_gradient(
     constraint, fixed, num_steps
 ) -> None:
-    graph = a_graph()
+    graph = term_graph()
     source = random(NODES, CHANNELS).requires_grad_()
     if fixed:
         more = [
-            CouplingTerm(symmetric(graph)),
+            CouplingTerm(symmetric_weights(graph)),
             2.0 * SourceTerm(random(NODES, CHANNELS)),
         ]
     else:
@@ -622,7 +533,7 @@ class Flat(SourceTerm):
 
 
 def test_functions_of_another_shape_are_refused_not_broadcast() -> None:
-    graph = a_graph()
+    graph = term_graph()
     z = random(NODES, 1, CHANNELS)
     term = Flat(random(NODES, CHANNELS))
     with pytest.raises(
@@ -639,7 +550,7 @@ def test_functions_of_another_shape_are_refused_not_broadcast() -> None:
 
 
 def test_the_linear_system_at_rest_is_solved_for_parameters_of_any_size() -> None:
-    graph = a_graph()
+    graph = term_graph()
     source = random(NODES, CHANNELS)
     for _ in range(50):
         beta, mu, size = (
@@ -664,7 +575,7 @@ def test_steps_that_share_what_does_not_change_are_single_steps(
     constraint: str | None,
 ) -> None:
     """In values and all gradients, also where the source is weighted by a metric."""
-    graph = a_graph()
+    graph = term_graph()
     for _, block in blocks(constraint, DOUBLE):
         edge_attr = random(graph.num_edges, RELATIONS) if block.reads else None
         source = random(NODES, CHANNELS).requires_grad_()
@@ -697,7 +608,7 @@ def test_states_at_rest_are_found_for_parameters_of_any_size_and_keep_few_tensor
         beta, mu, size, scale = (
             10 ** float(torch.empty(()).uniform_(-4, 4)) for _ in range(4)
         )
-        graph = a_graph()
+        graph = term_graph()
         source = scale * random(NODES, CHANNELS)
         part = WeightedGraph(CHANNELS, mu, symmetric=False, hops=1 + number % 2)
         block = CertifiedBlock(
@@ -724,10 +635,10 @@ def test_states_at_rest_are_found_for_parameters_of_any_size_and_keep_few_tensor
 
 
 test_bad_terms_are_refused_with_a_sentence = refuses(
-    (lambda: ScaledTerm(-1.0, mlp("tanh")), "must"),
-    (lambda: MatrixTerm(SparseCoupling(a_graph()), torch.eye(3)), "must"),
+    (lambda: ScaledTerm(-1.0, mlp_term("tanh")), "must"),
+    (lambda: MatrixTerm(SparseCoupling(term_graph()), torch.eye(3)), "must"),
     (
-        lambda: MatrixTerm(SparseCoupling(a_graph()), None, torch.ones(3)),
+        lambda: MatrixTerm(SparseCoupling(term_graph()), None, torch.ones(3)),
         "norms must be .1., one per relation",
     ),
     (lambda: PairTerm(get_penalty("simple"), torch.eye(3)), "projection must be"),
@@ -740,12 +651,12 @@ test_bad_terms_are_refused_with_a_sentence = refuses(
     (
         lambda: AttentionTerm(
             *2 * [torch.eye(5)[None]], prior=SparseCoupling(Graph(5))
-        ).value(random(NODES, 1, CHANNELS), a_graph()),
+        ).value(random(NODES, 1, CHANNELS), term_graph()),
         "z must have 5 rows",
     ),
     (lambda: AttentionTerm(torch.eye(3)[None], torch.eye(4)[None]), "must"),
     (lambda: Energy([1.0]), "must"),
-    (lambda: WeightedGraph(4, edge_dim=2)(torch.zeros(NODES, 4), a_graph()), "must"),
+    (lambda: WeightedGraph(4, edge_dim=2)(torch.zeros(NODES, 4), term_graph()), "must"),
 )
 
 

@@ -7,9 +7,10 @@ import math
 
 import pytest
 import torch
-from test_terms import CHANNELS, CONSTRAINTS, NODES, Bounded
+from test_terms import CONSTRAINTS, Bounded
 from torch import Tensor, nn
 
+from cases import CHANNELS, NODES
 from diffusion_mp import Graph
 from diffusion_mp.energies import Energy
 from diffusion_mp.energies.matrix_terms import (

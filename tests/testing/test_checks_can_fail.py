@@ -15,7 +15,7 @@ from diffusion_mp.couplings import (
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.energies import SourceTerm
 from diffusion_mp.graph import Graph
-from diffusion_mp.layers import DiffusionConv
+from diffusion_mp.layers import DiffusionConv, RowAttention
 from diffusion_mp.testing import (
     check_coupling,
     check_diffusivity,
@@ -148,6 +148,15 @@ def test_checks_take_gradients_wherever_they_are_called(switch: Any) -> None:
         check_coupling(coupling)
         check_update(Halfway)
         check_energy_term(SourceTerm(torch.ones(6, 4)), torch.ones(6, 1, 4), Graph(6))
+
+
+def test_a_term_of_a_module_is_checked_without_gradients() -> None:
+    graph = Graph(6, torch.arange(12).view(2, 6) % 6)
+    x = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    module = RowAttention(4, 1).double()
+    term = module.weight() * module(x.exp(), graph)
+    check_energy_term(term, x.unsqueeze(1), graph)
+    assert all(leaf.grad is None for leaf in (x, *module.parameters()))
 
 
 PATH = path_problem(5)

@@ -20,6 +20,7 @@ from diffusion_mp.couplings import (
 )
 from diffusion_mp.couplings.log_low_rank import LogTerms
 from diffusion_mp.distributed.parallel import all_merged, all_reduce
+from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.kernels.log_linear_attention import log_linear_read
 from diffusion_mp.models.inference import PartialCoupling
 from diffusion_mp.runtime.cache import cached_property
@@ -61,13 +62,14 @@ class SummedCoupling(_OverRanks):
         self.coupling = coupling
         self.group = group
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: HeadState) -> HeadState:
         return self.coupling.read(all_merged(self.coupling.pool(v), self.group), v)
 
     def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """log s_ij for edges of the sharded graph, which has checked them: sources may be nodes of other ranks."""
         if not isinstance(self.coupling, LogLowRankCoupling):
             self._at(edge_index)
+        # Values of no channels: of the sums over senders only their weights are needed.
         log_query = self.coupling.log_query
         log_key = self.coupling.log_key
         col_shift = self.coupling.col_shift
@@ -108,7 +110,7 @@ class HaloCoupling(_OverRanks):
     def symmetric(self) -> bool:
         return _is_symmetric(self.coupling, self.num_nodes, self.exchange, self.group)
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: HeadState) -> HeadState:
         return self.coupling.matmul(self.exchange(v))[: self.num_nodes]
 
     def degree(self) -> Float[Tensor, "N heads"]:
@@ -128,6 +130,8 @@ def _is_symmetric(
     kept = coupling.own and not coupling.weight.requires_grad
     if kept and "symmetric" in graph._derived:
         return bool(graph._derived["symmetric"])
+    # Other numbers on every rank: with equal ones an asymmetry between ranks may
+    # cancel.
     generator = torch.Generator().manual_seed(distributed.get_rank(group))
     v = 0.5 + torch.rand(
         num_nodes, coupling.heads, 1, generator=generator, dtype=torch.float64
@@ -138,6 +142,7 @@ def _is_symmetric(
         (back,) = torch.autograd.grad(forth, v, v.detach())
     away = (forth - back).abs() > 1e-6 * (forth.abs() + back.abs())
     answer = not bool(all_reduce(away.sum(dtype=torch.float64), group))
+    # Of the weights of the graph itself, which do not change, and not of learned ones.
     if kept:
         graph._derived["symmetric"] = answer
     return answer

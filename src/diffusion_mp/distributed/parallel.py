@@ -30,7 +30,8 @@ class RankLostError(RuntimeError):
     """
 
 
-#: The hook of every parameter whose gradient is summed; a second hook would sum it twice.
+#: The hook of every parameter whose gradient is summed; a second hook would sum it
+#: twice.
 _SUMMED = WeakIdKeyDictionary()
 
 #: Messages of backends whose connection is lost; gloo raises plain RuntimeErrors.
@@ -97,6 +98,7 @@ def all_reduce(x: Tensor, group: ProcessGroup | None) -> Tensor:
     """Return the sum of ``x`` over the ranks, on every rank; once differentiable."""
 
     def summed(x: Tensor) -> Tensor:
+        # A copy, because backends write to the tensor that they are given.
         out = x.clone(memory_format=torch.contiguous_format)
         with contact(group):
             distributed.all_reduce(out, group=group)
@@ -125,6 +127,7 @@ def all_to_all(
 
 def all_merged(sums: Sums, group: ProcessGroup | None) -> Sums:
     """Return the sums over the senders of all ranks."""
+    # Features stored as logarithms have a shift, and sums of two shifts do not add up.
     if sums.shift is None:
         return Sums(all_reduce(sums.totals, group))
     shift = sums.shift.clone()
@@ -164,7 +167,8 @@ def node_parallel(model: Model, group: ProcessGroup | None = None) -> Model:
         with contact(group), torch.no_grad():
             distributed.broadcast(tensor.detach(), group=group, group_src=0)
 
-    # Autograd runs in reverse order of the forward pass, which is the same on every rank, and so is the order of sums.
+    # Autograd runs in reverse order of the forward pass, which is the same on every
+    # rank, and so is the order of sums.
     for parameter in model.parameters():
         if parameter.requires_grad and parameter not in _SUMMED:
             _SUMMED[parameter] = parameter.register_hook(

@@ -98,6 +98,7 @@ class ShardedGraph(GraphPart):
             raise ValueError(
                 f"num_nodes must be at least {ranks}, a node for each rank; got {num_nodes}."
             )
+        # Ranges differ by one node at most.
         self.bounds = [num_nodes * rank // ranks for rank in range(ranks + 1)]
         self.group = group
         self.rows = slice(*self.bounds[rank : rank + 2])
@@ -141,9 +142,12 @@ class ShardedGraph(GraphPart):
                 return None
             return edge_weight[edge].to(device)
 
+        # Checked above, on all ranks.
         super().__init__(local, numbered(edges), weight(arriving), validate=False)
         self.total_nodes = num_nodes
         self._plan_exchange(halo.to(device))
+        # Rows of the halo have no other edges here, so their degrees come from
+        # elsewhere.
         arriving_with_loops = torch.cat([arriving, loops])
         degrees = self._full_degrees()
         extended = (
@@ -188,6 +192,7 @@ class ShardedGraph(GraphPart):
 
     def share(self, coupling: Coupling) -> Coupling:
         """Return the rows of this rank of the coupling of the whole graph, from the coupling of its part."""
+        # Rows that only meet themselves need no other rank.
         if isinstance(coupling, IdentityCoupling):
             return coupling
         if isinstance(coupling, PooledCoupling):
@@ -233,7 +238,8 @@ class ShardedGraph(GraphPart):
         sent = weight.new_zeros(self.num_nodes + sum(self._num_fetched)).index_add(
             0, source, weight
         )
-        # Only this rank knows the edges from its halo, so it sends their weights to the ranks of these nodes.
+        # Only this rank knows the edges from its halo, so it sends their weights to the
+        # ranks of these nodes.
         elsewhere = all_to_all(
             sent[self.num_nodes :], self._num_fetched, self._num_lent, self.group
         )

@@ -25,14 +25,9 @@ from diffusion_mp.energies.pairs import HeadState, State, check_heads
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.spectrum import Form
 from diffusion_mp.energies.terms import values_flaw
-from diffusion_mp.energies.theorems import (
-    Certificate,
-    check_step,
-    state_flaw,
-    theorem1,
-    theorem7,
-)
+from diffusion_mp.energies.theorems import Certificate, state_flaw, theorem1, theorem7
 from diffusion_mp.modules import evaluating
+from diffusion_mp.runtime.precision import widened
 
 CERTIFIED_STEPS = (
     16  # that a certificate takes where a part of the energy is not of the library
@@ -48,14 +43,15 @@ class Certifiable(Protocol):
         """Return whether its steps descend that energy at these inputs, or without any at random ones."""
 
 
+@checks.checked
 @torch.no_grad()
 def certify(
     subject: Any,
     x: State | Any = None,
-    tau: float | None = None,
+    tau: checks.PositiveNumber | None = None,
     *,
     form: Form = "conservative",
-    leak: float = 0.0,
+    leak: checks.NonnegativeNumber = 0.0,
     ptr: Tensor | None = None,
 ) -> Certificate:
     """Certify that a step from state ``x`` descends an energy, and name the energy.
@@ -95,11 +91,11 @@ def certify(
             f"subject must be a Coupling, a Penalty, a diffusivity (anything with a `penalty`), an Energy, a layer "
             f"or a model; got {checks.describe(subject)}."
         )
+    # Only now: energies and models, which come first, have steps without a size.
     if tau is None:
         raise ValueError(
             f"tau must be given, the size of the explicit step; got None for {checks.describe(subject)}."
         )
-    check_step(tau, leak, form)
     if isinstance(subject, Coupling):
         return theorem1(subject, tau, form=form, leak=leak)
     flaw = broken_parameter(subject) if isinstance(subject, nn.Module) else None
@@ -123,8 +119,10 @@ def certify(
         x = x.unflatten(1, (heads, -1))
     if (flaw := state_flaw(penalty, x, ptr)) is not None:
         return Certificate.refused("Theorem 7", tau, flaw)
+    # In double, since the certificate is about the step of exact arithmetic.
     omega = penalty.coupling(x.double(), ptr)
-    # Without normalisation Theorem 1 covers Ω, which majorises the energy (Proposition 6).
+    # Without normalisation Theorem 1 covers Ω, which majorises the energy (Proposition
+    # 6).
     if is_diffusivity and not subject.row_stochastic:
         return theorem1(omega, tau, leak=leak)
     return theorem7(omega, tau, leak=leak)
@@ -193,6 +191,7 @@ def layer_certificates(
     }
     if not layers or not inputs or inputs[0] is None:
         return {name: layer.certificate() for name, layer in layers.items()}
+    # In the order of calls, which may differ from that of the modules.
     certificates: dict[str, Certificate] = {}
 
     def record(name: str, layer: Any, args: Any, kwargs: dict[str, Any]) -> None:
@@ -237,6 +236,7 @@ def random_input(
         raise ValueError(
             "x must be given, or the model called once: only then is it known how many channels it has."
         )
+    # Always the same, so that a certificate without data does not change between calls.
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(8, channels, generator=generator).to(like)
     ring = torch.arange(8, device=like.device)
@@ -260,9 +260,10 @@ def _why_uncovered(diffusivity: Any, form: Form) -> str | None:
     return None
 
 
+@checks.checked
 @torch.no_grad()
 def certify_step(
-    energy: Energy, x: State, *, steps: int = CERTIFIED_STEPS
+    energy: Energy, x: State, *, steps: checks.Count = CERTIFIED_STEPS
 ) -> Certificate:
     """Certify that no certified step of an `Energy` from ``x`` raises it, however many are taken.
 
@@ -282,10 +283,9 @@ def certify_step(
         >>> bool(certify_step(Energy([CouplingTerm(S), SourceTerm(x)]), x))
         True
     """
-    checks.check_kind(energy, "energy", Energy, "an Energy")
-    checks.check_counts(steps=steps)
     z, _ = energy.checked(x)
     checks.check_has_values(x, "x")
+    # Promises cost little and name what is wrong, so they come before any search.
     flaw = broken_premise(energy, z)
     # Now that promises have been looked at, which it shows.
     certificate = partial(Certificate, theorem=STEPS, energy=repr(energy))
@@ -317,7 +317,7 @@ def broken_premise(energy: Energy, z: HeadState) -> str | None:
         if (flaw := term.flaw(energy.constraint)) is not None:
             return flaw
     # In the dtype of the step, whose numbers may end where those of the energy go on.
-    wide = z.to(torch.promote_types(z.dtype, torch.float32))
+    wide = widened(z)
     for term in energy.terms:
         if (flaw := numbers_flaw(term, wide, graph)) is not None:
             return flaw

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import relu
 
 from diffusion_mp.checks import check_choice, check_positive, check_tensor
-from diffusion_mp.runtime.precision import lies_in, unit_vectors
+from diffusion_mp.runtime.precision import lies_in, unit_vectors, widened
 from diffusion_mp.saving import Described
 
 #: Vectors of C, as many as there are.
@@ -36,11 +36,7 @@ class Constraint(Described, ABC):
     diameter = math.inf  #: Largest distance ‖a − b‖ of two vectors of C.
 
     @abstractmethod
-    def project(
-        self,
-        y: Rows,
-        start: Rows | None = None,
-    ) -> Tensor:
+    def project(self, y: Rows, start: Rows | None = None) -> Tensor:
         """Return the vector of C nearest to every row of ``y``; ties are broken by the direction of ``start``."""
 
     @abstractmethod
@@ -57,11 +53,7 @@ class Unconstrained(Constraint):
         True
     """
 
-    def project(
-        self,
-        y: Rows,
-        start: Rows | None = None,
-    ) -> Tensor:
+    def project(self, y: Rows, start: Rows | None = None) -> Tensor:
         return y
 
     def holds(self, x: Rows) -> Bool[Tensor, ""]:
@@ -77,11 +69,7 @@ class Nonnegative(Constraint):
         tensor([[0., 2.]])
     """
 
-    def project(
-        self,
-        y: Rows,
-        start: Rows | None = None,
-    ) -> Tensor:
+    def project(self, y: Rows, start: Rows | None = None) -> Tensor:
         return relu(y)
 
     def holds(self, x: Rows) -> Bool[Tensor, ""]:
@@ -99,23 +87,21 @@ class _Round(Constraint):
 
     def __post_init__(self) -> None:
         check_positive(self.radius, "radius")
-        object.__setattr__(
-            self, "diameter", (2**0.5 if self.orthant else 2.0) * self.radius
-        )
+        # Opposite points of a ball, or two axes of the orthant.
+        apart = math.sqrt(2) if self.orthant else 2.0
+        object.__setattr__(self, "diameter", apart * self.radius)
 
     def holds(self, x: Rows) -> Bool[Tensor, ""]:
         """Return whether rows are at most as long as the radius, or in a set that is not convex as long."""
         check_tensor(x, "x", "[..., channels]")
-        norm = torch.linalg.vector_norm(
-            x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1
-        )
+        wide = widened(x)
+        norm = torch.linalg.vector_norm(wide, dim=-1)
         if self.orthant:
             norm = norm.masked_fill(~(x >= 0).all(-1), math.inf)
         excess = norm / self.radius - 1
-        return (
-            (excess if self.convex else excess.abs())
-            <= max(1e-6, 4 * torch.finfo(x.dtype).eps)
-        ).all()
+        if not self.convex:
+            excess = excess.abs()
+        return (excess <= max(1e-6, 4 * torch.finfo(x.dtype).eps)).all()
 
 
 @dataclass(frozen=True)
@@ -127,12 +113,9 @@ class Ball(_Round):
         True
     """
 
-    def project(
-        self,
-        y: Rows,
-        start: Rows | None = None,
-    ) -> Tensor:
+    def project(self, y: Rows, start: Rows | None = None) -> Tensor:
         norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
+        # Most steps stay inside, and then there is nothing to copy.
         if lies_in(norm, -1.0, self.radius):
             return y
         return torch.where(norm > self.radius, self.radius * unit_vectors(y), y)
@@ -152,11 +135,7 @@ class Sphere(_Round):
 
     convex = False
 
-    def project(
-        self,
-        y: Rows,
-        start: Rows | None = None,
-    ) -> Tensor:
+    def project(self, y: Rows, start: Rows | None = None) -> Tensor:
         if not y.is_floating_point():
             check_tensor(y, "y", "[..., channels]")
         wide = torch.promote_types(y.dtype, torch.float32)
@@ -181,11 +160,7 @@ class NonnegativeBall(Ball):
 
     orthant = True
 
-    def project(
-        self,
-        y: Rows,
-        start: Rows | None = None,
-    ) -> Tensor:
+    def project(self, y: Rows, start: Rows | None = None) -> Tensor:
         return super().project(relu(y))
 
 

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.checks import describe
@@ -20,22 +19,20 @@ from diffusion_mp.energies.constraints import Constraint
 from diffusion_mp.energies.energy import Energy
 from diffusion_mp.energies.pairs import HeadState, Scalar
 from diffusion_mp.energies.penalties import Penalty
-from diffusion_mp.energies.terms import (
-    EnergyTerm,
-    sum_by_graph,
-    wrong_shape,
-)
+from diffusion_mp.energies.terms import EnergyTerm, sum_by_graph, wrong_shape
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import mean_rows
-from diffusion_mp.runtime.precision import reciprocal
+from diffusion_mp.runtime.precision import reciprocal, widened
 
 #: What parts of an energy may be made of.
 KINDS = (EnergyTerm, Penalty, Constraint, Coupling, nn.Module)
 
-#: Scales at which terms and energies are looked at: states contracted to points, and spread far apart.
+#: Scales at which terms and energies are looked at: states contracted to points, and
+#: spread far apart.
 SCALES = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
 
-#: Entries beyond which an exponential overflows, so that a value that is not finite says nothing about its term.
+#: Entries beyond which an exponential overflows, so that a value that is not finite
+#: says nothing about its term.
 OVERFLOWING = 500.0
 
 
@@ -50,6 +47,7 @@ def foreign_parts(*parts: Any) -> list[Any]:
 
 
 def _foreign(part: Any, visited: set[int]) -> Iterator[Any]:
+    # Modules may refer to each other in a circle.
     if id(part) in visited or isinstance(part, (type, Tensor)):
         return
     visited.add(id(part))
@@ -85,8 +83,9 @@ def counterexample(
     """
     graph = energy.graph_of(z)
     project = energy.constraint.project
-    # A state in half precision lies in C up to its own rounding, and steps begin at the projection in single precision.
-    first = project(z.to(torch.promote_types(z.dtype, torch.float32)))
+    # A state in half precision lies in C up to its own rounding, and steps begin at the
+    # projection in single precision.
+    first = project(widened(z))
     if any(isinstance(part, Constraint) for part in foreign):
         flaw = projection_flaw(energy.constraint, first.double(), graph)
         if flaw is not None:
@@ -138,10 +137,7 @@ def drawn(z: HeadState, generator: torch.Generator) -> HeadState:
 
 
 def rise(
-    energy: Energy,
-    before: HeadState,
-    after: HeadState,
-    least: float | Tensor = 0.0,
+    energy: Energy, before: HeadState, after: HeadState, least: float | Tensor = 0.0
 ) -> str | None:
     """Return a sentence about a graph whose F is higher ``after`` a step by more than rounding, or ``None``.
 
@@ -151,37 +147,39 @@ def rise(
         return None
     graph = energy.graph_of(before)
 
-    def values(z: HeadState) -> Float[Tensor, "terms B"]:
-        return torch.stack([term.by_graph(z, graph) for term in energy.terms])
-
-    old = values(before)
-    new = values(after)
+    # Either state may be the one whose numbers are large.
     squares = torch.maximum(before.square(), after.square()).double()
-    bounds = [
-        sum_by_graph((term.bound(before, graph) * squares).sum((1, 2)), graph)
-        for term in energy.terms
-    ]
-    sizes = old.abs() + new.abs() + torch.stack(bounds)
-    for term, parts, size in zip(energy.terms, old, sizes, strict=True):
+    old = new = size = before.new_zeros((), dtype=torch.float64)
+    for term in energy.terms:
+        old_values = term.by_graph(before, graph)
+        new_values = term.by_graph(after, graph)
+        weighed = (term.bound(before, graph) * squares).sum((1, 2))
+        term_size = old_values.abs() + new_values.abs() + sum_by_graph(weighed, graph)
         total = term.value(before, graph)
-        if not bool((parts.sum() - total).abs() <= 1e-8 * (size.sum() + total.abs())):
+        if not bool(
+            (old_values.sum() - total).abs() <= 1e-8 * (term_size.sum() + total.abs())
+        ):
             return (
                 f"{term!r} is no sum over the graphs of the batch, so it couples them."
             )
-    rounding = 64 * torch.finfo(before.dtype).eps * sizes.sum(0) + least
-    excess = new.sum(0) - old.sum(0) - rounding
+        old = old + old_values
+        new = new + new_values
+        size = size + term_size
+    rounding = 64 * torch.finfo(before.dtype).eps * size + least
+    excess = new - old - rounding
     risen = ~(excess <= 0)  # NaN is no descent either
     if not bool(risen.any()):
         return None
     where = int(risen.int().argmax())
     if len(risen) > 1 and bool(excess.sum() <= 0):
-        # A coupling of all rows makes F of a graph depend on other graphs, and then only the sum has to fall.
+        # A coupling of all rows makes F of a graph depend on other graphs, and then
+        # only the sum has to fall.
         mixed = torch.where((graph.batch == where)[:, None, None], after, before)
-        away = (values(mixed) - new).sum(0)[where].abs()
-        if bool(away > rounding[where]):
+        alone = sum(term.by_graph(mixed, graph) for term in energy.terms)
+        if bool((alone - new)[where].abs() > rounding[where]):
             return None
     what = f" of graph {where}" if len(risen) > 1 else ""
-    return f"F{what} goes from {float(old.sum(0)[where]):.6g} to {float(new.sum(0)[where]):.6g}."
+    return f"F{what} goes from {float(old[where]):.6g} to {float(new[where]):.6g}."
 
 
 def projection_flaw(constraint: Constraint, z: HeadState, graph: Graph) -> str | None:
@@ -192,6 +190,8 @@ def projection_flaw(constraint: Constraint, z: HeadState, graph: Graph) -> str |
         away = point - nearest
         distance = away.norm(dim=2)
         for other in members:
+            # The nearest point is no farther than any other, and where the set is
+            # convex the angle to every other is at least a right one.
             if bool((distance > (1 + 1e-9) * (point - other).norm(dim=2)).any()):
                 return f"{constraint} does not project to the nearest point: another point of it is nearer."
             across = other - nearest
@@ -226,14 +226,14 @@ def resolution(term: EnergyTerm, z: HeadState, graph: Graph) -> Scalar:
     )
 
 
-def numbers_flaw(
-    term: EnergyTerm, z: HeadState, graph: Graph, *, value: bool = True
-) -> str | None:
+def numbers_flaw(term: EnergyTerm, z: HeadState, graph: Graph) -> str | None:
     """Return a sentence saying which of the three functions has a wrong shape or no numbers at z, or ``None``."""
     bound = term.bound(z, graph)
-    results = {"half_gradient": term.half_gradient(z, graph), "bound": bound}
-    if value:
-        results["value"] = term.value(z, graph)
+    results = {
+        "half_gradient": term.half_gradient(z, graph),
+        "bound": bound,
+        "value": term.value(z, graph),
+    }
     for name, result in results.items():
         if (flaw := wrong_shape(term, name, result, z)) is not None:
             return flaw
@@ -248,10 +248,7 @@ def numbers_flaw(
 
 @torch.no_grad()
 def term_flaw(
-    term: EnergyTerm,
-    z: HeadState,
-    graph: Graph,
-    moves: Iterable[Tensor] = (),
+    term: EnergyTerm, z: HeadState, graph: Graph, moves: Iterable[Tensor] = ()
 ) -> str | None:
     """Return a sentence saying why a term does not bound itself at z, after the ``moves`` z′ − z and some of its own.
 
@@ -264,9 +261,12 @@ def term_flaw(
     value = term.value(z, graph)
     half = term.half_gradient(z, graph)
     bound = term.bound(z, graph)
+    # A term measures distances from the mean of a graph, and a user's from the origin.
     near = z - mean_rows(z, graph.segments)
     least = resolution(term, z, graph)
     generator = torch.Generator(z.device).manual_seed(0)
+    # A step down the majorant is where certified steps go, and one up is as likely to
+    # leave it.
     descent = half * reciprocal(bound.expand_as(half))
     lengths = torch.logspace(-2, 2, 8, dtype=z.dtype, device=z.device)
     anywhere = (length * drawn(z, generator) for length in lengths)
@@ -278,8 +278,9 @@ def term_flaw(
         if overflows(z + move, after):
             continue
         size = value.abs() + after.abs() + linear.abs().sum() + quadratic.sum()
-        # A value may be a difference of terms of the size p ‖z‖², as where all neighbours are equal, with z measured
-        # from the mean of its graph, from which an isolated node may be far.
+        # A value may be a difference of terms of the size p ‖z‖², as where all
+        # neighbours are equal, with z measured from the mean of its graph, from which
+        # an isolated node may be far.
         squares = (
             z.square() + (z + move).square() + near.square() + (near + move).square()
         )
@@ -309,6 +310,7 @@ def curved_moves(
     if z.numel():
         spread = float((z - mean_rows(z, graph.segments)).square().mean().sqrt())
     near = 1e-3 * (spread or 1.0)
+    # A node may have no bound, as one without neighbours, and J is not divided by zero.
     weight = bound.expand(*z.shape[:2], 1).clone()
     least = 1e-6 * float(weight.max()) if weight.numel() else 0.0
     weight.clamp_(min=least or 1.0)
@@ -322,7 +324,8 @@ def curved_moves(
         direction = unit(direction)
         ahead = term.half_gradient(z + near * direction, graph)
         behind = term.half_gradient(z - near * direction, graph)
-        # The shift makes the largest eigenvalue, of which 2 is allowed, also the largest in absolute value.
+        # The shift makes the largest eigenvalue, of which 2 is allowed, also the
+        # largest in absolute value.
         direction = (ahead - behind) / (2 * near * weight) + 2 * direction
     direction = unit(direction)
     if not bool(direction.isfinite().all()):

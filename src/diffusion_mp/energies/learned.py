@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp import checks
-from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling, row_normalized
+from diffusion_mp.couplings import Coupling, ScaledCoupling, SumCoupling
 from diffusion_mp.couplings.features import at_least_zero, measured_from
 from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.energies.penalties import (
@@ -22,7 +21,6 @@ from diffusion_mp.energies.penalties import (
     Squares,
     find_flaw,
     one_minus_exp,
-    rows_of_norm,
 )
 from diffusion_mp.runtime.precision import exp_limit
 from diffusion_mp.saving import Saved
@@ -66,7 +64,8 @@ class MixturePenalty(Saved, Penalty):
         for name, numbers in (("widths", widths), ("weights", weights)):
             for number in numbers:
                 checks.check_positive(number, f"every one of {name}")
-        # Numbers, not tensors: a model is first built on the meta device when it is loaded.
+        # Numbers, not tensors: a model is first built on the meta device when it is
+        # loaded.
         self.initial = (
             [float(width) for width in widths],
             [float(weight) for weight in weights],
@@ -112,24 +111,16 @@ class MixturePenalty(Saved, Penalty):
     def _exponents(self, z2: Squares) -> Float[Tensor, "*shape M"]:
         return -z2.unsqueeze(-1) / (2 * self.widths.to(z2.dtype).square())
 
-    def attention(
+    def _pairs(
         self,
         query: HeadState,
-        key: HeadState | None = None,
-        ptr: Tensor | None = None,
-        *,
-        centre: Tensor | None = None,
-        radius: float | None = None,
-        normalize: bool = False,
-        **_: Any,
+        key: HeadState | None,
+        ptr: Tensor | None,
+        centre: Tensor | None,
+        nonnegative: bool,
     ) -> Coupling:
-        q = query
-        k = key
-        if radius is not None:
-            q, senders = rows_of_norm(radius, query, key)
-            k = None if key is None else senders
         # Once for all terms, in the precision that the narrowest of them needs.
-        q, senders = measured_from(q, k, ptr, centre, self.sharpness)
+        q, senders = measured_from(query, key, ptr, centre, self.sharpness)
         origin = q.new_zeros(1, 1, 1)
         terms = []
         for width, weight in zip(
@@ -138,8 +129,7 @@ class MixturePenalty(Saved, Penalty):
             keys = None if key is None else senders / width
             gaussian = GaussianPenalty().attention(q / width, keys, ptr, centre=origin)
             terms.append(ScaledCoupling(weight, gaussian, nonnegative=True))
-        coupling = SumCoupling(terms)
-        return row_normalized(coupling) if normalize else coupling
+        return SumCoupling(terms)
 
     def extra_repr(self) -> str:
         widths = [round(width, 6) for width in self.widths.tolist()]
@@ -148,6 +138,7 @@ class MixturePenalty(Saved, Penalty):
 
 
 def _exp(logarithms: Float[Tensor, " M"], limit: float) -> Float[Tensor, " M"]:
+    # Without a bound an optimiser may take c or σ to infinity, and NaN is for good.
     limit = min(limit, exp_limit(logarithms.dtype))
     return logarithms.clamp(-limit, limit).exp()
 
@@ -195,6 +186,7 @@ class FunctionPenalty(Saved, Penalty):
         if domain[1] != math.inf:
             checks.check_positive(domain[1], "the end of domain")
         self.domain = 0.0, float(domain[1])
+        # Not "f" and "delta", the methods of a penalty.
         self.slope = f
         self.integral = delta
         flaw = self.flaw()
@@ -230,7 +222,8 @@ class FunctionPenalty(Saved, Penalty):
 
     def _part(self, reach: Tensor, node: float, weight: float) -> Tensor:
         """Return one term of the rule: with r = log(1 + z²) and v = t√r, δ = ∫₀¹ f(e^{t²r} − 1) 2t r e^{t²r} dt."""
-        # In v = t√r the rule resolves an f that falls within any scale, and √z² has no infinite slope at zero.
+        # In v = t√r the rule resolves an f that falls within any scale, and √z² has no
+        # infinite slope at zero.
         exponent = node**2 * reach
         return 2 * weight * node * reach * exponent.exp() * self.slope(exponent.expm1())
 
@@ -239,6 +232,8 @@ class FunctionPenalty(Saved, Penalty):
         z2 = self._points()
         if z2.is_meta:
             return None
+        # Whatever a user's function raises is about an argument that the user never
+        # saw.
         try:
             values = self.slope(z2)
             total = self.delta(z2)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import reduce
 from types import NoneType
-from typing import Any, cast
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -95,7 +94,8 @@ class MatrixTerm(RowTerm, SharedTerm):
         self.forward = coupling
         self.matrix = matrix
         self.hops = hops
-        # Tracing, entries cannot be examined: without a promise, both products are taken.
+        # Tracing, entries cannot be examined: without a promise, both products are
+        # taken.
         mutual = (symmetric or matrix is None or matrix.dim() == 2) and (
             coupling.symmetric if values_only(captured=True) else coupling.T is coupling
         )
@@ -113,7 +113,8 @@ class MatrixTerm(RowTerm, SharedTerm):
         """Return |A|^h 1, in double, since a limit is solved there: rounded, D − A would leak constants."""
         if isinstance(coupling, SparseCoupling):
             weight = coupling.weight.double()
-            # A graph that was not validated may break the promise, but promised zeros keep their one-sided gradient.
+            # A graph that was not validated may break the promise, but promised zeros
+            # keep their one-sided gradient.
             if coupling.nonnegative:
                 weight = torch.where(weight < 0, -weight, weight)
             else:
@@ -219,6 +220,7 @@ class AttentionTerm(RowTerm, SharedTerm):
             torch.einsum("hdc,nc->nhd", matrix.to(z.dtype), flat)
             for matrix in (self.query, self.key)
         )
+        # Far from the origin squares of distances would lose their digits.
         centre = graph.centre(k)
         return q - centre, k - centre
 
@@ -232,6 +234,8 @@ class AttentionTerm(RowTerm, SharedTerm):
             prior = self.prior.weight.to(q.dtype)
             weight = edge_softmax(edges.csr, self._logits(q, k, edges), prior)
             return SparseCoupling(edges, weight, row_stochastic=True, nonnegative=True)
+        # −γ s_ij / 2 is γ q·k − γ ‖k‖² / 2 up to a number of row i, which cancels: one
+        # more channel makes it an inner product.
         minus = q.new_full((*q.shape[:2], 1), -1.0)
         shift = self.gamma / 2 * k.square().sum(2, keepdim=True)
         return PairwiseCoupling(
@@ -245,8 +249,9 @@ class AttentionTerm(RowTerm, SharedTerm):
         if self.prior is not None:
             edges = self.prior.graph
             weight = cast("SparseCoupling", self._attention(q, k, edges)).weight
-            # It is Σ_j ω_ij (log b_ij + l_ij − log ω_ij). Edges whose ω underflows have no part: 1/ω, by which the
-            # gradient of the logarithm multiplies, is infinite there.
+            # It is Σ_j ω_ij (log b_ij + l_ij − log ω_ij). Edges whose ω underflows have
+            # no part: 1/ω, by which the gradient of the logarithm multiplies, is
+            # infinite there.
             counts = weight >= torch.finfo(weight.dtype).tiny
             prior = torch.where(counts, self.prior.weight.to(q.dtype), 1.0)
             logarithm = prior.log() - torch.where(counts, weight, 1.0).log()
@@ -296,6 +301,10 @@ class AttentionTerm(RowTerm, SharedTerm):
             bound = (by_query + column.squeeze(2) * by_key).sum(1)[:, None, None]
             return Majorant(half.unsqueeze(1), bound if convex else 2 * bound)
 
+
+#: Squarings of BᵀB in a bound on ‖B‖₂; each takes the square root of its relative
+#: error.
+SQUARINGS = 5
 
 #: Convex ρ and its derivative σ = ρ′, by name.
 ACTIVATIONS: dict[
@@ -361,15 +370,16 @@ class MLPTerm(RowTerm):
         return Mean(z.new_zeros(1, 1, 1), None, self._pull)
 
     def bound(self, z: HeadState, graph: Graph) -> Bound:
+        # Concave, so that V lies below its tangent.
         return z.new_zeros(1, 1, 1)
 
 
 def norm_bounds(
-    matrix: Float[Tensor, "R D C"] | Float[Tensor, "R C"], squarings: int = 5
+    matrix: Float[Tensor, "R D C"] | Float[Tensor, "R C"],
 ) -> Float[Tensor, " R"]:
     """Return ‖B_r‖₂ of diagonals, and upper bounds on it of matrices, by squaring S = BᵀB.
 
-    The bounds are at most C^(1/2^(squarings + 2)) times too large.
+    The bounds are at most C^(1/128) times too large.
 
     ‖B‖₂² = ‖S‖₂ ≤ ‖S^(2^k)‖_F^(1/2^k) for any k, while a power iteration gives an estimate from below. Every power is
     divided by its Frobenius norm, so that none over- or underflows.
@@ -380,68 +390,24 @@ def norm_bounds(
     """
     if matrix.dim() == 2:
         return matrix.abs().amax(1)
+    tiny = torch.finfo(matrix.dtype).tiny
     with without_autocast(matrix):
-        if values_only(captured=True):
-            return _NormBounds.apply(matrix, squarings)[0]
-        # What traces or transforms sees the formula.
-        return _NormBounds.forward(matrix, squarings)[0]
-
-
-class _NormBounds(torch.autograd.Function):
-    """t = ‖S^(2^k)‖_F^(1/2^(k + 1)), whose gradient is t B S^(m − 1) / tr S^m with m = 2^(k + 1).
-
-    Torch would go back through all squarings, which takes twice as many products and thrice as many calls.
-    """
-
-    @staticmethod
-    def forward(matrix: Float[Tensor, "R D C"], squarings: int) -> tuple[Tensor, ...]:
-        """Return t, and the powers of S for the gradient."""
-        tiny = torch.finfo(matrix.dtype).tiny
-        bound = matrix.abs().amax((1, 2)).clamp(min=tiny)
+        # The scales of B and of its powers cancel in the bound, so they need no
+        # gradient.
+        bound = matrix.detach().abs().amax((1, 2)).clamp(min=tiny)
         scaled = matrix / bound[:, None, None]
-        if matrix.size(1) >= matrix.size(2):
-            power = scaled.mT @ scaled
-        else:
-            power = scaled @ scaled.mT
-        powers = []
-        for number in range(squarings + 1):
-            power = power @ power if number else power
-            # Every third time is enough: between, norms fall to C⁻⁴ at least, far above the smallest number.
-            if number % 3 == 0 or number == squarings:
-                size = torch.linalg.matrix_norm(power).clamp(min=tiny)
+        if matrix.size(1) < matrix.size(2):
+            scaled = scaled.mT
+        power = scaled.mT @ scaled
+        for number in range(SQUARINGS):
+            # Every third time is enough: between, norms fall to C⁻⁴ at least, far above
+            # the smallest number.
+            if number % 3 == 0:
+                size = torch.linalg.matrix_norm(power.detach()).clamp(min=tiny)
                 power = power / size[:, None, None]
                 bound = bound * size.pow(0.5 ** (number + 1))
-            powers.append(power)
+            power = power @ power
+        size = torch.linalg.matrix_norm(power).clamp(min=tiny)
         # The rounding of a product of C terms may lower the bound.
         rounding = 8 * matrix.size(2) * torch.finfo(matrix.dtype).eps
-        return bound * (1 + rounding), *powers
-
-    @staticmethod
-    def setup_context(
-        ctx: Any, inputs: tuple[Tensor, int], output: tuple[Tensor, ...]
-    ) -> None:
-        ctx.save_for_backward(inputs[0], *output)
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(
-        ctx: Any, grad: Float[Tensor, " R"] | None, *_: None
-    ) -> tuple[Tensor | None, None]:
-        if grad is None:
-            return None, None
-        matrix, bound, *powers = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for second derivatives
-            bound, *powers = _NormBounds.forward(matrix, len(powers) - 1)
-        # The gradient does not depend on the scale of B, and squares of its entries stay in range.
-        tiny = torch.finfo(matrix.dtype).tiny
-        scaled = matrix / bound.clamp(min=tiny)[:, None, None]
-        chain = reduce(torch.matmul, powers)
-        if matrix.size(1) >= matrix.size(2):
-            direction = scaled @ chain
-        else:
-            direction = chain @ scaled
-        # The scale of the powers is divided away.
-        trace = (direction * scaled).sum((1, 2))
-        share = grad / trace.clamp(min=tiny)
-        return share[:, None, None] * direction, None
+        return bound * size.pow(0.5 ** (SQUARINGS + 1)) * (1 + rounding)

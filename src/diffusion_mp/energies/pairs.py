@@ -18,7 +18,8 @@ from diffusion_mp.graph.ops import graph_sizes
 CHUNK_ROWS = 8_192  # rows converted to float64 at a time by the O(N d²) sums
 TILE_ENTRIES = 2_097_152  # pairs held at a time by the O(N²) sums (16 MiB of float64)
 
-#: A state by head; what every node and every graph has; a number in float64; a bound that may broadcast.
+#: A state by head; what every node and every graph has; a number in float64; a bound
+#: that may broadcast.
 HeadState = Float[Tensor, "N H D"]
 PerNode = Float[Tensor, " N"]
 PerGraph = Float[Tensor, " B"]
@@ -72,7 +73,7 @@ def blocks(x: State, ptr: Tensor | None = None) -> list[Tensor]:
     return [head for graph in graphs if len(graph) for head in graph.unbind(1)]
 
 
-def sum_squared_distances(x: State, ptr: Tensor | None = None) -> Scalar:
+def sum_squared_distances(x: State, ptr: Tensor | None) -> Scalar:
     """Return Σ_ij ‖x_i − x_j‖² over ordered pairs, as 2n Σ‖x_i − c‖² − 2‖Σ(x_i − c)‖² in O(N d)."""
     check_heads(x)
     total = x.new_zeros((), dtype=torch.float64)
@@ -82,7 +83,7 @@ def sum_squared_distances(x: State, ptr: Tensor | None = None) -> Scalar:
     return total
 
 
-def sum_distance_powers(x: State, ptr: Tensor | None = None) -> tuple[Scalar, Scalar]:
+def sum_distance_powers(x: State, ptr: Tensor | None) -> tuple[Scalar, Scalar]:
     """Return Σ_ij z_ij² and Σ_ij z_ij⁴ with z_ij = ‖x_i − x_j‖ over ordered pairs, exact in O(N d²).
 
     With a_i = ‖y_i‖², m = Σ y_i, q = Σ a_i y_i, M = YᵀY and y_i = x_i − c: Σz² = 2n Σa_i − 2‖m‖² and
@@ -108,7 +109,7 @@ def sum_distance_powers(x: State, ptr: Tensor | None = None) -> tuple[Scalar, Sc
 
 
 def sum_over_pairs(
-    function: Callable[[Tensor], Tensor], x: State, ptr: Tensor | None = None
+    function: Callable[[Tensor], Tensor], x: State, ptr: Tensor | None
 ) -> Scalar:
     """Return Σ_ij function(‖x_i − x_j‖²) over ordered pairs in O(N² d), in tiles that the backward pass recomputes."""
     check_heads(x)
@@ -137,7 +138,8 @@ def find_distance_above(
     """Return a squared distance > limit of two nodes of a graph, or None; in O(N d) for most states, else O(N²)."""
     for block in blocks(x, ptr):
         centred = _centred(block)
-        # Rows in a ball of radius r, around the mean or the origin, are at most 2r apart.
+        # Rows in a ball of radius r, around the mean or the origin, are at most 2r
+        # apart.
         around_mean = centred.square().sum(1).max()
         around_origin = block.double().square().sum(1).max()
         if 4 * min(around_mean, around_origin) <= limit:

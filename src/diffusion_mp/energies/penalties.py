@@ -24,12 +24,12 @@ from diffusion_mp.couplings import (
     row_normalized,
     with_constant,
 )
-from diffusion_mp.couplings.features import unit_rows
 from diffusion_mp.energies import pairs
 from diffusion_mp.energies.constraints import Constraint, Sphere
 from diffusion_mp.energies.pairs import HeadState, Scalar
 from diffusion_mp.graph.arguments import as_ptr, row_bounds
 from diffusion_mp.kernels.pairwise import log_score
+from diffusion_mp.runtime.precision import unit_vectors
 from diffusion_mp.saving import Described
 
 Measure = Literal["inner", "distance"]
@@ -55,11 +55,14 @@ class Penalty(Described, ABC):
         (True, True)
     """
 
-    #: Interval of z² where δ is concave and non-decreasing and f ≥ 0. The theorems hold for states within it.
+    #: Interval of z² where δ is concave and non-decreasing and f ≥ 0. The theorems hold
+    #: for states within it.
     domain: tuple[float, float] = (0.0, math.inf)
-    #: The a for which f is as sharp as e^{−a·z²/2}: distances are in double precision where single does not resolve it.
+    #: The a for which f is as sharp as e^{−a·z²/2}: distances are in double precision
+    #: where single does not resolve it.
     sharpness: float | Tensor = 1.0
-    #: Whether f > 0 everywhere, so that `log_f` is finite and rows are normalised in log space.
+    #: Whether f > 0 everywhere, so that `log_f` is finite and rows are normalised in
+    #: log space.
     positive: bool = False
     #: Whether f is linear in z², so that Ω has low rank.
     linear: bool = False
@@ -155,14 +158,32 @@ class Penalty(Described, ABC):
             nonnegative: the promise that no entry is negative.
         """
         q = query
-        k = query if key is None else key
+        k = key
         if radius is not None:
-            q, k = rows_of_norm(radius, query, key)
-        # Distances are measured in double precision, so their origin does not matter.
-        coupling = DistanceCoupling(
-            self._function, q, k, ptr, nonnegative=nonnegative, mutual=key is None
-        )
+            q = radius * unit_vectors(query)
+            if key is not None:
+                k = radius * unit_vectors(key)
+        coupling = self._pairs(q, k, ptr, centre, nonnegative)
         return row_normalized(coupling) if normalize else coupling
+
+    def _pairs(
+        self,
+        query: HeadState,
+        key: HeadState | None,
+        ptr: Tensor | None,
+        centre: Tensor | None,
+        nonnegative: bool,
+    ) -> Coupling:
+        """Return [f(‖q_i − k_j‖²)] within each graph."""
+        # Distances are measured in double precision, so their origin does not matter.
+        return DistanceCoupling(
+            self._function,
+            query,
+            query if key is None else key,
+            ptr,
+            nonnegative=nonnegative,
+            mutual=key is None,
+        )
 
     @property
     def _function(self) -> Callable[[Tensor], Tensor]:
@@ -184,19 +205,11 @@ class Penalty(Described, ABC):
         parameters = self.parameters() if isinstance(self, nn.Module) else iter(())
         device = next((parameter.device for parameter in parameters), None)
         end = min(self.domain[1], FARTHEST)
-        # Evenly where penalties of unit vectors change, and by decades for narrow and wide ones.
+        # Evenly where penalties of unit vectors change, and by decades for narrow and
+        # wide ones.
         near = torch.linspace(0, min(end, 64.0), 400)
         far = torch.logspace(-6, math.log10(end), 400)
         return torch.cat([near, far.clamp(max=end)]).double().unique().to(device)
-
-
-def rows_of_norm(radius: float, q: Tensor, k: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return both with every nonzero vector scaled to norm ``radius``; one object if k is ``None``, for q."""
-    first, second = unit_rows(q, k)
-    if radius == 1:
-        return first, second
-    first = radius * first
-    return first, first if k is None else radius * second
 
 
 @dataclass(frozen=True)
@@ -225,7 +238,8 @@ class QuadraticPenalty(Penalty):
         normalize: bool = False,
         **_: Any,
     ) -> Coupling:
-        # With the heads of the queries, so that a diffusivity has the heads that it declares.
+        # With the heads of the queries, so that a diffusivity has the heads that it
+        # declares.
         one = query.new_ones(*query.shape[:2], 1)
         if normalize:
             return LinearAttentionCoupling(
@@ -318,11 +332,13 @@ class ScorePenalty(Penalty):
             offset = offset / radius**2
             if self.linear:
                 measure = "inner"
-        # Linear attention divides by norms and by row sums in the passes that compute the product.
+        # Linear attention divides by norms and by row sums in the passes that compute
+        # the product.
         fused = self.linear and normalize
         if radius is not None and not fused:
-            q, senders = unit_rows(q, k)
-            k = None if mutual else senders
+            q = unit_vectors(q)
+            if k is not None:
+                k = unit_vectors(k)
             centre = q.new_zeros(1, 1, 1)  # unit vectors lie around the origin
         # Then the features of receivers and senders are equal too.
         equal = mutual and measure == "inner"
@@ -368,7 +384,8 @@ class ScorePenalty(Penalty):
             self.g,
             normalize=normalize,
             symmetric=symmetric,
-            # exp(a(s + c)) is a positive-definite function of q_i − q_j, and one of q_i·q_j too.
+            # exp(a(s + c)) is a positive-definite function of q_i − q_j, and one of
+            # q_i·q_j too.
             positive_semidefinite=symmetric and self.g == "exp",
             mutual=mutual,
             checked=True,
@@ -379,7 +396,8 @@ def _affine(
     q: Tensor, k: Tensor, scale: float, offset: float, one: bool
 ) -> tuple[Tensor, Tensor]:
     """Return features with the inner product a (q·k + c); ``one`` tensor for both where q is k."""
-    # Half of a and of c on either side, so that the product of one tensor with itself is symmetric to the bit.
+    # Half of a and of c on either side, so that the product of one tensor with itself
+    # is symmetric to the bit.
     if offset:
         root = math.sqrt(abs(offset))
         q = with_constant(q, math.copysign(root, offset))
@@ -522,8 +540,9 @@ def find_flaw(z2: Tensor, f: Tensor, delta: Tensor | None) -> str | None:
         )
     if delta is None:
         return None
-    # The slope of a chord of a concave δ lies between f at its ends. The room covers the rounding of a δ that is a
-    # difference of large terms, as z² − log(1 + e^z²), and the 2e-9 by which torch's softplus is off at its threshold.
+    # The slope of a chord of a concave δ lies between f at its ends. The room covers
+    # the rounding of a δ that is a difference of large terms, as z² − log(1 + e^z²),
+    # and the 2e-9 by which torch's softplus is off at its threshold.
     chord = delta.diff() / z2.diff()
     size = delta.abs() + f[0].abs() * z2
     room = (16 * eps * (size[:-1] + size[1:]) + 4e-9 * f[0].abs()) / z2.diff()

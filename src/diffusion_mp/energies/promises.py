@@ -16,6 +16,7 @@ def not_declared(whose: str, coupling: Coupling | None) -> str | None:
     for promise in ("symmetric", "nonnegative"):
         if coupling is None or getattr(coupling, promise):
             continue
+        # The innermost part is what the user wrote, and can change.
         while True:
             parts = getattr(coupling, "terms", [getattr(coupling, "coupling", None)])
             broken = [
@@ -39,6 +40,7 @@ def not_as_declared(coupling: Coupling | None, convex: bool) -> str | None:
             pairs = base.graph.edges
         if not pairs.numel():
             continue
+        # Multiples are looked at as a whole: a negative weight breaks the promise, too.
         forth = term.at(pairs).double()
         back = term.at(pairs.flip(0)).double()
         size = forth.abs() + back.abs()

@@ -75,6 +75,7 @@ def laplacian(coupling: Coupling, head: int, form: Form) -> Array | LinearOperat
 
 def normalized_laplacian(coupling: Coupling, head: int) -> Array | LinearOperator:
     """Return D̄^-½ (D̄ − Ω) D̄^-½ of one head, with the spectrum of I − D̄⁻¹Ω. Degrees must be positive."""
+    # From D̄ − Ω, in which s_ii does not appear, and not from I − D̄⁻¹Ω.
     matrix = laplacian(coupling, head, "conservative")
     degree = coupling.exact_degree(torch.float64)[:, head, None]
     scale = degree.detach().cpu().numpy() ** -0.5
@@ -115,9 +116,9 @@ def extreme_eigenvalues(
 ) -> tuple[float, float]:
     """Return the smallest and the largest eigenvalue of a symmetric matrix, moved outwards as above."""
     if isinstance(matrix, np.ndarray):
-        values = np.linalg.eigvalsh(matrix)
-        return (float(values[0]), float(values[-1])) if len(values) else (0.0, 0.0)
-    # The smallest is often zero and Lanczos has a relative tolerance, so it is applied to the top of λ_max − Δ.
+        return -largest_eigenvalue(-matrix), largest_eigenvalue(matrix)
+    # The smallest is often zero and Lanczos has a relative tolerance, so it is applied
+    # to the top of λ_max − Δ.
     top = largest_eigenvalue(matrix, rtol)
     turned = _operator(matrix.shape[0], lambda v: top * v - matrix @ v)
     return top - largest_eigenvalue(turned, rtol), top
@@ -158,6 +159,7 @@ def spectral_radius_bound(coupling: Coupling) -> float:
     The bound holds for every positive w, and w ← Mw improves the first, Gershgorin's largest row sum of w = 1, which
     for D^-½AD^-½ of a star is √d_max instead of 1 and would cost a heat kernel accuracy.
     """
+    # In double, since ten products of rounded row sums could fall below the radius.
     w: Tensor = coupling._ones(torch.float64).unsqueeze(2)
     bound = float("inf")
     for _ in range(10):
@@ -178,5 +180,6 @@ def _operator(
         matmat=apply,
         dtype=np.float64,
     )
+    # SciPy's class has no place for it, and every eigenvalue is moved by it.
     operator.rounding = rounding
     return operator

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.checks import (
-    check_choice,
+    NonnegativeNumber,
+    PositiveNumber,
     check_has_values,
-    check_kind,
-    check_positive,
+    checked,
 )
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.energies import spectrum
@@ -67,11 +67,11 @@ class Certificate:
                 f"{self.energy}. {self.reason}"
             )
         elif self.holds:
-            bound = f"descent for every λ ≥ {self.lam:.6g} (τ_max = {self.tau_max:.6g})"
+            proved = (
+                f"descent for every λ ≥ {self.lam:.6g} (τ_max = {self.tau_max:.6g})"
+            )
             if self.energy:
                 proved = f"{self.energy} does not rise"
-            else:
-                proved = bound
             sentence = f"{self.theorem} covers {what}: {proved}. {self.reason}"
         return "\n".join(
             [sentence, *(f"  {name}: {layer}" for name, layer in self.layers.items())]
@@ -95,36 +95,25 @@ class Certificate:
     ) -> Certificate:
         """Return the certificate of λ ≥ τ / (2w(2 − τ(λ₁ + κ))) for τ < 2/(λ₁ + κ), with w = ``weight``."""
         stiffness = eigenvalue + leak
+        # Nothing moves in a graph without edges and leak, so every step is covered.
         tau_max = 2 / stiffness if stiffness > 0 else math.inf
-        holds = tau < tau_max
-        if holds:
-            lam = tau / (2 * weight * (2 - tau * stiffness))
-        else:
-            lam = math.inf
-        if holds:
-            why = f"Here {facts}."
-        else:
-            why = f"τ must be below τ_max = {tau_max:.6g} = 2/{stiffness:.6g}; {facts}."
-        return cls(
+        certificate = cls(
             theorem=theorem,
-            holds=holds,
+            holds=tau < tau_max,
             tau=tau,
             tau_max=tau_max,
-            lam=lam,
-            reason=why,
+            reason=f"τ must be below τ_max = {tau_max:.6g} = 2/{stiffness:.6g}; {facts}.",
             eigenvalue=eigenvalue,
         )
-
-
-def check_step(tau: float, leak: float, form: str) -> None:
-    """Raise unless these describe an explicit step, z − τ(Δ + κ)z."""
-    check_positive(tau, "tau")
-    check_positive(leak, "leak", allow_zero=True)
-    check_choice(form, "form", ["conservative", "residual"])
+        if not certificate:
+            return certificate
+        lam = tau / (2 * weight * (2 - tau * stiffness))
+        return replace(certificate, lam=lam, reason=f"Here {facts}.")
 
 
 def state_flaw(penalty: Penalty, x: State, ptr: Tensor | None) -> str | None:
     """Return a sentence saying where δ fails to be a penalty at the distances of a state; ``None`` if nowhere."""
+    # A penalty that is none has no domain to leave.
     flaw = penalty_flaw(penalty)
     if (
         flaw is not None
@@ -139,12 +128,13 @@ def state_flaw(penalty: Penalty, x: State, ptr: Tensor | None) -> str | None:
     )
 
 
+@checked
 def theorem1(
     coupling: Coupling,
-    tau: float,
+    tau: PositiveNumber,
     *,
     form: spectrum.Form = "conservative",
-    leak: float = 0.0,
+    leak: NonnegativeNumber = 0.0,
 ) -> Certificate:
     """Theorem 1 for a fixed symmetric S: z − τ(Δ + κ)z descends ‖z − z_k‖² + λ[2 tr zᵀΔz + 2κ‖z‖²].
 
@@ -156,8 +146,6 @@ def theorem1(
         >>> bool(theorem1(AdjacencyDiffusivity("sym")(x, graph), tau=0.5, form="residual"))
         True
     """
-    check_kind(coupling, "coupling", Coupling, "a Coupling")
-    check_step(tau, leak, form)
     refused = partial(Certificate.refused, "Theorem 1", tau)
     if not coupling.symmetric:
         return refused(
@@ -167,6 +155,7 @@ def theorem1(
     if not bool(coupling.degree().isfinite().all()):
         return refused(f"the coupling has row sums that are not finite ({coupling!r}).")
     rtol = spectrum.precision(coupling.dtype).eigenvalue
+    # Entries of S are rounded to its dtype, so eigenvalues are no more exact than that.
     # Δ is positive semi-definite, so one end is enough.
     if coupling.nonnegative and form == "conservative":
         heads = range(coupling.heads)
@@ -185,7 +174,10 @@ def theorem1(
     return Certificate.of_step("Theorem 1", tau, largest, leak, f"λ₁ = {largest:.6g}")
 
 
-def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
+@checked
+def theorem7(
+    omega: Coupling, tau: PositiveNumber, *, leak: NonnegativeNumber = 0.0
+) -> Certificate:
     """Theorem 7 for symmetric Ω with positive degrees d̄: z − τ(I − D̄⁻¹Ω)z descends ‖z − z_k‖² + λ Σ_ij δ(‖z_i − z_j‖²).
 
     Whenever τ < 2/l_max and λ ≥ τ / (2 min d̄ (2 − τ l_max)), l_max the largest eigenvalue of I − D̄^-½ΩD̄^-½, for every
@@ -197,8 +189,6 @@ def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
         >>> bool(theorem7(SimplePenalty().coupling(torch.nn.functional.normalize(x, dim=1)), tau=0.5))
         True
     """
-    check_kind(omega, "omega", Coupling, "a Coupling")
-    check_step(tau, leak, "conservative")
     refused = partial(Certificate.refused, "Theorem 7", tau)
     of_step = partial(Certificate.of_step, "Theorem 7", tau)
     if not omega.symmetric:
@@ -207,6 +197,7 @@ def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
         )
     if omega.num_nodes == 0:
         return of_step(0.0, leak, "no nodes")
+    # The smallest degree bounds what a step gains, so an isolated node covers nothing.
     degrees = omega.degree()
     degree = float(degrees.min())
     if not (degree > 0 and float(degrees.max()) < math.inf):
@@ -224,9 +215,10 @@ def theorem7(omega: Coupling, tau: float, *, leak: float = 0.0) -> Certificate:
     return of_step(largest, leak, facts, weight=degree)
 
 
+@checked
 @torch.no_grad()
 def certify_trajectory(
-    penalty: Penalty, x: State, tau: float, *, ptr: Tensor | None = None
+    penalty: Penalty, x: State, tau: PositiveNumber, *, ptr: Tensor | None = None
 ) -> Certificate:
     """Certify all steps z ← z − τ(z − D̄⁻¹Ωz) from ``x``, Ω recomputed at every state (Theorem T2 of docs/certified.md).
 
@@ -242,8 +234,6 @@ def certify_trajectory(
         >>> bool(certify_trajectory(SimplePenalty(), torch.nn.functional.normalize(x, dim=1), tau=0.1))
         True
     """
-    check_kind(penalty, "penalty", Penalty, "a Penalty")
-    check_positive(tau, "tau")
     parts = blocks(x, ptr)
     check_has_values(x, "x")
     refused = partial(Certificate.refused, "Theorem T2", tau)
@@ -265,6 +255,7 @@ def certify_trajectory(
         ).tolist()
         degree = min(degree, nearest + (len(part) - 1) * max(farthest, 0.0))
         stiffness = max(stiffness, 2 * (1 - 1 / len(part)))
+    # Every head and graph is an energy of its own, and λ has to serve all of them.
     facts = f"d >= {degree:.6g} and l_max <= {stiffness:.6g} at every state of the run"
     return replace(
         Certificate.of_step("Theorem T2", tau, stiffness, 0.0, facts, weight=degree),

@@ -38,11 +38,13 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
     return x * (drawn < kept - (1 << BITS - 1)).to(x.dtype).mul_(2**BITS / kept)
 
 
-# Nodes per seed. A run is always drawn completely, since the order of a generator's numbers may depend on how many are
-# drawn: so any part of the nodes gets the noise that it has in the full graph.
+# Nodes per seed. A run is always drawn completely, since the order of a generator's
+# numbers may depend on how many are drawn: so any part of the nodes gets the noise that
+# it has in the full graph.
 RUN = 1024
-# Between the seeds of runs, 2³² over the golden ratio: multiples lie far apart in the 32 bits of torch's seeds on the
-# CPU. Of 10⁵ runs no two share a seed within 11 702 steps; the first do at a distance of 11 703.
+# Between the seeds of runs, 2³² over the golden ratio: multiples lie far apart in the
+# 32 bits of torch's seeds on the CPU. Of 10⁵ runs no two share a seed within 11 702
+# steps; the first do at a distance of 11 703.
 STRIDE = 0x9E3779B9
 # Held while a state is read and advanced: no two threads may read the same one.
 _ADVANCE = threading.Lock()
@@ -67,7 +69,8 @@ def _(state: Tensor) -> Tensor:
     return torch.empty_like(state)
 
 
-# Sizes instead of a tensor like the result: with a batched one `vmap` could not call it.
+# Sizes instead of a tensor like the result: with a batched one `vmap` could not call
+# it.
 @torch.library.custom_op(
     "diffusion_mp::gumbel",
     mutates_args=(),

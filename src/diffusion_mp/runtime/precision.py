@@ -2,6 +2,7 @@
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 from typing import Any
 
 import torch
@@ -9,9 +10,10 @@ from torch import Tensor
 
 from diffusion_mp.runtime.cache import values_only
 
-#: Tensors that all have one of these dtypes stay as they are.
+#: Dtypes in which sums over nodes are taken as they are.
 ALREADY = (torch.float32, torch.float64)
-#: Norms between which the squares of a vector, and products with those of others, stay within the range of float32.
+#: Norms between which the squares of a vector, and products with those of others, stay
+#: within the range of float32.
 LEAST = 1e-10
 MOST = 1e10
 
@@ -26,17 +28,18 @@ def lies_in(x: Tensor, least: float, most: float) -> bool:
 
 def accumulating(*tensors: Tensor) -> tuple[list[Tensor], torch.dtype]:
     """Promote ``tensors`` to one dtype of at least float32; also return the dtype of the last, for the result."""
-    given = tensors[-1].dtype
-    for tensor in tensors:
-        if tensor.dtype != given or given not in ALREADY:
-            break
-    else:
-        return [*tensors], given
-    # Nearly always all have one wide dtype already, and nothing gets here.
-    dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return [tensor.to(dtype) for tensor in tensors], given
+    last = tensors[-1].dtype
+    # Nearly always all have one wide dtype already, and this runs in every product.
+    if last in ALREADY and all(tensor.dtype == last for tensor in tensors):
+        return [*tensors], last
+    dtypes = [tensor.dtype for tensor in tensors]
+    wide = reduce(torch.promote_types, dtypes, torch.float32)
+    return [tensor.to(wide) for tensor in tensors], last
+
+
+def widened(x: Tensor) -> Tensor:
+    """Return ``x`` in at least float32, in which sums over nodes are taken."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
@@ -81,22 +84,22 @@ def unit_vectors(x: Tensor) -> Tensor:
 
     Half precision is widened. Differentiable any number of times.
     """
-    wide = x if x.dtype in ALREADY else x.to(torch.float32)
-    scaled, norm, _ = scaled_norms(wide)
-    return scaled / norm if wide is x else (scaled / norm).to(x.dtype)
+    scaled, norm, _ = scaled_norms(widened(x))
+    return (scaled / norm).to(x.dtype)
 
 
 def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
     """Divide in at least float32; a zero (or subnormal) denominator gives 0, in the gradient too."""
-    denominator = denominator.to(torch.promote_types(denominator.dtype, torch.float32))
+    denominator = widened(denominator)
     zero = denominator.abs() < torch.finfo(denominator.dtype).tiny
-    # The divisor is replaced as well: the gradient of a quotient by zero that is not taken would be 0 · ∞.
+    # The divisor is replaced as well: the gradient of a quotient by zero that is not
+    # taken would be 0 · ∞.
     return torch.where(zero, 0.0, numerator / torch.where(zero, 1.0, denominator))
 
 
 def inverse_root(degree: Tensor) -> Tensor:
     """Return 1/√d in at least float32, and 0 where d is not above zero, in the gradient too."""
-    degree = degree.to(torch.promote_types(degree.dtype, torch.float32))
+    degree = widened(degree)
     none = ~(degree >= torch.finfo(degree.dtype).tiny)
     return torch.where(none, 0.0, torch.where(none, 1.0, degree).rsqrt())
 

@@ -56,7 +56,8 @@ def solving(
 
         def closer(residual: Tensor | float, goal: Tensor | float) -> None:
             if not bar.disable:
-                # An iteration that diverges, or starts at infinity, must not stretch the bar without end.
+                # An iteration that diverges, or starts at infinity, must not stretch
+                # the bar without end.
                 excess = (torch.as_tensor(residual) / goal).nan_to_num().clamp(1, 1e30)
                 left = excess.max().log10().item()
                 bar.total = max(bar.total or 0.0, left)

@@ -29,8 +29,8 @@ def dispatch_mode_active() -> bool:
 
 
 def differentiated_inside() -> bool:
-    """Return whether one of the first two is active, in a single call (torch 2.6 to 2.14)."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    """Return whether one of the first two is active (torch 2.6 to 2.14)."""
+    return transforms_active() or forward_mode_active()
 
 
 def observed() -> bool:
@@ -40,9 +40,8 @@ def observed() -> bool:
     ``torch.autograd.functional.hessian(vectorize=True)``: it maps by other means than ``torch.func.vmap``.
     """
     return (
-        torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or torch._C._len_torch_dispatch_stack() > 0
+        differentiated_inside()
+        or dispatch_mode_active()
         or torch._C._dispatch_tls_is_dispatch_key_included(_MANY_GRADIENTS)
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffusion_mp.checks import check_function, check_kind, check_seed
+from diffusion_mp.checks import Seed, check_function, check_kind, checked
 from diffusion_mp.couplings import (
     Coupling,
     LowRankCoupling,
@@ -48,6 +48,8 @@ class CouplingCase:
         return self.coupling.to_dense()
 
     def random(self, *shape: int) -> Tensor:
+        # Drawn in double and rounded, so that all dtypes are tested with one set of
+        # numbers.
         drawn = torch.randn(shape, generator=self.generator, dtype=torch.float64)
         return drawn.to(self.coupling.dtype)
 
@@ -57,18 +59,20 @@ class CouplingCase:
     @cached_property
     def pairs(self) -> Tensor:
         """All pairs (source, target) in random order, a few of them twice."""
+        # Some twice: the gradients of a repeated entry add up.
         nodes = self.coupling.num_nodes
         order = torch.randperm(nodes * nodes, generator=self.generator)
         pairs = torch.stack([order // max(nodes, 1), order % max(nodes, 1)])
         return torch.cat([pairs, pairs[:, :3]], dim=1)
 
 
+@checked
 def check_coupling(
     coupling: Coupling | Callable[[], Coupling],
     *,
     ptr: Tensor | None = None,
     skip: Mapping[str, str] | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> None:
     """Check a coupling with few nodes (N ≤ 30) against its own dense matrix: values, gradients, promises, algebra.
 
@@ -82,7 +86,6 @@ def check_coupling(
     Examples:
         >>> check_coupling(lambda: UniformCoupling(6, dtype=torch.float64))
     """
-    check_seed(seed)
     if not isinstance(coupling, Coupling):
         check_function(coupling, "coupling", "that builds a Coupling, or one")
         coupling = coupling()
@@ -97,6 +100,7 @@ def check_coupling(
 def _form(case: CouplingCase) -> None:
     """S says its size, heads, dtype, device, row boundaries and promises, and to_dense is [H, N, N]"""
     coupling = case.coupling
+    # First the form: where it is wrong, all other laws would fail for that reason.
     expect_flags(coupling, *PROMISES)
     row_bounds(coupling.ptr, coupling.num_nodes)
     expect_equal(
@@ -173,6 +177,7 @@ def _matrix(case: CouplingCase) -> None:
 
 def _heads_broadcast(case: CouplingCase) -> None:
     """one head of values meets every head of S, and one head of S meets every head of values"""
+    # Several heads of S take as many heads of values, which the other laws pass.
     for heads in (1, 3) if case.coupling.heads == 1 else (1,):
         v = case.values(heads)
         expected = dense_product(case.dense, v)
@@ -183,6 +188,7 @@ def _transpose(case: CouplingCase) -> None:
     """S.T is the transposed matrix: product, degree, entries, promises, and S.T.T is S"""
     coupling = case.coupling
     dense = case.dense.transpose(1, 2)
+    # Promises too: rows of S.T need not sum to one where those of S do.
     _expect_matrix(case, "S.T", coupling.T, dense)
     expect_close(coupling.T.T.to_dense(), case.dense, "entries", "S.T.T.to_dense()")
     # S.T of a symmetric coupling may be S itself.
@@ -209,6 +215,7 @@ def _majorant(case: CouplingCase) -> None:
     """p = S.majorant(convex) of a symmetric, nonnegative S bounds D − S: 2 diag(p) ⪰ D − S if convex, else diag(p)"""
     if not (case.coupling.symmetric and case.coupling.nonnegative):
         return
+    # In double, for eigenvalues near zero decide.
     laplacian = dense_laplacian(case.dense.detach().double())
     for convex, factor in ((True, 2.0), (False, 1.0)):
         bound = case.coupling.majorant(convex).detach().double().T
@@ -260,6 +267,8 @@ def _metric(case: CouplingCase) -> None:
     shape = (coupling.num_nodes, coupling.heads)
     expect_equal(metric.shape, shape, "the shape of the metric")
     expect(bool((metric > 0).all()), "an entry of the metric is not positive")
+    # A metric is one up to a factor: divided by its mean, flows are as large as
+    # entries.
     weight = (metric / metric.mean(0)).t().unsqueeze(2)
     flows = (weight * case.dense.detach().double()).to(coupling.dtype)
     what = "diag(metric) S against its transpose"
@@ -272,6 +281,7 @@ def _low_rank_form(case: CouplingCase) -> None:
         return
     form = case.coupling.low_rank_form(case.coupling.dtype)
     assert form is not None, "S promises to be low-rank, but has no low_rank_form"
+    # Its entries by a coupling that is tested by itself.
     left, right = torch.broadcast_tensors(form.left, form.right)
     dense = LowRankCoupling(left, right, form.ptr).to_dense()
     if form.diagonal is not None:
@@ -314,6 +324,7 @@ def _block_diagonal(case: CouplingCase) -> None:
     member = torch.repeat_interleave(graphs, case.ptr.diff())
     leak = case.dense.detach()[:, member[:, None] != member[None, :]]
     expect(not leak.any(), "entries between different graphs are not zero")
+    # NaN, since zero times it is NaN: a mask by multiplication would pass otherwise.
     v = case.values()
     kept = member != member[-1]
     poisoned = torch.where(kept[:, None, None], v, torch.nan)
@@ -340,6 +351,7 @@ def _pooled_by_blocks(case: CouplingCase) -> None:
     coupling = case.coupling
     if not isinstance(coupling, PooledCoupling) or coupling.ptr is not None:
         return
+    # Blocks of different sizes, so that an offset that is off by a block shows.
     v = case.values().requires_grad_()
     cut = coupling.num_nodes // 3
     parts = [
@@ -362,6 +374,7 @@ def _expect_gradients(
         )
         if not leaves:
             continue
+        # A random weight: a plain sum would not tell errors of opposite signs.
         weight = case.random(*expected.shape)
         # Where one of the two does not depend on a leaf, its gradient is zero.
         ours, reference = (

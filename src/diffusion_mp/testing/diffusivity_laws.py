@@ -48,7 +48,8 @@ class DiffusivityCase(ModuleCase[Diffusivity]):
         return cast(Coupling, module(instance.x, graph))
 
     def response(self, module: Diffusivity, instance: Instance) -> Tensor:
-        # Values [N, 1, 8] in [1, 2] are functions of each row. For at most eight nodes, the product determines S.
+        # Values [N, 1, 8] in [1, 2] are functions of each row. For at most eight nodes,
+        # the product determines S.
         values = 1.5 + 0.5 * torch.sin(instance.x.double() @ self.directions)
         values = values.to(instance.x.dtype).unsqueeze(1)
         # Dynamo traces a method, not the operator @.
@@ -156,6 +157,7 @@ def _depends_on_edges(
         source, target = coupling.graph.edges
         apart[target[source == 0]] = False
         apart[0] = False
+    # The sign, which leaves the state in the unit ball, where every penalty is defined.
     changed = torch.cat([-instance.x[:1], instance.x[1:]])
     got = case(module, replace(instance, x=changed)).to_dense()[:, apart]
     what = "S of another state of node 0, in rows that do not depend on it,"
@@ -177,6 +179,7 @@ def _depends_on_rows(case: DiffusivityCase, module: Diffusivity) -> None:
         got = torch.cat([block.read(total, part) for block, part in blocks])
         expected = coupling @ values
     else:
+        # No two blocks are merged here, so what is compared are the entries themselves.
         got = module(x[:3]).to_dense()
         expected = coupling.to_dense()[:, :3, :3]
         if module.row_stochastic:
@@ -209,6 +212,7 @@ def _expect_coupling_laws(case: DiffusivityCase, *instances: Instance) -> None:
 def _needs_graph(case: DiffusivityCase) -> None:
     """without a graph it works, or says that it needs one"""
     module = case.module()
+    # A message that names a graph or edges is what a user needs, whatever its words.
     error = None
     try:
         module(case.instance().x)
@@ -221,8 +225,7 @@ def _needs_graph(case: DiffusivityCase) -> None:
 
 def _duplicated_nodes(case: DiffusivityCase) -> None:
     """giving every node twice leaves a row-normalised all-pair product unchanged"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
     if case.edges or not module.row_stochastic:
         return
     if bool((case(module, instance).to_dense() == torch.eye(instance.num_nodes)).all()):
@@ -235,8 +238,9 @@ def _duplicated_nodes(case: DiffusivityCase) -> None:
 
 def _same_in_training(case: DiffusivityCase) -> None:
     """training and evaluation use the same operator"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
+    # Dropout belongs to layers: an operator that changed in training would be another
+    # energy.
     evaluated = case.response(module, instance)
     trained = case.response(module.train(), instance)
     expect_close(trained, evaluated, "rearranged", "S @ v in training mode")
@@ -244,8 +248,7 @@ def _same_in_training(case: DiffusivityCase) -> None:
 
 def _algebra(case: DiffusivityCase) -> None:
     """a * D and D1 + D2 give a * S and S1 + S2, and declare no more than is true"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
     dense = case(module, instance).to_dense()
     for name, combined, expected in (
         ("½ D", 0.5 * module, 0.5 * dense),

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.checks import (
-    check_counts,
-    check_finite,
-    check_kind,
-    check_seed,
-    check_values,
-)
+from diffusion_mp.checks import Count, Seed, check_finite, check_values, checked
 from diffusion_mp.energies.counterexamples import (
     SCALES,
     numbers_flaw,
@@ -20,20 +13,22 @@ from diffusion_mp.energies.counterexamples import (
     rescaled,
     term_flaw,
 )
+from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.energies.terms import EnergyTerm
 from diffusion_mp.graph import Graph
 
 
+@checked
 @torch.inference_mode(False)
 @torch.enable_grad()
 def check_energy_term(
     term: EnergyTerm,
-    z: Float[Tensor, "N H D"],
+    z: HeadState,
     graph: Graph,
     *,
-    starts: int = 8,
-    ascent: int = 20,
-    seed: int = 0,
+    starts: Count = 8,
+    ascent: Count = 20,
+    seed: Seed = 0,
 ) -> None:
     """Check that a term is what certified steps need of it (Theorem T11 of docs/certified.md).
 
@@ -48,7 +43,7 @@ def check_energy_term(
     constraint of a block.
 
     Args:
-        term, z, graph: the term, and a state and a graph to check it at.
+        term, z, graph: the term, and a state and a graph to check it at; no gradients of theirs are computed.
         starts, ascent, seed: number of adversarial states, steps of ascent to each, and the seed of where they begin.
 
     Raises:
@@ -57,10 +52,6 @@ def check_energy_term(
     Examples:
         >>> check_energy_term(SourceTerm(x), x.unsqueeze(1), graph)
     """
-    check_kind(term, "term", EnergyTerm, "an EnergyTerm")
-    check_counts(starts=starts, ascent=ascent)
-    check_seed(seed)
-    check_kind(graph, "graph", Graph, "a Graph")
     check_values(z, graph.num_nodes, 1, "z")
     check_finite(z, "z")
     z = z.detach().double()
@@ -79,7 +70,7 @@ def check_energy_term(
             )
 
 
-def _check_gradient(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -> None:
+def _check_gradient(term: EnergyTerm, z: HeadState, graph: Graph) -> None:
     """Raise unless the half gradient at z is half of the gradient of the value."""
     if (flaw := numbers_flaw(term, z, graph)) is not None:
         raise AssertionError(flaw)
@@ -88,8 +79,11 @@ def _check_gradient(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -
     value = term.value(variable, graph)
     # The value need not depend on the state.
     (gradient,) = torch.autograd.grad(value + 0 * variable.sum(), variable)
-    scale = float(gradient.norm(torch.inf))
-    if not torch.allclose(2 * half, gradient, rtol=1e-6, atol=1e-8 * scale):
+    # A half gradient p z − … is only as exact as p z, however little is left of it: far
+    # apart, nodes attract each other next to nothing.
+    rounding = 64 * torch.finfo(z.dtype).eps * (term.bound(z, graph) * z).abs()
+    excess = (2 * half - gradient).abs() - 1e-6 * gradient.abs() - rounding
+    if not bool((excess <= 1e-8 * gradient.norm(torch.inf)).all()):
         worst = float((2 * half - gradient).abs().max())
         raise AssertionError(
             f"{term!r}: half_gradient is not half of the gradient of value; off by {worst:.3g}."
@@ -98,7 +92,7 @@ def _check_gradient(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -
 
 def _adversarial_moves(
     term: EnergyTerm,
-    z: Float[Tensor, "N H D"],
+    z: HeadState,
     graph: Graph,
     starts: int,
     ascent: int,
@@ -125,7 +119,9 @@ def _adversarial_moves(
             majorant = value + (2 * half * away + 2 * bound * away.square()).sum()
             slack = majorant - term.value(z + away, graph)
             optimizer.zero_grad()
-            (slack / away.square().sum()).backward()
+            # Of the move alone: what a term was computed from is not there a second
+            # time, and its parameters keep the gradients that they have.
+            (slack / away.square().sum()).backward(inputs=[move])
             optimizer.step()
         moves.append((moving * move).detach())
     return moves

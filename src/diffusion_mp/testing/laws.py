@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from diffusion_mp.checks import check_kind, check_seed
+from diffusion_mp.checks import Seed, check_kind, checked
 
 
 class Tolerance(NamedTuple):
@@ -31,13 +31,15 @@ _SINGLE = Tolerance(1e-4, 1e-5)
 def _row(
     double: Tolerance, single: Tolerance = _SINGLE
 ) -> dict[torch.dtype, Tolerance]:
-    # In half precision inputs, scores and results are rounded; sums are taken in float32.
+    # In half precision inputs, scores and results are rounded; sums are taken in
+    # float32.
     half = {torch.bfloat16: Tolerance(4e-2, 4e-2), torch.float16: Tolerance(1e-2, 1e-2)}
     return {torch.float64: double, torch.float32: single, **half}
 
 
 TOLERANCES: dict[str, dict[torch.dtype, Tolerance]] = {
-    # In double a few units in the last place of sums over a hundred nodes; gradients and iterations lose more digits.
+    # In double a few units in the last place of sums over a hundred nodes; gradients
+    # and iterations lose more digits.
     "product": _row(Tolerance(1e-10, 1e-10)),  # a coupling against its dense matrix
     "degree": _row(Tolerance(1e-10, 1e-10)),
     "entries": _row(Tolerance(1e-12, 1e-12)),
@@ -86,6 +88,8 @@ def expect(condition: bool, sentence: str) -> None:
         raise LawBroken(sentence)
 
 
+# Laws are written with these instead of assert, whose message would show the code of a
+# law, and which `python -O` leaves out.
 def expect_equal(got: object, expected: object, what: str) -> None:
     expect(got == expected, f"{what} is {got}, expected {expected}")
 
@@ -103,8 +107,10 @@ def expect_close(
     expect_equal(tuple(got.shape), tuple(expected.shape), f"the shape of {what}")
     if got.numel() == 0:
         return
+    # By what was computed: the reference is often in double.
     rtol, atol = tolerance(operation, got.dtype)
-    # Differences are taken in double: in half precision they would be rounded themselves, or overflow.
+    # Differences are taken in double: in half precision they would be rounded
+    # themselves, or overflow.
     got64 = got.detach().double()
     expected64 = expected.detach().double()
     excess = (got64 - expected64).abs() - atol - rtol * expected64.abs()
@@ -126,6 +132,8 @@ def expect_writable(
     expected = result.clone()
     tensors = [argument for argument in arguments if argument is not None]
     before = [tensor.detach().clone() for tensor in tensors]
+    # torch refuses to write to entries that share memory, where nothing else would
+    # show.
     strides = zip(result.shape, result.stride(), strict=True)
     repeated = any(size > 1 and stride == 0 for size, stride in strides)
     expect(not repeated, f"entries of {what} share memory: return a copy")
@@ -149,11 +157,12 @@ def expect_rng_untouched(what: str) -> Iterator[None]:
     )
 
 
+@checked
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seeded(seed: Seed) -> Iterator[None]:
     """Seed the global random state for the body and restore it afterwards."""
-    check_seed(seed)
-    # Without devices=[] every GPU would be initialised, which takes seconds and fails in a forked process.
+    # Without devices=[] every GPU would be initialised, which takes seconds and fails
+    # in a forked process.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -179,7 +188,8 @@ def run_laws(
     for name, law in names.items():
         if name in skipped:
             continue
-        # A law that raises is broken like any other, and the laws after it are still checked: one run names all faults.
+        # A law that raises is broken like any other, and the laws after it are still
+        # checked: one run names all faults.
         try:
             with torch.inference_mode(False), torch.enable_grad():
                 law(case)

@@ -10,16 +10,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from diffusion_mp.checks import check_counts, check_function
+from diffusion_mp.checks import Count, check_counts, check_function, checked
 from diffusion_mp.couplings import Coupling, ScaledCoupling
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
-from diffusion_mp.testing.laws import (
-    Law,
-    expect,
-    expect_close,
-    expect_equal,
-    run_laws,
-)
+from diffusion_mp.testing.laws import Law, expect, expect_close, expect_equal, run_laws
 from diffusion_mp.testing.module_laws import (
     MODULE_LAWS,
     Instance,
@@ -90,8 +84,7 @@ def check_layer(
 
 def _output(case: LayerCase) -> None:
     """the output is [N, out_channels], finite, in the dtype of the input"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
     out = case.response(module, instance)
     expect(
         isinstance(out, Tensor),
@@ -108,8 +101,7 @@ def _output(case: LayerCase) -> None:
 
 def _unit_weights(case: LayerCase) -> None:
     """weights of one are no weights"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
     if not case.edges:
         return
     ones = torch.ones_like(instance.edge_weight)
@@ -122,6 +114,7 @@ def _unit_weights(case: LayerCase) -> None:
 def _graph_in_place_of_edges(case: LayerCase) -> None:
     """a Graph or a sparse matrix in place of edge_index gives the same output"""
     module = case.module()
+    # A batch, whose boundaries a Graph carries, and which edge_index gets as ``batch``.
     joined = join(case.batch())
     graph = case.graph(joined)
     extra = case.extra(joined.x)
@@ -130,7 +123,8 @@ def _graph_in_place_of_edges(case: LayerCase) -> None:
     expect_close(got, expected, "rearranged", "the output for a Graph")
     if not case.edges:
         return
-    # A sparse matrix has one entry per pair, and edge attention distinguishes repeated edges from their sum.
+    # A sparse matrix has one entry per pair, and edge attention distinguishes repeated
+    # edges from their sum.
     matrix = torch.sparse_coo_tensor(
         joined.edge_index.flip(0),
         joined.edge_weight,
@@ -158,8 +152,7 @@ def _returned_coupling(case: LayerCase) -> None:
 
 def _state_dict(case: LayerCase) -> None:
     """a state_dict carries the whole layer"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
     # Built from another seed, so that whatever is not loaded differs.
     other = replace(case, seed=case.seed + 1).module()
     other.load_state_dict(module.state_dict())
@@ -201,10 +194,11 @@ class UpdateCase(ModuleCase[StateUpdate]):
         return cast(Tensor, module(x, coupling, source=source, **options))
 
 
+@checked
 def check_update(
     update: StateUpdate | Callable[[], StateUpdate],
     *,
-    channels: int = 4,
+    channels: Count = 4,
     skip: Mapping[str, str] | None = None,
     compile: bool = False,
     seed: int = 0,
@@ -214,7 +208,6 @@ def check_update(
     Examples:
         >>> check_update(lambda: ExplicitEuler(tau=0.5))  # raises nothing
     """
-    check_counts(channels=channels)
     build, fresh, sample = builder(update, "update", StateUpdate, seed)
     case = UpdateCase(build, fresh, channels, True, compile, seed)
     run_laws(type(sample).__name__, UPDATE_LAWS, case, skip or {})
@@ -222,8 +215,8 @@ def check_update(
 
 def _shapes(case: UpdateCase) -> None:
     """the next state has the shape and the dtype of the state, [N, C] as [N, H, D]"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
+    # Two heads that are equal, so that a mix-up of heads and channels shows.
     ones = torch.ones(2, dtype=torch.float64)
     two = ScaledCoupling(ones, case.coupling(instance), nonnegative=True)
     x = instance.x.repeat(1, 2)
@@ -236,8 +229,7 @@ def _shapes(case: UpdateCase) -> None:
 
 def _heads(case: UpdateCase) -> None:
     """a coupling of one head moves every head of the state alike, a state of one head goes through every coupling"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
     one = case.coupling(instance)
     x = instance.x.unsqueeze(1)
     both = case.moved(module, x.expand(-1, 2, -1), one)
@@ -254,8 +246,7 @@ def _heads(case: UpdateCase) -> None:
 
 def _refusals(case: UpdateCase) -> None:
     """a state of other nodes, a missing source and an unused one are refused before any arithmetic"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
     coupling = case.coupling(instance)
     x = instance.x
     calls = {"a state of other nodes": partial(module, torch.cat([x, x]), coupling)}
@@ -283,6 +274,7 @@ def _constants(case: UpdateCase) -> None:
         return
     if module.beta != 0.0 or getattr(module, "leak", 0.0) != 0.0:
         return
+    # A batch: a constant of one graph must not be measured against another's.
     constant = torch.full_like(instance.x, 0.7)
     got = case.response(module, replace(instance, x=constant))
     expect_close(got, constant, "rearranged", "the next state of a constant")
@@ -290,8 +282,7 @@ def _constants(case: UpdateCase) -> None:
 
 def _previous(case: UpdateCase) -> None:
     """with takes_previous it starts without a previous state, and depends on one that is passed"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
     if not module.takes_previous:
         return
     move = partial(case.moved, module, instance.x, case.coupling(instance))

@@ -56,7 +56,8 @@ def random_instance(
     Edges: a directed ring, random pairs (also self-loops), a loop and a repeated edge, with weights in [½, 3/2].
     """
     x = torch.randn(num_nodes, channels, generator=generator, dtype=torch.float64)
-    # In the ball whatever was drawn, unlike unit vectors, which penalties and norms would not tell apart.
+    # In the ball whatever was drawn, unlike unit vectors, which penalties and norms
+    # would not tell apart.
     x = x / (1 + x.norm(dim=-1, keepdim=True))
     node = torch.arange(num_nodes)
     ring = torch.stack([node, node.roll(-1)])[:, : num_nodes if num_nodes > 1 else 0]
@@ -89,6 +90,7 @@ M = TypeVar("M", bound=nn.Module)
 class ModuleCase(ABC, Generic[M]):
     """A module under test: how to build and call it, and the instances that it is applied to."""
 
+    # A function and no module: laws train, cast and overwrite what they get.
     build: Callable[[], M]  # with parameters of the default dtype
     fresh: bool  # whether `build` draws the parameters, or copies an instance
     channels: int
@@ -121,6 +123,10 @@ class ModuleCase(ABC, Generic[M]):
     ) -> Instance:
         return random_instance(num_nodes, self.channels, generator or self.generator())
 
+    def sample(self) -> tuple[M, Instance]:
+        """Return the module and an instance, drawn anew: a law may change both."""
+        return self.module(), self.instance()
+
     def batch(self) -> list[Instance]:
         generator = self.generator()
         # Two graphs of one size are stacked by kernels, and the others are not.
@@ -134,8 +140,12 @@ class ModuleCase(ABC, Generic[M]):
         def function(x: Tensor, *parameters: Tensor) -> Tensor:
             return self.response(module, replace(instance, x=x))
 
-        # gradcheck perturbs its inputs in place, so the module's own parameters can be among them
+        # gradcheck perturbs its inputs in place, so the module's own parameters can be
+        # among them
         return function, (instance.x.clone().requires_grad_(), *trainable(module))
+
+
+AnyCase = ModuleCase[Any]
 
 
 def trainable(module: nn.Module) -> list[Tensor]:
@@ -159,10 +169,9 @@ def builder(
     return (subject if fresh else lambda: copy.deepcopy(sample)), fresh, sample
 
 
-def _permutation(case: ModuleCase[M]) -> None:
+def _permutation(case: AnyCase) -> None:
     """renaming the nodes renames the rows of the result, unless rows are declared positions, in order"""
-    module = case.module()
-    instance = case.instance()
+    module, instance = case.sample()
     generator = case.generator()
     if getattr(module, "positional", False):
         return
@@ -179,8 +188,10 @@ def _permutation(case: ModuleCase[M]) -> None:
     expect_close(got, expected, "rearranged", "the result for the renamed nodes")
 
 
-def _batching(case: ModuleCase[M]) -> None:
+def _batching(case: AnyCase) -> None:
     """a graph alone, in a batch, and in the batch in another order has the same result"""
+    # The order too, since the first graph of a batch starts at row zero, where a wrong
+    # offset does no harm.
     module = case.module()
     parts = case.batch()
     for batch in (parts, [parts[k] for k in (2, 0, 3, 1)]):
@@ -189,7 +200,7 @@ def _batching(case: ModuleCase[M]) -> None:
         expect_close(got, expected, "rearranged", "the result of the batch")
 
 
-def _poisoned_batch_mate(case: ModuleCase[M]) -> None:
+def _poisoned_batch_mate(case: AnyCase) -> None:
     """NaN in one graph of a batch reaches no other graph"""
     module = case.module()
     parts = case.batch()
@@ -202,7 +213,7 @@ def _poisoned_batch_mate(case: ModuleCase[M]) -> None:
     expect_close(got, clean, "rearranged", "the result of the other graphs")
 
 
-def _edge_cases(case: ModuleCase[M]) -> None:
+def _edge_cases(case: AnyCase) -> None:
     """a single node, isolated nodes, an empty graph in a batch and no node at all have finite results and gradients"""
     module = case.module()
     generator = case.generator()
@@ -228,21 +239,22 @@ def _edge_cases(case: ModuleCase[M]) -> None:
             expect(finite, f"{name} gives a result or gradient that is not finite")
 
 
-def _first_derivatives(case: ModuleCase[M]) -> None:
+def _first_derivatives(case: AnyCase) -> None:
     """gradients with respect to the state and the parameters agree with finite differences in double"""
     function, leaves = case.differentiable()
     if function(*leaves).requires_grad:
         gradcheck(function, leaves, atol=1e-6, rtol=1e-5, fast_mode=True)
 
 
-def _second_derivatives(case: ModuleCase[M]) -> None:
+def _second_derivatives(case: AnyCase) -> None:
     """second derivatives agree with finite differences, or are refused in words"""
     function, leaves = case.differentiable()
     out = function(*leaves)
     if not out.requires_grad:
         return
     try:
-        # Of a square, since a loss that is linear in the result has no second derivative to be wrong.
+        # Of a square, since a loss that is linear in the result has no second
+        # derivative to be wrong.
         first = torch.autograd.grad(
             out.square().sum(), leaves, create_graph=True, materialize_grads=True
         )
@@ -258,9 +270,10 @@ def _second_derivatives(case: ModuleCase[M]) -> None:
     gradgradcheck(function, leaves, atol=1e-5, rtol=1e-4, fast_mode=True)
 
 
-def _half_precision(case: ModuleCase[M]) -> None:
+def _half_precision(case: AnyCase) -> None:
     """in bfloat16 sums over nodes are taken in float32"""
-    # The reference has the parameters and inputs that were rounded, so that what is compared is the arithmetic alone.
+    # The reference has the parameters and inputs that were rounded, so that what is
+    # compared is the arithmetic alone.
     rounded = case.module().to(torch.bfloat16)
     reference = copy.deepcopy(rounded).double()
     # Every node sends to node 0 with the weight one, for a long sum.
@@ -281,17 +294,18 @@ def _half_precision(case: ModuleCase[M]) -> None:
     expect_close(got.double() / size, expected / size, "autocast", what)
 
 
-def _autocast(case: ModuleCase[M]) -> None:
+def _autocast(case: AnyCase) -> None:
     """under autocast the result stays finite and close"""
     module = case.module(torch.float32)
     instance = case.instance().to(torch.float32)
     expected = case.response(module, instance)
+    # Parameters stay in single precision under autocast, as in training.
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = case.response(module, instance)
     expect_close(got.float(), expected, "autocast", "the result under autocast")
 
 
-def _purity(case: ModuleCase[M]) -> None:
+def _purity(case: AnyCase) -> None:
     """it leaves the state, the edges and the global random state alone, and repeats"""
     module = case.module()
     instance = join(case.batch())
@@ -305,7 +319,7 @@ def _purity(case: ModuleCase[M]) -> None:
     expect(torch.equal(first, second), "two calls with the same state differ")
 
 
-def _writable(case: ModuleCase[M]) -> None:
+def _writable(case: AnyCase) -> None:
     """its result can be written to: no entry shares memory with another, with an input, a parameter or a buffer"""
     module = case.module()
     for instance in (case.instance(), join(case.batch())):
@@ -320,7 +334,7 @@ def _writable(case: ModuleCase[M]) -> None:
         )
 
 
-def _reset_parameters(case: ModuleCase[M]) -> None:
+def _reset_parameters(case: AnyCase) -> None:
     """reset_parameters() from a seed equals a fresh module of that seed in every parameter"""
     with seeded(case.seed):
         module = case.build()
@@ -328,25 +342,25 @@ def _reset_parameters(case: ModuleCase[M]) -> None:
         reference = case.build()
         # a copied instance is compared with another copy, reset from other values.
         if not case.fresh:
-            reference.reset_parameters()  # type: ignore[operator]
+            reference.reset_parameters()
     # A parameter that is forgotten keeps this number, which no initialisation draws.
     with torch.no_grad(), seeded(case.seed):
         for parameter in module.parameters():
             parameter.fill_(17.0)
-        module.reset_parameters()  # type: ignore[operator]
+        module.reset_parameters()
     named = dict(module.named_parameters())
     for name, fresh in reference.named_parameters():
         what = f"the parameter {name} is not the one a fresh module of that seed has"
         expect(torch.equal(named[name], fresh), what)
 
 
-def _readable(case: ModuleCase[M]) -> None:
+def _readable(case: AnyCase) -> None:
     """its repr names the class"""
     module = case.module()
     expect(type(module).__name__ in repr(module), f"repr is {module!r}")
 
 
-def _compile(case: ModuleCase[M]) -> None:
+def _compile(case: AnyCase) -> None:
     """torch.compile captures one full graph with a dynamic number of nodes"""
     if not case.compile:
         return

@@ -23,6 +23,7 @@ from diffusion_mp.energies import (
     SourceTerm,
     certify,
 )
+from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.laws import expect, expect_equal, tolerance
 from diffusion_mp.testing.module_laws import random_instance
@@ -47,7 +48,7 @@ class Problem:
 
     name: str
     matrix: Float[Tensor, "N N"]
-    state: Float[Tensor, "N H D"]
+    state: HeadState
     form: Form = "conservative"
 
     @property
@@ -64,11 +65,12 @@ class Problem:
             return torch.eye(len(self.matrix), dtype=self.matrix.dtype) - self.matrix
         return self.matrix.sum(1).diag() - self.matrix
 
-    def heat(self, t: float) -> Float[Tensor, "N H D"]:
+    @checks.checked
+    def heat(self, t: checks.NonnegativeNumber) -> HeadState:
         """Return exp(−tΔ) x, the state at time t (``scipy.linalg.expm``)."""
-        checks.check_positive(t, "t", allow_zero=True)
         from scipy.linalg import expm
 
+        # SciPy's, since torch's exponential is one of what is tested.
         power = torch.from_numpy(np.asarray(expm(-t * self.laplacian.numpy())))
         return torch.einsum("ij,jhd->ihd", power, self.state)
 
@@ -77,7 +79,6 @@ def _problem(
     name: str, adjacency: Float[Tensor, "N N"], form: Form, seed: int = 0
 ) -> Problem:
     """Return a problem with a random state [N, 2, 3]; in the residual form S is D^-½AD^-½, as in GCN."""
-    checks.check_choice(form, "form", ["conservative", "residual"])
     if form == "residual":
         root = adjacency.sum(1).rsqrt()
         adjacency = adjacency * torch.outer(root, root)
@@ -92,6 +93,7 @@ def path_adjacency(num_nodes: int) -> Float[Tensor, "N N"]:
     return ones.diag(1) + ones.diag(-1)
 
 
+@checks.checked
 def path_problem(num_nodes: int = 12, form: Form = "conservative") -> Problem:
     """Diffusion along a path of N ≥ 2 nodes; see `Problem` for ``form``.
 
@@ -104,8 +106,9 @@ def path_problem(num_nodes: int = 12, form: Form = "conservative") -> Problem:
     return _problem(f"path of {num_nodes}", path_adjacency(num_nodes), form)
 
 
+@checks.checked
 def random_problem(
-    num_nodes: int = 40, form: Form = "conservative", *, seed: int = 0
+    num_nodes: int = 40, form: Form = "conservative", *, seed: checks.Seed = 0
 ) -> Problem:
     """Diffusion on a random graph of mean degree about six with weights in [½, 3/2], connected by a path; N ≥ 2.
 
@@ -114,12 +117,12 @@ def random_problem(
         torch.Size([10, 10])
     """
     checks.check_counts(2, num_nodes=num_nodes)
-    checks.check_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     chance, weight = torch.rand(
         2, num_nodes, num_nodes, dtype=torch.float64, generator=generator
     )
-    # The path connects the graph: an isolated part would be an eigenvalue zero of its own.
+    # The path connects the graph: an isolated part would be an eigenvalue zero of its
+    # own.
     linked = (chance < 4.0 / num_nodes) | (path_adjacency(num_nodes) > 0)
     upper = (linked * (weight + 0.5)).triu(1)
     return _problem(f"random graph of {num_nodes}", upper + upper.T, form, seed)
@@ -147,7 +150,10 @@ def exact_problems() -> list[Problem]:
     return problems
 
 
-def cosine_mode(num_nodes: int, k: int) -> tuple[Float[Tensor, "N 1 1"], float]:
+@checks.checked
+def cosine_mode(
+    num_nodes: checks.Count, k: checks.CountOrZero
+) -> tuple[Float[Tensor, "N 1 1"], float]:
     """Return the k-th mode of the path [N, 1, 1], cos(πk(i + ½)/N), and its eigenvalue λ = 4 sin²(πk/2N) of D̄ − S.
 
     Diffusion scales modes by e^{-tλ}, an explicit step by 1 − τλ and an implicit one by 1/(1 + τλ).
@@ -156,19 +162,18 @@ def cosine_mode(num_nodes: int, k: int) -> tuple[Float[Tensor, "N 1 1"], float]:
         >>> cosine_mode(8, 1)[0].shape
         torch.Size([8, 1, 1])
     """
-    checks.check_counts(num_nodes=num_nodes)
-    checks.check_counts(0, k=k)
     mode = torch.cos(
         math.pi * k * (torch.arange(num_nodes, dtype=torch.float64) + 0.5) / num_nodes
     )
     return mode[:, None, None], 4.0 * math.sin(math.pi * k / (2 * num_nodes)) ** 2
 
 
+@checks.checked
 def order_of_convergence(
     step: Callable[[float], StateUpdate],
     problem: Problem,
-    t: float = 0.5,
-    count: int = 128,
+    t: checks.PositiveNumber = 0.5,
+    count: checks.Count = 128,
 ) -> float:
     """Return p in error ~ τᵖ for the update ``step(tau)``, from n and 2n steps to `Problem.heat` at t, n ``count``.
 
@@ -177,9 +182,6 @@ def order_of_convergence(
         2
     """
     checks.check_function(step, "step", "from a time step to a StateUpdate")
-    checks.check_kind(problem, "problem", Problem, "a Problem")
-    checks.check_positive(t, "t")
-    checks.check_counts(count=count)
     exact = problem.heat(t)
 
     def error(steps: int) -> float:
@@ -192,16 +194,17 @@ def order_of_convergence(
     return math.log2(error(count) / error(2 * count))
 
 
+@checks.checked
 @torch.no_grad()
 def assert_energy_descent(
     layer_or_update: nn.Module,
     energy: Energy | Callable[[Coupling, Tensor], Energy] | None = None,
     *,
-    instances: int = 10,
-    steps: int = 5,
-    num_nodes: int = 12,
-    channels: int = 4,
-    seed: int = 0,
+    instances: checks.Count = 10,
+    steps: checks.Count = 5,
+    num_nodes: checks.Count = 12,
+    channels: checks.Count = 4,
+    seed: checks.Seed = 0,
 ) -> None:
     """Assert E(Z_{k+1}, k) ≤ E(Z_k, k) at every step from random states in the unit ball, in double precision.
 
@@ -228,10 +231,7 @@ def assert_energy_descent(
         checks.check_function(
             energy, "energy", "called as energy(coupling, x), or an Energy"
         )
-    checks.check_counts(
-        instances=instances, steps=steps, num_nodes=num_nodes, channels=channels
-    )
-    checks.check_seed(seed)
+    # Dropout and rounding would both raise an energy now and then.
     module = copy.deepcopy(layer_or_update).double().eval()
     width = int(getattr(module, "in_channels", channels))
     generator = torch.Generator().manual_seed(seed)
@@ -258,12 +258,14 @@ def assert_energy_descent(
             after = float(chosen(moved, x))
             rise = f"{where}: the energy rose from {before:.12g} to {after:.12g}"
             expect(after <= before + atol + rtol * abs(before), rise)
+            # The next step starts from here: a rise may take a few steps to come.
             x = moved
 
 
 def _graph_coupling(graph: Graph) -> Coupling:
     """Return a symmetric coupling with row sums below one, so that both Laplacians have eigenvalues in [0, 2)."""
-    # Divided by the largest degree, so that no step size of a test has to know the graph.
+    # Divided by the largest degree, so that no step size of a test has to know the
+    # graph.
     largest = graph.degree(dtype=torch.float64).max()
     weight = graph.weights(graph.degree(dtype=torch.float64)) / (1.01 * largest)
     scaled = Graph(graph.num_nodes, graph.edges, weight)
@@ -274,6 +276,7 @@ def _theory(
     module: nn.Module, coupling: Coupling, x: Tensor, source: Tensor | None
 ) -> Energy:
     """Return the energy that a theorem gives for a step: E(Z, k) of an explicit one, else that of the state alone."""
+    # A layer has its update as an attribute, and an update is tested by itself.
     update: Any = getattr(module, "update", module)
     if isinstance(update, CertifiedStep):
         pulls: list[EnergyTerm] = [CouplingTerm(coupling)]
@@ -298,7 +301,8 @@ def _theory(
             diffusivity.heads == 1,
             f"{name} has several heads, each with its own energy; pass the one to watch.",
         )
-        # A leak of the row-normalised step acts in the metric d̄ of that step (Theorem 7).
+        # A leak of the row-normalised step acts in the metric d̄ of that step (Theorem
+        # 7).
         metric = None
         if diffusivity.row_stochastic:
             metric = diffusivity.penalty.coupling(x).degree()

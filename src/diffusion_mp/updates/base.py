@@ -13,6 +13,7 @@ from torch import Tensor
 
 from diffusion_mp import checks, errors
 from diffusion_mp.couplings.base import Coupling, check_coupling_kind
+from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.energies.spectrum import Form as Form
 from diffusion_mp.kernels.operation import exporting
 from diffusion_mp.modules import Resettable
@@ -42,7 +43,8 @@ class StateUpdate(Resettable, ABC):
         (True, torch.Size([6, 4]))
     """
 
-    #: Whether S must be reversible or low-rank: iterations need self-adjoint operators, closed forms features.
+    #: Whether S must be reversible or low-rank: iterations need self-adjoint operators,
+    #: closed forms features.
     needs_reversible: ClassVar[bool] = False
     takes_source: ClassVar[bool] = True  #: Whether the update has a source term τβh.
     takes_previous: bool = False  #: Whether `step` also reads the previous state.
@@ -59,44 +61,43 @@ class StateUpdate(Resettable, ABC):
         **options: Any,
     ) -> Tensor:
         """Return the next state; ``values`` (default: x) are propagated, ``source`` is h, `step` gets ``options``."""
-        # Everything that a step relies on is checked here, once and before any arithmetic, so that a `step` is its
-        # mathematics alone. What it gets is [N, H, D] on the device of the coupling.
+        # Everything that a step relies on is checked here, once and before any
+        # arithmetic, so that a `step` is its mathematics alone. What it gets is [N, H,
+        # D] on the device of the coupling.
         if not isinstance(coupling, Coupling):
             check_coupling_kind(coupling)
         self.check(coupling)
         # Layers pass the state as its own values, and one look is enough for both.
-        if values is x:
-            values = None
+        others = {"values": None if values is x else values, "source": source}
+        if "previous" in options:
+            others["previous"] = options["previous"]
         flat = isinstance(x, Tensor) and x.dim() == 2
         if flat:
             x = _by_head(x, coupling.heads, "x")
-            values = _by_head(values, coupling.heads, "values")
-            source = _by_head(source, coupling.heads, "source")
-            if "previous" in options:
-                options["previous"] = _by_head(
-                    options["previous"], coupling.heads, "previous"
-                )
+            for name, state in others.items():
+                others[name] = _by_head(state, coupling.heads, name)
         coupling.check(x, "x")
-        if values is not None:
-            _check_like(values, "values", x, coupling)
+        for name, state in others.items():
+            if state is not None:
+                _check_like(state, name, x, coupling)
+        values = others.pop("values")
+        source = others.pop("source")
         if source is not None:
-            _check_like(source, "source", x, coupling)
             if not self.takes_source:
                 raise ValueError(
                     f"{type(self).__name__} has no source term; got a source of shape {list(source.shape)}. Leave it "
                     f"out, or use ExplicitEuler, ImplicitEuler or Equilibrium."
                 )
-        # Without this a step with a source term would silently be one without, and drift to consensus.
+        # Without this a step with a source term would silently be one without, and
+        # drift to consensus.
         elif self.beta != 0.0:
             raise ValueError(
                 f"beta={self.beta} weighs a source, but none came; pass source=h [N, H, D] (usually the initial "
                 f"embedding), or set beta=0."
             )
-        if options.get("previous") is not None:
-            _check_like(options["previous"], "previous", x, coupling)
-        moved = self.step(
-            x, coupling, x if values is None else values, source, **options
-        )
+        if values is None:
+            values = x
+        moved = self.step(x, coupling, values, source, **options | others)
         return moved.flatten(1) if flat else moved
 
     @abstractmethod
@@ -114,7 +115,8 @@ class StateUpdate(Resettable, ABC):
                 f"{type(self).__name__} solves for all rows at once; got a {type(coupling).__name__} with the rows of "
                 f"one rank. Run it in one process, or take ExplicitEuler or CertifiedStep, which need no other rows."
             )
-        # A formula takes any coupling, and a program that is recorded or exported has no entries to look at.
+        # A formula takes any coupling, and a program that is recorded or exported has
+        # no entries to look at.
         if dense_formula_runs(coupling):
             return
         if not (coupling.low_rank or coupling.reversible):
@@ -162,12 +164,13 @@ class LaplacianUpdate(StateUpdate):
     """
 
     def __init__(
-        self, form: Form = "conservative", *, beta: float = 0.0, leak: float = 0.0
+        self,
+        form: Form = "conservative",
+        *,
+        beta: checks.FiniteNumber = 0.0,
+        leak: checks.NonnegativeNumber = 0.0,
     ) -> None:
         super().__init__()
-        checks.check_choice(form, "form", ("conservative", "residual"))
-        checks.check_number(beta, "beta")
-        checks.check_positive(leak, "leak", allow_zero=True)
         self.form: Form = form
         self.beta = float(beta)
         self.leak = float(leak)
@@ -197,8 +200,9 @@ class LaplacianUpdate(StateUpdate):
     def warn_if_rounded(self, coupling: Coupling, rate: float) -> None:
         """Warn where rounding S hides modes that decay at ``rate`` or slower: it may make a singular I − S regular."""
         resolution = torch.finfo(coupling.dtype).eps
-        # D̄ − S maps constants to zero in any precision, so the conservative form is not affected. I − S of rounded
-        # entries does so up to their resolution, which is an error of the answer in proportion to 1/rate.
+        # D̄ − S maps constants to zero in any precision, so the conservative form is
+        # not affected. I − S of rounded entries does so up to their resolution, which
+        # is an error of the answer in proportion to 1/rate.
         if self.form == "residual" and 0.0 < rate < math.sqrt(resolution):
             warnings.warn(
                 f"{self} resolves rates of {rate:.3g} in I − S, whose entries are rounded to {coupling.dtype}: where "
@@ -227,15 +231,17 @@ class Laplacian:
         """The diagonal part: row sums [N, H, 1], or 1, plus the shift."""
         if self.form == "residual":
             return 1.0 + self.shift
-        # Rounded to the dtype of S, row sums would differ from those of its products, and constants would leak.
+        # Rounded to the dtype of S, row sums would differ from those of its products,
+        # and constants would leak.
         return self.coupling.exact_degree(self.dtype).unsqueeze(-1) + self.shift
 
-    def __call__(self, u: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def __call__(self, u: HeadState) -> HeadState:
         return self.diagonal * u - self.coupling @ u
 
     def dense(self) -> Float[Tensor, "heads N N"]:
         """Return the matrices, by one product with the identity, which torch differentiates and exports."""
-        # One product in place of `to_dense`, which kernels compute in ways that torch.func and export do not follow.
+        # One product in place of `to_dense`, which kernels compute in ways that
+        # torch.func and export do not follow.
         identity = torch.eye(
             self.coupling.num_nodes, dtype=self.dtype, device=self.coupling.device
         )
@@ -244,12 +250,11 @@ class Laplacian:
             return (1.0 + self.shift) * identity - matrix
         return torch.diag_embed(matrix.sum(2) + self.shift) - matrix
 
-    def function(
-        self, f: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"]
-    ) -> Float[Tensor, "N H D"] | None:
+    def function(self, f: Callable[[Tensor], Tensor], v: HeadState) -> HeadState | None:
         """Return f(Δ) v, for an elementwise f, where the coupling knows the eigenvectors of Δ, else ``None``."""
-        # Couplings know the eigenvectors of D̄ − S, such as the cosines of a path. An export knows their transforms,
-        # which torch.func does not differentiate in all ways: there the dense formula runs.
+        # Couplings know the eigenvectors of D̄ − S, such as the cosines of a path. An
+        # export knows their transforms, which torch.func does not differentiate in all
+        # ways: there the dense formula runs.
         if self.form == "residual":
             return None
         if dense_formula_runs(self.coupling) and not exporting():
@@ -264,8 +269,9 @@ def dense_formula_runs(coupling: Coupling) -> bool:
 
 def working_precision(v: Tensor, x: Tensor, coupling: Coupling) -> Tensor:
     """Return ``v`` in double precision, as long recurrences and ill-conditioned systems need, for every head."""
-    # Half of the digits of a solution are lost to a condition number of 1e8, which long steps have. Double leaves the
-    # other half, as many as a state in single precision has.
+    # Half of the digits of a solution are lost to a condition number of 1e8, which long
+    # steps have. Double leaves the other half, as many as a state in single precision
+    # has.
     v = v.double()
     heads = max(x.size(1), coupling.heads)
     return v.expand(-1, heads, -1) if v.size(1) == 1 else v

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -14,6 +13,7 @@ from diffusion_mp.energies.pairs import check_metric
 from diffusion_mp.energies.terms import CouplingTerm, EnergyTerm, ScaledTerm, SourceTerm
 from diffusion_mp.graph import Graph
 from diffusion_mp.modules import Positive
+from diffusion_mp.runtime.precision import widened
 from diffusion_mp.updates.base import State, StateUpdate
 
 
@@ -89,7 +89,7 @@ class CertifiedStep(StateUpdate):
             source_term = SourceTerm(source, metric, checked=True)
             terms.append(ScaledTerm(self.source_weight, source_term, checked=True))
         graph = Graph(x.size(0), ptr=coupling.ptr, validate=False)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = widened(x)
         energy = Energy(terms, self.constraint, graph=graph, checked=True)
         return energy.step(wide).to(x.dtype)
 

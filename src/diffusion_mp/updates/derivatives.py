@@ -23,7 +23,8 @@ from diffusion_mp.runtime.torch_private import (
 
 Operator = Callable[[Tensor], Tensor]
 
-#: Entries of a matrix up to which a formula stores it: 128 MiB in double, or 4 096 unknowns.
+#: Entries of a matrix up to which a formula stores it: 128 MiB in double, or 4 096
+#: unknowns.
 DENSE = 1 << 24
 
 #: Columns of a matrix that are found at once.
@@ -35,7 +36,8 @@ def formula_runs(entries: int) -> bool:
 
     An export has no choice, and sizes that may be symbols are not compared there.
     """
-    # Under torch.compile solves are calls outside of the graph, where none of the questions below is open.
+    # Under torch.compile solves are calls outside of the graph, where none of the
+    # questions below is open.
     if torch.compiler.is_compiling():
         return exporting()
     return (transforms_active() or forward_mode_active()) and entries <= DENSE
@@ -108,7 +110,8 @@ def product(function: Operator, z: Tensor) -> Operator:
     """Return u ↦ J u for the matrix J of derivatives at z."""
     if transforms_active():
         return lambda u: jvp(function, (z,), (u,))[1].detach()
-    # Levels of dual numbers do not nest, so this is the derivative of u ↦ Jᵀu, which is linear.
+    # Levels of dual numbers do not nest, so this is the derivative of u ↦ Jᵀu, which is
+    # linear.
     with torch.enable_grad():
         variable = z.detach().requires_grad_()
         image = function(variable)
@@ -143,7 +146,8 @@ def newton_step(equation: Operator, z: Tensor) -> Tensor:
 
 def with_derivatives_of(solution: Tensor, formula: Tensor) -> Tensor:
     """Return the value of a solution with the derivatives of a formula for it."""
-    # The formula's own value differs in rounding, and calls in and outside of a transform should not.
+    # The formula's own value differs in rounding, and calls in and outside of a
+    # transform should not.
     return solution + (formula - formula.detach())
 
 

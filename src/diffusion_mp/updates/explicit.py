@@ -55,7 +55,8 @@ class ExplicitEuler(LaplacianUpdate):
                 raise ValueError(
                     f"tau must be one number, nn.Parameter(torch.tensor(0.5)) for instance; got {checks.describe(tau)}."
                 )
-            # A model is built on the meta device to be loaded, and may be built in compiled code: there are no values.
+            # A model is built on the meta device to be loaded, and may be built in
+            # compiled code: there are no values.
             if not tau.is_meta and not torch.compiler.is_compiling():
                 checks.check_positive(float(tau.detach()), "tau")
         elif not isinstance(tau, Positive):
@@ -78,7 +79,8 @@ class ExplicitEuler(LaplacianUpdate):
         if isinstance(keep, Tensor):
             # Rounded after the difference, which half precision would lose.
             keep = keep.to(x.dtype)
-        # GCN (τ = 1) and APPNP keep nothing of the state, up to the rounding of their numbers: two passes less.
+        # GCN (τ = 1) and APPNP keep nothing of the state, up to the rounding of their
+        # numbers: two passes less.
         if isinstance(keep, Tensor) or abs(keep) > 4 * sys.float_info.epsilon:
             moved = torch.add(keep * x, moved, alpha=self.tau)
         elif self.tau != 1.0:
@@ -110,7 +112,8 @@ def teleport(alpha: float) -> ExplicitEuler:
         lambda share: 0 <= share < 1,
         "lie in [0, 1), nothing would propagate at 1",
     )
-    # τ = 1 − α and (1 − α)(1 + κ) = 1 leave nothing of the state itself, and τβ = α is the weight of the source.
+    # τ = 1 − α and (1 − α)(1 + κ) = 1 leave nothing of the state itself, and τβ = α is
+    # the weight of the source.
     rate = alpha / (1 - alpha)
     return ExplicitEuler(1 - alpha, "residual", beta=rate, leak=rate)
 
@@ -144,23 +147,21 @@ class MomentumStep(LaplacianUpdate):
 
     def __init__(
         self,
-        tau: float,
+        tau: checks.PositiveNumber,
         momentum: float,
-        steps: int = 10,
+        steps: checks.Count = 10,
         form: Form = "conservative",
         *,
         beta: float = 0.0,
         leak: float = 0.0,
     ) -> None:
         super().__init__(form, beta=beta, leak=leak)
-        checks.check_positive(tau, "tau")
         checks.check_number(
             momentum,
             "momentum",
             lambda m: 0 <= m < 1,
             "lie in [0, 1), or nothing would ever come to rest",
         )
-        checks.check_counts(steps=steps)
         self.tau = float(tau)
         self.momentum = float(momentum)
         self.steps = steps

@@ -13,7 +13,7 @@ from torch import Tensor
 from diffusion_mp import checks, errors
 from diffusion_mp.energies.spectrum import precision
 from diffusion_mp.graph.arguments import as_ptr, check_ptr
-from diffusion_mp.runtime.precision import without_autocast
+from diffusion_mp.runtime.precision import widened, without_autocast
 from diffusion_mp.runtime.progress import solving
 from diffusion_mp.updates.derivatives import (
     Operator,
@@ -35,14 +35,15 @@ def _all_rows(x: Tensor) -> Tensor:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # the number of steps depends on values
+@checks.checked
 def fixed_point(
     step: Operator,
     x0: Float[Tensor, "*shape"],
     *,
     energy: Callable[[Tensor], Tensor] | None = None,
-    tol: float | None = None,
-    max_iter: int = 1000,
-    memory: int = 10,
+    tol: checks.PositiveNumber | None = None,
+    max_iter: checks.Count = 1000,
+    memory: checks.CountOrZero = 10,
     ptr: Tensor | None = None,
     total: Operator = _all_rows,
     what: str = "the fixed point",
@@ -84,18 +85,15 @@ def fixed_point(
         checks.check_function(energy, "energy", "of the state")
     checks.check_kind(what, "what", str, "a name")
     checks.check_tensor(x0, "x0", "to begin with")
-    if tol is not None:
-        checks.check_positive(tol, "tol")
-    checks.check_counts(max_iter=max_iter)
-    checks.check_counts(0, memory=memory)
     if ptr is not None:
         ptr = as_ptr(ptr)
         check_ptr(x0.shape[:1].numel(), ptr)
     with values_needed(what):
         with on_values():
             checks.check_finite(x0, "x0")
-        # Half precision cannot hold a fixed point to six digits, nor can a step under autocast.
-        start = x0.detach().to(torch.promote_types(x0.dtype, torch.float32))
+        # Half precision cannot hold a fixed point to six digits, nor can a step under
+        # autocast.
+        start = widened(x0.detach())
         limit = partial(
             iterate,
             tol=precision(start.dtype).residual if tol is None else tol,
@@ -215,8 +213,8 @@ def iterate(
     x = x.detach().reshape(rows, shape[1:].numel())
     columns = Columns(ptr, rows, x.device)
     differences = _Differences(x, memory, columns, total)
-    # Flags [B, 1], not branches: graphs of a batch are at different points of the iteration, and nothing waits for
-    # values.
+    # Flags [B, 1], not branches: graphs of a batch are at different points of the
+    # iteration, and nothing waits for values.
     mixed = done = followed = x.new_zeros(columns.graphs, 1, dtype=torch.bool)
     best = x.new_full((columns.graphs, 1), math.inf, dtype=torch.float64)
     result = last_image = last_residual = x
@@ -235,7 +233,8 @@ def iterate(
         arrives = (size <= aim) & (aim < math.inf) & ~done
         result = columns.where(arrives, image, result)
         done = done | arrives
-        # Only a mixed state can be rejected: T alone may well move further before it contracts.
+        # Only a mixed state can be rejected: T alone may well move further before it
+        # contracts.
         rejected = mixed & ~(size < best) & ~done
         accepted = ~(rejected | done)
         lost = accepted & ~size.isfinite()
@@ -253,7 +252,8 @@ def iterate(
                 residual,
                 columns.where(accepted, image - last_image, 0.0),
                 columns.where(accepted, residual - last_residual, 0.0),
-                # Not behind a rejected state: two steps of T alone lead away from where mixing failed.
+                # Not behind a rejected state: two steps of T alone lead away from where
+                # mixing failed.
                 accepted & followed,
             )
             mixed = accepted & differences.valid.any(1, keepdim=True)
@@ -316,8 +316,8 @@ class _Differences:
         with_difference, with_residual = self.total(products).unbind(2)
         self.gram[:, slot] = with_difference
         self.gram[:, :, slot] = with_difference
-        # Differences may be linearly dependent: scale them to norm one, and add to the diagonal what rounding is. Those
-        # that a graph may not use have the scale zero.
+        # Differences may be linearly dependent: scale them to norm one, and add to the
+        # diagonal what rounding is. Those that a graph may not use have the scale zero.
         limits = torch.finfo(image.dtype)
         norms = self.gram.diagonal(dim1=1, dim2=2).clamp(min=limits.tiny)
         scale = torch.where(self.valid, norms.rsqrt(), 0.0)

@@ -8,9 +8,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffusion_mp.checks import check_positive
+from diffusion_mp.checks import PositiveNumber
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.low_rank_form import LowRankForm
+from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.energies.spectrum import laplacian_extremes, spectral_interval
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.updates.base import (
@@ -23,7 +24,8 @@ from diffusion_mp.updates.base import (
 )
 from diffusion_mp.updates.linear_solve import by_graph, identity_like, reduced
 
-#: Largest ta for an interval that begins at −a: rounding errors are multiplied by e^{ta}.
+#: Largest ta for an interval that begins at −a: rounding errors are multiplied by
+#: e^{ta}.
 LOST = 3.0
 
 
@@ -54,9 +56,8 @@ class HeatKernel(LaplacianUpdate):
     needs_reversible = True
     takes_source = False
 
-    def __init__(self, t: float, form: Form = "conservative") -> None:
+    def __init__(self, t: PositiveNumber, form: Form = "conservative") -> None:
         super().__init__(form)
-        check_positive(t, "t")
         self.t = float(t)
 
     def step(
@@ -94,8 +95,9 @@ class HeatKernel(LaplacianUpdate):
             )
         self.warn_if_rounded(coupling, 1.0 / self.t)
         low, high = spectral_interval(coupling, self.form)
-        # A bound from row sums is free and usually good enough. Where it lies far below zero, either it is loose or the
-        # state does grow; only eigenvalues, by Lanczos, can tell.
+        # A bound from row sums is free and usually good enough. Where it lies far below
+        # zero, either it is loose or the state does grow; only eigenvalues, by Lanczos,
+        # can tell.
         if -self.t * low > LOST:
             low, high = laplacian_extremes(coupling, self.form)
         tol = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
@@ -133,7 +135,8 @@ def chebyshev_weights(z: float, tol: float) -> list[float]:
     if z == 0.0:
         return [1.0]
     digits = math.log(1.0 / min(tol, 0.5)) + 5.0
-    # About √(2z log(1/tol)) orders count. More are computed, since they cost nothing, and cut off by their sum.
+    # About √(2z log(1/tol)) orders count. More are computed, since they cost nothing,
+    # and cut off by their sum.
     orders = np.arange(math.ceil(2.0 * math.sqrt(z * digits) + 2.0 * digits))
     weights = 2.0 * ive(orders, z) * (-1.0) ** orders
     weights[0] /= 2.0
@@ -146,7 +149,7 @@ def low_rank_heat(
     diagonal: Float[Tensor, " N #H one"],
     t: float,
     v: Float[Tensor, " N #H D"],
-) -> Float[Tensor, "N H D"]:
+) -> HeadState:
     r"""Return exp(−t(diag(d) − U Kᵀ)) v (Theorem T3 of docs/certified.md); d_i = 1, or 0 if row i of U is zero.
 
         e⁻ᵗ[v + U tφ₁(tG) Kᵀv],   G = KᵀU,   φ₁(X) = (e^X − 1)/X
@@ -183,8 +186,8 @@ def low_rank_heat(
 
 
 def _exponential(x: Tensor) -> Tensor:
-    # torch.linalg.matrix_exp (torch 2.13) has errors up to 2e-11 for norms between 3e-4 and 0.05. A block 1 appended
-    # to the matrix keeps its norm above.
+    # torch.linalg.matrix_exp (torch 2.13) has errors up to 2e-11 for norms between 3e-4
+    # and 0.05. A block 1 appended to the matrix keeps its norm above.
     size = x.size(-1)
     widened = pad(x, (0, 1, 0, 1)) + pad(x.new_ones(1, 1), (size, 0, size, 0))
     return torch.linalg.matrix_exp(widened)[..., :-1, :-1]

@@ -3,12 +3,12 @@
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.checks import check_counts, check_positive
+from diffusion_mp.checks import Count, PositiveNumber, checked
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.couplings.low_rank_form import LowRankForm
+from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.energies.spectrum import laplacian_extremes, precision
 from diffusion_mp.errors import SingularSystemError
 from diffusion_mp.updates.base import (
@@ -26,7 +26,7 @@ from diffusion_mp.updates.derivatives import (
     refuse_recorded_tangents,
 )
 from diffusion_mp.updates.explicit import teleport
-from diffusion_mp.updates.linear_solve import LowRankInverse, solve
+from diffusion_mp.updates.linear_solve import LowRankInverse, identity_like, solve
 
 
 class SolvedUpdate(LaplacianUpdate):
@@ -63,10 +63,9 @@ class SolvedUpdate(LaplacianUpdate):
         *,
         beta: float = 0.0,
         leak: float = 0.0,
-        max_iter: int = 1000,
+        max_iter: Count = 1000,
     ) -> None:
         super().__init__(form, beta=beta, leak=leak)
-        check_counts(max_iter=max_iter)
         self.max_iter = max_iter
 
     def solve(
@@ -77,13 +76,7 @@ class SolvedUpdate(LaplacianUpdate):
         if not dense_formula_runs(coupling):
             self.warn_if_rounded(coupling, shift)
         return shifted_inverse(
-            coupling,
-            self.form,
-            shift,
-            b,
-            dtype,
-            max_iter=self.max_iter,
-            what=self,
+            coupling, self.form, shift, b, dtype, max_iter=self.max_iter, what=self
         )
 
 
@@ -91,12 +84,12 @@ def shifted_inverse(
     coupling: Coupling,
     form: Form,
     shift: float,
-    b: Float[Tensor, "N H D"],
+    b: HeadState,
     dtype: torch.dtype,
     *,
     max_iter: int = 1000,
     what: str | nn.Module = "the linear system",
-) -> Float[Tensor, "N H D"]:
+) -> HeadState:
     """Return (Δ + shift)⁻¹ b for a b in double, as exact as a state of ``dtype`` needs it; see `SolvedUpdate`.
 
     ``what`` is the name of the system in messages, or the module that it is of.
@@ -115,17 +108,18 @@ def shifted_inverse(
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # which way is taken depends on values
 def _iterated(
     system: Laplacian,
-    b: Float[Tensor, "N H D"],
+    b: HeadState,
     *,
     what: str | nn.Module,
     **options: Any,
-) -> Float[Tensor, "N H D"]:
+) -> HeadState:
     """Return (Δ + shift)⁻¹ b without the matrix of S."""
     refuse_recorded_tangents()
     coupling = system.coupling
     low_rank = coupling.low_rank_form(b.dtype)  # of S or of a part of it
     dominant = _is_dominant(system)
-    # A closed form solves an indefinite symmetric system without a word, so that one goes to conjugate gradients.
+    # A closed form solves an indefinite symmetric system without a word, so that one
+    # goes to conjugate gradients.
     if (
         low_rank is not None
         and coupling.low_rank
@@ -142,8 +136,9 @@ def _iterated(
         metric=metric,
         preconditioner=preconditioner,
         ptr=coupling.ptr,
-        # Without a shift, `Equilibrium.check` has asked for this smallest eigenvalue. A Δ with negative eigenvalues
-        # has a smaller one than the shift, and no bound is known.
+        # Without a shift, `Equilibrium.check` has asked for this smallest eigenvalue. A
+        # Δ with negative eigenvalues has a smaller one than the shift, and no bound is
+        # known.
         least=system.shift or precision(coupling.dtype).regular,
         what=what,
         **options,
@@ -168,16 +163,18 @@ class _ThetaStep(SolvedUpdate):
 
     theta: ClassVar[float]  #: θ in (0, 1].
 
-    def __init__(self, tau: float, form: Form = "conservative", **options: Any) -> None:
+    def __init__(
+        self, tau: PositiveNumber, form: Form = "conservative", **options: Any
+    ) -> None:
         super().__init__(form, **options)
-        check_positive(tau, "tau")
         self.tau = float(tau)
 
     def step(
         self, x: State, coupling: Coupling, values: State, source: State | None = None
     ) -> State:
         start = working_precision(values, x, coupling)
-        # Divided by θτ, the system keeps the scale of Δ for any step size: (Δ + κ + 1/θτ) m = v/θτ + βh.
+        # Divided by θτ, the system keeps the scale of Δ for any step size: (Δ + κ +
+        # 1/θτ) m = v/θτ + βh.
         rate = 1.0 / (self.theta * self.tau)
         b = rate * start
         if source is not None and self.beta != 0.0:
@@ -296,14 +293,14 @@ class Equilibrium(SolvedUpdate):
             )
 
 
-def teleport_limit(alpha: float) -> Equilibrium:
+@checked
+def teleport_limit(alpha: PositiveNumber) -> Equilibrium:
     """Return the limit of `teleport`, x* = α (I − (1 − α) S)⁻¹ h (PPNP; Klicpera et al. 2019, Eq. 3), for 0 < α < 1.
 
     Examples:
         >>> teleport_limit(0.1)(x, AdjacencyDiffusivity("row")(x, graph), source=x).shape
         torch.Size([6, 4])
     """
-    check_positive(alpha, "alpha")
     step = teleport(alpha)
     return Equilibrium("residual", beta=step.beta, leak=step.leak)
 
@@ -330,12 +327,8 @@ def precondition(
             root = 1.0 if metric is None else metric.sqrt().unsqueeze(2)
 
             def inverse(r: Tensor) -> Tensor:
-                return (
-                    torch.cholesky_solve((root * r).transpose(0, 1), factor).transpose(
-                        0, 1
-                    )
-                    / root
-                )
+                turned = (root * r).transpose(0, 1)
+                return torch.cholesky_solve(turned, factor).transpose(0, 1) / root
 
             return inverse
     if not dominant:
@@ -355,9 +348,7 @@ def dense_factor(
     if metric is not None:
         root = metric.sqrt().t()
         matrix = root.unsqueeze(2) * matrix / root.unsqueeze(1)
-    if not isinstance(diagonal, Tensor):
-        diagonal = matrix.new_full((coupling.num_nodes, 1, 1), diagonal)
-    factor, info = torch.linalg.cholesky_ex(
-        torch.diag_embed(diagonal.squeeze(2).t()) - matrix
-    )
+    if isinstance(diagonal, Tensor):
+        diagonal = diagonal.transpose(0, 1)
+    factor, info = torch.linalg.cholesky_ex(diagonal * identity_like(matrix) - matrix)
     return None if bool(info.any()) else factor

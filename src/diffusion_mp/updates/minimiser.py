@@ -7,11 +7,11 @@ from functools import reduce
 from operator import add
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from diffusion_mp.couplings import Coupling, ScaledCoupling
 from diffusion_mp.energies.energy import Energy
+from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.energies.terms import (
     CouplingTerm,
     EnergyTerm,
@@ -34,8 +34,8 @@ WHAT = "the state at rest"
 
 
 def quadratic_minimiser(
-    energy: Energy, state: Float[Tensor, "N H D"], least: Tensor
-) -> Float[Tensor, "N H D"] | None:
+    energy: Energy, state: HeadState, least: Tensor
+) -> HeadState | None:
     """Return the minimiser of a source and other convex quadratic terms, as exact as the dtype of a state needs it.
 
     The half gradients, A z − c, add up to zero there. Where all terms but the source are pulls of couplings, A is a
@@ -76,11 +76,11 @@ def quadratic_minimiser(
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # the number of iterations depends on values
 def _iterated(
     terms: Sequence[EnergyTerm],
-    wide: Float[Tensor, "N H D"],
+    wide: HeadState,
     graph: Graph,
     least: Tensor,
     dtype: torch.dtype,
-) -> Float[Tensor, "N H D"]:
+) -> HeadState:
     refuse_recorded_tangents()
     means = [term.weighted_mean(wide) or _affine(term, wide, graph) for term in terms]
     damping, constant = damping_and_constant(means)
@@ -111,7 +111,7 @@ def _iterated(
     return solution.view_as(wide)
 
 
-def _affine(term: EnergyTerm, z: Float[Tensor, "N H D"], graph: Graph) -> Mean:
+def _affine(term: EnergyTerm, z: HeadState, graph: Graph) -> Mean:
     """Return the half gradient of a quadratic term in the form of `Mean`."""
     damping = term.bound(z, graph)
     constant = -term.half_gradient(torch.zeros_like(z), graph)
@@ -150,11 +150,8 @@ def _pulled_source(terms: Sequence[EnergyTerm]) -> tuple[Coupling, Tensor] | Non
             couplings.append((term.weight, part.coupling))
         else:
             return None
-    if (
-        len(sources) != 1
-        or not couplings
-        or not all(coupling.nonnegative for _, coupling in couplings)
-    ):
+    nonnegative = all(coupling.nonnegative for _, coupling in couplings)
+    if len(sources) != 1 or not couplings or not nonnegative:
         return None
     beta, source = sources[0]
     scaled = [
