@@ -17,6 +17,7 @@ from typing import (
     Literal,
     NoReturn,
     Union,
+    Unpack,
     get_args,
     get_origin,
     get_type_hints,
@@ -249,6 +250,10 @@ def checked(init: Callable[..., None]) -> Callable[..., None]:
     def checks() -> dict[str, Check]:
         # Not before the first call, since an annotation may name a class that its module defines later.
         hints = get_type_hints(init, include_extras=True)
+        # ``**options: Unpack[…]`` is annotated option by option.
+        for hint in tuple(hints.values()):
+            if get_origin(hint) is Unpack:
+                hints |= get_type_hints(*get_args(hint), include_extras=True)
         of_all = {name: _check_of(hint) for name, hint in hints.items()}
         return {name: check for name, check in of_all.items() if check is not None}
 

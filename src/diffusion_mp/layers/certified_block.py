@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp import checks
-from diffusion_mp.checks import Count
+from diffusion_mp.checks import Count, PositiveNumber
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.couplings.weighted import contracting
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positive
@@ -80,12 +80,17 @@ class TermModule(Resettable):
     #: computed at a time; matrices read all channels of a node.
     by_coupling = False
 
-    def __init__(self, channels: int, weight: float) -> None:
+    def __init__(self, channels: Count, weight: PositiveNumber) -> None:
         super().__init__()
-        checks.check_counts(channels=channels)
-        checks.check_positive(weight, "weight")
         self.channels = channels
+        # A softplus keeps the weight positive in training, without which the term would be no energy.
         self.weight = Positive(weight)
+
+    def draw_uniform(self, *matrices: nn.Parameter) -> None:
+        """Draw maps of the state as ``nn.Linear`` draws its weight."""
+        limit = self.channels**-0.5
+        for matrix in matrices:
+            nn.init.uniform_(matrix, -limit, limit)
 
 
 class Pairs(TermModule):
@@ -112,14 +117,13 @@ class Pairs(TermModule):
         weight: float = 1.0,
         *,
         penalty: Penalty | str = "gaussian",
-        heads: int = 1,
+        heads: Count = 1,
         projection: Literal["tied"] | None = None,
         constraint: Constraint | None = None,
     ) -> None:
         super().__init__(channels, weight)
-        checks.check_counts(heads=heads)
-        checks.check_choice(projection, "projection", [None, "tied"])
         check_heads_divide(channels, heads)
+        # Its temperature is the root of the channels of a head, which no name tells.
         if isinstance(penalty, str) and penalty == "softmax":
             penalty = SoftmaxPenalty(channels // heads)
         self.constraint = get_constraint(constraint)
@@ -147,9 +151,7 @@ class Pairs(TermModule):
 
     def _draw(self) -> None:
         if self.projection is not None:
-            nn.init.uniform_(
-                self.projection, -(self.channels**-0.5), self.channels**-0.5
-            )
+            self.draw_uniform(self.projection)
 
     def projections(self) -> Float[Tensor, "H D C"] | None:
         """Return the projections divided to norm at most one, in float32 or wider, since rounding may lengthen them."""
@@ -248,24 +250,22 @@ class WeightedGraph(TermModule):
         channels: int,
         weight: float = 1.0,
         *,
-        edge_dim: int | None = None,
+        edge_dim: Count | None = None,
         symmetric: bool = True,
         normalization: Literal["sum", "sym"] = "sum",
         gate: bool = False,
-        hops: int = 1,
+        hops: Count = 1,
         matrix: Literal["full", "diagonal", "identity"] = "full",
     ) -> None:
         super().__init__(channels, weight)
-        relations = 1 if edge_dim is None else edge_dim
-        checks.check_counts(edge_dim=relations, hops=hops)
-        checks.check_flags(symmetric=symmetric, gate=gate)
-        checks.check_choice(normalization, "normalization", ["sum", "sym"])
+        relations = edge_dim or 1
         self.symmetric = symmetric
         self.hops = hops
         self.edge_dim = edge_dim
-        self.reads = () if edge_dim is None else ("edge_attr",)
+        if edge_dim is not None:
+            self.reads = ("edge_attr",)
         self.adjacency = AdjacencyDiffusivity(normalization)
-        checks.check_choice(matrix, "matrix", ["full", "diagonal", "identity"])
+        # `None` is the identity, with which a product with B is saved.
         self.matrix = None
         if matrix == "full":
             self.matrix = nn.Parameter(torch.empty(relations, channels, channels))
@@ -275,9 +275,13 @@ class WeightedGraph(TermModule):
         self._draw()
 
     def _draw(self) -> None:
-        if self.matrix is not None:
-            diagonal = self.matrix.dim() == 2
-            nn.init.normal_(self.matrix, std=1.0 if diagonal else self.channels**-0.5)
+        if self.matrix is None:
+            return
+        std = 1.0
+        # The norm of a full matrix of standard normal numbers is about twice the root of its size.
+        if self.matrix.dim() == 3:
+            std = self.channels**-0.5
+        nn.init.normal_(self.matrix, std=std)
 
     def matrices(self) -> Float[Tensor, "R C C"] | Float[Tensor, "R C"]:
         """Return B, of norm at most one, or the diagonals of diagonal matrices."""
@@ -328,9 +332,6 @@ class WeightedGraph(TermModule):
         )
         return ScaledTerm(self.weight(), term)
 
-    def extra_repr(self) -> str:
-        return f"{self.channels}, edge_dim={self.edge_dim}, symmetric={self.symmetric}, hops={self.hops}"
-
 
 class RowAttention(TermModule):
     r"""Softmax attention with learned queries and keys of norm at most one, λ times `AttentionTerm` (Theorem T9).
@@ -349,29 +350,24 @@ class RowAttention(TermModule):
     def __init__(
         self,
         channels: int,
-        heads: int = 1,
+        heads: Count = 1,
         weight: float = 1.0,
         *,
-        gamma: float = 1.0,
+        gamma: PositiveNumber = 1.0,
         neighbours: bool = False,
     ) -> None:
         super().__init__(channels, weight)
-        checks.check_counts(heads=heads)
-        checks.check_flags(neighbours=neighbours)
-        checks.check_positive(gamma, "gamma")
         check_heads_divide(channels, heads)
         self.heads = heads
         self.neighbours = neighbours
         self.gamma = Positive(gamma)
-        self.query, self.key = (
-            nn.Parameter(torch.empty(heads, channels // heads, channels))
-            for _ in range(2)
-        )
+        shape = (heads, channels // heads, channels)
+        self.query = nn.Parameter(torch.empty(shape))
+        self.key = nn.Parameter(torch.empty(shape))
         self._draw()
 
     def _draw(self) -> None:
-        for matrix in (self.query, self.key):
-            nn.init.uniform_(matrix, -(self.channels**-0.5), self.channels**-0.5)
+        self.draw_uniform(self.query, self.key)
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph) -> EnergyTerm:
         if graph.num_nodes != graph.total_nodes:
@@ -379,21 +375,17 @@ class RowAttention(TermModule):
                 f"RowAttention needs all nodes of the graph, not {graph.num_nodes} of {graph.total_nodes}. Use one "
                 f"process."
             )
-        query, key = contracting(torch.cat([self.query, self.key]), norm_bounds).chunk(
-            2
-        )
+        # The norms of all matrices are found in one batch, which costs no more than that of one.
+        both = contracting(torch.cat([self.query, self.key]), norm_bounds)
+        query, key = both.chunk(2)
         ones = query.new_ones(self.heads)
         prior = None
         if self.neighbours:
             prior = SparseCoupling(
                 graph, graph.weights(source), symmetric=False, nonnegative=True
             )
-        return ScaledTerm(
-            self.weight(), AttentionTerm(query, key, self.gamma(), prior, (ones, ones))
-        )
-
-    def extra_repr(self) -> str:
-        return f"{self.channels}, heads={self.heads}, neighbours={self.neighbours}"
+        term = AttentionTerm(query, key, self.gamma(), prior, (ones, ones))
+        return ScaledTerm(self.weight(), term)
 
 
 class TiedMLP(TermModule):
@@ -412,13 +404,12 @@ class TiedMLP(TermModule):
     def __init__(
         self,
         channels: int,
-        hidden_channels: int,
+        hidden_channels: Count,
         weight: float = 1.0,
         *,
         activation: str = "relu",
     ) -> None:
         super().__init__(channels, weight)
-        checks.check_counts(hidden_channels=hidden_channels)
         checks.check_choice(activation, "activation", ACTIVATIONS)
         self.linear = nn.Linear(channels, hidden_channels)
         self.activation = activation
@@ -473,25 +464,19 @@ class CertifiedBlock(GraphLayer):
 
     def __init__(
         self,
-        channels: int,
+        channels: Count,
         terms: Sequence[nn.Module | EnergyTerm],
-        num_layers: Count | None = 2,
+        num_layers: int | None = 2,
         *,
         constraint: Constraint | str | None = "nonnegative",
         radius: float = 1.0,
-        beta: float = 1.0,
-        heads: int = 1,
+        beta: PositiveNumber = 1.0,
+        heads: Count = 1,
     ) -> None:
         super().__init__()
-        checks.check_counts(channels=channels, heads=heads)
-        checks.check_positive(beta, "beta")
         check_heads_divide(channels, heads)
-        checks.check_kind(
-            terms,
-            "terms",
-            Sequence,
-            "a list of EnergyTerms and of modules that make them",
-        )
+        what = "a list of EnergyTerms and of modules that make them"
+        checks.check_kind(terms, "terms", Sequence, what)
         for term in terms:
             checks.check_kind(
                 term,
@@ -508,15 +493,18 @@ class CertifiedBlock(GraphLayer):
                     f"heads must be 1 beside a term that reads all channels of a node; got heads={heads} and {term!r}. "
                     "Give heads to the term if it has them, as RowAttention."
                 )
-        self.in_channels = self.out_channels = channels
+        self.in_channels = channels
+        self.out_channels = channels
         self.num_layers = num_layers
         self.heads = heads
         self.terms = nn.ModuleList(
             term for term in terms if isinstance(term, nn.Module)
         )
+        # Terms without parameters are no modules, so torch would not register them.
         self.fixed = tuple(term for term in terms if not isinstance(term, nn.Module))
         #: Further inputs of a call that a term reads; a module of your own that declares nothing reads edge_attr.
         self.reads = tuple(sorted(set().union(*map(_reads, self.terms))))
+        # It holds β and the constraint, and tells certificates what moves the state; the steps are those of `Energy`.
         self.update = CertifiedStep(
             Positive(beta), constraint=constraint, radius=radius
         )
@@ -579,19 +567,26 @@ class CertifiedBlock(GraphLayer):
 
         Z⁰ is the projection of x; ``inputs`` are the ``source`` and those that a term reads.
         """
-        # Half precision is too coarse for an energy.
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        state = self.update.constraint.project(self.by_head(wide))
+        state = self.start(x)
         yield state.flatten(1).to(x.dtype)
-        energy = self._energy_of(x, graph, inputs)
+        energy = self._energy_of(x, graph, **inputs)
         at_rest = self.num_layers is None
-        step = partial(self.limit, energy=energy) if at_rest else energy.descent(state)
+        if at_rest:
+            step: Callable[[Tensor], Tensor] = partial(self.limit, energy=energy)
+        else:
+            step = energy.descent(state)
         for _ in range(self.num_layers or 1):
             before = state
             state = self.step(before, graph, step)
             if couplings is not None:
                 couplings += self.attention(state if at_rest else before, energy)
             yield state.flatten(1).to(x.dtype)
+
+    def start(self, x: Float[Tensor, "N C"]) -> HeadState:
+        """Return Z⁰ of a checked x, by head."""
+        # Half precision is too coarse for an energy.
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return self.update.constraint.project(self.by_head(wide))
 
     def attention(self, z: HeadState, energy: Energy) -> list[Coupling]:
         """Return how much nodes attend to each other at a state, for every term that has attention."""
@@ -641,13 +636,18 @@ class CertifiedBlock(GraphLayer):
         return_coupling: bool = False,
     ) -> Graph:
         """Check the inputs of a call, refuse those that no term reads, and return the graph."""
-        edge_attr = inputs.get("edge_attr")
-        source = inputs.get("source")
-        beside = inputs.get("beside")
         unread = self._unread(inputs)
         graph = self.inputs_to_graph(
-            x, edge_index, edge_weight, batch, return_coupling, unread, edge_attr
+            x,
+            edge_index,
+            edge_weight,
+            batch,
+            return_coupling,
+            unread,
+            inputs.get("edge_attr"),
         )
+        source = inputs.get("source")
+        beside = inputs.get("beside")
         if beside is not None:
             what = "a Coupling of the same nodes, or None"
             checks.check_kind(beside, "beside", Coupling, what)
@@ -668,8 +668,7 @@ class CertifiedBlock(GraphLayer):
         """Return F of a source [N, channels], a graph and the inputs that terms read; see :meth:`by_head`."""
         checks.check_kind(graph, "graph", Graph, "a Graph(num_nodes, edge_index)")
         source = source.to(torch.promote_types(source.dtype, torch.float32))
-        if unread := self._unread(inputs):
-            refuse_inputs(self, unread)
+        refuse_inputs(self, self._unread(inputs))
         terms: list[EnergyTerm] = []
         with without_autocast(source):  # bounds on norms have to hold
             for module in self.terms:
@@ -684,11 +683,13 @@ class CertifiedBlock(GraphLayer):
         terms.append(ScaledTerm(self.beta(), SourceTerm(self.by_head(source))))
         return Energy(terms, self.update.constraint, graph=graph)
 
-    def _energy_of(self, x: Tensor, graph: Graph, inputs: dict[str, Any]) -> Energy:
+    def _energy_of(
+        self, x: Tensor, graph: Graph, source: Tensor | None = None, **inputs: Any
+    ) -> Energy:
         """Return F of the inputs of a call."""
-        source = inputs.get("source")
-        terms = {name: value for name, value in inputs.items() if name != "source"}
-        return self.energy(x if source is None else source, graph, **terms)
+        if source is None:
+            source = x
+        return self.energy(source, graph, **inputs)
 
     @torch.no_grad()
     def energies(
@@ -714,8 +715,10 @@ class CertifiedBlock(GraphLayer):
     ) -> tuple[Float[Tensor, "*states"], Float[Tensor, "N C"]]:
         """Return F of Z⁰ and after every step, or F of every graph, and the last state."""
         states = list(self.states(x, graph, **inputs))
-        energy = self._energy_of(x, graph, inputs)
-        value = energy.by_graph if by_graph else energy
+        energy = self._energy_of(x, graph, **inputs)
+        value: Callable[[Tensor], Tensor] = energy
+        if by_graph:
+            value = energy.by_graph
         return torch.stack([value(self.by_head(state)) for state in states]), states[-1]
 
     @torch.no_grad()
@@ -738,9 +741,8 @@ class CertifiedBlock(GraphLayer):
         if broken is not None:
             return Certificate.refused(STEPS, math.nan, broken)
         graph = self._graph(x, edge_index, edge_weight, batch, inputs)
-        energy = self._energy_of(x, graph, inputs)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        start = self.update.constraint.project(self.by_head(wide))
+        energy = self._energy_of(x, graph, **inputs)
+        start = self.start(x)
         certificate = certify_step(
             energy, start, steps=self.num_layers or CERTIFIED_STEPS
         )
@@ -757,9 +759,6 @@ class CertifiedBlock(GraphLayer):
             return certificate
         reason = f"{type(self).__name__} does not move the state as the certified step of its energy does."
         return Certificate.refused(STEPS, math.nan, reason)
-
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}, num_layers={self.num_layers}, heads={self.heads}"
 
 
 def _reads(module: nn.Module) -> tuple[str, ...]:
