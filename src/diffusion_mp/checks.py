@@ -253,7 +253,8 @@ def checked(init: Callable[..., None]) -> Callable[..., None]:
         # ``**options: Unpack[…]`` is annotated option by option.
         for hint in tuple(hints.values()):
             if get_origin(hint) is Unpack:
-                hints |= get_type_hints(*get_args(hint), include_extras=True)
+                (options,) = get_args(hint)
+                hints |= get_type_hints(options, include_extras=True)
         of_all = {name: _check_of(hint) for name, hint in hints.items()}
         return {name: check for name, check in of_all.items() if check is not None}
 

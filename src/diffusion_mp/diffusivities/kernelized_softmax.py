@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,12 @@ from torch import Tensor, nn
 from diffusion_mp import checks, couplings
 from diffusion_mp.checks import Count, CountOrZero, NonnegativeNumber, PositiveNumber
 from diffusion_mp.couplings.base import check_coupling_kind
-from diffusion_mp.diffusivities.all_pair import Features, QueryKeyDiffusivity
+from diffusion_mp.diffusivities.all_pair import (
+    Features,
+    Normalization,
+    Projection,
+    QueryKeyDiffusivity,
+)
 from diffusion_mp.diffusivities.base import Diffusivity, GraphPart
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
 from diffusion_mp.graph import Graph
@@ -135,6 +140,17 @@ def edge_loss(
 MAX_SEED = 2**62  # every torch.Generator accepts smaller ones
 
 
+class KernelOptions(TypedDict, total=False):
+    """Further options of `KernelizedSoftmaxDiffusivity`: of `QueryKeyDiffusivity`, and of the released code."""
+
+    heads: Count
+    projection: Projection
+    head_channels: Count | None
+    normalize: Normalization
+    bias: bool
+    stabilizer: NonnegativeNumber
+
+
 class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
     r"""Kernelised Gumbel-softmax over all nodes of a graph (Wu et al. 2022; slides, Algorithm 1).
 
@@ -160,9 +176,11 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         edge_regularization, relative_edge_loss: weight λ of :func:`edge_loss` without noise, in training, for
             :func:`auxiliary_loss`, and whether it is divided by log n; in the slides it is not (docs/errata.md, N11).
         generator: draws the features and the seed of the noise; by default the global one, as for parameters.
-        stabilizer: ε (10⁻⁶ in the released code), added to features whose maximum is one. For parity only: attention
-            becomes uniform for large norms (docs/errata.md, N4).
-        options: ``heads``, ``projection``, ``head_channels``, ``normalize``, ``bias`` of :class:`QueryKeyDiffusivity`.
+
+    Options:
+        heads, projection, head_channels, normalize, bias: of :class:`QueryKeyDiffusivity`.
+        stabilizer: ε (10⁻⁶ in the released code), added to features whose maximum is one; 0 by default. For parity
+            only: attention becomes uniform for large norms (docs/errata.md, N4).
 
     Examples:
         >>> KernelizedSoftmaxDiffusivity(4, num_features=16, tau=0.25)(x).row_stochastic
@@ -188,19 +206,18 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         edge_regularization: NonnegativeNumber = 0.0,
         relative_edge_loss: bool = True,
         generator: torch.Generator | None = None,
-        stabilizer: NonnegativeNumber = 0.0,
-        **options: Any,
+        **options: Unpack[KernelOptions],
     ) -> None:
+        stabilizer = options.pop("stabilizer", 0.0)
         super().__init__(channels, **options)
-        if stabilizer:
-            self.depends_on = (
-                "graph"  # every entry depends on the largest feature of all keys
-            )
+        self.stabilizer = stabilizer
+        if self.stabilizer:
+            # Every entry depends on the largest feature of all keys.
+            self.depends_on = "graph"
         self.dim = cast("int", self.head_channels)
         self.tau = float(tau)
         self.logits = logits
         self.num_samples = num_samples
-        self.stabilizer = stabilizer
         self.edge_regularization = edge_regularization
         self.relative_edge_loss = relative_edge_loss
         self.auxiliary = AuxiliaryLoss()

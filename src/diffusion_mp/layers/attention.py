@@ -258,7 +258,7 @@ class NodeFormerConv(MultiHeadConv):
         mix, walks, features = split(options, MixOptions, RelationalOptions)
         features.setdefault("projection", "separate")
         # Not those of the slides, which the diffusivity has (docs/errata.md, N11).
-        usual = {"tau": 1.0, "logits": "scaled_dot", "num_samples": 0}
+        usual: dict[str, Any] = {"tau": 1.0, "logits": "scaled_dot", "num_samples": 0}
         width = head_channels or out_channels
         coupled: Diffusivity = KernelizedSoftmaxDiffusivity(
             in_channels,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.layers.features import FeatureLinear
+from diffusion_mp.layers.options import EdgeAttentionOptions, GATOptions, split
 from diffusion_mp.updates import ExplicitEuler, StateUpdate, teleport, teleport_limit
 
 
@@ -215,10 +216,14 @@ class GATConv(DiffusionConv):
     features, which here are passed by name, ``edge_attr=``.
 
     Args:
-        in_channels, out_channels, heads, concat, options: as in :class:`DiffusionConv`.
-        negative_slope, self_loops, edge_dim: see :class:`GATDiffusivity`.
+        in_channels, out_channels, heads, concat: as in :class:`DiffusionConv`.
+        negative_slope: see :class:`GATDiffusivity`.
         dropout, value_dropout: rates on the entries α, as in PyG, and on the values W x.
         residual: add W_R x.
+
+    Options:
+        self_loops, edge_dim: see :class:`GATDiffusivity`.
+        transform, bias, value_bias, keep, steps: as in :class:`DiffusionConv`.
 
     Examples:
         >>> GATConv(4, 8, heads=2)(x, edge_index).shape  # the heads are concatenated
@@ -241,21 +246,15 @@ class GATConv(DiffusionConv):
         negative_slope: float = 0.2,
         dropout: float = 0.0,
         *,
-        self_loops: SelfLoops = "remaining",
-        edge_dim: int | None = None,
         residual: bool = False,
         value_dropout: Probability = 0.0,
-        **options: Any,
+        **options: Unpack[GATOptions],
     ) -> None:
+        edges, layer = split(options, EdgeAttentionOptions)
         # Attention reads the values W x of all heads, as in the paper, and drops entries itself, as in PyG.
         total = heads * out_channels
         attention = GATDiffusivity(
-            total,
-            heads,
-            dropout=dropout,
-            negative_slope=negative_slope,
-            self_loops=self_loops,
-            edge_dim=edge_dim,
+            total, heads, dropout=dropout, negative_slope=negative_slope, **edges
         )
         super().__init__(
             in_channels,
@@ -266,9 +265,9 @@ class GATConv(DiffusionConv):
             concat=concat,
             reads="values",
             dropout=value_dropout,
-            **options,
+            **layer,
         )
-        self.edge_dim = edge_dim
+        self.edge_dim = edges.get("edge_dim")
         self.res: FeatureLinear | None = None
         if residual:
             out = total if concat else out_channels

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import nn
 
-from diffusion_mp.checks import Count
+from diffusion_mp.checks import Count, PositiveNumber
 from diffusion_mp.diffusivities.all_pair import Normalization, Projection
 from diffusion_mp.graph.graph import SelfLoops
 
@@ -105,6 +105,31 @@ class SFiOptions(ResidualOptions, EnhancedOptions, QueryKeyOptions, total=False)
     lam_scale: Literal["own", "batch_max"]
     alpha: float
     friction: Literal["attention", "constant"] | nn.Module
+
+
+class EdgeAttentionOptions(TypedDict, total=False):
+    """Of `GATDiffusivity`."""
+
+    self_loops: SelfLoops
+    edge_dim: int | None
+
+
+class GATOptions(EdgeAttentionOptions, total=False):
+    """Of `GATConv`: beside those of the attention, of `DiffusionConv`."""
+
+    transform: bool
+    bias: bool
+    value_bias: bool
+    keep: Literal["values", "state"]
+    steps: Count
+
+
+class BlockOptions(TypedDict, total=False):
+    """Of `CertifiedBlock`."""
+
+    num_layers: Count | None
+    radius: float
+    beta: PositiveNumber
 
 
 def split(options: Mapping[str, Any], *kinds: Any) -> list[dict[str, Any]]:

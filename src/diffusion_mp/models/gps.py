@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from diffusion_mp.checks import (
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, LaplacianEncoder, SFiConv
+from diffusion_mp.layers.options import split
 from diffusion_mp.models.base import (
     HEADS,
     Collect,
@@ -191,6 +192,28 @@ class GatedGCN(BlockStack):
         )
 
 
+class FrameOptions(TypedDict, total=False):
+    """Of `GatedGCNConv` and `GPSBlock`."""
+
+    norm: Norm
+    dropout: float
+
+
+class AttentionOptions(TypedDict, total=False):
+    """Of the attention of `GPS`."""
+
+    attention: dict[str, Any] | None
+    attention_dropout: Probability
+
+
+class GPSOptions(FrameOptions, AttentionOptions, total=False):
+    """Of `GPS`: beside those of its parts, of `BlockStack`."""
+
+    edge_dim: int | Sequence[int] | None
+    pe_channels: CountOrZero
+    task: Task
+
+
 class GPS(BlockStack):
     r"""Message passing and attention over all pairs of nodes in every :class:`GPSBlock` (Rampášek et al. 2022).
 
@@ -199,11 +222,13 @@ class GPS(BlockStack):
     Args:
         in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
         heads, lam, adjacency: H, λ* and the term Ã of the attention.
-        attention: further options of :class:`SFiConv` (``alpha``, ``friction``, ``gamma``, ``hops``, …).
         local: message passing by GatedGCN; ``False``: attention alone.
-        norm, dropout, attention_dropout: of the blocks, and dropout rate of the values of the attention.
-        task: ``"node"``, ``"graph"`` or ``"link"``.
-        options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``).
+
+    Options:
+        norm, dropout: of the blocks, ``"batch"`` and 0 by default.
+        attention, attention_dropout: further options of :class:`SFiConv` (``alpha``, ``friction``, ``gamma``, ``hops``,
+            …) in a dict, and dropout rate of the values of the attention.
+        edge_dim, pe_channels, task: of :class:`BlockStack`.
 
     Examples:
         >>> GPS(4, 16, 3, num_layers=2)(x, edge_index).shape
@@ -220,17 +245,15 @@ class GPS(BlockStack):
         heads: Count = 4,
         lam: float = 0.0,
         adjacency: bool = False,
-        attention: dict[str, Any] | None = None,
         local: bool = True,
-        norm: Norm = "batch",
-        dropout: float = 0.0,
-        attention_dropout: Probability = 0.0,
-        **options: Any,
+        **options: Unpack[GPSOptions],
     ) -> None:
+        frame, attention, stack = split(options, FrameOptions, AttentionOptions)
+
         def block() -> nn.Module:
             passing = None
             if local:
-                passing = GatedGCNConv(hidden_channels, norm=norm, dropout=dropout)
+                passing = GatedGCNConv(hidden_channels, **frame)
             everywhere = SFiConv(
                 hidden_channels,
                 hidden_channels,
@@ -238,15 +261,14 @@ class GPS(BlockStack):
                 lam=lam,
                 adjacency=adjacency,
                 residual=False,  # the block adds the state
-                dropout=attention_dropout,
-                **copy.deepcopy(attention or {}),  # blocks share no module
+                dropout=attention.get("attention_dropout", 0.0),
+                # Blocks share no module that is an option.
+                **copy.deepcopy(attention.get("attention") or {}),
             )
-            return GPSBlock(
-                hidden_channels, passing, everywhere, norm=norm, dropout=dropout
-            )
+            return GPSBlock(hidden_channels, passing, everywhere, **frame)
 
         super().__init__(
-            in_channels, hidden_channels, out_channels, num_layers, block, **options
+            in_channels, hidden_channels, out_channels, num_layers, block, **stack
         )
 
 
