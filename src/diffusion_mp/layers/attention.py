@@ -99,13 +99,16 @@ class MultiHeadConv(DiffusionConv):
         )
         self.out_channels = out_channels
         self.residual = residual
+        # One head of the diffusivity may broadcast over several heads of values, or the other way round.
         self.mix = nn.Linear(
             max(heads, diffusivity.heads) * head_channels, out_channels, bias=bias
         )
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
         mixed = self.mix(out)
-        return x + mixed if self.residual else mixed
+        if self.residual:
+            return x + mixed
+        return mixed
 
 
 class DIFFormerConv(DiffusionConv):
@@ -173,6 +176,7 @@ class DIFFormerConv(DiffusionConv):
         for name, value in usual.items():
             if layer.get(name) is None:
                 layer[name] = value
+        # A penalty of one's own has no published form, which would be another default of ``measure``.
         make: Callable[..., PenaltyDiffusivity]
         if isinstance(kernel, Penalty):
             make = partial(PenaltyDiffusivity, kernel)
@@ -384,6 +388,7 @@ class SGFormerConv(DiffusionConv):
         qkv_bias: bool = False,
         **options: Any,
     ) -> None:
+        # As in the slides and in PyG.
         options.setdefault("bias", False)
         check_number(
             beta,

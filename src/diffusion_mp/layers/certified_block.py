@@ -54,7 +54,7 @@ from diffusion_mp.layers.graph_layer import GraphLayer
 from diffusion_mp.layers.pyg import refuse_inputs
 from diffusion_mp.modules import Resettable
 from diffusion_mp.runtime.cache import TensorCache, values_only
-from diffusion_mp.runtime.precision import without_autocast
+from diffusion_mp.runtime.precision import widened, without_autocast
 from diffusion_mp.updates import CertifiedStep, fixed_point
 from diffusion_mp.updates.derivatives import on_values, values_needed
 from diffusion_mp.updates.minimiser import quadratic_minimiser
@@ -139,6 +139,7 @@ class Pairs(TermModule):
                 f"{inside.diameter**2:g} apart. Pass constraint='ball' or 'sphere' with radius <= {limit**0.5 / 2:g}, "
                 f"or another penalty ('gaussian', 'softmax', 'sigmoid', 'quadratic')."
             )
+        # Theorem T1 needs symmetric weights, so rows are not divided by their sums.
         self.attention = PenaltyDiffusivity(
             penalty, heads=heads, row_stochastic=False, constraint=inside
         )
@@ -207,15 +208,17 @@ class Neighbours(TermModule):
     ) -> EnergyTerm | None:
         coupling = beside
         read = self.diffusivity
+        # Without observed edges there is no term, where a layer of edges alone would raise.
         if read is not None and (graph.edge_index is not None or not read.needs_graph):
-            edges = read(source, graph)
-            coupling = edges if beside is None else edges + beside
+            coupling = read(source, graph)
+            if beside is not None:
+                coupling = coupling + beside
         if coupling is None:
             return None
         return ScaledTerm(self.weight(), CouplingTerm(coupling))
 
 
-#: The couplings of relations, which the blocks of a model share.
+#: The couplings of relations, which the blocks of a model share: they depend on the batch, and not on the block.
 _RELATIONS: TensorCache[SparseCoupling] = TensorCache(room=1 << 22)
 
 
@@ -299,6 +302,7 @@ class WeightedGraph(TermModule):
         edge_attr: Tensor | None = None,
     ) -> EnergyTerm:
         coupling = self.adjacency(source, graph)
+        # Ranks hold a part of the edges, and the norm of a term is that of all of them.
         if not isinstance(coupling, SparseCoupling):
             kind = type(coupling).__name__
             raise NotImplementedError(
@@ -316,9 +320,10 @@ class WeightedGraph(TermModule):
             )
         if self.gate is not None:
             sender, receiver = (source.index_select(0, end) for end in graph.edges)
+            # Both halves stay the same if the ends are exchanged, so that the gated graph is as symmetric as A.
             ends = torch.cat([sender + receiver, (sender - receiver).abs()], 1)
             gate = self.gate(ends.to(self.gate.weight.dtype)).tanh()
-            # As symmetric as A, since the gate is.
+            # To ask whether A is symmetric looks at values, which a trace does not have.
             mutual = values_only(captured=True) and coupling.symmetric
             coupling = SparseCoupling(
                 coupling.graph, coupling.weight * gate, symmetric=mutual
@@ -326,6 +331,7 @@ class WeightedGraph(TermModule):
         matrices = norms = None
         if self.matrix is not None:
             matrices = self.matrices()
+            # Of the matrices as they are contracted here: a second estimate would cost as much as the first.
             norms = matrices.new_ones(matrices.size(0))
         term = MatrixTerm(
             coupling, matrices, norms, hops=self.hops, symmetric=self.symmetric
@@ -488,6 +494,7 @@ class CertifiedBlock(GraphLayer):
                 raise ValueError(
                     f"every one of terms must have {channels} channels, as the block; got {term!r}."
                 )
+            # A matrix of all channels would mix what heads keep apart.
             if heads > 1 and isinstance(term, TermModule) and not term.by_coupling:
                 raise ValueError(
                     f"heads must be 1 beside a term that reads all channels of a node; got heads={heads} and {term!r}. "
@@ -585,8 +592,7 @@ class CertifiedBlock(GraphLayer):
     def start(self, x: Float[Tensor, "N C"]) -> HeadState:
         """Return Z⁰ of a checked x, by head."""
         # Half precision is too coarse for an energy.
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        return self.update.constraint.project(self.by_head(wide))
+        return self.update.constraint.project(self.by_head(widened(x)))
 
     def attention(self, z: HeadState, energy: Energy) -> list[Coupling]:
         """Return how much nodes attend to each other at a state, for every term that has attention."""
@@ -636,6 +642,7 @@ class CertifiedBlock(GraphLayer):
         return_coupling: bool = False,
     ) -> Graph:
         """Check the inputs of a call, refuse those that no term reads, and return the graph."""
+        # What no term reads is refused: it would have no effect, and nobody would notice.
         unread = self._unread(inputs)
         graph = self.inputs_to_graph(
             x,
@@ -667,7 +674,7 @@ class CertifiedBlock(GraphLayer):
     def energy(self, source: Tensor, graph: Graph, **inputs: Any) -> Energy:
         """Return F of a source [N, channels], a graph and the inputs that terms read; see :meth:`by_head`."""
         checks.check_kind(graph, "graph", Graph, "a Graph(num_nodes, edge_index)")
-        source = source.to(torch.promote_types(source.dtype, torch.float32))
+        source = widened(source)
         refuse_inputs(self, self._unread(inputs))
         terms: list[EnergyTerm] = []
         with without_autocast(source):  # bounds on norms have to hold
@@ -733,10 +740,12 @@ class CertifiedBlock(GraphLayer):
         """Return the certificate that no step raises F, checked at Z⁰ (`certify_step`), by default of a random x."""
         if x is None:
             edge_dims = [getattr(term, "edge_dim", None) or 0 for term in self.terms]
+            # Terms may differ in edge_dim: all but the widest read then features that are too wide, and say so.
             x, edge_index, edge_attr = random_input(
                 self.in_channels, self.beta.raw, max(edge_dims, default=0) or None
             )
             inputs |= {"edge_attr": edge_attr}
+        # Before any step: with NaN in it no comparison of energies would find a rise.
         broken = broken_parameter(self)
         if broken is not None:
             return Certificate.refused(STEPS, math.nan, broken)

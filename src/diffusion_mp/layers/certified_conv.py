@@ -30,7 +30,8 @@ from diffusion_mp.layers.certified_block import (
 )
 from diffusion_mp.layers.options import BlockOptions
 
-#: The names of parameters in a state dict, and where they are in the block.
+#: The names of parameters in a state dict, and where they are in the block. They are those that the layer had before it
+#: was a block, so that older files load.
 NAMES = {
     "mu.": "terms.0.weight.",
     "graph_term.": "terms.0.diffusivity.",
@@ -96,6 +97,7 @@ class CertifiedConv(CertifiedBlock):
         )
         # `Pairs` needs C too: whether weights are nonnegative depends on the distances within it.
         inside = get_constraint(constraint, options.get("radius", 1.0))
+        # Neighbours first, also where there are none: `NAMES` counts on it.
         terms: list[TermModule] = [Neighbours(channels, mu, graph)]
         if penalty is not None:
             pairs = Pairs(
@@ -132,6 +134,7 @@ class CertifiedConv(CertifiedBlock):
             for term in cast("tuple[ScaledTerm, ...]", energy.terms)
             if isinstance(term.term, (CouplingTerm, PairTerm))
         ]
+        # A caller who asked for W gets an operator, also where nothing attends and no edge was observed.
         if not parts:
             return [0.0 * IdentityCoupling(len(z), dtype=z.dtype, device=z.device)]
         return [reduce(add, parts)]
@@ -142,8 +145,10 @@ class CertifiedConv(CertifiedBlock):
 
 def _renamed(state: dict[str, Any], prefix: str, names: dict[str, str]) -> None:
     """Replace the beginnings of the names behind ``prefix``, in place."""
+    # A list, since the dict changes in the loop.
     for name in [name for name in state if name.startswith(prefix)]:
         inside = name.removeprefix(prefix)
+        # In the order of `NAMES`, where the longer of two beginnings comes first.
         old = next((old for old in names if inside.startswith(old)), "")
         new = names.get(old, "") + inside.removeprefix(old)
         state[prefix + new] = state.pop(name)

@@ -40,12 +40,17 @@ def _gcn_adjacency(
     self_loops: SelfLoops | None = None, normalize: bool = True
 ) -> AdjacencyDiffusivity:
     """Â = D^-½ (A + I) D^-½ with the degrees of PyG; A without ``normalize``."""
-    if self_loops is None:
-        self_loops = "remaining" if normalize else "keep"
+    if not normalize:
+        return AdjacencyDiffusivity("sum", self_loops=self_loops or "keep")
     # PyG's direction: degrees of the receiving ends, also where edges go one way.
     return AdjacencyDiffusivity(
-        "sym" if normalize else "sum", self_loops=self_loops, direction="pyg"
+        "sym", self_loops=self_loops or "remaining", direction="pyg"
     )
+
+
+def _full_step() -> ExplicitEuler:
+    """x′ = S v: with τ = 1 nothing is left of the state itself."""
+    return ExplicitEuler(1.0, "residual")
 
 
 class MLPConv(DiffusionConv):
@@ -66,7 +71,7 @@ class MLPConv(DiffusionConv):
             in_channels,
             out_channels,
             IdentityDiffusivity(),
-            ExplicitEuler(1.0, "residual"),
+            _full_step(),
             bias=bias,
         )
 
@@ -111,8 +116,7 @@ class GCNConv(DiffusionConv):
         bias: bool = True,
     ) -> None:
         adjacency = _gcn_adjacency(self_loops, normalize)
-        update = ExplicitEuler(1.0, "residual")
-        super().__init__(in_channels, out_channels, adjacency, update, bias=bias)
+        super().__init__(in_channels, out_channels, adjacency, _full_step(), bias=bias)
 
 
 class SGConv(DiffusionConv):
@@ -138,10 +142,13 @@ class SGConv(DiffusionConv):
         self_loops: SelfLoops | None = None,
         bias: bool = True,
     ) -> None:
-        adjacency = _gcn_adjacency(self_loops)
-        update = ExplicitEuler(1.0, "residual")
         super().__init__(
-            in_channels, out_channels, adjacency, update, bias=bias, steps=K
+            in_channels,
+            out_channels,
+            _gcn_adjacency(self_loops),
+            _full_step(),
+            bias=bias,
+            steps=K,
         )
 
 
@@ -168,14 +175,20 @@ class GINConv(DiffusionConv):
         *,
         train_eps: bool = False,
     ) -> None:
+        # Learned as 1 + ε, the factor of the identity; `convert_from_pyg` adds the one.
         scale: float | nn.Parameter = 1.0 + eps
         if train_eps:
             scale = nn.Parameter(torch.tensor(scale))
         # The state that is kept is part of the coupling, so that a learned ε is one of its parameters.
         diffusivity = scale * IdentityDiffusivity() + AdjacencyDiffusivity("sum")
-        update = ExplicitEuler(1.0, "residual")
+        # The MLP is the map of this layer, and stands after the sum.
         super().__init__(
-            in_channels, in_channels, diffusivity, update, transform=False, bias=False
+            in_channels,
+            in_channels,
+            diffusivity,
+            _full_step(),
+            transform=False,
+            bias=False,
         )
         self.mlp = mlp
 
@@ -197,6 +210,7 @@ class GINConv(DiffusionConv):
                 renamed[f"mlp.{linear[int(number)]}.{name}"] = renamed.pop(key)
         if "eps" not in renamed:
             return renamed
+        # PyG keeps ε as a buffer where it is not learned, so it is in every state dict.
         eps = renamed.pop("eps")
         scale: Tensor | float = cast("Any", self.diffusivity).terms[0].scale
         if isinstance(scale, Tensor):
@@ -260,7 +274,7 @@ class GATConv(DiffusionConv):
             in_channels,
             out_channels,
             attention,
-            ExplicitEuler(1.0, "residual"),
+            _full_step(),
             heads,
             concat=concat,
             reads="values",
@@ -268,6 +282,7 @@ class GATConv(DiffusionConv):
             **layer,
         )
         self.edge_dim = edges.get("edge_dim")
+        # PyG's name, under which its weights come.
         self.res: FeatureLinear | None = None
         if residual:
             out = total if concat else out_channels

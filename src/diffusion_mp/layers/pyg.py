@@ -27,7 +27,8 @@ from diffusion_mp.diffusivities import (
 )
 from diffusion_mp.diffusivities.base import ScaledDiffusivity, SumDiffusivity
 
-#: Options of PyG's classes with the values that describe what every layer here does; they are dropped.
+#: Options of PyG's classes with the values that describe what every layer here does; they are dropped, so that code
+#: written for PyG runs.
 AS_ALWAYS: dict[str, tuple[object, ...]] = {
     "aggr": ("add", "sum"),
     "aggr_kwargs": (None,),
@@ -146,6 +147,7 @@ def _translated(init: Callable[..., None]) -> Callable[..., None]:
 
 def _ours(options: Mapping[str, Any], parameters: Container[str]) -> dict[str, Any]:
     """The options by their names here, without those in `AS_ALWAYS`; the ``parameters`` of a subclass as they are."""
+    # A subclass may have an option of its own with a name of PyG's.
     ours = {
         name: value
         for name, value in options.items()
@@ -213,6 +215,7 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
     """
     check_kind(module, "module", nn.Module, "a module with layers of this library")
     check_state_dict(state, "state")
+    # Layer by layer, since a name in a module of the user's is no layer's to change.
     converted = dict(state)
     for path, layer in module.named_modules():
         if not isinstance(layer, KnowsPyGNames):
@@ -241,6 +244,7 @@ def between(
         raise TypeError(
             f"x must be a tensor [num_nodes, channels], or the pair (x_src, x_dst); got {describe(x)}."
         )
+    # Senders of one kind receive nothing: a second step would spread what they do not have.
     if layer.steps > 1 or not _couples_edges_alone(layer.diffusivity):
         raise ValueError(
             f"x is the pair (x_src, x_dst) of nodes of two kinds, and {kind} couples more than their edges: all pairs, "
@@ -253,12 +257,15 @@ def between(
                 f"{name} goes with nodes of one kind; {kind} got it beside the pair (x_src, x_dst)."
             )
     senders, receivers = x
-    channels = None if layer.in_channels == -1 else layer.in_channels
+    channels = layer.in_channels
+    if channels == -1:
+        channels = None
     check_state(senders, "x_src", channels)
     check_state(receivers, "x_dst", senders.size(1))
     what = "a tensor [2, num_edges] where x is the pair (x_src, x_dst)"
     check_kind(edge_index, "edge_index", Tensor, what)
     check_integer_pairs(edge_index, "edge_index")
+    # Here, since a receiver numbered too high would be a sender of the joined state.
     if values_to_check():
         check_range(edge_index[0], "edge_index[0]", senders.size(0))
         check_range(edge_index[1], "edge_index[1]", receivers.size(0))
@@ -284,6 +291,7 @@ def _couples_edges_alone(diffusivity: Diffusivity) -> bool:
             return False
         if isinstance(part, AdjacencyDiffusivity) and part.normalization == "sym":
             return False
+        # A loop would join a sender and a receiver of the same number.
         if getattr(part, "self_loops", None) != "keep":
             return False
     return True

@@ -39,6 +39,11 @@ def accumulating(*tensors: Tensor) -> tuple[list[Tensor], torch.dtype]:
     return [tensor.to(dtype) for tensor in tensors], given
 
 
+def widened(x: Tensor) -> Tensor:
+    """Return x in at least single precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     """Disable autocast, which reaches into custom operations, on the device of ``tensor``."""
     device = "cpu" if tensor.is_cpu else tensor.device.type
