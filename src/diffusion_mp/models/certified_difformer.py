@@ -99,6 +99,7 @@ class CertifiedDIFFormer(CertifiedNetwork):
         ):
             layers += [FeatureLinear(a, b), nn.ReLU(), nn.Dropout(rate)]
         self.encoder = nn.Sequential(*layers)
+        # Dropout acts in the encoder alone; the base class has a place for it in front of the decoder.
         self.dropout = nn.Identity()
         self.mean = UniformDiffusivity() if centre else None
         self.inputs = inputs
@@ -116,16 +117,18 @@ class CertifiedDIFFormer(CertifiedNetwork):
     def encode(self, encoder: nn.Module, state: Tensor, graph: Graph) -> Tensor:
         # Under autocast an encoder answers in half precision, which is too coarse for an energy.
         source = encoder(state).to(self.conv.mu.raw.dtype)
-        if self.mean is not None:
-            source = source - self.mean(source, graph).matmul(
-                source.unsqueeze(1)
-            ).squeeze(1)
-        return source
+        if self.mean is None:
+            return source
+        # A coupling, so that ranks that hold some of the nodes take the mean of all.
+        mean = self.mean(source, graph).matmul(source.unsqueeze(1)).squeeze(1)
+        return source - mean
 
     def block_inputs(
         self, x: Tensor, graph: Graph, edge_attr: Tensor | None
     ) -> dict[str, Any]:
-        return {} if self.inputs is None else {"beside": self.inputs(x, graph)}
+        if self.inputs is None:
+            return {}
+        return {"beside": self.inputs(x, graph)}
 
     def energy(
         self,
@@ -147,4 +150,5 @@ class CertifiedDIFFormer(CertifiedNetwork):
         return super().energies(*inputs, **options)[0]
 
     def summary(self, blocks: dict[str, Certificate]) -> Certificate:
+        # With one block its certificate is that of the network, and names the premise.
         return blocks["conv"]

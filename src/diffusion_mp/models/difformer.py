@@ -78,6 +78,7 @@ class DIFFormer(LayerStack):
                 f"ExplicitEuler(tau, beta=1.0, leak=...) for instance."
             )
         if tau is None and update is not None:
+            # The default of the layer, which an update replaces.
             tau = TAU
         elif tau is None:
             # Beside a graph the rows of S + Ã sum to two, so every step multiplies the common component by 1 + τ. A
@@ -96,7 +97,8 @@ class DIFFormer(LayerStack):
                 dropout=dropout if dropout_on == "values" else 0.0,
                 **options,
             )
-            return copy.deepcopy(layer)  # layers share no learnable option
+            # Layers share no learnable option, such as a `Positive` τ.
+            return copy.deepcopy(layer)
 
         super().__init__(
             (in_channels, hidden_channels, out_channels),
@@ -116,10 +118,13 @@ class DIFFormer(LayerStack):
         # on values, within the layers, and on the input of the decoder.
         on_state = self.training and self.dropout_on == "state"
         x = dropout(relu(self.norms[0](self.encoder(x))), self.dropout, on_state)
-        initial = x if self.source else None
+        initial = None
+        if self.source:
+            initial = x
         previous = None
         for conv, norm in zip(self.convs, self.norms[1:], strict=True):
             inputs = {"source": initial}
+            # Before the first step there is no other state, and the update begins at rest.
             if self.two_steps:
                 inputs["previous"] = previous
             previous = x

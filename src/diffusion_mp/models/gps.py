@@ -78,7 +78,9 @@ class BlockStack(GraphModel):
         # The encoding is a part of the state instead of an addition to it, so that neither can drown the other.
         self.encoder = FeatureEncoder(in_channels, hidden_channels - pe_channels)
         self.categories = self.encoder.sizes
-        self.pe_encoder = LaplacianEncoder(pe_channels) if pe_channels else None
+        self.pe_encoder: LaplacianEncoder | None = None
+        if pe_channels:
+            self.pe_encoder = LaplacianEncoder(pe_channels)
         # GatedGCN needs a state for every edge. Without features of edges all begin with one learned vector, and layers
         # tell them apart by their ends.
         self.edge_encoder = None
@@ -102,10 +104,9 @@ class BlockStack(GraphModel):
         **others: Any,
     ) -> Tensor | tuple[Tensor, list[Coupling]]:
         """Return predictions; with ``return_coupling`` also the coupling of every block."""
+        # A parameter and not only a key of others, for torch.export reads the signature.
         if pe is not None:
-            others["pe"] = (
-                pe  # a parameter and not only a key of others, for torch.export reads the signature
-            )
+            others["pe"] = pe
         return super().forward(
             x, edge_index, edge_weight, batch, edge_attr=edge_attr, **others
         )
@@ -121,6 +122,7 @@ class BlockStack(GraphModel):
         x = self._placed(self.encoder(x), pe)
         edges = self._edges(graph, edge_attr)
         for block in self.blocks:
+            # A graph whose edges were not observed has attention alone.
             if edges is None:
                 x = run_layer(collect, block, x, graph)
             else:
@@ -135,6 +137,7 @@ class BlockStack(GraphModel):
             )
         if self.pe_encoder is None or pe is None:
             return x
+        # The encoder takes eigenvalues and a mask beside the eigenvectors.
         parts = pe if isinstance(pe, tuple) else (pe,)
         for part in parts:
             check_kind(part, "pe", Tensor, "one tensor or a tuple, a row per node")
@@ -297,7 +300,7 @@ class DFiFormer(GPS):
     ) -> None:
         sizes = (in_channels, hidden_channels, out_channels, num_layers)
         super().__init__(*sizes, lam=0.0, adjacency=adjacency, **options)
-        # For SFiFormer.from_dfi.
+        # For SFiFormer.from_dfi, which changes one of them and builds the rest alike.
         self.arguments = (sizes, {"adjacency": adjacency, **options})
 
 

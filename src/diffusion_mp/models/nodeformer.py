@@ -67,6 +67,10 @@ class NodeFormer(LayerStack):
             step = min(1.0, 2 / num_layers)
         # The mean over layers, so that λ means the same at every depth.
         share = edge_regularization / num_layers
+        # The states of all layers, and that of the input layer.
+        states = 1
+        if jump == "cat":
+            states = num_layers + 1
 
         def conv() -> NodeFormerConv:
             return NodeFormerConv(
@@ -79,7 +83,7 @@ class NodeFormer(LayerStack):
             conv,
             layer_norm=layer_norm,
             dropout=dropout,
-            states=num_layers + 1 if jump == "cat" else 1,
+            states=states,
             task=task,
         )
         self.residual = residual
