@@ -58,13 +58,11 @@ def attention_features(q: Rows, k: Rows, directions: Directions) -> LogFeatures:
     """
     tied = q is k
     (q, k, directions), _ = accumulating(q, k, directions)
+    # Exponents: what half precision rounds off here would be a factor of a feature.
     with without_autocast(k):
         log_key = k @ directions.t()
-        return (
-            log_key if tied else q @ directions.t(),
-            log_key,
-            -0.5 * k.square().sum(2, keepdim=True),
-        )
+        log_query = log_key if tied else q @ directions.t()
+        return log_query, log_key, -0.5 * k.square().sum(2, keepdim=True)
 
 
 def stabilized_features(
@@ -83,6 +81,7 @@ def stabilized_features(
     half_q = -0.5 * q.to(along_q.dtype).square().sum(2, keepdim=True)
     floor = torch.full_like(half_q, math.log(eps))
     largest_q = along_q.amax(2, keepdim=True)
+    # One number for all keys of a graph: another for every key would weigh them anew.
     largest_k = max_rows(along_k.amax(2, keepdim=True), graph.segments)
     log_query = torch.logaddexp(along_q + half_q - largest_q, floor)
     return (
@@ -127,17 +126,18 @@ def edge_loss(
         if graph.is_single:
             sizes = weight.new_full((1,), graph.total_nodes)
         else:
-            sizes = graph.ptr.diff().to(weight)
-        scale = sizes.clamp(min=2).log()
-        share = share / (scale if graph.is_single else scale[graph.batch[target]])
+            sizes = graph.ptr.diff().to(weight)[graph.batch[target]]
+        # A graph of one node has no loss, whatever divides it.
+        share = share / sizes.clamp(min=2).log()
     share = share.unsqueeze(1)
-    log_entries = log_entries.masked_fill(
-        (share == 0) & log_entries.isneginf(), 0.0
-    )  # 0 log 0 = 0
+    # 0 log 0 = 0.
+    nothing = (share == 0) & log_entries.isneginf()
+    log_entries = log_entries.masked_fill(nothing, 0.0)
     return -(share * log_entries).sum() / max(graph.total_nodes * coupling.heads, 1)
 
 
-MAX_SEED = 2**62  # every torch.Generator accepts smaller ones
+# Every torch.Generator accepts smaller ones.
+MAX_SEED = 2**62
 
 
 class KernelOptions(TypedDict, total=False):
@@ -214,6 +214,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         if self.stabilizer:
             # Every entry depends on the largest feature of all keys.
             self.depends_on = "graph"
+        # `channels` are required here, with which the base class always knows those of a head.
         self.dim = cast("int", self.head_channels)
         self.tau = float(tau)
         self.logits = logits
@@ -270,6 +271,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         if not self.training:
             return attention
         if self.edge_regularization > 0 and graph.edge_index is not None:
+            # The loss looks at edges whose senders other ranks hold.
             everywhere = attention
             if isinstance(graph, GraphPart):
                 everywhere = graph.share(attention)
@@ -340,8 +342,11 @@ class RelationalBias(Diffusivity):
         nn.init.zeros_(self.bias)
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
-        gates = self.bias if self.gate is None else self.bias.sigmoid()
+        gates: Tensor = self.bias
+        # A bias as it is may turn negative in training.
         nonnegative = self.gate is not None
+        if nonnegative:
+            gates = gates.sigmoid()
         # Powers are never formed: A is applied hop by hop.
         if self.powers == "walks":
             return couplings.PolynomialCoupling(
