@@ -61,6 +61,8 @@ from diffusion_mp.updates.minimiser import quadratic_minimiser
 
 #: What a call takes as edges.
 Edges = Tensor | Graph | None
+#: What a module of your own reads that declares nothing.
+USUALLY_READ = ("edge_attr",)
 
 
 class TermModule(Resettable):
@@ -509,8 +511,9 @@ class CertifiedBlock(GraphLayer):
         )
         # Terms without parameters are no modules, so torch would not register them.
         self.fixed = tuple(term for term in terms if not isinstance(term, nn.Module))
-        #: Further inputs of a call that a term reads; a module of your own that declares nothing reads edge_attr.
-        self.reads = tuple(sorted(set().union(*map(_reads, self.terms))))
+        reads = [getattr(term, "reads", USUALLY_READ) for term in self.terms]
+        #: Further inputs of a call that a term reads.
+        self.reads = tuple(sorted(set().union(*reads)))
         # It holds β and the constraint, and tells certificates what moves the state; the steps are those of `Energy`.
         self.update = CertifiedStep(
             Positive(beta), constraint=constraint, radius=radius
@@ -675,14 +678,17 @@ class CertifiedBlock(GraphLayer):
         """Return F of a source [N, channels], a graph and the inputs that terms read; see :meth:`by_head`."""
         checks.check_kind(graph, "graph", Graph, "a Graph(num_nodes, edge_index)")
         source = widened(source)
-        refuse_inputs(self, self._unread(inputs))
+        unread = self._unread(inputs)
+        if unread:
+            refuse_inputs(self, unread)
         terms: list[EnergyTerm] = []
         with without_autocast(source):  # bounds on norms have to hold
             for module in self.terms:
                 if isinstance(module, EnergyTerm):  # a term with parameters of its own
                     terms.append(module)
                     continue
-                read = {name: inputs.get(name) for name in _reads(module)}
+                names = getattr(module, "reads", USUALLY_READ)
+                read = {name: inputs.get(name) for name in names}
                 term = module(source, graph, **read)
                 if term is not None:
                     terms.append(term)
@@ -768,7 +774,3 @@ class CertifiedBlock(GraphLayer):
             return certificate
         reason = f"{type(self).__name__} does not move the state as the certified step of its energy does."
         return Certificate.refused(STEPS, math.nan, reason)
-
-
-def _reads(module: nn.Module) -> tuple[str, ...]:
-    return getattr(module, "reads", ("edge_attr",))
