@@ -23,6 +23,7 @@ from diffusion_mp.energies import (
     Certificate,
     Constraint,
     CouplingTerm,
+    EdgeTerm,
     Energy,
     EnergyTerm,
     PairTerm,
@@ -95,6 +96,24 @@ class TermModule(Resettable):
             nn.init.uniform_(matrix, -limit, limit)
 
 
+def _penalty_within(
+    penalty: Penalty | str, constraint: Constraint, channels: int
+) -> Penalty:
+    """Return a penalty, of ``channels`` by its name, whose f is nonnegative between states of the constraint."""
+    # The one name that leaves a number open: its temperature is the root of the channels.
+    if isinstance(penalty, str) and penalty == "softmax":
+        penalty = SoftmaxPenalty(channels)
+    penalty = get_penalty(penalty)
+    if not penalty.covers(constraint.diameter):
+        limit = penalty.domain[1]
+        raise ValueError(
+            f"penalty={penalty!r} is for squared distances up to {limit:g}; constraint={constraint!r} lets states be "
+            f"{constraint.diameter**2:g} apart. Pass constraint='ball' or 'sphere' with radius <= {limit**0.5 / 2:g}, "
+            f"or another penalty ('gaussian', 'softmax', 'sigmoid', 'quadratic')."
+        )
+    return penalty
+
+
 class Pairs(TermModule):
     r"""A penalty of all pairs of nodes of a graph, (λ/2n) Σ_ij δ(‖z_i − z_j‖²): λ times `PairTerm` (Theorem T1).
 
@@ -125,22 +144,12 @@ class Pairs(TermModule):
     ) -> None:
         super().__init__(channels, weight)
         check_heads_divide(channels, heads)
-        # Its temperature is the root of the channels of a head, which no name tells.
-        if isinstance(penalty, str) and penalty == "softmax":
-            penalty = SoftmaxPenalty(channels // heads)
         self.constraint = get_constraint(constraint)
         # A projection of norm one maps a sphere into its ball.
         inside = self.constraint
         if projection == "tied" and not inside.convex:
             inside = Ball(inside.diameter / 2)
-        penalty = get_penalty(penalty)
-        if not penalty.covers(inside.diameter):
-            limit = penalty.domain[1]
-            raise ValueError(
-                f"penalty={penalty!r} is for squared distances up to {limit:g}; constraint={inside!r} lets states be "
-                f"{inside.diameter**2:g} apart. Pass constraint='ball' or 'sphere' with radius <= {limit**0.5 / 2:g}, "
-                f"or another penalty ('gaussian', 'softmax', 'sigmoid', 'quadratic')."
-            )
+        penalty = _penalty_within(penalty, inside, channels // heads)
         # Theorem T1 needs symmetric weights, so rows are not divided by their sums.
         self.attention = PenaltyDiffusivity(
             penalty, heads=heads, row_stochastic=False, constraint=inside
@@ -174,16 +183,19 @@ class Pairs(TermModule):
 class Neighbours(TermModule):
     r"""The Dirichlet energy of a diffusivity, (μ/2) Σ_ij a_ij‖z_i − z_j‖²: μ times `CouplingTerm` (Theorem T1).
 
-    A is evaluated at the source, so that it is the same in every step.
+    A is evaluated at the source, so that it is the same in every step. With a penalty it is (μ/2) Σ_ij a_ij δ(‖z_i −
+    z_j‖²), μ times `EdgeTerm`, for an A of edges.
 
     Args:
         channels: of the state.
         weight: initial μ > 0; it is learned.
         diffusivity: of A, symmetric and nonnegative; by default D^-½AD^-½ of the symmetric part of the graph. A is the
             sum of it and the coupling ``beside`` of a call, with ``False`` that one alone.
+        penalty: δ or its name; ``None`` is the squared distance itself.
+        constraint: the `Constraint` of the block, within which δ has to be concave.
 
     Examples:
-        >>> isinstance(Neighbours(4)(x, graph), EnergyTerm)
+        >>> isinstance(Neighbours(4, penalty="sigmoid")(x, graph), EnergyTerm)
         True
     """
 
@@ -195,8 +207,17 @@ class Neighbours(TermModule):
         channels: int,
         weight: float = 1.0,
         diffusivity: Diffusivity | bool = True,
+        *,
+        penalty: Penalty | str | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         super().__init__(channels, weight)
+        self.constraint = get_constraint(constraint)
+        self.penalty = None
+        if penalty is not None:
+            self.penalty = _penalty_within(penalty, self.constraint, channels)
+            # δ is taken edge by edge, and a block of rows has none.
+            self.by_coupling = False
         kinds = (bool, Diffusivity)
         checks.check_kind(
             diffusivity, "diffusivity", kinds, "a Diffusivity, True or False"
@@ -217,7 +238,12 @@ class Neighbours(TermModule):
                 coupling = coupling + beside
         if coupling is None:
             return None
-        return ScaledTerm(self.weight(), CouplingTerm(coupling))
+        term: EnergyTerm = CouplingTerm(coupling)
+        if self.penalty is not None:
+            term = EdgeTerm(
+                self.penalty, cast("SparseCoupling", coupling), self.constraint
+            )
+        return ScaledTerm(self.weight(), term)
 
 
 #: The couplings of relations, which the blocks of a model share: they depend on the batch, and not on the block.
