@@ -208,8 +208,9 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         generator: torch.Generator | None = None,
         **options: Unpack[KernelOptions],
     ) -> None:
-        stabilizer = options.pop("stabilizer", 0.0)
-        super().__init__(channels, **options)
+        features: dict[str, Any] = dict(options)
+        stabilizer = features.pop("stabilizer", 0.0)
+        super().__init__(channels, **features)
         self.stabilizer = stabilizer
         if self.stabilizer:
             # Every entry depends on the largest feature of all keys.

@@ -24,7 +24,6 @@ class ConvOptions(TypedDict, total=False):
     keep: Literal["values", "state"] | None
     reads: Literal["state", "values"]
     steps: Count
-    dropout: float
 
 
 class QueryKeyOptions(TypedDict, total=False):
@@ -49,12 +48,16 @@ class StepOptions(TypedDict, total=False):
     leak: float
 
 
-class DIFFormerOptions(
-    ConvOptions, QueryKeyOptions, AdjacencyOptions, StepOptions, total=False
-):
-    """Of `DIFFormerConv`."""
+class DIFFormerParts(ConvOptions, QueryKeyOptions, AdjacencyOptions, total=False):
+    """Of `DIFFormerConv` in a model, which has a dropout and a source of its own."""
 
     qkv_bias: bool
+
+
+class DIFFormerOptions(DIFFormerParts, StepOptions, total=False):
+    """Of `DIFFormerConv`."""
+
+    dropout: float
 
 
 class MixOptions(TypedDict, total=False):
@@ -72,17 +75,22 @@ class RelationalOptions(TypedDict, total=False):
     gate: Literal["sigmoid"] | None
 
 
-class NodeFormerOptions(MixOptions, RelationalOptions, QueryKeyOptions, total=False):
-    """Of `NodeFormerConv`: beside those of its parts, of `KernelizedSoftmaxDiffusivity`."""
+class NodeFormerParts(RelationalOptions, QueryKeyOptions, total=False):
+    """Of `NodeFormerConv` in a model: beside those of its parts, of `KernelizedSoftmaxDiffusivity`."""
 
     num_features: Count
     tau: float
     logits: Literal["dot", "scaled_dot"]
     num_samples: int
-    edge_regularization: float
     relative_edge_loss: bool
     generator: torch.Generator | None
     stabilizer: float
+
+
+class NodeFormerOptions(NodeFormerParts, MixOptions, total=False):
+    """Of `NodeFormerConv`."""
+
+    edge_regularization: float
 
 
 class ResidualOptions(MixOptions, total=False):

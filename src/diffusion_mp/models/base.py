@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -365,6 +365,14 @@ class GraphModel(GraphLayer, ABC):
         )
 
 
+class StackOptions(TypedDict, total=False):
+    """Of `LayerStack`, see `GraphModel`."""
+
+    layer_norm: bool
+    dropout: Probability
+    task: Task
+
+
 class LayerStack(GraphModel):
     """Base of models: an input layer, ``num_layers`` of ``conv()`` with norms, an output layer of ``states`` states.
 
@@ -377,9 +385,9 @@ class LayerStack(GraphModel):
         num_layers: int,
         conv: Callable[[], nn.Module],
         *,
-        layer_norm: bool,
-        dropout: Probability,
         states: int = 1,
+        layer_norm: bool = False,
+        dropout: Probability = 0.0,
         task: Task = "node",
     ) -> None:
         super().__init__(*channels)
