@@ -221,6 +221,7 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
             f"projection=None, normalize=None, measure='distance', and for the softmax if channels is given."
         )
 
+        # Within a set the weights are nonnegative where f is, up to its diameter.
         if constraint is not None:
             checks.check_kind(constraint, "constraint", Constraint, "a Constraint")
             if not self.reads_the_state:
@@ -359,7 +360,7 @@ class GaussianDiffusivity(_Published):
         super().__init__(GaussianPenalty(bandwidth), channels, **options)
 
 
-#: The published attentions by the names of their penalties.
+#: The published attentions by the names of their penalties: kernels of `DIFFormerConv`.
 KERNELS: dict[str, Callable[..., PenaltyDiffusivity]] = {
     "simple": SimpleDiffusivity,
     "sigmoid": SigmoidDiffusivity,

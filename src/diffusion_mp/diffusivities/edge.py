@@ -74,6 +74,7 @@ class GATDiffusivity(Diffusivity):
         self._draw()
 
     def _draw(self) -> None:
+        # PyG's function leaves out what is None.
         for parameter in (self.att_src, self.att_dst, self.att_edge):
             glorot(parameter)
 

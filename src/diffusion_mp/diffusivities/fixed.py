@@ -374,6 +374,7 @@ class AdjacencyEnhancedCoupling(SumCoupling):
                 ScaledCoupling(1 - share, adjacency, nonnegative=True),
             ]
         )
+        # For those who look at S alone, such as `coupling.attention.density()`.
         self.attention = attention
 
 

@@ -269,6 +269,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         attention: couplings.Coupling = weighted(log_weight)
         # A value of the last training step must not outlive an evaluation.
         self.auxiliary.value = None
+        # The loss and the noise belong to training; predictions repeat.
         if not self.training:
             return attention
         if self.edge_regularization > 0 and graph.edge_index is not None:

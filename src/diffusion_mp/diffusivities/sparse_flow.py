@@ -141,6 +141,7 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         q, k = self.resistance_features(x, graph)
+        # Without friction the minimiser is the softmax, which needs no solver.
         if self.lam == 0:
             return PairwiseCoupling(q, k, graph.segments)
         query, key = self.friction_features(x, graph)

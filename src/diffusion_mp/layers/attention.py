@@ -337,6 +337,7 @@ class SFiConv(MultiHeadConv):
         # Without a projection the heads are parts of the state, as wide as that says.
         if attention.get("projection", "separate") is not None:
             attention["head_channels"] = head_channels
+        # Over edges the flow is a problem of every node's neighbours, with an own solver.
         coupled: Diffusivity
         if hops is None:
             coupled = SparseFlowDiffusivity(in_channels, **attention)

@@ -170,6 +170,7 @@ class Pairs(TermModule):
         return None if self.projection is None else contracting(self.projection)
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph) -> EnergyTerm:
+        # The mean over pairs, so that λ means the same in small and large graphs.
         term = PairTerm(
             cast("Penalty", self.attention.penalty),
             self.projections(),
@@ -222,6 +223,7 @@ class Neighbours(TermModule):
         checks.check_kind(
             diffusivity, "diffusivity", kinds, "a Diffusivity, True or False"
         )
+        # Symmetric, as the theorem asks, whatever the directions of the edges.
         if diffusivity is True:
             diffusivity = AdjacencyDiffusivity("sym", direction="undirected")
         self.diffusivity = diffusivity or None
@@ -302,6 +304,7 @@ class WeightedGraph(TermModule):
             self.matrix = nn.Parameter(torch.empty(relations, channels, channels))
         elif matrix == "diagonal":
             self.matrix = nn.Parameter(torch.empty(relations, channels))
+        # One gate for every relation, which may attract where another one repels.
         self.gate = nn.Linear(2 * channels, relations) if gate else None
         self._draw()
 
@@ -317,6 +320,7 @@ class WeightedGraph(TermModule):
     def matrices(self) -> Float[Tensor, "R C C"] | Float[Tensor, "R C"]:
         """Return B, of norm at most one, or the diagonals of diagonal matrices."""
         matrix: Tensor | None = self.matrix
+        # For those who look at the matrices; `forward` leaves the identity out.
         if matrix is None:
             return self.weight.raw.new_ones(self.edge_dim or 1, self.channels)
         if self.symmetric and matrix.dim() == 3:
@@ -404,6 +408,7 @@ class RowAttention(TermModule):
         self.draw_uniform(self.query, self.key)
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph) -> EnergyTerm:
+        # The log-sums of a row are over all nodes, and their bound too.
         if graph.num_nodes != graph.total_nodes:
             raise NotImplementedError(
                 f"RowAttention needs all nodes of the graph, not {graph.num_nodes} of {graph.total_nodes}. Use one "
@@ -458,6 +463,7 @@ class BlockStep(nn.Module):
 
     is_diffusion_layer = True
 
+    # The step is an argument: it is another function in every call, of the source and the graph.
     def forward(
         self, x: HeadState, graph: Graph, step: Callable[[Tensor], Tensor]
     ) -> HeadState:
@@ -511,6 +517,7 @@ class CertifiedBlock(GraphLayer):
         check_heads_divide(channels, heads)
         what = "a list of EnergyTerms and of modules that make them"
         checks.check_kind(terms, "terms", Sequence, what)
+        # One by one, since the message names the term.
         for term in terms:
             checks.check_kind(
                 term,
@@ -518,6 +525,7 @@ class CertifiedBlock(GraphLayer):
                 (nn.Module, EnergyTerm),
                 "an EnergyTerm or a module that makes one",
             )
+            # A module of one's own need not say its channels.
             if getattr(term, "channels", channels) != channels:
                 raise ValueError(
                     f"every one of terms must have {channels} channels, as the block; got {term!r}."
@@ -565,6 +573,7 @@ class CertifiedBlock(GraphLayer):
     @property
     def runs_by_rows(self) -> bool:
         """Whether the couplings of all terms come from diffusivities, which may be computed for some of the rows."""
+        # Fixed terms may hold tensors of all nodes.
         return not self.fixed and all(
             getattr(term, "by_coupling", False) for term in self.terms
         )
@@ -612,6 +621,7 @@ class CertifiedBlock(GraphLayer):
         else:
             step = energy.descent(state)
         for _ in range(self.num_layers or 1):
+            # Attention is that of the state which the step reads, and in the limit that of the limit.
             before = state
             state = self.step(before, graph, step)
             if couplings is not None:
@@ -638,6 +648,7 @@ class CertifiedBlock(GraphLayer):
         """Return the limit of the steps from a state, with the gradient of the implicit function theorem."""
         what = "the state at rest"
         quadratic = all(term.quadratic for term in energy.terms)
+        # Then the gradient of F is affine in the state, and its zero one linear system.
         if quadratic and isinstance(energy.constraint, Unconstrained):
             solution = quadratic_minimiser(energy, state, self.beta())
             if solution is not None:

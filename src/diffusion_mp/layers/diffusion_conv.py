@@ -160,12 +160,14 @@ class DiffusionConv(GraphLayer):
             previous = self._values_before(previous, x)
         moved = self._evolve(x, values, coupling, source, previous)
         out = self.output(moved, x)
+        # Not by default: it would keep features of all nodes alive.
         if return_coupling:
             return out, coupling
         return out
 
     def _find_channels(self, x: Tensor) -> None:
         super()._find_channels(x)
+        # Without W_V the state itself is the output.
         if self.value is None:
             self.out_channels = self.in_channels
             self.head_channels = self.in_channels

@@ -83,6 +83,7 @@ class MLPConv(DiffusionConv):
         source: Tensor | None,
         previous: Tensor | None,
     ) -> Tensor:
+        # Whether a source counts or is refused the update says.
         if source is not None:
             return super()._evolve(x, values, coupling, source, previous)
         # The product with the identity would copy W x, which nobody else holds: a sixth of the time of a wide layer.
@@ -204,6 +205,7 @@ class GINConv(DiffusionConv):
         linear = [
             name for name, part in children if isinstance(part, (nn.Linear, Linear))
         ]
+        # Norms of PyG's MLP have no counterpart, and keep names that `load_state_dict` refuses.
         for key in [key for key in renamed if key.startswith("mlp.lins.")]:
             number, name = key.removeprefix("mlp.lins.").split(".")
             if int(number) < len(linear):
@@ -213,9 +215,11 @@ class GINConv(DiffusionConv):
         # PyG keeps ε as a buffer where it is not learned, so it is in every state dict.
         eps = renamed.pop("eps")
         scale: Tensor | float = cast("Any", self.diffusivity).terms[0].scale
+        # PyG stores [1], and torch refuses another number of dimensions.
         if isinstance(scale, Tensor):
             renamed["diffusivity.terms.0.scale"] = 1 + eps.reshape(())
-        elif not abs(float(eps) + 1 - scale) <= 1e-6:  # NaN is not
+        # "Not at most", since NaN compares as false.
+        elif not abs(float(eps) + 1 - scale) <= 1e-6:
             raise ValueError(
                 f"eps is {float(eps):g} in the state and {scale - 1:g} in the layer, which does not learn it. Build "
                 f"GINConv(..., eps={float(eps):g}), or with train_eps=True."
@@ -299,6 +303,7 @@ class GATConv(DiffusionConv):
         **inputs: Any,
     ) -> Any:
         """As in :class:`DiffusionConv`; with ``edge_dim``, ``edge_weight`` without ``edge_attr`` is refused."""
+        # A weight alone would be read as a prior here, and as features in code that was written for PyG.
         unread = self.edge_dim is not None and inputs.get("edge_attr") is None
         if unread and edge_weight is not None:
             raise ValueError(
@@ -393,9 +398,11 @@ class GCNIIConv(DiffusionConv):
                 f"theta and layer go together (β = log(θ/layer + 1)); got theta={theta}, layer={layer}."
             )
         # β: without θ the map is W alone, as in PyG.
+        # A number and no parameter: it falls with the depth l of the layer.
         self.mapping = 1.0
         if theta is not None and layer is not None:
             self.mapping = math.log(theta / layer + 1)
+        # One matrix for state and source, whose sum it multiplies.
         self.weight = nn.Parameter(torch.empty(channels, channels))
         self._draw()
 

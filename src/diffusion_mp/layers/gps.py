@@ -54,6 +54,7 @@ class EdgeLayer(GraphLayer, ABC):
         graph = self.inputs_to_graph(
             x, edge_index, edge_weight, batch, return_coupling, others, edge_attr
         )
+        # Edge states are moved as those of nodes are, so they are as wide.
         if edge_attr is not None:
             checks.check_edge_rows(
                 edge_attr, graph.num_edges, channels=self.in_channels, module=self
@@ -128,6 +129,7 @@ class GatedGCNConv(EdgeLayer):
             logits = logits + self.edge(edge_attr)
         # The derivative of a gate is up to |v|/ε, beyond half precision until the sigmoid's own makes it small.
         gate = widened(logits).sigmoid()
+        # An edge of weight 2 counts as two edges.
         if graph.edge_weight is not None:
             gate = gate * graph.weights(gate).unsqueeze(1)
         # A coupling with one head per channel, so that ``return_coupling`` and the diagnostics see the gates.

@@ -15,6 +15,7 @@ from diffusion_mp.graph.graph import SelfLoops
 # A name here has no default: that of the class which reads it holds, unless the class that hands it on has another.
 
 
+# ``None`` stands for the layer's choice, which depends on the channels.
 class ConvOptions(TypedDict, total=False):
     """Of `DiffusionConv`."""
 
@@ -41,6 +42,7 @@ class AdjacencyOptions(TypedDict, total=False):
     degrees: Literal["weighted", "count"]
 
 
+# Not the step size, which every layer has by name.
 class StepOptions(TypedDict, total=False):
     """Of `ExplicitEuler`."""
 
@@ -99,6 +101,7 @@ class ResidualOptions(MixOptions, total=False):
     residual: bool
 
 
+# Without degrees and direction: Ã of the paper has one form.
 class EnhancedOptions(TypedDict, total=False):
     """Of `AdjacencyEnhancedDiffusivity`."""
 
@@ -115,6 +118,7 @@ class SFiOptions(ResidualOptions, EnhancedOptions, QueryKeyOptions, total=False)
     friction: Literal["attention", "constant"] | nn.Module
 
 
+# The dropout of PyG's `GATConv` is one of the entries, and stands in its signature.
 class EdgeAttentionOptions(TypedDict, total=False):
     """Of `GATDiffusivity`."""
 
@@ -142,6 +146,7 @@ class BlockOptions(TypedDict, total=False):
 
 def split(options: Mapping[str, Any], *kinds: Any) -> list[dict[str, Any]]:
     """Return the options of every kind, each in a dict, and in a last one those that are left."""
+    # A copy: the options of a layer are also those of the next one.
     left = dict(options)
     parts = []
     for kind in kinds:

@@ -155,6 +155,7 @@ def _ours(options: Mapping[str, Any], parameters: Container[str]) -> dict[str, A
     }
     if "add_self_loops" in parameters or ours.get("add_self_loops") is None:
         return ours
+    # PyG's layers give every node one loop, which here is "remaining".
     loops = ours.pop("add_self_loops")
     check_flags(add_self_loops=loops)
     if "self_loops" in ours:
@@ -168,6 +169,7 @@ def _ours(options: Mapping[str, Any], parameters: Container[str]) -> dict[str, A
 def _taken(function: Callable[..., Any]) -> str:
     parameters = signature(function).parameters.values()
     names = [part.name for part in parameters if part.kind is not Parameter.VAR_KEYWORD]
+    # With ``**options`` the list is not complete.
     if len(names) < len(parameters):
         return f"It takes {', '.join(names)} and the options its documentation names."
     return f"It takes {', '.join(names)}."
@@ -179,6 +181,7 @@ def refuse_inputs(module: nn.Module, inputs: Mapping[str, Any]) -> None:
         # Code written for PyG passes None for what it has not.
         if name in INPUTS and value is None:
             continue
+        # The class can read features of edges, and this object was built without.
         kind = type(module).__name__
         if name == "edge_attr" and hasattr(module, "edge_dim"):
             kind += " built without edge_dim"
@@ -273,6 +276,7 @@ def between(
     first = senders.size(0)
     edges = torch.stack([edge_index[0].long(), edge_index[1].long() + first])
     rows = torch.cat([senders, receivers])
+    # Weights and features of edges need no renumbering: the edges keep their order.
     out = forward(rows, edges, edge_weight, **inputs)
     if isinstance(out, Tensor):
         return out[first:]

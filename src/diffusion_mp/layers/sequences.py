@@ -71,6 +71,7 @@ class PDEDiffusion1d(Resettable):
         self.update = update or ExplicitEuler(1.0)
         self.norm = nn.LayerNorm(channels) if norm else None
 
+    # A shortcut for reports: what was learned along the sequence are these few numbers.
     @property
     def alpha(self) -> Float[Tensor, "K sets"]:
         """α_k of every stride and set."""
@@ -86,6 +87,7 @@ class PDEDiffusion1d(Resettable):
     ) -> Tensor | tuple[Tensor, Coupling]:
         """Return the next state, and with ``return_coupling`` the coupling."""
         checks.check_flags(return_coupling=return_coupling)
+        # Rows with a batch are what layers of graphs pass on; sequences what Transformers do.
         if isinstance(x, Tensor) and x.dim() == 2:
             if mask is not None:
                 raise ValueError(
@@ -123,6 +125,7 @@ class PDEDiffusion1d(Resettable):
         rows = torch.where(kept, x, 0.0).flatten(0, 1).index_select(0, order)
         moved, coupling = self._step(rows, Graph(size * length, ptr=ptr))
         moved = torch.zeros_like(moved).index_copy(0, order, moved).view_as(x)
+        # Padding stays as it was, and has no part in the gradient.
         return torch.where(kept, moved, x), coupling
 
     def _step(
@@ -143,6 +146,7 @@ def tokens_first(
     keys = mask.logical_not().long() * length + torch.arange(length, device=mask.device)
     order = keys.argsort(dim=1) + start.unsqueeze(1)
     ends = torch.stack([start + mask.sum(1), start + length], dim=1).flatten()
+    # Boundaries lie on the CPU, where a graph reads them as numbers.
     return order.flatten(), torch.cat([ends.new_zeros(1), ends]).cpu()
 
 
@@ -150,6 +154,7 @@ def tokens_first(
 Place = Callable[[str, int], nn.Module]
 
 
+# `nn.Identity` takes one argument, and sites are called with two.
 class NoDiffusion(nn.Identity):
     """The identity, with the calling convention of diffusion layers on sequences; as a :data:`Place` at every site."""
 
@@ -174,6 +179,7 @@ class SelfAttention(Saved):
     """
 
     references = ("vaswani2017attention",)
+    # Diagnostics find attention by this attribute, which a module of one's own may have too.
     is_self_attention = True
 
     def __init__(
@@ -286,6 +292,7 @@ class TransformerBlock(Saved):
     ) -> None:
         super().__init__()
         self.dropout = dropout
+        # Every site has a module of its own, though some have one name.
         self.before_attention_norm = place("norm", channels)
         self.attention_norm = nn.LayerNorm(channels)
         self.attention = SelfAttention(
@@ -306,6 +313,7 @@ class TransformerBlock(Saved):
         routed = self.attention(
             self.attention_norm(self.before_attention_norm(x, mask)), mask
         )
+        # A site in front of a sum would smooth the change alone; these smooth the state.
         x = self.after_attention(x + dropout(routed, self.dropout, self.training), mask)
         changed = self.mlp(self.mlp_norm(self.before_mlp_norm(x, mask)))
         x = self.after_mlp(x + dropout(changed, self.dropout, self.training), mask)

@@ -129,6 +129,7 @@ class DIFFormer(LayerStack):
         self.activation = activation
         self.source = source
         self.dropout_on = dropout_on
+        # Updates of one state refuse another one.
         self.two_steps = update is not None and update.takes_previous
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:

@@ -101,6 +101,7 @@ class NodeFormer(LayerStack):
         self.residual = residual
         self.step = step
         self.activation = activation
+        # The last state needs no module.
         self.jump = None
         if jump is not None:
             self.jump = JumpingKnowledge(jump)

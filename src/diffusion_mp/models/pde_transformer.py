@@ -114,6 +114,7 @@ class PDETransformer(Resettable):
                 return PDEDiffusion1d(channels, **copy.deepcopy(options))
             return NoDiffusion()
 
+        # For reports: what was placed is in the sites.
         self.placement = placement
         self.pooling = pooling
         self.task = task
@@ -213,7 +214,9 @@ class PDETransformer(Resettable):
         limit = self.positions.size(0)
         # One category a position needs no third dimension.
         flat = self.encoder.sizes is not None and columns == 1 and x.dim() == 2
-        stacked = x.unsqueeze(2) if flat else x
+        stacked = x
+        if flat:
+            stacked = x.unsqueeze(2)
         if stacked.dim() != 3 or stacked.size(2) != columns:
             raise ValueError(
                 f"{name} must be [batch, length, {columns}], as in_channels says; got {describe(x)}."
