@@ -160,9 +160,11 @@ class DIFFormerConv(DiffusionConv):
         features, edges, step, layer = split(
             options, QueryKeyOptions, AdjacencyOptions, StepOptions
         )
+        features.setdefault("normalize", "row")
+        edges.setdefault("self_loops", "remaining")
+        step = {"beta": 0.0, "leak": 0.0} | step
         qkv_bias = layer.pop("qkv_bias", False)
         projected = features.get("projection") is not None
-        step = {"beta": 0.0, "leak": 0.0} | step
         width = out_channels
         if layer.get("concat", False):
             width *= heads
@@ -188,9 +190,9 @@ class DIFFormerConv(DiffusionConv):
             heads=heads,
             # Without projections there is nothing that b_Q and b_K could be added to.
             bias=qkv_bias and projected,
-            **{"projection": None, "normalize": "row"} | features,
+            **features,
         )
-        adjacency = AdjacencyDiffusivity("sym", **{"self_loops": "remaining"} | edges)
+        adjacency = AdjacencyDiffusivity("sym", **edges)
         if graph == "mean" and graph_weight is None:
             graph_weight = 0.5
         # Made with graph=None too: a wrong option is refused whether or not it is used.
@@ -260,6 +262,7 @@ class NodeFormerConv(MultiHeadConv):
         **options: Unpack[NodeFormerOptions],
     ) -> None:
         mix, walks, features = split(options, MixOptions, RelationalOptions)
+        walks.setdefault("hops", 4)
         features.setdefault("projection", "separate")
         # Not those of the slides, which the diffusivity has (docs/errata.md, N11).
         usual: dict[str, Any] = {"tau": 1.0, "logits": "scaled_dot", "num_samples": 0}
@@ -272,9 +275,7 @@ class NodeFormerConv(MultiHeadConv):
             **usual | features,
         )
         # Made with relational_bias=None too: a wrong option is refused whether or not it is used.
-        edges = RelationalBias(
-            heads, normalization=relational_bias or "sum", **{"hops": 4} | walks
-        )
+        edges = RelationalBias(heads, normalization=relational_bias or "sum", **walks)
         if relational_bias is not None:
             coupled = GraphAugmentedDiffusivity(coupled, edges)
         super().__init__(
@@ -325,6 +326,8 @@ class SFiConv(MultiHeadConv):
         **options: Unpack[SFiOptions],
     ) -> None:
         mix, enhanced, attention = split(options, ResidualOptions, EnhancedOptions)
+        mix.setdefault("residual", True)
+        mix.setdefault("bias", False)
         if head_channels is None:
             if out_channels % heads:
                 raise ValueError(
@@ -351,7 +354,7 @@ class SFiConv(MultiHeadConv):
             with_edges if adjacency else coupled,
             heads,
             head_channels=head_channels,
-            **{"residual": True, "bias": False} | mix,
+            **mix,
         )
 
 

@@ -27,14 +27,11 @@ PYG_NAMES = {
     "gnn_num_layers": "num_gnn_layers",
     "graph_weight": "alpha",
 }
-#: What PyG's class always does, and its defaults.
+#: What PyG's class always does, and its defaults where they are not those of this class.
 PYG_OPTIONS: dict[str, Any] = {
     "gnn": "residual",
     "activation": "relu",
     "dropout_on": "state",
-    "beta": 0.5,
-    "projection": "separate",
-    "normalize": "row",
     "trans_num_layers": 2,
     "dropout": 0.5,
     "num_gnn_layers": 3,
