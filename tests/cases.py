@@ -40,6 +40,7 @@ from diffusion_mp.energies.matrix_terms import ACTIVATIONS
 from diffusion_mp.layers import (
     CertifiedBlock,
     GPSBlock,
+    Neighbours,
     RowAttention,
     TiedMLP,
     WeightedGraph,
@@ -1046,6 +1047,9 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     ),
     "certified-block-diagonal": lambda: CertifiedBlock(
         4, [WeightedGraph(4, matrix="diagonal", symmetric=False)], 3
+    ),
+    "certified-block-neighbours": lambda: CertifiedBlock(
+        4, [Neighbours(4, penalty="sigmoid")], 3
     ),
     "certified-block-identity": lambda: CertifiedBlock(
         4, [WeightedGraph(4, matrix="identity", hops=2)], 3

@@ -90,6 +90,8 @@ BESIDE = {
     "cite": "checks",
     "data": "graph",
     "export": "kernels",
+    "inference": "layers",
+    "released": "models",
     "distributed": "models",
     "diagnostics": "layers",
     "estimators": "layers",
@@ -97,6 +99,9 @@ BESIDE = {
     "testing": "models",
 }
 ALSO = {("estimators", "data"), ("plot", "diagnostics")}
+ALSO |= {("distributed", "inference"), ("testing", "inference")}
+# Both functions are public names of `models` too.
+ALSO |= {("models", "inference"), ("models", "released")}
 FILES = sorted((ROOT / "src").rglob("*.py"))
 MODULES = {
     ".".join(file.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(

@@ -17,6 +17,7 @@ from typing import (
     Literal,
     TypeVar,
     Union,
+    Unpack,
     cast,
     get_args,
     get_origin,
@@ -257,9 +258,13 @@ def checked(function: Function) -> Function:
 
     @cache
     def checks() -> dict[str, Check]:
-        # Not before the first call, since an annotation may name a class that its
-        # module defines later.
+        # Not before the first call, since an annotation may name a class that its module defines later.
         hints = get_type_hints(function, include_extras=True)
+        # ``**options: Unpack[…]`` is annotated option by option.
+        for hint in tuple(hints.values()):
+            if get_origin(hint) is Unpack:
+                (options,) = get_args(hint)
+                hints |= get_type_hints(options, include_extras=True)
         of_all = {name: _check_of(hint) for name, hint in hints.items()}
         return {name: check for name, check in of_all.items() if check is not None}
 

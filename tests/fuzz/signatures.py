@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from types import ModuleType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Unpack, get_args, get_origin, get_type_hints
 
 from torch import nn
 
@@ -204,14 +204,22 @@ def parameters(name: str) -> dict[str, inspect.Parameter]:
 def _signature(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     # Of a class with an inherited constructor, Python 3.11.2 gives the signature of a base's `__new__`.
     module = isinstance(target, type) and issubclass(target, nn.Module)
-    found = inspect.signature(
-        target.__init__ if module else target, eval_str=True
-    ).parameters
-    return {
+    called = target.__init__ if module else target
+    parameters = inspect.signature(called, eval_str=True).parameters
+    found = {
         name: p
-        for name, p in found.items()
+        for name, p in parameters.items()
         if name != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     }
+    for parameter in parameters.values():
+        # Typed options are parameters too, all of which may be left out.
+        if get_origin(parameter.annotation) is Unpack:
+            (options,) = get_args(parameter.annotation)
+            for name, hint in get_type_hints(options, include_extras=True).items():
+                found[name] = inspect.Parameter(
+                    name, parameter.KEYWORD_ONLY, default=None, annotation=hint
+                )
+    return found
 
 
 def arguments(

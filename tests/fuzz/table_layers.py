@@ -251,7 +251,7 @@ LAYERS: dict[str, Strategy] = {
     "WeightedGraph": part("WeightedGraph"),
     "RowAttention": part("RowAttention"),
     "Pairs": part("Pairs", leave="constraint penalty"),
-    "Neighbours": part("Neighbours", leave="diffusivity"),
+    "Neighbours": part("Neighbours", leave="constraint diffusivity penalty"),
     "TiedMLP": part("TiedMLP", hidden_channels=counts(3, 1)),
     "DIFFormerConv": layer(
         "DIFFormerConv",

@@ -120,7 +120,16 @@ def stack(name: str, *, more: str = "", **own: Make) -> Strategy:
             sizes["pe_channels"] = Arg("2", count(d, zero=True).without("None").wrong)
             call["pe"] = encodings(d)
         construct(
-            d, "layer", name, cast(d), always="heads", more=more, of=GPS, **sizes, **own
+            d,
+            "layer",
+            name,
+            cast(d),
+            always="heads",
+            more=more,
+            leave="edge_dim pe_channels",
+            of=GPS,
+            **sizes,
+            **own,
         )
         d.call("out", "layer({args})", **call, return_coupling=flag(d))
 

@@ -11,7 +11,12 @@ import diffusion_mp as dm
 from diffusion_mp import CertifiedDIFFormer, CertifiedTransformer, Graph
 from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.layers import CertifiedBlock, CertifiedConv
-from diffusion_mp.layers.certified_block import RowAttention, TiedMLP, WeightedGraph
+from diffusion_mp.layers.certified_block import (
+    Neighbours,
+    RowAttention,
+    TiedMLP,
+    WeightedGraph,
+)
 from helpers import built, randn, refuses
 
 N = 13
@@ -83,6 +88,7 @@ def test_of_a_layer(options: dict[str, Any], num_layers: int | None) -> None:
 
 TERMS = {
     "graph": lambda: [WeightedGraph(C)],
+    "penalty of neighbours": lambda: [Neighbours(C, penalty="gaussian")],
     "relations": lambda: [WeightedGraph(C, edge_dim=2, symmetric=False, gate=True)],
     "all": lambda: [WeightedGraph(C), RowAttention(C, 2), TiedMLP(C, 5, weight=0.2)],
     "MLP": lambda: [RowAttention(C, neighbours=True), TiedMLP(C, 5, weight=0.2)],
@@ -99,7 +105,7 @@ def test_of_a_block(name: str, constraint: str | None, num_layers: int | None) -
     block.requires_grad_(False)
     for ragged in (False, True):
         x, edges, _, batch, kinds = inputs(ragged, 2.0)
-        given = {"edge_attr": kinds} if block.reads else {}
+        given = {"edge_attr": kinds} if "edge_attr" in block.reads else {}
         energy = block.energy(x, Graph.coerce(x, edges, None, batch), **given)
         with allowing(block):
             last = block.energies(x, edges, None, batch, **given)[-1]

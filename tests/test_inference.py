@@ -10,7 +10,7 @@ from tqdm import tqdm
 import diffusion_mp as dm
 import model_cases
 from diffusion_mp.couplings.base import PROMISES
-from diffusion_mp.models.inference import Blocks
+from diffusion_mp.inference import Blocks
 from diffusion_mp.testing import tolerance
 from helpers import built
 
