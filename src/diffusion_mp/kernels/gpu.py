@@ -32,6 +32,9 @@ def _run(module: str, function: str, *args: Any) -> Any:
 
 def _declines(widest: float, named: bool, *args: Any) -> str | None:
     """Return why the kernels do not support these arguments, or ``None``; the slow interpreter has to be named."""
+    # Nearly always on the CPU, and of a small graph the other questions would take as long as the product.
+    if not named and args[0].is_cpu:
+        return "the first tensor is on the CPU"
     parts = chain.from_iterable(
         arg if isinstance(arg, tuple) else (arg,) for arg in args
     )

@@ -24,6 +24,7 @@ Padding sends nothing, k̃ = c = 0, and receives no gradient, g = h = 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -72,8 +73,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     for mask, (out, row), views in stacks(
         terms.ptr, rows_at_once, (values, den), inputs
     ):
-        qs, ks, vs = (views * 3)[:3]
-        attention = _Attention(qs, ks, vs, terms, mask)
+        attention = _Attention(views, terms, mask)
         if attention.few:
             attention.by_pairs(out, row)
             continue
@@ -85,29 +85,33 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
 
 
 def backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = gradients = empty_like(q, k, v)
+    _write_gradients(gradients, [q, k, v], grad, out, terms)
+    return dq, dk, dv
+
+
+def backward_of_one(grad: Tensor, x: Tensor, out: LinearRows, terms: Terms) -> Tensor:
+    # The gradients of all roles are added up with at least the precision of float32.
+    total = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
+    _write_gradients([total], [x], grad, out, terms)
+    return total.to(x.dtype)
+
+
+def _write_gradients(
+    gradients: Sequence[Tensor],
+    roles: list[Tensor],
     grad: Tensor,
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
     out: LinearRows,
     terms: Terms,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v; or without k and v that of q in all roles, and twice no entry."""
-    if k is None or v is None:
-        roles = [q]
-        # The gradients of all roles are added up with at least the precision of float32.
-        gradients = [
-            q.new_empty(q.shape, dtype=torch.promote_types(q.dtype, torch.float32))
-        ]
-    else:
-        roles = [q, k, v]
-        gradients = list(empty_like(*roles))
+) -> None:
+    """Write the gradients of q, k and v, or of one tensor in all roles."""
     inputs = [*roles, grad, out.values, out.den.unsqueeze(2)]
     rows_at_once = _rows_at_once(roles[len(roles) // 2], roles[-1])
     for mask, into, views in stacks(terms.ptr, rows_at_once, gradients, inputs):
         *features, grads, values, den = views
-        qs, ks, vs = (features * 3)[:3]
-        attention = _Attention(qs, ks, vs, terms, mask)
+        attention = _Attention(features, terms, mask)
         if attention.few:
             attention.by_pairs_backward(into, grads, values, den)
             continue
@@ -117,9 +121,6 @@ def backward(
             sums = attention.pool()
         by_sums = attention.read_backward(sums, into[0], grads, values, den)
         attention.pool_backward(by_sums, into, grads, den)
-    if len(roles) == 1:
-        return gradients[0].to(q.dtype), q.new_empty(0), q.new_empty(0)
-    return gradients[0], gradients[1], gradients[2]
 
 
 def _rows_at_once(k: Tensor, v: Tensor) -> int:
@@ -130,8 +131,10 @@ class _Attention:
     """Rows of graphs of nearly one size [b, n, F], a block at a time; ``mask`` [b, n, 1] is one for nodes."""
 
     def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None
+        self, roles: Sequence[Tensor], terms: Terms, mask: Tensor | None
     ) -> None:
+        self.alone = len(roles) == 1
+        q, k, v = 3 * roles if self.alone else roles
         graphs, nodes, features = k.shape
         channels = v.size(2)
         self.q = q
@@ -139,7 +142,6 @@ class _Attention:
         self.v = v
         self.terms = terms
         self.mask = mask
-        self.alone = q is k is v
         self.dtype = torch.promote_types(v.dtype, torch.float32)
         self.size: Tensor | int = nodes if mask is None else mask.sum(1, keepdim=True)
         # All pairs cost at most twice the steps of the sums, need fewer calls and write less.
