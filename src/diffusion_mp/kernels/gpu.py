@@ -94,15 +94,5 @@ def padded(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def row_contiguous(x: Tensor) -> Tensor:
-    """Return ``x`` [N, H, F] with contiguous rows; an expanded head axis is not written out."""
-    return x if x.size(2) == 1 or x.stride(2) == 1 else x.contiguous()
-
-
-def strides(*tensors: Tensor) -> list[int]:
-    """Return the strides of the nodes and heads of tensors [N, H, F]."""
-    return [stride for tensor in tensors for stride in tensor.stride()[:2]]
-
-
 def contiguous(*tensors: Tensor | None) -> list[Any]:
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]

@@ -84,6 +84,10 @@ def choose(
     operation: str, backend: str, table: Mapping[str, Implementation], *args: Any
 ) -> Callable[..., Any]:
     """Return the implementation for these arguments; with ``"auto"`` the first of the table that does not decline."""
+    if backend == "auto":
+        for run, declines in table.values():
+            if declines is None or declines(False, *args) is None:
+                return run
     if backend in table:
         run, declines = table[backend]
         reason = None if declines is None else declines(True, *args)
@@ -93,14 +97,10 @@ def choose(
             f"backend {backend!r} declines {operation}: {reason}. Take another, or 'auto'."
         )
     # A backend need not have the operations of the derivative.
-    if backend != "auto" and not in_backward_pass():
-        raise BackendError(
-            f"backend {backend!r} does not have {operation}; take one of {', '.join(map(repr, table))}, or 'auto'."
-        )
-    return next(
-        run
-        for run, declines in table.values()
-        if declines is None or declines(False, *args) is None
+    if in_backward_pass():
+        return choose(operation, "auto", table, *args)
+    raise BackendError(
+        f"backend {backend!r} does not have {operation}; take one of {', '.join(map(repr, table))}, or 'auto'."
     )
 
 
@@ -274,6 +274,7 @@ class Signature:
             position for position, kind in kinds if kind in (Wide, Wide | None)
         ]
         self._narrow = [position for position, kind in kinds if kind == Narrow]
+        self._promoted = [*self._wide, *self._narrow]
         self.like = None if dtype is None else list(self.flat).index(dtype)
 
     @property
@@ -313,11 +314,16 @@ class Signature:
         """Return the arguments in one dtype, flat and as they came, and the dtype of the result if one is declared."""
         flat = self.flatten(args)
         dtype = None if self.like is None else flat[self.like].dtype
-        promoted = [flat[position] for position in (*self._wide, *self._narrow)]
-        dtypes = {x.dtype for x in promoted if x is not None}
-        if len(dtypes) > 1 or not dtypes.issubset(ALREADY):
-            self.to_one_dtype(flat, narrow=narrow)
-            args = tuple(self.unflatten(flat))
+        common = None
+        # A loop, since a comprehension would be a call: what is not arithmetic adds up where graphs are small.
+        for position in self._promoted:
+            x = flat[position]
+            if x is None or x.dtype == common:
+                continue
+            if common is not None or x.dtype not in ALREADY:
+                self.to_one_dtype(flat, narrow=narrow)
+                return flat, tuple(self.unflatten(flat)), dtype
+            common = x.dtype
         return flat, args, dtype
 
     def unflatten(self, flat: Sequence[Any]) -> list[Any]:
@@ -395,6 +401,7 @@ class Operation(Generic[T]):
             out: Any = shapes(*signature.unflatten(flat))
             return tuple(out) if signature.several else out
 
+        #: As torch knows it.
         self._qualified = name if "::" in name else f"diffusion_mp::{name}"
         self._registered = torch.library.custom_op(
             self._qualified, self._run, mutates_args=(), schema=signature.schema
@@ -427,14 +434,19 @@ class Operation(Generic[T]):
             or flat[self._tensor].is_meta
         ):
             out = self._registered(*flat, backend)
-        elif torch.is_grad_enabled() and any(
-            isinstance(x, Tensor) and x.requires_grad for x in flat
-        ):
-            # A fifth of the overhead of the registered operation.
-            out = _FastPair.apply(*flat, backend, args, self)
         else:
-            out = self._compute(flat, backend, args)
-        return cast("T", self.signature.cast(out, dtype))
+            trained = False
+            for x in flat:
+                trained = trained or (isinstance(x, Tensor) and x.requires_grad)
+            if trained and torch.is_grad_enabled():
+                # A fifth of the overhead of the registered operation.
+                out = _FastPair.apply(*flat, backend, args, self)
+            else:
+                out = self._compute(flat, backend, args)
+        if dtype is not None or self.signature.several:
+            out = self.signature.cast(out, dtype)
+        result: T = out
+        return result
 
     def add_backend(
         self,
@@ -458,7 +470,12 @@ class Operation(Generic[T]):
     def _compute(self, flat: Sequence[Any], backend: str, args: Sequence[Any]) -> Any:
         """Return what the backend does, on the arguments as they came."""
         run = choose(self.family, backend, self.backends, *args)
-        with without_autocast(flat[self._tensor]):
+        tensor = flat[self._tensor]
+        if not torch.is_autocast_enabled(
+            "cpu" if tensor.is_cpu else tensor.device.type
+        ):
+            return run(*args)
+        with without_autocast(tensor):
             return run(*args)
 
     def _run(self, *inputs: Any) -> Any:
