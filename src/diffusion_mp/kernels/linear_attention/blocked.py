@@ -133,16 +133,16 @@ class _Attention:
     def __init__(
         self, roles: Sequence[Tensor], terms: Terms, mask: Tensor | None
     ) -> None:
+        # One tensor has all roles, or there are three.
         self.alone = len(roles) == 1
-        q, k, v = 3 * roles if self.alone else roles
-        graphs, nodes, features = k.shape
-        channels = v.size(2)
-        self.q = q
-        self.k = k
-        self.v = v
+        self.q = roles[0]
+        self.k = roles[len(roles) // 2]
+        self.v = roles[-1]
+        graphs, nodes, features = self.k.shape
+        channels = self.v.size(2)
         self.terms = terms
         self.mask = mask
-        self.dtype = torch.promote_types(v.dtype, torch.float32)
+        self.dtype = torch.promote_types(self.v.dtype, torch.float32)
         self.size: Tensor | int = nodes if mask is None else mask.sum(1, keepdim=True)
         # All pairs cost at most twice the steps of the sums, need fewer calls and write less.
         self.few = nodes * (features + channels) <= 4 * features * channels
