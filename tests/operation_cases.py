@@ -18,7 +18,8 @@ N = 13
 H = 2
 BATCHES = {"one graph": None, "ragged": torch.tensor([0, 5, 5, 6, 13])}
 DERIVED = (
-    linear_attention._attention_backward,
+    linear_attention._backward,
+    linear_attention._backward_of_one,
     pairwise._backward,
 )
 OPERATIONS = {operation.name: operation for operation in (*FORMULAS, *DERIVED)}
@@ -78,14 +79,10 @@ def arguments(ptr: Tensor | None) -> dict[str, list[tuple[Any, ...]]]:
         ],
         "linear_attention_backward": [
             (v, q, k, v, linear_rows(q, k, v, mixed, backend="cpu"), mixed),
-            (
-                q,
-                q,
-                None,
-                None,
-                linear_rows(q, q, q, alike, backend="cpu"),
-                alike,
-            ),  # in all roles
+        ],
+        "linear_attention_of_one_backward": [
+            (q, q, linear_rows(q, q, q, terms, backend="cpu"), terms)
+            for terms in (mixed, alike)
         ],
         "pairwise_attention": [
             *((q, k, v, Weighting(None, None, ptr, score)) for score in SCORES),

@@ -26,7 +26,7 @@ def scope() -> dict[str, Any]:
 
 
 def test_each_example_is_short() -> None:
-    assert len(BLOCKS) == 4
+    assert len(BLOCKS) == 5
     assert all(
         len([line for line in block.splitlines() if line.strip()]) <= 25
         for block in BLOCKS
@@ -37,7 +37,7 @@ def test_the_kernel_is_its_reference(scope: dict[str, Any]) -> None:
     graph_sum = scope["graph_sum"]
     x = torch.rand(9, 2, 3, dtype=torch.float64, requires_grad=True)
     expected = scope["formula"](x, PTR)
-    for backend in ("auto", "cpu", "reference"):
+    for backend in ("auto", "cpu", "reference", "matrix"):
         torch.testing.assert_close(graph_sum(x, PTR, backend=backend), expected)
         assert gradcheck(lambda x: graph_sum(x, PTR, backend=backend), x)  # noqa: B023
         assert gradgradcheck(lambda x: graph_sum(x, PTR, backend=backend), x)  # noqa: B023

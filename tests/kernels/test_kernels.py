@@ -46,6 +46,7 @@ from diffusion_mp.kernels.pairwise import (
 from diffusion_mp.kernels.segments import chunks, stacks
 from diffusion_mp.kernels.spmm import spmm
 from diffusion_mp.runtime import cache
+from diffusion_mp.testing import tolerance
 from operation_cases import BATCHES, OPERATIONS, arguments
 
 ON_GPU = [
@@ -75,6 +76,46 @@ def test_registered_operations_pass_opcheck(
             for place, x in enumerate(operation.signature.bind(given, narrow=False)[0])
         ]
         torch.library.opcheck(operation.written_out()[0], (*flat, backend))
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        (name, backend)
+        for name, operation in OPERATIONS.items()
+        for backend in operation.backends
+        if backend != "reference"
+    ],
+)
+def test_every_backend_computes_the_formula(
+    name: str, backend: str, batch: str
+) -> None:
+    """What a table of backends holds is compared here, also where another file has added it.
+
+    Only results that have a gradient: others are what a fast path keeps for its backward pass.
+    """
+    operation = OPERATIONS[name]
+    signature = operation.signature
+    for given in arguments(BATCHES[batch])[name]:
+        flat, _, _ = signature.bind(given, narrow=False)
+        if backend != "cpu":
+            flat = [
+                x.float() if isinstance(x, Tensor) and x.is_floating_point() else x
+                for x in flat
+            ]
+        args = signature.unflatten(flat)
+        results = operation(*args, backend=backend)
+        expected = operation(*args, backend="reference")
+        if not signature.several:
+            results = (results,)
+            expected = (expected,)
+        for place, (x, y) in enumerate(zip(results, expected, strict=True)):
+            if place not in operation._without_grad:
+                close = {"rtol": 1e-9, "atol": 1e-9}
+                if y.dtype == torch.float32:
+                    close = tolerance("product", torch.float32)._asdict()
+                torch.testing.assert_close(x, y, **close)
 
 
 def test_the_boundaries_of_a_batch_pass_opcheck() -> None:
