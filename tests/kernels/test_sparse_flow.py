@@ -19,7 +19,7 @@ from diffusion_mp.kernels.sparse_flow import (
     tiled,
 )
 from diffusion_mp.kernels.sparse_flow.reference import entries
-from diffusion_mp.kernels.sparse_flow.rows import newton, solve
+from diffusion_mp.kernels.sparse_flow.rows import Circuit, RowProblem, newton, solve
 from diffusion_mp.testing import tolerance
 from flow_rows import solve_rows
 
@@ -51,7 +51,7 @@ def newton_rows(
     """z and μ by Newton's method, from the scores."""
     one = torch.ones_like(s[..., :1])
     norms = (-s).logsumexp(-1, keepdim=True), u.logsumexp(-1, keepdim=True)
-    rows = solve(s, u, *norms, lam * one, one / alpha)
+    rows = solve(RowProblem(s, u, *norms, lam * one, one / alpha))
     z = entries(s, u, rows.terms, torch.arange(s.size(-1)) == rows.best)
     return z, rows.log_mu.exp().squeeze(-1)
 
@@ -211,11 +211,12 @@ def test_no_exponential_of_a_tile_underflows(generator) -> None:
     )
     q, k, fq, fk = (20 * x for x in features)
     with Exponents() as exponents:
-        rows = tiled.potentials(Features(q, k, fq, fk), lam, leak, None)
+        circuit = Circuit(q, k, fq, fk, lam, leak)
+        rows = tiled.potentials(circuit, None)
         tiled.product(Features(q, k, fq, fk), v, rows.terms, None, False)
         tiled.product_backward(v, Features(q, k, fq, fk), v, rows.terms, None, False)
         ones = [torch.ones_like(lam)] * 5
-        tiled.potentials_backward(*ones, Features(q, k, fq, fk), lam, leak, rows, None)
+        tiled.potentials_backward(*ones, circuit, rows, None)
     assert -75 < exponents.least < -60
 
 

@@ -25,7 +25,8 @@ from diffusion_mp.kernels.neumann import stencil
 from diffusion_mp.kernels.neumann.stencil import positions
 from diffusion_mp.kernels.operation import Operation
 from diffusion_mp.kernels.sparse_flow import reference
-from diffusion_mp.kernels.sparse_flow.reference import flowing
+from diffusion_mp.kernels.sparse_flow.reference import support_by_sorting
+from diffusion_mp.kernels.sparse_flow.rows import RowProblem
 from diffusion_mp.runtime.precision import quotient, unit_vectors
 from diffusion_mp.runtime.torch_private import check_size
 
@@ -248,32 +249,12 @@ def _linear_rows(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     return LinearRows(values, total.new_empty(0), total.new_empty(0))
 
 
-def _sparse_flow_support(
-    s: Tensor,
-    u: Tensor,
-    resistance: Tensor,
-    friction: Tensor,
-    lam: Tensor,
-    leak: Tensor,
-    target: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Solve for the edges of every node by sorting: edges are to nodes what nodes are to graphs."""
-    nodes, heads = lam.shape
-    ptr, order, _ = compress(target, target, nodes)
-    stack = Stacked(ptr, target.size(0), s.device)
-
-    def rows(entries: Tensor, absent: float) -> Tensor:
-        return stack(entries[order], absent).t().unflatten(0, (nodes, heads))
-
-    log_c = rows(s + resistance[target], -torch.inf)
-    log_theta = rows(lam[target].log() + (u - friction[target]), 0.0)
-    active = flowing(log_c, log_theta, leak.unsqueeze(2))
-    # Without an active edge the best is the one entry more.
-    flows = pad(log_c.masked_fill(~active, -torch.inf), (0, 1), value=-torch.inf)
-    entry = (ptr[:-1].unsqueeze(1) + flows.argmax(2)).clamp(max=target.size(0))
-    in_order = stack.back(active.flatten(0, 1).t())
-    support = torch.zeros_like(in_order).index_put((order,), in_order)
-    return support, pad(order, (0, 1))[entry]
+def _sparse_flow_support(problem: RowProblem, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Solve for the edges of every node, padded to the most edges of a node, a size that only the program knows."""
+    degree = _bounds(target, problem.lam.size(0) + 1).diff()
+    # One at least, where there is no edge.
+    width = _number(pad(degree, (0, 1), value=1).max())
+    return support_by_sorting(problem, target, width)
 
 
 def _neumann_transform(

@@ -5,7 +5,7 @@ The friction of a row's best conductor is set, not read off its tile, since all 
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +18,10 @@ from diffusion_mp.kernels.segments import (
     joined,
 )
 from diffusion_mp.kernels.sparse_flow.rows import (
+    Circuit,
     Features,
     RowPotentials,
+    RowProblem,
     RowTerms,
     empty_potentials,
     solve,
@@ -74,33 +76,32 @@ def _together(
     ]
 
 
-def potentials(
-    features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
-) -> RowPotentials:
-    """Solve the rows; ``leak`` is 1/α."""
+def potentials(circuit: Circuit, ptr: Tensor | None) -> RowPotentials:
+    """Solve the rows."""
 
     def compute(room: Buffers, *stacks: Any) -> tuple[Tensor]:
-        *inputs, lam, leak, mask = stacks
+        *features, lam, leak, mask = stacks
         solved = []
         for rows in _rows(lam):
-            s, u = _scores(room, inputs, rows)
+            s, u = _scores(room, features, rows)
             resistance = _log_sum(s, mask, -1)
             friction = _log_sum(u, mask)
             if mask is not None:
                 # Padding does not conduct, and its friction is infinite, so that it never is a candidate.
-                closed = mask.log().transpose(1, 2)
-                s = s.add_(closed)
-                u = u.sub_(closed)
-            solved.append(
-                solve(s, u, resistance, friction, lam[:, rows], leak[:, rows])
+                closed = mask.log().mT
+                s.add_(closed)
+                u.sub_(closed)
+            problem = RowProblem(
+                s, u, resistance, friction, lam[:, rows], leak[:, rows]
             )
+            solved.append(torch.cat(solve(problem), 2))
         # Also the places of the best conductors, whole numbers that floating point holds.
-        return (joined([torch.cat(rows, 2) for rows in solved], 1),)
+        return (joined(solved, 1),)
 
-    (*wide, lam, leak), _ = accumulating(*features, lam, leak)
+    (*features, lam, leak), _ = accumulating(*circuit)
     if not lam.size(0):
         return empty_potentials(lam)
-    (numbers,) = _by_tiles(compute, ptr, [*wide, *_scalars(lam, leak)])
+    (numbers,) = _by_tiles(compute, ptr, [*features, *_scalars(lam, leak)])
     fields = RowPotentials(*(x.contiguous() for x in numbers.unbind(2)))
     return fields._replace(best=fields.best.long() + _first(ptr, numbers))
 
@@ -243,79 +244,61 @@ def product_backward(
     return *(x.to(v.dtype) for x in gradients), *by_terms
 
 
-class Pulls(NamedTuple):
-    """Coefficients [N, H] of the gradients of a row's scores, λ and 1/α.
-
-    ds = −step z − by_resistance r, du = step y − by_friction f, and at the best conductor ``at_s`` and ``at_u`` more;
-    dλ = by_lam − step nu Σ e^{s + a}(1 − e^{u − w}), and d(1/α) = ``leak``.
-    """
-
-    step: Tensor
-    by_resistance: Tensor
-    by_friction: Tensor
-    at_s: Tensor
-    at_u: Tensor
-    nu: Tensor
-    by_lam: Tensor
-    leak: Tensor
-
-
 def pulls(
     grad_a: Tensor,
     grad_w: Tensor,
     grad_rho: Tensor,
     grad_nu: Tensor,
     grad_mu: Tensor,
-    lam: Tensor,
-    leak: Tensor,
-    solution: RowPotentials,
-) -> Pulls:
-    """Backpropagate through the solution of the rows.
+    circuit: Circuit,
+    out: RowPotentials,
+) -> tuple[list[Tensor], Tensor]:
+    """Backpropagate through the solution of the rows: coefficients of a row's gradients, and d(1/α), each [N, H].
+
+    The coefficients are step, by_resistance, by_friction, at_s, at_u, nu and by_lam:
+
+        ds = −step z − by_resistance r,  du = step y − by_friction f,  dλ = by_lam − step nu Σ e^{s + a}(1 − e^{u − w}),
+
+    with y of :func:`product_backward`, and ``at_s`` and ``at_u`` more at the best conductor.
 
     In a constant unit e^h a = h − s_o, w = u_o, ρ = ζe^{−h}, ν = γe^{−h}, γ = c_oθ_o and μ = θ_o + ζ/c_o. The
-    differential of Σ_j z_j + μ/α = 1 gives that of ζ (S3 of docs/errata.md): with y of :func:`product_backward`,
-    D = Σ_J e^{s + a} ν(1 − e^{u − w}) and the slope Σ_J e^{s + a} + e^h/(αc_o)
+    differential of Σ_j z_j + μ/α = 1 gives that of ζ (S3 of docs/errata.md), with
+    D = Σ_J e^{s + a} ν(1 − e^{u − w}) and the slope Σ_J e^{s + a} + e^h/(αc_o):
 
         slope dρ = −Σ z (ds − ds_o) + Σ y (du − du_o) − D dlog γ − (θ_o dlog θ_o − ζ/c_o dlog c_o)/α − μ d(1/α),
         dlog c_o = ds_o − Σ r ds,   dlog θ_o = dlog λ + du_o − Σ f du.
     """
-    a, w, rho, nu, _, _, _, log_mu, resistance, friction, slope, drag, _, support = (
-        solution
-    )
+    lam, leak = circuit[4:]
+    a = out.a
+    nu = out.nu
     limit = exp_limit(a.dtype)
-    mu = log_mu.exp()
+    mu = out.log_mu.exp()
     # θ_o = λf and θ_o/μ = λ share. The friction is read off ν where w is not u_o, see ``rows.units``.
     log_f = torch.where(
-        (nu > 0) & (nu < 1), nu.log() + a - resistance - lam.log(), w - friction
+        (nu > 0) & (nu < 1),
+        nu.log() + a - out.resistance - lam.log(),
+        out.w - out.friction,
     )
-    f = log_f.exp()
-    share = (log_f - log_mu).clamp_max(limit).exp()
-    alone = torch.where(support > 0, 0.0, grad_mu)  # where nothing flows μ is α
+    theta = lam * log_f.exp()
+    share = (log_f - out.log_mu).clamp_max(limit).exp()
+    # Where nothing flows μ is α.
+    alone = torch.where(out.support > 0, 0.0, grad_mu)
     grad_mu = grad_mu - alone
+    by_share = grad_mu * share
     # Clamped for rows where nothing flows, whose gradients are zero.
-    step = (
-        grad_rho + grad_mu * (a - resistance - log_mu).clamp_max(limit).exp()
-    ) / slope
-    both = grad_nu * nu - step * (1 - leak * lam * f - rho * slope)
-    by_resistance = both + step * leak * (mu - lam * f) - grad_mu * (1 - lam * share)
-    by_friction = both - step * leak * lam * f + grad_mu * lam * share
-    # Ν/λ.
-    nu_of_one = torch.where(
-        lam > 0, nu / lam, (resistance + log_f - a).clamp_max(limit).exp()
-    )
+    height = (a - out.resistance - out.log_mu).clamp_max(limit)
+    step = (grad_rho + grad_mu * height.exp()) / out.slope
+    both = grad_nu * nu - step * (1 - leak * theta - out.rho * out.slope)
+    by_resistance = both + step * leak * (mu - theta) - grad_mu + lam * by_share
+    by_friction = both - step * leak * theta + lam * by_share
+    # ν/λ, also where λ is 0.
+    nu_of_one = (out.resistance + log_f - a).clamp_max(limit).exp()
+    nu_of_one = torch.where(lam > 0, nu / lam, nu_of_one)
     at_s = step * (1 - leak * mu) - grad_a + by_resistance
-    at_u = grad_w - step * drag + by_friction
-    by_lam = grad_nu * nu_of_one - step * leak * f + grad_mu * share
-    return Pulls(
-        step,
-        by_resistance,
-        by_friction,
-        at_s,
-        at_u,
-        nu_of_one,
-        by_lam,
-        leak=-(step + alone) * mu,
-    )
+    at_u = grad_w - step * out.drag + by_friction
+    by_lam = grad_nu * nu_of_one - step * leak * log_f.exp() + by_share
+    by_row = [step, by_resistance, by_friction, at_s, at_u, nu_of_one, by_lam]
+    return by_row, -(step + alone) * mu
 
 
 def potentials_backward(
@@ -324,19 +307,16 @@ def potentials_backward(
     grad_rho: Tensor,
     grad_nu: Tensor,
     grad_mu: Tensor,
-    features: Features,
-    lam: Tensor,
-    leak: Tensor,
-    solution: RowPotentials,
+    circuit: Circuit,
+    out: RowPotentials,
     ptr: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of q, k, q̃, k̃, λ and 1/α; see :class:`Pulls`."""
+    """Return the gradients of the circuit; see :func:`pulls`."""
 
     def compute(room: Buffers, *stacks: Any) -> tuple[Tensor, ...]:
         inputs = stacks[:4]
         terms = stacks[4:11]
-        mask = stacks[-1]
-        *pull, resistance, friction = stacks[11:-1]
+        *pull, resistance, friction, mask = stacks[11:]
         if mask is not None:
             pull = [x * mask for x in pull]
         step, by_resistance, by_friction, at_s, at_u, nu, by_lam = pull
@@ -364,8 +344,8 @@ def potentials_backward(
             _pull_scores(gradients, inputs, ds, du, rows)
         return *gradients, dlam
 
-    pull = pulls(grad_a, grad_w, grad_rho, grad_nu, grad_mu, lam, leak, solution)
-    inputs = _together(features, solution.terms, ptr)
-    inputs += _scalars(*pull[:7], solution.resistance, solution.friction)
+    by_row, dleak = pulls(grad_a, grad_w, grad_rho, grad_nu, grad_mu, circuit, out)
+    inputs = _together(circuit.features, out.terms, ptr)
+    inputs += _scalars(*by_row, out.resistance, out.friction)
     *gradients, dlam = _by_tiles(compute, ptr, inputs)
-    return *(x.to(features.q.dtype) for x in gradients), dlam.squeeze(2), pull.leak
+    return *(x.to(circuit.q.dtype) for x in gradients), dlam.squeeze(2), dleak
