@@ -329,6 +329,12 @@ def _edge_support(problem: RowProblem, target: Tensor) -> tuple[Tensor, Tensor]:
     return log_flow > -torch.inf, solution.best
 
 
+def distinct(node: Tensor) -> Tensor:
+    """Return keys that order entries by node and then by number: any sort of them is stable. ONNX has no stable one."""
+    size = node.size(0)
+    return node * size + torch.arange(size, device=node.device)
+
+
 def support_by_sorting(
     problem: RowProblem, target: Tensor, width: Size | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -339,8 +345,7 @@ def support_by_sorting(
     number = torch.arange(edges, device=s.device)
     count = target.new_zeros(nodes).index_add(0, target, torch.ones_like(target))
     first = count.cumsum(0) - count
-    # Not a stable sort, which ONNX does not have; these keys are distinct.
-    order = (target * edges + number).argsort()
+    order = distinct(target).argsort()
     row = target[order]
     position = row, number - first[row]
     if width is None:
