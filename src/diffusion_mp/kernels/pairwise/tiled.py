@@ -137,7 +137,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Pairwise
                 return sums.div_(total), lse
             weights.far = True
 
-    out, lse = by_stacks(compute, weighting.ptr, (q, k, v), _entries(q))
+    out, lse = by_stacks(compute, weighting.ptr, (q, k, v), [v.size(2), 1], _entries(q))
     return PairwiseRows(out.to(dtype), lse.squeeze(2))
 
 
@@ -159,7 +159,8 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
         return (weights.times(q, k, v, shifts, mask, mutual),)
 
     inputs = (q, k, v, *shifts)
-    return by_stacks(compute, weighting.ptr, inputs, _entries(q))[0].to(dtype)
+    (out,) = by_stacks(compute, weighting.ptr, inputs, [v.size(2)], _entries(q))
+    return out.to(dtype)
 
 
 def _columns(q: Tensor, weighting: Weighting) -> list[Tensor]:
@@ -211,7 +212,8 @@ def backward(
         return dq, dk, dv
 
     inputs = (q, k, v, grad, delta, *shifts)
-    gradients = by_stacks(compute, weighting.ptr, inputs, _entries(q))
+    widths = [x.size(2) for x in (q, k, v)]
+    gradients = by_stacks(compute, weighting.ptr, inputs, widths, _entries(q))
     return tuple(x.to(dtype) for x in gradients)
 
 

@@ -15,7 +15,6 @@ from diffusion_mp.kernels.segments import (
     at_once,
     by_stacks,
     even,
-    joined,
 )
 from diffusion_mp.kernels.sparse_flow.rows import (
     Circuit,
@@ -39,11 +38,18 @@ def _rows(x: Tensor) -> list[slice]:
 
 
 def _by_tiles(
-    compute: Callable[..., tuple[Tensor, ...]], ptr: Tensor | None, inputs: list[Tensor]
+    compute: Callable[..., Sequence[Tensor]],
+    ptr: Tensor | None,
+    inputs: list[Tensor],
+    widths: Sequence[int],
 ) -> list[Tensor]:
     """Apply ``compute`` to memory for one tile at a time, and to stacks of the inputs and their mask."""
     room = Buffers(inputs[0], inputs[0].dtype)
-    return by_stacks(partial(compute, room), ptr, inputs, TILE)
+    return by_stacks(partial(compute, room), ptr, inputs, widths, TILE)
+
+
+def _widths(*inputs: Tensor) -> list[int]:
+    return [x.size(2) for x in inputs]
 
 
 def _scores(
@@ -96,12 +102,13 @@ def potentials(circuit: Circuit, ptr: Tensor | None) -> RowPotentials:
             )
             solved.append(torch.cat(solve(problem), 2))
         # Also the places of the best conductors, whole numbers that floating point holds.
-        return (joined(solved, 1),)
+        return (torch.cat(solved, 1),)
 
     (*features, lam, leak), _ = accumulating(*circuit)
     if not lam.size(0):
         return empty_potentials(lam)
-    (numbers,) = _by_tiles(compute, ptr, [*features, *_scalars(lam, leak)])
+    inputs = [*features, *_scalars(lam, leak)]
+    (numbers,) = _by_tiles(compute, ptr, inputs, [len(RowPotentials._fields)])
     fields = RowPotentials(*(x.contiguous() for x in numbers.unbind(2)))
     return fields._replace(best=fields.best.long() + _first(ptr, numbers))
 
@@ -197,7 +204,9 @@ def product(
             _multiply(out, z, v, rows, transpose)
         return (out,)
 
-    return _by_tiles(compute, ptr, _together(features, terms, ptr, v))[0].to(v.dtype)
+    inputs = _together(features, terms, ptr, v)
+    (out,) = _by_tiles(compute, ptr, inputs, _widths(v))
+    return out.to(v.dtype)
 
 
 def product_backward(
@@ -239,7 +248,8 @@ def product_backward(
         return *gradients, by_row
 
     together = _together(features, terms, ptr, v, grad)
-    *gradients, by_row = _by_tiles(compute, ptr, together)
+    widths = [*_widths(*features, v), 4]
+    *gradients, by_row = _by_tiles(compute, ptr, together, widths)
     by_terms = (x.contiguous() for x in by_row.unbind(2))
     return *(x.to(v.dtype) for x in gradients), *by_terms
 
@@ -347,5 +357,6 @@ def potentials_backward(
     by_row, dleak = pulls(grad_a, grad_w, grad_rho, grad_nu, grad_mu, circuit, out)
     inputs = _together(circuit.features, out.terms, ptr)
     inputs += _scalars(*by_row, out.resistance, out.friction)
-    *gradients, dlam = _by_tiles(compute, ptr, inputs)
+    widths = [*_widths(*circuit.features), 1]
+    *gradients, dlam = _by_tiles(compute, ptr, inputs, widths)
     return *(x.to(circuit.q.dtype) for x in gradients), dlam.squeeze(2), dleak
