@@ -1,7 +1,7 @@
 """All-pair attention with a nonlinear score, tile by tile: O(N²) time, O(N) memory, also in the backward pass."""
 
 from functools import partial
-from typing import Any
+from typing import TypedDict, Unpack
 
 import torch
 from jaxtyping import Float
@@ -128,6 +128,27 @@ _attention.derivatives({"q k v": _of_attention})
 _product.derivatives({"q k v weighting.row_shift weighting.col_shift": _of_product})
 
 
+class Options(TypedDict, total=False):
+    """What all but :func:`pairwise_attention` take besides tensors."""
+
+    score: str
+    loops: bool
+    mutual: bool
+    backend: Backend
+
+
+def _weighting(
+    ptr: Tensor | None,
+    score: str = "exp",
+    loops: bool = True,
+    mutual: bool = False,
+    backend: Backend = "auto",
+) -> tuple[Weighting, Backend]:
+    """Return the weighting without shifts, and the backend."""
+    check_choice(score, "score", SCORES)
+    return Weighting(None, None, ptr, score, loops, mutual), backend
+
+
 def pairwise_attention(
     q: Float[Tensor, "N H F"],
     k: Float[Tensor, "N H F"],
@@ -172,21 +193,18 @@ def pairwise_rows(
     k: Float[Tensor, "N H F"],
     v: Float[Tensor, "N H D"],
     ptr: Tensor | None = None,
-    *,
-    score: str = "exp",
-    loops: bool = True,
-    mutual: bool = False,
-    backend: Backend = "auto",
+    **options: Unpack[Options],
 ) -> PairwiseRows:
     """Return the result of :func:`pairwise_attention` and the ``lse`` of :func:`pairwise_logsumexp` in one pass.
+
+    Options are ``score``, ``loops``, ``mutual`` and ``backend``, as there.
 
     Examples:
         >>> rows = pairwise_rows(q, k, torch.rand(6, 2, 4))
         >>> torch.allclose(rows.lse, pairwise_logsumexp(q, k))
         True
     """
-    check_choice(score, "score", SCORES)
-    weighting = Weighting(None, None, ptr, score, loops, mutual)
+    weighting, backend = _weighting(ptr, **options)
     return _attention(q, k, v, weighting, backend=backend)
 
 
@@ -194,23 +212,18 @@ def pairwise_logsumexp(
     q: Float[Tensor, "N H F"],
     k: Float[Tensor, "N H F"],
     ptr: Tensor | None = None,
-    *,
-    score: str = "exp",
-    loops: bool = True,
-    mutual: bool = False,
-    backend: Backend = "auto",
+    **options: Unpack[Options],
 ) -> Float[Tensor, "N H"]:
     """log Σ_j f(q_i·k_j), the log-normaliser of a row of :func:`pairwise_attention`, in at least float32.
 
-    With ``loops=False`` j = i does not count, and the result is −∞ for a node alone in its graph. For ``mutual`` see
-    :func:`pairwise_attention`.
+    With ``loops=False`` j = i does not count, and the result is −∞ for a node alone in its graph. For ``score``,
+    ``mutual`` and ``backend`` see :func:`pairwise_attention`.
 
     Examples:
         >>> torch.allclose(pairwise_logsumexp(q, k), torch.einsum("ihf,jhf->ihj", q, k).logsumexp(2), atol=1e-6)
         True
     """
-    options: dict[str, Any] = {"loops": loops, "mutual": mutual, "backend": backend}
-    return pairwise_rows(q, k, q[:, :, :0], ptr, score=score, **options).lse
+    return pairwise_rows(q, k, q[:, :, :0], ptr, **options).lse
 
 
 def pairwise_product(
@@ -220,22 +233,18 @@ def pairwise_product(
     row_shift: Float[Tensor, "N H"] | None = None,
     col_shift: Float[Tensor, "N H"] | None = None,
     ptr: Tensor | None = None,
-    *,
-    score: str = "exp",
-    loops: bool = True,
-    mutual: bool = False,
-    backend: Backend = "auto",
+    **options: Unpack[Options],
 ) -> Float[Tensor, "N H D"]:
     r"""out_i = Σ_j exp(log f(q_i·k_j) + a_i + b_j) v_j over the nodes j of i's graph.
 
     With a = 0 and b = −logsumexp, and q and k exchanged, it is the transpose of :func:`pairwise_attention`. The shifts
-    a and b are added in log space, and ``None`` is zero; with ``loops=False`` j = i does not count. For ``mutual`` see
-    :func:`pairwise_attention`; it halves the scores where a is b.
+    a and b are added in log space, and ``None`` is zero; with ``loops=False`` j = i does not count. For ``score``,
+    ``mutual`` and ``backend`` see :func:`pairwise_attention`; the promise halves the scores where a is b.
 
     Examples:
         >>> pairwise_product(q, k, torch.rand(6, 2, 4)).shape
         torch.Size([6, 2, 4])
     """
-    check_choice(score, "score", SCORES)
-    weighting = Weighting(row_shift, col_shift, ptr, score, loops, mutual)
+    weighting, backend = _weighting(ptr, **options)
+    weighting = weighting._replace(row_shift=row_shift, col_shift=col_shift)
     return _product(q, k, v, weighting, backend=backend)
