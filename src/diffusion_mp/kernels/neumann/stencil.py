@@ -131,11 +131,11 @@ def plain_sums(
 ) -> Tensor:
     """Return ``weight`` times v_left + v_right, or the transpose of these sums."""
     _, boundary, ptr = stencil
-    left, right = neighbours(v.size(0), (stride,), boundary, ptr, v.device)
+    (left,), (right,) = neighbours(v.size(0), (stride,), boundary, ptr, v.device)
     if transpose:
-        moved = torch.zeros_like(v).index_add(0, left[0], v).index_add(0, right[0], v)
+        moved = torch.zeros_like(v).index_add(0, left, v).index_add(0, right, v)
     else:
-        moved = v[left[0]] + v[right[0]]
+        moved = v[left] + v[right]
     return moved * weight
 
 
@@ -164,15 +164,15 @@ def _bags(
     _, boundary, ptr = stencil
     # The matrices of the other boundaries are symmetric: both directions share one entry of the cache.
     turned = transpose and boundary in ("replicate", "causal")
-    key = (stride, boundary, turned, device)
-    if ptr is None and num_nodes > KEPT:
-        return _find(num_nodes, *key)
-    if ptr is None:
-        return _find_once(num_nodes, *key)
-    cache = batch_cache(ptr)
-    if key not in cache:
-        cache[key] = _find(num_nodes, *key, ptr)
-    return cache[key]
+    key = (num_nodes, stride, boundary, turned, device)
+    if ptr is not None:
+        cache = batch_cache(ptr)
+        if key not in cache:
+            cache[key] = _find(*key, ptr)
+        return cache[key]
+    if num_nodes > KEPT:
+        return _find(*key)
+    return _find_once(*key)
 
 
 def _find(
@@ -184,12 +184,12 @@ def _find(
     ptr: Tensor | None = None,
 ) -> Bags:
     """Return the neighbours of every row or, if ``turned``, the rows it is a neighbour of."""
-    left, right = neighbours(num_nodes, (stride,), boundary, ptr, device)
+    (left,), (right,) = neighbours(num_nodes, (stride,), boundary, ptr, device)
     if turned:
         row = torch.arange(num_nodes, device=device).repeat(2)
-        bounds, _, rows = compress(torch.cat([left[0], right[0]]), row, num_nodes)
+        bounds, _, rows = compress(torch.cat([left, right]), row, num_nodes)
         return bounds, rows
-    rows = torch.stack([left[0], right[0]], 1).flatten()
+    rows = torch.stack([left, right], 1).flatten()
     return torch.arange(0, rows.numel() + 1, 2, device=device), rows
 
 
@@ -208,16 +208,14 @@ def _transformed(v: Tensor, periodic: bool, inverse: bool) -> Tensor:
         return spectrum.real - spectrum.imag
     n = v.size(2)
     mode = torch.arange(n, dtype=v.dtype, device=v.device)
-    size = torch.full_like(mode, math.sqrt(2 * n)).masked_fill(
-        mode == 0, math.sqrt(4 * n)
-    )
+    # The constant mode has twice the square of the others.
+    size = (2 * n * (1 + (mode == 0).to(v))).sqrt()
     # The extension is even about −½, not 0: the phase shifts its cosines by half a sample, and the size norms them.
     turn = torch.polar(size, mode * (math.pi / (2 * n))).unsqueeze(1)
     if inverse:
         return torch.fft.irfft(turn * v, n=2 * n, dim=2)[:, :, :n]
-    return (
-        torch.fft.rfft(torch.cat([v, v.flip(2)], dim=2), dim=2)[:, :, :n] / turn
-    ).real
+    spectrum = torch.fft.rfft(torch.cat([v, v.flip(2)], 2), dim=2)
+    return (spectrum[:, :, :n] / turn).real
 
 
 def _transform_rows(
@@ -241,15 +239,12 @@ def _transform_graphs(
     """Return the same without writing to memory that every sequence shares."""
     if not v.numel():
         return torch.zeros_like(v)
-    parts = [
-        gather(v, rows) for rows in slices(ptr, v.size(0)) if rows.stop > rows.start
-    ]
-    return torch.cat(
-        [
-            _transformed(part, periodic, inverse).transpose(1, 2).squeeze(0)
-            for part in parts
-        ]
-    )
+    parts = []
+    for rows in slices(ptr, v.size(0)):
+        if rows.stop > rows.start:
+            part = _transformed(gather(v, rows), periodic, inverse)
+            parts.append(part.transpose(1, 2).squeeze(0))
+    return torch.cat(parts)
 
 
 @operation("neumann_transform", formula=_transform_graphs, cpu=_transform_rows)
@@ -299,7 +294,6 @@ def neumann_function(
         phase = (position * stride % period).to(v.dtype) / period
         mode = 4 * (math.pi * phase).sin().square()
         eigenvalues = eigenvalues + mode.unsqueeze(1) * weight
-    factors = function(eigenvalues).unsqueeze(2)
-    return _transform(
-        factors * _transform(v, periodic, False, ptr), periodic, True, ptr
-    ).to(dtype)
+    spectrum = _transform(v, periodic, False, ptr)
+    filtered = function(eigenvalues).unsqueeze(2) * spectrum
+    return _transform(filtered, periodic, True, ptr).to(dtype)
