@@ -82,9 +82,8 @@ def log_scores(q: Tensor, k: Tensor, score: str, loops: bool = True) -> Tensor:
     s = log_score(torch.einsum("ihf,jhf->hij", q, k), score)
     if loops:
         return s
-    return s.masked_fill(
-        torch.eye(len(q), dtype=torch.bool, device=q.device), -torch.inf
-    )
+    itself = torch.eye(len(q), dtype=torch.bool, device=q.device)
+    return s.masked_fill(itself, -torch.inf)
 
 
 def pairwise_attention(
@@ -145,19 +144,18 @@ def pairwise_backward(
         return pairwise_product(q, k, pad(v, (0, 1), value=1.0), weighting)
 
     pulled = torch.cat([grad, -delta.unsqueeze(2)], 2)
-    gradients: tuple[Tensor, Tensor, Tensor] = pulled_back(product, (q, k, v), pulled)
+    gradients: tuple[Tensor, Tensor, Tensor]
+    gradients = pulled_back(product, (q, k, v), pulled)
     return gradients
 
 
 def pairwise_product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     """Σ_j w_ij v_j."""
-    graphs = slices(weighting.ptr, q.size(0))
-    return torch.cat(
-        [
-            torch.einsum("hij,jhd->ihd", _weights(q, k, weighting, rows), v[rows])
-            for rows in graphs
-        ]
-    )
+    parts = []
+    for rows in slices(weighting.ptr, q.size(0)):
+        weight = _weights(q, k, weighting, rows)
+        parts.append(torch.einsum("hij,jhd->ihd", weight, v[rows]))
+    return torch.cat(parts)
 
 
 def _weights(q: Tensor, k: Tensor, weighting: Weighting, rows: slice) -> Tensor:

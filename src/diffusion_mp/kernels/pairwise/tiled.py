@@ -80,8 +80,10 @@ class _Weights(Buffers):
             s = self.inner(cut(q, rows), cut(self.k, cols))
             if not self.loops:
                 self.without_loops(s, rows, cols, -torch.inf)
+            # log f rises with the score, so that only the largest needs it.
             top = self.kernel.log(s.amax(2, keepdim=True))
-            torch.maximum(cut(level, rows), top, out=cut(level, rows))
+            so_far = cut(level, rows)
+            torch.maximum(so_far, top, out=so_far)
         return level
 
     def without_loops(
@@ -91,7 +93,9 @@ class _Weights(Buffers):
         if self.mask is not None:
             nodes = cut(self.mask, rows) * cut(self.mask, cols).mT
             tile.masked_fill_(nodes == 0, fill)
-        tile.diagonal((rows.start or 0) - (cols.start or 0), 1, 2).fill_(fill)
+        # `ALL` starts nowhere.
+        offset = (rows.start or 0) - (cols.start or 0)
+        tile.diagonal(offset, 1, 2).fill_(fill)
 
     def times(
         self, v: Tensor, symmetric: bool = False, total: Tensor | None = None
@@ -152,10 +156,11 @@ def _near(lse: Tensor) -> bool:
 
 def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     """Σ_j w_ij v_j, [N, H, D], with the level −a_i − b_j, in the dtype of v."""
-    dtype = v.dtype
     # One shift on both sides keeps the weights symmetric.
     mutual = weighting.mutual and weighting.row_shift is weighting.col_shift
-    (q, k, v, *shifts), _ = accumulating(q, k, v, *_columns(q, weighting))
+    columns = _columns(q, weighting)
+    # The dtype of the last tensor is that of the result.
+    (q, k, *shifts, v), dtype = accumulating(q, k, *columns, v)
 
     def compute(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
         *shifts, mask = rest
@@ -168,7 +173,9 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
 
 def _columns(q: Tensor, weighting: Weighting) -> list[Tensor]:
     """Return the shifts a and b as columns [N, H, 1]: none, a, or both."""
-    row_shift, col_shift = weighting[:2]
+    row_shift = weighting.row_shift
+    col_shift = weighting.col_shift
+    # A tile takes its first shift for that of the rows.
     if row_shift is None and col_shift is not None:
         row_shift = torch.zeros_like(col_shift)
     return [x.unsqueeze(2) for x in (row_shift, col_shift) if x is not None]
@@ -230,10 +237,13 @@ def _tiles(x: Tensor, symmetric: bool = False) -> Iterable[tuple[slice, slice]]:
     """Return rows and columns of tiles for all pairs of nodes of a stack, or those on and above the diagonal."""
     size = x.size(1)
     entries = at_once(_entries(x), x)
+    # Half of a large symmetric matrix is saved by several tiles only.
     if size * size <= entries and not (symmetric and size > SMALL):
         return [(ALL, ALL)]
     if symmetric:
-        side = min(SIDE, math.isqrt(entries), -(-size // 2))
+        side = min(SIDE, math.isqrt(entries), math.ceil(size / 2))
         return combinations_with_replacement(even(size, side), 2)
+    # Twice as many columns as rows: sums along rows are cheaper than those over tiles.
     cols = even(size, 2 * math.isqrt(entries))
-    return pairs_of(even(size, entries // cols[0].stop), cols)
+    rows = even(size, entries // cols[0].stop)
+    return pairs_of(rows, cols)

@@ -34,23 +34,21 @@ def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> 
     log_threshold = log_threshold.detach()
     inverse = inverse.detach()
     closed = log_conductance == -torch.inf
-    log_leak = inverse.log()
-    log_threshold = log_threshold.clamp_min(
-        torch.finfo(log_threshold.dtype).min
-    )  # λ may be 0
+    # λ may be 0, and −∞ less −∞ is not a number.
+    log_threshold = log_threshold.clamp_min(torch.finfo(log_threshold.dtype).min)
     order = log_threshold.masked_fill(closed, torch.inf).argsort(-1)
     theta = log_threshold.gather(-1, order)
+    log_c = log_conductance.gather(-1, order)
     position = torch.arange(theta.size(-1), device=theta.device)
 
     def before(x: Tensor) -> Tensor:
-        """Return what stands before every entry; a row that is shorter by one would fix its size in an export."""
-        return x.index_select(-1, (position - 1).clamp(min=0)).masked_fill(
-            position == 0, -torch.inf
-        )
+        """Return what stands before every entry."""
+        # Not a row that is shorter by one, which would fix its size in an export.
+        moved = x.index_select(-1, (position - 1).clamp(min=0))
+        return moved.masked_fill(position == 0, -torch.inf)
 
-    through = torch.logaddexp(
-        before(log_conductance.gather(-1, order)).logcumsumexp(-1), log_leak
-    )
+    # From one threshold to the next all conductors below it and the leak take part.
+    through = torch.logaddexp(before(log_c).logcumsumexp(-1), inverse.log())
     rises = theta + (-(before(theta) - theta).expm1()).log()
     below = (rises + through).logcumsumexp(-1) < 0
     return torch.zeros_like(closed).scatter(-1, order, below) & ~closed
@@ -80,19 +78,16 @@ def log_entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tenso
         >>> log_entries(s, s, rows.terms, rows.best == node.unsqueeze(1)).shape
         torch.Size([6, 2])
     """
-    limit = exp_limit(s.dtype)
-    above = (
-        (u - terms.w).masked_fill(u >= terms.reach, torch.inf).masked_fill(is_best, 0.0)
-    )
-    driven = terms.rho - terms.nu * above.clamp(max=limit).expm1()
-    flows = driven > 0
+    above = (u - terms.w).masked_fill(u >= terms.reach, torch.inf)
+    above = above.masked_fill(is_best, 0.0).clamp(max=exp_limit(s.dtype))
+    driven = terms.rho - terms.nu * above.expm1()
     # No entry that flows conducts more than the best, however a recomputed s is rounded.
-    log_through = (s + terms.a + terms.lift * (above < 0)).clamp(
-        max=unit_limit(s.dtype)
-    )
-    return (log_through + driven.masked_fill(~flows, 1.0).log()).masked_fill(
-        ~flows, -torch.inf
-    )
+    log_through = s + terms.a + terms.lift * (above < 0)
+    log_through = log_through.clamp(max=unit_limit(s.dtype))
+    # Filled before the logarithm too, whose derivative at zero is infinite.
+    closed = ~(driven > 0)
+    log_flow = log_through + driven.masked_fill(closed, 1.0).log()
+    return log_flow.masked_fill(closed, -torch.inf)
 
 
 def _scores(a: Tensor, b: Tensor, rows: slice) -> Tensor:

@@ -252,10 +252,13 @@ def units(log_drag: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     for senders of far more friction than o: w rises until γ reaches that.
     """
     limit = unit_limit(log_drag.dtype)
+    unit = log_drag.clamp(0.0, limit)
+    lift = (log_drag - limit).clamp_min(0)
+    # Without frictions (λ = 0) there is nothing to rise to.
     rubs = log_drag > -torch.inf
     rise = torch.where(rubs, (-limit - log_drag).clamp_min(0), 0.0)
     nu = torch.where(rubs, log_drag.clamp(-limit, 0.0).exp(), 0.0)
-    return log_drag.clamp(0.0, limit), (log_drag - limit).clamp_min(0), rise, nu
+    return unit, lift, rise, nu
 
 
 def below(s: Tensor, u: Tensor, bound: Tensor, rows: Dense) -> tuple[Tensor, Tensor]:

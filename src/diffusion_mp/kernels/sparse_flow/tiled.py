@@ -34,7 +34,8 @@ TILE = 1 << 18
 
 def _rows(x: Tensor) -> list[slice]:
     """Split the rows of a stack into tiles with all columns."""
-    return even(x.size(1), max(1, at_once(TILE, x) // max(1, x.size(1))))
+    nodes = x.size(1)
+    return even(nodes, at_once(TILE, x) // nodes)
 
 
 def _by_tiles(
@@ -67,7 +68,8 @@ def _first(ptr: Tensor | None, like: Tensor) -> Tensor | int:
     """Return the first node of every node's graph, [N, 1]."""
     if ptr is None:
         return 0
-    return torch.repeat_interleave(ptr[:-1], ptr.diff()).unsqueeze(1).to(like.device)
+    first = ptr[:-1].repeat_interleave(ptr.diff())
+    return first.unsqueeze(1).to(like.device)
 
 
 def _together(
@@ -75,11 +77,8 @@ def _together(
 ) -> list[Tensor]:
     """Return all in one dtype, at least float32, the terms as [N, H, 1] with places of the best conductors."""
     wide, _ = accumulating(*features, *terms[:6], *others)
-    return [
-        *wide[:4],
-        *_scalars(*wide[4:10], terms.best - _first(ptr, terms.best)),
-        *wide[10:],
-    ]
+    best = terms.best - _first(ptr, terms.best)
+    return [*wide[:4], *_scalars(*wide[4:10], best), *wide[10:]]
 
 
 def potentials(circuit: Circuit, ptr: Tensor | None) -> RowPotentials:
@@ -115,6 +114,7 @@ def potentials(circuit: Circuit, ptr: Tensor | None) -> RowPotentials:
 
 def _log_sum(x: Tensor, mask: Tensor | None, sign: int = 1) -> Tensor:
     """Return log Σ_j e^{sign x_ij}; the largest exponent is subtracted first, and padding may have it."""
+    # Not the maximum of −x, which would be a tensor more.
     if sign < 0:
         top = -x.amin(-1, keepdim=True)
         share = exp_(-top - x)
@@ -138,29 +138,32 @@ class _Entries:
         mask: Tensor | None,
     ) -> None:
         a, w, self.rho, self.nu, lift, reach, self.best = (x[:, rows] for x in terms)
+        # Rarely is a row's reach finite or its lift not zero, and a question costs less than a pass over a tile.
         if bool(reach.isfinite().any()):
             u.masked_fill_(u >= reach, torch.inf)
-        self.above = exp_(u.sub_(w)).sub_(1).scatter_(2, self.best, 0.0)
+        self.above = exp_(u.sub_(w)).sub_(1)
+        self.above.scatter_(2, self.best, 0.0)
         s.add_(a)
         if bool(lift.any()):
             s += torch.lt(self.above, 0) * lift
+        # No entry that flows conducts more than the best, however a recomputed s is rounded.
         self.through = exp_(s, unit_limit(s.dtype))
         if mask is not None:
             self.through.mul_(mask.mT).mul_(mask[:, rows])
 
     def flow(self) -> Tensor:
         """Return z, written over ``above``."""
-        return self.above.mul_(-self.nu).add_(self.rho).clamp_min_(0).mul_(self.through)
+        driven = self.above.mul_(-self.nu).add_(self.rho)
+        return driven.clamp_min_(0).mul_(self.through)
 
     def on_support(self, room: Buffers) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``through``, zero where nothing flows, ``above`` and z."""
         shape = self.above.shape
-        driven = (
-            torch.mul(self.above, -self.nu, out=room("z", *shape))
-            .add_(self.rho)
-            .clamp_min_(0)
-        )
-        self.through.mul_(torch.gt(driven, 0, out=room("gradient", *shape)))
+        driven = torch.mul(self.above, -self.nu, out=room("z", *shape))
+        driven.add_(self.rho).clamp_min_(0)
+        # In numbers, with which products are several times as fast as with booleans.
+        flows = torch.gt(driven, 0, out=room("gradient", *shape))
+        self.through.mul_(flows)
         return self.through, self.above, driven.mul_(self.through)
 
 
