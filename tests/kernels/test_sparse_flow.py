@@ -313,6 +313,24 @@ def test_the_gradient_of_lambda_is_right_at_zero(generator) -> None:
         assert got[row, head].item() == pytest.approx(expected.item(), rel=1e-5)
 
 
+def test_the_formula_without_friction_takes_friction_scores_of_any_size(
+    generator,
+) -> None:
+    """λ = 0: no score of the frictions counts, also beyond the range of the exponential."""
+    q, k, fq, fk, lam, leak, v = (t.detach() for t in inputs(6, generator))
+    fq = 1000 * fq
+    zero = torch.zeros_like(lam)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+
+    def run(backend: str) -> list[Tensor]:
+        rows = sparse_flow_potentials(q, k, fq, fk, zero, leak, backend=backend)
+        out = sparse_flow_product(q, k, fq, fk, v, rows.terms, backend=backend)
+        return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+
+    for formula, fast in zip(run("reference"), run("cpu"), strict=True):
+        torch.testing.assert_close(formula, fast, rtol=1e-9, atol=1e-9)
+
+
 def test_rows_differentiate_twice_on_the_support() -> None:
     log_c, theta = (t.detach().requires_grad_() for t in problem(*scores(2, 5), 0.3))
     alpha = torch.tensor(0.4, dtype=DOUBLE, requires_grad=True)

@@ -142,8 +142,9 @@ def _on_support(
         .clamp(max=unit_limit(s.dtype))
         .exp()
     )
-    # At the best conductor e^{u − w} is one, whatever u is.
-    above = apart.masked_fill(~active | rows.is_at(best, active), 0.0).expm1()
+    # At the best conductor e^{u − w} is one, whatever u is. Clamped for λ = 0, where ν is zero and u may be anything.
+    apart = apart.masked_fill(~active | rows.is_at(best, active), 0.0)
+    above = apart.clamp(max=exp_limit(s.dtype)).expm1()
     dammed = through * rows.spread(nu) * above
     height = unit - log_c
     slope = (rows.add(through) + leak * height.exp()).masked_fill(idle, 1.0)
