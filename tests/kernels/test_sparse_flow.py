@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from diffusion_mp.kernels.sparse_flow import (
     Features,
     sparse_flow_potentials,
+    sparse_flow_product,
     tiled,
 )
 from diffusion_mp.kernels.sparse_flow.reference import entries
