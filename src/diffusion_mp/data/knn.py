@@ -205,12 +205,7 @@ def _nearly_nearest(
     index.add(single(x))
     index.nprobe = min(cells, 32)
     count = k + (itself is not None)
-
-    def search(part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        result: tuple[np.ndarray, np.ndarray] = index.search(single(part), count)
-        return result
-
-    _, column = _in_parts(search, rows, itself)
+    _, column = _in_parts(lambda part: index.search(single(part), count), rows, itself)
     # A cell may hold fewer than k rows, which FAISS fills with −1.
     row, rank = np.nonzero(column >= 0)
     column = column[row, rank]
@@ -278,7 +273,7 @@ def joined(
     both = near.maximum(near.T).tocsr()
     # The edges of a sparse matrix come in the order of its storage.
     both = both.sorted_indices().tocoo()
-    edges = torch.from_numpy(np.stack(both.coords)).long()
+    edges = torch.from_numpy(np.stack([both.row, both.col])).long()
     return edges, torch.from_numpy(both.data), reach
 
 
