@@ -24,7 +24,10 @@ __all__ = ["eigenvalues", "energies", "neighbours", "spectrum", "uncertainty"]
 
 @torch.no_grad()
 def energies(
-    model: nn.Module | Tensor, *inputs: Any, ax: Any = None, **named: Any
+    model: nn.Module | Tensor,
+    *inputs: Any,
+    ax: Any = None,
+    **named: Any,
 ) -> Any:
     """Draw the energy before the first layer and after each, relative to the absolute value of the first.
 
@@ -43,6 +46,7 @@ def energies(
             else:
                 with EnergyTrace(model) as trace:
                     model(*inputs, **named)
+                # The output of a layer is the input of the next, so only the first has an energy before.
                 values = [trace.records[0].before, *trace.energies]
     rows = torch.atleast_2d(torch.as_tensor(values).detach().cpu())
     ax = axis(ax)
@@ -99,7 +103,10 @@ def neighbours(
 
 
 def spectrum(
-    model: nn.Module | tuple[Tensor, Tensor], *inputs: Any, ax: Any = None, **named: Any
+    model: nn.Module | tuple[Tensor, Tensor],
+    *inputs: Any,
+    ax: Any = None,
+    **named: Any,
 ) -> Any:
     """Draw the eigenvalues of the matrices B of a model, and the share of its states along the eigenvectors.
 
@@ -170,7 +177,11 @@ def eigenvalues(model: nn.Module, *inputs: Any, **named: Any) -> tuple[Tensor, T
 
 @torch.no_grad()
 def uncertainty(
-    coupling: Coupling, points: Tensor, *, leak: float = 0.1, ax: Any = None
+    coupling: Coupling,
+    points: Tensor,
+    *,
+    leak: float = 0.1,
+    ax: Any = None,
 ) -> Any:
     """Draw rows as points coloured by `posterior_variance`; of more than two columns the two principal components.
 
@@ -193,5 +204,6 @@ def uncertainty(
     ax = axis(ax)
     drawn = ax.scatter(points[:, 0], points[:, 1], c=variance, s=8, norm="log")
     ax.figure.colorbar(drawn, ax=ax, label="posterior variance")
+    # Principal components have no unit.
     ax.set(xticks=[], yticks=[])
     return ax

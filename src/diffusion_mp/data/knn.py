@@ -28,7 +28,11 @@ _PART = 1 << 12
 
 
 def knn_graph(
-    x: Tensor, k: int, metric: Metric = "euclidean", *, approximate: bool = False
+    x: Tensor,
+    k: int,
+    metric: Metric = "euclidean",
+    *,
+    approximate: bool = False,
 ) -> Int64[Tensor, "2 E"]:
     """Return sorted edges (i, j) [2, E] such that j is among the k nearest rows of i, or i among those of j.
 
@@ -115,7 +119,11 @@ class KNNGraph(BaseTransform):
 
 
 def nearest(
-    x: Any, k: int, metric: Metric, approximate: bool, of: Any = None
+    x: Any,
+    k: int,
+    metric: Metric,
+    approximate: bool,
+    of: Any = None,
 ) -> _Pairs:
     """Return pairs (i, j) with row j of ``x`` [N, C] among the k nearest of row i of ``of`` [M, C], and ‖x_j − of_i‖².
 
@@ -181,7 +189,10 @@ def _nearest(x: Any, rows: Any, k: int, itself: np.ndarray | None) -> _Pairs:
 
 
 def _nearly_nearest(
-    x: np.ndarray, rows: np.ndarray, k: int, itself: np.ndarray | None
+    x: np.ndarray,
+    rows: np.ndarray,
+    k: int,
+    itself: np.ndarray | None,
 ) -> _Pairs:
     """Search comparable rows in an inverted file; the squared distances of the neighbours it finds are exact."""
     with checks.needed_by(
@@ -263,7 +274,11 @@ def comparable(rows: Any, x: Any, metric: Metric) -> Any:
 
 
 def joined(
-    x: Any, k: int, metric: Metric, approximate: bool, sharpness: float
+    x: Any,
+    k: int,
+    metric: Metric,
+    approximate: bool,
+    sharpness: float,
 ) -> tuple[Tensor, Tensor, np.ndarray]:
     """Return the edges of `knn_graph`, their weights (the larger one of both directions), and the squared reach."""
     row, column, square = nearest(x, k, metric, approximate)
@@ -285,7 +300,12 @@ def farthest(row: Any, square: Any, num_rows: int) -> np.ndarray:
 
 
 def similar(
-    row: Any, column: Any, square: Any, reach: Any, other: Any, sharpness: float
+    row: Any,
+    column: Any,
+    square: Any,
+    reach: Any,
+    other: Any,
+    sharpness: float,
 ) -> scipy.sparse.csr_array:
     """Return the weights of pairs of neighbours, by their distance relative to the reach of both."""
     # The root of the product would overflow where the product of the roots does not.

@@ -76,7 +76,7 @@ class PartOf(BaseTransform):
         arriving = int(self.arriving[n_id[:size]].sum())
         kept = 0
         if data.edge_index is not None:
-            # Wide, since an unsigned number may be compared with no other in torch.
+            # Edges may have any integer dtype, and torch does not compare all of them.
             kept = int((data.edge_index[1].long() < size).sum())
         # A part at whose nodes no edge arrives has lost none.
         data.kept_edges = kept / arriving if arriving else 1.0
@@ -221,7 +221,10 @@ def random_partition(
 
 
 def _exchange(
-    part: Tensor, num_parts: int, needed: Tensor, generator: torch.Generator
+    part: Tensor,
+    num_parts: int,
+    needed: Tensor,
+    generator: torch.Generator,
 ) -> None:
     """Give every part one of the nodes `needed`, in place."""
     held = torch.bincount(part[needed], minlength=num_parts)
@@ -289,7 +292,8 @@ class Cut:
             self._chunks = list(pool.map(self._by_part, chunks))
 
     def _by_part(
-        self, chunk: Integer[np.ndarray, "two e"]
+        self,
+        chunk: Integer[np.ndarray, "two e"],
     ) -> tuple[list[Integer[np.ndarray, " some"]], ...]:
         """Return positions in the chunk, sources and targets of the edges that every part keeps."""
         source, target = chunk

@@ -111,7 +111,11 @@ def _relative_distance(approximate: Coupling, exact: Coupling) -> float:
 
 
 def plot_attention(
-    coupling: Coupling, ax: Any = None, *, head: int = 0, threshold: float = 1e-8
+    coupling: Coupling,
+    ax: Any = None,
+    *,
+    head: int = 0,
+    threshold: float = 1e-8,
 ) -> Any:
     """Plot the entries s_ij of one head, row i the receiver, on a logarithmic colour scale (SFi-Former, Figure 4).
 

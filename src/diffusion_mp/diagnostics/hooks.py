@@ -36,7 +36,8 @@ def axis(ax: Any = None) -> Any:
 
 
 def roughness(
-    x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
+    x: Float[Tensor, "B L C"],
+    mask: Bool[Tensor, "B L"] | None = None,
 ) -> Float[Tensor, " B"]:
     """Return 𝓔(x) = ½ Σ_i ‖x_{i+1} − x_i‖² over the tokens of every sequence, in float32 or more (Zhang & Zhou, Eq. 6).
 
@@ -98,7 +99,11 @@ def hooked(
     """Call ``hook(name, x, mask, output)`` after every ``module(x, mask)``; a tensor that it returns is the output."""
 
     def after(
-        name: str, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any
+        name: str,
+        module: nn.Module,
+        args: Any,
+        kwargs: dict[str, Any],
+        output: Any,
     ) -> Tensor | None:
         # A hook gets arguments as they were passed, by position or by name.
         x = args[0] if args else kwargs.get("x")

@@ -63,6 +63,7 @@ def lipschitz(
             raise TypeError(
                 f"f(x) must be real; got {checks.describe(value)}. Take torch.view_as_real of it."
             )
+        # A constant function has no derivative that torch knows of.
         if not value.requires_grad or not value.numel() or not x.numel():
             return 0.0
         # Forward mode would give Jv at once, but many operations have no formula for it; the derivative of a derivative
@@ -110,6 +111,7 @@ def lipschitz(
             if residual <= enough * square:
                 return math.sqrt(square)
             side.append(alpha * beta)
+            # Not zero: the residual would be zero too, and have ended the loop.
             right = right / beta
     raise errors.ConvergenceError(
         f"the residual of ‖J‖² is {residual / square:.3g} of it, above tol={tol:g} over √n = {x.numel() ** 0.5:.4g}, "
@@ -228,9 +230,11 @@ def perturbation_bound(
                 out: Tensor = model(*inputs, **named)
             return out
 
+        # Of all calls at once, since they may read one another, as two towers do.
         before = torch.cat([call.x.flatten() for call in calls])
         after = torch.cat([call.out.flatten() for call in calls])
         with torch.no_grad():
+            # In double precision: the two outputs may agree in most digits.
             truth = float((tail(after).double() - tail(before).double()).norm())
         # The mean value theorem asks for the largest ‖J_T‖ on the segment, of which some points are taken.
         segment = [

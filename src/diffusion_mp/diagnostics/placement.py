@@ -94,7 +94,11 @@ class PlacementReport:
     insertion: Columns
 
     def plot(
-        self, ax: Any = None, quantity: str = "commutator", *, label: str = ""
+        self,
+        ax: Any = None,
+        quantity: str = "commutator",
+        *,
+        label: str = "",
     ) -> Any:
         """Plot a column of ``attention``, or else of ``insertion``, on a matplotlib ``ax`` (default: new); return it.
 
@@ -103,6 +107,7 @@ class PlacementReport:
         columns = {**self.insertion, **self.attention}
         names = [name for name in columns if name != "layer"]
         checks.check_choice(quantity, "quantity", names)
+        # Roughness is a column of both, and is that of the attention here.
         table = self.attention if quantity in self.attention else self.insertion
         drawn = [quantity]
         if quantity == "estimate":
@@ -188,6 +193,7 @@ def diagnose(
         insertion.append([site, *(getattr(measured, name) for name in INSERTION[1:])])
     attentions = declared(model, "is_self_attention")
     attention = []
+    # One run records the states at all attentions.
     with evaluating(model):
         with torch.no_grad(), recorded(attentions) as calls:
             model(*inputs, **named)

@@ -74,7 +74,9 @@ def batch_pointers(batch: Tensor) -> Tensor:
 
 
 def compress(
-    node: Tensor, opposite: Tensor, num_nodes: int
+    node: Tensor,
+    opposite: Tensor,
+    num_nodes: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return bounds, order and other ends of the edges by node; keys are distinct, so that any sort is stable."""
     order = distinct(node).argsort()

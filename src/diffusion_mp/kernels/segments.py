@@ -128,6 +128,7 @@ class Chunk:
         source = torch.cat(sources)
         position = torch.cat(present).nonzero().flatten()
         target = torch.empty_like(position)
+        # Nodes only: padding copies a row, and is no row's place in the stack.
         target[source[position]] = position
         layout = Layout(source.to(device), target.to(device), masks)
         self._layouts[key] = layout
@@ -143,7 +144,10 @@ def chunks(ptr: Tensor, rows: int) -> list[Chunk]:
 
 
 def stacks(
-    ptr: Tensor | None, rows: int, results: Sequence[Tensor], inputs: Sequence[Tensor]
+    ptr: Tensor | None,
+    rows: int,
+    results: Sequence[Tensor],
+    inputs: Sequence[Tensor],
 ) -> Iterator[tuple[Tensor | None, list[Tensor], list[Tensor]]]:
     """Yield graphs of nearly one size until all are covered: a mask, and views of results and inputs [N, H, F].
 
@@ -190,6 +194,7 @@ def by_stacks(
     """
     like = inputs[0]
     results = [like.new_empty(*like.shape[:2], width) for width in widths]
+    # Pairs bound the memory of products, and rows that of inputs and results.
     pairs = at_once(pairs, like)
     rows = at_once(ROWS, like)
     for mask, written, read in stacks(ptr, CHUNK * rows, results, inputs):
@@ -220,6 +225,7 @@ def _chunks(ptr: Tensor, rows: int) -> Iterator[Chunk]:
     first = 0
     last = len(ptr) - 1
     while first < last:
+        # The last boundary that is not too far away.
         end = int(torch.searchsorted(ptr, ptr[first] + rows, right=True)) - 1
         # A larger graph is a chunk all the same.
         end = max(end, first + 1)
@@ -233,6 +239,7 @@ def _bucket_lengths(sizes: list[int]) -> list[int]:
     lengths: list[int] = []
     largest = added = 0
     for size in sizes:
+        # In falling order, so that the first of a bucket is its largest.
         added += largest - size
         if lengths and added <= PADDING:
             lengths[-1] += 1
@@ -249,6 +256,7 @@ def by_size(ptr: Tensor | None, num_nodes: int, device: torch.device) -> Iterato
         if num_nodes:
             yield slice(0, num_nodes)
         return
+    # In any order: every row is written once, wherever its graph stands.
     sizes = ptr.diff()
     order = torch.argsort(sizes, stable=True)
     distinct, counts = torch.unique_consecutive(sizes[order], return_counts=True)
@@ -303,7 +311,11 @@ class Buffers:
         return self._taken[name][:size].view(shape)
 
     def inner(
-        self, a: Tensor, b: Tensor, name: str = "s", scale: float = 1.0
+        self,
+        a: Tensor,
+        b: Tensor,
+        name: str = "s",
+        scale: float = 1.0,
     ) -> Tensor:
         """Return ``scale`` a bᵀ for stacks."""
         out = self(name, a.size(0), a.size(1), b.size(1))

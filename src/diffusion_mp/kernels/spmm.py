@@ -31,9 +31,11 @@ def _reference_inner(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
 def _fast_product(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
     """Multiply compressed rows: of all channels with one weight, or of pairs of node and head."""
     _, heads, channels = v.shape
+    # Nothing to add up, which not every kernel of torch takes.
     if v.numel() == 0 or entries.row.numel() == 0:
         return v.new_zeros(entries.rows, heads, channels)
     if weight.size(1) == 1:
+        # All heads have the same matrix, so they are columns of one product.
         out = _product(entries[4:7], weight, v.flatten(1))
     elif channels == 1:
         # With a weight per channel it takes a third of the time to write the messages out and add them up by row.
@@ -55,6 +57,7 @@ def _fast_inner(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
         # One product per entry and head, which an index of pairs would only slow down.
         ends = a.squeeze(2).index_select(0, entries.row)
         return ends.mul_(b.squeeze(2).index_select(0, entries.col))
+    # Parallel edges may be more than that.
     if a.numel() == 0 or not 0 < count <= entries.rows * entries.cols:
         return _reference_inner(entries, a, b)
     form = _by_head(entries, heads)
@@ -80,11 +83,13 @@ def _by_head(entries: Entries, heads: int) -> Parts:
 def _inner(form: Parts, a: Tensor, b: Tensor) -> Tensor:
     """Return a_row·b_column of every entry, in the order of the entries."""
     ptr, moved, columns = form
+    # Zeros, to which torch adds the products in place.
     products = matrix(ptr, columns, a.new_zeros(columns.numel()), len(b))
     torch.sparse.sampled_addmm(products, a, b.t(), out=products)
     values = products.values()
     if moved is None:
         return values
+    # From the order of rows to that of the edges.
     return torch.empty_like(values).index_copy_(0, moved.long(), values)
 
 
@@ -96,6 +101,7 @@ def _product(form: Parts, weight: Tensor, v: Tensor) -> Tensor:
         weight = weight.contiguous()
     else:
         weight = weight.index_select(0, moved)
+    # Only there torch has a fast kernel of weighted bags.
     if v.dtype == torch.float32 and v.device.type == "cpu":
         v = v.detach()  # torch would number the bags for a gradient
         return embedding_bag(
@@ -111,6 +117,7 @@ def _product(form: Parts, weight: Tensor, v: Tensor) -> Tensor:
 
 def _added(ptr: Tensor, order: Tensor, x: Tensor) -> Tensor:
     """Return the sums over the entries of every row of their x [E, H], where ``order`` lists the entries by row."""
+    # A sum is the product with the matrix that has a one for every entry in its row.
     return _product((ptr, None, order), x.new_ones(len(order)), x)
 
 
@@ -142,7 +149,11 @@ def _sddmm(entries: Entries, a: Wide, b: Wide) -> Tensor:
 
 
 def _by_weight(
-    grad: Tensor, entries: Entries, weight: Tensor, v: Tensor, backend: str
+    grad: Tensor,
+    entries: Entries,
+    weight: Tensor,
+    v: Tensor,
+    backend: str,
 ) -> Tensor:
     # One weight for all heads, or one each.
     return _sddmm(entries, grad, v, backend=backend).sum_to_size(weight.shape)
@@ -203,6 +214,7 @@ def sddmm(
 def _entries(pattern: Pattern, sent: Tensor) -> Entries:
     """Return the entries, also by column if that is known or needed: for a gradient of what the columns send."""
     entries = pattern.entries
+    # Only a backward pass reads entries by column, and sorting them takes time.
     if entries.col_ptr is None and trained(sent):
         return pattern.both_ways()
     return entries
@@ -259,7 +271,7 @@ def _softmax_along(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tensor:
     if prior is None:
         prior = logits.new_ones(1, 1)
     none = prior == 0
-    # Not −∞, which a row without entries would subtract from itself.
+    # Not −∞, which a row of logits −∞ would subtract from itself.
     lowest = torch.finfo(logits.dtype).min
     top = logits.new_full((rows.ptr.numel() - 1, logits.size(1)), lowest)
     index = rows.node.unsqueeze(1).expand_as(logits)
@@ -273,6 +285,7 @@ def _softmax_along(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tensor:
 
 def _softmax_in_place(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tensor:
     """Return the softmax along compressed rows, in as few passes over [E, H] as torch allows."""
+    # torch has the maximum over compressed rows on the CPU only.
     if not logits.numel() or logits.device.type != "cpu":
         return _softmax_along(rows, logits, prior)
     if prior is not None:
@@ -284,6 +297,7 @@ def _softmax_in_place(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tenso
     weight = logits.sub(_of_row(rows, top)).exp_()
     if prior is not None:
         weight *= prior
+    # The matrix of the maximum serves for the sum.
     total = ones @ weight
     return weight.mul_(_of_row(rows, reciprocal(total)))
 
@@ -325,7 +339,7 @@ def edge_softmax(
 
     Edges of prior zero are ignored, also in the maximum.
     """
-    # The derivative by the prior is that of the formula: the logarithm of a prior of zero has none.
+    # The fast pair has the derivative by the logits only; that by a prior is the formula's.
     learned = prior is not None and trained(prior)
     backend = "reference" if learned else "auto"
     return _softmax(Rows.of(rows), logits, prior, backend=backend)

@@ -38,7 +38,9 @@ class Stencil(NamedTuple):
 
 
 def positions(
-    ptr: Tensor | None, num_nodes: int, device: torch.device
+    ptr: Tensor | None,
+    num_nodes: int,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor | int]:
     """Return the place of every row in its sequence, 0 … n − 1, and n: one number, or [N] for a ragged batch."""
     row = torch.arange(num_nodes, device=device)
@@ -71,12 +73,14 @@ def neighbours(
     left = torch.stack([position - stride for stride in strides])
     right = torch.stack([position + stride for stride in strides])
     if boundary == "symmetric":
+        # The extension has the period 2n, also for strides longer than the sequence.
         left = left % (2 * length)
         right = right % (2 * length)
         left = torch.minimum(left, 2 * length - 1 - left)
         right = torch.minimum(right, 2 * length - 1 - right)
     elif boundary == "replicate":
         left = left.clamp(min=0)
+        # Not `clamp`, which takes one limit for all sequences.
         right = torch.where(right < length, right, length - 1)
     elif boundary == "periodic":
         left = left % length
@@ -88,6 +92,7 @@ def neighbours(
             right = torch.where(right < length, right, position)
         else:
             right = position.expand_as(right)
+    # The same for all rows of a sequence: no neighbour can be in another one.
     start = torch.arange(num_nodes, device=device) - position
     return start + left, start + right
 
@@ -108,6 +113,7 @@ def product(
         weighted_sums(v, weight, stride, stencil, transpose)
         for stride, weight in zip(stencil.strides, alpha.unsqueeze(2), strict=True)
     )
+    # In place of a stack of all strides, which takes K times the memory.
     out = next(terms)
     for term in terms:
         out.add_(term)
@@ -127,7 +133,11 @@ def inner(
 
 
 def plain_sums(
-    v: Tensor, weight: Tensor, stride: int, stencil: Stencil, transpose: bool
+    v: Tensor,
+    weight: Tensor,
+    stride: int,
+    stencil: Stencil,
+    transpose: bool,
 ) -> Tensor:
     """Return ``weight`` times v_left + v_right, or the transpose of these sums."""
     _, boundary, ptr = stencil
@@ -146,7 +156,11 @@ Bags = tuple[Tensor, Tensor]
 
 
 def fast_sums(
-    v: Tensor, weight: Tensor, stride: int, stencil: Stencil, transpose: bool
+    v: Tensor,
+    weight: Tensor,
+    stride: int,
+    stencil: Stencil,
+    transpose: bool,
 ) -> Tensor:
     """Return the same by bags of rows, whose sums take one pass over v."""
     if v.numel() == 0:
@@ -154,12 +168,17 @@ def fast_sums(
     bounds, rows = _bags(v.size(0), stride, stencil, transpose, v.device)
     # Detached, since torch would number the rows of every bag for a gradient that it is not asked for.
     flat = v.detach().reshape(v.size(0), -1)
+    # Half the time of gathering both neighbours and adding them.
     moved = torch.embedding_bag(flat, rows, bounds, include_last_offset=True)[0]
     return moved.view_as(v).mul_(weight)
 
 
 def _bags(
-    num_nodes: int, stride: int, stencil: Stencil, transpose: bool, device: torch.device
+    num_nodes: int,
+    stride: int,
+    stencil: Stencil,
+    transpose: bool,
+    device: torch.device,
 ) -> Bags:
     _, boundary, ptr = stencil
     # The matrices of the other boundaries are symmetric: both directions share one entry of the cache.
@@ -219,7 +238,10 @@ def _transformed(v: Tensor, periodic: bool, inverse: bool) -> Tensor:
 
 
 def _transform_rows(
-    v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None
+    v: Tensor,
+    periodic: bool,
+    inverse: bool,
+    ptr: Tensor | None,
 ) -> Tensor:
     out = empty_like(v)
     if not v.numel():
@@ -234,7 +256,10 @@ def _transform_rows(
 
 
 def _transform_graphs(
-    v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None
+    v: Tensor,
+    periodic: bool,
+    inverse: bool,
+    ptr: Tensor | None,
 ) -> Tensor:
     """Return the same without writing to memory that every sequence shares."""
     if not v.numel():
@@ -289,8 +314,10 @@ def neumann_function(
     (alpha, v), dtype = accumulating(alpha, v)
     position, length = positions(ptr, v.size(0), v.device)
     period = length if periodic else 2 * length
+    # Broadcast to all rows by the first stride.
     eigenvalues = torch.zeros_like(alpha[0])
     for stride, weight in zip(strides, alpha, strict=True):
+        # Reduced in integers: the sine of a large angle has lost its digits.
         phase = (position * stride % period).to(v.dtype) / period
         mode = 4 * (math.pi * phase).sin().square()
         eigenvalues = eigenvalues + mode.unsqueeze(1) * weight

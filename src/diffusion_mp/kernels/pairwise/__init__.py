@@ -69,7 +69,12 @@ def _product(q: Narrow, k: Narrow, v: Narrow, weighting: Weighting) -> Tensor:
     triton=on_gpu("backward"),
 )
 def _backward(
-    grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
+    grad: Tensor,
+    delta: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weighting: Weighting,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return empty_like(q, k, v)
 
@@ -102,6 +107,7 @@ def _of_product(
     out: Tensor,
     backend: str,
 ) -> tuple[Tensor | None, ...]:
+    # Rows are not normalised, so nothing is subtracted.
     delta = torch.zeros_like(_empty_rows(q))
     dq, dk, dv = _backward(grad, delta, q, k, v, weighting, backend=backend)
     # The shifts need no pass over the pairs: with g_ij = w_ij (grad_i·v_j) the row sums, da, are
@@ -181,7 +187,9 @@ def pairwise_attention(
     # Numbers first: they are never few for torch.export, to which the number of pairs is a symbol.
     if small and scores.few_pairs(q):
         with without_autocast(q):
+            # A call of the operation takes longer than the arithmetic here.
             return scores.attention_of_few(q, k, v, score)
+    # torch's kernel has no name of its own: to a user it is part of the fast path.
     if requested_backend in ("auto", "cpu") and fused.fits(q, k, v, ptr, score):
         return fused.attention(q, k, v)
     weighting = Weighting(None, None, ptr, score, mutual=mutual)
@@ -223,6 +231,7 @@ def pairwise_logsumexp(
         >>> torch.allclose(pairwise_logsumexp(q, k), torch.einsum("ihf,jhf->ihj", q, k).logsumexp(2), atol=1e-6)
         True
     """
+    # Values without channels cost nothing.
     return pairwise_rows(q, k, q[:, :, :0], ptr, **options).lse
 
 

@@ -36,7 +36,7 @@ def fits(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> boo
         return False
     if q.is_cpu:
         return True
-    # In single precision torch has no fused kernel on a GPU that is faster than ours.
+    # On a GPU half precision alone: tiles by Triton take the rest.
     half = q.dtype in (torch.bfloat16, torch.float16)
     narrow = max(features, channels) <= WIDEST
     return q.is_cuda and half and narrow and q.dtype == k.dtype == v.dtype
@@ -75,7 +75,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "N H D"]:
     dtype = v.dtype
     width = max(q.size(2), channels)
     if q.is_cpu:
-        # torch's kernel on the CPU adds up half precision in half precision.
+        # Sums take at least float32.
         (q, k, v), _ = accumulating(q, k, v)
     else:
         # The kernels for GPUs take multiples of eight only.

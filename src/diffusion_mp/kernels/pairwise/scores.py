@@ -87,7 +87,10 @@ def log_scores(q: Tensor, k: Tensor, score: str, loops: bool = True) -> Tensor:
 
 
 def pairwise_attention(
-    q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weighting: Weighting,
 ) -> PairwiseRows:
     """Σ_j p_ij v_j with p the softmax of log f(q_i·k_j) over row i, also for the sigmoid (D11 of docs/errata.md)."""
     results = []
@@ -132,7 +135,12 @@ def few_pairs(q: Tensor) -> bool:
 
 
 def pairwise_backward(
-    grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
+    grad: Tensor,
+    delta: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weighting: Weighting,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq_i = Σ_j g_ij k_j, dk_j = Σ_i g_ij q_i and dv_j = Σ_i w_ij grad_i.
 

@@ -53,9 +53,13 @@ class _Weights(Buffers):
         self.loops = weighting.loops
 
     def tile(
-        self, rows: slice, cols: slice, slopes: bool = False
+        self,
+        rows: slice,
+        cols: slice,
+        slopes: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Return w of a tile, and s, which the weights overwrite unless its ``slopes`` are needed."""
+        # With shifts the logarithm of f is taken, of the score itself.
         scale = 1.0 if self.shifts else self.kernel.scale
         s = self.inner(cut(self.q, rows), cut(self.k, cols), scale=scale)
         if self.shifts:
@@ -87,7 +91,11 @@ class _Weights(Buffers):
         return level
 
     def without_loops(
-        self, tile: Tensor, rows: slice, cols: slice, fill: float
+        self,
+        tile: Tensor,
+        rows: slice,
+        cols: slice,
+        fill: float,
     ) -> None:
         """Fill loops, and rows and columns of padding, which may repeat the node of the other end."""
         if self.mask is not None:
@@ -98,14 +106,19 @@ class _Weights(Buffers):
         tile.diagonal(offset, 1, 2).fill_(fill)
 
     def times(
-        self, v: Tensor, symmetric: bool = False, total: Tensor | None = None
+        self,
+        v: Tensor,
+        symmetric: bool = False,
+        total: Tensor | None = None,
     ) -> Tensor:
         """Return Σ_j w_ij v_j, add Σ_j w_ij to ``total``; a tile of a symmetric w serves its rows and its columns."""
         symmetric = symmetric and self.mask is None
+        # The first tile of every row writes, and the others add: see `_add_product`.
         sums = torch.empty_like(v)
         for rows, cols in _tiles(self.q, symmetric):
             w, _ = self.tile(rows, cols)
             turns = [(rows, w, cols)]
+            # A tile on the diagonal is its own transpose.
             if symmetric and cols is not rows:
                 turns.append((cols, w.mT, rows))
             for to, turned, of in turns:
@@ -127,7 +140,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Pairwise
     far = False
 
     def compute(
-        q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         nonlocal far
         weights = _Weights(q, k, mask, weighting)
@@ -182,7 +198,12 @@ def _columns(q: Tensor, weighting: Weighting) -> list[Tensor]:
 
 
 def backward(
-    grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
+    grad: Tensor,
+    delta: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weighting: Weighting,
 ) -> tuple[Tensor, ...]:
     """Return the gradients of q, k and v, each in its dtype; every tile is recomputed.
 
@@ -202,7 +223,12 @@ def backward(
     times_slope = KERNELS[weighting.score].times_slope
 
     def compute(
-        q: Tensor, k: Tensor, v: Tensor, grad: Tensor, delta: Tensor, *rest: Any
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        grad: Tensor,
+        delta: Tensor,
+        *rest: Any,
     ) -> tuple[Tensor, ...]:
         *shifts, mask = rest
         if mask is not None:
@@ -223,6 +249,7 @@ def backward(
         return dq, dk, dv
 
     inputs = (q, k, v, grad, delta, *shifts)
+    # Shifts have no gradient here: that of a row is its inner product with the result.
     widths = [x.size(2) for x in (q, k, v)]
     gradients = by_stacks(compute, weighting.ptr, inputs, widths, _entries(q))
     return tuple(x.to(dtype) for x in gradients)
@@ -243,7 +270,7 @@ def _tiles(x: Tensor, symmetric: bool = False) -> Iterable[tuple[slice, slice]]:
     if symmetric:
         side = min(SIDE, math.isqrt(entries), math.ceil(size / 2))
         return combinations_with_replacement(even(size, side), 2)
-    # Twice as many columns as rows: sums along rows are cheaper than those over tiles.
+    # Wider than high, since every tile adds to the sums of its rows once more.
     cols = even(size, 2 * math.isqrt(entries))
     rows = even(size, entries // cols[0].stop)
     return pairs_of(rows, cols)

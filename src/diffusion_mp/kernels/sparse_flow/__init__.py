@@ -33,6 +33,7 @@ __all__ = [
     "sparse_flow_product",
 ]
 
+# One name in the environment selects the backend of all four operations.
 declare = partial(operation, family="sparse_flow")
 
 
@@ -60,6 +61,7 @@ def _potentials_backward(
     out: RowPotentials,
     ptr: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    # An operation of its own, so that torch.compile has one node for the backward pass too.
     return empty_like(*circuit)
 
 
@@ -70,7 +72,11 @@ def _potentials_backward(
     dtype="v",
 )
 def _product(
-    features: Features, v: Narrow, terms: RowTerms, ptr: Tensor | None, transpose: bool
+    features: Features,
+    v: Narrow,
+    terms: RowTerms,
+    ptr: Tensor | None,
+    transpose: bool,
 ) -> Tensor:
     return empty_like(v)
 
@@ -88,9 +94,11 @@ def _product_backward(
     ptr: Tensor | None,
     transpose: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    # Lift and reach are constant where the gradient exists, and ``best`` is a number of a node.
     return empty_like(*features, v, *terms[:4])
 
 
+# The fields that the backward pass does not take have no gradient: see `RowPotentials`.
 _potentials.derivatives({"circuit": _potentials_backward})
 _product.derivatives(
     {"features v terms.a terms.w terms.rho terms.nu": _product_backward}

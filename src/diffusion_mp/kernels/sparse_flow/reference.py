@@ -126,7 +126,9 @@ def _on_support(
 ) -> OnSupport:
     """Solve Σ_j z_j + μ/α = 1, which is linear in ρ on a support; ``log_c`` and ``log_f`` are those of ``best``."""
     s, u, _, _, lam, leak = problem
+    # γ without λ, of which the logarithm is −∞ where λ is 0.
     log_drag = log_c + log_f
+    # The unit is a choice: no result depends on it, so it needs no gradient.
     unit, lift, rise, nu = units((log_drag + lam.log()).detach())
     a = unit - rows.at(s, best)
     w = rows.at(u, best) + rise
@@ -147,6 +149,7 @@ def _on_support(
     above = apart.clamp(max=exp_limit(s.dtype)).expm1()
     dammed = through * rows.spread(nu) * above
     height = unit - log_c
+    # Where nothing flows there is no equation, and a divisor of zero would make all gradients NaN.
     slope = (rows.add(through) + leak * height.exp()).masked_fill(idle, 1.0)
     rho = (1 - leak * lam * log_f.exp() + rows.add(dammed)) / slope
     return OnSupport(a, w, rho, nu, lift, slope, height, through, dammed)
@@ -158,11 +161,13 @@ def _solved(circuit: Circuit, nodes: slice) -> RowPotentials:
     s = _scores(q, k, nodes)
     u = _scores(fq, fk, nodes)
     none = s == -torch.inf
+    # An absent entry resists infinitely, and the sum over conductors must not see its −s = ∞.
     resisting = (-s).masked_fill(none, -torch.inf)
     resistance = resisting.logsumexp(2, keepdim=True)
     friction = u.logsumexp(2, keepdim=True)
     # Not s + M and u − U, which cancel where the scores are large.
     log_c = -resisting.log_softmax(2).masked_fill(none, torch.inf)
+    # A row of absent entries alone gives NaN, which is no threshold.
     log_f = u.log_softmax(2).masked_fill(none, -torch.inf)
     lam, leak = (x[nodes].t().unsqueeze(2) for x in (lam, leak))
     with torch.no_grad():
@@ -173,6 +178,7 @@ def _solved(circuit: Circuit, nodes: slice) -> RowPotentials:
     problem = RowProblem(s, u, resistance, friction, lam, leak)
     on = _on_support(problem, *of_best, active, best, idle)
     with torch.no_grad():
+        # What a kernel keeps for its backward pass has no gradient here either.
         drag = on.nu * on.through + on.dammed
         work = lam * log_f.exp() * (on.through * on.rho - on.dammed)
         last = among(u, active, -torch.inf).amax(2, keepdim=True)
@@ -198,7 +204,9 @@ def _solved(circuit: Circuit, nodes: slice) -> RowPotentials:
         active.sum(2, keepdim=True).to(s),
     )
     rows = or_still(solved, ~idle, leak)
+    # From one row of a matrix per head to one number per node and head.
     rows = RowPotentials(*(x.squeeze(2).t() for x in rows))
+    # Numbers of nodes in the batch, not in the graph.
     return rows._replace(best=rows.best + nodes.start)
 
 
@@ -209,7 +217,11 @@ def sparse_flow_potentials(circuit: Circuit, ptr: Tensor | None) -> RowPotential
 
 
 def sparse_flow_product(
-    features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool
+    features: Features,
+    v: Tensor,
+    terms: RowTerms,
+    ptr: Tensor | None,
+    transpose: bool,
 ) -> Tensor:
     """Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D]."""
     q, k, fq, fk = features
@@ -259,6 +271,7 @@ def product_backward(
         moved = terms._replace(a=a, w=w, rho=rho, nu=nu)
         return sparse_flow_product(Features(*features), v, moved, ptr, transpose)
 
+    # The other terms are constants: see `RowPotentials`.
     inputs = (*features, v, *terms[:4])
     gradients: tuple[Tensor, ...] = pulled_back(product, inputs, grad)
     return gradients
@@ -282,6 +295,7 @@ class Segments(Dense):
 
     def __init__(self, target: Tensor, like: Tensor) -> None:
         self.target = target
+        # Sums begin with zeros of the shape of all results, made once.
         self.zeros = torch.zeros_like(like)
 
     def add(self, entries: Tensor) -> Tensor:
@@ -294,6 +308,7 @@ class Segments(Dense):
         )
 
     def best(self, entries: Tensor) -> Tensor:
+        # torch has no argmax by index: the largest of the numbers n … 1 at a maximum is its first place.
         n = entries.size(0)
         last = torch.arange(n, 0, -1, device=entries.device).unsqueeze(1)
         is_top = entries == self.spread(self.top(entries))
@@ -332,13 +347,16 @@ def distinct(node: Tensor) -> Tensor:
 
 
 def support_by_sorting(
-    problem: RowProblem, target: Tensor, width: Size | None = None
+    problem: RowProblem,
+    target: Tensor,
+    width: Size | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the same by :func:`flowing`, with every row padded to ``width``, the most edges of a node."""
     s, u, resistance, friction, lam, leak = problem
     edges, heads = s.shape
     nodes = lam.size(0)
     number = torch.arange(edges, device=s.device)
+    # Not `bincount`, whose result has a size that depends on values.
     count = target.new_zeros(nodes).index_add(0, target, torch.ones_like(target))
     first = count.cumsum(0) - count
     order = distinct(target).argsort()
@@ -374,6 +392,7 @@ def _support(problem: RowProblem, target: Tensor) -> tuple[Tensor, Tensor]:
 def _log_sum(x: Tensor, rows: Segments) -> Tensor:
     """Return log Σ_e e^{x_e} of every row, 0 where that is −∞."""
     top = rows.top(x.detach()).clamp_min(torch.finfo(x.dtype).min)
+    # Twice replaced, since the logarithm of zero has an infinite derivative even where it is not taken.
     total = rows.add((x - rows.spread(top)).exp())
     return torch.where(total == 0, 0.0, (total + (total == 0)).log() + top)
 
@@ -405,6 +424,7 @@ def sparse_flow_edges(
     """
     (s, u, prior, lam, leak), _ = accumulating(s, u, prior, lam, leak)
     rows = Segments(target, lam)
+    # A prior of zero removes the edge; its logarithm has no derivative that could be multiplied by zero.
     closed = prior == 0
     log_a = prior.masked_fill(closed, 1.0).log().masked_fill(closed, -torch.inf)
     resistance = _log_sum(log_a - s, rows)
@@ -418,7 +438,9 @@ def sparse_flow_edges(
     log_c = (resistance + rows.at(problem.s, best)).masked_fill(idle, 0.0)
     log_f = (rows.at(u, best) - friction).masked_fill(idle, 0.0)
     on = _on_support(problem, log_c, log_f, active, best, idle, rows)
+    # Without conservation nothing flows at μ = α; with it μ is unknown, and 0 stands for that.
     alone = 1 / leak.masked_fill(leak == 0, torch.inf)
+    # Rounding may make an entry at its threshold negative.
     flow = (on.through * rows.spread(on.rho) - on.dammed).clamp_min(0)
     potential = lam * log_f.exp() + on.rho * on.height.exp()
     return EdgeFlow(flow, torch.where(idle, alone, potential))

@@ -45,6 +45,7 @@ def _by_tiles(
     widths: Sequence[int],
 ) -> list[Tensor]:
     """Apply ``compute`` to memory for one tile at a time, and to stacks of the inputs and their mask."""
+    # Tiles of all stacks use the same memory: mapping it anew takes longer than a pass over it.
     room = Buffers(inputs[0], inputs[0].dtype)
     return by_stacks(partial(compute, room), ptr, inputs, widths, TILE)
 
@@ -54,7 +55,9 @@ def _widths(*inputs: Tensor) -> list[int]:
 
 
 def _scores(
-    room: Buffers, features: Sequence[Tensor], rows: slice
+    room: Buffers,
+    features: Sequence[Tensor],
+    rows: slice,
 ) -> tuple[Tensor, Tensor]:
     q, k, fq, fk = features
     return room.inner(q[:, rows], k), room.inner(fq[:, rows], fk, "u")
@@ -73,7 +76,10 @@ def _first(ptr: Tensor | None, like: Tensor) -> Tensor | int:
 
 
 def _together(
-    features: Features, terms: RowTerms, ptr: Tensor | None, *others: Tensor
+    features: Features,
+    terms: RowTerms,
+    ptr: Tensor | None,
+    *others: Tensor,
 ) -> list[Tensor]:
     """Return all in one dtype, at least float32, the terms as [N, H, 1] with places of the best conductors."""
     wide, _ = accumulating(*features, *terms[:6], *others)
@@ -89,6 +95,7 @@ def potentials(circuit: Circuit, ptr: Tensor | None) -> RowPotentials:
         solved = []
         for rows in _rows(lam):
             s, u = _scores(room, features, rows)
+            # Before padding is closed: its scores are infinite then.
             resistance = _log_sum(s, mask, -1)
             friction = _log_sum(u, mask)
             if mask is not None:
@@ -168,7 +175,11 @@ class _Entries:
 
 
 def _multiply(
-    out: Tensor, tile: Tensor, y: Tensor, rows: slice, transpose: bool
+    out: Tensor,
+    tile: Tensor,
+    y: Tensor,
+    rows: slice,
+    transpose: bool,
 ) -> None:
     """Write these rows of a product with y, or add what they contribute to that of the transpose."""
     if transpose:
@@ -194,7 +205,11 @@ def _pull_scores(
 
 
 def product(
-    features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool
+    features: Features,
+    v: Tensor,
+    terms: RowTerms,
+    ptr: Tensor | None,
+    transpose: bool,
 ) -> Tensor:
     """Return Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D], in the dtype of v."""
 
@@ -230,12 +245,15 @@ def product_backward(
         inputs = stacks[:4]
         terms = stacks[4:11]
         v, grad, mask = stacks[11:]
+        # The gradient of z_ij, G, is the same product with its sides exchanged.
         left, right = (v, grad) if transpose else (grad, v)
         gradients = [torch.zeros_like(x) for x in (*inputs, v)]
+        # Columns for a, w, ρ and ν.
         by_row = v.new_empty(*v.shape[:2], 4)
         for rows in _rows(v):
             scores = _scores(room, inputs, rows)
             tile = _Entries(*scores, terms, rows, mask)
+            # z and its factors are read several times, so none is written over yet.
             through, above, flow = tile.on_support(room)
             _multiply(gradients[4], flow, grad, rows, not transpose)
             outer = room.inner(left[:, rows], right, "gradient")
@@ -252,7 +270,9 @@ def product_backward(
 
     together = _together(features, terms, ptr, v, grad)
     widths = [*_widths(*features, v), 4]
+    # One result of four columns is unstacked at once.
     *gradients, by_row = _by_tiles(compute, ptr, together, widths)
+    # Columns with gaps slow down all that follows.
     by_terms = (x.contiguous() for x in by_row.unbind(2))
     return *(x.to(v.dtype) for x in gradients), *by_terms
 
@@ -301,6 +321,7 @@ def pulls(
     # Clamped for rows where nothing flows, whose gradients are zero.
     height = (a - out.resistance - out.log_mu).clamp_max(limit)
     step = (grad_rho + grad_mu * height.exp()) / out.slope
+    # Of dlog γ = dlog c_o + dlog θ_o, which both resistances and frictions share.
     both = grad_nu * nu - step * (1 - leak * theta - out.rho * out.slope)
     by_resistance = both + step * leak * (mu - theta) - grad_mu + lam * by_share
     by_friction = both - step * leak * theta + lam * by_share
@@ -331,9 +352,11 @@ def potentials_backward(
         terms = stacks[4:11]
         *pull, resistance, friction, mask = stacks[11:]
         if mask is not None:
+            # Rows of padding solve a problem too, and must not send a gradient to their senders.
             pull = [x * mask for x in pull]
         step, by_resistance, by_friction, at_s, at_u, nu, by_lam = pull
         gradients = [torch.zeros_like(x) for x in inputs]
+        # ``by_lam`` is that part of it which needs no entry.
         dlam = by_lam.clone()
         for rows in _rows(resistance):
             s, u = _scores(room, inputs, rows)
