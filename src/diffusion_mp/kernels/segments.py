@@ -156,10 +156,7 @@ def stacks(
     """
     if ptr is None:
         if inputs[0].size(0):
-            written, read = (
-                [x.transpose(0, 1) for x in xs] for xs in (results, inputs)
-            )
-            yield None, written, read
+            yield None, _by_head(results), _by_head(inputs)
         return
     for chunk in chunks(ptr, max(1, rows)):
         targets = [result[chunk.rows] for result in results]
@@ -174,6 +171,10 @@ def stacks(
             yield mask, list(written), list(read)
         for stack, x in zip(stacked, targets, strict=True):
             chunk.unstack(stack, x)
+
+
+def _by_head(rows: Sequence[Tensor]) -> list[Tensor]:
+    return [x.transpose(0, 1) for x in rows]
 
 
 def at_once(entries: int, like: Tensor) -> int:
