@@ -12,6 +12,7 @@ from diffusion_mp.kernels.linear_attention import Terms, linear_rows
 from diffusion_mp.kernels.neumann.stencil import Stencil
 from diffusion_mp.kernels.pairwise.scores import SCORES, Weighting
 from diffusion_mp.kernels.sparse_flow import Features, sparse_flow_potentials
+from diffusion_mp.kernels.sparse_flow.rows import Circuit, RowProblem
 from diffusion_mp.kernels.spmm import Rows
 
 N = 13
@@ -98,13 +99,16 @@ def arguments(ptr: Tensor | None) -> dict[str, list[tuple[Any, ...]]]:
             (v, shift, q, k, v, Weighting(shift, None, ptr, "exp")),
         ],
         "sparse_flow_potentials": [
-            (f, lam, leak, ptr) for f in (features, without_friction)
+            (Circuit(*f, lam, leak), ptr) for f in (features, without_friction)
         ],
         "sparse_flow_product": [
             (features, v, terms, ptr, transpose) for transpose in (False, True)
         ],
         "sparse_flow_support": [
-            (*scores, log_sum(-scores[0]), log_sum(scores[1]), lam, leak, target)
+            (
+                RowProblem(*scores, log_sum(-scores[0]), log_sum(scores[1]), lam, leak),
+                target,
+            )
         ],
         "neumann_product": [
             (v, draw(2, H), s, transpose)

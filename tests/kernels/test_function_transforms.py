@@ -242,20 +242,20 @@ def test_gradients_of_many_outputs_at_once(generator: torch.Generator) -> None:
 @pytest.mark.parametrize("edges", [40, 1, 0])
 def test_which_edges_flow_by_sorting(edges: int) -> None:
     """The same edges as by Newton's method, also for several scores at once; some nodes have no edge."""
-    (s, u, resistance, friction, lam, leak, target) = arguments(None)[
-        "sparse_flow_support"
-    ][0]
-    given = (s[:edges], u[:edges], resistance, friction, lam, leak, target[:edges])
+    problem, target = arguments(None)["sparse_flow_support"][0]
+    problem = problem._replace(s=problem.s[:edges], u=problem.u[:edges])
+    target = target[:edges]
     operation: Operation[Any] = OPERATIONS["sparse_flow_support"]
-    flows, best = operation(*given, backend="reference")
-    expected, best_of_all = _edge_support(*given)
+    flows, best = operation(problem, target, backend="reference")
+    expected, best_of_all = _edge_support(problem, target)
     assert torch.equal(flows, expected)
-    some = torch.zeros(len(lam), 2).index_add(0, target[:edges], expected.float()) > 0
+    some = torch.zeros_like(problem.lam).index_add(0, target, expected.double()) > 0
     assert torch.equal(best[some], best_of_all[some])
-    run: Callable[..., Any] = vmap(lambda s: operation(s, *given[1:]))
-    both = run(torch.stack([given[0], given[0] - 1]))
+    run: Callable[..., Any] = vmap(lambda s: operation(problem._replace(s=s), target))
+    both = run(torch.stack([problem.s, problem.s - 1]))
     for k in (0, 1):
-        assert torch.equal(both[0][k], _edge_support(given[0] - k, *given[1:])[0])
+        shifted = problem._replace(s=problem.s - k)
+        assert torch.equal(both[0][k], _edge_support(shifted, target)[0])
 
 
 @pytest.mark.parametrize("samples", [0, 5])

@@ -16,10 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from diffusion_mp.kernels.sparse_flow import (
     Features,
     sparse_flow_potentials,
+    sparse_flow_product,
     tiled,
 )
 from diffusion_mp.kernels.sparse_flow.reference import entries
-from diffusion_mp.kernels.sparse_flow.rows import newton, solve
+from diffusion_mp.kernels.sparse_flow.rows import Circuit, RowProblem, newton, solve
 from diffusion_mp.testing import tolerance
 from flow_rows import solve_rows
 
@@ -51,7 +52,7 @@ def newton_rows(
     """z and μ by Newton's method, from the scores."""
     one = torch.ones_like(s[..., :1])
     norms = (-s).logsumexp(-1, keepdim=True), u.logsumexp(-1, keepdim=True)
-    rows = solve(s, u, *norms, lam * one, one / alpha)
+    rows = solve(RowProblem(s, u, *norms, lam * one, one / alpha))
     z = entries(s, u, rows.terms, torch.arange(s.size(-1)) == rows.best)
     return z, rows.log_mu.exp().squeeze(-1)
 
@@ -211,11 +212,12 @@ def test_no_exponential_of_a_tile_underflows(generator) -> None:
     )
     q, k, fq, fk = (20 * x for x in features)
     with Exponents() as exponents:
-        rows = tiled.potentials(Features(q, k, fq, fk), lam, leak, None)
+        circuit = Circuit(q, k, fq, fk, lam, leak)
+        rows = tiled.potentials(circuit, None)
         tiled.product(Features(q, k, fq, fk), v, rows.terms, None, False)
         tiled.product_backward(v, Features(q, k, fq, fk), v, rows.terms, None, False)
         ones = [torch.ones_like(lam)] * 5
-        tiled.potentials_backward(*ones, Features(q, k, fq, fk), lam, leak, rows, None)
+        tiled.potentials_backward(*ones, circuit, rows, None)
     assert -75 < exponents.least < -60
 
 
@@ -310,6 +312,24 @@ def test_the_gradient_of_lambda_is_right_at_zero(generator) -> None:
         unit[row, head] = 1e-6
         expected = (-1.5 * loss(zero) + 2 * loss(unit) - 0.5 * loss(2 * unit)) / 1e-6
         assert got[row, head].item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_formula_without_friction_takes_friction_scores_of_any_size(
+    generator,
+) -> None:
+    """λ = 0: no score of the frictions counts, also beyond the range of the exponential."""
+    q, k, fq, fk, lam, leak, v = (t.detach() for t in inputs(6, generator))
+    fq = 1000 * fq
+    zero = torch.zeros_like(lam)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+
+    def run(backend: str) -> list[Tensor]:
+        rows = sparse_flow_potentials(q, k, fq, fk, zero, leak, backend=backend)
+        out = sparse_flow_product(q, k, fq, fk, v, rows.terms, backend=backend)
+        return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+
+    for formula, fast in zip(run("reference"), run("cpu"), strict=True):
+        torch.testing.assert_close(formula, fast, rtol=1e-9, atol=1e-9)
 
 
 def test_rows_differentiate_twice_on_the_support() -> None:

@@ -42,11 +42,6 @@ def widened(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def widened(x: Tensor) -> Tensor:
-    """Return x in at least single precision."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     """Disable autocast, which reaches into custom operations, on the device of ``tensor``."""
     device = "cpu" if tensor.is_cpu else tensor.device.type
