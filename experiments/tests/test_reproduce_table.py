@@ -40,7 +40,7 @@ REFUSED_TABLES = [
     ({"like": "digits"}, "like digits, which is no other table"),
     ({"like": "x"}, "like x, which is no other table"),
     ("title: [\n", r"gcn\.yaml is no YAML: while parsing"),
-    ("title: both\nmodel: {}\npredictor: {}\n", "either a model or a predictor"),
+    ("title: none\n", "either a model or a predictor"),
     ("- a list\n", "names and values"),
 ]
 
@@ -178,8 +178,6 @@ def test_tables_and_rows_that_are_refused(changes, message, tmp_path):
         (folder / "gcn.yaml").write_text(changes)
     with pytest.raises(ValueError, match=message):
         load_table(folder)
-    with pytest.raises(FileNotFoundError, match=r"no table 'none'.* are \['digits'\]"):
-        load_table(tmp_path / "none")
 
 
 WRONG_AXES = [3, {}, {"choice": 3}, {"choice": [[1]]}, {"normal": [0, 1]}]
