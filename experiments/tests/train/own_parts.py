@@ -57,9 +57,7 @@ class WithoutArguments(OtherNames):
         super().__init__(3, 2)
 
 
-class Ring(pl.LightningDataModule):
-    num_features = 3
-    num_classes = 2
+class Unmeasured(pl.LightningDataModule):
     changes: ClassVar[dict[str, object]] = {}
 
     def train_dataloader(self):
@@ -68,6 +66,11 @@ class Ring(pl.LightningDataModule):
         return DataLoader([data], collate_fn=operator.itemgetter(0))
 
     val_dataloader = test_dataloader = predict_dataloader = train_dataloader
+
+
+class Ring(Unmeasured):
+    num_features = 3
+    num_classes = 2
 
 
 def changed(name, **changes):

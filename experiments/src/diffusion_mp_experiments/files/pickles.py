@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Int64, Shaped
+from jaxtyping import Int64
 from scipy.sparse import csr_matrix
 
 _TYPES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}
@@ -81,7 +81,7 @@ def _dtype(code: Any, state: Any) -> np.dtype[Any]:
     return np.dtype(code).newbyteorder(state[1])
 
 
-def _array(data: Any, dtype: Any, shape: Any, order: Any) -> Shaped[np.ndarray, " ..."]:
+def _array(data: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
     dtype = _value(dtype, np.dtype)
     data = data.encode("latin-1") if isinstance(data, str) else data
     lengths = shape if isinstance(shape, tuple) and len(shape) <= 8 else (None,)
@@ -100,7 +100,7 @@ def _array(data: Any, dtype: Any, shape: Any, order: Any) -> Shaped[np.ndarray, 
     return array.astype(dtype.newbyteorder("="))
 
 
-def _array_of_state(state: Any) -> Shaped[np.ndarray, " ..."]:
+def _array_of_state(state: Any) -> np.ndarray:
     _, shape, dtype, in_columns, data = state
     return _array(data, dtype, shape, "F" if in_columns else "C")
 

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from filelock import FileLock
-from jaxtyping import Shaped
 from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 
@@ -94,11 +93,11 @@ class ArrayFolder:
         """Create an array of zeros, which take no space on the disk until they are written."""
         np.lib.format.open_memmap(self._file(name), "w+", dtype=dtype, shape=shape)
 
-    def write(self, name: str, where: Any, block: Shaped[np.ndarray, " ..."]) -> None:
+    def write(self, name: str, where: Any, block: np.ndarray) -> None:
         """Set `array[where] = block`; its pages leave the memory of this process at once."""
         np.load(self._file(name), mmap_mode="r+", allow_pickle=False)[where] = block
 
-    def put(self, name: str, array: Shaped[np.ndarray, " ..."]) -> None:
+    def put(self, name: str, array: np.ndarray) -> None:
         np.save(self._file(name), array, allow_pickle=False)
 
     def _file(self, name: str) -> Path:
@@ -313,15 +312,15 @@ def mapped_arrays(
     return made_once(cache, load, write)
 
 
-def _arrays(folder: Path) -> dict[str, Shaped[np.ndarray, " ..."]]:
+def _arrays(folder: Path) -> dict[str, np.ndarray]:
     return {file.stem: map_array(file) for file in sorted(folder.glob("*.npy"))}
 
 
-def _shapes(arrays: dict[str, Shaped[np.ndarray, " ..."]]) -> dict[str, list[Any]]:
+def _shapes(arrays: dict[str, np.ndarray]) -> dict[str, list[Any]]:
     return {name: [str(array.dtype), *array.shape] for name, array in arrays.items()}
 
 
-def _checksums(arrays: dict[str, Shaped[np.ndarray, " ..."]]) -> dict[str, int]:
+def _checksums(arrays: dict[str, np.ndarray]) -> dict[str, int]:
     return {
         name: zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         for name, array in arrays.items()

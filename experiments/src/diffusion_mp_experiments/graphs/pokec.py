@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Int64, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch_geometric.data import Data
 
 from diffusion_mp.checks import check_choice, check_finite
@@ -160,9 +160,7 @@ def _read_mat(path: Path, arrays: ArrayFolder) -> None:
             arrays.write("edge_index", where, pairs)
 
 
-def _integers(
-    numbers: Shaped[np.ndarray, " ..."], name: str
-) -> Int64[np.ndarray, " ..."]:
+def _integers(numbers: np.ndarray, name: str) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         integers = numbers.astype(np.int64)
     if not np.array_equal(integers, numbers):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from diffusion_mp.checks import check_positive
+from diffusion_mp.checks import PositiveNumber, checked
 from diffusion_mp.data.knn import Metric
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.graph import Graph
@@ -43,21 +43,17 @@ class Constant(Predictor):
     """The shares of the classes among the training labels, for every node."""
 
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
-        return (
-            one_hot(y[y >= 0], num_classes)
-            .float()
-            .mean(0)
-            .expand(len(y), -1)
-            .contiguous()
-        )
+        shares = one_hot(y[y >= 0], num_classes).float().mean(0)
+        # A buffer is written to when a state is loaded, so every row has memory.
+        return shares.repeat(len(y), 1)
 
 
 class LogisticRegression(Predictor):
     """Scikit-learn's, on the features without the graph; C is the inverse of the penalty."""
 
-    def __init__(self, C: float = 1.0) -> None:
+    @checked
+    def __init__(self, C: PositiveNumber = 1.0) -> None:
         super().__init__()
-        check_positive(C, "C")
         self.inverse_penalty = C
 
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
@@ -109,12 +105,13 @@ class Diffusion(Predictor):
             "metric": metric,
             "sharpness": sharpness,
             "mu": mu,
+            "dropout": dropout,
         }
-        self.options["dropout"] = dropout
 
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
         from diffusion_mp.estimators import DiffusionClassifier
 
+        # scikit-learn takes a seed; torch's is the seed of the run.
         seed = int(torch.randint(2**31 - 1, ()))
         fitted = DiffusionClassifier(**self.options, random_state=seed).fit(
             _array(x), y.cpu().numpy()

@@ -214,7 +214,7 @@ class Table:
 
     def config(self, row: Row, settings: Mapping[str, Any]) -> Config:
         """Return everything that decides a training but the split, with these settings at their paths."""
-        parts = {**row.optimizer, "data": _with(self.data, **row.data)}
+        parts = {**row.optimizer, "data": with_arguments(self.data, **row.data)}
         # Only what decides this training: the digest of it is the identity of a run in results/.
         schedule: Config = {}
         if row.model is not None:
@@ -311,7 +311,7 @@ def load_table(folder: Path, root: str | None = None) -> Table:
         Table, content, str(path), name=folder.name, rows=rows, curves=curves
     )
     if root is not None:
-        table = replace(table, data=_with(table.data, root=root))
+        table = replace(table, data=with_arguments(table.data, root=root))
     return table
 
 
@@ -357,7 +357,7 @@ def _over(other: Any, own: Any) -> Any:
     return both
 
 
-def _with(config: Config, **arguments: Any) -> Config:
+def with_arguments(config: Config, **arguments: Any) -> Config:
     return {**config, "init_args": {**config.get("init_args", {}), **arguments}}
 
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any, Literal, cast
 
-import pytorch_lightning as pl
 import torch
+from pytorch_lightning import LightningModule
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 }
 
 
-class Supervised(pl.LightningModule):
+class Supervised(LightningModule):
     """Base class: a model trained on examples, in batches with `y` unless a subclass defines `compared`.
 
     Runs can be resumed; a loss of NaN ends them with FloatingPointError. Logged once an epoch, with the metric "acc"

@@ -12,10 +12,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from lightning_fabric.utilities.exceptions import MisconfigurationException
+from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
@@ -143,7 +143,7 @@ class DiffusionCLI(LightningCLI):
         set_parsing_settings(config_read_mode_fsspec_enabled=False)
         super().__init__(
             NodeClassifier,
-            pl.LightningDataModule,
+            LightningDataModule,
             subclass_mode_data=True,
             seed_everything_default=0,
             auto_configure_optimizers=False,
@@ -256,7 +256,7 @@ class DiffusionCLI(LightningCLI):
                 )
                 check_writable(callback.dirpath)
 
-    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         options = self._get(self.config_init, "trainer")
         kwargs["plugins"] = [*_listed(options.get("plugins")), CheckpointFiles()]
         if options.get("logger") in (None, True):
@@ -339,9 +339,7 @@ class EpochProgress(ProgressBar):
 
     _bar = tqdm(disable=True)
 
-    def on_train_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule
-    ) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         total = trainer.max_epochs if trainer.max_epochs != -1 else None
         hidden = not trainer.is_global_zero
@@ -349,9 +347,7 @@ class EpochProgress(ProgressBar):
             desc="epoch", total=total, initial=trainer.current_epoch, disable=hidden
         )
 
-    def on_train_epoch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule
-    ) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics = self.get_metrics(trainer, pl_module)
         self._bar.set_postfix(
             {
@@ -374,7 +370,7 @@ class EpochProgress(ProgressBar):
     enable = disable
 
 
-def _width(data: pl.LightningDataModule, name: str) -> int:
+def _width(data: LightningDataModule, name: str) -> int:
     way_out = "Give the data module the properties num_features and num_classes."
     try:
         width = getattr(data, name)
