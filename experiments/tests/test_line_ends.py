@@ -2,6 +2,7 @@
 
 import gzip
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +16,9 @@ from diffusion_mp_experiments.files.text_tables import (
     line_blocks,
     number_blocks,
 )
-from diffusion_mp_experiments.graphs import (
-    PeptidesFunctional,
-    load_newsgroups,
-    load_ogb,
-    load_planetoid,
-    load_pokec,
-    load_snapshots,
-    load_tu,
-)
-from small_sets import (
-    GROUPS,
-    MESSAGES,
-    make_chickenpox,
-    make_covid,
-    make_newsgroups,
-    make_ogb,
-    make_peptides,
-    make_planetoid,
-    make_pokec,
-    make_tu,
-    tarred,
-    write,
-)
+from diffusion_mp_experiments.graphs import load_newsgroups
+from hostile import FORMATS
+from small_sets import GROUPS, MESSAGES, make_newsgroups, make_tu, tarred, write
 
 MARK = b"\xef\xbb\xbf"
 FORMS: dict[str, Callable[[bytes], bytes]] = {
@@ -65,32 +46,21 @@ def tu(folder: Path) -> list[Path]:
     )
 
 
-def peptides(root: Path) -> list[Data]:
-    pytest.importorskip("rdkit")
-    return [
-        data
-        for split in ("train", "test")
-        for data in PeptidesFunctional(root, root / "c", split)
-    ]
-
-
-READERS: dict[str, tuple[Callable[[Path], list[Path]], Callable[[Path], Any]]] = {
-    "TU": (tu, lambda root: load_tu(root, "SMALL")),
-    "Pokec": (make_pokec, load_pokec),
-    "Pokec, zipped": (lambda folder: make_pokec(folder, zipped=True), load_pokec),
-    "arxiv": (
-        make_ogb("ogbn-arxiv"),
-        lambda root: load_ogb(root, "ogbn-arxiv"),
-    ),
-    "proteins": (
-        make_ogb("ogbn-proteins"),
-        lambda root: load_ogb(root, "ogbn-proteins"),
-    ),
-    "Planetoid": (make_planetoid, lambda root: load_planetoid(root, "Cora")),
-    "Peptides": (make_peptides, peptides),
-    "chickenpox": (make_chickenpox, lambda root: load_snapshots(root, "chickenpox")),
-    "covid": (make_covid, lambda root: load_snapshots(root, "england_covid")),
+READERS = {
+    name: FORMATS[name]
+    for name in (
+        "pokec",
+        "pokec gzipped",
+        "ogbn-arxiv",
+        "ogbn-proteins",
+        "planetoid",
+        "peptides",
+        "chickenpox",
+        "england_covid",
+    )
+    if name in FORMATS
 }
+READERS["tu"] = replace(FORMATS["tu"], make=tu)
 TEXTS = (".txt", ".csv", ".json", ".txt.gz", ".csv.gz", "test.index")
 
 
@@ -115,7 +85,8 @@ def plain(value: Any) -> Any:
 def test_a_reader_gives_the_same_for_every_form(
     reader: str, form: str, tmp_path: Path
 ) -> None:
-    make, load = READERS[reader]
+    make = READERS[reader].make
+    load = READERS[reader].load
     (tmp_path / "right").mkdir()
     paths = make(tmp_path / "right")
     right = plain(load(tmp_path / "right"))

@@ -84,6 +84,7 @@ def _dtype(code: Any, state: Any) -> np.dtype[Any]:
 def _array(data: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
     dtype = _value(dtype, np.dtype)
     data = data.encode("latin-1") if isinstance(data, str) else data
+    # NumPy takes no more than 32 or 64 dimensions, and long products take time.
     lengths = shape if isinstance(shape, tuple) and len(shape) <= 8 else (None,)
     if not all(type(length) is int and 0 <= length < 2**40 for length in lengths):
         raise ValueError(f"{reprlib.repr(shape)} is no shape")

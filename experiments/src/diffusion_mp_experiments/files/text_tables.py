@@ -51,6 +51,7 @@ def line_blocks(
         if text.peek(len(MARK)).startswith(MARK):
             text.read(len(MARK))
         read_line = partial(text.readline, longest + len(b"\r\n"))
+        # Lines are bounded, so that many of them are, too.
         at_once = _BYTES // longest + 1
         while lines := list(islice(iter(read_line, b""), at_once)):
             lines = [line.rstrip(b"\r\n") for line in lines]
@@ -67,6 +68,7 @@ def line_blocks(
                     raise ValueError(f"{path}, line {blank}: {must}. {_WAY_OUT}")
             if blank is not None:
                 lines = lines[: max(blank - 1 - start, 0)]
+            # Where it is in the compressed file, whose size is known.
             bar.update(file.tell() - bar.n)
             if lines:
                 yield start, lines

@@ -60,11 +60,13 @@ def made_once(
         for left in folder.parent.iterdir():  # by processes that were killed
             if left.name.startswith(prefix):
                 shutil.rmtree(left, ignore_errors=True)
+        # Beside the folder, since nothing can be renamed across file systems.
         with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent) as part:
             new = Path(part) / "new"
             new.mkdir()
             make(new)
             if folder.exists():
+                # A folder that is not empty cannot be replaced, so it leaves first.
                 folder.rename(Path(part) / "old")
             new.rename(folder)
         loaded = read()

@@ -217,6 +217,7 @@ def _shuffled(
     pairs: Tensor, letter: Tensor, letters: int, y: Tensor, generator: torch.Generator
 ) -> Data:
     """Rename the nodes at random, so that their order tells nothing."""
+    # Not `randperm`, whose numbers another version of torch may draw in another way.
     order = _uniform(len(y), generator).argsort()
     edge_index = to_undirected(order.argsort()[pairs], num_nodes=len(y))
     return Data(
@@ -331,6 +332,7 @@ def _edges(
 ) -> Int[Tensor, "2 E"]:
     """Edges sorted by source; a target is drawn by inverting the cumulative weights of its class."""
     ends = (weight.cumsum(0) * (num_edges / float(weight.sum()))).round_().long()
+    # Sums in floating point may miss it by one.
     ends[-1] = num_edges
     edges = torch.empty(2, num_edges, dtype=torch.long)
     edges[0] = torch.repeat_interleave(
@@ -347,6 +349,7 @@ def _edges(
         to = torch.where(same, hidden[source], 1 - hidden[source])
         for c in (0, 1):
             chosen = (to == c).nonzero().flatten()
+            # A position next to the total may be rounded up to it, which is the end of no interval.
             at = torch.searchsorted(
                 totals[c], position[chosen] * totals[c][-1], right=True
             )

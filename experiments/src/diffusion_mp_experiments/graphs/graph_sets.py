@@ -86,6 +86,7 @@ def load_tu(root: str | Path, name: str) -> list[Data]:
             for key, start in starts.items()
         }
         check_collated(data.to_dict(), slices, len(data.y))
+    # PyG cuts the collated tensors where `slices` says.
     graphs = InMemoryDataset()
     graphs.data = data
     graphs.slices = slices

@@ -83,6 +83,7 @@ def load_heterophilous(root: str | Path, name: str) -> Data:
             )
         if (torch.stack(masks).sum(0) > 1).any():
             raise ValueError("a node is in two parts of a split")
+        # The file has every edge once.
         edge_index = to_undirected(edges.t().contiguous().long(), num_nodes=len(y))
     parts = {
         f"{part}_mask": mask.t().contiguous()
@@ -246,6 +247,7 @@ def load_newsgroups(
         for member, content in members(path):
             group = member.name.split("/")[-2] if member.name.count("/") else ""
             if group in groups:
+                # Latin-1 decodes any bytes, and most of these are ASCII.
                 message = content.read(_LONGEST).decode("latin-1").replace("\r\n", "\n")
                 texts.append(message.partition("\n\n")[2])
                 labels.append(groups.index(group))
@@ -298,6 +300,7 @@ def visible_labels(y: Labels, tuning: bool, share: float = 0.3) -> Int[Tensor, "
     )
     y = label_vector(y)
     labelled = label_mask(y).cpu().nonzero().flatten()
+    # Of labelled nodes alone, or unknown labels would take a share.
     order = torch.randperm(
         len(labelled), generator=torch.Generator().manual_seed(_POOL_SEED)
     )

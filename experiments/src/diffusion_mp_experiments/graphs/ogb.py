@@ -110,6 +110,7 @@ def load_ogb(
         _write_masks(splits, counts["node"], arrays)
 
     where = as_path(cache, "cache") if cache else folder / "processed" / "arrays"
+    # Only labels have classes.
     classes = max(table.classes or 0 for table in tables.values())
     data = mapped_graph(
         where, make, [*tables, *splits], made_by=f"{name} {_VERSION}", classes=classes

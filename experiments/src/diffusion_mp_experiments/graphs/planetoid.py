@@ -117,6 +117,7 @@ def _read_graph(files: dict[str, Path]) -> Data:
     trained = torch.arange(len(parts["ally"]))
     tested = torch.from_numpy(parts["test.index"])
     x = torch.zeros(num_nodes, parts["allx"].shape[1])
+    # Numbers without a paper stay unlabelled.
     y = torch.full((num_nodes,), -1)
     for rows, prefix in ((trained, "all"), (tested, "t")):
         x[rows] = torch.from_numpy(parts[f"{prefix}x"].toarray()).to(x.dtype)

@@ -118,8 +118,10 @@ def load_pokec(
 
 def _read_friendships(path: Path, arrays: ArrayFolder) -> None:
     user = np.load(arrays.path / "user_id.npy")
+    # Ids have gaps and come in any order, so they are looked up among the sorted ones.
     order = np.argsort(user)
     ids = user[order]
+    # An array on the disk needs its size before its first block.
     arrays.create("edge_index", (2, count_lines(path)), np.int64)
     for start, pairs in number_blocks(path, 2, np.int64):
         position = np.searchsorted(ids, pairs).clip(max=len(ids) - 1)
@@ -281,6 +283,7 @@ def _features(
     mean, deviation = np.array(
         [_moments(column[~np.isnan(column)]) for column in numbers.T]
     ).T
+    # Of regions of one frequency the first in the file comes first.
     frequent = np.argsort(
         -np.bincount(region[region >= 0], minlength=_REGIONS), kind="stable"
     )[:_REGIONS]

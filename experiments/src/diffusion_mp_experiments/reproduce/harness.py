@@ -136,9 +136,11 @@ def reproduce(
     row. ValueError if another process works in `out`.
     """
     rows = table.named(only)
+    # Before hours of training, not after.
     for folder in (out, save) if save else (out,):
         check_writable(folder)
     try:
+        # Two processes would train the same runs and mix their lines.
         with FileLock(out / "lock", timeout=0):
             return _Harness(table, out, save, device).make(rows, jobs)
     except Timeout as error:
@@ -156,6 +158,7 @@ class _Harness:
         self.records = Records(
             out / "runs.jsonl", "row config split seed tuning validation seconds"
         )
+        # A run is known by what decides its number, so a table that was changed keeps what is as before.
         self.done = {key(record): record for record in self.records.lines}
 
     def make(self, rows: Sequence[Row], jobs: int) -> list[Record]:
@@ -167,6 +170,7 @@ class _Harness:
         ]
         # By trial and then by row: whenever it is stopped, all rows have had nearly the same budget.
         trials.sort(key=lambda trial: trial[0])
+        # Which settings will be reported is not known yet, but how many runs there will be.
         total = len(trials) + len(rows) * self.table.splits * self.table.seeds
         with tqdm(total=total, unit="run", desc=self.table.name, smoothing=0) as bar:
             self.run([planned for _, planned in trials], jobs, bar)
@@ -205,6 +209,7 @@ class _Harness:
 
     def run(self, runs: Sequence[Planned], jobs: int, bar: "tqdm[Any]") -> None:
         metric = self.table.metric.name
+        # Trials that have drawn the same settings are one run.
         left = {
             key(planned): (planned, config, metric, saved, self.device)
             for planned, config in runs
@@ -257,6 +262,7 @@ class _Harness:
     def results(self, row: Row) -> list[Record]:
         """The lines of a row, or none while it is incomplete."""
         tried = [(search, self.values(search)) for search in searches(self.table, row)]
+        # Whatever is missing in a search may still be its best setting.
         if any(
             search.splits and len(values) < len(search.settings)
             for search, values in tried

@@ -195,7 +195,9 @@ class ClassicGNN(LayerStack):
             raise ValueError(
                 f"edge_dim goes with the layers that read edge_attr; got conv={conv!r}."
             )
+        # The W_k, since not all of PyG's layers have a weight of their own for the node itself.
         self.roots = nn.ModuleList(nn.Linear(width, width) for _ in range(num_layers))
+        # The base class passes on the inputs that are named here.
         self.reads = () if edge_dim is None else ("edge_attr",)
         self.weighted = conv == "gcn"
 
@@ -264,6 +266,7 @@ def _spectrum(entries: Tensor) -> tuple[Tensor, Tensor]:
         if torch.equal(matrix, entries):
             return spectrum
     rates, modes = torch.linalg.eigh(torch.diag(entries.sum(1)) - entries)
+    # Tables alternate between few matrices; more of them would only fill the memory.
     _SPECTRA[:] = [*_SPECTRA[-2:], (entries, (rates.clamp(min=0), modes))]
     return _SPECTRA[-1][1]
 
@@ -285,6 +288,7 @@ class _Diagonal(Coupling):
         rates, modes = _spectrum(entries)
         self.entries = entries.to(dtype)
         self.modes = modes.to(dtype)
+        # In double precision: with a small leak the limit is decided by the smallest of them.
         self.rates = rates
         self.sums = entries.sum(1).to(dtype).unsqueeze(1)
         self.nonnegative = coupling.nonnegative

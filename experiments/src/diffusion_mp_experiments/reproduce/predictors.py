@@ -26,6 +26,7 @@ class Predictor(nn.Module):
 
     def fit(self, data: FullGraphDataModule) -> None:
         nodes = data.data
+        # So no predictor can see another label, whatever it computes.
         y = nodes.y.where(nodes.train_mask, -1)
         scores = self.scores(nodes.x, Graph.from_data(nodes), y, data.num_classes)
         self.register_buffer("known", scores, persistent=False)
@@ -85,6 +86,7 @@ class Labels(Predictor):
         soft = one_hot(y.clamp(min=0), num_classes).float()
         features = x if self.propagation.reads_features else None
         spread: Tensor = self.propagation(soft, graph, mask=y >= 0, features=features)
+        # A node that no label reaches has zeros.
         return spread.clamp(min=1e-9).log()
 
 
@@ -125,6 +127,7 @@ def _array(x: Tensor) -> np.ndarray:
 
 
 def _scores(classes: np.ndarray, logarithms: np.ndarray, num_classes: int) -> Tensor:
+    # A class without a training label has a score that never wins.
     scores = torch.full((len(logarithms), num_classes), -100.0)
     scores[:, torch.from_numpy(classes)] = torch.from_numpy(logarithms).float()
     return scores

@@ -36,6 +36,7 @@ def lines(table: Table, records: Sequence[Record]) -> list[Line]:
     tests = {
         row.name: _by_split(table, of["run", row.name], "test") for row in table.rows
     }
+    # The picture of all tables compares with the GCN, whatever a table compares with.
     compared = {*table.baselines, "gcn"} & tests.keys()
     result = []
     for row in table.rows:

@@ -235,6 +235,7 @@ def _put(config: Config, path: list[str], value: Any, row: str) -> None:
     *above, last = path
     for name in above:
         config = config.setdefault(name, {})
+        # A path is `model.dropout`, without the level that YAML has between a class and its arguments.
         if isinstance(config, dict) and "class_path" in config:
             config = config.setdefault("init_args", {})
         if not isinstance(config, dict):
@@ -285,6 +286,7 @@ def load_table(folder: Path, root: str | None = None) -> Table:
     """
     path = folder / "table.yaml"
     content, files = _gathered(folder)
+    # All files must be listed: nobody would miss a row that is computed by nobody.
     names = content.pop("rows", [])
     own = {name for name, file in files.items() if file.parent == folder}
     if not isinstance(names, list) or not own <= {*map(str, names)} <= set(files):
@@ -337,6 +339,7 @@ def _gathered(folder: Path, *below: Path) -> tuple[Config, dict[str, Path]]:
         raise ValueError(
             f"{path} is like {name}, which is no other table. {error}"
         ) from error
+    # Two tables that are like each other would be read for ever.
     if like in (folder, *below):
         raise ValueError(f"{path} is like {name}, which is no other table.")
     other, files = _gathered(like, folder, *below)
@@ -363,6 +366,7 @@ def with_arguments(config: Config, **arguments: Any) -> Config:
 
 def _read(path: Path) -> Config:
     try:
+        # Plain values only: a table is data until one of its classes is made.
         content = yaml.safe_load(path.read_bytes())
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is no YAML: {error}.") from error
@@ -435,6 +439,7 @@ class Records:
             if file.write(line) < len(line):
                 message = f"{self.path} cannot be written: its disk is full. Make room, and start again"
                 raise OSError(errno.ENOSPC, message)
+            # What counts as done must outlive a loss of power.
             os.fsync(file)
         self.lines.append(record)
 

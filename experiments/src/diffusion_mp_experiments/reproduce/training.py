@@ -84,6 +84,7 @@ def train(
         # Linux measures the peak of memory from here on.
         Path("/proc/self/clear_refs").write_text("5")
     with warnings.catch_warnings(), isolate_rng():
+        # Said once in every run they would bury the progress of a table.
         warnings.filterwarnings("ignore", module=r"(torch_geometric|torchmetrics)\b")
         warnings.filterwarnings(
             "ignore", message="Sparse CSR tensor support is in beta"
@@ -97,6 +98,7 @@ def train(
         logged = LastLogged(module)
         result = {}
         network: Any = module.model
+        # Refused before the training, which would be in vain.
         if save is not None and not isinstance(network, Saved):
             raise ValueError(
                 f"--save writes models of diffusion_mp; got {type(network).__name__}. Leave it out, or make the class "
@@ -162,6 +164,7 @@ def _takes(class_path: str, argument: str) -> bool:
 
 def made(kind: type, config: Config) -> Any:
     """Make an object from `class_path` and `init_args`, of a class that must be of this kind."""
+    # That of Lightning's command line, so a row is read as a configuration of `fit` is.
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--it", type=kind)
     try:
@@ -200,6 +203,7 @@ class LastLogged:
             )
         value = self.values[name]
         number = float(value.compute() if isinstance(value, Metric) else value)
+        # A metric that is not reset would count this epoch in the next one too.
         for each in self.values.values():
             if isinstance(each, Metric):
                 each.reset()
@@ -253,6 +257,7 @@ def _evaluate(module: Any, batches: Iterable[Any], stage: str) -> None:
     training = module.training
     step = {"val": module.validation_step, "test": module.test_step}[stage]
     module.eval()
+    # What a trainer calls around the steps.
     module.on_validation_epoch_start()
     for number, batch in enumerate(batches):
         step(batch, number)
@@ -294,6 +299,7 @@ def _measured(
     result["ablated"] = {}
     # The scores of a predictor are fixed.
     for ablation in () if hasattr(trained, "fit") else ABLATIONS:
+        # A copy, since the trained model may be saved afterwards.
         module.model = model = deepcopy(trained)
         if without_attention(model, ablation):
             result["ablated"][ablation] = value("test")
@@ -329,6 +335,7 @@ def measured(model: nn.Module) -> Iterator[dict[str, list[float]]]:
                     values[name].append(value)
         states.clear()
 
+    # A pass ends with the output of the model itself.
     handle = model.register_forward_hook(end)
     try:
         with hooked(declared(model, "is_diffusion_layer"), look):
@@ -344,6 +351,7 @@ def state_measures(x: Tensor, graph: Graph) -> dict[str, float]:
     square = float(z.square().sum())
     adjacency = normalized_adjacency()(z, graph)
     energy = square - float((z * adjacency.matmul(z.unsqueeze(1)).squeeze(1)).sum())
+    # Squares of the singular values, from the small matrix of channels.
     share = torch.linalg.eigvalsh(z.T @ z).clamp(min=0)
     share = share / share.sum().clamp(min=torch.finfo(share.dtype).tiny)
     rank = float(torch.special.entr(share).sum().exp())
@@ -386,6 +394,7 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
 def _peak() -> int:
     """The most memory of this process at once, in MB: on Linux since the run began."""
     status = Path("/proc/self/status")
+    # VmHWM begins anew with every run (see `train`), ru_maxrss does not.
     if status.is_file():
         lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
         return int(lines["VmHWM"].split()[0]) // 1024

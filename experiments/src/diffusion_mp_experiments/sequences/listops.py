@@ -105,6 +105,7 @@ class ListOps(DrawnDataset):
                 f"No tree of {self.min_length} .. {self.max_length} tokens in {_ATTEMPTS} draws; raise max_depth "
                 f"{self.max_depth} or max_args {self.max_args}, or widen the lengths."
             )
+        # The shape stays, so that lengths are spread alike in all splits.
         while True:
             words, answer = self._fill(shape, random)
             home = blake2b(" ".join(words).encode(), digest_size=8).digest()

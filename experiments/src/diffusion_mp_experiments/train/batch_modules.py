@@ -42,6 +42,7 @@ class BatchDataModule(SplitDataModule):
     def train_dataloader(self) -> Iterable[Data]:
         """Batches in another order every epoch; a single batch is always the same."""
         part = self.part(0)
+        # One batch in another order is the same sum, and layers would forget what they have cached.
         if self.batch_size is None or self.batch_size >= len(part):
             return self._in_order(0)
         return DataLoader(
@@ -122,6 +123,7 @@ class SynMolDataModule(BatchDataModule):
         trained = 1 - self.val
         if self.tuning:
             y = visible_labels(y, True)
+            # While settings are tuned, some training molecules stand in for those of the test.
             trained = 1 - 2 * self.val
         train, val, test = _selected(
             graphs, random_split(y, trained, self.val, self.generator)
@@ -201,6 +203,7 @@ class SnapshotDataModule(BatchDataModule):
                 f"{self.name} has {len(snapshots)} snapshots, which leave none to train, validate or test with "
                 f"train={self.train}, val={self.val} and windows={self.windows}."
             )
+        # Of what trains alone, or the base would know the test.
         forecast = fit_forecast(self.base, snapshots[:first])
         # Copies: the snapshots are read once for all data modules, which have other bases.
         train, val, test = (

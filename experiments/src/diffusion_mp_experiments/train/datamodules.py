@@ -217,6 +217,7 @@ class PlanetoidDataModule(FullGraphDataModule):
         num_test: int | None = 1000,
         download: bool = False,
     ) -> None:
+        # True is an int for Python, and no number of a split.
         self.numbered = isinstance(split, int) and not isinstance(split, bool)
         self.public = split == "public"
         if not self.numbered and split not in ("random", "public"):
@@ -279,6 +280,7 @@ class HeterophilousDataModule(FullGraphDataModule):
 
     def load(self) -> Data:
         data = _heterophilous(self.root, self.name)
+        # Published splits set no labels aside: validation nodes stand in for the test.
         split = Split.of(data, self.split)
         data = (split._replace(test=split.val) if self.tuning else split).apply_to(data)
         return NormalizeFeatures()(data) if self.normalize_features else data
@@ -343,6 +345,7 @@ class OgbDataModule(FullGraphDataModule):
         if self.name == "ogbn-proteins":
             data = graphs.SumEdgeFeatures()(data)
         else:
+            # A paper is like those that it cites and those that cite it.
             data = ToUndirected()(data)
         data.edge_attr = None  # to free its memory
         if self.tuning:
@@ -389,6 +392,7 @@ class KNNDataModule(FullGraphDataModule):
     def train_dataloader(self) -> Iterable[Data]:
         if self.num_parts == 1:
             return self._in_order(0)
+        # Cut on the CPU; the training loop moves one part after another.
         return RandomPartitionLoader(
             copy(self.data).cpu(), self.num_parts, seed=self.split
         )

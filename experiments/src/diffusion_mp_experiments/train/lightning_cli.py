@@ -109,6 +109,7 @@ class _Parser(LightningArgumentParser):
         text = super().dump(*args, **kwargs)
         if _UNWRITTEN not in text:
             return text
+        # The version of Lightning is a comment, which YAML would drop.
         header = "".join(
             f"{line}\n" for line in text.splitlines() if line.startswith("#")
         )
@@ -187,6 +188,7 @@ class DiffusionCLI(LightningCLI):
                 "early_stopping.patience": 200,
             }
         )
+        # The data decide how wide the model is at its ends.
         for name, target in (
             ("num_features", "in_channels"),
             ("num_classes", "out_channels"),
@@ -284,6 +286,7 @@ class DiffusionCLI(LightningCLI):
             if p.name[8:].isdigit()
         ]
         for version in count(max(taken, default=-1) + 1):
+            # Of two processes only one can make a folder; the other tries the next number.
             with suppress(FileExistsError):
                 Path(out, name, f"version_{version}").mkdir()
                 break
@@ -320,11 +323,13 @@ class DiffusionCLI(LightningCLI):
         """Train, or go on from `--ckpt_path`; test the best checkpoint and print where everything is."""
         try:
             self.trainer.fit(**kwargs)
+            # There is none where nothing was validated.
             if best := self._get(self.config_init, "checkpoint").best_model_path:
                 self.trainer.test(
                     self.model, datamodule=self.datamodule, ckpt_path=best
                 )
                 print(f"Best checkpoint: {best}\nLogs: {self.trainer.log_dir}")
+        # A signal too, for the note says how to go on.
         except BaseException as error:
             last = self._get(self.config_init, "last").best_model_path
             if Path(last).is_file():
@@ -341,6 +346,7 @@ class EpochProgress(ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
+        # −1 stands for no end.
         total = trainer.max_epochs if trainer.max_epochs != -1 else None
         hidden = not trainer.is_global_zero
         self._bar = tqdm(
@@ -412,6 +418,7 @@ def _local_configuration(value: str) -> str:
 
 def _resuming(args: Sequence[str], checkpoint: str) -> str:
     parser = ArgumentParser(allow_abbrev=False)
+    # Only to leave out the checkpoint that this run began with.
     parser.add_argument("--ckpt_path")
     _, kept = parser.parse_known_args(args)
     return shlex.join(["diffusion-mp", *kept, "--ckpt_path", checkpoint])

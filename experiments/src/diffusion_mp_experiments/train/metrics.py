@@ -54,6 +54,7 @@ class TaskMetric(Metric):
             raise ValueError(
                 f"metric {self.metric!r} takes targets [N]; got {list(targets.shape)}; 'ap' takes tasks."
             )
+        # All of them are kept, since areas under curves do not add up over batches.
         self.outputs.append(outputs.detach())
         self.targets.append(targets)
 

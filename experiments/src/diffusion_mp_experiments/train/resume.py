@@ -85,6 +85,7 @@ class Resumable(Callback):
                 # Lightning forgets the scores where the same folder is written in another way.
                 state["dirpath"] = callback.dirpath
             if state is not None and isinstance(callback, EarlyStopping):
+                # Lightning restores the epoch of the stop, and trains on all the same.
                 stopped = 0 < state["stopped_epoch"] == checkpoint["epoch"]
                 self._ended = self._ended or (
                     stopped and callback.patience <= state["patience"]
