@@ -86,13 +86,13 @@ def test_a_table_of_users_own_models_is_made_and_taken_over(tmp_path, typed):
         baselines=[],
     )
     own = {
-        "class_path": "own_models.Features",
+        "class_path": "own_parts.OtherNames",
         "init_args": {"features": 64, "classes": 10},
     }
     (folder / "gcn.yaml").write_text(yaml.safe_dump({"title": "Own", "model": own}))
     line = "reproduce mine --configs own --jobs=1 --only gcn"
     said = typed(f"{line} --save saved", code=2)
-    assert "--save writes models of diffusion_mp; got Features." in said
+    assert "--save writes models of diffusion_mp; got OtherNames." in said
     command = "results --made runs/reproduce --configs own"
     assert f": diffusion-mp {command}\n" in typed(line)
     typed(command)

@@ -2,11 +2,11 @@
 
 import re
 
-import own_parts
 import pytest
 import torch
 import yaml
 
+import own_parts
 from diffusion_mp_experiments.train import (
     DigitsDataModule,
     NodeClassifier,
@@ -68,7 +68,6 @@ def test_data_that_do_not_fit_are_refused(data, sentence, fit):
 @pytest.mark.parametrize(
     ("model", "options"),
     [
-        ("own_parts.WithoutWeights", ""),
         ("own_parts.WithoutArguments", ""),
         (
             "own_parts.OtherNames",

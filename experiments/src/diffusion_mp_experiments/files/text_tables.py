@@ -27,8 +27,7 @@ _WAY_OUT = "Fetch the file again, as it was published: gzipped text where the na
 
 def count_lines(path: Path, longest: int = _LONGEST) -> int:
     """Count the lines that `line_blocks` yields."""
-    blocks = line_blocks(path, longest)
-    return sum(len(lines) for _, lines in blocks)
+    return sum(len(lines) for _, lines in line_blocks(path, longest))
 
 
 def line_blocks(

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from diffusion_mp.checks import Count, as_whole, check_choice, check_counts, checked
+from diffusion_mp.checks import Count, as_whole, checked
 from diffusion_mp_experiments.files.archives import members
 from diffusion_mp_experiments.files.reading import as_path, reading
 
@@ -49,17 +49,15 @@ class SequenceDataset(Dataset[Item]):
 class DrawnDataset(SequenceDataset):
     """Items that are drawn: item i depends on `seed`, split, i and the parameters of the class alone.
 
-    A subclass defines `sizes`, the number of items of every split, and `item`.
+    A subclass defines `sizes`, the number of items of every split, and `item`, and checks its arguments.
     """
 
     sizes: ClassVar[dict[str, int]]
 
     def __init__(self, split: str, num: int | None, seed: int) -> None:
-        check_choice(split, "split", self.sizes)
         self.split = split
         self.seed = as_whole(seed, "seed")
-        self._num = self.sizes[split] if num is None else num
-        check_counts(num=self._num)
+        self._num = num or self.sizes[split]
 
     def __len__(self) -> int:
         return self._num

@@ -68,7 +68,7 @@ class ListOps(DrawnDataset):
         self,
         split: Literal["train", "val", "test"] = "train",
         *,
-        num: int | None = None,
+        num: Count | None = None,
         seed: int = 0,
         min_length: Count = 501,
         max_length: Count = 1999,

@@ -91,7 +91,7 @@ class Pathfinder(DrawnDataset):
         self,
         split: Literal["train", "val", "test"] = "train",
         *,
-        num: int | None = None,
+        num: Count | None = None,
         seed: int = 0,
         size: Count = 32,
         dashes: Count = 14,

@@ -23,11 +23,6 @@ class Linear(nn.Module):
         return self.linear(x)
 
 
-class WithoutWeights(Linear):
-    def forward(self, x, edge_index):
-        return self.linear(x)
-
-
 class FeaturesOnly(Linear):
     def forward(self, x):
         return self.linear(x)
@@ -48,7 +43,7 @@ class OtherNames(nn.Module):
         super().__init__()
         self.linear = nn.Linear(features, classes)
 
-    def forward(self, x, edge_index, edge_weight=None):
+    def forward(self, x, edge_index):
         return self.linear(x)
 
 
