@@ -49,8 +49,8 @@ class Format:
 
     def read(self, folder: Path) -> None:
         if self.cache is None:  # from the files, not from what an earlier reading left
-            for made in folder.rglob("processed"):
-                shutil.rmtree(made)
+            for built in folder.rglob("processed"):
+                shutil.rmtree(built)
         for data in self.load(folder):
             check_data(data)
 
@@ -187,8 +187,8 @@ def mutations(blob: bytes, count: int, seed: int) -> Iterator[bytes]:
 
     def flipped(places: Iterable[int], mask: int | None = None) -> bytes:
         changed = bytearray(blob)
-        for place in places:
-            changed[place] ^= mask or rng.randrange(1, 256)
+        for position in places:
+            changed[position] ^= mask or rng.randrange(1, 256)
         return bytes(changed)
 
     def zeros() -> bytes:
@@ -198,8 +198,8 @@ def mutations(blob: bytes, count: int, seed: int) -> Iterator[bytes]:
 
     def at_an_end() -> bytes:
         """Most of what a parser decides by stands at the beginning or, in a zip file, at the end."""
-        place = rng.randrange(min(size, 256))
-        return flipped([place if rng.random() < 0.7 else size - 1 - place])
+        position = rng.randrange(min(size, 256))
+        return flipped([position if rng.random() < 0.7 else size - 1 - position])
 
     text = "<!doctype html><title>404 Not Found: Größe</title>\n".encode("latin-1")
     often: list[Callable[[], bytes]] = [

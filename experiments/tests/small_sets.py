@@ -66,14 +66,14 @@ def tarred(contents: dict[str, bytes]) -> bytes:
 def make_heterophilous(folder: Path, **other) -> list[Path]:
     """Six nodes, each undirected edge once, two splits."""
     rng = np.random.default_rng(0)
-    place = rng.integers(0, 3, (2, 6))
+    position = rng.integers(0, 3, (2, 6))
     arrays = {
         "node_features": rng.standard_normal((6, 4)).astype(np.float32),
         "node_labels": np.array([0, 1, 2, 0, 1, 2]),
         "edges": np.array([[0, 1], [2, 1], [5, 3], [4, 5]]),
-        "train_masks": place == 0,
-        "val_masks": place == 1,
-        "test_masks": place == 2,
+        "train_masks": position == 0,
+        "val_masks": position == 1,
+        "test_masks": position == 2,
     }
     np.savez(folder / "small.npz", **{**arrays, **other})
     return [folder / "small.npz"]

@@ -49,9 +49,9 @@ SETS_OF_PYG = [
 
 
 def pairs(data):
-    found = list(map(tuple, data.edge_index.t().tolist()))
-    assert len(found) == len(set(found))
-    return set(found)
+    actual = list(map(tuple, data.edge_index.t().tolist()))
+    assert len(actual) == len(set(actual))
+    return set(actual)
 
 
 def both(*edges):
@@ -137,14 +137,14 @@ def test_the_graph_is_that_of_pyg(data_root, tmp_path, load, dataset, pyg, file,
     (tmp_path / name / "raw").mkdir(parents=True)
     (tmp_path / name / "raw" / file).symlink_to((root / name / "raw" / file).resolve())
     expected = dataset(str(tmp_path), pyg)[0]
-    found = load(root, name)
-    assert (found.num_nodes, found.num_edges, found.num_features) == sizes
+    actual = load(root, name)
+    assert (actual.num_nodes, actual.num_edges, actual.num_features) == sizes
     if load is load_facebook:
         expected = type(expected)(
             x=expected.x, y=expected.y, edge_index=coalesce(expected.edge_index)
         )
     for key, value in expected.items():
-        assert torch.equal(found[key], value), key
+        assert torch.equal(actual[key], value), key
 
 
 @pytest.mark.data

@@ -85,11 +85,11 @@ def test_a_table_of_users_own_models_is_made_and_taken_over(tmp_path, typed):
         search={},
         baselines=[],
     )
-    own = {
+    mine = {
         "class_path": "own_parts.OtherNames",
         "init_args": {"features": 64, "classes": 10},
     }
-    (folder / "gcn.yaml").write_text(yaml.safe_dump({"title": "Own", "model": own}))
+    (folder / "gcn.yaml").write_text(yaml.safe_dump({"title": "Own", "model": mine}))
     line = "reproduce mine --configs own --jobs=1 --only gcn"
     said = typed(f"{line} --save saved", code=2)
     assert "--save writes models of diffusion_mp; got OtherNames." in said

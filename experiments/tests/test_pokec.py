@@ -81,12 +81,12 @@ def test_many_blocks_are_one(tmp_path, monkeypatch):
         for i in range(20)
     ]
     pairs = "".join(f"{i}\t{(7 * i + 3) % 20}\n" for i in range(20))
-    whole = load(tmp_path, lines, pairs)
+    complete = load(tmp_path, lines, pairs)
     monkeypatch.setattr("diffusion_mp_experiments.graphs.pokec._USERS", 3)
     monkeypatch.setattr("diffusion_mp_experiments.files.text_tables._BYTES", 500)
     blocks = load_pokec(tmp_path, cache=tmp_path / "blocks")
     for name in ("x", "y", "edge_index", "user_id"):
-        assert torch.equal(whole[name], blocks[name])
+        assert torch.equal(complete[name], blocks[name])
 
 
 def test_missing_files_are_named_and_the_cache_records_what_was_read(tmp_path):
@@ -233,8 +233,8 @@ def test_sizes_degrees_homophily_and_signal(data):
             assert float(degree.quantile(share)) == pytest.approx(
                 6.09 * math.exp(1.5 * deviations), rel=0.06
             )
-    known = (data.y[data.edge_index] >= 0).all(0)
-    source, target = data.y[data.edge_index[:, known]]
+    labelled = (data.y[data.edge_index] >= 0).all(0)
+    source, target = data.y[data.edge_index[:, labelled]]
     assert float((source == target).float().mean()) == pytest.approx(0.444, abs=0.01)
     right = (data.x.sum(1) > 0) == (data.y == 1)
     assert float(right[data.y >= 0].float().mean()) == pytest.approx(0.618, abs=0.015)

@@ -161,9 +161,9 @@ def test_what_scipy_writes(tmp_path, compressed, monkeypatch):
     savemat(tmp_path / "a.mat", variables, do_compression=compressed)
     names = list(variables)[3:]
     *full, sparse = read(tmp_path / "a.mat", *names)
-    for name, found in zip(names, full, strict=False):
-        assert found.shape == variables[name].shape
-        assert np.array_equal(found, variables[name])
+    for name, actual in zip(names, full, strict=False):
+        assert actual.shape == variables[name].shape
+        assert np.array_equal(actual, variables[name])
     assert (sparse != variables["sparse"]).nnz == 0
 
 
@@ -268,10 +268,10 @@ def test_numbers_that_are_none_or_out_of_range(
 
 def test_damaged_gzip_names_the_file(tmp_path):
     path = tmp_path / "edges.txt.gz"
-    whole = gzip.compress(b"1 2\n" * 1000)
+    complete = gzip.compress(b"1 2\n" * 1000)
     path.touch()
     assert numbers(path) == []
-    for damaged in (whole[:-9], whole[:20], b"1 2\n"):
+    for damaged in (complete[:-9], complete[:20], b"1 2\n"):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"edges\.txt\.gz: .*Fetch the file again"):
             numbers(path)
@@ -350,9 +350,9 @@ def test_what_comes_back(protocol):
         np.zeros((0, 4), np.float16),
         np.array([True, False]),
     ):
-        found = unpickled(array, protocol)
-        assert found.dtype == array.dtype.newbyteorder("=")
-        assert np.array_equal(found, array)
+        actual = unpickled(array, protocol)
+        assert actual.dtype == array.dtype.newbyteorder("=")
+        assert np.array_equal(actual, array)
     matrix = csr_matrix(np.array([[0, 2.0, 0], [1, 0, 0]], np.float32))
     assert (unpickled(matrix, protocol) != matrix).nnz == 0
     for mapping in (defaultdict(list, {0: [1, 2], 1: []}), {0: [1, 2], 1: []}):

@@ -237,14 +237,14 @@ def test_nested_tuning_chooses_for_every_split(tmp_path, training):
 def test_a_row_is_a_result_once_all_of_its_runs_are_done(tmp_path, training):
     """Stopped in its search, among its reported runs or in a further trial, it is left out of the results."""
     left = 0
-    made = count()
+    calls = count()
 
     def validation(*_):
         nonlocal left
         if not left:
             raise KeyboardInterrupt
         left -= 1
-        return -next(made)  # the first trial is the best
+        return -next(calls)  # the first trial is the best
 
     training(validation)
     table = load_table(write_table(tmp_path, tuning=2, trials=2))
@@ -301,11 +301,11 @@ def test_trials_come_one_after_the_other_and_one_that_diverged_anywhere_is_out(
 def test_quick_from_the_command_line_and_what_it_refuses(tmp_path, monkeypatch, typed):
     monkeypatch.chdir(tmp_path)
     write_table(Path("configs"))
-    made = Path("out/digits-quick")
+    calls = Path("out/digits-quick")
     saved = Path("zoo/gcn.safetensors")
     line = "reproduce digits --configs configs --out out --quick --jobs=1"
     assert "| labels |" in typed(f"{line} --only constant labels")
-    report = (made / "report.md").read_text()
+    report = (calls / "report.md").read_text()
     assert report.startswith("## Digits\n")
     assert "| labels |" in report
     typed(f"{line} --only gcn labels --save zoo")
@@ -314,12 +314,12 @@ def test_quick_from_the_command_line_and_what_it_refuses(tmp_path, monkeypatch, 
     card = Path("zoo/gcn.md").read_text()
     assert re.search(r"\| accuracy in %, test \| \d\d\.\d \|", card)
     assert "reproduce digits --only gcn --save zoo --quick`" in card
-    records = (made / "runs.jsonl").read_bytes()
+    records = (calls / "runs.jsonl").read_bytes()
     saved.unlink()
     typed(f"{line} --only gcn --save zoo")
     # Made again, and its run is not recorded again.
     once = saved.read_bytes()
-    assert (made / "runs.jsonl").read_bytes() == records
+    assert (calls / "runs.jsonl").read_bytes() == records
     typed(f"{line} --only gcn --epochs=1 --save zoo")
     # The card beside it is of another run.
     assert saved.read_bytes() != once
@@ -341,13 +341,13 @@ def test_a_module_moves_all_of_its_graphs():
         data.val_dataloader(),
         data.test_dataloader(),
     ):
-        found = [
+        actual = [
             value.device.type
             for graph in loader
             for _, value in graph
             if isinstance(value, torch.Tensor)
         ]
-        assert set(found) == {"meta"}
+        assert set(actual) == {"meta"}
     assert data.part(0)[0] is data.part(2)[0]
     assert DigitsDataModule().data.x.is_cpu
 

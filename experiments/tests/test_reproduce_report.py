@@ -15,7 +15,7 @@ from subrun import run_program
 
 
 def run(row, split, test, seed=0, **more):
-    found = {
+    actual = {
         "kind": "run",
         "row": row,
         "split": split,
@@ -24,7 +24,7 @@ def run(row, split, test, seed=0, **more):
         "validation": 0.5,
         "seconds": 30.0,
     }
-    return {**found, "ablated": {}, **more}
+    return {**actual, "ablated": {}, **more}
 
 
 def search(row, trials=3):
@@ -111,13 +111,13 @@ def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(
     tmp_path, typed, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    made = Path("made")
+    built = Path("made")
     line = "results --configs configs"
     Path("docs").mkdir()
     assert "There are no results in" in typed(line, code=2)
     for name in ("digits", "digits-quick"):  # what was made quickly is no result
-        (made / name).mkdir(parents=True)
-        write_records(RECORDS, made / name / "results.jsonl")
+        (built / name).mkdir(parents=True)
+        write_records(RECORDS, built / name / "results.jsonl")
     typed(f"{line} --made made")
     page = Path("docs/results.md")
     results = Path("results/digits.jsonl")
@@ -251,10 +251,10 @@ def test_the_report_has_differences_and_pictures(tmp_path, typed):
         assert is_picture(folder / "images" / f"results-digits{ending}.png")
     path = folder / "results.jsonl"
     lines = parsed(path.read_bytes(), path)
-    found = {line["row"]: line for line in lines if line["kind"] == "run"}
-    assert set(found) == set(ROWS)
-    energies = found["certified"]["states"]["F"]
+    actual = {line["row"]: line for line in lines if line["kind"] == "run"}
+    assert set(actual) == set(ROWS)
+    energies = actual["certified"]["states"]["F"]
     assert len(energies) == 31
     assert all(after < before for before, after in pairwise(energies))
-    assert set(found["difformer_s"]["ablated"]) == {"identity", "uniform"}
-    assert not any(found[row]["ablated"] for row in ROWS if row != "difformer_s")
+    assert set(actual["difformer_s"]["ablated"]) == {"identity", "uniform"}
+    assert not any(actual[row]["ablated"] for row in ROWS if row != "difformer_s")

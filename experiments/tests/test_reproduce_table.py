@@ -15,7 +15,7 @@ from diffusion_mp_experiments.reproduce.table import (
     load_table,
     parsed,
 )
-from diffusion_mp_experiments.reproduce.training import made, made_module
+from diffusion_mp_experiments.reproduce.training import build, build_module
 from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
 from reproduce_tables import ROWS, write_table
 
@@ -57,7 +57,7 @@ def test_every_row_is_built_and_runs(name):
     for row in table.rows:
         (search,) = searches(replace(table, trials=1, tuning=1), row)
         for settings in search.settings:
-            module = made_module(table.config(row, settings), Ring())
+            module = build_module(table.config(row, settings), Ring())
             if row.model is not None:
                 task = settings.get(
                     "model.task", row.model.get("init_args", {}).get("task")
@@ -260,6 +260,6 @@ def test_a_misspelt_argument_of_a_row_is_named():
         ValueError,
         match=r"(?s)torch\.nn\.Dropout.*makes no Module.*Option 'q' is not accepted",
     ):
-        made(
+        build(
             torch.nn.Module, {"class_path": "torch.nn.Dropout", "init_args": {"q": 0.5}}
         )

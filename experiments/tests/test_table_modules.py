@@ -260,12 +260,12 @@ def test_the_score_counts_graphs_of_all_batches_alike():
 
     data = Sizes(batch_size=4, split=0, tuning=False)
     data.val_dataloader = data.test_dataloader
-    (found,) = quiet_trainer().validate(
+    (actual,) = quiet_trainer().validate(
         train.GraphClassifier(Fixed()), datamodule=data, verbose=False
     )
-    assert found["val_acc"] == pytest.approx(1 / 3)
-    assert found["val_loss"] == pytest.approx(2 / 3 + 0.3132617, abs=1e-5)
-    assert 1 / 3 - 1 / 12 < found["val_score"] < 1 / 3
+    assert actual["val_acc"] == pytest.approx(1 / 3)
+    assert actual["val_loss"] == pytest.approx(2 / 3 + 0.3132617, abs=1e-5)
+    assert 1 / 3 - 1 / 12 < actual["val_score"] < 1 / 3
 
 
 def test_sets_of_graphs_in_parts(tmp_path):
@@ -292,7 +292,7 @@ def test_the_first_snapshots_train_and_windows_roll_before_the_test(chickenpox):
     assert all(torch.equal(a.y, b.y) for a, b in in_order)
     forecast = fit_forecast("ridge", snapshots[:10])
     torch.testing.assert_close(parts[2][3].base, forecast(snapshots[23].x))
-    seen = []
+    observed = []
     for split in range(4):
         past, val, test = train.SnapshotDataModule(
             chickenpox, split=split, tuning=True
@@ -300,20 +300,22 @@ def test_the_first_snapshots_train_and_windows_roll_before_the_test(chickenpox):
         assert [len(past), len(val)] == [4 * (split + 1), 4]
         assert torch.equal(past[-1].y, snapshots[len(past) - 1].y)
         assert all(torch.equal(a.y, b.y) for a, b in zip(val, test, strict=True))
-        seen += val
-    assert torch.equal(seen[-1].y, snapshots[19].y)  # nothing of the test is looked at
+        observed += val
+    assert torch.equal(
+        observed[-1].y, snapshots[19].y
+    )  # nothing of the test is looked at
     with pytest.raises(ValueError, match="which leave none to train"):
         train.SnapshotDataModule(chickenpox, windows=30, tuning=True).parts()
     data = train.SnapshotDataModule(chickenpox, base="own")
     predictor = NoCorrection()
     predictor.fit(data)
-    (found,) = quiet_trainer().test(
+    (actual,) = quiet_trainer().test(
         train.Forecaster(predictor), datamodule=data, verbose=False
     )
     trained, _, test = data.parts()
-    own = torch.stack([snapshot.y for snapshot in trained]).mean(0)
-    errors = torch.stack([snapshot.y for snapshot in test]) - own
-    assert found["test_mse"] == pytest.approx(float(errors.square().mean()))
+    mine = torch.stack([snapshot.y for snapshot in trained]).mean(0)
+    errors = torch.stack([snapshot.y for snapshot in test]) - mine
+    assert actual["test_mse"] == pytest.approx(float(errors.square().mean()))
 
 
 def test_a_forecast_begins_at_its_base_and_learns_the_rest(chickenpox):
@@ -326,11 +328,11 @@ def test_a_forecast_begins_at_its_base_and_learns_the_rest(chickenpox):
         )
     (batch,) = data.train_dataloader()
     assert torch.equal(module(batch), batch.base)
-    found = learned(module, data, 200)
+    actual = learned(module, data, 200)
     (batch,) = data.test_dataloader()
     expected = (module.eval()(batch) - batch.y).square().mean()
-    assert found["test_mse"] == pytest.approx(expected.item())
-    assert found["test_mse"] < 0.1
+    assert actual["test_mse"] == pytest.approx(expected.item())
+    assert actual["test_mse"] < 0.1
     (val,) = quiet_trainer().validate(module, datamodule=data, verbose=False)
     assert -val["val_mse"] - 1 / 60 < val["val_score"] < -val["val_mse"]
     (batch,) = train.SnapshotDataModule(chickenpox).train_dataloader()

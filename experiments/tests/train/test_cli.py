@@ -12,7 +12,7 @@ from torch import nn
 
 import diffusion_mp
 from diffusion_mp_experiments.packaged import configs_folder
-from diffusion_mp_experiments.reproduce.training import made
+from diffusion_mp_experiments.reproduce.training import build
 from diffusion_mp_experiments.train import DigitsDataModule
 from training_runs import CONFIG
 
@@ -40,7 +40,7 @@ def test_configuration_parses_and_its_model_runs(config, typed):
     model = printed["model"]["model"]
     model["init_args"] |= {"in_channels": 5, "out_channels": 3}
     ring = torch.stack([torch.arange(9), (torch.arange(9) + 1) % 9])
-    assert made(nn.Module, model)(torch.ones(9, 5), ring).shape == (9, 3)
+    assert build(nn.Module, model)(torch.ones(9, 5), ring).shape == (9, 3)
 
 
 @pytest.mark.parametrize("package", ["wandb", "mlflow"])

@@ -127,15 +127,15 @@ def test_auxiliary_losses_are_added_and_logged_apart(model):
     trainer = quiet_trainer(max_epochs=1)
     module.model.logits.register_hook(gradients.append)
     trainer.fit(module, datamodule=Toy())
-    own = nn.functional.cross_entropy(logits[data.train_mask], data.y[data.train_mask])
+    mine = nn.functional.cross_entropy(logits[data.train_mask], data.y[data.train_mask])
     extra = 3 * logits.square().mean() if model is Regularised else torch.zeros(())
-    torch.testing.assert_close(trainer.callback_metrics["train_loss"], own)
+    torch.testing.assert_close(trainer.callback_metrics["train_loss"], mine)
     assert ("train_aux_loss" in trainer.callback_metrics) == (model is Regularised)
     torch.testing.assert_close(
         trainer.callback_metrics.get("train_aux_loss", torch.zeros(())), extra
     )
     torch.testing.assert_close(
-        gradients, list(torch.autograd.grad(own + extra, logits))
+        gradients, list(torch.autograd.grad(mine + extra, logits))
     )
 
 
@@ -199,10 +199,10 @@ def test_planetoid_module_and_numbered_splits_keep_the_labels_of_tuning_apart(
 
 class LearningRates(Callback):
     def __init__(self):
-        self.seen = []
+        self.observed = []
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        self.seen.append(trainer.optimizers[0].param_groups[0]["lr"])
+        self.observed.append(trainer.optimizers[0].param_groups[0]["lr"])
 
 
 def fit(module, batches, epochs, *callbacks):
@@ -231,8 +231,8 @@ def test_it_learns_and_logs_and_the_rate_rises_and_falls_to_zero(batches):
     logged = trainer.callback_metrics
     assert set(logged) == {"train_loss", "train_acc", "val_loss", "val_acc"}
     assert logged["val_acc"] > 0.9
-    (found,) = trainer.test(module, batches, verbose=False)
-    assert found["test_acc"] == pytest.approx(float(logged["val_acc"]))
+    (actual,) = trainer.test(module, batches, verbose=False)
+    assert actual["test_acc"] == pytest.approx(float(logged["val_acc"]))
     rates = LearningRates()
     with seeded(0):
         fit(
@@ -243,7 +243,7 @@ def test_it_learns_and_logs_and_the_rate_rises_and_falls_to_zero(batches):
             2,
             rates,
         )
-    assert rates.seen[:5] == pytest.approx([0.125, 0.21875, 0.3125, 0.40625, 0.5])
-    assert rates.seen[5:] == pytest.approx(
+    assert rates.observed[:5] == pytest.approx([0.125, 0.21875, 0.3125, 0.40625, 0.5])
+    assert rates.observed[5:] == pytest.approx(
         [0.5 * (1 + c) / 2 for c in (0.5**0.5, 0.0, -(0.5**0.5))], abs=1e-6
     )

@@ -24,7 +24,12 @@ DAMAGED = (
     "text",
     "empty",
 )
-ELSEWHERE = ("https://example.org/x.ckpt", "s3://bucket/x.ckpt", "hf://owner/x.ckpt")
+ELSEWHERE = (
+    "http://example.org/x.ckpt",
+    "https://example.org/x.ckpt",
+    "s3://bucket/x.ckpt",
+    "hf://owner/x.ckpt",
+)
 # Lightning takes the last ones for places of its own.
 ABSENT = (
     "a folder",

@@ -116,10 +116,10 @@ def test_a_run_that_had_stopped_early_stays_stopped(fit):
 def test_the_command_line_wins_over_the_checkpoint_which_wins_over_defaults(fit):
     resume = "--ckpt_path=runs/run/checkpoints/last.ckpt"
     fit("run", 1, "--model.lr=0.25", "--model.weight_decay=0.125")
-    found = fit("run", 2, "--model.lr=0.5", resume)["last.ckpt"]
-    group = found["optimizer_states"][0]["param_groups"][0]
+    actual = fit("run", 2, "--model.lr=0.5", resume)["last.ckpt"]
+    group = actual["optimizer_states"][0]["param_groups"][0]
     assert (group["lr"], group["weight_decay"]) == (0.5, 0.125)
-    settings = found["hyper_parameters"]
+    settings = actual["hyper_parameters"]
     assert (settings["lr"], settings["weight_decay"]) == (0.5, 0.125)
 
 

@@ -54,10 +54,10 @@ class _Forward:
     def tell(self) -> int:
         return self._stream.tell()
 
-    def seek(self, place: int) -> None:
-        if place < self._stream.tell():
+    def seek(self, position: int) -> None:
+        if position < self._stream.tell():
             raise tarfile.ReadError("a header leads back to what was read before")
-        self._stream.seek(place)
+        self._stream.seek(position)
 
     def read(self, size: int) -> bytes:
         if not 0 <= size <= _AT_ONCE:

@@ -104,9 +104,9 @@ def number_blocks(
         except (ValueError, Warning) as error:
             raise ValueError(f"{here}: {error}") from error
         if block.shape != (len(lines), columns):
-            found = f"{block.shape[0]} of {block.shape[1]}"
+            size_of_block = f"{block.shape[0]} of {block.shape[1]}"
             raise ValueError(
-                f"{here}: expected {len(lines)} rows of {columns} numbers; got {found}."
+                f"{here}: expected {len(lines)} rows of {columns} numbers; got {size_of_block}."
             )
         wrong = ~np.isfinite(block)
         must = "must be finite; got NaN or infinity"

@@ -53,7 +53,7 @@ _DAY = re.compile(rb"\d{4}-\d\d-\d\d")
 FEATURES = (
     *("public", "completion", "last_login", "registration", "age"),
     *("completion_unknown", "dates_unknown", "age_unknown"),
-    *(f"region_{place}" for place in range(1, _REGIONS + 1)),
+    *(f"region_{rank}" for rank in range(1, _REGIONS + 1)),
     "region_unknown",
     *(f"column_{column + 1}_filled" for column in _TEXTS),
 )

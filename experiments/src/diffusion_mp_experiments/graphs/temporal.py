@@ -129,12 +129,12 @@ def fit_forecast(
         raise ValueError(
             "snapshots must hold at least one snapshot to learn from; got none."
         )
-    own = torch.stack([snapshot.y for snapshot in snapshots]).mean(0)
+    mean_of_node = torch.stack([snapshot.y for snapshot in snapshots]).mean(0)
     forecasts: dict[str, Callable[[Tensor], Tensor]] = {
         "zero": lambda x: torch.zeros_like(x[:, 0]),
         "last": lambda x: x[:, -1],
         "mean": lambda x: x.mean(1),
-        "own": lambda x: own,
+        "own": lambda x: mean_of_node,
         "pooled": lambda x: x.mean(1) + (x[:, -1] - x.mean(1)).mean(),
     }
     if name in forecasts:

@@ -22,14 +22,14 @@ from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
 class Predictor(nn.Module):
     """Scores [N, C] of every node of one graph, computed once; subclasses define `scores`."""
 
-    known: Tensor
+    fixed_scores: Tensor
 
     def fit(self, data: FullGraphDataModule) -> None:
         nodes = data.data
         # So no predictor can see another label, whatever it computes.
         y = nodes.y.where(nodes.train_mask, -1)
         scores = self.scores(nodes.x, Graph.from_data(nodes), y, data.num_classes)
-        self.register_buffer("known", scores, persistent=False)
+        self.register_buffer("fixed_scores", scores, persistent=False)
 
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
         raise NotImplementedError(
@@ -37,7 +37,7 @@ class Predictor(nn.Module):
         )
 
     def forward(self, *inputs: Any) -> Tensor:
-        return self.known
+        return self.fixed_scores
 
 
 class Constant(Predictor):

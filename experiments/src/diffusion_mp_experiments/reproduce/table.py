@@ -288,11 +288,11 @@ def load_table(folder: Path, root: str | None = None) -> Table:
     content, files = _gathered(folder)
     # All files must be listed: nobody would miss a row that is computed by nobody.
     names = content.pop("rows", [])
-    own = {name for name, file in files.items() if file.parent == folder}
-    if not isinstance(names, list) or not own <= {*map(str, names)} <= set(files):
+    rows_here = {name for name, file in files.items() if file.parent == folder}
+    if not isinstance(names, list) or not rows_here <= {*map(str, names)} <= set(files):
         raise ValueError(
-            f"{path} must list its rows: the other files there, {', '.join(sorted(own)) or 'none'}, "
-            f"and with `like` any of {', '.join(sorted(set(files) - own)) or 'none'}; got {names}."
+            f"{path} must list its rows: the other files there, {', '.join(sorted(rows_here)) or 'none'}, "
+            f"and with `like` any of {', '.join(sorted(set(files) - rows_here)) or 'none'}; got {names}."
         )
     if not names or len(set(names)) < len(names):
         raise ValueError(
@@ -329,9 +329,11 @@ def _gathered(folder: Path, *below: Path) -> tuple[Config, dict[str, Path]]:
     """The content of table.yaml and the files of rows by name, merged into those of the table that it is like."""
     path = folder / "table.yaml"
     content = _read(path)
-    own = {path.stem: path for path in folder.glob("*.yaml") if path.stem != "table"}
+    rows_here = {
+        path.stem: path for path in folder.glob("*.yaml") if path.stem != "table"
+    }
     if "like" not in content:
-        return content, own
+        return content, rows_here
     name = str(content.pop("like"))
     try:
         like = find_table(name, folder.parent)
@@ -347,16 +349,16 @@ def _gathered(folder: Path, *below: Path) -> tuple[Config, dict[str, Path]]:
     if isinstance(search, dict):
         # Its own first, since axes are drawn in this order.
         content["search"] = {**search, **_over(other.get("search", {}), search)}
-    return {**other, **content}, {**files, **own}
+    return {**other, **content}, {**files, **rows_here}
 
 
-def _over(other: Any, own: Any) -> Any:
+def _over(base: Any, changes: Any) -> Any:
     """The fields of two mappings, of which the second counts; those of `init_args` one by one."""
-    if not isinstance(other, dict) or not isinstance(own, dict):
-        return own  # which is refused where it is no mapping
-    both = {**other, **own}
-    if "init_args" in other.keys() & own.keys():
-        both["init_args"] = _over(other["init_args"], own["init_args"])
+    if not isinstance(base, dict) or not isinstance(changes, dict):
+        return changes  # which is refused where it is no mapping
+    both = {**base, **changes}
+    if "init_args" in base.keys() & changes.keys():
+        both["init_args"] = _over(base["init_args"], changes["init_args"])
     return both
 
 
@@ -376,17 +378,17 @@ def _read(path: Path) -> Config:
 
 
 def _read_row(files: Mapping[str, Path], name: str, *below: str) -> Config:
-    own = _read(files[name])
-    if "like" not in own:
-        return own
-    if (like := str(own.pop("like"))) not in files or like in (name, *below):
+    content = _read(files[name])
+    if "like" not in content:
+        return content
+    if (like := str(content.pop("like"))) not in files or like in (name, *below):
         raise ValueError(
             f"{files[name]} is like {like}, which is no other row of this table."
         )
     other = _read_row(files, like, name, *below)
-    row = {**other, **own}
-    for part in _INHERITED & own.keys() & other.keys():
-        row[part] = _over(other[part], own[part])
+    row = {**other, **content}
+    for part in _INHERITED & content.keys() & other.keys():
+        row[part] = _over(other[part], content[part])
     return row
 
 

@@ -94,7 +94,7 @@ def train(
         # Predictors compute with NumPy and scikit-learn.
         device = "cpu" if "predictor" in config["module"] else device
         data = _data(json.dumps(config["data"], sort_keys=True), split, tuning, device)
-        module = made_module(config, data).to(device)
+        module = build_module(config, data).to(device)
         logged = LastLogged(module)
         result = {}
         network: Any = module.model
@@ -123,7 +123,7 @@ def train(
     }
 
 
-def made_module(config: Config, data: DataModule) -> LightningModule:
+def build_module(config: Config, data: DataModule) -> LightningModule:
     """Make the LightningModule that trains on `data`, around the model or predictor of the configuration."""
     options = deepcopy(config["module"])
     model = options.pop("model", None) or options.pop("predictor")
@@ -135,7 +135,7 @@ def made_module(config: Config, data: DataModule) -> LightningModule:
                 arguments[name] = width
         if arguments.get("edge_dim") == "data":
             arguments["edge_dim"] = data.num_edge_features
-    network = made(nn.Module, model)
+    network = build(nn.Module, model)
     if "attention" in config and not without_attention(network, config["attention"]):
         raise ValueError(
             f"{model['class_path']} has no attention over pairs that could be the {config['attention']}."
@@ -162,7 +162,7 @@ def _takes(class_path: str, argument: str) -> bool:
     return argument in parameters or inspect.Parameter.VAR_KEYWORD in kinds
 
 
-def made(kind: type, config: Config) -> Any:
+def build(kind: type, config: Config) -> Any:
     """Make an object from `class_path` and `init_args`, of a class that must be of this kind."""
     # That of Lightning's command line, so a row is read as a configuration of `fit` is.
     parser = ArgumentParser(exit_on_error=False)
@@ -176,7 +176,7 @@ def made(kind: type, config: Config) -> Any:
 @lru_cache(4)
 def _data(config: str, split: int, tuning: bool, device: str) -> DataModule:
     options = with_arguments(json.loads(config), split=split, tuning=tuning)
-    data = made(LightningDataModule, options)
+    data = build(LightningDataModule, options)
     data.prepare_data()
     data.setup("fit")
     if device != "cpu":

@@ -131,7 +131,9 @@ class Pathfinder(DrawnDataset):
         for _ in range(_SCENES):
             room = _Room(self.size)
             one = room.path(random, self.dashes, _TRIES)
-            other = one and room.path(random, self.dashes, _TRIES, beside=one.points[0])
+            other = one and room.path(
+                random, self.dashes, _TRIES, neighbour=one.points[0]
+            )
             if one and other:
                 short = (
                     room.path(random, self.distractor_dashes, _SHORT_TRIES)
@@ -186,19 +188,22 @@ class _Room:
         self._free = {(row, column) for row in inside for column in inside}
 
     def path(
-        self, random: Random, dashes: int, tries: int, beside: Point | None = None
+        self, random: Random, dashes: int, tries: int, neighbour: Point | None = None
     ) -> DashedPath | None:
         """Grow a path through free pixels and take them; None, without a change, if all tries fail.
 
-        It begins anywhere, or 7 pixels from `beside` in any direction. Every dash turns by a uniform angle of at most
-        60°; one that leaves the free pixels, or comes as near to its own path three dashes back, is drawn again.
+        It begins anywhere, or 7 pixels from `neighbour` in any direction. Every dash turns by a uniform angle of at
+        most 60°; one that leaves the free pixels, or comes as near to its own path three dashes back, is drawn again.
         """
         for _ in range(tries):
             # Drawn even if it is not used: the order of the numbers is part of what a seed stands for.
             beginning = random.random() * self._size, random.random() * self._size
-            if beside is not None:
+            if neighbour is not None:
                 down, right = _UNIT[int(random.random() * 360)]
-                beginning = beside[0] + _BESIDE * down, beside[1] + _BESIDE * right
+                beginning = (
+                    neighbour[0] + _BESIDE * down,
+                    neighbour[1] + _BESIDE * right,
+                )
             if _pixel(beginning) in self._free:
                 path = self._grow(random, beginning, dashes)
                 if path is not None:
