@@ -108,6 +108,7 @@ def read_matrices(
         "OPENBLAS_NUM_THREADS": "1",
     }  # each thread reserves memory
     try:
+        # Not a fork: what this process has in memory would count towards the limit.
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=_SECONDS
         )

@@ -98,6 +98,7 @@ def _array(data: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
     array = np.frombuffer(data, dtype).reshape(
         shape, order="F" if order == "F" else "C"
     )
+    # A copy: the bytes of the pickle are read-only, and torch knows no foreign byte order.
     return array.astype(dtype.newbyteorder("="))
 
 

@@ -137,6 +137,7 @@ class CachedDataset(InMemoryDataset):
         super().__init__(str(as_path(root, "root")), transform, pre_transform)
         folder = Path(self.processed_dir)
         # What a function prints has its address in this process.
+        # Otherwise the same function would be another one in every process.
         made_by = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(pre_transform))
         arrays = mapped_arrays(folder, self._write, made_by=made_by, read_all=True)
         # The record tells that they are as written; that graphs can be of such numbers is checked each time.
@@ -199,6 +200,7 @@ def check_collated(
             raise ValueError(
                 f"{name} is divided into graphs at {int(ends[-1])}, where it does not end"
             )
+    # Every graph has features, so their rows tell its nodes.
     nodes = sizes["x"]
     edges = sizes["edge_index"]
     if len(data["edge_index"]) != 2:

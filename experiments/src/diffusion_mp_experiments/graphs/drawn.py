@@ -324,6 +324,7 @@ def _edges(
     ends = (weight.cumsum(0) * (num_edges / float(weight.sum()))).round_().long()
     # Sums in floating point may miss it by one.
     ends[-1] = num_edges
+    # Filled block by block, so that what is drawn on the way takes little memory.
     edges = torch.empty(2, num_edges, dtype=torch.long)
     edges[0] = torch.repeat_interleave(
         torch.arange(len(hidden)), ends.diff(prepend=ends.new_zeros(1))

@@ -61,6 +61,7 @@ def load_tu(root: str | Path, name: str) -> list[Data]:
         f"{name} of TUDataset", raw, files, f"Unpack its archive there, {_TU}"
     )
     with reading(raw, f"Fetch it anew, {_TU}"), TemporaryDirectory() as scratch:
+        # PyG reads a folder, and this one is never written to.
         _rewrite(raw, name, Path(scratch))
         data, slices, _ = read_tu_data(scratch, name)
         if data.x is None:

@@ -145,6 +145,7 @@ def _one_hot(columns: Shaped[np.ndarray, "N columns"]) -> Tensor:
         raise ValueError(
             f"its local_info has {sum(sizes)} different values of {len(columns)} people"
         )
+    # As PyG makes it: a column for every value that occurs, in order of the values.
     x = torch.zeros(len(columns), sum(sizes))
     for position, start in zip(places, np.cumsum([0, *sizes]).tolist(), strict=False):
         x[torch.arange(len(columns)), torch.from_numpy(position) + start] = 1
@@ -276,6 +277,7 @@ def load_digits(num_neighbors: int = 5) -> Data:
     check_counts(num_neighbors=num_neighbors)
     pixels, labels = sklearn_digits(return_X_y=True)
     # Sixteenths are exact in every floating-point format, and so are the distances between them.
+    # No `edge_index` yet: neighbours are found among the pixels.
     data = Data(
         x=torch.from_numpy(pixels / 16).float(), y=torch.from_numpy(labels).long()
     )

@@ -153,6 +153,7 @@ def _write_table(
 
 def _write_masks(splits: dict[Path, str], num_nodes: int, arrays: ArrayFolder) -> None:
     """Write a mask for each file of node numbers; no node is in two of them, or twice in one."""
+    # One array for all splits shows a node that is in two of them.
     split_of = np.full(num_nodes, -1)
     for number, (path, name) in enumerate(splits.items()):
         for start, nodes in number_blocks(

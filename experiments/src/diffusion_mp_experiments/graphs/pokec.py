@@ -203,6 +203,7 @@ def _read_profiles(path: Path, arrays: ArrayFolder) -> None:
                 f"or 1, 6 and 7 dates such as 2012-05-25 11:20:00.0; null in all but the first; {error}."
             ) from error
         # The region without the district: "zilinsky kraj" of "zilinsky kraj, zilina".
+        # Districts are too many for a column each.
         large = [
             None if name in _MISSING else name.partition(b",")[0].strip().lower()
             for name in columns[4]

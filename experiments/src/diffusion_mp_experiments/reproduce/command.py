@@ -240,6 +240,7 @@ def write_page(
     """Copy the results that `reproduce` has `made`, then write docs/results.md and its figures from all results."""
     if made is not None:
         _take_over(made, results, configs)
+    # The page has the order of the names.
     paths = sorted(results.glob("*.jsonl"))
     if not paths:
         raise FileNotFoundError(

@@ -29,6 +29,7 @@ class Predictor(nn.Module):
         # So no predictor can see another label, whatever it computes.
         y = nodes.y.where(nodes.train_mask, -1)
         scores = self.scores(nodes.x, Graph.from_data(nodes), y, data.num_classes)
+        # A buffer, to move with the module; and no part of a saved model, which is computed anew.
         self.register_buffer("fixed_scores", scores, persistent=False)
 
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:

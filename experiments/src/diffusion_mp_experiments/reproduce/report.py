@@ -30,6 +30,7 @@ class Line:
 
 def lines(table: Table, records: Sequence[Record]) -> list[Line]:
     """What every row came to, compared with the baselines of the table, and with its GCN for the picture of all."""
+    # A table may have lost a row since its results were made.
     of: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in records:
         of[record["kind"], record["row"]].append(record)
@@ -221,6 +222,7 @@ def section(table: Table, lines: Sequence[Line], notes: str = "") -> str:
     splits = max(line.splits for line in lines)
     hours = sum(line.seconds for line in lines) / 3600
     if max(line.trials for line in lines) == 1:
+        # Of one trial there was nothing to choose.
         tuned = "with fixed settings"
     elif table.nested:
         tuned = "each tuned on its own validation nodes"

@@ -74,6 +74,7 @@ class DrawnDataset(SequenceDataset):
 
 
 def item_random(*key: str | int) -> Random:
+    # Python hashes a text, so neighbouring numbers give unrelated sequences.
     return Random("/".join(map(str, key)))
 
 
@@ -87,6 +88,7 @@ def check_index(index: object, low: int, high: int) -> int:
 
 def byte_tokens(text: bytes, max_length: int) -> Int[Tensor, " L"]:
     """Return the first `max_length` bytes of a text as tokens 1–256, which leaves 0 for padding."""
+    # Zero is left for padding.
     return torch.tensor(list(text[:max_length]), dtype=torch.long) + 1
 
 

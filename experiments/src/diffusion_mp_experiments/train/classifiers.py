@@ -103,6 +103,7 @@ class Supervised(LightningModule):
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of classes [N] (`node_cross_entropy`), or of labels [N, T] of 0 and 1 (`multi_label_loss`)."""
+        # x
         several = targets.dim() == 2 and (targets.size(1) > 1 or outputs.size(1) == 1)
         return (multi_label_loss if several else node_cross_entropy)(outputs, targets)
 
@@ -202,6 +203,7 @@ class NodeClassifier(Supervised):
 
     def forward(self, data: Data) -> Tensor:
         check_kind(data, "data", Data, "a torch_geometric Data")
+        # A model would say it in its own words, about `NoneType`.
         if data.x is None:
             raise ValueError(
                 "data must have x, the features [N, channels] of its nodes; got None."

@@ -252,6 +252,7 @@ class DiffusionCLI(LightningCLI):
                 "{val_acc", f"{{val_{config.model.metric}"
             )
         if self.subcommand == "fit" and config.ckpt_path:
+            # A folder of the new version would make the best of this part the best of all.
             for callback in (config.checkpoint, config.last):
                 callback.dirpath = callback.dirpath or str(
                     Path(config.ckpt_path).parent
