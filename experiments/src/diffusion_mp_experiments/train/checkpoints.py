@@ -52,7 +52,7 @@ def save_checkpoint(state: Any, path: str | Path) -> None:
     Examples:
         >>> save_checkpoint({"x": x}, folder / "x.ckpt")
     """
-    # In memory first, since `torch.save` writes to a path bit by bit.
+    # In memory first, since `torch.save` writes to a path piece by piece.
     buffer = io.BytesIO()
     torch.save(state, buffer)
     replace_file(path, buffer.getvalue())

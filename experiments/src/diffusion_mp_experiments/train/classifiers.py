@@ -103,7 +103,6 @@ class Supervised(LightningModule):
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of classes [N] (`node_cross_entropy`), or of labels [N, T] of 0 and 1 (`multi_label_loss`)."""
-        # x
         several = targets.dim() == 2 and (targets.size(1) > 1 or outputs.size(1) == 1)
         return (multi_label_loss if several else node_cross_entropy)(outputs, targets)
 
