@@ -49,7 +49,7 @@ ClassConfig = Annotated[Config, _check_class]
 
 def _checked_fields(kind: type[Kind]) -> type[Kind]:
     """Let a dataclass check its fields as their annotations say."""
-    kind.__init__ = checked(kind.__init__)  # type: ignore[misc]
+    kind.__init__ = checked(kind.__init__)  # type: ignore[method-assign]
     return kind
 
 

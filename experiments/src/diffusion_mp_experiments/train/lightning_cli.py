@@ -356,14 +356,9 @@ class EpochProgress(ProgressBar):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics = self.get_metrics(trainer, pl_module)
-        self._bar.set_postfix(
-            {
-                name: value
-                for name, value in metrics.items()
-                if isinstance(value, float)
-            },
-            False,
-        )
+        # The number of the version is no measure of the epoch.
+        metrics.pop("v_num", None)
+        self._bar.set_postfix(metrics, False)
         self._bar.update(trainer.current_epoch + 1 - self._bar.n)
 
     def on_train_end(self, *_: Any) -> None:
