@@ -194,8 +194,8 @@ def draw_states(path: Path, table: Table, lines: Sequence[Line]) -> None:
             last = curve.get(len(sweep.values) - 1)
             if last is not None and last.states.get(name):
                 # A name in each panel would be in the legend of the figure as often.
-                label = f"_{title}" if panel is not panels[0] else title
-                panel.plot(last.states[name], **{**look, "markersize": 2}, label=label)
+                named = title if panel is panels[0] else None
+                panel.plot(last.states[name], **{**look, "markersize": 2}, label=named)
     _save(
         path,
         figure,

@@ -225,7 +225,7 @@ class _Harness:
             if key(record) not in self.done:
                 self.records.append(record)
                 self.done[key(record)] = record
-            # In another thread a bar that is drawn after every run would cost more than a short run.
+            # `update` draws the bar, ten times a second at most.
             bar.set_postfix_str(record["row"], refresh=False)
             bar.update()
 

@@ -46,7 +46,6 @@ class Constant(Predictor):
 
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
         shares = one_hot(y[y >= 0], num_classes).float().mean(0)
-        # A buffer is written to when a state is loaded, so every row has memory.
         return shares.repeat(len(y), 1)
 
 
