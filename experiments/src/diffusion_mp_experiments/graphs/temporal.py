@@ -102,7 +102,7 @@ def _graph(edges: Any, weights: Any, num_nodes: int) -> dict[str, Tensor]:
         edge_weight=edge_weight,
         num_nodes=num_nodes,
     )
-    # Movements in one direction only would leave a row of a symmetric coupling without its column.
+    # Symmetric couplings need both directions of an edge, with one weight.
     graph = ToUndirected(reduce="mean")(graph)
     return {"edge_index": graph.edge_index, "edge_weight": graph.edge_weight}
 
