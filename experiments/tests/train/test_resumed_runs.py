@@ -98,7 +98,7 @@ def test_the_best_is_that_of_the_whole_run(typed):
     said = typed(f"fit --trainer.max_epochs=4 {resume}", *words)
     (best,) = checkpoints.glob("best-epoch=0*")
     assert [*checkpoints.glob("best*")] == [best]
-    assert f"Best checkpoint: {best.resolve()}" in said
+    assert f"Best checkpoint: {best}" in said
 
 
 def test_a_run_that_had_stopped_early_stays_stopped(fit):
