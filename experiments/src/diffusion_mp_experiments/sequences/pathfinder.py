@@ -1,6 +1,7 @@
 """A Pathfinder-like task without a download: are the two discs on one path?"""
 
 import math
+from functools import cache
 from random import Random
 from typing import Literal, NamedTuple
 
@@ -26,8 +27,6 @@ Pixel = tuple[int, int]
 
 _BESIDE = 7.0  # pixels between the beginnings of two paths, if one is to begin beside the other
 _PADDING = 2  # pixels at the border that stay empty
-# The offsets at a squared distance below 13: pixels so near to a path are not free.
-_NEAR = [(i, j) for i in range(-3, 4) for j in range(-3, 4) if i * i + j * j < 13]
 # pixels; steps of a dash (2 pixels); steps of a dash and its gap (1.5 pixels)
 _STEP = 0.5
 _DASH = 4
@@ -228,9 +227,9 @@ class _Room:
             point = line[-1]
             # A dash may touch the two before it, to which it is joined.
             if number >= 2:
-                _take(free, lines[number - 2])
+                free.difference_update(*map(_near, lines[number - 2]))
         for line in lines[-2:]:
-            _take(free, line)
+            free.difference_update(*map(_near, line))
         self._free = free
         return DashedPath(
             [(line[0], line[_DASH]) for line in lines],
@@ -254,6 +253,15 @@ def _free_line(
     return line
 
 
-def _take(free: set[Pixel], line: list[Point]) -> None:
-    for row, column in set(map(_pixel, line)):
-        free.difference_update((row + i, column + j) for i, j in _NEAR)
+def _near(point: Point) -> frozenset[Pixel]:
+    """The pixels that are not free beside a path with this point."""
+    return _around(_pixel(point))
+
+
+@cache
+def _around(pixel: Pixel) -> frozenset[Pixel]:
+    row, column = pixel
+    reach = range(-3, 4)
+    return frozenset(
+        (row + i, column + j) for i in reach for j in reach if i * i + j * j < 13
+    )
