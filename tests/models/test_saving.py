@@ -352,7 +352,7 @@ def test_the_score_of_a_card_is_that_of_its_model(name, data_root):
     config = table.config(table.row(name), {})
     metric = table.metric
     data = training._data(json.dumps(config["data"], sort_keys=True), 0, False, "cpu")
-    module = training.made_module(config, data)
+    module = training.build_module(config, data)
     module.model, logged = (
         dm.load(ROOT / "zoo" / f"{name}.safetensors"),
         training.LastLogged(module),
