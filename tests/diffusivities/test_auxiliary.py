@@ -9,6 +9,7 @@ from threading import Barrier
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp import Graph, NodeFormerConv
@@ -127,7 +128,7 @@ def test_half_precision_entries_are_summed_in_float32():
     )
     loss = edge_loss(attention, graph)
     assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss, torch.tensor(4.0).log(), rtol=4e-3, atol=0)
+    assert_close(loss, torch.tensor(4.0).log(), rtol=4e-3, atol=0)
 
 
 def test_no_edge_or_one_of_weight_zero_is_no_loss():
@@ -146,10 +147,10 @@ def test_no_edge_or_one_of_weight_zero_is_no_loss():
     attention = SparseCoupling(
         Graph(3, torch.tensor([[0], [1]])), torch.tensor([0.5]), nonnegative=True
     )
-    torch.testing.assert_close(edge_loss(attention, graph), torch.tensor(2.0).log() / 3)
+    assert_close(edge_loss(attention, graph), torch.tensor(2.0).log() / 3)
     # Each divided by its own log n.
     two = Graph(5, torch.tensor([[0, 2], [1, 3]]), ptr=torch.tensor([0, 2, 5]))
-    torch.testing.assert_close(
+    assert_close(
         edge_loss(UniformCoupling(5, two.ptr), two, relative=True), torch.tensor(2 / 5)
     )
 
@@ -197,7 +198,7 @@ def test_losses_are_summed_and_zero_where_nothing_was_recorded(x):
         second.attention(x), Graph(5, EDGES)
     )
     total = auxiliary_loss(model)
-    torch.testing.assert_close(total, expected)
+    assert_close(total, expected)
     total.backward()
     assert all(
         recorder.attention.query.weight.grad.abs().sum() > 0
@@ -231,14 +232,14 @@ def test_a_reentrant_checkpoint_is_refused_and_the_other_kind_has_the_gradient(x
         model(state, EDGES) if call is model else call(state, EDGES)
         (auxiliary_loss(model) + 0 * state.sum()).backward()
         expected = [parameter.grad for parameter in model.parameters()]
-        torch.testing.assert_close(auxiliary_loss(model).detach(), value)
+        assert_close(auxiliary_loss(model).detach(), value)
         model.zero_grad()
         checkpoint(call, state, EDGES, use_reentrant=False)
         auxiliary_loss(model).backward()
         for parameter, gradient in zip(model.parameters(), expected, strict=True):
             assert (parameter.grad is None) == (gradient is None)
             if gradient is not None:
-                torch.testing.assert_close(parameter.grad, gradient)
+                assert_close(parameter.grad, gradient)
 
 
 def test_a_value_that_needs_no_gradient_is_not_refused(x):
@@ -299,9 +300,7 @@ def test_each_thread_collects_what_its_own_forward_passes_left(x):
         ]
     )
     with ThreadPoolExecutor(4) as pool:
-        torch.testing.assert_close(
-            torch.stack(list(pool.map(collected, states))), expected
-        )
+        assert_close(torch.stack(list(pool.map(collected, states))), expected)
     assert len(expected.unique()) == 4
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp import *
 from diffusion_mp.couplings import PolynomialCoupling, SparseCoupling
@@ -74,7 +75,7 @@ def test_the_coupling_is_the_slides_formula_in_values_and_gradients(
     )
     coupling = module(x)
     expected = algorithm_1(module, x, noise)
-    torch.testing.assert_close(coupling.to_dense(), expected, rtol=0, atol=1e-10)
+    assert_close(coupling.to_dense(), expected, rtol=0, atol=1e-10)
     leaves = (x, module.query.weight, module.key.weight)
     agree(
         coupling @ v,
@@ -123,7 +124,7 @@ def test_the_error_is_measured_at_the_stated_temperature(generator):
         assert module.temperature == pytest.approx(tau)
         q = x @ module.query.weight.t()
         k = x @ module.key.weight.t()
-        torch.testing.assert_close(
+        assert_close(
             module.exact(x).to_dense()[0], torch.softmax(q @ k.t() / tau, dim=1)
         )
     module = build()
@@ -236,7 +237,7 @@ def test_rows_sum_to_one_at_any_norm(norm, training, backend, generator, monkeyp
         coupling.log_at(pairs).exp().view(40, 40, 1).sum(0),
         (coupling.T @ torch.eye(40).unsqueeze(1)).sum(0).T,
     ):
-        torch.testing.assert_close(rows, torch.ones(40, 1), rtol=0, atol=1e-5)
+        assert_close(rows, torch.ones(40, 1), rtol=0, atol=1e-5)
     assert norm < 300 or dense.amax(2).min() > 0.1  # uniform would be 0.05
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp import *
 from diffusion_mp.diffusivities import RelationalBias
@@ -29,7 +30,7 @@ def weights() -> Tensor:
 
 def assert_is(coupling: Coupling, expected: Tensor, leaves: list[Tensor]) -> None:
     """Dense entries, and the gradients of a product with random values."""
-    torch.testing.assert_close(coupling.to_dense(), expected, rtol=1e-10, atol=1e-10)
+    assert_close(coupling.to_dense(), expected, rtol=1e-10, atol=1e-10)
     v = randn(expected.size(1), expected.size(0), 3, seed=8)
     agree(
         coupling @ v,
@@ -150,13 +151,9 @@ def test_attention_and_graph_are_the_algebra_and_without_edges_the_attention() -
     both = dense(ATTENTION + TERM)
     mean = 0.5 * ATTENTION + 0.5 * TERM
     enhanced = AdjacencyEnhancedDiffusivity(ATTENTION, gamma=3.0)
-    torch.testing.assert_close(dense(GraphAugmentedDiffusivity(ATTENTION, TERM)), both)
-    torch.testing.assert_close(
-        dense(GraphAugmentedDiffusivity(ATTENTION, TERM, 0.5)), dense(mean)
-    )
-    torch.testing.assert_close(
-        dense(enhanced), dense(0.75 * ATTENTION + 0.25 * enhanced.graph_term)
-    )
+    assert_close(dense(GraphAugmentedDiffusivity(ATTENTION, TERM)), both)
+    assert_close(dense(GraphAugmentedDiffusivity(ATTENTION, TERM, 0.5)), dense(mean))
+    assert_close(dense(enhanced), dense(0.75 * ATTENTION + 0.25 * enhanced.graph_term))
     for augmented in (
         enhanced,
         GraphAugmentedDiffusivity(ATTENTION, TERM),
@@ -245,7 +242,7 @@ def test_values_have_biases_and_a_bias_of_nothing_is_refused() -> None:
     moved = 0.5 * values + 0.5 * torch.einsum(
         "hij,jhd->ihd", coupling.to_dense().expand(2, -1, -1), values
     )
-    torch.testing.assert_close(layer(x), moved.reshape(11, 8), rtol=1e-10, atol=1e-10)
+    assert_close(layer(x), moved.reshape(11, 8), rtol=1e-10, atol=1e-10)
     with pytest.raises(
         ValueError, match=r"bias=True with projection=None\. Choose 'separate'"
     ):

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp.diffusivities import EdgeSparseFlowDiffusivity, SparseFlowDiffusivity
 from diffusion_mp.graph import Graph
@@ -68,9 +69,7 @@ def test_without_friction_it_is_softmax_and_more_friction_is_sparser() -> None:
     assert module.row_stochastic
     nearly = made(lam=1e-12, alpha=math.inf)
     nearly.load_state_dict(module.state_dict(), strict=False)
-    torch.testing.assert_close(
-        nearly(x).to_dense(), module(x).to_dense(), rtol=0, atol=1e-9
-    )
+    assert_close(nearly(x).to_dense(), module(x).to_dense(), rtol=0, atol=1e-9)
     densities = [
         float(made(lam=lam)(randn(40, 6)).density()) for lam in (0.1, 1.0, 10.0)
     ]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed import get_rank
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
+from torch.testing import assert_close
 from torch.utils._pytree import tree_map
 from torch_geometric.data import Data
 
@@ -105,7 +106,7 @@ def test_lightning_shares_the_parts_of_an_epoch(tmp_path) -> None:
             optimizer.step()
     for name, value in alone.state_dict().items():
         assert torch.equal(first["model"][name], second["model"][name])
-        torch.testing.assert_close(first["model"][name], value, rtol=1e-12, atol=1e-12)
+        assert_close(first["model"][name], value, rtol=1e-12, atol=1e-12)
 
 
 #: What does not stand by itself.
@@ -157,7 +158,7 @@ def compare(case: Case, edges: bool) -> None:
             mean = torch.stack(
                 [grads[name.removeprefix("module.")] for grads in alone]
             ).mean(0)
-            torch.testing.assert_close(grad, mean, rtol=1e-9, atol=1e-12)
+            assert_close(grad, mean, rtol=1e-9, atol=1e-12)
 
 
 def doubled(inputs: Inputs) -> Inputs:

@@ -10,16 +10,32 @@ import torch
 from ranks import on_ranks, started
 from torch import Tensor, distributed, nn
 from torch.nn.functional import cross_entropy
+from torch.testing import assert_close
 
-import diffusion_mp as dm
+from diffusion_mp import (
+    AdjacencyDiffusivity,
+    CertifiedDIFFormer,
+    CertifiedStep,
+    CouplingMismatchError,
+    DIFFormer,
+    DiffusionConv,
+    DiffusionGNN,
+    Graph,
+    NodeFormer,
+    SGFormer,
+    SimpleDiffusivity,
+    auxiliary_loss,
+)
+from diffusion_mp.couplings import Sums
 from diffusion_mp.diagnostics import posterior_variance
 from diffusion_mp.diffusivities import (
-    AdjacencyDiffusivity,
+    Positive,
     UniformDiffusivity,
 )
 from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
 from diffusion_mp.distributed.parallel import all_merged, contact
-from diffusion_mp.models import CertifiedTransformer, DIFFormer, GatedGCN, NodeFormer
+from diffusion_mp.energies import get_constraint
+from diffusion_mp.models import CertifiedTransformer, GatedGCN
 from diffusion_mp.updates import ImplicitEuler
 
 # more nodes than a run of Gumbel noise
@@ -29,21 +45,21 @@ CLASSES = 3
 SIZES = FEATURES, 8, CLASSES
 
 MODELS = {
-    "DIFFormer-s": lambda: dm.DIFFormer(
+    "DIFFormer-s": lambda: DIFFormer(
         *SIZES, heads=2, projection="separate", transform=True, tau=0.5, layer_norm=True
     ),
-    "DIFFormer-s, Frobenius": lambda: dm.DIFFormer(
+    "DIFFormer-s, Frobenius": lambda: DIFFormer(
         *SIZES, normalize="frobenius", graph="mean"
     ),
-    "SGFormer": lambda: dm.SGFormer(*SIZES, num_gnn_layers=2),
-    "SGFormer, Frobenius": lambda: dm.SGFormer(
+    "SGFormer": lambda: SGFormer(*SIZES, num_gnn_layers=2),
+    "SGFormer, Frobenius": lambda: SGFormer(
         *SIZES, normalize="frobenius", gnn="gat", num_gnn_layers=2
     ),
-    "NodeFormer": lambda: dm.NodeFormer(
+    "NodeFormer": lambda: NodeFormer(
         *SIZES, heads=2, num_features=5, num_samples=3, hops=2
     ),
     **{
-        name: lambda name=name: dm.DiffusionGNN(*SIZES, conv=name, dropout=0.0)
+        name: lambda name=name: DiffusionGNN(*SIZES, conv=name, dropout=0.0)
         for name in ("mlp", "gin", "gcnii")
     },
 }
@@ -58,19 +74,19 @@ CERTIFIED = {
 }
 # A certified step needs a symmetric graph: theirs is the graph and its reverse.
 ON_BOTH_WAYS = {
-    "certified": lambda: dm.CertifiedDIFFormer(
-        *SIZES, 3, graph=dm.AdjacencyDiffusivity("sym"), **CERTIFIED
+    "certified": lambda: CertifiedDIFFormer(
+        *SIZES, 3, graph=AdjacencyDiffusivity("sym"), **CERTIFIED
     ),
-    "certified, projections": lambda: dm.CertifiedDIFFormer(
-        *SIZES, 2, projection="tied", lam=0.01, graph=dm.AdjacencyDiffusivity("sum")
+    "certified, projections": lambda: CertifiedDIFFormer(
+        *SIZES, 2, projection="tied", lam=0.01, graph=AdjacencyDiffusivity("sum")
     ),
-    "certified, at rest": lambda: dm.CertifiedDIFFormer(
+    "certified, at rest": lambda: CertifiedDIFFormer(
         *SIZES,
         None,
         penalty=None,
         constraint="nonnegative",
         mu=1.0,
-        graph=dm.AdjacencyDiffusivity("sym"),
+        graph=AdjacencyDiffusivity("sym"),
     ),
 }
 MODELS |= ON_BOTH_WAYS
@@ -103,7 +119,7 @@ def loss_of(
 ) -> Tensor:
     return cross_entropy(
         logits[mask], y[mask], reduction="sum"
-    ) / labels + dm.auxiliary_loss(model)
+    ) / labels + auxiliary_loss(model)
 
 
 def error(got: Tensor, expected: Tensor, whole: Tensor | None = None) -> float:
@@ -120,7 +136,7 @@ def same_as_one_process(dtype: torch.dtype, limit: float, names: list[str]) -> N
         edge_index = torch.cat([one_way, one_way.flip(0)], dim=1) if both else one_way
         weight = once.repeat(2) if both else once
         whole_graph, exact_graph = (
-            dm.Graph(NODES, edge_index, each) for each in (weight, weight.double())
+            Graph(NODES, edge_index, each) for each in (weight, weight.double())
         )
         graphs[both] = (
             whole_graph,
@@ -210,27 +226,21 @@ def test_ranks_compute_what_one_process_does(
 
 
 def certified(constraint: str) -> nn.Module:
-    attention = dm.SimpleDiffusivity(
+    attention = SimpleDiffusivity(
         normalize=None,
         measure="distance",
         row_stochastic=False,
-        constraint=dm.energies.get_constraint(constraint),
+        constraint=get_constraint(constraint),
     )
-    terms = dm.diffusivities.Positive(0.01) * attention + dm.diffusivities.Positive(
-        3.0
-    ) * dm.AdjacencyDiffusivity("sym")
-    step = dm.CertifiedStep(dm.diffusivities.Positive(), constraint=constraint)
-    return dm.DiffusionConv(
-        FEATURES, FEATURES, terms, step, transform=False, bias=False
-    )
+    terms = Positive(0.01) * attention + Positive(3.0) * AdjacencyDiffusivity("sym")
+    step = CertifiedStep(Positive(), constraint=constraint)
+    return DiffusionConv(FEATURES, FEATURES, terms, step, transform=False, bias=False)
 
 
 def certified_as_one_process() -> None:
     """Whether the graph is symmetric is found out over the ranks, and semi-definite attention counts once."""
     sums = all_merged(
-        dm.couplings.Sums(
-            torch.ones(1), torch.tensor([100.0 * distributed.get_rank()])
-        ),
+        Sums(torch.ones(1), torch.tensor([100.0 * distributed.get_rank()])),
         None,
     )
     assert (sums.totals.item(), sums.shift.item()) == (
@@ -241,9 +251,9 @@ def certified_as_one_process() -> None:
     both = torch.cat([edge_index, edge_index.flip(0)], 1)
     weights = torch.cat([weight, weight])
     graph = ShardedGraph(both, NODES, weights)
-    whole = dm.Graph(NODES, both, weights)
+    whole = Graph(NODES, both, weights)
     for constraint in ("ball", "sphere"):
-        x = dm.energies.get_constraint(constraint).project(x)
+        x = get_constraint(constraint).project(x)
         layer = build(
             lambda constraint=constraint: certified(constraint), torch.float64
         )
@@ -261,18 +271,14 @@ def certified_as_one_process() -> None:
                 error(graph.total(ours) / distributed.get_world_size(), theirs) < 1e-10
             )
     one_way = ShardedGraph(edge_index, NODES, weight)
-    with pytest.raises(
-        dm.CouplingMismatchError, match="does not promise to be symmetric"
-    ):
+    with pytest.raises(CouplingMismatchError, match="does not promise to be symmetric"):
         layer(x[graph.rows], one_way)
     inside = (both < graph.bounds[1]).all(0).nonzero()[-1]
     # One of twelve thousand, known to one rank.
     near = weights.index_add(0, inside, weights[inside], alpha=0.01)
-    with pytest.raises(
-        dm.CouplingMismatchError, match="does not promise to be symmetric"
-    ):
+    with pytest.raises(CouplingMismatchError, match="does not promise to be symmetric"):
         layer(x[graph.rows], ShardedGraph(both, NODES, near))
-    assert not dm.AdjacencyDiffusivity("sum")(
+    assert not AdjacencyDiffusivity("sum")(
         x[graph.rows], ShardedGraph(both, NODES, near)
     ).symmetric
 
@@ -381,7 +387,7 @@ def test_new_processes_go_on_from_what_the_first_rank_saved(tmp_path) -> None:
     assert got.keys() == expected.keys()
     assert any(not torch.equal(before[name], value) for name, value in expected.items())
     for name, value in expected.items():
-        torch.testing.assert_close(got[name], value, rtol=1e-12, atol=1e-12)
+        assert_close(got[name], value, rtol=1e-12, atol=1e-12)
 
 
 EDGES = torch.tensor([[0, 1, 2], [1, 2, 3]])

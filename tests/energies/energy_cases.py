@@ -4,20 +4,27 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import diffusion_mp as dm
+from diffusion_mp import (
+    GaussianPenalty,
+    MixturePenalty,
+    QuadraticPenalty,
+    SigmoidPenalty,
+    SimplePenalty,
+    SoftmaxPenalty,
+)
 from diffusion_mp.couplings import SparseCoupling
 from diffusion_mp.energies import ScorePenalty
 from diffusion_mp.graph import Graph
 
 PENALTIES = [
-    dm.QuadraticPenalty(),
-    dm.SimplePenalty(),
-    dm.SigmoidPenalty(),
-    dm.SoftmaxPenalty(3),
+    QuadraticPenalty(),
+    SimplePenalty(),
+    SigmoidPenalty(),
+    SoftmaxPenalty(3),
 ]
 PENALTIES += [
-    dm.GaussianPenalty(0.4),
-    dm.MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False),
+    GaussianPenalty(0.4),
+    MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False),
 ]
 every_penalty = pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
 
@@ -32,7 +39,7 @@ class Negative(ScorePenalty):
         return z2 * (2.5 - z2 / 4)
 
 
-class NotItsSlope(dm.GaussianPenalty):
+class NotItsSlope(GaussianPenalty):
     """f is not δ′."""
 
     def delta(self, z2: Tensor) -> Tensor:

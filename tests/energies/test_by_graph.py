@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp import Graph
 from diffusion_mp.energies import EnergyTerm, FunctionPenalty
@@ -58,7 +59,7 @@ def test_the_energy_of_a_graph_is_that_of_the_graph_alone(name: str) -> None:
     values = energy.by_graph(state)
     assert values.dtype == torch.float64
     assert values.shape == (4,)
-    torch.testing.assert_close(values.sum(), energy(state), rtol=1e-12, atol=1e-12)
+    assert_close(values.sum(), energy(state), rtol=1e-12, atol=1e-12)
     for number, (start, end) in enumerate(
         zip(PTR[:-1].tolist(), PTR[1:].tolist(), strict=True)
     ):
@@ -67,7 +68,7 @@ def test_the_energy_of_a_graph_is_that_of_the_graph_alone(name: str) -> None:
         expected = alone(state[start:end])
         if "MLP" in name:  # a constant of a term of one's own is shared equally
             expected = expected - 0.3 * C * (end - start) + 0.3 * C * 10 / 4
-        torch.testing.assert_close(values[number], expected, rtol=1e-12, atol=1e-12)
+        assert_close(values[number], expected, rtol=1e-12, atol=1e-12)
         assert alone.by_graph(state[start:end]).shape == (1,)
 
 
@@ -83,9 +84,7 @@ def test_energies_by_graph_add_up() -> None:
     batch = torch.arange(4).repeat_interleave(torch.tensor(SIZES))
     by_graph = layer.energies(randn(10, C), EDGES, None, batch, by_graph=True)
     assert by_graph.shape == (2, 4)
-    torch.testing.assert_close(
-        by_graph.sum(1), layer.energies(randn(10, C), EDGES, None, batch)
-    )
+    assert_close(by_graph.sum(1), layer.energies(randn(10, C), EDGES, None, batch))
 
 
 test_what_is_no_flag_is_refused = refuses(

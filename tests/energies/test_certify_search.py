@@ -18,7 +18,25 @@ import torch
 from energy_cases import LearnedSlope, Negative, NotItsSlope
 from torch import Tensor, nn
 
-import diffusion_mp as dm
+from diffusion_mp import (
+    AdjacencyDiffusivity,
+    CertifiedDIFFormer,
+    Coupling,
+    Diffusivity,
+    EdgeDiffusivity,
+    FunctionPenalty,
+    GaussianDiffusivity,
+    GaussianPenalty,
+    Graph,
+    IdentityDiffusivity,
+    MixturePenalty,
+    Penalty,
+    SigmoidDiffusivity,
+    SimpleDiffusivity,
+    SymmetricDiffusivity,
+    UniformDiffusivity,
+)
+from diffusion_mp.couplings import LowRankCoupling, SparseCoupling
 from diffusion_mp.energies import (
     Constraint,
     CouplingTerm,
@@ -28,6 +46,7 @@ from diffusion_mp.energies import (
     SourceTerm,
     Sphere,
     certification,
+    certify_step,
     get_constraint,
     get_penalty,
     terms,
@@ -105,7 +124,7 @@ class Draws(random.Random):
             weight = None if weight is None else weight.repeat(2)
         return edges, weight
 
-    def penalty(self) -> dm.Penalty | None:
+    def penalty(self) -> Penalty | None:
         names = [
             "simple",
             "simple",
@@ -122,18 +141,18 @@ class Draws(random.Random):
         if kind == "softmax":
             return get_penalty(kind, dim=self.randint(1, 9))
         if kind == "gaussian":
-            return dm.GaussianPenalty(self.decades(-1, 1.5))
+            return GaussianPenalty(self.decades(-1, 1.5))
         if kind == "mixture":
             widths = [self.decades(-1, 2) for _ in range(self.randint(1, 3))]
-            return dm.MixturePenalty(widths, [self.decades(-2, 2) for _ in widths])
+            return MixturePenalty(widths, [self.decades(-2, 2) for _ in widths])
         if kind == "own":
-            root = dm.FunctionPenalty(
+            root = FunctionPenalty(
                 lambda z2: (1 + z2).rsqrt(), lambda z2: 2 * ((1 + z2).sqrt() - 1)
             )
-            line = dm.FunctionPenalty(
+            line = FunctionPenalty(
                 lambda z2: 3 - z2, lambda z2: z2 * (3 - z2 / 2), domain=(0.0, 3.0)
             )
-            learned = dm.FunctionPenalty(LearnedSlope())
+            learned = FunctionPenalty(LearnedSlope())
             return self.choice(
                 [learned, root, line, Negative(), Negative(), NotItsSlope(1.0)]
             )
@@ -146,28 +165,28 @@ class Draws(random.Random):
         )
         return OnHalfSpace() if name == "own" else get_constraint(name, radius)
 
-    def diffusivity(self) -> dm.Diffusivity:
+    def diffusivity(self) -> Diffusivity:
         distance = {"normalize": None, "measure": "distance", "row_stochastic": False}
-        adjacency = dm.AdjacencyDiffusivity(
+        adjacency = AdjacencyDiffusivity(
             self.choice(["sym", "sym", "sum", "row"]),
             direction=self.choice(["undirected", "undirected", "directed", "pyg"]),
             self_loops=self.choice(["keep", "add", "remaining", "remove"]),
         )
-        kernel = dm.GaussianDiffusivity(**distance)
-        others = [dm.SigmoidDiffusivity(**distance), dm.SigmoidDiffusivity()]
-        others.append(dm.SimpleDiffusivity(row_stochastic=False))
+        kernel = GaussianDiffusivity(**distance)
+        others = [SigmoidDiffusivity(**distance), SigmoidDiffusivity()]
+        others.append(SimpleDiffusivity(row_stochastic=False))
         others += [
-            dm.SimpleDiffusivity(**distance),
-            dm.EdgeDiffusivity("gaussian", row_stochastic=self.random() < 0.3),
+            SimpleDiffusivity(**distance),
+            EdgeDiffusivity("gaussian", row_stochastic=self.random() < 0.3),
         ]
         others += [
-            dm.SymmetricDiffusivity(kernel, diagonal=self.random() < 0.5),
+            SymmetricDiffusivity(kernel, diagonal=self.random() < 0.5),
             adjacency + kernel,
         ]
         others += [
             self.choice([-1.0, 2.0]) * adjacency,
-            dm.UniformDiffusivity(),
-            dm.IdentityDiffusivity(),
+            UniformDiffusivity(),
+            IdentityDiffusivity(),
         ]
         return self.choice([adjacency, adjacency, kernel, *others])
 
@@ -198,7 +217,7 @@ def of_a_model(d: Draws) -> Case:
             "graph": d.choice([True, True, False, d.diffusivity(), d.diffusivity()]),
         }
         options |= {"centre": d.random() < 0.2, "dropout": d.choice([0.0, 0.3])}
-        model = dm.CertifiedDIFFormer(3, CHANNELS, 2, num_layers=layers, **options)
+        model = CertifiedDIFFormer(3, CHANNELS, 2, num_layers=layers, **options)
     model.train(d.random() < 0.5)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -217,18 +236,18 @@ def of_a_model(d: Draws) -> Case:
     dtype = d.choice([DOUBLE, DOUBLE, torch.float32, torch.bfloat16])
     model = model.to(dtype)
     x = (d.decades(-1, 1) * d.randn(size, 3)).to(dtype)
-    graph = dm.Graph(size, edges, None if weight is None else weight.float(), ptr=ptr)
+    graph = Graph(size, edges, None if weight is None else weight.float(), ptr=ptr)
     if penalty is not None and d.random() < 0.02:
         # Finite, and too large to be multiplied in single precision.
         nn.init.constant_(model.conv.lam.raw, 3e38)
 
     def terms_of(
-        model: dm.CertifiedDIFFormer, x: Tensor
-    ) -> tuple[Tensor, dm.Coupling | None]:
+        model: CertifiedDIFFormer, x: Tensor
+    ) -> tuple[Tensor, Coupling | None]:
         source = model.encode(model.encoder, x, graph)
         return source, model.block_inputs(x, graph, None).get("beside")
 
-    def inputs() -> tuple[Tensor, dm.Coupling | None]:
+    def inputs() -> tuple[Tensor, Coupling | None]:
         return built(lambda: terms_of(model, x))
 
     def attacked() -> tuple[Step, Callable[[Tensor], Energy], Tensor, Tensor]:
@@ -278,18 +297,18 @@ def of_an_energy(d: Draws) -> Case:
         projection = projection / norms * d.choice([1.0, 1 + 1e-15, 0.5, 1.3, 0.0])
         projection = d.choice([projection, projection.float()])
     edges, weight = d.edges(size, ptr)
-    graph_term: dm.Coupling | None = None
+    graph_term: Coupling | None = None
     if edges is not None:
         weight = torch.ones(edges.size(1), dtype=DOUBLE) if weight is None else weight
         if d.random() < 0.1:
             weight = weight * d.randn(len(weight)).sign()
         promised = d.choice([None, None, None, True])
-        graph_term = dm.couplings.SparseCoupling(
-            dm.Graph(size, edges, ptr=ptr), weight, symmetric=promised, nonnegative=True
+        graph_term = SparseCoupling(
+            Graph(size, edges, ptr=ptr), weight, symmetric=promised, nonnegative=True
         )
     if d.random() < 0.15:
         q = d.randn(size, 1, 2).abs() if d.random() < 0.5 else d.randn(size, 1, 2)
-        graph_term = dm.couplings.LowRankCoupling(
+        graph_term = LowRankCoupling(
             q, q, ptr, nonnegative=True, positive_semidefinite=True
         )
     lam, mu, beta = (torch.tensor(d.decades(-3, 3), dtype=DOUBLE) for _ in range(3))
@@ -325,7 +344,7 @@ def of_an_energy(d: Draws) -> Case:
         source.view(-1)[0] = math.inf
     if d.random() > 0.96:
         eye = torch.eye(size, dtype=DOUBLE).unsqueeze(1)
-        energy.graph_term = dm.couplings.LowRankCoupling(
+        energy.graph_term = LowRankCoupling(
             eye.flip(0), eye, symmetric=True, nonnegative=True
         )
         energy.graph_term.positive_semidefinite = True
@@ -345,7 +364,7 @@ def of_an_energy(d: Draws) -> Case:
         return attacked()[0](x, source)
 
     return Case(
-        lambda: dm.energies.certify_step(energy, x),
+        lambda: certify_step(energy, x),
         lambda: energy,
         None,
         lambda: x,
@@ -628,18 +647,18 @@ def test_a_negative_weight_is_refused_because_F_rises_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """The bounds of terms add up to the curvature of F for nonnegative weights only."""
-    graph = dm.Graph(6, torch.tensor([[0, 1, 2, 3, 4, 5], [1, 0, 3, 2, 5, 4]]))
-    coupling = dm.AdjacencyDiffusivity("sym")(torch.zeros(6, 1, dtype=DOUBLE), graph)
+    graph = Graph(6, torch.tensor([[0, 1, 2, 3, 4, 5], [1, 0, 3, 2, 5, 4]]))
+    coupling = AdjacencyDiffusivity("sym")(torch.zeros(6, 1, dtype=DOUBLE), graph)
     d = Draws(0)
     rises = []
     for _ in range(20):
         z = d.randn(6, 1, 2)
         weighted = ScaledTerm(torch.tensor(-0.9, dtype=DOUBLE), CouplingTerm(coupling))
         energy = Energy([SourceTerm(d.randn(6, 1, 2)), weighted])
-        assert "the weight of" in dm.energies.certify_step(energy, z).reason
+        assert "the weight of" in certify_step(energy, z).reason
         rises.append(float(energy(energy.step(z)) - energy(z)))
         with monkeypatch.context() as patch:
             # A second premise says the same of what the weight makes: bounds are not negative.
             patch.setattr(terms, "weight_flaw", lambda *_: None)
-            assert "the bound of" in dm.energies.certify_step(energy, z).reason
+            assert "the bound of" in certify_step(energy, z).reason
     assert max(rises) > 10

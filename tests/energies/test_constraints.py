@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp.energies import (
     Ball,
@@ -32,9 +33,7 @@ def test_the_projection_is_inside_nearest_and_final(
 ):
     nearest = constraint.project(rows)
     assert constraint.holds(nearest)
-    torch.testing.assert_close(
-        constraint.project(nearest), nearest, rtol=1e-15, atol=1e-15
-    )
+    assert_close(constraint.project(nearest), nearest, rtol=1e-15, atol=1e-15)
     others = constraint.project(
         nearest
         + 0.3 * torch.randn(50, *rows.shape, generator=generator, dtype=rows.dtype)

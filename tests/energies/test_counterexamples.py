@@ -7,12 +7,12 @@ import torch
 from energy_cases import LearnedSlope
 from torch import Tensor
 
-import diffusion_mp as dm
 from cases import COUPLINGS
-from diffusion_mp import Graph
+from diffusion_mp import FunctionPenalty, Graph, MixturePenalty, QuadraticPenalty
 from diffusion_mp.couplings import SparseCoupling
 from diffusion_mp.energies import (
     AttentionTerm,
+    Ball,
     Constraint,
     CouplingTerm,
     EnergyTerm,
@@ -21,6 +21,7 @@ from diffusion_mp.energies import (
     PairTerm,
     SourceTerm,
     certify_step,
+    counterexamples,
 )
 from diffusion_mp.energies.counterexamples import foreign_parts
 from diffusion_mp.layers import CertifiedBlock, CertifiedConv
@@ -104,10 +105,10 @@ class Shrinking(Constraint):
     """It says that it is a ball, and projects to half of it."""
 
     def project(self, y: Tensor, start: Tensor | None = None) -> Tensor:
-        return dm.energies.Ball(0.5).project(y)
+        return Ball(0.5).project(y)
 
     def holds(self, x: Tensor) -> Tensor:
-        return dm.energies.Ball(1.0).holds(x)
+        return Ball(1.0).holds(x)
 
 
 class TooFar(SparseCoupling):
@@ -132,8 +133,8 @@ def weight() -> Tensor:
         2.0 * Huber(),
         weight * SourceTerm(randn(N, C)),
         LongerMLP(EYE, EYE[0]),
-        PairTerm(dm.FunctionPenalty(LearnedSlope())),
-        PairTerm(dm.FunctionPenalty(torch.ones_like)),
+        PairTerm(FunctionPenalty(LearnedSlope())),
+        PairTerm(FunctionPenalty(torch.ones_like)),
         Shrinking(),
         CouplingTerm(too_far()),
         CouplingTerm(2.0 * (too_far() + SparseCoupling(GRAPH))),
@@ -155,8 +156,8 @@ def test_what_is_of_the_library_is_not_taken_for_ones_own() -> None:
         "simple",
         "sigmoid",
         "gaussian",
-        dm.MixturePenalty(),
-        dm.QuadraticPenalty(),
+        MixturePenalty(),
+        QuadraticPenalty(),
     ):
         layer = CertifiedConv(C, penalty=penalty, heads=3, projection="tied")
         energy = layer.energy(randn(N, C).float(), GRAPH)
@@ -272,7 +273,7 @@ class Rising(Huber):
 def test_a_rise_in_one_graph_is_not_hidden_by_the_fall_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dm.energies.counterexamples, "term_flaw", lambda *_: None)
+    monkeypatch.setattr(counterexamples, "term_flaw", lambda *_: None)
     block = built(lambda: CertifiedBlock(C, [Rising()], 3, constraint=None)).double()
     batch = torch.tensor([0] * 9 + [1] * 3)
     energies = block.energies(randn(N, C), None, None, batch)

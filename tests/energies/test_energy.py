@@ -7,6 +7,7 @@ import pytest
 import torch
 from energy_cases import every_penalty, from_dense, laplacian, squares
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp.couplings import SparseCoupling
 from diffusion_mp.energies import (
@@ -29,7 +30,7 @@ from helpers import refuses
 def same(got: Tensor, expected: Tensor | float) -> None:
     assert got.dtype == torch.float64
     assert got.shape == ()
-    torch.testing.assert_close(
+    assert_close(
         got, torch.as_tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-10
     )
 
@@ -133,7 +134,7 @@ def test_surrogate_touches_with_the_same_gradient(penalty: Penalty, ball) -> Non
     energy = Explicit(penalty, 0.3)
     (a,) = torch.autograd.grad(energy(x, previous), x)
     (b,) = torch.autograd.grad(energy.surrogate(x, previous, x.detach()), x)
-    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+    assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
 def test_heads_and_batches_add_up(ball, symmetric_graph) -> None:
@@ -173,7 +174,7 @@ def test_other_dtypes_give_float64(dtype: torch.dtype, ball) -> None:
     previous = ball(9, 3).to(dtype)
     value = Explicit("sigmoid", 0.3)(x, previous)
     assert value.dtype == torch.float64
-    torch.testing.assert_close(
+    assert_close(
         value,
         Explicit("sigmoid", 0.3)(x.double(), previous.double()),
         rtol=1e-2,

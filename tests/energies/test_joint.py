@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp.couplings import SparseCoupling
 from diffusion_mp.energies import (
@@ -78,7 +79,7 @@ def test_projected_heads_see_one_state(penalty: object) -> None:
     got = Joint(penalty, 2.0, source=h, **options)(x)
     seen = torch.einsum("hdc,nkc->nhd", w, x)
     expected = plain(penalty, x, seen, h, torch.ones(9, 1, dtype=x.dtype), None)
-    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    assert_close(got, expected, rtol=1e-12, atol=1e-12)
     assert Joint(penalty, 2.0, source=h[:, 0], **options)(x[:, 0]) == got
 
 
@@ -104,10 +105,8 @@ def test_a_mean_divides_the_pairs_of_every_graph_by_its_nodes() -> None:
     penalty = get_penalty("gaussian")
     expected = 1.5 * (penalty.total(x[:4]) / 4 + penalty.total(x[4:]) / 5)
     energy = Joint(penalty, torch.tensor(3.0, requires_grad=True), ptr=PTR, mean=True)
-    torch.testing.assert_close(energy(x), expected)
-    torch.testing.assert_close(
-        Joint(penalty, 3.0, mean=True)(x), 1.5 * penalty.total(x) / 9
-    )
+    assert_close(energy(x), expected)
+    assert_close(Joint(penalty, 3.0, mean=True)(x), 1.5 * penalty.total(x) / 9)
 
 
 def test_terms_may_be_left_out_and_repr_names_the_rest() -> None:

@@ -9,9 +9,25 @@ from energy_cases import Negative, NotItsSlope
 from torch import Tensor
 from torch_geometric.data import Data
 
-import diffusion_mp as dm
+from diffusion_mp import (
+    AdjacencyDiffusivity,
+    CertifiedConv,
+    CertifiedDIFFormer,
+    DIFFormer,
+    DiffusionGNN,
+    GaussianPenalty,
+    Graph,
+    MixturePenalty,
+    NodeFormer,
+    Penalty,
+    SGFormer,
+    SimpleDiffusivity,
+    SimplePenalty,
+    UniformDiffusivity,
+    certify,
+)
 from diffusion_mp.couplings import LowRankCoupling, ScaledCoupling, SparseCoupling
-from diffusion_mp.energies import Ball, get_constraint
+from diffusion_mp.energies import Ball, certify_step, certify_trajectory, get_constraint
 from diffusion_mp.models import LabelPropagation
 from energy_forms import Joint
 from helpers import refuses
@@ -24,7 +40,7 @@ def edges_of(
 ) -> SparseCoupling:
     given = torch.tensor(weight, dtype=torch.double)
     return SparseCoupling(
-        dm.Graph(n, torch.tensor(index)), given, **{"nonnegative": True} | promises
+        Graph(n, torch.tensor(index)), given, **{"nonnegative": True} | promises
     )
 
 
@@ -34,13 +50,13 @@ def ring(n: int) -> SparseCoupling:
     return edges_of(2 * n * [0.7], [forth[0] + forth[1], forth[1] + forth[0]], n)
 
 
-def energy_of(penalty: dm.Penalty | None, name: str | None, x: Tensor) -> Joint:
+def energy_of(penalty: Penalty | None, name: str | None, x: Tensor) -> Joint:
     options = {"graph_term": ring(len(x)), "mu": 2.0, "source": x.flip(0), "beta": 0.5}
     return Joint(penalty, 0.3, constraint=get_constraint(name), **options)
 
 
 def reason(energy: Joint, x: Tensor) -> str:
-    certificate = dm.energies.certify_step(energy, x)
+    certificate = certify_step(energy, x)
     assert not certificate
     assert certificate.lam == math.inf
     assert (
@@ -51,19 +67,19 @@ def reason(energy: Joint, x: Tensor) -> str:
 
 @pytest.mark.parametrize("name", [None, "nonnegative", "ball", "sphere"])
 @pytest.mark.parametrize(
-    "penalty", [None, dm.SimplePenalty(), dm.GaussianPenalty(0.4)], ids=repr
+    "penalty", [None, SimplePenalty(), GaussianPenalty(0.4)], ids=repr
 )
 def test_what_is_certified_falls(
-    penalty: dm.Penalty | None, name: str | None, ball
+    penalty: Penalty | None, name: str | None, ball
 ) -> None:
     x = get_constraint(name).project(ball(9, 3).unsqueeze(1))
     energy = energy_of(penalty, name, x)
-    if isinstance(penalty, dm.SimplePenalty) and name in (None, "nonnegative"):
+    if isinstance(penalty, SimplePenalty) and name in (None, "nonnegative"):
         assert "SimplePenalty() is concave up to squared distance 4, and" in reason(
             energy, x
         )
         return
-    certificate = dm.certify(energy, x)
+    certificate = certify(energy, x)
     assert str(certificate).startswith(
         f"Theorem T11 covers the step: {energy!r} does not rise. Every term has the majorant"
     )
@@ -75,7 +91,7 @@ def test_what_is_certified_falls(
 
 ONE_WAY = edges_of([1, 1], [[0, 1], [1, 2]])
 SIGNED = SparseCoupling(
-    dm.Graph(9, torch.tensor(BOTH)), -torch.ones(4, dtype=torch.double)
+    Graph(9, torch.tensor(BOTH)), -torch.ones(4, dtype=torch.double)
 )
 BROKEN = {
     "entries that are not finite": lambda x: (energy_of(None, None, x), x * math.nan),
@@ -125,7 +141,7 @@ def test_the_penalty_sees_through_a_projection_of_norm_one_up_to_rounding(
         projection = factor * torch.eye(4, dtype=torch.double).view(2, 2, 4)
         for name, state in (("ball", x), ("sphere", on_sphere)):
             assert (
-                dm.certify(
+                certify(
                     Joint("simple", projection=projection, constraint=name), state
                 ).holds
                 == holds
@@ -134,27 +150,27 @@ def test_the_penalty_sees_through_a_projection_of_norm_one_up_to_rounding(
         dtype
     )
     for projection in weight / torch.linalg.matrix_norm(weight, 2, keepdim=True):
-        assert dm.certify(
+        assert certify(
             Joint("simple", projection=projection, constraint="sphere"), on_sphere
         )
-        assert not dm.certify(
+        assert not certify(
             Joint("simple", projection=1.00001 * projection, constraint="sphere"),
             on_sphere,
         )
     nothing = Joint("simple", projection=0 * projection, constraint=None)
-    assert dm.certify(nothing, 9 * x), "it sees all rows at one place"
+    assert certify(nothing, 9 * x), "it sees all rows at one place"
 
 
 def test_a_parameter_that_is_not_finite_is_named() -> None:
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 
-    def built() -> dm.CertifiedDIFFormer:
+    def built() -> CertifiedDIFFormer:
         options = {
             "heads": 2,
             "projection": "tied",
-            "inputs": 2.0 * dm.UniformDiffusivity(),
+            "inputs": 2.0 * UniformDiffusivity(),
         }
-        return dm.CertifiedDIFFormer(4, 6, 3, penalty=dm.MixturePenalty(), **options)
+        return CertifiedDIFFormer(4, 6, 3, penalty=MixturePenalty(), **options)
 
     def spoil(module: torch.nn.Module, name: str, number: float = math.nan):
         with torch.no_grad():
@@ -163,7 +179,7 @@ def test_a_parameter_that_is_not_finite_is_named() -> None:
 
     for number in (math.nan, math.inf):
         for name, _ in built().named_parameters():
-            certificate = dm.certify(spoil(built(), name, number), x)
+            certificate = certify(spoil(built(), name, number), x)
             assert certificate.holds == name.startswith("decoder"), (
                 "which is behind the block"
             )
@@ -172,15 +188,12 @@ def test_a_parameter_that_is_not_finite_is_named() -> None:
                 or f"the parameter {name} has entries that are not finite"
                 in certificate.reason
             )
-    conv = spoil(dm.CertifiedConv(4), "terms.0.weight.raw")
-    assert "the parameter terms.0.weight.raw has" in dm.certify(conv, x).reason
-    penalty = spoil(dm.MixturePenalty(), "log_widths")
-    assert "the parameter log_widths has" in dm.certify(penalty, x, tau=0.1).reason
-    assert "f(0) = nan is not finite" in dm.certify(Joint(penalty), x).reason
-    assert (
-        "f(0) = nan is not finite"
-        in dm.energies.certify_trajectory(penalty, x, tau=0.1).reason
-    )
+    conv = spoil(CertifiedConv(4), "terms.0.weight.raw")
+    assert "the parameter terms.0.weight.raw has" in certify(conv, x).reason
+    penalty = spoil(MixturePenalty(), "log_widths")
+    assert "the parameter log_widths has" in certify(penalty, x, tau=0.1).reason
+    assert "f(0) = nan is not finite" in certify(Joint(penalty), x).reason
+    assert "f(0) = nan is not finite" in certify_trajectory(penalty, x, tau=0.1).reason
 
 
 @pytest.mark.parametrize("logarithm", [-90.0, -30.0, 30.0, 90.0])
@@ -190,13 +203,13 @@ def test_a_mixture_may_learn_any_logarithms(which: str, logarithm: float) -> Non
     x = torch.randn(9, 4)
     edges = torch.randint(9, (2, 20))
     for dtype in (torch.float64, torch.float32):
-        penalty = dm.MixturePenalty((0.3, 1.0))
+        penalty = MixturePenalty((0.3, 1.0))
         with torch.no_grad():
             penalty.get_parameter(which)[0] = logarithm
-        model = dm.CertifiedDIFFormer(4, 6, 3, num_layers=6, penalty=penalty).to(dtype)
+        model = CertifiedDIFFormer(4, 6, 3, num_layers=6, penalty=penalty).to(dtype)
         energies = model.energies(x.to(dtype), edges)
         assert (energies.diff() <= 1e-6 * energies[:-1].abs()).all()
-        assert dm.certify(model, Data(x=x.to(dtype), edge_index=edges))
+        assert certify(model, Data(x=x.to(dtype), edge_index=edges))
         model(x.to(dtype), edges).sum().backward()
         assert all(
             parameter.grad.isfinite().all()
@@ -250,15 +263,15 @@ def test_promises_are_looked_at(ball) -> None:
     broken.positive_semidefinite = True
     for constraint, holds in [(None, True), ("sphere", False)]:
         z = get_constraint(constraint).project(x)
-        assert dm.certify(Joint(None, graph_term=definite, constraint=constraint), z)
+        assert certify(Joint(None, graph_term=definite, constraint=constraint), z)
         assert (
-            dm.certify(Joint(None, graph_term=broken, constraint=constraint), z).holds
+            certify(Joint(None, graph_term=broken, constraint=constraint), z).holds
             == holds
         )
     assert "f(5.03216) = -0.0160797 is negative" in reason(Joint(Negative()), x)
     assert (
         "f(5.03216) = -0.0160797 is negative"
-        in dm.energies.certify_trajectory(Negative(), x, tau=0.1).reason
+        in certify_trajectory(Negative(), x, tau=0.1).reason
     )
     assert "f is not the derivative of δ" in reason(Joint(NotItsSlope()), x)
 
@@ -268,7 +281,7 @@ def test_numbers_that_changed_are_looked_at(ball) -> None:
     for name in ("lam", "mu", "beta"):
         weight = torch.tensor(1.0)
         energy = Joint("gaussian", source=x, graph_term=ring(9), **{name: weight})
-        assert dm.certify(energy, x)
+        assert certify(energy, x)
         for number in (-1.0, math.nan, math.inf):
             weight.fill_(number)
             assert f") must be finite and >= 0; it is {number:g}" in reason(energy, x)
@@ -278,7 +291,7 @@ def test_numbers_that_changed_are_looked_at(ball) -> None:
         value.view(-1)[0] = math.inf
         assert f"the {name} has entries that are not finite" in reason(energy, x)
     huge = Joint(
-        dm.MixturePenalty((1.0,), (1e15,)).double(),
+        MixturePenalty((1.0,), (1e15,)).double(),
         torch.tensor(1e300, dtype=torch.double),
     )
     assert "is not finite at this state" in reason(huge, x)
@@ -292,7 +305,7 @@ def test_a_state_is_in_the_constraint_as_exactly_as_a_projection_is(
     constraint = get_constraint(name)
     energy = Joint("gaussian", constraint=constraint)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        assert dm.certify(
+        assert certify(
             energy, constraint.project(9 * ball(7, 300).unsqueeze(1).to(dtype))
         )
     out = (1 + 1e-7) * constraint.project(9 * ball(7, 3).unsqueeze(1))
@@ -307,19 +320,19 @@ EDGES = torch.tensor([[0, 1, 2], [1, 0, 2]])
     ("model", "parts"),
     [
         (
-            lambda: dm.DIFFormer(4, 6, 3, layer_norm=True),
+            lambda: DIFFormer(4, 6, 3, layer_norm=True),
             [r"convs.0 \(DIFFormerConv\).*by Expl", r"norms.0 \(Layer"],
         ),
         (
-            lambda: dm.NodeFormer(4, 6, 3),
+            lambda: NodeFormer(4, 6, 3),
             [r"convs.0 \(NodeFormerConv\).*transforms what it propagates"],
         ),
         (
-            lambda: dm.SGFormer(4, 6, 3, gnn="gcn"),
+            lambda: SGFormer(4, 6, 3, gnn="gcn"),
             [r"conv \(SGFormerConv\)", r"gnn.convs.0 \(GCNConv\)"],
         ),
         (
-            lambda: dm.DiffusionGNN(4, 6, 3, conv="mlp"),
+            lambda: DiffusionGNN(4, 6, 3, conv="mlp"),
             [r"in DiffusionGNN convs.0 \(MLPConv\)"],
         ),
     ],
@@ -334,7 +347,7 @@ def test_a_model_that_no_theorem_covers_says_which_part(
         Data(x=x, edge_index=EDGES),
         Data(x=x, edge_index=EDGES, edge_weight=torch.ones(3)),
     ):
-        certificate = dm.certify(model(), data)
+        certificate = certify(model(), data)
         assert not certificate
         for part in parts:
             assert re.search(part, certificate.reason)
@@ -345,52 +358,48 @@ def test_a_certified_model_with_a_part_that_is_not_is_refused(
 ) -> None:
     x = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
     edge_index = torch.tensor([[0, 1], [1, 2]])
-    model = dm.CertifiedDIFFormer(4, 6, 3, graph=dm.AdjacencyDiffusivity("sum"))
+    model = CertifiedDIFFormer(4, 6, 3, graph=AdjacencyDiffusivity("sum"))
     assert (
         "is not promised to be symmetric, for SparseCoupling("
-        in dm.certify(model, Data(x, edge_index)).reason
+        in certify(model, Data(x, edge_index)).reason
     )
-    model = dm.CertifiedDIFFormer(
-        4, 6, 3, inputs=dm.SimpleDiffusivity(normalize=None, row_stochastic=False)
+    model = CertifiedDIFFormer(
+        4, 6, 3, inputs=SimpleDiffusivity(normalize=None, row_stochastic=False)
     )
     assert (
         "is not promised to be nonnegative, for LowRankCoupling("
-        in dm.certify(model, x).reason
+        in certify(model, x).reason
     )
-    model = dm.CertifiedDIFFormer(4, 6, 3)
+    model = CertifiedDIFFormer(4, 6, 3)
     model.conv.update.constraint = Ball(1.5)
     assert (
         "is concave up to squared distance 4, and Ball(radius=1.5)"
-        in dm.certify(model, x).reason
+        in certify(model, x).reason
     )
-    assert "lets rows be 9 apart" in dm.certify(model).reason
+    assert "lets rows be 9 apart" in certify(model).reason
 
 
 def test_a_layer_that_does_not_take_the_step_is_refused() -> None:
-    class Longer(dm.CertifiedConv):
+    class Longer(CertifiedConv):
         def forward(self, *inputs, **options):
             return 1.1 * super().forward(*inputs, **options)
 
     x = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
-    assert dm.certify(dm.CertifiedConv(4), x)
+    assert certify(CertifiedConv(4), x)
     # Seen within a ball.
-    assert dm.certify(
-        dm.CertifiedConv(4, heads=2, projection="tied", constraint="sphere"), x
-    )
+    assert certify(CertifiedConv(4, heads=2, projection="tied", constraint="sphere"), x)
     assert (
         "Longer does not move the state as the certified step"
-        in dm.certify(Longer(4), x).reason
+        in certify(Longer(4), x).reason
     )
 
 
 def test_a_constraint_that_is_replaced_is_not_that_of_the_pairs() -> None:
     """Within a ball the angles of a sphere are no distances."""
-    model = dm.CertifiedDIFFormer(
-        4, 6, 3, constraint="sphere", lam=9.0, mu=0.1
-    ).double()
+    model = CertifiedDIFFormer(4, 6, 3, constraint="sphere", lam=9.0, mu=0.1).double()
     model.conv.update.constraint = Ball(1.0)
     x = 0.3 * torch.randn(7, 4, dtype=torch.double)
-    assert "the pairs are those of states in Sphere" in dm.certify(model, x).reason
+    assert "the pairs are those of states in Sphere" in certify(model, x).reason
 
 
 def test_nothing_to_certify() -> None:
@@ -399,25 +408,25 @@ def test_nothing_to_certify() -> None:
         (None, torch.zeros(0, 1, 2)),
         (None, torch.ones(3, 1, 2)),
     ):
-        assert dm.certify(Joint(energy), x)
-    assert "nor is there a layer in it" in dm.certify(LabelPropagation()).reason
+        assert certify(Joint(energy), x)
+    assert "nor is there a layer in it" in certify(LabelPropagation()).reason
 
 
 X = torch.rand(3, 4)
-GAUSSIAN = dm.GaussianPenalty()
+GAUSSIAN = GaussianPenalty()
 JOINT = Joint("gaussian")
 test_what_is_no_subject_or_no_state_of_it = refuses(
     (
-        lambda: dm.certify(X, X),
+        lambda: certify(X, X),
         TypeError,
         r"subject must be a Coupling, .* a layer or a model; got a float32",
     ),
-    (lambda: dm.certify(GAUSSIAN, None, 0.5), ValueError, "x must be given"),
-    (lambda: dm.certify(GAUSSIAN, X), ValueError, "tau must be given"),
+    (lambda: certify(GAUSSIAN, None, 0.5), ValueError, "x must be given"),
+    (lambda: certify(GAUSSIAN, X), ValueError, "tau must be given"),
     (
-        lambda: dm.certify(dm.DIFFormer(4, 6, 3), [1]),
+        lambda: certify(DIFFormer(4, 6, 3), [1]),
         TypeError,
         "data must have an attribute x",
     ),
-    (lambda: dm.certify(JOINT, X.to("meta")), ValueError, "x must have values"),
+    (lambda: certify(JOINT, X.to("meta")), ValueError, "x must have values"),
 )

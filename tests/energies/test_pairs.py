@@ -7,6 +7,7 @@ import pytest
 import torch
 from energy_cases import every_penalty, squares
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp.energies import Penalty, SimplePenalty, pairs
 from subrun import run_program
@@ -29,7 +30,7 @@ def test_simple_total_at_three_thousand_nodes(offset: float, ball) -> None:
     total = SimplePenalty().total(x)
     distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     square = SimplePenalty().delta(distances.square()).sum()
-    torch.testing.assert_close(total, square, rtol=1e-9, atol=0)
+    assert_close(total, square, rtol=1e-9, atol=0)
 
 
 def test_float32_input_keeps_float64_sums(ball) -> None:
@@ -37,9 +38,7 @@ def test_float32_input_keeps_float64_sums(ball) -> None:
     x = (ball(500, 8, 0.01) + 5).float()
     total = SimplePenalty().total(x)
     assert total.dtype == torch.float64
-    torch.testing.assert_close(
-        total, dense_total(SimplePenalty(), x.double()), rtol=1e-9, atol=0
-    )
+    assert_close(total, dense_total(SimplePenalty(), x.double()), rtol=1e-9, atol=0)
 
 
 @every_penalty
@@ -48,9 +47,7 @@ def test_total_is_dense_total(
     penalty: Penalty, n: int, ball, small_tiles: None
 ) -> None:
     x = ball(n, 3)
-    torch.testing.assert_close(
-        penalty.total(x), dense_total(penalty, x), rtol=1e-11, atol=1e-12
-    )
+    assert_close(penalty.total(x), dense_total(penalty, x), rtol=1e-11, atol=1e-12)
 
 
 @every_penalty
@@ -64,7 +61,7 @@ def test_ragged_batches_and_heads_add_up(
         for a, b in [(0, 5), (5, 6), (6, 17)]
         for head in range(2)
     )
-    torch.testing.assert_close(penalty.total(x, ptr), alone, rtol=1e-11, atol=1e-12)
+    assert_close(penalty.total(x, ptr), alone, rtol=1e-11, atol=1e-12)
     assert float(penalty.total(x[:0], torch.tensor([0]))) == 0.0
 
 
@@ -76,7 +73,7 @@ def test_gradient_is_the_diffusion(penalty: Penalty, ball, small_tiles: None) ->
     (gradient,) = torch.autograd.grad(penalty.total(x, ptr), x)
     omega = penalty.coupling(x.detach(), ptr)
     laplacian = omega.degree() * x - (omega @ x.unsqueeze(1)).squeeze(1)
-    torch.testing.assert_close(gradient, 4 * laplacian.detach(), rtol=1e-9, atol=1e-10)
+    assert_close(gradient, 4 * laplacian.detach(), rtol=1e-9, atol=1e-10)
 
 
 @every_penalty

@@ -9,6 +9,7 @@ import pytest
 import torch
 from test_terms import CHANNELS, CONSTRAINTS, NODES, Bounded
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from diffusion_mp import Graph
 from diffusion_mp.energies import Energy
@@ -133,7 +134,7 @@ def largest_rise(
         found = max(found, float(rise.detach().max()))
         if not step:  # these are the values of the library
             total = torch.stack([term.value(moved, graph) for term in terms])
-            torch.testing.assert_close(after.sum(1), total, rtol=1e-9, atol=1e-9)
+            assert_close(after.sum(1), total, rtol=1e-9, atol=1e-9)
         optimizer.zero_grad()
         (-rise).sum().backward()
         optimizer.step()

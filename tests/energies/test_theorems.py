@@ -9,6 +9,7 @@ import pytest
 import torch
 from energy_cases import every_penalty, from_dense, laplacian
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.energies import (
@@ -140,7 +141,7 @@ def test_theorem_1_is_tight(form: str, symmetric_graph, uniform, size) -> None:
         at = Explicit(
             "quadratic", certificate.lam, coupling=s, residual=form == "residual"
         )
-        torch.testing.assert_close(at(after, x), at(x, x), rtol=1e-9, atol=1e-12)
+        assert_close(at(after, x), at(x, x), rtol=1e-9, atol=1e-12)
         below = Explicit(
             "quadratic", 0.99 * certificate.lam, coupling=s, residual=form == "residual"
         )

@@ -7,7 +7,14 @@ import torch
 from energy_cases import every_penalty
 from torch import Tensor
 
-import diffusion_mp as dm
+from diffusion_mp import (
+    GaussianPenalty,
+    Penalty,
+    QuadraticPenalty,
+    SigmoidPenalty,
+    SimplePenalty,
+    certify,
+)
 from diffusion_mp.energies import certify_trajectory
 from energy_forms import Explicit
 
@@ -15,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_typecheck")
 
 
 def run(
-    penalty: dm.Penalty, x: Tensor, tau: float, steps: int, ptr: Tensor | None = None
+    penalty: Penalty, x: Tensor, tau: float, steps: int, ptr: Tensor | None = None
 ) -> list[Tensor]:
     states = [x]
     for _ in range(steps):
@@ -26,7 +33,7 @@ def run(
 
 
 def rises(
-    penalty: dm.Penalty, lam: float, states: list[Tensor], ptr: Tensor | None = None
+    penalty: Penalty, lam: float, states: list[Tensor], ptr: Tensor | None = None
 ) -> int:
     """How often E(Z_{k+1}, k) > E(Z_k, k − 1), beyond rounding; the first of them is E(Z_1, 0)."""
     energy = Explicit(penalty, lam, ptr=ptr)
@@ -41,9 +48,7 @@ def rises(
 
 
 @every_penalty
-def test_one_lambda_holds_at_every_step(
-    penalty: dm.Penalty, ball, uniform, size
-) -> None:
+def test_one_lambda_holds_at_every_step(penalty: Penalty, ball, uniform, size) -> None:
     for _ in range(10):
         x = ball(size(1, 12), size(1, 4))
         tau = uniform(0.02, 1.0)
@@ -53,21 +58,21 @@ def test_one_lambda_holds_at_every_step(
         for factor in (1.0, 10.0):
             assert rises(penalty, factor * certificate.lam, states) == 0
         assert all(
-            certificate.lam >= dm.certify(penalty, state, tau).lam * (1 - 1e-12)
+            certificate.lam >= certify(penalty, state, tau).lam * (1 - 1e-12)
             for state in states
         )
 
 
 def test_the_certificate_of_the_first_state_is_none_for_later_ones(ball) -> None:
     """Nodes that leave a neighbour behind lower its degree, and then a larger λ is needed than at the start."""
-    penalty = dm.GaussianPenalty(0.2)
+    penalty = GaussianPenalty(0.2)
     outgrown = 0
     risen = 0
     for _ in range(30):
         x = ball(6, 2)
         states = run(penalty, x, 1.0, 12)
         whole = certify_trajectory(penalty, x, 1.0).lam
-        later = [dm.certify(penalty, state, 1.0).lam for state in states]
+        later = [certify(penalty, state, 1.0).lam for state in states]
         outgrown += max(later) > 1.01 * later[0]
         assert max(later) <= whole
         risen += rises(penalty, 0.1 * whole, states) > 0
@@ -76,7 +81,7 @@ def test_the_certificate_of_the_first_state_is_none_for_later_ones(ball) -> None
 
 
 def test_every_graph_counts_for_itself(ball) -> None:
-    penalty = dm.GaussianPenalty(0.4)
+    penalty = GaussianPenalty(0.4)
     ptr = torch.tensor([0, 3, 3, 12])
     x = torch.cat([ball(3, 2), ball(9, 2) + 50])
     certificate = certify_trajectory(penalty, x, 0.7, ptr=ptr)
@@ -98,7 +103,7 @@ def test_every_graph_counts_for_itself(ball) -> None:
 
 
 def test_the_lambda_is_that_of_the_formula_wherever_the_state_lies(ball) -> None:
-    penalty = dm.GaussianPenalty(0.5)
+    penalty = GaussianPenalty(0.5)
     x = (1e3 + ball(5, 2)).float()
     tau = 0.7
     wide = x.double()
@@ -109,7 +114,7 @@ def test_the_lambda_is_that_of_the_formula_wherever_the_state_lies(ball) -> None
 
 
 def test_refusals(ball) -> None:
-    certificate = certify_trajectory(dm.SigmoidPenalty(), ball(5, 2), 1.01)
+    certificate = certify_trajectory(SigmoidPenalty(), ball(5, 2), 1.01)
     assert not certificate
     assert certificate.tau_max == 1
     assert str(certificate).startswith(
@@ -118,11 +123,11 @@ def test_refusals(ball) -> None:
     unit = torch.nn.functional.normalize(
         torch.tensor([[1.0, 0.2], [-1.0, -0.2], [0.3, 0.0]]), dim=1
     )
-    assert certify_trajectory(dm.SimplePenalty(), unit, 1.0)
+    assert certify_trajectory(SimplePenalty(), unit, 1.0)
     for tau in (0.5, 1.5):
-        outside = certify_trajectory(dm.SimplePenalty(), 1.01 * unit, tau)
+        outside = certify_trajectory(SimplePenalty(), 1.01 * unit, tau)
         assert "leaves the domain of SimplePenalty()" in outside.reason
         assert outside.tau_max == 0, "no step is covered from there"
-    assert certify_trajectory(dm.QuadraticPenalty(), torch.zeros(0, 2), 1.0)
+    assert certify_trajectory(QuadraticPenalty(), torch.zeros(0, 2), 1.0)
     with pytest.raises(TypeError, match="penalty must be a Penalty"):
         certify_trajectory("simple", unit, 0.5)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from precision_cases import CASES, CORNERS, SCALE_FREE, check_precision, draw, results
 from torch import nn
+from torch.testing import assert_close
 
 from diffusion_mp import diffusivities, layers, models, updates
 from diffusion_mp.testing import tolerance
@@ -102,9 +103,7 @@ def test_a_normalised_state_of_any_scale(
     for operation, part in expected.items():
         expect_close(got[operation], part, operation)
     rtol, atol = tolerance("gradient", torch.float32)
-    torch.testing.assert_close(
-        grads["x"].double() * scale, truth["x"], rtol=rtol, atol=atol
-    )
+    assert_close(grads["x"].double() * scale, truth["x"], rtol=rtol, atol=atol)
     assert all(grad.isfinite().all() for grad in grads.values())
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from precision_cases import channels_of
 from torch import Tensor
+from torch.testing import assert_close
 
 from cases import LAYERS
 from diffusion_mp import *
@@ -58,9 +59,7 @@ def test_every_backend_divides_by_norms_of_any_size(
     for got, expected, length in zip(
         *results, (one, size, scale / size, one), strict=True
     ):
-        torch.testing.assert_close(
-            got * length, expected * length, rtol=1e-4, atol=1e-4
-        )
+        assert_close(got * length, expected * length, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
@@ -79,7 +78,7 @@ def test_the_frobenius_norm(
     for scale in (1e20, 1e-20) if dtype.itemsize > 2 else (1e3,):
         q, _ = diffusivity.queries_and_keys(scale * x, Graph(8, ptr=ptr))
         expected, _ = diffusivity.queries_and_keys(x.double(), Graph(8, ptr=ptr))
-        torch.testing.assert_close(
+        assert_close(
             q.double(), expected, **tolerance("layer", dtype)._asdict() | {"rtol": 2e-2}
         )
 
@@ -95,7 +94,7 @@ def test_reciprocals_are_finite() -> None:
     total = torch.tensor([0.0, 2e-30, 2e-30])
     assert quotient(part, total).tolist() == [0.0, 0.5, 1.0]
     (grad,) = torch.autograd.grad(quotient(part, total.requires_grad_()).sum(), total)
-    torch.testing.assert_close(grad, torch.tensor([0.0, -2.5e29, -5e29]))
+    assert_close(grad, torch.tensor([0.0, -2.5e29, -5e29]))
 
 
 def test_half_precision_sums_over_many_nodes() -> None:
@@ -120,7 +119,7 @@ def test_tiny_and_zero_weights() -> None:
             ).to_dense()
             for weight in (1.0, 1e-30)
         )
-        torch.testing.assert_close(tiny, ordinary)
+        assert_close(tiny, ordinary)
     edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 2]])
     for normalization in ("sym", "row", "sum"):
         weight = torch.tensor([0.0, 0.0, 1.0, 1.0]).requires_grad_()
@@ -144,14 +143,10 @@ def test_edge_attention_of_distant_neighbours(
     graph = Graph(200, edges)
     coupling = EdgeDiffusivity(penalty)(x, graph)
     reached = torch.zeros(200).index_fill(0, edges[1], 1.0)
-    torch.testing.assert_close(
-        coupling.degree().flatten().float(), reached, rtol=0, atol=1e-5
-    )
+    assert_close(coupling.degree().flatten().float(), reached, rtol=0, atol=1e-5)
     entries = coupling.at(edges).double()
     expected = EdgeDiffusivity(penalty)(x.double(), graph).at(edges)
-    torch.testing.assert_close(
-        entries, expected, **tolerance("entries", torch.float32)._asdict()
-    )
+    assert_close(entries, expected, **tolerance("entries", torch.float32)._asdict())
     (grad,) = torch.autograd.grad((coupling @ x.unsqueeze(1)).sum(), x)
     assert grad.isfinite().all()
 
@@ -218,7 +213,7 @@ def test_blocks_do_not_depend_on_where_rows_lie(generator: torch.Generator) -> N
     complete = model.double()(x.double())
     blocks = full_graph_inference(model.float(), x, block_size=7, progress=False)
     # Four digits of what rows move.
-    torch.testing.assert_close(blocks.double(), complete, rtol=5e-7, atol=0)
+    assert_close(blocks.double(), complete, rtol=5e-7, atol=0)
 
 
 @pytest.mark.parametrize("score", ["exp", "sigmoid"])
@@ -234,9 +229,7 @@ def test_distances_in_half_precision(
     expected = PairwiseCoupling(*distance_features(x.double()), score=score).to_dense()[
         0
     ]
-    torch.testing.assert_close(
-        got[:, 0].double(), expected, **tolerance("product", dtype)._asdict()
-    )
+    assert_close(got[:, 0].double(), expected, **tolerance("product", dtype)._asdict())
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -256,9 +249,7 @@ def test_gates_of_nodes_without_senders(
     with torch.autocast("cpu", dtype=dtype, enabled=autocast):
         out, gates = layer(x, edges, return_coupling=True)
     out.float().sum().backward()
-    torch.testing.assert_close(
-        out.float(), expected, **tolerance("layer", dtype)._asdict()
-    )
+    assert_close(out.float(), expected, **tolerance("layer", dtype)._asdict())
     assert (gates @ x.unsqueeze(2)).isfinite().all()
     assert all(
         leaf.grad.isfinite().all()
@@ -338,7 +329,7 @@ def test_log_features_of_wide_states_neither_overflow_nor_vanish(seed: int) -> N
     diffusivity = KernelizedSoftmaxDiffusivity(64, num_samples=0, generator=generator)
     x = (1e8 * randn(40, 64, generator=generator)).requires_grad_()
     ones = diffusivity(x) @ torch.ones(40, 1, 1)
-    torch.testing.assert_close(ones, torch.ones_like(ones))
+    assert_close(ones, torch.ones_like(ones))
     (grad,) = torch.autograd.grad(ones.sum(), x)
     assert grad.isfinite().all()
 
@@ -376,7 +367,7 @@ def test_the_heat_kernel_of_a_loose_bound(generator: torch.Generator) -> None:
     )
     for t in (1.0, 1e4):
         exact = vectors @ ((-t * values.clamp(min=0)).exp()[:, None] * (vectors.T @ x))
-        torch.testing.assert_close(
+        assert_close(
             HeatKernel(t, "residual")(x, coupling), exact, rtol=1e-6, atol=1e-8
         )
 
@@ -392,9 +383,7 @@ def test_a_sparse_coupling_in_single_precision_keeps_constants(
         Graph(30, edges, weight), symmetric=True, nonnegative=True
     )
     ones = torch.ones(30, 1, 1)
-    torch.testing.assert_close(
-        ImplicitEuler(1e8)(ones, coupling), ones, rtol=0, atol=1e-6
-    )
+    assert_close(ImplicitEuler(1e8)(ones, coupling), ones, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
@@ -415,12 +404,10 @@ def test_sequences_without_positions_or_tokens_count_as_zero(
         placement=placement,
     ).eval()
     nothing = model.head(torch.zeros(1, 8))
-    torch.testing.assert_close(
-        model(torch.zeros(2, 0, dtype=torch.long)), nothing.expand(2, -1)
-    )
+    assert_close(model(torch.zeros(2, 0, dtype=torch.long)), nothing.expand(2, -1))
     assert model(torch.zeros(0, 3, dtype=torch.long)).shape == (0, 3)
     tokens = torch.tensor([[1, 2, 3], [1, 2, 3]])
     mask = torch.tensor([[False] * 3, [False, True, True]])
     out = model(tokens, mask)
-    torch.testing.assert_close(out[:1], nothing)
-    torch.testing.assert_close(out[1:], model(tokens[1:, 1:]))
+    assert_close(out[:1], nothing)
+    assert_close(out[1:], model(tokens[1:, 1:]))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp import MixturePenalty
 from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
@@ -411,9 +412,7 @@ def test_the_energy_of_the_search_is_the_joint_energy(
         lowest = (
             lam / 2 * 36 * named(penalty).delta(torch.zeros((), dtype=torch.float64))
         )
-        torch.testing.assert_close(
-            energy(x)[0], joint(x) - lowest, rtol=1e-11, atol=1e-11
-        )
+        assert_close(energy(x)[0], joint(x) - lowest, rtol=1e-11, atol=1e-11)
 
 
 def mixture(seed: int) -> MixturePenalty:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp import AdjacencyDiffusivity, SimpleDiffusivity
 from diffusion_mp.couplings import (
@@ -129,7 +130,7 @@ def test_the_step_is_its_formula_in_value_and_all_gradients(
     got, expected = (
         formula(free, penalty, constraint, ptr) for formula in (ours, plain)
     )
-    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    assert_close(got, expected, rtol=1e-12, atol=1e-12)
     weight = random(*got.shape, seed=9)
     mine, theirs = (
         dict(
@@ -146,7 +147,7 @@ def test_the_step_is_its_formula_in_value_and_all_gradients(
         x = free["x"].detach()
         for found in (mine, theirs):
             found["x"] = found["x"] - (found["x"] * x).sum(2, keepdim=True) * x
-    torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-10)
+    assert_close(mine, theirs, rtol=1e-9, atol=1e-10)
 
 
 def test_projected_heads_move_one_state_together() -> None:
@@ -176,10 +177,10 @@ def test_projected_heads_move_one_state_together() -> None:
     ) + adjacency.sum(1)
     y = x[:, 0] + (0.3 * (h[:, 0] - x[:, 0]) - pull) / (0.3 + p.unsqueeze(1))
     expected = y / y.norm(dim=1, keepdim=True)
-    torch.testing.assert_close(got[:, 0], expected, rtol=1e-12, atol=1e-12)
+    assert_close(got[:, 0], expected, rtol=1e-12, atol=1e-12)
     (gradient,) = torch.autograd.grad((got * h).sum(), w, retain_graph=True)
     (expected_gradient,) = torch.autograd.grad((expected * h[:, 0]).sum(), w)
-    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-11)
+    assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-11)
     for _ in range(20):
         moved = energy.step(x)
         assert energy(moved) <= energy(x) * (1 + 1e-14)
@@ -197,9 +198,7 @@ def test_a_node_that_nothing_pulls_at_stays_and_has_finite_gradients(
     x = step.constraint.project(random(3, 1, 2)).requires_grad_()
     moved = step(x, coupling)
     assert torch.allclose(moved[2], x[2], rtol=1e-15)
-    torch.testing.assert_close(
-        Energy([CouplingTerm(coupling)], constraint).descent(x)(x), moved
-    )
+    assert_close(Energy([CouplingTerm(coupling)], constraint).descent(x)(x), moved)
     (gradient,) = torch.autograd.grad(moved.square().sum() + moved[2].sum(), x)
     assert gradient.isfinite().all()
 
@@ -232,7 +231,7 @@ def test_half_precision_is_summed_in_single(dtype: torch.dtype) -> None:
     assert got.dtype == dtype
     wide = x.double()
     expected = (wide + 10 * wide.sum(0)) / (1 + 200_000)
-    torch.testing.assert_close(got.double(), expected, rtol=1e-2, atol=1e-4)
+    assert_close(got.double(), expected, rtol=1e-2, atol=1e-4)
 
 
 @pytest.mark.parametrize("constraint", ["ball", "sphere"])
@@ -240,7 +239,7 @@ def test_a_row_at_rest_stays_up_to_rounding(constraint: str) -> None:
     x = PROJECT["sphere"](random(200, 1, 3).float())
     alone = entries(Graph(200, torch.zeros(2, 0, dtype=torch.long)), torch.ones(0))
     moved = CertifiedStep(1.0, constraint=constraint)(x, alone, source=x)
-    torch.testing.assert_close(moved, x, rtol=0, atol=2 * torch.finfo(x.dtype).eps)
+    assert_close(moved, x, rtol=0, atol=2 * torch.finfo(x.dtype).eps)
 
 
 def of_ones(**promises: bool) -> LowRankCoupling:
@@ -300,9 +299,7 @@ test_what_does_not_fit_is_refused_in_sentences = refuses(
 
 
 def test_the_state_may_come_as_its_values() -> None:
-    torch.testing.assert_close(
-        STEP(ONES, GOOD, ONES, ONES), STEP(ONES, GOOD, source=ONES)
-    )
+    assert_close(STEP(ONES, GOOD, ONES, ONES), STEP(ONES, GOOD, source=ONES))
 
 
 def test_the_simple_penalty_is_refused_where_its_f_may_be_negative() -> None:
@@ -323,11 +320,11 @@ def test_the_simple_penalty_is_refused_where_its_f_may_be_negative() -> None:
         found = reader(state[:, 0])
         assert found.nonnegative is nonnegative
         assert found.positive_semidefinite is (constraint == "sphere")
-        torch.testing.assert_close(found.to_dense(), simple.coupling(state).to_dense())
+        assert_close(found.to_dense(), simple.coupling(state).to_dense())
     assert not simple.coupling(x, constraint=get_constraint("sphere", 1.01)).nonnegative
     small = get_constraint("sphere", 0.5)
     state = small.project(x)
-    torch.testing.assert_close(
+    assert_close(
         simple.coupling(state, constraint=small).to_dense(),
         simple.coupling(state).to_dense(),
     )

@@ -7,11 +7,15 @@ import pytest
 import torch
 from dense_updates import DOUBLE, both, dense_update, gradients, random, source_for
 from torch import Tensor
+from torch.testing import assert_close
 
-import diffusion_mp as dm
+from diffusion_mp import Coupling
 from diffusion_mp.couplings import (
+    IdentityCoupling,
     LinearAttentionCoupling,
     LowRankCoupling,
+    SparseCoupling,
+    UniformCoupling,
     distance_features,
     row_normalized,
 )
@@ -60,11 +64,11 @@ low_rank = partial(LowRankCoupling, nonnegative=True)
 attention = partial(linear, constant=1.0, unit=True)
 
 
-def attraction(x: Tensor) -> dm.Coupling:
+def attraction(x: Tensor) -> Coupling:
     return linear(*distance_features(x), PTR, constant=2.0)
 
 
-def silent_rows() -> dm.Coupling:
+def silent_rows() -> Coupling:
     """Two nodes to whom nobody sends, among others that hear them."""
     return linear(POSITIVE * (torch.arange(40) % 7 != 3).view(-1, 1, 1), K.abs(), PTR)
 
@@ -81,7 +85,7 @@ KINDS = {
     "twice": lambda: row_normalized(
         low_rank(POSITIVE, K.abs()) + 0.5 * low_rank(K.exp(), Q.exp())
     ),
-    "uniform": lambda: dm.couplings.UniformCoupling(40, PTR, dtype=DOUBLE),
+    "uniform": lambda: UniformCoupling(40, PTR, dtype=DOUBLE),
     "rescaled": lambda: linear(POSITIVE * UP, K.abs() * DOWN, PTR),
     "duplicates": lambda: linear(
         POSITIVE[:, :, [0, 0, 1, 1, 1]], K.abs()[:, :, [2, 2, 2, 3, 3]]
@@ -98,7 +102,7 @@ SOLVED = {
     ),
     "asymmetric": lambda: low_rank(0.1 * POSITIVE, K.abs()),
     "with-identity": lambda: (
-        0.5 * silent_rows() + 0.5 * dm.couplings.IdentityCoupling(40, dtype=DOUBLE)
+        0.5 * silent_rows() + 0.5 * IdentityCoupling(40, dtype=DOUBLE)
     ),
     "symmetric-normalized": lambda: symmetric_normalized(
         low_rank(POSITIVE, POSITIVE, positive_semidefinite=True)
@@ -116,7 +120,7 @@ def test_equals_expm_and_dense_solves(kind: str, update: StateUpdate) -> None:
     atol = (1e-7 if kind == "far-away" else 1e-10) * max(
         1.0, float(expected.abs().max())
     )
-    torch.testing.assert_close(got, expected, rtol=0, atol=atol)
+    assert_close(got, expected, rtol=0, atol=atol)
 
 
 CONSERVATIVE = [
@@ -164,7 +168,7 @@ def test_all_gradients_are_those_of_dense_algebra(
     }[kind]()
     given = source if update.beta else None
     outs = update(x, coupling, source=given), dense_update(update, coupling, x, given)
-    torch.testing.assert_close(*gradients(outs, leaves), rtol=1e-10, atol=1e-10)
+    assert_close(*gradients(outs, leaves), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.usefixtures("no_typecheck")
@@ -185,16 +189,14 @@ def test_closed_forms_differentiate_twice(update: StateUpdate, nodes: int) -> No
 def test_no_time_is_less_accurate_than_another(t: float) -> None:
     pairs = linear(POSITIVE, K.abs(), torch.arange(0, 41, 2))
     for coupling in (pairs, silent_rows(), KINDS["one-head"]()):
-        torch.testing.assert_close(
-            *both(HeatKernel(t), coupling, X), rtol=0, atol=1e-13
-        )
+        assert_close(*both(HeatKernel(t), coupling, X), rtol=0, atol=1e-13)
 
 
 @every_update
 @pytest.mark.parametrize("nodes", [0, 1, 3])
 def test_few_nodes(update: StateUpdate, nodes: int) -> None:
     got, expected = both(update, attention(Q[:nodes], K[:nodes]), X[:nodes])
-    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
+    assert_close(got, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.filterwarnings(
@@ -212,7 +214,7 @@ def test_single_and_half_precision_are_solved_in_double(
     expected = dense_update(update, attention(q.double(), k.double()), x.double(), wide)
     assert got.dtype == dtype
     rtol = 1e-6 if dtype == torch.float32 else 1e-2
-    torch.testing.assert_close(
+    assert_close(
         got.double(), expected, rtol=rtol, atol=rtol * float(expected.abs().max())
     )
 
@@ -240,9 +242,7 @@ def test_what_is_singular_indefinite_or_not_finite_is_an_error() -> None:
 
 SGFORMER = SGFormerDiffusivity(projection=None, heads=2)(X.flatten(1))
 SEPARATE = SimpleDiffusivity(6, projection="separate", heads=2).double()(X.flatten(1))
-EDGE = dm.couplings.SparseCoupling(
-    Graph(40, torch.tensor([[0, 1], [1, 0]])), X.new_ones(2)
-)
+EDGE = SparseCoupling(Graph(40, torch.tensor([[0, 1], [1, 0]])), X.new_ones(2))
 test_what_has_no_closed_form_is_refused = refuses(
     (
         lambda: HeatKernel(1.0)(X, SGFORMER),
@@ -267,9 +267,7 @@ test_what_has_no_closed_form_is_refused = refuses(
 
 
 def test_rows_that_keep_different_shares_of_themselves_are_solved() -> None:
-    torch.testing.assert_close(
-        *both(ImplicitEuler(1.0), SGFORMER, X), rtol=1e-10, atol=1e-10
-    )
+    assert_close(*both(ImplicitEuler(1.0), SGFORMER, X), rtol=1e-10, atol=1e-10)
 
 
 def apply(matrix: Tensor) -> Operator:
@@ -296,13 +294,13 @@ def test_columns_of_any_size_are_solved_and_the_input_is_left_alone() -> None:
     matrix, exact = system()
     b = B.clone()
     got = solved(apply(matrix), b)
-    torch.testing.assert_close(got, exact, rtol=1e-10, atol=1e-12)
+    assert_close(got, exact, rtol=1e-10, atol=1e-12)
     assert torch.equal(b, B)
     scale = torch.tensor([1e-30, 1.0, 1e30], dtype=DOUBLE)
     scaled = solved(apply(matrix), b * scale)
-    torch.testing.assert_close(scaled, got * scale, rtol=1e-9, atol=0)
+    assert_close(scaled, got * scale, rtol=1e-9, atol=0)
     single = solved(apply(matrix), b * 1e-30, dtype=torch.float32)
-    torch.testing.assert_close(single * 1e30, exact, rtol=1e-4, atol=1e-5)
+    assert_close(single * 1e30, exact, rtol=1e-4, atol=1e-5)
     b[:, 1] = 0.0
     got = solved(apply(matrix), b)
     assert not got[:, 1].any()
@@ -334,8 +332,8 @@ def test_a_metric_over_four_decades() -> None:
     in_metric = partial(
         conjugate_gradients, apply(matrix), B, metric=metric, least=least
     )
-    torch.testing.assert_close(in_metric(), exact(B), rtol=1e-8, atol=1e-8)
+    assert_close(in_metric(), exact(B), rtol=1e-8, atol=1e-8)
     few = in_metric(preconditioner=exact, max_iter=3)
-    torch.testing.assert_close(few, exact(B), rtol=1e-8, atol=1e-8)
+    assert_close(few, exact(B), rtol=1e-8, atol=1e-8)
     with pytest.raises(ConvergenceError):
         conjugate_gradients(apply(matrix), B, least=least)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from diffusion_mp.testing.problems import Problem, exact_problems, random_problem
 from diffusion_mp.updates import ExplicitEuler
@@ -25,9 +26,7 @@ def test_node_by_node(problem: Problem, beta: float, leak: float) -> None:
             (1 - tau * (d + leak)) * x[i] + tau * moved + tau * beta * source[i]
         )
     step = ExplicitEuler(tau, problem.form, beta=beta, leak=leak)
-    torch.testing.assert_close(
-        step(x, problem.coupling, values, source if beta else None), expected
-    )
+    assert_close(step(x, problem.coupling, values, source if beta else None), expected)
 
 
 def test_gcn_step_keeps_roots_of_degrees_not_constants() -> None:
@@ -35,6 +34,6 @@ def test_gcn_step_keeps_roots_of_degrees_not_constants() -> None:
     problem = random_problem(form="residual")
     step = ExplicitEuler(0.5, "residual")
     root = random_problem().matrix.sum(1).sqrt()[:, None, None]
-    torch.testing.assert_close(step(root, problem.coupling), root)
+    assert_close(step(root, problem.coupling), root)
     ones = torch.ones_like(root)
     assert (step(ones, problem.coupling) - ones).abs().max() > 1e-2

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.testing import assert_close
 
 from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.models import CertifiedDIFFormer
@@ -46,13 +47,13 @@ def test_values_and_gradients_are_those_of_ten_thousand_steps() -> None:
     for _ in range(10_000):
         unrolled = step(unrolled)
     limit = fixed_point(step, step.h)
-    torch.testing.assert_close(limit, unrolled, rtol=1e-10, atol=1e-10)
+    assert_close(limit, unrolled, rtol=1e-10, atol=1e-10)
     readout = randn(40, 3, seed=1)
     got, expected = (
         torch.autograd.grad((state * readout).sum(), [step.h, step.mu])
         for state in (limit, unrolled)
     )
-    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
+    assert_close(got, expected, rtol=1e-9, atol=1e-10)
 
 
 def test_memory_of_the_backward_pass_does_not_grow_with_the_steps() -> None:
@@ -92,7 +93,7 @@ def test_a_worse_residual_sends_it_back_to_the_plain_iteration() -> None:
             iterate(step, start, tol=1e-13, max_iter=100_000, memory=memory)
             for memory in (0, 10)
         )
-        torch.testing.assert_close(mixed, plain, atol=1e-10, rtol=0)
+        assert_close(mixed, plain, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("memory", [1, 10])
@@ -146,9 +147,7 @@ def test_single_precision_empty_states_and_zeros() -> None:
     step = Averages().float()
     step.a = step.a.float()
     exact = fixed_point(Averages(), Averages().h)
-    torch.testing.assert_close(
-        fixed_point(step, step.h), exact.float(), rtol=1e-3, atol=1e-4
-    )
+    assert_close(fixed_point(step, step.h), exact.float(), rtol=1e-3, atol=1e-4)
     assert fixed_point(lambda z: 0.5 * z, torch.zeros(0, 2, 3)).shape == (0, 2, 3)
     assert torch.equal(fixed_point(lambda z: 0.5 * z, torch.zeros(4)), torch.zeros(4))
 
@@ -178,7 +177,7 @@ def test_half_precision_and_autocast_iterate_in_single(
             unrecorded = fixed_point(step, torch.zeros(40, 3, dtype=dtype))
     assert torch.equal(got, limit if autocast else limit.to(dtype))
     assert torch.equal(unrecorded, limit.to(dtype))
-    torch.testing.assert_close(gradient, slope, rtol=1e-4, atol=1e-5)
+    assert_close(gradient, slope, rtol=1e-4, atol=1e-5)
 
 
 def test_the_result_is_an_image_as_exact_as_is_asked_for() -> None:
@@ -213,7 +212,7 @@ def test_no_limit_is_an_error_that_says_how_far_it_came(message: str) -> None:
 
 def test_a_large_limit_is_no_runaway() -> None:
     limit = fixed_point(lambda z: 0.5 * z + 1e30, torch.zeros(3))
-    torch.testing.assert_close(limit, torch.full((3,), 2e30))
+    assert_close(limit, torch.full((3,), 2e30))
 
 
 def test_a_gradient_that_takes_too_many_steps_is_an_error() -> None:

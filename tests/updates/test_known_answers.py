@@ -8,6 +8,7 @@ import pytest
 import torch
 from dense_updates import both, dense_update, random
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp.couplings import IdentityCoupling, LowRankCoupling, SparseCoupling
 from diffusion_mp.energies.spectrum import spectral_interval
@@ -48,7 +49,7 @@ UPDATES = [
 
 @every_problem
 def test_the_problems_solve_their_equations(problem: Problem) -> None:
-    torch.testing.assert_close(problem.coupling.to_dense()[0], problem.matrix)
+    assert_close(problem.coupling.to_dense()[0], problem.matrix)
     eigenvalues = torch.linalg.eigvalsh(problem.laplacian)
     assert abs(eigenvalues[0]) < 1e-12 < eigenvalues[1]  # connected
     low, high = spectral_interval(problem.coupling, problem.form)
@@ -56,7 +57,7 @@ def test_the_problems_solve_their_equations(problem: Problem) -> None:
     assert high >= eigenvalues[-1] - 1e-12
     update = HeatKernel(0.3, problem.form)
     expected = dense_update(update, problem.coupling, problem.state, None)
-    torch.testing.assert_close(problem.heat(0.3), expected)
+    assert_close(problem.heat(0.3), expected)
 
 
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
@@ -64,9 +65,7 @@ def test_the_problems_solve_their_equations(problem: Problem) -> None:
 def test_equals_dense_algebra(problem: Problem, update: StateUpdate) -> None:
     update = copy.copy(update)
     update.form = problem.form
-    torch.testing.assert_close(
-        *both(update, problem.coupling, problem.state), rtol=0, atol=1e-8
-    )
+    assert_close(*both(update, problem.coupling, problem.state), rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +91,7 @@ def test_orders_of_convergence(
 def test_a_cosine_mode_is_scaled_by_its_own_factor(k: int) -> None:
     mode, rate = cosine_mode(12, k)
     laplacian = path_adjacency(12).sum(1).diag() - path_adjacency(12)
-    torch.testing.assert_close(
-        laplacian @ mode[:, 0, 0], rate * mode[:, 0, 0], rtol=0, atol=1e-12
-    )
+    assert_close(laplacian @ mode[:, 0, 0], rate * mode[:, 0, 0], rtol=0, atol=1e-12)
     for update, factor in [
         (ExplicitEuler(0.2), 1 - 0.2 * rate),
         (HeatKernel(2.0), math.exp(-2 * rate)),
@@ -104,7 +101,7 @@ def test_a_cosine_mode_is_scaled_by_its_own_factor(k: int) -> None:
             for tau in (0.1, 1.0, 50.0)
         ),
     ]:
-        torch.testing.assert_close(
+        assert_close(
             update(mode, path_problem(12).coupling), factor * mode, rtol=1e-9, atol=1e-9
         )
 
@@ -134,9 +131,7 @@ def test_a_signed_coupling_takes_its_interval_from_lanczos() -> None:
     graph = problem.coupling.graph
     weight[graph.edges.sum(0) == 1] = -0.5  # between the first two nodes
     coupling = SparseCoupling(graph, weight, symmetric=True)
-    torch.testing.assert_close(
-        *both(HeatKernel(2.0), coupling, problem.state), rtol=1e-9, atol=1e-9
-    )
+    assert_close(*both(HeatKernel(2.0), coupling, problem.state), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("z", [1e-6, 0.3, 10.0, 1e4])
@@ -155,16 +150,14 @@ def test_heat_without_edges_and_over_all_pairs() -> None:
     x = random(4, 2, 3).float()
     empty = SparseCoupling(Graph(4), symmetric=True, nonnegative=True)
     assert torch.equal(HeatKernel(2.0)(x, empty), x)
-    torch.testing.assert_close(
-        HeatKernel(2.0, "residual")(x, empty), math.exp(-2.0) * x
-    )
-    torch.testing.assert_close(HeatKernel(2.0)(x, IdentityCoupling(4)), x)
+    assert_close(HeatKernel(2.0, "residual")(x, empty), math.exp(-2.0) * x)
+    assert_close(HeatKernel(2.0)(x, IdentityCoupling(4)), x)
     feature = random(20, 2, 3).abs()
     x = random(20, 2, 4, seed=1)
     pairs = LowRankCoupling(
         feature, feature, nonnegative=True, positive_semidefinite=True
     )
-    torch.testing.assert_close(*both(HeatKernel(0.3), pairs, x), rtol=1e-10, atol=1e-10)
+    assert_close(*both(HeatKernel(0.3), pairs, x), rtol=1e-10, atol=1e-10)
 
 
 def test_a_step_starts_at_the_values_and_a_state_is_its_own_source_unless_one_is_given() -> (

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 from torch_geometric.data import Batch, Data
 from torch_geometric.utils import to_undirected, unbatch
 
@@ -46,7 +47,7 @@ def test_no_graph_ends_above_its_own_start() -> None:
     alone = torch.stack(
         [fixed_point(wells, start[None], energy=depth)[0] for start in STARTS]
     )
-    torch.testing.assert_close(apart, alone, rtol=1e-10, atol=1e-10)
+    assert_close(apart, alone, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("ptr", [[0, 3, 3, 4, 20], [0, 20], [0, 0, 20]])
@@ -56,7 +57,7 @@ def test_graphs_of_all_sizes(ptr: list[int]) -> None:
     parts = []
     for start in STARTS.split(bounds.diff().tolist()):
         parts.append(fixed_point(wells, start, energy=lambda z: depth(z).sum()))
-    torch.testing.assert_close(limit, torch.cat(parts), rtol=1e-10, atol=1e-10)
+    assert_close(limit, torch.cat(parts), rtol=1e-10, atol=1e-10)
 
 
 def test_a_graph_takes_the_steps_that_it_takes_alone() -> None:
@@ -98,7 +99,7 @@ def test_gradients_of_a_graph_do_not_depend_on_others() -> None:
 
     (together,) = torch.autograd.grad(limit(h, ptr)[:2].square().sum(), h)
     (alone,) = torch.autograd.grad(limit(h[:2], None).square().sum(), h)
-    torch.testing.assert_close(together, alone, rtol=1e-9, atol=1e-12)
+    assert_close(together, alone, rtol=1e-9, atol=1e-12)
 
 
 def test_an_energy_has_one_number_or_one_for_every_graph() -> None:
@@ -132,7 +133,7 @@ def test_limits_of_molecules_are_those_alone(constraint: str | None) -> None:
     ):
         alone = block(data.x, data.edge_index).detach()
         atol = 1e-9 * float(alone.abs().max())
-        torch.testing.assert_close(limit.detach(), alone, rtol=1e-7, atol=atol)
+        assert_close(limit.detach(), alone, rtol=1e-7, atol=atol)
 
 
 def test_a_graph_that_does_not_arrive_is_an_error() -> None:

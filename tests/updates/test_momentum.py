@@ -6,22 +6,31 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
-import diffusion_mp as dm
+from diffusion_mp import (
+    GaussianPenalty,
+    MixturePenalty,
+    Penalty,
+    QuadraticPenalty,
+    SigmoidPenalty,
+    SimplePenalty,
+    SoftmaxPenalty,
+)
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.testing.problems import Problem, path_problem, random_problem
 from diffusion_mp.updates import ExplicitEuler, MomentumStep
 from energy_forms import Explicit
 
 PENALTIES = [
-    dm.QuadraticPenalty(),
-    dm.SimplePenalty(),
-    dm.SigmoidPenalty(),
-    dm.SoftmaxPenalty(3),
+    QuadraticPenalty(),
+    SimplePenalty(),
+    SigmoidPenalty(),
+    SoftmaxPenalty(3),
 ]
 PENALTIES += [
-    dm.GaussianPenalty(0.3),
-    dm.MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False),
+    GaussianPenalty(0.3),
+    MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False),
 ]
 
 
@@ -47,7 +56,7 @@ def test_it_is_the_two_step_recursion(form: str, steps: int) -> None:
     h = problem.state.cos()
     update = MomentumStep(0.1, 0.7, steps, problem.form, beta=0.4, leak=0.2)
     expected = dense(problem, 0.1, 0.7, steps, 0.2, 0.4 * h)
-    torch.testing.assert_close(
+    assert_close(
         update(problem.state, problem.coupling, source=h),
         expected,
         rtol=1e-12,
@@ -56,20 +65,20 @@ def test_it_is_the_two_step_recursion(form: str, steps: int) -> None:
     from_values = update(
         problem.state.flip(0), problem.coupling, values=problem.state, source=h
     )
-    torch.testing.assert_close(from_values, expected, rtol=1e-12, atol=1e-12)
+    assert_close(from_values, expected, rtol=1e-12, atol=1e-12)
     still = MomentumStep(0.1, 0.0, 1, problem.form, beta=0.4, leak=0.2)(
         problem.state, problem.coupling, source=h
     )
     explicit = ExplicitEuler(0.1, problem.form, beta=0.4, leak=0.2)(
         problem.state, problem.coupling, source=h
     )
-    torch.testing.assert_close(still, explicit, rtol=1e-12, atol=1e-12)
+    assert_close(still, explicit, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
 def test_the_paper_s_energy_falls_with_couplings_that_follow_the_state(
-    penalty: dm.Penalty,
+    penalty: Penalty,
 ) -> None:
     """E(Z_{k+1}, k) ≤ E(Z_k, k − 1) with λ = τ/(2m) up to the largest τ of the theorem; twice that rises."""
     generator = torch.Generator().manual_seed(0)

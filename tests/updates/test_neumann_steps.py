@@ -3,6 +3,7 @@
 import pytest
 import torch
 from dense_updates import DOUBLE, both, gradients, random, source_for
+from torch.testing import assert_close
 
 from diffusion_mp.couplings import Coupling, NeumannCoupling, SparseCoupling
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError
@@ -61,8 +62,8 @@ def test_the_exact_step_is_what_the_iteration_converges_to(
         update(x, s, source=source_for(update, x))
         for s in (coupling, general(coupling))
     ]
-    torch.testing.assert_close(*outs, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(*gradients(outs, (x, alpha)), rtol=1e-8, atol=1e-8)
+    assert_close(*outs, rtol=1e-9, atol=1e-9)
+    assert_close(*gradients(outs, (x, alpha)), rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 17, 64])
@@ -75,9 +76,9 @@ def test_the_heat_semigroup_is_expm(length: int, t: float) -> None:
     x = random(length, 1, 4)
     update = HeatKernel(t)
     got, exact = both(update, coupling, x)
-    torch.testing.assert_close(got, exact, rtol=0, atol=1e-10)
+    assert_close(got, exact, rtol=0, atol=1e-10)
     if t < 30:
-        torch.testing.assert_close(
+        assert_close(
             update(got, coupling), HeatKernel(2 * t)(x, coupling), rtol=0, atol=1e-12
         )
 
@@ -98,7 +99,7 @@ def test_no_alpha_makes_these_steps_expand(
         before = after
         after = update(after, coupling)
         assert (after.norm(dim=0) <= before.norm(dim=0) * rounding).all()
-    torch.testing.assert_close(after.mean(0), x.mean(0), rtol=1e-5, atol=1e-6)
+    assert_close(after.mean(0), x.mean(0), rtol=1e-5, atol=1e-6)
     assert ExplicitEuler(1.0)(x, coupling).norm() > 100 * x.norm()
 
 
@@ -114,7 +115,7 @@ def test_low_precision_and_autocast_solve_in_float32(update: StateUpdate) -> Non
         with torch.autocast("cpu", dtype=torch.bfloat16):
             got = update(state, coupling, source=state if update.beta else None)
         assert got.dtype == dtype
-        torch.testing.assert_close(got.double(), expected, rtol=error, atol=error)
+        assert_close(got.double(), expected, rtol=error, atol=error)
 
 
 X = random(12, 1, 2)
@@ -132,9 +133,7 @@ def test_what_is_not_known_to_be_definite_is_left_to_the_iteration(
     )
     with pytest.raises(ConvergenceError, match="not positive definite"):
         update(X, negative)
-    torch.testing.assert_close(
-        update(X, positive), update(X, path(12, 0.3)), rtol=0, atol=1e-10
-    )
+    assert_close(update(X, positive), update(X, path(12, 0.3)), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("form", ["conservative", "residual"])
@@ -147,7 +146,7 @@ def test_dropped_ends_and_the_residual_form_are_left_to_the_iteration(
     assert dropped.laplacian_function(torch.exp, X) is None
     for coupling in (dropped, path(12, 0.2)):
         got, expected = (step(1.0, form)(X, s) for s in (coupling, general(coupling)))
-        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+        assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("boundary", ["causal", "replicate"])

@@ -6,9 +6,20 @@ import pytest
 import torch
 from dense_updates import DOUBLE, both, dense_update, gradients, random
 from torch import Tensor
+from torch.testing import assert_close
 
-import diffusion_mp as dm
-from diffusion_mp.couplings import distance_features, row_normalized
+from diffusion_mp.couplings import (
+    IdentityCoupling,
+    LinearAttentionCoupling,
+    LowRankCoupling,
+    PairwiseCoupling,
+    PolynomialCoupling,
+    ReweightedCoupling,
+    SparseCoupling,
+    SumCoupling,
+    distance_features,
+    row_normalized,
+)
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
     GaussianDiffusivity,
@@ -50,27 +61,25 @@ def edges(num_nodes: int = N, per_node: int = 3) -> Graph:
     return Graph(num_nodes, torch.cat([pairs, pairs.flip(0)], 1), weight.repeat(2))
 
 
-def symmetric_graph(num_nodes: int = N) -> dm.couplings.SparseCoupling:
-    return dm.couplings.SparseCoupling(edges(num_nodes), nonnegative=True)
+def symmetric_graph(num_nodes: int = N) -> SparseCoupling:
+    return SparseCoupling(edges(num_nodes), nonnegative=True)
 
 
 def attention(
     num_nodes: int = N, ptr: Tensor | None = None, heads: int = 2
-) -> dm.couplings.LowRankCoupling:
+) -> LowRankCoupling:
     feature = random(num_nodes, heads, 4, seed=5).abs()
-    return dm.couplings.LowRankCoupling(
+    return LowRankCoupling(
         feature, feature, ptr, nonnegative=True, positive_semidefinite=True
     )
 
 
 def gaussian(
     *, normalize: bool = True, ptr: Tensor | None = None, **more: bool
-) -> dm.couplings.PairwiseCoupling:
+) -> PairwiseCoupling:
     query, key = distance_features(1.5 * random(N, 2, 3, seed=6))
     promises = {"symmetric": not normalize, "mutual": True}
-    return dm.couplings.PairwiseCoupling(
-        query, key, ptr, normalize=normalize, **promises, **more
-    )
+    return PairwiseCoupling(query, key, ptr, normalize=normalize, **promises, **more)
 
 
 KINDS = {
@@ -88,19 +97,17 @@ KINDS = {
     "gaussian-and-graph": lambda: row_normalized(
         gaussian(normalize=False) + symmetric_graph()
     ),
-    "softmax": lambda: dm.couplings.PairwiseCoupling(
-        *2 * [random(N, 2, 3, seed=6)], mutual=True
-    ),
-    "polynomial": lambda: dm.couplings.PolynomialCoupling(
+    "softmax": lambda: PairwiseCoupling(*2 * [random(N, 2, 3, seed=6)], mutual=True),
+    "polynomial": lambda: PolynomialCoupling(
         row_normalized(symmetric_graph()),
         torch.tensor([0.5, 0.5], dtype=DOUBLE),
         nonnegative=True,
     ),
     "half-lazy": lambda: (
         0.5 * row_normalized(symmetric_graph())
-        + 0.5 * dm.couplings.IdentityCoupling(N, dtype=DOUBLE)
+        + 0.5 * IdentityCoupling(N, dtype=DOUBLE)
     ),
-    "rescaled": lambda: dm.couplings.ReweightedCoupling(
+    "rescaled": lambda: ReweightedCoupling(
         symmetric_graph(),
         random(N, 2).exp(),
         random(N, 1, seed=1).exp(),
@@ -125,7 +132,7 @@ def test_equals_dense_algebra(kind: str, update: StateUpdate) -> None:
     assert not coupling.symmetric
     if kind == "rescaled" and update.form == "residual":
         return  # its row sums are far above one
-    torch.testing.assert_close(*both(update, coupling, X), rtol=1e-9, atol=1e-10)
+    assert_close(*both(update, coupling, X), rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("update", [UPDATES[2], UPDATES[5], HeatKernel(0.5)], ids=repr)
@@ -139,20 +146,15 @@ def test_all_gradients_are_those_of_dense_algebra(
     x = X.clone().requires_grad_()
     source = X.cos().requires_grad_()
     known = {"symmetric": True, "nonnegative": True}
-    sparse = dm.couplings.SparseCoupling(graph, weight.repeat(2), **known)
+    sparse = SparseCoupling(graph, weight.repeat(2), **known)
     pairs = {"loops": False, "symmetric": True, "normalize": "symmetric"}
     coupling = {
         "graph": lambda: row_normalized(sparse),
         "both": lambda: row_normalized(
-            dm.couplings.LowRankCoupling(
-                size, size, **known, positive_semidefinite=True
-            )
-            + sparse
+            LowRankCoupling(size, size, **known, positive_semidefinite=True) + sparse
         ),
-        "gaussian": lambda: dm.couplings.PairwiseCoupling(
-            *distance_features(feature), mutual=True
-        ),
-        "label-spreading": lambda: dm.couplings.PairwiseCoupling(
+        "gaussian": lambda: PairwiseCoupling(*distance_features(feature), mutual=True),
+        "label-spreading": lambda: PairwiseCoupling(
             *distance_features(feature), **pairs
         ),
     }[kind]()
@@ -160,9 +162,7 @@ def test_all_gradients_are_those_of_dense_algebra(
         update(x, coupling, source=source if update.beta else None),
         dense_update(update, coupling, x, source),
     )
-    torch.testing.assert_close(
-        *gradients(outs, (x, source, weight, feature)), rtol=1e-8, atol=1e-9
-    )
+    assert_close(*gradients(outs, (x, source, weight, feature)), rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("num_nodes", [40, 400])
@@ -171,7 +171,7 @@ def test_a_contracting_coupling_needs_no_leak(num_nodes: int) -> None:
     x = random(num_nodes, 1, 2)
     update = Equilibrium("residual")
     for damped in (0.9 * rows, 0.9 * random_problem(num_nodes, "residual").coupling):
-        torch.testing.assert_close(
+        assert_close(
             update(x, damped), dense_update(update, damped, x, x), rtol=1e-8, atol=1e-8
         )
     with pytest.raises(SingularSystemError, match="smallest eigenvalue"):
@@ -190,14 +190,12 @@ def test_the_metric_of_a_symmetric_coupling_is_one_and_that_of_rows_their_sums()
     assert torch.equal(graph.metric, torch.ones(N, 1, dtype=DOUBLE))
     metric = row_normalized(graph).metric
     degree = graph.degree()
-    torch.testing.assert_close(metric[:-1], degree[:-1], rtol=1e-14, atol=0)
+    assert_close(metric[:-1], degree[:-1], rtol=1e-14, atol=0)
     assert (metric[-1], degree[-1]) == (1.0, 0.0)  # the node without an edge
     # One alone in its graph.
     assert gaussian(ptr=torch.tensor([0, 1, N]), loops=False).metric[0].eq(1).all()
     unit = X[:, 0] / X[:, 0].norm(dim=1, keepdim=True)
-    torch.testing.assert_close(
-        SimpleDiffusivity()(X[:, 0]).metric[:, 0], (1 + unit @ unit.T).sum(1)
-    )
+    assert_close(SimpleDiffusivity()(X[:, 0]).metric[:, 0], (1 + unit @ unit.T).sum(1))
 
 
 @pytest.mark.parametrize(
@@ -219,21 +217,13 @@ def test_nothing_is_promised_that_may_be_false() -> None:
     query = random(N, 1, 3)
     one_way = Graph(3, torch.tensor([[0, 1], [1, 2]]))
     for coupling in (
-        dm.couplings.LinearAttentionCoupling(
-            query, query, mutual=True
-        ),  # row sums may be negative
-        dm.couplings.LinearAttentionCoupling(
-            query.abs(), query.abs(), nonnegative=True
-        ),
-        row_normalized(
-            dm.couplings.SparseCoupling(one_way, torch.ones(2), nonnegative=True)
-        ),
-        row_normalized(
-            dm.couplings.LowRankCoupling(query, query, positive_semidefinite=True)
-        ),
-        dm.couplings.SumCoupling([rows, symmetric_graph()]),
-        dm.couplings.SumCoupling([rows, row_normalized(attention(heads=1))]),
-        dm.couplings.ReweightedCoupling(symmetric_graph(), query[:, :, 0]),
+        LinearAttentionCoupling(query, query, mutual=True),  # row sums may be negative
+        LinearAttentionCoupling(query.abs(), query.abs(), nonnegative=True),
+        row_normalized(SparseCoupling(one_way, torch.ones(2), nonnegative=True)),
+        row_normalized(LowRankCoupling(query, query, positive_semidefinite=True)),
+        SumCoupling([rows, symmetric_graph()]),
+        SumCoupling([rows, row_normalized(attention(heads=1))]),
+        ReweightedCoupling(symmetric_graph(), query[:, :, 0]),
         AdjacencyDiffusivity("row")(X[:, 0], Graph(N, torch.tensor([[0, 1], [1, 2]]))),
     ):
         assert not coupling.reversible
@@ -250,9 +240,7 @@ def test_a_false_metric_is_found() -> None:
         match=r"breaks the law 'metric'.*diag\(metric\) S against its transpose",
     ):
         check_coupling(
-            dm.couplings.LinearAttentionCoupling(
-                query, query.flip(0), nonnegative=True, mutual=True
-            )
+            LinearAttentionCoupling(query, query.flip(0), nonnegative=True, mutual=True)
         )
 
 
@@ -264,7 +252,7 @@ def unaided(patch: pytest.MonkeyPatch) -> None:
 def test_features_beside_edges_are_the_preconditioner(update, monkeypatch) -> None:
     """λΩ + μA in one solve: what is left to conjugate gradients is the graph."""
     feature = random(500, 1, 8, seed=5).abs() * (2 * random(500, 1, 1, seed=6)).exp()
-    pairs = dm.couplings.LowRankCoupling(
+    pairs = LowRankCoupling(
         feature, feature, positive_semidefinite=True, nonnegative=True
     )
     coupling = 0.05 * pairs + symmetric_graph(500)
@@ -288,7 +276,7 @@ def test_all_pairs_are_factorised_where_they_are_few(
     got = few(x, coupling)
     got.sum().backward()
     expected = dense_update(few, coupling, X, X)
-    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-7)
+    assert_close(got, expected, rtol=1e-9, atol=1e-7)
     monkeypatch.setattr(implicit, "DENSE", 2 * N * N - 1)
     with pytest.raises(ConvergenceError, match="max_iter=3"):
         few(X, coupling)
@@ -296,7 +284,7 @@ def test_all_pairs_are_factorised_where_they_are_few(
 
 def test_an_indefinite_dense_system_is_left_to_the_iteration_which_sees_it() -> None:
     query = random(N, 1, 3)
-    coupling = dm.couplings.PairwiseCoupling(
+    coupling = PairwiseCoupling(
         query, query, normalize=False, symmetric=True, mutual=True
     )
     assert precondition(coupling, 1.0, None, None, False) is None

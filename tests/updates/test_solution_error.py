@@ -3,8 +3,9 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
-import diffusion_mp as dm
+from diffusion_mp import AdjacencyDiffusivity, Graph
 from diffusion_mp.energies import CouplingTerm
 from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.layers import CertifiedBlock, CertifiedConv, WeightedGraph
@@ -43,7 +44,7 @@ def limit(layer: str, ratio: float, normalization: str) -> torch.nn.Module:
     mu = ratio**0.5
     beta = ratio**-0.5
     if layer == "conv":
-        graph = dm.AdjacencyDiffusivity(normalization, direction="undirected")  # type: ignore[arg-type]
+        graph = AdjacencyDiffusivity(normalization, direction="undirected")  # type: ignore[arg-type]
         return CertifiedConv(
             3,
             penalty=None,
@@ -62,10 +63,8 @@ def exact(
 ) -> tuple[Tensor, list[Tensor]]:
     """The minimiser in double, of the same weights, and x, β and μ, which it is a function of."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    diffusivity = dm.AdjacencyDiffusivity(normalization, direction="undirected")  # type: ignore[arg-type]
-    weights = (
-        diffusivity(x.to(wide), dm.Graph(NODES, edge_index)).to_dense()[0].double()
-    )
+    diffusivity = AdjacencyDiffusivity(normalization, direction="undirected")  # type: ignore[arg-type]
+    weights = diffusivity(x.to(wide), Graph(NODES, edge_index)).to_dense()[0].double()
     laplacian = torch.diag(weights.sum(1)) - weights
     mu = layer.mu if isinstance(layer, CertifiedConv) else layer.terms[0].weight
     leaves = [
@@ -127,8 +126,8 @@ def test_the_solution_is_right_at_any_weight(
 @pytest.mark.parametrize("heads", [1, 3])
 def test_every_column_of_every_graph_is_right(heads: int) -> None:
     """Columns of very different sizes, and graphs that do not converge at the same time."""
-    graph = dm.Graph(NODES, edges("apart"), ptr=torch.tensor([0, NODES // 2, NODES]))
-    coupling = dm.AdjacencyDiffusivity("sum")(torch.zeros(NODES, 1), graph)
+    graph = Graph(NODES, edges("apart"), ptr=torch.tensor([0, NODES // 2, NODES]))
+    coupling = AdjacencyDiffusivity("sum")(torch.zeros(NODES, 1), graph)
     x = torch.randn(NODES, heads, 2, generator=torch.Generator().manual_seed(0))
     x = x * torch.logspace(-8, 8, heads * 2).view(1, heads, 2)
     x[: NODES // 2] *= 1e-5
@@ -152,8 +151,8 @@ def test_every_column_of_every_graph_is_right(heads: int) -> None:
 
 
 def test_couplings_as_terms_are_solved_like_the_layers() -> None:
-    graph = dm.Graph(NODES, edges("path"))
-    coupling = dm.AdjacencyDiffusivity("sum")(torch.zeros(NODES, 1), graph)
+    graph = Graph(NODES, edges("path"))
+    coupling = AdjacencyDiffusivity("sum")(torch.zeros(NODES, 1), graph)
     x = torch.randn(NODES, 3, generator=torch.Generator().manual_seed(0))
     block = built(
         lambda: CertifiedBlock(
@@ -161,9 +160,7 @@ def test_couplings_as_terms_are_solved_like_the_layers() -> None:
         )
     )
     matrices = built(lambda: limit("block", 1e6, "sum"))
-    torch.testing.assert_close(
-        block(x, graph), matrices(x, graph), rtol=1e-5, atol=1e-6
-    )
+    assert_close(block(x, graph), matrices(x, graph), rtol=1e-5, atol=1e-6)
 
 
 def test_what_is_not_reached_is_an_error() -> None:

@@ -12,7 +12,12 @@ from torch import Tensor
 from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vmap
 
-import diffusion_mp as dm
+from diffusion_mp import (
+    AdjacencyDiffusivity,
+    GaussianDiffusivity,
+    NeumannDiffusivity,
+    SimpleDiffusivity,
+)
 from diffusion_mp.couplings import DenseCoupling
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedBlock, CertifiedConv, WeightedGraph
@@ -35,8 +40,8 @@ EDGES = torch.cat([ONE_WAY, ONE_WAY.flip(0)], 1)
 X, V, G = torch.randn(
     3, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
 )
-SYM = dm.AdjacencyDiffusivity("sym", direction="undirected")
-ROW = dm.AdjacencyDiffusivity("row")
+SYM = AdjacencyDiffusivity("sym", direction="undirected")
+ROW = AdjacencyDiffusivity("row")
 
 
 def ring() -> Graph:
@@ -60,7 +65,7 @@ def hidden(z: Tensor, x: Tensor) -> Tensor:
 
 
 BATCH = Graph(6, ptr=torch.tensor([0, 4, 6]))
-SEQUENCE = dm.NeumannDiffusivity(budget=None)
+SEQUENCE = NeumannDiffusivity(budget=None)
 #: Solves of one linear system, or a matrix function.
 LINEAR: dict[str, Solve] = {
     "crank": lambda x: CrankNicolson(0.7)(x, ROW(x, ring())),
@@ -84,11 +89,11 @@ NONLINEAR: dict[str, Solve] = {
 }
 #: Attention and sequences have the same formulas, and operations between them that have their own tests.
 FIRST_ORDER: dict[str, Solve] = {
-    "attention": lambda x: ImplicitEuler(0.7)(x, dm.SimpleDiffusivity()(x)),
-    "heat-attention": lambda x: HeatKernel(0.7)(x, dm.SimpleDiffusivity()(x)),
+    "attention": lambda x: ImplicitEuler(0.7)(x, SimpleDiffusivity()(x)),
+    "heat-attention": lambda x: HeatKernel(0.7)(x, SimpleDiffusivity()(x)),
     "sequence": lambda x: ImplicitEuler(0.7)(x, SEQUENCE(x)),
     "heat-sequence": lambda x: HeatKernel(0.7)(x, SEQUENCE(x)),
-    "batch": lambda x: ImplicitEuler(0.7)(x, dm.GaussianDiffusivity()(x, BATCH)),
+    "batch": lambda x: ImplicitEuler(0.7)(x, GaussianDiffusivity()(x, BATCH)),
 }
 ALL = LINEAR | NONLINEAR | FIRST_ORDER
 
