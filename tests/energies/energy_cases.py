@@ -13,16 +13,15 @@ from diffusion_mp import (
     SoftmaxPenalty,
 )
 from diffusion_mp.couplings import SparseCoupling
-from diffusion_mp.energies import ScorePenalty
+from diffusion_mp.energies import Ball, Constraint, EnergyTerm, MLPTerm, ScorePenalty
 from diffusion_mp.graph import Graph
 
+DOUBLE = torch.float64
 PENALTIES = [
     QuadraticPenalty(),
     SimplePenalty(),
     SigmoidPenalty(),
     SoftmaxPenalty(3),
-]
-PENALTIES += [
     GaussianPenalty(0.4),
     MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False),
 ]
@@ -55,6 +54,47 @@ class LearnedSlope(nn.Module):
 
     def forward(self, z2: Tensor) -> Tensor:
         return (1 + self.a.to(z2.dtype) * z2).reciprocal()
+
+
+class Huber(EnergyTerm):
+    """The sum over edges of a Huber function of the distance of their ends, with a share of the bound that it needs."""
+
+    def __init__(self, share: float = 1.0) -> None:
+        self.share = share
+
+    def value(self, z: Tensor, graph: Graph) -> Tensor:
+        r = (z.double()[graph.edges[0]] - z.double()[graph.edges[1]]).norm(dim=2)
+        return torch.where(r < 1, r * r / 2, r - 0.5).sum()
+
+    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+        away = z[graph.edges[0]] - z[graph.edges[1]]
+        unit = away / away.norm(dim=2, keepdim=True).clamp(min=1)
+        return torch.zeros_like(z).index_add(0, graph.edges[0], unit)
+
+    def bound(self, z: Tensor, graph: Graph) -> Tensor:
+        return self.share * graph.degree("out", DOUBLE).to(z)[:, None, None]
+
+
+class LongerMLP(MLPTerm):
+    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+        return 2 * super().half_gradient(z, graph)
+
+
+class Shrinking(Constraint):
+    """It says that it is a ball, and projects to half of it."""
+
+    def project(self, y: Tensor, start: Tensor | None = None) -> Tensor:
+        return Ball(0.5).project(y)
+
+    def holds(self, x: Tensor) -> Tensor:
+        return Ball(1.0).holds(x)
+
+
+class TooFar(SparseCoupling):
+    """The bound that it says it has is a quarter of its row sums."""
+
+    def majorant(self, convex: bool, degree: Tensor | None = None) -> Tensor:
+        return super().majorant(convex, degree) / 4
 
 
 def squares(x: Tensor) -> Tensor:

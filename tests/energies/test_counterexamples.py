@@ -4,30 +4,23 @@ import functools
 
 import pytest
 import torch
-from energy_cases import LearnedSlope
+from energy_cases import Huber, LearnedSlope, LongerMLP, Shrinking, TooFar
 from torch import Tensor
 
 from cases import COUPLINGS
 from diffusion_mp import FunctionPenalty, Graph, MixturePenalty, QuadraticPenalty
 from diffusion_mp.couplings import SparseCoupling
 from diffusion_mp.energies import (
-    AttentionTerm,
-    Ball,
-    Constraint,
     CouplingTerm,
-    EnergyTerm,
     MatrixTerm,
-    MLPTerm,
     PairTerm,
     SourceTerm,
-    certify_step,
     counterexamples,
 )
 from diffusion_mp.energies.counterexamples import foreign_parts
 from diffusion_mp.layers import CertifiedBlock, CertifiedConv
 from diffusion_mp.layers.certified_block import RowAttention, TiedMLP, WeightedGraph
 from diffusion_mp.testing import check_energy_term
-from energy_forms import Joint
 from helpers import built, randn
 
 N = 12
@@ -35,26 +28,6 @@ C = 3
 RING = torch.stack([torch.arange(N), torch.arange(N).roll(1)])
 GRAPH = Graph(N, torch.cat([RING, RING.flip(0)], 1))
 EYE = torch.eye(C, dtype=torch.float64)
-
-
-class Huber(EnergyTerm):
-    """The sum over edges of a Huber function of the distance of their ends, with a share of the bound that it needs."""
-
-    def __init__(self, share: float = 1.0) -> None:
-        self.share = share
-
-    def value(self, z: Tensor, graph: Graph) -> Tensor:
-        r = (z.double()[graph.edges[0]] - z.double()[graph.edges[1]]).norm(dim=2)
-        return torch.where(r < 1, r * r / 2, r - 0.5).sum()
-
-    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
-        away = z[graph.edges[0]] - z[graph.edges[1]]
-        return torch.zeros_like(z).index_add(
-            0, graph.edges[0], away / away.norm(dim=2, keepdim=True).clamp(min=1)
-        )
-
-    def bound(self, z: Tensor, graph: Graph) -> Tensor:
-        return self.share * graph.degree("out", torch.float64).to(z)[:, None, None]
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0, 10.0, 0.3, 0.03, 0.003])
@@ -94,28 +67,6 @@ def test_what_is_of_the_library_is_covered() -> None:
         assert certificate
         assert certificate.searched == 0
         assert "covers the step" in str(certificate)
-
-
-class LongerMLP(MLPTerm):
-    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
-        return 2 * super().half_gradient(z, graph)
-
-
-class Shrinking(Constraint):
-    """It says that it is a ball, and projects to half of it."""
-
-    def project(self, y: Tensor, start: Tensor | None = None) -> Tensor:
-        return Ball(0.5).project(y)
-
-    def holds(self, x: Tensor) -> Tensor:
-        return Ball(1.0).holds(x)
-
-
-class TooFar(SparseCoupling):
-    """The bound that it says it has is a quarter of its row sums."""
-
-    def majorant(self, convex: bool, degree: Tensor | None = None) -> Tensor:
-        return super().majorant(convex, degree) / 4
 
 
 def too_far() -> TooFar:
@@ -168,67 +119,6 @@ def test_what_is_of_the_library_is_not_taken_for_ones_own() -> None:
     )
     energy = block.energy(randn(N, C).float(), GRAPH)
     assert not foreign_parts(energy.terms, energy.constraint)
-
-
-def joint(*terms: EnergyTerm, **options: object) -> Joint:
-    return Joint(source=randn(N, 1, C, seed=3), terms=terms, graph=GRAPH, **options)
-
-
-STATE = 0.3 * randn(N, 1, C)
-
-
-@pytest.mark.parametrize(
-    ("energy", "sentence"),
-    [
-        (joint(LongerMLP(EYE, EYE[0])), "exceeds its majorant"),
-        (joint(constraint=Shrinking()), "the state leaves"),
-        (Joint(graph_term=too_far(), graph=GRAPH), "exceeds its majorant"),
-        (joint(CouplingTerm(too_far())), "exceeds its majorant"),
-        (
-            joint(CouplingTerm(SparseCoupling(GRAPH, -torch.ones(24)))),
-            "the term's coupling is not promised to be nonneg",
-        ),
-        (
-            joint(
-                CouplingTerm(SparseCoupling(GRAPH, -torch.ones(24), nonnegative=True))
-            ),
-            "A has the negative entry -1",
-        ),
-        (
-            joint(torch.tensor(-1.0).double() * CouplingTerm(SparseCoupling(GRAPH))),
-            "must be finite and >= 0; it is -1",
-        ),
-        (
-            joint((lambda: -weight()) * MLPTerm(EYE, EYE[0])),
-            "the weight of MLPTerm() must be finite and >= 0; it is -1",
-        ),
-        (
-            joint(
-                AttentionTerm(
-                    EYE[None], EYE[None], norms=(0.5 * weight()[None], weight()[None])
-                )
-            ),
-            "the query has norm 1",
-        ),
-        (
-            joint(MatrixTerm(SparseCoupling(GRAPH), EYE[None], 0.5 * weight()[None])),
-            "the matrix has norm 1, above the bou",
-        ),
-        (
-            joint(SourceTerm(randn(N, C), -torch.ones(N).double())),
-            "the metric must be positive",
-        ),
-        (joint(Huber(0.9)), "its bound is too small"),
-    ],
-)
-def test_a_premise_that_is_broken_refuses(energy: Joint, sentence: str) -> None:
-    if not isinstance(energy.constraint, Shrinking):
-        state = STATE
-    else:
-        state = 0.9 * STATE / STATE.norm(dim=2, keepdim=True)
-    certificate = certify_step(energy, state)
-    assert not certificate
-    assert sentence in certificate.reason
 
 
 class Sum(Huber):
