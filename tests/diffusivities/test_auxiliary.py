@@ -286,7 +286,7 @@ def test_each_thread_collects_what_its_own_forward_passes_left(x):
     states = [x + k * x.cos() for k in range(4)]
     ready = Barrier(4)
 
-    def collected(state: Tensor) -> Tensor:
+    def collected(state):
         model(state, EDGES)
         ready.wait(timeout=60)
         loss = auxiliary_loss(model)

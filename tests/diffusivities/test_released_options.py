@@ -2,7 +2,6 @@
 
 # ruff: noqa: F403, F405 (everything public)
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -76,7 +75,7 @@ def degree_normalized(
 )
 @pytest.mark.parametrize("degrees", ["weighted", "count"])
 def test_degrees_are_weighted_and_directed_or_count_edges(
-    normalization: Any, direction: Any, loops: Any, degrees: Any
+    normalization, direction, loops, degrees
 ):
     weight = weights()
     a = matrix(weight)
@@ -109,7 +108,7 @@ def test_degrees_are_weighted_and_directed_or_count_edges(
     )
 
 
-def test_counted_degrees_without_weights_and_of_a_part() -> None:
+def test_counted_degrees_without_weights_and_of_a_part():
     x = randn(11, 2, seed=1)
     degree = torch.ones(11, 2, dtype=DOUBLE)
     both = [
@@ -126,7 +125,7 @@ def test_counted_degrees_without_weights_and_of_a_part() -> None:
         count(x, Graph(11, EDGES, weights().detach(), full_degree=degree))
 
 
-def test_attention_and_graph_by_a_weight() -> None:
+def test_attention_and_graph_by_a_weight():
     x = randn(11, 2, seed=1).requires_grad_()
     weight = weights()
     attention = SigmoidDiffusivity()
@@ -147,7 +146,7 @@ def dense(diffusivity: Diffusivity, edges: Tensor | None = EDGES) -> Tensor:
     return diffusivity(randn(11, 4, seed=1), Graph(11, edges)).to_dense()
 
 
-def test_attention_and_graph_are_the_algebra_and_without_edges_the_attention() -> None:
+def test_attention_and_graph_are_the_algebra_and_without_edges_the_attention():
     both = dense(ATTENTION + TERM)
     mean = 0.5 * ATTENTION + 0.5 * TERM
     enhanced = AdjacencyEnhancedDiffusivity(ATTENTION, gamma=3.0)
@@ -165,7 +164,7 @@ def test_attention_and_graph_are_the_algebra_and_without_edges_the_attention() -
 @pytest.mark.parametrize("normalization", ["sum", "sym", "row"])
 @pytest.mark.parametrize("gate", ["sigmoid", None])
 @pytest.mark.parametrize("powers", ["reach", "walks"])
-def test_powers_and_gates(normalization: Any, gate: Any, powers: Any) -> None:
+def test_powers_and_gates(normalization, gate, powers):
     """Hop p is who is reached in 1 … 2ᵖ⁻¹ steps, once and without weights, over degrees of its own; or walks (N7)."""
     diffusivity = RelationalBias(
         2, hops=3, normalization=normalization, powers=powers, gate=gate
@@ -191,7 +190,7 @@ def test_powers_and_gates(normalization: Any, gate: Any, powers: Any) -> None:
 
 @pytest.mark.parametrize("projection", ["separate", "tied"])
 @pytest.mark.parametrize("scale", [1.0, 30.0])
-def test_the_stabiliser(projection: Any, scale: float) -> None:
+def test_the_stabiliser(projection, scale):
     """Also where norms are so large that ε is all that is left of most features."""
     options = {
         "heads": 3,
@@ -211,7 +210,7 @@ def test_the_stabiliser(projection: Any, scale: float) -> None:
         else diffusivity.key(x).view(11, 3, 4).transpose(0, 1) / 0.5**0.5
     )
 
-    def features(part: Tensor, over: tuple[int, ...]) -> Tensor:
+    def features(part, over):
         along = part @ diffusivity.directions.T
         return (
             along
@@ -232,7 +231,7 @@ def test_the_stabiliser(projection: Any, scale: float) -> None:
     )
 
 
-def test_values_have_biases_and_a_bias_of_nothing_is_refused() -> None:
+def test_values_have_biases_and_a_bias_of_nothing_is_refused():
     layer = DiffusionConv(
         5, 4, SimpleDiffusivity(), heads=2, concat=True, bias=False, value_bias=True
     ).double()
@@ -256,7 +255,7 @@ def test_values_have_biases_and_a_bias_of_nothing_is_refused() -> None:
 
 @pytest.mark.parametrize("projection", ["separate", "tied", None])
 @pytest.mark.parametrize("layer", [DIFFormerConv, NodeFormerConv, SGFormerConv])
-def test_a_layer_has_the_biases_of_what_it_has(layer: Any, projection: Any) -> None:
+def test_a_layer_has_the_biases_of_what_it_has(layer, projection):
     options = {"projection": projection} | (
         {} if layer is NodeFormerConv else {"transform": True}
     )

@@ -45,7 +45,7 @@ def dense_attention(x: Tensor, query: Tensor, key: Tensor, normalize: str) -> Te
 
 @pytest.mark.parametrize("projection", ["separate", "tied"])
 @pytest.mark.parametrize("normalize", ["row", "frobenius"])
-def test_dense_oracle(normalize: str, projection: str) -> None:
+def test_dense_oracle(normalize, projection):
     """Products and all gradients, in a batch of three graphs each of which is normalised by itself."""
     diffusivity = build(normalize, projection=projection, head_channels=4)
     key = diffusivity.key if projection == "separate" else diffusivity.query
@@ -74,7 +74,7 @@ def test_dense_oracle(normalize: str, projection: str) -> None:
 
 
 @pytest.mark.parametrize("normalize", ["row", "frobenius"])
-def test_the_identity_is_part_of_the_exported_attention(normalize: str) -> None:
+def test_the_identity_is_part_of_the_exported_attention(normalize):
     """ERRATA G2: without it rows would not sum to one."""
     x = state(15)
     diffusivity = build(normalize)
@@ -89,7 +89,7 @@ def test_the_identity_is_part_of_the_exported_attention(normalize: str) -> None:
     assert (released.sum(2) - 1).abs().min() > 0.1
 
 
-def test_frobenius_attention_vanishes_with_the_number_of_nodes() -> None:
+def test_frobenius_attention_vanishes_with_the_number_of_nodes():
     """ERRATA G1: at most 1/n of the values, which constant vectors attain; the row-wise form keeps its strength."""
     for num_nodes, dtype, change in (
         (1_000, torch.float64, 1e-4),
@@ -117,7 +117,7 @@ def test_frobenius_attention_vanishes_with_the_number_of_nodes() -> None:
     )
 
 
-def test_a_node_that_points_away_from_itself() -> None:
+def test_a_node_that_points_away_from_itself():
     """One node with k = −q has D = 0: a zero row with finite gradients, not 0/0."""
     diffusivity = SGFormerDiffusivity(1).double()
     with torch.no_grad():

@@ -28,7 +28,7 @@ def scores(
 
 
 @pytest.mark.parametrize("alpha", [0.1, math.inf])
-def test_definition_in_values_and_gradients(alpha: float) -> None:
+def test_definition_in_values_and_gradients(alpha):
     """Row i is the sink (S4): r = softmax_j(−q_i·k_j/√d), f = softmax_j(q̃_i·k̃_j/√d), λ = λ*/n."""
     module = made(heads=2, head_channels=4, lam=2.0, alpha=alpha)
     x = randn(9, 6).requires_grad_()
@@ -58,7 +58,7 @@ def test_definition_in_values_and_gradients(alpha: float) -> None:
     close(ours, theirs, "gradient")
 
 
-def test_without_friction_it_is_softmax_and_more_friction_is_sparser() -> None:
+def test_without_friction_it_is_softmax_and_more_friction_is_sparser():
     module = made(lam=0.0)
     x = randn(9, 6)
     close(module(x).to_dense(), scores(module.query, module.key, x, 1).softmax(2))
@@ -76,7 +76,7 @@ def test_without_friction_it_is_softmax_and_more_friction_is_sparser() -> None:
     assert densities[0] > densities[1] > densities[2] > 0
 
 
-def test_the_published_scale_depends_on_batch_mates_and_the_default_does_not() -> None:
+def test_the_published_scale_depends_on_batch_mates_and_the_default_does_not():
     small = randn(4, 6)
     large = randn(20, 6, seed=1)
     x = torch.cat([small, large])
@@ -101,7 +101,7 @@ class Distance(torch.nn.Module):
         ).unsqueeze(1)
 
 
-def test_frictions_are_pluggable() -> None:
+def test_frictions_are_pluggable():
     x = randn(9, 6)
     module = made(friction=Distance(), alpha=math.inf)
     s = scores(module.query, module.key, x, 1)
@@ -122,8 +122,8 @@ def test_frictions_are_pluggable() -> None:
 @pytest.mark.parametrize("alpha", [0.1, math.inf])
 @pytest.mark.parametrize("hops", [1, 2])
 def test_on_the_complete_graph_the_edge_form_is_the_all_pair_form(
-    friction: str, alpha: float, hops: int
-) -> None:
+    friction, alpha, hops
+):
     x = randn(9, 6)
     nodes = torch.arange(9)
     options = {
@@ -139,7 +139,7 @@ def test_on_the_complete_graph_the_edge_form_is_the_all_pair_form(
     close(on_edges(x, complete).to_dense(), everywhere(x).to_dense())
 
 
-def test_the_edge_form_stays_on_its_edges_and_costs_what_they_cost() -> None:
+def test_the_edge_form_stays_on_its_edges_and_costs_what_they_cost():
     x = randn(30, 6)
     path = torch.stack([torch.arange(29), torch.arange(1, 30)])
     module = made(EdgeSparseFlowDiffusivity, self_loops="keep", alpha=math.inf)

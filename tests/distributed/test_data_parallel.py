@@ -66,7 +66,7 @@ class Trained(pl.LightningModule):
 
 
 @pytest.mark.slow
-def test_lightning_shares_the_parts_of_an_epoch(tmp_path) -> None:
+def test_lightning_shares_the_parts_of_an_epoch(tmp_path):
     module = Trained(tmp_path)
     alone = module.model
     optimizer = SGD(module.parameters(), RATE)
@@ -182,5 +182,5 @@ def train_all() -> None:
 
 
 @pytest.mark.exhaustive
-def test_all_models_train_in_two_processes(tmp_path) -> None:
+def test_all_models_train_in_two_processes(tmp_path):
     on_ranks(train_all, 2, tmp_path, seconds=120)

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -214,9 +214,7 @@ def same_as_one_process(dtype: torch.dtype, limit: float, names: list[str]) -> N
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.float32], ids=["double", "single"]
 )
-def test_ranks_compute_what_one_process_does(
-    ranks: int, dtype: torch.dtype, tmp_path
-) -> None:
+def test_ranks_compute_what_one_process_does(ranks, dtype, tmp_path):
     limit = 1e-12 if dtype == torch.float64 else 1e-6
     if dtype == torch.float64:
         names = list(MODELS)
@@ -283,7 +281,7 @@ def certified_as_one_process() -> None:
     ).symmetric
 
 
-def test_a_certified_step_over_ranks(tmp_path) -> None:
+def test_a_certified_step_over_ranks(tmp_path):
     on_ranks(certified_as_one_process, 2, tmp_path)
 
 
@@ -307,7 +305,7 @@ def left_by_one(folder) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_rank_that_dies_ends_the_run_with_a_sentence(ranks: int, tmp_path) -> None:
+def test_a_rank_that_dies_ends_the_run_with_a_sentence(ranks, tmp_path):
     processes = started(left_by_one, ranks, tmp_path, tmp_path, seconds=8)
     for process in processes:
         process.join(60)
@@ -333,12 +331,12 @@ def stuck(folder) -> None:
     (folder / "waited").write_text(str(time.monotonic() - begun))
 
 
-def test_a_rank_that_is_stuck_ends_the_run_within_the_timeout(tmp_path) -> None:
+def test_a_rank_that_is_stuck_ends_the_run_within_the_timeout(tmp_path):
     on_ranks(stuck, 2, tmp_path, tmp_path, seconds=2)
     assert float((tmp_path / "waited").read_text()) < 5
 
 
-def test_an_error_that_no_lost_rank_made_keeps_its_own_words() -> None:
+def test_an_error_that_no_lost_rank_made_keeps_its_own_words():
     with pytest.raises(RuntimeError, match=r"^out of memory$") as caught, contact(None):
         raise RuntimeError("out of memory")
     assert type(caught.value) is RuntimeError
@@ -370,7 +368,7 @@ def trained(folder, begun, steps: range) -> None:
 
 
 @pytest.mark.slow
-def test_new_processes_go_on_from_what_the_first_rank_saved(tmp_path) -> None:
+def test_new_processes_go_on_from_what_the_first_rank_saved(tmp_path):
     whole = tmp_path / "whole"
     resumed = tmp_path / "resumed"
     for folder, begun, steps in (
@@ -483,15 +481,13 @@ def blocks(attention: str | None = None) -> Tensor:
     ],
 )
 @pytest.mark.usefixtures("group", "no_typecheck")
-def test_operations_that_a_rank_cannot_do_are_refused(
-    call: Callable[[], object], sentence: str
-) -> None:
+def test_operations_that_a_rank_cannot_do_are_refused(call, sentence):
     with pytest.raises((TypeError, ValueError, NotImplementedError), match=sentence):
         call()
 
 
 @pytest.mark.parametrize("call", [sharded, lambda: node_parallel(nn.Linear(2, 2))])
-def test_without_ranks_there_are_no_parts(call: Callable[[], object]) -> None:
+def test_without_ranks_there_are_no_parts(call):
     with pytest.raises(
         ValueError,
         match=r"there are no ranks yet. Call torch.distributed.init_process_group first",

@@ -51,7 +51,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_energy_of_a_graph_is_that_of_the_graph_alone(name: str) -> None:
+def test_the_energy_of_a_graph_is_that_of_the_graph_alone(name):
     layer = built(LAYERS[name]).double().requires_grad_(False)
     x = randn(10, C)
     state = layer.update.constraint.project(layer.by_head(randn(10, C, seed=1)))
@@ -72,14 +72,14 @@ def test_the_energy_of_a_graph_is_that_of_the_graph_alone(name: str) -> None:
         assert alone.by_graph(state[start:end]).shape == (1,)
 
 
-def test_only_the_graph_that_leaves_the_constraint_is_infinite() -> None:
+def test_only_the_graph_that_leaves_the_constraint_is_infinite():
     energy = Joint(None, source=randn(10, C), constraint="ball", ptr=PTR)
     state = energy.constraint.project(randn(10, C))
     state[7] *= 3
     assert energy.by_graph(state).isinf().tolist() == [False, False, False, True]
 
 
-def test_energies_by_graph_add_up() -> None:
+def test_energies_by_graph_add_up():
     layer = built(LAYERS["heads"]).double()
     batch = torch.arange(4).repeat_interleave(torch.tensor(SIZES))
     by_graph = layer.energies(randn(10, C), EDGES, None, batch, by_graph=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from energy_cases import DOUBLE, from_dense
-from torch import Tensor, nn
+from torch import nn
 from torch_geometric.data import Data
 
 from diffusion_mp import (
@@ -15,7 +15,6 @@ from diffusion_mp import (
     GaussianPenalty,
     Graph,
     MixturePenalty,
-    Penalty,
     QuadraticPenalty,
     SigmoidPenalty,
     SimpleDiffusivity,
@@ -23,12 +22,12 @@ from diffusion_mp import (
     certify,
 )
 from diffusion_mp.couplings import LowRankCoupling, SparseCoupling
-from diffusion_mp.energies import Certificate, get_constraint, spectrum, theorem1
+from diffusion_mp.energies import get_constraint, spectrum, theorem1
 from energy_forms import Joint
 from helpers import randn
 
 
-def test_a_certificate_is_a_sentence_and_a_truth_value(symmetric_graph) -> None:
+def test_a_certificate_is_a_sentence_and_a_truth_value(symmetric_graph):
     certificate = certify(symmetric_graph(8), None, 0.1)
     assert bool(certificate) is certificate.holds is True
     assert str(certificate).startswith(
@@ -40,7 +39,7 @@ def test_a_certificate_is_a_sentence_and_a_truth_value(symmetric_graph) -> None:
     )
 
 
-def test_step_too_long(symmetric_graph, ball) -> None:
+def test_step_too_long(symmetric_graph, ball):
     for subject, x in [(symmetric_graph(8), None), (SimplePenalty(), ball(8, 3))]:
         tau_max = certify(subject, x, 1e-3).tau_max
         assert certify(subject, x, 0.999 * tau_max)
@@ -51,7 +50,7 @@ def test_step_too_long(symmetric_graph, ball) -> None:
         assert "τ must be below τ_max" in str(certificate)
 
 
-def test_without_edges_or_nodes_every_step_is_covered() -> None:
+def test_without_edges_or_nodes_every_step_is_covered():
     empty = SparseCoupling(Graph(3), symmetric=True, nonnegative=True)
     assert certify(empty, None, 100.0).tau_max == math.inf
     assert certify(QuadraticPenalty(), torch.zeros(0, 2), 100.0)
@@ -60,16 +59,14 @@ def test_without_edges_or_nodes_every_step_is_covered() -> None:
         assert certify(Joint(penalty), torch.ones(nodes, 1, 2))
 
 
-def test_not_the_signs_of_entries_count_but_those_of_eigenvalues() -> None:
+def test_not_the_signs_of_entries_count_but_those_of_eigenvalues():
     signed = [[0.0, 2.0, -0.5], [2.0, 0.0, 2.0], [-0.5, 2.0, 0.0]]
     coupling = from_dense(torch.tensor(signed, dtype=DOUBLE), nonnegative=False)
     assert certify(coupling, None, 0.1)
 
 
 @pytest.mark.parametrize("dense_nodes", [0, 256], ids=["lanczos", "dense"])
-def test_heavy_self_weights_hide_no_eigenvalue(
-    dense_nodes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heavy_self_weights_hide_no_eigenvalue(dense_nodes, monkeypatch):
     """Two nodes far apart for their kernel: 1 − ω_ii/d̄_i is the weight of the other one, which 1 − 1 would lose."""
     monkeypatch.setattr(spectrum, "DENSE_NODES", dense_nodes)
     penalty = GaussianPenalty(0.15)
@@ -87,13 +84,13 @@ def test_heavy_self_weights_hide_no_eigenvalue(
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 def test_lanczos_agrees_with_the_dense_solver(
-    dtype: torch.dtype, symmetric_graph, ball, monkeypatch
-) -> None:
+    dtype, symmetric_graph, ball, monkeypatch
+):
     s = symmetric_graph(60, 0.1)
     s = SparseCoupling(s.graph, s.weight.to(dtype), symmetric=True, nonnegative=True)
     x = ball(60, 3)
 
-    def certificates() -> list[Certificate]:
+    def certificates():
         return [
             theorem1(s, 0.01),
             theorem1(s, 0.01, form="residual"),
@@ -111,9 +108,7 @@ def test_lanczos_agrees_with_the_dense_solver(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
-def test_the_domain_is_one_of_distances_and_holds_opposite_unit_vectors(
-    dtype: torch.dtype, ball
-) -> None:
+def test_the_domain_is_one_of_distances_and_holds_opposite_unit_vectors(dtype, ball):
     rows = [[1.0, 2.0], [-1.0, -2.0], [0.3, 0.0]]
     x = nn.functional.normalize(torch.tensor(rows, dtype=dtype), dim=1)
     assert certify(SimplePenalty(), x, 0.5)
@@ -127,7 +122,7 @@ def test_the_domain_is_one_of_distances_and_holds_opposite_unit_vectors(
     assert certify(SimplePenalty(), apart, 0.5, ptr=torch.tensor([0, 10, 20]))
 
 
-def test_diffusivity_is_certified_through_its_penalty(ball) -> None:
+def test_diffusivity_is_certified_through_its_penalty(ball):
     x = ball(8, 4)
     penalty = SimplePenalty()
     options = {"normalize": None, "measure": "distance"}
@@ -154,9 +149,7 @@ def ring(n: int) -> SparseCoupling:
         *(("simple", name) for name in ("ball", "sphere")),
     ],
 )
-def test_what_is_certified_falls(
-    penalty: Penalty | None, constraint: str | None, ball
-) -> None:
+def test_what_is_certified_falls(penalty, constraint, ball):
     x = get_constraint(constraint).project(ball(9, 3).unsqueeze(1))
     terms = {"graph_term": ring(9), "mu": 2.0, "source": x.flip(0), "beta": 0.5}
     energy = Joint(penalty, 0.3, constraint=constraint, **terms)
@@ -172,11 +165,11 @@ def test_what_is_certified_falls(
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 @pytest.mark.parametrize("constraint", ["ball", "sphere"])
 def test_the_penalty_sees_through_a_projection_of_norm_one_up_to_rounding(
-    constraint: str, dtype: torch.dtype
-) -> None:
+    constraint, dtype
+):
     x = get_constraint(constraint).project(randn(9, 1, 4))
 
-    def holds(projection: Tensor, z: Tensor = x, inside: str | None = constraint):
+    def holds(projection, z=x, inside=constraint):
         return certify(Joint("simple", projection=projection, constraint=inside), z)
 
     eye = torch.eye(4, dtype=DOUBLE).view(2, 2, 4)
@@ -193,17 +186,15 @@ def test_the_penalty_sees_through_a_projection_of_norm_one_up_to_rounding(
 
 @pytest.mark.parametrize("constraint", ["ball", "sphere"])
 @pytest.mark.parametrize("dtype", [DOUBLE, torch.float32, torch.bfloat16])
-def test_a_state_is_in_the_constraint_as_exactly_as_a_projection_is(
-    constraint: str, dtype: torch.dtype
-) -> None:
+def test_a_state_is_in_the_constraint_as_exactly_as_a_projection_is(constraint, dtype):
     x = get_constraint(constraint).project(9 * randn(7, 1, 300).to(dtype))
     assert certify(Joint("gaussian", constraint=constraint), x)
 
 
 @pytest.mark.parametrize("constraint", [None, "sphere"])
 def test_a_promise_to_be_definite_counts_on_a_sphere_alone(
-    constraint: str | None,
-) -> None:
+    constraint,
+):
     x = get_constraint(constraint).project(randn(7, 1, 3))
     promises = {"nonnegative": True, "positive_semidefinite": True}
     definite = LowRankCoupling(x.abs(), x.abs(), **promises)
@@ -219,7 +210,7 @@ def test_a_promise_to_be_definite_counts_on_a_sphere_alone(
 
 @pytest.mark.parametrize("logarithm", [-90.0, -30.0, 30.0, 90.0])
 @pytest.mark.parametrize("which", ["log_widths", "log_weights"])
-def test_a_mixture_may_learn_any_logarithms(which: str, logarithm: float) -> None:
+def test_a_mixture_may_learn_any_logarithms(which, logarithm):
     torch.manual_seed(0)
     x = torch.randn(9, 4)
     edges = torch.randint(9, (2, 20))
@@ -239,5 +230,5 @@ def test_a_mixture_may_learn_any_logarithms(which: str, logarithm: float) -> Non
 @pytest.mark.parametrize(
     "options", [{}, {"heads": 2, "projection": "tied", "constraint": "sphere"}]
 )
-def test_a_layer_that_takes_the_step_is_covered(options: dict) -> None:
+def test_a_layer_that_takes_the_step_is_covered(options):
     assert certify(CertifiedConv(4, **options), randn(7, 4).float())

@@ -626,7 +626,7 @@ def test_what_is_certified_falls_and_what_is_refused_breaks_the_premise_that_is_
     ],
 )
 def test_without_one_of_the_premises_the_search_finds_a_rise(
-    owner: Any, premise: str, monkeypatch: pytest.MonkeyPatch
+    owner, premise, monkeypatch
 ):
     monkeypatch.setattr(owner, premise, lambda *_: None)
     # Of parts that are not of the library the certificate would look for a counterexample itself.
@@ -644,7 +644,7 @@ def test_without_one_of_the_premises_the_search_finds_a_rise(
 
 
 def test_a_negative_weight_is_refused_because_F_rises_with_it(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ):
     """The bounds of terms add up to the curvature of F for nonnegative weights only."""
     graph = Graph(6, torch.tensor([[0, 1, 2, 3, 4, 5], [1, 0, 3, 2, 5, 4]]))

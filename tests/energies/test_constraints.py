@@ -9,7 +9,6 @@ from torch.testing import assert_close
 
 from diffusion_mp.energies import (
     Ball,
-    Constraint,
     Nonnegative,
     NonnegativeBall,
     Sphere,
@@ -28,9 +27,7 @@ def rows(generator: torch.Generator) -> Tensor:
 
 
 @pytest.mark.parametrize("constraint", ALL, ids=repr)
-def test_the_projection_is_inside_nearest_and_final(
-    constraint: Constraint, rows: Tensor, generator: torch.Generator
-):
+def test_the_projection_is_inside_nearest_and_final(constraint, rows, generator):
     nearest = constraint.project(rows)
     assert constraint.holds(nearest)
     assert_close(constraint.project(nearest), nearest, rtol=1e-15, atol=1e-15)
@@ -49,9 +46,7 @@ def test_the_projection_is_inside_nearest_and_final(
     [(torch.float64, 1.01), (torch.float16, 1.05), (torch.bfloat16, 1.05)],
 )
 @pytest.mark.parametrize("constraint", ALL[1:], ids=repr)
-def test_one_row_outside_is_seen_beyond_rounding(
-    constraint: Constraint, rows: Tensor, dtype: torch.dtype, far: float
-):
+def test_one_row_outside_is_seen_beyond_rounding(constraint, rows, dtype, far):
     inside = constraint.project(rows.to(dtype))
     assert constraint.holds(inside)
     assert constraint.holds(constraint.project(rows).float().double()), (
@@ -64,9 +59,7 @@ def test_one_row_outside_is_seen_beyond_rounding(
 
 @pytest.mark.parametrize("constraint", ALL, ids=repr)
 @pytest.mark.parametrize("size", [0.0, 1e-320, 1e-200, 1.0, 1e200])
-def test_gradients_are_finite_for_rows_of_any_length(
-    constraint: Constraint, size: float
-) -> None:
+def test_gradients_are_finite_for_rows_of_any_length(constraint, size):
     y = (
         size * torch.tensor([[3.0, -4.0, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
     ).requires_grad_()
@@ -76,7 +69,7 @@ def test_gradients_are_finite_for_rows_of_any_length(
     assert not gradient.isnan().any()
 
 
-def test_a_row_of_zeros_takes_the_direction_of_its_start_on_a_sphere() -> None:
+def test_a_row_of_zeros_takes_the_direction_of_its_start_on_a_sphere():
     zero = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
     start = torch.tensor([[0.0, -3.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
     out = Sphere(2.0).project(zero, start)
@@ -95,7 +88,7 @@ def test_a_row_of_zeros_takes_the_direction_of_its_start_on_a_sphere() -> None:
         )
 
 
-def test_getting_one_by_name() -> None:
+def test_getting_one_by_name():
     assert get_constraint(None) == Unconstrained()
     assert get_constraint("ball", 2.0) == Ball(2.0)
     assert get_constraint(Sphere(3.0), 2.0) == Sphere(3.0)

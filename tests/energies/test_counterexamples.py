@@ -31,7 +31,7 @@ EYE = torch.eye(C, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0, 10.0, 0.3, 0.03, 0.003])
-def test_a_bound_that_is_too_small_is_found_at_every_scale(scale: float) -> None:
+def test_a_bound_that_is_too_small_is_found_at_every_scale(scale):
     """Far apart, a Huber function is nearly linear, and any bound seems enough."""
     for seed in range(8):
         z = scale * randn(N, 1, C, seed=seed)
@@ -42,8 +42,8 @@ def test_a_bound_that_is_too_small_is_found_at_every_scale(scale: float) -> None
 
 @pytest.mark.parametrize("num_layers", [1, 8, None])
 def test_a_certificate_of_ones_own_term_is_a_search_and_says_so(
-    num_layers: int | None,
-) -> None:
+    num_layers,
+):
     x = 3 * randn(N, C)
     wrong = CertifiedBlock(C, [3 * Huber(0.45)], num_layers, constraint=None).double()
     assert not wrong.certificate(x, GRAPH)
@@ -61,7 +61,7 @@ def test_a_certificate_of_ones_own_term_is_a_search_and_says_so(
     assert "cover" not in str(certificate)
 
 
-def test_what_is_of_the_library_is_covered() -> None:
+def test_what_is_of_the_library_is_covered():
     for terms in ([WeightedGraph(C)], [RowAttention(C), TiedMLP(C, 4)], []):
         certificate = CertifiedBlock(C, terms).certificate(randn(N, C).float(), GRAPH)
         assert certificate
@@ -94,11 +94,11 @@ def weight() -> Tensor:
     ],
     ids=lambda part: type(part).__name__,
 )
-def test_what_is_not_of_the_library_is_seen_through_what_is(part: object) -> None:
+def test_what_is_not_of_the_library_is_seen_through_what_is(part):
     assert foreign_parts(part)
 
 
-def test_what_is_of_the_library_is_not_taken_for_ones_own() -> None:
+def test_what_is_of_the_library_is_not_taken_for_ones_own():
     for name, make in COUPLINGS.items():
         assert [part.__name__ for part in foreign_parts(make())] == [
             "cauchy"
@@ -134,7 +134,7 @@ class Sum(Huber):
         return torch.full_like(z[:, :, :1], len(z) / 2)
 
 
-def test_a_term_that_couples_the_graphs_of_a_batch_is_refused() -> None:
+def test_a_term_that_couples_the_graphs_of_a_batch_is_refused():
     block = CertifiedBlock(C, [Sum()], constraint=None).double()
     assert block.certificate(randn(N, C))
     batch = torch.arange(3).repeat_interleave(4)
@@ -161,8 +161,8 @@ class Rising(Huber):
 
 
 def test_a_rise_in_one_graph_is_not_hidden_by_the_fall_of_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(counterexamples, "term_flaw", lambda *_: None)
     block = built(lambda: CertifiedBlock(C, [Rising()], 3, constraint=None)).double()
     batch = torch.tensor([0] * 9 + [1] * 3)

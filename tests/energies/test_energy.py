@@ -15,7 +15,6 @@ from diffusion_mp.energies import (
     EdgeTerm,
     Energy,
     PairTerm,
-    Penalty,
     ProximalTerm,
     QuadraticPenalty,
     SimplePenalty,
@@ -37,8 +36,8 @@ def same(got: Tensor, expected: Tensor | float) -> None:
 
 @every_penalty
 def test_eq_13_over_all_pairs_eq_8_over_those_of_a_graph_and_eq_25_over_both(
-    penalty: Penalty, ball, symmetric_graph
-) -> None:
+    penalty, ball, symmetric_graph
+):
     x = ball(9, 3)
     previous = ball(9, 3)
     s = symmetric_graph(9)
@@ -52,7 +51,7 @@ def test_eq_13_over_all_pairs_eq_8_over_those_of_a_graph_and_eq_25_over_both(
     same(Explicit(penalty, 0.3, graph_term=s)(x, previous), eq_25)
 
 
-def test_lambda_multiplies_the_double_sum(ball, symmetric_graph) -> None:
+def test_lambda_multiplies_the_double_sum(ball, symmetric_graph):
     """Σ_ij s_ij‖z_i − z_j‖² = 2 tr ZᵀΔZ: our λ is half of the one before tr ZᵀΔZ."""
     x = ball(9, 3)
     s = symmetric_graph(9)
@@ -62,7 +61,7 @@ def test_lambda_multiplies_the_double_sum(ball, symmetric_graph) -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_source_and_leak(weighted: bool, ball, symmetric_graph) -> None:
+def test_source_and_leak(weighted, ball, symmetric_graph):
     """The falling form, and that of Eqs. 11 and 26; they differ by a constant within one step."""
     x = ball(9, 3)
     other = ball(9, 3)
@@ -87,7 +86,7 @@ def test_source_and_leak(weighted: bool, ball, symmetric_graph) -> None:
     )
 
 
-def test_relu_penalty(ball) -> None:
+def test_relu_penalty(ball):
     x = ball(6, 2)
     energy = Explicit("simple", constraint="nonnegative")
     assert float(energy(x)) == math.inf
@@ -96,9 +95,7 @@ def test_relu_penalty(ball) -> None:
 
 @every_penalty
 @pytest.mark.parametrize("over_edges", [False, True])
-def test_surrogate_majorises(
-    penalty: Penalty, over_edges: bool, ball, symmetric_graph
-) -> None:
+def test_surrogate_majorises(penalty, over_edges, ball, symmetric_graph):
     """Proposition 6: Ẽ ≥ E for ω from anywhere, equal at ω = f; and it is the formula of Eq. 14."""
     s = symmetric_graph(9) if over_edges else None
     energy = Explicit(penalty, 0.3, coupling=s, source=ball(9, 3), leak=0.1)
@@ -127,7 +124,7 @@ def test_surrogate_majorises(
 
 
 @every_penalty
-def test_surrogate_touches_with_the_same_gradient(penalty: Penalty, ball) -> None:
+def test_surrogate_touches_with_the_same_gradient(penalty, ball):
     """So that one gradient step on either is the same diffusion step (proof of Theorem 7)."""
     x = ball(7, 3).requires_grad_()
     previous = ball(7, 3)
@@ -137,7 +134,7 @@ def test_surrogate_touches_with_the_same_gradient(penalty: Penalty, ball) -> Non
     assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
-def test_heads_and_batches_add_up(ball, symmetric_graph) -> None:
+def test_heads_and_batches_add_up(ball, symmetric_graph):
     x = ball(24, 3).view(12, 2, 3)
     previous = ball(24, 3).view(12, 2, 3)
     ptr = torch.tensor([0, 5, 12])
@@ -169,7 +166,7 @@ def test_heads_and_batches_add_up(ball, symmetric_graph) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_other_dtypes_give_float64(dtype: torch.dtype, ball) -> None:
+def test_other_dtypes_give_float64(dtype, ball):
     x = ball(9, 3).to(dtype).requires_grad_()
     previous = ball(9, 3).to(dtype)
     value = Explicit("sigmoid", 0.3)(x, previous)
@@ -184,7 +181,7 @@ def test_other_dtypes_give_float64(dtype: torch.dtype, ball) -> None:
     assert x.grad.dtype == dtype
 
 
-def test_gradients(ball, symmetric_graph) -> None:
+def test_gradients(ball, symmetric_graph):
     x = ball(6, 2).requires_grad_()
     previous = ball(6, 2).requires_grad_()
     h = ball(6, 2)
@@ -216,9 +213,7 @@ test_what_does_not_fit_is_refused = refuses(
 )
 
 
-def test_beyond_the_domain_of_its_penalty_an_energy_warns(
-    ball, symmetric_graph
-) -> None:
+def test_beyond_the_domain_of_its_penalty_an_energy_warns(ball, symmetric_graph):
     """There the simple penalty falls without end: of a state ten times as large as it should be it is below −10⁴."""
     x = ball(12, 3)
     far = 10 * x / x.norm(dim=1).max()
@@ -245,7 +240,7 @@ def test_beyond_the_domain_of_its_penalty_an_energy_warns(
         assert Explicit("simple")(far[:1]) == 0
 
 
-def test_the_large_distance_is_a_quarter_of_the_largest_at_least(ball) -> None:
+def test_the_large_distance_is_a_quarter_of_the_largest_at_least(ball):
     for seed in range(5):
         x = torch.randn(
             9, 2, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64

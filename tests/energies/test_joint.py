@@ -50,9 +50,7 @@ def plain(
 @pytest.mark.parametrize("ptr", [None, PTR], ids=["one", "ragged"])
 @pytest.mark.parametrize("penalty", PENALTIES, ids=str)
 @pytest.mark.filterwarnings("ignore:.*leaves the domain")
-def test_the_energy_is_its_definition_with_gradient(
-    penalty: object, ptr: Tensor | None
-) -> None:
+def test_the_energy_is_its_definition_with_gradient(penalty, ptr):
     x = randn(9, 2, 3).requires_grad_()
     h = randn(9, 2, 3, seed=1)
     m = randn(9, 2, seed=2).exp()
@@ -71,7 +69,7 @@ def test_the_energy_is_its_definition_with_gradient(
 
 @pytest.mark.parametrize("penalty", PENALTIES, ids=str)
 @pytest.mark.filterwarnings("ignore:.*leaves the domain")
-def test_projected_heads_see_one_state(penalty: object) -> None:
+def test_projected_heads_see_one_state(penalty):
     x = randn(9, 1, 4)
     h = randn(9, 1, 4, seed=1)
     w = randn(2, 3, 4, seed=2)
@@ -84,7 +82,7 @@ def test_projected_heads_see_one_state(penalty: object) -> None:
 
 
 @pytest.mark.parametrize("constraint", ["nonnegative", "ball", "sphere"])
-def test_it_is_infinite_outside_of_the_constraint(constraint: str) -> None:
+def test_it_is_infinite_outside_of_the_constraint(constraint):
     energy = Joint(None, constraint=constraint, source=torch.zeros(9, 3), radius=2.0)
     inside = get_constraint(constraint, 2.0).project(randn(9, 3))
     assert energy(inside).isfinite()
@@ -93,14 +91,14 @@ def test_it_is_infinite_outside_of_the_constraint(constraint: str) -> None:
     assert energy(inside) == math.inf
 
 
-def test_a_radius_may_have_a_square_that_overflows() -> None:
+def test_a_radius_may_have_a_square_that_overflows():
     energy = Joint("simple", constraint="ball", radius=1e200)
     x = torch.zeros(9, 3)
     assert energy(x) == 0
     assert "lets rows be inf apart" in certify(energy, x).reason
 
 
-def test_a_mean_divides_the_pairs_of_every_graph_by_its_nodes() -> None:
+def test_a_mean_divides_the_pairs_of_every_graph_by_its_nodes():
     x = randn(9, 2, 3)
     penalty = get_penalty("gaussian")
     expected = 1.5 * (penalty.total(x[:4]) / 4 + penalty.total(x[4:]) / 5)
@@ -109,7 +107,7 @@ def test_a_mean_divides_the_pairs_of_every_graph_by_its_nodes() -> None:
     assert_close(Joint(penalty, 3.0, mean=True)(x), 1.5 * penalty.total(x) / 9)
 
 
-def test_terms_may_be_left_out_and_repr_names_the_rest() -> None:
+def test_terms_may_be_left_out_and_repr_names_the_rest():
     x = randn(9, 3)
     no = torch.zeros(0, 3)
     assert (

@@ -239,7 +239,7 @@ def search(seeds: range) -> Counter[str]:
 
 
 @pytest.mark.parametrize("cases", [150, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_no_step_that_is_taken_raises_what_is_certified(cases: int) -> None:
+def test_no_step_that_is_taken_raises_what_is_certified(cases):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         said = search(range(cases))

@@ -24,7 +24,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("offset", [0.0, 30.0])
-def test_simple_total_at_three_thousand_nodes(offset: float, ball) -> None:
+def test_simple_total_at_three_thousand_nodes(offset, ball):
     """The O(N d²) value is the O(N²) one to 1e-9, far away from the origin too, where raw powers would cancel."""
     x = ball(3000, 16) + offset
     total = SimplePenalty().total(x)
@@ -33,7 +33,7 @@ def test_simple_total_at_three_thousand_nodes(offset: float, ball) -> None:
     assert_close(total, square, rtol=1e-9, atol=0)
 
 
-def test_float32_input_keeps_float64_sums(ball) -> None:
+def test_float32_input_keeps_float64_sums(ball):
     """The sums are those of the float32 numbers in exact arithmetic; float32 sums would be off by 1e-6 or more."""
     x = (ball(500, 8, 0.01) + 5).float()
     total = SimplePenalty().total(x)
@@ -43,17 +43,13 @@ def test_float32_input_keeps_float64_sums(ball) -> None:
 
 @every_penalty
 @pytest.mark.parametrize("n", [1, 2, 23])
-def test_total_is_dense_total(
-    penalty: Penalty, n: int, ball, small_tiles: None
-) -> None:
+def test_total_is_dense_total(penalty, n, ball, small_tiles):
     x = ball(n, 3)
     assert_close(penalty.total(x), dense_total(penalty, x), rtol=1e-11, atol=1e-12)
 
 
 @every_penalty
-def test_ragged_batches_and_heads_add_up(
-    penalty: Penalty, ball, small_tiles: None
-) -> None:
+def test_ragged_batches_and_heads_add_up(penalty, ball, small_tiles):
     x = ball(34, 3).view(17, 2, 3)
     ptr = torch.tensor([0, 5, 5, 6, 17])
     alone = sum(
@@ -66,7 +62,7 @@ def test_ragged_batches_and_heads_add_up(
 
 
 @every_penalty
-def test_gradient_is_the_diffusion(penalty: Penalty, ball, small_tiles: None) -> None:
+def test_gradient_is_the_diffusion(penalty, ball, small_tiles):
     """∇P = 4 (D̄ − Ω)x: the energy's gradient flow is the diffusion with f = δ′ (Corollaries 2 and 8)."""
     x = ball(19, 3).requires_grad_()
     ptr = torch.tensor([0, 8, 19])
@@ -77,14 +73,14 @@ def test_gradient_is_the_diffusion(penalty: Penalty, ball, small_tiles: None) ->
 
 
 @every_penalty
-def test_gradients_of_both_orders(penalty: Penalty, ball, small_tiles: None) -> None:
+def test_gradients_of_both_orders(penalty, ball, small_tiles):
     x = ball(9, 2).requires_grad_()
     assert torch.autograd.gradcheck(penalty.total, (x,))
     assert torch.autograd.gradgradcheck(penalty.total, (x,))
 
 
 @pytest.mark.parametrize("shift", [0.0, 7.0])
-def test_find_distance_above(shift: float, ball, small_tiles: None) -> None:
+def test_find_distance_above(shift, ball, small_tiles):
     """A witness if and only if there is a pair beyond the limit, wherever the state lies and however the tiles fall."""
     x = ball(60, 3) + shift
     ptr = torch.tensor([0, 25, 60])
@@ -97,9 +93,7 @@ def test_find_distance_above(shift: float, ball, small_tiles: None) -> None:
     assert witness == pytest.approx(largest)
 
 
-def test_find_distance_above_ignores_pairs_of_different_graphs_and_reports_nan() -> (
-    None
-):
+def test_find_distance_above_ignores_pairs_of_different_graphs_and_reports_nan():
     x = torch.tensor([[0.0], [0.1], [9.0], [9.1]])
     assert pairs.find_distance_above(4.0, x, torch.tensor([0, 2, 4])) is None
     assert pairs.find_distance_above(4.0, x) == pytest.approx(9.1**2)
@@ -107,7 +101,7 @@ def test_find_distance_above_ignores_pairs_of_different_graphs_and_reports_nan()
 
 
 @pytest.mark.parametrize("n", [3, 4, 5])
-def test_find_distance_above_needs_the_tiles(n: int, small_tiles: None) -> None:
+def test_find_distance_above_needs_the_tiles(n, small_tiles):
     """The farthest node from the mean need not be an end of the longest pair: a regular polygon with a spike inside."""
     angles = torch.arange(n, dtype=torch.double) * 2 * torch.pi / n
     x = torch.stack([angles.cos(), angles.sin()], 1)
@@ -130,7 +124,7 @@ print(json.dumps({"seconds": seconds, "extra_mib": peak / 1024, "total": total})
 
 
 @pytest.mark.slow
-def test_a_million_nodes() -> None:
+def test_a_million_nodes():
     """N = 1 000 000, d = 64, float32: under 10 s and 2 GB beyond the state."""
     measured = json.loads(run_program("-c", MEASURE))
     print(measured)

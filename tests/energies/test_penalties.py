@@ -37,7 +37,7 @@ def grid(penalty: Penalty, points: int = 401, far: float = 12.0) -> torch.Tensor
 
 
 @every_penalty
-def test_delta_is_concave_and_nondecreasing_with_slope_f(penalty: Penalty) -> None:
+def test_delta_is_concave_and_nondecreasing_with_slope_f(penalty):
     z2 = grid(penalty).requires_grad_()
     delta = penalty.delta(z2)
     (slope,) = torch.autograd.grad(delta.sum(), z2)
@@ -50,7 +50,7 @@ def test_delta_is_concave_and_nondecreasing_with_slope_f(penalty: Penalty) -> No
 @pytest.mark.parametrize(
     ("dtype", "much"), [(torch.float32, 1e-4), (torch.float64, 1e-12)]
 )
-def test_the_domain_ends_where_rounding_does(dtype: torch.dtype, much: float) -> None:
+def test_the_domain_ends_where_rounding_does(dtype, much):
     """Opposite unit vectors are 2 apart up to rounding; a pair further apart than that is refused wherever it comes."""
     x = torch.randn(
         50, 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.double
@@ -63,7 +63,7 @@ def test_the_domain_ends_where_rounding_does(dtype: torch.dtype, much: float) ->
     assert "leaves the domain" in certify_trajectory(penalty, apart, 0.5).reason
 
 
-def test_published_values() -> None:
+def test_published_values():
     """The formulas that Wu, Wipf & Yan print for DIFFormer-s and DIFFormer-a, Eqs. 18 and 20."""
     z2 = torch.linspace(0, 4, 9, dtype=torch.double)
     assert_close(SimplePenalty().delta(z2), 2 * z2 - z2**2 / 4)
@@ -73,7 +73,7 @@ def test_published_values() -> None:
     assert_close(SigmoidPenalty().f(z2), 1 / (1 + torch.exp(z2 / 2 - 1)))
 
 
-def test_softmax_f_is_attention_on_unit_vectors_and_the_printed_one_is_not() -> None:
+def test_softmax_f_is_attention_on_unit_vectors_and_the_printed_one_is_not():
     """Eq. 21's text prints f = e^{1 − z²/2} e^{1/√d}; exp(q·k/√d) on unit vectors is e^{(1 − z²/2)/√d}."""
     d = 9
     x = torch.nn.functional.normalize(
@@ -90,7 +90,7 @@ def test_softmax_f_is_attention_on_unit_vectors_and_the_printed_one_is_not() -> 
 
 
 @every_penalty
-def test_delta_lies_below_its_tangents(penalty: Penalty) -> None:
+def test_delta_lies_below_its_tangents(penalty):
     """δ(s) ≤ ωs − δ̃(ω) with δ̃(ω) = ωt − δ(t) for ω = f(t) (Eqs. 37 and 38), with equality at s = t alone."""
     t = grid(penalty, points=60)
     tangent = penalty.delta(t)[:, None] + penalty.f(t)[:, None] * (t - t[:, None])
@@ -101,7 +101,7 @@ def test_delta_lies_below_its_tangents(penalty: Penalty) -> None:
 
 
 @every_penalty
-def test_log_of_f(penalty: Penalty) -> None:
+def test_log_of_f(penalty):
     z2 = grid(penalty, points=60)
     f = penalty.f(z2)
     if penalty.positive:
@@ -111,9 +111,7 @@ def test_log_of_f(penalty: Penalty) -> None:
 
 @every_penalty
 @pytest.mark.parametrize("normalize", [False, True])
-def test_coupling_is_f_of_the_distances(
-    penalty: Penalty, normalize: bool, ball
-) -> None:
+def test_coupling_is_f_of_the_distances(penalty, normalize, ball):
     x = ball(18, 4).view(9, 2, 4)
     ptr = torch.tensor([0, 4, 4, 9])
     coupling = penalty.coupling(x, ptr, normalize=normalize)
@@ -131,7 +129,7 @@ def test_coupling_is_f_of_the_distances(
         assert coupling.symmetric != normalize
 
 
-def test_a_mixture_is_learned_and_stays_one() -> None:
+def test_a_mixture_is_learned_and_stays_one():
     """All that is a function of it has derivatives in widths and weights; training moves them by factors."""
     penalty = MixturePenalty((0.3, 1.0), (1.0, 0.5))
     x = randn(7, 3)
@@ -157,7 +155,7 @@ def test_a_mixture_is_learned_and_stays_one() -> None:
     assert repr(penalty) == "MixturePenalty(widths=[0.3, 1.0], weights=[1.0, 0.5])"
 
 
-def test_a_mixture_that_single_precision_does_not_resolve() -> None:
+def test_a_mixture_that_single_precision_does_not_resolve():
     narrow = MixturePenalty((0.01, 1000.0))
     x = randn(7, 3)
     far = torch.cat([30 * x, 30 * x + 0.01 * x.flip(0)]).unsqueeze(1).float()
@@ -167,7 +165,7 @@ def test_a_mixture_that_single_precision_does_not_resolve() -> None:
     assert narrow.delta(torch.tensor([-1e-3])).item() == 0  # rounding of zero
 
 
-def test_get_penalty() -> None:
+def test_get_penalty():
     penalty = SoftmaxPenalty(3)
     assert get_penalty(penalty) is penalty
     assert get_penalty("gaussian", bandwidth=2.0) == GaussianPenalty(2.0)
@@ -195,7 +193,7 @@ def rising(z2: Tensor) -> Tensor:
         (torch.ones_like, lambda z2: z2),
     ],
 )
-def test_delta_is_the_integral_of_f(f, delta) -> None:
+def test_delta_is_the_integral_of_f(f, delta):
     by_f = FunctionPenalty(f)
     assert_close(by_f.delta(Z2), delta(Z2), rtol=2e-9, atol=1e-15)
     assert torch.equal(FunctionPenalty(f, delta).delta(Z2), delta(Z2))
@@ -205,7 +203,7 @@ def test_delta_is_the_integral_of_f(f, delta) -> None:
 
 
 @pytest.mark.parametrize("known", [GaussianPenalty(0.8), SoftmaxPenalty(3)])
-def test_of_the_f_of_a_named_penalty_it_is_that_penalty(known: Penalty) -> None:
+def test_of_the_f_of_a_named_penalty_it_is_that_penalty(known):
     own = FunctionPenalty(known.f)
     x = randn(11, 2, 3).requires_grad_()
     v = randn(11, 2, 5, seed=1)
@@ -227,8 +225,8 @@ def test_of_the_f_of_a_named_penalty_it_is_that_penalty(known: Penalty) -> None:
 
 
 def test_tiles_do_not_change_values_or_gradients(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     q, k, v = (randn(11, 2, 3, seed=seed).requires_grad_() for seed in range(3))
     scale = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
     results = []
@@ -257,7 +255,7 @@ def test_tiles_do_not_change_values_or_gradients(
         {"constraint": None, "projection": "tied", "heads": 2},
     ],
 )
-def test_a_certified_model_goes_down_its_energy(more: dict) -> None:
+def test_a_certified_model_goes_down_its_energy(more):
     torch.manual_seed(0)
     model = CertifiedDIFFormer(
         5, 4, 3, 6, penalty=FunctionPenalty(cauchy), lam=4.0, **more
@@ -270,7 +268,7 @@ def test_a_certified_model_goes_down_its_energy(more: dict) -> None:
     assert certificate, str(certificate)
 
 
-def test_the_explicit_step_of_such_an_attention_descends() -> None:
+def test_the_explicit_step_of_such_an_attention_descends():
     diffusivity = PenaltyDiffusivity(FunctionPenalty(cauchy))
     conv = DiffusionConv(
         4, 4, diffusivity, ExplicitEuler(0.9), transform=False, bias=False
@@ -312,7 +310,7 @@ test_what_is_no_penalty_is_refused = refuses(
 )
 
 
-def test_it_is_looked_at_within_its_domain_alone() -> None:
+def test_it_is_looked_at_within_its_domain_alone():
     penalty = FunctionPenalty(
         lambda z2: 2 - z2 / 2, lambda z2: z2 * (2 - z2 / 4), domain=(0.0, 4.0)
     )
@@ -323,7 +321,7 @@ def test_it_is_looked_at_within_its_domain_alone() -> None:
         CertifiedDIFFormer(5, 4, 3, penalty=penalty, constraint=None)
 
 
-def test_a_function_that_training_spoiled_is_certified_no_more() -> None:
+def test_a_function_that_training_spoiled_is_certified_no_more():
     f = LearnedSlope()
     model = CertifiedDIFFormer(5, 4, 3, penalty=FunctionPenalty(f))
     x = randn(9, 5).float()

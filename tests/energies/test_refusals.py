@@ -339,7 +339,7 @@ REFUSED = [
 
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize(("make", "sentence"), REFUSED)
-def test_the_premise_that_fails_is_named(make, sentence: str) -> None:
+def test_the_premise_that_fails_is_named(make, sentence):
     certificate = make()
     assert not certificate
     assert certificate.lam == math.inf
@@ -348,7 +348,7 @@ def test_the_premise_that_fails_is_named(make, sentence: str) -> None:
     assert "does not cover" in str(certificate)
 
 
-def test_where_no_step_is_covered_the_largest_is_zero() -> None:
+def test_where_no_step_is_covered_the_largest_is_zero():
     assert certify(ASKEW, None, 0.1).tau_max == 0
     for tau in (0.5, 1.5):
         assert certify_trajectory(SimplePenalty(), 1.01 * UNIT, tau).tau_max == 0
@@ -379,9 +379,7 @@ EDGES = torch.tensor([[0, 1, 2], [1, 0, 2]])
         ),
     ],
 )
-def test_a_model_that_no_theorem_covers_says_which_part(
-    model, parts: list[str]
-) -> None:
+def test_a_model_that_no_theorem_covers_says_which_part(model, parts):
     for data in (
         None,
         UNIT,
@@ -395,8 +393,8 @@ def test_a_model_that_no_theorem_covers_says_which_part(
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_a_parameter_that_is_not_finite_is_named(number: float) -> None:
-    def model() -> CertifiedDIFFormer:
+def test_a_parameter_that_is_not_finite_is_named(number):
+    def model():
         options = {
             "heads": 2,
             "projection": "tied",

@@ -145,7 +145,7 @@ def largest_rise(
     ("starts", "batches", "ascent"),
     [(5, len(CASES), 10), pytest.param(25, 1200, 25, marks=pytest.mark.slow)],
 )
-def test_ascent_finds_no_rise(starts: int, batches: int, ascent: int) -> None:
+def test_ascent_finds_no_rise(starts, batches, ascent):
     for seed in range(batches):
         parts, constraint = CASES[seed % len(CASES)]
         assert largest_rise(parts, constraint, 1.0, seed, starts, ascent) <= 1e-12, (
@@ -158,7 +158,7 @@ def test_ascent_finds_no_rise(starts: int, batches: int, ascent: int) -> None:
 @pytest.mark.parametrize(
     "parts", [parts for parts in COMBINATIONS if parts != ["MLP"]], ids=", ".join
 )
-def test_ascent_finds_rises_where_bounds_are_too_small(parts: list[str]) -> None:
+def test_ascent_finds_rises_where_bounds_are_too_small(parts):
     assert any(
         largest_rise(parts, constraint, 0.4, 0, 3, 25) > 1e-3
         for constraint in CONSTRAINTS

@@ -78,9 +78,7 @@ def row_step(
 
 @both_forms
 @instances
-def test_theorem_1(
-    instances: int, form: str, symmetric_graph, ball, uniform, size
-) -> None:
+def test_theorem_1(instances, form, symmetric_graph, ball, uniform, size):
     """No violation at λ and above, for D̄ − S and (with symmetrically normalised S) for I − S."""
     violations = 0
     for _ in range(instances):
@@ -104,7 +102,7 @@ def test_theorem_1(
     assert violations == 0
 
 
-def test_every_head_counts_and_slightly_negative_eigenvalues_do_too() -> None:
+def test_every_head_counts_and_slightly_negative_eigenvalues_do_too():
     graph = Graph(3, torch.tensor([[0, 1, 1, 2, 0, 1, 2], [1, 0, 2, 1, 0, 1, 2]]))
     edges = torch.ones(4, dtype=torch.float64)
     loops = torch.ones(3, dtype=torch.float64)
@@ -125,7 +123,7 @@ def test_every_head_counts_and_slightly_negative_eigenvalues_do_too() -> None:
 
 
 @both_forms
-def test_theorem_1_is_tight(form: str, symmetric_graph, uniform, size) -> None:
+def test_theorem_1_is_tight(form, symmetric_graph, uniform, size):
     """At λ the top eigenvector keeps its energy; at 0.99 λ it gains, for every graph."""
     for _ in range(50):
         if form == "conservative":
@@ -149,9 +147,7 @@ def test_theorem_1_is_tight(form: str, symmetric_graph, uniform, size) -> None:
 
 
 @both_forms
-def test_each_form_descends_its_own_energy_only(
-    form: str, symmetric_graph, ball
-) -> None:
+def test_each_form_descends_its_own_energy_only(form, symmetric_graph, ball):
     """The residual step of GCN may raise tr Zᵀ(D̄ − S)Z: Example 1 is not Eq. 6 (with S = D^-½AD^-½)."""
     violations = {"conservative": 0, "residual": 0}
     for _ in range(50):
@@ -175,7 +171,7 @@ def test_each_form_descends_its_own_energy_only(
 
 @every_penalty
 @instances
-def test_theorem_7(instances: int, penalty: Penalty, ball, uniform, size) -> None:
+def test_theorem_7(instances, penalty, ball, uniform, size):
     """No violation at λ and above, for τ up to τ_max and states anywhere in the unit ball."""
     violations = 0
     for _ in range(instances):
@@ -196,7 +192,7 @@ def test_theorem_7(instances: int, penalty: Penalty, ball, uniform, size) -> Non
 )
 def test_theorem_7_fails_below_the_bound(
     penalty, factor, radius, share, ball, uniform, size
-) -> None:
+):
     """At 0.99 λ nearly every tight cluster gains energy (the proof is all equalities), at 0.5 λ many a spread state."""
     violations = 0
     for _ in range(50):
@@ -207,7 +203,7 @@ def test_theorem_7_fails_below_the_bound(
     assert violations > share * 50
 
 
-def test_theorem_7_with_heads_and_ragged_batches(ball, uniform) -> None:
+def test_theorem_7_with_heads_and_ragged_batches(ball, uniform):
     ptr = torch.tensor([0, 4, 5, 14])
     penalty = SimplePenalty()
     for _ in range(50):
@@ -222,9 +218,7 @@ def test_theorem_7_with_heads_and_ragged_batches(ball, uniform) -> None:
 
 
 @instances
-def test_eq_25_with_a_graph_term(
-    instances: int, symmetric_graph, ball, uniform
-) -> None:
+def test_eq_25_with_a_graph_term(instances, symmetric_graph, ball, uniform):
     """½Ω + ½Ã descends Eq. 25 at the λ of Theorem 1, by the surrogate; at half of it it does not always."""
     violations = {1.0: 0, 0.5: 0}
     for _ in range(instances):
@@ -242,9 +236,7 @@ def test_eq_25_with_a_graph_term(
 
 
 @instances
-def test_proposition_5_corrected(
-    instances: int, symmetric_graph, ball, uniform, size
-) -> None:
+def test_proposition_5_corrected(instances, symmetric_graph, ball, uniform, size):
     """With a source and a leak: F falls at every step for τ < 2/(λ₁ + κ), and E within each step, in both forms."""
     violations = 0
     for _ in range(instances):
@@ -271,7 +263,7 @@ def test_proposition_5_corrected(
     assert violations == 0
 
 
-def test_proposition_5_as_printed_fails(symmetric_graph, ball) -> None:
+def test_proposition_5_as_printed_fails(symmetric_graph, ball):
     """E(Z_{k+1}, k) ≤ E(Z_k, k−1) with Eq. 11's energy, over 60 steps of one random graph: nearly all violate it."""
     s = symmetric_graph(12)
     h = ball(12, 3)
@@ -286,9 +278,7 @@ def test_proposition_5_as_printed_fails(symmetric_graph, ball) -> None:
 
 @every_penalty
 @instances
-def test_proposition_10_corrected(
-    instances: int, penalty: Penalty, ball, uniform, size
-) -> None:
+def test_proposition_10_corrected(instances, penalty, ball, uniform, size):
     """The row-normalised step with a source lowers E and F with the metric d̄ of its start; without it, not always."""
     violations = 0
     unweighted = 0
@@ -315,7 +305,7 @@ def test_proposition_10_corrected(
     assert unweighted > 0
 
 
-def test_proposition_10_as_printed_fails(ball) -> None:
+def test_proposition_10_as_printed_fails(ball):
     """E(Z_{k+1}, k) ≤ E(Z_k, k−1) with Eq. 26's energy."""
     penalty = SigmoidPenalty()
     x = ball(12, 3)
@@ -329,7 +319,7 @@ def test_proposition_10_as_printed_fails(ball) -> None:
     assert sum(rises(b, a) for a, b in pairwise(values)) > 20
 
 
-def test_unnormalised_step_with_a_source_falls_from_layer_to_layer(ball) -> None:
+def test_unnormalised_step_with_a_source_falls_from_layer_to_layer(ball):
     """x − τ(D̄ − Ω)x + τβh needs no metric: F is one function, and falls at every step."""
     penalty = SigmoidPenalty()
     x = ball(12, 3)
@@ -351,9 +341,7 @@ def relu_layer(penalty: Penalty, start: Tensor, tau: float, at: Tensor) -> Tenso
 
 @every_penalty
 @instances
-def test_proposition_9_corrected(
-    instances: int, penalty: Penalty, ball, uniform, size
-) -> None:
+def test_proposition_9_corrected(instances, penalty, ball, uniform, size):
     """E(Z_{k+1}, k) ≤ E(h(Z_k), k) with ψ of ReLU, for steps long enough that the ReLU cuts."""
     violations = cuts = 0
     for _ in range(instances):
@@ -372,9 +360,7 @@ def test_proposition_9_corrected(
 
 @pytest.mark.parametrize("omega_at", ["z", "h(z)"])
 @instances
-def test_proposition_9_as_printed_fails(
-    instances: int, omega_at: str, ball, uniform, generator: torch.Generator
-):
+def test_proposition_9_as_printed_fails(instances, omega_at, ball, uniform, generator):
     """E(Z_{k+1}, k) ≤ E(Z_k, k) of Eq. 23 with λ = 1; from h(Z_k), with ω there, the same steps do descend."""
     penalty = SimplePenalty()
     violations = 0

@@ -47,7 +47,7 @@ def rises(
 
 
 @every_penalty
-def test_one_lambda_holds_at_every_step(penalty: Penalty, ball, uniform, size) -> None:
+def test_one_lambda_holds_at_every_step(penalty, ball, uniform, size):
     for _ in range(10):
         x = ball(size(1, 12), size(1, 4))
         tau = uniform(0.02, 1.0)
@@ -62,7 +62,7 @@ def test_one_lambda_holds_at_every_step(penalty: Penalty, ball, uniform, size) -
         )
 
 
-def test_the_certificate_of_the_first_state_is_none_for_later_ones(ball) -> None:
+def test_the_certificate_of_the_first_state_is_none_for_later_ones(ball):
     """Nodes that leave a neighbour behind lower its degree, and then a larger λ is needed than at the start."""
     penalty = GaussianPenalty(0.2)
     outgrown = 0
@@ -79,7 +79,7 @@ def test_the_certificate_of_the_first_state_is_none_for_later_ones(ball) -> None
     assert risen > 5, "below the bound energies do rise"
 
 
-def test_every_graph_counts_for_itself(ball) -> None:
+def test_every_graph_counts_for_itself(ball):
     penalty = GaussianPenalty(0.4)
     ptr = torch.tensor([0, 3, 3, 12])
     x = torch.cat([ball(3, 2), ball(9, 2) + 50])
@@ -101,7 +101,7 @@ def test_every_graph_counts_for_itself(ball) -> None:
     assert of_heads.lam == of_one.lam
 
 
-def test_the_lambda_is_that_of_the_formula_wherever_the_state_lies(ball) -> None:
+def test_the_lambda_is_that_of_the_formula_wherever_the_state_lies(ball):
     penalty = GaussianPenalty(0.5)
     x = (1e3 + ball(5, 2)).float()
     tau = 0.7
@@ -112,7 +112,7 @@ def test_the_lambda_is_that_of_the_formula_wherever_the_state_lies(ball) -> None
     assert certify_trajectory(penalty, x, tau).lam == pytest.approx(wanted, rel=1e-12)
 
 
-def test_unit_vectors_and_an_empty_state_are_covered() -> None:
+def test_unit_vectors_and_an_empty_state_are_covered():
     unit = torch.nn.functional.normalize(
         torch.tensor([[1.0, 0.2], [-1.0, -0.2], [0.3, 0.0]]), dim=1
     )

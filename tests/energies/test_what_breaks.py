@@ -36,9 +36,7 @@ def moved(
 
 
 @pytest.mark.parametrize(("share", "falls"), [(0.9, False), (1.1, True)])
-def test_without_a_constraint_p_must_reach_the_row_sums(
-    share: float, falls: bool
-) -> None:
+def test_without_a_constraint_p_must_reach_the_row_sums(share, falls):
     """Two nodes that an edge joins overshoot with less."""
     x = column(1, -1)
     coupling = edges(2, [(0, 1)])
@@ -46,7 +44,7 @@ def test_without_a_constraint_p_must_reach_the_row_sums(
     assert bool(energy(moved(x, coupling, 0 * x, 0.01, share)) < energy(x)) == falls
 
 
-def test_on_the_sphere_p_must_be_twice_the_row_sums_of_a_graph() -> None:
+def test_on_the_sphere_p_must_be_twice_the_row_sums_of_a_graph():
     """With p = w two nodes that pull at each other change places, and both leave their source: F = 4.02 → 11.22."""
     x = column(1, -1)
     source = column(0.9, -0.9)
@@ -60,7 +58,7 @@ def test_on_the_sphere_p_must_be_twice_the_row_sums_of_a_graph() -> None:
     )
 
 
-def test_a_directed_graph_has_no_energy() -> None:
+def test_a_directed_graph_has_no_energy():
     """Three nodes hear a fourth, which hears a fifth: what the fifth says raises the energy of three edges."""
     x = column(0, 0, 0, 0, 1)
     ends = [(3, 0), (3, 1), (3, 2), (4, 3)]
@@ -130,7 +128,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_that_leaves_the_least_energy_does_not_descend_it(name: str) -> None:
+def test_a_layer_that_leaves_the_least_energy_does_not_descend_it(name):
     """From where F is least the certified step does not move; every other layer does, and F rises."""
     x, source, ring = setting()
     energy = Joint(PENALTY, graph_term=ring, source=source)
@@ -139,7 +137,7 @@ def test_a_layer_that_leaves_the_least_energy_does_not_descend_it(name: str) -> 
     assert rise > -1e-12
 
 
-def test_a_ball_or_an_orthant_that_holds_the_source_never_acts() -> None:
+def test_a_ball_or_an_orthant_that_holds_the_source_never_acts():
     """A certified step is a weighted mean of source and states, so where these lie in a convex C it does, too."""
     source = (
         torch.rand(6, 1, 4, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)

@@ -33,7 +33,7 @@ THINNED = [
 pytestmark = pytest.mark.usefixtures("no_typecheck")
 
 
-def test_everything_public_is_in_the_table() -> None:
+def test_everything_public_is_in_the_table():
     covered = {
         type(module) for case in CASES.values() for module in case.build().modules()
     }
@@ -53,7 +53,7 @@ def test_everything_public_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("name", THINNED)
-def test_single_and_half_precision(name: str) -> None:
+def test_single_and_half_precision(name):
     """A few of the corners for every case; all of them below."""
     channels = CASES[name].channels
     check_precision(name, draw(0, channels, "plain"), torch.float16)
@@ -67,7 +67,7 @@ def test_single_and_half_precision(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("corner", CORNERS)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_corner_in_every_precision(name: str, corner: str) -> None:
+def test_every_corner_in_every_precision(name, corner):
     for nodes in SIZES:
         state = draw(nodes, CASES[name].channels, corner)
         for dtype in (torch.float32, *HALVES):
@@ -88,9 +88,7 @@ OF_ROWS = [name for name in SCALE_FREE if "frobenius" not in name]
         *(pytest.param(name, SIDE_BY_SIDE, id=f"{name}-rows") for name in OF_ROWS),
     ],
 )
-def test_a_normalised_state_of_any_scale(
-    name: str, scale: float | torch.Tensor
-) -> None:
+def test_a_normalised_state_of_any_scale(name, scale):
     """The same coupling as at scale one; the gradient is that divided by the scale."""
     case = CASES[name]
     state = draw(17, CASES[name].channels, "zero rows")
@@ -173,7 +171,7 @@ LATER = [
 @pytest.mark.parametrize(
     ("first", "count"), [*((first, BLOCK) for first in range(0, QUICK, BLOCK)), *LATER]
 )
-def test_random_cases(first: int, count: int) -> None:
+def test_random_cases(first, count):
     broken = []
     for seed in range(first, first + count):
         case = Draw.of(seed)

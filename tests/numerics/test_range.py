@@ -34,9 +34,7 @@ def randn(
 
 @pytest.mark.parametrize("backend", ["reference", "cpu", "triton"])
 @pytest.mark.parametrize("scale", [1e-20, 1e-10, 1.0, 1e10, 1e20, 1e25])
-def test_every_backend_divides_by_norms_of_any_size(
-    backend: Any, scale: float, generator: torch.Generator
-) -> None:
+def test_every_backend_divides_by_norms_of_any_size(backend, scale, generator):
     """Rows of ordinary, tiny, huge and zero norm side by side, forth and back, against double precision."""
     options: dict[str, Any] = {"constant": 1.0, "own": 0.5, "unit": True}
     q, k, v, weight = (randn(9, 2, 3, generator=generator) for _ in range(4))
@@ -64,9 +62,7 @@ def test_every_backend_divides_by_norms_of_any_size(
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
 @pytest.mark.parametrize("ragged", [False, True])
-def test_the_frobenius_norm(
-    dtype: torch.dtype, ragged: bool, generator: torch.Generator
-) -> None:
+def test_the_frobenius_norm(dtype, ragged, generator):
     """One norm for a graph: no derivative at zero, no overflow of squares (in float16 that is at 256)."""
     diffusivity = SimpleDiffusivity(normalize="frobenius")
     ptr = torch.tensor([0, 3, 3, 8]) if ragged else None
@@ -83,7 +79,7 @@ def test_the_frobenius_norm(
         )
 
 
-def test_reciprocals_are_finite() -> None:
+def test_reciprocals_are_finite():
     degree = torch.tensor([0.0, 1e-45, 1e-40, -1e-40, 2.0]).requires_grad_()
     result = reciprocal(degree)
     assert result.tolist() == [0.0, 0.0, 0.0, 0.0, 0.5]
@@ -97,7 +93,7 @@ def test_reciprocals_are_finite() -> None:
     assert_close(grad, torch.tensor([0.0, -2.5e29, -5e29]))
 
 
-def test_half_precision_sums_over_many_nodes() -> None:
+def test_half_precision_sums_over_many_nodes():
     """70 000 is infinite in float16; so every row would be zero."""
     nodes = 70_000
     ones = torch.ones(nodes, 1, 1, dtype=torch.float16)
@@ -108,7 +104,7 @@ def test_half_precision_sums_over_many_nodes() -> None:
     assert torch.equal(row_normalized(rows) @ ones, ones)
 
 
-def test_tiny_and_zero_weights() -> None:
+def test_tiny_and_zero_weights():
     """The product of two degrees underflows where their roots do not."""
     edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
     for normalization in ("sym", "row"):
@@ -133,9 +129,7 @@ def test_tiny_and_zero_weights() -> None:
 @pytest.mark.parametrize("penalty", ["gaussian", "sigmoid"])
 @pytest.mark.parametrize("channels", [16, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
-def test_edge_attention_of_distant_neighbours(
-    penalty: str, channels: int, dtype: torch.dtype, generator: torch.Generator
-) -> None:
+def test_edge_attention_of_distant_neighbours(penalty, channels, dtype, generator):
     """f(‖x_i − x_j‖²) underflows, its share of the row does not."""
     x = randn(200, channels, generator=generator, dtype=dtype).requires_grad_()
     edges = torch.randint(200, (2, 1000), generator=generator)
@@ -189,9 +183,7 @@ PLACES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("make", BY_DISTANCE.values(), ids=BY_DISTANCE)
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_distances_do_not_depend_on_where_rows_lie(
-    make, place, generator: torch.Generator
-) -> None:
+def test_distances_do_not_depend_on_where_rows_lie(make, place, generator):
     """‖x‖² + ‖y‖² − 2x·y has no digits left far from the origin, so distances are measured from amid the rows."""
     x = place(randn(50, 4, generator=generator))
     v = randn(50, 1, 3, generator=generator)
@@ -205,7 +197,7 @@ def test_distances_do_not_depend_on_where_rows_lie(
     assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-def test_blocks_do_not_depend_on_where_rows_lie(generator: torch.Generator) -> None:
+def test_blocks_do_not_depend_on_where_rows_lie(generator):
     x = 2e3 + 0.3 * randn(50, 4, generator=generator)
     model = DiffusionConv(
         4, 4, BY_DISTANCE["simple"](), ExplicitEuler(0.5), transform=False
@@ -218,9 +210,7 @@ def test_blocks_do_not_depend_on_where_rows_lie(generator: torch.Generator) -> N
 
 @pytest.mark.parametrize("score", ["exp", "sigmoid"])
 @pytest.mark.parametrize("dtype", HALVES)
-def test_distances_in_half_precision(
-    score: Any, dtype: torch.dtype, generator: torch.Generator
-) -> None:
+def test_distances_in_half_precision(score, dtype, generator):
     """Squared norms beyond 65 504 and their cancellation are nothing that half precision can hold."""
     x = (30 + 0.05 * randn(12, 1, 80, generator=generator)).to(dtype)
     got = PairwiseCoupling(*distance_features(x), score=score) @ torch.eye(
@@ -234,9 +224,7 @@ def test_distances_in_half_precision(
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("autocast", [False, True])
-def test_gates_of_nodes_without_senders(
-    dtype: torch.dtype, autocast: bool, generator: torch.Generator
-) -> None:
+def test_gates_of_nodes_without_senders(dtype, autocast, generator):
     """1/(0 + ε) is infinite in float16."""
     layer = GatedGCNConv(6, norm=None)
     x = randn(5, 6, generator=generator)
@@ -275,9 +263,7 @@ def at_the_ends(
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_every_layer_is_finite_at_states_of_any_size(
-    name: str, generator: torch.Generator
-) -> None:
+def test_every_layer_is_finite_at_states_of_any_size(name, generator):
     """Values and all gradients."""
     build, options = LAYERS[name]
     pairs = torch.randint(17, (2, 100), generator=generator)
@@ -301,9 +287,7 @@ def test_every_layer_is_finite_at_states_of_any_size(
 @pytest.mark.parametrize(
     "options", [{}, {"friction": "constant"}, {"hops": 1}, {"lam": 0.0}], ids=str
 )
-def test_equal_rows_flow_equally_at_any_size(
-    projection: Any, options: Any, generator: torch.Generator
-) -> None:
+def test_equal_rows_flow_equally_at_any_size(projection, options, generator):
     """Products of matrices do not round all rows alike, and of scores of 1e16 that is everything."""
     layer = built(
         lambda: SFiConv(
@@ -323,7 +307,7 @@ def test_equal_rows_flow_equally_at_any_size(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_log_features_of_wide_states_neither_overflow_nor_vanish(seed: int) -> None:
+def test_log_features_of_wide_states_neither_overflow_nor_vanish(seed):
     """w·k of a billion and ½‖k‖² of a billion times as much: their sum has no digit of the former."""
     generator = torch.Generator().manual_seed(seed)
     diffusivity = KernelizedSoftmaxDiffusivity(64, num_samples=0, generator=generator)
@@ -335,8 +319,8 @@ def test_log_features_of_wide_states_neither_overflow_nor_vanish(seed: int) -> N
 
 
 def test_a_system_that_the_rounding_of_its_entries_decides_says_so(
-    generator: torch.Generator,
-) -> None:
+    generator,
+):
     x = randn(20, 3, generator=generator)
     edges = torch.randint(20, (2, 60), generator=generator)
     coupling = AdjacencyDiffusivity("sym", direction="undirected")(x, Graph(20, edges))
@@ -355,7 +339,7 @@ def test_a_system_that_the_rounding_of_its_entries_decides_says_so(
         ImplicitEuler(10.0, "residual")(x, coupling)
 
 
-def test_the_heat_kernel_of_a_loose_bound(generator: torch.Generator) -> None:
+def test_the_heat_kernel_of_a_loose_bound(generator):
     """A bound of the spectral radius that is too large by a is e^{ta} times the rounding: 10⁸ at t = 10⁴ once."""
     x = randn(40, 2, generator=generator, dtype=torch.float64)
     edges = torch.randint(40, (2, 100), generator=generator)
@@ -373,8 +357,8 @@ def test_the_heat_kernel_of_a_loose_bound(generator: torch.Generator) -> None:
 
 
 def test_a_sparse_coupling_in_single_precision_keeps_constants(
-    generator: torch.Generator,
-) -> None:
+    generator,
+):
     """Row sums that were rounded would be a leak of their own, as large as the one of a long step."""
     edges = torch.randint(30, (2, 90), generator=generator)
     edges = torch.cat([edges, edges.flip(0)], 1)
@@ -390,8 +374,8 @@ def test_a_sparse_coupling_in_single_precision_keeps_constants(
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("placement", [None, "P1", "P5"])
 def test_sequences_without_positions_or_tokens_count_as_zero(
-    pooling: Any, causal: bool, placement: Any
-) -> None:
+    pooling, causal, placement
+):
     model = PDETransformer(
         [5],
         8,

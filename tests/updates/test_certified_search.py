@@ -281,9 +281,7 @@ ROUNDING = 64 * torch.finfo(torch.float32).eps
         pytest.param(Single, 30_000, 40, ALL, ROUNDING, marks=pytest.mark.slow),
     ],
 )
-def test_no_rise_is_found(
-    kind: type[Problems], starts: int, iterations: int, sizes: range, rounding: float
-) -> None:
+def test_no_rise_is_found(kind, starts, iterations, sizes, rounding):
     found = {}
     for seed, (penalty, constraint, graph) in enumerate(CASES):
         attack = partial(
@@ -305,7 +303,7 @@ def test_no_rise_is_found(
 
 
 @torch.no_grad()
-def test_no_rise_on_the_way_to_rest() -> None:
+def test_no_rise_on_the_way_to_rest():
     """Twenty steps from random starts; of what may be rounding, the share of pairs that lie together is known."""
     for seed, (name, constraint, graph) in enumerate(CASES):
         problems = Problems(14, seed, range(2, 9))
@@ -338,8 +336,8 @@ class CalledConvex(Sphere):
 
 @pytest.mark.parametrize("penalty", ["simple", "gaussian"])
 def test_the_search_finds_rises_with_row_sums_on_a_sphere_beside_a_graph(
-    penalty: str,
-) -> None:
+    penalty,
+):
     attack = partial(
         certified,
         penalty=named(penalty),
@@ -350,7 +348,7 @@ def test_the_search_finds_rises_with_row_sums_on_a_sphere_beside_a_graph(
     assert (climb(Problems(20, 0, range(3, 9, 5)), attack, 25) > 0.01).sum() >= 5
 
 
-def test_the_search_finds_rises_with_equation_24_as_printed() -> None:
+def test_the_search_finds_rises_with_equation_24_as_printed():
     attack = partial(printed, penalty=named("sigmoid"), tau=1.0)
     assert (climb(Problems(12, 0, range(16, 17)), attack, 120) > 0.01).any()
 
@@ -365,7 +363,7 @@ def test_the_search_finds_rises_with_equation_24_as_printed() -> None:
 )
 def test_at_the_counterexamples_equation_24_rises_and_one_denominator_mends_it(
     data_root, penalty, rises
-) -> None:
+):
     found = np.load(data_root / "counterexamples" / f"eq25_{penalty}.npz")
     x, adjacency = (torch.from_numpy(found[name]) for name in ("x", "A"))
     receiver, sender = adjacency.nonzero(as_tuple=True)
@@ -390,9 +388,7 @@ def test_at_the_counterexamples_equation_24_rises_and_one_denominator_mends_it(
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 @pytest.mark.parametrize("penalty", PENALTIES)
-def test_the_energy_of_the_search_is_the_joint_energy(
-    penalty: str, constraint: str | None
-) -> None:
+def test_the_energy_of_the_search_is_the_joint_energy(penalty, constraint):
     problems = Problems(1, 3, range(6, 7))
     confine, _, energy, _ = certified(
         problems, named(penalty), get_constraint(constraint), graph=True
@@ -428,9 +424,7 @@ def mixture(seed: int) -> MixturePenalty:
     ("mixtures", "starts", "iterations"),
     [(4, 9, 4), pytest.param(30, 24, 30, marks=pytest.mark.slow)],
 )
-def test_no_mixture_makes_the_energy_rise(
-    mixtures: int, starts: int, iterations: int
-) -> None:
+def test_no_mixture_makes_the_energy_rise(mixtures, starts, iterations):
     for seed in range(mixtures):
         for k, name in enumerate(CONSTRAINTS):
             graph = (seed + k) % 2 > 0
@@ -454,7 +448,7 @@ class NotMonotone(MixturePenalty):
         return super().weights * torch.tensor([1.0, -0.99], dtype=torch.float64)
 
 
-def test_a_negative_weight_would_be_found() -> None:
+def test_a_negative_weight_would_be_found():
     penalty = NotMonotone([1.0, 0.4], [1.0, 1.0]).double().requires_grad_(False)
     attack = partial(
         certified, penalty=penalty, constraint=get_constraint(None), graph=False

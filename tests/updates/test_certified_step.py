@@ -123,9 +123,7 @@ def plain(
 @pytest.mark.parametrize("ptr", [None, PTR], ids=["one", "ragged"])
 @pytest.mark.parametrize("constraint", PROJECT)
 @pytest.mark.parametrize("penalty", PENALTIES)
-def test_the_step_is_its_formula_in_value_and_all_gradients(
-    penalty: str, constraint: str | None, ptr: Tensor | None
-):
+def test_the_step_is_its_formula_in_value_and_all_gradients(penalty, constraint, ptr):
     free = leaves(2, constraint)
     got, expected = (
         formula(free, penalty, constraint, ptr) for formula in (ours, plain)
@@ -150,7 +148,7 @@ def test_the_step_is_its_formula_in_value_and_all_gradients(
     assert_close(mine, theirs, rtol=1e-9, atol=1e-10)
 
 
-def test_projected_heads_move_one_state_together() -> None:
+def test_projected_heads_move_one_state_together():
     """Against Σ_h W_hᵀ L_h W_h written out, and F with its projections falls."""
     h = random(9, 1, 4, seed=1)
     w = random(3, 2, 4, seed=2).requires_grad_()
@@ -189,8 +187,8 @@ def test_projected_heads_move_one_state_together() -> None:
 
 @pytest.mark.parametrize("constraint", PROJECT)
 def test_a_node_that_nothing_pulls_at_stays_and_has_finite_gradients(
-    constraint: str | None,
-) -> None:
+    constraint,
+):
     coupling = entries(
         Graph(3, torch.tensor([[0, 1], [1, 0]])), torch.ones(2, dtype=torch.float64)
     )
@@ -203,9 +201,7 @@ def test_a_node_that_nothing_pulls_at_stays_and_has_finite_gradients(
     assert gradient.isfinite().all()
 
 
-def test_on_a_sphere_a_row_of_zeros_keeps_its_direction_and_the_energy_does_not_rise() -> (
-    None
-):
+def test_on_a_sphere_a_row_of_zeros_keeps_its_direction_and_the_energy_does_not_rise():
     """Two nodes on opposite sides: twice the row sums bring both exactly to the centre."""
     x = torch.tensor(
         [[[0.0, 2.0]], [[0.0, -2.0]]], dtype=torch.float64, requires_grad=True
@@ -220,7 +216,7 @@ def test_on_a_sphere_a_row_of_zeros_keeps_its_direction_and_the_energy_does_not_
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_summed_in_single(dtype: torch.dtype) -> None:
+def test_half_precision_is_summed_in_single(dtype):
     """20 000 neighbours with a weight of 10: a sum in half precision would be infinite, or lose its last neighbours."""
     one = torch.ones(20_000, 1, 1, dtype=dtype)
     coupling = (
@@ -235,7 +231,7 @@ def test_half_precision_is_summed_in_single(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("constraint", ["ball", "sphere"])
-def test_a_row_at_rest_stays_up_to_rounding(constraint: str) -> None:
+def test_a_row_at_rest_stays_up_to_rounding(constraint):
     x = PROJECT["sphere"](random(200, 1, 3).float())
     alone = entries(Graph(200, torch.zeros(2, 0, dtype=torch.long)), torch.ones(0))
     moved = CertifiedStep(1.0, constraint=constraint)(x, alone, source=x)
@@ -298,11 +294,11 @@ test_what_does_not_fit_is_refused_in_sentences = refuses(
 )
 
 
-def test_the_state_may_come_as_its_values() -> None:
+def test_the_state_may_come_as_its_values():
     assert_close(STEP(ONES, GOOD, ONES, ONES), STEP(ONES, GOOD, source=ONES))
 
 
-def test_the_simple_penalty_is_refused_where_its_f_may_be_negative() -> None:
+def test_the_simple_penalty_is_refused_where_its_f_may_be_negative():
     x = random(5, 1, 2)
     simple = get_penalty("simple")
     for constraint, nonnegative in (

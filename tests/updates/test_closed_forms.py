@@ -32,7 +32,6 @@ from diffusion_mp.updates import (
     Equilibrium,
     HeatKernel,
     ImplicitEuler,
-    StateUpdate,
 )
 from diffusion_mp.updates.derivatives import Operator
 from diffusion_mp.updates.linear_solve import conjugate_gradients
@@ -112,7 +111,7 @@ SOLVED = {
 
 @every_update
 @pytest.mark.parametrize("kind", KINDS)
-def test_equals_expm_and_dense_solves(kind: str, update: StateUpdate) -> None:
+def test_equals_expm_and_dense_solves(kind, update):
     coupling = KINDS[kind]()
     assert coupling.low_rank
     got, expected = both(update, coupling, X)
@@ -133,8 +132,8 @@ CONSERVATIVE = [
 @pytest.mark.parametrize("update", CONSERVATIVE, ids=repr)
 @pytest.mark.parametrize("kind", SOLVED)
 def test_a_diagonal_beside_the_features_and_degrees_that_vary_are_solved_too(
-    kind: str, update: StateUpdate
-) -> None:
+    kind, update
+):
     """Row by row to the last digits of what stands in the row; how far the solution is off, the condition says."""
     coupling = SOLVED[kind]()
     got = Equilibrium(leak=0.01)(X, coupling)
@@ -154,9 +153,7 @@ def test_a_diagonal_beside_the_features_and_degrees_that_vary_are_solved_too(
     "update", [UPDATES[0], UPDATES[3], UPDATES[4], UPDATES[7], UPDATES[9]], ids=repr
 )
 @pytest.mark.parametrize("kind", ["unit", "silent", "tied"])
-def test_all_gradients_are_those_of_dense_algebra(
-    kind: str, update: StateUpdate
-) -> None:
+def test_all_gradients_are_those_of_dense_algebra(kind, update):
     q, k, x, source = leaves = [
         t[:17].clone().requires_grad_() for t in (Q, K, X, X.cos())
     ]
@@ -176,8 +173,8 @@ def test_all_gradients_are_those_of_dense_algebra(
     "update", [HeatKernel(0.7), ImplicitEuler(2.0), Equilibrium(leak=0.3)], ids=repr
 )
 @pytest.mark.parametrize("nodes", [2, 5])
-def test_closed_forms_differentiate_twice(update: StateUpdate, nodes: int) -> None:
-    def step(x: Tensor, q: Tensor, k: Tensor) -> Tensor:
+def test_closed_forms_differentiate_twice(update, nodes):
+    def step(x, q, k):
         return update(x, attention(q, k))
 
     inputs = tuple(t[:nodes, :1, :3].clone().requires_grad_() for t in (X, Q, K))
@@ -186,7 +183,7 @@ def test_closed_forms_differentiate_twice(update: StateUpdate, nodes: int) -> No
 
 
 @pytest.mark.parametrize("t", [1e-6, 1e-3, 0.01, 0.02, 0.03, 0.1, 1.0, 30.0])
-def test_no_time_is_less_accurate_than_another(t: float) -> None:
+def test_no_time_is_less_accurate_than_another(t):
     pairs = linear(POSITIVE, K.abs(), torch.arange(0, 41, 2))
     for coupling in (pairs, silent_rows(), KINDS["one-head"]()):
         assert_close(*both(HeatKernel(t), coupling, X), rtol=0, atol=1e-13)
@@ -194,7 +191,7 @@ def test_no_time_is_less_accurate_than_another(t: float) -> None:
 
 @every_update
 @pytest.mark.parametrize("nodes", [0, 1, 3])
-def test_few_nodes(update: StateUpdate, nodes: int) -> None:
+def test_few_nodes(update, nodes):
     got, expected = both(update, attention(Q[:nodes], K[:nodes]), X[:nodes])
     assert_close(got, expected, rtol=1e-10, atol=1e-10)
 
@@ -204,9 +201,7 @@ def test_few_nodes(update: StateUpdate, nodes: int) -> None:
 )  # a small leak in half precision
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @every_update
-def test_single_and_half_precision_are_solved_in_double(
-    update: StateUpdate, dtype: torch.dtype
-) -> None:
+def test_single_and_half_precision_are_solved_in_double(update, dtype):
     q, k, x = (t.to(dtype) for t in (Q, K, X))
     source = source_for(update, x)
     got = update(x, attention(q, k), source=source)
@@ -219,7 +214,7 @@ def test_single_and_half_precision_are_solved_in_double(
     )
 
 
-def test_what_is_singular_indefinite_or_not_finite_is_an_error() -> None:
+def test_what_is_singular_indefinite_or_not_finite_is_an_error():
     for bad in (float("nan"), float("inf")):
         x = X.clone()
         x[3, 1, 0] = bad
@@ -266,7 +261,7 @@ test_what_has_no_closed_form_is_refused = refuses(
 )
 
 
-def test_rows_that_keep_different_shares_of_themselves_are_solved() -> None:
+def test_rows_that_keep_different_shares_of_themselves_are_solved():
     assert_close(*both(ImplicitEuler(1.0), SGFORMER, X), rtol=1e-10, atol=1e-10)
 
 
@@ -289,7 +284,7 @@ def system(condition: float = 100.0) -> tuple[Tensor, Tensor]:
     return matrix, torch.linalg.solve(matrix, B.flatten(1)).view_as(B)
 
 
-def test_columns_of_any_size_are_solved_and_the_input_is_left_alone() -> None:
+def test_columns_of_any_size_are_solved_and_the_input_is_left_alone():
     """Each column has its own tolerance: scaling one scales its answer and touches no other."""
     matrix, exact = system()
     b = B.clone()
@@ -308,7 +303,7 @@ def test_columns_of_any_size_are_solved_and_the_input_is_left_alone() -> None:
     assert solved(lambda v: v, torch.zeros(0, 1, 2)).shape == (0, 1, 2)
 
 
-def test_what_has_no_answer_is_an_error() -> None:
+def test_what_has_no_answer_is_an_error():
     with pytest.raises(
         ConvergenceError, match=r"relative error of .* in max_iter=3 iterations"
     ):
@@ -323,7 +318,7 @@ def test_what_has_no_answer_is_an_error() -> None:
             solved(apply(matrix), b)
 
 
-def test_a_metric_over_four_decades() -> None:
+def test_a_metric_over_four_decades():
     root = random(30, 30)
     metric = torch.logspace(-2, 2, 30, dtype=DOUBLE).unsqueeze(1)
     matrix = (root @ root.T + torch.eye(30, dtype=DOUBLE)) / metric

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from diffusion_mp.testing.problems import Problem, exact_problems, random_problem
+from diffusion_mp.testing.problems import exact_problems, random_problem
 from diffusion_mp.updates import ExplicitEuler
 
 
@@ -12,7 +12,7 @@ from diffusion_mp.updates import ExplicitEuler
 @pytest.mark.parametrize(
     ("beta", "leak"), [(0.0, 0.0), (0.7, 0.0), (0.0, 0.3), (0.7, 0.3)]
 )
-def test_node_by_node(problem: Problem, beta: float, leak: float) -> None:
+def test_node_by_node(problem, beta, leak):
     x = problem.state
     s = problem.matrix
     tau = 0.1
@@ -29,7 +29,7 @@ def test_node_by_node(problem: Problem, beta: float, leak: float) -> None:
     assert_close(step(x, problem.coupling, values, source if beta else None), expected)
 
 
-def test_gcn_step_keeps_roots_of_degrees_not_constants() -> None:
+def test_gcn_step_keeps_roots_of_degrees_not_constants():
     """With S = D^-½AD^-½, √d is the kernel of I − S, whose energy the residual step descends (D4 in docs/errata.md)."""
     problem = random_problem(form="residual")
     step = ExplicitEuler(0.5, "residual")

@@ -41,7 +41,7 @@ class Averages(torch.nn.Module):
         return (h + mu * (self.a @ z)) / (1 + mu * self.a.sum(1, keepdim=True))
 
 
-def test_values_and_gradients_are_those_of_ten_thousand_steps() -> None:
+def test_values_and_gradients_are_those_of_ten_thousand_steps():
     step = Averages()
     unrolled = step.h
     for _ in range(10_000):
@@ -56,8 +56,8 @@ def test_values_and_gradients_are_those_of_ten_thousand_steps() -> None:
     assert_close(got, expected, rtol=1e-9, atol=1e-10)
 
 
-def test_memory_of_the_backward_pass_does_not_grow_with_the_steps() -> None:
-    def saved(mu: float) -> tuple[int, int]:
+def test_memory_of_the_backward_pass_does_not_grow_with_the_steps():
+    def saved(mu):
         step = Averages(mu=mu)
         sizes = []
         with saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
@@ -69,7 +69,7 @@ def test_memory_of_the_backward_pass_does_not_grow_with_the_steps() -> None:
     assert as_little == little
 
 
-def test_acceleration_takes_a_tenth_of_the_steps() -> None:
+def test_acceleration_takes_a_tenth_of_the_steps():
     step = Averages(200)
     count = []
     for memory in (0, 10):
@@ -79,11 +79,11 @@ def test_acceleration_takes_a_tenth_of_the_steps() -> None:
     assert count[1] < 0.1 * count[0]
 
 
-def test_a_worse_residual_sends_it_back_to_the_plain_iteration() -> None:
+def test_a_worse_residual_sends_it_back_to_the_plain_iteration():
     """A step with kinks jumps between branches where it is mixed; the answer is that of the plain iteration."""
     start = torch.linspace(-3, 3, 50, dtype=torch.float64)
 
-    def kinked(z: Tensor) -> Tensor:
+    def kinked(z):
         return torch.where(
             z.abs() < 0.5, 0.9 * z, 0.45 * z.sign() + 0.1 * (3 * z).sin()
         )
@@ -98,12 +98,10 @@ def test_a_worse_residual_sends_it_back_to_the_plain_iteration() -> None:
 
 @pytest.mark.parametrize("memory", [1, 10])
 @pytest.mark.parametrize("beyond", [1.0, math.nan])
-def test_a_mixed_state_that_is_worse_or_nowhere_defined_is_dropped(
-    memory: int, beyond: float
-) -> None:
+def test_a_mixed_state_that_is_worse_or_nowhere_defined_is_dropped(memory, beyond):
     """z ← z − ½ arctan(z − 1) always contracts, and its secants from afar lead ever further away."""
 
-    def step(z: Tensor) -> Tensor:
+    def step(z):
         return torch.where(z > 0, 1.0, beyond) * (z - 0.5 * (z - 1).atan())
 
     limit = iterate(
@@ -116,13 +114,13 @@ def test_a_mixed_state_that_is_worse_or_nowhere_defined_is_dropped(
     assert limit.item() == pytest.approx(1.0, abs=1e-10)
 
 
-def test_a_limit_of_higher_energy_is_not_taken() -> None:
+def test_a_limit_of_higher_energy_is_not_taken():
     """A gradient step between two wells: the acceleration finds the hill between them from many starts."""
 
-    def energy(z: Tensor) -> Tensor:
+    def energy(z):
         return (z**4 / 4 - 15 * z**2 + 3 * z).sum()
 
-    def step(z: Tensor) -> Tensor:
+    def step(z):
         return z - 0.01 * (z**3 - 30 * z + 3)
 
     rises = 0
@@ -132,7 +130,7 @@ def test_a_limit_of_higher_energy_is_not_taken() -> None:
     assert rises > 0
 
 
-def test_on_a_sphere_the_energy_is_asked_without_attention_too() -> None:
+def test_on_a_sphere_the_energy_is_asked_without_attention_too():
     """The first node is sent away from the second and comes back; near the far side, acceleration stops at the pole."""
     model = CertifiedDIFFormer(
         2, 2, 2, None, penalty=None, constraint="sphere", mu=1.0, beta=1.0
@@ -143,7 +141,7 @@ def test_on_a_sphere_the_energy_is_asked_without_attention_too() -> None:
     assert after < before - 1
 
 
-def test_single_precision_empty_states_and_zeros() -> None:
+def test_single_precision_empty_states_and_zeros():
     step = Averages().float()
     step.a = step.a.float()
     exact = fixed_point(Averages(), Averages().h)
@@ -154,14 +152,12 @@ def test_single_precision_empty_states_and_zeros() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_half_precision_and_autocast_iterate_in_single(
-    dtype: torch.dtype, autocast: bool
-) -> None:
+def test_half_precision_and_autocast_iterate_in_single(dtype, autocast):
     """Half precision has no fixed point to six digits. The acceleration and the backward pass need them all, too."""
     step = Averages(mu=200.0).float()
     step.a = step.a.float()
 
-    def solved(x0: Tensor) -> tuple[Tensor, Tensor]:
+    def solved(x0):
         step.steps = 0
         limit = fixed_point(step, x0)
         return limit, torch.autograd.grad(limit.float().sum(), step.h)[0]
@@ -180,7 +176,7 @@ def test_half_precision_and_autocast_iterate_in_single(
     assert_close(gradient, slope, rtol=1e-4, atol=1e-5)
 
 
-def test_the_result_is_an_image_as_exact_as_is_asked_for() -> None:
+def test_the_result_is_an_image_as_exact_as_is_asked_for():
     limit = fixed_point(lambda z: 0.5 * z + 1, torch.zeros(1), tol=0.1, memory=0)
     assert (limit - 2).item() == -0.125
     h = torch.ones(2, requires_grad=True)
@@ -205,17 +201,17 @@ RUNAWAYS = {
 
 
 @pytest.mark.parametrize("message", RUNAWAYS)
-def test_no_limit_is_an_error_that_says_how_far_it_came(message: str) -> None:
+def test_no_limit_is_an_error_that_says_how_far_it_came(message):
     with pytest.raises(ConvergenceError, match=message):
         RUNAWAYS[message]()
 
 
-def test_a_large_limit_is_no_runaway() -> None:
+def test_a_large_limit_is_no_runaway():
     limit = fixed_point(lambda z: 0.5 * z + 1e30, torch.zeros(3))
     assert_close(limit, torch.full((3,), 2e30))
 
 
-def test_a_gradient_that_takes_too_many_steps_is_an_error() -> None:
+def test_a_gradient_that_takes_too_many_steps_is_an_error():
     step = Averages(mu=1000.0)
     limit = fixed_point(step, fixed_point(step, step.h).detach(), max_iter=2)
     with pytest.raises(

@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 import torch
 from dense_updates import both, dense_update, random
-from torch import Tensor
 from torch.testing import assert_close
 
 from diffusion_mp.couplings import IdentityCoupling, LowRankCoupling, SparseCoupling
 from diffusion_mp.energies.spectrum import spectral_interval
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing import (
-    Problem,
     cosine_mode,
     exact_problems,
     order_of_convergence,
@@ -28,7 +26,6 @@ from diffusion_mp.updates import (
     ExplicitEuler,
     HeatKernel,
     ImplicitEuler,
-    StateUpdate,
 )
 from diffusion_mp.updates.heat_kernel import chebyshev_weights
 
@@ -48,7 +45,7 @@ UPDATES = [
 
 
 @every_problem
-def test_the_problems_solve_their_equations(problem: Problem) -> None:
+def test_the_problems_solve_their_equations(problem):
     assert_close(problem.coupling.to_dense()[0], problem.matrix)
     eigenvalues = torch.linalg.eigvalsh(problem.laplacian)
     assert abs(eigenvalues[0]) < 1e-12 < eigenvalues[1]  # connected
@@ -62,7 +59,7 @@ def test_the_problems_solve_their_equations(problem: Problem) -> None:
 
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
 @every_problem
-def test_equals_dense_algebra(problem: Problem, update: StateUpdate) -> None:
+def test_equals_dense_algebra(problem, update):
     update = copy.copy(update)
     update.form = problem.form
     assert_close(*both(update, problem.coupling, problem.state), rtol=0, atol=1e-8)
@@ -77,10 +74,8 @@ def test_equals_dense_algebra(problem: Problem, update: StateUpdate) -> None:
         (CrankNicolson, path_problem(6, "residual"), 2.0, 0.5, 16),
     ],
 )
-def test_orders_of_convergence(
-    step, problem: Problem, order: float, t: float, count: int
-) -> None:
-    def update(tau: float) -> StateUpdate:
+def test_orders_of_convergence(step, problem, order, t, count):
+    def update(tau):
         return step(tau, problem.form)
 
     got = order_of_convergence(update, problem, t=t, count=count)
@@ -88,7 +83,7 @@ def test_orders_of_convergence(
 
 
 @pytest.mark.parametrize("k", [0, 1, 5, 11])
-def test_a_cosine_mode_is_scaled_by_its_own_factor(k: int) -> None:
+def test_a_cosine_mode_is_scaled_by_its_own_factor(k):
     mode, rate = cosine_mode(12, k)
     laplacian = path_adjacency(12).sum(1).diag() - path_adjacency(12)
     assert_close(laplacian @ mode[:, 0, 0], rate * mode[:, 0, 0], rtol=0, atol=1e-12)
@@ -109,7 +104,7 @@ def test_a_cosine_mode_is_scaled_by_its_own_factor(k: int) -> None:
 @pytest.mark.parametrize("tau", [0.1, 1.0, 100.0, 1e4, 1e6])
 @pytest.mark.parametrize("form", ["conservative", "residual"])
 @pytest.mark.parametrize("step", [ImplicitEuler, CrankNicolson])
-def test_implicit_steps_never_expand(step, form, tau: float) -> None:
+def test_implicit_steps_never_expand(step, form, tau):
     problem = random_problem(form=form)
     # the condition number grows with τ
     x = problem.state
@@ -125,7 +120,7 @@ def test_implicit_steps_never_expand(step, form, tau: float) -> None:
         )
 
 
-def test_a_signed_coupling_takes_its_interval_from_lanczos() -> None:
+def test_a_signed_coupling_takes_its_interval_from_lanczos():
     problem = path_problem(260)
     weight = problem.coupling.weight.clone()
     graph = problem.coupling.graph
@@ -136,7 +131,7 @@ def test_a_signed_coupling_takes_its_interval_from_lanczos() -> None:
 
 @pytest.mark.parametrize("z", [1e-6, 0.3, 10.0, 1e4])
 @pytest.mark.parametrize("tol", [1e-3, 1e-15])
-def test_the_chebyshev_series_is_as_long_as_needed(z: float, tol: float) -> None:
+def test_the_chebyshev_series_is_as_long_as_needed(z, tol):
     weights = chebyshev_weights(z, tol)
     points = np.cos(np.linspace(0, np.pi, 101))
     series = np.polynomial.chebyshev.chebval(points, weights)
@@ -146,7 +141,7 @@ def test_the_chebyshev_series_is_as_long_as_needed(z: float, tol: float) -> None
     )
 
 
-def test_heat_without_edges_and_over_all_pairs() -> None:
+def test_heat_without_edges_and_over_all_pairs():
     x = random(4, 2, 3).float()
     empty = SparseCoupling(Graph(4), symmetric=True, nonnegative=True)
     assert torch.equal(HeatKernel(2.0)(x, empty), x)
@@ -160,9 +155,7 @@ def test_heat_without_edges_and_over_all_pairs() -> None:
     assert_close(*both(HeatKernel(0.3), pairs, x), rtol=1e-10, atol=1e-10)
 
 
-def test_a_step_starts_at_the_values_and_a_state_is_its_own_source_unless_one_is_given() -> (
-    None
-):
+def test_a_step_starts_at_the_values_and_a_state_is_its_own_source_unless_one_is_given():
     problem = path_problem()
     update = Equilibrium(leak=0.5)
     step = ImplicitEuler(0.5)
@@ -176,8 +169,8 @@ def test_a_step_starts_at_the_values_and_a_state_is_its_own_source_unless_one_is
     assert torch.equal(own, update(zero, problem.coupling, values=problem.state))
 
 
-def test_gradients_do_not_unroll_the_iteration_and_have_no_derivative() -> None:
-    def nodes(tensor: Tensor) -> int:
+def test_gradients_do_not_unroll_the_iteration_and_have_no_derivative():
+    def nodes(tensor):
         seen = set()
         stack = [tensor.grad_fn]
         while stack:

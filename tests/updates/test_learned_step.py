@@ -3,7 +3,7 @@
 import pytest
 import torch
 from dense_updates import DOUBLE, random
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 
 from diffusion_mp import (
@@ -35,13 +35,11 @@ TAU = torch.tensor(0.3, dtype=DOUBLE)
 
 @pytest.mark.parametrize("form", ["conservative", "residual"])
 @pytest.mark.parametrize("tau", [nn.Parameter(TAU), TAU, positive(0.3)], ids=type)
-def test_a_learned_step_is_the_step_of_that_size_and_has_its_gradient(
-    form, tau
-) -> None:
+def test_a_learned_step_is_the_step_of_that_size_and_has_its_gradient(form, tau):
     coupling = random_problem(9, form).coupling
     inputs = [random(9, 2, 3, seed=seed).requires_grad_() for seed in range(3)]
 
-    def loss(size) -> Tensor:
+    def loss(size):
         x, values, source = inputs
         step = ExplicitEuler(size, form, beta=0.7, leak=0.2)
         return step(x, coupling, values, source).square().sum()
@@ -58,7 +56,7 @@ def test_a_learned_step_is_the_step_of_that_size_and_has_its_gradient(
     assert_close(gradient, by_tau * chain, rtol=1e-7, atol=1e-7)
 
 
-def test_it_is_saved_moved_reset_and_named() -> None:
+def test_it_is_saved_moved_reset_and_named():
     conv = DIFFormerConv(
         4, 4, tau=nn.Parameter(torch.tensor(0.25)), transform=False, bias=False
     )
@@ -77,7 +75,7 @@ def test_it_is_saved_moved_reset_and_named() -> None:
     )
 
 
-def test_a_layer_of_many_steps_tells_the_state_before() -> None:
+def test_a_layer_of_many_steps_tells_the_state_before():
     x = random(6, 4)
     graph = Graph(6, EDGES).to_undirected()
     adjacency = AdjacencyDiffusivity("sum")
@@ -94,7 +92,7 @@ def test_a_layer_of_many_steps_tells_the_state_before() -> None:
     assert (many(x, graph) - still(x, graph)).abs().max() > 0.01
 
 
-def test_the_layers_of_a_model_tell_the_state_before() -> None:
+def test_the_layers_of_a_model_tell_the_state_before():
     torch.manual_seed(0)
     update = MomentumStep(0.2, 0.5, steps=1, form="residual")
     model = DIFFormer(4, 6, 3, 5, layer_norm=False, update=update).double()
@@ -122,7 +120,7 @@ MOMENTUM = DiffusionConv(
 EXPLICIT = DiffusionConv(4, 4, SimpleDiffusivity()).double()
 
 
-def test_the_state_before_moves_the_state() -> None:
+def test_the_state_before_moves_the_state():
     assert_close(MOMENTUM(X, previous=X - 1), MOMENTUM(X) + 0.5)
 
 
@@ -153,7 +151,7 @@ test_the_state_before_and_options_beside_an_update_are_refused = refuses(
 )
 
 
-def test_every_layer_of_difformer_has_a_copy_of_its_update() -> None:
+def test_every_layer_of_difformer_has_a_copy_of_its_update():
     model = DIFFormer(4, 6, 3, 2, tau=nn.Parameter(torch.tensor(0.5)), graph=None)
     first, second = (conv.update.tau for conv in model.convs)
     assert first is not second

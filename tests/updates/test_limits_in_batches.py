@@ -33,7 +33,7 @@ def by_graph(ptr: Tensor, z: Tensor) -> Tensor:
     return torch.stack([depth(part).sum() for part in z.split(ptr.diff().tolist())])
 
 
-def test_no_graph_ends_above_its_own_start() -> None:
+def test_no_graph_ends_above_its_own_start():
     """Of twenty starts the acceleration leads some to the hill between the wells, and the total still falls."""
     unguarded = fixed_point(wells, STARTS, ptr=PTR)
     assert depth(unguarded).sum() < depth(STARTS).sum()
@@ -51,7 +51,7 @@ def test_no_graph_ends_above_its_own_start() -> None:
 
 
 @pytest.mark.parametrize("ptr", [[0, 3, 3, 4, 20], [0, 20], [0, 0, 20]])
-def test_graphs_of_all_sizes(ptr: list[int]) -> None:
+def test_graphs_of_all_sizes(ptr):
     bounds = torch.tensor(ptr)
     limit = fixed_point(wells, STARTS, energy=lambda z: by_graph(bounds, z), ptr=bounds)
     parts = []
@@ -60,14 +60,14 @@ def test_graphs_of_all_sizes(ptr: list[int]) -> None:
     assert_close(limit, torch.cat(parts), rtol=1e-10, atol=1e-10)
 
 
-def test_a_graph_takes_the_steps_that_it_takes_alone() -> None:
+def test_a_graph_takes_the_steps_that_it_takes_alone():
     """A slow graph beside a fast one does not move it once it has arrived, and is as fast as alone."""
     rate = torch.tensor([[0.1], [0.97], [0.97]], dtype=DOUBLE)
     h = torch.tensor([[1.0], [1.0], [-2.0]], dtype=DOUBLE)
     turn = torch.tensor([[1.0, 0, 0], [0, 0.6, 0.8], [0, -0.8, 0.6]], dtype=DOUBLE)
     count = [0]
 
-    def step(z: Tensor) -> Tensor:
+    def step(z):
         count[0] += 1
         return h + rate * (turn @ z).sin()
 
@@ -86,13 +86,13 @@ def test_a_graph_takes_the_steps_that_it_takes_alone() -> None:
     assert counts[0] < counts[1]
 
 
-def test_gradients_of_a_graph_do_not_depend_on_others() -> None:
+def test_gradients_of_a_graph_do_not_depend_on_others():
     h = torch.randn(
         7, 3, dtype=DOUBLE, generator=torch.Generator().manual_seed(0)
     ).requires_grad_()
     ptr = torch.tensor([0, 2, 7])
 
-    def limit(h: Tensor, ptr: Tensor | None) -> Tensor:
+    def limit(h, ptr):
         return fixed_point(
             lambda z: (h + 0.5 * z.flip(1)).tanh(), torch.zeros_like(h), ptr=ptr
         )
@@ -102,7 +102,7 @@ def test_gradients_of_a_graph_do_not_depend_on_others() -> None:
     assert_close(together, alone, rtol=1e-9, atol=1e-12)
 
 
-def test_an_energy_has_one_number_or_one_for_every_graph() -> None:
+def test_an_energy_has_one_number_or_one_for_every_graph():
     with pytest.raises(TypeError, match="one number, or 20, one for every graph"):
         fixed_point(wells, STARTS, energy=lambda z: z.flatten()[:3], ptr=PTR)
     with pytest.raises(ValueError, match="ptr must rise from 0 to num_nodes = 20"):
@@ -110,7 +110,7 @@ def test_an_energy_has_one_number_or_one_for_every_graph() -> None:
 
 
 @pytest.mark.parametrize("constraint", ["ball", "sphere", "nonnegative", None])
-def test_limits_of_molecules_are_those_alone(constraint: str | None) -> None:
+def test_limits_of_molecules_are_those_alone(constraint):
     """Of states of very different sizes, too."""
     terms: list = [WeightedGraph(4)]
     if constraint is not None:
@@ -136,8 +136,8 @@ def test_limits_of_molecules_are_those_alone(constraint: str | None) -> None:
         assert_close(limit.detach(), alone, rtol=1e-7, atol=atol)
 
 
-def test_a_graph_that_does_not_arrive_is_an_error() -> None:
-    def step(z: Tensor) -> Tensor:
+def test_a_graph_that_does_not_arrive_is_an_error():
+    def step(z):
         return torch.where(torch.tensor([[True], [False]]), 0.5 * z, z + 1)
 
     with pytest.raises(ConvergenceError, match="the last one moved the state by 1"):

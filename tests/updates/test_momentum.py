@@ -11,7 +11,6 @@ from torch.testing import assert_close
 from diffusion_mp import (
     GaussianPenalty,
     MixturePenalty,
-    Penalty,
     QuadraticPenalty,
     SigmoidPenalty,
     SimplePenalty,
@@ -51,7 +50,7 @@ def dense(
 
 @pytest.mark.parametrize("form", ["conservative", "residual"])
 @pytest.mark.parametrize("steps", [1, 2, 7])
-def test_it_is_the_two_step_recursion(form: str, steps: int) -> None:
+def test_it_is_the_two_step_recursion(form, steps):
     problem = random_problem(form=form)
     h = problem.state.cos()
     update = MomentumStep(0.1, 0.7, steps, problem.form, beta=0.4, leak=0.2)
@@ -78,12 +77,12 @@ def test_it_is_the_two_step_recursion(form: str, steps: int) -> None:
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
 def test_the_paper_s_energy_falls_with_couplings_that_follow_the_state(
-    penalty: Penalty,
-) -> None:
+    penalty,
+):
     """E(Z_{k+1}, k) ≤ E(Z_k, k − 1) with λ = τ/(2m) up to the largest τ of the theorem; twice that rises."""
     generator = torch.Generator().manual_seed(0)
 
-    def rises(factor: float) -> int:
+    def rises(factor):
         count = 0
         for _ in range(8):
             n = int(torch.randint(2, 9, (1,), generator=generator))
@@ -117,7 +116,7 @@ def pair_energy(
 
 
 @pytest.mark.parametrize("seed", range(0, 10, 3))
-def test_one_coupling_allows_longer_steps(seed: int) -> None:
+def test_one_coupling_allows_longer_steps(seed):
     """Up to 2(1 + m)/λ₁ the energy of two states falls and is positive; beyond it the state explodes."""
     problem = random_problem(seed=seed)
     momentum = 0.1 + 0.085 * seed
@@ -142,7 +141,7 @@ def test_one_coupling_allows_longer_steps(seed: int) -> None:
     )
 
 
-def test_a_path_comes_to_rest_twenty_times_sooner() -> None:
+def test_a_path_comes_to_rest_twenty_times_sooner():
     """100 nodes, until their differences are a millionth: against the fastest step without momentum, 2/(λ₁ + μ)."""
     problem = path_problem(100)
     rates = torch.linalg.eigvalsh(problem.laplacian)

@@ -14,7 +14,6 @@ from diffusion_mp.updates import (
     ExplicitEuler,
     HeatKernel,
     ImplicitEuler,
-    StateUpdate,
 )
 
 UPDATES = [
@@ -48,9 +47,7 @@ def general(coupling: Coupling) -> Coupling:
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
 @pytest.mark.parametrize("kind", KINDS.items(), ids=KINDS)
 @pytest.mark.parametrize("lengths", [[9], [4, 4], [2, 0, 6, 1]], ids=str)
-def test_the_exact_step_is_what_the_iteration_converges_to(
-    update, kind, lengths
-) -> None:
+def test_the_exact_step_is_what_the_iteration_converges_to(update, kind, lengths):
     boundary, strides = kind
     ptr = torch.tensor([0, *lengths]).cumsum(0)
     alpha = (random(len(strides), 2).abs() + 0.1).requires_grad_()
@@ -68,7 +65,7 @@ def test_the_exact_step_is_what_the_iteration_converges_to(
 
 @pytest.mark.parametrize("length", [1, 2, 3, 17, 64])
 @pytest.mark.parametrize("t", [0.01, 1.0, 30.0])
-def test_the_heat_semigroup_is_expm(length: int, t: float) -> None:
+def test_the_heat_semigroup_is_expm(length, t):
     """To 1e-10, for several strides that commute, some of them longer than the sequence."""
     alpha = torch.tensor([[1.0], [0.5], [2.0]], dtype=DOUBLE)
     strides = (1, 4, 70)
@@ -87,9 +84,7 @@ def test_the_heat_semigroup_is_expm(length: int, t: float) -> None:
     "update", [ImplicitEuler(1.0), CrankNicolson(1.0), HeatKernel(1.0)], ids=repr
 )
 @pytest.mark.parametrize("dtype", [DOUBLE, torch.float32])
-def test_no_alpha_makes_these_steps_expand(
-    update: StateUpdate, dtype: torch.dtype
-) -> None:
+def test_no_alpha_makes_these_steps_expand(update, dtype):
     alpha = torch.tensor([[100.0], [100.0]], dtype=dtype)
     coupling = NeumannCoupling(50, alpha, (1, 4), nonnegative=True)
     x = random(50, 1, 5).to(dtype)
@@ -104,7 +99,7 @@ def test_no_alpha_makes_these_steps_expand(
 
 
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
-def test_low_precision_and_autocast_solve_in_float32(update: StateUpdate) -> None:
+def test_low_precision_and_autocast_solve_in_float32(update):
     double = path(30, 0.4)
     coupling = NeumannCoupling(30, torch.full((1, 1), 0.4), nonnegative=True)
     x = random(30, 1, 4).to(torch.bfloat16)
@@ -124,8 +119,8 @@ SOLVES = [ImplicitEuler(1.0), CrankNicolson(1.0), Equilibrium(leak=0.1)]
 
 @pytest.mark.parametrize("update", SOLVES, ids=repr)
 def test_what_is_not_known_to_be_definite_is_left_to_the_iteration(
-    update: StateUpdate,
-) -> None:
+    update,
+):
     """Without the promise α ≥ 0 the multipliers 1/(λ + 1/τ) may have a pole; conjugate gradients see the sign."""
     negative, positive = (
         NeumannCoupling(12, torch.full((1, 1), alpha, dtype=DOUBLE))
@@ -138,9 +133,7 @@ def test_what_is_not_known_to_be_definite_is_left_to_the_iteration(
 
 @pytest.mark.parametrize("form", ["conservative", "residual"])
 @pytest.mark.parametrize("step", [HeatKernel, ImplicitEuler])
-def test_dropped_ends_and_the_residual_form_are_left_to_the_iteration(
-    step, form: str
-) -> None:
+def test_dropped_ends_and_the_residual_form_are_left_to_the_iteration(step, form):
     alpha = torch.full((1, 1), 0.2, dtype=DOUBLE)
     dropped = NeumannCoupling(12, alpha, (3,), "drop", nonnegative=True)
     assert dropped.laplacian_function(torch.exp, X) is None
@@ -150,7 +143,7 @@ def test_dropped_ends_and_the_residual_form_are_left_to_the_iteration(
 
 
 @pytest.mark.parametrize("boundary", ["causal", "replicate"])
-def test_boundaries_that_are_not_symmetric_are_refused(boundary: str) -> None:
+def test_boundaries_that_are_not_symmetric_are_refused(boundary):
     skewed = NeumannCoupling(12, torch.full((1, 1), 0.2, dtype=DOUBLE), (2,), boundary)
     assert skewed.laplacian_function(torch.exp, X) is None
     with pytest.raises(CouplingMismatchError, match="NeumannCoupling"):

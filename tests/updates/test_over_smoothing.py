@@ -33,7 +33,7 @@ def run(update: ExplicitEuler, depth: int = DEPTH) -> torch.Tensor:
     return x
 
 
-def test_a_source_with_a_leak_alone_keeps_directions_apart() -> None:
+def test_a_source_with_a_leak_alone_keeps_directions_apart():
     assert spread(run(ExplicitEuler(0.5), 1)) > 0.05
     assert spread(run(ExplicitEuler(0.5))) < 1e-6
     pure = ExplicitEuler(0.5, beta=0.5)

@@ -40,7 +40,6 @@ from diffusion_mp.updates import (
     Equilibrium,
     HeatKernel,
     ImplicitEuler,
-    StateUpdate,
     implicit,
 )
 from diffusion_mp.updates.base import Laplacian
@@ -126,7 +125,7 @@ UPDATES.append(Equilibrium("residual", beta=0.5, leak=0.05))
 
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
 @pytest.mark.parametrize("kind", KINDS)
-def test_equals_dense_algebra(kind: str, update: StateUpdate) -> None:
+def test_equals_dense_algebra(kind, update):
     coupling = KINDS[kind]()
     assert coupling.reversible
     assert not coupling.symmetric
@@ -137,9 +136,7 @@ def test_equals_dense_algebra(kind: str, update: StateUpdate) -> None:
 
 @pytest.mark.parametrize("update", [UPDATES[2], UPDATES[5], HeatKernel(0.5)], ids=repr)
 @pytest.mark.parametrize("kind", ["graph", "both", "gaussian", "label-spreading"])
-def test_all_gradients_are_those_of_dense_algebra(
-    kind: str, update: StateUpdate
-) -> None:
+def test_all_gradients_are_those_of_dense_algebra(kind, update):
     graph = edges()
     size = (feature := random(N, 2, 3, seed=5).requires_grad_()).abs()
     weight = graph.edge_weight[: graph.num_edges // 2].clone().requires_grad_()
@@ -166,7 +163,7 @@ def test_all_gradients_are_those_of_dense_algebra(
 
 
 @pytest.mark.parametrize("num_nodes", [40, 400])
-def test_a_contracting_coupling_needs_no_leak(num_nodes: int) -> None:
+def test_a_contracting_coupling_needs_no_leak(num_nodes):
     rows = row_normalized(symmetric_graph(num_nodes))
     x = random(num_nodes, 1, 2)
     update = Equilibrium("residual")
@@ -183,9 +180,7 @@ def test_a_contracting_coupling_needs_no_leak(num_nodes: int) -> None:
         assert ends == pytest.approx((float(exact.min()), float(exact.max())), abs=1e-7)
 
 
-def test_the_metric_of_a_symmetric_coupling_is_one_and_that_of_rows_their_sums() -> (
-    None
-):
+def test_the_metric_of_a_symmetric_coupling_is_one_and_that_of_rows_their_sums():
     graph = symmetric_graph()
     assert torch.equal(graph.metric, torch.ones(N, 1, dtype=DOUBLE))
     metric = row_normalized(graph).metric
@@ -202,9 +197,7 @@ def test_the_metric_of_a_symmetric_coupling_is_one_and_that_of_rows_their_sums()
     "kind", [SimpleDiffusivity, SigmoidDiffusivity, GaussianDiffusivity]
 )
 @pytest.mark.parametrize("measure", ["inner", "distance"])
-def test_attention_is_reversible_where_queries_are_keys(
-    kind: type, measure: str
-) -> None:
+def test_attention_is_reversible_where_queries_are_keys(kind, measure):
     assert kind(measure=measure)(X[:, 0]).reversible
     assert kind(3, measure=measure, projection="tied").double()(X[:, 0]).reversible
     assert (
@@ -212,7 +205,7 @@ def test_attention_is_reversible_where_queries_are_keys(
     )
 
 
-def test_nothing_is_promised_that_may_be_false() -> None:
+def test_nothing_is_promised_that_may_be_false():
     rows = row_normalized(symmetric_graph())
     query = random(N, 1, 3)
     one_way = Graph(3, torch.tensor([[0, 1], [1, 2]]))
@@ -233,7 +226,7 @@ def test_nothing_is_promised_that_may_be_false() -> None:
             Equilibrium(leak=1e-9)(X[: coupling.num_nodes, :1] * float("nan"), coupling)
 
 
-def test_a_false_metric_is_found() -> None:
+def test_a_false_metric_is_found():
     query = random(N, 1, 3).abs()
     with pytest.raises(
         AssertionError,
@@ -249,7 +242,7 @@ def unaided(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("update", [Equilibrium, partial(ImplicitEuler, 1.0)])
-def test_features_beside_edges_are_the_preconditioner(update, monkeypatch) -> None:
+def test_features_beside_edges_are_the_preconditioner(update, monkeypatch):
     """λΩ + μA in one solve: what is left to conjugate gradients is the graph."""
     feature = random(500, 1, 8, seed=5).abs() * (2 * random(500, 1, 1, seed=6)).exp()
     pairs = LowRankCoupling(
@@ -264,9 +257,7 @@ def test_features_beside_edges_are_the_preconditioner(update, monkeypatch) -> No
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-def test_all_pairs_are_factorised_where_they_are_few(
-    normalize: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_pairs_are_factorised_where_they_are_few(normalize, monkeypatch):
     coupling = gaussian(normalize=normalize)
     assert coupling.quadratic
     assert (0.5 * coupling + symmetric_graph()).quadratic
@@ -282,7 +273,7 @@ def test_all_pairs_are_factorised_where_they_are_few(
         few(X, coupling)
 
 
-def test_an_indefinite_dense_system_is_left_to_the_iteration_which_sees_it() -> None:
+def test_an_indefinite_dense_system_is_left_to_the_iteration_which_sees_it():
     query = random(N, 1, 3)
     coupling = PairwiseCoupling(
         query, query, normalize=False, symmetric=True, mutual=True
@@ -294,8 +285,8 @@ def test_an_indefinite_dense_system_is_left_to_the_iteration_which_sees_it() -> 
 
 @pytest.mark.parametrize("row_stochastic", [True, False])
 def test_a_float32_state_over_all_pairs_is_right_to_six_digits(
-    row_stochastic: bool,
-) -> None:
+    row_stochastic,
+):
     x = random(300, 5, seed=2).float()
     y = random(300, 1, 4).float()
     diffusivity = GaussianDiffusivity(

@@ -87,9 +87,7 @@ def relative(got: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("kind", GRAPHS)
 @pytest.mark.parametrize("normalization", ["sum", "sym"])
 @pytest.mark.parametrize("layer", ["block", "conv"])
-def test_the_solution_is_right_at_any_weight(
-    layer: str, normalization: str, kind: str, dtype: torch.dtype
-) -> None:
+def test_the_solution_is_right_at_any_weight(layer, normalization, kind, dtype):
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(NODES, 3, generator=generator) + 1).to(dtype)
     readout = torch.randn(NODES, 3, generator=generator, dtype=torch.float64)
@@ -124,7 +122,7 @@ def test_the_solution_is_right_at_any_weight(
 
 
 @pytest.mark.parametrize("heads", [1, 3])
-def test_every_column_of_every_graph_is_right(heads: int) -> None:
+def test_every_column_of_every_graph_is_right(heads):
     """Columns of very different sizes, and graphs that do not converge at the same time."""
     graph = Graph(NODES, edges("apart"), ptr=torch.tensor([0, NODES // 2, NODES]))
     coupling = AdjacencyDiffusivity("sum")(torch.zeros(NODES, 1), graph)
@@ -150,7 +148,7 @@ def test_every_column_of_every_graph_is_right(heads: int) -> None:
             assert float(error.max()) <= 1e-6
 
 
-def test_couplings_as_terms_are_solved_like_the_layers() -> None:
+def test_couplings_as_terms_are_solved_like_the_layers():
     graph = Graph(NODES, edges("path"))
     coupling = AdjacencyDiffusivity("sum")(torch.zeros(NODES, 1), graph)
     x = torch.randn(NODES, 3, generator=torch.Generator().manual_seed(0))
@@ -163,7 +161,7 @@ def test_couplings_as_terms_are_solved_like_the_layers() -> None:
     assert_close(block(x, graph), matrices(x, graph), rtol=1e-5, atol=1e-6)
 
 
-def test_what_is_not_reached_is_an_error() -> None:
+def test_what_is_not_reached_is_an_error():
     matrix = torch.diag(torch.logspace(-14, 0, 20, dtype=torch.float64))
     turn = torch.linalg.qr(
         torch.randn(

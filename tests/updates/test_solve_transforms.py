@@ -125,19 +125,19 @@ def check_first_derivatives(solve: Solve) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_first_derivatives(name: str) -> None:
+def test_first_derivatives(name):
     check_first_derivatives(ALL[name])
 
 
 @pytest.mark.parametrize("name", [*LINEAR, *NONLINEAR])
-def test_jacobians_agree_and_so_does_the_linear_map(name: str) -> None:
+def test_jacobians_agree_and_so_does_the_linear_map(name):
     solve = ALL[name]
     assert_near(jacfwd(solve)(X), jacrev(solve)(X), 1e-9)
     assert_near(linearize(solve, X)[1](V), slope(solve, X, V))
 
 
 @pytest.mark.parametrize("name", LINEAR)
-def test_a_batch_of_gradients_is_that_of_every_state(name: str) -> None:
+def test_a_batch_of_gradients_is_that_of_every_state(name):
     states = torch.stack([X, V, G])
     for function in (LINEAR[name], grad(loss(LINEAR[name]))):
         assert_near(
@@ -146,7 +146,7 @@ def test_a_batch_of_gradients_is_that_of_every_state(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["own-weights", "heat-own-weights", *NONLINEAR])
-def test_second_derivatives(name: str) -> None:
+def test_second_derivatives(name):
     solve = ALL[name]
     expected = slope(grad(loss(solve)), X, V)
     by_columns = torch.einsum("nchd,hd->nc", hessian(loss(solve))(X), V)
@@ -166,13 +166,13 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "name", ["crank", "teleport", "own-weights", "block", *NONLINEAR]
 )
-def test_large_systems_are_differentiated_once_without_a_matrix(name: str) -> None:
+def test_large_systems_are_differentiated_once_without_a_matrix(name):
     check_first_derivatives(ALL[name])
 
 
 @pytest.mark.usefixtures("large", "no_typecheck")
 @pytest.mark.parametrize("name", ["own-weights", "fixed-point", "block"])
-def test_large_systems_say_what_they_cannot_do(name: str) -> None:
+def test_large_systems_say_what_they_cannot_do(name):
     solve = ALL[name]
     with pytest.raises(RuntimeError, match="once differentiable"):
         grad(lambda x: grad(loss(solve))(x).square().sum())(X)
@@ -186,7 +186,7 @@ def test_large_systems_say_what_they_cannot_do(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NONLINEAR)
-def test_a_limit_that_iterates_refuses_vmap(name: str) -> None:
+def test_a_limit_that_iterates_refuses_vmap(name):
     for call in (NONLINEAR[name], grad(loss(NONLINEAR[name]))):
         with pytest.raises(
             NotImplementedError, match="another number of steps for every entry"

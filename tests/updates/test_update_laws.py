@@ -64,7 +64,7 @@ LEARNED.append(CertifiedStep(Positive()))
 
 
 @pytest.mark.parametrize("update", [*FIXED, *LEARNED, *MOMENTUM], ids=repr)
-def test_the_laws_for_everybody(update: StateUpdate) -> None:
+def test_the_laws_for_everybody(update):
     searches = isinstance(update, SolvedUpdate)
     reason = "a search over the batch says that there is a NaN"
     check_update(update, skip={"poisoned batch mate": reason} if searches else {})
@@ -72,8 +72,8 @@ def test_the_laws_for_everybody(update: StateUpdate) -> None:
 
 @pytest.mark.parametrize("update", [*FIXED, *LEARNED], ids=repr)
 def test_the_state_dict_has_what_is_learned_and_repr_names_the_choices(
-    update: StateUpdate,
-) -> None:
+    update,
+):
     assert update in LEARNED or not update.state_dict()
     assert ("constraint=" if isinstance(update, CertifiedStep) else "form=") in repr(
         update
@@ -86,9 +86,7 @@ def test_the_state_dict_has_what_is_learned_and_repr_names_the_choices(
     density=st.floats(0.0, 1.0),
     leak=st.floats(0.05, 3.0),
 )
-def test_any_graph_ends_in_its_equilibrium(
-    num_nodes: int, seed: int, density: float, leak: float
-) -> None:
+def test_any_graph_ends_in_its_equilibrium(num_nodes, seed, density, leak):
     """Disconnected, isolated, with self-loops: an implicit step of enormous τ is the steady state."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.rand(num_nodes, num_nodes, dtype=torch.float64, generator=generator)
@@ -156,8 +154,8 @@ class Untouchable(SparseCoupling):
 
 @solvers
 def test_an_asymmetric_coupling_is_found_before_any_arithmetic(
-    update: StateUpdate,
-) -> None:
+    update,
+):
     directed = Untouchable(Graph(3, torch.tensor([[0, 1], [1, 2]])), torch.ones(2))
     x = torch.zeros(3, 1, 1)
     sentence = r"needs a reversible coupling.*got a \w+ that declares symmetric=False and knows no metric."
@@ -174,7 +172,7 @@ def test_an_asymmetric_coupling_is_found_before_any_arithmetic(
 
 
 @solvers
-def test_rows_of_one_rank_are_not_all_rows(update: StateUpdate) -> None:
+def test_rows_of_one_rank_are_not_all_rows(update):
     """The sums in a solver would be over those alone."""
     feature = torch.rand(3, 1, 2)
     part = SummedCoupling(
