@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusion_mp import (
+    FunctionPenalty,
     GaussianPenalty,
     MixturePenalty,
     QuadraticPenalty,
@@ -24,6 +25,7 @@ PENALTIES = [
     SoftmaxPenalty(3),
     GaussianPenalty(0.4),
     MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False),
+    FunctionPenalty(lambda z2: 1 / (1 + z2)),
 ]
 every_penalty = pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
 

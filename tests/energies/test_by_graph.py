@@ -10,7 +10,7 @@ from diffusion_mp.energies import EnergyTerm, FunctionPenalty
 from diffusion_mp.layers import CertifiedBlock, CertifiedConv
 from diffusion_mp.layers.certified_block import RowAttention, TiedMLP, WeightedGraph
 from energy_forms import Joint
-from helpers import built, randn, refuses
+from helpers import built, randn
 
 SIZES = (4, 1, 0, 5)
 EDGES = torch.tensor(
@@ -85,12 +85,3 @@ def test_energies_by_graph_add_up():
     by_graph = layer.energies(randn(10, C), EDGES, None, batch, by_graph=True)
     assert by_graph.shape == (2, 4)
     assert_close(by_graph.sum(1), layer.energies(randn(10, C), EDGES, None, batch))
-
-
-test_what_is_no_flag_is_refused = refuses(
-    (
-        lambda: CertifiedConv(C).energies(torch.rand(3, C), by_graph=1),
-        TypeError,
-        "by_graph must be True or False",
-    ),
-)

@@ -11,8 +11,6 @@ from torch.testing import assert_close
 
 from diffusion_mp import (
     CertifiedDIFFormer,
-    DiffusionConv,
-    ExplicitEuler,
     FunctionPenalty,
     GaussianPenalty,
     MixturePenalty,
@@ -26,7 +24,6 @@ from diffusion_mp import (
 )
 from diffusion_mp.couplings import DistanceCoupling, pairwise
 from diffusion_mp.energies import Sphere, certify_trajectory, get_penalty
-from diffusion_mp.testing import assert_energy_descent
 from energy_forms import Joint
 from helpers import agree, randn, refuses
 
@@ -165,12 +162,6 @@ def test_a_mixture_that_single_precision_does_not_resolve():
     assert narrow.delta(torch.tensor([-1e-3])).item() == 0  # rounding of zero
 
 
-def test_get_penalty():
-    penalty = SoftmaxPenalty(3)
-    assert get_penalty(penalty) is penalty
-    assert get_penalty("gaussian", bandwidth=2.0) == GaussianPenalty(2.0)
-
-
 PTR = torch.tensor([0, 4, 4, 11])
 Z2 = torch.tensor([0.0, 1e-9, 0.01, 0.3, 1.0, 3.7, 12.0, 1e3, 1e5], dtype=torch.float64)
 
@@ -245,35 +236,6 @@ def test_tiles_do_not_change_values_or_gradients(
     )
     expected = 1 / (1 + scale * (q[4:, 1, None] - k[4:, 1]).square().sum(2))
     assert_close(dense[1, 4:, 4:], expected, rtol=1e-11, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        {"constraint": "sphere"},
-        {"constraint": None, "projection": "tied", "heads": 2},
-    ],
-)
-def test_a_certified_model_goes_down_its_energy(more):
-    torch.manual_seed(0)
-    model = CertifiedDIFFormer(
-        5, 4, 3, 6, penalty=FunctionPenalty(cauchy), lam=4.0, **more
-    ).double()
-    x = randn(9, 5)
-    edges = torch.tensor([[0, 1, 2, 3, 7], [1, 2, 3, 4, 8]])
-    energies = model.energies(x, edges)
-    assert (energies.diff() < 0).all()
-    certificate = certify(model, x)
-    assert certificate, str(certificate)
-
-
-def test_the_explicit_step_of_such_an_attention_descends():
-    diffusivity = PenaltyDiffusivity(FunctionPenalty(cauchy))
-    conv = DiffusionConv(
-        4, 4, diffusivity, ExplicitEuler(0.9), transform=False, bias=False
-    )
-    assert_energy_descent(conv, instances=3, steps=3)
 
 
 test_what_is_no_penalty_is_refused = refuses(

@@ -180,19 +180,6 @@ def test_a_contracting_coupling_needs_no_leak(num_nodes):
         assert ends == pytest.approx((float(exact.min()), float(exact.max())), abs=1e-7)
 
 
-def test_the_metric_of_a_symmetric_coupling_is_one_and_that_of_rows_their_sums():
-    graph = symmetric_graph()
-    assert torch.equal(graph.metric, torch.ones(N, 1, dtype=DOUBLE))
-    metric = row_normalized(graph).metric
-    degree = graph.degree()
-    assert_close(metric[:-1], degree[:-1], rtol=1e-14, atol=0)
-    assert (metric[-1], degree[-1]) == (1.0, 0.0)  # the node without an edge
-    # One alone in its graph.
-    assert gaussian(ptr=torch.tensor([0, 1, N]), loops=False).metric[0].eq(1).all()
-    unit = X[:, 0] / X[:, 0].norm(dim=1, keepdim=True)
-    assert_close(SimpleDiffusivity()(X[:, 0]).metric[:, 0], (1 + unit @ unit.T).sum(1))
-
-
 @pytest.mark.parametrize(
     "kind", [SimpleDiffusivity, SigmoidDiffusivity, GaussianDiffusivity]
 )
