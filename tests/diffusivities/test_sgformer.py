@@ -11,6 +11,7 @@ import helpers
 from diffusion_mp.couplings import LowRankCoupling
 from diffusion_mp.diffusivities import SGFormerDiffusivity
 from diffusion_mp.graph import Graph
+from helpers import randn
 
 C = 6
 HEADS = 3
@@ -26,9 +27,7 @@ def build(normalize: str, **options: Any) -> SGFormerDiffusivity:
 
 
 def state(num_nodes: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tensor:
-    return torch.randn(
-        num_nodes, C, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    ).to(dtype)
+    return randn(num_nodes, C, seed=seed).to(dtype)
 
 
 def dense_attention(x: Tensor, query: Tensor, key: Tensor, normalize: str) -> Tensor:

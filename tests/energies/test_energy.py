@@ -22,7 +22,7 @@ from diffusion_mp.energies import (
 from diffusion_mp.energies.pairs import large_distance
 from diffusion_mp.graph import Graph
 from energy_forms import Explicit, Joint
-from helpers import refuses
+from helpers import randn, refuses
 
 
 def same(got: Tensor, expected: Tensor | float) -> None:
@@ -223,8 +223,6 @@ def test_beyond_the_domain_of_its_penalty_an_energy_warns(ball, symmetric_graph)
 
 def test_the_large_distance_is_a_quarter_of_the_largest_at_least(ball):
     for seed in range(5):
-        x = torch.randn(
-            9, 2, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-        )
+        x = randn(9, 2, 3, seed=seed)
         largest = float((x.unsqueeze(0) - x.unsqueeze(1)).square().sum(3).max())
         assert largest / 4 <= large_distance(x) <= largest * (1 + 1e-12)

@@ -49,9 +49,7 @@ def test_delta_is_concave_and_nondecreasing_with_slope_f(penalty):
 )
 def test_the_domain_ends_where_rounding_does(dtype, much):
     """Opposite unit vectors are 2 apart up to rounding; a pair further apart than that is refused wherever it comes."""
-    x = torch.randn(
-        50, 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.double
-    ).to(dtype)
+    x = randn(50, 1, 3).to(dtype)
     penalty = SimplePenalty()
     for unit in torch.nn.functional.normalize(x, dim=2):
         pair = torch.stack([unit, -unit])

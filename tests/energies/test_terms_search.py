@@ -8,18 +8,12 @@ import math
 import pytest
 import torch
 from test_terms import CHANNELS, CONSTRAINTS, NODES, Bounded
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 
 from diffusion_mp import Graph
 from diffusion_mp.energies import Energy
-from diffusion_mp.energies.matrix_terms import (
-    ACTIVATIONS,
-    AttentionTerm,
-    MatrixTerm,
-    MLPTerm,
-)
-from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm
+from diffusion_mp.energies.terms import ScaledTerm, SourceTerm
 from diffusion_mp.layers.certified_block import (
     CertifiedBlock,
     RowAttention,
@@ -55,36 +49,6 @@ def batch(graphs: int) -> Graph:
     return Graph(
         graphs * NODES, torch.cat(edges, 1), ptr=NODES * torch.arange(graphs + 1)
     )
-
-
-def values(term: EnergyTerm, z: Tensor) -> Tensor:
-    """The value of a term for every graph of a batch, [graphs]."""
-    if isinstance(term, ScaledTerm):
-        return term.weight * values(term.term, z)
-    if isinstance(term, AttentionTerm):
-        q, k = (
-            torch.einsum("hdc,gnc->ghnd", m, z.view(-1, NODES, CHANNELS))
-            for m in (term.query, term.key)
-        )
-        logits = -term.gamma / 2 * (q.unsqueeze(3) - k.unsqueeze(2)).square().sum(4)
-        prior = z.new_full((len(q), NODES, NODES), 1 / NODES)
-        if term.prior is not None:
-            source, target = term.prior.graph.edges
-            at = (target // NODES, target % NODES, source % NODES)
-            weight = term.prior.weight.squeeze(1)
-            prior = torch.zeros_like(prior).index_put(at, weight, accumulate=True)
-        logits = logits + torch.where(prior > 0, prior.log(), -torch.inf).unsqueeze(1)
-        # No neighbours: log 1.
-        logits = logits.where((prior > 0).any(2)[:, None, :, None], -math.log(NODES))
-        return -2 / term.gamma * logits.logsumexp(3).sum((1, 2))
-    if isinstance(term, SourceTerm):
-        rows = (z - term.source).square()
-    elif isinstance(term, MatrixTerm):
-        rows = z * (term.degree * z - term._received(z))
-    else:
-        assert isinstance(term, MLPTerm)
-        rows = -ACTIVATIONS[term.activation][0](term._hidden(z))
-    return rows.sum((1, 2)).view(-1, NODES).sum(1)
 
 
 def largest_rise(
@@ -125,7 +89,7 @@ def largest_rise(
         start = block.update.constraint.project(z.unsqueeze(1))
         moved = Energy(bounded, block.update.constraint, graph=graph).step(start)
         before, after = (
-            torch.stack([values(term, state) for term in terms])
+            torch.stack([term.by_graph(state, graph) for term in terms])
             for state in (start, moved)
         )
         rise = (after.sum(0) - before.sum(0)) / (

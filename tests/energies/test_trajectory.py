@@ -85,9 +85,6 @@ def test_every_graph_counts_for_itself(ball):
     x = torch.cat([ball(3, 2), ball(9, 2) + 50])
     certificate = certify_trajectory(penalty, x, 0.7, ptr=ptr)
     alone = [certify_trajectory(penalty, part, 0.7) for part in (x[:3], x[3:])]
-    assert certificate.lam == pytest.approx(
-        0.7 / (2 * 1.0 * (2 - 0.7 * 2 * (1 - 1 / 9))), rel=0.5
-    )
     assert certificate.lam >= max(each.lam for each in alone)
     assert rises(penalty, certificate.lam, run(penalty, x, 0.7, 10, ptr), ptr) == 0
     flipped = certify_trajectory(

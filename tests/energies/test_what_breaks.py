@@ -9,6 +9,7 @@ from diffusion_mp.energies import SigmoidPenalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import CertifiedStep
 from energy_forms import Joint
+from helpers import randn
 
 DOUBLE = torch.float64
 PENALTY = SigmoidPenalty()
@@ -70,9 +71,7 @@ def test_a_directed_graph_has_no_energy():
 
 
 def setting() -> tuple[Tensor, Tensor, Coupling]:
-    source = torch.randn(
-        6, 1, 4, generator=torch.Generator().manual_seed(0), dtype=DOUBLE
-    )
+    source = randn(6, 1, 4)
     ring = edges(6, [(i, (i + 1) % 6) for i in range(6)])
     x = source
     for _ in range(150):

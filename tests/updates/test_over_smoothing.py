@@ -5,15 +5,11 @@ from torch.testing import assert_close
 
 from diffusion_mp.testing.problems import Problem, random_problem
 from diffusion_mp.updates import Equilibrium, ExplicitEuler
+from helpers import randn
 
 DEPTH = 256
 #: A connected random graph of 60 nodes, S = D^-½AD^-½, in the conservative form (Eq. 6); features share a mean.
-STATE = (
-    torch.randn(
-        60, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
-    )
-    + 1.0
-)
+STATE = randn(60, 1, 8, seed=1) + 1.0
 COUPLING = Problem(
     "over-smoothing", random_problem(60, "residual").matrix, STATE
 ).coupling
