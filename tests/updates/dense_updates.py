@@ -30,6 +30,11 @@ def both(update: StateUpdate, coupling: Coupling, x: Tensor) -> tuple[Tensor, Te
     return update(x, coupling, source=source), dense_update(update, coupling, x, source)
 
 
+def largest(x: Tensor) -> float:
+    """The largest entry, or one."""
+    return float(x.abs().amax().clamp(min=1.0)) if x.numel() else 1.0
+
+
 def gradients(
     outs: Iterable[Tensor], leaves: Sequence[Tensor]
 ) -> list[tuple[Tensor, ...]]:

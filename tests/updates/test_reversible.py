@@ -138,28 +138,24 @@ def test_equals_dense_algebra(kind, update):
 @pytest.mark.parametrize("kind", ["graph", "both", "gaussian", "label-spreading"])
 def test_all_gradients_are_those_of_dense_algebra(kind, update):
     graph = edges()
-    size = (feature := random(N, 2, 3, seed=5).requires_grad_()).abs()
+    feature = random(N, 2, 3, seed=5).requires_grad_()
     weight = graph.edge_weight[: graph.num_edges // 2].clone().requires_grad_()
     x = X.clone().requires_grad_()
-    source = X.cos().requires_grad_()
-    known = {"symmetric": True, "nonnegative": True}
-    sparse = SparseCoupling(graph, weight.repeat(2), **known)
-    pairs = {"loops": False, "symmetric": True, "normalize": "symmetric"}
-    coupling = {
-        "graph": lambda: row_normalized(sparse),
-        "both": lambda: row_normalized(
-            LowRankCoupling(size, size, **known, positive_semidefinite=True) + sparse
-        ),
-        "gaussian": lambda: PairwiseCoupling(*distance_features(feature), mutual=True),
-        "label-spreading": lambda: PairwiseCoupling(
-            *distance_features(feature), **pairs
-        ),
-    }[kind]()
-    outs = (
-        update(x, coupling, source=source if update.beta else None),
-        dense_update(update, coupling, x, source),
-    )
-    assert_close(*gradients(outs, (x, source, weight, feature)), rtol=1e-8, atol=1e-9)
+    promises = {"symmetric": True, "nonnegative": True}
+    sparse = SparseCoupling(graph, weight.repeat(2), **promises)
+    if kind == "graph":
+        coupling = row_normalized(sparse)
+    elif kind == "both":
+        size = feature.abs()
+        pairs = LowRankCoupling(size, size, **promises, positive_semidefinite=True)
+        coupling = row_normalized(pairs + sparse)
+    elif kind == "gaussian":
+        coupling = PairwiseCoupling(*distance_features(feature), mutual=True)
+    else:
+        options = {"loops": False, "symmetric": True, "normalize": "symmetric"}
+        coupling = PairwiseCoupling(*distance_features(feature), **options)
+    outs = both(update, coupling, x)
+    assert_close(*gradients(outs, (x, weight, feature)), rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("num_nodes", [40, 400])
