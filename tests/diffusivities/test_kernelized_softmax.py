@@ -15,7 +15,7 @@ from diffusion_mp.diagnostics import kernel_error
 from diffusion_mp.diffusivities.kernelized_softmax import orthogonal_directions
 from diffusion_mp.runtime.noise import gumbel
 from diffusion_mp.testing.laws import seeded
-from helpers import agree, refuses
+from helpers import agree
 
 DOUBLE = torch.float64
 
@@ -217,7 +217,7 @@ def test_a_large_graph_stays_finite_at_any_temperature(tau, dtype, generator):
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("norm", [1, 100, 300, 3000, 1e6])
+@pytest.mark.parametrize("norm", [1, 100, 300, 3000, 1e6, 1e9])
 def test_rows_sum_to_one_at_any_norm(norm, training, backend, generator, monkeypatch):
     """By product, entries and transpose; beside a graph of other norms. The rows are not uniform (ERRATA N2, N4)."""
     monkeypatch.setenv("DIFFUSION_MP_BACKEND", f"linear_attention={backend}")
@@ -238,13 +238,3 @@ def test_rows_sum_to_one_at_any_norm(norm, training, backend, generator, monkeyp
     ):
         assert_close(rows, torch.ones(40, 1), rtol=0, atol=1e-5)
     assert norm < 300 or dense.amax(2).min() > 0.1  # uniform would be 0.05
-
-
-test_bad_options_are_refused = refuses(
-    (lambda: build(heads=4, projection=None), ValueError, "heads"),
-    (
-        lambda: kernel_error(SimpleDiffusivity(), torch.zeros(3, 2)),
-        TypeError,
-        "diffusivity",
-    ),
-)

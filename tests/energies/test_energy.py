@@ -11,12 +11,9 @@ from torch.testing import assert_close
 from diffusion_mp.couplings import SparseCoupling
 from diffusion_mp.energies import (
     CouplingTerm,
-    EdgeTerm,
     Energy,
-    PairTerm,
     ProximalTerm,
     QuadraticPenalty,
-    SimplePenalty,
     SourceTerm,
 )
 from diffusion_mp.energies.pairs import large_distance
@@ -157,21 +154,12 @@ def test_other_dtypes_give_float64(dtype, ball):
 X = torch.ones(6, 4)
 S = from_dense(torch.ones(6, 6))
 test_what_does_not_fit_is_refused = refuses(
-    (lambda: Energy(SourceTerm(X)), TypeError, "^terms"),
-    (lambda: Energy([X]), TypeError, "^every one of terms"),
-    (lambda: Energy([], "cube"), ValueError, "^constraint"),
-    (lambda: Energy([], graph=X), TypeError, "^graph"),
-    (lambda: Energy([], graph=Graph(5))(X), ValueError, "^x must have 5 rows"),
-    (lambda: Energy([SourceTerm(X[:5])])(X), ValueError, "^source"),
-    (lambda: Energy([SourceTerm(X, X[:5, 0])]), ValueError, "^metric"),
-    (lambda: Energy([CouplingTerm(from_dense(torch.ones(5, 5)))])(X), ValueError, "^x"),
-    (lambda: Energy([ProximalTerm()])(X, X[:, :3]), ValueError, "^x_prev"),
-    (lambda: PairTerm("huber"), TypeError, "^penalty"),
-    (
-        lambda: EdgeTerm(SimplePenalty(), SimplePenalty().coupling(X)),
-        TypeError,
-        "^coupling",
-    ),
+    (lambda: Energy([], graph=Graph(5))(X), "^x must have 5 rows"),
+    (lambda: Energy([SourceTerm(X[:5])])(X), "^source"),
+    (lambda: Energy([SourceTerm(X, X[:5, 0])]), "^metric"),
+    (lambda: Energy([CouplingTerm(from_dense(torch.ones(5, 5)))])(X), "^x"),
+    (lambda: Energy([ProximalTerm()])(X, X[:, :3]), "^x_prev"),
+    error=ValueError,
 )
 
 

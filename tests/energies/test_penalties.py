@@ -166,10 +166,6 @@ def cauchy(z2: Tensor) -> Tensor:
     return 1 / (1 + z2)
 
 
-def rising(z2: Tensor) -> Tensor:
-    return 1 + 1e-6 * z2
-
-
 @pytest.mark.parametrize(
     ("f", "delta"),
     [
@@ -204,31 +200,22 @@ def test_tiles_do_not_change_values_or_gradients(monkeypatch):
 
 
 test_what_is_no_penalty_is_refused = refuses(
-    (lambda: MixturePenalty([]), ValueError, "widths"),
-    (lambda: MixturePenalty([1.0], [1.0, 2.0]), ValueError, "weights"),
-    (lambda: MixturePenalty([1.0], [-1.0]), ValueError, "weights"),
     (lambda: GaussianPenalty(1e30), ValueError, "bandwidth"),
     (lambda: get_penalty("softmax"), TypeError, "'dim'"),
     (lambda: get_penalty("simple", dim=3), TypeError, "'dim'"),
-    (lambda: get_penalty("huber"), ValueError, "penalty"),
-    (lambda: FunctionPenalty(lambda z2: z2), ValueError, "f rises from f"),
     (lambda: FunctionPenalty(lambda z2: 1 - z2 / 4), ValueError, "is negative"),
-    (lambda: FunctionPenalty(lambda z2: 1 / z2), ValueError, "is not finite"),
     (
-        lambda: FunctionPenalty(rising, domain=(0.0, 9.0)),
+        lambda: FunctionPenalty(lambda z2: 1 + 1e-6 * z2, domain=(0.0, 9.0)),
         ValueError,
-        r"f\(0\) = 1 to f\(9\)",
+        r"f rises from f\(0\) = 1 to f\(9\)",
     ),
     (
         lambda: FunctionPenalty(cauchy, lambda z2: z2),
         ValueError,
         "not the derivative of δ",
     ),
-    (lambda: FunctionPenalty(lambda z2: z2.sum()), ValueError, "f must give"),
-    (lambda: FunctionPenalty(cauchy, domain=(1.0, 2.0)), ValueError, "domain"),
     (lambda: FunctionPenalty(cauchy, domain=(0.0, -2.0)), ValueError, "domain"),
     (lambda: FunctionPenalty(lambda a, b: a), TypeError, "f must take"),
-    (lambda: PenaltyDiffusivity(cauchy), TypeError, "penalty"),
     (
         lambda: PenaltyDiffusivity(MixturePenalty(), measure="inner"),
         ValueError,

@@ -3,11 +3,12 @@
 Every claim has a counterpart that finds violations, just below the bound or for the printed statement.
 """
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
-from energy_cases import every_penalty, from_dense, laplacian
+from energy_cases import DOUBLE, every_penalty, from_dense, laplacian
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -37,6 +38,20 @@ def rises(after: Tensor, before: Tensor, rtol: float = 1e-11) -> bool:
     return bool(after > before + rtol * before.abs() + 1e-13)
 
 
+def step_rises(energy: Energy, x: Tensor, after: Tensor) -> bool:
+    """Whether E(Z_{k+1}, k) > E(Z_k, k)."""
+    return rises(energy(after, x), energy(x, x))
+
+
+def quadratic(s: Coupling, lam: float, form: str) -> Energy:
+    return Explicit("quadratic", lam, coupling=s, residual=form == "residual")
+
+
+def in_form(form: str, s: SparseCoupling) -> SparseCoupling:
+    """S, normalised symmetrically for I − S."""
+    return normalised(s) if form == "residual" else s
+
+
 def product(coupling: Coupling, x: Tensor) -> Tensor:
     return (coupling @ x.unsqueeze(1)).squeeze(1)
 
@@ -59,13 +74,14 @@ def normalised(s: SparseCoupling) -> SparseCoupling:
     return from_dense(scale * s.to_dense()[0] * scale.T)
 
 
-def values_along(step, energy: Energy, x: Tensor, steps: int) -> list[Tensor]:
+def rises_along(step, energy: Energy, x: Tensor, steps: int) -> int:
+    """How often E(Z_{k+1}, k) > E(Z_k, k − 1)."""
     values = []
     for _ in range(steps):
-        following = step(x)
-        values.append(energy(following, x))
-        x = following
-    return values
+        after = step(x)
+        values.append(energy(after, x))
+        x = after
+    return sum(rises(new, old) for old, new in pairwise(values))
 
 
 def row_step(
@@ -80,26 +96,16 @@ def row_step(
 @instances
 def test_theorem_1(instances, form, symmetric_graph, ball, uniform, size):
     """No violation at λ and above, for D̄ − S and (with symmetrically normalised S) for I − S."""
-    violations = 0
     for _ in range(instances):
-        if form == "conservative":
-            s = symmetric_graph(size(2, 20))
-        else:
-            s = normalised(symmetric_graph(size(2, 20)))
+        s = in_form(form, symmetric_graph(size(2, 20)))
         tau = uniform(0.02, 0.99) * theorem1(s, 1e-3, form=form).tau_max
         certificate = certify(s, None, tau, form=form)
         assert certificate, certificate
         x = ball(s.num_nodes, 3)
         after = euler(x, s, tau, form)
         for factor in (1.0, 3.0):
-            energy = Explicit(
-                "quadratic",
-                certificate.lam * factor,
-                coupling=s,
-                residual=form == "residual",
-            )
-            violations += rises(energy(after, x), energy(x, x))
-    assert violations == 0
+            energy = quadratic(s, factor * certificate.lam, form)
+            assert not step_rises(energy, x, after)
 
 
 def test_every_head_counts_and_slightly_negative_eigenvalues_do_too():
@@ -126,24 +132,16 @@ def test_every_head_counts_and_slightly_negative_eigenvalues_do_too():
 def test_theorem_1_is_tight(form, symmetric_graph, uniform, size):
     """At λ the top eigenvector keeps its energy; at 0.99 λ it gains, for every graph."""
     for _ in range(50):
-        if form == "conservative":
-            s = symmetric_graph(size(2, 20))
-        else:
-            s = normalised(symmetric_graph(size(2, 20)))
+        s = in_form(form, symmetric_graph(size(2, 20)))
         eigenvalues, vectors = torch.linalg.eigh(laplacian(s, form))
         tau = uniform(0.05, 0.95) * 2 / float(eigenvalues[-1])
         certificate = certify(s, None, tau, form=form)
         assert certificate.eigenvalue == pytest.approx(float(eigenvalues[-1]), rel=1e-9)
         x = vectors[:, -1:]
         after = euler(x, s, tau, form)
-        at = Explicit(
-            "quadratic", certificate.lam, coupling=s, residual=form == "residual"
-        )
+        at = quadratic(s, certificate.lam, form)
         assert_close(at(after, x), at(x, x), rtol=1e-9, atol=1e-12)
-        below = Explicit(
-            "quadratic", 0.99 * certificate.lam, coupling=s, residual=form == "residual"
-        )
-        assert rises(below(after, x), below(x, x))
+        assert step_rises(quadratic(s, 0.99 * certificate.lam, form), x, after)
 
 
 @both_forms
@@ -154,16 +152,11 @@ def test_each_form_descends_its_own_energy_only(form, symmetric_graph, ball):
         s = normalised(symmetric_graph(12, 0.2))
         tau = 0.9
         # Nearly constant: nothing for D̄ − S to lower.
-        x = torch.ones(12, 1, dtype=torch.double) + 1e-3 * ball(12, 1)
+        x = torch.ones(12, 1, dtype=DOUBLE) + 1e-3 * ball(12, 1)
         after = euler(x, s, tau, form)
-        for own in violations:
-            energy = Explicit(
-                "quadratic",
-                theorem1(s, tau, form=own).lam,
-                coupling=s,
-                residual=own == "residual",
-            )
-            violations[own] += rises(energy(after), energy(x))
+        for name in violations:
+            energy = quadratic(s, theorem1(s, tau, form=name).lam, name)
+            violations[name] += rises(energy(after), energy(x))
     assert violations[form] == 0
     if form == "residual":
         assert violations["conservative"] > 40
@@ -173,7 +166,6 @@ def test_each_form_descends_its_own_energy_only(form, symmetric_graph, ball):
 @instances
 def test_theorem_7(instances, penalty, ball, uniform, size):
     """No violation at λ and above, for τ up to τ_max and states anywhere in the unit ball."""
-    violations = 0
     for _ in range(instances):
         x = ball(size(2, 20), 4)
         tau = uniform(0.02, 0.99) * certify(penalty, x, 1e-3).tau_max
@@ -181,9 +173,8 @@ def test_theorem_7(instances, penalty, ball, uniform, size):
         assert certificate, certificate
         after = row_step(penalty, x, tau)
         for factor in (1.0, 3.0):
-            energy = Explicit(penalty, certificate.lam * factor)
-            violations += rises(energy(after, x), energy(x, x))
-    assert violations == 0
+            energy = Explicit(penalty, factor * certificate.lam)
+            assert not step_rises(energy, x, after)
 
 
 @every_penalty
@@ -199,7 +190,7 @@ def test_theorem_7_fails_below_the_bound(
         x = ball(size(2, 20), 4, radius)
         tau = uniform(0.05, 0.95) * certify(penalty, x, 1e-3).tau_max
         energy = Explicit(penalty, factor * certify(penalty, x, tau).lam)
-        violations += rises(energy(row_step(penalty, x, tau), x), energy(x, x))
+        violations += step_rises(energy, x, row_step(penalty, x, tau))
     assert violations > share * 50
 
 
@@ -214,7 +205,7 @@ def test_theorem_7_with_heads_and_ragged_batches(ball, uniform):
         omega = penalty.coupling(x, ptr)
         after = x - tau * (x - (omega @ x) / omega.degree().unsqueeze(2))
         energy = Explicit(penalty, certificate.lam, ptr=ptr)
-        assert not rises(energy(after, x), energy(x, x))
+        assert not step_rises(energy, x, after)
 
 
 @instances
@@ -230,7 +221,7 @@ def test_eq_25_with_a_graph_term(instances, symmetric_graph, ball, uniform):
         after = euler(x, s, tau)
         for factor in violations:
             energy = Explicit(penalty, factor * theorem1(s, tau).lam, graph_term=graph)
-            violations[factor] += rises(energy(after, x), energy(x, x))
+            violations[factor] += step_rises(energy, x, after)
     assert violations[1.0] == 0
     assert violations[0.5] > 0
 
@@ -238,7 +229,6 @@ def test_eq_25_with_a_graph_term(instances, symmetric_graph, ball, uniform):
 @instances
 def test_proposition_5_corrected(instances, symmetric_graph, ball, uniform, size):
     """With a source and a leak: F falls at every step for τ < 2/(λ₁ + κ), and E within each step, in both forms."""
-    violations = 0
     for _ in range(instances):
         n = size(2, 15)
         leak = uniform(0, 0.5)
@@ -254,13 +244,12 @@ def test_proposition_5_corrected(instances, symmetric_graph, ball, uniform, size
         previous = x
         for _ in range(2):
             following = euler(x, s, tau, drive=beta * h - leak * x)
-            violations += rises(falling(following), falling(x))
-            violations += rises(falling(following, x), falling(x, previous))
-            violations += rises(falling(following, x), falling(x, x))
-            violations += rises(printed(following, x), printed(x, x))
+            assert not rises(falling(following), falling(x))
+            assert not rises(falling(following, x), falling(x, previous))
+            assert not step_rises(falling, x, following)
+            assert not step_rises(printed, x, following)
             previous = x
             x = following
-    assert violations == 0
 
 
 def test_proposition_5_as_printed_fails(symmetric_graph, ball):
@@ -272,15 +261,13 @@ def test_proposition_5_as_printed_fails(symmetric_graph, ball):
     printed = Explicit(
         "quadratic", theorem1(s, tau).lam, coupling=s, source=h, printed=True
     )
-    values = values_along(lambda x: euler(x, s, tau, drive=h), printed, x, 60)
-    assert sum(rises(b, a) for a, b in pairwise(values)) > 40
+    assert rises_along(lambda x: euler(x, s, tau, drive=h), printed, x, 60) > 40
 
 
 @every_penalty
 @instances
 def test_proposition_10_corrected(instances, penalty, ball, uniform, size):
     """The row-normalised step with a source lowers E and F with the metric d̄ of its start; without it, not always."""
-    violations = 0
     unweighted = 0
     for _ in range(instances):
         n = size(2, 15)
@@ -295,13 +282,11 @@ def test_proposition_10_corrected(instances, penalty, ball, uniform, size):
         terms = {"source": h, "beta": beta, "leak": leak}
         energy = Explicit(penalty, lam, metric=metric, **terms)
         printed = Explicit(penalty, lam, metric=metric, printed=True, **terms)
-        violations += rises(energy(after, x), energy(x, x)) + rises(
-            energy(after), energy(x)
-        )
-        violations += rises(printed(after, x), printed(x, x))
+        assert not step_rises(energy, x, after)
+        assert not rises(energy(after), energy(x))
+        assert not step_rises(printed, x, after)
         plain = Explicit(penalty, lam, **terms)
-        unweighted += rises(plain(after, x), plain(x, x))
-    assert violations == 0
+        unweighted += step_rises(plain, x, after)
     assert unweighted > 0
 
 
@@ -313,10 +298,8 @@ def test_proposition_10_as_printed_fails(ball):
     printed = Explicit(
         penalty, 4 * certify(penalty, x, 0.5).lam, source=h, beta=0.5, printed=True
     )
-    values = values_along(
-        lambda x: row_step(penalty, x, 0.5, drive=0.5 * h), printed, x, 40
-    )
-    assert sum(rises(b, a) for a, b in pairwise(values)) > 20
+    step = partial(row_step, penalty, tau=0.5, drive=0.5 * h)
+    assert rises_along(step, printed, x, 40) > 20
 
 
 def test_unnormalised_step_with_a_source_falls_from_layer_to_layer(ball):
@@ -343,7 +326,7 @@ def relu_layer(penalty: Penalty, start: Tensor, tau: float, at: Tensor) -> Tenso
 @instances
 def test_proposition_9_corrected(instances, penalty, ball, uniform, size):
     """E(Z_{k+1}, k) ≤ E(h(Z_k), k) with ψ of ReLU, for steps long enough that the ReLU cuts."""
-    violations = cuts = 0
+    cuts = 0
     for _ in range(instances):
         # h(Z_k) for a layer that ends in a ReLU: ψ is finite there.
         y = ball(size(2, 15), 4, 1.0).abs()
@@ -353,8 +336,7 @@ def test_proposition_9_corrected(instances, penalty, ball, uniform, size):
         )
         after = relu_layer(penalty, y, tau, y)
         cuts += bool((after == 0).any())
-        violations += rises(energy(after, y), energy(y, y))
-    assert violations == 0
+        assert not step_rises(energy, y, after)
     assert cuts > 0, "the activation must have something to do"
 
 
@@ -364,7 +346,6 @@ def test_proposition_9_as_printed_fails(instances, omega_at, ball, uniform, gene
     """E(Z_{k+1}, k) ≤ E(Z_k, k) of Eq. 23 with λ = 1; from h(Z_k), with ω there, the same steps do descend."""
     penalty = SimplePenalty()
     violations = 0
-    corrected = 0
     for _ in range(instances):
         z = ball(8, 3, 0.3).abs()
         weight = torch.randn(3, 3, generator=generator, dtype=torch.double)
@@ -375,6 +356,5 @@ def test_proposition_9_as_printed_fails(instances, omega_at, ball, uniform, gene
         assert certify(penalty, y, tau).lam <= 1
         after = relu_layer(penalty, y, tau, z if omega_at == "z" else y)
         violations += rises(energy(after, y), energy(z, y))
-        corrected += rises(energy(relu_layer(penalty, y, tau, y), y), energy(y, y))
+        assert not step_rises(energy, y, relu_layer(penalty, y, tau, y))
     assert violations > 0
-    assert corrected == 0
