@@ -114,22 +114,6 @@ def test_a_mixed_state_that_is_worse_or_nowhere_defined_is_dropped(memory, beyon
     assert limit.item() == pytest.approx(1.0, abs=1e-10)
 
 
-def test_a_limit_of_higher_energy_is_not_taken():
-    """A gradient step between two wells: the acceleration finds the hill between them from many starts."""
-
-    def energy(z):
-        return (z**4 / 4 - 15 * z**2 + 3 * z).sum()
-
-    def step(z):
-        return z - 0.01 * (z**3 - 30 * z + 3)
-
-    rises = 0
-    for x0 in torch.linspace(-8, 8, 20, dtype=torch.float64).unsqueeze(1):
-        rises += int(energy(fixed_point(step, x0)) > energy(x0))
-        assert energy(fixed_point(step, x0, energy=energy)) <= energy(x0)
-    assert rises > 0
-
-
 def test_on_a_sphere_the_energy_is_asked_without_attention_too():
     """The first node is sent away from the second and comes back; near the far side, acceleration stops at the pole."""
     model = CertifiedDIFFormer(
