@@ -158,13 +158,13 @@ def test_no_edge_or_one_of_weight_zero_is_no_loss():
 class Recorder(nn.Module):
     """Attention whose edges are regularised in training."""
 
-    def __init__(self, weight: float = 1.0) -> None:
+    def __init__(self, weight=1.0):
         super().__init__()
         self.attention = SoftmaxDiffusivity(4, projection="separate")
         self.weight = weight
         self.auxiliary = AuxiliaryLoss()
 
-    def forward(self, x: Tensor, edge_index: Tensor | None = None) -> Tensor:
+    def forward(self, x, edge_index=None):
         coupling = self.attention(x)
         self.auxiliary.value = None
         if self.training and edge_index is not None:

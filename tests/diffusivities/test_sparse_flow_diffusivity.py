@@ -93,7 +93,7 @@ def test_the_published_scale_depends_on_batch_mates_and_the_default_does_not():
 class Distance(torch.nn.Module):
     """Friction grows with the distance: −½‖x_i − x_j‖² with its sign turned."""
 
-    def forward(self, x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
+    def forward(self, x, graph):
         half = 0.5 * x.square().sum(1, keepdim=True)
         one = torch.ones(len(x), 1).to(x)
         return torch.cat([-x, half, one], 1).unsqueeze(1), torch.cat(

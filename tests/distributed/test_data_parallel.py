@@ -44,21 +44,21 @@ def loss_of(model: nn.Module, batch: Data) -> Tensor:
 class Trained(pl.LightningModule):
     """Every process writes down which nodes came in which epoch, and its weights in the end."""
 
-    def __init__(self, folder) -> None:
+    def __init__(self, folder):
         super().__init__()
         with seeded(0):
             self.model = DIFFormer(5, 8, 3).double()
         self.folder = folder
         self.seen = [[] for _ in range(EPOCHS)]
 
-    def training_step(self, batch: Data, _: int) -> Tensor:
+    def training_step(self, batch, _):
         self.seen[self.current_epoch].append(batch.n_id)
         return loss_of(self.model, batch)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return SGD(self.parameters(), RATE)
 
-    def on_train_end(self) -> None:
+    def on_train_end(self):
         torch.save(
             {"seen": self.seen, "model": self.model.state_dict()},
             self.folder / f"{self.global_rank}.pt",

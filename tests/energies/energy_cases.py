@@ -36,66 +36,66 @@ class Negative(ScorePenalty):
     g = "linear"
     offset = 2.5
 
-    def delta(self, z2: Tensor) -> Tensor:
+    def delta(self, z2):
         return z2 * (2.5 - z2 / 4)
 
 
 class NotItsSlope(GaussianPenalty):
     """f is not δ′."""
 
-    def delta(self, z2: Tensor) -> Tensor:
+    def delta(self, z2):
         return z2.log1p()
 
 
 class LearnedSlope(nn.Module):
     """f = 1/(1 + a z²), which decreases as long as a has not become negative."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.a = nn.Parameter(torch.ones(()))
 
-    def forward(self, z2: Tensor) -> Tensor:
+    def forward(self, z2):
         return (1 + self.a.to(z2.dtype) * z2).reciprocal()
 
 
 class Huber(EnergyTerm):
     """The sum over edges of a Huber function of the distance of their ends, with a share of the bound that it needs."""
 
-    def __init__(self, share: float = 1.0) -> None:
+    def __init__(self, share=1.0):
         self.share = share
 
-    def value(self, z: Tensor, graph: Graph) -> Tensor:
+    def value(self, z, graph):
         r = (z.double()[graph.edges[0]] - z.double()[graph.edges[1]]).norm(dim=2)
         return torch.where(r < 1, r * r / 2, r - 0.5).sum()
 
-    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+    def half_gradient(self, z, graph):
         away = z[graph.edges[0]] - z[graph.edges[1]]
         unit = away / away.norm(dim=2, keepdim=True).clamp(min=1)
         return torch.zeros_like(z).index_add(0, graph.edges[0], unit)
 
-    def bound(self, z: Tensor, graph: Graph) -> Tensor:
+    def bound(self, z, graph):
         return self.share * graph.degree("out", DOUBLE).to(z)[:, None, None]
 
 
 class LongerMLP(MLPTerm):
-    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+    def half_gradient(self, z, graph):
         return 2 * super().half_gradient(z, graph)
 
 
 class Shrinking(Constraint):
     """It says that it is a ball, and projects to half of it."""
 
-    def project(self, y: Tensor, start: Tensor | None = None) -> Tensor:
+    def project(self, y, start=None):
         return Ball(0.5).project(y)
 
-    def holds(self, x: Tensor) -> Tensor:
+    def holds(self, x):
         return Ball(1.0).holds(x)
 
 
 class TooFar(SparseCoupling):
     """The bound that it says it has is a quarter of its row sums."""
 
-    def majorant(self, convex: bool, degree: Tensor | None = None) -> Tensor:
+    def majorant(self, convex, degree=None):
         return super().majorant(convex, degree) / 4
 
 

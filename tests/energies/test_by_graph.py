@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
 from torch.testing import assert_close
 
 from diffusion_mp import Graph
@@ -23,13 +22,13 @@ C = 4
 class Own(EnergyTerm):
     """Σ_i log cosh z_i + 1, which is not zero at zero."""
 
-    def value(self, z: Tensor, graph: Graph) -> Tensor:
+    def value(self, z, graph):
         return (z.double().cosh().log() + 1).sum()
 
-    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+    def half_gradient(self, z, graph):
         return z.tanh() / 2
 
-    def bound(self, z: Tensor, graph: Graph) -> Tensor:
+    def bound(self, z, graph):
         return torch.full_like(z[:, :, :1], 0.25)
 
 

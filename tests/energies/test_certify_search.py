@@ -22,7 +22,6 @@ from diffusion_mp import (
     AdjacencyDiffusivity,
     CertifiedDIFFormer,
     Coupling,
-    Diffusivity,
     EdgeDiffusivity,
     FunctionPenalty,
     GaussianDiffusivity,
@@ -30,7 +29,6 @@ from diffusion_mp import (
     Graph,
     IdentityDiffusivity,
     MixturePenalty,
-    Penalty,
     SigmoidDiffusivity,
     SimpleDiffusivity,
     SymmetricDiffusivity,
@@ -65,10 +63,10 @@ RISE = 1e-12
 
 
 class OnHalfSpace(Constraint):
-    def project(self, y: Tensor, start: Tensor | None = None) -> Tensor:
+    def project(self, y, start=None):
         return torch.cat([y[..., :1].clamp(max=0.5), y[..., 1:]], -1)
 
-    def holds(self, x: Tensor) -> Tensor:
+    def holds(self, x):
         return (x[..., 0] <= 0.5).all()
 
 
@@ -85,17 +83,17 @@ class Case:
 
 
 class Draws(random.Random):
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         super().__init__(seed)
         self.generator = torch.Generator().manual_seed(seed)
 
-    def randn(self, *shape: int) -> Tensor:
+    def randn(self, *shape):
         return torch.randn(shape, generator=self.generator, dtype=DOUBLE)
 
-    def decades(self, low: float, high: float) -> float:
+    def decades(self, low, high):
         return 10 ** self.uniform(low, high)
 
-    def nodes(self) -> tuple[int, Tensor | None]:
+    def nodes(self):
         size = self.randint(1, 9)
         if self.random() < 0.6:
             return size, None
@@ -103,9 +101,7 @@ class Draws(random.Random):
             [0, *sorted(self.choices(range(size + 1), k=self.randint(0, 3))), size]
         )
 
-    def edges(
-        self, size: int, ptr: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def edges(self, size, ptr):
         if self.random() < 0.15:
             return None, None
         edges = torch.randint(
@@ -123,7 +119,7 @@ class Draws(random.Random):
             weight = None if weight is None else weight.repeat(2)
         return edges, weight
 
-    def penalty(self) -> Penalty | None:
+    def penalty(self):
         names = [
             "simple",
             "simple",
@@ -157,14 +153,14 @@ class Draws(random.Random):
             )
         return None if kind is None else get_penalty(kind)
 
-    def constraint(self) -> Constraint:
+    def constraint(self):
         radius = self.choice([1.0, 1.0, 0.3, 0.75**0.5, self.decades(-1, 1)])
         name = self.choice(
             [None, "nonnegative", "ball", "ball", "sphere", "sphere", "own"]
         )
         return OnHalfSpace() if name == "own" else get_constraint(name, radius)
 
-    def diffusivity(self) -> Diffusivity:
+    def diffusivity(self):
         distance = {"normalize": None, "measure": "distance", "row_stochastic": False}
         adjacency = AdjacencyDiffusivity(
             self.choice(["sym", "sym", "sum", "row"]),
@@ -237,31 +233,31 @@ def of_a_model(d: Draws) -> Case:
         # Finite, and too large to be multiplied in single precision.
         nn.init.constant_(model.conv.lam.raw, 3e38)
 
-    def inputs(model: CertifiedDIFFormer, x: Tensor) -> tuple[Tensor, Any]:
+    def inputs(model, x):
         """The source of the block and the coupling beside its terms, with the same dropout in every call."""
         with seeded(0):
             source = model.encode(model.encoder, x, graph)
             return source, model.block_inputs(x, graph, None).get("beside")
 
-    def attacked() -> tuple[Step, Callable[[Tensor], Energy], Tensor, Tensor]:
+    def attacked():
         double = copy.deepcopy(model).double().requires_grad_(False)
         conv = double.conv
         source, beside = inputs(double, x.double())
 
-        def step(z: Tensor, h: Tensor) -> Tensor:
+        def step(z, h):
             _, moved, *_ = conv.states(z.flatten(1), graph, source=h, beside=beside)
             return conv.by_head(moved)
 
-        def at(h: Tensor) -> Energy:
+        def at(h):
             return conv.energy(h, graph, beside=beside)
 
         return step, at, conv.update.constraint.project(conv.by_head(source)), source
 
-    def energy() -> Energy:
+    def energy():
         source, beside = inputs(model, x)
         return model.conv.energy(source, graph, beside=beside)
 
-    def state() -> Tensor:
+    def state():
         start = model.conv.by_head(inputs(model, x)[0])
         return model.conv.update.constraint.project(start)
 
@@ -336,13 +332,13 @@ def of_an_energy(d: Draws) -> Case:
         )
         energy.graph_term.positive_semidefinite = True
 
-    def attacked() -> tuple[Step, Callable[[Tensor], Energy], Tensor, Tensor]:
-        def at(h: Tensor) -> Energy:
+    def attacked():
+        def at(h):
             other = copy.copy(energy)
             other.source = h
             return other
 
-        def step(z: Tensor, h: Tensor) -> Tensor:
+        def step(z, h):
             return at(h).step(z)
 
         return step, at, x, source
@@ -388,7 +384,7 @@ def largest_rise(case: Case, steps: int = 3, ascent: int = 4) -> float:
     step, at, z, h = case.attacked()
     found = []
 
-    def rise(z: Tensor, h: Tensor) -> Tensor:
+    def rise(z, h):
         energy = at(h)
         before = energy(z)
         share = (energy(step(z, h)) - before) / (

@@ -124,13 +124,13 @@ def test_what_is_of_the_library_is_not_taken_for_ones_own():
 class Sum(Huber):
     """All rows of a batch, whatever their graph."""
 
-    def value(self, z: Tensor, graph: Graph) -> Tensor:
+    def value(self, z, graph):
         return z.double().sum(0).square().sum()
 
-    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+    def half_gradient(self, z, graph):
         return z.sum(0, keepdim=True).expand_as(z)
 
-    def bound(self, z: Tensor, graph: Graph) -> Tensor:
+    def bound(self, z, graph):
         return torch.full_like(z[:, :, :1], len(z) / 2)
 
 
@@ -147,16 +147,16 @@ def test_a_term_that_couples_the_graphs_of_a_batch_is_refused():
 class Rising(Huber):
     """−‖z‖² for graph 1, with a gradient of the wrong sign; and for graph 0 much that falls."""
 
-    def signs(self, z: Tensor) -> Tensor:
+    def signs(self, z):
         return torch.where(torch.arange(len(z)) < 9, 50.0, -1.0).to(z)[:, None, None]
 
-    def value(self, z: Tensor, graph: Graph) -> Tensor:
+    def value(self, z, graph):
         return (self.signs(z) * z.square()).double().sum()
 
-    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+    def half_gradient(self, z, graph):
         return self.signs(z).abs() * z
 
-    def bound(self, z: Tensor, graph: Graph) -> Tensor:
+    def bound(self, z, graph):
         return self.signs(z).abs() / 2
 
 

@@ -59,9 +59,7 @@ ENTRIES: dict[
 class Own(EnergyTerm):
     """Σ V of the entries of z or of the differences along edges, with changes of its gradient and its bound."""
 
-    def __init__(
-        self, name: str, edges: bool, share: float, slope: float, noise: float
-    ) -> None:
+    def __init__(self, name, edges, share, slope, noise):
         self.function, self.derivative, self.curvature = ENTRIES[name]
         self.edges = edges
         self.share = share
@@ -70,13 +68,13 @@ class Own(EnergyTerm):
         if math.isnan(self.curvature):
             self.curvature = 0.5
 
-    def value(self, z: Tensor, graph: Graph) -> Tensor:
+    def value(self, z, graph):
         z = z.double()
         if self.edges:
             z = z[graph.edges[1]] - z[graph.edges[0]]
         return self.function(z).sum()
 
-    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+    def half_gradient(self, z, graph):
         if self.edges:
             away = self.derivative(z[graph.edges[1]] - z[graph.edges[0]])
             half = (
@@ -88,7 +86,7 @@ class Own(EnergyTerm):
             half = self.derivative(z)
         return self.slope * half + self.noise * z.sin()
 
-    def bound(self, z: Tensor, graph: Graph) -> Tensor:
+    def bound(self, z, graph):
         p = torch.ones_like(z[:, :, :1])
         if self.edges:  # of an edge, as of a graph
             p = (
@@ -103,31 +101,31 @@ class Own(EnergyTerm):
 class TooLittle(SparseCoupling):
     share = 1.0
 
-    def majorant(self, convex: bool, degree: Tensor | None = None) -> Tensor:
+    def majorant(self, convex, degree=None):
         return self.share * super().majorant(convex, degree)
 
 
 class Slab(Constraint):
     """Rows whose first entry is at most ½; the projection is right, or too short."""
 
-    def __init__(self, end: float = 0.5) -> None:
+    def __init__(self, end=0.5):
         self.end = end
 
-    def project(self, y: Tensor, start: Tensor | None = None) -> Tensor:
+    def project(self, y, start=None):
         first = torch.where(y[..., :1] > 0.5, self.end, y[..., :1])
         return torch.cat([first, y[..., 1:]], -1)
 
-    def holds(self, x: Tensor) -> Tensor:
+    def holds(self, x):
         return (x[..., 0] <= 0.5).all()
 
 
 class Draws(random.Random):
-    def share(self) -> float:
+    def share(self):
         return self.choice(
             [1.0, 1.0, 1.0, self.uniform(0.45, 0.99), 10 ** self.uniform(-2, 1)]
         )
 
-    def term(self) -> tuple[EnergyTerm, bool]:
+    def term(self):
         """A term, and whether it is right."""
         name = self.choice([*ENTRIES])
         edges = self.random() < 0.5

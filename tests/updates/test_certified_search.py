@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from diffusion_mp import MixturePenalty
-from diffusion_mp.couplings import Coupling, ReweightedCoupling, SparseCoupling
+from diffusion_mp.couplings import ReweightedCoupling, SparseCoupling
 from diffusion_mp.energies import (
     Ball,
     Constraint,
@@ -60,7 +60,7 @@ class Problems:
         )
         self.graph = Graph(nodes, torch.cat([half, half.flip(0)], 1), ptr=self.ptr)
 
-        def randn(*shape: int) -> Tensor:
+        def randn(*shape):
             return torch.randn(shape, generator=generator, dtype=torch.float64)
 
         self.scale = 10 ** (0.5 * randn(count, 1))[self.member]
@@ -103,7 +103,7 @@ class Single(Problems):
 
     dtype = torch.float32
 
-    def __init__(self, count: int, seed: int, sizes: range = range(2, 9)) -> None:
+    def __init__(self, count, seed, sizes=range(2, 9)):
         super().__init__(count, seed, sizes)
         generator = torch.Generator().manual_seed(seed)
         where, offset, scale = torch.rand(
@@ -137,7 +137,7 @@ def certified(
     edges = (problems.weight("mu")[pairs_of] * problems.edges).to(problems.dtype)
     source = problems.rows("h")
 
-    def coupling(x: Tensor) -> Coupling:
+    def coupling(x):
         omega = penalty.coupling(x, problems.ptr, constraint=inside)
         root = lam.sqrt().unsqueeze(1)
         scaled = ReweightedCoupling(omega, root, root, nonnegative=omega.nonnegative)
@@ -149,12 +149,12 @@ def certified(
 
     update = CertifiedStep(constraint=taken_for or constraint)
 
-    def step(x: Tensor) -> Tensor:
+    def step(x):
         moved = update(x, coupling(x), source=source, metric=metric)
         assert constraint.holds(moved.detach())  # the energy below does not ask
         return moved
 
-    def energy(x: Tensor) -> Tensor:
+    def energy(x):
         s = problems.distances(x.double())
         pairs = (
             lam.double()[pairs_of]
@@ -167,7 +167,7 @@ def certified(
             metric.double() * (x.double() - source.double()).square().sum((1, 2)), pairs
         )
 
-    def size(x: Tensor) -> Tensor:
+    def size(x):
         damping = coupling(x).majorant(True).double() + metric.double().view(len(x), -1)
         return problems.sums((damping * x.double().square().sum(2)).sum(1))
 
@@ -384,7 +384,7 @@ def test_no_mixture_makes_the_energy_rise(mixtures, starts, iterations):
 
 class NotMonotone(MixturePenalty):
     @property
-    def weights(self) -> Tensor:
+    def weights(self):
         return super().weights * torch.tensor([1.0, -0.99], dtype=torch.float64)
 
 

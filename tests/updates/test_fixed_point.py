@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.testing import assert_close
 
@@ -18,7 +17,7 @@ from helpers import randn
 class Averages(torch.nn.Module):
     """z_i ← ReLU((h_i + μ Σ_j a_ij z_j) / (1 + μ d_i)) on a random graph: the larger μ, the slower."""
 
-    def __init__(self, num_nodes: int = 40, mu: float = 20.0) -> None:
+    def __init__(self, num_nodes=40, mu=20.0):
         super().__init__()
         generator = torch.Generator().manual_seed(num_nodes)
         a = (
@@ -33,11 +32,11 @@ class Averages(torch.nn.Module):
         )
         self.steps = 0
 
-    def forward(self, z: Tensor) -> Tensor:
+    def forward(self, z):
         self.steps += 1
         return self.average(z, self.h, self.mu).relu()
 
-    def average(self, z: Tensor, h: Tensor, mu: Tensor) -> Tensor:
+    def average(self, z, h, mu):
         return (h + mu * (self.a @ z)) / (1 + mu * self.a.sum(1, keepdim=True))
 
 

@@ -129,7 +129,7 @@ test_what_does_not_fit_is_refused = refuses(
 class Untouchable(SparseCoupling):
     """A coupling that must not be multiplied with."""
 
-    def _product(self, v: torch.Tensor) -> torch.Tensor:
+    def _product(self, v):
         raise AssertionError("arithmetic before the check")
 
     degree = _transpose = _product
