@@ -93,10 +93,26 @@ class Shrinking(Constraint):
 
 
 class TooFar(SparseCoupling):
-    """The bound that it says it has is a quarter of its row sums."""
+    """The bound that it says it has is a share of its row sums."""
+
+    share = 0.25
 
     def majorant(self, convex, degree=None):
-        return super().majorant(convex, degree) / 4
+        return self.share * super().majorant(convex, degree)
+
+
+class HalfSpace(Constraint):
+    """Rows whose first entry is at most ½; the projection is right, or too short."""
+
+    def __init__(self, end=0.5):
+        self.end = end
+
+    def project(self, y, start=None):
+        first = torch.where(y[..., :1] > 0.5, self.end, y[..., :1])
+        return torch.cat([first, y[..., 1:]], -1)
+
+    def holds(self, x):
+        return (x[..., 0] <= 0.5).all()
 
 
 def squares(x: Tensor) -> Tensor:

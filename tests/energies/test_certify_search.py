@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from energy_cases import LearnedSlope, Negative, NotItsSlope
+from energy_cases import HalfSpace, LearnedSlope, Negative, NotItsSlope
 from torch import Tensor, nn
 
 from diffusion_mp import (
@@ -36,7 +36,6 @@ from diffusion_mp import (
 )
 from diffusion_mp.couplings import LowRankCoupling, SparseCoupling
 from diffusion_mp.energies import (
-    Constraint,
     CouplingTerm,
     Energy,
     EnergyTerm,
@@ -60,14 +59,6 @@ pytestmark = pytest.mark.unwatched
 DOUBLE = torch.float64
 CHANNELS = 4
 RISE = 1e-12
-
-
-class OnHalfSpace(Constraint):
-    def project(self, y, start=None):
-        return torch.cat([y[..., :1].clamp(max=0.5), y[..., 1:]], -1)
-
-    def holds(self, x):
-        return (x[..., 0] <= 0.5).all()
 
 
 Step = Callable[[Tensor, Tensor], Tensor]  # of a state and a source
@@ -158,7 +149,7 @@ class Draws(random.Random):
         name = self.choice(
             [None, "nonnegative", "ball", "ball", "sphere", "sphere", "own"]
         )
-        return OnHalfSpace() if name == "own" else get_constraint(name, radius)
+        return HalfSpace() if name == "own" else get_constraint(name, radius)
 
     def diffusivity(self):
         distance = {"normalize": None, "measure": "distance", "row_stochastic": False}

@@ -12,11 +12,11 @@ from itertools import pairwise
 
 import pytest
 import torch
+from energy_cases import HalfSpace, TooFar
 from torch import Tensor
 
 from diffusion_mp import Graph
-from diffusion_mp.couplings import SparseCoupling
-from diffusion_mp.energies import Constraint, CouplingTerm, EnergyTerm
+from diffusion_mp.energies import CouplingTerm, EnergyTerm
 from diffusion_mp.layers import CertifiedBlock
 from diffusion_mp.layers.certified_block import RowAttention, TiedMLP, WeightedGraph
 from diffusion_mp.testing.laws import seeded
@@ -98,27 +98,6 @@ class Own(EnergyTerm):
         return self.share * self.curvature * p
 
 
-class TooLittle(SparseCoupling):
-    share = 1.0
-
-    def majorant(self, convex, degree=None):
-        return self.share * super().majorant(convex, degree)
-
-
-class Slab(Constraint):
-    """Rows whose first entry is at most ½; the projection is right, or too short."""
-
-    def __init__(self, end=0.5):
-        self.end = end
-
-    def project(self, y, start=None):
-        first = torch.where(y[..., :1] > 0.5, self.end, y[..., :1])
-        return torch.cat([first, y[..., 1:]], -1)
-
-    def holds(self, x):
-        return (x[..., 0] <= 0.5).all()
-
-
 class Draws(random.Random):
     def share(self):
         return self.choice(
@@ -173,7 +152,7 @@ def case(seed: int) -> tuple[CertifiedBlock, Tensor, Graph, bool]:
         terms.append(term)
         right = right and fine
     if d.random() < 0.2:
-        coupling = TooLittle(graph, nonnegative=True)
+        coupling = TooFar(graph, nonnegative=True)
         coupling.share = d.share()
         right = right and coupling.share >= 1
         terms.append(CouplingTerm(coupling))
@@ -184,7 +163,7 @@ def case(seed: int) -> tuple[CertifiedBlock, Tensor, Graph, bool]:
     if constraint == "own":
         end = d.choice([0.5, 0.5, 0.3])
         right = right and end == 0.5
-        constraint = Slab(end)
+        constraint = HalfSpace(end)
     beta = 10 ** d.uniform(-3, 1)
     block = CertifiedBlock(
         C,

@@ -216,6 +216,19 @@ def test_on_a_sphere_a_row_of_zeros_keeps_its_direction_and_the_energy_does_not_
     assert Sphere(2.0).holds(step(torch.zeros(2, 1, 2, dtype=torch.float64), PAIR))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_summed_in_single(dtype):
+    """20 000 neighbours with a weight of 10: a sum in half precision would be infinite, or lose its last neighbours."""
+    ones = torch.ones(20_000, 1, 1, dtype=dtype)
+    pairs = LowRankCoupling(ones, ones, nonnegative=True, positive_semidefinite=True)
+    x = random(20_000, 1, 2).to(dtype)
+    got = CertifiedStep()(x, 10.0 * pairs, source=x)
+    assert got.dtype == dtype
+    wide = x.double()
+    expected = (wide + 10 * wide.sum(0)) / (1 + 200_000)
+    assert_close(got.double(), expected, rtol=1e-2, atol=1e-4)
+
+
 @pytest.mark.parametrize("constraint", ["ball", "sphere"])
 def test_a_row_at_rest_stays_up_to_rounding(constraint):
     x = PROJECT["sphere"](random(200, 1, 3).float())

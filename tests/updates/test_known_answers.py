@@ -36,8 +36,12 @@ UPDATES = [
     *(HeatKernel(t) for t in (1e-3, 1.0, 50.0)),
     *(
         step(tau, **kw)
-        for step in (ImplicitEuler, CrankNicolson)
-        for tau in (1e-3, 1.0, 100.0)
+        for step, times in (
+            (ExplicitEuler, (0.1,)),
+            (ImplicitEuler, (1e-3, 1.0, 100.0)),
+            (CrankNicolson, (1e-3, 1.0, 100.0)),
+        )
+        for tau in times
         for kw in ({}, {"beta": 0.4, "leak": 0.2})
     ),
     *(Equilibrium(beta=0.7, leak=leak) for leak in (0.01, 1.0)),
@@ -147,6 +151,25 @@ def test_heat_without_edges():
     assert torch.equal(HeatKernel(2.0)(x, empty), x)
     assert_close(HeatKernel(2.0, "residual")(x, empty), math.exp(-2.0) * x)
     assert_close(HeatKernel(2.0)(x, IdentityCoupling(4)), x)
+
+
+def test_gcn_step_keeps_roots_of_degrees_not_constants():
+    """With S = D^-½AD^-½, √d is the kernel of I − S, whose energy the residual step descends (D4 in docs/errata.md)."""
+    problem = random_problem(form="residual")
+    step = ExplicitEuler(0.5, "residual")
+    root = random_problem().matrix.sum(1).sqrt()[:, None, None]
+    assert_close(step(root, problem.coupling), root)
+    ones = torch.ones_like(root)
+    assert (step(ones, problem.coupling) - ones).abs().max() > 1e-2
+
+
+@every_problem
+def test_an_explicit_step_stays_at_the_state_and_propagates_the_values(problem):
+    x = problem.state
+    values = x.flip(0)
+    step = ExplicitEuler(0.1, problem.form, leak=0.3)
+    expected = step(x, problem.coupling) + 0.1 * (problem.coupling @ (values - x))
+    assert_close(step(x, problem.coupling, values), expected)
 
 
 def test_a_step_starts_at_the_values_and_a_state_is_its_own_source_unless_one_is_given():
