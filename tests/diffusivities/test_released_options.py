@@ -262,13 +262,13 @@ def test_a_layer_has_the_biases_of_what_it_has(layer, projection):
     names = {
         name for name, _ in layer(4, 4, qkv_bias=True, **options).named_parameters()
     }
-    found = {
+    biases = {
         name.split(".")[-2]
         for name in names
         if name.endswith(".bias") and "graph_term" not in name
     } - {"mix"}
     assert (
-        found
+        biases
         == {
             "separate": {"query", "key", "value"},
             "tied": {"query", "value"},

@@ -13,7 +13,9 @@ from flow_rows import solve_rows
 from helpers import built, close, randn, refuses
 
 
-def made(cls: type = SparseFlowDiffusivity, **options: object) -> SparseFlowDiffusivity:
+def build(
+    cls: type = SparseFlowDiffusivity, **options: object
+) -> SparseFlowDiffusivity:
     return built(lambda: cls(6, **options)).double()
 
 
@@ -30,7 +32,7 @@ def scores(
 @pytest.mark.parametrize("alpha", [0.1, math.inf])
 def test_definition_in_values_and_gradients(alpha):
     """Row i is the sink (S4): r = softmax_j(−q_i·k_j/√d), f = softmax_j(q̃_i·k̃_j/√d), λ = λ*/n."""
-    module = made(heads=2, head_channels=4, lam=2.0, alpha=alpha)
+    module = build(heads=2, head_channels=4, lam=2.0, alpha=alpha)
     x = randn(9, 6).requires_grad_()
     s = scores(module.query, module.key, x, 2)
     u = scores(module.friction.query, module.friction.key, x, 2)
@@ -59,7 +61,7 @@ def test_definition_in_values_and_gradients(alpha):
 
 
 def test_without_friction_it_is_softmax_and_more_friction_is_sparser():
-    module = made(lam=0.0)
+    module = build(lam=0.0)
     x = randn(9, 6)
     close(module(x).to_dense(), scores(module.query, module.key, x, 1).softmax(2))
     assert [name for name, _ in module.named_parameters()] == [
@@ -67,11 +69,11 @@ def test_without_friction_it_is_softmax_and_more_friction_is_sparser():
         "key.weight",
     ]
     assert module.row_stochastic
-    nearly = made(lam=1e-12, alpha=math.inf)
+    nearly = build(lam=1e-12, alpha=math.inf)
     nearly.load_state_dict(module.state_dict(), strict=False)
     assert_close(nearly(x).to_dense(), module(x).to_dense(), rtol=0, atol=1e-9)
     densities = [
-        float(made(lam=lam)(randn(40, 6)).density()) for lam in (0.1, 1.0, 10.0)
+        float(build(lam=lam)(randn(40, 6)).density()) for lam in (0.1, 1.0, 10.0)
     ]
     assert densities[0] > densities[1] > densities[2] > 0
 
@@ -83,7 +85,7 @@ def test_the_published_scale_depends_on_batch_mates_and_the_default_does_not():
     batch = torch.tensor([0] * 4 + [1] * 20)
     together = Graph(24, batch=batch)
     for scale, same in (("own", True), ("batch_max", False)):
-        module = made(lam_scale=scale)
+        module = build(lam_scale=scale)
         alone = module(small).to_dense()
         batched = module(x, together).to_dense()[:, :4, :4]
         assert torch.allclose(alone, batched, rtol=1e-10, atol=1e-10) == same
@@ -103,14 +105,14 @@ class Distance(torch.nn.Module):
 
 def test_frictions_are_pluggable():
     x = randn(9, 6)
-    module = made(friction=Distance(), alpha=math.inf)
+    module = build(friction=Distance(), alpha=math.inf)
     s = scores(module.query, module.key, x, 1)
     u = 0.5 * torch.cdist(x, x).square()[None]
     close(
         module(x).to_dense(),
         solve_rows(-(-s).softmax(2).log(), u.softmax(2) / 9, math.inf)[0],
     )
-    constant = made(friction="constant", alpha=0.1)
+    constant = build(friction="constant", alpha=0.1)
     s = scores(constant.query, constant.key, x, 1)
     close(
         constant(x).to_dense(),
@@ -133,8 +135,8 @@ def test_on_the_complete_graph_the_edge_form_is_the_all_pair_form(
         "alpha": alpha,
         "lam": 1.5,
     }
-    everywhere = made(**options)
-    on_edges = made(EdgeSparseFlowDiffusivity, hops=hops, **options)
+    everywhere = build(**options)
+    on_edges = build(EdgeSparseFlowDiffusivity, hops=hops, **options)
     complete = Graph(9, torch.cartesian_prod(nodes, nodes).T)
     close(on_edges(x, complete).to_dense(), everywhere(x).to_dense())
 
@@ -142,11 +144,11 @@ def test_on_the_complete_graph_the_edge_form_is_the_all_pair_form(
 def test_the_edge_form_stays_on_its_edges_and_costs_what_they_cost():
     x = randn(30, 6)
     path = torch.stack([torch.arange(29), torch.arange(1, 30)])
-    module = made(EdgeSparseFlowDiffusivity, self_loops="keep", alpha=math.inf)
+    module = build(EdgeSparseFlowDiffusivity, self_loops="keep", alpha=math.inf)
     dense = module(x, Graph(30, path)).to_dense()[0]
     # One sender each; node 0 has none.
     close(dense, torch.diag(torch.ones(29, dtype=torch.float64), -1))
-    far = made(EdgeSparseFlowDiffusivity, hops=3)(x, Graph(30, path))
+    far = build(EdgeSparseFlowDiffusivity, hops=3)(x, Graph(30, path))
     i = far.graph.edges[1]
     j = far.graph.edges[0]
     assert bool(((i - j >= 0) & (i - j <= 3)).all())
@@ -155,9 +157,9 @@ def test_the_edge_form_stays_on_its_edges_and_costs_what_they_cost():
 
 test_mistakes_are_answered_in_sentences = refuses(
     (
-        lambda: made(friction=Distance(), heads=2)(randn(9, 6)),
+        lambda: build(friction=Distance(), heads=2)(randn(9, 6)),
         r"friction must return two tensors \[num_nodes, heads,",
     ),
-    (lambda: made(EdgeSparseFlowDiffusivity)(randn(9, 6)), "works on observed edges"),
+    (lambda: build(EdgeSparseFlowDiffusivity)(randn(9, 6)), "works on observed edges"),
     error=ValueError,
 )

@@ -49,10 +49,10 @@ class Trained(pl.LightningModule):
         with seeded(0):
             self.model = DIFFormer(5, 8, 3).double()
         self.folder = folder
-        self.seen = [[] for _ in range(EPOCHS)]
+        self.visited = [[] for _ in range(EPOCHS)]
 
     def training_step(self, batch, _):
-        self.seen[self.current_epoch].append(batch.n_id)
+        self.visited[self.current_epoch].append(batch.n_id)
         return loss_of(self.model, batch)
 
     def configure_optimizers(self):
@@ -60,7 +60,7 @@ class Trained(pl.LightningModule):
 
     def on_train_end(self):
         torch.save(
-            {"seen": self.seen, "model": self.model.state_dict()},
+            {"seen": self.visited, "model": self.model.state_dict()},
             self.folder / f"{self.global_rank}.pt",
         )
 
@@ -91,11 +91,11 @@ def test_lightning_shares_the_parts_of_an_epoch(tmp_path):
     loader = RandomPartitionLoader(example(), 6)
     for epoch in range(EPOCHS):
         parts = list(loader)
-        seen = [first["seen"][epoch], second["seen"][epoch]]
+        visited = [first["seen"][epoch], second["seen"][epoch]]
         assert torch.equal(
-            torch.cat(seen[0] + seen[1]).sort().values, torch.arange(NODES)
+            torch.cat(visited[0] + visited[1]).sort().values, torch.arange(NODES)
         )
-        for step, ours in enumerate(zip(*seen, strict=True)):
+        for step, ours in enumerate(zip(*visited, strict=True)):
             theirs = parts[2 * step : 2 * step + 2]
             assert all(
                 torch.equal(n_id, part.n_id)

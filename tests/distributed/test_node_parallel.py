@@ -122,9 +122,11 @@ def loss_of(
     ) / labels + auxiliary_loss(model)
 
 
-def error(got: Tensor, expected: Tensor, whole: Tensor | None = None) -> float:
+def error(got: Tensor, expected: Tensor, complete: Tensor | None = None) -> float:
     """The norm of the difference, relative to that of the whole tensor where a rank has a part of it."""
-    scale = (expected if whole is None else whole).detach().norm().clamp(min=1e-300)
+    scale = (
+        (expected if complete is None else complete).detach().norm().clamp(min=1e-300)
+    )
     return float((got.detach() - expected.detach()).norm() / scale)
 
 
@@ -171,8 +173,12 @@ def same_as_one_process(dtype: torch.dtype, limit: float, names: list[str]) -> N
             where = f"{name}, rank {rank}, step {step}"
             distance = error(logits, expected[graph.rows], expected)
             assert distance < limit, (where, distance)
-            whole = graph.total(loss.detach())
-            assert error(whole, expected_loss) < limit, (where, whole, expected_loss)
+            complete = graph.total(loss.detach())
+            assert error(complete, expected_loss) < limit, (
+                where,
+                complete,
+                expected_loss,
+            )
             pairs = list(
                 zip(
                     (parameter.grad for parameter in shared.parameters()),
@@ -249,7 +255,7 @@ def certified_as_one_process() -> None:
     both = torch.cat([edge_index, edge_index.flip(0)], 1)
     weights = torch.cat([weight, weight])
     graph = ShardedGraph(both, NODES, weights)
-    whole = Graph(NODES, both, weights)
+    complete = Graph(NODES, both, weights)
     for constraint in ("ball", "sphere"):
         x = get_constraint(constraint).project(x)
         layer = build(
@@ -259,7 +265,7 @@ def certified_as_one_process() -> None:
             x[graph.rows], graph, source=x[graph.rows].roll(1, 1), return_coupling=True
         )
         assert coupling.terms[0].positive_semidefinite is (constraint == "sphere")
-        expected = layer(x, whole, source=x.roll(1, 1))
+        expected = layer(x, complete, source=x.roll(1, 1))
         assert error(out, expected[graph.rows], expected) < 1e-12
         results = []
         for loss in (graph.total((out * x[graph.rows]).sum()), (expected * x).sum()):
@@ -369,19 +375,19 @@ def trained(folder, begun, steps: range) -> None:
 
 @pytest.mark.slow
 def test_new_processes_go_on_from_what_the_first_rank_saved(tmp_path):
-    whole = tmp_path / "whole"
+    complete = tmp_path / "whole"
     resumed = tmp_path / "resumed"
     for folder, begun, steps in (
-        (whole, None, range(2)),
-        (resumed, whole / "0.pt", range(1, 2)),
+        (complete, None, range(2)),
+        (resumed, complete / "0.pt", range(1, 2)),
     ):
         folder.mkdir()
         on_ranks(trained, 2, folder, folder, begun, steps)
     got, expected = (
         torch.load(folder / "1.pt", weights_only=True)["model"]
-        for folder in (resumed, whole)
+        for folder in (resumed, complete)
     )
-    before = torch.load(whole / "0.pt", weights_only=True)["model"]
+    before = torch.load(complete / "0.pt", weights_only=True)["model"]
     assert got.keys() == expected.keys()
     assert any(not torch.equal(before[name], value) for name, value in expected.items())
     for name, value in expected.items():

@@ -373,7 +373,7 @@ def rounding(energy: Energy, z: Tensor) -> Tensor:
 def largest_rise(case: Case, steps: int = 3, ascent: int = 4) -> float:
     """The largest (F(Z⁺) − F(Z)) / size along some steps from the state of a case, and where ascent on it leads."""
     step, at, z, h = case.attacked()
-    found = []
+    rises = []
 
     def rise(z, h):
         energy = at(h)
@@ -381,7 +381,7 @@ def largest_rise(case: Case, steps: int = 3, ascent: int = 4) -> float:
         share = (energy(step(z, h)) - before) / (
             before.abs() + rounding(energy, z)
         ).clamp(min=1e-300)
-        found.append(float(share) if bool(share.isfinite()) else math.inf)
+        rises.append(float(share) if bool(share.isfinite()) else math.inf)
         return share
 
     state = z
@@ -401,7 +401,7 @@ def largest_rise(case: Case, steps: int = 3, ascent: int = 4) -> float:
                     * value.norm()
                     * torch.nn.functional.normalize(slope.nan_to_num(), dim=None)
                 )
-    return max(found)
+    return max(rises)
 
 
 def promises_too_little(case: Case) -> bool:

@@ -34,14 +34,19 @@ def edges(heads: int) -> SparseCoupling:
 
 
 def plain(
-    penalty: object, x: Tensor, seen: Tensor, h: Tensor, m: Tensor, ptr: Tensor | None
+    penalty: object,
+    x: Tensor,
+    projected: Tensor,
+    h: Tensor,
+    m: Tensor,
+    ptr: Tensor | None,
 ) -> Tensor:
     """3 ‖x − h‖²_M + ½·2 Σ δ + ½·5 Σ a s over pairs."""
     bounds = torch.tensor([0, 9]) if ptr is None else ptr
     member = torch.repeat_interleave(torch.arange(len(bounds) - 1), bounds.diff())
     same = member.unsqueeze(1) == member
     total = 3 * (m.unsqueeze(2) * (x - h).square()).sum()
-    squares = (seen.unsqueeze(1) - seen.unsqueeze(0)).square().sum(3)
+    squares = (projected.unsqueeze(1) - projected.unsqueeze(0)).square().sum(3)
     total = total + get_penalty(penalty).delta(squares)[same].sum()
     squares = (x.unsqueeze(1) - x.unsqueeze(0)).square().sum(3)
     return total + 2.5 * (edges(x.size(1)).to_dense().permute(1, 2, 0) * squares).sum()
@@ -75,8 +80,8 @@ def test_projected_heads_see_one_state(penalty):
     w = randn(2, 3, 4, seed=2)
     options = {"graph_term": edges(1), "mu": 5.0, "beta": 3.0, "projection": w}
     got = Joint(penalty, 2.0, source=h, **options)(x)
-    seen = torch.einsum("hdc,nkc->nhd", w, x)
-    expected = plain(penalty, x, seen, h, torch.ones(9, 1, dtype=x.dtype), None)
+    projected = torch.einsum("hdc,nkc->nhd", w, x)
+    expected = plain(penalty, x, projected, h, torch.ones(9, 1, dtype=x.dtype), None)
     assert_close(got, expected, rtol=1e-12, atol=1e-12)
     assert Joint(penalty, 2.0, source=h[:, 0], **options)(x[:, 0]) == got
 

@@ -78,7 +78,7 @@ def largest_rise(
                 torch.randn_like(parameter) * (3 if parameter.dim() == 0 else 0.3)
             )
     optimizer = torch.optim.Adam([*leaves, *block.parameters()], lr=0.1)
-    found = -math.inf
+    largest = -math.inf
     for step in range(ascent):
         z, h = leaves
         terms = [
@@ -95,14 +95,14 @@ def largest_rise(
         rise = (after.sum(0) - before.sum(0)) / (
             before.abs().sum(0) + after.abs().sum(0)
         ).clamp(min=1e-300)
-        found = max(found, float(rise.detach().max()))
+        largest = max(largest, float(rise.detach().max()))
         if not step:  # these are the values of the library
             total = torch.stack([term.value(moved, graph) for term in terms])
             assert_close(after.sum(1), total, rtol=1e-9, atol=1e-9)
         optimizer.zero_grad()
         (-rise).sum().backward()
         optimizer.step()
-    return found
+    return largest
 
 
 @pytest.mark.parametrize(

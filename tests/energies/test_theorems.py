@@ -113,12 +113,12 @@ def test_every_head_counts_and_slightly_negative_eigenvalues_do_too():
     edges = torch.ones(4, dtype=torch.float64)
     loops = torch.ones(3, dtype=torch.float64)
     heads = [torch.cat([edges, 5 * loops]), torch.cat([3 * edges, loops])]
-    whole = SparseCoupling(graph, torch.stack(heads, 1), nonnegative=True)
+    joined = SparseCoupling(graph, torch.stack(heads, 1), nonnegative=True)
     for theorem in (theorem1, theorem7):
         both = [
             theorem(SparseCoupling(graph, weight), 0.1).eigenvalue for weight in heads
         ]
-        assert theorem(whole, 0.1).eigenvalue == pytest.approx(both[1], rel=1e-12)
+        assert theorem(joined, 0.1).eigenvalue == pytest.approx(both[1], rel=1e-12)
         assert both[1] > 2 * both[0]
     grows = SparseCoupling(
         graph,

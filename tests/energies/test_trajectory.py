@@ -70,11 +70,11 @@ def test_the_certificate_of_the_first_state_is_none_for_later_ones(ball):
     for _ in range(30):
         x = ball(6, 2)
         states = run(penalty, x, 1.0, 12)
-        whole = certify_trajectory(penalty, x, 1.0).lam
+        lam = certify_trajectory(penalty, x, 1.0).lam
         later = [certify(penalty, state, 1.0).lam for state in states]
         outgrown += max(later) > 1.01 * later[0]
-        assert max(later) <= whole
-        risen += rises(penalty, 0.1 * whole, states) > 0
+        assert max(later) <= lam
+        risen += rises(penalty, 0.1 * lam, states) > 0
     assert outgrown > 20
     assert risen > 5, "below the bound energies do rise"
 
@@ -105,8 +105,8 @@ def test_the_lambda_is_that_of_the_formula_wherever_the_state_lies(ball):
     wide = x.double()
     across = 4 * (wide - wide.mean(0)).square().sum(1).max()
     degree = 1 + 4 * float(penalty.f(across))
-    wanted = tau / (2 * degree * (2 - tau * 2 * (1 - 1 / 5)))
-    assert certify_trajectory(penalty, x, tau).lam == pytest.approx(wanted, rel=1e-12)
+    expected = tau / (2 * degree * (2 - tau * 2 * (1 - 1 / 5)))
+    assert certify_trajectory(penalty, x, tau).lam == pytest.approx(expected, rel=1e-12)
 
 
 def test_unit_vectors_and_an_empty_state_are_covered():

@@ -113,10 +113,10 @@ def separate_denominators(x: Tensor, source: Tensor, ring: Coupling) -> Tensor:
 
 LAYERS = {
     "certified": certified,
-    "layer norm": lambda *given: torch.nn.functional.layer_norm(
-        certified(*given), (4,)
+    "layer norm": lambda *inputs: torch.nn.functional.layer_norm(
+        certified(*inputs), (4,)
     ),
-    "tanh": lambda *given: certified(*given).tanh(),
+    "tanh": lambda *inputs: certified(*inputs).tanh(),
     "dropout on values": lambda x, source, ring: certified(
         x, source, ring, torch.cat([0 * x[:1], x[1:]])
     ),

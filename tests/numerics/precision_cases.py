@@ -205,10 +205,10 @@ def results(
         )
     grads: dict[str, Tensor] = {}
     if loss.requires_grad:
-        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        slopes = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         grads = {
             name: grad
-            for name, grad in zip(leaves, found, strict=True)
+            for name, grad in zip(leaves, slopes, strict=True)
             if grad is not None
         }
     return {name: part.detach() for name, part in out.items()}, grads

@@ -182,10 +182,10 @@ PLACES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("make", BY_DISTANCE.values(), ids=BY_DISTANCE)
-@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_distances_do_not_depend_on_where_rows_lie(make, place, generator):
+@pytest.mark.parametrize("move", PLACES.values(), ids=PLACES)
+def test_distances_do_not_depend_on_where_rows_lie(make, move, generator):
     """‖x‖² + ‖y‖² − 2x·y has no digits left far from the origin, so distances are measured from amid the rows."""
-    x = place(randn(50, 4, generator=generator))
+    x = move(randn(50, 4, generator=generator))
     v = randn(50, 1, 3, generator=generator)
     edges = torch.randint(25, (2, 120), generator=generator)
     batch = torch.arange(50) // 25

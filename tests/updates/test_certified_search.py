@@ -304,8 +304,8 @@ def test_the_search_finds_rises_with_row_sums_on_a_sphere_beside_a_graph(
 def test_at_the_counterexamples_equation_24_rises_and_one_denominator_mends_it(
     data_root, penalty, rises
 ):
-    found = np.load(data_root / "counterexamples" / f"eq25_{penalty}.npz")
-    x, adjacency = (torch.from_numpy(found[name]) for name in ("x", "A"))
+    example = np.load(data_root / "counterexamples" / f"eq25_{penalty}.npz")
+    x, adjacency = (torch.from_numpy(example[name]) for name in ("x", "A"))
     receiver, sender = adjacency.nonzero(as_tuple=True)
     graph = Graph(len(x), torch.stack([sender, receiver]))
     graph_term = SparseCoupling(
@@ -338,13 +338,13 @@ def test_the_energy_of_the_search_is_the_joint_energy(penalty, constraint):
         lam, mu = (float(problems.weight(name)[0]) for name in ("lam", "mu"))
         edges = SparseCoupling(problems.graph, problems.edges)
         metric = problems.weight("beta") * problems.free["m"].exp()
-        given = {
+        options = {
             "mu": mu,
             "source": problems.rows("h"),
             "metric": metric,
             "constraint": constraint,
         }
-        joint = Joint(named(penalty), lam, graph_term=edges, **given)
+        joint = Joint(named(penalty), lam, graph_term=edges, **options)
         lowest = (
             lam / 2 * 36 * named(penalty).delta(torch.zeros((), dtype=torch.float64))
         )

@@ -144,8 +144,8 @@ def test_the_step_is_its_formula_in_value_and_all_gradients(penalty, constraint,
     # The plain formula also differentiates f off the sphere, where the state never is.
     if constraint == "sphere":
         x = free["x"].detach()
-        for found in (mine, theirs):
-            found["x"] = found["x"] - (found["x"] * x).sum(2, keepdim=True) * x
+        for slopes in (mine, theirs):
+            slopes["x"] = slopes["x"] - (slopes["x"] * x).sum(2, keepdim=True) * x
     assert_close(mine, theirs, rtol=1e-9, atol=1e-10)
 
 

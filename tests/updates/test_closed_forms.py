@@ -320,7 +320,7 @@ def test_a_metric_over_four_decades():
         conjugate_gradients, apply(matrix), B, metric=metric, least=least
     )
     assert_close(in_metric(), exact(B), rtol=1e-8, atol=1e-8)
-    few = in_metric(preconditioner=exact, max_iter=3)
-    assert_close(few, exact(B), rtol=1e-8, atol=1e-8)
+    at_once = in_metric(preconditioner=exact, max_iter=3)
+    assert_close(at_once, exact(B), rtol=1e-8, atol=1e-8)
     with pytest.raises(ConvergenceError):
         conjugate_gradients(apply(matrix), B, least=least)

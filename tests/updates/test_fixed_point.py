@@ -63,8 +63,8 @@ def test_memory_of_the_backward_pass_does_not_grow_with_the_steps():
             fixed_point(step, step.h).sum().backward()
         return step.steps, sum(sizes)
 
-    (few, little), (many, as_little) = saved(0.1), saved(1000.0)
-    assert many > 3 * few
+    (short, little), (many, as_little) = saved(0.1), saved(1000.0)
+    assert many > 3 * short
     assert as_little == little
 
 

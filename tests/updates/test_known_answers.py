@@ -180,22 +180,22 @@ def test_a_step_starts_at_the_values_and_a_state_is_its_own_source_unless_one_is
     assert torch.equal(
         step(problem.state, problem.coupling, values), step(values, problem.coupling)
     )
-    own = update(problem.state, problem.coupling)
+    default = update(problem.state, problem.coupling)
     zero = torch.zeros_like(problem.state)
-    assert torch.equal(own, update(zero, problem.coupling, source=problem.state))
-    assert torch.equal(own, update(zero, problem.coupling, values=problem.state))
+    assert torch.equal(default, update(zero, problem.coupling, source=problem.state))
+    assert torch.equal(default, update(zero, problem.coupling, values=problem.state))
 
 
 def test_gradients_do_not_unroll_the_iteration_and_have_no_derivative():
     def nodes(tensor):
-        seen = set()
+        visited = set()
         stack = [tensor.grad_fn]
         while stack:
             node = stack.pop()
-            if node is not None and node not in seen:
-                seen.add(node)
+            if node is not None and node not in visited:
+                visited.add(node)
                 stack.extend(parent for parent, _ in node.next_functions)
-        return len(seen)
+        return len(visited)
 
     problems = path_problem(4), path_problem(200)
     small, large = (

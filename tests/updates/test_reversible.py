@@ -246,14 +246,14 @@ def test_all_pairs_are_factorised_where_they_are_few(normalize, monkeypatch):
     assert (0.5 * coupling + symmetric_graph()).quadratic
     assert not symmetric_graph().quadratic
     x = X.clone().requires_grad_()
-    few = Equilibrium(leak=1e-4, max_iter=3)
-    got = few(x, coupling)
+    direct = Equilibrium(leak=1e-4, max_iter=3)
+    got = direct(x, coupling)
     got.sum().backward()
-    expected = dense_update(few, coupling, X, X)
+    expected = dense_update(direct, coupling, X, X)
     assert_close(got, expected, rtol=1e-9, atol=1e-7)
     monkeypatch.setattr(implicit, "DENSE", 2 * N * N - 1)
     with pytest.raises(ConvergenceError, match="max_iter=3"):
-        few(X, coupling)
+        direct(X, coupling)
 
 
 def test_an_indefinite_dense_system_is_left_to_the_iteration_which_sees_it():
