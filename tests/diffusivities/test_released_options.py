@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from diffusion_mp import *
 from diffusion_mp.diffusivities import RelationalBias
-from helpers import agree, randn
+from helpers import agree, close, randn
 
 DOUBLE = torch.float64
 PTR = torch.tensor([0, 4, 4, 5, 11])
@@ -29,7 +29,7 @@ def weights() -> Tensor:
 
 def assert_is(coupling: Coupling, expected: Tensor, leaves: list[Tensor]) -> None:
     """Dense entries, and the gradients of a product with random values."""
-    assert_close(coupling.to_dense(), expected, rtol=1e-10, atol=1e-10)
+    close(coupling.to_dense(), expected)
     v = randn(expected.size(1), expected.size(0), 3, seed=8)
     agree(
         coupling @ v,
@@ -241,7 +241,7 @@ def test_values_have_biases_and_a_bias_of_nothing_is_refused():
     moved = 0.5 * values + 0.5 * torch.einsum(
         "hij,jhd->ihd", coupling.to_dense().expand(2, -1, -1), values
     )
-    assert_close(layer(x), moved.reshape(11, 8), rtol=1e-10, atol=1e-10)
+    close(layer(x), moved.reshape(11, 8))
     with pytest.raises(
         ValueError, match=r"bias=True with projection=None\. Choose 'separate'"
     ):

@@ -19,15 +19,13 @@ from diffusion_mp.energies import (
 from diffusion_mp.energies.pairs import large_distance
 from diffusion_mp.graph import Graph
 from energy_forms import Explicit, Joint
-from helpers import randn, refuses
+from helpers import close, randn, refuses
 
 
 def same(got: Tensor, expected: Tensor | float) -> None:
     assert got.dtype == torch.float64
     assert got.shape == ()
-    assert_close(
-        got, torch.as_tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-10
-    )
+    close(got, torch.as_tensor(expected, dtype=torch.float64), "layer")
 
 
 @every_penalty
@@ -120,7 +118,7 @@ def test_surrogate_touches_with_the_same_gradient(penalty, ball):
     energy = Explicit(penalty, 0.3)
     (a,) = torch.autograd.grad(energy(x, previous), x)
     (b,) = torch.autograd.grad(energy.surrogate(x, previous, x.detach()), x)
-    assert_close(a, b, rtol=1e-9, atol=1e-10)
+    close(a, b, "layer")
 
 
 def test_edges_of_several_heads_add_up(ball, symmetric_graph):

@@ -23,7 +23,7 @@ from diffusion_mp import (
 )
 from diffusion_mp.couplings import DistanceCoupling, pairwise
 from diffusion_mp.energies import certify_trajectory, get_penalty
-from helpers import randn, refuses
+from helpers import close, randn, refuses
 
 
 def grid(penalty: Penalty, points: int = 401, far: float = 12.0) -> torch.Tensor:
@@ -98,7 +98,7 @@ def test_log_of_f(penalty):
     z2 = grid(penalty, points=60)
     f = penalty.f(z2)
     if penalty.positive:
-        assert_close(penalty.log_f(z2), f.log(), rtol=1e-12, atol=1e-12)
+        close(penalty.log_f(z2), f.log(), "entries")
         assert penalty.log_f(torch.tensor([1e8])).isfinite()
 
 
@@ -116,7 +116,7 @@ def test_coupling_is_f_of_the_distances(penalty, normalize, ball):
         if normalize:
             dense = dense / dense.sum(1, keepdim=True)
         got = coupling.to_dense()[min(head, coupling.heads - 1)]
-        assert_close(got, dense, rtol=1e-9, atol=1e-9)
+        close(got, dense, "layer")
     assert coupling.row_stochastic == normalize
     if not isinstance(penalty, QuadraticPenalty):
         assert coupling.symmetric != normalize

@@ -9,7 +9,6 @@ import pytest
 import torch
 from test_terms import CHANNELS, CONSTRAINTS, NODES, Bounded
 from torch import nn
-from torch.testing import assert_close
 
 from diffusion_mp import Graph
 from diffusion_mp.energies import Energy
@@ -20,6 +19,7 @@ from diffusion_mp.layers.certified_block import (
     TiedMLP,
     WeightedGraph,
 )
+from helpers import close
 
 pytestmark = pytest.mark.unwatched
 
@@ -98,7 +98,7 @@ def largest_rise(
         largest = max(largest, float(rise.detach().max()))
         if not step:  # these are the values of the library
             total = torch.stack([term.value(moved, graph) for term in terms])
-            assert_close(after.sum(1), total, rtol=1e-9, atol=1e-9)
+            close(after.sum(1), total, "layer")
         optimizer.zero_grad()
         (-rise).sum().backward()
         optimizer.step()

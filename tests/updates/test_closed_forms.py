@@ -43,7 +43,7 @@ from diffusion_mp.updates import (
 )
 from diffusion_mp.updates.derivatives import Operator
 from diffusion_mp.updates.linear_solve import conjugate_gradients
-from helpers import refuses
+from helpers import close, refuses
 
 # Graphs with more nodes than features, and with fewer; an empty one and a single node.
 PTR = torch.tensor([0, 4, 4, 5, 17, 40])
@@ -169,7 +169,7 @@ def test_all_gradients_are_those_of_dense_algebra(kind, update):
         hears = (torch.arange(17) % 7 != 3).view(-1, 1, 1)
         coupling = linear(q.abs() * hears, k.abs(), PTR[:5])
     outs = both(update, coupling, x)
-    assert_close(*gradients(outs, leaves), rtol=1e-10, atol=1e-10)
+    close(*gradients(outs, leaves))
 
 
 @pytest.mark.usefixtures("no_typecheck")
@@ -319,8 +319,8 @@ def test_a_metric_over_four_decades():
     in_metric = partial(
         conjugate_gradients, apply(matrix), B, metric=metric, least=least
     )
-    assert_close(in_metric(), exact(B), rtol=1e-8, atol=1e-8)
+    close(in_metric(), exact(B), "solve")
     at_once = in_metric(preconditioner=exact, max_iter=3)
-    assert_close(at_once, exact(B), rtol=1e-8, atol=1e-8)
+    close(at_once, exact(B), "solve")
     with pytest.raises(ConvergenceError):
         conjugate_gradients(apply(matrix), B, least=least)

@@ -11,7 +11,7 @@ from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.layers import CertifiedBlock, RowAttention, TiedMLP, WeightedGraph
 from diffusion_mp.updates import fixed_point
 from diffusion_mp.updates.fixed_point import iterate
-from helpers import built, randn
+from helpers import built, close, randn
 
 DOUBLE = torch.float64
 
@@ -47,7 +47,7 @@ def test_no_graph_ends_above_its_own_start():
     alone = torch.stack(
         [fixed_point(wells, start[None], energy=depth)[0] for start in STARTS]
     )
-    assert_close(apart, alone, rtol=1e-10, atol=1e-10)
+    close(apart, alone)
 
 
 @pytest.mark.parametrize("ptr", [[0, 3, 3, 4, 20], [0, 20], [0, 0, 20]])
@@ -57,7 +57,7 @@ def test_graphs_of_all_sizes(ptr):
     parts = []
     for start in STARTS.split(bounds.diff().tolist()):
         parts.append(fixed_point(wells, start, energy=lambda z: depth(z).sum()))
-    assert_close(limit, torch.cat(parts), rtol=1e-10, atol=1e-10)
+    close(limit, torch.cat(parts))
 
 
 def test_a_graph_takes_the_steps_that_it_takes_alone():

@@ -6,7 +6,6 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import Tensor
-from torch.testing import assert_close
 
 from diffusion_mp import (
     GaussianPenalty,
@@ -20,6 +19,7 @@ from diffusion_mp.couplings import Coupling
 from diffusion_mp.testing.problems import Problem, path_problem, random_problem
 from diffusion_mp.updates import ExplicitEuler, MomentumStep
 from energy_forms import Explicit
+from helpers import close
 
 PENALTIES = [
     QuadraticPenalty(),
@@ -55,23 +55,18 @@ def test_it_is_the_two_step_recursion(form, steps):
     h = problem.state.cos()
     update = MomentumStep(0.1, 0.7, steps, problem.form, beta=0.4, leak=0.2)
     expected = dense(problem, 0.1, 0.7, steps, 0.2, 0.4 * h)
-    assert_close(
-        update(problem.state, problem.coupling, source=h),
-        expected,
-        rtol=1e-12,
-        atol=1e-12,
-    )
+    close(update(problem.state, problem.coupling, source=h), expected, "entries")
     from_values = update(
         problem.state.flip(0), problem.coupling, values=problem.state, source=h
     )
-    assert_close(from_values, expected, rtol=1e-12, atol=1e-12)
+    close(from_values, expected, "entries")
     still = MomentumStep(0.1, 0.0, 1, problem.form, beta=0.4, leak=0.2)(
         problem.state, problem.coupling, source=h
     )
     explicit = ExplicitEuler(0.1, problem.form, beta=0.4, leak=0.2)(
         problem.state, problem.coupling, source=h
     )
-    assert_close(still, explicit, rtol=1e-12, atol=1e-12)
+    close(still, explicit, "entries")
 
 
 @pytest.mark.usefixtures("no_typecheck")
