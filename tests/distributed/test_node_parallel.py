@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from ranks import on_ranks, started
+from ranks import on_ranks
 from torch import Tensor, distributed, nn
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
@@ -312,10 +312,10 @@ def left_by_one(folder) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_rank_that_dies_ends_the_run_with_a_sentence(ranks, tmp_path):
-    processes = started(left_by_one, ranks, tmp_path, tmp_path, seconds=8)
-    for process in processes:
+    run = on_ranks(left_by_one, ranks, tmp_path, tmp_path, seconds=8, join=False)
+    for process in run.processes:
         process.join(60)
-    *others, killed = (process.exitcode for process in processes)
+    *others, killed = (process.exitcode for process in run.processes)
     assert killed == -signal.SIGKILL
     assert all(code == 1 for code in others)
     for rank in range(ranks - 1):

@@ -1,5 +1,7 @@
 """Random states and symmetric graphs for the energy tests, all in double."""
 
+import random
+
 import pytest
 import torch
 from energy_cases import from_dense
@@ -18,22 +20,6 @@ def ball(generator: torch.Generator):
 
 
 @pytest.fixture
-def uniform(generator: torch.Generator):
-    def draw(low, high):
-        return low + (high - low) * float(torch.rand(1, generator=generator))
-
-    return draw
-
-
-@pytest.fixture
-def size(generator: torch.Generator):
-    def draw(low, high):
-        return int(torch.randint(low, high + 1, (1,), generator=generator))
-
-    return draw
-
-
-@pytest.fixture
 def symmetric_graph(generator: torch.Generator):
     """A random symmetric non-negative coupling, connected by a cycle unless ``density`` alone shall decide."""
 
@@ -46,3 +32,13 @@ def symmetric_graph(generator: torch.Generator):
         return from_dense(dense + dense.T)
 
     return draw
+
+
+@pytest.fixture
+def uniform():
+    return random.Random(0).uniform
+
+
+@pytest.fixture
+def size():
+    return random.Random(1).randint

@@ -12,7 +12,15 @@ from diffusion_mp.couplings import (
     SparseCoupling,
 )
 from diffusion_mp.diffusivities import Positive
-from diffusion_mp.energies import Energy, Sphere, get_constraint, get_penalty
+from diffusion_mp.energies import (
+    Ball,
+    Energy,
+    Nonnegative,
+    Sphere,
+    Unconstrained,
+    get_constraint,
+    get_penalty,
+)
 from diffusion_mp.energies.terms import CouplingTerm, PairTerm, SourceTerm
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph import Graph
@@ -291,25 +299,25 @@ def test_the_state_may_come_as_its_values():
 
 @pytest.mark.parametrize(
     ("constraint", "nonnegative"),
-    [(None, False), ("nonnegative", False), ("ball", True), ("sphere", True)],
+    [
+        (Unconstrained(), False),
+        (Nonnegative(), False),
+        (Ball(), True),
+        (Sphere(), True),
+        (Sphere(0.5), True),
+        (Sphere(1.01), False),
+    ],
+    ids=repr,
 )
 def test_the_simple_penalty_is_nonnegative_where_rows_lie_together(
     constraint, nonnegative
 ):
-    inside = get_constraint(constraint)
-    x = inside.project(random(5, 1, 2))
-    assert SIMPLE.coupling(x, constraint=inside).nonnegative is nonnegative
+    x = constraint.project(random(5, 1, 2))
     options = {"normalize": None, "measure": "distance", "row_stochastic": False}
-    coupling = SimpleDiffusivity(constraint=inside, **options)(x[:, 0])
-    assert coupling.nonnegative is nonnegative
-    assert coupling.positive_semidefinite is (constraint == "sphere")
-    assert_close(coupling.to_dense(), SIMPLE.coupling(x).to_dense())
-
-
-@pytest.mark.parametrize(("radius", "nonnegative"), [(0.5, True), (1.01, False)])
-def test_a_small_sphere_holds_the_simple_penalty(radius, nonnegative):
-    sphere = get_constraint("sphere", radius)
-    x = sphere.project(random(5, 1, 2))
-    coupling = SIMPLE.coupling(x, constraint=sphere)
-    assert coupling.nonnegative is nonnegative
-    assert_close(coupling.to_dense(), SIMPLE.coupling(x).to_dense())
+    for coupling in (
+        SIMPLE.coupling(x, constraint=constraint),
+        SimpleDiffusivity(constraint=constraint, **options)(x[:, 0]),
+    ):
+        assert coupling.nonnegative is nonnegative
+        assert coupling.positive_semidefinite is isinstance(constraint, Sphere)
+        assert_close(coupling.to_dense(), SIMPLE.coupling(x).to_dense())
