@@ -123,97 +123,74 @@ def loss_of(
 
 
 def error(got: Tensor, expected: Tensor, complete: Tensor | None = None) -> float:
-    """The norm of the difference, relative to that of the whole tensor where a rank has a part of it."""
-    scale = (
-        (expected if complete is None else complete).detach().norm().clamp(min=1e-300)
-    )
-    return float((got.detach() - expected.detach()).norm() / scale)
+    """The norm of the difference, relative to that of the complete tensor where a rank has a part of it."""
+    size = (expected if complete is None else complete).detach().norm()
+    return float((got.detach() - expected.detach()).norm() / size.clamp(min=1e-300))
+
+
+def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    """Of all parameters that the loss depends on."""
+    names = [name for name, _ in model.named_parameters()]
+    grads = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    pairs = zip(names, grads, strict=True)
+    return {name: grad for name, grad in pairs if grad is not None}
 
 
 def same_as_one_process(dtype: torch.dtype, limit: float, names: list[str]) -> None:
     rank = distributed.get_rank()
-    x, one_way, once, y, mask = data(dtype)
-    graphs = {}
-    for both in (False, True):
-        edge_index = torch.cat([one_way, one_way.flip(0)], dim=1) if both else one_way
-        weight = once.repeat(2) if both else once
-        whole_graph, exact_graph = (
-            Graph(NODES, edge_index, each) for each in (weight, weight.double())
-        )
-        graphs[both] = (
-            whole_graph,
-            exact_graph,
-            ShardedGraph(edge_index, NODES, weight),
-        )
+    x, edge_index, weight, y, mask = data(dtype)
+    both = torch.cat([edge_index, edge_index.flip(0)], dim=1), weight.repeat(2)
     for name in names:
-        whole_graph, exact_graph, graph = graphs[name in ON_BOTH_WAYS]
+        edges = both if name in ON_BOTH_WAYS else (edge_index, weight)
+        graph = ShardedGraph(edges[0], NODES, edges[1])
+        rows = graph.rows
         alone = build(MODELS[name], dtype)
         exact = build(MODELS[name], torch.float64)
         # The second changes nothing.
         shared = node_parallel(node_parallel(build(MODELS[name], dtype, seed=rank)))
         assert shared.state_dict().keys() == alone.state_dict().keys()
         for step in range(2):  # the second draws other noise
-            expected = alone(x, whole_graph)
+            where = f"{name}, rank {rank}, step {step}"
+            expected = alone(x, Graph(NODES, *edges))
             expected_loss = loss_of(alone, expected, y, mask, mask.sum())
-            gradients = torch.autograd.grad(
-                expected_loss, list(alone.parameters()), allow_unused=True
-            )
+            theirs = gradients(alone, expected_loss)
 
-            logits = shared(x[graph.rows], graph)
-            loss = loss_of(
-                shared,
-                logits,
-                y[graph.rows],
-                mask[graph.rows],
-                graph.total(mask[graph.rows].sum()),
-            )
+            logits = shared(x[rows], graph)
+            labels = graph.total(mask[rows].sum())
+            loss = loss_of(shared, logits, y[rows], mask[rows], labels)
             shared.zero_grad()
             loss.backward()
+            ours = {
+                key: parameter.grad
+                for key, parameter in shared.named_parameters()
+                if parameter.grad is not None
+            }
 
-            where = f"{name}, rank {rank}, step {step}"
-            distance = error(logits, expected[graph.rows], expected)
-            assert distance < limit, (where, distance)
-            complete = graph.total(loss.detach())
-            assert error(complete, expected_loss) < limit, (
-                where,
-                complete,
-                expected_loss,
-            )
-            pairs = list(
-                zip(
-                    (parameter.grad for parameter in shared.parameters()),
-                    gradients,
-                    strict=True,
-                )
-            )
-            assert all((ours is None) == (theirs is None) for ours, theirs in pairs), (
-                where
-            )
-            pairs = [pair for pair in pairs if pair[0] is not None]
+            assert error(logits, expected[rows], expected) < limit, where
+            assert error(graph.total(loss.detach()), expected_loss) < limit, where
+            assert ours.keys() == theirs.keys(), where
             if dtype == torch.float64:
-                assert all(error(ours, theirs) < limit for ours, theirs in pairs), where
+                for parameter, grad in ours.items():
+                    assert error(grad, theirs[parameter]) < limit, (where, parameter)
             else:
                 # Some gradients (queries, keys, λ, μ) are small differences of large numbers, which rounding moves by
                 # more than the limit: ranks must not be farther from double than one process is.
-                exact_loss = loss_of(
-                    exact, exact(x.double(), exact_graph), y, mask, mask.sum()
+                exact_logits = exact(
+                    x.double(), Graph(NODES, edges[0], edges[1].double())
                 )
-                truth = torch.autograd.grad(
-                    exact_loss, list(exact.parameters()), allow_unused=True
+                truth = gradients(
+                    exact, loss_of(exact, exact_logits, y, mask, mask.sum())
                 )
-                errors = [
-                    [error(each, true) for each in pair]
-                    for pair, true in zip(
-                        pairs, (each for each in truth if each is not None), strict=True
-                    )
-                ]
-                of_ranks, of_one = (max(column) for column in zip(*errors, strict=True))
+                of_ranks, of_one = (
+                    max(error(grads[name], truth[name]) for name in truth)
+                    for grads in (ours, theirs)
+                )
                 assert of_ranks < 3 * of_one, (where, of_ranks, of_one)
-            difference = torch.cat(
-                [(ours - theirs).flatten() for ours, theirs in pairs]
-            ).norm()
-            largest = torch.cat([theirs.flatten() for _, theirs in pairs]).norm()
-            assert difference < limit * largest, (where, difference / largest)
+            together, apart = (
+                torch.cat([grads[name].flatten() for name in theirs])
+                for grads in (ours, theirs)
+            )
+            assert error(together, apart) < limit, where
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
