@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from diffusion_mp import (
     AdjacencyDiffusivity,
     CertifiedDIFFormer,
-    Coupling,
     EdgeDiffusivity,
     FunctionPenalty,
     GaussianDiffusivity,
@@ -274,7 +273,7 @@ def of_an_energy(d: Draws) -> Case:
         projection = projection / norms * d.choice([1.0, 1 + 1e-15, 0.5, 1.3, 0.0])
         projection = d.choice([projection, projection.float()])
     edges, weight = d.edges(size, ptr)
-    graph_term: Coupling | None = None
+    graph_term = None
     if edges is not None:
         weight = torch.ones(edges.size(1), dtype=DOUBLE) if weight is None else weight
         if d.random() < 0.1:
@@ -488,7 +487,7 @@ def too_narrow(case: Case) -> bool:
 
 
 #: The sentence of a refusal, and whether the premise that it names is broken indeed.
-PREMISES: list[tuple[str, Callable[..., bool]]] = [
+PREMISES = [
     (
         r"the parameter (\S+) has entries that are not finite",
         lambda c, name: not_finite(c.model.get_parameter(name)),
@@ -531,7 +530,7 @@ PREMISES: list[tuple[str, Callable[..., bool]]] = [
 
 def search(seeds: range) -> tuple[Counter[str], float]:
     """How often which premise was named, and the largest rise of what was certified."""
-    said: Counter[str] = Counter()
+    said = Counter()
     worst = -math.inf
     for seed in seeds:
         d = Draws(seed)

@@ -7,7 +7,6 @@ import math
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -26,9 +25,7 @@ DOUBLE = torch.float64
 C = 3
 
 #: V, V′ / 2 and a bound on V″ / 4 of a function of every entry; of the last two there is none.
-ENTRIES: dict[
-    str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], float]
-] = {
+ENTRIES = {
     "square": (lambda t: t.square(), lambda t: t, 0.5),
     "log cosh": (
         lambda t: torch.nn.functional.softplus(2 * t) - t,
@@ -119,7 +116,7 @@ class Draws(random.Random):
             and not noise
             and name not in ("absolute value", "quartic")
         )
-        term: EnergyTerm = Own(name, edges, share, slope, noise)
+        term = Own(name, edges, share, slope, noise)
         if self.random() < 0.3:
             factor = 10 ** self.uniform(-2, 2)
             term = (
@@ -201,7 +198,7 @@ def largest_rise(block: CertifiedBlock, x: Tensor, graph: Graph) -> float:
 
 
 def search(seeds: range) -> Counter[str]:
-    said: Counter[str] = Counter()
+    said = Counter()
     for seed in seeds:
         block, x, graph, right = case(seed)
         certificate = block.certificate(x, graph)

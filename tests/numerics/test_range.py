@@ -5,8 +5,7 @@ And no node, no edge, no position, no feature: defined, or refused in a sentence
 
 # ruff: noqa: F403, F405 (everything public)
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -36,7 +35,7 @@ def randn(
 @pytest.mark.parametrize("scale", [1e-20, 1e-10, 1.0, 1e10, 1e20, 1e25])
 def test_every_backend_divides_by_norms_of_any_size(backend, scale, generator):
     """Rows of ordinary, tiny, huge and zero norm side by side, forth and back, against double precision."""
-    options: dict[str, Any] = {"constant": 1.0, "own": 0.5, "unit": True}
+    options = {"constant": 1.0, "own": 0.5, "unit": True}
     q, k, v, weight = (randn(9, 2, 3, generator=generator) for _ in range(4))
     if scale != 1e25:  # where no row is short, long ones alone are to be seen
         q = q.index_fill(0, torch.tensor([2]), 0.0)
@@ -145,7 +144,7 @@ def test_edge_attention_of_distant_neighbours(penalty, channels, dtype, generato
     assert grad.isfinite().all()
 
 
-BY_DISTANCE: dict[str, Callable[[], Diffusivity]] = {
+BY_DISTANCE = {
     "simple": lambda: SimpleDiffusivity(normalize=None, measure="distance"),
     "simple, not normalised": lambda: SimpleDiffusivity(
         normalize=None, measure="distance", row_stochastic=False
@@ -167,7 +166,7 @@ BY_DISTANCE: dict[str, Callable[[], Diffusivity]] = {
     "edges": lambda: EdgeDiffusivity("gaussian", row_stochastic=False),
     "edges, sigmoid": lambda: EdgeDiffusivity("sigmoid"),
 }
-PLACES: dict[str, Callable[[Tensor], Tensor]] = {
+PLACES = {
     **{
         f"offset {offset:g}": lambda x, offset=offset: x + offset
         for offset in (0.0, 100.0, 2e3, 1e4, 1e6)

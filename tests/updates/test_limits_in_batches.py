@@ -110,7 +110,7 @@ def test_an_energy_has_one_number_or_one_for_every_graph():
 @pytest.mark.parametrize("constraint", ["ball", "sphere", "nonnegative", None])
 def test_limits_of_molecules_are_those_alone(constraint):
     """Of states of very different sizes, too."""
-    terms: list = [WeightedGraph(4)]
+    terms = [WeightedGraph(4)]
     if constraint is not None:
         terms += [RowAttention(4), TiedMLP(4, 5, 0.1)]
     block = built(

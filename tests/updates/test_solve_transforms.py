@@ -65,7 +65,7 @@ def hidden(z: Tensor, x: Tensor) -> Tensor:
 BATCH = Graph(6, ptr=torch.tensor([0, 4, 6]))
 SEQUENCE = NeumannDiffusivity(budget=None)
 #: Solves of one linear system, or a matrix function.
-LINEAR: dict[str, Solve] = {
+LINEAR = {
     "crank": lambda x: CrankNicolson(0.7)(x, ROW(x, ring())),
     "no-leak": lambda x: Equilibrium("residual")(x, 0.9 * SYM(x, ring())),
     "teleport": lambda x: teleport_limit(0.1)(x, ROW(x, ring()), source=x),
@@ -77,7 +77,7 @@ LINEAR: dict[str, Solve] = {
     ),
 }
 #: Fixed points of steps that are not linear.
-NONLINEAR: dict[str, Solve] = {
+NONLINEAR = {
     "fixed-point": lambda x: fixed_point(lambda z: hidden(z, x), torch.zeros_like(x)),
     "sphere": layer(
         lambda: CertifiedConv(
@@ -86,7 +86,7 @@ NONLINEAR: dict[str, Solve] = {
     ),
 }
 #: Attention and sequences have the same formulas, and operations between them that have their own tests.
-FIRST_ORDER: dict[str, Solve] = {
+FIRST_ORDER = {
     "attention": lambda x: ImplicitEuler(0.7)(x, SimpleDiffusivity()(x)),
     "heat-attention": lambda x: HeatKernel(0.7)(x, SimpleDiffusivity()(x)),
     "sequence": lambda x: ImplicitEuler(0.7)(x, SEQUENCE(x)),
