@@ -9,7 +9,7 @@ from threading import Barrier
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -46,9 +46,7 @@ ATTENTION = {
 }
 
 
-def draw(
-    generator: torch.Generator, ptr: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def draw(generator, ptr):
     """Queries, keys, edges within graphs (self-loops and repeated ones among them) and weights, some of them zero."""
     query, key = (
         torch.randn(N, H, 3, generator=generator, dtype=DOUBLE, requires_grad=True)
@@ -64,7 +62,7 @@ def draw(
     return query, key, edges, weight
 
 
-def double_sum(pi: Tensor, adjacency: Tensor, edges: Tensor) -> Tensor:
+def double_sum(pi, adjacency, edges):
     """−(1/N) Σ_u Σ_v (a_uv / d_u) log π_uv of dense π [H, N, N], head by head, term by term; then the mean of heads."""
     pairs = set(zip(*edges.flip(0).tolist(), strict=True))
     return (
@@ -174,7 +172,7 @@ EDGES = torch.tensor([[0, 1, 2, 3], [1, 2, 0, 4]])
 
 
 @pytest.fixture
-def x(generator) -> Tensor:
+def x(generator):
     return torch.randn(5, 4, generator=generator)
 
 

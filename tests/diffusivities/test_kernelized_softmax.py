@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
-from torch import Tensor
 from torch.testing import assert_close
 
 from diffusion_mp import *
@@ -20,16 +19,14 @@ from helpers import agree
 DOUBLE = torch.float64
 
 
-def build(channels: int = 6, **options) -> KernelizedSoftmaxDiffusivity:
+def build(channels=6, **options):
     with seeded(7):
         return KernelizedSoftmaxDiffusivity(
             channels, generator=torch.Generator().manual_seed(7), **options
         ).double()
 
 
-def algorithm_1(
-    module: KernelizedSoftmaxDiffusivity, x: Tensor, g: Tensor | None
-) -> Tensor:
+def algorithm_1(module, x, g):
     """Lines 2 to 8 of Algorithm 1 (slides) written out for V = I, the Gumbel factor on the queries too (ERRATA N1)."""
     heads = module.heads
     tau = module.temperature

@@ -5,7 +5,6 @@ from itertools import product
 
 import pytest
 import torch
-from torch import Tensor
 from torch.testing import assert_close
 
 from diffusion_mp import *
@@ -20,14 +19,14 @@ EDGES = torch.tensor(
 )
 
 
-def weights() -> Tensor:
+def weights():
     """Positive, but for an edge of weight zero, which counts as none."""
     weight = randn(EDGES.size(1), seed=3).abs() + 0.1
     weight[1] = 0
     return weight.requires_grad_()
 
 
-def assert_is(coupling: Coupling, expected: Tensor, leaves: list[Tensor]) -> None:
+def assert_is(coupling, expected, leaves):
     """Dense entries, and the gradients of a product with random values."""
     close(coupling.to_dense(), expected)
     v = randn(expected.size(1), expected.size(0), 3, seed=8)
@@ -40,19 +39,17 @@ def assert_is(coupling: Coupling, expected: Tensor, leaves: list[Tensor]) -> Non
     )
 
 
-def matrix(weight: Tensor) -> Tensor:
+def matrix(weight):
     return torch.zeros(11, 11, dtype=DOUBLE).index_put(
         (EDGES[1], EDGES[0]), weight, accumulate=True
     )
 
 
-def inverse(degree: Tensor, power: float) -> Tensor:
+def inverse(degree, power):
     return torch.where(degree > 0, degree, torch.inf).pow(-power)
 
 
-def degree_normalized(
-    a: Tensor, counts: Tensor, normalization: str, direction: str = "directed"
-) -> Tensor:
+def degree_normalized(a, counts, normalization, direction="directed"):
     """Entries of ``a`` over the degrees of ``counts``."""
     received = counts.sum(1)
     if normalization == "row":
@@ -142,7 +139,7 @@ ATTENTION = SigmoidDiffusivity(heads=2)
 TERM = AdjacencyDiffusivity("row")
 
 
-def dense(diffusivity: Diffusivity, edges: Tensor | None = EDGES) -> Tensor:
+def dense(diffusivity, edges=EDGES):
     return diffusivity(randn(11, 4, seed=1), Graph(11, edges)).to_dense()
 
 

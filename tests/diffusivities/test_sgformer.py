@@ -1,11 +1,9 @@
 """SGFormer's attention against its formula written out densely, and what ERRATA G1 and G2 say about it."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import helpers
 from diffusion_mp.couplings import LowRankCoupling
@@ -20,17 +18,17 @@ PTR = torch.tensor([0, 5, 6, 15])
 close = partial(helpers.close, operation="parity")
 
 
-def build(normalize: str, **options: Any) -> SGFormerDiffusivity:
+def build(normalize, **options):
     return helpers.built(
         lambda: SGFormerDiffusivity(C, heads=HEADS, normalize=normalize, **options)
     ).double()
 
 
-def state(num_nodes: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tensor:
+def state(num_nodes, dtype=torch.float64, seed=1):
     return randn(num_nodes, C, seed=seed).to(dtype)
 
 
-def dense_attention(x: Tensor, query: Tensor, key: Tensor, normalize: str) -> Tensor:
+def dense_attention(x, query, key, normalize):
     """[H, n, n] of one graph, entry by entry as the slides have it."""
     q, k = (x @ weight.T for weight in (query, key))
     if normalize == "frobenius":

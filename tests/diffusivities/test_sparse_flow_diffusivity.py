@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 from torch.testing import assert_close
 
 from diffusion_mp.diffusivities import EdgeSparseFlowDiffusivity, SparseFlowDiffusivity
@@ -13,15 +12,11 @@ from flow_rows import solve_rows
 from helpers import built, close, randn, refuses
 
 
-def build(
-    cls: type = SparseFlowDiffusivity, **options: object
-) -> SparseFlowDiffusivity:
+def build(cls=SparseFlowDiffusivity, **options):
     return built(lambda: cls(6, **options)).double()
 
 
-def scores(
-    query: torch.nn.Linear, key: torch.nn.Linear, x: Tensor, heads: int
-) -> Tensor:
+def scores(query, key, x, heads):
     q, k = (
         (x @ projection.weight.T).unflatten(1, (heads, -1))
         for projection in (query, key)

@@ -6,7 +6,6 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from ranks import on_ranks
-from torch import Tensor, nn
 from torch.distributed import get_rank
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
@@ -19,14 +18,14 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.models import DIFFormer
 from diffusion_mp.testing.laws import seeded
 from diffusion_mp_experiments.train import node_cross_entropy
-from model_cases import MODELS, Case, Inputs
+from model_cases import MODELS
 
 NODES = 120
 EPOCHS = 2
 RATE = 0.1
 
 
-def example() -> Data:
+def example():
     generator = torch.Generator().manual_seed(0)
     return Data(
         x=torch.randn(NODES, 5, generator=generator, dtype=torch.float64),
@@ -36,7 +35,7 @@ def example() -> Data:
     )
 
 
-def loss_of(model: nn.Module, batch: Data) -> Tensor:
+def loss_of(model, batch):
     logits = model(batch.x, Graph.from_data(batch))
     return node_cross_entropy(logits[batch.train_mask], batch.y[batch.train_mask])
 
@@ -128,7 +127,7 @@ NEED_EDGES = (
 )
 
 
-def gradients(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
+def gradients(model, inputs):
     model.zero_grad()
     model(**inputs).square().mean().backward()
     named = model.named_parameters()
@@ -138,7 +137,7 @@ def gradients(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
     }
 
 
-def compare(case: Case, edges: bool) -> None:
+def compare(case, edges):
     every = [case.inputs(size) for size in (12, 23)]
     every = [
         {name: part for name, part in inputs.items() if edges or name not in OF_EDGES}
@@ -161,13 +160,13 @@ def compare(case: Case, edges: bool) -> None:
             assert_close(grad, mean, rtol=1e-9, atol=1e-12)
 
 
-def doubled(inputs: Inputs) -> Inputs:
+def doubled(inputs):
     return tree_map(
         lambda part: part.double() if part.is_floating_point() else part, inputs
     )
 
 
-def train_all() -> None:
+def train_all():
     failed = {}
     for name, case in MODELS.items():
         if not any(True for _ in case.model().parameters()):

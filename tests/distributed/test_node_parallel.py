@@ -3,12 +3,11 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
 from ranks import on_ranks
-from torch import Tensor, distributed, nn
+from torch import distributed, nn
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
@@ -92,7 +91,7 @@ ON_BOTH_WAYS = {
 MODELS |= ON_BOTH_WAYS
 
 
-def data(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def data(dtype):
     generator = torch.Generator().manual_seed(0)
     edge_index = torch.randint(NODES - 9, (2, 4 * NODES), generator=generator)
     edge_index[1, :40] = edge_index[0, :40]
@@ -109,26 +108,24 @@ def data(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     )
 
 
-def build(make, dtype: torch.dtype, seed: int = 0) -> nn.Module:
+def build(make, dtype, seed=0):
     torch.manual_seed(seed)  # in a process of the test, not of pytest
     return make().to(dtype)
 
 
-def loss_of(
-    model: nn.Module, logits: Tensor, y: Tensor, mask: Tensor, labels: Tensor
-) -> Tensor:
+def loss_of(model, logits, y, mask, labels):
     return cross_entropy(
         logits[mask], y[mask], reduction="sum"
     ) / labels + auxiliary_loss(model)
 
 
-def error(got: Tensor, expected: Tensor, complete: Tensor | None = None) -> float:
+def error(got, expected, complete=None):
     """The norm of the difference, relative to that of the complete tensor where a rank has a part of it."""
     size = (expected if complete is None else complete).detach().norm()
     return float((got.detach() - expected.detach()).norm() / size.clamp(min=1e-300))
 
 
-def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+def gradients(model, loss):
     """Of all parameters that the loss depends on."""
     names = [name for name, _ in model.named_parameters()]
     grads = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
@@ -136,7 +133,7 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     return {name: grad for name, grad in pairs if grad is not None}
 
 
-def same_as_one_process(dtype: torch.dtype, limit: float, names: list[str]) -> None:
+def same_as_one_process(dtype, limit, names):
     rank = distributed.get_rank()
     x, edge_index, weight, y, mask = data(dtype)
     both = torch.cat([edge_index, edge_index.flip(0)], dim=1), weight.repeat(2)
@@ -206,7 +203,7 @@ def test_ranks_compute_what_one_process_does(ranks, dtype, tmp_path):
     on_ranks(same_as_one_process, ranks, tmp_path, dtype, limit, names)
 
 
-def certified(constraint: str) -> nn.Module:
+def certified(constraint):
     attention = SimpleDiffusivity(
         normalize=None,
         measure="distance",
@@ -218,7 +215,7 @@ def certified(constraint: str) -> nn.Module:
     return DiffusionConv(FEATURES, FEATURES, terms, step, transform=False, bias=False)
 
 
-def certified_as_one_process() -> None:
+def certified_as_one_process():
     """Whether the graph is symmetric is found out over the ranks, and semi-definite attention counts once."""
     sums = all_merged(
         Sums(torch.ones(1), torch.tensor([100.0 * distributed.get_rank()])),
@@ -268,7 +265,7 @@ def test_a_certified_step_over_ranks(tmp_path):
     on_ranks(certified_as_one_process, 2, tmp_path)
 
 
-def left_by_one(folder) -> None:
+def left_by_one(folder):
     rank = distributed.get_rank()
     ranks = distributed.get_world_size()
     x, edge_index, _, y, mask = data(torch.float32)
@@ -304,7 +301,7 @@ def test_a_rank_that_dies_ends_the_run_with_a_sentence(ranks, tmp_path):
         assert "start all of them again from the last checkpoint" in said
 
 
-def stuck(folder) -> None:
+def stuck(folder):
     if distributed.get_rank() == 1:
         time.sleep(6)
         return
@@ -325,7 +322,7 @@ def test_an_error_that_no_lost_rank_made_keeps_its_own_words():
     assert type(caught.value) is RuntimeError
 
 
-def trained(folder, begun, steps: range) -> None:
+def trained(folder, begun, steps):
     """Steps of NodeFormer with noise and Adam, from the first or from a checkpoint; rank 0 writes one after each."""
     x, edge_index, weight, y, mask = data(torch.float64)
     graph = ShardedGraph(edge_index, NODES, weight)
@@ -376,7 +373,7 @@ X = torch.ones(4, 3)
 
 
 @pytest.fixture
-def group(tmp_path) -> Iterator[None]:
+def group(tmp_path):
     distributed.init_process_group(
         "gloo", f"file://{tmp_path / 'meet'}", world_size=1, rank=0
     )
@@ -384,11 +381,11 @@ def group(tmp_path) -> Iterator[None]:
     distributed.destroy_process_group()
 
 
-def sharded(**options) -> ShardedGraph:
+def sharded(**options):
     return ShardedGraph(EDGES, 4, **options)
 
 
-def blocks(attention: str | None = None) -> Tensor:
+def blocks(attention=None):
     """A network of certified blocks on a graph as one of two ranks has it."""
     graph = sharded()
     graph.total_nodes = 8

@@ -1,7 +1,5 @@
 """Random states and symmetric graphs for the energy tests, all in double."""
 
-import random
-
 import pytest
 import torch
 from energy_cases import from_dense
@@ -35,10 +33,16 @@ def symmetric_graph(generator: torch.Generator):
 
 
 @pytest.fixture
-def uniform():
-    return random.Random(0).uniform
+def uniform(generator: torch.Generator):
+    def draw(low, high):
+        return low + (high - low) * float(torch.rand(1, generator=generator))
+
+    return draw
 
 
 @pytest.fixture
-def size():
-    return random.Random(1).randint
+def size(generator: torch.Generator):
+    def draw(low, high):
+        return int(torch.randint(low, high + 1, (1,), generator=generator))
+
+    return draw

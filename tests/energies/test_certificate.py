@@ -134,7 +134,7 @@ def test_diffusivity_is_certified_through_its_penalty(ball):
     assert certify(bare, x, 0.01) == theorem1(penalty.coupling(x), 0.01)
 
 
-def ring(n: int) -> SparseCoupling:
+def ring(n):
     node = torch.arange(n)
     forth = torch.stack([node, node.roll(-1)])
     graph = Graph(n, torch.cat([forth, forth.flip(0)], 1))

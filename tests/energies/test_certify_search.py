@@ -37,7 +37,6 @@ from diffusion_mp.couplings import LowRankCoupling, SparseCoupling
 from diffusion_mp.energies import (
     CouplingTerm,
     Energy,
-    EnergyTerm,
     PairTerm,
     SourceTerm,
     Sphere,
@@ -173,7 +172,7 @@ class Draws(random.Random):
         return self.choice([adjacency, adjacency, kernel, *others])
 
 
-def of_a_model(d: Draws) -> Case:
+def of_a_model(d):
     """A certified model with parameters of any size, changed in ways that training and users may."""
     (size, ptr), penalty = d.nodes(), d.penalty()
     edges, weight = d.edges(size, ptr)
@@ -260,7 +259,7 @@ def of_a_model(d: Draws) -> Case:
     )
 
 
-def of_an_energy(d: Draws) -> Case:
+def of_an_energy(d):
     """An energy of somebody's own, with couplings that may break their promises and states that may be outside."""
     (size, ptr), penalty, constraint = d.nodes(), d.penalty(), d.constraint()
     penalty = penalty.double() if isinstance(penalty, nn.Module) else penalty
@@ -342,13 +341,13 @@ def of_an_energy(d: Draws) -> Case:
     )
 
 
-def part(energy: Energy, kind: type[EnergyTerm]) -> Any:
+def part(energy, kind):
     """The term of this class, without its weight."""
     inner = [getattr(term, "term", term) for term in energy.terms]
     return next((term for term in inner if isinstance(term, kind)), None)
 
 
-def rounding(energy: Energy, z: Tensor) -> Tensor:
+def rounding(energy, z):
     """The size of the terms of F, which may cancel, and of what they are made of."""
     graph = energy.graph_of(z)
     with torch.no_grad():
@@ -369,7 +368,7 @@ def rounding(energy: Energy, z: Tensor) -> Tensor:
         return size
 
 
-def largest_rise(case: Case, steps: int = 3, ascent: int = 4) -> float:
+def largest_rise(case, steps=3, ascent=4):
     """The largest (F(Z⁺) − F(Z)) / size along some steps from the state of a case, and where ascent on it leads."""
     step, at, z, h = case.attacked()
     rises = []
@@ -403,7 +402,7 @@ def largest_rise(case: Case, steps: int = 3, ascent: int = 4) -> float:
     return max(rises)
 
 
-def promises_too_little(case: Case) -> bool:
+def promises_too_little(case):
     energy = case.energy()
     z = case.state().double()
     try:
@@ -413,7 +412,7 @@ def promises_too_little(case: Case) -> bool:
     return False
 
 
-def farther_than_allowed(case: Case) -> bool:
+def farther_than_allowed(case):
     energy = case.energy()
     pairs = part(energy, PairTerm)
     projection = (
@@ -425,7 +424,7 @@ def farther_than_allowed(case: Case) -> bool:
     )
 
 
-def of_another_sphere(case: Case) -> bool:
+def of_another_sphere(case):
     pairs = part(case.energy(), PairTerm)
     return (
         isinstance(pairs.constraint, Sphere)
@@ -433,7 +432,7 @@ def of_another_sphere(case: Case) -> bool:
     )
 
 
-def no_penalty(case: Case) -> bool:
+def no_penalty(case):
     """f rises, is negative or is not δ′ on a fine grid of distances."""
     penalty = part(case.energy(), PairTerm).penalty
     z2 = torch.linspace(
@@ -449,7 +448,7 @@ def no_penalty(case: Case) -> bool:
     )
 
 
-def outside(case: Case) -> bool:
+def outside(case):
     constraint = case.energy().constraint
     x = case.state()
     return bool(
@@ -457,11 +456,11 @@ def outside(case: Case) -> bool:
     ) or not bool(constraint.holds(x))
 
 
-def not_finite(value: Tensor) -> bool:
+def not_finite(value):
     return not bool(value.isfinite().all())
 
 
-def without_numbers(case: Case) -> bool:
+def without_numbers(case):
     """A step from the state has no numbers, or the narrowest width is lost in the rounding of distances."""
     pairs = part(case.energy(), PairTerm)
     narrow = hasattr(pairs and pairs.penalty, "widths") and too_narrow(case)
@@ -472,14 +471,14 @@ def without_numbers(case: Case) -> bool:
     )
 
 
-def entries(case: Case) -> Tensor:
+def entries(case):
     coupling = part(case.energy(), CouplingTerm).coupling
     return coupling.matmul(
         torch.eye(coupling.num_nodes, dtype=DOUBLE).unsqueeze(1)
     ).permute(1, 0, 2)
 
 
-def too_narrow(case: Case) -> bool:
+def too_narrow(case):
     """The narrowest width is lost in the rounding of distances, so that f overflows where it should be one."""
     return float(part(case.energy(), PairTerm).penalty.widths.min()) < 1e-8 * float(
         case.state().abs().max()
@@ -528,7 +527,7 @@ PREMISES = [
 ]
 
 
-def search(seeds: range) -> tuple[Counter[str], float]:
+def search(seeds):
     """How often which premise was named, and the largest rise of what was certified."""
     said = Counter()
     worst = -math.inf
@@ -560,7 +559,7 @@ def search(seeds: range) -> tuple[Counter[str], float]:
 
 
 @pytest.fixture(autouse=True)
-def no_warnings() -> Any:
+def no_warnings():
     """States outside a domain are drawn on purpose."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

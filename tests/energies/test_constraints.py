@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 from torch.testing import assert_close
 
 from diffusion_mp.energies import (
@@ -22,7 +21,7 @@ ALL += [Sphere(), Sphere(2.5)]
 
 
 @pytest.fixture
-def rows(generator: torch.Generator) -> Tensor:
+def rows(generator):
     return torch.randn(40, 2, 3, generator=generator, dtype=torch.float64)
 
 

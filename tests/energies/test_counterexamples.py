@@ -5,7 +5,6 @@ import functools
 import pytest
 import torch
 from energy_cases import Huber, LearnedSlope, LongerMLP, Shrinking, TooFar
-from torch import Tensor
 
 from cases import COUPLINGS
 from diffusion_mp import FunctionPenalty, Graph, MixturePenalty, QuadraticPenalty
@@ -69,11 +68,11 @@ def test_what_is_of_the_library_is_covered():
         assert "covers the step" in str(certificate)
 
 
-def too_far() -> TooFar:
+def too_far():
     return TooFar(GRAPH, nonnegative=True)
 
 
-def weight() -> Tensor:
+def weight():
     return torch.ones((), dtype=torch.float64)
 
 

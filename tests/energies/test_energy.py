@@ -5,7 +5,6 @@ import warnings
 import pytest
 import torch
 from energy_cases import every_penalty, from_dense, laplacian, squares
-from torch import Tensor
 from torch.testing import assert_close
 
 from diffusion_mp.couplings import SparseCoupling
@@ -22,7 +21,7 @@ from energy_forms import Explicit, Joint
 from helpers import close, randn, refuses
 
 
-def same(got: Tensor, expected: Tensor | float) -> None:
+def same(got, expected):
     assert got.dtype == torch.float64
     assert got.shape == ()
     close(got, torch.as_tensor(expected, dtype=torch.float64), "layer")

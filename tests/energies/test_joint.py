@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 from torch.testing import assert_close
 
 from diffusion_mp.couplings import SparseCoupling
@@ -26,7 +25,7 @@ PTR = torch.tensor([0, 4, 4, 9])
 EDGES = torch.tensor([[0, 1, 2, 1, 5, 6, 7, 5], [1, 0, 1, 2, 6, 5, 5, 7]])
 
 
-def edges(heads: int) -> SparseCoupling:
+def edges(heads):
     weight = randn(4, heads, seed=5).exp().repeat_interleave(2, 0)
     return SparseCoupling(
         Graph(9, EDGES, ptr=PTR), weight, symmetric=True, nonnegative=True
@@ -34,13 +33,13 @@ def edges(heads: int) -> SparseCoupling:
 
 
 def plain(
-    penalty: object,
-    x: Tensor,
-    projected: Tensor,
-    h: Tensor,
-    m: Tensor,
-    ptr: Tensor | None,
-) -> Tensor:
+    penalty,
+    x,
+    projected,
+    h,
+    m,
+    ptr,
+):
     """3 ‖x − h‖²_M + ½·2 Σ δ + ½·5 Σ a s over pairs."""
     bounds = torch.tensor([0, 9]) if ptr is None else ptr
     member = torch.repeat_interleave(torch.arange(len(bounds) - 1), bounds.diff())

@@ -12,7 +12,6 @@ from itertools import pairwise
 import pytest
 import torch
 from energy_cases import HalfSpace, TooFar
-from torch import Tensor
 
 from diffusion_mp import Graph
 from diffusion_mp.energies import CouplingTerm, EnergyTerm
@@ -128,7 +127,7 @@ class Draws(random.Random):
         return term, right
 
 
-def case(seed: int) -> tuple[CertifiedBlock, Tensor, Graph, bool]:
+def case(seed):
     d = Draws(seed)
     generator = torch.Generator().manual_seed(seed)
     size = d.randint(1, 9)
@@ -176,7 +175,7 @@ def case(seed: int) -> tuple[CertifiedBlock, Tensor, Graph, bool]:
     return block.to(dtype).requires_grad_(False), x, graph, right
 
 
-def largest_rise(block: CertifiedBlock, x: Tensor, graph: Graph) -> float:
+def largest_rise(block, x, graph):
     """The largest rise of F of a graph in a step that is taken, in units of the rounding that is allowed."""
     energy = block.energy(x, graph)
     states = [block.by_head(state) for state in block.states(x, graph)]
@@ -197,7 +196,7 @@ def largest_rise(block: CertifiedBlock, x: Tensor, graph: Graph) -> float:
     return worst
 
 
-def search(seeds: range) -> Counter[str]:
+def search(seeds):
     said = Counter()
     for seed in seeds:
         block, x, graph, right = case(seed)

@@ -6,20 +6,19 @@ import math
 import pytest
 import torch
 from energy_cases import every_penalty, squares
-from torch import Tensor
 from torch.testing import assert_close
 
-from diffusion_mp.energies import Penalty, SimplePenalty, pairs
+from diffusion_mp.energies import SimplePenalty, pairs
 from helpers import randn
 from subrun import run_program
 
 
-def dense_total(penalty: Penalty, x: Tensor) -> Tensor:
+def dense_total(penalty, x):
     return penalty.delta(squares(x)).sum()
 
 
 @pytest.fixture
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_tiles(monkeypatch):
     monkeypatch.setattr(pairs, "TILE_ENTRIES", 50)
     monkeypatch.setattr(pairs, "CHUNK_ROWS", 7)
 

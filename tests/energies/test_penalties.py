@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from energy_cases import DOUBLE, LearnedSlope, every_penalty
-from torch import Tensor
 from torch.testing import assert_close
 
 from diffusion_mp import (
@@ -13,7 +12,6 @@ from diffusion_mp import (
     FunctionPenalty,
     GaussianPenalty,
     MixturePenalty,
-    Penalty,
     PenaltyDiffusivity,
     QuadraticPenalty,
     SigmoidPenalty,
@@ -26,7 +24,7 @@ from diffusion_mp.energies import certify_trajectory, get_penalty
 from helpers import close, randn, refuses
 
 
-def grid(penalty: Penalty, points: int = 401, far: float = 12.0) -> torch.Tensor:
+def grid(penalty, points=401, far=12.0):
     low, high = penalty.domain
     return torch.linspace(low, min(high, far), points, dtype=torch.double)
 
@@ -162,7 +160,7 @@ PTR = torch.tensor([0, 4, 4, 11])
 Z2 = torch.tensor([0.0, 1e-9, 0.01, 0.3, 1.0, 3.7, 12.0, 1e3, 1e5], dtype=torch.float64)
 
 
-def cauchy(z2: Tensor) -> Tensor:
+def cauchy(z2):
     return 1 / (1 + z2)
 
 

@@ -16,7 +16,6 @@ from energy_cases import (
     TooFar,
     from_dense,
 )
-from torch import Tensor
 from torch_geometric.data import Data
 
 from diffusion_mp import (
@@ -39,7 +38,6 @@ from diffusion_mp.couplings import LowRankCoupling, ScaledCoupling, SparseCoupli
 from diffusion_mp.energies import (
     AttentionTerm,
     Ball,
-    Certificate,
     CouplingTerm,
     EnergyTerm,
     MatrixTerm,
@@ -65,9 +63,7 @@ ONE = torch.ones((), dtype=DOUBLE)
 GRAPH = Graph(NODES, torch.tensor(BOTH_WAYS))
 
 
-def edges(
-    weight: list[float], index: list[list[int]] = BOTH_WAYS, **promises: bool
-) -> SparseCoupling:
+def edges(weight, index=BOTH_WAYS, **promises):
     return SparseCoupling(
         Graph(NODES, torch.tensor(index)),
         torch.tensor(weight, dtype=DOUBLE),
@@ -78,7 +74,7 @@ def edges(
 PAIRS = edges([0.7, 0.7, 0.7, 0.7])
 
 
-def step(*parts: object, x: Tensor = X, **options: object) -> Certificate:
+def step(*parts, x=X, **options):
     """Of an energy with this penalty, or of one with these terms beside a source."""
     if parts and isinstance(parts[0], EnergyTerm):
         options |= {"terms": parts, "source": X.flip(0), "graph": GRAPH}
@@ -86,27 +82,27 @@ def step(*parts: object, x: Tensor = X, **options: object) -> Certificate:
     return certify_step(Joint(*parts, **options), x)
 
 
-def of_edges(coupling: object, **options: object) -> Certificate:
+def of_edges(coupling, **options):
     return step(graph_term=coupling, **options)
 
 
-def symmetric(weight: float) -> SparseCoupling:
+def symmetric(weight):
     matrix = torch.tensor([[0, weight], [weight, 0]], dtype=DOUBLE)
     return from_dense(matrix, nonnegative=False)
 
 
-def diffusivity(**attributes: object) -> SimpleNamespace:
+def diffusivity(**attributes):
     default = {"heads": 1, "needs_graph": False, "row_stochastic": True}
     return SimpleNamespace(**(default | attributes))
 
 
-def spoiled(module: torch.nn.Module, name: str) -> torch.nn.Module:
+def spoiled(module, name):
     with torch.no_grad():
         module.get_parameter(name).view(-1)[0] = math.nan
     return module
 
 
-def without_penalty(**attributes: object) -> Certificate:
+def without_penalty(**attributes):
     return certify(diffusivity(penalty=None, **attributes), X[:, 0], 0.1)
 
 
@@ -115,7 +111,7 @@ class Longer(CertifiedConv):
         return 1.1 * super().forward(*inputs, **options)
 
 
-def another_constraint(radius: float, **options: object) -> CertifiedDIFFormer:
+def another_constraint(radius, **options):
     model = built(lambda: CertifiedDIFFormer(3, 6, 3, **options)).double()
     model.conv.update.constraint = Ball(radius)
     return model

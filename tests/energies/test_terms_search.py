@@ -44,7 +44,7 @@ COMBINATIONS = [
 CASES = [(parts, constraint) for parts in COMBINATIONS for constraint in CONSTRAINTS]
 
 
-def batch(graphs: int) -> Graph:
+def batch(graphs):
     edges = [k * NODES + torch.randint(NODES, (2, 5 + k % 20)) for k in range(graphs)]
     return Graph(
         graphs * NODES, torch.cat(edges, 1), ptr=NODES * torch.arange(graphs + 1)
@@ -52,13 +52,13 @@ def batch(graphs: int) -> Graph:
 
 
 def largest_rise(
-    parts: list[str],
-    constraint: str | None,
-    factor: float,
-    seed: int,
-    starts: int,
-    ascent: int,
-) -> float:
+    parts,
+    constraint,
+    factor,
+    seed,
+    starts,
+    ascent,
+):
     """The largest rise of F by one step, relative to its terms, with bounds multiplied by ``factor``."""
     torch.manual_seed(seed)
     graph = batch(starts)

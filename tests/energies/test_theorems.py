@@ -9,13 +9,10 @@ from itertools import pairwise
 import pytest
 import torch
 from energy_cases import DOUBLE, every_penalty, from_dense, laplacian
-from torch import Tensor
 from torch.testing import assert_close
 
-from diffusion_mp.couplings import Coupling, SparseCoupling
+from diffusion_mp.couplings import SparseCoupling
 from diffusion_mp.energies import (
-    Energy,
-    Penalty,
     SigmoidPenalty,
     SimplePenalty,
     certify,
@@ -34,47 +31,47 @@ instances = pytest.mark.parametrize(
 both_forms = pytest.mark.parametrize("form", ["conservative", "residual"])
 
 
-def rises(after: Tensor, before: Tensor, rtol: float = 1e-11) -> bool:
+def rises(after, before, rtol=1e-11):
     return bool(after > before + rtol * before.abs() + 1e-13)
 
 
-def step_rises(energy: Energy, x: Tensor, after: Tensor) -> bool:
+def step_rises(energy, x, after):
     """Whether E(Z_{k+1}, k) > E(Z_k, k)."""
     return rises(energy(after, x), energy(x, x))
 
 
-def quadratic(s: Coupling, lam: float, form: str) -> Energy:
+def quadratic(s, lam, form):
     return Explicit("quadratic", lam, coupling=s, residual=form == "residual")
 
 
-def in_form(form: str, s: SparseCoupling) -> SparseCoupling:
+def in_form(form, s):
     """S, normalised symmetrically for I − S."""
     return normalised(s) if form == "residual" else s
 
 
-def product(coupling: Coupling, x: Tensor) -> Tensor:
+def product(coupling, x):
     return (coupling @ x.unsqueeze(1)).squeeze(1)
 
 
 def euler(
-    x: Tensor,
-    s: Coupling,
-    tau: float,
-    form: str = "conservative",
-    drive: Tensor | float = 0.0,
-) -> Tensor:
+    x,
+    s,
+    tau,
+    form="conservative",
+    drive=0.0,
+):
     """x − τ(D̄x − Sx) + τ·drive, written out so that nothing but the coupling is trusted."""
     diagonal = s.degree() if form == "conservative" else 1.0
     return x - tau * (diagonal * x - product(s, x)) + tau * drive
 
 
-def normalised(s: SparseCoupling) -> SparseCoupling:
+def normalised(s):
     """D^-½ S D^-½, symmetric again, with eigenvalues in [−1, 1]."""
     scale = s.degree().rsqrt()
     return from_dense(scale * s.to_dense()[0] * scale.T)
 
 
-def rises_along(step, energy: Energy, x: Tensor, steps: int) -> int:
+def rises_along(step, energy, x, steps):
     """How often E(Z_{k+1}, k) > E(Z_k, k − 1)."""
     values = []
     for _ in range(steps):
@@ -84,9 +81,7 @@ def rises_along(step, energy: Energy, x: Tensor, steps: int) -> int:
     return sum(rises(new, old) for old, new in pairwise(values))
 
 
-def row_step(
-    penalty: Penalty, x: Tensor, tau: float, drive: Tensor | float = 0.0
-) -> Tensor:
+def row_step(penalty, x, tau, drive=0.0):
     """x − τ(x − D̄⁻¹Ωx) + τ·drive, Eq. 17, from the symmetric Ω."""
     omega = penalty.coupling(x)
     return x - tau * (x - product(omega, x) / omega.degree()) + tau * drive
@@ -316,7 +311,7 @@ def test_unnormalised_step_with_a_source_falls_from_layer_to_layer(ball):
         x = following
 
 
-def relu_layer(penalty: Penalty, start: Tensor, tau: float, at: Tensor) -> Tensor:
+def relu_layer(penalty, start, tau, at):
     """σ[(1 − τ)y + τ D̄⁻¹Ωy], Eq. 22, with y = h(Z_k) and ω evaluated at ``at``."""
     omega = penalty.coupling(at)
     return torch.relu(start - tau * (start - product(omega, start) / omega.degree()))

@@ -5,11 +5,9 @@ from itertools import pairwise
 import pytest
 import torch
 from energy_cases import every_penalty
-from torch import Tensor
 
 from diffusion_mp import (
     GaussianPenalty,
-    Penalty,
     QuadraticPenalty,
     SimplePenalty,
     certify,
@@ -20,9 +18,7 @@ from energy_forms import Explicit
 pytestmark = pytest.mark.usefixtures("no_typecheck")
 
 
-def run(
-    penalty: Penalty, x: Tensor, tau: float, steps: int, ptr: Tensor | None = None
-) -> list[Tensor]:
+def run(penalty, x, tau, steps, ptr=None):
     states = [x]
     for _ in range(steps):
         x = states[-1]
@@ -31,9 +27,7 @@ def run(
     return states
 
 
-def rises(
-    penalty: Penalty, lam: float, states: list[Tensor], ptr: Tensor | None = None
-) -> int:
+def rises(penalty, lam, states, ptr=None):
     """How often E(Z_{k+1}, k) > E(Z_k, k − 1), beyond rounding; the first of them is E(Z_1, 0)."""
     energy = Explicit(penalty, lam, ptr=ptr)
     values = [energy(new, old) for old, new in pairwise(states)]

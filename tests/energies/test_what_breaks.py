@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from torch import Tensor
 
-from diffusion_mp.couplings import Coupling, SparseCoupling
+from diffusion_mp.couplings import SparseCoupling
 from diffusion_mp.energies import SigmoidPenalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import CertifiedStep
@@ -15,7 +14,7 @@ DOUBLE = torch.float64
 PENALTY = SigmoidPenalty()
 
 
-def edges(num_nodes: int, ends: list[tuple[int, int]], both: bool = True) -> Coupling:
+def edges(num_nodes, ends, both=True):
     index = torch.tensor(ends).T
     index = torch.cat([index, index.flip(0)], 1) if both else index
     return SparseCoupling(
@@ -25,13 +24,11 @@ def edges(num_nodes: int, ends: list[tuple[int, int]], both: bool = True) -> Cou
     )
 
 
-def column(*values: float) -> Tensor:
+def column(*values):
     return torch.tensor(values, dtype=DOUBLE).reshape(-1, 1, 1)
 
 
-def moved(
-    x: Tensor, coupling: Coupling, source: Tensor, beta: float, p: float
-) -> Tensor:
+def moved(x, coupling, source, beta, p):
     """x + (β(h − x) − L_W x) / (β + p), with any p."""
     return x + (beta * (source - x) - coupling.laplacian(x)) / (beta + p)
 
@@ -70,7 +67,7 @@ def test_a_directed_graph_has_no_energy():
     assert [float(energy(state)) for state in (x, after)] == pytest.approx([1.0, 3.0])
 
 
-def setting() -> tuple[Tensor, Tensor, Coupling]:
+def setting():
     source = randn(6, 1, 4)
     ring = edges(6, [(i, (i + 1) % 6) for i in range(6)])
     x = source
@@ -79,13 +76,11 @@ def setting() -> tuple[Tensor, Tensor, Coupling]:
     return x, source, ring
 
 
-def average(w: Tensor, x: Tensor, source: Tensor) -> Tensor:
+def average(w, x, source):
     return (source + (w @ x.squeeze(1)).unsqueeze(1)) / (1 + w.sum(1)).reshape(-1, 1, 1)
 
 
-def certified(
-    x: Tensor, source: Tensor, ring: Coupling, values: Tensor | None = None
-) -> Tensor:
+def certified(x, source, ring, values=None):
     return average(
         (PENALTY.coupling(x) + ring).to_dense()[0],
         x if values is None else values,
@@ -93,7 +88,7 @@ def certified(
     )
 
 
-def separate_projections(x: Tensor, source: Tensor, ring: Coupling) -> Tensor:
+def separate_projections(x, source, ring):
     query = x.squeeze(1)
     key = x.squeeze(1).roll(1, 1)
     return average(
@@ -101,7 +96,7 @@ def separate_projections(x: Tensor, source: Tensor, ring: Coupling) -> Tensor:
     )
 
 
-def separate_denominators(x: Tensor, source: Tensor, ring: Coupling) -> Tensor:
+def separate_denominators(x, source, ring):
     pairs = PENALTY.coupling(x)
     return x + 0.1 * (
         source

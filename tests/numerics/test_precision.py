@@ -106,7 +106,7 @@ class Draw:
     seed: int
 
     @classmethod
-    def of(cls, seed: int) -> Draw:
+    def of(cls, seed):
         choose = random.Random(seed)
         name = choose.choice(NAMES)
         (dtype, autocast) = choose.choice(PRECISIONS)
@@ -130,7 +130,7 @@ class Draw:
             seed,
         )
 
-    def check(self) -> None:
+    def check(self):
         """Values are compared where a score of the states, rounded to that precision, still has digits."""
         state = draw(
             self.nodes, CASES[self.name].channels, self.corner, self.scale, self.seed

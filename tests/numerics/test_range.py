@@ -5,12 +5,10 @@ And no node, no edge, no position, no feature: defined, or refused in a sentence
 
 # ruff: noqa: F403, F405 (everything public)
 import warnings
-from collections.abc import Iterator
 
 import pytest
 import torch
 from precision_cases import channels_of
-from torch import Tensor
 from torch.testing import assert_close
 
 from cases import LAYERS
@@ -25,9 +23,7 @@ HALVES = (torch.bfloat16, torch.float16)
 SINGLE = tolerance("product", torch.float32)._asdict()
 
 
-def randn(
-    *shape: int, generator: torch.Generator, dtype: torch.dtype = torch.float32
-) -> Tensor:
+def randn(*shape, generator, dtype=torch.float32):
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
@@ -249,9 +245,7 @@ def test_gates_of_nodes_without_senders(dtype, autocast, generator):
 MEMBER = torch.tensor([0] * 5 + [1] + [3] * 7 + [4] + [6] * 3)
 
 
-def at_the_ends(
-    generator: torch.Generator, channels: int
-) -> Iterator[tuple[Tensor, Tensor]]:
+def at_the_ends(generator, channels):
     """States of order one and the graph of every node: one node, several graphs, equal rows, and rows of every size."""
     x = randn(17, channels, generator=generator)
     yield x[:1], MEMBER[:1]

@@ -17,8 +17,6 @@ from diffusion_mp import MixturePenalty
 from diffusion_mp.couplings import ReweightedCoupling, SparseCoupling
 from diffusion_mp.energies import (
     Ball,
-    Constraint,
-    Penalty,
     Sphere,
     get_constraint,
     get_penalty,
@@ -44,7 +42,7 @@ class Problems:
     offset: float | Tensor = 0.0
     dtype = torch.float64
 
-    def __init__(self, count: int, seed: int, sizes: range = range(2, 9)) -> None:
+    def __init__(self, count, seed, sizes=range(2, 9)):
         generator = torch.Generator().manual_seed(seed)
         sizes = torch.tensor([sizes[k % len(sizes)] for k in range(count)])
         self.ptr = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
@@ -72,20 +70,18 @@ class Problems:
         for number in self.free.values():
             number.requires_grad_()
 
-    def weight(self, name: str) -> Tensor:
+    def weight(self, name):
         return 10 ** (DECADES * torch.tanh(self.free[name]))[self.member]
 
-    def rows(self, name: str) -> Tensor:
+    def rows(self, name):
         """State or source of every node, as exact as the dtype has it; the gradient is that of exact numbers."""
         return (self.offset + self.scale * self.free[name]).unsqueeze(1).to(self.dtype)
 
     @property
-    def edges(self) -> Tensor:
+    def edges(self):
         return torch.sigmoid(self.free["a"]).repeat(2)
 
-    def sums(
-        self, of_nodes: Tensor | None = None, of_pairs: Tensor | None = None
-    ) -> Tensor:
+    def sums(self, of_nodes=None, of_pairs=None):
         total = torch.zeros(len(self.ptr) - 1, dtype=torch.float64)
         if of_nodes is not None:
             total = total.index_add(0, self.member, of_nodes)
@@ -93,7 +89,7 @@ class Problems:
             return total
         return total.index_add(0, self.member[self.graph.edges[0]], of_pairs)
 
-    def distances(self, x: Tensor) -> Tensor:
+    def distances(self, x):
         source, target = self.graph.edges
         return (x[source] - x[target]).square().sum((1, 2))
 
@@ -118,12 +114,12 @@ class Single(Problems):
 
 
 def certified(
-    problems: Problems,
-    penalty: Penalty,
-    constraint: Constraint,
-    graph: bool,
-    taken_for: Constraint | None = None,
-) -> tuple[Map, Map, Map, Map]:
+    problems,
+    penalty,
+    constraint,
+    graph,
+    taken_for=None,
+):
     """Where states lie, the library's step, T1's F of every problem, with δ from δ(0) on, and Σ p_i ‖x_i‖²."""
     bounded = penalty.domain[1] < np.inf and constraint.diameter == np.inf
     # where f ≥ 0, as T1 asks of the state that a step starts from
@@ -174,9 +170,7 @@ def certified(
     return lambda x: constraint.project(inside.project(x)), step, energy, size
 
 
-def rise(
-    problems: Problems, attack: Callable[[Problems], tuple[Map, Map, Map, Map]]
-) -> tuple[Tensor, Tensor, Tensor]:
+def rise(problems, attack):
     """(F(x′) − F(x)) / F(x) of every problem, x and x′; in single precision per F(x) + Σ p_i ‖x_i‖²."""
     confine, step, energy, size = attack(problems)
     x = confine(problems.rows("x"))
@@ -190,10 +184,10 @@ def rise(
 
 
 def climb(
-    problems: Problems,
-    attack: Callable[[Problems], tuple[Map, Map, Map, Map]],
-    iterations: int,
-) -> Tensor:
+    problems,
+    attack,
+    iterations,
+):
     """The largest (F(x′) − F(x)) / F(x) on the way up, of every problem.
 
     Half of the problems climb on that number, which is zero where nothing moves; the others on it per length moved.
@@ -216,7 +210,7 @@ def climb(
     return best
 
 
-def named(penalty: str) -> Penalty:
+def named(penalty):
     return get_penalty(penalty, **({"dim": CHANNELS} if penalty == "softmax" else {}))
 
 
@@ -351,7 +345,7 @@ def test_the_energy_of_the_search_is_the_joint_energy(penalty, constraint):
         assert_close(energy(x)[0], joint(x) - lowest, rtol=1e-11, atol=1e-11)
 
 
-def mixture(seed: int) -> MixturePenalty:
+def mixture(seed):
     generator = torch.Generator().manual_seed(seed)
     exponents = (
         torch.rand(2, 1 + seed % 4, generator=generator, dtype=torch.float64) - 0.5

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
 from torch.testing import assert_close
 
 from diffusion_mp import AdjacencyDiffusivity, SimpleDiffusivity
@@ -41,7 +40,7 @@ PROJECT = {
 }
 
 
-def entries(graph: Graph, weight: Tensor) -> SparseCoupling:
+def entries(graph, weight):
     return SparseCoupling(graph, weight, symmetric=True, nonnegative=True)
 
 
@@ -50,7 +49,7 @@ PAIR = entries(
 )
 
 
-def undirected(num_nodes: int, ptr: Tensor | None = None) -> Graph:
+def undirected(num_nodes, ptr=None):
     """A ring within every graph, with one node that has no edges where there is room."""
     bounds = torch.tensor([0, num_nodes]) if ptr is None else ptr
     spans = zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
@@ -59,7 +58,7 @@ def undirected(num_nodes: int, ptr: Tensor | None = None) -> Graph:
     return Graph(num_nodes, torch.cat([edge_index, edge_index.flip(0)], 1), ptr=ptr)
 
 
-def leaves(heads: int, constraint: str | None, nodes: int = 11) -> dict[str, Tensor]:
+def leaves(heads, constraint, nodes=11):
     """State within the constraint and the ball, source, metric, edge weights, β, λ, μ."""
     x = PROJECT["ball"](0.6 * random(nodes, heads, 3))
     numbers = {
@@ -74,9 +73,7 @@ def leaves(heads: int, constraint: str | None, nodes: int = 11) -> dict[str, Ten
     return {name: number.requires_grad_() for name, number in numbers.items()}
 
 
-def ours(
-    free: dict[str, Tensor], penalty: str, constraint: str | None, ptr: Tensor | None
-) -> Tensor:
+def ours(free, penalty, constraint, ptr):
     graph = undirected(len(free["x"]), ptr)
     source, target = graph.edges
     weight = free["a"][source] * free["a"][target]
@@ -91,9 +88,7 @@ def ours(
     return step(free["x"], terms[0] + terms[1], source=free["h"], metric=free["m"])
 
 
-def plain(
-    free: dict[str, Tensor], penalty: str, constraint: str | None, ptr: Tensor | None
-) -> Tensor:
+def plain(free, penalty, constraint, ptr):
     x = free["x"]
     nodes = len(free["x"])
     bounds = torch.tensor([0, nodes]) if ptr is None else ptr
@@ -245,7 +240,7 @@ def test_a_row_at_rest_stays_up_to_rounding(constraint):
     assert_close(moved, x, rtol=0, atol=2 * torch.finfo(x.dtype).eps)
 
 
-def of_ones(**promises: bool) -> LowRankCoupling:
+def of_ones(**promises):
     return LowRankCoupling(torch.ones(5, 1, 1), torch.ones(5, 1, 1), **promises)
 
 

@@ -14,10 +14,8 @@ from dense_updates import (
     random,
     source_for,
 )
-from torch import Tensor
 from torch.testing import assert_close
 
-from diffusion_mp import Coupling
 from diffusion_mp.couplings import (
     IdentityCoupling,
     LinearAttentionCoupling,
@@ -41,7 +39,6 @@ from diffusion_mp.updates import (
     HeatKernel,
     ImplicitEuler,
 )
-from diffusion_mp.updates.derivatives import Operator
 from diffusion_mp.updates.linear_solve import conjugate_gradients
 from helpers import close, refuses
 
@@ -71,11 +68,11 @@ low_rank = partial(LowRankCoupling, nonnegative=True)
 attention = partial(linear, constant=1.0, unit=True)
 
 
-def attraction(x: Tensor) -> Coupling:
+def attraction(x):
     return linear(*distance_features(x), PTR, constant=2.0)
 
 
-def silent_rows() -> Coupling:
+def silent_rows():
     """Two nodes to whom nobody sends, among others that hear them."""
     return linear(POSITIVE * (torch.arange(40) % 7 != 3).view(-1, 1, 1), K.abs(), PTR)
 
@@ -257,7 +254,7 @@ test_what_has_no_closed_form_is_refused = refuses(
 )
 
 
-def apply(matrix: Tensor) -> Operator:
+def apply(matrix):
     return lambda v: torch.einsum("ij,jhd->ihd", matrix, v)
 
 
@@ -265,7 +262,7 @@ solved = partial(conjugate_gradients, least=1.0)
 B = random(30, 2, 3, seed=1)
 
 
-def system(condition: float = 100.0) -> tuple[Tensor, Tensor]:
+def system(condition=100.0):
     """A matrix with eigenvalues from 1 to ``condition``, and its solution for B."""
     basis, _ = torch.linalg.qr(random(30, 30))
     matrix = (

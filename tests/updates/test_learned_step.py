@@ -24,7 +24,7 @@ from helpers import close, refuses
 EDGES = torch.tensor([[0, 1, 2, 3, 5, 1], [1, 0, 3, 2, 4, 2]])
 
 
-def positive(number: float) -> Positive:
+def positive(number):
     tau = Positive(number).double()
     tau.reset_parameters()  # in double from the start
     return tau

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
 from torch.testing import assert_close
 from torch_geometric.data import Batch, Data
 from torch_geometric.utils import to_undirected, unbatch
@@ -16,12 +15,12 @@ from helpers import built, close, randn
 DOUBLE = torch.float64
 
 
-def wells(z: Tensor) -> Tensor:
+def wells(z):
     """A gradient step on Σ z⁴/4 − 15z² + 3z, row by row."""
     return z - 0.01 * (z**3 - 30 * z + 3)
 
 
-def depth(z: Tensor) -> Tensor:
+def depth(z):
     return (z**4 / 4 - 15 * z**2 + 3 * z).sum(1)
 
 
@@ -29,7 +28,7 @@ PTR = torch.arange(21)
 STARTS = torch.linspace(-8, 8, 20, dtype=DOUBLE).unsqueeze(1)
 
 
-def by_graph(ptr: Tensor, z: Tensor) -> Tensor:
+def by_graph(ptr, z):
     return torch.stack([depth(part).sum() for part in z.split(ptr.diff().tolist())])
 
 

@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor
 
 from diffusion_mp import (
     GaussianPenalty,
@@ -15,8 +14,7 @@ from diffusion_mp import (
     SimplePenalty,
     SoftmaxPenalty,
 )
-from diffusion_mp.couplings import Coupling
-from diffusion_mp.testing.problems import Problem, path_problem, random_problem
+from diffusion_mp.testing.problems import path_problem, random_problem
 from diffusion_mp.updates import ExplicitEuler, MomentumStep
 from energy_forms import Explicit
 from helpers import close
@@ -34,13 +32,13 @@ PENALTIES += [
 
 
 def dense(
-    problem: Problem,
-    tau: float,
-    momentum: float,
-    steps: int,
-    leak: float,
-    drive: Tensor,
-) -> Tensor:
+    problem,
+    tau,
+    momentum,
+    steps,
+    leak,
+    drive,
+):
     z = before = problem.state
     for _ in range(steps):
         slope = torch.einsum("ij,jhd->ihd", problem.laplacian, z) + leak * z - drive
@@ -99,9 +97,7 @@ def test_the_paper_s_energy_falls_with_couplings_that_follow_the_state(
     assert rises(4.0) > 0
 
 
-def pair_energy(
-    update: MomentumStep, coupling: Coupling, z: Tensor, after: Tensor
-) -> float:
+def pair_energy(update, coupling, z, after):
     """½(1 + m)‖z⁺ − z‖² + τ⟨z⁺, (Δ + κ)z⟩."""
     slope = coupling.laplacian(z) + update.leak * z
     return float(

@@ -5,7 +5,7 @@ import torch
 from dense_updates import DOUBLE, both, gradients, random, source_for
 from torch.testing import assert_close
 
-from diffusion_mp.couplings import Coupling, NeumannCoupling, SparseCoupling
+from diffusion_mp.couplings import NeumannCoupling, SparseCoupling
 from diffusion_mp.errors import ConvergenceError, CouplingMismatchError
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import (
@@ -29,13 +29,13 @@ KINDS = {
 }
 
 
-def path(length: int, alpha: float, *, heads: int = 1) -> NeumannCoupling:
+def path(length, alpha, *, heads=1):
     return NeumannCoupling(
         length, torch.full((1, heads), alpha, dtype=DOUBLE), nonnegative=True
     )
 
 
-def general(coupling: Coupling) -> Coupling:
+def general(coupling):
     """The same operator as stored entries, which knows no eigenvectors: what updates iterate on."""
     n = coupling.num_nodes
     pairs = torch.cartesian_prod(torch.arange(n), torch.arange(n)).T

@@ -14,14 +14,14 @@ COUPLING = Problem(
 ).coupling
 
 
-def spread(x: torch.Tensor) -> float:
+def spread(x):
     """1 − mean cosine between the states of two different nodes."""
     unit = torch.nn.functional.normalize(x.flatten(1), dim=1)
     n = unit.size(0)
     return 1.0 - float((unit.sum(0).square().sum() - n) / (n * (n - 1)))
 
 
-def run(update: ExplicitEuler, depth: int = DEPTH) -> torch.Tensor:
+def run(update, depth=DEPTH):
     x = STATE
     for _ in range(depth):
         x = update(x, COUPLING, source=STATE)

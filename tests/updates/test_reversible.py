@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import torch
 from dense_updates import DOUBLE, both, dense_update, gradients, random
-from torch import Tensor
 from torch.testing import assert_close
 
 from diffusion_mp.couplings import (
@@ -51,7 +50,7 @@ PTR = torch.tensor([0, 9, 9, 10, 30])
 X = random(N, 2, 3, seed=7)
 
 
-def edges(num_nodes: int = N, per_node: int = 3) -> Graph:
+def edges(num_nodes=N, per_node=3):
     pairs = torch.randint(
         num_nodes - 1,
         (2, per_node * num_nodes),
@@ -61,22 +60,18 @@ def edges(num_nodes: int = N, per_node: int = 3) -> Graph:
     return Graph(num_nodes, torch.cat([pairs, pairs.flip(0)], 1), weight.repeat(2))
 
 
-def symmetric_graph(num_nodes: int = N) -> SparseCoupling:
+def symmetric_graph(num_nodes=N):
     return SparseCoupling(edges(num_nodes), nonnegative=True)
 
 
-def attention(
-    num_nodes: int = N, ptr: Tensor | None = None, heads: int = 2
-) -> LowRankCoupling:
+def attention(num_nodes=N, ptr=None, heads=2):
     feature = random(num_nodes, heads, 4, seed=5).abs()
     return LowRankCoupling(
         feature, feature, ptr, nonnegative=True, positive_semidefinite=True
     )
 
 
-def gaussian(
-    *, normalize: bool = True, ptr: Tensor | None = None, **more: bool
-) -> PairwiseCoupling:
+def gaussian(*, normalize=True, ptr=None, **more):
     query, key = distance_features(1.5 * random(N, 2, 3, seed=6))
     promises = {"symmetric": not normalize, "mutual": True}
     return PairwiseCoupling(query, key, ptr, normalize=normalize, **promises, **more)
@@ -219,7 +214,7 @@ def test_a_false_metric_is_found():
         )
 
 
-def unaided(patch: pytest.MonkeyPatch) -> None:
+def unaided(patch):
     patch.setattr(implicit, "precondition", lambda *_: None)
 
 

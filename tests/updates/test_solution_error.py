@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
 from torch.testing import assert_close
 
 from diffusion_mp import AdjacencyDiffusivity, Graph
@@ -17,12 +16,12 @@ NODES = 60
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 
-def path(num_nodes: int) -> Tensor:
+def path(num_nodes):
     node = torch.arange(num_nodes - 1)
     return torch.stack([node, node + 1])
 
 
-def star(num_nodes: int) -> Tensor:
+def star(num_nodes):
     node = torch.arange(1, num_nodes)
     return torch.stack([torch.zeros_like(node), node])
 
@@ -34,12 +33,12 @@ GRAPHS = {
 }
 
 
-def edges(kind: str) -> Tensor:
+def edges(kind):
     one_way = GRAPHS[kind]
     return torch.cat([one_way, one_way.flip(0)], 1)
 
 
-def limit(layer: str, ratio: float, normalization: str) -> torch.nn.Module:
+def limit(layer, ratio, normalization):
     """A block or convolution at rest with μ/β = ``ratio``."""
     mu = ratio**0.5
     beta = ratio**-0.5
@@ -58,9 +57,7 @@ def limit(layer: str, ratio: float, normalization: str) -> torch.nn.Module:
     return CertifiedBlock(3, [weighted], None, constraint=None, beta=beta)
 
 
-def exact(
-    layer: torch.nn.Module, x: Tensor, edge_index: Tensor, normalization: str
-) -> tuple[Tensor, list[Tensor]]:
+def exact(layer, x, edge_index, normalization):
     """The minimiser in double, of the same weights, and x, β and μ, which it is a function of."""
     wide = torch.promote_types(x.dtype, torch.float32)
     diffusivity = AdjacencyDiffusivity(normalization, direction="undirected")  # type: ignore[arg-type]
@@ -79,7 +76,7 @@ def exact(
     return torch.linalg.solve(system, beta * source), leaves
 
 
-def relative(got: Tensor, expected: Tensor) -> float:
+def relative(got, expected):
     return float((got.double() - expected).norm() / expected.norm())
 
 

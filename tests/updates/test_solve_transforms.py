@@ -42,23 +42,23 @@ SYM = AdjacencyDiffusivity("sym", direction="undirected")
 ROW = AdjacencyDiffusivity("row")
 
 
-def ring() -> Graph:
+def ring():
     """A new graph, since what a graph keeps would be that of the first transform."""
     return Graph(6, EDGES, validate=False)
 
 
-def layer(build: Callable[[], torch.nn.Module]) -> Solve:
+def layer(build):
     module = built(build).double().eval().requires_grad_(False)
     return lambda x: module(x, ring())
 
 
-def of_states(x: Tensor) -> DenseCoupling:
+def of_states(x):
     """A coupling of the states themselves, so that the matrix has derivatives too."""
     weight = (-(x.unsqueeze(0) - x.unsqueeze(1)).square().sum(2)).exp()
     return DenseCoupling(weight, symmetric=True, nonnegative=True, row_stochastic=False)
 
 
-def hidden(z: Tensor, x: Tensor) -> Tensor:
+def hidden(z, x):
     return (x + 0.3 * z.roll(1, 0) * z.roll(1, 1)).tanh()
 
 
@@ -96,20 +96,20 @@ FIRST_ORDER = {
 ALL = LINEAR | NONLINEAR | FIRST_ORDER
 
 
-def loss(solve: Solve) -> Solve:
+def loss(solve):
     weights = torch.linspace(-1, 1, X.numel(), dtype=X.dtype).view_as(X)
     return lambda x: (solve(x) * weights).sum()
 
 
-def slope(solve: Solve, x: Tensor, direction: Tensor, step: float = 1e-5) -> Tensor:
+def slope(solve, x, direction, step=1e-5):
     return (solve(x + step * direction) - solve(x - step * direction)) / (2 * step)
 
 
-def assert_near(got: Tensor, expected: Tensor, error: float = 1e-6) -> None:
+def assert_near(got, expected, error=1e-6):
     assert (got - expected).norm() <= error * expected.norm()
 
 
-def check_first_derivatives(solve: Solve) -> None:
+def check_first_derivatives(solve):
     """Tangents are central differences, and gradients those of autograd."""
     expected = slope(solve, X, V)
     value, tangent = jvp(solve, (X,), (V,))
@@ -139,7 +139,7 @@ def test_second_derivatives(name):
 
 
 @pytest.fixture
-def large(monkeypatch: pytest.MonkeyPatch) -> None:
+def large(monkeypatch):
     """Six nodes count as more than a formula has a matrix for."""
     monkeypatch.setattr(derivatives, "DENSE", 3)
 
