@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from energy_cases import DOUBLE
 from torch.testing import assert_close
 
 from diffusion_mp import Graph
@@ -56,7 +57,7 @@ def test_the_energy_of_a_graph_is_that_of_the_graph_alone(name):
     state = layer.update.constraint.project(layer.by_head(randn(10, C, seed=1)))
     energy = layer.energy(x, Graph(10, EDGES, ptr=PTR))
     values = energy.by_graph(state)
-    assert values.dtype == torch.float64
+    assert values.dtype == DOUBLE
     assert values.shape == (4,)
     close(values.sum(), energy(state), "entries")
     for number, (start, end) in enumerate(

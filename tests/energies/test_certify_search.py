@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from energy_cases import HalfSpace, LearnedSlope, Negative, NotItsSlope
+from energy_cases import DOUBLE, HalfSpace, LearnedSlope, Negative, NotItsSlope
 from torch import Tensor, nn
 
 from diffusion_mp import (
@@ -54,7 +54,6 @@ from helpers import built
 
 pytestmark = pytest.mark.unwatched
 
-DOUBLE = torch.float64
 CHANNELS = 4
 RISE = 1e-12
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from energy_cases import DOUBLE
 from torch.testing import assert_close
 
 from diffusion_mp.energies import (
@@ -22,7 +23,7 @@ ALL += [Sphere(), Sphere(2.5)]
 
 @pytest.fixture
 def rows(generator):
-    return torch.randn(40, 2, 3, generator=generator, dtype=torch.float64)
+    return torch.randn(40, 2, 3, generator=generator, dtype=DOUBLE)
 
 
 @pytest.mark.parametrize("constraint", ALL, ids=repr)
@@ -42,7 +43,7 @@ def test_the_projection_is_inside_nearest_and_final(constraint, rows, generator)
 
 @pytest.mark.parametrize(
     ("dtype", "far"),
-    [(torch.float64, 1.01), (torch.float16, 1.05), (torch.bfloat16, 1.05)],
+    [(DOUBLE, 1.01), (torch.float16, 1.05), (torch.bfloat16, 1.05)],
 )
 @pytest.mark.parametrize("constraint", ALL[1:], ids=repr)
 def test_one_row_outside_is_seen_beyond_rounding(constraint, rows, dtype, far):
@@ -60,7 +61,7 @@ def test_one_row_outside_is_seen_beyond_rounding(constraint, rows, dtype, far):
 @pytest.mark.parametrize("size", [0.0, 1e-320, 1e-200, 1.0, 1e200])
 def test_gradients_are_finite_for_rows_of_any_length(constraint, size):
     y = (
-        size * torch.tensor([[3.0, -4.0, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
+        size * torch.tensor([[3.0, -4.0, 0.0], [1.0, 0.0, 0.0]], dtype=DOUBLE)
     ).requires_grad_()
     out = constraint.project(y)
     assert constraint.holds(out)
@@ -69,8 +70,8 @@ def test_gradients_are_finite_for_rows_of_any_length(constraint, size):
 
 
 def test_a_row_of_zeros_takes_the_direction_of_its_start_on_a_sphere():
-    zero = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
-    start = torch.tensor([[0.0, -3.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    zero = torch.zeros(2, 3, dtype=DOUBLE, requires_grad=True)
+    start = torch.tensor([[0.0, -3.0, 0.0], [0.0, 0.0, 0.0]], dtype=DOUBLE)
     out = Sphere(2.0).project(zero, start)
     assert out.tolist() == [[0.0, -2.0, 0.0], [2.0, 0.0, 0.0]]
     (gradient,) = torch.autograd.grad(out.sum(), zero)

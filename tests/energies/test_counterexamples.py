@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from energy_cases import Huber, LearnedSlope, LongerMLP, Shrinking, TooFar
+from energy_cases import DOUBLE, Huber, LearnedSlope, LongerMLP, Shrinking, TooFar
 
 from cases import COUPLINGS
 from diffusion_mp import FunctionPenalty, Graph, MixturePenalty, QuadraticPenalty
@@ -26,7 +26,7 @@ N = 12
 C = 3
 RING = torch.stack([torch.arange(N), torch.arange(N).roll(1)])
 GRAPH = Graph(N, torch.cat([RING, RING.flip(0)], 1))
-EYE = torch.eye(C, dtype=torch.float64)
+EYE = torch.eye(C, dtype=DOUBLE)
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0, 10.0, 0.3, 0.03, 0.003])
@@ -73,7 +73,7 @@ def too_far():
 
 
 def weight():
-    return torch.ones((), dtype=torch.float64)
+    return torch.ones((), dtype=DOUBLE)
 
 
 @pytest.mark.parametrize(

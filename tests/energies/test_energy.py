@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from energy_cases import every_penalty, from_dense, laplacian, squares
+from energy_cases import DOUBLE, every_penalty, from_dense, laplacian, squares
 from torch.testing import assert_close
 
 from diffusion_mp.couplings import SparseCoupling
@@ -22,9 +22,9 @@ from helpers import close, randn, refuses
 
 
 def same(got, expected):
-    assert got.dtype == torch.float64
+    assert got.dtype == DOUBLE
     assert got.shape == ()
-    close(got, torch.as_tensor(expected, dtype=torch.float64), "layer")
+    close(got, torch.as_tensor(expected, dtype=DOUBLE), "layer")
 
 
 @every_penalty
@@ -61,8 +61,8 @@ def test_source_and_leak(weighted, ball, symmetric_graph):
     previous = ball(9, 3)
     h = ball(9, 3)
     s = symmetric_graph(9)
-    m = torch.linspace(1, 2, 9, dtype=torch.double) if weighted else None
-    weight = m[:, None] if m is not None else torch.ones(9, 1, dtype=torch.double)
+    m = torch.linspace(1, 2, 9, dtype=DOUBLE) if weighted else None
+    weight = m[:, None] if m is not None else torch.ones(9, 1, dtype=DOUBLE)
     terms = {"coupling": s, "source": h, "beta": 0.8, "leak": 0.2, "metric": m}
     pairs = (s.to_dense()[0] * squares(x)).sum()
     free = 0.3 * (pairs + 0.4 * (weight * x * x).sum() - 3.2 * (weight * h * x).sum())
@@ -85,7 +85,7 @@ def test_surrogate_majorises(penalty, over_edges, ball, symmetric_graph):
     """Proposition 6: Ẽ ≥ E for ω from anywhere, equal at ω = f; and it is the formula of Eq. 14."""
     s = symmetric_graph(9) if over_edges else None
     energy = Explicit(penalty, 0.3, coupling=s, source=ball(9, 3), leak=0.1)
-    weight = s.to_dense()[0] if s is not None else torch.ones(9, 9, dtype=torch.double)
+    weight = s.to_dense()[0] if s is not None else torch.ones(9, 9, dtype=DOUBLE)
     gaps = []
     for _ in range(20):
         x = ball(9, 3)
@@ -137,7 +137,7 @@ def test_other_dtypes_give_float64(dtype, ball):
     x = ball(9, 3).to(dtype).requires_grad_()
     previous = ball(9, 3).to(dtype)
     value = Explicit("sigmoid", 0.3)(x, previous)
-    assert value.dtype == torch.float64
+    assert value.dtype == DOUBLE
     assert_close(
         value,
         Explicit("sigmoid", 0.3)(x.double(), previous.double()),

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from energy_cases import DOUBLE
 from torch.testing import assert_close
 
 from diffusion_mp.couplings import SparseCoupling
@@ -90,7 +91,7 @@ def test_it_is_infinite_outside_of_the_constraint(constraint):
     energy = Joint(None, constraint=constraint, source=torch.zeros(9, 3), radius=2.0)
     inside = get_constraint(constraint, 2.0).project(randn(9, 3))
     assert energy(inside).isfinite()
-    assert energy(inside.float()).dtype == torch.float64
+    assert energy(inside.float()).dtype == DOUBLE
     inside[4] = -3.0
     assert energy(inside) == math.inf
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from energy_cases import HalfSpace, TooFar
+from energy_cases import DOUBLE, HalfSpace, TooFar
 
 from diffusion_mp import Graph
 from diffusion_mp.energies import CouplingTerm, EnergyTerm
@@ -20,7 +20,6 @@ from diffusion_mp.layers.certified_block import RowAttention, TiedMLP, WeightedG
 from diffusion_mp.testing.laws import seeded
 
 pytestmark = pytest.mark.unwatched
-DOUBLE = torch.float64
 C = 3
 
 #: V, V′ / 2 and a bound on V″ / 4 of a function of every entry; of the last two there is none.

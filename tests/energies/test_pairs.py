@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from energy_cases import every_penalty, squares
+from energy_cases import DOUBLE, every_penalty, squares
 from torch.testing import assert_close
 
 from diffusion_mp.energies import SimplePenalty, pairs
@@ -37,7 +37,7 @@ def test_float32_input_keeps_float64_sums(ball):
     """The sums are those of the float32 numbers in exact arithmetic; float32 sums would be off by 1e-6 or more."""
     x = (ball(500, 8, 0.01) + 5).float()
     total = SimplePenalty().total(x)
-    assert total.dtype == torch.float64
+    assert total.dtype == DOUBLE
     assert_close(total, dense_total(SimplePenalty(), x.double()), rtol=1e-9, atol=0)
 
 
@@ -85,7 +85,7 @@ def test_find_distance_above_ignores_pairs_of_different_graphs_and_reports_nan()
 @pytest.mark.parametrize("n", [3, 4, 5])
 def test_find_distance_above_needs_the_tiles(n, small_tiles):
     """The farthest node from the mean need not be an end of the longest pair: a regular polygon with a spike inside."""
-    angles = torch.arange(n, dtype=torch.double) * 2 * torch.pi / n
+    angles = torch.arange(n, dtype=DOUBLE) * 2 * torch.pi / n
     x = torch.stack([angles.cos(), angles.sin()], 1)
     longest = float(torch.cdist(x, x).square().max())
     assert pairs.find_distance_above(longest * 0.999, x) == pytest.approx(longest)

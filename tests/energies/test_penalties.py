@@ -26,7 +26,7 @@ from helpers import close, randn, refuses
 
 def grid(penalty, points=401, far=12.0):
     low, high = penalty.domain
-    return torch.linspace(low, min(high, far), points, dtype=torch.double)
+    return torch.linspace(low, min(high, far), points, dtype=DOUBLE)
 
 
 @every_penalty
@@ -40,9 +40,7 @@ def test_delta_is_concave_and_nondecreasing_with_slope_f(penalty):
     assert (slope >= 0).all()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "much"), [(torch.float32, 1e-4), (torch.float64, 1e-12)]
-)
+@pytest.mark.parametrize(("dtype", "much"), [(torch.float32, 1e-4), (DOUBLE, 1e-12)])
 def test_the_domain_ends_where_rounding_does(dtype, much):
     """Opposite unit vectors are 2 apart up to rounding; a pair further apart than that is refused wherever it comes."""
     x = randn(50, 1, 3).to(dtype)
@@ -56,7 +54,7 @@ def test_the_domain_ends_where_rounding_does(dtype, much):
 
 def test_published_values():
     """The formulas that Wu, Wipf & Yan print for DIFFormer-s and DIFFormer-a, Eqs. 18 and 20."""
-    z2 = torch.linspace(0, 4, 9, dtype=torch.double)
+    z2 = torch.linspace(0, 4, 9, dtype=DOUBLE)
     assert_close(SimplePenalty().delta(z2), 2 * z2 - z2**2 / 4)
     assert_close(
         SigmoidPenalty().delta(z2), z2 - 2 * torch.log(torch.exp(z2 / 2 - 1) + 1)
@@ -138,7 +136,7 @@ def test_a_mixture_is_learned_and_stays_one():
         assert all(slope.isfinite().all() and (slope != 0).all() for slope in slopes)
     penalty.log_weights.data = torch.tensor([-40.0, 30.0])
     penalty.log_widths.data = torch.tensor([5.0, -5.0])
-    z2 = torch.linspace(0, 50, 99, dtype=torch.double)
+    z2 = torch.linspace(0, 50, 99, dtype=DOUBLE)
     assert (penalty.delta(z2).diff() >= 0).all()
     assert (penalty.f(z2).diff() <= 0).all()
     assert_close(penalty.log_f(z2), penalty.f(z2).log(), atol=1e-9, rtol=1e-6)
@@ -157,7 +155,7 @@ def test_a_mixture_that_single_precision_does_not_resolve():
 
 
 PTR = torch.tensor([0, 4, 4, 11])
-Z2 = torch.tensor([0.0, 1e-9, 0.01, 0.3, 1.0, 3.7, 12.0, 1e3, 1e5], dtype=torch.float64)
+Z2 = torch.tensor([0.0, 1e-9, 0.01, 0.3, 1.0, 3.7, 12.0, 1e3, 1e5], dtype=DOUBLE)
 
 
 def cauchy(z2):

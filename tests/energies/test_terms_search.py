@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from energy_cases import DOUBLE
 from test_terms import CHANNELS, CONSTRAINTS, NODES, Bounded
 from torch import nn
 
@@ -65,7 +66,7 @@ def largest_rise(
     block = CertifiedBlock(
         CHANNELS, [PARTS[name]() for name in parts], 1, constraint=constraint
     ).double()
-    sizes = 10 ** torch.empty(2, starts, 1, dtype=torch.double).uniform_(
+    sizes = 10 ** torch.empty(2, starts, 1, dtype=DOUBLE).uniform_(
         -1, 1
     ).repeat_interleave(NODES, 1)
     leaves = [

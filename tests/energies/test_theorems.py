@@ -105,8 +105,8 @@ def test_theorem_1(instances, form, symmetric_graph, ball, uniform, size):
 
 def test_every_head_counts_and_slightly_negative_eigenvalues_do_too():
     graph = Graph(3, torch.tensor([[0, 1, 1, 2, 0, 1, 2], [1, 0, 2, 1, 0, 1, 2]]))
-    edges = torch.ones(4, dtype=torch.float64)
-    loops = torch.ones(3, dtype=torch.float64)
+    edges = torch.ones(4, dtype=DOUBLE)
+    loops = torch.ones(3, dtype=DOUBLE)
     heads = [torch.cat([edges, 5 * loops]), torch.cat([3 * edges, loops])]
     joined = SparseCoupling(graph, torch.stack(heads, 1), nonnegative=True)
     for theorem in (theorem1, theorem7):
@@ -343,7 +343,7 @@ def test_proposition_9_as_printed_fails(instances, omega_at, ball, uniform, gene
     violations = 0
     for _ in range(instances):
         z = ball(8, 3, 0.3).abs()
-        weight = torch.randn(3, 3, generator=generator, dtype=torch.double)
+        weight = torch.randn(3, 3, generator=generator, dtype=DOUBLE)
         # Still in the unit ball.
         y = torch.relu(z @ (3 * weight / torch.linalg.matrix_norm(weight, 2)))
         tau = uniform(0.05, 1.0)

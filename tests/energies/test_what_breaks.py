@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from energy_cases import DOUBLE
 
 from diffusion_mp.couplings import SparseCoupling
 from diffusion_mp.energies import SigmoidPenalty
@@ -10,7 +11,6 @@ from diffusion_mp.updates import CertifiedStep
 from energy_forms import Joint
 from helpers import randn
 
-DOUBLE = torch.float64
 PENALTY = SigmoidPenalty()
 
 

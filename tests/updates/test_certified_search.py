@@ -10,6 +10,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from dense_updates import DOUBLE
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -40,7 +41,7 @@ class Problems:
     """Problems on graphs of these sizes; the ascent moves all that is in ``free``."""
 
     offset: float | Tensor = 0.0
-    dtype = torch.float64
+    dtype = DOUBLE
 
     def __init__(self, count, seed, sizes=range(2, 9)):
         generator = torch.Generator().manual_seed(seed)
@@ -59,7 +60,7 @@ class Problems:
         self.graph = Graph(nodes, torch.cat([half, half.flip(0)], 1), ptr=self.ptr)
 
         def randn(*shape):
-            return torch.randn(shape, generator=generator, dtype=torch.float64)
+            return torch.randn(shape, generator=generator, dtype=DOUBLE)
 
         self.scale = 10 ** (0.5 * randn(count, 1))[self.member]
         self.free = {name: randn(nodes, CHANNELS) for name in "xh"} | {
@@ -82,7 +83,7 @@ class Problems:
         return torch.sigmoid(self.free["a"]).repeat(2)
 
     def sums(self, of_nodes=None, of_pairs=None):
-        total = torch.zeros(len(self.ptr) - 1, dtype=torch.float64)
+        total = torch.zeros(len(self.ptr) - 1, dtype=DOUBLE)
         if of_nodes is not None:
             total = total.index_add(0, self.member, of_nodes)
         if of_pairs is None:
@@ -103,7 +104,7 @@ class Single(Problems):
         super().__init__(count, seed, sizes)
         generator = torch.Generator().manual_seed(seed)
         where, offset, scale = torch.rand(
-            3, count, 1, generator=generator, dtype=torch.float64
+            3, count, 1, generator=generator, dtype=DOUBLE
         )
         offset = torch.where(
             where < 0.2, 0.0, torch.where(where < 0.4, 0.5**0.5, 10 ** (6 * offset))
@@ -194,7 +195,7 @@ def climb(
     """
     ascent = torch.optim.Adam(problems.free.values(), lr=0.1, maximize=True)
     count = len(problems.ptr) - 1
-    best = torch.full((count,), -torch.inf, dtype=torch.float64)
+    best = torch.full((count,), -torch.inf, dtype=DOUBLE)
     for _ in range(iterations):
         share, x, moved = rise(problems, attack)
         best = torch.maximum(best, share.detach())
@@ -250,7 +251,7 @@ def test_no_rise_on_the_way_to_rest():
         confine, step, energy, _ = certified(
             problems, penalty, get_constraint(constraint), graph
         )
-        lowest = penalty.delta(torch.zeros((), dtype=torch.float64)).abs()
+        lowest = penalty.delta(torch.zeros((), dtype=DOUBLE)).abs()
         rounding = problems.sums(
             of_pairs=lowest * problems.weight("lam")[problems.graph.edges[0]]
         )
@@ -339,17 +340,13 @@ def test_the_energy_of_the_search_is_the_joint_energy(penalty, constraint):
             "constraint": constraint,
         }
         joint = Joint(named(penalty), lam, graph_term=edges, **options)
-        lowest = (
-            lam / 2 * 36 * named(penalty).delta(torch.zeros((), dtype=torch.float64))
-        )
+        lowest = lam / 2 * 36 * named(penalty).delta(torch.zeros((), dtype=DOUBLE))
         assert_close(energy(x)[0], joint(x) - lowest, rtol=1e-11, atol=1e-11)
 
 
 def mixture(seed):
     generator = torch.Generator().manual_seed(seed)
-    exponents = (
-        torch.rand(2, 1 + seed % 4, generator=generator, dtype=torch.float64) - 0.5
-    )
+    exponents = torch.rand(2, 1 + seed % 4, generator=generator, dtype=DOUBLE) - 0.5
     widths, weights = (10 ** (exponents * torch.tensor([[4.0], [6.0]]))).tolist()
     return MixturePenalty(widths, weights).double().requires_grad_(False)
 
@@ -379,7 +376,7 @@ def test_no_mixture_makes_the_energy_rise(mixtures, starts, iterations):
 class NotMonotone(MixturePenalty):
     @property
     def weights(self):
-        return super().weights * torch.tensor([1.0, -0.99], dtype=torch.float64)
+        return super().weights * torch.tensor([1.0, -0.99], dtype=DOUBLE)
 
 
 def test_a_negative_weight_would_be_found():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from dense_updates import DOUBLE
 from torch.testing import assert_close
 
 from diffusion_mp import AdjacencyDiffusivity, SimpleDiffusivity
@@ -44,9 +45,7 @@ def entries(graph, weight):
     return SparseCoupling(graph, weight, symmetric=True, nonnegative=True)
 
 
-PAIR = entries(
-    Graph(2, torch.tensor([[0, 1], [1, 0]])), torch.ones(2, dtype=torch.float64)
-)
+PAIR = entries(Graph(2, torch.tensor([[0, 1], [1, 0]])), torch.ones(2, dtype=DOUBLE))
 
 
 def undirected(num_nodes, ptr=None):
@@ -194,7 +193,7 @@ def test_a_node_that_nothing_pulls_at_stays_and_has_finite_gradients(
     constraint,
 ):
     coupling = entries(
-        Graph(3, torch.tensor([[0, 1], [1, 0]])), torch.ones(2, dtype=torch.float64)
+        Graph(3, torch.tensor([[0, 1], [1, 0]])), torch.ones(2, dtype=DOUBLE)
     )
     step = CertifiedStep(0.0, constraint=constraint)
     x = step.constraint.project(random(3, 1, 2)).requires_grad_()
@@ -207,16 +206,14 @@ def test_a_node_that_nothing_pulls_at_stays_and_has_finite_gradients(
 
 def test_on_a_sphere_a_row_of_zeros_keeps_its_direction_and_the_energy_does_not_rise():
     """Two nodes on opposite sides: twice the row sums bring both exactly to the centre."""
-    x = torch.tensor(
-        [[[0.0, 2.0]], [[0.0, -2.0]]], dtype=torch.float64, requires_grad=True
-    )
+    x = torch.tensor([[[0.0, 2.0]], [[0.0, -2.0]]], dtype=DOUBLE, requires_grad=True)
     step = CertifiedStep(0.0, constraint="sphere", radius=2.0)
     assert (x - PAIR.laplacian(x) / PAIR.majorant(False).unsqueeze(2) == 0).all()
     moved = step(x, PAIR)
     assert torch.equal(moved, x)
     (gradient,) = torch.autograd.grad(moved.sum(), x)
     assert gradient.isfinite().all()
-    assert Sphere(2.0).holds(step(torch.zeros(2, 1, 2, dtype=torch.float64), PAIR))
+    assert Sphere(2.0).holds(step(torch.zeros(2, 1, 2, dtype=DOUBLE), PAIR))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

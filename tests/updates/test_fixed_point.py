@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from dense_updates import DOUBLE
 from torch.autograd.graph import saved_tensors_hooks
 from torch.testing import assert_close
 
@@ -80,7 +81,7 @@ def test_acceleration_takes_a_tenth_of_the_steps():
 
 def test_a_worse_residual_sends_it_back_to_the_plain_iteration():
     """A step with kinks jumps between branches where it is mixed; the answer is that of the plain iteration."""
-    start = torch.linspace(-3, 3, 50, dtype=torch.float64)
+    start = torch.linspace(-3, 3, 50, dtype=DOUBLE)
 
     def kinked(z):
         return torch.where(
@@ -105,7 +106,7 @@ def test_a_mixed_state_that_is_worse_or_nowhere_defined_is_dropped(memory, beyon
 
     limit = iterate(
         step,
-        torch.full((1,), 10.0, dtype=torch.float64),
+        torch.full((1,), 10.0, dtype=DOUBLE),
         tol=1e-12,
         max_iter=100,
         memory=memory,
@@ -119,7 +120,7 @@ def test_on_a_sphere_the_energy_is_asked_without_attention_too():
         2, 2, 2, None, penalty=None, constraint="sphere", mu=1.0, beta=1.0
     ).double()
     model.encoder = torch.nn.Identity()
-    x = torch.tensor([[-0.3, 0.015], [3.0, 0.0]], dtype=torch.float64)
+    x = torch.tensor([[-0.3, 0.015], [3.0, 0.0]], dtype=DOUBLE)
     before, after = model.energies(x, torch.tensor([[0, 1], [1, 0]]))
     assert after < before - 1
 

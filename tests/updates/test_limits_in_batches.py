@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from dense_updates import DOUBLE
 from torch.testing import assert_close
 from torch_geometric.data import Batch, Data
 from torch_geometric.utils import to_undirected, unbatch
@@ -11,8 +12,6 @@ from diffusion_mp.layers import CertifiedBlock, RowAttention, TiedMLP, WeightedG
 from diffusion_mp.updates import fixed_point
 from diffusion_mp.updates.fixed_point import iterate
 from helpers import built, close, randn
-
-DOUBLE = torch.float64
 
 
 def wells(z):

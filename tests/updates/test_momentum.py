@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from dense_updates import DOUBLE
 
 from diffusion_mp import (
     GaussianPenalty,
@@ -80,9 +81,9 @@ def test_the_paper_s_energy_falls_with_couplings_that_follow_the_state(
         for _ in range(8):
             n = int(torch.randint(2, 9, (1,), generator=generator))
             momentum = 0.05 + 0.9 * float(torch.rand(1, generator=generator))
-            x = torch.randn(n, 1, 2, generator=generator, dtype=torch.float64)
+            x = torch.randn(n, 1, 2, generator=generator, dtype=DOUBLE)
             x = previous = 0.5 * x / x.norm(dim=2, keepdim=True)
-            top = n * float(penalty.f(torch.zeros((), dtype=torch.float64)))
+            top = n * float(penalty.f(torch.zeros((), dtype=DOUBLE)))
             update = MomentumStep(factor * 2 * (1 - momentum) / top, momentum, steps=1)
             energy = Explicit(penalty, update.tau / (2 * momentum))
             last = energy(x, x)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from dense_updates import DOUBLE
 from torch.testing import assert_close
 
 from diffusion_mp import AdjacencyDiffusivity, Graph
@@ -13,7 +14,7 @@ from diffusion_mp.updates.linear_solve import conjugate_gradients
 from helpers import built, randn
 
 NODES = 60
-DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+DTYPES = [torch.float32, DOUBLE, torch.bfloat16]
 
 
 def path(num_nodes):
@@ -72,7 +73,7 @@ def exact(layer, x, edge_index, normalization):
     for leaf in leaves:
         leaf.requires_grad_()
     source, beta, weight = leaves
-    system = beta * torch.eye(NODES, dtype=torch.float64) + weight * laplacian
+    system = beta * torch.eye(NODES, dtype=DOUBLE) + weight * laplacian
     return torch.linalg.solve(system, beta * source), leaves
 
 
@@ -87,11 +88,11 @@ def relative(got, expected):
 def test_the_solution_is_right_at_any_weight(layer, normalization, kind, dtype):
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(NODES, 3, generator=generator) + 1).to(dtype)
-    readout = torch.randn(NODES, 3, generator=generator, dtype=torch.float64)
+    readout = torch.randn(NODES, 3, generator=generator, dtype=DOUBLE)
     rounding = max(1e-6, 2 * torch.finfo(dtype).eps)
     for ratio in (1e2, 1e4, 1e6, 1e8):
         module = limit(layer, ratio, normalization)
-        if dtype == torch.float64:
+        if dtype == DOUBLE:
             module = module.double()
         expected, leaves = exact(module, x, edges(kind), normalization)
         slopes = torch.autograd.grad((expected * readout).sum(), leaves)
@@ -132,7 +133,7 @@ def test_every_column_of_every_graph_is_right(heads):
         (Equilibrium(leak=1e-5), 1e-5),
         (ImplicitEuler(1e4, leak=1e-4), 2e-4),
     ):
-        shift = rate * torch.eye(NODES, dtype=torch.float64)
+        shift = rate * torch.eye(NODES, dtype=DOUBLE)
         right = x.double() * (1.0 if isinstance(update, Equilibrium) else 1e-4)
         expected = torch.linalg.solve(laplacian + shift, right.flatten(1)).view_as(
             right
@@ -159,11 +160,11 @@ def test_couplings_as_terms_are_solved_like_the_layers():
 
 
 def test_what_is_not_reached_is_an_error():
-    matrix = torch.diag(torch.logspace(-14, 0, 20, dtype=torch.float64))
+    matrix = torch.diag(torch.logspace(-14, 0, 20, dtype=DOUBLE))
     turn = torch.linalg.qr(randn(20, 20))[0]
     matrix = turn @ matrix @ turn.mT
     matrix = (matrix + matrix.mT) / 2
-    b = torch.ones(20, 1, 1, dtype=torch.float64)
+    b = torch.ones(20, 1, 1, dtype=DOUBLE)
     with pytest.raises(
         ConvergenceError,
         match=r"relative error of .* in the precision of torch.float64; tol=1e-12",

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from dense_updates import DOUBLE
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -86,12 +87,12 @@ def test_the_state_dict_has_what_is_learned_and_repr_names_the_choices(
 def test_any_graph_ends_in_its_equilibrium(num_nodes, seed, density, leak):
     """Disconnected, isolated, with self-loops: an implicit step of enormous τ is the steady state."""
     generator = torch.Generator().manual_seed(seed)
-    weight = torch.rand(num_nodes, num_nodes, dtype=torch.float64, generator=generator)
+    weight = torch.rand(num_nodes, num_nodes, dtype=DOUBLE, generator=generator)
     weight = weight * (torch.rand(num_nodes, num_nodes, generator=generator) < density)
-    x = torch.randn(num_nodes, 1, 2, dtype=torch.float64, generator=generator)
+    x = torch.randn(num_nodes, 1, 2, dtype=DOUBLE, generator=generator)
     problem = Problem("any", weight + weight.T, x)
     limit = Equilibrium(leak=leak)(x, problem.coupling)
-    system = problem.laplacian + leak * torch.eye(num_nodes, dtype=torch.float64)
+    system = problem.laplacian + leak * torch.eye(num_nodes, dtype=DOUBLE)
     expected = torch.linalg.solve(system, x.flatten(1)).view_as(x)
     close(limit, expected, "layer")
     step = ImplicitEuler(1e9, beta=1.0, leak=leak)(x, problem.coupling, source=x)
