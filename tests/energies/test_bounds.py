@@ -17,10 +17,6 @@ from diffusion_mp.energies.spectrum import (
 from diffusion_mp.testing.problems import path_problem
 from energy_forms import Explicit
 
-dense_or_lanczos = pytest.mark.parametrize(
-    "dense_nodes", [5, 256], ids=["lanczos", "dense"]
-)
-
 
 @pytest.mark.parametrize("reach", [0.3, 1.0])
 def test_proposition_4_holds_with_the_smallest_nonzero_eigenvalue(

@@ -149,7 +149,6 @@ def test_other_dtypes_give_float64(dtype, ball):
 
 
 X = torch.ones(6, 4)
-S = from_dense(torch.ones(6, 6))
 test_what_does_not_fit_is_refused = refuses(
     (lambda: Energy([], graph=Graph(5))(X), "^x must have 5 rows"),
     (lambda: Energy([SourceTerm(X[:5])])(X), "^source"),

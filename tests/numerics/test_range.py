@@ -20,7 +20,6 @@ from diffusion_mp.testing import tolerance
 from helpers import built
 
 HALVES = (torch.bfloat16, torch.float16)
-SINGLE = tolerance("product", torch.float32)._asdict()
 
 
 def randn(*shape, generator, dtype=torch.float32):

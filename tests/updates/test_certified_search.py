@@ -3,7 +3,6 @@
 Many small problems, each with numbers of its own, are the graphs of one batch: one backward pass is a step for all.
 """
 
-from collections.abc import Callable
 from functools import partial
 from itertools import product
 
@@ -33,8 +32,6 @@ PENALTIES = ("simple", "sigmoid", "softmax", "gaussian", "quadratic")
 CASES = [(p, c, g) for p, c, g in product(PENALTIES, CONSTRAINTS, (False, True))]
 CHANNELS = 2
 DECADES = 3.0  # β, λ and μ lie between 10^-3 and 10^3
-
-Map = Callable[[Tensor], Tensor]
 
 
 class Problems:

@@ -4,11 +4,8 @@
 coupling, central differences, and systems that are too large for a formula.
 """
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor
 from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize
 
@@ -31,8 +28,6 @@ from diffusion_mp.updates import (
     teleport_limit,
 )
 from helpers import built, randn
-
-Solve = Callable[[Tensor], Tensor]
 
 NODE = torch.arange(6)
 ONE_WAY = torch.stack([NODE, (NODE + 1) % 6])
