@@ -168,6 +168,27 @@ def certified(
     return lambda x: constraint.project(inside.project(x)), step, energy, size
 
 
+def printed(problems, penalty, tau):
+    """Eq. 24 of TfD as printed, ½ D̄⁻¹Ω and ½ Ã each normalised by itself, against its Eq. 25."""
+    source, target = problems.graph.edges
+    degree = torch.zeros_like(problems.free["m"]).index_add(0, target, problems.edges)
+    weight = problems.edges / (degree[source] * degree[target]).sqrt()
+    graph_term = SparseCoupling(
+        problems.graph, weight, symmetric=True, nonnegative=True
+    )
+
+    def step(x):
+        attention = penalty.coupling(x, problems.ptr, normalize=True)
+        return ExplicitEuler(tau)(x, 0.5 * attention + 0.5 * graph_term)
+
+    def energy(x):
+        s = problems.distances(x)
+        pairs = penalty.delta(s) - penalty.delta(torch.zeros_like(s)) + weight * s
+        return problems.sums(of_pairs=pairs / 2)
+
+    return lambda x: x, step, energy, None
+
+
 def rise(problems, attack):
     """(F(x′) − F(x)) / F(x) of every problem, x and x′; in single precision per F(x) + Σ p_i ‖x_i‖²."""
     confine, step, energy, size = attack(problems)
@@ -283,6 +304,11 @@ def test_the_search_finds_rises_with_row_sums_on_a_sphere_beside_a_graph(
         taken_for=CalledConvex(),
     )
     assert (climb(Problems(20, 0, range(3, 9, 5)), attack, 25) > 0.01).sum() >= 5
+
+
+def test_the_search_finds_rises_with_equation_24_as_printed():
+    attack = partial(printed, penalty=named("sigmoid"), tau=1.0)
+    assert (climb(Problems(12, 0, range(16, 17)), attack, 120) > 0.01).any()
 
 
 @pytest.mark.data
