@@ -25,8 +25,7 @@ from diffusion_mp.energies.terms import CouplingTerm, PairTerm, SourceTerm
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates import CertifiedStep
-from helpers import close, refuses
-from helpers import randn as random
+from helpers import close, randn, refuses
 
 PTR = torch.tensor([0, 4, 4, 5, 11])
 PENALTIES = {
@@ -59,15 +58,15 @@ def undirected(num_nodes, ptr=None):
 
 def leaves(heads, constraint, nodes=11):
     """State within the constraint and the ball, source, metric, edge weights, β, λ, μ."""
-    x = PROJECT["ball"](0.6 * random(nodes, heads, 3))
+    x = PROJECT["ball"](0.6 * randn(nodes, heads, 3))
     numbers = {
         "x": PROJECT[constraint](x),
-        "h": random(nodes, heads, 3, seed=1),
-        "m": random(nodes, heads, seed=2).exp(),
-        "a": random(nodes, seed=3).exp(),
-        "beta": random().exp(),
-        "lam": random(seed=1).exp(),
-        "mu": random(seed=2).exp(),
+        "h": randn(nodes, heads, 3, seed=1),
+        "m": randn(nodes, heads, seed=2).exp(),
+        "a": randn(nodes, seed=3).exp(),
+        "beta": randn().exp(),
+        "lam": randn(seed=1).exp(),
+        "mu": randn(seed=2).exp(),
     }
     return {name: number.requires_grad_() for name, number in numbers.items()}
 
@@ -132,7 +131,7 @@ def test_the_step_is_its_formula_in_value_and_all_gradients(penalty, constraint,
         formula(free, penalty, constraint, ptr) for formula in (ours, plain)
     )
     close(got, expected, "entries")
-    weight = random(*got.shape, seed=9)
+    weight = randn(*got.shape, seed=9)
     mine, theirs = (
         dict(
             zip(
@@ -153,8 +152,8 @@ def test_the_step_is_its_formula_in_value_and_all_gradients(penalty, constraint,
 
 def test_projected_heads_move_one_state_together():
     """Against Σ_h W_hᵀ L_h W_h written out, and F with its projections falls."""
-    h = random(9, 1, 4, seed=1)
-    w = random(3, 2, 4, seed=2).requires_grad_()
+    h = randn(9, 1, 4, seed=1)
+    w = randn(3, 2, 4, seed=2).requires_grad_()
     penalty = get_penalty("gaussian")
     graph = undirected(9)
     edges = entries(graph, torch.ones(graph.num_edges, 1, dtype=h.dtype))
@@ -166,7 +165,7 @@ def test_projected_heads_move_one_state_together():
         ],
         "sphere",
     )
-    x = energy.constraint.project(random(9, 1, 4))
+    x = energy.constraint.project(randn(9, 1, 4))
     got = energy.step(x)
     dense = penalty.coupling(torch.einsum("hdc,nc->nhd", w, x[:, 0])).to_dense()
     laplacians = torch.diag_embed(dense.sum(2)) - dense
@@ -196,7 +195,7 @@ def test_a_node_that_nothing_pulls_at_stays_and_has_finite_gradients(
         Graph(3, torch.tensor([[0, 1], [1, 0]])), torch.ones(2, dtype=DOUBLE)
     )
     step = CertifiedStep(0.0, constraint=constraint)
-    x = step.constraint.project(random(3, 1, 2)).requires_grad_()
+    x = step.constraint.project(randn(3, 1, 2)).requires_grad_()
     moved = step(x, coupling)
     assert torch.allclose(moved[2], x[2], rtol=1e-15)
     assert_close(Energy([CouplingTerm(coupling)], constraint).descent(x)(x), moved)
@@ -221,7 +220,7 @@ def test_half_precision_is_summed_in_single(dtype):
     """20 000 neighbours with a weight of 10: a sum in half precision would be infinite, or lose its last neighbours."""
     ones = torch.ones(20_000, 1, 1, dtype=dtype)
     pairs = LowRankCoupling(ones, ones, nonnegative=True, positive_semidefinite=True)
-    x = random(20_000, 1, 2).to(dtype)
+    x = randn(20_000, 1, 2).to(dtype)
     got = CertifiedStep()(x, 10.0 * pairs, source=x)
     assert got.dtype == dtype
     wide = x.double()
@@ -231,7 +230,7 @@ def test_half_precision_is_summed_in_single(dtype):
 
 @pytest.mark.parametrize("constraint", ["ball", "sphere"])
 def test_a_row_at_rest_stays_up_to_rounding(constraint):
-    x = PROJECT["sphere"](random(200, 1, 3).float())
+    x = PROJECT["sphere"](randn(200, 1, 3).float())
     alone = entries(Graph(200, torch.zeros(2, 0, dtype=torch.long)), torch.ones(0))
     moved = CertifiedStep(1.0, constraint=constraint)(x, alone, source=x)
     assert_close(moved, x, rtol=0, atol=2 * torch.finfo(x.dtype).eps)
@@ -304,7 +303,7 @@ def test_the_state_may_come_as_its_values():
 def test_the_simple_penalty_is_nonnegative_where_rows_lie_together(
     constraint, nonnegative
 ):
-    x = constraint.project(random(5, 1, 2))
+    x = constraint.project(randn(5, 1, 2))
     options = {"normalize": None, "measure": "distance", "row_stochastic": False}
     for coupling in (
         SIMPLE.coupling(x, constraint=constraint),

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from dense_updates import both, dense_update, random
+from dense_updates import both, dense_update
 from torch.testing import assert_close
 
 from diffusion_mp.couplings import IdentityCoupling, SparseCoupling
@@ -28,7 +28,7 @@ from diffusion_mp.updates import (
     ImplicitEuler,
 )
 from diffusion_mp.updates.heat_kernel import chebyshev_weights
-from helpers import close
+from helpers import close, randn
 
 every_problem = pytest.mark.parametrize(
     "problem", exact_problems(), ids=lambda problem: problem.name
@@ -145,7 +145,7 @@ def test_the_chebyshev_series_is_as_long_as_needed(z, tol):
 
 
 def test_heat_without_edges():
-    x = random(4, 2, 3).float()
+    x = randn(4, 2, 3).float()
     empty = SparseCoupling(Graph(4), symmetric=True, nonnegative=True)
     assert torch.equal(HeatKernel(2.0)(x, empty), x)
     assert_close(HeatKernel(2.0, "residual")(x, empty), math.exp(-2.0) * x)

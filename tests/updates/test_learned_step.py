@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dense_updates import DOUBLE, random
+from dense_updates import DOUBLE
 from torch import nn
 from torch.testing import assert_close
 
@@ -19,7 +19,7 @@ from diffusion_mp import (
 )
 from diffusion_mp.diffusivities import Positive
 from diffusion_mp.testing import random_problem
-from helpers import close, refuses
+from helpers import close, randn, refuses
 
 EDGES = torch.tensor([[0, 1, 2, 3, 5, 1], [1, 0, 3, 2, 4, 2]])
 
@@ -37,7 +37,7 @@ TAU = torch.tensor(0.3, dtype=DOUBLE)
 @pytest.mark.parametrize("tau", [nn.Parameter(TAU), TAU, positive(0.3)], ids=type)
 def test_a_learned_step_is_the_step_of_that_size_and_has_its_gradient(form, tau):
     coupling = random_problem(9, form).coupling
-    inputs = [random(9, 2, 3, seed=seed).requires_grad_() for seed in range(3)]
+    inputs = [randn(9, 2, 3, seed=seed).requires_grad_() for seed in range(3)]
 
     def loss(size):
         x, values, source = inputs
@@ -62,12 +62,12 @@ def test_it_is_a_parameter_or_a_buffer_and_named():
     assert conv.state_dict()["update.tau"].item() == 0.25
     assert "tau=learned" in repr(conv)
     assert "tau=" not in repr(ExplicitEuler(Positive(0.5)).extra_repr())
-    assert conv.half()(random(5, 4).half()).dtype == torch.float16
+    assert conv.half()(randn(5, 4).half()).dtype == torch.float16
     assert dict(ExplicitEuler(torch.tensor(0.5)).named_buffers()).keys() == {"tau"}
 
 
 def test_a_layer_of_many_steps_tells_the_state_before():
-    x = random(6, 4)
+    x = randn(6, 4)
     graph = Graph(6, EDGES).to_undirected()
     adjacency = AdjacencyDiffusivity("sum")
     options = {"transform": False, "bias": False}
@@ -87,7 +87,7 @@ def test_the_layers_of_a_model_tell_the_state_before():
     torch.manual_seed(0)
     update = MomentumStep(0.2, 0.5, steps=1, form="residual")
     model = DIFFormer(4, 6, 3, 5, layer_norm=False, update=update).double()
-    x = random(6, 4)
+    x = randn(6, 4)
     graph = Graph(6, EDGES)
     state = previous = model.encoder(x).relu()
     for conv in model.convs:
@@ -99,7 +99,7 @@ def test_the_layers_of_a_model_tell_the_state_before():
     close(model(x, graph), model.decoder(state), "rearranged")
 
 
-X = random(6, 4)
+X = randn(6, 4)
 MOMENTUM = DiffusionConv(
     4,
     4,
