@@ -180,9 +180,7 @@ def test_a_state_is_in_the_constraint_as_exactly_as_a_projection_is(constraint, 
 
 
 @pytest.mark.parametrize("constraint", [None, "sphere"])
-def test_a_promise_to_be_definite_counts_on_a_sphere_alone(
-    constraint,
-):
+def test_a_promise_to_be_definite_counts_on_a_sphere_alone(constraint):
     x = get_constraint(constraint).project(randn(7, 1, 3))
     promises = {"nonnegative": True, "positive_semidefinite": True}
     definite = LowRankCoupling(x.abs(), x.abs(), **promises)

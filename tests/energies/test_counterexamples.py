@@ -40,9 +40,7 @@ def test_a_bound_that_is_too_small_is_found_at_every_scale(scale):
 
 
 @pytest.mark.parametrize("num_layers", [1, 8, None])
-def test_a_certificate_of_ones_own_term_is_a_search_and_says_so(
-    num_layers,
-):
+def test_a_certificate_of_ones_own_term_is_a_search_and_says_so(num_layers):
     x = 3 * randn(N, C)
     wrong = CertifiedBlock(C, [3 * Huber(0.45)], num_layers, constraint=None).double()
     assert not wrong.certificate(x, GRAPH)
@@ -159,9 +157,7 @@ class Rising(Huber):
         return self.signs(z).abs() / 2
 
 
-def test_a_rise_in_one_graph_is_not_hidden_by_the_fall_of_another(
-    monkeypatch,
-):
+def test_a_rise_in_one_graph_is_not_hidden_by_the_fall_of_another(monkeypatch):
     monkeypatch.setattr(counterexamples, "term_flaw", lambda *_: None)
     block = built(lambda: CertifiedBlock(C, [Rising()], 3, constraint=None)).double()
     batch = torch.tensor([0] * 9 + [1] * 3)

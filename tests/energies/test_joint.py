@@ -33,14 +33,7 @@ def edges(heads):
     )
 
 
-def plain(
-    penalty,
-    x,
-    projected,
-    h,
-    m,
-    ptr,
-):
+def plain(penalty, x, projected, h, m, ptr):
     """3 ‖x − h‖²_M + ½·2 Σ δ + ½·5 Σ a s over pairs."""
     bounds = torch.tensor([0, 9]) if ptr is None else ptr
     member = torch.repeat_interleave(torch.arange(len(bounds) - 1), bounds.diff())

@@ -52,14 +52,7 @@ def batch(graphs):
     )
 
 
-def largest_rise(
-    parts,
-    constraint,
-    factor,
-    seed,
-    starts,
-    ascent,
-):
+def largest_rise(parts, constraint, factor, seed, starts, ascent):
     """The largest rise of F by one step, relative to its terms, with bounds multiplied by ``factor``."""
     torch.manual_seed(seed)
     graph = batch(starts)

@@ -53,13 +53,7 @@ def product(coupling, x):
     return (coupling @ x.unsqueeze(1)).squeeze(1)
 
 
-def euler(
-    x,
-    s,
-    tau,
-    form="conservative",
-    drive=0.0,
-):
+def euler(x, s, tau, form="conservative", drive=0.0):
     """x − τ(D̄x − Sx) + τ·drive, written out so that nothing but the coupling is trusted."""
     diagonal = s.degree() if form == "conservative" else 1.0
     return x - tau * (diagonal * x - product(s, x)) + tau * drive

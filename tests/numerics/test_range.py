@@ -298,9 +298,7 @@ def test_equal_rows_flow_equally_at_any_size(projection, options, generator):
             )
 
 
-def test_a_system_that_the_rounding_of_its_entries_decides_says_so(
-    generator,
-):
+def test_a_system_that_the_rounding_of_its_entries_decides_says_so(generator):
     x = randn(20, 3, generator=generator)
     edges = torch.randint(20, (2, 60), generator=generator)
     coupling = AdjacencyDiffusivity("sym", direction="undirected")(x, Graph(20, edges))
@@ -336,9 +334,7 @@ def test_the_heat_kernel_of_a_loose_bound(generator):
         )
 
 
-def test_a_sparse_coupling_in_single_precision_keeps_constants(
-    generator,
-):
+def test_a_sparse_coupling_in_single_precision_keeps_constants(generator):
     """Row sums that were rounded would be a leak of their own, as large as the one of a long step."""
     edges = torch.randint(30, (2, 90), generator=generator)
     edges = torch.cat([edges, edges.flip(0)], 1)

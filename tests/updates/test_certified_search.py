@@ -111,13 +111,7 @@ class Single(Problems):
         self.scale = scale[self.member]
 
 
-def certified(
-    problems,
-    penalty,
-    constraint,
-    graph,
-    taken_for=None,
-):
+def certified(problems, penalty, constraint, graph, taken_for=None):
     """Where states lie, the library's step, T1's F of every problem, with δ from δ(0) on, and Σ p_i ‖x_i‖²."""
     bounded = penalty.domain[1] < np.inf and constraint.diameter == np.inf
     # where f ≥ 0, as T1 asks of the state that a step starts from
@@ -202,11 +196,7 @@ def rise(problems, attack):
     return (energy(moved) - before) / scale.clamp(min=1e-300), x, moved
 
 
-def climb(
-    problems,
-    attack,
-    iterations,
-):
+def climb(problems, attack, iterations):
     """The largest (F(x′) − F(x)) / F(x) on the way up, of every problem.
 
     Half of the problems climb on that number, which is zero where nothing moves; the others on it per length moved.
@@ -293,9 +283,7 @@ class CalledConvex(Sphere):
 
 
 @pytest.mark.parametrize("penalty", ["simple", "gaussian"])
-def test_the_search_finds_rises_with_row_sums_on_a_sphere_beside_a_graph(
-    penalty,
-):
+def test_the_search_finds_rises_with_row_sums_on_a_sphere_beside_a_graph(penalty):
     attack = partial(
         certified,
         penalty=named(penalty),

@@ -184,9 +184,7 @@ def test_projected_heads_move_one_state_together():
 
 
 @pytest.mark.parametrize("constraint", PROJECT)
-def test_a_node_that_nothing_pulls_at_stays_and_has_finite_gradients(
-    constraint,
-):
+def test_a_node_that_nothing_pulls_at_stays_and_has_finite_gradients(constraint):
     coupling = entries(
         Graph(3, torch.tensor([[0, 1], [1, 0]])), torch.ones(2, dtype=DOUBLE)
     )

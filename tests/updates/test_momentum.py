@@ -32,14 +32,7 @@ PENALTIES += [
 ]
 
 
-def dense(
-    problem,
-    tau,
-    momentum,
-    steps,
-    leak,
-    drive,
-):
+def dense(problem, tau, momentum, steps, leak, drive):
     z = before = problem.state
     for _ in range(steps):
         slope = torch.einsum("ij,jhd->ihd", problem.laplacian, z) + leak * z - drive
@@ -70,9 +63,7 @@ def test_it_is_the_two_step_recursion(form, steps):
 
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
-def test_the_paper_s_energy_falls_with_couplings_that_follow_the_state(
-    penalty,
-):
+def test_the_paper_s_energy_falls_with_couplings_that_follow_the_state(penalty):
     """E(Z_{k+1}, k) ≤ E(Z_k, k − 1) with λ = τ/(2m) up to the largest τ of the theorem; twice that rises."""
     generator = torch.Generator().manual_seed(0)
 

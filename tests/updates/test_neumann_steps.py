@@ -99,9 +99,7 @@ SOLVES = [ImplicitEuler(1.0), CrankNicolson(1.0), Equilibrium(leak=0.1)]
 
 
 @pytest.mark.parametrize("update", SOLVES, ids=repr)
-def test_what_is_not_known_to_be_definite_is_left_to_the_iteration(
-    update,
-):
+def test_what_is_not_known_to_be_definite_is_left_to_the_iteration(update):
     """Without the promise α ≥ 0 the multipliers 1/(λ + 1/τ) may have a pole; conjugate gradients see the sign."""
     negative, positive = (
         NeumannCoupling(12, torch.full((1, 1), alpha, dtype=DOUBLE))

@@ -261,9 +261,7 @@ def test_an_indefinite_dense_system_is_left_to_the_iteration_which_sees_it():
 
 
 @pytest.mark.parametrize("row_stochastic", [True, False])
-def test_a_float32_state_over_all_pairs_is_right_to_six_digits(
-    row_stochastic,
-):
+def test_a_float32_state_over_all_pairs_is_right_to_six_digits(row_stochastic):
     x = randn(300, 5, seed=2).float()
     y = randn(300, 1, 4).float()
     diffusivity = GaussianDiffusivity(

@@ -69,9 +69,7 @@ def test_the_laws_for_everybody(update):
 
 
 @pytest.mark.parametrize("update", [*FIXED, *LEARNED], ids=repr)
-def test_the_state_dict_has_what_is_learned_and_repr_names_the_choices(
-    update,
-):
+def test_the_state_dict_has_what_is_learned_and_repr_names_the_choices(update):
     assert update in LEARNED or not update.state_dict()
     assert ("constraint=" if isinstance(update, CertifiedStep) else "form=") in repr(
         update
@@ -137,9 +135,7 @@ class Untouchable(SparseCoupling):
 
 
 @solvers
-def test_an_asymmetric_coupling_is_found_before_any_arithmetic(
-    update,
-):
+def test_an_asymmetric_coupling_is_found_before_any_arithmetic(update):
     directed = Untouchable(Graph(3, torch.tensor([[0, 1], [1, 2]])), torch.ones(2))
     x = torch.zeros(3, 1, 1)
     sentence = r"needs a reversible coupling.*got a \w+ that declares symmetric=False and knows no metric."
