@@ -168,7 +168,12 @@ class Recorder(nn.Module):
         return (coupling @ x.unsqueeze(1)).squeeze(1)
 
 
-EDGES = torch.tensor([[0, 1, 2, 3], [1, 2, 0, 4]])
+EDGES = torch.tensor(
+    [
+        [0, 1, 2, 3],
+        [1, 2, 0, 4],
+    ]
+)
 
 
 @pytest.fixture

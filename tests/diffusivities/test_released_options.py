@@ -15,7 +15,10 @@ DOUBLE = torch.float64
 PTR = torch.tensor([0, 4, 4, 5, 11])
 # A loop at 2, a pair that comes twice, four steps from 7 to 10; 4 is alone.
 EDGES = torch.tensor(
-    [[0, 1, 1, 2, 2, 0, 5, 6, 7, 5, 5, 8, 9], [1, 2, 0, 2, 3, 3, 6, 7, 5, 8, 8, 9, 10]]
+    [
+        [0, 1, 1, 2, 2, 0, 5, 6, 7, 5, 5, 8, 9],
+        [1, 2, 0, 2, 3, 3, 6, 7, 5, 8, 8, 9, 10],
+    ]
 )
 
 

@@ -117,7 +117,7 @@ class HalfSpace(Constraint):
 
 def squares(x: Tensor) -> Tensor:
     """‖x_i − x_j‖² of all pairs from explicit differences."""
-    return (x[:, None] - x[None]).square().sum(2)
+    return (x[:, None] - x[None]).square().sum(-1)
 
 
 def from_dense(dense: Tensor, nonnegative: bool = True) -> SparseCoupling:

@@ -14,7 +14,10 @@ from helpers import built, close, randn
 
 SIZES = (4, 1, 0, 5)
 EDGES = torch.tensor(
-    [[0, 1, 2, 3, 3, 5, 6, 7, 8, 9, 5], [1, 0, 3, 2, 0, 6, 5, 8, 7, 5, 9]]
+    [
+        [0, 1, 2, 3, 3, 5, 6, 7, 8, 9, 5],
+        [1, 0, 3, 2, 0, 6, 5, 8, 7, 5, 9],
+    ]
 )
 PTR = torch.tensor([0, *SIZES]).cumsum(0)
 C = 4

@@ -610,7 +610,15 @@ def test_without_one_of_the_premises_the_search_finds_a_rise(
 
 def test_a_negative_weight_is_refused_because_F_rises_with_it(monkeypatch):
     """The bounds of terms add up to the curvature of F for nonnegative weights only."""
-    graph = Graph(6, torch.tensor([[0, 1, 2, 3, 4, 5], [1, 0, 3, 2, 5, 4]]))
+    graph = Graph(
+        6,
+        torch.tensor(
+            [
+                [0, 1, 2, 3, 4, 5],
+                [1, 0, 3, 2, 5, 4],
+            ]
+        ),
+    )
     coupling = AdjacencyDiffusivity("sym")(torch.zeros(6, 1, dtype=DOUBLE), graph)
     d = Draws(0)
     rises = []

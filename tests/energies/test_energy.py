@@ -188,5 +188,5 @@ def test_beyond_the_domain_of_its_penalty_an_energy_warns(ball, symmetric_graph)
 def test_the_large_distance_is_a_quarter_of_the_largest_at_least(ball):
     for seed in range(5):
         x = randn(9, 2, 3, seed=seed)
-        largest = float((x.unsqueeze(0) - x.unsqueeze(1)).square().sum(3).max())
+        largest = float(squares(x).max())
         assert largest / 4 <= large_distance(x) <= largest * (1 + 1e-12)

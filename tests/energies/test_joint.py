@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from energy_cases import DOUBLE
+from energy_cases import DOUBLE, squares
 from torch.testing import assert_close
 
 from diffusion_mp.couplings import SparseCoupling
@@ -23,7 +23,12 @@ from helpers import agree, close, randn
 
 PENALTIES = ["simple", "sigmoid", "gaussian", "quadratic", SoftmaxPenalty(3)]
 PTR = torch.tensor([0, 4, 4, 9])
-EDGES = torch.tensor([[0, 1, 2, 1, 5, 6, 7, 5], [1, 0, 1, 2, 6, 5, 5, 7]])
+EDGES = torch.tensor(
+    [
+        [0, 1, 2, 1, 5, 6, 7, 5],
+        [1, 0, 1, 2, 6, 5, 5, 7],
+    ]
+)
 
 
 def edges(heads):
@@ -39,10 +44,9 @@ def plain(penalty, x, projected, h, m, ptr):
     member = torch.repeat_interleave(torch.arange(len(bounds) - 1), bounds.diff())
     same = member.unsqueeze(1) == member
     total = 3 * (m.unsqueeze(2) * (x - h).square()).sum()
-    squares = (projected.unsqueeze(1) - projected.unsqueeze(0)).square().sum(3)
-    total = total + get_penalty(penalty).delta(squares)[same].sum()
-    squares = (x.unsqueeze(1) - x.unsqueeze(0)).square().sum(3)
-    return total + 2.5 * (edges(x.size(1)).to_dense().permute(1, 2, 0) * squares).sum()
+    total = total + get_penalty(penalty).delta(squares(projected))[same].sum()
+    weight = edges(x.size(1)).to_dense().permute(1, 2, 0)
+    return total + 2.5 * (weight * squares(x)).sum()
 
 
 @pytest.mark.parametrize("ptr", [None, PTR], ids=["one", "ragged"])

@@ -54,7 +54,10 @@ from helpers import built, randn, refuses
 
 NODES = 9
 X = 0.4 * randn(NODES, 1, 3)
-BOTH_WAYS = [[0, 1, 2, 3], [1, 0, 3, 2]]
+BOTH_WAYS = [
+    [0, 1, 2, 3],
+    [1, 0, 3, 2],
+]
 UNIT = torch.nn.functional.normalize(
     torch.tensor([[1.0, 2.0], [-1.0, -2.0], [0.3, 0.0]]), dim=1
 )
@@ -120,7 +123,13 @@ def another_constraint(radius, **options):
 ONE_WAY = edges([1, 1], [[0, 1], [1, 2]])
 NAN = edges([math.nan, math.nan, 1, 1], symmetric=True)
 # As a share of the largest entry it is symmetric, and for nodes 2 to 6 it is a one-way street.
-NEARLY = edges([1e7, 1e7, 1, 1, 1, 1], [[0, 1, 5, 5, 5, 6], [1, 0, 2, 3, 4, 5]])
+NEARLY = edges(
+    [1e7, 1e7, 1, 1, 1, 1],
+    [
+        [0, 1, 5, 5, 5, 6],
+        [1, 0, 2, 3, 4, 5],
+    ],
+)
 SWAP = LowRankCoupling(
     edges([1, 1, 1, 1]).to_dense()[0].unsqueeze(1),
     torch.eye(NODES, dtype=DOUBLE).unsqueeze(1),

@@ -98,7 +98,15 @@ def test_theorem_1(instances, form, symmetric_graph, ball, uniform, size):
 
 
 def test_every_head_counts_and_slightly_negative_eigenvalues_do_too():
-    graph = Graph(3, torch.tensor([[0, 1, 1, 2, 0, 1, 2], [1, 0, 2, 1, 0, 1, 2]]))
+    graph = Graph(
+        3,
+        torch.tensor(
+            [
+                [0, 1, 1, 2, 0, 1, 2],
+                [1, 0, 2, 1, 0, 1, 2],
+            ]
+        ),
+    )
     edges = torch.ones(4, dtype=DOUBLE)
     loops = torch.ones(3, dtype=DOUBLE)
     heads = [torch.cat([edges, 5 * loops]), torch.cat([3 * edges, loops])]

@@ -100,7 +100,12 @@ def test_half_precision_sums_over_many_nodes():
 
 def test_tiny_and_zero_weights():
     """The product of two degrees underflows where their roots do not."""
-    edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    edges = torch.tensor(
+        [
+            [0, 1, 1, 2],
+            [1, 0, 2, 1],
+        ]
+    )
     for normalization in ("sym", "row"):
         diffusivity = AdjacencyDiffusivity(normalization)  # type: ignore[arg-type]
         ordinary, tiny = (
@@ -110,7 +115,12 @@ def test_tiny_and_zero_weights():
             for weight in (1.0, 1e-30)
         )
         assert_close(tiny, ordinary)
-    edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 2]])
+    edges = torch.tensor(
+        [
+            [0, 1, 1, 2],
+            [1, 0, 2, 2],
+        ]
+    )
     for normalization in ("sym", "row", "sum"):
         weight = torch.tensor([0.0, 0.0, 1.0, 1.0]).requires_grad_()
         coupling = AdjacencyDiffusivity(normalization)(

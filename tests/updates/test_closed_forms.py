@@ -136,8 +136,9 @@ def test_a_diagonal_beside_the_features_and_degrees_that_vary_are_solved_too(
     got = Equilibrium(leak=0.01)(X, coupling)
     s = coupling.to_dense()
     rates = torch.diag_embed(s.sum(2) + 0.01)
-    left_over = ((rates - s) @ got.transpose(0, 1)).transpose(0, 1) - X
-    scale = ((rates + s.abs()) @ got.abs().transpose(0, 1)).transpose(0, 1) + X.abs()
+    by_head = got.transpose(0, 1)
+    left_over = (rates - s) @ by_head - X.transpose(0, 1)
+    scale = (rates + s.abs()) @ by_head.abs() + X.abs().transpose(0, 1)
     assert (left_over.abs() <= 1e-14 * scale).all()
     if kind != "degrees-apart":
         got, expected = both(update, coupling, X)

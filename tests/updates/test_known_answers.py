@@ -139,9 +139,8 @@ def test_the_chebyshev_series_is_as_long_as_needed(z, tol):
     points = np.cos(np.linspace(0, np.pi, 101))
     series = np.polynomial.chebyshev.chebval(points, weights)
     assert np.abs(series - np.exp(-z * (points + 1))).max() <= tol + 5e-14
-    assert len(weights) <= 2 + 2 * math.sqrt(z * (math.log(1 / tol) + 5)) + 2 * (
-        math.log(1 / tol) + 5
-    )
+    digits = math.log(1 / tol) + 5
+    assert len(weights) <= 2 + 2 * math.sqrt(z * digits) + 2 * digits
 
 
 def test_heat_without_edges():

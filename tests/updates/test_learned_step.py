@@ -21,7 +21,12 @@ from diffusion_mp.diffusivities import Positive
 from diffusion_mp.testing import random_problem
 from helpers import agree, close, randn, refuses
 
-EDGES = torch.tensor([[0, 1, 2, 3, 5, 1], [1, 0, 3, 2, 4, 2]])
+EDGES = torch.tensor(
+    [
+        [0, 1, 2, 3, 5, 1],
+        [1, 0, 3, 2, 4, 2],
+    ]
+)
 
 
 def positive(number):
