@@ -22,7 +22,7 @@ from diffusion_mp import (
     certify,
 )
 from diffusion_mp.couplings import LowRankCoupling, SparseCoupling
-from diffusion_mp.energies import get_constraint, spectrum, theorem1
+from diffusion_mp.energies import certify_trajectory, get_constraint, spectrum, theorem1
 from energy_forms import Joint
 from helpers import randn
 
@@ -55,6 +55,7 @@ def test_without_edges_or_nodes_every_step_is_covered():
     assert certify(empty, None, 100.0).tau_max == math.inf
     assert certify(QuadraticPenalty(), torch.zeros(0, 2), 100.0)
     assert certify(QuadraticPenalty(), torch.zeros(1, 2), 1.0)
+    assert certify_trajectory(QuadraticPenalty(), torch.zeros(0, 2), 1.0)
     for penalty, nodes in (("gaussian", 0), (None, 0), (None, 3)):
         assert certify(Joint(penalty), torch.ones(nodes, 1, 2))
 

@@ -8,8 +8,6 @@ from energy_cases import every_penalty
 
 from diffusion_mp import (
     GaussianPenalty,
-    QuadraticPenalty,
-    SimplePenalty,
     certify,
 )
 from diffusion_mp.energies import certify_trajectory
@@ -101,11 +99,3 @@ def test_the_lambda_is_that_of_the_formula_wherever_the_state_lies(ball):
     degree = 1 + 4 * float(penalty.f(across))
     expected = tau / (2 * degree * (2 - tau * 2 * (1 - 1 / 5)))
     assert certify_trajectory(penalty, x, tau).lam == pytest.approx(expected, rel=1e-12)
-
-
-def test_unit_vectors_and_an_empty_state_are_covered():
-    unit = torch.nn.functional.normalize(
-        torch.tensor([[1.0, 0.2], [-1.0, -0.2], [0.3, 0.0]]), dim=1
-    )
-    assert certify_trajectory(SimplePenalty(), unit, 1.0)
-    assert certify_trajectory(QuadraticPenalty(), torch.zeros(0, 2), 1.0)
