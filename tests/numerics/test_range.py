@@ -22,16 +22,28 @@ from helpers import built
 HALVES = (torch.bfloat16, torch.float16)
 
 
-def randn(*shape, generator, dtype=torch.float32):
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+@pytest.fixture
+def randn(generator):
+    """Normal numbers, drawn in double precision whatever the dtype."""
+
+    def draw(*shape, dtype=torch.float32):
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    return draw
+
+
+def near(got, expected, operation, dtype):
+    """Both are equal up to the tolerance of the operation in that dtype."""
+    options = tolerance(operation, dtype)._asdict()
+    assert_close(got.double(), expected.double(), **options)
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu", "triton"])
 @pytest.mark.parametrize("scale", [1e-20, 1e-10, 1.0, 1e10, 1e20, 1e25])
-def test_every_backend_divides_by_norms_of_any_size(backend, scale, generator):
+def test_every_backend_divides_by_norms_of_any_size(backend, scale, randn):
     """Rows of ordinary, tiny, huge and zero norm side by side, forth and back, against double precision."""
     options = {"constant": 1.0, "own": 0.5, "unit": True}
-    q, k, v, weight = (randn(9, 2, 3, generator=generator) for _ in range(4))
+    q, k, v, weight = (randn(9, 2, 3) for _ in range(4))
     if scale != 1e25:  # where no row is short, long ones alone are to be seen
         q = q.index_fill(0, torch.tensor([2]), 0.0)
         k = k.index_fill(0, torch.tensor([5]), 0.0)
@@ -56,11 +68,11 @@ def test_every_backend_divides_by_norms_of_any_size(backend, scale, generator):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
 @pytest.mark.parametrize("ragged", [False, True])
-def test_the_frobenius_norm(dtype, ragged, generator):
+def test_the_frobenius_norm(dtype, ragged, randn):
     """One norm for a graph: no derivative at zero, no overflow of squares (in float16 that is at 256)."""
     diffusivity = SimpleDiffusivity(normalize="frobenius")
     ptr = torch.tensor([0, 3, 3, 8]) if ragged else None
-    x = randn(8, 5, generator=generator, dtype=dtype)
+    x = randn(8, 5, dtype=dtype)
     zeros = torch.zeros_like(x).requires_grad_()
     out = diffusivity(zeros, Graph(8, ptr=ptr)) @ torch.ones(8, 1, 1, dtype=dtype)
     (grad,) = torch.autograd.grad(out.sum(), zeros)
@@ -133,9 +145,11 @@ def test_tiny_and_zero_weights():
 @pytest.mark.parametrize("penalty", ["gaussian", "sigmoid"])
 @pytest.mark.parametrize("channels", [16, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
-def test_edge_attention_of_distant_neighbours(penalty, channels, dtype, generator):
+def test_edge_attention_of_distant_neighbours(
+    penalty, channels, dtype, generator, randn
+):
     """f(‖x_i − x_j‖²) underflows, its share of the row does not."""
-    x = randn(200, channels, generator=generator, dtype=dtype).requires_grad_()
+    x = randn(200, channels, dtype=dtype).requires_grad_()
     edges = torch.randint(200, (2, 1000), generator=generator)
     edges = edges[:, edges[1] > 5]
     graph = Graph(200, edges)
@@ -144,7 +158,7 @@ def test_edge_attention_of_distant_neighbours(penalty, channels, dtype, generato
     assert_close(coupling.degree().flatten().float(), reached, rtol=0, atol=1e-5)
     entries = coupling.at(edges).double()
     expected = EdgeDiffusivity(penalty)(x.double(), graph).at(edges)
-    assert_close(entries, expected, **tolerance("entries", torch.float32)._asdict())
+    near(entries, expected, "entries", torch.float32)
     (grad,) = torch.autograd.grad((coupling @ x.unsqueeze(1)).sum(), x)
     assert grad.isfinite().all()
 
@@ -187,10 +201,10 @@ PLACES = {
 
 @pytest.mark.parametrize("make", BY_DISTANCE.values(), ids=BY_DISTANCE)
 @pytest.mark.parametrize("move", PLACES.values(), ids=PLACES)
-def test_distances_do_not_depend_on_where_rows_lie(make, move, generator):
+def test_distances_do_not_depend_on_where_rows_lie(make, move, generator, randn):
     """‖x‖² + ‖y‖² − 2x·y has no digits left far from the origin, so distances are measured from amid the rows."""
-    x = move(randn(50, 4, generator=generator))
-    v = randn(50, 1, 3, generator=generator)
+    x = move(randn(50, 4))
+    v = randn(50, 1, 3)
     edges = torch.randint(25, (2, 120), generator=generator)
     batch = torch.arange(50) // 25
     graph = Graph(50, torch.cat([edges, edges + 25], 1), batch=batch)
@@ -201,8 +215,8 @@ def test_distances_do_not_depend_on_where_rows_lie(make, move, generator):
     assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-def test_blocks_do_not_depend_on_where_rows_lie(generator):
-    x = 2e3 + 0.3 * randn(50, 4, generator=generator)
+def test_blocks_do_not_depend_on_where_rows_lie(randn):
+    x = 2e3 + 0.3 * randn(50, 4)
     model = DiffusionConv(
         4, 4, BY_DISTANCE["simple"](), ExplicitEuler(0.5), transform=False
     )
@@ -214,24 +228,22 @@ def test_blocks_do_not_depend_on_where_rows_lie(generator):
 
 @pytest.mark.parametrize("score", ["exp", "sigmoid"])
 @pytest.mark.parametrize("dtype", HALVES)
-def test_distances_in_half_precision(score, dtype, generator):
+def test_distances_in_half_precision(score, dtype, randn):
     """Squared norms beyond 65 504 and their cancellation are nothing that half precision can hold."""
-    x = (30 + 0.05 * randn(12, 1, 80, generator=generator)).to(dtype)
-    got = PairwiseCoupling(*distance_features(x), score=score) @ torch.eye(
-        12
-    ).unsqueeze(1)
-    expected = PairwiseCoupling(*distance_features(x.double()), score=score).to_dense()[
-        0
-    ]
-    assert_close(got[:, 0].double(), expected, **tolerance("product", dtype)._asdict())
+    x = (30 + 0.05 * randn(12, 1, 80)).to(dtype)
+    coupling = PairwiseCoupling(*distance_features(x), score=score)
+    got = coupling @ torch.eye(12).unsqueeze(1)
+    exact = PairwiseCoupling(*distance_features(x.double()), score=score)
+    expected = exact.to_dense()[0]
+    near(got[:, 0], expected, "product", dtype)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("autocast", [False, True])
-def test_gates_of_nodes_without_senders(dtype, autocast, generator):
+def test_gates_of_nodes_without_senders(dtype, autocast, randn):
     """1/(0 + ε) is infinite in float16."""
     layer = GatedGCNConv(6, norm=None)
-    x = randn(5, 6, generator=generator)
+    x = randn(5, 6)
     edges = torch.tensor([[0, 1, 2], [1, 0, 1]])
     expected = layer(x, edges)
     if not autocast:
@@ -241,7 +253,7 @@ def test_gates_of_nodes_without_senders(dtype, autocast, generator):
     with torch.autocast("cpu", dtype=dtype, enabled=autocast):
         out, gates = layer(x, edges, return_coupling=True)
     out.float().sum().backward()
-    assert_close(out.float(), expected, **tolerance("layer", dtype)._asdict())
+    near(out, expected, "layer", dtype)
     assert (gates @ x.unsqueeze(2)).isfinite().all()
     assert all(
         leaf.grad.isfinite().all()
@@ -254,9 +266,9 @@ def test_gates_of_nodes_without_senders(dtype, autocast, generator):
 MEMBER = torch.tensor([0] * 5 + [1] + [3] * 7 + [4] + [6] * 3)
 
 
-def at_the_ends(generator, channels):
+def at_the_ends(randn, channels):
     """States of order one and the graph of every node: one node, several graphs, equal rows, and rows of every size."""
-    x = randn(17, channels, generator=generator)
+    x = randn(17, channels)
     yield x[:1], MEMBER[:1]
     yield x, MEMBER
     yield x[MEMBER], MEMBER
@@ -265,11 +277,11 @@ def at_the_ends(generator, channels):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_every_layer_is_finite_at_states_of_any_size(name, generator):
+def test_every_layer_is_finite_at_states_of_any_size(name, generator, randn):
     """Values and all gradients."""
     build, options = LAYERS[name]
     pairs = torch.randint(17, (2, 100), generator=generator)
-    for state, member in at_the_ends(generator, channels_of(build)):
+    for state, member in at_the_ends(randn, channels_of(build)):
         edges = pairs[:, (pairs < len(state)).all(0)]
         if options.get("edges", True):
             edges = edges[:, member[edges[0]] == member[edges[1]]]
@@ -289,7 +301,7 @@ def test_every_layer_is_finite_at_states_of_any_size(name, generator):
 @pytest.mark.parametrize(
     "options", [{}, {"friction": "constant"}, {"hops": 1}, {"lam": 0.0}], ids=str
 )
-def test_equal_rows_flow_equally_at_any_size(projection, options, generator):
+def test_equal_rows_flow_equally_at_any_size(projection, options, randn):
     """Products of matrices do not round all rows alike, and of scores of 1e16 that is everything."""
     layer = built(
         lambda: SFiConv(
@@ -299,7 +311,7 @@ def test_equal_rows_flow_equally_at_any_size(projection, options, generator):
     pairs = torch.cartesian_prod(torch.arange(17), torch.arange(17)).T
     edges = pairs[:, MEMBER[pairs[0]] == MEMBER[pairs[1]]]
     for scale in (1.0, 1e3, 1e5, 1e8):
-        x = (scale * randn(17, 6, generator=generator))[MEMBER]
+        x = (scale * randn(17, 6))[MEMBER]
         with torch.no_grad():
             out = layer(x, edges, batch=MEMBER)
         for rows in out.split(MEMBER.bincount().tolist()):
@@ -308,8 +320,8 @@ def test_equal_rows_flow_equally_at_any_size(projection, options, generator):
             )
 
 
-def test_a_system_that_the_rounding_of_its_entries_decides_says_so(generator):
-    x = randn(20, 3, generator=generator)
+def test_a_system_that_the_rounding_of_its_entries_decides_says_so(generator, randn):
+    x = randn(20, 3)
     edges = torch.randint(20, (2, 60), generator=generator)
     coupling = AdjacencyDiffusivity("sym", direction="undirected")(x, Graph(20, edges))
     for update in (
@@ -327,9 +339,9 @@ def test_a_system_that_the_rounding_of_its_entries_decides_says_so(generator):
         ImplicitEuler(10.0, "residual")(x, coupling)
 
 
-def test_the_heat_kernel_of_a_loose_bound(generator):
+def test_the_heat_kernel_of_a_loose_bound(generator, randn):
     """A bound of the spectral radius that is too large by a is e^{ta} times the rounding: 10⁸ at t = 10⁴ once."""
-    x = randn(40, 2, generator=generator, dtype=torch.float64)
+    x = randn(40, 2, dtype=torch.float64)
     edges = torch.randint(40, (2, 100), generator=generator)
     coupling = AdjacencyDiffusivity(
         "sym", direction="undirected", self_loops="remaining"
