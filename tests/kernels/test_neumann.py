@@ -7,7 +7,6 @@ import pytest
 import torch
 from kernel_cases import DOUBLE, assert_close, assert_same, boundaries, randn, stencils
 from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
 
 from diffusion_mp.kernels.neumann import (
     _inner,
@@ -124,30 +123,6 @@ def test_products_equal_their_reference_and_the_matrices(
         )
 
 
-@pytest.mark.parametrize("boundary", ["symmetric", "replicate", "causal"])
-@pytest.mark.parametrize("lengths", [[5], [3, 3], [2, 4]], ids=str)
-@pytest.mark.parametrize("transpose", [False, True])
-def test_products_differentiate_twice(boundary, lengths, transpose, generator):
-    ptr = torch.tensor([0, *lengths]).cumsum(0)
-    n = int(ptr[-1])
-    strides = (1, 3)
-    v = randn(n, 2, 2, generator=generator)
-    alpha = randn(2, 2, generator=generator)
-    product = partial(
-        neumann_product,
-        strides=strides,
-        boundary=boundary,
-        ptr=ptr,
-        transpose=transpose,
-    )
-    assert gradcheck(product, (v, alpha), fast_mode=True)
-    assert gradgradcheck(product, (v, alpha), fast_mode=True)
-    g = randn(n, 2, 2, generator=generator)
-    stencil_of = Stencil([1, 3], boundary, ptr)
-    assert gradcheck(lambda g, v: _inner(g, v, stencil_of), (g, v), fast_mode=True)
-    assert gradgradcheck(lambda g, v: _inner(g, v, stencil_of), (g, v), fast_mode=True)
-
-
 def test_inputs_are_left_alone_and_may_be_views(generator: torch.Generator) -> None:
     v = randn(12, 3, 2, generator=generator).detach()
     alpha = randn(2, 3, generator=generator).detach()
@@ -219,25 +194,6 @@ def test_functions_of_the_laplacian_equal_those_of_its_matrix(
     assert_close(got, expected, "product", DOUBLE)
 
 
-@pytest.mark.parametrize("periodic", [False, True], ids=["symmetric", "periodic"])
-@pytest.mark.parametrize("lengths", [[5], [3, 3], [2, 4]], ids=str)
-def test_functions_differentiate_twice_in_values_and_weights(
-    periodic, lengths, generator
-):
-    ptr = torch.tensor([0, *lengths]).cumsum(0)
-    v = randn(int(ptr[-1]), 2, 2, generator=generator)
-    alpha = torch.rand(2, 2, generator=generator, dtype=DOUBLE)
-    smooth = partial(
-        neumann_function,
-        lambda x: torch.exp(-x),
-        strides=(1, 3),
-        ptr=ptr,
-        periodic=periodic,
-    )
-    assert gradcheck(smooth, (v, alpha.requires_grad_()))
-    assert gradgradcheck(smooth, (v, alpha), fast_mode=True)
-
-
 @pytest.mark.parametrize("shape", [(0, 2, 3), (5, 2, 0), (0, 1, 0)], ids=str)
 @pytest.mark.parametrize("periodic", [False, True])
 def test_nothing_is_transformed_without_rows_or_channels(
@@ -252,16 +208,6 @@ def test_nothing_is_transformed_without_rows_or_channels(
     assert torch.equal(
         torch.autograd.grad(out.sum(), alpha)[0], torch.zeros_like(alpha)
     )
-
-
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_a_boundary_of_another_name_is_refused(backend: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"boundary must be one of 'symmetric', .*; got 'reflect'"
-    ):
-        neumann_product(
-            torch.ones(4, 1, 1), torch.ones(1, 1), (1,), "reflect", backend=backend
-        )
 
 
 def test_what_is_kept_of_a_batch_in_inference_serves_its_gradient(

@@ -98,31 +98,6 @@ def test_the_optimality_conditions_hold(n: int, method: str) -> None:
             )
 
 
-def test_rows_with_one_partner_and_with_none() -> None:
-    closed = -math.inf
-    log_c = torch.tensor(
-        [[closed, 0.3, closed], [closed, closed, closed]], dtype=DOUBLE
-    ).requires_grad_()
-    theta = torch.full((2, 3), 0.2, dtype=DOUBLE).requires_grad_()
-    z, mu = solve_rows(log_c, theta, math.inf)
-    torch.testing.assert_close(
-        z.detach(), torch.tensor([[0.0, 1, 0], [0, 0, 0]], dtype=DOUBLE)
-    )
-    assert mu[1].item() == 0
-    z, mu = solve_rows(log_c, theta, 0.5)
-    c = math.exp(0.3)
-    torch.testing.assert_close(
-        mu.detach(), torch.tensor([(1 + c * 0.2) / (c + 2), 0.5], dtype=DOUBLE)
-    )
-    for grad in torch.autograd.grad((z * z).sum() + mu.sum(), [log_c, theta]):
-        assert grad.isfinite().all()
-    z, mu = solve_rows(
-        torch.zeros(2, 0, dtype=DOUBLE), torch.zeros(2, 0, dtype=DOUBLE), 0.5
-    )
-    assert z.shape == (2, 0)
-    assert mu.tolist() == [0.5, 0.5]
-
-
 def published_settings(n: int = 40) -> tuple[Tensor, Tensor, float]:
     log_c, theta = problem(*scores(4, n), 1 / n)
     return (-log_c).exp(), theta, 0.1
@@ -310,10 +285,3 @@ def test_the_gradient_of_lambda_is_right_at_zero(generator) -> None:
         unit[row, head] = 1e-6
         expected = (-1.5 * loss(zero) + 2 * loss(unit) - 0.5 * loss(2 * unit)) / 1e-6
         assert got[row, head].item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_rows_differentiate_twice_on_the_support() -> None:
-    log_c, theta = (t.detach().requires_grad_() for t in problem(*scores(2, 5), 0.3))
-    alpha = torch.tensor(0.4, dtype=DOUBLE, requires_grad=True)
-    assert torch.autograd.gradcheck(solve_rows, (log_c, theta, alpha))
-    assert torch.autograd.gradgradcheck(solve_rows, (log_c, theta, alpha))

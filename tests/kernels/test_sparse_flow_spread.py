@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffusion_mp.diffusivities import EdgeSparseFlowDiffusivity
-from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.sparse_flow import (
     sparse_flow_edges,
     sparse_flow_potentials,
@@ -253,17 +251,3 @@ def test_a_node_to_which_nothing_flows_has_finite_gradients(
         grads = torch.autograd.grad((z + log_mu).sum(), leaves)
         assert all(grad.isfinite().all() for grad in grads)
         assert grads[0].abs().max() < 1e-6  # a softmax of one
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
-def test_the_edge_diffusivity_conserves_the_flow(dtype: torch.dtype) -> None:
-    """n = 118 and scores that deviate by ten and more: row sums were between 0.09 and 10²¹."""
-    diffusivity = EdgeSparseFlowDiffusivity(4, alpha=math.inf).to(dtype)
-    x = torch.randn(
-        118, 4, generator=torch.Generator().manual_seed(0), dtype=DOUBLE
-    ).to(dtype)
-    everyone = Graph(118, torch.cartesian_prod(torch.arange(118), torch.arange(118)).T)
-    for scale in (1.0, 3.0, 10.0, 100.0):
-        with torch.no_grad():
-            sums = diffusivity(scale * x, everyone).to_dense().sum(2)
-        assert (sums - 1).abs().max() < 20 * torch.finfo(dtype).eps

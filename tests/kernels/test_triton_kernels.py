@@ -18,7 +18,7 @@ from torch import Tensor
 from diffusion_mp.errors import BackendError
 from diffusion_mp.kernels.linear_attention import Terms, linear_attention
 from diffusion_mp.kernels.linear_attention import triton as linear_kernels
-from diffusion_mp.kernels.pairwise import SCORES, pairwise_attention
+from diffusion_mp.kernels.pairwise import SCORES
 from diffusion_mp.testing import tolerance
 from subrun import run_program
 
@@ -109,16 +109,6 @@ def test_tiles_of_a_large_graph(
     ]
     inputs[:2] = [x / features**0.25 for x in inputs[:2]]
     assert_equals_reference(ATTENTION[name], inputs, generator)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n", [500, 1000, 4097])
-def test_many_blocks_of_columns(n: int, generator: torch.Generator) -> None:
-    inputs = [randn(n, 1, width, generator=generator) for width in (3, 3, 2)]
-    for score in SCORES:
-        assert_equals_reference(
-            partial(pairwise_attention, score=score), inputs, generator
-        )
 
 
 @pytest.mark.parametrize("sizes", [[3000], [2000, 0, 1000]])
