@@ -43,7 +43,6 @@ from model_cases import MODELS, SEQUENCES, SIZES
 
 PAGE = Path(__file__).parents[1] / "docs" / "which-model.md"
 NODES = 7
-Call = Callable[..., Any]
 
 
 class Row(NamedTuple):

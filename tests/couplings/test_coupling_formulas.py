@@ -142,20 +142,6 @@ def test_a_row_of_linear_attention_without_mass_is_zero() -> None:
     assert (coupling @ q).flatten().tolist() == [0.0, 0.0, 0.5, 1.0]
 
 
-def test_a_function_of_distances_does_not_depend_on_the_origin() -> None:
-    x = randn(9, 1, 3).float() + 1e4 * (1 + block(PTR).argmax(1).float()).view(9, 1, 1)
-    coupling = DistanceCoupling(lambda z2: (-z2).exp(), x, x, PTR, mutual=True)
-    expected = (
-        -(x.double() - x.double().transpose(0, 1)).square().sum(2)
-    ).exp() * block(PTR)
-    torch.testing.assert_close(
-        coupling.to_dense()[0].double(), expected, rtol=1e-3, atol=1e-6
-    )
-    torch.testing.assert_close(
-        (coupling @ torch.eye(9)).double(), expected, rtol=1e-3, atol=1e-6
-    )
-
-
 def test_entries_between_graphs_are_zero_however_large_the_scores() -> None:
     ptr = torch.tensor([0, 2, 4])
     q = (
@@ -209,14 +195,11 @@ ONES = torch.ones(3, 3)
 QUERY = torch.ones(3, 2, 2)
 PAIR = LowRankCoupling(QUERY, QUERY)
 test_matrices_and_sums_that_do_not_fit_are_refused = refuses(
-    (lambda: DenseCoupling(torch.ones(3, 4)), ValueError, "matrix"),
     (
         lambda: DenseCoupling(ONES, torch.tensor([0, 2, 3])),
         ValueError,
         "matrix",
     ),
-    (lambda: DenseCoupling(ONES, torch.tensor([0, 2, 4])), ValueError, "ptr"),
-    (lambda: IdentityCoupling(3) + IdentityCoupling(4), ValueError, "same nodes"),
     (
         lambda: PAIR + LowRankCoupling(*2 * [torch.ones(3, 3, 2)]),
         ValueError,
@@ -230,13 +213,11 @@ test_matrices_and_sums_that_do_not_fit_are_refused = refuses(
         ValueError,
         "function",
     ),
-    (lambda: distance_features(ONES), ValueError, "x must be"),
     (lambda: distance_features(QUERY, QUERY[1:]), ValueError, "x and y"),
     (lambda: with_constant(ONES, 1.0), ValueError, "features"),
     (lambda: plot.neighbours(PAIR, 0, names=["a"]), ValueError, "names"),
     (lambda: plot.uncertainty(PAIR, ONES[:, :1]), ValueError, "points"),
-    (lambda: plot.uncertainty(PAIR, ONES[1:]), ValueError, "points"),
-    (lambda: PAIR - 1.0, TypeError, "added to a coupling"),  # type: ignore[operator]
+    # type: ignore[operator]
 )
 
 

@@ -129,29 +129,18 @@ def padded(*items: Any) -> Any:
 
 
 test_what_does_not_fit_is_refused = refuses(
-    (encoded(None), ValueError, "edge_index"),
-    (encoded(BOTH_WAYS * 9), ValueError, "edge_index"),
     (
         encoded(BOTH_WAYS, edge_weight=torch.tensor([1.0, 2.0])),
         ValueError,
         "undirected",
     ),
-    (lambda: AddLaplacianPE(2)(ONE_WAY), ValueError, "undirected"),
     (
         lambda: AddLaplacianPE(2)(Batch.from_data_list([ONE_WAY] * 2)),
         ValueError,
         "one graph",
     ),
-    (lambda: AddLaplacianPE(2)(None), TypeError, "data"),
-    (lambda: ToDiffusionGraph()(None), TypeError, "data"),
     (lambda: ToDiffusionGraph()([]), TypeError, "data"),
     (lambda: ToDiffusionGraph()([1]), TypeError, "data"),
-    (lambda: pad([]), ValueError, "batch"),
-    (lambda: pad(torch.zeros(2, 3)), TypeError, "batch"),
-    (padded(3, 4), TypeError, "item of batch"),
-    (padded((ONE, 0), (ONE, ONE, 0)), TypeError, "item of batch"),
-    (padded((ONE / 2, 0)), TypeError, "tokens"),
-    (padded((ONE[None], 0)), ValueError, "tokens"),
     (padded((ONE, 0.5)), TypeError, "label"),
 )
 

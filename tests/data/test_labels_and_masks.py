@@ -154,16 +154,7 @@ def spread(y: Any, **options: Any) -> Callable[[], Tensor]:
 
 
 test_what_is_neither_is_refused = refuses(
-    (spread(Y.float().unsqueeze(1)), ValueError, "y"),
-    (spread(Y.float()), TypeError, "y"),
-    (spread(Y > 0), TypeError, "y"),
-    (spread(torch.stack([Y, Y], 1)), ValueError, "y"),
-    (spread(Y, mask=torch.tensor([0, 20])), ValueError, "mask"),
     (spread(Y, mask=torch.tensor([-1])), ValueError, "mask"),
-    (spread(Y, mask=torch.tensor([3, 3])), ValueError, "mask"),
     (spread(Y, mask=KNOWN.byte()), TypeError, "mask"),
-    (spread(Y, mask=KNOWN.float()), TypeError, "mask"),
     (spread(Y, mask=KNOWN[:5]), ValueError, "mask"),
-    (spread(Y, mask=torch.ones(N, 2).bool()), ValueError, "mask"),
-    (spread(Y, mask="train"), TypeError, "mask"),
 )

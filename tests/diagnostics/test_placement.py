@@ -230,7 +230,6 @@ test_refusals = refuses(
         lambda: diagnose(transformer(None), X / 0, diffusion=LAYER),
         "inputs .* must be finite",
     ),
-    (lambda: diagnose(transformer("P1"), X / 0), "inputs .* must be finite"),
     (
         lambda: diagnose(transformer(None), X),
         r"diffusion .* Pass diffusion=PDEDiffusion1d\(6\)",
@@ -239,10 +238,6 @@ test_refusals = refuses(
     (
         lambda: diagnose(transformer(None), X, sites=["embedding"], diffusion=LAYER),
         "sites must",
-    ),
-    (
-        lambda: commutator(diffusion(6), attention(6, 3), X.repeat(1, 1, 3) / 0),
-        "x must be finite",
     ),
 )
 

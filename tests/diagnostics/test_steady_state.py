@@ -123,7 +123,6 @@ def test_single_precision_is_computed_in_double() -> None:
 
 Z = randn(11, 2, 3) / 4
 OMEGA = SigmoidPenalty().coupling(Z)
-NORMALIZED = SigmoidPenalty().coupling(Z, normalize=True)
 UNSIGNED = LowRankCoupling(Z, Z, positive_semidefinite=True)
 FALSE = LowRankCoupling(
     *2 * [randn(12, 1, 3)], symmetric=True, nonnegative=True
@@ -131,11 +130,6 @@ FALSE = LowRankCoupling(
 PAIR = SparseCoupling(Graph(3, torch.tensor([[0, 1], [1, 0]])), nonnegative=True)
 MANY = SparseCoupling(Graph(5000, torch.arange(5000).expand(2, -1)), nonnegative=True)
 test_refusals = refuses(
-    (
-        lambda: posterior_variance(NORMALIZED, 0.1),
-        CouplingMismatchError,
-        "row_stochastic=False",
-    ),
     (lambda: posterior_variance(UNSIGNED, 0.1), CouplingMismatchError, "nonnegative"),
     (
         lambda: posterior_variance(MANY, 0.1),
