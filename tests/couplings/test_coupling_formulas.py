@@ -24,19 +24,13 @@ PTR = torch.tensor([0, 3, 3, 4, 9])
 
 def test_an_edge_is_an_entry_of_its_targets_row_and_parallel_ones_add_up() -> None:
     coupling = SparseCoupling(Graph(3, torch.tensor([[0], [2]])), torch.tensor([5.0]))
-    assert coupling.to_dense()[0, 2, 0] == 5
-    moved = coupling @ torch.tensor([1.0, 10.0, 100.0]).reshape(3, 1, 1)
-    assert moved.flatten().tolist() == [0, 0, 5]
-    assert coupling.degree().flatten().tolist() == [0, 0, 5]
-    assert coupling.at(torch.tensor([[0, 2], [2, 0]])).flatten().tolist() == [5, 0]
+    assert coupling.to_dense()[0].tolist() == [[0, 0, 0], [0, 0, 0], [5, 0, 0]]
     graph = Graph(
         2, torch.tensor([[0, 0, 1], [1, 1, 1]]), torch.tensor([0.5, 0.25, 2.0])
     )
     assert SparseCoupling(graph).to_dense()[0].tolist() == [[0, 0], [0.75, 2]]
-    assert SparseCoupling(graph).at(torch.tensor([[0], [1]])).item() == 0.75
-    graph = Graph(2, torch.tensor([[0, 1], [1, 0]]), torch.tensor([3.0, 4.0]))
-    assert SparseCoupling(graph).to_dense().tolist() == [[[0, 4], [3, 0]]]
-    by_head = SparseCoupling(graph, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    pair = Graph(2, torch.tensor([[0, 1], [1, 0]]))
+    by_head = SparseCoupling(pair, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     assert by_head.to_dense().tolist() == [[[0, 3], [1, 0]], [[0, 4], [2, 0]]]
 
 

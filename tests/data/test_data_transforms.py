@@ -210,22 +210,24 @@ def test_pad() -> None:
     items = [(torch.full((n,), n - 1), n % 2) for n in (2, 4, 1)]
     tokens, mask, labels = pad(items)
     assert tokens.tolist() == [[1, 1, 0, 0], [3, 3, 3, 3], [0, 0, 0, 0]]
-    assert mask.long().tolist() == [[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]
+    assert mask.tolist() == [
+        [True, True, False, False],
+        [True] * 4,
+        [True] + [False] * 3,
+    ]
     assert labels.tolist() == [0, 0, 1]
-    assert (tokens.dtype, mask.dtype, labels.dtype) == (
-        torch.long,
-        torch.bool,
-        torch.long,
-    )
+    assert tokens.dtype == labels.dtype == torch.long
     assert pad(items[:2], max_length=3)[0].tolist() == [[1, 1, 0], [3, 3, 3]]
     assert pad(items[:1], max_length=3)[0].shape == (1, 2)  # never longer than needed
-    pairs = [
-        (torch.tensor([98, 99]), torch.tensor([98, 99, 100]), 1),
-        (torch.tensor([0]), torch.tensor([1, 256]), 0),
-    ]
-    tokens, mask, other, other_mask, labels = pad(pairs)
-    assert tokens.tolist() == [[98, 99], [0, 0]]
-    assert mask.sum(dim=1).tolist() == [2, 1]
-    assert other.tolist() == [[98, 99, 100], [1, 256, 0]]
-    assert other_mask.sum(dim=1).tolist() == [3, 2]
+
+
+def test_pad_pairs_of_sequences() -> None:
+    sequences = torch.tensor([98, 99, 100]).split([2, 1])
+    tokens, mask, other, other_mask, labels = pad(
+        [(*sequences, 1), (*reversed(sequences), 0)]
+    )
+    assert tokens.tolist() == [[98, 99], [100, 0]]
+    assert other.tolist() == [[100, 0], [98, 99]]
+    assert torch.equal(mask, tokens > 0)
+    assert torch.equal(other_mask, other > 0)
     assert labels.tolist() == [1, 0]

@@ -17,7 +17,6 @@ from torch.func import grad, hessian, jvp, vmap
 
 from diffusion_mp import (
     GCNConv,
-    NodeFormerConv,
     SFiConv,
 )
 from diffusion_mp.couplings import DistanceCoupling
@@ -233,33 +232,6 @@ def test_which_edges_flow_by_sorting(edges: int) -> None:
     both = run(torch.stack([given[0], given[0] - 1]))
     for k in (0, 1):
         assert torch.equal(both[0][k], _edge_support(given[0] - k, *given[1:])[0])
-
-
-@pytest.mark.parametrize("samples", [0, 5])
-def test_second_derivatives_of_a_layer_with_noise(samples: int) -> None:
-    """Of NodeFormer, which draws the same noise only if its buffers are those of before."""
-    layer = built(lambda: NodeFormerConv(4, 4, heads=2, num_samples=samples)).double()
-    state = {name: buffer.clone() for name, buffer in layer.named_buffers()}
-    x, t = (
-        torch.randn(
-            9, 4, dtype=torch.double, generator=torch.Generator().manual_seed(s)
-        )
-        for s in (0, 1)
-    )
-    edges = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [1, 2, 0, 4, 4, 6, 7, 5]])
-
-    def first(x: Tensor, *, again: bool = False) -> Tensor:
-        layer.load_state_dict(state, strict=False)
-        leaf = x if again else x.clone().requires_grad_()
-        out = layer(leaf, edges)
-        return torch.autograd.grad(
-            (out * weights(out)).sum(), leaf, create_graph=again
-        )[0]
-
-    leaf = x.clone().requires_grad_()
-    (found,) = torch.autograd.grad((first(leaf, again=True) * t).sum(), leaf)
-    expected = (first(x + 1e-5 * t) - first(x - 1e-5 * t)) / 2e-5
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
 
 
 def test_forward_mode_of_more_pairs_than_are_few(generator: torch.Generator) -> None:
