@@ -6,6 +6,7 @@ The sentences of `REFUSED` stand on docs/which-model.md, "With other tools"; no 
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 import diffusion_mp as dm
 from cases import LAYERS as CASES
+from cases import SEQUENCES
 from diffusion_mp import layers, models
 from diffusion_mp.layers import (
     CertifiedBlock,
@@ -83,7 +85,6 @@ EDGES = (
 )
 WEIGHTS = ("gcn",)
 BATCHES = ("difformer-conv", "difformer-conv-softmax")
-SEQUENCES = ("default", "implicit", "periodic")
 
 
 def distance() -> nn.Module:
@@ -102,8 +103,8 @@ LAYERS: dict[str, Row] = {
         for name in BATCHES
     },
     **{
-        f"pde-{name}": Row(CASES[f"pde-diffusion-{name}"][0], ("x",))
-        for name in SEQUENCES
+        f"pde-{name}": Row(partial(layers.PDEDiffusion1d, 4, **SEQUENCES[name]), ("x",))
+        for name in ("default", "implicit", "periodic")
     },
     "distance": Row(distance),
     "equilibrium-of-attention": Row(

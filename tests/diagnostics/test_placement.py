@@ -136,11 +136,6 @@ def test_every_row_is_what_its_function_gives(generator: torch.Generator) -> Non
     model = transformer("P7").eval()
     x = draw(generator, 2, 8, 2)
     report = diagnose(model, x, mask=LENGTHS)
-    assert report.attention["layer"] == ["blocks.0.attention", "blocks.1.attention"]
-    assert report.insertion["layer"] == [
-        "blocks.0.after_attention",
-        "blocks.1.after_attention",
-    ]
     state = model.embed(x, LENGTHS)
     for row, block in enumerate(model.blocks):
         read = block.attention_norm(state)
@@ -148,31 +143,27 @@ def test_every_row_is_what_its_function_gives(generator: torch.Generator) -> Non
             block.after_attention, block.attention, read, LENGTHS
         )
         rough = roughness(read, LENGTHS).sum().item()
-        assert report.attention["commutator"][row] == pytest.approx(exact, rel=1e-10)
-        assert report.attention["linearized"][row] == pytest.approx(
-            linearized, rel=1e-10
-        )
-        assert report.attention["roughness"][row] == pytest.approx(rough, rel=1e-10)
-        assert report.attention["relative_roughness"][row] == pytest.approx(
-            rough / float(read[LENGTHS].square().sum())
-        )
+        assert taken(report.attention, row) == {
+            "layer": f"blocks.{row}.attention",
+            "commutator": pytest.approx(exact, rel=1e-10),
+            "linearized": pytest.approx(linearized, rel=1e-10),
+            "roughness": pytest.approx(rough, rel=1e-10),
+            "relative_roughness": pytest.approx(
+                rough / float(read[LENGTHS].square().sum())
+            ),
+        }
         bound = perturbation_bound(model, block.after_attention, x, mask=LENGTHS)
-        for name in (
-            "roughness",
-            "step",
-            "lipschitz",
-            "truth",
-            "estimate",
-            "roughness_estimate",
-        ):
-            assert report.insertion[name][row] == pytest.approx(
-                getattr(bound, name), rel=1e-10
-            ), name
-        assert report.insertion["relative_roughness"][row] == pytest.approx(
-            bound.roughness / bound.size**2
-        )
+        insertion = taken(report.insertion, row)
+        assert insertion.pop("layer") == f"blocks.{row}.after_attention"
+        for name, number in insertion.items():
+            expected = getattr(bound, name)
+            assert number == pytest.approx(expected, rel=1e-10), name
         state = block(state, LENGTHS)
     assert json.loads(json.dumps(asdict(report))) == asdict(report)
+
+
+def taken(table: dict[str, list[Any]], row: int) -> dict[str, Any]:
+    return {name: column[row] for name, column in table.items()}
 
 
 @pytest.mark.parametrize(
