@@ -190,11 +190,10 @@ test_bad_types = refuses(
 def test_what_is_not_an_error() -> None:
     layer = GCNConv(3, 2)
     assert layer(X, torch.zeros(2, 0, dtype=torch.long)).shape == (4, 2)
-    expected = layer(
-        X, EDGES, torch.tensor([1.0, 0.5, 2.0]), torch.tensor([0, 0, 0, 0])
-    )
-    assert torch.equal(layer(X, EDGES, [1.0, 0.5, 2.0], [0, 0, 0, 0]), expected)
-    arrays = (np.array([1, 0.5, 2]), np.zeros(4, np.int32))
+    weight = [1.0, 0.5, 2.0]
+    expected = layer(X, EDGES, torch.tensor(weight), torch.zeros(4).long())
+    assert torch.equal(layer(X, EDGES, weight, [0] * 4), expected)
+    arrays = (np.array(weight), np.zeros(4, np.int32))
     assert torch.equal(layer(X, EDGES, *arrays), expected)
     pairs = [[0, 1], [1, 0]]
     assert torch.equal(ring().at(pairs), ring().at(torch.tensor(pairs)))

@@ -16,8 +16,7 @@ from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import Compressed, compress, members
 from diffusion_mp.layers import GCNConv
-from diffusion_mp.models import DIFFormer
-from helpers import built, refuses
+from helpers import refuses
 
 EDGES = torch.tensor([[0, 0, 1, 2, 2], [1, 2, 2, 2, 0]])
 WEIGHT = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
@@ -190,18 +189,6 @@ def test_policies_on_random_multigraphs(num_nodes: int, num_edges: int) -> None:
     assert torch.equal(graph.degree("in"), dense.sum(1))
     assert torch.equal(graph.degree("out"), dense.sum(0))
     assert torch.equal(adjacency(graph.to_undirected()), 0.5 * (dense + dense.T))
-
-
-def test_what_a_graph_keeps_in_inference_mode_serves_training() -> None:
-    graph = Graph(4, torch.tensor([[0, 1, 2], [1, 2, 3]]))
-    model = built(lambda: DIFFormer(3, 4, 2))
-    x = torch.ones(4, 3)
-    with torch.inference_mode():
-        expected = model(x, graph)
-    out = model(x, graph)
-    torch.testing.assert_close(out, expected)
-    out.sum().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def sorted_by_torch(node: Tensor, opposite: Tensor, num_nodes: int) -> list[Tensor]:

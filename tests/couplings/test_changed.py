@@ -14,10 +14,8 @@ from diffusion_mp.couplings import *
 from diffusion_mp.couplings.base import PROMISES
 from helpers import refuses
 
-FLOAT64 = sorted(name for name in COUPLINGS if "float32" not in name)
 
-
-@pytest.mark.parametrize("name", FLOAT64)
+@pytest.mark.parametrize("name", COUPLINGS)
 def test_in_single_precision_it_is_the_same_operator(name: str) -> None:
     coupling = COUPLINGS[name]()
     single = coupling.to(torch.float32)

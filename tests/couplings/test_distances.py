@@ -3,7 +3,6 @@
 A gradient is compared relative to its largest entry, which may be small: far rows hardly pull at each other.
 """
 
-import copy
 from collections.abc import Callable
 
 import pytest
@@ -15,7 +14,6 @@ from diffusion_mp import (
     EdgeDiffusivity,
     FunctionPenalty,
     Graph,
-    PenaltyDiffusivity,
     SigmoidPenalty,
     SimplePenalty,
 )
@@ -155,22 +153,6 @@ def test_tiles_know_which_pairs_are_one_node(monkeypatch: pytest.MonkeyPatch) ->
     got = DistanceCoupling(cauchy, query, query, ptr, mutual=True) @ v
     expect_digits(got, expected)
     expect_digits(*gradients(got, query), *gradients(expected, exact))
-
-
-@pytest.mark.parametrize("projection", [None, "tied", "separate"])
-@pytest.mark.parametrize("norm", [1.0, 17.0, 57.0, 1000.0])
-def test_diffusivities_of_a_function(norm: float, projection: str | None) -> None:
-    penalty = FunctionPenalty(cauchy)
-    torch.manual_seed(0)
-    single = PenaltyDiffusivity(penalty, CHANNELS, projection=projection)
-    double = copy.deepcopy(single).double()
-
-    def product(x: Tensor, v: Tensor) -> Tensor:
-        return (single if x.dtype == torch.float32 else double)(x) @ v
-
-    # A projection is rounded like any other product of torch.
-    slopes = DIGITS if projection is None else 1e-4
-    expect_digits_of(product, rows(norm, 0.0).squeeze(1), slopes=slopes)
 
 
 PENALTIES: dict[str, Penalty] = {

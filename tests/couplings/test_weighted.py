@@ -24,21 +24,25 @@ def low_rank(heads: int) -> LowRankCoupling:
     )
 
 
+ROW = randn(N, H, seed=3)
+COLUMN = randn(N, 1, seed=4)
+
+
 @pytest.mark.parametrize("heads", [1, H])
-@pytest.mark.parametrize("sides", ["row", "column", "both", "neither"])
-def test_reweighting_formula(heads: int, sides: str) -> None:
-    inner = low_rank(heads)
-    row = randn(N, H, seed=3) if sides in ("row", "both") else None
-    column = randn(N, 1, seed=4) if sides in ("column", "both") else None
-    coupling = ReweightedCoupling(inner, row, column)
-    ones = torch.ones(N, coupling.heads, dtype=DOUBLE)
-    r, c = (ones if weight is None else ones * weight for weight in (row, column))
-    expected = torch.einsum(
-        "ih,hij,jh->hij", r, inner.to_dense().expand(coupling.heads, -1, -1), c
-    )
-    assert coupling.heads == (H if row is not None else heads)
-    v = randn(N, 1, 2, seed=5)
+@pytest.mark.parametrize(
+    ("row", "column"), [(ROW, None), (None, COLUMN), (ROW, COLUMN), (None, None)]
+)
+def test_reweighting_formula(
+    heads: int, row: Tensor | None, column: Tensor | None
+) -> None:
+    expected = low_rank(heads).to_dense()
+    if row is not None:
+        expected = row.T.unsqueeze(2) * expected
+    if column is not None:
+        expected = expected * column.T.unsqueeze(1)
+    coupling = ReweightedCoupling(low_rank(heads), row, column)
     close(coupling.to_dense(), expected)
+    v = randn(N, 1, 2, seed=5)
     close(coupling @ v, torch.einsum("hij,jd->ihd", expected, v[:, 0]))
 
 

@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader as BatchLoader
 from torch_geometric.transforms import Compose, NormalizeFeatures
 from torch_geometric.utils import to_undirected
 
-from diffusion_mp import Graph
 from diffusion_mp.data import AddLaplacianPE, ToDiffusionGraph, pad, transforms
 from diffusion_mp.layers import DIFFormerConv, GCNConv
 from helpers import refuses
@@ -190,20 +188,6 @@ def test_the_graph_moves_with_its_data() -> None:
     assert moved.with_self_loops().edges.is_meta
     assert moved.ptr.tolist() == ptr
     assert not graph.edges.is_meta
-
-
-def test_a_prepared_graph_has_the_same_gradients() -> None:
-    data = MOLECULES[2]
-    layer = GCNConv(4, 4)
-    x = data.x.clone().requires_grad_()
-
-    def gradient(graph: Graph) -> Tensor:
-        return torch.autograd.grad(layer(x, graph).square().sum(), x)[0]
-
-    prepared = Graph.from_data(data).prepare()
-    assert torch.equal(gradient(Graph.from_data(data)), gradient(prepared))
-    looped = prepared.with_self_loops("remaining")
-    assert looped.with_weights(looped._edge_weights()).pattern is looped.pattern
 
 
 def test_pad() -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from diffusion_mp.kernels import log_linear_attention
 from diffusion_mp.kernels.log_linear_attention import (
-    log_linear_entries,
     log_linear_logsumexp,
     log_linear_product,
 )
@@ -74,19 +73,6 @@ def test_values_and_gradients(batch, what, chunk, samples, generator, monkeypatc
     assert_same(
         partial(run, ptr=ptr), partial(run, ptr=ptr, backend="reference"), inputs
     )
-
-
-@pytest.mark.parametrize("chunk", [1, 1 << 20])
-@pytest.mark.parametrize(("nodes", "edges"), [(1, 0), (1, 2), (63, 200)])
-def test_the_entries_equal_their_reference(nodes, edges, chunk, generator, monkeypatch):
-    monkeypatch.setattr(log_linear_attention, "CHUNK", chunk)
-    edge_index = torch.randint(0, nodes, (2, edges), generator=generator)
-    log_q, log_k, *_ = draw(nodes, generator)
-
-    def written_out(log_q: Tensor, log_k: Tensor) -> Tensor:
-        return (log_q[edge_index[1]] + log_k[edge_index[0]]).exp().sum(2).log()
-
-    assert_same(partial(log_linear_entries, edge_index), written_out, [log_q, log_k])
 
 
 def far_apart(scale: float, generator: torch.Generator) -> list[Tensor]:

@@ -123,16 +123,12 @@ def test_products_equal_their_reference_and_the_matrices(
         )
 
 
-def test_inputs_are_left_alone_and_may_be_views(generator: torch.Generator) -> None:
-    v = randn(12, 3, 2, generator=generator).detach()
-    alpha = randn(2, 3, generator=generator).detach()
-    before = v.clone(), alpha.clone()
-    turned = v.permute(1, 2, 0).contiguous().permute(2, 0, 1)
-    for boundary in BOUNDARIES:
-        result = neumann_product(v, alpha, (1, 5), boundary)
-        assert torch.equal(neumann_product(turned, alpha, (1, 5), boundary), result)
-    assert torch.equal(v, before[0])
-    assert torch.equal(alpha, before[1])
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_values_may_be_views(boundary: str, generator: torch.Generator) -> None:
+    v = randn(3, 2, 12, generator=generator).permute(2, 0, 1)
+    alpha = randn(2, 3, generator=generator)
+    expected = neumann_product(v.contiguous(), alpha, (1, 5), boundary)
+    assert torch.equal(neumann_product(v, alpha, (1, 5), boundary), expected)
 
 
 @pytest.mark.parametrize("length", range(1, 65))

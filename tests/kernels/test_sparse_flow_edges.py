@@ -96,19 +96,6 @@ def test_nodes_without_senders_have_zero_rows() -> None:
     assert none.flow.shape == (0, 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_low_precision(dtype: torch.dtype) -> None:
-    low = inputs(dtype)
-    for ours, theirs in zip(
-        *(sparse_flow_edges(*x, TARGET) for x in (low, [t.double() for t in low])),
-        strict=True,
-    ):
-        assert ours.dtype == torch.float32
-        torch.testing.assert_close(
-            ours.double(), theirs, **tolerance("product", torch.float32)._asdict()
-        )
-
-
 @pytest.mark.parametrize("hops", [1, 2, 3])
 def test_walks_reach_what_powers_of_the_adjacency_reach(hops: int) -> None:
     weight = torch.ones(14)
