@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 import diffusion_mp as dm
 from diffusion_mp.kernels.linear_attention import linear_attention, linear_product
@@ -60,7 +61,7 @@ def assert_same(
             [out.detach(), *grads, *([] if leaf.grad is None else [leaf.grad])]
         )
     rtol, atol = tolerance("product", torch.float32)
-    torch.testing.assert_close(results[1], results[0], rtol=rtol * 10, atol=atol * 10)
+    assert_close(results[1], results[0], rtol=rtol * 10, atol=atol * 10)
 
 
 def readme() -> nn.Module:
@@ -219,7 +220,7 @@ def test_changing_batches_are_captured_once(name: str, names: tuple[str, ...]) -
         out.square().sum().backward()
         if not module.training:
             rtol, atol = tolerance("product", torch.float32)
-            torch.testing.assert_close(out, module(**inputs), rtol=rtol, atol=atol)
+            assert_close(out, module(**inputs), rtol=rtol, atol=atol)
     assert graphs_captured() == 1
 
 
@@ -273,7 +274,7 @@ def test_a_training_step_with_noise_and_edge_loss_is_captured() -> None:
         # What the captured step left is there outside of it.
         assert torch.equal(dm.auxiliary_loss(module), got[1])
         for ours, theirs in zip(got, expected, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
+            assert_close(ours, theirs, rtol=rtol, atol=atol)
         outputs.append(got[0])
     assert not torch.equal(*outputs)
 
@@ -322,7 +323,7 @@ def test_generated_code_agrees(with_graph: bool) -> None:
     for num_nodes in (12, 19):
         x, edge_index, _ = instance(num_nodes)
         arguments = (edge_index,) if with_graph else ()
-        torch.testing.assert_close(
+        assert_close(
             compiled(x, *arguments), module(x, *arguments), rtol=rtol, atol=atol
         )
 
@@ -402,9 +403,7 @@ def test_a_layer_is_one_graph(build: Callable[[], nn.Module]) -> None:
     x, edge_index, batch = instance(7)
     compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
     for inputs in ({}, {"batch": batch}, {"edge_index": dm.Graph(7, edge_index)}):
-        torch.testing.assert_close(
-            compiled(x, **inputs), conv(x, **inputs), rtol=1e-5, atol=1e-6
-        )
+        assert_close(compiled(x, **inputs), conv(x, **inputs), rtol=1e-5, atol=1e-6)
 
 
 FEW: dict[str, Callable[..., Tensor]] = {
@@ -433,7 +432,7 @@ def test_few_numbers_of_one_graph_are_written_out(
         return module.forward
 
     out = torch.compile(partial(run, ptr=ptr), backend=backend, fullgraph=True)(*inputs)
-    torch.testing.assert_close(out, run(*inputs, ptr=ptr), atol=1e-5, rtol=1e-5)
+    assert_close(out, run(*inputs, ptr=ptr), atol=1e-5, rtol=1e-5)
     assert ("ops.diffusion_mp" in codes[0]) == (ptr is not None)
 
 
@@ -490,7 +489,7 @@ def check_traced(
         both.append((out, *torch.autograd.grad(out.sum() + out.square().sum(), leaves)))
     for found, expected in zip(*both, strict=True):
         size = expected.abs().amax(-1, keepdim=True).clamp(min=1e-12)  # of every row
-        torch.testing.assert_close(
+        assert_close(
             found / size, expected / size, atol=tolerance, rtol=0, check_dtype=False
         )
 
@@ -507,4 +506,4 @@ def test_edges_are_seen_not_what_was_made_of_others_before():
     first = torch.tensor([[0, 1, 2], [1, 2, 3]])
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for edge_index in (first, first.flip(0)):
-        torch.testing.assert_close(compiled(x, edge_index), layer(x, edge_index))
+        assert_close(compiled(x, edge_index), layer(x, edge_index))

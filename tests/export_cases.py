@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.export import export
+from torch.testing import assert_close
 
 from model_cases import FEW, MODELS
 
@@ -51,7 +52,7 @@ def test_an_exported_model_is_the_model_on_graphs_of_all_sizes(
     loaded = torch.export.load(file).module()
     for size in (*FEW, 12, 23, 40):
         inputs = case.inputs(size)
-        torch.testing.assert_close(loaded(**inputs), model(**inputs))
+        assert_close(loaded(**inputs), model(**inputs))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import onnxruntime
 import pytest
 import torch
+from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves
 
 from diffusion_mp.export import in_plain_torch
@@ -49,7 +50,7 @@ def test_a_program_in_plain_torch_is_the_model_on_graphs_of_all_sizes(
     model = case.model().eval()
     for size in (*FEW, *SIZES):
         inputs = case.inputs(size)
-        torch.testing.assert_close(written.module()(**inputs), model(**inputs))
+        assert_close(written.module()(**inputs), model(**inputs))
 
 
 @pytest.mark.parametrize("name", quick(QUICK))
@@ -66,7 +67,7 @@ def test_onnx_of_a_model_is_the_model_on_graphs_of_all_sizes(
         inputs = case.inputs(size)
         parts = zip(session.get_inputs(), tree_leaves(inputs), strict=True)
         found = session.run(None, {part.name: value.numpy() for part, value in parts})
-        torch.testing.assert_close(
+        assert_close(
             [torch.from_numpy(part) for part in found], tree_leaves(model(**inputs))
         )
 

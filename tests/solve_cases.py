@@ -10,6 +10,7 @@ import torch
 from packaging.version import Version
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
+from torch.testing import assert_close
 
 import diffusion_mp as dm
 from diffusion_mp.export import in_plain_torch
@@ -103,9 +104,7 @@ def test_an_exported_solve_takes_graphs_of_all_sizes(name: str) -> None:
             inputs(9),
             inputs(9, star),
         ):
-            torch.testing.assert_close(
-                exported.module()(*args), module(*args), rtol=1e-5, atol=1e-6
-            )
+            assert_close(exported.module()(*args), module(*args), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -136,7 +135,7 @@ def test_a_compiled_solve_is_the_solve_and_so_is_its_gradient(name: str) -> None
                 if part.grad is not None
             ]
             results.append([out.detach(), *gradients])
-        torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+        assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 from torch_geometric import EdgeIndex
 
 from diffusion_mp.graph import Graph
@@ -62,7 +63,7 @@ def test_every_write_into_the_edges_is_seen(write: Callable[[Tensor], None]) -> 
     assert torch.equal(edge_index, OTHER)
     after = layer(x, edge_index)
     assert not torch.equal(before, after)
-    torch.testing.assert_close(after, layer(x, Graph(4, edge_index.clone())))
+    assert_close(after, layer(x, Graph(4, edge_index.clone())))
 
 
 def test_weights_and_batches_written_to() -> None:

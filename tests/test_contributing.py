@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
+from torch.testing import assert_close
 
 from diffusion_mp import DiffusionConv
 from diffusion_mp.errors import BackendError
@@ -38,7 +39,7 @@ def test_the_kernel_is_its_reference(scope: dict[str, Any]) -> None:
     x = torch.rand(9, 2, 3, dtype=torch.float64, requires_grad=True)
     expected = scope["formula"](x, PTR)
     for backend in ("auto", "cpu", "reference"):
-        torch.testing.assert_close(graph_sum(x, PTR, backend=backend), expected)
+        assert_close(graph_sum(x, PTR, backend=backend), expected)
         assert gradcheck(lambda x: graph_sum(x, PTR, backend=backend), x)  # noqa: B023
         assert gradgradcheck(lambda x: graph_sum(x, PTR, backend=backend), x)  # noqa: B023
     torch.library.opcheck(torch.ops.mine.graph_sum.default, (x, PTR, "auto"))
@@ -54,13 +55,11 @@ def test_the_coupling_and_the_diffusivity_are_what_they_say(
     coupling = scope["GainCoupling"](a, b, PTR)
     graph = torch.repeat_interleave(torch.arange(4), PTR.diff())
     same = graph[:, None] == graph[None, :]
-    torch.testing.assert_close(
-        coupling.to_dense(), torch.einsum("ih,jh->hij", a, b) * same
-    )
+    assert_close(coupling.to_dense(), torch.einsum("ih,jh->hij", a, b) * same)
     conv = DiffusionConv(6, 4, scope["GainDiffusivity"](6))
     batch = torch.tensor([0, 0, 0, 1, 1])
     x = torch.rand(5, 6)
     whole = conv(x, batch=batch)
     whole.sum().backward()
     assert all(parameter.grad is not None for parameter in conv.parameters())
-    torch.testing.assert_close(whole[:3], conv(x[:3]))
+    assert_close(whole[:3], conv(x[:3]))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp import *
 from diffusion_mp.couplings import NeumannCoupling, row_normalized
@@ -106,7 +107,7 @@ def test_the_gradient_flow_has_a_half() -> None:
         flow = -coupling.laplacian(x.unsqueeze(1)).squeeze(1)
         for lam in (0.5, 1.0):
             (gradient,) = torch.autograd.grad(build(lam)(x, x.detach()), x)
-            torch.testing.assert_close(-gradient / 2, 2 * lam * flow)
+            assert_close(-gradient / 2, 2 * lam * flow)
 
 
 def test_the_steady_state_of_equation_11_has_a_half() -> None:
@@ -124,7 +125,7 @@ def test_the_steady_state_of_equation_11_has_a_half() -> None:
         energy = (z - (z.detach() + eta * source)).square().sum() + lam * pairs
         return torch.autograd.grad(energy, z)[0]
 
-    torch.testing.assert_close(gradient(0.5), torch.zeros_like(source))
+    assert_close(gradient(0.5), torch.zeros_like(source))
     assert gradient(1.0).abs().max() > 1
 
 

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.testing import assert_close
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.utils import add_remaining_self_loops
@@ -65,7 +66,7 @@ def test_a_part_with_full_degree_has_the_entries_of_the_whole_graph(
 
     for part, graph in ((CUT, OF_FOUR), (CUT.reverse(), OF_FOUR.reverse())):
         expected = entries(graph)[PART][:, PART]
-        torch.testing.assert_close(entries(part), expected, rtol=1e-6, atol=0)
+        assert_close(entries(part), expected, rtol=1e-6, atol=0)
 
 
 def test_what_a_part_knows_is_its_degree() -> None:

@@ -9,6 +9,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.testing import assert_close
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 import diffusion_mp as mp
@@ -220,4 +221,4 @@ def test_label_propagation(edges: Tensor, weight: list[Tensor]) -> None:
         known = gcn_norm(edges, known, N, add_self_loops=False)[1]
     expected = pyg.LabelPropagation(20, 0.8)(y, edges, mask=mask, edge_weight=known)
     rtol, atol = tolerance("parity", torch.float32)
-    torch.testing.assert_close(got, expected.to(got.dtype), rtol=rtol, atol=atol)
+    assert_close(got, expected.to(got.dtype), rtol=rtol, atol=atol)

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp import *
 from diffusion_mp.testing.laws import seeded
-from helpers import built, close
+from helpers import built, close, randn
 
 ALL_PAIR = [
     SimpleDiffusivity,
@@ -24,13 +25,8 @@ EDGES = torch.tensor(
 )
 
 
-def state(num_nodes: int = 6, channels: int = 4, seed: int = 0) -> Tensor:
-    return torch.randn(
-        num_nodes,
-        channels,
-        generator=torch.Generator().manual_seed(seed),
-        dtype=torch.float64,
-    )
+def state() -> Tensor:
+    return randn(6, 4)
 
 
 def two_clusters(num_nodes: int) -> Tensor:
@@ -194,7 +190,7 @@ def test_training_and_evaluation_use_the_same_tau() -> None:
         lambda: torch.stack([conv.train()(x, EDGES) for _ in range(400)])
     ).mean(0)
     # Another τ moves it by more than 0.5.
-    torch.testing.assert_close(mean, conv.eval()(x, EDGES), atol=0.15, rtol=0)
+    assert_close(mean, conv.eval()(x, EDGES), atol=0.15, rtol=0)
 
 
 def test_dropout_never_touches_what_the_diffusivity_reads_and_follows_the_seed() -> (

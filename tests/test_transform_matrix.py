@@ -27,6 +27,7 @@ from torch.func import (
     vjp,
     vmap,
 )
+from torch.testing import assert_close
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
@@ -230,7 +231,7 @@ class Subject:
 
 
 def same(got: Any, expected: Any, rtol: float = 1e-9, atol: float = 1e-11) -> None:
-    torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
+    assert_close(got, expected, rtol=rtol, atol=atol)
 
 
 def weighted(out: Tensor) -> Tensor:
@@ -253,7 +254,7 @@ def check_grad(subject: Subject) -> None:
     got = grad(loss)(dict(subject.leaves))
     for (name, slope), by_autograd in zip(got.items(), expected, strict=True):
         other = torch.zeros_like(slope) if by_autograd is None else by_autograd
-        torch.testing.assert_close(
+        assert_close(
             slope,
             other,
             rtol=1e-8,
@@ -338,7 +339,7 @@ def check_hessian(subject: Subject) -> None:
     )
     got = (curvature @ direction.flatten()).view_as(expected)
     size = float(expected.abs().max()) + float(ahead.abs().max())
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6 * size)
+    assert_close(got, expected, rtol=1e-5, atol=1e-6 * size)
 
 
 def check_checkpoint(subject: Subject) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
+from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp import GCNConv, NodeFormerConv
@@ -40,6 +41,6 @@ def test_weights_that_are_computed_are_copied_and_saved(
         wrap(part.value, "weight", **options)
     other.load_state_dict(layer.state_dict())
     x = torch.randn(6, 4)
-    torch.testing.assert_close(other(x, EDGES), layer(x, EDGES))
+    assert_close(other(x, EDGES), layer(x, EDGES))
     if not pruned:  # torch copies no pruned weight
-        torch.testing.assert_close(copy.deepcopy(layer)(x, EDGES), layer(x, EDGES))
+        assert_close(copy.deepcopy(layer)(x, EDGES), layer(x, EDGES))

@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from cases import COUPLINGS, PTR, leaf
 from diffusion_mp import *
@@ -29,16 +30,12 @@ def test_in_single_precision_it_is_the_same_operator(name: str) -> None:
     dense = coupling.to_dense()
     assert dense.dtype == torch.float64
     scale = float(dense.detach().abs().max()) if dense.numel() else 0.0
-    torch.testing.assert_close(
-        single.to_dense(), dense.float(), rtol=1e-4, atol=2e-5 * scale
-    )
+    assert_close(single.to_dense(), dense.float(), rtol=1e-4, atol=2e-5 * scale)
     v = leaf(coupling.num_nodes, coupling.heads, 2)
     got = single @ v.float()
     expected = coupling @ v
     assert got.dtype == torch.float32
-    torch.testing.assert_close(
-        got, expected.float(), rtol=1e-4, atol=1e-4 * max(scale, 1.0)
-    )
+    assert_close(got, expected.float(), rtol=1e-4, atol=1e-4 * max(scale, 1.0))
     assert single.to(torch.float32) is single
     # Which values decide, and they were rounded.
     asked = [promise for promise in PROMISES if promise != "symmetric"]
@@ -105,7 +102,7 @@ def test_gradients_learned_scores_and_shared_tensors_survive_a_change_of_dtype()
         PairwiseCoupling(query, query, PTR, mutual=True).to_dense().square().sum(),
         query,
     )
-    torch.testing.assert_close(query.grad, expected, rtol=1e-4, atol=1e-5)
+    assert_close(query.grad, expected, rtol=1e-4, atol=1e-5)
     penalty = FunctionPenalty(Cauchy(1, 1, bias=False, dtype=torch.float64))
     coupling = penalty.coupling(leaf(11, 1, 3))
     assert coupling.to(torch.float32).to_dense().dtype == torch.float32
@@ -130,7 +127,7 @@ def test_functions_of_distances_in_a_batch_under_torch_func() -> None:
         )
 
     x = leaf(11, 1, 3)
-    torch.testing.assert_close(
+    assert_close(
         torch.func.grad(energy)(x.detach()), torch.autograd.grad(energy(x), x)[0]
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp import *
 from diffusion_mp import plot
@@ -45,7 +46,7 @@ def test_a_state_far_from_the_origin_keeps_the_digits_of_its_dirichlet_form(
     coupling = SparseCoupling(Graph(6, edges), weight)
     square = (x.double().unsqueeze(1) - x.double()).square().sum(2)
     expected = (coupling.to_dense() * square).sum((1, 2))
-    torch.testing.assert_close(
+    assert_close(
         coupling.to(torch.float32).dirichlet(x).double(), expected, rtol=1e-5, atol=0
     )
 

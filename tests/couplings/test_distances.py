@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
+from torch.testing import assert_close
 
 from diffusion_mp import (
     EdgeDiffusivity,
@@ -249,6 +250,6 @@ def test_second_derivatives_where_a_query_is_equal_to_its_key() -> None:
         torch.func.hessian,
         lambda loss: lambda x: torch.autograd.functional.hessian(loss, x),
     ):
-        torch.testing.assert_close(
+        assert_close(
             hessian(coupled)(key), hessian(differences)(key), rtol=1e-9, atol=1e-9
         )

@@ -7,9 +7,11 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp.couplings import NeumannCoupling
 from diffusion_mp.updates import ExplicitEuler
+from helpers import randn
 
 DOUBLE = torch.float64
 ROUNDING = 1 + 1e-12
@@ -72,9 +74,7 @@ def guarantees(boundary: str) -> None:
         step = step_matrix(length, strides, alpha, boundary)
         assert torch.linalg.matrix_norm(step, 2) <= ROUNDING, "Eq. 4: it expands"
         assert energy_growth(step) <= ROUNDING, "Eq. 7: the energy rises"
-        x = torch.randn(
-            length, 3, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed)
-        )
+        x = randn(length, 3, seed=seed)
         assert (step @ x).norm() <= x.norm() * ROUNDING
         assert energy(step @ x) <= energy(x) * ROUNDING
         if 1 in strides:
@@ -124,14 +124,14 @@ def test_what_the_other_boundaries_keep_and_lose() -> None:
         step_matrix(24, (4,), [0.49], boundary) for boundary in ("periodic", "causal")
     )
     one = torch.ones(24, dtype=DOUBLE)
-    torch.testing.assert_close(ring.sum(0), one)
+    assert_close(ring.sum(0), one)
     assert float(torch.linalg.matrix_norm(ring, 2)) <= ROUNDING
     # Of a path; that of the cycle falls:
     assert energy_growth(step_matrix(24, (1,), [0.49], "periodic")) > 1.1
     turn = torch.eye(24, dtype=DOUBLE) - torch.eye(24, dtype=DOUBLE).roll(1, 0)
-    x = torch.randn(24, 5, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
+    x = randn(24, 5)
     assert (turn @ ring @ x).norm() < (turn @ x).norm()
-    torch.testing.assert_close(causal.sum(1), one)
+    assert_close(causal.sum(1), one)
     assert not causal.triu(1).any()
     assert (causal >= 0).all()  # convex combinations
     assert (causal.sum(0) - one).abs().max() > 0.4
@@ -174,9 +174,7 @@ def test_the_roughness_bound_holds(length: int, seed: int) -> None:
     laplacian = step_matrix(length, (1,), [1.0], "symmetric") - torch.eye(
         length, dtype=DOUBLE
     )
-    x = torch.randn(
-        length, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed)
-    )
+    x = randn(length, 4, seed=seed)
     assert (laplacian @ x).norm() <= (8 * energy(x)).sqrt() * ROUNDING
 
 
@@ -188,5 +186,5 @@ def test_the_transfer_function_has_alpha_in_it(stride: int) -> None:
     mode = torch.cos(omega * (torch.arange(40, dtype=DOUBLE) + 0.5))
     after = step_matrix(40, (stride,), [alpha], "symmetric") @ mode
     squared = math.sin(omega * stride / 2) ** 2
-    torch.testing.assert_close(after, (1 - 4 * alpha * squared) * mode)
+    assert_close(after, (1 - 4 * alpha * squared) * mode)
     assert not torch.allclose(after, (1 - 4 * squared) * mode)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp import *
 from diffusion_mp.couplings import *
@@ -53,9 +54,7 @@ def test_reweighting_keeps_promises_and_empty_rows() -> None:
     assert coupling.row_stochastic
     assert coupling.nonnegative
     degree = coupling.degree()
-    torch.testing.assert_close(
-        degree[:, 0].detach(), torch.tensor([1.0, 0.0, 1.0], dtype=DOUBLE)
-    )
+    assert_close(degree[:, 0].detach(), torch.tensor([1.0, 0.0, 1.0], dtype=DOUBLE))
     (gradient,) = torch.autograd.grad((coupling @ key).sum(), query)
     assert gradient.isfinite().all()
     coupling: Coupling = IdentityCoupling(N, dtype=DOUBLE)
@@ -100,7 +99,7 @@ def test_without_the_diagonal_row_sums_bound_the_laplacian(name: str) -> None:
     x[1], x[5] = x[0], x[4]  # the edges of the graph have one weight in both directions
     bare = without_diagonal(COUPLINGS[name](x))
     for convex, factor in ((True, 1.0), (False, 2.0)):
-        torch.testing.assert_close(
+        assert_close(
             bare.majorant(convex), factor * bare.to_dense().sum(2).T.float().double()
         )
 
@@ -122,12 +121,12 @@ def test_symmetric_normalisation_is_the_dense_formula(
         "hij,jhd->ihd", root[:, :, None] * dense * root[:, None, :], v
     )
     got = symmetric_normalized(COUPLINGS[name](x), diagonal=diagonal) @ v
-    torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-12)
+    assert_close(got, expected, rtol=1e-11, atol=1e-12)
     if not expected.requires_grad:
         return
     weight = torch.randn(v.shape, generator=generator, dtype=DOUBLE)
     grads = [torch.autograd.grad((weight * out).sum(), x)[0] for out in (got, expected)]
-    torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-11)
+    assert_close(*grads, rtol=1e-9, atol=1e-11)
 
 
 def test_a_kernel_too_sharp_for_float32_keeps_its_neighbours() -> None:
@@ -149,7 +148,7 @@ def test_a_kernel_too_sharp_for_float32_keeps_its_neighbours() -> None:
         coupling.to_dense()[0],
         (coupling @ torch.eye(8).unsqueeze(1)).squeeze(1),
     ):
-        torch.testing.assert_close(got, expected, rtol=rounding, atol=0.0)
+        assert_close(got, expected, rtol=rounding, atol=0.0)
     assert not coupling.to_dense()[0, 7].any()
 
 
@@ -167,7 +166,7 @@ def test_row_sums_kept_under_no_grad_still_have_a_gradient(
             with torch.no_grad():
                 coupling.at(pairs)
         grads += torch.autograd.grad(coupling.at(pairs).sum(), x)
-    torch.testing.assert_close(*grads)
+    assert_close(*grads)
 
 
 ROWS = torch.rand(5, 1, 3)

@@ -9,6 +9,7 @@ import scipy.sparse
 import torch
 from test_partition_loader import DATA, EDGES, NODES
 from torch import Tensor
+from torch.testing import assert_close
 from torch_geometric.data import Data
 
 from diffusion_mp import DIFFormer, full_graph_inference
@@ -69,7 +70,7 @@ def test_sparse_features_are_cut(
         assert torch.equal(part.edge_attr.to_dense(), edge_attr[part.e_id])
         out = model(part.x, part.edge_index, part.edge_weight)
         expected = model(x[part.n_id], part.edge_index, part.edge_weight)
-        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+        assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("layout", SPARSE)
@@ -102,7 +103,7 @@ def test_inference_by_blocks_takes_sparse_features(
         DATA.edge_weight,
         block_size=block_size,
     )
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
 
 DTYPES = (

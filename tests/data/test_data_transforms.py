@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader as BatchLoader
@@ -101,7 +102,7 @@ MOLECULES = [molecule(nodes) for nodes in (3, 7, 5, 4)]
 def test_one_graph_is_prepared_once_for_all_layers_and_steps(self_loops: Any) -> None:
     data = Compose([NormalizeFeatures(), ToDiffusionGraph(self_loops)])(MOLECULES[1])
     layer = GCNConv(4, 4)
-    torch.testing.assert_close(
+    assert_close(
         layer(data.x, data.graph),
         layer(data.x, data.edge_index, data.edge_weight),
         rtol=0,
@@ -167,7 +168,7 @@ def test_a_batch_has_a_graph_of_its_own(batch: str) -> None:
     )
     together = BATCHES[batch]()
     assert together.graph.num_graphs == 4
-    torch.testing.assert_close(layer(together.x, together.graph), alone)
+    assert_close(layer(together.x, together.graph), alone)
 
 
 def test_graphs_of_single_data_do_not_make_a_batch(no_typecheck: None) -> None:

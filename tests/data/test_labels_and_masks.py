@@ -21,13 +21,13 @@ from diffusion_mp.data import (
 from diffusion_mp_experiments.graphs.node_sets import visible_labels
 from diffusion_mp_experiments.train import NodeClassifier
 from diffusion_mp_experiments.train.metrics import TaskMetric
-from helpers import refuses
+from helpers import randn, refuses
 
 N = 20
 Y = torch.arange(N) % 3
 EDGES = torch.randint(0, N, (2, 60), generator=torch.Generator().manual_seed(0))
 KNOWN = torch.arange(N) < 10
-LOGITS = torch.randn(N, 3, generator=torch.Generator().manual_seed(1))
+LOGITS = randn(N, 3).float()
 
 
 def seeded() -> torch.Generator:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from diffusion_mp import SparseFlowDiffusivity
 from diffusion_mp.couplings import LowRankCoupling
@@ -27,7 +28,7 @@ def test_it_is_equation_6(generator: torch.Generator) -> None:
     expected = [
         sum(0.5 * (row[i + 1] - row[i]).square().sum() for i in range(8)) for row in x
     ]
-    torch.testing.assert_close(roughness(x), torch.stack(expected), rtol=1e-12, atol=0)
+    assert_close(roughness(x), torch.stack(expected), rtol=1e-12, atol=0)
     assert roughness(x + 3).allclose(roughness(x)), "constants are smooth"
     assert roughness(x[:, :1]).tolist() == [0, 0, 0]
     x = torch.tensor([0.0, 1.0]).repeat(3000).view(1, -1, 1)
@@ -45,7 +46,7 @@ def test_only_tokens_are_neighbours(generator: torch.Generator) -> None:
         ]
     )
     poisoned = x.masked_fill(~mask.unsqueeze(2), torch.nan).requires_grad_()
-    torch.testing.assert_close(roughness(poisoned, mask), expected, rtol=1e-12, atol=0)
+    assert_close(roughness(poisoned, mask), expected, rtol=1e-12, atol=0)
     (gradient,) = torch.autograd.grad(roughness(poisoned, mask).sum(), poisoned)
     assert gradient.isfinite().all()
     assert roughness(x, torch.ones(3, 6).bool()).equal(roughness(x))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from diffusion_mp import *
 from diffusion_mp.couplings import (
@@ -73,9 +74,7 @@ def test_equals_the_inverse(kind: str, leak: float) -> None:
     coupling = KINDS[kind]()
     inverse = np.linalg.inv(precision_matrix(coupling, leak))
     expected = torch.from_numpy(np.diagonal(inverse, axis1=1, axis2=2).T.copy())
-    torch.testing.assert_close(
-        posterior_variance(coupling, leak), expected, rtol=1e-10, atol=0
-    )
+    assert_close(posterior_variance(coupling, leak), expected, rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("low_rank", [True, False])
@@ -104,16 +103,14 @@ def test_single_precision_is_computed_in_double() -> None:
     )
     got = posterior_variance(single, 1e-3)
     assert got.dtype == torch.float32
-    torch.testing.assert_close(
-        got, posterior_variance(double, 1e-3).float(), rtol=1e-6, atol=0
-    )
+    assert_close(got, posterior_variance(double, 1e-3).float(), rtol=1e-6, atol=0)
     rounded = (
         SigmoidPenalty().coupling(X.float()),
         SigmoidPenalty().coupling(X.float().double()),
     )
     # Its entries are rounded by 1e-7, too.
     got, expected = (posterior_variance(coupling, 1e-7) for coupling in rounded)
-    torch.testing.assert_close(got, expected.float(), rtol=1e-6, atol=0)
+    assert_close(got, expected.float(), rtol=1e-6, atol=0)
     none = FEATURE[:0]
     assert posterior_variance(
         LowRankCoupling(none, none, nonnegative=True, positive_semidefinite=True),

@@ -14,6 +14,7 @@ from packaging.version import Version
 from torch import Tensor
 from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.func import grad, hessian, jvp, vmap
+from torch.testing import assert_close
 
 from diffusion_mp import (
     GCNConv,
@@ -112,11 +113,11 @@ def test_first_derivatives(name: str, place: int, batch: str) -> None:
     scalar = partial(loss, run)
     expected = gradients(fast, inputs)
     got = grad(scalar, tuple(range(len(inputs))))(*inputs)
-    torch.testing.assert_close(got, expected, **CLOSE)
+    assert_close(got, expected, **CLOSE)
     tangents = [x.flip(0) for x in inputs]
     value, tangent = jvp(scalar, tuple(inputs), tuple(tangents))
-    torch.testing.assert_close(value, loss(fast, *inputs), **CLOSE)
-    torch.testing.assert_close(tangent, pushed(expected, tangents), **CLOSE)
+    assert_close(value, loss(fast, *inputs), **CLOSE)
+    assert_close(tangent, pushed(expected, tangents), **CLOSE)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -130,11 +131,11 @@ def test_many_at_once(name: str, place: int, batch: str) -> None:
     pairs = [inputs, [0.9 * x for x in inputs]]
     stacked = [torch.stack(both) for both in zip(*pairs, strict=True)]
     expected = torch.stack([fast(*each) for each in pairs])
-    torch.testing.assert_close(vmap(run)(*stacked), expected, **CLOSE)
+    assert_close(vmap(run)(*stacked), expected, **CLOSE)
     slopes = [gradients(fast, each) for each in pairs]
     expected = tuple(map(torch.stack, zip(*slopes, strict=True)))
     got = vmap(grad(partial(loss, run), every))(*stacked)
-    torch.testing.assert_close(got, expected, **CLOSE)
+    assert_close(got, expected, **CLOSE)
     for alone in every:
         dims = [None] * len(inputs)
         dims[alone] = 0
@@ -143,7 +144,7 @@ def test_many_at_once(name: str, place: int, batch: str) -> None:
         got = vmap(run, tuple(dims))(*mixed)
         for k in (0, 1):
             mixed[alone] = pairs[k][alone]
-            torch.testing.assert_close(got[k], fast(*mixed), **CLOSE)
+            assert_close(got[k], fast(*mixed), **CLOSE)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -174,7 +175,7 @@ def test_second_derivatives(name: str, place: int, batch: str) -> None:
     found = tuple(
         sum(torch.tensordot(block, t, t.dim()) for block, t in row) for row in pairs
     )
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
     leaves = [x.requires_grad_() for x in inputs]
     first = torch.autograd.grad(loss(fast, *leaves), leaves, create_graph=True)
@@ -183,7 +184,7 @@ def test_second_derivatives(name: str, place: int, batch: str) -> None:
         second = torch.autograd.grad(inner, leaves, materialize_grads=True)
     else:
         second = expected
-    torch.testing.assert_close(second, expected, rtol=1e-5, atol=1e-6)
+    assert_close(second, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -194,7 +195,7 @@ def test_the_formula_of_a_backward_pass_is_the_kernel(name: str, batch: str) -> 
     operation = OPERATIONS[name]
     for given in arguments(BATCHES[batch])[name]:
         found = [operation(*given, backend=backend) for backend in ("reference", "cpu")]
-        torch.testing.assert_close(*found, **CLOSE)
+        assert_close(*found, **CLOSE)
 
 
 def test_gradients_of_many_outputs_at_once(generator: torch.Generator) -> None:
@@ -210,7 +211,7 @@ def test_gradients_of_many_outputs_at_once(generator: torch.Generator) -> None:
         expected = [
             torch.autograd.grad(out, leaves, each, retain_graph=True) for each in many
         ]
-        torch.testing.assert_close(
+        assert_close(
             found, tuple(map(torch.stack, zip(*expected, strict=True))), **CLOSE
         )
 
@@ -249,7 +250,7 @@ def test_forward_mode_of_more_pairs_than_are_few(generator: torch.Generator) -> 
             tangent = unpack_dual(run(make_dual(q, t))).tangent
         leaf = q.clone().requires_grad_()
         (pulled,) = torch.autograd.grad(run(leaf), leaf, g)
-        torch.testing.assert_close((tangent * g).sum(), (pulled * t).sum(), **CLOSE)
+        assert_close((tangent * g).sum(), (pulled * t).sum(), **CLOSE)
 
 
 @pytest.mark.skipif(
@@ -268,7 +269,7 @@ def test_a_compiled_transform(generator: torch.Generator) -> None:
 
         states = torch.stack([x, -x])
         compiled = torch.compile(gradients, fullgraph=True, backend="aot_eager")
-        torch.testing.assert_close(compiled(states), gradients(states))
+        assert_close(compiled(states), gradients(states))
 
 
 def test_weights_of_edges_for_every_element(generator: torch.Generator) -> None:
@@ -278,7 +279,7 @@ def test_weights_of_edges_for_every_element(generator: torch.Generator) -> None:
     edges = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 0, 4, 4]])
     weights_of_edges = torch.rand(3, 5, dtype=torch.double, generator=generator) + 0.5
     found = vmap(lambda weight: layer(x, edges, weight))(weights_of_edges)
-    torch.testing.assert_close(
+    assert_close(
         found, torch.stack([layer(x, edges, weight) for weight in weights_of_edges])
     )
     with pytest.raises(ValueError, match=r"edge_index must lie in \[0, 5\]"):

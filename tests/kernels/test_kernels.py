@@ -16,6 +16,7 @@ from kernel_cases import (
     randn,
 )
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import members
@@ -137,7 +138,7 @@ def test_sums_are_taken_in_float32(name: str, dtype: torch.dtype) -> None:
     total = SUMS[name](torch.ones(MANY, 1, 1, dtype=dtype))
     expected = torch.full_like(total, MANY)
     rounding = 1e-5 if total.dtype == torch.float32 else 0.0
-    torch.testing.assert_close(total, expected, rtol=rounding, atol=0.0)
+    assert_close(total, expected, rtol=rounding, atol=0.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -274,7 +275,7 @@ def test_a_graph_alone_gives_what_it_gives_in_a_batch(
             together, run(inputs, slice(first, last), None), strict=True
         ):
             scale = float(alone.detach().abs().max()) if alone.numel() else 0.0
-            torch.testing.assert_close(
+            assert_close(
                 batched[first:last], alone, rtol=1e-12, atol=1e-12 * max(1.0, scale)
             )
 
@@ -286,9 +287,7 @@ def test_a_graph_alone_gives_what_it_gives_in_a_batch(
     for mine, clean in zip(run(spoiled, everyone, ptr), together, strict=True):
         assert mine[first:last].isnan().any()
         for others in (slice(0, first), slice(last, None)):
-            torch.testing.assert_close(
-                mine[others], clean[others], rtol=1e-9, atol=1e-9
-            )
+            assert_close(mine[others], clean[others], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("rows", [1, 10, 64, 10**6])
@@ -344,5 +343,5 @@ def test_chunks_are_cached_with_their_boundaries(
     ptr.numpy()[1] = 4  # torch's own count of changes does not see this one
     assert members(ptr, 17, q.device)[1].tolist() == [4, 8, 5]
     expected = linear_attention(q, q, q, ptr.clone(), backend="reference")
-    torch.testing.assert_close(linear_attention(q, q, q, ptr), expected)
+    assert_close(linear_attention(q, q, q, ptr), expected)
     assert len(calls) == 2

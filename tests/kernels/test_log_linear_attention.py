@@ -7,6 +7,7 @@ import pytest
 import torch
 from kernel_cases import DOUBLE, assert_same, randn
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp.kernels import log_linear_attention
 from diffusion_mp.kernels.log_linear_attention import (
@@ -14,6 +15,7 @@ from diffusion_mp.kernels.log_linear_attention import (
     log_linear_product,
 )
 from diffusion_mp.testing import tolerance
+from helpers import close
 
 FEATURES = 5
 CHANNELS = 3
@@ -48,8 +50,8 @@ def test_the_reference_is_what_is_written_out(given, generator):
     got = log_linear_product(
         log_q, log_k, v, row_shift if given else None, col_shift, backend="reference"
     )
-    torch.testing.assert_close(got, out, **tolerance("product", DOUBLE)._asdict())
-    torch.testing.assert_close(
+    close(got, out)
+    assert_close(
         log_linear_logsumexp(log_q, log_k, col_shift, backend="reference"), log_sum
     )
 
@@ -118,22 +120,20 @@ def test_exponents_far_apart_cost_no_accuracy_in_float32(scale, generator):
     )
     # Rows weigh about one: nothing is compared with an underflow.
     assert expected[0].abs().max() > 1
-    torch.testing.assert_close(
-        got, expected, **tolerance("product", torch.float32)._asdict()
-    )
+    assert_close(got, expected, **tolerance("product", torch.float32)._asdict())
     inputs = [log_q, log_k, col_shift]
     weight = torch.randn(col_shift.shape, generator=generator, dtype=DOUBLE)
     got, expected = (
         run(log_linear_logsumexp, inputs, weight, dtype)
         for dtype in (torch.float32, DOUBLE)
     )
-    torch.testing.assert_close(got[0], expected[0], rtol=1e-6, atol=1e-6)
+    assert_close(got[0], expected[0], rtol=1e-6, atol=1e-6)
     # float32 rounds L by 2⁻²⁴ of itself, twice; the weights exp(· − L) inherit that as a relative error.
     rounding = (
         2**-23 * expected[0].abs().max().item()
         + tolerance("product", torch.float32).rtol
     )
-    torch.testing.assert_close(
+    assert_close(
         got[1:], expected[1:], rtol=rounding, atol=rounding * weight.abs().max().item()
     )
 

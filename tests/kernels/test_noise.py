@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.library import opcheck
 from torch.nn import functional
+from torch.testing import assert_close
 
 from diffusion_mp.runtime.noise import RUN, STRIDE, dropout, gumbel, take_step
 
@@ -42,9 +43,9 @@ def test_what_is_kept_is_scaled_and_the_gradient_has_the_same_entries(dtype):
     out = dropout(x, 0.25)
     assert out.dtype == dtype
     kept = out != 0
-    torch.testing.assert_close(out, torch.where(kept, x / 0.75, 0))
+    assert_close(out, torch.where(kept, x / 0.75, 0))
     (grad,) = torch.autograd.grad(out.sum(), x)
-    torch.testing.assert_close(grad, kept / torch.tensor(0.75, dtype=dtype))
+    assert_close(grad, kept / torch.tensor(0.75, dtype=dtype))
 
 
 def test_the_seed_decides_and_nothing_is_dropped_without_training_or_rate():

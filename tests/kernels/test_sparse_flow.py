@@ -11,6 +11,7 @@ import pytest
 import torch
 from kernel_cases import DOUBLE, assert_same, everything, randn
 from torch import Tensor
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusion_mp.kernels.sparse_flow import (
@@ -20,8 +21,8 @@ from diffusion_mp.kernels.sparse_flow import (
 )
 from diffusion_mp.kernels.sparse_flow.reference import entries
 from diffusion_mp.kernels.sparse_flow.rows import newton, solve
-from diffusion_mp.testing import tolerance
 from flow_rows import solve_rows
+from helpers import close
 
 # Where Python looks when it runs a script there.
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -111,7 +112,7 @@ def test_a_converged_proximal_run_agrees(step_size: str) -> None:
         r, theta, alpha, step_size=step_size, steps=100_000, tolerance=1e-16
     )
     assert steps < 100_000
-    torch.testing.assert_close(settled, exact, rtol=0, atol=1e-8)
+    assert_close(settled, exact, rtol=0, atol=1e-8)
 
 
 def test_the_published_step_diverges_where_the_corrected_one_approaches() -> None:
@@ -263,10 +264,7 @@ def test_every_path_equals_the_sort(
         sparse_flow_potentials(*arguments[:6], ptr, backend=name)
         for name in (backend, "reference")
     )
-    for name, got, expected in zip(fast._fields, fast, plain, strict=True):
-        torch.testing.assert_close(
-            got, expected, **tolerance("product", DOUBLE)._asdict(), msg=name
-        )
+    close(fast, plain)
 
 
 def test_the_gradient_of_lambda_is_right_at_zero(generator) -> None:

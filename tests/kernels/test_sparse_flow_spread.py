@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp.kernels.sparse_flow import (
     sparse_flow_edges,
     sparse_flow_potentials,
     sparse_flow_product,
 )
-from diffusion_mp.testing import tolerance
 from flow_rows import solve_rows
+from helpers import close
 
 DOUBLE = torch.float64
 DIGITS = 150
@@ -147,9 +148,7 @@ def test_gradients_are_right_at_every_spread(name: str, spread: float) -> None:
             [x[row] for x in torch.autograd.grad(loss, leaves, retain_graph=True)]
         )
         expected = differences([x[row] for x in leaves], decimals(weight), step)
-        torch.testing.assert_close(
-            got, expected, **tolerance("gradient", DOUBLE)._asdict()
-        )
+        close(got, expected, "gradient")
 
 
 def differences(row: list[Tensor], weight: list[Decimal], step: Decimal) -> Tensor:
@@ -181,7 +180,7 @@ def test_scores_without_a_digit_still_make_rows_that_sum_to_one(
     s, u = draw(n, spread, torch.float32)
     z, _ = SOLVERS[name][0](s, u, torch.full((n, 1), 1 / n), torch.zeros(n, 1))
     assert z.ge(0).all()
-    torch.testing.assert_close(z.sum(1), torch.ones(n))
+    assert_close(z.sum(1), torch.ones(n))
 
 
 # Scores of a row, those of its frictions, and λ.
@@ -210,7 +209,7 @@ def test_the_best_conductor_flows_or_is_closed(
     lam = torch.full((n, 1), lam)
     expected, _ = exact(s[0], u[0], float(lam[0]), 0.0)
     z, _ = SOLVERS[name][0](s, u, lam, torch.zeros(n, 1))
-    torch.testing.assert_close(z.double(), expected.expand(n, -1), rtol=1e-4, atol=1e-5)
+    assert_close(z.double(), expected.expand(n, -1), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -227,7 +226,7 @@ def test_a_threshold_that_the_rounding_of_the_scores_hides(
     """The best conductor has all the friction, and the two others flow below a potential of 1/4."""
     s, u = (torch.tensor([x] * 3, requires_grad=True) for x in (s, u))
     z, _ = SOLVERS[name][0](s, u, torch.ones(3, 1), torch.zeros(3, 1))
-    torch.testing.assert_close(z, torch.tensor([[0.5, 0.0, 0.5]] * 3))
+    assert_close(z, torch.tensor([[0.5, 0.0, 0.5]] * 3))
     grads = torch.autograd.grad(
         z @ torch.tensor([1.0, 1.0, 3.0]), (s, u), torch.ones(3)
     )
@@ -247,7 +246,7 @@ def test_a_node_to_which_nothing_flows_has_finite_gradients(
         ]
         z, log_mu = SOLVERS[name][0](*leaves)
         expected = (1 - lam * 10) / 11 if flow else 0.0
-        torch.testing.assert_close(z, torch.full((1, 1), expected))
+        assert_close(z, torch.full((1, 1), expected))
         grads = torch.autograd.grad((z + log_mu).sum(), leaves)
         assert all(grad.isfinite().all() for grad in grads)
         assert grads[0].abs().max() < 1e-6  # a softmax of one

@@ -9,6 +9,7 @@ import pytest
 import torch
 from kernel_cases import DOUBLE, assert_same, randn
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import Compressed, Pattern
@@ -55,7 +56,7 @@ def test_single_precision_agrees_with_double(
         for single, double in zip(*results, strict=True):
             assert single.dtype == torch.float32
             atol = 1e-5 * float(double.detach().abs().max())
-            torch.testing.assert_close(single.double(), double, rtol=1e-5, atol=atol)
+            assert_close(single.double(), double, rtol=1e-5, atol=atol)
 
 
 @pytest.mark.parametrize(("heads", "channels"), [(1, 5), (3, 5), (3, 1)])
@@ -89,7 +90,7 @@ def test_matrices_of_any_shape(
     dense = torch.zeros(rows, cols, heads, dtype=DOUBLE)
     dense = dense.index_put((row, col), weight, accumulate=True)
     expected = dense.permute(2, 0, 1).expand(3, -1, -1) @ v.transpose(0, 1)
-    torch.testing.assert_close(spmm(pattern, weight, v).transpose(0, 1), expected)
+    assert_close(spmm(pattern, weight, v).transpose(0, 1), expected)
     for operation, inputs in ((spmm, [weight, v]), (sddmm, [a, v])):
         fast = partial(operation, pattern)
         assert_same(fast, partial(fast, backend="reference"), inputs)
@@ -119,7 +120,7 @@ def test_views_that_are_not_contiguous_are_read_as_they_are(
     a, b = torch.randn(2, 5, 3, 30, generator=generator).permute(0, 3, 2, 1)
     for operation, inputs in ((spmm, (weight, b)), (sddmm, (a, b))):
         expected = operation(pattern, *inputs, backend="reference")
-        torch.testing.assert_close(operation(pattern, *inputs), expected)
+        assert_close(operation(pattern, *inputs), expected)
 
 
 def one_by_one(graph: Graph, logits: Tensor, prior: Tensor) -> Tensor:
@@ -144,7 +145,7 @@ def test_softmax_and_sums_of_every_row(
     y = randn(nodes, 3, generator=generator)
     for compressed, node in ((graph.csr, graph.edges[1]), (graph.csc, graph.edges[0])):
         sums = torch.zeros(nodes, 3, dtype=DOUBLE).index_add(0, node, x)
-        torch.testing.assert_close(row_sums(compressed, x), sums, rtol=0, atol=1e-12)
+        assert_close(row_sums(compressed, x), sums, rtol=0, atol=1e-12)
         assert torch.equal(at_rows(compressed, y), y[node])
     logits = (100 * randn(count, 3, generator=generator)).detach().requires_grad_()
     weight = torch.randn(count, 3, generator=generator, dtype=DOUBLE)
@@ -163,7 +164,7 @@ def test_softmax_and_sums_of_every_row(
             one_by_one(graph, logits, prior),
         ):
             results.append([out, *torch.autograd.grad((out * weight).sum(), leaves)])
-        torch.testing.assert_close(*results, rtol=0, atol=1e-12)
+        assert_close(*results, rtol=0, atol=1e-12)
 
 
 def test_extreme_rows() -> None:
@@ -192,5 +193,5 @@ def test_the_order_by_source_is_found_for_a_gradient_only() -> None:
     with torch.no_grad():
         evaluated = layer(x, graph)
     assert not looped.csc.is_sorted
-    torch.testing.assert_close(layer(x, graph), evaluated)
+    assert_close(layer(x, graph), evaluated)
     assert looped.csc.is_sorted

@@ -19,7 +19,7 @@ from diffusion_mp.errors import BackendError
 from diffusion_mp.kernels.linear_attention import Terms, linear_attention
 from diffusion_mp.kernels.linear_attention import triton as linear_kernels
 from diffusion_mp.kernels.pairwise import SCORES
-from diffusion_mp.testing import tolerance
+from helpers import close
 from subrun import run_program
 
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -53,9 +53,7 @@ def test_inputs_are_read_where_they_lie(name: str, generator: torch.Generator) -
     got, expected = (
         ATTENTION[name](q, k, v, backend=backend) for backend in ("triton", "reference")
     )
-    torch.testing.assert_close(
-        got, expected, **tolerance("product", torch.float32)._asdict()
-    )
+    close(got, expected)
 
 
 # A program meets all columns, 64 at a time or, in the wide case, 32: more blocks only take time.
