@@ -30,6 +30,7 @@ from diffusion_mp.layers import (
     TiedMLP,
     WeightedGraph,
 )
+from helpers import randn
 from model_cases import MODELS
 
 DOUBLE = torch.float64
@@ -39,21 +40,13 @@ MEMBER = torch.repeat_interleave(torch.arange(4), PTR.diff())
 EDGES = torch.tensor([[0, 1, 1, 2, 2, 0, 5, 6, 7, 5], [1, 0, 2, 2, 2, 3, 6, 5, 8, 7]])
 
 
-def leaf(
-    *shape: int, seed: int = 0, positive: bool = False, dtype: torch.dtype = DOUBLE
-) -> Tensor:
-    values = torch.randn(
-        shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE
-    ).to(dtype)
+def leaf(*shape: int, seed: int = 0, positive: bool = False) -> Tensor:
+    values = randn(*shape, seed=seed)
     return (values.abs() + 0.1 if positive else values).requires_grad_()
 
 
-def features(
-    heads: int, *, positive: bool = False, dtype: torch.dtype = DOUBLE
-) -> tuple[Tensor, Tensor]:
-    return tuple(
-        leaf(11, heads, 3, seed=seed, positive=positive, dtype=dtype) for seed in (1, 2)
-    )  # type: ignore
+def features(heads: int, *, positive: bool = False) -> list[Tensor]:
+    return [leaf(11, heads, 3, seed=seed, positive=positive) for seed in (1, 2)]
 
 
 def tied(score: str, normalize: bool) -> Coupling:
@@ -66,11 +59,10 @@ def flow(
     heads: int = 2,
     *,
     ptr: Tensor | None = PTR,
-    dtype: torch.dtype = DOUBLE,
     **options: Any,
 ) -> Coupling:
     query, key, *friction = (
-        0.6 * leaf(11, heads, 3, seed=seed, dtype=dtype) for seed in (1, 2, 3, 4)
+        0.6 * leaf(11, heads, 3, seed=seed) for seed in (1, 2, 3, 4)
     )
     return SparseFlowCoupling(query, key, *friction, ptr, **{"lam": 0.05} | options)
 
@@ -782,9 +774,6 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
         )
         for constraint in CONSTRAINTS
     },
-    "equation-24": lambda: DiffusionConv(
-        4, 3, 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym")
-    ),
     "difformer-conv": lambda: DIFFormerConv(4, 4),
     "difformer-conv-values": lambda: DIFFormerConv(
         4, 4, transform=True, keep="values", bias=True

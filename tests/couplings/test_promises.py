@@ -126,13 +126,21 @@ def test_edges_are_symmetric_where_their_weights_are() -> None:
     assert not SparseCoupling(graph, torch.arange(4.0)).symmetric
 
 
-def test_a_sum_is_what_all_of_its_terms_are() -> None:
+def gram(q: Tensor, bounds: list[int] | None = None) -> Coupling:
+    ptr = None if bounds is None else torch.tensor(bounds)
+    return LowRankCoupling(q, q, ptr, positive_semidefinite=True)
+
+
+def test_a_sum_is_as_precise_and_as_whole_as_its_terms() -> None:
     identity = IdentityCoupling(9)
+    assert (identity + IdentityCoupling(9, dtype=torch.float64)).dtype == torch.float64
     part = UniformCoupling(9)
     part.whole = False  # as one is whose rows lie with several processes
-    for coupling in (identity + part, part + identity):
-        assert not coupling.whole
-    assert (identity + IdentityCoupling(9, dtype=torch.float64)).dtype == torch.float64
+    assert not (identity + part).whole
+    assert not (part + identity).whole
+
+
+def test_a_sum_is_reversible_in_one_metric_alone() -> None:
     q = randn(9, 1, 2).abs()
     one, other = (
         row_normalized(
@@ -142,36 +150,34 @@ def test_a_sum_is_what_all_of_its_terms_are() -> None:
     )
     assert (one + 0.5 * one).metric is not None
     assert (one + other).metric is None
+
+
+def test_a_sum_has_the_coarsest_boundaries_of_its_terms() -> None:
     q = randn(9, 1, 2)
-    batch = LowRankCoupling(q, q, PTR, positive_semidefinite=True)
-    single = LowRankCoupling(q, q, positive_semidefinite=True)
+    bounds = PTR.tolist()
+    batch = gram(q, bounds)
     identity = IdentityCoupling(9, dtype=q.dtype)
-    merged = LowRankCoupling(q, q, torch.tensor([0, 4, 9]), positive_semidefinite=True)
     nested = 0.5 * (batch + 2 * batch)
-    for coupling in (batch, batch + identity, identity + batch, nested, batch.T):
+    for coupling, expected in (
+        (batch, bounds),
+        (batch.T, bounds),
+        (batch + identity, bounds),
+        (identity + batch, bounds),
+        (nested, bounds),
+        (batch + gram(q, [0, 4, 9]), [0, 4, 9]),
+        (gram(q, [0, 5, 9]) + gram(q, [0, 4, 9]), [0, 9]),  # in which all is one
+    ):
         assert coupling.ptr is not None
-        assert coupling.ptr.tolist() == PTR.tolist()
+        assert coupling.ptr.tolist() == expected
+    assert (batch + gram(q)).ptr is None
+    assert (gram(q) + identity).ptr is None
     for coupling in (identity + batch, nested):
         check_coupling(coupling)
-    assert (batch + merged).ptr is not None
-    assert (batch + merged).ptr.tolist() == [0, 4, 9]
-    # In which all is one.
-    assert (
-        LowRankCoupling(q, q, torch.tensor([0, 5, 9]), positive_semidefinite=True)
-        + merged
-    ).ptr.tolist() == [
-        0,
-        9,
-    ]
-    assert (batch + single).ptr is None
-    assert (single + identity).ptr is None
-    for coupling, one in (
-        (batch + identity, True),
-        (batch + single, False),
-        (batch + merged, False),
-    ):
-        assert coupling.low_rank is one
-        assert (coupling.low_rank_form(q.dtype) is not None) is one
+    # One low-rank form needs the same boundaries.
+    assert (batch + identity).low_rank
+    for other in (gram(q), gram(q, [0, 4, 9])):
+        assert not (batch + other).low_rank
+        assert (batch + other).low_rank_form(q.dtype) is None
     edges = Graph(9, torch.tensor([[0, 1, 4], [1, 2, 4]]), ptr=PTR)
     assert torch.equal(SparseCoupling(edges).ptr, PTR)
     assert torch.equal(NeumannCoupling(9, randn(1, 1), ptr=PTR).ptr, PTR)
