@@ -97,7 +97,7 @@ def marked(case: str) -> Any:
 
 
 @pytest.mark.parametrize("name", [marked(case) for case in CASES])
-def test_full_graph_with_dynamic_shapes(name: str) -> None:
+def test_full_graph_with_dynamic_shapes(name):
     """Captured once, for graphs of all sizes."""
     module = CASES[name].model().eval()
     compiled = captured(module)
@@ -146,7 +146,7 @@ BATCHES = [
 @pytest.mark.parametrize(
     ("name", "names"), [pytest.param(*case, marks=marks) for *case, marks in BATCHES]
 )
-def test_changing_batches_are_captured_once(name: str, names: tuple[str, ...]) -> None:
+def test_changing_batches_are_captured_once(name, names):
     module = MODELS[name].model().train("edge_index" in names)
     compiled = captured(module)
     for count in (5, 6, 9, 4, 11):
@@ -173,9 +173,7 @@ def test_changing_batches_are_captured_once(name: str, names: tuple[str, ...]) -
         for name in (None, "P1", "P2", "P3", "P4", "P6", "P7")
     ],
 )
-def test_a_transformer_on_sequences_is_captured(
-    placement: str | None, causal: bool, masked: bool
-) -> None:
+def test_a_transformer_on_sequences_is_captured(placement, causal, masked):
     options = {"max_length": 20, "placement": placement, "causal": causal}
     module = built(lambda: dm.PDETransformer([9], 8, 3, 1, 2, **options)).eval()
     compiled = captured(module)
@@ -191,7 +189,7 @@ def test_a_transformer_on_sequences_is_captured(
 
 
 @pytest.mark.exhaustive
-def test_a_training_step_with_noise_and_edge_loss_is_captured() -> None:
+def test_a_training_step_with_noise_and_edge_loss_is_captured():
     """The captured step advances the state of the noise: every call draws the noise that eager execution draws."""
     module = built(lambda: dm.NodeFormer(8, 6, 3, heads=2, num_samples=3)).train()
     eager = copy.deepcopy(module)
@@ -235,9 +233,7 @@ def test_a_training_step_with_noise_and_edge_loss_is_captured() -> None:
     [pytest.param(False, marks=pytest.mark.slow), True],
     ids=["stacked", "padded"],
 )
-def test_diffusion_along_sequences_is_captured(
-    options: dict[str, Any], masked: bool
-) -> None:
+def test_diffusion_along_sequences_is_captured(options, masked):
     module = built(lambda: dm.PDEDiffusion1d(8, **options))
     compiled = captured(module)
     for size, length in ((3, 12), (4, 19)):
@@ -251,7 +247,7 @@ def test_diffusion_along_sequences_is_captured(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("with_graph", [True, False], ids=["graph", "no-graph"])
-def test_generated_code_agrees(with_graph: bool) -> None:
+def test_generated_code_agrees(with_graph):
     """The default backend compiles C++, which takes a minute."""
     module = built(lambda: dm.DIFFormer(8, 6, 3)).eval()
     compiled = torch.compile(module, fullgraph=True, dynamic=True)
@@ -265,7 +261,7 @@ def test_generated_code_agrees(with_graph: bool) -> None:
 
 
 @pytest.mark.slow
-def test_batches_of_any_size_without_fullgraph() -> None:
+def test_batches_of_any_size_without_fullgraph():
     """Torch then ends its graph where the number of graphs is read, which must not be within a block."""
     module = built(lambda: dm.CertifiedTransformer(8, 8, 3, num_blocks=2, edge_dim=2))
     compiled = torch.compile(module, dynamic=True)
@@ -305,7 +301,7 @@ def test_batches_of_any_size_without_fullgraph() -> None:
         "edge-sparse-flow-hops",
     ],
 )
-def test_check_diffusivity_compiles_on_request(build: Callable[[], nn.Module]) -> None:
+def test_check_diffusivity_compiles_on_request(build):
     check_diffusivity(build, channels=4, compile=True)
 
 
@@ -314,7 +310,7 @@ class ReadsAValue(dm.DiffusionConv):
         return out if x.sum().item() > 0 else 1.0 * out
 
 
-def test_check_layer_finds_what_does_not_compile() -> None:
+def test_check_layer_finds_what_does_not_compile():
     check_layer(lambda: dm.DiffusionConv(4, 3, dm.SimpleDiffusivity()), compile=True)
     with pytest.raises(AssertionError, match=r"ReadsAValue breaks the law 'compile'"):
         check_layer(lambda: ReadsAValue(4, 3, dm.SimpleDiffusivity()), compile=True)
@@ -334,7 +330,7 @@ def test_check_layer_finds_what_does_not_compile() -> None:
     ],
     ids=["f", "learned-step"],
 )
-def test_a_layer_is_one_graph(build: Callable[[], nn.Module]) -> None:
+def test_a_layer_is_one_graph(build):
     conv = build()
     x, edge_index, batch = instance(7)
     compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
@@ -355,9 +351,7 @@ FEW: dict[str, Callable[..., Tensor]] = {
     "ptr", [None, torch.tensor([0, 20, 40])], ids=["one graph", "batch"]
 )
 @pytest.mark.parametrize("name", FEW)
-def test_few_numbers_of_one_graph_are_written_out(
-    name: str, ptr: Tensor | None
-) -> None:
+def test_few_numbers_of_one_graph_are_written_out(name, ptr):
     """So that their calls are fused; a batch is one call."""
     run = FEW[name]
     inputs = instance(40)[0].view(40, 1, 8).split([3, 3, 2], 2)
@@ -373,7 +367,7 @@ def test_few_numbers_of_one_graph_are_written_out(
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-4, 1.0, 1e4, 1e30])
-def test_norms_of_any_size_are_traced(scale: float) -> None:
+def test_norms_of_any_size_are_traced(scale):
     """Traced code cannot look at the norms before it chooses a formula."""
     x = instance(20)[0].view(20, 1, 8)
     x[3:5] *= scale
@@ -382,7 +376,7 @@ def test_norms_of_any_size_are_traced(scale: float) -> None:
 
 
 @pytest.mark.parametrize("shift", [-100.0, -30.0, 0.0, 30.0])
-def test_scores_of_any_size_are_traced(shift: float) -> None:
+def test_scores_of_any_size_are_traced(shift):
     x = instance(20)[0].view(20, 1, 8)
     q = torch.cat([x, torch.full_like(x, shift / 8)], 2)
     k = torch.cat([x, torch.ones_like(x)], 2)
@@ -391,7 +385,7 @@ def test_scores_of_any_size_are_traced(shift: float) -> None:
 
 @pytest.mark.parametrize("boundary", get_args(Boundary))
 @pytest.mark.parametrize("n", [1, 4, 20])
-def test_sequences_of_any_boundary_are_traced(boundary: str, n: int) -> None:
+def test_sequences_of_any_boundary_are_traced(boundary, n):
     """By shifts where no stride is longer than the sequence; several heads, also transposed."""
     v = instance(20)[0][:n].view(n, 2, 4)
     alpha = torch.tensor([[0.25, 0.1], [0.5, -0.1], [0.1, 0.3]])
@@ -431,7 +425,7 @@ def check_traced(
 
 
 @pytest.mark.exhaustive
-def test_check_update_compiles_on_request() -> None:
+def test_check_update_compiles_on_request():
     check_update(lambda: dm.ExplicitEuler(0.5), channels=3, compile=True)
 
 

@@ -4,7 +4,6 @@ Run by `export/test_onnx.py` in a process without the runtime shape checks, whos
 """
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import onnxruntime
@@ -42,8 +41,8 @@ def written_out(name: str) -> torch.export.ExportedProgram:
 
 @pytest.mark.parametrize("name", quick(WRITTEN))
 def test_a_program_in_plain_torch_is_the_model_on_graphs_of_all_sizes(
-    name: str,
-) -> None:
+    name,
+):
     case = MODELS[name]
     written = written_out(name)
     assert not any("diffusion_mp" in str(node.target) for node in every_node(written))
@@ -54,9 +53,7 @@ def test_a_program_in_plain_torch_is_the_model_on_graphs_of_all_sizes(
 
 
 @pytest.mark.parametrize("name", quick(QUICK))
-def test_onnx_of_a_model_is_the_model_on_graphs_of_all_sizes(
-    name: str, tmp_path: Path
-) -> None:
+def test_onnx_of_a_model_is_the_model_on_graphs_of_all_sizes(name, tmp_path):
     case = MODELS[name]
     torch.onnx.export(written_out(name), f=tmp_path / "model.onnx", verbose=False)
     session = onnxruntime.InferenceSession(

@@ -26,7 +26,7 @@ def scope() -> dict[str, Any]:
     return names
 
 
-def test_each_example_is_short() -> None:
+def test_each_example_is_short():
     assert len(BLOCKS) == 4
     assert all(
         len([line for line in block.splitlines() if line.strip()]) <= 25
@@ -34,7 +34,7 @@ def test_each_example_is_short() -> None:
     )
 
 
-def test_the_kernel_is_its_reference(scope: dict[str, Any]) -> None:
+def test_the_kernel_is_its_reference(scope):
     graph_sum = scope["graph_sum"]
     x = torch.rand(9, 2, 3, dtype=torch.float64, requires_grad=True)
     expected = scope["formula"](x, PTR)
@@ -49,8 +49,8 @@ def test_the_kernel_is_its_reference(scope: dict[str, Any]) -> None:
 
 
 def test_the_coupling_and_the_diffusivity_are_what_they_say(
-    scope: dict[str, Any],
-) -> None:
+    scope,
+):
     a, b = torch.rand(2, 9, 2, dtype=torch.float64)
     coupling = scope["GainCoupling"](a, b, PTR)
     graph = torch.repeat_interleave(torch.arange(4), PTR.diff())

@@ -77,9 +77,7 @@ def same(a: Any, b: Any) -> bool:
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize("taker", TAKERS)
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
-def test_integers_of_any_type_are_the_same_integers(
-    taker: str, dtype: torch.dtype
-) -> None:
+def test_integers_of_any_type_are_the_same_integers(taker, dtype):
     take = TAKERS[taker]
     with torch.no_grad():
         assert same(take(lambda tensor: tensor.to(dtype)), take(lambda tensor: tensor))

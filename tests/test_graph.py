@@ -36,7 +36,7 @@ def random_edges(num_nodes: int, num_edges: int) -> Tensor:
     return torch.randint(max(num_nodes, 1), (2, num_edges), generator=generator)
 
 
-def test_remaining_loops_with_weights_are_those_of_pyg() -> None:
+def test_remaining_loops_with_weights_are_those_of_pyg():
     index, weight = add_remaining_self_loops(EDGES, WEIGHT, num_nodes=4)
     got = adjacency(Graph(4, EDGES, WEIGHT).with_self_loops("remaining"))
     assert torch.equal(got, adjacency(Graph(4, index, weight)))
@@ -55,8 +55,8 @@ CUT = Graph(3, LOCAL, WEIGHT[INSIDE], full_degree=DEGREE)
 @pytest.mark.parametrize("self_loops", ["keep", "add", "remove", "remaining"])
 @pytest.mark.parametrize("direction", ["directed", "undirected", "pyg"])
 def test_a_part_with_full_degree_has_the_entries_of_the_whole_graph(
-    normalization: Any, self_loops: Any, direction: Any
-) -> None:
+    normalization, self_loops, direction
+):
     diffusivity = AdjacencyDiffusivity(
         normalization, self_loops=self_loops, direction=direction
     )
@@ -69,7 +69,7 @@ def test_a_part_with_full_degree_has_the_entries_of_the_whole_graph(
         assert_close(entries(part), expected, rtol=1e-6, atol=0)
 
 
-def test_what_a_part_knows_is_its_degree() -> None:
+def test_what_a_part_knows_is_its_degree():
     x = torch.zeros(3, 1)
     without = AdjacencyDiffusivity("sym")(x, Graph(3, LOCAL, WEIGHT[INSIDE])).to_dense()
     assert not torch.allclose(AdjacencyDiffusivity("sym")(x, CUT).to_dense(), without)
@@ -102,7 +102,7 @@ test_what_is_no_graph_is_refused = refuses(
 )
 
 
-def test_constructors_agree() -> None:
+def test_constructors_agree():
     expected = adjacency(Graph(3, EDGES, WEIGHT))
     sparse = expected.to_sparse_csr()
     listed = EdgeIndex(EDGES, sparse_size=(3, 3))
@@ -122,7 +122,7 @@ def test_constructors_agree() -> None:
     assert Graph.coerce(x, ready) is ready
 
 
-def test_a_batch_of_pyg_is_a_ragged_batch() -> None:
+def test_a_batch_of_pyg_is_a_ragged_batch():
     parts = [
         Data(edge_index=EDGES, num_nodes=3),
         Data(edge_index=EDGES[:, :1], num_nodes=2),
@@ -137,7 +137,7 @@ def test_a_batch_of_pyg_is_a_ragged_batch() -> None:
     assert Graph.from_data(part).ptr.tolist() == [0, 2, 4]
 
 
-def test_data_with_several_kinds_of_nodes_are_taken_when_they_are_one() -> None:
+def test_data_with_several_kinds_of_nodes_are_taken_when_they_are_one():
     data = HeteroData()
     data["author"].x = torch.rand(3, 2)
     data["paper"].x = torch.rand(2, 2)
@@ -148,7 +148,7 @@ def test_data_with_several_kinds_of_nodes_are_taken_when_they_are_one() -> None:
     assert Graph.from_data(data.to_homogeneous()).edges.tolist() == [[0, 2], [4, 3]]
 
 
-def test_one_graph_is_the_default_and_signed_weights_pass_without_validation() -> None:
+def test_one_graph_is_the_default_and_signed_weights_pass_without_validation():
     graph = Graph(3, EDGES)
     assert graph.is_single
     assert graph.ptr.tolist() == [0, 3]
@@ -163,7 +163,7 @@ def test_one_graph_is_the_default_and_signed_weights_pass_without_validation() -
 
 
 @given(sizes=st.lists(st.integers(0, 6), min_size=1, max_size=8))
-def test_batch_and_ptr_say_the_same(sizes: list[int]) -> None:
+def test_batch_and_ptr_say_the_same(sizes):
     ptr = [0, *itertools.accumulate(sizes)]
     by_ptr = Graph(ptr[-1], ptr=torch.tensor(ptr))
     assert by_ptr.ptr.tolist() == ptr
@@ -175,7 +175,7 @@ def test_batch_and_ptr_say_the_same(sizes: list[int]) -> None:
 
 
 @given(num_nodes=st.integers(1, 8), num_edges=st.integers(0, 20))
-def test_policies_on_random_multigraphs(num_nodes: int, num_edges: int) -> None:
+def test_policies_on_random_multigraphs(num_nodes, num_edges):
     graph = Graph(num_nodes, random_edges(num_nodes, num_edges))
     dense = adjacency(graph)
     without = dense - torch.diag(dense.diagonal())
@@ -213,9 +213,7 @@ def as_numbers(parts: Any) -> list[list[int]]:
     ("nodes", "edges"), [(0, 0), (4, 0), (1, 3), (5, 40), (997, 2003)]
 )
 @pytest.mark.parametrize("ordered", [False, True])
-def test_compressed_forms_are_those_of_a_stable_sort(
-    nodes: int, edges: int, ordered: bool
-) -> None:
+def test_compressed_forms_are_those_of_a_stable_sort(nodes, edges, ordered):
     node, opposite = random_edges(nodes, edges)
     if ordered:
         node = node.sort().values
@@ -230,7 +228,7 @@ def test_compressed_forms_are_those_of_a_stable_sort(
     )
 
 
-def test_compressing_passes_opcheck_and_refuses_nodes_that_do_not_exist() -> None:
+def test_compressing_passes_opcheck_and_refuses_nodes_that_do_not_exist():
     torch.library.opcheck(
         torch.ops.diffusion_mp.compress.default, (*random_edges(9, 20), 9)
     )
@@ -241,7 +239,7 @@ def test_compressing_passes_opcheck_and_refuses_nodes_that_do_not_exist() -> Non
 
 
 @pytest.mark.parametrize("policy", ["add", "remaining"])
-def test_edges_with_loops_stand_in_the_order_of_their_targets(policy: Any) -> None:
+def test_edges_with_loops_stand_in_the_order_of_their_targets(policy):
     graph = Graph(5, torch.tensor([[4, 0, 0, 3, 1], [2, 1, 0, 1, 4]]), torch.rand(5))
     looped = graph.with_self_loops(policy)
     source, target = looped.edges
@@ -254,14 +252,14 @@ def test_edges_with_loops_stand_in_the_order_of_their_targets(policy: Any) -> No
     )
 
 
-def test_sums_of_half_precision_weights() -> None:
+def test_sums_of_half_precision_weights():
     graph = Graph(
         2, torch.zeros(2, 5000, dtype=torch.long), torch.ones(5000, dtype=torch.float16)
     )
     assert graph.degree()[0] == graph.degree(dtype=torch.float16)[0] == 5000
 
 
-def test_the_default_device_is_not_that_of_the_data() -> None:
+def test_the_default_device_is_not_that_of_the_data():
     layer = GCNConv(2, 2)
     x = torch.rand(5, 2)
     batch = torch.tensor([0, 0, 1, 1, 1])

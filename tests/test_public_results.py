@@ -18,7 +18,7 @@ X = randn(5, 3, seed=1)
 ADJACENCY = AdjacencyDiffusivity("sym")(X, RING)
 
 
-def test_teleports_are_those_of_personalised_pagerank() -> None:
+def test_teleports_are_those_of_personalised_pagerank():
     h = randn(5, 3, seed=2)
     alpha = 0.2
     step = (1 - alpha) * (ADJACENCY @ X) + alpha * h
@@ -28,7 +28,7 @@ def test_teleports_are_those_of_personalised_pagerank() -> None:
     assert_close(teleport_limit(alpha)(X, ADJACENCY, source=h), limit)
 
 
-def test_a_friction_is_an_attention_of_its_own() -> None:
+def test_a_friction_is_an_attention_of_its_own():
     friction = FrictionAttention(3, heads=2, head_channels=4).double()
     query, key = friction(X, RING)
     assert_close(query / friction.scale, friction.query(X).unflatten(1, (2, 4)))
@@ -37,14 +37,14 @@ def test_a_friction_is_an_attention_of_its_own() -> None:
     assert_close(key - key[:1], keys - keys[:1])
 
 
-def test_a_constant_is_added_to_an_inner_product() -> None:
+def test_a_constant_is_added_to_an_inner_product():
     x = randn(4, 2, 3)
     query = with_constant(x, 2.0)
     key = with_constant(x, 3.0)
     assert_close((query * key).sum(2), (x * x).sum(2) + 6)
 
 
-def test_a_certificate_is_true_where_the_energy_falls() -> None:
+def test_a_certificate_is_true_where_the_energy_falls():
     certificate = certify(ADJACENCY, tau=0.5, form="residual")
     assert isinstance(certificate, Certificate)
     assert certificate
@@ -52,7 +52,7 @@ def test_a_certificate_is_true_where_the_energy_falls() -> None:
     assert certificate.lam == pytest.approx(expected)
 
 
-def test_estimates_of_a_perturbation_are_products() -> None:
+def test_estimates_of_a_perturbation_are_products():
     found = Perturbation(
         truth=1.0, lipschitz=2.0, step=3.0, step_bound=4.0, roughness=5.0, size=2.0
     )

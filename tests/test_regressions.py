@@ -1,7 +1,6 @@
 """Mistakes that code of this field has shown, each kept out by a test. D-numbers are those of docs and ERRATA."""
 
 # ruff: noqa: F403, F405 (everything public)
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,9 +43,7 @@ def distance_from_the_mean(diffusivity: Diffusivity, x: Tensor) -> float:
     return float((moved - x.mean(0)).norm() / (x - x.mean(0)).norm())
 
 
-def test_attention_over_100_000_nodes_is_not_the_plain_mean_and_trains_its_queries() -> (
-    None
-):
+def test_attention_over_100_000_nodes_is_not_the_plain_mean_and_trains_its_queries():
     x = two_clusters(100_000)
     row = built(lambda: SimpleDiffusivity(16, projection="tied"))
     frobenius = built(
@@ -71,7 +68,7 @@ def test_attention_over_100_000_nodes_is_not_the_plain_mean_and_trains_its_queri
     assert sizes["frobenius"] < 1e-3 * sizes["row"]
 
 
-def test_every_kernel_normalises_its_queries_by_default() -> None:
+def test_every_kernel_normalises_its_queries_by_default():
     """D2: the released sigmoid kernel does not; with the default, scale does not matter."""
     x = state()
     for kind in ALL_PAIR:
@@ -92,9 +89,7 @@ def test_every_kernel_normalises_its_queries_by_default() -> None:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_scores_on_unit_vectors(
-    kind: type[Diffusivity], score: Callable[[Tensor], Tensor]
-) -> None:
+def test_scores_on_unit_vectors(kind, score):
     """D8, D9: on unit vectors the inner product and the actual distance are the same score; D25: with √d in ŝ, too."""
     unit = torch.nn.functional.normalize(state(), dim=1)
     expected = score(unit @ unit.T)
@@ -109,8 +104,8 @@ def test_scores_on_unit_vectors(
 
 @pytest.mark.parametrize("kind", ALL_PAIR)
 def test_the_distance_form_is_the_derivative_of_its_penalty(
-    kind: type[Diffusivity],
-) -> None:
+    kind,
+):
     """D8: ω_ij = f(‖x_i − x_j‖²) for states of any norm in the unit ball."""
     x = state() / 5
     diffusivity = kind(4, normalize=None, measure="distance", row_stochastic=False)
@@ -118,7 +113,7 @@ def test_the_distance_form_is_the_derivative_of_its_penalty(
     close(diffusivity(x).to_dense()[0], diffusivity.penalty.f(z2))
 
 
-def test_no_softmax_penalty_of_an_unknown_dimension() -> None:
+def test_no_softmax_penalty_of_an_unknown_dimension():
     """f depends on d, and without channels the constructor does not know it."""
     diffusivity = SoftmaxDiffusivity(
         normalize=None, measure="distance", row_stochastic=False
@@ -127,7 +122,7 @@ def test_no_softmax_penalty_of_an_unknown_dimension() -> None:
     assert "channels" in diffusivity.why_no_penalty
 
 
-def test_equation_24_and_equations_61_to_63_are_different_updates() -> None:
+def test_equation_24_and_equations_61_to_63_are_different_updates():
     """D3: ½(Ŝ + Ã) with the conservative step, Ŝ + Ã with the residual one."""
     x = state()
     graph = Graph(6, EDGES)
@@ -151,9 +146,7 @@ def test_equation_24_and_equations_61_to_63_are_different_updates() -> None:
     ("graph", "share"),
     [("sum", None), ("mean", None), (None, None), ("sum", 0.3), ("mean", 0.3)],
 )
-def test_the_returned_coupling_reproduces_the_output(
-    kernel: str, graph: str | None, share: float | None
-) -> None:
+def test_the_returned_coupling_reproduces_the_output(kernel, graph, share):
     """``graph="sum"`` keeps (1 − τ) x, ``graph="mean"`` conserves with the row sums of what is mixed."""
     x = state()
     mapped: Any = {
@@ -180,7 +173,7 @@ def test_the_returned_coupling_reproduces_the_output(
 
 
 @pytest.mark.usefixtures("no_typecheck")
-def test_training_and_evaluation_use_the_same_tau() -> None:
+def test_training_and_evaluation_use_the_same_tau():
     """With dropout off both modes agree; with it on, the mean over many masks is the evaluated output."""
     x = state()
     model = built(lambda: DIFFormer(4, 6, 3, dropout=0.0)).double()
@@ -193,9 +186,7 @@ def test_training_and_evaluation_use_the_same_tau() -> None:
     assert_close(mean, conv.eval()(x, EDGES), atol=0.15, rtol=0)
 
 
-def test_dropout_never_touches_what_the_diffusivity_reads_and_follows_the_seed() -> (
-    None
-):
+def test_dropout_never_touches_what_the_diffusivity_reads_and_follows_the_seed():
     """D20: the coupling of a training step is the coupling of evaluation."""
     x = state()
     conv = built(

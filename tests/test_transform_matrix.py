@@ -419,7 +419,7 @@ CELLS = [
 @pytest.mark.unwatched
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize(("row", "transform"), CELLS)
-def test_a_transformed_call_is_the_plain_call(row: str, transform: str) -> None:
+def test_a_transformed_call_is_the_plain_call(row, transform):
     subject = Subject(ROWS[row])
     sentence = REFUSED.get((row, transform))
     if sentence is None:
@@ -442,7 +442,7 @@ KEPT = (
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize("row", KEPT)
 @pytest.mark.parametrize("transform", ["grad", "vmap", "hessian"])
-def test_a_graph_keeps_nothing_of_a_transform(row: str, transform: str) -> None:
+def test_a_graph_keeps_nothing_of_a_transform(row, transform):
     """What a graph computes on first use may be used by later calls, in and outside of transforms."""
     subject = Subject(LAYERS[row])
     x = subject.inputs["x"]
@@ -462,7 +462,7 @@ def test_a_graph_keeps_nothing_of_a_transform(row: str, transform: str) -> None:
     same(transforms[transform](x), first)
 
 
-def test_every_refusal_is_on_the_page() -> None:
+def test_every_refusal_is_on_the_page():
     page = " ".join(PAGE.read_text().split())
     for sentence in set(REFUSED.values()):
         assert sentence in page, f"docs/which-model.md does not say: {sentence}"
@@ -477,7 +477,7 @@ def public_modules(package: ModuleType) -> set[type]:
     }
 
 
-def test_every_public_layer_and_model_has_a_row() -> None:
+def test_every_public_layer_and_model_has_a_row():
     listed = {
         type(part) for row in ROWS.values() for part in built(row.build).modules()
     }

@@ -17,7 +17,7 @@ from helpers import refuses
 
 
 @pytest.mark.parametrize("name", COUPLINGS)
-def test_in_single_precision_it_is_the_same_operator(name: str) -> None:
+def test_in_single_precision_it_is_the_same_operator(name):
     coupling = COUPLINGS[name]()
     single = coupling.to(torch.float32)
     assert type(single) is type(coupling)
@@ -41,7 +41,7 @@ def test_in_single_precision_it_is_the_same_operator(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COUPLINGS)
-def test_detached_it_has_the_same_entries_and_no_gradient(name: str) -> None:
+def test_detached_it_has_the_same_entries_and_no_gradient(name):
     coupling = COUPLINGS[name]()
     plain = coupling.detach()
     v = leaf(coupling.num_nodes, coupling.heads, 2).detach()
@@ -52,7 +52,7 @@ def test_detached_it_has_the_same_entries_and_no_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COUPLINGS)
-def test_on_another_device_are_all_tensors_but_the_row_boundaries(name: str) -> None:
+def test_on_another_device_are_all_tensors_but_the_row_boundaries(name):
     coupling = COUPLINGS[name]()
     boundaries = coupling.ptr
     moved = coupling.to("meta")
@@ -79,9 +79,7 @@ def tensors(value: object, name: str = "") -> list[tuple[str, Tensor]]:
     return []
 
 
-def test_gradients_learned_scores_and_shared_tensors_survive_a_change_of_dtype() -> (
-    None
-):
+def test_gradients_learned_scores_and_shared_tensors_survive_a_change_of_dtype():
     query = leaf(11, 2, 3)
     PairwiseCoupling(query, query, PTR, mutual=True).to(
         torch.float32
@@ -106,7 +104,7 @@ def test_gradients_learned_scores_and_shared_tensors_survive_a_change_of_dtype()
     assert single.positive_semidefinite
 
 
-def test_functions_of_distances_in_a_batch_under_torch_func() -> None:
+def test_functions_of_distances_in_a_batch_under_torch_func():
     def energy(x: Tensor) -> Tensor:
         return (
             (DistanceCoupling(lambda z2: 1 / (1 + z2), x, x, PTR, mutual=True) @ x)
@@ -141,7 +139,7 @@ class Cauchy(torch.nn.Linear):
         lambda x: DenseCoupling(x[:, 0] @ x[:, 0].T),
     ],
 )
-def test_a_detached_coupling_does_not_keep_its_inputs_alive(make) -> None:  # type: ignore[no-untyped-def]
+def test_a_detached_coupling_does_not_keep_its_inputs_alive(make):  # type: ignore[no-untyped-def]
     x = 2 * leaf(11, 1, 3)
     made_of = weakref.ref(x)
     plain = make(x).detach()

@@ -23,7 +23,7 @@ def block(ptr: Tensor) -> Tensor:
 PTR = torch.tensor([0, 3, 3, 4, 9])
 
 
-def test_an_edge_is_an_entry_of_its_targets_row_and_parallel_ones_add_up() -> None:
+def test_an_edge_is_an_entry_of_its_targets_row_and_parallel_ones_add_up():
     coupling = SparseCoupling(Graph(3, torch.tensor([[0], [2]])), torch.tensor([5.0]))
     assert coupling.to_dense()[0].tolist() == [[0, 0, 0], [0, 0, 0], [5, 0, 0]]
     graph = Graph(
@@ -37,8 +37,8 @@ def test_an_edge_is_an_entry_of_its_targets_row_and_parallel_ones_add_up() -> No
 
 @pytest.mark.parametrize("heads", [1, 2])
 def test_a_state_far_from_the_origin_keeps_the_digits_of_its_dirichlet_form(
-    heads: int,
-) -> None:
+    heads,
+):
     """A shift costs nothing, though its squares are a million times as large as the differences."""
     weight = randn(9, heads).abs()
     x = 1e3 + randn(6, 3).float()
@@ -108,7 +108,7 @@ FORMULAS: dict[str, tuple[Callable[..., Coupling], Callable[..., Tensor], bool]]
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_entries_and_products_are_those_of_the_formula(name: str) -> None:
+def test_entries_and_products_are_those_of_the_formula(name):
     build, formula, normalize = FORMULAS[name]
     q = randn(9, 2, 4, seed=1).abs()
     k = randn(9, 2, 4, seed=2).abs()
@@ -127,7 +127,7 @@ def test_entries_and_products_are_those_of_the_formula(name: str) -> None:
         close(of, product)
 
 
-def test_a_row_of_linear_attention_without_mass_is_zero() -> None:
+def test_a_row_of_linear_attention_without_mass_is_zero():
     """DIFFormer-s where every key is the opposite of a query: 1 + q̃·k̃ = 0."""
     q = torch.tensor([[1.0, 0.0], [0.0, 2.0]]).unsqueeze(1)
     k = torch.tensor([[-3.0, 0.0], [-1.0, 0.0]]).unsqueeze(1)
@@ -137,7 +137,7 @@ def test_a_row_of_linear_attention_without_mass_is_zero() -> None:
     assert (coupling @ q).flatten().tolist() == [0.0, 0.0, 0.5, 1.0]
 
 
-def test_entries_between_graphs_are_zero_however_large_the_scores() -> None:
+def test_entries_between_graphs_are_zero_however_large_the_scores():
     ptr = torch.tensor([0, 2, 4])
     q = (
         torch.tensor([30.0, 31.0, -30.0, -31.0], dtype=torch.float64)
@@ -154,7 +154,7 @@ def test_entries_between_graphs_are_zero_however_large_the_scores() -> None:
     assert grad.isfinite().all()
 
 
-def test_a_mean_over_many_nodes_keeps_its_digits() -> None:
+def test_a_mean_over_many_nodes_keeps_its_digits():
     v = 1 + torch.rand(10_001, 1, 8, generator=torch.Generator().manual_seed(0))
     exact = v.double().mean(0)
     mean = (UniformCoupling(len(v)) @ v)[0].double()
@@ -163,7 +163,7 @@ def test_a_mean_over_many_nodes_keeps_its_digits() -> None:
     ).eps * exact.max()
 
 
-def test_to_dense_warns_when_it_is_large() -> None:
+def test_to_dense_warns_when_it_is_large():
     big = IdentityCoupling(8193)
     with pytest.warns(UserWarning, match="67,125,249 entries"):
         big.to_dense()
@@ -172,7 +172,7 @@ def test_to_dense_warns_when_it_is_large() -> None:
         IdentityCoupling(100).to_dense()
 
 
-def test_a_coupling_of_one_head_is_used_as_a_matrix() -> None:
+def test_a_coupling_of_one_head_is_used_as_a_matrix():
     q = randn(7, 1, 3, seed=1)
     k = randn(7, 1, 3, seed=2)
     other = UniformCoupling(7, dtype=torch.float64)
@@ -216,7 +216,7 @@ test_matrices_and_sums_that_do_not_fit_are_refused = refuses(
 )
 
 
-def test_a_dense_coupling_examines_its_entries_on_first_access() -> None:
+def test_a_dense_coupling_examines_its_entries_on_first_access():
     rows = torch.rand(2, 5, 5, generator=torch.Generator().manual_seed(0)) + 0.1
     stochastic = DenseCoupling(rows / rows.sum(2, keepdim=True))
     assert stochastic.row_stochastic

@@ -88,20 +88,20 @@ def guarantees(boundary: str) -> None:
     hold()
 
 
-def test_the_guarantees_hold_with_the_symmetric_extension() -> None:
+def test_the_guarantees_hold_with_the_symmetric_extension():
     guarantees("symmetric")
 
 
 @pytest.mark.parametrize(
     ("boundary", "what"), [("replicate", "it expands"), ("drop", "energy rises")]
 )
-def test_the_same_body_finds_the_counterexample(boundary: str, what: str) -> None:
+def test_the_same_body_finds_the_counterexample(boundary, what):
     """Corollary 4.5 is false as printed (docs/errata.md, P1)."""
     with pytest.raises(AssertionError, match=what):
         guarantees(boundary)
 
 
-def test_the_counterexamples_in_numbers() -> None:
+def test_the_counterexamples_in_numbers():
     replicated, dropped, extended = (
         step_matrix(24, (4,), [0.49], boundary)
         for boundary in ("replicate", "drop", "symmetric")
@@ -119,7 +119,7 @@ def test_the_counterexamples_in_numbers() -> None:
     assert energy_growth(extended) <= ROUNDING
 
 
-def test_what_the_other_boundaries_keep_and_lose() -> None:
+def test_what_the_other_boundaries_keep_and_lose():
     ring, causal = (
         step_matrix(24, (4,), [0.49], boundary) for boundary in ("periodic", "causal")
     )
@@ -139,7 +139,7 @@ def test_what_the_other_boundaries_keep_and_lose() -> None:
 
 
 @pytest.mark.parametrize(("alpha", "least"), [(0.25, 0.0), (0.4, -0.6)])
-def test_above_a_quarter_high_modes_change_sign(alpha: float, least: float) -> None:
+def test_above_a_quarter_high_modes_change_sign(alpha, least):
     """The proof's 0 ≤ 1 − 4α is wrong (docs/errata.md, P2), and so is κ = max(1 + αλ): it lacks the absolute value."""
     spectrum = torch.linalg.eigvalsh(step_matrix(64, (1,), [alpha], "symmetric"))
     assert float(spectrum[0]) == pytest.approx(least, abs=3e-3)
@@ -150,7 +150,7 @@ def test_above_a_quarter_high_modes_change_sign(alpha: float, least: float) -> N
 
 
 @pytest.mark.parametrize("length", [4, 24, 400])
-def test_the_roughness_bound_needs_a_factor_of_two(length: int) -> None:
+def test_the_roughness_bound_needs_a_factor_of_two(length):
     """‖ΔZ‖ ≤ √(8𝓔): the alternating sequence attains it as it grows, and violates the printed √(2𝓔)."""
     laplacian = step_matrix(length, (1,), [1.0], "symmetric") - torch.eye(
         length, dtype=DOUBLE
@@ -170,7 +170,7 @@ def test_the_roughness_bound_needs_a_factor_of_two(length: int) -> None:
 
 
 @given(length=st.integers(2, 40), seed=st.integers(0, 999))
-def test_the_roughness_bound_holds(length: int, seed: int) -> None:
+def test_the_roughness_bound_holds(length, seed):
     laplacian = step_matrix(length, (1,), [1.0], "symmetric") - torch.eye(
         length, dtype=DOUBLE
     )
@@ -179,7 +179,7 @@ def test_the_roughness_bound_holds(length: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("stride", [1, 2, 4])
-def test_the_transfer_function_has_alpha_in_it(stride: int) -> None:
+def test_the_transfer_function_has_alpha_in_it(stride):
     """H(ω, h) = 1 − 4α sin²(ωh/2); printed without α, it would be another number (docs/errata.md, P4)."""
     alpha = 0.2
     omega = 5 * math.pi / 40

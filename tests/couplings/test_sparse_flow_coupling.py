@@ -45,9 +45,7 @@ def circuit(
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("lam", [0.0, 0.03, 0.5])
 @pytest.mark.parametrize("ptr", [None, PTR], ids=["one", "ragged"])
-def test_entries_potentials_density_and_energy(
-    alpha: float, lam: float, ptr: Tensor | None
-) -> None:
+def test_entries_potentials_density_and_energy(alpha, lam, ptr):
     coupling = SparseFlowCoupling(*features(), ptr, lam=lam, alpha=alpha)
     parts = circuit(lam, alpha, ptr)
     expected = torch.stack(
@@ -68,7 +66,7 @@ def test_entries_potentials_density_and_energy(
     close(coupling.energy(), energy)
 
 
-def test_without_friction_it_is_the_softmax_coupling() -> None:
+def test_without_friction_it_is_the_softmax_coupling():
     q, k, *friction = features()
     softmax = PairwiseCoupling(q, k, PTR).to_dense()
     close(

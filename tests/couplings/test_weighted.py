@@ -33,9 +33,7 @@ COLUMN = randn(N, 1, seed=4)
 @pytest.mark.parametrize(
     ("row", "column"), [(ROW, None), (None, COLUMN), (ROW, COLUMN), (None, None)]
 )
-def test_reweighting_formula(
-    heads: int, row: Tensor | None, column: Tensor | None
-) -> None:
+def test_reweighting_formula(heads, row, column):
     expected = low_rank(heads).to_dense()
     if row is not None:
         expected = row.T.unsqueeze(2) * expected
@@ -47,7 +45,7 @@ def test_reweighting_formula(
     close(coupling @ v, torch.einsum("hij,jd->ihd", expected, v[:, 0]))
 
 
-def test_reweighting_keeps_promises_and_empty_rows() -> None:
+def test_reweighting_keeps_promises_and_empty_rows():
     key = torch.ones(3, 1, 1, dtype=DOUBLE)
     query = torch.tensor([2.0, 0.0, 5.0], dtype=DOUBLE).view(3, 1, 1).requires_grad_()
     coupling = row_normalized(LowRankCoupling(query, key, nonnegative=True))
@@ -94,7 +92,7 @@ COUPLINGS: dict[str, Callable[[Tensor], Coupling]] = {
 
 
 @pytest.mark.parametrize("name", COUPLINGS)
-def test_without_the_diagonal_row_sums_bound_the_laplacian(name: str) -> None:
+def test_without_the_diagonal_row_sums_bound_the_laplacian(name):
     x = torch.rand(13, 2, 3, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
     x[1], x[5] = x[0], x[4]  # the edges of the graph have one weight in both directions
     bare = without_diagonal(COUPLINGS[name](x))
@@ -106,9 +104,7 @@ def test_without_the_diagonal_row_sums_bound_the_laplacian(name: str) -> None:
 
 @pytest.mark.parametrize("diagonal", [True, False])
 @pytest.mark.parametrize("name", COUPLINGS)
-def test_symmetric_normalisation_is_the_dense_formula(
-    name: str, diagonal: bool, generator: torch.Generator
-) -> None:
+def test_symmetric_normalisation_is_the_dense_formula(name, diagonal, generator):
     """Values and gradients; empty rows are zero rows."""
     x = torch.rand(13, 2, 3, generator=generator, dtype=DOUBLE).requires_grad_()
     v = torch.randn(13, 2, 3, generator=generator, dtype=DOUBLE)
@@ -124,7 +120,7 @@ def test_symmetric_normalisation_is_the_dense_formula(
     agree(got, expected, [x], (1e-11, 1e-12), (1e-9, 1e-11))
 
 
-def test_a_kernel_too_sharp_for_float32_keeps_its_neighbours() -> None:
+def test_a_kernel_too_sharp_for_float32_keeps_its_neighbours():
     """Entries of nodes three apart are e^−450, beside a diagonal of one: D^-½SD^-½ is that of a path.
 
     The last node is alone in its graph, and has a zero row.
@@ -148,9 +144,7 @@ def test_a_kernel_too_sharp_for_float32_keeps_its_neighbours() -> None:
 
 
 @pytest.mark.parametrize("normalize", [True, "symmetric"])
-def test_row_sums_kept_under_no_grad_still_have_a_gradient(
-    normalize, generator: torch.Generator
-) -> None:
+def test_row_sums_kept_under_no_grad_still_have_a_gradient(normalize, generator):
     """A solver that needs no gradient may be the first to compute the row sums, which the coupling keeps."""
     x = torch.rand(5, 1, 3, generator=generator).requires_grad_()
     pairs = torch.tensor([[0, 1], [2, 0]])

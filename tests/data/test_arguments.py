@@ -26,7 +26,7 @@ def parts(**options: Any) -> list[Data]:
     "form",
     [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.byte, torch.Tensor.int],
 )
-def test_clusters_in_another_form_are_the_same_clusters(form: Any) -> None:
+def test_clusters_in_another_form_are_the_same_clusters(form):
     """Bytes, as indices, would be a mask."""
     clusters = torch.arange(60) // 6
     for part, same in zip(
@@ -78,7 +78,7 @@ test_what_does_not_fit_is_refused = refuses(
 )
 
 
-def test_whole_numbers() -> None:
+def test_whole_numbers():
     assert [as_whole(value, "n") for value in (3, np.int64(3), torch.tensor(3))] == [
         3,
         3,

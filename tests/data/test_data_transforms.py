@@ -99,7 +99,7 @@ MOLECULES = [molecule(nodes) for nodes in (3, 7, 5, 4)]
 
 
 @pytest.mark.parametrize("self_loops", [None, "remaining"])
-def test_one_graph_is_prepared_once_for_all_layers_and_steps(self_loops: Any) -> None:
+def test_one_graph_is_prepared_once_for_all_layers_and_steps(self_loops):
     data = Compose([NormalizeFeatures(), ToDiffusionGraph(self_loops)])(MOLECULES[1])
     layer = GCNConv(4, 4)
     assert_close(
@@ -161,7 +161,7 @@ BATCHES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_a_batch_has_a_graph_of_its_own(batch: str) -> None:
+def test_a_batch_has_a_graph_of_its_own(batch):
     layer = DIFFormerConv(4, 4)
     alone = torch.cat(
         [layer(data.x, data.edge_index, data.edge_weight) for data in MOLECULES]
@@ -171,14 +171,14 @@ def test_a_batch_has_a_graph_of_its_own(batch: str) -> None:
     assert_close(layer(together.x, together.graph), alone)
 
 
-def test_graphs_of_single_data_do_not_make_a_batch(no_typecheck: None) -> None:
+def test_graphs_of_single_data_do_not_make_a_batch(no_typecheck):
     dataset = [ToDiffusionGraph()(data) for data in MOLECULES]
     batch = next(iter(BatchLoader(dataset, 4)))
     with pytest.raises(TypeError, match="edge_index"):
         GCNConv(4, 4)(batch.x, batch.graph)
 
 
-def test_the_graph_moves_with_its_data() -> None:
+def test_the_graph_moves_with_its_data():
     batch = ToDiffusionGraph("remaining")(MOLECULES)
     assert batch.to("cpu").graph is batch.graph
     graph = batch.graph.prepare()
@@ -191,7 +191,7 @@ def test_the_graph_moves_with_its_data() -> None:
     assert not graph.edges.is_meta
 
 
-def test_pad() -> None:
+def test_pad():
     items = [(torch.full((n,), n - 1), n % 2) for n in (2, 4, 1)]
     tokens, mask, labels = pad(items)
     assert tokens.tolist() == [[1, 1, 0, 0], [3, 3, 3, 3], [0, 0, 0, 0]]
@@ -206,7 +206,7 @@ def test_pad() -> None:
     assert pad(items[:1], max_length=3)[0].shape == (1, 2)  # never longer than needed
 
 
-def test_pad_pairs_of_sequences() -> None:
+def test_pad_pairs_of_sequences():
     sequences = torch.tensor([98, 99, 100]).split([2, 1])
     tokens, mask, other, other_mask, labels = pad(
         [(*sequences, 1), (*reversed(sequences), 0)]

@@ -163,7 +163,7 @@ test_what_does_not_fit = refuses(
 )
 
 
-def test_the_transform_replaces_what_the_data_says_of_other_edges() -> None:
+def test_the_transform_replaces_what_the_data_says_of_other_edges():
     x = torch.tensor([[0.0], [1.0], [5.0], [7.0]])
     edges = torch.zeros(2, 4, dtype=torch.long)
     old = Data(

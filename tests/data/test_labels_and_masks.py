@@ -98,14 +98,14 @@ def equal(a: Any, b: Any) -> bool:
 
 @pytest.mark.parametrize("taker", TAKERS)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.uint16])
-def test_a_column_of_labels_is_a_vector_of_them(taker: str, dtype: torch.dtype) -> None:
+def test_a_column_of_labels_is_a_vector_of_them(taker, dtype):
     if dtype != torch.int64 and taker in AS_LOSSES:
         return
     take = TAKERS[taker]
     assert equal(take(Y.to(dtype).unsqueeze(1)), take(Y))
 
 
-def test_unlabelled_nodes_of_a_column() -> None:
+def test_unlabelled_nodes_of_a_column():
     y = Y.clone()
     y[::4] = -1
     for take in (
@@ -134,7 +134,7 @@ FORMS: dict[str, Callable[[Tensor], Any]] = {
 # Lists and arrays are taken, though the annotation says tensors.
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize("form", FORMS)
-def test_masks_may_be_indices(form: str) -> None:
+def test_masks_may_be_indices(form):
     model = LabelPropagation(3, 0.9)
     for count in (0, 1, 10, N):
         mask = torch.arange(N) < count
@@ -144,7 +144,7 @@ def test_masks_may_be_indices(form: str) -> None:
         assert torch.equal(split.train, mask)
 
 
-def test_a_column_mask_of_the_loader() -> None:
+def test_a_column_mask_of_the_loader():
     data = Data(x=LOGITS, edge_index=EDGES, train_mask=KNOWN.unsqueeze(1))
     assert all(bool(batch.train_mask.any()) for batch in RandomPartitionLoader(data, 4))
 

@@ -141,9 +141,7 @@ def moved(batch: Data) -> Iterator[Data]:
 @pytest.mark.parametrize("name", OF_EDGES)
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_own_nodes_come_out_as_in_the_whole_graph(
-    name: str, loader: str, kind: str
-) -> None:
+def test_own_nodes_come_out_as_in_the_whole_graph(name, loader, kind):
     if name == "certified" and kind == "directed" and "PyG" in loader:
         return  # it reads edges in both directions, and a sampler of PyG takes those that arrive
     data = GRAPHS[kind]
@@ -166,9 +164,7 @@ def test_own_nodes_come_out_as_in_the_whole_graph(
 @pytest.mark.parametrize("degrees", ["batch", "full"])
 @pytest.mark.parametrize("halo", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_one_part_is_the_whole_graph(
-    name: str, degrees: str, halo: bool, method: str
-) -> None:
+def test_one_part_is_the_whole_graph(name, degrees, halo, method):
     layer = built((OF_EDGES | OF_PAIRS)[name]).eval()
     options = METHODS[method] | {"degrees": degrees, "halo": halo}
     (batch,) = RandomPartitionLoader(DATA, 1, **options)
@@ -179,8 +175,8 @@ def test_one_part_is_the_whole_graph(
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_without_a_halo_kept_edges_have_the_entries_of_the_whole_graph(
-    workers: int,
-) -> None:
+    workers,
+):
     diffusivity = AdjacencyDiffusivity("sym")
     whole = diffusivity(DATA.x, Graph.from_data(DATA)).to_dense()[0]
     layer = built(lambda: DiffusionConv(4, 3, diffusivity, transform=True)).eval()
@@ -192,7 +188,7 @@ def test_without_a_halo_kept_edges_have_the_entries_of_the_whole_graph(
         assert_close(coupling.to_dense()[0], part, rtol=1e-5, atol=1e-6)
 
 
-def test_clusters_of_pyg_are_parts_too() -> None:
+def test_clusters_of_pyg_are_parts_too():
     """ClusterLoader numbers no nodes; n_id, an attribute of the whole graph, does, and all nodes are the part's own."""
     data = copy.copy(DATA)
     data.n_id = torch.arange(DATA.num_nodes)
@@ -206,7 +202,7 @@ def test_clusters_of_pyg_are_parts_too() -> None:
         assert_close(entries, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_training_as_documented_has_the_gradients_of_the_whole_graph() -> None:
+def test_training_as_documented_has_the_gradients_of_the_whole_graph():
     layer = built(OF_EDGES["GCN"])
     weights = randn(DATA.num_nodes, 3).float()
     (layer(DATA.x, DATA.edge_index, DATA.edge_weight) * weights).sum().backward()
@@ -223,7 +219,7 @@ def test_training_as_documented_has_the_gradients_of_the_whole_graph() -> None:
 
 
 @pytest.mark.unwatched  # compiled code has no shape checks
-def test_compiled_models_read_the_degrees() -> None:
+def test_compiled_models_read_the_degrees():
     layer = built(OF_EDGES["GCN"]).eval()
     compiled = torch.compile(layer, backend="eager", fullgraph=True, dynamic=True)
     for batch in RandomPartitionLoader(DATA, 2, halo=True, degrees="full"):
@@ -247,8 +243,8 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_other_edges_computed_from_those_of_a_part_are_refused_in_one_sentence(
-    change: str,
-) -> None:
+    change,
+):
     batch = next(iter(RandomPartitionLoader(DATA, 2, halo=True, degrees="full")))
     layer = built(OF_EDGES["GCN"])
     edges = CHANGES[change](batch.edge_index)
@@ -262,7 +258,7 @@ def test_other_edges_computed_from_those_of_a_part_are_refused_in_one_sentence(
     assert layer(batch.x, edges.as_tensor()).isfinite().all()
 
 
-def test_edges_of_a_part_are_a_tensor() -> None:
+def test_edges_of_a_part_are_a_tensor():
     edges = PartEdgeIndex.of(torch.tensor([[0, 1, 2], [1, 2, 0]]), torch.rand(3, 2))
     assert isinstance(edges, Tensor)
     source, target = edges
@@ -285,7 +281,7 @@ def test_edges_of_a_part_are_a_tensor() -> None:
         Graph(4, edges)
 
 
-def test_the_graph_of_a_part_is_made_once() -> None:
+def test_the_graph_of_a_part_is_made_once():
     batch = next(iter(RandomPartitionLoader(DATA, 2, halo=True, degrees="full")))
     graph = Graph.coerce(batch.x, batch.edge_index, batch.edge_weight)
     assert Graph.coerce(batch.x, batch.edge_index, batch.edge_weight) is graph
@@ -293,7 +289,7 @@ def test_the_graph_of_a_part_is_made_once() -> None:
     assert Graph.coerce(batch.x, batch.edge_index, batch.edge_weight) is not graph
 
 
-def test_a_loader_of_lists_of_parts_is_refused_rather_than_different() -> None:
+def test_a_loader_of_lists_of_parts_is_refused_rather_than_different():
     """PyG's collation joins the edges of several parts; Graph.from_data has the degrees of all of them."""
     parts = list(RandomPartitionLoader(DATA, 3, halo=True, degrees="full"))
     layer = built(OF_EDGES["GCN"])

@@ -23,7 +23,7 @@ matplotlib.use("Agg")
 ONES = torch.ones(3, 1, 2)
 
 
-def test_it_is_equation_6(generator: torch.Generator) -> None:
+def test_it_is_equation_6(generator):
     x = draw(generator, 3, 9, 2)
     expected = [
         sum(0.5 * (row[i + 1] - row[i]).square().sum() for i in range(8)) for row in x
@@ -36,7 +36,7 @@ def test_it_is_equation_6(generator: torch.Generator) -> None:
     assert roughness(x.half()).dtype == torch.float32
 
 
-def test_only_tokens_are_neighbours(generator: torch.Generator) -> None:
+def test_only_tokens_are_neighbours(generator):
     x = draw(generator, 3, 6, 2)
     mask = torch.tensor([[1, 0, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1], [0] * 6]).bool()
     expected = torch.cat(
@@ -85,7 +85,7 @@ class Widen(Smooth):
         return torch.cat([x, x], 1)
 
 
-def test_default_energy_of_every_layer_and_its_plot() -> None:
+def test_default_energy_of_every_layer_and_its_plot():
     x = randn(8, 3)
     model = nn.Sequential(Smooth(), nn.Identity(), Smooth())
     with EnergyTrace(model) as trace:
@@ -101,7 +101,7 @@ def test_default_energy_of_every_layer_and_its_plot() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*leaves the domain")
-def test_given_energy_sees_both_states() -> None:
+def test_given_energy_sees_both_states():
     x = randn(8, 3)
     layer = Smooth()
     energy = Explicit("simple", 0.1)
@@ -112,7 +112,7 @@ def test_given_energy_sees_both_states() -> None:
     assert trace.records[0].layer == "Smooth"
 
 
-def test_outputs_with_a_coupling_and_changing_widths() -> None:
+def test_outputs_with_a_coupling_and_changing_widths():
     x = randn(8, 3)
     energy = Explicit("quadratic")
     layer = Smooth()
@@ -126,9 +126,7 @@ def test_outputs_with_a_coupling_and_changing_widths() -> None:
     )
 
 
-def test_hooks_are_gone_afterwards_even_after_an_error_and_gradients_are_untouched() -> (
-    None
-):
+def test_hooks_are_gone_afterwards_even_after_an_error_and_gradients_are_untouched():
     x = randn(6, 2).requires_grad_()
     layer = Smooth()
     with EnergyTrace(layer) as trace:
@@ -141,7 +139,7 @@ def test_hooks_are_gone_afterwards_even_after_an_error_and_gradients_are_untouch
     assert not layer._forward_hooks
 
 
-def test_every_entry_is_a_pixel_and_zeros_are_blank(generator: torch.Generator) -> None:
+def test_every_entry_is_a_pixel_and_zeros_are_blank(generator):
     diffusivity = built(
         lambda: SparseFlowDiffusivity(4, heads=2, lam=20.0, alpha=math.inf)
     )

@@ -51,9 +51,7 @@ def block(x: Tensor) -> Tensor:
         (block, (2, 5, 4)),
     ],
 )
-def test_it_is_the_norm_of_the_jacobian(
-    generator: torch.Generator, f: Callable[[Tensor], Tensor], shape: tuple[int, ...]
-) -> None:
+def test_it_is_the_norm_of_the_jacobian(generator, f, shape):
     for _ in range(3):
         x = draw(generator, *shape)
         with sdpa_kernel(SDPBackend.MATH):
@@ -71,9 +69,7 @@ def test_it_is_the_norm_of_the_jacobian(
     ("size", "dtype"),
     [(100, torch.float64), (100_000, torch.float64), (100_000, torch.float32)],
 )
-def test_a_direction_that_the_start_hardly_has_is_found(
-    size: int, dtype: torch.dtype, tol: float
-) -> None:
+def test_a_direction_that_the_start_hardly_has_is_found(size, dtype, tol):
     """One entry of many is steeper. Nearly all of the start lies in the plateau below it, which looks like an end."""
     for steepest in (1.5, 1.05):
         scale = torch.ones(size, dtype=dtype)
@@ -84,7 +80,7 @@ def test_a_direction_that_the_start_hardly_has_is_found(
         assert found == pytest.approx(steepest, rel=max(tol, 1e-6))
 
 
-def test_what_does_not_depend_on_x_is_constant() -> None:
+def test_what_does_not_depend_on_x_is_constant():
     x = torch.rand(3)
     weight = torch.ones(3, requires_grad=True)
     for f in (
@@ -98,8 +94,8 @@ def test_what_does_not_depend_on_x_is_constant() -> None:
 
 
 def test_the_point_and_the_global_state_are_left_alone(
-    generator: torch.Generator,
-) -> None:
+    generator,
+):
     x = draw(generator, 3).requires_grad_()
     before = torch.get_rng_state()
     expected = float(x.detach().cos().abs().max())
@@ -132,9 +128,7 @@ test_lipschitz_refuses = refuses(
 
 
 @pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e30, 1e38])
-def test_squares_may_leave_the_range_of_single_precision(
-    scale: float, generator: torch.Generator
-) -> None:
+def test_squares_may_leave_the_range_of_single_precision(scale, generator):
     matrix = torch.randn(4, 3, generator=generator)
     found = lipschitz(
         lambda x: scale * (matrix @ x), torch.rand(3, generator=generator)
@@ -177,7 +171,7 @@ def bump(x: Tensor) -> Tensor:
     return torch.tanh(8 * (x.abs() - 0.8))
 
 
-def test_a_linear_tail_has_the_norm_of_its_matrix(generator: torch.Generator) -> None:
+def test_a_linear_tail_has_the_norm_of_its_matrix(generator):
     """Behind the layer a matrix: Lip(T) is its norm whatever the state, and the truth is ‖(SZ − Z)M‖."""
     layer = PDEDiffusion1d(4).double()
     tail = nn.Linear(4, 3).double()
@@ -201,8 +195,8 @@ def test_a_linear_tail_has_the_norm_of_its_matrix(generator: torch.Generator) ->
 
 
 def test_the_estimate_is_not_exceeded_by_random_smooth_tails(
-    generator: torch.Generator,
-) -> None:
+    generator,
+):
     with seeded(0):
         for trial in range(40):
             strides = ((1,), (1, 2), (1, 2, 4), (3,))[trial % 4]
@@ -227,9 +221,7 @@ def test_the_estimate_is_not_exceeded_by_random_smooth_tails(
     [(torch.square, 2, 0.0), (torch.sin, 2, 1.0), (bump, 5, 0.5)],
     ids=["beginning", "end", "middle"],
 )
-def test_the_tail_is_measured_along_the_whole_segment(
-    g: Callable[[Tensor], Tensor], points: int, place: float
-) -> None:
+def test_the_tail_is_measured_along_the_whole_segment(g, points, place):
     """A square is steepest where the state begins, a sine where diffusion takes it, a bump between the two."""
     layer = PDEDiffusion1d(1, alpha=0.2).double()
     x = torch.ones(1, 20, 1, dtype=torch.float64)
@@ -249,9 +241,7 @@ def test_the_tail_is_measured_along_the_whole_segment(
     )
 
 
-def test_the_printed_bound_is_violated_and_behind_a_steep_tail_the_estimate_is_none() -> (
-    None
-):
+def test_the_printed_bound_is_violated_and_behind_a_steep_tail_the_estimate_is_none():
     """With Lip(T) = 1, on the alternating sequence α√(2𝓔) of Eq. 10 is too small (P3); no point sees a steep step."""
     layer = PDEDiffusion1d(1, alpha=0.4).double()
     x = torch.ones(1, 200, 1, dtype=torch.float64)
@@ -272,9 +262,7 @@ def test_the_printed_bound_is_violated_and_behind_a_steep_tail_the_estimate_is_n
 
 
 @pytest.mark.parametrize("placement", ["P1", "P2", "P3", "P4", "P5", "P6", "P7"])
-def test_the_truth_is_that_of_the_bypassed_layer(
-    generator: torch.Generator, placement: str
-) -> None:
+def test_the_truth_is_that_of_the_bypassed_layer(generator, placement):
     model = transformer(placement).eval()
     x = draw(generator, 2, 9, 2)
     name, layer = next(
@@ -300,8 +288,8 @@ def assert_equal_numbers(
 
 
 def test_an_insertion_into_a_baseline_is_the_placement(
-    generator: torch.Generator,
-) -> None:
+    generator,
+):
     x = draw(generator, 2, 9, 2)
     model = transformer("P1")
     baseline = transformer(None)
@@ -313,7 +301,7 @@ def test_an_insertion_into_a_baseline_is_the_placement(
     assert_equal_numbers(found, perturbation_bound(model, layer, x, mask=MASK), 1e-8)
 
 
-def test_padding_does_not_matter(generator: torch.Generator) -> None:
+def test_padding_does_not_matter(generator):
     model = transformer("P2")
     layer = model.blocks[0].after_mlp
     x = draw(generator, 1, 9, 2)
@@ -323,7 +311,7 @@ def test_padding_does_not_matter(generator: torch.Generator) -> None:
     assert_equal_numbers(padded, alone, 1e-6)
 
 
-def test_towers_are_perturbed_together(generator: torch.Generator) -> None:
+def test_towers_are_perturbed_together(generator):
     model = transformer("P1", task="retrieve").eval()
     x = draw(generator, 2, 9, 2)
     other = draw(generator, 2, 7, 2)
@@ -349,9 +337,7 @@ def test_towers_are_perturbed_together(generator: torch.Generator) -> None:
     ],
     ids=["norm", "replicate", "causal", "heat"],
 )
-def test_a_layer_that_no_theorem_covers_has_no_bound_by_roughness(
-    generator: torch.Generator, options: dict[str, Any]
-) -> None:
+def test_a_layer_that_no_theorem_covers_has_no_bound_by_roughness(generator, options):
     layer = PDEDiffusion1d(2, **options).double()
     found = perturbation_bound(
         nn.Sequential(layer, nn.Tanh()), layer, draw(generator, 2, 6, 2)

@@ -70,7 +70,7 @@ def precision_matrix(coupling: Coupling, leak: float) -> np.ndarray:
 
 @pytest.mark.parametrize("leak", [1e-4, 0.1, 10.0])
 @pytest.mark.parametrize("kind", KINDS)
-def test_equals_the_inverse(kind: str, leak: float) -> None:
+def test_equals_the_inverse(kind, leak):
     coupling = KINDS[kind]()
     inverse = np.linalg.inv(precision_matrix(coupling, leak))
     expected = torch.from_numpy(np.diagonal(inverse, axis1=1, axis2=2).T.copy())
@@ -78,7 +78,7 @@ def test_equals_the_inverse(kind: str, leak: float) -> None:
 
 
 @pytest.mark.parametrize("low_rank", [True, False])
-def test_gradients_are_those_of_the_inverse(low_rank: bool) -> None:
+def test_gradients_are_those_of_the_inverse(low_rank):
     feature = randn(9, 1, 3, seed=4).requires_grad_()
     positive = feature.abs()
     coupling = GaussianPenalty().coupling(feature)
@@ -95,7 +95,7 @@ def test_gradients_are_those_of_the_inverse(low_rank: bool) -> None:
     agree(posterior_variance(coupling, 0.2), expected, [feature], (1e-9, 1e-9))
 
 
-def test_single_precision_is_computed_in_double() -> None:
+def test_single_precision_is_computed_in_double():
     feature = FEATURE.float()
     single, double = (
         LowRankCoupling(f, f, nonnegative=True, positive_semidefinite=True)

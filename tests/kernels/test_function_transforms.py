@@ -105,7 +105,7 @@ def pushed(gradients: Sequence[Tensor], tangents: Sequence[Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(("name", "place"), CASES)
-def test_first_derivatives(name: str, place: int, batch: str) -> None:
+def test_first_derivatives(name, place, batch):
     """``grad`` and ``jvp`` are those of the fast pair; test_transform_matrix.py has what torch makes of these."""
     run = of(name, place, batch)
     fast = of(name, place, batch, "cpu")
@@ -122,7 +122,7 @@ def test_first_derivatives(name: str, place: int, batch: str) -> None:
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(("name", "place"), CASES)
-def test_many_at_once(name: str, place: int, batch: str) -> None:
+def test_many_at_once(name, place, batch):
     """``vmap`` and ``vmap(grad)`` over all arguments together, and ``vmap`` over one of them alone."""
     run = of(name, place, batch)
     fast = of(name, place, batch, "cpu")
@@ -149,7 +149,7 @@ def test_many_at_once(name: str, place: int, batch: str) -> None:
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(("name", "place"), CASES)
-def test_second_derivatives(name: str, place: int, batch: str) -> None:
+def test_second_derivatives(name, place, batch):
     """``hessian``, and a second backward pass, are differences of the gradient of the fast pair."""
     run = of(name, place, batch)
     fast = of(name, place, batch, "cpu")
@@ -191,14 +191,14 @@ def test_second_derivatives(name: str, place: int, batch: str) -> None:
 @pytest.mark.parametrize(
     "name", [name for name in OPERATIONS if name.endswith("_backward")]
 )
-def test_the_formula_of_a_backward_pass_is_the_kernel(name: str, batch: str) -> None:
+def test_the_formula_of_a_backward_pass_is_the_kernel(name, batch):
     operation = OPERATIONS[name]
     for given in arguments(BATCHES[batch])[name]:
         found = [operation(*given, backend=backend) for backend in ("reference", "cpu")]
         assert_close(*found, **CLOSE)
 
 
-def test_gradients_of_many_outputs_at_once(generator: torch.Generator) -> None:
+def test_gradients_of_many_outputs_at_once(generator):
     """``is_grads_batched`` maps by other means than ``torch.func.vmap``, over the fast pair."""
     for name, place in CASES:
         run = of(name, place, "ragged", "cpu")
@@ -217,7 +217,7 @@ def test_gradients_of_many_outputs_at_once(generator: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("edges", [40, 1, 0])
-def test_which_edges_flow_by_sorting(edges: int) -> None:
+def test_which_edges_flow_by_sorting(edges):
     """The same edges as by Newton's method, also for several scores at once; some nodes have no edge."""
     (s, u, resistance, friction, lam, leak, target) = arguments(None)[
         "sparse_flow_support"
@@ -235,7 +235,7 @@ def test_which_edges_flow_by_sorting(edges: int) -> None:
         assert torch.equal(both[0][k], _edge_support(given[0] - k, *given[1:])[0])
 
 
-def test_forward_mode_of_more_pairs_than_are_few(generator: torch.Generator) -> None:
+def test_forward_mode_of_more_pairs_than_are_few(generator):
     """Dual numbers go neither to torch's fused kernel nor through checkpoints of tiles, which have no tangent."""
     q, k, v, t, g = (
         torch.randn(1100, 1, 3, dtype=torch.double, generator=generator)
@@ -258,7 +258,7 @@ def test_forward_mode_of_more_pairs_than_are_few(generator: torch.Generator) -> 
     reason="torch.compile of torch 2.8 stops at Python that it does not trace inside torch.func; of 2.13 it does not",
 )
 @pytest.mark.unwatched
-def test_a_compiled_transform(generator: torch.Generator) -> None:
+def test_a_compiled_transform(generator):
     """``torch.compile`` sees the transform, and takes the formula."""
     x = torch.randn(6, 4, generator=generator)
     edges = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 0, 4, 4]])
@@ -272,7 +272,7 @@ def test_a_compiled_transform(generator: torch.Generator) -> None:
         assert_close(compiled(states), gradients(states))
 
 
-def test_weights_of_edges_for_every_element(generator: torch.Generator) -> None:
+def test_weights_of_edges_for_every_element(generator):
     """Values of a batch are not checked, for there is no single one; those of one graph are, also in ``grad``."""
     layer = built(lambda: GCNConv(4, 4)).double()
     x = torch.randn(6, 4, dtype=torch.double)

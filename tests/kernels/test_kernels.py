@@ -55,9 +55,7 @@ ON_GPU = [
     ("name", "backend"),
     [*((name, "auto") for name in OPERATIONS), *((name, "triton") for name in ON_GPU)],
 )
-def test_registered_operations_pass_opcheck(
-    name: str, backend: str, batch: str
-) -> None:
+def test_registered_operations_pass_opcheck(name, backend, batch):
     """In single precision, with gradients of everything that has one."""
     operation = OPERATIONS[name]
     derivatives = [] if name.endswith("_backward") else operation._derivatives or []
@@ -72,7 +70,7 @@ def test_registered_operations_pass_opcheck(
         torch.library.opcheck(operation.written_out()[0], (*flat, backend))
 
 
-def test_the_boundaries_of_a_batch_pass_opcheck() -> None:
+def test_the_boundaries_of_a_batch_pass_opcheck():
     torch.library.opcheck(
         torch.ops.diffusion_mp.batch_pointers.default, (torch.tensor([0, 0, 2, 2, 3]),)
     )
@@ -133,7 +131,7 @@ SUMS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", SUMS)
-def test_sums_are_taken_in_float32(name: str, dtype: torch.dtype) -> None:
+def test_sums_are_taken_in_float32(name, dtype):
     """A sum of 5 000 ones is exact in float32; in half precision it would stop at 2 048, in bfloat16 at 256."""
     total = SUMS[name](torch.ones(MANY, 1, 1, dtype=dtype))
     expected = torch.full_like(total, MANY)
@@ -142,9 +140,7 @@ def test_sums_are_taken_in_float32(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_does_not_reach_inside(
-    dtype: torch.dtype, generator: torch.Generator
-) -> None:
+def test_autocast_does_not_reach_inside(dtype, generator):
     q, k, v = torch.randn(3, 40, 1, 4, generator=generator)
     low = v.to(dtype)
     alpha = torch.full((3, 1), 1 / 6)
@@ -172,9 +168,7 @@ COMPOSED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", COMPOSED)
-def test_second_derivatives(
-    name: str, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_derivatives(name, generator, monkeypatch):
     """Also of samples of log features that the backward pass computes again."""
     monkeypatch.setattr(log_linear_attention, "CHUNK", 1)
     inputs = [randn(4, 2, 3, generator=generator) for _ in range(3)]
@@ -188,13 +182,13 @@ FEW = [*OPTIONS, "linear product", "sigmoid-attention"]
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize(("n", "heads"), [(0, 1), (1, 1), (7, 2), (63, 1), (130, 3)])
 def test_few_numbers_are_computed_by_plain_torch(
-    n: int,
-    heads: int,
-    name: str,
-    dtype: torch.dtype,
-    generator: torch.Generator,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    n,
+    heads,
+    name,
+    dtype,
+    generator,
+    monkeypatch,
+):
     """Without a backend; named, the kernel runs. Rows of any size, also zero, and queries that are keys."""
     run = ATTENTION[name]
     q, k, v = (
@@ -253,9 +247,7 @@ KINDS: dict[str, Callable[..., Tensor]] = {
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_graph_alone_gives_what_it_gives_in_a_batch(
-    kind: str, sizes: list[int], heads: int, generator: torch.Generator
-) -> None:
+def test_a_graph_alone_gives_what_it_gives_in_a_batch(kind, sizes, heads, generator):
     """To 1e-12, forward and backward, whatever it is stacked with; and a NaN stays in its graph."""
     ptr, n = boundaries(sizes)
     assert ptr is not None
@@ -293,9 +285,7 @@ def test_a_graph_alone_gives_what_it_gives_in_a_batch(
 @pytest.mark.parametrize("rows", [1, 10, 64, 10**6])
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_every_row_is_stacked_once_and_comes_back(
-    sizes: list[int], heads: int, rows: int
-) -> None:
+def test_every_row_is_stacked_once_and_comes_back(sizes, heads, rows):
     ptr, n = boundaries(sizes)
     x = torch.arange(1, n * heads * 5 + 1, dtype=DOUBLE).view(n, heads, 5)
     member = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
@@ -312,7 +302,7 @@ def test_every_row_is_stacked_once_and_comes_back(
     assert total == x.sum()
 
 
-def test_rows_that_are_added_are_few() -> None:
+def test_rows_that_are_added_are_few():
     """A bucket more is cheaper than some 128 rows; so there are few of both."""
     ptr, n = boundaries(SIZES["molecules"])
     (chunk,) = chunks(ptr, 10**6)
@@ -322,8 +312,8 @@ def test_rows_that_are_added_are_few() -> None:
 
 
 def test_chunks_are_cached_with_their_boundaries(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """For all dtypes, heads, and both passes; `test_cache.py` says when values are forgotten."""
     calls: list[Tensor] = []
     find = segments._chunks

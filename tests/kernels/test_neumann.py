@@ -67,9 +67,7 @@ def written_out(n: int, stride: int, boundary: str) -> Tensor:
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
-def test_the_reference_is_the_definition(
-    boundary: str, batch: tuple[Tensor | None, int]
-) -> None:
+def test_the_reference_is_the_definition(boundary, batch):
     (ptr, n), strides = batch, (1, 2, 3, 5, 12, 30)
     lengths = [n] if ptr is None else ptr.diff().tolist()
     for matrix, stride in zip(
@@ -124,7 +122,7 @@ def test_products_equal_their_reference_and_the_matrices(
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
-def test_values_may_be_views(boundary: str, generator: torch.Generator) -> None:
+def test_values_may_be_views(boundary, generator):
     v = randn(3, 2, 12, generator=generator).permute(2, 0, 1)
     alpha = randn(2, 3, generator=generator)
     expected = neumann_product(v.contiguous(), alpha, (1, 5), boundary)
@@ -132,7 +130,7 @@ def test_values_may_be_views(boundary: str, generator: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("length", range(1, 65))
-def test_the_spectrum_is_that_of_the_cosines(length: int) -> None:
+def test_the_spectrum_is_that_of_the_cosines(length):
     """Lemma 4.1 at every stride: eigenvalues −4 sin²(πkh/2L), symmetric, mass-preserving, commuting."""
     strides = (1, 2, 4, 8, length, length + 1, 2 * length, 3 * length + 2)
     matrices = stencils(
@@ -192,9 +190,7 @@ def test_functions_of_the_laplacian_equal_those_of_its_matrix(
 
 @pytest.mark.parametrize("shape", [(0, 2, 3), (5, 2, 0), (0, 1, 0)], ids=str)
 @pytest.mark.parametrize("periodic", [False, True])
-def test_nothing_is_transformed_without_rows_or_channels(
-    shape: tuple[int, int, int], periodic: bool
-) -> None:
+def test_nothing_is_transformed_without_rows_or_channels(shape, periodic):
     v = torch.zeros(shape, requires_grad=True)
     alpha = torch.ones(1, shape[1], requires_grad=True)
     out = neumann_function(
@@ -207,8 +203,8 @@ def test_nothing_is_transformed_without_rows_or_channels(
 
 
 def test_what_is_kept_of_a_batch_in_inference_serves_its_gradient(
-    generator: torch.Generator,
-) -> None:
+    generator,
+):
     """The neighbours of a length or a batch are cached."""
     for ptr in (None, torch.tensor([0, 4, 9, 13])):
         v = randn(13, 2, 3, generator=generator)

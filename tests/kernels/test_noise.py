@@ -88,12 +88,12 @@ LIKE = torch.empty(3 * RUN + 5, 2, 0, dtype=torch.float64)
     ("first", "last"),
     [(0, 10), (10, RUN), (RUN, RUN + 1), (RUN - 3, 3 * RUN + 5), (9, 9)],
 )
-def test_a_part_of_the_nodes_has_its_part_of_the_noise(first: int, last: int) -> None:
+def test_a_part_of_the_nodes_has_its_part_of_the_noise(first, last):
     full = gumbel(STATE, LIKE, 4)
     assert torch.equal(gumbel(STATE, LIKE[first:last], 4, first), full[first:last])
 
 
-def test_every_node_sample_and_step_has_noise_of_its_own() -> None:
+def test_every_node_sample_and_step_has_noise_of_its_own():
     full = gumbel(STATE, LIKE, 4)
     later = gumbel(STATE + torch.tensor([0, 1]), LIKE, 4)
     assert torch.equal(gumbel(STATE, LIKE, 4), full)
@@ -103,7 +103,7 @@ def test_every_node_sample_and_step_has_noise_of_its_own() -> None:
     assert torch.minimum(distance, 2**32 - distance).min() == 11_703
 
 
-def test_the_distribution() -> None:
+def test_the_distribution():
     """Mean γ, variance π²/6, and P(g < 0) = 1/e, each within four standard errors of the estimate."""
     noise = gumbel(STATE, LIKE, 4).flatten()
     error = 4 / math.sqrt(noise.numel())
@@ -113,7 +113,7 @@ def test_the_distribution() -> None:
     assert abs((noise < 0).double().mean() - math.exp(-1)) < error * 0.5
 
 
-def test_every_step_is_taken_once() -> None:
+def test_every_step_is_taken_once():
     state = STATE.clone()
     with ThreadPoolExecutor(4) as pool:
         taken = list(pool.map(lambda _: take_step(state).tolist(), range(400)))

@@ -44,7 +44,7 @@ ILL_CONDITIONED = {"linear product", "one feature", "one channel"}
 )
 def test_attention_equals_its_reference_in_values_and_gradients(
     name, case, dtype, generator, monkeypatch
-) -> None:
+):
     """With blocks of 64 nodes and tiles of 64 × 64 entries, so that graphs are cut, and small ones stacked."""
     monkeypatch.setattr(blocked, "BLOCK", 1024)
     monkeypatch.setattr(tiled, "TILE", 4096)

@@ -87,7 +87,7 @@ def kkt_residual(
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("n", [1, 2, 3, 17, 256, 4096])
-def test_the_optimality_conditions_hold(n: int, method: str) -> None:
+def test_the_optimality_conditions_hold(n, method):
     for alpha in ALPHAS:
         for lam in (0.0, *LAMBDAS):  # without friction and leak it is softmax
             s, u = scores(4, n, seed=n)
@@ -105,7 +105,7 @@ def published_settings(n: int = 40) -> tuple[Tensor, Tensor, float]:
 
 
 @pytest.mark.parametrize("step_size", ["corrected", "barzilai_borwein"])
-def test_a_converged_proximal_run_agrees(step_size: str) -> None:
+def test_a_converged_proximal_run_agrees(step_size):
     r, theta, alpha = published_settings(8)
     exact, _ = solve_rows(-r.log(), theta, alpha)
     settled, steps = proximal(
@@ -115,7 +115,7 @@ def test_a_converged_proximal_run_agrees(step_size: str) -> None:
     assert_close(settled, exact, rtol=0, atol=1e-8)
 
 
-def test_the_published_step_diverges_where_the_corrected_one_approaches() -> None:
+def test_the_published_step_diverges_where_the_corrected_one_approaches():
     """n = 40, α = 0.1, λ = 1/n: t = 1/(1 + α√n) exceeds 2/(αn + r), the last step that does not blow up (S1)."""
     r, theta, alpha = published_settings()
     exact, _ = solve_rows(-r.log(), theta, alpha)
@@ -128,7 +128,7 @@ def test_the_published_step_diverges_where_the_corrected_one_approaches() -> Non
     assert near < 0.7 * far < 1
 
 
-def test_newton_needs_few_steps_on_published_settings_and_long_rows() -> None:
+def test_newton_needs_few_steps_on_published_settings_and_long_rows():
     r, theta, alpha = published_settings()
     exact, _ = solve_rows(-r.log(), theta, alpha)
     passes = newton_steps(-r.log(), theta, alpha)
@@ -180,7 +180,7 @@ class Exponents(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
-def test_no_exponential_of_a_tile_underflows(generator) -> None:
+def test_no_exponential_of_a_tile_underflows(generator):
     """One that does takes a hundred times as long, and wild scores have many."""
     *features, lam, leak, v = (
         t.detach() for t in inputs(40, generator, dtype=torch.float32)
@@ -254,7 +254,7 @@ def inputs(
 )
 def test_every_path_equals_the_sort(
     batch, backend, tile, friction, generator, monkeypatch
-) -> None:
+):
     monkeypatch.setattr(tiled, "TILE", tile)
     ptr, n = batch
     arguments = inputs(n, generator, friction=friction)
@@ -267,7 +267,7 @@ def test_every_path_equals_the_sort(
     close(fast, plain)
 
 
-def test_the_gradient_of_lambda_is_right_at_zero(generator) -> None:
+def test_the_gradient_of_lambda_is_right_at_zero(generator):
     """One-sided, since there is no negative friction; without friction the flow is softmax."""
     q, k, fq, fk, lam, leak, v = (t.detach() for t in inputs(6, generator))
     zero = torch.zeros_like(lam).requires_grad_()

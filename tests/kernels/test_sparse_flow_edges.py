@@ -51,7 +51,7 @@ def by_rows(
 
 @pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 30.0])
 @pytest.mark.parametrize("conserved", [False, True])
-def test_edges_solve_the_row_problem(scale: float, conserved: bool) -> None:
+def test_edges_solve_the_row_problem(scale, conserved):
     s, u, prior, lam, leak = inputs()
     lam = scale * lam
     leak = (0 if conserved else 1) * leak
@@ -75,7 +75,7 @@ def test_edges_solve_the_row_problem(scale: float, conserved: bool) -> None:
             close(slope[compared], right[compared], "gradient")
 
 
-def test_nodes_without_senders_have_zero_rows() -> None:
+def test_nodes_without_senders_have_zero_rows():
     s, u, prior, lam, leak = inputs()
     flow, potential = sparse_flow_edges(s, u, prior, lam, leak, TARGET)
     assert flow[12:].eq(0).all()
@@ -91,7 +91,7 @@ def test_nodes_without_senders_have_zero_rows() -> None:
 
 
 @pytest.mark.parametrize("hops", [1, 2, 3])
-def test_walks_reach_what_powers_of_the_adjacency_reach(hops: int) -> None:
+def test_walks_reach_what_powers_of_the_adjacency_reach(hops):
     weight = torch.ones(14)
     weight[12:] = 0
     near = Graph(NODES, torch.stack([SOURCE, TARGET]), weight).within(hops)

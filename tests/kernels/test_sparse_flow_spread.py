@@ -2,7 +2,6 @@
 
 import math
 from decimal import Decimal, localcontext
-from typing import Any
 
 import pytest
 import torch
@@ -105,9 +104,7 @@ CASES = [(name, dtype) for name, (_, dtypes) in SOLVERS.items() for dtype in dty
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 @pytest.mark.parametrize("spread", SPREADS)
-def test_rows_are_right_at_every_spread(
-    name: str, dtype: torch.dtype, spread: float
-) -> None:
+def test_rows_are_right_at_every_spread(name, dtype, spread):
     """And sum to one: scores of hundreds cost digits of the entries as they do in softmax, and none of the sum."""
     n = 118
     alpha = torch.tensor([[0.1], [math.inf]], dtype=dtype)[torch.arange(n) % 2]
@@ -130,7 +127,7 @@ def test_rows_are_right_at_every_spread(
 
 @pytest.mark.parametrize("name", ["tiled", "edges", "reference"])
 @pytest.mark.parametrize("spread", [3.0, 8.0, 20.0])
-def test_gradients_are_right_at_every_spread(name: str, spread: float) -> None:
+def test_gradients_are_right_at_every_spread(name, spread):
     """Of random sums of a row's entries and its log μ, against differences of exact rows with steps of 10⁻⁴⁰."""
     n = 8
     step = Decimal("1e-40")
@@ -173,9 +170,7 @@ def differences(row: list[Tensor], weight: list[Decimal], step: Decimal) -> Tens
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("spread", [1e3, 1e6, 1e12])
-def test_scores_without_a_digit_still_make_rows_that_sum_to_one(
-    name: str, spread: float
-) -> None:
+def test_scores_without_a_digit_still_make_rows_that_sum_to_one(name, spread):
     n = 20
     s, u = draw(n, spread, torch.float32)
     z, _ = SOLVERS[name][0](s, u, torch.full((n, 1), 1 / n), torch.zeros(n, 1))
@@ -200,9 +195,7 @@ CLOSED: dict[str, tuple[list[float], list[float], float]] = {
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("s", "u", "lam"), CLOSED.values(), ids=CLOSED)
-def test_the_best_conductor_flows_or_is_closed(
-    name: str, s: list[float], u: list[float], lam: float
-) -> None:
+def test_the_best_conductor_flows_or_is_closed(name, s, u, lam):
     n = len(s)
     s = torch.tensor([s] * n)
     u = torch.tensor([u] * n)
@@ -220,9 +213,7 @@ def test_the_best_conductor_flows_or_is_closed(
         ((1.4e9, 3.2e11, 1.4e9), (-2.4e11, -5e10, -2.4e11)),
     ],
 )
-def test_a_threshold_that_the_rounding_of_the_scores_hides(
-    name: str, s: Any, u: Any
-) -> None:
+def test_a_threshold_that_the_rounding_of_the_scores_hides(name, s, u):
     """The best conductor has all the friction, and the two others flow below a potential of 1/4."""
     s, u = (torch.tensor([x] * 3, requires_grad=True) for x in (s, u))
     z, _ = SOLVERS[name][0](s, u, torch.ones(3, 1), torch.zeros(3, 1))
@@ -235,9 +226,7 @@ def test_a_threshold_that_the_rounding_of_the_scores_hides(
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("score", [100.0, -300.0, 1e8, 1e16])
-def test_a_node_to_which_nothing_flows_has_finite_gradients(
-    name: str, score: float
-) -> None:
+def test_a_node_to_which_nothing_flows_has_finite_gradients(name, score):
     """Alone in its graph its friction is 1, more than α; where it is less all flows."""
     for lam, flow in ((1.0, 0.0), (0.01, 0.9)):
         leaves = [

@@ -35,14 +35,14 @@ def random_graph(
 )
 @pytest.mark.parametrize(("nodes", "count"), [(1, 3), (2, 4), (61, 500), (300, 997)])
 def test_single_precision_agrees_with_double(
-    nodes: int,
-    count: int,
-    shared: bool,
-    heads: int,
-    channels: int,
-    order: str,
-    generator: torch.Generator,
-) -> None:
+    nodes,
+    count,
+    shared,
+    heads,
+    channels,
+    order,
+    generator,
+):
     pattern = random_graph(nodes, count, order, generator).pattern
     weight = torch.randn(count, 1 if shared else heads, generator=generator)
     a, b = torch.randn(2, nodes, heads, channels, generator=generator)
@@ -74,13 +74,13 @@ def test_single_precision_agrees_with_double(
     ],
 )
 def test_matrices_of_any_shape(
-    rows: int,
-    cols: int,
-    count: int,
-    heads: int,
-    channels: int,
-    generator: torch.Generator,
-) -> None:
+    rows,
+    cols,
+    count,
+    heads,
+    channels,
+    generator,
+):
     row = torch.randint(0, rows, (count,), generator=generator)
     col = torch.randint(0, cols, (count,), generator=generator)
     pattern = Pattern(Compressed(row, col, rows), Compressed(col, row, cols))
@@ -97,9 +97,7 @@ def test_matrices_of_any_shape(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
-def test_nan_reaches_its_receivers_only(
-    dtype: torch.dtype, generator: torch.Generator
-) -> None:
+def test_nan_reaches_its_receivers_only(dtype, generator):
     graph = random_graph(40, 90, "none", generator)
     source, target = graph.edges
     v = torch.randn(40, 2, 3, generator=generator, dtype=dtype)
@@ -113,8 +111,8 @@ def test_nan_reaches_its_receivers_only(
 
 
 def test_views_that_are_not_contiguous_are_read_as_they_are(
-    generator: torch.Generator,
-) -> None:
+    generator,
+):
     pattern = random_graph(30, 100, "none", generator).pattern
     weight = torch.randn(3, 100, generator=generator).t()
     a, b = torch.randn(2, 5, 3, 30, generator=generator).permute(0, 3, 2, 1)
@@ -137,9 +135,7 @@ def one_by_one(graph: Graph, logits: Tensor, prior: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("nodes", "count"), [(1, 0), (1, 3), (4, 7), (63, 200), (257, 2049)]
 )
-def test_softmax_and_sums_of_every_row(
-    nodes: int, count: int, order: str, generator: torch.Generator
-) -> None:
+def test_softmax_and_sums_of_every_row(nodes, count, order, generator):
     graph = random_graph(nodes, count, order, generator)
     x = randn(count, 3, generator=generator)
     y = randn(nodes, 3, generator=generator)
@@ -167,7 +163,7 @@ def test_softmax_and_sums_of_every_row(
         assert_close(*results, rtol=0, atol=1e-12)
 
 
-def test_extreme_rows() -> None:
+def test_extreme_rows():
     """A row in which nothing counts is zero; logits that overflow as exponentials, and minus infinity, are none."""
     graph = Graph(4, torch.tensor([[0, 1, 2, 3, 0, 1], [0, 0, 0, 1, 2, 2]]))
     logits = torch.tensor([1e4, 1e4, -torch.inf, -torch.inf, -3e38, 3e38]).unsqueeze(1)
@@ -185,7 +181,7 @@ def test_extreme_rows() -> None:
     assert edge_softmax(graph.csr, half).dtype == torch.float32
 
 
-def test_the_order_by_source_is_found_for_a_gradient_only() -> None:
+def test_the_order_by_source_is_found_for_a_gradient_only():
     layer = GATConv(4, 4)
     x = torch.rand(6, 4)
     graph = Graph(6, torch.tensor([[3, 0, 2], [1, 4, 5]]))
