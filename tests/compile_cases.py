@@ -391,18 +391,12 @@ def test_sequences_of_any_boundary_are_traced(boundary, n):
     alpha = torch.tensor([[0.25, 0.1], [0.5, -0.1], [0.1, 0.3]])
     for strides in [(1, 2, 3), (4, 1, 4)]:
         for transpose in (False, True):
-
-            def run(
-                v: Tensor,
-                alpha: Tensor,
-                ptr: None,
-                strides: Any = strides,
-                transpose: bool = transpose,
-            ) -> Tensor:
-                return neumann_product(
-                    v, alpha, strides, boundary, ptr, transpose=transpose
-                )
-
+            run = partial(
+                neumann_product,
+                strides=strides,
+                boundary=boundary,
+                transpose=transpose,
+            )
             check_traced(run, [v, alpha])
             torch.compiler.reset()
 
@@ -415,7 +409,7 @@ def check_traced(
     both = []
     for of, dtype in ((compiled, torch.float32), (run, torch.float64)):
         leaves = [x.to(dtype).requires_grad_() for x in inputs]
-        out = of(*leaves, None)
+        out = of(*leaves)
         both.append((out, *torch.autograd.grad(out.sum() + out.square().sum(), leaves)))
     for found, expected in zip(*both, strict=True):
         size = expected.abs().amax(-1, keepdim=True).clamp(min=1e-12)  # of every row

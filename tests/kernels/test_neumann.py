@@ -133,32 +133,23 @@ def test_values_may_be_views(boundary, generator):
 def test_the_spectrum_is_that_of_the_cosines(length):
     """Lemma 4.1 at every stride: eigenvalues −4 sin²(πkh/2L), symmetric, mass-preserving, commuting."""
     strides = (1, 2, 4, 8, length, length + 1, 2 * length, 3 * length + 2)
-    matrices = stencils(
-        length, strides, "symmetric", None, torch.zeros(0, dtype=DOUBLE)
-    )
-    laplacians = matrices - 2 * torch.eye(length, dtype=DOUBLE)
+    identity = torch.eye(length, dtype=DOUBLE)
+    matrices = stencils(length, strides, "symmetric", None, identity)
+    laplacians = matrices - 2 * identity
     mode = torch.arange(length, dtype=DOUBLE)
-    cosines = torch.cos(
-        math.pi * torch.outer(torch.arange(length, dtype=DOUBLE) + 0.5, mode) / length
-    )
+    cosines = torch.cos(math.pi * torch.outer(mode + 0.5, mode) / length)
+    one = torch.ones(1, 1, dtype=DOUBLE)
     for laplacian, stride in zip(laplacians, strides, strict=True):
         expected = -4 * torch.sin(math.pi * mode * stride / (2 * length)).square()
-        assert (
-            torch.linalg.eigvalsh(laplacian) - expected.sort().values
-        ).abs().max() < 1e-12
+        values = torch.linalg.eigvalsh(laplacian)
+        assert (values - expected.sort().values).abs().max() < 1e-12
         assert (laplacian @ cosines - expected * cosines).abs().max() < 1e-12
         assert torch.equal(laplacian, laplacian.T)
         assert not laplacian.sum(0).any()
-        for other in laplacians:
-            assert torch.equal(
-                laplacian @ other, other @ laplacian
-            )  # small integers: exact
-    dense = torch.eye(length, dtype=DOUBLE).unsqueeze(1)
-    for laplacian, stride in zip(laplacians, strides, strict=True):
-        got = neumann_function(
-            torch.neg, dense, torch.ones(1, 1, dtype=DOUBLE), (stride,)
-        ).squeeze(1)
-        assert (got - laplacian).abs().max() < 1e-12
+        for other in laplacians:  # of small integers: exact
+            assert torch.equal(laplacian @ other, other @ laplacian)
+        got = neumann_function(torch.neg, identity.unsqueeze(1), one, (stride,))
+        assert (got.squeeze(1) - laplacian).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("periodic", [False, True], ids=["symmetric", "periodic"])
