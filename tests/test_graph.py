@@ -250,6 +250,8 @@ def test_edges_with_loops_stand_in_the_order_of_their_targets(policy):
     assert as_numbers(forms(looped.csc)) == as_numbers(
         sorted_by_torch(source, target, 5)
     )
+    weighted = looped.with_weights(looped._edge_weights())
+    assert weighted.pattern is looped.pattern  # which took the sorting
 
 
 def test_sums_of_half_precision_weights():

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from diffusion_mp.kernels import log_linear_attention
 from diffusion_mp.kernels.log_linear_attention import (
+    log_linear_entries,
     log_linear_logsumexp,
     log_linear_product,
 )
@@ -75,6 +76,20 @@ def test_values_and_gradients(batch, what, chunk, samples, generator, monkeypatc
     assert_same(
         partial(run, ptr=ptr), partial(run, ptr=ptr, backend="reference"), inputs
     )
+
+
+@pytest.mark.parametrize("chunk", [1, 1 << 20], ids=["one by one", "at once"])
+@pytest.mark.parametrize(("nodes", "edges"), [(1, 0), (1, 2), (63, 200)])
+def test_entries(nodes, edges, chunk, generator, monkeypatch):
+    monkeypatch.setattr(log_linear_attention, "CHUNK", chunk)
+    source, target = torch.randint(0, nodes, (2, edges), generator=generator)
+    pair = draw(nodes, generator)[:2]
+
+    def written_out(log_q: Tensor, log_k: Tensor) -> Tensor:
+        return (log_q[target] + log_k[source]).exp().sum(2).log()
+
+    entries = partial(log_linear_entries, torch.stack([source, target]))
+    assert_same(entries, written_out, pair)
 
 
 def far_apart(scale: float, generator: torch.Generator) -> list[Tensor]:
