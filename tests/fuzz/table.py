@@ -1,6 +1,5 @@
 """The table: a strategy for every public name, or the reason why it has none."""
 
-from dataclasses import replace
 from random import Random
 
 from .program import Program, Strategy, draw_program
@@ -39,9 +38,6 @@ EXEMPT: dict[str, str] = {
     "train.exit_code": "it takes a program and its signals; experiments/tests/train stops programs",
 }
 
-#: Errors that a name documents beside TypeError, ValueError and the library's own.
-ERRORS: dict[str, list[str]] = {}
-
 #: How often a name is drawn, compared with the others: what takes long seldom, what has many options often.
 WEIGHTS: dict[str, float] = {
     **dict.fromkeys([*LAYERS, *MODELS, *COUPLINGS], 2.0),
@@ -79,7 +75,4 @@ def drawn(seed: int, index: int, name: str | None = None) -> Program:
         else:
             weights = [WEIGHTS.get(each, 1.0) for each in names]
             (name,) = Random(f"{seed}/{index}").choices(names, weights)
-    return replace(
-        draw_program(name, STRATEGIES[name], seed, index),
-        errors=tuple(ERRORS.get(name, ())),
-    )
+    return draw_program(name, STRATEGIES[name], seed, index)
