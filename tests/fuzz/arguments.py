@@ -104,12 +104,16 @@ def number(
     return arg.without("None") if none else arg
 
 
-def probability(d: Draw, *, optional: bool = True) -> Arg:
+def channels(d: Draw) -> Arg:
+    return count(d, d.channels)
+
+
+def probability(d: Draw) -> Arg:
     wrong = NOT_A_NUMBER + bad("one: 1.0 | negative: -0.1 | NaN | two: 2")
-    return options(d, 0.0, 0.5, wrong=wrong, optional=optional)
+    return options(d, 0.0, 0.5, wrong=wrong)
 
 
-def choice(d: Draw, *right: str | None, optional: bool = True) -> Arg:
+def choice(d: Draw, *right: str | None, optional: bool = False) -> Arg:
     """One of some strings, or ``None`` where it is among them."""
     wrong = bad(
         "another string: 'nonsense' | a number | a list: ['sym'] | a dict | a tensor | an array: np.array(['a', 'b'])",
@@ -124,14 +128,29 @@ def flag(d: Draw, *, optional: bool = True) -> Arg:
     return options(d, False, True, wrong=wrong, optional=optional)
 
 
-def generator(d: Draw, *, optional: bool = True) -> Arg:
+def generator(d: Draw) -> Arg:
+    wrong = bad("a number | a string | NumPy's: np.random.default_rng(0) | None")
+    return Arg("torch.Generator().manual_seed(0)", wrong)
+
+
+def strides(d: Draw) -> Arg:
     wrong = bad(
-        "a number | a string: 'seed' | NumPy's: np.random.default_rng(0)",
-        "" if optional else "None",
+        "empty: () | a zero: (0,) | negative: (-1,) | a fraction: (1.5,) | a string | a number | None",
+        "a bool: (True,) | letters: ('a',) | a module",
     )
-    return options(
-        d, "torch.Generator().manual_seed(0)", wrong=wrong, optional=optional
+    return options(d, "(1,)", "(2,)", "[3]", wrong=wrong)
+
+
+def dtype(d: Draw) -> Arg:
+    wrong = bad(
+        "a string: 'float32' | integers: torch.int64 | a number | complex: torch.complex64"
     )
+    return Arg(f"torch.{d.dtype}", wrong)
+
+
+def device(d: Draw) -> Arg:
+    wrong = bad("no device: 'nowhere' | a number: 3.5 | a list: ['cpu']")
+    return options(d, "'cpu'", "torch.device('cpu')", wrong=wrong)
 
 
 NOT_A_SEED = bad(
@@ -462,23 +481,29 @@ def coupling_source(d: Draw, *, symmetric: bool = False) -> str:
     return d.pick(some)
 
 
-def coupling(
-    d: Draw,
-    *,
-    symmetric: bool = False,
-    optional: bool = False,
-    other_size: bool | None = False,
-) -> Arg:
-    wrong = [
-        *NOT_A_COUPLING,
-        Wrong(
-            f"mp.couplings.UniformCoupling({d.nodes + 1})", "of other nodes", other_size
-        ),
+def coupling(d: Draw, *, symmetric: bool = False) -> Arg:
+    other = f"of other nodes: mp.couplings.UniformCoupling({d.nodes + 1})"
+    wrong = NOT_A_COUPLING + bad(other)
+    return Arg(coupling_source(d, symmetric=symmetric), wrong)
+
+
+def any_coupling(d: Draw) -> Arg:
+    return coupling(d).unsure("of other nodes")
+
+
+def any_penalty(d: Draw) -> Arg:
+    names = ("Gaussian", "Sigmoid", "Mixture")
+    return options(d, *(f"mp.{name}Penalty()" for name in names), wrong=NOT_A_PENALTY)
+
+
+def any_term(d: Draw) -> Arg:
+    right = [
+        f"mp.energies.SourceTerm({real(d, d.nodes, d.channels)})",
+        "mp.energies.PairTerm(mp.GaussianPenalty())",
+        f"mp.energies.MLPTerm(torch.ones(2, {d.channels}), torch.ones(2), 'tanh')",
     ]
-    arg = options(
-        d, coupling_source(d, symmetric=symmetric), wrong=wrong, optional=optional
-    )
-    return arg.without("None") if optional else arg
+    wrong = bad("None | a number | a string | a module | a class: mp.energies.MLPTerm")
+    return options(d, *right, wrong=wrong)
 
 
 DIFFUSIVITIES = [

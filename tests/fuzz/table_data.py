@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from .arguments import *
 from .program import Draw, Strategy
-from .signatures import calls, construct, counts, device, numbers, texts
+from .signatures import calls, construct, counts, numbers, texts
 
 NOT_DATA = bad(
     "None | a string | a tensor | a list | a dict | empty: Data() | with edges of letters: "
@@ -165,9 +165,7 @@ def sequence_dataset(d: Draw) -> None:
 
 
 def _name(d: Draw) -> Arg:
-    return replace(
-        choice(d, "nobody", optional=False).without("another string"), valid=None
-    )
+    return replace(choice(d, "nobody").without("another string"), valid=None)
 
 
 def points(d: Draw) -> Arg:
@@ -211,7 +209,6 @@ DATA: dict[str, Strategy] = {
     "KNNGraph": calls(
         "KNNGraph",
         "made({data}).edge_index",
-        k=counts(5, 2),
         data=Arg(
             "Data(x=torch.randn(9, 3))",
             NOT_DATA[:6]
@@ -262,7 +259,7 @@ DATA: dict[str, Strategy] = {
         always="num size dashes distractors",
     ),
     "sequences.SequenceDataset": sequence_dataset,
-    "sequences.IMDb": calls("sequences.IMDb", path=absent),
+    "sequences.IMDb": calls("sequences.IMDb"),
     "graphs.SBMDataset": calls(
         "graphs.SBMDataset",
         "[made[0].x, made[0].y]",
@@ -301,7 +298,6 @@ DATA: dict[str, Strategy] = {
     ),
     "graphs.PeptidesFunctional": calls(
         "graphs.PeptidesFunctional",
-        source=absent,
         root=Arg("'peptides'", NOT_A_PATH[:4]),
         num_graphs=counts(2, none=True),
     ),
@@ -397,7 +393,6 @@ def mean_squared_error(d: Draw) -> None:
 def planetoid_module(d: Draw) -> None:
     part = options(d, "'random'", "'public'", "3", wrong=NOT_A_SEED, optional=True)
     own = {
-        "root": absent(d),
         "name": choice(d, "Cora", "PubMed"),
         "split": part,
         "tuning": replace(

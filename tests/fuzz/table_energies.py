@@ -239,23 +239,6 @@ def edges_of_a_graph(d: Draw) -> Arg:
     )
 
 
-def any_term(d: Draw) -> Arg:
-    right = [
-        f"mp.energies.SourceTerm({real(d, d.nodes, d.channels)})",
-        "mp.energies.PairTerm(mp.GaussianPenalty())",
-    ]
-    right.append(
-        f"mp.energies.MLPTerm(torch.ones(2, {d.channels}), torch.ones(2), 'tanh')"
-    )
-    return options(
-        d,
-        *right,
-        wrong=bad(
-            "None | a number | a string | a module | a class: mp.energies.MLPTerm"
-        ),
-    )
-
-
 def _factor(d: Draw) -> Arg:
     """A weight, which may also be computed by a module."""
     return number(d, 2.0, 0.0, zero=True).without("a module")
@@ -280,7 +263,6 @@ TERMS: dict[str, Strategy] = {
     "EdgeTerm": term(
         "EdgeTerm",
         leave="constraint",
-        penalty=lambda d: options(d, "mp.GaussianPenalty()", wrong=NOT_A_PENALTY),
         coupling=edges_of_a_graph,
     ),
     "LinearTerm": term("LinearTerm", source=lambda d: tensor(d, d.nodes, d.channels)),
@@ -288,23 +270,13 @@ TERMS: dict[str, Strategy] = {
     "PairTerm": term(
         "PairTerm",
         leave="projection constraint read",
-        penalty=lambda d: options(
-            d, "mp.GaussianPenalty()", wrong=NOT_A_PENALTY
-        ).without("a module"),
+        penalty=lambda d: any_penalty(d).without("a module"),
     ),
     "MatrixTerm": term("MatrixTerm", of_matrix, leave="norms symmetric"),
     "AttentionTerm": term("AttentionTerm", of_attention, leave="norms"),
     "MLPTerm": term("MLPTerm", of_mlp),
-    "ScaledTerm": term("ScaledTerm", weight=_factor, term=any_term),
+    "ScaledTerm": term("ScaledTerm", weight=_factor),
 }
-
-
-def long_runs(d: Draw) -> Arg:
-    return options(d, "mp.SigmoidPenalty()", "mp.MixturePenalty()", wrong=NOT_A_PENALTY)
-
-
-def any_symmetric(d: Draw) -> Arg:
-    return coupling(d, symmetric=True, other_size=None)
 
 
 def record(source: str) -> Strategy:
@@ -317,15 +289,9 @@ ENERGIES: dict[str, Strategy] = {
     "Penalty": own_penalty,
     "ScorePenalty": own_score_penalty,
     **{
-        name: penalty(name)
-        for name in (
-            "QuadraticPenalty",
-            "SimplePenalty",
-            "SigmoidPenalty",
-            "SoftmaxPenalty",
-        )
+        f"{name}Penalty": penalty(f"{name}Penalty")
+        for name in ("Gaussian", "Quadratic", "Sigmoid", "Simple", "Softmax")
     },
-    "GaussianPenalty": penalty("GaussianPenalty"),
     "FunctionPenalty": penalty(
         "FunctionPenalty",
         always="f",
@@ -341,7 +307,7 @@ ENERGIES: dict[str, Strategy] = {
     ),
     "certify": certify,
     "certify_step": certify_step,
-    "certify_trajectory": calls("certify_trajectory", finite=False, penalty=long_runs),
+    "certify_trajectory": calls("certify_trajectory", finite=False),
 }
 
 
@@ -542,7 +508,6 @@ FUNCTIONS: dict[str, Strategy] = {
     "edge_loss": calls(
         "edge_loss",
         finite=False,
-        coupling=lambda d: coupling(d, other_size=None),
         graph=observed,
     ),
     "fixed_point": fixed_point,
@@ -552,7 +517,6 @@ FUNCTIONS: dict[str, Strategy] = {
         diffusivity=random_features,
         x=state,
         num_features=feature_counts,
-        graph=graph,
     ),
     "lipschitz": calls(
         "lipschitz",
@@ -573,7 +537,7 @@ FUNCTIONS: dict[str, Strategy] = {
     "diagnose": diagnose,
     "diagnostics.plot_attention": calls(
         "diagnostics.plot_attention",
-        coupling=any_symmetric,
+        coupling=lambda d: coupling(d, symmetric=True).unsure("of other nodes"),
         ax=never(bad("a string: 'ax' | a number")),
         head=lambda d: options(d, 0, wrong=NOT_A_NUMBER + bad("negative | beyond")),
     ),
@@ -609,7 +573,7 @@ def _inert(wrong: list[Wrong]) -> list[Wrong]:
 
 def problem(name: str) -> Strategy:
     def strategy(d: Draw) -> None:
-        construct(d, "problem", f"testing.{name}", num_nodes=counts(5, 8))
+        construct(d, "problem", f"testing.{name}")
         use, given = d.pick(
             [
                 ("coupling.degree()", {}),
@@ -645,9 +609,7 @@ TESTING: dict[str, Strategy] = {
     ),
     "testing.check_energy_term": calls(
         "testing.check_energy_term",
-        term=any_term,
         z=three_dimensional,
-        graph=just_graph,
         starts=counts(2, 1),
         ascent=counts(3, 1),
     ),

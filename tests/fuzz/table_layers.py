@@ -44,16 +44,11 @@ def layer(
     return strategy
 
 
-def same(d: Draw) -> Arg:
-    return count(d, d.channels)
-
-
-rows_or_frobenius = texts("row", "frobenius", None)
 alpha = numbers(0.1, 1.0, "math.inf", infinite=True)
 SHARE = numbers(0.1, 0.0, zero=True, below="1.0")
 
 
-def certified(d: Draw, *, channels: bool) -> dict[str, Arg]:
+def certified(d: Draw, *, by_head: bool) -> dict[str, Arg]:
     """Options of a certified layer: the simple penalty wants states near each other."""
     constraint = d.pick([*CONSTRAINTS])
     near = constraint not in (None, "nonnegative")
@@ -70,7 +65,7 @@ def certified(d: Draw, *, channels: bool) -> dict[str, Arg]:
         "constraint": choice(d, constraint, optional=constraint == "ball").without(
             "None"
         ),
-        "heads": count(d, *([d.heads] if channels else [1, 2]), optional=True),
+        "heads": count(d, *([d.heads] if by_head else [1, 2]), optional=True),
         "projection": choice(d, "tied", None),
         "lam": number(d, 0.5, 1e-3, optional=True),
         "graph": flag(d),
@@ -84,7 +79,7 @@ def certified_conv(d: Draw) -> None:
         "CertifiedConv",
         cast(d),
         beta=numbers(1.0, 0.1),
-        **certified(d, channels=True),
+        **certified(d, by_head=True),
     )
     called(d, needed=False)
 
@@ -155,7 +150,7 @@ def part(name: str, **own: Any) -> Strategy:
 
 
 def diffusion_conv(d: Draw) -> None:
-    own = {"out_channels": same, "heads": counts(1, 2)}
+    own = {"out_channels": channels, "heads": counts(1, 2)}
     construct(
         d, "layer", "DiffusionConv", cast(d), leave="concat transform value_bias", **own
     )
@@ -252,13 +247,13 @@ LAYERS: dict[str, Strategy] = {
     "RowAttention": part("RowAttention"),
     "Pairs": part("Pairs", leave="constraint penalty"),
     "Neighbours": part("Neighbours", leave="diffusivity"),
-    "TiedMLP": part("TiedMLP", hidden_channels=counts(3, 1)),
+    "TiedMLP": part("TiedMLP"),
     "DIFFormerConv": layer(
         "DIFFormerConv",
         leave="update transform keep bias concat",
         more="dropout",
         of=DiffusionConv,
-        out_channels=same,
+        out_channels=channels,
         normalize=texts("row", None),
     ),
     "NodeFormerConv": layer(
@@ -266,19 +261,17 @@ LAYERS: dict[str, Strategy] = {
         leave="projection",
         more="num_features edge_regularization generator stabilizer",
         of=KernelizedSoftmaxDiffusivity,
-        normalize=rows_or_frobenius,
     ),
     "SFiConv": layer(
         "SFiConv",
         leave="hops",
         more="lam alpha lam_scale friction",
         of=SparseFlowDiffusivity,
-        out_channels=same,
+        out_channels=channels,
         alpha=alpha,
-        normalize=rows_or_frobenius,
     ),
     "SGFormerConv": layer(
-        "SGFormerConv", leave="transform", out_channels=same, beta=numbers(0.5, 1.0)
+        "SGFormerConv", leave="transform", out_channels=channels, beta=numbers(0.5, 1.0)
     ),
     "DiffusionConv": diffusion_conv,
     "GINConv": layer(
@@ -286,14 +279,13 @@ LAYERS: dict[str, Strategy] = {
         needed=True,
         always="mlp",
         mlp=lambda d: module(f"nn.Linear({d.channels}, 3)"),
-        eps=numbers(0.0, 0.2, negative=True),
     ),
     "MultiHeadConv": layer(
-        "MultiHeadConv", needed=True, source=False, out_channels=same
+        "MultiHeadConv", needed=True, source=False, out_channels=channels
     ),
     "APPNPConv": appnp,
     "GCNIIConv": gcnii,
-    "GatedGCNConv": with_edges("GatedGCNConv", eps=numbers(1e-6, 0.1)),
+    "GatedGCNConv": with_edges("GatedGCNConv"),
     "GPSBlock": with_edges("GPSBlock", local=local, attention=attention),
     "from_pyg": calls(
         "from_pyg",

@@ -343,7 +343,7 @@ def certified_difformer(d: Draw) -> None:
         "CertifiedDIFFormer",
         cast(d),
         leave="inputs task",
-        **certified(d, channels=False),
+        **certified(d, by_head=False),
     )
     if d.maybe(0.5):
         called(d, needed=False, source=False, x=sparse_too(d, state(d)))
@@ -371,7 +371,6 @@ def certified_transformer(d: Draw) -> None:
         "CertifiedTransformer",
         cast(d),
         in_channels=channels,
-        num_blocks=counts(1, 2),
         heads=heads,
         num_layers=replace(num_layers, right="None")
         if convex and d.maybe(0.5)
@@ -416,7 +415,6 @@ MODELS: dict[str, Strategy] = {
         more="heads beta normalize projection",
         of=SGFormerConv,
         heads=heads,
-        alpha=numbers(0.5, 0.8, zero=True, below="1.5"),
         beta=numbers(0.5, 1.0),
         gnn=texts("gcn", "gat", "sgc", "mlp", "residual"),
         aggregate=texts("add"),

@@ -19,13 +19,11 @@ from .signatures import (
     arguments,
     calls,
     construct,
-    device,
-    dtype,
     numbers,
     parameters,
     texts,
 )
-from .table_layers import alpha, rows_or_frobenius
+from .table_layers import alpha
 
 
 def node_count(d: Draw, *, beyond_memory: bool = False) -> Arg:
@@ -110,14 +108,14 @@ def graphs(d: Draw) -> None:
 NOT_A_SCALE = NOT_A_NUMBER + bad("NaN | a matrix: torch.ones(2, 2)")
 
 
-def used(d: Draw, *, pooled: bool = False) -> None:
+def used(d: Draw, *, pooled: bool = False, finite: bool = True) -> None:
     unbounded = [
         call.args["normalize"].right == "False"
         for call in d.calls
         if "normalize" in call.args
     ]
     # E^{q·k} may leave the range of half precision.
-    finite = not (d.dtype == "float16" and any(unbounded))
+    finite = finite and not (d.dtype == "float16" and any(unbounded))
     matvec = "coupling.as_linear_operator({args}).matvec(np.ones(coupling.num_nodes))"
     head = options(d, 0, optional=True, wrong=NOT_A_NUMBER + bad("negative | beyond"))
     # float16 may be too narrow for what another dtype holds
@@ -253,10 +251,6 @@ def made(name: str, **own: Make) -> Strategy:
     return lambda d: built(d, name, **own)
 
 
-def any_coupling(d: Draw) -> Arg:
-    return coupling(d, other_size=None)
-
-
 def per_node(d: Draw) -> Arg:
     # Which is of heads.
     return tensor(d, d.nodes, 1, optional=True).without("a longer last dimension")
@@ -338,7 +332,6 @@ COUPLINGS: dict[str, Strategy] = {
     ),
     "SparseCoupling": made(
         "SparseCoupling",
-        graph=just_graph,
         weight=lambda d: tensor(d, len(d.edges), optional=True).without(
             "a higher rank"
         ),
@@ -350,15 +343,12 @@ COUPLINGS: dict[str, Strategy] = {
     ),  # which is of heads
     "PolynomialCoupling": made(
         "PolynomialCoupling",
-        coupling=any_coupling,
         coefficients=lambda d: tensor(d, d.pick([1, 2, 3])).without(
             "a longer last dimension", "a higher rank"
         ),
     ),
-    "ReweightedCoupling": made(
-        "ReweightedCoupling", coupling=any_coupling, row=per_node, column=per_node
-    ),
-    "ScaledCoupling": made("ScaledCoupling", scale=scale, coupling=any_coupling),
+    "ReweightedCoupling": made("ReweightedCoupling", row=per_node, column=per_node),
+    "ScaledCoupling": made("ScaledCoupling", scale=scale),
     "SumCoupling": made("SumCoupling", terms=terms),
 }
 
@@ -391,32 +381,16 @@ def of_state(name: str, *, needed: bool = False, **options: Any) -> Strategy:
         steep = name == "GaussianDiffusivity" and [
             own[arg].right == value for arg, value in kept
         ] == [True, False]
-        _used_by(d, finite=normalized or not (steep or d.dtype == "float16"))
+        used(d, finite=normalized or not (steep or d.dtype == "float16"))
 
     return strategy
-
-
-def _used_by(d: Draw, *, finite: bool = True) -> None:
-    """One product with the coupling that came out, or another use of it.
-
-    A score that nothing normalises, e^{q·k} for one, may leave the range of half precision: then it is not ``finite``.
-    """
-    values = fixed(f"torch.ones({d.nodes}, coupling.heads, 2, dtype=coupling.dtype)")
-    uses: list[tuple[str, dict[str, Arg]]] = [
-        ("coupling @ {v}", {"v": values}),
-        ("coupling.degree()", {}),
-        ("coupling.at({edge_index})", {"edge_index": fixed(edge_list(d))}),
-        ("coupling.dirichlet({x})", {"x": fixed(real(d, d.nodes, 3))}),
-    ]
-    target, given = d.pick(uses)
-    d.call("out", target, finite=finite, **given)
 
 
 QUERY_KEY: dict[str, Make] = {
     "head_channels": lambda d: never(
         [w for w in count(d, none=True).wrong if w.valid is False]
     ),
-    "normalize": rows_or_frobenius,
+    "normalize": texts("row", "frobenius", None),
 }
 LOOSE = "projection row_stochastic"
 
@@ -481,7 +455,7 @@ def own_diffusivity(d: Draw) -> None:
     d.call(
         "coupling", "diffusivity({args})", x=state(d, parameters=False), graph=graph(d)
     )
-    _used_by(d)
+    used(d)
 
 
 NOT_WIDTHS = bad(
