@@ -4,7 +4,7 @@ import torch
 
 from diffusion_mp import APPNPConv, CouplingMismatchError, GaussianDiffusivity
 from diffusion_mp.diffusivities import SymmetricDiffusivity
-from helpers import refuses
+from helpers import close, refuses
 
 EDGES = torch.tensor([[0, 1], [1, 2]])
 
@@ -18,15 +18,13 @@ def test_it_is_where_the_steps_end_and_differentiates_like_the_inverse(
     x.requires_grad_()
     limit = APPNPConv(4, K=None, alpha=0.05)
     out, coupling = limit(x, edge_index, return_coupling=True)
-    torch.testing.assert_close(
-        out, APPNPConv(4, K=800, alpha=0.05)(x, edge_index), rtol=1e-9, atol=1e-10
-    )
+    close(out, APPNPConv(4, K=800, alpha=0.05)(x, edge_index), "layer")
     inverse = torch.linalg.inv(
         torch.eye(30, dtype=x.dtype) - 0.95 * coupling.to_dense()[0]
     )
-    torch.testing.assert_close(out, 0.05 * inverse @ x, rtol=1e-9, atol=1e-10)
+    close(out, 0.05 * inverse @ x, "layer")
     (grad,) = torch.autograd.grad((weight * out).sum(), x)
-    torch.testing.assert_close(grad, 0.05 * inverse.mT @ weight, rtol=1e-9, atol=1e-10)
+    close(grad, 0.05 * inverse.mT @ weight, "layer")
 
 
 def test_over_all_pairs_of_the_inputs(generator: torch.Generator) -> None:
@@ -40,7 +38,7 @@ def test_over_all_pairs_of_the_inputs(generator: torch.Generator) -> None:
     root = weights.sum(1).rsqrt()
     dense = root[:, None] * weights * root[None, :]
     expected = 0.1 * torch.linalg.solve(torch.eye(12, dtype=x.dtype) - 0.9 * dense, x)
-    torch.testing.assert_close(readout(x), expected, rtol=1e-9, atol=1e-10)
+    close(readout(x), expected, "layer")
 
 
 test_what_has_no_limit_is_refused_with_the_way_out = refuses(

@@ -7,7 +7,7 @@ from torch.nn.functional import layer_norm, relu
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, MLPConv, SFiConv
 from diffusion_mp.testing.laws import seeded
-from helpers import built, randn, refuses
+from helpers import built, close, randn, refuses
 
 EDGES = torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 1, 0]])
 
@@ -30,23 +30,19 @@ def test_the_branches_meet_before_the_feed_forward_network() -> None:
         X + block.attention(X, EDGES)
     )
     got, got_edges = block(X, EDGES, edge_attr=E)
-    torch.testing.assert_close(
-        got, block.norm(total + block.ffn(total)), rtol=1e-10, atol=1e-10
-    )
-    torch.testing.assert_close(got_edges, edges, rtol=1e-10, atol=1e-10)
+    close(got, block.norm(total + block.ffn(total)))
+    close(got_edges, edges)
     total = block.attention_norm(
         X + block.attention(X)
     )  # without edges the attention is alone
-    torch.testing.assert_close(
-        block(X), block.norm(total + block.ffn(total)), rtol=1e-10, atol=1e-10
-    )
+    close(block(X), block.norm(total + block.ffn(total)))
 
 
 def test_either_branch_may_be_missing() -> None:
     local = build(attention=False)
     attention = build(local=False)
     total = local.local_norm(local.local(X, EDGES))
-    torch.testing.assert_close(local(X, EDGES), local.norm(total + local.ffn(total)))
+    close(local(X, EDGES), local.norm(total + local.ffn(total)))
     _, edges, coupling = attention(X, EDGES, edge_attr=E, return_coupling=True)
     assert torch.equal(edges, E)
     assert coupling.heads == 2
@@ -77,7 +73,7 @@ def test_dropout_acts_on_what_a_branch_adds(attention: bool) -> None:
         added = block(X, EDGES) / 2 - X
     kept = added != 0
     assert 0 < kept.sum() < kept.numel()
-    torch.testing.assert_close(added[kept], 2 * change[kept])
+    close(added[kept], 2 * change[kept])
 
 
 # a loop, a pair twice; node 4 is isolated.
@@ -112,8 +108,8 @@ def test_the_equation_node_by_node(weighted: bool, with_edges: bool) -> None:
     if with_edges:
         got, edges = got
         expected = e + relu(layer_norm(logits, [3]))
-        torch.testing.assert_close(edges, expected, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(got, torch.stack(rows), rtol=1e-10, atol=1e-10)
+        close(edges, expected)
+    close(got, torch.stack(rows))
 
 
 def test_the_gates_are_a_coupling_with_one_head_per_channel() -> None:
@@ -123,7 +119,7 @@ def test_the_gates_are_a_coupling_with_one_head_per_channel() -> None:
     out, edges, gates = conv(x, MULTI, edge_attr=e, return_coupling=True)
     assert gates.heads == 3
     product = torch.einsum("cij,jc->ic", gates.to_dense(), conv.value(x))
-    torch.testing.assert_close(out, relu(conv.own(x) + product), rtol=1e-10, atol=1e-10)
+    close(out, relu(conv.own(x) + product))
     received = gates.to_dense().sum(2)
     torch.testing.assert_close(
         received[:, :3], torch.ones(3, 3, dtype=torch.float64), rtol=0, atol=1e-7

@@ -9,7 +9,7 @@ from torch import Tensor
 from diffusion_mp.diffusivities import NeumannDiffusivity
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.updates import CrankNicolson, Equilibrium, HeatKernel, ImplicitEuler
-from helpers import randn, refuses
+from helpers import close, randn, refuses
 
 DOUBLE = torch.float64
 OPTIONS = {
@@ -77,7 +77,7 @@ def test_the_step_is_the_equation() -> None:
             - 2 * x
             + extended[:, 5 + stride : 10 + stride]
         )
-    torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
+    close(layer(x), expected, "entries")
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -89,9 +89,7 @@ def test_padding_never_leaks(name: str, mask: Tensor) -> None:
     got = layer(x, mask)
     for row, tokens, out in zip(x, mask, got, strict=True):
         if tokens.any():
-            torch.testing.assert_close(
-                out[tokens], layer(row[tokens]), rtol=1e-10, atol=1e-11
-            )
+            close(out[tokens], layer(row[tokens]), "rearranged")
     assert got[~mask].isnan().all()
     other = torch.where(mask.unsqueeze(2), x, 3.0)
     kept = layer(other, mask)
@@ -133,9 +131,7 @@ def test_the_returned_coupling_is_the_step() -> None:
     rows = x.flatten(0, 1)[first].unflatten(1, (2, 2))
     moved = rows + coupling @ rows - coupling.degree().unsqueeze(2) * rows
     tokens = mask.flatten()[first]
-    torch.testing.assert_close(
-        moved.flatten(1)[tokens], out.flatten(0, 1)[first][tokens]
-    )
+    close(moved.flatten(1)[tokens], out.flatten(0, 1)[first][tokens])
     assert not coupling.to_dense()[:, :3, 3:].any()
     assert layer(x, return_coupling=True)[1].num_nodes == 10
 
@@ -177,7 +173,7 @@ def test_the_norm_is_that_of_the_step() -> None:
     x = randn(4, 10, 4)
     mask = masks()["right"]
     expected = torch.nn.functional.layer_norm(bare(x, mask), (4,))
-    torch.testing.assert_close(normed(x, mask), expected)
+    close(normed(x, mask), expected)
 
 
 def test_no_guarantee_covers_the_norm() -> None:

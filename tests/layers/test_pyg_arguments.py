@@ -8,7 +8,7 @@ import torch_geometric.nn as pyg
 from torch import nn
 
 import diffusion_mp as mp
-from helpers import randn, refuses
+from helpers import close, randn, refuses
 from test_parity_pyg import BETWEEN, EDGES, SENDERS, C, N, drawn, mlp
 
 E = EDGES.size(1)
@@ -25,7 +25,7 @@ def test_features_of_edges_beside_weights_and_in_a_batch() -> None:
     )
     weight = torch.ones(E, dtype=torch.float64)
     weight[2:4] = 2
-    torch.testing.assert_close(layer(x, EDGES, weight, edge_attr=f), twice)
+    close(layer(x, EDGES, weight, edge_attr=f), twice)
     layer = drawn(mp.GATConv(C, 4, 2, edge_dim=3))
     graphs = torch.cat([x, x + 1]), torch.cat([EDGES, EDGES + N], 1)
     both = layer(
@@ -34,7 +34,7 @@ def test_features_of_edges_beside_weights_and_in_a_batch() -> None:
         edge_attr=torch.cat([f, -f]),
     )
     alone = torch.cat([layer(x, EDGES, edge_attr=f), layer(x + 1, EDGES, edge_attr=-f)])
-    torch.testing.assert_close(both, alone)
+    close(both, alone)
 
 
 def test_weights_that_have_no_place_are_refused() -> None:
@@ -207,14 +207,14 @@ def test_channels_of_the_first_call(build) -> None:
     known = build(C).double()
     known(randn(N, C), EDGES)
     known.load_state_dict(lazy.state_dict())
-    torch.testing.assert_close(known(randn(N, C), EDGES), out)
+    close(known(randn(N, C), EDGES), out)
     assert lazy.in_channels == C
     with pytest.raises(ValueError, match=r"x must have 6 channels"):
         lazy(randn(N, C + 1), EDGES)
     if not isinstance(lazy, mp.GINConv):
         again = build(-1).double()
         again.load_state_dict(lazy.state_dict())
-        torch.testing.assert_close(again(randn(N, C), EDGES), out)
+        close(again(randn(N, C), EDGES), out)
 
 
 def test_channels_that_nobody_can_find_out() -> None:

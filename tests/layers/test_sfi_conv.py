@@ -5,7 +5,7 @@ import torch
 
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import SFiConv
-from helpers import built, randn, refuses
+from helpers import built, close, randn, refuses
 
 EDGES = torch.tensor(
     [[0, 1, 1, 2, 3, 0], [1, 0, 2, 1, 0, 3]]
@@ -34,11 +34,9 @@ def test_equation_11(gamma: float, lam: float) -> None:
         value = conv.value.weight[2 * h : 2 * h + 2]
         mix = conv.mix.weight[:, 2 * h : 2 * h + 2]
         total += (adjacency + rate * attention[h]) @ x @ value.t() @ mix.t()
-    torch.testing.assert_close(
-        conv(x, EDGES), x + total / (1 + rate), rtol=1e-10, atol=1e-10
-    )
+    close(conv(x, EDGES), x + total / (1 + rate))
     change = build(4, 4, 2, gamma=gamma, lam=lam, residual=False)(x, EDGES)
-    torch.testing.assert_close(change, conv(x, EDGES) - x, rtol=1e-10, atol=1e-10)
+    close(change, conv(x, EDGES) - x)
 
 
 def test_without_friction_and_adjacency_it_is_multi_head_attention() -> None:
@@ -54,10 +52,10 @@ def test_without_friction_and_adjacency_it_is_multi_head_attention() -> None:
     other = randn(5, 4, seed=1).requires_grad_()
     out = conv(ours, EDGES)
     expected = theirs(other, other, other, need_weights=False)[0]
-    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+    close(out, expected)
     out.square().sum().backward()
     expected.square().sum().backward()
-    torch.testing.assert_close(ours.grad, other.grad, rtol=1e-10, atol=1e-10)
+    close(ours.grad, other.grad)
     torch.testing.assert_close(
         conv.diffusivity.query.weight.grad,
         theirs.in_proj_weight.grad[:4],
@@ -74,11 +72,11 @@ def test_without_edges_the_attention_is_alone_and_an_empty_edge_list_is_a_graph(
     nothing = torch.zeros(2, 0, dtype=torch.long)
     values = conv.value(x).unflatten(1, (2, -1))
     alone = conv.mix(conv.diffusivity.attention(x).matmul(values).flatten(1))
-    torch.testing.assert_close(conv(x), x + alone, rtol=1e-10, atol=1e-10)
+    close(conv(x), x + alone)
     halved = conv.mix(
         (0.5 * conv.diffusivity.attention(x).matmul(values) + 0.5 * values).flatten(1)
     )
-    torch.testing.assert_close(conv(x, nothing), x + halved, rtol=1e-10, atol=1e-10)
+    close(conv(x, nothing), x + halved)
 
 
 def test_gamma_learns_and_stays_positive() -> None:
@@ -95,7 +93,7 @@ def test_gamma_learns_and_stays_positive() -> None:
             alone = coupling.attention
         else:
             alone = conv.diffusivity.graph_term(x, Graph(5, EDGES))
-        torch.testing.assert_close(coupling.to_dense(), alone.to_dense())
+        close(coupling.to_dense(), alone.to_dense())
 
 
 def test_the_flow_can_stay_near() -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusion_mp.layers.sequences import SelfAttention, TransformerBlock
-from helpers import built, refuses
+from helpers import built, close, refuses
 from helpers import randn as state
 
 MASK = torch.tensor([[1, 1, 0, 1, 1], [0, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
@@ -37,9 +37,7 @@ def test_it_is_the_attention_of_torch(mask: Tensor | None, causal: bool) -> None
         x, x, x, attn_mask=past, key_padding_mask=padding, average_attn_weights=False
     )
     rows = torch.ones(3, 5).bool() if mask is None else mask
-    torch.testing.assert_close(
-        ours(x, mask)[rows], expected[rows], rtol=1e-10, atol=1e-10
-    )
+    close(ours(x, mask)[rows], expected[rows])
     weights = [each.transpose(1, 2)[rows] for each in (ours.weights(x, mask), weights)]
     torch.testing.assert_close(*weights, rtol=1e-10, atol=1e-10)
 
@@ -53,19 +51,15 @@ def test_the_weights_reproduce_the_output(mask: Tensor | None, causal: bool) -> 
     x = state(3, 5, 6)
     out = module(x, mask)
     assert out.isfinite().all()
-    torch.testing.assert_close(module.frozen(x, mask)(x), out, rtol=1e-10, atol=1e-10)
+    close(module.frozen(x, mask)(x), out)
     weights = module.weights(x, mask)
-    torch.testing.assert_close(
-        weights.sum(-1), torch.ones(3, 3, 5, dtype=torch.float64)
-    )
+    close(weights.sum(-1), torch.ones(3, 3, 5, dtype=torch.float64))
     # what it routes is linear in the state that is routed, and depends on the state that decides
     y = state(3, 5, 6, seed=1)
     z = state(3, 5, 6, seed=2)
     route = module.frozen(x, mask)
     bias = module.frozen(x, mask)(torch.zeros_like(x))
-    torch.testing.assert_close(
-        route(y + 2 * z), route(y) + 2 * route(z) - 2 * bias, rtol=1e-10, atol=1e-10
-    )
+    close(route(y + 2 * z), route(y) + 2 * route(z) - 2 * bias)
     assert (mask is not None and not mask.any()) or not torch.allclose(
         module.frozen(y, mask)(x), out
     )
@@ -98,9 +92,7 @@ def test_it_is_the_block_of_torch() -> None:
     x = state(3, 5, 6, seed=1)
     # In training mode it takes no shortcut.
     expected = theirs.train()(x, src_key_padding_mask=~MASK)
-    torch.testing.assert_close(
-        ours(x, MASK)[MASK], expected[MASK], rtol=1e-10, atol=1e-10
-    )
+    close(ours(x, MASK)[MASK], expected[MASK])
 
 
 X = state(3, 5, 6)

@@ -19,7 +19,7 @@ from diffusion_mp.layers import CertifiedBlock, CertifiedConv
 from diffusion_mp.models import CertifiedDIFFormer
 from diffusion_mp.testing.laws import seeded
 from diffusion_mp_experiments.graphs import load_digits, load_planetoid
-from helpers import agree, built, refuses
+from helpers import agree, built, close, refuses
 
 NODES = 18
 BATCH = torch.arange(3).repeat_interleave(torch.tensor([7, 1, 10]))
@@ -159,9 +159,7 @@ def test_values_and_gradients_are_those_of_the_formula(with_graph: bool) -> None
     agree(logits, expected, parameters, (1e-10, 1e-12), (1e-9, 1e-12))
     energy = model.energy(x, given, None, BATCH)
     wanted = torch.stack([energy(state) for state in states])
-    torch.testing.assert_close(
-        model.energies(x, given, None, BATCH), wanted, rtol=1e-10, atol=1e-12
-    )
+    close(model.energies(x, given, None, BATCH), wanted, "energy")
 
 
 def test_projections_have_norm_one_at_most_and_see_the_whole_state() -> None:
@@ -173,7 +171,7 @@ def test_projections_have_norm_one_at_most_and_see_the_whole_state() -> None:
         short = torch.linalg.matrix_norm(pairs.projection[1], 2)
         norms = torch.linalg.matrix_norm(pairs.projections(), 2)
     assert short < 1
-    torch.testing.assert_close(norms, torch.stack([torch.ones_like(short), short]))
+    close(norms, torch.stack([torch.ones_like(short), short]))
     energy = model.energy(x, edges)
     state = (
         torch.rand(
@@ -187,12 +185,7 @@ def test_projections_have_norm_one_at_most_and_see_the_whole_state() -> None:
     alone = build(penalty=None, heads=2, projection="tied")
     alone.load_state_dict(model.state_dict(), strict=False)
     rest = alone.energy(x, edges)(state)
-    torch.testing.assert_close(
-        energy(state),
-        rest + model.conv.lam() / (2 * NODES) * total,
-        rtol=1e-10,
-        atol=1e-12,
-    )
+    close(energy(state), rest + model.conv.lam() / (2 * NODES) * total, "energy")
     cross_entropy(model(x, edges), y).backward()
     assert pairs.projection.grad.abs().max() > 0
 
@@ -249,7 +242,7 @@ def test_inputs_stand_beside_the_graph() -> None:
 def test_a_graph_term_of_all_pairs_needs_no_edges_and_a_source_every_row() -> None:
     conv = CertifiedConv(4, graph=GaussianDiffusivity(row_stochastic=False)).double()
     x = torch.randn(6, 4, dtype=torch.float64)
-    torch.testing.assert_close(conv(x), conv(x, torch.zeros(2, 0, dtype=torch.int64)))
+    close(conv(x), conv(x, torch.zeros(2, 0, dtype=torch.int64)))
     with pytest.raises(ValueError, match="source must have 6 rows"):
         conv(x, source=x[:1])
 
@@ -286,7 +279,7 @@ def test_a_graph_term_that_reads_a_state_reads_the_source(
     graph = Graph(NODES, edges)
     state = conv.update.constraint.project(x.repeat(1, 2)[:, :8])
     moved, (coupling, *_) = conv(state, graph, return_coupling=True)
-    torch.testing.assert_close(
+    close(
         coupling.to_dense(),
         (conv.mu() * conv.terms[0].diffusivity(state, graph)).to_dense(),
     )
@@ -306,7 +299,7 @@ def test_a_centred_source_has_mean_zero_in_every_graph() -> None:
     source = model.energy(x, edges, None, BATCH).terms[-1].term.source
     assert all(part.mean(0).abs().max() < 1e-15 for part in source.split([7, 1, 10]))
     alone = model(x[:7], edges[:, BATCH[edges[0]] == 0])
-    torch.testing.assert_close(model(x, edges, None, BATCH)[:7], alone)
+    close(model(x, edges, None, BATCH)[:7], alone)
     assert largest_rise(model, x, edges, None, BATCH) <= 0
 
 
@@ -337,8 +330,8 @@ def test_steps_of_a_layer_are_single_steps_one_after_the_other(
     state = x
     for found in couplings:
         state, coupling = one(state, edges, None, BATCH, source=x, return_coupling=True)
-        torch.testing.assert_close(found.to_dense(), coupling.to_dense())
-    torch.testing.assert_close(out, state)
+        close(found.to_dense(), coupling.to_dense())
+    close(out, state)
     assert certify(several, Data(x=x, edge_index=edges, batch=BATCH))
     assert (several.energies(x, edges, None, BATCH).diff() <= 0).all()
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, elu, layer_norm, linear
 
 from diffusion_mp import NodeFormer, NodeFormerConv, auxiliary_loss
 from diffusion_mp.testing.laws import seeded
-from helpers import agree, built
+from helpers import agree, built, close
 
 DOUBLE = torch.float64
 SLIDES = {
@@ -55,7 +55,7 @@ def test_the_model_is_its_equation(num_layers, step):
             layer_norm(step * conv(states[-1], edge_index) + states[-1], (6,))
         )
     expected = linear(torch.cat(states, 1), model.decoder.weight, model.decoder.bias)
-    torch.testing.assert_close(model(x, edge_index), expected, rtol=1e-9, atol=1e-10)
+    close(model(x, edge_index), expected, "layer")
 
 
 def test_the_auxiliary_loss_is_the_mean_over_layers_of_the_double_sum():

@@ -10,7 +10,7 @@ from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.models import PDETransformer
 from diffusion_mp.models.pde_transformer import SITES
 from diffusion_mp.testing.laws import seeded
-from helpers import randn, refuses
+from helpers import close, randn, refuses
 
 PLACEMENTS = [*SITES, None]
 LENGTH = 7
@@ -134,9 +134,7 @@ def test_the_placements_are_those_of_table_1() -> None:
 def test_p1_smooths_the_embedding_and_its_position() -> None:
     x = sequences()
     plain = build().embed(sequences())
-    torch.testing.assert_close(
-        build("P1").embed(x), along(smoothing(LENGTH), plain), rtol=1e-12, atol=1e-12
-    )
+    close(build("P1").embed(x), along(smoothing(LENGTH), plain), "entries")
     for placement in PLACEMENTS[1:]:
         assert torch.equal(build(placement).embed(x), plain)
 
@@ -161,7 +159,7 @@ def test_the_placements_differ_as_models() -> None:
         assert all(
             parameter.grad.abs().max() > 1e-12 for parameter in model.parameters()
         )
-    torch.testing.assert_close(outputs.pop("P3"), outputs["P2"], rtol=1e-12, atol=1e-12)
+    close(outputs.pop("P3"), outputs["P2"], "entries")
     for first, second in combinations(outputs, 2):
         assert not torch.allclose(
             outputs[first], outputs[second], rtol=1e-3, atol=1e-4
@@ -202,7 +200,7 @@ def test_a_padded_sequence_is_the_sequence(
                 for row, tokens in zip(x, mask, strict=True)
             ]
         )
-    torch.testing.assert_close(padded, alone, rtol=1e-12, atol=1e-12)
+    close(padded, alone, "entries")
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -223,7 +221,7 @@ def test_neither_nan_in_the_padding_nor_a_sequence_without_a_token_disturbs_othe
     mask[1] = False
     out = model(x, mask)
     assert out.isfinite().all()
-    torch.testing.assert_close(out[::2], expected[::2], rtol=1e-12, atol=1e-12)
+    close(out[::2], expected[::2], "entries")
 
 
 def states(model: PDETransformer, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -282,12 +280,8 @@ def test_pooling(pooling: str) -> None:
             for row in rows
         ]
     )
-    torch.testing.assert_close(
-        model.encode(x, ANYWHERE), expected, rtol=1e-12, atol=1e-12
-    )
-    torch.testing.assert_close(
-        model(x, ANYWHERE), model.head(expected), rtol=1e-12, atol=1e-12
-    )
+    close(model.encode(x, ANYWHERE), expected, "entries")
+    close(model(x, ANYWHERE), model.head(expected), "entries")
 
 
 def test_retrieval_is_two_towers_with_the_same_weights() -> None:
@@ -298,9 +292,7 @@ def test_retrieval_is_two_towers_with_the_same_weights() -> None:
     u = model.encode(x)
     v = model.encode(other, mask)
     expected = model.head(torch.cat([u, v, u * v, u - v], 1))
-    torch.testing.assert_close(
-        model(x, None, other, mask), expected, rtol=1e-12, atol=1e-12
-    )
+    close(model(x, None, other, mask), expected, "entries")
 
 
 def test_tokens_of_several_columns() -> None:
@@ -312,7 +304,7 @@ def test_tokens_of_several_columns() -> None:
         + tables[1](columns[..., 1])
         + model.positions[:LENGTH]
     )
-    torch.testing.assert_close(model.embed(columns), expected, rtol=1e-12, atol=1e-12)
+    close(model.embed(columns), expected, "entries")
 
 
 def test_dropout_and_repr() -> None:

@@ -10,7 +10,7 @@ from diffusion_mp.data import AddLaplacianPE
 from diffusion_mp.diffusivities import FrictionAttention
 from diffusion_mp.models import GPS, DFiFormer, GatedGCN, SFiFormer
 from diffusion_mp.testing import tolerance
-from helpers import built, refuses
+from helpers import built, close, refuses
 
 MODELS = [GatedGCN, GPS, DFiFormer, SFiFormer]
 ATOMS = [5, 3]
@@ -77,7 +77,7 @@ def test_the_encodings_of_both_kinds_are_read(generator: torch.Generator) -> Non
         return model(data.x, data.edge_index, edge_attr=data.edge_attr, pe=pe)
 
     expected = out(model, (vectors, values, mask))
-    torch.testing.assert_close(out(model, (-vectors, values, mask)), expected)
+    close(out(model, (-vectors, values, mask)), expected)
     assert not torch.allclose(out(model, (vectors * 0.5, values, mask)), expected)
 
 
@@ -93,9 +93,7 @@ def test_edge_features_matter_and_are_carried(
     out = model(x, edges, edge_attr=features)
     assert not torch.allclose(out, model(x, edges, edge_attr=2 * features))
     order = torch.tensor([2, 5, 0, 3, 1, 4])
-    torch.testing.assert_close(
-        model(x, edges[:, order], edge_attr=features[order]), out
-    )
+    close(model(x, edges[:, order], edge_attr=features[order]), out)
 
 
 @pytest.mark.parametrize("edges", [torch.zeros(2, 0).long(), None])

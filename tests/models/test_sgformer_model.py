@@ -6,7 +6,7 @@ from torch.nn.functional import layer_norm, relu
 
 from diffusion_mp.layers import SGFormerConv
 from diffusion_mp.models import DIFFormer, SGFormer
-from helpers import built, randn
+from helpers import built, close, randn
 
 EDGES = torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 1, 0]])  # node 4 is isolated
 
@@ -33,10 +33,8 @@ def test_the_equation_of_the_slides(alpha: float, shared_encoder: bool) -> None:
     expected = model.decoder(
         (1 - alpha) * attention + alpha * second(relu(first(read, EDGES)), EDGES)
     )
-    torch.testing.assert_close(model(x, EDGES), expected, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(
-        model(x), model.decoder(attention), rtol=1e-10, atol=1e-10
-    )
+    close(model(x, EDGES), expected)
+    close(model(x), model.decoder(attention))
     # With an empty list of edges the GNN reads every node.
     assert torch.allclose(model(x, EDGES[:, :0]), model(x)) == (alpha == 0)
 
@@ -55,9 +53,7 @@ def test_the_layer_mixes_what_it_heard_with_the_source() -> None:
     for given in ({}, {"source": source}):
         out, coupling = conv(x, **given, return_coupling=True)
         heard = (coupling @ conv.value(x).unflatten(1, (2, 4))).mean(1)
-        torch.testing.assert_close(
-            out, 0.4 * heard + 0.6 * given.get("source", x), rtol=1e-10, atol=1e-10
-        )
+        close(out, 0.4 * heard + 0.6 * given.get("source", x))
 
 
 def test_the_source_of_difformer_has_weight_one(generator: torch.Generator) -> None:
@@ -77,4 +73,4 @@ def test_the_source_of_difformer_has_weight_one(generator: torch.Generator) -> N
     for coupling in couplings:
         dense = coupling.to_dense()[0]
         z = z - tau * ((dense.sum(1, keepdim=True) + leak) * z - dense @ z - source)
-    torch.testing.assert_close(out, model.decoder(z), rtol=1e-10, atol=1e-10)
+    close(out, model.decoder(z))

@@ -13,7 +13,7 @@ from diffusion_mp.layers import DIFFormerConv, GCNConv, GINConv
 from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.models import GPS, CertifiedDIFFormer, DIFFormer, DiffusionGNN
 from diffusion_mp.runtime.noise import dropout
-from helpers import built
+from helpers import built, close
 
 # What reads the features itself, or moves them; and layers by themselves.
 DENSE = {
@@ -58,7 +58,7 @@ def test_few_rows_and_no_entries(x, layout):
         results(linear, {"x": x}),
         strict=True,
     ):
-        torch.testing.assert_close(a, b)
+        close(a, b)
 
 
 def test_the_linear_map_is_differentiated_twice():
@@ -79,7 +79,7 @@ def test_the_linear_map_is_differentiated_twice():
 def test_a_copy_takes_sparse_features_too():
     model = built(lambda: DiffusionGNN(13, 8, 3)).double().eval()
     x = features().to_sparse_csr()
-    torch.testing.assert_close(copy.deepcopy(model)(x, edges()), model(x, edges()))
+    close(copy.deepcopy(model)(x, edges()), model(x, edges()))
 
 
 @pytest.mark.parametrize("layout", ["csr", "coo", "csc"])
@@ -102,7 +102,7 @@ def test_stored_entries_are_dropped_one_by_one_and_zeros_stay():
     found = found.to_dense()
     assert torch.equal(found[x == 0], x[x == 0])
     kept = found[x == 1] != 0
-    torch.testing.assert_close(found[x == 1], kept.double() / 0.75)
+    close(found[x == 1], kept.double() / 0.75)
     assert (
         abs(float((~kept).double().mean()) - 0.25)
         < 5 * (0.25 * 0.75 / kept.numel()) ** 0.5
@@ -138,10 +138,10 @@ def test_where_features_stand_is_found_once_for_a_tensor(
     for _ in range(3):
         layer(x).sum().backward()
         dense = x.to_dense().sum(0)
-        torch.testing.assert_close(layer.weight.grad, dense.expand(4, -1))
+        close(layer.weight.grad, dense.expand(4, -1))
         layer.zero_grad()
     assert len(found) == 1
     x.col_indices().copy_(12 - x.col_indices())
     layer(x).sum().backward()
-    torch.testing.assert_close(layer.weight.grad, dense.flip(0).expand(4, -1))
+    close(layer.weight.grad, dense.flip(0).expand(4, -1))
     assert len(found) == 2
