@@ -218,7 +218,7 @@ DATA: dict[str, Strategy] = {
             ),
         ),
     ),
-    "knn_graph": calls("knn_graph", x=points),
+    "knn_graph": calls("knn_graph", x=points, k=counts(5, 2)),
     "data.Split": split,
     "data.pad": pad,
     "data.AddLaplacianPE": calls(

@@ -19,54 +19,18 @@ FREE = ("a longer last dimension", "another dtype")  # where the channels may be
 def penalty(name: str, **options: Any) -> Strategy:
     def strategy(d: Draw) -> None:
         construct(d, "penalty", name, **options)
-        asked = d.pick(["delta", "f", "total", "coupling"])
-        if asked in ("delta", "f"):
-            numbers = fixed(f"torch.rand({d.nodes}{kind(d)})")
-            d.call("out", f"penalty.{asked}({{z2}})", z2=numbers)
-        elif asked == "total":
-            d.call("out", "penalty.total({args})", x=free(d), ptr=ptr(d))
-        else:
-            d.call(
-                "coupling",
-                "penalty.coupling({args})",
-                x=free(d),
-                ptr=ptr(d),
-                normalize=flag(d),
-            )
-            d.call("out", "[coupling.degree(), coupling.to_dense()]")
+        numbers = fixed(f"torch.rand({d.nodes}{kind(d)})")
+        rows = {"x": free(d), "ptr": ptr(d)}
+        uses: list[tuple[str, dict[str, Arg]]] = [
+            ("delta({z2})", {"z2": numbers}),
+            ("f({z2})", {"z2": numbers}),
+            ("total({args})", rows),
+            ("coupling({args}).to_dense()", rows | {"normalize": flag(d)}),
+        ]
+        use, given = d.pick(uses)
+        d.call("out", f"penalty.{use}", **given)
 
     return strategy
-
-
-def domain(d: Draw) -> Arg:
-    return options(
-        d,
-        "(0.0, math.inf)",
-        wrong=bad("a number | not from zero: (1.0, 2.0) | one end: (0.0,)"),
-    )
-
-
-def own_penalty(d: Draw) -> None:
-    d.call(
-        "Own",
-        "type('Own', (mp.Penalty,), dict(delta=lambda s, z2: z2.clone(), "
-        "f=lambda s, z2: torch.ones_like(z2)))",
-    )
-    d.call("penalty", "Own()")
-    d.call("out", "penalty.total({args})", x=free(d), ptr=ptr(d))
-
-
-def own_score_penalty(d: Draw) -> None:
-    d.call(
-        "Own",
-        "type('Own', (mp.energies.ScorePenalty,), "
-        "dict(g='sigmoid', delta=lambda s, z2: -2 * torch.nn.functional.softplus(-z2 / 2)))",
-    )
-    d.call("penalty", "Own()")
-    d.call(
-        "coupling", "penalty.coupling({args})", x=free(d), ptr=ptr(d), normalize=flag(d)
-    )
-    d.call("out", "[coupling.degree(), coupling.to_dense()]")
 
 
 def energy(d: Draw) -> None:
@@ -244,18 +208,7 @@ def _factor(d: Draw) -> Arg:
     return number(d, 2.0, 0.0, zero=True).without("a module")
 
 
-def own_term(d: Draw) -> None:
-    d.call(
-        "Own",
-        "type('Own', (mp.energies.EnergyTerm,), dict(value=lambda s, z, graph: z.double().square().sum(), "
-        "half_gradient=lambda s, z, graph: z, bound=lambda s, z, graph: torch.full_like(z[:, :, :1], 0.5)))",
-    )
-    d.call("term", "{weight} * Own()", weight=_factor(d))
-    d.call("out", "mp.Energy([term])({x})", x=free(d))
-
-
 TERMS: dict[str, Strategy] = {
-    "EnergyTerm": own_term,
     "SourceTerm": term("SourceTerm", source_and_metric),
     "CouplingTerm": term(
         "CouplingTerm", leave="centre", coupling=lambda d: coupling(d, symmetric=True)
@@ -279,15 +232,8 @@ TERMS: dict[str, Strategy] = {
 }
 
 
-def record(source: str) -> Strategy:
-    """A record that the library makes; its properties are read."""
-    return lambda d: d.call("out", source)
-
-
 ENERGIES: dict[str, Strategy] = {
     **TERMS,
-    "Penalty": own_penalty,
-    "ScorePenalty": own_score_penalty,
     **{
         f"{name}Penalty": penalty(f"{name}Penalty")
         for name in ("Gaussian", "Quadratic", "Sigmoid", "Simple", "Softmax")
@@ -295,16 +241,16 @@ ENERGIES: dict[str, Strategy] = {
     "FunctionPenalty": penalty(
         "FunctionPenalty",
         always="f",
-        domain=domain,
+        domain=fixed(
+            "(0.0, math.inf)",
+            *bad("a number | not from zero: (1.0, 2.0) | one end: (0.0,)"),
+        ),
         delta=never([]),
         f=lambda d: options(d, *FALLING, wrong=NOT_FALLING + bad("None")),
     ),
     "MixturePenalty": penalty("MixturePenalty", **MIXTURE),
     "Energy": energy,
     "EnergyTrace": energy_trace,
-    "Certificate": record(
-        "mp.energies.Certificate(theorem='T1', holds=True, tau=0.5, reason='Here.').__str__()"
-    ),
     "certify": certify,
     "certify_step": certify_step,
     "certify_trajectory": calls("certify_trajectory", finite=False),
@@ -541,12 +487,6 @@ FUNCTIONS: dict[str, Strategy] = {
         ax=never(bad("a string: 'ax' | a number")),
         head=lambda d: options(d, 0, wrong=NOT_A_NUMBER + bad("negative | beyond")),
     ),
-    "diagnostics.Perturbation": record(
-        "diagnostics.Perturbation(1.0, 2.0, 0.5, None, 1.0, 1.0).estimate"
-    ),
-    "diagnostics.PlacementReport": record(
-        "diagnostics.PlacementReport({'layer': []}, {'layer': []}).attention"
-    ),
 }
 
 
@@ -624,10 +564,6 @@ TESTING: dict[str, Strategy] = {
         energy=lambda d: never(NOT_A_FUNCTION).without("None"),
     ),
     **{f"testing.{of}_problem": problem(f"{of}_problem") for of in ("path", "random")},
-    "testing.Problem": record(
-        "testing.Problem('mine', torch.eye(3).double(), torch.ones(3, 1, 2).double()).heat(0.5)"
-    ),
-    "testing.exact_problems": record("len(testing.exact_problems())"),
     "testing.cosine_mode": calls("testing.cosine_mode", k=counts(1, 2, zero=True)),
     "testing.order_of_convergence": calls(
         "testing.order_of_convergence",
@@ -637,6 +573,4 @@ TESTING: dict[str, Strategy] = {
         ),
         count=counts(8, 16),
     ),
-    "testing.tolerance": record("testing.tolerance('product', torch.float64)"),
-    "testing.Tolerance": record("testing.Tolerance(1e-3, 1e-3)"),
 }

@@ -36,73 +36,41 @@ def node_count(d: Draw, *, beyond_memory: bool = False) -> Arg:
 
 
 def graphs(d: Draw) -> None:
-    maker = d.pick(["new", "new", "from_sparse", "from_data", "coerce"])
     given = edges(d, objects=False)
-    # Whatever needs no values is computed there.
-    given["edge_index"] = given["edge_index"].unsure("on the meta device")
-    if maker == "new":
-        given |= {
-            "ptr": never(wrong_ptr(d) if d.sizes is None else []),
-            "num_nodes": node_count(d, beyond_memory=True),
-        }
-        full = f"torch.ones({d.nodes}, 2)" if d.maybe(0.2) else None
-        given["full_degree"] = Arg(full, wrong_tensors(d.nodes, 2, none=True), True)
-        d.call("graph", "mp.Graph({args})", **given)
-    elif maker == "from_sparse":
-        matrix = f"torch.sparse_coo_tensor({edge_list(d)}, torch.ones({len(d.edges)}), ({d.nodes}, {d.nodes}))"
+    if d.maybe(0.3):
+        ones = f"torch.ones({len(d.edges)})"
+        matrix = (
+            f"torch.sparse_coo_tensor({edge_list(d)}, {ones}, ({d.nodes}, {d.nodes}))"
+        )
         wrong = [w for w in wrong_edges(d) if "size" not in w.what]
-        d.call(
-            "graph",
-            "mp.Graph.from_sparse({args})",
-            adjacency=Arg(matrix, wrong),
-            batch=given["batch"],
-        )
-    elif maker == "from_data":
-        wrong = bad(
-            "None | a string | empty: Data() | a list | edges of letters: Data(edge_index='abc', num_nodes=3)",
-            "a tensor | edges beyond N: Data(edge_index=torch.tensor([[0], [7]]), num_nodes=3)",
-        )
-        source = f"Data(edge_index={edge_list(d)}, num_nodes={d.nodes})"
-        d.call("graph", "mp.Graph.from_data({args})", data=fixed(source, *wrong))
+        adjacency = Arg(matrix, wrong)
+        target = "mp.Graph.from_sparse({args})"
+        d.call("graph", target, adjacency=adjacency, batch=given["batch"])
     else:
-        x = state(d, parameters=False)
-        # Only its rows count.
-        refused = (
-            "a list",
-            "an array",
-            "a string",
-            "a number",
-            "a dict",
-            "a module",
-            "None",
-        )
-        x = replace(
-            x, wrong=[replace(w, valid=w.what not in refused and None) for w in x.wrong]
-        )
-        d.call("graph", "mp.Graph.coerce({args})", x=x, **edges(d))
-    like = fixed(
-        real(d, d.nodes), *bad("a list | a string | a number | a module | None")
-    )
+        # Whatever needs no values is computed there.
+        given["edge_index"] = given["edge_index"].unsure("on the meta device")
+        given["ptr"] = never(wrong_ptr(d) if d.sizes is None else [])
+        given["num_nodes"] = node_count(d, beyond_memory=True)
+        given["full_degree"] = tensor(d, d.nodes, 2, optional=True, positive=True)
+        d.call("graph", "mp.Graph({args})", **given)
+    like = real(d, d.nodes)
+    wrong = bad("a list | a string | a number | a module | None")
     of = options(d, "torch.float64", wrong=bad("a string?: 'float'"), optional=True)
     uses: list[tuple[str, dict[str, Arg]]] = [
-        ("graph.degree({args})", {"direction": choice(d, "in", "out"), "dtype": of}),
+        ("degree({args})", {"direction": choice(d, "in", "out"), "dtype": of}),
         (
-            "graph.with_self_loops({args}).degree()",
+            "with_self_loops({args}).degree()",
             {"policy": choice(d, "keep", "add", "remove", "remaining")},
         ),
-        ("graph.within({args}).edges", {"hops": count(d, 1, 2, 3)}),
-        ("graph.weights({args})", {"like": like}),
-        (
-            "[graph.ptr, graph.batch, graph.csr, graph.csc, graph.num_graphs, graph.weighted, repr(graph)]",
-            {},
-        ),
-        *(
-            (f"graph.{asked}().degree()", {})
-            for asked in ("to_undirected", "reverse", "prepare")
-        ),
+        ("within({args}).edges", {"hops": count(d, 1, 2, 3)}),
+        ("weights({args})", {"like": fixed(like, *wrong)}),
+        ("to_undirected().degree()", {}),
+        ("reverse().degree()", {}),
+        ("prepare().degree()", {}),
     ]
     use, given = d.pick(uses)
-    d.call("out", use, **given)
+    d.call("read", "[graph.ptr, graph.batch, graph.csr, graph.csc, repr(graph)]")
+    d.call("out", f"graph.{use}", **given)
 
 
 NOT_A_SCALE = NOT_A_NUMBER + bad("NaN | a matrix: torch.ones(2, 2)")
@@ -276,32 +244,9 @@ def terms(d: Draw) -> Arg:
     return options(d, f"[{one}, {other}]", f"({one},)", wrong=wrong)
 
 
-def abstract(name: str) -> Strategy:
-    """A base class: it cannot be made by itself, and a subclass of it, which has checked its arguments, is used."""
-
-    def strategy(d: Draw) -> None:
-        body = (
-            "'_product': lambda s, v: 2 * v, '_transpose': lambda s: s, '_pool': None, '_read': None, "
-            "'degree': lambda s: torch.full((s.num_nodes, s.heads), 2.0)"
-        )
-        d.call("Own", f"type('Own', ({address(name)},), {{{body}}})")
-        d.call(
-            "coupling",
-            "Own({args})",
-            num_nodes=Arg(str(d.nodes)),
-            heads=Arg(str(d.heads)),
-            like=Arg("torch.ones(1)"),
-        )
-        used(d)
-
-    return strategy
-
-
 _constant = numbers(0.0, 1.0, zero=True, negative=True)
 COUPLINGS: dict[str, Strategy] = {
     "Graph": graphs,
-    "Coupling": abstract("Coupling"),
-    "PooledCoupling": abstract("PooledCoupling"),
     "IdentityCoupling": made(
         "IdentityCoupling", num_nodes=partial(node_count, beyond_memory=True)
     ),
@@ -587,20 +532,6 @@ def step(
     return strategy
 
 
-def own_update(d: Draw) -> None:
-    body = "lambda s, x, c, v, h=None: c @ v"
-    d.call("Own", f"type('Own', (mp.StateUpdate,), {{'step': {body}}})")
-    d.call("update", "Own()")
-    wide = d.nodes, 1, d.channels
-    x = Arg(real(d, *wide), wrong_tensors(*wide, dtype=d.dtype, meta=None))
-    d.call(
-        "out",
-        "update({args})",
-        x=x.without("a lower rank", "a longer last dimension"),
-        coupling=coupling(d),
-    )
-
-
 def _weight(d: Draw) -> Arg:
     wrong = [w for w in number(d, zero=True).wrong if w.valid is False]
     return options(d, 1.0, "mp.diffusivities.Positive(0.5)", wrong=wrong)
@@ -612,7 +543,6 @@ SOLVED: dict[str, Any] = {
     "more": "beta leak max_iter",
 }
 UPDATES: dict[str, Strategy] = {
-    "StateUpdate": own_update,
     "ExplicitEuler": step("ExplicitEuler"),
     "MomentumStep": step(
         "MomentumStep", momentum=numbers(0.5, 0.0, zero=True, below="1.0")
