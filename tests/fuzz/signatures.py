@@ -108,6 +108,7 @@ OBJECTS: dict[Any, Make] = {
 RIGHT: dict[str, Sequence[float]] = {
     "dashes": (4, 6),
     "hidden_channels": (4, 6),
+    "num": (2, 3),
     "num_layers": (1, 2),
     "num_nodes": (5, 8),
     "out_channels": (3, 1, 4),

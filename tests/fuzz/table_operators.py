@@ -1,7 +1,6 @@
 """Strategies of graphs, couplings, diffusivities and updates."""
 
 # ruff: noqa: F403, F405 (the vocabulary of the tables)
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -77,55 +76,41 @@ NOT_A_SCALE = NOT_A_NUMBER + bad("NaN | a matrix: torch.ones(2, 2)")
 
 
 def used(d: Draw, *, pooled: bool = False, finite: bool = True) -> None:
-    unbounded = [
-        call.args["normalize"].right == "False"
-        for call in d.calls
-        if "normalize" in call.args
-    ]
-    # E^{q·k} may leave the range of half precision.
-    finite = finite and not (d.dtype == "float16" and any(unbounded))
-    matvec = "coupling.as_linear_operator({args}).matvec(np.ones(coupling.num_nodes))"
+    """A use of the coupling. E^{q·k} may leave the range of half precision where nothing normalises it."""
+    arguments = [call.args.get("normalize", Arg(None)) for call in d.calls]
+    unbounded = "False" in [arg.right for arg in arguments]
+    values = {"v": _values(d)}
+    scale = options(d, 0.5, -2, "torch.tensor(0.5)", wrong=NOT_A_SCALE)
     head = options(d, 0, optional=True, wrong=NOT_A_NUMBER + bad("negative | beyond"))
-    # float16 may be too narrow for what another dtype holds
-    of = options(
-        d, "torch.float64", "torch.float32", wrong=dtype(d).wrong, optional=True
-    )
-    uses: list[tuple[str, dict[str, Callable[[], Arg]]]] = [
-        *2 * [("coupling @ {v}", {"v": lambda: _values(d)})],
-        ("coupling.at({edge_index})", {"edge_index": lambda: pairs(d)}),
-        ("coupling.log_at({edge_index})", {"edge_index": lambda: pairs(d)}),
-        ("coupling.degree()", {}),
-        ("coupling.to_dense()", {}),
-        ("coupling.detach().to_dense()", {}),
-        ("[coupling.T @ {v}, coupling.T.degree()]", {"v": lambda: _values(d)}),
-        (
-            "coupling.dirichlet({x})",
-            {"x": lambda: state(d, parameters=False).unsure("a higher rank")},
-        ),  # of [N, H, D]
-        (
-            "coupling.to({args}).to_dense()",
-            {"dtype": lambda: of, "device": lambda: replace(device(d), optional=True)},
-        ),
-        (matvec, {"head": lambda: head}),
-        (
-            "{scale} * coupling",
-            {
-                "scale": lambda: options(
-                    d, 0.5, -2, "torch.tensor(0.5)", wrong=NOT_A_SCALE
-                )
-            },
-        ),
-        ("coupling + {other}", {"other": lambda: coupling(d)}),
-        *pooled
-        * [("coupling.read(coupling.pool({v}), {v})", {"v": lambda: _values(d)})],
-    ]
-    target, make = d.pick(uses)
-    given = {name: draw() for name, draw in make.items()}
-    if target in ("{scale} * coupling", "coupling + {other}"):
-        d.call("combined", target, finite=finite, **given)
-        target = "[combined.degree(), combined.to_dense()]"
-        given = {}
-    d.call("out", target, finite=finite and "log_at" not in target, **given)
+    # Float16 may be too narrow for what another dtype holds.
+    of = options(d, "torch.float64", wrong=dtype(d).wrong, optional=True)
+    place = {"dtype": of, "device": replace(device(d), optional=True)}
+    uses: dict[str, dict[str, Arg]] = {
+        "coupling @ {v}": values,
+        "coupling.at({edge_index})": {"edge_index": pairs(d)},
+        "coupling.log_at({edge_index})": {"edge_index": pairs(d)},
+        "coupling.degree()": {},
+        "coupling.to_dense()": {},
+        "coupling.detach().to_dense()": {},
+        "[coupling.T @ {v}, coupling.T.degree()]": values,
+        # Of [N, H, D], too.
+        "coupling.dirichlet({x})": {
+            "x": state(d, parameters=False).unsure("a higher rank")
+        },
+        "coupling.to({args}).to_dense()": place,
+        "coupling.as_linear_operator({args}).matvec(np.ones(coupling.num_nodes))": {
+            "head": head
+        },
+        "({scale} * coupling).to_dense()": {"scale": scale},
+        "(coupling + {other}).to_dense()": {"other": coupling(d)},
+    }
+    if pooled:
+        uses["coupling.read(coupling.pool({v}), {v})"] = values
+    target = d.pick([*uses])
+    finite = finite and "log_at" not in target
+    if unbounded and d.dtype == "float16":
+        finite = False
+    d.call("out", target, finite=finite, **uses[target])
 
 
 def _values(d: Draw) -> Arg:
@@ -149,22 +134,16 @@ def features(d: Draw, *, positive: bool = False) -> dict[str, Arg]:
 
 
 #: Promises and facts that a made coupling would have to keep, and a fuzzed matrix would not.
-UNKEPT = {
-    "symmetric",
-    "row_stochastic",
-    "positive_semidefinite",
-    "mutual",
-    "positive",
-}
+UNKEPT = "symmetric row_stochastic positive_semidefinite mutual positive"
 
 
-def built(d: Draw, name: str, *, pooled: bool = False, **own: Make | Arg) -> None:
+def built(
+    d: Draw, name: str, leave: str = "", *, pooled: bool = False, **own: Make | Arg
+) -> None:
     """A coupling of its own arguments, the promise `nonnegative` only ever of a wrong kind, and a use of it."""
-    known = parameters(name)
-    if "nonnegative" in known:
+    if "nonnegative" in parameters(name):
         own["nonnegative"] = never(flag(d).wrong)
-    unkept = " ".join(known.keys() & UNKEPT)
-    construct(d, "coupling", name, leave=unkept, **own)
+    construct(d, "coupling", name, leave=f"{leave} {UNKEPT}", **own)
     used(d, pooled=pooled)
 
 
@@ -193,19 +172,17 @@ def log_low_rank(d: Draw) -> None:
 def sparse_flow(d: Draw) -> None:
     h = d.pick([1, 2])
     f = d.pick([3, 1])
-    parts = {
-        name: tensor(d, d.nodes, h, f)
-        for name in ("query", "key", "friction_query", "friction_key")
-    }
-    if not d.maybe(0.5):
-        parts |= dict.fromkeys(("friction_query", "friction_key"), Arg(None))
+    names = ["query", "key"]
+    if d.maybe(0.5):
+        names += ["friction_query", "friction_key"]
+    parts = {name: tensor(d, d.nodes, h, f) for name in names}
     # Which may be one per head.
-    alone = number(d, 0.3, 0.0, 1.0, zero=True).without("a tensor of two")
-    strength = Arg(d.pick([str(alone.right), f"torch.rand({h}{kind(d)})"]), alone.wrong)
-    leak = number(d, 1.0, "math.inf", optional=True, infinite=True).without(
-        "a tensor of two"
-    )
-    built(d, "SparseFlowCoupling", **parts, ptr=ptr(d), lam=strength, alpha=leak)
+    lam = number(d, 0.3, 0.0, f"torch.rand({h}{kind(d)})", zero=True)
+    leak = number(d, 1.0, "math.inf", optional=True, infinite=True)
+    parts["lam"] = lam.without("a tensor of two")
+    parts["alpha"] = leak.without("a tensor of two")
+    leave = "friction_query friction_key"
+    built(d, "SparseFlowCoupling", leave, **parts, ptr=ptr(d))
 
 
 FALLING = ["lambda z2: 1 / (1 + z2)", "lambda z2: torch.exp(-z2)"]
@@ -303,30 +280,22 @@ def of_state(name: str, *, needed: bool = False, **options: Any) -> Strategy:
 
     def strategy(d: Draw) -> None:
         own = arguments(d, name, **options)
-        channels = own.get("channels")
-        told = channels is not None and not channels.optional
-        if channels is not None and channels.optional and "projection" in own:
-            projection = own["projection"].right
-            if projection not in (None, "None") or (
-                name == "SGFormerDiffusivity" and projection is None
-            ):
-                own["channels"] = Arg(str(d.channels), channels.wrong)
+        channels = own.get("channels", Arg(None))
+        told = "channels" in own and not channels.optional
+        right = {key: arg.right for key, arg in own.items()}
+        projected = right.get("projection") not in (None, "None")
+        # Its default is a projection.
+        projected |= name == "SGFormerDiffusivity" and right["projection"] is None
+        if channels.optional and projected:
+            own["channels"] = Arg(str(d.channels), channels.wrong)
         d.call("diffusivity", f"{address(name)}({{args}}){to_dtype(d)}", **own)
-        d.call(
-            "coupling",
-            "diffusivity({args})",
-            x=state(d, parameters=told),
-            graph=graph(d, needed=needed),
-        )
-        normalized = (
-            "row_stochastic" not in own or own["row_stochastic"].right != "False"
-        )
-        # e^{(q·k − 1)/σ²} where nothing bounds q·k leaves the range of any dtype
-        kept = ("normalize", "None"), ("measure", "'distance'")
-        steep = name == "GaussianDiffusivity" and [
-            own[arg].right == value for arg, value in kept
-        ] == [True, False]
-        used(d, finite=normalized or not (steep or d.dtype == "float16"))
+        x = state(d, parameters=told)
+        d.call("coupling", "diffusivity({args})", x=x, graph=graph(d, needed=needed))
+        # E^{(q·k − 1)/σ²} leaves the range of any dtype where nothing bounds q·k, and others that of half precision.
+        steep = name == "GaussianDiffusivity" and right["normalize"] == "None"
+        steep &= right.get("measure") != "'distance'"
+        free = right.get("row_stochastic") == "False"
+        used(d, finite=not (free and (steep or d.dtype == "float16")))
 
     return strategy
 
@@ -366,40 +335,25 @@ def one_of(*right: str) -> Make:
 
 
 def unnormalised(d: Draw) -> Arg:
-    whole = (
+    right = [
         "mp.GaussianDiffusivity(row_stochastic=False)",
         "mp.SigmoidDiffusivity(row_stochastic=False)",
-    )
-    inner = diffusivity(
-        d, *whole, "mp.AdjacencyDiffusivity('sum', direction='undirected')"
-    )
-    return replace(
-        inner,
-        wrong=[
-            *inner.wrong,
-            *bad("rows divided by their sums: mp.GaussianDiffusivity()"),
-        ],
-    )
+        "mp.AdjacencyDiffusivity('sum', direction='undirected')",
+    ]
+    wrong = bad("rows divided by their sums: mp.GaussianDiffusivity()")
+    return options(d, *right, wrong=NOT_A_DIFFUSIVITY + wrong)
 
 
 def own_diffusivity(d: Draw) -> None:
-    body = "lambda s, x, graph: mp.couplings.IdentityCoupling(len(x), dtype=x.dtype)"
-    d.call("Own", f"type('Own', (mp.Diffusivity,), {{'couple': {body}}})")
-    asked = d.pick(["alone", "scaled", "added"])
-    if asked == "alone":
-        d.call("diffusivity", "Own()")
-    elif asked == "scaled":
-        d.call(
-            "diffusivity",
-            "Own() * {scale}",
-            scale=options(d, 0.5, 2, "torch.tensor(0.5)", wrong=NOT_A_SCALE),
-        )
+    """A sum or a multiple of diffusivities."""
+    if d.maybe(0.5):
+        scale = options(d, 0.5, 2, "torch.tensor(0.5)", wrong=NOT_A_SCALE)
+        d.call("diffusivity", "mp.SimpleDiffusivity() * {scale}", scale=scale)
     else:
         other = Arg("mp.SimpleDiffusivity()", NOT_A_DIFFUSIVITY).without("a tensor")
-        d.call("diffusivity", "Own() + {other}", other=other)
-    d.call(
-        "coupling", "diffusivity({args})", x=state(d, parameters=False), graph=graph(d)
-    )
+        d.call("diffusivity", "mp.IdentityDiffusivity() + {other}", other=other)
+    x = state(d, parameters=False)
+    d.call("coupling", "diffusivity({args})", x=x, graph=graph(d))
     used(d)
 
 
@@ -502,32 +456,25 @@ def step(
 ) -> Strategy:
     def strategy(d: Draw) -> None:
         own = construct(d, "update", name, of=SolvedUpdate, **options)
-        weighs = own["beta"].right not in (None, "0.0") if "beta" in own else False
-        if name in (
-            "Equilibrium",
-            "CertifiedStep",
-        ):  # whose sources weigh one by default
-            weighs = own["beta"].right != "0.0"
+        beta = own["beta"].right if "beta" in own else None
+        # Whose sources weigh one by default.
+        weighs = beta != "0.0" and (
+            beta is not None or name in ("Equilibrium", "CertifiedStep")
+        )
         # Heads apart, or a state [N, C] whose channels are cut into heads.
         wide = d.pick([(d.nodes, 1, d.channels), (d.nodes, d.channels)])
-        x = Arg(real(d, *wide), wrong_tensors(*wide, dtype=d.dtype, meta=None))
+        x = tensor(d, *wide).without("a higher rank")
         given = {
-            "x": x.without("a lower rank", "a higher rank", "a longer last dimension")
+            "x": x.without("a lower rank", "a longer last dimension"),
+            "coupling": coupling(d, symmetric=symmetric),
+            "values": never(x.without("None").wrong),
         }
-        given["coupling"] = coupling(d, symmetric=symmetric)
-        other = x.without("a higher rank", "None")
-        given["values"] = never(other.wrong)
         if source:
-            given["source"] = Arg(
-                real(d, *wide) if weighs else None, other.wrong, not weighs
-            )
+            right = real(d, *wide) if weighs else None
+            given["source"] = Arg(right, x.without("None").wrong, not weighs)
         # Ten steps with a coupling that is not stable leave the range of half precision.
-        d.call(
-            "out",
-            "update({args})",
-            finite=name != "MomentumStep" or d.dtype != "float16",
-            **given,
-        )
+        finite = name != "MomentumStep" or d.dtype != "float16"
+        d.call("out", "update({args})", finite=finite, **given)
 
     return strategy
 
