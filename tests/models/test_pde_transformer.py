@@ -10,7 +10,7 @@ from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.models import PDETransformer
 from diffusion_mp.models.pde_transformer import SITES
 from diffusion_mp.testing.laws import seeded
-from helpers import close, randn, refuses
+from helpers import agree, close, randn, refuses
 
 PLACEMENTS = [*SITES, None]
 LENGTH = 7
@@ -20,22 +20,13 @@ DOUBLE = torch.float64
 
 
 def build(placement: str | None = None, **options) -> PDETransformer:
-    options = {
-        "in_channels": [11],
-        "num_layers": 2,
-        "heads": HEADS,
-        "max_length": 20,
-    } | options
+    options = {"num_layers": 2, "heads": HEADS, "max_length": 20} | options
+    channels = options.pop("in_channels", [11])
     if placement is not None:
         options.setdefault("diffusion", {"strides": (1, 2), "alpha": 0.3})
     with seeded(0):
-        model = (
-            PDETransformer(
-                options.pop("in_channels"), CHANNELS, 4, placement=placement, **options
-            )
-            .double()
-            .eval()
-        )
+        model = PDETransformer(channels, CHANNELS, 4, placement=placement, **options)
+    model = model.double().eval()
     for layer in diffusions(model):
         layer.reset_parameters()  # α in double precision
     return model
@@ -147,26 +138,14 @@ def test_the_placements_differ_as_models() -> None:
     for placement in PLACEMENTS:
         model = build(placement)
         model.load_state_dict(start, strict=False)
+        thetas = {layer.diffusivity.theta for layer in diffusions(model)}
+        assert len(thetas) == {None: 0, "P1": 1, "P4": 4}.get(placement, 2)
         outputs[placement] = model(x)
-        layers = diffusions(model)
-        count = {None: 0, "P1": 1, "P4": 4}.get(placement, 2)
-        assert (
-            len({id(layer.diffusivity.theta) for layer in layers})
-            == len(layers)
-            == count
-        )
         outputs[placement].square().sum().backward()
-        assert all(
-            parameter.grad.abs().max() > 1e-12 for parameter in model.parameters()
-        )
+        assert all(leaf.grad.abs().max() > 1e-12 for leaf in model.parameters())
     close(outputs.pop("P3"), outputs["P2"], "entries")
-    for first, second in combinations(outputs, 2):
-        assert not torch.allclose(
-            outputs[first], outputs[second], rtol=1e-3, atol=1e-4
-        ), (
-            first,
-            second,
-        )
+    for first, second in combinations(outputs.values(), 2):
+        assert not torch.allclose(first, second, rtol=1e-3, atol=1e-4)
 
 
 # where the tokens of three sequences of 7, 4 and 1 tokens stand among 9 positions
@@ -187,20 +166,16 @@ ANYWHERE = torch.tensor(
     ("pooling", "causal"), [("mean", False), ("first", False), ("last", True)]
 )
 @pytest.mark.parametrize("placement", PLACEMENTS)
+@torch.no_grad()
 def test_a_padded_sequence_is_the_sequence(
     placement: str | None, pooling: str, causal: bool, mask: Tensor
 ) -> None:
     model = build(placement, pooling=pooling, causal=causal)
     x = sequences(9)
-    with torch.no_grad():
-        padded = model(x.masked_fill(~mask, -5), mask)  # no category of the vocabulary
-        alone = torch.cat(
-            [
-                model(row[tokens].unsqueeze(0))
-                for row, tokens in zip(x, mask, strict=True)
-            ]
-        )
-    close(padded, alone, "entries")
+    rows = zip(x, mask, strict=True)
+    alone = torch.cat([model(row[tokens].unsqueeze(0)) for row, tokens in rows])
+    # No category of the vocabulary.
+    close(model(x.masked_fill(~mask, -5), mask), alone, "entries")
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -212,11 +187,7 @@ def test_neither_nan_in_the_padding_nor_a_sequence_without_a_token_disturbs_othe
     expected = model(x, ANYWHERE)
     poisoned = model(x.masked_fill(~ANYWHERE.unsqueeze(2), torch.nan), ANYWHERE)
     assert torch.equal(poisoned, expected)
-    gradients = [
-        torch.autograd.grad(out.square().sum(), list(model.parameters()))
-        for out in (poisoned, expected)
-    ]
-    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+    agree(poisoned, expected, model.parameters(), (0, 0), (1e-12, 1e-12))
     mask = ANYWHERE.clone()
     mask[1] = False
     out = model(x, mask)
@@ -268,18 +239,13 @@ def test_a_causal_model_refuses_a_boundary_that_looks_ahead() -> None:
 def test_pooling(pooling: str) -> None:
     model = build(pooling=pooling)
     x = sequences(9)
-    rows = [
-        row[tokens]
-        for row, tokens in zip(
-            model.norm(states(model, x, ANYWHERE)), ANYWHERE, strict=True
-        )
-    ]
-    expected = torch.stack(
-        [
-            {"mean": row.mean(0), "first": row[0], "last": row[-1]}[pooling]
-            for row in rows
-        ]
-    )
+    rows = []
+    for row, tokens in zip(
+        model.norm(states(model, x, ANYWHERE)), ANYWHERE, strict=True
+    ):
+        row = row[tokens]
+        rows.append({"mean": row.mean(0), "first": row[0], "last": row[-1]}[pooling])
+    expected = torch.stack(rows)
     close(model.encode(x, ANYWHERE), expected, "entries")
     close(model(x, ANYWHERE), model.head(expected), "entries")
 
