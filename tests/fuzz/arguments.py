@@ -69,16 +69,18 @@ def never(wrong: Sequence[Wrong]) -> Arg:
     return Arg(None, wrong, True)
 
 
-def count(
-    d: Draw, *right: int, optional: bool = False, zero: bool = False, none: bool = False
-) -> Arg:
+def unused(arg: Arg) -> Arg:
+    """An argument that is left out unless it is surely wrong."""
+    return never([w for w in arg.wrong if w.valid is False])
+
+
+def count(d: Draw, *right: int, optional: bool = False, zero: bool = False) -> Arg:
     """A number of channels, heads, layers …, at least one (or with ``zero`` at least none)."""
     wrong = NOT_A_NUMBER + bad(
         "negative | a fraction | a bool: True | NaN | a tensor?: torch.tensor(2) | a NumPy integer?: np.int64(2)",
         "a tensor of two: torch.ones(2)" + " | zero" * (not zero),
     )
-    arg = options(d, *(right or (1, 2, 3)), wrong=wrong, optional=optional)
-    return arg.without("None") if none else arg
+    return options(d, *(right or (1, 2, 3)), wrong=wrong, optional=optional)
 
 
 def number(
@@ -89,9 +91,8 @@ def number(
     below: str | None = None,
     negative: bool = False,
     infinite: bool = False,
-    none: bool = False,
 ) -> Arg:
-    """A finite positive number; ``zero``, ``negative`` and ``infinite`` ones, or ``None``, if they are allowed too."""
+    """A finite positive number; ``zero``, ``negative`` and ``infinite`` ones if they are allowed too."""
     wrong = NOT_A_NUMBER + bad(
         "NaN | a tensor of two: torch.ones(2) | a tensor?: torch.tensor(0.5) | a NumPy number?: np.float32(0.5)",
         "a bool?: True",
@@ -100,8 +101,7 @@ def number(
         "" if zero or negative else "zero: 0.0",
         "" if below is None else f"beyond its bound: {below}",
     )
-    arg = options(d, *(right or (0.5, 1.0, 0.1)), wrong=wrong, optional=optional)
-    return arg.without("None") if none else arg
+    return options(d, *(right or (0.5, 1.0, 0.1)), wrong=wrong, optional=optional)
 
 
 def channels(d: Draw) -> Arg:

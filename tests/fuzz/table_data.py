@@ -67,7 +67,7 @@ def pad(d: Draw) -> None:
         f"[{item}]",
         "[(torch.zeros(0).long(), 1)]",
     ]
-    longest = count(d, 2, optional=True, none=True)
+    longest = count(d, 2, optional=True).without("None")
     d.call(
         "out",
         "data.pad({args})",
@@ -120,7 +120,7 @@ def loader(d: Draw) -> None:
         f"a number | too long: torch.zeros({n + 1}).long() | of rank two: torch.zeros({n}, 1).long()",
         f"negative: torch.full(({n},), -1) | a billion clusters: torch.full(({n},), 10**9)",
     )
-    sizes = count(d, none=True).wrong
+    sizes = count(d).without("None").wrong
     given = {
         "data": Arg(data_source(d, n), NOT_DATA),
         "num_parts": Arg("2" if by_parts else None, sizes if by_parts else [], False),
@@ -137,7 +137,9 @@ def find_clusters(d: Draw) -> None:
     given = {
         "data": Arg(data_source(d, max(d.nodes, 2)), NOT_DATA),
         "num_clusters": Arg(
-            "2" if metis else None, count(d, none=True).wrong if metis else [], False
+            "2" if metis else None,
+            count(d).without("None").wrong if metis else [],
+            False,
         ),
         "method": Arg(
             "'metis'" if metis else "'label_propagation'", choice(d, "metis").wrong
@@ -200,7 +202,7 @@ DATA: dict[str, Strategy] = {
         y=labels,
         num_val=counts(4, 0, zero=True),
         num_test=lambda d: Arg(
-            d.pick(["None", "5"]), count(d, zero=True, none=True).wrong
+            d.pick(["None", "5"]), count(d, zero=True).without("None").wrong
         ),
     ),
     "data.label_mask": calls(
@@ -299,7 +301,7 @@ DATA: dict[str, Strategy] = {
     "graphs.PeptidesFunctional": calls(
         "graphs.PeptidesFunctional",
         root=Arg("'peptides'", NOT_A_PATH[:4]),
-        num_graphs=counts(2, none=True),
+        num_graphs=counts(2),
     ),
     "graphs.load_planetoid": calls("graphs.load_planetoid", name=texts("Cora")),
     **{

@@ -100,9 +100,7 @@ def related(d: Draw) -> tuple[Arg, Arg]:
     rows = len(d.edges)
     if d.maybe(0.4):
         return dim, tensor(d, rows, 2).unsure("another dtype")
-    return never([w for w in dim.wrong if w.valid is False]), never(
-        bad(f"without edge_dim: torch.ones({rows}, 2)")
-    )
+    return unused(dim), never(bad(f"without edge_dim: torch.ones({rows}, 2)"))
 
 
 def block(d: Draw, part: str | None = None, **own: Any) -> None:
@@ -122,7 +120,7 @@ def block(d: Draw, part: str | None = None, **own: Any) -> None:
             f"[mp.layers.TiedMLP({c + 1}, 3)]"
         )
         constraint = choice(d, *CONVEX, *(SPHERES if others else []))
-        num_layers = count(d, 1, 3, optional=True, none=True)
+        num_layers = count(d, 1, 3, optional=True).without("None")
         construct(
             d,
             "layer",
@@ -159,8 +157,10 @@ def diffusion_conv(d: Draw) -> None:
 
 def gcnii(d: Draw) -> None:
     both = d.maybe(0.5)
-    theta = Arg("0.5" if both else None, number(d, none=True).wrong if both else [])
-    layer = Arg("2" if both else None, count(d, none=True).wrong if both else [])
+    theta = Arg(
+        "0.5" if both else None, number(d).without("None").wrong if both else []
+    )
+    layer = Arg("2" if both else None, count(d).without("None").wrong if both else [])
     construct(d, "layer", "GCNIIConv", cast(d), alpha=SHARE, theta=theta, layer=layer)
     called(d, needed=True)
 
@@ -169,7 +169,7 @@ def gat(d: Draw) -> None:
     featured = d.maybe(0.4)
     wide = Arg(
         str(d.channels) if featured else None,
-        count(d, none=True).wrong if featured else [],
+        count(d).without("None").wrong if featured else [],
     )
     construct(
         d, "layer", "GATConv", cast(d), more="bias", of=DiffusionConv, edge_dim=wide
@@ -216,7 +216,7 @@ def attention(d: Draw) -> Arg:
 
 def appnp(d: Draw) -> None:
     forever = d.maybe(0.2)
-    steps = count(d, 10, 1, optional=True, none=True)
+    steps = count(d, 10, 1, optional=True).without("None")
     spread = diffusivity(
         d, "mp.SymmetricDiffusivity(mp.SigmoidDiffusivity(row_stochastic=False))"
     ).without("None")

@@ -160,7 +160,7 @@ def label_propagation(d: Draw) -> None:
     n = d.nodes
     forever = d.maybe(0.2)
     reads = d.maybe(0.3)
-    steps = count(d, 3, 10, optional=True, none=True)
+    steps = count(d, 3, 10, optional=True).without("None")
     undirected = "mp.AdjacencyDiffusivity('sym', direction='undirected')"
     attention = "mp.SymmetricDiffusivity(mp.SigmoidDiffusivity(row_stochastic=False), diagonal=False)"
     observed = undirected if forever else "mp.AdjacencyDiffusivity('row')"
@@ -364,7 +364,7 @@ def certified_transformer(d: Draw) -> None:
     mlp = d.pick([0, 5])
     convex = not mlp and attention is None
     constraint = choice(d, *CONVEX, *([] if convex else SPHERES))
-    num_layers = count(d, 2, 1, optional=True, none=True)
+    num_layers = count(d, 2, 1, optional=True).without("None")
     construct(
         d,
         "layer",

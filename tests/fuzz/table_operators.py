@@ -301,9 +301,7 @@ def of_state(name: str, *, needed: bool = False, **options: Any) -> Strategy:
 
 
 QUERY_KEY: dict[str, Make] = {
-    "head_channels": lambda d: never(
-        [w for w in count(d, none=True).wrong if w.valid is False]
-    ),
+    "head_channels": lambda d: unused(count(d).without("None")),
     "normalize": texts("row", "frobenius", None),
 }
 LOOSE = "projection row_stochastic"
