@@ -136,12 +136,15 @@ class Program:
 
 
 class Draw:
-    """Choices for one program, from a seeded generator; without one, always the first option: the plainest program.
+    """Choices for one program, which calls a public name, from a seeded generator.
+
+    Without a generator it is always the first option: the plainest program.
 
     Sizes, dtype and edges are drawn once, so that the arguments of a program fit together.
     """
 
-    def __init__(self, rng: Random | None) -> None:
+    def __init__(self, name: str, rng: Random | None) -> None:
+        self.name = name
         self.rng = rng
         self.calls: list[Call] = []
         self.nodes = self.pick([5, 5, 5, 2, 1, 0, 17])
@@ -214,7 +217,7 @@ def draw_program(name: str, strategy: Strategy, seed: int, index: int) -> Progra
 
 def plain_program(name: str, strategy: Strategy, rng: Random | None = None) -> Program:
     """A program with nothing wrong; without ``rng`` the plainest one."""
-    draw = Draw(rng)
+    draw = Draw(name, rng)
     strategy(draw)
     return Program(name, tuple(draw.calls))
 

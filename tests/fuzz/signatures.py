@@ -171,7 +171,6 @@ def _signature(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 def arguments(
     d: Draw,
-    name: str,
     /,
     leave: str = "",
     more: str = "",
@@ -179,19 +178,19 @@ def arguments(
     always: str = "",
     **own: Make | Arg,
 ) -> dict[str, Arg]:
-    """The arguments of a public name: its own, as a table has them, and every other but for those to ``leave``.
+    """The arguments of the name of this program: ``own`` ones, and every other but for those to ``leave``.
 
     ``more`` are parameters of another callable ``of``, to which ``**options`` are passed on. What a function makes may
     be left out where the signature has a default, but for what is to be passed ``always``.
     """
-    found = parameters(name) | {key: _signature(of)[key] for key in more.split()}
+    found = parameters(d.name) | {key: _signature(of)[key] for key in more.split()}
     kept = {
         key: parameter
         for key, parameter in found.items()
         if key in own or key not in LEFT_OUT | {*leave.split()}
     }
     given = {
-        key: _fitting(d, name, p, own.get(key), key in always.split())
+        key: _fitting(d, p, own.get(key), key in always.split())
         for key, p in kept.items()
     }
     return given | {
@@ -201,17 +200,16 @@ def arguments(
 
 
 def construct(
-    d: Draw, result: str, name: str, after: str = "", /, **options: Any
+    d: Draw, result: str, after: str = "", /, **options: Any
 ) -> dict[str, Arg]:
-    """Call a public name with `arguments`, which are returned; ``after`` follows the call in the program."""
-    given = arguments(d, name, **options)
-    d.call(result, f"{address(name)}({{args}}){after}", **given)
+    """Call the name of this program with `arguments`, which are returned; ``after`` follows the call."""
+    given = arguments(d, **options)
+    d.call(result, f"{address(d.name)}({{args}}){after}", **given)
     return given
 
 
 def _fitting(
     d: Draw,
-    name: str,
     parameter: inspect.Parameter,
     own: Make | Arg | None,
     always: bool,
@@ -226,7 +224,7 @@ def _fitting(
     elif words:
         arg = choice(d, *words, *([None] if type(None) in kinds else []))
     else:
-        arg = _by_annotation_or_name(d, name, parameter, kinds)
+        arg = _by_annotation_or_name(d, parameter, kinds)
     if type(None) in kinds:
         arg = arg.without("None")
     required = parameter.default is inspect.Parameter.empty
@@ -236,7 +234,7 @@ def _fitting(
 
 
 def _by_annotation_or_name(
-    d: Draw, name: str, parameter: inspect.Parameter, kinds: list[Any]
+    d: Draw, parameter: inspect.Parameter, kinds: list[Any]
 ) -> Arg:
     if parameter.name in SIZES:
         return SIZES[parameter.name](d)
@@ -253,7 +251,7 @@ def _by_annotation_or_name(
             # A default is right.
             return PLAIN[kind](d, *right, zero=parameter.default == 0)
     raise KeyError(
-        f"{name}: what is right for {parameter.name}? Say so in PARAMETERS or in the table"
+        f"{d.name}: what is right for {parameter.name}? Say so in PARAMETERS or in the table"
     )
 
 
@@ -280,7 +278,7 @@ def _members(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def calls(name: str, /, *uses: str, finite: bool = True, **options: Any) -> Strategy:
+def calls(*uses: str, finite: bool = True, **options: Any) -> Strategy:
     """A call with arguments as of `arguments`, and uses of what it ``made``, which take the options that they name."""
     of_uses = {
         key: make
@@ -292,9 +290,9 @@ def calls(name: str, /, *uses: str, finite: bool = True, **options: Any) -> Stra
     def strategy(d: Draw) -> None:
         d.call(
             "made" if uses else "out",
-            f"{address(name)}({{args}})",
+            f"{address(d.name)}({{args}})",
             finite=finite,
-            **arguments(d, name, **own),
+            **arguments(d, **own),
         )
         for use in uses:
             given = {key: make for key, make in of_uses.items() if f"{{{key}}}" in use}

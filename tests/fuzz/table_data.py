@@ -128,7 +128,7 @@ def loader(d: Draw) -> None:
         "clusters": options(d, f"torch.arange({n}) % 2", wrong=clusters, optional=True),
         "num_replicas": never([w for w in sizes if w.valid is False]),
     }
-    construct(d, "loader", "data.RandomPartitionLoader", leave="rank", **given)
+    construct(d, "loader", leave="rank", **given)
     d.call("out", "[batch.x for batch in loader]")
 
 
@@ -196,9 +196,8 @@ def points(d: Draw) -> Arg:
 
 
 DATA: dict[str, Strategy] = {
-    "data.random_split": calls("data.random_split", y=labels),
+    "data.random_split": calls(y=labels),
     "data.random_split_per_class": calls(
-        "data.random_split_per_class",
         y=labels,
         num_val=counts(4, 0, zero=True),
         num_test=lambda d: Arg(
@@ -206,10 +205,9 @@ DATA: dict[str, Strategy] = {
         ),
     ),
     "data.label_mask": calls(
-        "data.label_mask", y=lambda d: labels(d).without("of rank two", "of rank zero")
+        y=lambda d: labels(d).without("of rank two", "of rank zero")
     ),
     "KNNGraph": calls(
-        "KNNGraph",
         "made({data}).edge_index",
         data=Arg(
             "Data(x=torch.randn(9, 3))",
@@ -220,25 +218,22 @@ DATA: dict[str, Strategy] = {
             ),
         ),
     ),
-    "knn_graph": calls("knn_graph", x=points, k=counts(5, 2)),
+    "knn_graph": calls(x=points, k=counts(5, 2)),
     "data.Split": split,
     "data.pad": pad,
     "data.AddLaplacianPE": calls(
-        "data.AddLaplacianPE",
         "made({graph})",
         "[out.laplacian_eigenvectors, out.laplacian_eigenvalues]",
         k=counts(2, 1, 9),
         graph=undirected,
     ),
     "data.ToDiffusionGraph": calls(
-        "data.ToDiffusionGraph",
         "made({graph}).graph.prepare()",
         graph=lambda d: Arg(
             d.pick([plain_data(d), f"[{plain_data(d)}, {plain_data(d)}]"]), NOT_DATA
         ),
     ),
     "data.PartOf": calls(
-        "data.PartOf",
         "made({batch})",
         batch=batch_of,
         data=lambda d: Arg(data_source(d), NOT_DATA).without("empty"),
@@ -246,7 +241,6 @@ DATA: dict[str, Strategy] = {
     "data.RandomPartitionLoader": loader,
     "data.find_clusters": find_clusters,
     "sequences.ListOps": calls(
-        "sequences.ListOps",
         "made[{index}]",
         index=item,
         always="num min_length max_length",
@@ -255,15 +249,13 @@ DATA: dict[str, Strategy] = {
         operators=operators,
     ),
     "sequences.Pathfinder": calls(
-        "sequences.Pathfinder",
         "made[{index}]",
         index=item,
         always="num size dashes distractors",
     ),
     "sequences.SequenceDataset": sequence_dataset,
-    "sequences.IMDb": calls("sequences.IMDb"),
+    "sequences.IMDb": calls(),
     "graphs.SBMDataset": calls(
-        "graphs.SBMDataset",
         "[made[0].x, made[0].y]",
         always="num_graphs",
         root=written("sbm").without("empty"),
@@ -275,7 +267,6 @@ DATA: dict[str, Strategy] = {
         ),
     ),
     "graphs.synthetic_pokec": calls(
-        "graphs.synthetic_pokec",
         always="num_nodes num_edges num_features",
         num_nodes=counts(50, 20),
         num_edges=counts(100, 40),
@@ -286,12 +277,9 @@ DATA: dict[str, Strategy] = {
         unlabelled=numbers(1e-4, 0.1, zero=True, below="1.5"),
         cache=never(NOT_A_PATH).without("None", "empty"),
     ),
-    "graphs.load_digits": calls("graphs.load_digits", "made.x"),
-    "graphs.SumEdgeFeatures": calls(
-        "graphs.SumEdgeFeatures", "made({data}).x", data=with_features
-    ),
+    "graphs.load_digits": calls("made.x"),
+    "graphs.SumEdgeFeatures": calls("made({data}).x", data=with_features),
     "graphs.fit_forecast": calls(
-        "graphs.fit_forecast",
         "made(torch.randn(3, 4))",
         snapshots=Arg(
             "[Data(x=torch.randn(3, 4), y=torch.randn(3)) for _ in range(5)]",
@@ -299,25 +287,22 @@ DATA: dict[str, Strategy] = {
         ),
     ),
     "graphs.PeptidesFunctional": calls(
-        "graphs.PeptidesFunctional",
         root=Arg("'peptides'", NOT_A_PATH[:4]),
         num_graphs=counts(2),
     ),
-    "graphs.load_planetoid": calls("graphs.load_planetoid", name=texts("Cora")),
+    "graphs.load_planetoid": calls(name=texts("Cora")),
     **{
-        f"graphs.load_{name}": calls(f"graphs.load_{name}")
+        f"graphs.load_{name}": calls()
         for name in ("ogb", "mnist", "newsgroups", "snapshots", "synmol", "pokec")
     },
     **{
-        f"graphs.load_{name}": calls(f"graphs.load_{name}", name=_name)
+        f"graphs.load_{name}": calls(name=_name)
         for name in ("facebook", "heterophilous", "tu")
     },
 }
 
 
-def learner(
-    name: str, task: str, output: int, *metrics: str, more: str = ""
-) -> Strategy:
+def learner(task: str, output: int, *metrics: str, more: str = "") -> Strategy:
     """A module that learns from batches of two graphs, with ``more`` attributes."""
 
     def batch(d: Draw) -> Arg:
@@ -329,7 +314,6 @@ def learner(
 
     model = module(f"mp.DiffusionGNN(3, 4, {output}, task='{task}')")
     return calls(
-        f"train.{name}",
         "made({batch})",
         model=model,
         metric=texts(*metrics),
@@ -401,7 +385,7 @@ def planetoid_module(d: Draw) -> None:
             flag(d), valid=True if part.right == "3" else None
         ),  # which a random split does not know
     }
-    construct(d, "module", "train.PlanetoidDataModule", leave="download", **own)
+    construct(d, "module", leave="download", **own)
     d.call("out", "module.data")
 
 
@@ -414,30 +398,26 @@ def load_checkpoint(d: Draw) -> None:
     d.call("out", "train.load_checkpoint({args})", path=path)
 
 
+UNNAMED = calls("made.num_features", leave="train val")
+NAMED = calls("made.num_features", leave="train val", name=_name)
 TRAIN: dict[str, Strategy] = {
     "train.save_checkpoint": calls(
-        "train.save_checkpoint",
         state=Arg("{'a': torch.ones(2)}"),
         path=written("a.ckpt", "a folder: '.'"),
     ),
     "train.load_checkpoint": load_checkpoint,
     "train.replace_file": calls(
-        "train.replace_file",
         path=written("a.txt", "a folder: '.'"),
         data=Arg("b'text'", bad("a string | None | a number | a list")),
     ),
-    "train.check_writable": calls(
-        "train.check_writable", folder=written("out").without("empty")
-    ),
+    "train.check_writable": calls(folder=written("out").without("empty")),
     "train.NodeClassifier": calls(
-        "train.NodeClassifier",
         "[made({data}), made.predict_step({data}, 0), made.configure_optimizers() and 0]",
         model=module("mp.GCNConv(3, 2)"),
         metric=texts("acc", "roc_auc"),
         data=lambda d: Arg(data_source(d), NOT_DATA).without("empty"),
     ),
     "train.SequenceClassifier": calls(
-        "train.SequenceClassifier",
         "made(torch.ones(2, 5, 3))",
         model=module("mp.PDETransformer(3, 4, 2, 1, 2, max_length=9)"),
         warmup=numbers(0.1, 0.0, zero=True, below="1.0"),
@@ -445,29 +425,23 @@ TRAIN: dict[str, Strategy] = {
     "train.node_cross_entropy": node_cross_entropy,
     "train.mean_squared_error": mean_squared_error,
     "train.weighted_accuracy": calls(
-        "train.weighted_accuracy",
         "made(torch.randn(5, made.num_classes), torch.zeros(5).long())",
         num_classes=lambda d: replace(
             sizes := count(d, 3, 2), wrong=sizes.wrong + bad("one: 1")
         ),
     ),
     "train.multi_label_loss": multi_label_loss,
-    "train.GraphClassifier": learner("GraphClassifier", "graph", 2, "acc", "roc_auc"),
-    "train.Forecaster": learner(
-        "Forecaster", "node", 1, "mse", "mae", more="base=torch.zeros({n})"
-    ),
+    "train.GraphClassifier": learner("graph", 2, "acc", "roc_auc"),
+    "train.Forecaster": learner("node", 1, "mse", "mae", more="base=torch.zeros({n})"),
     "train.TaskMetric": task_metric,
-    **{
-        f"train.{name}DataModule": calls(
-            f"train.{name}DataModule", "made.num_features", leave="train val", **own
-        )
-        for names, own in (
-            ("Heterophilous Facebook TU", {"name": _name}),
-            ("Ogb KNN SynMol Snapshot", {}),
-        )
-        for name in names.split()
-    },
-    "train.DigitsDataModule": calls("train.DigitsDataModule", "made.data.x"),
+    "train.FacebookDataModule": NAMED,
+    "train.HeterophilousDataModule": NAMED,
+    "train.TUDataModule": NAMED,
+    "train.KNNDataModule": UNNAMED,
+    "train.OgbDataModule": UNNAMED,
+    "train.SnapshotDataModule": UNNAMED,
+    "train.SynMolDataModule": UNNAMED,
+    "train.DigitsDataModule": calls("made.data.x"),
     "train.PlanetoidDataModule": planetoid_module,
 }
 

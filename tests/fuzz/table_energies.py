@@ -16,9 +16,9 @@ from .table_operators import FALLING, MIXTURE, NOT_FALLING
 FREE = ("a longer last dimension", "another dtype")  # where the channels may be any
 
 
-def penalty(name: str, **options: Any) -> Strategy:
+def penalty(**options: Any) -> Strategy:
     def strategy(d: Draw) -> None:
-        construct(d, "penalty", name, **options)
+        construct(d, "penalty", **options)
         numbers = fixed(f"torch.rand({d.nodes}{kind(d)})")
         rows = {"x": free(d), "ptr": ptr(d)}
         uses: list[tuple[str, dict[str, Arg]]] = [
@@ -36,9 +36,7 @@ def penalty(name: str, **options: Any) -> Strategy:
 def energy(d: Draw) -> None:
     terms = any_terms(d)
     constraint = texts(*CONSTRAINTS)
-    construct(
-        d, "energy", "Energy", leave="graph radius", terms=terms, constraint=constraint
-    )
+    construct(d, "energy", leave="graph radius", terms=terms, constraint=constraint)
     d.call(
         "out",
         "[energy({x}), energy.by_graph({x}), repr(energy)]",
@@ -66,9 +64,7 @@ def certify(d: Draw) -> None:
         "tau": number(d, 0.5, 0.1),
         "ptr": ptr(d) if subject == "penalty" else never([]),
     }
-    d.call(
-        "out", "mp.certify({args})", finite=False, **arguments(d, "certify", **given)
-    )
+    d.call("out", "mp.certify({args})", finite=False, **arguments(d, **given))
 
 
 def certify_step(d: Draw) -> None:
@@ -119,12 +115,12 @@ def any_terms(d: Draw) -> Arg:
 
 
 def term(
-    name: str, make: Callable[[Draw], dict[str, Arg]] = lambda d: {}, **options: Any
+    make: Callable[[Draw], dict[str, Arg]] = lambda d: {}, **options: Any
 ) -> Strategy:
     """A term, and the energy of which it is a part."""
 
     def strategy(d: Draw) -> None:
-        construct(d, "term", name, **options, **make(d))
+        construct(d, "term", **options, **make(d))
         x = real(d, d.nodes, d.channels)
         joint = Arg(
             "[term]",
@@ -209,37 +205,35 @@ def _factor(d: Draw) -> Arg:
 
 
 TERMS: dict[str, Strategy] = {
-    "SourceTerm": term("SourceTerm", source_and_metric),
+    "SourceTerm": term(source_and_metric),
     "CouplingTerm": term(
-        "CouplingTerm", leave="centre", coupling=lambda d: coupling(d, symmetric=True)
+        leave="centre", coupling=lambda d: coupling(d, symmetric=True)
     ),
     "EdgeTerm": term(
-        "EdgeTerm",
         leave="constraint",
         coupling=edges_of_a_graph,
     ),
-    "LinearTerm": term("LinearTerm", source=lambda d: tensor(d, d.nodes, d.channels)),
-    "ProximalTerm": term("ProximalTerm"),
+    "LinearTerm": term(source=lambda d: tensor(d, d.nodes, d.channels)),
+    "ProximalTerm": term(),
     "PairTerm": term(
-        "PairTerm",
         leave="projection constraint read",
         penalty=lambda d: any_penalty(d).without("a module"),
     ),
-    "MatrixTerm": term("MatrixTerm", of_matrix, leave="norms symmetric"),
-    "AttentionTerm": term("AttentionTerm", of_attention, leave="norms"),
-    "MLPTerm": term("MLPTerm", of_mlp),
-    "ScaledTerm": term("ScaledTerm", weight=_factor),
+    "MatrixTerm": term(of_matrix, leave="norms symmetric"),
+    "AttentionTerm": term(of_attention, leave="norms"),
+    "MLPTerm": term(of_mlp),
+    "ScaledTerm": term(weight=_factor),
 }
 
 
 ENERGIES: dict[str, Strategy] = {
     **TERMS,
-    **{
-        f"{name}Penalty": penalty(f"{name}Penalty")
-        for name in ("Gaussian", "Quadratic", "Sigmoid", "Simple", "Softmax")
-    },
+    "GaussianPenalty": penalty(),
+    "QuadraticPenalty": penalty(),
+    "SigmoidPenalty": penalty(),
+    "SimplePenalty": penalty(),
+    "SoftmaxPenalty": penalty(),
     "FunctionPenalty": penalty(
-        "FunctionPenalty",
         always="f",
         domain=fixed(
             "(0.0, math.inf)",
@@ -248,12 +242,12 @@ ENERGIES: dict[str, Strategy] = {
         delta=never([]),
         f=lambda d: options(d, *FALLING, wrong=NOT_FALLING + bad("None")),
     ),
-    "MixturePenalty": penalty("MixturePenalty", **MIXTURE),
+    "MixturePenalty": penalty(**MIXTURE),
     "Energy": energy,
     "EnergyTrace": energy_trace,
     "certify": certify,
     "certify_step": certify_step,
-    "certify_trajectory": calls("certify_trajectory", finite=False),
+    "certify_trajectory": calls(finite=False),
 }
 
 
@@ -271,7 +265,7 @@ def full_graph_inference(d: Draw) -> None:
         "x": features,
         "progress": Arg("False"),
     }
-    construct(d, "out", "full_graph_inference", **given, **own)
+    construct(d, "out", **given, **own)
 
 
 def released_state_dict(d: Draw) -> None:
@@ -321,7 +315,6 @@ def fixed_point(d: Draw) -> None:
     construct(
         d,
         "out",
-        "fixed_point",
         leave="what",
         step=options(d, "torch.cos", "lambda x: 0.5 * x + 1", wrong=wrong),
         x0=_refusing(x0, "NaN", "infinite") if size else x0,
@@ -448,24 +441,21 @@ def stable(d: Draw) -> Arg:
 
 
 FUNCTIONS: dict[str, Strategy] = {
-    "auxiliary_loss": calls("auxiliary_loss"),
-    "cite": calls("cite"),
-    "show_progress": calls("show_progress"),
+    "auxiliary_loss": calls(),
+    "cite": calls(),
+    "show_progress": calls(),
     "edge_loss": calls(
-        "edge_loss",
         finite=False,
         graph=observed,
     ),
     "fixed_point": fixed_point,
     "full_graph_inference": full_graph_inference,
     "kernel_error": calls(
-        "kernel_error",
         diffusivity=random_features,
         x=state,
         num_features=feature_counts,
     ),
     "lipschitz": calls(
-        "lipschitz",
         f=lambda d: options(
             d, "torch.sin", "lambda x: 2 * x", wrong=NOT_A_FUNCTION + NOT_A_STATE
         ),
@@ -475,14 +465,11 @@ FUNCTIONS: dict[str, Strategy] = {
     ),
     "released_state_dict": released_state_dict,
     "roughness": roughness,
-    "posterior_variance": calls(
-        "posterior_variance", coupling=stable, leak=numbers(0.5, 0.1)
-    ),
+    "posterior_variance": calls(coupling=stable, leak=numbers(0.5, 0.1)),
     "commutator": commutator,
     "perturbation_bound": perturbation_bound,
     "diagnose": diagnose,
     "diagnostics.plot_attention": calls(
-        "diagnostics.plot_attention",
         coupling=lambda d: coupling(d, symmetric=True).unsure("of other nodes"),
         ax=never(bad("a string: 'ax' | a number")),
         head=lambda d: options(d, 0, wrong=NOT_A_NUMBER + bad("negative | beyond")),
@@ -490,14 +477,14 @@ FUNCTIONS: dict[str, Strategy] = {
 }
 
 
-def checked(name: str, right: str, wrong: list[Wrong], **make: Make) -> Strategy:
+def checked(right: str, wrong: list[Wrong], **make: Make) -> Strategy:
     def strategy(d: Draw) -> None:
         given = {
             "subject": Arg(right, wrong),
             **{key: arg(d) for key, arg in make.items()},
             "seed": seed(d),
         }
-        d.call("out", f"testing.{name}({{subject}}, {{args}})", **given)
+        d.call("out", f"{d.name}({{subject}}, {{args}})", **given)
 
     return strategy
 
@@ -511,18 +498,14 @@ def _inert(wrong: list[Wrong]) -> list[Wrong]:
     ]
 
 
-def problem(name: str) -> Strategy:
-    def strategy(d: Draw) -> None:
-        construct(d, "problem", f"testing.{name}")
-        use, given = d.pick(
-            [
-                ("coupling.degree()", {}),
-                ("heat({args})", {"t": number(d, 0.5, 1.0, zero=True)}),
-            ]
-        )
-        d.call("out", f"problem.{use}", **given)
-
-    return strategy
+def problem(d: Draw) -> None:
+    construct(d, "problem")
+    uses: list[tuple[str, dict[str, Arg]]] = [
+        ("coupling.degree()", {}),
+        ("heat({args})", {"t": number(d, 0.5, 1.0, zero=True)}),
+    ]
+    use, given = d.pick(uses)
+    d.call("out", f"problem.{use}", **given)
 
 
 def three_dimensional(d: Draw) -> Arg:
@@ -533,28 +516,19 @@ def three_dimensional(d: Draw) -> Arg:
 
 UNIFORM = "mp.couplings.UniformCoupling(5, dtype=torch.float64)"
 TESTING: dict[str, Strategy] = {
-    "testing.check_coupling": checked(
-        "check_coupling", UNIFORM, _inert(NOT_A_COUPLING)
-    ),
+    "testing.check_coupling": checked(UNIFORM, _inert(NOT_A_COUPLING)),
     "testing.check_diffusivity": checked(
-        "check_diffusivity",
         "mp.UniformDiffusivity()",
         _inert(NOT_A_DIFFUSIVITY),
     ),
-    "testing.check_update": checked(
-        "check_update", "mp.ExplicitEuler(0.5)", _inert(NOT_A_MODULE)
-    ),
-    "testing.check_layer": checked(
-        "check_layer", "mp.MLPConv(4, 3)", _inert(NOT_A_MODULE)
-    ),
+    "testing.check_update": checked("mp.ExplicitEuler(0.5)", _inert(NOT_A_MODULE)),
+    "testing.check_layer": checked("mp.MLPConv(4, 3)", _inert(NOT_A_MODULE)),
     "testing.check_energy_term": calls(
-        "testing.check_energy_term",
         z=three_dimensional,
         starts=counts(2, 1),
         ascent=counts(3, 1),
     ),
     "testing.assert_energy_descent": checked(
-        "assert_energy_descent",
         "mp.ExplicitEuler(0.5)",
         NOT_A_MODULE,
         instances=counts(1, 2),
@@ -563,10 +537,10 @@ TESTING: dict[str, Strategy] = {
         channels=counts(2, 3),
         energy=lambda d: never(NOT_A_FUNCTION).without("None"),
     ),
-    **{f"testing.{of}_problem": problem(f"{of}_problem") for of in ("path", "random")},
-    "testing.cosine_mode": calls("testing.cosine_mode", k=counts(1, 2, zero=True)),
+    "testing.path_problem": problem,
+    "testing.random_problem": problem,
+    "testing.cosine_mode": calls(k=counts(1, 2, zero=True)),
     "testing.order_of_convergence": calls(
-        "testing.order_of_convergence",
         step=Arg("mp.ExplicitEuler", NOT_A_FUNCTION),
         problem=Arg(
             "testing.path_problem(4)", bad("None | a string: 'path' | a tensor")

@@ -32,13 +32,11 @@ def called(
     )
 
 
-def layer(
-    name: str, *, needed: bool = False, source: bool = True, **options: Any
-) -> Strategy:
+def layer(*, needed: bool = False, source: bool = True, **options: Any) -> Strategy:
     """A layer called as ``layer(x, edge_index, …)``; the options are those of `arguments`."""
 
     def strategy(d: Draw) -> None:
-        construct(d, "layer", name, cast(d), **options)
+        construct(d, "layer", cast(d), **options)
         called(d, needed=needed, source=source)
 
     return strategy
@@ -76,7 +74,6 @@ def certified_conv(d: Draw) -> None:
     construct(
         d,
         "layer",
-        "CertifiedConv",
         cast(d),
         beta=numbers(1.0, 0.1),
         **certified(d, by_head=True),
@@ -103,14 +100,14 @@ def related(d: Draw) -> tuple[Arg, Arg]:
     return unused(dim), never(bad(f"without edge_dim: torch.ones({rows}, 2)"))
 
 
-def block(d: Draw, part: str | None = None, **own: Any) -> None:
-    """A block of some terms, or of a ``part`` with random options."""
+def block(d: Draw, *, part: bool = False, **own: Any) -> None:
+    """A block of some terms, or with a ``part`` of one term with random options."""
     c = d.channels
-    featured = part in (None, "WeightedGraph")
+    featured = d.name in ("CertifiedBlock", "WeightedGraph")
     dim, features = related(d) if featured else (Arg(None), never([]))
-    if part is not None:
+    if part:
         own |= {"edge_dim": dim} if featured else {}
-        construct(d, "part", part, **own)
+        construct(d, "part", **own)
         d.call("layer", f"mp.layers.CertifiedBlock({c}, [part]){cast(d)}")
     else:
         graph = f"mp.layers.WeightedGraph({c}, edge_dim={dim.right})"
@@ -124,7 +121,6 @@ def block(d: Draw, part: str | None = None, **own: Any) -> None:
         construct(
             d,
             "layer",
-            "CertifiedBlock",
             cast(d),
             terms=Arg(f"[{', '.join([graph, *others])}]", wrong),
             num_layers=num_layers if others else replace(num_layers, right="None"),
@@ -143,15 +139,15 @@ def block(d: Draw, part: str | None = None, **own: Any) -> None:
     )
 
 
-def part(name: str, **own: Any) -> Strategy:
-    return lambda d: block(d, name, weight=number(d, 1.0, 0.1, optional=True), **own)
+def part(**own: Any) -> Strategy:
+    return lambda d: block(
+        d, part=True, weight=number(d, 1.0, 0.1, optional=True), **own
+    )
 
 
 def diffusion_conv(d: Draw) -> None:
     own = {"out_channels": channels, "heads": counts(1, 2)}
-    construct(
-        d, "layer", "DiffusionConv", cast(d), leave="concat transform value_bias", **own
-    )
+    construct(d, "layer", cast(d), leave="concat transform value_bias", **own)
     called(d, needed=True)
 
 
@@ -161,7 +157,7 @@ def gcnii(d: Draw) -> None:
         "0.5" if both else None, number(d).without("None").wrong if both else []
     )
     layer = Arg("2" if both else None, count(d).without("None").wrong if both else [])
-    construct(d, "layer", "GCNIIConv", cast(d), alpha=SHARE, theta=theta, layer=layer)
+    construct(d, "layer", cast(d), alpha=SHARE, theta=theta, layer=layer)
     called(d, needed=True)
 
 
@@ -171,9 +167,7 @@ def gat(d: Draw) -> None:
         str(d.channels) if featured else None,
         count(d).without("None").wrong if featured else [],
     )
-    construct(
-        d, "layer", "GATConv", cast(d), more="bias", of=DiffusionConv, edge_dim=wide
-    )
+    construct(d, "layer", cast(d), more="bias", of=DiffusionConv, edge_dim=wide)
     if featured:
         given = with_edge_attr(d, optional=False)
         # Without features it reads the states alone.
@@ -192,9 +186,9 @@ def with_edge_attr(d: Draw, *, optional: bool = True) -> dict[str, Arg]:
     }
 
 
-def with_edges(name: str, **options: Any) -> Strategy:
+def with_edges(**options: Any) -> Strategy:
     def strategy(d: Draw) -> None:
-        construct(d, "layer", name, cast(d), **options)
+        construct(d, "layer", cast(d), **options)
         d.call("out", "layer({args})", **with_edge_attr(d), return_coupling=flag(d))
 
     return strategy
@@ -223,7 +217,6 @@ def appnp(d: Draw) -> None:
     construct(
         d,
         "layer",
-        "APPNPConv",
         cast(d),
         K=replace(steps, right="None") if forever else steps,
         alpha=numbers(0.1, *([] if forever else [0.0]), zero=not forever, below="1.0"),
@@ -237,19 +230,18 @@ def appnp(d: Draw) -> None:
 
 
 LAYERS: dict[str, Strategy] = {
-    "MLPConv": layer("MLPConv"),
-    "GCNConv": layer("GCNConv", needed=True),
-    "SGConv": layer("SGConv", needed=True),
+    "MLPConv": layer(),
+    "GCNConv": layer(needed=True),
+    "SGConv": layer(needed=True),
     "GATConv": gat,
     "CertifiedConv": certified_conv,
     "CertifiedBlock": block,
-    "WeightedGraph": part("WeightedGraph"),
-    "RowAttention": part("RowAttention"),
-    "Pairs": part("Pairs", leave="constraint penalty"),
-    "Neighbours": part("Neighbours", leave="diffusivity"),
-    "TiedMLP": part("TiedMLP"),
+    "WeightedGraph": part(),
+    "RowAttention": part(),
+    "Pairs": part(leave="constraint penalty"),
+    "Neighbours": part(leave="diffusivity"),
+    "TiedMLP": part(),
     "DIFFormerConv": layer(
-        "DIFFormerConv",
         leave="update transform keep bias concat",
         more="dropout",
         of=DiffusionConv,
@@ -257,13 +249,11 @@ LAYERS: dict[str, Strategy] = {
         normalize=texts("row", None),
     ),
     "NodeFormerConv": layer(
-        "NodeFormerConv",
         leave="projection",
         more="num_features edge_regularization generator stabilizer",
         of=KernelizedSoftmaxDiffusivity,
     ),
     "SFiConv": layer(
-        "SFiConv",
         leave="hops",
         more="lam alpha lam_scale friction",
         of=SparseFlowDiffusivity,
@@ -271,24 +261,20 @@ LAYERS: dict[str, Strategy] = {
         alpha=alpha,
     ),
     "SGFormerConv": layer(
-        "SGFormerConv", leave="transform", out_channels=channels, beta=numbers(0.5, 1.0)
+        leave="transform", out_channels=channels, beta=numbers(0.5, 1.0)
     ),
     "DiffusionConv": diffusion_conv,
     "GINConv": layer(
-        "GINConv",
         needed=True,
         always="mlp",
         mlp=lambda d: module(f"nn.Linear({d.channels}, 3)"),
     ),
-    "MultiHeadConv": layer(
-        "MultiHeadConv", needed=True, source=False, out_channels=channels
-    ),
+    "MultiHeadConv": layer(needed=True, source=False, out_channels=channels),
     "APPNPConv": appnp,
     "GCNIIConv": gcnii,
-    "GatedGCNConv": with_edges("GatedGCNConv"),
-    "GPSBlock": with_edges("GPSBlock", local=local, attention=attention),
+    "GatedGCNConv": with_edges(),
+    "GPSBlock": with_edges(local=local, attention=attention),
     "from_pyg": calls(
-        "from_pyg",
         module=lambda d: Arg(
             d.pick(["mp.GCNConv(2, 3)", "nn.Sequential(mp.GATConv(2, 3))"]),
             NOT_A_MODULE,

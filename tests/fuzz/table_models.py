@@ -34,10 +34,10 @@ def tasks(d: Draw) -> tuple[Arg, dict[str, Arg]]:
     }
 
 
-def model(name: str, *, needed: bool = False, **options: Any) -> Strategy:
+def model(*, needed: bool = False, **options: Any) -> Strategy:
     def strategy(d: Draw) -> None:
         task, scored = tasks(d)
-        construct(d, "layer", name, cast(d), task=task, **options)
+        construct(d, "layer", cast(d), task=task, **options)
         called(d, needed=needed, source=False, x=sparse_too(d, state(d)), **scored)
 
     return strategy
@@ -47,7 +47,6 @@ def gnn(d: Draw) -> None:
     conv = d.pick(["gcn", "mlp", "sgc", "gin", "gat", "appnp", "gcnii"])
     leave = "edge_dim" if conv in ("mlp", "gcn", "gin", "gat") else "edge_dim norm jk"
     model(
-        "DiffusionGNN",
         needed=True,
         leave=leave,
         always="conv",
@@ -102,7 +101,7 @@ def encodings(d: Draw) -> Arg:
     )
 
 
-def stack(name: str, *, more: str = "", **own: Make) -> Strategy:
+def stack(*, more: str = "", **own: Make) -> Strategy:
     def strategy(d: Draw) -> None:
         edge_count = len(d.edges)
         channels, x = categories(d, d.channels, d.nodes)
@@ -120,7 +119,7 @@ def stack(name: str, *, more: str = "", **own: Make) -> Strategy:
             sizes["pe_channels"] = Arg("2", count(d, zero=True).without("None").wrong)
             call["pe"] = encodings(d)
         construct(
-            d, "layer", name, cast(d), always="heads", more=more, of=GPS, **sizes, **own
+            d, "layer", cast(d), always="heads", more=more, of=GPS, **sizes, **own
         )
         d.call("out", "layer({args})", **call, return_coupling=flag(d))
 
@@ -140,7 +139,7 @@ OF_GPS = BLOCKS | {"more": "heads attention norm dropout attention_dropout"}
 
 def from_dfi(d: Draw) -> None:
     if d.maybe(0.85):
-        stack("SFiFormer", **OF_GPS)(d)
+        stack(**OF_GPS)(d)
         return
     wrong = NOT_A_MODULE + bad("another model: mp.GPS(4, 6, 3, 1, heads=2)")
     given = {
@@ -168,7 +167,6 @@ def label_propagation(d: Draw) -> None:
     construct(
         d,
         "layer",
-        "LabelPropagation",
         num_layers=replace(steps, right="None") if forever else steps,
         alpha=number(d, 0.9, *([] if forever else [1.0]), optional=True, below="1.5"),
         diffusivity=options(
@@ -214,7 +212,7 @@ def label_propagation(d: Draw) -> None:
 def laplacian_encoder(d: Draw) -> None:
     n = d.nodes
     k = d.pick([3, 1, 0])
-    construct(d, "layer", "LaplacianEncoder", cast(d))
+    construct(d, "layer", cast(d))
     known = f"torch.ones({n}, {k}, dtype=torch.bool)" if d.maybe(0.5) else None
     mask = Arg(known, wrong_tensors(n, k, none=True), True).without(
         "bools", "NaN", "infinite", "huge", "another dtype"
@@ -255,7 +253,6 @@ def pde_diffusion(d: Draw) -> None:
     construct(
         d,
         "layer",
-        "PDEDiffusion1d",
         cast(d),
         more=stencil,
         of=NeumannDiffusivity,
@@ -297,7 +294,6 @@ def pde_transformer(d: Draw) -> None:
     construct(
         d,
         "layer",
-        "PDETransformer",
         cast(d),
         in_channels=Arg("[7]" if tokens else "3", sizes),
         always="heads",
@@ -340,7 +336,6 @@ def certified_difformer(d: Draw) -> None:
     construct(
         d,
         "layer",
-        "CertifiedDIFFormer",
         cast(d),
         leave="inputs task",
         **certified(d, by_head=False),
@@ -368,7 +363,6 @@ def certified_transformer(d: Draw) -> None:
     construct(
         d,
         "layer",
-        "CertifiedTransformer",
         cast(d),
         in_channels=channels,
         heads=heads,
@@ -400,18 +394,14 @@ MODELS: dict[str, Strategy] = {
     "CertifiedDIFFormer": certified_difformer,
     "CertifiedTransformer": certified_transformer,
     "DIFFormer": model(
-        "DIFFormer",
         leave="update",
         more="heads kernel projection normalize graph self_loops leak",
         of=DIFFormerConv,
         heads=heads,
         normalize=texts("row", None),
     ),
-    "NodeFormer": model(
-        "NodeFormer", more="heads tau num_samples", of=NodeFormerConv, heads=heads
-    ),
+    "NodeFormer": model(more="heads tau num_samples", of=NodeFormerConv, heads=heads),
     "SGFormer": model(
-        "SGFormer",
         more="heads beta normalize projection",
         of=SGFormerConv,
         heads=heads,
@@ -420,9 +410,9 @@ MODELS: dict[str, Strategy] = {
         aggregate=texts("add"),
     ),  # "cat" needs edges
     "DiffusionGNN": gnn,
-    "GatedGCN": stack("GatedGCN"),
-    "GPS": stack("GPS", **BLOCKS),
-    "DFiFormer": stack("DFiFormer", **OF_GPS),
+    "GatedGCN": stack(),
+    "GPS": stack(**BLOCKS),
+    "DFiFormer": stack(**OF_GPS),
     "SFiFormer": from_dfi,
     "LabelPropagation": label_propagation,
     "LaplacianEncoder": laplacian_encoder,

@@ -137,23 +137,21 @@ def features(d: Draw, *, positive: bool = False) -> dict[str, Arg]:
 UNKEPT = "symmetric row_stochastic positive_semidefinite mutual positive"
 
 
-def built(
-    d: Draw, name: str, leave: str = "", *, pooled: bool = False, **own: Make | Arg
-) -> None:
+def built(d: Draw, leave: str = "", *, pooled: bool = False, **own: Make | Arg) -> None:
     """A coupling of its own arguments, the promise `nonnegative` only ever of a wrong kind, and a use of it."""
-    if "nonnegative" in parameters(name):
+    if "nonnegative" in parameters(d.name):
         own["nonnegative"] = never(flag(d).wrong)
-    construct(d, "coupling", name, leave=f"{leave} {UNKEPT}", **own)
+    construct(d, "coupling", leave=f"{leave} {UNKEPT}", **own)
     used(d, pooled=pooled)
 
 
 def by_features(
-    name: str, *, positive: bool = False, pooled: bool = False, **more: Make
+    *, positive: bool = False, pooled: bool = False, **more: Make
 ) -> Strategy:
     def strategy(d: Draw) -> None:
         bounds = never(wrong_ptr(d)) if pooled and d.maybe(0.3) else ptr(d)
         own = features(d, positive=positive) | {"ptr": bounds}
-        built(d, name, pooled=pooled and bounds.right is None, **own, **more)
+        built(d, pooled=pooled and bounds.right is None, **own, **more)
 
     return strategy
 
@@ -166,7 +164,7 @@ def log_low_rank(d: Draw) -> None:
     weight = tensor(d, d.nodes, heads, 2, optional=True).unsure(
         "a longer last dimension"
     )
-    built(d, "LogLowRankCoupling", **pair, log_weight=weight)
+    built(d, **pair, log_weight=weight)
 
 
 def sparse_flow(d: Draw) -> None:
@@ -182,7 +180,7 @@ def sparse_flow(d: Draw) -> None:
     parts["lam"] = lam.without("a tensor of two")
     parts["alpha"] = leak.without("a tensor of two")
     leave = "friction_query friction_key"
-    built(d, "SparseFlowCoupling", leave, **parts, ptr=ptr(d))
+    built(d, leave, **parts, ptr=ptr(d))
 
 
 FALLING = ["lambda z2: 1 / (1 + z2)", "lambda z2: torch.exp(-z2)"]
@@ -192,8 +190,8 @@ NOT_FALLING = bad(
 )
 
 
-def made(name: str, **own: Make) -> Strategy:
-    return lambda d: built(d, name, **own)
+def made(**own: Make) -> Strategy:
+    return lambda d: built(d, **own)
 
 
 def per_node(d: Draw) -> Arg:
@@ -224,23 +222,19 @@ def terms(d: Draw) -> Arg:
 _constant = numbers(0.0, 1.0, zero=True, negative=True)
 COUPLINGS: dict[str, Strategy] = {
     "Graph": graphs,
-    "IdentityCoupling": made(
-        "IdentityCoupling", num_nodes=partial(node_count, beyond_memory=True)
-    ),
-    "UniformCoupling": made("UniformCoupling", num_nodes=node_count),
-    "LowRankCoupling": by_features("LowRankCoupling", pooled=True),
+    "IdentityCoupling": made(num_nodes=partial(node_count, beyond_memory=True)),
+    "UniformCoupling": made(num_nodes=node_count),
+    "LowRankCoupling": by_features(pooled=True),
     "LinearAttentionCoupling": by_features(
-        "LinearAttentionCoupling",
         positive=True,
         pooled=True,
         constant=_constant,
         own=_constant,
     ),
-    "PairwiseCoupling": by_features("PairwiseCoupling", normalize=flag),
+    "PairwiseCoupling": by_features(normalize=flag),
     "LogLowRankCoupling": log_low_rank,
     "SparseFlowCoupling": sparse_flow,
     "DenseCoupling": made(
-        "DenseCoupling",
         ptr=lambda d: never(wrong_ptr(d)),
         matrix=lambda d: tensor(d, d.nodes, d.nodes).without(
             "a lower rank", "a higher rank", "a list"
@@ -248,51 +242,47 @@ COUPLINGS: dict[str, Strategy] = {
     ),
     "DistanceCoupling": lambda d: built(
         d,
-        "DistanceCoupling",
         function=options(d, *FALLING, wrong=NOT_FALLING[:3]),
         **features(d),
     ),
     "SparseCoupling": made(
-        "SparseCoupling",
         weight=lambda d: tensor(d, len(d.edges), optional=True).without(
             "a higher rank"
         ),
     ),
     "NeumannCoupling": made(
-        "NeumannCoupling",
         num_nodes=node_count,
         alpha=lambda d: tensor(d, 1, d.pick([1, 2])).unsure("a longer last dimension"),
     ),  # which is of heads
     "PolynomialCoupling": made(
-        "PolynomialCoupling",
         coefficients=lambda d: tensor(d, d.pick([1, 2, 3])).without(
             "a longer last dimension", "a higher rank"
         ),
     ),
-    "ReweightedCoupling": made("ReweightedCoupling", row=per_node, column=per_node),
-    "ScaledCoupling": made("ScaledCoupling", scale=scale),
-    "SumCoupling": made("SumCoupling", terms=terms),
+    "ReweightedCoupling": made(row=per_node, column=per_node),
+    "ScaledCoupling": made(scale=scale),
+    "SumCoupling": made(terms=terms),
 }
 
 
-def of_state(name: str, *, needed: bool = False, **options: Any) -> Strategy:
+def of_state(*, needed: bool = False, **options: Any) -> Strategy:
     """A diffusivity called as ``diffusivity(x, graph)``; the options are those of `arguments`."""
 
     def strategy(d: Draw) -> None:
-        own = arguments(d, name, **options)
+        own = arguments(d, **options)
         channels = own.get("channels", Arg(None))
         told = "channels" in own and not channels.optional
         right = {key: arg.right for key, arg in own.items()}
         projected = right.get("projection") not in (None, "None")
         # Its default is a projection.
-        projected |= name == "SGFormerDiffusivity" and right["projection"] is None
+        projected |= d.name == "SGFormerDiffusivity" and right["projection"] is None
         if channels.optional and projected:
             own["channels"] = Arg(str(d.channels), channels.wrong)
-        d.call("diffusivity", f"{address(name)}({{args}}){to_dtype(d)}", **own)
+        d.call("diffusivity", f"{address(d.name)}({{args}}){to_dtype(d)}", **own)
         x = state(d, parameters=told)
         d.call("coupling", "diffusivity({args})", x=x, graph=graph(d, needed=needed))
         # E^{(q·k − 1)/σ²} leaves the range of any dtype where nothing bounds q·k, and others that of half precision.
-        steep = name == "GaussianDiffusivity" and right["normalize"] == "None"
+        steep = d.name == "GaussianDiffusivity" and right["normalize"] == "None"
         steep &= right.get("measure") != "'distance'"
         free = right.get("row_stochastic") == "False"
         used(d, finite=not (free and (steep or d.dtype == "float16")))
@@ -368,36 +358,32 @@ MIXTURE: dict[str, Any] = {
 
 
 DIFFUSIVITIES: dict[str, Strategy] = {
-    "Positive": calls("Positive", "(made.reset_parameters(), made())[1]"),
+    "Positive": calls("(made.reset_parameters(), made())[1]"),
     "Diffusivity": own_diffusivity,
-    **{
-        name: of_state(
-            name,
+    **dict.fromkeys(
+        ("SimpleDiffusivity", "SigmoidDiffusivity", "SoftmaxDiffusivity"),
+        of_state(
             more="heads head_channels projection",
             of=QueryKeyDiffusivity,
             **QUERY_KEY,
-        )
-        for name in ("SimpleDiffusivity", "SigmoidDiffusivity", "SoftmaxDiffusivity")
-    },
+        ),
+    ),
     "GaussianDiffusivity": of_state(
-        "GaussianDiffusivity",
         more=f"{LOOSE} measure",
         of=PenaltyDiffusivity,
         **QUERY_KEY,
     ),
     "PenaltyDiffusivity": of_state(
-        "PenaltyDiffusivity",
         leave="constraint measure",
         penalty=own_penalties,
         **QUERY_KEY,
     ),
-    "UniformDiffusivity": of_state("UniformDiffusivity"),
-    "IdentityDiffusivity": of_state("IdentityDiffusivity"),
-    "AdjacencyDiffusivity": of_state("AdjacencyDiffusivity", needed=True),
-    "GATDiffusivity": of_state("GATDiffusivity", needed=True, leave="edge_dim"),
-    "EdgeDiffusivity": of_state("EdgeDiffusivity", needed=True, penalty=penalties),
+    "UniformDiffusivity": of_state(),
+    "IdentityDiffusivity": of_state(),
+    "AdjacencyDiffusivity": of_state(needed=True),
+    "GATDiffusivity": of_state(needed=True, leave="edge_dim"),
+    "EdgeDiffusivity": of_state(needed=True, penalty=penalties),
     "EdgeSparseFlowDiffusivity": of_state(
-        "EdgeSparseFlowDiffusivity",
         needed=True,
         more="lam friction",
         of=SparseFlowDiffusivity,
@@ -405,41 +391,33 @@ DIFFUSIVITIES: dict[str, Strategy] = {
         alpha=alpha,
     ),
     "SparseFlowDiffusivity": of_state(
-        "SparseFlowDiffusivity",
         more="projection",
         of=QueryKeyDiffusivity,
         **QUERY_KEY,
         alpha=alpha,
     ),
     "KernelizedSoftmaxDiffusivity": of_state(
-        "KernelizedSoftmaxDiffusivity",
         more="projection",
         of=QueryKeyDiffusivity,
         **QUERY_KEY,
     ),
     "SGFormerDiffusivity": of_state(
-        "SGFormerDiffusivity",
         more="projection",
         of=QueryKeyDiffusivity,
         **QUERY_KEY | {"normalize": texts("row", "frobenius")},
     ),
-    "NeumannDiffusivity": of_state("NeumannDiffusivity"),
+    "NeumannDiffusivity": of_state(),
     "RelationalBias": of_state(
-        "RelationalBias",
         needed=True,
         more="self_loops direction",
         of=AdjacencyDiffusivity,
     ),
-    "SymmetricDiffusivity": of_state(
-        "SymmetricDiffusivity", needed=True, diffusivity=unnormalised
-    ),
+    "SymmetricDiffusivity": of_state(needed=True, diffusivity=unnormalised),
     "AdjacencyEnhancedDiffusivity": of_state(
-        "AdjacencyEnhancedDiffusivity",
         needed=True,
         attention=one_of("mp.SoftmaxDiffusivity()", "mp.SigmoidDiffusivity()"),
     ),
     "GraphAugmentedDiffusivity": of_state(
-        "GraphAugmentedDiffusivity",
         needed=True,
         attention=one_of("mp.SimpleDiffusivity()", "mp.SoftmaxDiffusivity()"),
         graph_term=one_of(
@@ -449,15 +427,13 @@ DIFFUSIVITIES: dict[str, Strategy] = {
 }
 
 
-def step(
-    name: str, *, symmetric: bool = False, source: bool = True, **options: Any
-) -> Strategy:
+def step(*, symmetric: bool = False, source: bool = True, **options: Any) -> Strategy:
     def strategy(d: Draw) -> None:
-        own = construct(d, "update", name, of=SolvedUpdate, **options)
+        own = construct(d, "update", of=SolvedUpdate, **options)
         beta = own["beta"].right if "beta" in own else None
         # Whose sources weigh one by default.
         weighs = beta != "0.0" and (
-            beta is not None or name in ("Equilibrium", "CertifiedStep")
+            beta is not None or d.name in ("Equilibrium", "CertifiedStep")
         )
         # Heads apart, or a state [N, C] whose channels are cut into heads.
         wide = d.pick([(d.nodes, 1, d.channels), (d.nodes, d.channels)])
@@ -471,7 +447,7 @@ def step(
             right = real(d, *wide) if weighs else None
             given["source"] = Arg(right, x.without("None").wrong, not weighs)
         # Ten steps with a coupling that is not stable leave the range of half precision.
-        finite = name != "MomentumStep" or d.dtype != "float16"
+        finite = d.name != "MomentumStep" or d.dtype != "float16"
         d.call("out", "update({args})", finite=finite, **given)
 
     return strategy
@@ -488,17 +464,11 @@ SOLVED: dict[str, Any] = {
     "more": "beta leak max_iter",
 }
 UPDATES: dict[str, Strategy] = {
-    "ExplicitEuler": step("ExplicitEuler"),
-    "MomentumStep": step(
-        "MomentumStep", momentum=numbers(0.5, 0.0, zero=True, below="1.0")
-    ),
-    "ImplicitEuler": step("ImplicitEuler", **SOLVED),
-    "CrankNicolson": step("CrankNicolson", **SOLVED),
-    "HeatKernel": step("HeatKernel", symmetric=True, source=False, leave="form"),
-    "Equilibrium": step(
-        "Equilibrium", **SOLVED, always="leak", leak=numbers(0.5, 0.2, zero=True)
-    ),
-    "CertifiedStep": step(
-        "CertifiedStep", symmetric=True, beta=_weight, constraint=texts(*CONSTRAINTS)
-    ),
+    "ExplicitEuler": step(),
+    "MomentumStep": step(momentum=numbers(0.5, 0.0, zero=True, below="1.0")),
+    "ImplicitEuler": step(**SOLVED),
+    "CrankNicolson": step(**SOLVED),
+    "HeatKernel": step(symmetric=True, source=False, leave="form"),
+    "Equilibrium": step(**SOLVED, always="leak", leak=numbers(0.5, 0.2, zero=True)),
+    "CertifiedStep": step(symmetric=True, beta=_weight, constraint=texts(*CONSTRAINTS)),
 }
