@@ -43,12 +43,12 @@ def test_ways_agree(name):
         out = forward(*inputs)
         if out.dim() == 4:
             out = out.transpose(0, 1)
-        found = [out.flatten()]
+        parts = [out.flatten()]
         if trains and backward is None and name != "sparse_flow":
             pull = randn(out.numel(), seed=1).view(out.shape)
             slopes = torch.autograd.grad(out, leaves, pull)
-            found += [slope.flatten() for slope in slopes]
-        results.append(found)
+            parts += [slope.flatten() for slope in slopes]
+        results.append(parts)
     first, *others = results
     assert others
     error = NEAR if name == "sparse_flow" else 1e-9

@@ -44,9 +44,9 @@ def same(got: Any, expected: Any, atol: float = 1e-9) -> None:
     np.testing.assert_allclose(got, expected, rtol=0, atol=atol)
 
 
-def some(labels: np.ndarray, known: Any) -> np.ndarray:
+def some(labels: np.ndarray, labelled: Any) -> np.ndarray:
     """Labels, and -1 where none is known."""
-    return np.where(known, labels, -1)
+    return np.where(labelled, labels, -1)
 
 
 # It constructs with nonsense, which is for fit to refuse.
@@ -65,8 +65,10 @@ def test_scikit_learn_finds_nothing(max_iter: int) -> None:
 def test_what_network_and_labels_say_is_spread_to_rest(
     metric: Any, sharpness: float
 ) -> None:
-    found = fitted(metric=metric, sharpness=sharpness, mu=30.0)
-    assert torch.equal(found.edge_index_, knn_graph(torch.from_numpy(X), 4, metric))
+    classifier = fitted(metric=metric, sharpness=sharpness, mu=30.0)
+    assert torch.equal(
+        classifier.edge_index_, knn_graph(torch.from_numpy(X), 4, metric)
+    )
     rows = torch.from_numpy(X)
     if metric == "cosine":
         rows = rows / rows.norm(dim=1, keepdim=True)
@@ -74,17 +76,19 @@ def test_what_network_and_labels_say_is_spread_to_rest(
     # The first of the five is the row itself.
     reach = square.kthvalue(5, dim=1).values.sqrt()
     near = torch.zeros(41, 41)
-    near[tuple(found.edge_index_)] = 1
+    near[tuple(classifier.edge_index_)] = 1
     adjacency = near * (-sharpness * square / reach.outer(reach)).exp()
     weights = adjacency / adjacency.sum(0).outer(adjacency.sum(1)).sqrt()
     system = torch.eye(41) + 30 * (weights.sum(1).diag() - weights)
     centred = rows - rows.mean(0)
-    source = found.network_(centred / centred.std(correction=0)).softmax(1)
+    source = classifier.network_(centred / centred.std(correction=0)).softmax(1)
     source[Y >= 0] = torch.eye(3, dtype=torch.float64)[TRUTH[Y >= 0]]
-    same(source, found.sources_, atol=1e-12)
-    same(torch.linalg.solve(system, source), found.label_distributions_)
-    graph = Data(x=source, edge_index=found.edge_index_, edge_weight=found.edge_weight_)
-    assert certify(found.conv_, graph)
+    same(source, classifier.sources_, atol=1e-12)
+    same(torch.linalg.solve(system, source), classifier.label_distributions_)
+    graph = Data(
+        x=source, edge_index=classifier.edge_index_, edge_weight=classifier.edge_weight_
+    )
+    assert certify(classifier.conv_, graph)
 
 
 Lessons = list[tuple[torch.Tensor, torch.Tensor]]
@@ -96,30 +100,30 @@ def taught(monkeypatch: pytest.MonkeyPatch) -> Lessons:
     lessons = []
     learned = DiffusionClassifier._learned
 
-    def watched(self: Any, scaled: Any, rows: torch.Tensor, targets: Any) -> Any:
+    def recorded(self: Any, scaled: Any, rows: torch.Tensor, targets: Any) -> Any:
         lessons.append((rows, targets))
         return learned(self, scaled, rows, targets)
 
-    monkeypatch.setattr(DiffusionClassifier, "_learned", watched)
+    monkeypatch.setattr(DiffusionClassifier, "_learned", recorded)
     return lessons
 
 
 def test_the_first_network_learns_what_labels_alone_say(taught: Lessons) -> None:
     # A wrong label, so that the majority is not always a row's own.
     y = np.where(np.arange(41) == 0, 1, Y)
-    found = fitted(y=y, mu=100.0, rounds=2)
+    classifier = fitted(y=y, mu=100.0, rounds=2)
     weights = np.zeros((41, 41))
-    weights[tuple(found.edge_index_)] = found.edge_weight_
+    weights[tuple(classifier.edge_index_)] = classifier.edge_weight_
     degree = weights.sum(0)
     weights /= np.sqrt(degree[:, None] * degree)
-    known = y >= 0
+    labelled = y >= 0
     # Classes of 2, 4 and 3 labels weigh the same.
-    labels = np.eye(3)[y] * known[:, None] / np.bincount(y[known])
+    labels = np.eye(3)[y] * labelled[:, None] / np.bincount(y[labelled])
     # Ten times μ.
     system = np.eye(41) + 1000 * (np.diag(weights.sum(1)) - weights)
     spread = np.linalg.solve(system, labels)
     reached = np.flatnonzero(spread.sum(1) > 1e-12)
-    expected = np.where(known, y, spread.argmax(1))
+    expected = np.where(labelled, y, spread.argmax(1))
     assert (expected != spread.argmax(1)).any()
     (first, targets), (second, _) = taught
     equal(first, reached)
@@ -129,10 +133,10 @@ def test_the_first_network_learns_what_labels_alone_say(taught: Lessons) -> None
 
 def test_a_row_that_no_label_reaches_is_left_to_the_network(taught: Lessons) -> None:
     apart = X + 100 * (np.arange(41) >= 30)[:, None]
-    found = fitted(apart, max_iter=100)
-    source, target = found.edge_index_
+    classifier = fitted(apart, max_iter=100)
+    source, target = classifier.edge_index_
     assert (source[target >= 30] >= 30).all()
-    same(found.label_distributions_.sum(1), 1)
+    same(classifier.label_distributions_.sum(1), 1)
     (first, _), (second, _), *_ = taught
     equal(first, np.arange(30))
     equal(second, np.arange(41))
@@ -145,8 +149,8 @@ def test_a_class_of_many_labels_does_not_take_over_the_others(rounds: int) -> No
     rows = generator.normal(size=(600, 10)) + 3 * np.eye(10)[truth]
     # 2, 10 and 50 labels.
     y = some(truth, np.arange(600) // 3 < np.array([2, 10, 50])[truth])
-    found = DiffusionClassifier(rounds=rounds, random_state=0).fit(rows, y)
-    right = found.transduction_ == truth
+    classifier = DiffusionClassifier(rounds=rounds, random_state=0).fit(rows, y)
+    right = classifier.transduction_ == truth
     for label in range(3):
         assert right[(y == -1) & (truth == label)].mean() > 0.9
     plain = LabelSpreading(kernel="knn", n_neighbors=10).fit(rows, y)
@@ -155,10 +159,12 @@ def test_a_class_of_many_labels_does_not_take_over_the_others(rounds: int) -> No
 
 def test_every_class_weighs_the_same_in_training() -> None:
     """From one constant column a network learns that all classes are equally likely."""
-    found = fitted(max_iter=1)
-    found.set_params(max_iter=300, learning_rate=0.05, dropout=0.0, weight_decay=0.0)
+    classifier = fitted(max_iter=1)
+    classifier.set_params(
+        max_iter=300, learning_rate=0.05, dropout=0.0, weight_decay=0.0
+    )
     targets = torch.tensor([0] * 30 + [1] * 9 + [2] * 2)
-    network = found._learned(np.ones((41, 1)), torch.arange(41), targets)
+    network = classifier._learned(np.ones((41, 1)), torch.arange(41), targets)
     shares = network(torch.ones(1, 1, dtype=torch.float64)).softmax(1)
     same(shares, np.full((1, 3), 1 / 3), atol=1e-3)
 
@@ -172,11 +178,11 @@ def test_a_weight_of_a_class_multiplies_its_probability(taught: Lessons) -> None
         ({0: 1, 1: 9, 2: 0.5}, [23, 108, 3]),
         ({0: 1 / 23, 1: 1 / 12, 2: 1 / 6}, [1, 1, 1]),
     ):
-        found = fitted(y=labels, class_weight=class_weight)
+        classifier = fitted(y=labels, class_weight=class_weight)
         weighted = alike.predict_proba(new) * expected
-        same(found.predict_proba(new), weighted / weighted.sum(1, keepdims=True))
+        same(classifier.predict_proba(new), weighted / weighted.sum(1, keepdims=True))
         weighted = alike.label_distributions_ * expected
-        equal(found.transduction_, weighted.argmax(1))
+        equal(classifier.transduction_, weighted.argmax(1))
     fitted(class_weight={0: 1e12, 1: 1, 2: 1})
     equal(taught[-1][1], np.where(Y >= 0, Y, 0))
 
@@ -199,19 +205,19 @@ def test_rounds_get_better_where_features_say_more_than_neighbours() -> None:
 
 
 def test_a_new_row_goes_where_its_energy_is_least() -> None:
-    found = fitted(mu=20.0)
-    degree = np.bincount(found.edge_index_[1], found.edge_weight_, 41)
+    classifier = fitted(mu=20.0)
+    degree = np.bincount(classifier.edge_index_[1], classifier.edge_weight_, 41)
     centred = X - X.mean(0)
     new = RNG.normal(size=(7, 5)) + 1
-    for row, probabilities in zip(new, found.predict_proba(new), strict=True):
+    for row, probabilities in zip(new, classifier.predict_proba(new), strict=True):
         distance = np.linalg.norm(X - row, axis=1)
         near = distance.argsort()[:4]
         reach = np.sort(np.linalg.norm(X[near][:, None] - X, axis=2), axis=1)[:, 4]
         alike = np.exp(-8 * distance[near] ** 2 / (distance[near].max() * reach))
         pull = torch.from_numpy(alike / np.sqrt(alike.sum() * degree[near]))
         scaled = torch.from_numpy((row - X.mean(0)) / centred.std())
-        source = found.network_(scaled).softmax(0)
-        heard = torch.from_numpy(found.label_distributions_[near])
+        source = classifier.network_(scaled).softmax(0)
+        heard = torch.from_numpy(classifier.label_distributions_[near])
         z = torch.zeros(3, dtype=torch.float64, requires_grad=True)
         apart = 20 * (pull.unsqueeze(1) * (z - heard).square()).sum()
         (slope,) = grad((z - source).square().sum() + apart, z)
@@ -223,21 +229,21 @@ def test_two_moons_of_two_columns() -> None:
     """Dropout of one of two columns would leave nothing that tells the moons apart."""
     x, y = make_moons(300, noise=0.1, random_state=0)
     order = np.argsort(y, kind="stable")
-    known = np.isin(np.arange(300), order[[*range(5), *range(150, 155)]])
-    found, plain = (
-        DiffusionClassifier(random_state=0, **options).fit(x, some(y, known))
+    labelled = np.isin(np.arange(300), order[[*range(5), *range(150, 155)]])
+    classifier, plain = (
+        DiffusionClassifier(random_state=0, **options).fit(x, some(y, labelled))
         for options in ({}, {"dropout": 0.0})
     )
-    assert (found.transduction_ == y).mean() > 0.95
-    equal(found.transduction_, plain.transduction_)
+    assert (classifier.transduction_ == y).mean() > 0.95
+    equal(classifier.transduction_, plain.transduction_)
 
 
 def test_a_text_without_any_known_word_is_predicted_all_the_same() -> None:
     empty = np.abs(X) * (np.arange(41) != 40)[:, None]
-    found = fitted(empty, metric="cosine")
-    assert 40 not in found.edge_index_  # nobody is near
-    assert np.isfinite(found.label_distributions_).all()
-    assert np.isfinite(found.predict_proba(np.zeros((1, 5)))).all()
+    classifier = fitted(empty, metric="cosine")
+    assert 40 not in classifier.edge_index_  # nobody is near
+    assert np.isfinite(classifier.label_distributions_).all()
+    assert np.isfinite(classifier.predict_proba(np.zeros((1, 5)))).all()
 
 
 def test_sparse_and_dense_rows_are_the_same_rows() -> None:
@@ -255,21 +261,21 @@ def test_sparse_and_dense_rows_are_the_same_rows() -> None:
 def test_approximate_neighbours_are_exact_where_all_clusters_are_visited() -> None:
     rows = RNG.normal(size=(400, 5))
     labels = some(np.arange(400) % 2, np.arange(400) < 20)
-    found, exact = (
+    classifier, exact = (
         fitted(rows, labels, approximate=approximate) for approximate in (True, False)
     )
-    assert torch.equal(found.edge_index_, exact.edge_index_)
-    same(found.predict_proba(rows + 0.1), exact.predict_proba(rows + 0.1))
+    assert torch.equal(classifier.edge_index_, exact.edge_index_)
+    same(classifier.predict_proba(rows + 0.1), exact.predict_proba(rows + 0.1))
 
 
 @pytest.mark.parametrize("metric", ["euclidean", "cosine"])
 @pytest.mark.parametrize("kind", [np.asarray, sp.csr_matrix])
 def test_no_unit_is_too_large_or_too_small(metric: Any, kind: Any) -> None:
-    found = fitted(kind(X), metric=metric)
-    expected = found.predict_proba(kind(X[:9] + 0.1))
+    classifier = fitted(kind(X), metric=metric)
+    expected = classifier.predict_proba(kind(X[:9] + 0.1))
     for scale in (1e-200, 1e-20, 1e20, 1e200):
         scaled = fitted(kind(scale * X), metric=metric)
-        same(scaled.label_distributions_, found.label_distributions_)
+        same(scaled.label_distributions_, classifier.label_distributions_)
         same(scaled.predict_proba(kind(scale * (X[:9] + 0.1))), expected)
 
 
@@ -295,9 +301,9 @@ EXTREME: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 def test_rows_of_any_size_have_probabilities_without_a_warning(
     name: str, kind: Any, metric: Any
 ) -> None:
-    found = fitted(kind(EXTREME[name](X)), metric=metric, max_iter=2, rounds=1)
+    classifier = fitted(kind(EXTREME[name](X)), metric=metric, max_iter=2, rounds=1)
     for new in EXTREME.values():
-        probabilities = found.predict_proba(kind(new(X[:5])))
+        probabilities = classifier.predict_proba(kind(new(X[:5])))
         assert (probabilities >= 0).all()
         np.testing.assert_allclose(probabilities.sum(1), 1.0)
 
@@ -306,11 +312,11 @@ def test_labels_are_names_in_a_frame() -> None:
     frame = pd.DataFrame(X, columns=list("abcde"))
     names = np.array(["ant", "bee", "cat"], dtype=object)[TRUTH]
     some = pd.Series(np.where(Y == -1, -1, names), dtype=object)
-    found = fitted(frame, some)
-    assert found.classes_.tolist() == ["ant", "bee", "cat"]
-    assert found.feature_names_in_.tolist() == list("abcde")
-    equal(found.transduction_, names[fitted().transduction_])
-    equal(found.predict(frame), names[fitted().predict(X)])
+    classifier = fitted(frame, some)
+    assert classifier.classes_.tolist() == ["ant", "bee", "cat"]
+    assert classifier.feature_names_in_.tolist() == list("abcde")
+    equal(classifier.transduction_, names[fitted().transduction_])
+    equal(classifier.predict(frame), names[fitted().predict(X)])
 
 
 def test_a_distribution_may_stand_for_a_label() -> None:
@@ -319,10 +325,10 @@ def test_a_distribution_may_stand_for_a_label() -> None:
     # Two candidates of equal probability, one of which is right.
     wrong = (TRUTH + RNG.integers(1, 3, size=41)) % 3
     halves = 0.5 - 0.5 * np.eye(3)[wrong]
-    found = fitted(y=pd.DataFrame(halves) * (np.arange(41) < 30)[:, None])
-    equal(found.sources_[:30], halves[:30])
-    assert found.classes_.tolist() == [0, 1, 2]
-    assert (found.transduction_ == TRUTH).mean() > 0.9
+    classifier = fitted(y=pd.DataFrame(halves) * (np.arange(41) < 30)[:, None])
+    equal(classifier.sources_[:30], halves[:30])
+    assert classifier.classes_.tolist() == [0, 1, 2]
+    assert (classifier.transduction_ == TRUTH).mean() > 0.9
 
 
 def test_a_network_learns_the_likeliest_candidate(taught: Lessons) -> None:
@@ -336,9 +342,9 @@ def test_a_network_learns_the_likeliest_candidate(taught: Lessons) -> None:
 def test_minus_one_beside_one_is_a_class() -> None:
     signs = np.where(TRUTH > 0, 1, -1)
     with pytest.warns(UserWarning, match="y holds -1 and 1 alone"):
-        found = fitted(y=signs)
+        classifier = fitted(y=signs)
     numbers = fitted(y=(signs > 0).astype(int))
-    equal(found.predict_proba(X), numbers.predict_proba(X))
+    equal(classifier.predict_proba(X), numbers.predict_proba(X))
     assert fitted(y=np.where(TRUTH > 0, 2, -1)).classes_.tolist() == [2]
 
 
@@ -355,19 +361,19 @@ def test_a_seed_is_a_network_and_nobody_elses_randomness() -> None:
 def test_threads_modes_and_devices_change_no_number() -> None:
     expected = fitted().label_distributions_
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda _: fitted(), range(6)))
+        classifier = list(threads.map(lambda _: fitted(), range(6)))
     with torch.inference_mode(), torch.device("meta"):
-        found.append(fitted())
-    for each in found:
+        classifier.append(fitted())
+    for each in classifier:
         equal(each.label_distributions_, expected)
 
 
 @pytest.mark.parametrize("kind", [bool, int])
 def test_flags_and_numbers_beside_minus_one_may_be_objects(kind: type) -> None:
     labels = [kind(label > 0) if label >= 0 else -1 for label in Y]
-    found = fitted(y=np.array(labels, dtype=object))
-    assert found.classes_.tolist() == [kind(0), kind(1)]
-    equal(found.predict_proba(X), fitted(y=np.minimum(Y, 1)).predict_proba(X))
+    classifier = fitted(y=np.array(labels, dtype=object))
+    assert classifier.classes_.tolist() == [kind(0), kind(1)]
+    equal(classifier.predict_proba(X), fitted(y=np.minimum(Y, 1)).predict_proba(X))
 
 
 @pytest.mark.parametrize("verbose", [0, False, 1, True])
@@ -463,14 +469,14 @@ def accuracy(predicted: np.ndarray, rows: np.ndarray) -> float:
 )
 def test_as_good_as_label_spreading_tuned_on_the_same_validation_labels() -> None:
     """Ten splits with five labels per class, paired; of equally good ones the first is taken. Printed: test rows."""
-    found = []
+    classifier = []
     for seed in range(100, 110):
         order = np.random.default_rng(seed).permutation(len(WRITTEN))
-        known = np.concatenate(
+        labelled = np.concatenate(
             [order[WRITTEN[order] == digit][:5] for digit in range(10)]
         )
-        labels = some(WRITTEN, np.isin(np.arange(len(WRITTEN)), known))
-        val, test = np.split(order[~np.isin(order, known)], [500])
+        labels = some(WRITTEN, np.isin(np.arange(len(WRITTEN)), labelled))
+        val, test = np.split(order[~np.isin(order, labelled)], [500])
         row = []
         for models in (SPREADINGS, OURS):
             tried = [model.fit(DIGITS, labels).transduction_ for model in models]
@@ -478,8 +484,8 @@ def test_as_good_as_label_spreading_tuned_on_the_same_validation_labels() -> Non
             row.append(accuracy(best, test))
         untuned = accuracy(tried[2], test)
         print(f"split {seed}: {row[0]:.2f}, {row[1]:.2f}, untuned {untuned:.2f}")
-        found.append(row)
-    theirs, ours = np.transpose(found)
+        classifier.append(row)
+    theirs, ours = np.transpose(classifier)
     difference = ours - theirs
     error = difference.std(ddof=1) / len(difference) ** 0.5
     print(f"{difference.mean():+.2f} ± {error:.2f}")

@@ -120,12 +120,12 @@ def test_states_energies_and_pairs_of_a_model(inside):
     data.test_mask = torch.arange(60) > 30
     edges = set(map(tuple, data.edge_index.t().tolist()))
     for name, make in inside.MODELS.items():
-        found = inside.look_inside(make(64, 10), data, 20)
-        assert len(found.states) == len(found.energies) == 9, name
-        source, target = found.pairs
+        look = inside.look_inside(make(64, 10), data, 20)
+        assert len(look.states) == len(look.energies) == 9, name
+        source, target = look.pairs
         assert (source < target).all()
-        assert not edges & set(map(tuple, found.pairs.t().tolist())), name
+        assert not edges & set(map(tuple, look.pairs.t().tolist())), name
     assert all(
         before >= after
-        for before, after in zip(found.energies, found.energies[1:], strict=False)
+        for before, after in zip(look.energies, look.energies[1:], strict=False)
     )

@@ -23,8 +23,8 @@ REGISTERED = {
 def test_a_formula_computes_the_operation(name: str, batch: str) -> None:
     operation = OPERATIONS[name]
     _, formula = operation.written_out(FORMULAS[operation])
-    for given in arguments(BATCHES[batch])[name]:
-        flat, _, _ = operation.signature.bind(given, narrow=False)
+    for case in arguments(BATCHES[batch])[name]:
+        flat, _, _ = operation.signature.bind(case, narrow=False)
         expected = operation._run(*flat, "cpu")
         got = formula(*flat)
         if isinstance(expected, Tensor):

@@ -35,14 +35,14 @@ def bad(*tables: str) -> list[Wrong]:
     A ``what`` without an expression is one of `COMMON`, and ``what?`` may be accepted. A later entry replaces an
     earlier one of the same name.
     """
-    found = {}
+    entries = {}
     for entry in [entry for table in tables if table for entry in table.split(" | ")]:
         what, _, source = entry.strip().partition(": ")
         name = what.removesuffix("?")
-        found[name] = Wrong(
+        entries[name] = Wrong(
             source or COMMON[name], name, None if what.endswith("?") else False
         )
-    return list(found.values())
+    return list(entries.values())
 
 
 NOT_A_NUMBER = bad("a string | None | a list | complex | a dict | a module")

@@ -131,14 +131,14 @@ def _raised_by_us(error: Exception) -> bool:
 def _place(error: Exception) -> str:
     """The innermost line of the library, and where beyond it the error came from."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename.startswith(OWN)]
-    if not own:
+    ours = [frame for frame in frames if frame.filename.startswith(OWN)]
+    if not ours:
         return f"{Path(frames[-1].filename).name}:{frames[-1].name}"
-    root = next(root for root in OWN if own[-1].filename.startswith(root))
-    place = f"{Path(own[-1].filename).relative_to(root)}:{own[-1].name}"
-    if frames[-1] is own[-1]:
-        return place
-    return f"{place} > {Path(frames[-1].filename).name}:{frames[-1].name}"
+    root = next(root for root in OWN if ours[-1].filename.startswith(root))
+    line = f"{Path(ours[-1].filename).relative_to(root)}:{ours[-1].name}"
+    if frames[-1] is ours[-1]:
+        return line
+    return f"{line} > {Path(frames[-1].filename).name}:{frames[-1].name}"
 
 
 def is_finite(value: Any) -> bool:

@@ -86,12 +86,12 @@ class Call:
         line = self.target
         named = []
         for name, arg in self.args.items():
-            place = f"{{{name}}}"
+            position = f"{{{name}}}"
             if arg.right is None:
                 continue
-            if place in line:
+            if position in line:
                 # It may stand beside an operator.
-                line = line.replace(place, f"({arg.right})")
+                line = line.replace(position, f"({arg.right})")
             else:
                 named.append(f"{name}={arg.right}")
         return f"{self.result} = {line.replace('{args}', ', '.join(named))}"
@@ -104,8 +104,8 @@ class Program:
     # Which arguments were replaced, as (call, argument).
     wrong: tuple[tuple[int, str], ...] = ()
 
-    def with_arg(self, place: tuple[int, str], arg: Arg) -> Program:
-        number, name = place
+    def with_arg(self, position: tuple[int, str], arg: Arg) -> Program:
+        number, name = position
         calls = [*self.calls]
         calls[number] = replace(calls[number], args=calls[number].args | {name: arg})
         return replace(self, calls=tuple(calls))
@@ -210,8 +210,8 @@ def draw_program(name: str, strategy: Strategy, seed: int, index: int) -> Progra
     program = plain_program(name, strategy, rng)
     places = wrong_places(program)
     count = rng.choice([0, 0, 0, 0, 1, 1, 1, 1, 1, 2])
-    for place in rng.sample([*places], min(len(places), count)):
-        program = put_wrong(program, place, rng.choice(places[place]))
+    for position in rng.sample([*places], min(len(places), count)):
+        program = put_wrong(program, position, rng.choice(places[position]))
     return program
 
 
@@ -232,8 +232,8 @@ def wrong_places(program: Program) -> dict[tuple[int, str], Sequence[Wrong]]:
     }
 
 
-def put_wrong(program: Program, place: tuple[int, str], wrong: Wrong) -> Program:
+def put_wrong(program: Program, position: tuple[int, str], wrong: Wrong) -> Program:
     arg = Arg(wrong.source, valid=wrong.valid, what=wrong.what)
-    optional = program.calls[place[0]].args[place[1]].optional
-    program = program.with_arg(place, replace(arg, optional=optional))
-    return replace(program, wrong=(*program.wrong, place))
+    optional = program.calls[position[0]].args[position[1]].optional
+    program = program.with_arg(position, replace(arg, optional=optional))
+    return replace(program, wrong=(*program.wrong, position))

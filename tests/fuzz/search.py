@@ -64,11 +64,11 @@ class Result:
 
     def as_markdown(self) -> str:
         parts = [f"{self.summary()}\n"]
-        for found in self.kinds:
-            name, argument, what, where = found.kind
-            head = f"## {name}, {argument}: {what} in {where or 'no place'} ({found.count}×)"
-            code = f"```python\n{found.reproducer()}\n```\n"
-            parts += [f"{head}\n\n{found.text}\n", code]
+        for fault in self.kinds:
+            name, argument, what, where = fault.kind
+            head = f"## {name}, {argument}: {what} in {where or 'no place'} ({fault.count}×)"
+            code = f"```python\n{fault.reproducer()}\n```\n"
+            parts += [f"{head}\n\n{fault.text}\n", code]
         return "\n".join(parts)
 
 
@@ -97,7 +97,7 @@ def search(
                 kinds.setdefault(kind, Found(kind, program, verdict["text"]))
                 shortened[rough] = kind
             kinds[shortened[rough]].count += 1
-    ordered = sorted(kinds.values(), key=lambda found: (-found.count, found.kind))
+    ordered = sorted(kinds.values(), key=lambda fault: (-fault.count, fault.kind))
     return Result(verdicts, ordered)
 
 
@@ -126,7 +126,7 @@ def shorten(
 
 
 def _until(program: Program, last: int) -> Program:
-    wrong = tuple(place for place in program.wrong if place[0] <= last)
+    wrong = tuple(position for position in program.wrong if position[0] <= last)
     return replace(program, calls=program.calls[: last + 1], wrong=wrong)
 
 
@@ -135,7 +135,7 @@ def _shorter(program: Program) -> Iterator[Program]:
     if program.name in STRATEGIES:
         plain = plain_program(program.name, STRATEGIES[program.name])
         plain = _until(plain, len(program.calls) - 1)
-        for places in (program.wrong, *([place] for place in program.wrong)):
+        for places in (program.wrong, *([position] for position in program.wrong)):
             candidate = plain
             for call, argument in places:
                 if call < len(plain.calls) and argument in plain.calls[call].args:

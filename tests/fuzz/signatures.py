@@ -159,12 +159,12 @@ def parameters(name: str) -> dict[str, inspect.Parameter]:
 def _signature(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     # Of a class with an inherited constructor, Python 3.11.2 gives the signature of a base's `__new__`.
     module = isinstance(target, type) and issubclass(target, nn.Module)
-    found = inspect.signature(
+    listed = inspect.signature(
         target.__init__ if module else target, eval_str=True
     ).parameters
     return {
         name: p
-        for name, p in found.items()
+        for name, p in listed.items()
         if name != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     }
 
@@ -176,26 +176,26 @@ def arguments(
     more: str = "",
     of: Any = None,
     always: str = "",
-    **own: Make | Arg,
+    **special: Make | Arg,
 ) -> dict[str, Arg]:
     """The arguments of the name of this program: ``own`` ones, and every other but for those to ``leave``.
 
     ``more`` are parameters of another callable ``of``, to which ``**options`` are passed on. What a function makes may
     be left out where the signature has a default, but for what is to be passed ``always``.
     """
-    found = parameters(d.name) | {key: _signature(of)[key] for key in more.split()}
+    listed = parameters(d.name) | {key: _signature(of)[key] for key in more.split()}
     kept = {
         key: parameter
-        for key, parameter in found.items()
-        if key in own or key not in LEFT_OUT | {*leave.split()}
+        for key, parameter in listed.items()
+        if key in special or key not in LEFT_OUT | {*leave.split()}
     }
-    given = {
-        key: _fitting(d, p, own.get(key), key in always.split())
+    passed = {
+        key: _fitting(d, p, special.get(key), key in always.split())
         for key, p in kept.items()
     }
-    return given | {
-        key: arg if isinstance(arg, Arg) else given.get(key) or arg(d)
-        for key, arg in own.items()
+    return passed | {
+        key: arg if isinstance(arg, Arg) else passed.get(key) or arg(d)
+        for key, arg in special.items()
     }
 
 
@@ -203,24 +203,24 @@ def construct(
     d: Draw, result: str, after: str = "", /, **options: Any
 ) -> dict[str, Arg]:
     """Call the name of this program with `arguments`, which are returned; ``after`` follows the call."""
-    given = arguments(d, **options)
-    d.call(result, f"{address(d.name)}({{args}}){after}", **given)
-    return given
+    passed = arguments(d, **options)
+    d.call(result, f"{address(d.name)}({{args}}){after}", **passed)
+    return passed
 
 
 def _fitting(
     d: Draw,
     parameter: inspect.Parameter,
-    own: Make | Arg | None,
+    special: Make | Arg | None,
     always: bool,
 ) -> Arg:
     """The argument that a table has, or else by annotation or by name."""
-    if isinstance(own, Arg):
-        return own
+    if isinstance(special, Arg):
+        return special
     kinds = list(_members(parameter.annotation))
     words = [word for word in kinds if isinstance(word, str)]
-    if own is not None:
-        arg = own(d)
+    if special is not None:
+        arg = special(d)
     elif words:
         arg = choice(d, *words, *([None] if type(None) in kinds else []))
     else:
@@ -285,23 +285,23 @@ def calls(*uses: str, finite: bool = True, **options: Any) -> Strategy:
         for key, make in options.items()
         if any(f"{{{key}}}" in use for use in uses)
     }
-    own = {key: make for key, make in options.items() if key not in of_uses}
+    special = {key: make for key, make in options.items() if key not in of_uses}
 
     def strategy(d: Draw) -> None:
         d.call(
             "made" if uses else "out",
             f"{address(d.name)}({{args}})",
             finite=finite,
-            **arguments(d, **own),
+            **arguments(d, **special),
         )
         for use in uses:
-            given = {key: make for key, make in of_uses.items() if f"{{{key}}}" in use}
+            passed = {key: make for key, make in of_uses.items() if f"{{{key}}}" in use}
             d.call(
                 "out",
                 use,
                 **{
                     key: make if isinstance(make, Arg) else make(d)
-                    for key, make in given.items()
+                    for key, make in passed.items()
                 },
             )
 

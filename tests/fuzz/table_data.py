@@ -14,8 +14,8 @@ NOT_DATA = bad(
 )
 
 
-def written(path: str, *own: str) -> Arg:
-    return Arg(repr(path), NOT_A_PATH + bad(*own))
+def written(path: str, *special: str) -> Arg:
+    return Arg(repr(path), NOT_A_PATH + bad(*special))
 
 
 def labels(d: Draw) -> Arg:
@@ -121,20 +121,20 @@ def loader(d: Draw) -> None:
         f"negative: torch.full(({n},), -1) | a billion clusters: torch.full(({n},), 10**9)",
     )
     sizes = count(d).without("None").wrong
-    given = {
+    passed = {
         "data": Arg(data_source(d, n), NOT_DATA),
         "num_parts": Arg("2" if by_parts else None, sizes if by_parts else [], False),
         "batch_size": Arg(None if by_parts else "2", [] if by_parts else sizes, False),
         "clusters": options(d, f"torch.arange({n}) % 2", wrong=clusters, optional=True),
         "num_replicas": never([w for w in sizes if w.valid is False]),
     }
-    construct(d, "loader", leave="rank", **given)
+    construct(d, "loader", leave="rank", **passed)
     d.call("out", "[batch.x for batch in loader]")
 
 
 def find_clusters(d: Draw) -> None:
     metis = d.maybe(0.5)
-    given = {
+    passed = {
         "data": Arg(data_source(d, max(d.nodes, 2)), NOT_DATA),
         "num_clusters": Arg(
             "2" if metis else None,
@@ -145,7 +145,7 @@ def find_clusters(d: Draw) -> None:
             "'metis'" if metis else "'label_propagation'", choice(d, "metis").wrong
         ),
     }
-    d.call("out", "data.find_clusters({args})", **given, seed=seed(d))
+    d.call("out", "data.find_clusters({args})", **passed, seed=seed(d))
 
 
 def item(d: Draw) -> Arg:
@@ -307,8 +307,8 @@ def learner(task: str, output: int, *metrics: str, more: str = "") -> Strategy:
 
     def batch(d: Draw) -> Arg:
         nodes = max(d.nodes, 1)
-        given = f"{data_source(d, nodes)[:-1]}, {more.format(n=nodes)})"
-        return Arg(f"data.ToDiffusionGraph()([{given}, {given}])", NOT_DATA).without(
+        passed = f"{data_source(d, nodes)[:-1]}, {more.format(n=nodes)})"
+        return Arg(f"data.ToDiffusionGraph()([{passed}, {passed}])", NOT_DATA).without(
             "empty"
         )
 
@@ -324,15 +324,15 @@ def learner(task: str, output: int, *metrics: str, more: str = "") -> Strategy:
 def task_metric(d: Draw) -> None:
     name = d.pick(["acc", "macro_f1", "roc_auc", "ap", "mse", "mae"])
     if name in ("mse", "mae"):
-        given = "torch.randn(6), torch.randn(6)"
+        passed = "torch.randn(6), torch.randn(6)"
     else:
-        given = "torch.randn(6, 2), torch.arange(6) % 2"
+        passed = "torch.randn(6, 2), torch.arange(6) % 2"
     d.call(
         "metric",
         "train.TaskMetric({args})",
         metric=Arg(repr(name), choice(d, name).wrong),
     )
-    d.call("out", f"metric({given})")
+    d.call("out", f"metric({passed})")
 
 
 def node_cross_entropy(d: Draw) -> None:
@@ -378,14 +378,14 @@ def mean_squared_error(d: Draw) -> None:
 
 def planetoid_module(d: Draw) -> None:
     part = options(d, "'random'", "'public'", "3", wrong=NOT_A_SEED, optional=True)
-    own = {
+    special = {
         "name": choice(d, "Cora", "PubMed"),
         "split": part,
         "tuning": replace(
             flag(d), valid=True if part.right == "3" else None
         ),  # which a random split does not know
     }
-    construct(d, "module", leave="download", **own)
+    construct(d, "module", leave="download", **special)
     d.call("out", "module.data")
 
 
@@ -453,17 +453,17 @@ ONE_RANK = (
 
 def sharded_graph(d: Draw) -> None:
     n = d.nodes = max(d.nodes, 1)  # every rank has a node
-    given = edges(d, objects=False)
+    passed = edges(d, objects=False)
     d.call("ranks", ONE_RANK)
     listed = replace(
-        given["edge_index"],
-        wrong=[w for w in given["edge_index"].wrong if "graph" not in w.what],
+        passed["edge_index"],
+        wrong=[w for w in passed["edge_index"].wrong if "graph" not in w.what],
     )
     d.call(
         "graph",
         "distributed.ShardedGraph({args})",
         edge_index=listed,
-        edge_weight=given["edge_weight"],
+        edge_weight=passed["edge_weight"],
         num_nodes=fixed(n, *count(d, zero=True).wrong),
         device=replace(device(d).without("a list"), optional=True),
     )

@@ -27,8 +27,8 @@ def penalty(**options: Any) -> Strategy:
             ("total({args})", rows),
             ("coupling({args}).to_dense()", rows | {"normalize": flag(d)}),
         ]
-        use, given = d.pick(uses)
-        d.call("out", f"penalty.{use}", **given)
+        use, passed = d.pick(uses)
+        d.call("out", f"penalty.{use}", **passed)
 
     return strategy
 
@@ -52,7 +52,7 @@ def certify(d: Draw) -> None:
         "coupling": [coupling_source(d, symmetric=True)],
         "diffusivity": DIFFUSIVITIES,
     }[subject]
-    given = {
+    passed = {
         "subject": options(
             d,
             *right,
@@ -64,7 +64,7 @@ def certify(d: Draw) -> None:
         "tau": number(d, 0.5, 0.1),
         "ptr": ptr(d) if subject == "penalty" else never([]),
     }
-    d.call("out", "mp.certify({args})", finite=False, **arguments(d, **given))
+    d.call("out", "mp.certify({args})", finite=False, **arguments(d, **passed))
 
 
 def certify_step(d: Draw) -> None:
@@ -75,13 +75,13 @@ def certify_step(d: Draw) -> None:
     d.call(
         "energy", f"mp.Energy([mp.energies.PairTerm(mp.GaussianPenalty())], {within})"
     )
-    given = {"energy": joint, "x": free(d)}
-    d.call("out", "mp.energies.certify_step({args})", finite=False, **given)
+    passed = {"energy": joint, "x": free(d)}
+    d.call("out", "mp.energies.certify_step({args})", finite=False, **passed)
 
 
 def energy_trace(d: Draw) -> None:
     c = d.channels
-    watched = module("model", *bad("a module without diffusion: nn.Linear(2, 2)"))
+    traced = module("model", *bad("a module without diffusion: nn.Linear(2, 2)"))
     of = options(
         d,
         "mp.Energy([mp.energies.PairTerm(mp.QuadraticPenalty())])",
@@ -89,7 +89,7 @@ def energy_trace(d: Draw) -> None:
         optional=True,
     ).without("None")
     d.call("model", f"mp.DIFFormer({c}, 4, 2, 2)")
-    d.call("trace", "mp.EnergyTrace({args})", model=watched, energy=of)
+    d.call("trace", "mp.EnergyTrace({args})", model=traced, energy=of)
     x = Arg(real(d, d.nodes, c, dtype="float32"))
     d.call(
         "ran",
@@ -257,15 +257,15 @@ def full_graph_inference(d: Draw) -> None:
         f"mp.{name}({d.channels}, 4, 3)"
         for name in ("DIFFormer", "SGFormer", "NodeFormer", "DiffusionGNN")
     ]
-    given = edges(d)
-    given.pop("batch")
+    passed = edges(d)
+    passed.pop("batch")
     features = state(d, dtype="float32").without("a sparse tensor")  # which models take
-    own = {
+    special = {
         "model": options(d, *right, wrong=NOT_A_MODULE),
         "x": features,
         "progress": Arg("False"),
     }
-    construct(d, "out", **given, **own)
+    construct(d, "out", **passed, **special)
 
 
 def released_state_dict(d: Draw) -> None:
@@ -356,12 +356,12 @@ PLACED = "mp.PDETransformer(3, 4, 2, 1, 2, max_length=9, placement='P1').double(
 
 
 def commutator(d: Draw) -> None:
-    given = {"diffusion": Arg("mp.PDEDiffusion1d(4)", SMOOTHING + bad("None"))}
-    given["attention"] = Arg(f"{ATTENTION}.eval()", NOT_A_FUNCTION)
+    passed = {"diffusion": Arg("mp.PDEDiffusion1d(4)", SMOOTHING + bad("None"))}
+    passed["attention"] = Arg(f"{ATTENTION}.eval()", NOT_A_FUNCTION)
     d.call(
         "out",
         "mp.diagnostics.commutator({args})",
-        **given,
+        **passed,
         **sequences(d, 4, "float32"),
     )
 
@@ -479,12 +479,12 @@ FUNCTIONS: dict[str, Strategy] = {
 
 def checked(right: str, wrong: list[Wrong], **make: Make) -> Strategy:
     def strategy(d: Draw) -> None:
-        given = {
+        passed = {
             "subject": Arg(right, wrong),
             **{key: arg(d) for key, arg in make.items()},
             "seed": seed(d),
         }
-        d.call("out", f"{d.name}({{subject}}, {{args}})", **given)
+        d.call("out", f"{d.name}({{subject}}, {{args}})", **passed)
 
     return strategy
 
@@ -504,8 +504,8 @@ def problem(d: Draw) -> None:
         ("coupling.degree()", {}),
         ("heat({args})", {"t": number(d, 0.5, 1.0, zero=True)}),
     ]
-    use, given = d.pick(uses)
-    d.call("out", f"problem.{use}", **given)
+    use, passed = d.pick(uses)
+    d.call("out", f"problem.{use}", **passed)
 
 
 def three_dimensional(d: Draw) -> Arg:

@@ -100,14 +100,14 @@ def related(d: Draw) -> tuple[Arg, Arg]:
     return unused(dim), never(bad(f"without edge_dim: torch.ones({rows}, 2)"))
 
 
-def block(d: Draw, *, part: bool = False, **own: Any) -> None:
+def block(d: Draw, *, part: bool = False, **special: Any) -> None:
     """A block of some terms, or with a ``part`` of one term with random options."""
     c = d.channels
     featured = d.name in ("CertifiedBlock", "WeightedGraph")
     dim, features = related(d) if featured else (Arg(None), never([]))
     if part:
-        own |= {"edge_dim": dim} if featured else {}
-        construct(d, "part", **own)
+        special |= {"edge_dim": dim} if featured else {}
+        construct(d, "part", **special)
         d.call("layer", f"mp.layers.CertifiedBlock({c}, [part]){cast(d)}")
     else:
         graph = f"mp.layers.WeightedGraph({c}, edge_dim={dim.right})"
@@ -128,26 +128,26 @@ def block(d: Draw, *, part: bool = False, **own: Any) -> None:
             beta=numbers(1.0, 0.1),
             leave="heads",  # of terms without matrices, as in CertifiedConv
         )
-    given = edges(d, needed=False, objects=False)
+    passed = edges(d, needed=False, objects=False)
     d.call(
         "out",
         "layer({args})",
         x=state(d),
-        **given,
+        **passed,
         edge_attr=features if dim.right else never([]),
         return_coupling=flag(d),
     )
 
 
-def part(**own: Any) -> Strategy:
+def part(**special: Any) -> Strategy:
     return lambda d: block(
-        d, part=True, weight=number(d, 1.0, 0.1, optional=True), **own
+        d, part=True, weight=number(d, 1.0, 0.1, optional=True), **special
     )
 
 
 def diffusion_conv(d: Draw) -> None:
-    own = {"out_channels": channels, "heads": counts(1, 2)}
-    construct(d, "layer", cast(d), leave="concat transform value_bias", **own)
+    special = {"out_channels": channels, "heads": counts(1, 2)}
+    construct(d, "layer", cast(d), leave="concat transform value_bias", **special)
     called(d, needed=True)
 
 
@@ -169,19 +169,19 @@ def gat(d: Draw) -> None:
     )
     construct(d, "layer", cast(d), more="bias", of=DiffusionConv, edge_dim=wide)
     if featured:
-        given = with_edge_attr(d, optional=False)
+        passed = with_edge_attr(d, optional=False)
         # Without features it reads the states alone.
-        given["edge_attr"] = given["edge_attr"].unsure("None")
-        d.call("out", "layer({args})", **given)
+        passed["edge_attr"] = passed["edge_attr"].unsure("None")
+        d.call("out", "layer({args})", **passed)
     else:
         called(d, needed=True)
 
 
 def with_edge_attr(d: Draw, *, optional: bool = True) -> dict[str, Arg]:
-    given = edges(d, needed=True, objects=False)
+    passed = edges(d, needed=True, objects=False)
     return {
         "x": state(d),
-        **given,
+        **passed,
         "edge_attr": tensor(d, len(d.edges), d.channels, optional=optional),
     }
 

@@ -101,7 +101,7 @@ def encodings(d: Draw) -> Arg:
     )
 
 
-def stack(*, more: str = "", **own: Make) -> Strategy:
+def stack(*, more: str = "", **special: Make) -> Strategy:
     def strategy(d: Draw) -> None:
         edge_count = len(d.edges)
         channels, x = categories(d, d.channels, d.nodes)
@@ -119,7 +119,7 @@ def stack(*, more: str = "", **own: Make) -> Strategy:
             sizes["pe_channels"] = Arg("2", count(d, zero=True).without("None").wrong)
             call["pe"] = encodings(d)
         construct(
-            d, "layer", cast(d), always="heads", more=more, of=GPS, **sizes, **own
+            d, "layer", cast(d), always="heads", more=more, of=GPS, **sizes, **special
         )
         d.call("out", "layer({args})", **call, return_coupling=flag(d))
 
@@ -142,7 +142,7 @@ def from_dfi(d: Draw) -> None:
         stack(**OF_GPS)(d)
         return
     wrong = NOT_A_MODULE + bad("another model: mp.GPS(4, 6, 3, 1, heads=2)")
-    given = {
+    passed = {
         "lam": number(d, 1.0, 0.1, optional=True, zero=True),
         "attention": attention_options(d),
     }
@@ -150,7 +150,7 @@ def from_dfi(d: Draw) -> None:
         "layer",
         "mp.SFiFormer.from_dfi({args})",
         dfi=Arg("mp.DFiFormer(4, 6, 3, 1, heads=2)", wrong),
-        **given,
+        **passed,
     )
     d.call("out", "layer(torch.ones(3, 4), torch.tensor([[0], [1]]))")
 
@@ -187,7 +187,7 @@ def label_propagation(d: Draw) -> None:
     )
     y = [f"torch.randint(3, ({n},))", f"torch.rand({n}, 3)", f"torch.full(({n},), -1)"]
     y += [f"torch.randint(3, ({n}, 1))"]
-    given = edges(d, needed=True)
+    passed = edges(d, needed=True)
     mask = bad(
         f"floats: torch.ones({n}) | too long: torch.ones({n + 1}, dtype=torch.bool) | a string | a number",
         f"a list?: [True] * {n} | an array?: np.ones({n}, dtype=bool)",
@@ -195,7 +195,7 @@ def label_propagation(d: Draw) -> None:
         f"on the meta device: torch.ones({n}, dtype=torch.bool, device='meta')",
         f"of rank two: torch.ones({n}, 2, dtype=torch.bool)",
     )
-    given["mask"] = options(
+    passed["mask"] = options(
         d, f"torch.ones({n}, dtype=torch.bool)", wrong=mask, optional=True
     )
     unread = never([Wrong(real(d, n, 3), "features nobody reads")])
@@ -204,7 +204,7 @@ def label_propagation(d: Draw) -> None:
         "out",
         "layer({args})",
         y=options(d, *y, wrong=wrong),
-        **given,
+        **passed,
         features=features,
     )
 
@@ -213,15 +213,15 @@ def laplacian_encoder(d: Draw) -> None:
     n = d.nodes
     k = d.pick([3, 1, 0])
     construct(d, "layer", cast(d))
-    known = f"torch.ones({n}, {k}, dtype=torch.bool)" if d.maybe(0.5) else None
-    mask = Arg(known, wrong_tensors(n, k, none=True), True).without(
+    tokens_mask = f"torch.ones({n}, {k}, dtype=torch.bool)" if d.maybe(0.5) else None
+    mask = Arg(tokens_mask, wrong_tensors(n, k, none=True), True).without(
         "bools", "NaN", "infinite", "huge", "another dtype"
     )
-    given = {
+    passed = {
         "eigenvectors": tensor(d, n, k).unsure("a longer last dimension"),
         "mask": mask,
     }
-    d.call("out", "layer({args})", eigenvalues=tensor(d, n, k, optional=True), **given)
+    d.call("out", "layer({args})", eigenvalues=tensor(d, n, k, optional=True), **passed)
 
 
 def masks(d: Draw, size: int, length: int) -> Arg:

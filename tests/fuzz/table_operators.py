@@ -35,7 +35,7 @@ def node_count(d: Draw, *, beyond_memory: bool = False) -> Arg:
 
 
 def graphs(d: Draw) -> None:
-    given = edges(d, objects=False)
+    passed = edges(d, objects=False)
     if d.maybe(0.3):
         ones = f"torch.ones({len(d.edges)})"
         matrix = (
@@ -44,14 +44,14 @@ def graphs(d: Draw) -> None:
         wrong = [w for w in wrong_edges(d) if "size" not in w.what]
         adjacency = Arg(matrix, wrong)
         target = "mp.Graph.from_sparse({args})"
-        d.call("graph", target, adjacency=adjacency, batch=given["batch"])
+        d.call("graph", target, adjacency=adjacency, batch=passed["batch"])
     else:
         # Whatever needs no values is computed there.
-        given["edge_index"] = given["edge_index"].unsure("on the meta device")
-        given["ptr"] = never(wrong_ptr(d) if d.sizes is None else [])
-        given["num_nodes"] = node_count(d, beyond_memory=True)
-        given["full_degree"] = tensor(d, d.nodes, 2, optional=True, positive=True)
-        d.call("graph", "mp.Graph({args})", **given)
+        passed["edge_index"] = passed["edge_index"].unsure("on the meta device")
+        passed["ptr"] = never(wrong_ptr(d) if d.sizes is None else [])
+        passed["num_nodes"] = node_count(d, beyond_memory=True)
+        passed["full_degree"] = tensor(d, d.nodes, 2, optional=True, positive=True)
+        d.call("graph", "mp.Graph({args})", **passed)
     like = real(d, d.nodes)
     wrong = bad("a list | a string | a number | a module | None")
     of = options(d, "torch.float64", wrong=bad("a string?: 'float'"), optional=True)
@@ -67,9 +67,9 @@ def graphs(d: Draw) -> None:
         ("reverse().degree()", {}),
         ("prepare().degree()", {}),
     ]
-    use, given = d.pick(uses)
+    use, passed = d.pick(uses)
     d.call("read", "[graph.ptr, graph.batch, graph.csr, graph.csc, repr(graph)]")
-    d.call("out", f"graph.{use}", **given)
+    d.call("out", f"graph.{use}", **passed)
 
 
 NOT_A_SCALE = NOT_A_NUMBER + bad("NaN | a matrix: torch.ones(2, 2)")
@@ -84,7 +84,7 @@ def used(d: Draw, *, pooled: bool = False, finite: bool = True) -> None:
     head = options(d, 0, optional=True, wrong=NOT_A_NUMBER + bad("negative | beyond"))
     # Float16 may be too narrow for what another dtype holds.
     of = options(d, "torch.float64", wrong=dtype(d).wrong, optional=True)
-    place = {"dtype": of, "device": replace(device(d), optional=True)}
+    moved = {"dtype": of, "device": replace(device(d), optional=True)}
     uses: dict[str, dict[str, Arg]] = {
         "coupling @ {v}": values,
         "coupling.at({edge_index})": {"edge_index": pairs(d)},
@@ -97,7 +97,7 @@ def used(d: Draw, *, pooled: bool = False, finite: bool = True) -> None:
         "coupling.dirichlet({x})": {
             "x": state(d, parameters=False).unsure("a higher rank")
         },
-        "coupling.to({args}).to_dense()": place,
+        "coupling.to({args}).to_dense()": moved,
         "coupling.as_linear_operator({args}).matvec(np.ones(coupling.num_nodes))": {
             "head": head
         },
@@ -137,11 +137,13 @@ def features(d: Draw, *, positive: bool = False) -> dict[str, Arg]:
 UNKEPT = "symmetric row_stochastic positive_semidefinite mutual positive"
 
 
-def built(d: Draw, leave: str = "", *, pooled: bool = False, **own: Make | Arg) -> None:
+def built(
+    d: Draw, leave: str = "", *, pooled: bool = False, **special: Make | Arg
+) -> None:
     """A coupling of its own arguments, the promise `nonnegative` only ever of a wrong kind, and a use of it."""
     if "nonnegative" in parameters(d.name):
-        own["nonnegative"] = never(flag(d).wrong)
-    construct(d, "coupling", leave=f"{leave} {UNKEPT}", **own)
+        special["nonnegative"] = never(flag(d).wrong)
+    construct(d, "coupling", leave=f"{leave} {UNKEPT}", **special)
     used(d, pooled=pooled)
 
 
@@ -150,8 +152,8 @@ def by_features(
 ) -> Strategy:
     def strategy(d: Draw) -> None:
         bounds = never(wrong_ptr(d)) if pooled and d.maybe(0.3) else ptr(d)
-        own = features(d, positive=positive) | {"ptr": bounds}
-        built(d, pooled=pooled and bounds.right is None, **own, **more)
+        special = features(d, positive=positive) | {"ptr": bounds}
+        built(d, pooled=pooled and bounds.right is None, **special, **more)
 
     return strategy
 
@@ -190,8 +192,8 @@ NOT_FALLING = bad(
 )
 
 
-def made(**own: Make) -> Strategy:
-    return lambda d: built(d, **own)
+def plain(**special: Make) -> Strategy:
+    return lambda d: built(d, **special)
 
 
 def per_node(d: Draw) -> Arg:
@@ -222,8 +224,8 @@ def terms(d: Draw) -> Arg:
 _constant = numbers(0.0, 1.0, zero=True, negative=True)
 COUPLINGS: dict[str, Strategy] = {
     "Graph": graphs,
-    "IdentityCoupling": made(num_nodes=partial(node_count, beyond_memory=True)),
-    "UniformCoupling": made(num_nodes=node_count),
+    "IdentityCoupling": plain(num_nodes=partial(node_count, beyond_memory=True)),
+    "UniformCoupling": plain(num_nodes=node_count),
     "LowRankCoupling": by_features(pooled=True),
     "LinearAttentionCoupling": by_features(
         positive=True,
@@ -234,7 +236,7 @@ COUPLINGS: dict[str, Strategy] = {
     "PairwiseCoupling": by_features(normalize=flag),
     "LogLowRankCoupling": log_low_rank,
     "SparseFlowCoupling": sparse_flow,
-    "DenseCoupling": made(
+    "DenseCoupling": plain(
         ptr=lambda d: never(wrong_ptr(d)),
         matrix=lambda d: tensor(d, d.nodes, d.nodes).without(
             "a lower rank", "a higher rank", "a list"
@@ -245,23 +247,23 @@ COUPLINGS: dict[str, Strategy] = {
         function=options(d, *FALLING, wrong=NOT_FALLING[:3]),
         **features(d),
     ),
-    "SparseCoupling": made(
+    "SparseCoupling": plain(
         weight=lambda d: tensor(d, len(d.edges), optional=True).without(
             "a higher rank"
         ),
     ),
-    "NeumannCoupling": made(
+    "NeumannCoupling": plain(
         num_nodes=node_count,
         alpha=lambda d: tensor(d, 1, d.pick([1, 2])).unsure("a longer last dimension"),
     ),  # which is of heads
-    "PolynomialCoupling": made(
+    "PolynomialCoupling": plain(
         coefficients=lambda d: tensor(d, d.pick([1, 2, 3])).without(
             "a longer last dimension", "a higher rank"
         ),
     ),
-    "ReweightedCoupling": made(row=per_node, column=per_node),
-    "ScaledCoupling": made(scale=scale),
-    "SumCoupling": made(terms=terms),
+    "ReweightedCoupling": plain(row=per_node, column=per_node),
+    "ScaledCoupling": plain(scale=scale),
+    "SumCoupling": plain(terms=terms),
 }
 
 
@@ -269,16 +271,16 @@ def of_state(*, needed: bool = False, **options: Any) -> Strategy:
     """A diffusivity called as ``diffusivity(x, graph)``; the options are those of `arguments`."""
 
     def strategy(d: Draw) -> None:
-        own = arguments(d, **options)
-        channels = own.get("channels", Arg(None))
-        told = "channels" in own and not channels.optional
-        right = {key: arg.right for key, arg in own.items()}
+        special = arguments(d, **options)
+        channels = special.get("channels", Arg(None))
+        told = "channels" in special and not channels.optional
+        right = {key: arg.right for key, arg in special.items()}
         projected = right.get("projection") not in (None, "None")
         # Its default is a projection.
         projected |= d.name == "SGFormerDiffusivity" and right["projection"] is None
         if channels.optional and projected:
-            own["channels"] = Arg(str(d.channels), channels.wrong)
-        d.call("diffusivity", f"{address(d.name)}({{args}}){to_dtype(d)}", **own)
+            special["channels"] = Arg(str(d.channels), channels.wrong)
+        d.call("diffusivity", f"{address(d.name)}({{args}}){to_dtype(d)}", **special)
         x = state(d, parameters=told)
         d.call("coupling", "diffusivity({args})", x=x, graph=graph(d, needed=needed))
         # E^{(q·k − 1)/σ²} leaves the range of any dtype where nothing bounds q·k, and others that of half precision.
@@ -429,8 +431,8 @@ DIFFUSIVITIES: dict[str, Strategy] = {
 
 def step(*, symmetric: bool = False, source: bool = True, **options: Any) -> Strategy:
     def strategy(d: Draw) -> None:
-        own = construct(d, "update", of=SolvedUpdate, **options)
-        beta = own["beta"].right if "beta" in own else None
+        special = construct(d, "update", of=SolvedUpdate, **options)
+        beta = special["beta"].right if "beta" in special else None
         # Whose sources weigh one by default.
         weighs = beta != "0.0" and (
             beta is not None or d.name in ("Equilibrium", "CertifiedStep")
@@ -438,17 +440,17 @@ def step(*, symmetric: bool = False, source: bool = True, **options: Any) -> Str
         # Heads apart, or a state [N, C] whose channels are cut into heads.
         wide = d.pick([(d.nodes, 1, d.channels), (d.nodes, d.channels)])
         x = tensor(d, *wide).without("a higher rank")
-        given = {
+        passed = {
             "x": x.without("a lower rank", "a longer last dimension"),
             "coupling": coupling(d, symmetric=symmetric),
             "values": never(x.without("None").wrong),
         }
         if source:
             right = real(d, *wide) if weighs else None
-            given["source"] = Arg(right, x.without("None").wrong, not weighs)
+            passed["source"] = Arg(right, x.without("None").wrong, not weighs)
         # Ten steps with a coupling that is not stable leave the range of half precision.
         finite = d.name != "MomentumStep" or d.dtype != "float16"
-        d.call("out", "update({args})", finite=finite, **given)
+        d.call("out", "update({args})", finite=finite, **passed)
 
     return strategy
 

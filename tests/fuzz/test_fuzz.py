@@ -47,14 +47,14 @@ def test_every_wrong_argument_is_refused_in_a_sentence_that_names_it(
         for name, strategy in STRATEGIES.items():
             program = plain_program(name, strategy)
             wrong = [
-                (place, each)
-                for place, several in wrong_places(program).items()
+                (position, each)
+                for position, several in wrong_places(program).items()
                 for each in several
                 if each.valid is False and (each.what in PLAIN) == plain
             ]
-            for place, each in wrong:
-                verdict = worker.judge(put_wrong(program, place, each).as_request())
+            for position, each in wrong:
+                verdict = worker.judge(put_wrong(program, position, each).as_request())
                 named = any(word in verdict.get("text", "") for word in said)
                 if verdict["verdict"] != "refused" or not named:
-                    faults.append((name, place[1], each.what, verdict))
+                    faults.append((name, position[1], each.what, verdict))
     assert not faults, "\n".join(map(str, faults))

@@ -12,7 +12,7 @@ from .worker import Worker
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    worker = Worker(timeout=5.0)
+    worker = Worker(timeout=30.0)
     yield worker
     worker.close()
 
@@ -135,8 +135,8 @@ def test_the_search_groups_by_kind_and_prints_what_can_be_run(
 
     monkeypatch.setattr(Worker, "judge", judge)
     result = search(0, 400, "MLPConv")
-    (found,) = result.kinds
-    assert found.kind == Kind("MLPConv", "bias", "TypeError", "here")
-    assert found.count == result.verdicts["bad"] > 1
+    (fault,) = result.kinds
+    assert fault.kind == Kind("MLPConv", "bias", "TypeError", "here")
+    assert fault.count == result.verdicts["bad"] > 1
     with pytest.raises(TypeError, match="bias must be"):
-        exec(found.reproducer(), {})
+        exec(fault.reproducer(), {})

@@ -190,14 +190,14 @@ def test_a_layer_that_moves_nothing_takes_two_kinds_of_nodes() -> None:
 )
 def test_channels_of_the_first_call(build) -> None:
     x = randn(N, C)
-    lazy, again, known = (build(channels).double() for channels in (-1, -1, C))
+    lazy, again, eager = (build(channels).double() for channels in (-1, -1, C))
     out = lazy(x, EDGES)
     assert lazy.in_channels == C
     with pytest.raises(ValueError, match=r"x must have 6 channels"):
         lazy(randn(N, C + 1), EDGES)
     # Of the network of a GIN, which is the user's, the weights are loaded after a call.
-    loaded = [known] if isinstance(lazy, mp.GINConv) else [known, again]
-    known(x, EDGES)
+    loaded = [eager] if isinstance(lazy, mp.GINConv) else [eager, again]
+    eager(x, EDGES)
     for layer in loaded:
         layer.load_state_dict(lazy.state_dict())
         close(layer(x, EDGES), out)
@@ -225,8 +225,8 @@ class Averaging(mp.DiffusionConv):
 @pytest.mark.usefixtures("no_typecheck")
 def test_subclasses_with_options_and_a_call_of_their_own() -> None:
     layer = Averaging(aggr="add", cached=True, add_self_loops=True)
-    seen = []
+    shapes = []
     assert layer.options == ("add", True, True)
-    layer.register_forward_hook(lambda module, args, out: seen.append(out.shape))
+    layer.register_forward_hook(lambda module, args, out: shapes.append(out.shape))
     assert layer((X[:SENDERS], X), BETWEEN).shape == (N, 4)
-    assert seen == [(N, 4)]
+    assert shapes == [(N, 4)]

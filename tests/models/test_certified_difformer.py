@@ -157,8 +157,8 @@ def test_projections_have_norm_one_at_most_and_see_the_whole_state() -> None:
     assert short < 1
     close(norms, torch.stack([torch.ones_like(short), short]))
     state = randn(NODES, 1, 8).sigmoid() / 8
-    seen = torch.einsum("hdc,nc->nhd", pairs.projections(), state.squeeze(1))
-    square = (seen.unsqueeze(1) - seen).square().sum(3)
+    projected = torch.einsum("hdc,nc->nhd", pairs.projections(), state.squeeze(1))
+    square = (projected.unsqueeze(1) - projected).square().sum(3)
     total = 2 * (1 - (-square / 2).exp()).sum()  # δ of the Gaussian penalty
     alone = build(penalty=None, heads=2, projection="tied")
     alone.load_state_dict(model.state_dict(), strict=False)

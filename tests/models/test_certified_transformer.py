@@ -72,8 +72,8 @@ OPTIONS = {
 }
 
 
-def falls(model: CertifiedTransformer, given: dict[str, Tensor]) -> None:
-    energies = model.eval().energies(**given)
+def falls(model: CertifiedTransformer, graph: dict[str, Tensor]) -> None:
+    energies = model.eval().energies(**graph)
     assert len(energies) == len(model.blocks)
     assert bool(
         (energies.diff(dim=1) <= 1e-5 * energies.abs().amax(1, keepdim=True)).all()
@@ -82,18 +82,18 @@ def falls(model: CertifiedTransformer, given: dict[str, Tensor]) -> None:
 
 @torch.no_grad()
 def test_an_energy_trace_sees_every_step() -> None:
-    given = inputs()
+    graph = inputs()
     model = CertifiedTransformer(
         FEATURES, 8, 2, edge_dim=RELATIONS, num_blocks=2, num_layers=3
     ).eval()
     with EnergyTrace(model) as trace:
-        model(**given)
+        model(**graph)
     assert [record.layer for record in trace.records] == 3 * ["blocks.0.step"] + 3 * [
         "blocks.1.step"
     ]
-    energy, states = block_runs(model, **given)[0]
+    energy, states = block_runs(model, **graph)[0]
     with EnergyTrace(model.blocks[0], energy) as trace:
-        model(**given)
+        model(**graph)
     assert trace.energies == pytest.approx(
         [float(energy(state)) for state in states[1:]]
     )
@@ -101,25 +101,25 @@ def test_an_energy_trace_sees_every_step() -> None:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_block_goes_down_its_energy_while_it_is_trained(name: str) -> None:
-    given = inputs()
+    graph = inputs()
     if "edge_dim" not in OPTIONS[name]:
-        del given["edge_attr"]
+        del graph["edge_attr"]
     model = CertifiedTransformer(FEATURES, 8, 2, dropout=0.2, **OPTIONS[name])
     y = torch.randint(2, (NODES,))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     first = None
     for step in range(30):
         if step % 10 == 0:
-            falls(model, given)
-        loss = cross_entropy(model.train()(**given), y)
+            falls(model, graph)
+        loss = cross_entropy(model.train()(**graph), y)
         first = float(loss.detach()) if first is None else first
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     assert float(loss.detach()) < first
     assert all(parameter.grad is not None for parameter in model.parameters())
-    falls(model, given)
-    certificate = certify(model, Data(**given))
+    falls(model, graph)
+    certificate = certify(model, Data(**graph))
     assert certificate.holds, str(certificate)
     assert [*certificate.layers] == [
         f"blocks.{number}" for number in range(len(model.blocks))
@@ -148,13 +148,13 @@ def test_a_step_that_has_no_limit_says_so() -> None:
 
 def test_edges_need_the_features_that_the_model_was_built_for() -> None:
     model = CertifiedTransformer(FEATURES, 8, 2, edge_dim=RELATIONS)
-    given = inputs()
+    graph = inputs()
     with pytest.raises(ValueError, match=r"edge_attr must come, \[num_edges, 3\]"):
-        model(given["x"], given["edge_index"])
+        model(graph["x"], graph["edge_index"])
     with pytest.raises(ValueError, match="edge_attr must have 3 channels"):
-        model(given["x"], given["edge_index"], edge_attr=torch.ones(90, 2))
+        model(graph["x"], graph["edge_index"], edge_attr=torch.ones(90, 2))
     assert model(
-        given["x"], Graph(NODES, given["edge_index"]), edge_attr=given["edge_attr"]
+        graph["x"], Graph(NODES, graph["edge_index"]), edge_attr=graph["edge_attr"]
     ).shape == (NODES, 2)
 
 

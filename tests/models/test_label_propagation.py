@@ -55,12 +55,12 @@ def test_the_limit_is_where_the_steps_end(generator: torch.Generator) -> None:
     edges = edges[:, batch[edges[0]] == batch[edges[1]]]
     both = gaussian(0.5) + dm.AdjacencyDiffusivity("sym", direction="undirected")
     steps, limit = (dm.LabelPropagation(k, 0.9, 0.5 * both) for k in (2000, None))
-    given = {"mask": mask, "features": points.float()}
-    expected = limit(y, edges, batch=batch, **given)
-    got = steps(y, edges, batch=batch, **given)
+    labelled = {"mask": mask, "features": points.float()}
+    expected = limit(y, edges, batch=batch, **labelled)
+    got = steps(y, edges, batch=batch, **labelled)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
-    given = {name: value[:40] for name, value in given.items()}
-    alone = limit(y[:40], edges[:, edges[0] < 40], **given)
+    labelled = {name: value[:40] for name, value in labelled.items()}
+    alone = limit(y[:40], edges[:, edges[0] < 40], **labelled)
     torch.testing.assert_close(alone, expected[:40])
 
 

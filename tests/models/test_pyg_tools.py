@@ -35,8 +35,8 @@ def test_layers_between_nodes_of_several_kinds() -> None:
 
 
 OF_PYG = [
-    ({"gcn": GCN, "gat": GAT}[kind], kind, 4, {"jk": jk, "norm": norm} | own, 8)
-    for kind, own in (("gcn", {}), ("gat", {}), ("gat", {"edge_dim": 2}))
+    ({"gcn": GCN, "gat": GAT}[kind], kind, 4, {"jk": jk, "norm": norm} | special, 8)
+    for kind, special in (("gcn", {}), ("gat", {}), ("gat", {"edge_dim": 2}))
     for norm, jk in product(["batch", None], ["last", "cat", "max", None])
 ] + [
     (GIN, "gin", out, {"jk": jk}, size)
@@ -49,8 +49,8 @@ def test_a_model_of_pyg_gives_its_outputs(
     cls, kind, out: int, options, in_channels: int
 ):
     torch.manual_seed(0)
-    own = {"eps": 0.3, "train_eps": True} if kind == "gin" else {}
-    theirs = cls(8, 6, 3, out, act="elu", **options, **own).double()
+    special = {"eps": 0.3, "train_eps": True} if kind == "gin" else {}
+    theirs = cls(8, 6, 3, out, act="elu", **options, **special).double()
     ours = DiffusionGNN(
         in_channels, 6, out, 3, conv=kind, act="elu", dropout=0.0, **options
     ).double()

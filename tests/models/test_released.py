@@ -110,7 +110,7 @@ def assert_same(
         for name, tensor in (released | inputs).items()
         if "running" not in name and "num_" not in name
     }
-    given = {name: leaves[name] for name in inputs}
+    arguments = {name: leaves[name] for name in inputs}
 
     def tensors() -> Tensors:
         # Training moves the statistics in place.
@@ -118,10 +118,10 @@ def assert_same(
 
     def ours() -> Tensor:
         state = released_state_dict(model, tensors())
-        return after(functional_call(model, state, call(**given)))
+        return after(functional_call(model, state, call(**arguments)))
 
     answers = []
-    for compute in (ours, lambda: expected(tensors(), **given)):
+    for compute in (ours, lambda: expected(tensors(), **arguments)):
         torch.manual_seed(0)
         answers.append(compute())
     agree(*answers, leaves.values(), (1e-10, 1e-10), unused=True)

@@ -78,12 +78,12 @@ def test_what_reads_the_features_itself_says_that_they_must_be_dense(
 def test_stored_entries_are_dropped_one_by_one_and_zeros_stay():
     generator = torch.Generator().manual_seed(0)
     x = (torch.rand(400, 300, generator=generator) < 0.1).double()
-    found = built(lambda: dropout(x.to_sparse_csr(), 0.25))
-    assert found.layout is torch.sparse_csr
-    found = found.to_dense()
-    assert not found[x == 0].any()
-    kept = found[x == 1] != 0
-    close(found[x == 1], kept.double() / 0.75)
+    dropped = built(lambda: dropout(x.to_sparse_csr(), 0.25))
+    assert dropped.layout is torch.sparse_csr
+    dropped = dropped.to_dense()
+    assert not dropped[x == 0].any()
+    kept = dropped[x == 1] != 0
+    close(dropped[x == 1], kept.double() / 0.75)
     share = float(kept.double().mean())
     assert abs(share - 0.75) < 5 * (0.25 * 0.75 / kept.numel()) ** 0.5
 
@@ -109,9 +109,9 @@ def test_where_features_stand_is_found_once_for_a_tensor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A training step sorts the stored entries by column; the next one need not, until they are moved."""
-    found = []
+    dropped = []
     real = ops.compress
-    monkeypatch.setattr(ops, "compress", lambda *args: found.append(1) or real(*args))
+    monkeypatch.setattr(ops, "compress", lambda *args: dropped.append(1) or real(*args))
     x = features().to_sparse_csr()
     layer = FeatureLinear(13, 4).double()
     for _ in range(3):
@@ -119,8 +119,8 @@ def test_where_features_stand_is_found_once_for_a_tensor(
         dense = x.to_dense().sum(0)
         close(layer.weight.grad, dense.expand(4, -1))
         layer.zero_grad()
-    assert len(found) == 1
+    assert len(dropped) == 1
     x.col_indices().copy_(12 - x.col_indices())
     layer(x).sum().backward()
     close(layer.weight.grad, dense.flip(0).expand(4, -1))
-    assert len(found) == 2
+    assert len(dropped) == 2
