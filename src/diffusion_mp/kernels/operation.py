@@ -507,29 +507,37 @@ class Operation(Generic[T]):
         """Return the derivative of the formula as a function of arguments with these names."""
         signature = self.signature
         places = signature.all_places(targets)
-        results = [
-            position
-            for position, result in enumerate(signature.results)
-            if "grad" in names or f"grad_{result}" in names
-        ]
 
         def run(*args: Any) -> Any:
             named = dict(zip(names, args, strict=True))
             flat = signature.flatten([named[name] for name in signature.arguments])
-            grads = [value for name, value in named.items() if name.startswith("grad")]
-
-            def used_results(*inputs: Tensor) -> tuple[Tensor, ...]:
-                values = list(flat)
-                for position, x in zip(places, inputs, strict=True):
-                    values[position] = x
-                out = self.formula(*signature.unflatten(values))
-                parts = out if signature.several else (out,)
-                return tuple(parts[position] for position in results)
-
-            inputs = [flat[position] for position in places]
-            return pulled_back(used_results, inputs, tuple(grads))
+            grads = {
+                position: named.get(f"grad_{result}", named.get("grad"))
+                for position, result in enumerate(signature.results)
+            }
+            return self._pull_back(flat, places, grads)
 
         return run
+
+    def _pull_back(
+        self,
+        flat: Sequence[Any],
+        places: Sequence[int],
+        grads: Mapping[int, Tensor | None],
+    ) -> Any:
+        """Return the gradients of some arguments from those of the results, where there are any, by the formula."""
+        present = {at: grad for at, grad in grads.items() if grad is not None}
+
+        def used_results(*inputs: Tensor) -> tuple[Tensor, ...]:
+            values = list(flat)
+            for position, x in zip(places, inputs, strict=True):
+                values[position] = x
+            out = self._flat(self.formula)(*values)
+            parts = out if self.signature.several else (out,)
+            return tuple(parts[at].to(grad.dtype) for at, grad in present.items())
+
+        inputs = [flat[position] for position in places]
+        return pulled_back(used_results, inputs, tuple(present.values()))
 
     def derivatives(self, formulas: Mapping[str, Formula]) -> None:
         """Declare the first derivatives, if they take less than those of the formula, which are the default.
@@ -594,9 +602,8 @@ class Operation(Generic[T]):
             values[position] = tensor
         needed = [p for p, needs in enumerate(ctx.needs_input_grad) if needs]
         if self._derivatives is None:
-            for position, gradient in zip(
-                needed, self._by_formula(values, needed, grads), strict=True
-            ):
+            pulled = self._pull_back(values, needed, dict(enumerate(grads)))
+            for position, gradient in zip(needed, pulled, strict=True):
                 gradients[position] = gradient
             return tuple(gradients)
         named = self._named(values, grads) | {"backend": ctx.backend}
@@ -625,28 +632,6 @@ class Operation(Generic[T]):
         else:
             named["grad"] = grads[0]
         return named
-
-    def _by_formula(
-        self, values: list[Any], places: list[int], grads: Sequence[Tensor | None]
-    ) -> tuple[Tensor, ...]:
-        """Return the gradients of the arguments at ``places``; the forward pass is repeated by the formula."""
-        with torch.enable_grad():
-            # Views tell equal tensors apart.
-            inputs = [values[position].view_as(values[position]) for position in places]
-            for position, x in zip(places, inputs, strict=True):
-                values[position] = x
-            out = self._flat(self.formula)(*values)
-            pairs = zip(out if self.signature.several else (out,), grads, strict=True)
-            used = [
-                (x.to(grad.dtype), grad)
-                for x, grad in pairs
-                if grad is not None and x.requires_grad
-            ]
-        if not used:
-            return tuple(torch.zeros_like(x) for x in inputs)
-        results, pulled = zip(*used, strict=True)
-        options = {"create_graph": torch.is_grad_enabled(), "materialize_grads": True}
-        return torch.autograd.grad(results, inputs, pulled, **options)
 
 
 class _FastPair(torch.autograd.Function):
