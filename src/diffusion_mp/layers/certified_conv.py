@@ -28,7 +28,7 @@ from diffusion_mp.layers.certified_block import (
     Pairs,
     TermModule,
 )
-from diffusion_mp.layers.options import BlockOptions
+from diffusion_mp.layers.options import CertifiedConvOptions
 
 #: The names of parameters in a state dict, and where they are in the block. They are those that the layer had before it
 #: was a block, so that older files load.
@@ -55,15 +55,15 @@ class CertifiedConv(CertifiedBlock):
     Args:
         channels, heads: of the state; without projections the heads cut it, each with its own constraint and attention.
         penalty: δ or its name; ``None`` leaves out the attention, the sum over δ.
-        projection: of `Pairs`, ``"tied"`` or ``None``.
+        num_layers: number of steps; ``None`` iterates to a stationary point of F, the minimiser where C is convex and
+            there is no attention, differentiated implicitly.
         constraint: C, the constraint on every row of a head, or its name; see `Energy`.
         lam, mu: initial λ, μ > 0; they are learned.
         graph: A, the diffusivity of `Neighbours`. ``True``: D^-½AD^-½ of the symmetric part of the graph; ``False``:
             edges are not read.
 
     Options:
-        num_layers: number of steps, 1 by default; ``None`` iterates to a stationary point of F, the minimiser where C
-            is convex and there is no attention, differentiated implicitly.
+        projection: of `Pairs`, ``"tied"`` or ``None``, the default.
         radius, beta: of C by its name, and the initial β > 0, which is learned; both 1 by default.
 
     Shapes:
@@ -85,18 +85,19 @@ class CertifiedConv(CertifiedBlock):
         *,
         penalty: Penalty | str | None = "simple",
         heads: Count = 1,
-        projection: Literal["tied"] | None = None,
+        num_layers: Count | None = 1,
         constraint: Constraint | str | None = "ball",
         lam: PositiveNumber = 1.0,
         mu: PositiveNumber = 1.0,
         graph: bool | Diffusivity = True,
-        **options: Unpack[BlockOptions],
+        **options: Unpack[CertifiedConvOptions],
     ) -> None:
         checks.check_kind(
             graph, "graph", (bool, Diffusivity), "a Diffusivity, True or False"
         )
         # `Pairs` needs C too: whether weights are nonnegative depends on the distances within it.
         inside = get_constraint(constraint, options.get("radius", 1.0))
+        projection = options.pop("projection", None)
         # Neighbours first, also where there are none: `NAMES` counts on it.
         terms: list[TermModule] = [Neighbours(channels, mu, graph)]
         if penalty is not None:
@@ -111,8 +112,9 @@ class CertifiedConv(CertifiedBlock):
             terms.append(pairs)
         # Projected heads move the uncut state.
         cut = heads if projection is None else 1
-        options.setdefault("num_layers", 1)
-        super().__init__(channels, terms, constraint=inside, heads=cut, **options)
+        super().__init__(
+            channels, terms, num_layers, constraint=inside, heads=cut, **options
+        )
         self.register_state_dict_post_hook(_with_names)
         self.register_load_state_dict_pre_hook(_without_names)
 

@@ -139,9 +139,14 @@ class GATOptions(EdgeAttentionOptions, total=False):
 class BlockOptions(TypedDict, total=False):
     """Of `CertifiedBlock`."""
 
-    num_layers: Count | None
     radius: float
     beta: PositiveNumber
+
+
+class CertifiedConvOptions(BlockOptions, total=False):
+    """Of `CertifiedConv`: beside those of the block, of its `Pairs`."""
+
+    projection: Literal["tied"] | None
 
 
 def split(options: Mapping[str, Any], *kinds: Any) -> list[dict[str, Any]]:
