@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import add
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Unpack, cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
