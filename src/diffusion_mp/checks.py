@@ -323,7 +323,8 @@ def check_tensor(
     other: str = "",
 ) -> None:
     """Raise unless ``value`` is a dense floating-point tensor (of a ``shape``) on ``device``, that of ``other``."""
-    check_kind(value, name, Tensor, f"a tensor {shape}")
+    if not isinstance(value, Tensor):
+        check_kind(value, name, Tensor, f"a tensor {shape}")
     if value.layout != torch.strided:
         raise TypeError(
             f"{name} must be a dense tensor {shape}; got {describe(value)}. Use {name}.to_dense()."
@@ -398,7 +399,8 @@ def check_place(
             if parameter is None or is_lazy(parameter) or not parameter.dim():
                 continue
             kind = type(module).__name__
-            check_device(x, name, parameter.device, f"the parameters of {kind}")
+            if x.device != parameter.device:
+                check_device(x, name, parameter.device, f"the parameters of {kind}")
             # Integers have no rounding to agree on, and under autocast torch converts
             # both.
             if (

@@ -28,7 +28,7 @@ from diffusion_mp.layers.certified_block import (
     Pairs,
     TermModule,
 )
-from diffusion_mp.layers.options import CertifiedConvOptions
+from diffusion_mp.layers.options import CertifiedConvOptions, PairOptions, split
 
 #: The names of parameters in a state dict, and where they are in the block. They are those that the layer had before it
 #: was a block, so that older files load.
@@ -97,7 +97,8 @@ class CertifiedConv(CertifiedBlock):
         )
         # `Pairs` needs C too: whether weights are nonnegative depends on the distances within it.
         inside = get_constraint(constraint, options.get("radius", 1.0))
-        projection = options.pop("projection", None)
+        attention, block = split(options, PairOptions)
+        projection = attention.get("projection")
         # Neighbours first, also where there are none: `NAMES` counts on it.
         terms: list[TermModule] = [Neighbours(channels, mu, graph)]
         if penalty is not None:
@@ -113,7 +114,7 @@ class CertifiedConv(CertifiedBlock):
         # Projected heads move the uncut state.
         cut = heads if projection is None else 1
         super().__init__(
-            channels, terms, num_layers, constraint=inside, heads=cut, **options
+            channels, terms, num_layers, constraint=inside, heads=cut, **block
         )
         self.register_state_dict_post_hook(_with_names)
         self.register_load_state_dict_pre_hook(_without_names)

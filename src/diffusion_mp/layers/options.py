@@ -143,10 +143,14 @@ class BlockOptions(TypedDict, total=False):
     beta: PositiveNumber
 
 
-class CertifiedConvOptions(BlockOptions, total=False):
-    """Of `CertifiedConv`: beside those of the block, of its `Pairs`."""
+class PairOptions(TypedDict, total=False):
+    """Of `Pairs`."""
 
     projection: Literal["tied"] | None
+
+
+class CertifiedConvOptions(BlockOptions, PairOptions, total=False):
+    """Of `CertifiedConv`."""
 
 
 def split(options: Mapping[str, Any], *kinds: Any) -> list[dict[str, Any]]:

@@ -29,8 +29,8 @@ def dispatch_mode_active() -> bool:
 
 
 def differentiated_inside() -> bool:
-    """Return whether one of the first two is active (torch 2.6 to 2.14)."""
-    return transforms_active() or forward_mode_active()
+    """Return whether one of the first two is active, in a single call (torch 2.6 to 2.14)."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def observed() -> bool:
@@ -39,9 +39,11 @@ def observed() -> bool:
     The last is what ``autograd.grad(is_grads_batched=True)`` does, and with it
     ``torch.autograd.functional.hessian(vectorize=True)``: it maps by other means than ``torch.func.vmap``.
     """
+    # Every operation asks, so the questions above are repeated here, where each call would cost as much as an answer.
     return (
-        differentiated_inside()
-        or dispatch_mode_active()
+        torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._dispatch_tls_is_dispatch_key_included(_MANY_GRADIENTS)
     )
 
