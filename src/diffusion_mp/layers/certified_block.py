@@ -347,6 +347,7 @@ class WeightedGraph(TermModule):
                     f"edge_attr must come, [num_edges, {self.edge_dim}], since edge_dim was given; got none."
                 )
             checks.check_edge_rows(edge_attr, graph.num_edges, channels=self.edge_dim)
+            checks.check_device(edge_attr, "edge_attr", source.device, "x")
             tensors = (coupling.graph.edges, coupling.graph.edge_weight, edge_attr)
             coupling = _RELATIONS.get(
                 graph.num_nodes, tensors, partial(_related, graph.num_nodes)
