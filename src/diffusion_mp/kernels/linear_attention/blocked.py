@@ -170,13 +170,13 @@ class _Attention:
         by_values = self._scores().mT.bmm(grads)
         if self.alone:
             by_queries = (by_scores + by_scores.mT).bmm(keys)
-            self._through_norm(by_queries, self.q)
+            _through_norm(by_queries, *self.vectors(self.q))
             torch.add(by_queries, by_values, out=into[0])
             return
         by_queries = by_scores.bmm(keys)
         by_keys = by_scores.mT.bmm(queries)
-        self._through_norm(by_queries, self.q)
-        self._through_norm(by_keys, self.k)
+        _through_norm(by_queries, *self.vectors(self.q))
+        _through_norm(by_keys, *self.vectors(self.k))
         for result, gradient in zip(
             into, (by_queries, by_keys, by_values), strict=True
         ):
@@ -226,7 +226,7 @@ class _Attention:
         """Write ∂q, or ∂q̃ where that of the senders is to be added; return G, γ and b."""
         by_sums = []
         for rows in self.blocks:
-            queries, _ = self.vectors(self.q, rows)
+            queries, norm = self.vectors(self.q, rows)
             grads, inner = self._row_gradients(grad, out, den, rows)
             by_sums.append(
                 Sums(
@@ -240,7 +240,7 @@ class _Attention:
             # A product of matrices is faster than that of rows where there are several heads.
             by_queries.baddbmm_(inner, sums.left)
             if not self.alone:
-                self._through_norm(by_queries, self.q, rows)
+                _through_norm(by_queries, queries, norm)
                 cut(dq, rows).copy_(by_queries)
         return _added(by_sums)
 
@@ -259,7 +259,7 @@ class _Attention:
                 by_keys = self._load(into[1], rows)
                 values = self._load(self.v, rows)
                 torch.baddbmm(left, values, outer.mT, out=by_keys)
-                self._through_norm(by_keys, self.k, rows)
+                _through_norm(by_keys, keys, norm)
                 cut(into[1], rows).copy_(by_keys)
                 total = self._load(into[2], rows)
                 torch.baddbmm(right, keys, outer, out=total)
@@ -292,13 +292,6 @@ class _Attention:
             self._vectors[id(x)] = vectors, norm
         return vectors, norm
 
-    def _through_norm(self, gradient: Tensor, x: Tensor, rows: slice = ALL) -> None:
-        """Turn ∂x̃ into ∂x in place."""
-        unit, norm = self.vectors(x, rows)
-        if norm is not None:
-            along = (gradient * unit).sum(2, keepdim=True)
-            gradient.addcmul_(along, unit, value=-1).div_(norm)
-
     def _load(self, x: Tensor, rows: slice = ALL) -> Tensor:
         """Return rows of an input or a result: these themselves, or a copy if they are in half precision.
 
@@ -323,6 +316,13 @@ def _add_through_values(
     total.baddbmm_(unit, both)
     along.add_((total * unit).sum(2, keepdim=True))
     total.addcmul_(unit, along, value=-0.5)
+
+
+def _through_norm(gradient: Tensor, unit: Tensor, norm: Tensor | None) -> None:
+    """Turn ∂x̃ into ∂x in place."""
+    if norm is not None:
+        along = (gradient * unit).sum(2, keepdim=True)
+        gradient.addcmul_(along, unit, value=-1).div_(norm)
 
 
 def _reciprocal(x: Tensor) -> Tensor:
