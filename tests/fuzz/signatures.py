@@ -164,7 +164,10 @@ def _signature(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     listed = {
         name: p
         for name, p in parameters.items()
-        if name != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        if name != "self"
+        # Not for users, who are told so by the underscore.
+        and not name.startswith("_")
+        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     }
     for parameter in parameters.values():
         # Typed options are parameters too, all of which may be left out.

@@ -64,9 +64,8 @@ class Split(NamedTuple):
                     check_index(number, "column", mask.size(1))
                     mask = mask[:, number]
             # An unlabelled node can be neither trained on nor tested.
-        masks.append(
-            as_node_mask(mask, name, len(labelled), labelled.device) & labelled
-        )
+            mask = as_node_mask(mask, name, len(labelled), labelled.device)
+            masks.append(mask & labelled)
         return cls(*masks)
 
     def apply_to(self, data: Data) -> Data:

@@ -407,5 +407,5 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
         q, k = self.queries_and_keys(x, graph, unit=False)
         # The identity beside (1/n) QKᵀ is a diagonal n beside QKᵀ: ``own`` counts in multiples of n.
         return LinearAttentionCoupling(
-            q, k, graph.segments, own=1.0, unit=self.normalize == "row", checked=True
+            q, k, graph.segments, own=1.0, unit=self.normalize == "row", _checked=True
         )

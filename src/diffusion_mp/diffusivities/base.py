@@ -182,9 +182,9 @@ class ScaledDiffusivity(Composed):
         # Whether a plain tensor has a negative element is not asked: that would synchronise a GPU in every call.
         if isinstance(self.scale, Positive):
             return ScaledCoupling(
-                self.scale(), coupling, nonnegative=True, checked=True
+                self.scale(), coupling, nonnegative=True, _checked=True
             )
-        return ScaledCoupling(self.scale, coupling, checked=True)
+        return ScaledCoupling(self.scale, coupling, _checked=True)
 
 
 class SumDiffusivity(Composed):
@@ -222,4 +222,4 @@ class SumDiffusivity(Composed):
         return cast("list[Diffusivity]", list(self.terms))
 
     def combine(self, *parts: Coupling) -> Coupling:
-        return SumCoupling(parts, checked=True)
+        return SumCoupling(parts, _checked=True)

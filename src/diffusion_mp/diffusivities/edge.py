@@ -139,7 +139,7 @@ class GATDiffusivity(Diffusivity):
             symmetric=False,
             row_stochastic=not dropping,
             nonnegative=True,
-            checked=True,
+            _checked=True,
         )
 
     def _scores(self, x: Float[Tensor, "N C"]) -> tuple[Tensor, Tensor]:
@@ -232,7 +232,7 @@ class EdgeDiffusivity(Diffusivity):
             row_stochastic=self.row_stochastic,
             # Nothing bounds the distance of neighbours, so f has to be nonnegative at any.
             nonnegative=penalty.covers(math.inf),
-            checked=True,
+            _checked=True,
         )
 
     def _squared_distances(

@@ -215,7 +215,7 @@ class AdjacencyDiffusivity(Diffusivity):
             normalized,
             symmetric=self.symmetric or None,
             nonnegative=True,
-            checked=True,
+            _checked=True,
         )
 
     def _normalized(self, graph: Graph, like: Tensor) -> Graph:
@@ -362,12 +362,12 @@ class GraphAugmentedDiffusivity(Composed):
         weight = self.graph_weight
         # Not 1.0 times each, which would be two more products by a number.
         if weight is None:
-            return SumCoupling(parts, checked=True)
+            return SumCoupling(parts, _checked=True)
         shares = [
-            ScaledCoupling(1 - weight, attention, checked=True),
-            ScaledCoupling(weight, graph_term, checked=True),
+            ScaledCoupling(1 - weight, attention, _checked=True),
+            ScaledCoupling(weight, graph_term, _checked=True),
         ]
-        return SumCoupling(shares, checked=True)
+        return SumCoupling(shares, _checked=True)
 
 
 class AdjacencyEnhancedCoupling(SumCoupling):
@@ -377,10 +377,10 @@ class AdjacencyEnhancedCoupling(SumCoupling):
         # Not ``share * attention``: torch.compile would call the tensor's product, which does not know couplings.
         super().__init__(
             [
-                ScaledCoupling(share, attention, nonnegative=True, checked=True),
-                ScaledCoupling(1 - share, adjacency, nonnegative=True, checked=True),
+                ScaledCoupling(share, attention, nonnegative=True, _checked=True),
+                ScaledCoupling(1 - share, adjacency, nonnegative=True, _checked=True),
             ],
-            checked=True,
+            _checked=True,
         )
         # For those who look at S alone, such as `coupling.attention.density()`.
         self.attention = attention

@@ -249,7 +249,7 @@ class QuadraticPenalty(Penalty):
                 symmetric=True,
                 nonnegative=True,
                 mutual=True,
-                checked=True,
+                _checked=True,
             )
         return LowRankCoupling(
             one,
@@ -257,7 +257,7 @@ class QuadraticPenalty(Penalty):
             ptr,
             nonnegative=True,
             positive_semidefinite=True,
-            checked=True,
+            _checked=True,
         )
 
     def total(self, x: pairs.State, ptr: Tensor | None = None) -> Scalar:
@@ -359,7 +359,7 @@ class ScorePenalty(Penalty):
                 unit=radius is not None,
                 nonnegative=nonnegative,
                 mutual=mutual,
-                checked=True,
+                _checked=True,
             )
         if self.g == "exp" and normalize:
             offset = 0.0  # a factor of all entries cancels in a row
@@ -375,7 +375,7 @@ class ScorePenalty(Penalty):
                 symmetric=symmetric,
                 nonnegative=nonnegative,
                 positive_semidefinite=equal,
-                checked=True,
+                _checked=True,
             )
         return PairwiseCoupling(
             q,
@@ -388,7 +388,7 @@ class ScorePenalty(Penalty):
             # q_i·q_j too.
             positive_semidefinite=symmetric and self.g == "exp",
             mutual=mutual,
-            checked=True,
+            _checked=True,
         )
 
 

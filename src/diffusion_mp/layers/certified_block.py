@@ -178,7 +178,7 @@ class Pairs(TermModule):
             constraint=self.constraint,
             read=self.attention,
         )
-        return ScaledTerm(self.weight(), term, checked=True)
+        return ScaledTerm(self.weight(), term, _checked=True)
 
 
 class Neighbours(TermModule):
@@ -245,7 +245,7 @@ class Neighbours(TermModule):
             term = EdgeTerm(
                 self.penalty, cast("SparseCoupling", coupling), self.constraint
             )
-        return ScaledTerm(self.weight(), term, checked=True)
+        return ScaledTerm(self.weight(), term, _checked=True)
 
 
 #: The couplings of relations, which the blocks of a model share: they depend on the batch, and not on the block.
@@ -256,7 +256,7 @@ def _related(size: int, edges: Tensor, weight: Tensor, kinds: Tensor) -> SparseC
     """The coupling of relations: the weight of an edge, times how much it belongs to each of them."""
     by_relation = weight.unsqueeze(1) * kinds.to(weight)
     graph = Graph(size, edges, validate=False)
-    return SparseCoupling(graph, by_relation, checked=True)
+    return SparseCoupling(graph, by_relation, _checked=True)
 
 
 class WeightedGraph(TermModule):
@@ -360,7 +360,7 @@ class WeightedGraph(TermModule):
             # To ask whether A is symmetric looks at values, which a trace does not have.
             mutual = values_only(captured=True) and coupling.symmetric
             coupling = SparseCoupling(
-                coupling.graph, coupling.weight * gate, symmetric=mutual, checked=True
+                coupling.graph, coupling.weight * gate, symmetric=mutual, _checked=True
             )
         matrices = norms = None
         if self.matrix is not None:
@@ -373,9 +373,9 @@ class WeightedGraph(TermModule):
             norms,
             hops=self.hops,
             symmetric=self.symmetric,
-            checked=True,
+            _checked=True,
         )
-        return ScaledTerm(self.weight(), term, checked=True)
+        return ScaledTerm(self.weight(), term, _checked=True)
 
 
 class RowAttention(TermModule):
@@ -432,10 +432,10 @@ class RowAttention(TermModule):
                 graph.weights(source),
                 symmetric=False,
                 nonnegative=True,
-                checked=True,
+                _checked=True,
             )
         term = AttentionTerm(query, key, self.gamma(), prior, (ones, ones))
-        return ScaledTerm(self.weight(), term, checked=True)
+        return ScaledTerm(self.weight(), term, _checked=True)
 
 
 class TiedMLP(TermModule):
@@ -466,7 +466,7 @@ class TiedMLP(TermModule):
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph) -> EnergyTerm:
         term = MLPTerm(self.linear.weight, self.linear.bias, self.activation)
-        return ScaledTerm(self.weight(), term, checked=True)
+        return ScaledTerm(self.weight(), term, _checked=True)
 
 
 class BlockStep(nn.Module):
@@ -741,9 +741,9 @@ class CertifiedBlock(GraphLayer):
                 if term is not None:
                     terms.append(term)
         terms += self.fixed
-        source_term = SourceTerm(self.by_head(source), checked=True)
-        terms.append(ScaledTerm(self.beta(), source_term, checked=True))
-        return Energy(terms, self.update.constraint, graph=graph, checked=True)
+        source_term = SourceTerm(self.by_head(source), _checked=True)
+        terms.append(ScaledTerm(self.beta(), source_term, _checked=True))
+        return Energy(terms, self.update.constraint, graph=graph, _checked=True)
 
     def _energy_of(
         self, x: Tensor, graph: Graph, source: Tensor | None = None, **inputs: Any

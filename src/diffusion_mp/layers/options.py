@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import nn
 
-from diffusion_mp.checks import Count, PositiveNumber
+from diffusion_mp.checks import Count, CountOrZero, NonnegativeNumber, PositiveNumber
 from diffusion_mp.diffusivities.all_pair import Normalization, Projection
 from diffusion_mp.graph.graph import SelfLoops
 
@@ -47,7 +47,7 @@ class StepOptions(TypedDict, total=False):
     """Of `ExplicitEuler`."""
 
     beta: float
-    leak: float
+    leak: NonnegativeNumber
 
 
 class DIFFormerParts(ConvOptions, QueryKeyOptions, AdjacencyOptions, total=False):
@@ -83,10 +83,10 @@ class NodeFormerParts(RelationalOptions, QueryKeyOptions, total=False):
     num_features: Count
     tau: float
     logits: Literal["dot", "scaled_dot"]
-    num_samples: int
+    num_samples: CountOrZero
     relative_edge_loss: bool
     generator: torch.Generator | None
-    stabilizer: float
+    stabilizer: NonnegativeNumber
 
 
 class NodeFormerOptions(NodeFormerParts, MixOptions, total=False):

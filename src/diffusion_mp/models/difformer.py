@@ -10,6 +10,7 @@ from torch.nn.functional import relu
 
 from diffusion_mp.checks import (
     Count,
+    NonnegativeNumber,
 )
 from diffusion_mp.diffusivities import Positive
 from diffusion_mp.energies import Penalty
@@ -34,7 +35,7 @@ class DIFFormerModelOptions(StackOptions, DIFFormerParts, total=False):
     kernel: Literal["simple", "sigmoid", "softmax", "gaussian"] | Penalty
     graph: Literal["sum", "mean"] | None
     graph_weight: float | None
-    leak: float
+    leak: NonnegativeNumber
 
 
 class DIFFormer(LayerStack):
