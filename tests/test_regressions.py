@@ -206,3 +206,13 @@ def test_dropout_never_touches_what_the_diffusivity_reads_and_follows_the_seed()
     again = run()
     assert not torch.equal(first[0], first[1])
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_tied_pairs_of_far_states_move_in_single_precision():
+    """Scores of far states are computed in double precision, which the share of a mean took over once."""
+    conv = built(
+        lambda: CertifiedConv(
+            4, penalty="gaussian", constraint=None, heads=2, projection="tied"
+        )
+    )
+    assert conv(100 * randn(17, 4).float()).dtype == torch.float32
