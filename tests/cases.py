@@ -40,35 +40,28 @@ from diffusion_mp.energies.matrix_terms import ACTIVATIONS
 from diffusion_mp.layers import (
     CertifiedBlock,
     GPSBlock,
+    Neighbours,
     RowAttention,
     TiedMLP,
     WeightedGraph,
 )
+from helpers import randn
 from model_cases import MODELS
 
 DOUBLE = torch.float64
-SINGLE = torch.float32
 PTR = torch.tensor([0, 4, 4, 5, 11])
 MEMBER = torch.repeat_interleave(torch.arange(4), PTR.diff())
 # With loops, repeated edges and isolated nodes.
 EDGES = torch.tensor([[0, 1, 1, 2, 2, 0, 5, 6, 7, 5], [1, 0, 2, 2, 2, 3, 6, 5, 8, 7]])
 
 
-def leaf(
-    *shape: int, seed: int = 0, positive: bool = False, dtype: torch.dtype = DOUBLE
-) -> Tensor:
-    values = torch.randn(
-        shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE
-    ).to(dtype)
+def leaf(*shape: int, seed: int = 0, positive: bool = False) -> Tensor:
+    values = randn(*shape, seed=seed)
     return (values.abs() + 0.1 if positive else values).requires_grad_()
 
 
-def features(
-    heads: int, *, positive: bool = False, dtype: torch.dtype = DOUBLE
-) -> tuple[Tensor, Tensor]:
-    return tuple(
-        leaf(11, heads, 3, seed=seed, positive=positive, dtype=dtype) for seed in (1, 2)
-    )  # type: ignore
+def features(heads: int, *, positive: bool = False) -> list[Tensor]:
+    return [leaf(11, heads, 3, seed=seed, positive=positive) for seed in (1, 2)]
 
 
 def tied(score: str, normalize: bool) -> Coupling:
@@ -81,11 +74,10 @@ def flow(
     heads: int = 2,
     *,
     ptr: Tensor | None = PTR,
-    dtype: torch.dtype = DOUBLE,
     **options: Any,
 ) -> Coupling:
     query, key, *friction = (
-        0.6 * leaf(11, heads, 3, seed=seed, dtype=dtype) for seed in (1, 2, 3, 4)
+        0.6 * leaf(11, heads, 3, seed=seed) for seed in (1, 2, 3, 4)
     )
     return SparseFlowCoupling(query, key, *friction, ptr, **{"lam": 0.05} | options)
 
@@ -127,9 +119,6 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "distance-ragged": lambda: DistanceCoupling(
         cauchy, *2 * features(2)[:1], PTR, nonnegative=True, mutual=True
     ),
-    "distance-float32": lambda: DistanceCoupling(
-        cauchy, *features(1, dtype=SINGLE), PTR
-    ),
     "distance-row-normalized-ragged": lambda: row_normalized(
         DistanceCoupling(
             cauchy, *2 * features(2)[:1], PTR, nonnegative=True, mutual=True
@@ -143,7 +132,6 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
         leaf(11, 11, positive=True) + leaf(11, 11, positive=True).T
     ),
     "dense-row-stochastic": lambda: DenseCoupling(leaf(3, 11, 11).softmax(2)),
-    "dense-float32": lambda: DenseCoupling(leaf(2, 11, 11, dtype=SINGLE)),
     "dense-no-node": lambda: DenseCoupling(torch.zeros(0, 0, dtype=DOUBLE)),
     "identity": lambda: IdentityCoupling(11, dtype=DOUBLE),
     "identity-no-node": lambda: IdentityCoupling(0, dtype=DOUBLE),
@@ -151,7 +139,6 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "uniform-ragged": lambda: UniformCoupling(11, PTR, dtype=DOUBLE),
     "uniform-sum": lambda: UniformCoupling(11, PTR, normalize=False, dtype=DOUBLE),
     "uniform-sum-one-graph": lambda: UniformCoupling(11, normalize=False, dtype=DOUBLE),
-    "uniform-float32": lambda: UniformCoupling(11, PTR, dtype=SINGLE),
     "sparse-ragged": lambda: SparseCoupling(graph(True)),
     "sparse-ones": lambda: SparseCoupling(
         Graph(11, EDGES), torch.ones(10, dtype=DOUBLE), nonnegative=True
@@ -173,7 +160,6 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
         row_stochastic=True,
         nonnegative=True,
     ),
-    "sparse-float32": lambda: SparseCoupling(graph(), leaf(10, 2, dtype=SINGLE)),
     "low-rank": lambda: LowRankCoupling(*features(1)),
     "low-rank-heads": lambda: LowRankCoupling(*features(2)),
     "low-rank-ragged": lambda: LowRankCoupling(*features(2), PTR),
@@ -189,9 +175,6 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "linear-attention-one-graph": lambda: LinearAttentionCoupling(
         *features(1), constant=2.0, own=0.5, unit=True
     ),
-    "linear-attention-float32": lambda: LinearAttentionCoupling(
-        *features(2, dtype=SINGLE), PTR, constant=1.0, unit=True, nonnegative=True
-    ),
     "linear-attention-tied": lambda: LinearAttentionCoupling(
         *2 * features(2, positive=True)[:1],
         PTR,
@@ -200,19 +183,10 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
         nonnegative=True,
         mutual=True,
     ),
-    "linear-attention-tied-float32": lambda: LinearAttentionCoupling(
-        *2 * features(2, dtype=SINGLE)[:1],
-        PTR,
-        constant=1.0,
-        unit=True,
-        nonnegative=True,
-        mutual=True,
-    ),
     "low-rank-symmetric": symmetric_low_rank,
     "low-rank-distance": lambda: LowRankCoupling(
         *distance_features(leaf(11, 2, 3)), PTR, symmetric=True
     ),
-    "low-rank-float32": lambda: LowRankCoupling(*features(2, dtype=SINGLE), PTR),
     "log-low-rank": lambda: LogLowRankCoupling(*features(1)),
     "log-low-rank-ragged": lambda: LogLowRankCoupling(*features(2), PTR),
     "log-low-rank-samples-ragged": lambda: LogLowRankCoupling(
@@ -227,7 +201,6 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "log-low-rank-transposed": lambda: (
         LogLowRankCoupling(*features(2), None, leaf(11, 2, 2), normalize=False).T
     ),
-    "log-low-rank-float32": lambda: LogLowRankCoupling(*features(2, dtype=SINGLE), PTR),
     "pairwise-exp": lambda: PairwiseCoupling(*features(2)),
     "pairwise-exp-ragged": lambda: PairwiseCoupling(*features(2), PTR),
     "pairwise-exp-unnormalized": lambda: PairwiseCoupling(
@@ -243,7 +216,6 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "pairwise-gaussian": lambda: tied("exp", True),
     "pairwise-gaussian-symmetric": lambda: tied("exp", False),
     "pairwise-distance-sigmoid": lambda: tied("sigmoid", False),
-    "pairwise-float32": lambda: PairwiseCoupling(*features(2, dtype=SINGLE), PTR),
     "sparse-flow": lambda: flow(1, ptr=None),
     "sparse-flow-ragged": flow,
     "sparse-flow-finite-ragged": lambda: flow(alpha=0.1),
@@ -255,7 +227,6 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     ),
     "sparse-flow-softmax-ragged": lambda: flow(lam=0.0),
     "sparse-flow-zero-rows": lambda: flow(lam=50.0, alpha=1.0),
-    "sparse-flow-float32": lambda: flow(dtype=SINGLE),
     "reweighted-ragged": lambda: ReweightedCoupling(
         LowRankCoupling(*features(2), PTR), leaf(11, 2), leaf(11, 1, seed=3)
     ),
@@ -276,9 +247,6 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
         *2 * [leaf(11, 2, positive=True)],
         symmetric=True,
         nonnegative=True,
-    ),
-    "reweighted-float32": lambda: ReweightedCoupling(
-        LowRankCoupling(*features(2, dtype=SINGLE), PTR), leaf(11, 2, dtype=SINGLE)
     ),
     "row-normalized-ragged": lambda: row_normalized(
         LowRankCoupling(*features(2, positive=True), PTR, nonnegative=True)
@@ -303,12 +271,6 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     ),
     "symmetric-sum-off-diagonal": lambda: symmetric_normalized(
         0.5 * tied("exp", False) + SparseCoupling(graph(True), nonnegative=True),
-        diagonal=False,
-    ),
-    "symmetric-float32": lambda: symmetric_normalized(
-        PairwiseCoupling(
-            *2 * features(2, dtype=SINGLE)[:1], PTR, normalize=False, symmetric=True
-        ),
         diagonal=False,
     ),
     "off-diagonal-sparse-ragged": lambda: without_diagonal(
@@ -340,10 +302,6 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
     "polynomial-symmetric": lambda: PolynomialCoupling(
         symmetric_low_rank(), leaf(2, 2)
     ),
-    "polynomial-float32": lambda: PolynomialCoupling(
-        PairwiseCoupling(*features(2, dtype=SINGLE), PTR),
-        torch.tensor([0.5, 0.25], dtype=DOUBLE),
-    ),
     **{
         f"neumann-{boundary}-ragged": partial(
             NeumannCoupling, 11, leaf(2, 2), (1, 3), boundary, PTR
@@ -360,9 +318,6 @@ COUPLINGS: dict[str, Callable[[], Coupling]] = {
         11, leaf(1, 2, positive=True), nonnegative=True
     ),
     "neumann-replicate-one": lambda: NeumannCoupling(11, leaf(1, 2), (1,), "replicate"),
-    "neumann-float32": lambda: NeumannCoupling(
-        11, leaf(2, 2, dtype=SINGLE), (1, 4), "replicate", PTR
-    ),
     "neumann-no-node": lambda: NeumannCoupling(0, leaf(1, 1)),
     "scaled": lambda: 0.5 * LowRankCoupling(*features(2), PTR),
     "scaled-negative": lambda: -2.0 * SparseCoupling(graph(True), nonnegative=True),
@@ -834,9 +789,6 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
         )
         for constraint in CONSTRAINTS
     },
-    "equation-24": lambda: DiffusionConv(
-        4, 3, 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym")
-    ),
     "difformer-conv": lambda: DIFFormerConv(4, 4),
     "difformer-conv-values": lambda: DIFFormerConv(
         4, 4, transform=True, keep="values", bias=True
@@ -1046,6 +998,9 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     ),
     "certified-block-diagonal": lambda: CertifiedBlock(
         4, [WeightedGraph(4, matrix="diagonal", symmetric=False)], 3
+    ),
+    "certified-block-neighbours": lambda: CertifiedBlock(
+        4, [Neighbours(4, penalty="sigmoid")], 3
     ),
     "certified-block-identity": lambda: CertifiedBlock(
         4, [WeightedGraph(4, matrix="identity", hops=2)], 3

@@ -1,5 +1,7 @@
 """Energies by the names of their parts, as theorems write them; each is a sum of terms of the library."""
 
+from dataclasses import KW_ONLY, dataclass
+
 import torch
 from torch import Tensor
 
@@ -78,6 +80,7 @@ class Joint(Energy):
         return Graph(len(z), ptr=self.ptr) if self.graph is None else self.graph
 
 
+@dataclass(eq=False)
 class Explicit(Energy):
     """E(Z, k) of an explicit step (Wu, Wipf & Yan 2025, Eqs. 8, 13, 25), where λ multiplies Σ_ij.
 
@@ -85,34 +88,23 @@ class Explicit(Energy):
     the energy falls from layer to layer (D21 of docs/errata.md). ``residual`` takes tr Zᵀ(I − S)Z.
     """
 
-    def __init__(
-        self,
-        penalty: Penalty | str,
-        lam: float = 1.0,
-        *,
-        coupling: Coupling | None = None,
-        source: Tensor | None = None,
-        beta: float = 1.0,
-        leak: float = 0.0,
-        metric: Tensor | None = None,
-        graph_term: Coupling | None = None,
-        constraint: str | None = None,
-        printed: bool = False,
-        residual: bool = False,
-        ptr: Tensor | None = None,
-    ) -> None:
-        self.penalty = get_penalty(penalty)
-        self.lam = lam
-        self.coupling = coupling
-        self.source = source
-        self.beta = beta
-        self.leak = leak
-        self.metric = metric
-        self.graph_term = graph_term
-        self.constraint = get_constraint(constraint)
-        self.printed = printed
-        self.residual = residual
-        self.ptr = ptr
+    penalty: Penalty | str
+    lam: float = 1.0
+    _: KW_ONLY
+    coupling: Coupling | None = None
+    source: Tensor | None = None
+    beta: float = 1.0
+    leak: float = 0.0
+    metric: Tensor | None = None
+    graph_term: Coupling | None = None
+    constraint: str | None = None
+    printed: bool = False
+    residual: bool = False
+    ptr: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.penalty = get_penalty(self.penalty)
+        self.constraint = get_constraint(self.constraint)
 
     def pairs(self) -> EnergyTerm:
         if self.coupling is None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.export import export
+from torch.testing import assert_close
 
 from model_cases import FEW, MODELS
 
@@ -37,9 +38,7 @@ STRICT = [
 @pytest.mark.parametrize(
     ("name", "strict"), [*(marked(name, False) for name in MODELS), *STRICT]
 )
-def test_an_exported_model_is_the_model_on_graphs_of_all_sizes(
-    name: str, strict: bool
-) -> None:
+def test_an_exported_model_is_the_model_on_graphs_of_all_sizes(name, strict):
     case = MODELS[name]
     model = case.model().eval()
     program = export(
@@ -51,15 +50,15 @@ def test_an_exported_model_is_the_model_on_graphs_of_all_sizes(
     loaded = torch.export.load(file).module()
     for size in (*FEW, 12, 23, 40):
         inputs = case.inputs(size)
-        torch.testing.assert_close(loaded(**inputs), model(**inputs))
+        assert_close(loaded(**inputs), model(**inputs))
 
 
 @pytest.mark.parametrize(
     "name", [marked(name, otherwise=pytest.mark.slow) for name in MODELS]
 )
 def test_a_model_is_compiled_once_more_when_its_sizes_change_and_never_again(
-    name: str,
-) -> None:
+    name,
+):
     """torch.compile takes the first sizes as fixed, and the second ones as a sign that they are not."""
     case = MODELS[name]
     compiled = torch.compile(case.model().eval(), fullgraph=True, backend="eager")

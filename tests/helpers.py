@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp.energies import Energy
 from diffusion_mp.graph import Graph
@@ -61,7 +62,7 @@ def block_runs(model: Any, **inputs: Any) -> list[tuple[Energy, list[Tensor]]]:
 def close(got: Any, expected: Any, operation: str = "product") -> None:
     """Both, tensors or tuples of them, are equal up to the tolerance of the operation in their dtype."""
     dtype = (got if isinstance(got, Tensor) else got[0]).dtype
-    torch.testing.assert_close(got, expected, **tolerance(operation, dtype)._asdict())
+    assert_close(got, expected, **tolerance(operation, dtype)._asdict())
 
 
 def agree(
@@ -75,7 +76,7 @@ def agree(
 ) -> None:
     """Both are equal up to (rtol, atol), and so are the gradients of a weighted sum, up to ``slopes``."""
     rtol, atol = values
-    torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
+    assert_close(got, expected, rtol=rtol, atol=atol)
     losses = [
         (out * randn(*out.shape, seed=9).to(out)).sum() for out in (got, expected)
     ]
@@ -85,7 +86,7 @@ def agree(
         for loss in losses
     ]
     rtol, atol = slopes or values
-    torch.testing.assert_close(*grads, rtol=rtol, atol=atol)
+    assert_close(*grads, rtol=rtol, atol=atol)
 
 
 def refuses(

@@ -4,12 +4,12 @@ Run by `export/test_onnx.py` in a process without the runtime shape checks, whos
 """
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import onnxruntime
 import pytest
 import torch
+from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves
 
 from diffusion_mp.export import in_plain_torch
@@ -41,21 +41,19 @@ def written_out(name: str) -> torch.export.ExportedProgram:
 
 @pytest.mark.parametrize("name", quick(WRITTEN))
 def test_a_program_in_plain_torch_is_the_model_on_graphs_of_all_sizes(
-    name: str,
-) -> None:
+    name,
+):
     case = MODELS[name]
     written = written_out(name)
     assert not any("diffusion_mp" in str(node.target) for node in every_node(written))
     model = case.model().eval()
     for size in (*FEW, *SIZES):
         inputs = case.inputs(size)
-        torch.testing.assert_close(written.module()(**inputs), model(**inputs))
+        assert_close(written.module()(**inputs), model(**inputs))
 
 
 @pytest.mark.parametrize("name", quick(QUICK))
-def test_onnx_of_a_model_is_the_model_on_graphs_of_all_sizes(
-    name: str, tmp_path: Path
-) -> None:
+def test_onnx_of_a_model_is_the_model_on_graphs_of_all_sizes(name, tmp_path):
     case = MODELS[name]
     torch.onnx.export(written_out(name), f=tmp_path / "model.onnx", verbose=False)
     session = onnxruntime.InferenceSession(
@@ -66,7 +64,7 @@ def test_onnx_of_a_model_is_the_model_on_graphs_of_all_sizes(
         inputs = case.inputs(size)
         parts = zip(session.get_inputs(), tree_leaves(inputs), strict=True)
         found = session.run(None, {part.name: value.numpy() for part, value in parts})
-        torch.testing.assert_close(
+        assert_close(
             [torch.from_numpy(part) for part in found], tree_leaves(model(**inputs))
         )
 

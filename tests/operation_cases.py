@@ -12,13 +12,15 @@ from diffusion_mp.kernels.linear_attention import Terms, linear_rows
 from diffusion_mp.kernels.neumann.stencil import Stencil
 from diffusion_mp.kernels.pairwise.scores import SCORES, Weighting
 from diffusion_mp.kernels.sparse_flow import Features, sparse_flow_potentials
+from diffusion_mp.kernels.sparse_flow.rows import Circuit, RowProblem
 from diffusion_mp.kernels.spmm import Rows
 
 N = 13
 H = 2
 BATCHES = {"one graph": None, "ragged": torch.tensor([0, 5, 5, 6, 13])}
 DERIVED = (
-    linear_attention._attention_backward,
+    linear_attention._backward,
+    linear_attention._backward_of_one,
     pairwise._backward,
 )
 OPERATIONS = {operation.name: operation for operation in (*FORMULAS, *DERIVED)}
@@ -78,14 +80,10 @@ def arguments(ptr: Tensor | None) -> dict[str, list[tuple[Any, ...]]]:
         ],
         "linear_attention_backward": [
             (v, q, k, v, linear_rows(q, k, v, mixed, backend="cpu"), mixed),
-            (
-                q,
-                q,
-                None,
-                None,
-                linear_rows(q, q, q, alike, backend="cpu"),
-                alike,
-            ),  # in all roles
+        ],
+        "linear_attention_of_one_backward": [
+            (q, q, linear_rows(q, q, q, terms, backend="cpu"), terms)
+            for terms in (mixed, alike)
         ],
         "pairwise_attention": [
             *((q, k, v, Weighting(None, None, ptr, score)) for score in SCORES),
@@ -101,13 +99,16 @@ def arguments(ptr: Tensor | None) -> dict[str, list[tuple[Any, ...]]]:
             (v, shift, q, k, v, Weighting(shift, None, ptr, "exp")),
         ],
         "sparse_flow_potentials": [
-            (f, lam, leak, ptr) for f in (features, without_friction)
+            (Circuit(*f, lam, leak), ptr) for f in (features, without_friction)
         ],
         "sparse_flow_product": [
             (features, v, terms, ptr, transpose) for transpose in (False, True)
         ],
         "sparse_flow_support": [
-            (*scores, log_sum(-scores[0]), log_sum(scores[1]), lam, leak, target)
+            (
+                RowProblem(*scores, log_sum(-scores[0]), log_sum(scores[1]), lam, leak),
+                target,
+            )
         ],
         "neumann_product": [
             (v, draw(2, H), s, transpose)

@@ -10,6 +10,7 @@ import torch
 from packaging.version import Version
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
+from torch.testing import assert_close
 
 import diffusion_mp as dm
 from diffusion_mp.export import in_plain_torch
@@ -87,7 +88,7 @@ def export_any_size(module: nn.Module) -> ExportedProgram:
 
 
 @pytest.mark.parametrize("name", marked(EXPORTED))
-def test_an_exported_solve_takes_graphs_of_all_sizes(name: str) -> None:
+def test_an_exported_solve_takes_graphs_of_all_sizes(name):
     module = built(EXPORTED[name]).eval()
     program = export_any_size(module)
     programs = [program]
@@ -103,13 +104,11 @@ def test_an_exported_solve_takes_graphs_of_all_sizes(name: str) -> None:
             inputs(9),
             inputs(9, star),
         ):
-            torch.testing.assert_close(
-                exported.module()(*args), module(*args), rtol=1e-5, atol=1e-6
-            )
+            assert_close(exported.module()(*args), module(*args), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_limit_that_iterates_is_not_exported_and_says_what_is(name: str) -> None:
+def test_a_limit_that_iterates_is_not_exported_and_says_what_is(name):
     with pytest.raises(
         NotImplementedError,
         match=r"torch.export has no values. Export a fixed number of .*num_layers",
@@ -118,7 +117,7 @@ def test_a_limit_that_iterates_is_not_exported_and_says_what_is(name: str) -> No
 
 
 @pytest.mark.parametrize("name", marked(COMPILED))
-def test_a_compiled_solve_is_the_solve_and_so_is_its_gradient(name: str) -> None:
+def test_a_compiled_solve_is_the_solve_and_so_is_its_gradient(name):
     module = built(COMPILED[name])
     compiled = torch.compile(module, backend="aot_eager", dynamic=True)
     for num_nodes in (7, 12):
@@ -136,14 +135,14 @@ def test_a_compiled_solve_is_the_solve_and_so_is_its_gradient(name: str) -> None
                 if part.grad is not None
             ]
             results.append([out.detach(), *gradients])
-        torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+        assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(
     Version(torch.__version__) < Version("2.13"),
     reason="an older compiler stops earlier, at Python of ours that it does not trace",
 )
-def test_fullgraph_ends_where_an_iteration_begins() -> None:
+def test_fullgraph_ends_where_an_iteration_begins():
     module = built(EXPORTED["CertifiedConv"])
     with pytest.raises(torch._dynamo.exc.Unsupported, match=r"torch.compiler.disable"):
         torch.compile(module, backend="eager", fullgraph=True)(*inputs(7))

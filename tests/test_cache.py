@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 from torch_geometric import EdgeIndex
 
 from diffusion_mp.graph import Graph
@@ -24,7 +25,7 @@ def edges() -> Tensor:
 
 
 @pytest.mark.parametrize("form", [Tensor.clone, Tensor.int, lambda e: EdgeIndex(e)])
-def test_the_same_tensors_are_prepared_once(form: Callable[[Tensor], Tensor]) -> None:
+def test_the_same_tensors_are_prepared_once(form):
     edge_index = form(edges())
     weight = torch.rand(4)
     batch = torch.zeros(4, dtype=torch.long)
@@ -53,7 +54,7 @@ WRITES: dict[str, Callable[[Tensor], object]] = {
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_every_write_into_the_edges_is_seen(write: Callable[[Tensor], None]) -> None:
+def test_every_write_into_the_edges_is_seen(write):
     layer = GCNConv(2, 2)
     x = torch.rand(4, 2)
     edge_index = edges()
@@ -62,10 +63,10 @@ def test_every_write_into_the_edges_is_seen(write: Callable[[Tensor], None]) -> 
     assert torch.equal(edge_index, OTHER)
     after = layer(x, edge_index)
     assert not torch.equal(before, after)
-    torch.testing.assert_close(after, layer(x, Graph(4, edge_index.clone())))
+    assert_close(after, layer(x, Graph(4, edge_index.clone())))
 
 
-def test_weights_and_batches_written_to() -> None:
+def test_weights_and_batches_written_to():
     edge_index = torch.tensor([[0, 2], [1, 3]])
     weight = torch.rand(2)
     batch = torch.zeros(4, dtype=torch.long)
@@ -78,7 +79,7 @@ def test_weights_and_batches_written_to() -> None:
     assert doubled.num_graphs == 1
 
 
-def test_learned_weights_are_not_copied() -> None:
+def test_learned_weights_are_not_copied():
     edge_index = edges()
     layer = GCNConv(2, 2)
     weight = torch.rand(4, requires_grad=True)
@@ -89,7 +90,7 @@ def test_learned_weights_are_not_copied() -> None:
     assert Graph.coerce(X, edge_index, weight).edge_weight is weight
 
 
-def test_what_is_found_in_inference_mode_serves_training() -> None:
+def test_what_is_found_in_inference_mode_serves_training():
     with torch.inference_mode():
         edge_index = edges()
         layer = GCNConv(2, 2)
@@ -109,7 +110,7 @@ def test_what_is_found_in_inference_mode_serves_training() -> None:
     assert not found.is_inference()
 
 
-def test_what_is_freed_is_forgotten() -> None:
+def test_what_is_freed_is_forgotten():
     recent: TensorCache[Graph] = TensorCache(100)
 
     def take(edge_index: Tensor) -> Graph:
@@ -128,7 +129,7 @@ def test_what_is_freed_is_forgotten() -> None:
     assert len(recent._entries) == 1
 
 
-def test_what_has_no_room_is_forgotten() -> None:
+def test_what_has_no_room_is_forgotten():
     recent: TensorCache[object] = TensorCache(20)
 
     def take(tensor: Tensor) -> object:
@@ -144,7 +145,7 @@ def test_what_has_no_room_is_forgotten() -> None:
     )  # no copy is made of what has no room
 
 
-def test_threads_get_the_graphs_of_their_own_edges() -> None:
+def test_threads_get_the_graphs_of_their_own_edges():
     several = [
         torch.randint(4, (2, 6), generator=torch.Generator().manual_seed(seed))
         for seed in range(20)
@@ -171,7 +172,7 @@ def counted(*tensors: torch.Tensor, key: str = "sum") -> tuple[int, int]:
     return cached_by(tensors, key, find), len(calls)
 
 
-def test_it_is_computed_once_for_a_key_and_tensors_that_are_not_written_to() -> None:
+def test_it_is_computed_once_for_a_key_and_tensors_that_are_not_written_to():
     a = torch.arange(4)
     b = torch.arange(3)
     assert counted(a, b) == (9, 1)
@@ -184,7 +185,7 @@ def test_it_is_computed_once_for_a_key_and_tensors_that_are_not_written_to() -> 
     assert counted(a) == (6, 1)
 
 
-def test_values_go_with_their_tensor() -> None:
+def test_values_go_with_their_tensor():
     before = len(cache._KEPT)
     a = torch.arange(4)
     counted(a)
@@ -194,7 +195,7 @@ def test_values_go_with_their_tensor() -> None:
     assert len(cache._KEPT) == before
 
 
-def test_nothing_of_a_transform_is_kept() -> None:
+def test_nothing_of_a_transform_is_kept():
     a = torch.arange(4.0)
 
     def twice(x: Tensor) -> Tensor:

@@ -35,9 +35,7 @@ LONG = {"test_table[long]", "test_long"}
         ("--cases=rest -m exhaustive", LONG),
     ],
 )
-def test_the_sample_and_the_rest_are_all(
-    pytester: pytest.Pytester, options: str, expected: set[str]
-) -> None:
+def test_the_sample_and_the_rest_are_all(pytester, options, expected):
     pytester.makeconftest(Path(__file__).parents[1].joinpath("conftest.py").read_text())
     pytester.makepyfile(TESTS)
     result = pytester.runpytest(

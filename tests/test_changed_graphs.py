@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from diffusion_mp import (
     GPS,
@@ -21,9 +22,9 @@ from diffusion_mp import (
     NodeFormer,
     SFiFormer,
 )
-from helpers import built
+from helpers import built, randn
 
-X = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
+X = randn(9, 4).float()
 
 
 def tensors() -> dict[str, Tensor]:
@@ -77,7 +78,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("write", WRITES)
-def test_layers_see_what_was_written(layer: str, write: str) -> None:
+def test_layers_see_what_was_written(layer, write):
     parts = tensors()
     if write != "degrees":
         del parts["full_degree"]
@@ -117,9 +118,7 @@ ANSWERS: dict[str, Callable[[Graph], Any]] = {
 @pytest.mark.parametrize("question", ANSWERS)
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_a_graph_answers_for_what_its_tensors_hold(
-    question: str, write: str, weighted: bool
-) -> None:
+def test_a_graph_answers_for_what_its_tensors_hold(question, write, weighted):
     parts = tensors()
     if not weighted and write in ("edges", "the batch", "degrees"):
         del parts["edge_weight"]
@@ -130,7 +129,7 @@ def test_a_graph_answers_for_what_its_tensors_hold(
     assert ask(graph) == ask(fresh(parts))
 
 
-def test_attributes_that_are_replaced_are_seen() -> None:
+def test_attributes_that_are_replaced_are_seen():
     parts = tensors()
     graph = Graph(9, parts["edge_index"])
     layer = built(lambda: GCNConv(4, 4))
@@ -145,7 +144,7 @@ def test_attributes_that_are_replaced_are_seen() -> None:
     )
 
 
-def test_what_is_written_in_inference_mode_is_seen() -> None:
+def test_what_is_written_in_inference_mode_is_seen():
     layer = built(lambda: GCNConv(4, 4)).eval()
     with torch.inference_mode():
         parts = tensors()
@@ -170,7 +169,7 @@ WRONG: dict[str, Callable[[dict[str, Tensor]], Any]] = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_values_are_checked_again(message: str) -> None:
+def test_values_are_checked_again(message):
     parts = tensors()
     graph = graph_of(parts)
     layer = built(lambda: GCNConv(4, 4))
@@ -181,7 +180,7 @@ def test_values_are_checked_again(message: str) -> None:
             layer(X, graph)
 
 
-def test_what_was_not_checked_is_not_checked_again() -> None:
+def test_what_was_not_checked_is_not_checked_again():
     layer = built(lambda: GCNConv(4, 4))
     weight = torch.tensor([1.0])
     graph = Graph(9, torch.tensor([[0], [1]]), weight, validate=False)
@@ -190,7 +189,7 @@ def test_what_was_not_checked_is_not_checked_again() -> None:
     layer(X, graph)
 
 
-def test_a_derived_graph_stays_what_it_was() -> None:
+def test_a_derived_graph_stays_what_it_was():
     parts = tensors()
     graph = Graph(9, parts["edge_index"], parts["edge_weight"])
     looped = graph.with_self_loops("add")
@@ -200,7 +199,7 @@ def test_a_derived_graph_stays_what_it_was() -> None:
     assert torch.equal(graph.with_self_loops("add").degree() - 1, 2 * (degree - 1))
 
 
-def test_caches_survive_copies_and_processes() -> None:
+def test_caches_survive_copies_and_processes():
     parts = tensors()
     parts["edge_weight"].mul_(
         2
@@ -218,7 +217,7 @@ def test_caches_survive_copies_and_processes() -> None:
     )
 
 
-def test_learned_weights_are_neither_cached_nor_checked_again() -> None:
+def test_learned_weights_are_neither_cached_nor_checked_again():
     weight = torch.ones(10, requires_grad=True)
     graph = Graph(9, tensors()["edge_index"], weight)
     layer = built(lambda: GCNConv(4, 4))
@@ -229,4 +228,4 @@ def test_learned_weights_are_neither_cached_nor_checked_again() -> None:
         same = Graph(
             9, graph.edge_index.clone(), weight.detach().clone(), validate=False
         )
-        torch.testing.assert_close(layer(X, graph), layer(X, same))
+        assert_close(layer(X, graph), layer(X, same))

@@ -60,7 +60,7 @@ MODELS = {
 @pytest.mark.skipif(not STATM.exists(), reason="the resident size is read from /proc")
 @pytest.mark.parametrize("given", ["edge_index", "Graph"])
 @pytest.mark.parametrize("name", MODELS)
-def test_memory_does_not_grow_over_a_thousand_steps(name: str, given: str) -> None:
+def test_memory_does_not_grow_over_a_thousand_steps(name, given):
     """In the first 300 steps the allocator finds its sizes. A batch has about 40 KB: 700 kept ones would be 28 MiB."""
     sizes = [
         float(size)

@@ -2,16 +2,15 @@
 
 # ruff: noqa: F403, F405 (everything public)
 import math
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp import *
 from diffusion_mp.couplings import NeumannCoupling, row_normalized
 from diffusion_mp.diffusivities.kernelized_softmax import attention_features
-from diffusion_mp.energies.spectrum import Form
 from energy_forms import Explicit, Joint
 
 DOUBLE = torch.float64
@@ -36,7 +35,7 @@ def adjacency(x: Tensor, graph: Graph) -> Coupling:
 
 
 @pytest.mark.parametrize("tau", [1e-3, 0.1, 1.0])
-def test_equation_24_raises_equation_25(tau: float) -> None:
+def test_equation_24_raises_equation_25(tau):
     """D24: whatever λ is, the term that λ multiplies rises, and so does the first. One denominator repairs it."""
     x, graph = two_herds(7, 1.6, 2.9)
     edges = adjacency(x, graph)
@@ -56,9 +55,7 @@ def test_equation_24_raises_equation_25(tau: float) -> None:
     ("weight", "form"),
     [(None, "residual"), ("joint", "residual"), (0.5, "conservative")],
 )
-def test_no_layer_with_a_normalised_attention_descends_equation_25(
-    weight: Any, form: Form
-) -> None:
+def test_no_layer_with_a_normalised_attention_descends_equation_25(weight, form):
     """D24, for Eqs. 61–63, their sum divided by its own rows, and Eq. 24: at τ = 0.1 the energy rises."""
     x, graph = two_herds(7, 1.6, 2.6)
     attention = SigmoidDiffusivity(normalize=None, measure="distance")
@@ -83,7 +80,7 @@ def slopes(members: int, near: float, far: float) -> tuple[float, float]:
     return float((pairs * direction).sum()), float((links * direction).sum())
 
 
-def test_no_rescaling_of_the_adjacency_saves_equation_24() -> None:
+def test_no_rescaling_of_the_adjacency_saves_equation_24():
     """D24: one wide pair of herds and 35 narrow ones, all out of each other's sight: both slopes rise."""
     wide = slopes(30, 0.8, 2.3)
     narrow = slopes(30, 0.2, 3.3)
@@ -91,7 +88,7 @@ def test_no_rescaling_of_the_adjacency_saves_equation_24() -> None:
     assert wide[1] + 35 * narrow[1] < -1
 
 
-def test_the_gradient_flow_has_a_half() -> None:
+def test_the_gradient_flow_has_a_half():
     """D25: −½∇E of Corollaries 2 and 8 is Σ ω_ij(z_j − z_i) at λ = ½; at λ = 1 twice that (Eq. 46: −¼ of ∂Ẽ/∂z)."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.rand(12, generator=generator, dtype=DOUBLE)
@@ -106,10 +103,10 @@ def test_the_gradient_flow_has_a_half() -> None:
         flow = -coupling.laplacian(x.unsqueeze(1)).squeeze(1)
         for lam in (0.5, 1.0):
             (gradient,) = torch.autograd.grad(build(lam)(x, x.detach()), x)
-            torch.testing.assert_close(-gradient / 2, 2 * lam * flow)
+            assert_close(-gradient / 2, 2 * lam * flow)
 
 
-def test_the_steady_state_of_equation_11_has_a_half() -> None:
+def test_the_steady_state_of_equation_11_has_a_half():
     """D25: 0 = ∂E/∂Z at Z = Z_k = η/(2λ) (D̄ − S)⁻¹H, for a source that the kernel of D̄ − S has no part in."""
     laplacian = torch.tensor(
         [[1.0, -1.0, 0.0], [-1.0, 3.0, -2.0], [0.0, -2.0, 2.0]], dtype=DOUBLE
@@ -124,11 +121,11 @@ def test_the_steady_state_of_equation_11_has_a_half() -> None:
         energy = (z - (z.detach() + eta * source)).square().sum() + lam * pairs
         return torch.autograd.grad(energy, z)[0]
 
-    torch.testing.assert_close(gradient(0.5), torch.zeros_like(source))
+    assert_close(gradient(0.5), torch.zeros_like(source))
     assert gradient(1.0).abs().max() > 1
 
 
-def test_the_variational_bound_is_from_above() -> None:
+def test_the_variational_bound_is_from_above():
     """D25: Eq. 37 with its inequality turned: ρ(s) ≤ ωs − ρ̃(ω), with equality at ω = ρ′(s) and nowhere below."""
     s = torch.tensor(1.5, dtype=DOUBLE)
     touching = torch.linspace(0, 6, 13).double()
@@ -141,7 +138,7 @@ def test_the_variational_bound_is_from_above() -> None:
 
 
 @pytest.mark.parametrize(("radius", "tau"), [(4.0, 64.0), (0.25, 0.25)])
-def test_the_variance_of_random_features(radius: float, tau: float) -> None:
+def test_the_variance_of_random_features(radius, tau):
     """N10: m·Var = e^{6r²/τ} − e^{2r²/τ} where q = k has norm r; Theorem 1 of the slides has e^{6r/τ}, no bound."""
     x = torch.zeros(1, 1, 2, dtype=DOUBLE)
     x[0, 0, 0] = radius / math.sqrt(tau)
@@ -159,7 +156,7 @@ def test_the_variance_of_random_features(radius: float, tau: float) -> None:
     assert (float(samples.var()) > math.exp(6 * radius / tau)) == (radius > 1)
 
 
-def test_a_row_stochastic_matrix_can_have_the_norm_root_n() -> None:
+def test_a_row_stochastic_matrix_can_have_the_norm_root_n():
     """S8: ‖R‖₂ ≤ 1 (SFi-Former, A.1) fails where all nodes attend to one; its largest entry stays below one."""
     scores = torch.zeros(9, 9, dtype=DOUBLE)
     scores[:, 0] = 50.0
@@ -167,7 +164,7 @@ def test_a_row_stochastic_matrix_can_have_the_norm_root_n() -> None:
     assert scores.softmax(1).max() <= 1
 
 
-def test_a_stride_beyond_one_is_no_low_pass() -> None:
+def test_a_stride_beyond_one_is_no_low_pass():
     """P8: gains at h = 4, α = 0.48, L = 24: fast modes pass, slower ones do not; at stride 1 gains fall."""
     position = torch.arange(24, dtype=DOUBLE) + 0.5
     modes = torch.cos(

@@ -15,8 +15,7 @@ from torch_geometric.data import Data, HeteroData
 
 from diffusion_mp import *
 from diffusion_mp.couplings import *
-from diffusion_mp.data import label_mask, random_split
-from diffusion_mp.diffusivities import edge_loss
+from diffusion_mp.data import label_mask
 from diffusion_mp.updates import fixed_point
 from helpers import refuses
 
@@ -89,7 +88,7 @@ MESSAGES: dict[str, str] = json.loads(
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_a_sentence_in_full(name: str) -> None:
+def test_a_sentence_in_full(name):
     with pytest.raises(Exception) as caught:  # noqa: PT011 (its type is compared too)
         GOLDEN[name]()
     assert f"{caught.type.__name__}: {caught.value}" == MESSAGES[name]
@@ -98,7 +97,6 @@ def test_a_sentence_in_full(name: str) -> None:
 test_bad_values = refuses(
     # the state
     (lambda: MixturePenalty().total(META), "x"),
-    (lambda: PenaltyDiffusivity(MixturePenalty())(META), "x"),
     (
         lambda: certify(
             SimpleDiffusivity(heads=2, measure="distance", normalize=None), X, 0.5
@@ -117,19 +115,10 @@ test_bad_values = refuses(
         "edge_attr",
     ),
     # the graph
-    (lambda: conv(X[:0], EDGES), "edge_index"),
     (lambda: Graph(4, EDGES.to("meta")).within(2), "edge_index"),
-    (lambda: Graph(4, EDGES.to("meta")).is_symmetric, "edge_index"),
-    (lambda: Graph.from_sparse(torch.ones(2, 3).to_sparse_csr()), "adjacency"),
     (lambda: Graph.from_data(Data()), "data"),
     (lambda: conv(X, None, torch.ones(3)), "edge_weight"),
     (lambda: conv(X, torch.eye(4).to_sparse_csr(), torch.ones(4)), "edge_weight"),
-    (lambda: conv(X[:0], EDGES, [0.5] * 0), "edge_weight"),
-    (lambda: batched(torch.zeros(3).long()), "batch"),
-    (lambda: batched(torch.tensor([-1, 0, 0, 0])), "batch"),
-    (lambda: batched(torch.tensor([0, 0, 0, 10**8])), "batch"),
-    (lambda: Graph(4, ptr=torch.tensor([0, 3, 2, 4])), "ptr"),
-    (lambda: Graph(4, ptr=torch.tensor([0.0, 4.0])), "ptr"),
     (lambda: Graph(4, batch=torch.zeros(4).long(), ptr=torch.tensor([0, 4])), "ptr"),
     # options
     (
@@ -141,7 +130,6 @@ test_bad_values = refuses(
     (lambda: SimpleDiffusivity(heads=2)(X), "heads"),
     (lambda: DiffusionConv(6, 6, SimpleDiffusivity(heads=2), heads=3), "heads"),
     (lambda: SimpleDiffusivity(projection="separate"), "channels"),
-    (lambda: SGFormerDiffusivity(3, normalize=None), "normalize"),
     (lambda: SGFormer(3, 4, 2, beta=1.5), "beta"),
     (lambda: SGFormerConv(3, 5), "in_channels"),
     (lambda: GCNIIConv(3, theta=0.5), "theta"),
@@ -155,16 +143,11 @@ test_bad_values = refuses(
         ),
         "coefficients",
     ),
-    (lambda: edge_loss(ring(), Graph(4)), "graph"),
     (lambda: LowRankCoupling(ROWS, ROWS) @ torch.rand(4, 3, 3), "v"),
-    (lambda: LowRankCoupling(V, V[..., :2]), "key"),
     (lambda: LowRankCoupling(V, V.to("meta")), "key"),
     (lambda: SparseCoupling(Graph(4, EDGES), torch.ones(5)), "weight"),
     (lambda: IdentityCoupling(4).as_linear_operator(1), "head"),
     (lambda: ring().at(torch.tensor([[4], [0]])), "edge_index"),
-    (lambda: IdentityCoupling(3).at(torch.tensor([[-1], [0]])), "edge_index"),
-    (lambda: SumCoupling([]), "terms"),
-    (lambda: fixed_point(lambda z: torch.cat([z, z]), X), "z"),
     (lambda: Equilibrium()(V, ring(), source=V), SingularSystemError, "leak"),
     # models
     (
@@ -176,45 +159,33 @@ test_bad_values = refuses(
 )
 test_bad_types = refuses(
     (lambda: FunctionPenalty(torch.exp, domain=(0, "a")), "domain"),
-    (lambda: PDETransformer(3, 4, 2, heads=2, max_length=4)(DATA), "x"),
     (lambda: SimpleDiffusivity(3, projection="tied")(X.double()), "x"),
-    (lambda: conv(X.cfloat()), "x"),
-    (lambda: conv(X, "edges"), "edge_index"),
     (lambda: Graph.from_sparse(torch.eye(4)), "adjacency"),
     (lambda: Graph.from_data({"x": X}), "data"),
     (lambda: diagnose(DIFFormer(3, 4, 2), X, EDGES), "DIFFormerConv"),
     (lambda: DIFFormer(3, 4, 2)(X, EDGES, batch_size=2), "batch_size"),
     (lambda: DIFFormerConv(3, 3, graph_weight=True), "graph_weight"),
-    (lambda: SimpleDiffusivity() + 1, "diffusivity"),
-    (lambda: fixed_point(lambda z: "z", X), "z"),
-    (lambda: fixed_point(torch.cos, X, energy="E"), "energy"),
     (lambda: fixed_point(torch.cos, X, energy=lambda z: z), "energy"),
     (lambda: PairwiseCoupling(V, V, normalize=np.ones(2)), "normalize"),
     (lambda: LowRankCoupling(V, V.double()), "dtype"),
     (lambda: GPS(3, 4, 2, pe_channels=2)(X, EDGES, pe=X.double()), "pe"),
-    (lambda: LabelPropagation()(torch.rand(4), EDGES), "y"),
     (lambda: LabelPropagation(2)(["b", "a", "b"], EDGES), "y"),
     (
         lambda: label_mask([torch.tensor([0, 1]), torch.tensor([1, 0])]),
         "y",
     ),
     (lambda: label_mask([[0], [1, 2]]), "y"),
-    (
-        lambda: random_split(["b", "a"], 0.5, 0.2, torch.Generator()),
-        "y",
-    ),
     error=TypeError,
 )
 
 
-def test_what_is_not_an_error() -> None:
+def test_what_is_not_an_error():
     layer = GCNConv(3, 2)
     assert layer(X, torch.zeros(2, 0, dtype=torch.long)).shape == (4, 2)
-    expected = layer(
-        X, EDGES, torch.tensor([1.0, 0.5, 2.0]), torch.tensor([0, 0, 0, 0])
-    )
-    assert torch.equal(layer(X, EDGES, [1.0, 0.5, 2.0], [0, 0, 0, 0]), expected)
-    arrays = (np.array([1, 0.5, 2]), np.zeros(4, np.int32))
+    weight = [1.0, 0.5, 2.0]
+    expected = layer(X, EDGES, torch.tensor(weight), torch.zeros(4).long())
+    assert torch.equal(layer(X, EDGES, weight, [0] * 4), expected)
+    arrays = (np.array(weight), np.zeros(4, np.int32))
     assert torch.equal(layer(X, EDGES, *arrays), expected)
     pairs = [[0, 1], [1, 0]]
     assert torch.equal(ring().at(pairs), ring().at(torch.tensor(pairs)))
@@ -228,7 +199,7 @@ def test_what_is_not_an_error() -> None:
     ("dtype", "nodes"),
     [(torch.uint8, 200), (torch.int16, 30_000), (torch.int32, 70_000)],
 )
-def test_narrow_indices_do_not_overflow(dtype: torch.dtype, nodes: int) -> None:
+def test_narrow_indices_do_not_overflow(dtype, nodes):
     """Keys of pairs are source · N + target: beyond N = 46 340 they need more than 32 bits."""
     edges = torch.randint(
         nodes, (2, 20_000), generator=torch.Generator().manual_seed(0)

@@ -79,13 +79,13 @@ def laws_left_out(name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", COUPLINGS)
-def test_couplings_obey_the_laws(name: str) -> None:
+def test_couplings_obey_the_laws(name):
     check_coupling(COUPLINGS[name], ptr=PTR if "ragged" in name else None)
 
 
 @pytest.mark.parametrize("name", DIFFUSIVITIES)
 @pytest.mark.typechecked
-def test_diffusivities_pass_the_shape_checks(name: str) -> None:
+def test_diffusivities_pass_the_shape_checks(name):
     diffusivity = DIFFUSIVITIES[name]()
     edges = torch.cat([EDGES, torch.arange(11).expand(2, 11)], dim=1)
     channels = getattr(diffusivity, "channels", None) or 6
@@ -104,7 +104,7 @@ QUICK = [
 
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize("name", QUICK)
-def test_diffusivities_obey_the_laws(name: str) -> None:
+def test_diffusivities_obey_the_laws(name):
     skip = dict(FROBENIUS) if "frobenius" in name else {}
     if getattr(DIFFUSIVITIES[name](), "num_samples", 0):
         skip["same in training"] = "in training it samples Gumbel noise"
@@ -119,7 +119,7 @@ def test_diffusivities_obey_the_laws(name: str) -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.typechecked
-def test_layers_pass_the_shape_checks(name: str) -> None:
+def test_layers_pass_the_shape_checks(name):
     build, options = LAYERS[name]
     layer = build()
     x = torch.rand(11, layer.in_channels, requires_grad=True)
@@ -131,7 +131,7 @@ def test_layers_pass_the_shape_checks(name: str) -> None:
 
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers_obey_the_laws(name: str) -> None:
+def test_layers_obey_the_laws(name):
     build, options = LAYERS[name]
     check_layer(build, skip=laws_left_out(name), **options)
 
@@ -167,7 +167,7 @@ BUILDERS: dict[str, list[Callable[[], object]]] = {
         ("LAYERS, in a generic layer", [updates], StateUpdate),
     ],
 )
-def test_every_public_class_is_in_the_table(table, packages, base) -> None:
+def test_every_public_class_is_in_the_table(table, packages, base):
     exported = {
         getattr(package, name) for package in packages for name in package.__all__
     }

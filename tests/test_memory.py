@@ -83,14 +83,14 @@ CASES = [
 
 @pytest.mark.parametrize(("diffusivity", "num_nodes", "limit"), CASES)
 def test_no_matrix_of_all_pairs_or_samples_exists(
-    diffusivity: str, num_nodes: int, limit: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    diffusivity, num_nodes, limit, monkeypatch
+):
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
     assert float(run_program("-c", PROGRAM, diffusivity, str(num_nodes))) < limit
 
 
 @pytest.mark.slow
-def test_a_training_step_of_nodeformer_needs_a_third_of_the_textbook() -> None:
+def test_a_training_step_of_nodeformer_needs_a_third_of_the_textbook():
     """At N = 200 000, H = 4, d = 32, m = 32, K = 10, where [N, H, K, m] takes 1 GB; and not more time."""
     printed = run_program(
         str(Path(__file__).parents[1] / "benchmarks" / "nodeformer.py")

@@ -9,6 +9,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.testing import assert_close
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 import diffusion_mp as mp
@@ -111,9 +112,7 @@ WEIGHTED: dict[str, tuple[Build, Build]] = {
 
 
 @pytest.mark.parametrize("name", WEIGHTED)
-def test_layers_of_weighted_edges(
-    name: str, edges: Tensor, weight: list[Tensor]
-) -> None:
+def test_layers_of_weighted_edges(name, edges, weight):
     ours, theirs = (build() for build in WEIGHTED[name])
     assert_same(ours, theirs, [randn(N, C), *weight], lambda x, *w: given(x, edges, *w))
 
@@ -127,7 +126,7 @@ def test_layers_of_weighted_edges(
         {"add_self_loops": False},
     ],
 )
-def test_gcnii(options: dict[str, Any], edges: Tensor, weight: list[Tensor]) -> None:
+def test_gcnii(options, edges, weight):
     assert_same(
         mp.GCNIIConv(C, 0.2, **options),
         pyg.GCN2Conv(C, 0.2, **options),
@@ -142,7 +141,7 @@ def mlp() -> nn.Module:
 
 
 @pytest.mark.parametrize("train_eps", [True, False], ids=["learned-eps", "fixed-eps"])
-def test_gin(edges: Tensor, train_eps: bool) -> None:
+def test_gin(edges, train_eps):
     ours = mp.GINConv(C, mlp(), 0.25, train_eps=train_eps)
     theirs = pyg.GINConv(mlp(), 0.25, train_eps=train_eps)
     assert_same(ours, theirs, [randn(N, C)], lambda x: given(x, edges))
@@ -173,7 +172,7 @@ def with_features(edges: Tensor) -> Callable[..., Arguments]:
 
 
 @pytest.mark.parametrize("options", GAT, ids=str)
-def test_gat(edges: Tensor, options: dict[str, Any]) -> None:
+def test_gat(edges, options):
     features = [randn(edges.size(1), 3, seed=2)] if "edge_dim" in options else []
     ours = mp.GATConv(C, 4, **options)
     theirs = pyg.GATConv(C, 4, **options)
@@ -184,7 +183,7 @@ def test_gat(edges: Tensor, options: dict[str, Any]) -> None:
     "options",
     [{"heads": 2}, {"heads": 2, "concat": False, "residual": True}, {"edge_dim": 3}],
 )
-def test_attention_between_nodes_of_two_kinds(options: dict[str, Any]) -> None:
+def test_attention_between_nodes_of_two_kinds(options):
     ours, theirs = (
         lib.GATConv(C, 4, add_self_loops=False, **options) for lib in (mp, pyg)
     )
@@ -194,7 +193,7 @@ def test_attention_between_nodes_of_two_kinds(options: dict[str, Any]) -> None:
     assert_same(ours, theirs, [*pair, *features], lambda a, b, *f: args((a, b), *f))
 
 
-def test_gat_attention_weights(edges: Tensor) -> None:
+def test_gat_attention_weights(edges):
     ours = mp.GATConv(C, 4, 2).double()
     theirs = drawn(pyg.GATConv(C, 4, 2))
     ours.load_state_dict(mp.from_pyg(ours, theirs.state_dict()))
@@ -210,7 +209,7 @@ def test_gat_attention_weights(edges: Tensor) -> None:
     )
 
 
-def test_label_propagation(edges: Tensor, weight: list[Tensor]) -> None:
+def test_label_propagation(edges, weight):
     y = torch.arange(N) % 3
     mask = torch.tensor([1, 1, 1, 0, 1, 0, 0, 0, 0, 0]).bool()
     known = weight[0].float() if weight else None
@@ -220,4 +219,4 @@ def test_label_propagation(edges: Tensor, weight: list[Tensor]) -> None:
         known = gcn_norm(edges, known, N, add_self_loops=False)[1]
     expected = pyg.LabelPropagation(20, 0.8)(y, edges, mask=mask, edge_weight=known)
     rtol, atol = tolerance("parity", torch.float32)
-    torch.testing.assert_close(got, expected.to(got.dtype), rtol=rtol, atol=atol)
+    assert_close(got, expected.to(got.dtype), rtol=rtol, atol=atol)

@@ -23,7 +23,7 @@ FILES = sorted(
 @pytest.mark.parametrize(
     "file", FILES, ids=lambda file: file.relative_to(SOURCE.parents[1]).as_posix()
 )
-def test_no_private_name_of_torch(file: Path) -> None:
+def test_no_private_name_of_torch(file):
     lines = enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
     found = [
         f"{file.name}:{number}: {line.strip()}"
@@ -33,7 +33,7 @@ def test_no_private_name_of_torch(file: Path) -> None:
     assert file == ALLOWED or not found, "\n".join(found)
 
 
-def test_private_names_are_recognised() -> None:
+def test_private_names_are_recognised():
     for line in (
         "torch._C._any_requires_grad(x)",
         "from torch._ops import OpOverload",
@@ -48,6 +48,6 @@ def test_private_names_are_recognised() -> None:
     assert not PRIVATE.search("torch.nn.functional.linear(x, self._weight)")
 
 
-def test_every_function_says_in_which_versions_its_private_name_was_seen() -> None:
+def test_every_function_says_in_which_versions_its_private_name_was_seen():
     text = ALLOWED.read_text(encoding="utf-8")
     assert text.count("def ") == len(re.findall(r"torch 2\.6 to 2\.\d+", text))

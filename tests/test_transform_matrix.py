@@ -6,6 +6,7 @@ The sentences of `REFUSED` stand on docs/which-model.md, "With other tools"; no 
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -26,24 +27,26 @@ from torch.func import (
     vjp,
     vmap,
 )
+from torch.testing import assert_close
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 import diffusion_mp as dm
+from cases import LAYERS as CASES
+from cases import SEQUENCES
 from diffusion_mp import layers, models
 from diffusion_mp.layers import (
     CertifiedBlock,
-    GPSBlock,
     LaplacianEncoder,
     RowAttention,
-    TiedMLP,
     WeightedGraph,
 )
 from helpers import built
-from model_cases import MODELS, SEQUENCES, SIZES
+from model_cases import MODELS, SIZES, graphs
+from model_cases import SEQUENCES as LENGTHS
 
 PAGE = Path(__file__).parents[1] / "docs" / "which-model.md"
 NODES = 7
-Call = Callable[..., Any]
 
 
 class Row(NamedTuple):
@@ -53,104 +56,75 @@ class Row(NamedTuple):
     names: tuple[str, ...] = ("x", "edge_index")
 
 
-def undirected(normalization: str = "sym") -> dm.Diffusivity:
-    return dm.AdjacencyDiffusivity(normalization, direction="undirected")
+#: Layers of the table of `cases` that differ in what runs; called with edges alone, and some with weights and a batch.
+EDGES = (
+    "appnp",
+    "appnp-limit",
+    "certified-block",
+    "certified-block-at-rest",
+    "certified-block-sphere",
+    "certified-conv",
+    "difformer-conv-gaussian",
+    "difformer-conv-tied",
+    "difformer-conv-values",
+    "gat-concat",
+    "gated-gcn-layer-norm",
+    "gcnii-plain",
+    "generic-equilibrium",
+    "generic-heat",
+    "generic-implicit",
+    "generic-momentum",
+    "generic-trapezoidal",
+    "gin",
+    "gps-block-attention",
+    "mlp",
+    "multi-head",
+    "nodeformer-conv",
+    "sfi-conv",
+    "sgc",
+    "sgformer-conv",
+)
+WEIGHTS = ("gcn",)
+BATCHES = ("difformer-conv", "difformer-conv-softmax")
 
 
-def stepped(
-    update: dm.StateUpdate, diffusivity: Callable[[], dm.Diffusivity] = undirected
-) -> Callable[[], nn.Module]:
-    return lambda: dm.DiffusionConv(8, 8, diffusivity(), update)
+def distance() -> nn.Module:
+    attention = dm.SigmoidDiffusivity(normalize=None, measure="distance")
+    return dm.DiffusionConv(4, 4, attention, dm.ExplicitEuler(0.5))
 
 
-class Term(nn.Module):
-    """The half gradient of a module's term, as a layer."""
-
-    def __init__(self, term: nn.Module) -> None:
-        super().__init__()
-        self.term = term
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        graph = dm.Graph(x.size(0), edge_index)
-        return self.term(x, graph).half_gradient(x.unsqueeze(1), graph).squeeze(1)
-
-
-#: Every public layer, with the options that change what runs.
 LAYERS: dict[str, Row] = {
-    "appnp": Row(lambda: dm.APPNPConv(8, K=3)),
-    "appnp-limit": Row(lambda: dm.APPNPConv(8, K=None, diffusivity=undirected())),
-    "certified-block": Row(
-        lambda: CertifiedBlock(8, [WeightedGraph(8), RowAttention(8, 2), TiedMLP(8, 6)])
+    **{name: Row(CASES[name][0]) for name in EDGES},
+    **{
+        name: Row(CASES[name][0], ("x", "edge_index", "edge_weight"))
+        for name in WEIGHTS
+    },
+    **{
+        name: Row(CASES[name][0], ("x", "edge_index", "edge_weight", "batch"))
+        for name in BATCHES
+    },
+    **{
+        f"pde-{name}": Row(partial(layers.PDEDiffusion1d, 4, **SEQUENCES[name]), ("x",))
+        for name in ("default", "implicit", "periodic")
+    },
+    "distance": Row(distance),
+    "equilibrium-of-attention": Row(
+        lambda: dm.DiffusionConv(
+            4, 4, dm.SigmoidDiffusivity(), dm.Equilibrium(leak=0.5)
+        )
     ),
-    "certified-block-linear-limit": Row(
-        lambda: CertifiedBlock(8, [WeightedGraph(8)], None, constraint=None)
+    "attention-of-neighbours": Row(
+        lambda: CertifiedBlock(4, [RowAttention(4, 2, neighbours=True)])
+    ),
+    "directed-edges": Row(
+        lambda: CertifiedBlock(4, [WeightedGraph(4, gate=True, symmetric=False)])
     ),
     "certified-block-limit": Row(
-        lambda: CertifiedBlock(8, [WeightedGraph(8)], None, constraint="ball")
+        lambda: CertifiedBlock(4, [WeightedGraph(4)], None, constraint="ball")
     ),
-    "certified-conv": Row(lambda: dm.CertifiedConv(8)),
     "certified-conv-limit": Row(
-        lambda: dm.CertifiedConv(8, penalty=None, num_layers=None)
+        lambda: dm.CertifiedConv(4, penalty=None, num_layers=None)
     ),
-    "diffusion-implicit": Row(stepped(dm.ImplicitEuler(0.7))),
-    "diffusion-trapezoidal": Row(stepped(dm.CrankNicolson(0.7))),
-    "diffusion-heat": Row(stepped(dm.HeatKernel(0.7))),
-    "diffusion-equilibrium": Row(stepped(dm.Equilibrium(leak=0.5))),
-    "diffusion-equilibrium-attention": Row(
-        stepped(dm.Equilibrium(leak=0.5), dm.SigmoidDiffusivity)
-    ),
-    "diffusion-momentum": Row(stepped(dm.MomentumStep(0.4, 0.5, 3))),
-    "diffusion-distance": Row(
-        stepped(
-            dm.ExplicitEuler(0.5),
-            lambda: dm.SigmoidDiffusivity(normalize=None, measure="distance"),
-        )
-    ),
-    "difformer-s": Row(lambda: dm.DIFFormerConv(8, 8, transform=True)),
-    "difformer-s-batch": Row(
-        lambda: dm.DIFFormerConv(8, 8, heads=2),
-        ("x", "edge_index", "edge_weight", "batch"),
-    ),
-    "difformer-a": Row(
-        lambda: dm.DIFFormerConv(8, 8, kernel="sigmoid", transform=True)
-    ),
-    "difformer-softmax-batch": Row(
-        lambda: dm.DIFFormerConv(8, 8, kernel="softmax"),
-        ("x", "edge_index", "edge_weight", "batch"),
-    ),
-    "gat": Row(lambda: dm.GATConv(8, 3, 2)),
-    "gcn": Row(lambda: dm.GCNConv(8, 3), ("x", "edge_index", "edge_weight")),
-    "gcnii": Row(lambda: dm.GCNIIConv(8)),
-    "gin": Row(
-        lambda: dm.GINConv(
-            8, nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3))
-        )
-    ),
-    "gps-block": Row(
-        lambda: GPSBlock(8, dm.GCNConv(8, 8), dm.DIFFormerConv(8, 8), norm="layer")
-    ),
-    "gated-gcn": Row(lambda: layers.GatedGCNConv(8, norm="layer")),
-    "mlp": Row(lambda: layers.MLPConv(8, 3)),
-    "multi-head": Row(
-        lambda: layers.MultiHeadConv(
-            8, 3, dm.SoftmaxDiffusivity(heads=2), 2, head_channels=5
-        )
-    ),
-    "nodeformer": Row(lambda: dm.NodeFormerConv(8, 8, 2)),
-    "pde": Row(lambda: layers.PDEDiffusion1d(8), ("x",)),
-    "pde-implicit": Row(
-        lambda: layers.PDEDiffusion1d(8, update=dm.ImplicitEuler(2.0)), ("x",)
-    ),
-    "pde-heat": Row(
-        lambda: layers.PDEDiffusion1d(8, update=dm.HeatKernel(2.0)), ("x",)
-    ),
-    "row-attention": Row(lambda: Term(RowAttention(8, 2))),
-    "row-attention-neighbours": Row(lambda: Term(RowAttention(8, 2, neighbours=True))),
-    "sfi": Row(lambda: layers.SFiConv(8, 8, 2)),
-    "sgc": Row(lambda: dm.SGConv(8, 3)),
-    "sgformer": Row(lambda: dm.SGFormerConv(8, 8)),
-    "tied-mlp": Row(lambda: Term(TiedMLP(8, 6))),
-    "weighted-graph": Row(lambda: Term(WeightedGraph(8, gate=True, symmetric=False))),
 }
 
 LIMITS: dict[str, Row] = {
@@ -168,6 +142,10 @@ ROWS: dict[str, Row] = {
     **{f"model-{name}": Row(case.build, case.names) for name, case in MODELS.items()},
     **{f"model-{name}": row for name, row in LIMITS.items()},
 }
+
+
+def in_double(value: Tensor) -> Tensor:
+    return value.double() if value.is_floating_point() else value
 
 
 class Subject:
@@ -198,31 +176,15 @@ class Subject:
                 "x": tokens,
                 "mask": torch.rand(2, nodes, generator=generator) < 0.8,
             }
-        batch = torch.arange(nodes) * 2 // nodes
-        pairs = torch.randint(nodes, (2, 4 * nodes), generator=generator)
-        pairs = pairs[:, (pairs[0] != pairs[1]) & (batch[pairs[0]] == batch[pairs[1]])]
-        edges = torch.cat([pairs, pairs.flip(0)], 1)
-        drawn = {
-            "x": torch.randn(nodes, 8, generator=generator, dtype=torch.float64),
-            "y": torch.rand(nodes, 3, generator=generator, dtype=torch.float64),
-            "edge_index": edges,
-            "edge_weight": (
-                torch.rand(pairs.size(1), generator=generator, dtype=torch.float64)
-                + 0.5
-            ).repeat(2),
-            "edge_attr": torch.randn(
-                edges.size(1), 4, generator=generator, dtype=torch.float64
-            ),
-            "batch": batch,
-            "pe": (
-                torch.randn(nodes, 5, generator=generator, dtype=torch.float64),
-                torch.randn(nodes, 5, generator=generator, dtype=torch.float64),
-                torch.rand(nodes, 5, generator=generator) < 0.8,
-            ),
-            "edge_label_index": torch.randint(
-                nodes, (2, nodes + 1), generator=generator
-            ),
-        }
+        drawn = graphs(nodes)
+        # Some of the layers take symmetric edges alone.
+        loops = drawn["edge_index"][0] == drawn["edge_index"][1]
+        edges = drawn["edge_index"][:, ~loops]
+        drawn["edge_index"] = torch.cat([edges, edges.flip(0)], 1)
+        for name in ("edge_weight", "edge_attr"):
+            drawn[name] = torch.cat(2 * [drawn[name][~loops]])
+        drawn["x"] = drawn["x"][:, : getattr(self.module, "in_channels", 8)]
+        drawn = tree_map(in_double, drawn)
         return {name: drawn[name] for name in self.row.names}
 
     def call(self, leaves: Mapping[str, Tensor]) -> Tensor:
@@ -269,7 +231,7 @@ class Subject:
 
 
 def same(got: Any, expected: Any, rtol: float = 1e-9, atol: float = 1e-11) -> None:
-    torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
+    assert_close(got, expected, rtol=rtol, atol=atol)
 
 
 def weighted(out: Tensor) -> Tensor:
@@ -292,7 +254,7 @@ def check_grad(subject: Subject) -> None:
     got = grad(loss)(dict(subject.leaves))
     for (name, slope), by_autograd in zip(got.items(), expected, strict=True):
         other = torch.zeros_like(slope) if by_autograd is None else by_autograd
-        torch.testing.assert_close(
+        assert_close(
             slope,
             other,
             rtol=1e-8,
@@ -377,7 +339,7 @@ def check_hessian(subject: Subject) -> None:
     )
     got = (curvature @ direction.flatten()).view_as(expected)
     size = float(expected.abs().max()) + float(ahead.abs().max())
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6 * size)
+    assert_close(got, expected, rtol=1e-5, atol=1e-6 * size)
 
 
 def check_checkpoint(subject: Subject) -> None:
@@ -400,7 +362,7 @@ def check_compile(subject: Subject) -> None:
 
 def check_export(subject: Subject) -> None:
     sizes = {
-        name: SEQUENCES if "mask" in subject.row.names else SIZES[name]
+        name: LENGTHS if "mask" in subject.row.names else SIZES[name]
         for name in subject.row.names
     }
     program = export(
@@ -437,7 +399,7 @@ ITERATED = (
 
 #: What mathematics or torch forbids: the sentence that says so, by row and transform.
 REFUSED: dict[tuple[str, str], str] = {
-    ("layer-certified-block-linear-limit", "export"): NO_VALUES,
+    ("layer-certified-block-at-rest", "export"): NO_VALUES,
     **{(row, "export"): NO_VALUES for row in ITERATED},
     **{
         (row, transform): OTHER_STEPS
@@ -457,7 +419,7 @@ CELLS = [
 @pytest.mark.unwatched
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize(("row", "transform"), CELLS)
-def test_a_transformed_call_is_the_plain_call(row: str, transform: str) -> None:
+def test_a_transformed_call_is_the_plain_call(row, transform):
     subject = Subject(ROWS[row])
     sentence = REFUSED.get((row, transform))
     if sentence is None:
@@ -467,17 +429,24 @@ def test_a_transformed_call_is_the_plain_call(row: str, transform: str) -> None:
         TRANSFORMS[transform](subject)
 
 
-KEPT = ("gcn", "gat", "difformer-a", "sfi", "certified-block", "appnp-limit")
+KEPT = (
+    "gcn",
+    "gat-concat",
+    "difformer-conv-tied",
+    "sfi-conv",
+    "certified-block",
+    "appnp-limit",
+)
 
 
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize("row", KEPT)
 @pytest.mark.parametrize("transform", ["grad", "vmap", "hessian"])
-def test_a_graph_keeps_nothing_of_a_transform(row: str, transform: str) -> None:
+def test_a_graph_keeps_nothing_of_a_transform(row, transform):
     """What a graph computes on first use may be used by later calls, in and outside of transforms."""
     subject = Subject(LAYERS[row])
     x = subject.inputs["x"]
-    batch = torch.arange(NODES) * 2 // NODES
+    batch = graphs(NODES)["batch"]
     graph = dm.Graph(NODES, subject.inputs["edge_index"], batch=batch)
 
     def loss(state: Tensor) -> Tensor:
@@ -493,7 +462,7 @@ def test_a_graph_keeps_nothing_of_a_transform(row: str, transform: str) -> None:
     same(transforms[transform](x), first)
 
 
-def test_every_refusal_is_on_the_page() -> None:
+def test_every_refusal_is_on_the_page():
     page = " ".join(PAGE.read_text().split())
     for sentence in set(REFUSED.values()):
         assert sentence in page, f"docs/which-model.md does not say: {sentence}"
@@ -508,7 +477,7 @@ def public_modules(package: ModuleType) -> set[type]:
     }
 
 
-def test_every_public_layer_and_model_has_a_row() -> None:
+def test_every_public_layer_and_model_has_a_row():
     listed = {
         type(part) for row in ROWS.values() for part in built(row.build).modules()
     }

@@ -12,13 +12,13 @@ ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "tests" / "user_types.py"
 
 
-def test_the_program_runs() -> None:
+def test_the_program_runs():
     made = runpy.run_path(str(PROGRAM))
     assert made["out"].shape == (10, 8)
 
 
 @pytest.mark.slow
-def test_mypy_finds_the_types_that_it_names(tmp_path: Path) -> None:
+def test_mypy_finds_the_types_that_it_names(tmp_path):
     pytest.importorskip("mypy", reason="mypy is of the extra `dev`")
     wrong = tmp_path / "wrong.py"
     wrong.write_text("from diffusion_mp import Graph\nGraph('ten').ptr + 'x'\n")

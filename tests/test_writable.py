@@ -82,7 +82,7 @@ UPDATES: dict[str, dm.StateUpdate] = {
 
 @pytest.mark.parametrize("name", TRIVIAL)
 @pytest.mark.parametrize("update", UPDATES)
-def test_the_next_state_can_be_written_to(update: str, name: str) -> None:
+def test_the_next_state_can_be_written_to(update, name):
     step = UPDATES[update]
     coupling = TRIVIAL[name]()
     source = state() if step.beta else None
@@ -108,14 +108,14 @@ def flow() -> SparseFlowCoupling:
     return SparseFlowCoupling(x, x, x, x, lam=0.5, alpha=0.1)
 
 
-def test_what_a_sparse_flow_says_of_itself() -> None:
+def test_what_a_sparse_flow_says_of_itself():
     coupling = flow()
     expect_writable(lambda: coupling.potentials, "potentials")
     expect_writable(coupling.energy, "energy()")
     expect_writable(coupling.density, "density()")
 
 
-def test_sums_and_features() -> None:
+def test_sums_and_features():
     x = state().unsqueeze(1)
     sums = LinearAttentionCoupling(x, x, mutual=True).pool(x)
     expect_writable(lambda: merged([sums]).totals, "merged([sums]).totals", sums.totals)
@@ -142,7 +142,7 @@ ADDED = {
 
 
 @pytest.mark.parametrize("name", ADDED)
-def test_what_a_transform_adds(name: str) -> None:
+def test_what_a_transform_adds(name):
     transform, attributes = ADDED[name]
     given = data()
     for attribute in attributes:
@@ -153,7 +153,7 @@ def test_what_a_transform_adds(name: str) -> None:
         )
 
 
-def test_batches_of_a_loader() -> None:
+def test_batches_of_a_loader():
     given = data()
     loader = RandomPartitionLoader(given, num_parts=2, halo=True)
     for name in ("x", "y", "edge_index", "edge_weight", "n_id", "e_id"):
@@ -165,7 +165,7 @@ def test_batches_of_a_loader() -> None:
         expect_writable(batch, name, *given.to_dict().values())
 
 
-def test_splits_and_sequences() -> None:
+def test_splits_and_sequences():
     y = data().y
     assert isinstance(y, Tensor)
     items = [(torch.tensor([5, 6, 7]), 0)]
@@ -187,7 +187,7 @@ def test_splits_and_sequences() -> None:
     expect_writable(lambda: dm.knn_graph(state(), 2), "knn_graph")
 
 
-def test_models_with_calls_of_their_own() -> None:
+def test_models_with_calls_of_their_own():
     x = state().float()
     labels = torch.rand(NODES, 3)
     propagation = dm.LabelPropagation()
@@ -216,7 +216,7 @@ def test_models_with_calls_of_their_own() -> None:
     )
 
 
-def test_losses_and_diagnostics() -> None:
+def test_losses_and_diagnostics():
     x = state().float()
     layer = dm.NodeFormerConv(4, 3, edge_regularization=0.5)
     layer(x, EDGES)

@@ -33,7 +33,7 @@ class Format:
     """
 
     name: str
-    make: Callable[[Path], list[Path]]
+    make: Callable[..., list[Path]]
     load: Callable[[Path], Iterable[Data]]
     cache: str | None = None
     sources: bool = False
@@ -49,8 +49,8 @@ class Format:
 
     def read(self, folder: Path) -> None:
         if self.cache is None:  # from the files, not from what an earlier reading left
-            for made in folder.rglob("processed"):
-                shutil.rmtree(made)
+            for built in folder.rglob("processed"):
+                shutil.rmtree(built)
         for data in self.load(folder):
             check_data(data)
 
@@ -76,97 +76,71 @@ def check_data(data: Data) -> None:
     assert data.y is None or data.y.is_floating_point() or int(data.y.min()) >= -1
 
 
-def _read_snap(folder: Path) -> list[Data]:
-    data = graphs.load_pokec(folder)
-    assert data.x.shape == (data.num_nodes, 65)
-    return [data]
+def _one(load: Callable[..., Data], *arguments: object) -> Callable[[Path], list[Data]]:
+    return lambda folder: [load(folder, *arguments)]
 
 
 def _read_imdb(name: str, folder: Path) -> list[Data]:
     for dataset in (IMDb(folder / name, "train"), IMDb(folder / name, "test")):
         assert len(dataset) > 0
-        assert all(
-            label in (0, 1) and (tokens >= 1).all() and (tokens <= 256).all()
-            for tokens, label in dataset
-        )
+        for tokens, label in dataset:
+            assert label in (0, 1)
+            assert ((tokens >= 1) & (tokens <= 256)).all()
     return []
 
 
 def _read_numbers(folder: Path) -> list[Data]:
-    for _, block in number_blocks(
-        folder / "numbers.csv.gz", 3, np.float32, delimiter=","
-    ):
+    path = folder / "numbers.csv.gz"
+    for _, block in number_blocks(path, 3, np.float32, delimiter=","):
         assert (block.dtype, block.shape[1]) == (np.float32, 3)
         assert np.isfinite(block).all()
     return []
 
 
 def _read_peptides(folder: Path) -> list[Data]:
-    return [
-        data
-        for s in ("train", "val")
-        for data in graphs.PeptidesFunctional(folder, folder / "c", s)
-    ]
+    sets = (graphs.PeptidesFunctional(folder, folder / "c", s) for s in SPLITS)
+    return [data for dataset in sets for data in dataset]
 
 
-def _read_ogb(name: str, folder: Path) -> list[Data]:
-    return [graphs.load_ogb(folder, name)]
+def _read_synmol(folder: Path) -> list[Data]:
+    return graphs.load_synmol(folder, "train") + graphs.load_synmol(folder, "test")
 
 
+def _read_newsgroups(folder: Path) -> list[Data]:
+    return [graphs.load_newsgroups(folder, groups=small.GROUPS, num_words=4)]
+
+
+SPLITS = ("train", "val", "test")
 _SBM = "processed/CLUSTER-train-2-seed0-v1"
-_ARRAYS = "ogbn_arxiv/processed/arrays"
+_SNAP = "processed/pokec-snap"
+_ARXIV = small.make_ogb("ogbn-arxiv"), _one(graphs.load_ogb, "ogbn-arxiv")
+_PROTEINS = small.make_ogb("ogbn-proteins"), _one(graphs.load_ogb, "ogbn-proteins")
+_POKEC = small.make_pokec, _one(graphs.load_pokec)
 _ROWS: list[Format] = [
-    Format(
-        "planetoid",
-        small.make_planetoid,
-        lambda folder: [graphs.load_planetoid(folder, "Cora")],
-    ),
+    Format("planetoid", small.make_planetoid, _one(graphs.load_planetoid, "Cora")),
     Format(
         "graphs",
         lambda _: [],
         lambda folder: graphs.SBMDataset(folder, "CLUSTER", num_graphs=2),
         _SBM,
     ),
-    Format(
-        "pokec-mat", small.make_mat, lambda folder: [graphs.load_pokec(folder, "linkx")]
-    ),
+    Format("pokec-mat", small.make_mat, _one(graphs.load_pokec, "linkx")),
     Format(
         "heterophilous",
-        lambda f: [small.make_heterophilous(f)],
-        lambda f: [graphs.load_heterophilous(f, "small")],
+        small.make_heterophilous,
+        _one(graphs.load_heterophilous, "small"),
     ),
-    Format(
-        "synmol",
-        small.make_synmol,
-        lambda f: graphs.load_synmol(f, "train") + graphs.load_synmol(f, "test"),
-    ),
-    Format("mnist", small.make_mnist, lambda folder: [graphs.load_mnist(folder, 5)]),
-    Format(
-        "facebook",
-        small.make_facebook,
-        lambda folder: [graphs.load_facebook(folder, "small")],
-    ),
+    Format("synmol", small.make_synmol, _read_synmol),
+    Format("mnist", small.make_mnist, _one(graphs.load_mnist, 5)),
+    Format("facebook", small.make_facebook, _one(graphs.load_facebook, "small")),
     Format("peptides", small.make_peptides, _read_peptides),
-    Format("pokec", small.make_pokec, _read_snap),
-    Format("pokec gzipped", partial(small.make_pokec, zipped=True), _read_snap),
-    Format("pokec cache", small.make_pokec, _read_snap, "processed/pokec-snap"),
-    Format(
-        "pokec cache and sources",
-        small.make_pokec,
-        _read_snap,
-        "processed/pokec-snap",
-        sources=True,
-    ),
-    *(
-        Format(name, small.make_ogb(name), partial(_read_ogb, name))
-        for name in ("ogbn-arxiv", "ogbn-proteins")
-    ),
-    Format(
-        "ogbn-arxiv cache",
-        small.make_ogb("ogbn-arxiv"),
-        partial(_read_ogb, "ogbn-arxiv"),
-        _ARRAYS,
-    ),
+    Format("pokec", *_POKEC),
+    Format("pokec gzipped", partial(small.make_pokec, zipped=True), _POKEC[1]),
+    Format("pokec cache", *_POKEC, _SNAP),
+    Format("pokec cache and sources", *_POKEC, _SNAP, sources=True),
+    Format("ogbn-arxiv", *_ARXIV),
+    Format("ogbn-proteins", *_PROTEINS),
+    Format("ogbn-arxiv cache", *_ARXIV, "ogbn_arxiv/processed/arrays"),
     *(
         Format(f"imdb {name}", small.make_imdb(name), partial(_read_imdb, name))
         for name in ("", "a.tar", "a.tar.gz")
@@ -176,11 +150,7 @@ _ROWS: list[Format] = [
         lambda f: small.write(f, {"numbers.csv.gz": "1.5,-2e3,0\n4,5,6\n-0.25,8,9"}),
         _read_numbers,
     ),
-    Format(
-        "news",
-        small.make_newsgroups,
-        lambda f: [graphs.load_newsgroups(f, groups=small.GROUPS, num_words=4)],
-    ),
+    Format("news", small.make_newsgroups, _read_newsgroups),
     Format(
         "checkpoint",
         small.make_checkpoint,
@@ -217,8 +187,8 @@ def mutations(blob: bytes, count: int, seed: int) -> Iterator[bytes]:
 
     def flipped(places: Iterable[int], mask: int | None = None) -> bytes:
         changed = bytearray(blob)
-        for place in places:
-            changed[place] ^= mask or rng.randrange(1, 256)
+        for position in places:
+            changed[position] ^= mask or rng.randrange(1, 256)
         return bytes(changed)
 
     def zeros() -> bytes:
@@ -228,8 +198,8 @@ def mutations(blob: bytes, count: int, seed: int) -> Iterator[bytes]:
 
     def at_an_end() -> bytes:
         """Most of what a parser decides by stands at the beginning or, in a zip file, at the end."""
-        place = rng.randrange(min(size, 256))
-        return flipped([place if rng.random() < 0.7 else size - 1 - place])
+        position = rng.randrange(min(size, 256))
+        return flipped([position if rng.random() < 0.7 else size - 1 - position])
 
     text = "<!doctype html><title>404 Not Found: Größe</title>\n".encode("latin-1")
     often: list[Callable[[], bytes]] = [
@@ -240,15 +210,15 @@ def mutations(blob: bytes, count: int, seed: int) -> Iterator[bytes]:
         lambda: blob[: rng.randrange(size)],
     ]
     once = [
-        *(
-            lambda: b"",
-            lambda: blob[:-1],
-            lambda: blob[: min(16, size // 2)],
-            lambda: text,
-            lambda: blob + blob,
-        )
+        lambda: b"",
+        lambda: blob[:-1],
+        lambda: blob[: min(16, size // 2)],
+        lambda: text,
+        lambda: blob + blob,
+        lambda: rng.randbytes(max(size, 64)),
+        zeros,
+        *often,
     ]
-    once += [lambda: rng.randbytes(max(size, 64)), zeros, *often]
     for i in range(count):
         yield (once[i] if i < len(once) else rng.choice(often))()
 

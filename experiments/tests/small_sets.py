@@ -63,21 +63,20 @@ def tarred(contents: dict[str, bytes]) -> bytes:
     return content.getvalue()
 
 
-def make_heterophilous(folder: Path, **other) -> Path:
+def make_heterophilous(folder: Path, **other) -> list[Path]:
     """Six nodes, each undirected edge once, two splits."""
     rng = np.random.default_rng(0)
-    place = rng.integers(0, 3, (2, 6))
+    position = rng.integers(0, 3, (2, 6))
     arrays = {
         "node_features": rng.standard_normal((6, 4)).astype(np.float32),
         "node_labels": np.array([0, 1, 2, 0, 1, 2]),
         "edges": np.array([[0, 1], [2, 1], [5, 3], [4, 5]]),
-        **{
-            f"{name}_masks": place == part
-            for part, name in enumerate(("train", "val", "test"))
-        },
+        "train_masks": position == 0,
+        "val_masks": position == 1,
+        "test_masks": position == 2,
     }
     np.savez(folder / "small.npz", **{**arrays, **other})
-    return folder / "small.npz"
+    return [folder / "small.npz"]
 
 
 def make_facebook(folder: Path, **other) -> list[Path]:
@@ -108,20 +107,13 @@ def make_facebook(folder: Path, **other) -> list[Path]:
 
 def make_mnist(folder: Path, count: int = 7) -> list[Path]:
     rng = np.random.default_rng(0)
-    images = (
-        struct.pack(">4I", 2051, count, 28, 28)
-        + rng.integers(0, 256, count * 784, np.uint8).tobytes()
-    )
-    labels = (
-        struct.pack(">2I", 2049, count) + rng.integers(0, 10, count, np.uint8).tobytes()
-    )
-    return write(
-        folder,
-        {
-            "raw/train-images-idx3-ubyte.gz": images,
-            "raw/train-labels-idx1-ubyte.gz": labels,
-        },
-    )
+    pixels = rng.integers(0, 256, count * 784, np.uint8).tobytes()
+    digits = rng.integers(0, 10, count, np.uint8).tobytes()
+    files = {
+        "images-idx3": struct.pack(">4I", 2051, count, 28, 28) + pixels,
+        "labels-idx1": struct.pack(">2I", 2049, count) + digits,
+    }
+    return write(folder, {f"raw/train-{name}-ubyte.gz": files[name] for name in files})
 
 
 GROUPS = ("sci.space", "rec.autos")
@@ -168,13 +160,8 @@ def make_tu(folder: Path, **other: str) -> list[Path]:
         "node_labels": "0\n2\n1\n0\n1\n1\n",
         "edge_labels": "0\n0\n1\n1\n0\n0\n",
     }
-    return write(
-        folder,
-        {
-            f"SMALL/raw/SMALL_{part}.txt": text
-            for part, text in {**texts, **other}.items()
-        },
-    )
+    texts |= other
+    return write(folder, {f"SMALL/raw/SMALL_{part}.txt": texts[part] for part in texts})
 
 
 def make_synmol(folder: Path, **other) -> list[Path]:

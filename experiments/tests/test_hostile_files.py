@@ -188,9 +188,9 @@ def test_nothing_in_a_file_is_run(example, tmp_path):
         }
         # What PyG leaves beside its caches, and would unpickle.
         for folder in {
-            place
+            position
             for file in example.files
-            for place in (file.parent, file.parent.parent / "processed")
+            for position in (file.parent, file.parent.parent / "processed")
         }:
             content |= {
                 folder / name: blob

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-import small_sets as small
 from diffusion_mp_experiments import graphs
-from small_sets import make_series, profile, rows_of
+from hostile import FORMATS
+from small_sets import make_chickenpox, make_series, profile, rows_of
 
 # What is changed in a small valid set, and a word of the sentence that must follow.
 HETEROPHILOUS = [
@@ -96,44 +96,30 @@ def files(rows):
 
 
 CASES = {
-    ("load_heterophilous", "small"): (small.make_heterophilous, HETEROPHILOUS),
-    ("load_facebook", "small"): (small.make_facebook, FACEBOOK),
-    ("load_synmol", "train"): (small.make_synmol, MOLECULES),
-    ("load_snapshots", "chickenpox"): (small.make_chickenpox, SERIES),
-    ("load_pokec", "linkx"): (small.make_mat, LINKX),
-    ("load_pokec", "snap"): (
-        small.make_pokec,
-        [({"profiles": a, "pairs": b}, said) for a, b, said in SNAP],
-    ),
-    ("load_tu", "SMALL"): (small.make_tu, TU),
-    ("load_ogb", "ogbn-arxiv"): (small.make_ogb("ogbn-arxiv"), files(ARXIV)),
-    ("load_ogb", "ogbn-proteins"): (small.make_ogb("ogbn-proteins"), files(PROTEINS)),
+    "heterophilous": HETEROPHILOUS,
+    "facebook": FACEBOOK,
+    "synmol": MOLECULES,
+    "chickenpox": SERIES,
+    "pokec-mat": LINKX,
+    "pokec": [({"profiles": a, "pairs": b}, said) for a, b, said in SNAP],
+    "tu": TU,
+    "ogbn-arxiv": files(ARXIV),
+    "ogbn-proteins": files(PROTEINS),
 }
 
 
 @pytest.mark.parametrize(
-    ("load", "name", "make", "content", "said"),
-    [
-        (*key, make, content, said)
-        for key, (make, rows) in CASES.items()
-        for content, said in rows
-    ],
+    ("name", "content", "said"),
+    [(name, *row) for name, rows in CASES.items() for row in rows],
 )
-def test_refused_by_name_and_no_cache_is_left(
-    tmp_path, load, name, make, content, said
-):
-    make(tmp_path, **content)
+def test_refused_by_name_and_no_cache_is_left(tmp_path, name, content, said):
+    FORMATS[name].make(tmp_path, **content)
     with pytest.raises(ValueError, match=f"{tmp_path}.*{said}"):
-        getattr(graphs, load)(tmp_path, name)
-    assert not [
-        path
-        for place in tmp_path.rglob("processed")
-        for path in place.iterdir()
-        if path.is_dir()
-    ]
+        FORMATS[name].load(tmp_path)
+    assert not [path for path in tmp_path.rglob("processed/*") if path.is_dir()]
 
 
 def test_lags_that_a_series_has_not(tmp_path):
-    small.make_chickenpox(tmp_path, FX=make_series(3))
+    make_chickenpox(tmp_path, FX=make_series(3))
     with pytest.raises(ValueError, match="lags"):
         graphs.load_snapshots(tmp_path, "chickenpox")

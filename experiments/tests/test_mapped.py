@@ -75,10 +75,10 @@ def test_made_once_and_then_mapped_without_a_warning(mapped, cache, recwarn):
 
 
 def test_what_another_process_made_before_the_lock_was_free_is_read(cache):
-    found = iter([None, 7])
+    actual = iter([None, 7])
     assert (
         made_once(
-            cache, lambda folder: next(found), lambda folder: pytest.fail("made again")
+            cache, lambda folder: next(actual), lambda folder: pytest.fail("made again")
         )
         == 7
     )

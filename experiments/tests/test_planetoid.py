@@ -161,15 +161,8 @@ def test_old_and_new_pickles_and_too_few_papers(raw, tmp_path):
     check_data(data)
     assert data.x.shape == (KNOWN + TESTED + 1, FEATURES)
     assert (data.y < 0).nonzero().tolist() == [[KNOWN + 4]]
-    assert (
-        int(data.train_mask.sum()),
-        int(data.val_mask.sum()),
-        int(data.test_mask.sum()),
-    ) == (
-        TRAIN,
-        500,
-        TESTED,
-    )
+    masks = (data.train_mask, data.val_mask, data.test_mask)
+    assert [int(mask.sum()) for mask in masks] == [TRAIN, 500, TESTED]
     tested = [int(line) for line in (raw / "ind.cora.test.index").read_text().split()]
     labels = pickle.loads((raw / "ind.cora.ty").read_bytes())  # this test wrote it
     assert data.y[tested].tolist() == labels.argmax(axis=1).tolist()

@@ -1,14 +1,12 @@
 """Files as data: any fault of a parser is one sentence; texts, MATLAB's files, and pickles, which do nothing."""
 
 import gzip
-import io
 import pickle
 import re
 import struct
 import subprocess
 import sys
 import time
-import zipfile
 import zlib
 from collections import defaultdict
 from pathlib import Path
@@ -88,17 +86,7 @@ def recursion():
         (before_the_beginning, "OSError: [Errno 22]"),
         (lambda: gzip.decompress(b"no gzip"), "BadGzipFile: Not a gzipped file"),
         (lambda: gzip.decompress(gzip.compress(b"text")[:-9]), "EOFError"),
-        (lambda: zlib.decompress(b"text"), "error: Error -3"),
-        (
-            lambda: zipfile.ZipFile(io.BytesIO(b"no zip")),
-            "BadZipFile: File is not a zip file",
-        ),
-        (
-            lambda: struct.unpack("<q", b""),
-            "error: unpack requires a buffer of 8 bytes",
-        ),
         (lambda: {}["x"], "KeyError: 'x'"),
-        (lambda: [][0], "IndexError: list index out of range"),
         (lambda: int("one"), "invalid literal for int"),
         (recursion, "RecursionError"),
     ],
@@ -173,9 +161,9 @@ def test_what_scipy_writes(tmp_path, compressed, monkeypatch):
     savemat(tmp_path / "a.mat", variables, do_compression=compressed)
     names = list(variables)[3:]
     *full, sparse = read(tmp_path / "a.mat", *names)
-    for name, found in zip(names, full, strict=False):
-        assert found.shape == variables[name].shape
-        assert np.array_equal(found, variables[name])
+    for name, actual in zip(names, full, strict=False):
+        assert actual.shape == variables[name].shape
+        assert np.array_equal(actual, variables[name])
     assert (sparse != variables["sparse"]).nnz == 0
 
 
@@ -210,27 +198,16 @@ def test_memory_is_limited(tmp_path):
     path = tmp_path / "a.mat"
     savemat(path, {"A": np.eye(4)})
     size = 1 << 30
-    head = path.read_bytes()[128:176] + b"\x09\0\0\0" + size.to_bytes(4, "little")
-    head = head[:4] + (size + 48).to_bytes(4, "little") + head[8:]
-    head = (
-        head[:32]
-        + (4).to_bytes(4, "little")
-        + (size // 32).to_bytes(4, "little")
-        + head[40:]
-    )
+    blob = path.read_bytes()
+    matrix = bytearray(blob[128:176])
+    struct.pack_into("<I", matrix, 4, size + 48)
+    struct.pack_into("<II", matrix, 32, 4, size // 32)
     machine = zlib.compressobj(1)
-    packed = (
-        machine.compress(head)
-        + b"".join(machine.compress(bytes(1 << 24)) for _ in range(64))
-        + machine.flush()
-    )
-    blob = (
-        path.read_bytes()[:128]
-        + (15).to_bytes(4, "little")
-        + len(packed).to_bytes(4, "little")
-        + packed
-    )
-    path.write_bytes(blob)
+    packed = machine.compress(matrix + struct.pack("<II", 9, size))
+    for _ in range(64):
+        packed += machine.compress(bytes(1 << 24))
+    packed += machine.flush()
+    path.write_bytes(blob[:128] + struct.pack("<II", 15, len(packed)) + packed)
     with pytest.raises(ValueError, match="MemoryError"):
         read(path)
 
@@ -291,10 +268,10 @@ def test_numbers_that_are_none_or_out_of_range(
 
 def test_damaged_gzip_names_the_file(tmp_path):
     path = tmp_path / "edges.txt.gz"
-    whole = gzip.compress(b"1 2\n" * 1000)
+    complete = gzip.compress(b"1 2\n" * 1000)
     path.touch()
     assert numbers(path) == []
-    for damaged in (whole[:-9], whole[:20], b"1 2\n"):
+    for damaged in (complete[:-9], complete[:20], b"1 2\n"):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"edges\.txt\.gz: .*Fetch the file again"):
             numbers(path)
@@ -312,24 +289,23 @@ STRANGE = [
     b"Pid\n.",
     b"\x97.",
     b"cnumpy\ndtype\n.b",
-]
-# a list for a key; appends to a number, and calls one.
-STRANGE += [
+    # A list for a key; appends to a number, and calls one.
     b"}]K\x01s.",
     b"K\x01K\x02a.",
     b"K\x01)R.",
-]
-# a state for a number, for a name, and for a dictionary.
-STRANGE += [
+    # A state for a number, for a name, and for a dictionary.
     b"K\x01)b.",
     b"cnumpy\ndtype\n}b.",
     b"}}b.",
+    # An extension of copyreg, and a set.
+    b"\x82\x01.",
+    b"\x8f.",
+    # A bytearray and a text of that length.
+    b"\x96" + struct.pack("<Q", 2**62) + b".",
+    b"\x8d" + struct.pack("<Q", 2**62) + b".",
+    # A key of nested tuples, whose hash overflows the stack.
+    b"})" + b"\x85" * 10**5 + b"K\x01s.",
 ]
-STRANGE += [b"\x82\x01.", b"\x8f."]  # an extension of copyreg, and a set
-# a bytearray of that length.
-STRANGE += [code + struct.pack("<Q", 2**62) + b"." for code in (b"\x96", b"\x8d")]
-# a key of nested tuples, whose hash overflows the stack.
-STRANGE += [b"})" + b"\x85" * 10**5 + b"K\x01s."]
 UNFILLED = [
     ({"shape": (2,)}, "does not fill an array"),
     ({"shape": (2**39, 2**39)}, "does not fill"),
@@ -362,36 +338,21 @@ def unpickled(content, protocol=4):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_what_comes_back(protocol):
-    values = [
-        0,
-        -1,
-        2**70,
-        1.5,
-        "Größe",
-        b"\x00\xff",
-        True,
-        None,
-        (),
-        (1,),
-        (1, 2, 3, 4),
-        [[1], []],
-        {"a": [1], 3: {}},
-    ]
+    numbers = [0, -1, 2**70, 1.5, True, None]
+    values = [*numbers, "Größe", b"\x00\xff", (), (1,), (1, 2, 3, 4), [[1], []]]
+    values.append({"a": [1], 3: {}})
     assert unpickled(values, protocol) == values
-    arrays = [
+    for array in (
         np.arange(6).reshape(2, 3),
         np.asfortranarray(np.arange(6.0).reshape(2, 3)),
         np.ones((2, 3), ">f4"),
-    ]
-    for array in (
-        *arrays,
         np.array(3, np.uint8),
         np.zeros((0, 4), np.float16),
         np.array([True, False]),
     ):
-        found = unpickled(array, protocol)
-        assert found.dtype == array.dtype.newbyteorder("=")
-        assert np.array_equal(found, array)
+        actual = unpickled(array, protocol)
+        assert actual.dtype == array.dtype.newbyteorder("=")
+        assert np.array_equal(actual, array)
     matrix = csr_matrix(np.array([[0, 2.0, 0], [1, 0, 0]], np.float32))
     assert (unpickled(matrix, protocol) != matrix).nnz == 0
     for mapping in (defaultdict(list, {0: [1, 2], 1: []}), {0: [1, 2], 1: []}):

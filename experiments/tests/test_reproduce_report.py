@@ -1,22 +1,21 @@
 """Means, paired differences and the page from lines that are known, and the table that `diffusion-mp` makes."""
 
-import json
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from diffusion_mp_experiments.packaged import configs_folder
 from diffusion_mp_experiments.reproduce import command, figures
 from diffusion_mp_experiments.reproduce.report import card, lines, markdown, section
-from diffusion_mp_experiments.reproduce.table import load_table, write_records
-from diffusion_mp_experiments.train.cli import main
+from diffusion_mp_experiments.reproduce.table import load_table, parsed, write_records
 from reproduce_tables import write_table
 from subrun import run_program
 
 
 def run(row, split, test, seed=0, **more):
-    found = {
+    actual = {
         "kind": "run",
         "row": row,
         "split": split,
@@ -25,7 +24,7 @@ def run(row, split, test, seed=0, **more):
         "validation": 0.5,
         "seconds": 30.0,
     }
-    return {**found, "ablated": {}, **more}
+    return {**actual, "ablated": {}, **more}
 
 
 def search(row, trials=3):
@@ -53,6 +52,10 @@ RECORDS = [
     run("gcn", 1, None, seed=1),
     search("gcn"),
 ]
+
+
+def is_picture(path):
+    return path.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.fixture
@@ -86,16 +89,8 @@ def test_less_may_be_better_and_seeds_are_compared_where_there_is_one_split(tmp_
     metric = {"name": "mse", "mode": "min", "title": "MSE", "scale": 1.0}
     table = load_table(write_table(tmp_path, metric=metric))
     gcn, difformer = lines(table, [run("gcn", 0, 0.75), run("difformer", 0, 0.5)])
-    assert (
-        difformer.differences["gcn"][0],
-        lines(table, [run("gcn", 0, None)])[0].score[0],
-    ) == (
-        0.25,
-        math.inf,
-    )
-    assert "| DIFFormer-s | 0.500 | +0.250 | 0.500 | 0 |" in markdown(
-        table, [gcn, difformer]
-    )
+    text = markdown(table, [gcn, difformer])
+    assert "| DIFFormer-s | 0.500 | +0.250 | 0.500 | 0 |" in text
     table = load_table(write_table(tmp_path, splits=1, seeds=2))
     tests = {
         ("gcn", 0): 0.5,
@@ -111,27 +106,24 @@ def test_less_may_be_better_and_seeds_are_compared_where_there_is_one_split(tmp_
     assert "1 split, 2 seeds on it" in section(table, [gcn, difformer])
 
 
+@pytest.mark.usefixtures("table")
 def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(
-    tmp_path, table, capsys
+    tmp_path, typed, monkeypatch
 ):
-    made = tmp_path / "made"
-    folders = ["--configs", "--results", "--docs"]
-    words = [word for name in folders for word in (name, str(tmp_path / name[2:]))]
-    (tmp_path / "docs").mkdir()
-    assert main(["results", *words]) == 2
-    assert "There are no results in" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    built = Path("made")
+    line = "results --configs configs"
+    Path("docs").mkdir()
+    assert "There are no results in" in typed(line, code=2)
     for name in ("digits", "digits-quick"):  # what was made quickly is no result
-        (made / name).mkdir(parents=True)
-        write_records(RECORDS, made / name / "results.jsonl")
-    assert main(["results", "--made", str(made), *words]) == 0
-    page = tmp_path / "docs" / "results.md"
-    assert [path.name for path in (tmp_path / "results").iterdir()] == ["digits.jsonl"]
+        (built / name).mkdir(parents=True)
+        write_records(RECORDS, built / name / "results.jsonl")
+    typed(f"{line} --made made")
+    page = Path("docs/results.md")
+    results = Path("results/digits.jsonl")
+    assert [*Path("results").iterdir()] == [results]
     for picture in ("results", "results-digits"):
-        assert (
-            (tmp_path / "docs" / "images" / f"{picture}.png")
-            .read_bytes()
-            .startswith(b"\x89PNG")
-        )
+        assert is_picture(Path(f"docs/images/{picture}.png"))
     before = page.read_text()
     assert before.startswith(
         "# Results\n\n![Difference from the tuned GCN for every kind of model"
@@ -142,86 +134,40 @@ def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(
     assert "- GCN: lr 0.667, model.conv gcn" in before
     page.unlink()
     # Where text is ASCII by default.
-    settings = {
-        "LC_ALL": "C",
-        "PYTHONUTF8": "0",
-        "PYTHONCOERCECLOCALE": "0",
-    }
+    settings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     program = (
         "from diffusion_mp_experiments.train.cli import main; raise SystemExit(main())"
     )
-    run_program("-c", program, "results", *words, **settings)
+    run_program("-c", program, *line.split(), **settings)
     assert page.read_text("utf-8") == before
-    assert main(["results", "--made", str(tmp_path / "none"), *words]) == 2
-    assert (
-        f"No folder below {tmp_path / 'none'} has results.jsonl"
-        in capsys.readouterr().err
-    )
-    (tmp_path / "results" / "digits.jsonl").write_text('{"row": "gcn"}\n')
-    assert main(["results", *words]) == 2
-    assert (
-        "digits.jsonl, line 1 holds no result with kind row seconds"
-        in capsys.readouterr().err
-    )
-    (tmp_path / "results" / "digits.jsonl").write_text("")
-    assert main(["results", *words]) == 2
-    assert (
-        "digits.jsonl has no run of a row of the table 'digits'"
-        in capsys.readouterr().err
-    )
+    said = typed(f"{line} --made none", code=2)
+    assert "No folder below none has results.jsonl" in said
+    for content, sentence in {
+        '{"row": "gcn"}\n': "line 1 holds no result with kind row seconds",
+        "": "digits.jsonl has no run of a row of the table 'digits'",
+    }.items():
+        results.write_text(content)
+        assert sentence in typed(line, code=2)
 
 
+@pytest.mark.usefixtures("table")
 def test_the_page_says_with_how_much_of_everything_its_results_were_made(
-    tmp_path, capsys
+    tmp_path, typed, monkeypatch
 ):
     """`--epochs 2` and its like are options of the results, which table.yaml does not know."""
-    configs = write_table(tmp_path / "configs").parent
-    made = tmp_path / "made"
-    options = [
-        "--splits=1",
-        "--trials=1",
-        "--epochs=2",
-        "--jobs=1",
-        "--only",
-        "gcn",
-        "labels",
-    ]
-    assert (
-        main(
-            [
-                "reproduce",
-                "digits",
-                "--configs",
-                str(configs),
-                "--out",
-                str(made),
-                *options,
-            ]
-        )
-        == 0
-    )
-    folders = [
-        "--configs",
-        str(configs),
-        "--results",
-        str(tmp_path / "results"),
-        "--docs",
-        str(tmp_path),
-    ]
-    assert main(["results", "--made", str(made), *folders]) == 0
+    monkeypatch.chdir(tmp_path)
+    options = "--splits=1 --trials=1 --epochs=2 --jobs=1 --only gcn labels"
+    typed(f"reproduce digits --configs configs --out made {options}")
     said = "1 split, with fixed settings. At most 2 epochs, stopped after 4"
-    assert said in (made / "digits" / "report.md").read_text()
-    assert said in (tmp_path / "results.md").read_text()
-    assert main(["results", *folders]) == 0  # from the file in results alone
-    assert said in (tmp_path / "results.md").read_text()
-    path = tmp_path / "results" / "digits.jsonl"
-    path.write_text(
-        path.read_text().replace(
-            '"epochs": 2, "patience": 4', '"epochs": 0, "patience": 4'
-        )
-    )
-    assert main(["results", *folders]) == 2
-    assert "digits.jsonl: epochs must be at least 1; got 0" in capsys.readouterr().err
+    assert said in Path("made/digits/report.md").read_text()
+    line = "results --configs configs --results kept --docs pages"
+    for options in ("--made made", ""):  # then from the file in kept alone
+        typed(f"{line} {options}")
+        assert said in Path("pages/results.md").read_text()
+    path = Path("kept/digits.jsonl")
+    path.write_text(path.read_text().replace('"epochs": 2, "pat', '"epochs": 0, "pat'))
+    sentence = "digits.jsonl: epochs must be at least 1; got 0"
+    assert sentence in typed(line, code=2)
 
 
 def test_an_error_that_diverged_has_a_place_in_the_table_and_in_the_pictures(tmp_path):
@@ -279,21 +225,20 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("told", [[], ["--splits=3"]])
-def test_without_a_subcommand_it_is_the_table_of_the_digits(told, monkeypatch):
+@pytest.mark.parametrize("options", [[], ["--splits=3"]])
+def test_without_a_subcommand_it_is_the_table_of_the_digits(
+    options, monkeypatch, typed
+):
     asked = []
     monkeypatch.setattr(command, "run_reproduce", asked.append)
-    assert main(told) == 0
-    assert main(["reproduce", "digits", *told]) == 0
-    assert asked == 2 * [["digits", *told]]
+    typed("", *options)
+    assert asked == [["digits", *options]]
 
 
 @pytest.mark.unwatched
-def test_the_report_has_differences_and_pictures(tmp_path, capsys):
-    options = ["--quick", "--epochs=2", "--jobs=1", "--out", str(tmp_path)]
-    assert main([*options, "--only", *ROWS]) == 0
+def test_the_report_has_differences_and_pictures(tmp_path, typed):
+    said = typed(f"--quick --epochs=2 --jobs=1 --out {tmp_path} --only", *ROWS)
     folder = tmp_path / "digits-quick"
-    said = capsys.readouterr().out
     report = (folder / "report.md").read_text()
     for text in (said, report):
         assert "| certified, attention |" in text
@@ -303,18 +248,13 @@ def test_the_report_has_differences_and_pictures(tmp_path, capsys):
     )  # notes.md of that table
     for ending in ("", "-energies", "-search"):
         assert f"](images/results-digits{ending}.png)" in report
-        assert (
-            (folder / "images" / f"results-digits{ending}.png")
-            .read_bytes()
-            .startswith(b"\x89PNG")
-        )
-    runs = [
-        json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()
-    ]
-    found = {run["row"]: run for run in runs if run["kind"] == "run"}
-    assert set(found) == set(ROWS)
-    energies = found["certified"]["states"]["F"]
+        assert is_picture(folder / "images" / f"results-digits{ending}.png")
+    path = folder / "results.jsonl"
+    lines = parsed(path.read_bytes(), path)
+    actual = {line["row"]: line for line in lines if line["kind"] == "run"}
+    assert set(actual) == set(ROWS)
+    energies = actual["certified"]["states"]["F"]
     assert len(energies) == 31
     assert all(after < before for before, after in pairwise(energies))
-    assert set(found["difformer_s"]["ablated"]) == {"identity", "uniform"}
-    assert not any(found[row]["ablated"] for row in ROWS if row != "difformer_s")
+    assert set(actual["difformer_s"]["ablated"]) == {"identity", "uniform"}
+    assert not any(actual[row]["ablated"] for row in ROWS if row != "difformer_s")

@@ -44,14 +44,9 @@ def test_fields_that_a_table_must_have(tmp_path):
         )
         with pytest.raises(ValueError, match=rf"table\.yaml.*{missing}"):
             load_table(folder)
-    for content, said in [
-        ("3", "hold names"),
-        ("a: [", "is no YAML"),
-        ("", "hold names"),
-    ]:
-        (folder / "table.yaml").write_text(content)
-        with pytest.raises(ValueError, match=said):
-            load_table(folder)
+    (folder / "table.yaml").write_text("")
+    with pytest.raises(ValueError, match="hold names"):
+        load_table(folder)
 
 
 LATER = [

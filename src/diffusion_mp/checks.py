@@ -17,6 +17,7 @@ from typing import (
     Literal,
     TypeVar,
     Union,
+    Unpack,
     cast,
     get_args,
     get_origin,
@@ -257,9 +258,13 @@ def checked(function: Function) -> Function:
 
     @cache
     def checks() -> dict[str, Check]:
-        # Not before the first call, since an annotation may name a class that its
-        # module defines later.
+        # Not before the first call, since an annotation may name a class that its module defines later.
         hints = get_type_hints(function, include_extras=True)
+        # ``**options: Unpack[…]`` is annotated option by option.
+        for hint in tuple(hints.values()):
+            if get_origin(hint) is Unpack:
+                (options,) = get_args(hint)
+                hints |= get_type_hints(options, include_extras=True)
         of_all = {name: _check_of(hint) for name, hint in hints.items()}
         return {name: check for name, check in of_all.items() if check is not None}
 
@@ -318,7 +323,8 @@ def check_tensor(
     other: str = "",
 ) -> None:
     """Raise unless ``value`` is a dense floating-point tensor (of a ``shape``) on ``device``, that of ``other``."""
-    check_kind(value, name, Tensor, f"a tensor {shape}")
+    if not isinstance(value, Tensor):
+        check_kind(value, name, Tensor, f"a tensor {shape}")
     if value.layout != torch.strided:
         raise TypeError(
             f"{name} must be a dense tensor {shape}; got {describe(value)}. Use {name}.to_dense()."
@@ -393,7 +399,8 @@ def check_place(
             if parameter is None or is_lazy(parameter) or not parameter.dim():
                 continue
             kind = type(module).__name__
-            check_device(x, name, parameter.device, f"the parameters of {kind}")
+            if x.device != parameter.device:
+                check_device(x, name, parameter.device, f"the parameters of {kind}")
             # Integers have no rounding to agree on, and under autocast torch converts
             # both.
             if (

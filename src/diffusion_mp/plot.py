@@ -24,7 +24,10 @@ __all__ = ["eigenvalues", "energies", "neighbours", "spectrum", "uncertainty"]
 
 @torch.no_grad()
 def energies(
-    model: nn.Module | Tensor, *inputs: Any, ax: Any = None, **named: Any
+    model: nn.Module | Tensor,
+    *inputs: Any,
+    ax: Any = None,
+    **named: Any,
 ) -> Any:
     """Draw the energy before the first layer and after each, relative to the absolute value of the first.
 
@@ -43,6 +46,7 @@ def energies(
             else:
                 with EnergyTrace(model) as trace:
                     model(*inputs, **named)
+                # The output of a layer is the input of the next, so only the first has an energy before.
                 values = [trace.records[0].before, *trace.energies]
     rows = torch.atleast_2d(torch.as_tensor(values).detach().cpu())
     ax = axis(ax)
@@ -78,9 +82,9 @@ def neighbours(
     checks.check_counts(top=top)
     checks.check_index(node, "node", coupling.num_nodes)
     others = torch.arange(coupling.num_nodes, device=coupling.device)
-    row = (
-        coupling.at(torch.stack([others, torch.full_like(others, node)])).mean(1).cpu()
-    )
+    # Listed pairs, for the matrix of a large graph may not fit into memory.
+    pairs = torch.stack([others, torch.full_like(others, node)])
+    row = coupling.at(pairs).mean(1).cpu()
     # By their size, for couplings may be negative.
     best = row.abs().topk(min(top, len(row))).indices
     # A list, for a Series of pandas is asked by label and not by position.
@@ -91,6 +95,7 @@ def neighbours(
         )
     ax = axis(ax)
     ax.barh(range(len(best)), row[best].tolist())
+    # The strongest at the top, where matplotlib has the last.
     ax.set_yticks(range(len(best)), [names[int(j)] for j in best])
     ax.invert_yaxis()
     ax.set(xlabel="s_ij", ylabel="sender j", title=f"couplings of node {names[node]}")
@@ -98,7 +103,10 @@ def neighbours(
 
 
 def spectrum(
-    model: nn.Module | tuple[Tensor, Tensor], *inputs: Any, ax: Any = None, **named: Any
+    model: nn.Module | tuple[Tensor, Tensor],
+    *inputs: Any,
+    ax: Any = None,
+    **named: Any,
 ) -> Any:
     """Draw the eigenvalues of the matrices B of a model, and the share of its states along the eigenvectors.
 
@@ -114,8 +122,16 @@ def spectrum(
     bins = torch.linspace(-1, 1, 17)
     even = torch.full_like(values, 1 / len(values))
     ax.hist(values, bins, weights=even, color="0.75", label="eigenvalues")
-    line = {"histtype": "step", "color": "#0072B2", "linewidth": 1.5}
-    ax.hist(values, bins, weights=shares, label="states", **line)
+    # A line, which hides no bar behind it.
+    ax.hist(
+        values,
+        bins,
+        weights=shares,
+        label="states",
+        histtype="step",
+        color="#0072B2",
+        linewidth=1.5,
+    )
     ax.set(xlabel="eigenvalue of B", ylabel="share", xlim=(-1, 1))
     ax.legend(loc="upper left", fontsize="small")
     return ax
@@ -130,9 +146,12 @@ def eigenvalues(model: nn.Module, *inputs: Any, **named: Any) -> tuple[Tensor, T
     """
     bases: dict[str, tuple[Tensor, Tensor]] = {}
     for name, block in model.named_modules():
-        for term in block.terms if isinstance(block, CertifiedBlock) else ():
+        if not isinstance(block, CertifiedBlock):
+            continue
+        for term in block.terms:
             if isinstance(term, WeightedGraph):
                 matrices = term.matrices()
+                # Diagonal matrices are stored as vectors.
                 if matrices.dim() == 2:
                     matrices = matrices.diag_embed()
                 bases[name] = torch.linalg.eigh((matrices + matrices.mT) / 2)
@@ -149,10 +168,8 @@ def eigenvalues(model: nn.Module, *inputs: Any, **named: Any) -> tuple[Tensor, T
         along = (centred @ vectors).square().sum(1).flatten()
         shares[name] = along / along.sum() / len(bases)
 
-    with (
-        hooked({name: model.get_submodule(name) for name in bases}, look),
-        evaluating(model),
-    ):
+    blocks = {name: model.get_submodule(name) for name in bases}
+    with hooked(blocks, look), evaluating(model):
         model(*inputs, **named)
     values = torch.cat([values.flatten() for values, _ in bases.values()])
     return values.cpu(), torch.cat([shares[name] for name in bases]).cpu()
@@ -160,7 +177,11 @@ def eigenvalues(model: nn.Module, *inputs: Any, **named: Any) -> tuple[Tensor, T
 
 @torch.no_grad()
 def uncertainty(
-    coupling: Coupling, points: Tensor, *, leak: float = 0.1, ax: Any = None
+    coupling: Coupling,
+    points: Tensor,
+    *,
+    leak: float = 0.1,
+    ax: Any = None,
 ) -> Any:
     """Draw rows as points coloured by `posterior_variance`; of more than two columns the two principal components.
 
@@ -176,13 +197,13 @@ def uncertainty(
     points = points.double().cpu()
     if points.size(1) > 2:
         centred = points - points.mean(0)
-        points = (
-            # A single row has one direction, which the full matrix completes to two axes.
-            centred @ torch.linalg.svd(centred, full_matrices=len(points) < 2).Vh[:2].T
-        )
+        # A single row has one direction, which the full matrix completes to two axes.
+        axes = torch.linalg.svd(centred, full_matrices=len(points) < 2).Vh
+        points = centred @ axes[:2].T
     variance = posterior_variance(coupling, leak).mean(1).cpu()
     ax = axis(ax)
     drawn = ax.scatter(points[:, 0], points[:, 1], c=variance, s=8, norm="log")
     ax.figure.colorbar(drawn, ax=ax, label="posterior variance")
+    # Principal components have no unit.
     ax.set(xticks=[], yticks=[])
     return ax

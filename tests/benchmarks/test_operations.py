@@ -12,6 +12,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from operations import OPERATIONS
 
+from helpers import randn
+
 # Ways that stand for a limit, and compute less.
 LIMITS = ("its products alone", "a copy")
 
@@ -24,40 +26,35 @@ NEAR = 1e-6
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_ways_agree(name):
     operation = OPERATIONS[name]
-    results = {}
+    results = []
     for way, (forward, backward, _, trains) in operation.ways.items():
         if way in LIMITS:
             continue
-        drawn = operation.inputs(512, torch.Generator().manual_seed(0))
-        inputs = [
-            x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-            for x in drawn
-        ]
+        inputs = []
+        for x in operation.inputs(512, torch.Generator().manual_seed(0)):
+            if isinstance(x, torch.Tensor) and x.is_floating_point():
+                x = x.double()
+            inputs.append(x)
         if name == "sparse_flow":
             inputs[-1] = GRAPHS
-            forward = partial(forward, steps=STEPS) if way == "textbook" else forward
-        leaves = [
-            tensor.requires_grad_(trains) for tensor in inputs[: operation.leaves]
-        ]
+        if (name, way) == ("sparse_flow", "textbook"):
+            forward = partial(forward, steps=STEPS)
+        leaves = [leaf.requires_grad_(trains) for leaf in inputs[: operation.leaves]]
         out = forward(*inputs)
-        out = out.transpose(0, 1) if out.dim() == 4 else out
-        results[way] = [out.flatten()]
+        if out.dim() == 4:
+            out = out.transpose(0, 1)
+        parts = [out.flatten()]
         if trains and backward is None and name != "sparse_flow":
-            grad = torch.randn(
-                out.shape,
-                generator=torch.Generator().manual_seed(1),
-                dtype=torch.float64,
-            )
-            results[way] += [
-                found.flatten()
-                for found in torch.autograd.grad(out, leaves, grad.view(out.shape))
-            ]
-    first, *others = results.values()
+            pull = randn(out.numel(), seed=1).view(out.shape)
+            slopes = torch.autograd.grad(out, leaves, pull)
+            parts += [slope.flatten() for slope in slopes]
+        results.append(parts)
+    first, *others = results
     assert others
+    error = NEAR if name == "sparse_flow" else 1e-9
     for other in others:
-        for a, b in zip(first, other, strict=False):
-            error = NEAR if name == "sparse_flow" else 1e-9
-            torch.testing.assert_close(b, a, rtol=error, atol=error)
+        for got, expected in zip(other, first, strict=False):
+            torch.testing.assert_close(got, expected, rtol=error, atol=error)
 
 
 @pytest.mark.parametrize("name", ["linear_attention_4_heads", "sigmoid_attention"])

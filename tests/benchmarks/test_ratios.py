@@ -29,13 +29,13 @@ def make(target):
 
 def test_layers_and_models_compute_the_same_as_the_others():
     """Operations are compared in test_operations.py."""
-    found = [
+    measured = [
         pair
         for pair in ratios.pairs()
         if not pair.nodes and "100,000" not in pair.where and pair.same
     ]
-    assert len(found) > 10
-    for pair in found:
+    assert len(measured) > 10
+    for pair in measured:
         if "PROTEINS" not in pair.where:
             assert ratios.difference(*pair.sides()) < ratios.TOLERANCE, pair.name
 
@@ -48,10 +48,10 @@ def test_names_tell_all_pairs_apart():
 @pytest.mark.parametrize(("target", "flags"), [(1e6, 2), (1e-6, 0)])
 def test_what_is_below_its_target_is_flagged(target, flags):
     pair = make(target)
-    found = {pair: ratios.measure(pair, 0.01)}
-    assert found[pair]["difference"] == 0
-    assert len(ratios.flagged(found)) == flags
-    assert ratios.table(found).count("⚑") == flags
+    measured = {pair: ratios.measure(pair, 0.01)}
+    assert measured[pair]["difference"] == 0
+    assert len(ratios.flagged(measured)) == flags
+    assert ratios.table(measured).count("⚑") == flags
 
 
 def test_another_result_stops_the_run():
@@ -65,11 +65,11 @@ def test_another_result_stops_the_run():
 
 def test_a_stopped_run_goes_on(tmp_path, monkeypatch, capsys):
     times = {"low": [1.0, 4.0], "median": [1.0, 4.0]}
-    known = {"forward": times, "step": times, "memory": [1.0, 4.0]}
+    unfinished = {"forward": times, "step": times, "memory": [1.0, 4.0]}
     threads = torch.get_num_threads()
     pair = dataclasses.replace(make(1.0), nodes=60)
     (tmp_path / f"unfinished_{threads}_2.json").write_text(
-        json.dumps({pair.name: known})
+        json.dumps({pair.name: unfinished})
     )
     monkeypatch.setattr(ratios, "pairs", lambda: [pair])
     monkeypatch.setattr(sys, "argv", ["ratios.py", "--out", str(tmp_path)])

@@ -51,7 +51,7 @@ def factor(scaled: Any) -> Any:
 
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("name", OPERANDS)
-def test_numbers_of_any_kind_scale(name: str, number: str) -> None:
+def test_numbers_of_any_kind_scale(name, number):
     for scaled in (
         NUMBERS[number] * OPERANDS[name](),
         OPERANDS[name]() * NUMBERS[number],
@@ -63,55 +63,41 @@ def test_numbers_of_any_kind_scale(name: str, number: str) -> None:
 
 @pytest.mark.parametrize("value", REFUSED)
 @pytest.mark.parametrize("name", OPERANDS)
-def test_what_is_no_number_is_refused_on_either_side(name: str, value: str) -> None:
+def test_what_is_no_number_is_refused_on_either_side(name, value):
     """An array would make an array of couplings, each with another factor."""
-    for product in (lambda a, b: a * b, lambda a, b: b * a):
-        if isinstance(REFUSED[value], torch.Tensor) and name != "term":
-            with pytest.raises(ValueError, match="scale must be"):
-                product(OPERANDS[name](), REFUSED[value])
-            continue
-        with pytest.raises(
-            (TypeError, ValueError), match=r"(scale|weight) must be .*; got"
-        ):
-            product(OPERANDS[name](), REFUSED[value])
+    for product in (
+        lambda: OPERANDS[name]() * REFUSED[value],
+        lambda: REFUSED[value] * OPERANDS[name](),
+    ):
+        with pytest.raises((TypeError, ValueError), match=r"(scale|weight) must be"):
+            product()
 
 
-@pytest.mark.parametrize(
-    "other",
-    [np.ones(3), np.float32(1), np.ones((6, 6)), torch.ones(6, 6), 1.0],
-    ids=str,
-)
+@pytest.mark.parametrize("other", [np.ones(3), torch.ones(6, 6), 1.0], ids=str)
 @pytest.mark.parametrize("name", ["coupling", "diffusivity"])
-def test_only_what_is_alike_adds(name: str, other: Any) -> None:
-    subject: Coupling | Diffusivity = OPERANDS[name]()
-    for total in (lambda: subject + other, lambda: other + subject):
+def test_only_what_is_alike_adds(name, other):
+    subject = OPERANDS[name]()
+    results = [lambda: subject + other, lambda: other + subject]
+    if name == "coupling":
+        results += [lambda: subject - other, lambda: other - subject]
+    for result in results:
         with pytest.raises(TypeError):
-            total()
-    if isinstance(subject, Coupling):
-        for difference in (lambda: subject - other, lambda: other - subject):
-            with pytest.raises(TypeError):
-                difference()
+            result()
 
 
 @pytest.mark.parametrize(
     "array", [np.ones(6), np.ones((6, 6)), np.float64(2), torch.ones(6, 6)], ids=str
 )
-def test_there_are_no_products_from_the_left(array: Any) -> None:
+def test_there_are_no_products_from_the_left(array):
     with pytest.raises(TypeError):
         array @ UniformCoupling(6)
-
-
-def test_an_array_is_no_state() -> None:
-    for array in (np.ones(6), np.ones((6, 1, 4)), np.float64(2)):
-        with pytest.raises(TypeError, match="v must be a tensor"):
-            UniformCoupling(6) @ array  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
     "other", [np.ones(3), np.float32(1), torch.ones(3), 1.0, None], ids=str
 )
 @pytest.mark.parametrize("name", OPERANDS)
-def test_comparisons_ask_for_identity(name: str, other: Any) -> None:
+def test_comparisons_ask_for_identity(name, other):
     subject: Coupling | Diffusivity | EnergyTerm = OPERANDS[name]()
     assert (subject == other) is (other == subject) is False
     assert (subject != other) is (other != subject) is True

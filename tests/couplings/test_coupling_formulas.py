@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp import *
 from diffusion_mp import plot
@@ -22,28 +23,22 @@ def block(ptr: Tensor) -> Tensor:
 PTR = torch.tensor([0, 3, 3, 4, 9])
 
 
-def test_an_edge_is_an_entry_of_its_targets_row_and_parallel_ones_add_up() -> None:
+def test_an_edge_is_an_entry_of_its_targets_row_and_parallel_ones_add_up():
     coupling = SparseCoupling(Graph(3, torch.tensor([[0], [2]])), torch.tensor([5.0]))
-    assert coupling.to_dense()[0, 2, 0] == 5
-    moved = coupling @ torch.tensor([1.0, 10.0, 100.0]).reshape(3, 1, 1)
-    assert moved.flatten().tolist() == [0, 0, 5]
-    assert coupling.degree().flatten().tolist() == [0, 0, 5]
-    assert coupling.at(torch.tensor([[0, 2], [2, 0]])).flatten().tolist() == [5, 0]
+    assert coupling.to_dense()[0].tolist() == [[0, 0, 0], [0, 0, 0], [5, 0, 0]]
     graph = Graph(
         2, torch.tensor([[0, 0, 1], [1, 1, 1]]), torch.tensor([0.5, 0.25, 2.0])
     )
     assert SparseCoupling(graph).to_dense()[0].tolist() == [[0, 0], [0.75, 2]]
-    assert SparseCoupling(graph).at(torch.tensor([[0], [1]])).item() == 0.75
-    graph = Graph(2, torch.tensor([[0, 1], [1, 0]]), torch.tensor([3.0, 4.0]))
-    assert SparseCoupling(graph).to_dense().tolist() == [[[0, 4], [3, 0]]]
-    by_head = SparseCoupling(graph, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    pair = Graph(2, torch.tensor([[0, 1], [1, 0]]))
+    by_head = SparseCoupling(pair, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     assert by_head.to_dense().tolist() == [[[0, 3], [1, 0]], [[0, 4], [2, 0]]]
 
 
 @pytest.mark.parametrize("heads", [1, 2])
 def test_a_state_far_from_the_origin_keeps_the_digits_of_its_dirichlet_form(
-    heads: int,
-) -> None:
+    heads,
+):
     """A shift costs nothing, though its squares are a million times as large as the differences."""
     weight = randn(9, heads).abs()
     x = 1e3 + randn(6, 3).float()
@@ -51,7 +46,7 @@ def test_a_state_far_from_the_origin_keeps_the_digits_of_its_dirichlet_form(
     coupling = SparseCoupling(Graph(6, edges), weight)
     square = (x.double().unsqueeze(1) - x.double()).square().sum(2)
     expected = (coupling.to_dense() * square).sum((1, 2))
-    torch.testing.assert_close(
+    assert_close(
         coupling.to(torch.float32).dirichlet(x).double(), expected, rtol=1e-5, atol=0
     )
 
@@ -113,7 +108,7 @@ FORMULAS: dict[str, tuple[Callable[..., Coupling], Callable[..., Tensor], bool]]
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_entries_and_products_are_those_of_the_formula(name: str) -> None:
+def test_entries_and_products_are_those_of_the_formula(name):
     build, formula, normalize = FORMULAS[name]
     q = randn(9, 2, 4, seed=1).abs()
     k = randn(9, 2, 4, seed=2).abs()
@@ -132,7 +127,7 @@ def test_entries_and_products_are_those_of_the_formula(name: str) -> None:
         close(of, product)
 
 
-def test_a_row_of_linear_attention_without_mass_is_zero() -> None:
+def test_a_row_of_linear_attention_without_mass_is_zero():
     """DIFFormer-s where every key is the opposite of a query: 1 + q̃·k̃ = 0."""
     q = torch.tensor([[1.0, 0.0], [0.0, 2.0]]).unsqueeze(1)
     k = torch.tensor([[-3.0, 0.0], [-1.0, 0.0]]).unsqueeze(1)
@@ -142,21 +137,7 @@ def test_a_row_of_linear_attention_without_mass_is_zero() -> None:
     assert (coupling @ q).flatten().tolist() == [0.0, 0.0, 0.5, 1.0]
 
 
-def test_a_function_of_distances_does_not_depend_on_the_origin() -> None:
-    x = randn(9, 1, 3).float() + 1e4 * (1 + block(PTR).argmax(1).float()).view(9, 1, 1)
-    coupling = DistanceCoupling(lambda z2: (-z2).exp(), x, x, PTR, mutual=True)
-    expected = (
-        -(x.double() - x.double().transpose(0, 1)).square().sum(2)
-    ).exp() * block(PTR)
-    torch.testing.assert_close(
-        coupling.to_dense()[0].double(), expected, rtol=1e-3, atol=1e-6
-    )
-    torch.testing.assert_close(
-        (coupling @ torch.eye(9)).double(), expected, rtol=1e-3, atol=1e-6
-    )
-
-
-def test_entries_between_graphs_are_zero_however_large_the_scores() -> None:
+def test_entries_between_graphs_are_zero_however_large_the_scores():
     ptr = torch.tensor([0, 2, 4])
     q = (
         torch.tensor([30.0, 31.0, -30.0, -31.0], dtype=torch.float64)
@@ -173,7 +154,7 @@ def test_entries_between_graphs_are_zero_however_large_the_scores() -> None:
     assert grad.isfinite().all()
 
 
-def test_a_mean_over_many_nodes_keeps_its_digits() -> None:
+def test_a_mean_over_many_nodes_keeps_its_digits():
     v = 1 + torch.rand(10_001, 1, 8, generator=torch.Generator().manual_seed(0))
     exact = v.double().mean(0)
     mean = (UniformCoupling(len(v)) @ v)[0].double()
@@ -182,7 +163,7 @@ def test_a_mean_over_many_nodes_keeps_its_digits() -> None:
     ).eps * exact.max()
 
 
-def test_to_dense_warns_when_it_is_large() -> None:
+def test_to_dense_warns_when_it_is_large():
     big = IdentityCoupling(8193)
     with pytest.warns(UserWarning, match="67,125,249 entries"):
         big.to_dense()
@@ -191,7 +172,7 @@ def test_to_dense_warns_when_it_is_large() -> None:
         IdentityCoupling(100).to_dense()
 
 
-def test_a_coupling_of_one_head_is_used_as_a_matrix() -> None:
+def test_a_coupling_of_one_head_is_used_as_a_matrix():
     q = randn(7, 1, 3, seed=1)
     k = randn(7, 1, 3, seed=2)
     other = UniformCoupling(7, dtype=torch.float64)
@@ -209,14 +190,11 @@ ONES = torch.ones(3, 3)
 QUERY = torch.ones(3, 2, 2)
 PAIR = LowRankCoupling(QUERY, QUERY)
 test_matrices_and_sums_that_do_not_fit_are_refused = refuses(
-    (lambda: DenseCoupling(torch.ones(3, 4)), ValueError, "matrix"),
     (
         lambda: DenseCoupling(ONES, torch.tensor([0, 2, 3])),
         ValueError,
         "matrix",
     ),
-    (lambda: DenseCoupling(ONES, torch.tensor([0, 2, 4])), ValueError, "ptr"),
-    (lambda: IdentityCoupling(3) + IdentityCoupling(4), ValueError, "same nodes"),
     (
         lambda: PAIR + LowRankCoupling(*2 * [torch.ones(3, 3, 2)]),
         ValueError,
@@ -230,17 +208,15 @@ test_matrices_and_sums_that_do_not_fit_are_refused = refuses(
         ValueError,
         "function",
     ),
-    (lambda: distance_features(ONES), ValueError, "x must be"),
     (lambda: distance_features(QUERY, QUERY[1:]), ValueError, "x and y"),
     (lambda: with_constant(ONES, 1.0), ValueError, "features"),
     (lambda: plot.neighbours(PAIR, 0, names=["a"]), ValueError, "names"),
     (lambda: plot.uncertainty(PAIR, ONES[:, :1]), ValueError, "points"),
-    (lambda: plot.uncertainty(PAIR, ONES[1:]), ValueError, "points"),
-    (lambda: PAIR - 1.0, TypeError, "added to a coupling"),  # type: ignore[operator]
+    # type: ignore[operator]
 )
 
 
-def test_a_dense_coupling_examines_its_entries_on_first_access() -> None:
+def test_a_dense_coupling_examines_its_entries_on_first_access():
     rows = torch.rand(2, 5, 5, generator=torch.Generator().manual_seed(0)) + 0.1
     stochastic = DenseCoupling(rows / rows.sum(2, keepdim=True))
     assert stochastic.row_stochastic

@@ -3,19 +3,18 @@
 A gradient is compared relative to its largest entry, which may be small: far rows hardly pull at each other.
 """
 
-import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
+from torch.testing import assert_close
 
 from diffusion_mp import (
     EdgeDiffusivity,
     FunctionPenalty,
     Graph,
-    PenaltyDiffusivity,
     SigmoidPenalty,
     SimplePenalty,
 )
@@ -95,9 +94,7 @@ def leaf_pair(query: Tensor, key: Tensor, dtype: torch.dtype) -> tuple[Tensor, T
 @pytest.mark.parametrize("mutual", [True, False], ids=["state", "queries-and-keys"])
 @pytest.mark.parametrize("offset", [0.0, 1e3])
 @pytest.mark.parametrize("norm", [1.0, 17.0, 57.0, 1000.0])
-def test_distances_of_any_length(
-    function: Function, mutual: bool, offset: float, norm: float
-) -> None:
+def test_distances_of_any_length(function, mutual, offset, norm):
     query = rows(norm, offset)
     key = query if mutual else rows(norm, offset, seed=1)
     v, _ = values()
@@ -115,7 +112,7 @@ def test_distances_of_any_length(
         expect_digits(got, right)
 
 
-def test_rows_close_to_each_other_and_far_from_the_others() -> None:
+def test_rows_close_to_each_other_and_far_from_the_others():
     """Differences of a thousandth at a norm of a thousand, as rows of clusters have."""
     query = 1000 * rows(1.0, 0.0)[torch.arange(NODES) % 4] + 1e-3 * rows(
         1.0, 0.0, seed=1
@@ -129,7 +126,7 @@ def test_rows_close_to_each_other_and_far_from_the_others() -> None:
     expect_digits_of(product, query)
 
 
-def test_values_in_double_precision_keep_it() -> None:
+def test_values_in_double_precision_keep_it():
     query = rows(57.0, 0.0)
     v, _ = values()
     exact = query.double()
@@ -141,7 +138,7 @@ def test_values_in_double_precision_keep_it() -> None:
     expect_digits(got, expected, 1e-10)
 
 
-def test_tiles_know_which_pairs_are_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_know_which_pairs_are_one_node(monkeypatch):
     monkeypatch.setattr("diffusion_mp.couplings.pairwise.TILE_ENTRIES", 64)
     ptr = torch.tensor([0, 13, 13, 14, NODES])
     query = rows(57.0, 0.0).requires_grad_()
@@ -157,22 +154,6 @@ def test_tiles_know_which_pairs_are_one_node(monkeypatch: pytest.MonkeyPatch) ->
     expect_digits(*gradients(got, query), *gradients(expected, exact))
 
 
-@pytest.mark.parametrize("projection", [None, "tied", "separate"])
-@pytest.mark.parametrize("norm", [1.0, 17.0, 57.0, 1000.0])
-def test_diffusivities_of_a_function(norm: float, projection: str | None) -> None:
-    penalty = FunctionPenalty(cauchy)
-    torch.manual_seed(0)
-    single = PenaltyDiffusivity(penalty, CHANNELS, projection=projection)
-    double = copy.deepcopy(single).double()
-
-    def product(x: Tensor, v: Tensor) -> Tensor:
-        return (single if x.dtype == torch.float32 else double)(x) @ v
-
-    # A projection is rounded like any other product of torch.
-    slopes = DIGITS if projection is None else 1e-4
-    expect_digits_of(product, rows(norm, 0.0).squeeze(1), slopes=slopes)
-
-
 PENALTIES: dict[str, Penalty] = {
     "function": FunctionPenalty(cauchy),
     "simple": SimplePenalty(),
@@ -185,7 +166,7 @@ PENALTIES: dict[str, Penalty] = {
 @pytest.mark.parametrize("row_stochastic", [True, False], ids=["rows", "symmetric"])
 @pytest.mark.parametrize("name", PENALTIES)
 @pytest.mark.parametrize("norm", [1.0, 8.0, 17.0, 57.0, 1000.0])
-def test_edges_between_close_rows(norm: float, name: str, row_stochastic: bool) -> None:
+def test_edges_between_close_rows(norm, name, row_stochastic):
     """Edges within clusters, and loops: the rows are far from the centre of the graph, and close to their senders."""
     cluster = torch.arange(NODES) % 4
     x = (rows(norm, 0.0)[cluster] + 0.5 * rows(1.0, 0.0, seed=1)).squeeze(1)
@@ -201,7 +182,7 @@ def test_edges_between_close_rows(norm: float, name: str, row_stochastic: bool) 
 
 
 @pytest.mark.parametrize("name", ["function", "sigmoid", "gaussian"])
-def test_loops_beside_far_neighbours(name: str) -> None:
+def test_loops_beside_far_neighbours(name):
     """Any rounding of the distance of a node to itself would be most of the gradient, as f is steepest there."""
     x = rows(8.0, 0.0).squeeze(1)
     everyone = torch.arange(NODES)
@@ -238,16 +219,14 @@ COUPLINGS: dict[str, Callable[[Tensor], Coupling]] = {
 @pytest.mark.parametrize("name", COUPLINGS)
 @pytest.mark.parametrize("offset", [0.0, 1e3])
 @pytest.mark.parametrize("norm", [1.0, 17.0, 57.0])
-def test_rows_of_clusters_in_other_couplings(
-    norm: float, offset: float, name: str
-) -> None:
+def test_rows_of_clusters_in_other_couplings(norm, offset, name):
     query = (
         rows(norm, 0.0)[torch.arange(NODES) % 4] + 0.5 * rows(1.0, 0.0, seed=1) + offset
     )
     expect_digits_of(lambda at, v: COUPLINGS[name](at) @ v, query)
 
 
-def test_second_derivatives_where_a_query_is_equal_to_its_key() -> None:
+def test_second_derivatives_where_a_query_is_equal_to_its_key():
     """There the derivative of z² is zero and the second one is not: f(z²) has 2f′(0) I."""
     generator = torch.Generator().manual_seed(0)
     key = torch.randn(5, 1, 3, dtype=torch.float64, generator=generator)
@@ -267,6 +246,6 @@ def test_second_derivatives_where_a_query_is_equal_to_its_key() -> None:
         torch.func.hessian,
         lambda loss: lambda x: torch.autograd.functional.hessian(loss, x),
     ):
-        torch.testing.assert_close(
+        assert_close(
             hessian(coupled)(key), hessian(differences)(key), rtol=1e-9, atol=1e-9
         )

@@ -7,9 +7,11 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp.couplings import NeumannCoupling
 from diffusion_mp.updates import ExplicitEuler
+from helpers import randn
 
 DOUBLE = torch.float64
 ROUNDING = 1 + 1e-12
@@ -72,9 +74,7 @@ def guarantees(boundary: str) -> None:
         step = step_matrix(length, strides, alpha, boundary)
         assert torch.linalg.matrix_norm(step, 2) <= ROUNDING, "Eq. 4: it expands"
         assert energy_growth(step) <= ROUNDING, "Eq. 7: the energy rises"
-        x = torch.randn(
-            length, 3, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed)
-        )
+        x = randn(length, 3, seed=seed)
         assert (step @ x).norm() <= x.norm() * ROUNDING
         assert energy(step @ x) <= energy(x) * ROUNDING
         if 1 in strides:
@@ -88,20 +88,20 @@ def guarantees(boundary: str) -> None:
     hold()
 
 
-def test_the_guarantees_hold_with_the_symmetric_extension() -> None:
+def test_the_guarantees_hold_with_the_symmetric_extension():
     guarantees("symmetric")
 
 
 @pytest.mark.parametrize(
     ("boundary", "what"), [("replicate", "it expands"), ("drop", "energy rises")]
 )
-def test_the_same_body_finds_the_counterexample(boundary: str, what: str) -> None:
+def test_the_same_body_finds_the_counterexample(boundary, what):
     """Corollary 4.5 is false as printed (docs/errata.md, P1)."""
     with pytest.raises(AssertionError, match=what):
         guarantees(boundary)
 
 
-def test_the_counterexamples_in_numbers() -> None:
+def test_the_counterexamples_in_numbers():
     replicated, dropped, extended = (
         step_matrix(24, (4,), [0.49], boundary)
         for boundary in ("replicate", "drop", "symmetric")
@@ -119,19 +119,19 @@ def test_the_counterexamples_in_numbers() -> None:
     assert energy_growth(extended) <= ROUNDING
 
 
-def test_what_the_other_boundaries_keep_and_lose() -> None:
+def test_what_the_other_boundaries_keep_and_lose():
     ring, causal = (
         step_matrix(24, (4,), [0.49], boundary) for boundary in ("periodic", "causal")
     )
     one = torch.ones(24, dtype=DOUBLE)
-    torch.testing.assert_close(ring.sum(0), one)
+    assert_close(ring.sum(0), one)
     assert float(torch.linalg.matrix_norm(ring, 2)) <= ROUNDING
     # Of a path; that of the cycle falls:
     assert energy_growth(step_matrix(24, (1,), [0.49], "periodic")) > 1.1
     turn = torch.eye(24, dtype=DOUBLE) - torch.eye(24, dtype=DOUBLE).roll(1, 0)
-    x = torch.randn(24, 5, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
+    x = randn(24, 5)
     assert (turn @ ring @ x).norm() < (turn @ x).norm()
-    torch.testing.assert_close(causal.sum(1), one)
+    assert_close(causal.sum(1), one)
     assert not causal.triu(1).any()
     assert (causal >= 0).all()  # convex combinations
     assert (causal.sum(0) - one).abs().max() > 0.4
@@ -139,7 +139,7 @@ def test_what_the_other_boundaries_keep_and_lose() -> None:
 
 
 @pytest.mark.parametrize(("alpha", "least"), [(0.25, 0.0), (0.4, -0.6)])
-def test_above_a_quarter_high_modes_change_sign(alpha: float, least: float) -> None:
+def test_above_a_quarter_high_modes_change_sign(alpha, least):
     """The proof's 0 ≤ 1 − 4α is wrong (docs/errata.md, P2), and so is κ = max(1 + αλ): it lacks the absolute value."""
     spectrum = torch.linalg.eigvalsh(step_matrix(64, (1,), [alpha], "symmetric"))
     assert float(spectrum[0]) == pytest.approx(least, abs=3e-3)
@@ -150,7 +150,7 @@ def test_above_a_quarter_high_modes_change_sign(alpha: float, least: float) -> N
 
 
 @pytest.mark.parametrize("length", [4, 24, 400])
-def test_the_roughness_bound_needs_a_factor_of_two(length: int) -> None:
+def test_the_roughness_bound_needs_a_factor_of_two(length):
     """‖ΔZ‖ ≤ √(8𝓔): the alternating sequence attains it as it grows, and violates the printed √(2𝓔)."""
     laplacian = step_matrix(length, (1,), [1.0], "symmetric") - torch.eye(
         length, dtype=DOUBLE
@@ -170,23 +170,21 @@ def test_the_roughness_bound_needs_a_factor_of_two(length: int) -> None:
 
 
 @given(length=st.integers(2, 40), seed=st.integers(0, 999))
-def test_the_roughness_bound_holds(length: int, seed: int) -> None:
+def test_the_roughness_bound_holds(length, seed):
     laplacian = step_matrix(length, (1,), [1.0], "symmetric") - torch.eye(
         length, dtype=DOUBLE
     )
-    x = torch.randn(
-        length, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed)
-    )
+    x = randn(length, 4, seed=seed)
     assert (laplacian @ x).norm() <= (8 * energy(x)).sqrt() * ROUNDING
 
 
 @pytest.mark.parametrize("stride", [1, 2, 4])
-def test_the_transfer_function_has_alpha_in_it(stride: int) -> None:
+def test_the_transfer_function_has_alpha_in_it(stride):
     """H(ω, h) = 1 − 4α sin²(ωh/2); printed without α, it would be another number (docs/errata.md, P4)."""
     alpha = 0.2
     omega = 5 * math.pi / 40
     mode = torch.cos(omega * (torch.arange(40, dtype=DOUBLE) + 0.5))
     after = step_matrix(40, (stride,), [alpha], "symmetric") @ mode
     squared = math.sin(omega * stride / 2) ** 2
-    torch.testing.assert_close(after, (1 - 4 * alpha * squared) * mode)
+    assert_close(after, (1 - 4 * alpha * squared) * mode)
     assert not torch.allclose(after, (1 - 4 * squared) * mode)

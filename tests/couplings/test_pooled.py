@@ -59,7 +59,7 @@ def test_merged_sums_give_the_product_and_its_gradients(
     )
 
 
-def test_a_ragged_batch_has_no_sums(generator) -> None:
+def test_a_ragged_batch_has_no_sums(generator):
     coupling = log_features(*(draw(generator, NODES, 2, width) for width in (5, 5, 3)))
     coupling.ptr = torch.tensor([0, 4, NODES])
     with pytest.raises(

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from diffusion_mp import *
 from diffusion_mp.couplings import *
-from diffusion_mp.diffusivities import PenaltyDiffusivity
 from diffusion_mp.runtime.cache import cached_property
 from diffusion_mp.testing import check_coupling
 from helpers import randn
@@ -58,7 +57,7 @@ def never_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diffusion_mp.graph.ops.entries_at", refuse)
 
 
-def test_a_promise_is_computed_on_first_access_and_kept() -> None:
+def test_a_promise_is_computed_on_first_access_and_kept():
     part = Asked()
     v = randn(4, 1, 2)
     made_of_it = [
@@ -100,13 +99,13 @@ FLAGS: dict[str, Callable[..., Coupling]] = {
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize("kind", FLAGS)
 @pytest.mark.parametrize("name", ["symmetric", "row_stochastic", "nonnegative"])
-def test_a_promise_is_a_bool(kind: str, name: str) -> None:
+def test_a_promise_is_a_bool(kind, name):
     with pytest.raises(TypeError, match=name):
         FLAGS[kind](**{name: "yes"})
 
 
 @pytest.mark.usefixtures("never_looked_at")
-def test_no_layer_examines_the_edges_for_a_promise_it_does_not_need() -> None:
+def test_no_layer_examines_the_edges_for_a_promise_it_does_not_need():
     x = torch.randn(5, 8)
     edges = torch.randint(5, (2, 12))
     readme = 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym")
@@ -118,7 +117,7 @@ def test_no_layer_examines_the_edges_for_a_promise_it_does_not_need() -> None:
         layer(x, Graph(5, edges))
 
 
-def test_edges_are_symmetric_where_their_weights_are() -> None:
+def test_edges_are_symmetric_where_their_weights_are():
     graph = Graph(3, PATH)
     assert SparseCoupling(graph).symmetric
     assert (0.5 * AdjacencyDiffusivity("sym")(randn(3, 2), graph)).symmetric
@@ -126,13 +125,21 @@ def test_edges_are_symmetric_where_their_weights_are() -> None:
     assert not SparseCoupling(graph, torch.arange(4.0)).symmetric
 
 
-def test_a_sum_is_what_all_of_its_terms_are() -> None:
+def gram(q: Tensor, bounds: list[int] | None = None) -> Coupling:
+    ptr = None if bounds is None else torch.tensor(bounds)
+    return LowRankCoupling(q, q, ptr, positive_semidefinite=True)
+
+
+def test_a_sum_is_as_precise_and_as_whole_as_its_terms():
     identity = IdentityCoupling(9)
+    assert (identity + IdentityCoupling(9, dtype=torch.float64)).dtype == torch.float64
     part = UniformCoupling(9)
     part.whole = False  # as one is whose rows lie with several processes
-    for coupling in (identity + part, part + identity):
-        assert not coupling.whole
-    assert (identity + IdentityCoupling(9, dtype=torch.float64)).dtype == torch.float64
+    assert not (identity + part).whole
+    assert not (part + identity).whole
+
+
+def test_a_sum_is_reversible_in_one_metric_alone():
     q = randn(9, 1, 2).abs()
     one, other = (
         row_normalized(
@@ -142,42 +149,40 @@ def test_a_sum_is_what_all_of_its_terms_are() -> None:
     )
     assert (one + 0.5 * one).metric is not None
     assert (one + other).metric is None
+
+
+def test_a_sum_has_the_coarsest_boundaries_of_its_terms():
     q = randn(9, 1, 2)
-    batch = LowRankCoupling(q, q, PTR, positive_semidefinite=True)
-    single = LowRankCoupling(q, q, positive_semidefinite=True)
+    bounds = PTR.tolist()
+    batch = gram(q, bounds)
     identity = IdentityCoupling(9, dtype=q.dtype)
-    merged = LowRankCoupling(q, q, torch.tensor([0, 4, 9]), positive_semidefinite=True)
     nested = 0.5 * (batch + 2 * batch)
-    for coupling in (batch, batch + identity, identity + batch, nested, batch.T):
+    for coupling, expected in (
+        (batch, bounds),
+        (batch.T, bounds),
+        (batch + identity, bounds),
+        (identity + batch, bounds),
+        (nested, bounds),
+        (batch + gram(q, [0, 4, 9]), [0, 4, 9]),
+        (gram(q, [0, 5, 9]) + gram(q, [0, 4, 9]), [0, 9]),  # in which all is one
+    ):
         assert coupling.ptr is not None
-        assert coupling.ptr.tolist() == PTR.tolist()
+        assert coupling.ptr.tolist() == expected
+    assert (batch + gram(q)).ptr is None
+    assert (gram(q) + identity).ptr is None
     for coupling in (identity + batch, nested):
         check_coupling(coupling)
-    assert (batch + merged).ptr is not None
-    assert (batch + merged).ptr.tolist() == [0, 4, 9]
-    # In which all is one.
-    assert (
-        LowRankCoupling(q, q, torch.tensor([0, 5, 9]), positive_semidefinite=True)
-        + merged
-    ).ptr.tolist() == [
-        0,
-        9,
-    ]
-    assert (batch + single).ptr is None
-    assert (single + identity).ptr is None
-    for coupling, one in (
-        (batch + identity, True),
-        (batch + single, False),
-        (batch + merged, False),
-    ):
-        assert coupling.low_rank is one
-        assert (coupling.low_rank_form(q.dtype) is not None) is one
+    # One low-rank form needs the same boundaries.
+    assert (batch + identity).low_rank
+    for other in (gram(q), gram(q, [0, 4, 9])):
+        assert not (batch + other).low_rank
+        assert (batch + other).low_rank_form(q.dtype) is None
     edges = Graph(9, torch.tensor([[0, 1, 4], [1, 2, 4]]), ptr=PTR)
     assert torch.equal(SparseCoupling(edges).ptr, PTR)
     assert torch.equal(NeumannCoupling(9, randn(1, 1), ptr=PTR).ptr, PTR)
 
 
-def test_which_mixtures_of_row_stochastic_couplings_are_row_stochastic() -> None:
+def test_which_mixtures_of_row_stochastic_couplings_are_row_stochastic():
     q = randn(9, 1, 2)
     attention = PairwiseCoupling(q, q, mutual=True)
     mean = UniformCoupling(9, dtype=q.dtype)
@@ -234,7 +239,7 @@ NOT_PROMISED: dict[str, Callable[[], Coupling]] = {
 
 
 @pytest.mark.parametrize("name", DEFINITE)
-def test_positive_semidefinite_couplings_say_so(name: str) -> None:
+def test_positive_semidefinite_couplings_say_so(name):
     coupling = DEFINITE[name]()
     assert coupling.positive_semidefinite
     assert coupling.symmetric
@@ -242,7 +247,7 @@ def test_positive_semidefinite_couplings_say_so(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NOT_PROMISED)
-def test_nothing_is_promised_that_may_be_false(name: str) -> None:
+def test_nothing_is_promised_that_may_be_false(name):
     assert not NOT_PROMISED[name]().positive_semidefinite
 
 
@@ -251,9 +256,7 @@ def test_nothing_is_promised_that_may_be_false(name: str) -> None:
     "kind",
     [SimpleDiffusivity, SigmoidDiffusivity, SoftmaxDiffusivity, GaussianDiffusivity],
 )
-def test_positive_definite_scores_say_so(
-    kind: type[PenaltyDiffusivity], measure: str
-) -> None:
+def test_positive_definite_scores_say_so(kind, measure):
     """exp(a(s + c)) is positive definite, and so is 1 + q·k; σ is not, nor is 2 − ½z² for vectors of any norm."""
     diffusivity = kind(
         4,

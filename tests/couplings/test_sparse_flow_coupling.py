@@ -45,9 +45,7 @@ def circuit(
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("lam", [0.0, 0.03, 0.5])
 @pytest.mark.parametrize("ptr", [None, PTR], ids=["one", "ragged"])
-def test_entries_potentials_density_and_energy(
-    alpha: float, lam: float, ptr: Tensor | None
-) -> None:
+def test_entries_potentials_density_and_energy(alpha, lam, ptr):
     coupling = SparseFlowCoupling(*features(), ptr, lam=lam, alpha=alpha)
     parts = circuit(lam, alpha, ptr)
     expected = torch.stack(
@@ -68,7 +66,7 @@ def test_entries_potentials_density_and_energy(
     close(coupling.energy(), energy)
 
 
-def test_without_friction_it_is_the_softmax_coupling() -> None:
+def test_without_friction_it_is_the_softmax_coupling():
     q, k, *friction = features()
     softmax = PairwiseCoupling(q, k, PTR).to_dense()
     close(
@@ -92,41 +90,3 @@ test_mistakes_are_answered_in_sentences = refuses(
         r"broadcast to .*= \[12, 2\]",
     ),
 )
-
-
-@pytest.mark.parametrize("alpha", ALPHAS)
-@pytest.mark.parametrize("lam", [0.0, 0.5, 20.0])
-def test_a_graph_of_a_batch_is_what_it_is_alone(lam: float, alpha: float) -> None:
-    """Graphs of nearly one size are filled up with copies of a row, which neither conduct nor receive."""
-    sizes = [7, 2, 30, 1, 0, 29, 150, 6]
-    generator = torch.Generator().manual_seed(0)
-    ptr = torch.tensor([0, *sizes]).cumsum(0)
-    n = sum(sizes)
-    inputs = [
-        torch.randn(n, 2, 4, generator=generator, dtype=torch.float64) for _ in range(5)
-    ]
-    weights = [
-        torch.randn(n, 2, 4, generator=generator, dtype=torch.float64) for _ in range(2)
-    ]
-
-    def found(rows: slice, ptr: Tensor | None) -> list[Tensor]:
-        *features, v = leaves = [x[rows].clone().requires_grad_() for x in inputs]
-        coupling = SparseFlowCoupling(*features, ptr, lam=lam, alpha=alpha)
-        products = [coupling.matmul(v), coupling.T.matmul(v)]
-        loss = sum(
-            (x * weight[rows]).sum()
-            for x, weight in zip(products, weights, strict=True)
-        )
-        gradients = torch.autograd.grad(loss, leaves)
-        return [
-            *products,
-            coupling.potentials,
-            coupling._support,
-            coupling._work,
-            *gradients,
-        ]
-
-    together = found(slice(0, n), ptr)
-    for start, end in ptr.unfold(0, 2, 1).tolist():
-        for mine, alone in zip(together, found(slice(start, end), None), strict=True):
-            torch.testing.assert_close(mine[start:end], alone, rtol=1e-12, atol=1e-12)

@@ -9,6 +9,7 @@ import scipy.sparse
 import torch
 from test_partition_loader import DATA, EDGES, NODES
 from torch import Tensor
+from torch.testing import assert_close
 from torch_geometric.data import Data
 
 from diffusion_mp import DIFFormer, full_graph_inference
@@ -51,9 +52,7 @@ def with_(**attributes: Any) -> Data:
 @pytest.mark.parametrize(
     "options", [{}, {"halo": True, "degrees": "full"}, {"num_workers": 1}]
 )
-def test_sparse_features_are_cut(
-    layout: str, dtype: torch.dtype, options: dict[str, Any]
-) -> None:
+def test_sparse_features_are_cut(layout, dtype, options):
     x = features(dtype=dtype)
     sparse = SPARSE[layout](x)
     edge_attr = features(EDGES)
@@ -69,13 +68,13 @@ def test_sparse_features_are_cut(
         assert torch.equal(part.edge_attr.to_dense(), edge_attr[part.e_id])
         out = model(part.x, part.edge_index, part.edge_weight)
         expected = model(x[part.n_id], part.edge_index, part.edge_weight)
-        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+        assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("layout", SPARSE)
 @pytest.mark.parametrize("rows", [[], [0], [3, 4], [5, 5, 0, 9], list(range(NODES))])
 @pytest.mark.parametrize("narrow", [False, True])
-def test_rows_of_a_sparse_matrix(layout: str, rows: list[int], narrow: bool) -> None:
+def test_rows_of_a_sparse_matrix(layout, rows, narrow):
     x = features()
     sparse = SPARSE[layout](x)
     if narrow and layout == "csr":
@@ -89,9 +88,7 @@ def test_rows_of_a_sparse_matrix(layout: str, rows: list[int], narrow: bool) -> 
 
 @pytest.mark.parametrize("layout", SPARSE)
 @pytest.mark.parametrize("block_size", [1, 7, 1000])
-def test_inference_by_blocks_takes_sparse_features(
-    layout: str, block_size: int
-) -> None:
+def test_inference_by_blocks_takes_sparse_features(layout, block_size):
     x = features()
     model = built(lambda: DIFFormer(7, 8, 3)).eval()
     expected = model(x, DATA.edge_index, DATA.edge_weight)
@@ -102,7 +99,7 @@ def test_inference_by_blocks_takes_sparse_features(
         DATA.edge_weight,
         block_size=block_size,
     )
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
 
 DTYPES = (
@@ -133,7 +130,7 @@ def listed(value: Any) -> list[Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_attributes_of_nodes_are_cut(kind: str, workers: int) -> None:
+def test_attributes_of_nodes_are_cut(kind, workers):
     value = KINDS[kind]
     for part in parts(with_(extra=value), num_workers=workers):
         assert isinstance(part.extra, type(value)) or isinstance(value, tuple)
@@ -143,7 +140,7 @@ def test_attributes_of_nodes_are_cut(kind: str, workers: int) -> None:
         ]
 
 
-def test_attributes_of_edges_are_cut() -> None:
+def test_attributes_of_edges_are_cut():
     value = np.arange(EDGES)
     for part in parts(
         with_(
@@ -169,11 +166,11 @@ OF_THE_GRAPH: list[Any] = [
 
 
 @pytest.mark.parametrize("value", OF_THE_GRAPH, ids=lambda value: type(value).__name__)
-def test_attributes_of_the_graph_stay(value: object) -> None:
+def test_attributes_of_the_graph_stay(value):
     assert all(part.extra is value for part in parts(with_(extra=value)))
 
 
-def test_nodes_without_features() -> None:
+def test_nodes_without_features():
     data = Data(edge_index=DATA.edge_index, num_nodes=NODES)
     assert sorted(torch.cat([part.n_id for part in parts(data)]).tolist()) == list(
         range(NODES)
@@ -196,6 +193,6 @@ REFUSED: dict[str, Callable[[], Data]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_nobody_can_cut_is_named(kind: str) -> None:
+def test_what_nobody_can_cut_is_named(kind):
     with pytest.raises(TypeError, match=r"data\.extra"):
         parts(REFUSED[kind]())

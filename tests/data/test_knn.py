@@ -4,6 +4,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch.testing import assert_close
 from torch_geometric.data import Batch, Data
 
 from diffusion_mp.data import KNNGraph, knn_graph
@@ -51,7 +52,7 @@ def test_neighbours_and_weights_are_those_of_all_pairs(
     data = KNNGraph(k, metric, weighted=True, sharpness=sharpness)(Data(x=x))
     assert torch.equal(data.edge_index.t(), near.nonzero())
     assert torch.equal(knn_graph(x.requires_grad_(), k, metric), data.edge_index)
-    torch.testing.assert_close(
+    assert_close(
         data.edge_weight.double(), weights / weights.mean(), rtol=1e-5, atol=1e-6
     )
     assert data.edge_weight.dtype == dtype
@@ -82,9 +83,7 @@ def test_an_approximate_search_finds_nearly_all_neighbours_at_exact_distances(
         ]
         assert len(pairs[0] & pairs[1]) >= least * len(pairs[0])
         if least == 1:
-            torch.testing.assert_close(
-                nearly.edge_weight, exact.edge_weight, rtol=1e-9, atol=1e-12
-            )
+            assert_close(nearly.edge_weight, exact.edge_weight, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("channels", [3, 70])
@@ -96,9 +95,7 @@ def test_the_unit_does_not_matter(channels, metric, scale, generator):
         KNNGraph(5, metric, weighted=True)(Data(x=rows)) for rows in (x, scale * x)
     )
     assert torch.equal(scaled.edge_index, data.edge_index)
-    torch.testing.assert_close(
-        scaled.edge_weight, data.edge_weight, rtol=1e-9, atol=1e-12
-    )
+    assert_close(scaled.edge_weight, data.edge_weight, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("channels", [3, 70])
@@ -163,13 +160,10 @@ test_what_does_not_fit = refuses(
     ),
     (lambda: KNNGraph(3, approximate=1), TypeError, "approximate"),
     (lambda: KNNGraph(3, weighted=1), TypeError, "weighted"),
-    (lambda: KNNGraph(3)(Data(x=torch.eye(3))), ValueError, "k"),
-    (lambda: knn_graph(torch.zeros(5, 0), 2), ValueError, "x"),
-    (lambda: knn_graph(torch.eye(3) / torch.eye(3), 1), ValueError, "x"),
 )
 
 
-def test_the_transform_replaces_what_the_data_says_of_other_edges() -> None:
+def test_the_transform_replaces_what_the_data_says_of_other_edges():
     x = torch.tensor([[0.0], [1.0], [5.0], [7.0]])
     edges = torch.zeros(2, 4, dtype=torch.long)
     old = Data(

@@ -1,7 +1,6 @@
 """Random partitions (even, new, with a training node in every part, uniform) and clusters of nodes."""
 
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -19,9 +18,7 @@ def drawn(seed: int = 0) -> torch.Generator:
 
 
 @given(st.integers(1, 60), st.data())
-def test_parts_are_even_and_each_has_what_it_needs(
-    num_nodes: int, data: st.DataObject
-) -> None:
+def test_parts_are_even_and_each_has_what_it_needs(num_nodes, data):
     num_parts = data.draw(st.integers(1, num_nodes))
     needed = torch.zeros(num_nodes, dtype=torch.bool)
     needed[: data.draw(st.integers(num_parts, num_nodes))] = True
@@ -40,9 +37,7 @@ def test_parts_are_even_and_each_has_what_it_needs(
     ("num_parts", "dtype"),
     [(256, torch.uint8), (257, torch.int16), (32_769, torch.int32)],
 )
-def test_part_ids_are_as_small_as_they_can_be(
-    num_parts: int, dtype: torch.dtype
-) -> None:
+def test_part_ids_are_as_small_as_they_can_be(num_parts, dtype):
     part = random_partition(32_770, num_parts, drawn())
     assert part.dtype == dtype
     assert int(part.max()) == num_parts - 1
@@ -50,8 +45,8 @@ def test_part_ids_are_as_small_as_they_can_be(
 
 @pytest.mark.parametrize("needs", [False, True])
 def test_the_distribution_is_uniform_where_no_part_lacks_a_training_node(
-    needs: bool,
-) -> None:
+    needs,
+):
     """Pairs share a part with probability (n/p - 1)/(n - 1), training pairs and others alike: 20 nodes, 4 parts.
 
     Nodes 0..16 train: no part of five nodes can be without one, so that nothing is ever exchanged.
@@ -74,7 +69,7 @@ def test_the_distribution_is_uniform_where_no_part_lacks_a_training_node(
     assert ((together - 4 / 19).abs() < 0.03).all()  # 4.6 standard deviations
 
 
-def test_clusters_stay_together_but_at_the_cuts() -> None:
+def test_clusters_stay_together_but_at_the_cuts():
     """Of ten clusters of six nodes, in parts of 20, at most two are cut; which ones lie together changes."""
     clusters = torch.arange(60).remainder(10)
     generator = drawn()
@@ -103,8 +98,8 @@ def dense(edge_index: Tensor, part: Tensor, k: int, halo: bool) -> Tensor:
 @pytest.mark.parametrize("halo", [False, True])
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
 def test_a_cut_has_the_edges_of_the_definition_in_chunks_of_any_size(
-    halo: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    halo, chunk, monkeypatch
+):
     monkeypatch.setattr("diffusion_mp.data.partition.CHUNK", chunk)
     edge_index = torch.randint(0, 30, (2, 200), generator=drawn())
     part = random_partition(30, 4, drawn(1))
@@ -119,7 +114,7 @@ def test_a_cut_has_the_edges_of_the_definition_in_chunks_of_any_size(
         assert torch.equal(n_id[own:], context[part[context] != k])
 
 
-def test_nothing_to_cut() -> None:
+def test_nothing_to_cut():
     cut = Cut(torch.empty(2, 0, dtype=torch.long), torch.tensor([0, 1, 1]), 2)
     for n_id, own, e_id, local in (cut[0], cut[1]):
         assert len(n_id) == own
@@ -151,8 +146,8 @@ def planted(groups: int = 8, size: int = 10) -> Data:
     ids=str,
 )
 def test_planted_groups_are_found_and_nothing_global_moves(
-    options: dict[str, Any],
-) -> None:
+    options,
+):
     if "method" not in options:
         pytest.importorskip(
             "pymetis", reason="METIS is an extra: pip install diffusion-mp[metis]"

@@ -2,7 +2,6 @@
 
 import pickle
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,8 +47,8 @@ DATA = example()
     [{"num_parts": 7}, {"batch_size": 10}, {"num_parts": 1}, {"num_parts": 15}],
 )
 def test_an_epoch_is_every_node_once_with_the_edges_that_pyg_keeps(
-    options: dict[str, int],
-) -> None:
+    options,
+):
     """The published irreproducible numbers came from batches whose x and edge_index disagreed (ERRATA C1)."""
     batches = list(RandomPartitionLoader(DATA, **options))
     assert torch.equal(
@@ -82,14 +81,14 @@ def test_an_epoch_is_every_node_once_with_the_edges_that_pyg_keeps(
     ("batch_size", "sizes"),
     [(20, [20, 20, 20]), (21, [20, 20, 20]), (19, [15] * 4), (99, [60])],
 )
-def test_batches_are_even_and_never_empty(batch_size: int, sizes: list[int]) -> None:
+def test_batches_are_even_and_never_empty(batch_size, sizes):
     """The released code has an empty batch where batch_size divides N (ERRATA D12)."""
     loader = RandomPartitionLoader(DATA, batch_size=batch_size)
     assert len(loader) == len(sizes)
     assert [batch.num_nodes for batch in loader] == sizes
 
 
-def test_seed_and_epoch_determine_the_partition() -> None:
+def test_seed_and_epoch_determine_the_partition():
     def parts(seed: int, *epochs: int) -> list[list[list[int]]]:
         loader = RandomPartitionLoader(DATA, 4, seed=seed)
         found = []
@@ -108,9 +107,7 @@ def test_seed_and_epoch_determine_the_partition() -> None:
     )  # nor is seed 4, epoch 0 seed 3, epoch 1
 
 
-def test_workers_change_nothing_and_nothing_touches_the_global_state_or_the_data() -> (
-    None
-):
+def test_workers_change_nothing_and_nothing_touches_the_global_state_or_the_data():
     state = torch.get_rng_state()
     options = {"degrees": "full", "halo": True}
     plain = RandomPartitionLoader(DATA, 5, **options)
@@ -123,7 +120,7 @@ def test_workers_change_nothing_and_nothing_touches_the_global_state_or_the_data
     compare([DATA], [example()])
 
 
-def test_a_halo_has_all_edges_of_the_own_nodes_and_none_of_its_masks() -> None:
+def test_a_halo_has_all_edges_of_the_own_nodes_and_none_of_its_masks():
     """Which edges and nodes these are: test_partition.py."""
     arriving = []
     for batch in RandomPartitionLoader(DATA, 5, halo=True):
@@ -138,7 +135,7 @@ def test_a_halo_has_all_edges_of_the_own_nodes_and_none_of_its_masks() -> None:
     assert torch.equal(torch.cat(arriving).sort().values, torch.arange(EDGES))
 
 
-def test_every_batch_has_a_training_node_unless_others_are_accepted() -> None:
+def test_every_batch_has_a_training_node_unless_others_are_accepted():
     data = example()
     data.train_mask = torch.arange(NODES) < 6
 
@@ -153,7 +150,7 @@ def test_every_batch_has_a_training_node_unless_others_are_accepted() -> None:
         counts(7)
 
 
-def test_clusters_are_kept_together() -> None:
+def test_clusters_are_kept_together():
     """Two groups without an edge between them: no part of half the nodes loses any."""
     group = torch.arange(NODES) % 2
     data = example()
@@ -167,7 +164,7 @@ def test_clusters_are_kept_together() -> None:
     assert all(batch.kept_edges < 1 for batch in RandomPartitionLoader(data, 2))
 
 
-def test_graphs_without_edges_and_batches_of_graphs_are_cut() -> None:
+def test_graphs_without_edges_and_batches_of_graphs_are_cut():
     batches = list(RandomPartitionLoader(Data(x=DATA.x), 4, degrees="full"))
     assert torch.equal(
         torch.cat([batch.n_id for batch in batches]).sort().values, torch.arange(NODES)
@@ -181,8 +178,8 @@ def test_graphs_without_edges_and_batches_of_graphs_are_cut() -> None:
 
 
 def test_processes_share_the_parts_of_one_partition(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     alone = [
         batch.n_id for batch in RandomPartitionLoader(DATA, 6, num_replicas=1, rank=0)
     ]
@@ -212,7 +209,7 @@ def test_processes_share_the_parts_of_one_partition(
         list(uneven)
 
 
-def test_a_loader_goes_to_a_process_that_shares_nothing() -> None:
+def test_a_loader_goes_to_a_process_that_shares_nothing():
     """Tensors then go by shared memory; that of a generator's state is freed before the process can read it."""
     data = example()
     data.train_mask, data.val_mask = torch.stack(
@@ -247,7 +244,7 @@ class Records(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.0)
 
 
-def test_lightning_draws_a_new_partition_every_epoch(tmp_path: Path) -> None:
+def test_lightning_draws_a_new_partition_every_epoch(tmp_path):
     loader = RandomPartitionLoader(DATA, 3)
     module = Records()
     quiet = {
@@ -292,7 +289,7 @@ print("done")
 @pytest.mark.skipif(
     sys.platform != "linux", reason="limits the memory of a process as Linux counts it"
 )
-def test_memory_maps_are_not_read_as_a_whole(tmp_path: Path) -> None:
+def test_memory_maps_are_not_read_as_a_whole(tmp_path):
     """400 MB of features (a file of one hole) and 200 MB of edges, with 150 MB to allocate."""
     with (tmp_path / "x").open("wb") as file:
         file.truncate(400_000_000)
@@ -304,7 +301,7 @@ def test_memory_maps_are_not_read_as_a_whole(tmp_path: Path) -> None:
     )
 
 
-def test_memory_mapped_and_plain_tensors_give_the_same(tmp_path: Path) -> None:
+def test_memory_mapped_and_plain_tensors_give_the_same(tmp_path):
     data = example()
     for name in (
         "x",
@@ -320,7 +317,7 @@ def test_memory_mapped_and_plain_tensors_give_the_same(tmp_path: Path) -> None:
     compare(RandomPartitionLoader(data, 5), RandomPartitionLoader(DATA, 5))
 
 
-def test_kept_edges_are_those_that_arrive_at_the_parts_own_nodes() -> None:
+def test_kept_edges_are_those_that_arrive_at_the_parts_own_nodes():
     """Node 0 is the part's own; the edge that arrives at node 1, the first of its halo, is not counted."""
     # Two edges arrive at node 0, one of them from outside the part.
     edge_index = torch.tensor([[1, 2, 0], [0, 0, 1]])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from test_partition_loader import example
 from torch import Tensor, nn
+from torch.testing import assert_close
 from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import NodeLoader
@@ -35,10 +36,10 @@ from diffusion_mp.data import (
     find_clusters,
 )
 from diffusion_mp.graph import PartEdgeIndex
-from helpers import built
+from helpers import built, randn
 
 DATA = example(edges=180)
-DATA.x = torch.randn(DATA.num_nodes, 4, generator=torch.Generator().manual_seed(0))
+DATA.x = randn(DATA.num_nodes, 4).float()
 
 #: Layers whose output at a node depends on the edges that arrive there, and on degrees.
 OF_EDGES: dict[str, Callable[[], nn.Module]] = {
@@ -140,9 +141,7 @@ def moved(batch: Data) -> Iterator[Data]:
 @pytest.mark.parametrize("name", OF_EDGES)
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_own_nodes_come_out_as_in_the_whole_graph(
-    name: str, loader: str, kind: str
-) -> None:
+def test_own_nodes_come_out_as_in_the_whole_graph(name, loader, kind):
     if name == "certified" and kind == "directed" and "PyG" in loader:
         return  # it reads edges in both directions, and a sampler of PyG takes those that arrive
     data = GRAPHS[kind]
@@ -154,11 +153,9 @@ def test_own_nodes_come_out_as_in_the_whole_graph(
         right = expected[batch.n_id[:own]]
         for held in moved(batch):
             out = layer(held.x, held.edge_index, held.edge_weight)
-            torch.testing.assert_close(out[:own], right, rtol=1e-5, atol=1e-6)
-            torch.testing.assert_close(layer(held.x, Graph.from_data(held)), out)
-            torch.testing.assert_close(
-                layer(held.x, ToDiffusionGraph()(held).graph), out
-            )
+            assert_close(out[:own], right, rtol=1e-5, atol=1e-6)
+            assert_close(layer(held.x, Graph.from_data(held)), out)
+            assert_close(layer(held.x, ToDiffusionGraph()(held).graph), out)
         rows += own
     assert rows == data.num_nodes
 
@@ -167,21 +164,19 @@ def test_own_nodes_come_out_as_in_the_whole_graph(
 @pytest.mark.parametrize("degrees", ["batch", "full"])
 @pytest.mark.parametrize("halo", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_one_part_is_the_whole_graph(
-    name: str, degrees: str, halo: bool, method: str
-) -> None:
+def test_one_part_is_the_whole_graph(name, degrees, halo, method):
     layer = built((OF_EDGES | OF_PAIRS)[name]).eval()
     options = METHODS[method] | {"degrees": degrees, "halo": halo}
     (batch,) = RandomPartitionLoader(DATA, 1, **options)
     out = layer(batch.x, batch.edge_index, batch.edge_weight)
     expected = layer(DATA.x, DATA.edge_index, DATA.edge_weight)[batch.n_id]
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+    assert_close(out, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_without_a_halo_kept_edges_have_the_entries_of_the_whole_graph(
-    workers: int,
-) -> None:
+    workers,
+):
     diffusivity = AdjacencyDiffusivity("sym")
     whole = diffusivity(DATA.x, Graph.from_data(DATA)).to_dense()[0]
     layer = built(lambda: DiffusionConv(4, 3, diffusivity, transform=True)).eval()
@@ -190,10 +185,10 @@ def test_without_a_halo_kept_edges_have_the_entries_of_the_whole_graph(
         _, coupling = layer(
             batch.x, batch.edge_index, batch.edge_weight, return_coupling=True
         )
-        torch.testing.assert_close(coupling.to_dense()[0], part, rtol=1e-5, atol=1e-6)
+        assert_close(coupling.to_dense()[0], part, rtol=1e-5, atol=1e-6)
 
 
-def test_clusters_of_pyg_are_parts_too() -> None:
+def test_clusters_of_pyg_are_parts_too():
     """ClusterLoader numbers no nodes; n_id, an attribute of the whole graph, does, and all nodes are the part's own."""
     data = copy.copy(DATA)
     data.n_id = torch.arange(DATA.num_nodes)
@@ -204,12 +199,12 @@ def test_clusters_of_pyg_are_parts_too() -> None:
         graph = Graph(batch.num_nodes, batch.edge_index, batch.edge_weight)
         entries = AdjacencyDiffusivity("row")(batch.x, graph).to_dense()[0]
         expected = whole[batch.n_id][:, batch.n_id]
-        torch.testing.assert_close(entries, expected, rtol=1e-5, atol=1e-6)
+        assert_close(entries, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_training_as_documented_has_the_gradients_of_the_whole_graph() -> None:
+def test_training_as_documented_has_the_gradients_of_the_whole_graph():
     layer = built(OF_EDGES["GCN"])
-    weights = torch.randn(DATA.num_nodes, 3, generator=torch.Generator().manual_seed(1))
+    weights = randn(DATA.num_nodes, 3).float()
     (layer(DATA.x, DATA.edge_index, DATA.edge_weight) * weights).sum().backward()
     expected = [parameter.grad.clone() for parameter in layer.parameters()]
     layer.zero_grad()
@@ -220,21 +215,19 @@ def test_training_as_documented_has_the_gradients_of_the_whole_graph() -> None:
             + auxiliary_loss(layer)
         ).backward()
     for parameter, right in zip(layer.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, right, rtol=1e-4, atol=1e-5)
+        assert_close(parameter.grad, right, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.unwatched  # compiled code has no shape checks
-def test_compiled_models_read_the_degrees() -> None:
+def test_compiled_models_read_the_degrees():
     layer = built(OF_EDGES["GCN"]).eval()
     compiled = torch.compile(layer, backend="eager", fullgraph=True, dynamic=True)
     for batch in RandomPartitionLoader(DATA, 2, halo=True, degrees="full"):
         out = layer(batch.x, batch.edge_index, batch.edge_weight)
-        torch.testing.assert_close(
-            compiled(batch.x, batch.edge_index, batch.edge_weight), out
-        )
+        assert_close(compiled(batch.x, batch.edge_index, batch.edge_weight), out)
         alone = layer(batch.x, batch.edge_index.as_tensor(), batch.edge_weight)
         assert not torch.allclose(out, alone)
-        torch.testing.assert_close(
+        assert_close(
             compiled(batch.x, batch.edge_index.as_tensor(), batch.edge_weight), alone
         )
 
@@ -250,8 +243,8 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_other_edges_computed_from_those_of_a_part_are_refused_in_one_sentence(
-    change: str,
-) -> None:
+    change,
+):
     batch = next(iter(RandomPartitionLoader(DATA, 2, halo=True, degrees="full")))
     layer = built(OF_EDGES["GCN"])
     edges = CHANGES[change](batch.edge_index)
@@ -265,7 +258,7 @@ def test_other_edges_computed_from_those_of_a_part_are_refused_in_one_sentence(
     assert layer(batch.x, edges.as_tensor()).isfinite().all()
 
 
-def test_edges_of_a_part_are_a_tensor() -> None:
+def test_edges_of_a_part_are_a_tensor():
     edges = PartEdgeIndex.of(torch.tensor([[0, 1, 2], [1, 2, 0]]), torch.rand(3, 2))
     assert isinstance(edges, Tensor)
     source, target = edges
@@ -288,7 +281,7 @@ def test_edges_of_a_part_are_a_tensor() -> None:
         Graph(4, edges)
 
 
-def test_the_graph_of_a_part_is_made_once() -> None:
+def test_the_graph_of_a_part_is_made_once():
     batch = next(iter(RandomPartitionLoader(DATA, 2, halo=True, degrees="full")))
     graph = Graph.coerce(batch.x, batch.edge_index, batch.edge_weight)
     assert Graph.coerce(batch.x, batch.edge_index, batch.edge_weight) is graph
@@ -296,7 +289,7 @@ def test_the_graph_of_a_part_is_made_once() -> None:
     assert Graph.coerce(batch.x, batch.edge_index, batch.edge_weight) is not graph
 
 
-def test_a_loader_of_lists_of_parts_is_refused_rather_than_different() -> None:
+def test_a_loader_of_lists_of_parts_is_refused_rather_than_different():
     """PyG's collation joins the edges of several parts; Graph.from_data has the degrees of all of them."""
     parts = list(RandomPartitionLoader(DATA, 3, halo=True, degrees="full"))
     layer = built(OF_EDGES["GCN"])
@@ -305,7 +298,7 @@ def test_a_loader_of_lists_of_parts_is_refused_rather_than_different() -> None:
     expected = torch.cat(
         [layer(part.x, part.edge_index, part.edge_weight) for part in parts]
     )
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+    assert_close(out, expected, rtol=1e-5, atol=1e-6)
     loader = DataLoader(parts, batch_size=None)
     for part, again in zip(parts, loader, strict=True):
         assert torch.equal(part.edge_index.full_degree, again.edge_index.full_degree)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from diffusion_mp import SparseFlowDiffusivity
 from diffusion_mp.couplings import LowRankCoupling
@@ -22,12 +23,12 @@ matplotlib.use("Agg")
 ONES = torch.ones(3, 1, 2)
 
 
-def test_it_is_equation_6(generator: torch.Generator) -> None:
+def test_it_is_equation_6(generator):
     x = draw(generator, 3, 9, 2)
     expected = [
         sum(0.5 * (row[i + 1] - row[i]).square().sum() for i in range(8)) for row in x
     ]
-    torch.testing.assert_close(roughness(x), torch.stack(expected), rtol=1e-12, atol=0)
+    assert_close(roughness(x), torch.stack(expected), rtol=1e-12, atol=0)
     assert roughness(x + 3).allclose(roughness(x)), "constants are smooth"
     assert roughness(x[:, :1]).tolist() == [0, 0, 0]
     x = torch.tensor([0.0, 1.0]).repeat(3000).view(1, -1, 1)
@@ -35,7 +36,7 @@ def test_it_is_equation_6(generator: torch.Generator) -> None:
     assert roughness(x.half()).dtype == torch.float32
 
 
-def test_only_tokens_are_neighbours(generator: torch.Generator) -> None:
+def test_only_tokens_are_neighbours(generator):
     x = draw(generator, 3, 6, 2)
     mask = torch.tensor([[1, 0, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1], [0] * 6]).bool()
     expected = torch.cat(
@@ -45,7 +46,7 @@ def test_only_tokens_are_neighbours(generator: torch.Generator) -> None:
         ]
     )
     poisoned = x.masked_fill(~mask.unsqueeze(2), torch.nan).requires_grad_()
-    torch.testing.assert_close(roughness(poisoned, mask), expected, rtol=1e-12, atol=0)
+    assert_close(roughness(poisoned, mask), expected, rtol=1e-12, atol=0)
     (gradient,) = torch.autograd.grad(roughness(poisoned, mask).sum(), poisoned)
     assert gradient.isfinite().all()
     assert roughness(x, torch.ones(3, 6).bool()).equal(roughness(x))
@@ -54,29 +55,12 @@ def test_only_tokens_are_neighbours(generator: torch.Generator) -> None:
 COUPLING = LowRankCoupling(ONES, ONES)
 test_refusals = refuses(
     (
-        lambda: EnergyTrace(nn.Linear(2, 2)),
-        ValueError,
-        "model must contain a diffusion layer",
-    ),
-    (
         lambda: EnergyTrace(Smooth()).plot("axis"),
         TypeError,
         "ax must be a matplotlib axis",
     ),
     (lambda: traced(lambda x, previous: x), TypeError, "energy must give a scalar"),
-    (lambda: plot_attention(torch.eye(3)), TypeError, "coupling must be a Coupling"),
-    (
-        lambda: plot_attention(COUPLING, head=1),
-        ValueError,
-        r"head must lie in \[0, 0\]",
-    ),
-    (lambda: plot_attention(COUPLING, 3), TypeError, "ax must be a matplotlib axis"),
     (lambda: plot_attention(COUPLING, threshold=1.0), ValueError, "threshold must lie"),
-    (
-        lambda: plot_attention(LowRankCoupling(ONES, -ONES)),
-        ValueError,
-        "must be non-negative",
-    ),
 )
 
 
@@ -101,7 +85,7 @@ class Widen(Smooth):
         return torch.cat([x, x], 1)
 
 
-def test_default_energy_of_every_layer_and_its_plot() -> None:
+def test_default_energy_of_every_layer_and_its_plot():
     x = randn(8, 3)
     model = nn.Sequential(Smooth(), nn.Identity(), Smooth())
     with EnergyTrace(model) as trace:
@@ -117,7 +101,7 @@ def test_default_energy_of_every_layer_and_its_plot() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*leaves the domain")
-def test_given_energy_sees_both_states() -> None:
+def test_given_energy_sees_both_states():
     x = randn(8, 3)
     layer = Smooth()
     energy = Explicit("simple", 0.1)
@@ -128,7 +112,7 @@ def test_given_energy_sees_both_states() -> None:
     assert trace.records[0].layer == "Smooth"
 
 
-def test_outputs_with_a_coupling_and_changing_widths() -> None:
+def test_outputs_with_a_coupling_and_changing_widths():
     x = randn(8, 3)
     energy = Explicit("quadratic")
     layer = Smooth()
@@ -142,9 +126,7 @@ def test_outputs_with_a_coupling_and_changing_widths() -> None:
     )
 
 
-def test_hooks_are_gone_afterwards_even_after_an_error_and_gradients_are_untouched() -> (
-    None
-):
+def test_hooks_are_gone_afterwards_even_after_an_error_and_gradients_are_untouched():
     x = randn(6, 2).requires_grad_()
     layer = Smooth()
     with EnergyTrace(layer) as trace:
@@ -157,7 +139,7 @@ def test_hooks_are_gone_afterwards_even_after_an_error_and_gradients_are_untouch
     assert not layer._forward_hooks
 
 
-def test_every_entry_is_a_pixel_and_zeros_are_blank(generator: torch.Generator) -> None:
+def test_every_entry_is_a_pixel_and_zeros_are_blank(generator):
     diffusivity = built(
         lambda: SparseFlowDiffusivity(4, heads=2, lam=20.0, alpha=math.inf)
     )

@@ -11,7 +11,12 @@ from torch.func import jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from diffusion_mp import ConvergenceError
-from diffusion_mp.diagnostics import lipschitz, perturbation_bound, roughness
+from diffusion_mp.diagnostics import (
+    Perturbation,
+    lipschitz,
+    perturbation_bound,
+    roughness,
+)
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.layers.sequences import TransformerBlock
 from diffusion_mp.models import PDETransformer
@@ -46,9 +51,7 @@ def block(x: Tensor) -> Tensor:
         (block, (2, 5, 4)),
     ],
 )
-def test_it_is_the_norm_of_the_jacobian(
-    generator: torch.Generator, f: Callable[[Tensor], Tensor], shape: tuple[int, ...]
-) -> None:
+def test_it_is_the_norm_of_the_jacobian(generator, f, shape):
     for _ in range(3):
         x = draw(generator, *shape)
         with sdpa_kernel(SDPBackend.MATH):
@@ -66,9 +69,7 @@ def test_it_is_the_norm_of_the_jacobian(
     ("size", "dtype"),
     [(100, torch.float64), (100_000, torch.float64), (100_000, torch.float32)],
 )
-def test_a_direction_that_the_start_hardly_has_is_found(
-    size: int, dtype: torch.dtype, tol: float
-) -> None:
+def test_a_direction_that_the_start_hardly_has_is_found(size, dtype, tol):
     """One entry of many is steeper. Nearly all of the start lies in the plateau below it, which looks like an end."""
     for steepest in (1.5, 1.05):
         scale = torch.ones(size, dtype=dtype)
@@ -79,11 +80,9 @@ def test_a_direction_that_the_start_hardly_has_is_found(
         assert found == pytest.approx(steepest, rel=max(tol, 1e-6))
 
 
-def test_what_does_not_depend_on_x_is_constant_and_the_point_is_left_alone(
-    generator: torch.Generator,
-) -> None:
-    x = draw(generator, 3)
-    weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
+def test_what_does_not_depend_on_x_is_constant():
+    x = torch.rand(3)
+    weight = torch.ones(3, requires_grad=True)
     for f in (
         lambda x: x.detach(),
         lambda x: x * 0,
@@ -92,19 +91,21 @@ def test_what_does_not_depend_on_x_is_constant_and_the_point_is_left_alone(
     ):
         assert lipschitz(f, x) == 0
     assert lipschitz(lambda x: torch.ones(2) + x.sum(), torch.rand(0)) == 0
+
+
+def test_the_point_and_the_global_state_are_left_alone(
+    generator,
+):
     x = draw(generator, 3).requires_grad_()
     before = torch.get_rng_state()
+    expected = float(x.detach().cos().abs().max())
     for switch in (torch.no_grad, torch.inference_mode):
         with switch():
-            assert lipschitz(torch.sin, 1 * x) == pytest.approx(
-                float(x.cos().abs().max()), rel=1e-3
-            )
+            assert lipschitz(torch.sin, 1 * x) == pytest.approx(expected, rel=1e-3)
     assert x.grad is None
     assert torch.equal(before, torch.get_rng_state())
-    start = torch.Generator().manual_seed(5)
-    assert lipschitz(torch.sin, x, tol=0.5, generator=start) != lipschitz(
-        torch.sin, x, tol=0.5
-    )
+    other = lipschitz(torch.sin, x, tol=0.5, generator=generator)
+    assert other != lipschitz(torch.sin, x, tol=0.5)
 
 
 V = torch.rand(5, 1, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -123,15 +124,11 @@ test_lipschitz_refuses = refuses(
         ValueError,
         "f must have a finite derivative",
     ),
-    (lambda: lipschitz(lambda x: "x", V), TypeError, r"f\(x\) must be a tensor"),
-    (lambda: lipschitz(lambda x: x + 1j, V), TypeError, r"f\(x\) must be real"),
 )
 
 
 @pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e30, 1e38])
-def test_squares_may_leave_the_range_of_single_precision(
-    scale: float, generator: torch.Generator
-) -> None:
+def test_squares_may_leave_the_range_of_single_precision(scale, generator):
     matrix = torch.randn(4, 3, generator=generator)
     found = lipschitz(
         lambda x: scale * (matrix @ x), torch.rand(3, generator=generator)
@@ -174,32 +171,32 @@ def bump(x: Tensor) -> Tensor:
     return torch.tanh(8 * (x.abs() - 0.8))
 
 
-def test_a_linear_tail_has_the_norm_of_its_matrix(generator: torch.Generator) -> None:
+def test_a_linear_tail_has_the_norm_of_its_matrix(generator):
     """Behind the layer a matrix: Lip(T) is its norm whatever the state, and the truth is ‖(SZ − Z)M‖."""
     layer = PDEDiffusion1d(4).double()
     tail = nn.Linear(4, 3).double()
     x = draw(generator, 2, 9, 4)
     found = perturbation_bound(nn.Sequential(layer, tail), layer, x, tol=1e-10)
     moved = layer(x) - x
-    assert found.lipschitz == pytest.approx(
-        torch.linalg.matrix_norm(tail.weight, 2).item(), rel=1e-6
-    )
-    assert found.truth == pytest.approx(
-        (moved @ tail.weight.T).norm().item(), rel=1e-10
-    )
-    assert found.step == pytest.approx(moved.norm().item(), rel=1e-12)
-    assert found.estimate == found.lipschitz * found.step
-    assert found.roughness == pytest.approx(float(roughness(x).sum()), rel=1e-12)
-    assert found.size == pytest.approx(x.norm().item(), rel=1e-12)
-    alpha = layer.alpha.item()
-    assert found.step_bound == pytest.approx(
-        alpha * (8 * found.roughness) ** 0.5, rel=1e-6
-    )
+    rough = float(roughness(x).sum())
+    expected = {
+        "lipschitz": float(torch.linalg.matrix_norm(tail.weight, 2)),
+        "truth": float((moved @ tail.weight.T).norm()),
+        "step": float(moved.norm()),
+        "estimate": found.lipschitz * found.step,
+        "roughness": rough,
+        "size": float(x.norm()),
+        "step_bound": layer.alpha.item() * (8 * rough) ** 0.5,
+    }
+    for name, number in expected.items():
+        # What is iterated, or made of a number in single precision, has fewer digits.
+        rel = {"lipschitz": 1e-6, "step_bound": 1e-6, "truth": 1e-10}.get(name, 1e-12)
+        assert getattr(found, name) == pytest.approx(number, rel=rel), name
 
 
 def test_the_estimate_is_not_exceeded_by_random_smooth_tails(
-    generator: torch.Generator,
-) -> None:
+    generator,
+):
     with seeded(0):
         for trial in range(40):
             strides = ((1,), (1, 2), (1, 2, 4), (3,))[trial % 4]
@@ -224,9 +221,7 @@ def test_the_estimate_is_not_exceeded_by_random_smooth_tails(
     [(torch.square, 2, 0.0), (torch.sin, 2, 1.0), (bump, 5, 0.5)],
     ids=["beginning", "end", "middle"],
 )
-def test_the_tail_is_measured_along_the_whole_segment(
-    g: Callable[[Tensor], Tensor], points: int, place: float
-) -> None:
+def test_the_tail_is_measured_along_the_whole_segment(g, points, place):
     """A square is steepest where the state begins, a sine where diffusion takes it, a bump between the two."""
     layer = PDEDiffusion1d(1, alpha=0.2).double()
     x = torch.ones(1, 20, 1, dtype=torch.float64)
@@ -246,9 +241,7 @@ def test_the_tail_is_measured_along_the_whole_segment(
     )
 
 
-def test_the_printed_bound_is_violated_and_behind_a_steep_tail_the_estimate_is_none() -> (
-    None
-):
+def test_the_printed_bound_is_violated_and_behind_a_steep_tail_the_estimate_is_none():
     """With Lip(T) = 1, on the alternating sequence α√(2𝓔) of Eq. 10 is too small (P3); no point sees a steep step."""
     layer = PDEDiffusion1d(1, alpha=0.4).double()
     x = torch.ones(1, 200, 1, dtype=torch.float64)
@@ -269,79 +262,68 @@ def test_the_printed_bound_is_violated_and_behind_a_steep_tail_the_estimate_is_n
 
 
 @pytest.mark.parametrize("placement", ["P1", "P2", "P3", "P4", "P5", "P6", "P7"])
-def test_the_truth_is_that_of_the_bypassed_layer(
-    generator: torch.Generator, placement: str
-) -> None:
+def test_the_truth_is_that_of_the_bypassed_layer(generator, placement):
     model = transformer(placement).eval()
     x = draw(generator, 2, 9, 2)
     name, layer = next(
         (n, m) for n, m in model.named_modules() if isinstance(m, PDEDiffusion1d)
     )
     found = perturbation_bound(model, layer, x, MASK)
-    with_it = model(x, MASK)
+    out = model(x, MASK)
     model.set_submodule(name, Map(lambda x: x))
-    assert found.truth == pytest.approx(
-        (with_it - model(x, MASK)).norm().item(), rel=1e-8
-    )
+    truth = float((out - model(x, MASK)).norm())
+    assert found.truth == pytest.approx(truth, rel=1e-8)
     assert 0 < found.truth <= found.estimate
 
 
 NUMBERS = ("truth", "lipschitz", "step", "step_bound", "roughness", "size")
 
 
-def test_an_insertion_into_a_baseline_is_the_placement(
-    generator: torch.Generator,
+def assert_equal_numbers(
+    found: Perturbation, expected: Perturbation, rel: float
 ) -> None:
+    for name in NUMBERS:
+        number = getattr(expected, name)
+        assert getattr(found, name) == pytest.approx(number, rel=rel), name
+
+
+def test_an_insertion_into_a_baseline_is_the_placement(
+    generator,
+):
     x = draw(generator, 2, 9, 2)
-    layer = PDEDiffusion1d(6).double()
-    baseline = transformer(None)
     model = transformer("P1")
-    model.load_state_dict(
-        {**baseline.state_dict(), **model.state_dict(), **baseline.state_dict()}
-    )
-    model.after_embedding.load_state_dict(layer.state_dict())
+    baseline = transformer(None)
+    baseline.load_state_dict(model.state_dict(), strict=False)
+    layer = model.after_embedding
     found = perturbation_bound(
         baseline, baseline.after_embedding, x, mask=MASK, diffusion=layer
     )
-    expected = perturbation_bound(model, model.after_embedding, x, mask=MASK)
-    for name in NUMBERS:
-        assert getattr(found, name) == pytest.approx(
-            getattr(expected, name), rel=1e-8
-        ), name
+    assert_equal_numbers(found, perturbation_bound(model, layer, x, mask=MASK), 1e-8)
 
 
-def test_padding_does_not_matter_and_towers_are_perturbed_together(
-    generator: torch.Generator,
-) -> None:
+def test_padding_does_not_matter(generator):
     model = transformer("P2")
-    x = draw(generator, 1, 9, 2)
     layer = model.blocks[0].after_mlp
+    x = draw(generator, 1, 9, 2)
     alone = perturbation_bound(model, layer, x[:, :5], tol=1e-9)
-    padded = perturbation_bound(
-        model, layer, x.index_fill(1, torch.arange(5, 9), torch.nan), MASK[1:], tol=1e-9
-    )
-    for name in NUMBERS:
-        assert getattr(padded, name) == pytest.approx(getattr(alone, name), rel=1e-6), (
-            name
-        )
+    x[:, 5:] = torch.nan
+    padded = perturbation_bound(model, layer, x, MASK[1:], tol=1e-9)
+    assert_equal_numbers(padded, alone, 1e-6)
+
+
+def test_towers_are_perturbed_together(generator):
     model = transformer("P1", task="retrieve").eval()
     x = draw(generator, 2, 9, 2)
     other = draw(generator, 2, 7, 2)
     found = perturbation_bound(model, model.after_embedding, x, None, other)
-    with_it = model(x, None, other)
+    out = model(x, None, other)
     states = [model.embed(x), model.embed(other)]
     model.after_embedding = Map(lambda x: x)
-    moved = (
-        sum(
-            float((s - model.embed(t)).square().sum())
-            for s, t in zip(states, (x, other), strict=True)
-        )
-        ** 0.5
-    )
-    assert found.truth == pytest.approx(
-        (with_it - model(x, None, other)).norm().item(), rel=1e-8
-    )
-    assert found.step == pytest.approx(moved, rel=1e-8)
+    steps = [states[0] - model.embed(x), states[1] - model.embed(other)]
+    squares = sum(float(step.square().sum()) for step in steps)
+    truth = float((out - model(x, None, other)).norm())
+    assert found.truth == pytest.approx(truth, rel=1e-8)
+    assert found.step == pytest.approx(squares**0.5, rel=1e-8)
     assert found.truth <= found.estimate
 
 
@@ -355,9 +337,7 @@ def test_padding_does_not_matter_and_towers_are_perturbed_together(
     ],
     ids=["norm", "replicate", "causal", "heat"],
 )
-def test_a_layer_that_no_theorem_covers_has_no_bound_by_roughness(
-    generator: torch.Generator, options: dict[str, Any]
-) -> None:
+def test_a_layer_that_no_theorem_covers_has_no_bound_by_roughness(generator, options):
     layer = PDEDiffusion1d(2, **options).double()
     found = perturbation_bound(
         nn.Sequential(layer, nn.Tanh()), layer, draw(generator, 2, 6, 2)

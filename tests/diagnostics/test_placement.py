@@ -47,7 +47,7 @@ class Routing(nn.Module):
         return torch.einsum("ij,bjc->bic", self.matrix, x)
 
 
-def test_on_matrices(generator: torch.Generator) -> None:
+def test_on_matrices(generator):
     """‖α(ΔA − AΔ)X‖, without a method `frozen` and so without a linearised form; zero for functions of Δ itself."""
     matrix = draw(generator, 6, 6).softmax(1)
     x = draw(generator, 2, 6, 3)
@@ -67,7 +67,7 @@ def test_on_matrices(generator: torch.Generator) -> None:
     assert commutator(diffusion(3), Routing(0 * delta), x)[0] == 0
 
 
-def test_equation_13(generator: torch.Generator) -> None:
+def test_equation_13(generator):
     """One head whose projections are the identity: α‖(ΔA(X) − A(X)Δ)X‖, sequence by sequence."""
     module = attention(4, 1)
     x = draw(generator, 2, 6, 4)
@@ -87,7 +87,7 @@ def test_equation_13(generator: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("mask", [None, MASK], ids=["whole", "masked"])
-def test_both_formulas(generator: torch.Generator, mask: Tensor | None) -> None:
+def test_both_formulas(generator, mask):
     module = attention(6, 3)
     layer = diffusion(6, strides=(1, 2))
     x = draw(generator, 2, 6, 6)
@@ -106,8 +106,8 @@ def test_both_formulas(generator: torch.Generator, mask: Tensor | None) -> None:
 
 
 def test_neither_padding_nor_a_norm_behind_the_step_matters(
-    generator: torch.Generator,
-) -> None:
+    generator,
+):
     module = attention(6, 3)
     layer = diffusion(6)
     x = draw(generator, 1, 6, 6)
@@ -132,15 +132,10 @@ def transformer(placement: str | None, **options: Any) -> PDETransformer:
         ).double()  # type: ignore
 
 
-def test_every_row_is_what_its_function_gives(generator: torch.Generator) -> None:
+def test_every_row_is_what_its_function_gives(generator):
     model = transformer("P7").eval()
     x = draw(generator, 2, 8, 2)
     report = diagnose(model, x, mask=LENGTHS)
-    assert report.attention["layer"] == ["blocks.0.attention", "blocks.1.attention"]
-    assert report.insertion["layer"] == [
-        "blocks.0.after_attention",
-        "blocks.1.after_attention",
-    ]
     state = model.embed(x, LENGTHS)
     for row, block in enumerate(model.blocks):
         read = block.attention_norm(state)
@@ -148,31 +143,27 @@ def test_every_row_is_what_its_function_gives(generator: torch.Generator) -> Non
             block.after_attention, block.attention, read, LENGTHS
         )
         rough = roughness(read, LENGTHS).sum().item()
-        assert report.attention["commutator"][row] == pytest.approx(exact, rel=1e-10)
-        assert report.attention["linearized"][row] == pytest.approx(
-            linearized, rel=1e-10
-        )
-        assert report.attention["roughness"][row] == pytest.approx(rough, rel=1e-10)
-        assert report.attention["relative_roughness"][row] == pytest.approx(
-            rough / float(read[LENGTHS].square().sum())
-        )
+        assert taken(report.attention, row) == {
+            "layer": f"blocks.{row}.attention",
+            "commutator": pytest.approx(exact, rel=1e-10),
+            "linearized": pytest.approx(linearized, rel=1e-10),
+            "roughness": pytest.approx(rough, rel=1e-10),
+            "relative_roughness": pytest.approx(
+                rough / float(read[LENGTHS].square().sum())
+            ),
+        }
         bound = perturbation_bound(model, block.after_attention, x, mask=LENGTHS)
-        for name in (
-            "roughness",
-            "step",
-            "lipschitz",
-            "truth",
-            "estimate",
-            "roughness_estimate",
-        ):
-            assert report.insertion[name][row] == pytest.approx(
-                getattr(bound, name), rel=1e-10
-            ), name
-        assert report.insertion["relative_roughness"][row] == pytest.approx(
-            bound.roughness / bound.size**2
-        )
+        insertion = taken(report.insertion, row)
+        assert insertion.pop("layer") == f"blocks.{row}.after_attention"
+        for name, number in insertion.items():
+            expected = getattr(bound, name)
+            assert number == pytest.approx(expected, rel=1e-10), name
         state = block(state, LENGTHS)
     assert json.loads(json.dumps(asdict(report))) == asdict(report)
+
+
+def taken(table: dict[str, list[Any]], row: int) -> dict[str, Any]:
+    return {name: column[row] for name, column in table.items()}
 
 
 @pytest.mark.parametrize(
@@ -183,9 +174,7 @@ def test_every_row_is_what_its_function_gives(generator: torch.Generator) -> Non
         ("P5", ["blocks.0.attention.on_values", "blocks.1.attention.on_values"]),
     ],
 )
-def test_s_is_the_model_s_own(
-    generator: torch.Generator, placement: str, names: list[str]
-) -> None:
+def test_s_is_the_model_s_own(generator, placement, names):
     """The diffusion layer of the same block, or the one behind the embedding; each has an α of its own."""
     model = transformer(placement).eval()
     x = draw(generator, 2, 8, 2)
@@ -202,7 +191,7 @@ def test_s_is_the_model_s_own(
         state = block(state)
 
 
-def test_a_given_s_for_a_baseline_and_for_heads(generator: torch.Generator) -> None:
+def test_a_given_s_for_a_baseline_and_for_heads(generator):
     x = draw(generator, 2, 8, 2)
     layer = PDEDiffusion1d(6).double()
     for placement, names in (
@@ -230,7 +219,6 @@ test_refusals = refuses(
         lambda: diagnose(transformer(None), X / 0, diffusion=LAYER),
         "inputs .* must be finite",
     ),
-    (lambda: diagnose(transformer("P1"), X / 0), "inputs .* must be finite"),
     (
         lambda: diagnose(transformer(None), X),
         r"diffusion .* Pass diffusion=PDEDiffusion1d\(6\)",
@@ -240,16 +228,12 @@ test_refusals = refuses(
         lambda: diagnose(transformer(None), X, sites=["embedding"], diffusion=LAYER),
         "sites must",
     ),
-    (
-        lambda: commutator(diffusion(6), attention(6, 3), X.repeat(1, 1, 3) / 0),
-        "x must be finite",
-    ),
 )
 
 
 def test_rows_of_sequences_of_length_zero_and_of_two_towers(
-    generator: torch.Generator,
-) -> None:
+    generator,
+):
     report = diagnose(transformer("P1"), X[:, :0])
     assert report.attention["commutator"] == [0.0, 0.0]
     assert (
@@ -267,7 +251,7 @@ def test_rows_of_sequences_of_length_zero_and_of_two_towers(
     assert report.insertion["layer"] == ["after_embedding"]
 
 
-def test_the_model_does_not_notice(generator: torch.Generator) -> None:
+def test_the_model_does_not_notice(generator):
     model = transformer("P2", dropout=0.3)
     x = draw(generator, 2, 8, 2)
     model.blocks[0].eval()
@@ -290,7 +274,7 @@ def test_the_model_does_not_notice(generator: torch.Generator) -> None:
         assert torch.equal(got, expected)
 
 
-def test_plot(generator: torch.Generator) -> None:
+def test_plot(generator):
     figure = pytest.importorskip("matplotlib.figure").Figure()
     report = diagnose(
         transformer("P2", diffusion={"norm": True}), draw(generator, 2, 8, 2)

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import diffusion_mp as dm
 from diffusion_mp import plot
@@ -60,7 +61,7 @@ def test_energies(ax):
     assert model.training
     expected = model.eval().energies(X, EDGES)
     drawn = torch.stack([torch.as_tensor(line.get_ydata()) for line in ax.lines])
-    torch.testing.assert_close(drawn, (expected / expected[:, :1].abs()).double())
+    assert_close(drawn, (expected / expected[:, :1].abs()).double())
     assert [text.get_text() for text in ax.get_legend().get_texts()] == [
         "block 1",
         "block 2",
@@ -102,11 +103,9 @@ def test_spectrum(matrix, ax):
         model.eval()(X, EDGES)
         share = states[0].var(0) / states[0].var(0).sum() / 2
         order = model.blocks[1].terms[0].matrices()[0].argsort()
-        torch.testing.assert_close(shares[8:], share[order])
+        assert_close(shares[8:], share[order])
     heights = torch.tensor([float(bar.get_height()) for bar in ax.containers[0]])
-    torch.testing.assert_close(
-        heights, torch.histogram(values, torch.linspace(-1, 1, 17)).hist / 16
-    )
+    assert_close(heights, torch.histogram(values, torch.linspace(-1, 1, 17)).hist / 16)
     assert len(plot.spectrum((values, shares)).patches) == len(ax.patches)
 
 
@@ -114,10 +113,10 @@ def test_uncertainty(ax):
     coupling = SigmoidPenalty().coupling(X)
     plot.uncertainty(coupling, X, leak=0.5, ax=ax)
     drawn = torch.as_tensor(ax.collections[0].get_array()).float()
-    torch.testing.assert_close(drawn, posterior_variance(coupling, 0.5)[:, 0])
+    assert_close(drawn, posterior_variance(coupling, 0.5)[:, 0])
     points = torch.as_tensor(ax.collections[0].get_offsets())
     spread = torch.linalg.svdvals((X - X.mean(0)).double())[:2]
-    torch.testing.assert_close(torch.linalg.svdvals(points), spread)
+    assert_close(torch.linalg.svdvals(points), spread)
 
 
 @pytest.mark.filterwarnings("error")

@@ -7,29 +7,26 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
-from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp import *
-from diffusion_mp.couplings import PolynomialCoupling, SparseCoupling
 from diffusion_mp.diagnostics import kernel_error
 from diffusion_mp.diffusivities.kernelized_softmax import orthogonal_directions
 from diffusion_mp.runtime.noise import gumbel
 from diffusion_mp.testing.laws import seeded
-from helpers import agree, refuses
+from helpers import agree
 
 DOUBLE = torch.float64
 
 
-def build(channels: int = 6, **options) -> KernelizedSoftmaxDiffusivity:
+def build(channels=6, **options):
     with seeded(7):
         return KernelizedSoftmaxDiffusivity(
             channels, generator=torch.Generator().manual_seed(7), **options
         ).double()
 
 
-def algorithm_1(
-    module: KernelizedSoftmaxDiffusivity, x: Tensor, g: Tensor | None
-) -> Tensor:
+def algorithm_1(module, x, g):
     """Lines 2 to 8 of Algorithm 1 (slides) written out for V = I, the Gumbel factor on the queries too (ERRATA N1)."""
     heads = module.heads
     tau = module.temperature
@@ -74,7 +71,7 @@ def test_the_coupling_is_the_slides_formula_in_values_and_gradients(
     )
     coupling = module(x)
     expected = algorithm_1(module, x, noise)
-    torch.testing.assert_close(coupling.to_dense(), expected, rtol=0, atol=1e-10)
+    assert_close(coupling.to_dense(), expected, rtol=0, atol=1e-10)
     leaves = (x, module.query.weight, module.key.weight)
     agree(
         coupling @ v,
@@ -123,7 +120,7 @@ def test_the_error_is_measured_at_the_stated_temperature(generator):
         assert module.temperature == pytest.approx(tau)
         q = x @ module.query.weight.t()
         k = x @ module.key.weight.t()
-        torch.testing.assert_close(
+        assert_close(
             module.exact(x).to_dense()[0], torch.softmax(q @ k.t() / tau, dim=1)
         )
     module = build()
@@ -217,7 +214,7 @@ def test_a_large_graph_stays_finite_at_any_temperature(tau, dtype, generator):
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("norm", [1, 100, 300, 3000, 1e6])
+@pytest.mark.parametrize("norm", [1, 100, 300, 3000, 1e6, 1e9])
 def test_rows_sum_to_one_at_any_norm(norm, training, backend, generator, monkeypatch):
     """By product, entries and transpose; beside a graph of other norms. The rows are not uniform (ERRATA N2, N4)."""
     monkeypatch.setenv("DIFFUSION_MP_BACKEND", f"linear_attention={backend}")
@@ -236,30 +233,5 @@ def test_rows_sum_to_one_at_any_norm(norm, training, backend, generator, monkeyp
         coupling.log_at(pairs).exp().view(40, 40, 1).sum(0),
         (coupling.T @ torch.eye(40).unsqueeze(1)).sum(0).T,
     ):
-        torch.testing.assert_close(rows, torch.ones(40, 1), rtol=0, atol=1e-5)
+        assert_close(rows, torch.ones(40, 1), rtol=0, atol=1e-5)
     assert norm < 300 or dense.amax(2).min() > 0.1  # uniform would be 0.05
-
-
-test_bad_options_are_refused = refuses(
-    (lambda: build(num_samples=1.5), TypeError, "num_samples"),
-    (lambda: build(relative_edge_loss=1), TypeError, "relative_edge_loss"),
-    (lambda: build(heads=4, projection=None), ValueError, "heads"),
-    (
-        lambda: kernel_error(SimpleDiffusivity(), torch.zeros(3, 2)),
-        TypeError,
-        "diffusivity",
-    ),
-)
-
-# Every other node sends to node 0.
-STAR = Graph(8, torch.stack([torch.arange(1, 8), torch.zeros(7, dtype=torch.long)]))
-
-
-@pytest.mark.parametrize("degree", [1, 3])
-def test_a_polynomial_of_a_symmetric_coupling_is_its_own_transpose(degree):
-    path = Graph(3, torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))
-    one = torch.ones(degree)
-    promised = PolynomialCoupling(SparseCoupling(path, symmetric=True), one)
-    assert promised.T is promised
-    assert PolynomialCoupling(SparseCoupling(path), one).symmetric
-    assert not PolynomialCoupling(SparseCoupling(STAR), one).symmetric

@@ -2,34 +2,36 @@
 
 # ruff: noqa: F403, F405 (everything public)
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp import *
 from diffusion_mp.diffusivities import RelationalBias
-from helpers import agree, randn
+from helpers import agree, close, randn
 
 DOUBLE = torch.float64
 PTR = torch.tensor([0, 4, 4, 5, 11])
 # A loop at 2, a pair that comes twice, four steps from 7 to 10; 4 is alone.
 EDGES = torch.tensor(
-    [[0, 1, 1, 2, 2, 0, 5, 6, 7, 5, 5, 8, 9], [1, 2, 0, 2, 3, 3, 6, 7, 5, 8, 8, 9, 10]]
+    [
+        [0, 1, 1, 2, 2, 0, 5, 6, 7, 5, 5, 8, 9],
+        [1, 2, 0, 2, 3, 3, 6, 7, 5, 8, 8, 9, 10],
+    ]
 )
 
 
-def weights() -> Tensor:
+def weights():
     """Positive, but for an edge of weight zero, which counts as none."""
     weight = randn(EDGES.size(1), seed=3).abs() + 0.1
     weight[1] = 0
     return weight.requires_grad_()
 
 
-def assert_is(coupling: Coupling, expected: Tensor, leaves: list[Tensor]) -> None:
+def assert_is(coupling, expected, leaves):
     """Dense entries, and the gradients of a product with random values."""
-    torch.testing.assert_close(coupling.to_dense(), expected, rtol=1e-10, atol=1e-10)
+    close(coupling.to_dense(), expected)
     v = randn(expected.size(1), expected.size(0), 3, seed=8)
     agree(
         coupling @ v,
@@ -40,19 +42,17 @@ def assert_is(coupling: Coupling, expected: Tensor, leaves: list[Tensor]) -> Non
     )
 
 
-def matrix(weight: Tensor) -> Tensor:
+def matrix(weight):
     return torch.zeros(11, 11, dtype=DOUBLE).index_put(
         (EDGES[1], EDGES[0]), weight, accumulate=True
     )
 
 
-def inverse(degree: Tensor, power: float) -> Tensor:
+def inverse(degree, power):
     return torch.where(degree > 0, degree, torch.inf).pow(-power)
 
 
-def degree_normalized(
-    a: Tensor, counts: Tensor, normalization: str, direction: str = "directed"
-) -> Tensor:
+def degree_normalized(a, counts, normalization, direction="directed"):
     """Entries of ``a`` over the degrees of ``counts``."""
     received = counts.sum(1)
     if normalization == "row":
@@ -75,7 +75,7 @@ def degree_normalized(
 )
 @pytest.mark.parametrize("degrees", ["weighted", "count"])
 def test_degrees_are_weighted_and_directed_or_count_edges(
-    normalization: Any, direction: Any, loops: Any, degrees: Any
+    normalization, direction, loops, degrees
 ):
     weight = weights()
     a = matrix(weight)
@@ -108,7 +108,7 @@ def test_degrees_are_weighted_and_directed_or_count_edges(
     )
 
 
-def test_counted_degrees_without_weights_and_of_a_part() -> None:
+def test_counted_degrees_without_weights_and_of_a_part():
     x = randn(11, 2, seed=1)
     degree = torch.ones(11, 2, dtype=DOUBLE)
     both = [
@@ -125,7 +125,7 @@ def test_counted_degrees_without_weights_and_of_a_part() -> None:
         count(x, Graph(11, EDGES, weights().detach(), full_degree=degree))
 
 
-def test_attention_and_graph_by_a_weight() -> None:
+def test_attention_and_graph_by_a_weight():
     x = randn(11, 2, seed=1).requires_grad_()
     weight = weights()
     attention = SigmoidDiffusivity()
@@ -142,21 +142,17 @@ ATTENTION = SigmoidDiffusivity(heads=2)
 TERM = AdjacencyDiffusivity("row")
 
 
-def dense(diffusivity: Diffusivity, edges: Tensor | None = EDGES) -> Tensor:
+def dense(diffusivity, edges=EDGES):
     return diffusivity(randn(11, 4, seed=1), Graph(11, edges)).to_dense()
 
 
-def test_attention_and_graph_are_the_algebra_and_without_edges_the_attention() -> None:
+def test_attention_and_graph_are_the_algebra_and_without_edges_the_attention():
     both = dense(ATTENTION + TERM)
     mean = 0.5 * ATTENTION + 0.5 * TERM
     enhanced = AdjacencyEnhancedDiffusivity(ATTENTION, gamma=3.0)
-    torch.testing.assert_close(dense(GraphAugmentedDiffusivity(ATTENTION, TERM)), both)
-    torch.testing.assert_close(
-        dense(GraphAugmentedDiffusivity(ATTENTION, TERM, 0.5)), dense(mean)
-    )
-    torch.testing.assert_close(
-        dense(enhanced), dense(0.75 * ATTENTION + 0.25 * enhanced.graph_term)
-    )
+    assert_close(dense(GraphAugmentedDiffusivity(ATTENTION, TERM)), both)
+    assert_close(dense(GraphAugmentedDiffusivity(ATTENTION, TERM, 0.5)), dense(mean))
+    assert_close(dense(enhanced), dense(0.75 * ATTENTION + 0.25 * enhanced.graph_term))
     for augmented in (
         enhanced,
         GraphAugmentedDiffusivity(ATTENTION, TERM),
@@ -168,7 +164,7 @@ def test_attention_and_graph_are_the_algebra_and_without_edges_the_attention() -
 @pytest.mark.parametrize("normalization", ["sum", "sym", "row"])
 @pytest.mark.parametrize("gate", ["sigmoid", None])
 @pytest.mark.parametrize("powers", ["reach", "walks"])
-def test_powers_and_gates(normalization: Any, gate: Any, powers: Any) -> None:
+def test_powers_and_gates(normalization, gate, powers):
     """Hop p is who is reached in 1 … 2ᵖ⁻¹ steps, once and without weights, over degrees of its own; or walks (N7)."""
     diffusivity = RelationalBias(
         2, hops=3, normalization=normalization, powers=powers, gate=gate
@@ -194,7 +190,7 @@ def test_powers_and_gates(normalization: Any, gate: Any, powers: Any) -> None:
 
 @pytest.mark.parametrize("projection", ["separate", "tied"])
 @pytest.mark.parametrize("scale", [1.0, 30.0])
-def test_the_stabiliser(projection: Any, scale: float) -> None:
+def test_the_stabiliser(projection, scale):
     """Also where norms are so large that ε is all that is left of most features."""
     options = {
         "heads": 3,
@@ -214,7 +210,7 @@ def test_the_stabiliser(projection: Any, scale: float) -> None:
         else diffusivity.key(x).view(11, 3, 4).transpose(0, 1) / 0.5**0.5
     )
 
-    def features(part: Tensor, over: tuple[int, ...]) -> Tensor:
+    def features(part, over):
         along = part @ diffusivity.directions.T
         return (
             along
@@ -235,7 +231,7 @@ def test_the_stabiliser(projection: Any, scale: float) -> None:
     )
 
 
-def test_values_have_biases_and_a_bias_of_nothing_is_refused() -> None:
+def test_values_have_biases_and_a_bias_of_nothing_is_refused():
     layer = DiffusionConv(
         5, 4, SimpleDiffusivity(), heads=2, concat=True, bias=False, value_bias=True
     ).double()
@@ -245,7 +241,7 @@ def test_values_have_biases_and_a_bias_of_nothing_is_refused() -> None:
     moved = 0.5 * values + 0.5 * torch.einsum(
         "hij,jhd->ihd", coupling.to_dense().expand(2, -1, -1), values
     )
-    torch.testing.assert_close(layer(x), moved.reshape(11, 8), rtol=1e-10, atol=1e-10)
+    close(layer(x), moved.reshape(11, 8))
     with pytest.raises(
         ValueError, match=r"bias=True with projection=None\. Choose 'separate'"
     ):
@@ -259,20 +255,20 @@ def test_values_have_biases_and_a_bias_of_nothing_is_refused() -> None:
 
 @pytest.mark.parametrize("projection", ["separate", "tied", None])
 @pytest.mark.parametrize("layer", [DIFFormerConv, NodeFormerConv, SGFormerConv])
-def test_a_layer_has_the_biases_of_what_it_has(layer: Any, projection: Any) -> None:
+def test_a_layer_has_the_biases_of_what_it_has(layer, projection):
     options = {"projection": projection} | (
         {} if layer is NodeFormerConv else {"transform": True}
     )
     names = {
         name for name, _ in layer(4, 4, qkv_bias=True, **options).named_parameters()
     }
-    found = {
+    biases = {
         name.split(".")[-2]
         for name in names
         if name.endswith(".bias") and "graph_term" not in name
     } - {"mix"}
     assert (
-        found
+        biases
         == {
             "separate": {"query", "key", "value"},
             "tied": {"query", "value"},

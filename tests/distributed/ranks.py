@@ -29,39 +29,21 @@ def _start(
     distributed.destroy_process_group()
 
 
-def _processes(
-    join: bool,
-    function: Callable[..., None],
-    ranks: int,
-    folder: Path,
-    seconds: float,
-    args: Any,
-) -> Any:
-    # They are forked from a process that has imported torch and the library once: that takes seconds of each otherwise.
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["diffusion_mp"])
-    args = (function, ranks, folder, seconds, args)
-    return multiprocessing.start_processes(
-        _start, args, ranks, join=join, start_method="forkserver"
-    )
-
-
 def on_ranks(
     function: Callable[..., None],
     ranks: int,
     folder: Path,
     *args: Any,
     seconds: float = 60,
-) -> None:
-    """``function(*args)`` on every rank of a group; what one raises is raised here, with its traceback."""
-    _processes(True, function, ranks, folder, seconds, args)
+    join: bool = True,
+) -> Any:
+    """``function(*args)`` on every rank of a group; what one raises is raised here, with its traceback.
 
-
-def started(
-    function: Callable[..., None],
-    ranks: int,
-    folder: Path,
-    *args: Any,
-    seconds: float = 60,
-) -> list[Any]:
-    """The same without waiting: the processes, which nobody ends when one of them fails."""
-    return list(_processes(False, function, ranks, folder, seconds, args).processes)
+    With ``join=False`` nobody waits, and nobody ends the others when one of them fails: see their ``processes``.
+    """
+    # They are forked from a process that has imported torch and the library once: that takes seconds of each otherwise.
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["diffusion_mp"])
+    args = (function, ranks, folder, seconds, args)
+    return multiprocessing.start_processes(
+        _start, args, ranks, join=join, start_method="forkserver"
+    )

@@ -6,10 +6,10 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from ranks import on_ranks
-from torch import Tensor, nn
 from torch.distributed import get_rank
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
+from torch.testing import assert_close
 from torch.utils._pytree import tree_map
 from torch_geometric.data import Data
 
@@ -18,14 +18,14 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.models import DIFFormer
 from diffusion_mp.testing.laws import seeded
 from diffusion_mp_experiments.train import node_cross_entropy
-from model_cases import MODELS, Case, Inputs
+from model_cases import MODELS
 
 NODES = 120
 EPOCHS = 2
 RATE = 0.1
 
 
-def example() -> Data:
+def example():
     generator = torch.Generator().manual_seed(0)
     return Data(
         x=torch.randn(NODES, 5, generator=generator, dtype=torch.float64),
@@ -35,7 +35,7 @@ def example() -> Data:
     )
 
 
-def loss_of(model: nn.Module, batch: Data) -> Tensor:
+def loss_of(model, batch):
     logits = model(batch.x, Graph.from_data(batch))
     return node_cross_entropy(logits[batch.train_mask], batch.y[batch.train_mask])
 
@@ -43,29 +43,29 @@ def loss_of(model: nn.Module, batch: Data) -> Tensor:
 class Trained(pl.LightningModule):
     """Every process writes down which nodes came in which epoch, and its weights in the end."""
 
-    def __init__(self, folder) -> None:
+    def __init__(self, folder):
         super().__init__()
         with seeded(0):
             self.model = DIFFormer(5, 8, 3).double()
         self.folder = folder
-        self.seen = [[] for _ in range(EPOCHS)]
+        self.visited = [[] for _ in range(EPOCHS)]
 
-    def training_step(self, batch: Data, _: int) -> Tensor:
-        self.seen[self.current_epoch].append(batch.n_id)
+    def training_step(self, batch, _):
+        self.visited[self.current_epoch].append(batch.n_id)
         return loss_of(self.model, batch)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return SGD(self.parameters(), RATE)
 
-    def on_train_end(self) -> None:
+    def on_train_end(self):
         torch.save(
-            {"seen": self.seen, "model": self.model.state_dict()},
+            {"seen": self.visited, "model": self.model.state_dict()},
             self.folder / f"{self.global_rank}.pt",
         )
 
 
 @pytest.mark.slow
-def test_lightning_shares_the_parts_of_an_epoch(tmp_path) -> None:
+def test_lightning_shares_the_parts_of_an_epoch(tmp_path):
     module = Trained(tmp_path)
     alone = module.model
     optimizer = SGD(module.parameters(), RATE)
@@ -90,11 +90,11 @@ def test_lightning_shares_the_parts_of_an_epoch(tmp_path) -> None:
     loader = RandomPartitionLoader(example(), 6)
     for epoch in range(EPOCHS):
         parts = list(loader)
-        seen = [first["seen"][epoch], second["seen"][epoch]]
+        visited = [first["seen"][epoch], second["seen"][epoch]]
         assert torch.equal(
-            torch.cat(seen[0] + seen[1]).sort().values, torch.arange(NODES)
+            torch.cat(visited[0] + visited[1]).sort().values, torch.arange(NODES)
         )
-        for step, ours in enumerate(zip(*seen, strict=True)):
+        for step, ours in enumerate(zip(*visited, strict=True)):
             theirs = parts[2 * step : 2 * step + 2]
             assert all(
                 torch.equal(n_id, part.n_id)
@@ -105,7 +105,7 @@ def test_lightning_shares_the_parts_of_an_epoch(tmp_path) -> None:
             optimizer.step()
     for name, value in alone.state_dict().items():
         assert torch.equal(first["model"][name], second["model"][name])
-        torch.testing.assert_close(first["model"][name], value, rtol=1e-12, atol=1e-12)
+        assert_close(first["model"][name], value, rtol=1e-12, atol=1e-12)
 
 
 #: What does not stand by itself.
@@ -127,7 +127,7 @@ NEED_EDGES = (
 )
 
 
-def gradients(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
+def gradients(model, inputs):
     model.zero_grad()
     model(**inputs).square().mean().backward()
     named = model.named_parameters()
@@ -137,7 +137,7 @@ def gradients(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
     }
 
 
-def compare(case: Case, edges: bool) -> None:
+def compare(case, edges):
     every = [case.inputs(size) for size in (12, 23)]
     every = [
         {name: part for name, part in inputs.items() if edges or name not in OF_EDGES}
@@ -157,16 +157,16 @@ def compare(case: Case, edges: bool) -> None:
             mean = torch.stack(
                 [grads[name.removeprefix("module.")] for grads in alone]
             ).mean(0)
-            torch.testing.assert_close(grad, mean, rtol=1e-9, atol=1e-12)
+            assert_close(grad, mean, rtol=1e-9, atol=1e-12)
 
 
-def doubled(inputs: Inputs) -> Inputs:
+def doubled(inputs):
     return tree_map(
         lambda part: part.double() if part.is_floating_point() else part, inputs
     )
 
 
-def train_all() -> None:
+def train_all():
     failed = {}
     for name, case in MODELS.items():
         if not any(True for _ in case.model().parameters()):
@@ -181,5 +181,5 @@ def train_all() -> None:
 
 
 @pytest.mark.exhaustive
-def test_all_models_train_in_two_processes(tmp_path) -> None:
+def test_all_models_train_in_two_processes(tmp_path):
     on_ranks(train_all, 2, tmp_path, seconds=120)

@@ -3,23 +3,38 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from ranks import on_ranks, started
-from torch import Tensor, distributed, nn
+from ranks import on_ranks
+from torch import distributed, nn
 from torch.nn.functional import cross_entropy
+from torch.testing import assert_close
 
-import diffusion_mp as dm
+from diffusion_mp import (
+    AdjacencyDiffusivity,
+    CertifiedDIFFormer,
+    CertifiedStep,
+    CouplingMismatchError,
+    DIFFormer,
+    DiffusionConv,
+    DiffusionGNN,
+    Graph,
+    NodeFormer,
+    SGFormer,
+    SimpleDiffusivity,
+    auxiliary_loss,
+)
+from diffusion_mp.couplings import Sums
 from diffusion_mp.diagnostics import posterior_variance
 from diffusion_mp.diffusivities import (
-    AdjacencyDiffusivity,
+    Positive,
     UniformDiffusivity,
 )
 from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
 from diffusion_mp.distributed.parallel import all_merged, contact
-from diffusion_mp.models import CertifiedTransformer, DIFFormer, GatedGCN, NodeFormer
+from diffusion_mp.energies import get_constraint
+from diffusion_mp.models import CertifiedTransformer, GatedGCN
 from diffusion_mp.updates import ImplicitEuler
 
 # more nodes than a run of Gumbel noise
@@ -29,21 +44,21 @@ CLASSES = 3
 SIZES = FEATURES, 8, CLASSES
 
 MODELS = {
-    "DIFFormer-s": lambda: dm.DIFFormer(
+    "DIFFormer-s": lambda: DIFFormer(
         *SIZES, heads=2, projection="separate", transform=True, tau=0.5, layer_norm=True
     ),
-    "DIFFormer-s, Frobenius": lambda: dm.DIFFormer(
+    "DIFFormer-s, Frobenius": lambda: DIFFormer(
         *SIZES, normalize="frobenius", graph="mean"
     ),
-    "SGFormer": lambda: dm.SGFormer(*SIZES, num_gnn_layers=2),
-    "SGFormer, Frobenius": lambda: dm.SGFormer(
+    "SGFormer": lambda: SGFormer(*SIZES, num_gnn_layers=2),
+    "SGFormer, Frobenius": lambda: SGFormer(
         *SIZES, normalize="frobenius", gnn="gat", num_gnn_layers=2
     ),
-    "NodeFormer": lambda: dm.NodeFormer(
+    "NodeFormer": lambda: NodeFormer(
         *SIZES, heads=2, num_features=5, num_samples=3, hops=2
     ),
     **{
-        name: lambda name=name: dm.DiffusionGNN(*SIZES, conv=name, dropout=0.0)
+        name: lambda name=name: DiffusionGNN(*SIZES, conv=name, dropout=0.0)
         for name in ("mlp", "gin", "gcnii")
     },
 }
@@ -58,25 +73,25 @@ CERTIFIED = {
 }
 # A certified step needs a symmetric graph: theirs is the graph and its reverse.
 ON_BOTH_WAYS = {
-    "certified": lambda: dm.CertifiedDIFFormer(
-        *SIZES, 3, graph=dm.AdjacencyDiffusivity("sym"), **CERTIFIED
+    "certified": lambda: CertifiedDIFFormer(
+        *SIZES, 3, graph=AdjacencyDiffusivity("sym"), **CERTIFIED
     ),
-    "certified, projections": lambda: dm.CertifiedDIFFormer(
-        *SIZES, 2, projection="tied", lam=0.01, graph=dm.AdjacencyDiffusivity("sum")
+    "certified, projections": lambda: CertifiedDIFFormer(
+        *SIZES, 2, projection="tied", lam=0.01, graph=AdjacencyDiffusivity("sum")
     ),
-    "certified, at rest": lambda: dm.CertifiedDIFFormer(
+    "certified, at rest": lambda: CertifiedDIFFormer(
         *SIZES,
         None,
         penalty=None,
         constraint="nonnegative",
         mu=1.0,
-        graph=dm.AdjacencyDiffusivity("sym"),
+        graph=AdjacencyDiffusivity("sym"),
     ),
 }
 MODELS |= ON_BOTH_WAYS
 
 
-def data(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def data(dtype):
     generator = torch.Generator().manual_seed(0)
     edge_index = torch.randint(NODES - 9, (2, 4 * NODES), generator=generator)
     edge_index[1, :40] = edge_index[0, :40]
@@ -93,114 +108,93 @@ def data(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     )
 
 
-def build(make, dtype: torch.dtype, seed: int = 0) -> nn.Module:
+def build(make, dtype, seed=0):
     torch.manual_seed(seed)  # in a process of the test, not of pytest
     return make().to(dtype)
 
 
-def loss_of(
-    model: nn.Module, logits: Tensor, y: Tensor, mask: Tensor, labels: Tensor
-) -> Tensor:
+def loss_of(model, logits, y, mask, labels):
     return cross_entropy(
         logits[mask], y[mask], reduction="sum"
-    ) / labels + dm.auxiliary_loss(model)
+    ) / labels + auxiliary_loss(model)
 
 
-def error(got: Tensor, expected: Tensor, whole: Tensor | None = None) -> float:
-    """The norm of the difference, relative to that of the whole tensor where a rank has a part of it."""
-    scale = (expected if whole is None else whole).detach().norm().clamp(min=1e-300)
-    return float((got.detach() - expected.detach()).norm() / scale)
+def error(got, expected, complete=None):
+    """The norm of the difference, relative to that of the complete tensor where a rank has a part of it."""
+    size = (expected if complete is None else complete).detach().norm()
+    return float((got.detach() - expected.detach()).norm() / size.clamp(min=1e-300))
 
 
-def same_as_one_process(dtype: torch.dtype, limit: float, names: list[str]) -> None:
+def gradients(model, loss):
+    """Of all parameters that the loss depends on."""
+    names = [name for name, _ in model.named_parameters()]
+    grads = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    pairs = zip(names, grads, strict=True)
+    return {name: grad for name, grad in pairs if grad is not None}
+
+
+def same_as_one_process(dtype, limit, names):
     rank = distributed.get_rank()
-    x, one_way, once, y, mask = data(dtype)
-    graphs = {}
-    for both in (False, True):
-        edge_index = torch.cat([one_way, one_way.flip(0)], dim=1) if both else one_way
-        weight = once.repeat(2) if both else once
-        whole_graph, exact_graph = (
-            dm.Graph(NODES, edge_index, each) for each in (weight, weight.double())
-        )
-        graphs[both] = (
-            whole_graph,
-            exact_graph,
-            ShardedGraph(edge_index, NODES, weight),
-        )
+    x, edge_index, weight, y, mask = data(dtype)
+    both = torch.cat([edge_index, edge_index.flip(0)], dim=1), weight.repeat(2)
     for name in names:
-        whole_graph, exact_graph, graph = graphs[name in ON_BOTH_WAYS]
+        edges = both if name in ON_BOTH_WAYS else (edge_index, weight)
+        graph = ShardedGraph(edges[0], NODES, edges[1])
+        rows = graph.rows
         alone = build(MODELS[name], dtype)
         exact = build(MODELS[name], torch.float64)
         # The second changes nothing.
         shared = node_parallel(node_parallel(build(MODELS[name], dtype, seed=rank)))
         assert shared.state_dict().keys() == alone.state_dict().keys()
         for step in range(2):  # the second draws other noise
-            expected = alone(x, whole_graph)
+            where = f"{name}, rank {rank}, step {step}"
+            expected = alone(x, Graph(NODES, *edges))
             expected_loss = loss_of(alone, expected, y, mask, mask.sum())
-            gradients = torch.autograd.grad(
-                expected_loss, list(alone.parameters()), allow_unused=True
-            )
+            theirs = gradients(alone, expected_loss)
 
-            logits = shared(x[graph.rows], graph)
-            loss = loss_of(
-                shared,
-                logits,
-                y[graph.rows],
-                mask[graph.rows],
-                graph.total(mask[graph.rows].sum()),
-            )
+            logits = shared(x[rows], graph)
+            labels = graph.total(mask[rows].sum())
+            loss = loss_of(shared, logits, y[rows], mask[rows], labels)
             shared.zero_grad()
             loss.backward()
+            ours = {
+                key: parameter.grad
+                for key, parameter in shared.named_parameters()
+                if parameter.grad is not None
+            }
 
-            where = f"{name}, rank {rank}, step {step}"
-            distance = error(logits, expected[graph.rows], expected)
-            assert distance < limit, (where, distance)
-            whole = graph.total(loss.detach())
-            assert error(whole, expected_loss) < limit, (where, whole, expected_loss)
-            pairs = list(
-                zip(
-                    (parameter.grad for parameter in shared.parameters()),
-                    gradients,
-                    strict=True,
-                )
-            )
-            assert all((ours is None) == (theirs is None) for ours, theirs in pairs), (
-                where
-            )
-            pairs = [pair for pair in pairs if pair[0] is not None]
+            assert error(logits, expected[rows], expected) < limit, where
+            assert error(graph.total(loss.detach()), expected_loss) < limit, where
+            assert ours.keys() == theirs.keys(), where
             if dtype == torch.float64:
-                assert all(error(ours, theirs) < limit for ours, theirs in pairs), where
+                for parameter, grad in ours.items():
+                    assert error(grad, theirs[parameter]) < limit, (where, parameter)
             else:
                 # Some gradients (queries, keys, λ, μ) are small differences of large numbers, which rounding moves by
                 # more than the limit: ranks must not be farther from double than one process is.
-                exact_loss = loss_of(
-                    exact, exact(x.double(), exact_graph), y, mask, mask.sum()
+                exact_logits = exact(
+                    x.double(), Graph(NODES, edges[0], edges[1].double())
                 )
-                truth = torch.autograd.grad(
-                    exact_loss, list(exact.parameters()), allow_unused=True
+                truth = gradients(
+                    exact, loss_of(exact, exact_logits, y, mask, mask.sum())
                 )
-                errors = [
-                    [error(each, true) for each in pair]
-                    for pair, true in zip(
-                        pairs, (each for each in truth if each is not None), strict=True
-                    )
-                ]
-                of_ranks, of_one = (max(column) for column in zip(*errors, strict=True))
+                of_ranks, of_one = (
+                    max(error(grads[name], truth[name]) for name in truth)
+                    for grads in (ours, theirs)
+                )
                 assert of_ranks < 3 * of_one, (where, of_ranks, of_one)
-            difference = torch.cat(
-                [(ours - theirs).flatten() for ours, theirs in pairs]
-            ).norm()
-            largest = torch.cat([theirs.flatten() for _, theirs in pairs]).norm()
-            assert difference < limit * largest, (where, difference / largest)
+            together, apart = (
+                torch.cat([grads[name].flatten() for name in theirs])
+                for grads in (ours, theirs)
+            )
+            assert error(together, apart) < limit, where
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.float32], ids=["double", "single"]
 )
-def test_ranks_compute_what_one_process_does(
-    ranks: int, dtype: torch.dtype, tmp_path
-) -> None:
+def test_ranks_compute_what_one_process_does(ranks, dtype, tmp_path):
     limit = 1e-12 if dtype == torch.float64 else 1e-6
     if dtype == torch.float64:
         names = list(MODELS)
@@ -209,28 +203,22 @@ def test_ranks_compute_what_one_process_does(
     on_ranks(same_as_one_process, ranks, tmp_path, dtype, limit, names)
 
 
-def certified(constraint: str) -> nn.Module:
-    attention = dm.SimpleDiffusivity(
+def certified(constraint):
+    attention = SimpleDiffusivity(
         normalize=None,
         measure="distance",
         row_stochastic=False,
-        constraint=dm.energies.get_constraint(constraint),
+        constraint=get_constraint(constraint),
     )
-    terms = dm.diffusivities.Positive(0.01) * attention + dm.diffusivities.Positive(
-        3.0
-    ) * dm.AdjacencyDiffusivity("sym")
-    step = dm.CertifiedStep(dm.diffusivities.Positive(), constraint=constraint)
-    return dm.DiffusionConv(
-        FEATURES, FEATURES, terms, step, transform=False, bias=False
-    )
+    terms = Positive(0.01) * attention + Positive(3.0) * AdjacencyDiffusivity("sym")
+    step = CertifiedStep(Positive(), constraint=constraint)
+    return DiffusionConv(FEATURES, FEATURES, terms, step, transform=False, bias=False)
 
 
-def certified_as_one_process() -> None:
+def certified_as_one_process():
     """Whether the graph is symmetric is found out over the ranks, and semi-definite attention counts once."""
     sums = all_merged(
-        dm.couplings.Sums(
-            torch.ones(1), torch.tensor([100.0 * distributed.get_rank()])
-        ),
+        Sums(torch.ones(1), torch.tensor([100.0 * distributed.get_rank()])),
         None,
     )
     assert (sums.totals.item(), sums.shift.item()) == (
@@ -241,9 +229,9 @@ def certified_as_one_process() -> None:
     both = torch.cat([edge_index, edge_index.flip(0)], 1)
     weights = torch.cat([weight, weight])
     graph = ShardedGraph(both, NODES, weights)
-    whole = dm.Graph(NODES, both, weights)
+    complete = Graph(NODES, both, weights)
     for constraint in ("ball", "sphere"):
-        x = dm.energies.get_constraint(constraint).project(x)
+        x = get_constraint(constraint).project(x)
         layer = build(
             lambda constraint=constraint: certified(constraint), torch.float64
         )
@@ -251,7 +239,7 @@ def certified_as_one_process() -> None:
             x[graph.rows], graph, source=x[graph.rows].roll(1, 1), return_coupling=True
         )
         assert coupling.terms[0].positive_semidefinite is (constraint == "sphere")
-        expected = layer(x, whole, source=x.roll(1, 1))
+        expected = layer(x, complete, source=x.roll(1, 1))
         assert error(out, expected[graph.rows], expected) < 1e-12
         results = []
         for loss in (graph.total((out * x[graph.rows]).sum()), (expected * x).sum()):
@@ -261,27 +249,23 @@ def certified_as_one_process() -> None:
                 error(graph.total(ours) / distributed.get_world_size(), theirs) < 1e-10
             )
     one_way = ShardedGraph(edge_index, NODES, weight)
-    with pytest.raises(
-        dm.CouplingMismatchError, match="does not promise to be symmetric"
-    ):
+    with pytest.raises(CouplingMismatchError, match="does not promise to be symmetric"):
         layer(x[graph.rows], one_way)
     inside = (both < graph.bounds[1]).all(0).nonzero()[-1]
     # One of twelve thousand, known to one rank.
     near = weights.index_add(0, inside, weights[inside], alpha=0.01)
-    with pytest.raises(
-        dm.CouplingMismatchError, match="does not promise to be symmetric"
-    ):
+    with pytest.raises(CouplingMismatchError, match="does not promise to be symmetric"):
         layer(x[graph.rows], ShardedGraph(both, NODES, near))
-    assert not dm.AdjacencyDiffusivity("sum")(
+    assert not AdjacencyDiffusivity("sum")(
         x[graph.rows], ShardedGraph(both, NODES, near)
     ).symmetric
 
 
-def test_a_certified_step_over_ranks(tmp_path) -> None:
+def test_a_certified_step_over_ranks(tmp_path):
     on_ranks(certified_as_one_process, 2, tmp_path)
 
 
-def left_by_one(folder) -> None:
+def left_by_one(folder):
     rank = distributed.get_rank()
     ranks = distributed.get_world_size()
     x, edge_index, _, y, mask = data(torch.float32)
@@ -301,11 +285,11 @@ def left_by_one(folder) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_rank_that_dies_ends_the_run_with_a_sentence(ranks: int, tmp_path) -> None:
-    processes = started(left_by_one, ranks, tmp_path, tmp_path, seconds=8)
-    for process in processes:
+def test_a_rank_that_dies_ends_the_run_with_a_sentence(ranks, tmp_path):
+    run = on_ranks(left_by_one, ranks, tmp_path, tmp_path, seconds=8, join=False)
+    for process in run.processes:
         process.join(60)
-    *others, killed = (process.exitcode for process in processes)
+    *others, killed = (process.exitcode for process in run.processes)
     assert killed == -signal.SIGKILL
     assert all(code == 1 for code in others)
     for rank in range(ranks - 1):
@@ -317,7 +301,7 @@ def test_a_rank_that_dies_ends_the_run_with_a_sentence(ranks: int, tmp_path) -> 
         assert "start all of them again from the last checkpoint" in said
 
 
-def stuck(folder) -> None:
+def stuck(folder):
     if distributed.get_rank() == 1:
         time.sleep(6)
         return
@@ -327,18 +311,18 @@ def stuck(folder) -> None:
     (folder / "waited").write_text(str(time.monotonic() - begun))
 
 
-def test_a_rank_that_is_stuck_ends_the_run_within_the_timeout(tmp_path) -> None:
+def test_a_rank_that_is_stuck_ends_the_run_within_the_timeout(tmp_path):
     on_ranks(stuck, 2, tmp_path, tmp_path, seconds=2)
     assert float((tmp_path / "waited").read_text()) < 5
 
 
-def test_an_error_that_no_lost_rank_made_keeps_its_own_words() -> None:
+def test_an_error_that_no_lost_rank_made_keeps_its_own_words():
     with pytest.raises(RuntimeError, match=r"^out of memory$") as caught, contact(None):
         raise RuntimeError("out of memory")
     assert type(caught.value) is RuntimeError
 
 
-def trained(folder, begun, steps: range) -> None:
+def trained(folder, begun, steps):
     """Steps of NodeFormer with noise and Adam, from the first or from a checkpoint; rank 0 writes one after each."""
     x, edge_index, weight, y, mask = data(torch.float64)
     graph = ShardedGraph(edge_index, NODES, weight)
@@ -364,24 +348,24 @@ def trained(folder, begun, steps: range) -> None:
 
 
 @pytest.mark.slow
-def test_new_processes_go_on_from_what_the_first_rank_saved(tmp_path) -> None:
-    whole = tmp_path / "whole"
+def test_new_processes_go_on_from_what_the_first_rank_saved(tmp_path):
+    complete = tmp_path / "whole"
     resumed = tmp_path / "resumed"
     for folder, begun, steps in (
-        (whole, None, range(2)),
-        (resumed, whole / "0.pt", range(1, 2)),
+        (complete, None, range(2)),
+        (resumed, complete / "0.pt", range(1, 2)),
     ):
         folder.mkdir()
         on_ranks(trained, 2, folder, folder, begun, steps)
     got, expected = (
         torch.load(folder / "1.pt", weights_only=True)["model"]
-        for folder in (resumed, whole)
+        for folder in (resumed, complete)
     )
-    before = torch.load(whole / "0.pt", weights_only=True)["model"]
+    before = torch.load(complete / "0.pt", weights_only=True)["model"]
     assert got.keys() == expected.keys()
     assert any(not torch.equal(before[name], value) for name, value in expected.items())
     for name, value in expected.items():
-        torch.testing.assert_close(got[name], value, rtol=1e-12, atol=1e-12)
+        assert_close(got[name], value, rtol=1e-12, atol=1e-12)
 
 
 EDGES = torch.tensor([[0, 1, 2], [1, 2, 3]])
@@ -389,7 +373,7 @@ X = torch.ones(4, 3)
 
 
 @pytest.fixture
-def group(tmp_path) -> Iterator[None]:
+def group(tmp_path):
     distributed.init_process_group(
         "gloo", f"file://{tmp_path / 'meet'}", world_size=1, rank=0
     )
@@ -397,11 +381,11 @@ def group(tmp_path) -> Iterator[None]:
     distributed.destroy_process_group()
 
 
-def sharded(**options) -> ShardedGraph:
+def sharded(**options):
     return ShardedGraph(EDGES, 4, **options)
 
 
-def blocks(attention: str | None = None) -> Tensor:
+def blocks(attention=None):
     """A network of certified blocks on a graph as one of two ranks has it."""
     graph = sharded()
     graph.total_nodes = 8
@@ -477,15 +461,13 @@ def blocks(attention: str | None = None) -> Tensor:
     ],
 )
 @pytest.mark.usefixtures("group", "no_typecheck")
-def test_operations_that_a_rank_cannot_do_are_refused(
-    call: Callable[[], object], sentence: str
-) -> None:
+def test_operations_that_a_rank_cannot_do_are_refused(call, sentence):
     with pytest.raises((TypeError, ValueError, NotImplementedError), match=sentence):
         call()
 
 
 @pytest.mark.parametrize("call", [sharded, lambda: node_parallel(nn.Linear(2, 2))])
-def test_without_ranks_there_are_no_parts(call: Callable[[], object]) -> None:
+def test_without_ranks_there_are_no_parts(call):
     with pytest.raises(
         ValueError,
         match=r"there are no ranks yet. Call torch.distributed.init_process_group first",

@@ -17,15 +17,11 @@ from diffusion_mp.energies.spectrum import (
 from diffusion_mp.testing.problems import path_problem
 from energy_forms import Explicit
 
-dense_or_lanczos = pytest.mark.parametrize(
-    "dense_nodes", [5, 256], ids=["lanczos", "dense"]
-)
-
 
 @pytest.mark.parametrize("reach", [0.3, 1.0])
 def test_proposition_4_holds_with_the_smallest_nonzero_eigenvalue(
-    reach: float, symmetric_graph, ball, size
-) -> None:
+    reach, symmetric_graph, ball, size
+):
     """E falls by a factor between (1 − τλ₁)² and (1 − τμ)²; printed is μ = 0, which bounds nothing (D10)."""
     for _ in range(30):
         s = symmetric_graph(size(3, 15))
@@ -44,9 +40,7 @@ def test_proposition_4_holds_with_the_smallest_nonzero_eigenvalue(
 
 @pytest.mark.parametrize("rtol", [1e-2, 1e-3, 1e-6])
 @pytest.mark.parametrize("num_nodes", [300, 1000])
-def test_lanczos_is_moved_outwards_by_its_tolerance(
-    num_nodes: int, rtol: float
-) -> None:
+def test_lanczos_is_moved_outwards_by_its_tolerance(num_nodes, rtol):
     """It approaches the ends from inside the spectrum; a step bound or an interval from there would be too short."""
     matrix = spectrum.laplacian(path_problem(num_nodes).coupling, 0, "conservative")
     top = 4 * math.sin(math.pi * (num_nodes - 1) / (2 * num_nodes)) ** 2
@@ -60,7 +54,7 @@ def test_lanczos_is_moved_outwards_by_its_tolerance(
 
 @pytest.mark.parametrize("form", ["conservative", "residual"])
 @pytest.mark.parametrize("num_nodes", [40, 400])
-def test_interval_of_a_signed_coupling_holds_its_spectrum(num_nodes: int, form) -> None:
+def test_interval_of_a_signed_coupling_holds_its_spectrum(num_nodes, form):
     matrix = path_problem(num_nodes).matrix.clone()
     matrix[0, 1] = matrix[1, 0] = -0.5
     coupling = from_dense(matrix, nonnegative=False)

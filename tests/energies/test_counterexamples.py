@@ -4,60 +4,33 @@ import functools
 
 import pytest
 import torch
-from energy_cases import LearnedSlope
-from torch import Tensor
+from energy_cases import DOUBLE, Huber, LearnedSlope, LongerMLP, Shrinking, TooFar
 
-import diffusion_mp as dm
 from cases import COUPLINGS
-from diffusion_mp import Graph
+from diffusion_mp import FunctionPenalty, Graph, MixturePenalty, QuadraticPenalty
 from diffusion_mp.couplings import SparseCoupling
 from diffusion_mp.energies import (
-    AttentionTerm,
-    Constraint,
     CouplingTerm,
-    EnergyTerm,
     MatrixTerm,
-    MLPTerm,
     PairTerm,
     SourceTerm,
-    certify_step,
+    counterexamples,
 )
 from diffusion_mp.energies.counterexamples import foreign_parts
 from diffusion_mp.layers import CertifiedBlock, CertifiedConv
 from diffusion_mp.layers.certified_block import RowAttention, TiedMLP, WeightedGraph
 from diffusion_mp.testing import check_energy_term
-from energy_forms import Joint
 from helpers import built, randn
 
 N = 12
 C = 3
 RING = torch.stack([torch.arange(N), torch.arange(N).roll(1)])
 GRAPH = Graph(N, torch.cat([RING, RING.flip(0)], 1))
-EYE = torch.eye(C, dtype=torch.float64)
-
-
-class Huber(EnergyTerm):
-    """The sum over edges of a Huber function of the distance of their ends, with a share of the bound that it needs."""
-
-    def __init__(self, share: float = 1.0) -> None:
-        self.share = share
-
-    def value(self, z: Tensor, graph: Graph) -> Tensor:
-        r = (z.double()[graph.edges[0]] - z.double()[graph.edges[1]]).norm(dim=2)
-        return torch.where(r < 1, r * r / 2, r - 0.5).sum()
-
-    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
-        away = z[graph.edges[0]] - z[graph.edges[1]]
-        return torch.zeros_like(z).index_add(
-            0, graph.edges[0], away / away.norm(dim=2, keepdim=True).clamp(min=1)
-        )
-
-    def bound(self, z: Tensor, graph: Graph) -> Tensor:
-        return self.share * graph.degree("out", torch.float64).to(z)[:, None, None]
+EYE = torch.eye(C, dtype=DOUBLE)
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0, 10.0, 0.3, 0.03, 0.003])
-def test_a_bound_that_is_too_small_is_found_at_every_scale(scale: float) -> None:
+def test_a_bound_that_is_too_small_is_found_at_every_scale(scale):
     """Far apart, a Huber function is nearly linear, and any bound seems enough."""
     for seed in range(8):
         z = scale * randn(N, 1, C, seed=seed)
@@ -67,9 +40,7 @@ def test_a_bound_that_is_too_small_is_found_at_every_scale(scale: float) -> None
 
 
 @pytest.mark.parametrize("num_layers", [1, 8, None])
-def test_a_certificate_of_ones_own_term_is_a_search_and_says_so(
-    num_layers: int | None,
-) -> None:
+def test_a_certificate_of_ones_own_term_is_a_search_and_says_so(num_layers):
     x = 3 * randn(N, C)
     wrong = CertifiedBlock(C, [3 * Huber(0.45)], num_layers, constraint=None).double()
     assert not wrong.certificate(x, GRAPH)
@@ -87,7 +58,7 @@ def test_a_certificate_of_ones_own_term_is_a_search_and_says_so(
     assert "cover" not in str(certificate)
 
 
-def test_what_is_of_the_library_is_covered() -> None:
+def test_what_is_of_the_library_is_covered():
     for terms in ([WeightedGraph(C)], [RowAttention(C), TiedMLP(C, 4)], []):
         certificate = CertifiedBlock(C, terms).certificate(randn(N, C).float(), GRAPH)
         assert certificate
@@ -95,34 +66,12 @@ def test_what_is_of_the_library_is_covered() -> None:
         assert "covers the step" in str(certificate)
 
 
-class LongerMLP(MLPTerm):
-    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
-        return 2 * super().half_gradient(z, graph)
-
-
-class Shrinking(Constraint):
-    """It says that it is a ball, and projects to half of it."""
-
-    def project(self, y: Tensor, start: Tensor | None = None) -> Tensor:
-        return dm.energies.Ball(0.5).project(y)
-
-    def holds(self, x: Tensor) -> Tensor:
-        return dm.energies.Ball(1.0).holds(x)
-
-
-class TooFar(SparseCoupling):
-    """The bound that it says it has is a quarter of its row sums."""
-
-    def majorant(self, convex: bool, degree: Tensor | None = None) -> Tensor:
-        return super().majorant(convex, degree) / 4
-
-
-def too_far() -> TooFar:
+def too_far():
     return TooFar(GRAPH, nonnegative=True)
 
 
-def weight() -> Tensor:
-    return torch.ones((), dtype=torch.float64)
+def weight():
+    return torch.ones((), dtype=DOUBLE)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +81,8 @@ def weight() -> Tensor:
         2.0 * Huber(),
         weight * SourceTerm(randn(N, C)),
         LongerMLP(EYE, EYE[0]),
-        PairTerm(dm.FunctionPenalty(LearnedSlope())),
-        PairTerm(dm.FunctionPenalty(torch.ones_like)),
+        PairTerm(FunctionPenalty(LearnedSlope())),
+        PairTerm(FunctionPenalty(torch.ones_like)),
         Shrinking(),
         CouplingTerm(too_far()),
         CouplingTerm(2.0 * (too_far() + SparseCoupling(GRAPH))),
@@ -142,11 +91,11 @@ def weight() -> Tensor:
     ],
     ids=lambda part: type(part).__name__,
 )
-def test_what_is_not_of_the_library_is_seen_through_what_is(part: object) -> None:
+def test_what_is_not_of_the_library_is_seen_through_what_is(part):
     assert foreign_parts(part)
 
 
-def test_what_is_of_the_library_is_not_taken_for_ones_own() -> None:
+def test_what_is_of_the_library_is_not_taken_for_ones_own():
     for name, make in COUPLINGS.items():
         assert [part.__name__ for part in foreign_parts(make())] == [
             "cauchy"
@@ -155,8 +104,8 @@ def test_what_is_of_the_library_is_not_taken_for_ones_own() -> None:
         "simple",
         "sigmoid",
         "gaussian",
-        dm.MixturePenalty(),
-        dm.QuadraticPenalty(),
+        MixturePenalty(),
+        QuadraticPenalty(),
     ):
         layer = CertifiedConv(C, penalty=penalty, heads=3, projection="tied")
         energy = layer.energy(randn(N, C).float(), GRAPH)
@@ -169,81 +118,20 @@ def test_what_is_of_the_library_is_not_taken_for_ones_own() -> None:
     assert not foreign_parts(energy.terms, energy.constraint)
 
 
-def joint(*terms: EnergyTerm, **options: object) -> Joint:
-    return Joint(source=randn(N, 1, C, seed=3), terms=terms, graph=GRAPH, **options)
-
-
-STATE = 0.3 * randn(N, 1, C)
-
-
-@pytest.mark.parametrize(
-    ("energy", "sentence"),
-    [
-        (joint(LongerMLP(EYE, EYE[0])), "exceeds its majorant"),
-        (joint(constraint=Shrinking()), "the state leaves"),
-        (Joint(graph_term=too_far(), graph=GRAPH), "exceeds its majorant"),
-        (joint(CouplingTerm(too_far())), "exceeds its majorant"),
-        (
-            joint(CouplingTerm(SparseCoupling(GRAPH, -torch.ones(24)))),
-            "the term's coupling is not promised to be nonneg",
-        ),
-        (
-            joint(
-                CouplingTerm(SparseCoupling(GRAPH, -torch.ones(24), nonnegative=True))
-            ),
-            "A has the negative entry -1",
-        ),
-        (
-            joint(torch.tensor(-1.0).double() * CouplingTerm(SparseCoupling(GRAPH))),
-            "must be finite and >= 0; it is -1",
-        ),
-        (
-            joint((lambda: -weight()) * MLPTerm(EYE, EYE[0])),
-            "the weight of MLPTerm() must be finite and >= 0; it is -1",
-        ),
-        (
-            joint(
-                AttentionTerm(
-                    EYE[None], EYE[None], norms=(0.5 * weight()[None], weight()[None])
-                )
-            ),
-            "the query has norm 1",
-        ),
-        (
-            joint(MatrixTerm(SparseCoupling(GRAPH), EYE[None], 0.5 * weight()[None])),
-            "the matrix has norm 1, above the bou",
-        ),
-        (
-            joint(SourceTerm(randn(N, C), -torch.ones(N).double())),
-            "the metric must be positive",
-        ),
-        (joint(Huber(0.9)), "its bound is too small"),
-    ],
-)
-def test_a_premise_that_is_broken_refuses(energy: Joint, sentence: str) -> None:
-    if not isinstance(energy.constraint, Shrinking):
-        state = STATE
-    else:
-        state = 0.9 * STATE / STATE.norm(dim=2, keepdim=True)
-    certificate = certify_step(energy, state)
-    assert not certificate
-    assert sentence in certificate.reason
-
-
 class Sum(Huber):
     """All rows of a batch, whatever their graph."""
 
-    def value(self, z: Tensor, graph: Graph) -> Tensor:
+    def value(self, z, graph):
         return z.double().sum(0).square().sum()
 
-    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+    def half_gradient(self, z, graph):
         return z.sum(0, keepdim=True).expand_as(z)
 
-    def bound(self, z: Tensor, graph: Graph) -> Tensor:
+    def bound(self, z, graph):
         return torch.full_like(z[:, :, :1], len(z) / 2)
 
 
-def test_a_term_that_couples_the_graphs_of_a_batch_is_refused() -> None:
+def test_a_term_that_couples_the_graphs_of_a_batch_is_refused():
     block = CertifiedBlock(C, [Sum()], constraint=None).double()
     assert block.certificate(randn(N, C))
     batch = torch.arange(3).repeat_interleave(4)
@@ -256,23 +144,21 @@ def test_a_term_that_couples_the_graphs_of_a_batch_is_refused() -> None:
 class Rising(Huber):
     """−‖z‖² for graph 1, with a gradient of the wrong sign; and for graph 0 much that falls."""
 
-    def signs(self, z: Tensor) -> Tensor:
+    def signs(self, z):
         return torch.where(torch.arange(len(z)) < 9, 50.0, -1.0).to(z)[:, None, None]
 
-    def value(self, z: Tensor, graph: Graph) -> Tensor:
+    def value(self, z, graph):
         return (self.signs(z) * z.square()).double().sum()
 
-    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+    def half_gradient(self, z, graph):
         return self.signs(z).abs() * z
 
-    def bound(self, z: Tensor, graph: Graph) -> Tensor:
+    def bound(self, z, graph):
         return self.signs(z).abs() / 2
 
 
-def test_a_rise_in_one_graph_is_not_hidden_by_the_fall_of_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(dm.energies.counterexamples, "term_flaw", lambda *_: None)
+def test_a_rise_in_one_graph_is_not_hidden_by_the_fall_of_another(monkeypatch):
+    monkeypatch.setattr(counterexamples, "term_flaw", lambda *_: None)
     block = built(lambda: CertifiedBlock(C, [Rising()], 3, constraint=None)).double()
     batch = torch.tensor([0] * 9 + [1] * 3)
     energies = block.energies(randn(N, C), None, None, batch)

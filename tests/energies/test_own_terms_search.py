@@ -7,28 +7,23 @@ import math
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor
+from energy_cases import DOUBLE, HalfSpace, TooFar
 
 from diffusion_mp import Graph
-from diffusion_mp.couplings import SparseCoupling
-from diffusion_mp.energies import Constraint, CouplingTerm, EnergyTerm
+from diffusion_mp.energies import CouplingTerm, EnergyTerm
 from diffusion_mp.layers import CertifiedBlock
 from diffusion_mp.layers.certified_block import RowAttention, TiedMLP, WeightedGraph
 from diffusion_mp.testing.laws import seeded
 
 pytestmark = pytest.mark.unwatched
-DOUBLE = torch.float64
 C = 3
 
 #: V, V′ / 2 and a bound on V″ / 4 of a function of every entry; of the last two there is none.
-ENTRIES: dict[
-    str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], float]
-] = {
+ENTRIES = {
     "square": (lambda t: t.square(), lambda t: t, 0.5),
     "log cosh": (
         lambda t: torch.nn.functional.softplus(2 * t) - t,
@@ -59,9 +54,7 @@ ENTRIES: dict[
 class Own(EnergyTerm):
     """Σ V of the entries of z or of the differences along edges, with changes of its gradient and its bound."""
 
-    def __init__(
-        self, name: str, edges: bool, share: float, slope: float, noise: float
-    ) -> None:
+    def __init__(self, name, edges, share, slope, noise):
         self.function, self.derivative, self.curvature = ENTRIES[name]
         self.edges = edges
         self.share = share
@@ -70,13 +63,13 @@ class Own(EnergyTerm):
         if math.isnan(self.curvature):
             self.curvature = 0.5
 
-    def value(self, z: Tensor, graph: Graph) -> Tensor:
+    def value(self, z, graph):
         z = z.double()
         if self.edges:
             z = z[graph.edges[1]] - z[graph.edges[0]]
         return self.function(z).sum()
 
-    def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+    def half_gradient(self, z, graph):
         if self.edges:
             away = self.derivative(z[graph.edges[1]] - z[graph.edges[0]])
             half = (
@@ -88,7 +81,7 @@ class Own(EnergyTerm):
             half = self.derivative(z)
         return self.slope * half + self.noise * z.sin()
 
-    def bound(self, z: Tensor, graph: Graph) -> Tensor:
+    def bound(self, z, graph):
         p = torch.ones_like(z[:, :, :1])
         if self.edges:  # of an edge, as of a graph
             p = (
@@ -100,34 +93,13 @@ class Own(EnergyTerm):
         return self.share * self.curvature * p
 
 
-class TooLittle(SparseCoupling):
-    share = 1.0
-
-    def majorant(self, convex: bool, degree: Tensor | None = None) -> Tensor:
-        return self.share * super().majorant(convex, degree)
-
-
-class Slab(Constraint):
-    """Rows whose first entry is at most ½; the projection is right, or too short."""
-
-    def __init__(self, end: float = 0.5) -> None:
-        self.end = end
-
-    def project(self, y: Tensor, start: Tensor | None = None) -> Tensor:
-        first = torch.where(y[..., :1] > 0.5, self.end, y[..., :1])
-        return torch.cat([first, y[..., 1:]], -1)
-
-    def holds(self, x: Tensor) -> Tensor:
-        return (x[..., 0] <= 0.5).all()
-
-
 class Draws(random.Random):
-    def share(self) -> float:
+    def share(self):
         return self.choice(
             [1.0, 1.0, 1.0, self.uniform(0.45, 0.99), 10 ** self.uniform(-2, 1)]
         )
 
-    def term(self) -> tuple[EnergyTerm, bool]:
+    def term(self):
         """A term, and whether it is right."""
         name = self.choice([*ENTRIES])
         edges = self.random() < 0.5
@@ -142,7 +114,7 @@ class Draws(random.Random):
             and not noise
             and name not in ("absolute value", "quartic")
         )
-        term: EnergyTerm = Own(name, edges, share, slope, noise)
+        term = Own(name, edges, share, slope, noise)
         if self.random() < 0.3:
             factor = 10 ** self.uniform(-2, 2)
             term = (
@@ -154,7 +126,7 @@ class Draws(random.Random):
         return term, right
 
 
-def case(seed: int) -> tuple[CertifiedBlock, Tensor, Graph, bool]:
+def case(seed):
     d = Draws(seed)
     generator = torch.Generator().manual_seed(seed)
     size = d.randint(1, 9)
@@ -175,7 +147,7 @@ def case(seed: int) -> tuple[CertifiedBlock, Tensor, Graph, bool]:
         terms.append(term)
         right = right and fine
     if d.random() < 0.2:
-        coupling = TooLittle(graph, nonnegative=True)
+        coupling = TooFar(graph, nonnegative=True)
         coupling.share = d.share()
         right = right and coupling.share >= 1
         terms.append(CouplingTerm(coupling))
@@ -186,7 +158,7 @@ def case(seed: int) -> tuple[CertifiedBlock, Tensor, Graph, bool]:
     if constraint == "own":
         end = d.choice([0.5, 0.5, 0.3])
         right = right and end == 0.5
-        constraint = Slab(end)
+        constraint = HalfSpace(end)
     beta = 10 ** d.uniform(-3, 1)
     block = CertifiedBlock(
         C,
@@ -202,7 +174,7 @@ def case(seed: int) -> tuple[CertifiedBlock, Tensor, Graph, bool]:
     return block.to(dtype).requires_grad_(False), x, graph, right
 
 
-def largest_rise(block: CertifiedBlock, x: Tensor, graph: Graph) -> float:
+def largest_rise(block, x, graph):
     """The largest rise of F of a graph in a step that is taken, in units of the rounding that is allowed."""
     energy = block.energy(x, graph)
     states = [block.by_head(state) for state in block.states(x, graph)]
@@ -223,8 +195,8 @@ def largest_rise(block: CertifiedBlock, x: Tensor, graph: Graph) -> float:
     return worst
 
 
-def search(seeds: range) -> Counter[str]:
-    said: Counter[str] = Counter()
+def search(seeds):
+    said = Counter()
     for seed in seeds:
         block, x, graph, right = case(seed)
         certificate = block.certificate(x, graph)
@@ -239,7 +211,7 @@ def search(seeds: range) -> Counter[str]:
 
 
 @pytest.mark.parametrize("cases", [150, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_no_step_that_is_taken_raises_what_is_certified(cases: int) -> None:
+def test_no_step_that_is_taken_raises_what_is_certified(cases):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         said = search(range(cases))

@@ -7,25 +7,21 @@ import math
 
 import pytest
 import torch
+from energy_cases import DOUBLE
 from test_terms import CONSTRAINTS, Bounded
-from torch import Tensor, nn
+from torch import nn
 
 from cases import CHANNELS, NODES
 from diffusion_mp import Graph
 from diffusion_mp.energies import Energy
-from diffusion_mp.energies.matrix_terms import (
-    ACTIVATIONS,
-    AttentionTerm,
-    MatrixTerm,
-    MLPTerm,
-)
-from diffusion_mp.energies.terms import EnergyTerm, ScaledTerm, SourceTerm
+from diffusion_mp.energies.terms import ScaledTerm, SourceTerm
 from diffusion_mp.layers.certified_block import (
     CertifiedBlock,
     RowAttention,
     TiedMLP,
     WeightedGraph,
 )
+from helpers import close
 
 pytestmark = pytest.mark.unwatched
 
@@ -50,58 +46,21 @@ COMBINATIONS = [
 CASES = [(parts, constraint) for parts in COMBINATIONS for constraint in CONSTRAINTS]
 
 
-def batch(graphs: int) -> Graph:
+def batch(graphs):
     edges = [k * NODES + torch.randint(NODES, (2, 5 + k % 20)) for k in range(graphs)]
     return Graph(
         graphs * NODES, torch.cat(edges, 1), ptr=NODES * torch.arange(graphs + 1)
     )
 
 
-def values(term: EnergyTerm, z: Tensor) -> Tensor:
-    """The value of a term for every graph of a batch, [graphs]."""
-    if isinstance(term, ScaledTerm):
-        return term.weight * values(term.term, z)
-    if isinstance(term, AttentionTerm):
-        q, k = (
-            torch.einsum("hdc,gnc->ghnd", m, z.view(-1, NODES, CHANNELS))
-            for m in (term.query, term.key)
-        )
-        logits = -term.gamma / 2 * (q.unsqueeze(3) - k.unsqueeze(2)).square().sum(4)
-        prior = z.new_full((len(q), NODES, NODES), 1 / NODES)
-        if term.prior is not None:
-            source, target = term.prior.graph.edges
-            at = (target // NODES, target % NODES, source % NODES)
-            weight = term.prior.weight.squeeze(1)
-            prior = torch.zeros_like(prior).index_put(at, weight, accumulate=True)
-        logits = logits + torch.where(prior > 0, prior.log(), -torch.inf).unsqueeze(1)
-        # No neighbours: log 1.
-        logits = logits.where((prior > 0).any(2)[:, None, :, None], -math.log(NODES))
-        return -2 / term.gamma * logits.logsumexp(3).sum((1, 2))
-    if isinstance(term, SourceTerm):
-        rows = (z - term.source).square()
-    elif isinstance(term, MatrixTerm):
-        rows = z * (term.degree * z - term._received(z))
-    else:
-        assert isinstance(term, MLPTerm)
-        rows = -ACTIVATIONS[term.activation][0](term._hidden(z))
-    return rows.sum((1, 2)).view(-1, NODES).sum(1)
-
-
-def largest_rise(
-    parts: list[str],
-    constraint: str | None,
-    factor: float,
-    seed: int,
-    starts: int,
-    ascent: int,
-) -> float:
+def largest_rise(parts, constraint, factor, seed, starts, ascent):
     """The largest rise of F by one step, relative to its terms, with bounds multiplied by ``factor``."""
     torch.manual_seed(seed)
     graph = batch(starts)
     block = CertifiedBlock(
         CHANNELS, [PARTS[name]() for name in parts], 1, constraint=constraint
     ).double()
-    sizes = 10 ** torch.empty(2, starts, 1, dtype=torch.double).uniform_(
+    sizes = 10 ** torch.empty(2, starts, 1, dtype=DOUBLE).uniform_(
         -1, 1
     ).repeat_interleave(NODES, 1)
     leaves = [
@@ -114,7 +73,7 @@ def largest_rise(
                 torch.randn_like(parameter) * (3 if parameter.dim() == 0 else 0.3)
             )
     optimizer = torch.optim.Adam([*leaves, *block.parameters()], lr=0.1)
-    found = -math.inf
+    largest = -math.inf
     for step in range(ascent):
         z, h = leaves
         terms = [
@@ -125,27 +84,27 @@ def largest_rise(
         start = block.update.constraint.project(z.unsqueeze(1))
         moved = Energy(bounded, block.update.constraint, graph=graph).step(start)
         before, after = (
-            torch.stack([values(term, state) for term in terms])
+            torch.stack([term.by_graph(state, graph) for term in terms])
             for state in (start, moved)
         )
         rise = (after.sum(0) - before.sum(0)) / (
             before.abs().sum(0) + after.abs().sum(0)
         ).clamp(min=1e-300)
-        found = max(found, float(rise.detach().max()))
+        largest = max(largest, float(rise.detach().max()))
         if not step:  # these are the values of the library
             total = torch.stack([term.value(moved, graph) for term in terms])
-            torch.testing.assert_close(after.sum(1), total, rtol=1e-9, atol=1e-9)
+            close(after.sum(1), total, "layer")
         optimizer.zero_grad()
         (-rise).sum().backward()
         optimizer.step()
-    return found
+    return largest
 
 
 @pytest.mark.parametrize(
     ("starts", "batches", "ascent"),
     [(5, len(CASES), 10), pytest.param(25, 1200, 25, marks=pytest.mark.slow)],
 )
-def test_ascent_finds_no_rise(starts: int, batches: int, ascent: int) -> None:
+def test_ascent_finds_no_rise(starts, batches, ascent):
     for seed in range(batches):
         parts, constraint = CASES[seed % len(CASES)]
         assert largest_rise(parts, constraint, 1.0, seed, starts, ascent) <= 1e-12, (
@@ -158,7 +117,7 @@ def test_ascent_finds_no_rise(starts: int, batches: int, ascent: int) -> None:
 @pytest.mark.parametrize(
     "parts", [parts for parts in COMBINATIONS if parts != ["MLP"]], ids=", ".join
 )
-def test_ascent_finds_rises_where_bounds_are_too_small(parts: list[str]) -> None:
+def test_ascent_finds_rises_where_bounds_are_too_small(parts):
     assert any(
         largest_rise(parts, constraint, 0.4, 0, 3, 25) > 1e-3
         for constraint in CONSTRAINTS

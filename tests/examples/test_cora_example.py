@@ -23,18 +23,9 @@ pytestmark = pytest.mark.unwatched
     ],
 )
 def test_what_two_runs_are_over(cora, data_root, options, said, deviations, capsys):
-    assert (
-        cora.main(
-            [
-                "--root",
-                str(data_root / "Planetoid"),
-                "--splits=2",
-                "--epochs=2",
-                *options.split(),
-            ]
-        )
-        == 0
-    )
+    root = str(data_root / "Planetoid")
+    run = f"{options} --splits 2 --epochs 2 --root".split()
+    assert cora.main([*run, root]) == 0
     printed = capsys.readouterr().out
     assert said in printed
     assert printed.count(" ± ") == deviations
@@ -45,14 +36,8 @@ def test_what_two_runs_are_over(cora, data_root, options, said, deviations, caps
     "model", [pytest.param("nodeformer", marks=pytest.mark.exhaustive), "sgformer"]
 )
 def test_the_global_models_learn(cora, data_root, model, capsys):
-    options = [
-        "--root",
-        str(data_root / "Planetoid"),
-        "--splits",
-        "1",
-        "--epochs",
-        "25",
-    ]
-    assert cora.main([*options, "--model", model]) == 0
+    root = str(data_root / "Planetoid")
+    run = f"--model {model} --splits 1 --epochs 25 --root".split()
+    assert cora.main([*run, root]) == 0
     accuracy = float(capsys.readouterr().out.splitlines()[-1].split()[1])
     assert accuracy > 55  # the majority class has 30 %

@@ -27,18 +27,26 @@ SMALL = [
 
 
 def a_run(pde_transformer, **changes):
-    run = {"task": "listops", "placement": "P7", "seed": 0, **changes}
-    return pde_transformer.Run(
-        **chosen(pde_transformer.Run, pde_transformer.parse(SMALL)) | run
-    )
+    options = chosen(pde_transformer.Run, pde_transformer.parse(SMALL))
+    run = {"task": "listops", "placement": "P7", "seed": 0}
+    return pde_transformer.Run(**options | run | changes)
 
 
 @pytest.mark.filterwarnings("ignore:An input array is constant")  # four test items
 def test_the_tables_and_the_picture(pde_transformer, tmp_path, capsys):
-    options = [*SMALL, "--out", str(tmp_path), "--task", "listops", "--jobs", "1"]
-    assert (
-        pde_transformer.main([*options, "--placement", "none", "P1", "P4", "P7"]) == 0
-    )
+    run = [
+        "--task",
+        "listops",
+        "--jobs",
+        "1",
+        "--placement",
+        "none",
+        "P1",
+        "P4",
+        "P7",
+        "--out",
+    ]
+    assert pde_transformer.main([*SMALL, *run, str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "over 1 seeds; 2 layers of 8 channels" in printed
     assert "listops: 32 items, 1 epochs, most common class " in printed
@@ -50,21 +58,17 @@ def test_the_tables_and_the_picture(pde_transformer, tmp_path, capsys):
 
 def test_rank_correlations(pde_transformer):
     """The plain encoder says P7 does most damage; the accuracies agree, and the commutators say the opposite."""
-    results = {}
-    for place, (damage, commutator, accuracy) in {
-        "P1": (1, 3, 0.9),
-        "P4": (2, 2, 0.8),
-        "P7": (3, 1, 0.1),
-    }.items():
+    inserted = {}
+    results = {a_run(pde_transformer, placement="none"): {"inserted": inserted}}
+    for place, damage, commutator, accuracy in (
+        ("P1", 1, 3, 0.9),
+        ("P4", 2, 2, 0.8),
+        ("P7", 3, 1, 0.1),
+    ):
+        inserted[place] = {"truth": damage, "estimate": 10 * damage}
         report = {"attention": {"commutator": [commutator, commutator]}}
-        results[a_run(pde_transformer, placement=place)] = {
-            "report": report,
-            "test_acc": accuracy,
-        }
-        plain = results.setdefault(
-            a_run(pde_transformer, placement="none"), {"inserted": {}}
-        )
-        plain["inserted"][place] = {"truth": damage, "estimate": 10 * damage}
+        run = a_run(pde_transformer, placement=place)
+        results[run] = {"report": report, "test_acc": accuracy}
     rows = pde_transformer.ranking(results).splitlines()
     assert rows[-2] == "| listops | P7 | 3 | 30 | 1.000 | 10.00 |"
     assert rows[-1] == "| listops | rank correlation | -1.00 | -1.00 | 1.00 | |"
@@ -75,34 +79,32 @@ def test_a_run_that_stopped_goes_on_to_the_same_numbers(
 ):
     """Weights bit by bit, with dropout; the first epoch after a stop has the order that it would have had."""
     run = a_run(pde_transformer, epochs=3, dropout=0.3, seed=1)
-    straight = pde_transformer.train(
-        run, tmp_path / "straight", tmp_path, progress=False
-    )
+
+    def trained(folder):
+        return pde_transformer.train(run, tmp_path / folder, tmp_path, progress=False)
+
+    def weights(folder, name):
+        path = tmp_path / folder / run.name / "checkpoints" / name
+        return pde_transformer.load_checkpoint(path)["state_dict"]
+
+    straight = trained("straight")
     stop_at = [0, 1, 2]
 
     def stop(module):
-        if stop_at and module.current_epoch == stop_at[0]:
+        if module.current_epoch in stop_at[:1]:
             del stop_at[0]
             raise RuntimeError("stopped")
 
-    monkeypatch.setattr(
-        pde_transformer.SequenceClassifier, "on_train_epoch_start", stop
-    )
+    learner = pde_transformer.SequenceClassifier
+    monkeypatch.setattr(learner, "on_train_epoch_start", stop)
     for _ in range(3):
         with pytest.raises(RuntimeError, match="stopped"):
-            pde_transformer.train(run, tmp_path / "stopped", tmp_path, progress=False)
-    resumed = pde_transformer.train(run, tmp_path / "stopped", tmp_path, progress=False)
+            trained("stopped")
+    resumed = trained("stopped")
     assert {**resumed, "seconds": 0} == {**straight, "seconds": 0}
     for name in ("best.ckpt", "last.ckpt"):
-        paths = [
-            tmp_path / folder / run.name / "checkpoints" / name
-            for folder in ("straight", "stopped")
-        ]
-        assert same(
-            *(pde_transformer.load_checkpoint(path)["state_dict"] for path in paths)
-        )
-    again = pde_transformer.train(run, tmp_path / "stopped", tmp_path, progress=False)
-    assert again == resumed  # read, not trained
+        assert same(weights("straight", name), weights("stopped", name))
+    assert trained("stopped") == resumed  # read, not trained
 
 
 def test_a_folder_of_other_settings_is_not_continued(pde_transformer, tmp_path):
@@ -117,17 +119,13 @@ def test_a_folder_of_other_settings_is_not_continued(pde_transformer, tmp_path):
 
 
 def test_placements_start_from_the_same_parameters(pde_transformer):
-    plain = dict(
-        pde_transformer.make_model(
-            a_run(pde_transformer, placement="none")
-        ).named_parameters()
-    )
+    def parameters(placement):
+        run = a_run(pde_transformer, placement=placement)
+        return dict(pde_transformer.make_model(run).named_parameters())
+
+    plain = parameters("none")
     for placement in pde_transformer.SITES:
-        placed = dict(
-            pde_transformer.make_model(
-                a_run(pde_transformer, placement=placement)
-            ).named_parameters()
-        )
+        placed = parameters(placement)
         assert all(torch.equal(placed[name], value) for name, value in plain.items())
         assert len(placed) > len(plain)
 

@@ -27,54 +27,32 @@ SMALL = [
 
 def test_the_table(pokec, tmp_path, capsys):
     models = ["constant", "linear", "gcn", "label-propagation", "difformer-s"]
-    assert (
-        pokec.main(
-            [
-                *SMALL,
-                "--lr",
-                "0.01",
-                "--epochs",
-                "1",
-                "--out",
-                str(tmp_path),
-                "--model",
-                *models,
-            ]
-        )
-        == 0
-    )
+    run = ["--lr=0.01", "--epochs=1", f"--out={tmp_path}", "--model", *models]
+    assert pokec.main([*SMALL, *run]) == 0
     printed = capsys.readouterr().out
     assert "synthetic: 2000 nodes, 30000 edges, split 10/10/80, seed 0." in printed
-    rows = [
-        line.split("|")[1:-1] for line in printed.splitlines() if line.startswith("|")
-    ][2:]
+    lines = [line for line in printed.splitlines() if line.startswith("|")]
+    rows = [line.split("|")[1:-1] for line in lines[2:]]
     assert [row[0].strip() for row in rows] == models
     assert all(0 <= float(cell) <= 100 for row in rows for cell in row[1:4])
-    assert (
-        float(rows[0][1]) > 50
-    )  # the constant predictor has the majority of the training nodes
+    # The constant predictor has the majority of the training nodes.
+    assert float(rows[0][1]) > 50
     assert float(rows[1][1]) > 55  # the linear model reads the planted signal
     for stage in pokec.STAGES:
         assert printed.count(f"{stage} ") >= 3
 
 
-def trained(pokec, folder, *options, epochs=2):
-    assert (
-        pokec.main(
-            [
-                *SMALL,
-                *options,
-                "--epochs",
-                str(epochs),
-                "--out",
-                str(folder),
-                "--model",
-                "difformer-s",
-            ]
-        )
-        == 0
-    )
+def run_of(folder, epochs):
+    return [*SMALL, f"--epochs={epochs}", f"--out={folder}", "--model=difformer-s"]
+
+
+def saved(folder):
     return torch.load(folder / "synthetic-difformer-s-seed0.pt", weights_only=True)
+
+
+def trained(pokec, folder, *options, epochs=2):
+    assert pokec.main([*run_of(folder, epochs), *options]) == 0
+    return saved(folder)
 
 
 def test_every_batch_is_a_place_to_stop(pokec, tmp_path, monkeypatch):
@@ -83,13 +61,8 @@ def test_every_batch_is_a_place_to_stop(pokec, tmp_path, monkeypatch):
     straight = trained(pokec, tmp_path / "straight", *options)
     step = pokec.Training.step
     steps = []
-    stops = [
-        2,
-        9,
-        10,
-        27,
-        33,
-    ]  # at batches 1, 6, 4 of the first epoch, 0 and 5 of the second
+    # At batches 1, 6, 4 of the first epoch, 0 and 5 of the second.
+    stops = [2, 9, 10, 27, 33]
 
     def stopping(training, batch, graph):
         steps.append(batch.n_id)
@@ -123,32 +96,14 @@ def test_a_checkpoint_of_other_settings_is_not_continued(pokec, tmp_path):
 
 
 def launched(pokec, folder, epochs):
-    run = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        pokec.__file__,
-    ]
-    options = [
-        "--node-parallel",
-        "--epochs",
-        str(epochs),
-        "--out",
-        str(folder),
-        "--model",
-        "difformer-s",
-    ]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run = [pokec.__file__, "--node-parallel", *run_of(folder, epochs)]
     result = subprocess.run(
-        [sys.executable, *run, *SMALL, *options],
-        capture_output=True,
-        text=True,
-        timeout=120,
+        [sys.executable, *launch, *run], capture_output=True, text=True, timeout=120
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("| difformer-s |") == 1
-    return torch.load(folder / "synthetic-difformer-s-seed0.pt", weights_only=True)
+    return saved(folder)
 
 
 @pytest.mark.exhaustive
@@ -172,30 +127,19 @@ def test_node_parallel_needs_torchrun(pokec, tmp_path, capsys):
 def test_real_users(pokec, data_root, tmp_path, capsys):
     for name in ("profiles.sample500.txt", "relationships.sample500.txt.gz"):
         source = data_root / "pokec" / f"soc-pokec-{name}"
-        (tmp_path / source.name.replace(".sample500", "")).write_bytes(
-            source.read_bytes()
-        )
-    options = [
-        "--root",
-        str(tmp_path),
+        copied = tmp_path / source.name.replace(".sample500", "")
+        copied.write_bytes(source.read_bytes())
+    run = [
         "--batch-size",
         "100",
         "--hidden",
         "8",
         "--epochs",
         "2",
+        "--model",
+        "constant",
+        "difformer-s",
     ]
-    assert (
-        pokec.main(
-            [
-                *options,
-                "--out",
-                str(tmp_path / "out"),
-                "--model",
-                "constant",
-                "difformer-s",
-            ]
-        )
-        == 0
-    )
+    paths = [f"--root={tmp_path}", f"--out={tmp_path / 'out'}"]
+    assert pokec.main([*run, *paths]) == 0
     assert "snap: 500 nodes, 2913 edges" in capsys.readouterr().out

@@ -54,18 +54,8 @@ def test_numbers_below_one_are_refused(script, option, capsys):
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        (
-            "cora",
-            [
-                "/Cora/raw: missing ind.cora.x",
-                "github.com/kimiyoung/planetoid",
-                "--download",
-            ],
-        ),
-        (
-            "pokec",
-            ["missing soc-pokec-profiles.txt.gz", "snap.stanford.edu", "--synthetic"],
-        ),
+        ("cora", ["/Cora/raw: missing ind.cora.x", "planetoid", "--download"]),
+        ("pokec", ["soc-pokec-profiles.txt.gz", "snap.stanford.edu", "--synthetic"]),
     ],
 )
 def test_missing_files_say_what_to_do(script, said, tmp_path, monkeypatch, capsys):
@@ -75,38 +65,26 @@ def test_missing_files_say_what_to_do(script, said, tmp_path, monkeypatch, capsy
     assert all(part in message for part in [str(tmp_path), *said])
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "custom_layer",
-        "data_parallel",
-        "energy_descent",
-        "gallery",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("pde_transformer", "inside", "picture")
-        ),
-        *(
-            pytest.param(name, marks=pytest.mark.exhaustive)
-            for name in ("sfi_former", "attention", "pokec")
-        ),
-        *(
-            pytest.param(name, marks=pytest.mark.data)
-            for name in ("cora", "certified_blocks")
-        ),
-    ],
-)
+MARKS = {
+    **dict.fromkeys(("pde_transformer", "inside", "picture"), pytest.mark.slow),
+    **dict.fromkeys(("sfi_former", "attention", "pokec"), pytest.mark.exhaustive),
+    **dict.fromkeys(("cora", "certified_blocks"), pytest.mark.data),
+}
+QUICK = ["custom_layer", "data_parallel", "energy_descent", "gallery"]
+QUICK += [pytest.param(script, marks=mark) for script, mark in MARKS.items()]
+
+
+@pytest.mark.parametrize("script", QUICK)
 def test_quick_is_a_first_look_in_an_empty_folder(
     script, tmp_path, monkeypatch, capsys, request
 ):
     monkeypatch.chdir(tmp_path)
-    folder = {"cora": "Planetoid", "certified_blocks": ""}.get(script)
-    root = (
-        []
-        if folder is None
-        else ["--root", str(request.getfixturevalue("data_root") / folder)]
-    )
-    assert not importlib.import_module(script).main(["--quick", *root])
+    options = ["--quick"]
+    folders = {"cora": "Planetoid", "certified_blocks": ""}
+    if script in folders:
+        root = request.getfixturevalue("data_root") / folders[script]
+        options += ["--root", str(root)]
+    assert not importlib.import_module(script).main(options)
     printed = capsys.readouterr().out
     assert len(printed.splitlines()) > 1
     assert WRITTEN.get(script, "") in printed
@@ -116,16 +94,9 @@ def test_quick_is_a_first_look_in_an_empty_folder(
 
 @pytest.mark.slow
 def test_processes_share_the_parts():
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-    ]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     ended = subprocess.run(
-        [*command, EXAMPLES / "data_parallel.py", "--quick"],
+        [sys.executable, *launch, EXAMPLES / "data_parallel.py", "--quick"],
         capture_output=True,
         text=True,
         timeout=120,
@@ -149,12 +120,12 @@ def test_states_energies_and_pairs_of_a_model(inside):
     data.test_mask = torch.arange(60) > 30
     edges = set(map(tuple, data.edge_index.t().tolist()))
     for name, make in inside.MODELS.items():
-        found = inside.look_inside(make(64, 10), data, 20)
-        assert len(found.states) == len(found.energies) == 9, name
-        source, target = found.pairs
+        look = inside.look_inside(make(64, 10), data, 20)
+        assert len(look.states) == len(look.energies) == 9, name
+        source, target = look.pairs
         assert (source < target).all()
-        assert not edges & set(map(tuple, found.pairs.t().tolist())), name
+        assert not edges & set(map(tuple, look.pairs.t().tolist())), name
     assert all(
         before >= after
-        for before, after in zip(found.energies, found.energies[1:], strict=False)
+        for before, after in zip(look.energies, look.energies[1:], strict=False)
     )

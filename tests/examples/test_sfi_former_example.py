@@ -25,8 +25,9 @@ SMALL = [
 
 
 def a_run(sfi_former, **changes):
-    run = {"dataset": "CLUSTER", "model": "SFi", "seed": 0, "epochs": 3, **changes}
-    return sfi_former.Run(**chosen(sfi_former.Run, sfi_former.parse(SMALL)) | run)
+    options = chosen(sfi_former.Run, sfi_former.parse(SMALL))
+    run = {"dataset": "CLUSTER", "model": "SFi", "seed": 0, "epochs": 3}
+    return sfi_former.Run(**options | run | changes)
 
 
 def test_the_table(sfi_former, tmp_path, capsys):
@@ -89,15 +90,12 @@ def test_a_run_that_stopped_goes_on_to_the_same_numbers(
 
 
 def test_a_checkpoint_of_other_settings_is_not_continued(sfi_former, tmp_path):
-    sfi_former.train(
-        a_run(sfi_former, epochs=1, model="GatedGCN"), tmp_path, quiet=True
-    )
+    run = a_run(sfi_former, epochs=1, model="GatedGCN")
+    sfi_former.train(run, tmp_path, quiet=True)
     with pytest.raises(
         SystemExit, match=r"other settings \(lr\); use another --out or delete it"
     ):
-        sfi_former.train(
-            a_run(sfi_former, epochs=1, model="GatedGCN", lr=0.5), tmp_path, quiet=True
-        )
+        sfi_former.train(replace(run, lr=0.5), tmp_path, quiet=True)
 
 
 def test_the_learning_rate_warms_up_and_falls_to_zero(sfi_former):
@@ -125,27 +123,22 @@ def test_a_model_learns(sfi_former, tmp_path):
 
 @pytest.mark.data
 def test_peptides(sfi_former, data_root, tmp_path, capsys):
-    pytest.importorskip(
-        "rdkit", reason="pip install 'diffusion-mp-experiments[molecules]'"
-    )
-    options = [
-        *SMALL,
-        "--out",
-        str(tmp_path),
+    reason = "pip install 'diffusion-mp-experiments[molecules]'"
+    pytest.importorskip("rdkit", reason=reason)
+    run = [
         "--epochs",
         "1",
         "--graphs",
         "10",
         "--parameters",
         "20000",
-    ]
-    options += [
         "--dataset",
         "peptides",
-        "--peptides",
-        str(data_root / "peptides-functional"),
     ]
-    assert sfi_former.main([*options, "--model", "SFi", "GatedGCN"]) == 0
+    peptides = data_root / "peptides-functional"
+    paths = [f"--out={tmp_path}", f"--peptides={peptides}"]
+    models = ["--model", "SFi", "GatedGCN"]
+    assert sfi_former.main([*SMALL, *run, *paths, *models]) == 0
     printed = capsys.readouterr().out
     assert "10/2/4 graphs" in printed
     assert printed.count("| peptides |") == 2

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from diffusion_mp.export import plain
 from diffusion_mp.export.plain import FORMULAS
 from diffusion_mp.graph import ops as graph_ops
 from operation_cases import BATCHES, OPERATIONS, arguments
@@ -22,23 +23,18 @@ REGISTERED = {
 def test_a_formula_computes_the_operation(name: str, batch: str) -> None:
     operation = OPERATIONS[name]
     _, formula = operation.written_out(FORMULAS[operation])
-    for given in arguments(BATCHES[batch])[name]:
-        flat, _, _ = operation.signature.bind(given, narrow=False)
-        wanted = operation._run(*flat, "cpu")
-        found = formula(*flat)
-        if isinstance(wanted, Tensor):
-            wanted = (wanted,)
-            found = (found,)
-        fields = operation.signature.results
-        for field, want, got in zip(fields, wanted, found, strict=True):
+    for case in arguments(BATCHES[batch])[name]:
+        flat, _, _ = operation.signature.bind(case, narrow=False)
+        expected = operation._run(*flat, "cpu")
+        got = formula(*flat)
+        if isinstance(expected, Tensor):
+            expected = (expected,)
+            got = (got,)
+        for field, one, other in zip(
+            operation.signature.results, got, expected, strict=True
+        ):
             if field not in KERNELS_ONLY.get(name, ()):
-                torch.testing.assert_close(
-                    got,
-                    want,
-                    rtol=1e-9,
-                    atol=1e-9,
-                    msg=lambda text, f=field: f"{f}: {text}",
-                )
+                torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
 #: Results that a kernel keeps for its derivative, and that an exported program does not read.
@@ -61,25 +57,14 @@ def test_every_operation_of_a_forward_pass_has_a_formula() -> None:
 
 
 def test_pointers_order_and_walks() -> None:
-    from diffusion_mp.export import plain as formulas
-
     batch = torch.tensor([0, 0, 2, 2, 2, 5])
-    assert torch.equal(formulas.batch_pointers(batch), graph_ops.batch_pointers(batch))
-    assert torch.equal(
-        formulas.batch_pointers(batch[:0]), graph_ops.batch_pointers(batch[:0])
-    )
-    source, target = edges = torch.randint(
-        7, (2, 30), generator=torch.Generator().manual_seed(1)
-    )
-    for got, want in zip(
-        formulas.compress(target, source, 7),
-        graph_ops._compress(target, source, 7),
-        strict=True,
-    ):
-        assert torch.equal(got, want)
+    for each in (batch, batch[:0]):
+        assert torch.equal(plain.batch_pointers(each), graph_ops.batch_pointers(each))
+    edges = torch.randint(7, (2, 30), generator=torch.Generator().manual_seed(1))
+    source, target = edges
+    got = plain.compress(target, source, 7)
+    torch.testing.assert_close(got, graph_ops._compress(target, source, 7))
     weight = (torch.arange(30) % 4).double()
     for hops in (1, 2, 3):
-        assert torch.equal(
-            formulas.walk_pairs(edges, weight, 7, hops),
-            graph_ops.walk_pairs(edges, weight, 7, hops),
-        )
+        got = plain.walk_pairs(edges, weight, 7, hops)
+        assert torch.equal(got, graph_ops.walk_pairs(edges, weight, 7, hops))

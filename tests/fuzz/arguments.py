@@ -35,14 +35,14 @@ def bad(*tables: str) -> list[Wrong]:
     A ``what`` without an expression is one of `COMMON`, and ``what?`` may be accepted. A later entry replaces an
     earlier one of the same name.
     """
-    found = {}
+    entries = {}
     for entry in [entry for table in tables if table for entry in table.split(" | ")]:
         what, _, source = entry.strip().partition(": ")
         name = what.removesuffix("?")
-        found[name] = Wrong(
+        entries[name] = Wrong(
             source or COMMON[name], name, None if what.endswith("?") else False
         )
-    return list(found.values())
+    return list(entries.values())
 
 
 NOT_A_NUMBER = bad("a string | None | a list | complex | a dict | a module")
@@ -69,16 +69,18 @@ def never(wrong: Sequence[Wrong]) -> Arg:
     return Arg(None, wrong, True)
 
 
-def count(
-    d: Draw, *right: int, optional: bool = False, zero: bool = False, none: bool = False
-) -> Arg:
+def unused(arg: Arg) -> Arg:
+    """An argument that is left out unless it is surely wrong."""
+    return never([w for w in arg.wrong if w.valid is False])
+
+
+def count(d: Draw, *right: int, optional: bool = False, zero: bool = False) -> Arg:
     """A number of channels, heads, layers …, at least one (or with ``zero`` at least none)."""
     wrong = NOT_A_NUMBER + bad(
         "negative | a fraction | a bool: True | NaN | a tensor?: torch.tensor(2) | a NumPy integer?: np.int64(2)",
         "a tensor of two: torch.ones(2)" + " | zero" * (not zero),
     )
-    arg = options(d, *(right or (1, 2, 3)), wrong=wrong, optional=optional)
-    return arg.without("None") if none else arg
+    return options(d, *(right or (1, 2, 3)), wrong=wrong, optional=optional)
 
 
 def number(
@@ -89,9 +91,8 @@ def number(
     below: str | None = None,
     negative: bool = False,
     infinite: bool = False,
-    none: bool = False,
 ) -> Arg:
-    """A finite positive number; ``zero``, ``negative`` and ``infinite`` ones, or ``None``, if they are allowed too."""
+    """A finite positive number; ``zero``, ``negative`` and ``infinite`` ones if they are allowed too."""
     wrong = NOT_A_NUMBER + bad(
         "NaN | a tensor of two: torch.ones(2) | a tensor?: torch.tensor(0.5) | a NumPy number?: np.float32(0.5)",
         "a bool?: True",
@@ -100,16 +101,19 @@ def number(
         "" if zero or negative else "zero: 0.0",
         "" if below is None else f"beyond its bound: {below}",
     )
-    arg = options(d, *(right or (0.5, 1.0, 0.1)), wrong=wrong, optional=optional)
-    return arg.without("None") if none else arg
+    return options(d, *(right or (0.5, 1.0, 0.1)), wrong=wrong, optional=optional)
 
 
-def probability(d: Draw, *, optional: bool = True) -> Arg:
+def channels(d: Draw) -> Arg:
+    return count(d, d.channels)
+
+
+def probability(d: Draw) -> Arg:
     wrong = NOT_A_NUMBER + bad("one: 1.0 | negative: -0.1 | NaN | two: 2")
-    return options(d, 0.0, 0.5, wrong=wrong, optional=optional)
+    return options(d, 0.0, 0.5, wrong=wrong)
 
 
-def choice(d: Draw, *right: str | None, optional: bool = True) -> Arg:
+def choice(d: Draw, *right: str | None, optional: bool = False) -> Arg:
     """One of some strings, or ``None`` where it is among them."""
     wrong = bad(
         "another string: 'nonsense' | a number | a list: ['sym'] | a dict | a tensor | an array: np.array(['a', 'b'])",
@@ -124,14 +128,29 @@ def flag(d: Draw, *, optional: bool = True) -> Arg:
     return options(d, False, True, wrong=wrong, optional=optional)
 
 
-def generator(d: Draw, *, optional: bool = True) -> Arg:
+def generator(d: Draw) -> Arg:
+    wrong = bad("a number | a string | NumPy's: np.random.default_rng(0) | None")
+    return Arg("torch.Generator().manual_seed(0)", wrong)
+
+
+def strides(d: Draw) -> Arg:
     wrong = bad(
-        "a number | a string: 'seed' | NumPy's: np.random.default_rng(0)",
-        "" if optional else "None",
+        "empty: () | a zero: (0,) | negative: (-1,) | a fraction: (1.5,) | a string | a number | None",
+        "a bool: (True,) | letters: ('a',) | a module",
     )
-    return options(
-        d, "torch.Generator().manual_seed(0)", wrong=wrong, optional=optional
+    return options(d, "(1,)", "(2,)", "[3]", wrong=wrong)
+
+
+def dtype(d: Draw) -> Arg:
+    wrong = bad(
+        "a string: 'float32' | integers: torch.int64 | a number | complex: torch.complex64"
     )
+    return Arg(f"torch.{d.dtype}", wrong)
+
+
+def device(d: Draw) -> Arg:
+    wrong = bad("no device: 'nowhere' | a number: 3.5 | a list: ['cpu']")
+    return options(d, "'cpu'", "torch.device('cpu')", wrong=wrong)
 
 
 NOT_A_SEED = bad(
@@ -462,23 +481,29 @@ def coupling_source(d: Draw, *, symmetric: bool = False) -> str:
     return d.pick(some)
 
 
-def coupling(
-    d: Draw,
-    *,
-    symmetric: bool = False,
-    optional: bool = False,
-    other_size: bool | None = False,
-) -> Arg:
-    wrong = [
-        *NOT_A_COUPLING,
-        Wrong(
-            f"mp.couplings.UniformCoupling({d.nodes + 1})", "of other nodes", other_size
-        ),
+def coupling(d: Draw, *, symmetric: bool = False) -> Arg:
+    other = f"of other nodes: mp.couplings.UniformCoupling({d.nodes + 1})"
+    wrong = NOT_A_COUPLING + bad(other)
+    return Arg(coupling_source(d, symmetric=symmetric), wrong)
+
+
+def any_coupling(d: Draw) -> Arg:
+    return coupling(d).unsure("of other nodes")
+
+
+def any_penalty(d: Draw) -> Arg:
+    names = ("Gaussian", "Sigmoid", "Mixture")
+    return options(d, *(f"mp.{name}Penalty()" for name in names), wrong=NOT_A_PENALTY)
+
+
+def any_term(d: Draw) -> Arg:
+    right = [
+        f"mp.energies.SourceTerm({real(d, d.nodes, d.channels)})",
+        "mp.energies.PairTerm(mp.GaussianPenalty())",
+        f"mp.energies.MLPTerm(torch.ones(2, {d.channels}), torch.ones(2), 'tanh')",
     ]
-    arg = options(
-        d, coupling_source(d, symmetric=symmetric), wrong=wrong, optional=optional
-    )
-    return arg.without("None") if optional else arg
+    wrong = bad("None | a number | a string | a module | a class: mp.energies.MLPTerm")
+    return options(d, *right, wrong=wrong)
 
 
 DIFFUSIVITIES = [

@@ -1,13 +1,11 @@
 """The verdict on a program: right, refused in a sentence of the library's own, or bad and why."""
 
-import builtins
 import dataclasses
 import dis
 import re
 import resource
 import traceback
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -70,122 +68,94 @@ def judge(request: dict[str, Any]) -> dict[str, Any]:
     space: dict[str, Any] = {}
     exec(_PRELUDE, space)
     expected: bool | None = True
-    names = list[str]()
-    wrong = list[str]()
-    documented = (
-        *DOCUMENTED,
-        *(getattr(builtins, error) for error in request.get("errors", [])),
-    )
+    names: list[str] = []
+    wrong: list[str] = []
     before = _memory()
     for number, step in enumerate(request["steps"]):
-        if (
-            expected is not None
-        ):  # what may be wrong may also make another argument right
+        # What may be wrong may also make another argument right.
+        if expected is not None:
             expected = False if False in (expected, step["valid"]) else step["valid"]
         names += step["names"]
-        wrong += step.get(
-            "wrong", []
-        )  # a wrong argument of an earlier call may be found out now
+        # A wrong argument of an earlier call may be found out now.
+        wrong += step["wrong"]
         try:
             exec(compile(step["line"], "<program>", "exec"), space)
         except Exception as error:
-            return {
-                "step": number,
-                **_judge_error(
-                    error, expected, wrong if step.get("wrong") else names, documented
-                ),
-            }
-        if _memory() - before > GROWTH:
-            return _bad(number, "memory", f"{(_memory() - before) >> 20} MiB more", "")
+            blamed = wrong if step["wrong"] else names
+            return _judge_error(error, expected, blamed) | {"step": number}
+        growth = _memory() - before
         result = space[step["line"].split(" = ", 1)[0]]
+        if growth > GROWTH:
+            return _bad("memory", f"{growth >> 20} MiB more") | {"step": number}
         if step["finite"] and expected is True and not is_finite(result):
-            return _bad(number, "not finite", "NaN or infinity from finite input", "")
+            text = "NaN or infinity from finite input"
+            return _bad("not finite", text) | {"step": number}
     if expected is False:
-        return _bad(
-            len(request["steps"]) - 1,
-            "accepted",
-            "a wrong argument was accepted without a word",
-            "",
-        )
-    return {"verdict": "right", "step": len(request["steps"]) - 1}
+        return _bad("accepted", "a wrong argument was accepted without a word")
+    return {"verdict": "right"}
 
 
 def _judge_error(
-    error: Exception,
-    expected: bool | None,
-    names: list[str],
-    documented: tuple[type[Exception], ...],
+    error: Exception, expected: bool | None, names: list[str]
 ) -> dict[str, Any]:
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+    where = _place(error)
     if isinstance(error, MemoryError) or "can't allocate memory" in text:
-        return _bad(None, "memory", text, _place(error))
-    if not _raised_by_us(error) or not isinstance(error, (*documented, *ABSENT)):
-        return _bad(None, type(error).__name__, text, _place(error))
+        return _bad("memory", text, where)
+    if not _raised_by_us(error) or not isinstance(error, DOCUMENTED + ABSENT):
+        return _bad(type(error).__name__, text, where)
     words = {word for name in names for word in (name, *ROLES.get(name, []))}
-    if (
-        names
-        and not isinstance(error, (OSError, ConvergenceError))
-        and not any(
-            re.search(rf"(?<!\w){re.escape(word)}(?!\w)", str(error)) for word in words
-        )
-    ):
-        return _bad(None, "no argument named", text, _place(error))
+    silent = isinstance(error, (OSError, ConvergenceError))
+    if words and not silent and not words & {*re.findall(r"\w+", str(error))}:
+        return _bad("no argument named", text, where)
     if expected is True:
-        return _bad(None, "valid call refused", text, _place(error))
+        return _bad("valid call refused", text, where)
     return {"verdict": "refused", "text": text}
 
 
-def _bad(step: int | None, kind: str, text: str, where: str) -> dict[str, Any]:
-    answer = {"verdict": "bad", "kind": kind, "text": text, "where": where}
-    return answer if step is None else answer | {"step": step}
-
-
-def _innermost(error: BaseException) -> TracebackType | None:
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    return frame
+def _bad(kind: str, text: str, where: str = "") -> dict[str, Any]:
+    return {"verdict": "bad", "kind": kind, "text": text, "where": where}
 
 
 def _raised_by_us(error: Exception) -> bool:
-    frame = _innermost(error)
-    if frame is None or not frame.tb_frame.f_code.co_filename.startswith(OWN):
+    innermost = error.__traceback__
+    assert innermost is not None
+    while innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    code = innermost.tb_frame.f_code
+    if not code.co_filename.startswith(OWN):
         return False
-    return dis.opname[frame.tb_frame.f_code.co_code[frame.tb_lasti]] == "RAISE_VARARGS"
+    return dis.opname[code.co_code[innermost.tb_lasti]] == "RAISE_VARARGS"
 
 
 def _place(error: Exception) -> str:
     """The innermost line of the library, and where beyond it the error came from."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename.startswith(OWN)]
-    if not own:
+    ours = [frame for frame in frames if frame.filename.startswith(OWN)]
+    if not ours:
         return f"{Path(frames[-1].filename).name}:{frames[-1].name}"
-    root = next(root for root in OWN if own[-1].filename.startswith(root))
-    place = f"{Path(own[-1].filename).relative_to(root)}:{own[-1].name}"
-    if frames[-1] is own[-1]:
-        return place
-    return f"{place} > {Path(frames[-1].filename).name}:{frames[-1].name}"
+    root = next(root for root in OWN if ours[-1].filename.startswith(root))
+    line = f"{Path(ours[-1].filename).relative_to(root)}:{ours[-1].name}"
+    if frames[-1] is ours[-1]:
+        return line
+    return f"{line} > {Path(frames[-1].filename).name}:{frames[-1].name}"
 
 
 def is_finite(value: Any) -> bool:
     """Whether all numbers within a result are finite; a meta tensor has none."""
-    if (
-        isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.number)
-    ) or isinstance(value, (float, complex)):
-        return bool(np.isfinite(value).all())
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, (float, complex)):
+        return bool(np.isfinite(value))
     if isinstance(value, torch.Tensor):
-        return not value.is_meta and bool(
-            torch.isfinite(value.detach().to_dense()).all()
-        )
+        return not value.is_meta and bool(value.detach().to_dense().isfinite().all())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = [getattr(value, part.name) for part in dataclasses.fields(value)]
+        value = vars(value)
     if isinstance(value, dict):
-        parts = value.values()
-    elif isinstance(value, (list, tuple)):
-        parts = value
-    else:
-        parts = []
-    return all(is_finite(part) for part in parts)
+        value = [*value.values()]
+    if isinstance(value, (list, tuple)):
+        return all(map(is_finite, value))
+    return True
 
 
 def _memory() -> int:

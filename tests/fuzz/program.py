@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from random import Random
 from typing import Any, TypeVar
 
@@ -82,39 +83,32 @@ class Call:
     finite: bool = True
 
     def line(self) -> str:
-        named = {
-            name: arg.right for name, arg in self.args.items() if arg.right is not None
-        }
         line = self.target
-        for name in list(named):
-            if f"{{{name}}}" in line:
-                line = line.replace(f"{{{name}}}", _bracketed(str(named.pop(name))))
-        line = line.replace(
-            "{args}", ", ".join(f"{name}={source}" for name, source in named.items())
-        )
-        return f"{self.result} = {line}"
-
-
-def _bracketed(source: str) -> str:
-    """An expression that stands beside an operator."""
-    return f"({source})" if source.startswith("lambda") or " + " in source else source
+        named = []
+        for name, arg in self.args.items():
+            position = f"{{{name}}}"
+            if arg.right is None:
+                continue
+            if position in line:
+                # It may stand beside an operator.
+                line = line.replace(position, f"({arg.right})")
+            else:
+                named.append(f"{name}={arg.right}")
+        return f"{self.result} = {line.replace('{args}', ', '.join(named))}"
 
 
 @dataclass(frozen=True)
 class Program:
     name: str
     calls: tuple[Call, ...]
-    wrong: tuple[
-        tuple[int, str], ...
-    ] = ()  # which arguments were replaced, as (call, argument)
-    errors: tuple[str, ...] = ()  # what else it may raise, since it says so
+    # Which arguments were replaced, as (call, argument).
+    wrong: tuple[tuple[int, str], ...] = ()
 
-    def with_arg(self, place: tuple[int, str], arg: Arg) -> Program:
-        call = self.calls[place[0]]
-        changed = replace(call, args=call.args | {place[1]: arg})
-        return replace(
-            self, calls=(*self.calls[: place[0]], changed, *self.calls[place[0] + 1 :])
-        )
+    def with_arg(self, position: tuple[int, str], arg: Arg) -> Program:
+        number, name = position
+        calls = [*self.calls]
+        calls[number] = replace(calls[number], args=calls[number].args | {name: arg})
+        return replace(self, calls=tuple(calls))
 
     def lines(self) -> list[str]:
         return [call.line() for call in self.calls]
@@ -127,24 +121,30 @@ class Program:
         steps = []
         for call in self.calls:
             valid = [arg.valid for arg in call.args.values()]
-            # One that may be wrong may also make another right: row boundaries that reach beyond N fit more rows.
             step = {
                 "line": call.line(),
+                # One that may be wrong may also make another right: row boundaries beyond N fit more rows.
                 "valid": None if None in valid else False not in valid,
                 "finite": call.finite,
+                "names": list(call.args),
+                "wrong": [
+                    name for name, arg in call.args.items() if arg.valid is not True
+                ],
             }
-            wrong = [name for name, arg in call.args.items() if arg.valid is not True]
-            steps.append(step | {"names": list(call.args), "wrong": wrong})
-        return {"name": self.name, "steps": steps, "errors": self.errors}
+            steps.append(step)
+        return {"steps": steps}
 
 
 class Draw:
-    """Choices for one program, from a seeded generator; without one, always the first option: the plainest program.
+    """Choices for one program, which calls a public name, from a seeded generator.
+
+    Without a generator it is always the first option: the plainest program.
 
     Sizes, dtype and edges are drawn once, so that the arguments of a program fit together.
     """
 
-    def __init__(self, rng: Random | None) -> None:
+    def __init__(self, name: str, rng: Random | None) -> None:
+        self.name = name
         self.rng = rng
         self.calls: list[Call] = []
         self.nodes = self.pick([5, 5, 5, 2, 1, 0, 17])
@@ -181,40 +181,24 @@ class Draw:
 
     def _edges(self) -> list[tuple[int, int]]:
         """Directed edges inside the graphs, loops and repeats among them; some nodes may be isolated."""
-        starts = []
-        first = 0
-        for size in self.sizes or [self.nodes]:
-            starts += [(first, size)] if size else []
-            first += size
-        if not starts:
-            return []
+        if self.rng is None:
+            return [(0, 1), (1, 2), (2, 3)]
+        graphs = [range(*bounds) for bounds in pairwise(self.ptr)]
+        graphs = [nodes for nodes in graphs if nodes]
         edges = []
-        for k in range(self.pick([3, 6, 12, 1, 0])):
-            start, size = (
-                starts[k % len(starts)] if self.rng is None else self.pick(starts)
-            )
-            source, target = (
-                (k, k + 1)
-                if self.rng is None
-                else (self.rng.randrange(size), self.rng.randrange(size))
-            )
-            edges.append((start + source % size, start + target % size))
+        for _ in range(self.pick([3, 6, 12, 1, 0]) if graphs else 0):
+            nodes = self.pick(graphs)
+            edges.append((self.pick(nodes), self.pick(nodes)))
         return edges
 
     @property
     def batch(self) -> list[int]:
-        return [
-            graph
-            for graph, size in enumerate(self.sizes or [self.nodes])
-            for _ in range(size)
-        ]
+        sizes = self.sizes or [self.nodes]
+        return [graph for graph, size in enumerate(sizes) for _ in range(size)]
 
     @property
     def ptr(self) -> list[int]:
-        bounds = [0]
-        for size in self.sizes or [self.nodes]:
-            bounds.append(bounds[-1] + size)
-        return bounds
+        return [*accumulate(self.sizes or [self.nodes], initial=0)]
 
 
 Strategy = Callable[[Draw], None]
@@ -223,35 +207,33 @@ Strategy = Callable[[Draw], None]
 def draw_program(name: str, strategy: Strategy, seed: int, index: int) -> Program:
     """The program number ``index`` of a seed: the same whenever and wherever it is drawn."""
     rng = Random(f"{seed}/{index}/{name}")
-    program = _built(name, strategy, Draw(rng))
-    places = [
-        (k, arg)
-        for k, call in enumerate(program.calls)
-        for arg, a in call.args.items()
-        if a.wrong
-    ]
-    for place in rng.sample(
-        places, min(len(places), rng.choice([0, 0, 0, 0, 1, 1, 1, 1, 1, 2]))
-    ):
-        program = put_wrong(
-            program, place, rng.choice(program.calls[place[0]].args[place[1]].wrong)
-        )
+    program = plain_program(name, strategy, rng)
+    places = wrong_places(program)
+    count = rng.choice([0, 0, 0, 0, 1, 1, 1, 1, 1, 2])
+    for position in rng.sample([*places], min(len(places), count)):
+        program = put_wrong(program, position, rng.choice(places[position]))
     return program
 
 
-def plain_program(name: str, strategy: Strategy) -> Program:
-    return _built(name, strategy, Draw(None))
-
-
-def put_wrong(program: Program, place: tuple[int, str], wrong: Wrong) -> Program:
-    arg = program.calls[place[0]].args[place[1]]
-    program = program.with_arg(
-        place,
-        replace(arg, right=wrong.source, valid=wrong.valid, what=wrong.what, wrong=()),
-    )
-    return replace(program, wrong=tuple(dict.fromkeys([*program.wrong, place])))
-
-
-def _built(name: str, strategy: Strategy, draw: Draw) -> Program:
+def plain_program(name: str, strategy: Strategy, rng: Random | None = None) -> Program:
+    """A program with nothing wrong; without ``rng`` the plainest one."""
+    draw = Draw(name, rng)
     strategy(draw)
     return Program(name, tuple(draw.calls))
+
+
+def wrong_places(program: Program) -> dict[tuple[int, str], Sequence[Wrong]]:
+    """What is wrong, by (call, argument), where something may be."""
+    return {
+        (number, name): arg.wrong
+        for number, call in enumerate(program.calls)
+        for name, arg in call.args.items()
+        if arg.wrong
+    }
+
+
+def put_wrong(program: Program, position: tuple[int, str], wrong: Wrong) -> Program:
+    arg = Arg(wrong.source, valid=wrong.valid, what=wrong.what)
+    optional = program.calls[position[0]].args[position[1]].optional
+    program = program.with_arg(position, replace(arg, optional=optional))
+    return replace(program, wrong=(*program.wrong, position))

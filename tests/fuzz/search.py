@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from .pool import Worker
 from .program import PRELUDE, Program, Wrong, plain_program, put_wrong
 from .table import STRATEGIES, drawn
+from .worker import Worker
+
+Verdict = dict[str, Any]
 
 
 class Kind(NamedTuple):
@@ -22,23 +24,28 @@ class Kind(NamedTuple):
     where: str
 
 
+def kind_of(program: Program, verdict: Verdict) -> Kind:
+    argument = " and ".join(argument for _, argument in program.wrong)
+    return Kind(
+        program.name, argument or "nothing wrong", verdict["kind"], verdict["where"]
+    )
+
+
 @dataclass
 class Found:
-    """All bad programs of one kind, by the shortest of them."""
+    """All bad programs of one kind, by the first of them, made short."""
 
     kind: Kind
     program: Program
     text: str
-    count: int = 1
+    count: int = 0
 
     def reproducer(self) -> str:
         wrong = [
-            f"{argument}: {self.program.calls[call].args[argument].what}"
+            f"# {argument}: {self.program.calls[call].args[argument].what}"
             for call, argument in self.program.wrong
         ]
-        return "\n".join(
-            [*(f"# {line}" for line in wrong), PRELUDE, *self.program.lines()]
-        )
+        return "\n".join([*wrong, PRELUDE, *self.program.lines()])
 
 
 @dataclass
@@ -53,18 +60,15 @@ class Result:
             f"{self.verdicts[verdict]} {verdict}"
             for verdict in ("right", "refused", "bad")
         )
-        return (
-            f"{sum(self.verdicts.values())} calls: {counts} ({len(self.kinds)} kinds)"
-        )
+        return f"{self.verdicts.total()} calls: {counts} ({len(self.kinds)} kinds)"
 
     def as_markdown(self) -> str:
         parts = [f"{self.summary()}\n"]
-        for found in self.kinds:
-            name, argument, what, where = found.kind
-            parts.append(
-                f"## {name}, {argument}: {what} in {where or 'no place'} ({found.count}×)\n\n{found.text}\n"
-            )
-            parts.append(f"```python\n{found.reproducer()}\n```\n")
+        for fault in self.kinds:
+            name, argument, what, where = fault.kind
+            head = f"## {name}, {argument}: {what} in {where or 'no place'} ({fault.count}×)"
+            code = f"```python\n{fault.reproducer()}\n```\n"
+            parts += [f"{head}\n\n{fault.text}\n", code]
         return "\n".join(parts)
 
 
@@ -77,54 +81,42 @@ def search(
 ) -> Result:
     verdicts: Counter[str] = Counter()
     kinds: dict[Kind, Found] = {}
-    known: dict[tuple[Any, ...], Kind] = {}
-    with closing(Worker(timeout)) as judging, closing(Worker(timeout)) as worker:
-        judged = judging.judge_drawn(seed, 0, calls, name)
-        for verdict in tqdm(judged, total=calls, unit="call", disable=not progress):
+    # The kind of a bad program as it was drawn, and what it is when it is short.
+    shortened: dict[Kind, Kind] = {}
+    with closing(Worker(timeout)) as worker:
+        for index in tqdm(range(calls), unit="call", disable=not progress):
+            program = drawn(seed, index, name)
+            verdict = worker.judge(program.as_request())
             verdicts[verdict["verdict"]] += 1
             if verdict["verdict"] != "bad":
                 continue
-            program = drawn(seed, verdict["index"], name)
-            rough = (
-                program.name,
-                _arguments(program),
-                verdict["kind"],
-                verdict["where"],
-            )
-            if rough not in known:
-                known[rough], found = _shortened(program, verdict, worker)
-                kept = kinds.setdefault(known[rough], found)
-                if len(found.reproducer()) < len(kept.reproducer()):
-                    kept.program = found.program
-                    kept.text = found.text
-                kept.count += kept is not found
-            else:
-                kinds[known[rough]].count += 1
-    return Result(
-        verdicts, sorted(kinds.values(), key=lambda found: (-found.count, found.kind))
-    )
+            rough = kind_of(program, verdict)
+            if rough not in shortened:
+                program, verdict = shorten(program, verdict, worker)
+                kind = kind_of(program, verdict)
+                kinds.setdefault(kind, Found(kind, program, verdict["text"]))
+                shortened[rough] = kind
+            kinds[shortened[rough]].count += 1
+    ordered = sorted(kinds.values(), key=lambda fault: (-fault.count, fault.kind))
+    return Result(verdicts, ordered)
 
 
 def shorten(
-    program: Program, verdict: dict[str, Any], worker: Worker
-) -> tuple[Program, dict[str, Any]]:
-    """The shortest program found that is bad in the same way, and its verdict."""
-
-    def same(candidate: Program) -> dict[str, Any] | None:
-        again = worker.judge(candidate.as_request())
-        alike = all(
-            again.get(part) == verdict.get(part)
-            for part in ("verdict", "kind", "where")
-        )
-        return again if alike else None
-
+    program: Program, verdict: Verdict, worker: Worker
+) -> tuple[Program, Verdict]:
+    """Return the shortest program found that is bad in the same way, and its verdict."""
+    if verdict["kind"] != "accepted":
+        program = _until(program, verdict.get("step", len(program.calls)))
     shrinking = True
     while shrinking:
         shrinking = False
         for candidate in _shorter(program):
-            if (
-                len(str(candidate.lines())) < len(str(program.lines()))
-                and (again := same(candidate)) is not None
+            if len(str(candidate.lines())) >= len(str(program.lines())):
+                continue
+            again = worker.judge(candidate.as_request())
+            if all(
+                again.get(part) == verdict[part]
+                for part in ("verdict", "kind", "where")
             ):
                 program = candidate
                 verdict = again
@@ -133,65 +125,30 @@ def shorten(
     return program, verdict
 
 
-def _shortened(
-    program: Program, verdict: dict[str, Any], worker: Worker
-) -> tuple[Kind, Found]:
-    if verdict["kind"] != "accepted":
-        program = _until(program, verdict.get("step", len(program.calls)))
-    program, verdict = shorten(program, verdict, worker)
-    kind = Kind(program.name, _arguments(program), verdict["kind"], verdict["where"])
-    return kind, Found(kind, program, verdict["text"])
-
-
 def _until(program: Program, last: int) -> Program:
-    wrong = tuple(place for place in program.wrong if place[0] <= last)
+    wrong = tuple(position for position in program.wrong if position[0] <= last)
     return replace(program, calls=program.calls[: last + 1], wrong=wrong)
 
 
-def _arguments(program: Program) -> str:
-    return " and ".join(argument for _, argument in program.wrong) or "nothing wrong"
-
-
 def _shorter(program: Program) -> Iterator[Program]:
-    """Programs with less in them: the plainest of its strategy, fewer wrong arguments, calls and options."""
+    """Programs with less in them: the plainest of the strategy with what is wrong here, and this without an option."""
     if program.name in STRATEGIES:
         plain = plain_program(program.name, STRATEGIES[program.name])
-    else:
-        plain = program
-    alike = [call.target for call in plain.calls[: len(program.calls)]] == [
-        call.target for call in program.calls
-    ]
-    for places in [
-        program.wrong,
-        *([place] for place in program.wrong[: 2 * (len(program.wrong) > 1)]),
-    ]:
-        candidate = _until(plain, len(program.calls) - 1)
-        for place in places:
-            if (
-                place[0] < len(candidate.calls)
-                and place[1] in candidate.calls[place[0]].args
-            ):
-                arg = program.calls[place[0]].args[place[1]]
-                candidate = put_wrong(
-                    candidate, place, Wrong(str(arg.right), arg.what, arg.valid)
-                )
-        if candidate.wrong:
-            yield candidate
+        plain = _until(plain, len(program.calls) - 1)
+        for places in (program.wrong, *([position] for position in program.wrong)):
+            candidate = plain
+            for call, argument in places:
+                if call < len(plain.calls) and argument in plain.calls[call].args:
+                    arg = program.calls[call].args[argument]
+                    wrong = Wrong(str(arg.right), arg.what, arg.valid)
+                    candidate = put_wrong(candidate, (call, argument), wrong)
+            if candidate.wrong:
+                yield candidate
     for number, call in enumerate(program.calls):
         for argument, arg in call.args.items():
-            place = (number, argument)
-            if arg.right is None:
-                continue
-            if place in program.wrong and len(program.wrong) == 1:
-                continue
-            if arg.optional:
-                wrong = tuple(other for other in program.wrong if other != place)
-                yield replace(
-                    program.with_arg(place, replace(arg, right=None, valid=True)),
-                    wrong=wrong,
-                )
-            elif alike and place not in program.wrong:
-                # The simplest program may do without it.
-                simplest = plain.calls[number].args.get(argument)
-                if simplest is not None and simplest.right != arg.right:
-                    yield program.with_arg(place, simplest)
+            wrong = tuple(each for each in program.wrong if each != (number, argument))
+            # One that is wrong has to stay.
+            if arg.optional and arg.right is not None and (wrong or not program.wrong):
+                left_out = replace(arg, right=None, valid=True)
+                shorter = program.with_arg((number, argument), left_out)
+                yield replace(shorter, wrong=wrong)

@@ -2,12 +2,14 @@
 
 # ruff: noqa: F403, F405 (the vocabulary of the tables)
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Unpack, get_args, get_origin, get_type_hints
 
+import torch
 from torch import nn
 
 import diffusion_mp as mp
@@ -22,19 +24,29 @@ from diffusion_mp import (
 )
 
 from diffusion_mp import models, testing, updates  # isort: skip
+from diffusion_mp.checks import (
+    Count,
+    CountOrZero,
+    FiniteNumber,
+    NonnegativeNumber,
+    PositiveNumber,
+    Probability,
+    Share,
+)
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.diffusivities import Diffusivity
+from diffusion_mp.energies import EnergyTerm, Penalty
+from diffusion_mp.graph import Graph
+from diffusion_mp.updates import StateUpdate
 from diffusion_mp_experiments import graphs, sequences, train
 
 from .arguments import *
 from .program import Draw, Strategy
 
 PACKAGES = {
-    "mp": mp,
-    "data": data,
-    "diagnostics": diagnostics,
-    "distributed": distributed,
-    "testing": testing,
+    package.__name__.rpartition(".")[2]: package
+    for package in (data, diagnostics, distributed, testing, graphs, sequences, train)
 }
-PACKAGES |= {"graphs": graphs, "sequences": sequences, "train": train}
 #: Where names without a package are looked up, in this order.
 LIBRARY = (mp, couplings, diagnostics, diffusivities, energies, layers, models, updates)
 
@@ -49,11 +61,9 @@ def home(name: str) -> ModuleType:
 
 def address(name: str) -> str:
     """What a program writes for a public name."""
-    return (
-        name
-        if "." in name
-        else f"{home(name).__name__.replace('diffusion_mp', 'mp')}.{name}"
-    )
+    if "." in name:
+        return name
+    return f"{home(name).__name__.replace('diffusion_mp', 'mp')}.{name}"
 
 
 def counts(*right: int, **allowed: Any) -> Make:
@@ -65,131 +75,76 @@ def numbers(*right: float | str, **allowed: Any) -> Make:
 
 
 def texts(*right: str | None) -> Make:
-    return lambda d: choice(d, *right, optional=False)
+    return lambda d: choice(d, *right)
 
 
-def strides(d: Draw) -> Arg:
-    wrong = bad(
-        "empty: () | a zero: (0,) | negative: (-1,) | a fraction: (1.5,) | a string | a number | None",
-        "a bool: (True,) | letters: ('a',) | a module",
-    )
-    return options(d, "(1,)", "(2,)", "[3]", wrong=wrong)
-
-
-def dtype(d: Draw) -> Arg:
-    wrong = bad(
-        "a string: 'float32' | integers: torch.int64 | a number | complex: torch.complex64"
-    )
-    return options(d, f"torch.{d.dtype}", wrong=wrong)
-
-
-def device(d: Draw) -> Arg:
-    wrong = bad("no device: 'nowhere' | a number: 3.5 | a list: ['cpu']")
-    return options(d, "'cpu'", "torch.device('cpu')", wrong=wrong)
-
-
-MODELS = (
-    "nn.Linear(2, 2)",
-    "mp.GCNConv(4, 2)",
-    "mp.NodeFormer(4, 4, 2)",
-    "nn.Identity()",
-)
-#: What a parameter of this name is everywhere; a table may say otherwise for one of its names.
-PARAMETERS: dict[str, Make] = {
-    **dict.fromkeys(
-        ("dropout", "attention_dropout", "value_dropout", "gnn_dropout"),
-        probability,
-    ),
-    **dict.fromkeys(
-        ("num_layers", "encoder_layers", "num_gnn_layers", "trans_num_layers", "hops"),
-        counts(1, 2),
-    ),
-    **dict.fromkeys(("channels", "dim"), lambda d: count(d, d.channels)),
-    "in_channels": lambda d: count(d, d.channels).unsure(
-        "negative"
-    ),  # -1 may be found out at the first call
-    "hidden_channels": counts(4, 6),
-    "out_channels": counts(3, 1, 4),
-    "encoder_channels": counts(5),
-    "head_channels": counts(3),
-    "mlp_channels": counts(5),
+MODELS = ["nn.Linear(2, 2)", "mp.GCNConv(4, 2)", "mp.NodeFormer(4, 4, 2)"]
+#: What is right by the annotation of a parameter. Makers of numbers take the right ones.
+CHECKED: dict[Any, Callable[..., Arg]] = {
+    Count: count,
+    CountOrZero: partial(count, zero=True),
+    FiniteNumber: partial(number, negative=True),
+    NonnegativeNumber: partial(number, zero=True),
+    PositiveNumber: number,
+    Share: partial(number, zero=True, below="1.5"),
+}
+PLAIN: dict[Any, Callable[..., Arg]] = {int: count, float: number}
+OBJECTS: dict[Any, Make] = {
+    bool: lambda d: flag(d, optional=False),
+    Coupling: any_coupling,
+    Diffusivity: diffusivity,
+    EnergyTerm: any_term,
+    Graph: just_graph,
+    Path: absent,
+    Penalty: any_penalty,
+    Probability: probability,
+    StateUpdate: update,
+    nn.Module: lambda d: options(d, *MODELS, wrong=NOT_A_MODULE),
+    torch.Generator: generator,
+    torch.device: device,
+    torch.dtype: dtype,
+}
+#: Right numbers for parameters of a name, where the default takes long or there is none.
+RIGHT: dict[str, Sequence[float]] = {
+    "dashes": (4, 6),
+    "hidden_channels": (4, 6),
+    "num": (2, 3),
+    "num_layers": (1, 2),
+    "num_nodes": (5, 8),
+    "out_channels": (3, 1, 4),
+    "size": (32, 24),
+    "tol": (1e-2, 1e-3),
+}
+#: Parameters that have to fit the program.
+SIZES: dict[str, Make] = {
+    "channels": channels,
+    "dim": channels,
     "heads": lambda d: count(d, d.heads),
-    "K": counts(2, 1),
-    "k": counts(5, 2),
-    "steps": counts(1, 3),
-    "max_iter": counts(1000),
-    "max_steps": counts(30),
-    "memory": counts(10, 0, zero=True),
-    "points": counts(2, 1),
-    "draws": counts(1, 2),
-    "num_features": counts(8, 5),
-    "num_samples": counts(2, 0, zero=True),
-    "per_class": counts(5, 2),
-    "num_neighbors": counts(5, 1),
-    "num_parts": counts(1),
-    "num_val": counts(500, 10, zero=True),
-    "num_test": counts(5, 10),
-    "batch_size": counts(4),
-    "windows": counts(4, 3),
-    "lags": counts(4),
-    "num_images": counts(9),
-    "num_words": counts(9),
-    "max_length": counts(9),
-    "num": counts(2, 3),
-    "size": counts(32, 24),
-    "max_depth": counts(5),
-    "max_args": counts(5),
-    "dashes": counts(4, 6),
-    "distractors": counts(1, 0, zero=True),
-    "distractor_dashes": counts(2),
-    "num_nodes": counts(4, 7),
-    "rows": counts(4, 7),
-    "columns": counts(4, 7),
-    "tau": numbers(0.5, 0.25),
-    "t": numbers(0.5, 1.0, 0.1),
-    "tol": numbers(1e-2, 1e-3),
-    "gamma": numbers(1.0, 0.5),
-    "alpha": numbers(0.1, 0.2),
-    "beta": numbers(0.0, 0.5, zero=True, negative=True),
-    "leak": numbers(0.0, 0.2, zero=True),
-    "lam": numbers(1.0, 0.0, 0.1, zero=True),
-    "mu": numbers(2.0, 20.0),
-    "radius": numbers(1.0, 0.5),
-    "bandwidth": numbers(0.5, 0.25),
-    "initial": numbers(1.0, 0.01),
-    "step": numbers(0.5, 1.0),
-    "shrink": numbers(0.5, below="1.0"),
-    "theta": numbers(0.5, 0.25),
-    "threshold": numbers(1e-8),
-    "negative_slope": numbers(0.2, 0.0, negative=True),
-    "edge_regularization": numbers(0.5, 0.0, zero=True),
-    "stabilizer": numbers(0.0, 1e-6, zero=True),
-    "graph_weight": numbers(0.3, 0.0, 1.0, zero=True, below="1.5"),
-    "budget": numbers(0.5, 0.25, "None", none=True),
-    "sharpness": numbers(4.0, 0.5),
-    "lr": numbers(0.01, zero=True),
-    "weight_decay": numbers(5e-4, 0.0, zero=True),
-    "classes": counts(2, 3),
-    "num_classes": counts(3, 2),
-    "block_size": counts(3, 65536),
-    "x": free,
-    "train": numbers(0.5, 0.25, below="1.5"),
-    "val": numbers(0.1, 0.0, zero=True, below="1.5"),
-    "split": seed,
-    "model": lambda d: options(d, *MODELS, wrong=NOT_A_MODULE),
+    # -1 may be found out at the first call.
+    "in_channels": lambda d: channels(d).unsure("negative"),
+}
+#: What a parameter of this name is where its annotation does not say enough; a table may say otherwise.
+PARAMETERS: dict[str, Make] = {
     "act": texts("relu", "elu", "gelu"),
     "activation": texts("relu", "tanh", "sigmoid"),
-    "coupling": coupling,
-    "device": device,
-    "diffusivity": diffusivity,
-    "dtype": dtype,
-    "generator": lambda d: generator(d, optional=False),
-    "root": absent,
-    "batch": lambda d: edges(d)["batch"],
+    "batch": batch,
+    "beta": numbers(0.0, 0.5, negative=True),
+    "distractors": counts(1, 0, zero=True),
+    "dropout": probability,
+    "graph_weight": numbers(0.3, 0.0, 1.0, zero=True, below="1.5"),
+    "lam": numbers(1.0, 0.0, 0.1, zero=True),
+    "lr": numbers(0.01, zero=True),
+    "memory": counts(10, 0, zero=True),
+    "negative_slope": numbers(0.2, 0.0, negative=True),
+    "num_val": counts(500, 10, zero=True),
     "ptr": ptr,
+    "root": absent,
     "seed": seed,
     "strides": strides,
-    "update": update,
+    "train": numbers(0.5, 0.25, below="1.5"),
+    "val": numbers(0.1, 0.0, zero=True, below="1.5"),
+    "weight_decay": numbers(5e-4, 0.0, zero=True),
+    "x": free,
 }
 
 #: What is never passed: it would download, print, or write where nobody looks.
@@ -204,92 +159,123 @@ def parameters(name: str) -> dict[str, inspect.Parameter]:
 def _signature(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     # Of a class with an inherited constructor, Python 3.11.2 gives the signature of a base's `__new__`.
     module = isinstance(target, type) and issubclass(target, nn.Module)
-    found = inspect.signature(
-        target.__init__ if module else target, eval_str=True
-    ).parameters
-    return {
+    called = target.__init__ if module else target
+    parameters = inspect.signature(called, eval_str=True).parameters
+    listed = {
         name: p
-        for name, p in found.items()
-        if name != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        for name, p in parameters.items()
+        if name != "self"
+        # Not for users, who are told so by the underscore.
+        and not name.startswith("_")
+        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     }
+    for parameter in parameters.values():
+        # Typed options are parameters too, all of which may be left out.
+        if get_origin(parameter.annotation) is Unpack:
+            (options,) = get_args(parameter.annotation)
+            for name, hint in get_type_hints(options, include_extras=True).items():
+                listed[name] = inspect.Parameter(
+                    name, parameter.KEYWORD_ONLY, default=None, annotation=hint
+                )
+    return listed
 
 
 def arguments(
     d: Draw,
-    name: str,
     /,
     leave: str = "",
     more: str = "",
     of: Any = None,
     always: str = "",
-    **own: Make | Arg,
+    **special: Make | Arg,
 ) -> dict[str, Arg]:
-    """The arguments of a public name: its own, as a table has them, and every other but for those to ``leave``.
+    """The arguments of the name of this program: ``own`` ones, and every other but for those to ``leave``.
 
     ``more`` are parameters of another callable ``of``, to which ``**options`` are passed on. What a function makes may
     be left out where the signature has a default, but for what is to be passed ``always``.
     """
-    found = parameters(name) | {key: _signature(of)[key] for key in more.split()}
+    listed = parameters(d.name) | {key: _signature(of)[key] for key in more.split()}
     kept = {
         key: parameter
-        for key, parameter in found.items()
-        if key in own or key not in LEFT_OUT | {*leave.split()}
+        for key, parameter in listed.items()
+        if key in special or key not in LEFT_OUT | {*leave.split()}
     }
-    given = {
-        key: _fitting(d, name, p, own.get(key), key in always.split())
+    passed = {
+        key: _fitting(d, p, special.get(key), key in always.split())
         for key, p in kept.items()
     }
-    return given | {
-        key: arg if isinstance(arg, Arg) else given.get(key) or arg(d)
-        for key, arg in own.items()
+    return passed | {
+        key: arg if isinstance(arg, Arg) else passed.get(key) or arg(d)
+        for key, arg in special.items()
     }
 
 
 def construct(
-    d: Draw, result: str, name: str, after: str = "", /, **options: Any
+    d: Draw, result: str, after: str = "", /, **options: Any
 ) -> dict[str, Arg]:
-    """Call a public name with `arguments`, which are returned; ``after`` follows the call in the program."""
-    given = arguments(d, name, **options)
-    d.call(result, f"{address(name)}({{args}}){after}", **given)
-    return given
+    """Call the name of this program with `arguments`, which are returned; ``after`` follows the call."""
+    passed = arguments(d, **options)
+    d.call(result, f"{address(d.name)}({{args}}){after}", **passed)
+    return passed
 
 
 def _fitting(
     d: Draw,
-    name: str,
     parameter: inspect.Parameter,
-    own: Make | Arg | None,
+    special: Make | Arg | None,
     always: bool,
 ) -> Arg:
     """The argument that a table has, or else by annotation or by name."""
-    if isinstance(own, Arg):
-        return own
+    if isinstance(special, Arg):
+        return special
     kinds = list(_members(parameter.annotation))
     words = [word for word in kinds if isinstance(word, str)]
-    if own is not None:
-        arg = own(d)
+    if special is not None:
+        arg = special(d)
     elif words:
-        arg = choice(
-            d, *words, *([None] if type(None) in kinds else []), optional=False
-        )
-    elif bool in kinds:
-        arg = flag(d, optional=False)
-    elif parameter.name in PARAMETERS:
-        arg = PARAMETERS[parameter.name](d)
+        arg = choice(d, *words, *([None] if type(None) in kinds else []))
     else:
-        raise KeyError(
-            f"{name}: what is right for {parameter.name}? Say so in PARAMETERS or in the table"
-        )
+        arg = _by_annotation_or_name(d, parameter, kinds)
     if type(None) in kinds:
         arg = arg.without("None")
-    if (
-        always
-        or arg.optional
-        or arg.right is None
-        or parameter.default is inspect.Parameter.empty
-    ):
+    required = parameter.default is inspect.Parameter.empty
+    if always or arg.optional or arg.right is None or required:
         return arg
     return replace(arg, optional=True, right=arg.right if d.maybe(0.5) else None)
+
+
+def _by_annotation_or_name(
+    d: Draw, parameter: inspect.Parameter, kinds: list[Any]
+) -> Arg:
+    if parameter.name in SIZES:
+        return SIZES[parameter.name](d)
+    right = _right_numbers(parameter)
+    for kind in kinds:
+        if kind in CHECKED:
+            return CHECKED[kind](d, *right)
+    if parameter.name in PARAMETERS:
+        return PARAMETERS[parameter.name](d)
+    for kind in kinds:
+        if kind in OBJECTS:
+            return OBJECTS[kind](d)
+        if kind in PLAIN:
+            # A default is right.
+            return PLAIN[kind](d, *right, zero=parameter.default == 0)
+    raise KeyError(
+        f"{d.name}: what is right for {parameter.name}? Say so in PARAMETERS or in the table"
+    )
+
+
+def _right_numbers(parameter: inspect.Parameter) -> Sequence[float]:
+    """Those of the name, or the default and another; none where both are missing."""
+    default = parameter.default
+    if parameter.name in RIGHT:
+        return RIGHT[parameter.name]
+    if isinstance(default, int):
+        return default, default + 1
+    if isinstance(default, float):
+        return default, default / 2 or 0.5
+    return ()
 
 
 def _members(annotation: Any) -> Iterator[Any]:
@@ -303,30 +289,30 @@ def _members(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def calls(name: str, /, *uses: str, finite: bool = True, **options: Any) -> Strategy:
+def calls(*uses: str, finite: bool = True, **options: Any) -> Strategy:
     """A call with arguments as of `arguments`, and uses of what it ``made``, which take the options that they name."""
     of_uses = {
         key: make
         for key, make in options.items()
         if any(f"{{{key}}}" in use for use in uses)
     }
-    own = {key: make for key, make in options.items() if key not in of_uses}
+    special = {key: make for key, make in options.items() if key not in of_uses}
 
     def strategy(d: Draw) -> None:
         d.call(
             "made" if uses else "out",
-            f"{address(name)}({{args}})",
+            f"{address(d.name)}({{args}})",
             finite=finite,
-            **arguments(d, name, **own),
+            **arguments(d, **special),
         )
         for use in uses:
-            given = {key: make for key, make in of_uses.items() if f"{{{key}}}" in use}
+            passed = {key: make for key, make in of_uses.items() if f"{{{key}}}" in use}
             d.call(
                 "out",
                 use,
                 **{
                     key: make if isinstance(make, Arg) else make(d)
-                    for key, make in given.items()
+                    for key, make in passed.items()
                 },
             )
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from .arguments import *
 from .program import Draw, Strategy
-from .signatures import calls, construct, counts, device, numbers, texts
+from .signatures import calls, construct, counts, numbers, texts
 
 NOT_DATA = bad(
     "None | a string | a tensor | a list | a dict | empty: Data() | with edges of letters: "
@@ -14,8 +14,8 @@ NOT_DATA = bad(
 )
 
 
-def written(path: str, *own: str) -> Arg:
-    return Arg(repr(path), NOT_A_PATH + bad(*own))
+def written(path: str, *special: str) -> Arg:
+    return Arg(repr(path), NOT_A_PATH + bad(*special))
 
 
 def labels(d: Draw) -> Arg:
@@ -67,7 +67,7 @@ def pad(d: Draw) -> None:
         f"[{item}]",
         "[(torch.zeros(0).long(), 1)]",
     ]
-    longest = count(d, 2, optional=True, none=True)
+    longest = count(d, 2, optional=True).without("None")
     d.call(
         "out",
         "data.pad({args})",
@@ -120,30 +120,32 @@ def loader(d: Draw) -> None:
         f"a number | too long: torch.zeros({n + 1}).long() | of rank two: torch.zeros({n}, 1).long()",
         f"negative: torch.full(({n},), -1) | a billion clusters: torch.full(({n},), 10**9)",
     )
-    sizes = count(d, none=True).wrong
-    given = {
+    sizes = count(d).without("None").wrong
+    passed = {
         "data": Arg(data_source(d, n), NOT_DATA),
         "num_parts": Arg("2" if by_parts else None, sizes if by_parts else [], False),
         "batch_size": Arg(None if by_parts else "2", [] if by_parts else sizes, False),
         "clusters": options(d, f"torch.arange({n}) % 2", wrong=clusters, optional=True),
         "num_replicas": never([w for w in sizes if w.valid is False]),
     }
-    construct(d, "loader", "data.RandomPartitionLoader", leave="rank", **given)
+    construct(d, "loader", leave="rank", **passed)
     d.call("out", "[batch.x for batch in loader]")
 
 
 def find_clusters(d: Draw) -> None:
     metis = d.maybe(0.5)
-    given = {
+    passed = {
         "data": Arg(data_source(d, max(d.nodes, 2)), NOT_DATA),
         "num_clusters": Arg(
-            "2" if metis else None, count(d, none=True).wrong if metis else [], False
+            "2" if metis else None,
+            count(d).without("None").wrong if metis else [],
+            False,
         ),
         "method": Arg(
             "'metis'" if metis else "'label_propagation'", choice(d, "metis").wrong
         ),
     }
-    d.call("out", "data.find_clusters({args})", **given, seed=seed(d))
+    d.call("out", "data.find_clusters({args})", **passed, seed=seed(d))
 
 
 def item(d: Draw) -> Arg:
@@ -165,9 +167,7 @@ def sequence_dataset(d: Draw) -> None:
 
 
 def _name(d: Draw) -> Arg:
-    return replace(
-        choice(d, "nobody", optional=False).without("another string"), valid=None
-    )
+    return replace(choice(d, "nobody").without("another string"), valid=None)
 
 
 def points(d: Draw) -> Arg:
@@ -196,22 +196,19 @@ def points(d: Draw) -> Arg:
 
 
 DATA: dict[str, Strategy] = {
-    "data.random_split": calls("data.random_split", y=labels),
+    "data.random_split": calls(y=labels),
     "data.random_split_per_class": calls(
-        "data.random_split_per_class",
         y=labels,
         num_val=counts(4, 0, zero=True),
         num_test=lambda d: Arg(
-            d.pick(["None", "5"]), count(d, zero=True, none=True).wrong
+            d.pick(["None", "5"]), count(d, zero=True).without("None").wrong
         ),
     ),
     "data.label_mask": calls(
-        "data.label_mask", y=lambda d: labels(d).without("of rank two", "of rank zero")
+        y=lambda d: labels(d).without("of rank two", "of rank zero")
     ),
     "KNNGraph": calls(
-        "KNNGraph",
         "made({data}).edge_index",
-        k=counts(5, 2),
         data=Arg(
             "Data(x=torch.randn(9, 3))",
             NOT_DATA[:6]
@@ -221,25 +218,22 @@ DATA: dict[str, Strategy] = {
             ),
         ),
     ),
-    "knn_graph": calls("knn_graph", x=points),
+    "knn_graph": calls(x=points, k=counts(5, 2)),
     "data.Split": split,
     "data.pad": pad,
     "data.AddLaplacianPE": calls(
-        "data.AddLaplacianPE",
         "made({graph})",
         "[out.laplacian_eigenvectors, out.laplacian_eigenvalues]",
         k=counts(2, 1, 9),
         graph=undirected,
     ),
     "data.ToDiffusionGraph": calls(
-        "data.ToDiffusionGraph",
         "made({graph}).graph.prepare()",
         graph=lambda d: Arg(
             d.pick([plain_data(d), f"[{plain_data(d)}, {plain_data(d)}]"]), NOT_DATA
         ),
     ),
     "data.PartOf": calls(
-        "data.PartOf",
         "made({batch})",
         batch=batch_of,
         data=lambda d: Arg(data_source(d), NOT_DATA).without("empty"),
@@ -247,7 +241,6 @@ DATA: dict[str, Strategy] = {
     "data.RandomPartitionLoader": loader,
     "data.find_clusters": find_clusters,
     "sequences.ListOps": calls(
-        "sequences.ListOps",
         "made[{index}]",
         index=item,
         always="num min_length max_length",
@@ -256,15 +249,13 @@ DATA: dict[str, Strategy] = {
         operators=operators,
     ),
     "sequences.Pathfinder": calls(
-        "sequences.Pathfinder",
         "made[{index}]",
         index=item,
         always="num size dashes distractors",
     ),
     "sequences.SequenceDataset": sequence_dataset,
-    "sequences.IMDb": calls("sequences.IMDb", path=absent),
+    "sequences.IMDb": calls(),
     "graphs.SBMDataset": calls(
-        "graphs.SBMDataset",
         "[made[0].x, made[0].y]",
         always="num_graphs",
         root=written("sbm").without("empty"),
@@ -276,7 +267,6 @@ DATA: dict[str, Strategy] = {
         ),
     ),
     "graphs.synthetic_pokec": calls(
-        "graphs.synthetic_pokec",
         always="num_nodes num_edges num_features",
         num_nodes=counts(50, 20),
         num_edges=counts(100, 40),
@@ -287,12 +277,9 @@ DATA: dict[str, Strategy] = {
         unlabelled=numbers(1e-4, 0.1, zero=True, below="1.5"),
         cache=never(NOT_A_PATH).without("None", "empty"),
     ),
-    "graphs.load_digits": calls("graphs.load_digits", "made.x"),
-    "graphs.SumEdgeFeatures": calls(
-        "graphs.SumEdgeFeatures", "made({data}).x", data=with_features
-    ),
+    "graphs.load_digits": calls("made.x"),
+    "graphs.SumEdgeFeatures": calls("made({data}).x", data=with_features),
     "graphs.fit_forecast": calls(
-        "graphs.fit_forecast",
         "made(torch.randn(3, 4))",
         snapshots=Arg(
             "[Data(x=torch.randn(3, 4), y=torch.randn(3)) for _ in range(5)]",
@@ -300,38 +287,33 @@ DATA: dict[str, Strategy] = {
         ),
     ),
     "graphs.PeptidesFunctional": calls(
-        "graphs.PeptidesFunctional",
-        source=absent,
         root=Arg("'peptides'", NOT_A_PATH[:4]),
-        num_graphs=counts(2, none=True),
+        num_graphs=counts(2),
     ),
-    "graphs.load_planetoid": calls("graphs.load_planetoid", name=texts("Cora")),
+    "graphs.load_planetoid": calls(name=texts("Cora")),
     **{
-        f"graphs.load_{name}": calls(f"graphs.load_{name}")
+        f"graphs.load_{name}": calls()
         for name in ("ogb", "mnist", "newsgroups", "snapshots", "synmol", "pokec")
     },
     **{
-        f"graphs.load_{name}": calls(f"graphs.load_{name}", name=_name)
+        f"graphs.load_{name}": calls(name=_name)
         for name in ("facebook", "heterophilous", "tu")
     },
 }
 
 
-def learner(
-    name: str, task: str, output: int, *metrics: str, more: str = ""
-) -> Strategy:
+def learner(task: str, output: int, *metrics: str, more: str = "") -> Strategy:
     """A module that learns from batches of two graphs, with ``more`` attributes."""
 
     def batch(d: Draw) -> Arg:
         nodes = max(d.nodes, 1)
-        given = f"{data_source(d, nodes)[:-1]}, {more.format(n=nodes)})"
-        return Arg(f"data.ToDiffusionGraph()([{given}, {given}])", NOT_DATA).without(
+        passed = f"{data_source(d, nodes)[:-1]}, {more.format(n=nodes)})"
+        return Arg(f"data.ToDiffusionGraph()([{passed}, {passed}])", NOT_DATA).without(
             "empty"
         )
 
     model = module(f"mp.DiffusionGNN(3, 4, {output}, task='{task}')")
     return calls(
-        f"train.{name}",
         "made({batch})",
         model=model,
         metric=texts(*metrics),
@@ -342,15 +324,15 @@ def learner(
 def task_metric(d: Draw) -> None:
     name = d.pick(["acc", "macro_f1", "roc_auc", "ap", "mse", "mae"])
     if name in ("mse", "mae"):
-        given = "torch.randn(6), torch.randn(6)"
+        passed = "torch.randn(6), torch.randn(6)"
     else:
-        given = "torch.randn(6, 2), torch.arange(6) % 2"
+        passed = "torch.randn(6, 2), torch.arange(6) % 2"
     d.call(
         "metric",
         "train.TaskMetric({args})",
         metric=Arg(repr(name), choice(d, name).wrong),
     )
-    d.call("out", f"metric({given})")
+    d.call("out", f"metric({passed})")
 
 
 def node_cross_entropy(d: Draw) -> None:
@@ -396,15 +378,14 @@ def mean_squared_error(d: Draw) -> None:
 
 def planetoid_module(d: Draw) -> None:
     part = options(d, "'random'", "'public'", "3", wrong=NOT_A_SEED, optional=True)
-    own = {
-        "root": absent(d),
+    special = {
         "name": choice(d, "Cora", "PubMed"),
         "split": part,
         "tuning": replace(
             flag(d), valid=True if part.right == "3" else None
         ),  # which a random split does not know
     }
-    construct(d, "module", "train.PlanetoidDataModule", leave="download", **own)
+    construct(d, "module", leave="download", **special)
     d.call("out", "module.data")
 
 
@@ -417,30 +398,26 @@ def load_checkpoint(d: Draw) -> None:
     d.call("out", "train.load_checkpoint({args})", path=path)
 
 
+UNNAMED = calls("made.num_features", leave="train val")
+NAMED = calls("made.num_features", leave="train val", name=_name)
 TRAIN: dict[str, Strategy] = {
     "train.save_checkpoint": calls(
-        "train.save_checkpoint",
         state=Arg("{'a': torch.ones(2)}"),
         path=written("a.ckpt", "a folder: '.'"),
     ),
     "train.load_checkpoint": load_checkpoint,
     "train.replace_file": calls(
-        "train.replace_file",
         path=written("a.txt", "a folder: '.'"),
         data=Arg("b'text'", bad("a string | None | a number | a list")),
     ),
-    "train.check_writable": calls(
-        "train.check_writable", folder=written("out").without("empty")
-    ),
+    "train.check_writable": calls(folder=written("out").without("empty")),
     "train.NodeClassifier": calls(
-        "train.NodeClassifier",
         "[made({data}), made.predict_step({data}, 0), made.configure_optimizers() and 0]",
         model=module("mp.GCNConv(3, 2)"),
         metric=texts("acc", "roc_auc"),
         data=lambda d: Arg(data_source(d), NOT_DATA).without("empty"),
     ),
     "train.SequenceClassifier": calls(
-        "train.SequenceClassifier",
         "made(torch.ones(2, 5, 3))",
         model=module("mp.PDETransformer(3, 4, 2, 1, 2, max_length=9)"),
         warmup=numbers(0.1, 0.0, zero=True, below="1.0"),
@@ -448,29 +425,23 @@ TRAIN: dict[str, Strategy] = {
     "train.node_cross_entropy": node_cross_entropy,
     "train.mean_squared_error": mean_squared_error,
     "train.weighted_accuracy": calls(
-        "train.weighted_accuracy",
         "made(torch.randn(5, made.num_classes), torch.zeros(5).long())",
         num_classes=lambda d: replace(
             sizes := count(d, 3, 2), wrong=sizes.wrong + bad("one: 1")
         ),
     ),
     "train.multi_label_loss": multi_label_loss,
-    "train.GraphClassifier": learner("GraphClassifier", "graph", 2, "acc", "roc_auc"),
-    "train.Forecaster": learner(
-        "Forecaster", "node", 1, "mse", "mae", more="base=torch.zeros({n})"
-    ),
+    "train.GraphClassifier": learner("graph", 2, "acc", "roc_auc"),
+    "train.Forecaster": learner("node", 1, "mse", "mae", more="base=torch.zeros({n})"),
     "train.TaskMetric": task_metric,
-    **{
-        f"train.{name}DataModule": calls(
-            f"train.{name}DataModule", "made.num_features", leave="train val", **own
-        )
-        for names, own in (
-            ("Heterophilous Facebook TU", {"name": _name}),
-            ("Ogb KNN SynMol Snapshot", {}),
-        )
-        for name in names.split()
-    },
-    "train.DigitsDataModule": calls("train.DigitsDataModule", "made.data.x"),
+    "train.FacebookDataModule": NAMED,
+    "train.HeterophilousDataModule": NAMED,
+    "train.TUDataModule": NAMED,
+    "train.KNNDataModule": UNNAMED,
+    "train.OgbDataModule": UNNAMED,
+    "train.SnapshotDataModule": UNNAMED,
+    "train.SynMolDataModule": UNNAMED,
+    "train.DigitsDataModule": calls("made.data.x"),
     "train.PlanetoidDataModule": planetoid_module,
 }
 
@@ -482,17 +453,17 @@ ONE_RANK = (
 
 def sharded_graph(d: Draw) -> None:
     n = d.nodes = max(d.nodes, 1)  # every rank has a node
-    given = edges(d, objects=False)
+    passed = edges(d, objects=False)
     d.call("ranks", ONE_RANK)
     listed = replace(
-        given["edge_index"],
-        wrong=[w for w in given["edge_index"].wrong if "graph" not in w.what],
+        passed["edge_index"],
+        wrong=[w for w in passed["edge_index"].wrong if "graph" not in w.what],
     )
     d.call(
         "graph",
         "distributed.ShardedGraph({args})",
         edge_index=listed,
-        edge_weight=given["edge_weight"],
+        edge_weight=passed["edge_weight"],
         num_nodes=fixed(n, *count(d, zero=True).wrong),
         device=replace(device(d).without("a list"), optional=True),
     )

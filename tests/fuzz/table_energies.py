@@ -16,65 +16,27 @@ from .table_operators import FALLING, MIXTURE, NOT_FALLING
 FREE = ("a longer last dimension", "another dtype")  # where the channels may be any
 
 
-def penalty(name: str, **options: Any) -> Strategy:
+def penalty(**options: Any) -> Strategy:
     def strategy(d: Draw) -> None:
-        construct(d, "penalty", name, **options)
-        asked = d.pick(["delta", "f", "total", "coupling"])
-        if asked in ("delta", "f"):
-            numbers = fixed(f"torch.rand({d.nodes}{kind(d)})")
-            d.call("out", f"penalty.{asked}({{z2}})", z2=numbers)
-        elif asked == "total":
-            d.call("out", "penalty.total({args})", x=free(d), ptr=ptr(d))
-        else:
-            d.call(
-                "coupling",
-                "penalty.coupling({args})",
-                x=free(d),
-                ptr=ptr(d),
-                normalize=flag(d),
-            )
-            d.call("out", "[coupling.degree(), coupling.to_dense()]")
+        construct(d, "penalty", **options)
+        numbers = fixed(f"torch.rand({d.nodes}{kind(d)})")
+        rows = {"x": free(d), "ptr": ptr(d)}
+        uses: list[tuple[str, dict[str, Arg]]] = [
+            ("delta({z2})", {"z2": numbers}),
+            ("f({z2})", {"z2": numbers}),
+            ("total({args})", rows),
+            ("coupling({args}).to_dense()", rows | {"normalize": flag(d)}),
+        ]
+        use, passed = d.pick(uses)
+        d.call("out", f"penalty.{use}", **passed)
 
     return strategy
-
-
-def domain(d: Draw) -> Arg:
-    return options(
-        d,
-        "(0.0, math.inf)",
-        wrong=bad("a number | not from zero: (1.0, 2.0) | one end: (0.0,)"),
-    )
-
-
-def own_penalty(d: Draw) -> None:
-    d.call(
-        "Own",
-        "type('Own', (mp.Penalty,), dict(delta=lambda s, z2: z2.clone(), "
-        "f=lambda s, z2: torch.ones_like(z2)))",
-    )
-    d.call("penalty", "Own()")
-    d.call("out", "penalty.total({args})", x=free(d), ptr=ptr(d))
-
-
-def own_score_penalty(d: Draw) -> None:
-    d.call(
-        "Own",
-        "type('Own', (mp.energies.ScorePenalty,), "
-        "dict(g='sigmoid', delta=lambda s, z2: -2 * torch.nn.functional.softplus(-z2 / 2)))",
-    )
-    d.call("penalty", "Own()")
-    d.call(
-        "coupling", "penalty.coupling({args})", x=free(d), ptr=ptr(d), normalize=flag(d)
-    )
-    d.call("out", "[coupling.degree(), coupling.to_dense()]")
 
 
 def energy(d: Draw) -> None:
     terms = any_terms(d)
     constraint = texts(*CONSTRAINTS)
-    construct(
-        d, "energy", "Energy", leave="graph radius", terms=terms, constraint=constraint
-    )
+    construct(d, "energy", leave="graph radius", terms=terms, constraint=constraint)
     d.call(
         "out",
         "[energy({x}), energy.by_graph({x}), repr(energy)]",
@@ -90,7 +52,7 @@ def certify(d: Draw) -> None:
         "coupling": [coupling_source(d, symmetric=True)],
         "diffusivity": DIFFUSIVITIES,
     }[subject]
-    given = {
+    passed = {
         "subject": options(
             d,
             *right,
@@ -102,9 +64,7 @@ def certify(d: Draw) -> None:
         "tau": number(d, 0.5, 0.1),
         "ptr": ptr(d) if subject == "penalty" else never([]),
     }
-    d.call(
-        "out", "mp.certify({args})", finite=False, **arguments(d, "certify", **given)
-    )
+    d.call("out", "mp.certify({args})", finite=False, **arguments(d, **passed))
 
 
 def certify_step(d: Draw) -> None:
@@ -115,13 +75,13 @@ def certify_step(d: Draw) -> None:
     d.call(
         "energy", f"mp.Energy([mp.energies.PairTerm(mp.GaussianPenalty())], {within})"
     )
-    given = {"energy": joint, "x": free(d)}
-    d.call("out", "mp.energies.certify_step({args})", finite=False, **given)
+    passed = {"energy": joint, "x": free(d)}
+    d.call("out", "mp.energies.certify_step({args})", finite=False, **passed)
 
 
 def energy_trace(d: Draw) -> None:
     c = d.channels
-    watched = module("model", *bad("a module without diffusion: nn.Linear(2, 2)"))
+    traced = module("model", *bad("a module without diffusion: nn.Linear(2, 2)"))
     of = options(
         d,
         "mp.Energy([mp.energies.PairTerm(mp.QuadraticPenalty())])",
@@ -129,7 +89,7 @@ def energy_trace(d: Draw) -> None:
         optional=True,
     ).without("None")
     d.call("model", f"mp.DIFFormer({c}, 4, 2, 2)")
-    d.call("trace", "mp.EnergyTrace({args})", model=watched, energy=of)
+    d.call("trace", "mp.EnergyTrace({args})", model=traced, energy=of)
     x = Arg(real(d, d.nodes, c, dtype="float32"))
     d.call(
         "ran",
@@ -155,12 +115,12 @@ def any_terms(d: Draw) -> Arg:
 
 
 def term(
-    name: str, make: Callable[[Draw], dict[str, Arg]] = lambda d: {}, **options: Any
+    make: Callable[[Draw], dict[str, Arg]] = lambda d: {}, **options: Any
 ) -> Strategy:
     """A term, and the energy of which it is a part."""
 
     def strategy(d: Draw) -> None:
-        construct(d, "term", name, **options, **make(d))
+        construct(d, "term", **options, **make(d))
         x = real(d, d.nodes, d.channels)
         joint = Arg(
             "[term]",
@@ -239,109 +199,55 @@ def edges_of_a_graph(d: Draw) -> Arg:
     )
 
 
-def any_term(d: Draw) -> Arg:
-    right = [
-        f"mp.energies.SourceTerm({real(d, d.nodes, d.channels)})",
-        "mp.energies.PairTerm(mp.GaussianPenalty())",
-    ]
-    right.append(
-        f"mp.energies.MLPTerm(torch.ones(2, {d.channels}), torch.ones(2), 'tanh')"
-    )
-    return options(
-        d,
-        *right,
-        wrong=bad(
-            "None | a number | a string | a module | a class: mp.energies.MLPTerm"
-        ),
-    )
-
-
 def _factor(d: Draw) -> Arg:
     """A weight, which may also be computed by a module."""
     return number(d, 2.0, 0.0, zero=True).without("a module")
 
 
-def own_term(d: Draw) -> None:
-    d.call(
-        "Own",
-        "type('Own', (mp.energies.EnergyTerm,), dict(value=lambda s, z, graph: z.double().square().sum(), "
-        "half_gradient=lambda s, z, graph: z, bound=lambda s, z, graph: torch.full_like(z[:, :, :1], 0.5)))",
-    )
-    d.call("term", "{weight} * Own()", weight=_factor(d))
-    d.call("out", "mp.Energy([term])({x})", x=free(d))
-
-
 TERMS: dict[str, Strategy] = {
-    "EnergyTerm": own_term,
-    "SourceTerm": term("SourceTerm", source_and_metric),
+    "SourceTerm": term(source_and_metric),
     "CouplingTerm": term(
-        "CouplingTerm", leave="centre", coupling=lambda d: coupling(d, symmetric=True)
+        leave="centre", coupling=lambda d: coupling(d, symmetric=True)
     ),
     "EdgeTerm": term(
-        "EdgeTerm",
         leave="constraint",
-        penalty=lambda d: options(d, "mp.GaussianPenalty()", wrong=NOT_A_PENALTY),
         coupling=edges_of_a_graph,
     ),
-    "LinearTerm": term("LinearTerm", source=lambda d: tensor(d, d.nodes, d.channels)),
-    "ProximalTerm": term("ProximalTerm"),
+    "LinearTerm": term(source=lambda d: tensor(d, d.nodes, d.channels)),
+    "ProximalTerm": term(),
     "PairTerm": term(
-        "PairTerm",
         leave="projection constraint read",
-        penalty=lambda d: options(
-            d, "mp.GaussianPenalty()", wrong=NOT_A_PENALTY
-        ).without("a module"),
+        penalty=lambda d: any_penalty(d).without("a module"),
     ),
-    "MatrixTerm": term("MatrixTerm", of_matrix, leave="norms symmetric"),
-    "AttentionTerm": term("AttentionTerm", of_attention, leave="norms"),
-    "MLPTerm": term("MLPTerm", of_mlp),
-    "ScaledTerm": term("ScaledTerm", weight=_factor, term=any_term),
+    "MatrixTerm": term(of_matrix, leave="norms symmetric"),
+    "AttentionTerm": term(of_attention, leave="norms"),
+    "MLPTerm": term(of_mlp),
+    "ScaledTerm": term(weight=_factor),
 }
-
-
-def long_runs(d: Draw) -> Arg:
-    return options(d, "mp.SigmoidPenalty()", "mp.MixturePenalty()", wrong=NOT_A_PENALTY)
-
-
-def any_symmetric(d: Draw) -> Arg:
-    return coupling(d, symmetric=True, other_size=None)
-
-
-def record(source: str) -> Strategy:
-    """A record that the library makes; its properties are read."""
-    return lambda d: d.call("out", source)
 
 
 ENERGIES: dict[str, Strategy] = {
     **TERMS,
-    "Penalty": own_penalty,
-    "ScorePenalty": own_score_penalty,
-    **{
-        name: penalty(name)
-        for name in (
-            "QuadraticPenalty",
-            "SimplePenalty",
-            "SigmoidPenalty",
-            "SoftmaxPenalty",
-        )
-    },
-    "GaussianPenalty": penalty("GaussianPenalty"),
+    "GaussianPenalty": penalty(),
+    "QuadraticPenalty": penalty(),
+    "SigmoidPenalty": penalty(),
+    "SimplePenalty": penalty(),
+    "SoftmaxPenalty": penalty(),
     "FunctionPenalty": penalty(
-        "FunctionPenalty",
         always="f",
-        domain=domain,
+        domain=fixed(
+            "(0.0, math.inf)",
+            *bad("a number | not from zero: (1.0, 2.0) | one end: (0.0,)"),
+        ),
         delta=never([]),
         f=lambda d: options(d, *FALLING, wrong=NOT_FALLING + bad("None")),
     ),
-    "MixturePenalty": penalty("MixturePenalty", **MIXTURE),
+    "MixturePenalty": penalty(**MIXTURE),
     "Energy": energy,
     "EnergyTrace": energy_trace,
-    "Certificate": record(
-        "mp.energies.Certificate(theorem='T1', holds=True, tau=0.5, reason='Here.').__str__()"
-    ),
     "certify": certify,
     "certify_step": certify_step,
-    "certify_trajectory": calls("certify_trajectory", finite=False, penalty=long_runs),
+    "certify_trajectory": calls(finite=False),
 }
 
 
@@ -351,15 +257,15 @@ def full_graph_inference(d: Draw) -> None:
         f"mp.{name}({d.channels}, 4, 3)"
         for name in ("DIFFormer", "SGFormer", "NodeFormer", "DiffusionGNN")
     ]
-    given = edges(d)
-    given.pop("batch")
+    passed = edges(d)
+    passed.pop("batch")
     features = state(d, dtype="float32").without("a sparse tensor")  # which models take
-    own = {
+    special = {
         "model": options(d, *right, wrong=NOT_A_MODULE),
         "x": features,
         "progress": Arg("False"),
     }
-    construct(d, "out", "full_graph_inference", **given, **own)
+    construct(d, "out", **passed, **special)
 
 
 def released_state_dict(d: Draw) -> None:
@@ -409,7 +315,6 @@ def fixed_point(d: Draw) -> None:
     construct(
         d,
         "out",
-        "fixed_point",
         leave="what",
         step=options(d, "torch.cos", "lambda x: 0.5 * x + 1", wrong=wrong),
         x0=_refusing(x0, "NaN", "infinite") if size else x0,
@@ -451,12 +356,12 @@ PLACED = "mp.PDETransformer(3, 4, 2, 1, 2, max_length=9, placement='P1').double(
 
 
 def commutator(d: Draw) -> None:
-    given = {"diffusion": Arg("mp.PDEDiffusion1d(4)", SMOOTHING + bad("None"))}
-    given["attention"] = Arg(f"{ATTENTION}.eval()", NOT_A_FUNCTION)
+    passed = {"diffusion": Arg("mp.PDEDiffusion1d(4)", SMOOTHING + bad("None"))}
+    passed["attention"] = Arg(f"{ATTENTION}.eval()", NOT_A_FUNCTION)
     d.call(
         "out",
         "mp.diagnostics.commutator({args})",
-        **given,
+        **passed,
         **sequences(d, 4, "float32"),
     )
 
@@ -536,26 +441,21 @@ def stable(d: Draw) -> Arg:
 
 
 FUNCTIONS: dict[str, Strategy] = {
-    "auxiliary_loss": calls("auxiliary_loss"),
-    "cite": calls("cite"),
-    "show_progress": calls("show_progress"),
+    "auxiliary_loss": calls(),
+    "cite": calls(),
+    "show_progress": calls(),
     "edge_loss": calls(
-        "edge_loss",
         finite=False,
-        coupling=lambda d: coupling(d, other_size=None),
         graph=observed,
     ),
     "fixed_point": fixed_point,
     "full_graph_inference": full_graph_inference,
     "kernel_error": calls(
-        "kernel_error",
         diffusivity=random_features,
         x=state,
         num_features=feature_counts,
-        graph=graph,
     ),
     "lipschitz": calls(
-        "lipschitz",
         f=lambda d: options(
             d, "torch.sin", "lambda x: 2 * x", wrong=NOT_A_FUNCTION + NOT_A_STATE
         ),
@@ -565,35 +465,26 @@ FUNCTIONS: dict[str, Strategy] = {
     ),
     "released_state_dict": released_state_dict,
     "roughness": roughness,
-    "posterior_variance": calls(
-        "posterior_variance", coupling=stable, leak=numbers(0.5, 0.1)
-    ),
+    "posterior_variance": calls(coupling=stable, leak=numbers(0.5, 0.1)),
     "commutator": commutator,
     "perturbation_bound": perturbation_bound,
     "diagnose": diagnose,
     "diagnostics.plot_attention": calls(
-        "diagnostics.plot_attention",
-        coupling=any_symmetric,
+        coupling=lambda d: coupling(d, symmetric=True).unsure("of other nodes"),
         ax=never(bad("a string: 'ax' | a number")),
         head=lambda d: options(d, 0, wrong=NOT_A_NUMBER + bad("negative | beyond")),
-    ),
-    "diagnostics.Perturbation": record(
-        "diagnostics.Perturbation(1.0, 2.0, 0.5, None, 1.0, 1.0).estimate"
-    ),
-    "diagnostics.PlacementReport": record(
-        "diagnostics.PlacementReport({'layer': []}, {'layer': []}).attention"
     ),
 }
 
 
-def checked(name: str, right: str, wrong: list[Wrong], **make: Make) -> Strategy:
+def checked(right: str, wrong: list[Wrong], **make: Make) -> Strategy:
     def strategy(d: Draw) -> None:
-        given = {
+        passed = {
             "subject": Arg(right, wrong),
             **{key: arg(d) for key, arg in make.items()},
             "seed": seed(d),
         }
-        d.call("out", f"testing.{name}({{subject}}, {{args}})", **given)
+        d.call("out", f"{d.name}({{subject}}, {{args}})", **passed)
 
     return strategy
 
@@ -607,18 +498,14 @@ def _inert(wrong: list[Wrong]) -> list[Wrong]:
     ]
 
 
-def problem(name: str) -> Strategy:
-    def strategy(d: Draw) -> None:
-        construct(d, "problem", f"testing.{name}", num_nodes=counts(5, 8))
-        use, given = d.pick(
-            [
-                ("coupling.degree()", {}),
-                ("heat({args})", {"t": number(d, 0.5, 1.0, zero=True)}),
-            ]
-        )
-        d.call("out", f"problem.{use}", **given)
-
-    return strategy
+def problem(d: Draw) -> None:
+    construct(d, "problem")
+    uses: list[tuple[str, dict[str, Arg]]] = [
+        ("coupling.degree()", {}),
+        ("heat({args})", {"t": number(d, 0.5, 1.0, zero=True)}),
+    ]
+    use, passed = d.pick(uses)
+    d.call("out", f"problem.{use}", **passed)
 
 
 def three_dimensional(d: Draw) -> Arg:
@@ -629,30 +516,19 @@ def three_dimensional(d: Draw) -> Arg:
 
 UNIFORM = "mp.couplings.UniformCoupling(5, dtype=torch.float64)"
 TESTING: dict[str, Strategy] = {
-    "testing.check_coupling": checked(
-        "check_coupling", UNIFORM, _inert(NOT_A_COUPLING)
-    ),
+    "testing.check_coupling": checked(UNIFORM, _inert(NOT_A_COUPLING)),
     "testing.check_diffusivity": checked(
-        "check_diffusivity",
         "mp.UniformDiffusivity()",
         _inert(NOT_A_DIFFUSIVITY),
     ),
-    "testing.check_update": checked(
-        "check_update", "mp.ExplicitEuler(0.5)", _inert(NOT_A_MODULE)
-    ),
-    "testing.check_layer": checked(
-        "check_layer", "mp.MLPConv(4, 3)", _inert(NOT_A_MODULE)
-    ),
+    "testing.check_update": checked("mp.ExplicitEuler(0.5)", _inert(NOT_A_MODULE)),
+    "testing.check_layer": checked("mp.MLPConv(4, 3)", _inert(NOT_A_MODULE)),
     "testing.check_energy_term": calls(
-        "testing.check_energy_term",
-        term=any_term,
         z=three_dimensional,
-        graph=just_graph,
         starts=counts(2, 1),
         ascent=counts(3, 1),
     ),
     "testing.assert_energy_descent": checked(
-        "assert_energy_descent",
         "mp.ExplicitEuler(0.5)",
         NOT_A_MODULE,
         instances=counts(1, 2),
@@ -661,20 +537,14 @@ TESTING: dict[str, Strategy] = {
         channels=counts(2, 3),
         energy=lambda d: never(NOT_A_FUNCTION).without("None"),
     ),
-    **{f"testing.{of}_problem": problem(f"{of}_problem") for of in ("path", "random")},
-    "testing.Problem": record(
-        "testing.Problem('mine', torch.eye(3).double(), torch.ones(3, 1, 2).double()).heat(0.5)"
-    ),
-    "testing.exact_problems": record("len(testing.exact_problems())"),
-    "testing.cosine_mode": calls("testing.cosine_mode", k=counts(1, 2, zero=True)),
+    "testing.path_problem": problem,
+    "testing.random_problem": problem,
+    "testing.cosine_mode": calls(k=counts(1, 2, zero=True)),
     "testing.order_of_convergence": calls(
-        "testing.order_of_convergence",
         step=Arg("mp.ExplicitEuler", NOT_A_FUNCTION),
         problem=Arg(
             "testing.path_problem(4)", bad("None | a string: 'path' | a tensor")
         ),
         count=counts(8, 16),
     ),
-    "testing.tolerance": record("testing.tolerance('product', torch.float64)"),
-    "testing.Tolerance": record("testing.Tolerance(1e-3, 1e-3)"),
 }

@@ -32,28 +32,21 @@ def called(
     )
 
 
-def layer(
-    name: str, *, needed: bool = False, source: bool = True, **options: Any
-) -> Strategy:
+def layer(*, needed: bool = False, source: bool = True, **options: Any) -> Strategy:
     """A layer called as ``layer(x, edge_index, …)``; the options are those of `arguments`."""
 
     def strategy(d: Draw) -> None:
-        construct(d, "layer", name, cast(d), **options)
+        construct(d, "layer", cast(d), **options)
         called(d, needed=needed, source=source)
 
     return strategy
 
 
-def same(d: Draw) -> Arg:
-    return count(d, d.channels)
-
-
-rows_or_frobenius = texts("row", "frobenius", None)
 alpha = numbers(0.1, 1.0, "math.inf", infinite=True)
 SHARE = numbers(0.1, 0.0, zero=True, below="1.0")
 
 
-def certified(d: Draw, *, channels: bool) -> dict[str, Arg]:
+def certified(d: Draw, *, by_head: bool) -> dict[str, Arg]:
     """Options of a certified layer: the simple penalty wants states near each other."""
     constraint = d.pick([*CONSTRAINTS])
     near = constraint not in (None, "nonnegative")
@@ -70,7 +63,7 @@ def certified(d: Draw, *, channels: bool) -> dict[str, Arg]:
         "constraint": choice(d, constraint, optional=constraint == "ball").without(
             "None"
         ),
-        "heads": count(d, *([d.heads] if channels else [1, 2]), optional=True),
+        "heads": count(d, *([d.heads] if by_head else [1, 2]), optional=True),
         "projection": choice(d, "tied", None),
         "lam": number(d, 0.5, 1e-3, optional=True),
         "graph": flag(d),
@@ -81,10 +74,9 @@ def certified_conv(d: Draw) -> None:
     construct(
         d,
         "layer",
-        "CertifiedConv",
         cast(d),
         beta=numbers(1.0, 0.1),
-        **certified(d, channels=True),
+        **certified(d, by_head=True),
     )
     called(d, needed=False)
 
@@ -105,19 +97,17 @@ def related(d: Draw) -> tuple[Arg, Arg]:
     rows = len(d.edges)
     if d.maybe(0.4):
         return dim, tensor(d, rows, 2).unsure("another dtype")
-    return never([w for w in dim.wrong if w.valid is False]), never(
-        bad(f"without edge_dim: torch.ones({rows}, 2)")
-    )
+    return unused(dim), never(bad(f"without edge_dim: torch.ones({rows}, 2)"))
 
 
-def block(d: Draw, part: str | None = None, **own: Any) -> None:
-    """A block of some terms, or of a ``part`` with random options."""
+def block(d: Draw, *, part: bool = False, **special: Any) -> None:
+    """A block of some terms, or with a ``part`` of one term with random options."""
     c = d.channels
-    featured = part in (None, "WeightedGraph")
+    featured = d.name in ("CertifiedBlock", "WeightedGraph")
     dim, features = related(d) if featured else (Arg(None), never([]))
-    if part is not None:
-        own |= {"edge_dim": dim} if featured else {}
-        construct(d, "part", part, **own)
+    if part:
+        special |= {"edge_dim": dim} if featured else {}
+        construct(d, "part", **special)
         d.call("layer", f"mp.layers.CertifiedBlock({c}, [part]){cast(d)}")
     else:
         graph = f"mp.layers.WeightedGraph({c}, edge_dim={dim.right})"
@@ -127,11 +117,10 @@ def block(d: Draw, part: str | None = None, **own: Any) -> None:
             f"[mp.layers.TiedMLP({c + 1}, 3)]"
         )
         constraint = choice(d, *CONVEX, *(SPHERES if others else []))
-        num_layers = count(d, 1, 3, optional=True, none=True)
+        num_layers = count(d, 1, 3, optional=True).without("None")
         construct(
             d,
             "layer",
-            "CertifiedBlock",
             cast(d),
             terms=Arg(f"[{', '.join([graph, *others])}]", wrong),
             num_layers=num_layers if others else replace(num_layers, right="None"),
@@ -139,34 +128,36 @@ def block(d: Draw, part: str | None = None, **own: Any) -> None:
             beta=numbers(1.0, 0.1),
             leave="heads",  # of terms without matrices, as in CertifiedConv
         )
-    given = edges(d, needed=False, objects=False)
+    passed = edges(d, needed=False, objects=False)
     d.call(
         "out",
         "layer({args})",
         x=state(d),
-        **given,
+        **passed,
         edge_attr=features if dim.right else never([]),
         return_coupling=flag(d),
     )
 
 
-def part(name: str, **own: Any) -> Strategy:
-    return lambda d: block(d, name, weight=number(d, 1.0, 0.1, optional=True), **own)
+def part(**special: Any) -> Strategy:
+    return lambda d: block(
+        d, part=True, weight=number(d, 1.0, 0.1, optional=True), **special
+    )
 
 
 def diffusion_conv(d: Draw) -> None:
-    own = {"out_channels": same, "heads": counts(1, 2)}
-    construct(
-        d, "layer", "DiffusionConv", cast(d), leave="concat transform value_bias", **own
-    )
+    special = {"out_channels": channels, "heads": counts(1, 2)}
+    construct(d, "layer", cast(d), leave="concat transform value_bias", **special)
     called(d, needed=True)
 
 
 def gcnii(d: Draw) -> None:
     both = d.maybe(0.5)
-    theta = Arg("0.5" if both else None, number(d, none=True).wrong if both else [])
-    layer = Arg("2" if both else None, count(d, none=True).wrong if both else [])
-    construct(d, "layer", "GCNIIConv", cast(d), alpha=SHARE, theta=theta, layer=layer)
+    theta = Arg(
+        "0.5" if both else None, number(d).without("None").wrong if both else []
+    )
+    layer = Arg("2" if both else None, count(d).without("None").wrong if both else [])
+    construct(d, "layer", cast(d), alpha=SHARE, theta=theta, layer=layer)
     called(d, needed=True)
 
 
@@ -174,32 +165,30 @@ def gat(d: Draw) -> None:
     featured = d.maybe(0.4)
     wide = Arg(
         str(d.channels) if featured else None,
-        count(d, none=True).wrong if featured else [],
+        count(d).without("None").wrong if featured else [],
     )
-    construct(
-        d, "layer", "GATConv", cast(d), more="bias", of=DiffusionConv, edge_dim=wide
-    )
+    construct(d, "layer", cast(d), more="bias", of=DiffusionConv, edge_dim=wide)
     if featured:
-        given = with_edge_attr(d, optional=False)
+        passed = with_edge_attr(d, optional=False)
         # Without features it reads the states alone.
-        given["edge_attr"] = given["edge_attr"].unsure("None")
-        d.call("out", "layer({args})", **given)
+        passed["edge_attr"] = passed["edge_attr"].unsure("None")
+        d.call("out", "layer({args})", **passed)
     else:
         called(d, needed=True)
 
 
 def with_edge_attr(d: Draw, *, optional: bool = True) -> dict[str, Arg]:
-    given = edges(d, needed=True, objects=False)
+    passed = edges(d, needed=True, objects=False)
     return {
         "x": state(d),
-        **given,
+        **passed,
         "edge_attr": tensor(d, len(d.edges), d.channels, optional=optional),
     }
 
 
-def with_edges(name: str, **options: Any) -> Strategy:
+def with_edges(**options: Any) -> Strategy:
     def strategy(d: Draw) -> None:
-        construct(d, "layer", name, cast(d), **options)
+        construct(d, "layer", cast(d), **options)
         d.call("out", "layer({args})", **with_edge_attr(d), return_coupling=flag(d))
 
     return strategy
@@ -221,14 +210,13 @@ def attention(d: Draw) -> Arg:
 
 def appnp(d: Draw) -> None:
     forever = d.maybe(0.2)
-    steps = count(d, 10, 1, optional=True, none=True)
+    steps = count(d, 10, 1, optional=True).without("None")
     spread = diffusivity(
         d, "mp.SymmetricDiffusivity(mp.SigmoidDiffusivity(row_stochastic=False))"
     ).without("None")
     construct(
         d,
         "layer",
-        "APPNPConv",
         cast(d),
         K=replace(steps, right="None") if forever else steps,
         alpha=numbers(0.1, *([] if forever else [0.0]), zero=not forever, below="1.0"),
@@ -242,61 +230,51 @@ def appnp(d: Draw) -> None:
 
 
 LAYERS: dict[str, Strategy] = {
-    "MLPConv": layer("MLPConv"),
-    "GCNConv": layer("GCNConv", needed=True),
-    "SGConv": layer("SGConv", needed=True),
+    "MLPConv": layer(),
+    "GCNConv": layer(needed=True),
+    "SGConv": layer(needed=True),
     "GATConv": gat,
     "CertifiedConv": certified_conv,
     "CertifiedBlock": block,
-    "WeightedGraph": part("WeightedGraph"),
-    "RowAttention": part("RowAttention"),
-    "Pairs": part("Pairs", leave="constraint penalty"),
-    "Neighbours": part("Neighbours", leave="diffusivity"),
-    "TiedMLP": part("TiedMLP", hidden_channels=counts(3, 1)),
+    "WeightedGraph": part(),
+    "RowAttention": part(),
+    "Pairs": part(leave="constraint penalty"),
+    "Neighbours": part(leave="constraint diffusivity penalty"),
+    "TiedMLP": part(),
     "DIFFormerConv": layer(
-        "DIFFormerConv",
         leave="update transform keep bias concat",
         more="dropout",
         of=DiffusionConv,
-        out_channels=same,
+        out_channels=channels,
         normalize=texts("row", None),
     ),
     "NodeFormerConv": layer(
-        "NodeFormerConv",
         leave="projection",
         more="num_features edge_regularization generator stabilizer",
         of=KernelizedSoftmaxDiffusivity,
-        normalize=rows_or_frobenius,
     ),
     "SFiConv": layer(
-        "SFiConv",
         leave="hops",
         more="lam alpha lam_scale friction",
         of=SparseFlowDiffusivity,
-        out_channels=same,
+        out_channels=channels,
         alpha=alpha,
-        normalize=rows_or_frobenius,
     ),
     "SGFormerConv": layer(
-        "SGFormerConv", leave="transform", out_channels=same, beta=numbers(0.5, 1.0)
+        leave="transform", out_channels=channels, beta=numbers(0.5, 1.0)
     ),
     "DiffusionConv": diffusion_conv,
     "GINConv": layer(
-        "GINConv",
         needed=True,
         always="mlp",
         mlp=lambda d: module(f"nn.Linear({d.channels}, 3)"),
-        eps=numbers(0.0, 0.2, negative=True),
     ),
-    "MultiHeadConv": layer(
-        "MultiHeadConv", needed=True, source=False, out_channels=same
-    ),
+    "MultiHeadConv": layer(needed=True, source=False, out_channels=channels),
     "APPNPConv": appnp,
     "GCNIIConv": gcnii,
-    "GatedGCNConv": with_edges("GatedGCNConv", eps=numbers(1e-6, 0.1)),
-    "GPSBlock": with_edges("GPSBlock", local=local, attention=attention),
+    "GatedGCNConv": with_edges(),
+    "GPSBlock": with_edges(local=local, attention=attention),
     "from_pyg": calls(
-        "from_pyg",
         module=lambda d: Arg(
             d.pick(["mp.GCNConv(2, 3)", "nn.Sequential(mp.GATConv(2, 3))"]),
             NOT_A_MODULE,

@@ -34,10 +34,10 @@ def tasks(d: Draw) -> tuple[Arg, dict[str, Arg]]:
     }
 
 
-def model(name: str, *, needed: bool = False, **options: Any) -> Strategy:
+def model(*, needed: bool = False, **options: Any) -> Strategy:
     def strategy(d: Draw) -> None:
         task, scored = tasks(d)
-        construct(d, "layer", name, cast(d), task=task, **options)
+        construct(d, "layer", cast(d), task=task, **options)
         called(d, needed=needed, source=False, x=sparse_too(d, state(d)), **scored)
 
     return strategy
@@ -47,7 +47,6 @@ def gnn(d: Draw) -> None:
     conv = d.pick(["gcn", "mlp", "sgc", "gin", "gat", "appnp", "gcnii"])
     leave = "edge_dim" if conv in ("mlp", "gcn", "gin", "gat") else "edge_dim norm jk"
     model(
-        "DiffusionGNN",
         needed=True,
         leave=leave,
         always="conv",
@@ -102,7 +101,7 @@ def encodings(d: Draw) -> Arg:
     )
 
 
-def stack(name: str, *, more: str = "", **own: Make) -> Strategy:
+def stack(*, more: str = "", **special: Make) -> Strategy:
     def strategy(d: Draw) -> None:
         edge_count = len(d.edges)
         channels, x = categories(d, d.channels, d.nodes)
@@ -120,7 +119,15 @@ def stack(name: str, *, more: str = "", **own: Make) -> Strategy:
             sizes["pe_channels"] = Arg("2", count(d, zero=True).without("None").wrong)
             call["pe"] = encodings(d)
         construct(
-            d, "layer", name, cast(d), always="heads", more=more, of=GPS, **sizes, **own
+            d,
+            "layer",
+            cast(d),
+            always="heads",
+            more=more,
+            leave="edge_dim pe_channels",
+            of=GPS,
+            **sizes,
+            **special,
         )
         d.call("out", "layer({args})", **call, return_coupling=flag(d))
 
@@ -140,10 +147,10 @@ OF_GPS = BLOCKS | {"more": "heads attention norm dropout attention_dropout"}
 
 def from_dfi(d: Draw) -> None:
     if d.maybe(0.85):
-        stack("SFiFormer", **OF_GPS)(d)
+        stack(**OF_GPS)(d)
         return
     wrong = NOT_A_MODULE + bad("another model: mp.GPS(4, 6, 3, 1, heads=2)")
-    given = {
+    passed = {
         "lam": number(d, 1.0, 0.1, optional=True, zero=True),
         "attention": attention_options(d),
     }
@@ -151,7 +158,7 @@ def from_dfi(d: Draw) -> None:
         "layer",
         "mp.SFiFormer.from_dfi({args})",
         dfi=Arg("mp.DFiFormer(4, 6, 3, 1, heads=2)", wrong),
-        **given,
+        **passed,
     )
     d.call("out", "layer(torch.ones(3, 4), torch.tensor([[0], [1]]))")
 
@@ -160,7 +167,7 @@ def label_propagation(d: Draw) -> None:
     n = d.nodes
     forever = d.maybe(0.2)
     reads = d.maybe(0.3)
-    steps = count(d, 3, 10, optional=True, none=True)
+    steps = count(d, 3, 10, optional=True).without("None")
     undirected = "mp.AdjacencyDiffusivity('sym', direction='undirected')"
     attention = "mp.SymmetricDiffusivity(mp.SigmoidDiffusivity(row_stochastic=False), diagonal=False)"
     observed = undirected if forever else "mp.AdjacencyDiffusivity('row')"
@@ -168,7 +175,6 @@ def label_propagation(d: Draw) -> None:
     construct(
         d,
         "layer",
-        "LabelPropagation",
         num_layers=replace(steps, right="None") if forever else steps,
         alpha=number(d, 0.9, *([] if forever else [1.0]), optional=True, below="1.5"),
         diffusivity=options(
@@ -189,7 +195,7 @@ def label_propagation(d: Draw) -> None:
     )
     y = [f"torch.randint(3, ({n},))", f"torch.rand({n}, 3)", f"torch.full(({n},), -1)"]
     y += [f"torch.randint(3, ({n}, 1))"]
-    given = edges(d, needed=True)
+    passed = edges(d, needed=True)
     mask = bad(
         f"floats: torch.ones({n}) | too long: torch.ones({n + 1}, dtype=torch.bool) | a string | a number",
         f"a list?: [True] * {n} | an array?: np.ones({n}, dtype=bool)",
@@ -197,7 +203,7 @@ def label_propagation(d: Draw) -> None:
         f"on the meta device: torch.ones({n}, dtype=torch.bool, device='meta')",
         f"of rank two: torch.ones({n}, 2, dtype=torch.bool)",
     )
-    given["mask"] = options(
+    passed["mask"] = options(
         d, f"torch.ones({n}, dtype=torch.bool)", wrong=mask, optional=True
     )
     unread = never([Wrong(real(d, n, 3), "features nobody reads")])
@@ -206,7 +212,7 @@ def label_propagation(d: Draw) -> None:
         "out",
         "layer({args})",
         y=options(d, *y, wrong=wrong),
-        **given,
+        **passed,
         features=features,
     )
 
@@ -214,16 +220,16 @@ def label_propagation(d: Draw) -> None:
 def laplacian_encoder(d: Draw) -> None:
     n = d.nodes
     k = d.pick([3, 1, 0])
-    construct(d, "layer", "LaplacianEncoder", cast(d))
-    known = f"torch.ones({n}, {k}, dtype=torch.bool)" if d.maybe(0.5) else None
-    mask = Arg(known, wrong_tensors(n, k, none=True), True).without(
+    construct(d, "layer", cast(d))
+    tokens_mask = f"torch.ones({n}, {k}, dtype=torch.bool)" if d.maybe(0.5) else None
+    mask = Arg(tokens_mask, wrong_tensors(n, k, none=True), True).without(
         "bools", "NaN", "infinite", "huge", "another dtype"
     )
-    given = {
+    passed = {
         "eigenvectors": tensor(d, n, k).unsure("a longer last dimension"),
         "mask": mask,
     }
-    d.call("out", "layer({args})", eigenvalues=tensor(d, n, k, optional=True), **given)
+    d.call("out", "layer({args})", eigenvalues=tensor(d, n, k, optional=True), **passed)
 
 
 def masks(d: Draw, size: int, length: int) -> Arg:
@@ -255,7 +261,6 @@ def pde_diffusion(d: Draw) -> None:
     construct(
         d,
         "layer",
-        "PDEDiffusion1d",
         cast(d),
         more=stencil,
         of=NeumannDiffusivity,
@@ -297,7 +302,6 @@ def pde_transformer(d: Draw) -> None:
     construct(
         d,
         "layer",
-        "PDETransformer",
         cast(d),
         in_channels=Arg("[7]" if tokens else "3", sizes),
         always="heads",
@@ -340,10 +344,9 @@ def certified_difformer(d: Draw) -> None:
     construct(
         d,
         "layer",
-        "CertifiedDIFFormer",
         cast(d),
         leave="inputs task",
-        **certified(d, channels=False),
+        **certified(d, by_head=False),
     )
     if d.maybe(0.5):
         called(d, needed=False, source=False, x=sparse_too(d, state(d)))
@@ -364,14 +367,12 @@ def certified_transformer(d: Draw) -> None:
     mlp = d.pick([0, 5])
     convex = not mlp and attention is None
     constraint = choice(d, *CONVEX, *([] if convex else SPHERES))
-    num_layers = count(d, 2, 1, optional=True, none=True)
+    num_layers = count(d, 2, 1, optional=True).without("None")
     construct(
         d,
         "layer",
-        "CertifiedTransformer",
         cast(d),
         in_channels=channels,
-        num_blocks=counts(1, 2),
         heads=heads,
         num_layers=replace(num_layers, right="None")
         if convex and d.maybe(0.5)
@@ -401,30 +402,25 @@ MODELS: dict[str, Strategy] = {
     "CertifiedDIFFormer": certified_difformer,
     "CertifiedTransformer": certified_transformer,
     "DIFFormer": model(
-        "DIFFormer",
         leave="update",
         more="heads kernel projection normalize graph self_loops leak",
         of=DIFFormerConv,
         heads=heads,
         normalize=texts("row", None),
     ),
-    "NodeFormer": model(
-        "NodeFormer", more="heads tau num_samples", of=NodeFormerConv, heads=heads
-    ),
+    "NodeFormer": model(more="heads tau num_samples", of=NodeFormerConv, heads=heads),
     "SGFormer": model(
-        "SGFormer",
         more="heads beta normalize projection",
         of=SGFormerConv,
         heads=heads,
-        alpha=numbers(0.5, 0.8, zero=True, below="1.5"),
         beta=numbers(0.5, 1.0),
         gnn=texts("gcn", "gat", "sgc", "mlp", "residual"),
         aggregate=texts("add"),
     ),  # "cat" needs edges
     "DiffusionGNN": gnn,
-    "GatedGCN": stack("GatedGCN"),
-    "GPS": stack("GPS", **BLOCKS),
-    "DFiFormer": stack("DFiFormer", **OF_GPS),
+    "GatedGCN": stack(),
+    "GPS": stack(**BLOCKS),
+    "DFiFormer": stack(**OF_GPS),
     "SFiFormer": from_dfi,
     "LabelPropagation": label_propagation,
     "LaplacianEncoder": laplacian_encoder,

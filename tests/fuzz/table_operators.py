@@ -1,7 +1,6 @@
 """Strategies of graphs, couplings, diffusivities and updates."""
 
 # ruff: noqa: F403, F405 (the vocabulary of the tables)
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,13 +18,11 @@ from .signatures import (
     arguments,
     calls,
     construct,
-    device,
-    dtype,
     numbers,
     parameters,
     texts,
 )
-from .table_layers import alpha, rows_or_frobenius
+from .table_layers import alpha
 
 
 def node_count(d: Draw, *, beyond_memory: bool = False) -> Arg:
@@ -38,128 +35,82 @@ def node_count(d: Draw, *, beyond_memory: bool = False) -> Arg:
 
 
 def graphs(d: Draw) -> None:
-    maker = d.pick(["new", "new", "from_sparse", "from_data", "coerce"])
-    given = edges(d, objects=False)
-    # Whatever needs no values is computed there.
-    given["edge_index"] = given["edge_index"].unsure("on the meta device")
-    if maker == "new":
-        given |= {
-            "ptr": never(wrong_ptr(d) if d.sizes is None else []),
-            "num_nodes": node_count(d, beyond_memory=True),
-        }
-        full = f"torch.ones({d.nodes}, 2)" if d.maybe(0.2) else None
-        given["full_degree"] = Arg(full, wrong_tensors(d.nodes, 2, none=True), True)
-        d.call("graph", "mp.Graph({args})", **given)
-    elif maker == "from_sparse":
-        matrix = f"torch.sparse_coo_tensor({edge_list(d)}, torch.ones({len(d.edges)}), ({d.nodes}, {d.nodes}))"
+    passed = edges(d, objects=False)
+    if d.maybe(0.3):
+        ones = f"torch.ones({len(d.edges)})"
+        matrix = (
+            f"torch.sparse_coo_tensor({edge_list(d)}, {ones}, ({d.nodes}, {d.nodes}))"
+        )
         wrong = [w for w in wrong_edges(d) if "size" not in w.what]
-        d.call(
-            "graph",
-            "mp.Graph.from_sparse({args})",
-            adjacency=Arg(matrix, wrong),
-            batch=given["batch"],
-        )
-    elif maker == "from_data":
-        wrong = bad(
-            "None | a string | empty: Data() | a list | edges of letters: Data(edge_index='abc', num_nodes=3)",
-            "a tensor | edges beyond N: Data(edge_index=torch.tensor([[0], [7]]), num_nodes=3)",
-        )
-        source = f"Data(edge_index={edge_list(d)}, num_nodes={d.nodes})"
-        d.call("graph", "mp.Graph.from_data({args})", data=fixed(source, *wrong))
+        adjacency = Arg(matrix, wrong)
+        target = "mp.Graph.from_sparse({args})"
+        d.call("graph", target, adjacency=adjacency, batch=passed["batch"])
     else:
-        x = state(d, parameters=False)
-        # Only its rows count.
-        refused = (
-            "a list",
-            "an array",
-            "a string",
-            "a number",
-            "a dict",
-            "a module",
-            "None",
-        )
-        x = replace(
-            x, wrong=[replace(w, valid=w.what not in refused and None) for w in x.wrong]
-        )
-        d.call("graph", "mp.Graph.coerce({args})", x=x, **edges(d))
-    like = fixed(
-        real(d, d.nodes), *bad("a list | a string | a number | a module | None")
-    )
+        # Whatever needs no values is computed there.
+        passed["edge_index"] = passed["edge_index"].unsure("on the meta device")
+        passed["ptr"] = never(wrong_ptr(d) if d.sizes is None else [])
+        passed["num_nodes"] = node_count(d, beyond_memory=True)
+        passed["full_degree"] = tensor(d, d.nodes, 2, optional=True, positive=True)
+        d.call("graph", "mp.Graph({args})", **passed)
+    like = real(d, d.nodes)
+    wrong = bad("a list | a string | a number | a module | None")
     of = options(d, "torch.float64", wrong=bad("a string?: 'float'"), optional=True)
     uses: list[tuple[str, dict[str, Arg]]] = [
-        ("graph.degree({args})", {"direction": choice(d, "in", "out"), "dtype": of}),
+        ("degree({args})", {"direction": choice(d, "in", "out"), "dtype": of}),
         (
-            "graph.with_self_loops({args}).degree()",
+            "with_self_loops({args}).degree()",
             {"policy": choice(d, "keep", "add", "remove", "remaining")},
         ),
-        ("graph.within({args}).edges", {"hops": count(d, 1, 2, 3)}),
-        ("graph.weights({args})", {"like": like}),
-        (
-            "[graph.ptr, graph.batch, graph.csr, graph.csc, graph.num_graphs, graph.weighted, repr(graph)]",
-            {},
-        ),
-        *(
-            (f"graph.{asked}().degree()", {})
-            for asked in ("to_undirected", "reverse", "prepare")
-        ),
+        ("within({args}).edges", {"hops": count(d, 1, 2, 3)}),
+        ("weights({args})", {"like": fixed(like, *wrong)}),
+        ("to_undirected().degree()", {}),
+        ("reverse().degree()", {}),
+        ("prepare().degree()", {}),
     ]
-    use, given = d.pick(uses)
-    d.call("out", use, **given)
+    use, passed = d.pick(uses)
+    d.call("read", "[graph.ptr, graph.batch, graph.csr, graph.csc, repr(graph)]")
+    d.call("out", f"graph.{use}", **passed)
 
 
 NOT_A_SCALE = NOT_A_NUMBER + bad("NaN | a matrix: torch.ones(2, 2)")
 
 
-def used(d: Draw, *, pooled: bool = False) -> None:
-    unbounded = [
-        call.args["normalize"].right == "False"
-        for call in d.calls
-        if "normalize" in call.args
-    ]
-    # E^{q·k} may leave the range of half precision.
-    finite = not (d.dtype == "float16" and any(unbounded))
-    matvec = "coupling.as_linear_operator({args}).matvec(np.ones(coupling.num_nodes))"
+def used(d: Draw, *, pooled: bool = False, finite: bool = True) -> None:
+    """A use of the coupling. E^{q·k} may leave the range of half precision where nothing normalises it."""
+    arguments = [call.args.get("normalize", Arg(None)) for call in d.calls]
+    unbounded = "False" in [arg.right for arg in arguments]
+    values = {"v": _values(d)}
+    scale = options(d, 0.5, -2, "torch.tensor(0.5)", wrong=NOT_A_SCALE)
     head = options(d, 0, optional=True, wrong=NOT_A_NUMBER + bad("negative | beyond"))
-    # float16 may be too narrow for what another dtype holds
-    of = options(
-        d, "torch.float64", "torch.float32", wrong=dtype(d).wrong, optional=True
-    )
-    uses: list[tuple[str, dict[str, Callable[[], Arg]]]] = [
-        *2 * [("coupling @ {v}", {"v": lambda: _values(d)})],
-        ("coupling.at({edge_index})", {"edge_index": lambda: pairs(d)}),
-        ("coupling.log_at({edge_index})", {"edge_index": lambda: pairs(d)}),
-        ("coupling.degree()", {}),
-        ("coupling.to_dense()", {}),
-        ("coupling.detach().to_dense()", {}),
-        ("[coupling.T @ {v}, coupling.T.degree()]", {"v": lambda: _values(d)}),
-        (
-            "coupling.dirichlet({x})",
-            {"x": lambda: state(d, parameters=False).unsure("a higher rank")},
-        ),  # of [N, H, D]
-        (
-            "coupling.to({args}).to_dense()",
-            {"dtype": lambda: of, "device": lambda: replace(device(d), optional=True)},
-        ),
-        (matvec, {"head": lambda: head}),
-        (
-            "{scale} * coupling",
-            {
-                "scale": lambda: options(
-                    d, 0.5, -2, "torch.tensor(0.5)", wrong=NOT_A_SCALE
-                )
-            },
-        ),
-        ("coupling + {other}", {"other": lambda: coupling(d)}),
-        *pooled
-        * [("coupling.read(coupling.pool({v}), {v})", {"v": lambda: _values(d)})],
-    ]
-    target, make = d.pick(uses)
-    given = {name: draw() for name, draw in make.items()}
-    if target in ("{scale} * coupling", "coupling + {other}"):
-        d.call("combined", target, finite=finite, **given)
-        target = "[combined.degree(), combined.to_dense()]"
-        given = {}
-    d.call("out", target, finite=finite and "log_at" not in target, **given)
+    # Float16 may be too narrow for what another dtype holds.
+    of = options(d, "torch.float64", wrong=dtype(d).wrong, optional=True)
+    moved = {"dtype": of, "device": replace(device(d), optional=True)}
+    uses: dict[str, dict[str, Arg]] = {
+        "coupling @ {v}": values,
+        "coupling.at({edge_index})": {"edge_index": pairs(d)},
+        "coupling.log_at({edge_index})": {"edge_index": pairs(d)},
+        "coupling.degree()": {},
+        "coupling.to_dense()": {},
+        "coupling.detach().to_dense()": {},
+        "[coupling.T @ {v}, coupling.T.degree()]": values,
+        # Of [N, H, D], too.
+        "coupling.dirichlet({x})": {
+            "x": state(d, parameters=False).unsure("a higher rank")
+        },
+        "coupling.to({args}).to_dense()": moved,
+        "coupling.as_linear_operator({args}).matvec(np.ones(coupling.num_nodes))": {
+            "head": head
+        },
+        "({scale} * coupling).to_dense()": {"scale": scale},
+        "(coupling + {other}).to_dense()": {"other": coupling(d)},
+    }
+    if pooled:
+        uses["coupling.read(coupling.pool({v}), {v})"] = values
+    target = d.pick([*uses])
+    finite = finite and "log_at" not in target
+    if unbounded and d.dtype == "float16":
+        finite = False
+    d.call("out", target, finite=finite, **uses[target])
 
 
 def _values(d: Draw) -> Arg:
@@ -183,32 +134,26 @@ def features(d: Draw, *, positive: bool = False) -> dict[str, Arg]:
 
 
 #: Promises and facts that a made coupling would have to keep, and a fuzzed matrix would not.
-UNKEPT = {
-    "symmetric",
-    "row_stochastic",
-    "positive_semidefinite",
-    "mutual",
-    "positive",
-}
+UNKEPT = "symmetric row_stochastic positive_semidefinite mutual positive"
 
 
-def built(d: Draw, name: str, *, pooled: bool = False, **own: Make | Arg) -> None:
+def built(
+    d: Draw, leave: str = "", *, pooled: bool = False, **special: Make | Arg
+) -> None:
     """A coupling of its own arguments, the promise `nonnegative` only ever of a wrong kind, and a use of it."""
-    known = parameters(name)
-    if "nonnegative" in known:
-        own["nonnegative"] = never(flag(d).wrong)
-    unkept = " ".join(known.keys() & UNKEPT)
-    construct(d, "coupling", name, leave=unkept, **own)
+    if "nonnegative" in parameters(d.name):
+        special["nonnegative"] = never(flag(d).wrong)
+    construct(d, "coupling", leave=f"{leave} {UNKEPT}", **special)
     used(d, pooled=pooled)
 
 
 def by_features(
-    name: str, *, positive: bool = False, pooled: bool = False, **more: Make
+    *, positive: bool = False, pooled: bool = False, **more: Make
 ) -> Strategy:
     def strategy(d: Draw) -> None:
         bounds = never(wrong_ptr(d)) if pooled and d.maybe(0.3) else ptr(d)
-        own = features(d, positive=positive) | {"ptr": bounds}
-        built(d, name, pooled=pooled and bounds.right is None, **own, **more)
+        special = features(d, positive=positive) | {"ptr": bounds}
+        built(d, pooled=pooled and bounds.right is None, **special, **more)
 
     return strategy
 
@@ -221,25 +166,23 @@ def log_low_rank(d: Draw) -> None:
     weight = tensor(d, d.nodes, heads, 2, optional=True).unsure(
         "a longer last dimension"
     )
-    built(d, "LogLowRankCoupling", **pair, log_weight=weight)
+    built(d, **pair, log_weight=weight)
 
 
 def sparse_flow(d: Draw) -> None:
     h = d.pick([1, 2])
     f = d.pick([3, 1])
-    parts = {
-        name: tensor(d, d.nodes, h, f)
-        for name in ("query", "key", "friction_query", "friction_key")
-    }
-    if not d.maybe(0.5):
-        parts |= dict.fromkeys(("friction_query", "friction_key"), Arg(None))
+    names = ["query", "key"]
+    if d.maybe(0.5):
+        names += ["friction_query", "friction_key"]
+    parts = {name: tensor(d, d.nodes, h, f) for name in names}
     # Which may be one per head.
-    alone = number(d, 0.3, 0.0, 1.0, zero=True).without("a tensor of two")
-    strength = Arg(d.pick([str(alone.right), f"torch.rand({h}{kind(d)})"]), alone.wrong)
-    leak = number(d, 1.0, "math.inf", optional=True, infinite=True).without(
-        "a tensor of two"
-    )
-    built(d, "SparseFlowCoupling", **parts, ptr=ptr(d), lam=strength, alpha=leak)
+    lam = number(d, 0.3, 0.0, f"torch.rand({h}{kind(d)})", zero=True)
+    leak = number(d, 1.0, "math.inf", optional=True, infinite=True)
+    parts["lam"] = lam.without("a tensor of two")
+    parts["alpha"] = leak.without("a tensor of two")
+    leave = "friction_query friction_key"
+    built(d, leave, **parts, ptr=ptr(d))
 
 
 FALLING = ["lambda z2: 1 / (1 + z2)", "lambda z2: torch.exp(-z2)"]
@@ -249,12 +192,8 @@ NOT_FALLING = bad(
 )
 
 
-def made(name: str, **own: Make) -> Strategy:
-    return lambda d: built(d, name, **own)
-
-
-def any_coupling(d: Draw) -> Arg:
-    return coupling(d, other_size=None)
+def plain(**special: Make) -> Strategy:
+    return lambda d: built(d, **special)
 
 
 def per_node(d: Draw) -> Arg:
@@ -282,49 +221,22 @@ def terms(d: Draw) -> Arg:
     return options(d, f"[{one}, {other}]", f"({one},)", wrong=wrong)
 
 
-def abstract(name: str) -> Strategy:
-    """A base class: it cannot be made by itself, and a subclass of it, which has checked its arguments, is used."""
-
-    def strategy(d: Draw) -> None:
-        body = (
-            "'_product': lambda s, v: 2 * v, '_transpose': lambda s: s, '_pool': None, '_read': None, "
-            "'degree': lambda s: torch.full((s.num_nodes, s.heads), 2.0)"
-        )
-        d.call("Own", f"type('Own', ({address(name)},), {{{body}}})")
-        d.call(
-            "coupling",
-            "Own({args})",
-            num_nodes=Arg(str(d.nodes)),
-            heads=Arg(str(d.heads)),
-            like=Arg("torch.ones(1)"),
-        )
-        used(d)
-
-    return strategy
-
-
 _constant = numbers(0.0, 1.0, zero=True, negative=True)
 COUPLINGS: dict[str, Strategy] = {
     "Graph": graphs,
-    "Coupling": abstract("Coupling"),
-    "PooledCoupling": abstract("PooledCoupling"),
-    "IdentityCoupling": made(
-        "IdentityCoupling", num_nodes=partial(node_count, beyond_memory=True)
-    ),
-    "UniformCoupling": made("UniformCoupling", num_nodes=node_count),
-    "LowRankCoupling": by_features("LowRankCoupling", pooled=True),
+    "IdentityCoupling": plain(num_nodes=partial(node_count, beyond_memory=True)),
+    "UniformCoupling": plain(num_nodes=node_count),
+    "LowRankCoupling": by_features(pooled=True),
     "LinearAttentionCoupling": by_features(
-        "LinearAttentionCoupling",
         positive=True,
         pooled=True,
         constant=_constant,
         own=_constant,
     ),
-    "PairwiseCoupling": by_features("PairwiseCoupling", normalize=flag),
+    "PairwiseCoupling": by_features(normalize=flag),
     "LogLowRankCoupling": log_low_rank,
     "SparseFlowCoupling": sparse_flow,
-    "DenseCoupling": made(
-        "DenseCoupling",
+    "DenseCoupling": plain(
         ptr=lambda d: never(wrong_ptr(d)),
         matrix=lambda d: tensor(d, d.nodes, d.nodes).without(
             "a lower rank", "a higher rank", "a list"
@@ -332,91 +244,57 @@ COUPLINGS: dict[str, Strategy] = {
     ),
     "DistanceCoupling": lambda d: built(
         d,
-        "DistanceCoupling",
         function=options(d, *FALLING, wrong=NOT_FALLING[:3]),
         **features(d),
     ),
-    "SparseCoupling": made(
-        "SparseCoupling",
-        graph=just_graph,
+    "SparseCoupling": plain(
         weight=lambda d: tensor(d, len(d.edges), optional=True).without(
             "a higher rank"
         ),
     ),
-    "NeumannCoupling": made(
-        "NeumannCoupling",
+    "NeumannCoupling": plain(
         num_nodes=node_count,
         alpha=lambda d: tensor(d, 1, d.pick([1, 2])).unsure("a longer last dimension"),
     ),  # which is of heads
-    "PolynomialCoupling": made(
-        "PolynomialCoupling",
-        coupling=any_coupling,
+    "PolynomialCoupling": plain(
         coefficients=lambda d: tensor(d, d.pick([1, 2, 3])).without(
             "a longer last dimension", "a higher rank"
         ),
     ),
-    "ReweightedCoupling": made(
-        "ReweightedCoupling", coupling=any_coupling, row=per_node, column=per_node
-    ),
-    "ScaledCoupling": made("ScaledCoupling", scale=scale, coupling=any_coupling),
-    "SumCoupling": made("SumCoupling", terms=terms),
+    "ReweightedCoupling": plain(row=per_node, column=per_node),
+    "ScaledCoupling": plain(scale=scale),
+    "SumCoupling": plain(terms=terms),
 }
 
 
-def of_state(name: str, *, needed: bool = False, **options: Any) -> Strategy:
+def of_state(*, needed: bool = False, **options: Any) -> Strategy:
     """A diffusivity called as ``diffusivity(x, graph)``; the options are those of `arguments`."""
 
     def strategy(d: Draw) -> None:
-        own = arguments(d, name, **options)
-        channels = own.get("channels")
-        told = channels is not None and not channels.optional
-        if channels is not None and channels.optional and "projection" in own:
-            projection = own["projection"].right
-            if projection not in (None, "None") or (
-                name == "SGFormerDiffusivity" and projection is None
-            ):
-                own["channels"] = Arg(str(d.channels), channels.wrong)
-        d.call("diffusivity", f"{address(name)}({{args}}){to_dtype(d)}", **own)
-        d.call(
-            "coupling",
-            "diffusivity({args})",
-            x=state(d, parameters=told),
-            graph=graph(d, needed=needed),
-        )
-        normalized = (
-            "row_stochastic" not in own or own["row_stochastic"].right != "False"
-        )
-        # e^{(q·k − 1)/σ²} where nothing bounds q·k leaves the range of any dtype
-        kept = ("normalize", "None"), ("measure", "'distance'")
-        steep = name == "GaussianDiffusivity" and [
-            own[arg].right == value for arg, value in kept
-        ] == [True, False]
-        _used_by(d, finite=normalized or not (steep or d.dtype == "float16"))
+        special = arguments(d, **options)
+        channels = special.get("channels", Arg(None))
+        told = "channels" in special and not channels.optional
+        right = {key: arg.right for key, arg in special.items()}
+        projected = right.get("projection") not in (None, "None")
+        # Its default is a projection.
+        projected |= d.name == "SGFormerDiffusivity" and right["projection"] is None
+        if channels.optional and projected:
+            special["channels"] = Arg(str(d.channels), channels.wrong)
+        d.call("diffusivity", f"{address(d.name)}({{args}}){to_dtype(d)}", **special)
+        x = state(d, parameters=told)
+        d.call("coupling", "diffusivity({args})", x=x, graph=graph(d, needed=needed))
+        # E^{(q·k − 1)/σ²} leaves the range of any dtype where nothing bounds q·k, and others that of half precision.
+        steep = d.name == "GaussianDiffusivity" and right["normalize"] == "None"
+        steep &= right.get("measure") != "'distance'"
+        free = right.get("row_stochastic") == "False"
+        used(d, finite=not (free and (steep or d.dtype == "float16")))
 
     return strategy
 
 
-def _used_by(d: Draw, *, finite: bool = True) -> None:
-    """One product with the coupling that came out, or another use of it.
-
-    A score that nothing normalises, e^{q·k} for one, may leave the range of half precision: then it is not ``finite``.
-    """
-    values = fixed(f"torch.ones({d.nodes}, coupling.heads, 2, dtype=coupling.dtype)")
-    uses: list[tuple[str, dict[str, Arg]]] = [
-        ("coupling @ {v}", {"v": values}),
-        ("coupling.degree()", {}),
-        ("coupling.at({edge_index})", {"edge_index": fixed(edge_list(d))}),
-        ("coupling.dirichlet({x})", {"x": fixed(real(d, d.nodes, 3))}),
-    ]
-    target, given = d.pick(uses)
-    d.call("out", target, finite=finite, **given)
-
-
 QUERY_KEY: dict[str, Make] = {
-    "head_channels": lambda d: never(
-        [w for w in count(d, none=True).wrong if w.valid is False]
-    ),
-    "normalize": rows_or_frobenius,
+    "head_channels": lambda d: unused(count(d).without("None")),
+    "normalize": texts("row", "frobenius", None),
 }
 LOOSE = "projection row_stochastic"
 
@@ -447,41 +325,26 @@ def one_of(*right: str) -> Make:
 
 
 def unnormalised(d: Draw) -> Arg:
-    whole = (
+    right = [
         "mp.GaussianDiffusivity(row_stochastic=False)",
         "mp.SigmoidDiffusivity(row_stochastic=False)",
-    )
-    inner = diffusivity(
-        d, *whole, "mp.AdjacencyDiffusivity('sum', direction='undirected')"
-    )
-    return replace(
-        inner,
-        wrong=[
-            *inner.wrong,
-            *bad("rows divided by their sums: mp.GaussianDiffusivity()"),
-        ],
-    )
+        "mp.AdjacencyDiffusivity('sum', direction='undirected')",
+    ]
+    wrong = bad("rows divided by their sums: mp.GaussianDiffusivity()")
+    return options(d, *right, wrong=NOT_A_DIFFUSIVITY + wrong)
 
 
 def own_diffusivity(d: Draw) -> None:
-    body = "lambda s, x, graph: mp.couplings.IdentityCoupling(len(x), dtype=x.dtype)"
-    d.call("Own", f"type('Own', (mp.Diffusivity,), {{'couple': {body}}})")
-    asked = d.pick(["alone", "scaled", "added"])
-    if asked == "alone":
-        d.call("diffusivity", "Own()")
-    elif asked == "scaled":
-        d.call(
-            "diffusivity",
-            "Own() * {scale}",
-            scale=options(d, 0.5, 2, "torch.tensor(0.5)", wrong=NOT_A_SCALE),
-        )
+    """A sum or a multiple of diffusivities."""
+    if d.maybe(0.5):
+        scale = options(d, 0.5, 2, "torch.tensor(0.5)", wrong=NOT_A_SCALE)
+        d.call("diffusivity", "mp.SimpleDiffusivity() * {scale}", scale=scale)
     else:
         other = Arg("mp.SimpleDiffusivity()", NOT_A_DIFFUSIVITY).without("a tensor")
-        d.call("diffusivity", "Own() + {other}", other=other)
-    d.call(
-        "coupling", "diffusivity({args})", x=state(d, parameters=False), graph=graph(d)
-    )
-    _used_by(d)
+        d.call("diffusivity", "mp.IdentityDiffusivity() + {other}", other=other)
+    x = state(d, parameters=False)
+    d.call("coupling", "diffusivity({args})", x=x, graph=graph(d))
+    used(d)
 
 
 NOT_WIDTHS = bad(
@@ -497,36 +360,32 @@ MIXTURE: dict[str, Any] = {
 
 
 DIFFUSIVITIES: dict[str, Strategy] = {
-    "Positive": calls("Positive", "(made.reset_parameters(), made())[1]"),
+    "Positive": calls("(made.reset_parameters(), made())[1]"),
     "Diffusivity": own_diffusivity,
-    **{
-        name: of_state(
-            name,
+    **dict.fromkeys(
+        ("SimpleDiffusivity", "SigmoidDiffusivity", "SoftmaxDiffusivity"),
+        of_state(
             more="heads head_channels projection",
             of=QueryKeyDiffusivity,
             **QUERY_KEY,
-        )
-        for name in ("SimpleDiffusivity", "SigmoidDiffusivity", "SoftmaxDiffusivity")
-    },
+        ),
+    ),
     "GaussianDiffusivity": of_state(
-        "GaussianDiffusivity",
         more=f"{LOOSE} measure",
         of=PenaltyDiffusivity,
         **QUERY_KEY,
     ),
     "PenaltyDiffusivity": of_state(
-        "PenaltyDiffusivity",
         leave="constraint measure",
         penalty=own_penalties,
         **QUERY_KEY,
     ),
-    "UniformDiffusivity": of_state("UniformDiffusivity"),
-    "IdentityDiffusivity": of_state("IdentityDiffusivity"),
-    "AdjacencyDiffusivity": of_state("AdjacencyDiffusivity", needed=True),
-    "GATDiffusivity": of_state("GATDiffusivity", needed=True, leave="edge_dim"),
-    "EdgeDiffusivity": of_state("EdgeDiffusivity", needed=True, penalty=penalties),
+    "UniformDiffusivity": of_state(),
+    "IdentityDiffusivity": of_state(),
+    "AdjacencyDiffusivity": of_state(needed=True),
+    "GATDiffusivity": of_state(needed=True, leave="edge_dim"),
+    "EdgeDiffusivity": of_state(needed=True, penalty=penalties),
     "EdgeSparseFlowDiffusivity": of_state(
-        "EdgeSparseFlowDiffusivity",
         needed=True,
         more="lam friction",
         of=SparseFlowDiffusivity,
@@ -534,41 +393,33 @@ DIFFUSIVITIES: dict[str, Strategy] = {
         alpha=alpha,
     ),
     "SparseFlowDiffusivity": of_state(
-        "SparseFlowDiffusivity",
         more="projection",
         of=QueryKeyDiffusivity,
         **QUERY_KEY,
         alpha=alpha,
     ),
     "KernelizedSoftmaxDiffusivity": of_state(
-        "KernelizedSoftmaxDiffusivity",
         more="projection",
         of=QueryKeyDiffusivity,
         **QUERY_KEY,
     ),
     "SGFormerDiffusivity": of_state(
-        "SGFormerDiffusivity",
         more="projection",
         of=QueryKeyDiffusivity,
         **QUERY_KEY | {"normalize": texts("row", "frobenius")},
     ),
-    "NeumannDiffusivity": of_state("NeumannDiffusivity"),
+    "NeumannDiffusivity": of_state(),
     "RelationalBias": of_state(
-        "RelationalBias",
         needed=True,
         more="self_loops direction",
         of=AdjacencyDiffusivity,
     ),
-    "SymmetricDiffusivity": of_state(
-        "SymmetricDiffusivity", needed=True, diffusivity=unnormalised
-    ),
+    "SymmetricDiffusivity": of_state(needed=True, diffusivity=unnormalised),
     "AdjacencyEnhancedDiffusivity": of_state(
-        "AdjacencyEnhancedDiffusivity",
         needed=True,
         attention=one_of("mp.SoftmaxDiffusivity()", "mp.SigmoidDiffusivity()"),
     ),
     "GraphAugmentedDiffusivity": of_state(
-        "GraphAugmentedDiffusivity",
         needed=True,
         attention=one_of("mp.SimpleDiffusivity()", "mp.SoftmaxDiffusivity()"),
         graph_term=one_of(
@@ -578,53 +429,30 @@ DIFFUSIVITIES: dict[str, Strategy] = {
 }
 
 
-def step(
-    name: str, *, symmetric: bool = False, source: bool = True, **options: Any
-) -> Strategy:
+def step(*, symmetric: bool = False, source: bool = True, **options: Any) -> Strategy:
     def strategy(d: Draw) -> None:
-        own = construct(d, "update", name, of=SolvedUpdate, **options)
-        weighs = own["beta"].right not in (None, "0.0") if "beta" in own else False
-        if name in (
-            "Equilibrium",
-            "CertifiedStep",
-        ):  # whose sources weigh one by default
-            weighs = own["beta"].right != "0.0"
+        special = construct(d, "update", of=SolvedUpdate, **options)
+        beta = special["beta"].right if "beta" in special else None
+        # Whose sources weigh one by default.
+        weighs = beta != "0.0" and (
+            beta is not None or d.name in ("Equilibrium", "CertifiedStep")
+        )
         # Heads apart, or a state [N, C] whose channels are cut into heads.
         wide = d.pick([(d.nodes, 1, d.channels), (d.nodes, d.channels)])
-        x = Arg(real(d, *wide), wrong_tensors(*wide, dtype=d.dtype, meta=None))
-        given = {
-            "x": x.without("a lower rank", "a higher rank", "a longer last dimension")
+        x = tensor(d, *wide).without("a higher rank")
+        passed = {
+            "x": x.without("a lower rank", "a longer last dimension"),
+            "coupling": coupling(d, symmetric=symmetric),
+            "values": never(x.without("None").wrong),
         }
-        given["coupling"] = coupling(d, symmetric=symmetric)
-        other = x.without("a higher rank", "None")
-        given["values"] = never(other.wrong)
         if source:
-            given["source"] = Arg(
-                real(d, *wide) if weighs else None, other.wrong, not weighs
-            )
+            right = real(d, *wide) if weighs else None
+            passed["source"] = Arg(right, x.without("None").wrong, not weighs)
         # Ten steps with a coupling that is not stable leave the range of half precision.
-        d.call(
-            "out",
-            "update({args})",
-            finite=name != "MomentumStep" or d.dtype != "float16",
-            **given,
-        )
+        finite = d.name != "MomentumStep" or d.dtype != "float16"
+        d.call("out", "update({args})", finite=finite, **passed)
 
     return strategy
-
-
-def own_update(d: Draw) -> None:
-    body = "lambda s, x, c, v, h=None: c @ v"
-    d.call("Own", f"type('Own', (mp.StateUpdate,), {{'step': {body}}})")
-    d.call("update", "Own()")
-    wide = d.nodes, 1, d.channels
-    x = Arg(real(d, *wide), wrong_tensors(*wide, dtype=d.dtype, meta=None))
-    d.call(
-        "out",
-        "update({args})",
-        x=x.without("a lower rank", "a longer last dimension"),
-        coupling=coupling(d),
-    )
 
 
 def _weight(d: Draw) -> Arg:
@@ -638,18 +466,11 @@ SOLVED: dict[str, Any] = {
     "more": "beta leak max_iter",
 }
 UPDATES: dict[str, Strategy] = {
-    "StateUpdate": own_update,
-    "ExplicitEuler": step("ExplicitEuler"),
-    "MomentumStep": step(
-        "MomentumStep", momentum=numbers(0.5, 0.0, zero=True, below="1.0")
-    ),
-    "ImplicitEuler": step("ImplicitEuler", **SOLVED),
-    "CrankNicolson": step("CrankNicolson", **SOLVED),
-    "HeatKernel": step("HeatKernel", symmetric=True, source=False, leave="form"),
-    "Equilibrium": step(
-        "Equilibrium", **SOLVED, always="leak", leak=numbers(0.5, 0.2, zero=True)
-    ),
-    "CertifiedStep": step(
-        "CertifiedStep", symmetric=True, beta=_weight, constraint=texts(*CONSTRAINTS)
-    ),
+    "ExplicitEuler": step(),
+    "MomentumStep": step(momentum=numbers(0.5, 0.0, zero=True, below="1.0")),
+    "ImplicitEuler": step(**SOLVED),
+    "CrankNicolson": step(**SOLVED),
+    "HeatKernel": step(symmetric=True, source=False, leave="form"),
+    "Equilibrium": step(**SOLVED, always="leak", leak=numbers(0.5, 0.2, zero=True)),
+    "CertifiedStep": step(symmetric=True, beta=_weight, constraint=texts(*CONSTRAINTS)),
 }

@@ -1,64 +1,94 @@
-"""The process that runs programs: requests come as lines of JSON, answers leave as lines of JSON.
+"""A process that runs programs: given up when one takes too long, replaced when it dies."""
 
-Importing torch takes seconds, so the process that did it only forks: a child serves, and when it dies, by its own
-fault or because it took too long, another takes its place at once.
-"""
-
-import json
+import multiprocessing
 import os
 import resource
 import signal
-import sys
+import tempfile
 import warnings
-from typing import Any, NoReturn
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
 
 from .judge import judge
-from .table import drawn
 
+# Importing torch takes seconds: a server does it once, and a process that takes the place of another is its fork.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(
+    ["diffusion_mp.testing", "diffusion_mp_experiments.train"]
+)
+STARTUP = 120.0  # seconds to import torch and the library, on a busy machine
 LONGEST = 120  # seconds after which a program ends although nobody is there any more to give it up
-END_OF_INPUT = 77  # the exit status of a child that was not asked for more
 
 
-def main() -> None:
-    answers = os.dup(1)
-    os.dup2(
-        os.open(os.devnull, os.O_WRONLY), 1
-    )  # what programs print does not mix with answers
-    status = None
-    while status != END_OF_INPUT:
-        child = os.fork()
-        if child == 0:
-            serve(answers, int(sys.argv[1]))
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        _say(answers, {"verdict": "died", "status": status})
+class Worker:
+    """A process for many programs. ``timeout`` seconds and ``memory`` bytes are for one of them."""
+
+    def __init__(self, timeout: float = 10.0, memory: int = 4 << 30) -> None:
+        self.timeout = timeout
+        self.memory = memory
+        self._folder = tempfile.TemporaryDirectory(prefix="fuzz-")
+        self._start()
+
+    def judge(self, program: dict[str, Any]) -> dict[str, Any]:
+        """Return the verdict on a program, or what became of the process that ran it."""
+        self._requests.send(program)
+        try:
+            if self._requests.poll(self.timeout):
+                return self._requests.recv()
+            kind = "time-out"
+            text = f"no answer within {self.timeout:g} s"
+        except EOFError:
+            self._process.join()
+            kind = "crash"
+            text = f"the process ended with exit code {self._process.exitcode}"
+        self._stop()
+        self._start()
+        return {"verdict": "bad", "kind": kind, "text": text, "where": ""}
+
+    def close(self) -> None:
+        self._stop()
+        self._folder.cleanup()
+
+    def _start(self) -> None:
+        self._requests, theirs = PROCESSES.Pipe()
+        self._process = PROCESSES.Process(
+            target=serve, args=(theirs, self._folder.name, self.memory), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        if not self._requests.poll(STARTUP):
+            raise RuntimeError(f"no process started within {STARTUP:g} s")
+        self._requests.recv()
+
+    def _stop(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._requests.close()
 
 
-def serve(answers: int, memory: int) -> NoReturn:
-    """Answer requests, with ``memory`` more bytes than the process has now."""
+def serve(requests: Connection, folder: str, memory: int) -> None:
+    """Answer requests in a folder where programs may write, with ``memory`` more bytes than the process has now."""
+    os.chdir(folder)
+    os.environ["MPLBACKEND"] = "agg"
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what programs print
     warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    judge({"steps": []})  # imports what every program imports
     resource.setrlimit(resource.RLIMIT_DATA, (_data() + memory, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _say(answers, {"verdict": "ready", "process": os.getpid()})
-    for line in os.fdopen(0, closefd=False):
-        signal.alarm(LONGEST)
-        request = json.loads(line)
-        if "program" in request:
-            _say(answers, judge(request["program"]))
-        for index in range(request.get("first", 0), request.get("last", 0)):
-            signal.alarm(LONGEST)
-            program = drawn(request["seed"], index, request["name"])
-            _say(answers, {"index": index, **judge(program.as_request())})
+    requests.send("ready")
+    while True:
         signal.alarm(0)
-    os._exit(END_OF_INPUT)
-
-
-def _say(answers: int, answer: dict[str, Any]) -> None:
-    os.write(answers, json.dumps(answer).encode() + b"\n")
+        program = requests.recv()
+        signal.alarm(LONGEST)
+        requests.send(judge(program))
 
 
 def _data() -> int:
-    """Bytes of private memory that the process has mapped, which is what the limit counts."""
+    """Return the bytes of private memory that the process has mapped, which is what the limit counts."""
     with open("/proc/self/status") as status:
-        return next(
-            int(line.split()[1]) << 10 for line in status if line.startswith("VmData")
-        )
+        (size,) = (line.split()[1] for line in status if line.startswith("VmData"))
+    return int(size) << 10

@@ -7,6 +7,7 @@ import pytest
 import torch
 from kernel_cases import DOUBLE, assert_same, randn
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp.kernels import log_linear_attention
 from diffusion_mp.kernels.log_linear_attention import (
@@ -15,6 +16,7 @@ from diffusion_mp.kernels.log_linear_attention import (
     log_linear_product,
 )
 from diffusion_mp.testing import tolerance
+from helpers import close
 
 FEATURES = 5
 CHANNELS = 3
@@ -49,8 +51,8 @@ def test_the_reference_is_what_is_written_out(given, generator):
     got = log_linear_product(
         log_q, log_k, v, row_shift if given else None, col_shift, backend="reference"
     )
-    torch.testing.assert_close(got, out, **tolerance("product", DOUBLE)._asdict())
-    torch.testing.assert_close(
+    close(got, out)
+    assert_close(
         log_linear_logsumexp(log_q, log_k, col_shift, backend="reference"), log_sum
     )
 
@@ -76,17 +78,18 @@ def test_values_and_gradients(batch, what, chunk, samples, generator, monkeypatc
     )
 
 
-@pytest.mark.parametrize("chunk", [1, 1 << 20])
+@pytest.mark.parametrize("chunk", [1, 1 << 20], ids=["one by one", "at once"])
 @pytest.mark.parametrize(("nodes", "edges"), [(1, 0), (1, 2), (63, 200)])
-def test_the_entries_equal_their_reference(nodes, edges, chunk, generator, monkeypatch):
+def test_entries(nodes, edges, chunk, generator, monkeypatch):
     monkeypatch.setattr(log_linear_attention, "CHUNK", chunk)
-    edge_index = torch.randint(0, nodes, (2, edges), generator=generator)
-    log_q, log_k, *_ = draw(nodes, generator)
+    source, target = torch.randint(0, nodes, (2, edges), generator=generator)
+    pair = draw(nodes, generator)[:2]
 
     def written_out(log_q: Tensor, log_k: Tensor) -> Tensor:
-        return (log_q[edge_index[1]] + log_k[edge_index[0]]).exp().sum(2).log()
+        return (log_q[target] + log_k[source]).exp().sum(2).log()
 
-    assert_same(partial(log_linear_entries, edge_index), written_out, [log_q, log_k])
+    entries = partial(log_linear_entries, torch.stack([source, target]))
+    assert_same(entries, written_out, pair)
 
 
 def far_apart(scale: float, generator: torch.Generator) -> list[Tensor]:
@@ -132,22 +135,20 @@ def test_exponents_far_apart_cost_no_accuracy_in_float32(scale, generator):
     )
     # Rows weigh about one: nothing is compared with an underflow.
     assert expected[0].abs().max() > 1
-    torch.testing.assert_close(
-        got, expected, **tolerance("product", torch.float32)._asdict()
-    )
+    assert_close(got, expected, **tolerance("product", torch.float32)._asdict())
     inputs = [log_q, log_k, col_shift]
     weight = torch.randn(col_shift.shape, generator=generator, dtype=DOUBLE)
     got, expected = (
         run(log_linear_logsumexp, inputs, weight, dtype)
         for dtype in (torch.float32, DOUBLE)
     )
-    torch.testing.assert_close(got[0], expected[0], rtol=1e-6, atol=1e-6)
+    assert_close(got[0], expected[0], rtol=1e-6, atol=1e-6)
     # float32 rounds L by 2⁻²⁴ of itself, twice; the weights exp(· − L) inherit that as a relative error.
     rounding = (
         2**-23 * expected[0].abs().max().item()
         + tolerance("product", torch.float32).rtol
     )
-    torch.testing.assert_close(
+    assert_close(
         got[1:], expected[1:], rtol=rounding, atol=rounding * weight.abs().max().item()
     )
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from kernel_cases import DOUBLE, assert_close, assert_same, boundaries, randn, stencils
 from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
 
 from diffusion_mp.kernels.neumann import (
     _inner,
@@ -68,9 +67,7 @@ def written_out(n: int, stride: int, boundary: str) -> Tensor:
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
-def test_the_reference_is_the_definition(
-    boundary: str, batch: tuple[Tensor | None, int]
-) -> None:
+def test_the_reference_is_the_definition(boundary, batch):
     (ptr, n), strides = batch, (1, 2, 3, 5, 12, 30)
     lengths = [n] if ptr is None else ptr.diff().tolist()
     for matrix, stride in zip(
@@ -124,72 +121,35 @@ def test_products_equal_their_reference_and_the_matrices(
         )
 
 
-@pytest.mark.parametrize("boundary", ["symmetric", "replicate", "causal"])
-@pytest.mark.parametrize("lengths", [[5], [3, 3], [2, 4]], ids=str)
-@pytest.mark.parametrize("transpose", [False, True])
-def test_products_differentiate_twice(boundary, lengths, transpose, generator):
-    ptr = torch.tensor([0, *lengths]).cumsum(0)
-    n = int(ptr[-1])
-    strides = (1, 3)
-    v = randn(n, 2, 2, generator=generator)
-    alpha = randn(2, 2, generator=generator)
-    product = partial(
-        neumann_product,
-        strides=strides,
-        boundary=boundary,
-        ptr=ptr,
-        transpose=transpose,
-    )
-    assert gradcheck(product, (v, alpha), fast_mode=True)
-    assert gradgradcheck(product, (v, alpha), fast_mode=True)
-    g = randn(n, 2, 2, generator=generator)
-    stencil_of = Stencil([1, 3], boundary, ptr)
-    assert gradcheck(lambda g, v: _inner(g, v, stencil_of), (g, v), fast_mode=True)
-    assert gradgradcheck(lambda g, v: _inner(g, v, stencil_of), (g, v), fast_mode=True)
-
-
-def test_inputs_are_left_alone_and_may_be_views(generator: torch.Generator) -> None:
-    v = randn(12, 3, 2, generator=generator).detach()
-    alpha = randn(2, 3, generator=generator).detach()
-    before = v.clone(), alpha.clone()
-    turned = v.permute(1, 2, 0).contiguous().permute(2, 0, 1)
-    for boundary in BOUNDARIES:
-        result = neumann_product(v, alpha, (1, 5), boundary)
-        assert torch.equal(neumann_product(turned, alpha, (1, 5), boundary), result)
-    assert torch.equal(v, before[0])
-    assert torch.equal(alpha, before[1])
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_values_may_be_views(boundary, generator):
+    v = randn(3, 2, 12, generator=generator).permute(2, 0, 1)
+    alpha = randn(2, 3, generator=generator)
+    expected = neumann_product(v.contiguous(), alpha, (1, 5), boundary)
+    assert torch.equal(neumann_product(v, alpha, (1, 5), boundary), expected)
 
 
 @pytest.mark.parametrize("length", range(1, 65))
-def test_the_spectrum_is_that_of_the_cosines(length: int) -> None:
+def test_the_spectrum_is_that_of_the_cosines(length):
     """Lemma 4.1 at every stride: eigenvalues −4 sin²(πkh/2L), symmetric, mass-preserving, commuting."""
     strides = (1, 2, 4, 8, length, length + 1, 2 * length, 3 * length + 2)
-    matrices = stencils(
-        length, strides, "symmetric", None, torch.zeros(0, dtype=DOUBLE)
-    )
-    laplacians = matrices - 2 * torch.eye(length, dtype=DOUBLE)
+    identity = torch.eye(length, dtype=DOUBLE)
+    matrices = stencils(length, strides, "symmetric", None, identity)
+    laplacians = matrices - 2 * identity
     mode = torch.arange(length, dtype=DOUBLE)
-    cosines = torch.cos(
-        math.pi * torch.outer(torch.arange(length, dtype=DOUBLE) + 0.5, mode) / length
-    )
+    cosines = torch.cos(math.pi * torch.outer(mode + 0.5, mode) / length)
+    one = torch.ones(1, 1, dtype=DOUBLE)
     for laplacian, stride in zip(laplacians, strides, strict=True):
         expected = -4 * torch.sin(math.pi * mode * stride / (2 * length)).square()
-        assert (
-            torch.linalg.eigvalsh(laplacian) - expected.sort().values
-        ).abs().max() < 1e-12
+        values = torch.linalg.eigvalsh(laplacian)
+        assert (values - expected.sort().values).abs().max() < 1e-12
         assert (laplacian @ cosines - expected * cosines).abs().max() < 1e-12
         assert torch.equal(laplacian, laplacian.T)
         assert not laplacian.sum(0).any()
-        for other in laplacians:
-            assert torch.equal(
-                laplacian @ other, other @ laplacian
-            )  # small integers: exact
-    dense = torch.eye(length, dtype=DOUBLE).unsqueeze(1)
-    for laplacian, stride in zip(laplacians, strides, strict=True):
-        got = neumann_function(
-            torch.neg, dense, torch.ones(1, 1, dtype=DOUBLE), (stride,)
-        ).squeeze(1)
-        assert (got - laplacian).abs().max() < 1e-12
+        for other in laplacians:  # of small integers: exact
+            assert torch.equal(laplacian @ other, other @ laplacian)
+        got = neumann_function(torch.neg, identity.unsqueeze(1), one, (stride,))
+        assert (got.squeeze(1) - laplacian).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("periodic", [False, True], ids=["symmetric", "periodic"])
@@ -219,30 +179,9 @@ def test_functions_of_the_laplacian_equal_those_of_its_matrix(
     assert_close(got, expected, "product", DOUBLE)
 
 
-@pytest.mark.parametrize("periodic", [False, True], ids=["symmetric", "periodic"])
-@pytest.mark.parametrize("lengths", [[5], [3, 3], [2, 4]], ids=str)
-def test_functions_differentiate_twice_in_values_and_weights(
-    periodic, lengths, generator
-):
-    ptr = torch.tensor([0, *lengths]).cumsum(0)
-    v = randn(int(ptr[-1]), 2, 2, generator=generator)
-    alpha = torch.rand(2, 2, generator=generator, dtype=DOUBLE)
-    smooth = partial(
-        neumann_function,
-        lambda x: torch.exp(-x),
-        strides=(1, 3),
-        ptr=ptr,
-        periodic=periodic,
-    )
-    assert gradcheck(smooth, (v, alpha.requires_grad_()))
-    assert gradgradcheck(smooth, (v, alpha), fast_mode=True)
-
-
 @pytest.mark.parametrize("shape", [(0, 2, 3), (5, 2, 0), (0, 1, 0)], ids=str)
 @pytest.mark.parametrize("periodic", [False, True])
-def test_nothing_is_transformed_without_rows_or_channels(
-    shape: tuple[int, int, int], periodic: bool
-) -> None:
+def test_nothing_is_transformed_without_rows_or_channels(shape, periodic):
     v = torch.zeros(shape, requires_grad=True)
     alpha = torch.ones(1, shape[1], requires_grad=True)
     out = neumann_function(
@@ -254,19 +193,9 @@ def test_nothing_is_transformed_without_rows_or_channels(
     )
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_a_boundary_of_another_name_is_refused(backend: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"boundary must be one of 'symmetric', .*; got 'reflect'"
-    ):
-        neumann_product(
-            torch.ones(4, 1, 1), torch.ones(1, 1), (1,), "reflect", backend=backend
-        )
-
-
 def test_what_is_kept_of_a_batch_in_inference_serves_its_gradient(
-    generator: torch.Generator,
-) -> None:
+    generator,
+):
     """The neighbours of a length or a batch are cached."""
     for ptr in (None, torch.tensor([0, 4, 9, 13])):
         v = randn(13, 2, 3, generator=generator)

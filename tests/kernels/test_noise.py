@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.library import opcheck
 from torch.nn import functional
+from torch.testing import assert_close
 
 from diffusion_mp.runtime.noise import RUN, STRIDE, dropout, gumbel, take_step
 
@@ -42,9 +43,9 @@ def test_what_is_kept_is_scaled_and_the_gradient_has_the_same_entries(dtype):
     out = dropout(x, 0.25)
     assert out.dtype == dtype
     kept = out != 0
-    torch.testing.assert_close(out, torch.where(kept, x / 0.75, 0))
+    assert_close(out, torch.where(kept, x / 0.75, 0))
     (grad,) = torch.autograd.grad(out.sum(), x)
-    torch.testing.assert_close(grad, kept / torch.tensor(0.75, dtype=dtype))
+    assert_close(grad, kept / torch.tensor(0.75, dtype=dtype))
 
 
 def test_the_seed_decides_and_nothing_is_dropped_without_training_or_rate():
@@ -87,12 +88,12 @@ LIKE = torch.empty(3 * RUN + 5, 2, 0, dtype=torch.float64)
     ("first", "last"),
     [(0, 10), (10, RUN), (RUN, RUN + 1), (RUN - 3, 3 * RUN + 5), (9, 9)],
 )
-def test_a_part_of_the_nodes_has_its_part_of_the_noise(first: int, last: int) -> None:
+def test_a_part_of_the_nodes_has_its_part_of_the_noise(first, last):
     full = gumbel(STATE, LIKE, 4)
     assert torch.equal(gumbel(STATE, LIKE[first:last], 4, first), full[first:last])
 
 
-def test_every_node_sample_and_step_has_noise_of_its_own() -> None:
+def test_every_node_sample_and_step_has_noise_of_its_own():
     full = gumbel(STATE, LIKE, 4)
     later = gumbel(STATE + torch.tensor([0, 1]), LIKE, 4)
     assert torch.equal(gumbel(STATE, LIKE, 4), full)
@@ -102,7 +103,7 @@ def test_every_node_sample_and_step_has_noise_of_its_own() -> None:
     assert torch.minimum(distance, 2**32 - distance).min() == 11_703
 
 
-def test_the_distribution() -> None:
+def test_the_distribution():
     """Mean γ, variance π²/6, and P(g < 0) = 1/e, each within four standard errors of the estimate."""
     noise = gumbel(STATE, LIKE, 4).flatten()
     error = 4 / math.sqrt(noise.numel())
@@ -112,7 +113,7 @@ def test_the_distribution() -> None:
     assert abs((noise < 0).double().mean() - math.exp(-1)) < error * 0.5
 
 
-def test_every_step_is_taken_once() -> None:
+def test_every_step_is_taken_once():
     state = STATE.clone()
     with ThreadPoolExecutor(4) as pool:
         taken = list(pool.map(lambda _: take_step(state).tolist(), range(400)))

@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusion_mp.errors import BackendError
+from diffusion_mp.kernels import operation as operations
 from diffusion_mp.kernels.operation import (
     VARIABLE,
     Implementation,
@@ -267,6 +268,67 @@ def test_a_named_backend_is_taken_or_says_why_not():
         choose("an operation", "triton", TABLE, 3)
     with pytest.raises(BackendError, match="'triton' does not have prefix_sum"):
         prefix_sum(randn(2, 1, 1), False, backend="triton")
+
+
+def test_a_backend_of_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is added in one call, is known by its name, and leaves derivatives to the backends that have them."""
+    calls = []
+
+    def mine(x: Tensor, transpose: bool) -> Tensor:
+        calls.append(x.shape)
+        return fast(x, transpose)
+
+    def declines(named: bool, x: Tensor, transpose: bool) -> str | None:
+        return "rows are many" if len(x) > 5 else None
+
+    monkeypatch.setattr(prefix_sum, "backends", prefix_sum.backends)
+    monkeypatch.setitem(operations.BACKENDS, "mine", None)
+    prefix_sum.add_backend("mine", mine, declines)
+    x = randn(5, 2, 3).requires_grad_()
+    for backend in ("mine", "auto", "cpu"):
+        out = prefix_sum(x, False, backend=backend)
+        torch.testing.assert_close(out, plain(x, False))
+    assert len(calls) == 2
+    monkeypatch.setenv(VARIABLE, "prefix_sum=mine")
+    torch.library.opcheck(torch.ops.tests.prefix_sum.default, (x, True, "mine"))
+    prefix_sum(x, False).sum().backward()
+    torch.testing.assert_close(x.grad, plain(torch.ones_like(x), True))
+    with pytest.raises(BackendError, match="'mine' declines prefix_sum: rows are many"):
+        prefix_sum(randn(6, 1, 1), False)
+    monkeypatch.delenv(VARIABLE)
+    assert prefix_sum(randn(6, 1, 1), False).shape == (6, 1, 1)
+    # An operation without it runs in a backward pass, and only there.
+    with pytest.raises(BackendError, match="'mine' does not have scaled"):
+        scale(x[:, 0, 0], Scales(x[:, 0, 0], x[:, 0, 0], 1.0), backend="mine")
+
+
+def test_the_derivative_of_a_backend_that_has_none() -> None:
+    def cubed(x: Tensor) -> Tensor:
+        return x**3
+
+    def square(grad: Tensor, x: Tensor) -> Tensor:
+        return 3 * grad * x * x
+
+    @operation("tests::slope", family="cube", formula=square, cpu=square)
+    def slope(grad: Tensor, x: Tensor) -> Tensor:
+        return empty_like(x)
+
+    @operation(
+        "tests::cube",
+        family="cube",
+        formula=cubed,
+        cpu=cubed,
+        backends={"third": Implementation(cubed)},
+    )
+    def cube(x: Tensor) -> Tensor:
+        return empty_like(x)
+
+    cube.derivatives({"x": slope})
+    x = randn(4).requires_grad_()
+    (grad,) = torch.autograd.grad(cube(x, backend="third").sum(), x)
+    torch.testing.assert_close(grad, 3 * x.detach() ** 2)
+    with pytest.raises(BackendError, match="'third' does not have cube"):
+        slope(x, x, backend="third")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from kernel_cases import (
     attention_inputs,
     randn,
 )
+from torch.testing import assert_close
 
 from diffusion_mp.kernels.linear_attention import blocked
 from diffusion_mp.kernels.pairwise import (
@@ -25,7 +26,7 @@ from diffusion_mp.kernels.pairwise import (
     pairwise_product,
     tiled,
 )
-from diffusion_mp.testing import tolerance
+from helpers import close
 
 # Sums whose terms cancel.
 ILL_CONDITIONED = {"linear product", "one feature", "one channel"}
@@ -43,7 +44,7 @@ ILL_CONDITIONED = {"linear product", "one feature", "one channel"}
 )
 def test_attention_equals_its_reference_in_values_and_gradients(
     name, case, dtype, generator, monkeypatch
-) -> None:
+):
     """With blocks of 64 nodes and tiles of 64 × 64 entries, so that graphs are cut, and small ones stacked."""
     monkeypatch.setattr(blocked, "BLOCK", 1024)
     monkeypatch.setattr(tiled, "TILE", 4096)
@@ -87,31 +88,30 @@ def test_shapes_that_do_not_fit_never_reach_the_fused_kernel(generator):
     assert fused.fits(q, k, v, None, "exp")
 
 
+LAYOUTS = {
+    "across": lambda x: x.permute(2, 1, 0).contiguous().permute(2, 1, 0),
+    "apart": lambda x: torch.cat([x, x], 2)[:, :, ::2],
+    "one column": lambda x: x[:, :, :1].expand(x.shape),
+    "one row": lambda x: x[:1].expand(x.shape),
+    "by head": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+}
+
+
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("place", range(4))
-def test_rows_may_lie_anywhere(place, width, score, generator):
-    """Of q, k, v and the gradient: across, apart, many times the same, in another order."""
-    layouts = (
-        lambda x: x.permute(2, 1, 0).contiguous().permute(2, 1, 0),
-        lambda x: torch.cat([x, x], 2)[:, :, ::2],
-        lambda x: x[:, :, :1].expand(x.shape),
-        lambda x: x[:1].expand(x.shape),
-        lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
-    )
-    for layout in layouts:
-        *leaves, grad = (
-            layout(x) if here == place else x
-            for here, x in enumerate(
-                randn(4, 30, 2, width, generator=generator).unbind()
-            )
-        )
-        leaves = [x.detach().requires_grad_() for x in leaves]
-        results = []
-        for backend in ("cpu", "reference"):
-            out = pairwise_attention(*leaves, score=score, backend=backend)
-            results.append([out, *torch.autograd.grad(out, leaves, grad)])
-        torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+def test_rows_may_lie_anywhere(place, layout, width, score, generator):
+    """Of q, k, v and the gradient."""
+    tensors = [x.detach() for x in randn(4, 30, 2, width, generator=generator)]
+    tensors[place] = LAYOUTS[layout](tensors[place])
+    grad = tensors.pop()
+    leaves = [x.requires_grad_() for x in tensors]
+    results = []
+    for backend in ("cpu", "reference"):
+        out = pairwise_attention(*leaves, score=score, backend=backend)
+        results.append([out, *torch.autograd.grad(out, leaves, grad)])
+    assert_close(*results, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -127,13 +127,9 @@ def test_rows_far_from_the_origin_neither_overflow_nor_vanish(
     The scores themselves are integers, so that they are exact in float32 as well.
     """
     monkeypatch.setattr(tiled, "TILE", tile)
-    q = torch.tensor([[-256.0, 0.0], [0.0, 256.0]]).repeat(20, 1).unsqueeze(1)
-    k = (
-        torch.tensor([[1.0, 1.0], [1.0, -1.0]])
-        .repeat_interleave(5, dim=0)
-        .repeat(4, 1)
-        .unsqueeze(1)
-    )
+    node = torch.arange(40)
+    q = torch.tensor([[-256.0, 0.0], [0.0, 256.0]])[node % 2].unsqueeze(1)
+    k = torch.tensor([[1.0, 1.0], [1.0, -1.0]])[node // 5 % 2].unsqueeze(1)
     k = k + torch.randint(-3, 4, (40, 1, 2), generator=generator) / 256
     v = torch.randn(40, 1, 3, generator=generator)
     inputs = [x.to(DEVICE if backend == "triton" else "cpu") for x in (q, k, v)]
@@ -145,38 +141,30 @@ def test_rows_far_from_the_origin_neither_overflow_nor_vanish(
 @pytest.mark.parametrize("score", SCORES)
 def test_a_state_far_from_the_origin_that_attends_to_itself(score, generator):
     """σ(−256²) is zero, but no row vanishes, since that of a vector with itself is not."""
-    x = 256 * torch.tensor(
-        [[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0], [-1.0, 0.0]]
-    ).unsqueeze(1)
+    one = torch.eye(2)
+    x = 256 * torch.cat([one, -one, -one[:1]]).unsqueeze(1)
+    v = torch.randn(5, 1, 3, generator=generator)
 
     def attention(x, v, backend):
         return pairwise_attention(x, x, v, score=score, backend=backend)
 
-    assert_equals_reference(
-        attention,
-        [x, torch.randn(5, 1, 3, generator=generator)],
-        generator,
-        backend="auto",
-    )
+    assert_equals_reference(attention, [x, v], generator, backend="auto")
 
 
 def test_memory_that_a_thread_keeps_can_be_written_to_in_every_mode(generator):
     """A thread that begins in inference mode may train later, and two threads write to memory of their own."""
-    q, k, v = torch.randn(3, 400, 1, 4, generator=generator).unbind()
+    q, k, v = torch.randn(3, 400, 1, 4, generator=generator)
 
-    def attention(number: int, backend: str) -> torch.Tensor:
+    def attention(number: int, backend: str = "cpu") -> torch.Tensor:
         with torch.inference_mode(number < 4):
             queries = (q * number).requires_grad_(number >= 4)
-            return (
-                pairwise_attention(queries, k, v, score="sigmoid", backend=backend)
-                .detach()
-                .clone()
-            )
+            out = pairwise_attention(queries, k, v, score="sigmoid", backend=backend)
+            return out.detach().clone()
 
     with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(partial(attention, backend="cpu"), range(40)))
+        found = list(threads.map(attention, range(40)))
     for number, got in enumerate(found):
-        torch.testing.assert_close(got, attention(number, "reference"))
+        assert_close(got, attention(number, "reference"))
 
 
 def test_without_loops_nothing_cancels_however_heavy_a_node_is_for_itself(generator):
@@ -204,23 +192,17 @@ def test_without_loops_nothing_cancels_however_heavy_a_node_is_for_itself(genera
 def test_the_sigmoid_keeps_its_slope_where_it_is_flat(generator):
     """At s = 20 one minus σ(s) is zero in float32, and its slope is 2e-9."""
     q = torch.full((5, 1, 1), 20.0)
-    k = torch.ones(5, 1, 1)
     v = torch.randn(5, 1, 2, generator=generator)
-    grads = []
-    for dtype, backend in (
-        (torch.float32, "auto"),
-        (torch.float32, "cpu"),
-        (DOUBLE, "reference"),
-    ):
-        key = k.to(dtype).requires_grad_()
-        out = pairwise_attention(
-            q.to(dtype), key, v.to(dtype), score="sigmoid", backend=backend
-        )
-        grads.append(torch.autograd.grad(1e8 * out[:, :, 0].sum(), key)[0])
-    for grad in grads[:2]:
-        torch.testing.assert_close(
-            grad.to(DOUBLE), grads[2], **tolerance("gradient", torch.float32)._asdict()
-        )
+
+    def slope(dtype: torch.dtype, backend: str) -> torch.Tensor:
+        key = torch.ones(5, 1, 1, dtype=dtype, requires_grad=True)
+        values = [q.to(dtype), key, v.to(dtype)]
+        out = pairwise_attention(*values, score="sigmoid", backend=backend)
+        return torch.autograd.grad(1e8 * out[:, :, 0].sum(), key)[0]
+
+    expected = slope(DOUBLE, "reference").float()
+    for backend in ("auto", "cpu"):
+        close(slope(torch.float32, backend), expected, "gradient")
 
 
 @pytest.mark.skipif(
@@ -229,30 +211,22 @@ def test_the_sigmoid_keeps_its_slope_where_it_is_flat(generator):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("widths", [(64, 64), (5, 3), (20, 20), (66, 64)])
 def test_torchs_fused_kernel_on_a_gpu(widths, dtype, generator):
-    q, k, v = (
-        torch.randn(133, 2, width, generator=generator).to("cuda", dtype)
-        for width in (*widths[:1] * 2, widths[1])
-    )
     inputs = [
-        (q / widths[0] ** 0.5).requires_grad_(),
-        k.requires_grad_(),
-        v.requires_grad_(),
+        torch.randn(133, 2, width, generator=generator).to("cuda", dtype)
+        for width in (widths[0], widths[0], widths[1])
     ]
-    assert fused.fits(*inputs, None, "exp")
+    inputs[0] /= widths[0] ** 0.5
+    leaves = [x.requires_grad_() for x in inputs]
+    assert fused.fits(*leaves, None, "exp")
     with torch.autocast("cuda", torch.float16):  # nothing is converted
-        out = pairwise_attention(*inputs)
+        out = pairwise_attention(*leaves)
     grad = torch.randn(out.shape, generator=generator).to(out)
-    got = [out, *torch.autograd.grad(out, inputs, grad, create_graph=True)]
-    wide = [x.detach().double().requires_grad_() for x in inputs]
-    expected = pairwise_attention(*wide, backend="reference")
-    for found, wanted in zip(
-        got,
-        [expected, *torch.autograd.grad(expected, wide, grad.double())],
-        strict=True,
-    ):
-        torch.testing.assert_close(
-            found.double(), wanted, rtol=0.02, atol=0.02 * float(wanted.abs().max())
-        )
-    assert all(
-        x.isfinite().all() for x in torch.autograd.grad(got[1].square().sum(), inputs)
-    )
+    got = [out, *torch.autograd.grad(out, leaves, grad, create_graph=True)]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    out = pairwise_attention(*exact, backend="reference")
+    expected = [out, *torch.autograd.grad(out, exact, grad.double())]
+    for mine, theirs in zip(got, expected, strict=True):
+        atol = 0.02 * float(theirs.detach().abs().max())
+        assert_close(mine.double(), theirs, rtol=0.02, atol=atol)
+    second = torch.autograd.grad(got[1].square().sum(), leaves)
+    assert all(x.isfinite().all() for x in second)

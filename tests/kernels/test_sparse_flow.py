@@ -11,17 +11,19 @@ import pytest
 import torch
 from kernel_cases import DOUBLE, assert_same, everything, randn
 from torch import Tensor
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusion_mp.kernels.sparse_flow import (
     Features,
     sparse_flow_potentials,
+    sparse_flow_product,
     tiled,
 )
 from diffusion_mp.kernels.sparse_flow.reference import entries
-from diffusion_mp.kernels.sparse_flow.rows import newton, solve
-from diffusion_mp.testing import tolerance
+from diffusion_mp.kernels.sparse_flow.rows import Circuit, RowProblem, newton, solve
 from flow_rows import solve_rows
+from helpers import close
 
 # Where Python looks when it runs a script there.
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -51,7 +53,7 @@ def newton_rows(
     """z and μ by Newton's method, from the scores."""
     one = torch.ones_like(s[..., :1])
     norms = (-s).logsumexp(-1, keepdim=True), u.logsumexp(-1, keepdim=True)
-    rows = solve(s, u, *norms, lam * one, one / alpha)
+    rows = solve(RowProblem(s, u, *norms, lam * one, one / alpha))
     z = entries(s, u, rows.terms, torch.arange(s.size(-1)) == rows.best)
     return z, rows.log_mu.exp().squeeze(-1)
 
@@ -86,7 +88,7 @@ def kkt_residual(
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("n", [1, 2, 3, 17, 256, 4096])
-def test_the_optimality_conditions_hold(n: int, method: str) -> None:
+def test_the_optimality_conditions_hold(n, method):
     for alpha in ALPHAS:
         for lam in (0.0, *LAMBDAS):  # without friction and leak it is softmax
             s, u = scores(4, n, seed=n)
@@ -98,48 +100,23 @@ def test_the_optimality_conditions_hold(n: int, method: str) -> None:
             )
 
 
-def test_rows_with_one_partner_and_with_none() -> None:
-    closed = -math.inf
-    log_c = torch.tensor(
-        [[closed, 0.3, closed], [closed, closed, closed]], dtype=DOUBLE
-    ).requires_grad_()
-    theta = torch.full((2, 3), 0.2, dtype=DOUBLE).requires_grad_()
-    z, mu = solve_rows(log_c, theta, math.inf)
-    torch.testing.assert_close(
-        z.detach(), torch.tensor([[0.0, 1, 0], [0, 0, 0]], dtype=DOUBLE)
-    )
-    assert mu[1].item() == 0
-    z, mu = solve_rows(log_c, theta, 0.5)
-    c = math.exp(0.3)
-    torch.testing.assert_close(
-        mu.detach(), torch.tensor([(1 + c * 0.2) / (c + 2), 0.5], dtype=DOUBLE)
-    )
-    for grad in torch.autograd.grad((z * z).sum() + mu.sum(), [log_c, theta]):
-        assert grad.isfinite().all()
-    z, mu = solve_rows(
-        torch.zeros(2, 0, dtype=DOUBLE), torch.zeros(2, 0, dtype=DOUBLE), 0.5
-    )
-    assert z.shape == (2, 0)
-    assert mu.tolist() == [0.5, 0.5]
-
-
 def published_settings(n: int = 40) -> tuple[Tensor, Tensor, float]:
     log_c, theta = problem(*scores(4, n), 1 / n)
     return (-log_c).exp(), theta, 0.1
 
 
 @pytest.mark.parametrize("step_size", ["corrected", "barzilai_borwein"])
-def test_a_converged_proximal_run_agrees(step_size: str) -> None:
+def test_a_converged_proximal_run_agrees(step_size):
     r, theta, alpha = published_settings(8)
     exact, _ = solve_rows(-r.log(), theta, alpha)
     settled, steps = proximal(
         r, theta, alpha, step_size=step_size, steps=100_000, tolerance=1e-16
     )
     assert steps < 100_000
-    torch.testing.assert_close(settled, exact, rtol=0, atol=1e-8)
+    assert_close(settled, exact, rtol=0, atol=1e-8)
 
 
-def test_the_published_step_diverges_where_the_corrected_one_approaches() -> None:
+def test_the_published_step_diverges_where_the_corrected_one_approaches():
     """n = 40, α = 0.1, λ = 1/n: t = 1/(1 + α√n) exceeds 2/(αn + r), the last step that does not blow up (S1)."""
     r, theta, alpha = published_settings()
     exact, _ = solve_rows(-r.log(), theta, alpha)
@@ -152,7 +129,7 @@ def test_the_published_step_diverges_where_the_corrected_one_approaches() -> Non
     assert near < 0.7 * far < 1
 
 
-def test_newton_needs_few_steps_on_published_settings_and_long_rows() -> None:
+def test_newton_needs_few_steps_on_published_settings_and_long_rows():
     r, theta, alpha = published_settings()
     exact, _ = solve_rows(-r.log(), theta, alpha)
     passes = newton_steps(-r.log(), theta, alpha)
@@ -204,18 +181,19 @@ class Exponents(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
-def test_no_exponential_of_a_tile_underflows(generator) -> None:
+def test_no_exponential_of_a_tile_underflows(generator):
     """One that does takes a hundred times as long, and wild scores have many."""
     *features, lam, leak, v = (
         t.detach() for t in inputs(40, generator, dtype=torch.float32)
     )
     q, k, fq, fk = (20 * x for x in features)
     with Exponents() as exponents:
-        rows = tiled.potentials(Features(q, k, fq, fk), lam, leak, None)
+        circuit = Circuit(q, k, fq, fk, lam, leak)
+        rows = tiled.potentials(circuit, None)
         tiled.product(Features(q, k, fq, fk), v, rows.terms, None, False)
         tiled.product_backward(v, Features(q, k, fq, fk), v, rows.terms, None, False)
         ones = [torch.ones_like(lam)] * 5
-        tiled.potentials_backward(*ones, Features(q, k, fq, fk), lam, leak, rows, None)
+        tiled.potentials_backward(*ones, circuit, rows, None)
     assert -75 < exponents.least < -60
 
 
@@ -278,7 +256,7 @@ def inputs(
 )
 def test_every_path_equals_the_sort(
     batch, backend, tile, friction, generator, monkeypatch
-) -> None:
+):
     monkeypatch.setattr(tiled, "TILE", tile)
     ptr, n = batch
     arguments = inputs(n, generator, friction=friction)
@@ -288,13 +266,10 @@ def test_every_path_equals_the_sort(
         sparse_flow_potentials(*arguments[:6], ptr, backend=name)
         for name in (backend, "reference")
     )
-    for name, got, expected in zip(fast._fields, fast, plain, strict=True):
-        torch.testing.assert_close(
-            got, expected, **tolerance("product", DOUBLE)._asdict(), msg=name
-        )
+    close(fast, plain)
 
 
-def test_the_gradient_of_lambda_is_right_at_zero(generator) -> None:
+def test_the_gradient_of_lambda_is_right_at_zero(generator):
     """One-sided, since there is no negative friction; without friction the flow is softmax."""
     q, k, fq, fk, lam, leak, v = (t.detach() for t in inputs(6, generator))
     zero = torch.zeros_like(lam).requires_grad_()
@@ -310,6 +285,24 @@ def test_the_gradient_of_lambda_is_right_at_zero(generator) -> None:
         unit[row, head] = 1e-6
         expected = (-1.5 * loss(zero) + 2 * loss(unit) - 0.5 * loss(2 * unit)) / 1e-6
         assert got[row, head].item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_formula_without_friction_takes_friction_scores_of_any_size(
+    generator,
+) -> None:
+    """λ = 0: no score of the frictions counts, also beyond the range of the exponential."""
+    q, k, fq, fk, lam, leak, v = (t.detach() for t in inputs(6, generator))
+    fq = 1000 * fq
+    zero = torch.zeros_like(lam)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+
+    def run(backend: str) -> list[Tensor]:
+        rows = sparse_flow_potentials(q, k, fq, fk, zero, leak, backend=backend)
+        out = sparse_flow_product(q, k, fq, fk, v, rows.terms, backend=backend)
+        return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+
+    for formula, fast in zip(run("reference"), run("cpu"), strict=True):
+        torch.testing.assert_close(formula, fast, rtol=1e-9, atol=1e-9)
 
 
 def test_rows_differentiate_twice_on_the_support() -> None:

@@ -3,11 +3,12 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from diffusion_mp.graph import Graph
 from diffusion_mp.kernels.sparse_flow import EdgeFlow, sparse_flow_edges
-from diffusion_mp.testing import tolerance
 from flow_rows import solve_rows
+from helpers import close
 
 DOUBLE = torch.float64
 NODES = 6
@@ -50,67 +51,47 @@ def by_rows(
 
 @pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 30.0])
 @pytest.mark.parametrize("conserved", [False, True])
-def test_edges_solve_the_row_problem(scale: float, conserved: bool) -> None:
+def test_edges_solve_the_row_problem(scale, conserved):
     s, u, prior, lam, leak = inputs()
     lam = scale * lam
     leak = (0 if conserved else 1) * leak
-    leaves = [t.requires_grad_() for t in (s, u, prior)] + (
-        [lam.requires_grad_()] if scale else []
-    )
-    got, expected = (
-        solve(s, u, prior, lam, leak, TARGET) for solve in (sparse_flow_edges, by_rows)
-    )
-    grads = []
-    for name, ours, theirs in zip(EdgeFlow._fields, got, expected, strict=True):
-        torch.testing.assert_close(
-            ours, theirs, **tolerance("product", DOUBLE)._asdict(), msg=name
+    leaves = [s, u, prior, lam] if scale else [s, u, prior]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    got = sparse_flow_edges(s, u, prior, lam, leak, TARGET)
+    expected = by_rows(s, u, prior, lam, leak, TARGET)
+    flows = (prior > 0).squeeze(1)
+    for ours, theirs in zip(got, expected, strict=True):
+        close(ours, theirs)
+        weight = torch.linspace(-1, 2, ours.numel(), dtype=DOUBLE).view_as(ours)
+        mine, other = (
+            torch.autograd.grad(out, leaves, weight, retain_graph=True)
+            for out in (ours, theirs)
         )
-        weight = torch.linspace(-1, 2, ours.numel(), dtype=DOUBLE).reshape(ours.shape)
-        grads.append(
-            [
-                torch.autograd.grad((weight * x).sum(), leaves, retain_graph=True)
-                for x in (ours, theirs)
-            ]
-        )
-    for ours, theirs in grads:
-        for mine, other in zip(ours, theirs, strict=True):
-            open_ = prior[:, 0] > 0 if mine.size(0) == prior.size(0) else slice(None)
-            torch.testing.assert_close(
-                mine[open_], other[open_], **tolerance("gradient", DOUBLE)._asdict()
-            )
-            assert mine.isfinite().all()
+        for leaf, slope, right in zip(leaves, mine, other, strict=True):
+            assert slope.isfinite().all()
+            # An edge without weight has a derivative that is of no use.
+            compared = slice(None) if leaf is lam else flows
+            close(slope[compared], right[compared], "gradient")
 
 
-def test_nodes_without_senders_have_zero_rows() -> None:
+def test_nodes_without_senders_have_zero_rows():
     s, u, prior, lam, leak = inputs()
     flow, potential = sparse_flow_edges(s, u, prior, lam, leak, TARGET)
     assert flow[12:].eq(0).all()
-    torch.testing.assert_close(potential[[3, 5]], 1 / leak[[3, 5]])
+    assert_close(potential[[3, 5]], 1 / leak[[3, 5]])
     flow, potential = sparse_flow_edges(s, u, prior, lam, 0 * leak, TARGET)
     assert potential[[3, 5]].eq(0).all()
     total = torch.zeros(NODES, 2, dtype=DOUBLE).index_add(0, TARGET, flow)
-    torch.testing.assert_close(
+    assert_close(
         total, torch.tensor([1.0, 1, 1, 0, 1, 0], dtype=DOUBLE)[:, None].expand(-1, 2)
     )
     none = sparse_flow_edges(s[:0], u[:0], prior[:0], lam, leak, TARGET[:0])
     assert none.flow.shape == (0, 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_low_precision(dtype: torch.dtype) -> None:
-    low = inputs(dtype)
-    for ours, theirs in zip(
-        *(sparse_flow_edges(*x, TARGET) for x in (low, [t.double() for t in low])),
-        strict=True,
-    ):
-        assert ours.dtype == torch.float32
-        torch.testing.assert_close(
-            ours.double(), theirs, **tolerance("product", torch.float32)._asdict()
-        )
-
-
 @pytest.mark.parametrize("hops", [1, 2, 3])
-def test_walks_reach_what_powers_of_the_adjacency_reach(hops: int) -> None:
+def test_walks_reach_what_powers_of_the_adjacency_reach(hops):
     weight = torch.ones(14)
     weight[12:] = 0
     near = Graph(NODES, torch.stack([SOURCE, TARGET]), weight).within(hops)

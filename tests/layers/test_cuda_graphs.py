@@ -8,7 +8,7 @@ import torch
 
 from diffusion_mp import CertifiedConv, CertifiedTransformer, DIFFormerConv, SFiConv
 from diffusion_mp.graph import Graph
-from diffusion_mp.testing import tolerance
+from helpers import close
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="CUDA graphs need a GPU"
@@ -48,10 +48,9 @@ CASES = [
 def test_a_layer_is_replayed(recipe, name, batch, generator):
     gc.collect()  # a recording of an earlier test that is freed while torch records would end this one
     member = torch.arange(30) // 10 if batch else None
-    edge_index = torch.randint(10, (2, 100), generator=generator) + 10 * torch.randint(
-        3, (100,), generator=generator
-    )
-    graph = Graph(30, edge_index, batch=member).to("cuda")
+    edges = torch.randint(10, (2, 100), generator=generator)
+    edges += 10 * torch.randint(3, (100,), generator=generator)
+    graph = Graph(30, edges, batch=member).to("cuda")
     model = OnGraph(LAYERS[name]().cuda(), graph)
     x, other, grad = (
         torch.randn(30, 8, generator=generator).cuda().requires_grad_()
@@ -59,29 +58,22 @@ def test_a_layer_is_replayed(recipe, name, batch, generator):
     )
     parameters = list(model.parameters())
 
-    def results(run, *inputs):
-        found = []
-        for y in inputs:
-            out = run(y)
-            given = [
-                out,
-                *torch.autograd.grad(out, [y, *parameters], grad, allow_unused=True),
-            ]
-            # Copies, since a replay writes over them; a graph of autograd that stays alive would end the next capture.
-            found += [tensor.detach().clone() for tensor in given if tensor is not None]
-        return found
+    def results(run, y):
+        out = run(y)
+        leaves = [y, *parameters]
+        slopes = torch.autograd.grad(out, leaves, grad, materialize_grads=True)
+        # Copies, since a replay writes over them; a graph of autograd that stays alive would end the next capture.
+        return [tensor.detach().clone() for tensor in (out, *slopes)]
 
-    expected = results(model, x, other)  # this also fills the caches of the graph
+    # This also fills the caches of the graph.
+    expected = [results(model, y) for y in (x, other)]
     if recipe == "reduce-overhead":
         run = torch.compile(model, mode=recipe)
         results(run, x)  # recorded
     else:
+        sample = x.detach().clone().requires_grad_()
         run = torch.cuda.make_graphed_callables(
-            OnGraph(model.layer, graph),
-            (x.detach().clone().requires_grad_(),),
-            allow_unused_input=True,
+            OnGraph(model.layer, graph), (sample,), allow_unused_input=True
         )
-    for got, wanted in zip(results(run, x, other), expected, strict=True):
-        torch.testing.assert_close(
-            got, wanted, **tolerance("gradient", torch.float32)._asdict()
-        )
+    for y, of_layer in zip((x, other), expected, strict=True):
+        close(results(run, y), of_layer, "gradient")

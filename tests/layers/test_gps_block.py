@@ -7,7 +7,7 @@ from torch.nn.functional import layer_norm, relu
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, MLPConv, SFiConv
 from diffusion_mp.testing.laws import seeded
-from helpers import built, randn, refuses
+from helpers import built, close, randn, refuses
 
 EDGES = torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 1, 0]])
 
@@ -26,27 +26,21 @@ E = randn(5, 4, seed=2)
 def test_the_branches_meet_before_the_feed_forward_network() -> None:
     block = build()
     local, edges = block.local(X, EDGES, edge_attr=E)
-    total = block.local_norm(local) + block.attention_norm(
-        X + block.attention(X, EDGES)
-    )
+    attended = block.attention_norm(X + block.attention(X, EDGES))
+    total = block.local_norm(local) + attended
     got, got_edges = block(X, EDGES, edge_attr=E)
-    torch.testing.assert_close(
-        got, block.norm(total + block.ffn(total)), rtol=1e-10, atol=1e-10
-    )
-    torch.testing.assert_close(got_edges, edges, rtol=1e-10, atol=1e-10)
-    total = block.attention_norm(
-        X + block.attention(X)
-    )  # without edges the attention is alone
-    torch.testing.assert_close(
-        block(X), block.norm(total + block.ffn(total)), rtol=1e-10, atol=1e-10
-    )
+    close(got, block.norm(total + block.ffn(total)))
+    close(got_edges, edges)
+    # Without edges the attention is alone.
+    total = block.attention_norm(X + block.attention(X))
+    close(block(X), block.norm(total + block.ffn(total)))
 
 
 def test_either_branch_may_be_missing() -> None:
     local = build(attention=False)
     attention = build(local=False)
     total = local.local_norm(local.local(X, EDGES))
-    torch.testing.assert_close(local(X, EDGES), local.norm(total + local.ffn(total)))
+    close(local(X, EDGES), local.norm(total + local.ffn(total)))
     _, edges, coupling = attention(X, EDGES, edge_attr=E, return_coupling=True)
     assert torch.equal(edges, E)
     assert coupling.heads == 2
@@ -77,12 +71,16 @@ def test_dropout_acts_on_what_a_branch_adds(attention: bool) -> None:
         added = block(X, EDGES) / 2 - X
     kept = added != 0
     assert 0 < kept.sum() < kept.numel()
-    torch.testing.assert_close(added[kept], 2 * change[kept])
+    close(added[kept], 2 * change[kept])
 
 
 # a loop, a pair twice; node 4 is isolated.
 MULTI = torch.tensor([[0, 1, 1, 2, 2, 3, 1], [1, 0, 2, 1, 2, 0, 2]])
 WEIGHT = torch.tensor([1.0, 0.5, 2.0, 1.0, 3.0, 0.0, 1.0], dtype=torch.float64)
+
+
+NODES = randn(5, 3)
+ATTR = randn(7, 3, seed=1)
 
 
 def gated(**options: object) -> GatedGCNConv:
@@ -93,67 +91,58 @@ def gated(**options: object) -> GatedGCNConv:
 @pytest.mark.parametrize("with_edges", [False, True])
 def test_the_equation_node_by_node(weighted: bool, with_edges: bool) -> None:
     conv = gated(norm="layer", eps=0.01)
-    x = randn(5, 3)
-    e = randn(7, 3, seed=1)
     weight = WEIGHT if weighted else torch.ones(7, dtype=torch.float64)
     senders, receivers = MULTI
-    logits = conv.target(x[receivers]) + conv.source(x[senders])
+    logits = conv.target(NODES[receivers]) + conv.source(NODES[senders])
     if with_edges:
-        logits = logits + conv.edge(e)
+        logits = logits + conv.edge(ATTR)
     gates = weight.unsqueeze(1) * logits.sigmoid()
     rows = []
     for i in range(5):
         to_i = receivers == i
-        total = (gates[to_i] * conv.value(x[senders[to_i]])).sum(0)
-        moved = conv.own(x[i]) + total / (gates[to_i].sum(0) + 0.01)
-        rows.append(x[i] + relu(layer_norm(moved, [3])))
-    given = {"edge_attr": e} if with_edges else {}
-    got = conv(x, MULTI, WEIGHT if weighted else None, **given)
+        total = (gates[to_i] * conv.value(NODES[senders[to_i]])).sum(0)
+        moved = conv.own(NODES[i]) + total / (gates[to_i].sum(0) + 0.01)
+        rows.append(NODES[i] + relu(layer_norm(moved, [3])))
+    passed = WEIGHT if weighted else None
     if with_edges:
-        got, edges = got
-        expected = e + relu(layer_norm(logits, [3]))
-        torch.testing.assert_close(edges, expected, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(got, torch.stack(rows), rtol=1e-10, atol=1e-10)
+        got, edges = conv(NODES, MULTI, passed, edge_attr=ATTR)
+        close(edges, ATTR + relu(layer_norm(logits, [3])))
+    else:
+        got = conv(NODES, MULTI, passed)
+    close(got, torch.stack(rows))
 
 
 def test_the_gates_are_a_coupling_with_one_head_per_channel() -> None:
     conv = gated(norm=None, residual=False, eps=1e-9)
-    x = randn(5, 3)
-    e = randn(7, 3, seed=1)
-    out, edges, gates = conv(x, MULTI, edge_attr=e, return_coupling=True)
+    out, edges, gates = conv(NODES, MULTI, edge_attr=ATTR, return_coupling=True)
+    dense = gates.to_dense()
     assert gates.heads == 3
-    product = torch.einsum("cij,jc->ic", gates.to_dense(), conv.value(x))
-    torch.testing.assert_close(out, relu(conv.own(x) + product), rtol=1e-10, atol=1e-10)
-    received = gates.to_dense().sum(2)
-    torch.testing.assert_close(
-        received[:, :3], torch.ones(3, 3, dtype=torch.float64), rtol=0, atol=1e-7
-    )
+    product = torch.einsum("cij,jc->ic", dense, conv.value(NODES))
+    close(out, relu(conv.own(NODES) + product))
+    received = dense.sum(2)
+    assert (received[:, :3] - 1).abs().max() < 1e-7
     assert (received[:, 4] == 0).all()
     assert (edges >= 0).all()
 
 
 def test_dropout_of_gates_is_drawn_in_training_only() -> None:
     conv = gated(norm=None, dropout=0.5)
-    x = randn(5, 3)
-    e = randn(7, 3, seed=1)
-    steady = conv(x, MULTI, edge_attr=e)
-    drawn = built(lambda: conv.train()(x, MULTI, edge_attr=e))
-    for kept, state, change in zip(steady, drawn, (x, e), strict=True):
+    steady = conv(NODES, MULTI, edge_attr=ATTR)
+    drawn = built(lambda: conv.train()(NODES, MULTI, edge_attr=ATTR))
+    for kept, state, change in zip(steady, drawn, (NODES, ATTR), strict=True):
         dropped = state == change
         assert 0 < (dropped & (kept != change)).sum() < kept.numel()
 
 
 CONV = gated()
-ONES = torch.ones(5, 3, dtype=torch.float64)
-ATTR = torch.ones(7, 3, dtype=torch.float64)
 LOOPS = torch.eye(5).double().to_sparse()
 test_what_does_not_fit_is_refused = refuses(
-    (lambda: CONV(ONES), ValueError, "works on observed edges"),
-    (lambda: CONV(ONES, MULTI, edge_attr=ATTR[:6]), ValueError, "edge_attr"),
+    (lambda: CONV(NODES), ValueError, "works on observed edges"),
+    (lambda: CONV(NODES, MULTI, edge_attr=ATTR[:6]), ValueError, "edge_attr"),
     (
-        lambda: CONV(ONES, Graph(5, MULTI), edge_attr=ATTR[:, :2]),
+        lambda: CONV(NODES, Graph(5, MULTI), edge_attr=ATTR[:, :2]),
         ValueError,
         "edge_attr",
     ),
-    (lambda: CONV(ONES, LOOPS, edge_attr=ATTR[:5]), ValueError, "have no order"),
+    (lambda: CONV(NODES, LOOPS, edge_attr=ATTR[:5]), ValueError, "have no order"),
 )

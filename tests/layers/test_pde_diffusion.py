@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import layer_norm
 
 from diffusion_mp.diffusivities import NeumannDiffusivity
 from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.updates import CrankNicolson, Equilibrium, HeatKernel, ImplicitEuler
-from helpers import randn, refuses
+from helpers import close, randn, refuses
 
-DOUBLE = torch.float64
 OPTIONS = {
     "default": {},
     "strides": {"strides": (1, 2, 4, 9)},
@@ -49,19 +49,17 @@ def build(name: str, channels: int = 4) -> PDEDiffusion1d:
     return uneven(PDEDiffusion1d(channels, **OPTIONS[name]).double())
 
 
-def masks() -> dict[str, Tensor]:
-    length = torch.arange(10)
-    right = length < torch.tensor([[10], [7], [1], [7]])
-    scattered = torch.rand(4, 10, generator=torch.Generator().manual_seed(3)) < 0.6
-    return {
-        "right": right,
-        "left": right.flip(1),
-        "anywhere": scattered,
-        "a row without tokens": right
-        & torch.tensor([[True], [False], [True], [False]]),
-        "none": torch.zeros(4, 10, dtype=torch.bool),
-        "all": torch.ones(4, 10, dtype=torch.bool),
-    }
+LENGTHS = torch.tensor([[10], [7], [1], [7]])
+RIGHT = torch.arange(10) < LENGTHS
+SCATTERED = torch.rand(4, 10, generator=torch.Generator().manual_seed(3)) < 0.6
+MASKS = {
+    "right": RIGHT,
+    "left": RIGHT.flip(1),
+    "anywhere": SCATTERED,
+    "a row without tokens": RIGHT & (torch.arange(4) % 2 == 0).unsqueeze(1),
+    "none": torch.zeros(4, 10, dtype=torch.bool),
+    "all": torch.ones(4, 10, dtype=torch.bool),
+}
 
 
 def test_the_step_is_the_equation() -> None:
@@ -71,17 +69,15 @@ def test_the_step_is_the_equation() -> None:
     x = randn(2, 5, 6)
     extended = torch.cat([x.flip(1), x, x.flip(1)], dim=1)
     expected = x.clone()
-    for k, stride in enumerate((1, 3)):
-        expected += alpha[k] * (
-            extended[:, 5 - stride : 10 - stride]
-            - 2 * x
-            + extended[:, 5 + stride : 10 + stride]
-        )
-    torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
+    for share, stride in zip(alpha, (1, 3), strict=True):
+        left = extended[:, 5 - stride : 10 - stride]
+        right = extended[:, 5 + stride : 10 + stride]
+        expected += share * (left - 2 * x + right)
+    close(layer(x), expected, "entries")
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("mask", masks().values(), ids=masks())
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_padding_never_leaks(name: str, mask: Tensor) -> None:
     layer = build(name)
     x = randn(4, 10, 4)
@@ -89,9 +85,7 @@ def test_padding_never_leaks(name: str, mask: Tensor) -> None:
     got = layer(x, mask)
     for row, tokens, out in zip(x, mask, got, strict=True):
         if tokens.any():
-            torch.testing.assert_close(
-                out[tokens], layer(row[tokens]), rtol=1e-10, atol=1e-11
-            )
+            close(out[tokens], layer(row[tokens]), "rearranged")
     assert got[~mask].isnan().all()
     other = torch.where(mask.unsqueeze(2), x, 3.0)
     kept = layer(other, mask)
@@ -103,21 +97,15 @@ def test_padding_never_leaks(name: str, mask: Tensor) -> None:
 @pytest.mark.parametrize("name", ["strides", "heads", "causal", "heat"])
 def test_no_gradient_comes_from_padding(name: str) -> None:
     layer = build(name)
-    mask = masks()["anywhere"]
-    x = randn(4, 10, 4)
-    weight = randn(int(mask.sum()), 4, seed=2)
+    weight = randn(int(SCATTERED.sum()), 4, seed=2)
     gradients = []
     for padding in (0.0, math.nan):
-        leaf = torch.where(mask.unsqueeze(2), x, padding).requires_grad_()
-        (layer(leaf, mask)[mask] * weight).sum().backward()
-        assert not leaf.grad[~mask].any()
-        gradients.append(
-            [
-                leaf.grad[mask],
-                *(parameter.grad.clone() for parameter in layer.parameters()),
-            ]
-        )
-        layer.zero_grad()
+        x = randn(4, 10, 4).masked_fill(~SCATTERED.unsqueeze(2), padding)
+        x.requires_grad_()
+        loss = (layer(x, SCATTERED)[SCATTERED] * weight).sum()
+        slope, *others = torch.autograd.grad(loss, [x, *layer.parameters()])
+        assert not slope[~SCATTERED].any()
+        gradients.append([slope[SCATTERED], *others])
     for clean, poisoned in zip(*gradients, strict=True):
         assert torch.equal(clean, poisoned)
 
@@ -127,39 +115,26 @@ def test_the_returned_coupling_is_the_step() -> None:
     mask = torch.tensor([[1, 0, 1, 1, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
     layer = build("heads")
     out, coupling = layer(x, mask, return_coupling=True)
-    first = torch.tensor(
-        [0, 2, 3, 1, 4, 5, 6, 7, 8, 9]
-    )  # the tokens of a row before its padding
+    # The tokens of a row before its padding.
+    first = torch.tensor([0, 2, 3, 1, 4, 5, 6, 7, 8, 9])
     rows = x.flatten(0, 1)[first].unflatten(1, (2, 2))
     moved = rows + coupling @ rows - coupling.degree().unsqueeze(2) * rows
     tokens = mask.flatten()[first]
-    torch.testing.assert_close(
-        moved.flatten(1)[tokens], out.flatten(0, 1)[first][tokens]
-    )
+    close(moved.flatten(1)[tokens], out.flatten(0, 1)[first][tokens])
     assert not coupling.to_dense()[:, :3, 3:].any()
     assert layer(x, return_coupling=True)[1].num_nodes == 10
 
 
 @pytest.mark.parametrize("budget", [0.5, 0.25, 3.0])
 def test_alpha_starts_where_asked_and_stays_under_its_budget(budget: float) -> None:
-    diffusivity = NeumannDiffusivity(
-        2, strides=(1, 2, 4), alpha=0.1, budget=budget
-    ).double()
-    torch.testing.assert_close(
-        diffusivity.alpha, torch.full((3, 2), 0.1 / 3, dtype=DOUBLE)
-    )
+    diffusivity = NeumannDiffusivity(2, strides=(1, 2, 4), alpha=0.1, budget=budget)
+    torch.testing.assert_close(diffusivity.alpha, torch.full((3, 2), 0.1 / 3))
     assert not diffusivity.theta.any()
-    with torch.no_grad():
-        diffusivity.theta.copy_(randn(3, 2))
-        diffusivity.eta.copy_(torch.tensor([1.3, -2.0]))
-    expected = (
-        budget
-        * torch.sigmoid(torch.tensor([1.3, -2.0], dtype=DOUBLE))
-        * randn(3, 2).softmax(0)
-    )
-    torch.testing.assert_close(diffusivity.alpha, expected)
-    with torch.no_grad():
-        diffusivity.eta.fill_(15.0)
+    theta = randn(3, 2)
+    eta = torch.tensor([1.3, -2.0], dtype=theta.dtype)
+    diffusivity.double().load_state_dict({"theta": theta, "eta": eta})
+    close(diffusivity.alpha, budget * eta.sigmoid() * theta.softmax(0))
+    diffusivity.eta.data.fill_(15.0)
     total = diffusivity.alpha.sum(0)
     assert (total < budget).all()
     assert (total > 0.99 * budget).all()
@@ -172,12 +147,11 @@ def test_without_a_budget_alpha_is_any_positive_number() -> None:
 
 
 def test_the_norm_is_that_of_the_step() -> None:
-    bare = PDEDiffusion1d(4, strides=(1, 2)).double()
-    normed = PDEDiffusion1d(4, strides=(1, 2), norm=True).double()
+    bare, normed = (
+        PDEDiffusion1d(4, strides=(1, 2), norm=norm).double() for norm in (False, True)
+    )
     x = randn(4, 10, 4)
-    mask = masks()["right"]
-    expected = torch.nn.functional.layer_norm(bare(x, mask), (4,))
-    torch.testing.assert_close(normed(x, mask), expected)
+    close(normed(x, RIGHT), layer_norm(bare(x, RIGHT), (4,)))
 
 
 def test_no_guarantee_covers_the_norm() -> None:
@@ -195,11 +169,6 @@ X = randn(2, 5, 4)
 TRUE = torch.ones(2, 5, dtype=torch.bool)
 test_bad_input_is_answered_by_a_sentence = refuses(
     (
-        lambda: STEP(X[..., :3]),
-        ValueError,
-        r"x must be \[batch, length, 4\].*\[2, 5, 3\]",
-    ),
-    (
         lambda: STEP(X[0], TRUE[0]),
         ValueError,
         r"mask goes with sequences.*For its rows pass batch",
@@ -213,16 +182,6 @@ test_bad_input_is_answered_by_a_sentence = refuses(
         lambda: PDEDiffusion1d(4, heads=3),
         ValueError,
         "heads must divide channels; got 3 heads, 4 channels",
-    ),
-    (
-        lambda: PDEDiffusion1d(4, strides=()),
-        ValueError,
-        r"strides must name at least one",
-    ),
-    (
-        lambda: PDEDiffusion1d(4, strides=(1, 0)),
-        ValueError,
-        r"strides\[1\] must be at least 1; got 0",
     ),
     (
         lambda: PDEDiffusion1d(4, alpha=0.5),

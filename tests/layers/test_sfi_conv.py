@@ -5,7 +5,7 @@ import torch
 
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import SFiConv
-from helpers import built, randn, refuses
+from helpers import agree, built, close, randn, refuses
 
 EDGES = torch.tensor(
     [[0, 1, 1, 2, 3, 0], [1, 0, 2, 1, 0, 3]]
@@ -21,64 +21,55 @@ def build(*sizes: int, **options) -> SFiConv:
 def test_equation_11(gamma: float, lam: float) -> None:
     conv = build(4, 4, 2, gamma=gamma, lam=lam)
     x = randn(5, 4, seed=1)
-    looped = torch.eye(5, dtype=torch.float64).index_put(
-        (EDGES[1], EDGES[0]), torch.ones(6, dtype=torch.float64)
-    )
+    looped = torch.eye(5, dtype=torch.float64)
+    looped[EDGES[1], EDGES[0]] = 1
     degree = looped.sum(1)
-    adjacency = looped / (degree[:, None] * degree[None, :]).sqrt()
+    adjacency = looped / degree.outer(degree).sqrt()
     attention = conv.diffusivity.attention(x).to_dense()
-    total = torch.zeros(5, 4, dtype=torch.float64)
     rate = conv.diffusivity.log_gamma.exp()
     assert rate.item() == pytest.approx(gamma, rel=1e-6)
-    for h in range(2):
-        value = conv.value.weight[2 * h : 2 * h + 2]
-        mix = conv.mix.weight[:, 2 * h : 2 * h + 2]
-        total += (adjacency + rate * attention[h]) @ x @ value.t() @ mix.t()
-    torch.testing.assert_close(
-        conv(x, EDGES), x + total / (1 + rate), rtol=1e-10, atol=1e-10
-    )
-    change = build(4, 4, 2, gamma=gamma, lam=lam, residual=False)(x, EDGES)
-    torch.testing.assert_close(change, conv(x, EDGES) - x, rtol=1e-10, atol=1e-10)
+    moved = (adjacency + rate * attention) / (1 + rate) @ x
+    values = torch.stack(conv.value.weight.chunk(2))
+    change = conv.mix((moved @ values.mT).transpose(0, 1).flatten(1))
+    close(conv(x, EDGES), x + change)
+    without = build(4, 4, 2, gamma=gamma, lam=lam, residual=False)
+    close(without(x, EDGES), change)
 
 
 def test_without_friction_and_adjacency_it_is_multi_head_attention() -> None:
     conv = build(4, 4, 2, lam=0.0, adjacency=False, residual=False)
-    theirs = torch.nn.MultiheadAttention(4, 2, bias=False, dtype=torch.float64)
-    with torch.no_grad():
-        flow = conv.diffusivity
-        theirs.in_proj_weight.copy_(
-            torch.cat([flow.query.weight, flow.key.weight, conv.value.weight])
-        )
-        theirs.out_proj.weight.copy_(conv.mix.weight)
-    ours = randn(5, 4, seed=1).requires_grad_()
-    other = randn(5, 4, seed=1).requires_grad_()
-    out = conv(ours, EDGES)
-    expected = theirs(other, other, other, need_weights=False)[0]
-    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
-    out.square().sum().backward()
-    expected.square().sum().backward()
-    torch.testing.assert_close(ours.grad, other.grad, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(
-        conv.diffusivity.query.weight.grad,
-        theirs.in_proj_weight.grad[:4],
-        rtol=1e-9,
-        atol=1e-9,
+    flow = conv.diffusivity
+    x = randn(5, 4, seed=1).requires_grad_()
+    weights = [flow.query.weight, flow.key.weight, conv.value.weight]
+    expected, _ = torch.nn.functional.multi_head_attention_forward(
+        x,
+        x,
+        x,
+        4,
+        2,
+        torch.cat(weights),
+        None,
+        None,
+        None,
+        False,
+        0.0,
+        conv.mix.weight,
+        None,
+        need_weights=False,
     )
+    slopes = (1e-9, 1e-9)
+    agree(conv(x, EDGES), expected, [x, *weights], (1e-10, 1e-10), slopes)
 
 
-def test_without_edges_the_attention_is_alone_and_an_empty_edge_list_is_a_graph() -> (
-    None
-):
+def test_no_edges_leave_the_attention_alone_and_an_empty_list_is_a_graph() -> None:
     conv = build(4, 4, 2)
     x = randn(5, 4, seed=1)
-    nothing = torch.zeros(2, 0, dtype=torch.long)
     values = conv.value(x).unflatten(1, (2, -1))
-    alone = conv.mix(conv.diffusivity.attention(x).matmul(values).flatten(1))
-    torch.testing.assert_close(conv(x), x + alone, rtol=1e-10, atol=1e-10)
-    halved = conv.mix(
-        (0.5 * conv.diffusivity.attention(x).matmul(values) + 0.5 * values).flatten(1)
-    )
-    torch.testing.assert_close(conv(x, nothing), x + halved, rtol=1e-10, atol=1e-10)
+    attended = conv.diffusivity.attention(x).matmul(values)
+    close(conv(x), x + conv.mix(attended.flatten(1)))
+    halved = (attended + values) / 2
+    nothing = torch.zeros(2, 0, dtype=torch.long)
+    close(conv(x, nothing), x + conv.mix(halved.flatten(1)))
 
 
 def test_gamma_learns_and_stays_positive() -> None:
@@ -95,18 +86,16 @@ def test_gamma_learns_and_stays_positive() -> None:
             alone = coupling.attention
         else:
             alone = conv.diffusivity.graph_term(x, Graph(5, EDGES))
-        torch.testing.assert_close(coupling.to_dense(), alone.to_dense())
+        close(coupling.to_dense(), alone.to_dense())
 
 
 def test_the_flow_can_stay_near() -> None:
     """With one hop nothing reaches a node but from its neighbours and itself."""
-    near = build(4, 4, hops=1)(randn(5, 4, seed=1), EDGES, return_coupling=True)[
-        1
-    ].to_dense()[0]
-    allowed = torch.eye(5, dtype=torch.bool).index_put(
-        (EDGES[1], EDGES[0]), torch.tensor(True)
-    )
-    assert (near[~allowed] == 0).all()
+    conv = build(4, 4, hops=1)
+    _, near = conv(randn(5, 4, seed=1), EDGES, return_coupling=True)
+    far = torch.ones(5, 5).bool()
+    far[EDGES[1], EDGES[0]] = False
+    assert not near.to_dense()[0][far.fill_diagonal_(False)].any()
 
 
 test_options_that_do_not_fit = refuses(

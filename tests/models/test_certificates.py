@@ -41,82 +41,62 @@ def test_a_module_of_ones_own_is_run_and_its_layer_certified_on_its_edges() -> N
     class Keywords(nn.Module):
         def __init__(self) -> None:
             super().__init__()
+            step = dm.ExplicitEuler(0.1)
             self.conv = dm.DiffusionConv(
-                4, 4, dm.AdjacencyDiffusivity("sum"), dm.ExplicitEuler(0.1), **BARE
-            ).double()
+                4, 4, dm.AdjacencyDiffusivity("sum"), step, **BARE
+            )
 
         def forward(self, x: Tensor, edges: Tensor, weight: Tensor) -> Tensor:
             return self.conv(x=x, edge_index=edges, edge_weight=weight)
 
-    model = Keywords()
-    edges = torch.tensor([[0, 1], [1, 0]])
-    data = Data(
-        x=randn(5, 4), edge_index=edges, edge_weight=torch.full((2,), 3.0).double()
-    )
+    model = Keywords().double()
+    pair = torch.tensor([[0, 1], [1, 0]])
+    weight = torch.full((2,), 3.0).double()
+    data = Data(x=randn(5, 4), edge_index=pair, edge_weight=weight)
     certificate = dm.certify(model, data)
     assert not certificate
     (found,) = certificate.layers.values()
     assert found
-    assert found.tau_max == pytest.approx(dm.certify(model.conv, data).tau_max)
     assert found.tau_max == pytest.approx(1 / 3)  # λ₁ = 6
+    assert dm.certify(model.conv, data).tau_max == pytest.approx(1 / 3)
     assert "nor is there a layer in it" in dm.certify(nn.Linear(3, 4)).reason
 
 
 @pytest.mark.parametrize(
-    ("layer", "why"),
+    ("diffusivity", "options", "why"),
     [
-        (
-            lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), bias=False),
-            "transforms what it propagates",
-        ),
-        (
-            lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), transform=False),
-            "adds a bias",
-        ),
-        (
-            lambda: dm.DiffusionConv(
-                4, 4, dm.SimpleDiffusivity(), dm.ImplicitEuler(1.0), **BARE
-            ),
-            "by ImplicitEuler",
-        ),
-        (
-            lambda: dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(), **BARE),
-            "SimpleDiffusivity: f does not read the state",
-        ),
-        (
-            lambda: dm.DiffusionConv(
-                4, 4, dm.SimpleDiffusivity(heads=2), heads=1, **BARE
-            ),
-            "takes the mean of 2 heads",
-        ),
+        ({}, {"bias": False}, "transforms what it propagates"),
+        ({}, {"transform": False}, "adds a bias"),
+        ({}, {"update": dm.ImplicitEuler(1.0), **BARE}, "by ImplicitEuler"),
+        ({}, BARE, "SimpleDiffusivity: f does not read the state"),
+        ({"heads": 2}, {"heads": 1, **BARE}, "takes the mean of 2 heads"),
     ],
 )
-def test_why_a_layer_is_not_known_is_said_without_data(layer, why: str) -> None:
-    certificate = dm.certify(nn.Sequential(layer()))
+def test_why_a_layer_is_not_known_is_said_without_data(diffusivity, options, why: str):
+    layer = dm.DiffusionConv(4, 4, dm.SimpleDiffusivity(**diffusivity), **options)
+    certificate = dm.certify(nn.Sequential(layer))
     assert not certificate
     assert why in certificate.layers["0"].reason
-    assert why in dm.certify(layer()).reason
-    assert why in dm.certify(layer(), randn(5, 4).float()).reason
+    assert why in dm.certify(layer).reason
+    assert why in dm.certify(layer, randn(5, 4).float()).reason
 
 
 def test_a_layer_is_certified_by_its_coupling_or_its_penalty() -> None:
     x = randn(5, 4)
+    data = Data(x=x, edge_index=EDGES)
     adjacency = dm.AdjacencyDiffusivity("sym", direction="undirected")
     conv = dm.DiffusionConv(4, 4, adjacency, dm.ExplicitEuler(0.5, leak=0.1), **BARE)
-    data = Data(x=x, edge_index=EDGES)
     got = dm.certify(conv, data)
     expected = dm.energies.theorem1(adjacency(x, dm.Graph(5, EDGES)), 0.5, leak=0.1)
     assert got
     assert got.lam == pytest.approx(expected.lam)
-    assert not dm.certify(
-        dm.DiffusionConv(4, 4, dm.AdjacencyDiffusivity("row"), **BARE), data
-    )
+    directed = dm.DiffusionConv(4, 4, dm.AdjacencyDiffusivity("row"), **BARE)
+    assert not dm.certify(directed, data)
     step = dm.CertifiedConv(4).double()
     assert dm.certify(step)
     assert dm.certify(step, data)
-    assert (
-        "1 * CouplingTerm" in dm.certify(nn.ModuleDict({"a": step})).layers["a"].energy
-    )
+    within = dm.certify(nn.ModuleDict({"a": step}))
+    assert "1 * CouplingTerm" in within.layers["a"].energy
 
 
 def test_a_layer_that_is_called_again_is_certified_at_every_state() -> None:

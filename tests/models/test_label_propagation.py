@@ -10,6 +10,9 @@ import diffusion_mp as dm
 from diffusion_mp_experiments.train import DigitsDataModule
 from helpers import refuses
 
+Y = torch.tensor([0, 1, -1])
+DIRECTED = torch.tensor([[0, 1], [1, 2]])
+
 
 def clouds(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     y = torch.arange(60) % 3
@@ -47,20 +50,18 @@ def test_the_limit_is_label_spreading_of_scikit_learn(
 
 def test_the_limit_is_where_the_steps_end(generator: torch.Generator) -> None:
     points, y, mask = clouds(generator)
-    edge_index = torch.randint(60, (2, 200), generator=generator)
+    edges = torch.randint(60, (2, 200), generator=generator)
     batch = (torch.arange(60) >= 40).long()
-    edge_index = edge_index[:, batch[edge_index[0]] == batch[edge_index[1]]]
+    edges = edges[:, batch[edges[0]] == batch[edges[1]]]
     both = gaussian(0.5) + dm.AdjacencyDiffusivity("sym", direction="undirected")
-    models = [dm.LabelPropagation(steps, 0.9, 0.5 * both) for steps in (2000, None)]
-    results = [
-        model(y, edge_index, None, mask, batch, features=points.float())
-        for model in models
-    ]
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
-    alone = slice(0, 40)
-    inside = edge_index[:, edge_index[0] < 40]
-    given = {"mask": mask[alone], "features": points[alone].float()}
-    torch.testing.assert_close(models[1](y[alone], inside, **given), results[1][alone])
+    steps, limit = (dm.LabelPropagation(k, 0.9, 0.5 * both) for k in (2000, None))
+    labelled = {"mask": mask, "features": points.float()}
+    expected = limit(y, edges, batch=batch, **labelled)
+    got = steps(y, edges, batch=batch, **labelled)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    labelled = {name: value[:40] for name, value in labelled.items()}
+    alone = limit(y[:40], edges[:, edges[0] < 40], **labelled)
+    torch.testing.assert_close(alone, expected[:40])
 
 
 def test_a_sharp_kernel_spreads_nothing_past_its_own_diagonal() -> None:
@@ -88,33 +89,26 @@ def test_digits_by_their_pixels_alone() -> None:
     assert accuracy[1] < accuracy[0] - 0.01
 
 
-def test_features_come_if_and_only_if_the_diffusivity_reads_nodes() -> None:
-    y = torch.tensor([0, 1, -1])
-    x = torch.rand(3, 4)
-    edge_index = torch.tensor([[0, 1], [1, 2]])
-    for diffusivity in (
-        dm.SimpleDiffusivity(),
-        0.5 * gaussian(1.0) + dm.AdjacencyDiffusivity(),
-        dm.GATDiffusivity(4),
-    ):
-        with pytest.raises(ValueError, match=r"features .* must be passed .*got None"):
-            dm.LabelPropagation(2, diffusivity=diffusivity)(y, edge_index)
-        assert dm.LabelPropagation(2, diffusivity=diffusivity)(
-            y, edge_index, features=x
-        ).shape == (
-            3,
-            2,
-        )
-    for fixed in (None, dm.NeumannDiffusivity(), 0.5 * dm.AdjacencyDiffusivity("row")):
-        with pytest.raises(
-            ValueError, match=r"features .* must be passed .*got a float32"
-        ):
-            dm.LabelPropagation(2, diffusivity=fixed)(y, edge_index, features=x)
-        assert dm.LabelPropagation(2, diffusivity=fixed)(y, edge_index).shape == (3, 2)
+@pytest.mark.parametrize(
+    ("diffusivity", "reads"),
+    [
+        (dm.SimpleDiffusivity(), True),
+        (0.5 * gaussian(1.0) + dm.AdjacencyDiffusivity(), True),
+        (dm.GATDiffusivity(4), True),
+        (None, False),
+        (dm.NeumannDiffusivity(), False),
+        (0.5 * dm.AdjacencyDiffusivity("row"), False),
+    ],
+)
+def test_features_come_if_and_only_if_the_diffusivity_reads_nodes(diffusivity, reads):
+    model = dm.LabelPropagation(2, diffusivity=diffusivity)
+    passed, other = {"features": torch.rand(3, 4)}, {}
+    if not reads:
+        passed, other = other, passed
+    assert model(Y, DIRECTED, **passed).shape == (3, 2)
+    with pytest.raises(ValueError, match=r"features .* must be passed .*got"):
+        model(Y, DIRECTED, **other)
 
-
-Y = torch.tensor([0, 1, -1])
-DIRECTED = torch.tensor([[0, 1], [1, 2]])
 
 test_refusals = refuses(
     (lambda: dm.LabelPropagation(None, 1.0), r"alpha must lie in"),

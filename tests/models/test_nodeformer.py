@@ -6,13 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, elu, layer_norm, linear
+from torch.nn.functional import cross_entropy, elu, layer_norm
 
 from diffusion_mp import NodeFormer, NodeFormerConv, auxiliary_loss
-from diffusion_mp.testing.laws import seeded
-from helpers import agree, built
+from helpers import agree, built, close, randn
 
-DOUBLE = torch.float64
 SLIDES = {
     "relational_bias": "sum",
     "logits": "dot",
@@ -22,10 +20,21 @@ SLIDES = {
 }
 
 
-def problem(num_nodes: int = 13, channels: int = 4) -> tuple[Tensor, Tensor]:
+def problem() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(num_nodes, channels, generator=generator, dtype=DOUBLE)
-    return x, torch.randint(num_nodes, (2, 4 * num_nodes), generator=generator)
+    return randn(13, 4), torch.randint(13, (2, 52), generator=generator)
+
+
+def small(num_layers: int, **options) -> NodeFormer:
+    """The model of the slides."""
+    options = {"heads": 2, "hops": 2, "tau": 0.5, **SLIDES, **options}
+    return NodeFormer(4, 6, 3, num_layers, **options).double()
+
+
+def noisy(num_layers: int = 2, seed: int = 0, **options) -> NodeFormer:
+    """A model in training, which draws noise."""
+    options = {"heads": 2, "num_samples": 10, **options}
+    return built(lambda: NodeFormer(4, 6, 3, num_layers, **options), seed).double()
 
 
 def attention(conv: NodeFormerConv, x: Tensor) -> Tensor:
@@ -40,46 +49,36 @@ def attention(conv: NodeFormerConv, x: Tensor) -> Tensor:
     return scores / scores.sum(2, keepdim=True)
 
 
-@pytest.mark.parametrize(("num_layers", "step"), [(2, None), (5, None), (2, 0.3)])
-def test_the_model_is_its_equation(num_layers, step):
+@pytest.mark.parametrize(
+    ("num_layers", "step", "expected_step"),
+    [(2, None, 1), (5, None, 0.4), (2, 0.3, 0.3)],
+)
+def test_the_model_is_its_equation(num_layers, step, expected_step):
     x, edge_index = problem()
-    model = (
-        NodeFormer(4, 6, 3, num_layers, heads=2, hops=2, tau=0.5, step=step, **SLIDES)
-        .double()
-        .eval()
-    )
-    states = [elu(layer_norm(model.encoder(x), (6,)))]
-    step = step or {2: 1, 5: 0.4}[num_layers]
+    model = small(num_layers, step=step).eval()
+    state = elu(layer_norm(model.encoder(x), (6,)))
+    states = [state]
     for conv in model.convs:
-        states.append(
-            layer_norm(step * conv(states[-1], edge_index) + states[-1], (6,))
-        )
-    expected = linear(torch.cat(states, 1), model.decoder.weight, model.decoder.bias)
-    torch.testing.assert_close(model(x, edge_index), expected, rtol=1e-9, atol=1e-10)
+        state = layer_norm(expected_step * conv(state, edge_index) + state, (6,))
+        states.append(state)
+    close(model(x, edge_index), model.decoder(torch.cat(states, 1)), "layer")
 
 
 def test_the_auxiliary_loss_is_the_mean_over_layers_of_the_double_sum():
     """λ L_e = −λ/(N L) Σ_l Σ_(u,v) (1/d_u) log π_uv (slides; ERRATA N5), heads averaged, π without noise."""
     x, edge_index = problem()
-    model = (
-        NodeFormer(
-            4, 6, 3, 2, heads=2, hops=2, tau=0.5, edge_regularization=0.7, **SLIDES
-        )
-        .double()
-        .train()
-    )
+    model = small(2, edge_regularization=0.7).train()
     inputs = []
     for conv in model.convs:
         conv.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     model(x, edge_index)
     got = auxiliary_loss(model)
+    source, target = edge_index
+    degree = torch.bincount(target, minlength=len(x))
     expected = 0.0
-    degree = torch.bincount(edge_index[1], minlength=len(x))
-    for conv, z in zip(model.convs, list(inputs), strict=True):
-        pi = attention(conv, z)
-        for source, target in edge_index.t().tolist():
-            expected = expected - pi[:, target, source].log().mean() / degree[target]
-    expected = 0.7 * expected / (2 * len(x))
+    for conv, z in zip(model.convs, inputs, strict=True):
+        log_pi = attention(conv, z).log()[:, target, source].mean(0)
+        expected = expected - 0.7 * (log_pi / degree[target]).sum() / (2 * len(x))
     parameters = [conv.diffusivity.attention.key.weight for conv in model.convs]
     agree(got, expected, parameters, (1e-10, 0), (1e-9, 1e-11))
     assert auxiliary_loss(model.eval()) == got  # until the next forward pass,
@@ -89,71 +88,56 @@ def test_the_auxiliary_loss_is_the_mean_over_layers_of_the_double_sum():
     assert auxiliary_loss(model) == 0  # nor without a graph
 
 
-def train(seed: int, steps: int = 4) -> list[Tensor]:
+def train(seed: int) -> list[Tensor]:
+    """The losses of four steps."""
     x, edge_index = problem()
-    y = torch.arange(len(x)) % 3
-    with seeded(0):
-        model = NodeFormer(
-            4,
-            6,
-            3,
-            heads=2,
-            num_samples=10,
-            generator=torch.Generator().manual_seed(seed),
-        ).double()
+    generator = torch.Generator().manual_seed(seed)
+    model = noisy(generator=generator)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     before = torch.get_rng_state()
     losses = []
-    for _ in range(steps):
+    for _ in range(4):
         optimizer.zero_grad()
-        loss = cross_entropy(model(x, edge_index), y) + auxiliary_loss(model)
+        logits = model(x, edge_index)
+        loss = cross_entropy(logits, torch.arange(13) % 3) + auxiliary_loss(model)
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
     assert torch.equal(torch.get_rng_state(), before)
-    return losses + [parameter.detach() for parameter in model.parameters()]
+    return [*losses, *(parameter.detach() for parameter in model.parameters())]
 
 
 def test_a_seed_repeats_a_run_bit_for_bit_and_another_does_not():
     first = train(1)
-    again = train(1)
-    other = train(2)
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not torch.equal(first[0], other[0])
+    assert all(torch.equal(a, b) for a, b in zip(first, train(1), strict=True))
+    assert not torch.equal(first[0], train(2)[0])
 
 
 def test_threads_that_share_a_model_train_as_one_would():
     """Four threads have, in some order, the losses that one has; with one layer, for their order may change between."""
     x, edge_index = problem()
-    shared = NodeFormer(4, 6, 3, 1, heads=2, num_samples=10).double().train()
+    shared = noisy(1)
     alone = copy.deepcopy(shared)
-    calls = 40
 
     def step(model: NodeFormer) -> tuple[float, float]:
-        logits = model(x, edge_index)
-        edges = auxiliary_loss(model)
-        gradients = torch.autograd.grad(
-            logits.square().sum() + edges, list(model.parameters())
-        )
-        return float(logits.detach().square().sum()), float(
-            torch.cat([g.flatten() for g in gradients]).sum()
-        )
+        loss = model(x, edge_index).square().sum() + auxiliary_loss(model)
+        slopes = torch.autograd.grad(loss, list(model.parameters()))
+        return float(loss.detach()), float(sum(slope.sum() for slope in slopes))
 
     with ThreadPoolExecutor(4) as pool:
-        got = list(pool.map(lambda _: step(shared), range(calls)))
-    expected = [step(alone) for _ in range(calls)]
-    assert len(set(got)) == calls
-    assert sorted(got) == sorted(expected)
+        got = list(pool.map(lambda _: step(shared), range(40)))
+    assert len(set(got)) == 40
+    assert sorted(got) == sorted(step(alone) for _ in range(40))
     for name, buffer in alone.named_buffers():
         assert torch.equal(buffer, shared.get_buffer(name))
 
 
 def test_a_model_in_the_middle_of_training_is_copied_and_saved():
     x, edge_index = problem()
-    model = NodeFormer(4, 6, 3, num_samples=10).double().train()
+    model = noisy()
     first = model(x, edge_index)
     twin = copy.deepcopy(model)
-    other = built(lambda: NodeFormer(4, 6, 3, num_samples=10), 5).double().train()
+    other = noisy(seed=5)
     other.load_state_dict(model.state_dict())
     assert auxiliary_loss(twin) == 0
     second = model(x, edge_index)

@@ -10,7 +10,7 @@ from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.models import PDETransformer
 from diffusion_mp.models.pde_transformer import SITES
 from diffusion_mp.testing.laws import seeded
-from helpers import randn, refuses
+from helpers import agree, close, randn, refuses
 
 PLACEMENTS = [*SITES, None]
 LENGTH = 7
@@ -20,22 +20,13 @@ DOUBLE = torch.float64
 
 
 def build(placement: str | None = None, **options) -> PDETransformer:
-    options = {
-        "in_channels": [11],
-        "num_layers": 2,
-        "heads": HEADS,
-        "max_length": 20,
-    } | options
+    options = {"num_layers": 2, "heads": HEADS, "max_length": 20} | options
+    channels = options.pop("in_channels", [11])
     if placement is not None:
         options.setdefault("diffusion", {"strides": (1, 2), "alpha": 0.3})
     with seeded(0):
-        model = (
-            PDETransformer(
-                options.pop("in_channels"), CHANNELS, 4, placement=placement, **options
-            )
-            .double()
-            .eval()
-        )
+        model = PDETransformer(channels, CHANNELS, 4, placement=placement, **options)
+    model = model.double().eval()
     for layer in diffusions(model):
         layer.reset_parameters()  # α in double precision
     return model
@@ -134,9 +125,7 @@ def test_the_placements_are_those_of_table_1() -> None:
 def test_p1_smooths_the_embedding_and_its_position() -> None:
     x = sequences()
     plain = build().embed(sequences())
-    torch.testing.assert_close(
-        build("P1").embed(x), along(smoothing(LENGTH), plain), rtol=1e-12, atol=1e-12
-    )
+    close(build("P1").embed(x), along(smoothing(LENGTH), plain), "entries")
     for placement in PLACEMENTS[1:]:
         assert torch.equal(build(placement).embed(x), plain)
 
@@ -149,26 +138,14 @@ def test_the_placements_differ_as_models() -> None:
     for placement in PLACEMENTS:
         model = build(placement)
         model.load_state_dict(start, strict=False)
+        thetas = {layer.diffusivity.theta for layer in diffusions(model)}
+        assert len(thetas) == {None: 0, "P1": 1, "P4": 4}.get(placement, 2)
         outputs[placement] = model(x)
-        layers = diffusions(model)
-        count = {None: 0, "P1": 1, "P4": 4}.get(placement, 2)
-        assert (
-            len({id(layer.diffusivity.theta) for layer in layers})
-            == len(layers)
-            == count
-        )
         outputs[placement].square().sum().backward()
-        assert all(
-            parameter.grad.abs().max() > 1e-12 for parameter in model.parameters()
-        )
-    torch.testing.assert_close(outputs.pop("P3"), outputs["P2"], rtol=1e-12, atol=1e-12)
-    for first, second in combinations(outputs, 2):
-        assert not torch.allclose(
-            outputs[first], outputs[second], rtol=1e-3, atol=1e-4
-        ), (
-            first,
-            second,
-        )
+        assert all(leaf.grad.abs().max() > 1e-12 for leaf in model.parameters())
+    close(outputs.pop("P3"), outputs["P2"], "entries")
+    for first, second in combinations(outputs.values(), 2):
+        assert not torch.allclose(first, second, rtol=1e-3, atol=1e-4)
 
 
 # where the tokens of three sequences of 7, 4 and 1 tokens stand among 9 positions
@@ -189,20 +166,16 @@ ANYWHERE = torch.tensor(
     ("pooling", "causal"), [("mean", False), ("first", False), ("last", True)]
 )
 @pytest.mark.parametrize("placement", PLACEMENTS)
+@torch.no_grad()
 def test_a_padded_sequence_is_the_sequence(
     placement: str | None, pooling: str, causal: bool, mask: Tensor
 ) -> None:
     model = build(placement, pooling=pooling, causal=causal)
     x = sequences(9)
-    with torch.no_grad():
-        padded = model(x.masked_fill(~mask, -5), mask)  # no category of the vocabulary
-        alone = torch.cat(
-            [
-                model(row[tokens].unsqueeze(0))
-                for row, tokens in zip(x, mask, strict=True)
-            ]
-        )
-    torch.testing.assert_close(padded, alone, rtol=1e-12, atol=1e-12)
+    rows = zip(x, mask, strict=True)
+    alone = torch.cat([model(row[tokens].unsqueeze(0)) for row, tokens in rows])
+    # No category of the vocabulary.
+    close(model(x.masked_fill(~mask, -5), mask), alone, "entries")
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -214,16 +187,12 @@ def test_neither_nan_in_the_padding_nor_a_sequence_without_a_token_disturbs_othe
     expected = model(x, ANYWHERE)
     poisoned = model(x.masked_fill(~ANYWHERE.unsqueeze(2), torch.nan), ANYWHERE)
     assert torch.equal(poisoned, expected)
-    gradients = [
-        torch.autograd.grad(out.square().sum(), list(model.parameters()))
-        for out in (poisoned, expected)
-    ]
-    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+    agree(poisoned, expected, model.parameters(), (0, 0), (1e-12, 1e-12))
     mask = ANYWHERE.clone()
     mask[1] = False
     out = model(x, mask)
     assert out.isfinite().all()
-    torch.testing.assert_close(out[::2], expected[::2], rtol=1e-12, atol=1e-12)
+    close(out[::2], expected[::2], "entries")
 
 
 def states(model: PDETransformer, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -270,24 +239,15 @@ def test_a_causal_model_refuses_a_boundary_that_looks_ahead() -> None:
 def test_pooling(pooling: str) -> None:
     model = build(pooling=pooling)
     x = sequences(9)
-    rows = [
-        row[tokens]
-        for row, tokens in zip(
-            model.norm(states(model, x, ANYWHERE)), ANYWHERE, strict=True
-        )
-    ]
-    expected = torch.stack(
-        [
-            {"mean": row.mean(0), "first": row[0], "last": row[-1]}[pooling]
-            for row in rows
-        ]
-    )
-    torch.testing.assert_close(
-        model.encode(x, ANYWHERE), expected, rtol=1e-12, atol=1e-12
-    )
-    torch.testing.assert_close(
-        model(x, ANYWHERE), model.head(expected), rtol=1e-12, atol=1e-12
-    )
+    rows = []
+    for row, tokens in zip(
+        model.norm(states(model, x, ANYWHERE)), ANYWHERE, strict=True
+    ):
+        row = row[tokens]
+        rows.append({"mean": row.mean(0), "first": row[0], "last": row[-1]}[pooling])
+    expected = torch.stack(rows)
+    close(model.encode(x, ANYWHERE), expected, "entries")
+    close(model(x, ANYWHERE), model.head(expected), "entries")
 
 
 def test_retrieval_is_two_towers_with_the_same_weights() -> None:
@@ -298,9 +258,7 @@ def test_retrieval_is_two_towers_with_the_same_weights() -> None:
     u = model.encode(x)
     v = model.encode(other, mask)
     expected = model.head(torch.cat([u, v, u * v, u - v], 1))
-    torch.testing.assert_close(
-        model(x, None, other, mask), expected, rtol=1e-12, atol=1e-12
-    )
+    close(model(x, None, other, mask), expected, "entries")
 
 
 def test_tokens_of_several_columns() -> None:
@@ -312,7 +270,7 @@ def test_tokens_of_several_columns() -> None:
         + tables[1](columns[..., 1])
         + model.positions[:LENGTH]
     )
-    torch.testing.assert_close(model.embed(columns), expected, rtol=1e-12, atol=1e-12)
+    close(model.embed(columns), expected, "entries")
 
 
 def test_dropout_and_repr() -> None:
@@ -331,16 +289,8 @@ test_it_says_what_it_needs = refuses(
     (lambda: build(None, diffusion={}), "diffusion belongs to a placement"),
     (lambda: build(heads=4), "heads must divide channels"),
     (
-        lambda: build()(sequences(21)),
-        r"x must not be longer than max_length=20; got an int64 tensor",
-    ),
-    (
         lambda: build()(sequences()[0]),
         r"x must be \[batch, length, 1\], as in_channels says",
-    ),
-    (
-        lambda: build(in_channels=2)(randn(3, 7)),
-        r"x must be \[batch, length, 2\], as in_channels says",
     ),
     (lambda: build()(randn(3, 7)), "x must hold categories"),
     (lambda: build()(sequences() + 20), r"column 0 of x must lie in \[0, 10\]"),

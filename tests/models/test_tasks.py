@@ -11,7 +11,7 @@ import diffusion_mp as dm
 from diffusion_mp.layers import LaplacianEncoder
 from diffusion_mp.models.pde_transformer import SITES
 from diffusion_mp.testing.laws import seeded
-from helpers import built
+from helpers import built, close
 
 MODELS = {
     "DIFFormer": lambda **o: dm.DIFFormer(5, 8, 3, 2, graph="sum", **o),
@@ -65,10 +65,10 @@ def test_the_head_reads_the_mean_of_its_nodes(make, generator):
     model.head.register_forward_pre_hook(lambda head, args: states.append(args[0]))
     out = model(x, edges, batch=batch)
     means = torch.stack([states[0][batch == graph].mean(0) for graph in range(3)])
-    torch.testing.assert_close(out, model.head.mlp(means))
-    torch.testing.assert_close(out, torch.cat([model(x, edges) for x, edges in graphs]))
+    close(out, model.head.mlp(means))
+    close(out, torch.cat([model(x, edges) for x, edges in graphs]))
     nothing = model(x, edges, batch=2 * batch)[1]  # of a graph without nodes
-    torch.testing.assert_close(nothing, model.head.mlp(torch.zeros_like(means[1])))
+    close(nothing, model.head.mlp(torch.zeros_like(means[1])))
 
 
 def test_pairs_are_scored_by_inner_products(make, generator):
@@ -79,12 +79,8 @@ def test_pairs_are_scored_by_inner_products(make, generator):
     pairs = torch.randint(7, (2, 9), generator=generator)
     scores = model(x, edges, edge_label_index=pairs)
     embedding = model.head.mlp(states[0])
-    torch.testing.assert_close(
-        scores, (embedding @ embedding.t() / 3**0.5)[pairs[0], pairs[1]]
-    )
-    torch.testing.assert_close(
-        scores, model(x, dm.Graph(7, edges), edge_label_index=pairs.flip(0))
-    )
+    close(scores, (embedding @ embedding.t() / 3**0.5)[pairs[0], pairs[1]])
+    close(scores, model(x, dm.Graph(7, edges), edge_label_index=pairs.flip(0)))
 
 
 @pytest.mark.usefixtures("no_typecheck")

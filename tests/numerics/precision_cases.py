@@ -116,7 +116,7 @@ def channels_of(build: Callable[[], nn.Module]) -> int:
     return channels if channels > 0 else 4
 
 
-UPDATES: dict[str, tuple[Callable[[], nn.Module], str]] = {
+UPDATES = {
     "explicit": (lambda: ExplicitEuler(0.5), "layer"),
     "explicit-residual": (lambda: ExplicitEuler(0.5, "residual", leak=0.1), "layer"),
     "implicit": (lambda: ImplicitEuler(2.0), "solve"),
@@ -129,7 +129,7 @@ UPDATES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "heat": (lambda: HeatKernel(3.0), "solve"),
 }
 
-CASES: dict[str, Case] = {
+CASES = {
     **{
         name: Case(build, diffusivity, getattr(build(), "channels", 0) or 6)
         for name, build in DIFFUSIVITIES.items()
@@ -203,12 +203,12 @@ def results(
                 * torch.arange(part.numel()).cos().double().view(part.shape)
             ).sum()
         )
-    grads: dict[str, Tensor] = {}
+    grads = {}
     if loss.requires_grad:
-        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        slopes = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         grads = {
             name: grad
-            for name, grad in zip(leaves, found, strict=True)
+            for name, grad in zip(leaves, slopes, strict=True)
             if grad is not None
         }
     return {name: part.detach() for name, part in out.items()}, grads

@@ -1,7 +1,5 @@
 """Every update by matrices of the coupling's entries, and the random states that tests of updates share."""
 
-from collections.abc import Iterable, Sequence
-
 import numpy as np
 import torch
 from scipy.linalg import expm
@@ -15,7 +13,6 @@ from diffusion_mp.updates import (
     ImplicitEuler,
     StateUpdate,
 )
-from helpers import randn as random
 
 DOUBLE = torch.float64
 
@@ -30,16 +27,9 @@ def both(update: StateUpdate, coupling: Coupling, x: Tensor) -> tuple[Tensor, Te
     return update(x, coupling, source=source), dense_update(update, coupling, x, source)
 
 
-def gradients(
-    outs: Iterable[Tensor], leaves: Sequence[Tensor]
-) -> list[tuple[Tensor, ...]]:
-    """Of a weighted sum of each result, with respect to every leaf."""
-    outs = list(outs)
-    weight = random(*outs[0].shape, seed=9)
-    options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-    return [
-        torch.autograd.grad((out * weight).sum(), leaves, **options) for out in outs
-    ]
+def largest(x: Tensor) -> float:
+    """The largest entry, or one."""
+    return float(x.abs().amax().clamp(min=1.0)) if x.numel() else 1.0
 
 
 def dense_update(

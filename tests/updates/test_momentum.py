@@ -5,34 +5,34 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor
+from dense_updates import DOUBLE
 
-import diffusion_mp as dm
-from diffusion_mp.couplings import Coupling
-from diffusion_mp.testing.problems import Problem, path_problem, random_problem
+from diffusion_mp import (
+    GaussianPenalty,
+    MixturePenalty,
+    QuadraticPenalty,
+    SigmoidPenalty,
+    SimplePenalty,
+    SoftmaxPenalty,
+)
+from diffusion_mp.testing.problems import path_problem, random_problem
 from diffusion_mp.updates import ExplicitEuler, MomentumStep
 from energy_forms import Explicit
+from helpers import close
 
 PENALTIES = [
-    dm.QuadraticPenalty(),
-    dm.SimplePenalty(),
-    dm.SigmoidPenalty(),
-    dm.SoftmaxPenalty(3),
+    QuadraticPenalty(),
+    SimplePenalty(),
+    SigmoidPenalty(),
+    SoftmaxPenalty(3),
 ]
 PENALTIES += [
-    dm.GaussianPenalty(0.3),
-    dm.MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False),
+    GaussianPenalty(0.3),
+    MixturePenalty([0.2, 1.0], [3.0, 0.5]).requires_grad_(False),
 ]
 
 
-def dense(
-    problem: Problem,
-    tau: float,
-    momentum: float,
-    steps: int,
-    leak: float,
-    drive: Tensor,
-) -> Tensor:
+def dense(problem, tau, momentum, steps, leak, drive):
     z = before = problem.state
     for _ in range(steps):
         slope = torch.einsum("ij,jhd->ihd", problem.laplacian, z) + leak * z - drive
@@ -42,46 +42,39 @@ def dense(
 
 @pytest.mark.parametrize("form", ["conservative", "residual"])
 @pytest.mark.parametrize("steps", [1, 2, 7])
-def test_it_is_the_two_step_recursion(form: str, steps: int) -> None:
+def test_it_is_the_two_step_recursion(form, steps):
     problem = random_problem(form=form)
     h = problem.state.cos()
     update = MomentumStep(0.1, 0.7, steps, problem.form, beta=0.4, leak=0.2)
     expected = dense(problem, 0.1, 0.7, steps, 0.2, 0.4 * h)
-    torch.testing.assert_close(
-        update(problem.state, problem.coupling, source=h),
-        expected,
-        rtol=1e-12,
-        atol=1e-12,
-    )
+    close(update(problem.state, problem.coupling, source=h), expected, "entries")
     from_values = update(
         problem.state.flip(0), problem.coupling, values=problem.state, source=h
     )
-    torch.testing.assert_close(from_values, expected, rtol=1e-12, atol=1e-12)
+    close(from_values, expected, "entries")
     still = MomentumStep(0.1, 0.0, 1, problem.form, beta=0.4, leak=0.2)(
         problem.state, problem.coupling, source=h
     )
     explicit = ExplicitEuler(0.1, problem.form, beta=0.4, leak=0.2)(
         problem.state, problem.coupling, source=h
     )
-    torch.testing.assert_close(still, explicit, rtol=1e-12, atol=1e-12)
+    close(still, explicit, "entries")
 
 
 @pytest.mark.usefixtures("no_typecheck")
 @pytest.mark.parametrize("penalty", PENALTIES, ids=repr)
-def test_the_paper_s_energy_falls_with_couplings_that_follow_the_state(
-    penalty: dm.Penalty,
-) -> None:
+def test_the_paper_s_energy_falls_with_couplings_that_follow_the_state(penalty):
     """E(Z_{k+1}, k) ≤ E(Z_k, k − 1) with λ = τ/(2m) up to the largest τ of the theorem; twice that rises."""
     generator = torch.Generator().manual_seed(0)
 
-    def rises(factor: float) -> int:
+    def rises(factor):
         count = 0
         for _ in range(8):
             n = int(torch.randint(2, 9, (1,), generator=generator))
             momentum = 0.05 + 0.9 * float(torch.rand(1, generator=generator))
-            x = torch.randn(n, 1, 2, generator=generator, dtype=torch.float64)
+            x = torch.randn(n, 1, 2, generator=generator, dtype=DOUBLE)
             x = previous = 0.5 * x / x.norm(dim=2, keepdim=True)
-            top = n * float(penalty.f(torch.zeros((), dtype=torch.float64)))
+            top = n * float(penalty.f(torch.zeros((), dtype=DOUBLE)))
             update = MomentumStep(factor * 2 * (1 - momentum) / top, momentum, steps=1)
             energy = Explicit(penalty, update.tau / (2 * momentum))
             last = energy(x, x)
@@ -96,9 +89,7 @@ def test_the_paper_s_energy_falls_with_couplings_that_follow_the_state(
     assert rises(4.0) > 0
 
 
-def pair_energy(
-    update: MomentumStep, coupling: Coupling, z: Tensor, after: Tensor
-) -> float:
+def pair_energy(update, coupling, z, after):
     """½(1 + m)‖z⁺ − z‖² + τ⟨z⁺, (Δ + κ)z⟩."""
     slope = coupling.laplacian(z) + update.leak * z
     return float(
@@ -108,7 +99,7 @@ def pair_energy(
 
 
 @pytest.mark.parametrize("seed", range(0, 10, 3))
-def test_one_coupling_allows_longer_steps(seed: int) -> None:
+def test_one_coupling_allows_longer_steps(seed):
     """Up to 2(1 + m)/λ₁ the energy of two states falls and is positive; beyond it the state explodes."""
     problem = random_problem(seed=seed)
     momentum = 0.1 + 0.085 * seed
@@ -133,7 +124,7 @@ def test_one_coupling_allows_longer_steps(seed: int) -> None:
     )
 
 
-def test_a_path_comes_to_rest_twenty_times_sooner() -> None:
+def test_a_path_comes_to_rest_twenty_times_sooner():
     """100 nodes, until their differences are a millionth: against the fastest step without momentum, 2/(λ₁ + μ)."""
     problem = path_problem(100)
     rates = torch.linalg.eigvalsh(problem.laplacian)

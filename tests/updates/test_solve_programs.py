@@ -11,11 +11,11 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "which-model.md"
 
 
 @pytest.mark.parametrize("select", RUNS[:2])
-def test_solves_are_exported_and_compiled(select: str) -> None:
+def test_solves_are_exported_and_compiled(select):
     run_tests("solve_cases.py", select, typecheck=False)
 
 
-def test_the_page_names_what_is_exported() -> None:
+def test_the_page_names_what_is_exported():
     text = PAGE.read_text()
     for name in (
         "ImplicitEuler",

@@ -22,6 +22,7 @@ def configuration(path: str) -> str:
     if "/" not in path and packaged.is_file():
         return str(packaged)
     names = sorted(file.stem for file in configs_folder().glob("*.yaml"))
+    # A path of a clone, `configs/cora_gcn.yaml`, names what an installed package has too.
     stem = Path(path).stem
     if stem in names:
         way_out = f"Give --config {stem}"

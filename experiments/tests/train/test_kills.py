@@ -42,7 +42,7 @@ def left_by_fit(folder):
         folder.glob("runs/*/version_*/checkpoints"),
         key=lambda path: int(path.parent.name[8:]),
     )
-    found = {path.name: load_checkpoint(path) for path in checkpoints.glob("*.ckpt")}
+    actual = {path.name: load_checkpoint(path) for path in checkpoints.glob("*.ckpt")}
     parts = (
         "state_dict",
         "optimizer_states",
@@ -53,12 +53,12 @@ def left_by_fit(folder):
     )
     return {
         name: {part: checkpoint[part] for part in parts}
-        for name, checkpoint in found.items()
+        for name, checkpoint in actual.items()
     }
 
 
 def left_by_placements(folder):
-    found = {
+    actual = {
         path.relative_to(folder): load_checkpoint(path)["state_dict"]
         for path in folder.rglob("*.ckpt")
     }
@@ -66,7 +66,7 @@ def left_by_placements(folder):
         path.relative_to(folder): json.loads(path.read_text())
         for path in folder.rglob("result.json")
     }
-    return found, {name: {**result, "seconds": 0} for name, result in results.items()}
+    return actual, {name: {**result, "seconds": 0} for name, result in results.items()}
 
 
 def left_by_script(folder):
@@ -128,12 +128,12 @@ def kill(process, number, checkpoints, pause, files):
     def newest():
         return {path: path.stat().st_mtime_ns for path in files()}
 
-    seen = newest()
+    observed = newest()
     deadline = time.monotonic() + 300
     while checkpoints > 0 and process.is_alive() and time.monotonic() < deadline:
         time.sleep(0.001)
-        if (now := newest()) != seen:
-            seen = now
+        if (now := newest()) != observed:
+            observed = now
             checkpoints = checkpoints - 1
     time.sleep(pause)
     os.kill(process.pid, number)
@@ -145,13 +145,13 @@ def next_arguments(name, arguments, folder, said, number):
     if number != signal.SIGKILL and "Stopped by" in said:
         program, *printed = shlex.split(said.splitlines()[-1])
         return printed if program == "diffusion-mp" else printed[1:]
-    found = sorted(
+    actual = sorted(
         folder.glob("runs/*/*/checkpoints/last.ckpt"),
         key=lambda path: path.stat().st_mtime_ns,
     )
     return (
-        [*arguments, "--ckpt_path", str(found[-1])]
-        if name == "fit" and found
+        [*arguments, "--ckpt_path", str(actual[-1])]
+        if name == "fit" and actual
         else arguments
     )
 

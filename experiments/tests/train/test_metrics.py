@@ -1,6 +1,7 @@
 """Losses and scores against their formulas, however the examples are cut into batches."""
 
 import pytest
+import sklearn.metrics as sklearn
 import torch
 import torch.nn.functional as F
 from torch import zeros
@@ -15,12 +16,6 @@ def test_classes_weigh_the_same_however_many_nodes_they_have(generator):
     assert train.weighted_accuracy(2)(
         torch.zeros_like(target), target
     ) == pytest.approx(0.5)
-    target = torch.tensor([0, 0, 0, 0, 1, 1, 2])
-    classes = torch.tensor([0, 0, 0, 1, 1, 2, 2])
-    logits = torch.nn.functional.one_hot(classes, 3).float()
-    assert train.weighted_accuracy(3)(logits, target) == pytest.approx(
-        (3 / 4 + 1 / 2 + 1) / 3
-    )
     score = train.weighted_accuracy(2)
     score.update(torch.tensor([0, 0, 0]), torch.tensor([0, 0, 1]))
     score.update(torch.tensor([1]), torch.tensor([1]))
@@ -30,9 +25,7 @@ def test_classes_weigh_the_same_however_many_nodes_they_have(generator):
     labels = torch.randint(2, (40, 4), generator=generator)
     labels[:, 1] = 0
     labels[:, 2] = 1
-    expected = (
-        curve(logits[:, 0], labels[:, 0]) + curve(logits[:, 3], labels[:, 3])
-    ) / 2
+    expected = sklearn.roc_auc_score(labels[:, [0, 3]], logits[:, [0, 3]])
     assert train.TaskMetric("roc_auc")(logits, labels) == pytest.approx(expected)
     assert train.TaskMetric("ap")(logits, labels) < 1
     for metric in ("acc", "macro_f1"):  # of one class for every example
@@ -46,44 +39,28 @@ def test_classes_weigh_the_same_however_many_nodes_they_have(generator):
     ) == pytest.approx((1 + 2 / 3) / 2)
 
 
-def curve(scores, truth):
-    """The share of pairs of a positive and a negative example in the right order, ties half."""
-    difference = scores[truth == 1].unsqueeze(1) - scores[truth == 0]
-    return float(((difference > 0).double() + (difference == 0).double() / 2).mean())
-
-
 def test_accuracy_f1_and_errors(generator):
     logits = torch.randn(50, 3, generator=generator)
     labels = torch.randint(3, (50,), generator=generator)
     guess = logits.argmax(1)
-    assert train.TaskMetric("acc")(logits, labels) == pytest.approx(
-        float((guess == labels).double().mean())
-    )
-    f1 = [
-        2
-        * ((guess == c) & (labels == c)).sum()
-        / ((guess == c).sum() + (labels == c).sum())
-        for c in range(3)
-    ]
-    assert train.TaskMetric("macro_f1")(logits, labels) == pytest.approx(
-        float(torch.stack(f1).mean())
-    )
-    x = logits[:, 0]
-    y = logits[:, 1]
-    assert train.TaskMetric("mse")(x, y) == pytest.approx(
-        float((x - y).square().mean())
-    )
-    assert train.TaskMetric("mae")(x, y) == pytest.approx(float((x - y).abs().mean()))
+    x, y, _ = logits.T
+    for name, (outputs, targets), expected in (
+        ("acc", (logits, labels), sklearn.accuracy_score(labels, guess)),
+        (
+            "macro_f1",
+            (logits, labels),
+            sklearn.f1_score(labels, guess, average="macro"),
+        ),
+        ("mse", (x, y), sklearn.mean_squared_error(y, x)),
+        ("mae", (x, y), sklearn.mean_absolute_error(y, x)),
+    ):
+        assert train.TaskMetric(name)(outputs, targets) == pytest.approx(expected)
     logits = torch.randn(60, 2, generator=generator)
     labels = torch.randint(2, (60,), generator=generator)
-    assert train.TaskMetric("roc_auc")(logits, labels) == pytest.approx(
-        curve(logits[:, 1] - logits[:, 0], labels)
-    )
-    # Logits that could be taken for probabilities.
-    small = logits.sigmoid() * torch.tensor([0.5, 1.0])
-    assert train.TaskMetric("roc_auc")(small, labels) == pytest.approx(
-        curve(small[:, 1] - small[:, 0], labels)
-    )
+    # The second could be taken for probabilities.
+    for scores in (logits, logits.sigmoid() * torch.tensor([0.5, 1.0])):
+        expected = sklearn.roc_auc_score(labels, scores[:, 1] - scores[:, 0])
+        assert train.TaskMetric("roc_auc")(scores, labels) == pytest.approx(expected)
     # Confident answers do not tie.
     logits = torch.tensor([[0.0, 20.0], [0.0, 21.0], [0.0, 22.0], [0.0, 23.0]])
     assert train.TaskMetric("roc_auc")(
@@ -94,22 +71,19 @@ def test_accuracy_f1_and_errors(generator):
 @pytest.mark.parametrize("name", ["acc", "macro_f1", "roc_auc", "ap", "mse", "mae"])
 def test_however_it_is_cut(name, generator):
     """Batches are one, a reset begins anew, and the direction is that of a random guess to a perfect one."""
-    numbers = name in ("mse", "mae")
-    if numbers:
-        outputs = torch.randn(30, generator=generator)
+    if name in ("mse", "mae"):
+        outputs, targets = torch.randn(2, 30, generator=generator)
+        perfect = targets
     else:
         outputs = torch.randn(30, 3, generator=generator)
-    if numbers:
-        targets = torch.randn(30, generator=generator)
-    else:
         targets = torch.randint(3, (30,), generator=generator)
+        perfect = 9.0 * F.one_hot(targets, 3)
     score = train.TaskMetric(name)
     together = score(outputs, targets)
     score.reset()
     for part in (slice(0, 7), slice(7, 30)):
         score.update(outputs[part], targets[part])
     assert score.compute() == pytest.approx(float(together))
-    perfect = targets if numbers else 9.0 * torch.nn.functional.one_hot(targets, 3)
     score.reset()
     assert (score(perfect, targets) > together) == score.higher_is_better
 
@@ -151,17 +125,12 @@ test_losses_refuse = refuses(
         r"\[5, 1\] and target \[5\] must have the same shape",
     ),
     (lambda: train.mean_squared_error(zeros(0, 1), zeros(0, 1)), "no node to average"),
-    (
-        lambda: train.multi_label_loss(zeros(7, 3), zeros(7, 2)),
-        r"Expected logits and target \[N, T\] of one shape",
-    ),
-    (
-        lambda: train.multi_label_loss(zeros(7, 3), zeros(7)),
-        r"Expected logits and target \[N, T\] of one shape",
-    ),
-    (
-        lambda: train.multi_label_loss(zeros(7, 3), zeros(0, 3)),
-        r"Expected logits and target \[N, T\] of one shape",
+    *(
+        (
+            lambda target=target: train.multi_label_loss(zeros(7, 3), zeros(*target)),
+            r"Expected logits and target \[N, T\] of one shape",
+        )
+        for target in ((7, 2), (7,), (0, 3))
     ),
     (
         lambda: train.multi_label_loss(zeros(7, 3), zeros(7, 3) + 2),

@@ -2,24 +2,20 @@
 
 import re
 
-import own_parts
 import pytest
 import torch
 import yaml
 
+import own_parts
 from diffusion_mp_experiments.train import (
     DigitsDataModule,
     NodeClassifier,
     load_checkpoint,
 )
-from diffusion_mp_experiments.train.cli import main
 from training_runs import CONFIG, TINY
 
-QUIET = [
-    "--trainer.max_epochs=1",
-    "--trainer.enable_progress_bar=false",
-    "--trainer.logger=false",
-]
+SHORT = "--trainer.max_epochs=1 --trainer.enable_progress_bar=false"
+QUIET = f"{SHORT} --trainer.logger=false"
 MODELS = {
     "own_parts.FeaturesOnly": "FeaturesOnly cannot be called with a float32 tensor .* too many positional arguments",
     "own_parts.TwoResults": r"The model must return a tensor of outputs; got \(a float32 tensor",
@@ -43,63 +39,52 @@ DATA = {
     "NoFeatures": "data must have x, the features",
     "Pairs": "data must be a torch_geometric Data; got",
     "TextWidth": r"TextWidth\.num_features must be a whole number, .* got '3'",
+    "Unmeasured": "Give the data module the properties num_features and num_classes",
     "NoWidth": r"NoWidth\.num_features must be a whole number, .* got None",
 }
 
 
 @pytest.fixture
-def fit(tmp_path, capsys):
-    """Fits a model of this module on data of this module; returns the exit code and what was said on stderr."""
+def fit(tmp_path, typed):
+    """Fits a model on data of `own_parts`; returns what was said."""
 
-    def run(model="own_parts.Linear", data="own_parts.Ring", *options):
-        words = [
-            f"--data={data}",
-            f"--model.model={model}",
-            f"--out={tmp_path}",
-            *QUIET,
-            *options,
-        ]
-        code = main(["fit", *words])
-        return code, capsys.readouterr().err
+    def run(model="own_parts.Linear", data="Ring", options="", code=0):
+        parts = f"--data=own_parts.{data} --model.model={model} --out={tmp_path}"
+        return typed(f"fit {parts} {QUIET} {options}", code=code)
 
     return run
 
 
 @pytest.mark.parametrize(("model", "sentence"), MODELS.items())
 def test_models_that_do_not_fit_are_refused(model, sentence, fit):
-    code, said = fit(model)
-    assert code == 2
-    assert re.search(sentence, said)
+    assert re.search(sentence, fit(model, code=2))
 
 
 @pytest.mark.parametrize(("data", "sentence"), DATA.items())
 def test_data_that_do_not_fit_are_refused(data, sentence, fit):
-    code, said = fit(data=f"own_parts.{data}")
-    assert code == 2
-    assert re.search(sentence, said)
+    assert re.search(sentence, fit(data=data, code=2))
 
 
 @pytest.mark.parametrize(
     ("model", "options"),
     [
-        ("own_parts.WithoutWeights", []),
-        ("own_parts.WithoutArguments", []),
+        ("own_parts.WithoutArguments", ""),
         (
             "own_parts.OtherNames",
-            ["--model.model.features=3", "--model.model.classes=2"],
+            "--model.model.features=3 --model.model.classes=2",
         ),
         (
             "torch_geometric.nn.GCN",
-            ["--model.model.hidden_channels=4", "--model.model.num_layers=2"],
+            "--model.model.hidden_channels=4 --model.model.num_layers=2",
         ),
     ],
 )
 def test_models_with_other_arguments_train(model, options, fit):
-    assert fit(model, "own_parts.Ring", *options)[0] == 0
+    fit(model, options=options)
 
 
 def test_masks_may_be_indices(fit):
-    assert fit(data="own_parts.Indices")[0] == 0
+    fit(data="Indices")
     (data,) = own_parts.Indices().train_dataloader()
     module = NodeClassifier(own_parts.Linear(3, 2))
     logits, labels = module.compared(data, "train")
@@ -118,16 +103,9 @@ def test_masks_may_be_indices(fit):
         ("bf16-mixed", torch.float32),
     ],
 )
-def test_every_precision_of_the_trainer_trains(precision, dtype, tmp_path):
-    options = [
-        "--config",
-        CONFIG,
-        *TINY,
-        *QUIET,
-        f"--out={tmp_path}",
-        f"--trainer.precision={precision}",
-    ]
-    assert main(["fit", *options]) == 0
+def test_every_precision_of_the_trainer_trains(precision, dtype, tmp_path, typed):
+    options = f"{QUIET} --out={tmp_path} --trainer.precision={precision}"
+    typed(f"fit --config {CONFIG} {options}", *TINY)
     (last,) = tmp_path.rglob("last.ckpt")
     state = load_checkpoint(last)["state_dict"]
     assert {value.dtype for value in state.values() if value.is_floating_point()} == {
@@ -173,30 +151,20 @@ LOGGERS = {"CSVLogger": ["save_dir=here"], "TensorBoardLogger": ["save_dir=here"
     ],
 )
 def test_the_configuration_of_a_run_can_be_read_back(
-    part, name, options, tmp_path, monkeypatch, capsys
+    part, name, options, tmp_path, typed
 ):
     """Callbacks whose defaults are objects have no text of their own for them."""
-    monkeypatch.chdir(tmp_path)
-    words = [
-        "--config",
-        CONFIG,
-        *TINY,
-        "--trainer.max_epochs=1",
-        "--trainer.enable_progress_bar=false",
-    ]
-    words.append(f"--trainer.{part}={name}")
+    words = [f"--trainer.{part}={name}"]
     words += [f"--trainer.{part}.{each}" for each in options]
-    assert main(["fit", *words]) == 0
+    typed(f"fit --config {CONFIG} {SHORT}", *TINY, *words)
     (written,) = tmp_path.rglob("config.yaml")
     text = written.read_text()
     assert "Unable to serialize" not in text
     assert text.startswith("# pytorch_lightning==")
     assert name in text
-    capsys.readouterr()
-    with pytest.raises(SystemExit, match="0"):
-        main(["fit", "--config", str(written), "--print_config"])
-    assert yaml.safe_load(capsys.readouterr().out) == yaml.safe_load(text)
-    assert main(["fit", "--config", str(written), "--out", "again"]) == 0
+    read = typed(f"fit --config {written} --print_config")
+    assert yaml.safe_load(read) == yaml.safe_load(text)
+    typed(f"fit --config {written} --out again")
 
 
 def test_a_precision_whose_package_is_missing_is_a_sentence(fit, monkeypatch):
@@ -204,8 +172,5 @@ def test_a_precision_whose_package_is_missing_is_a_sentence(fit, monkeypatch):
         "lightning_fabric.plugins.precision.transformer_engine._TRANSFORMER_ENGINE_AVAILABLE",
         False,
     )
-    code, said = fit(
-        "own_parts.Linear", "own_parts.Ring", "--trainer.precision=transformer-engine"
-    )
-    assert code == 2
+    said = fit(options="--trainer.precision=transformer-engine", code=2)
     assert "The trainer needs a package that is not installed: " in said

@@ -40,20 +40,9 @@ def fit():
 
     def run(name, epochs, *options, model=DIFFORMER, code=0):
         folder = Path("runs", name, "checkpoints")
-        places = [
-            f"--{callback}.dirpath={folder}" for callback in ("checkpoint", "last")
-        ]
-        arguments = [
-            "fit",
-            *model,
-            *SMALL,
-            *QUIET,
-            *places,
-            "--name",
-            name,
-            f"--trainer.max_epochs={epochs}",
-        ]
-        assert main([*arguments, *options]) == code
+        line = f"fit --name {name} --trainer.max_epochs={epochs}"
+        line += f" --checkpoint.dirpath={folder} --last.dirpath={folder}"
+        assert main([*line.split(), *model, *SMALL, *QUIET, *options]) == code
         return {
             path.name: train.load_checkpoint(path) for path in folder.glob("*.ckpt")
         }
@@ -100,38 +89,16 @@ def test_a_resumed_fit_is_bit_equal(fit, model, options):
     assert_same_runs(part, straight)
 
 
-def test_the_best_is_that_of_the_whole_run(fit, capsys, tmp_path):
-    fit("run", 2, *STILL)
-    capsys.readouterr()
-    resume = "--ckpt_path=runs/run/checkpoints/last.ckpt"
-    assert set(fit("run", 3, *STILL, resume)) == {"best-epoch=0.ckpt", "last.ckpt"}
-    best = tmp_path / "runs/run/checkpoints/best-epoch=0.ckpt"
-    assert f"Best checkpoint: {best}" in capsys.readouterr().out
-
-
-def test_a_folder_that_lightning_named_by_a_relative_path():
+def test_the_best_is_that_of_the_whole_run(typed):
     """The default: the folder of the logger is relative, that of --ckpt_path is not."""
-    arguments = [
-        "fit",
-        *DIFFORMER,
-        *SMALL,
-        *STILL,
-        "--trainer.enable_progress_bar=false",
-    ]
-    assert main([*arguments, "--trainer.max_epochs=2"]) == 0
+    words = [*DIFFORMER, *SMALL, *STILL, "--trainer.enable_progress_bar=false"]
+    typed("fit --trainer.max_epochs=2", *words)
     checkpoints = Path("runs/fit/version_0/checkpoints")
-    assert (
-        main(
-            [
-                *arguments,
-                "--trainer.max_epochs=4",
-                "--ckpt_path",
-                str(checkpoints / "last.ckpt"),
-            ]
-        )
-        == 0
-    )
-    assert [path.name[:12] for path in checkpoints.glob("best*")] == ["best-epoch=0"]
+    resume = f"--ckpt_path={checkpoints}/last.ckpt"
+    said = typed(f"fit --trainer.max_epochs=4 {resume}", *words)
+    (best,) = checkpoints.glob("best-epoch=0*")
+    assert [*checkpoints.glob("best*")] == [best]
+    assert f"Best checkpoint: {best}" in said
 
 
 def test_a_run_that_had_stopped_early_stays_stopped(fit):
@@ -149,16 +116,11 @@ def test_a_run_that_had_stopped_early_stays_stopped(fit):
 def test_the_command_line_wins_over_the_checkpoint_which_wins_over_defaults(fit):
     resume = "--ckpt_path=runs/run/checkpoints/last.ckpt"
     fit("run", 1, "--model.lr=0.25", "--model.weight_decay=0.125")
-    found = fit("run", 2, "--model.lr=0.5", resume)["last.ckpt"]
-    group = found["optimizer_states"][0]["param_groups"][0]
+    actual = fit("run", 2, "--model.lr=0.5", resume)["last.ckpt"]
+    group = actual["optimizer_states"][0]["param_groups"][0]
     assert (group["lr"], group["weight_decay"]) == (0.5, 0.125)
-    assert (
-        found["hyper_parameters"]["lr"],
-        found["hyper_parameters"]["weight_decay"],
-    ) == (
-        0.5,
-        0.125,
-    )
+    settings = actual["hyper_parameters"]
+    assert (settings["lr"], settings["weight_decay"]) == (0.5, 0.125)
 
 
 def test_what_a_run_cannot_go_on_with_is_refused(fit, capsys):

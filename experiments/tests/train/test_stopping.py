@@ -4,13 +4,11 @@ import operator
 import os
 import shlex
 import signal
-from pathlib import Path
 
 import pytest
 import torch
 
 from diffusion_mp_experiments.train import NodeClassifier, exit_code, load_checkpoint
-from diffusion_mp_experiments.train.cli import main
 from diffusion_mp_experiments.train.many_runs import each
 from training_runs import CONFIG, TINY
 
@@ -35,53 +33,35 @@ def test_every_run_has_one_thread_and_an_error_of_a_run_is_raised(jobs):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_fit_says_the_command_that_goes_on(number, tmp_path, monkeypatch, capsys):
+def test_fit_says_the_command_that_goes_on(number, monkeypatch, typed):
     """In the third epoch of five; what is printed is run as it stands."""
     before = signal.getsignal(number)
-    small = [
-        *TINY,
-        "--trainer.max_epochs=5",
-        "--out",
-        str(tmp_path / "a folder"),
-        "--ckpt_path=null",
-    ]
+    line = f"fit --config {CONFIG} --trainer.max_epochs=5 --out='a folder' --ckpt_path=null"
 
     def stop(module):
         return module.current_epoch == 2 and os.kill(os.getpid(), number)
 
     with monkeypatch.context() as patch:
         patch.setattr(NodeClassifier, "on_train_epoch_start", stop)
-        assert main(["fit", "--config", CONFIG, *small]) == 128 + number
-    message = capsys.readouterr().err
+        message = typed(line, *TINY, code=128 + number)
     assert f"Stopped by {number.name}." in message
-    assert "Traceback" not in message
     name, *resuming = shlex.split(message.splitlines()[-1])
     assert name == "diffusion-mp"
-    assert main(resuming) == 0
+    typed("", *resuming)
     last = load_checkpoint(resuming[-1])
     assert (last["epoch"], last["global_step"]) == (4, 5)
     assert signal.getsignal(number) == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_table_says_to_start_again(number, tmp_path, monkeypatch, capsys):
+def test_a_table_says_to_start_again(number, monkeypatch, typed):
     monkeypatch.setattr(
         NodeClassifier, "training_step", lambda *_: os.kill(os.getpid(), number)
     )
-    options = [
-        "--splits=1",
-        "--jobs=1",
-        "--only",
-        "mlp",
-        "--configs",
-        str(Path(CONFIG).parent),
-        "--out",
-        str(tmp_path),
-    ]
-    assert main(options) == 128 + number
-    message = capsys.readouterr().err
-    assert f"Stopped by {number.name}.\nNothing is lost; start again with\n" in message
-    assert "  diffusion-mp --splits=1 --jobs=1 --only mlp --configs" in message
+    line = "--splits=1 --jobs=1 --only mlp"
+    message = typed(line, code=128 + number)
+    again = f"Nothing is lost; start again with\n  diffusion-mp {line}\n"
+    assert f"Stopped by {number.name}.\n{again}" in message
 
 
 def test_exit_codes(capsys):

@@ -73,7 +73,7 @@ class Coupling(ABC):
         num_nodes, heads: N and H.
         like: tensor with the dtype and device of S, or a coupling.
         ptr: row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph. Entries between graphs are zero.
-        checked: whether the library has made or checked the arguments, so that they are not looked at again.
+        _checked: whether the library has made or checked the arguments, so that they are not looked at again.
         promises: the first four of these properties by name; ``None`` leaves one to the class.
 
     Examples:
@@ -97,14 +97,14 @@ class Coupling(ABC):
         like: Tensor | Coupling,
         ptr: Tensor | None = None,
         *,
-        checked: bool | None = False,
+        _checked: bool | None = False,
         **promises: bool | None,
     ) -> None:
         self.num_nodes = num_nodes
         self.heads = heads
         self.dtype: torch.dtype = like.dtype
         self.device: torch.device = like.device
-        if not checked:
+        if not _checked:
             ptr = row_bounds(ptr, num_nodes)
             self._check_promises(promises)
         if ptr is not None:
@@ -514,12 +514,12 @@ class DerivedCoupling(Coupling):
         coupling: Coupling,
         heads: int | None = None,
         *,
-        checked: bool | None = False,
+        _checked: bool | None = False,
         **promises: bool | None,
     ) -> None:
         heads = heads or coupling.heads
         super().__init__(
-            coupling.num_nodes, heads, coupling, None, checked=checked, **promises
+            coupling.num_nodes, heads, coupling, None, _checked=_checked, **promises
         )
         self.coupling = coupling
 
@@ -594,9 +594,9 @@ class ScaledCoupling(DerivedCoupling):
         coupling: Coupling,
         *,
         nonnegative: bool = False,
-        checked: bool | None = False,
+        _checked: bool | None = False,
     ) -> None:
-        if not checked:
+        if not _checked:
             check_coupling_kind(coupling)
             checks.check_flags(nonnegative=nonnegative)
             scale = as_scale(scale, coupling.heads)
@@ -606,7 +606,7 @@ class ScaledCoupling(DerivedCoupling):
             heads = max(heads, scale.numel())
         else:
             nonnegative = bool(scale >= 0)  # makes a comparison of symbols concrete
-        super().__init__(coupling, heads, checked=True)
+        super().__init__(coupling, heads, _checked=True)
         self.scale = scale
         self._positive = nonnegative
 
@@ -702,15 +702,15 @@ class SumCoupling(Coupling):
     quadratic = _of_terms("quadratic", any)
     examines = _of_terms("examines", any)
 
-    def __init__(self, terms: Sequence[Coupling], *, checked: bool = False) -> None:
-        if not checked:
+    def __init__(self, terms: Sequence[Coupling], *, _checked: bool = False) -> None:
+        if not _checked:
             _check_terms(terms)
         flat: list[Coupling] = []
         for term in terms:
             flat += term.terms if isinstance(term, SumCoupling) else [term]
         first = flat[0]
         heads = max(term.heads for term in flat)
-        super().__init__(first.num_nodes, heads, first, checked=True)
+        super().__init__(first.num_nodes, heads, first, _checked=True)
         self.dtype = reduce(torch.promote_types, [term.dtype for term in flat])
         self.terms: list[Coupling] = flat
 

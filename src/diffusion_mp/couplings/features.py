@@ -59,13 +59,13 @@ class FeatureCoupling(Coupling):
         key: Features,
         ptr: Tensor | None = None,
         *,
-        checked: bool | None = False,
+        _checked: bool | None = False,
         **promises: bool | None,
     ) -> None:
-        if not checked:
+        if not _checked:
             check_features(query, key)
         nodes, heads, _ = query.shape
-        super().__init__(nodes, heads, query, ptr, checked=checked, **promises)
+        super().__init__(nodes, heads, query, ptr, _checked=_checked, **promises)
         self.query = query
         self.key = key
 

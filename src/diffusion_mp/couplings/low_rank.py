@@ -267,15 +267,15 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
         constant: float = 0.0,
         own: float = 0.0,
         unit: bool = False,
-        checked: bool | None = False,
+        _checked: bool | None = False,
         **promises: bool | None,
     ) -> None:
         # While torch traces, numbers may be symbols.
-        if not (checked or torch.compiler.is_compiling()):
+        if not (_checked or torch.compiler.is_compiling()):
             check_flags(unit=unit)
             check_number(constant, "constant")
             check_number(own, "own")
-        super().__init__(query, key, ptr, checked=checked, **promises)
+        super().__init__(query, key, ptr, _checked=_checked, **promises)
         self.terms = kernels.Terms(ptr, constant, own, unit)
 
     @cached_property

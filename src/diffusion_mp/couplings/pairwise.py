@@ -86,17 +86,17 @@ class PairwiseCoupling(FeatureCoupling):
         *,
         normalize: bool | Literal["symmetric"] = True,
         loops: bool = True,
-        checked: bool | None = False,
+        _checked: bool | None = False,
         **promises: bool | None,
     ) -> None:
-        if not checked:
+        if not _checked:
             check_choice(score, "score", pairwise.SCORES)
             if not isinstance(normalize, str):
                 check_flags(normalize=normalize)
             else:
                 check_choice(normalize, "normalize", ["symmetric"])
             check_flags(loops=loops)
-        super().__init__(query, key, ptr, checked=checked, **promises)
+        super().__init__(query, key, ptr, _checked=_checked, **promises)
         self.score = score
         self.normalize = normalize
         self.loops = loops

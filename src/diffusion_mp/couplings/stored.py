@@ -171,10 +171,10 @@ class SparseCoupling(Coupling):
         graph: Graph,
         weight: Tensor | None = None,
         *,
-        checked: bool | None = False,
+        _checked: bool | None = False,
         **promises: bool | None,
     ) -> None:
-        if not checked:
+        if not _checked:
             check_kind(graph, "graph", Graph, "a Graph")
         #: Whether the weights are those of the graph, which then keeps the answer whether they are symmetric.
         self.own = weight is None
@@ -182,11 +182,16 @@ class SparseCoupling(Coupling):
             weight = graph.edge_weight
         if weight is None:
             weight = torch.ones(graph.num_edges, device=graph.edges.device)
-        if not checked:
+        if not _checked:
             _check_weight(weight, graph)
         by_head = weight if weight.dim() == 2 else weight.unsqueeze(1)
         super().__init__(
-            graph.num_nodes, by_head.size(1), by_head, None, checked=checked, **promises
+            graph.num_nodes,
+            by_head.size(1),
+            by_head,
+            None,
+            _checked=_checked,
+            **promises,
         )
         self.graph = graph
         self.weight = by_head

@@ -28,7 +28,11 @@ _PART = 1 << 12
 
 
 def knn_graph(
-    x: Tensor, k: int, metric: Metric = "euclidean", *, approximate: bool = False
+    x: Tensor,
+    k: int,
+    metric: Metric = "euclidean",
+    *,
+    approximate: bool = False,
 ) -> Int64[Tensor, "2 E"]:
     """Return sorted edges (i, j) [2, E] such that j is among the k nearest rows of i, or i among those of j.
 
@@ -88,7 +92,8 @@ class KNNGraph(BaseTransform):
                 f"KNNGraph takes one graph; got a batch of {data.num_graphs}. Apply it before batching."
             )
         data.edge_index, weights = self._joined(data.x, "data.x")
-        for name in ("edge_weight", "edge_attr", "adj_t"):  # of the edges before
+        # Those of the edges before.
+        for name in ("edge_weight", "edge_attr", "adj_t"):
             data.pop(name, None)
         if self.weighted:
             data.edge_weight = weights
@@ -114,7 +119,11 @@ class KNNGraph(BaseTransform):
 
 
 def nearest(
-    x: Any, k: int, metric: Metric, approximate: bool, of: Any = None
+    x: Any,
+    k: int,
+    metric: Metric,
+    approximate: bool,
+    of: Any = None,
 ) -> _Pairs:
     """Return pairs (i, j) with row j of ``x`` [N, C] among the k nearest of row i of ``of`` [M, C], and ‖x_j − of_i‖².
 
@@ -134,13 +143,18 @@ def nearest(
     x = x[others]
     rows = rows[asking]
     itself = np.arange(len(asking)) if of is None else None
+    # FAISS takes dense rows only.
+    search = _nearest
     if approximate and not scipy.sparse.issparse(x):
-        row, column, square = _nearly_nearest(x, rows, k, itself)
-    else:
-        row, column, square = _nearest(x, rows, k, itself)
+        search = _nearly_nearest
+    row, column, square = search(x, rows, k, itself)
+    row = asking[row]
+    column = others[column]
+    if metric != "cosine":
+        return row, column, square
     # Unit vectors at 90° have the squared distance 2, up to rounding.
-    near = square < (2 - 1e-12 if metric == "cosine" else np.inf)
-    return asking[row[near]], others[column[near]], square[near]
+    near = square < 2 - 1e-12
+    return row[near], column[near], square[near]
 
 
 def _nearest(x: Any, rows: Any, k: int, itself: np.ndarray | None) -> _Pairs:
@@ -148,8 +162,10 @@ def _nearest(x: Any, rows: Any, k: int, itself: np.ndarray | None) -> _Pairs:
     from sklearn.neighbors import NearestNeighbors
 
     def search(algorithm: str, x: Any, rows: Any, itself: Any) -> list[np.ndarray]:
-        index = NearestNeighbors(n_neighbors=k + (itself is not None))
-        index.set_params(algorithm=algorithm).fit(x)
+        # A row is the nearest of itself, and is left out.
+        count = k + (itself is not None)
+        index = NearestNeighbors(n_neighbors=count, algorithm=algorithm)
+        index.fit(x)
         return _in_parts(index.kneighbors, rows, itself)
 
     if scipy.sparse.issparse(x):
@@ -160,19 +176,23 @@ def _nearest(x: Any, rows: Any, k: int, itself: np.ndarray | None) -> _Pairs:
     else:
         # The median, which a row far outside does not move.
         middle = np.median(x, axis=0)
-        distance, column = search("brute", x - middle, rows - middle, itself)
+        centred = rows - middle
+        distance, column = search("brute", x - middle, centred, itself)
         # ‖x‖² + ‖y‖² − 2x·y cancels for rows much closer to each other than to the origin.
-        lost = np.flatnonzero(
-            distance[:, -1] < 2.0**-14 * np.linalg.norm(rows - middle, axis=1)
-        )
+        cancelling = 2.0**-14 * np.linalg.norm(centred, axis=1)
+        lost = np.flatnonzero(distance[:, -1] < cancelling)
         if len(lost):
             again = search("kd_tree", x, rows[lost], None if itself is None else lost)
             distance[lost], column[lost] = again
-    return np.arange(distance.size) // k, column.ravel(), distance.ravel() ** 2
+    row = np.arange(len(distance)).repeat(k)
+    return row, column.ravel(), distance.ravel() ** 2
 
 
 def _nearly_nearest(
-    x: np.ndarray, rows: np.ndarray, k: int, itself: np.ndarray | None
+    x: np.ndarray,
+    rows: np.ndarray,
+    k: int,
+    itself: np.ndarray | None,
 ) -> _Pairs:
     """Search comparable rows in an inverted file; the squared distances of the neighbours it finds are exact."""
     with checks.needed_by(
@@ -202,8 +222,10 @@ def _nearly_nearest(
     column = column[row, rank]
     square = np.empty(len(row))
     # In parts of 2^24 numbers, for the differences of all pairs would take k times the memory of x.
-    for part in np.array_split(np.arange(len(row)), len(row) * x.shape[1] // 2**24 + 1):
-        square[part] = ((rows[row[part]] - x[column[part]]) ** 2).sum(1)
+    parts = len(row) * x.shape[1] // 2**24 + 1
+    for part in np.array_split(np.arange(len(row)), parts):
+        difference = rows[row[part]] - x[column[part]]
+        square[part] = (difference**2).sum(1)
     return row, column, square
 
 
@@ -217,7 +239,8 @@ def _in_parts(search: Callable[[Any], Any], rows: Any, itself: Any) -> list[np.n
             if itself is not None:
                 others = part[1] != itself[first : first + _PART, None]
                 # Copies of a row may have displaced it; then the farthest of them is left out.
-                others[others.all(1), -1] = False
+                displaced = others.all(1)
+                others[displaced, -1] = False
                 part = [each[others].reshape(count, -1) for each in part]
             parts.append(part)
             bar.update(count)
@@ -234,29 +257,37 @@ def comparable(rows: Any, x: Any, metric: Metric) -> Any:
         largest = largest.toarray().ravel()
     # Powers of two are exact.
     _, exponent = np.frexp(largest)
-    if metric == "cosine":
-        exponent = (
-            exponent.repeat(np.diff(rows.indptr)) if sparse else exponent[:, None]
-        )
-    with np.errstate(
-        over="ignore"
-    ):  # infinity is clipped like any other number that is too large
-        values = np.ldexp(rows.data if sparse else rows, _LARGEST - exponent)
+    entries = rows.data if sparse else rows
+    if metric == "cosine" and sparse:
+        exponent = exponent.repeat(np.diff(rows.indptr))
+    elif metric == "cosine":
+        exponent = exponent[:, None]
+    # Infinity is clipped like any other number that is too large.
+    with np.errstate(over="ignore"):
+        values = np.ldexp(entries, _LARGEST - exponent)
     np.clip(values, -(2.0**_CUT), 2.0**_CUT, out=values)
     if sparse:
         values = scipy.sparse.csr_array((values, rows.indices, rows.indptr), rows.shape)
-    return normalize(values, copy=False) if metric == "cosine" else values
+    if metric == "cosine":
+        values = normalize(values, copy=False)
+    return values
 
 
 def joined(
-    x: Any, k: int, metric: Metric, approximate: bool, sharpness: float
+    x: Any,
+    k: int,
+    metric: Metric,
+    approximate: bool,
+    sharpness: float,
 ) -> tuple[Tensor, Tensor, np.ndarray]:
     """Return the edges of `knn_graph`, their weights (the larger one of both directions), and the squared reach."""
     row, column, square = nearest(x, k, metric, approximate)
     # The relation is not symmetric: an outlier has neighbours that it is none of. Either direction makes an edge.
     reach = farthest(row, square, x.shape[0])
     near = similar(row, column, square, reach, reach, sharpness)
-    both = near.maximum(near.T).tocsr().sorted_indices().tocoo()
+    both = near.maximum(near.T).tocsr()
+    # The edges of a sparse matrix come in the order of its storage.
+    both = both.sorted_indices().tocoo()
     edges = torch.from_numpy(np.stack([both.row, both.col])).long()
     return edges, torch.from_numpy(both.data), reach
 
@@ -269,15 +300,20 @@ def farthest(row: Any, square: Any, num_rows: int) -> np.ndarray:
 
 
 def similar(
-    row: Any, column: Any, square: Any, reach: Any, other: Any, sharpness: float
+    row: Any,
+    column: Any,
+    square: Any,
+    reach: Any,
+    other: Any,
+    sharpness: float,
 ) -> scipy.sparse.csr_array:
     """Return the weights of pairs of neighbours, by their distance relative to the reach of both."""
     # The root of the product would overflow where the product of the roots does not.
     scale = np.sqrt(reach[row]) * np.sqrt(other[column])
     # Copies of a row are at distance zero from it, and have the weight one.
-    exponent = np.divide(square, scale, out=np.zeros(len(row)), where=scale > 0)
+    exponent = np.zeros(len(row))
+    np.divide(square, scale, out=exponent, where=scale > 0)
     # Clipped, so that an outlier has small, equal, nonzero weights.
     values = np.exp(-np.minimum(sharpness * exponent, 30))
-    return scipy.sparse.csr_array(
-        (values, (row, column)), shape=(len(reach), len(other))
-    )
+    shape = (len(reach), len(other))
+    return scipy.sparse.csr_array((values, (row, column)), shape=shape)

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
+from torch_geometric.utils import remove_self_loops
 
 from diffusion_mp.checks import (
     as_whole,
@@ -73,15 +74,12 @@ class PartOf(BaseTransform):
                 f"batch_size must be at most the number of nodes, {len(n_id)}; got {size}."
             )
         arriving = int(self.arriving[n_id[:size]].sum())
+        kept = 0
+        if data.edge_index is not None:
+            # Edges may have any integer dtype, and torch does not compare all of them.
+            kept = int((data.edge_index[1].long() < size).sum())
         # A part at whose nodes no edge arrives has lost none.
-        data.kept_edges = 1.0
-        if arriving:
-            kept = (
-                0
-                if data.edge_index is None
-                else int((data.edge_index[1].long() < size).sum())
-            )
-            data.kept_edges = kept / arriving
+        data.kept_edges = kept / arriving if arriving else 1.0
         for name in data.node_attrs():
             if name.endswith("_mask") and data[name].dtype == torch.bool:
                 # A copy: the mask may be a view of the one in the whole graph.
@@ -172,10 +170,11 @@ def find_clusters(
 
 def _neighbours(graph: Graph) -> scipy.sparse.csr_array:
     """Return the symmetric boolean adjacency without self-loops."""
-    edges = graph.edges[:, graph.edges[0] != graph.edges[1]].numpy()
-    ones = np.ones(edges.shape[1], dtype=bool)
-    shape = (graph.num_nodes, graph.num_nodes)
-    one_way = scipy.sparse.csr_array((ones, tuple(edges)), shape=shape)
+    edges, _ = remove_self_loops(graph.edges)
+    # Booleans, whose sums are true: parallel edges count once.
+    ones = np.ones(edges.size(1), dtype=bool)
+    size = graph.num_nodes
+    one_way = scipy.sparse.csr_array((ones, tuple(edges.numpy())), shape=(size, size))
     return one_way + one_way.T
 
 
@@ -208,23 +207,24 @@ def random_partition(
     order = torch.randperm(num_nodes, generator=generator, device="cpu")
     if clusters is not None:
         count = int(clusters.max()) + 1
-        rank = torch.randperm(count, generator=generator, device="cpu").to(
-            _smallest(count)
-        )
+        rank = torch.randperm(count, generator=generator, device="cpu")
+        rank = rank.to(_smallest(count))
         # A stable sort keeps the random order of the nodes inside every cluster.
         order = order[_sorting(rank[clusters[order]])]
     # Cut by rounding, so sizes differ by at most one and no part is empty.
+    numbers = torch.arange(num_nodes, device="cpu") * num_parts // num_nodes
     part = torch.empty(num_nodes, dtype=_smallest(num_parts), device="cpu")
-    part[order] = (torch.arange(num_nodes, device="cpu") * num_parts // num_nodes).to(
-        part.dtype
-    )
+    part[order] = numbers.to(part.dtype)
     if needed is not None:
         _exchange(part, num_parts, needed.nonzero().flatten(), generator)
     return part
 
 
 def _exchange(
-    part: Tensor, num_parts: int, needed: Tensor, generator: torch.Generator
+    part: Tensor,
+    num_parts: int,
+    needed: Tensor,
+    generator: torch.Generator,
 ) -> None:
     """Give every part one of the nodes `needed`, in place."""
     held = torch.bincount(part[needed], minlength=num_parts)
@@ -282,9 +282,9 @@ class Cut:
             self._local[core] = np.arange(len(core))
         edges = edge_index.numpy()
         # The self-loops of nodes in other parts are in no list of `_by_part`, but change the degrees of a halo.
-        self._loops = (
-            np.flatnonzero(edges[0] == edges[1]) if halo else np.empty(0, np.int64)
-        )
+        self._loops = np.empty(0, np.int64)
+        if halo:
+            self._loops = np.flatnonzero(edges[0] == edges[1])
         self._looped = edges[0, self._loops].astype(self._local.dtype)
         starts = range(0, max(edges.shape[1], 1), CHUNK)
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
@@ -292,7 +292,8 @@ class Cut:
             self._chunks = list(pool.map(self._by_part, chunks))
 
     def _by_part(
-        self, chunk: Integer[np.ndarray, "two e"]
+        self,
+        chunk: Integer[np.ndarray, "two e"],
     ) -> tuple[list[Integer[np.ndarray, " some"]], ...]:
         """Return positions in the chunk, sources and targets of the edges that every part keeps."""
         source, target = chunk
@@ -310,10 +311,12 @@ class Cut:
             owner = owner[edge]
         order = edge[owner.argsort(kind="stable")]
         bounds = np.bincount(owner, minlength=len(self)).cumsum()[:-1]
-        columns = order, source[order], target[order]
-        return tuple(
-            np.split(column.astype(self._local.dtype), bounds) for column in columns
-        )
+        lists = []
+        for column in (order, source[order], target[order]):
+            # Narrow, since the lists of all edges are kept until the epoch ends.
+            narrow = column.astype(self._local.dtype)
+            lists.append(np.split(narrow, bounds))
+        return tuple(lists)
 
     def __len__(self) -> int:
         return len(self._core)
@@ -321,11 +324,10 @@ class Cut:
     def __getitem__(self, k: int) -> Part:
         core = self._core[k]
         orders, sources, targets = zip(*self._chunks, strict=True)
+        # Positions in a chunk are narrow, numbers of edges are not.
+        starts = np.arange(len(orders)) * CHUNK
         e_id = np.concatenate(
-            [
-                order[k].astype(np.int64) + chunk * CHUNK
-                for chunk, order in enumerate(orders)
-            ]
+            [order[k] + start for order, start in zip(orders, starts, strict=True)]
         )
         source = np.concatenate([nodes[k] for nodes in sources])
         target = np.concatenate([nodes[k] for nodes in targets])
@@ -347,7 +349,9 @@ class Cut:
             local = self._local[nodes].astype(np.int64)
             if len(context):
                 outside = np.flatnonzero(self._part[nodes] != k)
-                local[outside] = len(core) + np.searchsorted(context, nodes[outside])
+                # Nodes of the context follow those of the part, in ascending order.
+                position = np.searchsorted(context, nodes[outside])
+                local[outside] = len(core) + position
             return local
 
         n_id = np.concatenate([core, context])

@@ -63,9 +63,9 @@ class Split(NamedTuple):
                         number = as_whole(column, "column")
                     check_index(number, "column", mask.size(1))
                     mask = mask[:, number]
-            masks.append(
-                as_node_mask(mask, name, len(labelled), labelled.device) & labelled
-            )
+            # An unlabelled node can be neither trained on nor tested.
+            mask = as_node_mask(mask, name, len(labelled), labelled.device)
+            masks.append(mask & labelled)
         return cls(*masks)
 
     def apply_to(self, data: Data) -> Data:
@@ -118,6 +118,7 @@ def random_split_per_class(
         raise ValueError(
             f"per_class must be at least 1 and num_val, num_test at least 0, got {per_class}, {num_val}, {num_test}."
         )
+    # One permutation is drawn however many sets there are, so that a seed gives one order.
     labels, shuffled = _shuffled(y, generator)
     classes = labels.cpu()[shuffled]
     # Class by class in one random order, so that a larger per_class adds nodes to those of a smaller one.
@@ -143,7 +144,10 @@ def random_split_per_class(
 
 
 def random_split(
-    y: Labels, train: float, val: float, generator: torch.Generator
+    y: Labels,
+    train: float,
+    val: float,
+    generator: torch.Generator,
 ) -> Split:
     """Draw a split by fractions of the labelled nodes, regardless of class: ⌊train · n⌋, ⌊val · n⌋ and the rest of n.
 
@@ -165,6 +169,7 @@ def random_split(
     # Rounded first, since 0.57 · 100 is 56.99… in floating point.
     num_train = math.floor(round(train * len(shuffled), 6))
     num_val = math.floor(round(val * len(shuffled), 6))
+    # An empty validation set can be meant, an empty training set cannot.
     if num_train == 0:
         raise ValueError(
             f"train={train} of {len(shuffled)} labelled nodes is none; raise train."

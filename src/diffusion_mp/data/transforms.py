@@ -141,7 +141,8 @@ class ToDiffusionGraph(BaseTransform):
 
 
 def pad(
-    batch: Sequence[tuple[Any, ...]], max_length: int | None = None
+    batch: Sequence[tuple[Any, ...]],
+    max_length: int | None = None,
 ) -> tuple[Tensor, ...]:
     """Collate items of different lengths, for `DataLoader(..., collate_fn=pad)`; `*inputs, labels = pad(batch)`.
 

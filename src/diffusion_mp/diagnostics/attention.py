@@ -93,20 +93,29 @@ def kernel_error(
 def _relative_distance(approximate: Coupling, exact: Coupling) -> float:
     """Return the mean over heads of ‖R − S‖_F / ‖S‖_F, computed by blocks of columns."""
     nodes = approximate.num_nodes
+    if not nodes:
+        return 0.0
     squares = torch.zeros(2, approximate.heads, dtype=torch.float64)
     for first in range(0, nodes, COLUMNS):
         # Products with unit vectors: a column of S each.
-        units = torch.zeros(nodes, 1, min(COLUMNS, nodes - first)).to(exact.device)
+        units = torch.zeros(nodes, 1, min(COLUMNS, nodes - first))
         units[first:, 0].fill_diagonal_(1)
-        columns = exact.matmul(units.to(exact.dtype))
-        difference = approximate.matmul(units.to(exact.dtype)) - columns
+        units = units.to(exact.device, exact.dtype)
+        columns = exact.matmul(units)
+        difference = approximate.matmul(units) - columns
+        # Squares of many small entries lose digits in single precision.
         both = torch.stack([difference, columns]).double()
         squares += both.square().sum((1, 3)).cpu()
-    return float((squares[0] / squares[1]).sqrt().mean()) if nodes else 0.0
+    errors, sizes = squares
+    return float((errors / sizes).sqrt().mean())
 
 
 def plot_attention(
-    coupling: Coupling, ax: Any = None, *, head: int = 0, threshold: float = 1e-8
+    coupling: Coupling,
+    ax: Any = None,
+    *,
+    head: int = 0,
+    threshold: float = 1e-8,
 ) -> Any:
     """Plot the entries s_ij of one head, row i the receiver, on a logarithmic colour scale (SFi-Former, Figure 4).
 
@@ -129,7 +138,9 @@ def plot_attention(
         raise ValueError(
             f"coupling must be non-negative on a logarithmic scale; its least entry is {float(entries.min()):.3g}."
         )
-    ax = axis(ax)  # only now: an error leaves no empty figure behind
+    # Only now: an error leaves no empty figure behind.
+    ax = axis(ax)
+    # Entries that are not drawn are white.
     shown = entries.masked_fill(entries <= threshold, float("nan")).numpy()
     ax.imshow(
         shown,

@@ -36,7 +36,8 @@ def axis(ax: Any = None) -> Any:
 
 
 def roughness(
-    x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
+    x: Float[Tensor, "B L C"],
+    mask: Bool[Tensor, "B L"] | None = None,
 ) -> Float[Tensor, " B"]:
     """Return 𝓔(x) = ½ Σ_i ‖x_{i+1} − x_i‖² over the tokens of every sequence, in float32 or more (Zhang & Zhou, Eq. 6).
 
@@ -98,20 +99,24 @@ def hooked(
     """Call ``hook(name, x, mask, output)`` after every ``module(x, mask)``; a tensor that it returns is the output."""
 
     def after(
-        name: str, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any
+        name: str,
+        module: nn.Module,
+        args: Any,
+        kwargs: dict[str, Any],
+        output: Any,
     ) -> Tensor | None:
         # A hook gets arguments as they were passed, by position or by name.
         x = args[0] if args else kwargs.get("x")
         mask = args[1] if len(args) > 1 else kwargs.get("mask")
         return hook(name, x, mask, output)
 
+    # All hooks go when the body ends, also by an error.
     with ExitStack() as stack:
         for name, module in modules.items():
-            stack.callback(
-                module.register_forward_hook(
-                    partial(after, name), with_kwargs=True
-                ).remove
+            handle = module.register_forward_hook(
+                partial(after, name), with_kwargs=True
             )
+            stack.callback(handle.remove)
         yield
 
 
@@ -121,15 +126,13 @@ def recorded(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Call]]
     calls: dict[str, list[Call]] = {name: [] for name in modules}
 
     def record(name: str, x: Any, mask: Any, out: Any) -> None:
-        if not (
-            isinstance(x, Tensor)
-            and isinstance(mask, Tensor | None)
-            and isinstance(out, Tensor)
-        ):
+        tensors = isinstance(x, Tensor) and isinstance(out, Tensor)
+        if not tensors or not isinstance(mask, Tensor | None):
             raise TypeError(
                 f"a module to be diagnosed must be called as module(x, mask) and give a tensor; "
                 f"{type(modules[name]).__name__} got {describe(x)} and {describe(mask)} and gave {describe(out)}."
             )
+        # Detached, or the records would keep the autograd graphs of all calls.
         calls[name].append(Call(x.detach(), mask, out.detach()))
 
     with hooked(modules, record):
@@ -229,16 +232,15 @@ class EnergyTrace:
     @torch.no_grad()
     def _record(self, layer: str, x: Tensor, mask: object, out: Any) -> None:
         # Under no_grad: an energy is a measurement, and must not keep the autograd graph of a training step alive.
-        if isinstance(out, tuple):  # (output, coupling), with return_coupling=True
+        # With return_coupling=True a layer returns its coupling too.
+        if isinstance(out, tuple):
             out = out[0]
         before = self.energy(x, None)
         # A layer that changes the width leads to another space, in which there is no distance from x.
         after = self.energy(out, x if x.shape == out.shape else None)
         for value in (before, after):
-            if (
-                not isinstance(value, int | float | Tensor)
-                or torch.as_tensor(value).numel() != 1
-            ):
+            is_number = isinstance(value, int | float | Tensor)
+            if not is_number or torch.as_tensor(value).numel() != 1:
                 raise TypeError(
                     f"energy must give a scalar; got {describe(value)} at the layer {layer}."
                 )

@@ -63,6 +63,7 @@ def lipschitz(
             raise TypeError(
                 f"f(x) must be real; got {checks.describe(value)}. Take torch.view_as_real of it."
             )
+        # A constant function has no derivative that torch knows of.
         if not value.requires_grad or not value.numel() or not x.numel():
             return 0.0
         # Forward mode would give Jv at once, but many operations have no formula for it; the derivative of a derivative
@@ -73,11 +74,9 @@ def lipschitz(
         )
         if pulled is None:
             return 0.0
-        right = torch.randn(
-            x.shape,
-            generator=generator or torch.Generator().manual_seed(0),
-            dtype=torch.float64,
-        )
+        # Not the global state: a measurement must not change the training that goes on after it.
+        generator = generator or torch.Generator().manual_seed(0)
+        right = torch.randn(x.shape, generator=generator, dtype=torch.float64)
         right = (right / right.norm()).to(x)
         left = torch.zeros_like(value)
         # Any singular direction has about 1/√n of the start, so a larger singular value would show in the residual.
@@ -90,9 +89,8 @@ def lipschitz(
         for _ in range(max_iter):
             (image,) = torch.autograd.grad(pulled, pull, right, retain_graph=True)
             left = image - beta * left
-            alpha = float(
-                left.norm(dtype=torch.float64)
-            )  # squares may overflow in float32
+            # Squares may overflow in float32.
+            alpha = float(left.norm(dtype=torch.float64))
             main.append(alpha * alpha + beta * beta)
             if not math.isfinite(main[-1]):
                 raise ValueError(
@@ -107,11 +105,13 @@ def lipschitz(
             (top,), vector = eigh_tridiagonal(
                 main, side, select="i", select_range=(last, last)
             )
+            # Rounding may make the eigenvalue of a zero matrix negative.
             square = max(float(top), 0.0)
             residual = alpha * beta * abs(float(vector[-1, 0]))
             if residual <= enough * square:
                 return math.sqrt(square)
             side.append(alpha * beta)
+            # Not zero: the residual would be zero too, and have ended the loop.
             right = right / beta
     raise errors.ConvergenceError(
         f"the residual of ‖J‖² is {residual / square:.3g} of it, above tol={tol:g} over √n = {x.numel() ** 0.5:.4g}, "
@@ -220,20 +220,21 @@ def perturbation_bound(
         def tail(states: Tensor) -> Tensor:
             """Return T of the flattened outputs of all calls, which replace those of ``site``."""
             pieces = states.split([call.out.numel() for call in calls])
-            outputs = iter(
-                [
-                    piece.view(call.out.shape)
-                    for piece, call in zip(pieces, calls, strict=True)
-                ]
-            )
+            shaped = [
+                piece.view(call.out.shape)
+                for piece, call in zip(pieces, calls, strict=True)
+            ]
+            outputs = iter(shaped)
             # The model runs as a whole, so whatever its code does between modules is part of the tail.
             with hooked({"site": site}, lambda *_: next(outputs)):
                 out: Tensor = model(*inputs, **named)
             return out
 
+        # Of all calls at once, since they may read one another, as two towers do.
         before = torch.cat([call.x.flatten() for call in calls])
         after = torch.cat([call.out.flatten() for call in calls])
         with torch.no_grad():
+            # In double precision: the two outputs may agree in most digits.
             truth = float((tail(after).double() - tail(before).double()).norm())
         # The mean value theorem asks for the largest ‖J_T‖ on the segment, of which some points are taken.
         segment = [
@@ -251,22 +252,19 @@ def perturbation_bound(
 @torch.no_grad()
 def _step_bound(layer: nn.Module, calls: list[Call]) -> float | None:
     """√(Σ_heads 4 Σα_k ⟨Z, (I − S)Z⟩) ≥ ‖(S − I)Z‖, since 0 ≤ I − S ≤ 4 Σα_k; ⟨Z, (I − S)Z⟩ = 2 Σα_k 𝓔_{h_k}(Z)."""
-    if (
-        not isinstance(layer, PDEDiffusion1d)
-        or layer.norm is not None
-        or not layer.diffusivity.symmetric
-    ):
+    if not isinstance(layer, PDEDiffusion1d) or layer.norm is not None:
         return None
     update = layer.update
-    if not isinstance(update, ExplicitEuler):
+    if not (layer.diffusivity.symmetric and isinstance(update, ExplicitEuler)):
         return None
+    # The bound is that of S = I + ΣαΔ, one step of size one.
     if (update.tau, update.form, update.leak) != (1.0, "conservative", 0.0):
-        return None  # the bound is that of S = I + ΣαΔ, one step of size one
+        return None
     top = 4 * layer.alpha.sum(0)
     square = 0.0
     for call in calls:
         products = -tokens(call.x, call.mask) * call.moved()
-        square += float(
-            (top * products.unflatten(1, (top.numel(), -1)).sum((0, 2))).sum()
-        )
+        by_head = products.unflatten(1, (top.numel(), -1)).sum((0, 2))
+        square += float((top * by_head).sum())
+    # Rounding may make the energy of a constant state negative.
     return max(square, 0.0) ** 0.5

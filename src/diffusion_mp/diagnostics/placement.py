@@ -49,15 +49,18 @@ def commutator(
     checks.check_function(attention, "attention", "called as attention(x, mask)")
     checks.check_sequences(x, mask, diffusion.in_channels, diffusion)
     checks.check_finite(x, "x")
-    if diffusion.norm is not None:  # remove it from a copy, not from the caller's layer
+    if diffusion.norm is not None:
+        # Removed from a copy, not from the caller's layer.
         diffusion = copy.deepcopy(diffusion)
         diffusion.norm = None
+    # An attention of one's own may take no mask.
     masks = () if mask is None else (mask,)
     smooth = diffusion(x, *masks)
     routed = attention(x, *masks)
     size = float(tokens(routed, mask).norm())
 
     def relative(left: Tensor, right: Tensor) -> float:
+        # Padding has values too, which say nothing.
         difference = float((tokens(left, mask) - tokens(right, mask)).norm())
         return difference / size if size else 0.0
 
@@ -91,7 +94,11 @@ class PlacementReport:
     insertion: Columns
 
     def plot(
-        self, ax: Any = None, quantity: str = "commutator", *, label: str = ""
+        self,
+        ax: Any = None,
+        quantity: str = "commutator",
+        *,
+        label: str = "",
     ) -> Any:
         """Plot a column of ``attention``, or else of ``insertion``, on a matplotlib ``ax`` (default: new); return it.
 
@@ -100,6 +107,7 @@ class PlacementReport:
         columns = {**self.insertion, **self.attention}
         names = [name for name in columns if name != "layer"]
         checks.check_choice(quantity, "quantity", names)
+        # Roughness is a column of both, and is that of the attention here.
         table = self.attention if quantity in self.attention else self.insertion
         drawn = [quantity]
         if quantity == "estimate":
@@ -170,7 +178,7 @@ def diagnose(
         )
     else:
         inserted = diffusion
-    insertion: Columns = {name: [] for name in INSERTION}
+    insertion = []
     for site in sites:
         checks.check_choice(site, "sites", modules)
         measured = perturbation_bound(
@@ -182,11 +190,10 @@ def diagnose(
             tol=tol,
             **named,
         )
-        insertion["layer"].append(site)
-        for name in INSERTION[1:]:
-            insertion[name].append(getattr(measured, name))
+        insertion.append([site, *(getattr(measured, name) for name in INSERTION[1:])])
     attentions = declared(model, "is_self_attention")
-    rows = []
+    attention = []
+    # One run records the states at all attentions.
     with evaluating(model):
         with torch.no_grad(), recorded(attentions) as calls:
             model(*inputs, **named)
@@ -197,11 +204,17 @@ def diagnose(
                 checks.check_finite(state, f"the state that inputs give at {name}")
                 smoothing = diffusion or _nearest(model, name, call.x.size(2))
                 rough = call.roughness()
+                # The roughness of a state of zeros is zero.
                 relative = rough / (call.square() or 1.0)
                 pair = commutator(smoothing, module, call.x, call.mask)
-                rows.append((name, rough, relative, *pair))
-    attention = {name: [row[k] for row in rows] for k, name in enumerate(ATTENTION)}
-    return PlacementReport(attention, insertion)
+                attention.append([name, rough, relative, *pair])
+    return PlacementReport(
+        _columns(ATTENTION, attention), _columns(INSERTION, insertion)
+    )
+
+
+def _columns(names: Sequence[str], rows: list[list[Any]]) -> Columns:
+    return {name: [row[k] for row in rows] for k, name in enumerate(names)}
 
 
 ATTENTION = ("layer", "roughness", "relative_roughness", "commutator", "linearized")

@@ -52,6 +52,7 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
     dtype = torch.promote_types(coupling.dtype, torch.float32)
     form = coupling.low_rank_form(torch.float64) if coupling.low_rank else None
     if form is not None:
+        # No matrix of all pairs is formed.
         inverse = LowRankInverse(form, (1.0 + leak) * degree)
         _check_ones(inverse(leak * degree.detach()))
         return inverse.inverse_diagonal().to(dtype)

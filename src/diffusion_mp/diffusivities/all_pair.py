@@ -26,6 +26,7 @@ from diffusion_mp.energies.penalties import (
     SoftmaxPenalty,
 )
 from diffusion_mp.graph import Graph
+from diffusion_mp.runtime.precision import widened
 
 Projection = Literal["separate", "tied"] | None
 Normalization = Literal["row", "frobenius"] | None
@@ -66,19 +67,20 @@ class QueryKeyDiffusivity(Diffusivity):
             if bias:
                 why = "bias needs a projection; got bias=True with projection=None. Choose 'separate' or 'tied'."
                 raise ValueError(why)
+            self.head_channels: int | None = None
+            # Without channels the state says how many there are, in every call.
             if channels is not None:
                 check_heads_divide(
                     channels, heads, "channels when there is no projection"
                 )
-            self.head_channels: int | None = (
-                None if channels is None else channels // heads
-            )
+                self.head_channels = channels // heads
             return
         if channels is None:
             raise ValueError(
                 f"channels must be given for {projection=}: W_Q and W_K act on them; got None."
             )
         self.head_channels = head_channels or channels
+        # All heads in one product.
         self.query = nn.Linear(channels, heads * self.head_channels, bias=bias)
         if projection == "separate":
             self.key = nn.Linear(channels, heads * self.head_channels, bias=bias)
@@ -106,11 +108,12 @@ class QueryKeyDiffusivity(Diffusivity):
             k = self._by_head(self.key(x))
         elif origin is not None:
             k = self._by_head(self.query(x) if projected else x)
+        tied = k is q
         if self.normalize == "row" and unit:
-            return unit_rows(q, None if k is q else k)
+            return unit_rows(q, None if tied else k)
         if self.normalize == "frobenius":
-            normal = frobenius(q, graph)
-            return normal, normal if k is q else frobenius(k, graph)
+            q = frobenius(q, graph)
+            k = q if tied else frobenius(k, graph)
         return q, k
 
     @property
@@ -124,20 +127,19 @@ class QueryKeyDiffusivity(Diffusivity):
 
 def frobenius(q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
     """Divide q by its Frobenius norm in each graph."""
-    square = (
-        q.double().square().sum((1, 2))
-    )  # squares of float32 may overflow in float32
+    # The squares of float32 may overflow in float32.
+    square = q.double().square().sum((1, 2))
     if graph.is_single:
+        # Of all ranks, where this process has some of the rows.
         total = graph.total(square.sum())
     else:
         batch = graph.batch.to(q.device)
-        total = square.new_zeros(graph.num_graphs).index_add(0, batch, square)[
-            batch, None, None
-        ]
+        total = square.new_zeros(graph.num_graphs).index_add(0, batch, square)
+        total = total[batch, None, None]
     # √0 has no derivative: zeros are divided by infinity instead.
     norm = torch.where(total == 0, torch.inf, total).sqrt()
-    wide = torch.promote_types(q.dtype, torch.float32)
-    return (q.to(wide) / norm.to(wide)).to(q.dtype)
+    wide = widened(q)
+    return (wide / norm.to(wide.dtype)).to(q.dtype)
 
 
 def origin_of(x: Float[Tensor, "N C"], graph: Graph) -> Tensor:
@@ -157,12 +159,12 @@ def origin_of(x: Float[Tensor, "N C"], graph: Graph) -> Tensor:
     least = size.new_zeros(graph.num_graphs).scatter_reduce(
         0, batch, size, "amin", include_self=False
     )
+    # The first of several rows of the least size, so that equal graphs have equal origins.
     others = number.masked_fill(size > least[batch], x.size(0))
-    return x[
-        number.new_zeros(graph.num_graphs).scatter_reduce(
-            0, batch, others, "amin", include_self=False
-        )[batch]
-    ]
+    first = number.new_zeros(graph.num_graphs).scatter_reduce(
+        0, batch, others, "amin", include_self=False
+    )
+    return x[first[batch]]
 
 
 class PenaltyDiffusivity(QueryKeyDiffusivity):
@@ -219,6 +221,7 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
             f"projection=None, normalize=None, measure='distance', and for the softmax if channels is given."
         )
 
+        # Within a set the weights are nonnegative where f is, up to its diameter.
         if constraint is not None:
             checks.check_kind(constraint, "constraint", Constraint, "a Constraint")
             if not self.reads_the_state:
@@ -237,6 +240,7 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
 
     def penalty_of(self, dim: int | None) -> Penalty | None:
         """Return δ for vectors of ``dim`` channels, or ``None`` if δ depends on an unknown ``dim``."""
+        # The class stands for one penalty for every width: its temperature is the root of that.
         if isinstance(self.of_distance, Penalty):
             return self.of_distance
         if dim is None:
@@ -251,9 +255,9 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
         return None
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        checks.check_place(
-            x, self
-        )  # a penalty may have parameters where there is no projection
+        # A penalty may have parameters where there is no projection.
+        checks.check_place(x, self)
+        # Norms are divided out in the product, without a copy of the queries and keys.
         q, k = self.queries_and_keys(x, graph, unit=False)
         penalty = cast(Penalty, self.penalty_of(q.size(2)))
         unit = self.normalize == "row"
@@ -356,7 +360,7 @@ class GaussianDiffusivity(_Published):
         super().__init__(GaussianPenalty(bandwidth), channels, **options)
 
 
-#: The published attentions by the names of their penalties.
+#: The published attentions by the names of their penalties: kernels of `DIFFormerConv`.
 KERNELS: dict[str, Callable[..., PenaltyDiffusivity]] = {
     "simple": SimpleDiffusivity,
     "sigmoid": SigmoidDiffusivity,
@@ -403,5 +407,5 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
         q, k = self.queries_and_keys(x, graph, unit=False)
         # The identity beside (1/n) QKᵀ is a diagonal n beside QKᵀ: ``own`` counts in multiples of n.
         return LinearAttentionCoupling(
-            q, k, graph.segments, own=1.0, unit=self.normalize == "row", checked=True
+            q, k, graph.segments, own=1.0, unit=self.normalize == "row", _checked=True
         )

@@ -89,6 +89,7 @@ class Diffusivity(Resettable, ABC):
 
     __rmul__ = __mul__
 
+    # A sum with 0, with which Python's sum() begins, is refused too: it has no heads and no symmetry.
     def __add__(self, other: Diffusivity) -> Diffusivity:
         if not isinstance(other, Diffusivity):
             raise TypeError(
@@ -136,6 +137,7 @@ class Composed(Diffusivity):
     def declare(self) -> None:
         """Declare what follows from the parts."""
         self.needs_graph = any(part.needs_graph for part in self.parts)
+        # Not ``row_stochastic``: whether rows of a sum do sum to one its coupling says, from the weights.
         self.symmetric = all(part.symmetric for part in self.parts)
         self.positional = any(part.positional for part in self.parts)
         # One head broadcasts against the others.
@@ -146,6 +148,7 @@ class Composed(Diffusivity):
         """Return S for the couplings of the parts."""
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+        # Calls and not `couple`: hooks run, and a `GraphPart` couples its rows part by part.
         return self.combine(*[part(x, graph) for part in self.parts])
 
 
@@ -169,6 +172,7 @@ class ScaledDiffusivity(Composed):
         super().__init__()
         if not isinstance(scale, Positive):
             scale = as_scale(scale, diffusivity.heads)
+        # A number, a learned parameter or a module; only a plain tensor becomes a buffer, which moves with the module.
         self._keep("scale", scale)
         self.diffusivity = diffusivity
         self.declare()
@@ -178,9 +182,9 @@ class ScaledDiffusivity(Composed):
         # Whether a plain tensor has a negative element is not asked: that would synchronise a GPU in every call.
         if isinstance(self.scale, Positive):
             return ScaledCoupling(
-                self.scale(), coupling, nonnegative=True, checked=True
+                self.scale(), coupling, nonnegative=True, _checked=True
             )
-        return ScaledCoupling(self.scale, coupling, checked=True)
+        return ScaledCoupling(self.scale, coupling, _checked=True)
 
 
 class SumDiffusivity(Composed):
@@ -212,9 +216,10 @@ class SumDiffusivity(Composed):
                 f"the terms must have one head or {self.heads}; got {[term.heads for term in flat]}."
             )
 
+    # Within the list they are no children.
     @property
     def parts(self) -> list[Diffusivity]:
         return cast("list[Diffusivity]", list(self.terms))
 
     def combine(self, *parts: Coupling) -> Coupling:
-        return SumCoupling(parts, checked=True)
+        return SumCoupling(parts, _checked=True)

@@ -74,6 +74,7 @@ class GATDiffusivity(Diffusivity):
         self._draw()
 
     def _draw(self) -> None:
+        # PyG's function leaves out what is None.
         for parameter in (self.att_src, self.att_dst, self.att_edge):
             glorot(parameter)
 
@@ -84,6 +85,7 @@ class GATDiffusivity(Diffusivity):
         edge_attr: Float[Tensor, "E ..."] | None = None,
     ) -> Coupling:
         """Return the coupling at state ``x`` and features of the edges, [E, edge_dim] or [E], in the graph's order."""
+        # Without features the base class has all checks, and refuses those that nobody reads.
         if edge_attr is None or self.edge is None:
             return super().forward(x, graph, edge_attr)
         graph = Graph.coerce(x, graph)
@@ -94,6 +96,7 @@ class GATDiffusivity(Diffusivity):
             raise ValueError(
                 f"edge_attr needs a Graph, whose edges have an order; got a {type(graph).__name__}."
             )
+        # One number an edge, as PyG takes it too.
         if isinstance(edge_attr, Tensor) and edge_attr.dim() == 1:
             edge_attr = edge_attr.unsqueeze(1)
         checks.check_edge_rows(
@@ -114,6 +117,7 @@ class GATDiffusivity(Diffusivity):
                 f"It reads transformed features: DiffusionConv(..., reads='values')."
             )
         checks.check_place(x, self, dtype=True)
+        # Features belong to the observed edges; added loops get theirs from these.
         observed = graph
         graph = graph.with_self_loops(self.self_loops)
         rows = graph.csr
@@ -135,7 +139,7 @@ class GATDiffusivity(Diffusivity):
             symmetric=False,
             row_stochastic=not dropping,
             nonnegative=True,
-            checked=True,
+            _checked=True,
         )
 
     def _scores(self, x: Float[Tensor, "N C"]) -> tuple[Tensor, Tensor]:
@@ -166,12 +170,14 @@ class GATDiffusivity(Diffusivity):
             return score
         # What PyG calls fill_value="mean": an added loop has the mean score of the edges that arrive at its node.
         source, target = observed.edges
+        # Loops that were observed do not count: PyG replaces them.
         counts = (source != target).to(score.dtype).unsqueeze(1)
         sums = score.new_zeros(observed.num_nodes, score.size(1) + 1)
+        # Scores and their number in one pass over the edges.
         sums = sums.index_add(0, target, torch.cat([score * counts, counts], 1))
-        return torch.cat(
-            [score, sums[:, :-1] / sums[:, -1:].clamp(min=1)]
-        ).index_select(0, looped.origin)
+        means = sums[:, :-1] / sums[:, -1:].clamp(min=1)
+        # ``origin`` numbers the observed edges, and behind them the loops by node.
+        return torch.cat([score, means]).index_select(0, looped.origin)
 
 
 class EdgeDiffusivity(Diffusivity):
@@ -214,17 +220,19 @@ class EdgeDiffusivity(Diffusivity):
             # In log space, where no row of far neighbours vanishes.
             weight = edge_softmax(rows, penalty.log_f(z2), _prior(graph, z2))
         else:
+            # An f that may vanish has no logarithm.
             weight = graph.weights(z2).unsqueeze(1) * penalty.f(z2)
             if self.row_stochastic:
                 weight = quotient(weight, at_rows(rows, row_sums(rows, weight)))
         return SparseCoupling(
             graph,
             weight,
+            # Divided rows are not; of Ω the graph decides.
             symmetric=False if self.row_stochastic else None,
             row_stochastic=self.row_stochastic,
             # Nothing bounds the distance of neighbours, so f has to be nonnegative at any.
             nonnegative=penalty.covers(math.inf),
-            checked=True,
+            _checked=True,
         )
 
     def _squared_distances(

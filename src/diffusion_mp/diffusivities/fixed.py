@@ -31,7 +31,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.kernels.neumann import Boundary
 from diffusion_mp.runtime.cache import cached_property
-from diffusion_mp.runtime.precision import inverse_root, reciprocal
+from diffusion_mp.runtime.precision import inverse_root, reciprocal, widened
 
 
 class IdentityDiffusivity(Diffusivity):
@@ -125,21 +125,19 @@ class NeumannDiffusivity(Diffusivity):
     def _draw(self) -> None:
         # The parameters at which α is ``initial_alpha``, divided equally: the inverse of `alpha`.
         if self.eta is None or self.budget is None:
-            nn.init.constant_(
-                self.theta, math.log(self.initial_alpha / len(self.strides))
-            )
+            each = self.initial_alpha / len(self.strides)
+            nn.init.constant_(self.theta, math.log(each))
         else:
-            nn.init.constant_(
-                self.eta,
-                math.log(self.initial_alpha / (self.budget - self.initial_alpha)),
-            )
+            odds = self.initial_alpha / (self.budget - self.initial_alpha)
+            nn.init.constant_(self.eta, math.log(odds))
             nn.init.zeros_(self.theta)
 
     @property
     def alpha(self) -> Float[Tensor, "K heads"]:
         """α_k of every stride and head, in at least float32."""
         # Half precision would round α above its budget, beyond which the explicit step may be unstable.
-        theta = self.theta.to(torch.promote_types(self.theta.dtype, torch.float32))
+        theta = widened(self.theta)
+        # Without a budget every α is free by itself; with one, θ divides it and η says how much of it is used.
         if self.eta is None or self.budget is None:
             return theta.exp()
         return self.budget * self.eta.to(theta.dtype).sigmoid() * theta.softmax(0)
@@ -200,12 +198,7 @@ class AdjacencyDiffusivity(Diffusivity):
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         # A degree in half precision would end at 65 504, and count single edges up to 2 048 only.
         dtype = torch.promote_types(x.dtype, torch.float32)
-        options = (
-            self.normalization,
-            self.direction,
-            self.self_loops,
-            self.degrees,
-        )
+        options = (self.normalization, self.direction, self.self_loops, self.degrees)
         # Kept with the graph, and shared by all layers with these options.
         normalized = graph.derived(
             (options, dtype),
@@ -213,14 +206,16 @@ class AdjacencyDiffusivity(Diffusivity):
         )
         if self.row_stochastic:
             adjacency = _prepared(graph, self.direction, self.self_loops)
+            # Within a part of a graph, degrees are those of the whole, and rows sum to less.
             return _RowNormalizedAdjacency(
                 normalized, adjacency, row_stochastic=graph.full_degree is None
             )
+        # A directed rule may still give a symmetric matrix, which the coupling finds out if it is asked.
         return SparseCoupling(
             normalized,
             symmetric=self.symmetric or None,
             nonnegative=True,
-            checked=True,
+            _checked=True,
         )
 
     def _normalized(self, graph: Graph, like: Tensor) -> Graph:
@@ -243,6 +238,7 @@ class AdjacencyDiffusivity(Diffusivity):
         # PyG divides by in-degrees at both ends, also where edges go one way.
         if self.direction != "pyg":
             sent = counted.degree("out", weight.dtype)
+        # Two products of two factors: d_i d_j may overflow where its root does not.
         weight = weight * inverse_root(received).index_select(0, target)
         weight = weight * inverse_root(sent).index_select(0, source)
         return graph.with_weights(weight)
@@ -258,6 +254,7 @@ def _prepared(graph: Graph, direction: str, self_loops: SelfLoops) -> Graph:
 def _ones(graph: Graph) -> Graph:
     """Replace positive weights by 1 and others by 0."""
     weight = graph.edge_weight
+    # Without weights all edges count one already.
     if weight is None:
         return graph
     if graph.full_degree is not None:
@@ -363,13 +360,14 @@ class GraphAugmentedDiffusivity(Composed):
     def combine(self, *parts: Coupling) -> Coupling:
         attention, graph_term = parts
         weight = self.graph_weight
+        # Not 1.0 times each, which would be two more products by a number.
         if weight is None:
-            return SumCoupling(parts, checked=True)
+            return SumCoupling(parts, _checked=True)
         shares = [
-            ScaledCoupling(1 - weight, attention, checked=True),
-            ScaledCoupling(weight, graph_term, checked=True),
+            ScaledCoupling(1 - weight, attention, _checked=True),
+            ScaledCoupling(weight, graph_term, _checked=True),
         ]
-        return SumCoupling(shares, checked=True)
+        return SumCoupling(shares, _checked=True)
 
 
 class AdjacencyEnhancedCoupling(SumCoupling):
@@ -379,11 +377,12 @@ class AdjacencyEnhancedCoupling(SumCoupling):
         # Not ``share * attention``: torch.compile would call the tensor's product, which does not know couplings.
         super().__init__(
             [
-                ScaledCoupling(share, attention, nonnegative=True, checked=True),
-                ScaledCoupling(1 - share, adjacency, nonnegative=True, checked=True),
+                ScaledCoupling(share, attention, nonnegative=True, _checked=True),
+                ScaledCoupling(1 - share, adjacency, nonnegative=True, _checked=True),
             ],
-            checked=True,
+            _checked=True,
         )
+        # For those who look at S alone, such as `coupling.attention.density()`.
         self.attention = attention
 
 

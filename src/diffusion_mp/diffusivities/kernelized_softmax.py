@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,12 @@ from torch import Tensor, nn
 from diffusion_mp import checks, couplings
 from diffusion_mp.checks import Count, CountOrZero, NonnegativeNumber, PositiveNumber
 from diffusion_mp.couplings.base import check_coupling_kind
-from diffusion_mp.diffusivities.all_pair import Features, QueryKeyDiffusivity
+from diffusion_mp.diffusivities.all_pair import (
+    Features,
+    Normalization,
+    Projection,
+    QueryKeyDiffusivity,
+)
 from diffusion_mp.diffusivities.base import Diffusivity, GraphPart
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
 from diffusion_mp.graph import Graph
@@ -53,13 +58,11 @@ def attention_features(q: Rows, k: Rows, directions: Directions) -> LogFeatures:
     """
     tied = q is k
     (q, k, directions), _ = accumulating(q, k, directions)
+    # Exponents: what half precision rounds off here would be a factor of a feature.
     with without_autocast(k):
         log_key = k @ directions.t()
-        return (
-            log_key if tied else q @ directions.t(),
-            log_key,
-            -0.5 * k.square().sum(2, keepdim=True),
-        )
+        log_query = log_key if tied else q @ directions.t()
+        return log_query, log_key, -0.5 * k.square().sum(2, keepdim=True)
 
 
 def stabilized_features(
@@ -78,6 +81,7 @@ def stabilized_features(
     half_q = -0.5 * q.to(along_q.dtype).square().sum(2, keepdim=True)
     floor = torch.full_like(half_q, math.log(eps))
     largest_q = along_q.amax(2, keepdim=True)
+    # One number for all keys of a graph: another for every key would weigh them anew.
     largest_k = max_rows(along_k.amax(2, keepdim=True), graph.segments)
     log_query = torch.logaddexp(along_q + half_q - largest_q, floor)
     return (
@@ -122,17 +126,29 @@ def edge_loss(
         if graph.is_single:
             sizes = weight.new_full((1,), graph.total_nodes)
         else:
-            sizes = graph.ptr.diff().to(weight)
-        scale = sizes.clamp(min=2).log()
-        share = share / (scale if graph.is_single else scale[graph.batch[target]])
+            sizes = graph.ptr.diff().to(weight)[graph.batch[target]]
+        # A graph of one node has no loss, whatever divides it.
+        share = share / sizes.clamp(min=2).log()
     share = share.unsqueeze(1)
-    log_entries = log_entries.masked_fill(
-        (share == 0) & log_entries.isneginf(), 0.0
-    )  # 0 log 0 = 0
+    # 0 log 0 = 0.
+    nothing = (share == 0) & log_entries.isneginf()
+    log_entries = log_entries.masked_fill(nothing, 0.0)
     return -(share * log_entries).sum() / max(graph.total_nodes * coupling.heads, 1)
 
 
-MAX_SEED = 2**62  # every torch.Generator accepts smaller ones
+# Every torch.Generator accepts smaller ones.
+MAX_SEED = 2**62
+
+
+class KernelOptions(TypedDict, total=False):
+    """Further options of `KernelizedSoftmaxDiffusivity`: of `QueryKeyDiffusivity`, and of the released code."""
+
+    heads: Count
+    projection: Projection
+    head_channels: Count | None
+    normalize: Normalization
+    bias: bool
+    stabilizer: NonnegativeNumber
 
 
 class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
@@ -160,9 +176,11 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         edge_regularization, relative_edge_loss: weight λ of :func:`edge_loss` without noise, in training, for
             :func:`auxiliary_loss`, and whether it is divided by log n; in the slides it is not (docs/errata.md, N11).
         generator: draws the features and the seed of the noise; by default the global one, as for parameters.
-        stabilizer: ε (10⁻⁶ in the released code), added to features whose maximum is one. For parity only: attention
-            becomes uniform for large norms (docs/errata.md, N4).
-        options: ``heads``, ``projection``, ``head_channels``, ``normalize``, ``bias`` of :class:`QueryKeyDiffusivity`.
+
+    Options:
+        heads, projection, head_channels, normalize, bias: of :class:`QueryKeyDiffusivity`.
+        stabilizer: ε (10⁻⁶ in the released code), added to features whose maximum is one; 0 by default. For parity
+            only: attention becomes uniform for large norms (docs/errata.md, N4).
 
     Examples:
         >>> KernelizedSoftmaxDiffusivity(4, num_features=16, tau=0.25)(x).row_stochastic
@@ -188,19 +206,20 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         edge_regularization: NonnegativeNumber = 0.0,
         relative_edge_loss: bool = True,
         generator: torch.Generator | None = None,
-        stabilizer: NonnegativeNumber = 0.0,
-        **options: Any,
+        **options: Unpack[KernelOptions],
     ) -> None:
-        super().__init__(channels, **options)
-        if stabilizer:
-            self.depends_on = (
-                "graph"  # every entry depends on the largest feature of all keys
-            )
+        features: dict[str, Any] = dict(options)
+        stabilizer = features.pop("stabilizer", 0.0)
+        super().__init__(channels, **features)
+        self.stabilizer = stabilizer
+        if self.stabilizer:
+            # Every entry depends on the largest feature of all keys.
+            self.depends_on = "graph"
+        # `channels` are required here, with which the base class always knows those of a head.
         self.dim = cast("int", self.head_channels)
         self.tau = float(tau)
         self.logits = logits
         self.num_samples = num_samples
-        self.stabilizer = stabilizer
         self.edge_regularization = edge_regularization
         self.relative_edge_loss = relative_edge_loss
         self.auxiliary = AuxiliaryLoss()
@@ -250,9 +269,11 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         attention: couplings.Coupling = weighted(log_weight)
         # A value of the last training step must not outlive an evaluation.
         self.auxiliary.value = None
+        # The loss and the noise belong to training; predictions repeat.
         if not self.training:
             return attention
         if self.edge_regularization > 0 and graph.edge_index is not None:
+            # The loss looks at edges whose senders other ranks hold.
             everywhere = attention
             if isinstance(graph, GraphPart):
                 everywhere = graph.share(attention)
@@ -323,8 +344,11 @@ class RelationalBias(Diffusivity):
         nn.init.zeros_(self.bias)
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
-        gates = self.bias if self.gate is None else self.bias.sigmoid()
+        gates: Tensor = self.bias
+        # A bias as it is may turn negative in training.
         nonnegative = self.gate is not None
+        if nonnegative:
+            gates = gates.sigmoid()
         # Powers are never formed: A is applied hop by hop.
         if self.powers == "walks":
             return couplings.PolynomialCoupling(

@@ -54,11 +54,9 @@ class FrictionAttention(Saved):
         self.key = nn.Linear(channels, heads * head_channels, bias=False)
 
     def forward(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
-        query = self.query(x)
-        key = self.key(x - origin_of(x, graph))
-        return self.scale * query.unflatten(1, (self.heads, -1)), key.unflatten(
-            1, (self.heads, -1)
-        )
+        query = self.query(x).unflatten(1, (self.heads, -1))
+        key = self.key(x - origin_of(x, graph)).unflatten(1, (self.heads, -1))
+        return self.scale * query, key
 
 
 class SparseFlowDiffusivity(QueryKeyDiffusivity):
@@ -100,6 +98,7 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         **options: Any,
     ) -> None:
         super().__init__(channels, **options)
+        # Infinity is a value of α, which conserves the flow.
         if not isinstance(alpha, float) or alpha != math.inf:
             check_positive(alpha, "alpha")
         if not isinstance(friction, nn.Module):
@@ -107,20 +106,22 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         self.lam = lam
         self.lam_scale = lam_scale
         self.alpha = alpha
-        self.depends_on = "graph"  # λ is λ*/n
-        if lam > 0 and friction == "attention":
+        # λ is λ*/n, so an entry depends on the number of nodes.
+        self.depends_on = "graph"
+        # Without friction, λ* = 0, a module would hold parameters that nothing reads.
+        self.friction: nn.Module | None = None
+        if lam > 0 and isinstance(friction, nn.Module):
+            self.friction = friction
+        elif lam > 0 and friction == "attention":
             width = cast("int", options.get("head_channels") or self.head_channels)
-            friction = FrictionAttention(channels, self.heads, width)
-        self.friction = (
-            friction if lam > 0 and isinstance(friction, nn.Module) else None
-        )
+            self.friction = FrictionAttention(channels, self.heads, width)
         self.row_stochastic = lam == 0 or alpha == math.inf
 
     def resistance_features(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
         """Return q/√d and k, whose inner products are the scores of r."""
-        q, k = self.queries_and_keys(
-            x, graph, origin=None if self.normalize else origin_of(x, graph)
-        )
+        # Unit vectors are small as they are, and those of shifted keys would be others.
+        origin = None if self.normalize else origin_of(x, graph)
+        q, k = self.queries_and_keys(x, graph, origin=origin)
         return q.size(2) ** -0.5 * q, k
 
     def friction_features(
@@ -140,6 +141,7 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         q, k = self.resistance_features(x, graph)
+        # Without friction the minimiser is the softmax, which needs no solver.
         if self.lam == 0:
             return PairwiseCoupling(q, k, graph.segments)
         query, key = self.friction_features(x, graph)
@@ -149,12 +151,9 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
 
     def _lam(self, graph: Graph, like: Tensor) -> Tensor:
         """Return λ = λ*/n: [1] for one graph, else [N, 1]."""
-        lam = torch.full(
-            (1,),
-            self.lam,
-            dtype=torch.promote_types(like.dtype, torch.float32),
-            device=like.device,
-        )
+        # Half precision would round λ*/n of a large graph to zero.
+        wide = torch.promote_types(like.dtype, torch.float32)
+        lam = like.new_full((1,), self.lam, dtype=wide)
         if graph.is_single:
             return lam / max(1, graph.num_nodes)
         member, count = members(graph.ptr, graph.num_nodes, lam.device)
@@ -201,6 +200,7 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
         graph = graph.with_self_loops(self.self_loops)
         if self.hops > 1:
             graph = graph.within(self.hops)
+        # Scores are exponents, of which half precision would round the large ones by more than one.
         s = sddmm(graph.pattern, *accumulating(*self.resistance_features(x, graph))[0])
         friction_q, friction_k = self.friction_features(x, graph)
         # Equal scores are a constant friction.
@@ -211,9 +211,8 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
         target = graph.edges[1]
         weight_in = prior.new_zeros(graph.num_nodes, 1).index_add(0, target, prior)
         # λ = 0 in place of 0/0 for a node without senders, whose row is empty anyway.
-        lam = (self.lam / weight_in.masked_fill(weight_in == 0, math.inf)).expand(
-            -1, self.heads
-        )
+        lam = self.lam / weight_in.masked_fill(weight_in == 0, math.inf)
+        lam = lam.expand(-1, self.heads)
         leak = torch.full_like(lam, 0.0 if self.row_stochastic else 1 / self.alpha)
         weight = sparse_flow_edges(s, u, prior, lam, leak, target).flow.to(x.dtype)
         return SparseCoupling(

@@ -21,8 +21,8 @@ from diffusion_mp.couplings import (
 from diffusion_mp.couplings.log_low_rank import LogTerms
 from diffusion_mp.distributed.parallel import all_merged, all_reduce
 from diffusion_mp.energies.pairs import HeadState
+from diffusion_mp.inference import PartialCoupling
 from diffusion_mp.kernels.log_linear_attention import log_linear_read
-from diffusion_mp.models.inference import PartialCoupling
 from diffusion_mp.runtime.cache import cached_property
 
 Exchange = Callable[[Tensor], Tensor]

@@ -79,9 +79,9 @@ class Energy:
         radius: float = 1.0,
         *,
         graph: Graph | None = None,
-        checked: bool = False,
+        _checked: bool = False,
     ) -> None:
-        if not checked:
+        if not _checked:
             _check_terms(terms, graph)
         self.terms = tuple(terms)
         self.constraint = get_constraint(constraint, radius)

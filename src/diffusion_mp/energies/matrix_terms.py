@@ -85,9 +85,9 @@ class MatrixTerm(RowTerm, SharedTerm):
         *,
         hops: int = 1,
         symmetric: bool = False,
-        checked: bool = False,
+        _checked: bool = False,
     ) -> None:
-        if not checked:
+        if not _checked:
             checks.check_counts(hops=hops)
             checks.check_flags(symmetric=symmetric)
             _check_matrices(coupling, matrix, norms)
@@ -120,7 +120,7 @@ class MatrixTerm(RowTerm, SharedTerm):
             else:
                 weight = weight.abs()
             coupling = SparseCoupling(
-                coupling.graph, weight, nonnegative=True, checked=True
+                coupling.graph, weight, nonnegative=True, _checked=True
             )
         reached = coupling.exact_degree(torch.float64)
         for _ in range(self.hops - 1):

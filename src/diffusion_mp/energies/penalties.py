@@ -24,12 +24,12 @@ from diffusion_mp.couplings import (
     row_normalized,
     with_constant,
 )
-from diffusion_mp.couplings.features import unit_rows
 from diffusion_mp.energies import pairs
 from diffusion_mp.energies.constraints import Constraint, Sphere
 from diffusion_mp.energies.pairs import HeadState, Scalar
 from diffusion_mp.graph.arguments import as_ptr, row_bounds
 from diffusion_mp.kernels.pairwise import log_score
+from diffusion_mp.runtime.precision import unit_vectors
 from diffusion_mp.saving import Described
 
 Measure = Literal["inner", "distance"]
@@ -160,8 +160,9 @@ class Penalty(Described, ABC):
         q = query
         k = key
         if radius is not None:
-            q, senders = rows_of_norm(radius, query, key)
-            k = None if key is None else senders
+            q = radius * unit_vectors(query)
+            if key is not None:
+                k = radius * unit_vectors(key)
         coupling = self._pairs(q, k, ptr, centre, nonnegative)
         return row_normalized(coupling) if normalize else coupling
 
@@ -211,15 +212,6 @@ class Penalty(Described, ABC):
         return torch.cat([near, far.clamp(max=end)]).double().unique().to(device)
 
 
-def rows_of_norm(radius: float, q: Tensor, k: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return both with every nonzero vector scaled to norm ``radius``; one object if k is ``None``, for q."""
-    first, second = unit_rows(q, k)
-    if radius == 1:
-        return first, second
-    first = radius * first
-    return first, first if k is None else radius * second
-
-
 @dataclass(frozen=True)
 class QuadraticPenalty(Penalty):
     """The penalty of uniform attention over all pairs, δ(z²) = z² and f = 1 (Theorem 1). ``total`` is O(N d).
@@ -257,7 +249,7 @@ class QuadraticPenalty(Penalty):
                 symmetric=True,
                 nonnegative=True,
                 mutual=True,
-                checked=True,
+                _checked=True,
             )
         return LowRankCoupling(
             one,
@@ -265,7 +257,7 @@ class QuadraticPenalty(Penalty):
             ptr,
             nonnegative=True,
             positive_semidefinite=True,
-            checked=True,
+            _checked=True,
         )
 
     def total(self, x: pairs.State, ptr: Tensor | None = None) -> Scalar:
@@ -344,8 +336,9 @@ class ScorePenalty(Penalty):
         # the product.
         fused = self.linear and normalize
         if radius is not None and not fused:
-            q, senders = unit_rows(q, k)
-            k = None if mutual else senders
+            q = unit_vectors(q)
+            if k is not None:
+                k = unit_vectors(k)
             centre = q.new_zeros(1, 1, 1)  # unit vectors lie around the origin
         # Then the features of receivers and senders are equal too.
         equal = mutual and measure == "inner"
@@ -366,7 +359,7 @@ class ScorePenalty(Penalty):
                 unit=radius is not None,
                 nonnegative=nonnegative,
                 mutual=mutual,
-                checked=True,
+                _checked=True,
             )
         if self.g == "exp" and normalize:
             offset = 0.0  # a factor of all entries cancels in a row
@@ -382,7 +375,7 @@ class ScorePenalty(Penalty):
                 symmetric=symmetric,
                 nonnegative=nonnegative,
                 positive_semidefinite=equal,
-                checked=True,
+                _checked=True,
             )
         return PairwiseCoupling(
             q,
@@ -395,7 +388,7 @@ class ScorePenalty(Penalty):
             # q_i·q_j too.
             positive_semidefinite=symmetric and self.g == "exp",
             mutual=mutual,
-            checked=True,
+            _checked=True,
         )
 
 

@@ -279,9 +279,9 @@ class ScaledTerm(EnergyTerm):
     """
 
     def __init__(
-        self, weight: Weight, term: EnergyTerm, *, checked: bool = False
+        self, weight: Weight, term: EnergyTerm, *, _checked: bool = False
     ) -> None:
-        if not checked:
+        if not _checked:
             check_kind(term, "term", EnergyTerm, "an EnergyTerm")
             weight = python_number(weight)
             if not callable(weight):
@@ -345,9 +345,9 @@ class SourceTerm(RowTerm, SharedTerm):
     quadratic = True
 
     def __init__(
-        self, source: Tensor, metric: Tensor | None = None, *, checked: bool = False
+        self, source: Tensor, metric: Tensor | None = None, *, _checked: bool = False
     ) -> None:
-        if not checked:
+        if not _checked:
             check_heads(source, "source")
             if metric is not None:
                 check_metric(metric, source)
@@ -682,7 +682,7 @@ class PairTerm(PenaltyTerm):
         if graph.segments is None:
             # The rows of other processes count, too. The number is a tensor, since torch.export simplifies max(n, 1)
             # to n and fails at n = 0.
-            nodes = torch.full((), graph.total_nodes).to(pairs.device, pairs.dtype)
+            nodes = torch.full((), graph.total_nodes).to(pairs.device, z.dtype)
             share = nodes.clamp(min=1).reciprocal()
             return ScaledCoupling(share, pairs, nonnegative=True)
         return averaged(pairs, graph.segments)

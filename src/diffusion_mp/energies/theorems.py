@@ -67,11 +67,11 @@ class Certificate:
                 f"{self.energy}. {self.reason}"
             )
         elif self.holds:
-            bound = f"descent for every λ ≥ {self.lam:.6g} (τ_max = {self.tau_max:.6g})"
+            proved = (
+                f"descent for every λ ≥ {self.lam:.6g} (τ_max = {self.tau_max:.6g})"
+            )
             if self.energy:
                 proved = f"{self.energy} does not rise"
-            else:
-                proved = bound
             sentence = f"{self.theorem} covers {what}: {proved}. {self.reason}"
         return "\n".join(
             [sentence, *(f"  {name}: {layer}" for name, layer in self.layers.items())]

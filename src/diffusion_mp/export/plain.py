@@ -25,7 +25,8 @@ from diffusion_mp.kernels.neumann import stencil
 from diffusion_mp.kernels.neumann.stencil import positions
 from diffusion_mp.kernels.operation import Operation
 from diffusion_mp.kernels.sparse_flow import reference
-from diffusion_mp.kernels.sparse_flow.reference import flowing
+from diffusion_mp.kernels.sparse_flow.reference import distinct, support_by_sorting
+from diffusion_mp.kernels.sparse_flow.rows import RowProblem
 from diffusion_mp.runtime.precision import quotient, unit_vectors
 from diffusion_mp.runtime.torch_private import check_size
 
@@ -49,45 +50,56 @@ def in_plain_torch(program: ExportedProgram) -> ExportedProgram:
         False
     """
     check_kind(program, "program", ExportedProgram, "what torch.export.export returns")
+    aten = torch.ops.aten
+    library = torch.ops.diffusion_mp
     table: dict[Any, Formula] = {
-        torch.ops.aten.repeat_interleave.Tensor: _numbers,
-        torch.ops.aten.repeat_interleave.self_Tensor: _repeat_interleave,
-        torch.ops.aten.logsumexp.default: _logsumexp,
-        torch.ops.diffusion_mp.batch_pointers.default: batch_pointers,
-        torch.ops.diffusion_mp.compress.default: compress,
-        torch.ops.diffusion_mp.walk_pairs.default: walk_pairs,
-        **dict(
-            operation.written_out(formula) for operation, formula in FORMULAS.items()
-        ),
+        aten.repeat_interleave.Tensor: _numbers,
+        aten.repeat_interleave.self_Tensor: _repeat_interleave,
+        aten.logsumexp.default: _logsumexp,
+        library.batch_pointers.default: batch_pointers,
+        library.compress.default: compress,
+        library.walk_pairs.default: walk_pairs,
     }
+    for operation, formula in FORMULAS.items():
+        registered, run = operation.written_out(formula)
+        table[registered] = run
     return program.run_decompositions(table)
 
 
 def batch_pointers(batch: Tensor) -> Tensor:
     """Return the row boundaries [B+1] of a sorted ``batch`` vector."""
-    return _bounds(batch, _number(pad(batch, (1, 0), value=-1).max() + 2))
+    # Padded, since a batch without nodes has no last graph.
+    last = pad(batch, (1, 0), value=-1).max()
+    return _bounds(batch, _number(last + 2))
 
 
 def compress(
-    node: Tensor, opposite: Tensor, num_nodes: int
+    node: Tensor,
+    opposite: Tensor,
+    num_nodes: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return bounds, order and other ends of the edges by node; keys are distinct, so that any sort is stable."""
-    edges = node.size(0)
-    # ONNX has no stable sort.
-    order = (node * edges + torch.arange(edges, device=node.device)).argsort()
+    order = distinct(node).argsort()
     return _bounds(node, num_nodes + 1), order, opposite[order]
 
 
-def walk_pairs(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) -> Tensor:
+def walk_pairs(
+    edge_index: Tensor,
+    weight: Tensor,
+    num_nodes: int,
+    hops: int,
+) -> Tensor:
     """Return every pair with a walk of 1 to ``hops`` edges of positive weight; O(N²) memory."""
     source, target = edge_index
-    step = weight.new_zeros(num_nodes, num_nodes).index_put(
-        (source, target), (weight > 0).to(weight), accumulate=True
-    )
-    reached = step = (step > 0).to(weight)
+    present = (weight > 0).to(weight)
+    step = weight.new_zeros(num_nodes, num_nodes)
+    step = step.index_put((source, target), present, accumulate=True)
+    step = (step > 0).to(weight)
+    reached = step
     for _ in range(hops - 1):
         # Reachable or not: the numbers of walks would overflow.
-        reached = ((reached @ step + step) > 0).to(weight)
+        longer = reached @ step + step
+        reached = (longer > 0).to(weight)
     return reached.nonzero().t()
 
 
@@ -108,12 +120,17 @@ def _repeat_interleave(
 def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     """Return log Σ exp x; torch's own asks whether x is empty, which is unknown where sizes are symbols."""
     # With one entry more, since an empty row has no largest.
-    none = x.narrow(dim[0], 0, 0).sum(dim[0], keepdim=True)
-    x = torch.cat([x, torch.full_like(none, -torch.inf)], dim[0])
+    nothing = x.narrow(dim[0], 0, 0)
+    zero = nothing.sum(dim, keepdim=True)
+    x = torch.cat([x, zero - torch.inf], dim[0])
     # A row without entries: −∞ less −∞ is not a number.
-    top = x.amax(dim, keepdim=True).clamp(min=torch.finfo(x.dtype).min)
-    out = (x - top).exp().sum(dim, keepdim=True).log() + top
-    return out if keepdim else out.squeeze(dim)
+    top = x.amax(dim, keepdim=True)
+    top = top.clamp(min=torch.finfo(x.dtype).min)
+    total = (x - top).exp().sum(dim, keepdim=True)
+    out = total.log() + top
+    if keepdim:
+        return out
+    return out.squeeze(dim)
 
 
 def _numbers(repeats: Tensor, *, output_size: Size | None = None) -> Tensor:
@@ -123,7 +140,8 @@ def _numbers(repeats: Tensor, *, output_size: Size | None = None) -> Tensor:
         output_size = _number(repeats.sum())
     # Entry e of the result is how many numbers have ended at e or before: the converter has sums, and no loops.
     steps = ends.new_zeros(output_size + 1)
-    return steps.index_add(0, ends, torch.ones_like(ends)).cumsum(0)[:-1]
+    steps = steps.index_add(0, ends, torch.ones_like(ends))
+    return steps.cumsum(0)[:-1]
 
 
 def _number(count: Tensor) -> Size:
@@ -133,9 +151,17 @@ def _number(count: Tensor) -> Size:
     return number
 
 
+def _largest(bounds: Tensor) -> Size:
+    """Return the most members of a number, as a size."""
+    # One at least: torch has no maximum of nothing, and the formulas no rows without entries.
+    sizes = pad(bounds.diff(), (0, 1), value=1)
+    return _number(sizes.max())
+
+
 def _bounds(number: Tensor, length: Size) -> Tensor:
     """Return where the members of every number begin and end when they are sorted by it, [length]."""
-    counts = number.new_zeros(length).index_add(0, number + 1, torch.ones_like(number))
+    counts = number.new_zeros(length)
+    counts = counts.index_add(0, number + 1, torch.ones_like(number))
     return counts.cumsum(0)
 
 
@@ -146,19 +172,23 @@ class Stacked:
         ptr = ptr.to(device)
         graph = _numbers(ptr.diff(), output_size=num_nodes)
         first = ptr[graph]
-        self.place = (torch.arange(num_nodes, device=device) - first, graph)
+        row = torch.arange(num_nodes, device=device)
+        self.place = (row - first, graph)
         self.first = first.unsqueeze(1)
         self.graphs = ptr.size(0) - 1
-        # One at least, where there is no graph.
-        self.size = _number(pad(ptr.diff(), (0, 1), value=1).max())
+        self.size = _largest(ptr)
 
     def __call__(self, x: Tensor, absent: float = 0.0) -> Tensor:
         """Return [n, B H, …] of [N, H, …], with ``absent`` for missing nodes."""
-        rows = x.new_full((self.size, self.graphs, *x.shape[1:]), absent)
-        return rows.index_put(self.place, x).flatten(1, 2)
+        shape = (self.size, self.graphs, *x.shape[1:])
+        rows = x.new_full(shape, absent)
+        rows = rows.index_put(self.place, x)
+        return rows.flatten(1, 2)
 
     def back(self, x: Tensor) -> Tensor:
-        return x.unflatten(1, (self.graphs, x.size(1) // self.graphs))[self.place]
+        heads = x.size(1) // self.graphs
+        by_graph = x.unflatten(1, (self.graphs, heads))
+        return by_graph[self.place]
 
     def argument(self, name: str, x: Any, masked: bool) -> Any:
         """Stack an argument of an operation, so that missing nodes send nothing."""
@@ -168,20 +198,21 @@ class Stacked:
             return x
         if masked and name in ("q", "friction_q"):
             return pad(self(x), (0, 1), value=1.0)
-        # A feature of 0 or −∞: the scores of missing nodes are −∞.
         if masked and name in ("k", "friction_k"):
-            absent = self(x.new_zeros(*x.shape[:-1], 1), -torch.inf)
+            # A feature of 0, or of −∞ for missing nodes, whose scores are −∞ then.
+            zero = x.new_zeros(*x.shape[:-1], 1)
+            absent = self(zero, -torch.inf)
             return torch.cat([self(x), absent], -1)
-        # Numbers of nodes are counted from the first of their graph, and a maximum begins below every number.
+        if name == "col_shift":
+            return self(x, -torch.inf)
+        # Numbers of nodes are counted from the first of their graph.
         if name == "best":
-            x = x - self.first
-        return self(x, {"col_shift": -torch.inf}.get(name, 0.0))
+            return self(x - self.first)
+        return self(x)
 
     def result(self, name: str, x: Tensor) -> Tensor:
-        """Return the rows of a result, unless the formula leaves it empty."""
-        size = x.size(0)
-        # A symbol is the size of the stack.
-        if x.dim() < 2 or (isinstance(size, int) and size == 0):
+        """Return the rows of a result, unless the formula leaves it empty, with a single dimension."""
+        if x.dim() < 2:
             return x
         rows = self.back(x)
         if name == "best":
@@ -190,7 +221,10 @@ class Stacked:
 
 
 def for_batches(
-    operation: Operation[Any], reference: Formula | None = None, *, masked: bool = True
+    operation: Operation[Any],
+    reference: Formula | None = None,
+    *,
+    masked: bool = True,
 ) -> Formula:
     """Return the reference for one graph or a stacked batch, where scores of missing nodes are −∞ if ``masked``."""
     compute = reference or operation.formula
@@ -200,27 +234,33 @@ def for_batches(
     def formula(*args: Any) -> Any:
         flat, _, _ = signature.bind(args, narrow=False)
         ptr = flat[names.index("ptr")]
-        rows = flat[0]
         if ptr is None:
             return compute(*args)
-        stack = Stacked(ptr, rows.size(0), rows.device)
-        arguments = [
-            stack.argument(name, x, masked) for name, x in zip(names, flat, strict=True)
-        ]
+        stack = Stacked(ptr, flat[0].size(0), flat[0].device)
+        arguments = []
+        for name, x in zip(names, flat, strict=True):
+            arguments.append(stack.argument(name, x, masked))
         out = compute(*signature.unflatten(arguments))
         if not signature.several:
-            return stack.result(signature.results[0], out)
-        parts = zip(signature.results, out, strict=True)
-        return signature.returned(*(stack.result(name, x) for name, x in parts))
+            return stack.back(out)
+        results = []
+        for name, x in zip(signature.results, out, strict=True):
+            results.append(stack.result(name, x))
+        return signature.returned(*results)
 
     return formula
 
 
-def _product_by_head(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:
+def _product_by_head(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ptr: Tensor | None,
+) -> Tensor:
     """Return the bare product of one graph or of a stack, of which there may be any number of heads."""
-    # The reference asks whether there is one head: in a stack, whether there is one graph.
-    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-    return (q @ (k.mT @ v)).transpose(0, 1)
+    # Not the reference, which asks whether there is one head: in a stack, whether there is one graph.
+    pooled = torch.einsum("jhf,jhd->hfd", k, v)
+    return torch.einsum("ihf,hfd->ihd", q, pooled)
 
 
 _linear_product = for_batches(
@@ -240,62 +280,52 @@ def _linear_rows(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     one = torch.ones_like(v[:, :, :1])
     # The number of nodes of each graph, by the product that leaves out missing ones.
     own = terms.own * _linear_product(one, one, one, terms.ptr)
-    queries = pad(q, (0, 1), value=terms.constant)
-    keys = pad(k, (0, 1), value=1.0)
-    values = pad(v, (0, 1), value=1.0)
+    queries = torch.cat([q, terms.constant * one], 2)
+    keys = torch.cat([k, one], 2)
+    values = torch.cat([v, one], 2)
     total = _linear_product(queries, keys, values, terms.ptr)
-    values = quotient(total[..., :-1] + own * v, total[..., -1:] + own)
-    return LinearRows(values, total.new_empty(0), total.new_empty(0))
+    total = total + own * values
+    out = quotient(total[..., :-1], total[..., -1:])
+    empty = out.new_empty(0)
+    return LinearRows(out, empty, empty)
 
 
-def _sparse_flow_support(
-    s: Tensor,
-    u: Tensor,
-    resistance: Tensor,
-    friction: Tensor,
-    lam: Tensor,
-    leak: Tensor,
-    target: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Solve for the edges of every node by sorting: edges are to nodes what nodes are to graphs."""
-    nodes, heads = lam.shape
-    ptr, order, _ = compress(target, target, nodes)
-    stack = Stacked(ptr, target.size(0), s.device)
-
-    def rows(entries: Tensor, absent: float) -> Tensor:
-        return stack(entries[order], absent).t().unflatten(0, (nodes, heads))
-
-    log_c = rows(s + resistance[target], -torch.inf)
-    log_theta = rows(lam[target].log() + (u - friction[target]), 0.0)
-    active = flowing(log_c, log_theta, leak.unsqueeze(2))
-    # Without an active edge the best is the one entry more.
-    flows = pad(log_c.masked_fill(~active, -torch.inf), (0, 1), value=-torch.inf)
-    entry = (ptr[:-1].unsqueeze(1) + flows.argmax(2)).clamp(max=target.size(0))
-    in_order = stack.back(active.flatten(0, 1).t())
-    support = torch.zeros_like(in_order).index_put((order,), in_order)
-    return support, pad(order, (0, 1))[entry]
+def _sparse_flow_support(problem: RowProblem, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Solve for the edges of every node, padded to the most edges of a node, a size that only the program knows."""
+    nodes = problem.lam.size(0)
+    width = _largest(_bounds(target, nodes + 1))
+    return support_by_sorting(problem, target, width)
 
 
 def _neumann_transform(
-    v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None
+    v: Tensor,
+    periodic: bool,
+    inverse: bool,
+    ptr: Tensor | None,
 ) -> Tensor:
     """Return the orthonormal Hartley transform of every sequence, or the DCT-II, by a matrix between all rows."""
     position, length = positions(ptr, v.size(0), v.device)
-    length = torch.as_tensor(length).expand(v.size(0))
-    start = torch.arange(v.size(0), device=v.device) - position
+    node = torch.arange(v.size(0), device=v.device)
+    start = node - position
     row = position.unsqueeze(1)
-    total = length.unsqueeze(1)
+    total = torch.as_tensor(length).expand(v.size(0))
+    total = total.unsqueeze(1)
     # Multiples of the period are taken off in integers, which have no rounding.
     if periodic:
-        angle = 2 * math.pi * (row * position % total).to(v.dtype) / total
+        turn = row * position % total
+        angle = 2 * math.pi * turn.to(v.dtype) / total
         basis = angle.cos() + angle.sin()
         square = 1 / total.to(v.dtype)
     else:
         turn = row * (2 * position + 1) % (4 * total)
-        basis = (math.pi / 2 * turn.to(v.dtype) / total).cos()
-        square = (2 - (row == 0).to(v.dtype)) / total.to(v.dtype)
+        angle = math.pi / 2 * turn.to(v.dtype) / total
+        basis = angle.cos()
+        # All waves but the constant one have the mean square ½.
+        constant = (row == 0).to(v.dtype)
+        square = (2 - constant) / total.to(v.dtype)
     # Rows of other sequences have another start.
-    basis = torch.where(start.unsqueeze(1) == start, basis * square.sqrt(), 0.0)
+    together = start.unsqueeze(1) == start
+    basis = torch.where(together, basis * square.sqrt(), 0.0)
     if inverse:
         basis = basis.mT
     return torch.einsum("mi,ihd->mhd", basis, v)
@@ -303,10 +333,13 @@ def _neumann_transform(
 
 #: Every operation of a forward pass and its formula; ``None`` is its reference.
 FORMULAS: dict[Operation[Any], Formula | None] = {
-    **dict.fromkeys(
-        (spmm._spmm, spmm._sddmm, spmm._row_sums, spmm._at_rows, spmm._softmax)
-    ),
-    **dict.fromkeys((neumann._product, neumann._inner)),
+    spmm._spmm: None,
+    spmm._sddmm: None,
+    spmm._row_sums: None,
+    spmm._at_rows: None,
+    spmm._softmax: None,
+    neumann._product: None,
+    neumann._inner: None,
     linear_attention.trilinear: _linear_product,
     linear_attention.linear_rows: _linear_rows,
     pairwise._attention: for_batches(pairwise._attention),

@@ -32,6 +32,9 @@ def _run(module: str, function: str, *args: Any) -> Any:
 
 def _declines(widest: float, named: bool, *args: Any) -> str | None:
     """Return why the kernels do not support these arguments, or ``None``; the slow interpreter has to be named."""
+    # Nearly always on the CPU, and of a small graph the other questions would take as long as the product.
+    if not named and args[0].is_cpu:
+        return "the first tensor is on the CPU"
     parts = chain.from_iterable(
         arg if isinstance(arg, tuple) else (arg,) for arg in args
     )
@@ -89,16 +92,6 @@ def tiles(ptr: Tensor | None, num_nodes: int, rows: int, device: torch.device) -
 def padded(width: int) -> int:
     """Return the block for rows of this width: a power of two, and 16 at least, for the matrix units."""
     return max(16, 1 << (width - 1).bit_length())
-
-
-def row_contiguous(x: Tensor) -> Tensor:
-    """Return ``x`` [N, H, F] with contiguous rows; an expanded head axis is not written out."""
-    return x if x.size(2) == 1 or x.stride(2) == 1 else x.contiguous()
-
-
-def strides(*tensors: Tensor) -> list[int]:
-    """Return the strides of the nodes and heads of tensors [N, H, F]."""
-    return [stride for tensor in tensors for stride in tensor.stride()[:2]]
 
 
 def contiguous(*tensors: Tensor | None) -> list[Any]:

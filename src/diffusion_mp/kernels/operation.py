@@ -15,7 +15,6 @@ from typing import (
     Annotated,
     Any,
     Generic,
-    Literal,
     NamedTuple,
     TypeVar,
     cast,
@@ -30,7 +29,10 @@ from diffusion_mp.checks import check_choice
 from diffusion_mp.errors import BackendError
 from diffusion_mp.runtime.cache import values_only
 from diffusion_mp.runtime.precision import ALREADY, without_autocast
-from diffusion_mp.runtime.torch_private import differentiated_inside
+from diffusion_mp.runtime.torch_private import (
+    differentiated_inside,
+    in_backward_pass,
+)
 
 __all__ = [
     "Narrow",
@@ -43,8 +45,10 @@ __all__ = [
     "pulled_back",
 ]
 
-Backend = Literal["auto", "reference", "cpu", "triton"]
-BACKENDS = get_args(Backend)
+#: The name of a backend, one of :data:`BACKENDS`.
+Backend = str
+#: The names of all backends, in order; every declaration and :meth:`Operation.add_backend` adds its own.
+BACKENDS = dict.fromkeys(["auto", "reference", "cpu", "triton"])
 #: Environment variable that names a backend for all operations ("reference") or for some ("spmm=cpu,pairwise=triton").
 VARIABLE = "DIFFUSION_MP_BACKEND"
 #: The names by which that variable selects operations; every declaration adds its own.
@@ -80,19 +84,23 @@ def choose(
     operation: str, backend: str, table: Mapping[str, Implementation], *args: Any
 ) -> Callable[..., Any]:
     """Return the implementation for these arguments; with ``"auto"`` the first of the table that does not decline."""
-    named = backend != "auto"
-    if named and backend not in table:
-        raise BackendError(
-            f"backend {backend!r} does not have {operation}; take one of {', '.join(map(repr, table))}, or 'auto'."
-        )
-    reason = None
-    for name in [backend] if named else table:
-        run, declines = table[name]
-        reason = None if declines is None else declines(named, *args)
+    if backend == "auto":
+        for run, declines in table.values():
+            if declines is None or declines(False, *args) is None:
+                return run
+    if backend in table:
+        run, declines = table[backend]
+        reason = None if declines is None else declines(True, *args)
         if reason is None:
             return run
+        raise BackendError(
+            f"backend {backend!r} declines {operation}: {reason}. Take another, or 'auto'."
+        )
+    # A backend need not have the operations of the derivative.
+    if in_backward_pass():
+        return choose(operation, "auto", table, *args)
     raise BackendError(
-        f"backend {backend!r} declines {operation}: {reason}. Take another, or 'auto'."
+        f"backend {backend!r} does not have {operation}; take one of {', '.join(map(repr, table))}, or 'auto'."
     )
 
 
@@ -137,9 +145,10 @@ exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 def operation(
     name: str,
     *,
-    formula: Formula,
+    formula: Formula | tuple[Operation[Any], str],
     cpu: Formula,
     triton: Implementation | None = None,
+    backends: Mapping[str, Implementation] | None = None,
     family: str | None = None,
     small: Callable[..., bool] | None = None,
     dtype: str | None = None,
@@ -152,19 +161,34 @@ def operation(
     Args:
         name: in ``torch.ops.diffusion_mp``, or with a namespace of its own, ``"mine::product"``.
         formula: plain torch, the backend "reference", which torch differentiates and maps: no value decides what it
-            does, and it calls no operation without a batching rule.
+            does, and it calls no operation without a batching rule. That of a backward pass is derived from an
+            operation and the names of its arguments, ``(attention, "q k v")``, whose gradients it returns; its own
+            arguments are named as in :meth:`Operation.derivatives`.
         cpu, triton: the fast path on every device, opaque to torch, and the GPU path: see :func:`.gpu.kernel`.
+        backends: further ones by name, which are asked before these two; see :meth:`Operation.add_backend`.
         family: the name by which the environment selects a backend; by default that of the operation.
         small: whether the formula is also the fastest way for these arguments, if no backend is named: its calls cost
             less than those of an autograd function, and ``torch.compile`` fuses them. It gets them as they come, and
             says yes to tensors of one dtype only; the first argument is one. See :func:`few_numbers`.
         dtype: the argument whose dtype the (first) result is cast to.
     """
-    # In the order in which they are asked.
-    table = {"cpu": Implementation(cpu), "reference": Implementation(formula)}
-    if triton is not None:
-        table = {"triton": triton, **table}
-    return lambda shapes: Operation(shapes, name, family or name, table, small, dtype)
+
+    def declare(shapes: Callable[..., T]) -> Operation[T]:
+        run = formula
+        if isinstance(run, tuple):
+            forward, targets = run
+            run = forward.pulled_back(
+                targets, list(inspect.signature(shapes).parameters)
+            )
+        # In the order in which they are asked.
+        table = dict(backends or {})
+        if triton is not None:
+            table["triton"] = triton
+        table["cpu"] = Implementation(cpu)
+        table["reference"] = Implementation(run)
+        return Operation(shapes, name, family or name, table, small, dtype)
+
+    return declare
 
 
 def few_numbers(*tensors: Tensor) -> bool:
@@ -250,6 +274,7 @@ class Signature:
             position for position, kind in kinds if kind in (Wide, Wide | None)
         ]
         self._narrow = [position for position, kind in kinds if kind == Narrow]
+        self._promoted = [*self._wide, *self._narrow]
         self.like = None if dtype is None else list(self.flat).index(dtype)
 
     @property
@@ -272,19 +297,33 @@ class Signature:
             if name in (part, part.partition(".")[0])
         ]
 
+    def all_places(self, names: str) -> list[int]:
+        """Return where the values of several names are."""
+        return [position for name in names.split() for position in self.places(name)]
+
+    def flatten(self, args: Sequence[Any]) -> list[Any]:
+        """Return the arguments, and the fields of those that are named tuples."""
+        flat: list[Any] = []
+        for (make, *_), arg in zip(self._tuples, args, strict=True):
+            flat.extend([arg] if make is None else arg)
+        return flat
+
     def bind(
         self, args: tuple[Any, ...], *, narrow: bool
     ) -> tuple[list[Any], tuple[Any, ...], torch.dtype | None]:
         """Return the arguments in one dtype, flat and as they came, and the dtype of the result if one is declared."""
-        flat: list[Any] = []
-        for (make, *_), arg in zip(self._tuples, args, strict=True):
-            flat.extend([arg] if make is None else arg)
+        flat = self.flatten(args)
         dtype = None if self.like is None else flat[self.like].dtype
-        promoted = [flat[position] for position in (*self._wide, *self._narrow)]
-        dtypes = {x.dtype for x in promoted if x is not None}
-        if len(dtypes) > 1 or not dtypes.issubset(ALREADY):
-            self.to_one_dtype(flat, narrow=narrow)
-            args = tuple(self.unflatten(flat))
+        common = None
+        # A loop, since a comprehension would be a call: what is not arithmetic adds up where graphs are small.
+        for position in self._promoted:
+            x = flat[position]
+            if x is None or x.dtype == common:
+                continue
+            if common is not None or x.dtype not in ALREADY:
+                self.to_one_dtype(flat, narrow=narrow)
+                return flat, tuple(self.unflatten(flat)), dtype
+            common = x.dtype
         return flat, args, dtype
 
     def unflatten(self, flat: Sequence[Any]) -> list[Any]:
@@ -342,7 +381,8 @@ class Operation(Generic[T]):
         self.name = name
         self.family = family
         self.formula = table["reference"].run
-        self._table = table
+        self.backends = dict(table)
+        BACKENDS.update(dict.fromkeys(table))
         self._small = small
         self.signature = signature = Signature(shapes, dtype)
         FAMILIES.add(family)
@@ -361,6 +401,7 @@ class Operation(Generic[T]):
             out: Any = shapes(*signature.unflatten(flat))
             return tuple(out) if signature.several else out
 
+        #: As torch knows it.
         self._qualified = name if "::" in name else f"diffusion_mp::{name}"
         self._registered = torch.library.custom_op(
             self._qualified, self._run, mutates_args=(), schema=signature.schema
@@ -381,41 +422,67 @@ class Operation(Generic[T]):
             with without_autocast(args[0]):
                 out: Any = self.formula(*args)
             return cast("T", out)
-        if differentiated_inside():
+        direct = values_only()
+        if not direct and differentiated_inside():
             backend = "reference"
         flat, args, dtype = self.signature.bind(args, narrow=backend != "reference")
         if backend == "reference":
             out = self._compute(flat, backend, args)
         elif (
-            not values_only()
+            not direct
             or not PLAIN.issuperset(map(type, flat))
             or flat[self._tensor].is_meta
         ):
             out = self._registered(*flat, backend)
-        elif torch.is_grad_enabled() and any(
-            isinstance(x, Tensor) and x.requires_grad for x in flat
-        ):
-            # A fifth of the overhead of the registered operation.
-            out = _FastPair.apply(*flat, backend, args, self)
         else:
-            out = self._compute(flat, backend, args)
-        return cast("T", self.signature.cast(out, dtype))
+            trained = False
+            for x in flat:
+                trained = trained or (isinstance(x, Tensor) and x.requires_grad)
+            if trained and torch.is_grad_enabled():
+                # A fifth of the overhead of the registered operation.
+                out = _FastPair.apply(*flat, backend, args, self)
+            else:
+                out = self._compute(flat, backend, args)
+        if dtype is not None or self.signature.several:
+            out = self.signature.cast(out, dtype)
+        result: T = out
+        return result
+
+    def add_backend(
+        self,
+        name: str,
+        run: Formula,
+        declines: Callable[..., str | None] | None = None,
+    ) -> None:
+        """Add a backend, which calls and ``DIFFUSION_MP_BACKEND`` can then name.
+
+        Derivatives that it does not have are those of the other backends.
+
+        Args:
+            name: of the backend; one of that name is replaced.
+            run: takes the arguments of the declaration and returns its results, of which torch takes no derivatives.
+            declines: ``declines(named, *args)`` returns why these arguments are not supported, or ``None``. A backend
+                that nobody named, ``named=False``, is asked before the others.
+        """
+        self.backends = {name: Implementation(run, declines), **self.backends}
+        BACKENDS.setdefault(name)
 
     def _compute(self, flat: Sequence[Any], backend: str, args: Sequence[Any]) -> Any:
-        """Return a tensor or a plain tuple."""
+        """Return what the backend does, on the arguments as they came."""
+        run = choose(self.family, backend, self.backends, *args)
         tensor = flat[self._tensor]
-        # GPU kernels decline the CPU unless they are named.
-        if backend == "auto" and tensor.is_cpu:
-            backend = "cpu"
-        run = choose(self.family, backend, self._table, *args)
+        if not torch.is_autocast_enabled(
+            "cpu" if tensor.is_cpu else tensor.device.type
+        ):
+            return run(*args)
         with without_autocast(tensor):
-            out = run(*args)
-        return tuple(out) if self.signature.several else out
+            return run(*args)
 
     def _run(self, *inputs: Any) -> Any:
         """Run as the registered operation does, on flat arguments and the backend."""
         *flat, backend = inputs
-        return self._compute(flat, backend, self.signature.unflatten(flat))
+        out = self._compute(flat, backend, self.signature.unflatten(flat))
+        return tuple(out) if self.signature.several else out
 
     def written_out(self, formula: Formula | None = None) -> tuple[Any, Formula]:
         """Return the registered operation, and a formula, by default its own, as a function of flat arguments."""
@@ -436,6 +503,42 @@ class Operation(Generic[T]):
 
         return run
 
+    def pulled_back(self, targets: str, names: Sequence[str]) -> Formula:
+        """Return the derivative of the formula as a function of arguments with these names."""
+        signature = self.signature
+        places = signature.all_places(targets)
+
+        def run(*args: Any) -> Any:
+            named = dict(zip(names, args, strict=True))
+            flat = signature.flatten([named[name] for name in signature.arguments])
+            grads = {
+                position: named.get(f"grad_{result}", named.get("grad"))
+                for position, result in enumerate(signature.results)
+            }
+            return self._pull_back(flat, places, grads)
+
+        return run
+
+    def _pull_back(
+        self,
+        flat: Sequence[Any],
+        places: Sequence[int],
+        grads: Mapping[int, Tensor | None],
+    ) -> Any:
+        """Return the gradients of some arguments from those of the results, where there are any, by the formula."""
+        present = {at: grad for at, grad in grads.items() if grad is not None}
+
+        def used_results(*inputs: Tensor) -> tuple[Tensor, ...]:
+            values = list(flat)
+            for position, x in zip(places, inputs, strict=True):
+                values[position] = x
+            out = self._flat(self.formula)(*values)
+            parts = out if self.signature.several else (out,)
+            return tuple(parts[at].to(grad.dtype) for at, grad in present.items())
+
+        inputs = [flat[position] for position in places]
+        return pulled_back(used_results, inputs, tuple(present.values()))
+
     def derivatives(self, formulas: Mapping[str, Formula]) -> None:
         """Declare the first derivatives, if they take less than those of the formula, which are the default.
 
@@ -451,11 +554,7 @@ class Operation(Generic[T]):
         self._derivatives = []
         may_miss = False
         for targets, formula in formulas.items():
-            places = [
-                position
-                for name in targets.split()
-                for position in signature.places(name)
-            ]
+            places = signature.all_places(targets)
             if isinstance(formula, Operation):
                 names = [*formula.signature.arguments, "backend"]
                 formula = partial(_with_backend, formula)
@@ -503,9 +602,8 @@ class Operation(Generic[T]):
             values[position] = tensor
         needed = [p for p, needs in enumerate(ctx.needs_input_grad) if needs]
         if self._derivatives is None:
-            for position, gradient in zip(
-                needed, self._by_formula(values, needed, grads), strict=True
-            ):
+            pulled = self._pull_back(values, needed, dict(enumerate(grads)))
+            for position, gradient in zip(needed, pulled, strict=True):
                 gradients[position] = gradient
             return tuple(gradients)
         named = self._named(values, grads) | {"backend": ctx.backend}
@@ -535,28 +633,6 @@ class Operation(Generic[T]):
             named["grad"] = grads[0]
         return named
 
-    def _by_formula(
-        self, values: list[Any], places: list[int], grads: Sequence[Tensor | None]
-    ) -> tuple[Tensor, ...]:
-        """Return the gradients of the arguments at ``places``; the forward pass is repeated by the formula."""
-        with torch.enable_grad():
-            # Views tell equal tensors apart.
-            inputs = [values[position].view_as(values[position]) for position in places]
-            for position, x in zip(places, inputs, strict=True):
-                values[position] = x
-            out = self._flat(self.formula)(*values)
-            pairs = zip(out if self.signature.several else (out,), grads, strict=True)
-            used = [
-                (x.to(grad.dtype), grad)
-                for x, grad in pairs
-                if grad is not None and x.requires_grad
-            ]
-        if not used:
-            return tuple(torch.zeros_like(x) for x in inputs)
-        results, pulled = zip(*used, strict=True)
-        options = {"create_graph": torch.is_grad_enabled(), "materialize_grads": True}
-        return torch.autograd.grad(results, inputs, pulled, **options)
-
 
 class _FastPair(torch.autograd.Function):
     """The fast forward pass of an operation, with its backward pass."""
@@ -565,6 +641,8 @@ class _FastPair(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> Any:
         *flat, backend, args, called = inputs
         out = called._compute(flat, backend, args)
+        if called.signature.several:
+            out = tuple(out)
         called._keep(ctx, inputs, out)
         ctx.backward_of = called._backward
         return out

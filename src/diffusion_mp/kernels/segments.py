@@ -5,8 +5,9 @@ A shorter graph is padded with copies of its first row, so that no value of anot
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +23,18 @@ ALL = slice(None)
 PADDING = 128
 # Rows of small graphs that are computed at once: those of all inputs and results stay in cache.
 ROWS = 1 << 13
+# Chunks of so many times these rows, since a longer one has more graphs of nearly one size.
+CHUNK = 8
 # A GPU computes this many times as many entries, and rows, at once as a CPU.
 ON_GPU = 64
+
+
+class Layout(NamedTuple):
+    """Of every row of a stack its row [n H], of every row [n H] that of the stack, and of every bucket its mask."""
+
+    source: Tensor
+    target: Tensor
+    masks: list[Tensor | None]
 
 
 class Chunk:
@@ -36,47 +47,36 @@ class Chunk:
     def __init__(self, bounds: Tensor) -> None:
         self.rows = slice(int(bounds[0]), int(bounds[-1]))
         sizes, order = bounds.diff().sort(descending=True, stable=True)
-        self._sizes = sizes[sizes > 0]
-        self._first = bounds[order[: len(self._sizes)]] - bounds[0]
-        self._buckets = self._sizes.split(_bucket_lengths(self._sizes.tolist()))
-        self.shapes = [(len(sizes), int(sizes[0])) for sizes in self._buckets]
+        # Empty graphs are the last, and left out.
+        sizes = sizes[sizes > 0]
+        first = bounds[order[: len(sizes)]] - bounds[0]
+        lengths = _bucket_lengths(sizes.tolist())
+        #: Of every bucket the sizes of its graphs, and their first rows.
+        self._graphs = list(
+            zip(sizes.split(lengths), first.split(lengths), strict=True)
+        )
+        self.shapes = [(len(sizes), int(sizes[0])) for sizes, _ in self._graphs]
         self._height = sum(graphs * size for graphs, size in self.shapes)
-        self.alone = len(self._sizes) == 1
-        self._equal = bool(self._sizes[0] == self._sizes[-1])
-        self._places: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
-        self._masks: dict[
-            tuple[int, torch.dtype, torch.device], list[Tensor | None]
-        ] = {}
+        self._alone = len(sizes) == 1
+        self._equal = bool(sizes[0] == sizes[-1])
+        self._layouts: dict[tuple[int, torch.device], Layout] = {}
+
+    def _in_place(self, heads: int) -> bool:
+        return self._alone or (heads == 1 and self._equal)
 
     def masks(self, x: Tensor) -> list[Tensor | None]:
         """Return for every bucket one for nodes and zero for padding, [b H, size, 1]; ``None``: all are nodes."""
-        heads, dtype, device = key = (
-            x.size(1),
-            torch.promote_types(x.dtype, torch.float32),
-            x.device,
-        )
-        if key not in self._masks:
-            nodes = [
-                torch.arange(int(size[0]), device="cpu")
-                < size.repeat_interleave(heads).unsqueeze(1)
-                for size in self._buckets
-            ]
-            self._masks[key] = [
-                None if bool(some.all()) else some.unsqueeze(2).to(device, dtype)
-                for some in nodes
-            ]
-        return self._masks[key]
-
-    def _in_place(self, heads: int) -> bool:
-        return self.alone or (heads == 1 and self._equal)
+        if self._equal:
+            return [None]
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        masks = self._layout(x).masks
+        return [None if mask is None else mask.to(dtype) for mask in masks]
 
     def stack(self, x: Tensor) -> list[Tensor]:
         """Return the buckets [b H, size, F] of rows [n, H, F]."""
-        return self.views(
-            x
-            if self._in_place(x.size(1))
-            else x.flatten(0, 1).index_select(0, self._at(x)[0])
-        )
+        if not self._in_place(x.size(1)):
+            x = x.flatten(0, 1).index_select(0, self._layout(x).source)
+        return self.views(x)
 
     def empty(self, rows: Tensor) -> Tensor:
         """Return memory for the stacked results of ``rows`` [n, H, D]: ``rows`` itself where they are in place."""
@@ -87,48 +87,52 @@ class Chunk:
 
     def views(self, stack: Tensor) -> list[Tensor]:
         """Return the buckets [b H, size, F] of a stack, which is [n, H, F] where it is in place."""
-        if self.alone:
+        if self._alone:
             return [stack.transpose(0, 1)]
-        if len(self.shapes) == 1:
-            size = self.shapes[0][1]
-            return [stack.view(len(stack) // size, size, stack.size(-1))]
-        heads = stack.size(0) // self._height
-        shapes = [(heads * graphs, size) for graphs, size in self.shapes]
-        parts = stack.split_with_sizes([graphs * size for graphs, size in shapes])
+        heads = len(stack) // self._height
+        heights = [heads * graphs * size for graphs, size in self.shapes]
         return [
-            part.view(*shape, stack.size(1))
-            for part, shape in zip(parts, shapes, strict=True)
+            part.view(heads * graphs, size, stack.size(-1))
+            for part, (graphs, size) in zip(
+                stack.split(heights), self.shapes, strict=True
+            )
         ]
 
     def unstack(self, stack: Tensor, rows: Tensor) -> None:
         """Write a stack of results to their rows [n, H, D]; padding is left out."""
         if stack is not rows:
-            flat = rows.view(
-                len(rows) * rows.size(1), rows.size(2)
-            )  # of no column, possibly
-            torch.index_select(stack, 0, self._at(rows)[1], out=flat)
+            # Not flattened: rows without a column would be copied.
+            flat = rows.view(len(rows) * rows.size(1), rows.size(2))
+            torch.index_select(stack, 0, self._layout(rows).target, out=flat)
 
-    def _at(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the row [n H] for every row of the stack, and the row of the stack for every row [n H]."""
-        heads, device = key = x.size(1), x.device
-        if key in self._places:
-            return self._places[key]
-        height = torch.cat([sizes[:1].expand_as(sizes) for sizes in self._buckets])
-        graph = torch.repeat_interleave(height)
-        above = height.cumsum(0) - height
-        within = torch.arange(len(graph), device="cpu") - above.index_select(0, graph)
-        node = within < self._sizes.index_select(0, graph)
-        row = self._first.index_select(0, graph) + within * node
-        head = torch.arange(heads, device="cpu")
-        position = (heads * above.index_select(0, graph) + within).unsqueeze(
-            1
-        ) + height.index_select(0, graph).outer(head)
-        source = torch.empty_like(position).flatten()
-        target = torch.empty(int(node.sum()) * heads, dtype=torch.long)
-        source[position] = row.unsqueeze(1) * heads + head
-        target[source[position[node]]] = position[node]
-        self._places[key] = source.to(device), target.to(device)
-        return self._places[key]
+    def _layout(self, x: Tensor) -> Layout:
+        """Return the layout for as many heads as x has, on its device; cached, since all layers of a model share it."""
+        key = heads, device = x.size(1), x.device
+        if key in self._layouts:
+            return self._layouts[key]
+        head = torch.arange(heads, device="cpu").unsqueeze(1)
+        sources = []
+        present = []
+        masks: list[Tensor | None] = []
+        for sizes, first in self._graphs:
+            within = torch.arange(int(sizes[0]), device="cpu")
+            nodes = within < sizes.view(-1, 1, 1)
+            # Padding copies the first row of its own graph.
+            row = first.view(-1, 1, 1) + within * nodes
+            sources.append((row * heads + head).flatten())
+            nodes = nodes.expand(-1, heads, -1)
+            present.append(nodes.flatten())
+            mask = nodes.flatten(0, 1).unsqueeze(2).to(device)
+            # Most buckets have no padding, and need no product with a mask.
+            masks.append(None if bool(nodes.all()) else mask)
+        source = torch.cat(sources)
+        position = torch.cat(present).nonzero().flatten()
+        target = torch.empty_like(position)
+        # Nodes only: padding copies a row, and is no row's place in the stack.
+        target[source[position]] = position
+        layout = Layout(source.to(device), target.to(device), masks)
+        self._layouts[key] = layout
+        return layout
 
 
 def chunks(ptr: Tensor, rows: int) -> list[Chunk]:
@@ -140,7 +144,10 @@ def chunks(ptr: Tensor, rows: int) -> list[Chunk]:
 
 
 def stacks(
-    ptr: Tensor | None, rows: int, results: Sequence[Tensor], inputs: Sequence[Tensor]
+    ptr: Tensor | None,
+    rows: int,
+    results: Sequence[Tensor],
+    inputs: Sequence[Tensor],
 ) -> Iterator[tuple[Tensor | None, list[Tensor], list[Tensor]]]:
     """Yield graphs of nearly one size until all are covered: a mask, and views of results and inputs [N, H, F].
 
@@ -149,23 +156,25 @@ def stacks(
     """
     if ptr is None:
         if inputs[0].size(0):
-            yield (
-                None,
-                [x.transpose(0, 1) for x in results],
-                [x.transpose(0, 1) for x in inputs],
-            )
+            yield None, _by_head(results), _by_head(inputs)
         return
     for chunk in chunks(ptr, max(1, rows)):
         targets = [result[chunk.rows] for result in results]
         stacked = [chunk.empty(x) for x in targets]
-        written = zip(*map(chunk.views, stacked), strict=True)
-        read = zip(*[chunk.stack(x[chunk.rows]) for x in inputs], strict=True)
-        for mask, mine, theirs in zip(
-            chunk.masks(inputs[0]), written, read, strict=True
-        ):
-            yield mask, list(mine), list(theirs)
+        buckets = zip(
+            chunk.masks(inputs[0]),
+            zip(*map(chunk.views, stacked), strict=True),
+            zip(*[chunk.stack(x[chunk.rows]) for x in inputs], strict=True),
+            strict=True,
+        )
+        for mask, written, read in buckets:
+            yield mask, list(written), list(read)
         for stack, x in zip(stacked, targets, strict=True):
             chunk.unstack(stack, x)
+
+
+def _by_head(rows: Sequence[Tensor]) -> list[Tensor]:
+    return [x.transpose(0, 1) for x in rows]
 
 
 def at_once(entries: int, like: Tensor) -> int:
@@ -174,48 +183,29 @@ def at_once(entries: int, like: Tensor) -> int:
 
 
 def by_stacks(
-    compute: Callable[..., tuple[Tensor, ...]],
+    compute: Callable[..., Sequence[Tensor]],
     ptr: Tensor | None,
     inputs: Sequence[Tensor],
+    widths: Sequence[int],
     pairs: int,
 ) -> list[Tensor]:
-    """Apply ``compute`` to stacks [B, n, F] of inputs [N, H, F] and the mask of :func:`stacks`; results are [N, H, D].
+    """Apply ``compute`` to stacks [B, n, F] of inputs [N, H, F] and their mask; results are [N, H, width].
 
-    B graphs and heads have together at most ``pairs`` pairs of rows, and ROWS rows (more of both on a GPU), or B is 1.
+    A stack has at most ``pairs`` pairs of nodes of one graph on the CPU, unless it is a single graph and head.
     """
-    n, heads = inputs[0].shape[:2]
-    pairs = at_once(pairs, inputs[0])
-    rows = at_once(ROWS, inputs[0])
-    chunk = None if ptr is None or not n else chunks(ptr, n)[0]
-    stacked: Iterable[tuple[Tensor | None, *tuple[Tensor, ...]]]
-    if chunk is None or chunk.alone:
-        chunk = None
-        stacked = [(None, *(x.transpose(0, 1) for x in inputs))]
-    else:
-        stacked = zip(chunk.masks(inputs[0]), *map(chunk.stack, inputs), strict=True)
-    parts: list[tuple[Tensor, ...]] = []
-    for mask, *bucket in stacked:
-        together, size = bucket[0].shape[:2]
-        most = max(1, min(pairs // max(1, size**2), rows // max(1, size)))
-        if together <= most:
-            parts.append(compute(*bucket, mask))
-            continue
-        for some in even(together, most):
-            parts.append(
-                compute(
-                    *(x[some] for x in bucket), None if mask is None else mask[some]
-                )
+    like = inputs[0]
+    results = [like.new_empty(*like.shape[:2], width) for width in widths]
+    # Pairs bound the memory of products, and rows that of inputs and results.
+    pairs = at_once(pairs, like)
+    rows = at_once(ROWS, like)
+    for mask, written, read in stacks(ptr, CHUNK * rows, results, inputs):
+        together, size = read[0].shape[:2]
+        for some in even(together, min(pairs // size**2, rows // size)):
+            parts = compute(
+                *(x[some] for x in read), None if mask is None else mask[some]
             )
-    if chunk is None:
-        return [
-            joined(found, 0).transpose(0, 1).contiguous()
-            for found in zip(*parts, strict=True)
-        ]
-    results = []
-    for found in zip(*parts, strict=True):
-        stack = joined([x.flatten(0, 1) for x in found], 0)
-        results.append(stack.new_empty(n, heads, stack.size(1)))
-        chunk.unstack(stack, results[-1])
+            for result, part in zip(written, parts, strict=True):
+                result[some] = part
     return results
 
 
@@ -226,25 +216,20 @@ def cut(x: Tensor, rows: slice) -> Tensor:
 
 def even(size: int, most: int) -> list[slice]:
     """Split 0 … size into as few slices of at most ``most`` as possible, all about equal."""
-    count = max(1, -(-size // most))
+    count = max(1, math.ceil(size / max(1, most)))
     return [
         slice(size * part // count, size * (part + 1) // count) for part in range(count)
     ]
-
-
-def joined(parts: Sequence[Tensor | None], dim: int) -> Tensor:
-    """Concatenate the parts that are not ``None``; a single one is not copied."""
-    present = [part for part in parts if part is not None]
-    return present[0] if len(present) == 1 else torch.cat(present, dim)
 
 
 def _chunks(ptr: Tensor, rows: int) -> Iterator[Chunk]:
     first = 0
     last = len(ptr) - 1
     while first < last:
-        end = max(
-            int(torch.searchsorted(ptr, ptr[first] + rows, right=True)) - 1, first + 1
-        )
+        # The last boundary that is not too far away.
+        end = int(torch.searchsorted(ptr, ptr[first] + rows, right=True)) - 1
+        # A larger graph is a chunk all the same.
+        end = max(end, first + 1)
         if ptr[end] > ptr[first]:
             yield Chunk(ptr[first : end + 1])
         first = end
@@ -255,6 +240,7 @@ def _bucket_lengths(sizes: list[int]) -> list[int]:
     lengths: list[int] = []
     largest = added = 0
     for size in sizes:
+        # In falling order, so that the first of a bucket is its largest.
         added += largest - size
         if lengths and added <= PADDING:
             lengths[-1] += 1
@@ -271,6 +257,7 @@ def by_size(ptr: Tensor | None, num_nodes: int, device: torch.device) -> Iterato
         if num_nodes:
             yield slice(0, num_nodes)
         return
+    # In any order: every row is written once, wherever its graph stands.
     sizes = ptr.diff()
     order = torch.argsort(sizes, stable=True)
     distinct, counts = torch.unique_consecutive(sizes[order], return_counts=True)
@@ -293,14 +280,6 @@ def slices(ptr: Tensor | None, num_nodes: int) -> list[slice]:
     else:
         bounds = ptr.tolist()
     return [slice(first, last) for first, last in pairwise(bounds)]
-
-
-def largest(ptr: Tensor | None, num_nodes: int) -> int:
-    if ptr is None:
-        return num_nodes
-    if len(ptr) > 1:
-        return int(ptr.diff().max())
-    return 0
 
 
 def gather(x: Tensor, rows: Rows) -> Tensor:
@@ -333,7 +312,11 @@ class Buffers:
         return self._taken[name][:size].view(shape)
 
     def inner(
-        self, a: Tensor, b: Tensor, name: str = "s", scale: float = 1.0
+        self,
+        a: Tensor,
+        b: Tensor,
+        name: str = "s",
+        scale: float = 1.0,
     ) -> Tensor:
         """Return ``scale`` a bᵀ for stacks."""
         out = self(name, a.size(0), a.size(1), b.size(1))

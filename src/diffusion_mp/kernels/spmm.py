@@ -20,11 +20,8 @@ __all__ = ["sddmm", "spmm"]
 def _reference_product(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
     """Return Σ_{e: row(e) = i} w_e v_col(e); weight [E, H] (H may be 1), v [C, H, D]."""
     messages = weight.unsqueeze(2) * v[entries.col]
-    return (
-        v.new_zeros(messages.shape[1:])
-        .expand(entries.rows, -1, -1)
-        .index_add(0, entries.row, messages)
-    )
+    zero = v.new_zeros(entries.rows, *messages.shape[1:])
+    return zero.index_add(0, entries.row, messages)
 
 
 def _reference_inner(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
@@ -34,16 +31,19 @@ def _reference_inner(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
 def _fast_product(entries: Entries, weight: Tensor, v: Tensor) -> Tensor:
     """Multiply compressed rows: of all channels with one weight, or of pairs of node and head."""
     _, heads, channels = v.shape
+    # Nothing to add up, which not every kernel of torch takes.
     if v.numel() == 0 or entries.row.numel() == 0:
         return v.new_zeros(entries.rows, heads, channels)
     if weight.size(1) == 1:
+        # All heads have the same matrix, so they are columns of one product.
         out = _product(entries[4:7], weight, v.flatten(1))
     elif channels == 1:
         # With a weight per channel it takes a third of the time to write the messages out and add them up by row.
         messages = v.squeeze(2).index_select(0, entries.col).mul_(weight)
-        ptr, moved, other = entries[4:7]
-        order = torch.arange(len(other), dtype=ptr.dtype, device=ptr.device)
-        out = _added(ptr, order if moved is None else moved, messages)
+        ptr, order, other = entries[4:7]
+        if order is None:
+            order = torch.arange(len(other), dtype=ptr.dtype, device=ptr.device)
+        out = _added(ptr, order, messages)
     else:
         out = _product(_by_head(entries, heads), weight, v.reshape(-1, channels))
     return out.view(-1, heads, channels)
@@ -53,18 +53,16 @@ def _fast_inner(entries: Entries, a: Tensor, b: Tensor) -> Tensor:
     """Return a_row·b_col per entry and head along compressed rows; torch allows rows × cols entries at most."""
     _, heads, channels = a.shape
     count = entries.row.numel()
-    if channels == 1 and heads > 1:  # one product per entry
-        return (
-            a.squeeze(2)
-            .index_select(0, entries.row)
-            .mul_(b.squeeze(2).index_select(0, entries.col))
-        )
+    if channels == 1 and heads > 1:
+        # One product per entry and head, which an index of pairs would only slow down.
+        ends = a.squeeze(2).index_select(0, entries.row)
+        return ends.mul_(b.squeeze(2).index_select(0, entries.col))
+    # Parallel edges may be more than that.
     if a.numel() == 0 or not 0 < count <= entries.rows * entries.cols:
         return _reference_inner(entries, a, b)
     form = _by_head(entries, heads)
-    return _inner(form, a.reshape(-1, channels), b.reshape(-1, channels)).view(
-        count, heads
-    )
+    inner = _inner(form, a.reshape(-1, channels), b.reshape(-1, channels))
+    return inner.view(count, heads)
 
 
 def _by_head(entries: Entries, heads: int) -> Parts:
@@ -74,11 +72,9 @@ def _by_head(entries: Entries, heads: int) -> Parts:
 
     def pairs() -> Parts:
         head = torch.arange(heads, device=entries.row.device)
-        row, col = (
-            (node.unsqueeze(1) * heads + head).flatten()
-            for node in (entries.row, entries.col)
-        )
-        return compress(row, col, entries.rows * heads)
+        row = entries.row.unsqueeze(1) * heads + head
+        col = entries.col.unsqueeze(1) * heads + head
+        return compress(row.flatten(), col.flatten(), entries.rows * heads)
 
     # One index of all heads takes half the time of a product per head, whose columns are not contiguous.
     return cached_by((entries.row_ptr, entries.row_other), heads, pairs)
@@ -87,11 +83,13 @@ def _by_head(entries: Entries, heads: int) -> Parts:
 def _inner(form: Parts, a: Tensor, b: Tensor) -> Tensor:
     """Return a_row·b_column of every entry, in the order of the entries."""
     ptr, moved, columns = form
+    # Zeros, to which torch adds the products in place.
     products = matrix(ptr, columns, a.new_zeros(columns.numel()), len(b))
     torch.sparse.sampled_addmm(products, a, b.t(), out=products)
     values = products.values()
     if moved is None:
         return values
+    # From the order of rows to that of the edges.
     return torch.empty_like(values).index_copy_(0, moved.long(), values)
 
 
@@ -103,6 +101,7 @@ def _product(form: Parts, weight: Tensor, v: Tensor) -> Tensor:
         weight = weight.contiguous()
     else:
         weight = weight.index_select(0, moved)
+    # Only there torch has a fast kernel of weighted bags.
     if v.dtype == torch.float32 and v.device.type == "cpu":
         v = v.detach()  # torch would number the bags for a gradient
         return embedding_bag(
@@ -118,6 +117,7 @@ def _product(form: Parts, weight: Tensor, v: Tensor) -> Tensor:
 
 def _added(ptr: Tensor, order: Tensor, x: Tensor) -> Tensor:
     """Return the sums over the entries of every row of their x [E, H], where ``order`` lists the entries by row."""
+    # A sum is the product with the matrix that has a one for every entry in its row.
     return _product((ptr, None, order), x.new_ones(len(order)), x)
 
 
@@ -130,7 +130,7 @@ def matrix(ptr: Tensor, columns: Tensor, values: Tensor, width: int) -> Tensor:
 
 @cache
 def _let_torch_warn() -> None:
-    """Suppress torch's warning, given once per process, that CSR tensors are in beta."""
+    """Suppress torch's warning that CSR tensors are in beta, which it gives once per process."""
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message="Sparse CSR tensor support is in beta"
@@ -149,7 +149,11 @@ def _sddmm(entries: Entries, a: Wide, b: Wide) -> Tensor:
 
 
 def _by_weight(
-    grad: Tensor, entries: Entries, weight: Tensor, v: Tensor, backend: str
+    grad: Tensor,
+    entries: Entries,
+    weight: Tensor,
+    v: Tensor,
+    backend: str,
 ) -> Tensor:
     # One weight for all heads, or one each.
     return _sddmm(entries, grad, v, backend=backend).sum_to_size(weight.shape)
@@ -210,6 +214,7 @@ def sddmm(
 def _entries(pattern: Pattern, sent: Tensor) -> Entries:
     """Return the entries, also by column if that is known or needed: for a gradient of what the columns send."""
     entries = pattern.entries
+    # Only a backward pass reads entries by column, and sorting them takes time.
     if entries.col_ptr is None and trained(sent):
         return pattern.both_ways()
     return entries
@@ -240,7 +245,7 @@ def _sums_by_product(rows: Rows, x: Tensor) -> Tensor:
     return _added(rows.ptr, rows.order, x) if x.numel() else _sums_along(rows, x)
 
 
-def _given(rows: Rows, x: Tensor) -> Tensor:
+def _of_row(rows: Rows, x: Tensor) -> Tensor:
     return x.index_select(0, rows.node)
 
 
@@ -249,7 +254,7 @@ def _row_sums(rows: Rows, x: Wide) -> Tensor:
     return x.new_empty(rows.ptr.size(0) - 1, x.size(1))
 
 
-@operation("at_rows", family="spmm", formula=_given, cpu=_given)
+@operation("at_rows", family="spmm", formula=_of_row, cpu=_of_row)
 def _at_rows(rows: Rows, x: Wide) -> Tensor:
     return x.new_empty(rows.node.size(0), x.size(1))
 
@@ -263,23 +268,24 @@ _at_rows.derivatives(
 
 
 def _softmax_along(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tensor:
-    lowest = torch.finfo(logits.dtype).min
-    index = rows.node.unsqueeze(1).expand_as(logits)
     if prior is None:
-        none = torch.zeros_like(logits, dtype=torch.bool)
-    else:
-        none = (prior == 0).expand_as(logits)
+        prior = logits.new_ones(1, 1)
+    none = prior == 0
+    # Not −∞, which a row of logits −∞ would subtract from itself.
+    lowest = torch.finfo(logits.dtype).min
     top = logits.new_full((rows.ptr.numel() - 1, logits.size(1)), lowest)
-    top = top.scatter_reduce(
-        0, index, logits.detach().masked_fill(none, lowest), "amax"
-    )
-    weight = torch.exp((logits - _given(rows, top)).masked_fill(none, 0.0))
-    weight = weight if prior is None else prior * weight
-    return quotient(weight, _given(rows, _sums_along(rows, weight)))
+    index = rows.node.unsqueeze(1).expand_as(logits)
+    # The maximum cancels, so it needs no gradient.
+    allowed = logits.detach().masked_fill(none, lowest)
+    top = top.scatter_reduce(0, index, allowed, "amax")
+    # Filled before the exponential: that of an edge of prior zero may overflow, and zero times infinity is not zero.
+    weight = prior * (logits - _of_row(rows, top)).masked_fill(none, 0.0).exp()
+    return quotient(weight, _of_row(rows, _sums_along(rows, weight)))
 
 
 def _softmax_in_place(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tensor:
     """Return the softmax along compressed rows, in as few passes over [E, H] as torch allows."""
+    # torch has the maximum over compressed rows on the CPU only.
     if not logits.numel() or logits.device.type != "cpu":
         return _softmax_along(rows, logits, prior)
     if prior is not None:
@@ -288,11 +294,12 @@ def _softmax_in_place(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tenso
     top = torch.sparse.mm(ones, logits, "amax").clamp_(
         min=torch.finfo(logits.dtype).min
     )
-    weight = logits.sub(_given(rows, top)).exp_()
+    weight = logits.sub(_of_row(rows, top)).exp_()
     if prior is not None:
         weight *= prior
+    # The matrix of the maximum serves for the sum.
     total = ones @ weight
-    return weight.mul_(_given(rows, reciprocal(total)))
+    return weight.mul_(_of_row(rows, reciprocal(total)))
 
 
 @operation("edge_softmax", family="spmm", formula=_softmax_along, cpu=_softmax_in_place)
@@ -302,9 +309,8 @@ def _softmax(rows: Rows, logits: Wide, prior: Wide | None) -> Tensor:
 
 def _by_logits(grad: Tensor, rows: Rows, out: Tensor, backend: str) -> Tensor:
     moved = out * grad
-    return moved - out * _at_rows(
-        rows, _row_sums(rows, moved, backend=backend), backend=backend
-    )
+    total = _row_sums(rows, moved, backend=backend)
+    return moved - out * _at_rows(rows, total, backend=backend)
 
 
 _softmax.derivatives({"logits": _by_logits})
@@ -319,9 +325,8 @@ def at_rows(rows: Compressed, x: Float[Tensor, "N H"]) -> Float[Tensor, "E H"]:
     """Return the value of its row for every entry, in at least float32 and O(E H)."""
     if trained(x):
         return _at_rows(Rows.of(rows), x)
-    (x,), _ = accumulating(
-        x
-    )  # only gradients, sums along the rows, need the order of entries
+    # Only gradients, which are sums along the rows, need the order of entries.
+    (x,), _ = accumulating(x)
     return x.index_select(0, rows.node)
 
 
@@ -334,7 +339,7 @@ def edge_softmax(
 
     Edges of prior zero are ignored, also in the maximum.
     """
+    # The fast pair has the derivative by the logits only; that by a prior is the formula's.
     learned = prior is not None and trained(prior)
-    return _softmax(
-        Rows.of(rows), logits, prior, backend="reference" if learned else "auto"
-    )
+    backend = "reference" if learned else "auto"
+    return _softmax(Rows.of(rows), logits, prior, backend=backend)

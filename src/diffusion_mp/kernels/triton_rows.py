@@ -81,14 +81,11 @@ def own_rows(table, nodes, H, BLOCK_M: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def load(x, row, inside, head, stride_n, stride_h, column, width, DTYPE: tl.constexpr):
-    """Rows of x [N, H, width]; zeros outside."""
+def load(x, row, inside, head, H, column, width, DTYPE: tl.constexpr):
+    """Rows of x [N, H, width], which is contiguous; zeros outside."""
     mask = inside[:, None] & (column[None, :] < width)
-    return tl.load(
-        x + row[:, None] * stride_n + head * stride_h + column[None, :],
-        mask=mask,
-        other=0.0,
-    ).to(DTYPE)
+    at = x + (row[:, None] * H + head) * width + column[None, :]
+    return tl.load(at, mask=mask, other=0.0).to(DTYPE)
 
 
 @triton.jit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from torch import Tensor, nn
 
@@ -21,7 +21,6 @@ from diffusion_mp.diffusivities import (
 )
 from diffusion_mp.diffusivities.all_pair import (
     KERNELS,
-    Normalization,
     Projection,
     SGFormerDiffusivity,
 )
@@ -38,8 +37,20 @@ from diffusion_mp.diffusivities.sparse_flow import (
     SparseFlowDiffusivity,
 )
 from diffusion_mp.energies import Penalty
-from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
+from diffusion_mp.layers.options import (
+    AdjacencyOptions,
+    DIFFormerOptions,
+    EnhancedOptions,
+    MixOptions,
+    NodeFormerOptions,
+    QueryKeyOptions,
+    RelationalOptions,
+    ResidualOptions,
+    SFiOptions,
+    StepOptions,
+    split,
+)
 from diffusion_mp.updates import ExplicitEuler, StateUpdate, teleport
 
 TAU = 0.5
@@ -88,13 +99,16 @@ class MultiHeadConv(DiffusionConv):
         )
         self.out_channels = out_channels
         self.residual = residual
+        # One head of the diffusivity may broadcast over several heads of values, or the other way round.
         self.mix = nn.Linear(
             max(heads, diffusivity.heads) * head_channels, out_channels, bias=bias
         )
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
         mixed = self.mix(out)
-        return x + mixed if self.residual else mixed
+        if self.residual:
+            return x + mixed
+        return mixed
 
 
 class DIFFormerConv(DiffusionConv):
@@ -109,13 +123,18 @@ class DIFFormerConv(DiffusionConv):
     (Eq. 63); otherwise the values W_V x do, with a bias. docs/released.md lists the options of the released code.
 
     Args:
-        in_channels, out_channels, heads, transform, keep, bias, concat, options: as in :class:`DiffusionConv`.
+        in_channels, out_channels, heads: as in :class:`DiffusionConv`.
         kernel: ``"simple"`` (DIFFormer-s), ``"sigmoid"`` (DIFFormer-a), ``"softmax"``, ``"gaussian"`` or a `Penalty`.
-        projection, normalize: see :class:`PenaltyDiffusivity`.
-        tau, beta, leak, update: of the :class:`ExplicitEuler`, or an update that replaces it.
+        tau, update: step size of the :class:`ExplicitEuler`, or an update that replaces it.
         graph, graph_weight: how observed edges enter, see above; or (1 − w) Ŝ + w Ã with a weight w.
-        self_loops, direction, degrees: of Ã = D^-½AD^-½, see :class:`AdjacencyDiffusivity`.
-        qkv_bias: add biases in W_Q, W_K and W_V, as far as the layer has them.
+
+    Options:
+        transform, keep, bias, concat, reads, steps, dropout: as in :class:`DiffusionConv`.
+        projection, normalize: see :class:`PenaltyDiffusivity`; ``None`` and ``"row"`` by default.
+        beta, leak: of the :class:`ExplicitEuler`.
+        self_loops, direction, degrees: of Ã = D^-½AD^-½, see :class:`AdjacencyDiffusivity`; self-loops are
+            ``"remaining"`` by default.
+        qkv_bias: add biases in W_Q, W_K and W_V, as far as the layer has them; ``False`` by default.
 
     Examples:
         >>> DIFFormerConv(4, 8, kernel="simple", tau=0.5)(x, edge_index).shape
@@ -132,33 +151,34 @@ class DIFFormerConv(DiffusionConv):
         *,
         kernel: Literal["simple", "sigmoid", "softmax", "gaussian"]
         | Penalty = "simple",
-        projection: Projection = None,
-        normalize: Normalization = "row",
         tau: float | Tensor | Positive = TAU,
-        beta: float = 0.0,
-        leak: float = 0.0,
         update: StateUpdate | None = None,
         graph: Literal["sum", "mean"] | None = "sum",
-        self_loops: SelfLoops = "remaining",
-        transform: bool | None = None,
-        keep: Literal["values", "state"] | None = None,
-        bias: bool | None = None,
-        concat: bool = False,
-        qkv_bias: bool = False,
         graph_weight: float | None = None,
-        direction: Literal["directed", "undirected", "pyg"] = "directed",
-        degrees: Literal["weighted", "count"] = "weighted",
-        **options: Any,
+        **options: Unpack[DIFFormerOptions],
     ) -> None:
-        width = heads * out_channels if concat else out_channels
+        features, edges, step, layer = split(
+            options, QueryKeyOptions, AdjacencyOptions, StepOptions
+        )
+        features.setdefault("normalize", "row")
+        edges.setdefault("self_loops", "remaining")
+        step = {"beta": 0.0, "leak": 0.0} | step
+        qkv_bias = layer.pop("qkv_bias", False)
+        projected = features.get("projection") is not None
+        width = out_channels
+        if layer.get("concat", False):
+            width *= heads
         changes = in_channels != width
         # Eq. 63 keeps the state and moves it, which it can where the channels stay the same; W_V makes others.
-        if transform is None:
-            transform = changes
-        if keep is None:
-            keep = "values" if changes else "state"
-        if bias is None:
-            bias = changes
+        usual = {
+            "transform": changes,
+            "keep": "values" if changes else "state",
+            "bias": changes,
+        }
+        for name, value in usual.items():
+            if layer.get(name) is None:
+                layer[name] = value
+        # A penalty of one's own has no published form, which would be another default of ``measure``.
         make: Callable[..., PenaltyDiffusivity]
         if isinstance(kernel, Penalty):
             make = partial(PenaltyDiffusivity, kernel)
@@ -168,14 +188,11 @@ class DIFFormerConv(DiffusionConv):
         attention = make(
             in_channels,
             heads=heads,
-            projection=projection,
-            normalize=normalize,
             # Without projections there is nothing that b_Q and b_K could be added to.
-            bias=qkv_bias and projection is not None,
+            bias=qkv_bias and projected,
+            **features,
         )
-        adjacency = AdjacencyDiffusivity(
-            "sym", self_loops=self_loops, direction=direction, degrees=degrees
-        )
+        adjacency = AdjacencyDiffusivity("sym", **edges)
         if graph == "mean" and graph_weight is None:
             graph_weight = 0.5
         # Made with graph=None too: a wrong option is refused whether or not it is used.
@@ -185,12 +202,12 @@ class DIFFormerConv(DiffusionConv):
             # Eq. 24 keeps 1 − ½τ Σ_j s_ij of the state, whatever the row sums are; Eqs. 61–63 keep 1 − τ.
             if graph == "mean":
                 form = "conservative"
-            update = ExplicitEuler(tau, form, beta=beta, leak=leak)
+            update = ExplicitEuler(tau, form, **step)
         # Beside an update they would have no effect, and nobody would notice.
-        elif isinstance(tau, (Tensor, Positive)) or tau != TAU or beta or leak:
+        elif isinstance(tau, (Tensor, Positive)) or tau != TAU or any(step.values()):
             raise ValueError(
                 f"tau, beta and leak are those of the explicit step, which update replaces; got tau={tau}, "
-                f"beta={beta}, leak={leak} beside {update!r}. Give them to the update."
+                f"beta={step['beta']}, leak={step['leak']} beside {update!r}. Give them to the update."
             )
         super().__init__(
             in_channels,
@@ -198,13 +215,9 @@ class DIFFormerConv(DiffusionConv):
             attention if graph is None else augmented,
             update,
             # Without W_V every head would move the same values, and their mean is that of one.
-            heads if transform else 1,
-            concat=concat,
-            keep=keep,
-            bias=bias,
-            transform=transform,
-            value_bias=qkv_bias and transform,
-            **options,
+            heads if layer["transform"] else 1,
+            value_bias=qkv_bias and layer["transform"],
+            **layer,
         )
 
 
@@ -219,12 +232,16 @@ class NodeFormerConv(MultiHeadConv):
     docs/released.md lists the options of the released code.
 
     Args:
-        in_channels, out_channels, heads, bias, dropout: as in :class:`MultiHeadConv`.
+        in_channels, out_channels, heads: as in :class:`MultiHeadConv`.
         head_channels: channels of queries, keys and values; ``out_channels`` by default.
         relational_bias: normalisation of the observed edges, ``"sym"``, ``"row"`` or ``"sum"`` (none); or ``None``.
-        hops, powers, gate: P, the largest power of A, and more of :class:`RelationalBias`.
-        projection, tau, logits, num_samples, attention: see :class:`KernelizedSoftmaxDiffusivity`.
         qkv_bias: add biases in W_Q, W_K and W_V, as far as the layer has them.
+
+    Options:
+        bias, dropout: as in :class:`MultiHeadConv`.
+        hops, powers, gate: P, the largest power of A (4 by default), and more of :class:`RelationalBias`.
+        projection, tau, logits, num_samples: of :class:`KernelizedSoftmaxDiffusivity`, by default ``"separate"``, 1,
+            ``"scaled_dot"`` and 0; others (``num_features``, ``edge_regularization``, …) have its defaults.
 
     Examples:
         >>> NodeFormerConv(4, 8, heads=2)(x, edge_index).shape
@@ -241,38 +258,24 @@ class NodeFormerConv(MultiHeadConv):
         *,
         head_channels: Count | None = None,
         relational_bias: Literal["sum", "sym", "row"] | None = "sym",
-        hops: int = 4,
-        projection: Projection = "separate",
-        tau: float = 1.0,
-        logits: Literal["dot", "scaled_dot"] = "scaled_dot",
-        num_samples: int = 0,
-        bias: bool = True,
-        dropout: float = 0.0,
         qkv_bias: bool = False,
-        powers: Literal["walks", "reach"] = "walks",
-        gate: Literal["sigmoid"] | None = "sigmoid",
-        **attention: Any,
+        **options: Unpack[NodeFormerOptions],
     ) -> None:
+        mix, walks, features = split(options, MixOptions, RelationalOptions)
+        walks.setdefault("hops", 4)
+        features.setdefault("projection", "separate")
+        # Not those of the slides, which the diffusivity has (docs/errata.md, N11).
+        usual: dict[str, Any] = {"tau": 1.0, "logits": "scaled_dot", "num_samples": 0}
         width = head_channels or out_channels
         coupled: Diffusivity = KernelizedSoftmaxDiffusivity(
             in_channels,
             heads=heads,
-            projection=projection,
             head_channels=width,
-            bias=qkv_bias and projection is not None,
-            tau=tau,
-            logits=logits,
-            num_samples=num_samples,
-            **attention,
+            bias=qkv_bias and features["projection"] is not None,
+            **usual | features,
         )
         # Made with relational_bias=None too: a wrong option is refused whether or not it is used.
-        edges = RelationalBias(
-            heads,
-            hops=hops,
-            normalization=relational_bias or "sum",
-            powers=powers,
-            gate=gate,
-        )
+        edges = RelationalBias(heads, normalization=relational_bias or "sum", **walks)
         if relational_bias is not None:
             coupled = GraphAugmentedDiffusivity(coupled, edges)
         super().__init__(
@@ -281,9 +284,8 @@ class NodeFormerConv(MultiHeadConv):
             coupled,
             heads,
             head_channels=width,
-            bias=bias,
             value_bias=qkv_bias,
-            dropout=dropout,
+            **mix,
         )
 
 
@@ -294,12 +296,16 @@ class SFiConv(MultiHeadConv):
     softmax attention, and the layer that of DFi-Former; with ``adjacency=False`` as well it is multi-head attention.
 
     Args:
-        in_channels, out_channels, heads, bias, dropout: as in :class:`MultiHeadConv`.
+        in_channels, out_channels, heads: as in :class:`MultiHeadConv`.
         head_channels: channels of queries, keys and values; ``out_channels / heads`` by default.
         hops: restrict the flow to senders within so many edges (:class:`EdgeSparseFlowDiffusivity`, O(E)).
-        adjacency, gamma, self_loops: include Ã (otherwise S^h alone, without (1 + γ)⁻¹); initial γ; self-loops of Ã.
-        residual: add x; ``False`` returns the change alone, as :class:`GPSBlock` expects.
-        projection, attention: options of :class:`SparseFlowDiffusivity` (``lam``, ``alpha``, ``friction``, …).
+        adjacency: include Ã (otherwise S^h alone, without (1 + γ)⁻¹).
+
+    Options:
+        residual: add x, as by default; ``False`` returns the change alone, as :class:`GPSBlock` expects.
+        bias, dropout: as in :class:`MultiHeadConv`, by default without bias.
+        gamma, self_loops: initial γ; self-loops of Ã.
+        projection, normalize, lam, lam_scale, alpha, friction: of :class:`SparseFlowDiffusivity`.
 
     Examples:
         >>> SFiConv(4, 4, heads=2)(x, edge_index).shape
@@ -317,14 +323,11 @@ class SFiConv(MultiHeadConv):
         head_channels: Count | None = None,
         hops: int | None = None,
         adjacency: bool = True,
-        gamma: float = 1.0,
-        self_loops: SelfLoops = "remaining",
-        projection: Projection = "separate",
-        residual: bool = True,
-        bias: bool = False,
-        dropout: float = 0.0,
-        **attention: Any,
+        **options: Unpack[SFiOptions],
     ) -> None:
+        mix, enhanced, attention = split(options, ResidualOptions, EnhancedOptions)
+        mix.setdefault("residual", True)
+        mix.setdefault("bias", False)
         if head_channels is None:
             if out_channels % heads:
                 raise ValueError(
@@ -333,30 +336,25 @@ class SFiConv(MultiHeadConv):
                 )
             # As in multi-head attention: all heads together have as many channels as the output.
             head_channels = out_channels // heads
-        attention |= {
-            "heads": heads,
-            "projection": projection,
-            # Without a projection the heads are parts of the state, as wide as that says.
-            "head_channels": None if projection is None else head_channels,
-        }
+        attention["heads"] = heads
+        # Without a projection the heads are parts of the state, as wide as that says.
+        if attention.get("projection", "separate") is not None:
+            attention["head_channels"] = head_channels
+        # Over edges the flow is a problem of every node's neighbours, with an own solver.
         coupled: Diffusivity
         if hops is None:
             coupled = SparseFlowDiffusivity(in_channels, **attention)
         else:
             coupled = EdgeSparseFlowDiffusivity(in_channels, hops=hops, **attention)
         # Made with adjacency=False too: a wrong option is refused whether or not it is used.
-        enhanced = AdjacencyEnhancedDiffusivity(
-            coupled, gamma=gamma, self_loops=self_loops
-        )
+        with_edges = AdjacencyEnhancedDiffusivity(coupled, **enhanced)
         super().__init__(
             in_channels,
             out_channels,
-            enhanced if adjacency else coupled,
+            with_edges if adjacency else coupled,
             heads,
             head_channels=head_channels,
-            residual=residual,
-            bias=bias,
-            dropout=dropout,
+            **mix,
         )
 
 
@@ -369,7 +367,8 @@ class SGFormerConv(DiffusionConv):
     Observed edges are not read. Z⁽⁰⁾ is the ``source`` of the call, x by default. β = 1 is PyG's ``SGFormerAttention``.
 
     Args:
-        in_channels, out_channels, heads, transform, bias, options: as in :class:`DiffusionConv`, with equal channels.
+        in_channels, out_channels, heads, transform, options: as in :class:`DiffusionConv`, with equal channels, and by
+            default without bias.
         beta, projection, normalize: β in (0, 1]; see :class:`SGFormerDiffusivity`.
         qkv_bias: add biases in W_Q, W_K and W_V, as far as the layer has them.
 
@@ -390,10 +389,11 @@ class SGFormerConv(DiffusionConv):
         projection: Projection = "separate",
         normalize: Literal["row", "frobenius"] = "row",
         transform: bool = True,
-        bias: bool = False,
         qkv_bias: bool = False,
         **options: Any,
     ) -> None:
+        # As in the slides and in PyG.
+        options.setdefault("bias", False)
         check_number(
             beta,
             "beta",
@@ -416,7 +416,6 @@ class SGFormerConv(DiffusionConv):
             heads if transform else 1,
             transform=transform,
             value_bias=qkv_bias and transform,
-            bias=bias,
             keep="state",
             **options,
         )

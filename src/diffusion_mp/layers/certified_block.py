@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp import checks
-from diffusion_mp.checks import Count
+from diffusion_mp.checks import Count, PositiveNumber
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.couplings.weighted import contracting
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positive
@@ -23,6 +23,7 @@ from diffusion_mp.energies import (
     Certificate,
     Constraint,
     CouplingTerm,
+    EdgeTerm,
     Energy,
     EnergyTerm,
     PairTerm,
@@ -54,13 +55,15 @@ from diffusion_mp.layers.graph_layer import GraphLayer
 from diffusion_mp.layers.pyg import refuse_inputs
 from diffusion_mp.modules import Resettable
 from diffusion_mp.runtime.cache import TensorCache, values_only
-from diffusion_mp.runtime.precision import without_autocast
+from diffusion_mp.runtime.precision import widened, without_autocast
 from diffusion_mp.updates import CertifiedStep, fixed_point
 from diffusion_mp.updates.derivatives import on_values, values_needed
 from diffusion_mp.updates.minimiser import quadratic_minimiser
 
 #: What a call takes as edges.
 Edges = Tensor | Graph | None
+#: What a module of your own reads that declares nothing.
+USUALLY_READ = ("edge_attr",)
 
 
 class TermModule(Resettable):
@@ -80,12 +83,35 @@ class TermModule(Resettable):
     #: computed at a time; matrices read all channels of a node.
     by_coupling = False
 
-    def __init__(self, channels: int, weight: float) -> None:
+    def __init__(self, channels: Count, weight: PositiveNumber) -> None:
         super().__init__()
-        checks.check_counts(channels=channels)
-        checks.check_positive(weight, "weight")
         self.channels = channels
+        # A softplus keeps the weight positive in training, without which the term would be no energy.
         self.weight = Positive(weight)
+
+    def draw_uniform(self, *matrices: nn.Parameter) -> None:
+        """Draw maps of the state as ``nn.Linear`` draws its weight."""
+        limit = self.channels**-0.5
+        for matrix in matrices:
+            nn.init.uniform_(matrix, -limit, limit)
+
+
+def _penalty_within(
+    penalty: Penalty | str, constraint: Constraint, channels: int
+) -> Penalty:
+    """Return a penalty, of ``channels`` by its name, whose f is nonnegative between states of the constraint."""
+    # The one name that leaves a number open: its temperature is the root of the channels.
+    if isinstance(penalty, str) and penalty == "softmax":
+        penalty = SoftmaxPenalty(channels)
+    penalty = get_penalty(penalty)
+    if not penalty.covers(constraint.diameter):
+        limit = penalty.domain[1]
+        raise ValueError(
+            f"penalty={penalty!r} is for squared distances up to {limit:g}; constraint={constraint!r} lets states be "
+            f"{constraint.diameter**2:g} apart. Pass constraint='ball' or 'sphere' with radius <= {limit**0.5 / 2:g}, "
+            f"or another penalty ('gaussian', 'softmax', 'sigmoid', 'quadratic')."
+        )
+    return penalty
 
 
 class Pairs(TermModule):
@@ -112,29 +138,19 @@ class Pairs(TermModule):
         weight: float = 1.0,
         *,
         penalty: Penalty | str = "gaussian",
-        heads: int = 1,
+        heads: Count = 1,
         projection: Literal["tied"] | None = None,
         constraint: Constraint | None = None,
     ) -> None:
         super().__init__(channels, weight)
-        checks.check_counts(heads=heads)
-        checks.check_choice(projection, "projection", [None, "tied"])
         check_heads_divide(channels, heads)
-        if isinstance(penalty, str) and penalty == "softmax":
-            penalty = SoftmaxPenalty(channels // heads)
         self.constraint = get_constraint(constraint)
         # A projection of norm one maps a sphere into its ball.
         inside = self.constraint
         if projection == "tied" and not inside.convex:
             inside = Ball(inside.diameter / 2)
-        penalty = get_penalty(penalty)
-        if not penalty.covers(inside.diameter):
-            limit = penalty.domain[1]
-            raise ValueError(
-                f"penalty={penalty!r} is for squared distances up to {limit:g}; constraint={inside!r} lets states be "
-                f"{inside.diameter**2:g} apart. Pass constraint='ball' or 'sphere' with radius <= {limit**0.5 / 2:g}, "
-                f"or another penalty ('gaussian', 'softmax', 'sigmoid', 'quadratic')."
-            )
+        penalty = _penalty_within(penalty, inside, channels // heads)
+        # Theorem T1 needs symmetric weights, so rows are not divided by their sums.
         self.attention = PenaltyDiffusivity(
             penalty, heads=heads, row_stochastic=False, constraint=inside
         )
@@ -147,15 +163,14 @@ class Pairs(TermModule):
 
     def _draw(self) -> None:
         if self.projection is not None:
-            nn.init.uniform_(
-                self.projection, -(self.channels**-0.5), self.channels**-0.5
-            )
+            self.draw_uniform(self.projection)
 
     def projections(self) -> Float[Tensor, "H D C"] | None:
         """Return the projections divided to norm at most one, in float32 or wider, since rounding may lengthen them."""
         return None if self.projection is None else contracting(self.projection)
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph) -> EnergyTerm:
+        # The mean over pairs, so that λ means the same in small and large graphs.
         term = PairTerm(
             cast("Penalty", self.attention.penalty),
             self.projections(),
@@ -163,22 +178,25 @@ class Pairs(TermModule):
             constraint=self.constraint,
             read=self.attention,
         )
-        return ScaledTerm(self.weight(), term, checked=True)
+        return ScaledTerm(self.weight(), term, _checked=True)
 
 
 class Neighbours(TermModule):
     r"""The Dirichlet energy of a diffusivity, (μ/2) Σ_ij a_ij‖z_i − z_j‖²: μ times `CouplingTerm` (Theorem T1).
 
-    A is evaluated at the source, so that it is the same in every step.
+    A is evaluated at the source, so that it is the same in every step. With a penalty it is (μ/2) Σ_ij a_ij δ(‖z_i −
+    z_j‖²), μ times `EdgeTerm`, for an A of edges.
 
     Args:
         channels: of the state.
         weight: initial μ > 0; it is learned.
         diffusivity: of A, symmetric and nonnegative; by default D^-½AD^-½ of the symmetric part of the graph. A is the
             sum of it and the coupling ``beside`` of a call, with ``False`` that one alone.
+        penalty: δ or its name; ``None`` is the squared distance itself.
+        constraint: the `Constraint` of the block, within which δ has to be concave.
 
     Examples:
-        >>> isinstance(Neighbours(4)(x, graph), EnergyTerm)
+        >>> isinstance(Neighbours(4, penalty="sigmoid")(x, graph), EnergyTerm)
         True
     """
 
@@ -190,12 +208,22 @@ class Neighbours(TermModule):
         channels: int,
         weight: float = 1.0,
         diffusivity: Diffusivity | bool = True,
+        *,
+        penalty: Penalty | str | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         super().__init__(channels, weight)
+        self.constraint = get_constraint(constraint)
+        self.penalty = None
+        if penalty is not None:
+            self.penalty = _penalty_within(penalty, self.constraint, channels)
+            # δ is taken edge by edge, and a block of rows has none.
+            self.by_coupling = False
         kinds = (bool, Diffusivity)
         checks.check_kind(
             diffusivity, "diffusivity", kinds, "a Diffusivity, True or False"
         )
+        # Symmetric, as the theorem asks, whatever the directions of the edges.
         if diffusivity is True:
             diffusivity = AdjacencyDiffusivity("sym", direction="undirected")
         self.diffusivity = diffusivity or None
@@ -205,15 +233,22 @@ class Neighbours(TermModule):
     ) -> EnergyTerm | None:
         coupling = beside
         read = self.diffusivity
+        # Without observed edges there is no term, where a layer of edges alone would raise.
         if read is not None and (graph.edge_index is not None or not read.needs_graph):
-            edges = read(source, graph)
-            coupling = edges if beside is None else edges + beside
+            coupling = read(source, graph)
+            if beside is not None:
+                coupling = coupling + beside
         if coupling is None:
             return None
-        return ScaledTerm(self.weight(), CouplingTerm(coupling), checked=True)
+        term: EnergyTerm = CouplingTerm(coupling)
+        if self.penalty is not None:
+            term = EdgeTerm(
+                self.penalty, cast("SparseCoupling", coupling), self.constraint
+            )
+        return ScaledTerm(self.weight(), term, _checked=True)
 
 
-#: The couplings of relations, which the blocks of a model share.
+#: The couplings of relations, which the blocks of a model share: they depend on the batch, and not on the block.
 _RELATIONS: TensorCache[SparseCoupling] = TensorCache(room=1 << 22)
 
 
@@ -221,7 +256,7 @@ def _related(size: int, edges: Tensor, weight: Tensor, kinds: Tensor) -> SparseC
     """The coupling of relations: the weight of an edge, times how much it belongs to each of them."""
     by_relation = weight.unsqueeze(1) * kinds.to(weight)
     graph = Graph(size, edges, validate=False)
-    return SparseCoupling(graph, by_relation, checked=True)
+    return SparseCoupling(graph, by_relation, _checked=True)
 
 
 class WeightedGraph(TermModule):
@@ -249,40 +284,44 @@ class WeightedGraph(TermModule):
         channels: int,
         weight: float = 1.0,
         *,
-        edge_dim: int | None = None,
+        edge_dim: Count | None = None,
         symmetric: bool = True,
         normalization: Literal["sum", "sym"] = "sum",
         gate: bool = False,
-        hops: int = 1,
+        hops: Count = 1,
         matrix: Literal["full", "diagonal", "identity"] = "full",
     ) -> None:
         super().__init__(channels, weight)
-        relations = 1 if edge_dim is None else edge_dim
-        checks.check_counts(edge_dim=relations, hops=hops)
-        checks.check_flags(symmetric=symmetric, gate=gate)
-        checks.check_choice(normalization, "normalization", ["sum", "sym"])
+        relations = edge_dim or 1
         self.symmetric = symmetric
         self.hops = hops
         self.edge_dim = edge_dim
-        self.reads = () if edge_dim is None else ("edge_attr",)
+        if edge_dim is not None:
+            self.reads = ("edge_attr",)
         self.adjacency = AdjacencyDiffusivity(normalization)
-        checks.check_choice(matrix, "matrix", ["full", "diagonal", "identity"])
+        # `None` is the identity, with which a product with B is saved.
         self.matrix = None
         if matrix == "full":
             self.matrix = nn.Parameter(torch.empty(relations, channels, channels))
         elif matrix == "diagonal":
             self.matrix = nn.Parameter(torch.empty(relations, channels))
+        # One gate for every relation, which may attract where another one repels.
         self.gate = nn.Linear(2 * channels, relations) if gate else None
         self._draw()
 
     def _draw(self) -> None:
-        if self.matrix is not None:
-            diagonal = self.matrix.dim() == 2
-            nn.init.normal_(self.matrix, std=1.0 if diagonal else self.channels**-0.5)
+        if self.matrix is None:
+            return
+        std = 1.0
+        # The norm of a full matrix of standard normal numbers is about twice the root of its size.
+        if self.matrix.dim() == 3:
+            std = self.channels**-0.5
+        nn.init.normal_(self.matrix, std=std)
 
     def matrices(self) -> Float[Tensor, "R C C"] | Float[Tensor, "R C"]:
         """Return B, of norm at most one, or the diagonals of diagonal matrices."""
         matrix: Tensor | None = self.matrix
+        # For those who look at the matrices; `forward` leaves the identity out.
         if matrix is None:
             return self.weight.raw.new_ones(self.edge_dim or 1, self.channels)
         if self.symmetric and matrix.dim() == 3:
@@ -296,6 +335,7 @@ class WeightedGraph(TermModule):
         edge_attr: Tensor | None = None,
     ) -> EnergyTerm:
         coupling = self.adjacency(source, graph)
+        # Ranks hold a part of the edges, and the norm of a term is that of all of them.
         if not isinstance(coupling, SparseCoupling):
             kind = type(coupling).__name__
             raise NotImplementedError(
@@ -307,22 +347,25 @@ class WeightedGraph(TermModule):
                     f"edge_attr must come, [num_edges, {self.edge_dim}], since edge_dim was given; got none."
                 )
             checks.check_edge_rows(edge_attr, graph.num_edges, channels=self.edge_dim)
+            checks.check_device(edge_attr, "edge_attr", source.device, "x")
             tensors = (coupling.graph.edges, coupling.graph.edge_weight, edge_attr)
             coupling = _RELATIONS.get(
                 graph.num_nodes, tensors, partial(_related, graph.num_nodes)
             )
         if self.gate is not None:
             sender, receiver = (source.index_select(0, end) for end in graph.edges)
+            # Both halves stay the same if the ends are exchanged, so that the gated graph is as symmetric as A.
             ends = torch.cat([sender + receiver, (sender - receiver).abs()], 1)
             gate = self.gate(ends.to(self.gate.weight.dtype)).tanh()
-            # As symmetric as A, since the gate is.
+            # To ask whether A is symmetric looks at values, which a trace does not have.
             mutual = values_only(captured=True) and coupling.symmetric
             coupling = SparseCoupling(
-                coupling.graph, coupling.weight * gate, symmetric=mutual, checked=True
+                coupling.graph, coupling.weight * gate, symmetric=mutual, _checked=True
             )
         matrices = norms = None
         if self.matrix is not None:
             matrices = self.matrices()
+            # Of the matrices as they are contracted here: a second estimate would cost as much as the first.
             norms = matrices.new_ones(matrices.size(0))
         term = MatrixTerm(
             coupling,
@@ -330,12 +373,9 @@ class WeightedGraph(TermModule):
             norms,
             hops=self.hops,
             symmetric=self.symmetric,
-            checked=True,
+            _checked=True,
         )
-        return ScaledTerm(self.weight(), term, checked=True)
-
-    def extra_repr(self) -> str:
-        return f"{self.channels}, edge_dim={self.edge_dim}, symmetric={self.symmetric}, hops={self.hops}"
+        return ScaledTerm(self.weight(), term, _checked=True)
 
 
 class RowAttention(TermModule):
@@ -355,39 +395,35 @@ class RowAttention(TermModule):
     def __init__(
         self,
         channels: int,
-        heads: int = 1,
+        heads: Count = 1,
         weight: float = 1.0,
         *,
-        gamma: float = 1.0,
+        gamma: PositiveNumber = 1.0,
         neighbours: bool = False,
     ) -> None:
         super().__init__(channels, weight)
-        checks.check_counts(heads=heads)
-        checks.check_flags(neighbours=neighbours)
-        checks.check_positive(gamma, "gamma")
         check_heads_divide(channels, heads)
         self.heads = heads
         self.neighbours = neighbours
         self.gamma = Positive(gamma)
-        self.query, self.key = (
-            nn.Parameter(torch.empty(heads, channels // heads, channels))
-            for _ in range(2)
-        )
+        shape = (heads, channels // heads, channels)
+        self.query = nn.Parameter(torch.empty(shape))
+        self.key = nn.Parameter(torch.empty(shape))
         self._draw()
 
     def _draw(self) -> None:
-        for matrix in (self.query, self.key):
-            nn.init.uniform_(matrix, -(self.channels**-0.5), self.channels**-0.5)
+        self.draw_uniform(self.query, self.key)
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph) -> EnergyTerm:
+        # The log-sums of a row are over all nodes, and their bound too.
         if graph.num_nodes != graph.total_nodes:
             raise NotImplementedError(
                 f"RowAttention needs all nodes of the graph, not {graph.num_nodes} of {graph.total_nodes}. Use one "
                 f"process."
             )
-        query, key = contracting(torch.cat([self.query, self.key]), norm_bounds).chunk(
-            2
-        )
+        # The norms of all matrices are found in one batch, which costs no more than that of one.
+        both = contracting(torch.cat([self.query, self.key]), norm_bounds)
+        query, key = both.chunk(2)
         ones = query.new_ones(self.heads)
         prior = None
         if self.neighbours:
@@ -396,13 +432,10 @@ class RowAttention(TermModule):
                 graph.weights(source),
                 symmetric=False,
                 nonnegative=True,
-                checked=True,
+                _checked=True,
             )
         term = AttentionTerm(query, key, self.gamma(), prior, (ones, ones))
-        return ScaledTerm(self.weight(), term, checked=True)
-
-    def extra_repr(self) -> str:
-        return f"{self.channels}, heads={self.heads}, neighbours={self.neighbours}"
+        return ScaledTerm(self.weight(), term, _checked=True)
 
 
 class TiedMLP(TermModule):
@@ -421,20 +454,19 @@ class TiedMLP(TermModule):
     def __init__(
         self,
         channels: int,
-        hidden_channels: int,
+        hidden_channels: Count,
         weight: float = 1.0,
         *,
         activation: str = "relu",
     ) -> None:
         super().__init__(channels, weight)
-        checks.check_counts(hidden_channels=hidden_channels)
         checks.check_choice(activation, "activation", ACTIVATIONS)
         self.linear = nn.Linear(channels, hidden_channels)
         self.activation = activation
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph) -> EnergyTerm:
         term = MLPTerm(self.linear.weight, self.linear.bias, self.activation)
-        return ScaledTerm(self.weight(), term, checked=True)
+        return ScaledTerm(self.weight(), term, _checked=True)
 
 
 class BlockStep(nn.Module):
@@ -442,6 +474,7 @@ class BlockStep(nn.Module):
 
     is_diffusion_layer = True
 
+    # The step is an argument: it is another function in every call, of the source and the graph.
     def forward(
         self, x: HeadState, graph: Graph, step: Callable[[Tensor], Tensor]
     ) -> HeadState:
@@ -482,25 +515,20 @@ class CertifiedBlock(GraphLayer):
 
     def __init__(
         self,
-        channels: int,
+        channels: Count,
         terms: Sequence[nn.Module | EnergyTerm],
-        num_layers: Count | None = 2,
+        num_layers: int | None = 2,
         *,
         constraint: Constraint | str | None = "nonnegative",
         radius: float = 1.0,
-        beta: float = 1.0,
-        heads: int = 1,
+        beta: PositiveNumber = 1.0,
+        heads: Count = 1,
     ) -> None:
         super().__init__()
-        checks.check_counts(channels=channels, heads=heads)
-        checks.check_positive(beta, "beta")
         check_heads_divide(channels, heads)
-        checks.check_kind(
-            terms,
-            "terms",
-            Sequence,
-            "a list of EnergyTerms and of modules that make them",
-        )
+        what = "a list of EnergyTerms and of modules that make them"
+        checks.check_kind(terms, "terms", Sequence, what)
+        # One by one, since the message names the term.
         for term in terms:
             checks.check_kind(
                 term,
@@ -508,24 +536,30 @@ class CertifiedBlock(GraphLayer):
                 (nn.Module, EnergyTerm),
                 "an EnergyTerm or a module that makes one",
             )
+            # A module of one's own need not say its channels.
             if getattr(term, "channels", channels) != channels:
                 raise ValueError(
                     f"every one of terms must have {channels} channels, as the block; got {term!r}."
                 )
+            # A matrix of all channels would mix what heads keep apart.
             if heads > 1 and isinstance(term, TermModule) and not term.by_coupling:
                 raise ValueError(
                     f"heads must be 1 beside a term that reads all channels of a node; got heads={heads} and {term!r}. "
                     "Give heads to the term if it has them, as RowAttention."
                 )
-        self.in_channels = self.out_channels = channels
+        self.in_channels = channels
+        self.out_channels = channels
         self.num_layers = num_layers
         self.heads = heads
         self.terms = nn.ModuleList(
             term for term in terms if isinstance(term, nn.Module)
         )
+        # Terms without parameters are no modules, so torch would not register them.
         self.fixed = tuple(term for term in terms if not isinstance(term, nn.Module))
-        #: Further inputs of a call that a term reads; a module of your own that declares nothing reads edge_attr.
-        self.reads = tuple(sorted(set().union(*map(_reads, self.terms))))
+        reads = [getattr(term, "reads", USUALLY_READ) for term in self.terms]
+        #: Further inputs of a call that a term reads.
+        self.reads = tuple(sorted(set().union(*reads)))
+        # It holds β and the constraint, and tells certificates what moves the state; the steps are those of `Energy`.
         self.update = CertifiedStep(
             Positive(beta), constraint=constraint, radius=radius
         )
@@ -550,6 +584,7 @@ class CertifiedBlock(GraphLayer):
     @property
     def runs_by_rows(self) -> bool:
         """Whether the couplings of all terms come from diffusivities, which may be computed for some of the rows."""
+        # Fixed terms may hold tensors of all nodes.
         return not self.fixed and all(
             getattr(term, "by_coupling", False) for term in self.terms
         )
@@ -588,19 +623,26 @@ class CertifiedBlock(GraphLayer):
 
         Z⁰ is the projection of x; ``inputs`` are the ``source`` and those that a term reads.
         """
-        # Half precision is too coarse for an energy.
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        state = self.update.constraint.project(self.by_head(wide))
+        state = self.start(x)
         yield state.flatten(1).to(x.dtype)
-        energy = self._energy_of(x, graph, inputs)
+        energy = self._energy_of(x, graph, **inputs)
         at_rest = self.num_layers is None
-        step = partial(self.limit, energy=energy) if at_rest else energy.descent(state)
+        if at_rest:
+            step: Callable[[Tensor], Tensor] = partial(self.limit, energy=energy)
+        else:
+            step = energy.descent(state)
         for _ in range(self.num_layers or 1):
+            # Attention is that of the state which the step reads, and in the limit that of the limit.
             before = state
             state = self.step(before, graph, step)
             if couplings is not None:
                 couplings += self.attention(state if at_rest else before, energy)
             yield state.flatten(1).to(x.dtype)
+
+    def start(self, x: Float[Tensor, "N C"]) -> HeadState:
+        """Return Z⁰ of a checked x, by head."""
+        # Half precision is too coarse for an energy.
+        return self.update.constraint.project(self.by_head(widened(x)))
 
     def attention(self, z: HeadState, energy: Energy) -> list[Coupling]:
         """Return how much nodes attend to each other at a state, for every term that has attention."""
@@ -617,6 +659,7 @@ class CertifiedBlock(GraphLayer):
         """Return the limit of the steps from a state, with the gradient of the implicit function theorem."""
         what = "the state at rest"
         quadratic = all(term.quadratic for term in energy.terms)
+        # Then the gradient of F is affine in the state, and its zero one linear system.
         if quadratic and isinstance(energy.constraint, Unconstrained):
             solution = quadratic_minimiser(energy, state, self.beta())
             if solution is not None:
@@ -650,13 +693,19 @@ class CertifiedBlock(GraphLayer):
         return_coupling: bool = False,
     ) -> Graph:
         """Check the inputs of a call, refuse those that no term reads, and return the graph."""
-        edge_attr = inputs.get("edge_attr")
-        source = inputs.get("source")
-        beside = inputs.get("beside")
+        # What no term reads is refused: it would have no effect, and nobody would notice.
         unread = self._unread(inputs)
         graph = self.inputs_to_graph(
-            x, edge_index, edge_weight, batch, return_coupling, unread, edge_attr
+            x,
+            edge_index,
+            edge_weight,
+            batch,
+            return_coupling,
+            unread,
+            inputs.get("edge_attr"),
         )
+        source = inputs.get("source")
+        beside = inputs.get("beside")
         if beside is not None:
             what = "a Coupling of the same nodes, or None"
             checks.check_kind(beside, "beside", Coupling, what)
@@ -676,8 +725,9 @@ class CertifiedBlock(GraphLayer):
     def energy(self, source: Tensor, graph: Graph, **inputs: Any) -> Energy:
         """Return F of a source [N, channels], a graph and the inputs that terms read; see :meth:`by_head`."""
         checks.check_kind(graph, "graph", Graph, "a Graph(num_nodes, edge_index)")
-        source = source.to(torch.promote_types(source.dtype, torch.float32))
-        if unread := self._unread(inputs):
+        source = widened(source)
+        unread = self._unread(inputs)
+        if unread:
             refuse_inputs(self, unread)
         terms: list[EnergyTerm] = []
         with without_autocast(source):  # bounds on norms have to hold
@@ -685,20 +735,23 @@ class CertifiedBlock(GraphLayer):
                 if isinstance(module, EnergyTerm):  # a term with parameters of its own
                     terms.append(module)
                     continue
-                read = {name: inputs.get(name) for name in _reads(module)}
+                names = getattr(module, "reads", USUALLY_READ)
+                read = {name: inputs.get(name) for name in names}
                 term = module(source, graph, **read)
                 if term is not None:
                     terms.append(term)
         terms += self.fixed
-        source_term = SourceTerm(self.by_head(source), checked=True)
-        terms.append(ScaledTerm(self.beta(), source_term, checked=True))
-        return Energy(terms, self.update.constraint, graph=graph, checked=True)
+        source_term = SourceTerm(self.by_head(source), _checked=True)
+        terms.append(ScaledTerm(self.beta(), source_term, _checked=True))
+        return Energy(terms, self.update.constraint, graph=graph, _checked=True)
 
-    def _energy_of(self, x: Tensor, graph: Graph, inputs: dict[str, Any]) -> Energy:
+    def _energy_of(
+        self, x: Tensor, graph: Graph, source: Tensor | None = None, **inputs: Any
+    ) -> Energy:
         """Return F of the inputs of a call."""
-        source = inputs.get("source")
-        terms = {name: value for name, value in inputs.items() if name != "source"}
-        return self.energy(x if source is None else source, graph, **terms)
+        if source is None:
+            source = x
+        return self.energy(source, graph, **inputs)
 
     @torch.no_grad()
     def energies(
@@ -724,8 +777,10 @@ class CertifiedBlock(GraphLayer):
     ) -> tuple[Float[Tensor, "*states"], Float[Tensor, "N C"]]:
         """Return F of Z⁰ and after every step, or F of every graph, and the last state."""
         states = list(self.states(x, graph, **inputs))
-        energy = self._energy_of(x, graph, inputs)
-        value = energy.by_graph if by_graph else energy
+        energy = self._energy_of(x, graph, **inputs)
+        value: Callable[[Tensor], Tensor] = energy
+        if by_graph:
+            value = energy.by_graph
         return torch.stack([value(self.by_head(state)) for state in states]), states[-1]
 
     @torch.no_grad()
@@ -740,17 +795,18 @@ class CertifiedBlock(GraphLayer):
         """Return the certificate that no step raises F, checked at Z⁰ (`certify_step`), by default of a random x."""
         if x is None:
             edge_dims = [getattr(term, "edge_dim", None) or 0 for term in self.terms]
+            # Terms may differ in edge_dim: all but the widest read then features that are too wide, and say so.
             x, edge_index, edge_attr = random_input(
                 self.in_channels, self.beta.raw, max(edge_dims, default=0) or None
             )
             inputs |= {"edge_attr": edge_attr}
+        # Before any step: with NaN in it no comparison of energies would find a rise.
         broken = broken_parameter(self)
         if broken is not None:
             return Certificate.refused(STEPS, math.nan, broken)
         graph = self._graph(x, edge_index, edge_weight, batch, inputs)
-        energy = self._energy_of(x, graph, inputs)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        start = self.update.constraint.project(self.by_head(wide))
+        energy = self._energy_of(x, graph, **inputs)
+        start = self.start(x)
         certificate = certify_step(
             energy, start, steps=self.num_layers or CERTIFIED_STEPS
         )
@@ -767,10 +823,3 @@ class CertifiedBlock(GraphLayer):
             return certificate
         reason = f"{type(self).__name__} does not move the state as the certified step of its energy does."
         return Certificate.refused(STEPS, math.nan, reason)
-
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}, num_layers={self.num_layers}, heads={self.heads}"
-
-
-def _reads(module: nn.Module) -> tuple[str, ...]:
-    return getattr(module, "reads", ("edge_attr",))

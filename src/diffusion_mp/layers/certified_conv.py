@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import add
-from typing import Any, Literal, cast
+from typing import Any, Unpack, cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -28,8 +28,10 @@ from diffusion_mp.layers.certified_block import (
     Pairs,
     TermModule,
 )
+from diffusion_mp.layers.options import CertifiedConvOptions, PairOptions, split
 
-#: The names of parameters in a state dict, and where they are in the block.
+#: The names of parameters in a state dict, and where they are in the block. They are those that the layer had before it
+#: was a block, so that older files load.
 NAMES = {
     "mu.": "terms.0.weight.",
     "graph_term.": "terms.0.diffusivity.",
@@ -53,13 +55,16 @@ class CertifiedConv(CertifiedBlock):
     Args:
         channels, heads: of the state; without projections the heads cut it, each with its own constraint and attention.
         penalty: δ or its name; ``None`` leaves out the attention, the sum over δ.
-        projection: of `Pairs`, ``"tied"`` or ``None``.
-        constraint, radius: C, the constraint on every row of a head; see `Energy`.
-        beta, lam, mu: initial β, λ, μ > 0; they are learned.
-        graph: A, the diffusivity of `Neighbours`. ``True``: D^-½AD^-½ of the symmetric part of the graph; ``False``:
-            edges are not read.
         num_layers: number of steps; ``None`` iterates to a stationary point of F, the minimiser where C is convex and
             there is no attention, differentiated implicitly.
+        constraint: C, the constraint on every row of a head, or its name; see `Energy`.
+        lam, mu: initial λ, μ > 0; they are learned.
+        graph: A, the diffusivity of `Neighbours`. ``True``: D^-½AD^-½ of the symmetric part of the graph; ``False``:
+            edges are not read.
+
+    Options:
+        projection: of `Pairs`, ``"tied"`` or ``None``, the default.
+        radius, beta: of C by its name, and the initial β > 0, which is learned; both 1 by default.
 
     Shapes:
         x, output, source (x by default): [N, channels]; edges and batch as in :class:`DiffusionConv`; beside: a
@@ -80,27 +85,36 @@ class CertifiedConv(CertifiedBlock):
         *,
         penalty: Penalty | str | None = "simple",
         heads: Count = 1,
-        projection: Literal["tied"] | None = None,
+        num_layers: Count | None = 1,
         constraint: Constraint | str | None = "ball",
-        radius: float = 1.0,
-        beta: float = 1.0,
         lam: PositiveNumber = 1.0,
         mu: PositiveNumber = 1.0,
         graph: bool | Diffusivity = True,
-        num_layers: int | None = 1,
+        **options: Unpack[CertifiedConvOptions],
     ) -> None:
         checks.check_kind(
             graph, "graph", (bool, Diffusivity), "a Diffusivity, True or False"
         )
-        inside = get_constraint(constraint, radius)
+        # `Pairs` needs C too: whether weights are nonnegative depends on the distances within it.
+        inside = get_constraint(constraint, options.get("radius", 1.0))
+        attention, block = split(options, PairOptions)
+        projection = attention.get("projection")
+        # Neighbours first, also where there are none: `NAMES` counts on it.
         terms: list[TermModule] = [Neighbours(channels, mu, graph)]
         if penalty is not None:
-            options: dict[str, Any] = {"projection": projection, "constraint": inside}
-            terms.append(Pairs(channels, lam, penalty=penalty, heads=heads, **options))
+            pairs = Pairs(
+                channels,
+                lam,
+                penalty=penalty,
+                heads=heads,
+                projection=projection,
+                constraint=inside,
+            )
+            terms.append(pairs)
         # Projected heads move the uncut state.
         cut = heads if projection is None else 1
         super().__init__(
-            channels, terms, num_layers, constraint=inside, beta=beta, heads=cut
+            channels, terms, num_layers, constraint=inside, heads=cut, **block
         )
         self.register_state_dict_post_hook(_with_names)
         self.register_load_state_dict_pre_hook(_without_names)
@@ -123,6 +137,7 @@ class CertifiedConv(CertifiedBlock):
             for term in cast("tuple[ScaledTerm, ...]", energy.terms)
             if isinstance(term.term, (CouplingTerm, PairTerm))
         ]
+        # A caller who asked for W gets an operator, also where nothing attends and no edge was observed.
         if not parts:
             return [0.0 * IdentityCoupling(len(z), dtype=z.dtype, device=z.device)]
         return [reduce(add, parts)]
@@ -133,8 +148,10 @@ class CertifiedConv(CertifiedBlock):
 
 def _renamed(state: dict[str, Any], prefix: str, names: dict[str, str]) -> None:
     """Replace the beginnings of the names behind ``prefix``, in place."""
+    # A list, since the dict changes in the loop.
     for name in [name for name in state if name.startswith(prefix)]:
         inside = name.removeprefix(prefix)
+        # In the order of `NAMES`, where the longer of two beginnings comes first.
         old = next((old for old in names if inside.startswith(old)), "")
         new = names.get(old, "") + inside.removeprefix(old)
         state[prefix + new] = state.pop(name)

@@ -158,13 +158,16 @@ class DiffusionConv(GraphLayer):
         coupling = self.diffusivity(read, graph, edge_attr)
         if previous is not None:
             previous = self._values_before(previous, x)
-        out = self.output(self._evolve(x, values, coupling, source, previous), x)
+        moved = self._evolve(x, values, coupling, source, previous)
+        out = self.output(moved, x)
+        # Not by default: it would keep features of all nodes alive.
         if return_coupling:
             return out, coupling
         return out
 
     def _find_channels(self, x: Tensor) -> None:
         super()._find_channels(x)
+        # Without W_V the state itself is the output.
         if self.value is None:
             self.out_channels = self.in_channels
             self.head_channels = self.in_channels
@@ -210,6 +213,7 @@ class DiffusionConv(GraphLayer):
                     f"source must be left out, since {type(self.update).__name__} has no source term; got "
                     f"{checks.describe(source)}."
                 )
+            # A source is passed as the output is returned, with the heads side by side.
             channels = state.size(2)
             if self.concat:
                 channels = state.size(1) * channels
@@ -219,6 +223,7 @@ class DiffusionConv(GraphLayer):
         # The initial state is the usual source (Eq. 10), so a layer with β needs no further argument.
         elif self.update.beta:
             source = state
+        # Own updates of users, written for one state, take no ``previous``.
         further = {}
         # `step` in place of a call of the update: what this layer has made is not checked once more.
         self.update.check(coupling)
@@ -241,6 +246,7 @@ class DiffusionConv(GraphLayer):
         """Finish the new state ``out`` [N, C] of the input ``x``: add the bias. Subclasses extend it."""
         return out if self.bias is None else out + self.bias
 
+    # A chain of questions and no table: each has a sentence of its own, with names in it.
     @property
     def why_uncertified(self) -> str | None:
         """The reason why no theorem covers this layer at any state, or ``None`` where the state decides."""
@@ -281,11 +287,8 @@ class DiffusionConv(GraphLayer):
         # A certificate speaks of the τ of this moment, also where τ is learned.
         tau = float(update.step_size) if isinstance(update, ExplicitEuler) else math.nan
         reason = self.why_uncertified or broken_parameter(self)
-        if x is None:
-            reason = (
-                reason
-                or "that depends on the state and the graph: pass them, certify(model, data)."
-            )
+        if x is None and not reason:
+            reason = "that depends on the state and the graph: pass them, certify(model, data)."
         if x is None or reason:
             return Certificate.refused("Theorems 1 and 7", tau, str(reason))
         assert isinstance(update, ExplicitEuler)  # see `why_uncertified`

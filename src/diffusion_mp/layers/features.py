@@ -69,6 +69,7 @@ class FeatureLinear(Linear):
     def forward(self, x: Tensor) -> Tensor:
         if x.layout is torch.strided:
             return super().forward(x)
+        # One layout for the product; CSR has the row boundaries that it reads.
         if x.layout is not torch.sparse_csr:
             x = x.to_sparse_csr()
         bounds = x.crow_indices()
@@ -80,21 +81,31 @@ class FeatureLinear(Linear):
             return Pattern(by_row, Compressed(column, row, x.size(1)))
 
         # Sorting the entries by column takes longer than the product, and features are the same at every step.
-        pattern = cached_by((x,), "pattern", find) if values_only() else find()
+        # Under a trace there are no values to recognise features by.
+        if values_only():
+            pattern = cached_by((x,), "pattern", find)
+        else:
+            pattern = find()
         # One row of Wᵀ is read for every entry of x, so its numbers have to lie side by side.
         weight = self.weight.t().contiguous().unsqueeze(1)
         out = spmm(pattern, x.values().unsqueeze(1), weight).squeeze(1)
-        return out if self.bias is None else out + self.bias
+        if self.bias is None:
+            return out
+        return out + self.bias
 
 
 def channels_at_first(module: nn.Module, x: object) -> int:
     """Return the input channels of a module built with -1: those of loaded weights, or else of ``x``; -1 if unknown."""
-    first = next(
-        (part for part in module.modules() if isinstance(part, FeatureLinear)), None
-    )
-    if first is not None and not is_lazy(first.weight):
-        return first.in_channels
-    return x.size(1) if isinstance(x, Tensor) and x.dim() == 2 else -1
+    for part in module.modules():
+        if isinstance(part, FeatureLinear):
+            if not is_lazy(part.weight):
+                return part.in_channels
+            # Only the first one reads x itself.
+            break
+    # What is no matrix is refused by the check of x that follows.
+    if isinstance(x, Tensor) and x.dim() == 2:
+        return x.size(1)
+    return -1
 
 
 class LaplacianEncoder(Resettable):
@@ -139,6 +150,7 @@ class LaplacianEncoder(Resettable):
         mask: Bool[Tensor, "N R"] | None = None,
     ) -> Float[Tensor, "N C"]:
         check_state(eigenvectors, "eigenvectors", module=self)
+        # Zeros, so that φ has two inputs with and without eigenvalues.
         if eigenvalues is None:
             eigenvalues = torch.zeros_like(eigenvectors)
         check_state(eigenvalues, "eigenvalues", eigenvectors.size(1), module=self)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.layers.diffusion_conv import DiffusionConv
 from diffusion_mp.layers.features import FeatureLinear
+from diffusion_mp.layers.options import EdgeAttentionOptions, GATOptions, split
 from diffusion_mp.updates import ExplicitEuler, StateUpdate, teleport, teleport_limit
 
 
@@ -39,12 +40,17 @@ def _gcn_adjacency(
     self_loops: SelfLoops | None = None, normalize: bool = True
 ) -> AdjacencyDiffusivity:
     """Â = D^-½ (A + I) D^-½ with the degrees of PyG; A without ``normalize``."""
-    if self_loops is None:
-        self_loops = "remaining" if normalize else "keep"
+    if not normalize:
+        return AdjacencyDiffusivity("sum", self_loops=self_loops or "keep")
     # PyG's direction: degrees of the receiving ends, also where edges go one way.
     return AdjacencyDiffusivity(
-        "sym" if normalize else "sum", self_loops=self_loops, direction="pyg"
+        "sym", self_loops=self_loops or "remaining", direction="pyg"
     )
+
+
+def _full_step() -> ExplicitEuler:
+    """x′ = S v: with τ = 1 nothing is left of the state itself."""
+    return ExplicitEuler(1.0, "residual")
 
 
 class MLPConv(DiffusionConv):
@@ -65,7 +71,7 @@ class MLPConv(DiffusionConv):
             in_channels,
             out_channels,
             IdentityDiffusivity(),
-            ExplicitEuler(1.0, "residual"),
+            _full_step(),
             bias=bias,
         )
 
@@ -77,6 +83,7 @@ class MLPConv(DiffusionConv):
         source: Tensor | None,
         previous: Tensor | None,
     ) -> Tensor:
+        # Whether a source counts or is refused the update says.
         if source is not None:
             return super()._evolve(x, values, coupling, source, previous)
         # The product with the identity would copy W x, which nobody else holds: a sixth of the time of a wide layer.
@@ -110,8 +117,7 @@ class GCNConv(DiffusionConv):
         bias: bool = True,
     ) -> None:
         adjacency = _gcn_adjacency(self_loops, normalize)
-        update = ExplicitEuler(1.0, "residual")
-        super().__init__(in_channels, out_channels, adjacency, update, bias=bias)
+        super().__init__(in_channels, out_channels, adjacency, _full_step(), bias=bias)
 
 
 class SGConv(DiffusionConv):
@@ -137,10 +143,13 @@ class SGConv(DiffusionConv):
         self_loops: SelfLoops | None = None,
         bias: bool = True,
     ) -> None:
-        adjacency = _gcn_adjacency(self_loops)
-        update = ExplicitEuler(1.0, "residual")
         super().__init__(
-            in_channels, out_channels, adjacency, update, bias=bias, steps=K
+            in_channels,
+            out_channels,
+            _gcn_adjacency(self_loops),
+            _full_step(),
+            bias=bias,
+            steps=K,
         )
 
 
@@ -167,14 +176,20 @@ class GINConv(DiffusionConv):
         *,
         train_eps: bool = False,
     ) -> None:
+        # Learned as 1 + ε, the factor of the identity; `convert_from_pyg` adds the one.
         scale: float | nn.Parameter = 1.0 + eps
         if train_eps:
             scale = nn.Parameter(torch.tensor(scale))
         # The state that is kept is part of the coupling, so that a learned ε is one of its parameters.
         diffusivity = scale * IdentityDiffusivity() + AdjacencyDiffusivity("sum")
-        update = ExplicitEuler(1.0, "residual")
+        # The MLP is the map of this layer, and stands after the sum.
         super().__init__(
-            in_channels, in_channels, diffusivity, update, transform=False, bias=False
+            in_channels,
+            in_channels,
+            diffusivity,
+            _full_step(),
+            transform=False,
+            bias=False,
         )
         self.mlp = mlp
 
@@ -190,17 +205,21 @@ class GINConv(DiffusionConv):
         linear = [
             name for name, part in children if isinstance(part, (nn.Linear, Linear))
         ]
+        # Norms of PyG's MLP have no counterpart, and keep names that `load_state_dict` refuses.
         for key in [key for key in renamed if key.startswith("mlp.lins.")]:
             number, name = key.removeprefix("mlp.lins.").split(".")
             if int(number) < len(linear):
                 renamed[f"mlp.{linear[int(number)]}.{name}"] = renamed.pop(key)
         if "eps" not in renamed:
             return renamed
+        # PyG keeps ε as a buffer where it is not learned, so it is in every state dict.
         eps = renamed.pop("eps")
         scale: Tensor | float = cast("Any", self.diffusivity).terms[0].scale
+        # PyG stores [1], and torch refuses another number of dimensions.
         if isinstance(scale, Tensor):
             renamed["diffusivity.terms.0.scale"] = 1 + eps.reshape(())
-        elif not abs(float(eps) + 1 - scale) <= 1e-6:  # NaN is not
+        # "Not at most", since NaN compares as false.
+        elif not abs(float(eps) + 1 - scale) <= 1e-6:
             raise ValueError(
                 f"eps is {float(eps):g} in the state and {scale - 1:g} in the layer, which does not learn it. Build "
                 f"GINConv(..., eps={float(eps):g}), or with train_eps=True."
@@ -215,10 +234,14 @@ class GATConv(DiffusionConv):
     features, which here are passed by name, ``edge_attr=``.
 
     Args:
-        in_channels, out_channels, heads, concat, options: as in :class:`DiffusionConv`.
-        negative_slope, self_loops, edge_dim: see :class:`GATDiffusivity`.
+        in_channels, out_channels, heads, concat: as in :class:`DiffusionConv`.
+        negative_slope: see :class:`GATDiffusivity`.
         dropout, value_dropout: rates on the entries α, as in PyG, and on the values W x.
         residual: add W_R x.
+
+    Options:
+        self_loops, edge_dim: see :class:`GATDiffusivity`.
+        transform, bias, value_bias, keep, steps: as in :class:`DiffusionConv`.
 
     Examples:
         >>> GATConv(4, 8, heads=2)(x, edge_index).shape  # the heads are concatenated
@@ -241,34 +264,29 @@ class GATConv(DiffusionConv):
         negative_slope: float = 0.2,
         dropout: float = 0.0,
         *,
-        self_loops: SelfLoops = "remaining",
-        edge_dim: int | None = None,
         residual: bool = False,
         value_dropout: Probability = 0.0,
-        **options: Any,
+        **options: Unpack[GATOptions],
     ) -> None:
+        edges, layer = split(options, EdgeAttentionOptions)
         # Attention reads the values W x of all heads, as in the paper, and drops entries itself, as in PyG.
         total = heads * out_channels
         attention = GATDiffusivity(
-            total,
-            heads,
-            dropout=dropout,
-            negative_slope=negative_slope,
-            self_loops=self_loops,
-            edge_dim=edge_dim,
+            total, heads, dropout=dropout, negative_slope=negative_slope, **edges
         )
         super().__init__(
             in_channels,
             out_channels,
             attention,
-            ExplicitEuler(1.0, "residual"),
+            _full_step(),
             heads,
             concat=concat,
             reads="values",
             dropout=value_dropout,
-            **options,
+            **layer,
         )
-        self.edge_dim = edge_dim
+        self.edge_dim = edges.get("edge_dim")
+        # PyG's name, under which its weights come.
         self.res: FeatureLinear | None = None
         if residual:
             out = total if concat else out_channels
@@ -285,6 +303,7 @@ class GATConv(DiffusionConv):
         **inputs: Any,
     ) -> Any:
         """As in :class:`DiffusionConv`; with ``edge_dim``, ``edge_weight`` without ``edge_attr`` is refused."""
+        # A weight alone would be read as a prior here, and as features in code that was written for PyG.
         unread = self.edge_dim is not None and inputs.get("edge_attr") is None
         if unread and edge_weight is not None:
             raise ValueError(
@@ -379,9 +398,11 @@ class GCNIIConv(DiffusionConv):
                 f"theta and layer go together (β = log(θ/layer + 1)); got theta={theta}, layer={layer}."
             )
         # β: without θ the map is W alone, as in PyG.
+        # A number and no parameter: it falls with the depth l of the layer.
         self.mapping = 1.0
         if theta is not None and layer is not None:
             self.mapping = math.log(theta / layer + 1)
+        # One matrix for state and source, whose sum it multiplies.
         self.weight = nn.Parameter(torch.empty(channels, channels))
         self._draw()
 

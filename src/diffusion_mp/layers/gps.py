@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
@@ -17,6 +16,7 @@ from diffusion_mp.kernels.spmm import at_rows
 from diffusion_mp.layers.graph_layer import GraphLayer
 from diffusion_mp.modules import Norm, make_norm
 from diffusion_mp.runtime.noise import dropout
+from diffusion_mp.runtime.precision import widened
 
 
 class EdgeLayer(GraphLayer, ABC):
@@ -54,6 +54,7 @@ class EdgeLayer(GraphLayer, ABC):
         graph = self.inputs_to_graph(
             x, edge_index, edge_weight, batch, return_coupling, others, edge_attr
         )
+        # Edge states are moved as those of nodes are, so they are as wide.
         if edge_attr is not None:
             checks.check_edge_rows(
                 edge_attr, graph.num_edges, channels=self.in_channels, module=self
@@ -61,6 +62,7 @@ class EdgeLayer(GraphLayer, ABC):
         out, edges, coupling = self.step(x, graph, edge_attr)
         if edge_attr is None and not return_coupling:
             return out
+        # States of edges are returned where they were passed, so that one loop runs blocks with and without.
         results: list[Any] = [out]
         if edge_attr is not None:
             results.append(edges)
@@ -118,19 +120,21 @@ class GatedGCNConv(EdgeLayer):
                 "GatedGCNConv works on observed edges; got none. Pass edge_index (an empty [2, 0] one if no edge was "
                 "observed), or choose a layer with attention over all pairs."
             )
-        rows = graph.pattern.by_row
-        cols = graph.pattern.by_col
-        logits = (at_rows(rows, self.target(x)) + at_rows(cols, self.source(x))).to(
-            x.dtype
-        )
+        pattern = graph.pattern
+        # Nodes are mapped before edges look them up: N products instead of E.
+        received = at_rows(pattern.by_row, self.target(x))
+        sent = at_rows(pattern.by_col, self.source(x))
+        logits = (received + sent).to(x.dtype)
         if edge_attr is not None:
             logits = logits + self.edge(edge_attr)
         # The derivative of a gate is up to |v|/ε, beyond half precision until the sigmoid's own makes it small.
-        gate = logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()
+        gate = widened(logits).sigmoid()
+        # An edge of weight 2 counts as two edges.
         if graph.edge_weight is not None:
             gate = gate * graph.weights(gate).unsqueeze(1)
         # A coupling with one head per channel, so that ``return_coupling`` and the diagnostics see the gates.
         total = SparseCoupling(graph, gate, symmetric=False, nonnegative=True)
+        # ε keeps a node whose gates are all closed from a division by zero.
         gates = ReweightedCoupling(
             total, 1 / (total.degree() + self.eps), nonnegative=True
         )
@@ -182,13 +186,12 @@ class GPSBlock(EdgeLayer):
         if local is None and attention is None:
             raise ValueError("GPSBlock needs local or attention, or both; got neither.")
         for name, layer in (("local", local), ("attention", attention)):
-            sizes = [
-                getattr(layer, size, channels)
-                for size in ("in_channels", "out_channels")
-            ]
-            if sizes != [channels, channels]:
+            # A layer of one's own may not say its channels, and then is not checked.
+            read = getattr(layer, "in_channels", channels)
+            written = getattr(layer, "out_channels", channels)
+            if (read, written) != (channels, channels):
                 raise ValueError(
-                    f"{name} must map {channels} channels to {channels}; got {sizes[0]} to {sizes[1]}."
+                    f"{name} must map {channels} channels to {channels}; got {read} to {written}."
                 )
         self.local = local
         self.attention = attention
@@ -204,6 +207,7 @@ class GPSBlock(EdgeLayer):
     def step(
         self, x: Tensor, graph: Graph, edge_attr: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Coupling]:
+        # A zero to add to, since either of the two terms may be missing.
         total = x.new_zeros(())
         # Edge states pass through unless `local` moves them.
         edges = edge_attr

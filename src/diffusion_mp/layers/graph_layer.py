@@ -40,6 +40,7 @@ class GraphLayer(KnowsPyGNames, Resettable):
             check_edge_order(edge_index, edge_attr)
         if not isinstance(return_coupling, bool):
             checks.check_flags(return_coupling=return_coupling)
+        # Of a lazy layer; every later call compares with what the first one had.
         if self.in_channels == -1:
             self._find_channels(x)
         self.check_features(x, channels=self.in_channels, module=self)

@@ -27,7 +27,8 @@ from diffusion_mp.diffusivities import (
 )
 from diffusion_mp.diffusivities.base import ScaledDiffusivity, SumDiffusivity
 
-#: Options of PyG's classes with the values that describe what every layer here does; they are dropped.
+#: Options of PyG's classes with the values that describe what every layer here does; they are dropped, so that code
+#: written for PyG runs.
 AS_ALWAYS: dict[str, tuple[object, ...]] = {
     "aggr": ("add", "sum"),
     "aggr_kwargs": (None,),
@@ -146,6 +147,7 @@ def _translated(init: Callable[..., None]) -> Callable[..., None]:
 
 def _ours(options: Mapping[str, Any], parameters: Container[str]) -> dict[str, Any]:
     """The options by their names here, without those in `AS_ALWAYS`; the ``parameters`` of a subclass as they are."""
+    # A subclass may have an option of its own with a name of PyG's.
     ours = {
         name: value
         for name, value in options.items()
@@ -153,6 +155,7 @@ def _ours(options: Mapping[str, Any], parameters: Container[str]) -> dict[str, A
     }
     if "add_self_loops" in parameters or ours.get("add_self_loops") is None:
         return ours
+    # PyG's layers give every node one loop, which here is "remaining".
     loops = ours.pop("add_self_loops")
     check_flags(add_self_loops=loops)
     if "self_loops" in ours:
@@ -166,6 +169,7 @@ def _ours(options: Mapping[str, Any], parameters: Container[str]) -> dict[str, A
 def _taken(function: Callable[..., Any]) -> str:
     parameters = signature(function).parameters.values()
     names = [part.name for part in parameters if part.kind is not Parameter.VAR_KEYWORD]
+    # With ``**options`` the list is not complete.
     if len(names) < len(parameters):
         return f"It takes {', '.join(names)} and the options its documentation names."
     return f"It takes {', '.join(names)}."
@@ -177,6 +181,7 @@ def refuse_inputs(module: nn.Module, inputs: Mapping[str, Any]) -> None:
         # Code written for PyG passes None for what it has not.
         if name in INPUTS and value is None:
             continue
+        # The class can read features of edges, and this object was built without.
         kind = type(module).__name__
         if name == "edge_attr" and hasattr(module, "edge_dim"):
             kind += " built without edge_dim"
@@ -213,6 +218,7 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
     """
     check_kind(module, "module", nn.Module, "a module with layers of this library")
     check_state_dict(state, "state")
+    # Layer by layer, since a name in a module of the user's is no layer's to change.
     converted = dict(state)
     for path, layer in module.named_modules():
         if not isinstance(layer, KnowsPyGNames):
@@ -241,6 +247,7 @@ def between(
         raise TypeError(
             f"x must be a tensor [num_nodes, channels], or the pair (x_src, x_dst); got {describe(x)}."
         )
+    # Senders of one kind receive nothing: a second step would spread what they do not have.
     if layer.steps > 1 or not _couples_edges_alone(layer.diffusivity):
         raise ValueError(
             f"x is the pair (x_src, x_dst) of nodes of two kinds, and {kind} couples more than their edges: all pairs, "
@@ -253,12 +260,15 @@ def between(
                 f"{name} goes with nodes of one kind; {kind} got it beside the pair (x_src, x_dst)."
             )
     senders, receivers = x
-    channels = None if layer.in_channels == -1 else layer.in_channels
+    channels = layer.in_channels
+    if channels == -1:
+        channels = None
     check_state(senders, "x_src", channels)
     check_state(receivers, "x_dst", senders.size(1))
     what = "a tensor [2, num_edges] where x is the pair (x_src, x_dst)"
     check_kind(edge_index, "edge_index", Tensor, what)
     check_integer_pairs(edge_index, "edge_index")
+    # Here, since a receiver numbered too high would be a sender of the joined state.
     if values_to_check():
         check_range(edge_index[0], "edge_index[0]", senders.size(0))
         check_range(edge_index[1], "edge_index[1]", receivers.size(0))
@@ -266,6 +276,7 @@ def between(
     first = senders.size(0)
     edges = torch.stack([edge_index[0].long(), edge_index[1].long() + first])
     rows = torch.cat([senders, receivers])
+    # Weights and features of edges need no renumbering: the edges keep their order.
     out = forward(rows, edges, edge_weight, **inputs)
     if isinstance(out, Tensor):
         return out[first:]
@@ -284,6 +295,7 @@ def _couples_edges_alone(diffusivity: Diffusivity) -> bool:
             return False
         if isinstance(part, AdjacencyDiffusivity) and part.normalization == "sym":
             return False
+        # A loop would join a sender and a receiver of the same number.
         if getattr(part, "self_loops", None) != "keep":
             return False
     return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -71,6 +71,7 @@ class PDEDiffusion1d(Resettable):
         self.update = update or ExplicitEuler(1.0)
         self.norm = nn.LayerNorm(channels) if norm else None
 
+    # A shortcut for reports: what was learned along the sequence are these few numbers.
     @property
     def alpha(self) -> Float[Tensor, "K sets"]:
         """α_k of every stride and set."""
@@ -86,6 +87,7 @@ class PDEDiffusion1d(Resettable):
     ) -> Tensor | tuple[Tensor, Coupling]:
         """Return the next state, and with ``return_coupling`` the coupling."""
         checks.check_flags(return_coupling=return_coupling)
+        # Rows with a batch are what layers of graphs pass on; sequences what Transformers do.
         if isinstance(x, Tensor) and x.dim() == 2:
             if mask is not None:
                 raise ValueError(
@@ -102,7 +104,9 @@ class PDEDiffusion1d(Resettable):
             out, coupling = self._stacked(x, mask)
         if self.norm is not None:
             out = self.norm(out)
-        return (out, coupling) if return_coupling else out
+        if return_coupling:
+            return out, coupling
+        return out
 
     def _stacked(
         self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None
@@ -110,30 +114,26 @@ class PDEDiffusion1d(Resettable):
         """The step of stacked sequences; a masked row is split into two, its tokens and its padding."""
         size, length = x.shape[:2]
         if mask is None:
-            out, coupling = self._step(
-                x.flatten(0, 1),
-                Graph(size * length, ptr=length * torch.arange(size + 1)),
-            )
+            # Sequences of a batch are its graphs, of equal length.
+            graph = Graph(size * length, ptr=length * torch.arange(size + 1))
+            out, coupling = self._step(x.flatten(0, 1), graph)
             return out.view_as(x), coupling
         # Tokens and padding of a sequence become two graphs, between which nothing flows.
         order, ptr = tokens_first(mask)
         kept = mask.unsqueeze(2)
-        rows = torch.where(kept, x, 0.0).flatten(
-            0, 1
-        )  # 0·NaN in the gradient of α would not be 0
-        moved, coupling = self._step(
-            rows.index_select(0, order), Graph(rows.size(0), ptr=ptr)
-        )
+        # Padding may hold NaN, and 0·NaN in the gradient of α would not be 0.
+        rows = torch.where(kept, x, 0.0).flatten(0, 1).index_select(0, order)
+        moved, coupling = self._step(rows, Graph(size * length, ptr=ptr))
         moved = torch.zeros_like(moved).index_copy(0, order, moved).view_as(x)
+        # Padding stays as it was, and has no part in the gradient.
         return torch.where(kept, moved, x), coupling
 
     def _step(
         self, x: Float[Tensor, "N C"], graph: Graph
     ) -> tuple[Float[Tensor, "N C"], Coupling]:
         coupling = self.diffusivity(x, graph)
-        return self.update(
-            x.unflatten(1, (self.diffusivity.heads, -1)), coupling
-        ).flatten(1), coupling
+        by_head = x.unflatten(1, (self.diffusivity.heads, -1))
+        return self.update(by_head, coupling).flatten(1), coupling
 
 
 def tokens_first(
@@ -146,6 +146,7 @@ def tokens_first(
     keys = mask.logical_not().long() * length + torch.arange(length, device=mask.device)
     order = keys.argsort(dim=1) + start.unsqueeze(1)
     ends = torch.stack([start + mask.sum(1), start + length], dim=1).flatten()
+    # Boundaries lie on the CPU, where a graph reads them as numbers.
     return order.flatten(), torch.cat([ends.new_zeros(1), ends]).cpu()
 
 
@@ -153,6 +154,7 @@ def tokens_first(
 Place = Callable[[str, int], nn.Module]
 
 
+# `nn.Identity` takes one argument, and sites are called with two.
 class NoDiffusion(nn.Identity):
     """The identity, with the calling convention of diffusion layers on sequences; as a :data:`Place` at every site."""
 
@@ -177,6 +179,7 @@ class SelfAttention(Saved):
     """
 
     references = ("vaswani2017attention",)
+    # Diagnostics find attention by this attribute, which a module of one's own may have too.
     is_self_attention = True
 
     def __init__(
@@ -205,22 +208,22 @@ class SelfAttention(Saved):
     ) -> Float[Tensor, "B L C"]:
         checks.check_sequences(x, mask, self.channels, self)
         query, key, value = self.project(x).chunk(3, -1)
-        q, k, v = (
-            self._by_head(part) for part in (query, key, self.on_values(value, mask))
-        )
         pairs = None if mask is None else self._senders(mask)
-        rate = self.dropout if self.training else 0.0
-        # With a mask the order is a part of ``pairs``; torch takes either the one or the other.
-        causal = self.causal and mask is None
-        # Only the formula has derivatives in forward mode, not torch's fused kernels.
-        kernel = (
-            sdpa_kernel(SDPBackend.MATH) if forward_mode_active() else nullcontext()
+        attend = partial(
+            scaled_dot_product_attention,
+            self._by_head(query),
+            self._by_head(key),
+            self._by_head(self.on_values(value, mask)),
+            attn_mask=pairs,
+            dropout_p=self.dropout if self.training else 0.0,
+            # With a mask the order is a part of ``pairs``; torch takes either the one or the other.
+            is_causal=self.causal and mask is None,
         )
-        with kernel:
-            heads = scaled_dot_product_attention(
-                q, k, v, attn_mask=pairs, dropout_p=rate, is_causal=causal
-            )
-        return self._join(heads)
+        if forward_mode_active():
+            # Only the formula has derivatives in forward mode, not torch's fused kernels.
+            with sdpa_kernel(SDPBackend.MATH):
+                return self._join(attend())
+        return self._join(attend())
 
     def weights(
         self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
@@ -228,48 +231,44 @@ class SelfAttention(Saved):
         """Return A_h(x), whose rows sum to one, in O(L²) memory; ``forward`` does not form it."""
         checks.check_sequences(x, mask, self.channels, self)
         query, key, _ = self.project(x).chunk(3, -1)
-        scores = (
-            self._by_head(query)
-            @ self._by_head(key).transpose(2, 3)
-            / (self.channels // self.heads) ** 0.5
-        )
+        q = self._by_head(query)
+        scores = q @ self._by_head(key).transpose(2, 3) / q.size(3) ** 0.5
         if mask is None:
-            tokens = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-        else:
-            tokens = mask
-        return scores.masked_fill(~self._senders(tokens), -torch.inf).softmax(-1)
+            mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        return scores.masked_fill(~self._senders(mask), -torch.inf).softmax(-1)
 
     def frozen(
         self, x: Tensor, mask: Tensor | None = None
     ) -> Callable[[Tensor], Tensor]:
         """Return the map y ↦ W_O ‖_h A_h(x) W_V^h y + b, attention with its weights frozen at x."""
         weights = self.weights(x, mask)
-        return lambda y: self._join(
-            weights
-            @ self._by_head(self.on_values(self.project(y).chunk(3, -1)[2], mask))
-        )
+
+        def attend(y: Tensor) -> Tensor:
+            _, _, value = self.project(y).chunk(3, -1)
+            return self._join(weights @ self._by_head(self.on_values(value, mask)))
+
+        return attend
 
     def _by_head(self, x: Tensor) -> Tensor:
         """Reshape [B, L, C] to [B, H, L, D]."""
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def _join(self, heads: Tensor) -> Tensor:
-        tokens = heads.transpose(1, 2).flatten(0, 1)
-        return self.mix(self.on_heads(tokens).flatten(1)).unflatten(
-            0, (heads.size(0), heads.size(2))
-        )
+        # The heads of a token stand side by side, as the site after attention takes them.
+        tokens = heads.transpose(1, 2)
+        routed = self.on_heads(tokens.flatten(0, 1)).flatten(1)
+        return self.mix(routed).unflatten(0, tokens.shape[:2])
 
     def _senders(self, mask: Tensor) -> Tensor:
         """The mask of allowed pairs. No row is empty, since a softmax over nothing is NaN."""
         tokens = (mask | ~mask.any(1, keepdim=True))[:, None, None, :]
         if not self.causal:
             return tokens
-        square = torch.ones(
-            mask.size(1), mask.size(1), dtype=torch.bool, device=mask.device
-        )
-        return (tokens & square.tril()) | torch.eye(
-            mask.size(1), dtype=torch.bool, device=mask.device
-        )
+        length = mask.size(1)
+        square = torch.ones(length, length, dtype=torch.bool, device=mask.device)
+        # A position sends to itself in any case: before the first token of a causal row there is nobody else.
+        itself = torch.eye(length, dtype=torch.bool, device=mask.device)
+        return (tokens & square.tril()) | itself
 
 
 class TransformerBlock(Saved):
@@ -293,6 +292,7 @@ class TransformerBlock(Saved):
     ) -> None:
         super().__init__()
         self.dropout = dropout
+        # Every site has a module of its own, though some have one name.
         self.before_attention_norm = place("norm", channels)
         self.attention_norm = nn.LayerNorm(channels)
         self.attention = SelfAttention(
@@ -313,6 +313,7 @@ class TransformerBlock(Saved):
         routed = self.attention(
             self.attention_norm(self.before_attention_norm(x, mask)), mask
         )
+        # A site in front of a sum would smooth the change alone; these smooth the state.
         x = self.after_attention(x + dropout(routed, self.dropout, self.training), mask)
         changed = self.mlp(self.mlp_norm(self.before_mlp_norm(x, mask)))
         x = self.after_mlp(x + dropout(changed, self.dropout, self.training), mask)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from diffusion_mp.energies.certification import layer_certificates
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.features import FeatureLinear, channels_at_first, check_input
 from diffusion_mp.layers.graph_layer import GraphLayer
+from diffusion_mp.runtime.precision import widened
 from diffusion_mp.updates import CertifiedStep
 
 Edges = Tensor | Graph | None
@@ -51,6 +52,7 @@ def run_layer(
 def feature_columns(channels: int | Sequence[int], name: str) -> int:
     """Return the number of columns of features: ``channels`` numbers (-1: unknown), or categories (a list of sizes)."""
     if isinstance(channels, str) or not isinstance(channels, Sequence):
+        # -1 waits for the first call.
         if not checks.found_later(channels):
             checks.check_counts(**{name: channels})
         return channels
@@ -81,13 +83,13 @@ class FeatureEncoder(nn.Module):
         self.channels = feature_columns(channels, name)
         self.sizes: tuple[int, ...] | None = None
         self.linear: nn.Module | None = None
+        # Registered in both cases, so that state dicts differ in tables alone.
+        self.tables = nn.ModuleList()
         if isinstance(channels, int):
             self.linear = FeatureLinear(channels, out_channels)
         else:
             self.sizes = tuple(channels)
-        self.tables = nn.ModuleList(
-            nn.Embedding(size, out_channels) for size in self.sizes or ()
-        )
+            self.tables.extend(nn.Embedding(size, out_channels) for size in channels)
 
     def forward(self, x: Tensor, name: str = "x") -> Tensor:
         """Return the states [N, out_channels]; ``name`` is the name of the input in messages."""
@@ -96,12 +98,12 @@ class FeatureEncoder(nn.Module):
                 self.channels = channels_at_first(self, x)
             check_input(x, name, channels=self.channels, module=self)
             return self.linear(x)
-        # A sum, as in the encoders of OGB: the state is as wide for one column as for many.
         columns = self._columns(x, name).unbind(1)
-        return reduce(
-            torch.add,
-            (table(column) for table, column in zip(self.tables, columns, strict=True)),
-        )
+        encoded = [
+            table(column) for table, column in zip(self.tables, columns, strict=True)
+        ]
+        # A sum, as in the encoders of OGB: the state is as wide for one column as for many.
+        return reduce(torch.add, encoded)
 
     def _columns(self, x: Tensor, name: str) -> Tensor:
         """Return x as [N, F], with categories checked unless ``torch.compile`` traces."""
@@ -113,7 +115,8 @@ class FeatureEncoder(nn.Module):
                 f"{name} must hold categories (integers); got {checks.describe(x)}. Use {name}.long()."
             )
         columns = x
-        if x.dim() == 1:  # one column, as PyG has it in some data sets
+        # One column may come without its dimension, as in some data sets of PyG.
+        if x.dim() == 1:
             columns = x.unsqueeze(1)
         if columns.dim() != 2 or columns.size(1) != self.channels:
             raise ValueError(
@@ -151,8 +154,7 @@ class GraphHead(NodeHead):
 
     def forward(self, x: Tensor, graph: Graph, pairs: Tensor | None) -> Tensor:
         # Sums over nodes are taken in float32 at least: in half precision, many small terms would be lost.
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        mean = global_mean_pool(wide, graph.batch.to(x.device), graph.num_graphs)
+        mean = global_mean_pool(widened(x), graph.batch.to(x.device), graph.num_graphs)
         return super().forward(mean.to(x.dtype), graph, pairs)
 
 
@@ -168,10 +170,9 @@ class LinkHead(NodeHead):
             pairs, "edge_label_index", x.size(0), x.device, "[2, L] of int64"
         )
         embedding = self.mlp(x)
+        products = embedding[pairs[0]] * embedding[pairs[1]]
         # Without the root a score grows with the channels, and training starts far from log 2.
-        return (embedding[pairs[0]] * embedding[pairs[1]]).sum(1) * embedding.size(
-            1
-        ) ** -0.5
+        return products.sum(1) * embedding.size(1) ** -0.5
 
 
 HEADS: dict[str, type[NodeHead]] = {
@@ -259,7 +260,9 @@ class GraphModel(GraphLayer, ABC):
     ) -> None:
         super().__init__()
         self.in_channels = in_channels
+        # A model of nodes ends in its own linear map, and has none.
         self.head: NodeHead | None = None
+        # A module, since PyG's explainers look for `MessagePassing` among the parts of a model.
         self.edge_mask = EdgeMask()
 
     @abstractmethod
@@ -281,6 +284,7 @@ class GraphModel(GraphLayer, ABC):
         """Return logits or scores; with ``return_coupling`` also the coupling of every layer."""
         if edge_attr is not None:
             others["edge_attr"] = edge_attr
+        # What is left is refused below, by name.
         inputs = {name: others.pop(name) for name in self.reads if name in others}
         graph = self.inputs_to_graph(
             x,
@@ -298,9 +302,10 @@ class GraphModel(GraphLayer, ABC):
             _ = graph.segments
         # A coupling holds features of all nodes: it is kept only for a caller who asks for it.
         couplings: list[Coupling] = []
-        collect = self.edge_mask.listening(
-            graph, couplings.append if return_coupling else discard
-        )
+        collect: Collect = discard
+        if return_coupling:
+            collect = couplings.append
+        collect = self.edge_mask.listening(graph, collect)
         logits = self.propagate(x, graph, collect, **inputs)
         if self.head is None:
             check_no_pairs(edge_label_index)
@@ -329,6 +334,7 @@ class GraphModel(GraphLayer, ABC):
         """Return whether all layers descend one energy here: no, unless a model overrides this (see `certify`)."""
         # One reason for every kind of part that violates Theorem T1.
         reasons: dict[str, str] = {}
+        # By class names and attributes: a model may hold modules of PyG, and of its user.
         for name, module in self.named_modules():
             kind = type(module).__name__
             update = getattr(module, "update", None)
@@ -359,6 +365,14 @@ class GraphModel(GraphLayer, ABC):
         )
 
 
+class StackOptions(TypedDict, total=False):
+    """Of `LayerStack`, see `GraphModel`."""
+
+    layer_norm: bool
+    dropout: Probability
+    task: Task
+
+
 class LayerStack(GraphModel):
     """Base of models: an input layer, ``num_layers`` of ``conv()`` with norms, an output layer of ``states`` states.
 
@@ -371,9 +385,9 @@ class LayerStack(GraphModel):
         num_layers: int,
         conv: Callable[[], nn.Module],
         *,
-        layer_norm: bool,
-        dropout: Probability,
         states: int = 1,
+        layer_norm: bool = False,
+        dropout: Probability = 0.0,
         task: Task = "node",
     ) -> None:
         super().__init__(*channels)
@@ -381,7 +395,7 @@ class LayerStack(GraphModel):
         self.dropout = dropout
         self.encoder = FeatureLinear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(conv() for _ in range(num_layers))
-        # Identities keep the places of the norms, so that the code of propagate is the same with and without.
+        # Identities stand where norms would, so that `propagate` is the same with and without.
         norm = nn.LayerNorm if layer_norm else nn.Identity
         self.norms = nn.ModuleList(norm(hidden_channels) for _ in range(num_layers + 1))
         self.decoder, self.head = output_layers(

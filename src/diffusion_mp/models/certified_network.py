@@ -47,7 +47,9 @@ class CertifiedNetwork(GraphModel):
         self, x: Tensor, graph: Graph, edge_attr: Tensor | None
     ) -> dict[str, Any]:
         """Return what the terms of the blocks read beside their source and the graph."""
-        return {} if edge_attr is None else {"edge_attr": edge_attr}
+        if edge_attr is None:
+            return {}
+        return {"edge_attr": edge_attr}
 
     def run(
         self, x: Tensor, graph: Graph, edge_attr: Tensor | None, visit: Visit
@@ -77,6 +79,7 @@ class CertifiedNetwork(GraphModel):
         batch: Tensor | None,
         edge_attr: Tensor | None,
     ) -> Graph:
+        # `edge_attr` stands in the signatures of all certified models, also of those that read none.
         unread = {} if self.reads else {"edge_attr": edge_attr}
         return self.inputs_to_graph(
             x, edge_index, edge_weight, batch, False, unread, edge_attr
@@ -131,6 +134,7 @@ class CertifiedNetwork(GraphModel):
             x, edge_index, edge_attr = random_input(
                 self.in_channels, like, self.edge_dim
             )
+            # Any category will do, as long as its table has it.
             if self.categories is not None:
                 rows = torch.arange(8, device=x.device)
                 x = torch.stack([rows % size for size in self.categories], 1)
@@ -143,6 +147,7 @@ class CertifiedNetwork(GraphModel):
             return Certificate.refused(STEPS, math.nan, broken)
         certificates: list[Certificate] = []
 
+        # Every block is certified at the source that reaches it.
         def visit(
             block: CertifiedBlock, source: Tensor, graph: Graph, **inputs: Any
         ) -> Tensor:
@@ -157,13 +162,17 @@ class CertifiedNetwork(GraphModel):
     def summary(self, blocks: dict[str, Certificate]) -> Certificate:
         """Return the certificate of the network from those of its blocks."""
         holds = all(blocks.values())
-        reason = "Not every block descends its energy."
         if holds:
+            # Of certified steps: no step size limits them.
+            tau_max = math.inf
             reason = "Every block descends an energy of its own."
+        else:
+            tau_max = 0.0
+            reason = "Not every block descends its energy."
         return Certificate(
             theorem=STEPS,
             holds=holds,
-            tau_max=math.inf if holds else 0.0,
+            tau_max=tau_max,
             reason=reason,
             layers=blocks,
             energy="the energy of every block",

@@ -84,11 +84,13 @@ class CertifiedTransformer(CertifiedNetwork):
             feature_columns(in_channels, "in_channels"), hidden_channels, out_channels
         )
         encoder = FeatureEncoder(in_channels, hidden_channels)
+        # Here too, since without mlp_channels nothing is made of it.
         check_choice(activation, "activation", ACTIVATIONS)
         if graph is None and options:
             raise TypeError(
                 f"graph=None leaves out the graph term, and with it {', '.join(options)}."
             )
+        # Norms act on sources, between blocks: within one they would move the state, and no energy accounts for that.
         norm = nn.LayerNorm if layer_norm else nn.Identity
 
         def block() -> CertifiedBlock:
@@ -103,15 +105,11 @@ class CertifiedTransformer(CertifiedNetwork):
                 )
                 terms.append(neighbours)
             if attention is not None:
-                terms.append(
-                    RowAttention(
-                        hidden_channels, heads, neighbours=attention == "neighbours"
-                    )
-                )
+                near = attention == "neighbours"
+                terms.append(RowAttention(hidden_channels, heads, neighbours=near))
             if mlp_channels:
-                terms.append(
-                    TiedMLP(hidden_channels, mlp_channels, activation=activation)
-                )
+                mlp = TiedMLP(hidden_channels, mlp_channels, activation=activation)
+                terms.append(mlp)
             return CertifiedBlock(
                 hidden_channels, terms, num_layers, constraint=constraint, radius=radius
             )
@@ -128,9 +126,9 @@ class CertifiedTransformer(CertifiedNetwork):
         self.dropout = nn.Dropout(dropout)
         self.edge_dim = edge_dim
         self.categories = encoder.sizes
-        self.reads = (
-            ("edge_attr",) if edge_dim is not None and graph is not None else ()
-        )
+        # Without the graph term nobody reads the features of edges.
+        if edge_dim is not None and graph is not None:
+            self.reads = ("edge_attr",)
         self.decoder, self.head = output_layers(hidden_channels, out_channels, task)
 
     def stages(self) -> list[tuple[str, nn.Module, CertifiedBlock]]:

@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 from torch import Tensor
 from torch.nn.functional import relu
 
 from diffusion_mp.checks import (
     Count,
+    NonnegativeNumber,
 )
 from diffusion_mp.diffusivities import Positive
+from diffusion_mp.energies import Penalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import DIFFormerConv
 from diffusion_mp.layers.attention import TAU
-from diffusion_mp.models.base import Collect, LayerStack, Task, run_layer
+from diffusion_mp.layers.options import DIFFormerParts, split
+from diffusion_mp.models.base import Collect, LayerStack, StackOptions, run_layer
 from diffusion_mp.runtime.noise import dropout
 from diffusion_mp.updates import StateUpdate
 
 #: Default growth, over all steps of a model, of the component that all nodes share, and the largest default step.
 GROWTH = 4.0
 LARGEST = 0.75
+
+
+class DIFFormerModelOptions(StackOptions, DIFFormerParts, total=False):
+    """Of `DIFFormer`: beside those of the stack, of its layers."""
+
+    activation: Literal["relu"] | None
+    heads: Count
+    kernel: Literal["simple", "sigmoid", "softmax", "gaussian"] | Penalty
+    graph: Literal["sum", "mean"] | None
+    graph_weight: float | None
+    leak: NonnegativeNumber
 
 
 class DIFFormer(LayerStack):
@@ -34,17 +48,22 @@ class DIFFormer(LayerStack):
     step, by default to (1 + τ)^K = 4 in total (D27). The published form is ``tau=0.5, layer_norm=True``.
 
     Args:
-        in_channels, hidden_channels, out_channels, dropout, task: see :class:`GraphModel`.
+        in_channels, hidden_channels, out_channels: see :class:`GraphModel`.
         num_layers: K.
         tau: step size τ; by default 4^(1/K) − 1, and at most 0.75: 0.41 for 4 layers, 0.09 for 16.
-        transform: a value transformation W_V in every layer (the paper: on large data sets, not on citation networks).
         source: add the initial embedding as a source with β = 1 (Eq. 10, footnote 4); see D22 for a ``leak`` beside it.
-        activation: σ′ after every layer, ``"relu"`` or ``None``.
-        layer_norm: normalise before every ReLU or σ′, as published; no theorem covers the stack then.
         dropout_on: ``"values"``, the propagated values and the input of the output layer; or ``"state"``, after the
             input layer and every layer, as in the released code.
         update: the update in place of the explicit step, of one or two steps, copied for every layer.
-        options: further options of :class:`DIFFormerConv` (``kernel``, ``heads``, ``graph``, ``leak``, …), also copied.
+
+    Options:
+        dropout, task: see :class:`GraphModel`.
+        layer_norm: normalise before every ReLU or σ′, as published; no theorem covers the stack then. ``False`` by
+            default.
+        activation: σ′ after every layer, ``"relu"`` or ``None``, the default.
+        transform: a value transformation W_V in every layer (the paper: on large data sets, not on citation networks);
+            ``False`` by default.
+        kernel, heads, graph, leak, …: further ones of :class:`DIFFormerConv`, also copied.
 
     Examples:
         >>> logits, couplings = DIFFormer(4, 16, 3, num_layers=2)(x, edge_index, return_coupling=True)
@@ -62,53 +81,56 @@ class DIFFormer(LayerStack):
         num_layers: Count = 2,
         *,
         tau: float | Tensor | Positive | None = None,
-        transform: bool = False,
         source: bool = False,
-        activation: Literal["relu"] | None = None,
-        layer_norm: bool = False,
-        dropout: float = 0.0,
-        task: Task = "node",
         dropout_on: Literal["values", "state"] = "values",
         update: StateUpdate | None = None,
-        **options: Any,
+        **options: Unpack[DIFFormerModelOptions],
     ) -> None:
+        stack, layer = split(options, StackOptions)
+        activation = layer.pop("activation", None)
+        layer.setdefault("transform", False)
         if source and update is not None and not update.beta:
             raise ValueError(
                 f"source=True adds a source, which {update!r} has not; give the update a beta, "
                 f"ExplicitEuler(tau, beta=1.0, leak=...) for instance."
             )
         if tau is None and update is not None:
+            # The default of the layer, which an update replaces.
             tau = TAU
         elif tau is None:
             # Beside a graph the rows of S + Ã sum to two, so every step multiplies the common component by 1 + τ. A
             # fixed τ would let it grow without bound in depth; this one keeps its total growth.
             tau = min(LARGEST, GROWTH ** (1.0 / num_layers) - 1.0)
 
+        # The weight of the source; an update has its own.
+        beta = 0.0
+        if source and update is None:
+            beta = 1.0
+        if dropout_on == "values":
+            layer["dropout"] = stack.get("dropout", 0.0)
+
         def conv() -> DIFFormerConv:
-            # Each by its name: jsonargparse reads from this call which options are left for a configuration.
-            layer = DIFFormerConv(
+            layer_k = DIFFormerConv(
                 hidden_channels,
                 hidden_channels,
-                transform=transform,
                 tau=tau,
                 update=update,
-                beta=1.0 if source and update is None else 0.0,
-                dropout=dropout if dropout_on == "values" else 0.0,
-                **options,
+                beta=beta,
+                **layer,
             )
-            return copy.deepcopy(layer)  # layers share no learnable option
+            # Layers share no learnable option, such as a `Positive` τ.
+            return copy.deepcopy(layer_k)
 
         super().__init__(
             (in_channels, hidden_channels, out_channels),
             num_layers,
             conv,
-            layer_norm=layer_norm,
-            dropout=dropout,
-            task=task,
+            **stack,
         )
         self.activation = activation
         self.source = source
         self.dropout_on = dropout_on
+        # Updates of one state refuse another one.
         self.two_steps = update is not None and update.takes_previous
 
     def propagate(self, x: Tensor, graph: Graph, collect: Collect) -> Tensor:
@@ -116,10 +138,13 @@ class DIFFormer(LayerStack):
         # on values, within the layers, and on the input of the decoder.
         on_state = self.training and self.dropout_on == "state"
         x = dropout(relu(self.norms[0](self.encoder(x))), self.dropout, on_state)
-        initial = x if self.source else None
+        initial = None
+        if self.source:
+            initial = x
         previous = None
         for conv, norm in zip(self.convs, self.norms[1:], strict=True):
             inputs = {"source": initial}
+            # Before the first step there is no other state, and the update begins at rest.
             if self.two_steps:
                 inputs["previous"] = previous
             previous = x

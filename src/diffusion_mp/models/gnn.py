@@ -117,6 +117,7 @@ class DiffusionGNN(GraphModel):
         )
         sizes = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
 
+        # Those of PyG's `GCN`, `GAT` and `GIN`, and of the papers of the others.
         def layers() -> Iterator[DiffusionConv]:
             match conv:
                 case "mlp":
@@ -145,10 +146,12 @@ class DiffusionGNN(GraphModel):
                             edge_dim=edge_dim,
                             value_dropout=dropout,
                         )
+                # The papers' predict-then-propagate: an MLP, and steps without weights.
                 case "appnp":
                     yield MLPConv(in_channels, hidden_channels)
                     yield MLPConv(hidden_channels, out_channels)
                     yield APPNPConv(out_channels, num_layers, alpha)
+                # All layers hold on to the first state, so they need one width, and maps in front and behind.
                 case "gcnii":
                     yield MLPConv(in_channels, hidden_channels)
                     for k in range(num_layers):
@@ -164,6 +167,7 @@ class DiffusionGNN(GraphModel):
         self, x: Tensor, graph: Graph, collect: Collect, **features: Any
     ) -> Tensor:
         initial = None
+        # What stands in front of every layer but the first: with the last output, the states that jk reads.
         states = []
         for k, conv in enumerate(cast("Iterable[DiffusionConv]", self.convs)):
             # Layers without weights, the steps of APPNP, are one propagation: nothing stands between them.
@@ -186,11 +190,13 @@ class DiffusionGNN(GraphModel):
             if self.jk is not None:
                 x = self.jk([*states, x])
             x = self.lin(x)
+        # A head reads a hidden state, and those are activated.
         if self.head is not None:
             x = self.act(x)
         return x
 
     def _activated(self, x: Tensor, layer: int) -> Tensor:
+        # Empty without norms, for which PyG's state dicts have no entries either.
         if self.norms:
             x = self.norms[layer](x)
         return self.act(x)

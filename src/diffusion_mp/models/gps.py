@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from diffusion_mp.checks import (
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, LaplacianEncoder, SFiConv
+from diffusion_mp.layers.options import split
 from diffusion_mp.models.base import (
     HEADS,
     Collect,
@@ -77,7 +78,9 @@ class BlockStack(GraphModel):
         # The encoding is a part of the state instead of an addition to it, so that neither can drown the other.
         self.encoder = FeatureEncoder(in_channels, hidden_channels - pe_channels)
         self.categories = self.encoder.sizes
-        self.pe_encoder = LaplacianEncoder(pe_channels) if pe_channels else None
+        self.pe_encoder: LaplacianEncoder | None = None
+        if pe_channels:
+            self.pe_encoder = LaplacianEncoder(pe_channels)
         # GatedGCN needs a state for every edge. Without features of edges all begin with one learned vector, and layers
         # tell them apart by their ends.
         self.edge_encoder = None
@@ -101,10 +104,9 @@ class BlockStack(GraphModel):
         **others: Any,
     ) -> Tensor | tuple[Tensor, list[Coupling]]:
         """Return predictions; with ``return_coupling`` also the coupling of every block."""
+        # A parameter and not only a key of others, for torch.export reads the signature.
         if pe is not None:
-            others["pe"] = (
-                pe  # a parameter and not only a key of others, for torch.export reads the signature
-            )
+            others["pe"] = pe
         return super().forward(
             x, edge_index, edge_weight, batch, edge_attr=edge_attr, **others
         )
@@ -120,6 +122,7 @@ class BlockStack(GraphModel):
         x = self._placed(self.encoder(x), pe)
         edges = self._edges(graph, edge_attr)
         for block in self.blocks:
+            # A graph whose edges were not observed has attention alone.
             if edges is None:
                 x = run_layer(collect, block, x, graph)
             else:
@@ -134,6 +137,7 @@ class BlockStack(GraphModel):
             )
         if self.pe_encoder is None or pe is None:
             return x
+        # The encoder takes eigenvalues and a mask beside the eigenvectors.
         parts = pe if isinstance(pe, tuple) else (pe,)
         for part in parts:
             check_kind(part, "pe", Tensor, "one tensor or a tuple, a row per node")
@@ -191,6 +195,28 @@ class GatedGCN(BlockStack):
         )
 
 
+class FrameOptions(TypedDict, total=False):
+    """Of `GatedGCNConv` and `GPSBlock`."""
+
+    norm: Norm
+    dropout: float
+
+
+class AttentionOptions(TypedDict, total=False):
+    """Of the attention of `GPS`."""
+
+    attention: dict[str, Any] | None
+    attention_dropout: Probability
+
+
+class GPSOptions(FrameOptions, AttentionOptions, total=False):
+    """Of `GPS`: beside those of its parts, of `BlockStack`."""
+
+    edge_dim: int | Sequence[int] | None
+    pe_channels: CountOrZero
+    task: Task
+
+
 class GPS(BlockStack):
     r"""Message passing and attention over all pairs of nodes in every :class:`GPSBlock` (Rampášek et al. 2022).
 
@@ -199,11 +225,13 @@ class GPS(BlockStack):
     Args:
         in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
         heads, lam, adjacency: H, λ* and the term Ã of the attention.
-        attention: further options of :class:`SFiConv` (``alpha``, ``friction``, ``gamma``, ``hops``, …).
         local: message passing by GatedGCN; ``False``: attention alone.
-        norm, dropout, attention_dropout: of the blocks, and dropout rate of the values of the attention.
-        task: ``"node"``, ``"graph"`` or ``"link"``.
-        options: further ones of :class:`BlockStack` (``edge_dim``, ``pe_channels``).
+
+    Options:
+        norm, dropout: of the blocks, ``"batch"`` and 0 by default.
+        attention, attention_dropout: further options of :class:`SFiConv` (``alpha``, ``friction``, ``gamma``, ``hops``,
+            …) in a dict, and dropout rate of the values of the attention.
+        edge_dim, pe_channels, task: of :class:`BlockStack`.
 
     Examples:
         >>> GPS(4, 16, 3, num_layers=2)(x, edge_index).shape
@@ -220,17 +248,15 @@ class GPS(BlockStack):
         heads: Count = 4,
         lam: float = 0.0,
         adjacency: bool = False,
-        attention: dict[str, Any] | None = None,
         local: bool = True,
-        norm: Norm = "batch",
-        dropout: float = 0.0,
-        attention_dropout: Probability = 0.0,
-        **options: Any,
+        **options: Unpack[GPSOptions],
     ) -> None:
+        frame, attention, stack = split(options, FrameOptions, AttentionOptions)
+
         def block() -> nn.Module:
             passing = None
             if local:
-                passing = GatedGCNConv(hidden_channels, norm=norm, dropout=dropout)
+                passing = GatedGCNConv(hidden_channels, **frame)
             everywhere = SFiConv(
                 hidden_channels,
                 hidden_channels,
@@ -238,15 +264,14 @@ class GPS(BlockStack):
                 lam=lam,
                 adjacency=adjacency,
                 residual=False,  # the block adds the state
-                dropout=attention_dropout,
-                **copy.deepcopy(attention or {}),  # blocks share no module
+                dropout=attention.get("attention_dropout", 0.0),
+                # Blocks share no module that is an option.
+                **copy.deepcopy(attention.get("attention") or {}),
             )
-            return GPSBlock(
-                hidden_channels, passing, everywhere, norm=norm, dropout=dropout
-            )
+            return GPSBlock(hidden_channels, passing, everywhere, **frame)
 
         super().__init__(
-            in_channels, hidden_channels, out_channels, num_layers, block, **options
+            in_channels, hidden_channels, out_channels, num_layers, block, **stack
         )
 
 
@@ -275,7 +300,7 @@ class DFiFormer(GPS):
     ) -> None:
         sizes = (in_channels, hidden_channels, out_channels, num_layers)
         super().__init__(*sizes, lam=0.0, adjacency=adjacency, **options)
-        # For SFiFormer.from_dfi.
+        # For SFiFormer.from_dfi, which changes one of them and builds the rest alike.
         self.arguments = (sizes, {"adjacency": adjacency, **options})
 
 

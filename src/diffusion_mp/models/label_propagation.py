@@ -17,9 +17,8 @@ from diffusion_mp.models.base import Edges
 from diffusion_mp.saving import Saved
 from diffusion_mp.updates import StateUpdate, teleport, teleport_limit
 
-MANY_CLASSES = (
-    1 << 16
-)  # beyond one per node: a larger label is an error, and would cost memory
+# Beyond one per node: a larger label is an error, and would cost memory.
+MANY_CLASSES = 1 << 16
 
 
 class LabelPropagation(KnowsPyGNames, Saved):
@@ -62,8 +61,11 @@ class LabelPropagation(KnowsPyGNames, Saved):
             lambda a: 0 < a < 1 or (a == 1 and num_layers is not None),
             "lie in (0, 1], and below 1 for num_layers=None",
         )
-        make = teleport if num_layers is not None else teleport_limit
-        self.update: StateUpdate = make(1 - alpha)
+        self.update: StateUpdate
+        if num_layers is None:
+            self.update = teleport_limit(1 - alpha)
+        else:
+            self.update = teleport(1 - alpha)
         if diffusivity is not None and diffusivity.heads != 1:
             raise ValueError(
                 f"diffusivity must have one head, for there is one state, the labels; got {diffusivity.heads} heads."
@@ -79,6 +81,7 @@ class LabelPropagation(KnowsPyGNames, Saved):
             for part in self.diffusivity.modules()
         )
 
+    # There is nothing to learn, and the memory of all steps would be kept for it.
     @torch.no_grad()
     def forward(
         self,
@@ -93,6 +96,7 @@ class LabelPropagation(KnowsPyGNames, Saved):
     ) -> Tensor:
         refuse_inputs(self, others)
         y = _soft(y)
+        # A row of zeros is a node without a label, whether the mask says so or its number.
         if mask is not None:
             y = y * checks.as_node_mask(mask, "mask", y.size(0), y.device).unsqueeze(1)
         # A diffusivity of states would read the labels, and nodes without one would all look alike.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 from torch import Tensor
 from torch.nn.functional import elu
@@ -15,8 +15,20 @@ from diffusion_mp.checks import (
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import NodeFormerConv
-from diffusion_mp.models.base import Collect, LayerStack, Task, run_layer
+from diffusion_mp.layers.options import NodeFormerParts, split
+from diffusion_mp.models.base import Collect, LayerStack, StackOptions, run_layer
 from diffusion_mp.runtime.noise import dropout
+
+
+class NodeFormerModelOptions(StackOptions, NodeFormerParts, total=False):
+    """Of `NodeFormer`: beside those of the stack, of its layers."""
+
+    activation: Literal["elu"] | None
+    heads: Count
+    head_channels: Count | None
+    relational_bias: Literal["sum", "sym", "row"] | None
+    qkv_bias: bool
+    bias: bool
 
 
 class NodeFormer(LayerStack):
@@ -31,14 +43,17 @@ class NodeFormer(LayerStack):
     N12), and ``edge_regularization=1.0, relative_edge_loss=False``, an edge loss that dominates that of the task (N11).
 
     Args:
-        in_channels, hidden_channels, out_channels, layer_norm, task: see :class:`GraphModel`.
+        in_channels, hidden_channels, out_channels: see :class:`GraphModel`.
         num_layers: L.
         edge_regularization: λ, the weight of the edge loss.
         residual, step: add the input state of a layer to s times its output; s is min(1, 2/L) by default.
-        activation: after every layer, ``"elu"`` or ``None``; the input layer always has one.
         jump: input of the output layer: the last state (``None``), all states (``"cat"``) or their ``"max"``.
+
+    Options:
+        layer_norm, task: see :class:`GraphModel`; with LayerNorm by default.
         dropout: dropout rate after the input layer and on the output of every layer.
-        options: further options of :class:`NodeFormerConv` (``heads``, ``tau``, ``num_features``, ``hops``, …).
+        activation: after every layer, ``"elu"`` or ``None``, the default; the input layer always has one.
+        heads, tau, num_features, hops, …: further ones of :class:`NodeFormerConv`.
 
     Examples:
         >>> model = NodeFormer(4, 16, 3, heads=2)
@@ -55,36 +70,38 @@ class NodeFormer(LayerStack):
         edge_regularization: NonnegativeNumber = 0.1,
         residual: bool = True,
         step: PositiveNumber | None = None,
-        layer_norm: bool = True,
-        activation: Literal["elu"] | None = None,
         jump: Literal["cat", "max"] | None = None,
-        dropout: float = 0.0,
-        task: Task = "node",
-        **options: Any,
+        **options: Unpack[NodeFormerModelOptions],
     ) -> None:
+        stack, layer = split(options, StackOptions)
+        activation = layer.pop("activation", None)
+        stack.setdefault("layer_norm", True)
         if step is None:
             # A deep stack takes smaller steps, so that all layers together move the state as far as two do.
             step = min(1.0, 2 / num_layers)
         # The mean over layers, so that λ means the same at every depth.
         share = edge_regularization / num_layers
+        # The states of all layers, and that of the input layer.
+        states = 1
+        if jump == "cat":
+            states = num_layers + 1
 
         def conv() -> NodeFormerConv:
             return NodeFormerConv(
-                hidden_channels, hidden_channels, edge_regularization=share, **options
+                hidden_channels, hidden_channels, edge_regularization=share, **layer
             )
 
         super().__init__(
             (in_channels, hidden_channels, out_channels),
             num_layers,
             conv,
-            layer_norm=layer_norm,
-            dropout=dropout,
-            states=num_layers + 1 if jump == "cat" else 1,
-            task=task,
+            states=states,
+            **stack,
         )
         self.residual = residual
         self.step = step
         self.activation = activation
+        # The last state needs no module.
         self.jump = None
         if jump is not None:
             self.jump = JumpingKnowledge(jump)

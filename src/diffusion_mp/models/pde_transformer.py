@@ -23,6 +23,7 @@ from diffusion_mp.layers.sequences import NoDiffusion, TransformerBlock
 from diffusion_mp.models.base import FeatureEncoder
 from diffusion_mp.modules import Resettable
 from diffusion_mp.runtime.noise import dropout
+from diffusion_mp.runtime.precision import widened
 
 Pooling = Literal["mean", "first", "last"]
 Placement = Literal["P1", "P2", "P3", "P4", "P5", "P6", "P7"] | None
@@ -106,11 +107,14 @@ class PDETransformer(Resettable):
                 f"got {options['boundary']!r}."
             )
 
+        # Called at every site of every block; all but the one that was chosen stay the identity.
         def place(site: str, channels: int) -> nn.Module:
             if site == chosen:
+                # A copy: an update among the options would be one module of all blocks.
                 return PDEDiffusion1d(channels, **copy.deepcopy(options))
             return NoDiffusion()
 
+        # For reports: what was placed is in the sites.
         self.placement = placement
         self.pooling = pooling
         self.task = task
@@ -166,10 +170,8 @@ class PDETransformer(Resettable):
         for block in self.blocks:
             state = block(state, mask)
         if mask is None:
-            tokens = torch.ones_like(state[..., 0], dtype=torch.bool)
-        else:
-            tokens = mask
-        return self._pooled(self.norm(state), tokens)
+            mask = torch.ones_like(state[..., 0], dtype=torch.bool)
+        return self._pooled(self.norm(state), mask)
 
     def _pooled(
         self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"]
@@ -180,10 +182,9 @@ class PDETransformer(Resettable):
         elif self.pooling == "last":
             mask = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
         # A sum over thousands of tokens would lose its digits in half precision.
-        wide = x.to(torch.promote_types(x.dtype, torch.float32)).masked_fill(
-            ~mask.unsqueeze(2), 0
-        )
-        return (wide.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)).to(x.dtype)
+        total = widened(x).masked_fill(~mask.unsqueeze(2), 0).sum(1)
+        # A sequence without tokens has the mean zero, not 0/0.
+        return (total / mask.sum(1, keepdim=True).clamp(min=1)).to(x.dtype)
 
     def embed(
         self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, *, name: str = "x"
@@ -197,10 +198,10 @@ class PDETransformer(Resettable):
             x = x.masked_fill(~mask.unsqueeze(2), 0)
             # Tokens are counted, so that padding may stand anywhere.
             positions = self.positions[(mask.cumsum(1) - 1).clamp(min=0)]
-        state = (
-            self.encoder(x.flatten(0, 1), name).unflatten(0, x.shape[:2]) + positions
-        )
-        return dropout(self.after_embedding(state, mask), self.dropout, self.training)
+        # The encoder takes rows, as that of nodes does.
+        embedded = self.encoder(x.flatten(0, 1), name).unflatten(0, x.shape[:2])
+        state = self.after_embedding(embedded + positions, mask)
+        return dropout(state, self.dropout, self.training)
 
     def _sequences(self, x: Tensor, mask: Tensor | None, name: str) -> Tensor:
         """Check sequences, and return them as [B, L, columns]."""
@@ -213,7 +214,9 @@ class PDETransformer(Resettable):
         limit = self.positions.size(0)
         # One category a position needs no third dimension.
         flat = self.encoder.sizes is not None and columns == 1 and x.dim() == 2
-        stacked = x.unsqueeze(2) if flat else x
+        stacked = x
+        if flat:
+            stacked = x.unsqueeze(2)
         if stacked.dim() != 3 or stacked.size(2) != columns:
             raise ValueError(
                 f"{name} must be [batch, length, {columns}], as in_channels says; got {describe(x)}."
@@ -228,6 +231,7 @@ class PDETransformer(Resettable):
     def _draw(self) -> None:
         """Initialise the positions with sinusoids, so that neighbours start out similar."""
         count, channels = self.positions.shape
+        # PyG's encoding has an even number of channels; the last one is dropped where the state has not.
         sinusoids = PositionalEncoding(channels + channels % 2)(
             torch.arange(count, dtype=self.positions.dtype)
         )

@@ -27,14 +27,11 @@ PYG_NAMES = {
     "gnn_num_layers": "num_gnn_layers",
     "graph_weight": "alpha",
 }
-#: What PyG's class always does, and its defaults.
+#: What PyG's class always does, and its defaults where they are not those of this class.
 PYG_OPTIONS: dict[str, Any] = {
     "gnn": "residual",
     "activation": "relu",
     "dropout_on": "state",
-    "beta": 0.5,
-    "projection": "separate",
-    "normalize": "row",
     "trans_num_layers": 2,
     "dropout": 0.5,
     "num_gnn_layers": 3,
@@ -103,8 +100,9 @@ class SGFormer(GraphModel):
         self.activation = activation
         self.dropout_on = dropout_on
         self.aggregate = aggregate
+        # Once only: of the values within the attention, or here of the state.
         options["dropout"] = dropout if dropout_on == "values" else 0.0
-
+        # Identities keep the names of a state dict the same.
         norm = nn.LayerNorm if layer_norm else nn.Identity
 
         def encoder() -> nn.Module:
@@ -119,10 +117,10 @@ class SGFormer(GraphModel):
             return nn.ModuleList([conv, norm(hidden_channels)])
 
         self.encoder = encoder()
-        own_encoder = (
-            not shared_encoder and gnn != "residual"
-        )  # a ResidualGCN has its own
-        self.gnn_encoder = encoder() if own_encoder else None
+        self.gnn_encoder: nn.Module | None = None
+        # A ResidualGCN has an encoder of its own.
+        if not shared_encoder and gnn != "residual":
+            self.gnn_encoder = encoder()
         # The first layer is no element of the list: these are the names under which models of one layer were saved.
         self.conv, self.norm = attention()
         self.further = nn.ModuleList(attention() for _ in range(trans_num_layers - 1))
@@ -134,6 +132,7 @@ class SGFormer(GraphModel):
             self.gnn = DiffusionGNN(
                 hidden_channels, hidden_channels, *sizes, conv=gnn, dropout=gnn_dropout
             )
+        # Side by side, attention and GNN are twice as wide as their sum.
         channels = hidden_channels
         if aggregate == "cat":
             channels = 2 * hidden_channels
@@ -183,12 +182,12 @@ class SGFormer(GraphModel):
                 "aggregate='cat' puts what the GNN makes of the observed edges beside the attention; got a graph "
                 "without any. Pass edge_index (an empty [2, 0] one if no edge was observed), or take aggregate='add'."
             )
+        read = initial
         if isinstance(self.gnn, ResidualGCN):
-            observed = self.gnn(x, graph)
+            read = x
         elif self.gnn_encoder is not None:
-            observed = self.gnn(self.gnn_encoder(x), graph)
-        else:
-            observed = self.gnn(initial, graph)
+            read = self.gnn_encoder(x)
+        observed = self.gnn(read, graph)
         if self.aggregate == "cat":
             return torch.cat([z, observed], 1)
         return (1 - self.alpha) * z + self.alpha * observed

@@ -39,6 +39,7 @@ def observed() -> bool:
     The last is what ``autograd.grad(is_grads_batched=True)`` does, and with it
     ``torch.autograd.functional.hessian(vectorize=True)``: it maps by other means than ``torch.func.vmap``.
     """
+    # Every operation asks, so the questions above are repeated here, where each call would cost as much as an answer.
     return (
         torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0

@@ -14,7 +14,7 @@ from diffusion_mp.checks import check_counts
 from diffusion_mp.couplings import Coupling, PooledCoupling, SparseCoupling, merged
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.diffusivities.base import Dependence
-from diffusion_mp.models.inference import RowBlock
+from diffusion_mp.inference import RowBlock
 from diffusion_mp.testing.coupling_laws import (
     COUPLING_LAWS,
     CouplingCase,

@@ -342,12 +342,12 @@ def _reset_parameters(case: AnyCase) -> None:
         reference = case.build()
         # a copied instance is compared with another copy, reset from other values.
         if not case.fresh:
-            reference.reset_parameters()  # type: ignore[operator]
+            reference.reset_parameters()
     # A parameter that is forgotten keeps this number, which no initialisation draws.
     with torch.no_grad(), seeded(case.seed):
         for parameter in module.parameters():
             parameter.fill_(17.0)
-        module.reset_parameters()  # type: ignore[operator]
+        module.reset_parameters()
     named = dict(module.named_parameters())
     for name, fresh in reference.named_parameters():
         what = f"the parameter {name} is not the one a fresh module of that seed has"

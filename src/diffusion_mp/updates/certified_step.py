@@ -86,11 +86,11 @@ class CertifiedStep(StateUpdate):
             check_metric(metric, x, max(x.size(1), coupling.heads))
         terms: list[EnergyTerm] = [CouplingTerm(coupling, centre)]
         if source is not None and self.source_weight != 0.0:
-            source_term = SourceTerm(source, metric, checked=True)
-            terms.append(ScaledTerm(self.source_weight, source_term, checked=True))
+            source_term = SourceTerm(source, metric, _checked=True)
+            terms.append(ScaledTerm(self.source_weight, source_term, _checked=True))
         graph = Graph(x.size(0), ptr=coupling.ptr, validate=False)
         wide = widened(x)
-        energy = Energy(terms, self.constraint, graph=graph, checked=True)
+        energy = Energy(terms, self.constraint, graph=graph, _checked=True)
         return energy.step(wide).to(x.dtype)
 
     def extra_repr(self) -> str:

@@ -28,12 +28,14 @@ def members(path: Path) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
             for number, member in enumerate(archive):
                 if number == _MEMBERS:
                     raise tarfile.ReadError(f"it has more than {_MEMBERS} members")
+                # Links and devices lead out of the archive, and sparse members may claim any size.
                 if member.isreg() and not member.issparse():
                     content = archive.extractfile(member)
                 else:
                     content = None
                 if content is not None:
                     yield member, content
+        # tarfile takes the end of the file for that of the archive.
         if stream.last != bytes(tarfile.BLOCKSIZE):
             raise tarfile.ReadError(
                 "it is damaged or cut off: its members do not end with a block of zeros"
@@ -52,10 +54,10 @@ class _Forward:
     def tell(self) -> int:
         return self._stream.tell()
 
-    def seek(self, place: int) -> None:
-        if place < self._stream.tell():
+    def seek(self, position: int) -> None:
+        if position < self._stream.tell():
             raise tarfile.ReadError("a header leads back to what was read before")
-        self._stream.seek(place)
+        self._stream.seek(position)
 
     def read(self, size: int) -> bytes:
         if not 0 <= size <= _AT_ONCE:

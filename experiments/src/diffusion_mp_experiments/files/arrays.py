@@ -13,21 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped
 from scipy.io.matlab import matfile_version
 from scipy.sparse import load_npz
 
 _HEADER = 1024  # characters; the headers of NumPy have 118, and parsing a longer one can exhaust the stack
 
 
-def map_array(path: Path) -> Shaped[np.ndarray, " ..."]:
+def map_array(path: Path) -> np.ndarray:
     """Memory-map a .npy file; writing to the array does not change the file."""
     return np.load(path, mmap_mode="c", allow_pickle=False, max_header_size=_HEADER)
 
 
-def read_npz(
-    path: Path, names: Sequence[str], largest: int
-) -> dict[str, Shaped[np.ndarray, " ..."]]:
+def read_npz(path: Path, names: Sequence[str], largest: int) -> dict[str, np.ndarray]:
     """Return the named arrays of a .npz file, which may take `largest` bytes together. Call it within `reading`."""
     # Unlike a file, it makes no room for bytes that a header only claims.
     content = io.BytesIO(path.read_bytes())
@@ -111,6 +108,7 @@ def read_matrices(
         "OPENBLAS_NUM_THREADS": "1",
     }  # each thread reserves memory
     try:
+        # Not a fork: what this process has in memory would count towards the limit.
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=_SECONDS
         )

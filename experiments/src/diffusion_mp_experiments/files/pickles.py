@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Int64, Shaped
+from jaxtyping import Int64
 from scipy.sparse import csr_matrix
 
 _TYPES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}
@@ -81,9 +81,10 @@ def _dtype(code: Any, state: Any) -> np.dtype[Any]:
     return np.dtype(code).newbyteorder(state[1])
 
 
-def _array(data: Any, dtype: Any, shape: Any, order: Any) -> Shaped[np.ndarray, " ..."]:
+def _array(data: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
     dtype = _value(dtype, np.dtype)
     data = data.encode("latin-1") if isinstance(data, str) else data
+    # NumPy takes no more than 32 or 64 dimensions, and long products take time.
     lengths = shape if isinstance(shape, tuple) and len(shape) <= 8 else (None,)
     if not all(type(length) is int and 0 <= length < 2**40 for length in lengths):
         raise ValueError(f"{reprlib.repr(shape)} is no shape")
@@ -97,10 +98,11 @@ def _array(data: Any, dtype: Any, shape: Any, order: Any) -> Shaped[np.ndarray, 
     array = np.frombuffer(data, dtype).reshape(
         shape, order="F" if order == "F" else "C"
     )
+    # A copy: the bytes of the pickle are read-only, and torch knows no foreign byte order.
     return array.astype(dtype.newbyteorder("="))
 
 
-def _array_of_state(state: Any) -> Shaped[np.ndarray, " ..."]:
+def _array_of_state(state: Any) -> np.ndarray:
     _, shape, dtype, in_columns, data = state
     return _array(data, dtype, shape, "F" if in_columns else "C")
 

@@ -69,6 +69,7 @@ def reading(path: Path, way_out: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         said = str(error)
+        # A reader within this one has said where and what.
         if isinstance(error, ValueError) and str(path) in said:
             raise
         if type(error) is not ValueError:

@@ -27,8 +27,7 @@ _WAY_OUT = "Fetch the file again, as it was published: gzipped text where the na
 
 def count_lines(path: Path, longest: int = _LONGEST) -> int:
     """Count the lines that `line_blocks` yields."""
-    blocks = line_blocks(path, longest)
-    return sum(len(lines) for _, lines in blocks)
+    return sum(len(lines) for _, lines in line_blocks(path, longest))
 
 
 def line_blocks(
@@ -51,6 +50,7 @@ def line_blocks(
         if text.peek(len(MARK)).startswith(MARK):
             text.read(len(MARK))
         read_line = partial(text.readline, longest + len(b"\r\n"))
+        # Lines are bounded, so that many of them are, too.
         at_once = _BYTES // longest + 1
         while lines := list(islice(iter(read_line, b""), at_once)):
             lines = [line.rstrip(b"\r\n") for line in lines]
@@ -67,6 +67,7 @@ def line_blocks(
                     raise ValueError(f"{path}, line {blank}: {must}. {_WAY_OUT}")
             if blank is not None:
                 lines = lines[: max(blank - 1 - start, 0)]
+            # Where it is in the compressed file, whose size is known.
             bar.update(file.tell() - bar.n)
             if lines:
                 yield start, lines
@@ -103,9 +104,9 @@ def number_blocks(
         except (ValueError, Warning) as error:
             raise ValueError(f"{here}: {error}") from error
         if block.shape != (len(lines), columns):
-            found = f"{block.shape[0]} of {block.shape[1]}"
+            size_of_block = f"{block.shape[0]} of {block.shape[1]}"
             raise ValueError(
-                f"{here}: expected {len(lines)} rows of {columns} numbers; got {found}."
+                f"{here}: expected {len(lines)} rows of {columns} numbers; got {size_of_block}."
             )
         wrong = ~np.isfinite(block)
         must = "must be finite; got NaN or infinity"

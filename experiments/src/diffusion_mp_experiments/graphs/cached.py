@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from filelock import FileLock
-from jaxtyping import Shaped
 from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 
@@ -61,11 +60,13 @@ def made_once(
         for left in folder.parent.iterdir():  # by processes that were killed
             if left.name.startswith(prefix):
                 shutil.rmtree(left, ignore_errors=True)
+        # Beside the folder, since nothing can be renamed across file systems.
         with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent) as part:
             new = Path(part) / "new"
             new.mkdir()
             make(new)
             if folder.exists():
+                # A folder that is not empty cannot be replaced, so it leaves first.
                 folder.rename(Path(part) / "old")
             new.rename(folder)
         loaded = read()
@@ -94,11 +95,11 @@ class ArrayFolder:
         """Create an array of zeros, which take no space on the disk until they are written."""
         np.lib.format.open_memmap(self._file(name), "w+", dtype=dtype, shape=shape)
 
-    def write(self, name: str, where: Any, block: Shaped[np.ndarray, " ..."]) -> None:
+    def write(self, name: str, where: Any, block: np.ndarray) -> None:
         """Set `array[where] = block`; its pages leave the memory of this process at once."""
         np.load(self._file(name), mmap_mode="r+", allow_pickle=False)[where] = block
 
-    def put(self, name: str, array: Shaped[np.ndarray, " ..."]) -> None:
+    def put(self, name: str, array: np.ndarray) -> None:
         np.save(self._file(name), array, allow_pickle=False)
 
     def _file(self, name: str) -> Path:
@@ -136,6 +137,7 @@ class CachedDataset(InMemoryDataset):
         super().__init__(str(as_path(root, "root")), transform, pre_transform)
         folder = Path(self.processed_dir)
         # What a function prints has its address in this process.
+        # Otherwise the same function would be another one in every process.
         made_by = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(pre_transform))
         arrays = mapped_arrays(folder, self._write, made_by=made_by, read_all=True)
         # The record tells that they are as written; that graphs can be of such numbers is checked each time.
@@ -198,6 +200,7 @@ def check_collated(
             raise ValueError(
                 f"{name} is divided into graphs at {int(ends[-1])}, where it does not end"
             )
+    # Every graph has features, so their rows tell its nodes.
     nodes = sizes["x"]
     edges = sizes["edge_index"]
     if len(data["edge_index"]) != 2:
@@ -313,15 +316,15 @@ def mapped_arrays(
     return made_once(cache, load, write)
 
 
-def _arrays(folder: Path) -> dict[str, Shaped[np.ndarray, " ..."]]:
+def _arrays(folder: Path) -> dict[str, np.ndarray]:
     return {file.stem: map_array(file) for file in sorted(folder.glob("*.npy"))}
 
 
-def _shapes(arrays: dict[str, Shaped[np.ndarray, " ..."]]) -> dict[str, list[Any]]:
+def _shapes(arrays: dict[str, np.ndarray]) -> dict[str, list[Any]]:
     return {name: [str(array.dtype), *array.shape] for name, array in arrays.items()}
 
 
-def _checksums(arrays: dict[str, Shaped[np.ndarray, " ..."]]) -> dict[str, int]:
+def _checksums(arrays: dict[str, np.ndarray]) -> dict[str, int]:
     return {
         name: zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         for name, array in arrays.items()

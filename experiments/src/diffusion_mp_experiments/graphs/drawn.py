@@ -16,13 +16,14 @@ from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
 from diffusion_mp.checks import (
+    Count,
     as_whole,
-    check_choice,
     check_counts,
     check_kind,
     check_positive,
     check_seed,
     check_share,
+    checked,
 )
 from diffusion_mp_experiments.files.reading import as_path
 from diffusion_mp_experiments.graphs.cached import (
@@ -78,21 +79,19 @@ class SBMDataset(CachedDataset):
         2
     """
 
+    @checked
     def __init__(
         self,
         root: str | Path,
         name: Literal["PATTERN", "CLUSTER"],
         split: Literal["train", "val", "test"] = "train",
         *,
-        num_graphs: int | None = None,
+        num_graphs: Count | None = None,
         seed: int = 0,
         pattern_sizes: tuple[int, int] | None = None,
         **options: Any,
     ) -> None:
-        check_choice(name, "name", _SIZES)
-        check_choice(split, "split", _SIZES[name])
-        num_graphs = _SIZES[name][split] if num_graphs is None else num_graphs
-        check_counts(num_graphs=num_graphs)
+        num_graphs = num_graphs or _SIZES[name][split]
         seed = as_whole(seed, "seed")
         # Four streams each, and a torch.Generator tells 2**32 seeds apart.
         if not 0 <= seed < 2**30:
@@ -217,6 +216,7 @@ def _shuffled(
     pairs: Tensor, letter: Tensor, letters: int, y: Tensor, generator: torch.Generator
 ) -> Data:
     """Rename the nodes at random, so that their order tells nothing."""
+    # Not `randperm`, whose numbers another version of torch may draw in another way.
     order = _uniform(len(y), generator).argsort()
     edge_index = to_undirected(order.argsort()[pairs], num_nodes=len(y))
     return Data(
@@ -278,28 +278,19 @@ def synthetic_pokec(
 
     def draw() -> dict[str, Tensor]:
         hidden = torch.randperm(num_nodes, generator=generator) % 2
-        weight = (
-            torch.randn(num_nodes, generator=generator, dtype=torch.float64)
-            .mul_(spread)
-            .exp_()
-        )
-        y = hidden.masked_fill(
-            torch.rand(num_nodes, generator=generator, dtype=torch.float32)
-            < unlabelled,
-            -1,
-        )
+        weight = torch.randn(num_nodes, generator=generator, dtype=torch.float64)
+        weight = weight.mul_(spread).exp_()
+        # In a dtype that is named: the default may be another, and draws other numbers.
+        share = torch.rand(num_nodes, generator=generator, dtype=torch.float32)
+        y = hidden.masked_fill(share < unlabelled, -1)
         x = torch.empty(num_nodes, num_features, dtype=torch.float32)
-        for rows, sign in zip(
-            *(t.split(_EDGES // num_features + 1) for t in (x, 2 * hidden - 1)),
-            strict=True,
-        ):
-            torch.randn(rows.shape, generator=generator, out=rows)
-            rows += sign[:, None].float() * (signal / num_features**0.5)
-        return {
-            "edge_index": _edges(hidden, weight, num_edges, homophily, generator),
-            "x": x,
-            "y": y,
-        }
+        step = signal / num_features**0.5
+        rows = _EDGES // num_features + 1
+        for part, classes in zip(x.split(rows), hidden.split(rows), strict=True):
+            torch.randn(part.shape, generator=generator, out=part)
+            part += (2 * classes - 1)[:, None].float() * step
+        edge_index = _edges(hidden, weight, num_edges, homophily, generator)
+        return {"edge_index": edge_index, "x": x, "y": y}
 
     if cache is None:
         return Data(**draw())
@@ -331,7 +322,9 @@ def _edges(
 ) -> Int[Tensor, "2 E"]:
     """Edges sorted by source; a target is drawn by inverting the cumulative weights of its class."""
     ends = (weight.cumsum(0) * (num_edges / float(weight.sum()))).round_().long()
+    # Sums in floating point may miss it by one.
     ends[-1] = num_edges
+    # Filled block by block, so that what is drawn on the way takes little memory.
     edges = torch.empty(2, num_edges, dtype=torch.long)
     edges[0] = torch.repeat_interleave(
         torch.arange(len(hidden)), ends.diff(prepend=ends.new_zeros(1))
@@ -339,14 +332,12 @@ def _edges(
     members = [(hidden == c).nonzero().flatten() for c in (0, 1)]
     totals = [weight[nodes].cumsum(0) for nodes in members]
     for source, target in zip(*(row.split(_EDGES) for row in edges), strict=True):
-        same = (
-            torch.rand(len(source), generator=generator, dtype=torch.float32)
-            < homophily
-        )
+        share = torch.rand(len(source), generator=generator, dtype=torch.float32)
         position = torch.rand(len(source), generator=generator, dtype=torch.float64)
-        to = torch.where(same, hidden[source], 1 - hidden[source])
+        to = torch.where(share < homophily, hidden[source], 1 - hidden[source])
         for c in (0, 1):
             chosen = (to == c).nonzero().flatten()
+            # A position next to the total may be rounded up to it, which is the end of no interval.
             at = torch.searchsorted(
                 totals[c], position[chosen] * totals[c][-1], right=True
             )

@@ -17,10 +17,11 @@ from torch_geometric.io import read_tu_data
 from torch_geometric.utils import from_smiles
 
 from diffusion_mp.checks import (
+    Count,
     check_choice,
-    check_counts,
     check_finite,
     check_kind,
+    checked,
     describe,
     needed_by,
 )
@@ -60,6 +61,7 @@ def load_tu(root: str | Path, name: str) -> list[Data]:
         f"{name} of TUDataset", raw, files, f"Unpack its archive there, {_TU}"
     )
     with reading(raw, f"Fetch it anew, {_TU}"), TemporaryDirectory() as scratch:
+        # PyG reads a folder, and this one is never written to.
         _rewrite(raw, name, Path(scratch))
         data, slices, _ = read_tu_data(scratch, name)
         if data.x is None:
@@ -85,6 +87,7 @@ def load_tu(root: str | Path, name: str) -> list[Data]:
             for key, start in starts.items()
         }
         check_collated(data.to_dict(), slices, len(data.y))
+    # PyG cuts the collated tensors where `slices` says.
     graphs = InMemoryDataset()
     graphs.data = data
     graphs.slices = slices
@@ -203,39 +206,33 @@ class PeptidesFunctional(CachedDataset):
         FileNotFoundError: Peptides-func...raw/peptide_multi_class_dataset.csv.gz...
     """
 
+    @checked
     def __init__(
         self,
         source: str | Path,
         root: str | Path,
         split: Literal["train", "val", "test"] = "train",
         *,
-        num_graphs: int | None = None,
+        num_graphs: Count | None = None,
         **options: Any,
     ) -> None:
-        check_choice(split, "split", ("train", "val", "test"))
         self.source = as_path(source, "source")
         self.split = split
         table = self.source / _MOLECULES
         official = self.source / _SPLIT
         benchmark = "the files of the Long Range Graph Benchmark (https://github.com/vijaydwivedi75/lrgb)"
-        check_present(
-            "Peptides-func",
-            self.source,
-            [table, official],
-            f"Put {benchmark} there, under these names.",
-        )
+        way_out = f"Put {benchmark} there, under these names."
+        check_present("Peptides-func", self.source, [table, official], way_out)
         with reading(official, _LRGB):
             rows = read_npz(official, [split], _LARGEST)[split]
             check_indices(torch.from_numpy(rows), _ROWS, f"the rows of {split}")
             self._rows = rows.tolist()
-        if num_graphs is not None:
-            check_counts(num_graphs=num_graphs)
-            if num_graphs > len(self._rows):
-                most = f"{len(self._rows)}, the size of {split}"
-                raise ValueError(
-                    f"num_graphs must be at most {most}; got {num_graphs}."
-                )
-            self._rows = self._rows[:num_graphs]
+        size = len(self._rows)
+        if num_graphs is not None and num_graphs > size:
+            raise ValueError(
+                f"num_graphs must be at most {size}, the size of {split}; got {num_graphs}."
+            )
+        self._rows = self._rows[:num_graphs]
         super().__init__(
             root, f"peptides-func-{split}-{len(self._rows)}", len(self._rows), **options
         )

@@ -83,6 +83,7 @@ def load_heterophilous(root: str | Path, name: str) -> Data:
             )
         if (torch.stack(masks).sum(0) > 1).any():
             raise ValueError("a node is in two parts of a split")
+        # The file has every edge once.
         edge_index = to_undirected(edges.t().contiguous().long(), num_nodes=len(y))
     parts = {
         f"{part}_mask": mask.t().contiguous()
@@ -144,6 +145,7 @@ def _one_hot(columns: Shaped[np.ndarray, "N columns"]) -> Tensor:
         raise ValueError(
             f"its local_info has {sum(sizes)} different values of {len(columns)} people"
         )
+    # As PyG makes it: a column for every value that occurs, in order of the values.
     x = torch.zeros(len(columns), sum(sizes))
     for position, start in zip(places, np.cumsum([0, *sizes]).tolist(), strict=False):
         x[torch.arange(len(columns)), torch.from_numpy(position) + start] = 1
@@ -246,6 +248,7 @@ def load_newsgroups(
         for member, content in members(path):
             group = member.name.split("/")[-2] if member.name.count("/") else ""
             if group in groups:
+                # Latin-1 decodes any bytes, and most of these are ASCII.
                 message = content.read(_LONGEST).decode("latin-1").replace("\r\n", "\n")
                 texts.append(message.partition("\n\n")[2])
                 labels.append(groups.index(group))
@@ -274,6 +277,7 @@ def load_digits(num_neighbors: int = 5) -> Data:
     check_counts(num_neighbors=num_neighbors)
     pixels, labels = sklearn_digits(return_X_y=True)
     # Sixteenths are exact in every floating-point format, and so are the distances between them.
+    # No `edge_index` yet: neighbours are found among the pixels.
     data = Data(
         x=torch.from_numpy(pixels / 16).float(), y=torch.from_numpy(labels).long()
     )
@@ -298,6 +302,7 @@ def visible_labels(y: Labels, tuning: bool, share: float = 0.3) -> Int[Tensor, "
     )
     y = label_vector(y)
     labelled = label_mask(y).cpu().nonzero().flatten()
+    # Of labelled nodes alone, or unknown labels would take a share.
     order = torch.randperm(
         len(labelled), generator=torch.Generator().manual_seed(_POOL_SEED)
     )

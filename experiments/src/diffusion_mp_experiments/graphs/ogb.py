@@ -110,6 +110,7 @@ def load_ogb(
         _write_masks(splits, counts["node"], arrays)
 
     where = as_path(cache, "cache") if cache else folder / "processed" / "arrays"
+    # Only labels have classes.
     classes = max(table.classes or 0 for table in tables.values())
     data = mapped_graph(
         where, make, [*tables, *splits], made_by=f"{name} {_VERSION}", classes=classes
@@ -152,6 +153,7 @@ def _write_table(
 
 def _write_masks(splits: dict[Path, str], num_nodes: int, arrays: ArrayFolder) -> None:
     """Write a mask for each file of node numbers; no node is in two of them, or twice in one."""
+    # One array for all splits shows a node that is in two of them.
     split_of = np.full(num_nodes, -1)
     for number, (path, name) in enumerate(splits.items()):
         for start, nodes in number_blocks(

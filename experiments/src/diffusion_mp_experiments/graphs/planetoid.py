@@ -9,7 +9,7 @@ from scipy.sparse import csr_matrix
 from torch_geometric.data import Data
 from torch_geometric.datasets import Planetoid
 from torch_geometric.transforms import NormalizeFeatures
-from torch_geometric.utils import coalesce, index_to_mask, remove_self_loops
+from torch_geometric.utils import coalesce, remove_self_loops
 
 from diffusion_mp_experiments.files.pickles import as_integers, read_pickle
 from diffusion_mp_experiments.files.reading import (
@@ -101,9 +101,7 @@ def _read_graph(files: dict[str, Path]) -> Data:
     _check(files, parts)
     with reading(files["graph"], _WAY_OUT):
         neighbours = parts["graph"]
-        row = np.repeat(
-            np.arange(len(neighbours)), [len(found) for found in neighbours]
-        )
+        row = np.repeat(np.arange(len(neighbours)), list(map(len, neighbours)))
         edge_index = torch.from_numpy(np.stack([row, np.concatenate(neighbours)]))
         check_indices(edge_index, len(neighbours), "the neighbours")
         # Every pair once, without loops, sorted as PyG sorts them.
@@ -117,17 +115,21 @@ def _read_graph(files: dict[str, Path]) -> Data:
     trained = torch.arange(len(parts["ally"]))
     tested = torch.from_numpy(parts["test.index"])
     x = torch.zeros(num_nodes, parts["allx"].shape[1])
+    # Numbers without a paper stay unlabelled.
     y = torch.full((num_nodes,), -1)
     for rows, prefix in ((trained, "all"), (tested, "t")):
         x[rows] = torch.from_numpy(parts[f"{prefix}x"].toarray()).to(x.dtype)
         y[rows] = torch.from_numpy(parts[f"{prefix}y"]).to(x.dtype).max(dim=1)[1]
-    data = Data(x=x, edge_index=edge_index, y=y)
-    data.train_mask = index_to_mask(torch.arange(num_train), num_nodes)
-    data.val_mask = index_to_mask(
-        torch.arange(num_train, num_train + _NUM_VAL), num_nodes
+    # The labelled papers come first, and those that validate after them.
+    node = torch.arange(num_nodes)
+    return Data(
+        x=x,
+        edge_index=edge_index,
+        y=y,
+        train_mask=node < num_train,
+        val_mask=(node >= num_train) & (node < num_train + _NUM_VAL),
+        test_mask=torch.isin(node, tested),
     )
-    data.test_mask = index_to_mask(tested, num_nodes)
-    return data
 
 
 def _read_part(part: str, content: bytes) -> Any:
@@ -152,11 +154,8 @@ def _read_part(part: str, content: bytes) -> Any:
                 f"it must list the neighbours of every number from 0 to {len(value) - 1}"
             )
         return [as_integers(value[node]) for node in range(len(value))]
-    kind = {
-        "x": "a CSR matrix",
-        "y": "an array [papers, classes]",
-        "h": "a dictionary",
-    }[part[-1]]
+    kinds = {"x": "a CSR matrix", "y": "an array [papers, classes]"}
+    kind = kinds.get(part[-1], "a dictionary")
     raise ValueError(
         f"it must hold {kind}, not a {type(value).__name__} of shape {getattr(value, 'shape', ())}"
     )
@@ -178,12 +177,11 @@ def _check(files: dict[str, Path], parts: dict[str, Any]) -> None:
         "tx": (tested, features),
         "allx": (num_known, features),
         "y": (train, classes),
-    }
-    for part, expected in {
-        **shapes,
         "ty": (tested, classes),
         "test.index": (tested,),
-    }.items():
+    }
+    # The length of `ty` counts, so that `test.index` is named where the two differ: a text is damaged more easily.
+    for part, expected in shapes.items():
         if parts[part].shape != expected:
             refuse(
                 part,

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Int64, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch_geometric.data import Data
 
 from diffusion_mp.checks import check_choice, check_finite
@@ -53,7 +53,7 @@ _DAY = re.compile(rb"\d{4}-\d\d-\d\d")
 FEATURES = (
     *("public", "completion", "last_login", "registration", "age"),
     *("completion_unknown", "dates_unknown", "age_unknown"),
-    *(f"region_{place}" for place in range(1, _REGIONS + 1)),
+    *(f"region_{rank}" for rank in range(1, _REGIONS + 1)),
     "region_unknown",
     *(f"column_{column + 1}_filled" for column in _TEXTS),
 )
@@ -118,8 +118,10 @@ def load_pokec(
 
 def _read_friendships(path: Path, arrays: ArrayFolder) -> None:
     user = np.load(arrays.path / "user_id.npy")
+    # Ids have gaps and come in any order, so they are looked up among the sorted ones.
     order = np.argsort(user)
     ids = user[order]
+    # An array on the disk needs its size before its first block.
     arrays.create("edge_index", (2, count_lines(path)), np.int64)
     for start, pairs in number_blocks(path, 2, np.int64):
         position = np.searchsorted(ids, pairs).clip(max=len(ids) - 1)
@@ -160,9 +162,7 @@ def _read_mat(path: Path, arrays: ArrayFolder) -> None:
             arrays.write("edge_index", where, pairs)
 
 
-def _integers(
-    numbers: Shaped[np.ndarray, " ..."], name: str
-) -> Int64[np.ndarray, " ..."]:
+def _integers(numbers: np.ndarray, name: str) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         integers = numbers.astype(np.int64)
     if not np.array_equal(integers, numbers):
@@ -203,6 +203,7 @@ def _read_profiles(path: Path, arrays: ArrayFolder) -> None:
                 f"or 1, 6 and 7 dates such as 2012-05-25 11:20:00.0; null in all but the first; {error}."
             ) from error
         # The region without the district: "zilinsky kraj" of "zilinsky kraj, zilina".
+        # Districts are too many for a column each.
         large = [
             None if name in _MISSING else name.partition(b",")[0].strip().lower()
             for name in columns[4]
@@ -283,6 +284,7 @@ def _features(
     mean, deviation = np.array(
         [_moments(column[~np.isnan(column)]) for column in numbers.T]
     ).T
+    # Of regions of one frequency the first in the file comes first.
     frequent = np.argsort(
         -np.bincount(region[region >= 0], minlength=_REGIONS), kind="stable"
     )[:_REGIONS]

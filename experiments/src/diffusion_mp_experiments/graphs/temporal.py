@@ -68,6 +68,7 @@ def load_snapshots(
                 _graph(edges[str(day)], weights[str(day)], nodes)
                 for day in range(times)
             ]
+            # With the 1e-10 of PyG Temporal, for figures that can be compared.
             series = (series - series.mean(0)) / (series.std(0, correction=0) + 1e-10)
     if not 0 < lags < times:
         raise ValueError(
@@ -76,6 +77,7 @@ def load_snapshots(
     lagged = (
         (now, series[now - lags : now].t().contiguous()) for now in range(lags, times)
     )
+    # One graph for all weeks, or that of the last day that is known.
     return [
         Data(x=x, y=series[now], **graphs[(now - 1) % len(graphs)]) for now, x in lagged
     ]
@@ -100,6 +102,7 @@ def _graph(edges: Any, weights: Any, num_nodes: int) -> dict[str, Tensor]:
         edge_weight=edge_weight,
         num_nodes=num_nodes,
     )
+    # Symmetric couplings need both directions of an edge, with one weight.
     graph = ToUndirected(reduce="mean")(graph)
     return {"edge_index": graph.edge_index, "edge_weight": graph.edge_weight}
 
@@ -127,12 +130,12 @@ def fit_forecast(
         raise ValueError(
             "snapshots must hold at least one snapshot to learn from; got none."
         )
-    own = torch.stack([snapshot.y for snapshot in snapshots]).mean(0)
+    mean_of_node = torch.stack([snapshot.y for snapshot in snapshots]).mean(0)
     forecasts: dict[str, Callable[[Tensor], Tensor]] = {
         "zero": lambda x: torch.zeros_like(x[:, 0]),
         "last": lambda x: x[:, -1],
         "mean": lambda x: x.mean(1),
-        "own": lambda x: own,
+        "own": lambda x: mean_of_node,
         "pooled": lambda x: x.mean(1) + (x[:, -1] - x.mean(1)).mean(),
     }
     if name in forecasts:

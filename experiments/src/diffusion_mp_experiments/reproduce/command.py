@@ -109,7 +109,9 @@ def run_reproduce(args: list[str]) -> None:
         for name in ("splits", "trials", "epochs")
         if (value := getattr(options, name)) is not None
     }
+    # What is typed wins over what table.yaml says of --quick.
     table = replace(table, **{**(table.quick if options.quick else {}), **overrides})
+    # Quick runs are none of the results, so they have a folder of their own.
     out = options.out / (f"{table.name}-quick" if options.quick else table.name)
     records = reproduce(
         table, out, options.jobs, options.only, options.save, options.device
@@ -118,6 +120,7 @@ def run_reproduce(args: list[str]) -> None:
     flags += [f"--{name} {value}" for name, value in overrides.items()]
     saved = {row.name for row in table.named(options.only)} if options.save else set()
     for record in records:
+        # The model that was saved is that of the first reported run.
         first = (
             record["kind"] == "run"
             and record["split"] == record["seed"] == 0
@@ -137,6 +140,7 @@ def run_reproduce(args: list[str]) -> None:
     print(
         f"\n{text}\n{seconds:.0f} s now. With pictures: {report}. Every run: {out / 'runs.jsonl'}"
     )
+    # The paths above are relative, so that a line of them can be copied.
     print(f"These paths begin in the folder {Path.cwd()}; the table is {source}")
     if not options.quick:
         words = ["diffusion-mp", "results", "--made", str(options.out)]
@@ -205,6 +209,7 @@ def illustrated(
         figures.draw_curves(
             picture("", f"{table.metric.title} along {table.sweep.title}"), table, rows
         )
+        # Of a few layers the curves say all that there is to see.
         if max((len(line.states.get("rank", [])) for line in rows), default=0) > 8:
             figures.draw_states(
                 picture("-states", "states of the trained models, layer by layer"),
@@ -216,6 +221,7 @@ def illustrated(
         figures.draw_differences(
             picture("", "difference of every row from the baselines"), table, rows
         )
+    # A short descent is known by its ends; only a long one has a shape.
     if any(len(line.states.get("F", [])) > 16 for line in rows):
         figures.draw_energies(
             picture("-energies", "the energy F at every step of the trained networks"),
@@ -234,6 +240,7 @@ def write_page(
     """Copy the results that `reproduce` has `made`, then write docs/results.md and its figures from all results."""
     if made is not None:
         _take_over(made, results, configs)
+    # The page has the order of the names.
     paths = sorted(results.glob("*.jsonl"))
     if not paths:
         raise FileNotFoundError(
@@ -252,6 +259,7 @@ def write_page(
                 f"{path} has no run of a row of the table {table.name!r}; delete it."
             )
         sections.append(illustrated(table, records, rows, source / "notes.md", docs))
+        # The picture of all tables compares with the GCN, and shows one number for a model.
         if any("gcn" in line.differences for line in rows) and table.sweep is None:
             compared.append((table, rows))
     figures.draw_overview(docs / "images" / "results.png", compared)

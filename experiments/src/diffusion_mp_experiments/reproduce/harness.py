@@ -11,6 +11,7 @@ from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from diffusion_mp_experiments.reproduce.table import (
+    Config,
     Record,
     Records,
     Row,
@@ -64,21 +65,18 @@ class Search(NamedTuple):
     row: Row
     split: int | None
     splits: list[int]
-    settings: list[dict[str, Any]]
+    settings: list[Config]
 
-    def best(self, values: Mapping[int, float | None]) -> dict[str, Any]:
+    def best(self, values: Mapping[int, float | None]) -> Config:
         if not self.splits:
             return self.settings[0]
-        converged = {
-            number: value for number, value in values.items() if value is not None
-        }
+        converged = {k: value for k, value in values.items() if value is not None}
         if not converged:
             raise ValueError(
                 f"All trials of row {self.row.name!r} diverged; lower its learning rates."
             )
-        return self.settings[
-            max(converged, key=lambda number: (converged[number], -number))
-        ]
+        # Of equals the first one, so that more trials change nothing that was as good.
+        return self.settings[max(converged, key=lambda k: (converged[k], -k))]
 
 
 def searches(table: Table, row: Row) -> list[Search]:
@@ -94,18 +92,21 @@ def searches(table: Table, row: Row) -> list[Search]:
         settings.append(
             {path: drawn(path, axis, random) for path, axis in axes.items()}
         )
+    splits: dict[int | None, list[int]]
+    if table.nested:
+        splits = {split: [split] for split in range(table.splits)}
+    else:
+        splits = {None: [*range(int(table.tuning))]}
     # One setting needs no scores to be the best.
     tuned = len(settings) > 1
-    if table.nested:
-        return [
-            Search(row, split, [split] if tuned else [], settings)
-            for split in range(table.splits)
-        ]
-    return [Search(row, None, [*range(int(table.tuning))] if tuned else [], settings)]
+    return [
+        Search(row, split, tuning if tuned else [], settings)
+        for split, tuning in splits.items()
+    ]
 
 
 #: A training that is planned: the beginning of its record, and its configuration.
-Planned = tuple[Record, dict[str, Any]]
+Planned = tuple[Record, Config]
 
 
 def key(record: Record) -> tuple[str, str, int, int, bool]:
@@ -135,9 +136,11 @@ def reproduce(
     row. ValueError if another process works in `out`.
     """
     rows = table.named(only)
+    # Before hours of training, not after.
     for folder in (out, save) if save else (out,):
         check_writable(folder)
     try:
+        # Two processes would train the same runs and mix their lines.
         with FileLock(out / "lock", timeout=0):
             return _Harness(table, out, save, device).make(rows, jobs)
     except Timeout as error:
@@ -155,6 +158,7 @@ class _Harness:
         self.records = Records(
             out / "runs.jsonl", "row config split seed tuning validation seconds"
         )
+        # A run is known by what decides its number, so a table that was changed keeps what is as before.
         self.done = {key(record): record for record in self.records.lines}
 
     def make(self, rows: Sequence[Row], jobs: int) -> list[Record]:
@@ -166,6 +170,7 @@ class _Harness:
         ]
         # By trial and then by row: whenever it is stopped, all rows have had nearly the same budget.
         trials.sort(key=lambda trial: trial[0])
+        # Which settings will be reported is not known yet, but how many runs there will be.
         total = len(trials) + len(rows) * self.table.splits * self.table.seeds
         with tqdm(total=total, unit="run", desc=self.table.name, smoothing=0) as bar:
             self.run([planned for _, planned in trials], jobs, bar)
@@ -195,7 +200,7 @@ class _Harness:
             )
 
     def planned(
-        self, row: Row, settings: dict[str, Any], split: int, seed: int, tuning: bool
+        self, row: Row, settings: Config, split: int, seed: int, tuning: bool
     ) -> Planned:
         config = self.table.config(row, settings)
         record = {"table": self.table.name, "row": row.name, "config": digest(config)}
@@ -204,6 +209,7 @@ class _Harness:
 
     def run(self, runs: Sequence[Planned], jobs: int, bar: "tqdm[Any]") -> None:
         metric = self.table.metric.name
+        # Trials that have drawn the same settings are one run.
         left = {
             key(planned): (planned, config, metric, saved, self.device)
             for planned, config in runs
@@ -214,12 +220,12 @@ class _Harness:
         bar.initial += len(runs) - len(left)
         bar.refresh()
         for (planned, *_), result in each(_train, list(left.values()), jobs):
-            record = {**planned, **result}
-            if (
-                key(record) not in self.done
-            ):  # otherwise it was trained again only for its model
+            record = planned | result
+            # Otherwise it was trained again only for its model.
+            if key(record) not in self.done:
                 self.records.append(record)
                 self.done[key(record)] = record
+            # `update` draws the bar, ten times a second at most.
             bar.set_postfix_str(record["row"], refresh=False)
             bar.update()
 
@@ -228,45 +234,45 @@ class _Harness:
         later = planned["tuning"] or planned["split"] or planned["seed"]
         if self.save is None or later or self.table.row(planned["row"]).model is None:
             return None
-        path, config = (
-            self.save / f"{planned['row']}.{ending}" for ending in ("safetensors", "md")
-        )
-        there = (
-            path.exists()
-            and config.is_file()
-            and planned["config"] in config.read_text("utf-8")
-        )
-        return None if there else path
+        path = self.save / f"{planned['row']}.safetensors"
+        card = path.with_suffix(".md")
+        made_by = card.read_text("utf-8") if card.is_file() else ""
+        if path.exists() and planned["config"] in made_by:
+            return None
+        return path
 
     def values(self, search: Search) -> dict[int, float | None]:
         """The mean validation metric, higher being better, of every trial that is done; None if it diverged."""
-        by_trial: dict[int, list[float | None]] = {}
+        by_trial: dict[int, list[Any]] = {}
         for number, (planned, _) in self.trials(search):
-            if (record := self.done.get(key(planned))) is not None:
+            if key(planned) in self.done:
+                record = self.done[key(planned)]
                 by_trial.setdefault(number, []).append(record["validation"])
-        means = {}
+        means: dict[int, float | None] = {}
         for number, values in by_trial.items():
-            converged = [value for value in values if value is not None]
+            if None in values:
+                mean = None
+            else:
+                mean = self.table.metric.sign * statistics.fmean(values)
+            # A trial is compared once it is done on every tuning split.
             if len(values) == len(search.splits):
-                means[number] = (
-                    self.table.metric.sign * statistics.fmean(converged)
-                    if converged == values
-                    else None
-                )
+                means[number] = mean
         return means
 
     def results(self, row: Row) -> list[Record]:
         """The lines of a row, or none while it is incomplete."""
         tried = [(search, self.values(search)) for search in searches(self.table, row)]
+        # Whatever is missing in a search may still be its best setting.
         if any(
             search.splits and len(values) < len(search.settings)
             for search, values in tried
         ):
             return []
-        runs = [self.done.get(key(planned)) for planned, _ in self.reported(row)]
-        if None in runs:
-            return []
-        lines = [{"kind": "run", **run} for run in runs if run is not None]
+        lines = []
+        for planned, _ in self.reported(row):
+            if key(planned) not in self.done:
+                return []
+            lines.append({"kind": "run", **self.done[key(planned)]})
         for search, values in tried:
             trials = [
                 {"settings": settings, "value": values.get(k)}
@@ -276,16 +282,13 @@ class _Harness:
                 self.done[key(planned)]["seconds"]
                 for _, (planned, _) in self.trials(search)
             )
-            where = {
-                "table": self.table.name,
-                "row": row.name,
-                "split": search.split,
-                "tuning": search.splits,
-            }
             lines.append(
                 {
                     "kind": "search",
-                    **where,
+                    "table": self.table.name,
+                    "row": row.name,
+                    "split": search.split,
+                    "tuning": search.splits,
                     "trials": trials,
                     "seconds": round(seconds, 1),
                 }
@@ -293,7 +296,7 @@ class _Harness:
         return lines
 
 
-def _train(planned: Record, config: dict[str, Any], *options: Any) -> Record:
+def _train(planned: Record, config: Config, *options: Any) -> Record:
     metric, save, device = options
     run = planned["split"], planned["seed"], planned["tuning"]
     return train(config, metric, *run, save, device)

@@ -1,7 +1,7 @@
 """Networks of the tables that are no models of the library, and models without their attention."""
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 from torch_geometric.nn import GATv2Conv, GINConv, GINEConv, ResGatedGraphConv
 
-from diffusion_mp.checks import check_choice, check_kind, check_probability
+from diffusion_mp.checks import Probability, checked
 from diffusion_mp.couplings import Coupling
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
@@ -32,6 +32,11 @@ ABLATIONS: dict[str, type[Diffusivity]] = {
     "identity": IdentityDiffusivity,
     "uniform": UniformDiffusivity,
 }
+
+
+def normalized_adjacency() -> AdjacencyDiffusivity:
+    """The Â of a GCN, D^(−1/2) (A + I) D^(−1/2), with every edge in both directions."""
+    return AdjacencyDiffusivity("sym", self_loops="remaining", direction="undirected")
 
 
 class Readout(nn.Module):
@@ -68,6 +73,7 @@ class HeatNetwork(nn.Module):
     Dropout acts on the features and on the state before the decoder.
     """
 
+    @checked
     def __init__(
         self,
         in_channels: int,
@@ -75,22 +81,17 @@ class HeatNetwork(nn.Module):
         out_channels: int,
         *,
         t: float = 5.0,
-        dropout: float = 0.5,
+        dropout: Probability = 0.5,
     ) -> None:
         super().__init__()
-        check_probability(dropout, "dropout")
         self.dropout = dropout
         self.encoder = FeatureLinear(in_channels, hidden_channels)
         self.decoder = nn.Linear(hidden_channels, out_channels)
-        adjacency = AdjacencyDiffusivity(
-            "sym", self_loops="remaining", direction="undirected"
-        )
-        heat = HeatKernel(t, "residual")
         self.heat = DiffusionConv(
             hidden_channels,
             hidden_channels,
-            adjacency,
-            heat,
+            normalized_adjacency(),
+            HeatKernel(t, "residual"),
             transform=False,
             bias=False,
         )
@@ -98,12 +99,9 @@ class HeatNetwork(nn.Module):
     def forward(
         self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None
     ) -> Tensor:
-        x = self.heat(
-            relu(self.encoder(dropout(x, self.dropout, self.training))),
-            edge_index,
-            edge_weight,
-        )
-        return self.decoder(dropout(x, self.dropout, self.training))
+        state = relu(self.encoder(dropout(x, self.dropout, self.training)))
+        state = self.heat(state, edge_index, edge_weight)
+        return self.decoder(dropout(state, self.dropout, self.training))
 
 
 class DropoutSeenDIFFormer(DIFFormer):
@@ -119,13 +117,12 @@ class DropoutSeenDIFFormer(DIFFormer):
         out_channels: int,
         num_layers: int = 2,
         *,
-        dropout: float = 0.0,
+        dropout: Probability = 0.0,
         **options: Any,
     ) -> None:
         super().__init__(
             in_channels, hidden_channels, out_channels, num_layers, **options
         )
-        check_probability(dropout, "dropout")
         self.norms = nn.ModuleList(
             nn.Sequential(norm, nn.Dropout(dropout)) for norm in self.norms
         )
@@ -159,7 +156,6 @@ class ClassicGNN(LayerStack):
         dropout: float = 0.0,
         task: Task = "node",
     ) -> None:
-        check_choice(conv, "conv", get_args(ClassicConv))
         width = hidden_channels
 
         def mlp() -> nn.Module:
@@ -187,26 +183,32 @@ class ClassicGNN(LayerStack):
                 width, width, edge_dim=edge_dim, root_weight=False
             ),
         }
-        options: dict[str, Any] = {
-            "layer_norm": layer_norm,
-            "dropout": dropout,
-            "task": task,
-        }
-        channels = (in_channels, width, out_channels)
-        super().__init__(channels, num_layers, makes[conv], **options)
+        super().__init__(
+            (in_channels, width, out_channels),
+            num_layers,
+            makes[conv],
+            layer_norm=layer_norm,
+            dropout=dropout,
+            task=task,
+        )
         if edge_dim is not None and conv in ("gcn", "sage"):
             raise ValueError(
                 f"edge_dim goes with the layers that read edge_attr; got conv={conv!r}."
             )
+        # The W_k, since not all of PyG's layers have a weight of their own for the node itself.
         self.roots = nn.ModuleList(nn.Linear(width, width) for _ in range(num_layers))
+        # The base class passes on the inputs that are named here.
         self.reads = () if edge_dim is None else ("edge_attr",)
         self.weighted = conv == "gcn"
 
     def propagate(
         self, x: Tensor, graph: Graph, collect: Collect, edge_attr: Tensor | None = None
     ) -> Tensor:
-        inputs = {"edge_weight": graph.edge_weight} if self.weighted else {}
-        inputs |= {} if edge_attr is None else {"edge_attr": edge_attr}
+        inputs = {}
+        if self.weighted:
+            inputs["edge_weight"] = graph.edge_weight
+        if edge_attr is not None:
+            inputs["edge_attr"] = edge_attr
         first, *norms = self.norms
         x = self._activated(first(self.encoder(x)))
         for conv, root, norm in zip(self.convs, self.roots, norms, strict=True):
@@ -231,9 +233,9 @@ class Diagonalized(Diffusivity):
         "the coupling does not follow the state: certify it itself (Theorem 1)."
     )
 
+    @checked
     def __init__(self, diffusivity: Diffusivity) -> None:
         super().__init__()
-        check_kind(diffusivity, "diffusivity", Diffusivity, "a Diffusivity")
         self.diffusivity = diffusivity
         self.needs_graph = diffusivity.needs_graph
         self._inputs: list[Tensor] = []
@@ -241,16 +243,15 @@ class Diagonalized(Diffusivity):
 
     @torch.no_grad()
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        inputs = (
-            [x]
-            if graph.edge_index is None or not self.needs_graph
-            else [x, graph.edge_index]
-        )
+        inputs = [x]
+        if graph.edge_index is not None and self.needs_graph:
+            inputs.append(graph.edge_index)
         same = len(inputs) == len(self._inputs) and all(
             map(torch.equal, inputs, self._inputs)
         )
         if self._coupling is None or not same:
             self._coupling = _Diagonal(self.diffusivity(x.double(), graph), x.dtype)
+            # Copies, since a tensor that is written to in place equals itself.
             self._inputs = [tensor.clone() for tensor in inputs]
         return self._coupling
 
@@ -265,6 +266,7 @@ def _spectrum(entries: Tensor) -> tuple[Tensor, Tensor]:
         if torch.equal(matrix, entries):
             return spectrum
     rates, modes = torch.linalg.eigh(torch.diag(entries.sum(1)) - entries)
+    # Tables alternate between few matrices; more of them would only fill the memory.
     _SPECTRA[:] = [*_SPECTRA[-2:], (entries, (rates.clamp(min=0), modes))]
     return _SPECTRA[-1][1]
 
@@ -286,6 +288,7 @@ class _Diagonal(Coupling):
         rates, modes = _spectrum(entries)
         self.entries = entries.to(dtype)
         self.modes = modes.to(dtype)
+        # In double precision: with a small leak the limit is decided by the smallest of them.
         self.rates = rates
         self.sums = entries.sum(1).to(dtype).unsqueeze(1)
         self.nonnegative = coupling.nonnegative
@@ -314,26 +317,23 @@ def without_attention(model: nn.Module, ablation: str) -> bool:
     A `CertifiedConv` takes the identity only, without its pairs (`penalty="quadratic"` weighs all pairs alike). What is
     `Diagonalized` stays, since it is not learned. Return whether there was an attention.
     """
+    replaced = False
+    for module in list(model.modules()):
+        if isinstance(module, CertifiedBlock) and ablation == "identity":
+            kept = [term for term in module.terms if not isinstance(term, Pairs)]
+            replaced = replaced or len(kept) < len(module.terms)
+            module.terms = nn.ModuleList(kept)
     fixed = {
         part
         for module in model.modules()
         if isinstance(module, Diagonalized)
         for part in module.modules()
     }
-    without_pairs = False
-    for module in model.modules():
-        if isinstance(module, CertifiedBlock) and ablation == "identity":
-            kept = [term for term in module.terms if not isinstance(term, Pairs)]
-            without_pairs = without_pairs or len(kept) < len(module.terms)
-            module.terms = nn.ModuleList(kept)
-    attentions = [
-        (parent, name)
-        for parent in model.modules()
-        # The pairs of a certified layer are left out as a term, above.
-        if parent not in fixed and not isinstance(parent, Pairs)
-        for name, child in parent.named_children()
-        if isinstance(child, QueryKeyDiffusivity)
-    ]
-    for parent, name in attentions:
-        setattr(parent, name, ABLATIONS[ablation]())
-    return bool(attentions) or without_pairs
+    for parent in set(model.modules()) - fixed:
+        for name, child in list(parent.named_children()):
+            # The pairs of a certified layer are left out as a term, above, or stay.
+            pairs = isinstance(parent, Pairs)
+            if isinstance(child, QueryKeyDiffusivity) and not pairs:
+                setattr(parent, name, ABLATIONS[ablation]())
+                replaced = True
+    return replaced

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from diffusion_mp.checks import check_positive
+from diffusion_mp.checks import PositiveNumber, checked
 from diffusion_mp.data.knn import Metric
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.graph import Graph
@@ -22,13 +22,15 @@ from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
 class Predictor(nn.Module):
     """Scores [N, C] of every node of one graph, computed once; subclasses define `scores`."""
 
-    known: Tensor
+    fixed_scores: Tensor
 
     def fit(self, data: FullGraphDataModule) -> None:
         nodes = data.data
+        # So no predictor can see another label, whatever it computes.
         y = nodes.y.where(nodes.train_mask, -1)
         scores = self.scores(nodes.x, Graph.from_data(nodes), y, data.num_classes)
-        self.register_buffer("known", scores, persistent=False)
+        # A buffer, to move with the module; and no part of a saved model, which is computed anew.
+        self.register_buffer("fixed_scores", scores, persistent=False)
 
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
         raise NotImplementedError(
@@ -36,28 +38,23 @@ class Predictor(nn.Module):
         )
 
     def forward(self, *inputs: Any) -> Tensor:
-        return self.known
+        return self.fixed_scores
 
 
 class Constant(Predictor):
     """The shares of the classes among the training labels, for every node."""
 
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
-        return (
-            one_hot(y[y >= 0], num_classes)
-            .float()
-            .mean(0)
-            .expand(len(y), -1)
-            .contiguous()
-        )
+        shares = one_hot(y[y >= 0], num_classes).float().mean(0)
+        return shares.repeat(len(y), 1)
 
 
 class LogisticRegression(Predictor):
     """Scikit-learn's, on the features without the graph; C is the inverse of the penalty."""
 
-    def __init__(self, C: float = 1.0) -> None:
+    @checked
+    def __init__(self, C: PositiveNumber = 1.0) -> None:
         super().__init__()
-        check_positive(C, "C")
         self.inverse_penalty = C
 
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
@@ -89,6 +86,7 @@ class Labels(Predictor):
         soft = one_hot(y.clamp(min=0), num_classes).float()
         features = x if self.propagation.reads_features else None
         spread: Tensor = self.propagation(soft, graph, mask=y >= 0, features=features)
+        # A node that no label reaches has zeros.
         return spread.clamp(min=1e-9).log()
 
 
@@ -109,12 +107,13 @@ class Diffusion(Predictor):
             "metric": metric,
             "sharpness": sharpness,
             "mu": mu,
+            "dropout": dropout,
         }
-        self.options["dropout"] = dropout
 
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
         from diffusion_mp.estimators import DiffusionClassifier
 
+        # scikit-learn takes a seed; torch's is the seed of the run.
         seed = int(torch.randint(2**31 - 1, ()))
         fitted = DiffusionClassifier(**self.options, random_state=seed).fit(
             _array(x), y.cpu().numpy()
@@ -128,6 +127,7 @@ def _array(x: Tensor) -> np.ndarray:
 
 
 def _scores(classes: np.ndarray, logarithms: np.ndarray, num_classes: int) -> Tensor:
+    # A class without a training label has a score that never wins.
     scores = torch.full((len(logarithms), num_classes), -100.0)
     scores[:, torch.from_numpy(classes)] = torch.from_numpy(logarithms).float()
     return scores

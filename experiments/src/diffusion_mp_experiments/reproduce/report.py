@@ -2,8 +2,10 @@
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from diffusion_mp_experiments.reproduce.table import Record, Sweep, Table
@@ -28,37 +30,37 @@ class Line:
 
 def lines(table: Table, records: Sequence[Record]) -> list[Line]:
     """What every row came to, compared with the baselines of the table, and with its GCN for the picture of all."""
-    runs: dict[str, list[Record]] = {row.name: [] for row in table.rows}
-    searches: dict[str, list[Record]] = {row.name: [] for row in table.rows}
+    # A table may have lost a row since its results were made.
+    of: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in records:
-        by_row = {"run": runs, "search": searches}.get(record["kind"], {})
-        if record["row"] in by_row:
-            by_row[record["row"]].append(record)
-    tests = {name: _by_split(table, mine, "test") for name, mine in runs.items()}
+        of[record["kind"], record["row"]].append(record)
+    tests = {
+        row.name: _by_split(table, of["run", row.name], "test") for row in table.rows
+    }
+    # The picture of all tables compares with the GCN, whatever a table compares with.
     compared = {*table.baselines, "gcn"} & tests.keys()
     result = []
     for row in table.rows:
-        mine = runs[row.name]
-        search = searches[row.name]
+        runs = of["run", row.name]
+        searches = of["search", row.name]
         test = tests[row.name]
-        if not mine:
+        if not runs:
             continue
         ahead = {
             name: _difference(table, test, tests[name])
-            for name in compared
-            if name != row.name
+            for name in compared - {row.name}
         }
         line = Line(
             row.name,
             row.title,
             estimate(list(test.values())),
-            statistics.fmean(_by_split(table, mine, "validation").values()),
+            statistics.fmean(_by_split(table, runs, "validation").values()),
             {name: difference for name, difference in ahead.items() if difference},
-            _ablated(table, mine),
-            _states(mine),
-            len({record["split"] for record in mine}),
-            max((len(record["trials"]) for record in search), default=0),
-            sum(record["seconds"] for record in [*mine, *search]),
+            _ablated(table, runs),
+            _states(runs),
+            len({run["split"] for run in runs}),
+            max((len(search["trials"]) for search in searches), default=0),
+            sum(record["seconds"] for record in runs + searches),
         )
         result.append(line)
     return result
@@ -66,15 +68,15 @@ def lines(table: Table, records: Sequence[Record]) -> list[Line]:
 
 def _by_split(table: Table, runs: Sequence[Record], name: str) -> dict[int, float]:
     """The mean over the seeds of every split, or with one split every seed; a run that diverged counts as the worst."""
-    values: dict[int, list[float]] = {}
-    worst = 0.0 if table.metric.mode == "max" else math.inf
+    values: dict[int, list[float]] = defaultdict(list)
+    worst = {"max": 0.0, "min": math.inf}[table.metric.mode]
+    # With one split, seeds are what differs from run to run.
+    unit = "seed" if table.splits == 1 else "split"
     for run in runs:
-        # With one split, seeds are what differs from run to run.
-        unit = run["seed"] if table.splits == 1 else run["split"]
-        values.setdefault(unit, []).append(worst if run[name] is None else run[name])
+        values[run[unit]].append(worst if run[name] is None else run[name])
     return {
-        unit: table.metric.scale * statistics.fmean(found)
-        for unit, found in sorted(values.items())
+        number: table.metric.scale * statistics.fmean(each)
+        for number, each in sorted(values.items())
     }
 
 
@@ -110,26 +112,26 @@ def _states(runs: Sequence[Record]) -> dict[str, list[float]]:
 
 def _by_name(mappings: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """All values of every name, but None."""
-    values: dict[str, list[Any]] = {}
+    values: dict[str, list[Any]] = defaultdict(list)
     for mapping in mappings:
         for name, value in mapping.items():
             if value is not None:
-                values.setdefault(name, []).append(value)
+                values[name].append(value)
     return values
 
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Mean and standard deviation (n − 1), nan for one value and beside an infinite mean."""
     mean = statistics.fmean(values)
-    return mean, statistics.stdev(values) if len(values) > 1 and math.isfinite(
-        mean
-    ) else math.nan
+    deviation = math.nan
+    if len(values) > 1 and math.isfinite(mean):
+        deviation = statistics.stdev(values)
+    return mean, deviation
 
 
 def _grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(
-        "| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]
-    )
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def markdown(table: Table, lines: Sequence[Line]) -> str:
@@ -141,17 +143,13 @@ def markdown(table: Table, lines: Sequence[Line]) -> str:
     ahead = [f"ahead of {table.row(name).title}" for name in baselines]
     rows = []
     for line in lines:
-        differences = [
-            _signed(line.differences.get(name), digits) for name in baselines
-        ]
-        ablated = [
-            f"{line.ablated[name]:.{digits}f}" if name in line.ablated else ""
-            for name in ablations
-        ]
-        others = [f"{line.validation:.{digits}f}", str(line.trials)]
-        rows.append(
-            [line.title, _spread(line.score, digits), *differences, *ablated, *others]
-        )
+        cells = [line.title, _spread(line.score, digits)]
+        cells += [_signed(line.differences.get(name), digits) for name in baselines]
+        for name in ablations:
+            # Rows without an attention have nothing to replace.
+            score = line.ablated.get(name)
+            cells.append("" if score is None else f"{score:.{digits}f}")
+        rows.append([*cells, f"{line.validation:.{digits}f}", str(line.trials)])
     return _grid(
         ["", table.metric.title, *ahead, *ablations, "validation", "trials"], rows
     )
@@ -166,112 +164,102 @@ def points(
     curves = []
     for curve, title in table.curves.items():
         names = [row.name for row in table.rows if row.curve == curve]
-        curves.append(
-            (
-                title,
-                {
-                    position: by_name[name]
-                    for position, name in enumerate(names)
-                    if name in by_name
-                },
-            )
-        )
+        at = {k: by_name[name] for k, name in enumerate(names) if name in by_name}
+        curves.append((title, at))
     return table.sweep, curves
+
+
+def last_measures(lines: Sequence[Line]) -> list[str]:
+    """The measures of last states that a sweep shows: a network of one state has none."""
+    return [
+        name
+        for name in ("spread", "rank")
+        if any(line.states.get(name) for line in lines)
+    ]
 
 
 def curves(table: Table, lines: Sequence[Line]) -> str:
     """A table with a sweep: a row for every curve, a column for every value; then measures of the last states."""
-    (sweep, lines_of), title = points(table, lines), table.metric.title
+    sweep, lines_of = points(table, lines)
+    title = table.metric.title
 
     def grid(cell: Callable[[Line], str]) -> str:
-        places = range(len(sweep.values))
-        rows = [
-            [curve, *(cell(at[k]) if k in at else "" for k in places)]
-            for curve, at in lines_of
-            if at
-        ]
+        rows = []
+        for curve, at in lines_of:
+            cells = [cell(at[k]) if k in at else "" for k in range(len(sweep.values))]
+            if at:
+                rows.append([curve, *cells])
         return _grid([sweep.title, *map(str, sweep.values)], rows)
 
-    parts = [
-        f"{title[:1].upper() + title[1:]}:\n\n{grid(lambda line: _spread(line.score, table.metric.digits))}"
-    ]
-    for name in ("spread", "rank"):
-        if any(line.states.get(name) for line in lines):
+    def last_state(name: str, line: Line) -> str:
+        states = line.states.get(name)
+        return f"{states[-1]:.3g}" if states else ""
 
-            def last_state(line: Line, name: str = name) -> str:
-                states = line.states.get(name)
-                return f"{states[-1]:.3g}" if states else ""
-
-            last = grid(last_state)
-            parts.append(
-                f"Last state of the trained model, {MEASURES[name]}:\n\n{last}"
-            )
+    scores = grid(lambda line: _spread(line.score, table.metric.digits))
+    parts = [f"{title[:1].upper() + title[1:]}:\n\n{scores}"]
+    for name in last_measures(lines):
+        last = grid(partial(last_state, name))
+        parts.append(f"Last state of the trained model, {MEASURES[name]}:\n\n{last}")
     return "\n\n".join(parts)
 
 
 def _spread(value: Estimate, digits: int) -> str:
-    return f"{value[0]:.{digits}f}" + (
-        "" if math.isnan(value[1]) else f" ± {value[1]:.{digits}f}"
-    )
+    mean, deviation = value
+    if math.isnan(deviation):
+        return f"{mean:.{digits}f}"
+    return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
 
 
 def _signed(value: Estimate | None, digits: int) -> str:
     if value is None:
         return ""
-    return (
-        f"{'+' if value[0] >= 0 else '−'}{_spread((abs(value[0]), value[1]), digits)}"
-    )
+    mean, deviation = value
+    # The sign of mathematics, not the hyphen.
+    return f"{'+' if mean >= 0 else '−'}{_spread((abs(mean), deviation), digits)}"
 
 
 def section(table: Table, lines: Sequence[Line], notes: str = "") -> str:
     splits = max(line.splits for line in lines)
     hours = sum(line.seconds for line in lines) / 3600
     if max(line.trials for line in lines) == 1:
+        # Of one trial there was nothing to choose.
         tuned = "with fixed settings"
     elif table.nested:
         tuned = "each tuned on its own validation nodes"
     else:
         tuned = f"tuned on {_counted(table.tuning, 'other split')}"
-    if table.seeds == 1:
-        seeds = ""
-    else:
-        seeds = f", {table.seeds} seeds on {'it' if splits == 1 else 'each'}"
-    how = f"{_counted(splits, 'split')}{seeds}, {tuned}. At most {table.epochs} epochs, stopped after {table.patience} "
-    how += f"without a better validation score. Computing time: {hours:.1f} core hours."
+    how = _counted(splits, "split")
+    if table.seeds > 1:
+        how += f", {table.seeds} seeds on {'it' if splits == 1 else 'each'}"
+    how += f", {tuned}. At most {table.epochs} epochs, stopped after {table.patience} without a better validation "
+    how += f"score. Computing time: {hours:.1f} core hours."
     rows = {line.row for line in lines}
     if missing := [row.title for row in table.rows if row.name not in rows]:
         how += f" Not computed yet: {'; '.join(missing)}."
-    shown = markdown(table, lines) if table.sweep is None else curves(table, lines)
-    return "\n".join(
-        part
-        for part in [f"## {table.title}\n", notes, how + "\n", shown + "\n"]
-        if part
-    )
+    shown = markdown if table.sweep is None else curves
+    parts = [f"## {table.title}\n", notes, f"{how}\n", f"{shown(table, lines)}\n"]
+    return "\n".join(filter(None, parts))
 
 
 def chosen(table: Table, records: Iterable[Record]) -> str:
     """What the search of every row has chosen, in Markdown; with nested tuning that is in `results/` only."""
     sentences = []
     for record in records:
-        if (
-            record["kind"] == "search"
-            and record["split"] is None
-            and record["trials"][0]["settings"]
-        ):
-            tried = [
-                trial for trial in record["trials"] if trial["value"] is not None
-            ] or record["trials"]
-            settings = max(tried, key=lambda trial: trial["value"])["settings"].items()
-            values = (
-                f"{path} {format(value, '.3g' if isinstance(value, float) else '')}"
-                for path, value in settings
-            )
+        if record["kind"] != "search" or record["split"] is not None:
+            continue
+        trials = record["trials"]
+        scored = [trial for trial in trials if trial["value"] is not None]
+        # A single trial has no score, since it needs none to be the best.
+        best = max(scored, key=lambda trial: trial["value"], default=trials[0])
+        values = [
+            f"{path} {format(value, '.3g' if isinstance(value, float) else '')}"
+            for path, value in best["settings"].items()
+        ]
+        if values:
             sentences.append(f"- {table.row(record['row']).title}: {', '.join(values)}")
-    return (
-        "\n".join(["Settings chosen by the searches:\n", *sentences])
-        if sentences
-        else ""
-    )
+    if not sentences:
+        return ""
+    return "\n".join(["Settings chosen by the searches:\n", *sentences])
 
 
 def card(table: Table, record: Record, flags: str) -> str:
@@ -279,35 +267,29 @@ def card(table: Table, record: Record, flags: str) -> str:
     row = table.row(record["row"])
     metric = table.metric
     data = table.config(row, record["settings"])["data"]
-    options = {
-        name: value for name, value in data["init_args"].items() if name != "root"
+    data["init_args"].pop("root", None)
+    data_module = data["class_path"].rpartition(".")[2]
+    versions = [f"{name} {version}" for name, version in record["versions"].items()]
+
+    def score(name: str) -> str:
+        value = record[name]
+        if value is None:
+            return "none"
+        return f"{metric.scale * value:.{metric.digits}f}"
+
+    facts = {
+        "data": f"`{data_module}`, {data['init_args']}, hash {record['data']}",
+        "settings": f"hash {record['config']}",
+        "split, seed": f"{record['split']}, {record['seed']}",
+        f"{metric.title}, test": score("test"),
+        f"{metric.title}, validation": f"{score('validation')}, in epoch {record['epoch']}",
+        "versions": ", ".join(versions),
+        "made by": f"`diffusion-mp reproduce {table.name} --only {row.curve or row.name} {flags}`",
     }
-    values = (record[name] for name in ("test", "validation"))
-    score, validation = (
-        "none" if v is None else f"{metric.scale * v:.{metric.digits}f}" for v in values
-    )
-    facts = [
-        (
-            "data",
-            f"`{data['class_path'].rpartition('.')[2]}`, {options}, hash {record['data']}",
-        ),
-        ("settings", f"hash {record['config']}"),
-        ("split, seed", f"{record['split']}, {record['seed']}"),
-        (f"{metric.title}, test", score),
-        (f"{metric.title}, validation", f"{validation}, in epoch {record['epoch']}"),
-        (
-            "versions",
-            ", ".join(
-                f"{name} {version}" for name, version in record["versions"].items()
-            ),
-        ),
-        (
-            "made by",
-            f"`diffusion-mp reproduce {table.name} --only {row.curve or row.name} {flags}`",
-        ),
-    ]
-    return f"# {table.title}: {row.title}\n\n{_grid(['', ''], facts)}\n"
+    return f"# {table.title}: {row.title}\n\n{_grid(['', ''], facts.items())}\n"
 
 
 def _counted(number: object, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
+    if number == 1:
+        return f"{number} {what}"
+    return f"{number} {what}s"

@@ -7,60 +7,61 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 
 from diffusion_mp.checks import (
-    check_choice,
+    Count,
+    PositiveNumber,
     check_counts,
     check_kind,
-    check_positive,
+    checked,
     describe,
 )
 from diffusion_mp_experiments.packaged import configs_folder
 from diffusion_mp_experiments.train.checkpoints import replace_file
 
 Config = dict[str, Any]
+Kind = TypeVar("Kind")
 #: How much of everything a table takes: what `--quick` changes, and what its results record.
 BUDGET = ("splits", "seeds", "tuning", "trials", "epochs", "patience")
 
 
-def _check_texts(**values: Any) -> None:
-    for name, value in values.items():
-        check_kind(value, name, str, "text")
-
-
-def _check_mappings(**values: Any) -> None:
-    for name, value in values.items():
-        if not isinstance(value, dict) or not all(
-            isinstance(key, str) for key in value
-        ):
-            raise TypeError(
-                f"{name} must hold names and values; got {describe(value)}."
-            )
+def _check_mapping(value: Any, name: str) -> None:
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise TypeError(f"{name} must hold names and values; got {describe(value)}.")
 
 
 def _check_class(config: Any, name: str) -> None:
-    _check_mappings(**{name: config})
+    _check_mapping(config, name)
     check_kind(config.get("class_path"), f"class_path of {name}", str, "a class")
-    _check_mappings(**{f"init_args of {name}": config.get("init_args", {})})
+    _check_mapping(config.get("init_args", {}), f"init_args of {name}")
 
 
+# What a YAML file may say in a field: it is checked where the object is made of it.
+Text = Annotated[str, partial(check_kind, kind=str, what="text")]
+Fields = Annotated[Config, _check_mapping]
+ClassConfig = Annotated[Config, _check_class]
+
+
+def _checked_fields(kind: type[Kind]) -> type[Kind]:
+    """Let a dataclass check its fields as their annotations say."""
+    kind.__init__ = checked(kind.__init__)  # type: ignore[method-assign]
+    return kind
+
+
+@_checked_fields
 @dataclass(frozen=True)
 class Metric:
     """The reported metric: the module logs `val_<name>` and `test_<name>`; `title` and `scale` are for readers."""
 
-    name: str = "acc"
+    name: Text = "acc"
     mode: Literal["max", "min"] = "max"
-    title: str = "accuracy in %"
-    scale: float = 100.0
-
-    def __post_init__(self) -> None:
-        _check_texts(name=self.name, title=self.title)
-        check_choice(self.mode, "mode", ["max", "min"])
-        check_positive(self.scale, "scale")
+    title: Text = "accuracy in %"
+    scale: PositiveNumber = 100.0
 
     @property
     def sign(self) -> float:
@@ -71,6 +72,7 @@ class Metric:
         return 1 if self.scale == 100 else 3
 
 
+@_checked_fields
 @dataclass(frozen=True)
 class Row:
     """A model, or a predictor that is not trained by epochs.
@@ -86,41 +88,33 @@ class Row:
     """
 
     name: str
-    title: str
-    model: Config | None = None
-    predictor: Config | None = None
-    optimizer: Config = field(default_factory=dict)
-    data: Config = field(default_factory=dict)
+    title: Text
+    model: ClassConfig | None = None
+    predictor: ClassConfig | None = None
+    optimizer: Fields = field(default_factory=dict)
+    data: Fields = field(default_factory=dict)
     attention: Literal["identity", "uniform"] | None = None
-    search: Config = field(default_factory=dict)
-    fixed: Config = field(default_factory=dict)
+    search: Fields = field(default_factory=dict)
+    fixed: Fields = field(default_factory=dict)
     curve: str = ""
 
     def __post_init__(self) -> None:
-        _check_texts(title=self.title)
-        _check_mappings(optimizer=self.optimizer, data=self.data)
-        _check_mappings(search=self.search, fixed=self.fixed)
-        check_choice(self.attention, "attention", [None, "identity", "uniform"])
         if (self.model is None) == (self.predictor is None):
             raise ValueError(
                 f"row {self.name!r} must have either a model or a predictor."
             )
-        if self.model is not None:
-            _check_class(self.model, "model")
-        else:
-            _check_class(self.predictor, "predictor")
 
 
+@_checked_fields
 @dataclass(frozen=True)
 class Sweep:
     """An axis, by its path in a search, along which every row of a table is trained: rows become curves."""
 
-    path: str
+    path: Text
     values: list[Any]
-    title: str
+    title: Text
 
     def __post_init__(self) -> None:
-        _check_texts(path=self.path, title=self.title)
         if not isinstance(self.values, list) or not self.values:
             raise ValueError(
                 "values of sweep must be a list with a value or more; got none."
@@ -128,17 +122,16 @@ class Sweep:
 
     def points(self, row: Row) -> Iterator[Row]:
         for value in self.values:
-            fixed = {**row.fixed, self.path: value}
-            title = f"{row.title}, {self.title} {value}"
             yield replace(
                 row,
                 name=f"{row.name}@{value}",
-                title=title,
-                fixed=fixed,
+                title=f"{row.title}, {self.title} {value}",
+                fixed={**row.fixed, self.path: value},
                 curve=row.name,
             )
 
 
+@_checked_fields
 @dataclass(frozen=True)
 class Table:
     """How a table is made; see docs/results.md for what the numbers mean.
@@ -157,38 +150,33 @@ class Table:
     """
 
     name: str
-    title: str
-    data: Config
+    title: Text
+    data: ClassConfig
     rows: Sequence[Row]
     metric: Metric = Metric()
-    module: Config = field(default_factory=dict)
-    splits: int = 10
-    seeds: int = 1
+    module: Fields = field(default_factory=dict)
+    splits: Count = 10
+    seeds: Count = 1
     tuning: int | Literal["nested"] = 2
-    trials: int = 30
-    epochs: int = 300
-    patience: int = 100
-    search: Config = field(default_factory=dict)
+    trials: Count = 30
+    epochs: Count = 300
+    patience: Count = 100
+    search: Fields = field(default_factory=dict)
     baselines: Sequence[str] = ()
-    quick: Config = field(default_factory=dict)
+    quick: Fields = field(default_factory=dict)
     sweep: Sweep | None = None
     curves: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_texts(title=self.title)
-        _check_mappings(module=self.module, search=self.search, quick=self.quick)
-        _check_class(self.data, "data")
-        check_counts(splits=self.splits, seeds=self.seeds, trials=self.trials)
-        check_counts(epochs=self.epochs, patience=self.patience)
         if self.tuning != "nested":
             check_counts(tuning=self.tuning)
         if unknown := sorted(self.quick.keys() - set(BUDGET)):
             raise ValueError(f"quick says {unknown}; it may say {', '.join(BUDGET)}.")
         if self.quick:
-            replace(self, quick={}, **self.quick)  # which checks the values
-        if unknown := sorted(
-            set(map(str, self.baselines)) - {row.name for row in self.rows}
-        ):
+            # A typing error in `quick` shows here, not months later in the first run with --quick.
+            replace(self, quick={}, **self.quick)
+        rows = {row.name for row in self.rows}
+        if unknown := sorted(set(map(str, self.baselines)) - rows):
             raise ValueError(
                 f"baselines of table {self.name!r} must be rows of it; {', '.join(unknown)} are not."
             )
@@ -204,9 +192,9 @@ class Table:
             raise ValueError(
                 f"{self.name} has no row {', '.join(unknown)}; it has {', '.join(names_of_rows)}."
             )
-        return [
-            row for row in self.rows if not names or (row.curve or row.name) in names
-        ]
+        # In the order of the table, whatever that of the names.
+        chosen = names or names_of_rows
+        return [row for row in self.rows if (row.curve or row.name) in chosen]
 
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)
@@ -226,33 +214,28 @@ class Table:
 
     def config(self, row: Row, settings: Mapping[str, Any]) -> Config:
         """Return everything that decides a training but the split, with these settings at their paths."""
-        kind = "model" if row.model is not None else "predictor"
-        parts = deepcopy(
-            {
-                **row.optimizer,
-                kind: row.model or row.predictor,
-                "data": _with(self.data, **row.data),
-            }
-        )
-        for path, value in {**row.fixed, **settings}.items():
-            _put(parts, path.split("."), value, row.name)
+        parts = {**row.optimizer, "data": with_arguments(self.data, **row.data)}
+        # Only what decides this training: the digest of it is the identity of a run in results/.
+        schedule: Config = {}
         if row.model is not None:
+            parts["model"] = row.model
             schedule = {"epochs": self.epochs, "patience": self.patience}
         else:
-            schedule = {}
-        ablation = {} if row.attention is None else {"attention": row.attention}
-        return {
-            "data": parts.pop("data"),
-            "module": {**self.module, **parts},
-            **schedule,
-            **ablation,
-        }
+            parts["predictor"] = row.predictor
+        if row.attention is not None:
+            schedule["attention"] = row.attention
+        parts = deepcopy(parts)
+        for path, value in {**row.fixed, **settings}.items():
+            _put(parts, path.split("."), value, row.name)
+        data = parts.pop("data")
+        return {"data": data, "module": {**self.module, **parts}, **schedule}
 
 
 def _put(config: Config, path: list[str], value: Any, row: str) -> None:
     *above, last = path
     for name in above:
         config = config.setdefault(name, {})
+        # A path is `model.dropout`, without the level that YAML has between a class and its arguments.
         if isinstance(config, dict) and "class_path" in config:
             config = config.setdefault("init_args", {})
         if not isinstance(config, dict):
@@ -261,9 +244,8 @@ def _put(config: Config, path: list[str], value: Any, row: str) -> None:
             )
     if last in config:
         name = ".".join(path)
-        way_out = "or do not give it"
         raise ValueError(
-            f"row {row!r} gives {name} and searches it; say `{name}: null` in its search, {way_out}."
+            f"row {row!r} gives {name} and searches it; say `{name}: null` in its search, or do not give it."
         )
     config[last] = value
 
@@ -271,6 +253,7 @@ def _put(config: Config, path: list[str], value: Any, row: str) -> None:
 def digest(config: Any) -> str:
     """Hash a configuration, except for the folder of the data, to twelve hexadecimal digits."""
     config = deepcopy(config)
+    # The same data in another folder are the same run.
     config.get("data", {}).get("init_args", {}).pop("root", None)
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -281,20 +264,15 @@ def find_table(name: str, folder: Path | None = None) -> Path:
     Raises:
         FileNotFoundError: there is neither.
     """
+    others = []
     for tables in (folder, configs_folder()):
-        if tables is not None and (tables / name / "table.yaml").is_file():
-            return tables / name
-    raise FileNotFoundError(_no_table(name, folder))
-
-
-def _no_table(name: str, folder: Path | None) -> str:
-    folders = [tables for tables in (folder, configs_folder()) if tables is not None]
-    names = [
-        f"in {tables} are {[path.parent.name for path in sorted(tables.glob('*/table.yaml'))]}"
-        for tables in folders
-    ]
-    return (
-        f"There is no table {name!r}: tables {' and '.join(names)}. A table of your own is a folder with table.yaml; "
+        if tables is not None:
+            if (tables / name / "table.yaml").is_file():
+                return tables / name
+            names = [path.parent.name for path in sorted(tables.glob("*/table.yaml"))]
+            others.append(f"in {tables} are {names}")
+    raise FileNotFoundError(
+        f"There is no table {name!r}: tables {' and '.join(others)}. A table of your own is a folder with table.yaml; "
         "give the folder that holds it as --configs."
     )
 
@@ -307,35 +285,39 @@ def load_table(folder: Path, root: str | None = None) -> Table:
     axes. A null axis is not searched.
     """
     path = folder / "table.yaml"
-    if not path.is_file():
-        raise FileNotFoundError(_no_table(folder.name, folder.parent))
     content, files = _gathered(folder)
+    # All files must be listed: nobody would miss a row that is computed by nobody.
     names = content.pop("rows", [])
-    own = {name for name, file in files.items() if file.parent == folder}
-    if not isinstance(names, list) or not own <= {*map(str, names)} <= set(files):
+    rows_here = {name for name, file in files.items() if file.parent == folder}
+    if not isinstance(names, list) or not rows_here <= {*map(str, names)} <= set(files):
         raise ValueError(
-            f"{path} must list its rows: the other files there, {', '.join(sorted(own)) or 'none'}, "
-            f"and with `like` any of {', '.join(sorted(set(files) - own)) or 'none'}; got {names}."
+            f"{path} must list its rows: the other files there, {', '.join(sorted(rows_here)) or 'none'}, "
+            f"and with `like` any of {', '.join(sorted(set(files) - rows_here)) or 'none'}; got {names}."
         )
     if not names or len(set(names)) < len(names):
         raise ValueError(
             f"{path}: rows must be a list with a row or more, each of them once; got {names}."
         )
     rows = [
-        _made(Row, _read_row(files, name), str(files[name]), name=name)
+        _build(Row, _read_row(files, name), str(files[name]), name=name)
         for name in names
     ]
-    content["metric"] = _made(Metric, content.get("metric", {}), f"{path}: metric")
+    content["metric"] = _build(Metric, content.get("metric", {}), f"{path}: metric")
     curves = {}
-    if (sweep := content.get("sweep")) is not None:
-        content["sweep"] = sweep = _made(Sweep, sweep, f"{path}: sweep")
+    if content.get("sweep") is not None:
+        sweep = _build(Sweep, content["sweep"], f"{path}: sweep")
+        content["sweep"] = sweep
         curves = {row.name: row.title for row in rows}
         rows = [point for row in rows for point in sweep.points(row)]
-    table = _made(Table, content, str(path), name=folder.name, rows=rows, curves=curves)
-    return table if root is None else replace(table, data=_with(table.data, root=root))
+    table = _build(
+        Table, content, str(path), name=folder.name, rows=rows, curves=curves
+    )
+    if root is not None:
+        table = replace(table, data=with_arguments(table.data, root=root))
+    return table
 
 
-def _made(kind: type, content: Any, where: str, **others: Any) -> Any:
+def _build(kind: type[Kind], content: Any, where: str, **others: Any) -> Kind:
     """Make a dataclass of what a file says, and of others that it must not say; a ValueError begins with `where`."""
     try:
         return kind(**others, **content)
@@ -347,9 +329,11 @@ def _gathered(folder: Path, *below: Path) -> tuple[Config, dict[str, Path]]:
     """The content of table.yaml and the files of rows by name, merged into those of the table that it is like."""
     path = folder / "table.yaml"
     content = _read(path)
-    own = {path.stem: path for path in folder.glob("*.yaml") if path.stem != "table"}
+    rows_here = {
+        path.stem: path for path in folder.glob("*.yaml") if path.stem != "table"
+    }
     if "like" not in content:
-        return content, own
+        return content, rows_here
     name = str(content.pop("like"))
     try:
         like = find_table(name, folder.parent)
@@ -357,6 +341,7 @@ def _gathered(folder: Path, *below: Path) -> tuple[Config, dict[str, Path]]:
         raise ValueError(
             f"{path} is like {name}, which is no other table. {error}"
         ) from error
+    # Two tables that are like each other would be read for ever.
     if like in (folder, *below):
         raise ValueError(f"{path} is like {name}, which is no other table.")
     other, files = _gathered(like, folder, *below)
@@ -364,25 +349,26 @@ def _gathered(folder: Path, *below: Path) -> tuple[Config, dict[str, Path]]:
     if isinstance(search, dict):
         # Its own first, since axes are drawn in this order.
         content["search"] = {**search, **_over(other.get("search", {}), search)}
-    return {**other, **content}, {**files, **own}
+    return {**other, **content}, {**files, **rows_here}
 
 
-def _over(other: Any, own: Any) -> Any:
+def _over(base: Any, changes: Any) -> Any:
     """The fields of two mappings, of which the second counts; those of `init_args` one by one."""
-    if not isinstance(other, dict) or not isinstance(own, dict):
-        return own  # which is refused where it is no mapping
-    both = {**other, **own}
-    if "init_args" in other.keys() & own.keys():
-        both["init_args"] = _over(other["init_args"], own["init_args"])
+    if not isinstance(base, dict) or not isinstance(changes, dict):
+        return changes  # which is refused where it is no mapping
+    both = {**base, **changes}
+    if "init_args" in base.keys() & changes.keys():
+        both["init_args"] = _over(base["init_args"], changes["init_args"])
     return both
 
 
-def _with(config: Config, **arguments: Any) -> Config:
+def with_arguments(config: Config, **arguments: Any) -> Config:
     return {**config, "init_args": {**config.get("init_args", {}), **arguments}}
 
 
 def _read(path: Path) -> Config:
     try:
+        # Plain values only: a table is data until one of its classes is made.
         content = yaml.safe_load(path.read_bytes())
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is no YAML: {error}.") from error
@@ -392,17 +378,17 @@ def _read(path: Path) -> Config:
 
 
 def _read_row(files: Mapping[str, Path], name: str, *below: str) -> Config:
-    own = _read(files[name])
-    if "like" not in own:
-        return own
-    if (like := str(own.pop("like"))) not in files or like in (name, *below):
+    content = _read(files[name])
+    if "like" not in content:
+        return content
+    if (like := str(content.pop("like"))) not in files or like in (name, *below):
         raise ValueError(
             f"{files[name]} is like {like}, which is no other row of this table."
         )
     other = _read_row(files, like, name, *below)
-    row = {**other, **own}
-    for part in _INHERITED & own.keys() & other.keys():
-        row[part] = _over(other[part], own[part])
+    row = {**other, **content}
+    for part in _INHERITED & content.keys() & other.keys():
+        row[part] = _over(other[part], content[part])
     return row
 
 
@@ -414,14 +400,9 @@ Record = dict[str, Any]
 
 def budget(table: Table) -> Record:
     """The line of results.jsonl that says with how much of everything the results of a table were made."""
-    values = {name: getattr(table, name) for name in BUDGET}
-    return {
-        "kind": "budget",
-        "table": table.name,
-        "row": None,
-        "seconds": 0.0,
-        **values,
-    }
+    # With the names that every line has.
+    line = {"kind": "budget", "table": table.name, "row": None, "seconds": 0.0}
+    return line | {name: getattr(table, name) for name in BUDGET}
 
 
 def as_made(table: Table, records: Iterable[Record], path: Path) -> Table:
@@ -443,26 +424,26 @@ class Records:
 
     def __init__(self, path: Path, needed: str = "") -> None:
         self.path = path
-        self.lines = parsed(complete_lines(path), path, needed)
+        content = b""
+        if path.is_file():
+            content = path.read_bytes()
+        # A kill in the middle of a write leaves a line without an end; what is appended must not continue it.
+        complete = content[: content.rfind(b"\n") + 1]
+        if complete != content:
+            replace_file(path, complete)
+        self.lines = parsed(complete, path, needed)
 
     def append(self, record: Record) -> None:
         """Append a line, which is on the disk when this returns."""
         line = json.dumps(record, allow_nan=False).encode() + b"\n"
+        # Without a buffer a full disk shows in the number of bytes that were written.
         with self.path.open("ab", buffering=0) as file:
             if file.write(line) < len(line):
                 message = f"{self.path} cannot be written: its disk is full. Make room, and start again"
                 raise OSError(errno.ENOSPC, message)
+            # What counts as done must outlive a loss of power.
             os.fsync(file)
         self.lines.append(record)
-
-
-def complete_lines(path: Path) -> bytes:
-    """Return the content of a file, if there is one, after cutting off a last line without an end."""
-    content = path.read_bytes() if path.is_file() else b""
-    complete = content[: content.rfind(b"\n") + 1]
-    if complete != content:
-        replace_file(path, complete)
-    return complete
 
 
 def parsed(content: bytes, path: Path, needed: str = "") -> list[Record]:
@@ -471,10 +452,8 @@ def parsed(content: bytes, path: Path, needed: str = "") -> list[Record]:
     for number, line in enumerate(content.splitlines(), 1):
         try:
             record = json.loads(line)
-        except (
-            ValueError,
-            RecursionError,
-        ) as error:  # bytes that are no UTF-8 are ValueErrors too
+        except (ValueError, RecursionError) as error:
+            # Bytes that are no UTF-8 are ValueErrors too.
             raise ValueError(
                 f"{path}, line {number} is no JSON: {error}. Delete that line, or the file."
             ) from error
@@ -487,9 +466,5 @@ def parsed(content: bytes, path: Path, needed: str = "") -> list[Record]:
 
 
 def write_records(records: Iterable[Record], path: Path) -> None:
-    replace_file(
-        path,
-        "".join(
-            json.dumps(record, allow_nan=False) + "\n" for record in records
-        ).encode(),
-    )
+    lines = [json.dumps(record, allow_nan=False) + "\n" for record in records]
+    replace_file(path, "".join(lines).encode())

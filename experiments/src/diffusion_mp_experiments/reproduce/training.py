@@ -11,25 +11,29 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
+from pydoc import ErrorDuringImport, locate
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from jsonargparse import ArgumentError, ArgumentParser
+from pytorch_lightning import LightningDataModule, LightningModule, seed_everything
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torchmetrics import Metric
 
 from diffusion_mp.diagnostics.hooks import declared, hooked
-from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.errors import ConvergenceError, SingularSystemError
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import CertifiedDIFFormer
 from diffusion_mp.saving import Saved
-from diffusion_mp_experiments.reproduce.networks import ABLATIONS, without_attention
+from diffusion_mp_experiments.reproduce.networks import (
+    ABLATIONS,
+    normalized_adjacency,
+    without_attention,
+)
+from diffusion_mp_experiments.reproduce.table import Config, with_arguments
 from diffusion_mp_experiments.train.many_runs import versions
 
 #: A LightningDataModule with `num_features`, `num_classes` and `trains`, the LightningModule for its data.
@@ -53,14 +57,14 @@ _DIVERGED = (
 
 
 def train(
-    config: dict[str, Any],
+    config: Config,
     metric: str,
     split: int,
     seed: int,
     tuning: bool,
     save: Path | None = None,
     device: str = "cpu",
-) -> dict[str, Any]:
+) -> Config:
     """Train once and return the result.
 
     Args:
@@ -80,19 +84,21 @@ def train(
         # Linux measures the peak of memory from here on.
         Path("/proc/self/clear_refs").write_text("5")
     with warnings.catch_warnings(), isolate_rng():
+        # Said once in every run they would bury the progress of a table.
         warnings.filterwarnings("ignore", module=r"(torch_geometric|torchmetrics)\b")
         warnings.filterwarnings(
             "ignore", message="Sparse CSR tensor support is in beta"
         )
         # No two pairs of split and seed begin with the same weights, for fewer than 1000 seeds.
-        pl.seed_everything(1000 * split + seed, workers=True, verbose=False)
+        seed_everything(1000 * split + seed, workers=True, verbose=False)
         # Predictors compute with NumPy and scikit-learn.
         device = "cpu" if "predictor" in config["module"] else device
         data = _data(json.dumps(config["data"], sort_keys=True), split, tuning, device)
-        module = made_module(config, data).to(device)
+        module = build_module(config, data).to(device)
         logged = LastLogged(module)
         result = {}
         network: Any = module.model
+        # Refused before the training, which would be in vain.
         if save is not None and not isinstance(network, Saved):
             raise ValueError(
                 f"--save writes models of diffusion_mp; got {type(network).__name__}. Leave it out, or make the class "
@@ -117,24 +123,19 @@ def train(
     }
 
 
-def made_module(config: dict[str, Any], data: DataModule) -> pl.LightningModule:
+def build_module(config: Config, data: DataModule) -> LightningModule:
     """Make the LightningModule that trains on `data`, around the model or predictor of the configuration."""
     options = deepcopy(config["module"])
     model = options.pop("model", None) or options.pop("predictor")
     if "model" in config["module"]:
         arguments = model.setdefault("init_args", {})
         widths = {"in_channels": data.num_features, "out_channels": data.num_classes}
-        taken = _arguments(model["class_path"])
-        arguments.update(
-            {
-                name: width
-                for name, width in widths.items()
-                if taken is None or name in taken
-            }
-        )
+        for name, width in widths.items():
+            if _takes(model["class_path"], name):
+                arguments[name] = width
         if arguments.get("edge_dim") == "data":
             arguments["edge_dim"] = data.num_edge_features
-    network = made(nn.Module, model)
+    network = build(nn.Module, model)
     if "attention" in config and not without_attention(network, config["attention"]):
         raise ValueError(
             f"{model['class_path']} has no attention over pairs that could be the {config['attention']}."
@@ -151,20 +152,19 @@ def made_module(config: dict[str, Any], data: DataModule) -> pl.LightningModule:
         ) from error
 
 
-def _arguments(class_path: str) -> set[str] | None:
-    """Names that the constructor of a class takes; None if that is not known, or it takes any."""
-    module, _, name = class_path.rpartition(".")
+def _takes(class_path: str, argument: str) -> bool:
+    """Whether the constructor of a class takes an argument, as far as that can be known."""
     try:
-        parameters = inspect.signature(getattr(import_module(module), name)).parameters
-    except (ImportError, ValueError, TypeError, AttributeError):
-        return None  # the parser says what is wrong
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
-        return None
-    return set(parameters)
+        parameters = inspect.signature(locate(class_path)).parameters  # type: ignore[arg-type]
+    except (ErrorDuringImport, ValueError, TypeError):
+        return True  # the parser says what is wrong
+    kinds = {parameter.kind for parameter in parameters.values()}
+    return argument in parameters or inspect.Parameter.VAR_KEYWORD in kinds
 
 
-def made(kind: type, config: dict[str, Any]) -> Any:
+def build(kind: type, config: Config) -> Any:
     """Make an object from `class_path` and `init_args`, of a class that must be of this kind."""
+    # That of Lightning's command line, so a row is read as a configuration of `fit` is.
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--it", type=kind)
     try:
@@ -175,13 +175,8 @@ def made(kind: type, config: dict[str, Any]) -> Any:
 
 @lru_cache(4)
 def _data(config: str, split: int, tuning: bool, device: str) -> DataModule:
-    options = json.loads(config)
-    options["init_args"] = {
-        **options.get("init_args", {}),
-        "split": split,
-        "tuning": tuning,
-    }
-    data = made(pl.LightningDataModule, options)
+    options = with_arguments(json.loads(config), split=split, tuning=tuning)
+    data = build(LightningDataModule, options)
     data.prepare_data()
     data.setup("fit")
     if device != "cpu":
@@ -192,7 +187,7 @@ def _data(config: str, split: int, tuning: bool, device: str) -> DataModule:
 class LastLogged:
     """Replaces a module's `log`, which needs a trainer, and keeps the last values."""
 
-    def __init__(self, module: pl.LightningModule) -> None:
+    def __init__(self, module: LightningModule) -> None:
         self.values: dict[str, Metric | Tensor] = {}
         module.log = self.log  # type: ignore[method-assign, assignment]
 
@@ -208,6 +203,7 @@ class LastLogged:
             )
         value = self.values[name]
         number = float(value.compute() if isinstance(value, Metric) else value)
+        # A metric that is not reset would count this epoch in the next one too.
         for each in self.values.values():
             if isinstance(each, Metric):
                 each.reset()
@@ -216,7 +212,7 @@ class LastLogged:
 
 def _fit(
     module: Any, data: DataModule, logged: LastLogged, epochs: int, patience: int
-) -> dict[str, Any]:
+) -> Config:
     """Train until val_score has not risen for `patience` epochs, and load the weights of the first best epoch.
 
     This is a plain loop, since that of Lightning costs as much as a step on a small graph.
@@ -238,13 +234,11 @@ def _fit(
                 optimizer.step()
             _evaluate(module, validation, "val")
             new = logged.take("val_score")
-            done = done + 1
+            done += 1
             if new > score:
                 score = new
                 best = done
-                state = {
-                    name: value.clone() for name, value in module.state_dict().items()
-                }
+                state = deepcopy(module.state_dict())
             # NaN is never above a score, so it would only end the patience.
             if not math.isfinite(new):
                 ended = "diverged"
@@ -263,6 +257,7 @@ def _evaluate(module: Any, batches: Iterable[Any], stage: str) -> None:
     training = module.training
     step = {"val": module.validation_step, "test": module.test_step}[stage]
     module.eval()
+    # What a trainer calls around the steps.
     module.on_validation_epoch_start()
     for number, batch in enumerate(batches):
         step(batch, number)
@@ -273,7 +268,7 @@ def _evaluate(module: Any, batches: Iterable[Any], stage: str) -> None:
 
 def _measured(
     module: Any, data: DataModule, logged: LastLogged, metric: str, tuning: bool
-) -> dict[str, Any]:
+) -> Config:
     def value(stage: str) -> float | None:
         try:
             _evaluate(module, getattr(data, f"{stage}_dataloader")(), stage)
@@ -282,7 +277,7 @@ def _measured(
         number = logged.take(f"{stage}_{metric}")
         return number if math.isfinite(number) else None
 
-    result: dict[str, Any] = {"validation": value("val")}
+    result: Config = {"validation": value("val")}
     if tuning:
         return result
     trained: Any = module.model
@@ -294,16 +289,17 @@ def _measured(
         if values
     }
     if isinstance(trained, CertifiedDIFFormer) and states["energy"]:
-        # of a network at rest, the first
+        graph = data.data
+        # A network at rest has no number of steps: the first ones.
         steps = trained.conv.num_layers
-        trained.conv.num_layers = trained.conv.num_layers or STEPS
-        result["states"]["F"] = trained.energies(
-            data.data.x, data.data.edge_index
-        ).tolist()
+        trained.conv.num_layers = steps or STEPS
+        energies = trained.energies(graph.x, graph.edge_index)
+        result["states"]["F"] = energies.tolist()
         trained.conv.num_layers = steps
     result["ablated"] = {}
     # The scores of a predictor are fixed.
     for ablation in () if hasattr(trained, "fit") else ABLATIONS:
+        # A copy, since the trained model may be saved afterwards.
         module.model = model = deepcopy(trained)
         if without_attention(model, ablation):
             result["ablated"][ablation] = value("test")
@@ -326,19 +322,20 @@ def measured(model: nn.Module) -> Iterator[dict[str, list[float]]]:
             and graph.segments is None
             and x.layout is torch.strided
         ):
-            out = out[0] if isinstance(out, tuple) else out
+            if isinstance(out, tuple):
+                out = out[0]
             # The input of a layer replaces the output of the one before.
-            states[-1:] = [
-                (x, graph),
-                (out, graph),
-            ]
+            states[-1:] = [(x, graph), (out, graph)]
 
     def end(*_: Any) -> None:
-        for state, graph in [] if values["energy"] else states:
-            for name, value in state_measures(state, graph).items():
-                values[name].append(value)
+        # Only of the first pass: an evaluation may take several.
+        if not values["energy"]:
+            for state, graph in states:
+                for name, value in state_measures(state, graph).items():
+                    values[name].append(value)
         states.clear()
 
+    # A pass ends with the output of the model itself.
     handle = model.register_forward_hook(end)
     try:
         with hooked(declared(model, "is_diffusion_layer"), look):
@@ -352,31 +349,33 @@ def state_measures(x: Tensor, graph: Graph) -> dict[str, float]:
     """`MEASURES` of one state [N, …] on a graph; Â is the symmetric normalised adjacency with self-loops."""
     z = x.detach().flatten(1).double()
     square = float(z.square().sum())
-    adjacency = AdjacencyDiffusivity(
-        "sym", self_loops="remaining", direction="undirected"
-    )(z, graph)
+    adjacency = normalized_adjacency()(z, graph)
     energy = square - float((z * adjacency.matmul(z.unsqueeze(1)).squeeze(1)).sum())
+    # Squares of the singular values, from the small matrix of channels.
     share = torch.linalg.eigvalsh(z.T @ z).clamp(min=0)
     share = share / share.sum().clamp(min=torch.finfo(share.dtype).tiny)
     rank = float(torch.special.entr(share).sum().exp())
-    spread = float((z - z.mean(0)).square().sum())
-    roughness, spread = (
-        value / square if square else 0.0 for value in (energy, spread)
-    )
-    return {"energy": energy, "roughness": roughness, "spread": spread, "rank": rank}
+    # A state of zeros is neither rough nor spread.
+    size = square or math.inf
+    return {
+        "energy": energy,
+        "roughness": energy / size,
+        "spread": float((z - z.mean(0)).square().sum()) / size,
+        "rank": rank,
+    }
 
 
 def data_hash(data: DataModule) -> str:
     """Hash everything that validates and tests, masks included, to twelve hexadecimal digits."""
-    hashed = getattr(data, "_hash", None)
-    if hashed is None:
+    # Many runs share the data, which `_data` keeps.
+    if not hasattr(data, "_hash"):
         digest = hashlib.sha256()
         for loader in (data.val_dataloader(), data.test_dataloader()):
-            for tensor in (tensor for batch in loader for tensor in _tensors(batch)):
+            for tensor in _tensors(list(loader)):
                 digest.update(str((tensor.dtype, tuple(tensor.shape))).encode())
                 digest.update(tensor.contiguous().numpy().tobytes())
-        hashed = data._hash = digest.hexdigest()[:12]
-    return hashed
+        data._hash = digest.hexdigest()[:12]
+    return data._hash
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:
@@ -395,6 +394,7 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
 def _peak() -> int:
     """The most memory of this process at once, in MB: on Linux since the run began."""
     status = Path("/proc/self/status")
+    # VmHWM begins anew with every run (see `train`), ru_maxrss does not.
     if status.is_file():
         lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
         return int(lines["VmHWM"].split()[0]) // 1024

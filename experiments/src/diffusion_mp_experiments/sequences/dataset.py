@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from diffusion_mp.checks import as_whole, check_choice, check_counts
+from diffusion_mp.checks import Count, as_whole, checked
 from diffusion_mp_experiments.files.archives import members
 from diffusion_mp_experiments.files.reading import as_path, reading
 
@@ -49,17 +49,15 @@ class SequenceDataset(Dataset[Item]):
 class DrawnDataset(SequenceDataset):
     """Items that are drawn: item i depends on `seed`, split, i and the parameters of the class alone.
 
-    A subclass defines `sizes`, the number of items of every split, and `item`.
+    A subclass defines `sizes`, the number of items of every split, and `item`, and checks its arguments.
     """
 
     sizes: ClassVar[dict[str, int]]
 
     def __init__(self, split: str, num: int | None, seed: int) -> None:
-        check_choice(split, "split", self.sizes)
         self.split = split
         self.seed = as_whole(seed, "seed")
-        self._num = self.sizes[split] if num is None else num
-        check_counts(num=self._num)
+        self._num = num or self.sizes[split]
 
     def __len__(self) -> int:
         return self._num
@@ -76,6 +74,7 @@ class DrawnDataset(SequenceDataset):
 
 
 def item_random(*key: str | int) -> Random:
+    # Python hashes a text, so neighbouring numbers give unrelated sequences.
     return Random("/".join(map(str, key)))
 
 
@@ -89,6 +88,7 @@ def check_index(index: object, low: int, high: int) -> int:
 
 def byte_tokens(text: bytes, max_length: int) -> Int[Tensor, " L"]:
     """Return the first `max_length` bytes of a text as tokens 1–256, which leaves 0 for padding."""
+    # Zero is left for padding.
     return torch.tensor(list(text[:max_length]), dtype=torch.long) + 1
 
 
@@ -119,36 +119,31 @@ class IMDb(SequenceDataset):
     vocabulary = 257
     classes = 2
 
+    @checked
     def __init__(
         self,
         path: str | Path,
         split: Literal["train", "test"] = "train",
         *,
-        max_length: int = 4000,
+        max_length: Count = 4000,
     ) -> None:
-        check_choice(split, "split", ("train", "test"))
-        check_counts(max_length=max_length)
         self.split = split
         self.max_length = max_length
         path = as_path(path, "path")
         reviews = []
         review = re.compile(rf"(?:.*/)?{split}/({'|'.join(_CLASSES)})/([^/]+\.txt)")
-        with reading(
-            path,
-            "Fetch the archive again, as it was published: a .tar or .tar.gz, whole.",
-        ):
+        way_out = (
+            "Fetch the archive again, as it was published: a .tar or .tar.gz, whole."
+        )
+        with reading(path, way_out):
             for name, size, content in _files(path, split):
                 if match := review.fullmatch(name):
                     if size > _LONGEST:
                         must = f"a review must have at most {_LONGEST} bytes; this one has {size}"
                         raise ValueError(f"{path}, {name[:200]}: {must}.")
-                    reviews.append(
-                        (
-                            _CLASSES.index(match[1]),
-                            match[2],
-                            content.read(min(max_length, _LONGEST)),
-                        )
-                    )
+                    text = content.read(min(max_length, _LONGEST))
+                    reviews.append((_CLASSES.index(match[1]), match[2], text))
+        # An archive has them in any order.
         self._reviews = [(text, label) for label, _, text in sorted(reviews)]
         if not self._reviews:
             raise FileNotFoundError(
@@ -166,14 +161,10 @@ class IMDb(SequenceDataset):
 
 def _files(path: Path, split: str) -> Iterator[tuple[str, int, IO[bytes]]]:
     if path.is_file():
-        yield from (
-            (member.name, member.size, content) for member, content in members(path)
-        )
+        for member, stream in members(path):
+            yield member.name, member.size, stream
     for file in (path / split).glob("*/*.txt"):
         if file.is_file():
+            name = file.relative_to(path).as_posix()
             with file.open("rb") as content:
-                yield (
-                    f"{split}/{file.parent.name}/{file.name}",
-                    file.stat().st_size,
-                    content,
-                )
+                yield name, file.stat().st_size, content

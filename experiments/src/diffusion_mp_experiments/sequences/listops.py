@@ -8,15 +8,14 @@ from typing import Literal
 
 import torch
 
-from diffusion_mp.checks import check_choice, check_counts, check_kind
+from diffusion_mp.checks import Count, check_choice, check_counts, check_kind, checked
 from diffusion_mp_experiments.sequences.dataset import DrawnDataset, Item
 
 OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
     "MIN": min,
     "MAX": max,
-    "MED": lambda values: int(
-        median(values)
-    ),  # of an even number, the mean of the middle two, rounded down
+    # Of an even number, the mean of the middle two, rounded down.
+    "MED": lambda values: int(median(values)),
     "SM": lambda values: sum(values) % 10,
     "FIRST": lambda values: values[0],
     "LAST": lambda values: values[-1],
@@ -64,20 +63,20 @@ class ListOps(DrawnDataset):
     classes = 10
     sizes = _SIZES
 
+    @checked
     def __init__(
         self,
         split: Literal["train", "val", "test"] = "train",
         *,
-        num: int | None = None,
+        num: Count | None = None,
         seed: int = 0,
-        min_length: int = 501,
-        max_length: int = 1999,
+        min_length: Count = 501,
+        max_length: Count = 1999,
         max_depth: int = 10,
         max_args: int = 10,
         operators: Sequence[str] = ("MIN", "MAX", "MED", "SM"),
     ) -> None:
         super().__init__(split, num, seed)
-        check_counts(min_length=min_length, max_length=max_length)
         check_counts(2, max_depth=max_depth, max_args=max_args)
         if not _SHORTEST <= min_length <= max_length:
             least = f"{_SHORTEST}, that of [MAX 1 2 ]"
@@ -99,39 +98,38 @@ class ListOps(DrawnDataset):
 
     def item(self, index: int) -> Item:
         random = self.random(index)
-        shape = next(
-            filter(None, (self._shape(random) for _ in range(_ATTEMPTS))), None
-        )
+        shapes = (self._shape(random) for _ in range(_ATTEMPTS))
+        shape = next(filter(None, shapes), None)
         if shape is None:
             raise RuntimeError(
                 f"No tree of {self.min_length} .. {self.max_length} tokens in {_ATTEMPTS} draws; raise max_depth "
                 f"{self.max_depth} or max_args {self.max_args}, or widen the lengths."
             )
+        # The shape stays, so that lengths are spread alike in all splits.
         while True:
             words, answer = self._fill(shape, random)
             home = blake2b(" ".join(words).encode(), digest_size=8).digest()
-            if int.from_bytes(home, "big") % len(_SIZES) == list(_SIZES).index(
-                self.split
-            ):
-                return torch.tensor(
-                    [_NUMBER[word] for word in words], dtype=torch.long
-                ), answer
+            number = int.from_bytes(home, "big") % len(_SIZES)
+            # Filled anew until the expression belongs to this split.
+            if self.split == list(_SIZES)[number]:
+                return torch.tensor([_NUMBER[word] for word in words]), answer
 
     def _shape(self, random: Random) -> list[int] | None:
         """Draw the numbers of arguments of a tree's nodes, 0 for a digit, in order; None if the length is unfit."""
         shape: list[int] = []
-        # of the nodes that are still to come
+        # Of the nodes that are still to come.
         depths = [1]
         length = 0
         while depths:
             depth = depths.pop()
-            operation = depth < self.max_depth and random.random() < _OPERATION
-            arguments = (
-                2 + int(random.random() * (self.max_args - 1)) if operation else 0
-            )
+            arguments = 0
+            length += 1
+            if depth < self.max_depth and random.random() < _OPERATION:
+                arguments = 2 + int(random.random() * (self.max_args - 1))
+                length += 1  # the bracket that closes it
             depths += [depth + 1] * arguments
             shape.append(arguments)
-            length += 2 if operation else 1
+            # Every node to come has a token at least, so what gets too long ends early.
             if length + len(depths) > self.max_length:
                 return None
         return shape if length >= self.min_length else None

@@ -1,6 +1,7 @@
 """A Pathfinder-like task without a download: are the two discs on one path?"""
 
 import math
+from functools import cache
 from random import Random
 from typing import Literal, NamedTuple
 
@@ -10,7 +11,7 @@ from jaxtyping import Bool, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffusion_mp.checks import as_whole, check_counts
+from diffusion_mp.checks import Count, CountOrZero, checked
 from diffusion_mp_experiments.sequences.dataset import DrawnDataset, Item
 
 _SIZES = {"train": 160_000, "val": 20_000, "test": 20_000}
@@ -22,10 +23,9 @@ _SHORT_TRIES = 60
 _SCENES = 1_000
 # (row, column); pixel (i, j) is the unit square from the point (i, j) to (i + 1, j + 1).
 Point = tuple[float, float]
+Pixel = tuple[int, int]
 
 _BESIDE = 7.0  # pixels between the beginnings of two paths, if one is to begin beside the other
-_NEAR = 13  # pixels at a squared distance below this from a path are not free
-_REACH = 3  # the largest whole number whose square is below it
 _PADDING = 2  # pixels at the border that stay empty
 # pixels; steps of a dash (2 pixels); steps of a dash and its gap (1.5 pixels)
 _STEP = 0.5
@@ -46,7 +46,7 @@ class Scene(NamedTuple):
     image: UInt8[Tensor, "S S"]
     label: int
     solid: Bool[Tensor, "S S"]
-    ends: tuple[tuple[int, int], ...]
+    ends: tuple[Pixel, ...]
 
 
 class DashedPath(NamedTuple):
@@ -85,20 +85,19 @@ class Pathfinder(DrawnDataset):
     classes = 2
     sizes = _SIZES
 
+    @checked
     def __init__(
         self,
         split: Literal["train", "val", "test"] = "train",
         *,
-        num: int | None = None,
+        num: Count | None = None,
         seed: int = 0,
-        size: int = 32,
-        dashes: int = 14,
-        distractors: int = 5,
-        distractor_dashes: int = 4,
+        size: Count = 32,
+        dashes: Count = 14,
+        distractors: CountOrZero = 5,
+        distractor_dashes: Count = 4,
     ) -> None:
         super().__init__(split, num, seed)
-        check_counts(size=size, dashes=dashes, distractor_dashes=distractor_dashes)
-        check_counts(0, distractors=as_whole(distractors, "distractors"))
         if size < 24:
             raise ValueError(
                 f"size must be at least 24 pixels for two paths; got {size}."
@@ -122,18 +121,18 @@ class Pathfinder(DrawnDataset):
         ends = paths[first].points[0], paths[first if label else 1 - first].points[-1]
 
         solid = torch.zeros(self.size, self.size, dtype=torch.bool)
-        pixels = torch.tensor([point for path in paths for point in path.points]).long()
-        solid[pixels[:, 0], pixels[:, 1]] = True
+        rows, columns = torch.tensor([each for path in paths for each in path.points]).T
+        solid[rows.long(), columns.long()] = True
         image = torch.from_numpy(_draw(self.size, paths, ends))
-        return Scene(
-            image, label, solid, tuple((int(row), int(column)) for row, column in ends)
-        )
+        return Scene(image, label, solid, tuple(map(_pixel, ends)))
 
     def _paths(self, random: Random) -> list[DashedPath]:
         for _ in range(_SCENES):
             room = _Room(self.size)
             one = room.path(random, self.dashes, _TRIES)
-            other = one and room.path(random, self.dashes, _TRIES, beside=one.points[0])
+            other = one and room.path(
+                random, self.dashes, _TRIES, neighbour=one.points[0]
+            )
             if one and other:
                 short = (
                     room.path(random, self.distractor_dashes, _SHORT_TRIES)
@@ -149,87 +148,76 @@ def _draw(
     size: int, paths: list[DashedPath], ends: tuple[Point, ...]
 ) -> NDArray[np.uint8]:
     """Grey values 0–255: every pixel is as bright as the nearest dash or disc makes it, edges one pixel soft."""
-    dashes = np.array(
-        [dash for path in paths for dash in path.dashes]
-    )  # [P, 2, 2]: from, to
-    start = dashes[:, 0, :, None]
-    along = (dashes[:, 1] - dashes[:, 0])[..., None]
-    rows, columns = np.divmod(np.arange(size * size), size)
-    # [P, size²], from the beginning of a dash
-    row = rows + 0.5 - start[:, 0]
-    column = columns + 0.5 - start[:, 1]
-    share = (row * along[:, 0] + column * along[:, 1]) / (
-        along[:, 0] ** 2 + along[:, 1] ** 2
-    )
+    # [P, 2, 2, 1]: from and to, row and column
+    dashes = np.array([dash for path in paths for dash in path.dashes])[..., None]
+    start = dashes[:, 0]
+    down, right = (dashes[:, 1] - start).swapaxes(0, 1)
+    # The centres of the pixels, and [P, size²] how far they are from the beginning of a dash.
+    rows, columns = np.indices((size, size)).reshape(2, -1) + 0.5
+    row = rows - start[:, 0]
+    column = columns - start[:, 1]
+    # The nearest point of a dash is at this share of its length, or at an end.
+    share = (row * down + column * right) / (down**2 + right**2)
     share = share.clip(0, 1)
-    square = (
-        (row - share * along[:, 0]) ** 2 + (column - share * along[:, 1]) ** 2
-    ).min(axis=0)
+    square = ((row - share * down) ** 2 + (column - share * right) ** 2).min(axis=0)
     lines = _CONTRAST * (_HALF_WIDTH + 0.5 - np.sqrt(square)).clip(0, 1)
     discs = [
-        _DISC
-        + 0.5
-        - np.sqrt((rows + 0.5 - end[0]) ** 2 + (columns + 0.5 - end[1]) ** 2)
-        for end in ends
+        _DISC + 0.5 - np.sqrt((rows - row) ** 2 + (columns - column) ** 2)
+        for row, column in ends
     ]
     grey = np.maximum(lines, np.max(discs, axis=0).clip(0, 1))
     return np.floor(255 * grey + 0.5).astype(np.uint8).reshape(size, size)
 
 
+def _pixel(point: Point) -> Pixel:
+    row, column = point
+    return int(row), int(column)
+
+
 class _Room:
     """The pixels of a square that a path may still enter.
 
-    A pixel is taken at the border, or less than √13 ≈ 3.6 pixels (between centres) from one with a point of a path. So
-    two paths are at least √13 − √2 ≈ 2.2 pixels apart and never touch, while the pixels of one path are connected.
+    A pixel is not free at the border, or less than √13 ≈ 3.6 pixels (between centres) from one with a point of a path.
+    So two paths are at least √13 − √2 ≈ 2.2 pixels apart and never touch, while the pixels of one path are connected.
     """
 
     def __init__(self, size: int) -> None:
-        edge = _REACH + _PADDING
-        inside = size - 2 * _PADDING
+        inside = range(_PADDING, size - _PADDING)
         self._size = size
-        self._width = inside + 2 * edge
-        self._origin = _REACH * (self._width + 1)
-        wall = b"\1" * edge
-        line = b"\1" * self._width
-        self._taken = bytearray(
-            line * edge + (wall + bytes(inside) + wall) * inside + line * edge
-        )
-        reach = range(-_REACH, _REACH + 1)
-        self._near = [
-            i * self._width + j for i in reach for j in reach if i * i + j * j < _NEAR
-        ]
+        self._free = {(row, column) for row in inside for column in inside}
 
     def path(
-        self, random: Random, dashes: int, tries: int, beside: Point | None = None
+        self, random: Random, dashes: int, tries: int, neighbour: Point | None = None
     ) -> DashedPath | None:
         """Grow a path through free pixels and take them; None, without a change, if all tries fail.
 
-        It begins anywhere, or 7 pixels from `beside` in any direction. Every dash turns by a uniform angle of at most
-        60°; one that enters a taken pixel, or comes as near to its own path three dashes back, is drawn again.
+        It begins anywhere, or 7 pixels from `neighbour` in any direction. Every dash turns by a uniform angle of at
+        most 60°; one that leaves the free pixels, or comes as near to its own path three dashes back, is drawn again.
         """
         for _ in range(tries):
+            # Drawn even if it is not used: the order of the numbers is part of what a seed stands for.
             beginning = random.random() * self._size, random.random() * self._size
-            if beside is not None:
+            if neighbour is not None:
                 down, right = _UNIT[int(random.random() * 360)]
-                beginning = beside[0] + _BESIDE * down, beside[1] + _BESIDE * right
-            if (
-                all(0 <= place < self._size for place in beginning)
-                and not self._taken[self._cell(*beginning)]
-            ):
+                beginning = (
+                    neighbour[0] + _BESIDE * down,
+                    neighbour[1] + _BESIDE * right,
+                )
+            if _pixel(beginning) in self._free:
                 path = self._grow(random, beginning, dashes)
                 if path is not None:
                     return path
         return None
 
     def _grow(self, random: Random, point: Point, dashes: int) -> DashedPath | None:
-        taken = bytearray(self._taken)
+        free = set(self._free)
         lines = list[list[Point]]()
         heading = int(random.random() * 360)
         for number in range(dashes):
             steps = _PERIOD if number < dashes - 1 else _DASH  # no gap after the last
             for _ in range(_HEADINGS):
                 angle = (heading + int(random.random() * (2 * _TURN + 1)) - _TURN) % 360
-                line = self._free_line(taken, point, angle, steps)
+                line = _free_line(free, point, _UNIT[angle], steps)
                 if line:
                     break
             else:
@@ -237,32 +225,43 @@ class _Room:
             lines.append(line)
             heading = angle
             point = line[-1]
+            # A dash may touch the two before it, to which it is joined.
             if number >= 2:
-                self._take(taken, lines[number - 2])
+                free.difference_update(*map(_near, lines[number - 2]))
         for line in lines[-2:]:
-            self._take(taken, line)
-        self._taken = taken
+            free.difference_update(*map(_near, line))
+        self._free = free
         return DashedPath(
             [(line[0], line[_DASH]) for line in lines],
             [point for line in lines for point in line],
         )
 
-    def _free_line(
-        self, taken: bytearray, point: Point, angle: int, steps: int
-    ) -> list[Point]:
-        (row, column), (down, right), line = point, _UNIT[angle], list[Point]()
-        for _ in range(steps + 1):
-            if taken[self._cell(row, column)]:
-                return []
-            line.append((row, column))
-            row = row + _STEP * down
-            column = column + _STEP * right
-        return line
 
-    def _take(self, taken: bytearray, line: list[Point]) -> None:
-        for cell in {self._cell(*point) for point in line}:
-            for offset in self._near:
-                taken[cell + offset] = 1
+def _free_line(
+    free: set[Pixel], point: Point, direction: Point, steps: int
+) -> list[Point]:
+    """The points of a dash and its gap, none where one of them is not free."""
+    row, column = point
+    line = list[Point]()
+    for _ in range(steps + 1):
+        if (int(row), int(column)) not in free:
+            return []
+        line.append((row, column))
+        # Added up, not multiplied: the last bit decides a pixel, and so what a seed draws.
+        row += _STEP * direction[0]
+        column += _STEP * direction[1]
+    return line
 
-    def _cell(self, row: float, column: float) -> int:
-        return self._origin + int(row) * self._width + int(column)
+
+def _near(point: Point) -> frozenset[Pixel]:
+    """The pixels that are not free beside a path with this point."""
+    return _around(_pixel(point))
+
+
+@cache
+def _around(pixel: Pixel) -> frozenset[Pixel]:
+    row, column = pixel
+    reach = range(-3, 4)
+    return frozenset(
+        (row + i, column + j) for i in reach for j in reach if i * i + j * j < 13
+    )

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-import pytorch_lightning as pl
 import torch
+from pytorch_lightning import LightningModule
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
-from diffusion_mp.checks import check_counts
+from diffusion_mp.checks import Count, checked
 from diffusion_mp.data import Split, ToDiffusionGraph, random_split
 from diffusion_mp_experiments.graphs import (
     fit_forecast,
@@ -30,19 +30,19 @@ class BatchDataModule(SplitDataModule):
         split, tuning: as in `SplitDataModule`.
     """
 
-    trains: ClassVar[type[pl.LightningModule]] = GraphClassifier
+    trains: ClassVar[type[LightningModule]] = GraphClassifier
 
+    @checked
     def __init__(
-        self, batch_size: int | None, split: int = 0, tuning: bool = False
+        self, batch_size: Count | None, split: int = 0, tuning: bool = False
     ) -> None:
         super().__init__(split, tuning)
-        if batch_size is not None:
-            check_counts(batch_size=batch_size)
         self.batch_size = batch_size
 
     def train_dataloader(self) -> Iterable[Data]:
         """Batches in another order every epoch; a single batch is always the same."""
         part = self.part(0)
+        # One batch in another order is the same sum, and layers would forget what they have cached.
         if self.batch_size is None or self.batch_size >= len(part):
             return self._in_order(0)
         return DataLoader(
@@ -123,6 +123,7 @@ class SynMolDataModule(BatchDataModule):
         trained = 1 - self.val
         if self.tuning:
             y = visible_labels(y, True)
+            # While settings are tuned, some training molecules stand in for those of the test.
             trained = 1 - 2 * self.val
         train, val, test = _selected(
             graphs, random_split(y, trained, self.val, self.generator)
@@ -153,6 +154,7 @@ class SnapshotDataModule(BatchDataModule):
 
     trains = Forecaster
 
+    @checked
     def __init__(
         self,
         root: str = "data/spatial_temporal",
@@ -161,7 +163,7 @@ class SnapshotDataModule(BatchDataModule):
         base: ForecastName = "zero",
         train: float = 0.2,
         val: float = 0.2,
-        windows: int = 4,
+        windows: Count = 4,
         batch_size: int | None = None,
         **options: Any,
     ) -> None:
@@ -170,10 +172,9 @@ class SnapshotDataModule(BatchDataModule):
             raise ValueError(
                 f"train and val must be above 0 and their sum below 1; got {train} and {val}."
             )
-        check_counts(windows=windows)
-        if self.tuning and not 0 <= (split := self.split) < windows:
+        if self.tuning and not 0 <= self.split < windows:
             raise ValueError(
-                f"split must lie in 0..{windows - 1}, a window, while settings are tuned; got {split}."
+                f"split must lie in 0..{windows - 1}, a window, while settings are tuned; got {self.split}."
             )
         self.root = root
         self.name = name
@@ -191,22 +192,22 @@ class SnapshotDataModule(BatchDataModule):
         snapshots = _snapshots(self.root, self.name, self.lags)
         trained = round((self.train + self.val) * len(snapshots))
         if self.tuning:
-            first, last = (
-                trained * (self.split + part) // (self.windows + 1) for part in (1, 2)
-            )
-            ends = ((0, first), (first, last), (first, last))
+            first = trained * (self.split + 1) // (self.windows + 1)
+            last = trained * (self.split + 2) // (self.windows + 1)
+            cuts = [slice(first), slice(first, last), slice(first, last)]
         else:
             first = round(self.train * len(snapshots))
-            ends = ((0, first), (first, trained), (trained, len(snapshots)))
-        if any(start == end for start, end in ends):
+            cuts = [slice(first), slice(first, trained), slice(trained, None)]
+        if not all(snapshots[cut] for cut in cuts):
             raise ValueError(
                 f"{self.name} has {len(snapshots)} snapshots, which leave none to train, validate or test with "
                 f"train={self.train}, val={self.val} and windows={self.windows}."
             )
+        # Of what trains alone, or the base would know the test.
         forecast = fit_forecast(self.base, snapshots[:first])
+        # Copies: the snapshots are read once for all data modules, which have other bases.
         train, val, test = (
-            [snapshot.clone() for snapshot in snapshots[start:end]]
-            for start, end in ends
+            [snapshot.clone() for snapshot in snapshots[cut]] for cut in cuts
         )
         for snapshot in [*train, *val, *test]:
             snapshot.base = forecast(snapshot.x)

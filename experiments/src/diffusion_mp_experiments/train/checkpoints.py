@@ -35,6 +35,7 @@ def replace_file(path: str | Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(data)
+        # The one step that others can see, and it happens at once.
         part.replace(path)
     except OSError as error:
         raise OSError(
@@ -51,6 +52,7 @@ def save_checkpoint(state: Any, path: str | Path) -> None:
     Examples:
         >>> save_checkpoint({"x": x}, folder / "x.ckpt")
     """
+    # In memory first, since `torch.save` writes to a path piece by piece.
     buffer = io.BytesIO()
     torch.save(state, buffer)
     replace_file(path, buffer.getvalue())
@@ -64,6 +66,7 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> Any:
         >>> load_checkpoint(folder / "x.ckpt")
         {'epoch': 3}
     """
+    # Lightning would fetch it.
     if "://" in str(path):
         raise ValueError(
             f"path must be a file of this machine, got {path}; download it first."
@@ -95,6 +98,7 @@ def check_writable(folder: str | Path) -> None:
     folder = as_path(folder, "folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # A write, since permissions say nothing of a full disk.
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(2**16))
             file.flush()

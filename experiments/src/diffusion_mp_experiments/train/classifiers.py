@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any, Literal, cast
 
-import pytorch_lightning as pl
 import torch
+from pytorch_lightning import LightningModule
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 }
 
 
-class Supervised(pl.LightningModule):
+class Supervised(LightningModule):
     """Base class: a model trained on examples, in batches with `y` unless a subclass defines `compared`.
 
     Runs can be resumed; a loss of NaN ends them with FloatingPointError. Logged once an epoch, with the metric "acc"
@@ -65,6 +65,7 @@ class Supervised(pl.LightningModule):
         self.weight_decay = weight_decay
         self.optimizer = optimizer
         self.metric = metric
+        # One each: a validation within an epoch must not reset what training has counted.
         self.train_metric, self.val_metric, self.test_metric = (
             TaskMetric(metric) for _ in range(3)
         )
@@ -114,6 +115,7 @@ class Supervised(pl.LightningModule):
         """The loss, plus what the model's modules recorded (`auxiliary_loss`)."""
         loss, count = self._evaluate(batch, "train")
         auxiliary = auxiliary_loss(self.model)
+        # A model without such losses has a zero without a gradient.
         if auxiliary.requires_grad:
             self._log("train_aux_loss", auxiliary, count)
         return loss + auxiliary
@@ -127,6 +129,7 @@ class Supervised(pl.LightningModule):
     def on_validation_epoch_end(self) -> None:
         score = self.val_metric.compute()
         count = sum(count for _, count in self._val_losses)
+        # By examples, or those of a small last batch would weigh more than others.
         loss = sum(loss * (part / count) for loss, part in self._val_losses)
         # One more right answer is worth 1/N; the loss may decide below half of that only.
         score = (score if self.val_metric.higher_is_better else -score) - loss / (
@@ -199,6 +202,7 @@ class NodeClassifier(Supervised):
 
     def forward(self, data: Data) -> Tensor:
         check_kind(data, "data", Data, "a torch_geometric Data")
+        # A model would say it in its own words, about `NoneType`.
         if data.x is None:
             raise ValueError(
                 "data must have x, the features [N, channels] of its nodes; got None."
@@ -259,6 +263,7 @@ class Forecaster(Supervised):
         self, model: nn.Module, lr: float = 0.01, metric: str = "mse", **options: Any
     ) -> None:
         super().__init__(model, lr, metric=metric, **options)
+        # Only the factor is zero: with zeros in the model, too, no gradient would move either.
         self.gain = nn.Parameter(torch.zeros(()))
 
     def forward(self, batch: Data) -> Tensor:
@@ -290,6 +295,7 @@ def _misfit(
 ) -> str | None:
     """What is wrong with these arguments of a model, in the words of Python; None if it takes them."""
     try:
+        # Before the call, since a TypeError from within a model is a fault that needs its traceback.
         inspect.signature(model.forward).bind(*inputs, **features)
     except TypeError as error:
         return str(error)
@@ -390,6 +396,7 @@ class SequenceClassifier(Supervised):
             weight_decay=self.weight_decay,
         )
         steps = max(1, int(self.trainer.estimated_stepping_batches))
+        # LinearLR divides by the number of its steps.
         rising = max(1, round(self.warmup * steps))
         warmup = LinearLR(optimizer, 1 / rising, total_iters=rising)
         falling = max(1, steps - rising)

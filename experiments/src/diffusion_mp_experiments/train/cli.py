@@ -42,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args and args[0] == "--version":
         print(f"diffusion-mp {__version__}")
         return 0
+    # The line that was typed, without the defaults below.
     again = shlex.join(["diffusion-mp", *args])
+    # Options alone belong to the table of the digits.
     if not args or args[0].startswith("-"):
         args = ["reproduce", "digits", *args]
     command = args[0]
@@ -114,6 +116,7 @@ def _is_refusal(error: TypeError) -> bool:
 
     Python raises the same error for faults of a program, such as a model of a user's own, which need their traceback.
     """
+    # The last frame is that of the statement that raised.
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     ours = str(frame.f_globals.get("__name__")).startswith("diffusion_mp")
     return ours and linecache.getline(
@@ -139,4 +142,5 @@ def _signals_raise() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
+            # None stands for a handler that Python did not install.
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)

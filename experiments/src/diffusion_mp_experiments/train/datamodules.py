@@ -5,17 +5,16 @@ from copy import copy
 from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal, TypeVar
 
-import pytorch_lightning as pl
 import torch
+from pytorch_lightning import LightningDataModule, LightningModule
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 from torch_geometric.transforms import NormalizeFeatures, ToUndirected
 
 from diffusion_mp.checks import (
-    check_choice,
-    check_counts,
-    check_flags,
+    Count,
     check_seed,
+    checked,
 )
 from diffusion_mp.data import (
     KNNGraph,
@@ -50,7 +49,7 @@ def read_once(load: Callable[..., Loaded], most: int = 2) -> Callable[..., Loade
 Parts = tuple[Sequence[Data], Sequence[Data], Sequence[Data]]
 
 
-class SplitDataModule(pl.LightningDataModule):
+class SplitDataModule(LightningDataModule):
     """Base class: the graphs that train, validate and test; subclasses define `parts`.
 
     Args:
@@ -61,12 +60,12 @@ class SplitDataModule(pl.LightningDataModule):
     """
 
     #: The LightningModule that trains a model on these data.
-    trains: ClassVar[type[pl.LightningModule]] = NodeClassifier
+    trains: ClassVar[type[LightningModule]] = NodeClassifier
 
+    @checked
     def __init__(self, split: int = 0, tuning: bool = False) -> None:
         super().__init__()
         check_seed(split, "split")
-        check_flags(tuning=tuning)
         self.split = split
         self.tuning = tuning
         self._parts: Parts | None = None
@@ -93,11 +92,9 @@ class SplitDataModule(pl.LightningDataModule):
     def num_classes(self) -> int:
         """Number of classes, or of tasks: the out_channels of a model."""
         labels = [graph.y for number in range(3) for graph in self.part(number)]
-        return (
-            labels[0].size(1)
-            if labels[0].dim() == 2
-            else int(torch.cat(labels).max()) + 1
-        )
+        if labels[0].dim() == 2:
+            return labels[0].size(1)
+        return int(torch.cat(labels).max()) + 1
 
     @property
     def generator(self) -> torch.Generator:
@@ -114,6 +111,7 @@ class SplitDataModule(pl.LightningDataModule):
     def to(self, device: torch.device | str) -> None:
         """Move all graphs to a device, for loops that do not move batches as a Trainer does."""
         parts = [self.part(number) for number in range(3)]
+        # A graph that is in several parts is moved once, and stays one graph.
         moved = {id(graph): copy(graph).to(device) for part in parts for graph in part}
         train, val, test = ([moved[id(graph)] for graph in part] for part in parts)
         self._parts = train, val, test
@@ -219,6 +217,7 @@ class PlanetoidDataModule(FullGraphDataModule):
         num_test: int | None = 1000,
         download: bool = False,
     ) -> None:
+        # True is an int for Python, and no number of a split.
         self.numbered = isinstance(split, int) and not isinstance(split, bool)
         self.public = split == "public"
         if not self.numbered and split not in ("random", "public"):
@@ -281,6 +280,7 @@ class HeterophilousDataModule(FullGraphDataModule):
 
     def load(self) -> Data:
         data = _heterophilous(self.root, self.name)
+        # Published splits set no labels aside: validation nodes stand in for the test.
         split = Split.of(data, self.split)
         data = (split._replace(test=split.val) if self.tuning else split).apply_to(data)
         return NormalizeFeatures()(data) if self.normalize_features else data
@@ -345,6 +345,7 @@ class OgbDataModule(FullGraphDataModule):
         if self.name == "ogbn-proteins":
             data = graphs.SumEdgeFeatures()(data)
         else:
+            # A paper is like those that it cites and those that cite it.
             data = ToUndirected()(data)
         data.edge_attr = None  # to free its memory
         if self.tuning:
@@ -366,6 +367,7 @@ class KNNDataModule(FullGraphDataModule):
         >>> data = KNNDataModule("digits", k=10, per_class=10)
     """
 
+    @checked
     def __init__(
         self,
         name: Literal["MNIST", "20Newsgroups", "digits"] = "MNIST",
@@ -374,14 +376,12 @@ class KNNDataModule(FullGraphDataModule):
         metric: Metric = "euclidean",
         per_class: int = 10,
         num_val: int = 1000,
-        num_parts: int = 1,
+        num_parts: Count = 1,
         weighted: bool = False,
         sharpness: float = 8.0,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        check_counts(num_parts=num_parts)
-        check_choice(name, "name", _FEATURES)
         self.name = name
         self.root = root
         self.joined_by = (k, metric, weighted, sharpness)
@@ -392,6 +392,7 @@ class KNNDataModule(FullGraphDataModule):
     def train_dataloader(self) -> Iterable[Data]:
         if self.num_parts == 1:
             return self._in_order(0)
+        # Cut on the CPU; the training loop moves one part after another.
         return RandomPartitionLoader(
             copy(self.data).cpu(), self.num_parts, seed=self.split
         )

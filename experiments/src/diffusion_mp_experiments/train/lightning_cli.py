@@ -12,10 +12,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from lightning_fabric.utilities.exceptions import MisconfigurationException
+from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
@@ -109,6 +109,7 @@ class _Parser(LightningArgumentParser):
         text = super().dump(*args, **kwargs)
         if _UNWRITTEN not in text:
             return text
+        # The version of Lightning is a comment, which YAML would drop.
         header = "".join(
             f"{line}\n" for line in text.splitlines() if line.startswith("#")
         )
@@ -143,7 +144,7 @@ class DiffusionCLI(LightningCLI):
         set_parsing_settings(config_read_mode_fsspec_enabled=False)
         super().__init__(
             NodeClassifier,
-            pl.LightningDataModule,
+            LightningDataModule,
             subclass_mode_data=True,
             seed_everything_default=0,
             auto_configure_optimizers=False,
@@ -187,6 +188,7 @@ class DiffusionCLI(LightningCLI):
                 "early_stopping.patience": 200,
             }
         )
+        # The data decide how wide the model is at its ends.
         for name, target in (
             ("num_features", "in_channels"),
             ("num_classes", "out_channels"),
@@ -250,13 +252,14 @@ class DiffusionCLI(LightningCLI):
                 "{val_acc", f"{{val_{config.model.metric}"
             )
         if self.subcommand == "fit" and config.ckpt_path:
+            # A folder of the new version would make the best of this part the best of all.
             for callback in (config.checkpoint, config.last):
                 callback.dirpath = callback.dirpath or str(
                     Path(config.ckpt_path).parent
                 )
                 check_writable(callback.dirpath)
 
-    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         options = self._get(self.config_init, "trainer")
         kwargs["plugins"] = [*_listed(options.get("plugins")), CheckpointFiles()]
         if options.get("logger") in (None, True):
@@ -284,6 +287,7 @@ class DiffusionCLI(LightningCLI):
             if p.name[8:].isdigit()
         ]
         for version in count(max(taken, default=-1) + 1):
+            # Of two processes only one can make a folder; the other tries the next number.
             with suppress(FileExistsError):
                 Path(out, name, f"version_{version}").mkdir()
                 break
@@ -320,11 +324,13 @@ class DiffusionCLI(LightningCLI):
         """Train, or go on from `--ckpt_path`; test the best checkpoint and print where everything is."""
         try:
             self.trainer.fit(**kwargs)
+            # There is none where nothing was validated.
             if best := self._get(self.config_init, "checkpoint").best_model_path:
                 self.trainer.test(
                     self.model, datamodule=self.datamodule, ckpt_path=best
                 )
                 print(f"Best checkpoint: {best}\nLogs: {self.trainer.log_dir}")
+        # A signal too, for the note says how to go on.
         except BaseException as error:
             last = self._get(self.config_init, "last").best_model_path
             if Path(last).is_file():
@@ -339,28 +345,20 @@ class EpochProgress(ProgressBar):
 
     _bar = tqdm(disable=True)
 
-    def on_train_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule
-    ) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
+        # −1 stands for no end.
         total = trainer.max_epochs if trainer.max_epochs != -1 else None
         hidden = not trainer.is_global_zero
         self._bar = tqdm(
             desc="epoch", total=total, initial=trainer.current_epoch, disable=hidden
         )
 
-    def on_train_epoch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule
-    ) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics = self.get_metrics(trainer, pl_module)
-        self._bar.set_postfix(
-            {
-                name: value
-                for name, value in metrics.items()
-                if isinstance(value, float)
-            },
-            False,
-        )
+        # The number of the version is no measure of the epoch.
+        metrics.pop("v_num", None)
+        self._bar.set_postfix(metrics, False)
         self._bar.update(trainer.current_epoch + 1 - self._bar.n)
 
     def on_train_end(self, *_: Any) -> None:
@@ -374,7 +372,7 @@ class EpochProgress(ProgressBar):
     enable = disable
 
 
-def _width(data: pl.LightningDataModule, name: str) -> int:
+def _width(data: LightningDataModule, name: str) -> int:
     way_out = "Give the data module the properties num_features and num_classes."
     try:
         width = getattr(data, name)
@@ -416,6 +414,7 @@ def _local_configuration(value: str) -> str:
 
 def _resuming(args: Sequence[str], checkpoint: str) -> str:
     parser = ArgumentParser(allow_abbrev=False)
+    # Only to leave out the checkpoint that this run began with.
     parser.add_argument("--ckpt_path")
     _, kept = parser.parse_known_args(args)
     return shlex.join(["diffusion-mp", *kept, "--ckpt_path", checkpoint])

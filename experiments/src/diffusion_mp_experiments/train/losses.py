@@ -46,6 +46,7 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
         )
     check_has_values(target, "target")
     target = target.long()
+    # Out of range `cross_entropy` would leave −100 out, and a GPU would end in an assertion.
     low = int(target.min())
     high = int(target.max())
     if low < 0 or high >= logits.size(1):

@@ -20,6 +20,7 @@ def each(
     work: Callable[..., R], runs: Sequence[tuple[Any, ...]], jobs: int
 ) -> Iterator[tuple[tuple[Any, ...], R]]:
     """Yield every run with the result of `work(*run)`, as they end; several jobs run in `processes`."""
+    # Without another process, which would import for seconds.
     if jobs == 1 or len(runs) <= 1:
         threads = torch.get_num_threads()
         # Small matrices gain little from a second, and lose much on a busy machine.
@@ -37,6 +38,7 @@ def each(
 @contextmanager
 def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """Processes of one thread each, which ignore signals of the keyboard and end with this process."""
+    # A fork would copy locks that other threads hold.
     with ProcessPoolExecutor(jobs, get_context("spawn"), _initialise) as pool:
         try:
             yield pool
@@ -55,7 +57,9 @@ def _initialise() -> None:
             os._exit(1)
 
     torch.set_num_threads(1)
+    # A terminal sends it to all processes, and the first one decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A process that is killed cannot end those that it has started.
     Thread(target=end_with_parent, daemon=True).start()
 
 

@@ -54,6 +54,7 @@ class TaskMetric(Metric):
             raise ValueError(
                 f"metric {self.metric!r} takes targets [N]; got {list(targets.shape)}; 'ap' takes tasks."
             )
+        # All of them are kept, since areas under curves do not add up over batches.
         self.outputs.append(outputs.detach())
         self.targets.append(targets)
 
@@ -71,6 +72,7 @@ def _per_column(
     truth = labels.long() if several else one_hot(labels.long(), logits.size(1))
     # In double precision, or confident predictions would tie at one.
     share = logits.double().sigmoid() if several else logits.double().softmax(1)
+    # Without both kinds of examples a column has no curve.
     both = (truth.amin(0) == 0) & (truth.amax(0) == 1)
     if not both.any():
         raise ValueError(

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 from lightning_utilities.core.rank_zero import rank_zero_info
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from pytorch_lightning.trainer.states import TrainerFn
 
@@ -59,15 +59,15 @@ class Resumable(Callback):
 
     def on_save_checkpoint(
         self,
-        trainer: pl.Trainer | None,
-        pl_module: pl.LightningModule | None,
+        trainer: Trainer | None,
+        pl_module: LightningModule | None,
         checkpoint: State,
     ) -> None:
         """Add the random states; Lightning calls this after everything else is in the checkpoint."""
         checkpoint["random_state"] = random_state()
 
     def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: State
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: State
     ) -> None:
         """Change the checkpoint before callbacks, optimisers and loops are restored and a loader draws numbers."""
         states = checkpoint.get("callbacks", {})
@@ -85,6 +85,7 @@ class Resumable(Callback):
                 # Lightning forgets the scores where the same folder is written in another way.
                 state["dirpath"] = callback.dirpath
             if state is not None and isinstance(callback, EarlyStopping):
+                # Lightning restores the epoch of the stop, and trains on all the same.
                 stopped = 0 < state["stopped_epoch"] == checkpoint["epoch"]
                 self._ended = self._ended or (
                     stopped and callback.patience <= state["patience"]
@@ -98,19 +99,17 @@ class Resumable(Callback):
                 "This checkpoint holds no random states: dropout goes on in another way."
             )
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop at once where early stopping had ended the run."""
         trainer.should_stop = self._ended
 
     def on_train_epoch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule
+        self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
         """Forget the restored states, which move on with the run from here."""
         self._random_state = None
 
-    def on_train_epoch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule
-    ) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore again where the checkpoint was written after validation: a loader has drawn since, in vain."""
         if self._random_state is not None:
             set_random_state(self._random_state)
@@ -126,9 +125,7 @@ class FiniteLoss(Callback):
         >>> trainer = pl.Trainer(callbacks=[FiniteLoss()], logger=False)
     """
 
-    def on_train_epoch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule
-    ) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
         for name, value in trainer.callback_metrics.items():

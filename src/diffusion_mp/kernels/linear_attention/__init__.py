@@ -103,21 +103,33 @@ def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
 @operation(
     "linear_attention_backward",
     family="linear_attention",
-    formula=reference.attention_backward,
+    formula=(linear_rows, "q k v"),
     cpu=blocked.backward,
     triton=on_gpu("backward"),
 )
-def _attention_backward(
-    grad_values: Tensor,
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
-    out: LinearRows,
-    terms: Terms,
+def _backward(
+    grad_values: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if k is None or v is None:
-        return empty_like(q), q.new_empty(0), q.new_empty(0)
     return empty_like(q, k, v)
+
+
+def _formula_of_one(
+    grad_values: Tensor, x: Tensor, out: LinearRows, terms: Terms
+) -> Tensor:
+    return sum(_backward.formula(grad_values, x, x, x, out, terms))
+
+
+@operation(
+    "linear_attention_of_one_backward",
+    family="linear_attention",
+    formula=_formula_of_one,
+    cpu=blocked.backward_of_one,
+)
+def _backward_of_one(
+    grad_values: Tensor, x: Tensor, out: LinearRows, terms: Terms
+) -> Tensor:
+    """Return the gradient of one tensor that is queries, keys and values."""
+    return empty_like(x)
 
 
 def _gradients(
@@ -129,16 +141,10 @@ def _gradients(
     terms: Terms,
     backend: Backend,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Of one tensor in all roles, the first gradient is the sum of all."""
     if q is k is v and q.is_cpu and backend in ("auto", "cpu"):
-        return (
-            _attention_backward(
-                grad_values, q, None, None, out, terms, backend=backend
-            )[0],
-            None,
-            None,
-        )
-    return _attention_backward(grad_values, q, k, v, out, terms, backend=backend)
+        total = _backward_of_one(grad_values, q, out, terms, backend=backend)
+        return total, None, None
+    return _backward(grad_values, q, k, v, out, terms, backend=backend)
 
 
 linear_rows.derivatives({"q k v": _gradients})

@@ -24,6 +24,7 @@ Padding sends nothing, k̃ = c = 0, and receives no gradient, g = h = 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -72,8 +73,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     for mask, (out, row), views in stacks(
         terms.ptr, rows_at_once, (values, den), inputs
     ):
-        qs, ks, vs = (views * 3)[:3]
-        attention = _Attention(qs, ks, vs, terms, mask)
+        attention = _Attention(views, terms, mask)
         if attention.few:
             attention.by_pairs(out, row)
             continue
@@ -85,29 +85,33 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
 
 
 def backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = gradients = empty_like(q, k, v)
+    _write_gradients(gradients, [q, k, v], grad, out, terms)
+    return dq, dk, dv
+
+
+def backward_of_one(grad: Tensor, x: Tensor, out: LinearRows, terms: Terms) -> Tensor:
+    # The gradients of all roles are added up with at least the precision of float32.
+    total = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
+    _write_gradients([total], [x], grad, out, terms)
+    return total.to(x.dtype)
+
+
+def _write_gradients(
+    gradients: Sequence[Tensor],
+    roles: list[Tensor],
     grad: Tensor,
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
     out: LinearRows,
     terms: Terms,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v; or without k and v that of q in all roles, and twice no entry."""
-    if k is None or v is None:
-        roles = [q]
-        # The gradients of all roles are added up with at least the precision of float32.
-        gradients = [
-            q.new_empty(q.shape, dtype=torch.promote_types(q.dtype, torch.float32))
-        ]
-    else:
-        roles = [q, k, v]
-        gradients = list(empty_like(*roles))
+) -> None:
+    """Write the gradients of q, k and v, or of one tensor in all roles."""
     inputs = [*roles, grad, out.values, out.den.unsqueeze(2)]
     rows_at_once = _rows_at_once(roles[len(roles) // 2], roles[-1])
     for mask, into, views in stacks(terms.ptr, rows_at_once, gradients, inputs):
         *features, grads, values, den = views
-        qs, ks, vs = (features * 3)[:3]
-        attention = _Attention(qs, ks, vs, terms, mask)
+        attention = _Attention(features, terms, mask)
         if attention.few:
             attention.by_pairs_backward(into, grads, values, den)
             continue
@@ -117,9 +121,6 @@ def backward(
             sums = attention.pool()
         by_sums = attention.read_backward(sums, into[0], grads, values, den)
         attention.pool_backward(by_sums, into, grads, den)
-    if len(roles) == 1:
-        return gradients[0].to(q.dtype), q.new_empty(0), q.new_empty(0)
-    return gradients[0], gradients[1], gradients[2]
 
 
 def _rows_at_once(k: Tensor, v: Tensor) -> int:
@@ -130,17 +131,18 @@ class _Attention:
     """Rows of graphs of nearly one size [b, n, F], a block at a time; ``mask`` [b, n, 1] is one for nodes."""
 
     def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, terms: Terms, mask: Tensor | None
+        self, roles: Sequence[Tensor], terms: Terms, mask: Tensor | None
     ) -> None:
-        graphs, nodes, features = k.shape
-        channels = v.size(2)
-        self.q = q
-        self.k = k
-        self.v = v
+        # One tensor has all roles, or there are three.
+        self.alone = len(roles) == 1
+        self.q = roles[0]
+        self.k = roles[len(roles) // 2]
+        self.v = roles[-1]
+        graphs, nodes, features = self.k.shape
+        channels = self.v.size(2)
         self.terms = terms
         self.mask = mask
-        self.alone = q is k is v
-        self.dtype = torch.promote_types(v.dtype, torch.float32)
+        self.dtype = torch.promote_types(self.v.dtype, torch.float32)
         self.size: Tensor | int = nodes if mask is None else mask.sum(1, keepdim=True)
         # All pairs cost at most twice the steps of the sums, need fewer calls and write less.
         self.few = nodes * (features + channels) <= 4 * features * channels
@@ -167,13 +169,18 @@ class _Attention:
         by_scores = torch.baddbmm(inner, grads, self._load(self.v).mT)
         by_values = self._scores().mT.bmm(grads)
         if self.alone:
-            by_scores = by_scores + by_scores.mT
-            self._write(into[0], by_scores.bmm(keys), self.q)
-            into[0].add_(by_values)
+            by_queries = (by_scores + by_scores.mT).bmm(keys)
+            _through_norm(by_queries, *self.vectors(self.q))
+            torch.add(by_queries, by_values, out=into[0])
             return
-        self._write(into[0], by_scores.bmm(keys), self.q)
-        self._write(into[1], by_scores.mT.bmm(queries), self.k)
-        into[2].copy_(by_values)
+        by_queries = by_scores.bmm(keys)
+        by_keys = by_scores.mT.bmm(queries)
+        _through_norm(by_queries, *self.vectors(self.q))
+        _through_norm(by_keys, *self.vectors(self.k))
+        for result, gradient in zip(
+            into, (by_queries, by_keys, by_values), strict=True
+        ):
+            result.copy_(gradient)
 
     def _scores(self) -> Tensor:
         queries, _ = self.vectors(self.q)
@@ -207,10 +214,11 @@ class _Attention:
             queries, _ = self.vectors(self.q, rows)
             row = torch.bmm(queries, sums.left.mT, out=cut(den, rows))
             row.add_(self.terms.constant * self.size + own)
-            total = torch.baddbmm(bias, queries, sums.outer)
+            total = self._load(out, rows)
+            torch.baddbmm(bias, queries, sums.outer, out=total)
             if self.terms.own:
                 total.add_(self._load(self.v, rows) * own)
-            torch.mul(total, _reciprocal(row), out=cut(out, rows))
+            cut(out, rows).copy_(total.mul_(_reciprocal(row)))
 
     def read_backward(
         self, sums: Sums, dq: Tensor, grad: Tensor, out: Tensor, den: Tensor
@@ -218,7 +226,7 @@ class _Attention:
         """Write ∂q, or ∂q̃ where that of the senders is to be added; return G, γ and b."""
         by_sums = []
         for rows in self.blocks:
-            queries, _ = self.vectors(self.q, rows)
+            queries, norm = self.vectors(self.q, rows)
             grads, inner = self._row_gradients(grad, out, den, rows)
             by_sums.append(
                 Sums(
@@ -227,11 +235,13 @@ class _Attention:
                     grads.sum(1, keepdim=True).mul_(self.terms.constant),
                 )
             )
-            by_queries = torch.bmm(grads, sums.outer.mT).addcmul_(inner, sums.left)
-            if self.alone:
+            by_queries = self._load(dq, rows)
+            torch.bmm(grads, sums.outer.mT, out=by_queries)
+            # A product of matrices is faster than that of rows where there are several heads.
+            by_queries.baddbmm_(inner, sums.left)
+            if not self.alone:
+                _through_norm(by_queries, queries, norm)
                 cut(dq, rows).copy_(by_queries)
-            else:
-                self._write(dq, by_queries, self.q, rows)
         return _added(by_sums)
 
     def pool_backward(
@@ -246,13 +256,17 @@ class _Attention:
                 _add_through_values(total, keys, norm, outer + outer.mT)
                 total.add_(right)
             else:
-                by_keys = torch.baddbmm(left, self._load(self.v, rows), outer.mT)
-                self._write(into[1], by_keys, self.k, rows)
-                total = cut(into[2], rows)
-                total.copy_(torch.baddbmm(right, keys, outer))
+                by_keys = self._load(into[1], rows)
+                values = self._load(self.v, rows)
+                torch.baddbmm(left, values, outer.mT, out=by_keys)
+                _through_norm(by_keys, keys, norm)
+                cut(into[1], rows).copy_(by_keys)
+                total = self._load(into[2], rows)
+                torch.baddbmm(right, keys, outer, out=total)
             if self.terms.own:
                 inverse = _reciprocal(cut(den, rows)) * (self.terms.own * self.size)
                 total.add_(self._load(grad, rows) * inverse)
+            cut(into[-1], rows).copy_(total)
 
     def _row_gradients(
         self, grad: Tensor, out: Tensor, den: Tensor, rows: slice = ALL
@@ -278,17 +292,12 @@ class _Attention:
             self._vectors[id(x)] = vectors, norm
         return vectors, norm
 
-    def _write(
-        self, out: Tensor, gradient: Tensor, x: Tensor, rows: slice = ALL
-    ) -> None:
-        """Write ∂x from ∂x̃."""
-        unit, norm = self.vectors(x, rows)
-        if norm is not None:
-            along = (gradient * unit).sum(2, keepdim=True)
-            gradient = gradient.addcmul_(along, unit, value=-1).div_(norm)
-        cut(out, rows).copy_(gradient)
-
     def _load(self, x: Tensor, rows: slice = ALL) -> Tensor:
+        """Return rows of an input or a result: these themselves, or a copy if they are in half precision.
+
+        Products are written to the result itself where that is possible, since a pass over memory takes as long as a
+        step of arithmetic, and longer between layouts with and without heads first. Then ``copy_`` does nothing.
+        """
         return cut(x, rows).to(self.dtype)
 
     def _of_nodes(self, x: Tensor, rows: slice = ALL) -> Tensor:
@@ -309,6 +318,13 @@ def _add_through_values(
     total.addcmul_(unit, along, value=-0.5)
 
 
+def _through_norm(gradient: Tensor, unit: Tensor, norm: Tensor | None) -> None:
+    """Turn ∂x̃ into ∂x in place."""
+    if norm is not None:
+        along = (gradient * unit).sum(2, keepdim=True)
+        gradient.addcmul_(along, unit, value=-1).div_(norm)
+
+
 def _reciprocal(x: Tensor) -> Tensor:
     """Return 1/x, and 0 where that overflows."""
     return x.reciprocal().nan_to_num_(nan=torch.nan, posinf=0.0, neginf=0.0)
@@ -320,7 +336,12 @@ def _added(sums: list[Sums]) -> Sums:
 
 def _contract(x: Tensor, y: Tensor) -> Tensor:
     """Return xᵀy; a single one as two halves, since torch divides no product among threads along its sum."""
-    if x.size(0) > 1 or x.size(1) % 2 or x.size(1) < 1024:
+    if (
+        torch.get_num_threads() == 1
+        or x.size(0) > 1
+        or x.size(1) % 2
+        or x.size(1) < 1024
+    ):
         return torch.bmm(x.mT, y)
     halves = torch.bmm(x.reshape(2, -1, x.size(2)).mT, y.reshape(2, -1, y.size(2)))
     return halves.sum(0, keepdim=True)

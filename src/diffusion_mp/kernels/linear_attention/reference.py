@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.operation import heads_first, pulled_back
+from diffusion_mp.kernels.operation import heads_first
 from diffusion_mp.kernels.segments import slices
 from diffusion_mp.runtime.precision import LEAST, lies_in, quotient, unit_vectors
 
@@ -57,26 +57,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
 
     values = _by_graph(rows, terms.ptr, q, k, v)
     return LinearRows(values, values, values)
-
-
-def attention_backward(
-    grad_values: Tensor,
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
-    out: LinearRows,
-    terms: Terms,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v; or without k and v that of q in all roles, and twice no entry."""
-    if k is None or v is None:
-        (of_all,) = pulled_back(
-            lambda x: attention(x, x, x, terms).values, (q,), grad_values
-        )
-        return of_all, q.new_empty(0), q.new_empty(0)
-    dq, dk, dv = pulled_back(
-        lambda q, k, v: attention(q, k, v, terms).values, (q, k, v), grad_values
-    )
-    return dq, dk, dv
 
 
 def _by_graph(

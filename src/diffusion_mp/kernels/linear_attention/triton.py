@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffusion_mp.kernels.gpu import padded, row_contiguous, strides, tiles
+from diffusion_mp.kernels.gpu import contiguous, padded, tiles
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
 from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.triton_rows import load, precision, run, store
@@ -26,9 +26,9 @@ PROGRAMS = 1024
 
 @triton.jit
 @no_type_check
-def _vectors(x, row, inside, head, stride_n, stride_h, f, F, UNIT: tl.constexpr):
+def _vectors(x, row, inside, head, H, f, F, UNIT: tl.constexpr):
     """Rows of x, or x/‖x‖, zero for zero, and the factors of that: one by the largest entry, for squares in range."""
-    vectors = load(x, row, inside, head, stride_n, stride_h, f, F, tl.float32)
+    vectors = load(x, row, inside, head, H, f, F, tl.float32)
     if UNIT:
         size = tl.max(tl.abs(vectors), axis=1)[:, None]
         size = tl.where(size < TINY, 0.0, 1.0 / tl.where(size < TINY, 1.0, size))
@@ -99,18 +99,16 @@ def _load_state(states, graph, head, H, f, d, F, D):
 
 @triton.jit
 @no_type_check
-def _store_state(states, tile, head, H, outer, left, right, size, part, f, d, F, D):
-    """M, m, r and n of the rows of a run, for a part of D; m and n are stored with the first part."""
-    at = states + (tile * H + head) * (F + 1) * (D + 1)
+def _store_state(at, outer, left, right, size, f, d, F, D):
+    """M, m, r and n of the rows of a run, for a part of D; all parts have the same m and n."""
     tl.store(
         at + f[:, None] * (D + 1) + d[None, :],
         outer,
         mask=(f[:, None] < F) & (d[None, :] < D),
     )
     tl.store(at + F * (D + 1) + d, right, mask=d < D)
-    if part == 0:
-        tl.store(at + f * (D + 1) + D, left, mask=f < F)
-        tl.store(at + F * (D + 1) + D, size.to(tl.float32))
+    tl.store(at + f * (D + 1) + D, left, mask=f < F)
+    tl.store(at + F * (D + 1) + D, size.to(tl.float32))
 
 
 @triton.jit
@@ -130,10 +128,6 @@ def _pool(
     table,
     nodes,
     rows,
-    k_n,
-    k_h,
-    v_n,
-    v_h,
     H,
     F,
     D,
@@ -145,7 +139,7 @@ def _pool(
     BLOCK_D: tl.constexpr,
 ):
     """The state of one run of senders, for one head and BLOCK_D channels of v."""
-    part, head, tile, first, last, _graph, f, d = _own(
+    _part, head, tile, first, last, _graph, f, d = _own(
         table, nodes, rows, H, PARTS, BLOCK_F, BLOCK_D
     )
     outer = tl.zeros([BLOCK_F, BLOCK_D], tl.float32)
@@ -154,14 +148,13 @@ def _pool(
     for start in range(first, last, BLOCK_N):
         row = start + tl.arange(0, BLOCK_N)
         inside = row < last
-        ks, _size, _norm = _vectors(k, row, inside, head, k_n, k_h, f, F, UNIT)
-        vs = load(v, row, inside, head, v_n, v_h, d, D, tl.float32)
+        ks, _size, _norm = _vectors(k, row, inside, head, H, f, F, UNIT)
+        vs = load(v, row, inside, head, H, d, D, tl.float32)
         outer = tl.dot(tl.trans(ks), vs, outer, input_precision=PRECISION)
         left += tl.sum(ks, axis=0)
         right += tl.sum(vs, axis=0)
-    _store_state(
-        states, tile, head, H, outer, left, right, last - first, part, f, d, F, D
-    )
+    at = states + (tile * H + head) * (F + 1) * (D + 1)
+    _store_state(at, outer, left, right, last - first, f, d, F, D)
 
 
 @triton.jit
@@ -170,15 +163,11 @@ def _read(
     q,
     v,
     state,
+    out,
+    den,
     table,
     nodes,
     rows,
-    out,
-    den,
-    q_n,
-    q_h,
-    v_n,
-    v_h,
     H,
     F,
     D,
@@ -200,14 +189,12 @@ def _read(
     for start in range(first, last, BLOCK_N):
         row = start + tl.arange(0, BLOCK_N)
         inside = row < last
-        qs, _size, _norm = _vectors(q, row, inside, head, q_n, q_h, f, F, UNIT)
+        qs, _size, _norm = _vectors(q, row, inside, head, H, f, F, UNIT)
         result = (
             tl.dot(qs, outer, input_precision=PRECISION) + constant * right[None, :]
         )
         if OWN:
-            result += (
-                own * number * load(v, row, inside, head, v_n, v_h, d, D, tl.float32)
-            )
+            result += own * number * load(v, row, inside, head, H, d, D, tl.float32)
         total = tl.sum(qs * left[None, :], axis=1) + (constant + own) * number
         result = tl.where(
             total[:, None] == 0, 0.0, result / tl.where(total == 0, 1.0, total)[:, None]
@@ -226,14 +213,10 @@ def _receivers(
     den,
     state,
     states,
+    dq,
     table,
     nodes,
     rows,
-    dq,
-    q_n,
-    q_h,
-    grad_n,
-    grad_h,
     H,
     F,
     D,
@@ -256,16 +239,14 @@ def _receivers(
         row = start + tl.arange(0, BLOCK_N)
         inside = row < last
         inverse = _inverse(den, row, inside, head, H)
-        qs, size, norm = _vectors(q, row, inside, head, q_n, q_h, f, F, UNIT)
+        qs, size, norm = _vectors(q, row, inside, head, H, f, F, UNIT)
         weight = tl.zeros([BLOCK_N], tl.float32)
         dqs = tl.zeros([BLOCK_N, BLOCK_F], tl.float32)
         for other in tl.static_range(PARTS):
             e = other * BLOCK_D + tl.arange(0, BLOCK_D)
-            gs = inverse * load(
-                grad, row, inside, head, grad_n, grad_h, e, D, tl.float32
-            )
+            gs = inverse * load(grad, row, inside, head, H, e, D, tl.float32)
             weight -= tl.sum(
-                gs * load(out, row, inside, head, H * D, D, e, D, tl.float32), axis=1
+                gs * load(out, row, inside, head, H, e, D, tl.float32), axis=1
             )
             if part == 0:
                 if PARTS > 1:
@@ -277,15 +258,12 @@ def _receivers(
                 dqs = _through_unit(dqs, qs, size, norm)
             store(dq, row, inside, head, H, f, F, dqs)
         if PARTS > 1:
-            gs = inverse * load(
-                grad, row, inside, head, grad_n, grad_h, d, D, tl.float32
-            )
+            gs = inverse * load(grad, row, inside, head, H, d, D, tl.float32)
         outer = tl.dot(tl.trans(qs), gs, outer, input_precision=PRECISION)
         left += tl.sum(weight[:, None] * qs, axis=0)
         right += tl.sum(gs, axis=0)
-    _store_state(
-        states, tile, head, H, outer, left, right, last - first, part, f, d, F, D
-    )
+    at = states + (tile * H + head) * (F + 1) * (D + 1)
+    _store_state(at, outer, left, right, last - first, f, d, F, D)
 
 
 @triton.jit
@@ -296,17 +274,11 @@ def _senders(
     grad,
     den,
     state,
+    dk,
+    dv,
     table,
     nodes,
     rows,
-    dk,
-    dv,
-    k_n,
-    k_h,
-    v_n,
-    v_h,
-    grad_n,
-    grad_h,
     H,
     F,
     D,
@@ -328,10 +300,10 @@ def _senders(
     for start in range(first, last, BLOCK_N):
         row = start + tl.arange(0, BLOCK_N)
         inside = row < last
-        ks, size, norm = _vectors(k, row, inside, head, k_n, k_h, f, F, UNIT)
+        ks, size, norm = _vectors(k, row, inside, head, H, f, F, UNIT)
         dvs = tl.dot(ks, outer, input_precision=PRECISION) + constant * right[None, :]
         if OWN:
-            gs = load(grad, row, inside, head, grad_n, grad_h, d, D, tl.float32)
+            gs = load(grad, row, inside, head, H, d, D, tl.float32)
             dvs += own * number * _inverse(den, row, inside, head, H) * gs
         store(dv, row, inside, head, H, d, D, dvs)
         if part == 0:
@@ -341,7 +313,7 @@ def _senders(
                 block = outer
                 if PARTS > 1:
                     block = _block(state, f, e, F, D)
-                vs = load(v, row, inside, head, v_n, v_h, e, D, tl.float32)
+                vs = load(v, row, inside, head, H, e, D, tl.float32)
                 dks = tl.dot(vs, tl.trans(block), dks, input_precision=PRECISION)
             if UNIT:
                 dks = _through_unit(dks, ks, size, norm)
@@ -359,6 +331,11 @@ class _Launch:
         self.runs = tiles(terms.ptr, nodes, rows, k.device)
         self.rows = (*self.runs.bounds, rows)
         self.sizes = (heads, features, channels)
+        self.shares: dict[str, Any] = {
+            "constant": terms.constant,
+            "own": terms.own,
+            "OWN": terms.own != 0,
+        }
         wide = padded(features)
         block = min(64 if wide <= 64 else 32, padded(channels))
         parts = max(
@@ -376,12 +353,13 @@ class _Launch:
             "num_stages": 2 if wide <= 64 and _ample(k.device) else 1,
         }
 
+    def __call__(self, kernel: Any, *tensors: Tensor, **options: Any) -> None:
+        kernel[self.grid](*tensors, *self.rows, *self.sizes, **self.options, **options)
+
     def pool(self, k: Tensor, v: Tensor) -> Tensor:
         """Return the state of every graph and head, [B, H, F + 1, D + 1] in float32."""
         states = self.states(k)
-        _pool[self.grid](
-            k, v, states, *self.rows, *strides(k, v), *self.sizes, **self.options
-        )
+        self(_pool, k, v, states)
         return self.by_graph(states)
 
     def states(self, like: Tensor) -> Tensor:
@@ -417,59 +395,28 @@ def _ample(device: torch.device) -> bool:
 
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     """Return the result in the dtype of v, and in float32 the denominators and the state of a single graph."""
-    q, k, v = (row_contiguous(x) for x in (q, k, v))
+    q, k, v = contiguous(q, k, v)
     out = empty_like(v)
     den = torch.empty(v.shape[:2], dtype=torch.float32, device=v.device)
     with torch.cuda.device_of(q):
         launch = _Launch(k, v, terms)
         state = launch.pool(k, v)
-        to = (
-            *launch.rows,
-            out,
-            den,
-            *strides(q, v),
-            *launch.sizes,
-            terms.constant,
-            terms.own,
-        )
-        _read[launch.grid](q, v, state, *to, OWN=terms.own != 0, **launch.options)
-    return LinearRows(
-        out,
-        den,
-        state.squeeze(0) if terms.ptr is None else state.new_empty(0, *state.shape[2:]),
-    )
+        launch(_read, q, v, state, out, den, **launch.shares)
+    if terms.ptr is None:
+        return LinearRows(out, den, state.squeeze(0))
+    return LinearRows(out, den, state.new_empty(0, *state.shape[2:]))
 
 
 def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms
 ) -> tuple[Tensor, ...]:
-    grad, q, k, v = (row_contiguous(x) for x in (grad, q, k, v))
-    values = out.values.contiguous()
-    den = out.den.contiguous()
+    grad, q, k, v, values, den = contiguous(grad, q, k, v, out.values, out.den)
     dq, dk, dv = empty_like(q, k, v)
     with torch.cuda.device_of(q):
         launch = _Launch(k, v, terms)
         state = out.pooled if terms.ptr is None else launch.pool(k, v)
         states = launch.states(q)
-        to = (states, *launch.rows, dq, *strides(q, grad), *launch.sizes)
-        _receivers[launch.grid](q, grad, values, den, state, *to, **launch.options)
-        to = (
-            *launch.rows,
-            dk,
-            dv,
-            *strides(k, v, grad),
-            *launch.sizes,
-            terms.constant,
-            terms.own,
-        )
-        _senders[launch.grid](
-            k,
-            v,
-            grad,
-            den,
-            launch.by_graph(states),
-            *to,
-            OWN=terms.own != 0,
-            **launch.options,
-        )
+        launch(_receivers, q, grad, values, den, state, states, dq)
+        state = launch.by_graph(states)
+        launch(_senders, k, v, grad, den, state, dk, dv, **launch.shares)
     return dq, dk, dv

@@ -44,6 +44,7 @@ def _product(v: Narrow, alpha: Wide, stencil: Stencil, transpose: bool) -> Tenso
     cpu=partial(stencil.inner, stencil.fast_sums),
 )
 def _inner(g: Narrow, v: Narrow, stencil: Stencil) -> Tensor:
+    # A sum over nodes, of which half precision would lose most.
     return v.new_empty(
         len(stencil.strides),
         v.size(1),
@@ -52,13 +53,21 @@ def _inner(g: Narrow, v: Narrow, stencil: Stencil) -> Tensor:
 
 
 def _by_v(
-    grad: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool, backend: str
+    grad: Tensor,
+    alpha: Tensor,
+    stencil: Stencil,
+    transpose: bool,
+    backend: str,
 ) -> Tensor:
     return _product(grad, alpha, stencil, not transpose, backend=backend)
 
 
 def _by_alpha(
-    grad: Tensor, v: Tensor, stencil: Stencil, transpose: bool, backend: str
+    grad: Tensor,
+    v: Tensor,
+    stencil: Stencil,
+    transpose: bool,
+    backend: str,
 ) -> Tensor:
     # The inner product of g with Aᵀv is that of v with A g.
     if transpose:
@@ -66,6 +75,7 @@ def _by_alpha(
     return _inner(grad, v, stencil, backend=backend)
 
 
+# Linear in both arguments, so each derivative is one of the two operations again.
 _product.derivatives({"v": _by_v, "alpha": _by_alpha})
 _inner.derivatives(
     {
@@ -103,6 +113,7 @@ def neumann_product(
         >>> neumann_product(torch.rand(6, 1, 4), torch.full((1, 1), 0.25), (1,)).shape
         torch.Size([6, 1, 4])
     """
+    # Checked here, since an operation has no sentence for what it cannot compute.
     check_choice(boundary, "boundary", get_args(Boundary))
     return _product(
         v, alpha, Stencil(list(strides), boundary, ptr), transpose, backend=backend

@@ -38,7 +38,9 @@ class Stencil(NamedTuple):
 
 
 def positions(
-    ptr: Tensor | None, num_nodes: int, device: torch.device
+    ptr: Tensor | None,
+    num_nodes: int,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor | int]:
     """Return the place of every row in its sequence, 0 … n − 1, and n: one number, or [N] for a ragged batch."""
     row = torch.arange(num_nodes, device=device)
@@ -71,12 +73,14 @@ def neighbours(
     left = torch.stack([position - stride for stride in strides])
     right = torch.stack([position + stride for stride in strides])
     if boundary == "symmetric":
+        # The extension has the period 2n, also for strides longer than the sequence.
         left = left % (2 * length)
         right = right % (2 * length)
         left = torch.minimum(left, 2 * length - 1 - left)
         right = torch.minimum(right, 2 * length - 1 - right)
     elif boundary == "replicate":
         left = left.clamp(min=0)
+        # Not `clamp`, which takes one limit for all sequences.
         right = torch.where(right < length, right, length - 1)
     elif boundary == "periodic":
         left = left % length
@@ -88,6 +92,7 @@ def neighbours(
             right = torch.where(right < length, right, position)
         else:
             right = position.expand_as(right)
+    # The same for all rows of a sequence: no neighbour can be in another one.
     start = torch.arange(num_nodes, device=device) - position
     return start + left, start + right
 
@@ -108,6 +113,7 @@ def product(
         weighted_sums(v, weight, stride, stencil, transpose)
         for stride, weight in zip(stencil.strides, alpha.unsqueeze(2), strict=True)
     )
+    # In place of a stack of all strides, which takes K times the memory.
     out = next(terms)
     for term in terms:
         out.add_(term)
@@ -127,15 +133,19 @@ def inner(
 
 
 def plain_sums(
-    v: Tensor, weight: Tensor, stride: int, stencil: Stencil, transpose: bool
+    v: Tensor,
+    weight: Tensor,
+    stride: int,
+    stencil: Stencil,
+    transpose: bool,
 ) -> Tensor:
     """Return ``weight`` times v_left + v_right, or the transpose of these sums."""
     _, boundary, ptr = stencil
-    left, right = neighbours(v.size(0), (stride,), boundary, ptr, v.device)
+    (left,), (right,) = neighbours(v.size(0), (stride,), boundary, ptr, v.device)
     if transpose:
-        moved = torch.zeros_like(v).index_add(0, left[0], v).index_add(0, right[0], v)
+        moved = torch.zeros_like(v).index_add(0, left, v).index_add(0, right, v)
     else:
-        moved = v[left[0]] + v[right[0]]
+        moved = v[left] + v[right]
     return moved * weight
 
 
@@ -146,7 +156,11 @@ Bags = tuple[Tensor, Tensor]
 
 
 def fast_sums(
-    v: Tensor, weight: Tensor, stride: int, stencil: Stencil, transpose: bool
+    v: Tensor,
+    weight: Tensor,
+    stride: int,
+    stencil: Stencil,
+    transpose: bool,
 ) -> Tensor:
     """Return the same by bags of rows, whose sums take one pass over v."""
     if v.numel() == 0:
@@ -154,25 +168,30 @@ def fast_sums(
     bounds, rows = _bags(v.size(0), stride, stencil, transpose, v.device)
     # Detached, since torch would number the rows of every bag for a gradient that it is not asked for.
     flat = v.detach().reshape(v.size(0), -1)
+    # Half the time of gathering both neighbours and adding them.
     moved = torch.embedding_bag(flat, rows, bounds, include_last_offset=True)[0]
     return moved.view_as(v).mul_(weight)
 
 
 def _bags(
-    num_nodes: int, stride: int, stencil: Stencil, transpose: bool, device: torch.device
+    num_nodes: int,
+    stride: int,
+    stencil: Stencil,
+    transpose: bool,
+    device: torch.device,
 ) -> Bags:
     _, boundary, ptr = stencil
     # The matrices of the other boundaries are symmetric: both directions share one entry of the cache.
     turned = transpose and boundary in ("replicate", "causal")
-    key = (stride, boundary, turned, device)
-    if ptr is None and num_nodes > KEPT:
-        return _find(num_nodes, *key)
-    if ptr is None:
-        return _find_once(num_nodes, *key)
-    cache = batch_cache(ptr)
-    if key not in cache:
-        cache[key] = _find(num_nodes, *key, ptr)
-    return cache[key]
+    key = (num_nodes, stride, boundary, turned, device)
+    if ptr is not None:
+        cache = batch_cache(ptr)
+        if key not in cache:
+            cache[key] = _find(*key, ptr)
+        return cache[key]
+    if num_nodes > KEPT:
+        return _find(*key)
+    return _find_once(*key)
 
 
 def _find(
@@ -184,12 +203,12 @@ def _find(
     ptr: Tensor | None = None,
 ) -> Bags:
     """Return the neighbours of every row or, if ``turned``, the rows it is a neighbour of."""
-    left, right = neighbours(num_nodes, (stride,), boundary, ptr, device)
+    (left,), (right,) = neighbours(num_nodes, (stride,), boundary, ptr, device)
     if turned:
         row = torch.arange(num_nodes, device=device).repeat(2)
-        bounds, _, rows = compress(torch.cat([left[0], right[0]]), row, num_nodes)
+        bounds, _, rows = compress(torch.cat([left, right]), row, num_nodes)
         return bounds, rows
-    rows = torch.stack([left[0], right[0]], 1).flatten()
+    rows = torch.stack([left, right], 1).flatten()
     return torch.arange(0, rows.numel() + 1, 2, device=device), rows
 
 
@@ -208,20 +227,21 @@ def _transformed(v: Tensor, periodic: bool, inverse: bool) -> Tensor:
         return spectrum.real - spectrum.imag
     n = v.size(2)
     mode = torch.arange(n, dtype=v.dtype, device=v.device)
-    size = torch.full_like(mode, math.sqrt(2 * n)).masked_fill(
-        mode == 0, math.sqrt(4 * n)
-    )
+    # The constant mode has twice the square of the others.
+    size = (2 * n * (1 + (mode == 0).to(v))).sqrt()
     # The extension is even about −½, not 0: the phase shifts its cosines by half a sample, and the size norms them.
     turn = torch.polar(size, mode * (math.pi / (2 * n))).unsqueeze(1)
     if inverse:
         return torch.fft.irfft(turn * v, n=2 * n, dim=2)[:, :, :n]
-    return (
-        torch.fft.rfft(torch.cat([v, v.flip(2)], dim=2), dim=2)[:, :, :n] / turn
-    ).real
+    spectrum = torch.fft.rfft(torch.cat([v, v.flip(2)], 2), dim=2)
+    return (spectrum[:, :, :n] / turn).real
 
 
 def _transform_rows(
-    v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None
+    v: Tensor,
+    periodic: bool,
+    inverse: bool,
+    ptr: Tensor | None,
 ) -> Tensor:
     out = empty_like(v)
     if not v.numel():
@@ -236,20 +256,20 @@ def _transform_rows(
 
 
 def _transform_graphs(
-    v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None
+    v: Tensor,
+    periodic: bool,
+    inverse: bool,
+    ptr: Tensor | None,
 ) -> Tensor:
     """Return the same without writing to memory that every sequence shares."""
     if not v.numel():
         return torch.zeros_like(v)
-    parts = [
-        gather(v, rows) for rows in slices(ptr, v.size(0)) if rows.stop > rows.start
-    ]
-    return torch.cat(
-        [
-            _transformed(part, periodic, inverse).transpose(1, 2).squeeze(0)
-            for part in parts
-        ]
-    )
+    parts = []
+    for rows in slices(ptr, v.size(0)):
+        if rows.stop > rows.start:
+            part = _transformed(gather(v, rows), periodic, inverse)
+            parts.append(part.transpose(1, 2).squeeze(0))
+    return torch.cat(parts)
 
 
 @operation("neumann_transform", formula=_transform_graphs, cpu=_transform_rows)
@@ -294,12 +314,13 @@ def neumann_function(
     (alpha, v), dtype = accumulating(alpha, v)
     position, length = positions(ptr, v.size(0), v.device)
     period = length if periodic else 2 * length
+    # Broadcast to all rows by the first stride.
     eigenvalues = torch.zeros_like(alpha[0])
     for stride, weight in zip(strides, alpha, strict=True):
+        # Reduced in integers: the sine of a large angle has lost its digits.
         phase = (position * stride % period).to(v.dtype) / period
         mode = 4 * (math.pi * phase).sin().square()
         eigenvalues = eigenvalues + mode.unsqueeze(1) * weight
-    factors = function(eigenvalues).unsqueeze(2)
-    return _transform(
-        factors * _transform(v, periodic, False, ptr), periodic, True, ptr
-    ).to(dtype)
+    spectrum = _transform(v, periodic, False, ptr)
+    filtered = function(eigenvalues).unsqueeze(2) * spectrum
+    return _transform(filtered, periodic, True, ptr).to(dtype)

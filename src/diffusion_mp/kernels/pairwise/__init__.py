@@ -1,7 +1,7 @@
 """All-pair attention with a nonlinear score, tile by tile: O(N²) time, O(N) memory, also in the backward pass."""
 
 from functools import partial
-from typing import Any
+from typing import TypedDict, Unpack
 
 import torch
 from jaxtyping import Float
@@ -69,7 +69,12 @@ def _product(q: Narrow, k: Narrow, v: Narrow, weighting: Weighting) -> Tensor:
     triton=on_gpu("backward"),
 )
 def _backward(
-    grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
+    grad: Tensor,
+    delta: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weighting: Weighting,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return empty_like(q, k, v)
 
@@ -102,6 +107,7 @@ def _of_product(
     out: Tensor,
     backend: str,
 ) -> tuple[Tensor | None, ...]:
+    # Rows are not normalised, so nothing is subtracted.
     delta = torch.zeros_like(_empty_rows(q))
     dq, dk, dv = _backward(grad, delta, q, k, v, weighting, backend=backend)
     # The shifts need no pass over the pairs: with g_ij = w_ij (grad_i·v_j) the row sums, da, are
@@ -126,6 +132,27 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
 
 _attention.derivatives({"q k v": _of_attention})
 _product.derivatives({"q k v weighting.row_shift weighting.col_shift": _of_product})
+
+
+class Options(TypedDict, total=False):
+    """What all but :func:`pairwise_attention` take besides tensors."""
+
+    score: str
+    loops: bool
+    mutual: bool
+    backend: Backend
+
+
+def _weighting(
+    ptr: Tensor | None,
+    score: str = "exp",
+    loops: bool = True,
+    mutual: bool = False,
+    backend: Backend = "auto",
+) -> tuple[Weighting, Backend]:
+    """Return the weighting without shifts, and the backend."""
+    check_choice(score, "score", SCORES)
+    return Weighting(None, None, ptr, score, loops, mutual), backend
 
 
 def pairwise_attention(
@@ -160,7 +187,9 @@ def pairwise_attention(
     # Numbers first: they are never few for torch.export, to which the number of pairs is a symbol.
     if small and scores.few_pairs(q):
         with without_autocast(q):
+            # A call of the operation takes longer than the arithmetic here.
             return scores.attention_of_few(q, k, v, score)
+    # torch's kernel has no name of its own: to a user it is part of the fast path.
     if requested_backend in ("auto", "cpu") and fused.fits(q, k, v, ptr, score):
         return fused.attention(q, k, v)
     weighting = Weighting(None, None, ptr, score, mutual=mutual)
@@ -172,21 +201,18 @@ def pairwise_rows(
     k: Float[Tensor, "N H F"],
     v: Float[Tensor, "N H D"],
     ptr: Tensor | None = None,
-    *,
-    score: str = "exp",
-    loops: bool = True,
-    mutual: bool = False,
-    backend: Backend = "auto",
+    **options: Unpack[Options],
 ) -> PairwiseRows:
     """Return the result of :func:`pairwise_attention` and the ``lse`` of :func:`pairwise_logsumexp` in one pass.
+
+    Options are ``score``, ``loops``, ``mutual`` and ``backend``, as there.
 
     Examples:
         >>> rows = pairwise_rows(q, k, torch.rand(6, 2, 4))
         >>> torch.allclose(rows.lse, pairwise_logsumexp(q, k))
         True
     """
-    check_choice(score, "score", SCORES)
-    weighting = Weighting(None, None, ptr, score, loops, mutual)
+    weighting, backend = _weighting(ptr, **options)
     return _attention(q, k, v, weighting, backend=backend)
 
 
@@ -194,23 +220,19 @@ def pairwise_logsumexp(
     q: Float[Tensor, "N H F"],
     k: Float[Tensor, "N H F"],
     ptr: Tensor | None = None,
-    *,
-    score: str = "exp",
-    loops: bool = True,
-    mutual: bool = False,
-    backend: Backend = "auto",
+    **options: Unpack[Options],
 ) -> Float[Tensor, "N H"]:
     """log Σ_j f(q_i·k_j), the log-normaliser of a row of :func:`pairwise_attention`, in at least float32.
 
-    With ``loops=False`` j = i does not count, and the result is −∞ for a node alone in its graph. For ``mutual`` see
-    :func:`pairwise_attention`.
+    With ``loops=False`` j = i does not count, and the result is −∞ for a node alone in its graph. For ``score``,
+    ``mutual`` and ``backend`` see :func:`pairwise_attention`.
 
     Examples:
         >>> torch.allclose(pairwise_logsumexp(q, k), torch.einsum("ihf,jhf->ihj", q, k).logsumexp(2), atol=1e-6)
         True
     """
-    options: dict[str, Any] = {"loops": loops, "mutual": mutual, "backend": backend}
-    return pairwise_rows(q, k, q[:, :, :0], ptr, score=score, **options).lse
+    # Values without channels cost nothing.
+    return pairwise_rows(q, k, q[:, :, :0], ptr, **options).lse
 
 
 def pairwise_product(
@@ -220,22 +242,18 @@ def pairwise_product(
     row_shift: Float[Tensor, "N H"] | None = None,
     col_shift: Float[Tensor, "N H"] | None = None,
     ptr: Tensor | None = None,
-    *,
-    score: str = "exp",
-    loops: bool = True,
-    mutual: bool = False,
-    backend: Backend = "auto",
+    **options: Unpack[Options],
 ) -> Float[Tensor, "N H D"]:
     r"""out_i = Σ_j exp(log f(q_i·k_j) + a_i + b_j) v_j over the nodes j of i's graph.
 
     With a = 0 and b = −logsumexp, and q and k exchanged, it is the transpose of :func:`pairwise_attention`. The shifts
-    a and b are added in log space, and ``None`` is zero; with ``loops=False`` j = i does not count. For ``mutual`` see
-    :func:`pairwise_attention`; it halves the scores where a is b.
+    a and b are added in log space, and ``None`` is zero; with ``loops=False`` j = i does not count. For ``score``,
+    ``mutual`` and ``backend`` see :func:`pairwise_attention`; the promise halves the scores where a is b.
 
     Examples:
         >>> pairwise_product(q, k, torch.rand(6, 2, 4)).shape
         torch.Size([6, 2, 4])
     """
-    check_choice(score, "score", SCORES)
-    weighting = Weighting(row_shift, col_shift, ptr, score, loops, mutual)
+    weighting, backend = _weighting(ptr, **options)
+    weighting = weighting._replace(row_shift=row_shift, col_shift=col_shift)
     return _product(q, k, v, weighting, backend=backend)

@@ -1,5 +1,6 @@
 """Softmax attention of one graph by the fused kernels of torch: on the CPU, and on a GPU in half precision."""
 
+import math
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ WIDEST = 256
 
 def fits(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> bool:
     """Whether a fused kernel supports these arguments and is the fastest."""
+    # What is compiled or transformed needs the formula, and a subclass of tensors may mean something else.
     if score != "exp" or ptr is not None or not values_only(captured=True):
         return False
     if not PLAIN.issuperset(map(type, (q, k, v))) or q.numel() == 0:
@@ -26,10 +28,18 @@ def fits(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> boo
     # torch's kernels read past the end of shorter tensors.
     if q.shape != k.shape or q.shape[:2] != v.shape[:2]:
         return False
-    if not q.device == k.device == v.device or abs(q.size(2) - v.size(2)) > PADDING:
+    if not q.device == k.device == v.device:
         return False
-    half = q.dtype == k.dtype == v.dtype and q.dtype in (torch.bfloat16, torch.float16)
-    return q.is_cpu or (q.is_cuda and half and max(q.size(2), v.size(2)) <= WIDEST)
+    features = q.size(2)
+    channels = v.size(2)
+    if abs(features - channels) > PADDING:
+        return False
+    if q.is_cpu:
+        return True
+    # On a GPU half precision alone: tiles by Triton take the rest.
+    half = q.dtype in (torch.bfloat16, torch.float16)
+    narrow = max(features, channels) <= WIDEST
+    return q.is_cuda and half and narrow and q.dtype == k.dtype == v.dtype
 
 
 class _Fused(torch.autograd.Function):
@@ -38,6 +48,7 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> Tensor:
         ctx.save_for_backward(*inputs)
+        # A graph of torch's own kernel inside this function, whose backward pass walks it.
         ctx.leaves = [x.detach().requires_grad_() for x in inputs]
         query, key, value = ctx.leaves
         with torch.set_grad_enabled(any(ctx.needs_input_grad)):
@@ -46,6 +57,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
+        # With create_graph, for which torch would raise that its kernel cannot be differentiated twice.
         if torch.is_grad_enabled():
             return pulled_back(_formula, ctx.saved_tensors, grad)
         return torch.autograd.grad(ctx.out, ctx.leaves, grad, retain_graph=True)
@@ -53,7 +65,8 @@ class _Fused(torch.autograd.Function):
 
 def _formula(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     (query, key, value), dtype = accumulating(query, key, value)
-    return ((query @ key.mT).softmax(-1) @ value).to(dtype)
+    weight = (query @ key.mT).softmax(-1)
+    return (weight @ value).to(dtype)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "N H D"]:
@@ -62,9 +75,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "N H D"]:
     dtype = v.dtype
     width = max(q.size(2), channels)
     if q.is_cpu:
+        # Sums take at least float32.
         (q, k, v), _ = accumulating(q, k, v)
     else:
-        width = -(-width // 8) * 8
+        # The kernels for GPUs take multiples of eight only.
+        width = 8 * math.ceil(width / 8)
     with without_autocast(q):
         out = _Fused.apply(*(_by_head(x, width) for x in (q, k, v)))
     return out.squeeze(0).transpose(0, 1)[:, :, :channels].to(dtype)
@@ -73,5 +88,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "N H D"]:
 def _by_head(x: Tensor, width: int) -> Tensor:
     """[N, H, F] → [1, H, N, width], zero beyond F, with contiguous rows as the kernel needs them."""
     x = pad(x, (0, width - x.size(2)))
-    x = x if x.stride(2) == 1 else x.contiguous()
+    if x.stride(2) != 1:
+        x = x.contiguous()
     return x.transpose(0, 1).unsqueeze(0)

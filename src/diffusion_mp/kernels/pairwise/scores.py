@@ -82,13 +82,15 @@ def log_scores(q: Tensor, k: Tensor, score: str, loops: bool = True) -> Tensor:
     s = log_score(torch.einsum("ihf,jhf->hij", q, k), score)
     if loops:
         return s
-    return s.masked_fill(
-        torch.eye(len(q), dtype=torch.bool, device=q.device), -torch.inf
-    )
+    itself = torch.eye(len(q), dtype=torch.bool, device=q.device)
+    return s.masked_fill(itself, -torch.inf)
 
 
 def pairwise_attention(
-    q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weighting: Weighting,
 ) -> PairwiseRows:
     """Σ_j p_ij v_j with p the softmax of log f(q_i·k_j) over row i, also for the sigmoid (D11 of docs/errata.md)."""
     results = []
@@ -133,7 +135,12 @@ def few_pairs(q: Tensor) -> bool:
 
 
 def pairwise_backward(
-    grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
+    grad: Tensor,
+    delta: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weighting: Weighting,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq_i = Σ_j g_ij k_j, dk_j = Σ_i g_ij q_i and dv_j = Σ_i w_ij grad_i.
 
@@ -145,19 +152,18 @@ def pairwise_backward(
         return pairwise_product(q, k, pad(v, (0, 1), value=1.0), weighting)
 
     pulled = torch.cat([grad, -delta.unsqueeze(2)], 2)
-    gradients: tuple[Tensor, Tensor, Tensor] = pulled_back(product, (q, k, v), pulled)
+    gradients: tuple[Tensor, Tensor, Tensor]
+    gradients = pulled_back(product, (q, k, v), pulled)
     return gradients
 
 
 def pairwise_product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     """Σ_j w_ij v_j."""
-    graphs = slices(weighting.ptr, q.size(0))
-    return torch.cat(
-        [
-            torch.einsum("hij,jhd->ihd", _weights(q, k, weighting, rows), v[rows])
-            for rows in graphs
-        ]
-    )
+    parts = []
+    for rows in slices(weighting.ptr, q.size(0)):
+        weight = _weights(q, k, weighting, rows)
+        parts.append(torch.einsum("hij,jhd->ihd", weight, v[rows]))
+    return torch.cat(parts)
 
 
 def _weights(q: Tensor, k: Tensor, weighting: Weighting, rows: slice) -> Tensor:

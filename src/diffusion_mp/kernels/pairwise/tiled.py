@@ -31,78 +31,94 @@ FAR = 40.0
 
 
 class _Weights(Buffers):
-    """The weights between the rows of stacks q and k [b, n, F], in memory that every tile uses again."""
+    """The weights between the rows of stacks q and k [b, n, F], in memory that every tile uses again.
 
-    def __init__(self, like: Tensor, weighting: Weighting, slopes: bool = False):
-        super().__init__(like, like.dtype)
+    ``shifts`` are none, a or (a, b), each [b, n, 1].
+    """
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        mask: Tensor | None,
+        weighting: Weighting,
+        shifts: Sequence[Tensor] = (),
+    ) -> None:
+        super().__init__(q, q.dtype)
+        self.q = q
+        self.k = k
+        self.mask = mask
+        self.shifts = shifts
         self.kernel = KERNELS[weighting.score]
         self.loops = weighting.loops
-        # Whether the scores are still needed when there are weights, which otherwise overwrite them.
-        self.slopes = slopes and self.kernel.times_slope is not None
-        # Whether some row needed a level. Others of the batch probably will, and then try no sum without one.
-        self.far = False
 
     def tile(
         self,
-        q: Tensor,
-        k: Tensor,
-        shifts: Sequence[Tensor],
         rows: slice,
         cols: slice,
-        mask: Tensor | None,
+        slopes: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Return w of a tile, with shifts none, a or (a, b), each [b, n, 1]; and s, perhaps overwritten."""
-        scale = 1.0 if shifts else self.kernel.scale
-        s = self.inner(cut(q, rows), cut(k, cols), scale=scale)
-        if shifts:
-            w = self.kernel.log(s).add_(cut(shifts[0], rows))
-            for shift in shifts[1:]:
+        """Return w of a tile, and s, which the weights overwrite unless its ``slopes`` are needed."""
+        # With shifts the logarithm of f is taken, of the score itself.
+        scale = 1.0 if self.shifts else self.kernel.scale
+        s = self.inner(cut(self.q, rows), cut(self.k, cols), scale=scale)
+        if self.shifts:
+            w = self.kernel.log(s).add_(cut(self.shifts[0], rows))
+            for shift in self.shifts[1:]:
                 w.add_(cut(shift, cols).mT)
             w.exp_()
         else:
-            w = self.kernel.weight(s, out=self("w", *s.shape) if self.slopes else s)
+            w = self.kernel.weight(s, out=self("w", *s.shape) if slopes else s)
         if not self.loops:
-            self.without_loops(w, rows, cols, mask, 0.0)
-        elif mask is not None:
+            self.without_loops(w, rows, cols, 0.0)
+        elif self.mask is not None:
             # A product may serve as a mask, since padding repeats a node and is finite where that is.
-            w.mul_(cut(mask, cols).mT)
+            w.mul_(cut(self.mask, cols).mT)
         return w, s
 
-    def levels(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+    def levels(self) -> Tensor:
         """Return the largest log f(s_ij) of every row [b, n, 1], finite even without any pair."""
+        q = self.q
         level = q.new_full((*q.shape[:2], 1), torch.finfo(q.dtype).min)
         for rows, cols in _tiles(q):
-            s = self.inner(cut(q, rows), cut(k, cols))
+            s = self.inner(cut(q, rows), cut(self.k, cols))
             if not self.loops:
-                self.without_loops(s, rows, cols, mask, -torch.inf)
+                self.without_loops(s, rows, cols, -torch.inf)
+            # log f rises with the score, so that only the largest needs it.
             top = self.kernel.log(s.amax(2, keepdim=True))
-            torch.maximum(cut(level, rows), top, out=cut(level, rows))
+            so_far = cut(level, rows)
+            torch.maximum(so_far, top, out=so_far)
         return level
 
     def without_loops(
-        self, tile: Tensor, rows: slice, cols: slice, mask: Tensor | None, fill: float
+        self,
+        tile: Tensor,
+        rows: slice,
+        cols: slice,
+        fill: float,
     ) -> None:
         """Fill loops, and rows and columns of padding, which may repeat the node of the other end."""
-        if mask is not None:
-            tile.masked_fill_(cut(mask, rows) * cut(mask, cols).mT == 0, fill)
-        tile.diagonal((rows.start or 0) - (cols.start or 0), 1, 2).fill_(fill)
+        if self.mask is not None:
+            nodes = cut(self.mask, rows) * cut(self.mask, cols).mT
+            tile.masked_fill_(nodes == 0, fill)
+        # `ALL` starts nowhere.
+        offset = (rows.start or 0) - (cols.start or 0)
+        tile.diagonal(offset, 1, 2).fill_(fill)
 
     def times(
         self,
-        q: Tensor,
-        k: Tensor,
         v: Tensor,
-        shifts: Sequence[Tensor],
-        mask: Tensor | None,
         symmetric: bool = False,
         total: Tensor | None = None,
     ) -> Tensor:
         """Return Σ_j w_ij v_j, add Σ_j w_ij to ``total``; a tile of a symmetric w serves its rows and its columns."""
-        symmetric = symmetric and mask is None
+        symmetric = symmetric and self.mask is None
+        # The first tile of every row writes, and the others add: see `_add_product`.
         sums = torch.empty_like(v)
-        for rows, cols in _tiles(q, symmetric):
-            w, _ = self.tile(q, k, shifts, rows, cols, mask)
+        for rows, cols in _tiles(self.q, symmetric):
+            w, _ = self.tile(rows, cols)
             turns = [(rows, w, cols)]
+            # A tile on the diagonal is its own transpose.
             if symmetric and cols is not rows:
                 turns.append((cols, w.mT, rows))
             for to, turned, of in turns:
@@ -120,24 +136,32 @@ def _add_product(out: Tensor, to: slice, w: Tensor, v: Tensor, of: slice) -> Non
 def attention(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> PairwiseRows:
     """Σ_j p_ij v_j, [N, H, D], in the dtype of v, and log Σ_j f(s_ij), [N, H], in at least float32."""
     (q, k, v), dtype = accumulating(q, k, v)
-    weights = _Weights(q, weighting)
+    # Whether some row needed a level. Others of the batch probably will, and then try no sum without one.
+    far = False
 
     def compute(
-        q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
+        nonlocal far
+        weights = _Weights(q, k, mask, weighting)
         while True:
-            shifts = [-weights.levels(q, k, mask)] if weights.far else []
-            symmetric = weighting.mutual and not shifts
             total = v.new_zeros(*v.shape[:2], 1)
-            sums = weights.times(q, k, v, shifts, mask, symmetric, total)
+            if far:
+                level = weights.levels()
+                weights.shifts = [-level]
+                sums = weights.times(v, total=total)
+                return sums.div_(total), total.log_().add_(level)
+            sums = weights.times(v, weighting.mutual, total)
             lse = total.log()
-            if shifts:
-                return sums.div_(total), lse - shifts[0]
             if _near(lse):
                 return sums.div_(total), lse
-            weights.far = True
+            far = True
 
-    out, lse = by_stacks(compute, weighting.ptr, (q, k, v), _entries(q))
+    widths = [v.size(2), 1]
+    out, lse = by_stacks(compute, weighting.ptr, (q, k, v), widths, _entries(q))
     return PairwiseRows(out.to(dtype), lse.squeeze(2))
 
 
@@ -148,30 +172,38 @@ def _near(lse: Tensor) -> bool:
 
 def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     """Σ_j w_ij v_j, [N, H, D], with the level −a_i − b_j, in the dtype of v."""
-    dtype = v.dtype
     # One shift on both sides keeps the weights symmetric.
     mutual = weighting.mutual and weighting.row_shift is weighting.col_shift
-    (q, k, v, *shifts), _ = accumulating(q, k, v, *_columns(q, weighting))
-    weights = _Weights(q, weighting)
+    columns = _columns(q, weighting)
+    # The dtype of the last tensor is that of the result.
+    (q, k, *shifts, v), dtype = accumulating(q, k, *columns, v)
 
-    def compute(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor]:
+    def compute(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
         *shifts, mask = rest
-        return (weights.times(q, k, v, shifts, mask, mutual),)
+        return [_Weights(q, k, mask, weighting, shifts).times(v, mutual)]
 
     inputs = (q, k, v, *shifts)
-    return by_stacks(compute, weighting.ptr, inputs, _entries(q))[0].to(dtype)
+    (out,) = by_stacks(compute, weighting.ptr, inputs, [v.size(2)], _entries(q))
+    return out.to(dtype)
 
 
 def _columns(q: Tensor, weighting: Weighting) -> list[Tensor]:
     """Return the shifts a and b as columns [N, H, 1]: none, a, or both."""
-    row_shift, col_shift = weighting[:2]
+    row_shift = weighting.row_shift
+    col_shift = weighting.col_shift
+    # A tile takes its first shift for that of the rows.
     if row_shift is None and col_shift is not None:
         row_shift = torch.zeros_like(col_shift)
     return [x.unsqueeze(2) for x in (row_shift, col_shift) if x is not None]
 
 
 def backward(
-    grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
+    grad: Tensor,
+    delta: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weighting: Weighting,
 ) -> tuple[Tensor, ...]:
     """Return the gradients of q, k and v, each in its dtype; every tile is recomputed.
 
@@ -188,30 +220,38 @@ def backward(
         scale = shifts.pop().exp()
         grad = grad * scale
         delta = delta * scale
-    weights = _Weights(q, weighting, slopes=True)
+    times_slope = KERNELS[weighting.score].times_slope
 
     def compute(
-        q: Tensor, k: Tensor, v: Tensor, grad: Tensor, delta: Tensor, *rest: Any
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        grad: Tensor,
+        delta: Tensor,
+        *rest: Any,
     ) -> tuple[Tensor, ...]:
         *shifts, mask = rest
         if mask is not None:
             grad = grad * mask
             delta = delta * mask
+        weights = _Weights(q, k, mask, weighting, shifts)
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         for rows, cols in _tiles(q):
-            w, s = weights.tile(q, k, shifts, rows, cols, mask)
+            w, s = weights.tile(rows, cols, times_slope is not None)
             _add_product(dv, cols, w.mT, grad, rows)
             g = weights("g", *w.shape)
             outer = cut(delta, rows), cut(grad, rows), cut(v, cols).mT
             torch.baddbmm(*outer, beta=-1, out=g).mul_(w)
-            if weights.kernel.times_slope is not None:
-                weights.kernel.times_slope(g, s)
+            if times_slope is not None:
+                times_slope(g, s)
             _add_product(dq, rows, g, k, cols)
             _add_product(dk, cols, g.mT, q, rows)
         return dq, dk, dv
 
     inputs = (q, k, v, grad, delta, *shifts)
-    gradients = by_stacks(compute, weighting.ptr, inputs, _entries(q))
+    # Shifts have no gradient here: that of a row is its inner product with the result.
+    widths = [x.size(2) for x in (q, k, v)]
+    gradients = by_stacks(compute, weighting.ptr, inputs, widths, _entries(q))
     return tuple(x.to(dtype) for x in gradients)
 
 
@@ -224,10 +264,13 @@ def _tiles(x: Tensor, symmetric: bool = False) -> Iterable[tuple[slice, slice]]:
     """Return rows and columns of tiles for all pairs of nodes of a stack, or those on and above the diagonal."""
     size = x.size(1)
     entries = at_once(_entries(x), x)
+    # Half of a large symmetric matrix is saved by several tiles only.
     if size * size <= entries and not (symmetric and size > SMALL):
         return [(ALL, ALL)]
     if symmetric:
-        side = min(SIDE, math.isqrt(entries), -(-size // 2))
+        side = min(SIDE, math.isqrt(entries), math.ceil(size / 2))
         return combinations_with_replacement(even(size, side), 2)
+    # Wider than high, since every tile adds to the sums of its rows once more.
     cols = even(size, 2 * math.isqrt(entries))
-    return pairs_of(even(size, entries // cols[0].stop), cols)
+    rows = even(size, entries // cols[0].stop)
+    return pairs_of(rows, cols)

@@ -78,14 +78,14 @@ def _attention(
     head, row, within, begin, end = own_rows(table, nodes, H, BLOCK_M)
     f = tl.arange(0, BLOCK_F)
     d = tl.arange(0, BLOCK_D)
-    queries = load(q, row, within, head, H * F, F, f, F, OPERAND)
+    queries = load(q, row, within, head, H, f, F, OPERAND)
     level = tl.full([BLOCK_M], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for start in range(begin, end, BLOCK_N):
         col = start + tl.arange(0, BLOCK_N)
         inside = col < end
-        keys = load(k, col, inside, head, H * F, F, f, F, OPERAND)
+        keys = load(k, col, inside, head, H, f, F, OPERAND)
         s = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
         pairs = _pairs(row, col, end, LOOPS)
         above = tl.max(tl.where(pairs, s, float("-inf")), axis=1)
@@ -97,7 +97,7 @@ def _attention(
         w, _ = _weights(s, level[:, None], pairs, SIGMOID)
         total = total * shrink + tl.sum(w, axis=1)
         if VALUES:
-            values = load(v, col, inside, head, H * D, D, d, D, OPERAND)
+            values = load(v, col, inside, head, H, d, D, OPERAND)
             sums = tl.dot(
                 w.to(OPERAND), values, sums * shrink[:, None], input_precision=PRECISION
             )
@@ -138,9 +138,9 @@ def _sums(
     head, row, within, begin, end = own_rows(table, nodes, H, BLOCK_M)
     f = tl.arange(0, BLOCK_F)
     d = tl.arange(0, BLOCK_D)
-    xs = load(x, row, within, head, H * F, F, f, F, OPERAND)
+    xs = load(x, row, within, head, H, f, F, OPERAND)
     if dx is not None:
-        lefts = load(left, row, within, head, H * D, D, d, D, OPERAND)
+        lefts = load(left, row, within, head, H, d, D, OPERAND)
     row_level = tl.zeros([BLOCK_M], tl.float32)
     if row_shift is not None:
         row_level -= tl.load(row_shift + row * H + head, mask=within, other=0.0)
@@ -149,8 +149,8 @@ def _sums(
     for start in range(begin, end, BLOCK_N):
         col = start + tl.arange(0, BLOCK_N)
         inside = col < end
-        ys = load(y, col, inside, head, H * F, F, f, F, OPERAND)
-        rights = load(right, col, inside, head, H * D, D, d, D, OPERAND)
+        ys = load(y, col, inside, head, H, f, F, OPERAND)
+        rights = load(right, col, inside, head, H, d, D, OPERAND)
         level = row_level[:, None]
         if col_shift is not None:
             level -= tl.load(col_shift + col * H + head, mask=inside, other=0.0)[

@@ -5,7 +5,7 @@ from functools import partial
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.kernels.operation import Backend, Narrow, Wide, empty_like, operation
+from diffusion_mp.kernels.operation import Backend, Narrow, empty_like, operation
 from diffusion_mp.kernels.sparse_flow import reference, tiled
 from diffusion_mp.kernels.sparse_flow.reference import (
     EdgeFlow,
@@ -14,6 +14,7 @@ from diffusion_mp.kernels.sparse_flow.reference import (
     sparse_flow_edges,
 )
 from diffusion_mp.kernels.sparse_flow.rows import (
+    Circuit,
     Features,
     RowPotentials,
     RowTerms,
@@ -32,6 +33,7 @@ __all__ = [
     "sparse_flow_product",
 ]
 
+# One name in the environment selects the backend of all four operations.
 declare = partial(operation, family="sparse_flow")
 
 
@@ -40,10 +42,8 @@ declare = partial(operation, family="sparse_flow")
     formula=reference.sparse_flow_potentials,
     cpu=tiled.potentials,
 )
-def _potentials(
-    features: Features, lam: Wide, leak: Wide, ptr: Tensor | None
-) -> RowPotentials:
-    return empty_potentials(lam)
+def _potentials(circuit: Circuit, ptr: Tensor | None) -> RowPotentials:
+    return empty_potentials(circuit.lam)
 
 
 @declare(
@@ -57,13 +57,12 @@ def _potentials_backward(
     grad_rho: Tensor,
     grad_nu: Tensor,
     grad_log_mu: Tensor,
-    features: Features,
-    lam: Tensor,
-    leak: Tensor,
+    circuit: Circuit,
     out: RowPotentials,
     ptr: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return empty_like(*features, lam, leak)
+    # An operation of its own, so that torch.compile has one node for the backward pass too.
+    return empty_like(*circuit)
 
 
 @declare(
@@ -73,7 +72,11 @@ def _potentials_backward(
     dtype="v",
 )
 def _product(
-    features: Features, v: Narrow, terms: RowTerms, ptr: Tensor | None, transpose: bool
+    features: Features,
+    v: Narrow,
+    terms: RowTerms,
+    ptr: Tensor | None,
+    transpose: bool,
 ) -> Tensor:
     return empty_like(v)
 
@@ -91,10 +94,12 @@ def _product_backward(
     ptr: Tensor | None,
     transpose: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    # Lift and reach are constant where the gradient exists, and ``best`` is a number of a node.
     return empty_like(*features, v, *terms[:4])
 
 
-_potentials.derivatives({"features lam leak": _potentials_backward})
+# The fields that the backward pass does not take have no gradient: see `RowPotentials`.
+_potentials.derivatives({"circuit": _potentials_backward})
 _product.derivatives(
     {"features v terms.a terms.w terms.rho terms.nu": _product_backward}
 )
@@ -128,9 +133,8 @@ def sparse_flow_potentials(
         >>> torch.allclose(sparse_flow_product(q, k, q, k, torch.ones(6, 2, 1), rows.terms), torch.ones(6, 2, 1))
         True
     """
-    return _potentials(
-        Features(q, k, friction_q, friction_k), lam, leak, ptr, backend=backend
-    )
+    circuit = Circuit(q, k, friction_q, friction_k, lam, leak)
+    return _potentials(circuit, ptr, backend=backend)
 
 
 def sparse_flow_product(
@@ -157,11 +161,5 @@ def sparse_flow_product(
         >>> torch.allclose(found, torch.einsum("hij,jhd->ihd", softmax, k), atol=1e-5)
         True
     """
-    return _product(
-        Features(q, k, friction_q, friction_k),
-        v,
-        terms,
-        ptr,
-        transpose,
-        backend=backend,
-    )
+    features = Features(q, k, friction_q, friction_k)
+    return _product(features, v, terms, ptr, transpose, backend=backend)

@@ -1,6 +1,5 @@
 """Sparse flow in plain torch: rows solved by a sort, every graph's matrix written out, and the row problem on edges."""
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -9,17 +8,21 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from diffusion_mp.checks import values_to_check
+from diffusion_mp.graph.ops import Size
 from diffusion_mp.kernels.operation import operation, pulled_back
 from diffusion_mp.kernels.segments import slices
-from diffusion_mp.kernels.sparse_flow import rows as problem
 from diffusion_mp.kernels.sparse_flow.rows import (
     DENSE,
+    Circuit,
     Dense,
     Features,
     RowPotentials,
+    RowProblem,
     RowTerms,
     or_still,
     solve,
+    unit_limit,
+    units,
 )
 from diffusion_mp.runtime.precision import accumulating, exp_limit
 
@@ -30,24 +33,22 @@ def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> 
     log_conductance = log_conductance.detach()
     log_threshold = log_threshold.detach()
     inverse = inverse.detach()
-    closed = log_conductance == -math.inf
-    log_leak = inverse.log()
-    log_threshold = log_threshold.clamp_min(
-        torch.finfo(log_threshold.dtype).min
-    )  # λ may be 0
-    order = log_threshold.masked_fill(closed, math.inf).argsort(-1)
+    closed = log_conductance == -torch.inf
+    # λ may be 0, and −∞ less −∞ is not a number.
+    log_threshold = log_threshold.clamp_min(torch.finfo(log_threshold.dtype).min)
+    order = log_threshold.masked_fill(closed, torch.inf).argsort(-1)
     theta = log_threshold.gather(-1, order)
+    log_c = log_conductance.gather(-1, order)
     position = torch.arange(theta.size(-1), device=theta.device)
 
     def before(x: Tensor) -> Tensor:
-        """Return what stands before every entry; a row that is shorter by one would fix its size in an export."""
-        return x.index_select(-1, (position - 1).clamp(min=0)).masked_fill(
-            position == 0, -math.inf
-        )
+        """Return what stands before every entry."""
+        # Not a row that is shorter by one, which would fix its size in an export.
+        moved = x.index_select(-1, (position - 1).clamp(min=0))
+        return moved.masked_fill(position == 0, -torch.inf)
 
-    through = torch.logaddexp(
-        before(log_conductance.gather(-1, order)).logcumsumexp(-1), log_leak
-    )
+    # From one threshold to the next all conductors below it and the leak take part.
+    through = torch.logaddexp(before(log_c).logcumsumexp(-1), inverse.log())
     rises = theta + (-(before(theta) - theta).expm1()).log()
     below = (rises + through).logcumsumexp(-1) < 0
     return torch.zeros_like(closed).scatter(-1, order, below) & ~closed
@@ -77,62 +78,58 @@ def log_entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tenso
         >>> log_entries(s, s, rows.terms, rows.best == node.unsqueeze(1)).shape
         torch.Size([6, 2])
     """
-    limit = exp_limit(s.dtype)
-    above = (
-        (u - terms.w).masked_fill(u >= terms.reach, math.inf).masked_fill(is_best, 0.0)
-    )
-    driven = terms.rho - terms.nu * above.clamp(max=limit).expm1()
-    flows = driven > 0
+    above = (u - terms.w).masked_fill(u >= terms.reach, torch.inf)
+    above = above.masked_fill(is_best, 0.0).clamp(max=exp_limit(s.dtype))
+    driven = terms.rho - terms.nu * above.expm1()
     # No entry that flows conducts more than the best, however a recomputed s is rounded.
-    log_through = (s + terms.a + terms.lift * (above < 0)).clamp(
-        max=problem.unit_limit(s.dtype)
-    )
-    return (log_through + driven.masked_fill(~flows, 1.0).log()).masked_fill(
-        ~flows, -math.inf
-    )
+    log_through = s + terms.a + terms.lift * (above < 0)
+    log_through = log_through.clamp(max=unit_limit(s.dtype))
+    # Filled before the logarithm too, whose derivative at zero is infinite.
+    closed = ~(driven > 0)
+    log_flow = log_through + driven.masked_fill(closed, 1.0).log()
+    return log_flow.masked_fill(closed, -torch.inf)
 
 
 def _scores(a: Tensor, b: Tensor, rows: slice) -> Tensor:
     return torch.einsum("ihf,jhf->hij", a[rows], b[rows])
 
 
-def sparse_flow_potentials(
-    features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
-) -> RowPotentials:
-    """Solve every row by sorting."""
-    q, k, fq, fk = features
-    found = slices(ptr, q.size(0))
-    parts = [
-        _solved(_scores(q, k, r), _scores(fq, fk, r), lam[r], leak[r], r.start)
-        for r in found
-    ]
-    return RowPotentials(
-        *(
-            torch.cat([x.squeeze(2).t() for x in found])
-            for found in zip(*parts, strict=True)
-        )
-    )
+def among(x: Tensor, some: Tensor, absent: float) -> Tensor:
+    """Return x with other entries absent, and with one absent entry more, since an empty row has no largest."""
+    return pad(x.masked_fill(~some, absent), (0, 1), value=absent)
+
+
+class OnSupport(NamedTuple):
+    """A solution by its support: fields of `RowPotentials`, ``height`` = log(e^h/c_o) of a row, and by entry
+    ``through`` and ``dammed``, with z = through ρ − dammed on the support.
+    """
+
+    a: Tensor
+    w: Tensor
+    rho: Tensor
+    nu: Tensor
+    lift: Tensor
+    slope: Tensor
+    height: Tensor
+    through: Tensor
+    dammed: Tensor
 
 
 def _on_support(
-    s: Tensor,
-    u: Tensor,
+    problem: RowProblem,
     log_c: Tensor,
     log_f: Tensor,
-    lam: Tensor,
-    leak: Tensor,
     active: Tensor,
     best: Tensor,
     idle: Tensor,
     rows: Dense = DENSE,
-) -> tuple[Tensor, ...]:
-    """Solve Σ_j z_j + μ/α = 1, which is linear in ρ on a known support; ``log_c`` and ``log_f`` are those of ``best``.
-
-    Returns a, w, ρ, ν, lift, the slope and the log of what multiplies ρ in μ, and by entry ``through`` and ``dammed``:
-    z = through ρ − dammed on the support.
-    """
+) -> OnSupport:
+    """Solve Σ_j z_j + μ/α = 1, which is linear in ρ on a support; ``log_c`` and ``log_f`` are those of ``best``."""
+    s, u, _, _, lam, leak = problem
+    # γ without λ, of which the logarithm is −∞ where λ is 0.
     log_drag = log_c + log_f
-    unit, lift, rise, nu = problem.units((log_drag + lam.log()).detach())
+    # The unit is a choice: no result depends on it, so it needs no gradient.
+    unit, lift, rise, nu = units((log_drag + lam.log()).detach())
     a = unit - rows.at(s, best)
     w = rows.at(u, best) + rise
     # ν moves as γ = c_o θ_o does, also where λ is 0.
@@ -141,92 +138,100 @@ def _on_support(
     ).detach()
     nu = lam * nu_of_one * (log_drag - log_drag.detach()).exp()
     apart = u - rows.spread(w)
-    log_through = (s + rows.spread(a) + rows.spread(lift) * (apart < 0)).masked_fill(
-        ~active, -math.inf
+    log_through = s + rows.spread(a) + rows.spread(lift) * (apart < 0)
+    through = (
+        log_through.masked_fill(~active, -torch.inf)
+        .clamp(max=unit_limit(s.dtype))
+        .exp()
     )
-    through = log_through.clamp(max=problem.unit_limit(s.dtype)).exp()
-    dammed = (
-        through
-        * rows.spread(nu)
-        * apart.masked_fill(~active | rows.is_at(best, active), 0.0).expm1()
-    )
+    # At the best conductor e^{u − w} is one, whatever u is. Clamped for λ = 0, where ν is zero and u may be anything.
+    apart = apart.masked_fill(~active | rows.is_at(best, active), 0.0)
+    above = apart.clamp(max=exp_limit(s.dtype)).expm1()
+    dammed = through * rows.spread(nu) * above
     height = unit - log_c
+    # Where nothing flows there is no equation, and a divisor of zero would make all gradients NaN.
     slope = (rows.add(through) + leak * height.exp()).masked_fill(idle, 1.0)
     rho = (1 - leak * lam * log_f.exp() + rows.add(dammed)) / slope
-    return a, w, rho, nu, lift, slope, height, through, dammed
+    return OnSupport(a, w, rho, nu, lift, slope, height, through, dammed)
 
 
-def _solved(
-    s: Tensor, u: Tensor, lam: Tensor, leak: Tensor, first: int
-) -> RowPotentials:
-    """Solve the rows of one graph, [H, n, 1], from its scores [H, n, n]; an entry with s = u = −∞ is absent."""
-    none = s == -math.inf
-    resistance = (-s).masked_fill(none, -math.inf).logsumexp(2, keepdim=True)
+def _solved(circuit: Circuit, nodes: slice) -> RowPotentials:
+    """Solve the rows of one graph; an entry with s = u = −∞ is absent."""
+    q, k, fq, fk, lam, leak = circuit
+    s = _scores(q, k, nodes)
+    u = _scores(fq, fk, nodes)
+    none = s == -torch.inf
+    # An absent entry resists infinitely, and the sum over conductors must not see its −s = ∞.
+    resisting = (-s).masked_fill(none, -torch.inf)
+    resistance = resisting.logsumexp(2, keepdim=True)
     friction = u.logsumexp(2, keepdim=True)
     # Not s + M and u − U, which cancel where the scores are large.
-    log_c = (
-        -(-s).masked_fill(none, -math.inf).log_softmax(2).masked_fill(none, math.inf)
-    )
-    log_f = u.log_softmax(2).masked_fill(none, -math.inf)
-    lam, leak = (x.t().unsqueeze(2) for x in (lam, leak))
+    log_c = -resisting.log_softmax(2).masked_fill(none, torch.inf)
+    # A row of absent entries alone gives NaN, which is no threshold.
+    log_f = u.log_softmax(2).masked_fill(none, -torch.inf)
+    lam, leak = (x[nodes].t().unsqueeze(2) for x in (lam, leak))
     with torch.no_grad():
         active = flowing(log_c, lam.log() + log_f, leak)
-        # Padded with a closed entry, since an empty row has no largest.
-        best = pad(s.masked_fill(~active, -math.inf), (0, 1), value=-math.inf).argmax(
-            2, keepdim=True
-        )
+        best = among(s, active, -torch.inf).argmax(2, keepdim=True)
     idle = ~active.any(2, keepdim=True)
     of_best = log_c.gather(2, best), log_f.gather(2, best)
-    a, w, rho, nu, lift, slope, height, through, dammed = _on_support(
-        s, u, *of_best, lam, leak, active, best, idle
-    )
+    problem = RowProblem(s, u, resistance, friction, lam, leak)
+    on = _on_support(problem, *of_best, active, best, idle)
     with torch.no_grad():
-        drag = (nu * through + dammed).scatter(2, best, 0.0).sum(2, keepdim=True)
-        work = (lam * log_f.exp() * (through * rho - dammed)).sum(2, keepdim=True)
-        last = pad(u.masked_fill(~active, -math.inf), (0, 1), value=-math.inf).amax(
-            2, keepdim=True
-        )
-        after = pad(u.masked_fill(u <= last, math.inf), (0, 1), value=math.inf).amin(
-            2, keepdim=True
-        )
+        # What a kernel keeps for its backward pass has no gradient here either.
+        drag = on.nu * on.through + on.dammed
+        work = lam * log_f.exp() * (on.through * on.rho - on.dammed)
+        last = among(u, active, -torch.inf).amax(2, keepdim=True)
+        after = among(u, u > last, torch.inf).amin(2, keepdim=True)
         # Rounding of w may open an entry that is closed; then ``reach`` separates the two.
-        opened = rho > nu * (after - w).clamp(max=exp_limit(s.dtype)).expm1()
-        reach = torch.where(opened, (last + after) / 2, math.inf)
-    log_mu = height + lift + (rho * (-lift).exp() + nu).masked_fill(idle, 1.0).log()
-
+        most = (after - on.w).clamp(max=exp_limit(s.dtype)).expm1()
+        reach = torch.where(on.rho > on.nu * most, (last + after) / 2, torch.inf)
+    driven = on.rho * (-on.lift).exp() + on.nu
     solved = RowPotentials(
-        a,
-        w,
-        rho,
-        nu,
-        lift,
+        on.a,
+        on.w,
+        on.rho,
+        on.nu,
+        on.lift,
         reach.detach(),
         best,
-        log_mu,
+        on.height + on.lift + driven.masked_fill(idle, 1.0).log(),
         resistance.detach(),
         friction.detach(),
-        slope.detach(),
-        drag.detach(),
-        work.detach(),
+        on.slope.detach(),
+        drag.scatter(2, best, 0.0).sum(2, keepdim=True),
+        work.sum(2, keepdim=True),
         active.sum(2, keepdim=True).to(s),
     )
     rows = or_still(solved, ~idle, leak)
-    return rows._replace(best=rows.best + first)
+    # From one row of a matrix per head to one number per node and head.
+    rows = RowPotentials(*(x.squeeze(2).t() for x in rows))
+    # Numbers of nodes in the batch, not in the graph.
+    return rows._replace(best=rows.best + nodes.start)
+
+
+def sparse_flow_potentials(circuit: Circuit, ptr: Tensor | None) -> RowPotentials:
+    """Solve every row by sorting."""
+    graphs = [_solved(circuit, nodes) for nodes in slices(ptr, circuit.q.size(0))]
+    return RowPotentials(*map(torch.cat, zip(*graphs, strict=True)))
 
 
 def sparse_flow_product(
-    features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool
+    features: Features,
+    v: Tensor,
+    terms: RowTerms,
+    ptr: Tensor | None,
+    transpose: bool,
 ) -> Tensor:
     """Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D]."""
     q, k, fq, fk = features
+    equation = "hji,jhd->ihd" if transpose else "hij,jhd->ihd"
     parts = []
     for rows in slices(ptr, q.size(0)):
         of_rows = RowTerms(*(x[rows].t().unsqueeze(2) for x in terms))
         is_best = torch.arange(rows.start, rows.stop, device=q.device) == of_rows.best
         z = entries(_scores(q, k, rows), _scores(fq, fk, rows), of_rows, is_best)
-        parts.append(
-            torch.einsum("hji,jhd->ihd" if transpose else "hij,jhd->ihd", z, v[rows])
-        )
+        parts.append(torch.einsum(equation, z, v[rows]))
     return torch.cat(parts)
 
 
@@ -236,23 +241,18 @@ def potentials_backward(
     grad_rho: Tensor,
     grad_nu: Tensor,
     grad_log_mu: Tensor,
-    features: Features,
-    lam: Tensor,
-    leak: Tensor,
+    circuit: Circuit,
     out: RowPotentials,
     ptr: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of q, k, q̃, k̃, λ and 1/α."""
+    """Return the gradients of the circuit."""
 
-    def potentials(*inputs: Tensor) -> tuple[Tensor, ...]:
-        *features, lam, leak = inputs
-        rows = sparse_flow_potentials(Features(*features), lam, leak, ptr)
+    def potentials(*circuit: Tensor) -> tuple[Tensor, ...]:
+        rows = sparse_flow_potentials(Circuit(*circuit), ptr)
         return rows.a, rows.w, rows.rho, rows.nu, rows.log_mu
 
     grads = (grad_a, grad_w, grad_rho, grad_nu, grad_log_mu)
-    gradients: tuple[Tensor, ...] = pulled_back(
-        potentials, (*features, lam, leak), grads
-    )
+    gradients: tuple[Tensor, ...] = pulled_back(potentials, circuit, grads)
     return gradients
 
 
@@ -268,12 +268,12 @@ def product_backward(
 
     def product(*inputs: Tensor) -> Tensor:
         *features, v, a, w, rho, nu = inputs
-        of_rows = RowTerms(a, w, rho, nu, terms.lift, terms.reach, terms.best)
-        return sparse_flow_product(Features(*features), v, of_rows, ptr, transpose)
+        moved = terms._replace(a=a, w=w, rho=rho, nu=nu)
+        return sparse_flow_product(Features(*features), v, moved, ptr, transpose)
 
-    gradients: tuple[Tensor, ...] = pulled_back(
-        product, (*features, v, *terms[:4]), grad
-    )
+    # The other terms are constants: see `RowPotentials`.
+    inputs = (*features, v, *terms[:4])
+    gradients: tuple[Tensor, ...] = pulled_back(product, inputs, grad)
     return gradients
 
 
@@ -295,6 +295,7 @@ class Segments(Dense):
 
     def __init__(self, target: Tensor, like: Tensor) -> None:
         self.target = target
+        # Sums begin with zeros of the shape of all results, made once.
         self.zeros = torch.zeros_like(like)
 
     def add(self, entries: Tensor) -> Tensor:
@@ -307,6 +308,7 @@ class Segments(Dense):
         )
 
     def best(self, entries: Tensor) -> Tensor:
+        # torch has no argmax by index: the largest of the numbers n … 1 at a maximum is its first place.
         n = entries.size(0)
         last = torch.arange(n, 0, -1, device=entries.device).unsqueeze(1)
         is_top = entries == self.spread(self.top(entries))
@@ -328,81 +330,69 @@ class Segments(Dense):
         return self.spread(place) == edge
 
 
-def _edge_support(
-    s: Tensor,
-    u: Tensor,
-    resistance: Tensor,
-    friction: Tensor,
-    lam: Tensor,
-    leak: Tensor,
-    target: Tensor,
-) -> tuple[Tensor, Tensor]:
+def _edge_support(problem: RowProblem, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return whether an edge flows [E, H], and the edge that conducts best among those of its node [N, H]."""
-    rows = Segments(target, lam)
-    solution = solve(s, u, resistance, friction, lam, leak, rows)
+    rows = Segments(target, problem.lam)
+    solution = solve(problem, rows)
     terms = RowTerms(*map(rows.spread, solution.terms))
-    return log_entries(
-        s, u, terms, rows.is_at(solution.best, s)
-    ) > -torch.inf, solution.best
+    is_best = rows.is_at(solution.best, problem.s)
+    log_flow = log_entries(problem.s, problem.u, terms, is_best)
+    return log_flow > -torch.inf, solution.best
+
+
+def distinct(node: Tensor) -> Tensor:
+    """Return keys that order entries by node and then by number: any sort of them is stable. ONNX has no stable one."""
+    size = node.size(0)
+    return node * size + torch.arange(size, device=node.device)
 
 
 def support_by_sorting(
-    s: Tensor,
-    u: Tensor,
-    resistance: Tensor,
-    friction: Tensor,
-    lam: Tensor,
-    leak: Tensor,
+    problem: RowProblem,
     target: Tensor,
+    width: Size | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the same by :func:`flowing`, with every row padded to the longest one."""
+    """Return the same by :func:`flowing`, with every row padded to ``width``, the most edges of a node."""
+    s, u, resistance, friction, lam, leak = problem
     edges, heads = s.shape
     nodes = lam.size(0)
-    count = torch.bincount(target, minlength=nodes)
-    order = target.argsort(stable=True)
+    number = torch.arange(edges, device=s.device)
+    # Not `bincount`, whose result has a size that depends on values.
+    count = target.new_zeros(nodes).index_add(0, target, torch.ones_like(target))
     first = count.cumsum(0) - count
+    order = distinct(target).argsort()
     row = target[order]
-    position = row, torch.arange(edges, device=s.device) - first[row]
-    width = edges
-    if (
-        edges and values_to_check()
-    ):  # torch.func.linearize records, and has no numbers to read
-        width = int(count.max())
+    position = row, number - first[row]
+    if width is None:
+        width = edges
+        # torch.func.linearize records, and has no numbers to read.
+        if edges and values_to_check():
+            width = int(count.max())
 
-    def rows(entries: Tensor, absent: float) -> Tensor:
-        padded = entries.new_full((nodes, width, heads), absent).index_put(
-            position, entries[order]
-        )
-        return padded.transpose(1, 2)
+    def by_row(entries: Tensor, absent: float) -> Tensor:
+        padded = entries.new_full((nodes, width, heads), absent)
+        return padded.index_put(position, entries[order]).transpose(1, 2)
 
-    log_c = rows(s + resistance[target], -math.inf)
-    log_theta = rows(lam[target].log() + (u - friction[target]), 0.0)
+    log_c = by_row(s + resistance[target], -torch.inf)
+    log_theta = by_row(lam[target].log() + (u - friction[target]), 0.0)
     active = flowing(log_c, log_theta, leak.unsqueeze(2))
-    # Padded with a closed entry, since an empty row has no largest.
-    best = pad(log_c.masked_fill(~active, -math.inf), (0, 1), value=-math.inf).argmax(2)
-    best = pad(order, (0, 1), value=edges)[(first.unsqueeze(1) + best).clamp(max=edges)]
-    return active.transpose(1, 2)[position][order.argsort()], best
+    best = first.unsqueeze(1) + among(log_c, active, -torch.inf).argmax(2)
+    # Without an active edge the best is one entry more.
+    best = pad(order, (0, 1), value=edges)[best.clamp(max=edges)]
+    in_order = active.transpose(1, 2)[position]
+    return torch.zeros_like(in_order).index_put((order,), in_order), best
 
 
 # An operation, because torch.compile cannot trace a loop that ends by values.
 @operation("sparse_flow_support", formula=support_by_sorting, cpu=_edge_support)
-def _support(
-    s: Tensor,
-    u: Tensor,
-    resistance: Tensor,
-    friction: Tensor,
-    lam: Tensor,
-    leak: Tensor,
-    target: Tensor,
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(s, dtype=torch.bool), torch.empty_like(
-        lam, dtype=torch.long
-    )
+def _support(problem: RowProblem, target: Tensor) -> tuple[Tensor, Tensor]:
+    best = torch.empty_like(problem.lam, dtype=torch.long)
+    return torch.empty_like(problem.s, dtype=torch.bool), best
 
 
 def _log_sum(x: Tensor, rows: Segments) -> Tensor:
     """Return log Σ_e e^{x_e} of every row, 0 where that is −∞."""
     top = rows.top(x.detach()).clamp_min(torch.finfo(x.dtype).min)
+    # Twice replaced, since the logarithm of zero has an infinite derivative even where it is not taken.
     total = rows.add((x - rows.spread(top)).exp())
     return torch.where(total == 0, 0.0, (total + (total == 0)).log() + top)
 
@@ -434,23 +424,23 @@ def sparse_flow_edges(
     """
     (s, u, prior, lam, leak), _ = accumulating(s, u, prior, lam, leak)
     rows = Segments(target, lam)
+    # A prior of zero removes the edge; its logarithm has no derivative that could be multiplied by zero.
     closed = prior == 0
-    log_a = prior.masked_fill(closed, 1.0).log().masked_fill(closed, -math.inf)
+    log_a = prior.masked_fill(closed, 1.0).log().masked_fill(closed, -torch.inf)
     resistance = _log_sum(log_a - s, rows)
     friction = _log_sum(log_a + u, rows)
-    s = log_a + s
+    problem = RowProblem(log_a + s, u, resistance, friction, lam, leak)
     with torch.no_grad():
-        active, best = _support(s, u, resistance, friction, lam, leak, target)
+        active, best = _support(problem, target)
         idle = rows.add(active.to(lam.dtype)) == 0
         best = best.masked_fill(idle, 0)
     # A row where nothing flows is zero in the end, and has to be finite on the way.
-    log_c = (resistance + rows.at(s, best)).masked_fill(idle, 0.0)
+    log_c = (resistance + rows.at(problem.s, best)).masked_fill(idle, 0.0)
     log_f = (rows.at(u, best) - friction).masked_fill(idle, 0.0)
-    _, _, rho, _, _, _, height, through, dammed = _on_support(
-        s, u, log_c, log_f, lam, leak, active, best, idle, rows
-    )
+    on = _on_support(problem, log_c, log_f, active, best, idle, rows)
+    # Without conservation nothing flows at μ = α; with it μ is unknown, and 0 stands for that.
     alone = 1 / leak.masked_fill(leak == 0, torch.inf)
-    flow = (through * rows.spread(rho) - dammed).clamp_min(0)
-    return EdgeFlow(
-        flow, torch.where(idle, alone, lam * log_f.exp() + rho * height.exp())
-    )
+    # Rounding may make an entry at its threshold negative.
+    flow = (on.through * rows.spread(on.rho) - on.dammed).clamp_min(0)
+    potential = lam * log_f.exp() + on.rho * on.height.exp()
+    return EdgeFlow(flow, torch.where(idle, alone, potential))

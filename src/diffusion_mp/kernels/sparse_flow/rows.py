@@ -35,6 +35,32 @@ class Features(NamedTuple):
     friction_k: Narrow
 
 
+class Circuit(NamedTuple):
+    """The `Features` of one or more graphs, and λ and 1/α of every row, [N, H]."""
+
+    q: Narrow
+    k: Narrow
+    friction_q: Narrow
+    friction_k: Narrow
+    lam: Wide
+    leak: Wide
+
+    @property
+    def features(self) -> Features:
+        return Features(*self[:4])
+
+
+class RowProblem(NamedTuple):
+    """Scores s and u of the entries; M = log Σ_j e^{−s_j}, U = log Σ_j e^{u_j}, λ and 1/α of every row."""
+
+    s: Tensor
+    u: Tensor
+    resistance: Tensor
+    friction: Tensor
+    lam: Tensor
+    leak: Tensor
+
+
 class RowTerms(NamedTuple):
     """z_ij = e^{s_ij + a_i} max(ρ_i + ν_i(1 − e^{u_ij − w_i}), 0) in terms of row i, each [N, H]; see :func:`solve`.
 
@@ -92,30 +118,21 @@ class RowPotentials(NamedTuple):
 
 def empty_potentials(lam: Tensor) -> RowPotentials:
     """Return uninitialised potentials for rows with λ [N, H]."""
-    best = torch.empty(lam.shape, dtype=torch.long, device=lam.device)
+    best = lam.new_empty(lam.shape, dtype=torch.long)
     return RowPotentials(*empty_like(*14 * [lam]))._replace(best=best)
 
 
 def or_still(solved: RowPotentials, flows: Tensor, leak: Tensor) -> RowPotentials:
     """Replace rows in which nothing flows: μ is α, and the terms give zero entries."""
-    log_mu = -leak.masked_fill(flows, 1.0).log()
-    zero = torch.zeros_like(solved.rho)
-    friction = solved.friction
-    still = RowPotentials(
-        zero,
-        friction,
-        zero,
-        zero,
-        zero,
-        zero + torch.inf,
-        solved.best.new_zeros(()),
-        log_mu,
-        solved.resistance,
-        friction,
-        zero + 1,
-        zero,
-        zero,
-        zero,
+    zeros = RowPotentials(*map(torch.zeros_like, solved))
+    still = zeros._replace(
+        w=solved.friction,
+        reach=zeros.reach + torch.inf,
+        log_mu=-leak.masked_fill(flows, 1.0).log(),
+        resistance=solved.resistance,
+        friction=solved.friction,
+        # A divisor.
+        slope=zeros.slope + 1,
     )
     return RowPotentials(
         *(x.where(flows, y) for x, y in zip(solved, still, strict=True))
@@ -136,17 +153,8 @@ class Dense:
         return entries.amax(-1, keepdim=True)
 
     def best(self, entries: Tensor) -> Tensor:
-        """Return the first place of the largest entry of every row, in a third of the time of argmax."""
-        n = entries.size(-1)
-        last = torch.arange(n, 0, -1, dtype=entries.dtype, device=entries.device)
-        largest = (
-            torch.eq(entries, self.top(entries), out=torch.empty_like(entries))
-            .mul_(last)
-            .amax(-1, keepdim=True)
-        )
-        return (
-            (n - largest).long().clamp_max(n - 1)
-        )  # a row of NaN has no largest entry
+        """Return the first place of the largest entry of every row."""
+        return entries.argmax(-1, keepdim=True)
 
     def at(self, entries: Tensor, place: Tensor) -> Tensor:
         return entries.gather(-1, place)
@@ -244,10 +252,13 @@ def units(log_drag: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     for senders of far more friction than o: w rises until γ reaches that.
     """
     limit = unit_limit(log_drag.dtype)
+    unit = log_drag.clamp(0.0, limit)
+    lift = (log_drag - limit).clamp_min(0)
+    # Without frictions (λ = 0) there is nothing to rise to.
     rubs = log_drag > -torch.inf
     rise = torch.where(rubs, (-limit - log_drag).clamp_min(0), 0.0)
     nu = torch.where(rubs, log_drag.clamp(-limit, 0.0).exp(), 0.0)
-    return log_drag.clamp(0.0, limit), (log_drag - limit).clamp_min(0), rise, nu
+    return unit, lift, rise, nu
 
 
 def below(s: Tensor, u: Tensor, bound: Tensor, rows: Dense) -> tuple[Tensor, Tensor]:
@@ -257,18 +268,10 @@ def below(s: Tensor, u: Tensor, bound: Tensor, rows: Dense) -> tuple[Tensor, Ten
     return within.sub_(1).mul_(torch.finfo(s.dtype).max / 4).add_(s), count
 
 
-def solve(
-    s: Tensor,
-    u: Tensor,
-    resistance: Tensor,
-    friction: Tensor,
-    lam: Tensor,
-    leak: Tensor,
-    rows: Dense = DENSE,
-) -> RowPotentials:
-    """Solve complete rows of scores, given M, U, λ and 1/α of every row; ``best`` is a place among the entries.
+def solve(problem: RowProblem, rows: Dense = DENSE) -> RowPotentials:
+    """Solve complete rows; ``best`` is a place among the entries.
 
-    With M = log Σ e^{−s} and U = log Σ e^{u}, sender j conducts c = e^{s + M} and has the threshold θ = λe^{u − U}:
+    Sender j conducts c = e^{s + M} and has the threshold θ = λe^{u − U}:
 
         z_j = c_j max(μ − θ_j, 0),   Σ_j z_j + μ/α = 1.
 
@@ -280,6 +283,7 @@ def solve(
     of these finds ζ. If that one turns out not to flow, all is repeated with the entries of less friction. An entry
     with s = −∞ and u = ∞ is absent; M and U are without it.
     """
+    s, u, resistance, friction, lam, leak = problem
     info = torch.finfo(s.dtype)
     limit = exp_limit(s.dtype)
     log_lam = lam.log()

@@ -5,7 +5,7 @@ The friction of a row's best conductor is set, not read off its tile, since all 
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +15,12 @@ from diffusion_mp.kernels.segments import (
     at_once,
     by_stacks,
     even,
-    joined,
 )
 from diffusion_mp.kernels.sparse_flow.rows import (
+    Circuit,
     Features,
     RowPotentials,
+    RowProblem,
     RowTerms,
     empty_potentials,
     solve,
@@ -33,19 +34,30 @@ TILE = 1 << 18
 
 def _rows(x: Tensor) -> list[slice]:
     """Split the rows of a stack into tiles with all columns."""
-    return even(x.size(1), max(1, at_once(TILE, x) // max(1, x.size(1))))
+    nodes = x.size(1)
+    return even(nodes, at_once(TILE, x) // nodes)
 
 
 def _by_tiles(
-    compute: Callable[..., tuple[Tensor, ...]], ptr: Tensor | None, inputs: list[Tensor]
+    compute: Callable[..., Sequence[Tensor]],
+    ptr: Tensor | None,
+    inputs: list[Tensor],
+    widths: Sequence[int],
 ) -> list[Tensor]:
     """Apply ``compute`` to memory for one tile at a time, and to stacks of the inputs and their mask."""
+    # Tiles of all stacks use the same memory: mapping it anew takes longer than a pass over it.
     room = Buffers(inputs[0], inputs[0].dtype)
-    return by_stacks(partial(compute, room), ptr, inputs, TILE)
+    return by_stacks(partial(compute, room), ptr, inputs, widths, TILE)
+
+
+def _widths(*inputs: Tensor) -> list[int]:
+    return [x.size(2) for x in inputs]
 
 
 def _scores(
-    room: Buffers, features: Sequence[Tensor], rows: slice
+    room: Buffers,
+    features: Sequence[Tensor],
+    rows: slice,
 ) -> tuple[Tensor, Tensor]:
     q, k, fq, fk = features
     return room.inner(q[:, rows], k), room.inner(fq[:, rows], fk, "u")
@@ -59,54 +71,57 @@ def _first(ptr: Tensor | None, like: Tensor) -> Tensor | int:
     """Return the first node of every node's graph, [N, 1]."""
     if ptr is None:
         return 0
-    return torch.repeat_interleave(ptr[:-1], ptr.diff()).unsqueeze(1).to(like.device)
+    first = ptr[:-1].repeat_interleave(ptr.diff())
+    return first.unsqueeze(1).to(like.device)
 
 
 def _together(
-    features: Features, terms: RowTerms, ptr: Tensor | None, *others: Tensor
+    features: Features,
+    terms: RowTerms,
+    ptr: Tensor | None,
+    *others: Tensor,
 ) -> list[Tensor]:
     """Return all in one dtype, at least float32, the terms as [N, H, 1] with places of the best conductors."""
     wide, _ = accumulating(*features, *terms[:6], *others)
-    return [
-        *wide[:4],
-        *_scalars(*wide[4:10], terms.best - _first(ptr, terms.best)),
-        *wide[10:],
-    ]
+    best = terms.best - _first(ptr, terms.best)
+    return [*wide[:4], *_scalars(*wide[4:10], best), *wide[10:]]
 
 
-def potentials(
-    features: Features, lam: Tensor, leak: Tensor, ptr: Tensor | None
-) -> RowPotentials:
-    """Solve the rows; ``leak`` is 1/α."""
+def potentials(circuit: Circuit, ptr: Tensor | None) -> RowPotentials:
+    """Solve the rows."""
 
     def compute(room: Buffers, *stacks: Any) -> tuple[Tensor]:
-        *inputs, lam, leak, mask = stacks
+        *features, lam, leak, mask = stacks
         solved = []
         for rows in _rows(lam):
-            s, u = _scores(room, inputs, rows)
+            s, u = _scores(room, features, rows)
+            # Before padding is closed: its scores are infinite then.
             resistance = _log_sum(s, mask, -1)
             friction = _log_sum(u, mask)
             if mask is not None:
                 # Padding does not conduct, and its friction is infinite, so that it never is a candidate.
-                closed = mask.log().transpose(1, 2)
-                s = s.add_(closed)
-                u = u.sub_(closed)
-            solved.append(
-                solve(s, u, resistance, friction, lam[:, rows], leak[:, rows])
+                closed = mask.log().mT
+                s.add_(closed)
+                u.sub_(closed)
+            problem = RowProblem(
+                s, u, resistance, friction, lam[:, rows], leak[:, rows]
             )
+            solved.append(torch.cat(solve(problem), 2))
         # Also the places of the best conductors, whole numbers that floating point holds.
-        return (joined([torch.cat(rows, 2) for rows in solved], 1),)
+        return (torch.cat(solved, 1),)
 
-    (*wide, lam, leak), _ = accumulating(*features, lam, leak)
+    (*features, lam, leak), _ = accumulating(*circuit)
     if not lam.size(0):
         return empty_potentials(lam)
-    (numbers,) = _by_tiles(compute, ptr, [*wide, *_scalars(lam, leak)])
+    inputs = [*features, *_scalars(lam, leak)]
+    (numbers,) = _by_tiles(compute, ptr, inputs, [len(RowPotentials._fields)])
     fields = RowPotentials(*(x.contiguous() for x in numbers.unbind(2)))
     return fields._replace(best=fields.best.long() + _first(ptr, numbers))
 
 
 def _log_sum(x: Tensor, mask: Tensor | None, sign: int = 1) -> Tensor:
     """Return log Σ_j e^{sign x_ij}; the largest exponent is subtracted first, and padding may have it."""
+    # Not the maximum of −x, which would be a tensor more.
     if sign < 0:
         top = -x.amin(-1, keepdim=True)
         share = exp_(-top - x)
@@ -130,34 +145,41 @@ class _Entries:
         mask: Tensor | None,
     ) -> None:
         a, w, self.rho, self.nu, lift, reach, self.best = (x[:, rows] for x in terms)
+        # Rarely is a row's reach finite or its lift not zero, and a question costs less than a pass over a tile.
         if bool(reach.isfinite().any()):
             u.masked_fill_(u >= reach, torch.inf)
-        self.above = exp_(u.sub_(w)).sub_(1).scatter_(2, self.best, 0.0)
+        self.above = exp_(u.sub_(w)).sub_(1)
+        self.above.scatter_(2, self.best, 0.0)
         s.add_(a)
         if bool(lift.any()):
             s += torch.lt(self.above, 0) * lift
+        # No entry that flows conducts more than the best, however a recomputed s is rounded.
         self.through = exp_(s, unit_limit(s.dtype))
         if mask is not None:
             self.through.mul_(mask.mT).mul_(mask[:, rows])
 
     def flow(self) -> Tensor:
         """Return z, written over ``above``."""
-        return self.above.mul_(-self.nu).add_(self.rho).clamp_min_(0).mul_(self.through)
+        driven = self.above.mul_(-self.nu).add_(self.rho)
+        return driven.clamp_min_(0).mul_(self.through)
 
     def on_support(self, room: Buffers) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``through``, zero where nothing flows, ``above`` and z."""
         shape = self.above.shape
-        driven = (
-            torch.mul(self.above, -self.nu, out=room("z", *shape))
-            .add_(self.rho)
-            .clamp_min_(0)
-        )
-        self.through.mul_(torch.gt(driven, 0, out=room("gradient", *shape)))
+        driven = torch.mul(self.above, -self.nu, out=room("z", *shape))
+        driven.add_(self.rho).clamp_min_(0)
+        # In numbers, with which products are several times as fast as with booleans.
+        flows = torch.gt(driven, 0, out=room("gradient", *shape))
+        self.through.mul_(flows)
         return self.through, self.above, driven.mul_(self.through)
 
 
 def _multiply(
-    out: Tensor, tile: Tensor, y: Tensor, rows: slice, transpose: bool
+    out: Tensor,
+    tile: Tensor,
+    y: Tensor,
+    rows: slice,
+    transpose: bool,
 ) -> None:
     """Write these rows of a product with y, or add what they contribute to that of the transpose."""
     if transpose:
@@ -183,7 +205,11 @@ def _pull_scores(
 
 
 def product(
-    features: Features, v: Tensor, terms: RowTerms, ptr: Tensor | None, transpose: bool
+    features: Features,
+    v: Tensor,
+    terms: RowTerms,
+    ptr: Tensor | None,
+    transpose: bool,
 ) -> Tensor:
     """Return Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D], in the dtype of v."""
 
@@ -196,7 +222,9 @@ def product(
             _multiply(out, z, v, rows, transpose)
         return (out,)
 
-    return _by_tiles(compute, ptr, _together(features, terms, ptr, v))[0].to(v.dtype)
+    inputs = _together(features, terms, ptr, v)
+    (out,) = _by_tiles(compute, ptr, inputs, _widths(v))
+    return out.to(v.dtype)
 
 
 def product_backward(
@@ -217,12 +245,15 @@ def product_backward(
         inputs = stacks[:4]
         terms = stacks[4:11]
         v, grad, mask = stacks[11:]
+        # The gradient of z_ij, G, is the same product with its sides exchanged.
         left, right = (v, grad) if transpose else (grad, v)
         gradients = [torch.zeros_like(x) for x in (*inputs, v)]
+        # Columns for a, w, ρ and ν.
         by_row = v.new_empty(*v.shape[:2], 4)
         for rows in _rows(v):
             scores = _scores(room, inputs, rows)
             tile = _Entries(*scores, terms, rows, mask)
+            # z and its factors are read several times, so none is written over yet.
             through, above, flow = tile.on_support(room)
             _multiply(gradients[4], flow, grad, rows, not transpose)
             outer = room.inner(left[:, rows], right, "gradient")
@@ -238,26 +269,12 @@ def product_backward(
         return *gradients, by_row
 
     together = _together(features, terms, ptr, v, grad)
-    *gradients, by_row = _by_tiles(compute, ptr, together)
+    widths = [*_widths(*features, v), 4]
+    # One result of four columns is unstacked at once.
+    *gradients, by_row = _by_tiles(compute, ptr, together, widths)
+    # Columns with gaps slow down all that follows.
     by_terms = (x.contiguous() for x in by_row.unbind(2))
     return *(x.to(v.dtype) for x in gradients), *by_terms
-
-
-class Pulls(NamedTuple):
-    """Coefficients [N, H] of the gradients of a row's scores, λ and 1/α.
-
-    ds = −step z − by_resistance r, du = step y − by_friction f, and at the best conductor ``at_s`` and ``at_u`` more;
-    dλ = by_lam − step nu Σ e^{s + a}(1 − e^{u − w}), and d(1/α) = ``leak``.
-    """
-
-    step: Tensor
-    by_resistance: Tensor
-    by_friction: Tensor
-    at_s: Tensor
-    at_u: Tensor
-    nu: Tensor
-    by_lam: Tensor
-    leak: Tensor
 
 
 def pulls(
@@ -266,56 +283,56 @@ def pulls(
     grad_rho: Tensor,
     grad_nu: Tensor,
     grad_mu: Tensor,
-    lam: Tensor,
-    leak: Tensor,
-    solution: RowPotentials,
-) -> Pulls:
-    """Backpropagate through the solution of the rows.
+    circuit: Circuit,
+    out: RowPotentials,
+) -> tuple[list[Tensor], Tensor]:
+    """Backpropagate through the solution of the rows: coefficients of a row's gradients, and d(1/α), each [N, H].
+
+    The coefficients are step, by_resistance, by_friction, at_s, at_u, nu and by_lam:
+
+        ds = −step z − by_resistance r,  du = step y − by_friction f,  dλ = by_lam − step nu Σ e^{s + a}(1 − e^{u − w}),
+
+    with y of :func:`product_backward`, and ``at_s`` and ``at_u`` more at the best conductor.
 
     In a constant unit e^h a = h − s_o, w = u_o, ρ = ζe^{−h}, ν = γe^{−h}, γ = c_oθ_o and μ = θ_o + ζ/c_o. The
-    differential of Σ_j z_j + μ/α = 1 gives that of ζ (S3 of docs/errata.md): with y of :func:`product_backward`,
-    D = Σ_J e^{s + a} ν(1 − e^{u − w}) and the slope Σ_J e^{s + a} + e^h/(αc_o)
+    differential of Σ_j z_j + μ/α = 1 gives that of ζ (S3 of docs/errata.md), with
+    D = Σ_J e^{s + a} ν(1 − e^{u − w}) and the slope Σ_J e^{s + a} + e^h/(αc_o):
 
         slope dρ = −Σ z (ds − ds_o) + Σ y (du − du_o) − D dlog γ − (θ_o dlog θ_o − ζ/c_o dlog c_o)/α − μ d(1/α),
         dlog c_o = ds_o − Σ r ds,   dlog θ_o = dlog λ + du_o − Σ f du.
     """
-    a, w, rho, nu, _, _, _, log_mu, resistance, friction, slope, drag, _, support = (
-        solution
-    )
+    lam, leak = circuit[4:]
+    a = out.a
+    nu = out.nu
     limit = exp_limit(a.dtype)
-    mu = log_mu.exp()
+    mu = out.log_mu.exp()
     # θ_o = λf and θ_o/μ = λ share. The friction is read off ν where w is not u_o, see ``rows.units``.
     log_f = torch.where(
-        (nu > 0) & (nu < 1), nu.log() + a - resistance - lam.log(), w - friction
+        (nu > 0) & (nu < 1),
+        nu.log() + a - out.resistance - lam.log(),
+        out.w - out.friction,
     )
-    f = log_f.exp()
-    share = (log_f - log_mu).clamp_max(limit).exp()
-    alone = torch.where(support > 0, 0.0, grad_mu)  # where nothing flows μ is α
+    theta = lam * log_f.exp()
+    share = (log_f - out.log_mu).clamp_max(limit).exp()
+    # Where nothing flows μ is α.
+    alone = torch.where(out.support > 0, 0.0, grad_mu)
     grad_mu = grad_mu - alone
+    by_share = grad_mu * share
     # Clamped for rows where nothing flows, whose gradients are zero.
-    step = (
-        grad_rho + grad_mu * (a - resistance - log_mu).clamp_max(limit).exp()
-    ) / slope
-    both = grad_nu * nu - step * (1 - leak * lam * f - rho * slope)
-    by_resistance = both + step * leak * (mu - lam * f) - grad_mu * (1 - lam * share)
-    by_friction = both - step * leak * lam * f + grad_mu * lam * share
-    # Ν/λ.
-    nu_of_one = torch.where(
-        lam > 0, nu / lam, (resistance + log_f - a).clamp_max(limit).exp()
-    )
+    height = (a - out.resistance - out.log_mu).clamp_max(limit)
+    step = (grad_rho + grad_mu * height.exp()) / out.slope
+    # Of dlog γ = dlog c_o + dlog θ_o, which both resistances and frictions share.
+    both = grad_nu * nu - step * (1 - leak * theta - out.rho * out.slope)
+    by_resistance = both + step * leak * (mu - theta) - grad_mu + lam * by_share
+    by_friction = both - step * leak * theta + lam * by_share
+    # ν/λ, also where λ is 0.
+    nu_of_one = (out.resistance + log_f - a).clamp_max(limit).exp()
+    nu_of_one = torch.where(lam > 0, nu / lam, nu_of_one)
     at_s = step * (1 - leak * mu) - grad_a + by_resistance
-    at_u = grad_w - step * drag + by_friction
-    by_lam = grad_nu * nu_of_one - step * leak * f + grad_mu * share
-    return Pulls(
-        step,
-        by_resistance,
-        by_friction,
-        at_s,
-        at_u,
-        nu_of_one,
-        by_lam,
-        leak=-(step + alone) * mu,
-    )
+    at_u = grad_w - step * out.drag + by_friction
+    by_lam = grad_nu * nu_of_one - step * leak * log_f.exp() + by_share
+    by_row = [step, by_resistance, by_friction, at_s, at_u, nu_of_one, by_lam]
+    return by_row, -(step + alone) * mu
 
 
 def potentials_backward(
@@ -324,23 +341,22 @@ def potentials_backward(
     grad_rho: Tensor,
     grad_nu: Tensor,
     grad_mu: Tensor,
-    features: Features,
-    lam: Tensor,
-    leak: Tensor,
-    solution: RowPotentials,
+    circuit: Circuit,
+    out: RowPotentials,
     ptr: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of q, k, q̃, k̃, λ and 1/α; see :class:`Pulls`."""
+    """Return the gradients of the circuit; see :func:`pulls`."""
 
     def compute(room: Buffers, *stacks: Any) -> tuple[Tensor, ...]:
         inputs = stacks[:4]
         terms = stacks[4:11]
-        mask = stacks[-1]
-        *pull, resistance, friction = stacks[11:-1]
+        *pull, resistance, friction, mask = stacks[11:]
         if mask is not None:
+            # Rows of padding solve a problem too, and must not send a gradient to their senders.
             pull = [x * mask for x in pull]
         step, by_resistance, by_friction, at_s, at_u, nu, by_lam = pull
         gradients = [torch.zeros_like(x) for x in inputs]
+        # ``by_lam`` is that part of it which needs no entry.
         dlam = by_lam.clone()
         for rows in _rows(resistance):
             s, u = _scores(room, inputs, rows)
@@ -364,8 +380,9 @@ def potentials_backward(
             _pull_scores(gradients, inputs, ds, du, rows)
         return *gradients, dlam
 
-    pull = pulls(grad_a, grad_w, grad_rho, grad_nu, grad_mu, lam, leak, solution)
-    inputs = _together(features, solution.terms, ptr)
-    inputs += _scalars(*pull[:7], solution.resistance, solution.friction)
-    *gradients, dlam = _by_tiles(compute, ptr, inputs)
-    return *(x.to(features.q.dtype) for x in gradients), dlam.squeeze(2), pull.leak
+    by_row, dleak = pulls(grad_a, grad_w, grad_rho, grad_nu, grad_mu, circuit, out)
+    inputs = _together(circuit.features, out.terms, ptr)
+    inputs += _scalars(*by_row, out.resistance, out.friction)
+    widths = [*_widths(*circuit.features), 1]
+    *gradients, dlam = _by_tiles(compute, ptr, inputs, widths)
+    return *(x.to(circuit.q.dtype) for x in gradients), dlam.squeeze(2), dleak

@@ -23,11 +23,6 @@ class Linear(nn.Module):
         return self.linear(x)
 
 
-class WithoutWeights(Linear):
-    def forward(self, x, edge_index):
-        return self.linear(x)
-
-
 class FeaturesOnly(Linear):
     def forward(self, x):
         return self.linear(x)
@@ -48,7 +43,7 @@ class OtherNames(nn.Module):
         super().__init__()
         self.linear = nn.Linear(features, classes)
 
-    def forward(self, x, edge_index, edge_weight=None):
+    def forward(self, x, edge_index):
         return self.linear(x)
 
 
@@ -57,9 +52,7 @@ class WithoutArguments(OtherNames):
         super().__init__(3, 2)
 
 
-class Ring(pl.LightningDataModule):
-    num_features = 3
-    num_classes = 2
+class Unmeasured(pl.LightningDataModule):
     changes: ClassVar[dict[str, object]] = {}
 
     def train_dataloader(self):
@@ -68,6 +61,11 @@ class Ring(pl.LightningDataModule):
         return DataLoader([data], collate_fn=operator.itemgetter(0))
 
     val_dataloader = test_dataloader = predict_dataloader = train_dataloader
+
+
+class Ring(Unmeasured):
+    num_features = 3
+    num_classes = 2
 
 
 def changed(name, **changes):

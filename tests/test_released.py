@@ -1,6 +1,7 @@
 """The released forms of DIFFormer, NodeFormer and SGFormer: textbook formulas of named tensors, and PyG's own class."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -33,15 +34,10 @@ def linears(names: dict[str, tuple[int, int]]) -> Tensors:
 
 
 def norms(*names: str) -> Tensors:
-    parts = {
-        (name, part): seed
-        for seed, (name, part) in enumerate(
-            (n, p) for n in names for p in ("weight", "bias")
-        )
-    }
+    parts = [f"{name}.{part}" for name in names for part in ("weight", "bias")]
     return {
-        f"{name}.{part}": 1 + 0.2 * randn(HIDDEN, seed=200 + seed)
-        for (name, part), seed in parts.items()
+        part: 1 + 0.2 * randn(HIDDEN, seed=200 + seed)
+        for seed, part in enumerate(parts)
     }
 
 
@@ -100,29 +96,32 @@ def normed(p: Tensors, name: str, x: Tensor) -> Tensor:
 
 
 def assert_same(
-    model: nn.Module, released: Tensors, inputs: Tensors, call, expected
+    model: nn.Module,
+    released: Tensors,
+    inputs: Tensors,
+    call,
+    expected,
+    after=lambda out: out,
 ) -> None:
     """``expected(tensors, **inputs)`` is what ``model`` computes with them; with all gradients."""
     model.double()
-    learned = {
-        name: tensor
-        for name, tensor in released.items()
-        if "running" not in name and "num_" not in name
-    }
     leaves = {
         name: tensor.clone().requires_grad_()
-        for name, tensor in (learned | inputs).items()
+        for name, tensor in (released | inputs).items()
+        if "running" not in name and "num_" not in name
     }
-    tensors = {name: leaves.get(name, tensor) for name, tensor in released.items()}
-    given = {name: leaves[name] for name in inputs}
+    arguments = {name: leaves[name] for name in inputs}
+
+    def tensors() -> Tensors:
+        # Training moves the statistics in place.
+        return {name: leaves.get(name, t.clone()) for name, t in released.items()}
 
     def ours() -> Tensor:
-        return functional_call(
-            model, released_state_dict(model, tensors), call(**given)
-        )
+        state = released_state_dict(model, tensors())
+        return after(functional_call(model, state, call(**arguments)))
 
     answers = []
-    for compute in (ours, lambda: expected(tensors, **given)):
+    for compute in (ours, lambda: expected(tensors(), **arguments)):
         torch.manual_seed(0)
         answers.append(compute())
     agree(*answers, leaves.values(), (1e-10, 1e-10), unused=True)
@@ -185,14 +184,14 @@ RELEASED = {
     "transform": True,
     "qkv_bias": True,
     "graph": "sum",
-}
-RELEASED |= {
     "self_loops": "keep",
     "direction": "pyg",
     "degrees": "count",
     "dropout_on": "state",
+    "layer_norm": True,
+    "activation": None,
+    "source": False,
 }
-RELEASED |= {"layer_norm": True, "activation": None, "source": False}
 
 
 @pytest.mark.parametrize(
@@ -202,48 +201,37 @@ RELEASED |= {"layer_norm": True, "activation": None, "source": False}
         {"kernel": "simple", "heads": 3, "graph_weight": 0.3, "tau": 0.2},
         {"kernel": "sigmoid", "heads": 2, "graph_weight": 0.7},
         {"kernel": "sigmoid", "heads": 1, "tau": 1.0},
-        {
-            "kernel": "simple",
-            "heads": 2,
-            "transform": False,
-            "layer_norm": False,
-            "graph": None,
-        },
-        {"kernel": "simple", "heads": 2, "dropout": 0.4},
+        {"heads": 2, "transform": False, "layer_norm": False, "graph": None},
+        {"heads": 2, "dropout": 0.4},
     ],
 )
 def test_difformer(options) -> None:
     """On a directed weighted graph; the fifth has ``use_weight=False, use_bn=False, use_graph=False``."""
-    normalize = "frobenius" if options["kernel"] == "simple" else None
     rate = options.get("dropout", 0.0)
-    model = DIFFormer(
-        CHANNELS, HIDDEN, CLASSES, 2, normalize=normalize, **(RELEASED | options)
-    ).train(rate > 0)
+    simple = options.get("kernel", "simple") == "simple"
+    options = RELEASED | {"normalize": "frobenius" if simple else None} | options
+    model = DIFFormer(CHANNELS, HIDDEN, CLASSES, 2, **options).train(rate > 0)
+    names = {"kernel", "heads", "graph_weight", "tau"}
+    told = {name: options[name] for name in names & options.keys()}
     received = matrix(EDGES).sum(1)
 
     def expected(p: Tensors, x: Tensor, weight: Tensor) -> Tensor:
-        if "graph" not in options:
-            graph = over_roots(matrix(EDGES, weight), received, received)
-        else:
+        graph = over_roots(matrix(EDGES, weight), received, received)
+        if options["graph"] is None:
             graph = None
-        known = {
-            name: options[name]
-            for name in ("kernel", "heads", "graph_weight", "tau")
-            if name in options
-        }
-        return difformer(
-            p, x, graph, layers=2, drop=lambda z: dropout(z, rate), **known
-        )
+        drop = partial(dropout, rate=rate)
+        return difformer(p, x, graph, layers=2, drop=drop, **told)
 
-    parts = {
-        "use_weight": options.get("transform", True),
-        "use_bn": options.get("layer_norm", True),
-    }
     inputs = {
         "x": randn(NODES, CHANNELS, seed=1),
         "weight": randn(EDGES.size(1), seed=2).abs() + 0.1,
     }
-    tensors = difformer_tensors(2, options["heads"], **parts)
+    tensors = difformer_tensors(
+        2,
+        options["heads"],
+        use_weight=options["transform"],
+        use_bn=options["layer_norm"],
+    )
     assert_same(model, tensors, inputs, lambda x, weight: (x, EDGES, weight), expected)
 
 
@@ -375,8 +363,6 @@ def test_sgformer_of_pyg(
         "trans_num_layers": layers,
         "trans_num_heads": heads,
         "trans_dropout": 0.3,
-    }
-    options |= {
         "gnn_num_layers": gnn_layers,
         "gnn_dropout": 0.2,
         "graph_weight": weight,
@@ -389,103 +375,37 @@ def test_sgformer_of_pyg(
     def expected(p: Tensors, x: Tensor) -> Tensor:
         return functional_call(theirs, p, (x, EDGES, batch))
 
-    def ours(p: Tensors, x: Tensor) -> Tensor:
-        # As PyG returns them.
-        return functional_call(
-            model, released_state_dict(model, p), (x, EDGES)
-        ).log_softmax(1)
-
     tensors = statistics(theirs.state_dict())
-    leaves = {
-        name: t.clone().requires_grad_()
-        for name, t in tensors.items()
-        if t.is_floating_point()
-    }
-    given = {
-        name: t.detach() if "running" in name else t
-        for name, t in (tensors | leaves).items()
-    }
-    leaves["x"] = randn(NODES, CHANNELS, seed=1).requires_grad_()
-    model.double()
-    answers = []
-    for compute in (ours, expected):
-        torch.manual_seed(0)
-        # Training moves the statistics in place.
-        p = {name: t.clone() if not t.requires_grad else t for name, t in given.items()}
-        answers.append(compute(p, leaves["x"]))
-    agree(*answers, leaves.values(), (1e-10, 1e-10), unused=True)
-
-
-@pytest.mark.parametrize(("heads", "aggregate"), [(1, "add"), (2, "cat")])
-def test_sgformer_with_biases_and_one_norm_for_all(heads: int, aggregate) -> None:
-    """The released code for large graphs: Frobenius norm, biases, ``W`` where PyG has ``lin``."""
-    options = {
-        "trans_num_layers": 2,
-        "trans_num_heads": heads,
-        "gnn_num_layers": 2,
-        "graph_weight": 0.7,
-    }
-    options |= {"aggregate": aggregate, "normalize": "frobenius", "qkv_bias": True}
-    model = SGFormer.like_pyg(CHANNELS, HIDDEN, CLASSES, **options).eval()
-    names = {
-        "trans_conv.fcs.0": (HIDDEN, CHANNELS),
-        "graph_conv.fcs.0": (HIDDEN, CHANNELS),
-    }
-    names |= {
-        f"trans_conv.convs.{k}.W{letter}": (heads * HIDDEN, HIDDEN)
-        for k in range(2)
-        for letter in "qkv"
-    }
-    names |= {f"graph_conv.convs.{k}.W": (HIDDEN, HIDDEN) for k in range(2)}
-    names["fc"] = (CLASSES, HIDDEN * (2 if aggregate == "cat" else 1))
-    tensors = linears(names) | norms(
-        *(f"{part}_conv.bns.{k}" for part in ("trans", "graph") for k in range(3))
-    )
-    for k, bns in enumerate(f"graph_conv.bns.{k}" for k in range(3)):
-        tensors |= {
-            f"{bns}.running_mean": randn(HIDDEN, seed=300 + k),
-            f"{bns}.num_batches_tracked": torch.tensor(1),
-        }
-        tensors[f"{bns}.running_var"] = randn(HIDDEN, seed=310 + k).abs() + 0.5
-    received = matrix(LOOPED).sum(1)
-    adjacency = over_roots(matrix(LOOPED), received, received)
-
-    def batch_normed(p: Tensors, name: str, x: Tensor) -> Tensor:
-        unit = (x - p[f"{name}.running_mean"]) / (
-            p[f"{name}.running_var"] + 1e-5
-        ).sqrt()
-        return unit * p[f"{name}.weight"] + p[f"{name}.bias"]
-
-    def expected(p: Tensors, x: Tensor) -> Tensor:
-        z = relu(normed(p, "trans_conv.bns.0", linear(p, "trans_conv.fcs.0", x)))
-        for k in range(2):
-            q, key, values = (
-                by_head(p, f"trans_conv.convs.{k}.W{letter}", z, heads)
-                for letter in "qkv"
-            )
-            pairs = (q / q.square().sum().sqrt()) @ (key / key.square().sum().sqrt()).mT
-            moved = (NODES * values + pairs @ values) / (
-                NODES + pairs.sum(2, keepdim=True)
-            )
-            z = relu(normed(p, f"trans_conv.bns.{k + 1}", (moved.mean(0) + z) / 2))
-        first = h = relu(
-            batch_normed(p, "graph_conv.bns.0", linear(p, "graph_conv.fcs.0", x))
-        )
-        for k in range(2):
-            h = relu(
-                batch_normed(
-                    p,
-                    f"graph_conv.bns.{k + 1}",
-                    linear(p, f"graph_conv.convs.{k}.W", adjacency @ h),
-                )
-            )
-            h = h + first
-        return linear(
-            p, "fc", torch.cat([z, h], 1) if aggregate == "cat" else 0.7 * h + 0.3 * z
-        )
-
     inputs = {"x": randn(NODES, CHANNELS, seed=1)}
-    assert_same(model, tensors, inputs, lambda x: (x, LOOPED), expected)
+
+    def call(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, EDGES
+
+    # As PyG returns the logits.
+    assert_same(model, tensors, inputs, call, expected, lambda out: out.log_softmax(1))
+
+
+def test_sgformer_of_the_code_for_large_graphs() -> None:
+    """``W`` where PyG has ``lin``, and biases; its Frobenius norm is that of tests/diffusivities/test_sgformer.py."""
+    sizes = CHANNELS, HIDDEN, CLASSES
+    layers = {"trans_num_layers": 1, "gnn_num_layers": 2}
+    plain = SGFormer.like_pyg(*sizes, **layers)
+    released = {
+        name.replace("attns.0.", "convs.0.W").replace("lin", "W"): tensor
+        for name, tensor in STATE.items()
+    }
+    for k in range(2):
+        bias = released.pop(f"graph_conv.convs.{k}.bias")
+        released[f"graph_conv.convs.{k}.W.bias"] = bias
+    expected = released_state_dict(plain, STATE)
+    loaded = released_state_dict(plain, released)
+    assert all(loaded[name] is tensor for name, tensor in expected.items())
+    model = SGFormer.like_pyg(*sizes, normalize="frobenius", qkv_bias=True, **layers)
+    assert model.conv.diffusivity.normalize == "frobenius"
+    biases = {f"trans_conv.convs.0.W{letter}.bias": randn(HIDDEN) for letter in "qkv"}
+    loaded = released_state_dict(model, released | biases)
+    assert loaded["conv.diffusivity.query.bias"] is biases["trans_conv.convs.0.Wq.bias"]
+    assert loaded["conv.value.bias"] is biases["trans_conv.convs.0.Wv.bias"]
 
 
 def small(**options) -> DIFFormer:

@@ -18,9 +18,8 @@ from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.energies import Penalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.sparse_rows import select_rows
-from diffusion_mp.layers.certified_block import CertifiedBlock
+from diffusion_mp.layers.certified_block import CertifiedBlock, Edges
 from diffusion_mp.layers.features import check_input
-from diffusion_mp.models.base import Edges
 from diffusion_mp.runtime.cache import cached_property
 from diffusion_mp.runtime.progress import progress_bar, show_progress
 

@@ -1,0 +1,164 @@
+"""Options that constructors take as ``**options`` and hand on, with the type of each, and the split between parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch import nn
+
+from diffusion_mp.checks import Count, CountOrZero, NonnegativeNumber, PositiveNumber
+from diffusion_mp.diffusivities.all_pair import Normalization, Projection
+from diffusion_mp.graph.graph import SelfLoops
+
+# A name here has no default: that of the class which reads it holds, unless the class that hands it on has another.
+
+
+# ``None`` stands for the layer's choice, which depends on the channels.
+class ConvOptions(TypedDict, total=False):
+    """Of `DiffusionConv`."""
+
+    concat: bool
+    transform: bool | None
+    bias: bool | None
+    keep: Literal["values", "state"] | None
+    reads: Literal["state", "values"]
+    steps: Count
+
+
+class QueryKeyOptions(TypedDict, total=False):
+    """Of `QueryKeyDiffusivity`."""
+
+    projection: Projection
+    normalize: Normalization
+
+
+class AdjacencyOptions(TypedDict, total=False):
+    """Of `AdjacencyDiffusivity`."""
+
+    self_loops: SelfLoops
+    direction: Literal["directed", "undirected", "pyg"]
+    degrees: Literal["weighted", "count"]
+
+
+# Not the step size, which every layer has by name.
+class StepOptions(TypedDict, total=False):
+    """Of `ExplicitEuler`."""
+
+    beta: float
+    leak: NonnegativeNumber
+
+
+class DIFFormerParts(ConvOptions, QueryKeyOptions, AdjacencyOptions, total=False):
+    """Of `DIFFormerConv` in a model, which has a dropout and a source of its own."""
+
+    qkv_bias: bool
+
+
+class DIFFormerOptions(DIFFormerParts, StepOptions, total=False):
+    """Of `DIFFormerConv`."""
+
+    dropout: float
+
+
+class MixOptions(TypedDict, total=False):
+    """Of `MultiHeadConv`."""
+
+    bias: bool
+    dropout: float
+
+
+class RelationalOptions(TypedDict, total=False):
+    """Of `RelationalBias`."""
+
+    hops: Count
+    powers: Literal["walks", "reach"]
+    gate: Literal["sigmoid"] | None
+
+
+class NodeFormerParts(RelationalOptions, QueryKeyOptions, total=False):
+    """Of `NodeFormerConv` in a model: beside those of its parts, of `KernelizedSoftmaxDiffusivity`."""
+
+    num_features: Count
+    tau: float
+    logits: Literal["dot", "scaled_dot"]
+    num_samples: CountOrZero
+    relative_edge_loss: bool
+    generator: torch.Generator | None
+    stabilizer: NonnegativeNumber
+
+
+class NodeFormerOptions(NodeFormerParts, MixOptions, total=False):
+    """Of `NodeFormerConv`."""
+
+    edge_regularization: float
+
+
+class ResidualOptions(MixOptions, total=False):
+    """Of `MultiHeadConv`, where the layer adds the state itself."""
+
+    residual: bool
+
+
+# Without degrees and direction: Ã of the paper has one form.
+class EnhancedOptions(TypedDict, total=False):
+    """Of `AdjacencyEnhancedDiffusivity`."""
+
+    gamma: float
+    self_loops: SelfLoops
+
+
+class SFiOptions(ResidualOptions, EnhancedOptions, QueryKeyOptions, total=False):
+    """Of `SFiConv`: beside those of its parts, of `SparseFlowDiffusivity`."""
+
+    lam: float
+    lam_scale: Literal["own", "batch_max"]
+    alpha: float
+    friction: Literal["attention", "constant"] | nn.Module
+
+
+# The dropout of PyG's `GATConv` is one of the entries, and stands in its signature.
+class EdgeAttentionOptions(TypedDict, total=False):
+    """Of `GATDiffusivity`."""
+
+    self_loops: SelfLoops
+    edge_dim: int | None
+
+
+class GATOptions(EdgeAttentionOptions, total=False):
+    """Of `GATConv`: beside those of the attention, of `DiffusionConv`."""
+
+    transform: bool
+    bias: bool
+    value_bias: bool
+    keep: Literal["values", "state"]
+    steps: Count
+
+
+class BlockOptions(TypedDict, total=False):
+    """Of `CertifiedBlock`."""
+
+    radius: float
+    beta: PositiveNumber
+
+
+class PairOptions(TypedDict, total=False):
+    """Of `Pairs`."""
+
+    projection: Literal["tied"] | None
+
+
+class CertifiedConvOptions(BlockOptions, PairOptions, total=False):
+    """Of `CertifiedConv`."""
+
+
+def split(options: Mapping[str, Any], *kinds: Any) -> list[dict[str, Any]]:
+    """Return the options of every kind, each in a dict, and in a last one those that are left."""
+    # A copy: the options of a layer are also those of the next one.
+    left = dict(options)
+    parts = []
+    for kind in kinds:
+        names = [name for name in left if name in kind.__optional_keys__]
+        parts.append({name: left.pop(name) for name in names})
+    return [*parts, left]
