@@ -3,9 +3,11 @@
     python examples/picture.py            # writes energy.svg and karate.svg into docs/images
     python examples/picture.py --quick    # seconds: little is learned; writes into runs/pictures
 
-energy.svg: both networks have eight layers and learn scikit-learn's digits from five labels per class. On the left is
-the energy F of the certified network, in the middle Σ_ij ‖z_i − z_j‖² of DIFFormer-s with LayerNorm, as published. On
-the right are the last states of the certified network, one point per image, in the plane of t-SNE.
+energy.svg: a certified network and DIFFormer-s with LayerNorm, as published, have eight layers each and learn
+scikit-learn's digits from five labels per class. Both rows show the same quantity for both networks, after every layer:
+above the energy F of the certified network, whose source is the first state of the network in question and whose
+states are projected onto the ball, as a certified step does; below Σ_ij ‖z_i − z_j‖² over all pairs. On the right are
+the last states of the certified network, one point per image, in the plane of t-SNE.
 
 karate.svg: four known members of Zachary's karate club, and the groups that a certified network finds.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from string import Template
 
@@ -25,7 +28,7 @@ from runs import count, needs, options
 from torch import Tensor
 from torch_geometric.datasets import KarateClub
 
-from diffusion_mp import CertifiedDIFFormer, DIFFormer
+from diffusion_mp import CertifiedDIFFormer, DIFFormer, Graph, QuadraticPenalty
 from diffusion_mp.data import random_split_per_class
 
 with needs("diffusion-mp[sklearn]"):
@@ -66,9 +69,11 @@ $parts
 
 
 def panel(
-    left: float, head: str, below: str, colour: str, energies: Sequence[float]
+    left: float, top: float, head: str, below: str, energies: Sequence[float]
 ) -> str:
-    """The energy after every layer, relative to where it began."""
+    """The energy after every layer, relative to where it began, in the colour of falling or of rising."""
+    falling = all(after <= before for before, after in pairwise(energies))
+    colour = "falls" if falling else "rises"
     values = [energy / energies[0] for energy in energies]
     low = min(values)
     high = max(values)
@@ -78,6 +83,7 @@ def panel(
         for k, value in enumerate(values)
     ]
     parts = [
+        f'<g transform="translate(0 {top})">',
         f'<text class="head" x="{left}" y="22">{head}</text>',
         f'<path class="axis" d="M{left + 34} 55V240H{left + 255}"/>',
         f'<polyline class="line" stroke="var(--{colour})" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"/>',
@@ -94,6 +100,7 @@ def panel(
             for k in range(0, len(values), 2)
         ),
         f'<text class="mid" x="{left + 145}" y="283">{below}</text>',
+        "</g>",
     ]
     return "\n".join(parts)
 
@@ -181,44 +188,41 @@ def digits(epochs: int) -> str:
         data.y, 5, 300, None, torch.Generator().manual_seed(0)
     )
     data = split.apply_to(data)
-    found = []
-    for make in (
-        lambda: CertifiedDIFFormer(
+    networks = {
+        "Certified network": CertifiedDIFFormer(
             64, 64, 10, 8, mu=50.0, encoder_layers=2, centre=True, dropout=0.2
         ),
-        lambda: DIFFormer(64, 64, 10, 8, layer_norm=True, dropout=0.2),
-    ):
+        "DIFFormer-s": DIFFormer(64, 64, 10, 8, layer_norm=True, dropout=0.2),
+    }
+    seen = {}
+    for name, network in networks.items():
         torch.manual_seed(0)
-        model = make()
-        train(model, data, epochs)
-        found.append(look_inside(model, data, 1))
-        print(
-            type(model).__name__,
-            f"{found[-1].accuracy:.1%}",
-            [round(energy, 1) for energy in found[-1].energies],
-        )
-    certified, published = found
+        network.reset_parameters()
+        train(network, data, epochs)
+        seen[name] = look_inside(network, data, 1)
+    certified = seen["Certified network"]
+    block = networks["Certified network"].conv
+    graph = Graph(data.num_nodes, data.edge_index)
+    parts = []
+    for column, (name, inside) in enumerate(seen.items()):
+        energy = block.energy(inside.states[0], graph)
+        start, *later = (block.by_head(state) for state in inside.states)
+        states = [energy.constraint.project(state) for state in (start, *later)]
+        with torch.no_grad():
+            values = [float(energy(state)) for state in states]
+            pairs = [float(QuadraticPenalty().total(state)) for state in inside.states]
+        print(name, f"{inside.accuracy:.1%}", values, pairs)
+        left = 5 + 295 * column
+        parts.append(panel(left, 0, name, "energy F by layer", values))
+        parts.append(panel(left, 295, "", "Σ ‖z − z′‖² over pairs, by layer", pairs))
     plane = torch.tensor(
         TSNE(init="pca", random_state=0).fit_transform(certified.states[-1].numpy())
     )
     caption = f"1,797 images, 50 labels: {certified.accuracy:.0%} right"
     return page(
-        "Energies by layer of a certified network and of DIFFormer-s, and the digits as the first one sees them",
-        300,
-        panel(
-            5,
-            "Certified network: falls",
-            "energy F by layer",
-            "falls",
-            certified.energies,
-        ),
-        panel(
-            300,
-            "DIFFormer-s: rises",
-            "Σ ‖z − z′‖² over pairs, by layer",
-            "rises",
-            published.energies,
-        ),
+        "Two quantities by layer of a certified network and of DIFFormer-s, and the digits as the first one sees them",
+        595,
+        *parts,
         cloud(595, "Certified network: digits", caption, plane, data.y),
     )
 
