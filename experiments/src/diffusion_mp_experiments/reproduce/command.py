@@ -35,8 +35,8 @@ _HEAD = """# Results
 
 ![Difference from the tuned GCN for every kind of model, by table](images/results.png)
 
-The picture has one row for each [table](#tables).
-It shows the model with the best validation score of every kind, with or without attention.
+Every row of the picture is one of the [tables](#tables).
+For every kind of model, with and without attention, it shows the model with the best validation score.
 Green models are ahead of the tuned GCN by more than one standard error, orange models are behind it by more than one.
 Grey models are within one standard error.
 
@@ -72,6 +72,7 @@ The folder `configs` has a folder for each table, with a YAML file for each row.
 _TABLES = """## Tables
 
 The page of a table has all of its models, its pictures and the settings that its searches chose.
+Settings that were chosen for each split on its own are only in `results/`.
 Here each table has its GCN and the three rows with the best validation scores.
 The numbers are test scores: larger is better for an accuracy or an area under a curve, smaller is better for an error.
 
