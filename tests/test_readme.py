@@ -60,13 +60,7 @@ def test_its_links_lead_somewhere():
 
 def test_its_scores_stand_in_the_tables_that_it_links_to():
     text = README.read_text()
-    page = (README.parent / "docs" / "results.md").read_text()
-    tables = {
-        re.sub(r"[^\w -]", "", part.partition("\n")[0]): part
-        for part in re.split(r"^#+ ", page, flags=re.M)
-    }
-    tables = {name.lower().replace(" ", "-"): part for name, part in tables.items()}
-    links = dict(re.findall(r"^\[(\w+)\]: docs/results\.md#(\S+)", text, re.M))
+    links = dict(re.findall(r"^\[(\w+)\]: (docs/results/\S+\.md)$", text, re.M))
     claims = [
         (claim, name)
         for claim, name in re.findall(r"\[([^\]]*\d\.\d[^\]]*)\]\[(\w+)\]", text)
@@ -74,8 +68,21 @@ def test_its_scores_stand_in_the_tables_that_it_links_to():
     ]
     assert len(claims) == 9
     for claim, name in claims:
-        scores = re.findall(r"^\| [^|]+ \| (\d+\.\d) ", tables[links[name]], re.M)
+        table = (README.parent / links[name]).read_text()
+        scores = re.findall(r"^\| [^|]+ \| (\d+\.\d) ", table, re.M)
         assert {*re.findall(r"\d+\.\d", claim)} <= {*scores}, claim
+
+
+def test_every_table_of_results_has_its_page_on_the_site():
+    folder = README.parent
+    names = {path.stem for path in (folder / "results").glob("*.jsonl")}
+    assert {path.stem for path in (folder / "docs" / "results").iterdir()} == names
+    listed = re.findall(
+        r"^ +- results/(\S+)\.md$", (folder / "mkdocs.yml").read_text(), re.M
+    )
+    assert listed == sorted(names)
+    page = (folder / "docs" / "results.md").read_text()
+    assert re.findall(r"\]\(results/(\S+)\.md\)", page) == sorted(names)
 
 
 @pytest.mark.parametrize(

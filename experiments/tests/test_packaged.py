@@ -96,4 +96,4 @@ def test_a_table_of_users_own_models_is_made_and_taken_over(tmp_path, typed):
     command = "results --made runs/reproduce --configs own"
     assert f": diffusion-mp {command}\n" in typed(line)
     typed(command)
-    assert "| Own |" in (tmp_path / "docs" / "results.md").read_text()
+    assert "| Own |" in (tmp_path / "docs" / "results" / "mine.md").read_text()

@@ -8,7 +8,13 @@ import pytest
 
 from diffusion_mp_experiments.packaged import configs_folder
 from diffusion_mp_experiments.reproduce import command, figures
-from diffusion_mp_experiments.reproduce.report import card, lines, markdown, section
+from diffusion_mp_experiments.reproduce.report import (
+    card,
+    lines,
+    markdown,
+    section,
+    summary,
+)
 from diffusion_mp_experiments.reproduce.table import load_table, parsed, write_records
 from reproduce_tables import write_table
 from subrun import run_program
@@ -80,9 +86,28 @@ def test_rows_are_means_over_splits_and_differences_are_taken_split_by_split(tab
     assert "| GCN | 35.0 ± 21.2 |  |  | 50.0 | 3 |" in text
     assert "| DIFFormer-s | 70.0 ± 14.1 | +35.0 ± 25.0 | 50.0 | 50.0 | 3 |" in text
     text = section(table, lines(table, RECORDS), "Some notes.")
-    assert text.startswith("## Digits\n\nSome notes.\n")
-    assert "2 splits, tuned on 1 other split. At most 6 epochs" in text
-    assert "time: 0.1 core hours. Not computed yet: constant; labels.\n" in text
+    assert text.startswith("# Digits\n\nSome notes.\n")
+    assert "2 splits, tuned on 1 other split.\nAt most 6 epochs" in text
+    assert "time: 0.1 core hours.\nNot computed yet: constant; labels.\n" in text
+
+
+def test_the_overview_has_the_rows_that_are_best_on_validation(table, tmp_path):
+    def line_of(table, **validation):
+        rows = lines(
+            table, [run(row, 0, 0.5, validation=v) for row, v in validation.items()]
+        )
+        return summary([(table, rows)], "results", best=2).splitlines()[-1]
+
+    link = "| [Digits](results/digits.md) | accuracy in % | 50.0 |"
+    ranked = "DIFFormer-s: 50.0 | GCN: 50.0 |"
+    assert line_of(table, gcn=0.7, difformer=0.8) == f"{link} {ranked}"
+    assert line_of(table, gcn=0.7) == f"{link} GCN: 50.0 |  |"
+    metric = {"name": "mse", "mode": "min", "title": "MSE", "scale": 1.0}
+    errors = load_table(write_table(tmp_path / "errors", metric=metric))
+    assert line_of(errors, gcn=0.8, difformer=0.7).endswith(
+        "| MSE | 0.500 | DIFFormer-s: 0.500 | GCN: 0.500 |"
+    )
+    assert line_of(errors, difformer=0.7).endswith("| MSE |  | DIFFormer-s: 0.500 |  |")
 
 
 def test_less_may_be_better_and_seeds_are_compared_where_there_is_one_split(tmp_path):
@@ -119,20 +144,25 @@ def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(
         (built / name).mkdir(parents=True)
         write_records(RECORDS, built / name / "results.jsonl")
     typed(f"{line} --made made")
-    page = Path("docs/results.md")
+    overview = Path("docs/results.md")
+    page = Path("docs/results/digits.md")
     results = Path("results/digits.jsonl")
     assert [*Path("results").iterdir()] == [results]
     for picture in ("results", "results-digits"):
         assert is_picture(Path(f"docs/images/{picture}.png"))
-    before = page.read_text()
-    assert before.startswith(
+    written = overview.read_text()
+    assert written.startswith(
         "# Results\n\n![Difference from the tuned GCN for every kind of model"
     )
+    assert "| [Digits](results/digits.md) | accuracy in % | 35.0 ± 21.2 |" in written
+    before = page.read_text()
+    assert before.startswith("# Digits\n\n[How to read this page](../results.md#")
     assert "| DIFFormer-s | 70.0 ± 14.1 |" in before
-    assert "](images/results-digits.png)" in before
-    assert "](images/results-digits-search.png)" in before
+    assert "](../images/results-digits.png)" in before
+    assert "](../images/results-digits-search.png)" in before
     assert "- GCN: lr 0.667, model.conv gcn" in before
-    page.unlink()
+    for path in (overview, page):
+        path.unlink()
     # Where text is ASCII by default.
     settings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     program = (
@@ -140,6 +170,7 @@ def test_the_page_takes_over_what_was_made_and_is_written_again_from_it(
     )
     run_program("-c", program, *line.split(), **settings)
     assert page.read_text("utf-8") == before
+    assert overview.read_text("utf-8") == written
     said = typed(f"{line} --made none", code=2)
     assert "No folder below none has results.jsonl" in said
     for content, sentence in {
@@ -158,12 +189,12 @@ def test_the_page_says_with_how_much_of_everything_its_results_were_made(
     monkeypatch.chdir(tmp_path)
     options = "--splits=1 --trials=1 --epochs=2 --jobs=1 --only gcn labels"
     typed(f"reproduce digits --configs configs --out made {options}")
-    said = "1 split, with fixed settings. At most 2 epochs, stopped after 4"
+    said = "1 split, with fixed settings.\nAt most 2 epochs, stopped after 4"
     assert said in Path("made/digits/report.md").read_text()
     line = "results --configs configs --results kept --docs pages"
     for options in ("--made made", ""):  # then from the file in kept alone
         typed(f"{line} {options}")
-        assert said in Path("pages/results.md").read_text()
+        assert said in Path("pages/results/digits.md").read_text()
     path = Path("kept/digits.jsonl")
     path.write_text(path.read_text().replace('"epochs": 2, "pat', '"epochs": 0, "pat'))
     sentence = "digits.jsonl: epochs must be at least 1; got 0"
@@ -178,7 +209,9 @@ def test_an_error_that_diverged_has_a_place_in_the_table_and_in_the_pictures(tmp
     page = command.write_page(
         *(tmp_path / name for name in ("configs", "results", "docs"))
     )
-    assert "| GCN | inf |" in page.read_text("utf-8")
+    assert page == tmp_path / "docs" / "results.md"
+    of_table = tmp_path / "docs" / "results" / "digits.md"
+    assert "| GCN | inf |" in of_table.read_text("utf-8")
 
 
 def test_a_model_that_never_had_a_score_has_a_card(table):

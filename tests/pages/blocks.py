@@ -9,6 +9,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/results").glob("*.md")),
     *TUTORIALS,
 ]
 

@@ -1,4 +1,4 @@
-"""`diffusion-mp reproduce` and `diffusion-mp results`: a table with its pictures, and the page of all of them."""
+"""`diffusion-mp reproduce` and `diffusion-mp results`: a table with its pictures, and the pages of all of them."""
 
 import argparse
 import os
@@ -13,7 +13,14 @@ import torch
 from diffusion_mp_experiments.files.reading import as_path
 from diffusion_mp_experiments.reproduce import figures
 from diffusion_mp_experiments.reproduce.harness import reproduce
-from diffusion_mp_experiments.reproduce.report import Line, card, chosen, lines, section
+from diffusion_mp_experiments.reproduce.report import (
+    Line,
+    card,
+    chosen,
+    lines,
+    section,
+    summary,
+)
 from diffusion_mp_experiments.reproduce.table import (
     Record,
     Table,
@@ -28,27 +35,51 @@ _HEAD = """# Results
 
 ![Difference from the tuned GCN for every kind of model, by table](images/results.png)
 
-For every kind of model, with and without attention, the picture shows the row with the best validation score. Green is
-ahead of the GCN by more than one standard error, orange is behind. Each row of the picture is a table below, which has
-all models.
+Every row of the picture is one of the [tables](#tables).
+For every kind of model, with and without attention, it shows the model with the best validation score.
+Green models are ahead of the tuned GCN by more than one standard error, orange models are behind it by more than one.
+Grey models are within one standard error.
 
-This page is written by `diffusion-mp results` from `results/*.jsonl`; do not edit it. `diffusion-mp reproduce TABLE`
-computes a table again: `configs` has a folder for each table, with a YAML file for each of its rows.
+`diffusion-mp results` writes this page and the pages of the tables from `results/*.jsonl`, so do not edit them.
+`diffusion-mp reproduce TABLE` computes a table again.
+The folder `configs` has a folder for each table, with a YAML file for each row.
 
-- **Every model has the same search budget**: a fixed number of settings, drawn at random from a declared space. Each is
-  trained on the tuning splits, and the one with the best mean validation score is used. A row without anything to
-  search has one trial.
-- **Tuning and evaluation share no labels.** A fixed random part of the labels is reserved for tuning, and the splits of
-  the results are drawn from the others. Published splits are each tuned on their own training and validation nodes.
-- Every run starts with a new model and optimiser. Its epoch is selected by the validation score, and test nodes are
-  used only after that.
-- ± after a score is the standard deviation over splits. Differences are computed split by split, and ± after a
-  difference is its standard error; positive is better. With a single split, both are over seeds. No number is quoted
-  from a paper.
-- *identity* and *uniform* are test scores of the trained model with its attention over all pairs replaced, after
-  training, by the identity or by the mean over all nodes. Rows with these words in their name are trained that way.
+## How to read the tables
+
+- **Every model has the same search budget.**
+  A fixed number of settings is drawn at random from a declared space.
+  Each setting is trained on the tuning splits, and the setting with the best mean validation score is used.
+  A row without anything to search has one trial.
+- **Tuning and evaluation share no labels.**
+  A fixed random part of the labels is reserved for tuning, and the reported splits are drawn from the other labels.
+  Published splits are each tuned on their own training and validation nodes.
+- **Test nodes select nothing.**
+  Every run starts with a new model and a new optimiser.
+  The validation score selects the epoch, and the test score is computed only after that.
+- **Scores.**
+  A score is the mean over splits, and ± after it is the standard deviation over splits.
+  If a table has a single split, both are over seeds.
+  No number is quoted from a paper.
+- **Differences** ("ahead of GCN") are computed split by split, or seed by seed if a table has a single split.
+  ± after a difference is its standard error.
+  A positive difference is better, also where the score is an error.
+- **Columns *identity* and *uniform*** are test scores of the trained model after its attention over all pairs was
+  replaced, by the identity or by the mean over all nodes.
+  A row with one of these words in its name was trained with that replacement.
+
 """
 
+_TABLES = """## Tables
+
+The page of a table has all of its models, its pictures and the settings that its searches chose.
+Settings that were chosen for each split on its own are only in `results/`.
+Here each table has its GCN and the three rows with the best validation scores.
+The numbers are test scores: larger is better for an accuracy or an area under a curve, smaller is better for an error.
+
+"""
+
+
+_HOW_TO_READ = "[How to read this page](../results.md#how-to-read-the-tables)"
 
 _CONFIGS_HELP = "folder of your own tables, which come before those of this package"
 
@@ -132,9 +163,7 @@ def run_reproduce(args: list[str]) -> None:
             )
     report = out / "report.md"
     rows = lines(table, records)
-    report.write_text(
-        illustrated(table, records, rows, source / "notes.md", out), "utf-8"
-    )
+    report.write_text(illustrated(table, records, rows, _notes(source), out), "utf-8")
     text = section(table, rows)
     seconds = time.perf_counter() - start
     print(
@@ -151,7 +180,8 @@ def run_reproduce(args: list[str]) -> None:
 
 def run_results(args: list[str]) -> None:
     parser = argparse.ArgumentParser(
-        "diffusion-mp results", description="Writes docs/results.md and its figures."
+        "diffusion-mp results",
+        description="Writes docs/results.md, a page for each table and their figures.",
     )
     parser.add_argument(
         "--made",
@@ -189,19 +219,29 @@ def _device(text: str) -> str:
     return text
 
 
+def _notes(source: Path) -> str:
+    """Return what the folder of a table has to say about it, or an empty text."""
+    notes = source / "notes.md"
+    return notes.read_text("utf-8") if notes.is_file() else ""
+
+
 def illustrated(
     table: Table,
     records: Sequence[Record],
     rows: Sequence[Line],
-    notes: Path,
+    notes: str,
     folder: Path,
+    above: str = "",
 ) -> str:
-    """The section of a table in Markdown, below the text of the file `notes` and with pictures in `folder`/images."""
-    parts = [section(table, rows, notes.read_text("utf-8") if notes.is_file() else "")]
+    """Return the page of a table in Markdown, with `notes` below its title, and draw its pictures.
+
+    Pictures are written to `folder`/images; `above` leads from the folder of the page to `folder`.
+    """
+    parts = [section(table, rows, notes)]
 
     def picture(ending: str, title: str) -> Path:
         name = f"images/results-{table.name}{ending}.png"
-        parts.append(f"![{title}]({name})\n")
+        parts.append(f"![{title}]({above}{name})\n")
         return folder / name
 
     (folder / "images").mkdir(parents=True, exist_ok=True)
@@ -231,24 +271,30 @@ def illustrated(
     figures.draw_search(
         picture("-search", "validation scores of all trials"), table, records
     )
-    return "\n".join([*parts, f"{chosen(table, records)}\n"])
+    if settings := chosen(table, records):
+        parts.append(f"{settings}\n")
+    return "\n".join(parts)
 
 
 def write_page(
     configs: Path | None, results: Path, docs: Path, made: Path | None = None
 ) -> Path:
-    """Copy the results that `reproduce` has `made`, then write docs/results.md and its figures from all results."""
+    """Copy the results that `reproduce` has `made`, then write the pages and figures of all results.
+
+    Every table has a page in `docs`/results. Return the path of the page with the list of them, `docs`/results.md.
+    """
     if made is not None:
         _take_over(made, results, configs)
-    # The page has the order of the names.
+    # The list has the order of the names.
     paths = sorted(results.glob("*.jsonl"))
     if not paths:
         raise FileNotFoundError(
             f"There are no results in {results}; `diffusion-mp reproduce TABLE` makes some, and "
             "`diffusion-mp results --made runs/reproduce` takes them over."
         )
-    sections = []
-    compared = []
+    pages = docs / "results"
+    pages.mkdir(parents=True, exist_ok=True)
+    found = []
     for path in paths:
         source = find_table(path.stem, configs)
         records = parsed(path.read_bytes(), path, "kind row seconds")
@@ -258,13 +304,19 @@ def write_page(
             raise ValueError(
                 f"{path} has no run of a row of the table {table.name!r}; delete it."
             )
-        sections.append(illustrated(table, records, rows, source / "notes.md", docs))
-        # The picture of all tables compares with the GCN, and shows one number for a model.
-        if any("gcn" in line.differences for line in rows) and table.sweep is None:
-            compared.append((table, rows))
+        notes = f"{_notes(source)}\n{_HOW_TO_READ}\n".lstrip()
+        text = illustrated(table, records, rows, notes, docs, above="../")
+        (pages / f"{table.name}.md").write_text(text, "utf-8")
+        found.append((table, rows))
+    # The picture of all tables compares with the GCN, and shows one number for a model.
+    compared = [
+        (table, rows)
+        for table, rows in found
+        if any("gcn" in line.differences for line in rows) and table.sweep is None
+    ]
     figures.draw_overview(docs / "images" / "results.png", compared)
     page = docs / "results.md"
-    page.write_text("\n".join([_HEAD, *sections]), "utf-8")
+    page.write_text(f"{_HEAD}{_TABLES}{summary(found, pages.name)}\n", "utf-8")
     return page
 
 

@@ -231,14 +231,48 @@ def section(table: Table, lines: Sequence[Line], notes: str = "") -> str:
     how = _counted(splits, "split")
     if table.seeds > 1:
         how += f", {table.seeds} seeds on {'it' if splits == 1 else 'each'}"
-    how += f", {tuned}. At most {table.epochs} epochs, stopped after {table.patience} without a better validation "
-    how += f"score. Computing time: {hours:.1f} core hours."
+    sentences = [
+        f"{how}, {tuned}.",
+        f"At most {table.epochs} epochs, stopped after {table.patience} without a better validation score.",
+        f"Computing time: {hours:.1f} core hours.",
+    ]
     rows = {line.row for line in lines}
     if missing := [row.title for row in table.rows if row.name not in rows]:
-        how += f" Not computed yet: {'; '.join(missing)}."
+        sentences.append(f"Not computed yet: {'; '.join(missing)}.")
     shown = markdown if table.sweep is None else curves
-    parts = [f"## {table.title}\n", notes, f"{how}\n", f"{shown(table, lines)}\n"]
+    parts = [
+        f"# {table.title}\n",
+        notes,
+        "\n".join(sentences) + "\n",
+        f"{shown(table, lines)}\n",
+    ]
     return "\n".join(filter(None, parts))
+
+
+def summary(
+    tables: Iterable[tuple[Table, Sequence[Line]]], folder: str, best: int = 3
+) -> str:
+    """A row for every table: its GCN, and the rows with the best validation scores; its title links to its page."""
+
+    def cell(table: Table, line: Line) -> str:
+        return f"{line.title}: {_spread(line.score, table.metric.digits)}"
+
+    rows = []
+    for table, lines in tables:
+        gcn = [
+            _spread(line.score, table.metric.digits)
+            for line in lines
+            if line.row == "gcn"
+        ]
+        ranked = sorted(
+            lines, key=lambda line: table.metric.sign * line.validation, reverse=True
+        )
+        cells = [cell(table, line) for line in ranked[:best]]
+        cells += [""] * (best - len(cells))
+        link = f"[{table.title}]({folder}/{table.name}.md)"
+        rows.append([link, table.metric.title, *(gcn or [""]), *cells])
+    places = ["best on validation", "second", "third"]
+    return _grid(["table", "score", "GCN", *places[:best]], rows)
 
 
 def chosen(table: Table, records: Iterable[Record]) -> str:

@@ -18,7 +18,7 @@ _USAGE = """diffusion-mp trains energy-constrained diffusion models.
   diffusion-mp                                the table `digits`: certified networks beside others, report in runs/
   diffusion-mp --splits 3                     the same with an option of reproduce
   diffusion-mp reproduce TABLE --jobs 2       another table, or your own with --configs FOLDER; --quick takes minutes
-  diffusion-mp results                        docs/results.md and its figures, from results/, in the current folder
+  diffusion-mp results                        docs/results.md and a page for each table, from results/, where you are
   diffusion-mp fit --config NAME_OR_FILE      train one model; any field can be overridden: --model.lr 0.01
                    --ckpt_path PATH           ... going on from runs/X/version_0/checkpoints/last.ckpt, say
   diffusion-mp predict --config ... --ckpt_path ...    writes predictions.csv, a row per prediction
