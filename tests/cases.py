@@ -999,8 +999,9 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "certified-block-diagonal": lambda: CertifiedBlock(
         4, [WeightedGraph(4, matrix="diagonal", symmetric=False)], 3
     ),
+    # Without ReLU: rounding decides about its derivative at a row of zeros between rows of zeros.
     "certified-block-neighbours": lambda: CertifiedBlock(
-        4, [Neighbours(4, penalty="sigmoid")], 3
+        4, [Neighbours(4, penalty="sigmoid")], 3, constraint=None
     ),
     "certified-block-identity": lambda: CertifiedBlock(
         4, [WeightedGraph(4, matrix="identity", hops=2)], 3

@@ -517,7 +517,7 @@ class CertifiedBlock(GraphLayer):
         self,
         channels: Count,
         terms: Sequence[nn.Module | EnergyTerm],
-        num_layers: int | None = 2,
+        num_layers: Count | None = 2,
         *,
         constraint: Constraint | str | None = "nonnegative",
         radius: float = 1.0,
@@ -549,6 +549,7 @@ class CertifiedBlock(GraphLayer):
                 )
         self.in_channels = channels
         self.out_channels = channels
+        # Checked by the annotation above, too: torch would register a module of this name, and not call the setter.
         self.num_layers = num_layers
         self.heads = heads
         self.terms = nn.ModuleList(
