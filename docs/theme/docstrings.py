@@ -13,7 +13,22 @@ from tex import tex
 
 REFERENCES = Path(__file__).parents[2] / "src/diffusion_mp/references.bib"
 #: An indented paragraph that is not code: it holds a character of formulas that code has not.
-FORMULA = re.compile(r"(?<=\n\n) {4}(?!- )[^\n]*[‖Σ∂τβκσ²][^\n]*(?=\n\n|\Z)")
+FORMULA = re.compile(
+    r"(?<=\n\n)(?: {4}(?!- |>>>)[^\n]+\n)*? {4}(?!- |>>>)[^\n]*[‖Σ∂∈√½²′α-ωÃÂŜ⁻ᵀ←][^\n]*(?:\n {4}[^\n]+)*"
+    r"(?=\n\n|\Z)"
+)
+#: The options behind ``**options`` are parameters like the others, so they get the heading that griffe knows.
+OPTIONS = re.compile(r"^Options:$", re.M)
+#: A section of shapes, and its entries: ``name: shape``, or the same as an item of a list.
+SHAPES = re.compile(r"^Shapes?:\n((?: {4}[^\n]*(?:\n|\Z)|\n(?= {4}))+)", re.M)
+SHAPE = re.compile(r"^ {4}(?:- )?([^\s:][^:\n]*): ", re.M)
+#: Methods and attributes that modules of the library call on each other, and that no user needs.
+INTERNAL = {
+    "CertifiedBlock": "attention by_head limit measured returned runs_by_rows start states",
+    "CertifiedConv": "attention",
+    "DiffusionConv": "why_uncertified",
+    "TermModule": "draw_uniform",
+}
 
 
 def papers() -> dict[str, str]:
@@ -44,17 +59,38 @@ PAPERS = {
 
 
 class ForTheSite(griffe.Extension):
-    """Replace roles of Sphinx by names, pages and cited papers by links, and formulas on lines of their own by TeX."""
+    """Replace roles of Sphinx by names, pages and cited papers by links, and formulas on lines of their own by TeX.
+
+    Sections of options and shapes become lists, and what is `INTERNAL` is left out.
+    """
+
+    def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
+        for name in INTERNAL.get(cls.name, "").split():
+            # An alias of a class does not ask whether the member it stands for is public.
+            cls.del_member(name)
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:
             text = re.sub(
                 r":(?:class|func|meth|mod|attr|obj):`~?", "`", obj.docstring.value
             )
-            text = FORMULA.sub(lambda found: f"$$\n{tex(found[0])}\n$$", text)
+            text = FORMULA.sub(_displayed, text)
+            text = OPTIONS.sub("Keyword Args: Options:", text)
+            text = SHAPES.sub(_shapes, text)
             for paper, address in PAPERS.items():
                 text = paper.sub(rf"[\g<0>]({address})", text, count=1)
             text = re.sub(
                 r"docs/errata\.md,? ([A-Z]\d+)", r"[errata \1](../errata.md#\1)", text
             )
             obj.docstring.value = re.sub(r"docs/([\w-]+)\.md", r"[\1](../\1.md)", text)
+
+
+def _displayed(found: re.Match[str]) -> str:
+    """Return the lines of a formula, each of which is set on its own."""
+    return "\n\n".join(f"$$\n{tex(line)}\n$$" for line in found[0].splitlines())
+
+
+def _shapes(found: re.Match[str]) -> str:
+    """Return a section of shapes as a heading and a list."""
+    entries = SHAPE.sub(r"- `\1`: ", found[1])
+    return f'<span class="doc-section-title">Shapes:</span>\n\n{entries}'
