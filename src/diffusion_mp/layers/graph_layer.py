@@ -16,7 +16,7 @@ from diffusion_mp.modules import Resettable
 
 
 class GraphLayer(KnowsPyGNames, Resettable):
-    """Base of layers and models, which are called as ``module(x, edge_index, edge_weight, batch, …)``."""
+    """Base of layers and models. They are called as ``module(x, edge_index, edge_weight, batch, …)``."""
 
     in_channels: int
     check_features: Callable[..., None] = staticmethod(checks.check_state)
@@ -32,7 +32,7 @@ class GraphLayer(KnowsPyGNames, Resettable):
         others: Mapping[str, Any] = {},
         edge_attr: Tensor | None = None,
     ) -> Graph:
-        """Check the inputs that all take, refuse ``others``, and return the graph."""
+        """Check the inputs that all layers take, refuse ``others``, and return the graph."""
         # What x may be depends on the channels, which the first call decides, so they come before the check of x.
         if others:
             refuse_inputs(self, others)

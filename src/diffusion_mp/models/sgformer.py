@@ -43,26 +43,49 @@ PYG_OPTIONS: dict[str, Any] = {
 class SGFormer(GraphModel):
     r"""Linear attention over all pairs of nodes beside a GNN (slides, "SGFormer"; Wu et al. 2023b).
 
-    Z⁽⁰⁾ = ReLU(LayerNorm(W_I X + b_I)),  Z = LayerNorm(β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z⁽⁰⁾),
-    Z_O = (1 − α) Z + α GN(Z⁽⁰⁾, A),  Ŷ = Z_O W_O + b_O.
+        Z⁽⁰⁾ = ReLU(LayerNorm(W_I X + b_I)),   Z = LayerNorm(β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z⁽⁰⁾)
+        Z_O = (1 − α) Z + α GN(Z⁽⁰⁾, A),   Ŷ = Z_O W_O + b_O
 
-    Without observed edges Z_O = Z. :meth:`like_pyg` builds PyG's class; docs/released.md lists the options of the
+    Without observed edges Z_O = Z. :meth:`like_pyg` builds PyG's class. docs/released.md lists the options of the
     released code.
 
     Args:
-        in_channels, hidden_channels, out_channels: see :class:`GraphModel`.
-        num_gnn_layers, gnn: GN, a :class:`DiffusionGNN` of this depth and ``conv`` (slides: GCN) on hidden channels;
-            or ``"residual"``, the :class:`ResidualGCN` of PyG's SGFormer, which reads X.
+        in_channels: Number of channels of the features; -1 takes it from the first call.
+        hidden_channels: Number of channels C of the state.
+        out_channels: Number of logits.
+        num_gnn_layers: Number of layers of GN.
+        gnn: GN: the ``conv`` of a :class:`DiffusionGNN` on hidden channels (slides: ``"gcn"``); or ``"residual"``, the
+            `ResidualGCN` of PyG's SGFormer, which reads X.
         alpha: α in [0, 1], the weight of GN.
-        shared_encoder: GN reads Z⁽⁰⁾, as in the slides; ``False``: X through its own encoder, as in the released code.
-        layer_norm: normalise in the encoders and after the attention.
-        dropout, gnn_dropout: dropout rates of the values of the attention and of Z_O, and inside GN (``dropout``).
-        task: ``"node"``, ``"graph"`` or ``"link"``.
-        trans_num_layers: number of attention layers with norms; further ones read Z instead of Z⁽⁰⁾.
-        activation: after the norm of every attention layer, ``"relu"`` or ``None``.
-        dropout_on: ``"values"``; or ``"state"``, after the encoder and every attention layer, not on Z_O, as in PyG.
-        aggregate: ``"add"``, the sum above, or ``"cat"``: Z_O = [Z ‖ GN(Z⁽⁰⁾, A)], which needs observed edges.
-        options: further options of the attention, see :class:`SGFormerConv` (``heads``, ``beta``, ``normalize``, …).
+        shared_encoder: GN reads Z⁽⁰⁾, as in the slides. ``False``: GN reads X through its own encoder, as in the
+            released code.
+        layer_norm: LayerNorm in the encoders and after the attention.
+        dropout: Dropout rate of the values of the attention and of Z_O.
+        gnn_dropout: Dropout rate inside GN; ``dropout`` by default.
+        task: ``"node"``, ``"graph"`` or ``"link"``: predict for every node, every graph, or pairs of nodes.
+        trans_num_layers: Number of attention layers with norms. Further layers read Z instead of Z⁽⁰⁾.
+        activation: Activation after the norm of every attention layer, ``"relu"`` or ``None``.
+        dropout_on: ``"values"``: dropout of the values of the attention and of Z_O; ``"state"``: dropout after the
+            encoder and every attention layer, and not of Z_O, as in PyG.
+        aggregate: ``"add"``: the sum above; ``"cat"``: Z_O = [Z ‖ GN(Z⁽⁰⁾, A)], which needs observed edges.
+
+    Options:
+        heads (int): Number of heads H of the attention; 1 by default.
+        beta (float): Weight β of the attention, in (0, 1]; 0.5 by default.
+        projection (str or None): ``"separate"`` (default), ``"tied"`` or ``None``; see :class:`SGFormerConv`.
+        normalize (str): Norm of queries and keys, ``"row"`` (default, as in PyG) or ``"frobenius"``, as in the slides,
+            with which the attention vanishes on large graphs (docs/errata.md, G1).
+        transform (bool): Apply W_V; ``True`` by default.
+        qkv_bias (bool): Add biases in W_Q, W_K and W_V; ``False`` by default.
+        bias (bool): Add a bias to the output of the attention; ``False`` by default.
+
+    Shapes:
+        x: [N, in_channels], dense or sparse.
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        edge_label_index: [2, L], the pairs to score with ``task="link"``.
+        output: Raw logits [N, out_channels]; [B, out_channels] for graphs; scores [L] for links.
 
     Examples:
         >>> SGFormer(4, 16, 3)(x, edge_index).shape
@@ -142,10 +165,16 @@ class SGFormer(GraphModel):
     def like_pyg(
         cls, in_channels: int, hidden_channels: int, out_channels: int, **options: Any
     ) -> SGFormer:
-        """Return the model that PyG's ``SGFormer`` computes, from its options by its names, with its defaults.
+        """Return the model that PyG's ``SGFormer`` computes, from PyG's names of options and with PyG's defaults.
 
-        Further options are those of this class, such as ``normalize="frobenius", qkv_bias=True`` for the released code.
         PyG returns the log-softmax of these logits.
+
+        Args:
+            in_channels: Number of channels of the features.
+            hidden_channels: Number of channels C of the state.
+            out_channels: Number of logits.
+            options: Options of PyG's ``SGFormer``, such as ``trans_num_heads`` and ``gnn_num_layers``; and options of
+                this class, such as ``normalize="frobenius", qkv_bias=True`` for the released code.
 
         Examples:
             >>> SGFormer.like_pyg(4, 16, 3, trans_num_heads=2, gnn_num_layers=1)(x, edge_index).shape
