@@ -9,18 +9,20 @@ import griffe
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from inline import inline
 from tex import tex
 
 REFERENCES = Path(__file__).parents[2] / "src/diffusion_mp/references.bib"
-#: An indented paragraph that is not code: it holds a character of formulas that code has not.
-FORMULA = re.compile(
-    r"(?<=\n\n)(?: {4}(?!- |>>>)[^\n]+\n)*? {4}(?!- |>>>)[^\n]*[‖Σ∂∈√½²′α-ωÃÂŜ⁻ᵀ←][^\n]*(?:\n {4}[^\n]+)*"
-    r"(?=\n\n|\Z)"
+#: An indented paragraph, of code or of formulas.
+BLOCK = re.compile(
+    r"(?<=\n\n)(?: {4}(?!- |>>>)[^\n]+(?:\n(?= {4})|(?=\n\n|\Z)))+(?=\n\n|\Z)"
 )
 #: The options behind ``**options`` are parameters like the others, so they get the heading that griffe knows.
 OPTIONS = re.compile(r"^Options:$", re.M)
 #: A section of shapes, and its entries: ``name: shape``, or the same as an item of a list.
 SHAPES = re.compile(r"^Shapes?:\n((?: {4}[^\n]*(?:\n|\Z)|\n(?= {4}))+)", re.M)
+#: A line, and before its text the name of an entry in a section.
+ENTRY = re.compile(r"^( +(?:- )?\w[\w, *]*(?: \(.*?\))?: | *)(.+)$", re.M)
 SHAPE = re.compile(r"^ {4}(?:- )?([^\s:][^:\n]*): ", re.M)
 #: Methods and attributes that modules of the library call on each other, and that no user needs.
 INTERNAL = {
@@ -74,7 +76,8 @@ class ForTheSite(griffe.Extension):
             text = re.sub(
                 r":(?:class|func|meth|mod|attr|obj):`~?", "`", obj.docstring.value
             )
-            text = FORMULA.sub(_displayed, text)
+            text = BLOCK.sub(_displayed, text)
+            text = _with_formulas(text)
             text = OPTIONS.sub("Keyword Args: Options:", text)
             text = SHAPES.sub(_shapes, text)
             for paper, address in PAPERS.items():
@@ -85,8 +88,23 @@ class ForTheSite(griffe.Extension):
             obj.docstring.value = re.sub(r"docs/([\w-]+)\.md", r"[\1](../\1.md)", text)
 
 
+def _with_formulas(text: str) -> str:
+    """Return a docstring with dollars around formulas, except for its examples and the names of entries."""
+    prose, examples, code = text.partition("\nExamples:\n")
+    # Every other part stands between two pairs of dollars.
+    parts = prose.split("$$")
+    parts[::2] = [ENTRY.sub(_marked, part) for part in parts[::2]]
+    return "$$".join(parts) + examples + code
+
+
+def _marked(found: re.Match[str]) -> str:
+    return found[1] + inline(found[2])
+
+
 def _displayed(found: re.Match[str]) -> str:
-    """Return the lines of a formula, each of which is set on its own."""
+    """Return the lines of a formula, each set on its own; code, which is ASCII, as it is."""
+    if found[0].replace("…", "").isascii():
+        return found[0]
     return "\n\n".join(f"$$\n{tex(line)}\n$$" for line in found[0].splitlines())
 
 

@@ -60,7 +60,7 @@ class MultiHeadConv(DiffusionConv):
     r"""A step of size 1 with any diffusivity, whose heads are concatenated and mixed: x′ = W_O ‖_h S^h W_V^h x.
 
     Args:
-        in_channels: Number of channels of x; -1 takes it from the first call.
+        in_channels: Number of channels of x.
         out_channels: Number of channels after W_O.
         diffusivity: Computes the coupling S^h of every head.
         heads: Number of heads H. A single head, of the layer or of the diffusivity, broadcasts against several.
@@ -466,13 +466,14 @@ class SFiConv(MultiHeadConv):
 class SGFormerConv(DiffusionConv):
     r"""SGFormer's layer: linear attention over all pairs, with an initial residual (slides; Wu et al. 2023b).
 
-        Z = β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z⁽⁰⁾
+        Z = β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z^(0)
 
     Heads are averaged. Node by node, with v = W_V x:
 
-        z_i = β (v_i + (1/n) Σ_j (q̃_i·k̃_j) v_j) / (1 + (1/n) Σ_j q̃_i·k̃_j) + (1 − β) z⁽⁰⁾_i
+        z_i = β (v_i + (1/n) Σ_j (q̃_i·k̃_j) v_j) / (1 + (1/n) Σ_j q̃_i·k̃_j) + (1 − β) z^(0)_i
 
-    Observed edges are not read. Z⁽⁰⁾ is the ``source`` of the call, by default x. β = 1 is PyG's ``SGFormerAttention``.
+    Observed edges are not read. Z^(0) is the ``source`` of the call, by default x. β = 1 is PyG's
+    ``SGFormerAttention``.
 
     Args:
         in_channels: Number of channels of x.
@@ -496,7 +497,7 @@ class SGFormerConv(DiffusionConv):
         x: [N, in_channels].
         edge_index: Accepted and not read.
         batch: [N], sorted.
-        source: [N, out_channels], Z⁽⁰⁾; x by default.
+        source: [N, out_channels], Z^(0); x by default.
         output: [N, out_channels].
 
     Examples:

@@ -408,8 +408,6 @@ class APPNPConv(DiffusionConv):
         diffusivity: Computes S; Â, the normalised adjacency of GCN, by default.
 
     Options:
-        heads (int): Number of heads H, into which the channels are cut with ``concat``; 1 by default.
-        concat (bool): Concatenate the heads instead of averaging them; ``False`` by default.
         dropout (float): Dropout rate on the propagated values; 0 by default.
 
     Shapes:

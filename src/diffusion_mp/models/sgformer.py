@@ -43,8 +43,8 @@ PYG_OPTIONS: dict[str, Any] = {
 class SGFormer(GraphModel):
     r"""Linear attention over all pairs of nodes beside a GNN (slides, "SGFormer"; Wu et al. 2023b).
 
-        Z⁽⁰⁾ = ReLU(LayerNorm(W_I X + b_I)),   Z = LayerNorm(β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z⁽⁰⁾)
-        Z_O = (1 − α) Z + α GN(Z⁽⁰⁾, A),   Ŷ = Z_O W_O + b_O
+        Z^(0) = ReLU(LayerNorm(W_I X + b_I)),   Z = LayerNorm(β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z^(0))
+        Z_O = (1 − α) Z + α GN(Z^(0), A),   Ŷ = Z_O W_O + b_O
 
     Without observed edges Z_O = Z. :meth:`like_pyg` builds PyG's class. docs/released.md lists the options of the
     released code.
@@ -57,17 +57,17 @@ class SGFormer(GraphModel):
         gnn: GN: the ``conv`` of a :class:`DiffusionGNN` on hidden channels (slides: ``"gcn"``); or ``"residual"``, the
             `ResidualGCN` of PyG's SGFormer, which reads X.
         alpha: α in [0, 1], the weight of GN.
-        shared_encoder: GN reads Z⁽⁰⁾, as in the slides. ``False``: GN reads X through its own encoder, as in the
+        shared_encoder: GN reads Z^(0), as in the slides. ``False``: GN reads X through its own encoder, as in the
             released code.
         layer_norm: LayerNorm in the encoders and after the attention.
         dropout: Dropout rate of the values of the attention and of Z_O.
         gnn_dropout: Dropout rate inside GN; ``dropout`` by default.
         task: ``"node"``, ``"graph"`` or ``"link"``: predict for every node, every graph, or pairs of nodes.
-        trans_num_layers: Number of attention layers with norms. Further layers read Z instead of Z⁽⁰⁾.
+        trans_num_layers: Number of attention layers with norms. Further layers read Z instead of Z^(0).
         activation: Activation after the norm of every attention layer, ``"relu"`` or ``None``.
         dropout_on: ``"values"``: dropout of the values of the attention and of Z_O; ``"state"``: dropout after the
             encoder and every attention layer, and not of Z_O, as in PyG.
-        aggregate: ``"add"``: the sum above; ``"cat"``: Z_O = [Z ‖ GN(Z⁽⁰⁾, A)], which needs observed edges.
+        aggregate: ``"add"``: the sum above; ``"cat"``: Z_O = [Z ‖ GN(Z^(0), A)], which needs observed edges.
 
     Options:
         heads (int): Number of heads H of the attention; 1 by default.
@@ -201,7 +201,7 @@ class SGFormer(GraphModel):
     def _beside_gnn(
         self, z: Tensor, x: Tensor, initial: Tensor, graph: Graph
     ) -> Tensor:
-        """Return Z_O from the attention's Z, the features X and the embedding Z⁽⁰⁾."""
+        """Return Z_O from the attention's Z, the features X and the embedding Z^(0)."""
         # A graph whose edges were not observed is not one without edges, on which the GNN would still say something of
         # every node by itself.
         if graph.edge_index is None:
