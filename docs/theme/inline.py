@@ -19,7 +19,7 @@ SIGN = re.compile(
     rf"[α-ωΓ-Ω‖√Σ∂⟨⟩½∘′\u0302-\u0304{''.join(RAISED)}{''.join(LOWERED)}]"
     r"|(?<![^\W\d_])[^\W\d_]\u0303?[_^](?!_|[A-Za-z]{4})"
 )
-INDEX = re.compile(r"[_^](?:\{[^}]*\}|\([^()]*\)|\w{1,3}(?!\w))")
+INDEX = re.compile(r"[_^](?:\{[^}]*\}|\([^()]*\)|[-−]?½|\w{1,3}(?!\w))")
 CHARACTERS = re.compile(r"[\w()\[\]{}⟨⟩‖|√Σ∂½=+−/≤≥<>∈←→×·∘≠∝∞′*,.;:…⁻⁺⁽⁾ᵀ-]+")
 OPERATORS = "=+−/≤≥<>∈←→×·∘≠∝ "
 BRACKETS = dict(zip(")]}⟩", "([{⟨", strict=True))
@@ -41,8 +41,12 @@ def _marked(prose: str) -> str:
     while words:
         count = _length(words)
         run = " ".join(words[:count])
-        marked.append(_between_dollars(run) if SIGN.search(run) else words[0])
-        words = words[count if SIGN.search(run) else 1 :]
+        if _has_sign(run):
+            marked.append(_between_dollars(run))
+        else:
+            count = 1
+            marked.append(words[0])
+        words = words[count:]
     return " ".join(marked)
 
 
@@ -87,9 +91,13 @@ def _between_dollars(run: str) -> str:
     ):
         end -= 1
     formula = run[start:end]
-    if not SIGN.search(formula) or not _is_balanced(formula):
+    if not _has_sign(formula) or not _is_balanced(formula):
         return run
     return f"{run[:start]}${tex(formula)}${run[end:]}"
+
+
+def _has_sign(text: str) -> bool:
+    return bool(SIGN.search(unicodedata.normalize("NFD", text)))
 
 
 def _is_balanced(text: str) -> bool:

@@ -4,7 +4,7 @@ import re
 import unicodedata
 
 TABLE = """½ tfrac12  ‖ Vert  ⟨ langle  ⟩ rangle  Σ sum  … dots  · cdot  × times  ∘ circ  ≤ le  ≥ ge  ≠ ne  ∝ propto
-∈ in  ∞ infty  ∂ partial  ∇ nabla  ⪯ preceq  ⪰ succeq  → to  ← gets  𝓔 mathcal{E}  𝒮 mathcal{S}  𝒜 mathcal{A}"""
+∈ in  ∫ int  ∞ infty  ∂ partial  ∇ nabla  ⪯ preceq  ⪰ succeq  → to  ← gets  𝓔 mathcal{E}  𝒮 mathcal{S}  𝒜 mathcal{A}"""
 COMMANDS = dict(re.findall(r"(\S) (\S+)", TABLE))
 ACCENTS = {"\u0302": "hat", "\u0303": "tilde", "\u0304": "bar"}
 RAISED = dict(
