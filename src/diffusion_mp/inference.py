@@ -110,8 +110,8 @@ class Blocks:
             raise NotImplementedError(
                 "the steps of a CertifiedBlock are not computed by blocks; call the model itself."
             )
-        # What is replaced is not looked into; what is neither replaced nor a coupling of its own is, part by part. A
-        # diffusivity that depends on edges or on the whole graph stays, and computes with all rows at once.
+        # A replaced module is not looked into; other modules are, part by part. A diffusivity that depends on edges
+        # or on the whole graph stays, and computes with all rows at once.
         for name, child in module.named_children():
             if isinstance(child, (nn.Linear, Linear, nn.LayerNorm)):
                 setattr(module, name, _RowWise(child.to(self.device), self))
@@ -261,6 +261,6 @@ class BlockwiseCoupling(PartialCoupling):
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         # Every pass couples the rows of a block anew: keeping their features would take as much memory as all rows do.
         pooled = self.blocks.each(lambda x, v: self.couple(x).pool(v), self.x, v)
-        # Sums over senders are small, whatever the number of nodes: those of all blocks fit.
+        # Sums over senders are small, whatever the number of nodes, so the sums of all blocks fit.
         sums = merged([part for _, part in pooled])
         return self.blocks.joined(lambda x, v: self.couple(x).read(sums, v), self.x, v)

@@ -237,7 +237,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         # The minimiser of the energy of one row given its neighbours is a weighted mean.
         beta = self.conv_.beta().item()
         mu = self.conv_.mu().item()
-        # What neighbours pull in all; a row without any has its source alone.
+        # The total pull of the neighbours; a row without neighbours keeps its source.
         pull = weights.sum(1)[:, None]
         source = self._probabilities(self._scaled(X)).numpy()
         state = (beta * source + mu * (weights @ states)) / (beta + mu * pull)
@@ -394,7 +394,7 @@ def _labels(y: Any) -> tuple[Any, Any, Any]:
     """Return a mask of the R labelled rows, the classes, and the distributions [R, n_classes] of these rows."""
     strings = y.dtype.kind in "US"  # an array of strings holds no number -1
     if y.dtype.kind in "USO" and "-1" in y.tolist():
-        # NumPy turns -1 into a string where it stands beside names.
+        # NumPy turns -1 into a string in an array of names.
         raise ValueError(
             "y holds the string '-1' beside other strings, so it would be one more class. Where no label is meant, "
             "pass np.array([...], dtype=object) with the number -1."

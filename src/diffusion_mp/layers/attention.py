@@ -259,7 +259,7 @@ class DIFFormerConv(DiffusionConv):
             if graph == "mean":
                 form = "conservative"
             update = ExplicitEuler(tau, form, **step)
-        # Beside an update they would have no effect, and nobody would notice.
+        # With an update they would have no effect, and the user would not notice.
         elif isinstance(tau, (Tensor, Positive)) or tau != TAU or any(step.values()):
             raise ValueError(
                 f"tau, beta and leak are those of the explicit step, which update replaces; got tau={tau}, "
@@ -270,7 +270,7 @@ class DIFFormerConv(DiffusionConv):
             out_channels,
             attention if graph is None else augmented,
             update,
-            # Without W_V every head would move the same values, and their mean is that of one.
+            # Without W_V every head would move the same values, so the mean over heads is the result of one head.
             heads if layer["transform"] else 1,
             value_bias=qkv_bias and layer["transform"],
             **layer,
@@ -347,7 +347,7 @@ class NodeFormerConv(MultiHeadConv):
         mix, walks, features = split(options, MixOptions, RelationalOptions)
         walks.setdefault("hops", 4)
         features.setdefault("projection", "separate")
-        # Not those of the slides, which the diffusivity has (docs/errata.md, N11).
+        # The defaults of the diffusivity are those of the slides (docs/errata.md, N11).
         usual: dict[str, Any] = {"tau": 1.0, "logits": "scaled_dot", "num_samples": 0}
         width = head_channels or out_channels
         coupled: Diffusivity = KernelizedSoftmaxDiffusivity(
@@ -373,7 +373,7 @@ class NodeFormerConv(MultiHeadConv):
 
 
 class SFiConv(MultiHeadConv):
-    r"""Sparse flow S beside the adjacency: x′ = x + (1 + γ)⁻¹ Σ_h [Ã + γ S^h] x W_V^h W_O^h (SFi-Former, Eq. 11).
+    r"""Sparse flow S plus the adjacency: x′ = x + (1 + γ)⁻¹ Σ_h [Ã + γ S^h] x W_V^h W_O^h (SFi-Former, Eq. 11).
 
     Ã = D^-½ (A + I) D^-½, and γ > 0 is learned. Without observed edges the bracket is S^h. With ``lam=0`` S is softmax
     attention, and the layer is DFi-Former's. With ``lam=0, adjacency=False`` it is multi-head attention.

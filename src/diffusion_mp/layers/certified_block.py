@@ -62,7 +62,7 @@ from diffusion_mp.updates.minimiser import quadratic_minimiser
 
 #: What a call takes as edges.
 Edges = Tensor | Graph | None
-#: What a module of your own reads that declares nothing.
+#: Inputs of a module of the user that does not declare ``reads``.
 USUALLY_READ = ("edge_attr",)
 
 
@@ -84,10 +84,10 @@ class TermModule(Resettable):
         True
     """
 
-    #: Inputs of the block's call that :meth:`forward` reads, by name: of ``edge_attr`` and ``beside``.
+    #: Names of the inputs of the block's call that :meth:`forward` reads: ``edge_attr``, ``beside``, or both.
     reads: tuple[str, ...] = ()
-    #: Whether the term is the pull of a coupling of a `Diffusivity`, which takes heads, and of which some rows can be
-    #: computed at a time; matrices read all channels of a node.
+    #: Whether the term is the pull of a coupling of a `Diffusivity`. Such a coupling takes heads, and some of its rows
+    #: can be computed at a time. Terms with matrices read all channels of a node.
     by_coupling = False
 
     def __init__(self, channels: Count, weight: PositiveNumber) -> None:
@@ -353,7 +353,7 @@ class WeightedGraph(TermModule):
     def matrices(self) -> Float[Tensor, "R C C"] | Float[Tensor, "R C"]:
         """Return B [R, C, C], of norm at most one; or the diagonals [R, C] of diagonal matrices."""
         matrix: Tensor | None = self.matrix
-        # For those who look at the matrices; `forward` leaves the identity out.
+        # `forward` does not multiply by the identity; this tensor is for users who look at the matrices.
         if matrix is None:
             return self.weight.raw.new_ones(self.edge_dim or 1, self.channels)
         if self.symmetric and matrix.dim() == 3:
@@ -367,7 +367,7 @@ class WeightedGraph(TermModule):
         edge_attr: Tensor | None = None,
     ) -> EnergyTerm:
         coupling = self.adjacency(source, graph)
-        # Ranks hold a part of the edges, and the norm of a term is that of all of them.
+        # A rank holds some of the edges, and the norm of the term depends on all edges.
         if not isinstance(coupling, SparseCoupling):
             kind = type(coupling).__name__
             raise NotImplementedError(
@@ -389,7 +389,7 @@ class WeightedGraph(TermModule):
             # Both halves stay the same if the ends are exchanged, so that the gated graph is as symmetric as A.
             ends = torch.cat([sender + receiver, (sender - receiver).abs()], 1)
             gate = self.gate(ends.to(self.gate.weight.dtype)).tanh()
-            # To ask whether A is symmetric looks at values, which a trace does not have.
+            # Whether A is symmetric depends on values, which a trace does not have.
             mutual = values_only(captured=True) and coupling.symmetric
             coupling = SparseCoupling(
                 coupling.graph, coupling.weight * gate, symmetric=mutual, checked=True
@@ -397,7 +397,7 @@ class WeightedGraph(TermModule):
         matrices = norms = None
         if self.matrix is not None:
             matrices = self.matrices()
-            # Of the matrices as they are contracted here: a second estimate would cost as much as the first.
+            # The matrices are contracted here. A second estimate of their norms would cost as much as the first.
             norms = matrices.new_ones(matrices.size(0))
         term = MatrixTerm(
             coupling,
@@ -461,7 +461,7 @@ class RowAttention(TermModule):
                 f"RowAttention needs all nodes of the graph, not {graph.num_nodes} of {graph.total_nodes}. Use one "
                 f"process."
             )
-        # The norms of all matrices are found in one batch, which costs no more than that of one.
+        # The norms of all matrices are estimated in one batch, at the cost of one matrix.
         both = contracting(torch.cat([self.query, self.key]), norm_bounds)
         query, key = both.chunk(2)
         ones = query.new_ones(self.heads)
@@ -520,7 +520,7 @@ class BlockStep(nn.Module):
 
     is_diffusion_layer = True
 
-    # The step is an argument: it is another function in every call, of the source and the graph.
+    # The step is an argument, since it depends on the source and the graph of a call.
     def forward(
         self, x: HeadState, graph: Graph, step: Callable[[Tensor], Tensor]
     ) -> HeadState:
@@ -593,7 +593,7 @@ class CertifiedBlock(GraphLayer):
                 (nn.Module, EnergyTerm),
                 "an EnergyTerm or a module that makes one",
             )
-            # A module of one's own need not say its channels.
+            # A module of the user need not declare its channels.
             if getattr(term, "channels", channels) != channels:
                 raise ValueError(
                     f"every one of terms must have {channels} channels, as the block; got {term!r}."
@@ -611,12 +611,12 @@ class CertifiedBlock(GraphLayer):
         self.terms = nn.ModuleList(
             term for term in terms if isinstance(term, nn.Module)
         )
-        # Terms without parameters are no modules, so torch would not register them.
+        # Terms without parameters are not modules, so torch would not register them.
         self.fixed = tuple(term for term in terms if not isinstance(term, nn.Module))
         reads = [getattr(term, "reads", USUALLY_READ) for term in self.terms]
         #: Further inputs of a call that a term reads.
         self.reads = tuple(sorted(set().union(*reads)))
-        # It holds β and the constraint, and tells certificates what moves the state; the steps are those of `Energy`.
+        # The update holds β and the constraint, and tells certificates what moves the state. `Energy` takes the steps.
         self.update = CertifiedStep(
             Positive(beta), constraint=constraint, radius=radius
         )
@@ -700,7 +700,7 @@ class CertifiedBlock(GraphLayer):
         else:
             step = energy.descent(state)
         for _ in range(self.num_layers or 1):
-            # Attention is that of the state which the step reads, and in the limit that of the limit.
+            # A step attends at the state that it reads, the limit at the limit itself.
             before = state
             state = self.step(before, graph, step)
             if couplings is not None:
@@ -727,7 +727,7 @@ class CertifiedBlock(GraphLayer):
         """Return the limit of the steps from a state, with the gradient of the implicit function theorem."""
         what = "the state at rest"
         quadratic = all(term.quadratic for term in energy.terms)
-        # Then the gradient of F is affine in the state, and its zero one linear system.
+        # The gradient of F is then affine in the state, and its zero solves one linear system.
         if quadratic and isinstance(energy.constraint, Unconstrained):
             solution = quadratic_minimiser(energy, state, self.beta())
             if solution is not None:
@@ -736,7 +736,7 @@ class CertifiedBlock(GraphLayer):
         with values_needed(what):
             with on_values():
                 checks.check_finite(state, "x")
-            # One minimiser is found from everywhere; otherwise the acceleration might end above the start.
+            # A unique minimiser is reached from any start; otherwise the acceleration might end above the start.
             unique = quadratic and energy.constraint.convex
             return fixed_point(
                 energy.descent(state),
@@ -761,7 +761,7 @@ class CertifiedBlock(GraphLayer):
         return_coupling: bool = False,
     ) -> Graph:
         """Check the inputs of a call, refuse those that no term reads, and return the graph."""
-        # What no term reads is refused: it would have no effect, and nobody would notice.
+        # An input that no term reads is refused: it would have no effect, and the user would not notice.
         unread = self._unread(inputs)
         graph = self.inputs_to_graph(
             x,

@@ -68,7 +68,7 @@ class DiffusionConv(GraphLayer):
         torch.Size([6, 8])
     """
 
-    # Diagnostics find layers by this attribute: some, such as PDEDiffusion1d, are no DiffusionConv.
+    # Diagnostics find layers by this attribute, since PDEDiffusion1d, for one, is not a DiffusionConv.
     is_diffusion_layer = True
 
     def __init__(
@@ -89,7 +89,7 @@ class DiffusionConv(GraphLayer):
         value_bias: bool = False,
     ) -> None:
         super().__init__()
-        # Channels are found at the first call by W_V, or are those of x itself, for input and output.
+        # With -1, W_V finds the channels at the first call; without W_V the channels of x are those of the output.
         if transform:
             checks.check_counts(out_channels=out_channels)
         # One head broadcasts: all values through one coupling, or the same values through every head of it.
@@ -165,7 +165,7 @@ class DiffusionConv(GraphLayer):
         if isinstance(x, tuple):
             others |= {"batch": batch, "source": source, "previous": previous}
             others |= {"edge_attr": edge_attr, "return_coupling": return_coupling}
-            # Not that of a subclass, which has called this one.
+            # A subclass's forward has called this one, so `between` must not call it again.
             forward = partial(DiffusionConv.forward, self)
             return between(self, forward, x, edge_index, edge_weight, **others)
         graph = self.inputs_to_graph(
@@ -173,7 +173,7 @@ class DiffusionConv(GraphLayer):
         )
         values = self._values(x)
         read = x
-        # A sparse x is read by W_V alone: everything else needs dense rows.
+        # Only W_V reads a sparse x: everything else needs dense rows.
         if self.reads == "values" or x.layout is not torch.strided:
             read = values.flatten(1)
         coupling = self.diffusivity(read, graph, edge_attr)
@@ -194,13 +194,13 @@ class DiffusionConv(GraphLayer):
             self.head_channels = self.in_channels
 
     def _by_head(self, x: Tensor) -> Tensor:
-        """A state [N, C] by head: cut into heads that are concatenated again, or one head that broadcasts."""
+        """Return a state [N, C] by head: cut into the heads that are concatenated, or one head that broadcasts."""
         if self.concat:
             return x.unflatten(1, (-1, self.head_channels))
         return x.unsqueeze(1)
 
     def _values(self, x: Tensor) -> Tensor:
-        """What is propagated, by head: h(x), or x itself."""
+        """Return the values that propagate, by head: h(x), or x itself."""
         if self.value is None:
             return self._by_head(x)
         # W_V holds its heads one after the other, so that all of them are one product.
@@ -264,13 +264,16 @@ class DiffusionConv(GraphLayer):
         return state.squeeze(1) if state.size(1) == 1 else state.mean(1)
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
-        """Finish the new state ``out`` [N, C] of the input ``x``: add the bias. Subclasses extend it."""
+        """Return the output of the layer from the new state ``out`` [N, C] and the input ``x``: add the bias.
+
+        Subclasses extend this method, to mix heads or to add a residual.
+        """
         return out if self.bias is None else out + self.bias
 
     # A chain of questions and no table: each has a sentence of its own, with names in it.
     @property
     def why_uncertified(self) -> str | None:
-        """The reason why no theorem covers this layer at any state, or ``None`` where the state decides."""
+        """The reason why no theorem covers this layer at any state; ``None`` if this depends on the state."""
         name = type(self).__name__
         diffusivity = self.diffusivity
         by = type(self.update).__name__

@@ -95,14 +95,14 @@ class FeatureLinear(Linear):
 
 
 def channels_at_first(module: nn.Module, x: object) -> int:
-    """Return the input channels of a module built with -1: those of loaded weights, or else of ``x``; -1 if unknown."""
+    """Return the input channels of a module built with -1: of loaded weights, or else of ``x``; -1 if unknown."""
     for part in module.modules():
         if isinstance(part, FeatureLinear):
             if not is_lazy(part.weight):
                 return part.in_channels
             # Only the first one reads x itself.
             break
-    # What is no matrix is refused by the check of x that follows.
+    # The check of x that follows refuses anything but a matrix.
     if isinstance(x, Tensor) and x.dim() == 2:
         return x.size(1)
     return -1

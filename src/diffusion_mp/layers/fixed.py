@@ -95,10 +95,10 @@ class MLPConv(DiffusionConv):
         source: Tensor | None,
         previous: Tensor | None,
     ) -> Tensor:
-        # Whether a source counts or is refused the update says.
+        # The update decides whether a source counts or is refused.
         if source is not None:
             return super()._evolve(x, values, coupling, source, previous)
-        # The product with the identity would copy W x, which nobody else holds: a sixth of the time of a wide layer.
+        # The product with the identity would only copy W x, in a sixth of the time of a wide layer.
         return values.squeeze(1)
 
 
@@ -377,7 +377,7 @@ class GATConv(DiffusionConv):
             batch: Number of the graph of every node; by default all nodes belong to one graph.
             inputs: ``edge_attr``, ``source`` and ``return_coupling``, as in :class:`DiffusionConv`.
         """
-        # A weight alone would be read as a prior here, and as features in code that was written for PyG.
+        # Without features, a weight is a prior here, and code written for PyG means features by it.
         unread = self.edge_dim is not None and inputs.get("edge_attr") is None
         if unread and edge_weight is not None:
             raise ValueError(
@@ -443,7 +443,7 @@ class APPNPConv(DiffusionConv):
             channels,
             diffusivity or _gcn_adjacency(),
             update,
-            # The weights are those of the model around it; propagation has none.
+            # The model around this layer has the weights; propagation has none.
             transform=False,
             bias=False,
             steps=K or 1,
@@ -499,8 +499,8 @@ class GCNIIConv(DiffusionConv):
             raise ValueError(
                 f"theta and layer go together (β = log(θ/layer + 1)); got theta={theta}, layer={layer}."
             )
-        # β: without θ the map is W alone, as in PyG.
-        # A number and no parameter: it falls with the depth l of the layer.
+        # β = 1 without θ: the map is then W, as in PyG.
+        # A number, not a parameter: it falls with the depth l of the layer.
         self.mapping = 1.0
         if theta is not None and layer is not None:
             self.mapping = math.log(theta / layer + 1)

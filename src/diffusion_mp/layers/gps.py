@@ -72,7 +72,7 @@ class EdgeLayer(GraphLayer, ABC):
         graph = self.inputs_to_graph(
             x, edge_index, edge_weight, batch, return_coupling, others, edge_attr
         )
-        # Edge states are moved as those of nodes are, so they are as wide.
+        # States of edges move as states of nodes do, so they have as many channels.
         if edge_attr is not None:
             checks.check_edge_rows(
                 edge_attr, graph.num_edges, channels=self.in_channels, module=self
@@ -80,7 +80,7 @@ class EdgeLayer(GraphLayer, ABC):
         out, edges, coupling = self.step(x, graph, edge_attr)
         if edge_attr is None and not return_coupling:
             return out
-        # States of edges are returned where they were passed, so that one loop runs blocks with and without.
+        # States of edges are returned if they were passed, so that one loop runs blocks with and without them.
         results: list[Any] = [out]
         if edge_attr is not None:
             results.append(edges)
@@ -224,7 +224,7 @@ class GPSBlock(EdgeLayer):
         if local is None and attention is None:
             raise ValueError("GPSBlock needs local or attention, or both; got neither.")
         for name, layer in (("local", local), ("attention", attention)):
-            # A layer of one's own may not say its channels, and then is not checked.
+            # A layer of the user that does not declare its channels is not checked.
             read = getattr(layer, "in_channels", channels)
             written = getattr(layer, "out_channels", channels)
             if (read, written) != (channels, channels):
@@ -254,7 +254,7 @@ class GPSBlock(EdgeLayer):
         if self.local is not None and (
             graph.edge_index is not None or self.attention is None
         ):
-            # It alone moves the states of edges, and it has a residual of its own, which others get here.
+            # Only GatedGCNConv moves the states of edges. It has its own residual; other layers get one here.
             if isinstance(self.local, GatedGCNConv):
                 moved, *carried, coupling = self.local(
                     x, graph, edge_attr=edge_attr, return_coupling=True

@@ -20,7 +20,7 @@ class GraphLayer(KnowsPyGNames, Resettable):
 
     in_channels: int
     check_features: Callable[..., None] = staticmethod(checks.check_state)
-    """The check of x; a model sets `check_input`, for a sparse x, in a first layer in which W_V alone reads x."""
+    """The check of x. A model sets `check_input`, which admits a sparse x, in a first layer where only W_V reads x."""
 
     def inputs_to_graph(
         self,
@@ -33,7 +33,7 @@ class GraphLayer(KnowsPyGNames, Resettable):
         edge_attr: Tensor | None = None,
     ) -> Graph:
         """Check the inputs that all layers take, refuse ``others``, and return the graph."""
-        # What x may be depends on the channels, which the first call decides, so they come before the check of x.
+        # The check of x needs the channels, which the first call decides.
         if others:
             refuse_inputs(self, others)
         if edge_attr is not None:

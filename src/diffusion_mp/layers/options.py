@@ -12,7 +12,7 @@ from diffusion_mp.checks import Count, PositiveNumber
 from diffusion_mp.diffusivities.all_pair import Normalization, Projection
 from diffusion_mp.graph.graph import SelfLoops
 
-# A name here has no default: that of the class which reads it holds, unless the class that hands it on has another.
+# An option has no default here: the class that reads it has one, unless the class that hands it on has another.
 
 
 # ``None`` stands for the layer's choice, which depends on the channels.
@@ -155,7 +155,7 @@ class CertifiedConvOptions(BlockOptions, PairOptions, total=False):
 
 def split(options: Mapping[str, Any], *kinds: Any) -> list[dict[str, Any]]:
     """Return the options of every kind, each in a dict, and the remaining options in a last dict."""
-    # A copy: the options of a layer are also those of the next one.
+    # A copy, since the next layer gets the same options.
     left = dict(options)
     parts = []
     for kind in kinds:

@@ -178,7 +178,7 @@ def _taken(function: Callable[..., Any]) -> str:
 def refuse_inputs(module: nn.Module, inputs: Mapping[str, Any]) -> None:
     """Raise for inputs that a call does not take; inputs of PyG's classes may be ``None``."""
     for name, value in inputs.items():
-        # Code written for PyG passes None for what it has not.
+        # Code written for PyG passes None for inputs that it does not have.
         if name in INPUTS and value is None:
             continue
         # The class can read features of edges, and this object was built without.
@@ -220,7 +220,7 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
     """
     check_kind(module, "module", nn.Module, "a module with layers of this library")
     check_state_dict(state, "state")
-    # Layer by layer, since a name in a module of the user's is no layer's to change.
+    # Layer by layer, since names in a module of the user must stay.
     converted = dict(state)
     for path, layer in module.named_modules():
         if not isinstance(layer, KnowsPyGNames):

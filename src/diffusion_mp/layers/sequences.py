@@ -291,7 +291,7 @@ class SelfAttention(Saved):
             return tokens
         length = mask.size(1)
         square = torch.ones(length, length, dtype=torch.bool, device=mask.device)
-        # A position sends to itself in any case: before the first token of a causal row there is nobody else.
+        # A position always sends to itself: before the first token of a causal row nothing else does.
         itself = torch.eye(length, dtype=torch.bool, device=mask.device)
         return (tokens & square.tril()) | itself
 
@@ -354,7 +354,7 @@ class TransformerBlock(Saved):
         routed = self.attention(
             self.attention_norm(self.before_attention_norm(x, mask)), mask
         )
-        # A site in front of a sum would smooth the change alone; these smooth the state.
+        # A site in front of the sum would smooth only the change; these sites smooth the state.
         x = self.after_attention(x + dropout(routed, self.dropout, self.training), mask)
         changed = self.mlp(self.mlp_norm(self.before_mlp_norm(x, mask)))
         x = self.after_mlp(x + dropout(changed, self.dropout, self.training), mask)

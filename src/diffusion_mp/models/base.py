@@ -36,8 +36,8 @@ def run_layer(
 ) -> Any:
     """Return the output of a layer, and pass its coupling, or the couplings of all its steps, to ``collect``."""
     if collect is discard:
-        # Without anybody to take them none is kept: NodeFormer's would hold its features in memory, and those
-        # of the steps of a CertifiedBlock take a product each.
+        # Couplings are kept only if somebody takes them: NodeFormer's hold its features in memory, and every step of a
+        # CertifiedBlock computes its couplings by a product.
         return layer(x, graph, **inputs)
     *states, couplings = layer(x, graph, return_coupling=True, **inputs)
     if not isinstance(couplings, list):  # a list has one for every step
@@ -90,7 +90,7 @@ class FeatureEncoder(nn.Module):
         self.channels = feature_columns(channels, name)
         self.sizes: tuple[int, ...] | None = None
         self.linear: nn.Module | None = None
-        # Registered in both cases, so that state dicts differ in tables alone.
+        # Registered in both cases, so that state dicts differ only in tables.
         self.tables = nn.ModuleList()
         if isinstance(channels, int):
             self.linear = FeatureLinear(channels, out_channels)
@@ -360,7 +360,7 @@ class GraphModel(GraphLayer, ABC):
         """Return whether all layers descend one energy here: no, unless a model overrides this (see `certify`).
 
         Args:
-            x: Features of the nodes. ``None`` looks at the layers alone.
+            x: Features of the nodes. ``None`` looks only at the layers.
             edge_index: Observed edges, or a ``Graph``.
             edge_weight: Weights of the edges; 1 by default.
             batch: Number of the graph of every node; by default all nodes belong to one graph.

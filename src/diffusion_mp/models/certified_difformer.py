@@ -61,8 +61,8 @@ class CertifiedDIFFormer(CertifiedNetwork):
         hidden_channels: Number of channels C of the state.
         out_channels: Number of logits.
         num_layers: Number of steps K. ``None`` iterates to a stationary point of F (see `fixed_point`).
-        inputs: A symmetric and nonnegative diffusivity that reads the features X and is a fixed term of μA beside the
-            graph. ``None``: the graph alone.
+        inputs: A symmetric and nonnegative diffusivity that reads the features X. It is added to A as a fixed term.
+            ``None``: A is the graph.
         encoder_layers: Number of linear layers of the encoder of H, each followed by ReLU and dropout. One layer is
             best with few labels and bag-of-words features (docs/training.md).
         encoder_channels: Number of channels between the layers of the encoder; ``hidden_channels`` by default.
@@ -128,7 +128,7 @@ class CertifiedDIFFormer(CertifiedNetwork):
         ):
             layers += [FeatureLinear(a, b), nn.ReLU(), nn.Dropout(rate)]
         self.encoder = nn.Sequential(*layers)
-        # Dropout acts in the encoder alone; the base class has a place for it in front of the decoder.
+        # Dropout acts only in the encoder; the base class has a place for it before the decoder.
         self.dropout = nn.Identity()
         self.mean = UniformDiffusivity() if centre else None
         self.inputs = inputs
@@ -188,5 +188,5 @@ class CertifiedDIFFormer(CertifiedNetwork):
         return super().energies(*inputs, **options)[0]
 
     def summary(self, blocks: dict[str, Certificate]) -> Certificate:
-        # With one block its certificate is that of the network, and names the premise.
+        # The network has one block, whose certificate names the premise.
         return blocks["conv"]

@@ -18,7 +18,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedBlock
 from diffusion_mp.models.base import Collect, Edges, GraphModel, run_layer
 
-#: Called as a block is, after the block itself: with its source, the graph, and what its terms read beside them.
+#: Called with a block, its source, the graph, and the further inputs that its terms read.
 Visit = Callable[..., Tensor]
 
 

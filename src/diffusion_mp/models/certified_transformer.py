@@ -155,7 +155,7 @@ class CertifiedTransformer(CertifiedNetwork):
         self.dropout = nn.Dropout(dropout)
         self.edge_dim = edge_dim
         self.categories = encoder.sizes
-        # Without the graph term nobody reads the features of edges.
+        # Without the graph term no term reads the features of edges.
         if edge_dim is not None and graph is not None:
             self.reads = ("edge_attr",)
         self.decoder, self.head = output_layers(hidden_channels, out_channels, task)

@@ -38,7 +38,7 @@ class DIFFormerModelOptions(StackOptions, DIFFormerParts, total=False):
 
 
 class DIFFormer(LayerStack):
-    r"""Attention over all pairs of nodes beside the graph, O(N) in its simple form (Wu, Wipf & Yan 2025, Eqs. 53–64).
+    r"""Attention over all pairs of nodes plus the graph, O(N) in its simple form (Wu, Wipf & Yan 2025, Eqs. 53–64).
 
         Z^(0) = ReLU(W_I X + b_I),   Z^(k+1) = σ′((1 − τ) Z^(k) + τ P̄^(k)),   Ŷ = Z^(K) W_O + b_O
 
@@ -54,7 +54,7 @@ class DIFFormer(LayerStack):
         num_layers: Number of layers K.
         tau: Step size τ. ``None`` is 4^(1/K) − 1, and at most 0.75: 0.41 for 4 layers, 0.09 for 16.
         source: Add the initial embedding as a source with β = 1 (Eq. 10, footnote 4). See docs/errata.md, D22 for a
-            ``leak`` beside it.
+            source with a ``leak``.
         dropout_on: ``"values"``: dropout of the propagated values and of the input of the output layer, which leaves
             the state that the diffusivity reads as it is; ``"state"``: dropout after the input layer and every layer,
             as in the released code.
@@ -177,7 +177,7 @@ class DIFFormer(LayerStack):
         previous = None
         for conv, norm in zip(self.convs, self.norms[1:], strict=True):
             inputs = {"source": initial}
-            # Before the first step there is no other state, and the update begins at rest.
+            # Before the first step there is no previous state, and the update begins at rest.
             if self.two_steps:
                 inputs["previous"] = previous
             previous = x

@@ -119,7 +119,7 @@ class DiffusionGNN(GraphModel):
         if task != "node":
             _, self.head = output_layers(hidden_channels, out_channels, task)
             out_channels = hidden_channels
-        # "last" needs no module: the linear map below reads the last state alone.
+        # "last" needs no module: the linear map below reads only the last state.
         self.jk = None
         if jk not in (None, "last"):
             self.jk = JumpingKnowledge(jk, hidden_channels, num_layers)

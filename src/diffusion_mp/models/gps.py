@@ -148,7 +148,7 @@ class BlockStack(GraphModel):
         x = self._placed(self.encoder(x), pe)
         edges = self._edges(graph, edge_attr)
         for block in self.blocks:
-            # A graph whose edges were not observed has attention alone.
+            # Without observed edges only the attention acts.
             if edges is None:
                 x = run_layer(collect, block, x, graph)
             else:
@@ -163,7 +163,7 @@ class BlockStack(GraphModel):
             )
         if self.pe_encoder is None or pe is None:
             return x
-        # The encoder takes eigenvalues and a mask beside the eigenvectors.
+        # The encoder takes eigenvectors, and optionally eigenvalues and a mask.
         parts = pe if isinstance(pe, tuple) else (pe,)
         for part in parts:
             check_kind(part, "pe", Tensor, "one tensor or a tuple, a row per node")
@@ -350,7 +350,7 @@ class GPS(BlockStack):
 
 
 class DFiFormer(GPS):
-    """Softmax attention over all pairs of nodes beside message passing: :class:`SFiFormer` without friction (§ 4.2).
+    """Softmax attention over all pairs of nodes plus message passing: :class:`SFiFormer` without friction (§ 4.2).
 
     Args:
         in_channels: Number of channels of the features; -1 takes it from the first call; or a list with the number of
@@ -405,7 +405,7 @@ class DFiFormer(GPS):
 
 
 class SFiFormer(GPS):
-    r"""Sparse attention over all pairs of nodes beside message passing: :class:`GPS` with Eq. 11 (SFi-Former, § 4).
+    r"""Sparse attention over all pairs of nodes plus message passing: :class:`GPS` with Eq. 11 (SFi-Former, § 4).
 
     Args:
         in_channels: Number of channels of the features; -1 takes it from the first call; or a list with the number of

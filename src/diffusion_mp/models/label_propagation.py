@@ -120,7 +120,7 @@ class LabelPropagation(KnowsPyGNames, Saved):
         if self.num_layers is None:
             return self.update(y, coupling)
         state = y
-        # S is no average for rows of D^-½AD^-½, whose sums may exceed one; the clamp keeps soft labels (as PyG does).
+        # Rows of D^-½AD^-½ may sum to more than one, so a step is not an average. The clamp keeps labels in [0, 1].
         for _ in range(self.num_layers):
             state = self.update(state, coupling, source=y).clamp(0, 1)
         return state

@@ -118,7 +118,7 @@ class NodeFormer(LayerStack):
             step = min(1.0, 2 / num_layers)
         # The mean over layers, so that λ means the same at every depth.
         share = edge_regularization / num_layers
-        # The states of all layers, and that of the input layer.
+        # The states of all layers and of the input layer.
         states = 1
         if jump == "cat":
             states = num_layers + 1

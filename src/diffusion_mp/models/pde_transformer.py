@@ -220,7 +220,7 @@ class PDETransformer(Resettable):
             x = x.masked_fill(~mask.unsqueeze(2), 0)
             # Tokens are counted, so that padding may stand anywhere.
             positions = self.positions[(mask.cumsum(1) - 1).clamp(min=0)]
-        # The encoder takes rows, as that of nodes does.
+        # The encoder takes rows, as for nodes.
         embedded = self.encoder(x.flatten(0, 1), name).unflatten(0, x.shape[:2])
         state = self.after_embedding(embedded + positions, mask)
         return dropout(state, self.dropout, self.training)
@@ -253,7 +253,7 @@ class PDETransformer(Resettable):
     def _draw(self) -> None:
         """Initialise the positions with sinusoids, so that neighbours start out similar."""
         count, channels = self.positions.shape
-        # PyG's encoding has an even number of channels; the last one is dropped where the state has not.
+        # PyG's encoding has an even number of channels; its last channel is dropped if the state has an odd number.
         sinusoids = PositionalEncoding(channels + channels % 2)(
             torch.arange(count, dtype=self.positions.dtype)
         )

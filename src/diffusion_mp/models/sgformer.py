@@ -1,4 +1,4 @@
-"""``SGFormer``: one layer of global attention beside a GNN."""
+"""``SGFormer``: one layer of global attention plus a GNN."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from diffusion_mp.models.base import Collect, GraphModel, Task, output_layers, r
 from diffusion_mp.models.gnn import ConvName, DiffusionGNN, ResidualGCN
 from diffusion_mp.runtime.noise import dropout
 
-#: From PyG's names of options to those of this class.
+#: The names of this class by PyG's names of options.
 PYG_NAMES = {
     "trans_num_heads": "heads",
     "trans_dropout": "dropout",
     "gnn_num_layers": "num_gnn_layers",
     "graph_weight": "alpha",
 }
-#: What PyG's class always does, and its defaults where they are not those of this class.
+#: What PyG's class always does, and its defaults where this class has others.
 PYG_OPTIONS: dict[str, Any] = {
     "gnn": "residual",
     "activation": "relu",
@@ -41,7 +41,7 @@ PYG_OPTIONS: dict[str, Any] = {
 
 
 class SGFormer(GraphModel):
-    r"""Linear attention over all pairs of nodes beside a GNN (slides, "SGFormer"; Wu et al. 2023b).
+    r"""Linear attention over all pairs of nodes plus a GNN (slides, "SGFormer"; Wu et al. 2023b).
 
         Z^(0) = ReLU(LayerNorm(W_I X + b_I)),   Z = LayerNorm(β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z^(0))
         Z_O = (1 − α) Z + α GN(Z^(0), A),   Ŷ = Z_O W_O + b_O
@@ -115,7 +115,7 @@ class SGFormer(GraphModel):
         **options: Any,
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
-        # One rate is enough for most: the GNN takes that of the attention unless it is given its own.
+        # One rate is enough for most models: the GNN takes the rate of the attention by default.
         if gnn_dropout is None:
             gnn_dropout = dropout
         self.alpha = alpha
@@ -144,7 +144,7 @@ class SGFormer(GraphModel):
         # A ResidualGCN has an encoder of its own.
         if not shared_encoder and gnn != "residual":
             self.gnn_encoder = encoder()
-        # The first layer is no element of the list: these are the names under which models of one layer were saved.
+        # The first layer is not in the list: models of one layer were saved under these names.
         self.conv, self.norm = attention()
         self.further = nn.ModuleList(attention() for _ in range(trans_num_layers - 1))
         sizes = (hidden_channels, num_gnn_layers)
