@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections.abc import Callable
 
 from tex import LOWERED, RAISED, tex
 
@@ -25,24 +26,24 @@ OPERATORS = "=+−/≤≥<>∈←→×·∘≠∝ "
 BRACKETS = dict(zip(")]}⟩", "([{⟨", strict=True))
 
 
-def inline(line: str) -> str:
-    """Return a line of prose with its formulas between dollars."""
+def inline(line: str, convert: Callable[[str], str] = tex) -> str:
+    """Return a line of prose with its formulas between dollars, each of them converted."""
     parts = []
     end = 0
     for found in VERBATIM.finditer(line):
-        parts += [_marked(line[end : found.start()]), found[0]]
+        parts += [_marked(line[end : found.start()], convert), found[0]]
         end = found.end()
-    return "".join([*parts, _marked(line[end:])])
+    return "".join([*parts, _marked(line[end:], convert)])
 
 
-def _marked(prose: str) -> str:
+def _marked(prose: str, convert: Callable[[str], str]) -> str:
     words = prose.split(" ")
     marked = []
     while words:
         count = _length(words)
         run = " ".join(words[:count])
         if _has_sign(run):
-            marked.append(_between_dollars(run))
+            marked.append(_between_dollars(run, convert))
         else:
             count = 1
             marked.append(words[0])
@@ -72,11 +73,13 @@ def _may_belong_to_a_formula(word: str) -> bool:
     if ENGLISH.fullmatch(plain.strip("(),;:.")) or not CHARACTERS.fullmatch(plain):
         return False
     runs = re.findall("[A-Za-z]+", plain)
-    return all(len(run) < 3 or FUNCTION.fullmatch(run) for run in runs)
+    # D^-½AD^-½ is a product of three.
+    product = "½" in word
+    return all(product or len(run) < 3 or FUNCTION.fullmatch(run) for run in runs)
 
 
-def _between_dollars(run: str) -> str:
-    """Return TeX between dollars. Punctuation and brackets of the sentence around the formula stay outside."""
+def _between_dollars(run: str, convert: Callable[[str], str]) -> str:
+    """Return a formula between dollars. Punctuation and brackets of the sentence around the formula stay outside."""
     start = 0
     end = len(run)
     while run[start:end] and (
@@ -93,7 +96,7 @@ def _between_dollars(run: str) -> str:
     formula = run[start:end]
     if not _has_sign(formula) or not _is_balanced(formula):
         return run
-    return f"{run[:start]}${tex(formula)}${run[end:]}"
+    return f"{run[:start]}${convert(formula)}${run[end:]}"
 
 
 def _has_sign(text: str) -> bool:
@@ -107,4 +110,6 @@ def _is_balanced(text: str) -> bool:
             opened.append(character)
         elif character in BRACKETS and opened.pop() != BRACKETS[character]:
             return False
-    return opened == [""] and text.count("‖") % 2 == 0
+    # Behind a space, it joins what stands on both sides.
+    norms = text.count("‖") - len(re.findall(r" ‖(?=[ _])", text))
+    return opened == [""] and norms % 2 == 0
