@@ -26,9 +26,20 @@ ENTRY = re.compile(r"^( +(?:- )?\w[\w, *]*(?: \(.*?\))?: | *)(.+)$", re.M)
 SHAPE = re.compile(r"^ {4}(?:- )?([^\s:][^:\n]*): ", re.M)
 #: Methods and attributes that modules of the library call on each other, and that no user needs.
 INTERNAL = {
+    "AuxiliaryLoss": "lacks_gradient",
+    "Certificate": "of_step refused",
     "CertifiedBlock": "attention by_head limit measured returned runs_by_rows start states",
     "CertifiedConv": "attention",
+    "Coupling": "both received whole",
     "DiffusionConv": "why_uncertified",
+    "Energy": "checked",
+    "Graph": "centre derived first_node total",
+    "KernelizedSoftmaxDiffusivity": "scaled_queries_and_keys",
+    "LogLowRankCoupling": "terms",
+    "PairTerm": "projected",
+    "PenaltyDiffusivity": "penalty_of reads_the_state",
+    "SparseFlowDiffusivity": "friction_features resistance_features",
+    "SumCoupling": "ptr row_stochastic",
     "TermModule": "draw_uniform",
 }
 
@@ -55,7 +66,7 @@ def papers() -> dict[str, str]:
 
 
 PAPERS = {
-    re.compile(rf"{pattern}(?![\w\]])"): address
+    re.compile(pattern.replace(" ", r"\s+") + r"(?![\w\]])"): address
     for pattern, address in papers().items()
 }
 
@@ -83,7 +94,7 @@ class ForTheSite(griffe.Extension):
             for paper, address in PAPERS.items():
                 text = paper.sub(rf"[\g<0>]({address})", text, count=1)
             text = re.sub(
-                r"docs/errata\.md,? ([A-Z]\d+)", r"[errata \1](../errata.md#\1)", text
+                r"docs/errata\.md,?\s+([A-Z]\d+)", r"[errata \1](../errata.md#\1)", text
             )
             obj.docstring.value = re.sub(r"docs/([\w-]+)\.md", r"[\1](../\1.md)", text)
 
