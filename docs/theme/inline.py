@@ -18,7 +18,7 @@ ENGLISH = re.compile(
 #: A character that only formulas have, or an index behind a single letter.
 SIGN = re.compile(
     rf"[α-ωΓ-Ω‖√Σ∂⟨⟩½∘′\u0302-\u0304{''.join(RAISED)}{''.join(LOWERED)}]"
-    r"|(?<![^\W\d_])[^\W\d_]\u0303?[_^](?!_|[A-Za-z]{4})"
+    r"|(?<![^\W\d_])[^\W\d_]\u0303?[_^](?!_|[A-Za-z]{4})|\d\^\("
 )
 INDEX = re.compile(r"[_^](?:\{[^}]*\}|\([^()]*\)|[-−]?½|\w{1,3}(?!\w))")
 CHARACTERS = re.compile(r"[\w()\[\]{}⟨⟩‖|√Σ∂½=+−/≤≥<>∈←→×·∘≠∝∞′*,.;:…⁻⁺⁽⁾ᵀ-]+")

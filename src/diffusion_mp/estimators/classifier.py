@@ -61,24 +61,23 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
     kept, for the neighbours of m new rows in O(mn) time. The graph takes O(n²) time.
 
     Args:
-        n_neighbors (int, default 10): Number of neighbours of a row in the graph; see `KNNGraph`.
-        metric ({"euclidean", "cosine"}, default "euclidean"): Metric of the graph. "cosine" suits texts, and often
-            images.
-        approximate (bool, default False): Search neighbours approximately; see `knn_graph`. Sparse rows are always
-            searched exactly.
-        sharpness (float, default 8.0): Sharpness of the weights of the edges; see `KNNGraph`.
-        mu (float, default 10.0): μ, the weight of neighbours. Values of 1 to 3 suit texts.
-        class_weight ({"balanced", dict, None}, default "balanced"): "balanced" is w = 1. With None, w_c is the number
-            of labels of class c; with a dict, this number times the entry of c.
-        rounds (int, default 4): Number of rounds of training and spreading.
-        hidden_channels (int, default 256): Number of hidden units of the network.
-        dropout (float or None, default None): Dropout rate on the features in training. None is 0.5, or 0 for fewer
-            than ten columns, where dropout would remove what distinguishes the rows. 0.8 suits texts.
-        learning_rate (float, default 0.002): Learning rate of Adam.
-        weight_decay (float, default 1e-4): Weight decay of Adam.
-        max_iter (int, default 300): Number of steps of Adam in every round, with 256 rows each.
-        random_state (int, RandomState or None, default None): A seed. None trains other networks in every fit.
-        verbose (int, default 0): 1 shows a progress bar.
+        n_neighbors: Number of neighbours of a row in the graph; see `KNNGraph`.
+        metric ({"euclidean", "cosine"}): Metric of the graph. "cosine" suits texts, and often images.
+        approximate: Search neighbours approximately; see `knn_graph`. Sparse rows are always searched exactly.
+        sharpness: Sharpness of the weights of the edges; see `KNNGraph`. The default was chosen on images of digits;
+            half of it suits texts better.
+        mu: μ, the weight of neighbours. Values of 1 to 3 suit texts.
+        class_weight ({"balanced", dict, None}): "balanced" is w = 1. With None, w_c is the number of labels of class c;
+            with a dict, this number times the entry of c.
+        rounds: Number of rounds of training and spreading.
+        hidden_channels: Number of hidden units of the network.
+        dropout: Dropout rate on the features in training. None is 0.5, or 0 for fewer than ten columns, where dropout
+            would remove what distinguishes the rows. 0.8 suits texts.
+        learning_rate: Learning rate of Adam.
+        weight_decay: Weight decay of Adam.
+        max_iter: Number of steps of Adam in every round, with 256 rows each.
+        random_state (int, RandomState or None): A seed. None trains other networks in every fit.
+        verbose: 1 shows a progress bar.
 
     Attributes:
         classes_: The sorted labels [n_classes].

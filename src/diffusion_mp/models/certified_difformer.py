@@ -60,7 +60,8 @@ class CertifiedDIFFormer(CertifiedNetwork):
         in_channels: Number of channels of the features; -1 takes it from the first call.
         hidden_channels: Number of channels C of the state.
         out_channels: Number of logits.
-        num_layers: Number of steps K. ``None`` iterates to a stationary point of F (see `fixed_point`).
+        num_layers: Number of steps K. The default is deep, since the model does not get worse with depth
+            (docs/training.md). ``None`` iterates to a stationary point of F (see `fixed_point`).
         inputs: A symmetric and nonnegative diffusivity that reads the features X. It is added to A as a fixed term.
             ``None``: A is the graph.
         encoder_layers: Number of linear layers of the encoder of H, each followed by ReLU and dropout. One layer is
