@@ -416,7 +416,8 @@ class LayerStack(GraphModel):
         states: Number of states that the output layer reads.
         layer_norm: LayerNorm after the input layer and after every layer.
         dropout: Dropout rate.
-        task: ``"node"``, ``"graph"`` or ``"link"``.
+        task: ``"node"``: predict for every node; ``"graph"``: an MLP reads the mean over the nodes of each graph;
+            ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
     """
 
     def __init__(

@@ -84,8 +84,8 @@ class CertifiedDIFFormer(CertifiedNetwork):
         graph (bool or Diffusivity): A. ``True`` (default) is D^-½AD^-½ of the symmetric part of the graph; ``False``
             does not read edges.
         dropout (float): Dropout rate in the encoder; 0 by default.
-        task (str): ``"node"`` (default), ``"graph"`` or ``"link"``: predict for every node, every graph, or pairs of
-            nodes.
+        task (str): ``"node"`` (default): predict for every node; ``"graph"``: an MLP reads the mean over the nodes of
+            each graph; ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
 
     Shapes:
         x: [N, in_channels], dense or sparse.

@@ -62,7 +62,8 @@ class CertifiedTransformer(CertifiedNetwork):
         layer_norm: LayerNorm in every f_b. Norms act between blocks, since no energy accounts for a norm within a
             block.
         dropout: Dropout rate in every f_b and before the output layer.
-        task: ``"node"``, ``"graph"`` or ``"link"``: predict for every node, every graph, or pairs of nodes.
+        task: ``"node"``: predict for every node; ``"graph"``: an MLP reads the mean over the nodes of each graph;
+            ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
 
     Options:
         symmetric (bool): Symmetric matrices B_r of `WeightedGraph`; ``True`` by default.

@@ -43,9 +43,11 @@ class DiffusionGNN(GraphModel):
     r"""MLP, GCN, SGC, GIN, GAT, APPNP or GCNII: a chain of diffusion steps that differ in diffusivity and update only.
 
     Norm, activation and dropout precede every layer with weights. Dropout also acts on the features and on the values
-    of GAT. The layers are one explicit step each (Wu, Wipf & Yan 2025, Table 1),
+    of GAT. Every layer is an explicit step (Wu, Wipf & Yan 2025, Table 1),
 
         x′ = (1 − τ) x + τ S v
+
+    with values v, and in APPNP and GCNII with the initial state as a source.
 
     Args:
         in_channels: Number of channels of the features; -1 takes it from the first call.
@@ -62,8 +64,9 @@ class DiffusionGNN(GraphModel):
         jk: How a linear map reads the states of all layers (Xu et al. 2018): ``"cat"``, ``"max"`` or ``"lstm"``; or
             ``"last"``, the last state. ``None``: the last layer gives the output.
         edge_dim: Number of channels of ``edge_attr``, which the attention of GAT reads. ``None``: no features of edges.
-        task: ``"node"``, ``"graph"`` or ``"link"``: predict for every node, every graph, or pairs of nodes. For graphs
-            and links a head reads the activation of a last layer of ``hidden_channels``.
+        task: ``"node"``: predict for every node; ``"graph"``: an MLP reads the mean over the nodes of each graph;
+            ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels. For graphs and links a head reads the
+            activation of a last layer of ``hidden_channels``.
 
     Shapes:
         x: [N, in_channels], dense; or sparse except for GIN, which propagates the features themselves.

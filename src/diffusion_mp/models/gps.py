@@ -55,7 +55,8 @@ class BlockStack(GraphModel):
             ``None``: no edge features; e⁰ is one learned vector.
         pe_channels: Number of channels of the positional encoding, a part of ``hidden_channels``, which a
             :class:`LaplacianEncoder` computes from ``pe``; 0 for none.
-        task: ``"node"``, ``"graph"`` or ``"link"``: predict for every node, every graph, or pairs of nodes.
+        task: ``"node"``: predict for every node; ``"graph"``: an MLP reads the mean over the nodes of each graph;
+            ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
 
     Shapes:
         x: [N, in_channels], dense or sparse; or [N, F] of integers.
@@ -209,8 +210,8 @@ class GatedGCN(BlockStack):
         edge_dim (int, list of int or None): Number of channels of edge features, or a list with the number of
             categories of every integer column; ``None`` (default): no edge features.
         pe_channels (int): Number of channels of the positional encoding, a part of ``hidden_channels``; 0 by default.
-        task (str): ``"node"`` (default), ``"graph"`` or ``"link"``: predict for every node, every graph, or pairs of
-            nodes.
+        task (str): ``"node"`` (default): predict for every node; ``"graph"``: an MLP reads the mean over the nodes of
+            each graph; ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
 
     Shapes:
         x: [N, in_channels], dense or sparse; or [N, F] of integers.
@@ -294,8 +295,8 @@ class GPS(BlockStack):
         edge_dim (int, list of int or None): Number of channels of edge features, or a list with the number of
             categories of every integer column; ``None`` (default): no edge features.
         pe_channels (int): Number of channels of the positional encoding, a part of ``hidden_channels``; 0 by default.
-        task (str): ``"node"`` (default), ``"graph"`` or ``"link"``: predict for every node, every graph, or pairs of
-            nodes.
+        task (str): ``"node"`` (default): predict for every node; ``"graph"``: an MLP reads the mean over the nodes of
+            each graph; ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
 
     Shapes:
         x: [N, in_channels], dense or sparse; or [N, F] of integers.
@@ -352,6 +353,12 @@ class GPS(BlockStack):
 class DFiFormer(GPS):
     """Softmax attention over all pairs of nodes plus message passing: :class:`SFiFormer` without friction (§ 4.2).
 
+    The attention of every block adds
+
+        (1 + γ)⁻¹ Σ_h [Ã + γ S^h] x W_V^h W_O^h
+
+    to its state (SFi-Former, Eq. 11), with softmax attention S (:class:`SFiConv`).
+
     Args:
         in_channels: Number of channels of the features; -1 takes it from the first call; or a list with the number of
             categories of every integer column.
@@ -370,8 +377,8 @@ class DFiFormer(GPS):
         edge_dim (int, list of int or None): Number of channels of edge features, or a list with the number of
             categories of every integer column; ``None`` (default): no edge features.
         pe_channels (int): Number of channels of the positional encoding, a part of ``hidden_channels``; 0 by default.
-        task (str): ``"node"`` (default), ``"graph"`` or ``"link"``: predict for every node, every graph, or pairs of
-            nodes.
+        task (str): ``"node"`` (default): predict for every node; ``"graph"``: an MLP reads the mean over the nodes of
+            each graph; ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
 
     Shapes:
         x: [N, in_channels], dense or sparse; or [N, F] of integers.
@@ -407,6 +414,12 @@ class DFiFormer(GPS):
 class SFiFormer(GPS):
     r"""Sparse attention over all pairs of nodes plus message passing: :class:`GPS` with Eq. 11 (SFi-Former, § 4).
 
+    The attention of every block adds
+
+        (1 + γ)⁻¹ Σ_h [Ã + γ S^h] x W_V^h W_O^h
+
+    to its state, with the sparse flow S (:class:`SFiConv`).
+
     Args:
         in_channels: Number of channels of the features; -1 takes it from the first call; or a list with the number of
             categories of every integer column.
@@ -427,8 +440,8 @@ class SFiFormer(GPS):
         edge_dim (int, list of int or None): Number of channels of edge features, or a list with the number of
             categories of every integer column; ``None`` (default): no edge features.
         pe_channels (int): Number of channels of the positional encoding, a part of ``hidden_channels``; 0 by default.
-        task (str): ``"node"`` (default), ``"graph"`` or ``"link"``: predict for every node, every graph, or pairs of
-            nodes.
+        task (str): ``"node"`` (default): predict for every node; ``"graph"``: an MLP reads the mean over the nodes of
+            each graph; ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
 
     Shapes:
         x: [N, in_channels], dense or sparse; or [N, F] of integers.

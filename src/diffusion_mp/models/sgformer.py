@@ -62,7 +62,8 @@ class SGFormer(GraphModel):
         layer_norm: LayerNorm in the encoders and after the attention.
         dropout: Dropout rate of the values of the attention and of Z_O.
         gnn_dropout: Dropout rate inside GN; ``dropout`` by default.
-        task: ``"node"``, ``"graph"`` or ``"link"``: predict for every node, every graph, or pairs of nodes.
+        task: ``"node"``: predict for every node; ``"graph"``: an MLP reads the mean over the nodes of each graph;
+            ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
         trans_num_layers: Number of attention layers with norms. Further layers read Z instead of Z^(0).
         activation: Activation after the norm of every attention layer, ``"relu"`` or ``None``.
         dropout_on: ``"values"``: dropout of the values of the attention and of Z_O; ``"state"``: dropout after the
