@@ -1,4 +1,4 @@
-"""``full_graph_inference``: exact inference on a large graph, with a block of rows at a time on a device."""
+"""``full_graph_inference``: exact inference on a large graph that computes one block of rows at a time on a device."""
 
 from __future__ import annotations
 
@@ -37,14 +37,25 @@ def full_graph_inference(
     r"""Return ``model(x, edge_index, edge_weight)`` in evaluation mode, in bounded memory and on any device.
 
     The product S v of an O(N) coupling needs only sums over the senders (KᵀV, Σk, Σv and their count). One pass over
-    blocks of rows accumulates them and another reads them, so the result is that of a forward pass up to rounding. A
-    few states [N, channels] and the graph stay on the device of ``x``, where sparse products are computed, and so do
+    blocks of rows accumulates the sums and another pass reads them, so the result equals a forward pass up to rounding.
+
+    A few states [N, channels] and the graph stay on the device of ``x``, which also computes sparse products and
     diffusivities without such sums (pairwise scores, sequences, the Frobenius norm). ``x`` may be memory-mapped.
 
     Args:
-        model: any model of this library, or one made of its layers, called as ``model(x, graph)``; a copy runs.
-        x, edge_index, edge_weight: one graph, as the model takes it; x may be sparse where the model takes sparse ones.
-        block_size, device, progress: rows computed at a time, and where (by default as ``x``); see `show_progress`.
+        model: Any model of this library, or one made of its layers, called as ``model(x, graph)``. A copy of it runs.
+        x: Features of the nodes of one graph; sparse if the model takes sparse features.
+        edge_index: Observed edges as the model takes them, or a ``Graph``.
+        edge_weight: Weights of the edges; 1 by default.
+        block_size: Number of rows computed at a time.
+        device: Device on which blocks are computed; by default the device of ``x``.
+        progress: Show a progress bar (see `show_progress`).
+
+    Shapes:
+        x: [N, in_channels].
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None``.
+        edge_weight: [E].
+        output: The shape of ``model(x, edge_index, edge_weight)``.
 
     Examples:
         >>> model = DIFFormer(4, 16, 3).eval()
@@ -93,14 +104,14 @@ class Blocks:
         self.device = device
 
     def take_over(self, module: nn.Module) -> None:
-        """Replace the modules within ``module`` that act on every row alone, or pool rows, by versions for blocks."""
+        """Replace the parts of ``module`` that act on single rows, or that pool rows, by versions for blocks."""
         # The terms of a block hold matrices between all edges, which no block of rows has.
         if isinstance(module, CertifiedBlock) and not module.runs_by_rows:
             raise NotImplementedError(
                 "the steps of a CertifiedBlock are not computed by blocks; call the model itself."
             )
-        # What is replaced is not looked into; what is neither replaced nor a coupling of its own is, part by part. A
-        # diffusivity that depends on edges or on the whole graph stays, and computes with all rows at once.
+        # A replaced module is not looked into; other modules are, part by part. A diffusivity that depends on edges
+        # or on the whole graph stays, and computes with all rows at once.
         for name, child in module.named_children():
             if isinstance(child, (nn.Linear, Linear, nn.LayerNorm)):
                 setattr(module, name, _RowWise(child.to(self.device), self))
@@ -154,7 +165,7 @@ class _RowWise(nn.Module):
 
 
 class _Blockwise(Diffusivity):
-    """A diffusivity of single rows, evaluated by blocks where its coupling is a `PooledCoupling`."""
+    """A diffusivity of single rows, evaluated by blocks if its coupling is a `PooledCoupling`."""
 
     depends_on = "rows"
 
@@ -166,7 +177,7 @@ class _Blockwise(Diffusivity):
 
     @property
     def penalty(self) -> Penalty | None:  # type: ignore[override]
-        """δ of the diffusivity, a module of which is no second submodule."""
+        """The δ of the diffusivity; a property, since a module δ must not become a second submodule."""
         return self.diffusivity.penalty
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
@@ -185,7 +196,7 @@ class _Blockwise(Diffusivity):
 
 
 class RowBlock(Graph):
-    """Rows of a graph without edges; blocks that share ``centre`` measure distances from one point."""
+    """Rows of a graph without edges. Blocks that share ``centre`` measure distances from one point."""
 
     def __init__(self, rows: Tensor, centre: list[Tensor]) -> None:
         super().__init__(rows.size(0))
@@ -199,7 +210,7 @@ class RowBlock(Graph):
 
 
 class PartialCoupling(Coupling):
-    """Base of couplings that have some of the rows at a time: products, with the promises of ``like``."""
+    """Base of couplings that hold some rows at a time. They have products, and the properties declared by ``like``."""
 
     no_transpose = "some rows of a coupling have no transpose; ask the coupling itself."
 
@@ -228,7 +239,7 @@ class PartialCoupling(Coupling):
 
 
 class BlockwiseCoupling(PartialCoupling):
-    """A coupling with products in two passes over blocks of rows, one that accumulates sums and one that reads them."""
+    """A coupling whose products take two passes over blocks of rows: one accumulates sums, one reads them."""
 
     no_transpose = (
         "a coupling by blocks of rows has no transpose unless it is symmetric; ask the model itself, "
@@ -250,6 +261,6 @@ class BlockwiseCoupling(PartialCoupling):
     def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
         # Every pass couples the rows of a block anew: keeping their features would take as much memory as all rows do.
         pooled = self.blocks.each(lambda x, v: self.couple(x).pool(v), self.x, v)
-        # Sums over senders are small, whatever the number of nodes: those of all blocks fit.
+        # Sums over senders are small, whatever the number of nodes, so the sums of all blocks fit.
         sums = merged([part for _, part in pooled])
         return self.blocks.joined(lambda x, v: self.couple(x).read(sums, v), self.x, v)

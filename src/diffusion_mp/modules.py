@@ -1,4 +1,4 @@
-"""What modules have in common: parameters drawn anew, positive numbers, norms, auxiliary losses, evaluation mode."""
+"""What modules share: parameters drawn anew, positive numbers, norms, auxiliary losses, evaluation mode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from diffusion_mp.saving import Saved
 
 
 class Resettable(Saved):
-    """Base of modules with `reset_parameters`; one with parameters of its own draws them in `_draw`."""
+    """Base of modules with `reset_parameters`. A module with parameters of its own draws them in `_draw`."""
 
     _initial: Mapping[str, Tensor] = {}
 
@@ -51,6 +51,9 @@ class Resettable(Saved):
 class Positive(Saved):
     """A positive learnable number softplus(r) = log(1 + eʳ) as a 0-dimensional tensor, such as a weight of an energy.
 
+    Args:
+        initial: Initial value, > 0.
+
     Examples:
         >>> diffusivity = Positive(1.0) * SimpleDiffusivity()  # softplus of a parameter, so it stays positive
     """
@@ -77,7 +80,7 @@ Norm = Literal["batch", "layer"] | None
 
 
 def make_norm(norm: Norm, channels: int) -> nn.Module:
-    """Return a norm; that of a batch uses running statistics in evaluation, and in training for fewer than two rows."""
+    """Return a norm. BatchNorm uses running statistics in evaluation, and in training for fewer than two rows."""
     check_choice(norm, "norm", ["batch", "layer", None])
     if norm == "batch":
         return BatchNorm(channels, allow_single_element=True)
@@ -89,7 +92,7 @@ def make_norm(norm: Norm, channels: int) -> nn.Module:
 class AuxiliaryLoss:
     """The auxiliary loss of a module's last forward pass: ``self.auxiliary = AuxiliaryLoss()``.
 
-    The module sets ``value`` on every forward pass, to ``None`` in evaluation. Each thread has a value of its own.
+    The module sets ``value`` in every forward pass, to ``None`` in evaluation. Each thread has a value of its own.
     Copies and pickles are empty, since tensors of an autograd graph cannot be copied or saved.
 
     Examples:
@@ -105,7 +108,11 @@ class AuxiliaryLoss:
 
     @property
     def value(self) -> Tensor | None:
-        """A 0-dimensional tensor, or ``None``; an error if only other threads have one, which would be ignored."""
+        """The loss as a 0-dimensional tensor, or ``None``.
+
+        Raises:
+            RuntimeError: Only other threads have a value, which would be ignored.
+        """
         if hasattr(self._of_thread, "value"):
             return cast("Tensor | None", self._of_thread.value)
         if self._ever_set:
@@ -140,8 +147,11 @@ def auxiliary_loss(model: nn.Module) -> Tensor:
 
     Weights (λ/L) are included. A module that ran several times counts with its last run.
 
+    Args:
+        model: The module, or any module with parts that record auxiliary losses.
+
     Raises:
-        RuntimeError: a module ran in other threads only; or in training and without gradients, as a reentrant
+        RuntimeError: A module ran in other threads only; or it ran in training and without gradients, as a reentrant
             checkpoint runs it, while gradients are enabled here.
 
     Examples:
@@ -170,7 +180,7 @@ def auxiliary_loss(model: nn.Module) -> Tensor:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Run the body in evaluation mode and restore the mode of every module, also after an error."""
+    """Run the body in evaluation mode, and restore the mode of every module afterwards, also after an error."""
     # `model.train()` would set one mode in all parts, some of which may be frozen in evaluation.
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

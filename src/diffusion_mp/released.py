@@ -75,9 +75,18 @@ def released_state_dict(
 ) -> dict[str, Tensor]:
     """Return a state dict for ``model`` from one of released DIFFormer, NodeFormer or SGFormer, or of PyG's SGFormer.
 
-    ``released`` is ``torch.load(path, weights_only=True)``.
-    Options that leave no trace in tensors (τ, dropout, the kernel, …) have to be passed to the model: docs/released.md
-    lists them. The random features of NodeFormer, which the released code does not save, keep the values of ``model``.
+    Options that leave no trace in tensors (τ, dropout, the kernel, …) have to be passed to the model; docs/released.md
+    lists them. The released code does not save the random features of NodeFormer, so these keep the values of
+    ``model``.
+
+    Args:
+        model: A :class:`DIFFormer`, :class:`NodeFormer` or :class:`SGFormer` with the sizes and options of the
+            checkpoint.
+        released: The checkpoint, ``torch.load(path, weights_only=True)``.
+
+    Raises:
+        TypeError: No code was released for the class of ``model``.
+        ValueError: Names or shapes differ; the message names the option that is missing.
 
     Examples:
         >>> from torch_geometric.nn.models import SGFormer as PyGSGFormer

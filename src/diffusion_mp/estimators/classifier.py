@@ -50,45 +50,50 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         P = argmin_Z Σ_i ‖z_i − h_i‖² + (μ/2) Σ_ij a_ij ‖z_i − z_j‖²,   ŷ_i = argmax_c w_c P_ic
 
     As in scikit-learn's ``LabelSpreading`` (Zhou et al., 2004), -1 in y marks a row without a label. At first the
-    sources h are the labels, which spread over the weighted edges of `KNNGraph`, with 10 μ since they are few. Then,
-    in every round, a network f of one hidden layer is trained on ŷ, and h_i is f(x_i), or the label where it is known.
-    This follows Iscen, Tolias, Avrithis & Chum (2019), but with a new network in every round. In P, classes have equal
-    weights: the labels of a class share one unit as sources; in training, a row weighs 1/(rows of its class).
+    sources h are the labels. They spread over the weighted edges of `KNNGraph`, with 10 μ in place of μ since they are
+    few. Then, in every round, a network f of one hidden layer is trained on ŷ, and h_i is f(x_i), or the label where it
+    is known. This follows Iscen, Tolias, Avrithis & Chum (2019), but with a new network in every round. In P, classes
+    have equal weights: the labels of a class share one unit as sources. In training, a row weighs 1/(rows of its
+    class).
 
     The spreading is a `CertifiedConv` at its steady state, with D^-½AD^-½ for A and no attention. :meth:`predict`
-    minimises the same energy over each new row, with the other states fixed: it searches the rows of fit, which are
-    kept, for the neighbours of m new ones in O(mn) time. The graph takes O(n²) time.
+    minimises the same energy over each new row, with the other states fixed. It searches the rows of fit, which are
+    kept, for the neighbours of m new rows in O(mn) time. The graph takes O(n²) time.
 
     Args:
-        n_neighbors (int, default 10): neighbours of a row in the graph, see `KNNGraph`.
-        metric ({"euclidean", "cosine"}, default "euclidean"): of the graph; "cosine" suits texts, and often images.
-        approximate (bool, default False): search neighbours approximately, see `knn_graph`; sparse rows are always
-            searched exactly.
-        sharpness (float, default 8.0): of the weights of the edges, see `KNNGraph`.
-        mu (float, default 10.0): μ, the weight of neighbours; 1 to 3 suits texts.
-        class_weight ({"balanced", dict, None}, default "balanced"): "balanced" is w = 1; with None, w_c is the number
-            of labels of c, with a dict times its entry.
-        rounds (int, default 4): of training and spreading.
-        hidden_channels (int, default 256): width of the network.
-        dropout (float or None, default None): rate on the features in training; None is 0.5, or 0 for fewer than ten
-            columns; 0.8 suits texts.
-        learning_rate (float, default 0.002): of Adam.
-        weight_decay (float, default 1e-4): of Adam.
-        max_iter (int, default 300): steps of Adam, of 256 rows each, in every round.
-        random_state (int, RandomState or None, default None): a seed, or None for other networks in every fit.
-        verbose (int, default 0): 1 shows a progress bar.
+        n_neighbors: Number of neighbours of a row in the graph; see `KNNGraph`.
+        metric ({"euclidean", "cosine"}): Metric of the graph. "cosine" suits texts, and often images.
+        approximate: Search neighbours approximately; see `knn_graph`. Sparse rows are always searched exactly.
+        sharpness: Sharpness of the weights of the edges; see `KNNGraph`. The default was chosen on images of digits;
+            half of it suits texts better.
+        mu: μ, the weight of neighbours. Values of 1 to 3 suit texts.
+        class_weight ({"balanced", dict, None}): "balanced" is w = 1. With None, w_c is the number of labels of class c;
+            with a dict, this number times the entry of c.
+        rounds: Number of rounds of training and spreading.
+        hidden_channels: Number of hidden units of the network.
+        dropout: Dropout rate on the features in training. None is 0.5, or 0 for fewer than ten columns, where dropout
+            would remove what distinguishes the rows. 0.8 suits texts.
+        learning_rate: Learning rate of Adam.
+        weight_decay: Weight decay of Adam.
+        max_iter: Number of steps of Adam in every round, with 256 rows each.
+        random_state (int, RandomState or None): A seed. None trains other networks in every fit.
+        verbose: 1 shows a progress bar.
 
     Attributes:
-        classes_, transduction_: the sorted labels, and the label of every row of fit [N].
-        label_distributions_, sources_: P and h of the last round, [N, n_classes].
+        classes_: The sorted labels [n_classes].
+        transduction_: The label of every row of fit [N].
+        label_distributions_: P of the last round [N, n_classes].
+        sources_: h of the last round [N, n_classes].
         network_: f of the last round, from scaled rows to logits.
-        conv_: the spreading, for `certify`; ``conv_(h, graph)`` is P.
-        edge_index_, edge_weight_: the graph.
+        conv_: The spreading, for `certify`; ``conv_(h, graph)`` is P.
+        edge_index_: The edges of the graph [2, E].
+        edge_weight_: The weights of the edges [E].
 
     Shapes:
-        X: [N, n_features], an array, a sparse matrix or a DataFrame; y: [N]. If y has only -1 and 1, these are classes.
-        Or y: [N, n_classes], where labels are known in part: a distribution over classes for every row, uniform over
-        its candidates say, or zeros. They are sources in place of labels, and a network learns the likeliest class.
+        X: [N, n_features], an array, a sparse matrix or a DataFrame.
+        y: [N]. If y has only -1 and 1, these are classes. Or [N, n_classes], where labels are known in part: every row
+            is a distribution over classes (uniform over its candidates, for example), or zeros. The distributions are
+            sources in place of labels, and a network learns the likeliest class.
 
     Examples:
         >>> import numpy as np
@@ -133,7 +138,12 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any) -> DiffusionClassifier:
-        """Learn from all rows of X and the labels of some of them."""
+        """Learn from all rows of X and the labels of some of them.
+
+        Args:
+            X: Rows of features [N, n_features].
+            y: Labels [N] with -1 where they are unknown, or distributions over classes [N, n_classes].
+        """
         self._check_options()
         shape = np.asarray(y, dtype=object).shape
         soft = len(shape) == 2 and shape[1] > 1
@@ -181,19 +191,33 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the share of rows of X whose predicted label is that in y [M]."""
+        """Return the share of rows whose predicted label is correct.
+
+        Args:
+            X: Rows of features [M, n_features].
+            y: The label of every row [M].
+            sample_weight: Weights of the rows [M]; equal weights by default.
+        """
         _check_known(y, "the label of every row")
         return float(super().score(X, y, sample_weight))
 
     def predict(self, X: Any) -> Any:
-        """Return the labels [M] of new rows X [M, n_features]."""
+        """Return the labels [M] of new rows.
+
+        Args:
+            X: Rows of features [M, n_features].
+        """
         # First the probabilities, which raise NotFittedError before there are classes.
         numbers = self.predict_proba(X).argmax(1)
         return self.classes_[numbers]
 
     @torch.no_grad()
     def predict_proba(self, X: Any) -> Any:
-        """Return the probabilities [M, n_classes] of new rows, in the order of ``classes_``."""
+        """Return the probabilities [M, n_classes] of new rows, in the order of ``classes_``.
+
+        Args:
+            X: Rows of features [M, n_features].
+        """
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
         # Neighbours are found among rows of one kind; sparse rows of fit are never filled in, they may not fit.
@@ -212,7 +236,7 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         # The minimiser of the energy of one row given its neighbours is a weighted mean.
         beta = self.conv_.beta().item()
         mu = self.conv_.mu().item()
-        # What neighbours pull in all; a row without any has its source alone.
+        # The total pull of the neighbours; a row without neighbours keeps its source.
         pull = weights.sum(1)[:, None]
         source = self._probabilities(self._scaled(X)).numpy()
         state = (beta * source + mu * (weights @ states)) / (beta + mu * pull)
@@ -369,7 +393,7 @@ def _labels(y: Any) -> tuple[Any, Any, Any]:
     """Return a mask of the R labelled rows, the classes, and the distributions [R, n_classes] of these rows."""
     strings = y.dtype.kind in "US"  # an array of strings holds no number -1
     if y.dtype.kind in "USO" and "-1" in y.tolist():
-        # NumPy turns -1 into a string where it stands beside names.
+        # NumPy turns -1 into a string in an array of names.
         raise ValueError(
             "y holds the string '-1' beside other strings, so it would be one more class. Where no label is meant, "
             "pass np.array([...], dtype=object) with the number -1."
@@ -398,7 +422,10 @@ def _labels(y: Any) -> tuple[Any, Any, Any]:
 
 
 def _distributions(y: Any) -> tuple[Any, Any, Any]:
-    """Return the same for y [N, n_classes], whose rows are distributions, or zeros for a row without a label."""
+    """Return a mask, the classes and distributions as `_labels` does, for y [N, n_classes].
+
+    Every row of y is a distribution, or zeros for a row without a label.
+    """
     shares = np.asarray(y, dtype=np.float64)
     total = shares.sum(1)
     wrong = (shares < 0).any(1) | (np.abs(total - 1) > 1e-6) & (total != 0)

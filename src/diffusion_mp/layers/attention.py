@@ -1,4 +1,4 @@
-"""Published layers with attention over all pairs; each chooses a diffusivity and an update, which explain options."""
+"""Published layers with attention over all pairs. Each layer chooses a diffusivity and an update."""
 
 from __future__ import annotations
 
@@ -60,9 +60,29 @@ class MultiHeadConv(DiffusionConv):
     r"""A step of size 1 with any diffusivity, whose heads are concatenated and mixed: x′ = W_O ‖_h S^h W_V^h x.
 
     Args:
-        in_channels, diffusivity, heads, options: as in :class:`DiffusionConv`.
-        out_channels, head_channels: channels after W_O, and of the values of each head.
-        residual, bias: add x (for equal channels); add a bias in W_O.
+        in_channels: Number of channels of x.
+        out_channels: Number of channels after W_O.
+        diffusivity: Computes the coupling S^h of every head.
+        heads: Number of heads H. A single head, of the layer or of the diffusivity, broadcasts against several.
+        head_channels: Number of channels D of the values of each head.
+        residual: Add x to the output, which then has as many channels as x.
+        bias: Add a bias in W_O.
+
+    Options:
+        transform (bool): Apply W_V; ``True`` by default.
+        value_bias (bool): Add a bias to the values, W_V x + b_V; ``False`` by default, since W_O mixes the heads and
+            has the bias.
+        keep (str): The state from which the update starts: ``"values"``, W_V x (default), or ``"state"``, x.
+        reads (str): The input of the diffusivity: ``"state"``, x (default), or ``"values"``, W_V x.
+        steps (int): Number of updates with the same coupling; 1 by default.
+        dropout (float): Dropout rate on the propagated values; 0 by default.
+
+    Shapes:
+        x: [N, in_channels].
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        output: [N, out_channels].
 
     Examples:
         >>> MultiHeadConv(4, 8, SoftmaxDiffusivity(4, heads=2), heads=2, head_channels=5)(x).shape
@@ -114,27 +134,63 @@ class MultiHeadConv(DiffusionConv):
 class DIFFormerConv(DiffusionConv):
     r"""One propagation layer of DIFFormer (Wu, Wipf & Yan 2025, Eqs. 54–63), heads averaged (Eq. 62).
 
-    - ``graph="sum"`` (Eqs. 61–63, the default): x′ = (1 − τ) x + τ (Ŝ + Ã) v, the residual form;
-    - ``graph="mean"`` (Eq. 24): x′_i = (1 − ½τ Σ_j(ŝ_ij + ã_ij)) x_i + ½τ Σ_j (ŝ_ij + ã_ij) v_j, the conservative form;
-    - ``graph=None``: x′ = (1 − τ) x + τ Ŝ v (Eq. 17); edges are not read.
+    ``graph="sum"`` (the default) is the residual form of Eqs. 61–63:
+
+        x′ = (1 − τ) x + τ (Ŝ + Ã) v
+
+    ``graph="mean"`` is the conservative form of Eq. 24:
+
+        x′_i = (1 − ½τ Σ_j (ŝ_ij + ã_ij)) x_i + ½τ Σ_j (ŝ_ij + ã_ij) v_j
+
+    ``graph=None`` does not read edges (Eq. 17):
+
+        x′ = (1 − τ) x + τ Ŝ v
 
     The first two are different updates, although the paper equates them (docs/errata.md, D3). Without observed edges
-    all three are Eq. 17. By default, the state itself propagates and is kept if input and output have the same channels
-    (Eq. 63); otherwise the values W_V x do, with a bias. docs/released.md lists the options of the released code.
+    all three are Eq. 17. docs/released.md lists the options of the released code.
 
     Args:
-        in_channels, out_channels, heads: as in :class:`DiffusionConv`.
-        kernel: ``"simple"`` (DIFFormer-s), ``"sigmoid"`` (DIFFormer-a), ``"softmax"``, ``"gaussian"`` or a `Penalty`.
-        tau, update: step size of the :class:`ExplicitEuler`, or an update that replaces it.
-        graph, graph_weight: how observed edges enter, see above; or (1 − w) Ŝ + w Ã with a weight w.
+        in_channels: Number of channels of x.
+        out_channels: Number of channels of each head.
+        heads: Number of heads H.
+        kernel: The attention: ``"simple"`` (DIFFormer-s), ``"sigmoid"`` (DIFFormer-a), ``"softmax"``, ``"gaussian"``,
+            or a `Penalty`. The default costs O(N).
+        tau: Step size τ of the :class:`ExplicitEuler`, a number or a learnable one.
+        update: An update that replaces the :class:`ExplicitEuler`.
+        graph: How observed edges enter, ``"sum"``, ``"mean"`` or ``None``; see above.
+        graph_weight: Weight w of the graph, (1 − w) Ŝ + w Ã, in place of the sum or mean.
 
     Options:
-        transform, keep, bias, concat, reads, steps, dropout: as in :class:`DiffusionConv`.
-        projection, normalize: see :class:`PenaltyDiffusivity`; ``None`` and ``"row"`` by default.
-        beta, leak: of the :class:`ExplicitEuler`.
-        self_loops, direction, degrees: of Ã = D^-½AD^-½, see :class:`AdjacencyDiffusivity`; self-loops are
-            ``"remaining"`` by default.
-        qkv_bias: add biases in W_Q, W_K and W_V, as far as the layer has them; ``False`` by default.
+        projection (str or None): ``"separate"``: W_Q and W_K; ``"tied"``: W_Q = W_K; ``None`` (default): the attention
+            reads the state itself, which trains better with few labels (docs/errata.md, D20).
+        normalize (str or None): ``"row"`` (default): every query and key has unit norm (Eq. 55); ``"frobenius"``: one
+            norm per graph, as in the released code, which makes the attention nearly uniform (docs/errata.md, D1);
+            ``None``.
+        transform (bool or None): Apply W_V. By default only if input and output have different channels.
+        keep (str or None): The state from which the update starts: ``"state"``, x (Eq. 63), by default if input and
+            output have the same channels; otherwise ``"values"``, W_V x.
+        bias (bool or None): Add a bias to the output. By default only if input and output have different channels.
+        concat (bool): Concatenate the heads instead of averaging them; ``False`` by default, as in Eq. 62.
+        reads (str): The input of the diffusivity, ``"state"`` (default) or ``"values"``.
+        steps (int): Number of updates with the same coupling; 1 by default.
+        dropout (float): Dropout rate on the propagated values; 0 by default.
+        beta (float): Weight β of the source in the :class:`ExplicitEuler`; 0 by default.
+        leak (float): Leak κ of the :class:`ExplicitEuler`; 0 by default.
+        self_loops (str): Self-loops of Ã = D^-½AD^-½: ``"keep"``, ``"add"``, ``"remaining"`` (default) or ``"remove"``;
+            see ``Graph.with_self_loops``.
+        direction (str): Degrees of Ã: ``"directed"`` (default): in-degree of the receiver and out-degree of the sender;
+            ``"undirected"``: A is replaced by ½(A + Aᵀ); ``"pyg"``: in-degrees at both ends.
+        degrees (str): ``"weighted"`` (default): sums of edge weights; ``"count"``: numbers of edges, as in the released
+            code.
+        qkv_bias (bool): Add biases in W_Q, W_K and W_V, as far as the layer has them; ``False`` by default.
+
+    Shapes:
+        x: [N, in_channels].
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        source: The shape of the output, read if β > 0; by default the state from which the step starts.
+        output: [N, out_channels], or [N, H · out_channels] with ``concat``.
 
     Examples:
         >>> DIFFormerConv(4, 8, kernel="simple", tau=0.5)(x, edge_index).shape
@@ -203,7 +259,7 @@ class DIFFormerConv(DiffusionConv):
             if graph == "mean":
                 form = "conservative"
             update = ExplicitEuler(tau, form, **step)
-        # Beside an update they would have no effect, and nobody would notice.
+        # With an update they would have no effect, and the user would not notice.
         elif isinstance(tau, (Tensor, Positive)) or tau != TAU or any(step.values()):
             raise ValueError(
                 f"tau, beta and leak are those of the explicit step, which update replaces; got tau={tau}, "
@@ -214,7 +270,7 @@ class DIFFormerConv(DiffusionConv):
             out_channels,
             attention if graph is None else augmented,
             update,
-            # Without W_V every head would move the same values, and their mean is that of one.
+            # Without W_V every head would move the same values, so the mean over heads is the result of one head.
             heads if layer["transform"] else 1,
             value_bias=qkv_bias and layer["transform"],
             **layer,
@@ -224,24 +280,51 @@ class DIFFormerConv(DiffusionConv):
 class NodeFormerConv(MultiHeadConv):
     r"""One layer of NodeFormer (Wu et al. 2022; slides, Algorithm 1 and "Input Graphs as Relational Bias").
 
-    z_u = W_O ‖_h [ Σ_v s^h_uv v^h_v + Σ_p σ(b_ph) Σ_v (A^p)_uv v^h_v ],  v = W_V x, with the kernelised
-    Gumbel-softmax s of :class:`KernelizedSoftmaxDiffusivity`: a step of size 1 with the coupling S + Σ_p σ(b_p) A^p.
-    Without observed edges only the attention remains.
+        z_u = W_O ‖_h [ Σ_v s^h_uv v^h_v + Σ_p σ(b_ph) Σ_v (A^p)_uv v^h_v ],   v = W_V x
 
-    The slides have ``relational_bias="sum", hops=1, tau=0.25, logits="dot", num_samples=10`` (docs/errata.md, N11);
-    docs/released.md lists the options of the released code.
+    s is the kernelised Gumbel-softmax of :class:`KernelizedSoftmaxDiffusivity`, so the layer is a step of size 1 with
+    the coupling S + Σ_p σ(b_p) A^p. Without observed edges only the attention acts.
+
+    The slides have ``relational_bias="sum", hops=1, tau=0.25, logits="dot", num_samples=10``. The defaults here train
+    better with few labels (docs/errata.md, N11). docs/released.md lists the options of the released code.
 
     Args:
-        in_channels, out_channels, heads: as in :class:`MultiHeadConv`.
-        head_channels: channels of queries, keys and values; ``out_channels`` by default.
-        relational_bias: normalisation of the observed edges, ``"sym"``, ``"row"`` or ``"sum"`` (none); or ``None``.
-        qkv_bias: add biases in W_Q, W_K and W_V, as far as the layer has them.
+        in_channels: Number of channels of x.
+        out_channels: Number of channels after W_O.
+        heads: Number of heads H.
+        head_channels: Number of channels D of queries, keys and values; ``out_channels`` by default.
+        relational_bias: Normalisation of the observed edges: ``"sym"``, ``"row"`` or ``"sum"`` (none). ``None`` leaves
+            the edges out.
+        qkv_bias: Add biases in W_Q, W_K and W_V, as far as the layer has them.
 
     Options:
-        bias, dropout: as in :class:`MultiHeadConv`.
-        hops, powers, gate: P, the largest power of A (4 by default), and more of :class:`RelationalBias`.
-        projection, tau, logits, num_samples: of :class:`KernelizedSoftmaxDiffusivity`, by default ``"separate"``, 1,
-            ``"scaled_dot"`` and 0; others (``num_features``, ``edge_regularization``, …) have its defaults.
+        bias (bool): Add a bias in W_O; ``True`` by default.
+        dropout (float): Dropout rate on the values; 0 by default.
+        hops (int): Largest power P of A, 4 by default (docs/errata.md, N11).
+        powers (str): ``"walks"`` (default): A^p counts walks of p edges; ``"reach"``, as in the released code: A^p
+            joins all pairs at most 2^(p−1) steps apart.
+        gate (str or None): ``"sigmoid"`` (default): weights σ(b); ``None``: weights b, as in the released code on some
+            data sets.
+        projection (str or None): ``"separate"`` (default), ``"tied"`` or ``None``; see :class:`QueryKeyDiffusivity`.
+        normalize (str or None): Norm of queries and keys: ``"row"``, ``"frobenius"`` or ``None`` (default).
+        num_features (int): Number of random features m; 32 by default.
+        tau (float): Temperature τ; 1 by default (docs/errata.md, N11).
+        logits (str): ``"scaled_dot"`` (default): q·k/√d; ``"dot"``: q·k.
+        num_samples (int): Number of noise samples per training step; 0 (default) for no noise.
+        edge_regularization (float): Weight λ of the edge loss in training; 0 by default.
+        relative_edge_loss (bool): Divide the edge loss by log n; ``True`` by default, otherwise the edge loss dominates
+            the loss of the task (docs/errata.md, N11).
+        generator (torch.Generator or None): Draws the features and the seed of the noise; ``None`` is torch's global
+            generator.
+        stabilizer (float): Number added to features whose maximum is one, for parity with the released code (10⁻⁶); 0
+            by default.
+
+    Shapes:
+        x: [N, in_channels].
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        output: [N, out_channels].
 
     Examples:
         >>> NodeFormerConv(4, 8, heads=2)(x, edge_index).shape
@@ -264,7 +347,7 @@ class NodeFormerConv(MultiHeadConv):
         mix, walks, features = split(options, MixOptions, RelationalOptions)
         walks.setdefault("hops", 4)
         features.setdefault("projection", "separate")
-        # Not those of the slides, which the diffusivity has (docs/errata.md, N11).
+        # The defaults of the diffusivity are those of the slides (docs/errata.md, N11).
         usual: dict[str, Any] = {"tau": 1.0, "logits": "scaled_dot", "num_samples": 0}
         width = head_channels or out_channels
         coupled: Diffusivity = KernelizedSoftmaxDiffusivity(
@@ -290,22 +373,44 @@ class NodeFormerConv(MultiHeadConv):
 
 
 class SFiConv(MultiHeadConv):
-    r"""Sparse flow S beside the adjacency: x′ = x + (1 + γ)⁻¹ Σ_h [Ã + γ S^h] x W_V^h W_O^h (SFi-Former, Eq. 11).
+    r"""Sparse flow S plus the adjacency: x′ = x + (1 + γ)⁻¹ Σ_h [Ã + γ S^h] x W_V^h W_O^h (SFi-Former, Eq. 11).
 
-    Ã = D^-½ (A + I) D^-½, and γ > 0 is learnable. Without observed edges the bracket is S^h alone. With ``lam=0`` S is
-    softmax attention, and the layer that of DFi-Former; with ``adjacency=False`` as well it is multi-head attention.
+    Ã = D^-½ (A + I) D^-½, and γ > 0 is learned. Without observed edges the bracket is S^h. With ``lam=0`` S is softmax
+    attention, and the layer is DFi-Former's. With ``lam=0, adjacency=False`` it is multi-head attention.
 
     Args:
-        in_channels, out_channels, heads: as in :class:`MultiHeadConv`.
-        head_channels: channels of queries, keys and values; ``out_channels / heads`` by default.
-        hops: restrict the flow to senders within so many edges (:class:`EdgeSparseFlowDiffusivity`, O(E)).
-        adjacency: include Ã (otherwise S^h alone, without (1 + γ)⁻¹).
+        in_channels: Number of channels of x.
+        out_channels: Number of channels of the output.
+        heads: Number of heads H.
+        head_channels: Number of channels D of queries, keys and values. ``out_channels / heads`` by default, as in
+            multi-head attention.
+        hops: Restrict the flow to senders within so many edges, in O(E) (:class:`EdgeSparseFlowDiffusivity`). ``None``:
+            the flow comes from all nodes.
+        adjacency: Include Ã. Without Ã the bracket is S^h and the factor (1 + γ)⁻¹ is left out.
 
     Options:
-        residual: add x, as by default; ``False`` returns the change alone, as :class:`GPSBlock` expects.
-        bias, dropout: as in :class:`MultiHeadConv`, by default without bias.
-        gamma, self_loops: initial γ; self-loops of Ã.
-        projection, normalize, lam, lam_scale, alpha, friction: of :class:`SparseFlowDiffusivity`.
+        residual (bool): Add x; ``True`` by default. ``False`` returns the change of the state, as :class:`GPSBlock`
+            expects.
+        bias (bool): Add a bias in W_O; ``False`` by default.
+        dropout (float): Dropout rate on the values; 0 by default.
+        gamma (float): Initial γ; 1 by default, equal weights.
+        self_loops (str): Self-loops of Ã: ``"remaining"`` (default), ``"keep"``, ``"add"`` or ``"remove"``.
+        projection (str or None): ``"separate"`` (default), ``"tied"`` or ``None``; see :class:`QueryKeyDiffusivity`.
+        normalize (str or None): Norm of queries and keys: ``"row"``, ``"frobenius"`` or ``None`` (default).
+        lam (float): λ*, the weight of friction, with λ = λ*/n; 1 by default.
+        lam_scale (str): ``"own"`` (default): n is the number of nodes of the graph; ``"batch_max"``: the number of
+            nodes of the largest graph in the batch, as published.
+        alpha (float): α, how strongly the flow is conserved; 0.1 by default. ``math.inf`` conserves the flow; with
+            finite α rows sum to less than one.
+        friction (str or Module): ``"attention"`` (default): a :class:`FrictionAttention`; ``"constant"``: f = 1/n; or a
+            module that maps (x, graph) to q̃ and k̃ [N, H, G].
+
+    Shapes:
+        x: [N, in_channels].
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        output: [N, out_channels].
 
     Examples:
         >>> SFiConv(4, 4, heads=2)(x, edge_index).shape
@@ -359,18 +464,41 @@ class SFiConv(MultiHeadConv):
 
 
 class SGFormerConv(DiffusionConv):
-    r"""SGFormer's layer: linear attention over all pairs with an initial residual.
+    r"""SGFormer's layer: linear attention over all pairs, with an initial residual (slides; Wu et al. 2023b).
 
-    Z = β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z⁽⁰⁾, heads averaged (slides, "SGFormer"; Wu et al. 2023b).
+        Z = β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z^(0)
 
-    Node by node, with v = W_V x: z_i = β (v_i + (1/n) Σ_j (q̃_i·k̃_j) v_j) / (1 + (1/n) Σ_j q̃_i·k̃_j) + (1 − β) z⁽⁰⁾_i.
-    Observed edges are not read. Z⁽⁰⁾ is the ``source`` of the call, x by default. β = 1 is PyG's ``SGFormerAttention``.
+    Heads are averaged. Node by node, with v = W_V x:
+
+        z_i = β (v_i + (1/n) Σ_j (q̃_i·k̃_j) v_j) / (1 + (1/n) Σ_j q̃_i·k̃_j) + (1 − β) z^(0)_i
+
+    Observed edges are not read. Z^(0) is the ``source`` of the call, by default x. β = 1 is PyG's
+    ``SGFormerAttention``.
 
     Args:
-        in_channels, out_channels, heads, transform, options: as in :class:`DiffusionConv`, with equal channels, and by
-            default without bias.
-        beta, projection, normalize: β in (0, 1]; see :class:`SGFormerDiffusivity`.
-        qkv_bias: add biases in W_Q, W_K and W_V, as far as the layer has them.
+        in_channels: Number of channels of x.
+        out_channels: Number of channels of the output, equal to ``in_channels``.
+        heads: Number of heads H.
+        beta: Weight β of the attention, in (0, 1]; the initial state has weight 1 − β.
+        projection: ``"separate"``: W_Q and W_K; ``"tied"``: W_Q = W_K; ``None``: queries and keys are the state.
+        normalize: ``"row"``: every query and key has unit norm, as in PyG; ``"frobenius"``: one norm per graph, as in
+            the slides, with which the attention vanishes on large graphs (docs/errata.md, G1).
+        transform: Apply W_V. Without W_V the state itself propagates.
+        qkv_bias: Add biases in W_Q, W_K and W_V, as far as the layer has them.
+
+    Options:
+        bias (bool): Add a bias to the output; ``False`` by default, as in the slides and in PyG.
+        concat (bool): Concatenate the heads instead of averaging them; ``False`` by default.
+        reads (str): The input of the diffusivity: ``"state"``, x (default), or ``"values"``, W_V x.
+        steps (int): Number of updates with the same coupling; 1 by default.
+        dropout (float): Dropout rate on the propagated values; 0 by default.
+
+    Shapes:
+        x: [N, in_channels].
+        edge_index: Accepted and not read.
+        batch: [N], sorted.
+        source: [N, out_channels], Z^(0); x by default.
+        output: [N, out_channels].
 
     Examples:
         >>> SGFormerConv(4, 4)(x).shape

@@ -1,4 +1,4 @@
-"""``CertifiedBlock``: steps down one energy whose terms have weights, and the modules that make its terms."""
+"""``CertifiedBlock``, which descends an energy whose terms have weights, and the modules that make its terms."""
 
 from __future__ import annotations
 
@@ -62,25 +62,32 @@ from diffusion_mp.updates.minimiser import quadratic_minimiser
 
 #: What a call takes as edges.
 Edges = Tensor | Graph | None
-#: What a module of your own reads that declares nothing.
+#: Inputs of a module of the user that does not declare ``reads``.
 USUALLY_READ = ("edge_attr",)
 
 
 class TermModule(Resettable):
     """Base of modules that make the term of an energy: ``module(source, graph, **inputs)`` with the source H [N, C].
 
-    A subclass's ``forward`` returns an `EnergyTerm` with everything in it that does not change from step to step, or
-    ``None`` where there is none, and declares in ``reads`` which further inputs it takes.
+    The ``forward`` of a subclass returns an `EnergyTerm` with everything in it that does not change from step to step,
+    or ``None`` where there is no term. The subclass declares in ``reads`` which further inputs it takes.
+
+    Args:
+        channels: Number of channels C of the state.
+        weight: Initial weight of the term, > 0. The weight is learned, and a softplus keeps it positive.
+
+    Shapes:
+        source: [N, C].
 
     Examples:
         >>> isinstance(WeightedGraph(4), TermModule)
         True
     """
 
-    #: Inputs of the block's call that :meth:`forward` reads, by name: of ``edge_attr`` and ``beside``.
+    #: Names of the inputs of the block's call that :meth:`forward` reads: ``edge_attr``, ``beside``, or both.
     reads: tuple[str, ...] = ()
-    #: Whether the term is the pull of a coupling of a `Diffusivity`, which takes heads, and of which some rows can be
-    #: computed at a time; matrices read all channels of a node.
+    #: Whether the term is the pull of a coupling of a `Diffusivity`. Such a coupling takes heads, and some of its rows
+    #: can be computed at a time. Terms with matrices read all channels of a node.
     by_coupling = False
 
     def __init__(self, channels: Count, weight: PositiveNumber) -> None:
@@ -90,7 +97,7 @@ class TermModule(Resettable):
         self.weight = Positive(weight)
 
     def draw_uniform(self, *matrices: nn.Parameter) -> None:
-        """Draw maps of the state as ``nn.Linear`` draws its weight."""
+        """Draw matrices that act on the state as ``nn.Linear`` draws its weight."""
         limit = self.channels**-0.5
         for matrix in matrices:
             nn.init.uniform_(matrix, -limit, limit)
@@ -99,7 +106,7 @@ class TermModule(Resettable):
 def _penalty_within(
     penalty: Penalty | str, constraint: Constraint, channels: int
 ) -> Penalty:
-    """Return a penalty, of ``channels`` by its name, whose f is nonnegative between states of the constraint."""
+    """Return a penalty whose f is nonnegative between states of the constraint; a name is built for ``channels``."""
     # The one name that leaves a number open: its temperature is the root of the channels.
     if isinstance(penalty, str) and penalty == "softmax":
         penalty = SoftmaxPenalty(channels)
@@ -118,12 +125,17 @@ class Pairs(TermModule):
     r"""A penalty of all pairs of nodes of a graph, (λ/2n) Σ_ij δ(‖z_i − z_j‖²): λ times `PairTerm` (Theorem T1).
 
     Args:
-        channels, heads: of the state. Without projections the heads cut it, each with its own attention.
-        weight: initial λ > 0; it is learned.
-        penalty: δ or its name.
-        projection: ``"tied"``: head h measures ‖W_h(z_i − z_j)‖ with a learned W_h [channels / H, channels], divided by
-            max(1, ‖W_h‖₂), and all heads move the uncut state together.
-        constraint: the `Constraint` of the block, within which δ has to be concave.
+        channels: Number of channels C of the state.
+        weight: Initial λ > 0; λ is learned.
+        penalty: δ, or its name: ``"quadratic"``, ``"simple"``, ``"sigmoid"``, ``"softmax"`` or ``"gaussian"``. The f =
+            δ′ of the default is nonnegative at every distance, so any constraint will do.
+        heads: Number of heads H. Without projections the channels are cut into H heads, each with its own attention.
+        projection: ``"tied"``: head h measures ‖W_h(z_i − z_j)‖ with a learned W_h [C / H, C], divided by max(1,
+            ‖W_h‖₂), and all heads move the uncut state together. ``None``: distances of the state itself.
+        constraint: The `Constraint` of the block, within which δ has to be concave. ``None`` is no constraint.
+
+    Shapes:
+        source: [N, C].
 
     Examples:
         >>> isinstance(Pairs(4)(x, graph), EnergyTerm)
@@ -166,7 +178,10 @@ class Pairs(TermModule):
             self.draw_uniform(self.projection)
 
     def projections(self) -> Float[Tensor, "H D C"] | None:
-        """Return the projections divided to norm at most one, in float32 or wider, since rounding may lengthen them."""
+        """Return the projections W_h, divided so that their norm is at most one, in float32 or wider.
+
+        Narrower types could lengthen them by rounding.
+        """
         return None if self.projection is None else contracting(self.projection)
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph) -> EnergyTerm:
@@ -184,16 +199,24 @@ class Pairs(TermModule):
 class Neighbours(TermModule):
     r"""The Dirichlet energy of a diffusivity, (μ/2) Σ_ij a_ij‖z_i − z_j‖²: μ times `CouplingTerm` (Theorem T1).
 
-    A is evaluated at the source, so that it is the same in every step. With a penalty it is (μ/2) Σ_ij a_ij δ(‖z_i −
-    z_j‖²), μ times `EdgeTerm`, for an A of edges.
+    A is evaluated at the source, so that A is the same in every step. With a penalty the term is μ times `EdgeTerm`,
+
+        (μ/2) Σ_ij a_ij δ(‖z_i − z_j‖²)
+
+    for an A of edges.
 
     Args:
-        channels: of the state.
-        weight: initial μ > 0; it is learned.
-        diffusivity: of A, symmetric and nonnegative; by default D^-½AD^-½ of the symmetric part of the graph. A is the
-            sum of it and the coupling ``beside`` of a call, with ``False`` that one alone.
-        penalty: δ or its name; ``None`` is the squared distance itself.
-        constraint: the `Constraint` of the block, within which δ has to be concave.
+        channels: Number of channels C of the state.
+        weight: Initial μ > 0; μ is learned.
+        diffusivity: Diffusivity of A, symmetric and nonnegative. ``True`` is D^-½AD^-½ of the symmetric part of the
+            graph, which is symmetric whatever the directions of the edges. ``False`` leaves the coupling ``beside`` of
+            a call as A; otherwise A is the sum of both.
+        penalty: δ, or its name. ``None`` is the squared distance itself.
+        constraint: The `Constraint` of the block, within which δ has to be concave. ``None`` is no constraint.
+
+    Shapes:
+        source: [N, C].
+        beside: A coupling of the N nodes.
 
     Examples:
         >>> isinstance(Neighbours(4, penalty="sigmoid")(x, graph), EnergyTerm)
@@ -253,7 +276,7 @@ _RELATIONS: TensorCache[SparseCoupling] = TensorCache(room=1 << 22)
 
 
 def _related(size: int, edges: Tensor, weight: Tensor, kinds: Tensor) -> SparseCoupling:
-    """The coupling of relations: the weight of an edge, times how much it belongs to each of them."""
+    """Return the coupling of relations: the weight of an edge times its share in every relation."""
     by_relation = weight.unsqueeze(1) * kinds.to(weight)
     graph = Graph(size, edges, validate=False)
     return SparseCoupling(graph, by_relation, _checked=True)
@@ -262,17 +285,26 @@ def _related(size: int, edges: Tensor, weight: Tensor, kinds: Tensor) -> SparseC
 class WeightedGraph(TermModule):
     r"""Learned matrices B_r of norm at most one between neighbours, μ times `MatrixTerm` in a block (Theorem T8).
 
+        μ (Σ_i k_i ‖z_i‖² − Σ_r ⟨Z, A_r^h Z B_rᵀ⟩)
+
+    A_r^h holds the walks of h edges of relation r. k_i is large enough to make the term convex (see `MatrixTerm`).
+
     Args:
-        channels: C.
-        weight: initial μ > 0; it is learned.
-        edge_dim: R, relations between neighbours, with a matrix each: edge e belongs to relation r by the entry e_r of
-            ``edge_attr`` [E, R] (one-hot or soft, of any sign). ``None`` is one relation.
-        symmetric: B_r = B_rᵀ. Otherwise edges have a direction: B_r along it and B_rᵀ against it.
-        normalization: of the graph, ``"sum"`` or ``"sym"``, see `AdjacencyDiffusivity`.
-        gate: multiply a_ij by tanh(⟨w, [h_i + h_j, |h_i − h_j|]⟩ + b), a sign and a strength read from the source.
-        hops: number of edges of a walk between interacting nodes.
-        matrix: ``"full"``; ``"diagonal"`` (and so symmetric), one number in [−1, 1] for every channel; ``"identity"``,
-            nothing to learn: neighbours attract each other, as in T1.
+        channels: Number of channels C of the state.
+        weight: Initial μ > 0; μ is learned.
+        edge_dim: Number of relations R between neighbours, each with its own matrix. Edge e belongs to relation r by
+            the entry e_r of ``edge_attr`` (one-hot or soft, of any sign). ``None`` is one relation without
+            ``edge_attr``.
+        symmetric: B_r = B_rᵀ. Otherwise edges have a direction: B_r acts along an edge and B_rᵀ against it.
+        normalization: Normalisation of the graph, ``"sum"`` or ``"sym"``; see `AdjacencyDiffusivity`.
+        gate: Multiply a_ij by tanh(⟨w, [h_i + h_j, |h_i − h_j|]⟩ + b), a sign and a strength read from the source.
+        hops: Number of edges h of a walk between interacting nodes.
+        matrix: ``"full"``; ``"diagonal"`` (and so symmetric): one number in [−1, 1] for every channel; ``"identity"``:
+            nothing is learned, and neighbours attract each other as in Theorem T1.
+
+    Shapes:
+        source: [N, C].
+        edge_attr: [E, R], required if ``edge_dim`` is given.
 
     Examples:
         >>> isinstance(WeightedGraph(4)(x, graph), EnergyTerm)
@@ -319,9 +351,9 @@ class WeightedGraph(TermModule):
         nn.init.normal_(self.matrix, std=std)
 
     def matrices(self) -> Float[Tensor, "R C C"] | Float[Tensor, "R C"]:
-        """Return B, of norm at most one, or the diagonals of diagonal matrices."""
+        """Return B [R, C, C], of norm at most one; or the diagonals [R, C] of diagonal matrices."""
         matrix: Tensor | None = self.matrix
-        # For those who look at the matrices; `forward` leaves the identity out.
+        # `forward` does not multiply by the identity; this tensor is for users who look at the matrices.
         if matrix is None:
             return self.weight.raw.new_ones(self.edge_dim or 1, self.channels)
         if self.symmetric and matrix.dim() == 3:
@@ -335,7 +367,7 @@ class WeightedGraph(TermModule):
         edge_attr: Tensor | None = None,
     ) -> EnergyTerm:
         coupling = self.adjacency(source, graph)
-        # Ranks hold a part of the edges, and the norm of a term is that of all of them.
+        # A rank holds some of the edges, and the norm of the term depends on all edges.
         if not isinstance(coupling, SparseCoupling):
             kind = type(coupling).__name__
             raise NotImplementedError(
@@ -357,7 +389,7 @@ class WeightedGraph(TermModule):
             # Both halves stay the same if the ends are exchanged, so that the gated graph is as symmetric as A.
             ends = torch.cat([sender + receiver, (sender - receiver).abs()], 1)
             gate = self.gate(ends.to(self.gate.weight.dtype)).tanh()
-            # To ask whether A is symmetric looks at values, which a trace does not have.
+            # Whether A is symmetric depends on values, which a trace does not have.
             mutual = values_only(captured=True) and coupling.symmetric
             coupling = SparseCoupling(
                 coupling.graph, coupling.weight * gate, symmetric=mutual, _checked=True
@@ -365,7 +397,7 @@ class WeightedGraph(TermModule):
         matrices = norms = None
         if self.matrix is not None:
             matrices = self.matrices()
-            # Of the matrices as they are contracted here: a second estimate would cost as much as the first.
+            # The matrices are contracted here. A second estimate of their norms would cost as much as the first.
             norms = matrices.new_ones(matrices.size(0))
         term = MatrixTerm(
             coupling,
@@ -381,11 +413,19 @@ class WeightedGraph(TermModule):
 class RowAttention(TermModule):
     r"""Softmax attention with learned queries and keys of norm at most one, λ times `AttentionTerm` (Theorem T9).
 
+        −(2λ/γ) Σ_h Σ_i log Σ_j b_ij exp(−γ ‖Q_h z_i − K_h z_j‖² / 2)
+
+    The prior b_ij is 1/n for all pairs of the n nodes of a graph.
+
     Args:
-        channels, heads: C and H; a head has C / H channels.
-        weight: initial λ > 0; it is learned.
-        gamma: initial γ > 0, the sharpness; it is learned.
-        neighbours: attend to neighbours only, by the weights of the edges, instead of all nodes of the graph.
+        channels: Number of channels C of the state.
+        heads: Number of heads H, a divisor of C. Q_h and K_h are [C / H, C].
+        weight: Initial λ > 0; λ is learned.
+        gamma: Initial γ > 0, the sharpness of the attention; γ is learned.
+        neighbours: Attend to neighbours, by the weights of the edges, instead of all nodes of the graph.
+
+    Shapes:
+        source: [N, C].
 
     Examples:
         >>> isinstance(RowAttention(4, heads=2)(x, graph), EnergyTerm)
@@ -421,7 +461,7 @@ class RowAttention(TermModule):
                 f"RowAttention needs all nodes of the graph, not {graph.num_nodes} of {graph.total_nodes}. Use one "
                 f"process."
             )
-        # The norms of all matrices are found in one batch, which costs no more than that of one.
+        # The norms of all matrices are estimated in one batch, at the cost of one matrix.
         both = contracting(torch.cat([self.query, self.key]), norm_bounds)
         query, key = both.chunk(2)
         ones = query.new_ones(self.heads)
@@ -441,10 +481,16 @@ class RowAttention(TermModule):
 class TiedMLP(TermModule):
     r"""A hidden layer with tied weights, κ times `MLPTerm`: a step adds ½κ Uᵀ σ(U z + b) (Theorem T10).
 
+        −κ Σ_i Σ_m ρ(⟨u_m, z_i⟩ + b_m),   ρ′ = σ
+
     Args:
-        channels, hidden_channels: of the state, and of U [hidden_channels, channels].
-        weight: initial κ > 0; it is learned.
+        channels: Number of channels C of the state.
+        hidden_channels: Number of hidden units M, the rows of U [M, C].
+        weight: Initial κ > 0; κ is learned.
         activation: σ, ``"relu"``, ``"tanh"`` or ``"sigmoid"``.
+
+    Shapes:
+        source: [N, C].
 
     Examples:
         >>> isinstance(TiedMLP(4, 8)(x, graph), EnergyTerm)
@@ -470,11 +516,11 @@ class TiedMLP(TermModule):
 
 
 class BlockStep(nn.Module):
-    """One step of a block, or all of them to its limit: a module, so that hooks see the states before and after it."""
+    """One step of a block, or all steps to its limit; a module, so that hooks see the states before and after it."""
 
     is_diffusion_layer = True
 
-    # The step is an argument: it is another function in every call, of the source and the graph.
+    # The step is an argument, since it depends on the source and the graph of a call.
     def forward(
         self, x: HeadState, graph: Graph, step: Callable[[Tensor], Tensor]
     ) -> HeadState:
@@ -485,23 +531,34 @@ class BlockStep(nn.Module):
 class CertifiedBlock(GraphLayer):
     r"""Descent steps on an energy of a source and learned terms.
 
-    Z⁰ = Proj_C(H), then K certified steps down F(Z) = β‖Z − H‖² + the terms + Σ_i ι_C(z_i) (Theorem T11).
+    A call starts from Z⁰ = Proj_C(H) and takes K certified steps down
 
-    F does not rise in a step, for any parameters. Matrices, weights of edges and norms are computed once for all steps.
+        F(Z) = β‖Z − H‖² + Σ_t V_t(Z) + Σ_i ι_C(z_i)
+
+    with the terms V_t and the indicator ι_C of the constraint (Theorem T11 of docs/certified.md). F does not rise in
+    any step, for any parameters. Matrices, weights of edges and norms are computed once for all steps.
 
     Args:
-        channels: C.
-        terms: the modules that make the terms, or terms that do not depend on the graph.
-        num_layers: K; ``None`` iterates to the limit, the minimiser of F where all terms and C are convex (the source,
-            `Neighbours` and `WeightedGraph` are), differentiated implicitly. Without a constraint that is a linear
-            system.
-        constraint, radius: of every row, see `Energy`.
-        beta: initial β > 0; it is learned.
-        heads: the constraint acts on every row of each of as many parts of the channels.
+        channels: Number of channels C of the state.
+        terms: Modules that make the terms (`TermModule`), or terms that do not depend on the graph (`EnergyTerm`).
+        num_layers: Number of steps K. ``None`` iterates to the limit and differentiates it implicitly. The limit is the
+            minimiser of F where all terms and C are convex; the source, `Neighbours` and `WeightedGraph` are convex.
+            Without a constraint the limit is the solution of a linear system.
+        constraint: The set C of every row of the state: ``None``, ``"nonnegative"``, ``"ball"``, ``"sphere"``,
+            ``"nonnegative_ball"`` or a `Constraint`. The projection onto the default is a ReLU.
+        radius: Radius of a ball or sphere that is given by its name.
+        beta: Initial weight β > 0 of the source; β is learned.
+        heads: Number of parts of the channels. The constraint acts on every row of each part.
 
     Shapes:
-        x, output: Z⁰ and Z^K [N, channels]; edges and batch as in :class:`DiffusionConv`; source: H, by default x;
-        edge_attr: [E, F], and beside, a coupling of the nodes, for the modules that read them.
+        x: [N, channels], projected to Z⁰.
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        source: [N, channels], H; x by default.
+        edge_attr: [E, edge_dim], for terms that read it.
+        beside: A coupling of the N nodes, for terms that read it.
+        output: [N, channels], Z^K.
 
     Examples:
         >>> block = CertifiedBlock(4, [WeightedGraph(4), TiedMLP(4, 8)], num_layers=3)
@@ -536,7 +593,7 @@ class CertifiedBlock(GraphLayer):
                 (nn.Module, EnergyTerm),
                 "an EnergyTerm or a module that makes one",
             )
-            # A module of one's own need not say its channels.
+            # A module of the user need not declare its channels.
             if getattr(term, "channels", channels) != channels:
                 raise ValueError(
                     f"every one of terms must have {channels} channels, as the block; got {term!r}."
@@ -555,12 +612,12 @@ class CertifiedBlock(GraphLayer):
         self.terms = nn.ModuleList(
             term for term in terms if isinstance(term, nn.Module)
         )
-        # Terms without parameters are no modules, so torch would not register them.
+        # Terms without parameters are not modules, so torch would not register them.
         self.fixed = tuple(term for term in terms if not isinstance(term, nn.Module))
         reads = [getattr(term, "reads", USUALLY_READ) for term in self.terms]
         #: Further inputs of a call that a term reads.
         self.reads = tuple(sorted(set().union(*reads)))
-        # It holds β and the constraint, and tells certificates what moves the state; the steps are those of `Energy`.
+        # The update holds β and the constraint, and tells certificates what moves the state. `Energy` takes the steps.
         self.update = CertifiedStep(
             Positive(beta), constraint=constraint, radius=radius
         )
@@ -568,7 +625,7 @@ class CertifiedBlock(GraphLayer):
 
     @property
     def num_layers(self) -> int | None:
-        """K, which may be set; ``None`` is the limit."""
+        """The number of steps K, which may be set; ``None`` is the limit."""
         return self._num_layers
 
     @num_layers.setter
@@ -603,7 +660,18 @@ class CertifiedBlock(GraphLayer):
         return_coupling: bool = False,
         **others: Any,
     ) -> Tensor | tuple[Tensor, Any]:
-        """Return Z^K; with ``return_coupling`` also the attention of all terms in every step, or in the limit."""
+        """Return Z^K; with ``return_coupling`` also the attention of all terms in every step, or in the limit.
+
+        Args:
+            x: States of the nodes, which are projected onto C first.
+            edge_index: Observed edges, or a ``Graph``.
+            edge_weight: Weights of the edges; 1 by default.
+            batch: Number of the graph of every node; by default all nodes belong to one graph.
+            source: H; x by default.
+            edge_attr: Features of the edges, for terms that read them. An input that no term reads is refused.
+            beside: A coupling of the nodes, for terms that read it, such as `Neighbours`.
+            return_coupling: Return the attention too.
+        """
         inputs = {"source": source, "edge_attr": edge_attr, "beside": beside} | others
         graph = self._graph(x, edge_index, edge_weight, batch, inputs, return_coupling)
         couplings: list[Coupling] | None = [] if return_coupling else None
@@ -622,7 +690,7 @@ class CertifiedBlock(GraphLayer):
     ) -> Iterator[Float[Tensor, "N C"]]:
         """Yield Z⁰, Z¹, …, Z^K, and append the attention of every step to ``couplings``.
 
-        Z⁰ is the projection of x; ``inputs`` are the ``source`` and those that a term reads.
+        Z⁰ is the projection of x. ``inputs`` are the ``source`` and the inputs that a term reads.
         """
         state = self.start(x)
         yield state.flatten(1).to(x.dtype)
@@ -633,7 +701,7 @@ class CertifiedBlock(GraphLayer):
         else:
             step = energy.descent(state)
         for _ in range(self.num_layers or 1):
-            # Attention is that of the state which the step reads, and in the limit that of the limit.
+            # A step attends at the state that it reads, the limit at the limit itself.
             before = state
             state = self.step(before, graph, step)
             if couplings is not None:
@@ -653,14 +721,14 @@ class CertifiedBlock(GraphLayer):
         ]
 
     def returned(self, couplings: list[Coupling]) -> Coupling | list[Coupling]:
-        """Return the couplings of all steps as a call does."""
+        """Return the couplings of all steps in the form in which a call returns them."""
         return couplings
 
     def limit(self, state: HeadState, energy: Energy) -> HeadState:
         """Return the limit of the steps from a state, with the gradient of the implicit function theorem."""
         what = "the state at rest"
         quadratic = all(term.quadratic for term in energy.terms)
-        # Then the gradient of F is affine in the state, and its zero one linear system.
+        # The gradient of F is then affine in the state, and its zero solves one linear system.
         if quadratic and isinstance(energy.constraint, Unconstrained):
             solution = quadratic_minimiser(energy, state, self.beta())
             if solution is not None:
@@ -669,7 +737,7 @@ class CertifiedBlock(GraphLayer):
         with values_needed(what):
             with on_values():
                 checks.check_finite(state, "x")
-            # One minimiser is found from everywhere; otherwise the acceleration might end above the start.
+            # A unique minimiser is reached from any start; otherwise the acceleration might end above the start.
             unique = quadratic and energy.constraint.convex
             return fixed_point(
                 energy.descent(state),
@@ -694,7 +762,7 @@ class CertifiedBlock(GraphLayer):
         return_coupling: bool = False,
     ) -> Graph:
         """Check the inputs of a call, refuse those that no term reads, and return the graph."""
-        # What no term reads is refused: it would have no effect, and nobody would notice.
+        # An input that no term reads is refused: it would have no effect, and the user would not notice.
         unread = self._unread(inputs)
         graph = self.inputs_to_graph(
             x,
@@ -724,7 +792,15 @@ class CertifiedBlock(GraphLayer):
         }
 
     def energy(self, source: Tensor, graph: Graph, **inputs: Any) -> Energy:
-        """Return F of a source [N, channels], a graph and the inputs that terms read; see :meth:`by_head`."""
+        """Return F of a source [N, channels], a graph and the inputs that terms read.
+
+        F is a function of states [N, heads, channels / heads].
+
+        Args:
+            source: The source H.
+            graph: The ``Graph`` of the nodes.
+            inputs: Inputs that terms read, such as ``edge_attr``.
+        """
         checks.check_kind(graph, "graph", Graph, "a Graph(num_nodes, edge_index)")
         source = widened(source)
         unread = self._unread(inputs)
@@ -765,9 +841,15 @@ class CertifiedBlock(GraphLayer):
         by_graph: bool = False,
         **inputs: Any,
     ) -> Float[Tensor, " states"] | Float[Tensor, "states B"]:
-        """Return F of Z⁰ and after every step (or of the limit) of a call with these inputs, in float64.
+        """Return F of Z⁰ and after every step of a call with these inputs, in float64; in the limit, F of Z⁰ and Z*.
 
-        With ``by_graph``, F of every graph of a batch: [states, B].
+        Args:
+            x: States of the nodes.
+            edge_index: Observed edges, or a ``Graph``.
+            edge_weight: Weights of the edges; 1 by default.
+            batch: Number of the graph of every node; by default all nodes belong to one graph.
+            by_graph: Return F of every graph of a batch, [states, B], instead of the sum over graphs, [states].
+            inputs: ``source``, and inputs that terms read.
         """
         checks.check_flags(by_graph=by_graph)
         graph = self._graph(x, edge_index, edge_weight, batch, inputs)
@@ -776,7 +858,7 @@ class CertifiedBlock(GraphLayer):
     def measured(
         self, x: Tensor, graph: Graph, by_graph: bool, **inputs: Any
     ) -> tuple[Float[Tensor, "*states"], Float[Tensor, "N C"]]:
-        """Return F of Z⁰ and after every step, or F of every graph, and the last state."""
+        """Return F of Z⁰ and after every step (or F of every graph), and the last state."""
         states = list(self.states(x, graph, **inputs))
         energy = self._energy_of(x, graph, **inputs)
         value: Callable[[Tensor], Tensor] = energy
@@ -793,7 +875,15 @@ class CertifiedBlock(GraphLayer):
         batch: Tensor | None = None,
         **inputs: Any,
     ) -> Certificate:
-        """Return the certificate that no step raises F, checked at Z⁰ (`certify_step`), by default of a random x."""
+        """Return the certificate that no step raises F, checked from Z⁰ on (`certify_step`).
+
+        Args:
+            x: States of the nodes. ``None`` draws a random input with random edges and features.
+            edge_index: Observed edges, or a ``Graph``.
+            edge_weight: Weights of the edges; 1 by default.
+            batch: Number of the graph of every node; by default all nodes belong to one graph.
+            inputs: ``source``, and inputs that terms read.
+        """
         if x is None:
             edge_dims = [getattr(term, "edge_dim", None) or 0 for term in self.terms]
             # Terms may differ in edge_dim: all but the widest read then features that are too wide, and say so.

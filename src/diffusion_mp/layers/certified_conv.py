@@ -45,31 +45,47 @@ NAMES = {
 class CertifiedConv(CertifiedBlock):
     r"""Descent steps on an energy of a source, an attention and a graph: a block of `Pairs` and `Neighbours`.
 
-    z_i ← Proj_C((β h_i + (p_i − w_i) z_i + Σ_j w_ij z_j) / (β + p_i)) with W = (λ/n) (f(‖z_i − z_j‖²))_ij + μA.
+    For any learned β, λ, μ > 0 the energy
 
-    For any learned β, λ, μ > 0 the energy F(Z) = β‖Z − H‖² + (λ/2n) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖²
-    + Σ_i ι_C(z_i) does not rise (Theorem T1 of docs/certified.md); :meth:`energy` returns it. n is the number of nodes
-    of the graph, H the ``source`` of the call, by default x, δ the penalty with δ′ = f, w_i the row sums of W, p_i the
-    majorant of `CertifiedStep`. States outside C are projected onto it first.
+        F(Z) = β‖Z − H‖² + (λ/2n) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖² + Σ_i ι_C(z_i)
+
+    does not rise in a step (Theorem T1 of docs/certified.md). A step is, with W = (λ/n) (f(‖z_i − z_j‖²))_ij + μA,
+
+        z_i ← Proj_C((β h_i + (p_i − w_i) z_i + Σ_j w_ij z_j) / (β + p_i))
+
+    n is the number of nodes of the graph, H the ``source`` of the call, δ the penalty with δ′ = f, w_i the row sums of
+    W, and p_i the majorant of `CertifiedStep`. States outside C are projected onto C first. :meth:`energy` returns F.
 
     Args:
-        channels, heads: of the state; without projections the heads cut it, each with its own constraint and attention.
-        penalty: δ or its name; ``None`` leaves out the attention, the sum over δ.
-        num_layers: number of steps; ``None`` iterates to a stationary point of F, the minimiser where C is convex and
-            there is no attention, differentiated implicitly.
-        constraint: C, the constraint on every row of a head, or its name; see `Energy`.
-        lam, mu: initial λ, μ > 0; they are learned.
-        graph: A, the diffusivity of `Neighbours`. ``True``: D^-½AD^-½ of the symmetric part of the graph; ``False``:
-            edges are not read.
+        channels: Number of channels C of the state.
+        penalty: δ, or its name: ``"simple"``, ``"quadratic"``, ``"sigmoid"``, ``"softmax"`` or ``"gaussian"``. The
+            default has an attention in O(N). ``None`` leaves out the attention, the sum over δ.
+        heads: Number of heads H. Without projections the channels are cut into H heads, each with its own constraint
+            and attention.
+        num_layers: Number of steps. ``None`` iterates to a stationary point of F and differentiates it implicitly. The
+            stationary point is the minimiser if C is convex and there is no attention.
+        constraint: The set C of every row of a head: ``None``, ``"nonnegative"``, ``"ball"``, ``"sphere"``,
+            ``"nonnegative_ball"`` or a `Constraint`. The default is the set that the default penalty needs, since its f
+            is negative between states further apart than 2.
+        lam: Initial λ > 0; λ is learned.
+        mu: Initial μ > 0; μ is learned.
+        graph: A, the diffusivity of `Neighbours`. ``True`` is D^-½AD^-½ of the symmetric part of the graph. ``False``
+            does not read edges.
 
     Options:
-        projection: of `Pairs`, ``"tied"`` or ``None``, the default.
-        radius, beta: of C by its name, and the initial β > 0, which is learned; both 1 by default.
+        projection (str or None): ``"tied"``: distances are measured by learned projections; ``None`` (default):
+            distances of the state itself. See `Pairs`.
+        radius (float): Radius of a ball or sphere that is given by its name; 1 by default.
+        beta (float): Initial weight β > 0 of the source, which is learned; 1 by default.
 
     Shapes:
-        x, output, source (x by default): [N, channels]; edges and batch as in :class:`DiffusionConv`; beside: a
-        symmetric and nonnegative coupling of the same nodes that is added to A. With ``return_coupling`` also W, of
-        several steps a list.
+        x: [N, channels].
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        source: [N, channels], H; x by default.
+        beside: A symmetric and nonnegative coupling of the N nodes, which is added to A.
+        output: [N, channels]; with ``return_coupling`` also W, or a list of the W of several steps.
 
     Raises:
         CouplingMismatchError: A does not declare that it is symmetric and nonnegative.
@@ -121,7 +137,7 @@ class CertifiedConv(CertifiedBlock):
 
     @property
     def lam(self) -> Positive | None:
-        """The module that computes λ, of a layer with attention."""
+        """The module that computes λ; ``None`` in a layer without attention."""
         return None if len(self.terms) == 1 else cast("Pairs", self.terms[1]).weight
 
     @property

@@ -27,29 +27,39 @@ class DiffusionConv(GraphLayer):
     r"""A layer of any diffusivity and update: x → coupling S = F(x) → next state (Wu, Wipf & Yan 2025, Eqs. 17, 22).
 
     With the linear map h = W_V, per head, and the explicit update:
-    x′_i = (1 − τ Σ_j s_ij) h(x_i) + τ Σ_j s_ij h(x_j). Heads are averaged (Eq. 62) or concatenated.
+
+        x′_i = (1 − τ Σ_j s_ij) h(x_i) + τ Σ_j s_ij h(x_j)
+
+    Heads are averaged (Eq. 62) or concatenated.
 
     Args:
-        in_channels, out_channels: channels of x (-1: those of the first call), and of the values of each head.
-        diffusivity, update: compute the coupling and move the state; ``ExplicitEuler(0.5)`` by default.
-        heads: H. A single head, of the layer or of the diffusivity, broadcasts against several.
-        concat: concatenate the heads to [N, H · out_channels] instead of averaging them to [N, out_channels].
-        transform: apply W_V; without it the state itself propagates, and input and output have the same channels.
-        bias, value_bias: add a bias to the output; h(x) = W_V x + b_V, which needs ``transform``.
-        keep: the state that the update starts from: ``"values"``, h(x) (Eq. 22), or ``"state"``, x (Eq. 63).
-        reads: input of the diffusivity: ``"state"``, x; or ``"values"``, h(x), as in GAT and as Proposition 9 requires
-            (docs/errata.md, D23).
-        steps: number of updates with the same coupling (the K of SGC and APPNP).
-        dropout: rate on the propagated values only, not on the input of the diffusivity or the state that is kept.
+        in_channels: Number of channels of x; -1 takes it from the first call.
+        out_channels: Number of channels of the values of each head.
+        diffusivity: Computes the coupling S from the state.
+        update: Moves the state by the coupling. ``None`` is ``ExplicitEuler(0.5)``, half a step.
+        heads: Number of heads H. A single head, of the layer or of the diffusivity, broadcasts against several.
+        concat: Concatenate the heads to [N, H · out_channels] instead of averaging them to [N, out_channels]. By
+            default heads are averaged, as in Eq. 62.
+        transform: Apply W_V. Without W_V the state itself propagates, and input and output have the same channels.
+        bias: Add a bias to the output, after the last step, so that the bias is not propagated.
+        keep: The state from which the update starts: ``"values"``, h(x) (Eq. 22); or ``"state"``, x (Eq. 63).
+        reads: The input of the diffusivity: ``"state"``, x; or ``"values"``, h(x), as in GAT and as Proposition 9
+            requires (docs/errata.md, D23).
+        steps: Number of updates with the same coupling (the K of SGC and APPNP).
+        dropout: Dropout rate on the propagated values. Dropout acts neither on the input of the diffusivity, which
+            would change the energy, nor on the state that is kept, whose dropped entries would be lost.
+        value_bias: Add a bias to the values, h(x) = W_V x + b_V; requires ``transform``.
 
     Shapes:
-        - x: [N, in_channels]; edge_index: [2, E], a sparse CSR tensor, a ``Graph`` or ``None``; edge_weight: [E];
-          batch: [N], sorted; source: as the output, by default the state that the first step starts from.
-        - edge_attr: [E, edge_dim]; previous: [N, in_channels], the x of the step before, for updates with
-          ``StateUpdate.takes_previous``.
-        - x may be the pair of states ([N_src, in_channels], [N_dst, in_channels]), with edges from the first to the
-          second, for couplings of observed edges without symmetric normalisation or added self-loops.
-        - output: [N, out_channels], or [N, H · out_channels] with ``concat``; for a pair [N_dst, …].
+        x: [N, in_channels]; or the pair ([N_src, in_channels], [N_dst, in_channels]) with edges from the first to the
+            second, for couplings of observed edges without symmetric normalisation or added self-loops.
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None`` if no edges were observed.
+        edge_weight: [E].
+        batch: [N], sorted.
+        source: The shape of the output; by default the state from which the first step starts.
+        edge_attr: [E, edge_dim].
+        previous: [N, in_channels], the x of the step before, for updates with ``StateUpdate.takes_previous``.
+        output: [N, out_channels], or [N, H · out_channels] with ``concat``; [N_dst, …] for a pair.
 
     Examples:
         >>> conv = DiffusionConv(4, 8, 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("sym"))
@@ -58,7 +68,7 @@ class DiffusionConv(GraphLayer):
         torch.Size([6, 8])
     """
 
-    # Diagnostics find layers by this attribute: some, such as PDEDiffusion1d, are no DiffusionConv.
+    # Diagnostics find layers by this attribute, since PDEDiffusion1d, for one, is not a DiffusionConv.
     is_diffusion_layer = True
 
     def __init__(
@@ -79,7 +89,7 @@ class DiffusionConv(GraphLayer):
         value_bias: bool = False,
     ) -> None:
         super().__init__()
-        # Channels are found at the first call by W_V, or are those of x itself, for input and output.
+        # With -1, W_V finds the channels at the first call; without W_V the channels of x are those of the output.
         if transform:
             checks.check_counts(out_channels=out_channels)
         # One head broadcasts: all values through one coupling, or the same values through every head of it.
@@ -140,11 +150,22 @@ class DiffusionConv(GraphLayer):
         return_coupling: bool = False,
         **others: Any,
     ) -> Any:
-        """Return the next state; with ``return_coupling`` also the coupling S, an operator applied as ``S @ v``."""
+        """Return the next state; with ``return_coupling`` also the coupling S, an operator applied as ``S @ v``.
+
+        Args:
+            x: States of the nodes, or a pair of states of senders and receivers.
+            edge_index: Observed edges. ``None``: no edges were observed, so only an attention over all pairs acts.
+            edge_weight: Weights of the edges; 1 by default.
+            batch: Number of the graph of every node; by default all nodes belong to one graph.
+            source: The source h of the update; by default the state from which the first step starts (Eq. 10).
+            edge_attr: Features of the edges, for diffusivities that read them.
+            previous: The state before x, for updates of two steps.
+            return_coupling: Return the coupling too. By default it is dropped, since it holds features of all nodes.
+        """
         if isinstance(x, tuple):
             others |= {"batch": batch, "source": source, "previous": previous}
             others |= {"edge_attr": edge_attr, "return_coupling": return_coupling}
-            # Not that of a subclass, which has called this one.
+            # A subclass's forward has called this one, so `between` must not call it again.
             forward = partial(DiffusionConv.forward, self)
             return between(self, forward, x, edge_index, edge_weight, **others)
         graph = self.inputs_to_graph(
@@ -152,7 +173,7 @@ class DiffusionConv(GraphLayer):
         )
         values = self._values(x)
         read = x
-        # A sparse x is read by W_V alone: everything else needs dense rows.
+        # Only W_V reads a sparse x: everything else needs dense rows.
         if self.reads == "values" or x.layout is not torch.strided:
             read = values.flatten(1)
         coupling = self.diffusivity(read, graph, edge_attr)
@@ -173,13 +194,13 @@ class DiffusionConv(GraphLayer):
             self.head_channels = self.in_channels
 
     def _by_head(self, x: Tensor) -> Tensor:
-        """A state [N, C] by head: cut into heads that are concatenated again, or one head that broadcasts."""
+        """Return a state [N, C] by head: cut into the heads that are concatenated, or one head that broadcasts."""
         if self.concat:
             return x.unflatten(1, (-1, self.head_channels))
         return x.unsqueeze(1)
 
     def _values(self, x: Tensor) -> Tensor:
-        """What is propagated, by head: h(x), or x itself."""
+        """Return the values that propagate, by head: h(x), or x itself."""
         if self.value is None:
             return self._by_head(x)
         # W_V holds its heads one after the other, so that all of them are one product.
@@ -243,13 +264,16 @@ class DiffusionConv(GraphLayer):
         return state.squeeze(1) if state.size(1) == 1 else state.mean(1)
 
     def output(self, out: Tensor, x: Tensor) -> Tensor:
-        """Finish the new state ``out`` [N, C] of the input ``x``: add the bias. Subclasses extend it."""
+        """Return the output of the layer from the new state ``out`` [N, C] and the input ``x``: add the bias.
+
+        Subclasses extend this method, to mix heads or to add a residual.
+        """
         return out if self.bias is None else out + self.bias
 
     # A chain of questions and no table: each has a sentence of its own, with names in it.
     @property
     def why_uncertified(self) -> str | None:
-        """The reason why no theorem covers this layer at any state, or ``None`` where the state decides."""
+        """The reason why no theorem covers this layer at any state; ``None`` if this depends on the state."""
         name = type(self).__name__
         diffusivity = self.diffusivity
         by = type(self.update).__name__
@@ -281,7 +305,15 @@ class DiffusionConv(GraphLayer):
         *,
         source: Tensor | None = None,
     ) -> Certificate:
-        """Certify one step, with any ``source``, by Theorem 7 (of a penalty) or 1 (of any other symmetric coupling)."""
+        """Certify one step, with any ``source``, by Theorem 7 (of a penalty) or 1 (of any other symmetric coupling).
+
+        Args:
+            x: States of the nodes. ``None`` decides whether the layer can have a certificate at all.
+            edge_index: Observed edges, as in a call.
+            edge_weight: Weights of the edges, as in a call.
+            batch: Number of the graph of every node, as in a call.
+            source: Accepted, since the theorems hold for any source.
+        """
         update = self.update
         diffusivity = self.diffusivity
         # A certificate speaks of the τ of this moment, also where τ is learned.

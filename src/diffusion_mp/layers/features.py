@@ -50,7 +50,7 @@ def check_input(
 
 
 class FeatureLinear(Linear):
-    """PyG's ``Linear`` that also takes sparse features; ``in_channels=-1`` takes them from the first call."""
+    """PyG's ``Linear``, which also takes sparse features; with ``in_channels=-1`` the first call sets their number."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> FeatureLinear:
         # That of PyG 2.6 makes a Linear, and modules that torch parametrizes cannot be copied through pickle.
@@ -95,32 +95,37 @@ class FeatureLinear(Linear):
 
 
 def channels_at_first(module: nn.Module, x: object) -> int:
-    """Return the input channels of a module built with -1: those of loaded weights, or else of ``x``; -1 if unknown."""
+    """Return the input channels of a module built with -1: of loaded weights, or else of ``x``; -1 if unknown."""
     for part in module.modules():
         if isinstance(part, FeatureLinear):
             if not is_lazy(part.weight):
                 return part.in_channels
             # Only the first one reads x itself.
             break
-    # What is no matrix is refused by the check of x that follows.
+    # The check of x that follows refuses anything but a matrix.
     if isinstance(x, Tensor) and x.dim() == 2:
         return x.size(1)
     return -1
 
 
 class LaplacianEncoder(Resettable):
-    r"""Encode eigenvectors of the graph as positions, whatever their signs.
+    r"""Encode eigenvectors of the graph as positions that do not depend on their signs.
 
-    p_i = ρ(Σ_r [φ(v_ir, λ_r) + φ(−v_ir, λ_r)]), invariant to the signs of the eigenvectors v_r (Lim et al. 2023).
+        p_i = ρ(Σ_r [φ(v_ir, λ_r) + φ(−v_ir, λ_r)])
 
-    φ and ρ are two linear layers with a SiLU between; with a ReLU φ(v) + φ(−v) would be flat around v = 0. (GraphGPS
-    (Rampášek et al. 2022) sums φ(v_ir, λ_r) and trains on random signs.)
+    for eigenvectors v_r and eigenvalues λ_r (Lim et al. 2023). φ and ρ are two linear layers with a SiLU between them;
+    with a ReLU, φ(v) + φ(−v) would be flat around v = 0. (GraphGPS (Rampášek et al. 2022) sums φ(v_ir, λ_r) and trains
+    on random signs.)
 
     Args:
-        out_channels, hidden_channels: of the encoding, and between φ and ρ (``2 * out_channels`` by default).
+        out_channels: Number of channels C of the encoding.
+        hidden_channels: Number of channels between φ and ρ; ``2 * out_channels`` by default.
 
     Shapes:
-        eigenvectors, eigenvalues (0 by default), mask of valid entries: [N, k], as :class:`AddLaplacianPE` stores them.
+        eigenvectors: [N, R], R eigenvectors, as :class:`AddLaplacianPE` stores them.
+        eigenvalues: [N, R]; 0 by default.
+        mask: [N, R], true at valid entries; all entries are valid by default.
+        output: [N, C].
 
     Examples:
         >>> LaplacianEncoder(8)(torch.rand(6, 2), torch.rand(6, 2)).shape

@@ -1,7 +1,11 @@
 """Classical GNN layers as one step of a diffusion; each chooses a diffusivity and an update.
 
-Values and gradients equal those of the layers of the same name in ``torch_geometric.nn``. All are the *residual* form
-x′ = (1 − τ) x + τ S v, not the conservative Eq. (6), from which the paper derives some of them (docs/errata.md, D4).
+Values and gradients equal those of the layers of the same name in ``torch_geometric.nn``. All layers are the *residual*
+form
+
+    x′ = (1 − τ) x + τ S v
+
+and not the conservative Eq. (6), from which the paper derives some of them (docs/errata.md, D4).
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ from diffusion_mp.updates import ExplicitEuler, StateUpdate, teleport, teleport_
 def _gcn_adjacency(
     self_loops: SelfLoops | None = None, normalize: bool = True
 ) -> AdjacencyDiffusivity:
-    """Â = D^-½ (A + I) D^-½ with the degrees of PyG; A without ``normalize``."""
+    """Return Â = D^-½ (A + I) D^-½ with the degrees of PyG; without ``normalize``, A."""
     if not normalize:
         return AdjacencyDiffusivity("sum", self_loops=self_loops or "keep")
     # PyG's direction: degrees of the receiving ends, also where edges go one way.
@@ -49,15 +53,23 @@ def _gcn_adjacency(
 
 
 def _full_step() -> ExplicitEuler:
-    """x′ = S v: with τ = 1 nothing is left of the state itself."""
+    """Return the step x′ = S v: with τ = 1 nothing of the state itself is kept."""
     return ExplicitEuler(1.0, "residual")
 
 
 class MLPConv(DiffusionConv):
-    """A linear map of every node by itself, x′ = W x + b: edges are accepted and not read.
+    """A linear map of every node by itself, x′ = W x + b. Edges are accepted and not read.
 
     Args:
-        in_channels, out_channels, bias: as in :class:`DiffusionConv`.
+        in_channels: Number of channels of x; -1 takes it from the first call.
+        out_channels: Number of channels of the output.
+        bias: Add a bias b.
+
+    Shapes:
+        x: [N, in_channels].
+        edge_index: Accepted and not read.
+        batch: [N], sorted.
+        output: [N, out_channels].
 
     Examples:
         >>> MLPConv(4, 8)(x).shape
@@ -83,10 +95,10 @@ class MLPConv(DiffusionConv):
         source: Tensor | None,
         previous: Tensor | None,
     ) -> Tensor:
-        # Whether a source counts or is refused the update says.
+        # The update decides whether a source counts or is refused.
         if source is not None:
             return super()._evolve(x, values, coupling, source, previous)
-        # The product with the identity would copy W x, which nobody else holds: a sixth of the time of a wide layer.
+        # The product with the identity would only copy W x, in a sixth of the time of a wide layer.
         return values.squeeze(1)
 
 
@@ -94,10 +106,20 @@ class GCNConv(DiffusionConv):
     r"""GCN's layer: x′ = Â W x + b, Â = D^-½ (A + I) D^-½ normalised (Kipf & Welling 2017; Example 1 with τ = 1).
 
     Args:
-        in_channels, out_channels, bias: as in :class:`DiffusionConv`.
-        normalize: divide by degrees; with ``False`` Â is A.
-        self_loops: see ``Graph.with_self_loops``; ``"remaining"`` by default, ``"keep"`` without ``normalize``. Of
-            parallel weighted ones PyG takes one, and here their mean counts.
+        in_channels: Number of channels of x; -1 takes it from the first call.
+        out_channels: Number of channels of the output.
+        normalize: Divide by degrees. With ``False`` Â is A.
+        self_loops: Self-loops of Â, ``"keep"``, ``"add"``, ``"remaining"`` or ``"remove"``; see
+            ``Graph.with_self_loops``. ``None`` is ``"remaining"``, as in PyG, or ``"keep"`` without ``normalize``. Of
+            parallel weighted self-loops PyG takes one; here their mean counts.
+        bias: Add a bias b.
+
+    Shapes:
+        x: [N, in_channels].
+        edge_index: [2, E], a sparse CSR tensor or a ``Graph``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        output: [N, out_channels].
 
     Examples:
         >>> GCNConv(4, 8)(x, edge_index).shape
@@ -124,7 +146,19 @@ class SGConv(DiffusionConv):
     r"""SGC's layer: several hops, then one linear map, x′ = Â^K W x + b (Wu et al. 2019).
 
     Args:
-        in_channels, out_channels, K, self_loops, bias: as in :class:`GCNConv`, with K steps.
+        in_channels: Number of channels of x; -1 takes it from the first call.
+        out_channels: Number of channels of the output.
+        K: Number of hops.
+        self_loops: Self-loops of Â, ``"keep"``, ``"add"``, ``"remaining"`` or ``"remove"``; see
+            ``Graph.with_self_loops``. ``None`` is ``"remaining"``, as in PyG.
+        bias: Add a bias b.
+
+    Shapes:
+        x: [N, in_channels].
+        edge_index: [2, E], a sparse CSR tensor or a ``Graph``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        output: [N, out_channels].
 
     Examples:
         >>> SGConv(4, 8, K=2)(x, edge_index).shape
@@ -157,8 +191,18 @@ class GINConv(DiffusionConv):
     r"""GIN's layer: x′_i = MLP((1 + ε) x_i + Σ_{j ∈ N(i)} x_j) (Xu et al. 2019); the coupling is (1 + ε) I + A.
 
     Args:
-        in_channels, mlp: channels of x (-1: those of the first call), and the module that is applied to the sum.
-        eps, train_eps: initial ε; whether it is learned.
+        in_channels: Number of channels of x; -1 takes it from the first call.
+        mlp: Module that is applied to the sum.
+        eps: Initial ε.
+        train_eps: Learn ε.
+
+    Shapes:
+        x: [N, in_channels]; or the pair ([N_src, in_channels], [N_dst, in_channels]) with edges from the first to the
+            second.
+        edge_index: [2, E], a sparse CSR tensor or a ``Graph``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        output: [N, out_channels], with the channels of the output of ``mlp``; [N_dst, …] for a pair.
 
     Examples:
         >>> GINConv(4, torch.nn.Linear(4, 8))(x, edge_index).shape
@@ -230,18 +274,38 @@ class GINConv(DiffusionConv):
 class GATConv(DiffusionConv):
     r"""GAT's layer: learned attention α to neighbours, x′_i = Σ_j α_ij W x_j + b (Veličković et al. 2018).
 
-    The third argument of a call is ``edge_weight``, a prior to which α_ij is proportional. In PyG it is the edge
-    features, which here are passed by name, ``edge_attr=``.
+    The third argument of a call is ``edge_weight``, a prior to which α_ij is proportional. In PyG the third argument is
+    the features of edges, which here are passed by name, ``edge_attr=``.
 
     Args:
-        in_channels, out_channels, heads, concat: as in :class:`DiffusionConv`.
-        negative_slope: see :class:`GATDiffusivity`.
-        dropout, value_dropout: rates on the entries α, as in PyG, and on the values W x.
-        residual: add W_R x.
+        in_channels: Number of channels of x; -1 takes it from the first call.
+        out_channels: Number of channels of each head.
+        heads: Number of heads H.
+        concat: Concatenate the heads to [N, H · out_channels], as in PyG, instead of averaging them.
+        negative_slope: Negative slope of the LeakyReLU in the attention.
+        dropout: Dropout rate on the entries α, as in PyG.
+        residual: Add W_R x.
+        value_dropout: Dropout rate on the values W x.
 
     Options:
-        self_loops, edge_dim: see :class:`GATDiffusivity`.
-        transform, bias, value_bias, keep, steps: as in :class:`DiffusionConv`.
+        self_loops (str): Self-loops, ``"keep"``, ``"add"``, ``"remaining"`` (default, as in PyG) or ``"remove"``; see
+            ``Graph.with_self_loops``.
+        edge_dim (int or None): Number of channels of ``edge_attr``, which the attention reads. ``None`` (default): no
+            features of edges.
+        transform (bool): Apply W; ``True`` by default.
+        bias (bool): Add a bias b; ``True`` by default.
+        value_bias (bool): Add a bias to the values W x; ``False`` by default.
+        keep (str): The state from which the update starts, ``"values"`` (default) or ``"state"``.
+        steps (int): Number of updates with the same coupling; 1 by default.
+
+    Shapes:
+        x: [N, in_channels]; or the pair ([N_src, in_channels], [N_dst, in_channels]) with edges from the first to the
+            second, for ``self_loops="keep"``.
+        edge_index: [2, E], a sparse CSR tensor or a ``Graph``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        edge_attr: [E, edge_dim].
+        output: [N, H · out_channels], or [N, out_channels] with ``concat=False``; [N_dst, …] for a pair.
 
     Examples:
         >>> GATConv(4, 8, heads=2)(x, edge_index).shape  # the heads are concatenated
@@ -302,8 +366,18 @@ class GATConv(DiffusionConv):
         batch: Tensor | None = None,
         **inputs: Any,
     ) -> Any:
-        """As in :class:`DiffusionConv`; with ``edge_dim``, ``edge_weight`` without ``edge_attr`` is refused."""
-        # A weight alone would be read as a prior here, and as features in code that was written for PyG.
+        """Return the next state; with ``return_coupling`` also the coupling, the attention α.
+
+        Args:
+            x: States of the nodes, or a pair of states of senders and receivers.
+            edge_index: Observed edges, or a ``Graph``.
+            edge_weight: Weights of the edges, the prior of α; 1 by default. A layer with ``edge_dim`` refuses
+                ``edge_weight`` without ``edge_attr``, since code written for PyG passes features of edges in this
+                place.
+            batch: Number of the graph of every node; by default all nodes belong to one graph.
+            inputs: ``edge_attr``, ``source`` and ``return_coupling``, as in :class:`DiffusionConv`.
+        """
+        # Without features, a weight is a prior here, and code written for PyG means features by it.
         unread = self.edge_dim is not None and inputs.get("edge_attr") is None
         if unread and edge_weight is not None:
             raise ValueError(
@@ -321,12 +395,28 @@ class GATConv(DiffusionConv):
 class APPNPConv(DiffusionConv):
     r"""APPNP and PPNP: x^(k+1) = (1 − α) S x^(k) + α x^(0), K times or to the limit (Klicpera et al. 2019).
 
-    The limit is α (I − (1 − α) S)⁻¹ x^(0) (:class:`Equilibrium`, which states what it requires of S).
+    The limit is
+
+        α (I − (1 − α) S)⁻¹ x^(0)
+
+    :class:`Equilibrium` states what the limit requires of S.
 
     Args:
-        channels, options: as in :class:`DiffusionConv`.
-        K, diffusivity: number of steps, or ``None`` for the limit; computes S, by default Â.
+        channels: Number of channels C of x and of the output.
+        K: Number of steps; ``None`` computes the limit.
         alpha: α, the weight of x^(0); 0 < α < 1 for the limit.
+        diffusivity: Computes S; Â, the normalised adjacency of GCN, by default.
+
+    Options:
+        dropout (float): Dropout rate on the propagated values; 0 by default.
+
+    Shapes:
+        x: [N, C].
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None`` if the diffusivity reads no edges.
+        edge_weight: [E].
+        batch: [N], sorted.
+        source: [N, C], x^(0); x by default.
+        output: [N, C].
 
     Examples:
         >>> APPNPConv(4, K=10, alpha=0.1)(x, edge_index).shape
@@ -353,7 +443,7 @@ class APPNPConv(DiffusionConv):
             channels,
             diffusivity or _gcn_adjacency(),
             update,
-            # The weights are those of the model around it; propagation has none.
+            # The model around this layer has the weights; propagation has none.
             transform=False,
             bias=False,
             steps=K or 1,
@@ -362,14 +452,26 @@ class APPNPConv(DiffusionConv):
 
 
 class GCNIIConv(DiffusionConv):
-    r"""GCNII's layer: that of a GCN with an initial residual and an identity map, for deep networks.
+    r"""GCNII's layer: a GCN layer with an initial residual and an identity map, for deep networks (Chen et al. 2020).
 
-    x′ = ((1 − α) Â x + α x^(0)) ((1 − β_l) I + β_l W), β_l = log(θ/l + 1) (Chen et al. 2020).
+        x′ = ((1 − α) Â x + α x^(0)) ((1 − β_l) I + β_l W),   β_l = log(θ/l + 1)
 
     Args:
-        channels, alpha: channels of x and of x^(0), which is passed as ``source``; α.
-        theta, layer: θ and l; without them β_l = 1.
-        normalize, self_loops: as in :class:`GCNConv`.
+        channels: Number of channels C of x and of x^(0), which is passed as ``source``.
+        alpha: α, the weight of x^(0).
+        theta: θ. Without ``theta`` and ``layer`` β_l = 1, as in PyG.
+        layer: The depth l of the layer; β_l falls with the depth.
+        normalize: Divide by degrees. With ``False`` Â is A.
+        self_loops: Self-loops of Â, ``"keep"``, ``"add"``, ``"remaining"`` or ``"remove"``; see
+            ``Graph.with_self_loops``. ``None`` is ``"remaining"``, as in PyG, or ``"keep"`` without ``normalize``.
+
+    Shapes:
+        x: [N, C].
+        edge_index: [2, E], a sparse CSR tensor or a ``Graph``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        source: [N, C], x^(0); x by default.
+        output: [N, C].
 
     Examples:
         >>> GCNIIConv(4, alpha=0.1, theta=0.5, layer=1)(x, edge_index, source=x).shape
@@ -397,8 +499,8 @@ class GCNIIConv(DiffusionConv):
             raise ValueError(
                 f"theta and layer go together (β = log(θ/layer + 1)); got theta={theta}, layer={layer}."
             )
-        # β: without θ the map is W alone, as in PyG.
-        # A number and no parameter: it falls with the depth l of the layer.
+        # β = 1 without θ: the map is then W, as in PyG.
+        # A number, not a parameter: it falls with the depth l of the layer.
         self.mapping = 1.0
         if theta is not None and layer is not None:
             self.mapping = math.log(theta / layer + 1)

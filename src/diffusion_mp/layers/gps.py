@@ -1,4 +1,4 @@
-"""Layers on states of nodes and edges: ``GatedGCNConv``, and ``GPSBlock`` with attention beside it."""
+"""Layers on states of nodes and edges: ``GatedGCNConv``, and ``GPSBlock``, which adds an attention."""
 
 from __future__ import annotations
 
@@ -22,9 +22,18 @@ from diffusion_mp.runtime.precision import widened
 class EdgeLayer(GraphLayer, ABC):
     """Base of layers on states of nodes and, optionally, of edges; a subclass implements :meth:`step`.
 
+    Args:
+        channels: Number of channels C of nodes and edges.
+        dropout: Dropout rate on changes of the state.
+
     Shapes:
-        x: [N, channels]; edges and batch as in :class:`DiffusionConv`; edge_attr: [E, channels], or ``None``.
-        Output: x′ [N, channels], or (x′, e′) if ``edge_attr`` is given, and the coupling with ``return_coupling``.
+        x: [N, C].
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        edge_attr: [E, C], or ``None``.
+        output: x′ [N, C], or (x′, e′) with e′ [E, C] if ``edge_attr`` is given; with ``return_coupling`` also the
+            coupling.
     """
 
     def __init__(self, channels: Count, dropout: Probability) -> None:
@@ -50,11 +59,20 @@ class EdgeLayer(GraphLayer, ABC):
         return_coupling: bool = False,
         **others: Any,
     ) -> Any:
-        """Return the next state; with ``edge_attr`` also that of the edges, with ``return_coupling`` the coupling."""
+        """Return the next states of the nodes and, with ``edge_attr``, of the edges; and on request the coupling.
+
+        Args:
+            x: States of the nodes.
+            edge_index: Observed edges, or a ``Graph``.
+            edge_weight: Weights of the edges; 1 by default.
+            batch: Number of the graph of every node; by default all nodes belong to one graph.
+            edge_attr: States of the edges.
+            return_coupling: Return the coupling too.
+        """
         graph = self.inputs_to_graph(
             x, edge_index, edge_weight, batch, return_coupling, others, edge_attr
         )
-        # Edge states are moved as those of nodes are, so they are as wide.
+        # States of edges move as states of nodes do, so they have as many channels.
         if edge_attr is not None:
             checks.check_edge_rows(
                 edge_attr, graph.num_edges, channels=self.in_channels, module=self
@@ -62,7 +80,7 @@ class EdgeLayer(GraphLayer, ABC):
         out, edges, coupling = self.step(x, graph, edge_attr)
         if edge_attr is None and not return_coupling:
             return out
-        # States of edges are returned where they were passed, so that one loop runs blocks with and without.
+        # States of edges are returned if they were passed, so that one loop runs blocks with and without them.
         results: list[Any] = [out]
         if edge_attr is not None:
             results.append(edges)
@@ -74,18 +92,28 @@ class EdgeLayer(GraphLayer, ABC):
 class GatedGCNConv(EdgeLayer):
     r"""Residual gated graph convolution with edge features (Bresson & Laurent 2017; Dwivedi et al. 2023, Section 3).
 
-    h′_i = h_i + ReLU(BN(A h_i + Σ_j η_ij ∘ B h_j)),  η_ij = a_ij σ(ê_ij) / (Σ_l a_il σ(ê_il) + ε),
-    ê_ij = C e_ij + D h_i + E h_j,  e′_ij = e_ij + ReLU(BN(ê_ij)),
+        h′_i = h_i + ReLU(BN(A h_i + Σ_j η_ij ∘ B h_j))
+        η_ij = a_ij σ(ê_ij) / (Σ_l a_il σ(ê_il) + ε)
+        ê_ij = C e_ij + D h_i + E h_j,   e′_ij = e_ij + ReLU(BN(ê_ij))
 
-    where j runs over the senders of i and all linear maps have a bias. The gates are a coupling with one head per
-    channel; the weight a_ij is the multiplicity of its edge. Without ``edge_attr`` C e_ij is 0.
+    j runs over the senders of i, and all linear maps have a bias. The gates are a coupling with one head per channel.
+    The weight a_ij is the multiplicity of its edge. Without ``edge_attr`` C e_ij is 0.
 
     Args:
-        channels: channels of nodes and edges, of input and output.
-        norm, eps: BN, ``"batch"``, ``"layer"`` or ``None``; ε.
-        residual, dropout: add h_i and e_ij; rate on the terms that are added to them.
+        channels: Number of channels C of nodes and edges, of input and output.
+        norm: BN: ``"batch"``, ``"layer"`` or ``None``.
+        residual: Add h_i and e_ij.
+        dropout: Dropout rate on the terms that are added to h_i and e_ij.
+        eps: ε, which keeps a node whose gates are all closed from a division by zero.
 
-    Shapes: as in :class:`EdgeLayer`; ``edge_index`` is required.
+    Shapes:
+        x: [N, C].
+        edge_index: [2, E], a sparse CSR tensor or a ``Graph``; required.
+        edge_weight: [E].
+        batch: [N], sorted.
+        edge_attr: [E, C], or ``None``.
+        output: h′ [N, C], or (h′, e′) with e′ [E, C] if ``edge_attr`` is given; with ``return_coupling`` also the
+            gates.
 
     Examples:
         >>> nodes, edges = GatedGCNConv(4)(x, edge_index, edge_attr=torch.rand(12, 4))
@@ -152,19 +180,29 @@ class GatedGCNConv(EdgeLayer):
 class GPSBlock(EdgeLayer):
     r"""One layer of GraphGPS (Rampášek et al. 2022, Eqs. 3–8), the frame of SFi-Former.
 
-    x_M = Norm(local(x, e, A)),  x_T = Norm(x + Dropout(attention(x, A))),  z = x_M + x_T,
-    x′ = Norm(z + FFN(z)),  FFN(z) = Dropout(W₂ Dropout(ReLU(W₁ z))) with twice the channels between.
+        x_M = Norm(local(x, e, A)),   x_T = Norm(x + Dropout(attention(x, A))),   z = x_M + x_T
+        x′ = Norm(z + FFN(z)),   FFN(z) = Dropout(W₂ Dropout(ReLU(W₁ z)))
 
-    Without observed edges, or without ``local``, z = x_T; without ``attention`` z = x_M. A call returns the coupling of
-    the attention, or without attention that of ``local``.
+    The FFN has 2C hidden channels. Without observed edges, or without ``local``, z = x_T; without ``attention``, z =
+    x_M. With ``return_coupling`` a call returns the coupling of the attention, or of ``local`` without attention.
 
     Args:
-        local: a :class:`GatedGCNConv`, which has its own residual and updates edge features; or any layer on
-            ``channels``, used as x_M = Norm(x + Dropout(local(x, A))).
-        attention: layer that returns the change of the state, such as ``SFiConv(..., residual=False)``.
-        norm, dropout: ``"batch"``, ``"layer"`` or ``None``; rate of all dropouts above (the layers have their own).
+        channels: Number of channels C of nodes and edges.
+        local: A :class:`GatedGCNConv`, which has its own residual and updates edge features; or any layer on
+            ``channels``, used as x_M = Norm(x + Dropout(local(x, A))). ``None``: no message passing.
+        attention: Layer that returns the change of the state, such as ``SFiConv(..., residual=False)``. ``None``: no
+            attention.
+        norm: ``"batch"``, ``"layer"`` or ``None``.
+        dropout: Rate of all dropouts above. ``local`` and ``attention`` have their own.
 
-    Shapes: as in :class:`EdgeLayer`; ``edge_index`` may be ``None`` if there is ``attention``.
+    Shapes:
+        x: [N, C].
+        edge_index: [2, E], a sparse CSR tensor or a ``Graph``; may be ``None`` if there is ``attention``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        edge_attr: [E, C], or ``None``.
+        output: x′ [N, C], or (x′, e′) with e′ [E, C] if ``edge_attr`` is given; with ``return_coupling`` also the
+            coupling.
 
     Examples:
         >>> block = GPSBlock(4, local=GatedGCNConv(4), attention=SFiConv(4, 4, heads=2))
@@ -186,7 +224,7 @@ class GPSBlock(EdgeLayer):
         if local is None and attention is None:
             raise ValueError("GPSBlock needs local or attention, or both; got neither.")
         for name, layer in (("local", local), ("attention", attention)):
-            # A layer of one's own may not say its channels, and then is not checked.
+            # A layer of the user that does not declare its channels is not checked.
             read = getattr(layer, "in_channels", channels)
             written = getattr(layer, "out_channels", channels)
             if (read, written) != (channels, channels):
@@ -216,7 +254,7 @@ class GPSBlock(EdgeLayer):
         if self.local is not None and (
             graph.edge_index is not None or self.attention is None
         ):
-            # It alone moves the states of edges, and it has a residual of its own, which others get here.
+            # Only GatedGCNConv moves the states of edges. It has its own residual; other layers get one here.
             if isinstance(self.local, GatedGCNConv):
                 moved, *carried, coupling = self.local(
                     x, graph, edge_attr=edge_attr, return_coupling=True

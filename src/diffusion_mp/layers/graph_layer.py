@@ -16,11 +16,11 @@ from diffusion_mp.modules import Resettable
 
 
 class GraphLayer(KnowsPyGNames, Resettable):
-    """Base of layers and models, which are called as ``module(x, edge_index, edge_weight, batch, …)``."""
+    """Base of layers and models. They are called as ``module(x, edge_index, edge_weight, batch, …)``."""
 
     in_channels: int
     check_features: Callable[..., None] = staticmethod(checks.check_state)
-    """The check of x; a model sets `check_input`, for a sparse x, in a first layer in which W_V alone reads x."""
+    """The check of x. A model sets `check_input`, which admits a sparse x, in a first layer where only W_V reads x."""
 
     def inputs_to_graph(
         self,
@@ -32,8 +32,8 @@ class GraphLayer(KnowsPyGNames, Resettable):
         others: Mapping[str, Any] = {},
         edge_attr: Tensor | None = None,
     ) -> Graph:
-        """Check the inputs that all take, refuse ``others``, and return the graph."""
-        # What x may be depends on the channels, which the first call decides, so they come before the check of x.
+        """Check the inputs that all layers take, refuse ``others``, and return the graph."""
+        # The check of x needs the channels, which the first call decides.
         if others:
             refuse_inputs(self, others)
         if edge_attr is not None:

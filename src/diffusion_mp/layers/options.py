@@ -1,4 +1,4 @@
-"""Options that constructors take as ``**options`` and hand on, with the type of each, and the split between parts."""
+"""Options that constructors take as ``**options`` and hand on, with their types; and the split between parts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from diffusion_mp.checks import Count, CountOrZero, NonnegativeNumber, PositiveN
 from diffusion_mp.diffusivities.all_pair import Normalization, Projection
 from diffusion_mp.graph.graph import SelfLoops
 
-# A name here has no default: that of the class which reads it holds, unless the class that hands it on has another.
+# An option has no default here: the class that reads it has one, unless the class that hands it on has another.
 
 
 # ``None`` stands for the layer's choice, which depends on the channels.
 class ConvOptions(TypedDict, total=False):
-    """Of `DiffusionConv`."""
+    """Options of `DiffusionConv`."""
 
     concat: bool
     transform: bool | None
@@ -28,14 +28,14 @@ class ConvOptions(TypedDict, total=False):
 
 
 class QueryKeyOptions(TypedDict, total=False):
-    """Of `QueryKeyDiffusivity`."""
+    """Options of `QueryKeyDiffusivity`."""
 
     projection: Projection
     normalize: Normalization
 
 
 class AdjacencyOptions(TypedDict, total=False):
-    """Of `AdjacencyDiffusivity`."""
+    """Options of `AdjacencyDiffusivity`."""
 
     self_loops: SelfLoops
     direction: Literal["directed", "undirected", "pyg"]
@@ -44,33 +44,33 @@ class AdjacencyOptions(TypedDict, total=False):
 
 # Not the step size, which every layer has by name.
 class StepOptions(TypedDict, total=False):
-    """Of `ExplicitEuler`."""
+    """Options of `ExplicitEuler`."""
 
     beta: float
     leak: NonnegativeNumber
 
 
 class DIFFormerParts(ConvOptions, QueryKeyOptions, AdjacencyOptions, total=False):
-    """Of `DIFFormerConv` in a model, which has a dropout and a source of its own."""
+    """Options of `DIFFormerConv` in a model, which has its own dropout and its own source."""
 
     qkv_bias: bool
 
 
 class DIFFormerOptions(DIFFormerParts, StepOptions, total=False):
-    """Of `DIFFormerConv`."""
+    """Options of `DIFFormerConv`."""
 
     dropout: float
 
 
 class MixOptions(TypedDict, total=False):
-    """Of `MultiHeadConv`."""
+    """Options of `MultiHeadConv`."""
 
     bias: bool
     dropout: float
 
 
 class RelationalOptions(TypedDict, total=False):
-    """Of `RelationalBias`."""
+    """Options of `RelationalBias`."""
 
     hops: Count
     powers: Literal["walks", "reach"]
@@ -78,7 +78,7 @@ class RelationalOptions(TypedDict, total=False):
 
 
 class NodeFormerParts(RelationalOptions, QueryKeyOptions, total=False):
-    """Of `NodeFormerConv` in a model: beside those of its parts, of `KernelizedSoftmaxDiffusivity`."""
+    """Options of `NodeFormerConv` in a model: the options of its parts and of `KernelizedSoftmaxDiffusivity`."""
 
     num_features: Count
     tau: float
@@ -90,27 +90,27 @@ class NodeFormerParts(RelationalOptions, QueryKeyOptions, total=False):
 
 
 class NodeFormerOptions(NodeFormerParts, MixOptions, total=False):
-    """Of `NodeFormerConv`."""
+    """Options of `NodeFormerConv`."""
 
     edge_regularization: float
 
 
 class ResidualOptions(MixOptions, total=False):
-    """Of `MultiHeadConv`, where the layer adds the state itself."""
+    """Options of `MultiHeadConv` in a layer that adds the state itself."""
 
     residual: bool
 
 
 # Without degrees and direction: Ã of the paper has one form.
 class EnhancedOptions(TypedDict, total=False):
-    """Of `AdjacencyEnhancedDiffusivity`."""
+    """Options of `AdjacencyEnhancedDiffusivity`."""
 
     gamma: float
     self_loops: SelfLoops
 
 
 class SFiOptions(ResidualOptions, EnhancedOptions, QueryKeyOptions, total=False):
-    """Of `SFiConv`: beside those of its parts, of `SparseFlowDiffusivity`."""
+    """Options of `SFiConv`: the options of its parts and of `SparseFlowDiffusivity`."""
 
     lam: float
     lam_scale: Literal["own", "batch_max"]
@@ -120,14 +120,14 @@ class SFiOptions(ResidualOptions, EnhancedOptions, QueryKeyOptions, total=False)
 
 # The dropout of PyG's `GATConv` is one of the entries, and stands in its signature.
 class EdgeAttentionOptions(TypedDict, total=False):
-    """Of `GATDiffusivity`."""
+    """Options of `GATDiffusivity`."""
 
     self_loops: SelfLoops
     edge_dim: int | None
 
 
 class GATOptions(EdgeAttentionOptions, total=False):
-    """Of `GATConv`: beside those of the attention, of `DiffusionConv`."""
+    """Options of `GATConv`: the options of its attention and of `DiffusionConv`."""
 
     transform: bool
     bias: bool
@@ -137,25 +137,25 @@ class GATOptions(EdgeAttentionOptions, total=False):
 
 
 class BlockOptions(TypedDict, total=False):
-    """Of `CertifiedBlock`."""
+    """Options of `CertifiedBlock`."""
 
     radius: float
     beta: PositiveNumber
 
 
 class PairOptions(TypedDict, total=False):
-    """Of `Pairs`."""
+    """Options of `Pairs`."""
 
     projection: Literal["tied"] | None
 
 
 class CertifiedConvOptions(BlockOptions, PairOptions, total=False):
-    """Of `CertifiedConv`."""
+    """Options of `CertifiedConv`."""
 
 
 def split(options: Mapping[str, Any], *kinds: Any) -> list[dict[str, Any]]:
-    """Return the options of every kind, each in a dict, and in a last one those that are left."""
-    # A copy: the options of a layer are also those of the next one.
+    """Return the options of every kind, each in a dict, and the remaining options in a last dict."""
+    # A copy, since the next layer gets the same options.
     left = dict(options)
     parts = []
     for kind in kinds:

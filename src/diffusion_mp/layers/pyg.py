@@ -1,4 +1,4 @@
-"""Interoperation with PyG: its names of options and inputs, its weights, and its pairs of states."""
+"""Interoperation with PyG: PyG's names of options and inputs, its weights, and its pairs of states."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def new_name(name: str, rules: Iterable[Rule]) -> str:
 
 
 class KnowsPyGNames:
-    """Mixin whose subclasses take the options of PyG's classes, or refuse them with the way out."""
+    """Mixin whose subclasses take the options of PyG's classes, or refuse them and say what to use instead."""
 
     pyg_weights: ClassVar[Sequence[Rule]] = ()
     """Rules from PyG's names of parameters to the names here."""
@@ -104,7 +104,7 @@ class KnowsPyGNames:
     def convert_from_pyg(
         self, state: Mapping[str, Tensor], prefix: str
     ) -> dict[str, Tensor]:
-        """Rename the parameters of PyG's layer, of path ``prefix``; raise where two that differ would get one name."""
+        """Rename the parameters of PyG's layer at ``prefix``; raise if two different tensors would get one name."""
         renamed: dict[str, Tensor] = {}
         for key, value in state.items():
             name = new_name(key, self.pyg_weights)
@@ -123,7 +123,7 @@ class KnowsPyGNames:
 
 
 def _translated(init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that takes PyG's names, and says of those that it does not know what there is instead."""
+    """Return a constructor that takes PyG's names, and whose errors say what to use in place of an unknown one."""
     parameters = signature(init).parameters
 
     @wraps(init)
@@ -146,7 +146,7 @@ def _translated(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _ours(options: Mapping[str, Any], parameters: Container[str]) -> dict[str, Any]:
-    """The options by their names here, without those in `AS_ALWAYS`; the ``parameters`` of a subclass as they are."""
+    """Return the options by their names here, without those in `AS_ALWAYS`; names in ``parameters`` stay."""
     # A subclass may have an option of its own with a name of PyG's.
     ours = {
         name: value
@@ -178,7 +178,7 @@ def _taken(function: Callable[..., Any]) -> str:
 def refuse_inputs(module: nn.Module, inputs: Mapping[str, Any]) -> None:
     """Raise for inputs that a call does not take; inputs of PyG's classes may be ``None``."""
     for name, value in inputs.items():
-        # Code written for PyG passes None for what it has not.
+        # Code written for PyG passes None for inputs that it does not have.
         if name in INPUTS and value is None:
             continue
         # The class can read features of edges, and this object was built without.
@@ -205,10 +205,12 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
     (``GIN`` without norm, and with a jk or equal numbers of hidden and output channels). Other names are kept.
 
     Args:
-        module, state: module of this library, built with the same options as PyG's; state dict of PyG's module.
+        module: Module of this library, built with the same options as PyG's module.
+        state: State dict of PyG's module.
 
     Raises:
-        ValueError: weights for which the layer has no parameter, such as two matrices for the two ends of an edge.
+        ValueError: The state has weights for which the layer has no parameter, such as two matrices for the two ends of
+            an edge.
 
     Examples:
         >>> from torch_geometric import nn as pyg
@@ -218,7 +220,7 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
     """
     check_kind(module, "module", nn.Module, "a module with layers of this library")
     check_state_dict(state, "state")
-    # Layer by layer, since a name in a module of the user's is no layer's to change.
+    # Layer by layer, since names in a module of the user must stay.
     converted = dict(state)
     for path, layer in module.named_modules():
         if not isinstance(layer, KnowsPyGNames):
@@ -239,8 +241,9 @@ def between(
     edge_weight: Any,
     **inputs: Any,
 ) -> Any:
-    """Call ``forward`` of a layer on the pair x = (x_src, x_dst), edges from the first to the second; return the
-    rows of x_dst.
+    """Call ``forward`` of a layer on the pair x = (x_src, x_dst), and return the rows of x_dst.
+
+    Edges lead from the first to the second.
     """
     kind = type(layer).__name__
     if len(x) != 2:
@@ -285,7 +288,10 @@ def between(
 
 
 def _couples_edges_alone(diffusivity: Diffusivity) -> bool:
-    """Whether entries are of given edges and divided by degrees of receivers at most, as between two kinds of nodes."""
+    """Return whether the coupling has entries at observed edges alone, divided by degrees of receivers at most.
+
+    Only such a coupling makes sense between nodes of two kinds.
+    """
     # These add no edges and divide by no degrees.
     harmless = (IdentityDiffusivity, SumDiffusivity, ScaledDiffusivity)
     for part in diffusivity.modules():

@@ -1,4 +1,4 @@
-"""Sequences: ``PDEDiffusion1d``, and a Transformer block with sites where it may be placed."""
+"""Sequences: ``PDEDiffusion1d``, and a Transformer block with sites at which it may be placed."""
 
 from __future__ import annotations
 
@@ -28,19 +28,32 @@ from diffusion_mp.updates import ExplicitEuler, StateUpdate
 class PDEDiffusion1d(Resettable):
     r"""Diffusion along a sequence, x + Σ_k α_k Δ_{h_k} x channel by channel, in any model (Zhang & Zhou, Eq. 2, § 3.2).
 
-    (Δ_h x)_i = x_{i−h} − 2x_i + x_{i+h}. The tokens of a row form one sequence, wherever its padding stands, and padded
-    positions are unchanged.
+        (Δ_h x)_i = x_{i−h} − 2x_i + x_{i+h}
+
+    The tokens of a row form one sequence, wherever its padding stands. Padded positions are unchanged.
 
     Args:
-        channels, heads: C, and H, which cuts the channels for ``per="head"``.
-        per: one set of α for the ``"layer"``, for every ``"head"``, or for every ``"channel"``.
-        update: moves the state; ``ExplicitEuler(1.0)`` by default, which is the equation above.
-        norm: LayerNorm after the step (Eq. 16), without which alone the guarantees hold (docs/errata.md, P5).
-        options: options of :class:`NeumannDiffusivity` (``strides``, ``boundary``, ``alpha``, ``budget``).
+        channels: Number of channels C.
+        heads: Number of heads H, which cuts the channels for ``per="head"``.
+        per: Share of one set of α: the whole ``"layer"``, every ``"head"``, or every ``"channel"``.
+        update: Moves the state. ``None`` is ``ExplicitEuler(1.0)``, the equation above.
+        norm: LayerNorm after the step (Eq. 16). By default there is none, since the guarantees hold without it only
+            (docs/errata.md, P5).
+
+    Options:
+        strides (tuple of int): Strides h_k ≥ 1; (1,) by default.
+        boundary (str): Neighbours beyond the ends of a sequence: ``"symmetric"`` (default, for which all guarantees
+            hold), ``"replicate"``, ``"drop"``, ``"periodic"`` or ``"causal"``; see `NeumannCoupling`.
+        alpha (float): Initial Σ_k α_k, divided equally between the strides; 0.1 by default.
+        budget (float or None): Upper limit of Σ_k α_k throughout training; 0.5 by default, as in the paper; the
+            spectrum of the explicit step then lies in [−1, 1]. ``None`` is no limit, for updates that are stable at any
+            α.
 
     Shapes:
-        - x: [B, L, C] with mask [B, L] (True: a token), or [N, C] with batch [N], the sorted sequence index of rows.
-        - output: that of x; the coupling is over B·L rows, sequence by sequence, with tokens before padding.
+        x: [B, L, C], or rows [N, C] with ``batch``.
+        mask: [B, L], true at tokens; for sequences only.
+        batch: [N], the sorted number of the sequence of every row; for rows only.
+        output: The shape of x. The coupling is over B · L rows, sequence by sequence, with tokens before padding.
 
     Examples:
         >>> PDEDiffusion1d(4, strides=(1, 2))(torch.rand(3, 10, 4)).shape  # [sequences, positions, channels]
@@ -74,7 +87,7 @@ class PDEDiffusion1d(Resettable):
     # A shortcut for reports: what was learned along the sequence are these few numbers.
     @property
     def alpha(self) -> Float[Tensor, "K sets"]:
-        """α_k of every stride and set."""
+        """α_k of every stride and set [K, sets], where K is the number of strides."""
         return self.diffusivity.alpha
 
     def forward(
@@ -85,7 +98,14 @@ class PDEDiffusion1d(Resettable):
         *,
         return_coupling: bool = False,
     ) -> Tensor | tuple[Tensor, Coupling]:
-        """Return the next state, and with ``return_coupling`` the coupling."""
+        """Return the next state; with ``return_coupling`` also the coupling.
+
+        Args:
+            x: Sequences, or rows with ``batch``.
+            mask: Positions with tokens; by default all positions have tokens.
+            batch: Number of the sequence of every row; by default all rows form one sequence.
+            return_coupling: Return the coupling too.
+        """
         checks.check_flags(return_coupling=return_coupling)
         # Rows with a batch are what layers of graphs pass on; sequences what Transformers do.
         if isinstance(x, Tensor) and x.dim() == 2:
@@ -111,7 +131,7 @@ class PDEDiffusion1d(Resettable):
     def _stacked(
         self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None
     ) -> tuple[Float[Tensor, "B L C"], Coupling]:
-        """The step of stacked sequences; a masked row is split into two, its tokens and its padding."""
+        """Return the step of stacked sequences; a masked row is split in two, its tokens and its padding."""
         size, length = x.shape[:2]
         if mask is None:
             # Sequences of a batch are its graphs, of equal length.
@@ -156,26 +176,31 @@ Place = Callable[[str, int], nn.Module]
 
 # `nn.Identity` takes one argument, and sites are called with two.
 class NoDiffusion(nn.Identity):
-    """The identity, with the calling convention of diffusion layers on sequences; as a :data:`Place` at every site."""
+    """The identity, called as diffusion layers on sequences are; as a :data:`Place`, the identity at every site."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return x
 
 
 class SelfAttention(Saved):
-    r"""𝒜(x) = W_O ‖_h A_h(x) W_V^h x + b, A_h(x) = softmax(q_hk_hᵀ/√D) (Vaswani et al. 2017, Eqs. 1 and 3).
+    r"""Multi-head self-attention over the tokens of a sequence (Vaswani et al. 2017, Eqs. 1 and 3).
+
+        𝒜(x) = W_O ‖_h A_h(x) W_V^h x + b,   A_h(x) = softmax(q_h k_hᵀ/√D)
 
     It has two sites: ``"values"`` [B, L, C] before attention, and ``"heads"`` [B · L, H, D], just before W_O, where the
     heads of a token form the sequence.
 
     Args:
-        channels, heads: C of input and output, and H, a divisor of C.
-        causal: a position receives only from itself and earlier positions.
-        dropout: rate on the attention weights.
-        place: makes the modules at the sites; the identity by default.
+        channels: Number of channels C of input and output.
+        heads: Number of heads H, a divisor of C, of D = C / H channels.
+        causal: A position receives only from itself and earlier positions.
+        dropout: Dropout rate on the attention weights.
+        place: Makes the modules at the sites; the identity by default.
 
     Shapes:
-        x, output: [B, L, C]; mask: [B, L], true at tokens. Masked positions must be finite and send nothing.
+        x: [B, L, C].
+        mask: [B, L], true at tokens. Masked positions must be finite and send nothing.
+        output: [B, L, C].
     """
 
     references = ("vaswani2017attention",)
@@ -260,13 +285,13 @@ class SelfAttention(Saved):
         return self.mix(routed).unflatten(0, tokens.shape[:2])
 
     def _senders(self, mask: Tensor) -> Tensor:
-        """The mask of allowed pairs. No row is empty, since a softmax over nothing is NaN."""
+        """Return the mask of allowed pairs. No row is empty, since a softmax over nothing is NaN."""
         tokens = (mask | ~mask.any(1, keepdim=True))[:, None, None, :]
         if not self.causal:
             return tokens
         length = mask.size(1)
         square = torch.ones(length, length, dtype=torch.bool, device=mask.device)
-        # A position sends to itself in any case: before the first token of a causal row there is nobody else.
+        # A position always sends to itself: before the first token of a causal row nothing else does.
         itself = torch.eye(length, dtype=torch.bool, device=mask.device)
         return (tokens & square.tril()) | itself
 
@@ -274,10 +299,26 @@ class SelfAttention(Saved):
 class TransformerBlock(Saved):
     r"""x ← x + 𝒜(LN(x)), x ← x + MLP(LN(x)), with four sites around these (Zhang & Zhou, Table 1).
 
-    With 𝒮_s for the module at site s, x̂ = 𝒮_attention(x + 𝒜(LN(𝒮_norm(x)))) and
-    x′ = 𝒮_block(𝒮_mlp(x̂ + MLP(LN(𝒮_norm(x̂))))). The sites ``"mlp"`` and ``"block"`` coincide, as in the table.
-    Two more sites are inside :class:`SelfAttention`, which explains arguments and shapes. ``dropout`` is the rate on
-    the attention weights, on the ``mlp_channels`` hidden units, and on both changes of the state.
+    With 𝒮_s for the module at site s,
+
+        x̂ = 𝒮_attention(x + 𝒜(LN(𝒮_norm(x))))
+        x′ = 𝒮_block(𝒮_mlp(x̂ + MLP(LN(𝒮_norm(x̂)))))
+
+    The sites ``"mlp"`` and ``"block"`` coincide, as in the table. Two more sites are inside :class:`SelfAttention`.
+
+    Args:
+        channels: Number of channels C of input and output.
+        heads: Number of heads H, a divisor of C.
+        mlp_channels: Number of hidden channels of the MLP.
+        causal: A position receives only from itself and earlier positions.
+        dropout: Dropout rate on the attention weights, on the hidden units of the MLP, and on both changes of the
+            state.
+        place: Makes the modules at the sites; the identity by default.
+
+    Shapes:
+        x: [B, L, C].
+        mask: [B, L], true at tokens.
+        output: [B, L, C].
     """
 
     def __init__(
@@ -313,7 +354,7 @@ class TransformerBlock(Saved):
         routed = self.attention(
             self.attention_norm(self.before_attention_norm(x, mask)), mask
         )
-        # A site in front of a sum would smooth the change alone; these smooth the state.
+        # A site in front of the sum would smooth only the change; these sites smooth the state.
         x = self.after_attention(x + dropout(routed, self.dropout, self.training), mask)
         changed = self.mlp(self.mlp_norm(self.before_mlp_norm(x, mask)))
         x = self.after_mlp(x + dropout(changed, self.dropout, self.training), mask)

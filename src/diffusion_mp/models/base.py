@@ -28,16 +28,16 @@ Collect = Callable[[Coupling], None]  # called with the coupling of every layer
 
 
 def discard(coupling: Coupling) -> None:
-    """Do nothing: passed as ``collect`` where couplings are not returned, so that none is kept alive."""
+    """Do nothing. Passed as ``collect`` when couplings are not returned, so that none is kept alive."""
 
 
 def run_layer(
     collect: Collect, layer: nn.Module, x: Tensor, graph: Graph, **inputs: Any
 ) -> Any:
-    """Return the output of a layer, and pass its coupling, or those of all its steps, to ``collect``."""
+    """Return the output of a layer, and pass its coupling, or the couplings of all its steps, to ``collect``."""
     if collect is discard:
-        # Without anybody to take them none is kept: NodeFormer's would hold its features in memory, and those
-        # of the steps of a CertifiedBlock take a product each.
+        # Couplings are kept only if somebody takes them: NodeFormer's hold its features in memory, and every step of a
+        # CertifiedBlock computes its couplings by a product.
         return layer(x, graph, **inputs)
     *states, couplings = layer(x, graph, return_coupling=True, **inputs)
     if not isinstance(couplings, list):  # a list has one for every step
@@ -69,8 +69,15 @@ def feature_columns(channels: int | Sequence[int], name: str) -> int:
 class FeatureEncoder(nn.Module):
     """W x + b for features [N, channels], dense or sparse; or Σ_f T_f[x_f] for integers, one table per column.
 
-    ``channels`` is -1 to infer it from the first call, or a list with the number of categories of every column; a model
-    takes it as the argument ``name``.
+    Args:
+        channels: Number of channels, -1 to take it from the first call; or a list with the number of categories of
+            every column.
+        out_channels: Number of channels C of the state.
+        name: Name of ``channels`` in the model, for messages.
+
+    Shapes:
+        x: [N, channels] of floating point; or [N, F] of integers, also [N] for one column.
+        output: [N, C].
     """
 
     def __init__(
@@ -83,7 +90,7 @@ class FeatureEncoder(nn.Module):
         self.channels = feature_columns(channels, name)
         self.sizes: tuple[int, ...] | None = None
         self.linear: nn.Module | None = None
-        # Registered in both cases, so that state dicts differ in tables alone.
+        # Registered in both cases, so that state dicts differ only in tables.
         self.tables = nn.ModuleList()
         if isinstance(channels, int):
             self.linear = FeatureLinear(channels, out_channels)
@@ -106,7 +113,7 @@ class FeatureEncoder(nn.Module):
         return reduce(torch.add, encoded)
 
     def _columns(self, x: Tensor, name: str) -> Tensor:
-        """Return x as [N, F], with categories checked unless ``torch.compile`` traces."""
+        """Return x as [N, F]. Categories are checked unless ``torch.compile`` traces."""
         checks.check_kind(
             x, name, Tensor, f"a tensor [rows, {self.channels}] of integers"
         )
@@ -135,7 +142,16 @@ class FeatureEncoder(nn.Module):
 
 
 class NodeHead(nn.Module):
-    """Logits of every node [N, out_channels] by an MLP, W₂ ReLU(W₁ x); a base of the heads of other tasks."""
+    """Logits of every node by an MLP, W₂ ReLU(W₁ x); also the base of the heads of other tasks.
+
+    Args:
+        channels: Number of channels C of the state.
+        out_channels: Number of logits.
+
+    Shapes:
+        x: [N, C].
+        output: [N, out_channels].
+    """
 
     def __init__(self, channels: int, out_channels: int) -> None:
         super().__init__()
@@ -150,7 +166,7 @@ class NodeHead(nn.Module):
 
 
 class GraphHead(NodeHead):
-    """Logits of every graph [B, out_channels], from the mean of its nodes, which is zero for an empty graph."""
+    """Logits of every graph [B, out_channels] from the mean of its nodes, which is zero for an empty graph."""
 
     def forward(self, x: Tensor, graph: Graph, pairs: Tensor | None) -> Tensor:
         # Sums over nodes are taken in float32 at least: in half precision, many small terms would be lost.
@@ -201,7 +217,7 @@ def output_layers(
 
 
 class EdgeMask(MessagePassing):
-    """The interface to PyG's explainers: an edge mask [E] multiplies the weights a_ij, message hooks get attention."""
+    """The interface to PyG's explainers: an edge mask [E] multiplies the weights a_ij; message hooks get attention."""
 
     def forward(self, graph: Graph) -> Graph:
         """Return the graph, with masked weights while a model is being explained."""
@@ -234,20 +250,19 @@ class GraphModel(GraphLayer, ABC):
     """Base of models in the calling convention of PyG; a subclass implements :meth:`propagate`.
 
     Args:
-        in_channels, hidden_channels, out_channels: of the features, the state and the logits (or embeddings);
-            ``in_channels=-1`` is inferred from the first call, in models that begin with a linear map of the features.
-
-    Options of most models:
-        dropout: dropout rate.
-        layer_norm: LayerNorm after the input layer and after every layer.
-        task: ``"node"``: predict for every node; ``"graph"``: an MLP reads the mean over the nodes of each graph;
-            ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+        in_channels: Number of channels of the features; -1 takes it from the first call, in models that begin with a
+            linear map of the features.
+        hidden_channels: Number of channels C of the state.
+        out_channels: Number of logits, or of channels of an embedding.
 
     Shapes:
-        x: [N, in_channels], dense, or sparse for models that begin with a linear map of the features alone; edges and
-        batch as in :class:`DiffusionConv`; edge_attr: [E, edge_dim], where features of edges are read;
-        edge_label_index: [2, L], the pairs to score with ``"link"``;
-        output: raw logits [N, out_channels], for graphs [B, out_channels], and for links scores [L].
+        x: [N, in_channels], dense; or sparse, for models in which only a linear map reads the features.
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        edge_attr: [E, edge_dim], for models that read features of edges.
+        edge_label_index: [2, L], the pairs to score in a link task.
+        output: Raw logits [N, out_channels]; [B, out_channels] for graphs; scores [L] for links.
     """
 
     reads: tuple[str, ...] = ()
@@ -281,7 +296,18 @@ class GraphModel(GraphLayer, ABC):
         return_coupling: bool = False,
         **others: Any,
     ) -> Tensor | tuple[Tensor, list[Coupling]]:
-        """Return logits or scores; with ``return_coupling`` also the coupling of every layer."""
+        """Return logits or scores; with ``return_coupling`` also the coupling of every layer.
+
+        Args:
+            x: Features of the nodes.
+            edge_index: Observed edges, or a ``Graph``.
+            edge_weight: Weights of the edges; 1 by default.
+            batch: Number of the graph of every node; by default all nodes belong to one graph.
+            edge_attr: Features of the edges, for models that read them.
+            edge_label_index: Pairs of nodes to score, for link tasks.
+            return_coupling: Return the couplings too. By default they are dropped, since they hold features of all
+                nodes.
+        """
         if edge_attr is not None:
             others["edge_attr"] = edge_attr
         # What is left is refused below, by name.
@@ -331,7 +357,14 @@ class GraphModel(GraphLayer, ABC):
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
     ) -> Certificate:
-        """Return whether all layers descend one energy here: no, unless a model overrides this (see `certify`)."""
+        """Return whether all layers descend one energy here: no, unless a model overrides this (see `certify`).
+
+        Args:
+            x: Features of the nodes. ``None`` looks only at the layers.
+            edge_index: Observed edges, or a ``Graph``.
+            edge_weight: Weights of the edges; 1 by default.
+            batch: Number of the graph of every node; by default all nodes belong to one graph.
+        """
         # One reason for every kind of part that violates Theorem T1.
         reasons: dict[str, str] = {}
         # By class names and attributes: a model may hold modules of PyG, and of its user.
@@ -366,7 +399,7 @@ class GraphModel(GraphLayer, ABC):
 
 
 class StackOptions(TypedDict, total=False):
-    """Of `LayerStack`, see `GraphModel`."""
+    """Options of `LayerStack`; see `GraphModel`."""
 
     layer_norm: bool
     dropout: Probability
@@ -374,9 +407,17 @@ class StackOptions(TypedDict, total=False):
 
 
 class LayerStack(GraphModel):
-    """Base of models: an input layer, ``num_layers`` of ``conv()`` with norms, an output layer of ``states`` states.
+    """Base of models with an input layer, a chain of layers with norms, and an output layer.
 
-    ``channels`` are those of the features, the state and the output.
+    Args:
+        channels: Numbers of channels of the features, the state and the output.
+        num_layers: Number of layers.
+        conv: Function that builds a layer.
+        states: Number of states that the output layer reads.
+        layer_norm: LayerNorm after the input layer and after every layer.
+        dropout: Dropout rate.
+        task: ``"node"``: predict for every node; ``"graph"``: an MLP reads the mean over the nodes of each graph;
+            ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
     """
 
     def __init__(

@@ -23,14 +23,14 @@ from diffusion_mp.models.certified_network import CertifiedNetwork
 
 
 class ReadoutOptions(TypedDict, total=False):
-    """Of the layers around the steps."""
+    """Options of the layers around the steps."""
 
     dropout: Probability
     task: Task
 
 
 class CertifiedDIFFormerOptions(ReadoutOptions, total=False):
-    """Of `CertifiedDIFFormer`: beside those of its parts, of `CertifiedConv`."""
+    """Options of `CertifiedDIFFormer`: the options of its readout and of `CertifiedConv`."""
 
     penalty: Penalty | str | None
     heads: Count
@@ -44,29 +44,59 @@ class CertifiedDIFFormerOptions(ReadoutOptions, total=False):
 
 
 class CertifiedDIFFormer(CertifiedNetwork):
-    r"""A graph Transformer whose every layer lowers one energy, whatever has been learned.
+    r"""A graph Transformer in which every layer lowers one energy, for any parameters.
 
-    H = MLP(X),  Z^K = K steps of :class:`CertifiedConv` from Proj_C(H) with source H,  Ŷ = Z^K W_O + b_O.
+        H = MLP(X),   Z⁰ = Proj_C(H),   Z^K = CertifiedConv(Z⁰),   Ŷ = Z^K W_O + b_O
 
-    All K steps share β, λ, μ and the projections, so they descend one energy F (:meth:`energy`) for any parameters:
-    F(Z⁰) ≥ F(Z¹) ≥ … ≥ F(Z^K) (Theorem T1 of docs/certified.md). `certify` checks the premises. ``num_layers=None``
-    iterates to a stationary point of F (see `fixed_point`). `CertifiedTransformer` has several blocks, with weights.
+    The K steps of :class:`CertifiedConv` have the source H. They share β, λ, μ and the projections, so they descend one
+    energy F (:meth:`energy`):
+
+        F(Z⁰) ≥ F(Z¹) ≥ … ≥ F(Z^K)
+
+    (Theorem T1 of docs/certified.md). `certify` checks the premises. `CertifiedTransformer` has several blocks, with
+    learned matrices.
 
     Args:
-        in_channels, hidden_channels, out_channels: see :class:`GraphModel`.
-        num_layers: K, or ``None``.
-        inputs: a symmetric and nonnegative diffusivity that reads the features X, a fixed term of μA beside the graph.
-        encoder_layers, encoder_channels: number of linear layers of the encoder of H, each followed by ReLU and
-            dropout, and the width between them, by default ``hidden_channels``.
-        centre: subtract from H its mean over the nodes of each graph, which a large μ would leave alone.
+        in_channels: Number of channels of the features; -1 takes it from the first call.
+        hidden_channels: Number of channels C of the state.
+        out_channels: Number of logits.
+        num_layers: Number of steps K. The default is deep, since the model does not get worse with depth
+            (docs/training.md). ``None`` iterates to a stationary point of F (see `fixed_point`).
+        inputs: A symmetric and nonnegative diffusivity that reads the features X. It is added to A as a fixed term.
+            ``None``: A is the graph.
+        encoder_layers: Number of linear layers of the encoder of H, each followed by ReLU and dropout. One layer is
+            best with few labels and bag-of-words features (docs/training.md).
+        encoder_channels: Number of channels between the layers of the encoder; ``hidden_channels`` by default.
+        centre: Subtract from H its mean over the nodes of each graph, which a large μ would leave alone.
 
     Options:
-        penalty, heads, projection, constraint, radius, beta, lam, mu, graph: of the steps, see :class:`CertifiedConv`;
-            ``lam=0.3`` and ``mu=20`` by default. ``penalty=None`` is the model without attention.
-        dropout, task: rate in the encoder, 0 by default; ``"node"``, ``"graph"`` or ``"link"``.
+        penalty (Penalty, str or None): δ, or its name; ``"simple"`` by default. ``None`` is the model without
+            attention.
+        heads (int): Number of heads H; 1 by default.
+        projection (str or None): ``"tied"``: distances are measured by learned projections; ``None`` (default):
+            distances of the state itself.
+        constraint (Constraint, str or None): The set C of every row of a head; ``"ball"`` by default, as the default
+            penalty needs.
+        radius (float): Radius of a ball or sphere that is given by its name; 1 by default.
+        beta (float): Initial weight β > 0 of the source, which is learned; 1 by default.
+        lam (float): Initial λ > 0, the weight of the attention, which is learned; 0.3 by default.
+        mu (float): Initial μ > 0, the weight of neighbours, which is learned; 20 by default.
+        graph (bool or Diffusivity): A. ``True`` (default) is D^-½AD^-½ of the symmetric part of the graph; ``False``
+            does not read edges.
+        dropout (float): Dropout rate in the encoder; 0 by default.
+        task (str): ``"node"`` (default): predict for every node; ``"graph"``: an MLP reads the mean over the nodes of
+            each graph; ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+
+    Shapes:
+        x: [N, in_channels], dense or sparse.
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        edge_label_index: [2, L], the pairs to score with ``task="link"``.
+        output: Raw logits [N, out_channels]; [B, out_channels] for graphs; scores [L] for links.
 
     Raises:
-        ConvergenceError: with ``num_layers=None``, the iteration did not converge.
+        ConvergenceError: With ``num_layers=None``, the iteration did not converge.
 
     Examples:
         >>> energies = CertifiedDIFFormer(4, 16, 3, num_layers=8).energies(x, edge_index)  # before and after each step
@@ -99,7 +129,7 @@ class CertifiedDIFFormer(CertifiedNetwork):
         ):
             layers += [FeatureLinear(a, b), nn.ReLU(), nn.Dropout(rate)]
         self.encoder = nn.Sequential(*layers)
-        # Dropout acts in the encoder alone; the base class has a place for it in front of the decoder.
+        # Dropout acts only in the encoder; the base class has a place for it before the decoder.
         self.dropout = nn.Identity()
         self.mean = UniformDiffusivity() if centre else None
         self.inputs = inputs
@@ -137,18 +167,27 @@ class CertifiedDIFFormer(CertifiedNetwork):
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
     ) -> Energy:
-        """Return the energy F at these inputs, a function of states [N, heads, channels / heads]."""
+        """Return the energy F at these inputs, a function of states [N, heads, channels / heads].
+
+        Args:
+            x: Features of the nodes.
+            edge_index: Observed edges, or a ``Graph``.
+            edge_weight: Weights of the edges; 1 by default.
+            batch: Number of the graph of every node; by default all nodes belong to one graph.
+        """
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch)
         source = self.encode(self.encoder, x, graph)
         return self.conv.energy(source, graph, **self.block_inputs(x, graph, None))
 
     def energies(self, *inputs: Any, **options: Any) -> Float[Tensor, "*states"]:
-        """Return F before the first step and after every step, in float64; with ``num_layers=None`` of Z⁰ and Z*.
+        """Return F before the first step and after every step, in float64; with ``num_layers=None``, F of Z⁰ and Z*.
 
-        With ``by_graph``, F of every graph of a batch: [states, B]. See :meth:`CertifiedNetwork.energies`.
+        Args:
+            inputs: Features, edges, weights of edges and ``batch``, as in a call.
+            options: ``by_graph=True`` returns F of every graph of a batch, [states, B], instead of the sum over graphs.
         """
         return super().energies(*inputs, **options)[0]
 
     def summary(self, blocks: dict[str, Certificate]) -> Certificate:
-        # With one block its certificate is that of the network, and names the premise.
+        # The network has one block, whose certificate names the premise.
         return blocks["conv"]

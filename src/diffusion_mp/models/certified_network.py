@@ -18,17 +18,26 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedBlock
 from diffusion_mp.models.base import Collect, Edges, GraphModel, run_layer
 
-#: Called as a block is, after the block itself: with its source, the graph, and what its terms read beside them.
+#: Called with a block, its source, the graph, and the further inputs that its terms read.
 Visit = Callable[..., Tensor]
 
 
 class CertifiedNetwork(GraphModel):
     r"""Encoders and certified blocks in turn, and a decoder: the network of both certified models.
 
-    H_b = H_(b−1) + f_b(Z_(b−1)),  Z_b = :class:`CertifiedBlock` (H_b) for b = 1 … B,  Ŷ = W_O Z_B + b_O;  H_1 = f_1(X).
+        H_b = H_{b−1} + f_b(Z_{b−1}),   Z_b = CertifiedBlock(H_b),   Ŷ = W_O Z_B + b_O
 
-    The K steps of block b descend its energy F_b for any parameters (Theorem T11 of docs/certified.md). A subclass
-    makes the modules, and says in :meth:`stages` which ones come in turn.
+    for b = 1 … B, with H_1 = f_1(X). The K steps of block b descend its energy F_b for any parameters (Theorem T11 of
+    docs/certified.md). A subclass makes the modules, and :meth:`stages` returns them in order.
+
+    Args:
+        in_channels: Number of channels of the features.
+        hidden_channels: Number of channels C of the state.
+        out_channels: Number of logits.
+
+    Shapes:
+        x: [N, in_channels].
+        output: Raw logits [N, out_channels]; [B, out_channels] for graphs; scores [L] for links.
     """
 
     decoder: nn.Module
@@ -46,7 +55,7 @@ class CertifiedNetwork(GraphModel):
     def block_inputs(
         self, x: Tensor, graph: Graph, edge_attr: Tensor | None
     ) -> dict[str, Any]:
-        """Return what the terms of the blocks read beside their source and the graph."""
+        """Return the further inputs that the terms of the blocks read."""
         if edge_attr is None:
             return {}
         return {"edge_attr": edge_attr}
@@ -96,10 +105,18 @@ class CertifiedNetwork(GraphModel):
         edge_attr: Tensor | None = None,
         by_graph: bool = False,
     ) -> Float[Tensor, "*states"]:
-        """Return F_b before the first step and after every step of every block, in float64: [blocks, states].
+        """Return F_b before the first step and after every step of every block, in float64.
 
-        With ``num_layers=None`` the states are Z⁰ and Z*. With ``by_graph``, F_b of every graph of a batch:
-        [blocks, states, B].
+        With ``num_layers=None`` the states are Z⁰ and Z*.
+
+        Args:
+            x: Features of the nodes.
+            edge_index: Observed edges, or a ``Graph``.
+            edge_weight: Weights of the edges; 1 by default.
+            batch: Number of the graph of every node; by default all nodes belong to one graph.
+            edge_attr: Features of the edges, for models that read them.
+            by_graph: Return F_b of every graph of a batch, [blocks, states, B], instead of the sum over graphs,
+                [blocks, states].
         """
         check_flags(by_graph=by_graph)
         graph = self._graph(x, edge_index, edge_weight, batch, edge_attr)
@@ -125,9 +142,16 @@ class CertifiedNetwork(GraphModel):
         *,
         edge_attr: Tensor | None = None,
     ) -> Certificate:
-        """Return the certificate that no step of a block raises its energy at these inputs, by default random ones.
+        """Return the certificate that no step of a block raises its energy at these inputs.
 
-        ``layers`` holds the certificate of every block, from its first state on (`certify_step`).
+        Its ``layers`` hold the certificate of every block, from its first state on (`certify_step`).
+
+        Args:
+            x: Features of the nodes. ``None`` draws a random input with random edges and features.
+            edge_index: Observed edges, or a ``Graph``.
+            edge_weight: Weights of the edges; 1 by default.
+            batch: Number of the graph of every node; by default all nodes belong to one graph.
+            edge_attr: Features of the edges, for models that read them.
         """
         if x is None:
             like = self.stages()[0][2].beta.raw
@@ -160,7 +184,7 @@ class CertifiedNetwork(GraphModel):
         return self.summary(dict(zip(names, certificates, strict=True)))
 
     def summary(self, blocks: dict[str, Certificate]) -> Certificate:
-        """Return the certificate of the network from those of its blocks."""
+        """Return the certificate of the network from the certificates of its blocks."""
         holds = all(blocks.values())
         if holds:
             # Of certified steps: no step size limits them.

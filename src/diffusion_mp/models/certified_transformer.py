@@ -1,4 +1,4 @@
-"""``CertifiedTransformer``: blocks of certified steps with weights, attention and an MLP, each down an energy."""
+"""``CertifiedTransformer``: blocks of certified steps with matrices, attention and an MLP; each descends an energy."""
 
 from __future__ import annotations
 
@@ -35,21 +35,51 @@ from diffusion_mp.models.certified_network import CertifiedNetwork
 class CertifiedTransformer(CertifiedNetwork):
     r"""A network of certified blocks, with matrices between neighbours, attention and MLPs.
 
-    H_b = H_(b−1) + f_b(Z_(b−1)),  Z_b = :class:`CertifiedBlock` (H_b) for b = 1 … B,  Ŷ = W_O Z_B + b_O.
+        H_b = H_{b−1} + f_b(Z_{b−1}),   Z_b = CertifiedBlock(H_b),   Ŷ = W_O Z_B + b_O
 
-    H_1 = f_1(X); every f_b is Linear, LayerNorm, ReLU and dropout. The sources keep what a node knows of itself. The K
-    steps of block b descend its energy F_b for any parameters (Theorem T11 of docs/certified.md).
+    for b = 1 … B, with H_1 = f_1(X). Every f_b is Linear, LayerNorm, ReLU and dropout. The sources H_b keep what a node
+    knows of itself. The K steps of block b descend its energy F_b for any parameters (Theorem T11 of
+    docs/certified.md).
 
     Args:
-        in_channels, hidden_channels, out_channels, layer_norm, dropout, task: see :class:`GraphModel`; in_channels may
-            be a list with the number of categories of every column of integer features.
-        num_blocks, num_layers: B, and the steps K of every block.
-        graph, mu, edge_dim: normalisation, initial weight and relations of `WeightedGraph`; ``graph=None`` omits it.
-            With ``edge_dim`` the calls get ``edge_attr`` [E, edge_dim].
-        attention, heads: ``"all"`` pairs or ``"neighbours"``, of `RowAttention`; ``None`` omits it.
-        mlp_channels, activation: of `TiedMLP`; 0 omits it.
-        constraint, radius: of every row of the state, see `CertifiedStep`.
-        options: further ones of `WeightedGraph` (``symmetric``, ``gate``, ``hops``, ``matrix``).
+        in_channels: Number of channels of the features; -1 takes it from the first call; or a list with the number of
+            categories of every column of integer features.
+        hidden_channels: Number of channels C of the state.
+        out_channels: Number of logits.
+        num_blocks: Number of blocks B.
+        num_layers: Number of steps K of every block. ``None`` iterates to the limit; see :class:`CertifiedBlock`.
+        graph: Normalisation of the graph of `WeightedGraph`, ``"sum"`` or ``"sym"``; ``None`` leaves `WeightedGraph`
+            out.
+        mu: Initial weight of `WeightedGraph`.
+        edge_dim: Number of relations R of `WeightedGraph`; calls then need ``edge_attr``. ``None`` is one relation.
+        attention: Pairs of `RowAttention`, ``"all"`` or ``"neighbours"``; ``None`` leaves `RowAttention` out.
+        heads: Number of heads H of `RowAttention`.
+        mlp_channels: Number of hidden channels of `TiedMLP`; 0 leaves `TiedMLP` out.
+        activation: Activation of `TiedMLP`, ``"relu"``, ``"tanh"`` or ``"sigmoid"``.
+        constraint: The set C of every row of the state: ``None``, ``"nonnegative"``, ``"ball"``, ``"sphere"``,
+            ``"nonnegative_ball"`` or a `Constraint`. The projection onto the default is a ReLU.
+        radius: Radius of a ball or sphere that is given by its name.
+        layer_norm: LayerNorm in every f_b. Norms act between blocks, since no energy accounts for a norm within a
+            block.
+        dropout: Dropout rate in every f_b and before the output layer.
+        task: ``"node"``: predict for every node; ``"graph"``: an MLP reads the mean over the nodes of each graph;
+            ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+
+    Options:
+        symmetric (bool): Symmetric matrices B_r of `WeightedGraph`; ``True`` by default.
+        gate (bool): Multiply the edges of `WeightedGraph` by a sign and a strength read from the source; ``False`` by
+            default.
+        hops (int): Number of edges of a walk between interacting nodes of `WeightedGraph`; 1 by default.
+        matrix (str): Matrices of `WeightedGraph`, ``"full"`` (default), ``"diagonal"`` or ``"identity"``.
+
+    Shapes:
+        x: [N, in_channels], dense or sparse; or [N, F] of integers.
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        edge_attr: [E, edge_dim].
+        edge_label_index: [2, L], the pairs to score with ``task="link"``.
+        output: Raw logits [N, out_channels]; [B, out_channels] for graphs; scores [L] for links.
 
     Examples:
         >>> model = CertifiedTransformer(4, 16, 3, mlp_channels=32)
@@ -126,7 +156,7 @@ class CertifiedTransformer(CertifiedNetwork):
         self.dropout = nn.Dropout(dropout)
         self.edge_dim = edge_dim
         self.categories = encoder.sizes
-        # Without the graph term nobody reads the features of edges.
+        # Without the graph term no term reads the features of edges.
         if edge_dim is not None and graph is not None:
             self.reads = ("edge_attr",)
         self.decoder, self.head = output_layers(hidden_channels, out_channels, task)

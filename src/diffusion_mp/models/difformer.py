@@ -28,7 +28,7 @@ LARGEST = 0.75
 
 
 class DIFFormerModelOptions(StackOptions, DIFFormerParts, total=False):
-    """Of `DIFFormer`: beside those of the stack, of its layers."""
+    """Options of `DIFFormer`: the options of the stack and of its layers."""
 
     activation: Literal["relu"] | None
     heads: Count
@@ -39,31 +39,65 @@ class DIFFormerModelOptions(StackOptions, DIFFormerParts, total=False):
 
 
 class DIFFormer(LayerStack):
-    r"""Attention over all pairs of nodes beside the graph, O(N) in its simple form (Wu, Wipf & Yan 2025, Eqs. 53–64).
+    r"""Attention over all pairs of nodes plus the graph, O(N) in its simple form (Wu, Wipf & Yan 2025, Eqs. 53–64).
 
-    Z^(0) = ReLU(W_I X + b_I),  Z^(k+1) = σ′((1 − τ) Z^(k) + τ P̄^(k)),  Ŷ = Z^(K) W_O + b_O.
+        Z^(0) = ReLU(W_I X + b_I),   Z^(k+1) = σ′((1 − τ) Z^(k) + τ P̄^(k)),   Ŷ = Z^(K) W_O + b_O
 
     By default the diffusivity reads the state itself, without projections (Eqs. 17–18), and dropout acts only on the
-    propagated values (docs/errata.md, D20). Beside a graph, the component that all nodes share grows by 1 + τ in every
-    step, by default to (1 + τ)^K = 4 in total (D27). The published form is ``tau=0.5, layer_norm=True``.
+    propagated values (docs/errata.md, D20). Beside a graph, every step multiplies the component that all nodes share by
+    1 + τ. The default τ limits the total growth to (1 + τ)^K = 4 (docs/errata.md, D27). The published form is
+    ``tau=0.5, layer_norm=True``.
 
     Args:
-        in_channels, hidden_channels, out_channels: see :class:`GraphModel`.
-        num_layers: K.
-        tau: step size τ; by default 4^(1/K) − 1, and at most 0.75: 0.41 for 4 layers, 0.09 for 16.
-        source: add the initial embedding as a source with β = 1 (Eq. 10, footnote 4); see D22 for a ``leak`` beside it.
-        dropout_on: ``"values"``, the propagated values and the input of the output layer; or ``"state"``, after the
-            input layer and every layer, as in the released code.
-        update: the update in place of the explicit step, of one or two steps, copied for every layer.
+        in_channels: Number of channels of the features; -1 takes it from the first call.
+        hidden_channels: Number of channels C of the state.
+        out_channels: Number of logits.
+        num_layers: Number of layers K.
+        tau: Step size τ. ``None`` is 4^(1/K) − 1, and at most 0.75: 0.41 for 4 layers, 0.09 for 16.
+        source: Add the initial embedding as a source with β = 1 (Eq. 10, footnote 4). See docs/errata.md, D22 for a
+            source with a ``leak``.
+        dropout_on: ``"values"``: dropout of the propagated values and of the input of the output layer, which leaves
+            the state that the diffusivity reads as it is; ``"state"``: dropout after the input layer and every layer,
+            as in the released code.
+        update: An update of one or two steps in place of the explicit step, copied for every layer.
 
     Options:
-        dropout, task: see :class:`GraphModel`.
-        layer_norm: normalise before every ReLU or σ′, as published; no theorem covers the stack then. ``False`` by
-            default.
-        activation: σ′ after every layer, ``"relu"`` or ``None``, the default.
-        transform: a value transformation W_V in every layer (the paper: on large data sets, not on citation networks);
-            ``False`` by default.
-        kernel, heads, graph, leak, …: further ones of :class:`DIFFormerConv`, also copied.
+        dropout (float): Dropout rate; 0 by default.
+        task (str): ``"node"`` (default): predict for every node; ``"graph"``: an MLP reads the mean over the nodes of
+            each graph; ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+        layer_norm (bool): LayerNorm before every ReLU or σ′, as published. ``False`` by default, since no theorem
+            covers a stack with norms.
+        activation (str or None): σ′ after every layer, ``"relu"`` or ``None`` (default).
+        transform (bool): Apply W_V in every layer. ``False`` by default; the paper has W_V on large data sets and not
+            on citation networks.
+        heads (int): Number of heads H of every layer; 1 by default.
+        kernel (str or Penalty): The attention: ``"simple"`` (default, O(N)), ``"sigmoid"``, ``"softmax"``,
+            ``"gaussian"``, or a `Penalty`.
+        graph (str or None): How observed edges enter: ``"sum"`` (default), ``"mean"``, or ``None``, which does not read
+            them; see :class:`DIFFormerConv`.
+        graph_weight (float or None): Weight w of the graph, (1 − w) Ŝ + w Ã, in place of the sum or mean.
+        leak (float): Leak κ of the explicit step; 0 by default.
+        projection (str or None): ``"separate"``, ``"tied"`` or ``None`` (default), as in :class:`QueryKeyDiffusivity`;
+            projections are unstable with few labels (docs/errata.md, D20).
+        normalize (str or None): Norm of queries and keys, ``"row"`` (default, Eq. 55), ``"frobenius"`` or ``None``.
+        self_loops (str): Self-loops of Ã: ``"remaining"`` (default), ``"keep"``, ``"add"`` or ``"remove"``.
+        direction (str): Degrees of Ã: ``"directed"`` (default), ``"undirected"`` or ``"pyg"``.
+        degrees (str): Degrees of Ã: ``"weighted"`` (default) or ``"count"``.
+        qkv_bias (bool): Add biases in W_Q, W_K and W_V, as far as the layers have them; ``False`` by default.
+        bias (bool or None): Add a bias to the output of every layer; ``False`` by default, since the channels stay the
+            same.
+        keep (str or None): The state from which the update starts, ``"state"`` (default, Eq. 63) or ``"values"``.
+        reads (str): The input of the diffusivity, ``"state"`` (default) or ``"values"``.
+        concat (bool): Concatenate the heads instead of averaging them (Eq. 62); ``False`` by default.
+        steps (int): Number of updates of a layer with the same coupling; 1 by default.
+
+    Shapes:
+        x: [N, in_channels], dense or sparse.
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        edge_label_index: [2, L], the pairs to score with ``task="link"``.
+        output: Raw logits [N, out_channels]; [B, out_channels] for graphs; scores [L] for links.
 
     Examples:
         >>> logits, couplings = DIFFormer(4, 16, 3, num_layers=2)(x, edge_index, return_coupling=True)
@@ -144,7 +178,7 @@ class DIFFormer(LayerStack):
         previous = None
         for conv, norm in zip(self.convs, self.norms[1:], strict=True):
             inputs = {"source": initial}
-            # Before the first step there is no other state, and the update begins at rest.
+            # Before the first step there is no previous state, and the update begins at rest.
             if self.two_steps:
                 inputs["previous"] = previous
             previous = x

@@ -42,19 +42,40 @@ LAYERED = ("mlp", "gcn", "gin", "gat")  # those with layers of one kind
 class DiffusionGNN(GraphModel):
     r"""MLP, GCN, SGC, GIN, GAT, APPNP or GCNII: a chain of diffusion steps that differ in diffusivity and update only.
 
-    Norm, activation and dropout precede every layer with weights; dropout also acts on features and GAT's values.
+    Norm, activation and dropout precede every layer with weights. Dropout also acts on the features and on the values
+    of GAT. Every layer is an explicit step (Wu, Wipf & Yan 2025, Table 1),
+
+        x′ = (1 − τ) x + τ S v
+
+    with values v, and in APPNP and GCNII with the initial state as a source.
 
     Args:
-        in_channels, hidden_channels, out_channels, dropout: see :class:`GraphModel`.
-        num_layers, conv: number and kind of the layers, for SGC and APPNP of the propagation steps.
-        heads: of the hidden layers of GAT; its last layer has one.
-        alpha, theta: teleport probability of APPNP and GCNII, and θ of GCNII.
-        norm: of the hidden states of an MLP, GCN, GIN or GAT: ``"batch"``, ``"layer"`` or ``None``.
-        act: the activation, the name of a class of torch.nn (``"relu"``, ``"elu"``, …).
-        jk: ``"last"``, ``"cat"``, ``"max"`` or ``"lstm"``: a linear map reads the states of these layers so combined
-            (Xu et al. 2018); ``None``: the last layer gives the output.
-        edge_dim: channels of ``edge_attr`` [E, edge_dim], which the attention of GAT reads.
-        task: ``"node"``, ``"graph"`` or ``"link"``; a head reads the activation of a last layer of ``hidden_channels``.
+        in_channels: Number of channels of the features; -1 takes it from the first call.
+        hidden_channels: Number of channels C of the state.
+        out_channels: Number of logits.
+        num_layers: Number of layers; for SGC and APPNP, number of propagation steps.
+        conv: Kind of the layers: ``"mlp"``, ``"gcn"``, ``"sgc"``, ``"gin"``, ``"gat"``, ``"appnp"`` or ``"gcnii"``.
+        heads: Number of heads H of the hidden layers of GAT. Its last layer has one head.
+        dropout: Dropout rate.
+        alpha: Teleport probability α of APPNP and GCNII.
+        theta: θ of GCNII.
+        norm: Norm of the hidden states of an MLP, GCN, GIN or GAT: ``"batch"``, ``"layer"`` or ``None``.
+        act: The activation, the name of a class of torch.nn (``"relu"``, ``"elu"``, …).
+        jk: How a linear map reads the states of all layers (Xu et al. 2018): ``"cat"``, ``"max"`` or ``"lstm"``; or
+            ``"last"``, the last state. ``None``: the last layer gives the output.
+        edge_dim: Number of channels of ``edge_attr``, which the attention of GAT reads. ``None``: no features of edges.
+        task: ``"node"``: predict for every node; ``"graph"``: an MLP reads the mean over the nodes of each graph;
+            ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels. For graphs and links a head reads the
+            activation of a last layer of ``hidden_channels``.
+
+    Shapes:
+        x: [N, in_channels], dense; or sparse except for GIN, which propagates the features themselves.
+        edge_index: [2, E], a sparse CSR tensor or a ``Graph``; ``None`` for an MLP.
+        edge_weight: [E].
+        batch: [N], sorted.
+        edge_attr: [E, edge_dim].
+        edge_label_index: [2, L], the pairs to score with ``task="link"``.
+        output: Raw logits [N, out_channels]; [B, out_channels] for graphs; scores [L] for links.
 
     Examples:
         >>> DiffusionGNN(4, 16, 3, conv="appnp", num_layers=10)(x, edge_index).shape
@@ -101,7 +122,7 @@ class DiffusionGNN(GraphModel):
         if task != "node":
             _, self.head = output_layers(hidden_channels, out_channels, task)
             out_channels = hidden_channels
-        # "last" needs no module: the linear map below reads the last state alone.
+        # "last" needs no module: the linear map below reads only the last state.
         self.jk = None
         if jk not in (None, "last"):
             self.jk = JumpingKnowledge(jk, hidden_channels, num_layers)
@@ -203,7 +224,20 @@ class DiffusionGNN(GraphModel):
 
 
 class ResidualGCN(Resettable):
-    r"""The GNN of PyG's SGFormer, h⁰ = ReLU(BN(W X + b)),  hᵏ⁺¹ = ReLU(BN(Â hᵏ W_k + b_k)) + h⁰, dropout after ReLU."""
+    r"""The GNN of PyG's SGFormer, a GCN in which every layer adds the first state.
+
+        h⁰ = ReLU(BN(W X + b)),   hᵏ⁺¹ = ReLU(BN(Â hᵏ W_k + b_k)) + h⁰
+
+    Args:
+        in_channels: Number of channels of the features.
+        hidden_channels: Number of channels C of the state.
+        num_layers: Number of layers.
+        dropout: Dropout rate after every ReLU.
+
+    Shapes:
+        x: [N, in_channels].
+        output: [N, C].
+    """
 
     def __init__(
         self, in_channels: int, hidden_channels: int, num_layers: int, *, dropout: float

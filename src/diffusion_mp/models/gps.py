@@ -38,19 +38,36 @@ Encodings = Tensor | tuple[Tensor, ...]
 
 
 class BlockStack(GraphModel):
-    r"""Base of models with states of nodes and edges: x⁰ = [W x ‖ PE], e⁰ = W_e e, (x, e) ← block(x, e, A), head(x).
+    r"""Base of models with states of nodes and edges.
+
+        x⁰ = [W x ‖ PE],   e⁰ = W_e e,   (x^(k+1), e^(k+1)) = block(x^(k), e^(k), A)
+
+    A head reads the last x.
 
     Args:
-        in_channels: of floating-point features, or a list with the number of categories of every integer column.
-        hidden_channels, out_channels, task: see :class:`GraphModel`.
-        num_layers, block: number of blocks, and function that builds one, such as :class:`GPSBlock`.
-        edge_dim: channels of edge features, as ``in_channels``; ``None``: no edge features, e⁰ is one learned vector.
-        pe_channels: channels of the positional encoding, a part of ``hidden_channels`` (0: none), which a
-            :class:`LaplacianEncoder` computes from ``pe``.
+        in_channels: Number of channels of the features; -1 takes it from the first call; or a list with the number of
+            categories of every integer column.
+        hidden_channels: Number of channels C of the states of nodes and edges.
+        out_channels: Number of logits.
+        num_layers: Number of blocks.
+        block: Function that builds a block, such as :class:`GPSBlock`.
+        edge_dim: Number of channels of edge features, or a list with the number of categories of every integer column.
+            ``None``: no edge features; e⁰ is one learned vector.
+        pe_channels: Number of channels of the positional encoding, a part of ``hidden_channels``, which a
+            :class:`LaplacianEncoder` computes from ``pe``; 0 for none.
+        task: ``"node"``: predict for every node; ``"graph"``: an MLP reads the mean over the nodes of each graph;
+            ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
 
     Shapes:
-        as of :class:`GraphModel`; edge_attr in the order of ``edge_index``; pe: a tensor or a tuple of them, a row per
-        node: (``laplacian_eigenvectors``, ``laplacian_eigenvalues``, ``laplacian_mask``) of `AddLaplacianPE`.
+        x: [N, in_channels], dense or sparse; or [N, F] of integers.
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        edge_attr: [E, edge_dim], in the order of ``edge_index``; or [E, F] of integers.
+        pe: A tensor or a tuple of tensors with one row per node: (``laplacian_eigenvectors``,
+            ``laplacian_eigenvalues``, ``laplacian_mask``) of `AddLaplacianPE`.
+        edge_label_index: [2, L], the pairs to score with ``task="link"``.
+        output: Raw logits [N, out_channels]; [B, out_channels] for graphs; scores [L] for links.
     """
 
     reads = ("edge_attr", "pe")
@@ -103,7 +120,17 @@ class BlockStack(GraphModel):
         pe: Encodings | None = None,
         **others: Any,
     ) -> Tensor | tuple[Tensor, list[Coupling]]:
-        """Return predictions; with ``return_coupling`` also the coupling of every block."""
+        """Return predictions; with ``return_coupling`` also the coupling of every block.
+
+        Args:
+            x: Features of the nodes.
+            edge_index: Observed edges, or a ``Graph``.
+            edge_weight: Weights of the edges; 1 by default.
+            batch: Number of the graph of every node; by default all nodes belong to one graph.
+            edge_attr: Features of the edges, for models with ``edge_dim``.
+            pe: Positional encodings, for models with ``pe_channels``.
+            others: ``edge_label_index`` and ``return_coupling``, as in :class:`GraphModel`.
+        """
         # A parameter and not only a key of others, for torch.export reads the signature.
         if pe is not None:
             others["pe"] = pe
@@ -122,7 +149,7 @@ class BlockStack(GraphModel):
         x = self._placed(self.encoder(x), pe)
         edges = self._edges(graph, edge_attr)
         for block in self.blocks:
-            # A graph whose edges were not observed has attention alone.
+            # Without observed edges only the attention acts.
             if edges is None:
                 x = run_layer(collect, block, x, graph)
             else:
@@ -137,7 +164,7 @@ class BlockStack(GraphModel):
             )
         if self.pe_encoder is None or pe is None:
             return x
-        # The encoder takes eigenvalues and a mask beside the eigenvectors.
+        # The encoder takes eigenvectors, and optionally eigenvalues and a mask.
         parts = pe if isinstance(pe, tuple) else (pe,)
         for part in parts:
             check_kind(part, "pe", Tensor, "one tensor or a tuple, a row per node")
@@ -148,7 +175,7 @@ class BlockStack(GraphModel):
         return torch.cat([x, self.pe_encoder(*parts)], 1)
 
     def _edges(self, graph: Graph, edge_attr: Tensor | None) -> Tensor | None:
-        """Return the initial edge states, ``None`` without observed edges."""
+        """Return the initial edge states; ``None`` without observed edges."""
         if graph.edge_index is None:
             if edge_attr is not None:
                 raise ValueError("edge_attr needs edge_index; got edge_attr alone.")
@@ -168,10 +195,33 @@ class BlockStack(GraphModel):
 class GatedGCN(BlockStack):
     """Gated message passing with edge features: :class:`GatedGCNConv` (Bresson & Laurent 2017; Dwivedi et al. 2023).
 
+        x⁰ = [W x ‖ PE],   e⁰ = W_e e,   (x^(k+1), e^(k+1)) = GatedGCNConv(x^(k), e^(k), A)
+
     Args:
-        in_channels, hidden_channels, out_channels, num_layers, options: see :class:`BlockStack`.
-        norm, dropout: of every layer.
-        task: ``"node"``, ``"graph"`` or ``"link"``.
+        in_channels: Number of channels of the features; -1 takes it from the first call; or a list with the number of
+            categories of every integer column.
+        hidden_channels: Number of channels C of the states of nodes and edges.
+        out_channels: Number of logits.
+        num_layers: Number of layers K.
+        norm: Norm of every layer, ``"batch"``, ``"layer"`` or ``None``.
+        dropout: Dropout rate of every layer.
+
+    Options:
+        edge_dim (int, list of int or None): Number of channels of edge features, or a list with the number of
+            categories of every integer column; ``None`` (default): no edge features.
+        pe_channels (int): Number of channels of the positional encoding, a part of ``hidden_channels``; 0 by default.
+        task (str): ``"node"`` (default): predict for every node; ``"graph"``: an MLP reads the mean over the nodes of
+            each graph; ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+
+    Shapes:
+        x: [N, in_channels], dense or sparse; or [N, F] of integers.
+        edge_index: [2, E], a sparse CSR tensor or a ``Graph``; required.
+        edge_weight: [E].
+        batch: [N], sorted.
+        edge_attr: [E, edge_dim], in the order of ``edge_index``; or [E, F] of integers.
+        pe: A tensor or a tuple of tensors with one row per node, as `AddLaplacianPE` stores them.
+        edge_label_index: [2, L], the pairs to score with ``task="link"``.
+        output: Raw logits [N, out_channels]; [B, out_channels] for graphs; scores [L] for links.
 
     Examples:
         >>> GatedGCN(4, 16, 3, num_layers=2)(x, edge_index).shape
@@ -196,21 +246,21 @@ class GatedGCN(BlockStack):
 
 
 class FrameOptions(TypedDict, total=False):
-    """Of `GatedGCNConv` and `GPSBlock`."""
+    """Options of `GatedGCNConv` and `GPSBlock`."""
 
     norm: Norm
     dropout: float
 
 
 class AttentionOptions(TypedDict, total=False):
-    """Of the attention of `GPS`."""
+    """Options of the attention of `GPS`."""
 
     attention: dict[str, Any] | None
     attention_dropout: Probability
 
 
 class GPSOptions(FrameOptions, AttentionOptions, total=False):
-    """Of `GPS`: beside those of its parts, of `BlockStack`."""
+    """Options of `GPS`: the options of its parts and of `BlockStack`."""
 
     edge_dim: int | Sequence[int] | None
     pe_channels: CountOrZero
@@ -220,18 +270,43 @@ class GPSOptions(FrameOptions, AttentionOptions, total=False):
 class GPS(BlockStack):
     r"""Message passing and attention over all pairs of nodes in every :class:`GPSBlock` (Rampášek et al. 2022).
 
-    The attention is a :class:`SFiConv`, by default softmax attention without friction (λ* = 0) and adjacency.
+        x⁰ = [W x ‖ PE],   e⁰ = W_e e,   (x^(k+1), e^(k+1)) = GPSBlock(x^(k), e^(k), A)
+
+    The attention is a :class:`SFiConv`. By default it is softmax attention, without friction (λ* = 0) and adjacency.
 
     Args:
-        in_channels, hidden_channels, out_channels, num_layers: as in :class:`BlockStack`.
-        heads, lam, adjacency: H, λ* and the term Ã of the attention.
-        local: message passing by GatedGCN; ``False``: attention alone.
+        in_channels: Number of channels of the features; -1 takes it from the first call; or a list with the number of
+            categories of every integer column.
+        hidden_channels: Number of channels C of the states of nodes and edges.
+        out_channels: Number of logits.
+        num_layers: Number of blocks K.
+        heads: Number of heads H of the attention.
+        lam: λ*, the weight of friction in the attention; 0 is softmax attention.
+        adjacency: Include the term Ã of the attention (:class:`SFiConv`).
+        local: Include message passing by :class:`GatedGCNConv`; ``False`` leaves attention as the only layer of a
+            block.
 
     Options:
-        norm, dropout: of the blocks, ``"batch"`` and 0 by default.
-        attention, attention_dropout: further options of :class:`SFiConv` (``alpha``, ``friction``, ``gamma``, ``hops``,
-            …) in a dict, and dropout rate of the values of the attention.
-        edge_dim, pe_channels, task: of :class:`BlockStack`.
+        norm (str or None): Norm of the blocks, ``"batch"`` (default), ``"layer"`` or ``None``.
+        dropout (float): Dropout rate of the blocks; 0 by default.
+        attention (dict or None): Further options of :class:`SFiConv`, such as ``alpha``, ``friction``, ``gamma`` and
+            ``hops``; ``None`` (default) for none.
+        attention_dropout (float): Dropout rate on the values of the attention; 0 by default.
+        edge_dim (int, list of int or None): Number of channels of edge features, or a list with the number of
+            categories of every integer column; ``None`` (default): no edge features.
+        pe_channels (int): Number of channels of the positional encoding, a part of ``hidden_channels``; 0 by default.
+        task (str): ``"node"`` (default): predict for every node; ``"graph"``: an MLP reads the mean over the nodes of
+            each graph; ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+
+    Shapes:
+        x: [N, in_channels], dense or sparse; or [N, F] of integers.
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        edge_attr: [E, edge_dim], in the order of ``edge_index``; or [E, F] of integers.
+        pe: A tensor or a tuple of tensors with one row per node, as `AddLaplacianPE` stores them.
+        edge_label_index: [2, L], the pairs to score with ``task="link"``.
+        output: Raw logits [N, out_channels]; [B, out_channels] for graphs; scores [L] for links.
 
     Examples:
         >>> GPS(4, 16, 3, num_layers=2)(x, edge_index).shape
@@ -276,12 +351,44 @@ class GPS(BlockStack):
 
 
 class DFiFormer(GPS):
-    """Softmax attention over all pairs of nodes beside message passing: :class:`SFiFormer` without friction (§ 4.2).
+    """Softmax attention over all pairs of nodes plus message passing: :class:`SFiFormer` without friction (§ 4.2).
+
+    The attention of every block adds
+
+        (1 + γ)⁻¹ Σ_h [Ã + γ S^h] x W_V^h W_O^h
+
+    to its state (SFi-Former, Eq. 11), with softmax attention S (:class:`SFiConv`).
 
     Args:
-        in_channels, hidden_channels, out_channels, num_layers, options: see :class:`GPS`, without ``lam``.
-        adjacency: the term Ã.
-        task: ``"node"``, ``"graph"`` or ``"link"``.
+        in_channels: Number of channels of the features; -1 takes it from the first call; or a list with the number of
+            categories of every integer column.
+        hidden_channels: Number of channels C of the states of nodes and edges.
+        out_channels: Number of logits.
+        num_layers: Number of blocks K.
+        adjacency: Include the term Ã of the attention.
+
+    Options:
+        heads (int): Number of heads H of the attention; 4 by default.
+        local (bool): Include message passing by :class:`GatedGCNConv`; ``True`` by default.
+        norm (str or None): Norm of the blocks, ``"batch"`` (default), ``"layer"`` or ``None``.
+        dropout (float): Dropout rate of the blocks; 0 by default.
+        attention (dict or None): Further options of :class:`SFiConv`; ``None`` (default) for none.
+        attention_dropout (float): Dropout rate on the values of the attention; 0 by default.
+        edge_dim (int, list of int or None): Number of channels of edge features, or a list with the number of
+            categories of every integer column; ``None`` (default): no edge features.
+        pe_channels (int): Number of channels of the positional encoding, a part of ``hidden_channels``; 0 by default.
+        task (str): ``"node"`` (default): predict for every node; ``"graph"``: an MLP reads the mean over the nodes of
+            each graph; ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+
+    Shapes:
+        x: [N, in_channels], dense or sparse; or [N, F] of integers.
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        edge_attr: [E, edge_dim], in the order of ``edge_index``; or [E, F] of integers.
+        pe: A tensor or a tuple of tensors with one row per node, as `AddLaplacianPE` stores them.
+        edge_label_index: [2, L], the pairs to score with ``task="link"``.
+        output: Raw logits [N, out_channels]; [B, out_channels] for graphs; scores [L] for links.
 
     Examples:
         >>> DFiFormer(4, 16, 3, num_layers=2, task="graph")(x, edge_index).shape  # one row for the one graph
@@ -305,12 +412,46 @@ class DFiFormer(GPS):
 
 
 class SFiFormer(GPS):
-    r"""Sparse attention over all pairs of nodes beside message passing: :class:`GPS` with Eq. 11 (SFi-Former, § 4).
+    r"""Sparse attention over all pairs of nodes plus message passing: :class:`GPS` with Eq. 11 (SFi-Former, § 4).
+
+    The attention of every block adds
+
+        (1 + γ)⁻¹ Σ_h [Ã + γ S^h] x W_V^h W_O^h
+
+    to its state, with the sparse flow S (:class:`SFiConv`).
 
     Args:
-        in_channels, hidden_channels, out_channels, num_layers, options: see :class:`GPS`; α goes into ``attention``.
-        lam, adjacency: λ* and the term Ã (Table 3 compares).
-        task: ``"node"``, ``"graph"`` or ``"link"``.
+        in_channels: Number of channels of the features; -1 takes it from the first call; or a list with the number of
+            categories of every integer column.
+        hidden_channels: Number of channels C of the states of nodes and edges.
+        out_channels: Number of logits.
+        num_layers: Number of blocks K.
+        lam: λ*, the weight of friction in the attention (compared in Table 3).
+        adjacency: Include the term Ã of the attention (compared in Table 3).
+
+    Options:
+        heads (int): Number of heads H of the attention; 4 by default.
+        local (bool): Include message passing by :class:`GatedGCNConv`; ``True`` by default.
+        norm (str or None): Norm of the blocks, ``"batch"`` (default), ``"layer"`` or ``None``.
+        dropout (float): Dropout rate of the blocks; 0 by default.
+        attention (dict or None): Further options of :class:`SFiConv`, such as ``alpha`` for α; ``None`` (default) for
+            none.
+        attention_dropout (float): Dropout rate on the values of the attention; 0 by default.
+        edge_dim (int, list of int or None): Number of channels of edge features, or a list with the number of
+            categories of every integer column; ``None`` (default): no edge features.
+        pe_channels (int): Number of channels of the positional encoding, a part of ``hidden_channels``; 0 by default.
+        task (str): ``"node"`` (default): predict for every node; ``"graph"``: an MLP reads the mean over the nodes of
+            each graph; ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+
+    Shapes:
+        x: [N, in_channels], dense or sparse; or [N, F] of integers.
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        edge_attr: [E, edge_dim], in the order of ``edge_index``; or [E, F] of integers.
+        pe: A tensor or a tuple of tensors with one row per node, as `AddLaplacianPE` stores them.
+        edge_label_index: [2, L], the pairs to score with ``task="link"``.
+        output: Raw logits [N, out_channels]; [B, out_channels] for graphs; scores [L] for links.
 
     Examples:
         >>> SFiFormer(4, 16, 3, num_layers=2)(x, edge_index).shape
@@ -341,8 +482,12 @@ class SFiFormer(GPS):
     ) -> SFiFormer:
         """Return an SFi-Former+ with the parameters of a trained DFi-Former, which is not modified (Section 4.2).
 
-        The projections of the frictions, which DFi-Former lacks, are drawn at random. ``lam`` is λ* > 0, and options in
-        ``attention`` override those of ``dfi`` (``alpha``, ``friction``).
+        The projections of the frictions, which DFi-Former lacks, are drawn at random.
+
+        Args:
+            dfi: The trained model.
+            lam: λ* > 0, the weight of friction.
+            attention: Options of the attention that override those of ``dfi``, such as ``alpha`` and ``friction``.
         """
         check_kind(dfi, "dfi", DFiFormer, "a DFiFormer")
         if attention is not None:

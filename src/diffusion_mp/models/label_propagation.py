@@ -24,21 +24,29 @@ MANY_CLASSES = 1 << 16
 class LabelPropagation(KnowsPyGNames, Saved):
     r"""Spread known labels over a graph, or over an attention, without training.
 
-    Y^(k+1) = α S Y^(k) + (1 − α) Y^(0), clamped to [0, 1] (Zhu & Ghahramani 2002; Zhou et al. 2004).
+        Y^(k+1) = α S Y^(k) + (1 − α) Y^(0)
 
-    Edge weights, the third argument of a call (in PyG the mask), are normalised by degrees.
+    clamped to [0, 1] (Zhu & Ghahramani 2002; Zhou et al. 2004). The limit without clamping is (Zhou et al. 2004, Eq. 4)
+
+        Y* = (1 − α)(I − αS)⁻¹ Y^(0)
+
+    Edge weights are the third argument of a call (in PyG it is the mask). They are normalised by degrees.
 
     Args:
-        num_layers: number of steps, or ``None`` for the limit without clamping, Y* = (1 − α)(I − αS)⁻¹ Y^(0) (Zhou et
-            al. 2004, Eq. 4), for a symmetric S, or a symmetric Ω divided by its row sums.
-        alpha: α in (0, 1], below 1 for the limit.
-        diffusivity: of S, with one head; by default D^-½AD^-½. ``SymmetricDiffusivity(..., diagonal=False)`` gives
-            scikit-learn's ``LabelSpreading``, but for its final division of rows.
+        num_layers: Number of steps. ``None`` computes the limit, for a symmetric S or for a symmetric Ω divided by its
+            row sums.
+        alpha: α in (0, 1], and below 1 for the limit.
+        diffusivity: Diffusivity of S, with one head; D^-½AD^-½ by default. ``SymmetricDiffusivity(...,
+            diagonal=False)`` gives scikit-learn's ``LabelSpreading``, except for its final division of rows.
 
     Shapes:
-        y: class labels [N] or [N, 1] of integers, negative where unknown, or soft labels [N, K] of floating point;
-        mask: the nodes with known labels, bool [N] or their indices; features: [N, F], if and only if the diffusivity
-        reads nodes; output: [N, K].
+        y: Class labels [N] or [N, 1] of integers, negative where unknown; or soft labels [N, K] of floating point.
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None``.
+        edge_weight: [E].
+        mask: The nodes with known labels, [N] of bool, or their indices.
+        batch: [N], sorted.
+        features: [N, F], if and only if the diffusivity reads nodes.
+        output: [N, K] for K classes.
 
     Examples:
         >>> LabelPropagation(num_layers=None, alpha=0.5)(torch.tensor([0, 0, 0, 1, 1, 1]), edge_index).shape
@@ -112,7 +120,7 @@ class LabelPropagation(KnowsPyGNames, Saved):
         if self.num_layers is None:
             return self.update(y, coupling)
         state = y
-        # S is no average for rows of D^-½AD^-½, whose sums may exceed one; the clamp keeps soft labels (as PyG does).
+        # Rows of D^-½AD^-½ may sum to more than one, so a step is not an average. The clamp keeps labels in [0, 1].
         for _ in range(self.num_layers):
             state = self.update(state, coupling, source=y).clamp(0, 1)
         return state

@@ -21,7 +21,7 @@ from diffusion_mp.runtime.noise import dropout
 
 
 class NodeFormerModelOptions(StackOptions, NodeFormerParts, total=False):
-    """Of `NodeFormer`: beside those of the stack, of its layers."""
+    """Options of `NodeFormer`: the options of the stack and of its layers."""
 
     activation: Literal["elu"] | None
     heads: Count
@@ -34,26 +34,63 @@ class NodeFormerModelOptions(StackOptions, NodeFormerParts, total=False):
 class NodeFormer(LayerStack):
     r"""Softmax attention over all pairs of nodes in O(N), with a loss on edges (Wu et al. 2022; slides, Algorithm 1).
 
-    Z^(0) = ELU(LayerNorm(W_I X)),  Z^(l+1) = LayerNorm(s NodeFormerConv(Z^(l), A) + Z^(l)),  Ŷ = W_O Z^(L).
+        Z^(0) = ELU(LayerNorm(W_I X)),   Z^(l+1) = LayerNorm(s NodeFormerConv(Z^(l), A) + Z^(l)),   Ŷ = W_O Z^(L)
 
-    In training with a graph every layer also stores λ/L times its edge loss; the objective of the slides, L_s + λ L_e,
+    In training with a graph every layer also stores λ/L times its edge loss. The objective of the slides, L_s + λ L_e,
     is ``cross_entropy(model(x, edge_index)[mask], y[mask]) + auxiliary_loss(model)``.
 
-    The model of the slides has ``jump="cat"``, the layers of :class:`NodeFormerConv`, s = 1 (docs/errata.md,
-    N12), and ``edge_regularization=1.0, relative_edge_loss=False``, an edge loss that dominates that of the task (N11).
+    The model of the slides has ``jump="cat"``, the options of the slides for every :class:`NodeFormerConv`, s = 1
+    (docs/errata.md, N12), and ``edge_regularization=1.0, relative_edge_loss=False``. Its edge loss dominates the loss
+    of the task (docs/errata.md, N11).
 
     Args:
-        in_channels, hidden_channels, out_channels: see :class:`GraphModel`.
-        num_layers: L.
-        edge_regularization: λ, the weight of the edge loss.
-        residual, step: add the input state of a layer to s times its output; s is min(1, 2/L) by default.
-        jump: input of the output layer: the last state (``None``), all states (``"cat"``) or their ``"max"``.
+        in_channels: Number of channels of the features; -1 takes it from the first call.
+        hidden_channels: Number of channels C of the state.
+        out_channels: Number of logits.
+        num_layers: Number of layers L.
+        edge_regularization: λ, the weight of the edge loss. The default is smaller than the 1 of the slides, with which
+            the edge loss dominates the loss of the task (docs/errata.md, N11).
+        residual: Add the input state of a layer to s times its output.
+        step: s. ``None`` is min(1, 2/L), so that all layers of a deep stack together move the state as far as two do
+            (docs/errata.md, N12).
+        jump: Input of the output layer: the last state (``None``), all states (``"cat"``) or their maximum (``"max"``).
 
     Options:
-        layer_norm, task: see :class:`GraphModel`; with LayerNorm by default.
-        dropout: dropout rate after the input layer and on the output of every layer.
-        activation: after every layer, ``"elu"`` or ``None``, the default; the input layer always has one.
-        heads, tau, num_features, hops, …: further ones of :class:`NodeFormerConv`.
+        layer_norm (bool): LayerNorm after the input layer and after every layer; ``True`` by default.
+        task (str): ``"node"`` (default): predict for every node; ``"graph"``: an MLP reads the mean over the nodes of
+            each graph; ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+        dropout (float): Dropout rate after the input layer and on the output of every layer; 0 by default.
+        activation (str or None): Activation after every layer, ``"elu"`` or ``None`` (default). The input layer always
+            has one.
+        heads (int): Number of heads H of every layer; 1 by default.
+        head_channels (int or None): Number of channels D of queries, keys and values; ``hidden_channels`` by default.
+        relational_bias (str or None): Normalisation of the observed edges: ``"sym"`` (default), ``"row"`` or ``"sum"``;
+            ``None`` leaves the edges out.
+        hops (int): Largest power P of A in the relational bias; 4 by default.
+        powers (str): ``"walks"`` (default) or ``"reach"``; see :class:`RelationalBias`.
+        gate (str or None): ``"sigmoid"`` (default): weights σ(b) of the powers; ``None``: weights b.
+        qkv_bias (bool): Add biases in W_Q, W_K and W_V; ``False`` by default.
+        bias (bool): Add a bias in W_O; ``True`` by default.
+        projection (str or None): ``"separate"`` (default), ``"tied"`` or ``None``; see :class:`QueryKeyDiffusivity`.
+        normalize (str or None): Norm of queries and keys: ``"row"``, ``"frobenius"`` or ``None`` (default).
+        num_features (int): Number of random features m; 32 by default.
+        tau (float): Temperature τ; 1 by default (docs/errata.md, N11).
+        logits (str): ``"scaled_dot"`` (default): q·k/√d; ``"dot"``: q·k.
+        num_samples (int): Number of noise samples per training step; 0 by default, no noise, which trains better with
+            few labels (docs/errata.md, N11).
+        relative_edge_loss (bool): Divide the edge loss by log n; ``True`` by default.
+        generator (torch.Generator or None): Draws the features and the seed of the noise; ``None`` (default) is torch's
+            global generator.
+        stabilizer (float): Number added to features whose maximum is one, for parity with the released code; 0 by
+            default.
+
+    Shapes:
+        x: [N, in_channels], dense or sparse.
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        edge_label_index: [2, L], the pairs to score with ``task="link"``.
+        output: Raw logits [N, out_channels]; [B, out_channels] for graphs; scores [L] for links.
 
     Examples:
         >>> model = NodeFormer(4, 16, 3, heads=2)
@@ -81,7 +118,7 @@ class NodeFormer(LayerStack):
             step = min(1.0, 2 / num_layers)
         # The mean over layers, so that λ means the same at every depth.
         share = edge_regularization / num_layers
-        # The states of all layers, and that of the input layer.
+        # The states of all layers and of the input layer.
         states = 1
         if jump == "cat":
             states = num_layers + 1

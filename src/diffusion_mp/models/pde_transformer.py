@@ -43,24 +43,34 @@ SITES: dict[str, str] = {
 class PDETransformer(Resettable):
     r"""A pre-norm Transformer for sequences, with learned positions and :class:`PDEDiffusion1d` at one of seven places.
 
-    X⁰ = 𝒮_embedding(W x + p), K blocks X ← :class:`TransformerBlock` (X), and an MLP on the pooled LN(X^K). The
-    positions p start as sinusoids (Vaswani et al. 2017, Section 3.5) and are learned from there. P2 and P3 are the same
-    function. P6 smooths along the heads of one token, not along the sequence.
+        X⁰ = 𝒮_embedding(W x + p),   X^(k+1) = TransformerBlock(X^(k))
+
+    An MLP reads the pooled LN(X^K). The positions p start as sinusoids (Vaswani et al. 2017, Section 3.5) and are
+    learned. P2 and P3 are the same function. P6 smooths along the heads of one token and not along the sequence.
 
     Args:
-        in_channels: of floating-point sequences; for sequences of tokens, a list with the size of the vocabulary.
-        hidden_channels, out_channels, num_layers, heads: C of the state, number of logits, of blocks and of heads.
-        max_length: number of learned positions.
-        placement, diffusion: ``"P1"`` … ``"P7"`` of Table 1, with options of :class:`PDEDiffusion1d`; or ``None``.
-        mlp_channels: hidden channels of the MLP of a block; 4C by default.
-        pooling: a sequence is represented by the ``"mean"`` of its tokens, the ``"first"`` or the ``"last"``.
+        in_channels: Number of channels of floating-point sequences; for sequences of tokens, a list with the size of
+            the vocabulary.
+        hidden_channels: Number of channels C of the state.
+        out_channels: Number of logits.
+        num_layers: Number of blocks K.
+        heads: Number of heads H.
+        max_length: Number of learned positions, the length of the longest sequence.
+        placement: Site of the diffusion, ``"P1"`` … ``"P7"`` of Table 1 (Zhang & Zhou); ``None`` for no diffusion.
+        diffusion: Options of :class:`PDEDiffusion1d` in a dict; ``None`` for none.
+        mlp_channels: Number of hidden channels of the MLP of a block; 4C by default.
+        pooling: How a sequence is represented: by the ``"mean"`` of its tokens, the ``"first"`` or the ``"last"``.
         task: ``"classify"``: sequences; ``"retrieve"``: pairs, by an MLP on [u, v, u ∘ v, u − v] (Tay et al. 2021).
-        causal: no position reads a later one. Diffusion along the sequence then has ``boundary="causal"``.
-        dropout: dropout rate of the blocks, see :class:`TransformerBlock`, and after the embedding.
+        causal: No position reads a later one. Diffusion along the sequence then has ``boundary="causal"``.
+        dropout: Dropout rate of the blocks and after the embedding. In a block it acts on the attention weights, on the
+            hidden units of the MLP, and on both changes of the state.
 
     Shapes:
-        x: [B, L, in_channels] of floats, or [B, L] of integers; mask: [B, L], true for tokens; other, other_mask: the
-        second sequences; output: raw logits [B, out_channels], whatever the place or content of padding.
+        x: [B, L, in_channels] of floating point, or [B, L] of integers.
+        mask: [B, L], true at tokens; by default all positions have tokens.
+        other: The second sequences of pairs, [B, M, in_channels] or [B, M]; for ``task="retrieve"`` only.
+        other_mask: [B, M].
+        output: Raw logits [B, out_channels], whatever the place or content of padding.
 
     Examples:
         >>> model = PDETransformer(4, 16, 2, num_layers=1, heads=2, max_length=10, placement="P2")
@@ -165,7 +175,13 @@ class PDETransformer(Resettable):
     def encode(
         self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, *, name: str = "x"
     ) -> Float[Tensor, "B C"]:
-        """Return the pooled states of the sequences; ``name`` is the name of the input in messages."""
+        """Return the pooled states of the sequences [B, C].
+
+        Args:
+            x: Sequences.
+            mask: Positions with tokens; by default all positions have tokens.
+            name: Name of the input in messages.
+        """
         state = self.embed(x, mask, name=name)
         for block in self.blocks:
             state = block(state, mask)
@@ -189,7 +205,13 @@ class PDETransformer(Resettable):
     def embed(
         self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, *, name: str = "x"
     ) -> Float[Tensor, "B L C"]:
-        """Return the initial state: embedding plus position, smoothed under P1."""
+        """Return the initial state [B, L, C]: embedding plus position, smoothed under P1.
+
+        Args:
+            x: Sequences.
+            mask: Positions with tokens; by default all positions have tokens.
+            name: Name of the input in messages.
+        """
         x = self._sequences(x, mask, name)
         if mask is None:
             positions = self.positions[: x.size(1)]
@@ -198,7 +220,7 @@ class PDETransformer(Resettable):
             x = x.masked_fill(~mask.unsqueeze(2), 0)
             # Tokens are counted, so that padding may stand anywhere.
             positions = self.positions[(mask.cumsum(1) - 1).clamp(min=0)]
-        # The encoder takes rows, as that of nodes does.
+        # The encoder takes rows, as for nodes.
         embedded = self.encoder(x.flatten(0, 1), name).unflatten(0, x.shape[:2])
         state = self.after_embedding(embedded + positions, mask)
         return dropout(state, self.dropout, self.training)
@@ -231,7 +253,7 @@ class PDETransformer(Resettable):
     def _draw(self) -> None:
         """Initialise the positions with sinusoids, so that neighbours start out similar."""
         count, channels = self.positions.shape
-        # PyG's encoding has an even number of channels; the last one is dropped where the state has not.
+        # PyG's encoding has an even number of channels; its last channel is dropped if the state has an odd number.
         sinusoids = PositionalEncoding(channels + channels % 2)(
             torch.arange(count, dtype=self.positions.dtype)
         )

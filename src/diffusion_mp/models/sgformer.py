@@ -1,4 +1,4 @@
-"""``SGFormer``: one layer of global attention beside a GNN."""
+"""``SGFormer``: one layer of global attention plus a GNN."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from diffusion_mp.models.base import Collect, GraphModel, Task, output_layers, r
 from diffusion_mp.models.gnn import ConvName, DiffusionGNN, ResidualGCN
 from diffusion_mp.runtime.noise import dropout
 
-#: From PyG's names of options to those of this class.
+#: The names of this class by PyG's names of options.
 PYG_NAMES = {
     "trans_num_heads": "heads",
     "trans_dropout": "dropout",
     "gnn_num_layers": "num_gnn_layers",
     "graph_weight": "alpha",
 }
-#: What PyG's class always does, and its defaults where they are not those of this class.
+#: What PyG's class always does, and its defaults where this class has others.
 PYG_OPTIONS: dict[str, Any] = {
     "gnn": "residual",
     "activation": "relu",
@@ -41,28 +41,52 @@ PYG_OPTIONS: dict[str, Any] = {
 
 
 class SGFormer(GraphModel):
-    r"""Linear attention over all pairs of nodes beside a GNN (slides, "SGFormer"; Wu et al. 2023b).
+    r"""Linear attention over all pairs of nodes plus a GNN (slides, "SGFormer"; Wu et al. 2023b).
 
-    Z⁽⁰⁾ = ReLU(LayerNorm(W_I X + b_I)),  Z = LayerNorm(β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z⁽⁰⁾),
-    Z_O = (1 − α) Z + α GN(Z⁽⁰⁾, A),  Ŷ = Z_O W_O + b_O.
+        Z^(0) = ReLU(LayerNorm(W_I X + b_I)),   Z = LayerNorm(β D⁻¹[V + (1/n) Q̃(K̃ᵀV)] + (1 − β) Z^(0))
+        Z_O = (1 − α) Z + α GN(Z^(0), A),   Ŷ = Z_O W_O + b_O
 
-    Without observed edges Z_O = Z. :meth:`like_pyg` builds PyG's class; docs/released.md lists the options of the
+    Without observed edges Z_O = Z. :meth:`like_pyg` builds PyG's class. docs/released.md lists the options of the
     released code.
 
     Args:
-        in_channels, hidden_channels, out_channels: see :class:`GraphModel`.
-        num_gnn_layers, gnn: GN, a :class:`DiffusionGNN` of this depth and ``conv`` (slides: GCN) on hidden channels;
-            or ``"residual"``, the :class:`ResidualGCN` of PyG's SGFormer, which reads X.
+        in_channels: Number of channels of the features; -1 takes it from the first call.
+        hidden_channels: Number of channels C of the state.
+        out_channels: Number of logits.
+        num_gnn_layers: Number of layers of GN.
+        gnn: GN: the ``conv`` of a :class:`DiffusionGNN` on hidden channels (slides: ``"gcn"``); or ``"residual"``, the
+            `ResidualGCN` of PyG's SGFormer, which reads X.
         alpha: α in [0, 1], the weight of GN.
-        shared_encoder: GN reads Z⁽⁰⁾, as in the slides; ``False``: X through its own encoder, as in the released code.
-        layer_norm: normalise in the encoders and after the attention.
-        dropout, gnn_dropout: dropout rates of the values of the attention and of Z_O, and inside GN (``dropout``).
-        task: ``"node"``, ``"graph"`` or ``"link"``.
-        trans_num_layers: number of attention layers with norms; further ones read Z instead of Z⁽⁰⁾.
-        activation: after the norm of every attention layer, ``"relu"`` or ``None``.
-        dropout_on: ``"values"``; or ``"state"``, after the encoder and every attention layer, not on Z_O, as in PyG.
-        aggregate: ``"add"``, the sum above, or ``"cat"``: Z_O = [Z ‖ GN(Z⁽⁰⁾, A)], which needs observed edges.
-        options: further options of the attention, see :class:`SGFormerConv` (``heads``, ``beta``, ``normalize``, …).
+        shared_encoder: GN reads Z^(0), as in the slides. ``False``: GN reads X through its own encoder, as in the
+            released code.
+        layer_norm: LayerNorm in the encoders and after the attention.
+        dropout: Dropout rate of the values of the attention and of Z_O.
+        gnn_dropout: Dropout rate inside GN; ``dropout`` by default.
+        task: ``"node"``: predict for every node; ``"graph"``: an MLP reads the mean over the nodes of each graph;
+            ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+        trans_num_layers: Number of attention layers with norms. Further layers read Z instead of Z^(0).
+        activation: Activation after the norm of every attention layer, ``"relu"`` or ``None``.
+        dropout_on: ``"values"``: dropout of the values of the attention and of Z_O; ``"state"``: dropout after the
+            encoder and every attention layer, and not of Z_O, as in PyG.
+        aggregate: ``"add"``: the sum above; ``"cat"``: Z_O = [Z ‖ GN(Z^(0), A)], which needs observed edges.
+
+    Options:
+        heads (int): Number of heads H of the attention; 1 by default.
+        beta (float): Weight β of the attention, in (0, 1]; 0.5 by default.
+        projection (str or None): ``"separate"`` (default), ``"tied"`` or ``None``; see :class:`SGFormerConv`.
+        normalize (str): Norm of queries and keys, ``"row"`` (default, as in PyG) or ``"frobenius"``, as in the slides,
+            with which the attention vanishes on large graphs (docs/errata.md, G1).
+        transform (bool): Apply W_V; ``True`` by default.
+        qkv_bias (bool): Add biases in W_Q, W_K and W_V; ``False`` by default.
+        bias (bool): Add a bias to the output of the attention; ``False`` by default.
+
+    Shapes:
+        x: [N, in_channels], dense or sparse.
+        edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None``.
+        edge_weight: [E].
+        batch: [N], sorted.
+        edge_label_index: [2, L], the pairs to score with ``task="link"``.
+        output: Raw logits [N, out_channels]; [B, out_channels] for graphs; scores [L] for links.
 
     Examples:
         >>> SGFormer(4, 16, 3)(x, edge_index).shape
@@ -92,7 +116,7 @@ class SGFormer(GraphModel):
         **options: Any,
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
-        # One rate is enough for most: the GNN takes that of the attention unless it is given its own.
+        # One rate is enough for most models: the GNN takes the rate of the attention by default.
         if gnn_dropout is None:
             gnn_dropout = dropout
         self.alpha = alpha
@@ -121,7 +145,7 @@ class SGFormer(GraphModel):
         # A ResidualGCN has an encoder of its own.
         if not shared_encoder and gnn != "residual":
             self.gnn_encoder = encoder()
-        # The first layer is no element of the list: these are the names under which models of one layer were saved.
+        # The first layer is not in the list: models of one layer were saved under these names.
         self.conv, self.norm = attention()
         self.further = nn.ModuleList(attention() for _ in range(trans_num_layers - 1))
         sizes = (hidden_channels, num_gnn_layers)
@@ -142,10 +166,16 @@ class SGFormer(GraphModel):
     def like_pyg(
         cls, in_channels: int, hidden_channels: int, out_channels: int, **options: Any
     ) -> SGFormer:
-        """Return the model that PyG's ``SGFormer`` computes, from its options by its names, with its defaults.
+        """Return the model that PyG's ``SGFormer`` computes, from PyG's names of options and with PyG's defaults.
 
-        Further options are those of this class, such as ``normalize="frobenius", qkv_bias=True`` for the released code.
         PyG returns the log-softmax of these logits.
+
+        Args:
+            in_channels: Number of channels of the features.
+            hidden_channels: Number of channels C of the state.
+            out_channels: Number of logits.
+            options: Options of PyG's ``SGFormer``, such as ``trans_num_heads`` and ``gnn_num_layers``; and options of
+                this class, such as ``normalize="frobenius", qkv_bias=True`` for the released code.
 
         Examples:
             >>> SGFormer.like_pyg(4, 16, 3, trans_num_heads=2, gnn_num_layers=1)(x, edge_index).shape
@@ -172,7 +202,7 @@ class SGFormer(GraphModel):
     def _beside_gnn(
         self, z: Tensor, x: Tensor, initial: Tensor, graph: Graph
     ) -> Tensor:
-        """Return Z_O from the attention's Z, the features X and the embedding Z⁽⁰⁾."""
+        """Return Z_O from the attention's Z, the features X and the embedding Z^(0)."""
         # A graph whose edges were not observed is not one without edges, on which the GNN would still say something of
         # every node by itself.
         if graph.edge_index is None:
