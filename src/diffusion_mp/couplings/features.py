@@ -109,7 +109,7 @@ def fill_blocks(
 def listed_products(
     query: Tensor, key: Tensor, edge_index: Tensor, ptr: Tensor | None, across: float
 ) -> Tensor:
-    """Return q_i·k_j [E, H] of listed pairs, j = ``edge_index[0]``, i = ``edge_index[1]``; ``across`` between graphs."""
+    """Return q_i·k_j [E, H] of listed pairs j → i, with ``across`` where they lie in different graphs."""
     # Nothing bounds a product between graphs. It is replaced before an exponential, since ∞ · 0 is NaN.
     products = sddmm(
         Graph(query.size(0), edge_index, validate=False).pattern, query, key

@@ -129,7 +129,7 @@ class PairwiseCoupling(FeatureCoupling):
 
     @cached_property
     def shifts(self) -> tuple[ByRow, ByRow]:
-        """The shifts a of rows and b of columns in s_ij = exp(log f(q_i·k_j) + a_i + b_j), for entries and the transpose."""
+        """The shifts a of rows and b of columns in s_ij = exp(log f(q_i·k_j) + a_i + b_j)."""
         zero = self.query.new_zeros(self.num_nodes, self.heads)
         if not self.normalize:
             return zero, zero
@@ -474,7 +474,7 @@ class SparseFlowCoupling(Coupling):
         return TransposedCoupling(self)
 
     def _listed(self, edge_index: Pairs) -> tuple[Tensor, Tensor, RowTerms, Tensor]:
-        """Return s and u of listed pairs, the terms of their rows, and whether the source is the row's best conductor."""
+        """Return s and u of listed pairs, the terms of their rows, and whether the source conducts best in its row."""
         source, target = edge_index
         s = listed_products(*self._features[:2], edge_index, self.ptr, across=-math.inf)
         u = listed_products(*self._features[2:], edge_index, self.ptr, across=0.0)
