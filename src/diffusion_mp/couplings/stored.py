@@ -167,7 +167,7 @@ class SparseCoupling(Coupling):
     Args:
         graph: the graph of the edges.
         weight: the weights [E] or [E, H], in the order of the edges. ``None`` takes the weights of the graph itself,
-            one for each edge of an unweighted graph.
+            ones if the graph is unweighted.
         checked: skip the checks of the arguments. The library sets it where it has made or checked them itself.
         promises: ``symmetric``, ``row_stochastic``, ``nonnegative`` and ``positive_semidefinite``. ``None``, the
             default of each, promises nothing; but without ``symmetric`` the entries are examined on first access, in
