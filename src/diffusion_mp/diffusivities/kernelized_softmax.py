@@ -193,7 +193,8 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         num_samples: number K of samples of the noise. 0 is without noise.
         edge_regularization: weight λ of :func:`edge_loss`, which a training call computes without noise and
             :func:`auxiliary_loss` returns. 0, the default, computes no loss.
-        relative_edge_loss: divide the loss of a graph of n nodes by log n, so that λ suits graphs of any size. The
+        relative_edge_loss: divide the loss of a graph of n nodes by log n, so that uniform attention
+            costs 1 on any graph. The
             slides do not divide (docs/errata.md, N11).
         generator: draws the features and the seed of the noise. ``None`` is the global generator, as for parameters.
         options: ``heads``: number H of heads, 1 by default. ``projection``: ``"separate"``, the default: q = W_Q x and
