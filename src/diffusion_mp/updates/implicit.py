@@ -173,7 +173,14 @@ def _is_dominant(system: Laplacian) -> bool:
 class _ThetaStep(SolvedUpdate):
     """Base of the steps that solve for the state m at a fraction θ of the step and extrapolate to its end.
 
-        (I + θτ(Δ + κ)) m = v + θτβh,   x′ = v + (m − v)/θ
+    With values v, x′ = v + (m − v)/θ, where m solves
+
+        (I + θτ(Δ + κ)) m = v + θτβh
+
+    Args:
+        tau: step size τ > 0.
+        form: ``"conservative"``, the default: Δ = D̄ − S. ``"residual"``: Δ = I − S.
+        options: ``beta``, ``leak`` and ``max_iter`` of `SolvedUpdate`.
     """
 
     theta: ClassVar[float]  #: θ in (0, 1].

@@ -204,7 +204,7 @@ def solve(
 
 
 class LowRankInverse:
-    """The inverse (diag(d) − S)⁻¹ for S = diag(e) + U Kᵀ, factorised once (Woodbury 1950; Theorem T3 of docs/certified.md).
+    """(diag(d) − S)⁻¹ for S = diag(e) + U Kᵀ, factorised once (Woodbury 1950; Theorem T3 of docs/certified.md).
 
     With A = diag(d − e):
 
@@ -229,7 +229,7 @@ class LowRankInverse:
         return by_graph(self.form, lambda part: next(blocks).solve(part), b)
 
     def solve(self, b: HeadState) -> HeadState:
-        """Return (diag(d) − S)⁻¹ b; raise ``ConvergenceError`` if the solution misses b, where S is singular or not finite."""
+        """Return (diag(d) − S)⁻¹ b, or raise ``ConvergenceError`` if the solution misses b: singular or not finite."""
         # torch raises no error for LU factors of a singular matrix, so the solution is
         # tested.
         x = self(b)
