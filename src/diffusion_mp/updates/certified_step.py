@@ -28,15 +28,15 @@ class CertifiedStep(StateUpdate):
 
         x′_i = Proj_C(x_i + (β m_i (h_i − x_i) − (L_W x)_i) / (β m_i + p_i))
 
-    W = λ (f(‖x_i − x_j‖²))_ij + μA is the coupling at x, and L_W = D_W − W. H is the source, M =
-    diag(m) the metric, C the set that contains every row of a head, and p the `majorant` of the coupling. If C is
-    convex, p are the row sums of W, and x′ is the projection of a weighted mean of h and all x_j. A node with β = 0 and
-    no neighbours does not move.
+    W = λ (f(‖x_i − x_j‖²))_ij + μA is the coupling at x, and L_W = D_W − W. H is the source, M = diag(m) the metric, C
+    the set that contains every row of a head, and p the `majorant` of the coupling. If C is convex, p are the row sums
+    of W, and x′ is the projection of a weighted mean of h and all x_j. A node with β = 0 and no neighbours does not
+    move.
 
     Args:
         beta: β ≥ 0, the weight of the source, or a learnable `Positive`. 1 by default.
-        constraint: the set C, a `Constraint` or its name: ``"ball"``, ``"sphere"``, ``"nonnegative"`` or ``"simplex"``.
-            ``None`` is no constraint.
+        constraint: the set C, a `Constraint` or its name: ``"nonnegative"`` (ReLU), ``"ball"`` (clipped norms),
+            ``"sphere"`` (RMSNorm without a gain) or ``"nonnegative_ball"``. ``None``, the default, is no constraint.
         radius: the radius of a ball or a sphere that ``constraint`` names.
 
     Shapes:
