@@ -35,8 +35,8 @@ class Certificate:
             ``energy`` names.
         tau: step size; NaN if steps have none.
         tau_max: the theorem covers step sizes below it; 0 if it covers none.
-        lam: the smallest admissible λ for ``tau``, the factor of Σ_ij in the energy E(Z, k) (see `Energy`); ∞ if none is
-            known.
+        lam: the smallest admissible λ for ``tau``, the factor of Σ_ij in the energy E(Z, k) (see `Energy`); ∞ if none
+            is known.
         reason: why the theorem holds, or which premise fails.
         eigenvalue: λ₁ of Δ (Theorem 1), or l_max of I − D̄^-½ΩD̄^-½ (Theorem 7).
         energy: the energy with its coefficients (Theorem T1).
