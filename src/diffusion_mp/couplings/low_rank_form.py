@@ -56,6 +56,6 @@ class LowRankForm(NamedTuple):
         right = torch.cat([term.right.expand(-1, heads, -1) for term in terms], dim=2)
         diagonals = [term.diagonal for term in terms if term.diagonal is not None]
         diagonal = reduce(add, diagonals) if diagonals else None
-        # A diagonal has no features, and its boundaries separate every node: those of the others count.
+        # A diagonal has no features, and its boundaries separate every node. The boundaries of the other terms count.
         reaching = [term.ptr for term in terms if term.left.size(2)]
         return cls(left, right, diagonal, reaching[0] if reaching else None)

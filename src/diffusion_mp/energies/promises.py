@@ -43,7 +43,7 @@ def not_as_declared(coupling: Coupling | None, convex: bool) -> str | None:
             pairs = base.graph.edges
         if not pairs.numel():
             continue
-        # Multiples are looked at as a whole: a negative weight breaks the promise, too.
+        # Multiples are examined as a whole, since a negative weight breaks the promise too.
         forth = term.at(pairs).double()
         back = term.at(pairs.flip(0)).double()
         size = forth.abs() + back.abs()

@@ -117,7 +117,7 @@ def graph_of(ptr: Tensor, nodes: Tensor) -> Tensor:
 
 
 def mean_rows(x: Tensor, ptr: Tensor | None) -> Tensor:
-    """Return the mean of the rows of each row's graph, without gradient: [1, ...] for one graph, [N, ...] for a batch."""
+    """Return the mean row of each row's graph, without gradient: [1, ...] for one graph, [N, ...] for a batch."""
     # Distances do not depend on the origin, so no gradient is lost.
     x = x.detach()
     if ptr is None:
