@@ -14,10 +14,11 @@ from diffusion_mp.runtime.cache import cached_property
 
 
 class IdentityCoupling(Coupling):
-    """The identity, which couples every node with itself only.
+    """Couple every node with itself only.
 
-    s_ij is 1 if i = j, else 0. A layer with this coupling is an MLP (Wu, Wipf & Yan 2025, Table 1). In ``ptr`` of this
-    coupling every node is a separate graph, so a sum takes its boundaries from the other terms.
+    The coupling is the identity: s_ij is 1 if i = j, else 0. A layer with this coupling is an MLP (Wu, Wipf & Yan 2025,
+    Table 1). In ``ptr`` of this coupling every node is a separate graph, so a sum takes its boundaries from the other
+    terms.
 
     Args:
         num_nodes: number N of nodes.
@@ -64,9 +65,9 @@ class IdentityCoupling(Coupling):
 
 
 class PolynomialCoupling(DerivedCoupling):
-    """A polynomial of a coupling without constant term.
+    """Evaluate a polynomial of a coupling without storing its powers.
 
-    A product evaluates the polynomial by Horner's rule with P products of S. No power of S is stored.
+    The polynomial has no constant term. A product evaluates it by Horner's rule with P products of S:
 
         Σ_p c_p S^p
 

@@ -693,7 +693,7 @@ def as_scale(scale: object, heads: int) -> float | Tensor:
 
 
 class ScaledCoupling(DerivedCoupling):
-    """A coupling times a factor: a number, a 0-dimensional tensor or one factor per head.
+    """Multiply a coupling by a factor: a number, a 0-dimensional tensor or one factor per head.
 
     Args:
         scale: the factor, a finite number, a tensor with one element, or a tensor [H]. A tensor may be learnable.
@@ -808,7 +808,7 @@ def _of_terms(
 
 
 class SumCoupling(Coupling):
-    """A sum of couplings. A term with a single head is added to every head of the others.
+    """Add couplings. A coupling with a single head is added to every head of the others.
 
     Sums among the terms are flattened. The sum has the widest dtype of its terms.
 

@@ -62,7 +62,7 @@ def _finite(shift: Tensor) -> Tensor:
 
 
 class LogLowRankCoupling(PooledCoupling):
-    """Attention with positive features that are given by their logarithms, as in NodeFormer.
+    """Attend to all nodes by positive features that are given as logarithms, as in NodeFormer.
 
     With features φ = exp(log_query) and ψ = exp(log_key), and log weights b of the senders in K samples:
 

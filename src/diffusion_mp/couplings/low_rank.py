@@ -42,7 +42,7 @@ from diffusion_mp.runtime.precision import (
 
 
 class Sums(NamedTuple):
-    """Sums over some senders, stored as totals and a logarithmic shift so that they do not overflow.
+    """Hold sums over some senders as totals and a logarithmic shift, so that they do not overflow.
 
     A sum over the senders is ``totals`` · exp(``shift``).
 
@@ -167,7 +167,7 @@ class PooledCoupling(Coupling):
 
 
 class LowRankCoupling(FeatureCoupling, PooledCoupling):
-    """Unnormalised attention by inner products, in O(N F D).
+    """Attend to all nodes by inner products without normalisation, in O(N F D).
 
     For nodes i and j of one graph:
 
@@ -217,7 +217,7 @@ class LowRankCoupling(FeatureCoupling, PooledCoupling):
 
 
 class UniformCoupling(LowRankCoupling):
-    """The mean or the sum over the n nodes of a graph.
+    """Average or sum over the n nodes of a graph.
 
     s_ij is 1/n, the *All One* ablation of Wu, Wipf & Yan (2025), Fig. 3.
 
@@ -280,7 +280,7 @@ class UniformCoupling(LowRankCoupling):
 
 
 class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
-    """Linear attention with normalised rows, in O(N).
+    """Attend to all nodes by linear attention with normalised rows, in O(N).
 
     For the n nodes j of the graph of i, with c = ``constant`` and o = ``own``:
 

@@ -26,7 +26,7 @@ from diffusion_mp.kernels.neumann import (
 
 
 class NeumannCoupling(Coupling):
-    """The coupling of a position with its neighbours along a sequence, at several strides.
+    """Couple a position with its neighbours along a sequence, at several strides.
 
     With A_h = Δ_h + 2I and (Δ_h x)_i = x_left − 2x_i + x_right at distance h (Zhang & Zhou, Eq. 1, § 3.2):
 

@@ -51,7 +51,7 @@ TILE_ENTRIES = 1 << 20  # pairs, of all heads, that DistanceCoupling evaluates a
 
 
 class PairwiseCoupling(FeatureCoupling):
-    """Attention over all pairs of nodes, without a matrix in memory.
+    """Attend to all pairs of nodes without a matrix in memory.
 
     For nodes i, j and l of one graph (Wu, Wipf & Yan 2025, Eq. 17):
 
@@ -211,7 +211,7 @@ class PairwiseCoupling(FeatureCoupling):
 
 
 class DistanceCoupling(FeatureCoupling):
-    """The coupling of any function of squared distances between all pairs of nodes.
+    """Couple all pairs of nodes by any function of their squared distance.
 
     For nodes i and j of one graph:
 
@@ -369,7 +369,7 @@ class DistanceCoupling(FeatureCoupling):
 
 
 class SparseFlowCoupling(Coupling):
-    """SFi-Former's sparse attention, where every row is the flow of least energy.
+    """Attend sparsely to all nodes, where every row is the flow of least energy (SFi-Former).
 
     Row i is the minimiser over z of this energy (SFi-Former, Eqs. 6, 8 and 9):
 

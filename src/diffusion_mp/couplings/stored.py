@@ -40,7 +40,7 @@ from diffusion_mp.runtime.precision import accumulating, without_autocast
 
 
 class DenseCoupling(Coupling):
-    """A coupling with given entries s_ij, for matrices of your own and for small graphs.
+    """Store the entries s_ij, for matrices of your own and for small graphs.
 
     Row i receives. A product costs O(N²) time and memory.
 
@@ -160,7 +160,7 @@ def _check_weight(weight: Tensor, graph: Graph) -> None:
 
 
 class SparseCoupling(Coupling):
-    """A coupling with weights on the observed edges j → i.
+    """Couple the ends of observed edges j → i by weights.
 
     The weights of parallel edges add up. An isolated node has a zero row.
 

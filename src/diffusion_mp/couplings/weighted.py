@@ -32,7 +32,7 @@ from diffusion_mp.runtime.precision import (
 
 
 class ReweightedCoupling(DerivedCoupling):
-    """A coupling with weights for its rows and its columns.
+    """Multiply the rows and the columns of a coupling by weights.
 
     The coupling S becomes the operator diag(r) S diag(c), with the entries
 

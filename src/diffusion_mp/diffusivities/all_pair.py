@@ -181,7 +181,7 @@ def origin_of(x: Float[Tensor, "N C"], graph: Graph) -> Tensor:
 
 
 class PenaltyDiffusivity(QueryKeyDiffusivity):
-    """Attention over all pairs of nodes by the derivative f = δ′ of a penalty.
+    """Attend to all nodes by the derivative f = δ′ of a penalty.
 
     For all nodes j and l of the graph of i (Wu, Wipf & Yan 2025, Eqs. 15 and 17):
 
@@ -334,7 +334,7 @@ class _Published(PenaltyDiffusivity):
 
 
 class SimpleDiffusivity(_Published):
-    """The attention of DIFFormer-s, linear in inner products, in O(N) (Wu, Wipf & Yan 2025, Eqs. 18–19, 54–57).
+    """Attend to all nodes by a linear score in O(N): DIFFormer-s (Wu, Wipf & Yan 2025, Eqs. 18–19, 54–57).
 
     f = 1 + q·k. With unit vectors q and k, n nodes in a graph and values v:
 
@@ -364,7 +364,7 @@ class SimpleDiffusivity(_Published):
 
 
 class SigmoidDiffusivity(_Published):
-    """The attention of DIFFormer-a, a sigmoid of inner products (Wu, Wipf & Yan 2025, Eqs. 20, 58–60).
+    """Attend to all nodes by a sigmoid of inner products: DIFFormer-a (Wu, Wipf & Yan 2025, Eqs. 20, 58–60).
 
     f = σ(q·k). With ``measure="distance"``, f = 1/(1 + e^{z²/2 − 1}) of the distance z. A product costs O(N²) time and
     O(N) memory.
@@ -389,7 +389,7 @@ class SigmoidDiffusivity(_Published):
 
 
 class SoftmaxDiffusivity(_Published):
-    """Softmax attention as the diffusivity of a penalty (Wu, Wipf & Yan 2025, Eq. 21).
+    """Attend to all nodes by a softmax of inner products (Wu, Wipf & Yan 2025, Eq. 21).
 
     f = exp(q·k/√d) for heads of d channels. With ``measure="distance"``, f = exp((1 − z²/2)/√d) of the distance z. The
     printed δ is corrected (docs/errata.md, D9).
@@ -414,9 +414,10 @@ class SoftmaxDiffusivity(_Published):
 
 
 class GaussianDiffusivity(_Published):
-    """Attention by a Gaussian of distances, the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3.
+    """Attend to all nodes by a Gaussian of their distance.
 
-    f = exp(−z²/2σ²) of the distance z. With unit vectors it is a function of their inner product.
+    f = exp(−z²/2σ²) of the distance z, the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3. With unit vectors it is
+    a function of their inner product.
 
     Args:
         channels: number C of channels of the state. ``None`` reads the state as it comes; projections need a number.
@@ -450,7 +451,7 @@ KERNELS: dict[str, Callable[..., PenaltyDiffusivity]] = {
 
 
 class SGFormerDiffusivity(QueryKeyDiffusivity):
-    """SGFormer's attention: linear attention over all pairs plus the identity, in O(N).
+    """Attend to all nodes by linear attention plus the identity in O(N), as SGFormer does.
 
     For the n nodes of a graph, with normalised queries Q̃ and keys K̃ (slides, "SGFormer"; Wu et al. 2023b):
 

@@ -179,7 +179,7 @@ class Composed(Diffusivity):
 
 
 class ScaledDiffusivity(Composed):
-    """A diffusivity times a factor, which may be learned.
+    """Multiply a diffusivity by a factor, which may be learned.
 
     Args:
         scale: the factor: a number, or a tensor, 0-dimensional or [H]. An ``nn.Parameter`` is learned. A ``Positive``
@@ -217,7 +217,7 @@ class ScaledDiffusivity(Composed):
 
 
 class SumDiffusivity(Composed):
-    """A sum of diffusivities.
+    """Add diffusivities.
 
     ``0.5 * Simple + 0.5 * Adjacency("sym")`` is Eq. 24 of Wu, Wipf & Yan (2025). Sums among the terms are flattened.
 

@@ -25,9 +25,10 @@ from diffusion_mp.runtime.precision import accumulating, quotient, without_autoc
 
 
 class GATDiffusivity(Diffusivity):
-    """GAT's attention with edge weights as a prior (Veličković et al. 2018; Wu, Wipf & Yan 2025, Table 1).
+    """Attend to observed neighbours as GAT does, with edge weights as a prior (Veličković et al. 2018).
 
-    For every head, with edge weights a, edge features f and e_ij = LeakyReLU(α_src·x_j + α_dst·x_i + α_edge·W_E f_ij):
+    The attention is a row of Table 1 of Wu, Wipf & Yan (2025). For every head, with edge weights a, edge features f and
+    e_ij = LeakyReLU(α_src·x_j + α_dst·x_i + α_edge·W_E f_ij):
 
         s_ij = a_ij exp(e_ij) / Σ_l a_il exp(e_il)
 
@@ -203,7 +204,7 @@ class GATDiffusivity(Diffusivity):
 
 
 class EdgeDiffusivity(Diffusivity):
-    """Edge attention that descends an energy of the edges (Wu, Wipf & Yan 2025, Example 5).
+    """Attend to observed neighbours by the derivative f = δ′ of a penalty (Wu, Wipf & Yan 2025, Example 5).
 
     With edge weights a, normalised over the neighbours N(i):
 

@@ -35,7 +35,7 @@ from diffusion_mp.runtime.precision import inverse_root, reciprocal, widened
 
 
 class IdentityDiffusivity(Diffusivity):
-    """The identity S = I, without messages between nodes, as in an MLP (Wu, Wipf & Yan 2025, Table 1).
+    """Couple every node with itself only, S = I, as an MLP does (Wu, Wipf & Yan 2025, Table 1).
 
     Shapes:
         - x: [N, C].
@@ -57,7 +57,7 @@ class IdentityDiffusivity(Diffusivity):
 
 
 class UniformDiffusivity(Diffusivity):
-    """The mean over all nodes of a graph, for any state.
+    """Average over all nodes of a graph, for any state.
 
     It is the *All One* ablation of Wu, Wipf & Yan (2025), Fig. 3.
 
@@ -83,7 +83,7 @@ class UniformDiffusivity(Diffusivity):
 
 
 class NeumannDiffusivity(Diffusivity):
-    """Diffusion along a sequence, with a learned strength for every stride.
+    """Couple neighbours along a sequence, with a learned strength for every stride.
 
     The strengths do not depend on the state (Zhang & Zhou, § 3.4). For every head, with the learned parameters η and θ:
 
@@ -179,7 +179,7 @@ class NeumannDiffusivity(Diffusivity):
 
 
 class AdjacencyDiffusivity(Diffusivity):
-    """The observed graph, normalised by degrees.
+    """Couple neighbours of the observed graph, with weights normalised by degrees.
 
     GCN, SGC, GIN, APPNP and GCNII use it (Wu, Wipf & Yan 2025, Examples 1–3, Eq. 24). By default, with degrees d:
 
@@ -193,8 +193,8 @@ class AdjacencyDiffusivity(Diffusivity):
         normalization: ``"sym"``, the default: a_ij / √(d_i d_j), as in GCN. ``"row"``: a_ij / d_i. ``"sum"``: a_ij. A
             node of degree zero has a zero row.
         self_loops: ``"keep"``, the default: loops as observed. ``"add"``: one more loop of weight 1 at every node.
-            ``"remaining"``: exactly one loop at
-            every node, the mean of its observed loops or of weight 1, as in PyG's GCN. ``"remove"``: no loops.
+            ``"remaining"``: exactly one loop at every node, the mean of its observed loops or of weight 1, as in PyG's
+            GCN. ``"remove"``: no loops.
         direction: ``"directed"``, the default: the in-degree of the receiver and the out-degree of the sender.
             ``"undirected"``: first replace A by ½(A + Aᵀ). ``"pyg"``: in-degrees at both ends, as in PyG's ``GCNConv``.
             All agree if A is symmetric.
@@ -320,7 +320,7 @@ class _RowNormalizedAdjacency(SparseCoupling):
 
 
 class SymmetricDiffusivity(Composed):
-    """An attention divided by the square roots of its row sums, D^-½ΩD^-½.
+    """Divide an attention by the square roots of its row sums, D^-½ΩD^-½.
 
     It is the normalisation of GCN, for any nonnegative symmetric Ω; see :func:`symmetric_normalized`. Rows do not sum
     to one. The spectral radius is at most one. Label propagation and ``Equilibrium`` of the residual form are therefore
@@ -362,7 +362,7 @@ class SymmetricDiffusivity(Composed):
 
 
 class GraphAugmentedDiffusivity(Composed):
-    """An all-pair attention Ŝ with a graph term Ã (Wu, Wipf & Yan 2025, Section 5.3.2).
+    """Add a graph term Ã to an all-pair attention Ŝ (Wu, Wipf & Yan 2025, Section 5.3.2).
 
     For a graph without observed edges it is Ŝ only, unlike ``attention + graph_term``. With a row-normalised Ŝ, no
     weight descends Eq. 25 (docs/errata.md, D24). `CertifiedStep` on an unnormalised sum descends it.
@@ -437,10 +437,11 @@ class AdjacencyEnhancedCoupling(SumCoupling):
 
 
 class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
-    """An attention S next to the normalised adjacency Ã = D^-½ (A + I) D^-½, with a learned weight.
+    """Mix an attention with the normalised adjacency by a learned weight (SFi-Former, Eq. 11).
 
-    The coupling is (1 + γ)⁻¹ [γ S + Ã] (SFi-Former, Eq. 11). γ = e^g with a learnable g, so the two weights σ(g) and
-    σ(−g) are positive and sum to one. For a graph without observed edges the coupling is S.
+    The coupling is (1 + γ)⁻¹ [γ S + Ã] of the attention S and the adjacency Ã = D^-½ (A + I) D^-½. γ = e^g with a
+    learnable g, so the two weights σ(g) and σ(−g) are positive and sum to one. For a graph without observed edges the
+    coupling is S.
 
     Args:
         attention: the diffusivity of S.

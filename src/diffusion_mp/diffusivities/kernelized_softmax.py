@@ -165,7 +165,7 @@ class KernelOptions(TypedDict, total=False):
 
 
 class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
-    """NodeFormer's attention, a kernelised Gumbel-softmax over all nodes (Wu et al. 2022; slides, Algorithm 1).
+    """Attend to all nodes by NodeFormer's kernelised Gumbel-softmax (Wu et al. 2022; slides, Algorithm 1).
 
     In training, with g_js ~ Gumbel(0, 1) for every sender, head and sample s:
 
@@ -193,9 +193,8 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         num_samples: number K of samples of the noise. 0 is without noise.
         edge_regularization: weight λ of :func:`edge_loss`, which a training call computes without noise and
             :func:`auxiliary_loss` returns. 0, the default, computes no loss.
-        relative_edge_loss: divide the loss of a graph of n nodes by log n, so that uniform attention
-            costs 1 on any graph. The
-            slides do not divide (docs/errata.md, N11).
+        relative_edge_loss: divide the loss of a graph of n nodes by log n, so that uniform attention costs 1 on any
+            graph. The slides do not divide (docs/errata.md, N11).
         generator: draws the features and the seed of the noise. ``None`` is the global generator, as for parameters.
         options: ``heads``: number H of heads, 1 by default. ``projection``: ``"separate"``, the default: q = W_Q x and
             k = W_K x; ``"tied"``: W_Q = W_K; ``None``: q = k = x. ``head_channels``: number d of channels of a
@@ -342,9 +341,10 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
 
 
 class RelationalBias(Diffusivity):
-    """Walks along the observed graph with learned weights, which NodeFormer adds to an attention.
+    """Couple nodes along walks on the observed graph, with a learned weight for every length.
 
-    With the adjacency A and learned biases b, at first 0 (Wu et al. 2022; slides, "Input Graphs as Relational Bias"):
+    NodeFormer adds this coupling to an attention. With the adjacency A and learned biases b, at first 0 (Wu et al.
+    2022; slides, "Input Graphs as Relational Bias"):
 
         Σ_p σ(b_p) A^p
 

@@ -34,7 +34,7 @@ from diffusion_mp.saving import Saved
 
 
 class FrictionAttention(Saved):
-    """Learned scores of the frictions of SFi-attention.
+    """Compute learned scores of the frictions of SFi-attention.
 
     The scores are the inner products of q̃ = W̃_Q x/√d and k̃ = W̃_K (x − o) (SFi-Former, § 3.3). The row o of each
     graph shifts all keys, which does not change the frictions. With the shift, equal rows have exactly equal keys.
@@ -67,7 +67,7 @@ class FrictionAttention(Saved):
 
 
 class SparseFlowDiffusivity(QueryKeyDiffusivity):
-    """SFi-attention, where every node draws one unit of flow from all nodes at least energy.
+    """Attend sparsely to all nodes, by the flow of least energy, as SFi-Former does.
 
     Row i of S is the minimiser over z of this energy (SFi-Former, Eqs. 6, 8 and 9):
 
@@ -196,7 +196,7 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
 
 
 class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
-    """SFi-attention over the edges of a graph, in O(E).
+    """Attend sparsely to observed neighbours, by the flow of least energy, in O(E).
 
     It is the extension that SFi-Former names at the end of Section 3.2. Row i of S is the minimiser of the energy of
     :class:`SparseFlowDiffusivity`, where j runs over the senders of i. An edge of weight a counts as a parallel edges,

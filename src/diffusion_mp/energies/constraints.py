@@ -61,7 +61,7 @@ class Constraint(Described, ABC):
 
 @dataclass(frozen=True)
 class Unconstrained(Constraint):
-    """The whole space, which constrains nothing.
+    """Leave vectors as they are, without a constraint.
 
     Examples:
         >>> torch.equal(Unconstrained().project(x), x)
@@ -77,7 +77,7 @@ class Unconstrained(Constraint):
 
 @dataclass(frozen=True)
 class Nonnegative(Constraint):
-    """Vectors with nonnegative entries; the projection is ReLU.
+    """Keep entries nonnegative; the projection is ReLU.
 
     Examples:
         >>> Nonnegative().project(torch.tensor([[-1.0, 2.0]]))
@@ -125,7 +125,7 @@ class _Round(Constraint):
 
 @dataclass(frozen=True)
 class Ball(_Round):
-    """Vectors within a ball, ‖x‖ ≤ radius; the projection clips norms.
+    """Keep vectors within a ball, ‖x‖ ≤ radius; the projection clips norms.
 
     Args:
         radius: the radius, positive. 1 by default.
@@ -145,7 +145,7 @@ class Ball(_Round):
 
 @dataclass(frozen=True)
 class Sphere(_Round):
-    """Vectors on a sphere, ‖x‖ = radius; the projection is RMSNorm without a gain for radius √D.
+    """Keep vectors on a sphere, ‖x‖ = radius; the projection is RMSNorm without a gain for radius √D.
 
     A sphere is not convex. All of its points are equally far from a row of zeros. The projection of such a row has the
     direction of ``start``, or of the first axis if ``start`` is zero too.
@@ -176,7 +176,7 @@ class Sphere(_Round):
 
 @dataclass(frozen=True)
 class NonnegativeBall(Ball):
-    """Vectors with nonnegative entries and ‖x‖ ≤ radius; the projection is ReLU, then clips norms.
+    """Keep entries nonnegative and ‖x‖ ≤ radius; the projection is ReLU, then clips norms.
 
     Args:
         radius: the radius, positive. 1 by default.

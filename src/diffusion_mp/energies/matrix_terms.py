@@ -55,12 +55,12 @@ def _check_matrices(
 
 
 class MatrixTerm(RowTerm, SharedTerm):
-    """Matrices between neighbours, one per relation r (Theorem T8 of docs/certified.md).
+    """Add matrices between neighbours to an energy, one per relation r (Theorem T8 of docs/certified.md).
 
         V(Z) = Σ_i k_i ‖z_i‖² − Σ_r ⟨Z, A_r^h Z B_rᵀ⟩,  k_i = ½ Σ_r ‖B_r‖₂ ((|A_r|^h 1)_i + (|A_rᵀ|^h 1)_i)
 
-    V is convex, with a matrix G of 0 ⪯ G ⪯ 2 diag(k), for weights of any sign, and for matrices and graphs that
-    need not be symmetric. G sees their symmetric part: B_r acts along an edge and B_rᵀ against it. An eigenvalue 1 of B
+    V is convex, with a matrix G of 0 ⪯ G ⪯ 2 diag(k), for weights of any sign, and for matrices and graphs that need
+    not be symmetric. G sees their symmetric part: B_r acts along an edge and B_rᵀ against it. An eigenvalue 1 of B
     makes neighbours agree in a direction of the state. An eigenvalue −1 makes them differ.
 
     Args:
@@ -162,7 +162,7 @@ class MatrixTerm(RowTerm, SharedTerm):
 
 
 class AttentionTerm(RowTerm, SharedTerm):
-    """Softmax attention as a term of an energy (Theorem T9 of docs/certified.md).
+    """Add softmax attention to an energy (Theorem T9 of docs/certified.md).
 
         V(Z) = −(2/γ) Σ_h Σ_i log Σ_j b_ij exp(−γ ‖Q_h z_i − K_h z_j‖² / 2)
 
@@ -329,7 +329,7 @@ ACTIVATIONS: dict[
 
 
 class MLPTerm(RowTerm):
-    """A hidden layer with tied weights, as a term of an energy (Theorem T10 of docs/certified.md).
+    """Add a hidden layer with tied weights to an energy (Theorem T10 of docs/certified.md).
 
     With a convex ρ and its derivative σ = ρ′:
 

@@ -312,7 +312,7 @@ class SharedTerm(EnergyTerm):
 
 
 class ScaledTerm(EnergyTerm):
-    """A term V times a weight c ≥ 0, which may be learned.
+    """Multiply a term V by a weight c ≥ 0, which may be learned.
 
     Args:
         weight: c: a number, a 0-dimensional tensor, or a module such as ``Positive`` that computes such a tensor.
@@ -378,7 +378,7 @@ class ScaledTerm(EnergyTerm):
 
 
 class SourceTerm(RowTerm, SharedTerm):
-    """The squared distance of the state from a source.
+    """Penalise the squared distance of the state from a source.
 
         ‖Z − H‖²_M = Σ_i m_i ‖z_i − h_i‖²
 
@@ -440,7 +440,7 @@ class SourceTerm(RowTerm, SharedTerm):
 
 
 class ProximalTerm(RowTerm):
-    """The squared distance ‖Z − Z_k‖² from the state Z_k before a step (Wu, Wipf & Yan 2025, Eq. 8).
+    """Penalise the squared distance ‖Z − Z_k‖² from the state Z_k before a step (Wu, Wipf & Yan 2025, Eq. 8).
 
     It is the first term of the energy E(Z, k). The call of an `Energy` passes Z_k. Without Z_k the term is zero.
 
@@ -463,7 +463,7 @@ class ProximalTerm(RowTerm):
 
 
 class LinearTerm(RowTerm):
-    """The linear function −2⟨H, Z⟩, the source of an explicit step.
+    """Add the linear function −2⟨H, Z⟩, the source of an explicit step, to an energy.
 
     The step is z − τΔz + τβh, whose energy contains no square of the source.
 
@@ -494,7 +494,7 @@ class LinearTerm(RowTerm):
 
 
 class CouplingTerm(RowTerm, SharedTerm):
-    """The pull of a coupling, its Dirichlet energy (Theorem T1 of docs/certified.md).
+    """Pull coupled nodes together: the Dirichlet energy of a coupling (Theorem T1 of docs/certified.md).
 
         ½ Σ_ij s_ij ‖z_i − z_j‖²
 
@@ -596,7 +596,7 @@ class PenaltyTerm(SharedTerm):
 
 
 class EdgeTerm(PenaltyTerm):
-    """A penalty of the edges of a graph (Wu, Wipf & Yan 2025, Eq. 8).
+    """Penalise the distances along the edges of a graph (Wu, Wipf & Yan 2025, Eq. 8).
 
         ½ Σ_ij s_ij δ(‖z_i − z_j‖²)
 
@@ -655,7 +655,7 @@ class EdgeTerm(PenaltyTerm):
 
 
 class PairTerm(PenaltyTerm):
-    """A penalty of all pairs of nodes of the same graph (Theorem T1 of docs/certified.md).
+    """Penalise the distances of all pairs of nodes of the same graph (Theorem T1 of docs/certified.md).
 
         ½ Σ_ij δ(‖z_i − z_j‖²)
 

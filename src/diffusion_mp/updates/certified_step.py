@@ -18,7 +18,7 @@ from diffusion_mp.updates.base import State, StateUpdate
 
 
 class CertifiedStep(StateUpdate):
-    """One step that never raises the energy of a source, pairs, a graph and a constraint.
+    """Take one step that never raises the energy of a source, pairs, a graph and a constraint.
 
     It is `Energy.step` of the terms of Theorem T1 (docs/certified.md). For any β, λ and μ it never raises
 

@@ -12,7 +12,7 @@ from diffusion_mp.updates.base import Form, LaplacianUpdate, State
 
 
 class ExplicitEuler(LaplacianUpdate):
-    """One explicit Euler step with source and leak (Wu, Wipf & Yan 2025, Eqs. 6, 10, 22, 24, 63).
+    """Take one explicit Euler step with source and leak (Wu, Wipf & Yan 2025, Eqs. 6, 10, 22, 24, 63).
 
     With values v, and with the diagonal d of the Laplacian:
 
@@ -133,7 +133,7 @@ def teleport(alpha: float) -> ExplicitEuler:
 
 
 class MomentumStep(LaplacianUpdate):
-    """K steps of the heavy-ball method for the diffusion with source and leak, from a state at rest (Polyak 1964).
+    """Take K steps of the heavy-ball method for the diffusion, from a state at rest (Polyak 1964).
 
     With z₋ the state before z:
 

@@ -30,7 +30,7 @@ LOST = 3.0
 
 
 class HeatKernel(LaplacianUpdate):
-    """The exact solution of the diffusion after a time t, x′ = e^{−tΔ} v (Wu, Wipf & Yan 2025, Eq. 5).
+    """Solve the diffusion exactly for a time t, x′ = e^{−tΔ} v (Wu, Wipf & Yan 2025, Eq. 5).
 
     A coupling that knows its eigenvectors (`NeumannCoupling`) is exponentiated in them. Linear attention S = U Kᵀ with
     any queries and keys has a closed form, in O(N F² + F³) (Theorem T3 of docs/certified.md). For other couplings the

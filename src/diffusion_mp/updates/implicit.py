@@ -209,7 +209,7 @@ class _ThetaStep(SolvedUpdate):
 
 
 class ImplicitEuler(_ThetaStep):
-    """One implicit Euler step with source and leak, stable for any step size (Wu, Wipf & Yan 2025, Eq. 10).
+    """Take one implicit Euler step, stable for any size, with source and leak (Wu, Wipf & Yan 2025, Eq. 10).
 
     The step starts at the values v:
 
@@ -246,7 +246,7 @@ class ImplicitEuler(_ThetaStep):
 
 
 class CrankNicolson(_ThetaStep):
-    """One trapezoidal step with source and leak (Crank & Nicolson 1947; Wu, Wipf & Yan 2025, Eq. 10).
+    """Take one trapezoidal step with source and leak (Crank & Nicolson 1947; Wu, Wipf & Yan 2025, Eq. 10).
 
     The step starts at the values v:
 
@@ -284,9 +284,9 @@ class CrankNicolson(_ThetaStep):
 
 
 class Equilibrium(SolvedUpdate):
-    """The steady state of the diffusion with source and leak (Wu, Wipf & Yan 2025, Eq. 10, made well posed).
+    """Solve for the steady state of the diffusion with source and leak (Wu, Wipf & Yan 2025, Eq. 10).
 
-    The steady state x* solves
+    A leak κ makes Eq. 10 well posed. The steady state x* solves
 
         (Δ + κ) x* = βh
 
