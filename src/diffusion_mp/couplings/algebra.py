@@ -76,8 +76,9 @@ class PolynomialCoupling(DerivedCoupling):
     Args:
         coupling: the coupling S.
         coefficients: the coefficients c [P], or [P, H] for one polynomial per head, with P ≥ 1.
-        promises: ``nonnegative``, whether no entry of the polynomial is negative. ``None``, the default, promises
-            nothing.
+
+    Options:
+        nonnegative: whether no entry of the polynomial is negative. ``None``, the default, promises nothing.
 
     Examples:
         >>> S = PolynomialCoupling(UniformCoupling(6), torch.tensor([0.5, 0.5]))  # ½A + ½A²

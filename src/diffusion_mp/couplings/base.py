@@ -81,8 +81,13 @@ class Coupling(ABC):
         ptr: row boundaries [B+1] of the B graphs of a ragged batch, on the CPU. Entries between graphs are zero.
             ``None`` is one graph.
         checked: skip the checks of the arguments. The library sets it where it has made or checked them itself.
-        promises: ``symmetric``, ``row_stochastic``, ``nonnegative`` or ``positive_semidefinite``, each ``True`` or
-            ``False``. ``None``, the default of each, leaves the property to the class.
+
+    Options:
+        symmetric: whether S = Sᵀ for every head. ``None``, the default, leaves it to the class.
+        row_stochastic: whether every row sums to one, except for rows of zeros. ``None``, the default, leaves it to the
+            class.
+        nonnegative: whether no entry is negative. ``None``, the default, leaves it to the class.
+        positive_semidefinite: whether xᵀSx ≥ 0 for all x, and S = Sᵀ. ``None``, the default, leaves it to the class.
 
     Shapes:
         - v: [N, H, D]; with one head also [N, C] or [N].

@@ -78,7 +78,9 @@ class LogLowRankCoupling(PooledCoupling):
         log_weight: b, the log weight of every sender in every sample [N, H, K]. ``None`` is a single sample with b = 0.
         normalize: divide each row of each sample by its sum, as attention does. ``False`` gives s_ij = (1/K) Σ_s
             φ_i·ψ_j e^{b_js}.
-        promises: ``symmetric``, whether S after normalisation is symmetric. ``None``, the default, promises nothing.
+
+    Options:
+        symmetric: whether S, after normalisation, is symmetric. ``None``, the default, promises nothing.
 
     Examples:
         >>> torch.allclose(LogLowRankCoupling(q.log(), k.log()).degree(), torch.ones(6, 2))

@@ -180,7 +180,14 @@ class LowRankCoupling(FeatureCoupling, PooledCoupling):
         key: features k of the senders [N, H, F].
         ptr: row boundaries [B+1] of a ragged batch, on the CPU (``Graph.segments``). ``None`` is one graph.
         checked: skip the checks of the arguments. The library sets it where it has made or checked them itself.
-        promises: the promises of `Coupling`, and ``mutual``: q_i·k_j = q_j·k_i. ``None``, the default of each, promises
+
+    Options:
+        mutual: whether q_i·k_j = q_j·k_i, as where a state attends to itself. S is then symmetric. ``None``, the
+            default, promises nothing.
+        nonnegative: whether no entry is negative. ``None``, the default, promises nothing.
+        positive_semidefinite: whether xᵀSx ≥ 0 for all x, and S = Sᵀ. It holds if key and query are one tensor.
+            ``None``, the default, promises nothing.
+        row_stochastic: whether every row sums to one, except for rows of zeros. ``None``, the default, promises
             nothing.
 
     Examples:
@@ -297,9 +304,12 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
         own: o, the additional weight of a node in its own row, as a multiple of n. 0 by default: no additional weight.
         unit: divide every q_i and k_j by its norm. ``False`` by default: the vectors are used as given.
         checked: skip the checks of the arguments. The library sets it where it has made or checked them itself.
-        promises: ``symmetric`` and ``nonnegative``, about the entries of S after normalisation, and ``mutual``: q_i·k_j
-            = q_j·k_i, as where a state attends to itself. A nonnegative and mutual S has a ``metric``. ``None``, the
-            default of each, promises nothing.
+
+    Options:
+        mutual: whether q_i·k_j = q_j·k_i, as where a state attends to itself. A nonnegative and mutual S has a
+            ``metric``. ``None``, the default, promises nothing.
+        nonnegative: whether no entry of S, after normalisation, is negative. ``None``, the default, promises nothing.
+        symmetric: whether S, after normalisation, is symmetric. ``None``, the default, promises nothing.
 
     Examples:
         >>> torch.allclose(LinearAttentionCoupling(q, k).degree(), torch.ones(6, 2))  # every row sums to one

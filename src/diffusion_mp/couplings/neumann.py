@@ -57,7 +57,9 @@ class NeumannCoupling(Coupling):
         strides: the K distances h_k ≥ 1. By default only direct neighbours, ``(1,)``.
         boundary: one of the five boundaries above. By default ``"symmetric"``, since all guarantees hold for it.
         ptr: row boundaries [B+1] of several sequences, on the CPU (``Graph.segments``). ``None`` is one sequence.
-        promises: ``nonnegative``, whether α ≥ 0. ``None``, the default, promises nothing.
+
+    Options:
+        nonnegative: whether α ≥ 0. ``None``, the default, promises nothing.
 
     Examples:
         >>> NeumannCoupling(6, torch.full((1, 1), 0.25)).symmetric  # a sequence of six positions, stride 1

@@ -70,9 +70,13 @@ class PairwiseCoupling(FeatureCoupling):
             the row sums, for a symmetric S.
         loops: whether a node couples with itself. ``False`` gives s_ii = 0, and row sums over the other nodes.
         checked: skip the checks of the arguments. The library sets it where it has made or checked them itself.
-        promises: ``symmetric`` and ``positive_semidefinite``, about S after normalisation, and ``mutual``: q_i·k_j =
-            q_j·k_i, as where a state attends to itself. If S is mutual, products take half of the time, and a
-            row-normalised S has a ``metric``. ``None``, the default of each, promises nothing.
+
+    Options:
+        mutual: whether q_i·k_j = q_j·k_i, as where a state attends to itself. Products then take half of the time, and
+            a row-normalised S has a ``metric``. ``None``, the default, promises nothing.
+        symmetric: whether S, after normalisation, is symmetric. ``None``, the default, promises nothing.
+        positive_semidefinite: whether S, after normalisation, is positive semi-definite. ``None``, the default,
+            promises nothing.
 
     Examples:
         >>> torch.allclose(PairwiseCoupling(q, k).to_dense(), torch.einsum("ihf,jhf->hij", q, k).softmax(2))
@@ -228,9 +232,12 @@ class DistanceCoupling(FeatureCoupling):
         query: features q of the receivers [N, H, F].
         key: features k of the senders [N, H, F].
         ptr: row boundaries [B+1] of a ragged batch, on the CPU (``Graph.segments``). ``None`` is one graph.
-        promises: ``nonnegative`` and ``positive_semidefinite``, about S, and ``mutual``: a state attends to itself, and
-            key is query. If S is mutual, S is symmetric, and the distance of a node to itself is zero. ``None``, the
-            default of each, promises nothing.
+
+    Options:
+        mutual: whether a state attends to itself, so that key is query. S is then symmetric, and the distance of a node
+            to itself is zero. ``None``, the default, promises nothing.
+        nonnegative: whether no entry is negative. ``None``, the default, promises nothing.
+        positive_semidefinite: whether xᵀSx ≥ 0 for all x, and S = Sᵀ. ``None``, the default, promises nothing.
 
     Raises:
         ValueError: f does not return one number for each squared distance.

@@ -48,9 +48,13 @@ class DenseCoupling(Coupling):
         matrix: the entries, [N, N] or [H, N, N].
         ptr: row boundaries [B+1] of a ragged batch, on the CPU, if the matrix is zero between graphs. ``None`` is one
             graph.
-        promises: ``symmetric``, ``row_stochastic``, ``nonnegative`` and ``positive_semidefinite``. ``None``, the
-            default of each, examines the entries on first access; but nothing examines whether S is positive
-            semi-definite.
+
+    Options:
+        symmetric: whether S = Sᵀ for every head. ``None``, the default, examines the entries on first access.
+        row_stochastic: whether every row sums to one, except for rows of zeros. ``None``, the default, examines the
+            entries on first access.
+        nonnegative: whether no entry is negative. ``None``, the default, examines the entries on first access.
+        positive_semidefinite: whether xᵀSx ≥ 0 for all x, and S = Sᵀ. ``None``, the default, promises nothing.
 
     Raises:
         ValueError: the matrix has another shape, or nonzero entries between graphs.
@@ -169,9 +173,14 @@ class SparseCoupling(Coupling):
         weight: the weights [E] or [E, H], in the order of the edges. ``None`` takes the weights of the graph itself,
             ones if the graph is unweighted.
         checked: skip the checks of the arguments. The library sets it where it has made or checked them itself.
-        promises: ``symmetric``, ``row_stochastic``, ``nonnegative`` and ``positive_semidefinite``. ``None``, the
-            default of each, promises nothing; but without ``symmetric`` the entries are examined on first access, in
-            O(E log E).
+
+    Options:
+        symmetric: whether S = Sᵀ for every head. ``None``, the default, examines the entries on first access, in O(E
+            log E).
+        row_stochastic: whether every row sums to one, except for rows of zeros. ``None``, the default, promises
+            nothing.
+        nonnegative: whether no entry is negative. ``None``, the default, promises nothing.
+        positive_semidefinite: whether xᵀSx ≥ 0 for all x, and S = Sᵀ. ``None``, the default, promises nothing.
 
     Examples:
         >>> (SparseCoupling(graph, torch.ones(12)) @ x.unsqueeze(1)).shape

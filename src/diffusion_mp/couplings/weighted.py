@@ -46,8 +46,12 @@ class ReweightedCoupling(DerivedCoupling):
         column: the weights c of the columns [N, H]; one head broadcasts. ``None`` stands for ones.
         positive: the promise that r, c > 0, except where a row and its column are zero. It gives s′ a ``metric``.
             ``False`` by default, since the values of the weights are not examined.
-        promises: ``symmetric``, ``row_stochastic`` and ``nonnegative``, about s′. ``None``, the default of each,
-            promises nothing beyond what follows from S.
+
+    Options:
+        symmetric: whether s′ is symmetric. ``None``, the default, follows from S, r and c.
+        row_stochastic: whether every row of s′ sums to one, except for rows of zeros. ``None``, the default, promises
+            nothing.
+        nonnegative: whether no entry of s′ is negative. ``None``, the default, promises nothing.
 
     Examples:
         >>> torch.allclose(ReweightedCoupling(UniformCoupling(6), 2 * torch.ones(6, 1)).degree(), 2 * torch.ones(6, 1))

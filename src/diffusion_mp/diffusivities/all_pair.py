@@ -205,9 +205,11 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
         constraint: a set that holds the rows of the state, in every head; f must read the state itself. The couplings
             are nonnegative if the set lies within the domain of the penalty (see `Penalty.coupling`). ``None`` is no
             set.
-        options: ``heads``, ``head_channels`` and ``bias``. ``heads`` is the number H of heads, 1 by default.
-            ``head_channels`` is the number of channels of a projected head, C by default. ``bias=True`` adds a bias to
-            the projections.
+
+    Options:
+        heads: number H of heads. 1 by default. Without projection, H divides C.
+        head_channels: number of channels of a projected head. ``None``, the default, is C, as in Eq. 54.
+        bias: add b_Q and b_K to the projections, as released code does. ``False`` by default, as in Eq. 54.
 
     Shapes:
         - x: [N, C].
@@ -346,9 +348,23 @@ class SimpleDiffusivity(_Published):
 
     Args:
         channels: number C of channels of the state. ``None`` reads the state as it comes; projections need a number.
-        options: the other options of :class:`PenaltyDiffusivity`: ``projection``, ``normalize``, ``measure``,
-            ``row_stochastic``, ``constraint``, ``heads``, ``head_channels`` and ``bias``. Here ``normalize="row"`` and
-            ``measure="inner"`` by default, as published.
+
+    Options:
+        projection: ``"separate"``: q = W_Q x and k = W_K x (Wu, Wipf & Yan 2025, Eq. 54). ``"tied"``: W_Q = W_K, which
+            keeps a score symmetric. ``None``, the default: q = k = x.
+        normalize: ``"row"``, the default, as published: every query and key has unit norm (Eq. 55). ``"frobenius"``:
+            one norm per graph, as in released code, with which the attention is nearly uniform (docs/errata.md, D1).
+            ``None``: no normalisation.
+        measure: ``"inner"``, the default, as published: f is a function of q·k. ``"distance"``: f is a function of ‖q_i
+            − k_j‖, as in the energy. Both agree for unit vectors only (docs/errata.md, D8).
+        row_stochastic: divide the rows by their sums (Eq. 15). ``True`` by default. ``False`` gives Ω = [f], which is
+            symmetric if q = k.
+        constraint: a set that holds the rows of the state, for ``projection=None, normalize=None, measure="distance"``.
+            The couplings are nonnegative if the set lies within the domain of the penalty. ``None``, the default, is no
+            set.
+        heads: number H of heads. 1 by default. Without projection, H divides C.
+        head_channels: number of channels of a projected head. ``None``, the default, is C, as in Eq. 54.
+        bias: add b_Q and b_K to the projections, as released code does. ``False`` by default, as in Eq. 54.
 
     Shapes:
         - x: [N, C].
@@ -371,9 +387,23 @@ class SigmoidDiffusivity(_Published):
 
     Args:
         channels: number C of channels of the state. ``None`` reads the state as it comes; projections need a number.
-        options: the other options of :class:`PenaltyDiffusivity`: ``projection``, ``normalize``, ``measure``,
-            ``row_stochastic``, ``constraint``, ``heads``, ``head_channels`` and ``bias``. Here ``normalize="row"`` and
-            ``measure="inner"`` by default, as published. The released code has ``normalize=None`` (docs/errata.md, D2).
+
+    Options:
+        projection: ``"separate"``: q = W_Q x and k = W_K x (Wu, Wipf & Yan 2025, Eq. 54). ``"tied"``: W_Q = W_K, which
+            keeps a score symmetric. ``None``, the default: q = k = x.
+        normalize: ``"row"``, the default, as published: every query and key has unit norm (Eq. 55). ``"frobenius"``:
+            one norm per graph, as in released code, with which the attention is nearly uniform (docs/errata.md, D1).
+            ``None``: no normalisation, as in the released code (docs/errata.md, D2).
+        measure: ``"inner"``, the default, as published: f is a function of q·k. ``"distance"``: f is a function of ‖q_i
+            − k_j‖, as in the energy. Both agree for unit vectors only (docs/errata.md, D8).
+        row_stochastic: divide the rows by their sums (Eq. 15). ``True`` by default. ``False`` gives Ω = [f], which is
+            symmetric if q = k.
+        constraint: a set that holds the rows of the state, for ``projection=None, normalize=None, measure="distance"``.
+            The couplings are nonnegative if the set lies within the domain of the penalty. ``None``, the default, is no
+            set.
+        heads: number H of heads. 1 by default. Without projection, H divides C.
+        head_channels: number of channels of a projected head. ``None``, the default, is C, as in Eq. 54.
+        bias: add b_Q and b_K to the projections, as released code does. ``False`` by default, as in Eq. 54.
 
     Shapes:
         - x: [N, C].
@@ -396,9 +426,23 @@ class SoftmaxDiffusivity(_Published):
 
     Args:
         channels: number C of channels of the state. ``None`` reads the state as it comes; projections need a number.
-        options: the other options of :class:`PenaltyDiffusivity`: ``projection``, ``normalize``, ``measure``,
-            ``row_stochastic``, ``constraint``, ``heads``, ``head_channels`` and ``bias``. Here ``normalize="row"`` and
-            ``measure="inner"`` by default, as published.
+
+    Options:
+        projection: ``"separate"``: q = W_Q x and k = W_K x (Wu, Wipf & Yan 2025, Eq. 54). ``"tied"``: W_Q = W_K, which
+            keeps a score symmetric. ``None``, the default: q = k = x.
+        normalize: ``"row"``, the default, as published: every query and key has unit norm (Eq. 55). ``"frobenius"``:
+            one norm per graph, as in released code, with which the attention is nearly uniform (docs/errata.md, D1).
+            ``None``: no normalisation.
+        measure: ``"inner"``, the default, as published: f is a function of q·k. ``"distance"``: f is a function of ‖q_i
+            − k_j‖, as in the energy. Both agree for unit vectors only (docs/errata.md, D8).
+        row_stochastic: divide the rows by their sums (Eq. 15). ``True`` by default. ``False`` gives Ω = [f], which is
+            symmetric if q = k.
+        constraint: a set that holds the rows of the state, for ``projection=None, normalize=None, measure="distance"``.
+            The couplings are nonnegative if the set lies within the domain of the penalty. ``None``, the default, is no
+            set.
+        heads: number H of heads. 1 by default. Without projection, H divides C.
+        head_channels: number of channels of a projected head. ``None``, the default, is C, as in Eq. 54.
+        bias: add b_Q and b_K to the projections, as released code does. ``False`` by default, as in Eq. 54.
 
     Shapes:
         - x: [N, C].
@@ -422,9 +466,23 @@ class GaussianDiffusivity(_Published):
     Args:
         channels: number C of channels of the state. ``None`` reads the state as it comes; projections need a number.
         bandwidth: σ > 0, the distance at which f has fallen to e^-½.
-        options: the other options of :class:`PenaltyDiffusivity`: ``projection``, ``normalize``, ``measure``,
-            ``row_stochastic``, ``constraint``, ``heads``, ``head_channels`` and ``bias``. Here ``normalize="row"`` and
-            ``measure="inner"`` by default.
+
+    Options:
+        projection: ``"separate"``: q = W_Q x and k = W_K x (Wu, Wipf & Yan 2025, Eq. 54). ``"tied"``: W_Q = W_K, which
+            keeps a score symmetric. ``None``, the default: q = k = x.
+        normalize: ``"row"``, the default: every query and key has unit norm (Eq. 55). ``"frobenius"``: one norm per
+            graph, as in released code, with which the attention is nearly uniform (docs/errata.md, D1). ``None``: no
+            normalisation.
+        measure: ``"inner"``, the default: f is a function of q·k. ``"distance"``: f is a function of ‖q_i − k_j‖, as in
+            the energy. Both agree for unit vectors only (docs/errata.md, D8).
+        row_stochastic: divide the rows by their sums (Eq. 15). ``True`` by default. ``False`` gives Ω = [f], which is
+            symmetric if q = k.
+        constraint: a set that holds the rows of the state, for ``projection=None, normalize=None, measure="distance"``.
+            The couplings are nonnegative if the set lies within the domain of the penalty. ``None``, the default, is no
+            set.
+        heads: number H of heads. 1 by default. Without projection, H divides C.
+        head_channels: number of channels of a projected head. ``None``, the default, is C, as in Eq. 54.
+        bias: add b_Q and b_K to the projections, as released code does. ``False`` by default, as in Eq. 54.
 
     Shapes:
         - x: [N, C].
@@ -465,9 +523,13 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
         normalize: ``"row"``: every query and key has unit norm, as in PyG's ``SGFormerAttention``. ``"frobenius"``: one
             norm per graph, as in the slides. Then ‖(1/n) Q̃K̃ᵀV‖ ≤ ‖V‖/n, too small for float32 at n = 169 000
             (docs/errata.md, G1).
-        options: ``heads``, the number H of heads, 1 by default. ``projection``: ``"separate"``, the default, ``"tied"``
-            or ``None``, which reads the state itself. ``head_channels``, the number of channels of a projected head, C
-            by default. ``bias=True`` adds a bias to the projections.
+
+    Options:
+        heads: number H of heads. 1 by default. Without projection, H divides C.
+        projection: ``"separate"``, the default: q = W_Q x and k = W_K x (Wu, Wipf & Yan 2025, Eq. 54). ``"tied"``: W_Q
+            = W_K, which keeps a score symmetric. ``None``: q = k = x.
+        head_channels: number of channels of a projected head. ``None``, the default, is C, as in Eq. 54.
+        bias: add b_Q and b_K to the projections, as released code does. ``False`` by default, as in Eq. 54.
 
     Shapes:
         - x: [N, C].

@@ -27,10 +27,11 @@ from diffusion_mp.runtime.precision import accumulating, quotient, without_autoc
 class GATDiffusivity(Diffusivity):
     """Attend to observed neighbours as GAT does, with edge weights as a prior (Veličković et al. 2018).
 
-    The attention is a row of Table 1 of Wu, Wipf & Yan (2025). For every head, with edge weights a, edge features f and
-    e_ij = LeakyReLU(α_src·x_j + α_dst·x_i + α_edge·W_E f_ij):
+    The attention is a row of Table 1 of Wu, Wipf & Yan (2025). For every head, with edge weights a and edge features f:
 
         s_ij = a_ij exp(e_ij) / Σ_l a_il exp(e_il)
+
+        e_ij = LeakyReLU(α_src·x_j + α_dst·x_i + α_edge·W_E f_ij)
 
     Here l runs over the neighbours N(i). The diffusivity reads transformed features W x, so a layer uses it as
     ``DiffusionConv(..., reads="values")``.

@@ -446,9 +446,9 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
     Args:
         attention: the diffusivity of S.
         gamma: the initial γ > 0. 1 by default: both terms have the weight ½ at first.
-        self_loops: the loops of A + I: ``"remaining"``, the default: a loop for every node without one, as in PyG's
-            GCN. ``"add"``: one more loop of weight 1 at every node. ``"keep"``: loops as observed. ``"remove"``: no
-            loops.
+        self_loops: the loops of A + I: ``"remaining"``, the default: exactly one loop at every node, the mean of its
+            observed loops or of weight 1, as in PyG's GCN. ``"add"``: one more loop of weight 1 at every node.
+            ``"keep"``: loops as observed. ``"remove"``: no loops.
 
     Shapes:
         - x: [N, C].

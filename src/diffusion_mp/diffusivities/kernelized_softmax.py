@@ -196,12 +196,18 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         relative_edge_loss: divide the loss of a graph of n nodes by log n, so that uniform attention costs 1 on any
             graph. The slides do not divide (docs/errata.md, N11).
         generator: draws the features and the seed of the noise. ``None`` is the global generator, as for parameters.
-        options: ``heads``: number H of heads, 1 by default. ``projection``: ``"separate"``, the default: q = W_Q x and
-            k = W_K x; ``"tied"``: W_Q = W_K; ``None``: q = k = x. ``head_channels``: number d of channels of a
-            projected head, C by default. ``normalize``: ``None``, the default; ``"row"``: unit norm of every query and
-            key; ``"frobenius"``: one norm per graph. ``bias=True`` adds a bias to the projections. ``stabilizer``: ε,
-            added to features whose maximum is one; 0 by default, 10⁻⁶ in the released code. It is for parity only,
-            since attention becomes uniform for large norms (docs/errata.md, N4).
+
+    Options:
+        heads: number H of heads. 1 by default. Without projection, H divides C.
+        projection: ``"separate"``, the default: q = W_Q x and k = W_K x (Wu, Wipf & Yan 2025, Eq. 54). ``"tied"``: W_Q
+            = W_K, which keeps a score symmetric. ``None``: q = k = x.
+        head_channels: number of channels of a projected head. ``None``, the default, is C, as in Eq. 54.
+        normalize: ``"row"``: every query and key has unit norm (Eq. 55), which bounds the error of the estimate.
+            ``"frobenius"``: one norm per graph, as in released code, with which the attention is nearly uniform
+            (docs/errata.md, D1). ``None``, the default: no normalisation.
+        bias: add b_Q and b_K to the projections, as released code does. ``False`` by default, as in Eq. 54.
+        stabilizer: ε, added to features whose maximum is one. 0 by default, 10⁻⁶ in the released code. It is for parity
+            only, since attention becomes uniform for large norms (docs/errata.md, N4).
 
     Shapes:
         - x: [N, C].
@@ -358,7 +364,15 @@ class RelationalBias(Diffusivity):
             released code: hop p joins all pairs at most 2ᵖ⁻¹ steps apart, without weights and normalised by its own
             degrees.
         gate: ``"sigmoid"``, the default: weights σ(b). ``None``: weights b, as in the released code on some data sets.
-        options: ``self_loops``, ``direction`` and ``degrees`` of :class:`AdjacencyDiffusivity`.
+
+    Options:
+        self_loops: ``"keep"``, the default: loops as observed. ``"add"``: one more loop of weight 1 at every node.
+            ``"remaining"``: exactly one loop at every node, the mean of its observed loops or of weight 1.
+            ``"remove"``: no loops.
+        direction: ``"directed"``, the default: the in-degree of the receiver and the out-degree of the sender.
+            ``"undirected"``: first replace A by ½(A + Aᵀ). ``"pyg"``: in-degrees at both ends.
+        degrees: ``"weighted"``, the default: d is the sum of edge weights. ``"count"``: d is the number of edges with a
+            positive weight.
 
     Shapes:
         - x: [N, C], of which only the dtype and the device are read.

@@ -88,11 +88,16 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
             than one.
         friction: ``"attention"``, the default: a :class:`FrictionAttention`, as in the paper. ``"constant"``: f = 1/n.
             Or a module that maps (x, graph) to q̃ and k̃ [N, H, G] with scores q̃_i·k̃_j.
-        options: options of the queries and keys of r. ``heads``: the number H of heads, 1 by default. ``projection``:
-            ``"separate"``, the default, ``"tied"`` or ``None``. ``head_channels``: the number d of channels of a
-            projected head, C by default. ``normalize``: ``None``, the default, is no normalisation, ``"row"`` gives
-            every query and key unit norm, and ``"frobenius"`` divides by one norm per graph. ``bias=True`` adds a bias
-            to the projections.
+
+    Options:
+        heads: number H of heads. 1 by default. Without projection, H divides C.
+        projection: ``"separate"``, the default: q = W_Q x and k = W_K x (Wu, Wipf & Yan 2025, Eq. 54), for r.
+            ``"tied"``: W_Q = W_K, which keeps a score symmetric. ``None``: q = k = x.
+        head_channels: number of channels of a projected head. ``None``, the default, is C, as in Eq. 54.
+        normalize: ``"row"``: every query and key has unit norm (Eq. 55). ``"frobenius"``: one norm per graph, as in
+            released code, with which the attention is nearly uniform (docs/errata.md, D1). ``None``, the default: no
+            normalisation.
+        bias: add b_Q and b_K to the projections, as released code does. ``False`` by default, as in Eq. 54.
 
     Shapes:
         - x: [N, C].
@@ -212,9 +217,22 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
         hops: the senders of i are the nodes with a walk of 1 to ``hops`` edges to i. For more than one hop, only the
             signs of the weights count. 1 by default: the senders are the neighbours.
         self_loops: policy of ``Graph.with_self_loops``, applied before walks are counted. ``"remaining"``, the default:
-            a loop for every node without one.
-        options: ``lam``, ``alpha``, ``friction``, ``heads``, ``projection``, ``head_channels``, ``normalize`` and
-            ``bias`` of :class:`SparseFlowDiffusivity`. ``lam_scale`` has no effect.
+            exactly one loop at every node, the mean of its observed loops or of weight 1.
+
+    Options:
+        lam: λ* ≥ 0, the strength of the friction. 1 by default. Larger values give sparser rows.
+        alpha: α > 0, the weight of conservation. 0.1 by default. ``math.inf`` conserves the flow.
+        friction: ``"attention"``, the default: a :class:`FrictionAttention`, as in the paper. ``"constant"``: a
+            constant f. Or a module that maps (x, graph) to q̃ and k̃ [N, H, G] with scores q̃_i·k̃_j.
+        lam_scale: has no effect, since n is replaced by Σ_j a_ij.
+        heads: number H of heads. 1 by default. Without projection, H divides C.
+        projection: ``"separate"``, the default: q = W_Q x and k = W_K x (Wu, Wipf & Yan 2025, Eq. 54). ``"tied"``: W_Q
+            = W_K, which keeps a score symmetric. ``None``: q = k = x.
+        head_channels: number of channels of a projected head. ``None``, the default, is C, as in Eq. 54.
+        normalize: ``"row"``: every query and key has unit norm (Eq. 55). ``"frobenius"``: one norm per graph, as in
+            released code, with which the attention is nearly uniform (docs/errata.md, D1). ``None``, the default: no
+            normalisation.
+        bias: add b_Q and b_K to the projections, as released code does. ``False`` by default, as in Eq. 54.
 
     Shapes:
         - x: [N, C].

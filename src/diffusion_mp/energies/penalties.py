@@ -638,7 +638,10 @@ def get_penalty(penalty: str | Penalty, **options: Any) -> Penalty:
     Args:
         penalty: ``"quadratic"``, ``"simple"``, ``"sigmoid"``, ``"softmax"`` or ``"gaussian"``. A `Penalty` is returned
             unchanged.
-        options: arguments of the penalty: ``dim`` of the softmax, ``bandwidth`` of the Gaussian.
+
+    Options:
+        dim: number of channels of a head, which ``"softmax"`` requires.
+        bandwidth: σ of ``"gaussian"``. 1 by default.
 
     Examples:
         >>> get_penalty("simple")

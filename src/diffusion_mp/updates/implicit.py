@@ -223,9 +223,11 @@ class ImplicitEuler(_ThetaStep):
         tau: step size τ > 0.
         form: ``"conservative"``, the default: Δ = D̄ − S with the row sums D̄ of S, which keeps constant states (Eq.
             6). ``"residual"``: Δ = I − S (Eq. 63).
-        options: ``beta``, the weight β of the source h, 0 by default, which is a step without source. ``leak``, κ ≥ 0,
-            the rate at which the state decays, 0 by default. ``max_iter``, the maximum number of iterations of
-            conjugate gradients, 1000 by default.
+
+    Options:
+        beta: weight β of the source h (Eq. 10). 0, the default, is a step without source; any other value requires one.
+        leak: κ ≥ 0, the rate at which the state decays. 0 by default: no decay.
+        max_iter: maximum number of iterations of conjugate gradients, where they run. 1000 by default.
 
     Shapes:
         - x, values, source: [N, H, D], where one head broadcasts against several; or [N, C], whose channels are split
@@ -261,9 +263,11 @@ class CrankNicolson(_ThetaStep):
         tau: step size τ > 0.
         form: ``"conservative"``, the default: Δ = D̄ − S with the row sums D̄ of S, which keeps constant states (Eq.
             6). ``"residual"``: Δ = I − S (Eq. 63).
-        options: ``beta``, the weight β of the source h, 0 by default, which is a step without source. ``leak``, κ ≥ 0,
-            the rate at which the state decays, 0 by default. ``max_iter``, the maximum number of iterations of
-            conjugate gradients, 1000 by default.
+
+    Options:
+        beta: weight β of the source h (Eq. 10). 0, the default, is a step without source; any other value requires one.
+        leak: κ ≥ 0, the rate at which the state decays. 0 by default: no decay.
+        max_iter: maximum number of iterations of conjugate gradients, where they run. 1000 by default.
 
     Shapes:
         - x, values, source: [N, H, D], where one head broadcasts against several; or [N, C], whose channels are split
@@ -302,8 +306,10 @@ class Equilibrium(SolvedUpdate):
         form: ``"conservative"``, the default: Δ = D̄ − S with the row sums D̄ of S (Eq. 6), which needs ``leak > 0``.
             ``"residual"``: Δ = I − S (Eq. 63).
         beta: weight β of the source h. 1 by default.
-        options: ``leak``, κ ≥ 0, the rate at which the state decays, 0 by default. ``max_iter``, the maximum number of
-            iterations of conjugate gradients, 1000 by default.
+
+    Options:
+        leak: κ ≥ 0, the rate at which the state decays. 0 by default: no decay.
+        max_iter: maximum number of iterations of conjugate gradients, where they run. 1000 by default.
 
     Shapes:
         - x, values, source: [N, H, D], where one head broadcasts against several; or [N, C], whose channels are split
