@@ -40,7 +40,9 @@ class GATDiffusivity(Diffusivity):
         channels: number C of transformed features of all heads together.
         heads: number H of heads, which divides C.
         negative_slope: slope of the LeakyReLU for negative arguments; 0.2 as in the paper.
-        self_loops: policy of ``Graph.with_self_loops``. ``"remaining"`` by default, as in PyG's ``GATConv``.
+        self_loops: ``"keep"``: loops as observed. ``"add"``: one more loop of weight 1 at every node. ``"remaining"``,
+            the default, as in PyG's ``GATConv``: exactly one loop at every node, the mean of its observed loops or of
+            weight 1. ``"remove"``: no loops.
         edge_dim: channels of ``edge_attr``. ``None`` is without features of edges. An added self-loop has the mean of
             the features of the edges that arrive at its node.
         dropout: dropout rate of the entries in training. If it is positive, rows sum to one only in expectation.
@@ -218,7 +220,9 @@ class EdgeDiffusivity(Diffusivity):
         penalty: the penalty δ, a ``Penalty`` or its name. ``"sigmoid"`` by default, whose f is positive at any
             distance.
         row_stochastic: divide the rows by their sums. ``False`` keeps Ω = [a_ij f], which is symmetric if the graph is.
-        self_loops: policy of ``Graph.with_self_loops``. ``"keep"`` by default: the loops as observed.
+        self_loops: ``"keep"``, the default: loops as observed. ``"add"``: one more loop of weight 1 at every node.
+            ``"remaining"``: exactly one loop at every node, the mean of its observed loops or of weight 1.
+            ``"remove"``: no loops.
 
     Shapes:
         - x: [N, C].

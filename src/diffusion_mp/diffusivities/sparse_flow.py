@@ -216,8 +216,9 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
         channels: number C of channels of the state.
         hops: the senders of i are the nodes with a walk of 1 to ``hops`` edges to i. For more than one hop, only the
             signs of the weights count. 1 by default: the senders are the neighbours.
-        self_loops: policy of ``Graph.with_self_loops``, applied before walks are counted. ``"remaining"``, the default:
-            exactly one loop at every node, the mean of its observed loops or of weight 1.
+        self_loops: ``"keep"``: loops as observed. ``"add"``: one more loop of weight 1 at every node. ``"remaining"``,
+            the default: exactly one loop at every node, the mean of its observed loops or of weight 1. ``"remove"``: no
+            loops. They are added before walks are counted.
 
     Options:
         lam: λ* ≥ 0, the strength of the friction. 1 by default. Larger values give sparser rows.

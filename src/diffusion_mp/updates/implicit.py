@@ -216,8 +216,12 @@ class ImplicitEuler(_ThetaStep):
         (I + τ(Δ + κ)) x′ = v + τβh
 
     If Δ is positive semidefinite, the step never expands, for any τ > 0. The conservative form of any nonnegative S and
-    the residual form of a symmetrically normalised S have such a Δ. The coupling must be reversible or low-rank; for
-    the methods of solution see `SolvedUpdate`.
+    the residual form of a symmetrically normalised S have such a Δ. The coupling must be reversible or low-rank.
+
+    The system is solved in double precision: in the eigenvectors of Δ if the coupling knows them (`NeumannCoupling`),
+    in closed form in O(N F² + F³) if S is low-rank (Theorem T3 of docs/certified.md), and otherwise by preconditioned
+    conjugate gradients. The relative error of conjugate gradients is 1e-6, or 1e-12 for states in double precision.
+    Their derivatives, by the implicit function theorem, are first derivatives only.
 
     Args:
         tau: step size τ > 0.
@@ -257,7 +261,12 @@ class CrankNicolson(_ThetaStep):
     x′ is 2m − v, where m is half a step of `ImplicitEuler` from v. The error is of third order in τ. If Δ is positive
     semidefinite, the step never expands, for any τ > 0. Beyond τ = 2/λ the mode of eigenvalue λ changes sign, and for
     τλ → ∞ it hardly decays. Use `ImplicitEuler` or `HeatKernel` for long steps from rough states. The coupling must be
-    reversible or low-rank; for the methods of solution see `SolvedUpdate`.
+    reversible or low-rank.
+
+    The system is solved in double precision: in the eigenvectors of Δ if the coupling knows them (`NeumannCoupling`),
+    in closed form in O(N F² + F³) if S is low-rank (Theorem T3 of docs/certified.md), and otherwise by preconditioned
+    conjugate gradients. The relative error of conjugate gradients is 1e-6, or 1e-12 for states in double precision.
+    Their derivatives, by the implicit function theorem, are first derivatives only.
 
     Args:
         tau: step size τ > 0.
@@ -295,8 +304,12 @@ class Equilibrium(SolvedUpdate):
         (Δ + κ) x* = βh
 
     It is the limit of `ExplicitEuler` with the same form, β and leak. `teleport_limit` is the limit of APPNP. Without
-    ``source``, h are the values, or the state. The coupling must be reversible or low-rank; for the methods of solution
-    see `SolvedUpdate`.
+    ``source``, h are the values, or the state. The coupling must be reversible or low-rank.
+
+    The system is solved in double precision: in the eigenvectors of Δ if the coupling knows them (`NeumannCoupling`),
+    in closed form in O(N F² + F³) if S is low-rank (Theorem T3 of docs/certified.md), and otherwise by preconditioned
+    conjugate gradients. The relative error of conjugate gradients is 1e-6, or 1e-12 for states in double precision.
+    Their derivatives, by the implicit function theorem, are first derivatives only.
 
     D̄ − S maps constants to zero, so the printed (D̄ − S)⁻¹H exists only for an H orthogonal to constants. The
     conservative form therefore needs ``leak > 0``. I − S may be regular without a leak. In that case its smallest
