@@ -220,8 +220,9 @@ class ImplicitEuler(_ThetaStep):
 
     The system is solved in double precision: in the eigenvectors of Δ if the coupling knows them (`NeumannCoupling`),
     in closed form in O(N F² + F³) if S is low-rank (Theorem T3 of docs/certified.md), and otherwise by preconditioned
-    conjugate gradients. The relative error of conjugate gradients is 1e-6, or 1e-12 for states in double precision.
-    Their derivatives, by the implicit function theorem, are first derivatives only.
+    conjugate gradients. If Δ is positive semidefinite, the relative error of conjugate gradients is 1e-6. For states in
+    double precision it is 1e-12, or up to 1e-6 where the condition number allows no more. Their derivatives, by the
+    implicit function theorem, are first derivatives only.
 
     Args:
         tau: step size τ > 0.
@@ -265,8 +266,9 @@ class CrankNicolson(_ThetaStep):
 
     The system is solved in double precision: in the eigenvectors of Δ if the coupling knows them (`NeumannCoupling`),
     in closed form in O(N F² + F³) if S is low-rank (Theorem T3 of docs/certified.md), and otherwise by preconditioned
-    conjugate gradients. The relative error of conjugate gradients is 1e-6, or 1e-12 for states in double precision.
-    Their derivatives, by the implicit function theorem, are first derivatives only.
+    conjugate gradients. If Δ is positive semidefinite, the relative error of conjugate gradients is 1e-6. For states in
+    double precision it is 1e-12, or up to 1e-6 where the condition number allows no more. Their derivatives, by the
+    implicit function theorem, are first derivatives only.
 
     Args:
         tau: step size τ > 0.
@@ -308,8 +310,9 @@ class Equilibrium(SolvedUpdate):
 
     The system is solved in double precision: in the eigenvectors of Δ if the coupling knows them (`NeumannCoupling`),
     in closed form in O(N F² + F³) if S is low-rank (Theorem T3 of docs/certified.md), and otherwise by preconditioned
-    conjugate gradients. The relative error of conjugate gradients is 1e-6, or 1e-12 for states in double precision.
-    Their derivatives, by the implicit function theorem, are first derivatives only.
+    conjugate gradients. If Δ is positive semidefinite, the relative error of conjugate gradients is 1e-6. For states in
+    double precision it is 1e-12, or up to 1e-6 where the condition number allows no more. Their derivatives, by the
+    implicit function theorem, are first derivatives only.
 
     D̄ − S maps constants to zero, so the printed (D̄ − S)⁻¹H exists only for an H orthogonal to constants. The
     conservative form therefore needs ``leak > 0``. I − S may be regular without a leak. In that case its smallest
