@@ -14,9 +14,16 @@ from diffusion_mp.runtime.cache import cached_property
 
 
 class IdentityCoupling(Coupling):
-    """s_ij = 1 if i = j, else 0: every node couples with itself only (an MLP; Wu, Wipf & Yan 2025, Table 1).
+    """Couple every node with itself only.
 
-    In its ``ptr`` every node is a separate graph, so the boundaries of a sum are those of the other terms.
+    The coupling is the identity: s_ij is 1 if i = j, else 0. A layer with this coupling is an MLP (Wu, Wipf & Yan 2025,
+    Table 1). In ``ptr`` of this coupling every node is a separate graph, so a sum takes its boundaries from the other
+    terms.
+
+    Args:
+        num_nodes: number N of nodes.
+        dtype: dtype of the coupling; ``None`` is the default dtype of torch.
+        device: device of the coupling; ``None`` is the default device of torch.
 
     Examples:
         >>> torch.equal(IdentityCoupling(6).to_dense()[0], torch.eye(6))
@@ -58,11 +65,20 @@ class IdentityCoupling(Coupling):
 
 
 class PolynomialCoupling(DerivedCoupling):
-    r"""A polynomial of a coupling, Σ_{p=1..P} c_p Sᵖ by Horner's rule: P products, and no power of it is stored.
+    """Evaluate a polynomial of a coupling without storing its powers.
+
+    The polynomial has no constant term. A product evaluates it by Horner's rule with P products of S:
+
+        Σ_p c_p S^p
+
+    Here p runs from 1 to P. The polynomial is symmetric where S is symmetric.
 
     Args:
-        coupling, coefficients: S, and c [P], or [P, H] with one polynomial per head.
-        promises: ``nonnegative``, about the entries of the polynomial. It is symmetric where S is.
+        coupling: the coupling S.
+        coefficients: the coefficients c [P], or [P, H] for one polynomial per head, with P ≥ 1.
+
+    Options:
+        nonnegative: whether no entry of the polynomial is negative. ``None``, the default, promises nothing.
 
     Examples:
         >>> S = PolynomialCoupling(UniformCoupling(6), torch.tensor([0.5, 0.5]))  # ½A + ½A²
@@ -110,7 +126,7 @@ class PolynomialCoupling(DerivedCoupling):
         )
 
     def _at(self, edge_index: Pairs) -> Entries:
-        """O(E) for P = 1; for P > 1 an entry is a sum over walks."""
+        """Return the entries in O(E) for P = 1; for P > 1 an entry is a sum over walks."""
         if self.coefficients.size(0) > 1:
             return super()._at(edge_index)
         return self.coefficients[0].to(self.dtype) * self.coupling._at(edge_index)

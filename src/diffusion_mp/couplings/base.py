@@ -1,4 +1,4 @@
-"""``Coupling``: a matrix-free linear operator over nodes, one matrix per head."""
+"""The base class of couplings, ``Coupling``: a matrix-free linear operator over nodes, one matrix per head."""
 
 from __future__ import annotations
 
@@ -52,42 +52,58 @@ C = TypeVar("C", bound="Coupling")
 
 
 class Coupling(ABC):
-    r"""A linear operator over nodes, one per head: the weights of messages between them.
+    """A linear operator over nodes that holds the weights of the messages between them, one matrix per head.
 
-    S: values [N, H, D] → [N, H, D], (S v)_i = Σ_j s_ij v_j (Wu, Wipf & Yan 2025, Eq. 4).
+    A coupling S maps values v to S v (Wu, Wipf & Yan 2025, Eq. 4):
 
-    Row i receives and column j sends; a single head broadcasts. A subclass names its ``parts``, implements ``_product``
-    and ``_transpose``, and may override ``degree``, ``_at`` and ``_dense`` where row sums or entries are known.
-    ``_product`` and ``_at``, unlike ``matmul`` and ``at``, do not check their arguments.
+        (S v)_i = Σ_j s_ij v_j
 
-    What is known of S are properties that a subclass overrides, by an attribute or by a (cached) property:
+    Row i receives and column j sends. If S or v has a single head, that head broadcasts against the heads of the other.
 
-    - ``symmetric``, ``nonnegative``: S = Sᵀ for every head; no entry is negative.
+    A subclass names its ``parts`` and implements ``_product`` and ``_transpose``. It may override ``degree``, ``_at``
+    and ``_dense`` where it knows row sums or entries. ``_product`` and ``_at`` receive checked arguments. ``matmul``
+    and ``at`` check their arguments.
+
+    A subclass states what is known of S by overriding these properties, each by an attribute or by a (cached) property:
+
+    - ``symmetric``: S = Sᵀ for every head.
+    - ``nonnegative``: no entry is negative.
     - ``row_stochastic``: every row sums to one, except for rows of zeros.
     - ``positive_semidefinite``: xᵀSx ≥ 0 for all x, and S = Sᵀ.
     - ``low_rank``: :meth:`low_rank_form` represents all of S.
-    - ``_metric``: d̄ > 0 [N, H] with diag(d̄) S symmetric, or ``None``; not used if S is symmetric.
-    - ``ptr``: row boundaries, if they are not an argument.
+    - ``_metric``: d̄ > 0 [N, H] with diag(d̄) S symmetric, or ``None`` if none is known. A symmetric S does not use it.
+    - ``ptr``: the row boundaries, if they are not an argument of the constructor.
 
     Args:
-        num_nodes, heads: N and H.
-        like: tensor with the dtype and device of S, or a coupling.
-        ptr: row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph. Entries between graphs are zero.
-        _checked: whether the library has made or checked the arguments, so that they are not looked at again.
-        promises: the first four of these properties by name; ``None`` leaves one to the class.
+        num_nodes: number N of nodes.
+        heads: number H of heads.
+        like: tensor or coupling from which S takes its dtype and device.
+        ptr: row boundaries [B+1] of the B graphs of a ragged batch, on the CPU. Entries between graphs are zero.
+            ``None`` is one graph.
+
+    Options:
+        symmetric: whether S = Sᵀ for every head. ``None``, the default, leaves it to the class.
+        row_stochastic: whether every row sums to one, except for rows of zeros. ``None``, the default, leaves it to the
+            class.
+        nonnegative: whether no entry is negative. ``None``, the default, leaves it to the class.
+        positive_semidefinite: whether xᵀSx ≥ 0 for all x, and S = Sᵀ. ``None``, the default, leaves it to the class.
+
+    Shapes:
+        - v: [N, H, D]; with one head also [N, C] or [N].
+        - S @ v: the shape of v, with the larger of the two numbers of heads.
 
     Examples:
         >>> S = SimpleDiffusivity()(x)
-        >>> isinstance(S, Coupling), (S @ x.unsqueeze(1)).shape  # it multiplies states [nodes, heads, channels]
+        >>> isinstance(S, Coupling), (S @ x.unsqueeze(1)).shape  # S multiplies states [nodes, heads, channels]
         (True, torch.Size([6, 1, 4]))
     """
 
-    #: Attributes with the tensors, couplings and graphs that S is made of, or lists of them: :meth:`to` maps over them.
+    #: Attributes that hold the tensors, couplings and graphs of S, or lists of these: :meth:`to` maps over them.
     parts: ClassVar[tuple[str, ...]] = ()
-    #: Properties that the constructor takes as keywords.
+    #: Properties that the constructor takes as keyword arguments.
     promises: ClassVar[tuple[str, ...]] = PROMISES
 
-    #: Arrays of NumPy leave the arithmetic to this class; they would make an array of couplings.
+    #: NumPy arrays leave the arithmetic to this class. Otherwise they would make an array of couplings.
     __array_ufunc__ = None
 
     def __init__(
@@ -128,9 +144,9 @@ class Coupling(ABC):
     nonnegative = cached_property(_no)
     positive_semidefinite = cached_property(_no)
     low_rank = cached_property(_no)
-    #: Whether a product costs O(N²), so that to factorise a small dense system is cheaper than many products.
+    #: Whether a product costs O(N²). If so, a solver factorises a small dense system instead of taking many products.
     quadratic = cached_property(_no)
-    #: Whether it takes a pass over stored entries to find a promise out, which costs more than to transpose.
+    #: Whether finding a promise takes a pass over stored entries, which costs more than a transpose.
     examines = cached_property(_no)
 
     @cached_property
@@ -147,31 +163,40 @@ class Coupling(ABC):
 
     @cached_property
     def whole(self) -> bool:
-        """Whether this process has all rows; a solver of a whole system needs them."""
+        """Whether this process has all rows, which a solver of the whole system needs."""
         return True
 
     @abstractmethod
     def _product(self, v: Values) -> Values:
-        """S v for values of a checked shape, with at least as many heads as S; v itself, or a tensor of its own."""
+        """Return S v for checked values with at least as many heads as S; v itself, or a new tensor."""
 
     @abstractmethod
     def _transpose(self) -> Coupling:
-        """The operator Sᵀ."""
+        """Return the operator Sᵀ."""
 
     def __matmul__(self, v: Float[Tensor, "N ..."]) -> Float[Tensor, "N ..."]:
-        """S v for ``v`` [N, H, D]; with one head also for a vector [N] or a state [N, C]."""
+        """Return S v for ``v`` [N, H, D]; with one head also for a vector [N] or a state [N, C]."""
         if isinstance(v, Tensor) and v.dim() in (1, 2) and self.heads == 1:
             values = v.unsqueeze(1) if v.dim() == 2 else v[:, None, None]
             return self.matmul(values).reshape(v.shape)
         return self.matmul(v)
 
     def matmul(self, v: Sent) -> Received:
-        """``S @ v`` for v [N, H, D] as a method, which ``torch.compile`` traces: ``@`` tries the tensor first."""
+        """Return ``S @ v`` for values [N, H, D].
+
+        ``torch.compile`` traces this method. For ``@`` it tries the method of the tensor first.
+
+        Args:
+            v: values [N, H, D] that the nodes send, on the device of S. A single head broadcasts.
+
+        Returns:
+            Values [N, H, D] that the nodes receive.
+        """
         self.check(v, "v")
         return self.received(v)
 
     def received(self, v: Sent) -> Received:
-        """S v of checked values, as the step of an update has them."""
+        """Return S v for values that are already checked, as in the step of an update."""
         values = self._expanded(v)
         moved = self._product(values)
         # Only here does the identity copy: inside sums and multiples nobody writes to the values that it passes on.
@@ -183,7 +208,16 @@ class Coupling(ABC):
         matrix: Maps | None,
         hops: int = 1,
     ) -> State:
-        """Return Σ_h S_h^hops v M_hᵀ, every head with a matrix of its own, its diagonal, or ``None``, the identity."""
+        """Return Σ_h S_h^hops v M_hᵀ, where each head h applies its own matrix M_h to the state.
+
+        Args:
+            v: state [N, C].
+            matrix: the matrices M [H, C, C], or their diagonals [H, C]. ``None`` is the identity for every head.
+            hops: power of S; one product by default.
+
+        Returns:
+            The sum over the heads, [N, C].
+        """
         out = v.unsqueeze(1)
         if matrix is not None and matrix.dim() == 2:
             out = out * matrix
@@ -194,51 +228,75 @@ class Coupling(ABC):
         return out.squeeze(1) if self.heads == 1 else out.sum(1)
 
     def _expanded(self, v: Sent) -> Values:
-        """Values with at least the heads of S."""
+        """Return the values with at least the heads of S."""
         return v.expand(-1, self.heads, -1) if v.size(1) < self.heads else v
 
     def check(self, v: Tensor, name: str) -> None:
-        """Raise unless ``v`` is a tensor of values [N, H, D] for these nodes, on the device of the coupling."""
+        """Raise unless ``v`` is a tensor of values [N, H, D] for these nodes, on the device of the coupling.
+
+        Args:
+            v: the tensor to check.
+            name: the name of ``v`` in the message.
+        """
         checks.check_values(v, self.num_nodes, self.heads, name)
         checks.check_device(v, name, self.device, "the coupling")
 
     @property
     def T(self) -> Coupling:
-        """Sᵀ as a coupling; S itself where it is known to be symmetric."""
-        # To transpose is cheaper than to find out by a pass over the entries.
+        """Sᵀ as a coupling; S itself if it is known to be symmetric."""
+        # A transpose is cheaper than a pass over the entries.
         if not self.examines and self.symmetric:
             return self
         return self._transpose()
 
     def _ones(self, dtype: torch.dtype | None = None) -> ByRow:
-        """Ones [N, H], by default in at least float32: a sum over many nodes leaves the range of half precision."""
+        """Return ones [N, H], by default in at least float32: long sums leave the range of half precision."""
         dtype = dtype or torch.promote_types(self.dtype, torch.float32)
         return torch.ones(self.num_nodes, self.heads, dtype=dtype, device=self.device)
 
     def both(self, v: Values, w: Float[Tensor, "N H C"]) -> tuple[Tensor, Tensor]:
-        """Return S v and Sᵀ w, for values by head, and share what the two have in common."""
+        """Return S v and Sᵀ w together, so that a subclass can share the work that the two products have in common.
+
+        Args:
+            v: values [N, H, D] for S, with all heads.
+            w: values [N, H, C] for Sᵀ, with all heads.
+        """
         return self.matmul(v), self.T.matmul(w)
 
-    #: Whether no row is zero, so that those of a row-stochastic S all sum to one.
+    #: Whether no row is zero. If so, every row of a row-stochastic S sums to one.
     no_empty_row = False
 
     def degree(self) -> ByRow:
-        """Row sums d_i = Σ_j s_ij, by one product with ones."""
+        """Return the row sums d_i = Σ_j s_ij [N, H], by one product with ones."""
         if self.no_empty_row and self.row_stochastic:
             return self._ones()
         return self._product(self._ones().unsqueeze(2)).squeeze(2)
 
     def exact_degree(self, dtype: torch.dtype) -> ByRow:
-        """Row sums with the precision of ``dtype``; rounded to fewer digits, D − S would leak constants."""
-        # The product with ones of another dtype adds up in that dtype, which `degree` does not know of.
+        """Return the row sums [N, H] with the precision of ``dtype``.
+
+        If the row sums had fewer digits than the product, D − S would not map a constant state to zero.
+
+        Args:
+            dtype: the dtype in which the sums are accumulated and returned.
+        """
+        # A product with ones of another dtype accumulates in that dtype; `degree` takes no dtype.
         if torch.promote_types(self.dtype, dtype) == self.dtype:
             return self.degree().to(dtype)
         return self.matmul(self._ones(dtype).unsqueeze(2)).squeeze(2)
 
     def dirichlet(self, x: Tensor) -> Float[Tensor, " heads"]:
-        """Σ_ij s_ij ‖x_i − x_j‖² = Σ_i (d_i + c_i)‖x_i‖² − 2⟨x, S x⟩, c the column sums, for x [N, C] or [N, H, D].
+        """Return the Dirichlet energy of a state for every head, accumulated in at least float32.
 
-        Accumulates in at least float32.
+        With the row sums d and the column sums c of S:
+
+            Σ_ij s_ij ‖x_i − x_j‖² = Σ_i (d_i + c_i)‖x_i‖² − 2⟨x, S x⟩
+
+        Args:
+            x: state [N, C] or [N, H, D].
+
+        Returns:
+            One energy per head, [H].
         """
         if isinstance(x, Tensor) and x.dim() == 2:
             values = x.unsqueeze(1)
@@ -246,14 +304,21 @@ class Coupling(ABC):
             values = x
         self.check(values, "x")
         values = values.to(torch.promote_types(values.dtype, torch.float32))
-        # Without the mean of each graph, which changes nothing, the two terms cancel fewer digits.
+        # Subtracting the mean of each graph changes nothing, and the two terms then cancel fewer digits.
         values = values - mean_rows(values, self.ptr)
         ends = self.exact_degree(values.dtype) + self.T.exact_degree(values.dtype)
         squares = (ends * values.square().sum(2)).sum(0)
         return squares - 2 * (values * (self @ values)).sum((0, 2))
 
     def laplacian(self, v: Sent) -> Received:
-        """(D − S) v = d·v − S v with d the row sums, in at least float32."""
+        """Return the Laplacian (D − S) v = d·v − S v, where d are the row sums, in at least float32.
+
+        Args:
+            v: values [N, H, D].
+
+        Returns:
+            Values [N, H, D].
+        """
         self.check(v, "v")
         wide = v.to(torch.promote_types(v.dtype, torch.float32))
         return self.laplacian_and_degree(wide)[0]
@@ -261,20 +326,31 @@ class Coupling(ABC):
     def laplacian_and_degree(
         self, v: Sent
     ) -> tuple[Received, Float[Tensor, "N out_heads"]]:
-        """(D − S) v and d by one product with [v, 1], for checked values of at least float32."""
-        # Row sums of the same product, not those of ``degree``, which may be rounded otherwise: a constant state then
-        # stays where it is to the last digit.
+        """Return (D − S) v and the row sums d from a single product with [v, 1].
+
+        Args:
+            v: checked values [N, H, D] of at least float32.
+
+        Returns:
+            (D − S) v [N, H, D], and d [N, H].
+        """
+        # The row sums come from the same product, since ``degree`` may round differently. A constant state then stays
+        # unchanged to the last digit.
         values = torch.cat([v, v.new_ones(*v.shape[:2], 1)], 2)
         moved = self._product(self._expanded(values))
         degree = moved[:, :, -1:]
         return degree * v - moved[:, :, :-1], degree.squeeze(2)
 
     def majorant(self, convex: bool, degree: ByRow | None = None) -> ByRow:
-        """A diagonal p that bounds D − S, as a certified step needs it (Theorem T1 of docs/certified.md).
+        """Return the diagonal p [N, H] that bounds D − S in a certified step (Theorem T1 of docs/certified.md).
 
-        With ``convex``, 2 diag(p) ⪰ D − S, and p is the row sums d. Otherwise diag(p) ⪰ D − S, and p is 2d, or d where
-        S is positive semi-definite. `CouplingMismatchError` unless S promises to be symmetric and nonnegative.
-        ``degree`` is d where the caller has it, from `laplacian_and_degree`.
+        Args:
+            convex: whether the state stays in a convex set. If so, 2 diag(p) ⪰ D − S, and p is the row sums d.
+                Otherwise diag(p) ⪰ D − S, and p is 2d, or d if S is positive semi-definite.
+            degree: d, if the caller has it from `laplacian_and_degree`. ``None`` computes it.
+
+        Raises:
+            CouplingMismatchError: S does not promise to be symmetric and nonnegative.
         """
         missing = [
             name for name in ("symmetric", "nonnegative") if not getattr(self, name)
@@ -293,23 +369,39 @@ class Coupling(ABC):
 
     @property
     def shape(self) -> torch.Size:
-        """[H, N, N], that of :meth:`to_dense`."""
+        """The shape [H, N, N] of the matrices that :meth:`to_dense` returns."""
         return torch.Size((self.heads, self.num_nodes, self.num_nodes))
 
     def at(self, edge_index: Pairs) -> Entries:
-        """Entries [E, H] of listed pairs [2, E]: s_ij with i = ``edge_index[1]``, j = ``edge_index[0]``."""
+        """Return the entries s_ij of listed pairs, with i = ``edge_index[1]`` and j = ``edge_index[0]``.
+
+        Args:
+            edge_index: pairs [2, E] of a sender and a receiver.
+
+        Returns:
+            Entries [E, H].
+        """
         return self._at(
             checks.check_pairs(edge_index, "edge_index", self.num_nodes, self.device)
         )
 
     def log_at(self, edge_index: Pairs) -> Entries:
-        """log s_ij of listed pairs; for couplings defined by logarithms finite where s_ij itself underflows."""
+        """Return log s_ij of listed pairs.
+
+        A coupling that is defined by logarithms returns finite values even where s_ij underflows.
+
+        Args:
+            edge_index: pairs [2, E] of a sender and a receiver.
+
+        Returns:
+            Logarithms [E, H].
+        """
         return self._log_at(
             checks.check_pairs(edge_index, "edge_index", self.num_nodes, self.device)
         )
 
     def _at(self, edge_index: Pairs) -> Entries:
-        """Entries of checked pairs, here by one product with a unit vector for each distinct source."""
+        """Return the entries of checked pairs; here by one product with a unit vector for each distinct source."""
         # Many pairs share a source, and a product serves all of them.
         source, column = torch.unique(edge_index[0], return_inverse=True)
         units = torch.zeros(
@@ -322,7 +414,7 @@ class Coupling(ABC):
         return self._at(edge_index).log()
 
     def to_dense(self) -> Matrices:
-        """The dense matrices [H, N, N], the reference in tests; warns above 2²⁶ entries."""
+        """Return the dense matrices [H, N, N], a reference for tests; warn above 2²⁶ entries."""
         entries = self.heads * self.num_nodes**2
         if entries > LARGE:
             warnings.warn(
@@ -333,26 +425,27 @@ class Coupling(ABC):
         return self._dense()
 
     def _dense(self) -> Matrices:
-        """The matrices, here by products with unit vectors."""
+        """Return the matrices; here by products with unit vectors."""
         eye = torch.eye(self.num_nodes, dtype=self.dtype, device=self.device)
         return (self @ eye.unsqueeze(1)).permute(1, 0, 2)
 
     def _entries_of_all_pairs(self) -> Matrices:
-        """`_dense` of a class whose entries have more digits, or take less time, than products with unit vectors."""
+        """Implement `_dense` by entries, for classes where they have more digits or take less time than products."""
         nodes = torch.arange(self.num_nodes, device=self.device)
         target, source = torch.cartesian_prod(nodes, nodes).T
         return self._at(torch.stack([source, target])).T.reshape(self.shape)
 
     @property
     def metric(self) -> ByRow | None:
-        """d̄ > 0 with diag(d̄) S symmetric, so that S is self-adjoint in Σ_i d̄_i u_i v_i; ``None`` if none is known.
+        """Weights d̄ > 0 [N, H] that make diag(d̄) S symmetric, in float64; ``None`` if none are known.
 
-        1 for symmetric S, the row sums of Ω for D̄⁻¹Ω. Computed on first access, without gradient.
+        S is then self-adjoint in the inner product Σ_i d̄_i u_i v_i. The weights are 1 for a symmetric S, and the row
+        sums of Ω for S = D̄⁻¹Ω. They are computed on first access, without gradient.
         """
         if self.symmetric:
             return self._ones(torch.float64)
         with torch.no_grad():
-            # A copy, since the one that was computed is kept.
+            # A copy, since the computed metric is cached.
             if self._metric is None:
                 return None
             return self._metric.expand(-1, self.heads).clone()
@@ -363,23 +456,39 @@ class Coupling(ABC):
         return self.symmetric or self.metric is not None
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
-        """The part of S (all of it if ``low_rank``) that is a diagonal plus a product of features, in ``dtype``."""
+        """Return the part of S that is a diagonal plus a product of features; all of S if ``low_rank`` is true.
+
+        Args:
+            dtype: dtype of the result.
+
+        Returns:
+            The part, or ``None`` if S has none.
+        """
         return None
 
     def laplacian_function(
         self, function: Callable[[Tensor], Tensor], v: Values
     ) -> Values | None:
-        """f(D̄ − S) v for an elementwise f where the eigenvectors of D̄ − S are known, otherwise ``None``."""
+        """Return f(D̄ − S) v if the eigenvectors of D̄ − S are known, otherwise ``None``.
+
+        Args:
+            function: f, an elementwise function of the eigenvalues.
+            v: values [N, H, D].
+        """
         return None
 
     def as_linear_operator(self, head: int = 0) -> LinearOperator:
-        """One head as a SciPy operator (float64, N×N), for example for ``scipy.sparse.linalg.eigsh``."""
+        """Return one head as a SciPy operator [N, N] in float64, for example for ``scipy.sparse.linalg.eigsh``.
+
+        Args:
+            head: index of the head; the first by default, which is the only one of many couplings.
+        """
         from scipy.sparse.linalg import LinearOperator
 
         checks.check_index(head, "head", self.heads)
 
         def multiply(coupling: Coupling, x: np.ndarray) -> np.ndarray:
-            # SciPy passes slices of its work space, and integers; torch takes no negative strides.
+            # SciPy passes slices of its workspace, and integers; torch takes no negative strides.
             columns = np.ascontiguousarray(x, dtype=np.float64)
             values = torch.from_numpy(columns).to(self.device)
             with torch.no_grad():
@@ -403,9 +512,15 @@ class Coupling(ABC):
         )
 
     def to(self: C, *args: Any, **kwargs: Any) -> C:
-        """S in another dtype or on another device, with arguments as of a tensor: ``S.to("cuda", torch.float64)``.
+        """Return S in another dtype or on another device. Gradients flow through; row boundaries stay on the CPU.
 
-        Gradients flow through. Row boundaries stay on the CPU.
+        Args:
+            args: positional arguments of ``Tensor.to``, as in ``S.to("cuda", torch.float64)``.
+            kwargs: keyword arguments of ``Tensor.to``.
+
+        Raises:
+            TypeError: the dtype is not a floating-point dtype, or ``Tensor.to`` does not take the arguments.
+            ValueError: S is on the meta device and has no values to move.
         """
         here = torch.empty(0, dtype=self.dtype, device=self.device)
         try:
@@ -427,12 +542,12 @@ class Coupling(ABC):
         return self._mapped(_once(partial(_moved, dtype, there.device)))
 
     def detach(self: C) -> C:
-        """S with the same entries, detached from the graph of autograd, whose memory it does not keep."""
+        """Return S with the same entries, detached from the autograd graph, whose memory the result does not keep."""
         return self._mapped(_once(_detached))
 
     def _mapped(self: C, change: Callable[[Any], Any]) -> C:
-        """S of the parts that ``change`` makes of a tensor or a graph."""
-        # A copy keeps options and promises, which no constructor has to be told again.
+        """Return S with parts that ``change`` makes of its tensors and graphs."""
+        # A copy keeps options and promises without a call of the constructor.
         mapped = copy.copy(self)
         example = change(torch.empty(0, dtype=self.dtype, device=self.device))
         mapped.dtype = example.dtype
@@ -441,11 +556,11 @@ class Coupling(ABC):
             if name in self.parts:
                 setattr(mapped, name, _of_part(value, change))
             elif name == "_metric" and value is not None:
-                # It is without gradient and in double precision; made of rounded parts it would lose digits.
+                # The metric has no gradient and is in double precision. From rounded parts it would lose digits.
                 mapped._metric = value.to(example.device)
             elif name != "ptr" and not isinstance(value, bool):
-                # What was computed from the parts is computed again: kept, it would hold on to the graph of autograd,
-                # or to another device. Promises and row boundaries do not depend on either.
+                # Cached results of the parts are computed again, since they would keep the autograd graph or another
+                # device. Promises and row boundaries depend on neither.
                 computed = getattr(type(self), name, None)
                 if isinstance(computed, cached_property):
                     delattr(mapped, name)
@@ -483,7 +598,7 @@ class Coupling(ABC):
         )
 
     def __repr__(self) -> str:
-        # Only what is known already: a promise may take a product or a pass over the entries.
+        # Only promises that are known already: finding one may take a product or a pass over the entries.
         known = {
             name: vars(self).get(name, getattr(type(self), name)) for name in PROMISES
         }
@@ -491,21 +606,27 @@ class Coupling(ABC):
         return f"{type(self).__name__}(num_nodes={self.num_nodes}, heads={self.heads}{''.join(promises)})"
 
     def float(self: C) -> C:
-        """S in single precision."""
+        """Return S in single precision."""
         return self.to(torch.float32)
 
     def double(self: C) -> C:
-        """S in double precision."""
+        """Return S in double precision."""
         return self.to(torch.float64)
 
 
 def _of_coupling(name: str) -> cached_property[Any]:
-    """A property that is the one of ``coupling``."""
+    """Return a property that reads the property ``name`` of ``coupling``."""
     return cached_property(lambda derived: getattr(derived.coupling, name))
 
 
 class DerivedCoupling(Coupling):
-    """Base of couplings made of one other, ``coupling``, that keep these of its properties."""
+    """Base of couplings that are made of one other coupling and keep the properties below.
+
+    Args:
+        coupling: the coupling from which this one is made.
+        heads: number of heads; by default the number of ``coupling``.
+        promises: see `Coupling`.
+    """
 
     parts: ClassVar[tuple[str, ...]] = ("coupling",)
 
@@ -533,7 +654,7 @@ class DerivedCoupling(Coupling):
 
 
 class TransposedCoupling(DerivedCoupling):
-    """Sᵀ of a coupling whose ``_product`` takes ``transpose=True``."""
+    """The transpose Sᵀ of a coupling whose ``_product`` takes ``transpose=True``."""
 
     low_rank = False
     _metric = None
@@ -557,7 +678,7 @@ class TransposedCoupling(DerivedCoupling):
 
 
 def as_scale(scale: object, heads: int) -> float | Tensor:
-    """Return a finite number, or a tensor with a single element or one per head; numbers of NumPy become Python's."""
+    """Return a finite number, or a tensor with one element or one per head; NumPy numbers become Python numbers."""
     scale = checks.python_number(scale)
     if not isinstance(scale, Tensor):
         # While torch traces, a number may be a symbol.
@@ -575,11 +696,14 @@ def as_scale(scale: object, heads: int) -> float | Tensor:
 
 
 class ScaledCoupling(DerivedCoupling):
-    """A coupling times a number, a 0-dimensional tensor or one factor per head [H].
+    """Multiply a coupling by a factor: a number, a 0-dimensional tensor or one factor per head.
 
     Args:
-        scale, coupling: a, which may be learnable, and S.
-        nonnegative: the promise that a tensor ``scale`` has no negative element, which keeps the promises about signs.
+        scale: the factor, a finite number, a tensor with one element, or a tensor [H]. A tensor may be learnable.
+        coupling: the coupling S to multiply.
+        nonnegative: the promise that a tensor ``scale`` has no negative element. Only then does the product keep the
+            promises of S about signs. ``False`` by default, since reading the elements would synchronise a GPU. The
+            sign of a number is known without a promise.
 
     Examples:
         >>> isinstance(0.5 * UniformCoupling(6), ScaledCoupling)
@@ -619,7 +743,7 @@ class ScaledCoupling(DerivedCoupling):
         return self._positive and self.coupling.positive_semidefinite
 
     def _scaled(self, value: Tensor, behind: int) -> Tensor:
-        """a · value, where so many axes lie behind that of heads."""
+        """Return a · value, where ``behind`` axes follow the axis of the heads."""
         if not isinstance(self.scale, Tensor):
             return self.scale * value
         return self.scale.view(-1, *[1] * behind) * value
@@ -634,7 +758,7 @@ class ScaledCoupling(DerivedCoupling):
         return self._scaled(self.coupling.degree(), 0)
 
     def laplacian_and_degree(self, v: Sent) -> tuple[Received, ByRow]:
-        # Multiplied once the terms have cancelled: a · d rounds otherwise than a · (S v), also where D − S is zero.
+        # Multiply after the terms have cancelled: a · d and a · (S v) round differently, even where D − S is zero.
         moved, degree = self.coupling.laplacian_and_degree(v)
         return self._scaled(moved, 1), self._scaled(degree, 0)
 
@@ -679,14 +803,20 @@ def _check_terms(terms: object) -> None:
 def _of_terms(
     name: str, combine: Callable[[Iterable[bool]], bool]
 ) -> cached_property[bool]:
-    """A property that holds if it does for ``all`` or ``any`` of the terms."""
+    """Return a property that holds if it holds for ``all`` or for ``any`` of the terms."""
     return cached_property(
         lambda total: combine(getattr(term, name) for term in total.terms)
     )
 
 
 class SumCoupling(Coupling):
-    """The sum of couplings; one with a single head is added to every head of the others, and sums in it are flattened.
+    """Add couplings. A coupling with a single head is added to every head of the others.
+
+    Sums among the terms are flattened. The sum has the widest dtype of its terms.
+
+    Args:
+        terms: the couplings to add, at least one, over the same nodes and on one device. Every term has either one head
+            or the largest number of heads of all terms.
 
     Examples:
         >>> isinstance(UniformCoupling(6) + IdentityCoupling(6), SumCoupling)
@@ -727,7 +857,7 @@ class SumCoupling(Coupling):
 
     @cached_property
     def row_stochastic(self) -> bool:
-        """Whether terms are so up to factors that add up to one, and a row of zeros in one is zero in all."""
+        """Whether all terms are row-stochastic up to factors that add up to one, and have the same zero rows."""
         total = 0.0
         empty = []
         for term in self.terms:
@@ -750,7 +880,7 @@ class SumCoupling(Coupling):
 
     @cached_property
     def _metric(self) -> ByRow | None:
-        """The metric of all terms; a diagonal term is self-adjoint in any."""
+        """The metric of all terms. A diagonal term is self-adjoint in any metric."""
         metrics = [term.metric for term in self._reaching or self.terms]
         first = metrics[0]
         if first is None:
@@ -791,18 +921,18 @@ class SumCoupling(Coupling):
         return reduce(add, [term.degree() for term in self.terms])
 
     def laplacian_and_degree(self, v: Sent) -> tuple[Received, ByRow]:
-        # Each term cancels by itself, as the others would round what is left of a small one.
+        # Each term cancels by itself, since large terms would round away the difference of a small one.
         laplacians, degrees = zip(
             *[term.laplacian_and_degree(v) for term in self.terms], strict=True
         )
         return reduce(add, laplacians), reduce(add, degrees)
 
     def majorant(self, convex: bool, degree: ByRow | None = None) -> ByRow:
-        # On a convex set p is the row sums, whatever the terms are.
+        # On a convex set, p is the row sums for any terms.
         bound = super().majorant(convex, degree)
         if convex or self.positive_semidefinite:
             return bound
-        # The bound of a sum is the sum of bounds, and those of semi-definite terms are d, not 2d.
+        # The bound of a sum is the sum of the bounds. The bound of a semi-definite term is d instead of 2d.
         definite = [term.degree() for term in self.terms if term.positive_semidefinite]
         return reduce(sub, definite, bound)
 
@@ -833,7 +963,7 @@ def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
 
 
 def _of_part(part: Any, change: Callable[[Any], Any]) -> Any:
-    """A part of a coupling after ``change`` of its tensors and graphs; other objects as they are."""
+    """Return a part of a coupling with ``change`` applied to its tensors and graphs; other objects stay as they are."""
     if isinstance(part, (Tensor, Graph)):
         return change(part)
     if isinstance(part, Coupling):
@@ -847,7 +977,7 @@ def _of_part(part: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _once(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``change`` that makes one copy of an object: if query and key are one tensor, kernels do half of the work."""
+    """Return ``change`` that copies each object once: if query and key are one tensor, kernels do half of the work."""
     copies: dict[Any, Any] = {}
 
     def changed(part: Any) -> Any:

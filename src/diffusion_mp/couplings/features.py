@@ -1,4 +1,4 @@
-"""Features [N, H, F] of receivers and senders: checks, inner products, and functions of distances as such products."""
+"""Features [N, H, F] of receivers and senders: checks, inner products, and distances as inner products."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESOLVED = 64.0
 
 
 def check_features(query: Tensor, key: Tensor, prefix: str = "") -> None:
-    """Raise unless query and key are both [N, H, F], of one dtype and on one device."""
+    """Raise unless query and key are both [N, H, F], have one dtype and lie on one device."""
     shape = "[num_nodes, heads, features]"
     checked = f"{prefix}query and {prefix}key"
     check_tensor(query, f"{prefix}query", shape)
@@ -43,10 +43,11 @@ class FeatureCoupling(Coupling):
     """Base of couplings whose entries are functions of features q_i and k_j.
 
     Args:
-        query, key: features q and k of receivers and senders [N, H, F].
-        ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
-        promises: see `Coupling`; and ``mutual``, that entries before a normalisation of rows are symmetric, as where a
-            state attends to itself.
+        query: features q of the receivers [N, H, F].
+        key: features k of the senders [N, H, F].
+        ptr: row boundaries [B+1] of a ragged batch, on the CPU (``Graph.segments``). ``None`` is one graph.
+        promises: the promises of `Coupling`, and ``mutual``: entries before a normalisation of the rows are symmetric,
+            as where a state attends to itself.
     """
 
     parts: ClassVar[tuple[str, ...]] = ("query", "key")
@@ -75,7 +76,7 @@ class FeatureCoupling(Coupling):
 
 
 def heads_of(v: Tensor, *features: Tensor) -> tuple[Tensor, ...]:
-    """Expand the features [N, H, F] to the heads of the values."""
+    """Expand features [N, H, F] to the number of heads of the values."""
     heads = v.size(1)
     if features[0].size(1) == heads:
         return features
@@ -85,7 +86,7 @@ def heads_of(v: Tensor, *features: Tensor) -> tuple[Tensor, ...]:
 def fill_across(
     pairs: Float[Tensor, "E H"], edge_index: Tensor, ptr: Tensor | None, fill: float
 ) -> Tensor:
-    """Numbers of listed pairs [2, E], with ``fill`` where source and target lie in different graphs."""
+    """Return numbers of listed pairs [2, E], with ``fill`` where source and target lie in different graphs."""
     if ptr is None:
         return pairs
     return pairs.masked_fill(
@@ -97,7 +98,7 @@ def fill_across(
 def fill_blocks(
     pairs: Float[Tensor, "H R C"], ptr: Tensor | None, fill: float
 ) -> Float[Tensor, "H R C"]:
-    """Numbers of all pairs, with ``fill`` where their nodes lie in different graphs."""
+    """Return numbers of all pairs, with ``fill`` where the two nodes lie in different graphs."""
     if ptr is None:
         return pairs
     member, _ = members(ptr, pairs.size(1), pairs.device)
@@ -107,8 +108,8 @@ def fill_blocks(
 def listed_products(
     query: Tensor, key: Tensor, edge_index: Tensor, ptr: Tensor | None, across: float
 ) -> Tensor:
-    """q_i·k_j of listed pairs, [E, H] with j = ``edge_index[0]``, i = ``edge_index[1]``; ``across`` between graphs."""
-    # Between graphs nothing bounds a product, so it is replaced before an exponential: ∞ · 0 is NaN.
+    """Return q_i·k_j [E, H] of listed pairs j → i, with ``across`` where they lie in different graphs."""
+    # Nothing bounds a product between graphs. It is replaced before an exponential, since ∞ · 0 is NaN.
     products = sddmm(
         Graph(query.size(0), edge_index, validate=False).pattern, query, key
     )
@@ -116,7 +117,7 @@ def listed_products(
 
 
 def unit_rows(q: Features, k: Features | None = None) -> tuple[Tensor, Tensor]:
-    """Both with every nonzero vector divided by its norm; one object if k is ``None``, for q."""
+    """Divide every nonzero vector of q and k by its norm; one object twice if k is ``None``, which stands for q."""
     unit = unit_vectors(q)
     return unit, unit if k is None else unit_vectors(k)
 
@@ -129,7 +130,16 @@ def _check_rows(features: object, name: str) -> None:
 
 
 def with_constant(features: Features, constant: float) -> Float[Tensor, "N H G"]:
-    """Append a constant feature c, which adds c·c′ to every inner product.
+    """Append a constant feature to every vector.
+
+    If queries get the constant c and keys the constant c′, every inner product grows by c·c′.
+
+    Args:
+        features: features [N, H, F] of queries or of keys.
+        constant: the constant c.
+
+    Returns:
+        Features [N, H, F + 1].
 
     Examples:
         >>> torch.allclose((with_constant(q, 1.0) * with_constant(k, 1.0)).sum(2), (q * k).sum(2) + 1)
@@ -142,13 +152,13 @@ def with_constant(features: Features, constant: float) -> Float[Tensor, "N H G"]
 
 
 def at_least_zero(z2: Tensor) -> Tensor:
-    """Return squared distances without what rounding takes below zero.
+    """Return squared distances, with zero in place of values that rounding made negative.
 
-    The derivative at zero is 1, since that of δ there is f(0). ``clamp`` has it up to PyTorch 2.13; from 2.14 on its
-    derivative at the bound is 0.
+    The derivative at zero is 1, since the derivative of δ there is f(0). ``clamp`` has this derivative up to PyTorch
+    2.13. From PyTorch 2.14 on, its derivative at the bound is 0.
     """
     if not (z2.requires_grad or differentiated_inside()):
-        return z2.clamp(min=0)  # one pass over the tiles of a product in place of two
+        return z2.clamp(min=0)  # one pass over the tiles of a product instead of two
     return torch.where(z2 < 0, 0.0, z2)
 
 
@@ -159,11 +169,12 @@ def measured_from(
     centre: Tensor | None = None,
     sharpness: float | Tensor | None = None,
 ) -> tuple[Values, Values]:
-    """x − c and y − c in at least float32, one object if y is ``None``, for x; c is ``centre`` or the mean of y.
+    """Return x − c and y − c in at least float32, where c is ``centre`` or the mean of y.
 
-    A function of ‖x_i‖² + ‖y_j‖² − 2x_i·y_j does not depend on c, but its rounding grows with the squares. The result
-    is in double precision if single precision does not resolve e^{−a·½z²}, where a is ``sharpness``; not under
-    torch.compile and other transformations, which have no values.
+    The two results are one object if y is ``None``, which stands for x. A function of ‖x_i‖² + ‖y_j‖² − 2x_i·y_j does
+    not depend on c, but its rounding error grows with the squares. The result is in double precision if single
+    precision does not resolve e^{−a·½z²}, where a is ``sharpness``. Under torch.compile and other transformations,
+    where tensors have no values, the result is not widened.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
     senders = x if y is None else y
@@ -177,14 +188,14 @@ def measured_from(
 
 
 def resolved(sharpness: float | Tensor, *vectors: Values) -> bool:
-    """Whether their dtype resolves e^{−a·½z²} between these vectors; ``True`` where there are no values."""
+    """Whether the dtype of these vectors resolves e^{−a·½z²} between them; ``True`` where tensors have no values."""
     first = vectors[0]
     if first.dtype == torch.float64 or first.is_meta or not first.numel():
         return True
     if not values_only():
         return True
     largest = max(0.5 * z.detach().square().sum(2).max() for z in vectors)
-    # Not whether it is small enough, for one that is NaN stays so in double precision.
+    # Not `<=`: a NaN stays NaN in double precision, so it counts as resolved.
     return not bool(sharpness * largest > RESOLVED)
 
 
@@ -196,15 +207,27 @@ def distance_features(
     centre: Tensor | None = None,
     sharpness: float | Tensor | None = None,
 ) -> tuple[Features, Features]:
-    r"""Return q = [x, −½‖x‖², 1] and k = [y, 1, −½‖y‖²], with q_i·k_j = −½‖x_i − y_j‖² (y = x by default).
+    """Return features whose inner products are −½ times the squared distances between two sets of vectors.
 
-    The result is in at least float32. A penalty's f(‖x_i − x_j‖²) is thus a score of an inner product, for any norm;
-    the DIFFormer-s score 2 − ½z² stays low-rank. (For unit vectors only it is 1 + q_i·k_j; D8 of docs/errata.md.)
+    The features are q = [x, −½‖x‖², 1] and k = [y, 1, −½‖y‖²], in at least float32:
+
+        q_i·k_j = −½‖x_i − y_j‖²
+
+    With these features, a function f(‖x_i − y_j‖²) of a penalty is a function of an inner product for vectors of any
+    norm. The score 2 − ½z² of DIFFormer-s stays low-rank. The score equals 1 + q_i·k_j of the vectors themselves for
+    unit vectors only (docs/errata.md, D8).
 
     Args:
-        x, y, ptr: vectors of receivers and senders; row boundaries of a ragged batch, ``None`` for one graph.
-        centre: points [1 or N, H, D] from which vectors are measured, by default the mean of y in every graph.
-        sharpness: a, where e^{−a·½z²} must be accurate: features are in double precision if single does not resolve it.
+        x: vectors of the receivers [N, H, D].
+        y: vectors of the senders [N, H, D]. ``None`` stands for x.
+        ptr: row boundaries [B+1] of a ragged batch, on the CPU. ``None`` is one graph.
+        centre: points [1 or N, H, D] that are subtracted from the vectors. ``None`` is the mean of y in every graph,
+            which keeps the squares and their rounding errors small.
+        sharpness: a, if e^{−a·½z²} must be accurate. The features are then in double precision if single precision does
+            not resolve it. ``None`` leaves the precision as it is.
+
+    Returns:
+        q and k, both [N, H, D + 2]; y = ``None`` makes k from the same vectors.
 
     Examples:
         >>> query, key = distance_features(q)

@@ -1,4 +1,4 @@
-"""Low-rank couplings with positive features given by their logarithms: kernelised softmax and its samples."""
+"""Low-rank couplings whose positive features are given by logarithms: kernelised softmax and its samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from diffusion_mp.runtime.cache import cached_property
 
 
 class LogTerms(NamedTuple):
-    """s_ij = Σ_s exp(log φ_i·ψ_j + a_is + b_js)."""
+    """The terms of s_ij = Σ_s exp(log φ_i·ψ_j + a_is + b_js)."""
 
     log_query: Features
     log_key: Features
@@ -33,9 +33,9 @@ class LogTerms(NamedTuple):
         return _finite(self.col_shift.detach().double().amax(2, keepdim=True))
 
     def around(self, most: Float[Tensor, "M H F"]) -> LogTerms:
-        """Terms with the same entries after row normalisation, and with logarithms of at most about zero.
+        """Return terms with the same entries after row normalisation, and with logarithms of at most about zero.
 
-        ``most`` is about max_j (log ψ_jr + max_s b_js) of the graph, for all nodes or one per node.
+        ``most`` is about max_j (log ψ_jr + max_s b_js) of the graph, either for all nodes or for each node.
         """
         dtype = torch.promote_types(self.log_query.dtype, torch.float32)
         most = _finite(most)
@@ -48,7 +48,7 @@ class LogTerms(NamedTuple):
         )
 
     def entries(self, edge_index: Pairs) -> Float[Tensor, "E H"]:
-        """log s_ij of listed pairs j → i of one graph."""
+        """Return log s_ij of listed pairs j → i of one graph."""
         source, target = edge_index
         shifts = cast("Tensor", self.row_shift)[target] + self.col_shift[source]
         return kernels.log_linear_entries(
@@ -62,19 +62,25 @@ def _finite(shift: Tensor) -> Tensor:
 
 
 class LogLowRankCoupling(PooledCoupling):
-    r"""Attention with positive features, which are given as logarithms, as in NodeFormer.
+    """Attend to all nodes by positive features that are given as logarithms, as in NodeFormer.
 
-    s_ij = (1/K) Σ_s φ_i·ψ_j e^{b_js} / Σ_l φ_i·ψ_l e^{b_ls} within a graph, φ = exp(log_query), ψ = exp(log_key).
+    With features φ = exp(log_query) and ψ = exp(log_key), and log weights b of the senders in K samples:
 
-    No feature overflows and no row vanishes at any range of the logarithms. A product costs O(N K F D) time and
-    O(N (F + D)) memory, forward and backward.
+        s_ij = (1/K) Σ_s φ_i·ψ_j e^{b_js} / Σ_l φ_i·ψ_l e^{b_ls}
+
+    Here i, j and l are nodes of one graph. No feature overflows and no row vanishes for any range of the logarithms. A
+    product costs O(N K F D) time and O(N (F + D)) memory, forward and backward.
 
     Args:
-        log_query, log_key: logarithms of the features of receivers and senders [N, H, F], F ≥ 1.
-        ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
-        log_weight: b, the log weight of every sender in every sample [N, H, K]; ``None`` is a single sample with b = 0.
-        normalize: divide each row of each sample by its sum; otherwise s_ij = (1/K) Σ_s φ_i·ψ_j e^{b_js}.
-        promises: ``symmetric``, about S after normalisation.
+        log_query: logarithms of the features of the receivers [N, H, F], F ≥ 1.
+        log_key: logarithms of the features of the senders [N, H, F].
+        ptr: row boundaries [B+1] of a ragged batch, on the CPU (``Graph.segments``). ``None`` is one graph.
+        log_weight: b, the log weight of every sender in every sample [N, H, K]. ``None`` is a single sample with b = 0.
+        normalize: divide each row of each sample by its sum, as attention does. ``False`` gives s_ij = (1/K) Σ_s
+            φ_i·ψ_j e^{b_js}.
+
+    Options:
+        symmetric: whether S, after normalisation, is symmetric. ``None``, the default, promises nothing.
 
     Examples:
         >>> torch.allclose(LogLowRankCoupling(q.log(), k.log()).degree(), torch.ones(6, 2))
@@ -119,7 +125,7 @@ class LogLowRankCoupling(PooledCoupling):
         self.row_stochastic = normalize
         self.log_query = log_query
         self.log_key = log_key
-        # The shifts a and b of `LogTerms`; products divide rows by their sums instead of using the a that normalise.
+        # The shifts a and b of `LogTerms`. Products divide rows by their sums and need no a that normalises.
         self.col_shift = log_weight
         self.row_shift: Tensor | None = None
         if not normalize:
@@ -127,7 +133,7 @@ class LogLowRankCoupling(PooledCoupling):
 
     @cached_property
     def terms(self) -> LogTerms:
-        """Terms of the entries and the transpose, with the row shift a that normalises."""
+        """The terms for entries and the transpose, with the row shift a that normalises the rows."""
         features = LogTerms(
             self.log_query, self.log_key, self.col_shift, self.row_shift
         )
@@ -135,7 +141,7 @@ class LogLowRankCoupling(PooledCoupling):
             return features
         # Kept for later callers, who may need gradients if this one does not.
         with torch.enable_grad():
-            # The largest logarithms are shifted to about zero first: a difference of large ones loses all digits.
+            # First shift the largest logarithms to about zero: the difference of large logarithms loses all digits.
             terms = features.around(
                 max_rows(
                     features.log_key.detach().double() + features.heaviest, self.ptr
@@ -147,7 +153,7 @@ class LogLowRankCoupling(PooledCoupling):
             return terms._replace(row_shift=-math.log(self.col_shift.size(2)) - log_sum)
 
     def _shift_of_rows(self, v: Values) -> Tensor | None:
-        """The shift a of the rows, with the heads of the values; ``None`` where the kernels normalise."""
+        """Return the shift a of the rows, with the heads of the values; ``None`` where the kernels normalise."""
         return None if self.row_shift is None else heads_of(v, self.row_shift)[0]
 
     def _product(self, v: Values) -> Values:

@@ -1,4 +1,4 @@
-"""Couplings in O(N), whose product pools a few sums over the senders: low-rank products and linear attention."""
+"""Couplings in O(N), whose product needs only a few sums over the senders: low-rank products and linear attention."""
 
 from __future__ import annotations
 
@@ -42,7 +42,13 @@ from diffusion_mp.runtime.precision import (
 
 
 class Sums(NamedTuple):
-    """Sums over some senders: Σ_j … = ``totals`` · exp(``shift``), with a shift without gradient (``None``: 0).
+    """Hold sums over some senders as totals and a logarithmic shift, so that they do not overflow.
+
+    A sum over the senders is ``totals`` · exp(``shift``).
+
+    Attributes:
+        totals: the sums divided by exp(``shift``).
+        shift: the logarithm of the common factor, without gradient. ``None`` is 0.
 
     Examples:
         >>> isinstance(LinearAttentionCoupling(q, k).pool(torch.rand(6, 2, 4)), Sums)
@@ -53,7 +59,11 @@ class Sums(NamedTuple):
     shift: Tensor | None = None
 
     def shifted(self, shift: Tensor | None) -> Tensor:
-        """The totals for another shift, at least as large as this one."""
+        """Return the totals for another shift.
+
+        Args:
+            shift: the new shift, at least as large as the present one.
+        """
         if self.shift is None or shift is None:
             return self.totals
         # Sums over no senders have the shift −∞ and totals of zero; −∞ − (−∞) would make them NaN.
@@ -63,7 +73,13 @@ class Sums(NamedTuple):
 
 
 def merged(parts: list[Sums]) -> Sums:
-    """The sums over the senders of all ``parts``, a list of results of `PooledCoupling.pool`.
+    """Combine sums over disjoint sets of senders into the sums over all these senders.
+
+    Args:
+        parts: results of `PooledCoupling.pool`, at least one.
+
+    Returns:
+        The sums over the senders of all parts.
 
     Examples:
         >>> first, second = LinearAttentionCoupling(q[:4], k[:4]), LinearAttentionCoupling(q[4:], k[4:])
@@ -90,11 +106,11 @@ P = TypeVar("P", bound="PooledCoupling")
 
 
 class PooledCoupling(Coupling):
-    r"""Base of couplings whose product has two steps: `pool` sums over the senders, and receivers `read` these sums.
+    """Base of couplings whose product has two steps: `pool` sums over the senders, and receivers `read` these sums.
 
-    The sums are a few numbers per head for any number of nodes. Those of different senders can be `merged`, so rows may
-    be processed block by block or be distributed over processes. Both steps are differentiable and refuse a ragged
-    batch. A subclass implements ``_pool`` and ``_read``.
+    The sums are a few numbers per head for any number of nodes. `merged` combines the sums of different senders. Rows
+    may therefore be processed block by block, or be distributed over processes. Both steps are differentiable and
+    refuse a ragged batch. A subclass implements ``_pool`` and ``_read``. The constructor is the one of `Coupling`.
 
     Examples:
         >>> S = LinearAttentionCoupling(q, k)
@@ -104,22 +120,33 @@ class PooledCoupling(Coupling):
 
     @abstractmethod
     def _pool(self, v: Values) -> Sums:
-        """The sums over the nodes of this coupling as senders."""
+        """Return the sums over the nodes of this coupling as senders."""
 
     @abstractmethod
     def _read(self, sums: Sums, v: Values) -> Values:
-        """The rows of the nodes of this coupling as receivers."""
+        """Return the rows of the nodes of this coupling as receivers."""
 
     def block(self: P, rows: slice) -> P:
-        """The coupling made of these rows of one graph alone."""
+        """Return the coupling that consists of these rows only.
+
+        Args:
+            rows: slice of the nodes of one graph.
+        """
         block = self._mapped(lambda part: part[rows])
         block.num_nodes = len(range(self.num_nodes)[rows])
-        # Row sums of all nodes are not those of some.
+        # The metric holds row sums over all nodes, and the block has only some.
         vars(block).pop("_metric", None)
         return block
 
     def pool(self, v: Sent) -> Sums:
-        """The sums that receivers read, over the nodes of this coupling (of one graph) as senders with values ``v``."""
+        """Return the sums that receivers read, over the nodes of this coupling as senders.
+
+        Args:
+            v: values [N, H, D] of the nodes.
+
+        Raises:
+            ValueError: the coupling is of a ragged batch.
+        """
         if self.ptr is not None:
             raise ValueError(
                 f"pool sums over the nodes of one graph; by its ptr {self!r} is of a batch of {self.ptr.numel() - 1}. "
@@ -129,19 +156,38 @@ class PooledCoupling(Coupling):
         return self._pool(self._expanded(v))
 
     def read(self, sums: Sums, v: Sent) -> Received:
-        """S v from the sums over all senders, for the nodes of this coupling as receivers with values ``v``."""
+        """Return S v from the sums over all senders.
+
+        Args:
+            sums: the sums over all senders, from `pool` or `merged`.
+            v: values [N, H, D] of the nodes of this coupling, which receive.
+        """
         self.check(v, "v")
         return self._read(sums, self._expanded(v))
 
 
 class LowRankCoupling(FeatureCoupling, PooledCoupling):
-    r"""Unnormalised attention by inner products, s_ij = q_i·k_j for i, j of one graph, in O(N F D).
+    """Attend to all nodes by inner products without normalisation, in O(N F D).
+
+    For nodes i and j of one graph:
+
+        s_ij = q_i·k_j
+
+    S is positive semi-definite if key and query are one tensor. Promise this by ``positive_semidefinite=True``.
 
     Args:
-        query, key: features q and k of receivers and senders [N, H, F].
-        ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
-        mutual: the promise that q_i·k_j = q_j·k_i.
-        promises: see `Coupling`; S is positive semi-definite if key is query.
+        query: features q of the receivers [N, H, F].
+        key: features k of the senders [N, H, F].
+        ptr: row boundaries [B+1] of a ragged batch, on the CPU (``Graph.segments``). ``None`` is one graph.
+
+    Options:
+        mutual: whether q_i·k_j = q_j·k_i, as where a state attends to itself. S is then symmetric. ``None``, the
+            default, promises nothing.
+        nonnegative: whether no entry is negative. ``None``, the default, promises nothing.
+        positive_semidefinite: whether xᵀSx ≥ 0 for all x, and S = Sᵀ. It holds if key and query are one tensor.
+            ``None``, the default, promises nothing.
+        row_stochastic: whether every row sums to one, except for rows of zeros. ``None``, the default, promises
+            nothing.
 
     Examples:
         >>> torch.allclose(LowRankCoupling(q, k).to_dense(), torch.einsum("ihf,jhf->hij", q, k))
@@ -177,11 +223,16 @@ class LowRankCoupling(FeatureCoupling, PooledCoupling):
 
 
 class UniformCoupling(LowRankCoupling):
-    """The mean over the n nodes of a graph, s_ij = 1/n (the *All One* ablation of Wu, Wipf & Yan 2025, Fig. 3).
+    """Average or sum over the n nodes of a graph.
+
+    s_ij is 1/n, the *All One* ablation of Wu, Wipf & Yan (2025), Fig. 3.
 
     Args:
-        num_nodes, ptr: N, and row boundaries of a ragged batch; ``None`` is one graph.
-        normalize: 1/n (the mean over the graph); otherwise s_ij = 1 (the sum).
+        num_nodes: number N of nodes.
+        ptr: row boundaries [B+1] of a ragged batch, on the CPU (``Graph.segments``). ``None`` is one graph.
+        normalize: s_ij = 1/n, the mean. ``False`` gives s_ij = 1, the sum.
+        dtype: dtype of the coupling, raised to at least float32. ``None`` is the default dtype of torch.
+        device: device of the coupling. ``None`` is the default device of torch.
 
     Examples:
         >>> torch.allclose(UniformCoupling(6).to_dense(), torch.full((1, 6, 6), 1 / 6))
@@ -199,7 +250,7 @@ class UniformCoupling(LowRankCoupling):
     ) -> None:
         check_flags(normalize=normalize)
         one = floating((as_num_nodes(num_nodes), 1, 1), dtype, device)
-        # a count and its reciprocal may not fit in half.
+        # A count and its reciprocal may not fit in half precision.
         one = one.to(torch.promote_types(one.dtype, torch.float32))
         ptr = row_bounds(ptr, one.size(0))
         if normalize:
@@ -216,7 +267,7 @@ class UniformCoupling(LowRankCoupling):
         )
 
     def _product(self, v: Values) -> Values:
-        # Torch's sum adds in pairs, which keeps digits that a product of matrices loses.
+        # torch.sum adds in pairs and keeps digits that a matrix product loses.
         if self.ptr is not None:
             return super()._product(v)
         return self._read(self._pool(v), v)
@@ -235,20 +286,28 @@ class UniformCoupling(LowRankCoupling):
 
 
 class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
-    r"""Linear attention whose rows are normalised, in O(N).
+    """Attend to all nodes by linear attention with normalised rows, in O(N).
 
-    (S v)_i = (own n v_i + Σ_j (c + q_i·k_j) v_j) / (own n + Σ_j (c + q_i·k_j)), j over the n nodes of i's graph.
+    For the n nodes j of the graph of i, with c = ``constant`` and o = ``own``:
 
-    DIFFormer-s is c = 1 with unit vectors (Wu, Wipf & Yan 2025, Eqs. 55–57), SGFormer own = 1 with unit vectors (Wu et
+        (S v)_i = (o n v_i + Σ_j (c + q_i·k_j) v_j) / (o n + Σ_j (c + q_i·k_j))
+
+    DIFFormer-s has c = 1 and unit vectors (Wu, Wipf & Yan 2025, Eqs. 55–57). SGFormer has o = 1 and unit vectors (Wu et
     al. 2023b). A product costs O(N F D). A row whose sum is zero becomes a zero row.
 
     Args:
-        query, key, ptr: as in :class:`LowRankCoupling`.
-        constant, own: c, and the additional weight of a node in its own row, as a multiple of n.
-        unit: divide every q_i and k_j by its norm.
-        promises: ``symmetric`` and ``nonnegative``, about the entries of S after normalisation.
-        mutual: the promise that q_i·k_j = q_j·k_i, as where a state attends to itself; then a nonnegative S has a
-            ``metric``.
+        query: features q of the receivers [N, H, F].
+        key: features k of the senders [N, H, F].
+        ptr: row boundaries [B+1] of a ragged batch, on the CPU (``Graph.segments``). ``None`` is one graph.
+        constant: c, a constant added to every score. 0 by default: scores are inner products only.
+        own: o, the additional weight of a node in its own row, as a multiple of n. 0 by default: no additional weight.
+        unit: divide every q_i and k_j by its norm. ``False`` by default: the vectors are used as given.
+
+    Options:
+        mutual: whether q_i·k_j = q_j·k_i, as where a state attends to itself. A nonnegative and mutual S has a
+            ``metric``. ``None``, the default, promises nothing.
+        nonnegative: whether no entry of S, after normalisation, is negative. ``None``, the default, promises nothing.
+        symmetric: whether S, after normalisation, is symmetric. ``None``, the default, promises nothing.
 
     Examples:
         >>> torch.allclose(LinearAttentionCoupling(q, k).degree(), torch.ones(6, 2))  # every row sums to one
@@ -297,7 +356,7 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
         return kernels.linear_read(query, v, sums.totals, self.terms)
 
     def _by_entries(self) -> ReweightedCoupling:
-        """The same operator D⁻¹(own n I + c 11ᵀ + QKᵀ), composed of couplings with explicit entries."""
+        """Return the same operator D⁻¹(own n I + c 11ᵀ + QKᵀ), composed of couplings with explicit entries."""
         _, constant, own, unit = self.terms
         query = self.query
         key = self.key
@@ -328,7 +387,7 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
         return self._by_entries().T
 
     def degree(self) -> ByRow:
-        """1, or 0 for a row whose sum is zero."""
+        """Return 1 for every row, or 0 for a row whose sum is zero."""
         with torch.no_grad():
             return (
                 (self._product(self._ones(self.dtype).unsqueeze(2)) != 0)

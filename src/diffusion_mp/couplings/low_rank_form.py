@@ -15,7 +15,7 @@ from diffusion_mp.couplings.shapes import ByRow, Features
 
 
 def weighted(values: Tensor, weight: ByRow | None) -> Tensor:
-    """Values [N, H] or [N, H, D] times the weight of their row, where there is one."""
+    """Multiply values [N, H] or [N, H, D] by the weight of their row; ``None`` leaves them unchanged."""
     if weight is None:
         return values
     if values.dim() == 3:
@@ -24,7 +24,14 @@ def weighted(values: Tensor, weight: ByRow | None) -> Tensor:
 
 
 class LowRankForm(NamedTuple):
-    """diag(e) + U Kᵀ within every graph of ``ptr``, where a single head broadcasts; without ``diagonal`` e is zero."""
+    """The operator diag(e) + U Kᵀ within every graph of ``ptr``; a single head broadcasts.
+
+    Attributes:
+        left: U [N, H, F].
+        right: K [N, H, F].
+        diagonal: e [N, H]. ``None`` is zero.
+        ptr: row boundaries of a ragged batch. ``None`` is one graph.
+    """
 
     left: Features
     right: Features
@@ -34,7 +41,7 @@ class LowRankForm(NamedTuple):
     def reweighted(
         self, row: Tensor | None, column: Tensor | None = None
     ) -> LowRankForm:
-        """diag(r) S diag(c) for r and c [N, H]."""
+        """Return diag(r) S diag(c) for r and c [N, H]."""
         diagonal = self.diagonal
         if diagonal is not None:
             diagonal = weighted(weighted(diagonal, row), column)
@@ -43,12 +50,12 @@ class LowRankForm(NamedTuple):
 
     @classmethod
     def total(cls, terms: Sequence[LowRankForm]) -> LowRankForm:
-        """The sum of terms over the same graphs, with their features concatenated."""
+        """Return the sum of terms over the same graphs, with concatenated features."""
         heads = max(term.left.size(1) for term in terms)
         left = torch.cat([term.left.expand(-1, heads, -1) for term in terms], dim=2)
         right = torch.cat([term.right.expand(-1, heads, -1) for term in terms], dim=2)
         diagonals = [term.diagonal for term in terms if term.diagonal is not None]
         diagonal = reduce(add, diagonals) if diagonals else None
-        # A diagonal has no features, and its boundaries separate every node: those of the others count.
+        # A diagonal has no features, and its boundaries separate every node. The boundaries of the other terms count.
         reaching = [term.ptr for term in terms if term.left.size(2)]
         return cls(left, right, diagonal, reaching[0] if reaching else None)

@@ -1,4 +1,4 @@
-"""The 1-D Laplacian of a sequence: a position couples with its neighbours at a few strides."""
+"""The 1-D Laplacian of a sequence, which couples a position with its neighbours at a few strides."""
 
 from __future__ import annotations
 
@@ -26,29 +26,40 @@ from diffusion_mp.kernels.neumann import (
 
 
 class NeumannCoupling(Coupling):
-    r"""Neighbours along a sequence, at several strides.
+    """Couple a position with its neighbours along a sequence, at several strides.
 
-    S = Σ_k α_k A_{h_k} with A_h = Δ_h + 2I and (Δ_h x)_i = x_left − 2x_i + x_right (Zhang & Zhou, Eq. 1, § 3.2).
+    With A_h = Δ_h + 2I and (Δ_h x)_i = x_left − 2x_i + x_right at distance h (Zhang & Zhou, Eq. 1, § 3.2):
 
-    Rows are positions, in order. Every row sums to 2Σ_k α_k, so I + Σ_k α_k Δ_{h_k} is a step of
-    ``ExplicitEuler(tau=1)``. The boundary defines the neighbours beyond the ends. By Theorems 4.2 and 4.4 and Corollary
-    4.5, for Σα_k ≤ ½ a step is non-expansive, and the energy never rises.
+        S = Σ_k α_k A_{h_k}
 
-    - ``"symmetric"``: the half-sample extension, x₀ = x₁, x₋₁ = x₂, …, of period 2L. Symmetric, keeps the mean; Δ_h is
-      diagonal in the DCT-II basis, with eigenvalues −4 sin²(πmh/2L). All guarantees hold at every stride.
-    - ``"replicate"``: the end is repeated, as the paper prints. Not symmetric for h > 1: neither mean nor norm are
-      kept, and Corollary 4.5, which the paper states for it, is false (docs/errata.md, P1).
-    - ``"drop"``: no flow from a missing neighbour. Symmetric; but for h > 1 the energy may rise, up to 1.5 times.
-    - ``"periodic"``: the two ends are neighbours. Symmetric; but the energy of a path may rise while the cycle's falls.
-    - ``"causal"``: (Δ_h x)_i = x_{i−h} − x_i, or 0 without x_{i−h}. Not symmetric, and the mean is not kept. For
-      Σα_k ≤ 1 a step is a convex combination, non-expansive in the maximum norm.
+    Rows are ordered positions. Every row sums to 2Σ_k α_k, so the step of ``ExplicitEuler(tau=1)`` is I + Σ_k α_k
+    Δ_{h_k}. For Σα_k ≤ ½ a step is non-expansive and the energy never rises (Theorems 4.2 and 4.4 and Corollary 4.5).
+    The boundary defines the neighbours beyond the ends:
 
-    If all strides are 1, the first three are the same matrix.
+    - ``"symmetric"``: the half-sample extension x₀ = x₁, x₋₁ = x₂, …, of period 2L. The matrix is symmetric and keeps
+      the mean. Δ_h is diagonal in the DCT-II basis, with eigenvalues −4 sin²(πmh/2L). All guarantees hold at every
+      stride.
+    - ``"replicate"``: the end is repeated, as the paper prints. For h > 1 the matrix is not symmetric, and a step keeps
+      neither the mean nor the norm. Corollary 4.5, which the paper states for this boundary, is false (docs/errata.md,
+      P1).
+    - ``"drop"``: nothing flows from a missing neighbour. The matrix is symmetric, but for h > 1 the energy may rise, up
+      to 1.5 times.
+    - ``"periodic"``: the two ends are neighbours. The matrix is symmetric. The energy of the cycle falls, but the
+      energy of the path may rise.
+    - ``"causal"``: (Δ_h x)_i = x_{i−h} − x_i, or 0 without x_{i−h}. The matrix is not symmetric, and a step does not
+      keep the mean. For Σα_k ≤ 1 a step is a convex combination, non-expansive in the maximum norm.
+
+    If all strides are 1, the first three boundaries give the same matrix.
 
     Args:
-        num_nodes, alpha, strides, boundary: N; α [K, H], for every stride and head; h_k ≥ 1; one of the five.
-        ptr: row boundaries of several sequences, on the CPU (``Graph.segments``); ``None`` is one sequence.
-        promises: ``nonnegative``, that α ≥ 0.
+        num_nodes: number N of positions.
+        alpha: the strengths α [K, H], one for every stride and head.
+        strides: the K distances h_k ≥ 1. By default only direct neighbours, ``(1,)``.
+        boundary: one of the five boundaries above. By default ``"symmetric"``, since all guarantees hold for it.
+        ptr: row boundaries [B+1] of several sequences, on the CPU (``Graph.segments``). ``None`` is one sequence.
+
+    Options:
+        nonnegative: whether α ≥ 0. ``None``, the default, promises nothing.
 
     Examples:
         >>> NeumannCoupling(6, torch.full((1, 1), 0.25)).symmetric  # a sequence of six positions, stride 1
@@ -94,7 +105,14 @@ class NeumannCoupling(Coupling):
     def laplacian_function(
         self, function: Callable[[Tensor], Tensor], v: Values
     ) -> Values | None:
-        """f(D̄ − S) v in O(N D log L), for periodic sequences, the symmetric extension, and matrices equal to it."""
+        """Return f(D̄ − S) v in O(N D log L) if the eigenvectors are cosines or waves, otherwise ``None``.
+
+        They are for periodic sequences, for the symmetric extension, and for the matrices equal to it.
+
+        Args:
+            function: f, an elementwise function of the eigenvalues.
+            v: values [N, H, D].
+        """
         periodic = self.boundary == "periodic"
         # With strides of 1 the boundaries that leave the matrix symmetric all make the same one.
         paths = self.symmetric and set(self.strides) == {1}
@@ -106,7 +124,12 @@ class NeumannCoupling(Coupling):
 
 
 def check_stencil(strides: Sequence[int], boundary: str) -> bool:
-    """Return whether A_h is symmetric for all strides h; raise unless these are integers ≥ 1 and the boundary known."""
+    """Return whether A_h is symmetric for all strides h.
+
+    Raises:
+        TypeError: the strides are not a sequence of integers.
+        ValueError: a stride is below 1, there is none, or the boundary is unknown.
+    """
     check_choice(boundary, "boundary", get_args(Boundary))
     if isinstance(strides, str) or not isinstance(strides, Sequence):
         raise TypeError(

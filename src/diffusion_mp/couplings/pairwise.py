@@ -51,22 +51,31 @@ TILE_ENTRIES = 1 << 20  # pairs, of all heads, that DistanceCoupling evaluates a
 
 
 class PairwiseCoupling(FeatureCoupling):
-    r"""Attention over all pairs of nodes, without a matrix in memory.
+    """Attend to all pairs of nodes without a matrix in memory.
 
-    s_ij = f(q_i·k_j) within a graph, or f(q_i·k_j) / Σ_l f(q_i·k_l) (Wu, Wipf & Yan 2025, Eq. 17).
+    For nodes i, j and l of one graph (Wu, Wipf & Yan 2025, Eq. 17):
+
+        s_ij = f(q_i·k_j) / Σ_l f(q_i·k_l)
 
     A product costs O(N² D) time and O(N) memory, forward and backward. Normalised rows are computed in log space, where
     no score overflows.
 
     Args:
-        query, key: features of receivers and senders [N, H, F].
-        ptr: row boundaries of a ragged batch on the CPU (``Graph.segments``); ``None`` is one graph.
-        score: f, ``"exp"`` or ``"sigmoid"``; with ``distance_features`` it is a function of ‖x_i − x_j‖².
-        normalize: divide each row by its sum; ``"symmetric"``: D^-½SD^-½ with D the row sums (for a symmetric S).
-        loops: whether a node couples with itself; otherwise s_ii = 0, and row sums are over the other nodes.
-        mutual: the promise that q_i·k_j = q_j·k_i, as where a state attends to itself; products take half of the time,
-            and a row-normalised S has a ``metric``.
-        promises: ``symmetric`` and ``positive_semidefinite``, about S after normalisation.
+        query: features q of the receivers [N, H, F].
+        key: features k of the senders [N, H, F].
+        ptr: row boundaries [B+1] of a ragged batch, on the CPU (``Graph.segments``). ``None`` is one graph.
+        score: f, ``"exp"`` or ``"sigmoid"``. By default ``"exp"``, which makes softmax attention. With features of
+            `distance_features`, f is a function of ‖x_i − x_j‖².
+        normalize: divide each row by its sum. ``False`` gives s_ij = f(q_i·k_j). ``"symmetric"`` gives D^-½SD^-½ with D
+            the row sums, for a symmetric S.
+        loops: whether a node couples with itself. ``False`` gives s_ii = 0, and row sums over the other nodes.
+
+    Options:
+        mutual: whether q_i·k_j = q_j·k_i, as where a state attends to itself. Products then take half of the time, and
+            a row-normalised S has a ``metric``. ``None``, the default, promises nothing.
+        symmetric: whether S, after normalisation, is symmetric. ``None``, the default, promises nothing.
+        positive_semidefinite: whether S, after normalisation, is positive semi-definite. ``None``, the default,
+            promises nothing.
 
     Examples:
         >>> torch.allclose(PairwiseCoupling(q, k).to_dense(), torch.einsum("ihf,jhf->hij", q, k).softmax(2))
@@ -105,7 +114,7 @@ class PairwiseCoupling(FeatureCoupling):
 
     @cached_property
     def _metric(self) -> ByRow | None:
-        """Σ_j f(q_i·k_j) in double precision, as multiples of the largest one; 1 for an empty row."""
+        """The row sums Σ_j f(q_i·k_j) in double precision, as multiples of the largest one; 1 for an empty row."""
         if not (self.row_stochastic and self.mutual):
             return None
         log_sums = pairwise.pairwise_logsumexp(
@@ -117,13 +126,13 @@ class PairwiseCoupling(FeatureCoupling):
             mutual=True,
         )
         largest = log_sums.amax(0) if len(log_sums) else 0.0
-        # A metric is positive, also where a row is too light beside the largest for double precision.
+        # A metric is positive even for a row so light that its ratio to the largest underflows.
         sums = (log_sums - largest).exp().clamp(min=torch.finfo(torch.float64).tiny)
         return sums.masked_fill(log_sums == -torch.inf, 1.0)
 
     @cached_property
     def shifts(self) -> tuple[ByRow, ByRow]:
-        """Row and column shifts a and b of s_ij = exp(log f(q_i·k_j) + a_i + b_j), for entries and the transpose."""
+        """The shifts a of rows and b of columns in s_ij = exp(log f(q_i·k_j) + a_i + b_j)."""
         zero = self.query.new_zeros(self.num_nodes, self.heads)
         if not self.normalize:
             return zero, zero
@@ -170,7 +179,7 @@ class PairwiseCoupling(FeatureCoupling):
         product, log_sums = pairwise.pairwise_rows(
             self.query, self.key, v, self.ptr, score=self.score, mutual=self.mutual
         )
-        # Not kept by S, which may outlive a transform of torch that these row sums belong to.
+        # S does not keep these row sums: S may outlive the transform of torch to which they belong.
         shifted = copy.copy(self)
         shifted.shifts = (-log_sums, torch.zeros_like(log_sums))
         return product, shifted._product(w, transpose=True)
@@ -205,18 +214,32 @@ class PairwiseCoupling(FeatureCoupling):
 
 
 class DistanceCoupling(FeatureCoupling):
-    r"""s_ij = f(‖q_i − k_j‖²) within a graph, for any function f of a tensor of squared distances.
+    """Couple all pairs of nodes by any function of their squared distance.
 
-    A product costs O(N² D) time and O(N D) memory. Distances are computed in double precision, and f in that of the
-    features (at least single). Where f is linear, exponential or a sigmoid, `LowRankCoupling` and `PairwiseCoupling`
-    are several times faster.
+    For nodes i and j of one graph:
+
+        s_ij = f(‖q_i − k_j‖²)
+
+    A product costs O(N² D) time and O(N D) memory. Distances are computed in double precision, and f in the precision
+    of the features, at least single. `LowRankCoupling` and `PairwiseCoupling` are several times faster where f is
+    linear, exponential or a sigmoid.
 
     Args:
-        function: f, elementwise, in single or double precision, differentiable at 0. Parameters of a module go with
-            S in ``to`` and ``detach``; other functions stay as they are.
-        query, key, ptr: as in :class:`PairwiseCoupling`.
-        mutual: a state attends to itself, key is query: S is symmetric, and distances of nodes to themselves are zero.
-        promises: ``nonnegative`` and ``positive_semidefinite``.
+        function: f, which maps a tensor of squared distances to a tensor of the same shape. f works elementwise, in
+            single or double precision, and is differentiable at 0. If f is a module, ``to`` and ``detach`` of S also
+            apply to its parameters. Other functions stay as they are.
+        query: features q of the receivers [N, H, F].
+        key: features k of the senders [N, H, F].
+        ptr: row boundaries [B+1] of a ragged batch, on the CPU (``Graph.segments``). ``None`` is one graph.
+
+    Options:
+        mutual: whether a state attends to itself, so that key is query. S is then symmetric, and the distance of a node
+            to itself is zero. ``None``, the default, promises nothing.
+        nonnegative: whether no entry is negative. ``None``, the default, promises nothing.
+        positive_semidefinite: whether xᵀSx ≥ 0 for all x, and S = Sᵀ. ``None``, the default, promises nothing.
+
+    Raises:
+        ValueError: f does not return one number for each squared distance.
 
     Examples:
         >>> S = DistanceCoupling(lambda z2: 1 / (1 + z2), q, q, mutual=True)
@@ -238,7 +261,7 @@ class DistanceCoupling(FeatureCoupling):
         check_function(function, "function", "of a tensor of squared distances")
         super().__init__(query, key, ptr, **promises)
         self.function = function
-        # Parameters and buffers of a module change with S, but not in the module.
+        # Parameters and buffers of a module change with S; the module itself keeps its own.
         self.tensors: dict[str, Tensor] = {}
         if isinstance(function, nn.Module):
             self.tensors |= dict(function.named_parameters())
@@ -275,10 +298,11 @@ class DistanceCoupling(FeatureCoupling):
     def _distance_features(
         self,
     ) -> tuple[Features, Features]:
-        """Vectors whose inner products are the squared distances.
+        """Return vectors whose inner products are the squared distances.
 
-        In double precision, whatever that of the rows: the square of a short distance is a small difference of large
-        numbers, and its rounding in single precision may be more than all other pairs contribute to a gradient.
+        They are in double precision for rows of any precision. The square of a short distance is a small difference of
+        large numbers. Its rounding error in single precision may exceed the contribution of all other pairs to a
+        gradient.
         """
         wide = self.query.double()
         query, key = distance_features(
@@ -293,11 +317,11 @@ class DistanceCoupling(FeatureCoupling):
         dtype: torch.dtype,
         first: int = 0,
     ) -> Float[Tensor, "H r c"]:
-        """f for all pairs of rows and columns with these features; the first row is column number ``first``."""
+        """Return f for all pairs of rows and columns with these features; the first row is column number ``first``."""
         products = query.transpose(0, 1) @ key.permute(1, 2, 0)
         squares = at_least_zero(products.to(dtype))
         if self.mutual:
-            # No rounding is as small as the gradients of far rows, and f is often steepest at zero.
+            # Rounding exceeds the gradients of far rows, and f is often steepest at zero.
             squares.diagonal(first, 1, 2).zero_()
         return self._applied(squares)
 
@@ -316,7 +340,7 @@ class DistanceCoupling(FeatureCoupling):
         return entries
 
     def _tiles(self) -> list[tuple[slice, slice]]:
-        """The rows and columns of every tile, each within one graph; a single empty tile if there are no nodes."""
+        """Return the rows and columns of every tile, each within one graph; one empty tile if there are no nodes."""
         tiles = []
         for graph in slices(self.ptr, self.num_nodes):
             size = graph.stop - graph.start
@@ -351,22 +375,34 @@ class DistanceCoupling(FeatureCoupling):
 
 
 class SparseFlowCoupling(Coupling):
-    r"""SFi-Former's sparse attention: every row is the flow of least energy.
+    """Attend sparsely to all nodes, where every row is the flow of least energy (SFi-Former).
 
-    Row i is argmin_z ½Σ_j r_ij z_j² + λ_i Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)² (SFi-Former, Eqs. 6, 8 and 9).
+    Row i is the minimiser over z of this energy (SFi-Former, Eqs. 6, 8 and 9):
 
-    Resistances are r = softmax_j(−q_i·k_j) and frictions f = softmax_j(q̃_i·k̃_j), over the nodes j of i's graph. With
-    thresholds θ = λf, Ohm's law gives s_ij = max(μ_i − θ_ij, 0)/r_ij, where the potential μ_i solves
-    Σ_j s_ij + μ_i/α = 1. It is solved for directly, without the iteration of the paper (docs/errata.md, S3).
+        ½Σ_j r_ij z_j² + λ_i Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)²
 
-    For α = ∞ the flow is conserved and rows sum to one. For finite α they sum to 1 − μ_i/α, and a row with θ_ij ≥ α for
-    all j is zero. λ = 0 and α = ∞ is softmax. A product costs O(N² D) time and O(N) memory, forward and backward.
-    Entries are as accurate as those of softmax, except between nearly equal frictions.
+    Resistances are r = softmax_j(−q_i·k_j) and frictions are f = softmax_j(q̃_i·k̃_j), over the nodes j of the graph of
+    i. With thresholds θ = λf, Ohm's law gives the entries:
+
+        s_ij = max(μ_i − θ_ij, 0) / r_ij
+
+    The potential μ_i solves Σ_j s_ij + μ_i/α = 1. The coupling computes it directly, without the iteration of the paper
+    (docs/errata.md, S3).
+
+    For α = ∞ the flow is conserved and rows sum to one. For finite α, row i sums to 1 − μ_i/α, and a row with θ_ij ≥ α
+    for all j is zero. λ = 0 and α = ∞ is softmax. A product costs O(N² D) time and O(N) memory, forward and backward.
+    Entries are as accurate as the entries of softmax, except between nearly equal frictions.
 
     Args:
-        query, key, ptr: as in :class:`PairwiseCoupling`; features include a scale such as 1/√d.
-        friction_query, friction_key: q̃ and k̃ [N, H, G]; without both, the friction is constant, f = 1/n.
-        lam, alpha: λ ≥ 0 and α > 0 (``math.inf`` for conservation), numbers or tensors that broadcast to [N, H].
+        query: features q of the receivers [N, H, F], including a scale such as 1/√d.
+        key: features k of the senders [N, H, F].
+        friction_query: features q̃ of the receivers for the frictions [N, H, G]. ``None``, together with
+            ``friction_key``, is the constant friction f = 1/n.
+        friction_key: features k̃ of the senders for the frictions [N, H, G]. ``None`` if ``friction_query`` is.
+        ptr: row boundaries [B+1] of a ragged batch, on the CPU (``Graph.segments``). ``None`` is one graph.
+        lam: λ ≥ 0, the weight of the friction; a number, or a tensor that broadcasts to [N, H].
+        alpha: α > 0, the weight of conservation; a number, or a tensor that broadcasts to [N, H]. ``math.inf`` by
+            default: the flow is conserved, so rows sum to one.
 
     Examples:
         >>> SparseFlowCoupling(q, k, k, q, lam=0.5, alpha=0.1).density().shape  # by head
@@ -444,7 +480,7 @@ class SparseFlowCoupling(Coupling):
         return TransposedCoupling(self)
 
     def _listed(self, edge_index: Pairs) -> tuple[Tensor, Tensor, RowTerms, Tensor]:
-        """s and u of listed pairs, the terms of their rows, and whether the source is the best conductor of the row."""
+        """Return s and u of listed pairs, the terms of their rows, and whether the source conducts best in its row."""
         source, target = edge_index
         s = listed_products(*self._features[:2], edge_index, self.ptr, across=-math.inf)
         u = listed_products(*self._features[2:], edge_index, self.ptr, across=0.0)
@@ -465,14 +501,20 @@ class SparseFlowCoupling(Coupling):
         return self.log_potentials.exp()
 
     def energy(self) -> Float[Tensor, " heads"]:
-        """Total energy Σ_i ½(μ_i + Σ_j θ_ij s_ij) of the rows at their minimum, Eq. 6 or 9, detached."""
+        """Return the energy of all rows at their minimum, Eq. 6 or 9 of SFi-Former, for every head, detached.
+
+            Σ_i ½(μ_i + Σ_j θ_ij s_ij)
+
+        Returns:
+            One energy per head, [H].
+        """
         return 0.5 * (self.potentials.detach() + self._work).sum(0)
 
     def density(self) -> Float[Tensor, " heads"]:
-        """The fraction of nonzero entries among the pairs within graphs."""
+        """Return the fraction of nonzero entries among the pairs within graphs, for every head, [H]."""
         pairs = sum(size * size for size in graph_sizes(self.ptr, self.num_nodes))
         return self._support.sum(0) / max(1, pairs)
 
     def without_friction(self) -> PairwiseCoupling:
-        """Softmax attention: the conserved flow through the same resistances without friction (λ = 0, α = ∞)."""
+        """Return softmax attention, the conserved flow through the same resistances without friction (λ = 0, α = ∞)."""
         return PairwiseCoupling(self._features.q, self._features.k, self.ptr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor
 
-#: What nodes send and receive.
+#: The values that nodes send and receive.
 Values = Float[Tensor, "N H D"]
 #: Values before and after a product, where one head broadcasts.
 Sent = Float[Tensor, "N in_heads D"]

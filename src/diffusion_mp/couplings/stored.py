@@ -40,13 +40,24 @@ from diffusion_mp.runtime.precision import accumulating, without_autocast
 
 
 class DenseCoupling(Coupling):
-    r"""s_ij as given, where row i receives: for matrices of your own and small graphs; O(N²) time and memory.
+    """Store the entries s_ij, for matrices of your own and for small graphs.
+
+    Row i receives. A product costs O(N²) time and memory.
 
     Args:
-        matrix: S, [N, N] or [H, N, N].
-        ptr: row boundaries [B+1] of a ragged batch, on the CPU, of a matrix that is zero between graphs.
-        promises: see `Coupling`; without ``symmetric``, ``row_stochastic`` and ``nonnegative`` the entries are
-            examined on first access.
+        matrix: the entries, [N, N] or [H, N, N].
+        ptr: row boundaries [B+1] of a ragged batch, on the CPU, if the matrix is zero between graphs. ``None`` is one
+            graph.
+
+    Options:
+        symmetric: whether S = Sᵀ for every head. ``None``, the default, examines the entries on first access.
+        row_stochastic: whether every row sums to one, except for rows of zeros. ``None``, the default, examines the
+            entries on first access.
+        nonnegative: whether no entry is negative. ``None``, the default, examines the entries on first access.
+        positive_semidefinite: whether xᵀSx ≥ 0 for all x, and S = Sᵀ. ``None``, the default, promises nothing.
+
+    Raises:
+        ValueError: the matrix has another shape, or nonzero entries between graphs.
 
     Examples:
         >>> S = DenseCoupling(torch.tensor([[0.0, 1.0], [0.5, 0.5]]))
@@ -70,7 +81,7 @@ class DenseCoupling(Coupling):
             raise ValueError(f"matrix must be {shape}; got {describe(matrix)}.")
         super().__init__(square.size(1), square.size(0), square, ptr, **promises)
         self.examines = any(promises.get(name) is None for name in PROMISES[:3])
-        # Blocks, since 0 · NaN would carry a NaN to other graphs.
+        # Blocks, since 0 · NaN would carry NaN to other graphs.
         self.blocks = [
             square[:, rows, rows] for rows in slices(self.ptr, self.num_nodes)
         ]
@@ -133,7 +144,7 @@ def _is_symmetric(block: Tensor) -> bool:
 
 
 def _sums_to_one(block: Tensor) -> bool:
-    """Whether every row sums to one up to rounding, or is zero."""
+    """Return whether every row sums to one up to rounding, or is zero."""
     rows = block.sum(2, dtype=torch.promote_types(block.dtype, torch.float32))
     rounding = (
         4
@@ -153,11 +164,22 @@ def _check_weight(weight: Tensor, graph: Graph) -> None:
 
 
 class SparseCoupling(Coupling):
-    r"""The weights of observed edges j → i; multi-edges add up, and an isolated node has a zero row.
+    """Couple the ends of observed edges j → i by weights.
+
+    The weights of parallel edges add up. An isolated node has a zero row.
 
     Args:
-        graph, weight: the edges, and [E] or [E, H] in their order; ``None`` takes the graph's own weights.
-        promises: see `Coupling`; without ``symmetric`` the entries are examined on first access, in O(E log E).
+        graph: the graph of the edges.
+        weight: the weights [E] or [E, H], in the order of the edges. ``None`` takes the weights of the graph itself,
+            ones if the graph is unweighted.
+
+    Options:
+        symmetric: whether S = Sᵀ for every head. ``None``, the default, examines the entries on first access, in O(E
+            log E).
+        row_stochastic: whether every row sums to one, except for rows of zeros. ``None``, the default, promises
+            nothing.
+        nonnegative: whether no entry is negative. ``None``, the default, promises nothing.
+        positive_semidefinite: whether xᵀSx ≥ 0 for all x, and S = Sᵀ. ``None``, the default, promises nothing.
 
     Examples:
         >>> (SparseCoupling(graph, torch.ones(12)) @ x.unsqueeze(1)).shape
@@ -176,7 +198,7 @@ class SparseCoupling(Coupling):
     ) -> None:
         if not _checked:
             check_kind(graph, "graph", Graph, "a Graph")
-        #: Whether the weights are those of the graph, which then keeps the answer whether they are symmetric.
+        #: Whether the weights are the graph's own weights. If so, the graph caches whether they are symmetric.
         self.own = weight is None
         if weight is None:
             weight = graph.edge_weight
@@ -217,8 +239,19 @@ class SparseCoupling(Coupling):
         matrix: Maps | None,
         hops: int = 1,
     ) -> State:
-        """Return Σ_h S_h^hops v M_hᵀ; a row of v is multiplied only by the matrices of the heads that it sends in."""
-        # The number of these rows depends on values. A weight of zero has a gradient too.
+        """Return Σ_h S_h^hops v M_hᵀ, where each head h applies its own matrix M_h to the state.
+
+        A row of v is multiplied only by the matrices of the heads in which it sends.
+
+        Args:
+            v: state [N, C].
+            matrix: the matrices M [H, C, C], or their diagonals [H, C]. ``None`` is the identity for every head.
+            hops: power of S; one product by default.
+
+        Returns:
+            The sum over the heads, [N, C].
+        """
+        # The number of these rows depends on values. A zero weight has a gradient too.
         if (
             matrix is None
             or self.heads == 1
@@ -241,8 +274,11 @@ class SparseCoupling(Coupling):
 
     @cached_property
     def _senders(self) -> tuple[Pattern, Tensor, Compressed, list[int]]:
-        """Return the nonzero entries, with pairs of head and sender as columns: their pattern and their places in the
-        weight, and of the pairs, sorted by head, the sender and the number of each head."""
+        """Return the nonzero entries with pairs of a head and a sender as columns.
+
+        These are their pattern, their places in the weight, and, for the pairs sorted by head, the sender and the
+        number of pairs of each head.
+        """
         edge, head = self.weight.detach().nonzero(as_tuple=True)
         source, target = (end.index_select(0, edge) for end in self.graph.edges)
         pairs, position = torch.unique(
@@ -269,7 +305,7 @@ class SparseCoupling(Coupling):
     def degree(self) -> ByRow:
         total = self.weight.to(torch.promote_types(self.dtype, torch.float32))
         # A sum over many edges leaves the range of half precision.
-        if self.heads > 1:  # many columns are added faster along compressed rows
+        if self.heads > 1:  # sums of many columns are faster along compressed rows
             return row_sums(self.graph.pattern.by_row, total)
         return total.new_zeros(self.num_nodes, 1).index_add(
             0, self.graph.edges[1], total

@@ -32,13 +32,26 @@ from diffusion_mp.runtime.precision import (
 
 
 class ReweightedCoupling(DerivedCoupling):
-    r"""A coupling with weights for its rows and its columns: s′_ij = r_i s_ij c_j, the operator diag(r) S diag(c).
+    """Multiply the rows and the columns of a coupling by weights.
+
+    The coupling S becomes the operator diag(r) S diag(c), with the entries
+
+        s′_ij = r_i s_ij c_j
+
+    If r and c are one tensor, s′ is symmetric and positive semi-definite where S is.
 
     Args:
-        coupling, row, column: S, and r and c [N, H]; one head broadcasts; ``None`` stands for ones.
+        coupling: the coupling S.
+        row: the weights r of the rows [N, H]; one head broadcasts. ``None`` stands for ones.
+        column: the weights c of the columns [N, H]; one head broadcasts. ``None`` stands for ones.
         positive: the promise that r, c > 0, except where a row and its column are zero. It gives s′ a ``metric``.
-        promises: ``symmetric``, ``row_stochastic`` and ``nonnegative``, about s′. If r and c are one tensor, s′ is
-            symmetric and semi-definite where S is.
+            ``False`` by default, since the values of the weights are not examined.
+
+    Options:
+        symmetric: whether s′ is symmetric. ``None``, the default, follows from S, r and c.
+        row_stochastic: whether every row of s′ sums to one, except for rows of zeros. ``None``, the default, promises
+            nothing.
+        nonnegative: whether no entry of s′ is negative. ``None``, the default, promises nothing.
 
     Examples:
         >>> torch.allclose(ReweightedCoupling(UniformCoupling(6), 2 * torch.ones(6, 1)).degree(), 2 * torch.ones(6, 1))
@@ -89,7 +102,7 @@ class ReweightedCoupling(DerivedCoupling):
 
     @cached_property
     def _metric(self) -> ByRow | None:
-        """d̄ c / r in double precision: its product with diag(r) S diag(c) is diag(c) [diag(d̄) S] diag(c)."""
+        """The metric d̄ c / r in double precision; times diag(r) S diag(c) it is diag(c) [diag(d̄) S] diag(c)."""
         metric = self.coupling.metric if self._positive else None
         if metric is None:
             return None
@@ -144,13 +157,16 @@ class ReweightedCoupling(DerivedCoupling):
 def row_normalized(coupling: Coupling) -> ReweightedCoupling:
     """Divide the rows of a coupling by their sums; a row whose sum is zero becomes a zero row.
 
+    Args:
+        coupling: the coupling to normalise. If it is nonnegative, so is the result.
+
     Examples:
         >>> torch.allclose(row_normalized(LowRankCoupling(q, k, nonnegative=True)).degree(), torch.ones(6, 2))
         True
     """
     check_coupling_kind(coupling)
     sign = coupling.nonnegative
-    # If entries are nonnegative, a row that sums to zero is zero, and its column too where S is reversible.
+    # If entries are nonnegative, a row that sums to zero is zero. If S is reversible, so is its column.
     return ReweightedCoupling(
         coupling,
         reciprocal(coupling.degree()),
@@ -161,7 +177,7 @@ def row_normalized(coupling: Coupling) -> ReweightedCoupling:
 
 
 def averaged(coupling: Coupling, ptr: Tensor) -> Coupling:
-    """s_ij / n with n the nodes of the graph of i and j."""
+    """Return the coupling with entries s_ij / n, where n is the number of nodes of the graph of i and j."""
     member, count = members(ptr, coupling.num_nodes, coupling.device)
     # One factor for rows and columns leaves S symmetric.
     root = count.double().rsqrt().to(coupling.dtype)[member].unsqueeze(1)
@@ -169,14 +185,15 @@ def averaged(coupling: Coupling, ptr: Tensor) -> Coupling:
 
 
 def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupling:
-    r"""Return D^-½SD^-½ with D the row sums of S, or the same for S without its diagonal (Zhou et al. 2004, Section 2).
+    """Divide a coupling by the square roots of its row sums, D^-½SD^-½ (Zhou et al. 2004, Section 2).
 
-    The spectral radius of the result is at most one; a node without neighbours becomes a zero row. Scores of pairs
-    (:class:`PairwiseCoupling`) are normalised in log space, where no row sum under- or overflows.
+    D are the row sums of S, or of S without its diagonal. The spectral radius of the result is at most one. A node
+    without neighbours becomes a zero row. The scores of a :class:`PairwiseCoupling` are normalised in log space, where
+    no row sum underflows or overflows.
 
     Args:
-        coupling: S, nonnegative; the result is symmetric where S is.
-        diagonal: whether to keep s_ii, which label spreading leaves out.
+        coupling: S, nonnegative. The result is symmetric where S is.
+        diagonal: keep s_ii. ``False`` leaves the diagonal out before the division, as label spreading does.
 
     Raises:
         CouplingMismatchError: S does not promise to be nonnegative, or its rows are divided by their sums already.
@@ -187,7 +204,7 @@ def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupli
     """
     check_coupling_kind(coupling)
     check_flags(diagonal=diagonal)
-    # Whether a symmetric S that is examined has rows that sum to one does not matter.
+    # It does not matter whether the rows of a symmetric, examined S sum to one.
     divided = not coupling.examines and coupling.row_stochastic
     if not coupling.nonnegative or (divided and not coupling.symmetric):
         raise CouplingMismatchError(
@@ -203,11 +220,14 @@ def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupli
 
 
 def without_diagonal(coupling: Coupling) -> Coupling:
-    """Leave out the loops of edges and of unnormalised scores of pairs, also in multiples and sums of these.
+    """Leave out the diagonal of edges and of unnormalised scores of pairs, also in multiples and sums of these.
+
+    Args:
+        coupling: a `SparseCoupling`, a `PairwiseCoupling` with ``normalize=False``, or multiples and sums of these.
 
     Raises:
-        CouplingMismatchError: another coupling, whose diagonal could only be subtracted. The difference has as few
-            digits as its diagonal exceeds the rest of a row.
+        CouplingMismatchError: another coupling, whose diagonal could only be subtracted. The subtraction loses digits
+            where the diagonal is large compared with the rest of a row.
 
     Examples:
         >>> bool((without_diagonal(PairwiseCoupling(q, q, normalize=False)).to_dense()[:, 0, 0] == 0).all())
@@ -238,7 +258,7 @@ def without_diagonal(coupling: Coupling) -> Coupling:
 def _same_scores(
     coupling: PairwiseCoupling, normalize: Literal[False, "symmetric"], loops: bool
 ) -> PairwiseCoupling:
-    """The scores of a coupling that is not normalised, with another normalisation."""
+    """Return the scores of a coupling that is not normalised, with another normalisation."""
     same = copy.copy(coupling)
     same.normalize = normalize
     same.loops = same.no_empty_row = loops
@@ -248,7 +268,7 @@ def _same_scores(
 
 
 def spectral_norms(w: Float[Tensor, "heads D C"]) -> Float[Tensor, " heads"]:
-    """‖W_h‖₂ of every head; NaN for a head with an entry that is not finite, which LAPACK would refuse."""
+    """Return ‖W_h‖₂ of every head; NaN for a head with an entry that is not finite, which LAPACK would refuse."""
     finite = w.isfinite()
     norms = torch.linalg.matrix_norm(w.masked_fill(~finite, 0.0), 2)
     return norms.masked_fill(~finite.all(2).all(1), torch.nan)

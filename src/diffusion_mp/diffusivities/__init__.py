@@ -1,4 +1,4 @@
-"""Diffusivities: (state, graph) → coupling."""
+"""Diffusivities: modules that map a state and a graph to a coupling."""
 
 from diffusion_mp.diffusivities.all_pair import (
     GaussianDiffusivity,

@@ -34,16 +34,18 @@ Features = tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]
 
 
 class QueryKeyDiffusivity(Diffusivity):
-    r"""Base of attentions over all nodes of a graph that read queries q and keys k of the state, by head.
+    """Base of attentions over all nodes of a graph that read queries q and keys k of the state, by head.
 
     Args:
-        channels, heads: C of the state, required with projections, and H, which divides C without projections.
-        projection: ``"separate"``: q = W_Q x, k = W_K x (Wu, Wipf & Yan 2025, Eq. 54); ``"tied"``: W_Q = W_K, which
-            keeps a score symmetric; ``None``: q = k = x.
-        head_channels: channels of a projected head; C by default, as in Eq. 54. The attribute is ``None`` if unknown.
-        normalize: ``"row"``: every query and key has unit norm (Eq. 55); ``"frobenius"``: one norm per graph, as in
-            released code, with which the attention is nearly uniform (docs/errata.md, D1); ``None``: neither.
-        bias: add b_Q and b_K to the projections, as released code does.
+        channels: number C of channels of the state. ``None`` reads the state as it comes; projections need a number.
+        heads: number H of heads. Without projections, H divides C.
+        projection: ``"separate"``: q = W_Q x and k = W_K x (Wu, Wipf & Yan 2025, Eq. 54), the default. ``"tied"``: W_Q
+            = W_K, which keeps a score symmetric. ``None``: q = k = x.
+        head_channels: number of channels of a projected head. ``None`` is C, as in Eq. 54. The attribute of this name
+            is ``None`` if the number is unknown.
+        normalize: ``"row"``: every query and key has unit norm (Eq. 55). ``"frobenius"``: one norm per graph, as in
+            released code, with which the attention is nearly uniform (docs/errata.md, D1). ``None``: no normalisation.
+        bias: add b_Q and b_K to the projections, as released code does. ``False`` by default, as in Eq. 54.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class QueryKeyDiffusivity(Diffusivity):
                 why = "bias needs a projection; got bias=True with projection=None. Choose 'separate' or 'tied'."
                 raise ValueError(why)
             self.head_channels: int | None = None
-            # Without channels the state says how many there are, in every call.
+            # Without a number of channels, every call reads it from its state.
             if channels is not None:
                 check_heads_divide(
                     channels, heads, "channels when there is no projection"
@@ -93,7 +95,18 @@ class QueryKeyDiffusivity(Diffusivity):
         unit: bool = True,
         origin: Tensor | None = None,
     ) -> Features:
-        """Return q, and k of x − origin, one object if equal, normalised; ``unit=False`` leaves the norms of rows."""
+        """Return the normalised queries q of x and keys k of x − origin; one object twice if they are equal.
+
+        Args:
+            x: state [N, C].
+            graph: graph of the nodes, over which ``normalize="frobenius"`` takes its norm.
+            unit: divide every query and key by its norm if ``normalize`` is ``"row"``. ``False`` leaves the norms of
+                the rows for a later step.
+            origin: rows [N, C] or [1, C] to subtract from x for the keys. ``None`` subtracts nothing.
+
+        Returns:
+            q and k, both [N, H, D].
+        """
         if self.projection is not None or self.channels not in (None, x.size(1)):
             checks.check_state(x, channels=self.channels, module=self)
         elif self.channels is None:
@@ -118,7 +131,7 @@ class QueryKeyDiffusivity(Diffusivity):
 
     @property
     def mutual(self) -> bool:
-        """Whether queries are keys, so that a state attends to itself; a subclass with other ones says so."""
+        """Whether queries are keys, so that a state attends to itself. A subclass with other queries overrides it."""
         return self.projection != "separate"
 
     def _by_head(self, rows: Float[Tensor, "N C"]) -> Float[Tensor, "N H D"]:
@@ -130,7 +143,7 @@ def frobenius(q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]
     # The squares of float32 may overflow in float32.
     square = q.double().square().sum((1, 2))
     if graph.is_single:
-        # Of all ranks, where this process has some of the rows.
+        # The sum over all ranks, if this process has only some of the rows.
         total = graph.total(square.sum())
     else:
         batch = graph.batch.to(q.device)
@@ -143,15 +156,15 @@ def frobenius(q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]
 
 
 def origin_of(x: Float[Tensor, "N C"], graph: Graph) -> Tensor:
-    """Return the smallest row of every node's graph, [N, C], or [1, C] for one graph; without gradient.
+    """Return the smallest row of the graph of every node, [N, C], or [1, C] for one graph; without gradient.
 
-    A softmax over keys does not change if all keys are shifted. The difference of a row from one that is no larger
-    keeps its digits, and equal rows differ by exactly zero, however a matrix product rounds them.
+    A softmax over keys does not change if all keys are shifted. If a row is subtracted from another row that is no
+    smaller, the difference keeps its digits. Equal rows differ by exactly zero, however a matrix product rounds them.
     """
     x = x.detach()
     size = x.abs().amax(1).nan_to_num(nan=math.inf)
     if graph.is_single:
-        # Padded and cut, not branched: an exported program keeps one branch, also for graphs without a node.
+        # Padding instead of a branch: an exported program keeps one branch only, even for graphs without nodes.
         least = pad(size, (0, 1), value=math.inf).argmin(0, keepdim=True)
         return x[least[: x.size(0)]]
     batch = graph.batch.to(x.device)
@@ -159,7 +172,7 @@ def origin_of(x: Float[Tensor, "N C"], graph: Graph) -> Tensor:
     least = size.new_zeros(graph.num_graphs).scatter_reduce(
         0, batch, size, "amin", include_self=False
     )
-    # The first of several rows of the least size, so that equal graphs have equal origins.
+    # The first of several smallest rows, so that equal graphs have equal origins.
     others = number.masked_fill(size > least[batch], x.size(0))
     first = number.new_zeros(graph.num_graphs).scatter_reduce(
         0, batch, others, "amin", include_self=False
@@ -168,22 +181,39 @@ def origin_of(x: Float[Tensor, "N C"], graph: Graph) -> Tensor:
 
 
 class PenaltyDiffusivity(QueryKeyDiffusivity):
-    r"""Attention over all pairs of nodes by f = δ′ of a penalty; `FunctionPenalty` makes one of any f, in O(N²).
+    """Attend to all nodes by the derivative f = δ′ of a penalty.
 
-    s_ij = f(q_i, k_j) / Σ_l f(q_i, k_l) over all nodes of a graph, f = δ′ (Wu, Wipf & Yan 2025, Eqs. 15 and 17). The
-    energy of δ descends for ``projection=None, normalize=None, measure="distance"``, where f reads the state itself.
+    For all nodes j and l of the graph of i (Wu, Wipf & Yan 2025, Eqs. 15 and 17):
+
+        s_ij = f(q_i, k_j) / Σ_l f(q_i, k_l)
+
+    The energy of δ descends for ``projection=None, normalize=None, measure="distance"``, where f reads the state
+    itself. `FunctionPenalty` makes a penalty of any f, in O(N²).
 
     Args:
-        penalty: δ; or the class `SoftmaxPenalty`, for that of the channels of a head.
-        channels, projection, normalize: see :class:`QueryKeyDiffusivity`. No theorem holds for ``"separate"``
-            (docs/errata.md, D18, D20).
-        measure: ``"distance"``: f(‖q_i − k_j‖²), as in the energy; ``"inner"``: f as a function of q·k, as published,
-            for penalties with such a form. They coincide for unit vectors only (docs/errata.md, D8).
-        row_stochastic: divide rows by their sums (Eq. 15); ``False`` gives Ω = [f], symmetric if q = k. An exponential
-            f of q·k that nothing normalises, e^{(q·k − 1)/σ²} for one, may leave the range of the dtype.
-        constraint: the set that holds the rows of the state, in every head; f must read the state itself. Couplings are
-            nonnegative if it lies within the domain of the penalty (see `Penalty.coupling`).
-        options: ``heads``, ``head_channels`` and ``bias`` of :class:`QueryKeyDiffusivity`.
+        penalty: the penalty δ. The class `SoftmaxPenalty` stands for its penalty with the number of channels of a head.
+        channels: number C of channels of the state. ``None`` reads the state as it comes; projections need a number.
+        projection: ``"separate"``: q = W_Q x and k = W_K x (Eq. 54), for which no theorem holds (docs/errata.md, D18,
+            D20). ``"tied"``: W_Q = W_K. ``None``, the default: q = k = x, so that f reads the state.
+        normalize: ``"row"``: every query and key has unit norm (Eq. 55). ``"frobenius"``: one norm per graph, as in
+            released code, with which the attention is nearly uniform (docs/errata.md, D1). ``None``, the default: no
+            normalisation, so that f reads the state.
+        measure: ``"distance"``, the default: f(‖q_i − k_j‖²), as in the energy. ``"inner"``: f as a function of q·k, as
+            published, for penalties with such a form. Both agree for unit vectors only (docs/errata.md, D8).
+        row_stochastic: divide the rows by their sums (Eq. 15). ``False`` gives Ω = [f], which is symmetric if q = k. An
+            exponential f of q·k that nothing normalises, such as e^{(q·k − 1)/σ²}, may leave the range of the dtype.
+        constraint: a set that holds the rows of the state, in every head; f must read the state itself. The couplings
+            are nonnegative if the set lies within the domain of the penalty (see `Penalty.coupling`). ``None`` is no
+            set.
+
+    Options:
+        heads: number H of heads. 1 by default. Without projection, H divides C.
+        head_channels: number of channels of a projected head. ``None``, the default, is C, as in Eq. 54.
+        bias: add b_Q and b_K to the projections, as released code does. ``False`` by default, as in Eq. 54.
+
+    Shapes:
+        - x: [N, C].
+        - output: a coupling of N nodes and H heads.
 
     Examples:
         >>> PenaltyDiffusivity(FunctionPenalty(lambda z2: 1 / (1 + z2)))(x).heads
@@ -209,7 +239,7 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
             checks.check_kind(penalty, "penalty", Penalty, "a Penalty")
         # A penalty may have one of the two forms only.
         checks.check_choice(measure, "measure", penalty.measures)
-        # Not ``penalty``: that property of every diffusivity is None where f does not read the state.
+        # Not ``penalty``: this property of every diffusivity is None where f does not read the state.
         self.of_distance = penalty
         self.measure = measure
         self.constraint = constraint
@@ -221,7 +251,7 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
             f"projection=None, normalize=None, measure='distance', and for the softmax if channels is given."
         )
 
-        # Within a set the weights are nonnegative where f is, up to its diameter.
+        # Within a set, the weights are nonnegative if f is nonnegative up to the diameter of the set.
         if constraint is not None:
             checks.check_kind(constraint, "constraint", Constraint, "a Constraint")
             if not self.reads_the_state:
@@ -239,8 +269,15 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
         )
 
     def penalty_of(self, dim: int | None) -> Penalty | None:
-        """Return δ for vectors of ``dim`` channels, or ``None`` if δ depends on an unknown ``dim``."""
-        # The class stands for one penalty for every width: its temperature is the root of that.
+        """Return δ for vectors of ``dim`` channels.
+
+        Args:
+            dim: number of channels of a head, or ``None`` if it is unknown.
+
+        Returns:
+            The penalty, or ``None`` if it depends on an unknown ``dim``.
+        """
+        # The class stands for one penalty per width, whose temperature is the root of the width.
         if isinstance(self.of_distance, Penalty):
             return self.of_distance
         if dim is None:
@@ -249,7 +286,7 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
 
     @property
     def penalty(self) -> Penalty | None:  # type: ignore[override]
-        """δ if f reads the state itself, else ``None``."""
+        """The penalty δ if f reads the state itself, else ``None``."""
         if self.reads_the_state:
             return self.penalty_of(self.head_channels)
         return None
@@ -282,7 +319,7 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
 
 
 class _Published(PenaltyDiffusivity):
-    """`PenaltyDiffusivity` as it is published: unit queries and keys, and f of their inner product."""
+    """`PenaltyDiffusivity` as published, with unit queries and keys and f of their inner product."""
 
     def __init__(
         self,
@@ -299,12 +336,39 @@ class _Published(PenaltyDiffusivity):
 
 
 class SimpleDiffusivity(_Published):
-    r"""DIFFormer-s: f = 1 + q·k, or 2 − ½z² of the actual distance, in O(N) (Wu, Wipf & Yan 2025, Eqs. 18–19, 54–57).
+    """Attend to all nodes by a linear score in O(N): DIFFormer-s (Wu, Wipf & Yan 2025, Eqs. 18–19, 54–57).
 
-    (S v)_i = (Σ_j v_j + (Σ_j v_j k_jᵀ) q_i) / (n + q_i·Σ_l k_l) with unit vectors q, k. With ``measure="distance"`` it
-    is exact for states of any norm. Then f ≥ 0, and the energy descends, while all ‖x_i − x_j‖ ≤ 2, a condition that
-    the paper omits (docs/errata.md, D7). Arguments are those of :class:`PenaltyDiffusivity`,
-    by default ``normalize="row"`` and ``measure="inner"``.
+    f = 1 + q·k. With unit vectors q and k, n nodes in a graph and values v:
+
+        (S v)_i = (Σ_j v_j + (Σ_j v_j k_jᵀ) q_i) / (n + q_i·Σ_l k_l)
+
+    With ``measure="distance"``, f = 2 − ½z² of the actual distance z, which is exact for states of any norm. In that
+    case f ≥ 0, and the energy descends, as long as all ‖x_i − x_j‖ ≤ 2. The paper omits this condition (docs/errata.md,
+    D7).
+
+    Args:
+        channels: number C of channels of the state. ``None`` reads the state as it comes; projections need a number.
+
+    Options:
+        projection: ``"separate"``: q = W_Q x and k = W_K x (Wu, Wipf & Yan 2025, Eq. 54). ``"tied"``: W_Q = W_K, which
+            keeps a score symmetric. ``None``, the default: q = k = x.
+        normalize: ``"row"``, the default, as published: every query and key has unit norm (Eq. 55). ``"frobenius"``:
+            one norm per graph, as in released code, with which the attention is nearly uniform (docs/errata.md, D1).
+            ``None``: no normalisation.
+        measure: ``"inner"``, the default, as published: f is a function of q·k. ``"distance"``: f is a function of ‖q_i
+            − k_j‖, as in the energy. Both agree for unit vectors only (docs/errata.md, D8).
+        row_stochastic: divide the rows by their sums (Eq. 15). ``True`` by default. ``False`` gives Ω = [f], which is
+            symmetric if q = k.
+        constraint: a set that holds the rows of the state, for ``projection=None, normalize=None, measure="distance"``.
+            The couplings are nonnegative if the set lies within the domain of the penalty. ``None``, the default, is no
+            set.
+        heads: number H of heads. 1 by default. Without projection, H divides C.
+        head_channels: number of channels of a projected head. ``None``, the default, is C, as in Eq. 54.
+        bias: add b_Q and b_K to the projections, as released code does. ``False`` by default, as in Eq. 54.
+
+    Shapes:
+        - x: [N, C].
+        - output: a coupling of N nodes and H heads.
 
     Examples:
         >>> SimpleDiffusivity(4, projection="separate", heads=2)(x).heads
@@ -316,10 +380,34 @@ class SimpleDiffusivity(_Published):
 
 
 class SigmoidDiffusivity(_Published):
-    """DIFFormer-a: f = σ(q·k), or 1/(1 + e^{z²/2 − 1}) (Wu, Wipf & Yan 2025, Eqs. 20, 58–60); O(N²) time, O(N) memory.
+    """Attend to all nodes by a sigmoid of inner products: DIFFormer-a (Wu, Wipf & Yan 2025, Eqs. 20, 58–60).
 
-    Arguments and defaults are those of :class:`SimpleDiffusivity`; the released code has ``normalize=None``
-    (docs/errata.md, D2).
+    f = σ(q·k). With ``measure="distance"``, f = 1/(1 + e^{z²/2 − 1}) of the distance z. A product costs O(N²) time and
+    O(N) memory.
+
+    Args:
+        channels: number C of channels of the state. ``None`` reads the state as it comes; projections need a number.
+
+    Options:
+        projection: ``"separate"``: q = W_Q x and k = W_K x (Wu, Wipf & Yan 2025, Eq. 54). ``"tied"``: W_Q = W_K, which
+            keeps a score symmetric. ``None``, the default: q = k = x.
+        normalize: ``"row"``, the default, as published: every query and key has unit norm (Eq. 55). ``"frobenius"``:
+            one norm per graph, as in released code, with which the attention is nearly uniform (docs/errata.md, D1).
+            ``None``: no normalisation, as in the released code (docs/errata.md, D2).
+        measure: ``"inner"``, the default, as published: f is a function of q·k. ``"distance"``: f is a function of ‖q_i
+            − k_j‖, as in the energy. Both agree for unit vectors only (docs/errata.md, D8).
+        row_stochastic: divide the rows by their sums (Eq. 15). ``True`` by default. ``False`` gives Ω = [f], which is
+            symmetric if q = k.
+        constraint: a set that holds the rows of the state, for ``projection=None, normalize=None, measure="distance"``.
+            The couplings are nonnegative if the set lies within the domain of the penalty. ``None``, the default, is no
+            set.
+        heads: number H of heads. 1 by default. Without projection, H divides C.
+        head_channels: number of channels of a projected head. ``None``, the default, is C, as in Eq. 54.
+        bias: add b_Q and b_K to the projections, as released code does. ``False`` by default, as in Eq. 54.
+
+    Shapes:
+        - x: [N, C].
+        - output: a coupling of N nodes and H heads.
 
     Examples:
         >>> torch.allclose(SigmoidDiffusivity()(x).degree(), torch.ones(6, 1))
@@ -331,9 +419,34 @@ class SigmoidDiffusivity(_Published):
 
 
 class SoftmaxDiffusivity(_Published):
-    """Softmax attention: f = exp(q·k/√d), or exp((1 − z²/2)/√d), of d channels a head (Wu, Wipf & Yan 2025, Eq. 21).
+    """Attend to all nodes by a softmax of inner products (Wu, Wipf & Yan 2025, Eq. 21).
 
-    Arguments and defaults are those of :class:`SimpleDiffusivity`. The printed δ is corrected (docs/errata.md, D9).
+    f = exp(q·k/√d) for heads of d channels. With ``measure="distance"``, f = exp((1 − z²/2)/√d) of the distance z. The
+    printed δ is corrected (docs/errata.md, D9).
+
+    Args:
+        channels: number C of channels of the state. ``None`` reads the state as it comes; projections need a number.
+
+    Options:
+        projection: ``"separate"``: q = W_Q x and k = W_K x (Wu, Wipf & Yan 2025, Eq. 54). ``"tied"``: W_Q = W_K, which
+            keeps a score symmetric. ``None``, the default: q = k = x.
+        normalize: ``"row"``, the default, as published: every query and key has unit norm (Eq. 55). ``"frobenius"``:
+            one norm per graph, as in released code, with which the attention is nearly uniform (docs/errata.md, D1).
+            ``None``: no normalisation.
+        measure: ``"inner"``, the default, as published: f is a function of q·k. ``"distance"``: f is a function of ‖q_i
+            − k_j‖, as in the energy. Both agree for unit vectors only (docs/errata.md, D8).
+        row_stochastic: divide the rows by their sums (Eq. 15). ``True`` by default. ``False`` gives Ω = [f], which is
+            symmetric if q = k.
+        constraint: a set that holds the rows of the state, for ``projection=None, normalize=None, measure="distance"``.
+            The couplings are nonnegative if the set lies within the domain of the penalty. ``None``, the default, is no
+            set.
+        heads: number H of heads. 1 by default. Without projection, H divides C.
+        head_channels: number of channels of a projected head. ``None``, the default, is C, as in Eq. 54.
+        bias: add b_Q and b_K to the projections, as released code does. ``False`` by default, as in Eq. 54.
+
+    Shapes:
+        - x: [N, C].
+        - output: a coupling of N nodes and H heads.
 
     Examples:
         >>> SoftmaxDiffusivity(4, projection="separate", heads=2)(x).heads
@@ -345,9 +458,35 @@ class SoftmaxDiffusivity(_Published):
 
 
 class GaussianDiffusivity(_Published):
-    """Attention by a Gaussian of distances, f = exp(−z²/2σ²): the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3.
+    """Attend to all nodes by a Gaussian of their distance.
 
-    σ > 0 is ``bandwidth``; further arguments and defaults are those of :class:`SimpleDiffusivity`.
+    f = exp(−z²/2σ²) of the distance z, the *Kernel* ablation of Wu, Wipf & Yan (2025), Fig. 3. With unit vectors it is
+    a function of their inner product.
+
+    Args:
+        channels: number C of channels of the state. ``None`` reads the state as it comes; projections need a number.
+        bandwidth: σ > 0, the distance at which f has fallen to e^-½.
+
+    Options:
+        projection: ``"separate"``: q = W_Q x and k = W_K x (Wu, Wipf & Yan 2025, Eq. 54). ``"tied"``: W_Q = W_K, which
+            keeps a score symmetric. ``None``, the default: q = k = x.
+        normalize: ``"row"``, the default: every query and key has unit norm (Eq. 55). ``"frobenius"``: one norm per
+            graph, as in released code, with which the attention is nearly uniform (docs/errata.md, D1). ``None``: no
+            normalisation.
+        measure: ``"inner"``, the default: f is a function of q·k. ``"distance"``: f is a function of ‖q_i − k_j‖, as in
+            the energy. Both agree for unit vectors only (docs/errata.md, D8).
+        row_stochastic: divide the rows by their sums (Eq. 15). ``True`` by default. ``False`` gives Ω = [f], which is
+            symmetric if q = k.
+        constraint: a set that holds the rows of the state, for ``projection=None, normalize=None, measure="distance"``.
+            The couplings are nonnegative if the set lies within the domain of the penalty. ``None``, the default, is no
+            set.
+        heads: number H of heads. 1 by default. Without projection, H divides C.
+        head_channels: number of channels of a projected head. ``None``, the default, is C, as in Eq. 54.
+        bias: add b_Q and b_K to the projections, as released code does. ``False`` by default, as in Eq. 54.
+
+    Shapes:
+        - x: [N, C].
+        - output: a coupling of N nodes and H heads.
 
     Examples:
         >>> GaussianDiffusivity(bandwidth=0.5)(x).row_stochastic
@@ -370,18 +509,31 @@ KERNELS: dict[str, Callable[..., PenaltyDiffusivity]] = {
 
 
 class SGFormerDiffusivity(QueryKeyDiffusivity):
-    r"""SGFormer's attention: linear attention over all pairs plus the identity.
+    """Attend to all nodes by linear attention plus the identity in O(N), as SGFormer does.
 
-    D⁻¹(I + (1/n) Q̃K̃ᵀ), D = diag(1 + (1/n) Q̃(K̃ᵀ1)), in O(N) (slides, "SGFormer"; Wu et al. 2023b).
+    For the n nodes of a graph, with normalised queries Q̃ and keys K̃ (slides, "SGFormer"; Wu et al. 2023b):
 
-    n is the number of nodes of a graph. With the identity rows sum to one; those that the released code exports do not.
-    A row with D = 0 (every k̃_j is −q̃_i) is zero.
+        S = D⁻¹ (I + (1/n) Q̃ K̃ᵀ),  D = diag(1 + (1/n) Q̃ (K̃ᵀ 1))
+
+    Rows sum to one because of the identity. The rows that the released code exports do not sum to one. A row with D =
+    0, where every k̃_j is −q̃_i, is zero.
 
     Args:
-        channels, options: see :class:`QueryKeyDiffusivity`.
-        normalize: ``"row"``: every q and k has unit norm, as in PyG's ``SGFormerAttention``; ``"frobenius"``: one norm
-            per graph, as in the slides. Then ‖(1/n) Q̃K̃ᵀV‖ ≤ ‖V‖/n, too small for float32 at n = 169 000
+        channels: number C of channels of the state; projections, the default, need a number.
+        normalize: ``"row"``: every query and key has unit norm, as in PyG's ``SGFormerAttention``. ``"frobenius"``: one
+            norm per graph, as in the slides. Then ‖(1/n) Q̃K̃ᵀV‖ ≤ ‖V‖/n, too small for float32 at n = 169 000
             (docs/errata.md, G1).
+
+    Options:
+        heads: number H of heads. 1 by default. Without projection, H divides C.
+        projection: ``"separate"``, the default: q = W_Q x and k = W_K x (Wu, Wipf & Yan 2025, Eq. 54). ``"tied"``: W_Q
+            = W_K, which keeps a score symmetric. ``None``: q = k = x.
+        head_channels: number of channels of a projected head. ``None``, the default, is C, as in Eq. 54.
+        bias: add b_Q and b_K to the projections, as released code does. ``False`` by default, as in Eq. 54.
+
+    Shapes:
+        - x: [N, C].
+        - output: a coupling of N nodes and H heads.
 
     Examples:
         >>> SGFormerDiffusivity(4, projection="separate")(x).row_stochastic
@@ -405,7 +557,7 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         q, k = self.queries_and_keys(x, graph, unit=False)
-        # The identity beside (1/n) QKᵀ is a diagonal n beside QKᵀ: ``own`` counts in multiples of n.
+        # I + (1/n) QKᵀ is (1/n)(n I + QKᵀ), and ``own`` counts in multiples of n.
         return LinearAttentionCoupling(
             q, k, graph.segments, own=1.0, unit=self.normalize == "row", _checked=True
         )

@@ -1,4 +1,4 @@
-"""``Diffusivity``: the base class of all maps from a state to a coupling, with multiples and sums of them."""
+"""The base class ``Diffusivity`` of all maps from a state to a coupling, with their multiples and sums."""
 
 from __future__ import annotations
 
@@ -18,26 +18,33 @@ from diffusion_mp.modules import Positive, Resettable
 if TYPE_CHECKING:
     from diffusion_mp.energies import Penalty
 
-#: What of the state an entry s_ij of a coupling depends on; see ``Diffusivity.depends_on``.
+#: The part of the state on which an entry s_ij of a coupling depends; see ``Diffusivity.depends_on``.
 Dependence = Literal["nothing", "rows", "edges", "graph", "parts"]
 
 
 class Diffusivity(Resettable, ABC):
-    r"""Base of all diffusivities: modules that turn a state and a graph into a coupling.
+    """Base of all diffusivities: modules that turn a state and a graph into a coupling.
 
-    F: state x [N, C] and graph → coupling S (Wu, Wipf & Yan 2025, Eqs. 3 and 17, *diffusivity inference*).
-
-    A new kind writes :meth:`couple` and declares:
+    A diffusivity maps a state x [N, C] and a graph to a coupling S (Wu, Wipf & Yan 2025, Eqs. 3 and 17, *diffusivity
+    inference*). A new kind writes :meth:`couple` and declares the attributes below.
 
     Attributes:
-        depends_on: what determines an entry s_ij, up to division of a row by its sum. ``"nothing"``: the graph alone.
-            ``"rows"``: x_i and x_j. ``"edges"``: those of observed edges, where alone there are entries. ``"graph"``:
-            more than x_i and x_j. ``"parts"``: declared by the diffusivities that it is composed of.
-        needs_graph, heads: whether observed edges are required, and H of its couplings; 1 broadcasts.
-        symmetric, row_stochastic: properties of its couplings.
-        penalty: δ with f = δ′ if the couplings are f(‖x_i − x_j‖²) of the state (Eq. 15), else ``None``.
+        depends_on: what determines an entry s_ij, up to division of a row by its sum. ``"nothing"``: the graph only.
+            ``"rows"``: x_i and x_j. ``"edges"``: x_i and x_j of observed edges; all other entries are zero.
+            ``"graph"``, the default: more than x_i and x_j. ``"parts"``: what the diffusivities of a composition
+            declare.
+        needs_graph: whether observed edges are required.
+        heads: number H of heads of the couplings. One head, the default, broadcasts.
+        symmetric: whether the couplings are symmetric.
+        row_stochastic: whether the rows of the couplings sum to one.
+        penalty: the penalty δ with f = δ′, if the couplings are f(‖x_i − x_j‖²) of the state (Eq. 15). Otherwise
+            ``None``.
         why_no_penalty: the sentence that a certificate shows if ``penalty`` is ``None``.
-        positional: whether rows are ordered positions, so that renaming nodes changes the coupling.
+        positional: whether rows are ordered positions, so that renaming the nodes changes the coupling.
+
+    Shapes:
+        - x: [N, C].
+        - output: a coupling of N nodes and H heads.
 
     Examples:
         >>> both = 0.5 * SimpleDiffusivity() + 0.5 * AdjacencyDiffusivity("row")  # sums and multiples
@@ -53,7 +60,7 @@ class Diffusivity(Resettable, ABC):
     why_no_penalty: str = "this diffusivity declares no penalty, so no theorem names an energy that it descends."
     heads: int = 1
     positional: bool = False
-    #: Arrays of NumPy leave the arithmetic to this class; they would make an array of diffusivities.
+    #: NumPy arrays leave the arithmetic to this class. Otherwise they would make an array of diffusivities.
     __array_ufunc__ = None
 
     def forward(
@@ -62,7 +69,17 @@ class Diffusivity(Resettable, ABC):
         graph: Graph | None = None,
         edge_attr: Tensor | None = None,
     ) -> Coupling:
-        """Return the coupling at state ``x``; without ``graph`` no edges; only `GATDiffusivity` reads ``edge_attr``."""
+        """Return the coupling at a state.
+
+        Args:
+            x: state [N, C].
+            graph: graph of the nodes. ``None`` is one graph without observed edges.
+            edge_attr: features of the edges, which only `GATDiffusivity` reads. ``None`` is the only value for the
+                others.
+
+        Raises:
+            ValueError: the diffusivity needs observed edges and the graph has none, or it does not read ``edge_attr``.
+        """
         if edge_attr is not None:
             raise ValueError(
                 f"edge_attr must be None, since {type(self).__name__} reads none; got {describe(edge_attr)}. "
@@ -76,20 +93,25 @@ class Diffusivity(Resettable, ABC):
                 f"Pass edge_index (an empty [2, 0] one if no edge was observed), or choose an all-pair diffusivity."
             )
         if isinstance(graph, GraphPart):
-            # A block of rows or one of several ranks knows how the coupling of its rows is made from all.
+            # A block of rows, or one of several ranks, makes the coupling of its rows with all nodes.
             return graph.couple(self, x)
         return self.couple(x, graph)
 
     @abstractmethod
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        """Return the coupling of a checked state and graph; compositions call their parts, ``D(x, graph)``."""
+        """Return the coupling of a checked state and graph. Compositions call their parts as ``D(x, graph)``.
+
+        Args:
+            x: state [N, C].
+            graph: graph of the nodes.
+        """
 
     def __mul__(self, scale: float | Tensor | Positive) -> Diffusivity:
         return ScaledDiffusivity(scale, self)
 
     __rmul__ = __mul__
 
-    # A sum with 0, with which Python's sum() begins, is refused too: it has no heads and no symmetry.
+    # A sum with 0, where Python's sum() starts, is refused too: 0 has no heads and no symmetry.
     def __add__(self, other: Diffusivity) -> Diffusivity:
         if not isinstance(other, Diffusivity):
             raise TypeError(
@@ -101,16 +123,16 @@ class Diffusivity(Resettable, ABC):
 
 
 class GraphPart(Graph):
-    """Base of graphs that hold some rows of a larger one, and couple these rows with all nodes."""
+    """Base of graphs that hold some rows of a larger graph and couple these rows with all nodes."""
 
-    # No ABC: every call of a diffusivity asks for this class, and an ABC answers several times as slowly.
+    # Not an ABC: every call of a diffusivity checks for this class, and isinstance of an ABC is several times slower.
 
     def couple(self, diffusivity: Diffusivity, x: Float[Tensor, "N C"]) -> Coupling:
-        """Return the rows at hand of the coupling of the larger graph."""
+        """Return the local rows of the coupling of the larger graph."""
         raise NotImplementedError
 
     def share(self, coupling: Coupling) -> Coupling:
-        """Return the rows at hand of the coupling with all nodes, from the coupling of these rows alone."""
+        """Return the local rows of the coupling with all nodes, from the coupling among the local rows."""
         raise NotImplementedError
 
 
@@ -131,13 +153,13 @@ class Composed(Diffusivity):
 
     @property
     def parts(self) -> list[Diffusivity]:
-        """The diffusivities that it is composed of, in the order of ``combine``'s arguments."""
+        """The diffusivities of the composition, in the order of the arguments of ``combine``."""
         return [module for module in self.children() if isinstance(module, Diffusivity)]
 
     def declare(self) -> None:
         """Declare what follows from the parts."""
         self.needs_graph = any(part.needs_graph for part in self.parts)
-        # Not ``row_stochastic``: whether rows of a sum do sum to one its coupling says, from the weights.
+        # Not ``row_stochastic``: the coupling of a sum finds from the weights whether its rows sum to one.
         self.symmetric = all(part.symmetric for part in self.parts)
         self.positional = any(part.positional for part in self.parts)
         # One head broadcasts against the others.
@@ -145,17 +167,24 @@ class Composed(Diffusivity):
 
     @abstractmethod
     def combine(self, *parts: Coupling) -> Coupling:
-        """Return S for the couplings of the parts."""
+        """Return S for the couplings of the parts.
+
+        Args:
+            parts: one coupling for each of :attr:`parts`, in the same order.
+        """
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        # Calls and not `couple`: hooks run, and a `GraphPart` couples its rows part by part.
+        # Calls instead of `couple`, so that hooks run and a `GraphPart` couples its rows part by part.
         return self.combine(*[part(x, graph) for part in self.parts])
 
 
 class ScaledDiffusivity(Composed):
-    """A diffusivity times a number, or a tensor, 0-dimensional or [H], which is learned if it is an ``nn.Parameter``.
+    """Multiply a diffusivity by a factor, which may be learned.
 
-    A ``Positive`` is learnable too, and preserves nonnegative couplings.
+    Args:
+        scale: the factor: a number, or a tensor, 0-dimensional or [H]. An ``nn.Parameter`` is learned. A ``Positive``
+            is learned too, and keeps nonnegative couplings nonnegative.
+        diffusivity: the diffusivity to multiply.
 
     Examples:
         >>> isinstance(0.5 * SimpleDiffusivity(), ScaledDiffusivity)
@@ -179,7 +208,7 @@ class ScaledDiffusivity(Composed):
 
     def combine(self, *parts: Coupling) -> Coupling:
         (coupling,) = parts
-        # Whether a plain tensor has a negative element is not asked: that would synchronise a GPU in every call.
+        # The sign of a plain tensor is not examined, since that would synchronise a GPU in every call.
         if isinstance(self.scale, Positive):
             return ScaledCoupling(
                 self.scale(), coupling, nonnegative=True, _checked=True
@@ -188,7 +217,12 @@ class ScaledDiffusivity(Composed):
 
 
 class SumDiffusivity(Composed):
-    """The sum of diffusivities: ``0.5 * Simple + 0.5 * Adjacency("sym")`` is Eq. 24 of Wu, Wipf & Yan (2025).
+    """Add diffusivities.
+
+    ``0.5 * Simple + 0.5 * Adjacency("sym")`` is Eq. 24 of Wu, Wipf & Yan (2025). Sums among the terms are flattened.
+
+    Args:
+        terms: the diffusivities to add, at least one. Each has one head or the largest number of heads of all terms.
 
     Examples:
         >>> isinstance(SimpleDiffusivity() + AdjacencyDiffusivity(), SumDiffusivity)
@@ -208,7 +242,7 @@ class SumDiffusivity(Composed):
             flat += term.parts if isinstance(term, SumDiffusivity) else [term]
         if not flat:
             raise ValueError("terms must hold at least one diffusivity; got none.")
-        # Flat, so that a + b + c has one state dict however it is bracketed.
+        # Flat, so that a + b + c has one state dict for any brackets.
         self.terms: nn.ModuleList = nn.ModuleList(flat)
         self.declare()
         if any(term.heads not in (1, self.heads) for term in flat):
@@ -216,7 +250,7 @@ class SumDiffusivity(Composed):
                 f"the terms must have one head or {self.heads}; got {[term.heads for term in flat]}."
             )
 
-    # Within the list they are no children.
+    # Modules in the list are not children.
     @property
     def parts(self) -> list[Diffusivity]:
         return cast("list[Diffusivity]", list(self.terms))

@@ -25,17 +25,32 @@ from diffusion_mp.runtime.precision import accumulating, quotient, without_autoc
 
 
 class GATDiffusivity(Diffusivity):
-    r"""GAT's attention with edge weights as a prior (Veličković et al. 2018; Wu, Wipf & Yan 2025, Table 1).
+    """Attend to observed neighbours as GAT does, with edge weights as a prior (Veličković et al. 2018).
 
-    s_ij = a_ij exp(e_ij) / Σ_{l ∈ N(i)} a_il exp(e_il) per head, with e_ij = LeakyReLU(α_src·x_j + α_dst·x_i +
-    α_edge·W_E f_ij) and edge features f_ij. It reads features W x, in ``DiffusionConv(..., reads="values")``.
+    The attention is a row of Table 1 of Wu, Wipf & Yan (2025). For every head, with edge weights a and edge features f:
+
+        s_ij = a_ij exp(e_ij) / Σ_l a_il exp(e_il)
+
+        e_ij = LeakyReLU(α_src·x_j + α_dst·x_i + α_edge·W_E f_ij)
+
+    Here l runs over the neighbours N(i). The diffusivity reads transformed features W x, so a layer uses it as
+    ``DiffusionConv(..., reads="values")``.
 
     Args:
-        channels, heads: C of the transformed features, all heads together, and H.
-        negative_slope: of the LeakyReLU.
-        self_loops: policy of ``Graph.with_self_loops``; ``"remaining"`` is that of PyG's ``GATConv``.
-        edge_dim: channels of ``edge_attr``, if any. An added self-loop has the mean of those that arrive at its node.
-        dropout: rate on the entries in training, whose rows then sum to one in expectation only.
+        channels: number C of transformed features of all heads together.
+        heads: number H of heads, which divides C.
+        negative_slope: slope of the LeakyReLU for negative arguments; 0.2 as in the paper.
+        self_loops: ``"keep"``: loops as observed. ``"add"``: one more loop of weight 1 at every node. ``"remaining"``,
+            the default, as in PyG's ``GATConv``: exactly one loop at every node, the mean of its observed loops or of
+            weight 1. ``"remove"``: no loops.
+        edge_dim: channels of ``edge_attr``. ``None`` is without features of edges. An added self-loop has the mean of
+            the features of the edges that arrive at its node.
+        dropout: dropout rate of the entries in training. If it is positive, rows sum to one only in expectation.
+
+    Shapes:
+        - x: [N, C].
+        - edge_attr: [E, edge_dim], or [E] if edge_dim is 1.
+        - output: a coupling of N nodes and H heads.
 
     Examples:
         >>> DiffusionConv(4, 8, GATDiffusivity(8), reads="values")(x, edge_index).shape
@@ -84,19 +99,30 @@ class GATDiffusivity(Diffusivity):
         graph: Graph | None = None,
         edge_attr: Float[Tensor, "E ..."] | None = None,
     ) -> Coupling:
-        """Return the coupling at state ``x`` and features of the edges, [E, edge_dim] or [E], in the graph's order."""
-        # Without features the base class has all checks, and refuses those that nobody reads.
+        """Return the coupling at a state and features of the edges.
+
+        Args:
+            x: state [N, C] of transformed features.
+            graph: graph of the nodes, with observed edges.
+            edge_attr: features of the edges [E, edge_dim] or [E], in the order of the graph. ``None`` is without
+                features.
+
+        Raises:
+            ValueError: the graph has no observed edges, or is a part of a graph while there are features, or the
+                channels of x are not C.
+        """
+        # Without features, the base class makes all checks and refuses features that nobody reads.
         if edge_attr is None or self.edge is None:
             return super().forward(x, graph, edge_attr)
         graph = Graph.coerce(x, graph)
         if graph.edge_index is None:
             return super().forward(x, graph)  # raises
         if type(graph) is not Graph:
-            # The edges of a block or a rank are some of those that were passed, in another order.
+            # The edges of a block or a rank are a part of the passed edges, in another order.
             raise ValueError(
                 f"edge_attr needs a Graph, whose edges have an order; got a {type(graph).__name__}."
             )
-        # One number an edge, as PyG takes it too.
+        # One number per edge, which PyG also takes.
         if isinstance(edge_attr, Tensor) and edge_attr.dim() == 1:
             edge_attr = edge_attr.unsqueeze(1)
         checks.check_edge_rows(
@@ -117,7 +143,7 @@ class GATDiffusivity(Diffusivity):
                 f"It reads transformed features: DiffusionConv(..., reads='values')."
             )
         checks.check_place(x, self, dtype=True)
-        # Features belong to the observed edges; added loops get theirs from these.
+        # Features belong to the observed edges, and give added loops their features.
         observed = graph
         graph = graph.with_self_loops(self.self_loops)
         rows = graph.csr
@@ -131,7 +157,7 @@ class GATDiffusivity(Diffusivity):
         weight = edge_softmax(rows, logits, _prior(graph, logits))
         dropping = self.training and self.dropout > 0
         if dropping:
-            # As in PyG, on the entries: what is left of a row sums to one in expectation only.
+            # Dropout of entries, as in PyG: a row then sums to one only in expectation.
             weight = dropout(weight, self.dropout)
         return SparseCoupling(
             graph,
@@ -156,7 +182,7 @@ class GATDiffusivity(Diffusivity):
     def _edge_scores(
         self, edge_attr: Float[Tensor, "E F"], observed: Graph, looped: Graph
     ) -> Float[Tensor, "L H"]:
-        """Return α_edge·W_E f of the observed edges, and its mean over a node's other edges for added self-loops."""
+        """Return α_edge·W_E f of the observed edges; for added self-loops, the mean over the node's other edges."""
         assert self.edge is not None
         assert self.att_edge is not None
         with without_autocast(edge_attr):
@@ -168,9 +194,9 @@ class GATDiffusivity(Diffusivity):
             score = features @ by_head
         if looped.origin is None:
             return score
-        # What PyG calls fill_value="mean": an added loop has the mean score of the edges that arrive at its node.
+        # PyG's fill_value="mean": an added loop has the mean score of the edges that arrive at its node.
         source, target = observed.edges
-        # Loops that were observed do not count: PyG replaces them.
+        # Observed loops do not count, since PyG replaces them.
         counts = (source != target).to(score.dtype).unsqueeze(1)
         sums = score.new_zeros(observed.num_nodes, score.size(1) + 1)
         # Scores and their number in one pass over the edges.
@@ -181,14 +207,26 @@ class GATDiffusivity(Diffusivity):
 
 
 class EdgeDiffusivity(Diffusivity):
-    r"""Energy-based edge attention: s_ij = a_ij f(‖x_i − x_j‖²), normalised over N(i) (Wu, Wipf & Yan 2025, Example 5).
+    """Attend to observed neighbours by the derivative f = δ′ of a penalty (Wu, Wipf & Yan 2025, Example 5).
 
-    f = δ′ is nonnegative and decreasing: unlike GAT's score, it weighs closer neighbours more, and
-    the energy of ``EdgeTerm(penalty, <the adjacency>)`` descends.
+    With edge weights a, normalised over the neighbours N(i):
+
+        s_ij = a_ij f(‖x_i − x_j‖²) / Σ_l a_il f(‖x_i − x_l‖²)
+
+    f = δ′ is nonnegative and decreasing. Closer neighbours thus weigh more, unlike in GAT's score, and the energy of
+    ``EdgeTerm(penalty, <the adjacency>)`` descends.
 
     Args:
-        penalty, self_loops: a ``Penalty`` or its name, and the policy of ``Graph.with_self_loops``.
-        row_stochastic: divide rows by their sums; ``False`` keeps the symmetric Ω.
+        penalty: the penalty δ, a ``Penalty`` or its name. ``"sigmoid"`` by default, whose f is positive at any
+            distance.
+        row_stochastic: divide the rows by their sums. ``False`` keeps Ω = [a_ij f], which is symmetric if the graph is.
+        self_loops: ``"keep"``, the default: loops as observed. ``"add"``: one more loop of weight 1 at every node.
+            ``"remaining"``: exactly one loop at every node, the mean of its observed loops or of weight 1.
+            ``"remove"``: no loops.
+
+    Shapes:
+        - x: [N, C].
+        - output: a coupling of N nodes and one head.
 
     Examples:
         >>> EdgeDiffusivity("sigmoid")(x, graph).heads
@@ -227,10 +265,10 @@ class EdgeDiffusivity(Diffusivity):
         return SparseCoupling(
             graph,
             weight,
-            # Divided rows are not; of Ω the graph decides.
+            # Divided rows are not symmetric. Ω is symmetric if the graph is.
             symmetric=False if self.row_stochastic else None,
             row_stochastic=self.row_stochastic,
-            # Nothing bounds the distance of neighbours, so f has to be nonnegative at any.
+            # Nothing bounds the distance of neighbours, so f must be nonnegative at any distance.
             nonnegative=penalty.covers(math.inf),
             _checked=True,
         )
@@ -239,13 +277,13 @@ class EdgeDiffusivity(Diffusivity):
         self, x: Float[Tensor, "N C"], graph: Graph
     ) -> Float[Tensor, "E one"]:
         """Return ‖x_i − x_j‖² of every edge."""
-        # Sharpness matters for a linear f too: all pairs cancel its rounding in their sums, a few edges do not.
+        # Sharpness matters for a linear f too: sums over all pairs cancel its rounding, sums over a few edges do not.
         query, key = distance_features(
             x.unsqueeze(1), ptr=graph.segments, sharpness=self.edge_penalty.sharpness
         )
         z2 = -2 * sddmm(graph.pattern, query, key)
         source, target = graph.edges
-        # Zero to the bit, in the gradient too: for far neighbours the rounding of a loop would be most of it.
+        # Exactly zero, also in the gradient: with far neighbours, the rounding of a loop would dominate it.
         return z2.masked_fill((source == target).unsqueeze(1), 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Diffusivities that do not read the state, and those that add or normalise by an observed graph."""
+"""Diffusivities that do not read the state, and diffusivities that add an observed graph or normalise by it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ from diffusion_mp.runtime.precision import inverse_root, reciprocal, widened
 
 
 class IdentityDiffusivity(Diffusivity):
-    """S = I: no messages between nodes, an MLP (Wu, Wipf & Yan 2025, Table 1).
+    """Couple every node with itself only, S = I, as an MLP does (Wu, Wipf & Yan 2025, Table 1).
+
+    Shapes:
+        - x: [N, C].
+        - output: a coupling of N nodes and one head.
 
     Examples:
         >>> torch.equal(IdentityDiffusivity()(x) @ x.unsqueeze(1), x.unsqueeze(1))
@@ -53,7 +57,13 @@ class IdentityDiffusivity(Diffusivity):
 
 
 class UniformDiffusivity(Diffusivity):
-    """The mean over all nodes of a graph, whatever the state: the *All One* ablation of Wu, Wipf & Yan (2025), Fig. 3.
+    """Average over all nodes of a graph, for any state.
+
+    It is the *All One* ablation of Wu, Wipf & Yan (2025), Fig. 3.
+
+    Shapes:
+        - x: [N, C].
+        - output: a coupling of N nodes and one head.
 
     Examples:
         >>> torch.allclose((UniformDiffusivity()(x) @ x.unsqueeze(1))[0, 0], x.mean(0))
@@ -73,19 +83,33 @@ class UniformDiffusivity(Diffusivity):
 
 
 class NeumannDiffusivity(Diffusivity):
-    r"""Diffusion along a sequence, with a learned strength for every stride.
+    """Couple neighbours along a sequence, with a learned strength for every stride.
 
-    α_k = budget · σ(η) softmax(θ)_k for every head, whatever the state (Zhang & Zhou, § 3.4).
+    The strengths do not depend on the state (Zhang & Zhou, § 3.4). For every head, with the learned parameters η and θ:
 
-    Thus Σ_k α_k < budget throughout training. With ½, as in the paper, the spectrum of the explicit step
-    I + Σ_k α_k Δ_{h_k} lies in [−1, 1], with ¼ in [0, 1]; above, the highest modes may change sign (docs/errata.md,
-    P2). ``budget=None`` is α_k = exp(θ_k), for updates that are stable at any α: `ImplicitEuler`, `CrankNicolson`,
-    `HeatKernel`. Rows are ordered positions, and the sequences of a batch are its graphs; edges are not read.
+        α_k = budget · σ(η) softmax(θ)_k
+
+    Thus Σ_k α_k < budget throughout training. The explicit step is I + Σ_k α_k Δ_{h_k}. With a budget of ½, as in the
+    paper, the spectrum of the step lies in [−1, 1]. With ¼ the spectrum lies in [0, 1]. Above ½, the highest modes may
+    change sign (docs/errata.md, P2).
+
+    Rows are ordered positions, and the sequences of a batch are its graphs. The diffusivity does not read edges.
 
     Args:
-        heads, strides: H, each with its own α, and h_k ≥ 1.
-        boundary: neighbours of the ends of a sequence, see `NeumannCoupling`.
-        alpha, budget: initial Σ_k α_k, divided equally between the strides, below the budget > 0 or ``None``.
+        heads: number H of heads, each with its own α.
+        strides: the distances h_k ≥ 1 of the neighbours. Only direct neighbours by default.
+        boundary: the neighbours beyond the ends of a sequence: ``"symmetric"``, the default, for which all guarantees
+            hold, ``"replicate"``, ``"drop"``, ``"periodic"`` or ``"causal"``; see `NeumannCoupling`.
+        alpha: the initial Σ_k α_k, divided equally between the strides. It lies below the budget.
+        budget: the bound of Σ_k α_k; ½ by default, as in the paper. ``None`` is α_k = exp(θ_k), for updates that are
+            stable at any α: `ImplicitEuler`, `CrankNicolson` and `HeatKernel`.
+
+    Shapes:
+        - x: [N, C].
+        - output: a coupling of N nodes and H heads.
+
+    Raises:
+        ValueError: ``alpha`` is not below the budget.
 
     Examples:
         >>> NeumannDiffusivity(strides=(1, 2), alpha=0.1)(x).symmetric  # the rows are positions of a sequence
@@ -134,10 +158,10 @@ class NeumannDiffusivity(Diffusivity):
 
     @property
     def alpha(self) -> Float[Tensor, "K heads"]:
-        """α_k of every stride and head, in at least float32."""
+        """The strength α_k of every stride and head, [K, H], in at least float32."""
         # Half precision would round α above its budget, beyond which the explicit step may be unstable.
         theta = widened(self.theta)
-        # Without a budget every α is free by itself; with one, θ divides it and η says how much of it is used.
+        # Without a budget, every α is free. With a budget, θ divides it and η sets how much of it is used.
         if self.eta is None or self.budget is None:
             return theta.exp()
         return self.budget * self.eta.to(theta.dtype).sigmoid() * theta.softmax(0)
@@ -155,20 +179,32 @@ class NeumannDiffusivity(Diffusivity):
 
 
 class AdjacencyDiffusivity(Diffusivity):
-    r"""The observed graph (GCN, SGC, GIN, APPNP, GCNII; Examples 1–3, Eq. 24), with weighted degrees d.
+    """Couple neighbours of the observed graph, with weights normalised by degrees.
 
-    ``degrees="count", direction="pyg"`` is the released code (docs/errata.md, D17). In a part of a graph with
-    ``full_degree``, entries are those of the whole graph; rows of ``"row"`` then sum to the fraction of their edges in
-    the part.
+    GCN, SGC, GIN, APPNP and GCNII use it (Wu, Wipf & Yan 2025, Examples 1–3, Eq. 24). By default, with degrees d:
+
+        s_ij = a_ij / √(d_i d_j)
+
+    The released code has ``degrees="count", direction="pyg"`` (docs/errata.md, D17). In a part of a graph with
+    ``full_degree``, the entries are the entries of the whole graph. Rows of ``"row"`` then sum to the fraction of their
+    edges that lie in the part.
 
     Args:
-        normalization: ``"sym"``: a_ij / √(d_i d_j); ``"row"``: a_ij / d_i; ``"sum"``: a_ij. A node of degree zero has a
-            zero row.
-        self_loops: ``"keep"`` (as observed), ``"add"``, ``"remaining"`` (PyG's GCN) or ``"remove"``; see ``Graph``.
-        direction: ``"directed"``: in-degree of the receiver, out-degree of the sender; ``"undirected"``: first replace
-            A by ½(A + Aᵀ); ``"pyg"``: in-degrees at both ends, as in PyG's ``GCNConv``. All agree if A is symmetric.
-        degrees: ``"weighted"``: d is the sum of edge weights; ``"count"``: the number of edges with a positive weight,
-            unavailable in a part of a weighted graph, whose ``full_degree`` holds sums.
+        normalization: ``"sym"``, the default: a_ij / √(d_i d_j), as in GCN. ``"row"``: a_ij / d_i. ``"sum"``: a_ij. A
+            node of degree zero has a zero row.
+        self_loops: ``"keep"``, the default: loops as observed. ``"add"``: one more loop of weight 1 at every node.
+            ``"remaining"``: exactly one loop at every node, the mean of its observed loops or of weight 1, as in PyG's
+            GCN. ``"remove"``: no loops.
+        direction: ``"directed"``, the default: the in-degree of the receiver and the out-degree of the sender.
+            ``"undirected"``: first replace A by ½(A + Aᵀ). ``"pyg"``: in-degrees at both ends, as in PyG's ``GCNConv``.
+            All agree if A is symmetric.
+        degrees: ``"weighted"``, the default: d is the sum of edge weights. ``"count"``: d is the number of edges with a
+            positive weight. A part of a weighted graph does not have these numbers, since its ``full_degree`` holds
+            sums.
+
+    Shapes:
+        - x: [N, C], of which only the dtype and the device are read.
+        - output: a coupling of N nodes and one head.
 
     Examples:
         >>> torch.allclose(AdjacencyDiffusivity("row")(x, graph).degree(), torch.ones(6, 1))  # rows sum to one
@@ -196,7 +232,7 @@ class AdjacencyDiffusivity(Diffusivity):
         self.symmetric = direction == "undirected" and normalization != "row"
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        # A degree in half precision would end at 65 504, and count single edges up to 2 048 only.
+        # Half precision ends at 65 504, and counts single edges up to 2 048 only.
         dtype = torch.promote_types(x.dtype, torch.float32)
         options = (self.normalization, self.direction, self.self_loops, self.degrees)
         # Kept with the graph, and shared by all layers with these options.
@@ -206,11 +242,11 @@ class AdjacencyDiffusivity(Diffusivity):
         )
         if self.row_stochastic:
             adjacency = _prepared(graph, self.direction, self.self_loops)
-            # Within a part of a graph, degrees are those of the whole, and rows sum to less.
+            # In a part of a graph, degrees are the degrees of the whole graph, and rows sum to less than one.
             return _RowNormalizedAdjacency(
                 normalized, adjacency, row_stochastic=graph.full_degree is None
             )
-        # A directed rule may still give a symmetric matrix, which the coupling finds out if it is asked.
+        # A directed rule may still give a symmetric matrix, which the coupling finds on first access.
         return SparseCoupling(
             normalized,
             symmetric=self.symmetric or None,
@@ -219,7 +255,7 @@ class AdjacencyDiffusivity(Diffusivity):
         )
 
     def _normalized(self, graph: Graph, like: Tensor) -> Graph:
-        # Degrees may count edges where entries weigh them, so there are two graphs with the same self-loops.
+        # Degrees may count edges while entries weigh them, so there are two graphs with the same self-loops.
         observed = graph
         graph = _prepared(observed, self.direction, self.self_loops)
         counted = graph
@@ -235,7 +271,7 @@ class AdjacencyDiffusivity(Diffusivity):
                 weight * reciprocal(received).index_select(0, target)
             )
         sent = received
-        # PyG divides by in-degrees at both ends, also where edges go one way.
+        # PyG divides by in-degrees at both ends, even where edges go one way.
         if self.direction != "pyg":
             sent = counted.degree("out", weight.dtype)
         # Two products of two factors: d_i d_j may overflow where its root does not.
@@ -245,16 +281,16 @@ class AdjacencyDiffusivity(Diffusivity):
 
 
 def _prepared(graph: Graph, direction: str, self_loops: SelfLoops) -> Graph:
-    """Return the graph of A: undirected if so named, and with self-loops."""
+    """Return the graph of A, undirected if ``direction`` says so, and with self-loops."""
     if direction == "undirected":
         graph = graph.to_undirected()
     return graph.with_self_loops(self_loops)
 
 
 def _ones(graph: Graph) -> Graph:
-    """Replace positive weights by 1 and others by 0."""
+    """Replace positive weights by 1 and other weights by 0."""
     weight = graph.edge_weight
-    # Without weights all edges count one already.
+    # Without weights every edge counts one already.
     if weight is None:
         return graph
     if graph.full_degree is not None:
@@ -268,7 +304,7 @@ def _ones(graph: Graph) -> Graph:
 
 
 class _RowNormalizedAdjacency(SparseCoupling):
-    """D⁻¹A, which is self-adjoint in the degrees of an undirected graph ``adjacency``, that of A."""
+    """The coupling D⁻¹A, which is self-adjoint in the degrees of A if the graph ``adjacency`` of A is undirected."""
 
     parts = ("graph", "weight", "adjacency")
 
@@ -284,14 +320,22 @@ class _RowNormalizedAdjacency(SparseCoupling):
 
 
 class SymmetricDiffusivity(Composed):
-    r"""An attention divided by the square roots of its row sums, D^-½ΩD^-½; see :func:`symmetric_normalized`.
+    """Divide an attention by the square roots of its row sums, D^-½ΩD^-½.
 
-    The normalisation of GCN for any nonnegative symmetric Ω. Rows do not sum to one. The spectral radius is at most
-    one, so label propagation and ``Equilibrium`` of the residual form are well posed for any leak.
+    It is the normalisation of GCN, for any nonnegative symmetric Ω; see :func:`symmetric_normalized`. Rows do not sum
+    to one. The spectral radius is at most one. Label propagation and ``Equilibrium`` of the residual form are therefore
+    well posed for any leak.
 
     Args:
         diffusivity: the diffusivity of Ω, with ``row_stochastic=False``.
-        diagonal: whether ω_ii counts; it can be left out of an adjacency, and of sigmoid and Gaussian attention.
+        diagonal: keep ω_ii. ``False`` leaves it out of an adjacency, or of a sigmoid or Gaussian attention.
+
+    Shapes:
+        - x: [N, C].
+        - output: a coupling of N nodes and the heads of Ω.
+
+    Raises:
+        ValueError: the diffusivity divides its rows by their sums already.
 
     Examples:
         >>> SymmetricDiffusivity(GaussianDiffusivity(row_stochastic=False), diagonal=False)(x).symmetric
@@ -302,7 +346,7 @@ class SymmetricDiffusivity(Composed):
 
     def __init__(self, diffusivity: Diffusivity, diagonal: bool = True) -> None:
         super().__init__()
-        # D would be the identity, and the result no normalisation at all.
+        # D would be the identity, and nothing would be normalised.
         if diffusivity.row_stochastic and not diffusivity.symmetric:
             raise ValueError(
                 f"diffusivity must give Ω itself; {type(diffusivity).__name__} has divided its rows by their sums. "
@@ -318,15 +362,21 @@ class SymmetricDiffusivity(Composed):
 
 
 class GraphAugmentedDiffusivity(Composed):
-    r"""An all-pair attention Ŝ with a graph term Ã (Wu, Wipf & Yan 2025, Section 5.3.2).
+    """Add a graph term Ã to an all-pair attention Ŝ (Wu, Wipf & Yan 2025, Section 5.3.2).
 
-    Unlike ``attention + graph_term``, it is Ŝ alone for a graph without observed edges. With a row-normalised Ŝ no
-    weight descends Eq. 25 (docs/errata.md, D24); `CertifiedStep` on an unnormalised sum does.
+    For a graph without observed edges it is Ŝ only, unlike ``attention + graph_term``. With a row-normalised Ŝ, no
+    weight descends Eq. 25 (docs/errata.md, D24). `CertifiedStep` on an unnormalised sum descends it.
 
     Args:
-        attention, graph_term: the diffusivities of Ŝ and Ã.
-        graph_weight: ``None``: Ŝ + Ã, Eq. (61), for the residual update (Eq. 63); or w in [0, 1]: (1 − w) Ŝ + w Ã, with
-            w = ½ Eq. (24), for the conservative one, which moves the state differently (docs/errata.md, D3).
+        attention: the diffusivity of Ŝ.
+        graph_term: the diffusivity of Ã.
+        graph_weight: ``None``, the default: Ŝ + Ã, Eq. 61, for the residual update (Eq. 63). A number w in [0, 1]: (1 −
+            w) Ŝ + w Ã, for the conservative update, which moves the state differently (docs/errata.md, D3). w = ½ is
+            Eq. 24.
+
+    Shapes:
+        - x: [N, C].
+        - output: a coupling of N nodes and the larger number of heads of the two terms.
 
     Examples:
         >>> GraphAugmentedDiffusivity(SimpleDiffusivity(), AdjacencyDiffusivity("row"), 0.5)(x, graph).heads
@@ -349,7 +399,7 @@ class GraphAugmentedDiffusivity(Composed):
         self.graph_term = graph_term
         self.graph_weight = graph_weight
         self.declare()
-        # Without edges the attention is left, so the graph term may miss them.
+        # Without edges only the attention is used, so the graph term may need them.
         self.needs_graph = attention.needs_graph
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
@@ -360,7 +410,7 @@ class GraphAugmentedDiffusivity(Composed):
     def combine(self, *parts: Coupling) -> Coupling:
         attention, graph_term = parts
         weight = self.graph_weight
-        # Not 1.0 times each, which would be two more products by a number.
+        # Not 1.0 times each term, which would cost two more products by a number.
         if weight is None:
             return SumCoupling(parts, _checked=True)
         shares = [
@@ -371,10 +421,10 @@ class GraphAugmentedDiffusivity(Composed):
 
 
 class AdjacencyEnhancedCoupling(SumCoupling):
-    """w S + (1 − w) Ã with 0 < w < 1; ``attention`` is S."""
+    """The coupling w S + (1 − w) Ã with 0 < w < 1, whose ``attention`` is S."""
 
     def __init__(self, attention: Coupling, adjacency: Coupling, share: Tensor) -> None:
-        # Not ``share * attention``: torch.compile would call the tensor's product, which does not know couplings.
+        # Not ``share * attention``: torch.compile would call the product of the tensor, which fails for couplings.
         super().__init__(
             [
                 ScaledCoupling(share, attention, nonnegative=True, _checked=True),
@@ -382,15 +432,27 @@ class AdjacencyEnhancedCoupling(SumCoupling):
             ],
             _checked=True,
         )
-        # For those who look at S alone, such as `coupling.attention.density()`.
+        # For callers that need S only, such as `coupling.attention.density()`.
         self.attention = attention
 
 
 class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
-    r"""An attention S beside Ã = D^-½ (A + I) D^-½ with a learned weight, (1 + γ)⁻¹ [γ S + Ã] (SFi-Former, Eq. 11).
+    """Mix an attention with the normalised adjacency by a learned weight (SFi-Former, Eq. 11).
 
-    γ = e^g with a learnable g, at first ``gamma``, so the weights σ(g) and σ(−g) form a convex combination. For
-    ``self_loops`` of Ã see :class:`AdjacencyDiffusivity`.
+    The coupling is (1 + γ)⁻¹ [γ S + Ã] of the attention S and the adjacency Ã = D^-½ (A + I) D^-½. γ = e^g with a
+    learnable g, so the two weights σ(g) and σ(−g) are positive and sum to one. For a graph without observed edges the
+    coupling is S.
+
+    Args:
+        attention: the diffusivity of S.
+        gamma: the initial γ > 0. 1 by default: both terms have the weight ½ at first.
+        self_loops: the loops of A + I: ``"remaining"``, the default: exactly one loop at every node, the mean of its
+            observed loops or of weight 1, as in PyG's GCN. ``"add"``: one more loop of weight 1 at every node.
+            ``"keep"``: loops as observed. ``"remove"``: no loops.
+
+    Shapes:
+        - x: [N, C].
+        - output: a coupling of N nodes and the heads of S.
 
     Examples:
         >>> AdjacencyEnhancedDiffusivity(SparseFlowDiffusivity(4), gamma=1.0)(x, graph).heads

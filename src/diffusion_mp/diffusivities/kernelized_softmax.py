@@ -52,13 +52,13 @@ def orthogonal_directions(
 
 
 def attention_features(q: Rows, k: Rows, directions: Directions) -> LogFeatures:
-    r"""Return log features w_r·q of queries and w_r·k of keys, and log weights −½‖k‖² of keys, in at least float32.
+    """Return log features w_r·q of queries and w_r·k of keys, and log weights −½‖k‖² of keys, in at least float32.
 
-    log φ(a)_r is w_r·a − ½‖a‖² − ½ log m, and E[φ(a)·φ(b)] = exp(a·b); the other terms cancel in a row.
+    log φ(a)_r is w_r·a − ½‖a‖² − ½ log m, and E[φ(a)·φ(b)] = exp(a·b). The other terms cancel in a row.
     """
     tied = q is k
     (q, k, directions), _ = accumulating(q, k, directions)
-    # Exponents: what half precision rounds off here would be a factor of a feature.
+    # These are exponents: a rounding error of half precision would become a factor of a feature.
     with without_autocast(k):
         log_key = k @ directions.t()
         log_query = log_key if tied else q @ directions.t()
@@ -68,9 +68,9 @@ def attention_features(q: Rows, k: Rows, directions: Directions) -> LogFeatures:
 def stabilized_features(
     q: Rows, k: Rows, directions: Directions, eps: float, graph: Graph
 ) -> LogFeatures:
-    r"""Return log features log(e^{w_r·a − ½‖a‖² − M} + ε) and zero log weights, as released code computes them.
+    """Return log features log(e^{w_r·a − ½‖a‖² − M} + ε) and zero log weights, as released code computes them.
 
-    M is the largest w_r·q of a query, or the largest w_r·k over all keys of a graph. With ε > 0 it does not cancel.
+    M is the largest w_r·q of a query, or the largest w_r·k over all keys of a graph. With ε > 0, M does not cancel.
     """
     if graph.num_nodes != graph.total_nodes:
         raise ValueError(
@@ -81,7 +81,7 @@ def stabilized_features(
     half_q = -0.5 * q.to(along_q.dtype).square().sum(2, keepdim=True)
     floor = torch.full_like(half_q, math.log(eps))
     largest_q = along_q.amax(2, keepdim=True)
-    # One number for all keys of a graph: another for every key would weigh them anew.
+    # One number for all keys of a graph: a number per key would change their weights.
     largest_k = max_rows(along_k.amax(2, keepdim=True), graph.segments)
     log_query = torch.logaddexp(along_q + half_q - largest_q, floor)
     return (
@@ -94,14 +94,27 @@ def stabilized_features(
 def edge_loss(
     coupling: couplings.Coupling, graph: Graph, *, relative: bool = False
 ) -> Tensor:
-    r"""Negative log-likelihood of observed edges under attention π, −(1/N) Σ_{(u,v) ∈ E} (a_uv/d_u) log π_uv, in O(E).
+    """Return the negative log-likelihood of the observed edges under an attention, in O(E).
 
-    Slides, "Input Graphs as Regularization Loss" (Wu et al. 2022). d_u = Σ_v a_uv is the weighted degree of the node
-    u. The mean is over all N nodes of a batch and over heads; the released code takes it over edges (docs/errata.md,
-    N5). The result is a 0-dimensional tensor of at least float32, and zero without observed edges.
+    With the attention π, edge weights a and weighted degrees d_u = Σ_v a_uv (Wu et al. 2022; slides, "Input Graphs as
+    Regularization Loss"):
 
-    Edges of weight zero do not count, and rows of π should sum to one. ``relative`` divides the part of every graph of
-    n nodes by log n, the loss of uniform attention.
+        −(1/N) Σ_{uv ∈ E} (a_uv/d_u) log π_uv
+
+    The mean is over all N nodes of a batch and over heads. The released code takes the mean over edges (docs/errata.md,
+    N5). Edges of weight zero do not count.
+
+    Args:
+        coupling: the attention π, whose rows should sum to one.
+        graph: the graph of the observed edges.
+        relative: divide the part of every graph of n nodes by log n, the loss of uniform attention. ``False`` by
+            default, as in the slides.
+
+    Returns:
+        A 0-dimensional tensor of at least float32; zero if there are no edges.
+
+    Raises:
+        ValueError: the graph has no ``edge_index``, or other nodes than the coupling.
 
     Examples:
         >>> edge_loss(SoftmaxDiffusivity()(x), graph).shape
@@ -127,7 +140,7 @@ def edge_loss(
             sizes = weight.new_full((1,), graph.total_nodes)
         else:
             sizes = graph.ptr.diff().to(weight)[graph.batch[target]]
-        # A graph of one node has no loss, whatever divides it.
+        # A graph of one node has no loss, whatever the divisor.
         share = share / sizes.clamp(min=2).log()
     share = share.unsqueeze(1)
     # 0 log 0 = 0.
@@ -141,7 +154,7 @@ MAX_SEED = 2**62
 
 
 class KernelOptions(TypedDict, total=False):
-    """Further options of `KernelizedSoftmaxDiffusivity`: of `QueryKeyDiffusivity`, and of the released code."""
+    """Further options of `KernelizedSoftmaxDiffusivity`: options of `QueryKeyDiffusivity`, and of the released code."""
 
     heads: Count
     projection: Projection
@@ -152,35 +165,53 @@ class KernelOptions(TypedDict, total=False):
 
 
 class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
-    r"""Kernelised Gumbel-softmax over all nodes of a graph (Wu et al. 2022; slides, Algorithm 1).
+    """Attend to all nodes by NodeFormer's kernelised Gumbel-softmax (Wu et al. 2022; slides, Algorithm 1).
 
     In training, with g_js ~ Gumbel(0, 1) for every sender, head and sample s:
 
         s_ij = (1/K) Σ_s φ(q_i/√τ)·φ(k_j/√τ) e^{g_js/τ} / Σ_l φ(q_i/√τ)·φ(k_l/√τ) e^{g_ls/τ}
 
-    and in evaluation, or with ``num_samples=0``, the same without noise. φ are positive orthogonal random features,
-    E[φ(a)·φ(b)] = exp(a·b), so s_ij estimates the softmax of (q_i·k_j + g_j)/τ. The error (:func:`kernel_error`) falls
-    like m^-½ only if m is well above e^(‖q_i + k_j‖²/τ); ``normalize="row"`` bounds it.
+    In evaluation, or with ``num_samples=0``, the same without noise. The features φ are m positive orthogonal random
+    features with E[φ(a)·φ(b)] = exp(a·b), so s_ij estimates the softmax of (q_i·k_j + g_j)/τ. The error of the estimate
+    (:func:`kernel_error`) falls like m^-½ only if m is well above e^(‖q_i + k_j‖²/τ). ``normalize="row"`` bounds the
+    error.
 
-    Only keys carry noise; that of the queries in Algorithm 1 cancels. Computed in log space and in at least float32, so
-    that rows sum to one for any τ and any norm (docs/errata.md, N1–N4, N8). Time is O(N K m D), memory O(N (m + D)).
+    Only keys carry noise, since the noise of the queries in Algorithm 1 cancels. The coupling is computed in log space
+    and in at least float32, so rows sum to one for any τ and any norm (docs/errata.md, N1–N4, N8). A product costs O(N
+    K m D) time and O(N (m + D)) memory.
 
-    The features and the state of the noise, which every training call advances, are buffers: a run resumed from a state
-    dict repeats. Concurrent threads draw distinct noise. Do not checkpoint activations: the repeated forward pass would
-    draw new noise.
+    The features and the state of the noise are buffers, and every training call advances the state. A run resumed from
+    a state dict therefore repeats. Concurrent threads draw distinct noise. Do not checkpoint activations: the repeated
+    forward pass would draw new noise.
 
     Args:
-        channels, num_features, tau: C of the state, m, and the temperature τ.
-        logits: ``"dot"``, q·k, as in the slides; ``"scaled_dot"``, q·k/√d for heads of d channels, as in released code.
-        num_samples: K; 0 for no noise.
-        edge_regularization, relative_edge_loss: weight λ of :func:`edge_loss` without noise, in training, for
-            :func:`auxiliary_loss`, and whether it is divided by log n; in the slides it is not (docs/errata.md, N11).
-        generator: draws the features and the seed of the noise; by default the global one, as for parameters.
+        channels: number C of channels of the state.
+        num_features: number m of random features.
+        tau: temperature τ > 0.
+        logits: ``"dot"``, the default: q·k, as in the slides. ``"scaled_dot"``: q·k/√d for heads of d channels, as in
+            released code.
+        num_samples: number K of samples of the noise. 0 is without noise.
+        edge_regularization: weight λ of :func:`edge_loss`, which a training call computes without noise and
+            :func:`auxiliary_loss` returns. 0, the default, computes no loss.
+        relative_edge_loss: divide the loss of a graph of n nodes by log n, so that uniform attention costs 1 on any
+            graph. The slides do not divide (docs/errata.md, N11).
+        generator: draws the features and the seed of the noise. ``None`` is the global generator, as for parameters.
 
     Options:
-        heads, projection, head_channels, normalize, bias: of :class:`QueryKeyDiffusivity`.
-        stabilizer: ε (10⁻⁶ in the released code), added to features whose maximum is one; 0 by default. For parity
-            only: attention becomes uniform for large norms (docs/errata.md, N4).
+        heads: number H of heads. 1 by default. Without projection, H divides C.
+        projection: ``"separate"``, the default: q = W_Q x and k = W_K x (Wu, Wipf & Yan 2025, Eq. 54). ``"tied"``: W_Q
+            = W_K, which keeps a score symmetric. ``None``: q = k = x.
+        head_channels: number of channels of a projected head. ``None``, the default, is C, as in Eq. 54.
+        normalize: ``"row"``: every query and key has unit norm (Eq. 55), which bounds the error of the estimate.
+            ``"frobenius"``: one norm per graph, as in released code, with which the attention is nearly uniform
+            (docs/errata.md, D1). ``None``, the default: no normalisation.
+        bias: add b_Q and b_K to the projections, as released code does. ``False`` by default, as in Eq. 54.
+        stabilizer: ε, added to features whose maximum is one. 0 by default, 10⁻⁶ in the released code. It is for parity
+            only, since attention becomes uniform for large norms (docs/errata.md, N4).
+
+    Shapes:
+        - x: [N, C].
+        - output: a coupling of N nodes and H heads.
 
     Examples:
         >>> KernelizedSoftmaxDiffusivity(4, num_features=16, tau=0.25)(x).row_stochastic
@@ -215,7 +246,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         if self.stabilizer:
             # Every entry depends on the largest feature of all keys.
             self.depends_on = "graph"
-        # `channels` are required here, with which the base class always knows those of a head.
+        # `channels` is required here, so the base class always knows the channels of a head.
         self.dim = cast("int", self.head_channels)
         self.tau = float(tau)
         self.logits = logits
@@ -228,8 +259,12 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         self.redraw(generator)
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Draw new features and a new seed for the noise, as ``reset_parameters`` does."""
-        # In place: the buffers stay those that a captured graph or an optimiser may hold.
+        """Draw new features and a new seed for the noise, as ``reset_parameters`` does.
+
+        Args:
+            generator: draws both. ``None`` is the global generator.
+        """
+        # In place, since a captured graph or an optimiser may hold these buffers.
         self.directions.copy_(
             orthogonal_directions(self.directions.size(0), self.dim, generator)
         )
@@ -248,7 +283,12 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
     def scaled_queries_and_keys(
         self, x: Float[Tensor, "N C"], graph: Graph
     ) -> Features:
-        """Return q and k over the root of the temperature, in at least float32; one object if they are equal."""
+        """Return q and k divided by the root of the temperature, in at least float32; one object if they are equal.
+
+        Args:
+            x: state [N, C].
+            graph: graph of the nodes.
+        """
         q, k = self.queries_and_keys(x, graph)
         (wide_q, wide_k), _ = accumulating(q, k)
         scale = self.temperature**-0.5
@@ -269,17 +309,17 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         attention: couplings.Coupling = weighted(log_weight)
         # A value of the last training step must not outlive an evaluation.
         self.auxiliary.value = None
-        # The loss and the noise belong to training; predictions repeat.
+        # The loss and the noise belong to training, so predictions repeat.
         if not self.training:
             return attention
         if self.edge_regularization > 0 and graph.edge_index is not None:
-            # The loss looks at edges whose senders other ranks hold.
+            # The loss reads edges whose senders other ranks hold.
             everywhere = attention
             if isinstance(graph, GraphPart):
                 everywhere = graph.share(attention)
             loss = edge_loss(everywhere, graph, relative=self.relative_edge_loss)
             self.auxiliary.value = self.edge_regularization * loss
-        # Noise is added to log weights of keys, where that of a query would cancel in its row.
+        # Noise is added to the log weights of keys. The noise of a query would cancel in its row.
         if self.num_samples > 0:
             state = take_step(self.noise_state)
             noise = gumbel(state, k, self.num_samples, graph.first_node)
@@ -289,7 +329,16 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
     def exact(
         self, x: Float[Tensor, "N C"], graph: Graph | None = None
     ) -> couplings.PairwiseCoupling:
-        """Return the softmax exp(q_i·k_j/temperature) / Σ_l exp(q_i·k_l/temperature) that is estimated, in O(N²)."""
+        """Return the softmax that the features estimate, in O(N²).
+
+            s_ij = exp(q_i·k_j/t) / Σ_l exp(q_i·k_l/t)
+
+        t is the :attr:`temperature`.
+
+        Args:
+            x: state [N, C].
+            graph: graph of the nodes. ``None`` is one graph.
+        """
         checks.check_state(x, channels=self.channels)
         graph = Graph.coerce(x, graph)
         return couplings.PairwiseCoupling(
@@ -298,17 +347,36 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
 
 
 class RelationalBias(Diffusivity):
-    r"""Walks along the observed graph with learned weights, Σ_p σ(b_p) Aᵖ with b = 0 at first, beside an attention.
+    """Couple nodes along walks on the observed graph, with a learned weight for every length.
 
-    Wu et al. 2022; slides, "Input Graphs as Relational Bias". The released code divides by degrees, as ``"sym"`` and
-    ``"row"`` do.
+    NodeFormer adds this coupling to an attention. With the adjacency A and learned biases b, at first 0 (Wu et al.
+    2022; slides, "Input Graphs as Relational Bias"):
+
+        Σ_p σ(b_p) A^p
 
     Args:
-        heads, hops: H, one bias b [P] per head, and P.
-        normalization, options: of A, see :class:`AdjacencyDiffusivity` (``self_loops``, ``direction``).
-        powers: ``"walks"``: hop p counts walks of length p, A v, A(A v), …, in O(pE). ``"reach"``, as released code:
-            hop p joins all pairs at most 2ᵖ⁻¹ steps apart, without weights and normalised by its own degrees.
-        gate: ``"sigmoid"``, σ(b), or ``None``, b itself, as in the released code on some data sets.
+        heads: number H of heads. Every head has its own biases.
+        hops: number P of hops, p = 1, …, P. 1 by default: direct neighbours.
+        normalization: normalisation of A, as in :class:`AdjacencyDiffusivity`. ``"sum"``, the default: a_ij. ``"sym"``:
+            a_ij / √(d_i d_j). ``"row"``: a_ij / d_i. The released code divides by degrees, as ``"sym"`` and ``"row"``
+            do.
+        powers: ``"walks"``, the default: hop p counts walks of length p, A v, A(A v), …, in O(pE). ``"reach"``, as
+            released code: hop p joins all pairs at most 2ᵖ⁻¹ steps apart, without weights and normalised by its own
+            degrees.
+        gate: ``"sigmoid"``, the default: weights σ(b). ``None``: weights b, as in the released code on some data sets.
+
+    Options:
+        self_loops: ``"keep"``, the default: loops as observed. ``"add"``: one more loop of weight 1 at every node.
+            ``"remaining"``: exactly one loop at every node, the mean of its observed loops or of weight 1.
+            ``"remove"``: no loops.
+        direction: ``"directed"``, the default: the in-degree of the receiver and the out-degree of the sender.
+            ``"undirected"``: first replace A by ½(A + Aᵀ). ``"pyg"``: in-degrees at both ends.
+        degrees: ``"weighted"``, the default: d is the sum of edge weights. ``"count"``: d is the number of edges with a
+            positive weight.
+
+    Shapes:
+        - x: [N, C], of which only the dtype and the device are read.
+        - output: a coupling of N nodes and H heads.
 
     Examples:
         >>> RelationalBias(heads=2, hops=2, normalization="sym")(x, graph).heads
@@ -345,7 +413,7 @@ class RelationalBias(Diffusivity):
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
         gates: Tensor = self.bias
-        # A bias as it is may turn negative in training.
+        # Without a gate, a bias may turn negative in training.
         nonnegative = self.gate is not None
         if nonnegative:
             gates = gates.sigmoid()
@@ -354,7 +422,7 @@ class RelationalBias(Diffusivity):
             return couplings.PolynomialCoupling(
                 self.adjacency(x, graph), gates, nonnegative=nonnegative
             )
-        # Who is at most 2ᵖ⁻¹ steps away, as an unweighted graph of its own with its own degrees (docs/errata.md, N7).
+        # The pairs at most 2ᵖ⁻¹ steps apart, as an unweighted graph with its own degrees (docs/errata.md, N7).
         reached = (
             self.adjacency.couple(x, graph.within(1 << p)) for p in range(len(gates))
         )

@@ -34,12 +34,19 @@ from diffusion_mp.saving import Saved
 
 
 class FrictionAttention(Saved):
-    """Learned scores of the frictions of SFi-attention.
+    """Compute learned scores of the frictions of SFi-attention.
 
-    q̃ = W̃_Q x/√d and k̃ = W̃_K (x − o), whose inner products are the scores of frictions (SFi-Former, § 3.3).
+    The scores are the inner products of q̃ = W̃_Q x/√d and k̃ = W̃_K (x − o) (SFi-Former, § 3.3). The row o of each
+    graph shifts all keys, which does not change the frictions. With the shift, equal rows have exactly equal keys.
 
-    The row o of each graph shifts all keys, which does not change frictions; equal rows then have exactly equal keys.
-    There are ``heads`` H of ``head_channels`` G, and C ``channels`` of the state.
+    Args:
+        channels: number C of channels of the state.
+        heads: number H of heads, the number of the diffusivity.
+        head_channels: number d of channels of a head.
+
+    Shapes:
+        - x: [N, C].
+        - output: q̃ and k̃, both [N, H, d].
 
     Examples:
         >>> SparseFlowDiffusivity(4, friction=FrictionAttention(4, heads=1, head_channels=4))(x).heads
@@ -60,21 +67,41 @@ class FrictionAttention(Saved):
 
 
 class SparseFlowDiffusivity(QueryKeyDiffusivity):
-    r"""SFi-attention: every node draws one unit of flow from all nodes at least energy (SFi-Former, Eqs. 6, 8 and 9).
+    """Attend sparsely to all nodes, by the flow of least energy, as SFi-Former does.
 
-    Row i of S is argmin_z ½Σ_j r_ij z_j² + λ Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)². Resistances are
-    r_ij = softmax_j(−q_i·k_j/√d) and frictions f_ij = softmax_j(q̃_i·k̃_j/√d), j over the nodes of the graph of i. Row
-    i is the sink, in the paper the source; the solution is exact (docs/errata.md, S3, S4), see
-    :class:`SparseFlowCoupling`. With λ* = 0 it is softmax attention (DFi), without frictions and for any α.
+    Row i of S is the minimiser over z of this energy (SFi-Former, Eqs. 6, 8 and 9):
+
+        ½Σ_j r_ij z_j² + λ Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)²
+
+    Resistances are r_ij = softmax_j(−q_i·k_j/√d) and frictions are f_ij = softmax_j(q̃_i·k̃_j/√d), where j runs over
+    the nodes of the graph of i. Row i is the sink; in the paper it is the source (docs/errata.md, S4). The solution is
+    exact (docs/errata.md, S3); see :class:`SparseFlowCoupling`. λ* = 0 gives softmax attention (DFi) for any α, without
+    frictions.
 
     Args:
-        channels, lam: C of the state, and λ*, with λ = λ*/n.
-        lam_scale: n is that of the node's own graph, ``"own"``, or of the largest in the batch, ``"batch_max"``, as
-            published.
-        alpha: α; ``math.inf`` conserves the flow. With finite α rows sum to less than one.
-        friction: ``"attention"``: a :class:`FrictionAttention`; ``"constant"``: f = 1/n; or a module that maps
-            (x, graph) to q̃ and k̃ [N, H, G] with scores q̃_i·k̃_j.
-        options: ``heads``, ``projection``, ``head_channels`` and ``normalize`` of :class:`QueryKeyDiffusivity`, for r.
+        channels: number C of channels of the state.
+        lam: λ* ≥ 0, the strength of the friction, with λ = λ*/n. Larger values give sparser rows.
+        lam_scale: the n of λ = λ*/n. ``"own"``, the default: the number of nodes of the node's own graph, so that a
+            graph has the same rows in any batch. ``"batch_max"``: the number of nodes of the largest graph of the
+            batch, as published.
+        alpha: α > 0, the weight of conservation. ``math.inf`` conserves the flow. With a finite α, rows sum to less
+            than one.
+        friction: ``"attention"``, the default: a :class:`FrictionAttention`, as in the paper. ``"constant"``: f = 1/n.
+            Or a module that maps (x, graph) to q̃ and k̃ [N, H, G] with scores q̃_i·k̃_j.
+
+    Options:
+        heads: number H of heads. 1 by default. Without projection, H divides C.
+        projection: ``"separate"``, the default: q = W_Q x and k = W_K x (Wu, Wipf & Yan 2025, Eq. 54), for r.
+            ``"tied"``: W_Q = W_K, which keeps a score symmetric. ``None``: q = k = x.
+        head_channels: number of channels of a projected head. ``None``, the default, is C, as in Eq. 54.
+        normalize: ``"row"``: every query and key has unit norm (Eq. 55). ``"frobenius"``: one norm per graph, as in
+            released code, with which the attention is nearly uniform (docs/errata.md, D1). ``None``, the default: no
+            normalisation.
+        bias: add b_Q and b_K to the projections, as released code does. ``False`` by default, as in Eq. 54.
+
+    Shapes:
+        - x: [N, C].
+        - output: a coupling of N nodes and H heads.
 
     Examples:
         >>> SparseFlowDiffusivity(4, lam=1.0)(x).density().shape  # the fraction of pairs that attend, by head
@@ -98,7 +125,7 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         **options: Any,
     ) -> None:
         super().__init__(channels, **options)
-        # Infinity is a value of α, which conserves the flow.
+        # α = ∞ is allowed, and conserves the flow.
         if not isinstance(alpha, float) or alpha != math.inf:
             check_positive(alpha, "alpha")
         if not isinstance(friction, nn.Module):
@@ -118,8 +145,13 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         self.row_stochastic = lam == 0 or alpha == math.inf
 
     def resistance_features(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
-        """Return q/√d and k, whose inner products are the scores of r."""
-        # Unit vectors are small as they are, and those of shifted keys would be others.
+        """Return q/√d and k, both [N, H, d], whose inner products are the scores of the resistances r.
+
+        Args:
+            x: state [N, C].
+            graph: graph of the nodes.
+        """
+        # Unit vectors are small already, and shifted keys would have other unit vectors.
         origin = None if self.normalize else origin_of(x, graph)
         q, k = self.queries_and_keys(x, graph, origin=origin)
         return q.size(2) ** -0.5 * q, k
@@ -127,7 +159,12 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
     def friction_features(
         self, x: Float[Tensor, "N C"], graph: Graph
     ) -> Features | tuple[None, None]:
-        """Return q̃ and k̃, or two ``None`` for a constant friction."""
+        """Return q̃ and k̃, both [N, H, G], or two ``None`` for a constant friction.
+
+        Args:
+            x: state [N, C].
+            graph: graph of the nodes.
+        """
         if self.friction is None:
             return None, None
         check_state(x, channels=self.channels, module=self.friction)
@@ -150,7 +187,7 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         )
 
     def _lam(self, graph: Graph, like: Tensor) -> Tensor:
-        """Return λ = λ*/n: [1] for one graph, else [N, 1]."""
+        """Return λ = λ*/n, [1] for one graph, else [N, 1]."""
         # Half precision would round λ*/n of a large graph to zero.
         wide = torch.promote_types(like.dtype, torch.float32)
         lam = like.new_full((1,), self.lam, dtype=wide)
@@ -164,17 +201,43 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
 
 
 class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
-    r"""SFi-attention over the edges of a graph, in O(E), the extension named at the end of SFi-Former, Section 3.2.
+    """Attend sparsely to observed neighbours, by the flow of least energy, in O(E).
 
-    Row i of S solves the problem of :class:`SparseFlowDiffusivity` with j over the senders of i. An edge of weight a
-    counts as a parallel edges: s_ij = a_ij max(μ_i − λ_i f_ij, 0)/r_ij with λ_i = λ*/Σ_j a_ij, and r and f normalised
-    over the senders with these weights. With λ* = 0 it is the softmax over the senders with prior a. A node without
-    senders has a zero row.
+    It is the extension that SFi-Former names at the end of Section 3.2. Row i of S is the minimiser of the energy of
+    :class:`SparseFlowDiffusivity`, where j runs over the senders of i. An edge of weight a counts as a parallel edges,
+    so the potential μ_i gives
+
+        s_ij = a_ij max(μ_i − λ_i f_ij, 0) / r_ij,  λ_i = λ* / Σ_j a_ij
+
+    r and f are normalised over the senders with these weights. λ* = 0 gives the softmax over the senders with prior a.
+    A node without senders has a zero row.
 
     Args:
-        hops: k; senders of i are the nodes with a walk of 1 to k edges to i. For k > 1 only the signs of weights count.
-        self_loops: policy of ``Graph.with_self_loops``, applied before walks are counted.
-        channels, options: of :class:`SparseFlowDiffusivity`; ``lam_scale`` has no effect.
+        channels: number C of channels of the state.
+        hops: the senders of i are the nodes with a walk of 1 to ``hops`` edges to i. For more than one hop, only the
+            signs of the weights count. 1 by default: the senders are the neighbours.
+        self_loops: ``"keep"``: loops as observed. ``"add"``: one more loop of weight 1 at every node. ``"remaining"``,
+            the default: exactly one loop at every node, the mean of its observed loops or of weight 1. ``"remove"``: no
+            loops. They are added before walks are counted.
+
+    Options:
+        lam: λ* ≥ 0, the strength of the friction. 1 by default. Larger values give sparser rows.
+        alpha: α > 0, the weight of conservation. 0.1 by default. ``math.inf`` conserves the flow.
+        friction: ``"attention"``, the default: a :class:`FrictionAttention`, as in the paper. ``"constant"``: a
+            constant f. Or a module that maps (x, graph) to q̃ and k̃ [N, H, G] with scores q̃_i·k̃_j.
+        lam_scale: has no effect, since n is replaced by Σ_j a_ij.
+        heads: number H of heads. 1 by default. Without projection, H divides C.
+        projection: ``"separate"``, the default: q = W_Q x and k = W_K x (Wu, Wipf & Yan 2025, Eq. 54). ``"tied"``: W_Q
+            = W_K, which keeps a score symmetric. ``None``: q = k = x.
+        head_channels: number of channels of a projected head. ``None``, the default, is C, as in Eq. 54.
+        normalize: ``"row"``: every query and key has unit norm (Eq. 55). ``"frobenius"``: one norm per graph, as in
+            released code, with which the attention is nearly uniform (docs/errata.md, D1). ``None``, the default: no
+            normalisation.
+        bias: add b_Q and b_K to the projections, as released code does. ``False`` by default, as in Eq. 54.
+
+    Shapes:
+        - x: [N, C].
+        - output: a coupling of N nodes and H heads.
 
     Examples:
         >>> EdgeSparseFlowDiffusivity(4, hops=2)(x, graph).heads
@@ -200,7 +263,7 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
         graph = graph.with_self_loops(self.self_loops)
         if self.hops > 1:
             graph = graph.within(self.hops)
-        # Scores are exponents, of which half precision would round the large ones by more than one.
+        # Scores are exponents. Half precision would round large scores by more than one.
         s = sddmm(graph.pattern, *accumulating(*self.resistance_features(x, graph))[0])
         friction_q, friction_k = self.friction_features(x, graph)
         # Equal scores are a constant friction.
@@ -210,7 +273,7 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
         prior = graph.weights(s).unsqueeze(1)
         target = graph.edges[1]
         weight_in = prior.new_zeros(graph.num_nodes, 1).index_add(0, target, prior)
-        # λ = 0 in place of 0/0 for a node without senders, whose row is empty anyway.
+        # λ = 0 instead of 0/0 for a node without senders, whose row is empty.
         lam = self.lam / weight_in.masked_fill(weight_in == 0, math.inf)
         lam = lam.expand(-1, self.heads)
         leak = torch.full_like(lam, 0.0 if self.row_stochastic else 1 / self.alpha)

@@ -40,7 +40,7 @@ class Certifiable(Protocol):
     """A layer or model that knows its energy."""
 
     def certificate(self, *inputs: Any, **named: Any) -> Certificate:
-        """Return whether its steps descend that energy at these inputs, or without any at random ones."""
+        """Return whether the steps descend that energy at these inputs; without inputs, at random ones."""
 
 
 @checks.checked
@@ -54,23 +54,32 @@ def certify(
     leak: checks.NonnegativeNumber = 0.0,
     ptr: Tensor | None = None,
 ) -> Certificate:
-    """Certify that a step from state ``x`` descends an energy, and name the energy.
+    """Certify that a step from a state descends an energy, and name the energy.
 
-    Without a step size, by Theorem T11 of docs/certified.md: an `Energy` (`certify_step`), or a model or layer with
-    a method ``certificate(x, edge_index, edge_weight, batch)``. Then ``x`` is PyG's ``Data``, whose ``edge_attr`` is
-    passed on where the model reads it, or the features, by default random ones. Any other module is refused; ``layers``
-    of the certificate holds those of its layers.
+    Without a step size, Theorem T11 of docs/certified.md applies to
 
-    The explicit step of size ``tau`` (TfD: Wu, Wipf & Yan, 2025, with corrected bounds):
+    * an `Energy`: the same as `certify_step`; * a model or layer with a method ``certificate(x, edge_index,
+    edge_weight, batch)``. The certificate is about the model's steps at these inputs. Any other module is refused;
+    ``layers`` of the certificate then holds the certificates of its layers.
 
-    * A `Coupling` S: `theorem1` for x − τ(Δ + κ)x, with Δ = D̄ − S or, for ``form="residual"``, I − S; at any state.
-    * A `Penalty`: `theorem7` for x − τ(I − D̄⁻¹Ω + κ)x with Ω = ``penalty.coupling(x)``, if the state lies within the
-      penalty's domain.
-    * A diffusivity, any object with an attribute ``penalty``: as that penalty, or refused with its ``why_no_penalty``.
+    With a step size ``tau``, the certificate is about an explicit step (Wu, Wipf & Yan 2025, with corrected bounds):
 
-    A source h of weight β leaves the bounds as they are: −4λβ⟨h, z⟩ joins the energy (D21 of docs/errata.md), for
-    Theorem 7 in the metric d̄ = Ω.degree(). For a state [N, H, D] the certificate is that of the worst head;
-    ``leak`` is κ ≥ 0, and ``ptr`` [B + 1] bounds the graphs of a ragged batch.
+    * A `Coupling` S: `theorem1` for x − τ(Δ + κ)x, with Δ = D̄ − S or, for ``form="residual"``, I − S; at any state. *
+    A `Penalty`: `theorem7` for x − τ(I − D̄⁻¹Ω + κ)x with Ω = ``penalty.coupling(x)``, if the state lies within the
+    domain of the penalty. * A diffusivity, that is, any object with an attribute ``penalty``: the same as for this
+    penalty. If it is ``None``, the certificate is refused with ``why_no_penalty``.
+
+    A source h of weight β leaves the bounds as they are. It adds −4λβ⟨h, z⟩ to the energy (docs/errata.md, D21), for
+    Theorem 7 in the metric d̄ = Ω.degree(). For a state [N, H, D] the certificate is the one of the worst head.
+
+    Args:
+        subject: an `Energy`, a model, a layer, a `Coupling`, a `Penalty` or a diffusivity.
+        x: state [N, C] or [N, H, D]. For a model or layer: its features, or PyG's ``Data``, whose ``edge_attr`` is
+            passed on if the model reads it; ``None`` takes random features.
+        tau: size of the explicit step. ``None`` only for energies, models and layers.
+        form: ``"conservative"``, the default: Δ = D̄ − S with the row sums D̄. ``"residual"``: Δ = I − S.
+        leak: κ ≥ 0, the rate at which the state decays. 0 by default.
+        ptr: row boundaries [B+1] of a ragged batch, on the CPU. ``None`` is one graph.
 
     Examples:
         >>> bool(certify(SimplePenalty(), torch.nn.functional.normalize(x, dim=1), tau=0.5))
@@ -119,7 +128,7 @@ def certify(
         x = x.unflatten(1, (heads, -1))
     if (flaw := state_flaw(penalty, x, ptr)) is not None:
         return Certificate.refused("Theorem 7", tau, flaw)
-    # In double, since the certificate is about the step of exact arithmetic.
+    # In double, since the certificate is about a step in exact arithmetic.
     omega = penalty.coupling(x.double(), ptr)
     # Without normalisation Theorem 1 covers Ω, which majorises the energy (Proposition
     # 6).
@@ -145,7 +154,7 @@ def _certify_parts(module: nn.Module, data: Any) -> Certificate:
 
 
 def _inputs(data: Any) -> list[Any]:
-    """Return x, edge_index, edge_weight and batch of PyG's Data, or the features alone."""
+    """Return x, edge_index, edge_weight and batch of PyG's Data, or only the features."""
     if isinstance(data, Tensor) or data is None:
         return [data]
     if not hasattr(data, "x"):
@@ -159,7 +168,7 @@ def _inputs(data: Any) -> list[Any]:
 
 
 def _named(module: Any, data: Any) -> dict[str, Any]:
-    """Return the further inputs that a model reads, such as ``edge_attr``, of PyG's Data."""
+    """Return the further inputs that a model reads of PyG's Data, such as ``edge_attr``."""
     reads = getattr(module, "reads", ())
     if isinstance(reads, str):  # of a DiffusionConv: "state" or "features"
         return {}
@@ -191,7 +200,7 @@ def layer_certificates(
     }
     if not layers or not inputs or inputs[0] is None:
         return {name: layer.certificate() for name, layer in layers.items()}
-    # In the order of calls, which may differ from that of the modules.
+    # In the order of calls, which may differ from the order of the modules.
     certificates: dict[str, Certificate] = {}
 
     def record(name: str, layer: Any, args: Any, kwargs: dict[str, Any]) -> None:
@@ -216,7 +225,7 @@ def layer_certificates(
 
 
 def broken_parameter(module: nn.Module, *prefixes: str) -> str | None:
-    """Return a sentence naming a parameter that is not finite, among those with one of ``prefixes`` if any is given."""
+    """Return a sentence naming a parameter that is not finite, or ``None``. ``prefixes`` restrict the names."""
     for name, parameter in module.named_parameters():
         checked = (
             name.startswith(prefixes or "")
@@ -247,10 +256,10 @@ def random_input(
 
 
 def _why_uncovered(diffusivity: Any, form: Form) -> str | None:
-    """Return a sentence saying why no theorem covers a step with this diffusivity; None if one does."""
+    """Return a sentence saying why no theorem covers a step with this diffusivity; ``None`` if one does."""
     name = type(diffusivity).__name__
     if diffusivity.penalty is None:
-        # Anything with a `penalty` is one; only a `Diffusivity` has to say more.
+        # Anything with a `penalty` counts; only a `Diffusivity` has to say more.
         why = getattr(diffusivity, "why_no_penalty", None)
         return f"{name}: {why or 'it declares no penalty.'}"
     if diffusivity.needs_graph:
@@ -265,18 +274,23 @@ def _why_uncovered(diffusivity: Any, form: Form) -> str | None:
 def certify_step(
     energy: Energy, x: State, *, steps: checks.Count = CERTIFIED_STEPS
 ) -> Certificate:
-    """Certify that no certified step of an `Energy` from ``x`` raises it, however many are taken.
+    """Certify that certified steps of an `Energy` from a state never raise it, however many are taken.
 
-    By Theorem T11 of docs/certified.md, F(x′) ≤ F(x) if rows lie in C and every term has the majorant that it
-    declares. Every term names the premise that it breaks: a negative weight, a coupling that is not symmetric, a
-    penalty that is not concave up to the diameter of C, a matrix above its norm. What they declare is checked: f and δ
-    at some hundred distances, couplings at all observed edges or, if they are not sparse, between the first nodes.
-    Rounding may raise F by 64 ε (|F| + Σ_i p_i ‖z_i‖²).
+    By Theorem T11 of docs/certified.md, F(x′) ≤ F(x) if rows lie in C and every term has the majorant that it declares.
+    Every term names the premise that it breaks: a negative weight, a coupling that is not symmetric, a penalty that is
+    not concave up to the diameter of C, a matrix above its norm. What terms declare is checked: f and δ at some hundred
+    distances, and couplings at all observed edges or, if they are not sparse, between the first nodes. Rounding may
+    raise F by 64 ε (|F| + Σ_i p_i ‖z_i‖²).
 
-    Where a term, penalty, constraint, coupling or function is not of the library, its premise cannot be proved. Then F
-    of every graph is compared over ``steps`` steps from ``x`` and in steps from contracted and spread states, and the
-    majorant of the term is tested there. A rise refuses; otherwise the certificate says that no counterexample was
-    found, and in how many states (``searched``).
+    The premise cannot be proved for a term, penalty, constraint, coupling or function from outside the library. In that
+    case F of every graph is compared over ``steps`` steps from ``x`` and in steps from contracted and spread states,
+    and the majorant of the term is tested there. A rise refuses the certificate. Otherwise the certificate says that no
+    counterexample was found, and in how many states (``searched``).
+
+    Args:
+        energy: the energy F.
+        x: state [N, C] or [N, H, D].
+        steps: number of steps from ``x`` to compare if a part of the energy is from outside the library.
 
     Examples:
         >>> S = AdjacencyDiffusivity("sum")(x, graph)
@@ -287,7 +301,7 @@ def certify_step(
     checks.check_has_values(x, "x")
     # Promises cost little and name what is wrong, so they come before any search.
     flaw = broken_premise(energy, z)
-    # Now that promises have been looked at, which it shows.
+    # After the check of the promises, which the repr shows.
     certificate = partial(Certificate, theorem=STEPS, energy=repr(energy))
     if flaw is not None:
         return certificate(holds=False, reason=flaw)
@@ -316,7 +330,7 @@ def broken_premise(energy: Energy, z: HeadState) -> str | None:
     for term in energy.terms:
         if (flaw := term.flaw(energy.constraint)) is not None:
             return flaw
-    # In the dtype of the step, whose numbers may end where those of the energy go on.
+    # In the dtype of the step, whose numbers may overflow where the energy's do not.
     wide = widened(z)
     for term in energy.terms:
         if (flaw := numbers_flaw(term, wide, graph)) is not None:
@@ -325,7 +339,10 @@ def broken_premise(energy: Energy, z: HeadState) -> str | None:
 
 
 def _outside(constraint: Constraint, x: HeadState) -> str | None:
-    """Rows lie in C up to the rounding of a projection; moving them there may otherwise raise the rest of F."""
+    """Return a sentence unless rows lie in C up to the rounding of a projection.
+
+    If they do not, moving them there may raise the rest of F.
+    """
     rounding = 16 * torch.finfo(x.dtype).eps * torch.linalg.vector_norm(x, dim=2)
     moved = torch.linalg.vector_norm(constraint.project(x) - x, dim=2)
     if bool(constraint.holds(x)) and bool((moved <= rounding).all()):

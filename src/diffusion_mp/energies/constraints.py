@@ -22,7 +22,13 @@ Rows = Float[Tensor, "*#rows D"]
 
 
 class Constraint(Described, ABC):
-    """Closed set C that contains every row of every head (ι_C of Theorem T1, docs/certified.md).
+    """Base of closed sets C that contain every row of every head (ι_C in Theorem T1 of docs/certified.md).
+
+    A subclass implements :meth:`project` and :meth:`holds`.
+
+    Attributes:
+        convex: whether C is convex. A certified step may then be twice as long. ``True`` by default.
+        diameter: the largest distance ‖a − b‖ of two vectors of C. ∞ by default.
 
     Examples:
         >>> isinstance(get_constraint("sphere"), Constraint)
@@ -37,16 +43,25 @@ class Constraint(Described, ABC):
 
     @abstractmethod
     def project(self, y: Rows, start: Rows | None = None) -> Tensor:
-        """Return the vector of C nearest to every row of ``y``; ties are broken by the direction of ``start``."""
+        """Return the vector of C nearest to every row of ``y``.
+
+        Args:
+            y: rows [..., D].
+            start: rows [..., D] whose directions break ties. ``None`` leaves ties to the subclass.
+        """
 
     @abstractmethod
     def holds(self, x: Rows) -> Bool[Tensor, ""]:
-        """Return whether all rows lie in C, up to rounding."""
+        """Return whether all rows lie in C, up to rounding, as a 0-dimensional tensor.
+
+        Args:
+            x: rows [..., D].
+        """
 
 
 @dataclass(frozen=True)
 class Unconstrained(Constraint):
-    """No constraint.
+    """Leave vectors as they are, without a constraint.
 
     Examples:
         >>> torch.equal(Unconstrained().project(x), x)
@@ -62,7 +77,7 @@ class Unconstrained(Constraint):
 
 @dataclass(frozen=True)
 class Nonnegative(Constraint):
-    """Nonnegative entries; the projection is ReLU.
+    """Keep entries nonnegative; the projection is ReLU.
 
     Examples:
         >>> Nonnegative().project(torch.tensor([[-1.0, 2.0]]))
@@ -92,7 +107,11 @@ class _Round(Constraint):
         object.__setattr__(self, "diameter", apart * self.radius)
 
     def holds(self, x: Rows) -> Bool[Tensor, ""]:
-        """Return whether rows are at most as long as the radius, or in a set that is not convex as long."""
+        """Return whether no row is longer than the radius; on a sphere, whether every row is as long as the radius.
+
+        Args:
+            x: rows [..., D].
+        """
         check_tensor(x, "x", "[..., channels]")
         wide = widened(x)
         norm = torch.linalg.vector_norm(wide, dim=-1)
@@ -106,7 +125,10 @@ class _Round(Constraint):
 
 @dataclass(frozen=True)
 class Ball(_Round):
-    """Rows within a ball, ‖x‖ ≤ radius; the projection clips norms.
+    """Keep vectors within a ball, ‖x‖ ≤ radius; the projection clips norms.
+
+    Args:
+        radius: the radius, positive. 1 by default.
 
     Examples:
         >>> bool((Ball(1.0).project(10 * x).norm(dim=1) <= 1 + 1e-6).all())
@@ -123,10 +145,13 @@ class Ball(_Round):
 
 @dataclass(frozen=True)
 class Sphere(_Round):
-    """Rows on a sphere, ‖x‖ = radius; the projection is RMSNorm without a gain (for radius √D). Not convex.
+    """Keep vectors on a sphere, ‖x‖ = radius; the projection is RMSNorm without a gain for radius √D.
 
-    A row of zeros, equally far from all of the sphere, is projected to the direction of ``start``, or to the first axis
-    if that is zero too.
+    A sphere is not convex. All of its points are equally far from a row of zeros. The projection of such a row has the
+    direction of ``start``, or of the first axis if ``start`` is zero too.
+
+    Args:
+        radius: the radius, positive. 1 by default.
 
     Examples:
         >>> torch.allclose(Sphere(1.0).project(x).norm(dim=1), torch.ones(6))
@@ -151,7 +176,10 @@ class Sphere(_Round):
 
 @dataclass(frozen=True)
 class NonnegativeBall(Ball):
-    """Nonnegative entries and ‖x‖ ≤ radius; the projection is ReLU, then clips norms.
+    """Keep entries nonnegative and ‖x‖ ≤ radius; the projection is ReLU, then clips norms.
+
+    Args:
+        radius: the radius, positive. 1 by default.
 
     Examples:
         >>> NonnegativeBall(1.0).project(torch.tensor([[-1.0, 2.0]]))
@@ -176,7 +204,12 @@ CONSTRAINTS: dict[str | None, Callable[[float], Constraint]] = {
 def get_constraint(
     constraint: str | Constraint | None, radius: float = 1.0
 ) -> Constraint:
-    """Return the constraint of that name, with ``radius`` for balls and spheres; or a `Constraint` unchanged.
+    """Return the constraint with a name.
+
+    Args:
+        constraint: ``"nonnegative"`` (ReLU), ``"ball"`` (clipped norms), ``"sphere"`` (RMSNorm without a gain),
+            ``"nonnegative_ball"``, or ``None``, no constraint. A `Constraint` is returned unchanged.
+        radius: the radius of balls and spheres. 1 by default.
 
     Examples:
         >>> get_constraint("ball", radius=2.0)

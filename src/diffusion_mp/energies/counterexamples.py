@@ -1,7 +1,7 @@
-"""Search for a step that raises an energy, where a part of the energy is not of the library.
+"""Search for a step that raises an energy, for energies with parts from outside the library.
 
-For terms of the library the premise of Theorem T11 is proved. A term, penalty, constraint or coupling of somebody
-else's only claims it, and no finite number of states can prove the claim; a search may refute it.
+For terms of the library the premise of Theorem T11 is proved. A term, penalty, constraint or coupling from elsewhere
+only claims it. No finite number of states can prove the claim; a search may refute it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from diffusion_mp.runtime.precision import reciprocal, widened
 #: What parts of an energy may be made of.
 KINDS = (EnergyTerm, Penalty, Constraint, Coupling, nn.Module)
 
-#: Scales at which terms and energies are looked at: states contracted to points, and
+#: Scales at which terms and energies are examined: states contracted to points, and
 #: spread far apart.
 SCALES = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
 
@@ -37,7 +37,7 @@ OVERFLOWING = 500.0
 
 
 def foreign_parts(*parts: Any) -> list[Any]:
-    """Return what these parts of an energy are made of that is not defined in the library.
+    """Return the parts of an energy, and the parts of these, that are not defined in the library.
 
     Examples:
         >>> foreign_parts(PairTerm(SimplePenalty())), len(foreign_parts(PairTerm(FunctionPenalty(torch.ones_like))))
@@ -61,7 +61,7 @@ def _foreign(part: Any, visited: set[int]) -> Iterator[Any]:
     elif isinstance(part, KINDS) and _in_library(type(part)):
         elements = [vars(part)]
     elif isinstance(part, KINDS) or (callable(part) and not _in_library(part)):
-        yield part  # and nothing in it, since a subclass may have replaced anything
+        yield part  # and none of its parts, since a subclass may have replaced anything
     for element in elements:
         yield from _foreign(element, visited)
 
@@ -74,12 +74,12 @@ def _in_library(defined: Any) -> bool:
 def counterexample(
     energy: Energy, z: HeadState, steps: int, foreign: Iterable[Any]
 ) -> tuple[str | None, int]:
-    """Return a sentence about a step that raises F or a majorant that fails, or ``None``, and how many states it took.
+    """Return a sentence about a step that raises F or a majorant that fails, or ``None``; and the number of states.
 
-    Looked at are all states of ``steps`` steps from z, in the dtype of z; then, in double precision, states contracted
-    and spread about the mean of every graph, and states at random around them, at the scales of `SCALES`. At every one
-    F has to fall in a step, in every graph, up to rounding. Terms with ``foreign`` parts have to bound themselves
-    there.
+    These are all states of ``steps`` steps from z, in the dtype of z. Then follow, in double precision, states
+    contracted and spread about the mean of every graph, and random states around them, at the scales of `SCALES`. At
+    every state F has to fall in a step, in every graph, up to rounding. Terms with ``foreign`` parts have to bound
+    themselves there.
     """
     graph = energy.graph_of(z)
     project = energy.constraint.project
@@ -105,7 +105,7 @@ def counterexample(
     count = 0
     for number, (start, regular) in enumerate(starts()):
         count += 1
-        # Where the numbers of double precision end nothing is compared.
+        # Nothing is compared where double precision overflows.
         if number >= steps and overflows(
             start, *(term.value(start, graph) for term in energy.terms)
         ):
@@ -121,9 +121,9 @@ def counterexample(
 
 
 def around(z: HeadState, graph: Graph) -> Iterator[tuple[HeadState, bool]]:
-    """Yield z contracted and spread about the mean of each graph, and states at random around z.
+    """Yield z contracted and spread about the mean of each graph, and random states around z.
 
-    With each comes whether it is one of the former.
+    Each comes with a flag, which is true for contracted and spread states.
     """
     generator = torch.Generator(z.device).manual_seed(0)
     for scale in SCALES:
@@ -132,7 +132,7 @@ def around(z: HeadState, graph: Graph) -> Iterator[tuple[HeadState, bool]]:
 
 
 def drawn(z: HeadState, generator: torch.Generator) -> HeadState:
-    """Return normal numbers of the shape and the dtype of z."""
+    """Return normal numbers of the shape and dtype of z."""
     return torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
 
 
@@ -172,8 +172,8 @@ def rise(
         return None
     where = int(risen.int().argmax())
     if len(risen) > 1 and bool(excess.sum() <= 0):
-        # A coupling of all rows makes F of a graph depend on other graphs, and then
-        # only the sum has to fall.
+        # If a coupling joins all rows, F of a graph depends on other graphs, and only
+        # the sum has to fall.
         mixed = torch.where((graph.batch == where)[:, None, None], after, before)
         alone = sum(term.by_graph(mixed, graph) for term in energy.terms)
         if bool((alone - new)[where].abs() > rounding[where]):
@@ -190,8 +190,8 @@ def projection_flaw(constraint: Constraint, z: HeadState, graph: Graph) -> str |
         away = point - nearest
         distance = away.norm(dim=2)
         for other in members:
-            # The nearest point is no farther than any other, and where the set is
-            # convex the angle to every other is at least a right one.
+            # No other point is nearer than the nearest point. If the set is convex, the
+            # angle to every other point is at least a right angle.
             if bool((distance > (1 + 1e-9) * (point - other).norm(dim=2)).any()):
                 return f"{constraint} does not project to the nearest point: another point of it is nearer."
             across = other - nearest
@@ -202,7 +202,7 @@ def projection_flaw(constraint: Constraint, z: HeadState, graph: Graph) -> str |
 
 
 def overflows(z: Tensor, *values: Tensor) -> bool:
-    """Return whether a value at z is not finite, and z has entries for which that may be overflow."""
+    """Return whether a value at z is not finite, and z has entries so large that this may be overflow."""
     finite = all(bool(value.isfinite().all()) for value in values)
     return not finite and float(z.abs().max()) > OVERFLOWING
 
@@ -214,9 +214,9 @@ def rescaled(z: HeadState, graph: Graph, scale: float) -> HeadState:
 
 
 def resolution(term: EnergyTerm, z: HeadState, graph: Graph) -> Scalar:
-    """Return what rounding may change of a value by a formula that cancels for small z, such as √(1 + z²) − 1.
+    """Return how much rounding may change a value by a formula that cancels for small z, such as √(1 + z²) − 1.
 
-    Its error is one of the values at distances of about one, however small the value itself is.
+    The error is the error of values at distances of about one, however small the value itself is.
     """
     generator = torch.Generator(z.device).manual_seed(0)
     wide = z.double()
@@ -250,10 +250,10 @@ def numbers_flaw(term: EnergyTerm, z: HeadState, graph: Graph) -> str | None:
 def term_flaw(
     term: EnergyTerm, z: HeadState, graph: Graph, moves: Iterable[Tensor] = ()
 ) -> str | None:
-    """Return a sentence saying why a term does not bound itself at z, after the ``moves`` z′ − z and some of its own.
+    """Return a sentence saying why a term does not bound itself at z after some moves z′ − z, or ``None``.
 
-    The moves of its own are a step down the majorant, one up, eight in arbitrary directions from 10⁻² to 10², and some
-    where the half gradient changes most.
+    The moves are ``moves``, a step down the majorant, a step up, eight moves in arbitrary directions from 10⁻² to 10²,
+    and some moves where the half gradient changes most.
     """
     z = z.double()
     if (flaw := numbers_flaw(term, z, graph)) is not None:
@@ -261,12 +261,11 @@ def term_flaw(
     value = term.value(z, graph)
     half = term.half_gradient(z, graph)
     bound = term.bound(z, graph)
-    # A term measures distances from the mean of a graph, and a user's from the origin.
+    # Terms of the library measure distances from the mean of a graph, a user's from the origin.
     near = z - mean_rows(z, graph.segments)
     least = resolution(term, z, graph)
     generator = torch.Generator(z.device).manual_seed(0)
-    # A step down the majorant is where certified steps go, and one up is as likely to
-    # leave it.
+    # Certified steps go down the majorant, and a step up is as likely to leave it.
     descent = half * reciprocal(bound.expand_as(half))
     lengths = torch.logspace(-2, 2, 8, dtype=z.dtype, device=z.device)
     anywhere = (length * drawn(z, generator) for length in lengths)
@@ -278,9 +277,9 @@ def term_flaw(
         if overflows(z + move, after):
             continue
         size = value.abs() + after.abs() + linear.abs().sum() + quadratic.sum()
-        # A value may be a difference of terms of the size p ‖z‖², as where all
-        # neighbours are equal, with z measured from the mean of its graph, from which
-        # an isolated node may be far.
+        # A value may be a difference of terms of the size p ‖z‖², for example if all
+        # neighbours are equal. z is measured from the mean of its graph, from which an
+        # isolated node may be far.
         squares = (
             z.square() + (z + move).square() + near.square() + (near + move).square()
         )
@@ -304,13 +303,14 @@ def curved_moves(
     """Yield moves along the direction in which the half gradient changes most, as a multiple of the bound.
 
     The bound has to satisfy J ⪯ 2 diag(p) for the Jacobian J of the half gradient. The power method finds the largest
-    eigenvalue of diag(p)⁻¹J; random directions, of which there are as many as entries of the state, would miss it.
+    eigenvalue of diag(p)⁻¹J. Random directions would miss it, since there are as many directions as entries of the
+    state.
     """
     spread = 0.0
     if z.numel():
         spread = float((z - mean_rows(z, graph.segments)).square().mean().sqrt())
     near = 1e-3 * (spread or 1.0)
-    # A node may have no bound, as one without neighbours, and J is not divided by zero.
+    # A node without neighbours may have no bound, and J must not be divided by zero.
     weight = bound.expand(*z.shape[:2], 1).clone()
     least = 1e-6 * float(weight.max()) if weight.numel() else 0.0
     weight.clamp_(min=least or 1.0)
@@ -324,8 +324,8 @@ def curved_moves(
         direction = unit(direction)
         ahead = term.half_gradient(z + near * direction, graph)
         behind = term.half_gradient(z - near * direction, graph)
-        # The shift makes the largest eigenvalue, of which 2 is allowed, also the
-        # largest in absolute value.
+        # The shift makes the largest eigenvalue, which may be up to 2, also the largest
+        # in absolute value.
         direction = (ahead - behind) / (2 * near * weight) + 2 * direction
     direction = unit(direction)
     if not bool(direction.isfinite().all()):

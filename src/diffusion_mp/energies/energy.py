@@ -42,25 +42,32 @@ def _check_terms(terms: object, graph: object) -> None:
 
 
 class Energy:
-    r"""A sum of terms on a constraint set, F(Z) = Σ_t V_t(Z) + Σ_i ι_C(z_i), and its certified step.
+    """A sum of terms on a constraint set, with a step that never raises it.
+
+    With half gradients g_t and bounds p_t of the terms V_t, the energy and its step are
+
+        F(Z) = Σ_t V_t(Z) + Σ_i ι_C(z_i)
 
         z′ = Proj_C(z − Σ_t g_t / Σ_t p_t)
 
-    never raises F, for half gradients g_t and bounds p_t of its terms (Theorem T11 of docs/certified.md): up to
-    rounding, 64 ε (|F(z)| + Σ_i p_i ‖z_i‖²) in the dtype of the state. `CertifiedBlock` takes this step;
-    `certify_step` says whether the premises hold, and which one fails.
+    The step never raises F, up to rounding, 64 ε (|F(z)| + Σ_i p_i ‖z_i‖²) in the dtype of the state (Theorem T11 of
+    docs/certified.md). `CertifiedBlock` takes this step. `certify_step` tells whether the premises hold, and which
+    premise fails.
 
     The energy E(Z, k) of an explicit step (Wu, Wipf & Yan 2025, Eqs. 8 and 13) has a `ProximalTerm`:
     ``Energy([ProximalTerm(), 2 * lam * PairTerm(SimplePenalty())])(z, z_k)``, where λ multiplies Σ_ij.
 
     Args:
-        terms: each an `EnergyTerm`.
-        constraint, radius: C, by name or a `Constraint`: None, ``"nonnegative"`` (ReLU), ``"ball"`` (clipped norms),
-            ``"sphere"`` (RMSNorm without a gain) or ``"nonnegative_ball"``.
-        graph: what the terms read, by default the nodes without edges, in one graph.
+        terms: the terms V_t, each an `EnergyTerm`.
+        constraint: the set C, a `Constraint` or its name: ``"nonnegative"`` (ReLU), ``"ball"`` (clipped norms),
+            ``"sphere"`` (RMSNorm without a gain) or ``"nonnegative_ball"``. ``None``, the default, is no constraint.
+        radius: the radius of a ball or a sphere that ``constraint`` names. 1 by default.
+        graph: the graph that the terms read. ``None`` is one graph of all nodes, without edges.
 
-    Shapes: x [N, C] or [N, H, D], heads add up; the result is a 0-dimensional float64 tensor, since differences between
-    steps are below the rounding of float32. It is ∞ outside of C, up to rounding.
+    Shapes:
+        - x: [N, C] or [N, H, D]; the energies of the heads add up.
+        - output: a 0-dimensional float64 tensor, since the differences between steps are below the rounding of float32.
+          It is ∞ outside of C, up to rounding.
 
     Warns:
         UserWarning: two nodes are farther apart than the domain of a penalty, where its energy is not meaningful.
@@ -88,7 +95,13 @@ class Energy:
         self.graph = graph
 
     def __call__(self, x: State, x_prev: State | None = None) -> Scalar:
-        """Return F(x); ``x_prev`` is the state before the step, which only a `ProximalTerm` reads."""
+        """Return F(x).
+
+        Args:
+            x: state [N, C] or [N, H, D].
+            x_prev: the state before the step, of the shape of x, which only a `ProximalTerm` reads. ``None`` makes that
+                term zero.
+        """
         z, graph = self.checked(x)
         total = x.new_zeros((), dtype=torch.float64)
         for term in self.terms:
@@ -102,7 +115,11 @@ class Energy:
         return torch.where(self.constraint.holds(z), total, math.inf)
 
     def by_graph(self, x: State) -> PerGraph:
-        """Return F(x) of every graph of the batch, in float64; of one graph [1]. Their sum is F(x)."""
+        """Return F(x) of every graph of the batch, [B] in float64. The sum of these values is F(x).
+
+        Args:
+            x: state [N, C] or [N, H, D].
+        """
         z, graph = self.checked(x)
         checks.check_has_values(x, "x")
         values = x.new_zeros(graph.num_graphs, dtype=torch.float64)
@@ -115,7 +132,11 @@ class Energy:
         return torch.where(inside, values, math.inf)
 
     def step(self, z: HeadState) -> HeadState:
-        """Return Proj_C(z − Σ g / Σ p)."""
+        """Return the next state Proj_C(z − Σ g / Σ p), [N, H, D].
+
+        Args:
+            z: state [N, H, D].
+        """
         if not self.terms:
             return self.constraint.project(z)
         graph = self.graph_of(z)
@@ -123,20 +144,23 @@ class Energy:
             term.majorant(z, graph, self.constraint.convex) for term in self.terms
         ]
         halves, dampings = zip(*majorants, strict=True)
-        # A node without bounds, thus without source and neighbours, does not move.
+        # A node without bounds, that is, without source and neighbours, does not move.
         move = reduce(add, halves) * reciprocal(reduce(add, dampings))
         return self.constraint.project((z - move).to(z.dtype), z)
 
     def descent(self, z: HeadState) -> Callable[[HeadState], HeadState]:
         """Return the map of a step, for several steps from states like z.
 
-        Where C is convex and every g is p z − c − s f(z) with p, c and s that do not depend on z, a step is the
-        projection of the weighted mean (Σ c + Σ s f(z)) / Σ p, and everything but f(z) is computed once.
+        If C is convex and every g is p z − c − s f(z) with p, c and s that do not depend on z, a step is the projection
+        of the weighted mean (Σ c + Σ s f(z)) / Σ p. Everything but f(z) is then computed once.
+
+        Args:
+            z: state [N, H, D].
         """
         means = [term.weighted_mean(z) for term in self.terms]
         affine = [mean for mean in means if mean is not None]
         pulls = [(mean.pull, mean.scale) for mean in affine if mean.pull is not None]
-        # Without a constant, thus without a source, a node may have p = 0, and stays where it is.
+        # Without a constant, that is, without a source, a node may have p = 0 and stay where it is.
         anchored = any(mean.constant is not None for mean in affine)
         constraint = self.constraint
         if not (constraint.convex and anchored and pulls and len(affine) == len(means)):
@@ -158,7 +182,11 @@ class Energy:
         return Graph(len(z)) if self.graph is None else self.graph
 
     def checked(self, x: State) -> tuple[HeadState, Graph]:
-        """Return a state by head, and the graph of the terms; raise unless they have as many nodes."""
+        """Return a state by head and the graph of the terms.
+
+        Raises:
+            ValueError: the state and the graph have different numbers of nodes.
+        """
         check_heads(x)
         graph = self.graph_of(x)
         if graph.num_nodes != len(x):

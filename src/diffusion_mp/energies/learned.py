@@ -33,11 +33,19 @@ NODES, WEIGHTS = (
 
 
 class MixturePenalty(Saved, Penalty):
-    r"""A learned penalty, f(z²) = Σ_m c_m e^{−z²/(2σ_m²)} and δ(z²) = Σ_m 2c_mσ_m² (1 − e^{−z²/(2σ_m²)}) for c, σ > 0.
+    """A learned penalty: a mixture of Gaussians in the distance.
 
-    f is completely monotone (Bernstein, 1928) and positive definite, so δ is concave and increasing and certificates
-    hold throughout training (Theorem T5 of docs/certified.md). The parameters are log c and log σ, clamped to ±40 and
-    ±20, so that cσ² stays within single precision. Initial values are ``widths`` and ``weights`` (equal, f(0) = 1).
+    With learned weights c > 0 and widths σ > 0:
+
+        f(z²) = Σ_m c_m e^{−z²/(2σ_m²)},  δ(z²) = Σ_m 2 c_m σ_m² (1 − e^{−z²/(2σ_m²)})
+
+    f is completely monotone (Bernstein 1928) and positive definite, so δ is concave and increasing. Certificates
+    therefore hold throughout training (Theorem T5 of docs/certified.md). The parameters are log c and log σ, clamped to
+    ±40 and ±20, so that cσ² stays within single precision.
+
+    Args:
+        widths: the initial σ of the Gaussians. By default ¼, ½, 1 and 2.
+        weights: the initial c of the Gaussians. ``None`` gives all the same weight, with f(0) = 1.
 
     Examples:
         >>> MixturePenalty(widths=(0.5, 1.0)).total(x).shape
@@ -83,12 +91,12 @@ class MixturePenalty(Saved, Penalty):
 
     @property
     def widths(self) -> Float[Tensor, " M"]:
-        """σ."""
+        """The widths σ, [M]."""
         return _exp(self.log_widths, 20.0)
 
     @property
     def weights(self) -> Float[Tensor, " M"]:
-        """c."""
+        """The weights c, [M]."""
         return _exp(self.log_weights, 40.0)
 
     @property
@@ -98,7 +106,7 @@ class MixturePenalty(Saved, Penalty):
 
     def delta(self, z2: Squares) -> Squares:
         scale = 2 * self.widths.to(z2.dtype).square()
-        # Rounding below zero is large relative to a narrow width.
+        # Values that rounding takes below zero are large relative to a narrow width.
         ratio = at_least_zero(z2).unsqueeze(-1) / scale
         return (scale * self.weights.to(z2.dtype) * one_minus_exp(ratio)).sum(-1)
 
@@ -119,7 +127,7 @@ class MixturePenalty(Saved, Penalty):
         centre: Tensor | None,
         nonnegative: bool,
     ) -> Coupling:
-        # Once for all terms, in the precision that the narrowest of them needs.
+        # Once for all terms, in the precision that the narrowest term needs.
         q, senders = measured_from(query, key, ptr, centre, self.sharpness)
         origin = q.new_zeros(1, 1, 1)
         terms = []
@@ -138,23 +146,29 @@ class MixturePenalty(Saved, Penalty):
 
 
 def _exp(logarithms: Float[Tensor, " M"], limit: float) -> Float[Tensor, " M"]:
-    # Without a bound an optimiser may take c or σ to infinity, and NaN is for good.
+    # Without a bound an optimiser may take c or σ to infinity, and NaN stays.
     limit = min(limit, exp_limit(logarithms.dtype))
     return logarithms.clamp(-limit, limit).exp()
 
 
 class FunctionPenalty(Saved, Penalty):
-    r"""The penalty δ(z²) = ∫₀^{z²} f of any f ≥ 0 that does not increase: ``FunctionPenalty(lambda z2: 1 / (1 + z2))``.
+    """The penalty of any given f ≥ 0 that does not increase, such as ``lambda z2: 1 / (1 + z2)``.
 
-    Usable wherever a `Penalty` is, in O(N²) (`DistanceCoupling`). At construction and in certificates `flaw` checks f
-    at some hundred points. Without ``delta`` an energy takes 48 evaluations of f per pair, by Gauss–Legendre quadrature
-    in v with z² = e^{v²} − 1: about nine digits for a smooth f, two for one with a kink.
+        δ(z²) = ∫₀^{z²} f(s) ds
+
+    It serves wherever a `Penalty` does, in O(N²) (`DistanceCoupling`). `flaw` checks f at some hundred points, at
+    construction and in certificates. Without ``delta``, an energy takes 48 evaluations of f per pair, by Gauss–Legendre
+    quadrature in v with z² = e^{v²} − 1. The quadrature has about nine digits for a smooth f, and two for an f with a
+    kink.
 
     Args:
-        f: elementwise function of a tensor of squared distances z² (not z), in single and double precision,
-            differentiable at 0. It may be a module, which casts its parameters to the dtype of z² itself.
-        delta: δ with δ′ = f, called in the same way.
-        domain: (0, end), the interval of z² where f is nonnegative and does not increase.
+        f: function of a tensor of squared distances z² (not z), elementwise, in single and double precision,
+            differentiable at 0. A module must cast its parameters to the dtype of z² itself.
+        delta: δ with δ′ = f, a function of the same kind. ``None`` integrates f numerically.
+        domain: (0, end), the interval of z² in which f is nonnegative and does not increase. By default all distances.
+
+    Raises:
+        ValueError: f is negative, not finite or increases at a checked point, or is not the derivative of ``delta``.
 
     Examples:
         >>> cauchy = FunctionPenalty(lambda z2: 1 / (1 + z2))
@@ -217,7 +231,7 @@ class FunctionPenalty(Saved, Penalty):
 
     @property
     def _function(self) -> Callable[[Tensor], Tensor]:
-        # A module itself, whose parameters follow a coupling that is moved or detached.
+        # The module itself, so that its parameters follow a coupling that is moved or detached.
         return self.slope
 
     def _part(self, reach: Tensor, node: float, weight: float) -> Tensor:
@@ -232,8 +246,8 @@ class FunctionPenalty(Saved, Penalty):
         z2 = self._points()
         if z2.is_meta:
             return None
-        # Whatever a user's function raises is about an argument that the user never
-        # saw.
+        # An error of a user's function is about an argument that the user has never
+        # seen.
         try:
             values = self.slope(z2)
             total = self.delta(z2)

@@ -55,19 +55,22 @@ def _check_matrices(
 
 
 class MatrixTerm(RowTerm, SharedTerm):
-    r"""Matrices between neighbours, one per relation: G(Z) = Σ_i k_i ‖z_i‖² − Σ_r ⟨Z, A_r^h Z B_rᵀ⟩ (Theorem T8).
+    """Add matrices between neighbours to an energy, one per relation r (Theorem T8 of docs/certified.md).
 
-    k_i = ½ Σ_r ‖B_r‖₂ ((|A_r|^h 1)_i + (|A_rᵀ|^h 1)_i), so that 0 ⪯ G ⪯ 2 diag(k): weights of any sign, matrices and
-    graphs that need not be symmetric, of which G sees the symmetric part (B_r along an edge, B_rᵀ against it).
-    G is convex. An eigenvalue 1 of B makes neighbours agree in a direction of the state, −1 makes them differ.
+        V(Z) = Σ_i k_i ‖z_i‖² − Σ_r ⟨Z, A_r^h Z B_rᵀ⟩,  k_i = ½ Σ_r ‖B_r‖₂ ((|A_r|^h 1)_i + (|A_rᵀ|^h 1)_i)
+
+    V is convex, with a matrix G of 0 ⪯ G ⪯ 2 diag(k), for weights of any sign, and for matrices and graphs that need
+    not be symmetric. G sees their symmetric part: B_r acts along an edge and B_rᵀ against it. An eigenvalue 1 of B
+    makes neighbours agree in a direction of the state. An eigenvalue −1 makes them differ.
 
     Args:
-        coupling: A, one head per relation r.
-        matrix: B [R, C, C], or the diagonals [R, C] of diagonal matrices, of a state of one head [N, 1, C]; ``None``:
-            the identity for every relation.
-        norms: upper bounds on ‖B_r‖₂, [R]; by default `norm_bounds`, or one for the identity.
-        hops: h, the length of walks.
-        symmetric: the promise that B_r = B_rᵀ; with a symmetric A, one product is then enough.
+        coupling: A, one head per relation r. It promises to be nonnegative, or is a `SparseCoupling`.
+        matrix: B [R, C, C], or the diagonals [R, C] of diagonal matrices, for a state of one head [N, 1, C]. ``None``
+            is the identity for every relation.
+        norms: upper bounds on ‖B_r‖₂, [R]. ``None`` takes `norm_bounds`, or one for the identity.
+        hops: h, the length of the walks. 1 by default: direct neighbours.
+        symmetric: the promise that B_r = B_rᵀ. If A is symmetric too, one product is enough instead of two. ``False``
+            by default, since the matrices are not examined.
 
     Examples:
         >>> term = MatrixTerm(SparseCoupling(graph), torch.eye(4).neg().unsqueeze(0))
@@ -94,8 +97,8 @@ class MatrixTerm(RowTerm, SharedTerm):
         self.forward = coupling
         self.matrix = matrix
         self.hops = hops
-        # Tracing, entries cannot be examined: without a promise, both products are
-        # taken.
+        # Entries cannot be examined while torch traces: without a promise, both products
+        # are taken.
         mutual = (symmetric or matrix is None or matrix.dim() == 2) and (
             coupling.symmetric if values_only(captured=True) else coupling.T is coupling
         )
@@ -110,7 +113,7 @@ class MatrixTerm(RowTerm, SharedTerm):
         self.degree = (reach if norms is None else reach * norms).sum(1)[:, None, None]
 
     def _reach(self, coupling: Coupling) -> Float[Tensor, "N R"]:
-        """Return |A|^h 1, in double, since a limit is solved there: rounded, D − A would leak constants."""
+        """Return |A|^h 1 in double, since a limit is solved there. If it were rounded, D − A would leak constants."""
         if isinstance(coupling, SparseCoupling):
             weight = coupling.weight.double()
             # A graph that was not validated may break the promise, but promised zeros
@@ -158,19 +161,24 @@ class MatrixTerm(RowTerm, SharedTerm):
 
 
 class AttentionTerm(RowTerm, SharedTerm):
-    r"""Softmax attention, the slopes of −(2/γ) Σ_h Σ_i log Σ_j b_ij exp(−γ ‖Q_h z_i − K_h z_j‖² / 2) (Theorem T9).
+    """Add softmax attention to an energy (Theorem T9 of docs/certified.md).
 
-    With ω = softmax_j(log b_ij − γ s_ij / 2) row-normalised, c_j = Σ_i ω_ij its column sums, q = Q z and k = K z,
+        V(Z) = −(2/γ) Σ_h Σ_i log Σ_j b_ij exp(−γ ‖Q_h z_i − K_h z_j‖² / 2)
 
-        g_i = Qᵀ(q_i − Σ_j ω_ij k_j) + Kᵀ(c_i k_i − Σ_j ω_ji q_j),   p_i = ‖Q‖² + c_i ‖K‖².
+    The attention is ω_ij = softmax_j(log b_ij − γ s_ij / 2) with s_ij = ‖Q z_i − K z_j‖². With its column sums c_j =
+    Σ_i ω_ij, q = Q z and k = K z, the half gradient and the bound are
 
-    Two products, with ω and its transpose; O(N²) time for all pairs, O(N) memory.
+        g_i = Qᵀ(q_i − Σ_j ω_ij k_j) + Kᵀ(c_i k_i − Σ_j ω_ji q_j),  p_i = ‖Q‖² + c_i ‖K‖²
+
+    They take one product with ω and one with its transpose, for all pairs in O(N²) time and O(N) memory.
 
     Args:
-        query, key: Q and K [H, D, C], for a state of one head [N, 1, C].
-        gamma: γ > 0, a number or a 0-dimensional tensor.
-        prior: b ≥ 0 at observed edges alone, by default 1/n for all pairs of nodes of a graph.
-        norms: upper bounds on ‖Q_h‖₂ and ‖K_h‖₂, by default `norm_bounds`.
+        query: the matrices Q [H, D, C], for a state of one head [N, 1, C].
+        key: the matrices K [H, D, C].
+        gamma: γ > 0, a number or a 0-dimensional tensor. 1 by default.
+        prior: b ≥ 0 at the observed edges, and zero elsewhere; a `SparseCoupling` with one head or H. ``None`` is b =
+            1/n for all pairs of nodes of a graph.
+        norms: upper bounds on ‖Q_h‖₂ and on ‖K_h‖₂, two tensors [H]. ``None`` takes `norm_bounds`.
 
     Examples:
         >>> AttentionTerm(torch.eye(4)[None], torch.eye(4)[None]).half_gradient(x.unsqueeze(1), graph).shape
@@ -214,13 +222,13 @@ class AttentionTerm(RowTerm, SharedTerm):
         self.norms = norms
 
     def _ends(self, z: Float[Tensor, "N one C"], graph: Graph) -> tuple[Tensor, Tensor]:
-        """Return q and k [N, H, D], both without the mean of k, on which no difference depends."""
+        """Return q and k [N, H, D], both without the mean of k, which no difference depends on."""
         flat = z.squeeze(1)
         q, k = (
             torch.einsum("hdc,nc->nhd", matrix.to(z.dtype), flat)
             for matrix in (self.query, self.key)
         )
-        # Far from the origin squares of distances would lose their digits.
+        # Far from the origin, squared distances would lose their digits.
         centre = graph.centre(k)
         return q - centre, k - centre
 
@@ -320,13 +328,18 @@ ACTIVATIONS: dict[
 
 
 class MLPTerm(RowTerm):
-    """A hidden layer with tied weights, as a term of an energy.
+    """Add a hidden layer with tied weights to an energy (Theorem T10 of docs/certified.md).
 
-    −Σ_i Σ_m ρ(⟨u_m, z_i⟩ + b_m), concave, whose gradient step adds ½ Uᵀ σ(U z + b) (Theorem T10): p = 0.
+    With a convex ρ and its derivative σ = ρ′:
+
+        V(Z) = −Σ_i Σ_m ρ(⟨u_m, z_i⟩ + b_m)
+
+    V is concave, so its bound is p = 0. Its gradient step adds ½ Uᵀ σ(U z + b).
 
     Args:
-        matrix, bias: U [M, C] and b [M], for a state of one head [N, 1, C].
-        activation: σ = ρ′, ``"relu"``, ``"tanh"`` or ``"sigmoid"``.
+        matrix: U [M, C], for a state of one head [N, 1, C].
+        bias: b [M].
+        activation: σ, ``"relu"``, ``"tanh"`` or ``"sigmoid"``.
 
     Examples:
         >>> float(MLPTerm(torch.eye(4), torch.zeros(4)).value(torch.ones(6, 1, 4), graph))
@@ -377,12 +390,11 @@ class MLPTerm(RowTerm):
 def norm_bounds(
     matrix: Float[Tensor, "R D C"] | Float[Tensor, "R C"],
 ) -> Float[Tensor, " R"]:
-    """Return ‖B_r‖₂ of diagonals, and upper bounds on it of matrices, by squaring S = BᵀB.
+    """Return ‖B_r‖₂ of diagonals, or upper bounds on ‖B_r‖₂ of matrices, by squaring S = BᵀB.
 
-    The bounds are at most C^(1/128) times too large.
-
-    ‖B‖₂² = ‖S‖₂ ≤ ‖S^(2^k)‖_F^(1/2^k) for any k, while a power iteration gives an estimate from below. Every power is
-    divided by its Frobenius norm, so that none over- or underflows.
+    The bounds are at most C^(1/128) times too large. They use ‖B‖₂² = ‖S‖₂ ≤ ‖S^(2^k)‖_F^(1/2^k), which holds for any
+    k, while a power iteration gives an estimate from below. Every power is divided by its Frobenius norm, so that no
+    power overflows or underflows.
 
     Examples:
         >>> bool(norm_bounds(torch.eye(4).unsqueeze(0)) >= 1)

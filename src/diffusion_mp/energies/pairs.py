@@ -39,12 +39,12 @@ def check_heads(x: Tensor, name: str = "x") -> None:
 
 
 def by_head(x: State) -> HeadState:
-    """Return the state by head; [N, C] has one head."""
+    """Return the state by head; a state [N, C] has one head."""
     return x.unsqueeze(1) if x.dim() == 2 else x
 
 
 def check_metric(metric: Tensor, x: State, heads: int | None = None) -> None:
-    """Raise unless ``metric`` weighs the nodes of ``x``, [N], or those of each of its ``heads``, [N, 1] or [N, H]."""
+    """Raise unless ``metric`` weighs the nodes of ``x``, [N], or the nodes of each head, [N, 1] or [N, heads]."""
     check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
     heads = by_head(x).size(1) if heads is None else heads
     if metric.shape not in ((len(x),), (len(x), 1), (len(x), heads)):
@@ -54,7 +54,7 @@ def check_metric(metric: Tensor, x: State, heads: int | None = None) -> None:
 
 
 def check_channels(z: Tensor, name: str, matrix: Tensor | None) -> None:
-    """Raise unless a state [N, 1, C] is what a matrix, or ``None``, the identity, reads."""
+    """Raise unless a matrix can read a state [N, 1, C]; ``None`` stands for the identity."""
     channels = z.size(-1) if matrix is None else matrix.size(-1)
     if z.shape[1:] != (1, channels):
         raise ValueError(
@@ -66,7 +66,7 @@ def check_channels(z: Tensor, name: str, matrix: Tensor | None) -> None:
 
 
 def blocks(x: State, ptr: Tensor | None = None) -> list[Tensor]:
-    """Return the state [n, D] of every non-empty graph and head; pairs lie within such a block."""
+    """Return the state [n, D] of every non-empty graph and head. Pairs lie within such a block."""
     check_heads(x)
     sizes = graph_sizes(row_bounds(ptr, x.size(0)), x.size(0))
     graphs = by_head(x).split(sizes)
@@ -135,7 +135,7 @@ def edge_distance(x: State, graph: Graph) -> Float[Tensor, "E H"]:
 def find_distance_above(
     limit: float, x: State, ptr: Tensor | None = None
 ) -> float | None:
-    """Return a squared distance > limit of two nodes of a graph, or None; in O(N d) for most states, else O(N²)."""
+    """Return a squared distance > limit of two nodes of a graph, or ``None``; in O(N d) for most states, else O(N²)."""
     for block in blocks(x, ptr):
         centred = _centred(block)
         # Rows in a ball of radius r, around the mean or the origin, are at most 2r
@@ -185,7 +185,7 @@ def _farthest(centred: Float[Tensor, "n D"]) -> float:
 def _tile_sum(
     function: Callable[[Tensor], Tensor], start: int, stop: int, block: Tensor
 ) -> Tensor:
-    """Sum over pairs (i, j) with start ≤ i < stop and j ≥ start; those with j ≥ stop count for (j, i) as well."""
+    """Sum over pairs (i, j) with start ≤ i < stop and j ≥ start; pairs with j ≥ stop count for (j, i) as well."""
     values = function(squared_distances(block[start:stop], block[start:]))
     return 2 * values.sum() - values[:, : stop - start].sum()
 
@@ -201,7 +201,7 @@ def _centred(block: Tensor) -> Tensor:
 
 
 def _summed(moments: Callable[[Tensor], list[Tensor]], block: Tensor) -> list[Tensor]:
-    """Return the sums of moments over all rows, measured from their mean in float64, from those of chunks."""
+    """Return the sums of moments over all rows, measured from their mean in float64, from the sums of chunks."""
     # The whole block in float64 would take twice the memory of a float32 state.
     centre = block.detach().mean(0, dtype=torch.float64)
     total: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Penalties δ and the diffusivities f = δ′ they induce (Wu, Wipf & Yan, 2025, "Transformers from Diffusion": TfD)."""
+"""Penalties δ and the diffusivities f = δ′ that they induce (Wu, Wipf & Yan 2025)."""
 
 from __future__ import annotations
 
@@ -40,15 +40,25 @@ FARTHEST = 1e8  # largest squared distance at which `Penalty.flaw` evaluates f
 
 
 class Penalty(Described, ABC):
-    """Cost δ(z²) of a pair of nodes at squared distance z², concave and non-decreasing on ``domain`` (TfD, Eq. 13).
+    """Base of penalties: the cost δ(z²) of a pair of nodes at squared distance z² (Wu, Wipf & Yan 2025, Eq. 13).
 
-    Its derivative f = δ′ is the diffusivity of the model that descends the energy (Theorem 7). Subclasses define
-    :meth:`delta` and :meth:`f`, elementwise functions of a tensor of squared distances. From these follow
+    δ is concave and non-decreasing on ``domain``. Its derivative f = δ′ is the diffusivity of the model that descends
+    the energy (Theorem 7). A subclass defines :meth:`delta` and :meth:`f`, elementwise functions of a tensor of squared
+    distances. From these follow
 
-    - :meth:`total`, P(x) = Σ_ij δ(‖x_i − x_j‖²), in O(N²); override it if the sum has a closed form;
-    - :meth:`coupling`, Ω = [f(‖x_i − x_j‖²)] of a state, and :meth:`attention`, that of queries and keys, in O(N²);
-      subclass :class:`ScorePenalty` if f is an elementary function of an inner product, which has fast couplings;
+    - :meth:`total`, P(x) = Σ_ij δ(‖x_i − x_j‖²), in O(N²). Override it if the sum has a closed form.
+    - :meth:`coupling`, Ω = [f(‖x_i − x_j‖²)] of a state, and :meth:`attention`, the same of queries and keys, in O(N²).
+      If f is an elementary function of an inner product, subclass :class:`ScorePenalty`, whose couplings are fast.
     - :meth:`log_f` and :meth:`flaw`.
+
+    Attributes:
+        domain: interval of z² where δ is concave and non-decreasing and f ≥ 0. The theorems hold for states within it.
+            By default all distances.
+        sharpness: the a for which f is as sharp as e^{−a·z²/2}. Distances are in double precision where single
+            precision does not resolve f. 1 by default.
+        positive: whether f > 0 everywhere. If so, `log_f` is finite, and rows are normalised in log space.
+        linear: whether f is linear in z², so that Ω has low rank.
+        measures: what `attention` may read: ``"distance"``, or ``"inner"``, inner products, as well.
 
     Examples:
         >>> isinstance(SimplePenalty(), Penalty), SimplePenalty().coupling(x, normalize=True).row_stochastic
@@ -58,8 +68,8 @@ class Penalty(Described, ABC):
     #: Interval of z² where δ is concave and non-decreasing and f ≥ 0. The theorems hold
     #: for states within it.
     domain: tuple[float, float] = (0.0, math.inf)
-    #: The a for which f is as sharp as e^{−a·z²/2}: distances are in double precision
-    #: where single does not resolve it.
+    #: The a for which f is as sharp as e^{−a·z²/2}. Distances are in double precision
+    #: where single precision does not resolve f.
     sharpness: float | Tensor = 1.0
     #: Whether f > 0 everywhere, so that `log_f` is finite and rows are normalised in
     #: log space.
@@ -71,14 +81,26 @@ class Penalty(Described, ABC):
 
     @abstractmethod
     def delta(self, z2: Squares) -> Squares:
-        """Return δ(z²), elementwise."""
+        """Return δ(z²), elementwise.
+
+        Args:
+            z2: squared distances, of any shape.
+        """
 
     @abstractmethod
     def f(self, z2: Squares) -> Squares:
-        """Return f(z²) = δ′(z²), the derivative with respect to z² (not z)."""
+        """Return f(z²) = δ′(z²), the derivative with respect to z² (not z), elementwise.
+
+        Args:
+            z2: squared distances, of any shape.
+        """
 
     def log_f(self, z2: Squares) -> Squares:
-        """Return log f(z²); where f is ``positive``, also for distances at which f itself underflows."""
+        """Return log f(z²); if f is ``positive``, also for distances at which f itself underflows.
+
+        Args:
+            z2: squared distances, of any shape.
+        """
         return self.f(z2).log()
 
     def reach(self, dtype: torch.dtype) -> float:
@@ -86,7 +108,11 @@ class Penalty(Described, ABC):
         return self.domain[1] * (1 + 16 * torch.finfo(dtype).eps)
 
     def covers(self, distance: float) -> bool:
-        """Return whether ``domain`` reaches as far as two vectors at this distance."""
+        """Return whether ``domain`` contains the square of a distance.
+
+        Args:
+            distance: distance z of two vectors.
+        """
         # A product, not a power: where distance**2 overflows Python raises an error.
         return distance * distance <= self.domain[1]
 
@@ -106,11 +132,19 @@ class Penalty(Described, ABC):
         constraint: Constraint | None = None,
         centre: Tensor | None = None,
     ) -> Coupling:
-        """Return Ω = [f(‖x_i − x_j‖²)], symmetric and matrix-free; with ``normalize`` D̄⁻¹Ω, Eq. 15's Ŝ, not symmetric.
+        """Return the coupling Ω = [f(‖x_i − x_j‖²)] of a state, symmetric and matrix-free.
 
-        Ω is declared nonnegative if the ``constraint`` on rows of x keeps distances within ``domain``. On a sphere a
-        linear f is computed from inner products, which makes the Ω of the simple penalty positive semi-definite.
-        ``ptr`` [B + 1] bounds the graphs of a ragged batch; ``centre`` is the origin of `distance_features`.
+        On a sphere, a linear f is computed from inner products, which makes the Ω of the simple penalty positive
+        semi-definite.
+
+        Args:
+            x: state [N, C] or [N, H, D].
+            ptr: row boundaries [B+1] of a ragged batch, on the CPU. ``None`` is one graph.
+            normalize: return D̄⁻¹Ω instead, which is Ŝ of Eq. 15 and not symmetric. ``False`` by default.
+            constraint: a set that contains the rows of x. Ω is declared nonnegative if the set keeps distances within
+                ``domain``. ``None`` is no set, so only a ``domain`` of all distances makes Ω nonnegative.
+            centre: points [1 or N, H, D] that are subtracted from x before distances are taken. ``None`` is the mean of
+                every graph.
         """
         pairs.check_heads(x)
         checks.check_flags(normalize=normalize)
@@ -120,7 +154,7 @@ class Penalty(Described, ABC):
             checks.check_kind(constraint, "constraint", Constraint, what)
             diameter = constraint.diameter
         if ptr is not None:
-            # Who has a centre has a graph, whose boundaries were checked.
+            # A caller with a centre has a graph, whose boundaries were checked.
             ptr = row_bounds(ptr, x.size(0)) if centre is None else as_ptr(ptr)
         self._check_device(x)
         radius = None
@@ -147,14 +181,19 @@ class Penalty(Described, ABC):
         normalize: bool = False,
         nonnegative: bool = True,
     ) -> Coupling:
-        """Return [f(‖q_i − k_j‖²)] within each graph, or with ``normalize`` each row divided by its sum.
+        """Return the coupling [f(‖q_i − k_j‖²)] of queries and keys within each graph.
 
         Args:
-            query, key: q and k; without ``key`` they are one, and [f] is symmetric.
-            ptr, centre: as in :meth:`coupling`.
-            measure: ``"inner"``: f at z² = 2 − 2 q_i·k_j, as published; one of ``measures``. For unit vectors it is the
-                squared distance; for others only the distance has the energy of the paper (docs/errata.md, D8).
-            radius: first give all vectors this norm.
+            query: the queries q [N, H, D].
+            key: the keys k [N, H, D]. ``None`` takes the queries, and [f] is then symmetric.
+            ptr: row boundaries [B+1] of a ragged batch, on the CPU. ``None`` is one graph.
+            centre: points [1 or N, H, D] that are subtracted from q and k before distances are taken. ``None`` is the
+                mean of the keys of every graph.
+            measure: ``"distance"``, the default: f at z² = ‖q_i − k_j‖². ``"inner"``: f at z² = 2 − 2 q_i·k_j, as
+                published, for penalties whose ``measures`` contain it. Both agree for unit vectors. For others only the
+                distance has the energy of the paper (docs/errata.md, D8).
+            radius: first give all vectors this norm. ``None`` leaves the norms.
+            normalize: divide each row by its sum. ``False`` by default.
             nonnegative: the promise that no entry is negative.
         """
         q = query
@@ -191,7 +230,14 @@ class Penalty(Described, ABC):
         return self.f
 
     def total(self, x: pairs.State, ptr: Tensor | None = None) -> Scalar:
-        """Return P(x) = Σ_ij δ(‖x_i − x_j‖²) over ordered pairs of a graph (and head), in float64, in O(N² d) time."""
+        """Return P(x) = Σ_ij δ(‖x_i − x_j‖²) over the ordered pairs of every graph and head, in float64.
+
+        It takes O(N² d) time, unless a subclass has a closed form.
+
+        Args:
+            x: state [N, C] or [N, H, D].
+            ptr: row boundaries [B+1] of a ragged batch, on the CPU. ``None`` is one graph.
+        """
         self._check_device(x)
         return pairs.sum_over_pairs(self.delta, x, ptr)
 
@@ -214,7 +260,9 @@ class Penalty(Described, ABC):
 
 @dataclass(frozen=True)
 class QuadraticPenalty(Penalty):
-    """The penalty of uniform attention over all pairs, δ(z²) = z² and f = 1 (Theorem 1). ``total`` is O(N d).
+    """The penalty of uniform attention over all pairs, δ(z²) = z² with f = 1 (Wu, Wipf & Yan 2025, Theorem 1).
+
+    ``total`` takes O(N d).
 
     Examples:
         >>> QuadraticPenalty().f(torch.tensor([0.0, 9.0]))
@@ -265,14 +313,20 @@ class QuadraticPenalty(Penalty):
 
 
 class ScorePenalty(Penalty):
-    r"""Base of penalties with f(z²) = g(a (c − z²/2)), an elementary function g of an inner product.
+    """Base of penalties whose f is an elementary function g of an inner product.
 
-    −z²/2 = −½‖q − k‖² is the inner product of `distance_features`, and q·k − 1 for unit vectors, so the kernels of
-    published attentions serve all of them. A subclass names ``g``, ``scale`` a > 0 and ``offset`` c, and defines
-    ``delta``.
+        f(z²) = g(a (c − z²/2))
 
-    - ``"linear"``, g(u) = u: `LowRankCoupling`, with rows divided by their sums `LinearAttentionCoupling`, in O(N);
-    - ``"exp"`` and ``"sigmoid"``: `PairwiseCoupling`, in O(N²) time and O(N) memory.
+    −z²/2 = −½‖q − k‖² is the inner product of the vectors that `distance_features` returns. For unit vectors it is q·k
+    − 1. The kernels of published attentions therefore serve all of these penalties. A subclass sets the attributes and
+    defines ``delta``.
+
+    Attributes:
+        g: ``"linear"``, g(u) = u, has couplings in O(N): a `LowRankCoupling`, or a `LinearAttentionCoupling` if rows
+            are divided by their sums. ``"exp"`` and ``"sigmoid"`` have a `PairwiseCoupling`, in O(N²) time and O(N)
+            memory.
+        scale: a > 0. 1 by default.
+        offset: c. 0 by default.
 
     Examples:
         >>> isinstance(GaussianPenalty(), ScorePenalty), GaussianPenalty().g, GaussianPenalty(bandwidth=0.5).scale
@@ -363,7 +417,7 @@ class ScorePenalty(Penalty):
             )
         if self.g == "exp" and normalize:
             offset = 0.0  # a factor of all entries cancels in a row
-        # A negative constant has no half that both sides could take.
+        # A negative constant has no square root for both sides.
         equal = equal and offset >= 0
         q, k = _affine(q, k, scale, offset, equal)
         symmetric = mutual and not normalize
@@ -395,9 +449,9 @@ class ScorePenalty(Penalty):
 def _affine(
     q: Tensor, k: Tensor, scale: float, offset: float, one: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return features with the inner product a (q·k + c); ``one`` tensor for both where q is k."""
+    """Return features with the inner product a (q·k + c); ``one`` tensor for both if q is k."""
     # Half of a and of c on either side, so that the product of one tensor with itself
-    # is symmetric to the bit.
+    # is exactly symmetric.
     if offset:
         root = math.sqrt(abs(offset))
         q = with_constant(q, math.copysign(root, offset))
@@ -412,10 +466,11 @@ def _affine(
 
 @dataclass(frozen=True)
 class SimplePenalty(ScorePenalty):
-    """The penalty of DIFFormer-s, δ(z²) = 2z² − z⁴/4, f = 2 − z²/2 (TfD, Eq. 18; 1 + x_iᵀx_j for unit vectors).
+    """The penalty of DIFFormer-s, δ(z²) = 2z² − z⁴/4 with f = 2 − z²/2 (Wu, Wipf & Yan 2025, Eq. 18).
 
-    Valid for z² ∈ [0, 4], that is within a unit ball (the paper prints [0, 2], the range of z). δ is a polynomial in
-    inner products, so ``total`` is exact in O(N d²) and Ω has low rank.
+    f is 1 + x_iᵀx_j for unit vectors. The penalty is valid for z² ∈ [0, 4], that is, within a unit ball. (The paper
+    prints [0, 2], the range of z.) δ is a polynomial in inner products, so ``total`` is exact in O(N d²) and Ω has low
+    rank.
 
     Examples:
         >>> SimplePenalty().f(torch.tensor([0.0, 4.0]))  # 0 at the end of the domain
@@ -436,7 +491,9 @@ class SimplePenalty(ScorePenalty):
 
 @dataclass(frozen=True)
 class SigmoidPenalty(ScorePenalty):
-    """The penalty of DIFFormer-a, δ(z²) = z² − 2 log(1 + e^{z²/2 − 1}), f = 1/(1 + e^{z²/2 − 1}) (TfD, Eq. 20).
+    """The penalty of DIFFormer-a, whose f is a sigmoid (Wu, Wipf & Yan 2025, Eq. 20).
+
+        δ(z²) = z² − 2 log(1 + e^{z²/2 − 1}),  f(z²) = 1/(1 + e^{z²/2 − 1})
 
     Examples:
         >>> SigmoidPenalty().total(x).shape  # the sum over all pairs
@@ -453,10 +510,14 @@ class SigmoidPenalty(ScorePenalty):
 
 @dataclass(frozen=True)
 class SoftmaxPenalty(ScorePenalty):
-    """The penalty of softmax attention (TfD, Eq. 21), f = exp(x_iᵀx_j/√d) for unit vectors.
+    """The penalty of softmax attention, whose f is an exponential (Wu, Wipf & Yan 2025, Eq. 21).
 
-    δ(z²) = 2√d (e^{1/√d} − e^{(1 − z²/2)/√d}), f = e^{(1 − z²/2)/√d}. (The paper prints e^{1 − z²/2} e^{1/√d}, a
-    different function.) ``dim`` is d, the channels per head.
+        δ(z²) = 2√d (e^{1/√d} − e^{(1 − z²/2)/√d}),  f(z²) = e^{(1 − z²/2)/√d}
+
+    f is exp(x_iᵀx_j/√d) for unit vectors. (The paper prints e^{1 − z²/2} e^{1/√d}, a different function.)
+
+    Args:
+        dim: d, the number of channels of a head.
 
     Examples:
         >>> bool(SoftmaxPenalty(dim=4).f(torch.zeros(1)) > 1)
@@ -482,7 +543,12 @@ class SoftmaxPenalty(ScorePenalty):
 
 @dataclass(frozen=True)
 class GaussianPenalty(ScorePenalty):
-    """The penalty of the Gaussian kernel f = e^{−z²/(2σ²)} (TfD, Figure 3), δ(z²) = 2σ² (1 − f); σ is ``bandwidth``.
+    """The penalty of the Gaussian kernel (Wu, Wipf & Yan 2025, Figure 3).
+
+        δ(z²) = 2σ² (1 − f(z²)),  f(z²) = e^{−z²/(2σ²)}
+
+    Args:
+        bandwidth: σ, between 1e-18 and 1e18. 1 by default.
 
     Examples:
         >>> GaussianPenalty(bandwidth=0.5).f(torch.zeros(1))
@@ -497,7 +563,7 @@ class GaussianPenalty(ScorePenalty):
         checks.check_positive(self.bandwidth, "bandwidth")
         if (
             not 1e-18 <= self.bandwidth <= 1e18
-        ):  # its square would be none of single precision
+        ):  # single precision cannot hold the square of others
             raise ValueError(
                 f"bandwidth must lie in [1e-18, 1e18]; got {self.bandwidth:g}. Rescale the state."
             )
@@ -512,7 +578,7 @@ class GaussianPenalty(ScorePenalty):
 
 
 def one_minus_exp(x: Tensor) -> Tensor:
-    """Return 1 − e^{−x} for x ≥ 0, with the digits of a small result, and of a small derivative.
+    """Return 1 − e^{−x} for x ≥ 0, with all digits of a small result, and of a small derivative.
 
     ``expm1`` has the digits of close pairs. Its derivative is its value plus one, which is rounded where e^{−x} is
     small.
@@ -567,7 +633,15 @@ PENALTIES: dict[str, Callable[..., Penalty]] = {
 
 
 def get_penalty(penalty: str | Penalty, **options: Any) -> Penalty:
-    """Return the penalty named ``penalty``, built with ``options`` (``dim``, ``bandwidth``); or a `Penalty` unchanged.
+    """Return the penalty with a name.
+
+    Args:
+        penalty: ``"quadratic"``, ``"simple"``, ``"sigmoid"``, ``"softmax"`` or ``"gaussian"``. A `Penalty` is returned
+            unchanged.
+
+    Options:
+        dim: number of channels of a head, which ``"softmax"`` requires.
+        bandwidth: σ of ``"gaussian"``. 1 by default.
 
     Examples:
         >>> get_penalty("simple")

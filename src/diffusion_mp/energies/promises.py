@@ -1,4 +1,4 @@
-"""Whether a coupling is what it declares: what Theorem T1 of docs/certified.md asks of one."""
+"""Checks whether a coupling is what it declares, which Theorem T1 of docs/certified.md requires."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHECKED_NODES = (
 
 
 def not_declared(whose: str, coupling: Coupling | None) -> str | None:
-    """A coupling declares itself symmetric and nonnegative; otherwise its innermost part that does not is named."""
+    """Return a sentence naming the innermost part of a coupling that does not promise symmetry or nonnegativity."""
     for promise in ("symmetric", "nonnegative"):
         if coupling is None or getattr(coupling, promise):
             continue
@@ -31,7 +31,10 @@ def not_declared(whose: str, coupling: Coupling | None) -> str | None:
 
 
 def not_as_declared(coupling: Coupling | None, convex: bool) -> str | None:
-    """Entries of A agree with what it declares: those of all observed edges, or those between the first nodes."""
+    """Return a sentence naming entries that contradict what a coupling declares.
+
+    The entries of all observed edges are examined, or the entries between the first nodes.
+    """
     for term, base in [] if coupling is None else weighted_terms(coupling):
         sparse = isinstance(base, SparseCoupling)
         first = torch.arange(min(term.num_nodes, CHECKED_NODES), device=term.device)
@@ -40,7 +43,7 @@ def not_as_declared(coupling: Coupling | None, convex: bool) -> str | None:
             pairs = base.graph.edges
         if not pairs.numel():
             continue
-        # Multiples are looked at as a whole: a negative weight breaks the promise, too.
+        # Multiples are examined as a whole, since a negative weight breaks the promise too.
         forth = term.at(pairs).double()
         back = term.at(pairs.flip(0)).double()
         size = forth.abs() + back.abs()

@@ -1,4 +1,4 @@
-"""Eigenvalues of Laplacians, matrix-free by SciPy's Lanczos solver or as bounds, and the rates they imply."""
+"""Eigenvalues of Laplacians, matrix-free by SciPy's Lanczos solver or as bounds, and the rates that they imply."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def normalized_laplacian(coupling: Coupling, head: int) -> Array | LinearOperato
 def largest_eigenvalue(matrix: Array | LinearOperator, rtol: float = LANCZOS) -> float:
     """Return the largest eigenvalue of a symmetric matrix, 0 if it is empty.
 
-    That of Lanczos is moved outwards by its tolerance and the rounding of products: step bounds must not be too short.
+    The eigenvalue that Lanczos finds is moved outwards by its tolerance and by the rounding of products, since step
+    bounds must not be too short.
     """
     if matrix.shape[0] == 0:
         return 0.0
@@ -114,7 +115,7 @@ def largest_eigenvalue(matrix: Array | LinearOperator, rtol: float = LANCZOS) ->
 def extreme_eigenvalues(
     matrix: Array | LinearOperator, rtol: float = LANCZOS
 ) -> tuple[float, float]:
-    """Return the smallest and the largest eigenvalue of a symmetric matrix, moved outwards as above."""
+    """Return the smallest and the largest eigenvalue of a symmetric matrix, moved outwards by `largest_eigenvalue`."""
     if isinstance(matrix, np.ndarray):
         return -largest_eigenvalue(-matrix), largest_eigenvalue(matrix)
     # The smallest is often zero and Lanczos has a relative tolerance, so it is applied
@@ -140,7 +141,7 @@ def laplacian_extremes(
 def spectral_interval(coupling: Coupling, form: Form) -> tuple[float, float]:
     """Return an interval that contains every eigenvalue of Δ, of every head.
 
-    For nonnegative S it takes a few products: 0 ≤ D̄ − S ≤ 2 max d (Gershgorin), and I − S within 1 ± ρ with ρ from
+    For a nonnegative S it takes a few products: 0 ≤ D̄ − S ≤ 2 max d (Gershgorin), and I − S within 1 ± ρ with ρ from
     `spectral_radius_bound`. Otherwise Lanczos finds both ends.
     """
     if coupling.num_nodes == 0:
@@ -156,8 +157,8 @@ def spectral_interval(coupling: Coupling, form: Form) -> tuple[float, float]:
 def spectral_radius_bound(coupling: Coupling) -> float:
     """Bound the spectral radius of a nonnegative S by max_i (Mw)_i/w_i − 1, M = I + S (Collatz, Wielandt).
 
-    The bound holds for every positive w, and w ← Mw improves the first, Gershgorin's largest row sum of w = 1, which
-    for D^-½AD^-½ of a star is √d_max instead of 1 and would cost a heat kernel accuracy.
+    The bound holds for every positive w. The first, w = 1, is Gershgorin's largest row sum, and w ← Mw improves it. For
+    D^-½AD^-½ of a star Gershgorin's bound is √d_max instead of 1, which would cost a heat kernel accuracy.
     """
     # In double, since ten products of rounded row sums could fall below the radius.
     w: Tensor = coupling._ones(torch.float64).unsqueeze(2)

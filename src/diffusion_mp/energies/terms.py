@@ -79,14 +79,20 @@ def damping_and_constant(means: Sequence[Mean]) -> tuple[Tensor, Tensor]:
 
 
 class EnergyTerm(ABC):
-    r"""A function V of the state with a quadratic majorant: three functions of a state z [N, H, D] and its graph.
+    """Base of terms of an energy: functions V of the state with a quadratic majorant.
 
-        V(z′) ≤ V(z) + 2⟨g, z′ − z⟩ + 2 Σ_i p_i ‖z′_i − z_i‖²,   g = `half_gradient` (z), p = `bound` (z)
+    A term consists of three functions of a state z [N, H, D] and its graph: `value`, V(z), `half_gradient`, g, and
+    `bound`, p. They satisfy for all z and z′
 
-    Every sum of terms with nonnegative weights has such a majorant, so a certified step of an `Energy` descends it
-    without a step size (Theorem T11 of docs/certified.md). A concave term has p = 0 and its gradient. A subclass
-    implements the three functions; ``diffusion_mp.testing.check_energy_term`` tests the inequality at adversarial
+        V(z′) ≤ V(z) + 2⟨g, z′ − z⟩ + 2 Σ_i p_i ‖z′_i − z_i‖²
+
+    Every sum of terms with nonnegative weights has such a majorant. A certified step of an `Energy` therefore descends
+    it without a step size (Theorem T11 of docs/certified.md). A concave term has p = 0 and its gradient. A subclass
+    implements the three functions. ``diffusion_mp.testing.check_energy_term`` tests the inequality at adversarial
     states.
+
+    Attributes:
+        quadratic: whether V is a convex quadratic, whose half gradient is affine. ``False`` by default.
 
     Examples:
         >>> class Magnet(EnergyTerm):  # ‖z − 1‖²
@@ -103,18 +109,27 @@ class EnergyTerm(ABC):
     quadratic = (
         False  #: Whether V is a convex quadratic, whose half gradient is affine.
     )
-    #: Arrays of NumPy leave the arithmetic to this class; they would make an array of terms.
+    #: NumPy arrays leave the arithmetic to this class. Otherwise they would make an array of terms.
     __array_ufunc__ = None
 
     @abstractmethod
     def value(self, z: HeadState, graph: Graph) -> Scalar:
-        """Return V(z), a 0-dimensional float64 tensor."""
+        """Return V(z), a 0-dimensional float64 tensor.
+
+        Args:
+            z: state [N, H, D].
+            graph: the graph of the state.
+        """
 
     def by_graph(self, z: HeadState, graph: Graph) -> PerGraph:
-        """Return V(z) of every graph of a batch, in float64; V has to be a sum over graphs.
+        """Return V(z) of every graph of a batch, [B] in float64; V has to be a sum over graphs.
 
-        By default from differences: V with all rows of the other graphs at zero, which takes B values. Override it
-        where V is known graph by graph, or is not finite at zero.
+        By default it takes differences of B values, in which the rows of all other graphs are zero. Override it if V is
+        known graph by graph, or is not finite at zero.
+
+        Args:
+            z: state [N, H, D].
+            graph: the graph of the state.
         """
         if graph.segments is None:
             return self.value(z, graph).reshape(1)
@@ -129,35 +144,61 @@ class EnergyTerm(ABC):
 
     @abstractmethod
     def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
-        """Return half of the gradient at z of V, or of a majorant that touches V there."""
+        """Return half of the gradient at z of V, or of a majorant that touches V there, [N, H, D].
+
+        Args:
+            z: state [N, H, D].
+            graph: the graph of the state.
+        """
 
     @abstractmethod
     def bound(self, z: HeadState, graph: Graph) -> Bound:
-        """Return p ≥ 0, with the matrix of the majorant ⪯ 2 diag(p)."""
+        """Return p ≥ 0, [N or 1, H or 1, 1]; the matrix of the majorant is ⪯ 2 diag(p).
+
+        Args:
+            z: state [N, H, D].
+            graph: the graph of the state.
+        """
 
     def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
-        """Return the half gradient at z, and the damping: p where the constraint is convex, else 2p.
+        """Return the half gradient and the damping of a step at z. Override it if the two share work.
 
-        Override it where the two share work.
+        Args:
+            z: state [N, H, D].
+            graph: the graph of the state.
+            convex: whether the constraint is convex. The damping is then p, else 2p.
         """
         half = self.half_gradient(z, graph)
         bound = self.bound(z, graph)
-        # A wrong shape would be broadcast, and the step be another one.
+        # A wrong shape would be broadcast and give another step.
         for name, result in (("half_gradient", half), ("bound", bound)):
             if (flaw := wrong_shape(self, name, result, z)) is not None:
                 raise ValueError(flaw)
         return Majorant(half, bound if convex else 2 * bound)
 
     def flaw(self, constraint: Constraint) -> str | None:
-        """Return a sentence naming a number or promise for which the term's theorem fails in C, or ``None``."""
+        """Return a sentence naming a number or promise for which the theorem of the term fails in C, or ``None``.
+
+        Args:
+            constraint: the set C.
+        """
         return None
 
     def weighted_mean(self, z: HeadState) -> Mean | None:
-        """Return the half gradient in the form that makes a step a weighted mean, in the dtype of z, if it has one."""
+        """Return the half gradient in the form that makes a step a weighted mean, in the dtype of z, or ``None``.
+
+        Args:
+            z: state [N, H, D].
+        """
         return None
 
     def attention(self, z: HeadState, graph: Graph) -> list[Coupling]:
-        """Return how much nodes attend to each other at z, in a term that has attention."""
+        """Return the couplings that tell how much nodes attend to each other at z; none if the term has no attention.
+
+        Args:
+            z: state [N, H, D].
+            graph: the graph of the state.
+        """
         return []
 
     def __mul__(self, weight: Weight) -> ScaledTerm:
@@ -172,7 +213,7 @@ class EnergyTerm(ABC):
 def wrong_shape(
     term: EnergyTerm, name: str, result: object, z: HeadState
 ) -> str | None:
-    """Return a sentence saying that a function of a term has given another shape than it has to give at z."""
+    """Return a sentence saying that a function of a term returned a wrong shape at z, or ``None``."""
     nodes, heads, _ = z.shape
     shapes: dict[str, list[list[int]]] = {
         "value": [[]],
@@ -193,7 +234,7 @@ def sum_by_graph(rows: PerNode, graph: Graph) -> PerGraph:
 
 
 def check_weight(weight: float | Tensor, name: str, allow_zero: bool = True) -> None:
-    """Raise unless ``weight`` is a nonnegative number or a 0-dimensional tensor, whose value is not looked at."""
+    """Raise unless ``weight`` is a nonnegative number or a 0-dimensional tensor, whose value is not examined."""
     if not isinstance(weight, Tensor):
         check_positive(weight, name, allow_zero=allow_zero)
     elif weight.dim() or not weight.is_floating_point():
@@ -203,7 +244,7 @@ def check_weight(weight: float | Tensor, name: str, allow_zero: bool = True) -> 
 
 
 def check_source(source: Tensor, z: HeadState) -> None:
-    """Raise unless a source fits a state, to which it would be broadcast otherwise."""
+    """Raise unless a source has the shape of a state. Other shapes would be broadcast."""
     if z.shape != source.shape:
         raise ValueError(
             f"source must have the shape {list(z.shape)} of the state; got {describe(source)}."
@@ -244,11 +285,11 @@ def norm_flaw(matrix: Tensor, norms: Tensor, name: str) -> str | None:
 
 
 class RowTerm(EnergyTerm):
-    """Base of terms that are a sum over rows: a subclass defines `rows`, and so knows its value graph by graph."""
+    """Base of terms that are a sum over rows. A subclass defines `rows`, which gives the value graph by graph."""
 
     @abstractmethod
     def rows(self, z: HeadState, graph: Graph) -> PerNode:
-        """Return what every row contributes to V, in float64."""
+        """Return the contribution of every row to V, [N] in float64."""
 
     def value(self, z: HeadState, graph: Graph) -> Scalar:
         return self.rows(z, graph).sum()
@@ -271,7 +312,11 @@ class SharedTerm(EnergyTerm):
 
 
 class ScaledTerm(EnergyTerm):
-    """A term V times a weight c ≥ 0, which may be learned.
+    """Multiply a term V by a weight c ≥ 0, which may be learned.
+
+    Args:
+        weight: c: a number, a 0-dimensional tensor, or a module such as ``Positive`` that computes such a tensor.
+        term: the term V.
 
     Examples:
         >>> ScaledTerm(0.5, SourceTerm(x)).value(torch.zeros(6, 1, 4), graph).shape
@@ -292,7 +337,7 @@ class ScaledTerm(EnergyTerm):
 
     @property
     def weight(self) -> float | Tensor:
-        """c."""
+        """The weight c."""
         return self.factor() if callable(self.factor) else self.factor
 
     def value(self, z: HeadState, graph: Graph) -> Scalar:
@@ -332,10 +377,13 @@ class ScaledTerm(EnergyTerm):
 
 
 class SourceTerm(RowTerm, SharedTerm):
-    """The squared distance from a source, ‖Z − H‖²_M = Σ_i m_i ‖z_i − h_i‖².
+    """Penalise the squared distance of the state from a source.
+
+        ‖Z − H‖²_M = Σ_i m_i ‖z_i − h_i‖²
 
     Args:
-        source, metric: H, [N, C] or [N, H, D], and m [N] or [N, H], by default ones.
+        source: H, [N, C] or [N, H, D].
+        metric: positive weights m of the nodes, [N] or [N, H]. ``None`` is ones.
 
     Examples:
         >>> float(SourceTerm(x).value(x.unsqueeze(1), graph))
@@ -365,8 +413,8 @@ class SourceTerm(RowTerm, SharedTerm):
 
     def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         away = z - self.source
-        # V is its own majorant with the matrix diag(m), so m is enough on every set. On a convex one half of it would
-        # be, too, but only with m is the step of a source and neighbours their weighted mean.
+        # V is its own majorant with the matrix diag(m), so the damping m suffices on every set. On a convex set, m/2
+        # would suffice too. But the step of a source and neighbours is their weighted mean only with m.
         if self.metric is None:
             return Majorant(away, z.new_ones(1, 1, 1))
         weight = self.metric.unsqueeze(2)
@@ -390,9 +438,9 @@ class SourceTerm(RowTerm, SharedTerm):
 
 
 class ProximalTerm(RowTerm):
-    """‖Z − Z_k‖², the first term of E(Z, k) of TfD (Wu, Wipf & Yan 2025, Eq. 8), with Z_k the state before a step.
+    """Penalise the squared distance ‖Z − Z_k‖² from the state Z_k before a step (Wu, Wipf & Yan 2025, Eq. 8).
 
-    The call of an `Energy` passes Z_k; without it the term is zero.
+    It is the first term of the energy E(Z, k). The call of an `Energy` passes Z_k. Without Z_k the term is zero.
 
     Examples:
         >>> energy = Energy([ProximalTerm(), PairTerm(SimplePenalty())])
@@ -413,7 +461,9 @@ class ProximalTerm(RowTerm):
 
 
 class LinearTerm(RowTerm):
-    """The linear function −2⟨H, Z⟩, the source of an explicit step z − τΔz + τβh, whose energy has no square of it.
+    """Add the linear function −2⟨H, Z⟩, the source of an explicit step, to an energy.
+
+    The step is z − τΔz + τβh, whose energy contains no square of the source.
 
     Args:
         source: H, [N, C] or [N, H, D].
@@ -442,12 +492,14 @@ class LinearTerm(RowTerm):
 
 
 class CouplingTerm(RowTerm, SharedTerm):
-    """The pull ½ Σ_ij s_ij ‖z_i − z_j‖² of a symmetric and nonnegative coupling S, as the adjacency is (Theorem T1).
+    """Pull coupled nodes together: the Dirichlet energy of a coupling (Theorem T1 of docs/certified.md).
+
+        ½ Σ_ij s_ij ‖z_i − z_j‖²
 
     Args:
-        coupling: S.
-        centre: what is subtracted from z first, by default the mean of every graph: differences stay the same, with
-            fewer digits lost to cancellation.
+        coupling: S, which promises to be symmetric and nonnegative, such as an adjacency.
+        centre: a point that is subtracted from z first. The differences stay the same, and fewer digits cancel.
+            ``None`` is the mean of every graph.
 
     Examples:
         >>> float(CouplingTerm(SparseCoupling(graph)).value(torch.ones(6, 1, 4), graph))
@@ -476,7 +528,7 @@ class CouplingTerm(RowTerm, SharedTerm):
         near = z
         if self.centre is not None:
             near = z - self.centre
-        # Not where this process has some of the rows and no graph of all: their mean would be another on each process.
+        # Not if this process has only some of the rows and no graph of all: the mean would differ between processes.
         elif self.coupling.whole or graph.total_nodes != graph.num_nodes:
             near = z - graph.centre(z)
         half, degree = self.coupling.laplacian_and_degree(near)
@@ -488,7 +540,7 @@ class CouplingTerm(RowTerm, SharedTerm):
         return promise or not_as_declared(self.coupling, constraint.convex)
 
     def weighted_mean(self, z: HeadState) -> Mean | None:
-        # Several processes have to take the same steps, also where one of them rounds.
+        # Several processes have to take the same steps, even where one of them rounds.
         if not self.coupling.whole:
             return None
         # Rounded to fewer digits than S z has, D − S would leak constants.
@@ -504,14 +556,19 @@ class CouplingTerm(RowTerm, SharedTerm):
 
 
 class PenaltyTerm(SharedTerm):
-    """Base of terms of a penalty δ: concave, it lies below its tangents, which are pulls of a coupling (`pull`)."""
+    """Base of terms of a penalty δ. A concave δ lies below its tangents, which are pulls of a coupling (`pull`)."""
 
     penalty: Penalty
     constraint: Constraint
 
     @abstractmethod
     def pull(self, z: HeadState, graph: Graph) -> Coupling:
-        """Return the coupling with the entries f of the squared distances at z."""
+        """Return the coupling whose entries are f of the squared distances at z.
+
+        Args:
+            z: state [N, H, D].
+            graph: the graph of the state.
+        """
 
     def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         return CouplingTerm(self.pull(z, graph)).majorant(z, graph, convex)
@@ -537,13 +594,16 @@ class PenaltyTerm(SharedTerm):
 
 
 class EdgeTerm(PenaltyTerm):
-    """A penalty over the edges of a graph, ½ Σ_ij s_ij δ(‖z_i − z_j‖²) (TfD, Eq. 8), for a symmetric S ≥ 0.
+    """Penalise the distances along the edges of a graph (Wu, Wipf & Yan 2025, Eq. 8).
+
+        ½ Σ_ij s_ij δ(‖z_i − z_j‖²)
 
     δ is concave, so its tangents bound it, as in Theorem T1. `EdgeDiffusivity` is the diffusivity of this energy.
 
     Args:
-        penalty, coupling: δ, and S, a `SparseCoupling`.
-        constraint: the set of the rows of z, within which δ has to be concave.
+        penalty: δ.
+        coupling: S, a `SparseCoupling` that promises to be symmetric and nonnegative.
+        constraint: the set that contains the rows of z, within which δ has to be concave. ``None`` is no constraint.
 
     Examples:
         >>> float(EdgeTerm(SimplePenalty(), SparseCoupling(graph)).value(torch.zeros(6, 1, 4), graph))
@@ -568,7 +628,12 @@ class EdgeTerm(PenaltyTerm):
         return (self.coupling.weight.double() * self.penalty.delta(squares)).sum() / 2
 
     def pull(self, z: HeadState, graph: Graph) -> SparseCoupling:
-        """Return (s_ij f(‖z_i − z_j‖²))_ij."""
+        """Return the coupling (s_ij f(‖z_i − z_j‖²))_ij.
+
+        Args:
+            z: state [N, H, D].
+            graph: the graph of the state, which the term does not read.
+        """
         source, target = self.coupling.graph.edges
         squares = (z[target] - z[source]).square().sum(2)
         weight = self.coupling.weight.to(z.dtype) * self.penalty.f(squares)
@@ -588,17 +653,21 @@ class EdgeTerm(PenaltyTerm):
 
 
 class PairTerm(PenaltyTerm):
-    """A penalty of all pairs of nodes of the same graph, ½ Σ_ij δ(‖z_i − z_j‖²) (Theorem T1).
+    """Penalise the distances of all pairs of nodes of the same graph (Theorem T1 of docs/certified.md).
 
-    O(N d²) for the simple and the quadratic penalty, O(N² d) time and O(N d) memory for others.
+        ½ Σ_ij δ(‖z_i − z_j‖²)
+
+    It takes O(N d²) for the simple and the quadratic penalty, and O(N² d) time and O(N d) memory for others.
 
     Args:
         penalty: δ.
-        projection: W [H, D, C], by default the identity; a pair then costs Σ_h δ(‖W_h(z_i − z_j)‖²).
-        mean: divide the sum of a graph by its number of nodes.
-        constraint: the set of the rows of z, within which δ has to be concave.
-        read: what computes (f(‖x_i − x_j‖²))_ij of a projected state x [N, H · D] and a graph, by default the penalty.
-            The module `Pairs` passes its diffusivity, so that some of the rows can be computed at a time.
+        projection: W [H, D, C], for a state of one head. A pair then costs Σ_h δ(‖W_h(z_i − z_j)‖²). ``None`` is the
+            identity.
+        mean: divide the sum of a graph by its number of nodes. ``False`` by default.
+        constraint: the set that contains the rows of z, within which δ has to be concave. ``None`` is no constraint.
+        read: computes the coupling (f(‖x_i − x_j‖²))_ij of a projected state x [N, H · D] and a graph. ``None`` takes
+            the coupling of the penalty. The module `Pairs` passes its diffusivity, so that it can compute some of the
+            rows at a time.
 
     Examples:
         >>> float(PairTerm(SimplePenalty()).value(torch.zeros(6, 1, 4), graph))
@@ -630,7 +699,7 @@ class PairTerm(PenaltyTerm):
         self.read = read
 
     def projected(self, z: HeadState) -> Float[Tensor, "N heads seen"]:
-        """Return the state as the penalty is applied to it, in the dtype of z."""
+        """Return the projected state to which the penalty is applied, in the dtype of z."""
         if self.projection is None:
             return z
         check_channels(z, "projection", self.projection)
@@ -651,10 +720,14 @@ class PairTerm(PenaltyTerm):
         return total / total.new_tensor(sizes).clamp(min=1) if self.mean else total
 
     def diameter(self, constraint: Constraint) -> float:
-        """Return how far apart the rows that the penalty is applied to can be, behind the projection.
+        """Return the largest possible distance of two projected rows.
 
-        A projection divided by its norm exceeds norm one by rounding, and f at the end of its domain may then lie as
-        little below zero. This is harmless: with the loops w_ii = f(0) in W, D_W + W stays positive semi-definite.
+        A projection that was divided by its norm exceeds norm one by rounding, and f at the end of its domain may then
+        lie equally little below zero. This is harmless: with the loops w_ii = f(0) in W, D_W + W stays positive
+        semi-definite.
+
+        Args:
+            constraint: the set that contains the rows of the state.
         """
         if self.projection is None:
             return constraint.diameter
@@ -666,7 +739,12 @@ class PairTerm(PenaltyTerm):
         return farthest
 
     def pull(self, z: HeadState, graph: Graph) -> Coupling:
-        """Return Ω = (f(‖W_h(z_i − z_j)‖²))_ij, divided by n for a mean, in the dtype of z."""
+        """Return the coupling Ω = (f(‖W_h(z_i − z_j)‖²))_ij, divided by n for a mean, in the dtype of z.
+
+        Args:
+            z: state [N, H, D].
+            graph: the graph of the state.
+        """
         x = self.projected(z)
         if self.read is not None:
             pairs = self.read(x.flatten(1), graph)
@@ -705,7 +783,7 @@ class PairTerm(PenaltyTerm):
         flaw = flaw or penalty_flaw_in(
             self.penalty, constraint, self.diameter(constraint)
         )
-        # On a sphere f is computed from angles, which are no distances anywhere else.
+        # On a sphere f is computed from angles, which are not distances anywhere else.
         if (
             flaw is None
             and isinstance(self.constraint, Sphere)
@@ -729,7 +807,7 @@ def penalty_flaw(penalty: Penalty) -> str | None:
 def penalty_flaw_in(
     penalty: Penalty, constraint: Constraint, diameter: float
 ) -> str | None:
-    """Return a sentence saying that δ fails to be a penalty, or ends short of the distances in C, or ``None``."""
+    """Return a sentence saying that δ fails to be a penalty, or has a domain too small for C, or ``None``."""
     flaw = penalty_flaw(penalty)
     if flaw is not None or penalty.covers(diameter):
         return flaw

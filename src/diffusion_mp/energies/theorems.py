@@ -25,18 +25,24 @@ from diffusion_mp.energies.terms import penalty_flaw
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """Result of a theorem for one step or all steps of a run; true if descent is proved, or no counterexample found.
+    """The result of a theorem about one step or all steps of a run.
+
+    It is true if descent is proved, or if no counterexample was found.
 
     Attributes:
-        theorem, reason: its name, and why it holds or which premise fails.
-        searched: where a premise is the claim of code outside the library, the number of states at which a
-            counterexample was sought; 0 where descent is proved.
-        holds: the step descends ``Energy(penalty, lam)`` for every ``lam`` ≥ the certificate's, or ``energy``.
-        tau, tau_max: step size, NaN where steps have none; those below ``tau_max`` are covered (0: none).
-        lam: the smallest admissible λ for ``tau``, in the convention of `Energy`; ∞ if none is known.
-        eigenvalue: λ₁ of Δ (Theorem 1) or l_max of I − D̄^-½ΩD̄^-½ (Theorem 7).
+        theorem: name of the theorem.
+        holds: whether the theorem covers the step: it descends the energy for every λ ≥ ``lam``, or the energy that
+            ``energy`` names.
+        tau: step size; NaN if steps have none.
+        tau_max: the theorem covers step sizes below it; 0 if it covers none.
+        lam: the smallest admissible λ for ``tau``, the factor of Σ_ij in the energy E(Z, k) (see `Energy`); ∞ if none
+            is known.
+        reason: why the theorem holds, or which premise fails.
+        eigenvalue: λ₁ of Δ (Theorem 1), or l_max of I − D̄^-½ΩD̄^-½ (Theorem 7).
         energy: the energy with its coefficients (Theorem T1).
-        layers: certificates of the layers of a model by name, if they have energies of their own.
+        layers: certificates of the layers of a model by name, if the layers have energies of their own.
+        searched: number of states at which a counterexample was sought, if code outside the library claims a premise. 0
+            if descent is proved.
 
     Examples:
         >>> isinstance(theorem1(AdjacencyDiffusivity("sym")(x, graph), tau=0.5), Certificate)
@@ -79,7 +85,13 @@ class Certificate:
 
     @classmethod
     def refused(cls, theorem: str, tau: float, reason: str) -> Certificate:
-        """Return the certificate of a premise that fails for every step size."""
+        """Return the certificate of a premise that fails for every step size.
+
+        Args:
+            theorem: name of the theorem.
+            tau: step size.
+            reason: a sentence naming the premise.
+        """
         return cls(theorem=theorem, holds=False, tau=tau, reason=reason)
 
     @classmethod
@@ -93,7 +105,16 @@ class Certificate:
         *,
         weight: float = 1.0,
     ) -> Certificate:
-        """Return the certificate of λ ≥ τ / (2w(2 − τ(λ₁ + κ))) for τ < 2/(λ₁ + κ), with w = ``weight``."""
+        """Return the certificate of λ ≥ τ / (2w(2 − τ(λ₁ + κ))) for τ < 2/(λ₁ + κ).
+
+        Args:
+            theorem: name of the theorem.
+            tau: step size τ.
+            eigenvalue: λ₁.
+            leak: κ.
+            facts: the numbers that the reason names.
+            weight: w; 1 by default.
+        """
         stiffness = eigenvalue + leak
         # Nothing moves in a graph without edges and leak, so every step is covered.
         tau_max = 2 / stiffness if stiffness > 0 else math.inf
@@ -113,7 +134,7 @@ class Certificate:
 
 def state_flaw(penalty: Penalty, x: State, ptr: Tensor | None) -> str | None:
     """Return a sentence saying where δ fails to be a penalty at the distances of a state; ``None`` if nowhere."""
-    # A penalty that is none has no domain to leave.
+    # A flawed penalty has no domain to leave.
     flaw = penalty_flaw(penalty)
     if (
         flaw is not None
@@ -136,11 +157,20 @@ def theorem1(
     form: spectrum.Form = "conservative",
     leak: NonnegativeNumber = 0.0,
 ) -> Certificate:
-    """Theorem 1 for a fixed symmetric S: z − τ(Δ + κ)z descends ‖z − z_k‖² + λ[2 tr zᵀΔz + 2κ‖z‖²].
+    """Certify an explicit step with a fixed symmetric coupling (Wu, Wipf & Yan 2025, Theorem 1, with a bound on λ).
 
-    For every state if and only if τ < 2/(λ₁ + κ) and λ ≥ τ / (2 (2 − τ(λ₁ + κ))), λ₁ the largest eigenvalue of the
-    positive semi-definite Δ that ``form`` names. (The paper leaves λ(τ) open and writes λ tr zᵀΔz, whose λ is twice
-    this one.) ``leak`` is κ ≥ 0.
+    The step is z − τ(Δ + κ)z. With λ₁ the largest eigenvalue of a positive semi-definite Δ, it descends
+
+        ‖z − z_k‖² + λ[2 tr zᵀΔz + 2κ‖z‖²]
+
+    from every state if and only if τ < 2/(λ₁ + κ) and λ ≥ τ / (2 (2 − τ(λ₁ + κ))). (The paper leaves λ(τ) open and
+    writes λ tr zᵀΔz, whose λ is twice this λ.)
+
+    Args:
+        coupling: the coupling S of Δ.
+        tau: step size τ > 0.
+        form: ``"conservative"``, the default: Δ = D̄ − S with the row sums D̄. ``"residual"``: Δ = I − S.
+        leak: κ ≥ 0, the rate at which the state decays. 0 by default.
 
     Examples:
         >>> bool(theorem1(AdjacencyDiffusivity("sym")(x, graph), tau=0.5, form="residual"))
@@ -178,12 +208,22 @@ def theorem1(
 def theorem7(
     omega: Coupling, tau: PositiveNumber, *, leak: NonnegativeNumber = 0.0
 ) -> Certificate:
-    """Theorem 7 for symmetric Ω with positive degrees d̄: z − τ(I − D̄⁻¹Ω)z descends ‖z − z_k‖² + λ Σ_ij δ(‖z_i − z_j‖²).
+    """Certify an explicit step with a row-normalised attention (Wu, Wipf & Yan 2025, Theorem 7, with a bound on τ).
 
-    Whenever τ < 2/l_max and λ ≥ τ / (2 min d̄ (2 − τ l_max)), l_max the largest eigenvalue of I − D̄^-½ΩD̄^-½, for every
-    concave δ with ω_ij = δ′(‖z_i − z_j‖²) at the step's start. (The paper states only that some τ exists.) A leak κ
-    adds 2κλ⟨z, D̄z⟩ to the energy and κ to l_max. Proof: with D the move, the surrogate of Proposition 6 changes by
-    ‖D‖² − (4λ/τ)⟨D, D̄D⟩ + 2λ⟨D, (D̄ − Ω + κD̄)D⟩ ≤ ‖D‖² (1 − 2λ min d̄ (2/τ − l_max − κ)).
+    For a symmetric Ω with positive degrees d̄, the step is z − τ(I − D̄⁻¹Ω)z. With l_max the largest eigenvalue of I −
+    D̄^-½ΩD̄^-½, it descends
+
+        ‖z − z_k‖² + λ Σ_ij δ(‖z_i − z_j‖²)
+
+    if τ < 2/l_max and λ ≥ τ / (2 min d̄ (2 − τ l_max)), for every concave δ with ω_ij = δ′(‖z_i − z_j‖²) at the start
+    of the step. (The paper states only that some τ exists.) A leak κ adds 2κλ⟨z, D̄z⟩ to the energy and κ to l_max.
+    Proof: with the move D, the surrogate of Proposition 6 changes by ‖D‖² − (4λ/τ)⟨D, D̄D⟩ + 2λ⟨D, (D̄ − Ω + κD̄)D⟩ ≤
+    ‖D‖² (1 − 2λ min d̄ (2/τ − l_max − κ)).
+
+    Args:
+        omega: the coupling Ω.
+        tau: step size τ > 0.
+        leak: κ ≥ 0, the rate at which the state decays. 0 by default.
 
     Examples:
         >>> bool(theorem7(SimplePenalty().coupling(torch.nn.functional.normalize(x, dim=1)), tau=0.5))
@@ -220,15 +260,19 @@ def theorem7(
 def certify_trajectory(
     penalty: Penalty, x: State, tau: PositiveNumber, *, ptr: Tensor | None = None
 ) -> Certificate:
-    """Certify all steps z ← z − τ(z − D̄⁻¹Ωz) from ``x``, Ω recomputed at every state (Theorem T2 of docs/certified.md).
+    """Certify all steps of a run in which a penalty's attention is recomputed at every state (Theorem T2).
 
-    For τ ≤ 1 states stay within the convex hull of the first, of diameter D, so all degrees of a graph of n nodes are
-    at least d = f(0) + (n − 1) f(D²), and l_max ≤ 2(1 − 1/n). Hence E(Z_{k+1}, k) ≤ E(Z_k, k − 1) at every k for every
-    λ ≥ τ / (2d(2 − τ l_max)). D is bounded by twice the largest distance to the mean, in O(N d).
+    The steps are z ← z − τ(z − D̄⁻¹Ωz), and the theorem is in docs/certified.md.
+
+    For τ ≤ 1 the states stay within the convex hull of the first state, of diameter D. All degrees of a graph of n
+    nodes are therefore at least d = f(0) + (n − 1) f(D²), and l_max ≤ 2(1 − 1/n). Hence E(Z_{k+1}, k) ≤ E(Z_k, k − 1)
+    at every k for every λ ≥ τ / (2d(2 − τ l_max)). D is bounded by twice the largest distance to the mean, in O(N d).
 
     Args:
-        penalty, tau: δ, with f = δ′, and τ > 0; not covered above 1.
-        x, ptr: the first state, and bounds [B + 1] of its graphs; with H heads the certificate is that of the worst.
+        penalty: δ, with f = δ′.
+        x: the first state, [N, C] or [N, H, D]. For H heads the certificate is the one of the worst head.
+        tau: step size τ > 0. Steps above 1 are not covered.
+        ptr: row boundaries [B+1] of a ragged batch, on the CPU. ``None`` is one graph.
 
     Examples:
         >>> bool(certify_trajectory(SimplePenalty(), torch.nn.functional.normalize(x, dim=1), tau=0.1))
@@ -246,7 +290,7 @@ def certify_trajectory(
     stiffness = 0.0
     for part in parts:
         wide = part.double()
-        # As D is.
+        # The domain bounds D.
         across = (4 * (wide - wide.mean(0)).square().sum(1).max()).clamp(
             max=penalty.domain[1]
         )
@@ -255,7 +299,7 @@ def certify_trajectory(
         ).tolist()
         degree = min(degree, nearest + (len(part) - 1) * max(farthest, 0.0))
         stiffness = max(stiffness, 2 * (1 - 1 / len(part)))
-    # Every head and graph is an energy of its own, and λ has to serve all of them.
+    # Every head and graph has its own energy, and one λ has to serve all of them.
     facts = f"d >= {degree:.6g} and l_max <= {stiffness:.6g} at every state of the run"
     return replace(
         Certificate.of_step("Theorem T2", tau, stiffness, 0.0, facts, weight=degree),

@@ -11,15 +11,15 @@ from diffusion_mp import checks
 from diffusion_mp.graph.part_edge_index import PartEdgeIndex
 from diffusion_mp.runtime.torch_private import transforms_active
 
-# Graphs without nodes that a batch vector may count beyond one per node: more is a wrong number, and costs memory.
+# Number of empty graphs that a batch vector may count beyond one per node. More is an error, and costs memory.
 EMPTY_GRAPHS = 1 << 16
 # A pair of nodes is numbered source · N + target, in 64 bits.
 MOST_NODES = 3_037_000_499
 
 
 def as_num_nodes(num_nodes: object) -> int:
-    """The number of nodes, from anything that counts as an integer."""
-    # A symbol under torch.compile, which a comparison would fix.
+    """Return the number of nodes, from anything that counts as an integer."""
+    # Under torch.compile it is a symbol, which a comparison would fix.
     if torch.compiler.is_compiling():
         return cast("int", num_nodes)
     count = checks.as_whole(num_nodes, "num_nodes")
@@ -32,8 +32,8 @@ def as_num_nodes(num_nodes: object) -> int:
 
 
 def as_edge_index(edge_index: object) -> Tensor:
-    """Edges [2, E] as a plain tensor of int64: keys of pairs, source · N + target, overflow in anything smaller."""
-    # A PartEdgeIndex has brought its degrees already, and a subclass of PyG's would slow every operation down.
+    """Return the edges [2, E] as a plain tensor of int64; keys of pairs, source · N + target, overflow in less."""
+    # The degrees of a PartEdgeIndex are read already, and PyG's subclass would slow every operation down.
     edges: Any = checks.plain(edge_index)
     checks.check_kind(
         edges,
@@ -48,19 +48,19 @@ def as_edge_index(edge_index: object) -> Tensor:
 def as_edge_weight(
     edge_weight: object, edge_index: Tensor | None, num_nodes: int
 ) -> Tensor:
-    """Weights [E], one per edge, on the device of the edges."""
+    """Return the weights [E], one per edge, on the device of the edges."""
     if edge_index is None:
         raise ValueError("edge_weight needs edge_index; got edge_weight alone.")
     num_edges = edge_index.size(1)
     weight = checks.as_tensor(edge_weight, "edge_weight", "a floating-point tensor")
-    # PyG's functions have other orders of arguments, so a mask or a batch may come in this place.
+    # PyG's functions order arguments differently, so a mask or a batch may come here.
     if not weight.is_floating_point() and isinstance(edge_weight, Tensor):
         raise TypeError(
             f"edge_weight must be floating point, one for each of {num_edges} edges; got {checks.describe(weight)}. "
             f"Integers and a mask of edges are weights as edge_weight.float(); a batch goes by name, batch=…, and so "
             f"does a mask of nodes, mask=…, to LabelPropagation."
         )
-    # A list has neither device nor a dtype of its own.
+    # A list has neither a device nor a dtype.
     if not isinstance(edge_weight, Tensor):
         weight = weight.to(edge_index.device, torch.get_default_dtype())
     checks.check_tensor(
@@ -75,9 +75,9 @@ def as_edge_weight(
 
 
 def as_batch(batch: object, num_nodes: int) -> Tensor:
-    """The graph number of every row [N]."""
+    """Return the graph number of every row [N]."""
     vector = checks.as_tensor(batch, "batch", "a tensor [num_nodes] of integers")
-    # The size itself in these words would be fixed by torch.compile.
+    # Naming the size here would make torch.compile fix it.
     member = checks.index_vector(vector, "batch", "[num_nodes]")
     if member.numel() != num_nodes:
         raise ValueError(
@@ -87,10 +87,10 @@ def as_batch(batch: object, num_nodes: int) -> Tensor:
 
 
 def as_ptr(ptr: object) -> Tensor:
-    """Row boundaries [B + 1] of a ragged batch, on the CPU."""
+    """Return the row boundaries [B + 1] of a ragged batch, on the CPU."""
     what = "a one-dimensional integer tensor [num_graphs + 1]"
     bounds = checks.as_tensor(ptr, "ptr", what)
-    # While torch compiles the number of graphs is a symbol, which this question would fix.
+    # While torch compiles, the number of graphs is a symbol, which this comparison would fix.
     empty = not torch.compiler.is_compiling() and bounds.numel() == 0
     fits = (
         bounds.dim() == 1
@@ -103,7 +103,7 @@ def as_ptr(ptr: object) -> Tensor:
 
 
 def check_edge_order(edge_index: object, edge_attr: object) -> None:
-    """Raise where features of edges come beside a sparse adjacency, whose edges have no order."""
+    """Raise if features of edges come with a sparse adjacency, whose edges have no order."""
     if (
         edge_attr is not None
         and isinstance(edge_index, Tensor)
@@ -115,8 +115,8 @@ def check_edge_order(edge_index: object, edge_attr: object) -> None:
 
 
 def check_ptr(num_nodes: int, ptr: Tensor) -> None:
-    """Row boundaries rise from 0 to N; an empty graph repeats one."""
-    # They are on the CPU, so reading values waits for nothing.
+    """Raise unless row boundaries rise from 0 to N; an empty graph repeats one."""
+    # The boundaries are on the CPU, so reading them waits for nothing.
     if (
         int(ptr[0]) != 0
         or int(ptr[-1]) != num_nodes
@@ -128,7 +128,7 @@ def check_ptr(num_nodes: int, ptr: Tensor) -> None:
 
 
 def full_degree_of(edge_index: object) -> Tensor | None:
-    """The degrees that the edges of a part bring; raise for edges that were computed from those of a part."""
+    """Return the degrees that the edges of a part bring; raise for edges that were computed from such edges."""
     if not isinstance(edge_index, PartEdgeIndex):
         return None
     if edge_index.full_degree is None:
@@ -154,7 +154,7 @@ def check_full_degree(full_degree: object, num_nodes: int) -> None:
 
 
 def check_batch(num_nodes: int, batch: Tensor) -> None:
-    """Every graph of the batch is one run of rows, and their number is of the order of the nodes'."""
+    """Raise unless every graph of the batch is one run of rows, and graphs are about as many as nodes at most."""
     if not batch.numel():
         return
     # Kernels read the rows of a graph as one block of memory.
@@ -181,12 +181,15 @@ def check_edges(
     edge_weight: Tensor | None,
     member: Tensor | None,
 ) -> None:
-    """Indices in range, no edge between graphs (``member`` [N] tells them apart), weights finite and non-negative."""
+    """Raise for an index out of range, an edge between graphs, and weights that are negative or not finite.
+
+    ``member`` [N] is the graph of every node.
+    """
     if edge_index is None or not edge_index.numel() or edge_index.is_meta:
         return
-    # An index out of range would read or write memory of others in the compressed products.
+    # An index out of range would read or write foreign memory in the compressed products.
     checks.check_range(edge_index, "edge_index", num_nodes)
-    # Attention stays within a graph; an edge that leaves it would let values of another in.
+    # Attention stays within a graph, and an edge between graphs would carry values from one to another.
     if member is not None:
         source, target = member.to(edge_index.device)[edge_index]
         crossing = int((source != target).sum())
@@ -194,7 +197,7 @@ def check_edges(
             raise ValueError(
                 f"edge_index joins nodes of different graphs of the batch ({crossing} edges do)."
             )
-    # Inside `vmap` there may be one vector of weights for each element of a batch, without values to ask.
+    # Inside `vmap` there may be one vector of weights for each element of a batch, without values to read.
     if edge_weight is None or transforms_active():
         return
     checks.check_finite(edge_weight, "edge_weight")
@@ -215,11 +218,11 @@ def check_edges(
 
 
 def row_bounds(ptr: object, num_nodes: int) -> Tensor | None:
-    """What couplings take as ``ptr``: the checked row boundaries, or ``None`` for one graph."""
+    """Return the checked row boundaries that couplings take as ``ptr``, or ``None`` for one graph."""
     if ptr is None:
         return None
     bounds = as_ptr(ptr)
-    # Under fake tensors, as torch.export has them, there is nothing to read.
+    # Fake tensors, which torch.export uses, have no values to read.
     if checks.values_to_check():
         check_ptr(num_nodes, bounds)
     return bounds

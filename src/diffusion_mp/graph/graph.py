@@ -38,24 +38,29 @@ SELF_LOOPS = get_args(SelfLoops)
 
 
 class Graph:
-    r"""Observed edges with weights, over the rows of one or several graphs.
+    """Observed edges with weights, over the rows of one or several graphs.
 
-    An edge source j → target i stands for the entry a_ij of the adjacency. Multi-edges add up.
+    An edge source j → target i stands for the entry a_ij of the adjacency. Parallel edges add up.
 
-    The tensors are not copied, and what is computed from them is kept with the graph: sorted edges, self-loops, weights
-    divided by degrees. Changes of the tensors by torch are seen, ``edge_weight.mul_(2)`` say, and checked. Those
-    through NumPy or ``.data``, which torch does not count, are not, nor are those between calls of compiled code: make
-    a new graph after them. A graph derived from this one stays what it was.
+    The graph does not copy the tensors, and keeps what it computes from them: sorted edges, self-loops, and weights
+    divided by degrees. It sees and checks changes that torch makes to the tensors, such as ``edge_weight.mul_(2)``. It
+    does not see changes through NumPy or ``.data``, which torch does not count, or changes between calls of compiled
+    code. Make a new graph after such changes. A derived graph does not change with the graph from which it was derived.
 
     Args:
-        num_nodes: N, the rows of the state.
-        edge_index: [2, E] of integers, source → target (or PyG's ``EdgeIndex``); ``None`` without observed edges. That
-            of a part of a graph, a `PartEdgeIndex`, brings ``full_degree``.
-        edge_weight: [E], finite and non-negative, or ``None`` for ones.
-        batch: [N] sorted graph index of every node (PyG's ``Batch.batch``), or ``None`` for one graph.
-        ptr: [B+1] row boundaries instead of ``batch`` (PyG's ``Batch.ptr``); a graph may be empty.
-        full_degree: [N, 2], in- and out-degree in the whole graph of which this one is a part, for :meth:`degree`.
-        validate: also check values, such as the range of indices and weights; skipped inside ``torch.compile``.
+        num_nodes: number N of nodes, the rows of the state.
+        edge_index: the edges source → target, [2, E] of integers, or PyG's ``EdgeIndex``. ``None`` is without observed
+            edges. The edges of a part of a graph, a `PartEdgeIndex`, bring ``full_degree``.
+        edge_weight: the weights [E], finite and nonnegative. ``None`` is ones.
+        batch: the sorted graph number of every node [N] (PyG's ``Batch.batch``). ``None`` is one graph.
+        ptr: row boundaries [B+1] of the graphs (PyG's ``Batch.ptr``), instead of ``batch``. A graph may be empty.
+        full_degree: in- and out-degrees [N, 2] in the whole graph, if this graph is a part of it, for :meth:`degree`.
+            ``None`` takes the degrees of this graph.
+        validate: also check values, such as the ranges of indices and weights. ``torch.compile`` skips this check.
+
+    Raises:
+        TypeError: an argument has another type or dtype.
+        ValueError: an argument has another shape, an index or a weight is out of range, or an edge joins two graphs.
 
     Examples:
         >>> Graph(6, edge_index).num_edges
@@ -76,7 +81,7 @@ class Graph:
         if batch is not None and ptr is not None:
             raise ValueError("batch and ptr say the same thing; pass one of them.")
         self.num_nodes = arguments.as_num_nodes(num_nodes)
-        #: The nodes of the larger graph, where this one is a part of it.
+        #: The number of nodes of the larger graph, if this graph is a part of one.
         self.total_nodes = self.num_nodes
         self.edge_index: Tensor | None = None
         if edge_index is not None:
@@ -99,14 +104,14 @@ class Graph:
         if full_degree is not None:
             arguments.check_full_degree(full_degree, self.num_nodes)
         self.full_degree = full_degree
-        # Where each edge of a graph with added loops stood among the observed ones and the loops.
+        # The position of each edge of a graph with added loops among the observed edges and the loops.
         self.origin: Tensor | None = None
-        # What is computed on first access, and the states of the tensors that it is computed from.
+        # What is computed on first access, and the states of the tensors from which it is computed.
         self._pattern: Pattern | None = None
         self._derived: dict[Hashable, Any] = {}
         self._states: dict[str, TensorState | None] = {}
         self._validate = validate
-        # Compiled code has no values to look at, and versions of tensors that it does not change.
+        # Compiled code has no values to check, and does not change the versions of tensors.
         if not torch.compiler.is_compiling():
             self._check_values()
             self._states = self._states_now()
@@ -135,7 +140,7 @@ class Graph:
         }
 
     def _refresh(self) -> None:
-        """Forget what was computed from tensors that have been written to, or replaced, since."""
+        """Forget what was computed from tensors that have been changed or replaced since."""
         if torch.compiler.is_compiling():
             return
         if self._states:  # unlike a copy, or a graph made in compiled code
@@ -147,18 +152,18 @@ class Graph:
                     changed.append(name)
             if not changed:
                 return
-            # Weights that are learned change with every step; a pass over them each time would cost more than the
+            # Learned weights change with every step, and a pass over them each time would cost more than the
             # product.
             if self.edge_weight is None or not self.edge_weight.requires_grad:
                 self._check_values()
-            # Sorting the edges is the expensive part, and depends on no weight.
+            # Sorting the edges is the expensive part, and does not depend on weights.
             if "edge_index" in changed:
                 self._pattern = None
             self._derived = {}
         self._states = self._states_now()
 
     def _kept(self, name: Hashable, make: Callable[[], T]) -> T:
-        """``make()``, until the tensors are written to."""
+        """Return ``make()``, and keep it until the tensors change."""
         self._refresh()
         if name in self._derived:
             return cast("T", self._derived[name])
@@ -168,13 +173,18 @@ class Graph:
         return value
 
     def __getstate__(self) -> dict[str, Any]:
-        # A tensor in another process counts its own writes, so the states of a copy are taken anew.
-        # Everything that was computed goes with the copy, so that no worker sorts edges again.
+        # A tensor in another process counts its own writes, so a copy records the states anew.
+        # Everything computed goes with the copy, so that no worker sorts edges again.
         return self.__dict__ | {"_states": {}}
 
     @classmethod
     def from_sparse(cls, adjacency: Tensor, **kwargs: Any) -> Graph:
-        """From a square sparse tensor (CSR, CSC or COO) in PyG's layout: row = target, column = source (``adj_t``)."""
+        """Make a graph from a sparse adjacency in PyG's layout (``adj_t``): row = target, column = source.
+
+        Args:
+            adjacency: square sparse tensor [N, N] of floating point, CSR, CSC or COO.
+            kwargs: ``batch``, ``ptr``, ``full_degree`` and ``validate`` of the constructor.
+        """
         what = "a sparse tensor of floating point, square [num_nodes, num_nodes]"
         checks.check_kind(adjacency, "adjacency", Tensor, what)
         if adjacency.layout == torch.strided or not adjacency.is_floating_point():
@@ -191,7 +201,13 @@ class Graph:
 
     @classmethod
     def from_data(cls, data: Any, **kwargs: Any) -> Graph:
-        """From a PyG ``Data`` or ``Batch`` of one kind of nodes, with ``edge_index`` or ``adj_t``."""
+        """Make a graph from a PyG ``Data`` or ``Batch`` of one kind of nodes, with ``edge_index`` or ``adj_t``.
+
+        Args:
+            data: the ``Data`` or ``Batch``. Its ``edge_weight``, ``batch``, ``ptr`` and ``full_degree`` are read if it
+                has them.
+            kwargs: ``full_degree`` and ``validate`` of the constructor.
+        """
         what = "a torch_geometric Data or Batch, of nodes of one kind"
         checks.check_kind(data, "data", Data, what)
         if data.num_nodes is None:
@@ -200,7 +216,7 @@ class Graph:
             )
         batch = getattr(data, "batch", None)
         ptr = getattr(data, "ptr", None)
-        # Batch.subgraph leaves the row boundaries of the whole batch in a part, but cuts the batch vector.
+        # Batch.subgraph cuts the batch vector of a part, but leaves the row boundaries of the whole batch.
         if ptr is None or (
             batch is not None and int(arguments.as_ptr(ptr)[-1]) != data.num_nodes
         ):
@@ -214,7 +230,7 @@ class Graph:
             edge_index = getattr(data, "edge_index", None)
             return cls(int(data.num_nodes), edge_index, edge_weight, **kwargs)
         if not isinstance(adj_t, Tensor):
-            # A SparseTensor of torch-sparse, which has no layout of torch.
+            # A SparseTensor of torch-sparse, which is not a layout of torch.
             adj_t = adj_t.to_torch_sparse_csr_tensor()
         return cls.from_sparse(adj_t, **kwargs)
 
@@ -226,7 +242,14 @@ class Graph:
         edge_weight: Tensor | None = None,
         batch: Tensor | None = None,
     ) -> Graph:
-        """From anything that layers take as ``edge_index``, for a state ``x``; cached for the last tensors."""
+        """Make a graph from anything that layers take as ``edge_index``. The graphs of the last tensors are cached.
+
+        Args:
+            x: state [N, ...], which has one row per node.
+            edge_index: edges [2, E], a sparse adjacency, a ``Graph``, which is returned, or ``None``.
+            edge_weight: weights [E]. Only for edges [2, E].
+            batch: sorted graph number of every node [N]. Not for a ``Graph``.
+        """
         if torch.jit.is_tracing():  # type: ignore[attr-defined]
             checks.refuse_torchscript()
         checks.check_kind(x, "x", Tensor, "a tensor, one row per node")
@@ -241,7 +264,7 @@ class Graph:
                 raise ValueError(
                     "a sparse adjacency holds its own weights; do not pass edge_weight beside it."
                 )
-            # Not kept: torch compares no sparse tensors. Who calls often makes a graph once.
+            # Not cached, since torch does not compare sparse tensors. Make a graph once for many calls.
             graph = cls.from_sparse(edge_index, batch=batch)
         else:
             full_degree = arguments.full_degree_of(edge_index)
@@ -264,26 +287,34 @@ class Graph:
             checks.check_device(edges, "edge_index", x.device, "x")
         return graph
 
-    # A graph may be a part of a larger one, whose other rows lie elsewhere: such a graph overrides these.
+    # A graph that is a part of a larger graph, whose other rows lie elsewhere, overrides these.
 
     first_node: int = 0
-    """The number of the first row in the larger graph."""
+    """Number of the first row in the larger graph."""
 
     def total(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """The sum over all nodes, from that over the rows at hand."""
+        """Return the sum over all nodes, from the sum over the local rows.
+
+        Args:
+            x: sum over the rows of this process.
+        """
         return x
 
     def centre(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " rows *shape"]:
-        """The mean of the rows of each graph, without gradient: [1, ...] for one graph, [N, ...] for a batch."""
+        """Return the mean over the rows of each graph, without gradient; [1, ...] for one graph, [N, ...] for a batch.
+
+        Args:
+            x: rows [N, ...].
+        """
         return mean_rows(x, self.segments)
 
     @property
     def segments(self) -> Tensor | None:
-        """Row boundaries on the CPU, as kernels take them; ``None`` stands for one graph. Cached."""
+        """Row boundaries [B+1] on the CPU, as kernels take them; ``None`` stands for one graph. Cached."""
         if self._batch is None:
             return self._ptr
         batch = self._batch
-        # A custom operation, since the number of graphs is a value, which a trace may not look at.
+        # A custom operation, since the number of graphs is a value, which a trace may not read.
         return self._kept("segments", lambda: cast("Tensor", batch_pointers(batch)))
 
     @property
@@ -295,50 +326,57 @@ class Graph:
 
     @property
     def num_graphs(self) -> int:
-        """B, empty graphs counted."""
+        """Number B of graphs, including empty graphs."""
         return 1 if self.segments is None else self.segments.numel() - 1
 
     @property
     def num_edges(self) -> int:
-        """E, directed edges with multiplicity."""
+        """Number E of directed edges, where parallel edges count separately."""
         return 0 if self.edge_index is None else self.edge_index.size(1)
 
     @property
     def batch(self) -> Int[Tensor, " N"]:
-        """Graph number of every row."""
+        """Graph number of every row, [N]."""
         if self._batch is not None:
             return self._batch
         device = None if self.edge_index is None else self.edge_index.device
         sizes = self.ptr.diff().to(device)
         graphs = torch.arange(sizes.numel(), device=sizes.device)
-        # The size is given, since torch would wait for the device to learn it.
+        # With the size given, torch need not wait for the device.
         return graphs.repeat_interleave(sizes, output_size=self.num_nodes)
 
     @property
     def edges(self) -> Int[Tensor, "two E"]:
-        """``edge_index``, or an empty one for a graph without observed edges."""
+        """``edge_index``, or an empty [2, 0] for a graph without observed edges."""
         if self.edge_index is None:
             return torch.empty(2, 0, dtype=torch.long)
         return self.edge_index
 
     def weights(self, like: Tensor) -> Float[Tensor, " E"]:
-        """Edge weights in the dtype and on the device of ``like``; ones where none were given."""
+        """Return the edge weights [E], ones if none were given.
+
+        Args:
+            like: tensor whose dtype and device the weights get.
+        """
         checks.check_kind(like, "like", Tensor, "a tensor")
         return self._edge_weights(like.dtype).to(like.device)
 
     @property
     def weighted(self) -> bool:
-        """Whether an edge has another weight than 1: found out when first asked, unless weights are being learned."""
+        """Whether an edge has another weight than 1.
+
+        It is computed on first access. While weights are learned, it is ``True``.
+        """
         weight = self.edge_weight
         if weight is None:
             return False
-        # Where the weights may not be looked at, they may be any.
+        # Where weights cannot be read, they may have any value.
         if weight.requires_grad or weight.is_meta or not values_only():
             return True
         return self._kept("weighted", lambda: bool((weight != 1).any()))
 
     def _edge_weights(self, dtype: torch.dtype | None = None) -> Float[Tensor, " E"]:
-        """Edge weights in ``dtype``, or their own (the default dtype for ones)."""
+        """Return the edge weights in ``dtype``, by default in their own dtype, or in the default dtype for ones."""
         if self.edge_weight is None:
             return torch.ones(self.num_edges, dtype=dtype, device=self.edges.device)
         if dtype is not None and not dtype.is_floating_point:
@@ -349,7 +387,7 @@ class Graph:
 
     @property
     def pattern(self) -> Pattern:
-        """The edges by target and by source, as the sparse kernels take them; sorted when first asked for. Cached."""
+        """The edges by target and by source, as the sparse kernels take them; sorted on first access. Cached."""
         self._refresh()
         if self._pattern is not None:
             return self._pattern
@@ -363,21 +401,26 @@ class Graph:
 
     @property
     def csr(self) -> Compressed:
-        """Entries by target (row i of the adjacency: the senders of i). Cached."""
+        """The entries by target: row i of the adjacency holds the senders of i. Cached."""
         return self.pattern.by_row
 
     @property
     def csc(self) -> Compressed:
-        """Entries by source (column j: the receivers of j). Cached."""
+        """The entries by source: column j holds the receivers of j. Cached."""
         return self.pattern.by_col
 
     def prepare(self) -> Graph:
-        """Compute the compressed forms now instead of in the first product and its gradient; return the graph."""
+        """Compute the compressed forms now, instead of in the first product and its gradient; return the graph."""
         self.pattern.both_ways()
         return self
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
-        """The same graph on another device; its compressed forms are found again there."""
+        """Return the same graph on another device. The compressed forms are computed again there.
+
+        Args:
+            device: the device.
+            non_blocking: copy asynchronously, as ``Tensor.to`` does.
+        """
         edges = self.edge_index
         target = checks.as_device(device, None if edges is None else edges.device)
         graph = copy.copy(self)
@@ -388,7 +431,7 @@ class Graph:
                 setattr(graph, name, tensor.to(target, non_blocking=non_blocking))
         if all(getattr(graph, name) is getattr(self, name) for name in self._tensors):
             return self
-        # They hold tensors on the device before, and are computed on the other where they are needed.
+        # The cached forms hold tensors on the old device, and are computed on the new one when needed.
         graph._pattern = None
         graph._derived = {}
         return graph
@@ -396,17 +439,24 @@ class Graph:
     def degree(
         self, direction: Literal["in", "out"] = "in", dtype: torch.dtype | None = None
     ) -> Float[Tensor, " N"]:
-        """Weighted degree Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing ones; ``full_degree`` if known."""
+        """Return the weighted degrees [N]: Σ_j a_ij over incoming edges, or Σ_j a_ji over outgoing edges.
+
+        If ``full_degree`` is known, the degrees are the degrees in the whole graph.
+
+        Args:
+            direction: ``"in"``, the default, or ``"out"``.
+            dtype: dtype of the degrees. ``None`` is the dtype of the weights, at least float32.
+        """
         checks.check_choice(direction, "direction", ["in", "out"])
         checks.check_kind(dtype, "dtype", (torch.dtype, NoneType), "a torch.dtype")
         if self.full_degree is not None:
-            # The edges at hand are fewer than those by which the nodes are normalised.
+            # The local edges are fewer than the edges of the whole graph, whose degrees normalise the nodes.
             return self.full_degree[:, int(direction == "out")].to(
                 dtype or self.full_degree.dtype
             )
         source, target = self.edges
         weight = self._edge_weights(dtype)
-        # Half precision stops counting at 2048 edges.
+        # Half precision cannot count beyond 2048 edges.
         weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
         degree = weight.new_zeros(self.num_nodes)
         degree = degree.index_add(0, target if direction == "in" else source, weight)
@@ -414,9 +464,12 @@ class Graph:
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether a_ij = a_ji up to rounding: O(E log E) when first asked, kept unless weights are being learned."""
+        """Whether a_ij = a_ji up to rounding, computed in O(E log E) on first access.
+
+        The answer is kept, except while weights are learned.
+        """
         checks.check_has_values(self.edges, "edge_index")
-        # Learned weights change without a new answer being asked for, so they are looked at each time.
+        # Learned weights change between calls, so they are examined each time.
         return self.derived(
             "symmetric",
             lambda: is_symmetric(
@@ -425,11 +478,12 @@ class Graph:
         )
 
     def with_self_loops(self, policy: SelfLoops = "remaining") -> Graph:
-        """A graph with self-loops by ``policy``, whose number of edges depends on no values.
+        """Return a graph with self-loops. Its number of edges depends on no values.
 
-        - ``"keep"``: as observed; ``"remove"``: loops get weight 0.
-        - ``"add"``: one more loop of weight 1 at every node (A + I).
-        - ``"remaining"``: one at every node, the mean of the observed ones or of weight 1 (as in PyG).
+        Args:
+            policy: ``"remaining"``, the default: exactly one loop at every node, the mean of its observed loops or of
+                weight 1, as in PyG. ``"add"``: one more loop of weight 1 at every node (A + I). ``"remove"``: loops get
+                weight 0. ``"keep"``: loops as observed.
         """
         checks.check_choice(policy, "self_loops", SELF_LOOPS)
         if policy == "keep":
@@ -439,7 +493,7 @@ class Graph:
     def _looped(self, policy: SelfLoops) -> Graph:
         source, target = self.edges
         is_loop = source == target
-        # Without observed loops "remaining" is "add", which leaves ones unwritten and weights unscaled.
+        # Without observed loops "remaining" equals "add", which writes no ones and scales no weights.
         if (
             policy == "remaining"
             and not is_loop.is_meta
@@ -453,7 +507,7 @@ class Graph:
             return self._and_loops(None, self._full_degree(loop_weight))
         lost = weight.new_zeros(self.num_nodes)
         if policy != "add":
-            # Observed loops stay in the list with weight zero: how many edges there are depends on no value, so
+            # Observed loops stay in the list with weight zero. The number of edges then depends on no value, so
             # compiled code serves graphs with and without loops.
             observed = weight * is_loop
             weight = weight - observed
@@ -462,14 +516,14 @@ class Graph:
         if policy == "remove":
             return self._with_edges(self.edges, weight, self._full_degree(-lost))
         if policy == "remaining":
-            # The mean of several loops of a node, as in PyG; where there is none the divisor does not matter.
+            # The mean of several loops of a node, as in PyG. Without a loop the divisor does not matter.
             loop_weight = torch.where(count > 0, lost / count.clamp(min=1), loop_weight)
         return self._and_loops(
             torch.cat([weight, loop_weight]), self._full_degree(loop_weight - lost)
         )
 
     def _and_loops(self, weight: Tensor | None, full_degree: Tensor | None) -> Graph:
-        """All edges and a loop at every node, in the order of the targets: so no product has to order weights."""
+        """Return all edges and a loop at every node, ordered by target, so that no product has to order weights."""
         nodes = torch.arange(self.num_nodes, device=self.edges.device)
         source, target = torch.cat([self.edges, nodes.expand(2, -1)], 1)
         ptr, order, other = compress(target, source, self.num_nodes)
@@ -477,30 +531,36 @@ class Graph:
         if weight is not None:
             weight = weight.index_select(0, order)
         graph = self._with_edges(edges, weight, full_degree)
-        # Known from here, so that the first product has nothing to sort.
+        # Known already, so the first product has nothing to sort.
         graph.csr.parts = (ptr, None, other)
-        # By which features of edges follow their edges.
+        # Features of edges follow their edges by it.
         graph.origin = order
         return graph
 
     def _full_degree(self, change: Tensor) -> Tensor | None:
-        """After a change of the loops, which are in every part that has their node."""
+        """Return ``full_degree`` after a change of the loops, which are in every part that contains their node."""
         if self.full_degree is None:
             return None
         return self.full_degree + change.unsqueeze(1)
 
     def within(self, hops: int) -> Graph:
-        """Every pair with a walk of 1 to ``hops`` edges of positive weight, once and with weight 1: the k-hop graph."""
+        """Return the k-hop graph, with every pair that a walk of 1 to ``hops`` edges of positive weight joins.
+
+        Every pair occurs once, with weight 1.
+
+        Args:
+            hops: largest number of edges of a walk.
+        """
         checks.check_counts(hops=hops)
         checks.check_has_values(self.edges, "edge_index")
-        # Whether there is a walk does not change with a small change of the weights: there is no gradient.
+        # A small change of the weights does not change whether there is a walk, so there is no gradient.
         walks = (self.edges, self._edge_weights().detach(), self.num_nodes, hops)
         return self.derived(
             f"within {hops}", lambda: self._with_edges(walk_pairs(*walks), None)
         )
 
     def to_undirected(self) -> Graph:
-        """The symmetric part ½(A + Aᵀ): both directions of every edge at half its weight."""
+        """Return the symmetric part ½(A + Aᵀ): both directions of every edge, each with half of its weight."""
         return self.derived("undirected", self._symmetrized)
 
     def _symmetrized(self) -> Graph:
@@ -514,12 +574,17 @@ class Graph:
 
     def with_weights(self, weight: Float[Tensor, " E"]) -> Graph:
         graph = self._with_edges(self.edges, weight)
-        # Edges are sorted once for all weights.
+        # All weights share the sorted edges.
         graph._pattern = self.pattern
         return graph
 
     def derived(self, name: Hashable, make: Callable[[], T]) -> T:
-        """Made once, so that layers share its compressed forms; anew where the weights are being learned."""
+        """Return ``make()``, made once so that layers share its compressed forms; made anew while weights are learned.
+
+        Args:
+            name: key of the cached result.
+            make: computes the result.
+        """
         # Derived weights hold an autograd graph, which serves one backward pass.
         if self.edge_weight is not None and self.edge_weight.requires_grad:
             return make()
@@ -528,7 +593,7 @@ class Graph:
     def reverse(self) -> Graph:
         degree = None if self.full_degree is None else self.full_degree.flip(1)
         graph = self._with_edges(self.edges.flip(0), self.edge_weight, degree)
-        # The form by target is that by source of the reversed graph: nothing is sorted again.
+        # The form by target is the form by source of the reversed graph, so nothing is sorted again.
         graph._pattern = self.pattern.T
         return graph
 
@@ -539,7 +604,7 @@ class Graph:
         full_degree: Tensor | None = None,
     ) -> Graph:
         rows = {"batch": self._batch, "ptr": self._ptr, "full_degree": full_degree}
-        # The values were checked when this graph was made, and what is computed from them needs no second pass.
+        # The values were checked when this graph was made, so derived values need no second check.
         return Graph(self.num_nodes, edge_index, edge_weight, **rows, validate=False)
 
     def __repr__(self) -> str:
@@ -547,5 +612,5 @@ class Graph:
         return f"{type(self).__name__}({sizes})"
 
 
-#: Of tensors that layers were given in place of a graph; edges, weights and batches of some four million edges.
+#: Graphs of tensors that layers got instead of a graph; room for edges, weights and batches of some four million edges.
 _recent: TensorCache[Graph] = TensorCache(room=1 << 23)

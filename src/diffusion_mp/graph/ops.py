@@ -19,7 +19,7 @@ from diffusion_mp.runtime.cache import (
     values_only,
 )
 
-#: A number of rows, a symbol while torch traces.
+#: A number of rows, which is a symbol while torch traces.
 Size = int | torch.SymInt
 
 Parts = tuple[Tensor, Tensor | None, Tensor]
@@ -29,7 +29,7 @@ Parts = tuple[Tensor, Tensor | None, Tensor]
     "diffusion_mp::batch_pointers", mutates_args=(), schema="(Tensor batch) -> Tensor"
 )
 def batch_pointers(batch: Tensor) -> Tensor:
-    """Row boundaries [B+1] on the CPU of a sorted ``batch`` vector [N]; B = batch[-1] + 1."""
+    """Return the row boundaries [B+1] on the CPU of a sorted ``batch`` vector [N]; B = batch[-1] + 1."""
     return pad(torch.bincount(batch.cpu()).cumsum(0), (1, 0))
 
 
@@ -43,9 +43,9 @@ def _(batch: Tensor) -> Tensor:
 def compress(
     node: Tensor, opposite: Tensor, num_nodes: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The edges by node: bounds [N+1] of the entries of each, the edge of each entry [E] and its other end [E].
+    """Return the edges by node: bounds [N+1] of the entries of each, the edge of each entry [E] and its other end [E].
 
-    Edges keep their order within a node. All are int32 where that holds N and E (faster), and int64 in traces.
+    Edges keep their order within a node. All results are int32 if that holds N and E (faster), and int64 in traces.
     """
     if not values_only() or node.is_meta:
         return _compress(node, opposite, num_nodes)
@@ -53,7 +53,7 @@ def compress(
 
 
 def bounds(ordered: Tensor, num_nodes: int) -> Tensor:
-    """Bounds [N+1] of the entries of each node in a sorted [E]."""
+    """Return the bounds [N+1] of the entries of each node in a sorted [E]."""
     check_range(ordered, "edge_index", num_nodes)
     dtype = _narrowest(ordered.numel(), num_nodes)
     return pad(
@@ -64,21 +64,21 @@ def bounds(ordered: Tensor, num_nodes: int) -> Tensor:
 def _counted(
     node: Tensor, opposite: Tensor, num_nodes: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """On the CPU one counting pass, O(N + E): the transpose of the sparse matrix that has edge e in column e."""
+    """Compress on the CPU in one counting pass, O(N + E): transpose the sparse matrix with edge e in column e."""
     if node.device.type != "cpu":
-        # SciPy has no arrays on a GPU, where a stable sort takes next to no time.
+        # SciPy has no arrays on a GPU, where a stable sort takes hardly any time.
         ordered, order = torch.sort(node, stable=True)
         return (
             bounds(ordered, num_nodes).to(dtype),
             order.to(dtype),
             opposite[order].to(dtype),
         )
-    # Imported here, since it takes a fifth of the time in which the library is imported.
+    # Imported here, since it takes a fifth of the import time of the library.
     from scipy.sparse import csc_array
 
     # SciPy would write beyond its arrays.
     check_range(node, "edge_index", num_nodes)
-    # The counting pass of SciPy, in place of a sort: its transpose keeps the order of columns within a row.
+    # SciPy's counting pass instead of a sort: its transpose keeps the order of columns within a row.
     num_edges = node.numel()
     # Edge e is the only entry of column e: its row is the node, its value the other end.
     columns = torch.arange(num_edges + 1, dtype=dtype, device="cpu")
@@ -111,14 +111,14 @@ def _(node: Tensor, opposite: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, T
 
 
 def graph_of(ptr: Tensor, nodes: Tensor) -> Tensor:
-    """The number of each node's graph in a ragged batch."""
+    """Return the graph number of each node in a ragged batch."""
     # right=True skips empty graphs: a boundary belongs to the last graph that starts there. torch warns of strides.
     return torch.bucketize(nodes.contiguous(), ptr[1:].to(nodes.device), right=True)
 
 
 def mean_rows(x: Tensor, ptr: Tensor | None) -> Tensor:
-    """The mean over the rows of each row's graph, without gradient: [1, ...] for one graph, [N, ...] for a batch."""
-    # Distances do not depend on the point from which rows are measured, so there is no gradient to lose.
+    """Return the mean row of each row's graph, without gradient: [1, ...] for one graph, [N, ...] for a batch."""
+    # Distances do not depend on the origin, so no gradient is lost.
     x = x.detach()
     if ptr is None:
         return x.sum(0, keepdim=True) / max(x.size(0), 1)
@@ -141,7 +141,7 @@ def members(
             device
         ), count.to(device)
 
-    # Row boundaries are on the CPU, so that a captured CUDA graph may look at them.
+    # Row boundaries are on the CPU, where a captured CUDA graph may read them.
     if not values_only(captured=True):
         return persistent(number)
     values = batch_cache(ptr)
@@ -152,9 +152,9 @@ def members(
 
 
 def max_rows(x: Tensor, ptr: Tensor | None) -> Tensor:
-    """The maximum over the rows of each row's graph: [1, ...] for one graph, [N, ...] for a batch."""
+    """Return the maximum over the rows of each row's graph: [1, ...] for one graph, [N, ...] for a batch."""
     if ptr is None:
-        # torch has no maximum over no row, and while it compiles no size decides whether there is one.
+        # torch has no maximum over zero rows, and no size may decide this while it compiles.
         if torch.compiler.is_compiling() or not len(x):
             x = torch.cat([x, x.new_full((1, *x.shape[1:]), -torch.inf)])
         return x.amax(0, keepdim=True)
@@ -166,7 +166,7 @@ def max_rows(x: Tensor, ptr: Tensor | None) -> Tensor:
 
 
 def graph_sizes(ptr: Tensor | None, num_nodes: int) -> list[int]:
-    """How many nodes every graph of a ragged batch has; without boundaries there is one graph."""
+    """Return the number of nodes of every graph of a ragged batch; without boundaries there is one graph."""
     return [num_nodes] if ptr is None else ptr.diff().tolist()
 
 
@@ -176,7 +176,7 @@ def graph_sizes(ptr: Tensor | None, num_nodes: int) -> list[int]:
     schema="(Tensor edge_index, Tensor weight, SymInt num_nodes, int hops) -> Tensor",
 )
 def walk_pairs(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) -> Tensor:
-    """[2, E]: every pair (source, target) with a walk of 1 to ``hops`` edges of positive weight, once."""
+    """Return every pair (source, target) with a walk of 1 to ``hops`` edges of positive weight, once, [2, E]."""
     source, target = edge_index[:, weight > 0]
     # Keys of pairs, sorted by source.
     steps = torch.unique(source * num_nodes + target)
@@ -208,8 +208,11 @@ def _(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) -> Tensor:
 def entries_at(
     pairs: Tensor, edge_index: Tensor, weight: Tensor, num_nodes: int
 ) -> Tensor:
-    """a_ij [P, H] of listed pairs (j, i), for edges j → i of weights [E, H]; parallel ones add up. O((E + P) log E)."""
-    # A pair of nodes is one number, so that a sorted list of numbers is searched.
+    """Return a_ij [P, H] of listed pairs (j, i), for edges j → i of weights [E, H], in O((E + P) log E).
+
+    Parallel edges add up.
+    """
+    # A pair of nodes is one number, so a search in a sorted list of numbers finds it.
     source, target = edge_index
     keys, edge_key = torch.unique(target * num_nodes + source, return_inverse=True)
     heads = weight.size(1)
@@ -218,7 +221,7 @@ def entries_at(
     entries = weight.new_zeros(keys.numel(), heads)
     entries = entries.index_add(0, edge_key, weight)
     pair = pairs[1] * num_nodes + pairs[0]
-    # The next larger key, if there is none of this pair: its entry is multiplied by zero.
+    # The next larger key if this pair has none; its entry is multiplied by zero.
     nearest = torch.searchsorted(keys, pair)
     nearest = nearest.clamp(max=keys.numel() - 1)
     is_edge = keys[nearest] == pair
@@ -226,12 +229,12 @@ def entries_at(
 
 
 def is_symmetric(edge_index: Tensor, weight: Tensor, num_nodes: int) -> bool:
-    """Whether a_ij = a_ji for all pairs and heads of weights [E, H], up to rounding; O(E log E)."""
+    """Return whether a_ij = a_ji for all pairs and heads of weights [E, H], up to rounding; O(E log E)."""
     with torch.no_grad():
         both = torch.cat([edge_index, edge_index.flip(0)], 1)
         forth, back = entries_at(both, edge_index, weight, num_nodes).chunk(2)
         scale = float(forth.abs().max()) if len(forth) else 0.0
-        # Weights that were divided by degrees agree up to single precision; of an infinite one nobody can tell.
+        # Weights divided by degrees agree up to single precision; an infinite weight tells nothing.
         return math.isfinite(scale) and torch.allclose(
             forth, back, rtol=1e-5, atol=1e-6 * scale
         )
@@ -240,10 +243,10 @@ def is_symmetric(edge_index: Tensor, weight: Tensor, num_nodes: int) -> bool:
 class Compressed:
     """The edges by one end ``node`` [E], with the other end ``opposite``: CSR over targets, or CSC over sources.
 
-    ``ptr`` is given if the edges are known to stand in this order already.
+    ``ptr`` is given if the edges are known to be in this order already.
 
     Attributes:
-        ptr: [N+1] bounds the entries of each node. Like the others computed on first access.
+        ptr: [N+1], bounds of the entries of each node. Computed on first access, like the others.
         order: [E], the edge of each entry.
         other: [E], the other end of each entry.
     """
@@ -270,7 +273,7 @@ class Compressed:
         ptr, moved, other = self.parts
         if moved is not None:
             return moved
-        # The identity, which products leave out; it is made for those that ask for an order.
+        # The identity, which products leave out; made for callers that need an order.
         return persistent(
             lambda: torch.arange(other.numel(), dtype=ptr.dtype, device=ptr.device)
         )
@@ -286,12 +289,12 @@ class Compressed:
 
     @cached_property
     def parts(self) -> Parts:
-        """``ptr``; ``order``, or ``None`` where the edges already stand in it, which saves a pass; ``other``."""
+        """``ptr``; ``order``, or ``None`` if the edges are already in order, which saves a pass; ``other``."""
         return persistent(self._sort)
 
     def _sort(self) -> Parts:
         node = self.node
-        # Whether edges stand in order is a value, which a trace may not look at: there they are always sorted.
+        # Whether edges are in order is a value, which a trace may not read, so a trace always sorts.
         if node.is_meta or not values_only() or bool((node[1:] < node[:-1]).any()):
             return compress(node, self.opposite, self.num_nodes)
         ptr = bounds(node, self.num_nodes)
@@ -299,7 +302,7 @@ class Compressed:
 
 
 class Entries(NamedTuple):
-    """A `Pattern` as operations take it, with the parts of `Compressed`; those by column if gradients need them."""
+    """A `Pattern` as operations take it, with the parts of `Compressed`; the parts by column if gradients need them."""
 
     rows: int
     cols: int
@@ -316,7 +319,7 @@ class Entries(NamedTuple):
     def T(self) -> Entries:
         by_row = (self.row_ptr, self.row_moved, self.row_other)
         if self.col_ptr is None or self.col_other is None:
-            # Only gradients of gradients come here: others have sorted both ways before.
+            # Only gradients of gradients come here: other callers have sorted both ways before.
             by_col: Parts = compress(self.col, self.row, self.cols)
         else:
             by_col = (self.col_ptr, self.col_moved, self.col_other)
@@ -324,7 +327,7 @@ class Entries(NamedTuple):
 
 
 class Pattern:
-    """Where the entries of a sparse operator are: edges by their row, the target, and by their column, the source."""
+    """The places of the entries of a sparse operator: edges by row, the target, and by column, the source."""
 
     def __init__(self, by_row: Compressed, by_col: Compressed) -> None:
         self.by_row = by_row
@@ -336,7 +339,7 @@ class Pattern:
 
     @cached_property
     def entries(self) -> Entries:
-        """The entries by row, and by column where they are sorted already: only gradients need that."""
+        """The entries by row, and by column if they are sorted already: only gradients need the entries by column."""
         return self._entries(self.by_col.is_sorted)
 
     def both_ways(self) -> Entries:

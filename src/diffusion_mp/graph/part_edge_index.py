@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Results of these are the same edges of the same nodes.
+# The results of these functions are the same edges of the same nodes.
 _KEEPING_THE_EDGES = {
     Tensor.clone,
     Tensor.contiguous,
@@ -25,12 +25,17 @@ _KEEPING_THE_EDGES = {
 
 
 class PartEdgeIndex(Tensor):
-    """``edge_index`` [2, e] of a part of a graph, with the degrees [n, 2] of its nodes in the whole graph.
+    """The edges of a part of a graph, with the degrees of its nodes in the whole graph.
 
-    Loaders with ``degrees="full"`` yield it as ``batch.edge_index``, so that ``model(batch.x, batch.edge_index)``
-    divides by the degrees of the whole graph, as ``model(batch.x, Graph.from_data(batch))`` does. It is a tensor for
-    any other use. The degrees go with it to another device, dtype or process. Edges [2, …] that are computed from it
-    have none, and graphs refuse them.
+    Loaders with ``degrees="full"`` yield it as ``batch.edge_index``. ``model(batch.x, batch.edge_index)`` then divides
+    by the degrees of the whole graph, as ``model(batch.x, Graph.from_data(batch))`` does. For any other use it is a
+    tensor [2, E]. The degrees go with it to another device, dtype or process. Edges [2, …] that are computed from it
+    have no degrees, and graphs refuse them.
+
+    Attributes:
+        plain: the same memory as a plain tensor, which torch.compile takes instead of this tensor.
+        full_degree: weighted in- and out-degrees [N, 2] in the whole graph. ``None`` for edges that were computed from
+            the edges of a part.
 
     Examples:
         >>> edges = PartEdgeIndex.of(torch.tensor([[0, 1], [1, 0]]), torch.tensor([[3.0, 3.0], [2.0, 2.0]]))
@@ -39,25 +44,29 @@ class PartEdgeIndex(Tensor):
     """
 
     plain: Tensor
-    """The same memory as a plain tensor, which torch.compile takes in place of this one."""
     full_degree: Tensor | None
-    """[n, 2], weighted in- and out-degrees in the whole graph; ``None`` for edges computed from those of a part."""
 
     @staticmethod
     def of(edge_index: Tensor, full_degree: Tensor | None) -> PartEdgeIndex:
+        """Return the edges of a part with degrees in the whole graph.
+
+        Args:
+            edge_index: edges [2, E] of the part.
+            full_degree: in- and out-degrees [N, 2] of its nodes in the whole graph, or ``None``.
+        """
         edges: PartEdgeIndex = edge_index.as_subclass(PartEdgeIndex)
         edges.plain = edge_index
         edges.full_degree = full_degree
         return edges
 
     def as_tensor(self) -> Tensor:
-        """Return the edges as a plain tensor, of which a ``Graph`` finds the degrees in the part alone."""
+        """Return the edges as a plain tensor. A ``Graph`` of this tensor has the degrees in the part."""
         return self.plain
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PartEdgeIndex:
         return PartEdgeIndex.of(*copy.deepcopy((self.plain, self.full_degree), memo))
 
-    # To processes too: torch would drop the attributes of a subclass.
+    # Also for other processes, since torch would drop the attributes of a subclass.
     def __reduce_ex__(self, protocol: Any) -> Any:
         return PartEdgeIndex.of, (self.plain, self.full_degree)
 
@@ -69,7 +78,7 @@ class PartEdgeIndex(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        # torch gives every result this class, and no attributes: they are given, or the class taken away, here.
+        # torch gives every result this class, without attributes. Here it gets them, or loses the class.
         result = super().__torch_function__(func, types, args, kwargs)
         if func in _KEEPING_THE_EDGES and _lost_its_attributes(result):
             degree = args[0].full_degree
@@ -80,18 +89,18 @@ class PartEdgeIndex(Tensor):
 
 
 def _lost_its_attributes(result: Any) -> bool:
-    """Whether torch gave the class to a new tensor, as it does to every result of a function of this class."""
+    """Return whether torch gave the class to a new tensor, as it does for every result of a function of this class."""
     return isinstance(result, PartEdgeIndex) and "plain" not in vars(result)
 
 
 def _without_degrees(result: Any) -> Any:
-    """Plain tensors in place of new ones of this class; edges [2, …] keep it, without degrees."""
+    """Return plain tensors instead of new tensors of this class; edges [2, …] keep the class, without degrees."""
     if isinstance(result, (tuple, list)):
         return type(result)(map(_without_degrees, result))
     if not _lost_its_attributes(result):
         return result
     plain = result.as_subclass(Tensor)
-    # What may be edges keeps the class, so that a graph of them is refused rather than given the wrong degrees.
+    # Tensors that may be edges keep the class, so that a graph of them is refused instead of getting wrong degrees.
     integers = not (
         plain.is_floating_point() or plain.is_complex() or plain.dtype == torch.bool
     )

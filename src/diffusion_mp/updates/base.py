@@ -1,4 +1,4 @@
-"""``StateUpdate``, the interface of all updates, and ``LaplacianUpdate``, the base of those that use a Laplacian."""
+"""``StateUpdate``, the interface of all updates, and ``LaplacianUpdate``, the base of updates with a Laplacian."""
 
 import math
 import warnings
@@ -24,18 +24,28 @@ State = Float[Tensor, " N #H D"]
 
 
 class StateUpdate(Resettable, ABC):
-    """One numerical step of a diffusion: (state x, coupling S, values, source) → next state x′.
+    """Base of all updates: one numerical step of a diffusion, from a state and a coupling to the next state.
 
     An update uses only ``S @ v``, ``S.degree()`` and the properties that a coupling declares. A subclass implements
-    `step`, which gets checked arguments. A two-step method declares ``takes_previous = True``, and its `step` has a
-    keyword ``previous``: the state one step earlier, ``None`` at first.
+    `step`, which gets checked arguments. A two-step method declares ``takes_previous = True``. Its `step` has a keyword
+    ``previous``, the state one step earlier, or ``None`` in the first step.
 
-    Shapes: x, values, source [N, H, D], where one head broadcasts against several; result [N, H, D]. Channels of a
-    state [N, C] are split into the heads of the coupling, and the result is [N, C].
+    Attributes:
+        needs_reversible: whether S must be reversible or low-rank. Iterations need self-adjoint operators, and closed
+            forms need features. ``False`` by default.
+        takes_source: whether the update has a source term τβh. ``True`` by default.
+        takes_previous: whether `step` also reads the previous state. ``False`` by default.
+        beta: β, the weight of the source. Unless it is zero, the default, a source is required.
+
+    Shapes:
+        - x, values, source: [N, H, D], where one head broadcasts against several; or [N, C], whose channels are split
+          into the heads of the coupling.
+        - output: [N, H, D], or [N, C].
 
     Raises:
-        TypeError, ValueError: a shape or dtype does not fit; a source is missing, or given to an update without one.
-        CouplingMismatchError: the coupling lacks what the update needs (see `check`).
+        TypeError: an argument has another type, or a dtype that does not fit.
+        ValueError: a shape does not fit, a source is missing, or an update without a source term got one.
+        CouplingMismatchError: the coupling lacks a property that the update needs (see `check`).
 
     Examples:
         >>> update = ExplicitEuler(tau=0.5)
@@ -44,7 +54,7 @@ class StateUpdate(Resettable, ABC):
     """
 
     #: Whether S must be reversible or low-rank: iterations need self-adjoint operators,
-    #: closed forms features.
+    #: closed forms need features.
     needs_reversible: ClassVar[bool] = False
     takes_source: ClassVar[bool] = True  #: Whether the update has a source term τβh.
     takes_previous: bool = False  #: Whether `step` also reads the previous state.
@@ -60,14 +70,21 @@ class StateUpdate(Resettable, ABC):
         source: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """Return the next state; ``values`` (default: x) are propagated, ``source`` is h, `step` gets ``options``."""
-        # Everything that a step relies on is checked here, once and before any
-        # arithmetic, so that a `step` is its mathematics alone. What it gets is [N, H,
-        # D] on the device of the coupling.
+        """Return the next state.
+
+        Args:
+            x: state, [N, H, D] or [N, C].
+            coupling: the coupling S.
+            values: the values v that S propagates, of the shape of x. ``None`` is x.
+            source: the source h, of the shape of x. ``None`` is no source.
+            options: keyword arguments of `step`, such as ``previous``.
+        """
+        # All checks are made here, once and before any arithmetic, so that a `step` is
+        # only its mathematics. It gets tensors [N, H, D] on the device of the coupling.
         if not isinstance(coupling, Coupling):
             check_coupling_kind(coupling)
         self.check(coupling)
-        # Layers pass the state as its own values, and one look is enough for both.
+        # Layers pass the state as its own values, and one check serves both.
         others = {"values": None if values is x else values, "source": source}
         if "previous" in options:
             others["previous"] = options["previous"]
@@ -88,8 +105,8 @@ class StateUpdate(Resettable, ABC):
                     f"{type(self).__name__} has no source term; got a source of shape {list(source.shape)}. Leave it "
                     f"out, or use ExplicitEuler, ImplicitEuler or Equilibrium."
                 )
-        # Without this a step with a source term would silently be one without, and
-        # drift to consensus.
+        # Without this check, a step with a source term would silently be a step
+        # without, and drift to consensus.
         elif self.beta != 0.0:
             raise ValueError(
                 f"beta={self.beta} weighs a source, but none came; pass source=h [N, H, D] (usually the initial "
@@ -104,10 +121,25 @@ class StateUpdate(Resettable, ABC):
     def step(
         self, x: State, coupling: Coupling, values: State, source: State | None = None
     ) -> State:
-        """Return the next state of every head, [N, H, D], from checked arguments."""
+        """Return the next state of every head, [N, H, D], from checked arguments.
+
+        Args:
+            x: state [N, H, D].
+            coupling: the coupling S.
+            values: the values [N, H, D] that S propagates.
+            source: the source [N, H, D], or ``None``.
+        """
 
     def check(self, coupling: Coupling) -> None:
-        """Raise ``CouplingMismatchError`` unless ``coupling`` has the properties that this update needs."""
+        """Raise unless a coupling has the properties that this update needs.
+
+        Args:
+            coupling: the coupling to check.
+
+        Raises:
+            CouplingMismatchError: the coupling is neither reversible nor low-rank, or has only the rows of one process,
+                and the update needs more.
+        """
         if not self.needs_reversible:
             return
         if not coupling.whole:
@@ -115,8 +147,8 @@ class StateUpdate(Resettable, ABC):
                 f"{type(self).__name__} solves for all rows at once; got a {type(coupling).__name__} with the rows of "
                 f"one rank. Run it in one process, or take ExplicitEuler or CertifiedStep, which need no other rows."
             )
-        # A formula takes any coupling, and a program that is recorded or exported has
-        # no entries to look at.
+        # A formula takes any coupling, and a recorded or exported program has no
+        # entries to examine.
         if dense_formula_runs(coupling):
             return
         if not (coupling.low_rank or coupling.reversible):
@@ -129,7 +161,7 @@ class StateUpdate(Resettable, ABC):
 
 
 def _by_head(state: Any, heads: int, name: str) -> Any:
-    """Return a state [N, C] as [N, H, C/H], and anything else as it is."""
+    """Return a state [N, C] as [N, H, C/H], and anything else unchanged."""
     if not isinstance(state, Tensor) or state.dim() != 2:
         return state
     checks.check_tensor(state, name, "[num_nodes, channels]")
@@ -152,11 +184,15 @@ def _check_like(state: Tensor, name: str, x: Tensor, coupling: Coupling) -> None
 
 
 class LaplacianUpdate(StateUpdate):
-    """Base of the updates that act through a Laplacian Δ, in one of the two forms of TfD (Wu, Wipf & Yan, 2025).
+    """Base of the updates that act through a Laplacian Δ (Wu, Wipf & Yan 2025).
 
-    ``form="conservative"`` is Δ = D̄ − S with D̄ the row sums of S (Eq. 6), whose fixed points are constants;
-    ``form="residual"`` is Δ = I − S (Eq. 63). Both agree if and only if the rows of S sum to one. ``beta`` is the
-    weight of the source h (Eq. 10); ``leak`` is κ ≥ 0, the rate at which the state decays.
+    The two forms of Δ agree if and only if the rows of S sum to one.
+
+    Args:
+        form: ``"conservative"``, the default: Δ = D̄ − S with the row sums D̄ of S (Eq. 6), whose fixed points are
+            constants. ``"residual"``: Δ = I − S (Eq. 63).
+        beta: weight β of the source h (Eq. 10). 0, the default, is a step without source; any other value requires one.
+        leak: κ ≥ 0, the rate at which the state decays. 0 by default: no decay.
 
     Examples:
         >>> isinstance(ExplicitEuler(tau=0.5), LaplacianUpdate)
@@ -176,13 +212,22 @@ class LaplacianUpdate(StateUpdate):
         self.leak = float(leak)
 
     def rate(self, coupling: Coupling) -> Tensor | float:
-        """Return d + κ, the rate at which a state decays by itself: [N, H, 1] in at least float32, or a number."""
+        """Return d + κ, the rate at which a state decays by itself; [N, H, 1] in at least float32, or a number.
+
+        Args:
+            coupling: the coupling S, whose row sums are d in the conservative form.
+        """
         if self.form == "residual":
             return 1.0 + self.leak
         return coupling.degree().unsqueeze(-1) + self.leak
 
     def decay(self, x: Tensor, coupling: Coupling) -> Tensor:
-        """Return (d + κ)·x."""
+        """Return (d + κ)·x.
+
+        Args:
+            x: state [N, H, D].
+            coupling: the coupling S.
+        """
         rate = self.rate(coupling)
         if isinstance(rate, Tensor):
             rate = rate.to(x.dtype)
@@ -191,18 +236,32 @@ class LaplacianUpdate(StateUpdate):
     def velocity(
         self, x: State, coupling: Coupling, values: State, source: State | None
     ) -> Tensor:
-        """Return S v − (d + κ)x + βh, at which the state changes."""
+        """Return S v − (d + κ)x + βh, the rate of change of the state.
+
+        Args:
+            x: state [N, H, D].
+            coupling: the coupling S.
+            values: values v [N, H, D].
+            source: source h [N, H, D], or ``None``.
+        """
         change = coupling.received(values) - self.decay(x, coupling)
         if source is None or self.beta == 0.0:
             return change
         return torch.add(change, source, alpha=self.beta)
 
     def warn_if_rounded(self, coupling: Coupling, rate: float) -> None:
-        """Warn where rounding S hides modes that decay at ``rate`` or slower: it may make a singular I − S regular."""
+        """Warn if the rounding of S hides modes that decay at ``rate`` or slower.
+
+        Rounding may make a singular I − S regular.
+
+        Args:
+            coupling: the coupling S.
+            rate: the smallest rate of decay that matters.
+        """
         resolution = torch.finfo(coupling.dtype).eps
         # D̄ − S maps constants to zero in any precision, so the conservative form is
-        # not affected. I − S of rounded entries does so up to their resolution, which
-        # is an error of the answer in proportion to 1/rate.
+        # not affected. I − S with rounded entries maps them to zero up to their
+        # resolution, and the error of the answer is proportional to 1/rate.
         if self.form == "residual" and 0.0 < rate < math.sqrt(resolution):
             warnings.warn(
                 f"{self} resolves rates of {rate:.3g} in I − S, whose entries are rounded to {coupling.dtype}: where "
@@ -216,7 +275,7 @@ class LaplacianUpdate(StateUpdate):
 
 
 class Laplacian:
-    """Δ + shift for Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``), as an operator on u [N, H, D]."""
+    """Δ + shift on states [N, H, D], with Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``)."""
 
     def __init__(
         self, coupling: Coupling, form: Form, dtype: torch.dtype, shift: float = 0.0
@@ -228,20 +287,20 @@ class Laplacian:
 
     @cached_property
     def diagonal(self) -> Tensor | float:
-        """The diagonal part: row sums [N, H, 1], or 1, plus the shift."""
+        """The diagonal part: the row sums [N, H, 1], or 1, plus the shift."""
         if self.form == "residual":
             return 1.0 + self.shift
-        # Rounded to the dtype of S, row sums would differ from those of its products,
-        # and constants would leak.
+        # Row sums rounded to the dtype of S would differ from the row sums of its
+        # products, and constants would leak.
         return self.coupling.exact_degree(self.dtype).unsqueeze(-1) + self.shift
 
     def __call__(self, u: HeadState) -> HeadState:
         return self.diagonal * u - self.coupling @ u
 
     def dense(self) -> Float[Tensor, "heads N N"]:
-        """Return the matrices, by one product with the identity, which torch differentiates and exports."""
-        # One product in place of `to_dense`, which kernels compute in ways that
-        # torch.func and export do not follow.
+        """Return the matrices by one product with the identity, which torch differentiates and exports."""
+        # One product instead of `to_dense`, whose kernels torch.func and export do not
+        # follow.
         identity = torch.eye(
             self.coupling.num_nodes, dtype=self.dtype, device=self.coupling.device
         )
@@ -251,10 +310,10 @@ class Laplacian:
         return torch.diag_embed(matrix.sum(2) + self.shift) - matrix
 
     def function(self, f: Callable[[Tensor], Tensor], v: HeadState) -> HeadState | None:
-        """Return f(Δ) v, for an elementwise f, where the coupling knows the eigenvectors of Δ, else ``None``."""
+        """Return f(Δ) v for an elementwise f if the coupling knows the eigenvectors of Δ, else ``None``."""
         # Couplings know the eigenvectors of D̄ − S, such as the cosines of a path. An
-        # export knows their transforms, which torch.func does not differentiate in all
-        # ways: there the dense formula runs.
+        # export has their transforms. torch.func cannot differentiate them in all
+        # ways, so the dense formula runs there.
         if self.form == "residual":
             return None
         if dense_formula_runs(self.coupling) and not exporting():
@@ -263,15 +322,15 @@ class Laplacian:
 
 
 def dense_formula_runs(coupling: Coupling) -> bool:
-    """Return whether the formula runs that stores the matrices of a coupling."""
+    """Return whether the formula that stores the matrices of a coupling runs."""
     return formula_runs(coupling.heads * coupling.num_nodes**2)
 
 
 def working_precision(v: Tensor, x: Tensor, coupling: Coupling) -> Tensor:
-    """Return ``v`` in double precision, as long recurrences and ill-conditioned systems need, for every head."""
-    # Half of the digits of a solution are lost to a condition number of 1e8, which long
-    # steps have. Double leaves the other half, as many as a state in single precision
-    # has.
+    """Return ``v`` for every head in double precision, which long recurrences and ill-conditioned systems need."""
+    # A condition number of 1e8, which long steps have, costs half of the digits of a
+    # solution. Double precision leaves the other half, as many digits as a state in
+    # single precision has.
     v = v.double()
     heads = max(x.size(1), coupling.heads)
     return v.expand(-1, heads, -1) if v.size(1) == 1 else v

@@ -18,22 +18,31 @@ from diffusion_mp.updates.base import State, StateUpdate
 
 
 class CertifiedStep(StateUpdate):
-    r"""One step down the energy of source, pairs, graph and constraint, for any coupling.
+    """Take one step that never raises the energy of a source, pairs, a graph and a constraint.
 
-    It is `Energy.step` of the terms of Theorem T1 (docs/certified.md), and for any β, λ and μ never raises
+    It is `Energy.step` of the terms of Theorem T1 (docs/certified.md). For any β, λ and μ it never raises
 
         F(Z) = β‖Z − H‖²_M + (λ/2) Σ_ij δ(‖z_i − z_j‖²) + (μ/2) Σ_ij a_ij‖z_i − z_j‖² + Σ_i ι_C(z_i)
+
+    The step is
+
         x′_i = Proj_C(x_i + (β m_i (h_i − x_i) − (L_W x)_i) / (β m_i + p_i))
 
-    W = λ (f(‖x_i − x_j‖²))_ij + μA is the coupling at x, L_W = D_W − W, H the source, C the set that every row of a
-    head is confined to, and p the `majorant` of the coupling. Where C is convex, p are the row sums of W, and x′ is the
-    projection of a weighted mean of h and all x_j. A node with β = 0 and no neighbours does not move.
+    W = λ (f(‖x_i − x_j‖²))_ij + μA is the coupling at x, and L_W = D_W − W. H is the source, M = diag(m) the metric, C
+    the set that contains every row of a head, and p the `majorant` of the coupling. If C is convex, p are the row sums
+    of W, and x′ is the projection of a weighted mean of h and all x_j. A node with β = 0 and no neighbours does not
+    move.
 
     Args:
-        beta: β ≥ 0, the weight of the source, or a learnable `Positive`.
-        constraint, radius: C, as `Energy` takes it.
+        beta: β ≥ 0, the weight of the source, or a learnable `Positive`. 1 by default.
+        constraint: the set C, a `Constraint` or its name: ``"nonnegative"`` (ReLU), ``"ball"`` (clipped norms),
+            ``"sphere"`` (RMSNorm without a gain) or ``"nonnegative_ball"``. ``None``, the default, is no constraint.
+        radius: the radius of a ball or a sphere that ``constraint`` names.
 
-    Shapes: x, source [N, H, D]; metric m [N] or [N, H], positive; result [N, H, D].
+    Shapes:
+        - x, source: [N, H, D] or [N, C].
+        - metric: [N] or [N, H], positive.
+        - output: the shape of x.
 
     Raises:
         CouplingMismatchError: the coupling does not promise to be symmetric and nonnegative.
@@ -74,8 +83,15 @@ class CertifiedStep(StateUpdate):
     ) -> State:
         """Return the projection of x + (βM(h − x) − L_W x) / (βM + p), computed in at least float32.
 
-        L_W is applied to x − ``centre``, by default the mean of every graph: differences are the same, with fewer
-        digits lost to cancellation. Where rows are spread over processes, all need one centre (``Graph.centre``).
+        Args:
+            x: state [N, H, D].
+            coupling: the coupling W at x.
+            values: ``None`` or x, since the step moves the state itself.
+            source: the source h [N, H, D], or ``None``.
+            metric: the positive weights m of the nodes in the source term, [N] or [N, H]. ``None`` is ones.
+            centre: a point that is subtracted from x before L_W is applied. The differences are the same, and fewer
+                digits cancel. ``None`` is the mean of every graph. If rows are spread over processes, all processes
+                need one centre (``Graph.centre``).
         """
         if values is not None and values is not x:
             raise ValueError(

@@ -32,9 +32,9 @@ CHUNK = 256
 
 
 def formula_runs(entries: int) -> bool:
-    """Return whether a formula with a matrix of so many entries runs, rather than an iteration.
+    """Return whether a formula with a matrix of so many entries runs instead of an iteration.
 
-    An export has no choice, and sizes that may be symbols are not compared there.
+    An export always runs the formula, and does not compare sizes that may be symbols.
     """
     # Under torch.compile solves are calls outside of the graph, where none of the
     # questions below is open.
@@ -59,7 +59,7 @@ def jacobian(function: Operator, z: Tensor) -> Tensor:
 
 
 def on_values() -> AbstractContextManager[Any]:
-    """Run an iteration outside of what is recorded, for instance by ``torch.func.linearize``, which knows no values."""
+    """Run an iteration outside of what is recorded, for instance by ``torch.func.linearize``, which has no values."""
     if not dispatch_mode_active():
         return nullcontext()
     from torch.fx.experimental.proxy_tensor import (
@@ -80,7 +80,7 @@ def refuse_export(what: str) -> None:
 
 @contextmanager
 def values_needed(what: str) -> Iterator[None]:
-    """Refuse an export, and a ``vmap`` whose values are asked for, where the number of steps depends on values."""
+    """Refuse an export, and a ``vmap`` whose values are read, where the number of steps depends on values."""
     refuse_export(what)
     try:
         yield
@@ -129,9 +129,9 @@ def product(function: Operator, z: Tensor) -> Operator:
 def dense_solution(matrix: Tensor, b: Tensor) -> Tensor:
     """Return A⁻¹ b for matrices [..., n, n] and [..., n, k], differentiable any number of times.
 
-    Not by ``torch.linalg.solve``, whose forward mode holds the factors of A constant, so that a tangent of it has wrong
-    derivatives, nor by its factors, whose ``vmap`` is wrong (both in torch 2.13). An export, which has no derivatives,
-    is left to it.
+    It uses neither ``torch.linalg.solve`` nor its factors (both in torch 2.13). The forward mode of
+    ``torch.linalg.solve`` holds the factors of A constant, so a tangent of it has wrong derivatives. ``vmap`` of its
+    factors is wrong. An export, which has no derivatives, does use ``torch.linalg.solve``.
     """
     if exporting():
         return torch.linalg.solve(matrix, b)
@@ -139,7 +139,7 @@ def dense_solution(matrix: Tensor, b: Tensor) -> Tensor:
 
 
 def newton_step(equation: Operator, z: Tensor) -> Tensor:
-    """Return z − G′(z)⁻¹ G(z), which is closer to G(z) = 0, and solves it where G is affine."""
+    """Return z − G′(z)⁻¹ G(z), which is closer to G(z) = 0, and solves the equation if G is affine."""
     move = dense_solution(jacobian(equation, z), equation(z).reshape(-1, 1))
     return z - move.view_as(z)
 
@@ -152,7 +152,7 @@ def with_derivatives_of(solution: Tensor, formula: Tensor) -> Tensor:
 
 
 def _asks_a_batch(error: BaseException | None) -> bool:
-    """Return whether torch refused to tell a value in a ``vmap``."""
+    """Return whether torch refused to read a value in a ``vmap``."""
     return error is not None and "vmap: It looks like" in str(error)
 
 
@@ -188,7 +188,7 @@ class _OnceDifferentiable(torch.autograd.Function):
 
 
 class _Correction(torch.autograd.Function):
-    """r ↦ A⁻¹r at r = 0: the value is zero, a gradient is solved with Aᵀ, and a tangent with A."""
+    """The map r ↦ A⁻¹r at r = 0, whose value is zero; a gradient is solved with Aᵀ, and a tangent with A."""
 
     @staticmethod
     def forward(residual: Tensor, inverse: Operator, adjoint: Operator) -> Tensor:
@@ -214,7 +214,7 @@ class _Correction(torch.autograd.Function):
 
 
 def _solved(solve: Operator, right: Tensor, residual: tuple[Tensor, ...]) -> Tensor:
-    """Return a solution that cannot be differentiated again: in the right side or, where it is constant, in r."""
+    """Return a solution that cannot be differentiated again, in the right side or, if that is constant, in r."""
     try:
         solution = solve(right.detach())
     except (RuntimeError, NotImplementedError) as error:
@@ -226,7 +226,7 @@ def _solved(solve: Operator, right: Tensor, residual: tuple[Tensor, ...]) -> Ten
 
 
 def refuse_recorded_tangents() -> None:
-    """Raise where ``linearize`` records tangents: an iteration would be left out of what is recorded."""
+    """Raise where ``linearize`` records tangents, since the record would leave out an iteration."""
     if forward_mode_active() and dispatch_mode_active():
         _refuse_batches()
 
@@ -236,8 +236,8 @@ def differentiated(
 ) -> Tensor:
     """Return x̂ with the derivatives of x̂ + A⁻¹ ``equation(x̂)``, where A⁻¹ and x̂ are constants.
 
-    They are those of the implicit function theorem, to first order: by one solution with Aᵀ in the backward pass, or
-    one with A in forward mode.
+    These are the derivatives of the implicit function theorem, to first order: one solution with Aᵀ in the backward
+    pass, or one with A in forward mode.
     """
     if not (torch.is_grad_enabled() or forward_mode_active()):
         return solution

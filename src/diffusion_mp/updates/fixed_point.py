@@ -30,7 +30,7 @@ from diffusion_mp.updates.linear_solve import Columns
 
 
 def _all_rows(x: Tensor) -> Tensor:
-    """Return the sum over all rows where this process has all of them."""
+    """Return the sum over all rows unchanged, if this process has all of them."""
     return x
 
 
@@ -48,32 +48,40 @@ def fixed_point(
     total: Operator = _all_rows,
     what: str = "the fixed point",
 ) -> Float[Tensor, "*shape"]:
-    r"""Return z* = T(z*), the limit of z ← T(z), with the derivatives of the implicit function theorem.
+    """Return the limit z* = T(z*) of the iteration z ← T(z), differentiated by the implicit function theorem.
 
-        ∂L/∂θ = gᵀ ∂T(z*)/∂θ,   g = ∂L/∂z* + Jᵀg,   J = ∂T/∂z at z*
+    For every tensor θ inside ``step`` (Bai, Kolter & Koltun 2019, Theorem 1), with the Jacobian J of T at z*:
 
-    for every tensor θ inside ``step``. Both passes use the accelerated `iterate`: g is itself a fixed point, of a step
-    with one vector–Jacobian product. Backward needs the autograd graph of a single step (Bai, Kolter & Koltun, 2019,
-    Theorem 1) and is once differentiable, as are dual numbers. The transforms of ``torch.func`` differentiate two steps
-    of Newton's method at z*, with the matrix I − J of up to 4 096 numbers: derivatives up to the third are exact.
-    With several fixed points the acceleration may find another one than the plain iteration.
+        ∂L/∂θ = gᵀ ∂T(z*)/∂θ,   g = ∂L/∂z* + Jᵀg
+
+    Both passes use the accelerated `iterate`: g is itself a fixed point of a step with one vector–Jacobian product. The
+    backward pass needs the autograd graph of a single step. It is once differentiable, and so are dual numbers. The
+    transforms of ``torch.func`` differentiate two steps of Newton's method at z*, with the matrix I − J of up to 4 096
+    numbers, and their derivatives up to the third are exact. If there are several fixed points, the acceleration may
+    find another fixed point than the plain iteration.
 
     Args:
-        step: T, differentiable, which maps tensors of the shape of x₀ to such tensors.
-        x0: initial state. It has no gradient, since the limit does not depend on it.
-        energy: a function of the state that T never raises: one number, or one for every graph of ``ptr``, [B]. Where
-            the accelerated iteration ends above the energy of x₀, the plain iteration replaces it.
-        tol: ‖T(z) − z‖ ≤ tol ‖T(z)‖ at the end; by default 1e-12 in double, 1e-6 in single precision. Where T contracts
-            by ρ the error is up to 1/(1 − ρ) times as large.
-        max_iter, memory: maximum number of steps of each pass, and the memory of `iterate`.
-        ptr: row boundaries [B+1] of graphs between which T has no connection, on the CPU. Each of them is accelerated,
-            stopped and compared in energy on its own, so that its limit does not depend on the others.
-        total: turns a sum over the rows of this process into one over all rows (``Graph.total``).
+        step: T, a differentiable map from tensors of the shape of ``x0`` to tensors of the same shape.
+        x0: initial state. It gets no gradient, since the limit does not depend on it.
+        energy: a function of the state that T never raises. It returns one number, or one for every graph of ``ptr``,
+            [B]. If the accelerated iteration ends above the energy of ``x0``, the plain iteration replaces it. ``None``
+            compares nothing.
+        tol: the iteration ends when ‖T(z) − z‖ ≤ tol ‖T(z)‖. ``None`` is 1e-12 in double and 1e-6 in single precision.
+            If T contracts by ρ, the error is up to 1/(1 − ρ) times as large.
+        max_iter: maximum number of steps of each pass.
+        memory: number of earlier steps that the acceleration combines. 0 is the plain iteration.
+        ptr: row boundaries [B+1] of graphs that T does not connect, on the CPU. Each graph is accelerated, stopped and
+            compared in energy separately, so its limit does not depend on the other graphs. ``None`` is one graph.
+        total: turns a sum over the rows of this process into a sum over all rows (``Graph.total``). By default this
+            process has all rows.
         what: name of the fixed point in messages.
 
+    Returns:
+        The limit, of the shape and dtype of ``x0``.
+
     Raises:
-        ConvergenceError: ``max_iter`` steps were not enough; also from the backward pass.
-        NotImplementedError: ``torch.export`` or ``vmap``, which do not know how many steps are needed.
+        ConvergenceError: ``max_iter`` steps were not enough, in the forward or in the backward pass.
+        NotImplementedError: under ``torch.export`` or ``vmap``, where the number of steps cannot depend on values.
 
     Examples:
         >>> torch.allclose(fixed_point(torch.cos, torch.zeros(1)), torch.tensor([0.739085]), atol=1e-5)  # cos z = z
@@ -169,7 +177,7 @@ def _rises(
     solution: Tensor,
     ptr: Tensor | None,
 ) -> Tensor | None:
-    """Return which rows are of graphs whose energy is above that of the start, ``None`` if there are none."""
+    """Return which rows belong to graphs whose energy is above the energy of the start, ``None`` if there are none."""
     columns = Columns(ptr, start.shape[:1].numel(), start.device)
     values = []
     for state in (start, solution):
@@ -200,11 +208,11 @@ def iterate(
     total: Operator = _all_rows,
     what: str = "the fixed point",
 ) -> Float[Tensor, "*shape"]:
-    r"""Iterate x ← T(x), accelerated, until ‖T(x) − x‖ ≤ tol ‖T(x)‖ in every graph of ``ptr``, and return T(x).
+    """Iterate x ← T(x), accelerated, until ‖T(x) − x‖ ≤ tol ‖T(x)‖ in every graph of ``ptr``, and return T(x).
 
     With r = T(x) − x and the last ``memory`` differences Δr of residuals and ΔT of images, the next x is T(x) − ΔT γ
-    for the γ that minimises ‖r − Δr γ‖ (Anderson, 1965). Where this does not reduce the residual, T(x) is taken
-    instead and the differences are discarded; so it converges where T alone does, at most at twice the cost.
+    for the γ that minimises ‖r − Δr γ‖ (Anderson 1965). If this does not reduce the residual, T(x) is taken instead and
+    the differences are discarded. The iteration therefore converges wherever T alone does, at most at twice the cost.
     ``memory=0`` is T alone. Every graph has its own γ, decides for itself, and keeps its state once it has arrived.
     """
     shape = x.shape
@@ -229,17 +237,17 @@ def iterate(
         squares = total(columns.sum(torch.stack(norms, 1).square()))
         size, scale = squares.sqrt().split(1, 1)
         aim = tol * scale
-        # An aim that overflowed would let everything arrive.
+        # With an aim that overflowed, every graph would arrive.
         arrives = (size <= aim) & (aim < math.inf) & ~done
         result = columns.where(arrives, image, result)
         done = done | arrives
-        # Only a mixed state can be rejected: T alone may well move further before it
+        # Only a mixed state can be rejected: T alone may move further before it
         # contracts.
         rejected = mixed & ~(size < best) & ~done
         accepted = ~(rejected | done)
         lost = accepted & ~size.isfinite()
         closer(size, aim)
-        # A GPU is waited for once, unless the iteration ends.
+        # One synchronisation with a GPU, unless the iteration ends.
         if bool(done.all() | lost.any()):
             if bool(done.all()):
                 return result.view(shape)
@@ -252,8 +260,8 @@ def iterate(
                 residual,
                 columns.where(accepted, image - last_image, 0.0),
                 columns.where(accepted, residual - last_residual, 0.0),
-                # Not behind a rejected state: two steps of T alone lead away from where
-                # mixing failed.
+                # Not after a rejected state: two steps of T alone lead away from the
+                # point where mixing failed.
                 accepted & followed,
             )
             mixed = accepted & differences.valid.any(1, keepdim=True)
@@ -282,7 +290,7 @@ class _Differences:
         # Ring buffers: no iteration copies all of them.
         self.images = x.new_zeros(memory, *x.shape)
         self.residuals = x.new_zeros(memory, *x.shape)
-        #: ⟨Δr, Δr⟩ of every graph, of which an iteration replaces a row and a column.
+        #: ⟨Δr, Δr⟩ of every graph. An iteration replaces one row and one column.
         self.gram = x.new_zeros(columns.graphs, memory, memory)
         #: Which differences a graph may use.
         self.valid = x.new_zeros(columns.graphs, memory, dtype=torch.bool)
@@ -299,7 +307,7 @@ class _Differences:
         residual_difference: Tensor,
         recorded: Tensor,
     ) -> Tensor:
-        """Keep differences of some graphs, and return T(x) − ΔT γ of all; without differences, T(x)."""
+        """Keep the differences of some graphs, and return T(x) − ΔT γ of all graphs; without differences, T(x)."""
         slot = self.count % len(self.images)
         self.count += 1
         self.images[slot] = image_difference
@@ -316,8 +324,8 @@ class _Differences:
         with_difference, with_residual = self.total(products).unbind(2)
         self.gram[:, slot] = with_difference
         self.gram[:, :, slot] = with_difference
-        # Differences may be linearly dependent: scale them to norm one, and add to the
-        # diagonal what rounding is. Those that a graph may not use have the scale zero.
+        # Differences may be linearly dependent: scale them to norm one, and add the size
+        # of rounding to the diagonal. Differences that a graph may not use get scale zero.
         limits = torch.finfo(image.dtype)
         norms = self.gram.diagonal(dim1=1, dim2=2).clamp(min=limits.tiny)
         scale = torch.where(self.valid, norms.rsqrt(), 0.0)

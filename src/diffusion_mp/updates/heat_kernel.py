@@ -30,23 +30,31 @@ LOST = 3.0
 
 
 class HeatKernel(LaplacianUpdate):
-    r"""The exact solution of Eq. 5 of TfD (Wu, Wipf & Yan, 2025) after a time t.
+    """Solve the diffusion exactly for a time t, x′ = e^{−tΔ} v (Wu, Wipf & Yan 2025, Eq. 5).
 
-        x′ = e^{−tΔ} v = e^{−t(c−r)} Σ_k (2 − δ_k0) (−1)ᵏ e^{−t r} I_k(t r) T_k((Δ − c)/r) v
+    A coupling that knows its eigenvectors (`NeumannCoupling`) is exponentiated in them. Linear attention S = U Kᵀ with
+    any queries and keys has a closed form, in O(N F² + F³) (Theorem T3 of docs/certified.md). For other couplings the
+    update sums a Chebyshev expansion (Tal-Ezer & Kosloff 1984):
 
-    A coupling that knows its eigenvectors (`NeumannCoupling`) is exponentiated in them, linear attention S = U Kᵀ with
-    any queries and keys in closed form, O(N F² + F³) (Theorem T3 of docs/certified.md). For other couplings this is a
-    Chebyshev expansion (Tal-Ezer & Kosloff, 1984): [c − r, c + r] contains the spectrum of Δ, T_k are the Chebyshev
-    polynomials and I_k the modified Bessel functions. It takes about √(2 t r log(1/ε)) products with S, ε the
-    resolution of the values, at least that of float32. Autograd holds the interval constant, since the result does not
-    depend on it. The transforms of ``torch.func``, forward mode and exports take the exponential of a matrix, of up to
-    4 096 nodes.
+        e^{−tΔ} v = e^{−t(c−r)} Σ_k (2 − δ_k0) (−1)ᵏ e^{−t r} I_k(t r) T_k((Δ − c)/r) v
+
+    Here [c − r, c + r] contains the spectrum of Δ, T_k are the Chebyshev polynomials and I_k the modified Bessel
+    functions. The expansion takes about √(2 t r log(1/ε)) products with S, where ε is the resolution of the values, at
+    least the resolution of float32. Autograd holds the interval constant, since the result does not depend on it. The
+    transforms of ``torch.func``, forward mode and exports take the exponential of a matrix, of up to 4 096 nodes.
 
     Args:
-        t, form: diffusion time t > 0, and Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
+        t: diffusion time t > 0.
+        form: ``"conservative"``, the default: Δ = D̄ − S with the row sums D̄ of S, which keeps constant states (Eq.
+            6). ``"residual"``: Δ = I − S (Eq. 63).
+
+    Shapes:
+        - x, values: [N, H, D], where one head broadcasts against several; or [N, C], whose channels are split into the
+          heads of the coupling. There is no source.
+        - output: [N, H, D], or [N, C].
 
     Raises:
-        CouplingMismatchError: the coupling is not reversible and has no closed form. For others see `StateUpdate`.
+        CouplingMismatchError: the coupling is not reversible and has no closed form.
 
     Examples:
         >>> HeatKernel(t=1.0)(x, AdjacencyDiffusivity("row")(x, graph)).shape
@@ -95,9 +103,9 @@ class HeatKernel(LaplacianUpdate):
             )
         self.warn_if_rounded(coupling, 1.0 / self.t)
         low, high = spectral_interval(coupling, self.form)
-        # A bound from row sums is free and usually good enough. Where it lies far below
-        # zero, either it is loose or the state does grow; only eigenvalues, by Lanczos,
-        # can tell.
+        # A bound from row sums is free and usually good enough. If it lies far below
+        # zero, it is loose or the state does grow. Only eigenvalues, by Lanczos, tell
+        # which.
         if -self.t * low > LOST:
             low, high = laplacian_extremes(coupling, self.form)
         tol = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
@@ -136,7 +144,7 @@ def chebyshev_weights(z: float, tol: float) -> list[float]:
         return [1.0]
     digits = math.log(1.0 / min(tol, 0.5)) + 5.0
     # About √(2z log(1/tol)) orders count. More are computed, since they cost nothing,
-    # and cut off by their sum.
+    # and the tail is cut off by its sum.
     orders = np.arange(math.ceil(2.0 * math.sqrt(z * digits) + 2.0 * digits))
     weights = 2.0 * ive(orders, z) * (-1.0) ** orders
     weights[0] /= 2.0
@@ -150,12 +158,14 @@ def low_rank_heat(
     t: float,
     v: Float[Tensor, " N #H D"],
 ) -> HeadState:
-    r"""Return exp(−t(diag(d) − U Kᵀ)) v (Theorem T3 of docs/certified.md); d_i = 1, or 0 if row i of U is zero.
+    """Return exp(−t(diag(d) − U Kᵀ)) v (Theorem T3 of docs/certified.md); d_i = 1, or 0 if row i of U is zero.
 
-        e⁻ᵗ[v + U tφ₁(tG) Kᵀv],   G = KᵀU,   φ₁(X) = (e^X − 1)/X
+    For d = 1, with G = KᵀU and φ₁(X) = (e^X − 1)/X:
 
-    for d = 1. In general x changes by U [e^{-t} tφ₁(tG) Kᵀ(dv) + tφ₁(t(G − I)) Kᵀ((1 − d)v)], and both matrices are
-    blocks of one exponential, which does not overflow.
+        e⁻ᵗ[v + U tφ₁(tG) Kᵀv]
+
+    In general x changes by U [e^{-t} tφ₁(tG) Kᵀ(dv) + tφ₁(t(G − I)) Kᵀ((1 − d)v)]. Both matrices are blocks of one
+    exponential, which does not overflow.
     """
 
     # Only rows without senders need the third block of the exponential.

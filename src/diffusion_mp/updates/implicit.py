@@ -32,22 +32,30 @@ from diffusion_mp.updates.linear_solve import LowRankInverse, identity_like, sol
 class SolvedUpdate(LaplacianUpdate):
     """Base of the updates that solve (Δ + shift) x = b, for reversible couplings and for linear attention of any kind.
 
-    The first of these ways that applies is taken, always in double precision, since condition numbers may be large:
+    The first of these methods that applies is used, always in double precision, since condition numbers may be large:
 
-    - by a dense matrix of up to 4 096 nodes under a transform of ``torch.func``, in forward mode and in an export, of
-      any size there, with derivatives of all orders;
-    - in the eigenvectors of Δ, where the coupling knows them (`NeumannCoupling`);
-    - in closed form, where S is low-rank, O(N F² + F³) (Theorem T3 of docs/certified.md), differentiable any number of
-      times; not where a symmetric system may be indefinite, which conjugate gradients detect;
-    - by conjugate gradients in the metric of the coupling, preconditioned (`precondition`), for every graph of a batch
-      on its own. The implicit function theorem gives derivatives, once, and memory does not grow with the iterations.
-      Where Δ is positive semidefinite the relative error of every column (head and channel of a graph), in the norm of
-      the metric, is 1e-6 for states in single and half precision, and for those in double 1e-12, or up to 1e-6 where
-      the condition number does not allow it.
+    - a dense matrix of up to 4 096 nodes, under a transform of ``torch.func``, in forward mode and in an export (there
+      of any size), with derivatives of all orders;
+    - the eigenvectors of Δ, if the coupling knows them (`NeumannCoupling`);
+    - a closed form in O(N F² + F³), if S is low-rank (Theorem T3 of docs/certified.md). It is differentiable any number
+      of times. It is not used if a symmetric system may be indefinite, which only conjugate gradients detect;
+    - conjugate gradients in the metric of the coupling, preconditioned (`precondition`), separately for every graph of
+      a batch. The implicit function theorem gives first derivatives, and memory does not grow with the iterations. If Δ
+      is positive semidefinite, the relative error of every column (a head and channel of a graph) in the norm of the
+      metric is 1e-6 for states in single and half precision. For states in double precision it is 1e-12, or up to 1e-6
+      where the condition number allows no more.
 
     Args:
-        form, beta, leak: see `LaplacianUpdate`.
-        max_iter: maximum number of iterations of conjugate gradients.
+        form: ``"conservative"``, the default: Δ = D̄ − S with the row sums D̄ of S, which keeps constant states (Eq.
+            6). ``"residual"``: Δ = I − S (Eq. 63).
+        beta: weight β of the source h (Eq. 10). 0, the default, is a step without source; any other value requires one.
+        leak: κ ≥ 0, the rate at which the state decays. 0 by default: no decay.
+        max_iter: maximum number of iterations of conjugate gradients, where they run.
+
+    Shapes:
+        - x, values, source: [N, H, D], where one head broadcasts against several; or [N, C], whose channels are split
+          into the heads of the coupling.
+        - output: [N, H, D], or [N, C].
 
     Raises:
         CouplingMismatchError: the coupling is neither reversible (`Coupling.metric`) nor low-rank.
@@ -71,7 +79,14 @@ class SolvedUpdate(LaplacianUpdate):
     def solve(
         self, coupling: Coupling, shift: float, b: Tensor, dtype: torch.dtype
     ) -> Tensor:
-        """Return (Δ + shift)⁻¹ b, as exact as a state of ``dtype`` needs it."""
+        """Return (Δ + shift)⁻¹ b, as exact as a state of ``dtype`` needs it.
+
+        Args:
+            coupling: the coupling S of Δ.
+            shift: the number added to Δ.
+            b: the right-hand side [N, H, D] in double precision.
+            dtype: dtype of the state, which sets the tolerance.
+        """
         # The warning names the update, and an export traces no repr.
         if not dense_formula_runs(coupling):
             self.warn_if_rounded(coupling, shift)
@@ -92,7 +107,7 @@ def shifted_inverse(
 ) -> HeadState:
     """Return (Δ + shift)⁻¹ b for a b in double, as exact as a state of ``dtype`` needs it; see `SolvedUpdate`.
 
-    ``what`` is the name of the system in messages, or the module that it is of.
+    ``what`` names the system in messages, or is the module to which the system belongs.
     """
     system = Laplacian(coupling, form, b.dtype, shift)
     # An indefinite system is left to conjugate gradients, which detect it.
@@ -118,8 +133,8 @@ def _iterated(
     coupling = system.coupling
     low_rank = coupling.low_rank_form(b.dtype)  # of S or of a part of it
     dominant = _is_dominant(system)
-    # A closed form solves an indefinite symmetric system without a word, so that one
-    # goes to conjugate gradients.
+    # A closed form solves an indefinite symmetric system without notice, so such a
+    # system goes to conjugate gradients.
     if (
         low_rank is not None
         and coupling.low_rank
@@ -136,9 +151,9 @@ def _iterated(
         metric=metric,
         preconditioner=preconditioner,
         ptr=coupling.ptr,
-        # Without a shift, `Equilibrium.check` has asked for this smallest eigenvalue. A
-        # Δ with negative eigenvalues has a smaller one than the shift, and no bound is
-        # known.
+        # Without a shift, `Equilibrium.check` has made sure of this smallest
+        # eigenvalue. If Δ has negative eigenvalues, the smallest one lies below the
+        # shift, and no bound is known.
         least=system.shift or precision(coupling.dtype).regular,
         what=what,
         **options,
@@ -146,7 +161,7 @@ def _iterated(
 
 
 def _is_dominant(system: Laplacian) -> bool:
-    """Return whether S ≥ 0 and Δ + shift is strictly diagonally dominant, hence regular, as every part of it is."""
+    """Return whether S ≥ 0 and Δ + shift is strictly diagonally dominant; every part of it is then regular."""
     coupling = system.coupling
     if not (coupling.nonnegative and system.shift > 0.0):
         return False
@@ -156,9 +171,16 @@ def _is_dominant(system: Laplacian) -> bool:
 
 
 class _ThetaStep(SolvedUpdate):
-    r"""Base of the steps that solve for the state m at a fraction θ of the step and extrapolate to its end.
+    """Base of the steps that solve for the state m at a fraction θ of the step and extrapolate to its end.
 
-    (I + θτ(Δ + κ)) m = v + θτβh,   x′ = v + (m − v)/θ
+    With values v, x′ = v + (m − v)/θ, where m solves
+
+        (I + θτ(Δ + κ)) m = v + θτβh
+
+    Args:
+        tau: step size τ > 0.
+        form: ``"conservative"``, the default: Δ = D̄ − S. ``"residual"``: Δ = I − S.
+        options: ``beta``, ``leak`` and ``max_iter`` of `SolvedUpdate`.
     """
 
     theta: ClassVar[float]  #: θ in (0, 1].
@@ -187,13 +209,40 @@ class _ThetaStep(SolvedUpdate):
 
 
 class ImplicitEuler(_ThetaStep):
-    r"""One implicit Euler step of Eq. 10 of TfD (Wu, Wipf & Yan, 2025) with leak, for reversible couplings.
+    """Take one implicit Euler step, stable for any size, with source and leak (Wu, Wipf & Yan 2025, Eq. 10).
+
+    The step starts at the values v:
 
         (I + τ(Δ + κ)) x′ = v + τβh
 
-    The step starts at the values v (the state itself unless given). Where Δ is positive semidefinite (the conservative
-    form of any nonnegative S, the residual form of a symmetrically normalised one) it never expands, for any τ > 0.
-    For other arguments, shapes and errors see `SolvedUpdate`.
+    If Δ is positive semidefinite, the step never expands, for any τ > 0. The conservative form of any nonnegative S and
+    the residual form of a symmetrically normalised S have such a Δ. The coupling must be reversible or low-rank.
+
+    The system is solved in double precision: in the eigenvectors of Δ if the coupling knows them (`NeumannCoupling`),
+    in closed form in O(N F² + F³) if S is low-rank (Theorem T3 of docs/certified.md), and otherwise by preconditioned
+    conjugate gradients. If Δ is positive semidefinite, the relative error of conjugate gradients is 1e-6. For states in
+    double precision it is 1e-12, or up to 1e-6 where the condition number allows no more. Their derivatives, by the
+    implicit function theorem, are first derivatives only.
+
+    Args:
+        tau: step size τ > 0.
+        form: ``"conservative"``, the default: Δ = D̄ − S with the row sums D̄ of S, which keeps constant states (Eq.
+            6). ``"residual"``: Δ = I − S (Eq. 63).
+
+    Options:
+        beta: weight β of the source h (Eq. 10). 0, the default, is a step without source; any other value requires one.
+        leak: κ ≥ 0, the rate at which the state decays. 0 by default: no decay.
+        max_iter: maximum number of iterations of conjugate gradients, where they run. 1000 by default.
+
+    Shapes:
+        - x, values, source: [N, H, D], where one head broadcasts against several; or [N, C], whose channels are split
+          into the heads of the coupling.
+        - output: [N, H, D], or [N, C].
+
+    Raises:
+        CouplingMismatchError: the coupling is neither reversible (`Coupling.metric`) nor low-rank.
+        ConvergenceError: ``max_iter`` or double precision is not enough, or the system is singular or not positive
+            definite.
 
     Examples:
         >>> ImplicitEuler(tau=100.0)(x, AdjacencyDiffusivity("row")(x, graph)).shape  # any τ is stable
@@ -204,13 +253,42 @@ class ImplicitEuler(_ThetaStep):
 
 
 class CrankNicolson(_ThetaStep):
-    r"""One trapezoidal step of Eq. 10 of TfD (Wu, Wipf & Yan, 2025) with leak (Crank & Nicolson, 1947).
+    """Take one trapezoidal step with source and leak (Crank & Nicolson 1947; Wu, Wipf & Yan 2025, Eq. 10).
+
+    The step starts at the values v:
 
         (I + (τ/2)(Δ + κ)) x′ = (I − (τ/2)(Δ + κ)) v + τβh
 
-    With m half a step of `ImplicitEuler` from v, x′ = 2m − v, whose error is of third order in τ. Where Δ is positive
-    semidefinite it never expands, for any τ > 0. Beyond τ = 2/λ the mode of eigenvalue λ changes sign, and for τλ → ∞
-    it hardly decays: use `ImplicitEuler` or `HeatKernel` for long steps from rough states. See `SolvedUpdate`.
+    x′ is 2m − v, where m is half a step of `ImplicitEuler` from v. The error is of third order in τ. If Δ is positive
+    semidefinite, the step never expands, for any τ > 0. Beyond τ = 2/λ the mode of eigenvalue λ changes sign, and for
+    τλ → ∞ it hardly decays. Use `ImplicitEuler` or `HeatKernel` for long steps from rough states. The coupling must be
+    reversible or low-rank.
+
+    The system is solved in double precision: in the eigenvectors of Δ if the coupling knows them (`NeumannCoupling`),
+    in closed form in O(N F² + F³) if S is low-rank (Theorem T3 of docs/certified.md), and otherwise by preconditioned
+    conjugate gradients. If Δ is positive semidefinite, the relative error of conjugate gradients is 1e-6. For states in
+    double precision it is 1e-12, or up to 1e-6 where the condition number allows no more. Their derivatives, by the
+    implicit function theorem, are first derivatives only.
+
+    Args:
+        tau: step size τ > 0.
+        form: ``"conservative"``, the default: Δ = D̄ − S with the row sums D̄ of S, which keeps constant states (Eq.
+            6). ``"residual"``: Δ = I − S (Eq. 63).
+
+    Options:
+        beta: weight β of the source h (Eq. 10). 0, the default, is a step without source; any other value requires one.
+        leak: κ ≥ 0, the rate at which the state decays. 0 by default: no decay.
+        max_iter: maximum number of iterations of conjugate gradients, where they run. 1000 by default.
+
+    Shapes:
+        - x, values, source: [N, H, D], where one head broadcasts against several; or [N, C], whose channels are split
+          into the heads of the coupling.
+        - output: [N, H, D], or [N, C].
+
+    Raises:
+        CouplingMismatchError: the coupling is neither reversible (`Coupling.metric`) nor low-rank.
+        ConvergenceError: ``max_iter`` or double precision is not enough, or the system is singular or not positive
+            definite.
 
     Examples:
         >>> CrankNicolson(tau=0.5)(x, AdjacencyDiffusivity("row")(x, graph)).shape
@@ -221,19 +299,43 @@ class CrankNicolson(_ThetaStep):
 
 
 class Equilibrium(SolvedUpdate):
-    r"""The steady state of the diffusion with source and leak (Eq. 10 of TfD, Wu, Wipf & Yan, 2025, made well posed).
+    """Solve for the steady state of the diffusion with source and leak (Wu, Wipf & Yan 2025, Eq. 10).
+
+    A leak κ makes Eq. 10 well posed. The steady state x* solves
 
         (Δ + κ) x* = βh
 
-    This is the limit of `ExplicitEuler` with the same form, β and leak (`teleport_limit`: of APPNP). Without ``source``
-    the values, or the state, are h. For other arguments and shapes see `SolvedUpdate`.
+    It is the limit of `ExplicitEuler` with the same form, β and leak. `teleport_limit` is the limit of APPNP. Without
+    ``source``, h are the values, or the state. The coupling must be reversible or low-rank.
 
-    D̄ − S maps constants to zero, so the printed (D̄ − S)⁻¹H exists only for an H orthogonal to them: the conservative
-    form needs ``leak > 0``. I − S may be regular by itself: without a leak its smallest eigenvalue is computed and must
-    exceed 1e-6 (1e-2 in single precision).
+    The system is solved in double precision: in the eigenvectors of Δ if the coupling knows them (`NeumannCoupling`),
+    in closed form in O(N F² + F³) if S is low-rank (Theorem T3 of docs/certified.md), and otherwise by preconditioned
+    conjugate gradients. If Δ is positive semidefinite, the relative error of conjugate gradients is 1e-6. For states in
+    double precision it is 1e-12, or up to 1e-6 where the condition number allows no more. Their derivatives, by the
+    implicit function theorem, are first derivatives only.
+
+    D̄ − S maps constants to zero, so the printed (D̄ − S)⁻¹H exists only for an H orthogonal to constants. The
+    conservative form therefore needs ``leak > 0``. I − S may be regular without a leak. In that case its smallest
+    eigenvalue is computed and must exceed 1e-6, or 1e-2 in single precision.
+
+    Args:
+        form: ``"conservative"``, the default: Δ = D̄ − S with the row sums D̄ of S (Eq. 6), which needs ``leak > 0``.
+            ``"residual"``: Δ = I − S (Eq. 63).
+        beta: weight β of the source h. 1 by default.
+
+    Options:
+        leak: κ ≥ 0, the rate at which the state decays. 0 by default: no decay.
+        max_iter: maximum number of iterations of conjugate gradients, where they run. 1000 by default.
+
+    Shapes:
+        - x, values, source: [N, H, D], where one head broadcasts against several; or [N, C], whose channels are split
+          into the heads of the coupling.
+        - output: [N, H, D], or [N, C].
 
     Raises:
-        SingularSystemError: no leak, and the Laplacian has (nearly) a kernel. Others: see `SolvedUpdate`.
+        SingularSystemError: there is no leak, and the Laplacian has a kernel or nearly has one.
+        CouplingMismatchError: the coupling is neither reversible (`Coupling.metric`) nor low-rank.
+        ConvergenceError: ``max_iter`` or double precision is not enough, or the system is not positive definite.
 
     Examples:
         >>> Equilibrium("residual", beta=0.1, leak=0.1)(x, AdjacencyDiffusivity("row")(x, graph), source=x).shape
@@ -253,7 +355,15 @@ class Equilibrium(SolvedUpdate):
         source: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """Return the steady state; without ``source``, h are the values, or the state."""
+        """Return the steady state.
+
+        Args:
+            x: state, [N, H, D] or [N, C].
+            coupling: the coupling S.
+            values: values of the shape of x, which replace x as the default of ``source``.
+            source: the source h, of the shape of x. ``None`` takes the values, or the state if there are none.
+            options: keyword arguments of `step`; there are none.
+        """
         if source is None:
             source = x if values is None else values
         return super().forward(x, coupling, values, source, **options)
@@ -295,7 +405,10 @@ class Equilibrium(SolvedUpdate):
 
 @checked
 def teleport_limit(alpha: PositiveNumber) -> Equilibrium:
-    """Return the limit of `teleport`, x* = α (I − (1 − α) S)⁻¹ h (PPNP; Klicpera et al. 2019, Eq. 3), for 0 < α < 1.
+    """Return the limit of APPNP's steps, x* = α (I − (1 − α) S)⁻¹ h (PPNP; Klicpera et al. 2019, Eq. 3).
+
+    Args:
+        alpha: the teleport probability α, 0 < α < 1.
 
     Examples:
         >>> teleport_limit(0.1)(x, AdjacencyDiffusivity("row")(x, graph), source=x).shape
@@ -316,10 +429,10 @@ def precondition(
     """Return an approximate inverse of diag(d) − S, self-adjoint and positive definite in the metric; ``None`` for I.
 
     - A product with a ``quadratic`` coupling costs as much as its matrix. Up to 4 096 nodes the matrix is factorised,
-      N³/3, which pays off from some hundred products on; one or two iterations remain.
-    - Where ``dominant`` (S ≥ 0, every row sum below d) the low-rank part ``form`` of S and the diagonal are inverted
-      exactly, O(N F² + F³); the rest of S, usually a sparse graph, is left to the iteration. Without a low-rank part, a
-      varying diagonal d [N, H, 1] is inverted.
+      N³/3, which pays off from some hundred products on. One or two iterations remain.
+    - If the system is ``dominant`` (S ≥ 0, every row sum below d), the low-rank part ``form`` of S and the diagonal are
+      inverted exactly, in O(N F² + F³). The iteration deals with the rest of S, usually a sparse graph. Without a
+      low-rank part, a varying diagonal d [N, H, 1] is inverted.
     """
     if coupling.quadratic and coupling.heads * coupling.num_nodes**2 <= DENSE:
         factor = dense_factor(coupling, diagonal, metric)

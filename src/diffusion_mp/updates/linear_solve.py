@@ -24,14 +24,14 @@ SIX_DIGITS = 1e-6
 
 
 class Columns:
-    """Sums over the rows of every graph of a batch, for which every (graph, head, channel) is a column of its own.
+    """Sums over the rows of every graph of a batch, where every (graph, head, channel) is a separate column.
 
-    So no graph has a say in when another one stops, and its solution is the one that it has alone.
+    No graph therefore affects when another graph stops, and the solution of a graph is the same as without the others.
     """
 
     def __init__(self, ptr: Tensor | None, num_rows: int, device: torch.device) -> None:
         self.graphs = 1
-        # One graph, which is the usual case, has plain sums and no index.
+        # One graph, the usual case, needs plain sums and no index.
         self.graph: Tensor | None = None
         if ptr is not None and len(ptr) != 2:
             self.graphs = len(ptr) - 1
@@ -40,19 +40,19 @@ class Columns:
             self.graph = graph.repeat_interleave(sizes, output_size=num_rows)
 
     def sum(self, x: Tensor) -> Tensor:
-        """Return [B, …] of rows [N, …]."""
+        """Return the sums [B, …] over the rows [N, …] of every graph."""
         if self.graph is None:
             return x.sum(0, keepdim=True)
         return x.new_zeros(self.graphs, *x.shape[1:]).index_add(0, self.graph, x)
 
     def rows(self, by_graph: Tensor) -> Tensor:
-        """Return the number of its graph for every row; one row where there is one graph."""
+        """Return the number of its graph for every row; one row if there is one graph."""
         if self.graph is None:
             return by_graph
         return by_graph.index_select(0, self.graph)
 
     def where(self, flag: Tensor, x: Tensor, y: Tensor | float) -> Tensor:
-        """Return the rows of x for graphs with this flag, and those of y for others."""
+        """Return the rows of x for graphs with this flag, and the rows of y for the others."""
         return torch.where(self.rows(flag), x, y)
 
 
@@ -69,21 +69,26 @@ def conjugate_gradients(
     preconditioner: Operator | None = None,
     ptr: Tensor | None = None,
 ) -> HeadState:
-    """Solve A x = b for a symmetric positive definite A acting on [N, H, D], every column on its own.
+    """Solve A x = b for a symmetric positive definite A acting on [N, H, D], separately for every column.
 
-    A column is a head and channel of a graph. No derivatives: see `solve` (Hestenes & Stiefel, 1952).
+    A column is a head and channel of a graph (Hestenes & Stiefel 1952). A zero column has the zero solution. The result
+    has no derivatives; see `solve`.
 
     Args:
-        operator, b: u ↦ A u, within every graph of ``ptr`` (row boundaries [B+1]), and the right-hand side.
-        least: a lower bound on the eigenvalues of A, which bounds the relative error of the solution by
-            ‖b − A x‖ / (``least`` ‖x‖), in the norm of the inner product.
-        dtype: that of the state, by default of b, which decides the relative error of the solution: 1e-6, or in double
-            1e-12. The latter is larger where rounding does not allow it, by ε times the condition number, up to 1e-6.
-        max_iter, what: maximum number of iterations; the name of the system in messages.
-        metric: a d̄ > 0 such that A is self-adjoint and positive definite in ⟨u, v⟩ = Σ_i d̄_i u_i v_i; by default uᵀv.
-        preconditioner: approximates u ↦ A⁻¹u, self-adjoint and positive definite in the same inner product.
-
-    A zero column has the zero solution.
+        operator: u ↦ A u, within every graph of ``ptr``.
+        b: the right-hand side [N, H, D].
+        least: a lower bound on the eigenvalues of A. It bounds the relative error of the solution by ‖b − A x‖ /
+            (``least`` ‖x‖), in the norm of the inner product.
+        dtype: dtype of the state, which sets the relative error of the solution: 1e-6, or 1e-12 in double. In double
+            the error may be larger where rounding does not allow less: ε times the condition number, up to 1e-6.
+            ``None`` is the dtype of b.
+        max_iter: maximum number of iterations.
+        what: name of the system in messages.
+        metric: a d̄ > 0 such that A is self-adjoint and positive definite in ⟨u, v⟩ = Σ_i d̄_i u_i v_i. ``None`` is
+            uᵀv.
+        preconditioner: approximates u ↦ A⁻¹u, self-adjoint and positive definite in the same inner product. ``None`` is
+            the identity.
+        ptr: row boundaries [B+1] of the graphs. ``None`` is one graph.
 
     Raises:
         ConvergenceError: ``max_iter`` or the precision was not enough, A is not positive definite, or something is not
@@ -109,8 +114,8 @@ def conjugate_gradients(
         """Return the largest squared residual of a solution with this relative error."""
         return (error * least) ** 2 * inner(x, x)
 
-    # Everything is detached, since an operator may hold the tangents of forward mode,
-    # which `no_grad` lets through.
+    # Everything is detached: an operator may hold the tangents of forward mode, which
+    # `no_grad` lets through.
     x = torch.zeros_like(right)
     residual = right.clone()
     improved = improve(residual)
@@ -119,8 +124,8 @@ def conjugate_gradients(
     slope = inner(residual, improved)
     converged = False
     for closer in solving(what, max_iter):
-        # Half of the tolerance is left to the difference between this residual, which
-        # is updated, and the true one.
+        # Half of the tolerance is reserved for the difference between this updated
+        # residual and the true residual.
         aim = goal(x, tol / 2)
         closer(square, aim)
         active = ~(square <= aim)  # NaN counts as active and is caught below
@@ -147,8 +152,8 @@ def conjugate_gradients(
         direction.mul_(columns.rows(torch.where(active, slope / before, 0.0))).add_(
             improved
         )
-    # The residual above is updated from step to step, and drifts from the true one by
-    # rounding.
+    # The residual above is updated from step to step, and rounding makes it drift from
+    # the true residual.
     residual = right - operator(x).detach()
     square = inner(residual, residual)
     if bool((square <= goal(x, SIX_DIGITS)).all()):
@@ -177,10 +182,10 @@ def solve(
 ) -> HeadState:
     """Solve A x = b by `conjugate_gradients` with these options and errors, differentiated implicitly.
 
-    With x̂ the converged solution, x = x̂ + A⁻¹(b − A x̂) has the value x̂ and, with A⁻¹ and x̂ held constant, the
+    With x̂ the converged solution, x = x̂ + A⁻¹(b − A x̂) has the value x̂. With A⁻¹ and x̂ held constant, it has the
     derivatives of the implicit function theorem: the tangent A⁻¹(b′ − A′x̂), and the gradients ∂L/∂b = g and ∂L/∂θ =
     −gᵀ(∂A/∂θ)x̂ with g = A⁻ᵀ ∂L/∂x, for every tensor θ inside ``operator``. Memory does not grow with the iterations.
-    Once differentiable.
+    The result is once differentiable.
     """
 
     def inverse(rhs: Tensor) -> Tensor:
@@ -199,12 +204,14 @@ def solve(
 
 
 class LowRankInverse:
-    r"""(diag(d) − S)⁻¹ for S = diag(e) + U Kᵀ, factorised once (Woodbury, 1950; Theorem T3 of docs/certified.md).
+    """(diag(d) − S)⁻¹ for S = diag(e) + U Kᵀ, factorised once (Woodbury 1950; Theorem T3 of docs/certified.md).
 
-        A⁻¹ + A⁻¹U(I − KᵀA⁻¹U)⁻¹KᵀA⁻¹,   A = diag(d − e)
+    With A = diag(d − e):
 
-    It costs O(N F² + F³) a graph and may be differentiated any number of times. A graph with no more nodes than
-    features has its own, smaller, matrix factorised. d is [N, H, 1], of one head or of all of the form, or a number.
+        A⁻¹ + A⁻¹U(I − KᵀA⁻¹U)⁻¹KᵀA⁻¹
+
+    It costs O(N F² + F³) per graph and may be differentiated any number of times. For a graph with no more nodes than
+    features, its own smaller matrix is factorised. d is [N, H, 1], with one head or all heads of the form, or a number.
     """
 
     def __init__(self, form: LowRankForm, diagonal: Tensor | float) -> None:
@@ -222,9 +229,9 @@ class LowRankInverse:
         return by_graph(self.form, lambda part: next(blocks).solve(part), b)
 
     def solve(self, b: HeadState) -> HeadState:
-        """Return (diag(d) − S)⁻¹ b, or raise ``ConvergenceError`` where it misses b: singular or not finite."""
-        # LU factors of a singular matrix are no error of torch, so the solution is put
-        # to the test.
+        """Return (diag(d) − S)⁻¹ b, or raise ``ConvergenceError`` if the solution misses b: singular or not finite."""
+        # torch raises no error for LU factors of a singular matrix, so the solution is
+        # tested.
         x = self(b)
         with torch.no_grad():
             form = self.form
@@ -253,8 +260,8 @@ class _Block:
     """Graphs of one size: R (I + Û(I − K̂ᵀÛ)⁻¹K̂ᵀ) sR, R = |A|^-½, s the sign of A, ÛK̂ᵀ = sRUKᵀR, [b, H, n, …]."""
 
     def __init__(self, diagonal: Tensor, left: Tensor, right: Tensor) -> None:
-        # Divided symmetrically: degrees may be decades apart, and the core would be as
-        # badly scaled as they are.
+        # Divided symmetrically: degrees may be decades apart, and the core would be
+        # equally badly scaled.
         self.root = diagonal.abs().rsqrt()
         self.signed_root = self.root * diagonal.detach().sign()
         self.left, self.right = reduced(self.signed_root * left, self.root * right)
@@ -279,8 +286,8 @@ class _Block:
 def reduced(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Return U T and K T⁻ᵀ, with the same product, for a T that makes KᵀK the identity, or nearly so if singular.
 
-    KᵀU is then scaled like the coupling itself. T needs no gradient, since the product does not depend on it. Where
-    there are no more nodes than features, U Kᵀ and the identity are returned, with fewer columns.
+    KᵀU is then scaled like the coupling itself. T needs no gradient, since the product does not depend on it. If there
+    are no more nodes than features, U Kᵀ and the identity are returned, with fewer columns.
     """
     nodes, features = right.shape[-2:]
     if nodes <= features:
@@ -289,8 +296,8 @@ def reduced(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     if not features:
         return left, right
     with torch.no_grad():
-        # Columns may be decades apart, in which case the eigenvalues of their Gram
-        # matrix have no digit of the small.
+        # Columns may be decades apart, and the eigenvalues of their Gram matrix would
+        # have no digit of the small columns.
         size = right.abs().amax(-2, keepdim=True)
         size = torch.where(size > 0, size, 1.0)
         values, vectors = torch.linalg.eigh((right / size).mT @ (right / size))

@@ -1,4 +1,4 @@
-"""``quadratic_minimiser``: the state where the terms of a quadratic energy are in balance."""
+"""``quadratic_minimiser``: the state in which the terms of a quadratic energy are in balance."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def quadratic_minimiser(
 ) -> HeadState | None:
     """Return the minimiser of a source and other convex quadratic terms, as exact as the dtype of a state needs it.
 
-    The half gradients, A z − c, add up to zero there. Where all terms but the source are pulls of couplings, A is a
-    Laplacian, the same for all channels, and solved as such (`shifted_inverse`). Otherwise all channels are solved
-    together in double precision, every graph on its own, with the diagonal of A as the preconditioner. The eigenvalues
-    of A are at least ``least``, the weight β of the source, which bounds the error of the solution. ``None`` where this
-    process has some of the rows only.
+    At the minimiser the half gradients, A z − c, add up to zero. If all terms but the source are pulls of couplings, A
+    is a Laplacian, the same for all channels, and is solved by `shifted_inverse`. Otherwise all channels are solved
+    together in double precision, separately for every graph, with the diagonal of A as the preconditioner. The
+    eigenvalues of A are at least ``least``, the weight β of the source, which bounds the error of the solution. The
+    result is ``None`` if this process has only some of the rows.
     """
     parts = [
         term.term if isinstance(term, ScaledTerm) else term for term in energy.terms
@@ -125,8 +125,8 @@ def _affine(term: EnergyTerm, z: HeadState, graph: Graph) -> Mean:
 def _weighed_in_double(term: EnergyTerm) -> EnergyTerm:
     """Return a term whose weight is in double.
 
-    The gradient of a weight is ⟨g, D z⟩ − ⟨g, S z⟩. Each of the two would be rounded to the dtype of the weight, and
-    nothing is left of their difference where z hardly varies.
+    The gradient of a weight is ⟨g, D z⟩ − ⟨g, S z⟩. If each of the two products were rounded to the dtype of the
+    weight, nothing would be left of their difference where z hardly varies.
     """
     if not isinstance(term, ScaledTerm):
         return term
