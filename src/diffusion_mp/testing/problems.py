@@ -172,15 +172,15 @@ def cosine_mode(
 ) -> tuple[Float[Tensor, "N 1 1"], float]:
     """Return an eigenvector of the path's Laplacian D̄ − S, cos(πk(i + ½)/N), and its eigenvalue λ = 4 sin²(πk/2N).
 
-    The solution of the diffusion is known for it: in time t diffusion multiplies the mode by e^{-tλ}, an explicit step
-    by 1 − τλ, and an implicit step by 1/(1 + τλ).
+    Diffusion for a time t multiplies this mode by e^{-tλ}, an explicit step by 1 − τλ, and an implicit step by 1/(1 +
+    τλ).
 
     Args:
         num_nodes: N, the number of nodes of the path.
         k: number of the mode; 0 is the constant mode.
 
     Shapes:
-        mode: [N, 1, 1], in double precision.
+        - The mode is [N, 1, 1], in double precision.
 
     Examples:
         >>> cosine_mode(8, 1)[0].shape
