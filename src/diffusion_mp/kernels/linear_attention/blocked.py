@@ -223,7 +223,7 @@ class _Attention:
     def read_backward(
         self, sums: Sums, dq: Tensor, grad: Tensor, out: Tensor, den: Tensor
     ) -> Sums:
-        """Write ∂q, or ∂q̃ where that of the senders is to be added; return G, γ and b."""
+        """Write ∂q, or ∂q̃ if the gradient of the senders is to be added to it; return G, γ and b."""
         by_sums = []
         for rows in self.blocks:
             queries, norm = self.vectors(self.q, rows)
@@ -278,7 +278,7 @@ class _Attention:
         return grads, inner
 
     def vectors(self, x: Tensor, rows: slice = ALL) -> tuple[Tensor, Tensor | None]:
-        """Return x̃ and ‖x‖, or unchanged vectors and ``None``; of a single block they are kept."""
+        """Return x̃ and ‖x‖, or x unchanged and ``None``. For a single block both are kept."""
         if rows is ALL and id(x) in self._vectors:
             return self._vectors[id(x)]
         vectors = self._load(x, rows)
@@ -293,7 +293,7 @@ class _Attention:
         return vectors, norm
 
     def _load(self, x: Tensor, rows: slice = ALL) -> Tensor:
-        """Return rows of an input or a result: these themselves, or a copy if they are in half precision.
+        """Return rows of an input or a result, as a copy if they are in half precision.
 
         Products are written to the result itself where that is possible, since a pass over memory takes as long as a
         step of arithmetic, and longer between layouts with and without heads first. Then ``copy_`` does nothing.
@@ -335,7 +335,7 @@ def _added(sums: list[Sums]) -> Sums:
 
 
 def _contract(x: Tensor, y: Tensor) -> Tensor:
-    """Return xᵀy; a single one as two halves, since torch divides no product among threads along its sum."""
+    """Return xᵀy; a single product as two halves, since torch divides no product among threads along its sum."""
     if (
         torch.get_num_threads() == 1
         or x.size(0) > 1

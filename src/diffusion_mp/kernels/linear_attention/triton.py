@@ -321,7 +321,7 @@ def _senders(
 
 
 class _Launch:
-    """The runs of rows of one operation on k [N, H, F] and v [N, H, D], and what all its kernels are told."""
+    """The runs of rows of one operation on k [N, H, F] and v [N, H, D], and the arguments of all its kernels."""
 
     def __init__(self, k: Tensor, v: Tensor, terms: Terms) -> None:
         (nodes, heads, features), channels = k.shape, v.size(2)

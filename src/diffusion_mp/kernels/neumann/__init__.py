@@ -99,15 +99,26 @@ def neumann_product(
     transpose: bool = False,
     backend: Backend = "auto",
 ) -> Float[Tensor, "N H D"]:
-    r"""out_i = Σ_k α_k (v_left + v_right), the neighbours of i at stride h_k in its sequence, in O(K N D).
+    r"""Add up the left and right neighbours of every row in its sequence, at several strides, in O(K N D).
 
-    Accumulates in at least float32; the result has the dtype of ``v``. Differentiable any number of times.
+        out_i = Σ_k α_k (v_left + v_right)
+
+    Left and right are the neighbours of i at stride h_k. Sums accumulate in at least float32, and the result has the
+    dtype of ``v``. The function can be differentiated any number of times.
 
     Args:
-        v, alpha, strides: values, the rows of a sequence in order; weight of every stride and head; h_k ≥ 1.
-        boundary: how a sequence is extended beyond its ends; see `neighbours`.
-        ptr: row boundaries [B+1] of several sequences, on the CPU; ``None`` is one sequence.
-        transpose, backend: multiply with the transposed matrix, and how; see `kernels.operation`.
+        v: values, with the rows of a sequence in order.
+        alpha: α, the weight of every stride and head.
+        strides: h_k ≥ 1, the K distances to the neighbours.
+        boundary: how a sequence continues beyond its ends, see `neighbours`. The default reflects it, so that the
+            matrix is symmetric.
+        ptr: row boundaries [B + 1] of several sequences, on the CPU. By default all rows are one sequence.
+        transpose: whether to multiply by the transposed matrix.
+        backend: how to compute it; ``"auto"`` takes the first backend that supports the arguments, see
+            `kernels.operation`.
+
+    Shapes:
+        - v and the result: [N, H, D]; alpha: [K, H].
 
     Examples:
         >>> neumann_product(torch.rand(6, 1, 4), torch.full((1, 1), 0.25), (1,)).shape

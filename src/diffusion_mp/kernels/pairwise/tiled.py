@@ -31,7 +31,7 @@ FAR = 40.0
 
 
 class _Weights(Buffers):
-    """The weights between the rows of stacks q and k [b, n, F], in memory that every tile uses again.
+    """The weights between the rows of stacks q and k [b, n, F], in memory that all tiles share.
 
     ``shifts`` are none, a or (a, b), each [b, n, 1].
     """
@@ -166,7 +166,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Pairwise
 
 
 def _near(lse: Tensor) -> bool:
-    """Whether all rows sum to between e^−FAR and e^FAR."""
+    """Return whether all rows sum to between e^−FAR and e^FAR."""
     return not lse.numel() or float(torch.linalg.vector_norm(lse, math.inf)) < FAR
 
 
@@ -256,7 +256,7 @@ def backward(
 
 
 def _entries(like: Tensor) -> int:
-    """Return how many entries a tile has on the CPU, of which a GPU has a multiple."""
+    """Return how many entries a tile has on the CPU; a GPU has a multiple."""
     return TILE * (min(THREADS, torch.get_num_threads()) if like.is_cpu else 1)
 
 

@@ -1,6 +1,6 @@
-"""The fast path: complete rows tile by tile, or those of many small graphs; nothing of size N² is kept.
+"""The fast path: complete rows tile by tile, or the rows of many small graphs; nothing of size N² is kept.
 
-The friction of a row's best conductor is set, not read off its tile, since all others are measured from it.
+The friction of a row's best conductor is set, not read off its tile, since all other frictions are measured from it.
 """
 
 from collections.abc import Callable, Sequence
@@ -181,7 +181,7 @@ def _multiply(
     rows: slice,
     transpose: bool,
 ) -> None:
-    """Write these rows of a product with y, or add what they contribute to that of the transpose."""
+    """Write these rows of a product with y, or add what these rows contribute to the product with the transpose."""
     if transpose:
         out.baddbmm_(tile.mT, y[:, rows])
     else:
@@ -195,7 +195,7 @@ def _pull_scores(
     du: Tensor,
     rows: slice,
 ) -> None:
-    """Add the gradients of q, k, q̃ and k̃ by those of a tile of s = q·k and u = q̃·k̃."""
+    """Add the gradients of q, k, q̃ and k̃ from the gradients of a tile of s = q·k and u = q̃·k̃."""
     dq, dk, dfq, dfk = gradients
     q, k, fq, fk = features
     _multiply(dq, ds, k, rows, False)
