@@ -43,7 +43,7 @@ def fits(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> boo
 
 
 class _Fused(torch.autograd.Function):
-    """torch's kernel and its derivative. torch cannot differentiate this derivative, so the formula gives the second one."""
+    """torch's kernel and its derivative, which torch cannot differentiate: the formula gives the second derivative."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> Tensor:
