@@ -34,11 +34,10 @@ def differentiated_inside() -> bool:
 
 
 def observed() -> bool:
-    """Return whether one of these three is active, or many gradients are pulled back at once (torch 2.6 to 2.14).
+    """Return whether a transform, forward or dispatch mode is active, or gradients are batched (torch 2.6 to 2.14).
 
-    The three are a transform, forward mode and a dispatch mode. ``autograd.grad(is_grads_batched=True)`` pulls back
-    many gradients at once, and so does ``torch.autograd.functional.hessian(vectorize=True)``. Both map by other means
-    than ``torch.func.vmap``.
+    ``autograd.grad(is_grads_batched=True)`` batches gradients, and so does
+    ``torch.autograd.functional.hessian(vectorize=True)``. Both map by other means than ``torch.func.vmap``.
     """
     # Every operation asks, so the questions above are repeated here, where each call would cost as much as an answer.
     return (
