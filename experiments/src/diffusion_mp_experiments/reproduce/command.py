@@ -1,4 +1,4 @@
-"""`diffusion-mp reproduce` and `diffusion-mp results`: a table with its pictures, and the page of all of them."""
+"""`diffusion-mp reproduce` and `diffusion-mp results`: a table with its pictures, and the page of all tables."""
 
 import argparse
 import os
@@ -196,7 +196,7 @@ def illustrated(
     notes: Path,
     folder: Path,
 ) -> str:
-    """The section of a table in Markdown, below the text of the file `notes` and with pictures in `folder`/images."""
+    """Return the section of a table in Markdown, after the text of the file `notes`; pictures go to `folder`/images."""
     parts = [section(table, rows, notes.read_text("utf-8") if notes.is_file() else "")]
 
     def picture(ending: str, title: str) -> Path:
@@ -269,7 +269,7 @@ def write_page(
 
 
 def _take_over(made: Path, results: Path, configs: Path | None) -> None:
-    """Copy the results of tables; those of `--quick` and of other folders are none of them."""
+    """Copy the results of tables, but not results of `--quick` and of other folders."""
     finished = {path.parent.name: path for path in sorted(made.glob("*/results.jsonl"))}
     if not finished:
         raise FileNotFoundError(
