@@ -1,4 +1,4 @@
-"""Two ways to compute the same thing, in turn in one process, so that what else the machine does meets both."""
+"""Time two ways to compute the same thing in turn, in one process, so that other load on the machine meets both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of small graphs: the sizes of real ones where the data is at hand, else random ones of the same kind."""
+"""Batches of small graphs: the sizes of real graphs if the data is at hand, else random graphs of the same kind."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""``DiffusionClassifier`` beside scikit-learn's label spreading and logistic regression, on MNIST: time and memory.
+"""``DiffusionClassifier``, scikit-learn's label spreading and logistic regression on MNIST: time and memory.
 
     OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive python benchmarks/classifier.py data/MNIST     # a table in Markdown
     python benchmarks/classifier.py data/MNIST --rows 1000 --methods approximate exact
 
-Ten images of every class have a label; the accuracy is that on the others. Every method has a process of its own, whose
-peak is that of all its memory, the images (0.44 GB for 70 000 in double precision) and imports with it.
+Ten images of every class have a label; the accuracy is measured on the other images. Every method has a process of its
+own. Its peak memory counts everything in the process, including the images (0.44 GB for 70 000 in double precision) and
+imports.
 """
 
 from __future__ import annotations

@@ -3,13 +3,16 @@
     python benchmarks/gpu.py
     python benchmarks/gpu.py --operation linear_attention --nodes 1000000 --dtype bfloat16
 
-The operations are those of benchmarks/operations.py. Times are medians between two events of the device, after runs
-that do not count; a step is the forward and the backward pass. "Called" includes what the CPU does between launches,
-"replayed" is a CUDA graph of the same launches. The copy is what any code needs to read the inputs and write the
-results once, at the rate of a large copy on this device: q, k, v → out, and for a step q, k, v, out, grad → gradients
-too. Memory is the most that torch allocates at a time in a step, above the inputs. Errors are those of the result
-against the library's reference in double precision, in units of its largest entry, at a size at which dense matrices
-fit. "tf32" is float32 by ``torch.set_float32_matmul_precision("high")``.
+benchmarks/operations.py defines the operations. Times are medians between two events of the device, after runs that do
+not count. A step is the forward and the backward pass. "Called" includes what the CPU does between launches; "replayed"
+is a CUDA graph of the same launches.
+
+The copy is the time that any code needs to read the inputs and write the results once, at the rate of a large copy on
+this device: q, k, v → out, and for a step also q, k, v, out, grad → gradients. Memory is the most that torch allocates
+at a time in a step, above the inputs.
+
+Errors are measured against the library's reference in double precision, in units of its largest entry, at a size at
+which dense matrices fit. "tf32" is float32 by ``torch.set_float32_matmul_precision("high")``.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python benchmarks/inference.py                                             # Pokec's size
     python benchmarks/inference.py --nodes 100000 --edges 1875000 --compare    # and model(x, edge_index)
 
-The graph is random: that is the worst case for the sparse product, which finds no two neighbours close in memory.
+The graph is random. This is the worst case for the sparse product, which finds no two neighbours close in memory.
 """
 
 from __future__ import annotations

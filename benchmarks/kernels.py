@@ -4,11 +4,12 @@
     python benchmarks/kernels.py --operation linear_attention --nodes 262144
 
 Every way to compute an operation (see operations.py) runs in a fresh process (see fresh.py), the ways in turn, --rounds
-times; what was measured is kept in --out, and a run that was stopped goes on from there. Times are medians; a step is
-the forward and the backward pass. Memory is the most that torch allocates at a time in a step, above the inputs. The
-limit is what cannot be avoided: the operation's own matrix products, or for what only moves data a copy. Ratios are how
-much more the textbook, or else the first way, takes. Slopes are those of log time and log memory over log N, from
-10 000 nodes on. runs/kernels/kernels.png draws time and memory over N.
+times. Measurements are kept in --out, and a run that was stopped goes on from there.
+
+Times are medians; a step is the forward and the backward pass. Memory is the most that torch allocates at a time in a
+step, above the inputs. The limit is what cannot be avoided: the operation's own matrix products, or a copy for an
+operation that only moves data. Ratios say how much more the textbook, or else the first way, takes. Slopes are slopes
+of log time and log memory over log N, from 10 000 nodes on. runs/kernels/kernels.png draws time and memory over N.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Time and memory of cutting a large graph into random parts, an epoch of it: the library and PyG.
+"""Time and memory of cutting a large graph into random parts, for one epoch: the library and PyG.
 
     python benchmarks/partitions.py --parts 17 --cache runs/synthetic_pokec
 
-Every way runs in a fresh process (see fresh.py), on a random graph of Pokec's size that the first one writes to
-`--cache`. Edges alone: the library's parts, and `torch_geometric.utils.subgraph` for every block of a permutation. With
-features and labels: the library's loader, in memory and from memory maps, the same `subgraph` loop, and PyG's
-`RandomNodeLoader`. Memory is that of an epoch without the graph; pages of a memory map count, though the
-system may take them back.
+Every way runs in a fresh process (see fresh.py), on a random graph of Pokec's size that the first process writes to
+`--cache`. With edges only: the library's parts, and `torch_geometric.utils.subgraph` for every block of a permutation.
+With features and labels: the library's loader, in memory and from memory maps, the same `subgraph` loop, and PyG's
+`RandomNodeLoader`.
+
+Memory is the memory of an epoch without the graph. Pages of a memory map count, though the system may take them back.
 """
 
 from __future__ import annotations

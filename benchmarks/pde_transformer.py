@@ -2,9 +2,10 @@
 
     python benchmarks/pde_transformer.py --length 2048 --channels 128
 
-Time: plain and P1 take turns in one process (see alternate.py), and the ratio of the medians is printed. Memory: the
-most that is allocated at a time in a step, by torch's own account; and the peak resident size, in a fresh process (see
-fresh.py), which varies by several percent from run to run. A step is the forward and the backward pass of the loss.
+Time: plain and P1 take turns in one process (see alternate.py), and the script prints the ratio of the medians. Memory:
+the most that is allocated at a time in a step, by torch's own account; and the peak resident size in a fresh process
+(see fresh.py), which varies by several percent from run to run. A step is the forward and the backward pass of the
+loss.
 """
 
 from __future__ import annotations

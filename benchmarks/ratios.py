@@ -1,13 +1,14 @@
-"""How much more time other code takes than the library, for what people run: one command, all ratios.
+"""How much more time other code takes than the library, for common models and layers: one command, all ratios.
 
     python benchmarks/ratios.py --quick
     python benchmarks/ratios.py --only Cora GCN --threads 2
 
-The pairs are those of pairs.py. Before a pair is timed its results and gradients are compared where both sides do the
-same work. Then the two take turns in this process (see alternate.py); a ratio is the other's time over the library's,
-of low quantiles and of medians, and one below its target (in brackets unless that is 1) is flagged. Memory is the most
-that torch allocates at a time in a step, or in a forward pass where no step is timed, again as a ratio. What was
-measured is kept in --out: a run that was stopped goes on from there. ratios.png draws the ratios over N.
+pairs.py defines the pairs. Before a pair is timed, its results and gradients are compared if both sides do the same
+work. Then the two take turns in this process (see alternate.py). A ratio is the other's time over the library's, of low
+quantiles and of medians. A ratio below its target (in brackets unless the target is 1) is flagged.
+
+Memory is the most that torch allocates at a time in a step, or in a forward pass if no step is timed, again as a ratio.
+Measurements are kept in --out: a run that was stopped goes on from there. ratios.png draws the ratios over N.
 """
 
 from __future__ import annotations

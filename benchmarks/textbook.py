@@ -1,4 +1,4 @@
-"""The attentions and products as one writes them from the papers: what the library is measured against."""
+"""The attentions and products as one writes them from the papers: the library is measured against them."""
 
 from __future__ import annotations
 

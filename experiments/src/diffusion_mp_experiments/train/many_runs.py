@@ -19,7 +19,7 @@ R = TypeVar("R")
 def each(
     work: Callable[..., R], runs: Sequence[tuple[Any, ...]], jobs: int
 ) -> Iterator[tuple[tuple[Any, ...], R]]:
-    """Yield every run with the result of `work(*run)`, in the order in which runs end; several jobs run in `processes`."""
+    """Yield every run with the result of `work(*run)`, in the order of their ends; several jobs run in `processes`."""
     # Without another process, which would import for seconds.
     if jobs == 1 or len(runs) <= 1:
         threads = torch.get_num_threads()
