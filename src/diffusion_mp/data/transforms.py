@@ -44,7 +44,8 @@ class AddLaplacianPE(BaseTransform):
         k: number of eigenvectors.
 
     Shapes:
-        - `laplacian_eigenvectors`, `laplacian_eigenvalues` and `laplacian_mask`, which is false for padding: [N, k].
+        laplacian_eigenvectors, laplacian_eigenvalues: [N, k].
+        laplacian_mask: [N, k], false for padding.
 
     Raises:
         ValueError: the data are a batch, have no edges, or are a directed graph.
@@ -168,7 +169,9 @@ def pad(
         max_length: length to which sequences are truncated. By default they are not.
 
     Shapes:
-        - tokens: [B, L] of int64; mask: [B, L] of bool, true at tokens; labels: [B] of int64.
+        tokens: [B, L] of int64.
+        mask: [B, L] of bool, true at tokens.
+        labels: [B] of int64.
 
     Examples:
         >>> tokens, mask, labels = pad([(torch.tensor([5, 6, 7]), 0), (torch.tensor([8]), 1)])

@@ -62,7 +62,7 @@ def kernel_error(
             and does not change the training that goes on after it.
 
     Shapes:
-        - x: [N, C].
+        x: [N, C].
 
     Examples:
         >>> list(kernel_error(KernelizedSoftmaxDiffusivity(4), x, num_features=(16, 32), draws=2))

@@ -49,8 +49,9 @@ def roughness(
             between. By default every entry is a token.
 
     Shapes:
-        - x: [B, L, C]; mask: [B, L] of bool.
-        - Result: [B].
+        x: [B, L, C].
+        mask: [B, L] of bool.
+        output: [B].
 
     Examples:
         >>> roughness(torch.rand(3, 10, 4)).shape  # of three sequences

@@ -44,7 +44,8 @@ def commutator(
         mask: true at tokens, false at padding. By default every entry is a token.
 
     Shapes:
-        - x: [B, L, C]; mask: [B, L] of bool.
+        x: [B, L, C].
+        mask: [B, L] of bool.
 
     Examples:
         >>> attention = torch.nn.MultiheadAttention(4, 2, batch_first=True)

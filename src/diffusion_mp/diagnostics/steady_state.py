@@ -34,7 +34,7 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
         leak: κ > 0. It has no default: without a leak Q is singular.
 
     Shapes:
-        - Result: [N, heads].
+        output: [N, heads].
 
     Raises:
         CouplingMismatchError: the coupling is not known to be symmetric and nonnegative, or is too large.

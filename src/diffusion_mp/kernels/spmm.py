@@ -196,7 +196,9 @@ def spmm(
             `kernels.operation`.
 
     Shapes:
-        - weight: [E, H] or [E, 1]; v: [C, H, D]; result: [N, H, D].
+        weight: [E, H] or [E, 1].
+        v: [C, H, D].
+        output: [N, H, D].
 
     Examples:
         >>> spmm(graph.pattern, torch.ones(12, 1), x.unsqueeze(1)).shape
@@ -224,7 +226,9 @@ def sddmm(
             `kernels.operation`.
 
     Shapes:
-        - a: [N, H, D]; b: [C, H, D]; result: [E, H].
+        a: [N, H, D].
+        b: [C, H, D].
+        output: [E, H].
 
     Examples:
         >>> sddmm(graph.pattern, x.unsqueeze(1), x.unsqueeze(1)).shape  # one number per entry

@@ -180,7 +180,7 @@ def cosine_mode(
         k: number of the mode; 0 is the constant mode.
 
     Shapes:
-        - The mode is [N, 1, 1], in double precision.
+        mode: [N, 1, 1], in double precision.
 
     Examples:
         >>> cosine_mode(8, 1)[0].shape

@@ -79,7 +79,9 @@ class SBMDataset(CachedDataset):
         options: transform and pre_transform of `CachedDataset`.
 
     Shapes:
-        - x: [N, 3] (PATTERN) or [N, 7] (CLUSTER), one-hot float; edge_index: [2, E] in both directions; y: [N].
+        x: [N, 3] (PATTERN) or [N, 7] (CLUSTER), one-hot float.
+        edge_index: [2, E] in both directions.
+        y: [N].
 
     Examples:
         >>> len(SBMDataset(folder, "CLUSTER", num_graphs=2))
@@ -275,7 +277,9 @@ def synthetic_pokec(
         cache: a folder from which the arrays are then memory-mapped. By default they are in memory.
 
     Shapes:
-        - x: [N, C] float32; edge_index: [2, E], sorted by source; y: [N].
+        x: [N, C] float32.
+        edge_index: [2, E], sorted by source.
+        y: [N].
 
     Examples:
         >>> synthetic_pokec(num_nodes=100, num_edges=400, num_features=3).x.shape

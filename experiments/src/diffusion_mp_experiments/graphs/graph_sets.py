@@ -50,7 +50,10 @@ def load_tu(root: str | Path, name: str) -> list[Data]:
         name: name of the set.
 
     Shapes:
-        - x: [N, C]; edge_index: [2, E]; y: [1]; edge_attr: [E, D] if edges have attributes.
+        x: [N, C].
+        edge_index: [2, E].
+        y: [1].
+        edge_attr: [E, D] if edges have attributes.
 
     Raises:
         FileNotFoundError: a file is missing. The message says where to get it.
@@ -146,8 +149,11 @@ def load_synmol(root: str | Path, split: Literal["train", "test"]) -> list[Data]
         split: "train" or "test".
 
     Shapes:
-        - x: [N, types], one-hot types of atoms; edge_index: [2, E]; edge_attr: [E, 5]; y: [1] in 0..1.
-        - node_label: [N], whether an atom is part of the reason for the label.
+        x: [N, types], one-hot types of atoms.
+        edge_index: [2, E].
+        edge_attr: [E, 5].
+        y: [1] in 0..1.
+        node_label: [N], whether an atom is part of the reason for the label.
 
     Raises:
         FileNotFoundError: the file is missing. The message says where to get it.
@@ -219,8 +225,10 @@ class PeptidesFunctional(CachedDataset):
         options: transform and pre_transform of `CachedDataset`.
 
     Shapes:
-        - x: [N, 9] and edge_attr: [E, 3], integers; edge_index: [2, E] in both directions; y: [1, 10] of 0 and 1,
-          float.
+        x: [N, 9], integers.
+        edge_attr: [E, 3], integers.
+        edge_index: [2, E] in both directions.
+        y: [1, 10] of 0 and 1, float.
 
     Raises:
         FileNotFoundError: a file is missing. The message says where to get it.

@@ -53,8 +53,10 @@ def load_heterophilous(root: str | Path, name: str) -> Data:
         name: name of the graph.
 
     Shapes:
-        - x: [N, C]; edge_index: [2, E] in both directions; y: [N].
-        - train_mask, val_mask, test_mask: [N, splits], the published splits; `Split.of(data, i)` is split number i.
+        x: [N, C].
+        edge_index: [2, E] in both directions.
+        y: [N].
+        train_mask, val_mask, test_mask: [N, splits], the published splits; `Split.of(data, i)` is split number i.
 
     Raises:
         FileNotFoundError: the file is missing. The message says where to get it.
@@ -119,7 +121,9 @@ def load_facebook(root: str | Path, name: str) -> Data:
         name: name of the university.
 
     Shapes:
-        - x: [N, C]; edge_index: [2, E] in both directions; y: [N] in −1 (unknown), 0 and 1.
+        x: [N, C].
+        edge_index: [2, E] in both directions.
+        y: [N] in −1 (unknown), 0 and 1.
 
     Raises:
         FileNotFoundError: the file is missing. The message says where to get it.
@@ -184,7 +188,8 @@ def load_mnist(root: str | Path, num_images: int = 15_000) -> Data:
         num_images: number of images. The default 15 000 is the number of Wu, Wipf & Yan (2025, Table 6).
 
     Shapes:
-        - x: [num_images, 784] in [0, 1]; y: [num_images] in 0..9.
+        x: [num_images, 784] in [0, 1].
+        y: [num_images] in 0..9.
 
     Raises:
         FileNotFoundError: a file is missing. The message says where to get it.
@@ -256,7 +261,8 @@ def load_newsgroups(
         num_words: how many words, the most frequent ones.
 
     Shapes:
-        - x: [messages, num_words] and y: [messages], in the order of the archive.
+        x: [messages, num_words], in the order of the archive.
+        y: [messages].
 
     Raises:
         FileNotFoundError: the archive is missing. The message says where to get it.
@@ -306,7 +312,9 @@ def load_digits(num_neighbors: int = 5) -> Data:
         num_neighbors: number of nearest neighbours of an image, 1..1 796.
 
     Shapes:
-        - x: [1797, 64] in [0, 1]; y: [1797] in 0..9; edge_index: [2, E], sorted, without loops.
+        x: [1797, 64] in [0, 1].
+        y: [1797] in 0..9.
+        edge_index: [2, E], sorted, without loops.
 
     Examples:
         >>> load_digits(num_neighbors=5).x.shape

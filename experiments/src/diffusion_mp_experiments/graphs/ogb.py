@@ -192,7 +192,9 @@ class SumEdgeFeatures(BaseTransform):
     al. 2020). Sums are taken in double precision and in blocks, so edges may be memory-mapped.
 
     Shapes:
-        - edge_index: [2, E]; edge_attr: [E, D]; x: [N, D].
+        edge_index: [2, E].
+        edge_attr: [E, D].
+        x: [N, D].
 
     Examples:
         >>> data = SumEdgeFeatures()(Data(x=x, edge_index=edge_index, edge_attr=torch.ones(12, 2)))

@@ -52,7 +52,9 @@ def load_planetoid(
         normalize_features: whether to divide the features of every node by their sum. On by default.
 
     Shapes:
-        - x: [N, C]; edge_index: [2, E] in both directions; y and the three masks: [N].
+        x: [N, C].
+        edge_index: [2, E] in both directions.
+        y, train_mask, val_mask, test_mask: [N].
 
     Raises:
         FileNotFoundError: a file is missing. The message says where to get it.

@@ -89,8 +89,10 @@ def load_pokec(
             `root/processed/pokec-<source>`.
 
     Shapes:
-        - x: [N, 65] float32; edge_index: [2, E], source → target; y: [N] of 0, 1 or −1 (unstated).
-        - user_id: [N], from SNAP only.
+        x: [N, 65] float32.
+        edge_index: [2, E], source → target.
+        y: [N] of 0, 1 or −1 (unstated).
+        user_id: [N], from SNAP only.
 
     Raises:
         FileNotFoundError: a file is missing. The message says where to get it.

@@ -46,7 +46,10 @@ def load_snapshots(
     Returns snapshots in order of time.
 
     Shapes:
-        - x: [N, lags], the latest last; y: [N]; edge_index: [2, E]; edge_weight: [E].
+        x: [N, lags], the latest last.
+        y: [N].
+        edge_index: [2, E].
+        edge_weight: [E].
 
     Raises:
         FileNotFoundError: the file is missing. The message says where to get it.

@@ -26,7 +26,8 @@ class SequenceDataset(Dataset[Item]):
     `vocabulary` (tokens are 0 .. vocabulary − 1), `classes` (labels are 0 .. classes − 1), `__len__` and `item`.
 
     Shapes:
-        - tokens: [L] of int64; label: an int.
+        tokens: [L] of int64.
+        label: an int.
 
     Examples:
         >>> isinstance(ListOps(num=2), SequenceDataset)
@@ -112,7 +113,8 @@ class IMDb(SequenceDataset):
         max_length: number of bytes that are kept of a review. The default 4 000 is the Arena's.
 
     Shapes:
-        - tokens: [L] of int64 in 1–256, L <= max_length; label: 0 or 1.
+        tokens: [L] of int64 in 1–256, L <= max_length.
+        label: 0 or 1.
 
     Examples:
         >>> (folder / "train" / "pos").mkdir(parents=True)

@@ -58,7 +58,8 @@ class ListOps(DrawnDataset):
         operators: the operators to draw from: MIN, MAX, MED, SM, FIRST and LAST.
 
     Shapes:
-        - tokens: [L] of int64 in 1–17 (`TOKENS` of this module), min_length <= L <= max_length; label: 0–9.
+        tokens: [L] of int64 in 1–17 (`TOKENS` of this module), min_length <= L <= max_length.
+        label: 0–9.
 
     Examples:
         >>> tokens, value = ListOps(num=2, min_length=10, max_length=50)[0]

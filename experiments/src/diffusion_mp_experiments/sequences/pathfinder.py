@@ -80,7 +80,8 @@ class Pathfinder(DrawnDataset):
         distractor_dashes: number of dashes of a short path.
 
     Shapes:
-        - tokens: [size²] of int64 in 0–255; label: 0 or 1.
+        tokens: [size²] of int64 in 0–255.
+        label: 0 or 1.
 
     Examples:
         >>> item = Pathfinder(num=2, size=24, dashes=6, distractors=1)[0]

@@ -21,7 +21,9 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
         target: the class of every node, integers in 0..C−1.
 
     Shapes:
-        - logits: [N, C]; target: [N]; result: a 0-dimensional tensor.
+        logits: [N, C].
+        target: [N].
+        output: a 0-dimensional tensor.
 
     Examples:
         >>> node_cross_entropy(torch.zeros(3, 2), torch.tensor([0, 1, 1])).shape
@@ -98,7 +100,8 @@ def multi_label_loss(logits: Tensor, target: Tensor) -> Tensor:
         target: y, labels of 0 and 1, numbers of any type.
 
     Shapes:
-        - logits, target: [N, T]; result: a 0-dimensional tensor.
+        logits, target: [N, T].
+        output: a 0-dimensional tensor.
 
     Examples:
         >>> multi_label_loss(torch.zeros(3, 2), torch.ones(3, 2)).shape

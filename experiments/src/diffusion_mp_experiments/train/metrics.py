@@ -111,7 +111,8 @@ def weighted_accuracy(num_classes: int) -> MulticlassRecall:
         num_classes: C.
 
     Shapes:
-        - The metric takes logits [N, C] or classes [N], and labels [N] in 0..C − 1.
+        prediction: logits [N, C] or classes [N].
+        labels: [N] in 0..C − 1.
 
     Examples:
         >>> weighted_accuracy(3)(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 2]))

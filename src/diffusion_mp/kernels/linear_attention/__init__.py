@@ -79,7 +79,8 @@ def linear_product(
             `kernels.operation`.
 
     Shapes:
-        - q, k: [N, H, F]; v and the result: [N, H, D].
+        q, k: [N, H, F].
+        v, output: [N, H, D].
 
     Examples:
         >>> torch.allclose(linear_product(q, k, k), torch.einsum("ihf,jhf,jhd->ihd", q, k, k))
@@ -194,7 +195,8 @@ def linear_attention(
             `kernels.operation`.
 
     Shapes:
-        - q, k: [N, H, F] or [N, 1, F]; v and the result: [N, H, D].
+        q, k: [N, H, F] or [N, 1, F].
+        v, output: [N, H, D].
 
     Examples:
         >>> linear_attention(q, k, torch.rand(6, 2, 4)).shape
@@ -220,7 +222,9 @@ def linear_pool(
         terms: options of the attention. ``terms.ptr`` is ignored.
 
     Shapes:
-        - k: [N, H, F]; v: [N, H, D]; result: [H, F + 1, D + 1].
+        k: [N, H, F].
+        v: [N, H, D].
+        output: [H, F + 1, D + 1].
 
     Examples:
         >>> v = torch.rand(6, 2, 4)
@@ -250,7 +254,9 @@ def linear_read(
         terms: options of the attention.
 
     Shapes:
-        - q: [N, H, F]; v and the result: [N, H, D]; sums: [H, F + 1, D + 1].
+        q: [N, H, F].
+        v, output: [N, H, D].
+        sums: [H, F + 1, D + 1].
 
     Examples:
         >>> v = torch.rand(6, 2, 4)

@@ -69,7 +69,9 @@ def log_linear_product(
         backend: backend of linear attention; see `kernels.operation`.
 
     Shapes:
-        - log_q, log_k: [N, H, F]; row_shift, col_shift: [N, H, K]; v and the result: [N, H, D].
+        log_q, log_k: [N, H, F].
+        row_shift, col_shift: [N, H, K].
+        v, output: [N, H, D].
 
     Examples:
         >>> v, zero = torch.rand(6, 2, 4), torch.zeros(6, 2, 1)
@@ -124,7 +126,8 @@ def log_linear_logsumexp(
         backend: backend of linear attention; see `kernels.operation`.
 
     Shapes:
-        - log_q, log_k: [N, H, F]; col_shift and the result: [N, H, K].
+        log_q, log_k: [N, H, F].
+        col_shift, output: [N, H, K].
 
     Examples:
         >>> log_sum = log_linear_logsumexp(q.log(), k.log(), torch.zeros(6, 2, 1))
@@ -161,8 +164,11 @@ def log_linear_pool(
         v: values of the senders.
 
     Shapes:
-        - log_k: [N, H, F]; col_shift: [N, H, K]; v: [N, H, D].
-        - U: [H, K, F, D + 1]; M: [H, K, F, 1].
+        log_k: [N, H, F].
+        col_shift: [N, H, K].
+        v: [N, H, D].
+        U: [H, K, F, D + 1].
+        M: [H, K, F, 1].
 
     Examples:
         >>> sums, shift = log_linear_pool(k.log(), torch.zeros(6, 2, 1), torch.rand(6, 2, 4))
@@ -204,8 +210,12 @@ def log_linear_read(
         shift: M of all senders, from :func:`log_linear_pool`.
 
     Shapes:
-        - log_q: [N, H, F]; row_shift: [N, H, K]; sums: [H, K, F, D + 1]; shift: [H, K, F, 1].
-        - Rows: [N, H, D]; L: [N, H, K].
+        log_q: [N, H, F].
+        row_shift: [N, H, K].
+        sums: [H, K, F, D + 1].
+        shift: [H, K, F, 1].
+        rows: [N, H, D].
+        L: [N, H, K].
 
     Examples:
         >>> v, zero = torch.rand(6, 2, 4), torch.zeros(6, 2, 1)
@@ -243,7 +253,9 @@ def log_linear_entries(
         log_k: logarithms of the positive features of the senders.
 
     Shapes:
-        - edge_index: [2, E]; log_q, log_k: [N, H, F]; result: [E, H].
+        edge_index: [2, E].
+        log_q, log_k: [N, H, F].
+        output: [E, H].
 
     Examples:
         >>> log_linear_entries(edge_index, q.log(), k.log()).shape  # one number per edge and head

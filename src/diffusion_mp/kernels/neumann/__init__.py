@@ -118,7 +118,8 @@ def neumann_product(
             `kernels.operation`.
 
     Shapes:
-        - v and the result: [N, H, D]; alpha: [K, H].
+        v, output: [N, H, D].
+        alpha: [K, H].
 
     Examples:
         >>> neumann_product(torch.rand(6, 1, 4), torch.full((1, 1), 0.25), (1,)).shape

@@ -321,7 +321,8 @@ def neumann_function(
         periodic: whether sequences are extended periodically. The default is the symmetric extension.
 
     Shapes:
-        - v and the result: [N, H, D]; alpha: [K, H] or [K, 1].
+        v, output: [N, H, D].
+        alpha: [K, H] or [K, 1].
 
     Examples:
         >>> v = torch.rand(6, 1, 4)

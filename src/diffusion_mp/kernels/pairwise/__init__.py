@@ -184,7 +184,8 @@ def pairwise_attention(
             `kernels.operation`.
 
     Shapes:
-        - q, k: [N, H, F]; v and the result: [N, H, D].
+        q, k: [N, H, F].
+        v, output: [N, H, D].
 
     Examples:
         >>> softmax = torch.einsum("ihf,jhf->hij", q, k).softmax(2)

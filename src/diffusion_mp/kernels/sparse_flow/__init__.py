@@ -136,7 +136,10 @@ def sparse_flow_potentials(
             `kernels.operation`.
 
     Shapes:
-        - q, k: [N, H, F]; friction_q, friction_k: [N, H, G]; lam, leak and every field of the result: [N, H].
+        q, k: [N, H, F].
+        friction_q, friction_k: [N, H, G].
+        lam, leak: [N, H].
+        output: [N, H] in every field.
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))  # every row sums to one
@@ -177,7 +180,9 @@ def sparse_flow_product(
             `kernels.operation`.
 
     Shapes:
-        - q, k: [N, H, F]; friction_q, friction_k: [N, H, G]; v and the result: [N, H, D].
+        q, k: [N, H, F].
+        friction_q, friction_k: [N, H, G].
+        v, output: [N, H, D].
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.zeros(6, 2), torch.zeros(6, 2))

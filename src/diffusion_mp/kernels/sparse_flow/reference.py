@@ -438,7 +438,10 @@ def sparse_flow_edges(
         target: the node at which each edge ends.
 
     Shapes:
-        - s, u: [E, H]; prior: [E, 1]; lam, leak: [N, H]; target: [E].
+        s, u: [E, H].
+        prior: [E, 1].
+        lam, leak: [N, H].
+        target: [E].
 
     Examples:
         >>> score, ones = torch.zeros(12, 1), torch.ones(12, 1)  # a ring: two equal edges end at every node
