@@ -76,7 +76,7 @@ SITES = {  # the names of a placement's places in the plain encoder
     "P6": ("on_heads",),
     "P7": ("after_attention",),
 }
-SIDE = 32  # pixels; an image is read as the sequence of its rows, neighbours of which are neighbours in the image
+SIDE = 32  # pixels; an image is read as the sequence of its rows, so neighbours are neighbours in the image
 # of its grey values in 0 … 1
 MEAN = 0.03
 DEVIATION = 0.13

@@ -165,7 +165,7 @@ def as_whole(value: object, name: str, way_out: str = "") -> int:
 
 def python_number(value: object) -> Any:
     """Return a NumPy number, a scalar or an array without dimensions, as a Python number; return all else unchanged."""
-    # A float32 of NumPy is no float for Python, and a saved model could not write it as
+    # Python does not take NumPy's float32 for a float, and a saved model could not write it as
     # JSON.
     if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
         return value.item()
@@ -240,7 +240,7 @@ def _check_channels(value: int, name: str) -> None:
 
 
 #: What an argument may be, as annotations say it and `checked` makes sure of it. -1
-#: channels are those of the first call.
+#: channels are the channels of the first call.
 Count = Annotated[int, _at_least(1)]
 CountOrZero = Annotated[int, _at_least(0)]
 Channels = Annotated[int, _check_channels]
@@ -391,7 +391,7 @@ def check_place(
     """Raise unless ``x`` has the device and, with ``dtype`` but not under autocast, the dtype of the parameters."""
     if torch.compiler.is_compiling():
         return
-    # The first parameter with dimensions, for scalars go with any dtype.
+    # The first parameter with dimensions, since scalars go with any dtype.
     # (``parameters()`` takes ten times as long.)
     modules = [module]
     while modules:
@@ -615,7 +615,7 @@ def as_tensor(value: object, name: str, what: str) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, (list, tuple, np.ndarray)):
-        # torch would make an empty list a tensor of floats, which is no edge_index.
+        # torch would make an empty list a tensor of floats, which cannot be an edge_index.
         if not len(value):
             return torch.empty(0, dtype=torch.long)
         try:

@@ -64,7 +64,7 @@ def energies(
     if len(rows) > 1:
         ax.legend(fontsize="small")
         ax.set(xlabel="step of the block")
-    # Only a linear axis has the locator that can be told so.
+    # Only a linear axis has a locator for whole numbers.
     if ax.get_xscale() == "linear":
         ax.locator_params("x", integer=True)
     return ax
@@ -95,12 +95,12 @@ def neighbours(
     checks.check_counts(top=top)
     checks.check_index(node, "node", coupling.num_nodes)
     others = torch.arange(coupling.num_nodes, device=coupling.device)
-    # Listed pairs, for the matrix of a large graph may not fit into memory.
+    # Listed pairs, since the matrix of a large graph may not fit into memory.
     pairs = torch.stack([others, torch.full_like(others, node)])
     row = coupling.at(pairs).mean(1).cpu()
-    # By their size, for couplings may be negative.
+    # By absolute value, since couplings may be negative.
     best = row.abs().topk(min(top, len(row))).indices
-    # A list, for a Series of pandas is asked by label and not by position.
+    # A list, since pandas looks up a Series by label and not by position.
     names = list(names) or [str(int(j)) for j in others]
     if len(names) != coupling.num_nodes:
         raise ValueError(
@@ -108,7 +108,7 @@ def neighbours(
         )
     ax = axis(ax)
     ax.barh(range(len(best)), row[best].tolist())
-    # The strongest at the top, where matplotlib has the last.
+    # The strongest at the top, where matplotlib puts the last.
     ax.set_yticks(range(len(best)), [names[int(j)] for j in best])
     ax.invert_yaxis()
     ax.set(xlabel="s_ij", ylabel="sender j", title=f"couplings of node {names[node]}")
@@ -142,7 +142,7 @@ def spectrum(
     bins = torch.linspace(-1, 1, 17)
     even = torch.full_like(values, 1 / len(values))
     ax.hist(values, bins, weights=even, color="0.75", label="eigenvalues")
-    # A line, which hides no bar behind it.
+    # A line, since it hides no bar behind it.
     ax.hist(
         values,
         bins,

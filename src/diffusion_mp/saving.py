@@ -69,7 +69,7 @@ class Described:
             names = [each.name for each in fields(self) if each.init]
             values = {name: described(getattr(self, name)) for name in names}
             return Description(type(self), values)
-        # The attributes of another object say nothing of the arguments that it was
+        # The attributes of another object say nothing about the arguments that it was
         # built with.
         if vars(self):
             return TypeError(describe(self))
@@ -160,7 +160,7 @@ class Saved(nn.Module, Described):
                     f"{kind} has no values for {name} before its first call. Call it once, then save it."
                 )
         about = _written(self._description, classes, {})
-        # Copies, for safetensors refuses tensors that share memory.
+        # Copies, since safetensors refuses tensors that share memory.
         state = {
             name: value.detach().cpu().clone().contiguous()
             for name, value in self.state_dict().items()
@@ -287,7 +287,7 @@ def load(path: Place, *, classes: Sequence[type] = ()) -> Saved:
             f"{path} does not fit the module that it describes, which {flaw}."
         )
     model.load_state_dict(tensors)
-    # `load_state_dict` keeps the dtype of the module; the file has that of the saved
+    # `load_state_dict` keeps the dtype of the module; the file has the dtype of the saved
     # one.
     for name, value in model.state_dict(keep_vars=True).items():
         value.data = tensors[name].clone()
@@ -389,7 +389,7 @@ def _built(
 
 def _misfit(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
     """Return how the state of a module on the meta device differs from tensors in names, shapes or kinds of numbers."""
-    # Parameters without a shape take that of the tensors; other differences are named
+    # Parameters without a shape take the shape of the tensors; other differences are named
     # below.
     with suppress(RuntimeError, KeyError):
         model.load_state_dict(

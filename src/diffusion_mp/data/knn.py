@@ -237,7 +237,7 @@ def _nearly_nearest(
     row, rank = np.nonzero(column >= 0)
     column = column[row, rank]
     square = np.empty(len(row))
-    # In parts of 2^24 numbers, for the differences of all pairs would take k times the memory of x.
+    # In parts of 2^24 numbers, since the differences of all pairs would take k times the memory of x.
     parts = len(row) * x.shape[1] // 2**24 + 1
     for part in np.array_split(np.arange(len(row)), parts):
         difference = rows[row[part]] - x[column[part]]
@@ -298,7 +298,7 @@ def joined(
 ) -> tuple[Tensor, Tensor, np.ndarray]:
     """Return the edges of `knn_graph`, their weights (the larger of both directions), and every row's squared reach."""
     row, column, square = nearest(x, k, metric, approximate)
-    # The relation is not symmetric: an outlier has neighbours that it is none of. Either direction makes an edge.
+    # The relation is not symmetric: an outlier is no neighbour of its neighbours. Either direction makes an edge.
     reach = farthest(row, square, x.shape[0])
     near = similar(row, column, square, reach, reach, sharpness)
     both = near.maximum(near.T).tocsr()

@@ -84,7 +84,7 @@ class PartOf(BaseTransform):
         if data.edge_index is not None:
             # Edges may have any integer dtype, and torch does not compare all of them.
             kept = int((data.edge_index[1].long() < size).sum())
-        # A part at whose nodes no edge arrives has lost none.
+        # If no edge arrives at the nodes of a part, the part has lost no edge.
         data.kept_edges = kept / arriving if arriving else 1.0
         for name in data.node_attrs():
             if name.endswith("_mask") and data[name].dtype == torch.bool:
@@ -358,7 +358,7 @@ class Cut:
             local = self._local[nodes].astype(np.int64)
             if len(context):
                 outside = np.flatnonzero(self._part[nodes] != k)
-                # Nodes of the context follow those of the part, in ascending order.
+                # Nodes of the context follow the nodes of the part, in ascending order.
                 position = np.searchsorted(context, nodes[outside])
                 local[outside] = len(core) + position
             return local

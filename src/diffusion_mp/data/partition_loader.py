@@ -126,7 +126,7 @@ class PartSampler(DistributedSampler[Part]):
     The number of processes is asked anew in every epoch, since Lightning starts them after the sampler was made.
     """
 
-    # A DistributedSampler, for Lightning replaces any other by its own, which would give every process other parts.
+    # A DistributedSampler, since Lightning replaces any other by its own, which would give every process other parts.
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class PartSampler(DistributedSampler[Part]):
 
     def __len__(self) -> int:
         replicas, _ = self._share()
-        # All processes have as many, for `_num_parts` refuses what would leave a rest.
+        # All processes have as many parts, since `_num_parts` refuses numbers that leave a rest.
         return self._count(replicas) // replicas
 
     def __iter__(self) -> Iterator[Part]:

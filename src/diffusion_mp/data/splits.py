@@ -146,7 +146,7 @@ def random_split_per_class(
     # One permutation is drawn however many sets there are, so that a seed gives one order.
     labels, shuffled = _shuffled(y, generator)
     classes = labels.cpu()[shuffled]
-    # Class by class in one random order, so that a larger per_class adds nodes to those of a smaller one.
+    # Class by class in one random order, so that a larger per_class keeps the nodes of a smaller one and adds more.
     trained = torch.zeros(len(labels), dtype=torch.bool, device="cpu")
     for c in classes.unique().tolist():
         members = shuffled[classes == c]

@@ -239,7 +239,7 @@ class EnergyTrace:
         if isinstance(out, tuple):
             out = out[0]
         before = self.energy(x, None)
-        # A layer that changes the width leads to another space, in which there is no distance from x.
+        # A layer that changes the width leads to another space, where there is no distance from x.
         after = self.energy(out, x if x.shape == out.shape else None)
         for value in (before, after):
             is_number = isinstance(value, int | float | Tensor)

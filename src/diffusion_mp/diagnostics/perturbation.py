@@ -84,7 +84,7 @@ def lipschitz(
         left = torch.zeros_like(value)
         # Any singular direction has about 1/√n of the start, so a larger singular value would show in the residual.
         enough = max(tol / math.sqrt(x.numel()), 8 * torch.finfo(x.dtype).eps)
-        # The diagonal, and the one beside it, of JᵀJ, which is tridiagonal in the Lanczos basis. The basis is not kept:
+        # The two diagonals of JᵀJ, which is tridiagonal in the Lanczos basis. The basis is not kept:
         # lost orthogonality makes copies of the largest eigenvalue, and no larger one.
         main = list[float]()
         side = list[float]()
@@ -253,7 +253,7 @@ def perturbation_bound(
         with torch.no_grad():
             # In double precision: the two outputs may agree in most digits.
             truth = float((tail(after).double() - tail(before).double()).norm())
-        # The mean value theorem asks for the largest ‖J_T‖ on the segment, of which some points are taken.
+        # The mean value theorem asks for the largest ‖J_T‖ on the segment; some points of it are taken.
         segment = [
             torch.lerp(before, after, float(s)) for s in torch.linspace(0, 1, points)
         ]
@@ -277,7 +277,7 @@ def _step_bound(layer: nn.Module, calls: list[Call]) -> float | None:
     update = layer.update
     if not (layer.diffusivity.symmetric and isinstance(update, ExplicitEuler)):
         return None
-    # The bound is that of S = I + ΣαΔ, one step of size one.
+    # The bound holds for S = I + ΣαΔ, one step of size one.
     if (update.tau, update.form, update.leak) != (1.0, "conservative", 0.0):
         return None
     top = 4 * layer.alpha.sum(0)

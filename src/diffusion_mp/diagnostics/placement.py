@@ -60,7 +60,7 @@ def commutator(
         # Removed from a copy, not from the caller's layer.
         diffusion = copy.deepcopy(diffusion)
         diffusion.norm = None
-    # An attention of one's own may take no mask.
+    # An attention of a user may take no mask.
     masks = () if mask is None else (mask,)
     smooth = diffusion(x, *masks)
     routed = attention(x, *masks)
@@ -121,7 +121,7 @@ class PlacementReport:
         columns = {**self.insertion, **self.attention}
         names = [name for name in columns if name != "layer"]
         checks.check_choice(quantity, "quantity", names)
-        # Roughness is a column of both, and is that of the attention here.
+        # Both tables have a column of roughness; here the attention's counts.
         table = self.attention if quantity in self.attention else self.insertion
         drawn = [quantity]
         if quantity == "estimate":
@@ -269,5 +269,5 @@ def _nearest(model: nn.Module, name: str, channels: int) -> PDEDiffusion1d:
         pairs = zip(other.split("."), name.split("."), strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
-    # In a model with a layer in every block, that of the same block, which reads states of the same scale.
+    # In a model with a layer in every block, the layer of the same block, which reads states of the same scale.
     return layers[max(layers, key=prefix)]

@@ -145,7 +145,7 @@ def _is_symmetric(
         (back,) = torch.autograd.grad(forth, v, v.detach())
     away = (forth - back).abs() > 1e-6 * (forth.abs() + back.abs())
     answer = not bool(all_reduce(away.sum(dtype=torch.float64), group))
-    # Of the weights of the graph itself, which do not change, and not of learned ones.
+    # For the weights of the graph itself, which do not change, and not for learned weights.
     if kept:
         graph._derived["symmetric"] = answer
     return answer

@@ -130,7 +130,7 @@ class ShardedGraph(GraphPart):
         arriving = _chosen(edge_index, lambda edges: inside(edges[1]))
         edges = edge_index[:, arriving].long()
         halo = torch.unique(edges[0, ~inside(edges[0])])
-        # Self-loops change degrees, so those of the halo are needed here too.
+        # Self-loops change degrees, so the self-loops of the halo are needed here too.
         loops = _chosen(
             edge_index,
             lambda edges: (edges[0] == edges[1]) & torch.isin(edges[0], halo),

@@ -62,7 +62,7 @@ class Tiles(NamedTuple):
     """Runs of rows that together cover every graph; a graph without rows has an empty run."""
 
     number: int
-    # [T, 5]: of a run, of its graph, that one's number; or None; and the rows of all.
+    # [T, 5]: bounds of a run, bounds and number of its graph; or None; and the rows of all.
     bounds: tuple[Tensor | None, int]
     offset: Tensor | None  # [B+1]: the runs of every graph
 

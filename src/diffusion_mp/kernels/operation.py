@@ -394,7 +394,7 @@ class Operation(Generic[T]):
             for position, kind in enumerate(signature.flat.values())
             if SCHEMA[kind] == "Tensor"
         )
-        # Without declared derivatives, those of the formula, which needs all arguments.
+        # Without declared derivatives, the derivatives of the formula, which needs all arguments.
         self._derivatives: list[_Derivative] | None = None
         self._kept = list(range(len(signature.flat)))
         self._without_grad: list[int] = []

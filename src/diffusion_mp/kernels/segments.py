@@ -21,7 +21,7 @@ Rows = slice | Tensor
 ALL = slice(None)
 # Rows of padding in a bucket before another one is opened: computing them costs as much as a few more calls.
 PADDING = 128
-# Rows of small graphs that are computed at once: those of all inputs and results stay in cache.
+# Rows of small graphs that are computed at once: the rows of all inputs and results stay in cache.
 ROWS = 1 << 13
 # Chunks of so many times these rows, since a longer one has more graphs of nearly one size.
 CHUNK = 8
@@ -128,7 +128,7 @@ class Chunk:
         source = torch.cat(sources)
         position = torch.cat(present).nonzero().flatten()
         target = torch.empty_like(position)
-        # Nodes only: padding copies a row, and is no row's place in the stack.
+        # Nodes only: padding copies a row, and no row has its place there.
         target[source[position]] = position
         layout = Layout(source.to(device), target.to(device), masks)
         self._layouts[key] = layout
@@ -196,7 +196,7 @@ def by_stacks(
     """
     like = inputs[0]
     results = [like.new_empty(*like.shape[:2], width) for width in widths]
-    # Pairs bound the memory of products, and rows that of inputs and results.
+    # Pairs bound the memory of products, and rows the memory of inputs and results.
     pairs = at_once(pairs, like)
     rows = at_once(ROWS, like)
     for mask, written, read in stacks(ptr, CHUNK * rows, results, inputs):

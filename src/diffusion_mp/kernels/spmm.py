@@ -89,7 +89,7 @@ def _inner(form: Parts, a: Tensor, b: Tensor) -> Tensor:
     values = products.values()
     if moved is None:
         return values
-    # From the order of rows to that of the edges.
+    # From the order of rows to the order of the edges.
     return torch.empty_like(values).index_copy_(0, moved.long(), values)
 
 
@@ -304,7 +304,7 @@ def _softmax_along(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tensor:
     # The maximum cancels, so it needs no gradient.
     allowed = logits.detach().masked_fill(none, lowest)
     top = top.scatter_reduce(0, index, allowed, "amax")
-    # Filled before the exponential: that of an edge of prior zero may overflow, and zero times infinity is not zero.
+    # Filled before the exponential, which may overflow for an edge of prior zero: zero times infinity is not zero.
     weight = prior * (logits - _of_row(rows, top)).masked_fill(none, 0.0).exp()
     return quotient(weight, _of_row(rows, _sums_along(rows, weight)))
 

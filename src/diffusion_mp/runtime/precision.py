@@ -12,7 +12,7 @@ from diffusion_mp.runtime.cache import values_only
 
 #: Dtypes in which sums over nodes are taken as they are.
 ALREADY = (torch.float32, torch.float64)
-#: Norms between which the squares of a vector, and products with those of others, stay
+#: Norms between which the squares of a vector, and products with squares of others, stay
 #: within the range of float32.
 LEAST = 1e-10
 MOST = 1e10

@@ -209,7 +209,7 @@ def _log_at(case: CouplingCase) -> None:
     entries = case.dense[:, case.pairs[1], case.pairs[0]].T
     logs = case.coupling.log_at(case.pairs)
     expect_close(logs.exp(), entries, "entries", "exp(S.log_at(pairs))")
-    # Where an entry is zero, the derivative of its logarithm is none.
+    # Where an entry is zero, its logarithm has no derivative.
     positive = (entries > 0).all(1)
     logs = case.coupling.log_at(case.pairs[:, positive])
     _expect_gradients(
@@ -221,7 +221,7 @@ def _majorant(case: CouplingCase) -> None:
     """p = S.majorant(convex) of a symmetric, nonnegative S bounds D − S: 2 diag(p) ⪰ D − S if convex, else diag(p)"""
     if not (case.coupling.symmetric and case.coupling.nonnegative):
         return
-    # In double, for eigenvalues near zero decide.
+    # In double, since eigenvalues near zero decide.
     laplacian = dense_laplacian(case.dense.detach().double())
     for convex, factor in ((True, 2.0), (False, 1.0)):
         bound = case.coupling.majorant(convex).detach().double().T
@@ -287,7 +287,7 @@ def _low_rank_form(case: CouplingCase) -> None:
         return
     form = case.coupling.low_rank_form(case.coupling.dtype)
     assert form is not None, "S promises to be low-rank, but has no low_rank_form"
-    # Its entries by a coupling that is tested by itself.
+    # Its entries come from a coupling that has tests of its own.
     left, right = torch.broadcast_tensors(form.left, form.right)
     dense = LowRankCoupling(left, right, form.ptr).to_dense()
     if form.diagonal is not None:

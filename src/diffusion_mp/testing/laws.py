@@ -129,7 +129,7 @@ def expect_close(
     excess = (got64 - expected64).abs() - atol - rtol * expected64.abs()
     worst = torch.unravel_index(
         excess.argmax(), got.shape
-    )  # that of a NaN, if there is one
+    )  # the place of a NaN, if there is one
     if not excess[worst] <= 0:  # and not "> 0", which is false for a NaN
         raise LawBroken(
             f"{what} at {[int(i) for i in worst]} is {got64[worst]:.12g}, expected {expected64[worst]:.12g} "

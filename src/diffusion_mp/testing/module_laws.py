@@ -130,7 +130,7 @@ class ModuleCase(ABC, Generic[M]):
 
     def batch(self) -> list[Instance]:
         generator = self.generator()
-        # Two graphs of one size are stacked by kernels, and the others are not.
+        # Kernels stack the two graphs of one size, but not the others.
         return [self.instance(size, generator) for size in (5, 2, 7, 5)]
 
     def differentiable(self) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
@@ -277,7 +277,7 @@ def _half_precision(case: AnyCase) -> None:
     # compared is the arithmetic alone.
     rounded = case.module().to(torch.bfloat16)
     reference = copy.deepcopy(rounded).double()
-    # Every node sends to node 0 with the weight one, for a long sum.
+    # Every node sends to node 0 with the weight one, so that the sum is long.
     node = torch.arange(600)
     instance = case.instance(600)
     instance = replace(

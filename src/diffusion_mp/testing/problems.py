@@ -309,7 +309,7 @@ def _theory(
     module: nn.Module, coupling: Coupling, x: Tensor, source: Tensor | None
 ) -> Energy:
     """Return the energy that a theorem gives for a step: E(Z, k) of an explicit one, else that of the state alone."""
-    # A layer has its update as an attribute, and an update is tested by itself.
+    # A layer has its update as an attribute; an update is itself the subject.
     update: Any = getattr(module, "update", module)
     if isinstance(update, CertifiedStep):
         pulls: list[EnergyTerm] = [CouplingTerm(coupling)]

@@ -38,7 +38,7 @@ def members(path: Path) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
                     content = None
                 if content is not None:
                     yield member, content
-        # tarfile takes the end of the file for that of the archive.
+        # tarfile takes the end of the file for the end of the archive.
         if stream.last != bytes(tarfile.BLOCKSIZE):
             raise tarfile.ReadError(
                 "it is damaged or cut off: its members do not end with a block of zeros"

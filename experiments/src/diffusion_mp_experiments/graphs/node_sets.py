@@ -34,9 +34,7 @@ from diffusion_mp_experiments.files.reading import (
 )
 
 _MASKS = ("train", "val", "test")
-_NPZ = (
-    1 << 28
-)  # bytes of all arrays; those of the largest file, questions, take 60 million
+_NPZ = 1 << 28  # bytes of all arrays; the largest file, questions, has 60 million
 _HETEROPHILOUS = (
     "from the folder data of https://github.com/yandex-research/heterophilous-graphs."
 )

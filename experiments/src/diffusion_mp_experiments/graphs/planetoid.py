@@ -24,7 +24,7 @@ from diffusion_mp_experiments.files.text_tables import MARK
 _FOLDERS = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 _PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 _NUM_VAL = 500
-# Bytes of all features, written out; those of CiteSeer, the most, are 49 million.
+# Bytes of all features, written out; CiteSeer has the most, 49 million.
 _LARGEST = 1 << 30
 _WAY_OUT = "Fetch the eight files anew, together, from the folder data of https://github.com/kimiyoung/planetoid."
 

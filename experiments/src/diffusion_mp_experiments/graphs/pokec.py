@@ -269,7 +269,7 @@ def _days(column: Sequence[bytes]) -> Float[np.ndarray, " rows"]:
     for date in dates:
         if not _DAY.fullmatch(date):  # NumPy would take "today" for one
             raise ValueError(f"{date!r} is no date")
-    # NumPy 1 ends the process at bytes that are no date.
+    # NumPy 1 ends the process at bytes that are not a date.
     days = np.array([date.decode("ascii") for date in dates])
     return np.where(
         _stated(column), days.astype("datetime64[D]").astype(np.float64), np.nan
@@ -299,7 +299,7 @@ def _features(
     mean, deviation = np.array(
         [_moments(column[~np.isnan(column)]) for column in numbers.T]
     ).T
-    # Of regions of one frequency the first in the file comes first.
+    # Among regions of one frequency the first in the file comes first.
     frequent = np.argsort(
         -np.bincount(region[region >= 0], minlength=_REGIONS), kind="stable"
     )[:_REGIONS]

@@ -83,7 +83,7 @@ def load_snapshots(
                 _graph(edges[str(day)], weights[str(day)], nodes)
                 for day in range(times)
             ]
-            # With the 1e-10 of PyG Temporal, for figures that can be compared.
+            # With the 1e-10 of PyG Temporal, so that figures can be compared.
             series = (series - series.mean(0)) / (series.std(0, correction=0) + 1e-10)
     if not 0 < lags < times:
         raise ValueError(
@@ -92,7 +92,7 @@ def load_snapshots(
     lagged = (
         (now, series[now - lags : now].t().contiguous()) for now in range(lags, times)
     )
-    # One graph for all weeks, or that of the last day that is known.
+    # One graph for all weeks, or the graph of the last known day.
     return [
         Data(x=x, y=series[now], **graphs[(now - 1) % len(graphs)]) for now, x in lagged
     ]

@@ -135,7 +135,7 @@ def draw_overview(path: Path, tables: Sequence[tuple[Table, Sequence[Line]]]) ->
                     capsize=2,
                     linewidth=1.2,
                 )
-    # What the titles have in common would not fit beside the panels.
+    # The common part of the titles would not fit beside the panels.
     titles = [
         table.title.partition(" on ")[0].replace(" labels per", " per")
         for table, _ in tables

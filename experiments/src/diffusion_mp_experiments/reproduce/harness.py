@@ -75,7 +75,7 @@ class Search(NamedTuple):
             raise ValueError(
                 f"All trials of row {self.row.name!r} diverged; lower its learning rates."
             )
-        # Of equals the first one, so that more trials change nothing that was as good.
+        # The first of equals, so that further trials that are only as good change nothing.
         return self.settings[max(converged, key=lambda k: (converged[k], -k))]
 
 

@@ -249,7 +249,7 @@ def chosen(table: Table, records: Iterable[Record]) -> str:
             continue
         trials = record["trials"]
         scored = [trial for trial in trials if trial["value"] is not None]
-        # A single trial has no score, since it needs none to be the best.
+        # A single trial has no score, since it is the best without one.
         best = max(scored, key=lambda trial: trial["value"], default=trials[0])
         values = [
             f"{path} {format(value, '.3g' if isinstance(value, float) else '')}"

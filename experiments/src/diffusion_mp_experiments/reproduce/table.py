@@ -198,7 +198,7 @@ class Table:
             raise ValueError(
                 f"{self.name} has no row {', '.join(unknown)}; it has {', '.join(names_of_rows)}."
             )
-        # In the order of the table, whatever that of the names.
+        # In the order of the table, whatever the order of the names.
         chosen = names or names_of_rows
         return [row for row in self.rows if (row.curve or row.name) in chosen]
 
@@ -361,7 +361,7 @@ def _gathered(folder: Path, *below: Path) -> tuple[Config, dict[str, Path]]:
 def _over(base: Any, changes: Any) -> Any:
     """Return the fields of two mappings, of which the second wins; the fields of `init_args` are merged one by one."""
     if not isinstance(base, dict) or not isinstance(changes, dict):
-        return changes  # which is refused where it is no mapping
+        return changes  # which is refused unless it is a mapping
     both = {**base, **changes}
     if "init_args" in base.keys() & changes.keys():
         both["init_args"] = _over(base["init_args"], changes["init_args"])
@@ -459,7 +459,7 @@ def parsed(content: bytes, path: Path, needed: str = "") -> list[Record]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            # Bytes that are no UTF-8 are ValueErrors too.
+            # Bytes that are not UTF-8 raise a ValueError too.
             raise ValueError(
                 f"{path}, line {number} is no JSON: {error}. Delete that line, or the file."
             ) from error

@@ -129,7 +129,7 @@ class SynMolDataModule(BatchDataModule):
         trained = 1 - self.val
         if self.tuning:
             y = visible_labels(y, True)
-            # While settings are tuned, some training molecules stand in for those of the test.
+            # While settings are tuned, some training molecules stand in for the test molecules.
             trained = 1 - 2 * self.val
         train, val, test = _selected(
             graphs, random_split(y, trained, self.val, self.generator)

@@ -139,7 +139,7 @@ class Supervised(LightningModule):
     def on_validation_epoch_end(self) -> None:
         score = self.val_metric.compute()
         count = sum(count for _, count in self._val_losses)
-        # By examples, or those of a small last batch would weigh more than others.
+        # By examples, or the examples of a small last batch would weigh more than others.
         loss = sum(loss * (part / count) for loss, part in self._val_losses)
         # One more right answer is worth 1/N; the loss may decide below half of that only.
         score = (score if self.val_metric.higher_is_better else -score) - loss / (
@@ -220,7 +220,7 @@ class NodeClassifier(Supervised):
         inputs = [data.x, data.edge_index, data.edge_weight]
         features = _edge_features(self.model, data)
         if data.edge_weight is None and _misfit(self.model, inputs, features):
-            inputs.pop()  # a model of (x, edge_index) does not need to know of weights that there are none of
+            inputs.pop()  # a model of (x, edge_index) need not take weights if the data have none
         return _called(self.model, *inputs, **features)
 
     def compared(self, batch: Data, stage: str) -> tuple[Tensor, Tensor]:

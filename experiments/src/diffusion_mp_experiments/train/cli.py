@@ -120,7 +120,7 @@ def _is_refusal(error: TypeError) -> bool:
 
     Python raises TypeError also for faults of a program, such as a user's own model; these need their traceback.
     """
-    # The last frame is that of the statement that raised.
+    # The last frame is the frame of the statement that raised.
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     ours = str(frame.f_globals.get("__name__")).startswith("diffusion_mp")
     return ours and linecache.getline(

@@ -325,13 +325,13 @@ class DiffusionCLI(LightningCLI):
         """Train, or go on from `--ckpt_path`; test the best checkpoint and print where everything is."""
         try:
             self.trainer.fit(**kwargs)
-            # There is none where nothing was validated.
+            # There is no best checkpoint where nothing was validated.
             if best := self._get(self.config_init, "checkpoint").best_model_path:
                 self.trainer.test(
                     self.model, datamodule=self.datamodule, ckpt_path=best
                 )
                 print(f"Best checkpoint: {best}\nLogs: {self.trainer.log_dir}")
-        # A signal too, for the note says how to go on.
+        # A signal too, since the note says how to go on.
         except BaseException as error:
             last = self._get(self.config_init, "last").best_model_path
             if Path(last).is_file():
@@ -357,7 +357,7 @@ class EpochProgress(ProgressBar):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics = self.get_metrics(trainer, pl_module)
-        # The number of the version is no measure of the epoch.
+        # The number of the version does not measure the epoch.
         metrics.pop("v_num", None)
         self._bar.set_postfix(metrics, False)
         self._bar.update(trainer.current_epoch + 1 - self._bar.n)

@@ -65,7 +65,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     values = empty_like(v)
     wide = torch.promote_types(v.dtype, torch.float32)
     den = v.new_empty(*v.shape[:2], 1, dtype=wide)
-    # The sums of many small graphs may be larger than their nodes, so those of a batch are not kept.
+    # The sums of many small graphs may be larger than their nodes, so the sums of a batch are not kept.
     graphs = v.size(1) if terms.ptr is None else 0
     pooled = den.new_zeros(graphs, k.size(2) + 1, v.size(2) + 1)
     inputs = [v] if q is k is v else [q, k, v]
@@ -237,7 +237,7 @@ class _Attention:
             )
             by_queries = self._load(dq, rows)
             torch.bmm(grads, sums.outer.mT, out=by_queries)
-            # A product of matrices is faster than that of rows where there are several heads.
+            # With several heads a product of matrices is faster than a product of rows.
             by_queries.baddbmm_(inner, sums.left)
             if not self.alone:
                 _through_norm(by_queries, queries, norm)

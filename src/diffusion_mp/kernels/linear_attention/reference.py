@@ -102,7 +102,7 @@ def read(
     row = (q @ left.unsqueeze(-1)) + (terms.constant + terms.own) * size
     if terms.own:
         total = total + terms.own * size * v
-    # To look takes less than the cases of a quotient, and their derivatives.
+    # A look takes less time than the cases of a quotient and their derivatives.
     if lies_in(row, LEAST, math.inf):
         return total / row
     return quotient(total, row)

@@ -44,7 +44,7 @@ def _product(v: Narrow, alpha: Wide, stencil: Stencil, transpose: bool) -> Tenso
     cpu=partial(stencil.inner, stencil.fast_sums),
 )
 def _inner(g: Narrow, v: Narrow, stencil: Stencil) -> Tensor:
-    # A sum over nodes, of which half precision would lose most.
+    # A sum over nodes: half precision would lose most of it.
     return v.new_empty(
         len(stencil.strides),
         v.size(1),
@@ -69,7 +69,7 @@ def _by_alpha(
     transpose: bool,
     backend: str,
 ) -> Tensor:
-    # The inner product of g with Aᵀv is that of v with A g.
+    # The inner product of g with Aᵀv is the inner product of v with A g.
     if transpose:
         return _inner(v, grad, stencil, backend=backend)
     return _inner(grad, v, stencil, backend=backend)

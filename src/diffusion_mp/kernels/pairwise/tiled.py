@@ -175,7 +175,7 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     # One shift on both sides keeps the weights symmetric.
     mutual = weighting.mutual and weighting.row_shift is weighting.col_shift
     columns = _columns(q, weighting)
-    # The dtype of the last tensor is that of the result.
+    # The last tensor has the dtype of the result.
     (q, k, *shifts, v), dtype = accumulating(q, k, *columns, v)
 
     def compute(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
@@ -191,7 +191,7 @@ def _columns(q: Tensor, weighting: Weighting) -> list[Tensor]:
     """Return the shifts a and b as columns [N, H, 1]: none, a, or both."""
     row_shift = weighting.row_shift
     col_shift = weighting.col_shift
-    # A tile takes its first shift for that of the rows.
+    # A tile takes its first shift for the shift of the rows.
     if row_shift is None and col_shift is not None:
         row_shift = torch.zeros_like(col_shift)
     return [x.unsqueeze(2) for x in (row_shift, col_shift) if x is not None]
@@ -249,7 +249,7 @@ def backward(
         return dq, dk, dv
 
     inputs = (q, k, v, grad, delta, *shifts)
-    # Shifts have no gradient here: that of a row is its inner product with the result.
+    # Shifts have no gradient here: the gradient of a row's shift is its inner product with the result.
     widths = [x.size(2) for x in (q, k, v)]
     gradients = by_stacks(compute, weighting.ptr, inputs, widths, _entries(q))
     return tuple(x.to(dtype) for x in gradients)

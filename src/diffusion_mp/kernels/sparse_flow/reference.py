@@ -29,7 +29,7 @@ from diffusion_mp.runtime.precision import accumulating, exp_limit
 
 def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> Tensor:
     """Return which entries flow: Σ_i c_i max(θ_j − θ_i, 0) + θ_j/α < 1, summed in logarithms without cancellation."""
-    # Which entries flow is no function that has a derivative, also not in forward mode, which no_grad does not stop.
+    # Which entries flow has no derivative, not even in forward mode, which no_grad does not stop.
     log_conductance = log_conductance.detach()
     log_threshold = log_threshold.detach()
     inverse = inverse.detach()
@@ -136,7 +136,7 @@ def _on_support(
 ) -> OnSupport:
     """Solve Σ_j z_j + μ/α = 1, which is linear in ρ on a support; ``log_c`` and ``log_f`` are those of ``best``."""
     s, u, _, _, lam, leak = problem
-    # γ without λ, of which the logarithm is −∞ where λ is 0.
+    # γ without λ: the logarithm of λ is −∞ where λ is 0.
     log_drag = log_c + log_f
     # The unit is a choice: no result depends on it, so it needs no gradient.
     unit, lift, rise, nu = units((log_drag + lam.log()).detach())
@@ -177,7 +177,7 @@ def _solved(circuit: Circuit, nodes: slice) -> RowPotentials:
     friction = u.logsumexp(2, keepdim=True)
     # Not s + M and u − U, which cancel where the scores are large.
     log_c = -resisting.log_softmax(2).masked_fill(none, torch.inf)
-    # A row of absent entries alone gives NaN, which is no threshold.
+    # A row of absent entries only gives NaN, which is no threshold.
     log_f = u.log_softmax(2).masked_fill(none, -torch.inf)
     lam, leak = (x[nodes].t().unsqueeze(2) for x in (lam, leak))
     with torch.no_grad():
@@ -330,7 +330,7 @@ class Segments(Dense):
         return n - self.top(last.where(is_top, 1))
 
     def at(self, entries: Tensor, place: Tensor) -> Tensor:
-        # Padded for rows without an entry, also where there is none at all.
+        # Padded for rows without an entry, also where there is no entry at all.
         return pad(entries, (0, 0, 0, 1)).gather(0, place)
 
     def without(self, entries: Tensor, place: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ class RowTerms(NamedTuple):
     rho: Wide  # the potential above that threshold and (nu) the friction of o, in a unit in which neither overflows
     nu: Wide
     lift: (
-        Wide  # what a is larger by for senders with u < w, where there is no such unit
+        Wide  # how much larger a is for senders with u < w, where there is no such unit
     )
     reach: Wide  # senders with u ≥ reach are closed, where rounding of u hides the threshold; else ∞
     best: Tensor  # o, the number of a node
