@@ -84,7 +84,7 @@ def neighbours(
     Args:
         coupling: the coupling, such as the one that a layer returns with ``return_coupling=True``.
         node: i, the receiving node.
-        top: number of bars, the senders j with the largest |s_ij|. The default 10 keeps the labels readable.
+        top: number of bars: the senders j with the largest |s_ij|.
         names: a name for every node. By default the number of the node.
         ax: the axis to draw on. By default a new figure is made.
 
@@ -219,7 +219,7 @@ def uncertainty(
     Args:
         coupling: a symmetric and nonnegative coupling, see `posterior_variance`.
         points: the positions [N, 2]. Of more than two columns the two principal components are drawn.
-        leak: κ of `posterior_variance`. A larger leak makes the variances more alike.
+        leak: κ > 0 of `posterior_variance`.
         ax: the axis to draw on. By default a new figure is made.
 
     Examples:

@@ -141,7 +141,7 @@ class Saved(nn.Module, Described):
     def save(self, path: Place) -> None:
         """Write the state dict and the constructor's arguments to a safetensors file, which `load` reads.
 
-        The file is complete or absent, also while it is written.
+        At every moment the file is either the old file or the complete new file.
 
         Args:
             path: path of the file, in a folder that exists.

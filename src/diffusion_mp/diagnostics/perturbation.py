@@ -84,7 +84,7 @@ def lipschitz(
         left = torch.zeros_like(value)
         # Any singular direction has about 1/√n of the start, so a larger singular value would show in the residual.
         enough = max(tol / math.sqrt(x.numel()), 8 * torch.finfo(x.dtype).eps)
-        # The two diagonals of JᵀJ, which is tridiagonal in the Lanczos basis. The basis is not kept:
+        # The diagonal and the off-diagonal of JᵀJ, which is tridiagonal in the Lanczos basis. The basis is not kept:
         # lost orthogonality makes copies of the largest eigenvalue, and no larger one.
         main = list[float]()
         side = list[float]()

@@ -67,7 +67,7 @@ def commutator(
     size = float(tokens(routed, mask).norm())
 
     def relative(left: Tensor, right: Tensor) -> float:
-        # Padding has values too, which say nothing.
+        # Padding has values too, which mean nothing.
         difference = float((tokens(left, mask) - tokens(right, mask)).norm())
         return difference / size if size else 0.0
 

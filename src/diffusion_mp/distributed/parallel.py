@@ -154,7 +154,7 @@ def node_parallel(model: Model, group: ProcessGroup | None = None) -> Model:
     ranks. The gradient of every parameter, and the state dict of every rank, are then the same as in a single process.
 
     Args:
-        model: any module of this library or a module that is made of them.
+        model: the model, built alike on every rank.
         group: the processes. By default all of them.
 
     Raises:

@@ -58,8 +58,8 @@ class ShardedGraph(GraphPart):
     of one process up to the order of summation. This includes the Gumbel noise of NodeFormer, but not dropout.
 
     Args:
-        edge_index: the edges [2, E] of the whole graph, the same on every rank, possibly memory-mapped. ``None`` is a
-            graph without edges.
+        edge_index: the edges [2, E] of the whole graph, the same on every rank, possibly memory-mapped. ``None`` if no
+            edges were observed.
         num_nodes: number of nodes of the whole graph.
         edge_weight: the weights [E] of the whole graph. By default every edge has the weight one.
         group: the processes. By default all of them.

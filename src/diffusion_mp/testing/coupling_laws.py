@@ -59,7 +59,7 @@ class CouplingCase:
     @cached_property
     def pairs(self) -> Tensor:
         """All pairs (source, target) in random order; the first three pairs come twice."""
-        # Some twice: the gradients of a repeated entry add up.
+        # Some come twice, since the gradients of a repeated entry add up.
         nodes = self.coupling.num_nodes
         order = torch.randperm(nodes * nodes, generator=self.generator)
         pairs = torch.stack([order // max(nodes, 1), order % max(nodes, 1)])

@@ -160,11 +160,11 @@ def _depends_on_edges(
     if declared == "edges":
         if not isinstance(coupling, SparseCoupling):
             raise AssertionError(f"depends_on is 'edges', but {coupling} has none")
-        # The rows to which node 0 sends nothing, but for its own.
+        # Rows that do not depend on node 0: neither its own, nor those to which it sends.
         source, target = coupling.graph.edges
         apart[target[source == 0]] = False
         apart[0] = False
-    # The sign, which leaves the state in the unit ball, where every penalty is defined.
+    # Only a sign changes, so the state stays in the unit ball, where every penalty is defined.
     changed = torch.cat([-instance.x[:1], instance.x[1:]])
     got = case(module, replace(instance, x=changed)).to_dense()[:, apart]
     what = "S of another state of node 0, in rows that do not depend on it,"

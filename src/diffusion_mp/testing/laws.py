@@ -120,7 +120,7 @@ def expect_close(
     expect_equal(tuple(got.shape), tuple(expected.shape), f"the shape of {what}")
     if got.numel() == 0:
         return
-    # By what was computed: the reference is often in double.
+    # By the dtype of what was computed: the reference is often in double.
     rtol, atol = tolerance(operation, got.dtype)
     # Differences are taken in double: in half precision they would be rounded
     # themselves, or overflow.

@@ -181,7 +181,7 @@ LAYER_LAWS: tuple[Law[LayerCase], ...] = (
 )
 
 
-# Built once: torch.compile does not trace the checks of a constructor.
+# Built once, since torch.compile does not trace the checks of a constructor.
 _UNDIRECTED = AdjacencyDiffusivity("sym", direction="undirected")
 
 

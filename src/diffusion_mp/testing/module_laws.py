@@ -254,7 +254,7 @@ def _second_derivatives(case: AnyCase) -> None:
     if not out.requires_grad:
         return
     try:
-        # Of a square, since a loss that is linear in the result has no second
+        # The loss is a square: a loss that is linear in the result has no second
         # derivative to be wrong.
         first = torch.autograd.grad(
             out.square().sum(), leaves, create_graph=True, materialize_grads=True

@@ -75,7 +75,7 @@ class Problem:
         """
         from scipy.linalg import expm
 
-        # SciPy's, since torch's exponential is one of what is tested.
+        # SciPy's exponential, since torch's is among what is tested.
         power = torch.from_numpy(np.asarray(expm(-t * self.laplacian.numpy())))
         return torch.einsum("ij,jhd->ihd", power, self.state)
 

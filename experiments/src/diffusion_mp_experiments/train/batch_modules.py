@@ -151,7 +151,8 @@ class SnapshotDataModule(BatchDataModule):
         root: the folder that holds the file.
         name: "chickenpox" or "england_covid".
         lags: number of values that a forecast sees; by default the number of `load_snapshots`.
-        base: name of the forecast to correct, see `fit_forecast`. The default "zero" corrects nothing.
+        base: name of the forecast to correct, see `fit_forecast`. The default "zero" leaves the whole forecast to the
+            model.
         train: share of the snapshots that train.
         val: share of the snapshots that validate; all others test. The default shares are the 2 : 2 : 6 of Wu, Wipf &
             Yan (2025, Table 5).

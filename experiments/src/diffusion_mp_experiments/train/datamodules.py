@@ -196,8 +196,7 @@ class PlanetoidDataModule(FullGraphDataModule):
             all labels. A number draws that split from the labels for results only (see `visible_labels`).
         seed: draws the split if it is "random".
         tuning: whether to draw split number `split` from the labels for tuning; all other nodes of these labels test.
-        sparse: whether x is a CSR matrix, which a model reads in a fraction of the time. Off by default: other models
-            need a dense x.
+        sparse: whether x is a CSR matrix, which a model reads in a fraction of the time. Dense by default.
         per_class: number of training nodes of each class in a random split.
         num_val: number of validation nodes in a random split.
         num_test: number of test nodes in a random split; `None` takes all that remain.
