@@ -32,12 +32,13 @@ def check_energy_term(
 ) -> None:
     """Check that certified steps may use an energy term (Theorem T11 of docs/certified.md).
 
-    The half gradient must be half of the gradient of the value, since the majorant touches the value at z. And
+    Let V be the value, g the half gradient and p the bound of the term at z. Certified steps need that g is half of the
+    gradient of V, and that
 
-        value(z′) ≤ value(z) + 2⟨half_gradient, z′ − z⟩ + 2 Σ_i bound_i ‖z′_i − z_i‖²
+        V(z′) ≤ V(z) + 2⟨g, z′ − z⟩ + 2 Σ_i p_i ‖z′_i − z_i‖²
 
-    must hold at all states z′, also at states outside of the constraint of a block. If the Hessian of the value is at
-    most L times the identity, L / 4 is a bound.
+    holds at all states z′, also at states outside of the constraint of a block. If the Hessian of V is at most L times
+    the identity, L / 4 is a bound.
 
     The states z′ that are tried are random ones, the states to which gradient ascent on the difference leads (of all
     nodes and of single nodes), and states in the direction in which the half gradient changes most. The same is tested
