@@ -76,27 +76,50 @@ class RowTerms(NamedTuple):
     the potential keeps all its digits. At o itself 1 − e^{u − w} counts as zero, however u is rounded. See
     :func:`solve`.
 
+    Attributes:
+        a: logarithm of the scale of the row.
+        w: u_io, the logarithm of the threshold of o.
+        rho: ρ, the potential above this threshold, in a unit in which neither ρ nor ν overflows.
+        nu: ν, the friction of o, in the same unit.
+        lift: how much larger a is for senders with u < w, where there is no such unit.
+        reach: senders with u ≥ reach are closed, where rounding of u hides the threshold; else ∞.
+        best: o, the number of a node.
+
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))
         >>> isinstance(rows.terms, RowTerms), rows.terms.best.shape
         (True, torch.Size([6, 2]))
     """
 
-    a: Wide  # log of the scale of the row
-    w: Wide  # log of the threshold of o, u_io
-    rho: Wide  # the potential above that threshold and (nu) the friction of o, in a unit in which neither overflows
+    a: Wide
+    w: Wide
+    rho: Wide
     nu: Wide
-    lift: (
-        Wide  # how much larger a is for senders with u < w, where there is no such unit
-    )
-    reach: Wide  # senders with u ≥ reach are closed, where rounding of u hides the threshold; else ∞
-    best: Tensor  # o, the number of a node
+    lift: Wide
+    reach: Wide
+    best: Tensor
 
 
 class RowPotentials(NamedTuple):
-    """The solution of the flow problem of every row, [N, H]; the first seven fields are those of `RowTerms`.
+    """The solution of the flow problem of every row, [N, H]; its first seven fields are the fields of `RowTerms`.
 
-    Only a, w, ρ, ν and log μ have a gradient. In the comments below, J is the set of entries that flow.
+    Only a, w, ρ, ν and log μ have a gradient. J is the set of entries that flow.
+
+    Attributes:
+        a: logarithm of the scale of the row.
+        w: logarithm of the threshold of the best conductor o.
+        rho: ρ, the potential above this threshold.
+        nu: ν, the friction of o.
+        lift: how much larger a is for senders with u < w.
+        reach: senders with u ≥ reach are closed.
+        best: o, the number of a node.
+        log_mu: log μ, the logarithm of the potential.
+        resistance: M = log Σ_j e^{−s_ij}.
+        friction: U = log Σ_j e^{u_ij}.
+        slope: Σ_J e^{s + a} + e^{a − M}/α, the divisor of ρ.
+        drag: Σ_J ν e^{s + a + u − w}, without o.
+        work: Σ_j θ_ij z_ij, the work of the frictions.
+        support: the number of entries in J.
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.full((6, 2), 100.0), torch.ones(6, 2))
@@ -111,13 +134,13 @@ class RowPotentials(NamedTuple):
     lift: Tensor
     reach: Tensor
     best: Tensor
-    log_mu: Tensor  # log μ, of the potential
-    resistance: Tensor  # M = log Σ_j e^{−s_ij}
-    friction: Tensor  # U = log Σ_j e^{u_ij}
-    slope: Tensor  # Σ_J e^{s + a} + e^{a − M}/α, the divisor of ρ
-    drag: Tensor  # Σ_J ν e^{s + a + u − w} without o
-    work: Tensor  # Σ_j θ_ij z_ij, the work of the frictions
-    support: Tensor  # the size of J
+    log_mu: Tensor
+    resistance: Tensor
+    friction: Tensor
+    slope: Tensor
+    drag: Tensor
+    work: Tensor
+    support: Tensor
 
     @property
     def terms(self) -> RowTerms:
