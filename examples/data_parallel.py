@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
         distributed.barrier()
         del (
             model
-        )  # its gradients' exchange may hang the process where it outlives the group
+        )  # the exchange of its gradients may hang the process if it outlives the group
         distributed.destroy_process_group()
     return 0
 

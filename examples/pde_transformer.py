@@ -186,7 +186,7 @@ def loaders(run: Run, out: Path, imdb_path: Path) -> dict[str, DataLoader[Any]]:
     found = {}
     for split in ("train", "val", "test"):
         kept = items(run, split, out, imdb_path)
-        # Lightning tells it the epoch; one replica of one is everything.
+        # Lightning tells the sampler the epoch; the one replica loads everything.
         order = (
             DistributedSampler(kept, 1, 0, seed=1000 * run.seed)
             if split == "train"

@@ -107,7 +107,7 @@ def draw_overview(path: Path, tables: Sequence[tuple[Table, Sequence[Line]]]) ->
     for position, (table, lines) in enumerate(tables):
         unit = 1.0
         if table.metric.mode == "min":
-            # Errors have no common scale: in percent of the GCN's.
+            # Errors have no common scale, so they are in percent of the GCN's error.
             unit = next(line for line in lines if line.row == "gcn").score[0] / 100
         best: dict[str, Line] = {}
         # The last of a kind stays, and that is the best one.

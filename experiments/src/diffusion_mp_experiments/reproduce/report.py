@@ -222,7 +222,7 @@ def section(table: Table, lines: Sequence[Line], notes: str = "") -> str:
     splits = max(line.splits for line in lines)
     hours = sum(line.seconds for line in lines) / 3600
     if max(line.trials for line in lines) == 1:
-        # Of one trial there was nothing to choose.
+        # With one trial there was nothing to choose.
         tuned = "with fixed settings"
     elif table.nested:
         tuned = "each tuned on its own validation nodes"

@@ -167,7 +167,7 @@ def _takes(class_path: str, argument: str) -> bool:
 
 def build(kind: type, config: Config) -> Any:
     """Make an object from `class_path` and `init_args`, of a class that must be of this kind."""
-    # That of Lightning's command line, so a row is read as a configuration of `fit` is.
+    # The parser of Lightning's command line, so that a row is read like a configuration of `fit`.
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--it", type=kind)
     try:
