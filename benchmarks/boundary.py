@@ -31,7 +31,7 @@ CHANNELS = 64
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Every function called ``check_…`` in a module of the package replaced by one that does nothing."""
+    """Replace every function called ``check_…`` in a module of the package by a function that does nothing."""
     replaced = []
     for name, module in list(sys.modules.items()):
         if name.startswith("diffusion_mp"):
@@ -55,7 +55,7 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 def fastest(call: Callable[[], object], passes: int) -> float:
-    """Seconds of the fastest of some passes."""
+    """Return the seconds of the fastest of some passes."""
     times = []
     for _ in range(passes):
         start = time.perf_counter()

@@ -41,7 +41,7 @@ METHODS = {
 
 
 def read(folder: Path, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Some images [count, 784] in [0, 1] and their digits, in an order that a seed draws from training and test set."""
+    """Return some images [count, 784] in [0, 1] and their digits; a seed draws them from training and test set."""
 
     def both(kind: str, header: int) -> np.ndarray:
         files = [
@@ -84,7 +84,7 @@ def run(method: str, folder: Path, count: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the table, each line when it is known."""
+    """Print the table, each line as soon as it is known."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -18,7 +18,7 @@ from diffusion_mp import DIFFormer, full_graph_inference
 
 
 def main() -> None:
-    """Prints one line, and one more with --compare."""
+    """Print one line, and one more with --compare."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

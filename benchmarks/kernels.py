@@ -50,7 +50,7 @@ class Case(NamedTuple):
 
 
 def measure(case: Case, repeats: int) -> dict[str, float]:
-    """Seconds of the forward pass and of a step, and MiB of a step; of the forward pass where nothing is trained."""
+    """Return the seconds of the forward pass and of a step, and the MiB of a step (or a forward pass if none trains)."""
     operation = OPERATIONS[case.operation]
     way = OPERATIONS[case.operation].ways[case.way]
     inputs = operation.inputs(case.nodes, torch.Generator().manual_seed(0))
@@ -78,7 +78,7 @@ def measure(case: Case, repeats: int) -> dict[str, float]:
 
 
 def median_seconds(run: Callable[[], Any], repeats: int) -> float:
-    """After one run that does not count; short runs are repeated for a tenth of a second."""
+    """Return the median, after one run that does not count; short runs are repeated for a tenth of a second."""
     start = time.perf_counter()
     run()
     often = max(1, round(0.1 / max(time.perf_counter() - start, 1e-6)))
@@ -92,7 +92,7 @@ def median_seconds(run: Callable[[], Any], repeats: int) -> float:
 
 
 def table(results: dict[Case, dict[str, float]]) -> str:
-    """Markdown: a row per operation, size and way, with ratios to the first way of the size."""
+    """Return Markdown: a row per operation, size and way, with ratios to the first way of the size."""
     lines = [
         "| operation | N | way | forward | step | memory | forward × | step × | memory × |",
         "|---|--:|---|--:|--:|--:|--:|--:|--:|",
@@ -121,7 +121,7 @@ def table(results: dict[Case, dict[str, float]]) -> str:
 
 
 def order(case: Case) -> tuple[int, int, int]:
-    """As operations.py lists them."""
+    """Order cases as operations.py lists them."""
     operations = list(OPERATIONS)
     return (
         operations.index(case.operation),
@@ -131,7 +131,7 @@ def order(case: Case) -> tuple[int, int, int]:
 
 
 def slopes(results: dict[Case, dict[str, float]]) -> str:
-    """Of log time and log memory over log N, by least squares, where three sizes or more are large enough."""
+    """Return least-squares slopes of log time and log memory over log N, if three or more sizes are large enough."""
     head = [
         "",
         "| operation | way | forward | step | memory |",
@@ -160,7 +160,7 @@ def slopes(results: dict[Case, dict[str, float]]) -> str:
 
 
 def draw(results: dict[Case, dict[str, float]], path: Path) -> None:
-    """Time of a step and memory over N, a column per operation."""
+    """Draw the time of a step and the memory over N, a column per operation."""
     with needed_by("The picture", "diffusion-mp[plot]"):
         import matplotlib
 

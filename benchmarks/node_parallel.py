@@ -27,7 +27,7 @@ from diffusion_mp.kernels.spmm import spmm
 
 
 def seconds(action: Callable[[], object], repeats: int = 5) -> float:
-    """The median time of an action that all ranks begin together."""
+    """Return the median time of an action that all ranks begin together."""
     times = []
     for _ in range(repeats + 1):
         distributed.barrier()
@@ -38,7 +38,7 @@ def seconds(action: Callable[[], object], repeats: int = 5) -> float:
 
 
 def main() -> None:
-    """One line for each number."""
+    """Print one line for each number."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

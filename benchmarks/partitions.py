@@ -44,13 +44,13 @@ def blocks(data: Data, parts: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def blocks_with_features(data: Data, parts: int) -> Iterator[Data]:
-    """The same, with what training reads."""
+    """The same blocks, with what training reads."""
     for n_id, edge_index in blocks(data, parts):
         yield Data(x=data.x[n_id], y=data.y[n_id], edge_index=edge_index)
 
 
 def random_nodes(data: Data, parts: int) -> RandomNodeLoader:
-    """PyG's loader, seeded."""
+    """PyG's loader, with a seed."""
     return RandomNodeLoader(
         data, parts, shuffle=True, generator=torch.Generator().manual_seed(0)
     )
@@ -77,13 +77,13 @@ WAYS: dict[str, Callable[[Data, int], Callable[[], Iterable[Any]]]] = {
 
 
 def epoch(start: Callable[[], Iterable[Any]]) -> None:
-    """All batches, each dropped before the next."""
+    """Go through all batches, and drop each before the next."""
     for _ in start():
         pass
 
 
 def graph(folder: Path, mapped: bool) -> Data:
-    """The cached graph, in memory without a copy on the way, or memory-mapped."""
+    """Return the cached graph, memory-mapped or in memory, without a copy on the way."""
     mode = "c" if mapped else None
     return Data(
         **{

@@ -30,7 +30,7 @@ OVER = {"nodes": [(n, 4 * n) for n in SIZES], "edges": [(FIXED, e) for e in SIZE
 
 
 def run(nodes: int, edges: int, parts: int, channels: int) -> dict[str, float]:
-    """Seconds and MiB of a step, or of an epoch of several parts."""
+    """Return the seconds and MiB of a step, or of an epoch of several parts."""
     generator = torch.Generator().manual_seed(0)
     edge_index = torch.randint(nodes, (2, edges), generator=generator)
     x = torch.randn(nodes, channels, generator=generator, requires_grad=True)

@@ -199,7 +199,7 @@ def loaders(run: Run, out: Path, imdb_path: Path) -> dict[str, DataLoader[Any]]:
 
 
 def make_model(run: Run) -> PDETransformer:
-    """Return a model whose parameters are the same for every placement; the diffusion draws none of its parameters."""
+    """Return a model with the same parameters for every placement; the diffusion's parameters draw no numbers."""
     placed = run.placement != "none"
     torch.manual_seed(run.seed)
     return PDETransformer(

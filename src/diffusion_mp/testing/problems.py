@@ -308,7 +308,7 @@ def _graph_coupling(graph: Graph) -> Coupling:
 def _theory(
     module: nn.Module, coupling: Coupling, x: Tensor, source: Tensor | None
 ) -> Energy:
-    """Return the energy that a theorem gives for a step: E(Z, k) of an explicit one, else that of the state alone."""
+    """Return the energy that a theorem gives for a step: E(Z, k) for an explicit step, else an energy of the state."""
     # A layer has its update as an attribute; an update is itself the subject.
     update: Any = getattr(module, "update", module)
     if isinstance(update, CertifiedStep):

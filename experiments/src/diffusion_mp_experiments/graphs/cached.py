@@ -35,7 +35,7 @@ def made_once(
     """Return `load(folder)`; if that is None, `make` writes the folder first.
 
     `load` returns None unless the folder is current. It raises ValueError if the folder is damaged, which becomes a
-    warning. `make` gets an empty folder beside it, which is renamed once everything is written.
+    warning. `make` gets an empty folder next to it, which is renamed once everything is written.
 
     The process that makes the folder holds the lock `<folder>.lock`, which the operating system releases if that
     process dies. Other processes wait and then read. A complete folder is read without a lock, so it may be read-only.

@@ -320,7 +320,7 @@ def _features(
 
 
 def _moments(stated: Float[np.ndarray, " users"]) -> tuple[float, float]:
-    """Return mean and standard deviation; the latter is 1 for a number that is equal for all, or that nobody states."""
+    """Return mean and standard deviation; the deviation is 1 if a number is equal for all, or if nobody states it."""
     return (
         (float(stated.mean()), float(stated.std()) or 1.0)
         if len(stated)

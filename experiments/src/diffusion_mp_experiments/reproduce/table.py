@@ -286,7 +286,7 @@ def find_table(name: str, folder: Path | None = None) -> Path:
 def load_table(folder: Path, root: str | None = None) -> Table:
     """Load the table of a folder, its rows in the order of `rows` in table.yaml; `root` replaces the root of its data.
 
-    With `like: TABLE` a table may name rows of that table, which is beside it or in this package. It inherits the other
+    With `like: TABLE` a table may name rows of that table, next to it or in this package. It inherits the other
     values of that table, axis by axis in `search`. With `like: ROW` a row inherits from that row all but its title,
     arguments and axes. A null axis is not searched.
     """

@@ -83,7 +83,7 @@ def item_random(*key: str | int) -> Random:
 
 
 def check_index(index: object, low: int, high: int) -> int:
-    """Return the index as an int; IndexError unless it lies in low .. high − 1, TypeError if it is no whole number."""
+    """Return the index as an int; IndexError unless it lies in low .. high − 1, TypeError if it is not whole."""
     number = as_whole(index, "index", "torch.utils.data.Subset takes several items.")
     if not low <= number < high:
         raise IndexError(f"index must lie in {low} .. {high - 1}; got {number}.")

@@ -262,7 +262,7 @@ def _free_line(
 
 
 def _near(point: Point) -> frozenset[Pixel]:
-    """Return the pixels that are not free beside a path with this point."""
+    """Return the pixels that a path with this point makes not free."""
     return _around(_pixel(point))
 
 

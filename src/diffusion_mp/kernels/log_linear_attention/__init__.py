@@ -5,7 +5,7 @@ For every sample this is linear attention. With M_r = max_j (log k_jr + b_j) ove
     K_jr = exp(log k_jr + b_j − M_r),  Q_ir = exp(log q_ir + M_r − max_r (log q_ir + M_r))
 
 have the same entries after row normalisation. None overflows, and no row underflows: with the largest feature r of row
-i, Q_ir = 1 and Σ_j K_jr ≥ 1. Samples are heads of linear attention; those of a large graph are taken a few at a time.
+i, Q_ir = 1 and Σ_j K_jr ≥ 1. Samples are heads of linear attention; a large graph takes a few samples at a time.
 """
 
 from collections.abc import Callable

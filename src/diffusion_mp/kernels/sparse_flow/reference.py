@@ -134,7 +134,7 @@ def _on_support(
     idle: Tensor,
     rows: Dense = DENSE,
 ) -> OnSupport:
-    """Solve Σ_j z_j + μ/α = 1, which is linear in ρ on a support; ``log_c`` and ``log_f`` are those of ``best``."""
+    """Solve Σ_j z_j + μ/α = 1, which is linear in ρ on a support; ``log_c`` and ``log_f`` belong to ``best``."""
     s, u, _, _, lam, leak = problem
     # γ without λ: the logarithm of λ is −∞ where λ is 0.
     log_drag = log_c + log_f

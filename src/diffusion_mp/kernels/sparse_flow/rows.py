@@ -7,7 +7,7 @@ linear function. Newton's method reaches it in a few passes over the entries; se
 
 Backward pass: on the support {θ_j < μ} the equation is linear in μ, and so in closed form; see ``tiled.pulls``.
 
-Rows are those of a dense tile (:class:`Dense`) or the edges that end at a node (``reference.Segments``).
+Rows are the rows of a dense tile (:class:`Dense`) or the edges that end at a node (``reference.Segments``).
 """
 
 import math

@@ -295,7 +295,7 @@ def pulls(
     with y of :func:`product_backward`, and ``at_s`` and ``at_u`` more at the best conductor.
 
     In a constant unit e^h a = h − s_o, w = u_o, ρ = ζe^{−h}, ν = γe^{−h}, γ = c_oθ_o and μ = θ_o + ζ/c_o. The
-    differential of Σ_j z_j + μ/α = 1 gives that of ζ (S3 of docs/errata.md), with
+    differential of Σ_j z_j + μ/α = 1 gives the differential of ζ (S3 of docs/errata.md), with
     D = Σ_J e^{s + a} ν(1 − e^{u − w}) and the slope Σ_J e^{s + a} + e^h/(αc_o):
 
         slope dρ = −Σ z (ds − ds_o) + Σ y (du − du_o) − D dlog γ − (θ_o dlog θ_o − ζ/c_o dlog c_o)/α − μ d(1/α),
