@@ -50,7 +50,7 @@ class Case(NamedTuple):
 
 
 def measure(case: Case, repeats: int) -> dict[str, float]:
-    """Return the seconds of the forward pass and of a step, and the MiB of a step (or a forward pass if none trains)."""
+    """Return the seconds of forward pass and step, and the MiB of a step (of a forward pass without training)."""
     operation = OPERATIONS[case.operation]
     way = OPERATIONS[case.operation].ways[case.way]
     inputs = operation.inputs(case.nodes, torch.Generator().manual_seed(0))
