@@ -1,4 +1,4 @@
-"""Two ways to compute the same thing, in turn in one process, so that what else the machine does meets both."""
+"""Time two ways to compute the same thing in turn, in one process, so that other load on the machine meets both."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ BURST = 5e-3
 def alternating(
     first: Callable[[], Any], second: Callable[[], Any], seconds: float
 ) -> dict[str, list[float]]:
-    """Low quantile (a tenth) and median of the seconds of a call, for ``[first, second]``.
+    """Return a low quantile (a tenth) and the median of the seconds of a call, for ``[first, second]``.
 
-    Bursts of both follow each other, each time in the other order, until ``seconds`` have gone by, twice at least. The
-    low quantile is what the machine can do, the median what it did.
+    Bursts of both follow each other, each time in the other order, until ``seconds`` have gone by, and at least twice.
+    The low quantile says what the machine can do, the median what it did.
     """
     runs = (first, second)
     times: tuple[list[float], list[float]] = ([], [])

@@ -1,4 +1,4 @@
-"""Batches of small graphs: the sizes of real ones where the data is at hand, else random ones of the same kind."""
+"""Batches of small graphs: the sizes of real graphs if the data is at hand, else random graphs of the same kind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPREAD = {
 
 @cache
 def sizes(name: str) -> Tensor:
-    """Numbers of nodes of a few hundred graphs, in the order of the data set."""
+    """Return the numbers of nodes of a few hundred graphs, in the order of the data set."""
     root = Path(os.environ.get("DIFFUSION_MP_DATA", "data"), "TUDataset")
     if (root / name).is_dir():
         return torch.tensor([data.num_nodes for data in TUDataset(str(root), name)])
@@ -33,7 +33,7 @@ def sizes(name: str) -> Tensor:
 
 
 def batch_of(name: str, num_nodes: int) -> Graph:
-    """The first graphs of a data set, ``num_nodes`` in all, without edges; the last one is cut where it has more."""
+    """Return the first graphs of a data set, ``num_nodes`` nodes in all, without edges; the last graph may be cut."""
     ends = sizes(name).cumsum(0)
     ends = torch.cat([ends[ends < num_nodes], torch.tensor([num_nodes])])
     counts = ends.diff(prepend=ends.new_zeros(1))
@@ -45,7 +45,7 @@ def batch_of(name: str, num_nodes: int) -> Graph:
 
 
 def with_ring(graph: Graph) -> Tensor:
-    """Edges [2, E] both ways between every node and the next of its graph: about as many as molecules have."""
+    """Return edges [2, E] both ways between every node and the next of its graph: about as many as in molecules."""
     first = torch.arange(graph.num_nodes - 1)
     first = first[graph.batch[:-1] == graph.batch[1:]]
     return torch.stack([torch.cat([first, first + 1]), torch.cat([first + 1, first])])

@@ -1,9 +1,10 @@
-"""What the checks of arguments cost: layers on a graph of Cora's size, with them and without, in turn.
+"""What the checks of arguments cost: layers on a graph of Cora's size, with checks and without, in turn.
 
     python benchmarks/boundary.py
 
-Prints for every layer, given a Graph and given edge_index, the median time of a forward pass, and the median over pairs
-of passes of how much longer the one with the checks took. (Without: every ``check_…`` of the package does nothing.)
+The script prints for every layer, given a Graph and given edge_index, the median time of a forward pass. It also prints
+how much longer the pass with checks took, as a median over pairs of passes. (Without checks every ``check_…`` of the
+package does nothing.)
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ CHANNELS = 64
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Every function called ``check_…`` in a module of the package replaced by one that does nothing."""
+    """Replace every function called ``check_…`` in a module of the package by a function that does nothing."""
     replaced = []
     for name, module in list(sys.modules.items()):
         if name.startswith("diffusion_mp"):
@@ -54,7 +55,7 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 def fastest(call: Callable[[], object], passes: int) -> float:
-    """Seconds of the fastest of some passes."""
+    """Return the seconds of the fastest of some passes."""
     times = []
     for _ in range(passes):
         start = time.perf_counter()

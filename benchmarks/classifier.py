@@ -1,10 +1,11 @@
-"""``DiffusionClassifier`` beside scikit-learn's label spreading and logistic regression, on MNIST: time and memory.
+"""``DiffusionClassifier``, scikit-learn's label spreading and logistic regression on MNIST: time and memory.
 
     OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive python benchmarks/classifier.py data/MNIST     # a table in Markdown
     python benchmarks/classifier.py data/MNIST --rows 1000 --methods approximate exact
 
-Ten images of every class have a label; the accuracy is that on the others. Every method has a process of its own, whose
-peak is that of all its memory, the images (0.44 GB for 70 000 in double precision) and imports with it.
+Ten images of every class have a label; the accuracy is measured on the other images. Every method has a process of its
+own. Its peak memory counts everything in the process, including the images (0.44 GB for 70 000 in double precision) and
+imports.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ METHODS = {
 
 
 def read(folder: Path, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Some images [count, 784] in [0, 1] and their digits, in an order that a seed draws from training and test set."""
+    """Return some images [count, 784] in [0, 1] and their digits; a seed draws them from training and test set."""
 
     def both(kind: str, header: int) -> np.ndarray:
         files = [
@@ -83,7 +84,7 @@ def run(method: str, folder: Path, count: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the table, each line when it is known."""
+    """Print the table, each line as soon as it is known."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -18,10 +18,10 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def measured(step: Callable[[], Any], repeats: int) -> dict[str, float]:
-    """Peak memory of the first step in MiB and the median time of those after it in seconds, of this process.
+    """Return the peak memory of the first step in MiB, and the median time of the following steps in seconds.
 
-    Memory is the peak resident size of the step less the peak before it, imports and inputs in place (at least 1 MiB: a
-    small step hides below the peak of the imports).
+    Memory is the peak resident size of the step less the peak before it, with imports and inputs in place. It is at
+    least 1 MiB, since a small step hides below the peak of the imports.
     """
     before = peak()
     step()
@@ -38,13 +38,13 @@ def measured(step: Callable[[], Any], repeats: int) -> dict[str, float]:
 
 
 def peak() -> float:
-    """The largest resident size so far, in MiB."""
+    """Return the largest resident size so far, in MiB."""
     unit = 2**20 if sys.platform == "darwin" else 2**10  # bytes there, KiB here
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 def allocated(step: Callable[[], Any]) -> float:
-    """The most memory that torch has allocated at a time during a step, in MiB."""
+    """Return the most memory that torch has allocated at a time during a step, in MiB."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         step()
     with tempfile.TemporaryDirectory() as folder:
@@ -61,7 +61,7 @@ def allocated(step: Callable[[], Any]) -> float:
 
 
 def in_fresh_process(script: str, variant: str) -> Any:
-    """What the script, called with the options of this process and --run VARIANT, prints as JSON."""
+    """Return what the script prints as JSON when it is called with the options of this process and --run VARIANT."""
     process = subprocess.run(
         [sys.executable, script, *sys.argv[1:], "--run", variant],
         capture_output=True,

@@ -3,13 +3,16 @@
     python benchmarks/gpu.py
     python benchmarks/gpu.py --operation linear_attention --nodes 1000000 --dtype bfloat16
 
-The operations are those of benchmarks/operations.py. Times are medians between two events of the device, after runs
-that do not count; a step is the forward and the backward pass. "Called" includes what the CPU does between launches,
-"replayed" is a CUDA graph of the same launches. The copy is what any code needs to read the inputs and write the
-results once, at the rate of a large copy on this device: q, k, v → out, and for a step q, k, v, out, grad → gradients
-too. Memory is the most that torch allocates at a time in a step, above the inputs. Errors are those of the result
-against the library's reference in double precision, in units of its largest entry, at a size at which dense matrices
-fit. "tf32" is float32 by ``torch.set_float32_matmul_precision("high")``.
+benchmarks/operations.py defines the operations. Times are medians between two events of the device, after runs that do
+not count. A step is the forward and the backward pass. "Called" includes what the CPU does between launches; "replayed"
+is a CUDA graph of the same launches.
+
+The copy is the time that any code needs to read the inputs and write the results once, at the rate of a large copy on
+this device: q, k, v → out, and for a step also q, k, v, out, grad → gradients. Memory is the most that torch allocates
+at a time in a step, above the inputs.
+
+Errors are measured against the library's reference in double precision, in units of its largest entry, at a size at
+which dense matrices fit. "tf32" is float32 by ``torch.set_float32_matmul_precision("high")``.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ SMALL = 4_096
 
 
 def on_device(value: Any, dtype: torch.dtype) -> Any:
-    """Features and graphs go to the GPU; row boundaries are read by the CPU and stay there."""
+    """Move features and graphs to the GPU; row boundaries stay on the CPU, which reads them."""
     if isinstance(value, Graph):
         return value.to(DEVICE)
     if isinstance(value, Tensor) and value.is_floating_point():
@@ -63,7 +66,7 @@ def on_device(value: Any, dtype: torch.dtype) -> Any:
 
 @contextmanager
 def reference() -> Iterator[None]:
-    """The library's operations by plain torch."""
+    """Compute the library's operations by plain torch."""
     os.environ["DIFFUSION_MP_BACKEND"] = "reference"
     try:
         yield
@@ -72,7 +75,7 @@ def reference() -> Iterator[None]:
 
 
 def milliseconds(run: Callable[[], Any], budget: float = 200.0) -> float:
-    """The median of as many runs as fit into ``budget`` milliseconds, three at least."""
+    """Return the median of as many runs as fit into ``budget`` milliseconds, and of at least three."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     times: list[float] = []
     for turn in range(1000):
@@ -88,7 +91,7 @@ def milliseconds(run: Callable[[], Any], budget: float = 200.0) -> float:
 
 
 def replayed(run: Callable[[], Any], called: float) -> float | None:
-    """Milliseconds of one run in a CUDA graph of several; ``None`` for what the CPU takes part in."""
+    """Return the milliseconds of one run in a CUDA graph of several, or ``None`` if the CPU takes part in the run."""
     graph = torch.cuda.CUDAGraph()
     times = max(1, min(20, int(20 / called)))
     try:
@@ -103,13 +106,13 @@ def replayed(run: Callable[[], Any], called: float) -> float | None:
 
 @cache
 def copy_rate() -> float:
-    """Bytes that a large copy reads and writes in a millisecond."""
+    """Return how many bytes a large copy reads and writes in a millisecond."""
     large = torch.empty(2**28, device=DEVICE)
     return 2 * large.nbytes / milliseconds(large.clone)
 
 
 def measure(case: Case, dtype: torch.dtype) -> dict[str, Any]:
-    """Milliseconds of the forward pass and of a step, and MiB of a step."""
+    """Return the milliseconds of the forward pass and of a step, and the MiB of a step."""
     operation = OPERATIONS[case.operation]
     way = OPERATIONS[case.operation].ways[case.way]
     drawn = operation.inputs(case.nodes, torch.Generator().manual_seed(0))
@@ -147,7 +150,7 @@ def measure(case: Case, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def row(case: Case, found: dict[str, Any]) -> str:
-    """Markdown, with the ratios of the times to that of a copy."""
+    """Return a row in Markdown, with the times divided by the time of a copy."""
     cells = [case.operation, f"{case.nodes:,}", case.way]
     for name in ("forward", "step"):
         called, graph, copy = (
@@ -167,7 +170,7 @@ HEAD = """
 
 
 def error(operation: str, dtype: torch.dtype) -> float:
-    """Of the library's result."""
+    """Return the error of the library's result."""
     drawn = OPERATIONS[operation].inputs(SMALL, torch.Generator().manual_seed(0))
     inputs = [on_device(value, dtype) for value in drawn]
     run = OPERATIONS[operation].ways["library"].forward

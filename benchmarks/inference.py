@@ -3,7 +3,7 @@
     python benchmarks/inference.py                                             # Pokec's size
     python benchmarks/inference.py --nodes 100000 --edges 1875000 --compare    # and model(x, edge_index)
 
-The graph is random: that is the worst case for the sparse product, which finds no two neighbours close in memory.
+The graph is random. This is the worst case for the sparse product, which finds no two neighbours close in memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from diffusion_mp import DIFFormer, full_graph_inference
 
 
 def main() -> None:
-    """Prints one line, and one more with --compare."""
+    """Print one line, and one more with --compare."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

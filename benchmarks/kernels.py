@@ -4,11 +4,12 @@
     python benchmarks/kernels.py --operation linear_attention --nodes 262144
 
 Every way to compute an operation (see operations.py) runs in a fresh process (see fresh.py), the ways in turn, --rounds
-times; what was measured is kept in --out, and a run that was stopped goes on from there. Times are medians; a step is
-the forward and the backward pass. Memory is the most that torch allocates at a time in a step, above the inputs. The
-limit is what cannot be avoided: the operation's own matrix products, or for what only moves data a copy. Ratios are how
-much more the textbook, or else the first way, takes. Slopes are those of log time and log memory over log N, from
-10 000 nodes on. runs/kernels/kernels.png draws time and memory over N.
+times. Measurements are kept in --out, and a run that was stopped goes on from there.
+
+Times are medians; a step is the forward and the backward pass. Memory is the most that torch allocates at a time in a
+step, above the inputs. The limit is what cannot be avoided: the operation's own matrix products, or a copy for an
+operation that only moves data. Ratios say how much more the textbook, or else the first way, takes. Slopes are slopes
+of log time and log memory over log N, from 10 000 nodes on. runs/kernels/kernels.png draws time and memory over N.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Case(NamedTuple):
 
 
 def measure(case: Case, repeats: int) -> dict[str, float]:
-    """Seconds of the forward pass and of a step, and MiB of a step; of the forward pass where nothing is trained."""
+    """Return the seconds of forward pass and step, and the MiB of a step (of a forward pass without training)."""
     operation = OPERATIONS[case.operation]
     way = OPERATIONS[case.operation].ways[case.way]
     inputs = operation.inputs(case.nodes, torch.Generator().manual_seed(0))
@@ -77,7 +78,7 @@ def measure(case: Case, repeats: int) -> dict[str, float]:
 
 
 def median_seconds(run: Callable[[], Any], repeats: int) -> float:
-    """After one run that does not count; short runs are repeated for a tenth of a second."""
+    """Return the median, after one run that does not count; short runs are repeated for a tenth of a second."""
     start = time.perf_counter()
     run()
     often = max(1, round(0.1 / max(time.perf_counter() - start, 1e-6)))
@@ -91,7 +92,7 @@ def median_seconds(run: Callable[[], Any], repeats: int) -> float:
 
 
 def table(results: dict[Case, dict[str, float]]) -> str:
-    """Markdown: a row per operation, size and way, with ratios to the first way of the size."""
+    """Return Markdown: a row per operation, size and way, with ratios to the first way of the size."""
     lines = [
         "| operation | N | way | forward | step | memory | forward × | step × | memory × |",
         "|---|--:|---|--:|--:|--:|--:|--:|--:|",
@@ -120,7 +121,7 @@ def table(results: dict[Case, dict[str, float]]) -> str:
 
 
 def order(case: Case) -> tuple[int, int, int]:
-    """As operations.py lists them."""
+    """Order cases as operations.py lists them."""
     operations = list(OPERATIONS)
     return (
         operations.index(case.operation),
@@ -130,7 +131,7 @@ def order(case: Case) -> tuple[int, int, int]:
 
 
 def slopes(results: dict[Case, dict[str, float]]) -> str:
-    """Of log time and log memory over log N, by least squares, where three sizes or more are large enough."""
+    """Return least-squares slopes of log time and log memory over log N, if three or more sizes are large enough."""
     head = [
         "",
         "| operation | way | forward | step | memory |",
@@ -159,7 +160,7 @@ def slopes(results: dict[Case, dict[str, float]]) -> str:
 
 
 def draw(results: dict[Case, dict[str, float]], path: Path) -> None:
-    """Time of a step and memory over N, a column per operation."""
+    """Draw the time of a step and the memory over N, a column per operation."""
     with needed_by("The picture", "diffusion-mp[plot]"):
         import matplotlib
 

@@ -1,11 +1,11 @@
-"""Nodes over ranks: what a training step of DIFFormer-s takes, and the constants of docs/performance.md.
+"""Nodes over ranks: the time of a training step of DIFFormer-s, and the constants of docs/performance.md.
 
     torchrun --nproc-per-node 2 benchmarks/node_parallel.py --nodes 200000 --edges 2000000
 
-Prints, on rank 0: the time of a step, and of one on as many rows and edges that needs no other rank; of the sparse
-product and of linear attention on this rank's rows, of an all-reduce as small as a layer's, and of fetching a halo; as
-seconds and as rates. Sources lie within ±--reach of their target, so that the cut is that of an ordered graph and not
-of a random one. With --nproc-per-node 1, the step of one process on the full graph.
+Rank 0 prints times in seconds and as rates: of a step; of a step on as many rows and edges that needs no other rank; of
+the sparse product and of linear attention on this rank's rows; of an all-reduce as small as a layer's; and of fetching
+a halo. Sources lie within ±--reach of their target, so that the cut is the cut of an ordered graph, not of a random
+graph. With --nproc-per-node 1 the script prints the step of one process on the full graph.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from diffusion_mp.kernels.spmm import spmm
 
 
 def seconds(action: Callable[[], object], repeats: int = 5) -> float:
-    """The median time of an action that all ranks begin together."""
+    """Return the median time of an action that all ranks begin together."""
     times = []
     for _ in range(repeats + 1):
         distributed.barrier()
@@ -38,7 +38,7 @@ def seconds(action: Callable[[], object], repeats: int = 5) -> float:
 
 
 def main() -> None:
-    """One line for each number."""
+    """Print one line for each number."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

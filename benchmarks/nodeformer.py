@@ -24,7 +24,7 @@ FORMULATIONS = {"textbook": textbook, "library": library}
 def inputs(
     args: argparse.Namespace, dtype: torch.dtype = torch.float32
 ) -> list[Tensor]:
-    """q, k and v of norm about one, directions, noise and the gradient of the values."""
+    """Return q, k and v of norm about one, directions, noise and the gradient of the values."""
     generator = torch.Generator().manual_seed(0)
     shape = (args.nodes, args.heads, args.channels)
     q, k, v, grad = (
@@ -44,14 +44,14 @@ def inputs(
 
 
 def step(formulation: str, tensors: list[Tensor], tau: float) -> list[Tensor]:
-    """The values, and the gradients of q, k and v."""
+    """Return the values, and the gradients of q, k and v."""
     *arguments, grad = tensors
     out = FORMULATIONS[formulation](*arguments, tau)
     return [out, *torch.autograd.grad(out, arguments[:3], grad)]
 
 
 def check(args: argparse.Namespace) -> None:
-    """Both formulations give the same values and gradients, in double, for 300 nodes."""
+    """Check that both formulations give the same values and gradients, in double, for 300 nodes."""
     small = inputs(argparse.Namespace(**{**vars(args), "nodes": 300}), torch.float64)
     for mine, theirs in zip(
         step("library", small, args.tau), step("textbook", small, args.tau), strict=True

@@ -38,9 +38,9 @@ class Way(NamedTuple):
 
     forward: Callable[..., Tensor]
     backward: Callable[..., Any] | None = None
-    """Of the inputs and the gradient of the result; by autograd unless given."""
+    """Computes the gradients from the inputs and the gradient of the result; by default autograd does."""
     largest: int = sys.maxsize
-    """The most nodes that are worth the wait and the memory."""
+    """The largest number of nodes that is worth the wait and the memory."""
     trains: bool = True
     """Whether a backward pass makes sense."""
 
@@ -50,7 +50,7 @@ class Operation(NamedTuple):
 
     inputs: Callable[[int, torch.Generator], list[Any]]
     leaves: int
-    """Gradients are taken of so many of the inputs, the first ones."""
+    """The number of inputs, from the first on, whose gradients are computed."""
     ways: dict[str, Way]
     sizes: tuple[int, ...]
     """Numbers of nodes."""
@@ -78,7 +78,7 @@ def by_head(x: Tensor) -> Tensor:
 
 
 def by_node(x: Tensor) -> Tensor:
-    """And back."""
+    """Invert `by_head`."""
     return x.squeeze(0).transpose(0, 1)
 
 
@@ -91,7 +91,7 @@ def linear_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def linear_products_backward(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor
 ) -> list[Tensor]:
-    """The four of its backward pass, and the one that is computed again."""
+    """The four matrix products of its backward pass, and the one that is computed again."""
     q, k, v, grad = (by_head(x) for x in (q, k, v, grad))
     kv = k.transpose(2, 3) @ v
     qg = q.transpose(2, 3) @ grad
@@ -111,7 +111,7 @@ def tiled_products(q: Tensor, k: Tensor, v: Tensor, rows: int = 1024) -> Tensor:
 def tiled_products_backward(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, rows: int = 1024
 ) -> list[Tensor]:
-    """The four of its backward pass, and the scores again."""
+    """The four matrix products of its backward pass, and the scores again."""
     q, k, v, grad = (by_head(x) for x in (q, k, v, grad))
     dq = torch.empty_like(q)
     dk = torch.zeros_like(k)
@@ -141,7 +141,7 @@ def noisy(
 def nodeformer(
     q: Tensor, k: Tensor, v: Tensor, projection: Tensor, noise: Tensor, tau: float
 ) -> Tensor:
-    """The library's: in log space, the samples accumulated."""
+    """The library's NodeFormer: in log space, the samples accumulated."""
     log_q, log_k, weight = attention_features(
         q / math.sqrt(tau), k / math.sqrt(tau), projection
     )
@@ -151,7 +151,7 @@ def nodeformer(
 def batched(
     name: str, heads: int, scale: float = 1.0
 ) -> Callable[[int, torch.Generator], list[Any]]:
-    """Queries, keys and values of graphs as large as those of a data set, and the batch."""
+    """Return queries, keys and values of graphs as large as the graphs of a data set, and the batch."""
 
     def make(n: int, generator: torch.Generator) -> list[Any]:
         return [*states(heads, 64, scale=scale)(n, generator), batch_of(name, n)]
@@ -172,7 +172,7 @@ def pairwise(
 
 
 def gaussian(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The library's."""
+    """The library's Gaussian attention."""
     return GaussianPenalty().attention(q, k, normalize=True).matmul(v)
 
 
@@ -193,7 +193,7 @@ def one_state(
 def of_one_state(
     diffusivity: Diffusivity, x: Tensor, graph: Graph | None = None
 ) -> Tensor:
-    """The library's attention of a state with itself, as one calls it."""
+    """The library's attention of a state with itself, as a user calls it."""
     return diffusivity(x, graph) @ x
 
 
@@ -203,7 +203,7 @@ def traced_of_one_state(diffusivity: Diffusivity, x: Tensor) -> Tensor:
 
 
 def circuits(n: int, generator: torch.Generator, size: int = 512) -> list[Any]:
-    """Queries, keys and values of graphs of ``size`` nodes, their frictions', and the row boundaries."""
+    """Return queries, keys and values of graphs of ``size`` nodes, features of their frictions, row boundaries."""
     q, k, v = states(4, 16, scale=0.5)(n, generator)
     friction_q, friction_k, _ = states(4, 16, scale=0.5)(n, generator)
     return [q, k, v, friction_q, friction_k, torch.arange(0, n + 1, size)]
@@ -212,7 +212,7 @@ def circuits(n: int, generator: torch.Generator, size: int = 512) -> list[Any]:
 def sparse_flow(
     q: Tensor, k: Tensor, v: Tensor, friction_q: Tensor, friction_k: Tensor, ptr: Tensor
 ) -> Tensor:
-    """The library's: every row solved exactly."""
+    """The library's sparse flow: every row solved exactly."""
     return SparseFlowCoupling(
         q, k, friction_q, friction_k, ptr, lam=1 / int(ptr[1]), alpha=0.1
     ).matmul(v)
@@ -249,7 +249,7 @@ def sequence(n: int, generator: torch.Generator) -> list[Any]:
 
 
 def copied(*tensors: Tensor) -> Any:
-    """What moves data has to read it and write it once."""
+    """Copy the data: whatever moves data has to read it and write it once."""
     return tensors[0].clone()
 
 

@@ -32,7 +32,7 @@ LIMITS = ("its products alone", "a copy")
 
 @dataclass(frozen=True)
 class Side:
-    """One way to compute something: called without gradients, and with those of some leaves."""
+    """One way to compute something: called without gradients, and with the gradients of some leaves."""
 
     call: Callable[[], Tensor]
     leaves: list[Tensor]
@@ -57,15 +57,15 @@ class Pair:
     """The input."""
     other: str
     sides: Callable[[], tuple[Side, Side]]
-    """Makes the library's and the other."""
+    """A function that makes the library's side and the other side."""
     targets: dict[str, float] = field(
         default_factory=lambda: {"forward": 1.0, "step": 1.0}
     )
-    """Of what is timed, how many times the library's time the other should take."""
+    """By what is timed, how many times the library's time the other side should take."""
     same: bool = True
     """Whether both do the same work: then their results have to agree."""
     nodes: int = 0
-    """N where the pair is a point of a line over N."""
+    """N if the pair is a point of a line over N."""
 
     @property
     def name(self) -> str:
@@ -73,7 +73,7 @@ class Pair:
 
 
 def pairs() -> Iterator[Pair]:
-    """All of them, small first."""
+    """Yield all pairs, small pairs first."""
     for name, operation in OPERATIONS.items():
         yield from of_operation(name, operation)
     yield from layers_on_cora()
@@ -511,7 +511,7 @@ def large_graph() -> tuple[Tensor, Tensor]:
 
 
 def layers_on_a_large_graph() -> Iterator[Pair]:
-    """GIN and PyG's; the layer of README and the one that is written for it."""
+    """GIN and PyG's GIN; the layer of the README and the layer that is written for it."""
     where = "N = 100,000, E = 1,000,000"
 
     def state() -> tuple[Tensor, Any, tuple[Any, ...]]:

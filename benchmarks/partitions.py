@@ -1,12 +1,13 @@
-"""Time and memory of cutting a large graph into random parts, an epoch of it: the library and PyG.
+"""Time and memory of cutting a large graph into random parts, for one epoch: the library and PyG.
 
     python benchmarks/partitions.py --parts 17 --cache runs/synthetic_pokec
 
-Every way runs in a fresh process (see fresh.py), on a random graph of Pokec's size that the first one writes to
-`--cache`. Edges alone: the library's parts, and `torch_geometric.utils.subgraph` for every block of a permutation. With
-features and labels: the library's loader, in memory and from memory maps, the same `subgraph` loop, and PyG's
-`RandomNodeLoader`. Memory is that of an epoch without the graph; pages of a memory map count, though the
-system may take them back.
+Every way runs in a fresh process (see fresh.py), on a random graph of Pokec's size that the first process writes to
+`--cache`. With edges only: the library's parts, and `torch_geometric.utils.subgraph` for every block of a permutation.
+With features and labels: the library's loader, in memory and from memory maps, the same `subgraph` loop, and PyG's
+`RandomNodeLoader`.
+
+Memory is the memory of an epoch without the graph. Pages of a memory map count, though the system may take them back.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ def blocks(data: Data, parts: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def blocks_with_features(data: Data, parts: int) -> Iterator[Data]:
-    """The same, with what training reads."""
+    """The same blocks, with what training reads."""
     for n_id, edge_index in blocks(data, parts):
         yield Data(x=data.x[n_id], y=data.y[n_id], edge_index=edge_index)
 
 
 def random_nodes(data: Data, parts: int) -> RandomNodeLoader:
-    """PyG's loader, seeded."""
+    """PyG's loader, with a seed."""
     return RandomNodeLoader(
         data, parts, shuffle=True, generator=torch.Generator().manual_seed(0)
     )
@@ -76,13 +77,13 @@ WAYS: dict[str, Callable[[Data, int], Callable[[], Iterable[Any]]]] = {
 
 
 def epoch(start: Callable[[], Iterable[Any]]) -> None:
-    """All batches, each dropped before the next."""
+    """Go through all batches, and drop each before the next."""
     for _ in start():
         pass
 
 
 def graph(folder: Path, mapped: bool) -> Data:
-    """The cached graph, in memory without a copy on the way, or memory-mapped."""
+    """Return the cached graph, memory-mapped or in memory, without a copy on the way."""
     mode = "c" if mapped else None
     return Data(
         **{

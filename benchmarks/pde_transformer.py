@@ -2,9 +2,10 @@
 
     python benchmarks/pde_transformer.py --length 2048 --channels 128
 
-Time: plain and P1 take turns in one process (see alternate.py), and the ratio of the medians is printed. Memory: the
-most that is allocated at a time in a step, by torch's own account; and the peak resident size, in a fresh process (see
-fresh.py), which varies by several percent from run to run. A step is the forward and the backward pass of the loss.
+Time: plain and P1 take turns in one process (see alternate.py), and the script prints the ratio of the medians. Memory:
+the most that is allocated at a time in a step, by torch's own account; and the peak resident size in a fresh process
+(see fresh.py), which varies by several percent from run to run. A step is the forward and the backward pass of the
+loss.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ VARIANTS = {"plain": None, "P1": "P1", "P1, strides 1 2 4": "P1"}
 
 
 def step_of(variant: str, args: argparse.Namespace) -> Callable[[], None]:
-    """A training step of one variant, the same sequences and parameters for all."""
+    """Return a training step of one variant, with the same sequences and parameters for all variants."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(1, 18, (args.batch, args.length), generator=generator)
     labels = torch.randint(10, (args.batch,), generator=generator)
@@ -51,7 +52,7 @@ def step_of(variant: str, args: argparse.Namespace) -> Callable[[], None]:
 
 
 def ratios(args: argparse.Namespace) -> dict[str, float]:
-    """The time of every variant over that of the plain step."""
+    """Return the time of every variant divided by the time of the plain step."""
     steps = {variant: step_of(variant, args) for variant in VARIANTS}
     found = {}
     for variant in list(VARIANTS)[1:]:

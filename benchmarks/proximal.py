@@ -20,20 +20,25 @@ def proximal(
     tolerance: float = 0.0,
     target: Tensor | None = None,
 ) -> tuple[Tensor, int]:
-    r"""Y = z − t (r z + α(Σz − 1)), z′ = sgn(Y) max(|Y| − tθ, 0), from z = 1/n (SFi-Former, Eq. 10 and Appendix A.2).
+    r"""Solve the row problem by proximal gradient steps (SFi-Former, Eq. 10 and Appendix A.2).
 
-    As printed the threshold stands inside the absolute value, which is no proximal map (S2 of docs/errata.md).
-    Returns the flow [..., n] and the number of steps done.
+        Y = z − t (r z + α(Σz − 1)),  z′ = sgn(Y) max(|Y| − tθ, 0)
+
+    The steps begin with z = 1/n. As printed the threshold stands inside the absolute value, which gives no proximal map
+    (S2 of docs/errata.md). Return the flow [..., n] and the number of steps done.
 
     Args:
-        resistance, threshold: r > 0 and θ = λf, [..., n]. alpha: α, finite.
-        steps: how many at most.
-        step_size: t. ``"corrected"``: 1/(max r + αn), the inverse of the Lipschitz constant; ``"published"``:
-            1/(1 + α√n), with which it diverges unless αn is small (S1); ``"barzilai_borwein"``: ⟨A, B⟩/‖B‖² of
-            the last changes A of z and B of the gradient (with ‖B‖ as printed it has the wrong unit, S2), row by row,
-            from the corrected.
-        tolerance: stop when no entry of any row is further from ``target`` than this, or, without a target, when none
-            moved by more.
+        resistance: r > 0, [..., n].
+        threshold: θ = λf, [..., n].
+        alpha: α, finite.
+        steps: the largest number of steps.
+        step_size: t. ``"corrected"`` is 1/(max r + αn), the inverse of the Lipschitz constant. ``"published"`` is 1/(1
+            + α√n), which diverges unless αn is small (S1). ``"barzilai_borwein"`` is ⟨A, B⟩/‖B‖² of the last changes A
+            of z and B of the gradient, row by row, starting from the corrected step (with ‖B‖ as printed it has the
+            wrong unit, S2).
+        target: the solution, if it is known.
+        tolerance: stop when no entry of any row is further from ``target`` than this or, without a target, when no
+            entry moved by more.
     """
     n = resistance.size(-1)
     if step_size == "published":

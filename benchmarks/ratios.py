@@ -1,13 +1,14 @@
-"""How much more time other code takes than the library, for what people run: one command, all ratios.
+"""How much more time other code takes than the library, for common models and layers: one command, all ratios.
 
     python benchmarks/ratios.py --quick
     python benchmarks/ratios.py --only Cora GCN --threads 2
 
-The pairs are those of pairs.py. Before a pair is timed its results and gradients are compared where both sides do the
-same work. Then the two take turns in this process (see alternate.py); a ratio is the other's time over the library's,
-of low quantiles and of medians, and one below its target (in brackets unless that is 1) is flagged. Memory is the most
-that torch allocates at a time in a step, or in a forward pass where no step is timed, again as a ratio. What was
-measured is kept in --out: a run that was stopped goes on from there. ratios.png draws the ratios over N.
+pairs.py defines the pairs. Before a pair is timed, its results and gradients are compared if both sides do the same
+work. Then the two take turns in this process (see alternate.py). A ratio is the other's time over the library's, of low
+quantiles and of medians. A ratio below its target (in brackets unless the target is 1) is flagged.
+
+Memory is the most that torch allocates at a time in a step, or in a forward pass if no step is timed, again as a ratio.
+Measurements are kept in --out: a run that was stopped goes on from there. ratios.png draws the ratios over N.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ TOLERANCE = 1e-3
 
 
 def difference(mine: Side, other: Side) -> float:
-    """The largest difference of results and gradients, each in the norm, relative to the other's, in evaluation.
+    """Return the largest difference of results and gradients, each in the norm, relative to the other's, in evaluation.
 
-    Rounding decides about a few of many activations at zero, whose gradients then differ: hence the norm of all.
+    Rounding decides about a few of many activations at zero, whose gradients then differ. Hence the norm of all.
     """
     set_mode(mine, other, train=False)
     results = []
@@ -56,7 +57,7 @@ def set_mode(*sides: Side, train: bool) -> None:
 
 
 def measure(pair: Pair, seconds: float) -> dict[str, Any]:
-    """Times of the forward pass and of a step, and memory, for ``[library, other]``; how far their results differ."""
+    """Return times of forward pass and step, and memory, for ``[library, other]``; and how far their results differ."""
     mine, other = pair.sides()
     found: dict[str, Any] = {}
     if pair.same:
@@ -89,7 +90,7 @@ def ratio(found: dict[str, Any], timed: str, statistic: str) -> float:
 
 
 def table(results: dict[Pair, dict[str, Any]]) -> str:
-    """Markdown: a row per pair."""
+    """Return Markdown: a row per pair."""
     lines = [
         "| what | where | other | forward | other's | × (median) | step | other's | × (median) | memory × | differ |",
         "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
@@ -114,7 +115,7 @@ def table(results: dict[Pair, dict[str, Any]]) -> str:
 
 
 def flagged(results: dict[Pair, dict[str, Any]]) -> list[str]:
-    """A line for every ratio below its target, the worst first."""
+    """Return a line for every ratio below its target, the worst first."""
     below = [
         (
             ratio(found, timed, "low") / target,
@@ -128,7 +129,7 @@ def flagged(results: dict[Pair, dict[str, Any]]) -> list[str]:
 
 
 def draw(results: dict[Pair, dict[str, Any]], path: Path) -> None:
-    """Ratios over N, a line per operation."""
+    """Draw ratios over N, a line per operation."""
     with needed_by("The picture", "diffusion-mp[plot]"):
         import matplotlib
 

@@ -3,11 +3,12 @@
     python benchmarks/scale.py --channels 16
 
 A `DIFFormerConv` (attention between all pairs, and the graph) takes a training step, forward and backward, in a fresh
-process a size (see fresh.py). Over the nodes there are four edges a node; over the edges, 100 000 nodes. Exponents are
-slopes of log time over log size from a hundred thousand on. Memory is the resident size that the first step adds, in
-which the graph is made; bytes per node and edge are its least-squares fit over sizes from a million on.
+process for every size (see fresh.py). Over the nodes there are four edges a node; over the edges there are 100 000
+nodes. Exponents are slopes of log time over log size from a hundred thousand on. Memory is the resident size that the
+first step adds, in which the graph is made. Bytes per node and edge are a least-squares fit of the memory over sizes
+from a million on.
 
-Last, an epoch of such steps on the largest graph in random parts, whose memory is beside the graph.
+At last come an epoch of such steps on the largest graph in random parts, and its memory in addition to the graph.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ OVER = {"nodes": [(n, 4 * n) for n in SIZES], "edges": [(FIXED, e) for e in SIZE
 
 
 def run(nodes: int, edges: int, parts: int, channels: int) -> dict[str, float]:
-    """Seconds and MiB of a step, or of an epoch of several parts."""
+    """Return the seconds and MiB of a step, or of an epoch of several parts."""
     generator = torch.Generator().manual_seed(0)
     edge_index = torch.randint(nodes, (2, edges), generator=generator)
     x = torch.randn(nodes, channels, generator=generator, requires_grad=True)

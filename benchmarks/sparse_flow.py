@@ -2,13 +2,14 @@
 
     python benchmarks/sparse_flow.py --nodes 40 118 500 --alpha 0.1
 
-Rows have scores of unit variance times --spread and λ = λ*/n, as SFi-Former uses them. A pass is one Newton step, or
-one proximal step: with the fixed step 1/(max r + αn), or with Barzilai and Borwein's. The published fixed step,
-1/(1 + α√n), diverges (ERRATA S1). Newton is run to its end, where it is exact; the others until no entry is further
-from the solution than --tolerance.
+Rows have scores of unit variance times --spread and λ = λ*/n, as SFi-Former uses them. A pass is one Newton step or one
+proximal step, with the fixed step 1/(max r + αn) or with Barzilai and Borwein's. The published fixed step, 1/(1 + α√n),
+diverges (ERRATA S1). Newton runs to its end, where it is exact. The others run until no entry is further from the
+solution than --tolerance.
 
-The second table is the time of a batch of --graphs graphs, whose rows are dense, and the largest error of the attended
-values, as a part of the largest value: the library's against 200 proximal steps with the fixed step, both in float32.
+The second table compares the library with 200 proximal steps of the fixed step, both in float32, on a batch of --graphs
+graphs, whose rows are dense. It gives the time, and the largest error of the attended values as a part of the largest
+value.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The attentions and products as one writes them from the papers: what the library is measured against."""
+"""The attentions and products as one writes them from the papers: the library is measured against them."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def sigmoid_attention_of_one(x: Tensor) -> Tensor:
 
 
 def softmax_attention_of_one(x: Tensor) -> Tensor:
-    """Softmax attention of such a state: torch's fused one."""
+    """Softmax attention of such a state, by torch's fused kernel."""
     x = x[None, None]
     return scaled_dot_product_attention(x, x, x)[0, 0]
 
 
 def gaussian_attention_of_one(x: Tensor) -> Tensor:
-    """The Gaussian's of such a state; −½‖x_i‖² is the same in a row of the softmax, and is left out."""
+    """Gaussian attention of such a state; −½‖x_i‖² is the same in a row of the softmax, and is left out."""
     return (x @ x.t()).sub_(0.5 * x.square().sum(1)).softmax(1) @ x
 
 
@@ -93,7 +93,7 @@ def padded(graph: Graph, *states: Tensor) -> tuple[list[Tensor], Tensor]:
 
 
 def padded_linear_attention(q: Tensor, k: Tensor, v: Tensor, graph: Graph) -> Tensor:
-    """DIFFormer-s for a batch of graphs: those of the largest size, with rows of zeros, which add nothing."""
+    """DIFFormer-s for a batch: all graphs get the largest size, with rows of zeros, which add nothing."""
     (q, k, v), mask = padded(graph, q, k, v)
     q = normalize(q, dim=3)
     k = normalize(k, dim=3)
@@ -126,7 +126,7 @@ def padded_sigmoid_attention_of_one(x: Tensor, graph: Graph) -> Tensor:
 
 
 def padded_softmax_attention_of_one(x: Tensor, graph: Graph) -> Tensor:
-    """Softmax attention of such a state, for a batch: torch's fused one with a mask."""
+    """Softmax attention of such a state for a batch, by torch's fused kernel with a mask."""
     dense, mask = to_dense_batch(x, graph.batch)
     dense = dense.unsqueeze(1)
     return scaled_dot_product_attention(
@@ -144,7 +144,7 @@ def padded_sigmoid_attention(q: Tensor, k: Tensor, v: Tensor, graph: Graph) -> T
 
 
 def padded_softmax_attention(q: Tensor, k: Tensor, v: Tensor, graph: Graph) -> Tensor:
-    """Softmax attention for a batch: torch's fused one on graphs of the largest size, with a mask."""
+    """Softmax attention for a batch, by torch's fused kernel on graphs of the largest size, with a mask."""
     (q, k, v), mask = padded(graph, q, k, v)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = scaled_dot_product_attention(
@@ -154,7 +154,7 @@ def padded_softmax_attention(q: Tensor, k: Tensor, v: Tensor, graph: Graph) -> T
 
 
 def nested_softmax_attention(q: Tensor, k: Tensor, v: Tensor, graph: Graph) -> Tensor:
-    """Softmax attention for a batch: torch's fused one on nested tensors."""
+    """Softmax attention for a batch, by torch's fused kernel on nested tensors."""
     sizes = graph.ptr.diff()
     low = int(sizes.min())
     high = int(sizes.max())
@@ -235,7 +235,7 @@ class DIFFormer(nn.Module):
         self.rate = rate
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """The logits."""
+        """Return the logits."""
         x = dropout(self.norms[0](self.encoder(x)).relu(), self.rate, self.training)
         for query, key, norm in zip(
             self.queries, self.keys, self.norms[1:], strict=True

@@ -3,9 +3,9 @@
     python examples/sfi_former.py --dataset CLUSTER --model SFi --out runs/sfi_former
     python examples/attention.py runs/sfi_former/CLUSTER-SFi-seed0.pt
 
-One row per layer, on a logarithmic scale; what is white is zero. From left to right: softmax attention, which is the
-flow through the same resistances without friction; the sparse flow; and what propagates, the flow next to the adjacency
-(Eq. 11). Nodes of one test graph, sorted by class where they have one.
+The picture has one row per layer, on a logarithmic scale; white is zero. From left to right it shows softmax attention,
+which is the flow through the same resistances without friction; the sparse flow; and what propagates, the flow next to
+the adjacency (Eq. 11). The nodes are the nodes of one test graph, sorted by class where they have one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ QUICK = Path("runs/sfi_former_quick/CLUSTER-SFi-seed0.pt")
 def attentions(
     checkpoint: Path, peptides: Path, index: int
 ) -> list[tuple[SparseFlowCoupling, Coupling]]:
-    """The sparse flow and the propagation of every layer, for one test graph."""
+    """Return the sparse flow and the propagation of every layer, for one test graph."""
     state = load_checkpoint(checkpoint)
     run = Run(**{**state["run"], "device": "cpu"})
     if run.model != "SFi" or "best_model" not in state:
@@ -63,7 +63,7 @@ def attentions(
 def draw(
     layers: list[tuple[SparseFlowCoupling, Coupling]], head: int, path: Path
 ) -> None:
-    """The picture, three columns wide."""
+    """Draw the picture, three columns wide."""
     figure, axes = plt.subplots(
         len(layers),
         3,
@@ -94,7 +94,7 @@ def draw(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Draws the picture; returns the exit code."""
+    """Draw the picture; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

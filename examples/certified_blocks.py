@@ -1,11 +1,12 @@
-"""Inside trained networks of certified blocks: the energy of every block, and which matrices neighbours interact by.
+"""Inside trained networks of certified blocks: the energy of every block, and the matrices between neighbours.
 
     python examples/certified_blocks.py --root data           # SynMol, Planetoid, heterophilous_npz, …: three minutes
     python examples/certified_blocks.py --root data --quick   # seconds: nothing is learned
 
-On the left the energy of four blocks on SynMol's test molecules, before the first step and after each. Then, for three
-graphs, the eigenvalues of the learned matrices B of a network and how much of the states lies along their eigenvectors:
-1 makes neighbours agree, −1 makes them differ (Theorem T8 of docs/certified.md).
+On the left the picture shows the energy of four blocks on SynMol's test molecules, before the first step and after each
+step. Next, for three graphs, it shows the eigenvalues of the learned matrices B of a network and how much of the states
+lies along their eigenvectors. Eigenvalue 1 makes neighbours agree, −1 makes them differ (Theorem T8 of
+docs/certified.md).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def predict(model: CertifiedTransformer, data: Data) -> Tensor:
 def train(
     model: CertifiedTransformer, batches: list[Data], epochs: int, lr: float
 ) -> None:
-    """All weights by Adam; the last epoch counts."""
+    """Train all weights by Adam; the last epoch counts."""
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     for _ in range(epochs):
         for number in torch.randperm(len(batches)).tolist():
@@ -59,7 +60,7 @@ def train(
 
 
 def molecules(root: Path, epochs: int) -> Tensor:
-    """The energies [blocks, states] of a network that was trained on SynMol."""
+    """Return the energies [blocks, states] of a network that was trained on SynMol."""
     known = load_synmol(root, "train")
     test = Batch.from_data_list(load_synmol(root, "test"))
     torch.manual_seed(0)
@@ -93,7 +94,7 @@ def molecules(root: Path, epochs: int) -> Tensor:
 
 
 def neighbours(name: str, data: Data, epochs: int) -> Spectrum:
-    """What matrices and states of a network are before and after training on the first split of a graph."""
+    """Return what matrices and states of a network are before and after training on the first split of a graph."""
     data.train_mask, test_mask = (
         mask.view(data.num_nodes, -1)[:, 0]
         for mask in (data.train_mask, data.test_mask)
@@ -126,7 +127,7 @@ def neighbours(name: str, data: Data, epochs: int) -> Spectrum:
 
 
 def draw(energies: Tensor, spectra: dict[str, Spectrum], path: Path) -> None:
-    """The picture, one panel for the energies and one for every graph."""
+    """Draw the picture, one panel for the energies and one for every graph."""
     figure, (first, *others) = plt.subplots(
         1, 1 + len(spectra), figsize=(12, 2.9), layout="constrained"
     )
@@ -141,7 +142,7 @@ def draw(energies: Tensor, spectra: dict[str, Spectrum], path: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Trains, prints and draws; returns the exit code."""
+    """Train, print and draw; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

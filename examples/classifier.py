@@ -3,7 +3,8 @@
     python examples/classifier.py            # some seconds
     python examples/classifier.py --quick    # fewer rows and steps
 
-Texts go the same way, as TfidfVectorizer makes them, with metric="cosine"; tables behind a StandardScaler.
+Texts work the same way: take the rows of a TfidfVectorizer and metric="cosine". For tables, put a StandardScaler before
+the classifier.
 """
 
 import argparse

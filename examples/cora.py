@@ -2,9 +2,9 @@
 
     python examples/cora.py --root data/Planetoid --splits 5
 
-Every split draws 20 training labels per class, 500 validation and 1 000 test nodes anew; the test accuracy is that of
-the epoch with the best validation accuracy (ties: lower validation loss). Other models: --model nodeformer sgformer
-difformer-a gat mlp.
+Every split draws 20 training labels per class, 500 validation and 1 000 test nodes anew. The test accuracy is the
+accuracy at the epoch with the best validation accuracy (ties: lower validation loss). Other models: --model nodeformer
+sgformer difformer-a gat mlp.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def nodeformer(weight_decay: float) -> Recipe:
 
 
 def sgformer(weight_decay: float) -> Recipe:
-    """Wu et al. (2023b): one attention layer parallel to a GNN of weight 0.8 that has its own encoder; here APPNP."""
+    """Wu et al. (2023b): one attention layer parallel to a GNN of weight 0.8 with an encoder of its own; here APPNP."""
 
     def make(in_channels: int, out_channels: int) -> nn.Module:
         return SGFormer(
@@ -146,7 +146,7 @@ RECIPES: dict[str, dict[str, Recipe]] = {
 def train(
     recipe: Recipe, data: Data, split: Split, epochs: int
 ) -> tuple[float, float, int]:
-    """Validation and test accuracy at the best validation epoch, and that epoch."""
+    """Return validation and test accuracy at the best validation epoch, and that epoch."""
     model = recipe.make(data.num_features, int(data.y.max()) + 1)
     optimizer = torch.optim.Adam(
         model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay
@@ -180,7 +180,7 @@ def train(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints one line per model and split, then mean and standard deviation; returns the exit code."""
+    """Print one line per model and split, then mean and standard deviation; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

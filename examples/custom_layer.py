@@ -1,9 +1,9 @@
-"""Our layer inside your own PyTorch Geometric model, and a diffusivity of your own.
+"""A layer of this library inside your own PyTorch Geometric model, and a diffusivity of your own.
 
     python examples/custom_layer.py
 
-Trains on a small stochastic block model whose features say little and whose edges say more, then checks the diffusivity
-against every law of couplings: dense oracle, gradients, permutations, batches, autocast.
+The script trains on a small stochastic block model whose features say little and whose edges say more. Then it checks
+the diffusivity against every law of couplings: dense oracle, gradients, permutations, batches, autocast.
 """
 
 import argparse

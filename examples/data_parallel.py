@@ -1,12 +1,12 @@
-"""DIFFormer-s on random parts of a large graph, which the processes of DistributedDataParallel share.
+"""DIFFormer-s on random parts of a large graph, shared by the processes of DistributedDataParallel.
 
     torchrun --nproc-per-node 2 examples/data_parallel.py
     python examples/data_parallel.py --nodes 10000000 --steps 10       # one process, ten parts of ten million nodes
     torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 examples/data_parallel.py
 
-Every epoch cuts the graph into new random parts, the same on all processes, and each process takes its share of them;
-gradients are averaged. The last command is that of sixteen hosts with eight GPUs each, run once on each host. To spread
-one graph with exact attention over the processes instead, see examples/pokec.py --node-parallel.
+Every epoch cuts the graph into new random parts, the same on all processes. Each process takes its share of the parts,
+and gradients are averaged. The last command is for sixteen hosts with eight GPUs each; run it once on each host. To
+spread one graph with exact attention over the processes instead, see examples/pokec.py --node-parallel.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from diffusion_mp.data import RandomPartitionLoader
 
 
 def drawn(nodes: int, degree: int, classes: int = 4) -> Data:
-    """A random graph; features are noisy labels, and three of four neighbours have the same label."""
+    """Draw a random graph; features are noisy labels, and three of four neighbours have the same label."""
     generator = torch.Generator().manual_seed(0)
     y = torch.randint(classes, (nodes,), generator=generator)
     order = y.argsort()
@@ -46,7 +46,7 @@ def drawn(nodes: int, degree: int, classes: int = 4) -> Data:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train for some epochs, or some steps, and print what they took."""
+    """Train for some epochs, or some steps, and print how long they took."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
         distributed.barrier()
         del (
             model
-        )  # its gradients' exchange may hang the process where it outlives the group
+        )  # the exchange of its gradients may hang the process if it outlives the group
         distributed.destroy_process_group()
     return 0
 

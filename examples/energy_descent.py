@@ -2,8 +2,9 @@
 
     python examples/energy_descent.py            # prints two tables, writes runs/energy_descent.png
 
-A random graph and a random state in the unit ball. Theorem 1 certifies the step of a fixed coupling, Theorem 7 that of
-DIFFormer-s, whose coupling follows the state (Wu, Wipf & Yan, 2025). Checked at each step: E(Z_{k+1}, k) ≤ E(Z_k, k).
+The script takes a random graph and a random state in the unit ball. Theorem 1 certifies the step of a fixed coupling.
+Theorem 7 certifies the step of DIFFormer-s, whose coupling follows the state (Wu, Wipf & Yan, 2025). Each step is
+checked for E(Z_{k+1}, k) ≤ E(Z_k, k).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from diffusion_mp.updates import ExplicitEuler
 
 
 def random_graph(nodes: int, generator: torch.Generator) -> SparseCoupling:
-    """A symmetric coupling: a ring with random chords."""
+    """Return a symmetric coupling: a ring with random chords."""
     ring = torch.stack([torch.arange(nodes), (torch.arange(nodes) + 1) % nodes])
     chords = torch.randint(nodes, (2, nodes), generator=generator)
     edges = torch.cat([ring, chords], 1)
@@ -50,7 +51,7 @@ def run(
     tau: float,
     steps: int,
 ) -> tuple[list, int]:
-    """Energies E(Z_{k+1}, k) of ``steps`` explicit Euler steps, and how many of them went up from E(Z_k, k)."""
+    """Return the energies E(Z_{k+1}, k) of explicit Euler steps, and how many of them rose from E(Z_k, k)."""
     step = ExplicitEuler(tau)
     energies = []
     violations = 0

@@ -4,9 +4,10 @@
     python examples/inside.py --root data/Planetoid --name Cora    # a citation network
     python examples/inside.py --quick                              # seconds: nothing is learned
 
-One row per model, DIFFormer-s and the certified network. From left to right: the nodes before the first layer; after
-the last one, with the strongest couplings between nodes that share no edge; and the energy. Prints how many of these
-couplings join nodes of one class, compared with random pairs (Wu, Wipf & Yan 2025, Figures 5 to 7).
+The picture has one row per model, DIFFormer-s and the certified network. From left to right it shows the nodes before
+the first layer; the nodes after the last layer, with the strongest couplings between nodes that share no edge; and the
+energy. The script prints how many of these couplings join nodes of one class, compared with random pairs (Wu, Wipf &
+Yan 2025, Figures 5 to 7).
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ MODELS: dict[str, Callable[[int, int], GraphModel]] = {
 
 @dataclass(frozen=True)
 class Inside:
-    """Of a trained model: its states, the energy at each, the strongest pairs [2, P] without an edge, test accuracy."""
+    """A trained model's states, their energies, the strongest pairs [2, P] without an edge, and the test accuracy."""
 
     states: list[Tensor]
     energies: list[float]
@@ -68,7 +69,7 @@ class Inside:
 
 
 def train(model: GraphModel, data: Data, epochs: int) -> None:
-    """All weights by Adam; the last epoch counts."""
+    """Train all weights by Adam; the last epoch counts."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
     for _ in range(epochs):
         optimizer.zero_grad()
@@ -79,7 +80,7 @@ def train(model: GraphModel, data: Data, epochs: int) -> None:
 
 @torch.no_grad()
 def look_inside(model: GraphModel, data: Data, pairs: int) -> Inside:
-    """Runs the model once and keeps what passes its layers."""
+    """Run the model once and keep what passes its layers."""
     states: list[Tensor] = []
 
     def keep(x: Tensor, before: Tensor | None) -> Tensor:
@@ -111,7 +112,7 @@ def look_inside(model: GraphModel, data: Data, pairs: int) -> Inside:
 
 
 def draw(found: dict[str, Inside], y: Tensor, path: Path) -> None:
-    """The picture, three columns wide."""
+    """Draw the picture, three columns wide."""
     figure, axes = plt.subplots(
         len(found),
         3,
@@ -152,7 +153,7 @@ def draw(found: dict[str, Inside], y: Tensor, path: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Trains, prints and draws; returns the exit code."""
+    """Train, print and draw; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

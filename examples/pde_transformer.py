@@ -3,14 +3,16 @@
     python examples/pde_transformer.py --out runs/pde_transformer
     python examples/pde_transformer.py --task imdb --placement none P1 P7 --imdb data/aclImdb --out runs/pde_transformer
 
-Trains every placement of Zhang & Zhou's Table 1 and prints one Markdown table: test accuracy, and, measured on the
-trained model, the relative roughness and the commutator with attention by layer, and the effect of bypassing each
-diffusion layer with its estimate (Theorem 4.7, corrected). A second table asks the paper's question: do the
-commutator, and the damage of inserting diffusion of rate --alpha into the trained *plain* encoder at the places of each
-placement, one at a time, rank the placements as their accuracies do? picture.png shows the diagnostics by layer.
-ListOps and the Pathfinder-like images are drawn here, nothing is downloaded; IMDb is read from its archive or folder.
+The script trains every placement of Zhang & Zhou's Table 1 and prints one Markdown table. It has the test accuracy and,
+measured on the trained model, the relative roughness and the commutator with attention by layer. It also has the effect
+of bypassing each diffusion layer with its estimate (Theorem 4.7, corrected).
 
-Every run keeps its checkpoints in --out; interrupted, the same command goes on where it stopped.
+A second table asks the paper's question: do the diagnostics rank the placements as their accuracies do? The diagnostics
+are the commutator, and the damage of inserting diffusion of rate --alpha into the trained *plain* encoder at the places
+of each placement, one at a time. picture.png shows the diagnostics by layer.
+
+ListOps and the Pathfinder-like images are drawn here, and nothing is downloaded. IMDb is read from its archive or
+folder. Every run keeps its checkpoints in --out; if it is interrupted, the same command goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ SITES = {  # the names of a placement's places in the plain encoder
     "P6": ("on_heads",),
     "P7": ("after_attention",),
 }
-SIDE = 32  # pixels; an image is read as the sequence of its rows, neighbours of which are neighbours in the image
+SIDE = 32  # pixels; an image is read as the sequence of its rows, so neighbours are neighbours in the image
 # of its grey values in 0 … 1
 MEAN = 0.03
 DEVIATION = 0.13
@@ -101,7 +103,7 @@ class Run:
 
     @property
     def diffusion(self) -> dict[str, Any]:
-        """Options of the diffusion; alpha is shared out evenly among the strides."""
+        """Return the options of the diffusion; alpha is shared out evenly among the strides."""
         return {"strides": self.strides, "alpha": self.alpha / len(self.strides)}
 
     @property
@@ -121,7 +123,7 @@ class Task:
     epochs: int
 
     def collate(self, batch: list[Any]) -> tuple[Tensor, ...]:
-        """Tokens, mask and labels; of images their rows of standardised grey values, and labels."""
+        """Return tokens, mask and labels; for images, rows of standardised grey values and labels."""
         tokens, mask, labels = pad(batch)
         if isinstance(self.in_channels, list):
             return tokens, mask, labels
@@ -141,7 +143,7 @@ def pathfinder(split: str, items: int, _: Path) -> SequenceDataset:
 
 
 def imdb(split: str, items: int, path: Path) -> Any:
-    """Reviews in an order drawn once; validation reviews are training reviews that training does not see."""
+    """Return reviews in an order drawn once; validation reviews are training reviews that training does not see."""
     reviews = IMDb(
         path,
         "test" if split == "test" else "train",
@@ -165,7 +167,7 @@ TASKS = {
 
 
 def items(run: Run, split: str, out: Path, imdb_path: Path) -> list[Any]:
-    """The items of a split, 8 : 1 : 1, made once and kept in --out."""
+    """Return the items of a split, 8 : 1 : 1, made once and kept in --out."""
     size = run.items if split == "train" else max(1, run.items // 8)
     path = out / "data" / f"{run.task}-{split}-{size}.pt"
     if not path.exists():
@@ -179,12 +181,12 @@ def items(run: Run, split: str, out: Path, imdb_path: Path) -> list[Any]:
 
 
 def loaders(run: Run, out: Path, imdb_path: Path) -> dict[str, DataLoader[Any]]:
-    """Training, validation and test batches, from memory. Seed and epoch decide the order of training batches."""
+    """Return training, validation and test batches, from memory. Seed and epoch decide the order of the first."""
     collate = TASKS[run.task].collate
     found = {}
     for split in ("train", "val", "test"):
         kept = items(run, split, out, imdb_path)
-        # Lightning tells it the epoch; one replica of one is everything.
+        # Lightning tells the sampler the epoch; the one replica loads everything.
         order = (
             DistributedSampler(kept, 1, 0, seed=1000 * run.seed)
             if split == "train"
@@ -197,7 +199,7 @@ def loaders(run: Run, out: Path, imdb_path: Path) -> dict[str, DataLoader[Any]]:
 
 
 def make_model(run: Run) -> PDETransformer:
-    """The same parameters for every placement, but those of the diffusion, which draw nothing."""
+    """Return a model with the same parameters for every placement; the diffusion's parameters draw no numbers."""
     placed = run.placement != "none"
     torch.manual_seed(run.seed)
     return PDETransformer(
@@ -216,7 +218,7 @@ def make_model(run: Run) -> PDETransformer:
 def train(
     run: Run, out: Path, imdb_path: Path, bar_at: int = 0, progress: bool = True
 ) -> dict[str, Any]:
-    """Trains, or goes on from the last epoch, or reads the result of a run that is done."""
+    """Train, or go on from the last epoch, or read the result of a run that is done."""
     folder = out / run.name
     settings = folder / "run.json"
     done = folder / "result.json"
@@ -277,16 +279,16 @@ def train(
 
 @torch.no_grad()
 def accuracy(module: SequenceClassifier, batches: DataLoader[Any]) -> float:
-    """Share of correct answers in evaluation mode."""
+    """Return the share of correct answers in evaluation mode."""
     module.eval()
     right = [(module(*inputs).argmax(1) == labels) for *inputs, labels in batches]
     return float(torch.cat(right).double().mean())
 
 
 def measure(run: Run, model: Any, batch: tuple[Tensor, ...]) -> dict[str, Any]:
-    """The diagnostics of a trained model on a few test sequences, in double precision, with one S for all placements.
+    """Return the diagnostics of a trained model on a few test sequences, in double precision, with the same S.
 
-    Of the plain encoder also the effect of inserting S at the places of each placement, one at a time.
+    For the plain encoder return also the effect of inserting S at the places of each placement, one at a time.
     """
     model = model.double().eval()
     inputs = [tensor[:PROBES] for tensor in batch[:-1]]
@@ -311,7 +313,7 @@ def measure(run: Run, model: Any, batch: tuple[Tensor, ...]) -> dict[str, Any]:
 
 
 def sizes(results: dict[Run, dict[str, Any]]) -> str:
-    """What a task was trained on, and the accuracy of answering its most common class."""
+    """Return what a task was trained on, and the accuracy of answering its most common class."""
     return " ".join(
         f"{run.task}: {run.items} items, {run.epochs} epochs, most common class {100 * results[run]['majority']:.1f}."
         for run in {run.task: run for run in results}.values()
@@ -319,7 +321,7 @@ def sizes(results: dict[Run, dict[str, Any]]) -> str:
 
 
 def table(results: dict[Run, dict[str, Any]]) -> str:
-    """Markdown: one row per task and placement, means over the seeds."""
+    """Return Markdown: one row per task and placement, means over the seeds."""
     lines = [
         "| task | placement | test | train | roughness by layer | commutator by layer | truth / estimate | s per run |",
         "|---|---|--:|--:|---|---|---|--:|",
@@ -356,12 +358,12 @@ def table(results: dict[Run, dict[str, Any]]) -> str:
 
 
 def ranking(results: dict[Run, dict[str, Any]]) -> str:
-    """Markdown: predictors of the placements, the accuracy of training with them, and the rank correlation of both.
+    """Return Markdown: predictors of the placements, accuracies of training with them, and their rank correlation.
 
-    S inserted into the trained *plain* encoder at each place: norms of the change of the logits of the probed
-    sequences, and their estimates, summed over a placement's places. The commutator is that of the model trained with
-    the placement, a mean over its layers. Below, the rank correlation of each column with the accuracy; less than
-    -0.79 would be significant at 5 % for seven placements.
+    S is inserted into the trained *plain* encoder at each place. The table has norms of the change of the logits of the
+    probed sequences, and their estimates, summed over a placement's places. The commutator is measured on the model
+    trained with the placement, as a mean over its layers. The last row is the rank correlation of each column with the
+    accuracy; less than -0.79 would be significant at 5 % for seven placements.
     """
     columns = ("change of the logits", "its estimate", "commutator")
     lines = [
@@ -408,7 +410,7 @@ def ranking(results: dict[Run, dict[str, Any]]) -> str:
 
 
 def by_layer(reports: list[dict[str, Any]], part: str, column: str) -> list[float]:
-    """The mean of a column over the reports, layer by layer."""
+    """Return the mean of a column over the reports, layer by layer."""
     return [
         statistics.mean(layer)
         for layer in zip(*(report[part][column] for report in reports), strict=True)
@@ -428,7 +430,7 @@ COLOURS = [
 
 
 def draw(results: dict[Run, dict[str, Any]], path: Path) -> None:
-    """For every task: roughness and commutator by layer, and the reach of every diffusion layer with its estimate."""
+    """Draw for every task roughness and commutator by layer, and every diffusion layer's reach with its estimate."""
     quantities = ("relative_roughness", "commutator", "estimate")
     tasks = list(dict.fromkeys(run.task for run in results))
     figure, axes = plt.subplots(
@@ -451,7 +453,7 @@ def draw(results: dict[Run, dict[str, Any]], path: Path) -> None:
 
 
 def strides(text: str) -> tuple[int, ...]:
-    """Whole numbers from 1 on, between commas."""
+    """Parse whole numbers from 1 on, between commas."""
     return tuple(count(part) for part in text.split(","))
 
 
@@ -526,7 +528,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def lengths(args: argparse.Namespace, task: str) -> dict[str, int]:
-    """How long a task trains: the command line, or the default of the task."""
+    """Return how long a task trains: the command line, or the default of the task."""
     return {
         "items": args.items or TASKS[task].items,
         "epochs": args.epochs or TASKS[task].epochs,
@@ -534,7 +536,7 @@ def lengths(args: argparse.Namespace, task: str) -> dict[str, int]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Trains what is missing, prints the tables and draws the picture; returns the exit code."""
+    """Train what is missing, print the tables and draw the picture; return the exit code."""
     return exit_code(partial(train_and_print, parse(argv)), go_on(argv))
 
 

@@ -106,7 +106,7 @@ def panel(
 
 
 def cloud(left: float, head: str, below: str, points: Tensor, y: Tensor) -> str:
-    """Points coloured by class, whose number stands in the middle of each."""
+    """Return points coloured by class; the number of a class stands in the middle of its points."""
     low = points.min(0).values
     high = points.max(0).values
     points = torch.tensor([left + 8, 40.0]) + (points - low) / (
@@ -134,7 +134,7 @@ def groups(
     y: Tensor,
     found: Tensor,
 ) -> str:
-    """A graph: nodes that are `shown` in the colour of what was found, with a ring where that is wrong."""
+    """Return the drawing of a graph: `shown` nodes have the colour of what was found, with a ring if it is wrong."""
     points = torch.tensor([left + 12, 45.0]) + (places + 1) / 2 * torch.tensor(
         [385.0, 205.0]
     )
@@ -163,7 +163,7 @@ def groups(
 
 
 def page(title: str, height: int, *parts: str) -> str:
-    """A picture for light and dark."""
+    """Return a picture for light and dark."""
     schemes = {
         "dark": DARK,
         "light": PAGE.template.split("<style>\n")[1].split("\n")[0],
@@ -228,7 +228,7 @@ def digits(epochs: int) -> str:
 
 
 def karate(epochs: int) -> str:
-    """Train a certified network on four members of the club, the model of docs/getting-started.md, and draw all."""
+    """Train a certified network on four members of the club, the model of docs/getting-started.md, and draw it."""
     torch.manual_seed(0)
     data = KarateClub()[0]
     model = CertifiedDIFFormer(data.num_features, 16, 4, num_layers=4, encoder_layers=1)
@@ -260,7 +260,7 @@ def karate(epochs: int) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Trains and draws; returns the exit code."""
+    """Train and draw; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -7,10 +7,10 @@
 
 --root holds the files of SNAP or LINKX; load_pokec says where to get them. Every epoch cuts the graph into new random
 parts; a part of Pokec keeps 6 % of its edges (D12 in docs/errata.md). Validation and test accuracy come from the full
-graph, block by block, and are those of the epoch with the best validation accuracy. A run that was stopped or killed
-goes on from its last checkpoint in --out, and ends with the weights that it would have had.
+graph, block by block, at the epoch with the best validation accuracy. A run that was stopped or killed goes on from its
+last checkpoint in --out, and ends with the weights that it would have had.
 
-With --node-parallel there are no parts: every process has a run of the nodes, and an epoch is one step on the full
+With --node-parallel there are no parts. Every process has a run of the nodes, and an epoch is one step on the full
 graph with exact global attention. Activations of all nodes are kept for the backward pass, shared by the processes.
 """
 
@@ -80,7 +80,7 @@ class Run:
 
 
 def difformer(run: Run, channels: int) -> nn.Module:
-    """Attention + graph (Eqs. 61-63), tau 1/2, with a value transformation."""
+    """Return DIFFormer-s: attention + graph (Eqs. 61-63), tau 1/2, with a value transformation."""
     return DIFFormer(
         channels,
         run.hidden,
@@ -95,24 +95,24 @@ def difformer(run: Run, channels: int) -> nn.Module:
 
 
 def gcn(run: Run, channels: int) -> nn.Module:
-    """Kipf & Welling's, as deep and as wide."""
+    """Return Kipf & Welling's GCN, as deep and as wide."""
     return DiffusionGNN(
         channels, run.hidden, 2, run.layers, conv="gcn", dropout=run.dropout
     )
 
 
 def linear(run: Run, channels: int) -> nn.Module:
-    """Logistic regression on the features of a node."""
+    """Return logistic regression on the features of a node."""
     return DiffusionGNN(channels, run.hidden, 2, 1, conv="mlp", dropout=0.0)
 
 
 def constant(data: Data) -> Tensor:
-    """The shares of the classes among the training nodes."""
+    """Return the shares of the classes among the training nodes."""
     return data.y[data.train_mask].bincount(minlength=2).float().expand(len(data.y), 2)
 
 
 def label_propagation(data: Data) -> Tensor:
-    """Zhou et al. (2004): neighbours are taken to agree, which those in Pokec do less often than not."""
+    """Return labels by Zhou et al. (2004), who take neighbours to agree; in Pokec most do not."""
     return LabelPropagation()(data.y, Graph.from_data(data), mask=data.train_mask)
 
 
@@ -146,7 +146,7 @@ class Clock:
 def accuracies(
     logits: Tensor, data: Data, total: Callable[[Tensor], Tensor] = torch.sum
 ) -> dict[str, float]:
-    """Shares of nodes whose label is right, in percent; `total` adds up over processes too, where they share nodes."""
+    """Return the shares of right labels in percent; `total` also adds up over processes that share nodes."""
     right = logits.argmax(1) == data.y
     masks = {part: data[f"{part}_mask"] for part in ("train", "val", "test")}
     return {
@@ -179,7 +179,7 @@ class Training:
         self.prepare()
 
     def prepare(self) -> None:
-        """The graph in the form in which it is trained on and evaluated."""
+        """Make the graph in the form in which it is trained on and evaluated."""
         run = self.run
         self.loader = RandomPartitionLoader(
             self.data, batch_size=run.batch_size, degrees=run.degrees, seed=run.seed
@@ -187,7 +187,7 @@ class Training:
         self.graph = Graph.from_data(self.data, validate=False)
 
     def save(self) -> None:
-        """Everything that the rest of the run depends on. (Dropout draws from the global state.)"""
+        """Save everything that the rest of the run depends on. (Dropout draws from the global state.)"""
         cuda = (
             [torch.cuda.get_rng_state(self.device)]
             if self.device.type == "cuda"
@@ -216,7 +216,7 @@ class Training:
         self.clock.spent = state["spent"]
 
     def fit(self, epochs: int, checkpoint_every: int) -> None:
-        """Trains until so many epochs are done."""
+        """Train until so many epochs are done."""
         while self.epoch < epochs:
             self.model.train()
             self.one_epoch(checkpoint_every)
@@ -230,7 +230,7 @@ class Training:
             self.save()
 
     def one_epoch(self, checkpoint_every: int) -> None:
-        """A step for every part of a new partition, less those that were done before the run was stopped."""
+        """Take a step for every part of a new partition, except the parts that were done before the run was stopped."""
         self.loader.set_epoch(self.epoch)
         batches = iter(self.loader)
         bar = tqdm(
@@ -251,7 +251,7 @@ class Training:
                 self.save()
 
     def step(self, data: Data, graph: Graph) -> float:
-        """One step of the optimiser; returns the loss."""
+        """Take one step of the optimiser; return the loss."""
         with self.clock("forward"):
             loss = self.loss(
                 self.model(data.x, graph)[data.train_mask], data.y[data.train_mask]
@@ -263,11 +263,11 @@ class Training:
         return loss.item()
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Mean cross-entropy of a part's training nodes."""
+        """Return the mean cross-entropy of a part's training nodes."""
         return node_cross_entropy(logits, y)
 
     def evaluate(self) -> dict[str, float]:
-        """Accuracies of the full graph at once, block by block."""
+        """Return the accuracies on the full graph, block by block."""
         shown = sys.stderr.isatty()
         logits = full_graph_inference(
             self.model, self.data.x, self.graph, device=self.device, progress=shown
@@ -276,7 +276,7 @@ class Training:
 
 
 class NodeParallel(Training):
-    """The same on several processes, each of which has a run of the nodes and the edges that arrive there."""
+    """Training on several processes, each of which has a run of the nodes and the edges that arrive there."""
 
     def prepare(self) -> None:
         data = self.data
@@ -290,19 +290,19 @@ class NodeParallel(Training):
         self.num_labels = self.graph.total(self.rows.train_mask.sum().double())
 
     def save(self) -> None:
-        """The first process has what all have, but for random numbers, which are drawn anew in every epoch."""
+        """Save on the first process, which has what all have, except random numbers: every epoch draws them anew."""
         if distributed.get_rank() == 0:
             super().save()
 
     def one_epoch(self, checkpoint_every: int) -> None:
-        """One step on the full graph. Dropout must differ between processes."""
+        """Take one step on the full graph. Dropout must differ between processes."""
         torch.manual_seed(
             (self.run.seed << 40) + (self.epoch << 16) + distributed.get_rank()
         )
         self.step(self.rows, self.graph)
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        """This process's share of the mean over all training nodes."""
+        """Return this process's share of the mean over all training nodes."""
         return cross_entropy(logits, y, reduction="sum") / self.num_labels
 
     @torch.no_grad()
@@ -313,7 +313,7 @@ class NodeParallel(Training):
 
 
 def load(args: argparse.Namespace) -> Data:
-    """The graph with the masks of its split."""
+    """Return the graph with the masks of its split."""
     if args.source == "synthetic":
         data = synthetic_pokec(
             args.nodes, args.edges, seed=args.seed, cache=args.out / "synthetic"
@@ -327,7 +327,7 @@ def load(args: argparse.Namespace) -> Data:
 
 
 def load_in_turn(args: argparse.Namespace) -> Data:
-    """The first process makes the arrays, which the others then share."""
+    """Load on the first process first: it makes the arrays, which the others then share."""
     rank = distributed.get_rank() if distributed.is_initialized() else 0
     data = load(args) if rank == 0 else None
     if distributed.is_initialized():
@@ -423,7 +423,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def report(args: argparse.Namespace) -> str:
-    """Trains, and says in a table how well and where the time went."""
+    """Train, and return a table of how well and where the time went."""
     data = load_in_turn(args)
     kind, batch_size = (
         (NodeParallel, data.num_nodes)
@@ -463,7 +463,7 @@ def report(args: argparse.Namespace) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints the report, on the first process; returns the exit code."""
+    """Print the report, on the first process; return the exit code."""
     args = parse(argv)
     if args.node_parallel and not distributed.is_torchelastic_launched():
         print(

@@ -20,7 +20,7 @@ R = TypeVar("R", bound=Hashable)
 
 @contextmanager
 def needs(install: str) -> Iterator[None]:
-    """Around imports: where one fails, the script says what pip should install, and ends with exit status 2."""
+    """Wrap imports: if one fails, the script says what pip should install, and ends with exit status 2."""
     try:
         with needed_by("This example", install):
             yield
@@ -30,7 +30,7 @@ def needs(install: str) -> Iterator[None]:
 
 
 def count(text: str) -> int:
-    """A command-line number that must be at least 1."""
+    """Parse a number of the command line that must be at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
@@ -40,7 +40,7 @@ def count(text: str) -> int:
 def options(
     parser: argparse.ArgumentParser, argv: Sequence[str] | None, **quick: Any
 ) -> argparse.Namespace:
-    """The command line; with ``--quick`` these stand for what it does not name."""
+    """Parse the command line; with ``--quick`` the given values replace what the command line does not name."""
     values = ", ".join(
         f"{name.replace('_', '-')} {_shown(value)}" for name, value in quick.items()
     )
@@ -59,7 +59,7 @@ def _shown(value: Any) -> str:
 
 
 def chosen(run: type[R], args: argparse.Namespace) -> dict[str, Any]:
-    """The options of the command line that are settings of a run, but lists, which are for the caller to multiply."""
+    """Return the options of the command line that are settings of a run, except lists, which the caller multiplies."""
     fields = run.__dataclass_fields__  # type: ignore[attr-defined]
     return {
         name: value
@@ -69,7 +69,7 @@ def chosen(run: type[R], args: argparse.Namespace) -> dict[str, Any]:
 
 
 def train_all(train: Callable[..., Any], runs: Sequence[R], jobs: int) -> dict[R, Any]:
-    """What `train(run, bar_at=line)` returns for every run; with several jobs in processes of one thread each."""
+    """Return what `train(run, bar_at=line)` returns for every run; several jobs are processes of one thread each."""
     if jobs == 1:
         return {run: train(run) for run in runs}
     from diffusion_mp_experiments.train.many_runs import processes
@@ -82,7 +82,7 @@ def train_all(train: Callable[..., Any], runs: Sequence[R], jobs: int) -> dict[R
 
 
 def stored(path: Path, run: Any) -> dict[str, Any] | None:
-    """The checkpoint of this very run, if there is one; exits with a sentence where it is of another."""
+    """Return the checkpoint of this very run, if there is one; exit with a sentence if another run wrote it."""
     if not path.exists():
         return None
     from diffusion_mp_experiments.train import load_checkpoint
@@ -102,7 +102,7 @@ def stored(path: Path, run: Any) -> dict[str, Any] | None:
 
 
 def go_on(argv: list[str] | None) -> str:
-    """How to start again what was stopped."""
+    """Return how to start again what was stopped."""
     command = shlex.join(
         ["python", sys.argv[0], *(sys.argv[1:] if argv is None else argv)]
     )
@@ -112,7 +112,7 @@ def go_on(argv: list[str] | None) -> str:
 def grouped(
     results: dict[R, Any], *fields: str
 ) -> Iterator[tuple[tuple[Any, ...], list[Any]]]:
-    """The results of runs that agree in these fields, in the order of their first."""
+    """Yield the results of runs that agree in these fields, in the order of the first of each."""
     for key in dict.fromkeys(
         tuple(getattr(run, field) for field in fields) for run in results
     ):
@@ -127,6 +127,6 @@ def grouped(
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Mean and, for several values, standard deviation."""
+    """Return mean and, for several values, standard deviation."""
     deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.{digits}f}{deviation}"

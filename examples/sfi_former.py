@@ -3,15 +3,17 @@
     python examples/sfi_former.py --out runs/sfi_former
     python examples/sfi_former.py --dataset peptides --peptides data/peptides-functional --model SFi GatedGCN
 
-Prints one Markdown table: the test score, the train-test gap, and the measured density of the attention, layer by
-layer. PATTERN and CLUSTER are drawn here (no download), 500/100/200 graphs of them by default: the full table of 2
-data sets, 4 models and 2 seeds is made to take about an hour on two cores. Peptides-func is read from its SMILES
-strings. Every model gets the same number of parameters (its width is what fits), layers, encodings of position, and
-training: AdamW, linear warm-up, cosine decay to zero. The test score is that of the epoch with the best validation
-score; so are the gap and the density.
+The script prints one Markdown table: the test score, the train-test gap, and the measured density of the attention,
+layer by layer. PATTERN and CLUSTER are drawn here (no download), by default 500/100/200 graphs of each: the full table
+of 2 data sets, 4 models and 2 seeds is meant to take about an hour on two cores. Peptides-func is read from its SMILES
+strings.
 
-Every run keeps a checkpoint in --out. Interrupted, the same command goes on where it stopped, to the same numbers.
-examples/attention.py draws the attention of a trained model.
+Every model gets the same number of parameters (its width is what fits), layers, encodings of position, and training:
+AdamW, linear warm-up, cosine decay to zero. The test score, the gap and the density are taken at the epoch with the
+best validation score.
+
+Every run keeps a checkpoint in --out. If it is interrupted, the same command goes on where it stopped, to the same
+numbers. examples/attention.py draws the attention of a trained model.
 """
 
 from __future__ import annotations
@@ -98,7 +100,7 @@ class Run:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Graphs by split, 5 : 1 : 2."""
+        """Return the number of graphs by split, 5 : 1 : 2."""
         return {
             split: max(1, self.graphs * part // 5)
             for split, part in (("train", 5), ("val", 1), ("test", 2))
@@ -107,7 +109,7 @@ class Run:
 
 @dataclass
 class Result:
-    """What the table shows; scores in [0, 1], densities by layer (none without attention)."""
+    """What the table shows: scores in [0, 1], and densities by layer (none without attention)."""
 
     parameters: int
     epoch: int
@@ -119,7 +121,7 @@ class Result:
 
 
 class Benchmark(Protocol):
-    """What the data sets differ in; made of a run, the folder to keep graphs in, and that of the files of Peptides."""
+    """What data sets differ in; made from a run, the folder to keep graphs in, and the folder of Peptides' files."""
 
     splits: dict[str, InMemoryDataset]
     inputs: tuple[Any, int]
@@ -132,7 +134,7 @@ class Benchmark(Protocol):
     def metric(self) -> Metric: ...
 
     def guess(self) -> float:
-        """The score of a prediction that knows nothing."""
+        """Return the score of a prediction that knows nothing."""
 
 
 class Blocks(Benchmark):
@@ -206,7 +208,7 @@ BENCHMARKS: dict[str, type[Benchmark]] = {
 
 
 def make_model(run: Run, benchmark: Benchmark) -> nn.Module:
-    """The widest model within the budget of parameters."""
+    """Return the widest model within the budget of parameters."""
     in_channels, out_channels = benchmark.inputs
 
     def at(width: int) -> nn.Module:
@@ -265,7 +267,7 @@ def predict(model: nn.Module, data: Data, **options: Any) -> Any:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, benchmark: Benchmark, split: str, run: Run) -> float:
-    """The score over a split."""
+    """Return the score over a split."""
     model.eval()
     metric = benchmark.metric().to(run.device)
     for data in batches(benchmark.splits[split], run):
@@ -275,7 +277,7 @@ def evaluate(model: nn.Module, benchmark: Benchmark, split: str, run: Run) -> fl
 
 @torch.no_grad()
 def densities(model: nn.Module, graphs: InMemoryDataset, run: Run) -> list[float]:
-    """Fraction of the pairs of nodes of a graph that attend, by layer, over all heads; empty without attention."""
+    """Return the fraction of the pairs of a graph that attend, by layer, over all heads; empty without attention."""
     model.eval()
     total = torch.zeros(run.layers)
     pairs = 0
@@ -290,13 +292,13 @@ def densities(model: nn.Module, graphs: InMemoryDataset, run: Run) -> list[float
 
 
 def density(coupling: Coupling) -> float:
-    """Of the attention in a step; softmax attention leaves no pair out."""
+    """Return the density of the attention in a step; softmax attention leaves no pair out."""
     attention = getattr(coupling, "attention", coupling)
     return float(attention.density().mean()) if hasattr(attention, "density") else 1.0
 
 
 def schedule(steps: int) -> Callable[[int], float]:
-    """Linear warm-up over a twentieth of the steps, then half a cosine down to zero."""
+    """Return a linear warm-up over a twentieth of the steps, then half a cosine down to zero."""
     warm = max(1, steps // 20)
     return lambda step: min(
         (step + 1) / warm, 0.5 + 0.5 * math.cos(math.pi * min(1.0, step / steps))
@@ -306,7 +308,7 @@ def schedule(steps: int) -> Callable[[int], float]:
 def train(
     run: Run, out: Path, source: Path = Path(), bar_at: int = 0, quiet: bool = False
 ) -> Result:
-    """Trains, or goes on from the checkpoint, or reads the result of a run that is done."""
+    """Train, or go on from the checkpoint, or read the result of a run that is done."""
     path = out / f"{run.name}.pt"
     state = stored(path, run)
     if state is not None and "result" in state:
@@ -381,7 +383,7 @@ def one_epoch(
     run: Run,
     epoch: int,
 ) -> float:
-    """One pass in an order, and with a dropout, that only seed and epoch decide; the mean loss."""
+    """Train for one pass, in an order and with a dropout that only seed and epoch decide; return the mean loss."""
     seed = 1000 * run.seed + epoch
     torch.manual_seed(seed)
     model.train()
@@ -399,7 +401,7 @@ def one_epoch(
 
 
 def table(results: dict[Run, Result]) -> str:
-    """Markdown: one row per data set and model, means over the seeds ± standard deviation."""
+    """Return Markdown: one row per data set and model, means over the seeds ± standard deviation."""
     lines = [
         "| data set | model | parameters | test | train - test | density by layer | s per run |",
         "|---|---|--:|--:|--:|---|--:|",
@@ -495,7 +497,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Trains what is missing and prints the table; returns the exit code."""
+    """Train what is missing and print the table; return the exit code."""
     return exit_code(partial(train_and_print, parse(argv)), go_on(argv))
 
 

@@ -1,4 +1,4 @@
-"""Checks of arguments (``check_…`` raises, ``as_…`` converts or raises), and their errors, sentences for a user."""
+"""Checks of arguments (``check_…`` raises, ``as_…`` converts or raises); their messages are sentences for users."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, *UNS
 
 
 class _Brief(reprlib.Repr):
-    """Containers in short, with dtypes and shapes in place of tensors and arrays."""
+    """Short representations of containers, with dtypes and shapes in place of tensors and arrays."""
 
     def repr1(self, x: Any, level: int) -> str:
         if isinstance(x, (Tensor, np.ndarray, nn.Module)):
@@ -57,7 +57,7 @@ def _with_article(kind: object) -> str:
 
 
 def describe(value: object) -> str:
-    """Return dtype and shape of a tensor, the shortened value and the type of any other object."""
+    """Return dtype and shape of a tensor, or the shortened value and the type of any other object."""
     if isinstance(value, Tensor):
         text = _with_article(value.dtype)
         if value.layout != torch.strided:
@@ -76,6 +76,7 @@ def describe(value: object) -> str:
 
 
 def check_choice(value: object, name: str, choices: Iterable[Any]) -> None:
+    """Raise unless ``value`` is one of the choices."""
     options = list(choices)
     # An array of NumPy would answer ``in`` with an array, and an object of the user
     # with what it likes.
@@ -103,7 +104,7 @@ def check_number(
     fits: Callable[[float], bool] = math.isfinite,
     condition: str = "be a finite number",
 ) -> None:
-    """Raise unless ``value`` is a number that ``fits``, as ``condition`` says."""
+    """Raise unless ``value`` is a number for which ``fits`` is true; ``condition`` says so in words."""
     # True is an int for Python; as a step size or a rate it is a mistake.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number; got {describe(value)}.")
@@ -112,12 +113,12 @@ def check_number(
 
 
 def found_later(channels: object) -> bool:
-    """Return whether channels are -1, to be read from the first call."""
+    """Return whether the number of channels is -1, to be read from the first call."""
     return type(channels) is int and channels == -1
 
 
 def check_integer(value: int, name: str, low: int, high: int | None = None) -> None:
-    """Raise unless ``value`` is an integer of at least ``low``, and at most ``high`` where that is given."""
+    """Raise unless ``value`` is an integer of at least ``low``, and at most ``high`` if that is given."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(
             f"{name} must be an integer; got {describe(value)}. Pass int({name})."
@@ -129,7 +130,7 @@ def check_integer(value: int, name: str, low: int, high: int | None = None) -> N
 
 
 def check_counts(least: int = 1, /, **counts: int) -> None:
-    """Raise unless every named value is an integer of at least 1, or ``least`` (heads, channels or layers)."""
+    """Raise unless every named value, such as heads, channels or layers, is an integer of at least ``least``."""
     for name, value in counts.items():
         if name == "in_channels" and found_later(value) and least > -1:
             raise ValueError(
@@ -140,17 +141,18 @@ def check_counts(least: int = 1, /, **counts: int) -> None:
 
 
 def check_seed(seed: int, name: str = "seed") -> None:
-    # Seeds are kept in a buffer of int64, where larger ones would be cut off without a
-    # word.
+    """Raise unless ``seed`` is an integer that a buffer of int64 holds."""
+    # A buffer would cut off larger seeds without a word.
     check_integer(seed, name, -(1 << 63), (1 << 63) - 1)
 
 
 def check_index(value: int, name: str, size: int) -> None:
+    """Raise unless ``value`` is an integer in 0 … ``size`` − 1."""
     check_integer(value, name, 0, size - 1)
 
 
 def as_whole(value: object, name: str, way_out: str = "") -> int:
-    """Return a whole number, also one of NumPy or PyTorch, as an int; raise TypeError, ending in ``way_out``."""
+    """Return a whole number as an int, also a number of NumPy or PyTorch; raise TypeError, ending in ``way_out``."""
     # `operator.index` takes what Python takes as a position in a list, and no float,
     # not even 3.0.
     with suppress(TypeError):
@@ -162,8 +164,8 @@ def as_whole(value: object, name: str, way_out: str = "") -> int:
 
 
 def python_number(value: object) -> Any:
-    """Return a number of NumPy, a scalar or an array without dimensions, as one of Python; all else as it is."""
-    # A float32 of NumPy is no float for Python, and a saved model could not write it as
+    """Return a NumPy number, a scalar or an array without dimensions, as a Python number; return all else unchanged."""
+    # Python does not take NumPy's float32 for a float, and a saved model could not write it as
     # JSON.
     if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
         return value.item()
@@ -177,6 +179,7 @@ def check_flags(**flags: bool) -> None:
 
 
 def check_generator(generator: object) -> None:
+    """Raise unless ``generator`` is a ``torch.Generator`` or None."""
     check_kind(
         generator,
         "generator",
@@ -201,7 +204,7 @@ def check_kind(
 
 
 def _way_to_tensor(value: object, name: str) -> str:
-    """Return the way out for an argument ``x`` or ``edge_index``, say, that comes in another form than a tensor."""
+    """Return how to convert an argument, such as ``x`` or ``edge_index``, that is not a tensor."""
     if isinstance(value, HeteroData):
         return " Number all nodes in one run, data = data.to_homogeneous(), and pass data.x and data.edge_index."
     if isinstance(value, Data) and name in ("x", "edge_index"):
@@ -214,11 +217,12 @@ def _way_to_tensor(value: object, name: str) -> str:
 
 
 def check_probability(value: float, name: str) -> None:
+    """Raise unless ``value`` lies in [0, 1)."""
     check_number(value, name, lambda p: 0.0 <= p < 1.0, "be a probability in [0, 1)")
 
 
 def check_share(value: float, name: str) -> None:
-    """Raise unless ``value`` lies in [0, 1], the weight w of one thing beside 1 − w of another."""
+    """Raise unless ``value`` lies in [0, 1], the weight w of one thing when another has 1 − w."""
     check_number(value, name, lambda w: 0.0 <= w <= 1.0, "lie in [0, 1]")
 
 
@@ -236,7 +240,7 @@ def _check_channels(value: int, name: str) -> None:
 
 
 #: What an argument may be, as annotations say it and `checked` makes sure of it. -1
-#: channels are those of the first call.
+#: channels are the channels of the first call.
 Count = Annotated[int, _at_least(1)]
 CountOrZero = Annotated[int, _at_least(0)]
 Channels = Annotated[int, _check_channels]
@@ -251,8 +255,8 @@ Share = Annotated[float, check_share]
 def checked(function: Function) -> Function:
     """Return a function that first checks its arguments, as far as its annotations say what they may be.
 
-    That is one of the types above, ``bool``, a ``Literal``, or a class of modules or of this library, each possibly
-    ``None``. All constructors of modules are decorated so (`Saved`).
+    An annotation is checked if it is one of the types above, ``bool``, a ``Literal``, or a class of modules or of this
+    library, each possibly ``None``. All constructors of modules are decorated like this (`Saved`).
     """
     names = list(signature(function).parameters)
 
@@ -322,7 +326,7 @@ def check_tensor(
     device: torch.device | None = None,
     other: str = "",
 ) -> None:
-    """Raise unless ``value`` is a dense floating-point tensor (of a ``shape``) on ``device``, that of ``other``."""
+    """Raise unless ``value`` is a dense floating-point tensor (of a ``shape``) on ``device``, where ``other`` is."""
     if not isinstance(value, Tensor):
         check_kind(value, name, Tensor, f"a tensor {shape}")
     if value.layout != torch.strided:
@@ -348,7 +352,7 @@ def check_has_values(value: Tensor, name: str) -> None:
 def floating(
     shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.device | str | None
 ) -> Tensor:
-    """Return ones of a floating dtype on a device, after checks of the two options."""
+    """Return ones of a floating dtype on a device, after checks of dtype and device."""
     check_kind(dtype, "dtype", (torch.dtype, NoneType), "a floating torch.dtype")
     if dtype is not None and not dtype.is_floating_point:
         raise TypeError(f"dtype must be a floating torch.dtype; got {dtype}.")
@@ -358,7 +362,7 @@ def floating(
 
 
 def as_device(device: object, origin: torch.device | None = None) -> torch.device:
-    """Return a device from its name, or raise; so too for another device if ``origin`` is the meta device."""
+    """Return a device from its name; raise for other objects, and where values would leave the meta device."""
     try:
         target = torch.device(device)  # type: ignore[call-overload]
     except (TypeError, RuntimeError) as error:
@@ -373,7 +377,7 @@ def as_device(device: object, origin: torch.device | None = None) -> torch.devic
 
 
 def check_device(value: Tensor, name: str, device: torch.device, other: str) -> None:
-    """Raise unless ``value`` is on ``device``, that of ``other``."""
+    """Raise unless ``value`` is on ``device``, the device of ``other``."""
     if value.device != device:
         raise ValueError(
             f"{name} must be on the device of {other}, {device}; it is on {value.device}. Move one of them with "
@@ -387,7 +391,7 @@ def check_place(
     """Raise unless ``x`` has the device and, with ``dtype`` but not under autocast, the dtype of the parameters."""
     if torch.compiler.is_compiling():
         return
-    # The first parameter with dimensions, for scalars go with any dtype.
+    # The first parameter with dimensions, since scalars go with any dtype.
     # (``parameters()`` takes ten times as long.)
     modules = [module]
     while modules:
@@ -486,7 +490,7 @@ def index_vector(value: object, name: str, length: str) -> Tensor:
 
 
 def label_vector(y: object) -> Tensor:
-    """Return class numbers [N] as int64, also from a column [N, 1], as node sets of OGB have it."""
+    """Return class numbers [N] as int64, also from a column [N, 1], as in OGB's node sets."""
     labels = as_tensor(y, "y", "a tensor [num_nodes] of integers")
     return index_vector(_column_as_vector(labels), "y", "[num_nodes]")
 
@@ -501,7 +505,7 @@ def _column_as_vector(values: Tensor) -> Tensor:
 def as_node_mask(
     mask: object, name: str, num_nodes: int, device: torch.device
 ) -> Tensor:
-    """Return a bool mask [N], from one [N] or [N, 1], or from the indices of the nodes, as PyG takes them."""
+    """Return a bool mask [N], from a mask [N] or [N, 1], or from the indices of the nodes, as PyG takes them."""
     what = f"a bool tensor [{num_nodes}], as y has rows, or the indices of nodes"
     nodes = _column_as_vector(as_tensor(mask, name, what))
     if not isinstance(plain(mask), Tensor):
@@ -555,6 +559,7 @@ def check_pairs(
 def check_integer_pairs(
     pairs: Tensor, name: str, shape: str = "[2, num_edges]"
 ) -> None:
+    """Raise unless ``pairs`` is an integer tensor [2, E]."""
     if pairs.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor [2, E]; got {describe(pairs)}.")
     if pairs.dim() != 2 or pairs.size(0) != 2:
@@ -568,7 +573,7 @@ def check_integer_pairs(
 
 
 def refuse_torchscript() -> None:
-    """Raise where ``torch.jit.trace`` would fix in its program what values decide, such as iterations of a solver."""
+    """Raise under ``torch.jit.trace``, which would fix what values decide, such as the iterations of a solver."""
     if not torch.compiler.is_compiling() and torch.jit.is_tracing():  # type: ignore[attr-defined]
         raise RuntimeError(
             "torch.jit.trace fixes the sizes, and the number of iterations of every solver, that it sees once; use "
@@ -577,7 +582,7 @@ def refuse_torchscript() -> None:
 
 
 def values_to_check() -> bool:
-    """Return whether tensors have values, which they have not while torch compiles or records."""
+    """Return whether tensors have values, which they lack while torch compiles or records."""
     # Inside transforms of torch.func they have, so checks run there.
     return not torch.compiler.is_compiling() and not dispatch_mode_active()
 
@@ -598,7 +603,7 @@ def check_range(pairs: Tensor, name: str, size: int, what: str = "nodes") -> Non
 
 
 def plain(value: object) -> object:
-    """Return PyG's ``EdgeIndex`` and ``Index``, and our ``PartEdgeIndex``, as plain tensors; other objects as is."""
+    """Return PyG's ``EdgeIndex`` and ``Index`` and our ``PartEdgeIndex`` as plain tensors; other objects unchanged."""
     if isinstance(value, Tensor) and hasattr(type(value), "as_tensor"):
         return value.as_tensor()  # type: ignore[attr-defined]
     return value
@@ -610,7 +615,7 @@ def as_tensor(value: object, name: str, what: str) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, (list, tuple, np.ndarray)):
-        # torch would make an empty list a tensor of floats, which is no edge_index.
+        # torch would make an empty list a tensor of floats, which cannot be an edge_index.
         if not len(value):
             return torch.empty(0, dtype=torch.long)
         try:

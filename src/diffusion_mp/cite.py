@@ -1,4 +1,4 @@
-"""``cite``: BibTeX of the papers behind a model, from `references.bib`."""
+"""``cite``: BibTeX entries of the papers behind a model, from `references.bib`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ REFERENCES = {
 
 
 def cite(model: nn.Module) -> str:
-    """Print and return BibTeX of the papers behind ``model`` and its parts, in order of appearance.
+    """Print and return the BibTeX entries of the papers behind a model and its parts, in the order of the parts.
 
-    A module names its papers in a class attribute ``references``: keys of ``references.bib`` in this package, or
-    BibTeX entries of its own.
+    A module names its papers in a class attribute ``references``. The attribute holds keys of ``references.bib`` in
+    this package, or BibTeX entries of your own.
+
+    Args:
+        model: any module; modules without ``references`` add nothing.
 
     Raises:
-        ValueError: a key is not in that file.
+        ValueError: a key is not in ``references.bib``.
 
     Examples:
         >>> text = cite(SGConv(4, 3))  # doctest: +ELLIPSIS

@@ -1,8 +1,8 @@
-"""The exceptions of the library that Python and PyTorch have no name for."""
+"""The exceptions of the library for which Python and PyTorch have no name."""
 
 
 class CouplingMismatchError(ValueError):
-    """An update or a theorem needs a property that the coupling does not declare.
+    """An update or a theorem needs a property that the coupling does not declare, such as symmetry.
 
     Examples:
         >>> try:
@@ -14,7 +14,7 @@ class CouplingMismatchError(ValueError):
 
 
 class SingularSystemError(ValueError):
-    """The steady state does not exist or is not unique.
+    """The steady state does not exist or is not unique, because its linear system is singular.
 
     Examples:
         >>> issubclass(SingularSystemError, Exception)
@@ -32,4 +32,4 @@ class ConvergenceError(RuntimeError):
 
 
 class BackendError(RuntimeError):
-    """A backend selected by name cannot compute this."""
+    """The backend that was selected by name cannot compute this operation."""

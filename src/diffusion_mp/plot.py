@@ -1,6 +1,6 @@
-"""A picture for every question about a trained model: each function draws on a matplotlib axis, and returns it.
+"""Pictures of trained models: every function draws on a matplotlib axis and returns the axis.
 
-Without ``ax`` a new figure is made. Needs the extra ``plot``.
+Without ``ax`` a function makes a new figure. The functions need the extra ``plot``.
 """
 
 from __future__ import annotations
@@ -29,10 +29,16 @@ def energies(
     ax: Any = None,
     **named: Any,
 ) -> Any:
-    """Draw the energy before the first layer and after each, relative to the absolute value of the first.
+    """Draw the energy before the first layer and after each layer, divided by the absolute value of the first energy.
 
-    Certified models draw the energy that their layers lower, others Σ_ij ‖z_i − z_j‖². A network of blocks has a line
-    for every block, over its steps. Or pass the energies, [layers] or [blocks, steps].
+    A model with a method ``energies``, such as a certified model, draws the energy that its layers lower. Other models
+    draw Σ_ij ‖z_i − z_j‖². A network of blocks has a line for every block, over the steps of the block.
+
+    Args:
+        model: the model, or the energies themselves as a tensor [layers] or [blocks, steps].
+        inputs: positional inputs of the model, which runs on them in evaluation mode.
+        ax: the axis to draw on. By default a new figure is made.
+        named: keyword inputs of the model.
 
     Examples:
         >>> axes = energies(CertifiedDIFFormer(4, 16, 3, num_layers=8), x, edge_index)
@@ -58,7 +64,7 @@ def energies(
     if len(rows) > 1:
         ax.legend(fontsize="small")
         ax.set(xlabel="step of the block")
-    # Only a linear axis has the locator that can be told so.
+    # Only a linear axis has a locator for whole numbers.
     if ax.get_xscale() == "linear":
         ax.locator_params("x", integer=True)
     return ax
@@ -73,7 +79,14 @@ def neighbours(
     names: Iterable[str] = (),
     ax: Any = None,
 ) -> Any:
-    """Draw the strongest couplings s_ij of a node i as bars, the mean over heads; ``names`` has one for every node j.
+    """Draw the strongest couplings s_ij of a node i as bars, averaged over heads.
+
+    Args:
+        coupling: the coupling, such as the one that a layer returns with ``return_coupling=True``.
+        node: i, the receiving node.
+        top: number of bars: the senders j with the largest |s_ij|.
+        names: a name for every node. By default the number of the node.
+        ax: the axis to draw on. By default a new figure is made.
 
     Examples:
         >>> axes = neighbours(DIFFormer(4, 16, 3)(x, edge_index, return_coupling=True)[1][-1], node=2, top=3)
@@ -82,12 +95,12 @@ def neighbours(
     checks.check_counts(top=top)
     checks.check_index(node, "node", coupling.num_nodes)
     others = torch.arange(coupling.num_nodes, device=coupling.device)
-    # Listed pairs, for the matrix of a large graph may not fit into memory.
+    # Listed pairs, since the matrix of a large graph may not fit into memory.
     pairs = torch.stack([others, torch.full_like(others, node)])
     row = coupling.at(pairs).mean(1).cpu()
-    # By their size, for couplings may be negative.
+    # By absolute value, since couplings may be negative.
     best = row.abs().topk(min(top, len(row))).indices
-    # A list, for a Series of pandas is asked by label and not by position.
+    # A list, since pandas looks up a Series by label and not by position.
     names = list(names) or [str(int(j)) for j in others]
     if len(names) != coupling.num_nodes:
         raise ValueError(
@@ -95,7 +108,7 @@ def neighbours(
         )
     ax = axis(ax)
     ax.barh(range(len(best)), row[best].tolist())
-    # The strongest at the top, where matplotlib has the last.
+    # The strongest at the top, where matplotlib puts the last.
     ax.set_yticks(range(len(best)), [names[int(j)] for j in best])
     ax.invert_yaxis()
     ax.set(xlabel="s_ij", ylabel="sender j", title=f"couplings of node {names[node]}")
@@ -110,7 +123,14 @@ def spectrum(
 ) -> Any:
     """Draw the eigenvalues of the matrices B of a model, and the share of its states along the eigenvectors.
 
-    1 makes neighbours agree, −1 makes them differ (Theorem T8 of docs/certified.md). Or pass what `eigenvalues` gives.
+    States along an eigenvector of eigenvalue 1 make neighbours agree; with −1 they make neighbours differ (Theorem T8
+    of docs/certified.md).
+
+    Args:
+        model: a model with a `CertifiedBlock` that has a `WeightedGraph` term, or the result of `eigenvalues`.
+        inputs: positional inputs of the model.
+        ax: the axis to draw on. By default a new figure is made.
+        named: keyword inputs of the model.
 
     Examples:
         >>> axes = spectrum(CertifiedTransformer(4, 16, 3), x, edge_index)
@@ -122,7 +142,7 @@ def spectrum(
     bins = torch.linspace(-1, 1, 17)
     even = torch.full_like(values, 1 / len(values))
     ax.hist(values, bins, weights=even, color="0.75", label="eigenvalues")
-    # A line, which hides no bar behind it.
+    # A line, since it hides no bar behind it.
     ax.hist(
         values,
         bins,
@@ -139,7 +159,18 @@ def spectrum(
 
 @torch.no_grad()
 def eigenvalues(model: nn.Module, *inputs: Any, **named: Any) -> tuple[Tensor, Tensor]:
-    """Return the eigenvalues of the matrices B of all `WeightedGraph`, and what share of the last states lies along.
+    """Return the eigenvalues of the matrices B of every `WeightedGraph`, and the share of the last states along each.
+
+    The mean over nodes is subtracted from the states first, since it says nothing about neighbours. The shares add up
+    to 1.
+
+    Args:
+        model: a model with a `CertifiedBlock` that has a `WeightedGraph` term.
+        inputs: positional inputs of the model, which runs on them in evaluation mode.
+        named: keyword inputs of the model.
+
+    Raises:
+        ValueError: the model has no such block.
 
     Examples:
         >>> values, shares = eigenvalues(CertifiedTransformer(4, 16, 3), x, edge_index)
@@ -183,7 +214,13 @@ def uncertainty(
     leak: float = 0.1,
     ax: Any = None,
 ) -> Any:
-    """Draw rows as points coloured by `posterior_variance`; of more than two columns the two principal components.
+    """Draw the nodes as points in the plane, coloured by their `posterior_variance`.
+
+    Args:
+        coupling: a symmetric and nonnegative coupling, see `posterior_variance`.
+        points: the positions [N, 2]. Of more than two columns the two principal components are drawn.
+        leak: κ > 0 of `posterior_variance`.
+        ax: the axis to draw on. By default a new figure is made.
 
     Examples:
         >>> axes = uncertainty(SigmoidPenalty().coupling(0.1 * x), x)

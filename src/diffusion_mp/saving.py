@@ -1,4 +1,4 @@
-"""``load`` and ``Saved.save``: a module as one safetensors file, its tensors and its constructor's arguments."""
+"""``load`` and ``Saved.save``: a module as one safetensors file, with its tensors and its constructor's arguments."""
 
 from __future__ import annotations
 
@@ -43,14 +43,17 @@ WAY_OUT = "Save model.state_dict(), and build the model in Python"
 
 @dataclass(eq=False)
 class Description:
-    """A class and its constructor's arguments by name: plain data, tensors, descriptions, or an error for all else."""
+    """A class and the arguments of its constructor, by name.
+
+    An argument is plain data, a tensor, a description, or an error in place of anything else.
+    """
 
     kind: type
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Described:
-    """Base of classes whose objects are saved by name and arguments; those of the library are found by their name."""
+    """Base of classes whose objects are saved by class name and arguments; `load` knows the classes of the library."""
 
     classes: ClassVar[dict[str, type[Described]]] = {}
 
@@ -66,7 +69,7 @@ class Described:
             names = [each.name for each in fields(self) if each.init]
             values = {name: described(getattr(self, name)) for name in names}
             return Description(type(self), values)
-        # The attributes of another object say nothing of the arguments that it was
+        # The attributes of another object say nothing about the arguments that it was
         # built with.
         if vars(self):
             return TypeError(describe(self))
@@ -74,7 +77,7 @@ class Described:
 
 
 def described(value: Any) -> Any:
-    """Return an argument as a `Description` holds it; of a generator nothing, since what it drew is in the state."""
+    """Return an argument as a `Description` holds it: ``None`` for a generator, whose draws are in the state."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     # A float64 of NumPy or a member of an enum is a subclass, which JSON reduces to the
@@ -127,7 +130,7 @@ class Saved(nn.Module, Described):
         return self._description
 
     def extra_repr(self) -> str:
-        """Return the numbers and words that the module was built with; the modules stand below, by name."""
+        """Return the numbers and words that the module was built with; the repr lists submodules below."""
         shown = [
             f"{name}={value!r}"
             for name, value in self._description.arguments.items()
@@ -138,9 +141,15 @@ class Saved(nn.Module, Described):
     def save(self, path: Place) -> None:
         """Write the state dict and the constructor's arguments to a safetensors file, which `load` reads.
 
+        At every moment the file is either the old file or the complete new file.
+
+        Args:
+            path: path of the file, in a folder that exists.
+
         Raises:
             ValueError: an argument is neither plain data nor an object of this library; parameters were added, removed
-                or reshaped after construction; or they have no shape before the first call.
+                or reshaped after construction; or parameters have no shape before the first call.
+            FileNotFoundError: the folder does not exist.
         """
         check_kind(path, "path", (str, os.PathLike), "the path of a file")
         kind = type(self).__name__
@@ -151,7 +160,7 @@ class Saved(nn.Module, Described):
                     f"{kind} has no values for {name} before its first call. Call it once, then save it."
                 )
         about = _written(self._description, classes, {})
-        # Copies, for safetensors refuses tensors that share memory.
+        # Copies, since safetensors refuses tensors that share memory.
         state = {
             name: value.detach().cpu().clone().contiguous()
             for name, value in self.state_dict().items()
@@ -175,11 +184,21 @@ class Saved(nn.Module, Described):
         draft.replace(path)
 
     def save_pretrained(self, folder: Place, **options: Any) -> None:
-        """Save to a folder as the Hugging Face Hub has it, with a model card; ``options`` as in `ModelHubMixin`."""
+        """Save to a folder in the format of the Hugging Face Hub, with a model card.
+
+        Args:
+            folder: path of the folder.
+            options: further options of `ModelHubMixin.save_pretrained`.
+        """
         _on_hub()(self).save_pretrained(folder, **options)
 
     def push_to_hub(self, name: str, **options: Any) -> str:
-        """Upload to the repository ``"owner/name"``, and return its address; ``options`` as in `ModelHubMixin`."""
+        """Upload to a repository of the Hugging Face Hub, and return the address of the upload.
+
+        Args:
+            name: name of the repository, ``"owner/name"``.
+            options: further options of `ModelHubMixin.push_to_hub`.
+        """
         with _reaching(name):
             return cast("str", _on_hub()(self).push_to_hub(name, **options))
 
@@ -187,7 +206,16 @@ class Saved(nn.Module, Described):
     def from_pretrained(
         cls: type[S], name: Place, *, classes: Sequence[type] = (), **options: Any
     ) -> S:
-        """Load from a folder of `save_pretrained`, or a repository ``"owner/name"``; options as in `ModelHubMixin`."""
+        """Load from a folder that `save_pretrained` wrote, or from a repository of the Hugging Face Hub.
+
+        Args:
+            name: path of the folder, or ``"owner/name"`` of the repository.
+            classes: your own subclasses that the file may name. By default only classes of this library.
+            options: further options of `ModelHubMixin.from_pretrained`.
+
+        Raises:
+            ValueError: the module is not an instance of this class.
+        """
         with _reaching(name):
             model = _on_hub().from_pretrained(name, classes=classes, **options).model
         if not isinstance(model, cls):
@@ -198,18 +226,19 @@ class Saved(nn.Module, Described):
 
 
 def load(path: Place, *, classes: Sequence[type] = ()) -> Saved:
-    """Return the module that ``module.save(path)`` has written, on the CPU, in evaluation mode and its own dtype.
+    """Return the module that ``module.save(path)`` wrote, on the CPU, in evaluation mode and in its own dtype.
 
-    Nothing in the file is run: it holds numbers, names of classes of this library, and arguments that their
-    constructors check, not attributes set later. Sizes are compared with the tensors before memory is taken.
+    Nothing in the file is run. The file holds numbers, names of classes of this library, and arguments, which the
+    constructors check. Attributes that were set after construction are not in it. Sizes are compared with the tensors
+    before memory is taken.
 
     Args:
-        path: the file.
-        classes: your own subclasses that the file may name.
+        path: path of the file.
+        classes: your own subclasses that the file may name. By default only classes of this library.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged, of a newer version, or does not describe a module of known classes.
+        ValueError: the file is damaged, comes from a newer version, or does not describe a module of known classes.
 
     Examples:
         >>> from tempfile import mkdtemp
@@ -258,7 +287,7 @@ def load(path: Place, *, classes: Sequence[type] = ()) -> Saved:
             f"{path} does not fit the module that it describes, which {flaw}."
         )
     model.load_state_dict(tensors)
-    # `load_state_dict` keeps the dtype of the module; the file has that of the saved
+    # `load_state_dict` keeps the dtype of the module; the file has the dtype of the saved
     # one.
     for name, value in model.state_dict(keep_vars=True).items():
         value.data = tensors[name].clone()
@@ -268,7 +297,7 @@ def load(path: Place, *, classes: Sequence[type] = ()) -> Saved:
 def _written(
     value: Any, classes: dict[str, type[Described]], numbers: dict[Any, int]
 ) -> Any:
-    """A description as JSON; ``classes`` gains those that are not of the library, ``numbers`` those of the objects."""
+    """Return a description as JSON; ``classes`` gains classes from elsewhere, and ``numbers`` the objects."""
     if isinstance(value, TypeError):
         raise ValueError(
             f"{value} cannot be saved as an argument, for a file holds no code. {WAY_OUT}."
@@ -359,8 +388,8 @@ def _built(
 
 
 def _misfit(model: nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
-    """How the state of a module on the meta device differs from tensors in names, shapes or kinds of numbers."""
-    # Parameters without a shape take that of the tensors; other differences are named
+    """Return how the state of a module on the meta device differs from tensors in names, shapes or kinds of numbers."""
+    # Parameters without a shape take the shape of the tensors; other differences are named
     # below.
     with suppress(RuntimeError, KeyError):
         model.load_state_dict(

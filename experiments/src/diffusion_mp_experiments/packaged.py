@@ -1,19 +1,19 @@
-"""The tables and configurations that this package brings: the same files in a clone and in an installed wheel."""
+"""The tables and configurations of this package: the same files in a clone and in an installed wheel."""
 
 from importlib.resources import files
 from pathlib import Path
 
 
 def configs_folder() -> Path:
-    """Return the folder that has a folder for every table, and a YAML file for every configuration of `fit`."""
+    """Return the folder with a folder for every table, and a YAML file for every configuration of `fit`."""
     return Path(str(files("diffusion_mp_experiments"))) / "configs"
 
 
 def configuration(path: str) -> str:
-    """Return the path of a configuration for `diffusion-mp fit`: of a file, or of one of this package by its name.
+    """Return the path of a configuration for `diffusion-mp fit`: a file, or a file of that name in this package.
 
     Raises:
-        FileNotFoundError: there is neither.
+        FileNotFoundError: neither file exists.
     """
     # A value with a colon is the content of a configuration, which the parser accepts in the place of a path.
     if ":" in path or Path(path).expanduser().is_file():

@@ -1,4 +1,4 @@
-"""Parts and clusters of large graphs, graphs of neighbours, encodings, splits and padded sequences."""
+"""Data for graph models: parts and clusters of large graphs, neighbour graphs, encodings, splits, padded sequences."""
 
 from diffusion_mp.data.knn import KNNGraph, knn_graph
 from diffusion_mp.data.partition import PartOf, find_clusters

@@ -34,16 +34,25 @@ def knn_graph(
     *,
     approximate: bool = False,
 ) -> Int64[Tensor, "2 E"]:
-    """Return sorted edges (i, j) [2, E] such that j is among the k nearest rows of i, or i among those of j.
+    """Join every row of a feature matrix to its k nearest rows, and return the edges [2, E] in both directions.
 
-    Labels spread on this graph over images, texts and tables (Zhou et al., 2004). Scale columns of different units
-    first. With "cosine", rows at an angle of 90° or more are not joined.
+    The pair (i, j) is an edge if j is among the k nearest rows of i, or i among the k nearest rows of j. Edges are
+    sorted. Labels spread on this graph over images, texts and tables (Zhou et al., 2004). Scale columns of different
+    units first.
 
-    The search is exact and takes O(N²) time. With ``approximate``, FAISS compares each row only with those in the 32
-    nearest of up to 4√N clusters, in single precision: it finds 99.6 % of the ten nearest of MNIST's 70 000 images.
+    The exact search takes O(N²) time.
+
+    Args:
+        x: features [N, C].
+        k: number of neighbours of a row, below N.
+        metric: ``"euclidean"``, or ``"cosine"`` for the angle between rows. With ``"cosine"`` rows at an angle of 90°
+            or more are not joined.
+        approximate: whether FAISS compares each row only with the rows in the 32 nearest of up to 4√N clusters, in
+            single precision. This finds 99.6 % of the ten nearest of MNIST's 70 000 images. The default is the exact
+            search.
 
     Raises:
-        ModuleNotFoundError: scikit-learn, or FAISS with ``approximate``, is not installed.
+        ModuleNotFoundError: scikit-learn is not installed, or FAISS with ``approximate``.
 
     Examples:
         >>> knn_graph(torch.tensor([[0.0], [1.0], [5.0], [7.0]]), k=1)
@@ -55,16 +64,20 @@ def knn_graph(
 
 @dataclass(eq=False)
 class KNNGraph(BaseTransform):
-    r"""Transform that sets the edges of `knn_graph` of the features, optionally with weights.
+    r"""Transform that sets the edges of a `Data` to the `knn_graph` of its features, optionally with weights.
 
         w_ij ∝ exp(−s ‖x_i − x_j‖² / (σ_i σ_j))
 
-    σ_i is the distance of i to the farthest of its k nearest (local scaling, Zelnik-Manor & Perona, 2004, with s = 1);
-    with "cosine" rows have length one. Weights have mean one.
+    σ_i is the distance of i to the farthest of its k nearest rows (local scaling, Zelnik-Manor & Perona, 2004, with s =
+    1). With ``"cosine"`` rows are first scaled to length one. Weights are scaled to the mean one.
 
     Args:
-        k, metric, approximate, weighted: see `knn_graph`; also set edge_weight [E].
-        sharpness: s, chosen on images of digits (docs/results.md); half of it is better for texts.
+        k: number of neighbours of a row.
+        metric: ``"euclidean"`` or ``"cosine"``, see `knn_graph`.
+        weighted: whether to set ``edge_weight`` [E] too. Off by default: all edges then count alike.
+        sharpness: s, larger for weights that fall faster with the distance. The default 8 was chosen on images of
+            digits (docs/results.md); 4 is better for texts.
+        approximate: whether FAISS searches for the neighbours, see `knn_graph`.
 
     Examples:
         >>> KNNGraph(k=2)(Data(x=x)).edge_index.size(0)
@@ -85,7 +98,10 @@ class KNNGraph(BaseTransform):
         checks.check_positive(self.sharpness, "sharpness")
 
     def forward(self, data: Any) -> Data:
-        """Replace the edges of data, of which PyG passes a shallow copy, and remove their weights and features."""
+        """Replace the edges of data, and remove the weights and features of the old edges.
+
+        PyG passes a shallow copy, so the caller's data keep their edges.
+        """
         checks.check_kind(data, "data", Data, "a torch_geometric Data")
         if getattr(data, "num_graphs", 1) > 1:
             raise ValueError(
@@ -127,7 +143,7 @@ def nearest(
 ) -> _Pairs:
     """Return pairs (i, j) with row j of ``x`` [N, C] among the k nearest of row i of ``of`` [M, C], and ‖x_j − of_i‖².
 
-    ``of=None`` searches each row of x among the others. Distances are in the unit of `comparable`.
+    With ``of=None`` each row of x is compared with the other rows of x. Distances are in the unit of `comparable`.
     """
     rows = comparable(x if of is None else of, x, metric)
     x = comparable(x, x, metric)
@@ -158,7 +174,7 @@ def nearest(
 
 
 def _nearest(x: Any, rows: Any, k: int, itself: np.ndarray | None) -> _Pairs:
-    """Search comparable rows; of each, its own number in ``itself``, if there are any, is left out."""
+    """Search among comparable rows; a row whose number is in ``itself`` is not its own neighbour."""
     from sklearn.neighbors import NearestNeighbors
 
     def search(algorithm: str, x: Any, rows: Any, itself: Any) -> list[np.ndarray]:
@@ -194,7 +210,7 @@ def _nearly_nearest(
     k: int,
     itself: np.ndarray | None,
 ) -> _Pairs:
-    """Search comparable rows in an inverted file; the squared distances of the neighbours it finds are exact."""
+    """Search among comparable rows in an inverted file; the squared distances of the neighbours found are exact."""
     with checks.needed_by(
         "An approximate search for neighbours", "diffusion-mp[faiss]"
     ):
@@ -221,7 +237,7 @@ def _nearly_nearest(
     row, rank = np.nonzero(column >= 0)
     column = column[row, rank]
     square = np.empty(len(row))
-    # In parts of 2^24 numbers, for the differences of all pairs would take k times the memory of x.
+    # In parts of 2^24 numbers, since the differences of all pairs would take k times the memory of x.
     parts = len(row) * x.shape[1] // 2**24 + 1
     for part in np.array_split(np.arange(len(row)), parts):
         difference = rows[row[part]] - x[column[part]]
@@ -230,7 +246,7 @@ def _nearly_nearest(
 
 
 def _in_parts(search: Callable[[Any], Any], rows: Any, itself: Any) -> list[np.ndarray]:
-    """Search for some rows at a time; of each, its own number in ``itself``, if there are any, is left out."""
+    """Search for some rows at a time; a row whose number is in ``itself`` is not its own neighbour."""
     parts = []
     with progress_bar("neighbours", "row", rows.shape[0]) as bar:
         for first in range(0, rows.shape[0], _PART):
@@ -248,7 +264,7 @@ def _in_parts(search: Callable[[Any], Any], rows: Any, itself: Any) -> list[np.n
 
 
 def comparable(rows: Any, x: Any, metric: Metric) -> Any:
-    """Scale rows by the largest entry of x, so that squares neither overflow nor vanish; to length one for "cosine"."""
+    """Scale rows by the largest entry of x, so that squares neither overflow nor vanish; for "cosine" to length one."""
     with checks.needed_by("A graph of nearest neighbours", "diffusion-mp[sklearn]"):
         from sklearn.preprocessing import normalize
     sparse = scipy.sparse.issparse(rows)
@@ -280,9 +296,9 @@ def joined(
     approximate: bool,
     sharpness: float,
 ) -> tuple[Tensor, Tensor, np.ndarray]:
-    """Return the edges of `knn_graph`, their weights (the larger one of both directions), and the squared reach."""
+    """Return the edges of `knn_graph`, their weights (the larger of both directions), and every row's squared reach."""
     row, column, square = nearest(x, k, metric, approximate)
-    # The relation is not symmetric: an outlier has neighbours that it is none of. Either direction makes an edge.
+    # The relation is not symmetric: an outlier is no neighbour of its neighbours. Either direction makes an edge.
     reach = farthest(row, square, x.shape[0])
     near = similar(row, column, square, reach, reach, sharpness)
     both = near.maximum(near.T).tocsr()
@@ -307,7 +323,7 @@ def similar(
     other: Any,
     sharpness: float,
 ) -> scipy.sparse.csr_array:
-    """Return the weights of pairs of neighbours, by their distance relative to the reach of both."""
+    """Return the weights of pairs of neighbours, by their distance relative to the reach of both rows."""
     # The root of the product would overflow where the product of the roots does not.
     scale = np.sqrt(reach[row]) * np.sqrt(other[column])
     # Copies of a row are at distance zero from it, and have the weight one.

@@ -29,18 +29,24 @@ from diffusion_mp.graph import Graph, PartEdgeIndex
 
 
 class PartOf(BaseTransform):
-    """Transform of a batch that records its relation to `data`, the graph it was cut from.
+    """Transform of a batch that records how the batch relates to the whole graph it was cut from.
 
-    A batch has `n_id` and `batch_size` by PyG's loaders; without `batch_size` all nodes are its own. For
-    `ClusterLoader` give `data` an `n_id` before. `RandomPartitionLoader` applies the transform itself. It sets
+    PyG's loaders give a batch `n_id`, the numbers of its nodes in the whole graph, and `batch_size`. The first
+    `batch_size` nodes are the batch's own; without `batch_size` all nodes are. For `ClusterLoader` set `data.n_id`
+    before. `RandomPartitionLoader` applies this transform itself.
 
-    - `kept_edges`: the kept fraction of the edges of `data` that arrive at the batch's own nodes, the first ones;
+    The transform sets
+
+    - `kept_edges`: the fraction that the batch keeps of the edges that arrive at its own nodes in the whole graph;
     - Boolean node attributes named `*_mask`: false at nodes that are not the batch's own;
-    - with `degrees="full"`, `full_degree` [n, 2]: weighted in- and out-degrees in `data`, and `edge_index` as a
-      `PartEdgeIndex`, which brings them to `model(batch.x, batch.edge_index, batch.edge_weight)`: entries of
-      `AdjacencyDiffusivity` are those of the whole graph. `degrees="batch"` is the published recipe.
+    - with `degrees="full"`, `full_degree` [n, 2], the weighted in- and out-degrees in the whole graph, and `edge_index`
+      as a `PartEdgeIndex`, which brings the degrees to `model(batch.x, batch.edge_index, batch.edge_weight)`. The
+      entries of `AdjacencyDiffusivity` are then the entries in the whole graph.
 
-    The whole graph, `data`, is on the CPU, with `edge_index`; it is read once and not kept.
+    Args:
+        data: the whole graph, on the CPU, with `edge_index`. It is read once and not kept.
+        degrees: `"batch"` for degrees within the batch, the default because it is the published recipe, or `"full"` for
+            degrees in the whole graph.
 
     Examples:
         >>> part = PartOf(Data(x=x, edge_index=edge_index), degrees="full")  # NeighborLoader(..., transform=part)
@@ -78,7 +84,7 @@ class PartOf(BaseTransform):
         if data.edge_index is not None:
             # Edges may have any integer dtype, and torch does not compare all of them.
             kept = int((data.edge_index[1].long() < size).sum())
-        # A part at whose nodes no edge arrives has lost none.
+        # If no edge arrives at the nodes of a part, the part has lost no edge.
         data.kept_edges = kept / arriving if arriving else 1.0
         for name in data.node_attrs():
             if name.endswith("_mask") and data[name].dtype == torch.bool:
@@ -120,14 +126,15 @@ def find_clusters(
     *,
     seed: int = 0,
 ) -> Int[Tensor, " N"]:
-    """Return the cluster of every node, 0 .. C − 1, for `RandomPartitionLoader(data, p, clusters=...)`.
+    """Return the cluster 0 .. C − 1 of every node [N], for `RandomPartitionLoader(data, p, clusters=...)`.
 
     Args:
         data: one graph on the CPU, with `edge_index`.
-        num_clusters: number of clusters, for METIS only; several times as many as parts.
-        method: `"metis"` (Karypis & Kumar 1998; Chiang et al. 2019): clusters of nearly equal size with few edges
-            between them; needs pymetis (the extra `metis`).
-            `"label_propagation"` (Raghavan et al. 2007), by networkx: of any size, for up to about a million edges.
+        num_clusters: number of clusters, for METIS only; take several times as many clusters as parts.
+        method: `"metis"`, the default, finds clusters of nearly equal size with few edges between them (Karypis & Kumar
+            1998; Chiang et al. 2019). It needs pymetis (the extra `metis`). `"label_propagation"` (Raghavan et al.
+            2007) uses networkx. It finds clusters of any size, in graphs of up to about a million edges.
+        seed: seed of the method; equal seeds give equal clusters.
 
     Raises:
         ModuleNotFoundError: pymetis is not installed.
@@ -201,8 +208,8 @@ def random_partition(
 ) -> Integer[Tensor, " N"]:
     """Return the part of every node: nodes in random order, cut into parts whose sizes differ by at most one.
 
-    The nodes of `clusters` stay adjacent in that order (Cluster-GCN, Chiang et al. 2019). With `needed`, a part without
-    any such node exchanges a node for one from a part with most.
+    The nodes of a cluster stay adjacent in that order (Cluster-GCN, Chiang et al. 2019). With `needed`, a part without
+    any needed node exchanges a node for a needed node of a part that has the most.
     """
     order = torch.randperm(num_nodes, generator=generator, device="cpu")
     if clusters is not None:
@@ -226,7 +233,7 @@ def _exchange(
     needed: Tensor,
     generator: torch.Generator,
 ) -> None:
-    """Give every part one of the nodes `needed`, in place."""
+    """Exchange nodes in place, until every part has one of the nodes `needed`."""
     held = torch.bincount(part[needed], minlength=num_parts)
 
     def any_of(nodes: Tensor) -> Tensor:
@@ -247,7 +254,7 @@ def _exchange(
 class Part(NamedTuple):
     """One part of a graph: its own `batch_size` nodes in ascending order, then their neighbours in other parts.
 
-    `n_id` [n] and `e_id` [e] number nodes and edges in the whole graph; `edge_index` [2, e] is local.
+    `n_id` [n] and `e_id` [e] are numbers of nodes and edges in the whole graph. `edge_index` [2, e] is local.
     """
 
     n_id: Int[Tensor, " n"]
@@ -257,11 +264,13 @@ class Part(NamedTuple):
 
 
 class Cut:
-    """All parts of a graph: `cut[k]` is part k with its nodes and edges in the order of the whole graph.
+    """All parts of a graph: `cut[k]` is part k, with its nodes and edges in the order of the whole graph.
 
-    Without `halo`, edges within a part are kept. With `halo`, a part has all edges that arrive at its own nodes or
-    leave them, and the nodes at their other ends with their self-loops. Edges are read once, in chunks that threads
-    filter and sort by part, in numpy, since torch would synchronise after each short operation.
+    Without `halo` a part keeps the edges within it. With `halo` a part has all edges that arrive at its own nodes or
+    leave them, and the nodes at their other ends with their self-loops.
+
+    Edges are read once, in chunks. Threads filter a chunk and sort it by part, in numpy, since torch would synchronise
+    after each short operation.
     """
 
     def __init__(
@@ -295,7 +304,7 @@ class Cut:
         self,
         chunk: Integer[np.ndarray, "two e"],
     ) -> tuple[list[Integer[np.ndarray, " some"]], ...]:
-        """Return positions in the chunk, sources and targets of the edges that every part keeps."""
+        """Return the positions in the chunk, the sources and the targets of the edges that every part keeps."""
         source, target = chunk
         owner = self._part.take(target)
         sender_owner = self._part.take(source)
@@ -349,7 +358,7 @@ class Cut:
             local = self._local[nodes].astype(np.int64)
             if len(context):
                 outside = np.flatnonzero(self._part[nodes] != k)
-                # Nodes of the context follow those of the part, in ascending order.
+                # Nodes of the context follow the nodes of the part, in ascending order.
                 position = np.searchsorted(context, nodes[outside])
                 local[outside] = len(core) + position
             return local

@@ -32,29 +32,43 @@ from diffusion_mp.graph.sparse_rows import SPARSE, select_rows
 
 
 class RandomPartitionLoader(DataLoader[Data]):
-    r"""Random parts of a graph with the edges inside them: the published recipe for large graphs (Wu, Wipf & Yan 2025).
+    r"""Load random parts of a large graph with the edges inside them, a new partition in every epoch.
 
-    Every pass draws a uniform partition into parts whose sizes differ by at most one, in O(E). Of p parts about 1/p of
-    the edges are kept, which the paper does not mention (D12 in docs/errata.md); `clusters` and `halo` keep more.
+    This is the published recipe for large graphs (Wu, Wipf & Yan 2025). Every pass draws a uniform partition into parts
+    whose sizes differ by at most one, in O(E). With p parts about 1/p of the edges are kept, which the paper does not
+    mention (D12 in docs/errata.md); `clusters` and `halo` keep more.
 
-    A batch is a `Data` with the node and edge attributes of `data`, dense or sparse, and those of :class:`PartOf`.
-    `n_id` [n] and `e_id` [e] are the numbers of its nodes and edges in `data`; its own nodes, the first `batch_size`,
-    are in ascending order.
+    A batch is a `Data` with the node and edge attributes of `data`, dense or sparse, and the attributes of
+    :class:`PartOf`. `n_id` [n] and `e_id` [e] are the numbers of its nodes and edges in `data`. The first `batch_size`
+    nodes are the batch's own, in ascending order.
 
-    The partition depends on `seed` and epoch only; `set_epoch(epoch)`, which Lightning calls, sets the next one.
-    Processes of `torch.distributed` yield shares of the same partition. Tensors may be memory-mapped.
+    The partition depends only on `seed` and the epoch. `set_epoch(epoch)`, which Lightning calls, sets the next epoch.
+    Processes of `torch.distributed` load shares of the same partition. Tensors may be memory-mapped.
 
     Args:
         data: one graph, on the CPU.
-        num_parts, batch_size: parts per epoch, a multiple of `num_replicas`; or instead the largest size of a part.
-        clusters: [N], cluster 0 .. C − 1 of every node, see :func:`find_clusters`; all but p − 1 at most stay whole.
-        halo: add to a part all edges that arrive at its nodes or leave them, and the nodes at the other ends, with
-            their self-loops. With ``degrees="full"`` one layer over edges then gives the part's own nodes, the first
-            `batch_size` rows of ``model(batch.x, batch.edge_index, batch.edge_weight)``, what it gives them in `data`.
-        degrees: see :class:`PartOf`.
-        allow_unlabelled: accept parts without a node of `train_mask`; otherwise they exchange a node for one.
-        num_replicas, rank: number of processes, and index of this one; by default those of `torch.distributed`.
-        options: of `torch.utils.data.DataLoader`: `num_workers`, `persistent_workers`, `pin_memory`, `prefetch_factor`.
+        num_parts: number of parts in an epoch, a multiple of `num_replicas`. Pass either `num_parts` or `batch_size`.
+        batch_size: the largest number of nodes of a part; the loader then takes the fewest parts that respect it.
+        clusters: the cluster 0 .. C − 1 of every node [N], see :func:`find_clusters`. All clusters stay whole, except p
+            − 1 at most. By default nodes are assigned to parts independently of the edges.
+        halo: whether a part gets all edges that arrive at its nodes or leave them, and the nodes at the other ends with
+            their self-loops. With `degrees="full"`, one layer over edges then computes for the part's own nodes, the
+            first `batch_size` rows of `model(batch.x, batch.edge_index, batch.edge_weight)`, what it computes for them
+            in `data`. Off by default, as in the published recipe.
+        degrees: `"batch"` for degrees within the batch, as in the published recipe, or `"full"` for degrees in `data`;
+            see :class:`PartOf`.
+        allow_unlabelled: whether to accept parts without a node of `train_mask`. By default such a part exchanges one
+            of its nodes for a node of `train_mask`, so that every step has a loss.
+        seed: seed of the partitions; equal seeds give equal partitions in every epoch.
+        num_replicas: number of processes; by default the number of processes of `torch.distributed`, or 1.
+        rank: index of this process; by default its rank in `torch.distributed`, or 0.
+        options: further options of `torch.utils.data.DataLoader`: `num_workers`, `persistent_workers`, `pin_memory`,
+            `prefetch_factor`.
+
+    Raises:
+        ValueError: both or neither of `num_parts` and `batch_size` are given, a part would have no node, or a part
+            would have no node of `train_mask`.
+        TypeError: an attribute of `data` has a row for every node or edge and cannot be cut.
 
     Examples:
         >>> [batch.num_nodes for batch in RandomPartitionLoader(Data(x=x, edge_index=edge_index), num_parts=2)]
@@ -97,6 +111,7 @@ class RandomPartitionLoader(DataLoader[Data]):
         super().__init__(parts, batch_size=None, sampler=sampler, **options)
 
     def set_epoch(self, epoch: int) -> None:
+        """Set the epoch whose partition the next pass draws."""
         cast("PartSampler", self.sampler).set_epoch(as_whole(epoch, "epoch"))
 
     def __iter__(self) -> Any:
@@ -106,9 +121,12 @@ class RandomPartitionLoader(DataLoader[Data]):
 
 
 class PartSampler(DistributedSampler[Part]):
-    """Sampler of this process's share of an epoch's parts; Lightning starts processes after it has been constructed."""
+    """Sampler of this process's share of an epoch's parts.
 
-    # A DistributedSampler, for Lightning replaces any other by its own, which would give every process other parts.
+    The number of processes is asked anew in every epoch, since Lightning starts them after the sampler was made.
+    """
+
+    # A DistributedSampler, since Lightning replaces any other by its own, which would give every process other parts.
 
     def __init__(
         self,
@@ -146,7 +164,7 @@ class PartSampler(DistributedSampler[Part]):
 
     def __len__(self) -> int:
         replicas, _ = self._share()
-        # All processes have as many, for `_num_parts` refuses what would leave a rest.
+        # All processes have as many parts, since `_num_parts` refuses numbers that leave a rest.
         return self._count(replicas) // replicas
 
     def __iter__(self) -> Iterator[Part]:
@@ -199,7 +217,7 @@ def _num_parts(
 
 
 class _Batches(Dataset[Data]):
-    """Dataset that gathers the attributes of a part, in a worker if there is one."""
+    """Dataset that collects the attributes of a part, in a worker if there is one."""
 
     def __init__(self, data: Data, part_of: PartOf) -> None:
         self._data = data
@@ -227,7 +245,7 @@ class _Batches(Dataset[Data]):
 
 
 def _rows(value: Any, rows: Tensor, dim: int) -> Any:
-    """The entries of an attribute at some nodes or edges."""
+    """Return the entries of an attribute at some nodes or edges."""
     if isinstance(value, np.ndarray):
         # Arrays of words or objects have no tensor.
         return value.take(rows.numpy(), axis=dim)
@@ -240,7 +258,7 @@ def _rows(value: Any, rows: Tensor, dim: int) -> Any:
 
 
 def _check_attributes(data: Data) -> None:
-    """Raise for an attribute that would come with every part as a whole, though it has a row for every node or edge."""
+    """Raise for an attribute that has a row for every node or edge and cannot be cut: each part would get all of it."""
     # PyG copies what it cannot cut into every batch, where its rows would belong to other nodes.
     lengths = (data.num_nodes, data.num_edges)
     for name, value in data:

@@ -24,7 +24,14 @@ from diffusion_mp.checks import (
 
 
 class Split(NamedTuple):
-    """Three disjoint boolean masks [N]: ``train``, ``val``, ``test``; nodes in none are unlabelled or unused.
+    """Three disjoint boolean masks of the nodes, for training, validation and test.
+
+    A node in none of the three masks is unlabelled or unused.
+
+    Attributes:
+        train: the training nodes, [N].
+        val: the validation nodes, [N].
+        test: the test nodes, [N].
 
     Examples:
         >>> isinstance(random_split(torch.arange(10) % 2, 0.5, 0.2, torch.Generator().manual_seed(0)), Split)
@@ -37,9 +44,13 @@ class Split(NamedTuple):
 
     @classmethod
     def of(cls, data: Data, column: int = 0) -> Split:
-        """Return the masks stored in `data`, column `column` of them if they hold several splits [N, S].
+        """Return the split that is stored in `data` as train_mask, val_mask and test_mask.
 
-        A mask may also be the indices of its nodes. Unlabelled nodes are in none.
+        A mask may also be the indices of its nodes. Unlabelled nodes are in no mask.
+
+        Args:
+            data: a graph with the three masks.
+            column: number of the split if the masks hold several, [N, S]. The default is the first.
         """
         if getattr(data, "y", None) is None:
             raise TypeError(
@@ -82,11 +93,14 @@ class Split(NamedTuple):
 
 
 Labels = Integer[Tensor, " N"] | Integer[Tensor, "N 1"]
-"""Class numbers, also in a column, as node sets of OGB have them."""
+"""Class numbers [N], or [N, 1] as in OGB's node sets."""
 
 
 def label_mask(y: Labels) -> Bool[Tensor, " N"]:
-    """Return a mask [N] of the labelled nodes, for labels [N] or [N, 1]; negative numbers mark unlabelled ones.
+    """Return a mask [N] that is true at the labelled nodes.
+
+    Args:
+        y: labels [N] or [N, 1]; negative numbers mark unlabelled nodes.
 
     Examples:
         >>> label_mask(torch.tensor([0, 1, -1]))
@@ -102,9 +116,19 @@ def random_split_per_class(
     num_test: int | None,
     generator: torch.Generator,
 ) -> Split:
-    """Draw a split as Kipf & Welling (2017): `per_class` training nodes of each class, the others regardless of class.
+    """Draw a split with the same number of training nodes from every class, as Kipf & Welling (2017) do.
 
-    Drawn on the CPU, so that a seed gives one split on every device. `num_test=None` takes what remains labelled.
+    Validation and test nodes are drawn regardless of class.
+
+    Args:
+        y: labels [N] or [N, 1]; negative numbers mark unlabelled nodes, which are in no set.
+        per_class: number of training nodes of each class.
+        num_val: number of validation nodes.
+        num_test: number of test nodes; `None` takes all labelled nodes that remain.
+        generator: random generator on the CPU, so that a seed gives one split on every device.
+
+    Raises:
+        ValueError: there are too few labelled nodes for these numbers.
 
     Examples:
         >>> split = random_split_per_class(torch.arange(20) % 2, 3, 4, 5, torch.Generator().manual_seed(0))
@@ -121,7 +145,7 @@ def random_split_per_class(
     # One permutation is drawn however many sets there are, so that a seed gives one order.
     labels, shuffled = _shuffled(y, generator)
     classes = labels.cpu()[shuffled]
-    # Class by class in one random order, so that a larger per_class adds nodes to those of a smaller one.
+    # Class by class in one random order, so that a larger per_class keeps the nodes of a smaller one and adds more.
     trained = torch.zeros(len(labels), dtype=torch.bool, device="cpu")
     for c in classes.unique().tolist():
         members = shuffled[classes == c]
@@ -149,10 +173,19 @@ def random_split(
     val: float,
     generator: torch.Generator,
 ) -> Split:
-    """Draw a split by fractions of the labelled nodes, regardless of class: ⌊train · n⌋, ⌊val · n⌋ and the rest of n.
+    """Draw a split by fractions of the n labelled nodes, regardless of class: ⌊train · n⌋, ⌊val · n⌋ and the rest.
 
-    Wu, Wipf & Yan (2025) split Pokec by 0.1, 0.1 in the text and by 0.5, 0.25 in the released command (D13 in
-    docs/errata.md). Drawn on the CPU, so that a seed gives one split on every device.
+    Wu, Wipf & Yan (2025) split Pokec by 0.1 and 0.1 in the text, and by 0.5 and 0.25 in the released command (D13 in
+    docs/errata.md).
+
+    Args:
+        y: labels [N] or [N, 1]; negative numbers mark unlabelled nodes, which are in no set.
+        train: fraction of the training nodes, above 0.
+        val: fraction of the validation nodes, at least 0.
+        generator: random generator on the CPU, so that a seed gives one split on every device.
+
+    Raises:
+        ValueError: the fractions are out of range, or leave no training node.
 
     Examples:
         >>> split = random_split(torch.arange(10) % 2, 0.5, 0.2, torch.Generator().manual_seed(0))

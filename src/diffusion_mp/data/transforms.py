@@ -1,4 +1,4 @@
-"""Transforms of data and batches: Laplacian encodings, graphs as layers take them, and padded sequences."""
+"""Transforms of data and batches: Laplacian encodings, validated graphs for layers, and padded sequences."""
 
 from __future__ import annotations
 
@@ -32,13 +32,23 @@ _DENSE = 2_000  # nodes up to which a dense solver is as fast as the sparse one
 
 @dataclass(eq=False)
 class AddLaplacianPE(BaseTransform):
-    """Add the k eigenvectors of L = I − D^-½AD^-½ after the first, in ascending order, with eigenvalues and a mask.
+    """Transform that adds the k eigenvectors of L = I − D^-½AD^-½ after the first, with eigenvalues and a mask.
 
-    A is the adjacency without self-loops.
-    Unlike PyG's `AddLaplacianEigenvectorPE`, it draws no signs, pads graphs of at most k nodes with zeros and scales
-    vectors to mean square 1. Signs, and bases of repeated eigenvalues, are arbitrary: see `LaplacianEncoder`.
+    A is the adjacency without self-loops. Eigenvectors are in ascending order of their eigenvalues. The signs of
+    eigenvectors are arbitrary, and so are the bases of repeated eigenvalues: see `LaplacianEncoder`.
 
-    Shapes: adds `laplacian_eigenvectors`, `laplacian_eigenvalues` and `laplacian_mask` (false for padding), [N, k].
+    Unlike PyG's `AddLaplacianEigenvectorPE`, the transform draws no signs, pads graphs of at most k nodes with zeros,
+    and scales eigenvectors to mean square 1.
+
+    Args:
+        k: number of eigenvectors.
+
+    Shapes:
+        laplacian_eigenvectors, laplacian_eigenvalues: [N, k].
+        laplacian_mask: [N, k], false for padding.
+
+    Raises:
+        ValueError: the data are a batch, have no edges, or are a directed graph.
 
     Examples:
         >>> AddLaplacianPE(2)(Data(x=x, edge_index=edge_index)).laplacian_eigenvectors.shape
@@ -109,11 +119,15 @@ def _lowest(
 
 @dataclass(eq=False)
 class ToDiffusionGraph(BaseTransform):
-    """Add ``data.graph``, a validated `Graph`, for ``model(data.x, data.graph)``.
+    """Transform that adds ``data.graph``, a validated `Graph`, for ``model(data.x, data.graph)``.
 
     The graph caches what layers derive from it, and moves with ``data.to(device)`` and between processes. It does not
-    follow a later replacement of the edges: put this transform last. As the ``collate_fn`` of a ``DataLoader`` it makes
-    a batch of a list of data, with its graph. With ``self_loops`` it prepares the graph for layers with this policy.
+    follow a later replacement of the edges, so put this transform last. As the ``collate_fn`` of a ``DataLoader``, the
+    transform makes a batch of a list of data, with its graph.
+
+    Args:
+        self_loops: the policy for self-loops of the layers that will use the graph. The graph is then prepared for
+            them, in the worker instead of the training loop. By default nothing is prepared.
 
     Examples:
         >>> data = ToDiffusionGraph()(Data(x=x, edge_index=edge_index))
@@ -144,12 +158,20 @@ def pad(
     batch: Sequence[tuple[Any, ...]],
     max_length: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """Collate items of different lengths, for `DataLoader(..., collate_fn=pad)`; `*inputs, labels = pad(batch)`.
+    """Collate items of different lengths into a batch, for `DataLoader(..., collate_fn=pad)`.
 
-    An item is (tokens, label), or (tokens, other tokens, label) for pairs of texts, which give two pairs of tokens and
-    mask. Sequences are truncated to ``max_length`` and padded with 0 to the longest of the batch.
+    An item is (tokens, label), or (tokens, other tokens, label) for a pair of texts. The result of the first is
+    (tokens, mask, labels); a pair gives two pairs of tokens and mask. Take a batch apart as `*inputs, labels =
+    pad(batch)`.
 
-    Shapes: tokens [B, L] long, mask [B, L] bool (True = token), labels [B] long.
+    Args:
+        batch: a list of items. Sequences are padded with 0 to the longest one in the batch.
+        max_length: length to which sequences are truncated. By default they are not.
+
+    Shapes:
+        tokens: [B, L] of int64.
+        mask: [B, L] of bool, true at tokens.
+        labels: [B] of int64.
 
     Examples:
         >>> tokens, mask, labels = pad([(torch.tensor([5, 6, 7]), 0), (torch.tensor([8]), 1)])

@@ -1,4 +1,4 @@
-"""Diagnostics: measurements and plots of layers, couplings and states."""
+"""Diagnostics: measure layers, couplings and states, and plot the measurements."""
 
 from diffusion_mp.diagnostics.attention import kernel_error, plot_attention
 from diffusion_mp.diagnostics.hooks import EnergyTrace, roughness

@@ -43,16 +43,26 @@ def kernel_error(
 ) -> dict[int, float]:
     r"""Measure how far random features are from the softmax that they estimate.
 
-    Return m → ‖S_m − S‖_F / ‖S‖_F, the mean over draws of m features and heads, S the exact softmax at state x.
+    Return {m: ‖S_m − S‖_F / ‖S‖_F}, where S is the exact softmax at the state x and S_m its estimate from m random
+    features. Each number is a mean over the draws and heads.
 
-    It falls like m^-½ (slides, Theorem 1) if m is well above the relative variance of one feature, at most
-    e^(‖q_i + k_j‖²/τ) − 1 over the pairs. A value near or above 1 means that m features do not suffice: raise τ, or
-    bound the queries and keys (``normalize="row"``). Takes O(N² m) time per draw, and O(N (m + 512)) memory.
+    The error falls like m^-½ (slides, Theorem 1) if m is well above the relative variance of one feature. That variance
+    is at most e^(‖q_i + k_j‖²/τ) − 1 over the pairs. An error near or above 1 means that m features do not suffice:
+    raise τ, or bound the queries and keys (``normalize="row"``).
+
+    The measurement takes O(N² m) time per draw and O(N (m + 512)) memory.
 
     Args:
-        diffusivity: has the queries, keys and temperature; its own features do not change.
-        x, graph: the state, such as the input of a trained layer, and the boundaries of a ragged batch.
-        num_features, draws, generator: values of m, number of draws for every m, and their generator (seed 0).
+        diffusivity: the layer's diffusivity, for its queries, keys and temperature. Its own features do not change.
+        x: a state to measure at, such as the input of a trained layer.
+        num_features: the numbers of features m to try. The default doubles from 16 to 4 096.
+        graph: the boundaries of a ragged batch. By default all rows of x belong to one graph.
+        draws: number of independent draws of features for every m, over which the error is averaged.
+        generator: random generator of the features. By default a new one with seed 0, so that the measurement repeats
+            and does not change the training that goes on after it.
+
+    Shapes:
+        x: [N, C].
 
     Examples:
         >>> list(kernel_error(KernelizedSoftmaxDiffusivity(4), x, num_features=(16, 32), draws=2))
@@ -117,12 +127,15 @@ def plot_attention(
     head: int = 0,
     threshold: float = 1e-8,
 ) -> Any:
-    """Plot the entries s_ij of one head, row i the receiver, on a logarithmic colour scale (SFi-Former, Figure 4).
+    """Plot the entries s_ij of one head on a logarithmic colour scale; row i is the receiver (SFi-Former, Figure 4).
 
     Args:
         coupling: a nonnegative coupling of a graph small enough for N × N pixels.
-        ax: a matplotlib axis; a new one by default. It is returned, with the image in ``ax.images[-1]``.
-        head, threshold: index of the head; lower end of the scale, whose upper end is 1 (lower entries are white).
+        ax: a matplotlib axis. By default a new figure is made. The axis is returned, with the image in
+            ``ax.images[-1]``.
+        head: index of the head to plot.
+        threshold: lower end of the colour scale, whose upper end is 1. Entries below the threshold are white; the
+            default 1e-8 keeps eight decades.
 
     Examples:
         >>> axes = plot_attention(SimpleDiffusivity()(x))

@@ -1,4 +1,4 @@
-"""Record the calls of modules in a running model: roughness of states and energies by layer."""
+"""Record the calls of modules in a running model: the roughness of states, and the energy after every layer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from diffusion_mp.layers.sequences import tokens_first
 
 
 def axis(ax: Any = None) -> Any:
-    """Return the given matplotlib axis, or that of a new figure."""
+    """Return the given matplotlib axis, or the axis of a new figure."""
     if ax is not None and not hasattr(ax, "set_xlabel"):
         raise TypeError(f"ax must be a matplotlib axis or None; got {describe(ax)}.")
     # Imported on first use: the library needs no matplotlib, and importing it takes longer than all the rest.
@@ -39,7 +39,19 @@ def roughness(
     x: Float[Tensor, "B L C"],
     mask: Bool[Tensor, "B L"] | None = None,
 ) -> Float[Tensor, " B"]:
-    """Return 𝓔(x) = ½ Σ_i ‖x_{i+1} − x_i‖² over the tokens of every sequence, in float32 or more (Zhang & Zhou, Eq. 6).
+    """Return how much neighbouring tokens differ, 𝓔(x) = ½ Σ_i ‖x_{i+1} − x_i‖² (Zhang & Zhou, Eq. 6).
+
+    The sum runs over the tokens of each sequence, in at least float32.
+
+    Args:
+        x: the states of B sequences of length L.
+        mask: true at tokens, false at padding. The neighbour of a token is the next token, whatever padding lies
+            between. By default every entry is a token.
+
+    Shapes:
+        x: [B, L, C].
+        mask: [B, L] of bool.
+        output: [B].
 
     Examples:
         >>> roughness(torch.rand(3, 10, 4)).shape  # of three sequences
@@ -78,7 +90,7 @@ class Call:
         return float(tokens(self.x, self.mask).square().sum())
 
     def moved(self) -> Tensor:
-        """Return out − x of the tokens, [N, C]."""
+        """Return out − x at the tokens, [N, C]."""
         return tokens(self.out, self.mask) - tokens(self.x, self.mask)
 
 
@@ -96,7 +108,7 @@ def hooked(
     modules: Mapping[str, nn.Module],
     hook: Callable[[str, Any, Any, Any], Tensor | None],
 ) -> Iterator[None]:
-    """Call ``hook(name, x, mask, output)`` after every ``module(x, mask)``; a tensor that it returns is the output."""
+    """Call ``hook(name, x, mask, output)`` after every ``module(x, mask)``; a tensor it returns replaces the output."""
 
     def after(
         name: str,
@@ -122,7 +134,7 @@ def hooked(
 
 @contextmanager
 def recorded(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Call]]]:
-    """Record the calls of every module on sequences in the body."""
+    """Record the calls of every module on sequences, while the body runs."""
     calls: dict[str, list[Call]] = {name: [] for name in modules}
 
     def record(name: str, x: Any, mask: Any, out: Any) -> None:
@@ -171,7 +183,7 @@ def _layers(model: Any) -> dict[str, nn.Module]:
 
 @dataclass(frozen=True)
 class LayerEnergy:
-    """E(x_in) before and E(x_out, x_in) after one call of a layer."""
+    """The energies around one call of a layer: E(x_in) before it, and E(x_out, x_in) after it."""
 
     layer: str
     before: float
@@ -179,13 +191,17 @@ class LayerEnergy:
 
 
 class EnergyTrace:
-    """Record E(x_out, x_in) of every diffusion layer, in the order of calls, within a ``with`` block.
+    """Record the energy E(x_out, x_in) after every call of a diffusion layer, within a ``with`` block.
 
     Args:
-        model: contains modules with ``is_diffusion_layer = True``, such as `DiffusionConv`; or the modules to record,
-            of any kind, as a list or by name.
-        energy: an `Energy` or another function to a scalar, called as ``energy(x_in, None)``, ``energy(x_out, x_in)``
-            (or ``None`` for x_in where the shape of the state changes); Σ_ij‖x_i − x_j‖² by default.
+        model: a module that contains modules with ``is_diffusion_layer = True``, such as `DiffusionConv`; or the
+            modules to record, of any kind, as a list or by name.
+        energy: an `Energy`, or another function to a scalar. It is called as ``energy(x_in, None)`` before a layer and
+            ``energy(x_out, x_in)`` after it, with ``None`` for x_in where the shape of the state changes. By default
+            Σ_ij ‖x_i − x_j‖², which needs no parameters and measures how far apart the nodes are.
+
+    Raises:
+        ValueError: the model contains no diffusion layer.
 
     Examples:
         >>> model = DIFFormer(4, 16, 3, num_layers=2)
@@ -218,11 +234,15 @@ class EnergyTrace:
 
     @property
     def energies(self) -> list[float]:
-        """E(x_out, x_in) of every call, in order."""
+        """E(x_out, x_in) after every call, in the order of the calls."""
         return [record.after for record in self.records]
 
     def plot(self, ax: Any = None) -> Any:
-        """Plot the initial energy and that after each layer on a matplotlib ``ax`` (default: a new one); return it."""
+        """Plot the energy before the first layer and after each layer, and return the matplotlib axis.
+
+        Args:
+            ax: the axis to draw on. By default a new figure is made.
+        """
         ax = axis(ax)
         energies = [record.before for record in self.records[:1]] + self.energies
         ax.plot(range(len(energies)), energies, marker="o")
@@ -236,7 +256,7 @@ class EnergyTrace:
         if isinstance(out, tuple):
             out = out[0]
         before = self.energy(x, None)
-        # A layer that changes the width leads to another space, in which there is no distance from x.
+        # A layer that changes the width leads to another space, where there is no distance from x.
         after = self.energy(out, x if x.shape == out.shape else None)
         for value in (before, after):
             is_number = isinstance(value, int | float | Tensor)

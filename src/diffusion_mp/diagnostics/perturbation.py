@@ -1,4 +1,4 @@
-"""Local Lipschitz constants, and the change of a model's output by one diffusion layer (Zhang & Zhou, Theorem 4.7)."""
+"""Local Lipschitz constants, and how one diffusion layer changes a model's output (Zhang & Zhou, Theorem 4.7)."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ def lipschitz(
     max_iter: int = 1000,
     generator: torch.Generator | None = None,
 ) -> float:
-    r"""Return how much a function stretches small changes of its input: ‖J‖₂, with J the Jacobian of f at x.
+    r"""Return how much a function stretches small changes of its input: ‖J‖₂, where J is the Jacobian of f at x.
 
-    This largest singular value, the local Lipschitz constant of Zhang & Zhou, Eq. 8, is found from below by Lanczos
-    bidiagonalisation (Golub & Kahan, 1965) from a random direction. An iteration takes two backward passes: Jᵀw, and Jv
-    as the derivative of Jᵀw with respect to w.
+    This largest singular value is the local Lipschitz constant of Zhang & Zhou, Eq. 8. Lanczos bidiagonalisation (Golub
+    & Kahan, 1965) finds it from below, starting in a random direction. An iteration takes two backward passes: one for
+    Jᵀw, and one for Jv as the derivative of Jᵀw with respect to w.
 
     Args:
-        f, x: a function of one tensor, twice differentiable, in evaluation mode, and a point.
-        tol, max_iter: of the residual ‖JᵀJ v − ‖J‖² v‖, relative to ‖J‖²/√n for n entries of x.
-        generator: of the initial direction; by default one with seed 0.
+        f: a function of one tensor, twice differentiable. A model should be in evaluation mode.
+        x: the point at which the Jacobian is taken, a tensor of any shape.
+        tol: tolerance of the residual ‖JᵀJ v − ‖J‖² v‖, relative to ‖J‖²/√n for n entries of x.
+        max_iter: number of iterations after which the search gives up.
+        generator: random generator of the initial direction. By default a new one with seed 0, so that the result
+            repeats.
 
     Raises:
-        ConvergenceError: the tolerance was not reached.
+        ConvergenceError: the tolerance was not reached within ``max_iter`` iterations.
         RuntimeError: a part of f can be differentiated only once.
 
     Examples:
@@ -81,7 +84,7 @@ def lipschitz(
         left = torch.zeros_like(value)
         # Any singular direction has about 1/√n of the start, so a larger singular value would show in the residual.
         enough = max(tol / math.sqrt(x.numel()), 8 * torch.finfo(x.dtype).eps)
-        # The diagonal, and the one beside it, of JᵀJ, which is tridiagonal in the Lanczos basis. The basis is not kept:
+        # The diagonal and the off-diagonal of JᵀJ, which is tridiagonal in the Lanczos basis. The basis is not kept:
         # lost orthogonality makes copies of the largest eigenvalue, and no larger one.
         main = list[float]()
         side = list[float]()
@@ -121,16 +124,18 @@ def lipschitz(
 
 @dataclass(frozen=True)
 class Perturbation:
-    r"""Effect of a layer S in front of the tail T at the state Z: ‖T(SZ) − T(Z)‖ and its first-order estimates.
+    r"""How much a layer S in front of the rest T of a model changes the output, with first-order estimates.
 
-    For T that are not linear the estimates may be no bounds, since ``lipschitz`` is measured at a few points only.
+    Z is the state in front of the layer. If T is not linear, the estimates may fail to be bounds, since ``lipschitz``
+    is measured at a few points only.
 
     Attributes:
-        truth: ‖T(SZ) − T(Z)‖.
-        lipschitz: Lip(T), the maximum over points between Z and SZ.
-        step: ‖(S − I)Z‖.
-        step_bound: √(8 Σα_k Σα_k 𝓔_{h_k}(Z)) ≥ ``step``; ``None`` if unknown for the layer.
-        roughness, size: 𝓔(Z) and ‖Z‖.
+        truth: ‖T(SZ) − T(Z)‖, the change of the output.
+        lipschitz: Lip(T), the largest value at points between Z and SZ.
+        step: ‖(S − I)Z‖, the change of the state.
+        step_bound: √(8 Σα_k Σα_k 𝓔_{h_k}(Z)) ≥ ``step``, or ``None`` if the bound is unknown for the layer.
+        roughness: 𝓔(Z), see `roughness`.
+        size: ‖Z‖.
 
     Examples:
         >>> layer = PDEDiffusion1d(4)
@@ -147,7 +152,7 @@ class Perturbation:
 
     @property
     def relative_roughness(self) -> float:
-        """𝓔(Z)/‖Z‖², at most 2; 0 if Z is zero."""
+        """𝓔(Z)/‖Z‖², at most 2; it is 0 if Z is zero."""
         return self.roughness / (self.size**2 or 1.0)
 
     @property
@@ -157,7 +162,7 @@ class Perturbation:
 
     @property
     def roughness_estimate(self) -> float | None:
-        """Lip(T) √(8 Σα_k Σα_k 𝓔_{h_k}(Z)), the second line, corrected; ``None`` if unknown for the layer."""
+        """Lip(T) √(8 Σα_k Σα_k 𝓔_{h_k}(Z)), the corrected second line of Theorem 4.7; ``None`` if unknown."""
         if self.step_bound is None:
             return None
         return self.lipschitz * self.step_bound
@@ -172,18 +177,30 @@ def perturbation_bound(
     tol: float = 1e-4,
     **named: Any,
 ) -> Perturbation:
-    r"""Measure what a diffusion does to the output of a network, ‖F⁽ʲ⁾(X) − F(X)‖, and its first-order estimates.
+    r"""Measure how much a diffusion layer changes the output of a network, ‖F⁽ʲ⁾(X) − F(X)‖, and estimates of it.
 
-    F⁽ʲ⁾ has the diffusion layer at ``site``, F has not (Zhang & Zhou, Theorem 4.7, corrected). With T the model behind
-    it and Z the state there, ‖T(SZ) − T(Z)‖ ≤ max_s ‖J_T(Z + s(S − I)Z)‖ ‖(S − I)Z‖. For symmetric boundaries and the
-    explicit step without LayerNorm, ‖(S − I)Z‖ ≤ √(8 Σ_k α_k Σ_k α_k 𝓔_{h_k}(Z)) with 𝓔_h the energy of neighbours at
-    stride h; the printed α√(2𝓔(Z)) is half of it (P3 in docs/errata.md).
+    F⁽ʲ⁾ is the network with the diffusion layer S at ``site``, and F is the network without it (Zhang & Zhou, Theorem
+    4.7, corrected). Let Z be the state at the site and T the rest of the model. Then ‖T(SZ) − T(Z)‖ ≤ max_s ‖J_T(Z +
+    s(S − I)Z)‖ ‖(S − I)Z‖.
+
+    For symmetric boundaries and the explicit step without LayerNorm, ‖(S − I)Z‖ ≤ √(8 Σ_k α_k Σ_k α_k 𝓔_{h_k}(Z)),
+    where 𝓔_h is the energy of neighbours at stride h. The printed α√(2𝓔(Z)) is half of this bound (P3 in
+    docs/errata.md).
 
     Args:
-        model, inputs, named: a module whose output is a tensor, run in evaluation mode, and its inputs.
-        site: a module inside it, called as ``site(x, mask)``. Several calls, as in two towers, are taken together.
-        diffusion: the layer to insert behind ``site``; ``None``: ``site`` is the diffusion layer, and is bypassed.
-        points, tol: number of points of the segment, its ends included, and tolerance of `lipschitz`.
+        model: a module whose output is a tensor. It runs in evaluation mode.
+        site: a module inside the model, called as ``site(x, mask)``. Several calls, as in two towers, are taken
+            together.
+        inputs: positional inputs of the model.
+        diffusion: the layer to insert behind ``site``. By default ``site`` is itself the diffusion layer and is
+            bypassed.
+        points: number of points between Z and SZ, ends included, at which ‖J_T‖ is measured.
+        tol: tolerance of `lipschitz`.
+        named: keyword inputs of the model.
+
+    Raises:
+        ValueError: the model does not call ``site``, or ``site`` is not a diffusion layer and ``diffusion`` is missing.
+        ConvergenceError: `lipschitz` did not reach its tolerance.
 
     Examples:
         >>> model = PDETransformer(4, 8, 2, num_layers=1, heads=2, max_length=5, placement="P1")
@@ -236,7 +253,7 @@ def perturbation_bound(
         with torch.no_grad():
             # In double precision: the two outputs may agree in most digits.
             truth = float((tail(after).double() - tail(before).double()).norm())
-        # The mean value theorem asks for the largest ‖J_T‖ on the segment, of which some points are taken.
+        # The mean value theorem asks for the largest ‖J_T‖ on the segment; some points of it are taken.
         segment = [
             torch.lerp(before, after, float(s)) for s in torch.linspace(0, 1, points)
         ]
@@ -251,13 +268,16 @@ def perturbation_bound(
 
 @torch.no_grad()
 def _step_bound(layer: nn.Module, calls: list[Call]) -> float | None:
-    """√(Σ_heads 4 Σα_k ⟨Z, (I − S)Z⟩) ≥ ‖(S − I)Z‖, since 0 ≤ I − S ≤ 4 Σα_k; ⟨Z, (I − S)Z⟩ = 2 Σα_k 𝓔_{h_k}(Z)."""
+    """Return √(Σ_heads 4 Σα_k ⟨Z, (I − S)Z⟩) ≥ ‖(S − I)Z‖, or ``None`` if the bound is unknown for the layer.
+
+    It holds since 0 ≤ I − S ≤ 4 Σα_k; and ⟨Z, (I − S)Z⟩ = 2 Σα_k 𝓔_{h_k}(Z).
+    """
     if not isinstance(layer, PDEDiffusion1d) or layer.norm is not None:
         return None
     update = layer.update
     if not (layer.diffusivity.symmetric and isinstance(update, ExplicitEuler)):
         return None
-    # The bound is that of S = I + ΣαΔ, one step of size one.
+    # The bound holds for S = I + ΣαΔ, one step of size one.
     if (update.tau, update.form, update.leak) != (1.0, "conservative", 0.0):
         return None
     top = 4 * layer.alpha.sum(0)

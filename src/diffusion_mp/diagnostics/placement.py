@@ -1,4 +1,4 @@
-"""Placement of diffusion layers: commutators with attention, and a report by layer (Zhang & Zhou, § 3.5)."""
+"""Where to place diffusion layers: commutators with attention, and a report by layer (Zhang & Zhou, § 3.5)."""
 
 from __future__ import annotations
 
@@ -30,15 +30,22 @@ def commutator(
 ) -> tuple[float, float | None]:
     r"""Return how much the order of diffusion and attention matters, ‖S(A(X)) − A(S(X))‖ / ‖A(X)‖.
 
-    Zhang & Zhou, Eq. 12. The second number is the same with the routing frozen at X, ‖S(A_X(X)) − A_X(S(X))‖ / ‖A(X)‖.
-    For one head without projections A_X(Y) = A(X) Y, and this (Eq. 13) is α‖(ΔA(X) − A(X)Δ)X‖ / ‖A(X)‖. It is ``None``
-    for an attention without a method ``frozen``. Norms are over the tokens of all sequences; both are 0 if A(X) is 0.
+    This is Zhang & Zhou, Eq. 12. The second number that is returned is the same quantity with the routing frozen at X,
+    ‖S(A_X(X)) − A_X(S(X))‖ / ‖A(X)‖. For one head without projections A_X(Y) = A(X) Y, and the second number is
+    α‖(ΔA(X) − A(X)Δ)X‖ / ‖A(X)‖ (Eq. 13).
+
+    Norms are over the tokens of all sequences. Both numbers are 0 if A(X) is 0.
 
     Args:
-        diffusion: S, the step without the LayerNorm of Eq. 16.
-        attention: A, called as ``attention(x, mask)`` or ``attention(x)``, in evaluation mode. Its method
-            ``frozen(x, mask)``, if it has one, returns A_X, as in `SelfAttention`.
-        x, mask: the state that the attention reads; true for tokens.
+        diffusion: S. The step is taken without the LayerNorm of Eq. 16.
+        attention: A, called as ``attention(x, mask)`` or ``attention(x)``, in evaluation mode. A method ``frozen(x,
+            mask)``, as `SelfAttention` has it, returns A_X; without this method the second number is ``None``.
+        x: the state that the attention reads.
+        mask: true at tokens, false at padding. By default every entry is a token.
+
+    Shapes:
+        x: [B, L, C].
+        mask: [B, L] of bool.
 
     Examples:
         >>> attention = torch.nn.MultiheadAttention(4, 2, batch_first=True)
@@ -53,14 +60,14 @@ def commutator(
         # Removed from a copy, not from the caller's layer.
         diffusion = copy.deepcopy(diffusion)
         diffusion.norm = None
-    # An attention of one's own may take no mask.
+    # An attention of a user may take no mask.
     masks = () if mask is None else (mask,)
     smooth = diffusion(x, *masks)
     routed = attention(x, *masks)
     size = float(tokens(routed, mask).norm())
 
     def relative(left: Tensor, right: Tensor) -> float:
-        # Padding has values too, which say nothing.
+        # Padding has values too, which mean nothing.
         difference = float((tokens(left, mask) - tokens(right, mask)).norm())
         return difference / size if size else 0.0
 
@@ -80,10 +87,12 @@ class PlacementReport:
     """The measurements of `diagnose`, as columns for a data frame or a JSON file.
 
     Args:
-        attention: one row per call of a self-attention: ``layer``; ``roughness`` 𝓔(X) and ``relative_roughness``
-            𝓔(X)/‖X‖² of its input X; ``commutator`` and ``linearized``, see `commutator`.
-        insertion: one row per insertion of a diffusion layer: ``layer``, and of `Perturbation` ``roughness``,
-            ``relative_roughness``, ``step``, ``lipschitz``, ``truth``, ``estimate`` and ``roughness_estimate``.
+        attention: one row per call of a self-attention. The columns are ``layer``; ``roughness`` 𝓔(X) and
+            ``relative_roughness`` 𝓔(X)/‖X‖² of its input X; ``commutator`` and ``linearized``, the two numbers of
+            `commutator`.
+        insertion: one row per insertion of a diffusion layer. The columns are ``layer`` and these of `Perturbation`:
+            ``roughness``, ``relative_roughness``, ``step``, ``lipschitz``, ``truth``, ``estimate`` and
+            ``roughness_estimate``.
 
     Examples:
         >>> PlacementReport(attention={"layer": ["attention"], "commutator": [0.2]}, insertion={}).attention["layer"]
@@ -100,14 +109,19 @@ class PlacementReport:
         *,
         label: str = "",
     ) -> Any:
-        """Plot a column of ``attention``, or else of ``insertion``, on a matplotlib ``ax`` (default: new); return it.
+        """Plot one column over the layers, and return the matplotlib axis.
 
-        ``"estimate"`` also plots the truth and the estimate by roughness, on a logarithmic scale.
+        Args:
+            ax: the axis to draw on. By default a new figure is made.
+            quantity: a column of ``attention``, or else of ``insertion``. ``"estimate"`` also plots the truth and the
+                estimate by roughness, on a logarithmic scale.
+            label: name of the report in the legend, to tell several reports on one axis apart. By default the name of
+                the column.
         """
         columns = {**self.insertion, **self.attention}
         names = [name for name in columns if name != "layer"]
         checks.check_choice(quantity, "quantity", names)
-        # Roughness is a column of both, and is that of the attention here.
+        # Both tables have a column of roughness; here the attention's counts.
         table = self.attention if quantity in self.attention else self.insertion
         drawn = [quantity]
         if quantity == "estimate":
@@ -145,14 +159,22 @@ def diagnose(
 ) -> PlacementReport:
     r"""Measure the quantities by which Zhang & Zhou predict the best placement (§ 3.5, Eqs. 6, 10, 12, 13).
 
-    Modules with ``is_self_attention = True`` give the commutator with S at their input; diffusion layers are bypassed
-    for the estimate of Theorem 4.7. A few sequences in double precision suffice.
+    Every module with ``is_self_attention = True`` gives the commutator with S at its input. Diffusion layers are
+    bypassed, one at a time, for the estimate of Theorem 4.7. A few sequences in double precision suffice.
 
     Args:
-        model, inputs, named: a module that returns a tensor, such as `PDETransformer`, and its inputs.
-        diffusion: S; by default the model's own layer whose name shares the longest prefix with that of the attention.
-        sites: names of modules behind which ``diffusion`` is inserted; by default the model's layers are bypassed.
-        points, tol: see `perturbation_bound`; errors of `lipschitz` pass.
+        model: a module that returns a tensor, such as `PDETransformer`.
+        inputs: positional inputs of the model.
+        diffusion: S. By default the diffusion layer of the model whose name shares the longest prefix with the name of
+            the attention: the layer of the same block, which reads states of the same scale.
+        sites: names of modules behind which ``diffusion`` is inserted. By default the model's own layers are bypassed.
+        points: number of points at which `perturbation_bound` measures ‖J_T‖.
+        tol: tolerance of `lipschitz`.
+        named: keyword inputs of the model.
+
+    Raises:
+        ValueError: ``sites`` is given without ``diffusion``, or the model has no diffusion layer to use as S.
+        ConvergenceError: `lipschitz` did not reach its tolerance.
 
     Examples:
         >>> model = PDETransformer(4, 8, 2, num_layers=1, heads=2, max_length=5, placement="P3")
@@ -247,5 +269,5 @@ def _nearest(model: nn.Module, name: str, channels: int) -> PDEDiffusion1d:
         pairs = zip(other.split("."), name.split("."), strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
-    # In a model with a layer in every block, that of the same block, which reads states of the same scale.
+    # In a model with a layer in every block, the layer of the same block, which reads states of the same scale.
     return layers[max(layers, key=prefix)]

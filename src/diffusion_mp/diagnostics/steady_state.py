@@ -20,13 +20,21 @@ SINGULAR = (
 
 
 def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N heads"]:
-    r"""Return how uncertain the energy is about every node, σ_i² = [((1 + κ)D̄ − Ω)⁻¹]_ii with D̄ the row sums of Ω.
+    r"""Return how uncertain the energy is about every node, σ_i² = [((1 + κ)D̄ − Ω)⁻¹]_ii.
 
-    This is the variance in a Gaussian field (Rue & Held, 2005, Section 2.2) of density exp(−½ xᵀQx + β hᵀD̄x),
-    Q = (1 + κ)D̄ − Ω. Its mean is the steady state of D̄⁻¹Ω with source h, ``Equilibrium("residual", beta, leak=κ)``.
-    Low-rank couplings are inverted in closed form, O(N F² + F³) (Theorem T3 of docs/certified.md), others densely up to
-    4 096 nodes of one head. Ω, the coupling, is symmetric and nonnegative, before rows are divided by their sums; κ,
-    the leak, is positive.
+    Ω is the coupling, D̄ the diagonal matrix of its row sums and κ the leak. With Q = (1 + κ)D̄ − Ω, this is the
+    variance in a Gaussian field of density exp(−½ xᵀQx + β hᵀD̄x) (Rue & Held, 2005, Section 2.2). The mean of the
+    field is the steady state of D̄⁻¹Ω with source h, ``Equilibrium("residual", beta, leak=κ)``.
+
+    Low-rank couplings are inverted in closed form, in O(N F² + F³) (Theorem T3 of docs/certified.md). Other couplings
+    are inverted densely, up to 4 096 nodes of one head.
+
+    Args:
+        coupling: Ω, symmetric and nonnegative, before rows are divided by their sums.
+        leak: κ > 0. It has no default: without a leak Q is singular.
+
+    Shapes:
+        output: [N, heads].
 
     Raises:
         CouplingMismatchError: the coupling is not known to be symmetric and nonnegative, or is too large.
@@ -75,7 +83,7 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
 
 
 def _check_ones(solved: Tensor) -> None:
-    """Raise unless Q⁻¹κD̄ 1, which is 1 in exact arithmetic, is so up to some digits."""
+    """Raise unless Q⁻¹κD̄ 1 equals 1, as in exact arithmetic, up to some digits."""
     # Constants are the direction in which Q is nearly singular, so their solution shows lost digits first.
     if not bool(((solved - 1).abs() <= 1e-3).all()):
         raise errors.SingularSystemError(SINGULAR)

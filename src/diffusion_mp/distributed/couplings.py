@@ -1,4 +1,4 @@
-"""Couplings between the nodes of one rank and those of all ranks."""
+"""Couplings of the nodes of one rank with the nodes of all ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from diffusion_mp.kernels.log_linear_attention import log_linear_read
 from diffusion_mp.runtime.cache import cached_property
 
 Exchange = Callable[[Tensor], Tensor]
-"""From the rows of a rank to these and those of its halo."""
+"""From the rows of a rank to these rows and the rows of its halo."""
 
 
 class _OverRanks(PartialCoupling):
@@ -53,7 +53,7 @@ class _OverRanks(PartialCoupling):
 
 
 class SummedCoupling(_OverRanks):
-    """An O(N) coupling: sums over the senders are added up over ranks, and read by each rank."""
+    """An O(N) coupling: the sums over the senders are added up over ranks, and each rank reads the total."""
 
     def __init__(
         self, coupling: PooledCoupling, exchange: Exchange, group: ProcessGroup | None
@@ -66,7 +66,7 @@ class SummedCoupling(_OverRanks):
         return self.coupling.read(all_merged(self.coupling.pool(v), self.group), v)
 
     def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
-        """log s_ij for edges of the sharded graph, which has checked them: sources may be nodes of other ranks."""
+        """Return log s_ij for edges of the sharded graph, which checked them: sources may be nodes of other ranks."""
         if not isinstance(self.coupling, LogLowRankCoupling):
             self._at(edge_index)
         # Values of no channels: of the sums over senders only their weights are needed.
@@ -123,7 +123,10 @@ def _is_symmetric(
     exchange: Exchange,
     group: ProcessGroup | None,
 ) -> bool:
-    """Return whether S = Sᵀ over all ranks: as promised, or by Sv = Sᵀv for a random v, Sᵀv a derivative of Sv."""
+    """Return whether S = Sᵀ over all ranks: as promised, or because Sv = Sᵀv for a random v.
+
+    Sᵀv is a derivative of Sv.
+    """
     if not coupling.examines:
         return coupling.symmetric
     graph = coupling.graph
@@ -142,7 +145,7 @@ def _is_symmetric(
         (back,) = torch.autograd.grad(forth, v, v.detach())
     away = (forth - back).abs() > 1e-6 * (forth.abs() + back.abs())
     answer = not bool(all_reduce(away.sum(dtype=torch.float64), group))
-    # Of the weights of the graph itself, which do not change, and not of learned ones.
+    # For the weights of the graph itself, which do not change, and not for learned weights.
     if kept:
         graph._derived["symmetric"] = answer
     return answer

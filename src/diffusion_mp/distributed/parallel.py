@@ -76,7 +76,7 @@ def contact(group: ProcessGroup | None) -> Iterator[None]:
 
 
 class _Collective(torch.autograd.Function):
-    """A collective and that of its gradient, ``back``: the losses of all ranks may depend on the result."""
+    """A collective, and the collective ``back`` of its gradient: the losses of all ranks may depend on the result."""
 
     @staticmethod
     def forward(
@@ -137,7 +137,10 @@ def all_merged(sums: Sums, group: ProcessGroup | None) -> Sums:
 
 
 def node_parallel(model: Model, group: ProcessGroup | None = None) -> Model:
-    """Give every rank the parameters and buffers of the first, and sum gradients over ranks as they arrive.
+    """Make a model the same on all ranks, and sum the gradients of its parameters over ranks as they arrive.
+
+    Every rank gets the parameters and buffers of the first rank. The model gets hooks on its parameters and is
+    returned.
 
     ```python
     graph = ShardedGraph(edge_index, num_nodes)
@@ -147,9 +150,12 @@ def node_parallel(model: Model, group: ProcessGroup | None = None) -> Model:
     (loss + auxiliary_loss(model)).backward()
     ```
 
-    The loss of the graph is the sum over ranks, so each one divides by the number of labels on all ranks. The gradient
-    of every parameter is then that of a single process, and so is the state dict of any rank. The model, which gets
-    hooks on its parameters, is returned; ``group`` are the processes, all by default.
+    The loss of the graph is the sum of the losses of the ranks, so every rank divides by the number of labels on all
+    ranks. The gradient of every parameter, and the state dict of every rank, are then the same as in a single process.
+
+    Args:
+        model: the model, built alike on every rank.
+        group: the processes. By default all of them.
 
     Raises:
         RankLostError: another process has ended, or does not answer.

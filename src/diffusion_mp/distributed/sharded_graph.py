@@ -46,18 +46,24 @@ def _refuse(self: Graph, *args: object, **options: object) -> NoReturn:
 
 
 class ShardedGraph(GraphPart):
-    """A range of the nodes of one graph, with every edge that ends there, for ``model(x[graph.rows], graph)``.
+    """The part of a graph that one process has: a range of the nodes, with every edge that ends there.
 
-    Rank r has the nodes ``rows``, bounds[r] … bounds[r + 1] − 1, on which layers and models run unchanged. For O(N)
-    couplings the sums over senders (KᵀV, Σk, Σv, the count) are added up over ranks; for couplings over edges, rows
-    that send to this rank, its *halo*, are fetched before the product.
+    Rank r has the nodes bounds[r] … bounds[r + 1] − 1, the slice ``rows``. Layers and models run on them unchanged, as
+    ``model(x[graph.rows], graph)``.
 
-    All of it is once differentiable. Every rank must make the same calls in the same order. Results equal those of one
-    process up to the order of summation, including the Gumbel noise of NodeFormer but not dropout.
+    For O(N) couplings the sums over senders (KᵀV, Σk, Σv, the count) are added up over ranks. For couplings over edges,
+    a rank fetches the rows that send to it, its *halo*, before the product.
+
+    Every rank must make the same calls in the same order. Everything is once differentiable. Results equal the results
+    of one process up to the order of summation. This includes the Gumbel noise of NodeFormer, but not dropout.
 
     Args:
-        edge_index, num_nodes, edge_weight: of the whole graph, the same on every rank; they may be memory-mapped.
-        group, device: the processes, all by default; device of this rank's part, by default that of ``edge_index``.
+        edge_index: the edges [2, E] of the whole graph, the same on every rank, possibly memory-mapped. ``None`` if no
+            edges were observed.
+        num_nodes: number of nodes of the whole graph.
+        edge_weight: the weights [E] of the whole graph. By default every edge has the weight one.
+        group: the processes. By default all of them.
+        device: device of this rank's part. By default the device of ``edge_index``.
 
     Raises:
         TypeError, ValueError: an operation needs other parts of the graph (undirected or k-hop graphs, pairs).
@@ -124,7 +130,7 @@ class ShardedGraph(GraphPart):
         arriving = _chosen(edge_index, lambda edges: inside(edges[1]))
         edges = edge_index[:, arriving].long()
         halo = torch.unique(edges[0, ~inside(edges[0])])
-        # Self-loops change degrees, so those of the halo are needed here too.
+        # Self-loops change degrees, so the self-loops of the halo are needed here too.
         loops = _chosen(
             edge_index,
             lambda edges: (edges[0] == edges[1]) & torch.isin(edges[0], halo),
@@ -161,14 +167,14 @@ class ShardedGraph(GraphPart):
         return self.total(x.detach().sum(0, keepdim=True)) / max(self.total_nodes, 1)
 
     def total(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return the sum of ``x`` over the ranks; once differentiable."""
+        """Return the sum of ``x`` over the ranks, on every rank; once differentiable."""
         check_kind(x, "x", Tensor, "a tensor, such as mask.sum()")
         return all_reduce(x, self.group)
 
     def exchange(
         self, x: Float[Tensor, " N *shape"]
     ) -> Float[Tensor, " extended *shape"]:
-        """Return the rows of this rank, followed by those of its halo, from other ranks; once differentiable."""
+        """Return the rows of this rank, followed by the rows of its halo from other ranks; once differentiable."""
         return torch.cat(
             [
                 x,
@@ -179,7 +185,7 @@ class ShardedGraph(GraphPart):
         )
 
     def couple(self, diffusivity: Diffusivity, x: Float[Tensor, "N C"]) -> Coupling:
-        """Return the rows of this rank of a coupling of the whole graph."""
+        """Return this rank's rows of a coupling of the whole graph."""
         if diffusivity.depends_on == "parts":
             return diffusivity.couple(x, self)  # which calls this method for every part
         if not diffusivity.needs_graph:
@@ -191,7 +197,7 @@ class ShardedGraph(GraphPart):
         return self.share(diffusivity.couple(rows, self.extended))
 
     def share(self, coupling: Coupling) -> Coupling:
-        """Return the rows of this rank of the coupling of the whole graph, from the coupling of its part."""
+        """Return this rank's rows of the coupling of the whole graph, from the coupling of its part."""
         # Rows that only meet themselves need no other rank.
         if isinstance(coupling, IdentityCoupling):
             return coupling
@@ -231,7 +237,7 @@ class ShardedGraph(GraphPart):
         )
 
     def _full_degrees(self) -> Float[Tensor, "extended two"]:
-        """Return in- and out-degrees of the rows and the halo in the whole graph, in double precision."""
+        """Return the in- and out-degrees of the rows and the halo in the whole graph, in double precision."""
         source, target = self.edges
         weight = self._edge_weights(torch.float64)
         received = weight.new_zeros(self.num_nodes).index_add(0, target, weight)
@@ -248,7 +254,7 @@ class ShardedGraph(GraphPart):
 
 
 class _Extended(Graph):
-    """The rows of a rank and of its halo as one graph; rows of the halo are incomplete, and dropped from results."""
+    """The rows of a rank and of its halo as one graph; rows of the halo are incomplete, and results leave them out."""
 
     within = to_undirected = reverse = _refuse
 

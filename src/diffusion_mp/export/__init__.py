@@ -1,4 +1,4 @@
-"""Exported programs that run where this library is not installed, as ONNX for example."""
+"""Export of programs that run where this library is not installed, for example as ONNX."""
 
 from diffusion_mp.export.plain import in_plain_torch
 

@@ -1,4 +1,4 @@
-"""``in_plain_torch``: an exported program, of graphs of any size, without operations of this library."""
+"""``in_plain_torch``: an exported program without operations of this library, for graphs of any size."""
 
 from __future__ import annotations
 
@@ -34,14 +34,18 @@ Formula = Callable[..., Any]
 
 
 def in_plain_torch(program: ExportedProgram) -> ExportedProgram:
-    """Return the program with every operation of this library written out in operations of torch.
+    """Write out every operation of this library in an exported program as operations of torch.
 
-    It runs where the library is not installed, for graphs of all sizes, and torch converts it to ONNX:
+    The program that is returned runs where the library is not installed, for graphs of all sizes, and torch converts it
+    to ONNX:
 
         program = torch.export.export(model.eval(), (x, edge_index), dynamic_shapes=sizes)
         torch.onnx.export(in_plain_torch(program), f="model.onnx")
 
-    Attention over pairs then holds all pairs of a graph, and a batch is padded to its largest graph.
+    Attention over pairs then holds all pairs of a graph in memory, and a batch is padded to its largest graph.
+
+    Args:
+        program: the result of ``torch.export.export``.
 
     Examples:
         >>> model = DIFFormerConv(4, 3).eval()
@@ -78,7 +82,7 @@ def compress(
     opposite: Tensor,
     num_nodes: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return bounds, order and other ends of the edges by node; keys are distinct, so that any sort is stable."""
+    """Return bounds, order and other ends of the edges by node; distinct keys make any sort stable."""
     order = distinct(node).argsort()
     return _bounds(node, num_nodes + 1), order, opposite[order]
 
@@ -118,7 +122,7 @@ def _repeat_interleave(
 
 
 def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    """Return log Σ exp x; torch's own asks whether x is empty, which is unknown where sizes are symbols."""
+    """Return log Σ exp x; torch's own function asks whether x is empty, which symbolic sizes cannot answer."""
     # With one entry more, since an empty row has no largest.
     nothing = x.narrow(dim[0], 0, 0)
     zero = nothing.sum(dim, keepdim=True)
@@ -134,7 +138,7 @@ def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
 
 
 def _numbers(repeats: Tensor, *, output_size: Size | None = None) -> Tensor:
-    """Return the numbers 0, 1, …, each as many times as ``repeats`` says."""
+    """Return the numbers 0, 1, …, each repeated as ``repeats`` says."""
     ends = repeats.cumsum(0)
     if output_size is None:
         output_size = _number(repeats.sum())
@@ -152,21 +156,21 @@ def _number(count: Tensor) -> Size:
 
 
 def _largest(bounds: Tensor) -> Size:
-    """Return the most members of a number, as a size."""
+    """Return the number of members of the largest group, as a size."""
     # One at least: torch has no maximum of nothing, and the formulas no rows without entries.
     sizes = pad(bounds.diff(), (0, 1), value=1)
     return _number(sizes.max())
 
 
 def _bounds(number: Tensor, length: Size) -> Tensor:
-    """Return where the members of every number begin and end when they are sorted by it, [length]."""
+    """Return where the group of every number begins and ends when members are sorted by number, [length]."""
     counts = number.new_zeros(length)
     counts = counts.index_add(0, number + 1, torch.ones_like(number))
     return counts.cumsum(0)
 
 
 class Stacked:
-    """The graphs of a batch side by side, as heads of one graph that has as many nodes as the largest of them."""
+    """The graphs of a batch, stacked as heads of one graph that has as many nodes as the largest of them."""
 
     def __init__(self, ptr: Tensor, num_nodes: int, device: torch.device) -> None:
         ptr = ptr.to(device)
@@ -179,7 +183,7 @@ class Stacked:
         self.size = _largest(ptr)
 
     def __call__(self, x: Tensor, absent: float = 0.0) -> Tensor:
-        """Return [n, B H, …] of [N, H, …], with ``absent`` for missing nodes."""
+        """Return x [N, H, …] as [n, B H, …], with ``absent`` for missing nodes."""
         shape = (self.size, self.graphs, *x.shape[1:])
         rows = x.new_full(shape, absent)
         rows = rows.index_put(self.place, x)
@@ -211,7 +215,7 @@ class Stacked:
         return self(x)
 
     def result(self, name: str, x: Tensor) -> Tensor:
-        """Return the rows of a result, unless the formula leaves it empty, with a single dimension."""
+        """Return the rows of a result; a result with one dimension, which the formula leaves empty, is unchanged."""
         if x.dim() < 2:
             return x
         rows = self.back(x)
@@ -226,7 +230,7 @@ def for_batches(
     *,
     masked: bool = True,
 ) -> Formula:
-    """Return the reference for one graph or a stacked batch, where scores of missing nodes are −∞ if ``masked``."""
+    """Return the reference for one graph or a stacked batch; with ``masked`` the scores of missing nodes are −∞."""
     compute = reference or operation.formula
     signature = operation.signature
     names = [name.rpartition(".")[2] for name in signature.flat]
@@ -257,7 +261,7 @@ def _product_by_head(
     v: Tensor,
     ptr: Tensor | None,
 ) -> Tensor:
-    """Return the bare product of one graph or of a stack, of which there may be any number of heads."""
+    """Return the bare product of one graph or of a stack, with any number of heads."""
     # Not the reference, which asks whether there is one head: in a stack, whether there is one graph.
     pooled = torch.einsum("jhf,jhd->hfd", k, v)
     return torch.einsum("ihf,hfd->ihd", q, pooled)

@@ -31,7 +31,7 @@ def _run(module: str, function: str, *args: Any) -> Any:
 
 
 def _declines(widest: float, named: bool, *args: Any) -> str | None:
-    """Return why the kernels do not support these arguments, or ``None``; the slow interpreter has to be named."""
+    """Return why the kernels do not support these arguments, or ``None``; the slow interpreter runs only if named."""
     # Nearly always on the CPU, and of a small graph the other questions would take as long as the product.
     if not named and args[0].is_cpu:
         return "the first tensor is on the CPU"
@@ -59,16 +59,16 @@ def _declines(widest: float, named: bool, *args: Any) -> str | None:
 
 
 class Tiles(NamedTuple):
-    """Runs of rows that together cover every graph; a graph without rows has an empty one."""
+    """Runs of rows that together cover every graph; a graph without rows has an empty run."""
 
     number: int
-    # [T, 5]: of a run, of its graph, that one's number; or None; and the rows of all.
+    # [T, 5]: bounds of a run, bounds and number of its graph; or None; and the rows of all.
     bounds: tuple[Tensor | None, int]
     offset: Tensor | None  # [B+1]: the runs of every graph
 
 
 def tiles(ptr: Tensor | None, num_nodes: int, rows: int, device: torch.device) -> Tiles:
-    """Return runs of at most ``rows`` rows. Kernels know those of one graph; a batch has a table, cached."""
+    """Return runs of at most ``rows`` rows. Kernels know the runs of one graph; a batch has a cached table."""
     if ptr is None:
         return Tiles(max(1, -(-num_nodes // rows)), (None, num_nodes), None)
     cache = batch_cache(ptr)
@@ -90,7 +90,7 @@ def tiles(ptr: Tensor | None, num_nodes: int, rows: int, device: torch.device) -
 
 
 def padded(width: int) -> int:
-    """Return the block for rows of this width: a power of two, and 16 at least, for the matrix units."""
+    """Return the block for rows of this width: a power of two, and at least 16, as the matrix units need."""
     return max(16, 1 << (width - 1).bit_length())
 
 

@@ -1,8 +1,8 @@
 """``operation`` declares a kernel: schema, result shapes, precision, and the two ways in which it runs.
 
-The *formula* is plain torch, which torch differentiates; the *fast pair* is a forward and a backward pass that torch
-does not look into. Wherever torch has to look, the formula runs: inside the transforms of ``torch.func`` and in forward
-mode, and for second derivatives. CONTRIBUTING.md has a worked example.
+The *formula* is plain torch, which torch differentiates. The *fast pair* is a forward and a backward pass that torch
+does not look into. The formula runs wherever torch has to look into it: inside the transforms of ``torch.func``, in
+forward mode, and for second derivatives. CONTRIBUTING.md has a worked example.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ FAMILIES: set[str] = set()
 
 
 class Implementation(NamedTuple):
-    """A way to compute an operation; ``declines(named, *args)`` is ``None``, or why not: "q is on the CPU"."""
+    """A way to compute an operation; ``declines(named, *args)`` returns ``None``, or why not: "q is on the CPU"."""
 
     run: Callable[..., Any]
     declines: Callable[..., str | None] | None = None
 
 
 def requested(operation: str, backend: str) -> str:
-    """Return the backend that the call, or else the environment, names for an operation, or ``"auto"``."""
+    """Return the backend for an operation that the call names, or else the environment, or else ``"auto"``."""
     check_choice(backend, "backend", BACKENDS)
     if backend != "auto":
         return backend
@@ -83,7 +83,7 @@ def requested(operation: str, backend: str) -> str:
 def choose(
     operation: str, backend: str, table: Mapping[str, Implementation], *args: Any
 ) -> Callable[..., Any]:
-    """Return the implementation for these arguments; with ``"auto"`` the first of the table that does not decline."""
+    """Return the implementation for these arguments; with ``"auto"``, the first in the table that does not decline."""
     if backend == "auto":
         for run, declines in table.values():
             if declines is None or declines(False, *args) is None:
@@ -155,22 +155,25 @@ def operation(
 ) -> Callable[[Callable[..., T]], Operation[T]]:
     """Declare an operation; decorates a function that returns empty results of the right shapes.
 
-    Its annotations are the schema, and implementations take the same arguments. A ``NamedTuple`` of schema types
-    (:data:`SCHEMA`) is one argument. Several results are a tuple; derivatives can refer to the fields of a named one.
+    The annotations of the function are the schema, and implementations take the same arguments. A ``NamedTuple`` of
+    schema types (:data:`SCHEMA`) is one argument. Several results are a tuple; derivatives can refer to the fields of a
+    named tuple.
 
     Args:
-        name: in ``torch.ops.diffusion_mp``, or with a namespace of its own, ``"mine::product"``.
-        formula: plain torch, the backend "reference", which torch differentiates and maps: no value decides what it
-            does, and it calls no operation without a batching rule. That of a backward pass is derived from an
-            operation and the names of its arguments, ``(attention, "q k v")``, whose gradients it returns; its own
-            arguments are named as in :meth:`Operation.derivatives`.
-        cpu, triton: the fast path on every device, opaque to torch, and the GPU path: see :func:`.gpu.kernel`.
-        backends: further ones by name, which are asked before these two; see :meth:`Operation.add_backend`.
-        family: the name by which the environment selects a backend; by default that of the operation.
-        small: whether the formula is also the fastest way for these arguments, if no backend is named: its calls cost
-            less than those of an autograd function, and ``torch.compile`` fuses them. It gets them as they come, and
-            says yes to tensors of one dtype only; the first argument is one. See :func:`few_numbers`.
-        dtype: the argument whose dtype the (first) result is cast to.
+        name: name in ``torch.ops.diffusion_mp``, or with a namespace of its own, such as ``"mine::product"``.
+        formula: plain torch, the backend "reference". Torch differentiates and maps it, so no value may decide what it
+            does, and it may call no operation without a batching rule. The formula of a backward pass can be derived
+            from an operation and the names of the arguments whose gradients it returns, as in ``(attention, "q k v")``;
+            its own arguments are named as in :meth:`Operation.derivatives`.
+        cpu: the fast path on every device, opaque to torch.
+        triton: the GPU path, see :func:`.gpu.kernel`. By default there is none.
+        backends: further backends by name, which are asked before these two; see :meth:`Operation.add_backend`.
+        family: the name by which the environment selects a backend. By default the name of the operation.
+        small: returns whether the formula is also the fastest way for these arguments, if no backend is named: the
+            calls of the formula cost less than the calls of an autograd function, and ``torch.compile`` fuses them. It
+            gets the arguments as they come, and must return true only for tensors of one dtype; the first argument is a
+            tensor. See :func:`few_numbers`. By default the formula is never the fastest.
+        dtype: the argument whose dtype the (first) result is cast to. By default no result is cast.
     """
 
     def declare(shapes: Callable[..., T]) -> Operation[T]:
@@ -192,7 +195,7 @@ def operation(
 
 
 def few_numbers(*tensors: Tensor) -> bool:
-    """Return whether these are so few numbers, on the CPU and in one dtype, that plain torch is the fastest."""
+    """Return whether plain torch is the fastest for these tensors: few numbers, on the CPU and in one dtype."""
     compiling = torch.compiler.is_compiling()
     # A question about the size of an exported program would be a condition on the sizes that it accepts.
     if compiling and exporting():
@@ -223,13 +226,13 @@ def empty_like(*tensors: Tensor) -> Any:
 def pulled_back(
     function: Callable[..., Any], inputs: Sequence[Tensor], grads: Any
 ) -> Any:
-    """Return the gradients of ``inputs``, given those of the results: the formula of a backward pass."""
+    """Return the gradients of ``inputs``, given the gradients of the results: the formula of a backward pass."""
     pull = torch.func.vjp(function, *inputs)[1]
     return pull(grads)
 
 
 def heads_first(*features: Tensor) -> list[Tensor]:
-    """Return [N, D] of features of one head, or [H, N, D]: torch differentiates products in their own layout.
+    """Return [N, D] for one head, [H, N, D] for several: torch differentiates products in their own layout.
 
     A tensor that is given several times has one view.
     """
@@ -241,7 +244,7 @@ def heads_first(*features: Tensor) -> list[Tensor]:
 
 
 class Signature:
-    """The arguments and results of a function; the fields of a named tuple are arguments themselves, "tuple.field"."""
+    """The arguments and results of a function; the fields of a named tuple are arguments too, "tuple.field"."""
 
     def __init__(self, function: Callable[..., Any], dtype: str | None) -> None:
         hints = get_type_hints(function, include_extras=True)
@@ -311,7 +314,7 @@ class Signature:
     def bind(
         self, args: tuple[Any, ...], *, narrow: bool
     ) -> tuple[list[Any], tuple[Any, ...], torch.dtype | None]:
-        """Return the arguments in one dtype, flat and as they came, and the dtype of the result if one is declared."""
+        """Return the arguments in one dtype, flat and as they came, and the result's dtype if one is declared."""
         flat = self.flatten(args)
         dtype = None if self.like is None else flat[self.like].dtype
         common = None
@@ -358,7 +361,7 @@ class Signature:
 
 
 class _Derivative(NamedTuple):
-    """The gradients of some arguments; ``names`` are those of what the formula takes."""
+    """The gradients of some arguments; ``names`` are the names of the formula's parameters."""
 
     places: list[int]
     formula: Formula
@@ -391,7 +394,7 @@ class Operation(Generic[T]):
             for position, kind in enumerate(signature.flat.values())
             if SCHEMA[kind] == "Tensor"
         )
-        # Without declared derivatives, those of the formula, which needs all arguments.
+        # Without declared derivatives, the derivatives of the formula, which needs all arguments.
         self._derivatives: list[_Derivative] | None = None
         self._kept = list(range(len(signature.flat)))
         self._without_grad: list[int] = []
@@ -413,6 +416,11 @@ class Operation(Generic[T]):
         """Run the formula, or the backend that is named here or by the environment, or the first that does not decline.
 
         A backend runs directly, as an autograd function, or, where torch has to see it, as the registered operation.
+
+        Args:
+            args: the arguments of the declaration.
+            backend: the name of a backend. With ``"auto"`` the environment decides, or else the first backend that
+                supports the arguments.
         """
         if backend != "auto" or VARIABLE in os.environ:
             backend = requested(self.family, backend)
@@ -456,19 +464,19 @@ class Operation(Generic[T]):
     ) -> None:
         """Add a backend, which calls and ``DIFFUSION_MP_BACKEND`` can then name.
 
-        Derivatives that it does not have are those of the other backends.
+        Derivatives that the backend lacks are taken from the other backends.
 
         Args:
-            name: of the backend; one of that name is replaced.
+            name: name of the backend; a backend of that name is replaced.
             run: takes the arguments of the declaration and returns its results, of which torch takes no derivatives.
             declines: ``declines(named, *args)`` returns why these arguments are not supported, or ``None``. A backend
-                that nobody named, ``named=False``, is asked before the others.
+                that nobody named, ``named=False``, is asked before the others. By default all arguments are supported.
         """
         self.backends = {name: Implementation(run, declines), **self.backends}
         BACKENDS.setdefault(name)
 
     def _compute(self, flat: Sequence[Any], backend: str, args: Sequence[Any]) -> Any:
-        """Return what the backend does, on the arguments as they came."""
+        """Return what the backend computes from the arguments as they came."""
         run = choose(self.family, backend, self.backends, *args)
         tensor = flat[self._tensor]
         if not torch.is_autocast_enabled(
@@ -525,7 +533,7 @@ class Operation(Generic[T]):
         places: Sequence[int],
         grads: Mapping[int, Tensor | None],
     ) -> Any:
-        """Return the gradients of some arguments from those of the results, where there are any, by the formula."""
+        """Return the gradients of some arguments from the gradients of the results that have any, by the formula."""
         present = {at: grad for at, grad in grads.items() if grad is not None}
 
         def used_results(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -540,15 +548,15 @@ class Operation(Generic[T]):
         return pulled_back(used_results, inputs, tuple(present.values()))
 
     def derivatives(self, formulas: Mapping[str, Formula]) -> None:
-        """Declare the first derivatives, if they take less than those of the formula, which are the default.
+        """Declare the first derivatives, if they are cheaper than the derivatives of the formula (the default).
 
         Args:
-            formulas: "q k" (arguments; a tuple stands for all of its fields, ``rows.a`` for one) → a function, or
-                operation, that returns their gradients. Its parameters are named after what it needs: arguments,
-                ``out`` (or a field of several results), ``grad`` (or ``grad_field``), ``backend``. Only that is saved.
-                A result whose gradient no formula uses is not differentiable, and a missing gradient is ``None`` for a
-                parameter with that default, else zeros. What it calls should be differentiable for higher derivatives:
-                operations are.
+            formulas: from names of arguments, such as "q k", to a function or operation that returns their gradients. A
+                tuple stands for all of its fields, ``rows.a`` for one field. The parameters of the function are named
+                after what it needs: arguments, ``out`` (or a field of several results), ``grad`` (or ``grad_field``),
+                ``backend``; only these are saved. A result whose gradient no formula uses is not differentiable. A
+                missing gradient is ``None`` for a parameter with that default, else zeros. What the function calls
+                should be differentiable for higher derivatives, as operations are.
         """
         signature = self.signature
         self._derivatives = []
@@ -620,7 +628,7 @@ class Operation(Generic[T]):
     def _named(
         self, values: Sequence[Any], grads: Sequence[Tensor | None]
     ) -> dict[str, Any]:
-        """Return arguments, results and gradients by the names that derivatives have for them."""
+        """Return arguments, results and gradients by the names that derivatives use."""
         signature = self.signature
         results = values[len(signature.flat) :]
         named = dict(zip(signature.arguments, signature.unflatten(values), strict=True))

@@ -21,7 +21,7 @@ Rows = slice | Tensor
 ALL = slice(None)
 # Rows of padding in a bucket before another one is opened: computing them costs as much as a few more calls.
 PADDING = 128
-# Rows of small graphs that are computed at once: those of all inputs and results stay in cache.
+# Rows of small graphs that are computed at once: the rows of all inputs and results stay in cache.
 ROWS = 1 << 13
 # Chunks of so many times these rows, since a longer one has more graphs of nearly one size.
 CHUNK = 8
@@ -30,7 +30,7 @@ ON_GPU = 64
 
 
 class Layout(NamedTuple):
-    """Of every row of a stack its row [n H], of every row [n H] that of the stack, and of every bucket its mask."""
+    """Of every row of a stack its row [n H], of every row [n H] its row of the stack, and the mask of every bucket."""
 
     source: Tensor
     target: Tensor
@@ -40,8 +40,8 @@ class Layout(NamedTuple):
 class Chunk:
     """Consecutive graphs of a batch, from their row boundaries, stacked in buckets of nearly one size.
 
-    Their rows x[chunk.rows] are [n, H, F]; a bucket is [b H, size, F] with the heads of a graph next to each other.
-    One graph, or graphs of one size with one head, are stacked where they are.
+    Their rows x[chunk.rows] are [n, H, F]. A bucket is [b H, size, F], with the heads of a graph next to each other.
+    One graph, or graphs of one size with one head, are stacked without a copy.
     """
 
     def __init__(self, bounds: Tensor) -> None:
@@ -65,7 +65,7 @@ class Chunk:
         return self._alone or (heads == 1 and self._equal)
 
     def masks(self, x: Tensor) -> list[Tensor | None]:
-        """Return for every bucket one for nodes and zero for padding, [b H, size, 1]; ``None``: all are nodes."""
+        """Return the mask of every bucket [b H, size, 1], one for nodes, zero for padding; ``None``: all are nodes."""
         if self._equal:
             return [None]
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -128,7 +128,7 @@ class Chunk:
         source = torch.cat(sources)
         position = torch.cat(present).nonzero().flatten()
         target = torch.empty_like(position)
-        # Nodes only: padding copies a row, and is no row's place in the stack.
+        # Nodes only: padding copies a row, and no row has its place there.
         target[source[position]] = position
         layout = Layout(source.to(device), target.to(device), masks)
         self._layouts[key] = layout
@@ -136,7 +136,7 @@ class Chunk:
 
 
 def chunks(ptr: Tensor, rows: int) -> list[Chunk]:
-    """Return chunks of at most so many rows; a larger graph is a chunk of its own. Cached."""
+    """Return chunks of at most ``rows`` rows; a larger graph is a chunk of its own. Cached."""
     cache = batch_cache(ptr)
     if rows not in cache:
         cache[rows] = list(_chunks(ptr, rows))
@@ -151,8 +151,9 @@ def stacks(
 ) -> Iterator[tuple[Tensor | None, list[Tensor], list[Tensor]]]:
     """Yield graphs of nearly one size until all are covered: a mask, and views of results and inputs [N, H, F].
 
-    Views are [b, n, F], each b a graph and head; those of results are to be written. A chunk has at most ``rows`` rows
-    unless it is a single graph. The mask [b, n, 1] is one for nodes and zero for padding; ``None``: all are nodes.
+    A view is [b, n, F], where b counts graphs and heads; views of results are to be written. A chunk has at most
+    ``rows`` rows unless it is a single graph. The mask [b, n, 1] is one for nodes and zero for padding; ``None`` means
+    that all are nodes.
     """
     if ptr is None:
         if inputs[0].size(0):
@@ -178,7 +179,7 @@ def _by_head(rows: Sequence[Tensor]) -> list[Tensor]:
 
 
 def at_once(entries: int, like: Tensor) -> int:
-    """Return how many entries are computed at once on the device of ``like`` if a CPU computes ``entries``."""
+    """Return how many entries the device of ``like`` computes at once if a CPU computes ``entries``."""
     return entries if like.is_cpu else ON_GPU * entries
 
 
@@ -195,7 +196,7 @@ def by_stacks(
     """
     like = inputs[0]
     results = [like.new_empty(*like.shape[:2], width) for width in widths]
-    # Pairs bound the memory of products, and rows that of inputs and results.
+    # Pairs bound the memory of products, and rows the memory of inputs and results.
     pairs = at_once(pairs, like)
     rows = at_once(ROWS, like)
     for mask, written, read in stacks(ptr, CHUNK * rows, results, inputs):
@@ -236,7 +237,7 @@ def _chunks(ptr: Tensor, rows: int) -> Iterator[Chunk]:
 
 
 def _bucket_lengths(sizes: list[int]) -> list[int]:
-    """Return how many of graphs in falling order go into each bucket."""
+    """Return how many of the graphs, in falling order of size, go into each bucket."""
     lengths: list[int] = []
     largest = added = 0
     for size in sizes:

@@ -89,7 +89,7 @@ def _inner(form: Parts, a: Tensor, b: Tensor) -> Tensor:
     values = products.values()
     if moved is None:
         return values
-    # From the order of rows to that of the edges.
+    # From the order of rows to the order of the edges.
     return torch.empty_like(values).index_copy_(0, moved.long(), values)
 
 
@@ -184,9 +184,21 @@ def spmm(
     *,
     backend: Backend = "auto",
 ) -> Float[Tensor, "N H D"]:
-    """out_i = Σ_e w_e v_col(e) over the entries e of row i; ``weight`` has H heads or one for all. O(E H D).
+    """Multiply values by a sparse matrix whose entries are given: out_i = Σ_e w_e v_col(e) over the entries e of row i.
 
-    ``pattern`` says where the E entries are, in N rows and C columns; for ``backend`` see `kernels.operation`.
+    It takes O(E H D).
+
+    Args:
+        pattern: where the E entries are, in N rows and C columns, such as ``graph.pattern``.
+        weight: w of every entry, with H heads or one head for all.
+        v: values of the columns.
+        backend: how to compute it; ``"auto"`` takes the first backend that supports the arguments, see
+            `kernels.operation`.
+
+    Shapes:
+        weight: [E, H] or [E, 1].
+        v: [C, H, D].
+        output: [N, H, D].
 
     Examples:
         >>> spmm(graph.pattern, torch.ones(12, 1), x.unsqueeze(1)).shape
@@ -202,7 +214,21 @@ def sddmm(
     *,
     backend: Backend = "auto",
 ) -> Float[Tensor, "E H"]:
-    """s_e = a_row(e)·b_col(e), the inner product of the two ends of every entry [E, H]. O(E H D). See :func:`spmm`.
+    """Return the inner product of the two ends of every entry of a sparse matrix, s_e = a_row(e)·b_col(e).
+
+    It takes O(E H D).
+
+    Args:
+        pattern: where the E entries are, in N rows and C columns, such as ``graph.pattern``.
+        a: features of the rows.
+        b: features of the columns.
+        backend: how to compute it; ``"auto"`` takes the first backend that supports the arguments, see
+            `kernels.operation`.
+
+    Shapes:
+        a: [N, H, D].
+        b: [C, H, D].
+        output: [E, H].
 
     Examples:
         >>> sddmm(graph.pattern, x.unsqueeze(1), x.unsqueeze(1)).shape  # one number per entry
@@ -212,7 +238,7 @@ def sddmm(
 
 
 def _entries(pattern: Pattern, sent: Tensor) -> Entries:
-    """Return the entries, also by column if that is known or needed: for a gradient of what the columns send."""
+    """Return the entries; also by column, if this is known or a gradient of what the columns send needs it."""
     entries = pattern.entries
     # Only a backward pass reads entries by column, and sorting them takes time.
     if entries.col_ptr is None and trained(sent):
@@ -221,12 +247,12 @@ def _entries(pattern: Pattern, sent: Tensor) -> Entries:
 
 
 def trained(x: Tensor) -> bool:
-    """Return whether a gradient, which needs sorted entries, may be required."""
+    """Return whether a gradient may be required, which needs sorted entries."""
     return x.requires_grad and torch.is_grad_enabled()
 
 
 class Rows(NamedTuple):
-    """The row of every entry [E]; bounds [N+1] and order [E] of the entries by row, those of a `Compressed`."""
+    """The row of every entry [E], and the bounds [N + 1] and the order [E] of a `Compressed`: the entries by row."""
 
     node: Tensor
     ptr: Tensor
@@ -278,7 +304,7 @@ def _softmax_along(rows: Rows, logits: Tensor, prior: Tensor | None) -> Tensor:
     # The maximum cancels, so it needs no gradient.
     allowed = logits.detach().masked_fill(none, lowest)
     top = top.scatter_reduce(0, index, allowed, "amax")
-    # Filled before the exponential: that of an edge of prior zero may overflow, and zero times infinity is not zero.
+    # Filled before the exponential, which may overflow for an edge of prior zero: zero times infinity is not zero.
     weight = prior * (logits - _of_row(rows, top)).masked_fill(none, 0.0).exp()
     return quotient(weight, _of_row(rows, _sums_along(rows, weight)))
 
@@ -335,9 +361,9 @@ def edge_softmax(
     logits: Float[Tensor, "E H"],
     prior: Float[Tensor, "E one"] | None = None,
 ) -> Float[Tensor, "E H"]:
-    """Return prior · exp(logit) over its sum along the row, in at least float32 and O(E H); ``None`` is a prior of one.
+    """Return prior · exp(logit) divided by its sum along the row, in at least float32 and O(E H).
 
-    Edges of prior zero are ignored, also in the maximum.
+    Edges of prior zero are ignored, also in the maximum. ``None`` is a prior of one for every edge.
     """
     # The fast pair has the derivative by the logits only; that by a prior is the formula's.
     learned = prior is not None and trained(prior)

@@ -16,8 +16,8 @@ HALVES = "bf16x6" in CUDAOptions.allowed_dot_input_precisions and not interprete
 def precision(dtype: torch.dtype, narrowest: int) -> str:
     """Return how the matrix units multiply float32 tiles that have at least ``narrowest`` columns.
 
-    For float32 inputs as three products of TF32 numbers or, faster, six of bfloat16 parts, which are read transposed;
-    both are right to 2⁻²¹ or so. As one product, of ten bits, for half precision and where
+    Float32 inputs take three products of TF32 numbers or, faster, six products of bfloat16 parts, which are read
+    transposed. Both are right to about 2⁻²¹. Half precision takes one product, of ten bits, and so does float32 where
     ``torch.set_float32_matmul_precision("high")`` allows it.
     """
     # Since torch 2.9 allow_tf32 cannot be read if a program set fp32_precision.
@@ -48,7 +48,7 @@ def operands(dtype: torch.dtype, narrowest: int = 0) -> tuple[int, dict[str, Any
 @triton.jit
 @no_type_check
 def run(table, tile, nodes, rows):
-    """The bounds of a run of rows, those of its graph, and the number of that."""
+    """Return the bounds of a run of rows, the bounds of its graph, and the number of the graph."""
     if table is None:
         first = tile * rows
         return (
@@ -72,7 +72,7 @@ def run(table, tile, nodes, rows):
 @triton.jit
 @no_type_check
 def own_rows(table, nodes, H, BLOCK_M: tl.constexpr):
-    """The program's head, its rows and which of them exist, and the bounds of their graph."""
+    """Return the program's head, its rows and which of them exist, and the bounds of their graph."""
     program = tl.program_id(0).to(tl.int64)
     first, last, begin, end, _ = run(table, program // H, nodes, BLOCK_M)
     row = first + tl.arange(0, BLOCK_M)
@@ -82,7 +82,7 @@ def own_rows(table, nodes, H, BLOCK_M: tl.constexpr):
 @triton.jit
 @no_type_check
 def load(x, row, inside, head, H, column, width, DTYPE: tl.constexpr):
-    """Rows of x [N, H, width], which is contiguous; zeros outside."""
+    """Return rows of x [N, H, width], which is contiguous; zeros outside."""
     mask = inside[:, None] & (column[None, :] < width)
     at = x + (row[:, None] * H + head) * width + column[None, :]
     return tl.load(at, mask=mask, other=0.0).to(DTYPE)
@@ -91,7 +91,7 @@ def load(x, row, inside, head, H, column, width, DTYPE: tl.constexpr):
 @triton.jit
 @no_type_check
 def store(out, row, inside, head, H, column, width, value):
-    """Rows of ``out`` [N, H, width], which is contiguous."""
+    """Write rows of ``out`` [N, H, width], which is contiguous."""
     mask = inside[:, None] & (column[None, :] < width)
     tl.store(
         out + (row[:, None] * H + head) * width + column[None, :], value, mask=mask

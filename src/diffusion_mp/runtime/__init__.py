@@ -1,1 +1,1 @@
-"""What the library has to know of the interpreter and of torch while it runs; nothing here knows of graphs."""
+"""What the library has to know about the interpreter and torch while it runs; nothing here knows about graphs."""

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def may_keep() -> bool:
-    """Return whether tensors computed now may be kept: those made inside a transform of torch do not outlive it."""
+    """Return whether tensors computed now may be kept: tensors made inside a transform of torch do not outlive it."""
     return torch.compiler.is_compiling() or not observed()
 
 
@@ -48,7 +48,7 @@ class cached_property(Generic[T]):
 
 
 def persistent(make: Callable[[], T]) -> T:
-    """Return ``make()``, computed outside inference mode, whose tensors later gradients could not use."""
+    """Return ``make()``, computed outside of inference mode, whose tensors later gradients could not use."""
     # While torch compiles there are no values yet that could be kept.
     if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
         return make()
@@ -57,9 +57,9 @@ def persistent(make: Callable[[], T]) -> T:
 
 
 class TensorState:
-    """A tensor as it was: its version, or its numbers with ``compare``, tell whether it has been written to since.
+    """A tensor as it was, to tell whether it has been written to since.
 
-    torch counts no writes through NumPy or ``.data``, which a comparison of numbers sees.
+    Its version tells that. With ``compare`` its numbers do, since torch counts no writes through NumPy or ``.data``.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class TensorState:
             self.version = tensor._version
 
     def holds(self, tensor: Tensor | None) -> bool:
-        """Return whether ``tensor`` is this one, unchanged."""
+        """Return whether ``tensor`` is the same tensor, unchanged."""
         if tensor is None or tensor is not self.reference():
             return False
         if self.copy is None:
@@ -102,7 +102,7 @@ _KEPT: dict[Hashable, tuple[list[TensorState], dict[Hashable, Any]]] = {}
 
 
 def _kept_with(tensors: tuple[Tensor, ...], *, compare: bool) -> dict[Hashable, Any]:
-    """What was computed from these tensors; nothing once one is written to, or the first is freed."""
+    """Return what was computed from these tensors; nothing once one is written to, or the first is freed."""
     if not may_keep():
         return {}
     address = (id(tensors[0]), compare)
@@ -127,13 +127,13 @@ def cached_by(tensors: tuple[Tensor, ...], key: Hashable, make: Callable[[], T])
 
 
 def batch_cache(ptr: Tensor) -> dict[Hashable, Any]:
-    """Return the cache of values computed from row boundaries, valid while this tensor exists and holds the same."""
+    """Return the cache of values computed from row boundaries, valid while the tensor exists and is unchanged."""
     # They are few numbers, on the CPU, so a comparison costs next to nothing.
     return _kept_with((ptr,), compare=True)
 
 
 class _Entry(NamedTuple, Generic[T]):
-    """A cached value, with its key, the states of its tensors, and how many numbers these have."""
+    """A cached value, with its key, the states of its tensors, and the number of entries of these tensors."""
 
     key: Hashable
     states: list[TensorState]
@@ -144,10 +144,14 @@ class _Entry(NamedTuple, Generic[T]):
 class TensorCache(Generic[T]):
     """Cache of the last values computed from tensors, keyed by the identity of the tensors.
 
-    An entry is valid while its tensors are alive and hold the same numbers. These are compared, since a write through
-    NumPy or ``.data`` does not change the version of a tensor. Values are computed from copies, which no write reaches.
-    They hold at most ``room`` numbers. The cache is not used in compiled or transformed code, nor for tensors that
-    require gradients.
+    An entry is valid while its tensors are alive and hold the same numbers. The numbers are compared, since a write
+    through NumPy or ``.data`` does not change the version of a tensor. Values are computed from copies of the tensors,
+    which no write reaches.
+
+    The cache is not used in compiled or transformed code, nor for tensors that require gradients.
+
+    Args:
+        room: the most numbers that the copies may hold together.
     """
 
     def __init__(self, room: int) -> None:
@@ -195,7 +199,11 @@ class TensorCache(Generic[T]):
 
 
 def _fixed(tensors: list[Tensor]) -> bool:
-    """Whether a copy does instead: a PartEdgeIndex holds more, and a copy of what is learned gets no gradient."""
+    """Return whether copies can replace these tensors.
+
+    They cannot replace a PartEdgeIndex, which holds more than its numbers, or learned tensors, whose copies get no
+    gradient.
+    """
     return all(
         type(tensor) in (Tensor, EdgeIndex)
         and not (tensor.is_meta or tensor.requires_grad)

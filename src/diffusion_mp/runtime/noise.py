@@ -18,9 +18,9 @@ BITS = 16
 def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
     """Set every entry to zero with probability ``rate``, and divide the others by 1 − rate (Srivastava et al. 2014).
 
-    On the CPU an entry uses 16 bits of torch's generator, in a fifth of the time of torch's dropout, which uses 64.
-    There the rate is the nearest multiple of 2⁻¹⁶, and the expectation exact for that. Of a sparse matrix the stored
-    entries are dropped. Without ``training`` x is returned.
+    On the CPU an entry uses 16 bits of torch's generator, and torch's dropout uses 64; this takes a fifth of the time.
+    The rate is there the nearest multiple of 2⁻¹⁶, and the expectation is exact for this rate. In a sparse matrix the
+    stored entries are dropped. Without ``training`` x is returned.
     """
     if not training or not rate:
         return x
@@ -52,7 +52,7 @@ _ADVANCE = threading.Lock()
 
 @torch.library.custom_op("diffusion_mp::take_step", mutates_args=("state",))
 def take_step(state: Tensor) -> Tensor:
-    """Return a copy of the state [seed, step], and advance it by a step; safe among threads."""
+    """Return a copy of the state [seed, step], and advance the state by a step; safe among threads."""
     if in_backward_pass():
         raise RuntimeError(
             "activation checkpointing would draw other noise in the backward pass than in the forward pass. Take "
@@ -113,10 +113,15 @@ def gumbel(
     samples: int,
     first: int = 0,
 ) -> Float[Tensor, "N H K"]:
-    """g ~ Gumbel(0, 1) for every node, head and sample, −log of an exponential variable.
+    """Return noise g ~ Gumbel(0, 1) for every node, head and sample, −log of an exponential variable.
 
-    ``state`` is [seed, step]; equal states give equal noise, bit for bit, and every step fresh noise. ``like`` gives N,
-    H, dtype and device. The noise of nodes first … first + N − 1 is part of that of all nodes. All elements of a batch
-    of ``torch.func.vmap`` have the same noise.
+    Equal states give equal noise, bit for bit, and every step gives fresh noise. The noise of nodes first … first + N −
+    1 is part of the noise of all nodes. All elements of a batch of ``torch.func.vmap`` have the same noise.
+
+    Args:
+        state: [seed, step].
+        like: a tensor with the N, H, dtype and device of the result.
+        samples: K, the number of samples.
+        first: number of the first node. The default 0 is the whole graph.
     """
     return _gumbel(state, [*like.shape[:2], samples], first, like.dtype, like.device)

@@ -12,14 +12,14 @@ from diffusion_mp.runtime.cache import values_only
 
 #: Dtypes in which sums over nodes are taken as they are.
 ALREADY = (torch.float32, torch.float64)
-#: Norms between which the squares of a vector, and products with those of others, stay
+#: Norms between which the squares of a vector, and products with squares of others, stay
 #: within the range of float32.
 LEAST = 1e-10
 MOST = 1e10
 
 
 def lies_in(x: Tensor, least: float, most: float) -> bool:
-    """Return whether all numbers lie between the two; ``False`` where they are not known without waiting, or NaN."""
+    """Return whether all numbers lie between two limits; ``False`` if one is NaN or the numbers are not at hand."""
     if not (x.is_cpu and x.numel() and values_only() and type(x) is Tensor):
         return False
     low, high = x.detach().aminmax()
@@ -51,7 +51,7 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
 
 
 def exp_limit(dtype: torch.dtype) -> float:
-    """Return an exponent beyond which nothing counts, and up to which a sum over a row does not overflow."""
+    """Return the exponent beyond which terms are negligible, and up to which a sum over a row does not overflow."""
     return 0.8 * math.log(torch.finfo(dtype).max)
 
 
@@ -62,9 +62,10 @@ def exp_(x: Tensor, most: float = math.inf) -> Tensor:
 
 
 def scaled_norms(x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return x with vectors along the last axis rescaled, the norms of these, and what they were multiplied by.
+    """Return x with vectors along the last axis rescaled, their norms, and the factors of the rescaling.
 
-    That is ``None`` where no square over- or underflows; else the largest entries are ±1. A zero vector has the norm ∞.
+    The factors are ``None`` where no square overflows or underflows. Otherwise the largest entry of every vector
+    becomes ±1. A zero vector has the norm ∞.
     """
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     if lies_in(norm, LEAST, MOST):  # nearly always on the CPU

@@ -1,4 +1,4 @@
-"""``show_progress``: bars with the time left, off unless they are asked for."""
+"""``show_progress``: progress bars with the time left, off by default."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ _shown: ContextVar[bool] = ContextVar("shown", default=False)
 
 @contextmanager
 def show_progress(shown: bool = True) -> Iterator[None]:
-    """Show a bar with the time left, on stderr, for what takes longer than five seconds in the body.
+    """Show a progress bar with the time left, on stderr, for everything in the body that takes more than five seconds.
 
-    That is for searches for neighbours, linear systems and fixed points that are found by iteration
-    (``num_layers=None``), `full_graph_inference`, `kernel_error` and ``DiffusionClassifier``. False changes nothing.
+    Bars exist for searches for neighbours, for linear systems and fixed points that are found by iteration
+    (``num_layers=None``), `full_graph_inference`, `kernel_error` and ``DiffusionClassifier``.
+
+    Args:
+        shown: whether to show bars. ``False`` changes nothing, so that a flag of a program can be passed on.
 
     Examples:
         >>> with show_progress():
@@ -39,7 +42,7 @@ def show_progress(shown: bool = True) -> Iterator[None]:
 def progress_bar(
     what: str, unit: str, total: float | None = None, **options: Any
 ) -> tqdm[Any]:
-    """Return a bar of tqdm, with its options, that shows within `show_progress`."""
+    """Return a tqdm bar, with tqdm's options, that is visible within `show_progress`."""
     options = {"delay": AFTER, "leave": False, "disable": not _shown.get()} | options
     return tqdm(desc=what, unit=unit, total=total, **options)
 
@@ -47,7 +50,7 @@ def progress_bar(
 def solving(
     what: str, max_iter: int
 ) -> Iterator[Callable[[Tensor | float, Tensor | float], None]]:
-    """Yield in each iteration a function of residual and goal, which moves a bar by the digits that are gained."""
+    """Yield a function of residual and goal, to be called in each iteration: it moves a bar by the digits gained."""
     with progress_bar(
         what,
         "digit",

@@ -1,4 +1,4 @@
-"""Questions to torch that have no public name, each with the versions in which the private one was seen.
+"""Questions to torch that have no public name, each with the versions in which the private name was seen.
 
 No other module uses a name of torch that begins with an underscore, so that a new version of torch is checked here.
 """
@@ -29,15 +29,15 @@ def dispatch_mode_active() -> bool:
 
 
 def differentiated_inside() -> bool:
-    """Return whether one of the first two is active, in a single call (torch 2.6 to 2.14)."""
+    """Return `transforms_active` or `forward_mode_active`, in a single call (torch 2.6 to 2.14)."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def observed() -> bool:
-    """Return whether any of the first three is active, or many gradients are pulled back at once (torch 2.6 to 2.14).
+    """Return whether a transform, forward or dispatch mode is active, or gradients are batched (torch 2.6 to 2.14).
 
-    The last is what ``autograd.grad(is_grads_batched=True)`` does, and with it
-    ``torch.autograd.functional.hessian(vectorize=True)``: it maps by other means than ``torch.func.vmap``.
+    ``autograd.grad(is_grads_batched=True)`` batches gradients, and so does
+    ``torch.autograd.functional.hessian(vectorize=True)``. Both map by other means than ``torch.func.vmap``.
     """
     # Every operation asks, so the questions above are repeated here, where each call would cost as much as an answer.
     return (
@@ -51,7 +51,7 @@ def observed() -> bool:
 def values_only(*, captured: bool = False) -> bool:
     """Return whether torch computes values only: it does not compile, transform, record or capture (torch 2.6 to 2.14).
 
-    With ``captured`` it may capture a CUDA graph: calls run as they come, but there are no values to look at.
+    With ``captured`` torch may capture a CUDA graph: calls then run as they come, but no values can be read.
     """
     if torch.compiler.is_compiling() or observed():
         return False

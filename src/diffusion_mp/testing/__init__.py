@@ -1,4 +1,4 @@
-"""Checks of couplings, diffusivities, layers and updates, and problems with known solutions."""
+"""Checks of couplings, diffusivities, energy terms, layers and updates; diffusion problems with known solutions."""
 
 from diffusion_mp.testing.coupling_laws import check_coupling
 from diffusion_mp.testing.descent import assert_energy_descent

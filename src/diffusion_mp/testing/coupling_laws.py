@@ -1,4 +1,4 @@
-"""The laws every coupling obeys, with its own dense matrix as the reference."""
+"""The laws that every coupling obeys; the dense matrix of the coupling is the reference."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from diffusion_mp.testing.laws import (
 )
 
 Comparison = tuple[str, str, Tensor, Tensor]
-"""What is compared, the operation in the table of tolerances, the result, and that of the matrix."""
+"""What is compared, its operation in the table of tolerances, the result of the coupling, the result of the matrix."""
 
 
 class CouplingCase:
-    """A coupling, its dense matrix, and seeded values to act on."""
+    """A coupling, its dense matrix, and random values for it to act on."""
 
     def __init__(self, coupling: Coupling, ptr: Tensor | None, seed: int) -> None:
         self.coupling = coupling
@@ -58,8 +58,8 @@ class CouplingCase:
 
     @cached_property
     def pairs(self) -> Tensor:
-        """All pairs (source, target) in random order, a few of them twice."""
-        # Some twice: the gradients of a repeated entry add up.
+        """All pairs (source, target) in random order; the first three pairs come twice."""
+        # Some come twice, since the gradients of a repeated entry add up.
         nodes = self.coupling.num_nodes
         order = torch.randperm(nodes * nodes, generator=self.generator)
         pairs = torch.stack([order // max(nodes, 1), order % max(nodes, 1)])
@@ -74,14 +74,20 @@ def check_coupling(
     skip: Mapping[str, str] | None = None,
     seed: Seed = 0,
 ) -> None:
-    """Check a coupling with few nodes (N ≤ 30) against its own dense matrix: values, gradients, promises, algebra.
+    """Check a coupling against its own dense matrix: products, gradients, promises and sums with other couplings.
 
-    An ``AssertionError`` has a sentence for every broken law. Tolerances are tightest in double precision.
+    Use few nodes (N ≤ 30), since the check forms dense matrices, and double precision, in which the tolerances are
+    tightest.
 
     Args:
         coupling: the coupling, or a function that builds it.
-        ptr: row boundaries [B + 1] of a ragged batch, by default ``coupling.ptr``; entries between graphs must be zero.
-        skip, seed: law name → the reason why it does not apply; and the seed of the values.
+        ptr: row boundaries [B + 1] of a batch of B graphs; entries between two graphs must be zero. By default
+            ``coupling.ptr``, the boundaries that the coupling itself declares.
+        skip: laws to leave out, as {name of the law: why it does not apply}. By default every law is checked.
+        seed: seed of the random values; with the default 0 every run checks the same values.
+
+    Raises:
+        AssertionError: a law is broken. The message has a sentence for every broken law.
 
     Examples:
         >>> check_coupling(lambda: UniformCoupling(6, dtype=torch.float64))
@@ -120,19 +126,19 @@ def _form(case: CouplingCase) -> None:
 
 
 def dense_product(dense: Tensor, v: Tensor) -> Tensor:
-    """Multiply [H, N, N] by [N, H, D], broadcasting one head."""
+    """Multiply [H, N, N] by [N, H, D]; one head of either meets every head of the other."""
     return (dense @ v.transpose(0, 1)).transpose(0, 1)
 
 
 def dense_laplacian(dense: Tensor) -> Tensor:
-    """Return D − S of every head, D the row sums."""
+    """Return D − S for every head, where D is the diagonal matrix of the row sums of S."""
     return torch.diag_embed(dense.sum(-1)) - dense
 
 
 def _methods(
     case: CouplingCase, coupling: Coupling, dense: Tensor, v: Tensor
 ) -> list[Comparison]:
-    """Return the result of every method, and the same by its definition from a matrix [H, N, N]."""
+    """Return the result of every method, and the result of its definition from a matrix [H, N, N]."""
     distances = (v[:, None] - v[None, :]).square().sum(-1).permute(2, 0, 1)
     entries = dense[:, case.pairs[1], case.pairs[0]].T
     moved = dense_product(dense_laplacian(dense), v)
@@ -160,7 +166,7 @@ def _methods(
 def _expect_matrix(
     case: CouplingCase, name: str, coupling: Coupling, dense: Tensor
 ) -> None:
-    """Expect a coupling to agree with a matrix and to keep its promises."""
+    """Raise `LawBroken` unless a coupling agrees with a matrix and keeps its promises."""
     # A method may rely on a promise, so a false one is the reason to name.
     expect_promises(name, coupling, dense)
     expect_close(coupling.to_dense(), dense, "entries", f"{name}.to_dense()")
@@ -203,7 +209,7 @@ def _log_at(case: CouplingCase) -> None:
     entries = case.dense[:, case.pairs[1], case.pairs[0]].T
     logs = case.coupling.log_at(case.pairs)
     expect_close(logs.exp(), entries, "entries", "exp(S.log_at(pairs))")
-    # Where an entry is zero, the derivative of its logarithm is none.
+    # Where an entry is zero, its logarithm has no derivative.
     positive = (entries > 0).all(1)
     logs = case.coupling.log_at(case.pairs[:, positive])
     _expect_gradients(
@@ -215,7 +221,7 @@ def _majorant(case: CouplingCase) -> None:
     """p = S.majorant(convex) of a symmetric, nonnegative S bounds D − S: 2 diag(p) ⪰ D − S if convex, else diag(p)"""
     if not (case.coupling.symmetric and case.coupling.nonnegative):
         return
-    # In double, for eigenvalues near zero decide.
+    # In double, since eigenvalues near zero decide.
     laplacian = dense_laplacian(case.dense.detach().double())
     for convex, factor in ((True, 2.0), (False, 1.0)):
         bound = case.coupling.majorant(convex).detach().double().T
@@ -247,7 +253,7 @@ def expect_promises(name: str, coupling: Coupling, dense: Tensor) -> None:
 def _expect_semidefinite(
     matrix: Tensor, name: str, dtype: torch.dtype, scale: Tensor | None = None
 ) -> None:
-    """Expect eigenvalues ≥ 0, up to rounding in ``dtype`` of entries as large as those of ``scale``."""
+    """Raise `LawBroken` for eigenvalues < 0, up to rounding in ``dtype`` of entries as large as in ``scale``."""
     if matrix.numel():
         values = torch.linalg.eigvalsh(matrix)
         rtol, atol = tolerance("degree", dtype)
@@ -281,7 +287,7 @@ def _low_rank_form(case: CouplingCase) -> None:
         return
     form = case.coupling.low_rank_form(case.coupling.dtype)
     assert form is not None, "S promises to be low-rank, but has no low_rank_form"
-    # Its entries by a coupling that is tested by itself.
+    # Its entries come from a coupling that has tests of its own.
     left, right = torch.broadcast_tensors(form.left, form.right)
     dense = LowRankCoupling(left, right, form.ptr).to_dense()
     if form.diagonal is not None:
@@ -367,7 +373,7 @@ def _pooled_by_blocks(case: CouplingCase) -> None:
 def _expect_gradients(
     case: CouplingCase, comparisons: list[Comparison], *inputs: Tensor
 ) -> None:
-    """Expect equal gradients of result and reference in all leaves that either depends on."""
+    """Raise `LawBroken` unless result and reference have equal gradients in every leaf on which either depends."""
     for name, _, got, expected in comparisons:
         leaves = list(
             {id(leaf): leaf for leaf in (*inputs, *_leaves(got, expected))}.values()

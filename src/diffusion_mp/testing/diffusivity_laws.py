@@ -1,4 +1,4 @@
-"""The laws of diffusivities: on their declarations and their couplings, on top of `MODULE_LAWS`."""
+"""The laws of diffusivities: their declarations and their couplings, in addition to `MODULE_LAWS`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from diffusion_mp.testing.module_laws import (
 
 @dataclass(frozen=True)
 class DiffusivityCase(ModuleCase[Diffusivity]):
-    """A diffusivity; its response is the product of its coupling with values that determine the matrix."""
+    """A diffusivity; its response is its coupling times values that determine the matrix."""
 
     def __call__(self, module: Diffusivity, instance: Instance) -> Coupling:
         graph = None
@@ -71,16 +71,23 @@ def check_diffusivity(
     compile: bool = False,
     seed: int = 0,
 ) -> None:
-    """Check a diffusivity and its couplings on small directed, weighted graphs with states in the unit ball.
+    """Check a diffusivity and the couplings that it returns, on small graphs with states in the unit ball.
 
-    An ``AssertionError`` has a sentence for every broken law.
+    The graphs are directed and weighted; batches, single nodes and isolated nodes are among them.
 
     Args:
         diffusivity: an instance, which is copied, or a class or function that builds one.
-        channels: C of the states; by default its attribute ``channels``, or 6.
-        edges: whether graphs have observed edges; by default ``needs_graph``.
-        skip, seed: law name → the reason why it does not apply; seed of states, graphs and parameters.
-        compile: also capture one full graph with `torch.compile`, which takes seconds.
+        channels: C, the number of channels of the states. By default the attribute ``channels`` of the diffusivity, or
+            6 if it has none.
+        edges: whether the graphs have observed edges. By default ``diffusivity.needs_graph``, so that a diffusivity
+            that needs no graph is checked on all pairs.
+        skip: laws to leave out, as {name of the law: why it does not apply}. By default every law is checked.
+        compile: whether to check also that `torch.compile` captures one full graph. Off by default, because it takes
+            seconds.
+        seed: seed of the states, graphs and parameters; with the default 0 every run checks the same ones.
+
+    Raises:
+        AssertionError: a law is broken. The message has a sentence for every broken law.
 
     Examples:
         >>> check_diffusivity(lambda: UniformDiffusivity())  # raises nothing
@@ -153,11 +160,11 @@ def _depends_on_edges(
     if declared == "edges":
         if not isinstance(coupling, SparseCoupling):
             raise AssertionError(f"depends_on is 'edges', but {coupling} has none")
-        # The rows to which node 0 sends nothing, but for its own.
+        # Rows that do not depend on node 0: neither its own, nor those to which it sends.
         source, target = coupling.graph.edges
         apart[target[source == 0]] = False
         apart[0] = False
-    # The sign, which leaves the state in the unit ball, where every penalty is defined.
+    # Only a sign changes, so the state stays in the unit ball, where every penalty is defined.
     changed = torch.cat([-instance.x[:1], instance.x[1:]])
     got = case(module, replace(instance, x=changed)).to_dense()[:, apart]
     what = "S of another state of node 0, in rows that do not depend on it,"

@@ -1,4 +1,4 @@
-"""The laws of terms of an energy: a gradient, and a majorant at adversarial states."""
+"""The laws of energy terms: the half gradient is right, and the bound gives a majorant, also at adversarial states."""
 
 from __future__ import annotations
 
@@ -30,24 +30,31 @@ def check_energy_term(
     ascent: Count = 20,
     seed: Seed = 0,
 ) -> None:
-    """Check that a term is what certified steps need of it (Theorem T11 of docs/certified.md).
+    """Check that certified steps may use an energy term (Theorem T11 of docs/certified.md).
 
-    Its half gradient is half of the gradient of its value, as that of a majorant which touches it has to be, and
+    Let V be the value, g the half gradient and p the bound of the term at z. Certified steps need that g is half of the
+    gradient of V, and that
 
-        value(z′) ≤ value(z) + 2⟨half_gradient, z′ − z⟩ + 2 Σ_i bound_i ‖z′_i − z_i‖²
+        V(z′) ≤ V(z) + 2⟨g, z′ − z⟩ + 2 Σ_i p_i ‖z′_i − z_i‖²
 
-    at arbitrary states z′, at those where gradient ascent on the difference leads, of all nodes and of single ones, and
-    in the direction in which the half gradient changes most. The same is tested at z contracted and spread about the
-    mean of each graph, by factors from 10⁻³ to 10³. In double precision. It is a search and no proof. Where the Hessian
-    of V is at most L times the identity, L / 4 is a bound. The inequality must hold at all states, also outside of the
-    constraint of a block.
+    holds at all states z′, also at states outside of the constraint of a block. If the Hessian of V is at most L times
+    the identity, L / 4 is a bound.
+
+    The states z′ that are tried are random ones, the states to which gradient ascent on the difference leads (of all
+    nodes and of single nodes), and states in the direction in which the half gradient changes most. The same is tested
+    with z contracted and spread about the mean of each graph, by factors from 10⁻³ to 10³, in double precision. The
+    check is a search for a counterexample and proves nothing.
 
     Args:
-        term, z, graph: the term, and a state and a graph to check it at; no gradients of theirs are computed.
-        starts, ascent, seed: number of adversarial states, steps of ascent to each, and the seed of where they begin.
+        term: the term. Its parameters keep the gradients that they have.
+        z: a state [N, H, D] to check the term at.
+        graph: the graph of the N nodes.
+        starts: number of adversarial states. The default 8 covers four scales, for all nodes and for a single node.
+        ascent: number of steps of gradient ascent that lead to each adversarial state.
+        seed: seed of the states at which the ascent begins; with the default 0 every run searches alike.
 
     Raises:
-        AssertionError: a law is broken, in a sentence.
+        AssertionError: the half gradient or the bound is wrong. The message is a sentence.
 
     Examples:
         >>> check_energy_term(SourceTerm(x), x.unsqueeze(1), graph)
@@ -98,7 +105,7 @@ def _adversarial_moves(
     ascent: int,
     seed: int,
 ) -> list[Tensor]:
-    """Return moves to which gradient ascent on V(z′) less the majorant leads, of all nodes and of single ones."""
+    """Return the moves to which gradient ascent on V(z′) less the majorant leads, of all nodes and of single nodes."""
     value = term.value(z, graph).detach()
     half = term.half_gradient(z, graph).detach()
     bound = term.bound(z, graph).detach()

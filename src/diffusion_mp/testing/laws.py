@@ -14,7 +14,11 @@ from diffusion_mp.checks import Seed, check_kind, checked
 
 
 class Tolerance(NamedTuple):
-    """|got − expected| ≤ atol + rtol · |expected|, elementwise.
+    """Largest allowed difference between two numbers: |got − expected| ≤ atol + rtol · |expected|, elementwise.
+
+    Attributes:
+        rtol: the relative part, a multiple of |expected|.
+        atol: the absolute part.
 
     Examples:
         >>> torch.allclose(x, x + 1e-6, **Tolerance(rtol=1e-4, atol=1e-5)._asdict())
@@ -56,7 +60,7 @@ TOLERANCES: dict[str, dict[torch.dtype, Tolerance]] = {
     "energy": _row(Tolerance(1e-10, 1e-12)),  # may rise by rounding only
     "autocast": _row(Tolerance(4e-2, 4e-2), Tolerance(4e-2, 4e-2)),  # float32 modules
 }
-"""By operation and dtype; see :func:`tolerance`.
+"""Tolerances of the checks of this module, as ``TOLERANCES[operation][dtype]``; :func:`tolerance` looks one up.
 
 Examples:
     >>> TOLERANCES["product"][torch.float64]
@@ -65,7 +69,14 @@ Examples:
 
 
 def tolerance(operation: str, dtype: torch.dtype) -> Tolerance:
-    """Return the tolerance of an operation at a dtype; a ``KeyError`` is one that the table lacks.
+    """Return the tolerance that the checks allow for an operation at a dtype.
+
+    Args:
+        operation: a key of :data:`TOLERANCES`, such as ``"product"`` or ``"gradient"``.
+        dtype: ``torch.float64``, ``torch.float32``, ``torch.bfloat16`` or ``torch.float16``.
+
+    Raises:
+        KeyError: the table has no such operation, or no such dtype.
 
     Examples:
         >>> tolerance("product", torch.float64).rtol < 1e-8
@@ -79,7 +90,7 @@ Law = Callable[[Case], None]
 
 
 class LawBroken(AssertionError):
-    """A law does not hold."""
+    """A law does not hold; the message is a sentence that says where."""
 
 
 def expect(condition: bool, sentence: str) -> None:
@@ -91,10 +102,12 @@ def expect(condition: bool, sentence: str) -> None:
 # Laws are written with these instead of assert, whose message would show the code of a
 # law, and which `python -O` leaves out.
 def expect_equal(got: object, expected: object, what: str) -> None:
+    """Raise `LawBroken` unless two objects are equal; ``what`` names the first one."""
     expect(got == expected, f"{what} is {got}, expected {expected}")
 
 
 def expect_flags(subject: object, *names: str) -> None:
+    """Raise `LawBroken` unless every named attribute of an object is True or False."""
     for name in names:
         value = getattr(subject, name)
         expect(isinstance(value, bool), f"{name} is {value!r}, expected True or False")
@@ -103,11 +116,11 @@ def expect_flags(subject: object, *names: str) -> None:
 def expect_close(
     got: Tensor, expected: Tensor, operation: str, what: str = "the result"
 ) -> None:
-    """Raise `LawBroken` unless two tensors agree in shape and, within the table's tolerance, in value."""
+    """Raise `LawBroken` unless two tensors have one shape and close values; ``operation`` names the tolerance."""
     expect_equal(tuple(got.shape), tuple(expected.shape), f"the shape of {what}")
     if got.numel() == 0:
         return
-    # By what was computed: the reference is often in double.
+    # By the dtype of what was computed: the reference is often in double.
     rtol, atol = tolerance(operation, got.dtype)
     # Differences are taken in double: in half precision they would be rounded
     # themselves, or overflow.
@@ -116,7 +129,7 @@ def expect_close(
     excess = (got64 - expected64).abs() - atol - rtol * expected64.abs()
     worst = torch.unravel_index(
         excess.argmax(), got.shape
-    )  # that of a NaN, if there is one
+    )  # the place of a NaN, if there is one
     if not excess[worst] <= 0:  # and not "> 0", which is false for a NaN
         raise LawBroken(
             f"{what} at {[int(i) for i in worst]} is {got64[worst]:.12g}, expected {expected64[worst]:.12g} "
@@ -127,7 +140,7 @@ def expect_close(
 def expect_writable(
     call: Callable[[], Tensor], what: str, *arguments: Tensor | None
 ) -> None:
-    """Expect that writing to what ``call`` returns changes no other entry, no argument and no later result."""
+    """Raise `LawBroken` if writing to the result of ``call`` changes another entry, an argument or a later result."""
     result = call().detach()
     expected = result.clone()
     tensors = [argument for argument in arguments if argument is not None]
@@ -148,7 +161,7 @@ def expect_writable(
 
 @contextmanager
 def expect_rng_untouched(what: str) -> Iterator[None]:
-    """Raise `LawBroken` if the body draws from, or seeds, the global random state."""
+    """Raise `LawBroken` if the body draws from the global random state or seeds it."""
     before = torch.get_rng_state()
     yield
     expect(
@@ -174,7 +187,15 @@ def run_laws(
     case: Case,
     skip: Mapping[str, str] | None = None,
 ) -> None:
-    """Call the laws that ``skip`` does not name, and raise one `AssertionError` with a sentence per broken law."""
+    """Call all laws except the skipped ones, and raise one `AssertionError` with a sentence for every broken law.
+
+    Args:
+        subject: the name of what is checked, for the sentences.
+        laws: functions of the case; the first line of the docstring of a law says what must hold.
+        case: what the laws are called with.
+        skip: the names of the laws to leave out, each with the reason. ``None`` skips no law, and the error then does
+            not explain how to skip one.
+    """
     check_kind(
         skip, "skip", (Mapping, NoneType), "a mapping from the names of laws to reasons"
     )

@@ -1,4 +1,4 @@
-"""The laws of layers (PyG's calling convention) and of updates, on top of `MODULE_LAWS`."""
+"""The laws of layers, in PyG's calling convention, and of updates, in addition to `MODULE_LAWS`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Extra = Callable[[Tensor], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class LayerCase(ModuleCase[nn.Module]):
-    """A layer, and further arguments as a function of the state."""
+    """A layer, and its further arguments as a function of the state."""
 
     extra: Extra
 
@@ -56,14 +56,24 @@ def check_layer(
     compile: bool = False,
     seed: int = 0,
 ) -> None:
-    """Check a layer or model called as ``layer(x, edge_index, edge_weight, batch)`` on small graphs, without dropout.
+    """Check a layer or model that is called as ``layer(x, edge_index, edge_weight, batch)``, on small graphs.
+
+    The layer runs in evaluation mode, that is without dropout.
 
     Args:
         layer: an instance, which is copied, or a function that builds one.
-        in_channels: C of the states; by default its attribute ``in_channels``.
-        edges: whether the graphs have observed edges; else ``edge_index`` is None.
-        extra: further keyword arguments as a function of the state, such as ``lambda x: {"source": x}``.
-        skip, compile, seed: see :func:`check_diffusivity`.
+        in_channels: C, the number of channels of the states. By default the attribute ``in_channels`` of the layer.
+        edges: whether the graphs have observed edges, as most layers need them; ``False`` passes ``edge_index=None``.
+        extra: further keyword arguments as a function of the state, such as ``lambda x: {"source": x}``. None by
+            default.
+        skip: laws to leave out, as {name of the law: why it does not apply}. By default every law is checked.
+        compile: whether to check also that `torch.compile` captures one full graph. Off by default, because it takes
+            seconds.
+        seed: seed of the states, graphs and parameters; with the default 0 every run checks the same ones.
+
+    Raises:
+        AssertionError: a law is broken. The message has a sentence for every broken law.
+        ValueError: the layer has no attribute ``in_channels`` and the argument is missing.
 
     Examples:
         >>> check_layer(lambda: GCNConv(4, 3), in_channels=4)
@@ -171,7 +181,7 @@ LAYER_LAWS: tuple[Law[LayerCase], ...] = (
 )
 
 
-# Built once: torch.compile does not trace the checks of a constructor.
+# Built once, since torch.compile does not trace the checks of a constructor.
 _UNDIRECTED = AdjacencyDiffusivity("sym", direction="undirected")
 
 
@@ -203,7 +213,18 @@ def check_update(
     compile: bool = False,
     seed: int = 0,
 ) -> None:
-    """Check an update on states of C channels in the unit ball and symmetric couplings; see :func:`check_diffusivity`.
+    """Check an update on states in the unit ball and symmetric couplings.
+
+    Args:
+        update: an instance, which is copied, or a class or function that builds one.
+        channels: C, the number of channels of the states.
+        skip: laws to leave out, as {name of the law: why it does not apply}. By default every law is checked.
+        compile: whether to check also that `torch.compile` captures one full graph. Off by default, because it takes
+            seconds.
+        seed: seed of the states, graphs and parameters; with the default 0 every run checks the same ones.
+
+    Raises:
+        AssertionError: a law is broken. The message has a sentence for every broken law.
 
     Examples:
         >>> check_update(lambda: ExplicitEuler(tau=0.5))  # raises nothing

@@ -29,7 +29,7 @@ from diffusion_mp.testing.laws import (
 
 @dataclass(frozen=True)
 class Instance:
-    """A state x [N, C] with its graph, edge_index [2, E] and edge_weight [E], or graphs, between ptr [B + 1]."""
+    """A state x [N, C] on one graph or on a batch: edge_index [2, E], edge_weight [E], row boundaries ptr [B + 1]."""
 
     x: Tensor
     edge_index: Tensor
@@ -51,9 +51,10 @@ class Instance:
 def random_instance(
     num_nodes: int, channels: int, generator: torch.Generator
 ) -> Instance:
-    """Return a state in the unit ball, the domain of every penalty, on a graph without isolated nodes.
+    """Return a state in the unit ball, where every penalty is defined, on a graph without isolated nodes.
 
-    Edges: a directed ring, random pairs (also self-loops), a loop and a repeated edge, with weights in [½, 3/2].
+    The edges are a directed ring, random pairs (self-loops among them), a loop and a repeated edge. Weights lie in
+    [½, 3/2].
     """
     x = torch.randn(num_nodes, channels, generator=generator, dtype=torch.float64)
     # In the ball whatever was drawn, unlike unit vectors, which penalties and norms
@@ -69,7 +70,7 @@ def random_instance(
 
 
 def join(instances: Sequence[Instance]) -> Instance:
-    """Return a batch, whose edges are numbered from the first node of each graph."""
+    """Return the instances as one batch, with the edges numbered in the batch."""
     first = [0, *accumulate(instance.num_nodes for instance in instances)]
     edges = [
         instance.edge_index + start
@@ -88,7 +89,7 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True)
 class ModuleCase(ABC, Generic[M]):
-    """A module under test: how to build and call it, and the instances that it is applied to."""
+    """A module under test: how to build it, how to call it, and the instances to call it with."""
 
     # A function and no module: laws train, cast and overwrite what they get.
     build: Callable[[], M]  # with parameters of the default dtype
@@ -100,7 +101,7 @@ class ModuleCase(ABC, Generic[M]):
 
     @abstractmethod
     def response(self, module: M, instance: Instance) -> Tensor:
-        """Return the module's result for an instance, one row per node, which the shared laws compare."""
+        """Return what the shared laws compare: the result of the module for an instance, one row per node."""
 
     def graph(self, instance: Instance) -> Graph:
         """Return the graph of an instance, with its edges if the module sees them."""
@@ -108,7 +109,7 @@ class ModuleCase(ABC, Generic[M]):
         return Graph(instance.num_nodes, *edges, ptr=instance.ptr)
 
     def size(self, response: Tensor) -> Tensor:
-        """Return the magnitude to which rounding in half precision is relative."""
+        """Return the magnitude of a response, to which rounding in half precision is relative."""
         return torch.ones_like(response)
 
     def generator(self) -> torch.Generator:
@@ -124,16 +125,16 @@ class ModuleCase(ABC, Generic[M]):
         return random_instance(num_nodes, self.channels, generator or self.generator())
 
     def sample(self) -> tuple[M, Instance]:
-        """Return the module and an instance, drawn anew: a law may change both."""
+        """Return the module and an instance, both new, since a law may change them."""
         return self.module(), self.instance()
 
     def batch(self) -> list[Instance]:
         generator = self.generator()
-        # Two graphs of one size are stacked by kernels, and the others are not.
+        # Kernels stack the two graphs of one size, but not the others.
         return [self.instance(size, generator) for size in (5, 2, 7, 5)]
 
     def differentiable(self) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
-        """Return the response as a function of its leaves, and these leaves: the state and the parameters."""
+        """Return the response as a function of the state and the parameters, and these tensors."""
         module = self.module()
         instance = self.instance(5)
 
@@ -155,7 +156,7 @@ def trainable(module: nn.Module) -> list[Tensor]:
 def builder(
     subject: Any, name: str, kind: Any, seed: int
 ) -> tuple[Callable[[], Any], bool, Any]:
-    """Return a function that builds or copies the subject, whether it draws parameters, and a sample."""
+    """Return a function that builds or copies the subject, whether that function draws parameters, and a sample."""
     fresh = not isinstance(subject, nn.Module)
     what = "torch.nn.Module" if kind is nn.Module else kind.__name__
     if fresh:
@@ -253,7 +254,7 @@ def _second_derivatives(case: AnyCase) -> None:
     if not out.requires_grad:
         return
     try:
-        # Of a square, since a loss that is linear in the result has no second
+        # The loss is a square: a loss that is linear in the result has no second
         # derivative to be wrong.
         first = torch.autograd.grad(
             out.square().sum(), leaves, create_graph=True, materialize_grads=True
@@ -276,7 +277,7 @@ def _half_precision(case: AnyCase) -> None:
     # compared is the arithmetic alone.
     rounded = case.module().to(torch.bfloat16)
     reference = copy.deepcopy(rounded).double()
-    # Every node sends to node 0 with the weight one, for a long sum.
+    # Every node sends to node 0 with the weight one, so that the sum is long.
     node = torch.arange(600)
     instance = case.instance(600)
     instance = replace(

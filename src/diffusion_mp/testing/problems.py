@@ -1,4 +1,4 @@
-"""Tests of updates: diffusions with known solutions, by dense linear algebra, and energies that must not rise."""
+"""Diffusion problems with known solutions, for tests of updates."""
 
 import math
 from collections.abc import Callable
@@ -18,13 +18,14 @@ from diffusion_mp.updates import Form, StateUpdate
 
 @dataclass(frozen=True)
 class Problem:
-    """A diffusion dx/dt = −Δx on a small graph, and its exact solution in double precision.
+    """A diffusion dx/dt = −Δx on a small graph, with its exact solution in double precision.
 
     Attributes:
-        name: for messages and test names.
+        name: the name for messages and tests.
         matrix: S [N, N], symmetric and nonnegative.
-        state: x at time 0 [N, H, D].
-        form: Δ = D̄ − S (``"conservative"``) or I − S (``"residual"``).
+        state: x at time 0, [N, H, D].
+        form: the Laplacian Δ: D̄ − S for ``"conservative"``, I − S for ``"residual"``. The default is conservative, as
+            for updates.
 
     Examples:
         >>> problem = path_problem(5)
@@ -39,24 +40,28 @@ class Problem:
 
     @property
     def coupling(self) -> Coupling:
-        """S as a sparse coupling."""
+        """S as a sparse coupling, declared symmetric and nonnegative."""
         return SparseCoupling(
             Graph.from_sparse(self.matrix.to_sparse()), symmetric=True, nonnegative=True
         )
 
     @property
     def laplacian(self) -> Float[Tensor, "N N"]:
-        """Δ, dense."""
+        """Δ as a dense matrix."""
         if self.form == "residual":
             return torch.eye(len(self.matrix), dtype=self.matrix.dtype) - self.matrix
         return self.matrix.sum(1).diag() - self.matrix
 
     @checks.checked
     def heat(self, t: checks.NonnegativeNumber) -> HeadState:
-        """Return exp(−tΔ) x, the state at time t (``scipy.linalg.expm``)."""
+        """Return the exact state at time t, exp(−tΔ) x, by ``scipy.linalg.expm``.
+
+        Args:
+            t: the time, at least 0.
+        """
         from scipy.linalg import expm
 
-        # SciPy's, since torch's exponential is one of what is tested.
+        # SciPy's exponential, since torch's is among what is tested.
         power = torch.from_numpy(np.asarray(expm(-t * self.laplacian.numpy())))
         return torch.einsum("ij,jhd->ihd", power, self.state)
 
@@ -81,7 +86,11 @@ def path_adjacency(num_nodes: int) -> Float[Tensor, "N N"]:
 
 @checks.checked
 def path_problem(num_nodes: int = 12, form: Form = "conservative") -> Problem:
-    """Diffusion along a path of N ≥ 2 nodes; see `Problem` for ``form``.
+    """Return a diffusion along a path of N nodes.
+
+    Args:
+        num_nodes: N, at least 2.
+        form: ``"conservative"`` or ``"residual"``, see `Problem`.
 
     Examples:
         >>> path_problem(5).matrix.shape
@@ -96,7 +105,14 @@ def path_problem(num_nodes: int = 12, form: Form = "conservative") -> Problem:
 def random_problem(
     num_nodes: int = 40, form: Form = "conservative", *, seed: checks.Seed = 0
 ) -> Problem:
-    """Diffusion on a random graph of mean degree about six with weights in [½, 3/2], connected by a path; N ≥ 2.
+    """Return a diffusion on a connected random graph of mean degree about six with weights in [½, 3/2].
+
+    A path through all nodes connects the graph.
+
+    Args:
+        num_nodes: N, at least 2.
+        form: ``"conservative"`` or ``"residual"``, see `Problem`.
+        seed: seed of the graph and of the state; equal seeds give equal problems.
 
     Examples:
         >>> random_problem(10, seed=0).matrix.shape
@@ -115,7 +131,7 @@ def random_problem(
 
 
 def exact_problems() -> list[Problem]:
-    """Return problems on a path, a cycle, a complete graph, a grid and a random graph, in both forms.
+    """Return ten problems: a path, a cycle, a complete graph, a grid and a random graph, each in both forms.
 
     Examples:
         >>> all(isinstance(problem, Problem) for problem in exact_problems())
@@ -140,9 +156,17 @@ def exact_problems() -> list[Problem]:
 def cosine_mode(
     num_nodes: checks.Count, k: checks.CountOrZero
 ) -> tuple[Float[Tensor, "N 1 1"], float]:
-    """Return the k-th mode of the path [N, 1, 1], cos(πk(i + ½)/N), and its eigenvalue λ = 4 sin²(πk/2N) of D̄ − S.
+    """Return an eigenvector of the path's Laplacian D̄ − S, cos(πk(i + ½)/N), and its eigenvalue λ = 4 sin²(πk/2N).
 
-    Diffusion scales modes by e^{-tλ}, an explicit step by 1 − τλ and an implicit one by 1/(1 + τλ).
+    Diffusion for a time t multiplies this mode by e^{-tλ}, an explicit step by 1 − τλ, and an implicit step by 1/(1 +
+    τλ).
+
+    Args:
+        num_nodes: N, the number of nodes of the path.
+        k: number of the mode; 0 is the constant mode.
+
+    Shapes:
+        mode: [N, 1, 1], in double precision.
 
     Examples:
         >>> cosine_mode(8, 1)[0].shape
@@ -161,7 +185,16 @@ def order_of_convergence(
     t: checks.PositiveNumber = 0.5,
     count: checks.Count = 128,
 ) -> float:
-    """Return p in error ~ τᵖ for the update ``step(tau)``, from n and 2n steps to `Problem.heat` at t, n ``count``.
+    """Measure the order p of an update, with error ~ τᵖ, against the exact solution `Problem.heat`.
+
+    The update runs to time t in ``count`` steps and in twice as many; p is log₂ of the quotient of the two errors.
+
+    Args:
+        step: a function from a time step τ to the update, such as ``lambda tau: CrankNicolson(tau)``.
+        problem: the diffusion and its exact solution.
+        t: the time at which errors are measured.
+        count: number of steps of the coarser run. The default 128 makes steps so small that the leading term of the
+            error decides.
 
     Examples:
         >>> round(order_of_convergence(lambda tau: CrankNicolson(tau), path_problem(5), count=16))

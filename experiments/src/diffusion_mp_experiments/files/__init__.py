@@ -1,1 +1,1 @@
-"""Files from anywhere, read as data: nothing in them is run, and what is damaged is refused in one sentence."""
+"""Files from anywhere, read as data: nothing in them is run, and damaged files are refused in one sentence."""

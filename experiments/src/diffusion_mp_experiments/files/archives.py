@@ -1,4 +1,7 @@
-"""Tar archives, read in one pass; `tarfile` alone reads what a header claims and ends silently at a damaged one."""
+"""Tar archives, read in one pass.
+
+`tarfile` by itself reads what a header claims, and ends silently at a damaged header.
+"""
 
 import gzip
 import tarfile
@@ -35,7 +38,7 @@ def members(path: Path) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
                     content = None
                 if content is not None:
                     yield member, content
-        # tarfile takes the end of the file for that of the archive.
+        # tarfile takes the end of the file for the end of the archive.
         if stream.last != bytes(tarfile.BLOCKSIZE):
             raise tarfile.ReadError(
                 "it is damaged or cut off: its members do not end with a block of zeros"
@@ -45,7 +48,7 @@ def members(path: Path) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
 
 
 class _Forward:
-    """A stream that only moves forward and returns at most `_AT_ONCE` bytes; `last` are those read last."""
+    """A stream that only moves forward and returns at most `_AT_ONCE` bytes; `last` are the bytes read last."""
 
     def __init__(self, stream: BufferedIOBase) -> None:
         self._stream = stream

@@ -81,7 +81,7 @@ def read_matrices(
 ) -> list[Any]:
     """Return the named matrices of a file of MATLAB 5 to 7: full ones mapped from the folder `scratch`, or sparse.
 
-    The child process has `memory` bytes of address space, of which SciPy and NumPy take 0.4 GB. Call it within
+    The child process has `memory` bytes of address space, of which SciPy and NumPy take 0.4 GB. Call this within
     `reading`.
     """
     with path.open("rb") as file:

@@ -2,7 +2,7 @@
 
 An allow-list in `pickle.Unpickler.find_class` is not enough: five bytes make the machine in C reserve 32 GB for its
 memo, a key of nested tuples overflows its stack, and a damaged dtype makes NumPy crash. The machine written in Python
-has none of these; here it interprets only the instructions that data needs, and the stand-ins check every length.
+has none of these faults. Here it interprets only the instructions that data need, and the stand-ins check every length.
 """
 
 import io
@@ -71,7 +71,7 @@ def _value(built: Any, kind: type) -> Any:
 
 
 def _dtype(code: Any, state: Any) -> np.dtype[Any]:
-    """Of the state only the byte order is read; flags in it can make NumPy take numbers for pointers."""
+    """Return the dtype; of the state only the byte order is read: flags can make NumPy take numbers for pointers."""
     if not isinstance(code, str) or code not in _TYPES:
         raise ValueError(
             f"it has an array of type {reprlib.repr(code)}, which are no numbers"
@@ -120,7 +120,7 @@ def _matrix(state: Any) -> csr_matrix:
 
 
 class _Items(dict[Any, Any]):
-    """A dictionary of strings and numbers; hashing tuples that contain each other can take exponential time."""
+    """A dictionary of strings and numbers, since hashing tuples that contain each other can take exponential time."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if not isinstance(key, (str, int)):
@@ -187,7 +187,7 @@ class _Machine(pickle._Unpickler):
         self.append(items)
 
     def _bytes(self: Any) -> None:
-        """The original makes room for as many bytes as the pickle claims to have."""
+        """Read bytes; the original makes room for as many bytes as the pickle claims to have."""
         self.append(self.read(int.from_bytes(self.read(8), "little")))
 
     dispatch = {code: pickle._Unpickler.dispatch[code] for code in _CODES} | {

@@ -57,8 +57,9 @@ def check_indices(index: Tensor, limit: int | Tensor, name: str, low: int = 0) -
 def reading(path: Path, way_out: str) -> Iterator[None]:
     """Turn any error about the content of `path` into one ValueError, "path: what. way_out".
 
-    Parsers raise nearly everything. Only what says nothing about the content passes: an OSError with an error number,
-    too little memory, a missing library; and a ValueError that names `path` already. Do nothing but read in the block.
+    Parsers raise nearly everything. Only errors that say nothing about the content pass: an OSError with an error
+    number, too little memory, a missing library; and a ValueError that names `path` already. Do nothing but read in the
+    block.
     """
     try:
         yield

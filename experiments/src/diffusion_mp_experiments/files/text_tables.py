@@ -33,10 +33,10 @@ def count_lines(path: Path, longest: int = _LONGEST) -> int:
 def line_blocks(
     path: Path, longest: int = _LONGEST
 ) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield lists of lines without their line breaks, each with the number of its first line, from 0.
+    r"""Yield lists of lines without their line breaks, each with the number of its first line, from 0.
 
-    Lines may end in \\r\\n and the last one in nothing; a byte-order mark and blank lines at the end are left out.
-    Other blank lines are refused, since lines are numbered, and so is one of more than `longest` bytes.
+    Lines may end in \r\n, and the last line without a line break. A byte-order mark and blank lines at the end are left
+    out. Other blank lines are refused, since lines are numbered, and so is a line of more than `longest` bytes.
     """
     size = path.stat().st_size
     start = 0
@@ -85,7 +85,7 @@ def number_blocks(
 ) -> Iterator[tuple[int, Shaped[np.ndarray, "rows columns"]]]:
     """Yield the rows of a table of finite numbers in blocks [rows, columns], each with the number of its first row.
 
-    The delimiter is white space by default; with `below`, numbers must lie in 0 .. below − 1. `what` is their name.
+    The delimiter is white space by default. With `below`, numbers must lie in 0 .. below − 1. `what` is their name.
     """
     for start, lines in line_blocks(path, _NUMBER * columns):
         here = f"{path}, from line {start + 1} on"

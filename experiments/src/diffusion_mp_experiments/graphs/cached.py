@@ -1,4 +1,4 @@
-"""Graphs that are made once and kept on disk as arrays to map: one large graph, or a set of small ones."""
+"""Graphs that are made once and kept on disk as memory-mapped arrays: one large graph, or a set of small graphs."""
 
 import hashlib
 import json
@@ -32,12 +32,13 @@ def made_once(
     load: Callable[[Path], T | None],
     make: Callable[[Path], None],
 ) -> T:
-    """Return `load(folder)`; where that is None, `make` writes the folder first.
+    """Return `load(folder)`; if that is None, `make` writes the folder first.
 
-    `load` returns None unless the folder is current, and raises ValueError, which becomes a warning, where it is
-    damaged. `make` gets an empty folder beside it, which is renamed once everything is written. The process that makes
-    it holds the lock `<folder>.lock`, which the operating system releases if that process dies; others wait and then
-    read. A complete folder is read without a lock, so it may be read-only.
+    `load` returns None unless the folder is current. It raises ValueError if the folder is damaged, which becomes a
+    warning. `make` gets an empty folder next to it, which is renamed once everything is written.
+
+    The process that makes the folder holds the lock `<folder>.lock`, which the operating system releases if that
+    process dies. Other processes wait and then read. A complete folder is read without a lock, so it may be read-only.
     """
 
     def read() -> T | None:
@@ -111,16 +112,19 @@ _SLICES = ".slices"
 
 
 class CachedDataset(InMemoryDataset):
-    """An in-memory dataset whose graphs `make()` yields once; afterwards they are mapped from `root/processed/key`.
+    """An in-memory dataset whose graphs are made once by `make()`, and then mapped from `root/processed/key`.
 
-    A subclass sets what `make` needs, then calls `super().__init__`; different graphs need different keys. The folder
-    is that of `mapped_arrays`: complete or absent, and made anew where it is damaged or `pre_transform` has changed.
-    PyG's own caches are unpickled; here nothing of PyG's reads or writes, since this class has no `process`.
+    A subclass sets what `make` needs, then calls `super().__init__`. Different graphs need different keys. The folder
+    is a folder of `mapped_arrays`: complete or absent, and made anew if it is damaged or `pre_transform` has changed.
+
+    PyG unpickles its own caches. Here PyG reads and writes nothing, since this class has no `process`.
 
     Args:
-        root, key: a writable folder, and the name of the folder of these graphs.
-        num_graphs: how many `make` yields.
-        transform, pre_transform: applied on access, and before saving; all attributes must be dense tensors.
+        root: a writable folder.
+        key: name of the folder of these graphs.
+        num_graphs: how many graphs `make` yields.
+        transform: applied to a graph on access.
+        pre_transform: applied to a graph before it is saved. All attributes must be dense tensors.
     """
 
     def __init__(
@@ -184,8 +188,8 @@ def check_collated(
 ) -> None:
     """Raise ValueError unless `data` and `slices` are `num_graphs` collated graphs.
 
-    Every attribute must be divided among these graphs, edges join nodes of their own graph, and `edge_attr` and `y`
-    have the lengths of edges and nodes (or `y` of graphs). Call it within `reading`.
+    Every attribute must be divided among the graphs. Edges must join nodes of their own graph. `edge_attr` and `y` must
+    have as many rows as there are edges and nodes (or graphs, for `y`). Call this function within `reading`.
     """
     if any(data[name].dim() != 2 for name in ("x", "edge_index")):
         raise ValueError("its graphs have no x [N, C] or no edge_index [2, E]")
@@ -217,7 +221,7 @@ def check_collated(
 
 
 def _length(name: str, part: Tensor) -> int:
-    """The length of an attribute in the dimension in which PyG joins graphs."""
+    """Return the length of an attribute in the dimension in which PyG joins graphs."""
     return part.size(Data().__cat_dim__(name, part))
 
 
@@ -261,12 +265,14 @@ def mapped_arrays(
     made_by: str = "",
     read_all: bool = False,
 ) -> dict[str, Tensor]:
-    """Return the arrays in the folder `cache`, memory-mapped, which `make` fills unless it is there.
+    """Return the arrays in the folder `cache`, memory-mapped; `make` fills the folder unless it is there.
 
-    Writing to them does not change the files. The folder is complete or absent (see `made_once`). It is made anew where
-    an existing source has another size or modification time, where `made_by` differs, and, with a warning, where it is
-    damaged; one with anything but arrays is refused. Sources may be deleted; `sources.json` keeps their SHA-256 sums.
-    With `read_all` it also keeps checksums of the arrays, for which every call reads them to the end.
+    Writing to the arrays does not change the files. The folder is complete or absent (see `made_once`). It is made anew
+    if an existing source has another size or modification time, if `made_by` differs and, with a warning, if it is
+    damaged. A folder with anything but arrays is refused.
+
+    Sources may be deleted; `sources.json` keeps their SHA-256 sums. With `read_all` it also keeps checksums of the
+    arrays, and every call then reads the arrays to the end.
     """
     sources = list(sources)
     if strange := [

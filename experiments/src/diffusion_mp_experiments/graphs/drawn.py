@@ -1,7 +1,7 @@
-"""Graphs that are drawn: PATTERN and CLUSTER of the stochastic block model, and one of Pokec's size.
+"""Graphs that are drawn: PATTERN and CLUSTER of the stochastic block model, and a graph of Pokec's size.
 
-A `torch.Generator` on the CPU draws everything, so a seed gives the same graphs for any number of threads; those of the
-block model come from uniform numbers in double precision, the same on every machine.
+A `torch.Generator` on the CPU draws everything, so a seed gives the same graphs for any number of threads. The graphs
+of the block model come from uniform numbers in double precision, the same on every machine.
 """
 
 from collections.abc import Iterator
@@ -53,26 +53,35 @@ _SPREAD = 100
 class SBMDataset(CachedDataset):
     """PATTERN or CLUSTER of Dwivedi et al. (2023), drawn from the published block models.
 
-    PATTERN: find the nodes of a planted subgraph (y is 1 there). Five communities (p = 0.5, q = 0.35), letters 0–2 as
-    features, and one of 100 fixed patterns of 20 nodes and edge probability 0.5, joined to the rest with 0.5; graph i
-    of every split carries pattern i mod 100. CLUSTER: six communities (p = 0.55, q = 0.25); one node of each shows its
-    number as a feature, and y is the community of every node. The score of both is `weighted_accuracy`.
+    PATTERN: find the nodes of a planted subgraph (y is 1 there). A graph has five communities (p = 0.5, q = 0.35) and
+    letters 0–2 as features. The subgraph is one of 100 fixed patterns of 20 nodes with edge probability 0.5, joined to
+    the rest with probability 0.5; graph i of every split carries pattern i mod 100.
 
-    Communities have 5..34 nodes as in the released generator, not 5–35 as in the article: only so CLUSTER's graphs have
-    the published 117.2 nodes. The released patterns have 5..34 nodes, too: `pattern_sizes=(5, 34)`.
+    CLUSTER: find the community of every node (y). A graph has six communities (p = 0.55, q = 0.25). One node of each
+    community shows the number of the community as a feature.
 
-    The distribution is that of the released files, not the graphs. Graph i depends on `seed`, split and i alone. PyG's
-    `GNNBenchmarkDataset` reads the released files (it unpickles them).
+    `weighted_accuracy` is the score of both. Communities have 5..34 nodes as in the released generator, not 5–35 as in
+    the article: only with 5..34 do CLUSTER's graphs have the published 117.2 nodes. The released patterns have 5..34
+    nodes too: `pattern_sizes=(5, 34)`.
 
-    Shapes: x [N, 3] (PATTERN) or [N, 7] (CLUSTER), one-hot float; edge_index [2, E] both directions; y [N].
+    The graphs have the distribution of the released files, but are not the same graphs. Graph i depends only on `seed`,
+    split and i. PyG's `GNNBenchmarkDataset` reads the released files (it unpickles them).
 
     Args:
-        root: a writable folder; graphs are kept in `root/processed/<parameters>`.
-        name, split: of the benchmark.
-        num_graphs: graphs of the split; by default 10 000/2 000/2 000 (PATTERN) or 10 000/1 000/1 000 (CLUSTER).
+        root: a writable folder. Graphs are kept in `root/processed/<parameters>`.
+        name: "PATTERN" or "CLUSTER".
+        split: "train", "val" or "test".
+        num_graphs: number of graphs of the split. By default the published number: 10 000/2 000/2 000 for PATTERN, 10
+            000/1 000/1 000 for CLUSTER.
         seed: draws patterns and graphs, 0 .. 2³⁰ − 1.
-        pattern_sizes: smallest and largest number of nodes of a pattern, (20, 20) by default; PATTERN only.
+        pattern_sizes: smallest and largest number of nodes of a pattern, PATTERN only. By default (20, 20), as
+            described above.
         options: transform and pre_transform of `CachedDataset`.
+
+    Shapes:
+        x: [N, 3] (PATTERN) or [N, 7] (CLUSTER), one-hot float.
+        edge_index: [2, E] in both directions.
+        y: [N].
 
     Examples:
         >>> len(SBMDataset(folder, "CLUSTER", num_graphs=2))
@@ -135,7 +144,7 @@ class SBMDataset(CachedDataset):
         )
 
     def _generator(self, stream: int) -> torch.Generator:
-        """Streams: 0 the patterns, which all splits share, 1 to 3 the splits."""
+        """Return the generator of a stream: 0 for the patterns, which all splits share, 1 to 3 for the splits."""
         return torch.Generator().manual_seed(4 * self.seed + stream)
 
 
@@ -151,7 +160,7 @@ def block_model_pairs(
     probability: Float[Tensor, "K K"],
     generator: torch.Generator,
 ) -> Int[Tensor, "2 P"]:
-    """Join any two nodes i < j with `probability[block[i], block[j]]`, independently; each edge once."""
+    """Join any two nodes i < j with probability `probability[block[i], block[j]]`, independently; each edge once."""
     pairs = torch.triu_indices(len(block), len(block), 1)
     first, second = block[pairs]
     return pairs[:, _uniform(pairs.size(1), generator) < probability[first, second]]
@@ -160,7 +169,7 @@ def block_model_pairs(
 def draw_pattern(
     generator: torch.Generator, *, sizes: tuple[int, int] = (20, 20)
 ) -> PlantedPattern:
-    """Draw a graph of edge probability 1/2 with random letters; its size is uniform on `sizes`, ends included."""
+    """Draw a graph with edge probability 1/2 and random letters; its size is uniform on `sizes`, ends included."""
     block = torch.zeros(int(_integers(1, *sizes, generator)), dtype=torch.long)
     pairs = block_model_pairs(
         block, torch.full((1, 1), _PLANTED, dtype=torch.float64), generator
@@ -169,7 +178,7 @@ def draw_pattern(
 
 
 def pattern_graph(pattern: PlantedPattern, generator: torch.Generator) -> Data:
-    """Draw a graph of PATTERN, a block model with random letters and `pattern` planted in it, in random order."""
+    """Draw a graph of PATTERN: a block model with random letters and a planted `pattern`, nodes in random order."""
     block, probability = _block_model(*_PATTERN, 1, generator)
     probability[-1] = _PLANTED
     probability[:, -1] = _PLANTED
@@ -202,7 +211,7 @@ def _block_model(
     others: int,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """The community of every node, and the probabilities of edges between communities and `others`."""
+    """Return the community of every node, and the probabilities of edges between communities and `others`."""
     block = torch.arange(communities).repeat_interleave(
         _integers(communities, *_COMMUNITY, generator)
     )
@@ -215,7 +224,7 @@ def _block_model(
 def _shuffled(
     pairs: Tensor, letter: Tensor, letters: int, y: Tensor, generator: torch.Generator
 ) -> Data:
-    """Rename the nodes at random, so that their order tells nothing."""
+    """Rename the nodes at random, so that their order says nothing."""
     # Not `randperm`, whose numbers another version of torch may draw in another way.
     order = _uniform(len(y), generator).argsort()
     edge_index = to_undirected(order.argsort()[pairs], num_nodes=len(y))
@@ -246,18 +255,31 @@ def synthetic_pokec(
 ) -> Data:
     """Draw a directed graph of two classes with Pokec's number of users and friendships, in seconds.
 
-    - y_i is 0 for one half of the nodes, 1 for the other; a share `unlabelled` has −1, but x and edges of its class.
+    - y_i is 0 for one half of the nodes and 1 for the other half. A share `unlabelled` has the label −1, but features
+      and edges of its class.
     - x_i = signal · s_i u + ε_i with s_i = ±1 the class, u = (1, …, 1)/√C and ε_i ~ N(0, I). No rule that reads x_i
       alone is right more often than Φ(signal): 62 % for 0.3.
-    - Every node has a weight w_i = e^{spread · N(0, 1)}. The out-degree of i is E·w_i/Σw, rounded so that all sum to E;
-      each edge ends in the sender's class with probability `homophily`, at a node j of it with probability proportional
-      to w_j. With a spread of 1.5 and a mean of 18.75 the median degree is 6 and the largest about 2·10⁴. Loops and
-      parallel edges remain.
+    - Every node has a weight w_i = e^{spread · N(0, 1)}. The out-degree of i is E·w_i/Σw, rounded so that all sum to E.
+      Each edge ends in the sender's class with probability `homophily`, at a node j of the class with probability
+      proportional to w_j. With a spread of 1.5 and a mean of 18.75 the median degree is 6 and the largest about 2·10⁴.
+      Loops and parallel edges remain.
 
-    In Pokec 44.4 % of the friendships join one gender (counted for 20 000 users). The spread is our choice. With
-    `cache`, a folder, the arrays are memory-mapped.
+    Args:
+        num_nodes: N. The default is Pokec's number of users.
+        num_edges: E. The default is Pokec's number of friendships.
+        num_features: C. The default is Pokec's number of features.
+        seed: draws everything.
+        homophily: probability that an edge ends in the class of its sender. In Pokec 44.4 % of the friendships join one
+            gender (counted for 20 000 users).
+        signal: half the distance between the means of the two classes, in standard deviations of the noise.
+        spread: standard deviation of log w_i. The default 1.5 is our choice.
+        unlabelled: share of the nodes without a label.
+        cache: a folder from which the arrays are then memory-mapped. By default they are in memory.
 
-    Returns x [N, C] float32, edge_index [2, E] sorted by source, and y [N].
+    Shapes:
+        x: [N, C] float32.
+        edge_index: [2, E], sorted by source.
+        y: [N].
 
     Examples:
         >>> synthetic_pokec(num_nodes=100, num_edges=400, num_features=3).x.shape
@@ -320,7 +342,7 @@ def _edges(
     homophily: float,
     generator: torch.Generator,
 ) -> Int[Tensor, "2 E"]:
-    """Edges sorted by source; a target is drawn by inverting the cumulative weights of its class."""
+    """Return edges sorted by source; a target is drawn by inverting the cumulative weights of its class."""
     ends = (weight.cumsum(0) * (num_edges / float(weight.sum()))).round_().long()
     # Sums in floating point may miss it by one.
     ends[-1] = num_edges

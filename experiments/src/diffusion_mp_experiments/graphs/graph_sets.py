@@ -1,4 +1,4 @@
-"""Sets of small graphs with labels: those of TU Dortmund, SynMol, and Peptides-func."""
+"""Sets of small graphs with labels: TU Dortmund, SynMol, and Peptides-func."""
 
 import csv
 import gzip
@@ -39,13 +39,25 @@ _TU = "from https://chrsmrrs.github.io/datasets."
 
 
 def load_tu(root: str | Path, name: str) -> list[Data]:
-    """Load one set of TUDataset (Morris et al. 2020), like MUTAG or PROTEINS.
+    """Load one set of graphs of TUDataset (Morris et al. 2020), such as MUTAG or PROTEINS.
 
-    Reads `root/<name>/raw/<name>_*.txt` with PyG's `read_tu_data` and writes nothing there; PyG's own cache is not
-    opened. Features are the attributes of nodes, which PyG's `TUDataset` leaves out by default, and then their labels,
-    one-hot. A last line may end without a line break, which PyG's reader drops.
+    The function reads `root/<name>/raw/<name>_*.txt` with PyG's `read_tu_data` and writes nothing there. It does not
+    open PyG's own cache. Features are the attributes of nodes, which PyG's `TUDataset` leaves out by default, followed
+    by the one-hot labels of nodes. A last line may end without a line break, although PyG's reader would drop its end.
 
-    Returns graphs with x [N, C], edge_index [2, E] and y [1]; edge_attr [E, D] where edges have any.
+    Args:
+        root: the folder that holds the folder `<name>`.
+        name: name of the set.
+
+    Shapes:
+        x: [N, C].
+        edge_index: [2, E].
+        y: [1].
+        edge_attr: [E, D] if edges have attributes.
+
+    Raises:
+        FileNotFoundError: a file is missing. The message says where to get it.
+        ValueError: a file is damaged.
 
     Examples:
         >>> load_tu(folder, "MUTAG")  # says what to put where
@@ -101,7 +113,7 @@ _PARTS = (
 
 
 def _rewrite(raw: Path, name: str, scratch: Path) -> None:
-    """Write the files anew as PyG reads them: it drops the end of a last line without a line break, silently."""
+    """Write the files anew for PyG's reader, which silently drops the end of a last line without a line break."""
     for part in _PARTS:
         path = raw / f"{name}_{part}.txt"
         if path.is_file():
@@ -127,12 +139,25 @@ _LOGIC8 = "Make it anew of the files of https://github.com/google-research/graph
 
 
 def load_synmol(root: str | Path, split: Literal["train", "test"]) -> list[Data]:
-    """Load task "logic8" of Sanchez-Lengeling et al. (2020): molecules, and whether they have certain parts together.
+    """Load molecules labelled by whether they contain certain parts together (Sanchez-Lengeling et al. 2020, "logic8").
 
-    Reads `root/logic8_graphs_plain.npz`, the published graphs without their pickles: 7 753 to train and 918 to test.
+    The function reads `root/logic8_graphs_plain.npz`, the published graphs without their pickles: 7 753 molecules to
+    train and 918 to test.
 
-    Returns molecules with x [N, types], one-hot types of atoms, edge_index [2, E], edge_attr [E, 5], y [1] in 0..1, and
-    node_label [N], whether an atom is part of the reason.
+    Args:
+        root: the folder that holds the file.
+        split: "train" or "test".
+
+    Shapes:
+        x: [N, types], one-hot types of atoms.
+        edge_index: [2, E].
+        edge_attr: [E, 5].
+        y: [1] in 0..1.
+        node_label: [N], whether an atom is part of the reason for the label.
+
+    Raises:
+        FileNotFoundError: the file is missing. The message says where to get it.
+        ValueError: the file is damaged.
 
     Examples:
         >>> load_synmol(folder, "train")  # says what to put where
@@ -186,19 +211,28 @@ _LRGB = "Fetch it anew, from https://github.com/vijaydwivedi75/lrgb."
 class PeptidesFunctional(CachedDataset):
     """Peptides-func (Dwivedi et al. 2022): 15 535 peptides with ten binary labels.
 
-    Makes graphs of SMILES strings with PyG's `from_smiles` (extra `molecules`), once: that takes a few minutes. Nodes
-    are heavy atoms, edges bonds. PyG numbers the same nine atom and three bond features as the Long Range Graph
-    Benchmark, but from other lists: a model of one does not read the other. PyG's `LRGBDataset` unpickles its files.
-
-    Shapes: x [N, 9] and edge_attr [E, 3] integers, edge_index [2, E] both directions, y [1, 10] of 0 and 1, float.
+    The graphs are made once from SMILES strings by PyG's `from_smiles` (extra `molecules`), which takes a few minutes.
+    Nodes are heavy atoms, edges are bonds. PyG numbers the same nine atom features and three bond features as the Long
+    Range Graph Benchmark, but from other lists: a model of one does not read the other. PyG's `LRGBDataset` unpickles
+    its files.
 
     Args:
         source: the folder with `raw/peptide_multi_class_dataset.csv.gz` (columns smiles and labels) and
-            `splits_random_stratified_peptide.npz` (row numbers by split); it may be read-only.
-        root: a writable folder; graphs are kept in `root/processed/<parameters>`.
+            `splits_random_stratified_peptide.npz` (row numbers by split). It may be read-only.
+        root: a writable folder. Graphs are kept in `root/processed/<parameters>`.
         split: "train", "val" or "test".
-        num_graphs: how many of the split, from its beginning; all by default.
+        num_graphs: how many graphs of the split, from its beginning. By default all.
         options: transform and pre_transform of `CachedDataset`.
+
+    Shapes:
+        x: [N, 9], integers.
+        edge_attr: [E, 3], integers.
+        edge_index: [2, E] in both directions.
+        y: [1, 10] of 0 and 1, float.
+
+    Raises:
+        FileNotFoundError: a file is missing. The message says where to get it.
+        ValueError: a file is damaged.
 
     Examples:
         >>> PeptidesFunctional(folder, folder / "cache")  # says what to put where

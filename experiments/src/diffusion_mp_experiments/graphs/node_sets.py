@@ -34,21 +34,31 @@ from diffusion_mp_experiments.files.reading import (
 )
 
 _MASKS = ("train", "val", "test")
-_NPZ = (
-    1 << 28
-)  # bytes of all arrays; those of the largest file, questions, take 60 million
+_NPZ = 1 << 28  # bytes of all arrays; the largest file, questions, has 60 million
 _HETEROPHILOUS = (
     "from the folder data of https://github.com/yandex-research/heterophilous-graphs."
 )
 
 
 def load_heterophilous(root: str | Path, name: str) -> Data:
-    """Load a graph of Platonov et al. (2023): minesweeper, or chameleon_filtered, which is without duplicates.
+    """Load a graph of Platonov et al. (2023), such as minesweeper, or chameleon_filtered, which has no duplicates.
 
-    Reads `root/<name>.npz`, or `root/<name>/raw/<name>.npz`, and makes the graph of PyG's `HeterophilousGraphDataset`.
+    The function reads `root/<name>.npz` or `root/<name>/raw/<name>.npz`. The graph is the same as in PyG's
+    `HeterophilousGraphDataset`.
 
-    Returns x [N, C], edge_index [2, E] in both directions, y [N], and the published splits as train_mask, val_mask and
-    test_mask [N, splits]; `Split.of(data, i)` is split number i.
+    Args:
+        root: the folder that holds the file.
+        name: name of the graph.
+
+    Shapes:
+        x: [N, C].
+        edge_index: [2, E] in both directions.
+        y: [N].
+        train_mask, val_mask, test_mask: [N, splits], the published splits; `Split.of(data, i)` is split number i.
+
+    Raises:
+        FileNotFoundError: the file is missing. The message says where to get it.
+        ValueError: the file is damaged.
 
     Examples:
         >>> load_heterophilous(folder, "minesweeper")  # says what to put where
@@ -99,12 +109,23 @@ _FACEBOOK = "from the folder data/facebook100 of https://github.com/CUAI/Non-Hom
 
 
 def load_facebook(root: str | Path, name: str) -> Data:
-    """Load the students of one university, like johnshopkins55, and their friendships (Traud et al. 2012).
+    """Load the students of one university, such as johnshopkins55, and their friendships (Traud et al. 2012).
 
-    Reads `root/<name>/raw/data.mat`, where PyG's `LINKXDataset` (Lim et al. 2021) puts it, and makes the same graph as
-    PyG: gender is the label, and the other columns, one-hot, are the features.
+    The function reads `root/<name>/raw/data.mat`, where PyG's `LINKXDataset` (Lim et al. 2021) puts it. The graph is
+    the same as PyG's: gender is the label, and the other columns, one-hot, are the features.
 
-    Returns x [N, C], edge_index [2, E] in both directions, and y [N] in −1 (unknown), 0 and 1.
+    Args:
+        root: the folder that holds the folder `<name>`.
+        name: name of the university.
+
+    Shapes:
+        x: [N, C].
+        edge_index: [2, E] in both directions.
+        y: [N] in −1 (unknown), 0 and 1.
+
+    Raises:
+        FileNotFoundError: the file is missing. The message says where to get it.
+        ValueError: the file is damaged.
 
     Examples:
         >>> load_facebook(folder, "johnshopkins55")  # says what to put where
@@ -158,8 +179,19 @@ _MNIST = "PyTorch's torchvision.datasets.MNIST downloads it to this place."
 def load_mnist(root: str | Path, num_images: int = 15_000) -> Data:
     """Load the first images of MNIST's training set (LeCun et al. 1998), without edges; `KNNGraph` adds them.
 
-    Wu, Wipf & Yan (2025, Table 6) take 15 000. Reads `root/raw/train-images-idx3-ubyte.gz` and
-    `root/raw/train-labels-idx1-ubyte.gz`; returns x [num_images, 784] in [0, 1] and y [num_images] in 0..9.
+    The function reads `root/raw/train-images-idx3-ubyte.gz` and `root/raw/train-labels-idx1-ubyte.gz`.
+
+    Args:
+        root: the folder that holds the folder `raw`.
+        num_images: number of images. The default 15 000 is the number of Wu, Wipf & Yan (2025, Table 6).
+
+    Shapes:
+        x: [num_images, 784] in [0, 1].
+        y: [num_images] in 0..9.
+
+    Raises:
+        FileNotFoundError: a file is missing. The message says where to get it.
+        ValueError: a file is damaged.
 
     Examples:
         >>> load_mnist(folder)  # says what to put where
@@ -218,15 +250,21 @@ def load_newsgroups(
 ) -> Data:
     """Load messages of 20 Newsgroups (Lang 1995) as weights of words, without edges; `KNNGraph` adds them.
 
-    The default groups are NodeFormer's. Headers are not read, for they name the group. Words are weighed by
-    scikit-learn's `TfidfVectorizer` without English stop words; rows have norm 1, or 0 without any of the words.
+    The headers of messages are not read, since they name the group. scikit-learn's `TfidfVectorizer` weighs the words,
+    without English stop words. Rows have norm 1, or norm 0 if a message has none of the words.
 
     Args:
         root: the folder that holds `20news-bydate.tar.gz`.
-        groups: names of the groups; number c is class c.
+        groups: names of the groups; group number c is class c. The default groups are NodeFormer's.
         num_words: how many words, the most frequent ones.
 
-    Returns x [messages, num_words] and y [messages], in the order of the archive.
+    Shapes:
+        x: [messages, num_words], in the order of the archive.
+        y: [messages].
+
+    Raises:
+        FileNotFoundError: the archive is missing. The message says where to get it.
+        ValueError: the archive is damaged.
 
     Examples:
         >>> load_newsgroups(folder, groups=["sci.space", "rec.autos"])  # says what to put where
@@ -263,10 +301,18 @@ def load_newsgroups(
 
 
 def load_digits(num_neighbors: int = 5) -> Data:
-    """Load scikit-learn's 1 797 images of 8 × 8 pixels, the low-label setting of Wu, Wipf & Yan (2025).
+    """Load scikit-learn's 1 797 images of 8 × 8 pixels on their nearest-neighbour graph.
 
-    Two images are joined, in both directions, where one is among the `num_neighbors` (1..1 796) nearest of the other by
-    Euclidean distance. Returns x [1797, 64] in [0, 1], y [1797] in 0..9, edge_index [2, E] sorted, without loops.
+    This is the low-label setting of Wu, Wipf & Yan (2025). Two images are joined, in both directions, if one is among
+    the nearest neighbours of the other by Euclidean distance.
+
+    Args:
+        num_neighbors: number of nearest neighbours of an image, 1..1 796.
+
+    Shapes:
+        x: [1797, 64] in [0, 1].
+        y: [1797] in 0..9.
+        edge_index: [2, E], sorted, without loops.
 
     Examples:
         >>> load_digits(num_neighbors=5).x.shape
@@ -288,10 +334,10 @@ _POOL_SEED = 2025  # the same in every run
 
 
 def visible_labels(y: Labels, tuning: bool, share: float = 0.3) -> Int[Tensor, " N"]:
-    """Return the labels that splits for tuning, or for reported results, are drawn from; all others are −1.
+    """Return the labels from which splits for tuning, or splits for reported results, are drawn; all others are −1.
 
-    A fixed random `share` of the labelled nodes (or graphs) belongs to tuning, the others to results. Splits train,
-    validate and test on one side: no label of a reported result was seen while settings were chosen.
+    A fixed random `share` of the labelled nodes (or graphs) belongs to tuning, the rest to results. A split trains,
+    validates and tests on one side. So no label of a reported result was seen while settings were chosen.
     """
     check_flags(tuning=tuning)
     check_number(

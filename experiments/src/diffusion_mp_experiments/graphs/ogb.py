@@ -20,7 +20,7 @@ OgbName = Literal["ogbn-arxiv", "ogbn-proteins"]
 
 @dataclass(frozen=True)
 class _Table:
-    """The attribute of a file, its columns, type, name in sentences and classes; undirected edges are in it once."""
+    """The attribute of a file: its columns, type, name in sentences and classes; undirected edges are in it once."""
 
     name: str
     columns: int
@@ -62,14 +62,23 @@ def load_ogb(
 ) -> Data:
     """Load a node data set of the Open Graph Benchmark (Hu et al. 2020), with the masks of its split.
 
-    Reads the unpacked archive, `root/ogbn_arxiv/raw/*.csv.gz` and `root/ogbn_arxiv/split/time/*.csv.gz`, where the ogb
-    package puts it too. Its `processed` folder holds pickles and is not opened. The arrays are memory-mapped from the
-    folder `cache`, by default `root/ogbn_arxiv/processed/arrays`.
+    The function reads the unpacked archive, `root/ogbn_arxiv/raw/*.csv.gz` and `root/ogbn_arxiv/split/time/*.csv.gz`,
+    where the ogb package puts it too. The `processed` folder of the archive holds pickles and is not opened. The arrays
+    are memory-mapped.
 
-    - ogbn-arxiv: x [N, 128], y [N] of 40 classes, node_year [N], and edge_index as published, from a paper to those it
-      cites; most models take both directions.
-    - ogbn-proteins: y [N, 112] of 0 and 1, node_species [N], edge_index in both directions, edge 2k + 1 the reverse of
-      edge 2k, edge_attr [E, 8]; there is no x.
+    - ogbn-arxiv: x [N, 128], y [N] of 40 classes, node_year [N], and edge_index as published, from a paper to the
+      papers that it cites. Most models take both directions.
+    - ogbn-proteins: y [N, 112] of 0 and 1, node_species [N], edge_index in both directions (edge 2k + 1 is the reverse
+      of edge 2k), edge_attr [E, 8]. There is no x.
+
+    Args:
+        root: the folder that holds the unpacked archive.
+        name: "ogbn-arxiv" or "ogbn-proteins".
+        cache: the folder of the arrays. By default `root/ogbn_arxiv/processed/arrays`.
+
+    Raises:
+        FileNotFoundError: a file is missing. The message says where to get it.
+        ValueError: a file is damaged.
 
     Examples:
         >>> load_ogb(folder, "ogbn-arxiv")  # says what to put where
@@ -120,7 +129,7 @@ def load_ogb(
 
 
 def _raw(folder: Path, file: str) -> Path:
-    """The file of a table. (Proteins were published with species.csv.gz, which the ogb package renames.)"""
+    """Return the file of a table. (Proteins were published with species.csv.gz, which the ogb package renames.)"""
     old = folder / "raw" / f"{file.removeprefix('node_')}.csv.gz"
     path = folder / "raw" / f"{file}.csv.gz"
     return old if old.is_file() and not path.is_file() else path
@@ -152,7 +161,7 @@ def _write_table(
 
 
 def _write_masks(splits: dict[Path, str], num_nodes: int, arrays: ArrayFolder) -> None:
-    """Write a mask for each file of node numbers; no node is in two of them, or twice in one."""
+    """Write a mask for each file of node numbers; no node may be in two files, or twice in one."""
     # One array for all splits shows a node that is in two of them.
     split_of = np.full(num_nodes, -1)
     for number, (path, name) in enumerate(splits.items()):
@@ -175,10 +184,17 @@ def _write_masks(splits: dict[Path, str], num_nodes: int, arrays: ArrayFolder) -
 
 
 class SumEdgeFeatures(BaseTransform):
-    """x_i = Σ_{j→i} e_ji, the sum of the features of the edges that end in a node; zero where none does.
+    """Transform that sets the features of every node to the sum of the features of the edges that end there.
 
-    Models use these features on ogbn-proteins, which has none for nodes (Hu et al. 2020). They are summed in double
-    precision and in blocks, so edges may be memory-mapped. Shapes: edge_index [2, E], edge_attr [E, D]; x [N, D].
+        x_i = Σ_{j→i} e_ji
+
+    A node without incoming edges gets zero. Models use these features on ogbn-proteins, whose nodes have none (Hu et
+    al. 2020). Sums are taken in double precision and in blocks, so edges may be memory-mapped.
+
+    Shapes:
+        edge_index: [2, E].
+        edge_attr: [E, D].
+        x: [N, D].
 
     Examples:
         >>> data = SumEdgeFeatures()(Data(x=x, edge_index=edge_index, edge_attr=torch.ones(12, 2)))

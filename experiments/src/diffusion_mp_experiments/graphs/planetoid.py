@@ -24,7 +24,7 @@ from diffusion_mp_experiments.files.text_tables import MARK
 _FOLDERS = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 _PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 _NUM_VAL = 500
-# Bytes of all features, written out; those of CiteSeer, the most, are 49 million.
+# Bytes of all features, written out; CiteSeer has the most, 49 million.
 _LARGEST = 1 << 30
 _WAY_OUT = "Fetch the eight files anew, together, from the folder data of https://github.com/kimiyoung/planetoid."
 
@@ -38,17 +38,28 @@ def load_planetoid(
 ) -> Data:
     """Load one citation network of Yang, Cohen & Salakhutdinov (2016), with the public split in its masks.
 
-    Reads `root/<Name>/raw/ind.<name>.*` and writes nothing, so `root` may be read-only. The graph is the one that PyG
-    makes, except for CiteSeer's 15 node numbers without a paper: PyG calls them class 0, here they are unlabelled (−1)
-    and never enter a split. The files are pickles; they are read as data and none of their code runs.
+    The function reads `root/<Name>/raw/ind.<name>.*` and writes nothing, so `root` may be read-only. The files are
+    pickles; they are read as data, and none of their code runs.
+
+    The graph is the same as PyG's, except for CiteSeer's 15 node numbers without a paper. PyG gives them class 0. Here
+    they are unlabelled (−1) and are in no split.
 
     Args:
         root: the folder that holds the folder `<Name>`.
         name: "Cora", "CiteSeer" or "PubMed".
-        download: let PyG's `Planetoid` download missing files into `root` first (ConnectionError if that fails).
-        normalize_features: divide the features of every node by their sum.
+        download: whether PyG's `Planetoid` downloads missing files into `root` first. Off by default: nothing is
+            downloaded unless asked for.
+        normalize_features: whether to divide the features of every node by their sum. On by default.
 
-    Returns x [N, C], edge_index [2, E] in both directions, y [N] and three masks [N].
+    Shapes:
+        x: [N, C].
+        edge_index: [2, E] in both directions.
+        y, train_mask, val_mask, test_mask: [N].
+
+    Raises:
+        FileNotFoundError: a file is missing. The message says where to get it.
+        ConnectionError: the download failed.
+        ValueError: a file is damaged, or disagrees with the others.
 
     Examples:
         >>> load_planetoid(folder, "Cora")  # says what to put where
@@ -75,7 +86,7 @@ def load_planetoid(
 
 
 def _download(root: Path, name: str) -> None:
-    """Let PyG download the raw files, and neither process nor load them: PyG would unpickle them."""
+    """Let PyG download the raw files, but neither process nor load them, since PyG would unpickle them."""
     only_raw: dict[str, Any] = {"has_process": False, "load": lambda self, path: None}
     try:
         type("RawPlanetoid", (Planetoid,), only_raw)(str(root), name)
@@ -91,8 +102,8 @@ def _download(root: Path, name: str) -> None:
 def _read_graph(files: dict[str, Path]) -> Data:
     """Return the graph; ValueError names the file that is damaged or disagrees with the others.
 
-    All papers but the tested are in `allx`, `ally`, the labelled ones first (`x`, `y`). Row i of `tx`, `ty` is paper
-    `test.index[i]`; `graph` has the neighbours of every number.
+    All papers except the test papers are in `allx`, `ally`, the labelled papers first (`x`, `y`). Row i of `tx`, `ty`
+    is paper `test.index[i]`. `graph` has the neighbours of every number.
     """
     parts = {}
     for part, path in files.items():

@@ -68,20 +68,35 @@ def load_pokec(
 ) -> Data:
     """Load Pokec (Takac & Zabovsky 2012): 1 632 803 users, 30 622 564 directed friendships, labels are genders.
 
-    - `"snap"` reads `root/soc-pokec-profiles.txt` and `root/soc-pokec-relationships.txt`, each plain or as `.txt.gz`,
-      block by block: less than 1 GB of memory at any size. Friendships find their users by id, not by line number.
-    - `"linkx"` reads `root/pokec.mat` of Lim et al. (2021), with *their* 65 features, whose recipe is not published.
+    The 65 features of the SNAP files are:
 
-    The 65 features of the SNAP files: public, completion percentage, last login, registration and age, each
-    standardised over the users who state it, 0 for the others. Flags where one of the first two, one of the dates, or
-    the age (0 is none) is not stated. Flags for each of the five most frequent regions (the part before the comma), and
-    for no region. And for each of the 51 columns 9 to 59, whether it is filled.
+    - public, completion percentage, last login, registration and age, each standardised over the users who state it,
+      and 0 for the others;
+    - flags for users who do not state one of the first two, one of the dates, or the age (0 is none);
+    - a flag for each of the five most frequent regions (the part before the comma), and for no region;
+    - for each of the 51 columns 9 to 59, whether it is filled.
 
     There are no masks. Wu, Wipf & Yan (2025) write of random splits of 10, 10 and 80 %, while their released command
-    draws 50, 25 and 25 % (D13 in docs/errata.md): say which one a number was obtained with. The arrays are
-    memory-mapped from the folder `cache`, by default `root/processed/pokec-<source>`, which records SHA-256 sums.
+    draws 50, 25 and 25 % (D13 in docs/errata.md): say which split a number was obtained with.
 
-    Returns x [N, 65] float32, edge_index [2, E] source → target, y [N] 0, 1 or −1 (unstated); of SNAP also user_id [N].
+    Args:
+        root: the folder that holds the files.
+        source: `"snap"` reads `root/soc-pokec-profiles.txt` and `root/soc-pokec-relationships.txt`, each plain or as
+            `.txt.gz`, block by block: less than 1 GB of memory at any size. Friendships find their users by id, not by
+            line number. `"linkx"` reads `root/pokec.mat` of Lim et al. (2021), with *their* 65 features, whose recipe
+            is not published.
+        cache: the folder from which the arrays are memory-mapped; it records SHA-256 sums. By default
+            `root/processed/pokec-<source>`.
+
+    Shapes:
+        x: [N, 65] float32.
+        edge_index: [2, E], source → target.
+        y: [N] of 0, 1 or −1 (unstated).
+        user_id: [N], from SNAP only.
+
+    Raises:
+        FileNotFoundError: a file is missing. The message says where to get it.
+        ValueError: a file is damaged.
 
     Examples:
         >>> load_pokec(folder)  # says what to put where
@@ -249,12 +264,12 @@ def _numbers(column: Sequence[bytes]) -> Float[np.ndarray, " rows"]:
 
 
 def _days(column: Sequence[bytes]) -> Float[np.ndarray, " rows"]:
-    """Days since 1970, without the time of day."""
+    """Return days since 1970, without the time of day."""
     dates = [date[:10] for date in _where_stated(column, b"1970-01-01").tolist()]
     for date in dates:
         if not _DAY.fullmatch(date):  # NumPy would take "today" for one
             raise ValueError(f"{date!r} is no date")
-    # NumPy 1 ends the process at bytes that are no date.
+    # NumPy 1 ends the process at bytes that are not a date.
     days = np.array([date.decode("ascii") for date in dates])
     return np.where(
         _stated(column), days.astype("datetime64[D]").astype(np.float64), np.nan
@@ -284,7 +299,7 @@ def _features(
     mean, deviation = np.array(
         [_moments(column[~np.isnan(column)]) for column in numbers.T]
     ).T
-    # Of regions of one frequency the first in the file comes first.
+    # Among regions of one frequency the first in the file comes first.
     frequent = np.argsort(
         -np.bincount(region[region >= 0], minlength=_REGIONS), kind="stable"
     )[:_REGIONS]
@@ -305,7 +320,7 @@ def _features(
 
 
 def _moments(stated: Float[np.ndarray, " users"]) -> tuple[float, float]:
-    """Mean and standard deviation; a number that is the same for all, or that nobody states, is divided by 1."""
+    """Return mean and standard deviation; the deviation is 1 if a number is equal for all, or if nobody states it."""
     return (
         (float(stated.mean()), float(stated.std()) or 1.0)
         if len(stated)

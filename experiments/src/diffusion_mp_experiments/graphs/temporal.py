@@ -30,15 +30,30 @@ def load_snapshots(
 ) -> list[Data]:
     """Load one set of PyG Temporal (Rozemberczki et al. 2021), a graph for every day or week that can be forecast.
 
-    - chickenpox: weekly cases in 20 Hungarian counties, 521 weeks, one graph; standardised when published.
-    - england_covid: daily cases in 129 regions, 61 days, a weighted graph of movements for every day, which is that of
-      the last day known. Every region is standardised over all days, as PyG Temporal does it: this shows the test
-      period to the model, but only so are figures comparable with published ones.
+    - chickenpox: weekly cases in 20 Hungarian counties, 521 weeks, one graph. The published cases are standardised.
+    - england_covid: daily cases in 129 regions, 61 days, and a weighted graph of movements for every day; a forecast
+      has the graph of the last known day. Every region is standardised over all days, as PyG Temporal does it. This
+      shows the test period to the model, but only so are figures comparable with published figures.
 
-    Reads `root/<name>.json`. A forecast sees `lags` values, 4 and 8 by default. Edges are made undirected: two
-    directions have their mean weight, and one alone serves for both.
+    The function reads `root/<name>.json`. Edges are made undirected: two directions get their mean weight, and a single
+    direction serves for both.
 
-    Returns snapshots in order of time, with x [N, lags], the latest last, y [N], edge_index [2, E], edge_weight [E].
+    Args:
+        root: the folder that holds the file.
+        name: "chickenpox" or "england_covid".
+        lags: number of values that a forecast sees. By default 4 for chickenpox and 8 for england_covid.
+
+    Returns snapshots in order of time.
+
+    Shapes:
+        x: [N, lags], the latest last.
+        y: [N].
+        edge_index: [2, E].
+        edge_weight: [E].
+
+    Raises:
+        FileNotFoundError: the file is missing. The message says where to get it.
+        ValueError: the file is damaged.
 
     Examples:
         >>> load_snapshots(folder / "none", "england_covid")  # says what to put where
@@ -68,7 +83,7 @@ def load_snapshots(
                 _graph(edges[str(day)], weights[str(day)], nodes)
                 for day in range(times)
             ]
-            # With the 1e-10 of PyG Temporal, for figures that can be compared.
+            # With the 1e-10 of PyG Temporal, so that figures can be compared.
             series = (series - series.mean(0)) / (series.std(0, correction=0) + 1e-10)
     if not 0 < lags < times:
         raise ValueError(
@@ -77,7 +92,7 @@ def load_snapshots(
     lagged = (
         (now, series[now - lags : now].t().contiguous()) for now in range(lags, times)
     )
-    # One graph for all weeks, or that of the last day that is known.
+    # One graph for all weeks, or the graph of the last known day.
     return [
         Data(x=x, y=series[now], **graphs[(now - 1) % len(graphs)]) for now, x in lagged
     ]
@@ -110,12 +125,19 @@ def _graph(edges: Any, weights: Any, num_nodes: int) -> dict[str, Tensor]:
 def fit_forecast(
     name: ForecastName, snapshots: Sequence[Data]
 ) -> Callable[[Tensor], Tensor]:
-    """Fit a forecast ŷ [N] of a snapshot's lags x [N, L] to earlier snapshots.
+    """Fit a forecast without a network to earlier snapshots; the result maps a snapshot's lags x [N, L] to ŷ [N].
 
-    - "zero": 0, the mean of a standardised series; "last": the latest lag; "mean": x̄_i, the mean of the lags.
-    - "pooled": x̄_i + (1/N) Σ_j (x_jL − x̄_j): on top of its mean, every node departs from it as all do on average.
+    - "zero": 0, the mean of a standardised series.
+    - "last": the latest lag.
+    - "mean": x̄_i, the mean of the lags.
+    - "pooled": x̄_i + (1/N) Σ_j (x_jL − x̄_j). To its own mean every node adds the average departure of all nodes from
+      theirs.
     - "own": the mean of y_i over the given snapshots, whatever the lags are.
-    - "ridge": one linear autoregression for all nodes (Hoerl & Kennard 1970), its penalty chosen by leave-one-out.
+    - "ridge": one linear autoregression for all nodes (Hoerl & Kennard 1970), with the penalty chosen by leave-one-out.
+
+    Args:
+        name: name of the forecast.
+        snapshots: the snapshots to fit to.
 
     Examples:
         >>> series = [Data(x=torch.rand(5, 4), y=torch.rand(5)) for _ in range(8)]

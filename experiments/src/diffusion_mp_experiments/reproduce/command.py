@@ -142,7 +142,7 @@ def run_reproduce(args: list[str]) -> None:
     }
     # What is typed wins over what table.yaml says of --quick.
     table = replace(table, **{**(table.quick if options.quick else {}), **overrides})
-    # Quick runs are none of the results, so they have a folder of their own.
+    # Quick runs do not belong to the results, so they have a folder of their own.
     out = options.out / (f"{table.name}-quick" if options.quick else table.name)
     records = reproduce(
         table, out, options.jobs, options.only, options.save, options.device
@@ -151,7 +151,7 @@ def run_reproduce(args: list[str]) -> None:
     flags += [f"--{name} {value}" for name, value in overrides.items()]
     saved = {row.name for row in table.named(options.only)} if options.save else set()
     for record in records:
-        # The model that was saved is that of the first reported run.
+        # The model that was saved is the model of the first reported run.
         first = (
             record["kind"] == "run"
             and record["split"] == record["seed"] == 0
@@ -211,7 +211,7 @@ def folder(text: str) -> Path:
 
 def _device(text: str) -> str:
     try:
-        torch.zeros(1, device=text).item()  # which "meta" has not
+        torch.zeros(1, device=text).item()  # which "meta" lacks
     except (RuntimeError, AssertionError) as error:
         raise argparse.ArgumentTypeError(
             f"torch cannot use {text!r}: {error}"
@@ -249,7 +249,7 @@ def illustrated(
         figures.draw_curves(
             picture("", f"{table.metric.title} along {table.sweep.title}"), table, rows
         )
-        # Of a few layers the curves say all that there is to see.
+        # With few layers the curves show everything.
         if max((len(line.states.get("rank", [])) for line in rows), default=0) > 8:
             figures.draw_states(
                 picture("-states", "states of the trained models, layer by layer"),
@@ -321,7 +321,7 @@ def write_page(
 
 
 def _take_over(made: Path, results: Path, configs: Path | None) -> None:
-    """Copy the results of tables; those of `--quick` and of other folders are none of them."""
+    """Copy the results of tables, but not results of `--quick` and of other folders."""
     finished = {path.parent.name: path for path in sorted(made.glob("*/results.jsonl"))}
     if not finished:
         raise FileNotFoundError(

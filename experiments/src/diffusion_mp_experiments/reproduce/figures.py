@@ -37,7 +37,7 @@ def _name_rows(axes: Axes, titles: Sequence[str]) -> None:
 
 
 def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
-    """How far each row is ahead of the baselines, with twice the standard error."""
+    """Draw how far each row is ahead of the baselines, with twice the standard error."""
     baselines = [
         name
         for name in table.baselines
@@ -102,12 +102,12 @@ _KINDS = {
 
 
 def draw_overview(path: Path, tables: Sequence[tuple[Table, Sequence[Line]]]) -> None:
-    """How far every kind of model is ahead of the GCN: of each its best row on validation, with the standard error."""
+    """Draw how far every kind of model is ahead of the GCN: its best row on validation, with the standard error."""
     figure, panels = _panels(10, 1.4 + 0.25 * len(tables), len(_KINDS))
     for position, (table, lines) in enumerate(tables):
         unit = 1.0
         if table.metric.mode == "min":
-            # Errors have no common scale: in percent of the GCN's.
+            # Errors have no common scale, so they are in percent of the GCN's error.
             unit = next(line for line in lines if line.row == "gcn").score[0] / 100
         best: dict[str, Line] = {}
         # The last of a kind stays, and that is the best one.
@@ -135,7 +135,7 @@ def draw_overview(path: Path, tables: Sequence[tuple[Table, Sequence[Line]]]) ->
                     capsize=2,
                     linewidth=1.2,
                 )
-    # What the titles have in common would not fit beside the panels.
+    # The common part of the titles would not fit beside the panels.
     titles = [
         table.title.partition(" on ")[0].replace(" labels per", " per")
         for table, _ in tables
@@ -155,7 +155,7 @@ def draw_overview(path: Path, tables: Sequence[tuple[Table, Sequence[Line]]]) ->
 
 
 def draw_search(path: Path, table: Table, records: Iterable[Record]) -> None:
-    """The value of every trial of every row on the tuning splits; with nested tuning, of every split."""
+    """Draw the value of every trial of every row on the tuning splits; with nested tuning, of every split."""
     values: dict[str, list[float]] = {row.name: [] for row in table.rows}
     unit = table.metric.sign * table.metric.scale
     for record in records:
@@ -184,7 +184,7 @@ def _save(path: Path, figure: Figure, title: str, curves: int) -> None:
 
 
 def draw_states(path: Path, table: Table, lines: Sequence[Line]) -> None:
-    """Every measure of the states, layer by layer, at the last value of the sweep of a table."""
+    """Draw every measure of the states, layer by layer, at the last value of the sweep of a table."""
     sweep, curves = points(table, lines)
     figure, panels = _panels(4.2 * len(MEASURES) + 1, 4.4, len(MEASURES))
     scales = {"rank": "linear"}
@@ -205,7 +205,7 @@ def draw_states(path: Path, table: Table, lines: Sequence[Line]) -> None:
 
 
 def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
-    """The metric, and the spread and rank of the last states, along the sweep of a table."""
+    """Draw the metric, and the spread and rank of the last states, along the sweep of a table."""
     sweep, curves = points(table, lines)
     measures = last_measures(lines)
     count = 1 + len(measures)

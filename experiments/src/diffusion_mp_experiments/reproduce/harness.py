@@ -1,4 +1,4 @@
-"""Makes a table: searches settings row by row, trains with the best ones on all splits, and records every run."""
+"""Make a table: search settings row by row, train with the best settings on all splits, and record every run."""
 
 import math
 import statistics
@@ -75,14 +75,14 @@ class Search(NamedTuple):
             raise ValueError(
                 f"All trials of row {self.row.name!r} diverged; lower its learning rates."
             )
-        # Of equals the first one, so that more trials change nothing that was as good.
+        # The first of equals, so that further trials that are only as good change nothing.
         return self.settings[max(converged, key=lambda k: (converged[k], -k))]
 
 
 def searches(table: Table, row: Row) -> list[Search]:
-    """The search of a row, or with nested tuning one for every split.
+    """Return the search of a row, or with nested tuning a search for every split.
 
-    The settings of trial k are drawn with the seed k, so a search that was stopped or gets more trials goes on as it
+    The settings of trial k are drawn with the seed k. So a search that was stopped, or gets more trials, goes on as it
     would have, and rows draw the same values of shared axes.
     """
     axes = table.axes(row)
@@ -110,7 +110,7 @@ Planned = tuple[Record, Config]
 
 
 def key(record: Record) -> tuple[str, str, int, int, bool]:
-    """What identifies the run that makes a record."""
+    """Return what identifies the run that makes a record."""
     return (
         record["row"],
         record["config"],
@@ -128,12 +128,21 @@ def reproduce(
     save: Path | None = None,
     device: str = "cpu",
 ) -> list[Record]:
-    """Make the rows of a table (`only` these), or continue what was stopped; return its lines in `results.jsonl`.
+    """Make the rows of a table, or continue what was stopped; return its lines in `results.jsonl`.
 
     The folder `out` gets `runs.jsonl`, a line for every training that has ended, and in the end `results.jsonl`: the
-    budget, and of every row that is complete its reported runs and its search. `jobs` is the number of processes, of
-    one thread each, which all train on `device`. The folder `save` gets the model of the first reported run of every
-    row. ValueError if another process works in `out`.
+    budget, and of every complete row its reported runs and its search.
+
+    Args:
+        table: the table.
+        out: the folder of the results.
+        jobs: number of processes, of one thread each.
+        only: names of the rows to make. By default all.
+        save: a folder that gets the model of the first reported run of every row. By default no model is saved.
+        device: where all processes train.
+
+    Raises:
+        ValueError: another process works in `out`.
     """
     rows = table.named(only)
     # Before hours of training, not after.
@@ -230,7 +239,7 @@ class _Harness:
             bar.update()
 
     def saved(self, planned: Record) -> Path | None:
-        """The file for the model of a run, None if there is to be none or it is there: its card names the run."""
+        """Return the file for the model of a run; None if none is to be saved, or its card says that it is there."""
         later = planned["tuning"] or planned["split"] or planned["seed"]
         if self.save is None or later or self.table.row(planned["row"]).model is None:
             return None
@@ -242,7 +251,7 @@ class _Harness:
         return path
 
     def values(self, search: Search) -> dict[int, float | None]:
-        """The mean validation metric, higher being better, of every trial that is done; None if it diverged."""
+        """Return the mean validation metric, higher being better, of every finished trial; None if it diverged."""
         by_trial: dict[int, list[Any]] = {}
         for number, (planned, _) in self.trials(search):
             if key(planned) in self.done:
@@ -260,7 +269,7 @@ class _Harness:
         return means
 
     def results(self, row: Row) -> list[Record]:
-        """The lines of a row, or none while it is incomplete."""
+        """Return the lines of a row, or none while the row is incomplete."""
         tried = [(search, self.values(search)) for search in searches(self.table, row)]
         # Whatever is missing in a search may still be its best setting.
         if any(

@@ -1,4 +1,4 @@
-"""Networks of the tables that are no models of the library, and models without their attention."""
+"""Networks of the tables that are not models of the library, and models without their attention."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -35,7 +35,7 @@ ABLATIONS: dict[str, type[Diffusivity]] = {
 
 
 def normalized_adjacency() -> AdjacencyDiffusivity:
-    """The Â of a GCN, D^(−1/2) (A + I) D^(−1/2), with every edge in both directions."""
+    """Return Â of a GCN, D^(−1/2) (A + I) D^(−1/2), with every edge in both directions."""
     return AdjacencyDiffusivity("sym", self_loops="remaining", direction="undirected")
 
 
@@ -67,9 +67,9 @@ class Readout(nn.Module):
 
 
 class HeatNetwork(nn.Module):
-    """An encoder, the heat equation over the graph for a time t, a decoder: GRAND with a fixed, symmetric diffusivity
-    (Chamberlain et al. 2021) and no error in time (`HeatKernel`).
+    """An encoder, the heat equation over the graph for a time t, and a decoder.
 
+    This is GRAND with a fixed, symmetric diffusivity (Chamberlain et al. 2021) and no error in time (`HeatKernel`).
     Dropout acts on the features and on the state before the decoder.
     """
 
@@ -105,9 +105,9 @@ class HeatNetwork(nn.Module):
 
 
 class DropoutSeenDIFFormer(DIFFormer):
-    """`DIFFormer` with dropout of every state before its layer, as published; its attention reads the rest.
+    """`DIFFormer` with dropout of every state before its layer, as published; the attention reads what is left.
 
-    In the library dropout acts on what is propagated only (docs/errata.md, D20).
+    In the library dropout acts only on what is propagated (docs/errata.md, D20).
     """
 
     def __init__(
@@ -135,11 +135,17 @@ class ClassicGNN(LayerStack):
     """x⁰ = drop(ReLU(Norm(W x + b))),  xᵏ⁺¹ = xᵏ + drop(ReLU(Norm(conv(xᵏ) + W_k xᵏ))), after Luo, Shi & Wu (2024).
 
     Args:
-        in_channels, hidden_channels, out_channels, num_layers, layer_norm, dropout, task: see `LayerStack`.
-        conv: `GCNConv`, the mean of the neighbours, or PyG's `GINEConv`, `GATv2Conv` or `ResGatedGraphConv`, which read
-            `edge_attr`.
+        in_channels: channels of the features.
+        hidden_channels: channels of the states.
+        out_channels: channels of the output.
+        num_layers: number of layers.
+        conv: "gcn" is `GCNConv`, "sage" the mean of the neighbours. "gine", "gat" and "gatedgcn" are PyG's `GINEConv`,
+            `GATv2Conv` and `ResGatedGraphConv`, which read `edge_attr`.
         edge_dim: channels of `edge_attr` [E, edge_dim]; without it "gine" is `GINConv`.
-        heads: of "gat".
+        heads: number of heads of "gat".
+        layer_norm: whether Norm is a LayerNorm, see `LayerStack`.
+        dropout: probability of drop.
+        task: "node" or "graph", see `LayerStack`.
     """
 
     def __init__(
@@ -220,11 +226,11 @@ class ClassicGNN(LayerStack):
 
 
 class Diagonalized(Diffusivity):
-    """The couplings of another diffusivity, diagonalised: it has no parameters, one head and symmetric couplings.
+    """The couplings of another diffusivity, diagonalised; it has no parameters, one head and symmetric couplings.
 
-    For training on all pairs of one graph of a few thousand nodes: N³ operations once, and the state at rest is two
-    products with a dense matrix, exact at any β and μ. The coupling is cached until features or edges change. One that
-    is not symmetric, or has several heads, raises CouplingMismatchError.
+    It serves for training on all pairs of one graph of a few thousand nodes. It takes N³ operations once. The state at
+    rest is then two products with a dense matrix, exact at any β and μ. The coupling is cached until features or edges
+    change. A coupling that is not symmetric, or has several heads, raises CouplingMismatchError.
     """
 
     depends_on = "graph"
@@ -261,7 +267,7 @@ _SPECTRA: list[tuple[Tensor, tuple[Tensor, Tensor]]] = []
 
 
 def _spectrum(entries: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, none below zero, and eigenvectors of D̄ − S."""
+    """Return the eigenvalues, none below zero, and eigenvectors of D̄ − S."""
     for matrix, spectrum in _SPECTRA:
         if torch.equal(matrix, entries):
             return spectrum
@@ -314,7 +320,7 @@ class _Diagonal(Coupling):
 def without_attention(model: nn.Module, ablation: str) -> bool:
     """Replace every attention over pairs of a model by "identity", or by "uniform", the mean over all nodes.
 
-    A `CertifiedConv` takes the identity only, without its pairs (`penalty="quadratic"` weighs all pairs alike). What is
+    A `CertifiedConv` takes the identity only, without its pairs (`penalty="quadratic"` weighs all pairs alike). A
     `Diagonalized` stays, since it is not learned. Return whether there was an attention.
     """
     replaced = False

@@ -20,7 +20,7 @@ from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
 
 
 class Predictor(nn.Module):
-    """Scores [N, C] of every node of one graph, computed once; subclasses define `scores`."""
+    """Base class: scores [N, C] of every node of one graph, computed once; subclasses define `scores`."""
 
     fixed_scores: Tensor
 
@@ -50,7 +50,7 @@ class Constant(Predictor):
 
 
 class LogisticRegression(Predictor):
-    """Scikit-learn's, on the features without the graph; C is the inverse of the penalty."""
+    """Scikit-learn's logistic regression on the features, without the graph; C is the inverse of the penalty."""
 
     @checked
     def __init__(self, C: PositiveNumber = 1.0) -> None:
@@ -91,7 +91,7 @@ class Labels(Predictor):
 
 
 class Diffusion(Predictor):
-    """`DiffusionClassifier` on the features, which makes a graph of its own."""
+    """`DiffusionClassifier` on the features; it makes a graph of its own."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ def _scores(classes: np.ndarray, logarithms: np.ndarray, num_classes: int) -> Te
 
 
 class NoCorrection(nn.Module):
-    """Leaves the base of a forecast, which the data module has fitted, as it is (see `SnapshotDataModule`)."""
+    """Leave the base of a forecast as the data module has fitted it (see `SnapshotDataModule`)."""
 
     def fit(self, data: SnapshotDataModule) -> None:
         """Do nothing."""

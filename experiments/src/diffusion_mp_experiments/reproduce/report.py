@@ -29,7 +29,7 @@ class Line:
 
 
 def lines(table: Table, records: Sequence[Record]) -> list[Line]:
-    """What every row came to, compared with the baselines of the table, and with its GCN for the picture of all."""
+    """Return what every row came to, compared with the table's baselines, and with its GCN for the overview picture."""
     # A table may have lost a row since its results were made.
     of: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in records:
@@ -67,7 +67,7 @@ def lines(table: Table, records: Sequence[Record]) -> list[Line]:
 
 
 def _by_split(table: Table, runs: Sequence[Record], name: str) -> dict[int, float]:
-    """The mean over the seeds of every split, or with one split every seed; a run that diverged counts as the worst."""
+    """Return the mean over the seeds for every split, or with one split every seed; a diverged run is the worst."""
     values: dict[int, list[float]] = defaultdict(list)
     worst = {"max": 0.0, "min": math.inf}[table.metric.mode]
     # With one split, seeds are what differs from run to run.
@@ -83,7 +83,7 @@ def _by_split(table: Table, runs: Sequence[Record], name: str) -> dict[int, floa
 def _difference(
     table: Table, one: Mapping[int, float], other: Mapping[int, float]
 ) -> Estimate | None:
-    """How far one is ahead on the splits (or seeds) that both have: mean and standard error."""
+    """Return how far one is ahead on the splits (or seeds) that both have: mean and standard error."""
     pairs = [
         table.metric.sign * (one[unit] - other[unit]) for unit in one if unit in other
     ]
@@ -102,7 +102,7 @@ def _ablated(table: Table, runs: Sequence[Record]) -> dict[str, float]:
 
 
 def _states(runs: Sequence[Record]) -> dict[str, list[float]]:
-    """The mean over runs of every measure, state by state; none where runs differ in their number of states."""
+    """Return the mean over runs of every measure, state by state; none if runs differ in their number of states."""
     return {
         name: [statistics.fmean(each) for each in zip(*states, strict=True)]
         for name, states in _by_name(run.get("states", {}) for run in runs).items()
@@ -111,7 +111,7 @@ def _states(runs: Sequence[Record]) -> dict[str, list[float]]:
 
 
 def _by_name(mappings: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """All values of every name, but None."""
+    """Return all values of every name, except None."""
     values: dict[str, list[Any]] = defaultdict(list)
     for mapping in mappings:
         for name, value in mapping.items():
@@ -121,7 +121,7 @@ def _by_name(mappings: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and standard deviation (n − 1), nan for one value and beside an infinite mean."""
+    """Return mean and standard deviation (n − 1); the deviation is nan for one value and for an infinite mean."""
     mean = statistics.fmean(values)
     deviation = math.nan
     if len(values) > 1 and math.isfinite(mean):
@@ -158,7 +158,7 @@ def markdown(table: Table, lines: Sequence[Line]) -> str:
 def points(
     table: Table, lines: Sequence[Line]
 ) -> tuple[Sweep, list[tuple[str, dict[int, Line]]]]:
-    """The sweep of a table that has one, the title of every curve, and its lines by the place of the value."""
+    """Return the sweep of a table that has one, the title of every curve, and its lines by the place of the value."""
     assert table.sweep is not None
     by_name = {line.row: line for line in lines}
     curves = []
@@ -170,7 +170,7 @@ def points(
 
 
 def last_measures(lines: Sequence[Line]) -> list[str]:
-    """The measures of last states that a sweep shows: a network of one state has none."""
+    """Return the measures of last states that a sweep shows; a network of one state has none."""
     return [
         name
         for name in ("spread", "rank")
@@ -179,7 +179,7 @@ def last_measures(lines: Sequence[Line]) -> list[str]:
 
 
 def curves(table: Table, lines: Sequence[Line]) -> str:
-    """A table with a sweep: a row for every curve, a column for every value; then measures of the last states."""
+    """Return a table with a sweep: a row for every curve, a column for every value; then measures of last states."""
     sweep, lines_of = points(table, lines)
     title = table.metric.title
 
@@ -222,7 +222,7 @@ def section(table: Table, lines: Sequence[Line], notes: str = "") -> str:
     splits = max(line.splits for line in lines)
     hours = sum(line.seconds for line in lines) / 3600
     if max(line.trials for line in lines) == 1:
-        # Of one trial there was nothing to choose.
+        # With one trial there was nothing to choose.
         tuned = "with fixed settings"
     elif table.nested:
         tuned = "each tuned on its own validation nodes"
@@ -276,14 +276,14 @@ def summary(
 
 
 def chosen(table: Table, records: Iterable[Record]) -> str:
-    """What the search of every row has chosen, in Markdown; with nested tuning that is in `results/` only."""
+    """Return what the search of every row has chosen, in Markdown; with nested tuning `results/` alone has it."""
     sentences = []
     for record in records:
         if record["kind"] != "search" or record["split"] is not None:
             continue
         trials = record["trials"]
         scored = [trial for trial in trials if trial["value"] is not None]
-        # A single trial has no score, since it needs none to be the best.
+        # A single trial has no score, since it is the best without one.
         best = max(scored, key=lambda trial: trial["value"], default=trials[0])
         values = [
             f"{path} {format(value, '.3g' if isinstance(value, float) else '')}"
@@ -297,7 +297,7 @@ def chosen(table: Table, records: Iterable[Record]) -> str:
 
 
 def card(table: Table, record: Record, flags: str) -> str:
-    """What there is to know of the model of a run that is saved, in Markdown; with these flags it is made again."""
+    """Return the card of a saved model in Markdown: what its run was, and the flags with which it is made again."""
     row = table.row(record["row"])
     metric = table.metric
     data = table.config(row, record["settings"])["data"]

@@ -78,13 +78,15 @@ class Row:
     """A model, or a predictor that is not trained by epochs.
 
     Attributes:
-        model, predictor: `class_path` and `init_args` of one of them, without in_channels and out_channels. An edge_dim
-            of "data" is the number of features that edges have, or null.
-        optimizer, data: further arguments of the LightningModule and of the data module.
+        model: `class_path` and `init_args` of a model, without in_channels and out_channels. An edge_dim of "data" is
+            the number of features that edges have, or null.
+        predictor: the same of a predictor, in place of a model.
+        optimizer: further arguments of the LightningModule.
+        data: further arguments of the data module.
         attention: "identity" or "uniform": the model is trained and tested with its attention replaced.
-        search: axes in addition to those of the table; one of the table that is null here is left out.
+        search: axes in addition to the axes of the table; an axis of the table that is null here is left out.
         fixed: values by the paths of axes, set as a search would set them.
-        curve: in a table with a sweep the row that this is a point of.
+        curve: in a table with a sweep, the row of which this row is a point.
     """
 
     name: str
@@ -134,19 +136,23 @@ class Sweep:
 @_checked_fields
 @dataclass(frozen=True)
 class Table:
-    """How a table is made; see docs/results.md for what the numbers mean.
+    """How a table is made; docs/results.md says what the numbers mean.
 
     Attributes:
         data: `class_path` and `init_args` of a LightningDataModule that takes `split`, and `tuning` unless nested.
         module: further arguments of the LightningModule that trains, such as its metric.
-        splits, seeds: of the reported runs: every seed on every split.
-        tuning: number of splits that settings are chosen on; "nested": each reported split by its validation nodes.
+        splits: number of splits of the reported runs.
+        seeds: number of seeds of the reported runs, on every split.
+        tuning: number of splits on which settings are chosen; "nested" chooses for each reported split by its
+            validation nodes.
         trials: number of settings that are drawn for every row.
-        epochs, patience: most epochs, and most without a better validation score.
-        search: the axes that all models share; predictors share those of the data module (`data.k`).
+        epochs: largest number of epochs.
+        patience: largest number of epochs without a better validation score.
+        search: the axes that all models share; predictors share the axes of the data module (`data.k`).
         baselines: rows that the others are compared with, split by split.
         quick: values of the attributes in `BUDGET` for `--quick`.
-        sweep, curves: the axis that makes every row a curve, and then the titles of the curves.
+        sweep: the axis that makes every row a curve.
+        curves: the titles of the curves, with a sweep.
     """
 
     name: str
@@ -186,13 +192,13 @@ class Table:
         return self.tuning == "nested"
 
     def named(self, names: Sequence[str]) -> list[Row]:
-        """The rows of these names, or the points of these curves; all of them without names."""
+        """Return the rows of these names, or the points of these curves; without names, all rows."""
         names_of_rows = dict.fromkeys(row.curve or row.name for row in self.rows)
         if unknown := sorted(set(names) - names_of_rows.keys()):
             raise ValueError(
                 f"{self.name} has no row {', '.join(unknown)}; it has {', '.join(names_of_rows)}."
             )
-        # In the order of the table, whatever that of the names.
+        # In the order of the table, whatever the order of the names.
         chosen = names or names_of_rows
         return [row for row in self.rows if (row.curve or row.name) in chosen]
 
@@ -200,7 +206,7 @@ class Table:
         return next(row for row in self.rows if row.name == name)
 
     def axes(self, row: Row) -> Config:
-        """The axes that are searched for a row: those of the table that apply to it, and its own."""
+        """Return the axes that are searched for a row: the axes of the table that apply to it, and its own."""
         shared = {
             path: axis
             for path, axis in self.search.items()
@@ -213,7 +219,7 @@ class Table:
         }
 
     def config(self, row: Row, settings: Mapping[str, Any]) -> Config:
-        """Return everything that decides a training but the split, with these settings at their paths."""
+        """Return everything that decides a training except the split, with these settings at their paths."""
         parts = {**row.optimizer, "data": with_arguments(self.data, **row.data)}
         # Only what decides this training: the digest of it is the identity of a run in results/.
         schedule: Config = {}
@@ -259,10 +265,10 @@ def digest(config: Any) -> str:
 
 
 def find_table(name: str, folder: Path | None = None) -> Path:
-    """Return the folder of a table: the one below `folder`, or else the one that this package brings.
+    """Return the folder of a table: the folder below `folder`, or else the folder in this package.
 
     Raises:
-        FileNotFoundError: there is neither.
+        FileNotFoundError: neither folder exists.
     """
     others = []
     for tables in (folder, configs_folder()):
@@ -278,11 +284,11 @@ def find_table(name: str, folder: Path | None = None) -> Path:
 
 
 def load_table(folder: Path, root: str | None = None) -> Table:
-    """Load the table of a folder, its rows in the order of `rows` in table.yaml; `root` replaces that of its data.
+    """Load the table of a folder, its rows in the order of `rows` in table.yaml; `root` replaces the root of its data.
 
-    With `like: TABLE` it may name rows of that table, which is beside it or one of this package, and inherits its other
-    values, axis by axis in `search`. With `like: ROW` a row inherits from that row all but its title, arguments and
-    axes. A null axis is not searched.
+    With `like: TABLE` a table may name rows of that table, next to it or in this package. It inherits the other
+    values of that table, axis by axis in `search`. With `like: ROW` a row inherits from that row all but its title,
+    arguments and axes. A null axis is not searched.
     """
     path = folder / "table.yaml"
     content, files = _gathered(folder)
@@ -326,7 +332,7 @@ def _build(kind: type[Kind], content: Any, where: str, **others: Any) -> Kind:
 
 
 def _gathered(folder: Path, *below: Path) -> tuple[Config, dict[str, Path]]:
-    """The content of table.yaml and the files of rows by name, merged into those of the table that it is like."""
+    """Return the content of table.yaml and the files of rows by name, merged into the files of the `like` table."""
     path = folder / "table.yaml"
     content = _read(path)
     rows_here = {
@@ -353,9 +359,9 @@ def _gathered(folder: Path, *below: Path) -> tuple[Config, dict[str, Path]]:
 
 
 def _over(base: Any, changes: Any) -> Any:
-    """The fields of two mappings, of which the second counts; those of `init_args` one by one."""
+    """Return the fields of two mappings, of which the second wins; the fields of `init_args` are merged one by one."""
     if not isinstance(base, dict) or not isinstance(changes, dict):
-        return changes  # which is refused where it is no mapping
+        return changes  # which is refused unless it is a mapping
     both = {**base, **changes}
     if "init_args" in base.keys() & changes.keys():
         both["init_args"] = _over(base["init_args"], changes["init_args"])
@@ -399,14 +405,14 @@ Record = dict[str, Any]
 
 
 def budget(table: Table) -> Record:
-    """The line of results.jsonl that says with how much of everything the results of a table were made."""
+    """Return the line of results.jsonl that says with how much of everything the results of a table were made."""
     # With the names that every line has.
     line = {"kind": "budget", "table": table.name, "row": None, "seconds": 0.0}
     return line | {name: getattr(table, name) for name in BUDGET}
 
 
 def as_made(table: Table, records: Iterable[Record], path: Path) -> Table:
-    """Return the table with the budget of its results: options of `reproduce` may have replaced that of table.yaml."""
+    """Return the table with the budget of its results: options of `reproduce` may have replaced table.yaml's."""
     for record in records:
         if record["kind"] == "budget":
             values = {name: record[name] for name in BUDGET if name in record}
@@ -447,13 +453,13 @@ class Records:
 
 
 def parsed(content: bytes, path: Path, needed: str = "") -> list[Record]:
-    """Parse the lines of a file of results; a ValueError names a line that is none, or lacks what is needed."""
+    """Parse the lines of a file of results; a ValueError names a line that is not valid, or lacks what is needed."""
     records = []
     for number, line in enumerate(content.splitlines(), 1):
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            # Bytes that are no UTF-8 are ValueErrors too.
+            # Bytes that are not UTF-8 raise a ValueError too.
             raise ValueError(
                 f"{path}, line {number} is no JSON: {error}. Delete that line, or the file."
             ) from error

@@ -68,16 +68,19 @@ def train(
     """Train once and return the result.
 
     Args:
-        config, metric: as `Table.config` makes it, and the name under which the module logs the metric.
-        split, seed, tuning: the split of the data module; initial weights and dropout are drawn from split and seed.
-        save: the file for the trained model, which `diffusion_mp.load` reads.
-        device: where a network trains; predictors that are not networks stay on the CPU.
+        config: configuration of the run, as `Table.config` makes it.
+        metric: the name under which the module logs the metric.
+        split: number of the split of the data module.
+        seed: seed of the run; initial weights and dropout are drawn from split and seed.
+        tuning: whether the data module serves for tuning; the test metric is then left out.
+        save: the file for the trained model, which `diffusion_mp.load` reads. By default the model is not saved.
+        device: where a network trains. Predictors that are not networks stay on the CPU.
 
     Returns:
         validation and, except for tuning, test metric of the epoch with the best validation score; that epoch, how many
-        there were and why no more; the test metric with the attention of the trained model replaced, where it has one;
-        measures of its states (`MEASURES`) and, of a certified one, the energy F at every state;
-        hash of the data, versions, seconds and peak memory of the process in MB.
+            there were and why no more; the test metric with the attention of the trained model replaced, where it has
+            one; measures of its states (`MEASURES`) and, of a certified one, the energy F at every state; hash of the
+            data, versions, seconds and peak memory of the process in MB.
     """
     start = time.perf_counter()
     with suppress(OSError):
@@ -153,7 +156,7 @@ def build_module(config: Config, data: DataModule) -> LightningModule:
 
 
 def _takes(class_path: str, argument: str) -> bool:
-    """Whether the constructor of a class takes an argument, as far as that can be known."""
+    """Return whether the constructor of a class takes an argument, as far as that can be known."""
     try:
         parameters = inspect.signature(locate(class_path)).parameters  # type: ignore[arg-type]
     except (ErrorDuringImport, ValueError, TypeError):
@@ -164,7 +167,7 @@ def _takes(class_path: str, argument: str) -> bool:
 
 def build(kind: type, config: Config) -> Any:
     """Make an object from `class_path` and `init_args`, of a class that must be of this kind."""
-    # That of Lightning's command line, so a row is read as a configuration of `fit` is.
+    # The parser of Lightning's command line, so that a row is read like a configuration of `fit`.
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--it", type=kind)
     try:
@@ -185,14 +188,14 @@ def _data(config: str, split: int, tuning: bool, device: str) -> DataModule:
 
 
 class LastLogged:
-    """Replaces a module's `log`, which needs a trainer, and keeps the last values."""
+    """Replace a module's `log`, which needs a trainer, and keep the last values."""
 
     def __init__(self, module: LightningModule) -> None:
         self.values: dict[str, Metric | Tensor] = {}
         module.log = self.log  # type: ignore[method-assign, assignment]
 
     def log(self, name: str, value: Metric | Tensor, **options: Any) -> None:
-        """Keep a value; a plain number is that of the last batch, so it is right where there is one batch."""
+        """Keep a value. A plain number is the value of the last batch, so it is right if there is one batch."""
         self.values[name] = value
 
     def take(self, name: str) -> float:
@@ -215,7 +218,7 @@ def _fit(
 ) -> Config:
     """Train until val_score has not risen for `patience` epochs, and load the weights of the first best epoch.
 
-    This is a plain loop, since that of Lightning costs as much as a step on a small graph.
+    This is a plain loop, since Lightning's loop costs as much as a step on a small graph.
     """
     optimizer = module.configure_optimizers()
     batches = data.train_dataloader()
@@ -346,7 +349,7 @@ def measured(model: nn.Module) -> Iterator[dict[str, list[float]]]:
 
 @torch.no_grad()
 def state_measures(x: Tensor, graph: Graph) -> dict[str, float]:
-    """`MEASURES` of one state [N, …] on a graph; Â is the symmetric normalised adjacency with self-loops."""
+    """Return `MEASURES` of one state [N, …] on a graph; Â is the symmetric normalised adjacency with self-loops."""
     z = x.detach().flatten(1).double()
     square = float(z.square().sum())
     adjacency = normalized_adjacency()(z, graph)
@@ -392,7 +395,7 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
 
 
 def _peak() -> int:
-    """The most memory of this process at once, in MB: on Linux since the run began."""
+    """Return the most memory of this process at once, in MB: on Linux since the run began."""
     status = Path("/proc/self/status")
     # VmHWM begins anew with every run (see `train`), ru_maxrss does not.
     if status.is_file():

@@ -20,10 +20,14 @@ Item = tuple[Any, ...]  # the tokens [L] of a sequence, then the label, an int
 
 
 class SequenceDataset(Dataset[Item]):
-    """Items (tokens [L] long, label), for `DataLoader(..., collate_fn=diffusion_mp.data.pad)`.
+    """Base class of data sets of items (tokens, label), for `DataLoader(..., collate_fn=diffusion_mp.data.pad)`.
 
-    Items are made on access; `list(dataset)` keeps them, which pays for many epochs. A subclass defines `vocabulary`
-    (tokens are 0 .. vocabulary − 1), `classes` (labels are 0 .. classes − 1), `__len__` and `item`.
+    Items are made on access. `list(dataset)` keeps them, which saves time over many epochs. A subclass defines
+    `vocabulary` (tokens are 0 .. vocabulary − 1), `classes` (labels are 0 .. classes − 1), `__len__` and `item`.
+
+    Shapes:
+        tokens: [L] of int64.
+        label: an int.
 
     Examples:
         >>> isinstance(ListOps(num=2), SequenceDataset)
@@ -47,7 +51,7 @@ class SequenceDataset(Dataset[Item]):
 
 
 class DrawnDataset(SequenceDataset):
-    """Items that are drawn: item i depends on `seed`, split, i and the parameters of the class alone.
+    """Base class of data sets that are drawn: item i depends only on `seed`, split, i and the parameters of the class.
 
     A subclass defines `sizes`, the number of items of every split, and `item`, and checks its arguments.
     """
@@ -63,9 +67,9 @@ class DrawnDataset(SequenceDataset):
         return self._num
 
     def random(self, index: int) -> Random:
-        """Return a generator for an item, in any worker and order.
+        """Return the generator of an item, the same in any worker and order.
 
-        Call `random()` only: Python promises its sequence across versions and machines. The key is hashed.
+        Call only its method `random()`, whose sequence Python promises across versions and machines. The key is hashed.
         """
         task = type(self).__name__.lower()
         return item_random(
@@ -79,7 +83,7 @@ def item_random(*key: str | int) -> Random:
 
 
 def check_index(index: object, low: int, high: int) -> int:
-    """Return the index as an int; IndexError unless it lies in low .. high − 1, TypeError for no whole number."""
+    """Return the index as an int; IndexError unless it lies in low .. high − 1, TypeError if it is not whole."""
     number = as_whole(index, "index", "torch.utils.data.Subset takes several items.")
     if not low <= number < high:
         raise IndexError(f"index must lie in {low} .. {high - 1}; got {number}.")
@@ -97,17 +101,20 @@ _LONGEST = 1 << 20  # bytes of a review; the longest published one has 14 106
 
 
 class IMDb(SequenceDataset):
-    """Maas et al.'s (2011) film reviews, byte by byte; label 1 where the review is positive.
+    """Maas et al.'s (2011) film reviews, byte by byte; the label is 1 if the review is positive.
 
-    Reads the published folder, or the archive without unpacking it. Bytes include markup; the Arena (Tay et al. 2021)
-    reads 4 000 and validates on the test set. Items are in the order of label and file name: shuffle them.
-
-    Shapes: tokens [L] long, 1–256, L <= max_length; label 0 or 1.
+    The class reads the published folder, or the archive without unpacking it. Bytes include markup. Items are in the
+    order of label and file name: shuffle them. The Arena (Tay et al. 2021) reads 4 000 bytes and validates on the test
+    set.
 
     Args:
         path: the folder with `train/pos/*.txt` and so on, or a .tar or .tar.gz of it (`aclImdb_v1.tar.gz`).
         split: "train" or "test", 25 000 reviews each.
-        max_length: bytes that are kept of a review.
+        max_length: number of bytes that are kept of a review. The default 4 000 is the Arena's.
+
+    Shapes:
+        tokens: [L] of int64 in 1–256, L <= max_length.
+        label: 0 or 1.
 
     Examples:
         >>> (folder / "train" / "pos").mkdir(parents=True)

@@ -37,23 +37,29 @@ _ATTEMPTS = 100_000
 class ListOps(DrawnDataset):
     """Nested operations on lists of digits, such as [MAX 2 9 [MIN 4 7 ] 0 ]; the label is their value.
 
-    The grammar of Nangia & Bowman (2018) with the parameters of the Long Range Arena (Tay et al. 2021): a node above
-    `max_depth` is an operation with probability 1/4 and else a digit, an operation has 2 .. `max_args` arguments,
-    operators and digits are uniform, and trees are drawn until the length fits. The Arena's bounds of 500 and 2 000
-    tokens are exclusive. MED rounds down, as in the published code.
+    The grammar is Nangia & Bowman's (2018), with the parameters of the Long Range Arena (Tay et al. 2021). A node above
+    `max_depth` is an operation with probability 1/4 and otherwise a digit. An operation has 2 .. `max_args` arguments.
+    Operators and digits are uniform. Trees are drawn until the length fits. The Arena's bounds of 500 and 2 000 tokens
+    are exclusive. MED rounds down, as in the published code.
 
-    Item i depends on `seed`, split, i and the parameters alone; nothing is stored. A hash of an expression assigns it
-    to one split. Within a split short expressions repeat, which the Arena drops. Labels are not balanced.
-
-    Shapes: tokens [L] long, 1–17 (`TOKENS` of this module), min_length <= L <= max_length; label 0–9.
+    Item i depends only on `seed`, split, i and the parameters; nothing is stored. A hash of an expression assigns it to
+    one split. Within a split short expressions repeat, which the Arena drops. Labels are not balanced.
 
     Args:
-        split, seed: "train", "val" or "test"; the seed draws everything.
-        num: how many; the Arena's 96 000/2 000/2 000 by default.
-        min_length, max_length: in tokens, inclusive; RuntimeError on access if no tree of such a length is found.
-        max_depth: of the tree, where there are only digits; the outermost operation is at 1.
-        max_args: of an operation; the original has 5, and a depth of 20.
-        operators: of MIN, MAX, MED, SM, FIRST and LAST.
+        split: "train", "val" or "test".
+        num: number of items. By default the Arena's 96 000/2 000/2 000.
+        seed: draws everything.
+        min_length: smallest number of tokens, inclusive. The default 501 is the Arena's. Access raises RuntimeError if
+            no tree of a fitting length is found.
+        max_length: largest number of tokens, inclusive. The default 1 999 is the Arena's.
+        max_depth: depth of the tree at which there are only digits; the outermost operation is at depth 1. The original
+            has 20.
+        max_args: largest number of arguments of an operation. The original has 5.
+        operators: the operators to draw from: MIN, MAX, MED, SM, FIRST and LAST.
+
+    Shapes:
+        tokens: [L] of int64 in 1–17 (`TOKENS` of this module), min_length <= L <= max_length.
+        label: 0–9.
 
     Examples:
         >>> tokens, value = ListOps(num=2, min_length=10, max_length=50)[0]
@@ -115,7 +121,7 @@ class ListOps(DrawnDataset):
                 return torch.tensor([_NUMBER[word] for word in words]), answer
 
     def _shape(self, random: Random) -> list[int] | None:
-        """Draw the numbers of arguments of a tree's nodes, 0 for a digit, in order; None if the length is unfit."""
+        """Draw the numbers of arguments of a tree's nodes, in order, 0 for a digit; None if the length is unfit."""
         shape: list[int] = []
         # Of the nodes that are still to come.
         depths = [1]

@@ -57,25 +57,31 @@ class DashedPath(NamedTuple):
 
 
 class Pathfinder(DrawnDataset):
-    """Images of dashed paths, two ends marked by a disc; label 1 if both lie on the same path, else 0.
+    """Images of dashed paths with a disc at two ends; the label is 1 if both discs lie on the same path, else 0.
 
-    After Linsley et al. (2018), in the size of the Long Range Arena (Tay et al. 2021): 32 × 32 pixels, two long paths
-    of 14 dashes that begin 7 pixels apart, up to five short ones of 4 to distract (two fit on average), discs of radius
-    1.5. The drawing is not theirs: dashes of 2 pixels and gaps of 1.5, turns of at most 60° between dashes. Paths are
-    more than 2 pixels apart, so that the gaps within a path are shorter than those between paths.
+    The task follows Linsley et al. (2018), in the size of the Long Range Arena (Tay et al. 2021): 32 × 32 pixels, two
+    long paths of 14 dashes that begin 7 pixels apart, up to five short paths of 4 dashes to distract (two fit on
+    average), and discs of radius 1.5. The drawing is our own: dashes of 2 pixels and gaps of 1.5, turns of at most 60°
+    between dashes. Paths are more than 2 pixels apart, so that the gaps within a path are shorter than the gaps between
+    paths.
 
-    Item i is of class i mod 2. The class only decides which ends get a disc, the beginning of one path and the end of
-    the same or of the other; so the ink is the same. Item i depends on `seed`, split, i and the parameters alone, and
-    nothing is stored. Tokens are the grey values in the order of rows; `scene(i)` has the image.
-
-    Shapes: tokens [size²] long, 0–255; label 0 or 1.
+    Item i is of class i mod 2. The class decides only which ends get a disc: the beginning of one path and the end of
+    the same path or of the other path. So the ink is the same. Item i depends only on `seed`, split, i and the
+    parameters, and nothing is stored. Tokens are the grey values in the order of rows; `scene(i)` has the image.
 
     Args:
-        split, seed: "train", "val" or "test"; the seed draws everything.
-        num: how many; the Arena's 160 000/20 000/20 000 by default.
-        size: pixels of a side, at least 24.
-        dashes: of a long path, 14 for "hard" and 6 for "easy"; RuntimeError on access if two of them do not fit.
-        distractors, distractor_dashes: short paths at most, fewer where they do not fit, and the dashes of each.
+        split: "train", "val" or "test".
+        num: number of items. By default the Arena's 160 000/20 000/20 000.
+        seed: draws everything.
+        size: number of pixels of a side, at least 24. The default 32 is the Arena's.
+        dashes: number of dashes of a long path, 14 for "hard" and 6 for "easy". Access raises RuntimeError if two such
+            paths do not fit.
+        distractors: largest number of short paths; there are fewer if they do not fit.
+        distractor_dashes: number of dashes of a short path.
+
+    Shapes:
+        tokens: [size²] of int64 in 0–255.
+        label: 0 or 1.
 
     Examples:
         >>> item = Pathfinder(num=2, size=24, dashes=6, distractors=1)[0]
@@ -147,7 +153,7 @@ class Pathfinder(DrawnDataset):
 def _draw(
     size: int, paths: list[DashedPath], ends: tuple[Point, ...]
 ) -> NDArray[np.uint8]:
-    """Grey values 0–255: every pixel is as bright as the nearest dash or disc makes it, edges one pixel soft."""
+    """Return grey values 0–255: every pixel is as bright as the nearest dash or disc makes it, edges one pixel soft."""
     # [P, 2, 2, 1]: from and to, row and column
     dashes = np.array([dash for path in paths for dash in path.dashes])[..., None]
     start = dashes[:, 0]
@@ -177,8 +183,9 @@ def _pixel(point: Point) -> Pixel:
 class _Room:
     """The pixels of a square that a path may still enter.
 
-    A pixel is not free at the border, or less than √13 ≈ 3.6 pixels (between centres) from one with a point of a path.
-    So two paths are at least √13 − √2 ≈ 2.2 pixels apart and never touch, while the pixels of one path are connected.
+    A pixel is not free at the border, or less than √13 ≈ 3.6 pixels (between centres) from a pixel with a point of a
+    path. So two paths are at least √13 − √2 ≈ 2.2 pixels apart and never touch, while the pixels of one path are
+    connected.
     """
 
     def __init__(self, size: int) -> None:
@@ -191,8 +198,9 @@ class _Room:
     ) -> DashedPath | None:
         """Grow a path through free pixels and take them; None, without a change, if all tries fail.
 
-        It begins anywhere, or 7 pixels from `neighbour` in any direction. Every dash turns by a uniform angle of at
-        most 60°; one that leaves the free pixels, or comes as near to its own path three dashes back, is drawn again.
+        The path begins anywhere, or 7 pixels from `neighbour` in any direction. Every dash turns by a uniform angle of
+        at most 60°. A dash that leaves the free pixels, or comes as near to its own path three dashes back, is drawn
+        again.
         """
         for _ in range(tries):
             # Drawn even if it is not used: the order of the numbers is part of what a seed stands for.
@@ -240,7 +248,7 @@ class _Room:
 def _free_line(
     free: set[Pixel], point: Point, direction: Point, steps: int
 ) -> list[Point]:
-    """The points of a dash and its gap, none where one of them is not free."""
+    """Return the points of a dash and its gap, or no points if one of them is not free."""
     row, column = point
     line = list[Point]()
     for _ in range(steps + 1):
@@ -254,7 +262,7 @@ def _free_line(
 
 
 def _near(point: Point) -> frozenset[Pixel]:
-    """The pixels that are not free beside a path with this point."""
+    """Return the pixels that a path with this point makes not free."""
     return _around(_pixel(point))
 
 

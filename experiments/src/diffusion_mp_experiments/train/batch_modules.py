@@ -23,11 +23,12 @@ from diffusion_mp_experiments.train.datamodules import Parts, SplitDataModule, r
 
 
 class BatchDataModule(SplitDataModule):
-    """Batches with their graph (`ToDiffusionGraph`), in random order for training; subclasses define `parts`.
+    """Base class: batches of graphs (`ToDiffusionGraph`), in random order for training; subclasses define `parts`.
 
     Args:
-        batch_size: graphs of a batch, or `None`, all of them.
-        split, tuning: as in `SplitDataModule`.
+        batch_size: number of graphs in a batch, or `None` for all of them.
+        split: number of the split, see `SplitDataModule`.
+        tuning: whether settings are being chosen, see `SplitDataModule`.
     """
 
     trains: ClassVar[type[LightningModule]] = GraphClassifier
@@ -40,7 +41,7 @@ class BatchDataModule(SplitDataModule):
         self.batch_size = batch_size
 
     def train_dataloader(self) -> Iterable[Data]:
-        """Batches in another order every epoch; a single batch is always the same."""
+        """Return batches in another order every epoch; a single batch is always the same."""
         part = self.part(0)
         # One batch in another order is the same sum, and layers would forget what they have cached.
         if self.batch_size is None or self.batch_size >= len(part):
@@ -61,12 +62,15 @@ class BatchDataModule(SplitDataModule):
 
 
 class TUDataModule(BatchDataModule):
-    """A set of TUDataset in random parts (see `load_tu`).
+    """A set of TUDataset, split at random (see `load_tu`).
 
     Args:
-        root, name: the folder that holds the folder `<name>`, and "MUTAG" or "PROTEINS", say.
-        train, val: shares of the graphs; the others test.
-        batch_size, options: see `BatchDataModule`.
+        root: the folder that holds the folder `<name>`.
+        name: name of the set, such as "MUTAG" or "PROTEINS".
+        train: share of the graphs that train.
+        val: share of the graphs that validate; all others test.
+        batch_size: number of graphs in a batch, or `None` for all of them.
+        options: split and tuning of `SplitDataModule`.
 
     Examples:
         >>> data = TUDataModule("data/TUDataset", "MUTAG")  # reads the files later
@@ -99,8 +103,10 @@ class SynMolDataModule(BatchDataModule):
     """SynMol with its published test molecules (see `load_synmol`); tuning uses training molecules only.
 
     Args:
-        root, val: folder of the file, and the share of the training molecules that validate.
-        batch_size, options: see `BatchDataModule`.
+        root: the folder that holds the file.
+        val: share of the training molecules that validate.
+        batch_size: number of molecules in a batch, or `None` for all of them.
+        options: split and tuning of `SplitDataModule`.
 
     Examples:
         >>> data = SynMolDataModule("data/SynMol")  # reads the files later
@@ -123,7 +129,7 @@ class SynMolDataModule(BatchDataModule):
         trained = 1 - self.val
         if self.tuning:
             y = visible_labels(y, True)
-            # While settings are tuned, some training molecules stand in for those of the test.
+            # While settings are tuned, some training molecules stand in for the test molecules.
             trained = 1 - 2 * self.val
         train, val, test = _selected(
             graphs, random_split(y, trained, self.val, self.generator)
@@ -132,21 +138,28 @@ class SynMolDataModule(BatchDataModule):
 
 
 class SnapshotDataModule(BatchDataModule):
-    """Forecasting on a graph (see `load_snapshots`): the first snapshots train, the next ones validate, the last test.
+    """Forecasting on a graph (see `load_snapshots`): the first snapshots train, the next validate, the last test.
 
-    Every snapshot has `base`, the forecast that a model is to correct (`fit_forecast`), fitted to what trains.
+    Every snapshot has `base`, the forecast that a model is to correct (`fit_forecast`). The base is fitted to the
+    training snapshots only.
 
-    Settings are chosen on rolling windows, since the snapshots before the test may rise where later ones fall. With
-    `tuning` all snapshots before the test are cut into `windows` + 1 parts of one length; in split i the first i + 1
-    train, and the next validates and stands in for the test.
+    Settings are chosen on rolling windows, since the snapshots before the test may rise where later snapshots fall.
+    With `tuning` all snapshots before the test are cut into `windows` + 1 parts of one length. In split i the first i +
+    1 parts train, and the next part validates and stands in for the test.
 
     Args:
-        root, name, lags: see `load_snapshots`.
-        base: a name of `fit_forecast`.
-        train, val: shares of the snapshots; the others test (2 : 2 : 6 in Wu, Wipf & Yan 2025, Table 5).
-        windows: how many windows there are for tuning.
-        batch_size: snapshots of a batch.
-        options: split, the number of the window or of a run, and tuning; there is one published split.
+        root: the folder that holds the file.
+        name: "chickenpox" or "england_covid".
+        lags: number of values that a forecast sees; by default the number of `load_snapshots`.
+        base: name of the forecast to correct, see `fit_forecast`. The default "zero" leaves the whole forecast to the
+            model.
+        train: share of the snapshots that train.
+        val: share of the snapshots that validate; all others test. The default shares are the 2 : 2 : 6 of Wu, Wipf &
+            Yan (2025, Table 5).
+        windows: number of windows for tuning.
+        batch_size: number of snapshots in a batch. By default all of them.
+        options: split (the number of the window or of a run) and tuning of `SplitDataModule`. There is one published
+            split.
 
     Examples:
         >>> data = SnapshotDataModule("data/spatial_temporal", "chickenpox")  # reads the files later

@@ -14,9 +14,17 @@ from diffusion_mp_experiments.files.reading import as_path
 
 
 def replace_file(path: str | Path, data: bytes) -> None:
-    """Write a file that is, at every moment and after a kill, the old one or the complete new one.
+    """Write a file that at every moment, even after a kill, is either the old file or the complete new file.
 
-    The bytes go to a neighbour that ends in .part and is renamed; only a kill leaves one. An OSError names the file.
+    The bytes go to a neighbouring file that ends in .part, which is then renamed. Only a kill leaves such a file
+    behind.
+
+    Args:
+        path: path of the file.
+        data: its new content.
+
+    Raises:
+        OSError: the file cannot be written. The message names the file.
 
     Examples:
         >>> replace_file(folder / "note", b"complete or absent")
@@ -47,7 +55,14 @@ def replace_file(path: str | Path, data: bytes) -> None:
 
 
 def save_checkpoint(state: Any, path: str | Path) -> None:
-    """`torch.save` of tensors and plain types by way of `replace_file`, whose errors it raises.
+    """Save tensors and plain types to a file with `torch.save`, complete or not at all.
+
+    Args:
+        state: what to save.
+        path: path of the file.
+
+    Raises:
+        OSError: the file cannot be written, see `replace_file`.
 
     Examples:
         >>> save_checkpoint({"x": x}, folder / "x.ckpt")
@@ -59,7 +74,11 @@ def save_checkpoint(state: Any, path: str | Path) -> None:
 
 
 def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> Any:
-    """`torch.load` of a local file as tensors and plain types; nothing in a file is ever executed.
+    """Load a local file of tensors and plain types with `torch.load`; nothing in the file is ever executed.
+
+    Args:
+        path: path of the file.
+        map_location: device of the tensors, as in `torch.load`. By default the CPU, which every machine has.
 
     Examples:
         >>> save_checkpoint({"epoch": 3}, folder / "x.ckpt")
@@ -90,7 +109,13 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> Any:
 
 
 def check_writable(folder: str | Path) -> None:
-    """Make the folder, and write a file of 64 KiB there that disappears again; an OSError names the folder.
+    """Make the folder, and check that files can be written there: write 64 KiB and remove them again.
+
+    Args:
+        folder: path of the folder.
+
+    Raises:
+        OSError: nothing can be written. The message names the folder.
 
     Examples:
         >>> check_writable(folder)  # raises where it is not

@@ -41,10 +41,20 @@ _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 class Supervised(LightningModule):
     """Base class: a model trained on examples, in batches with `y` unless a subclass defines `compared`.
 
-    Runs can be resumed; a loss of NaN ends them with FloatingPointError. Logged once an epoch, with the metric "acc"
-    say: train_loss, train_acc, val_loss, val_acc, test_loss, test_acc; train_aux_loss, the sum of what modules record
-    for `auxiliary_loss`; and val_score, which checkpoints and early stopping watch. It is val_acc with ties broken by
-    the lower val_loss, and negative for metrics that should be low. Arguments: see `NodeClassifier`.
+    Runs can be resumed. A loss of NaN ends a run with FloatingPointError. These are logged once an epoch, here for the
+    metric "acc":
+
+    - train_loss, train_acc, val_loss, val_acc, test_loss, test_acc;
+    - train_aux_loss, the sum of what modules record for `auxiliary_loss`;
+    - val_score, which checkpoints and early stopping watch: val_acc, with ties broken by the lower val_loss. It is
+      negative for metrics that should be low.
+
+    Args:
+        model: any module with the forward that the subclass calls.
+        lr: learning rate.
+        weight_decay: L2 penalty of "adam", decoupled decay of "adamw".
+        optimizer: "adam" or "adamw".
+        metric: a name of `TaskMetric`, such as "acc" or "roc_auc".
     """
 
     def __init__(
@@ -102,17 +112,17 @@ class Supervised(LightningModule):
         return outputs, batch.y
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy of classes [N] (`node_cross_entropy`), or of labels [N, T] of 0 and 1 (`multi_label_loss`)."""
+        """Return the cross-entropy of classes [N] (`node_cross_entropy`) or labels [N, T] (`multi_label_loss`)."""
         several = targets.dim() == 2 and (targets.size(1) > 1 or outputs.size(1) == 1)
         return (multi_label_loss if several else node_cross_entropy)(outputs, targets)
 
     def configure_callbacks(self) -> list[Callback]:
-        """`Resumable` and `FiniteLoss`, unless they are there: Lightning asks in every stage."""
+        """Return `Resumable` and `FiniteLoss`, unless they are there: Lightning asks in every stage."""
         present = {type(callback) for callback in self.trainer.callbacks}  # type: ignore[attr-defined]
         return [kind() for kind in (Resumable, FiniteLoss) if kind not in present]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss, plus what the model's modules recorded (`auxiliary_loss`)."""
+        """Return the loss, plus what the model's modules recorded (`auxiliary_loss`)."""
         loss, count = self._evaluate(batch, "train")
         auxiliary = auxiliary_loss(self.model)
         # A model without such losses has a zero without a gradient.
@@ -129,7 +139,7 @@ class Supervised(LightningModule):
     def on_validation_epoch_end(self) -> None:
         score = self.val_metric.compute()
         count = sum(count for _, count in self._val_losses)
-        # By examples, or those of a small last batch would weigh more than others.
+        # By examples, or the examples of a small last batch would weigh more than others.
         loss = sum(loss * (part / count) for loss, part in self._val_losses)
         # One more right answer is worth 1/N; the loss may decide below half of that only.
         score = (score if self.val_metric.higher_is_better else -score) - loss / (
@@ -176,16 +186,16 @@ class Supervised(LightningModule):
 class NodeClassifier(Supervised):
     """Train `model(x, edge_index, edge_weight)` on the labelled nodes of one graph, transductively.
 
-    A step sees all nodes; train_mask, val_mask and test_mask, bool [N] or indices of nodes, select the logits. A model
-    need not take weights if the data have none; one of the library with `edge_dim` also gets `edge_attr`. What is
-    logged: `Supervised`.
+    A step sees all nodes. train_mask, val_mask and test_mask, bool [N] or indices of nodes, select the logits. A model
+    need not take weights if the data have none. A model of the library with `edge_dim` also gets `edge_attr`.
+    `Supervised` says what is logged.
 
     Args:
         model: any module with PyG's forward, returning logits [N, C].
         lr: learning rate.
         weight_decay: L2 penalty of "adam", decoupled decay of "adamw".
-        optimizer: "adam", the default, or "adamw".
-        metric: a name of `TaskMetric`, "acc" or "roc_auc" say; "acc" by default.
+        options: of `Supervised`: optimizer, "adam" (the default) or "adamw"; metric, a name of `TaskMetric` such as
+            "acc" (the default) or "roc_auc".
 
     Examples:
         >>> module = NodeClassifier(DIFFormer(4, 16, 3), lr=0.01)
@@ -210,7 +220,7 @@ class NodeClassifier(Supervised):
         inputs = [data.x, data.edge_index, data.edge_weight]
         features = _edge_features(self.model, data)
         if data.edge_weight is None and _misfit(self.model, inputs, features):
-            inputs.pop()  # a model of (x, edge_index) does not need to know of weights that there are none of
+            inputs.pop()  # a model of (x, edge_index) need not take weights if the data have none
         return _called(self.model, *inputs, **features)
 
     def compared(self, batch: Data, stage: str) -> tuple[Tensor, Tensor]:
@@ -233,9 +243,17 @@ class NodeClassifier(Supervised):
 
 
 class GraphClassifier(Supervised):
-    """Train `model(x, graph)`, with `task="graph"` say, on batches of graphs such as `ToDiffusionGraph` makes.
+    """Train `model(x, graph)` on batches of graphs, such as `ToDiffusionGraph` makes.
 
-    The model returns logits [B, C], a row for each graph. Features of edges and other arguments: see `NodeClassifier`.
+    The model returns logits [B, C], a row for each graph, as models of the library do with `task="graph"`. A model of
+    the library with `edge_dim` also gets `edge_attr`. `Supervised` says what is logged.
+
+    Args:
+        model: any module that returns logits [B, C].
+        lr: learning rate.
+        weight_decay: L2 penalty of "adam", decoupled decay of "adamw".
+        optimizer: "adam" or "adamw".
+        metric: a name of `TaskMetric`, such as "acc" or "roc_auc".
 
     Examples:
         >>> module = GraphClassifier(GPS(4, 16, 3, task="graph"), lr=0.001)
@@ -251,9 +269,14 @@ class GraphClassifier(Supervised):
 class Forecaster(Supervised):
     """Train `model(x, graph)` to correct a forecast of snapshots: ŷ = base + g · model(x, A), g = 0 at the start.
 
-    So training starts at the base exactly (as in Bachlechner et al. 2021). The loss is the mean of (ŷ − y)² over all
-    nodes of all snapshots, as in PyG Temporal. The model returns a number [N, 1] for every node, and `metric` is "mse"
-    or "mae". Other arguments: see `NodeClassifier`.
+    So training starts exactly at the base (as in Bachlechner et al. 2021). The loss is the mean of (ŷ − y)² over all
+    nodes of all snapshots, as in PyG Temporal.
+
+    Args:
+        model: any module that returns a number [N, 1] for every node.
+        lr: learning rate.
+        metric: "mse", as in PyG Temporal, or "mae".
+        options: weight_decay and optimizer of `Supervised`.
 
     Examples:
         >>> module = Forecaster(DiffusionGNN(4, 16, 1), lr=0.01)
@@ -293,7 +316,7 @@ def _called(model: nn.Module, *inputs: Any, **features: Any) -> Tensor:
 def _misfit(
     model: nn.Module, inputs: Sequence[Any], features: Mapping[str, Any]
 ) -> str | None:
-    """What is wrong with these arguments of a model, in the words of Python; None if it takes them."""
+    """Return what is wrong with these arguments of a model, in the words of Python; None if the model takes them."""
     try:
         # Before the call, since a TypeError from within a model is a fault that needs its traceback.
         inspect.signature(model.forward).bind(*inputs, **features)
@@ -303,7 +326,7 @@ def _misfit(
 
 
 def _selection(data: Data, name: str) -> Tensor:
-    """The mask of that name, bool [N] or integers."""
+    """Return the mask of that name, bool [N] or integers."""
     mask = data.get(name)
     if mask is None:
         raise ValueError(
@@ -324,7 +347,7 @@ def _is_floating(value: object) -> bool:
 
 
 def _edge_features(model: nn.Module, data: Data) -> dict[str, Tensor]:
-    """Return `edge_attr`, whose rows are in the order of `edge_index` and so of `graph`, for a model that reads it."""
+    """Return `edge_attr` for a model that reads it; its rows are in the order of `edge_index`, and so of `graph`."""
     reads = (
         "edge_attr" in getattr(model, "reads", ())
         and getattr(model, "edge_encoder", model) is not None
@@ -348,13 +371,16 @@ def _check_batch(batch: object, *parts: str) -> None:
 class SequenceClassifier(Supervised):
     """Train `model(*inputs)` on batches (*inputs, labels), such as `diffusion_mp.data.pad` makes.
 
-    AdamW with β = (0.9, 0.98), linear warm-up, then half a cosine down to zero at the trainer's last step (Zhang &
-    Zhou, Table 4). No val_score is logged, since the last epoch is the one to take.
+    The optimiser is AdamW with β = (0.9, 0.98). The learning rate warms up linearly, then falls along half a cosine to
+    zero at the trainer's last step (Zhang & Zhou, Table 4). No val_score is logged, since the last epoch is the one to
+    take.
 
     Args:
-        model, classes: any module that returns logits [B, classes].
-        lr, weight_decay: learning rate after the warm-up, and decoupled weight decay.
-        warmup: share of the steps, in [0, 1).
+        model: any module that returns logits [B, classes].
+        classes: number of classes.
+        lr: learning rate after the warm-up.
+        weight_decay: decoupled weight decay.
+        warmup: share of the steps that warm up, in [0, 1).
 
     Examples:
         >>> module = SequenceClassifier(PDETransformer([20], 16, 2, heads=2, max_length=10), classes=2)

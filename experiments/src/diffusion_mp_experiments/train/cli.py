@@ -76,7 +76,7 @@ def _run(command: str, args: list[str]) -> int:
 
 
 class Stopped(SystemExit):
-    """SIGINT or SIGTERM has arrived; the exit code is that of shells, 130 or 143."""
+    """SIGINT or SIGTERM has arrived; the exit code is 130 or 143, as in shells."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -84,11 +84,15 @@ class Stopped(SystemExit):
 
 
 def exit_code(command: Callable[[], int], if_stopped: str) -> int:
-    """Run a command, and turn what stops it into a sentence on stderr and an exit code.
+    """Run a command, turn what stops it into a sentence on stderr, and return the exit code.
 
-    SIGINT and SIGTERM give 130 and 143, with how to go on: the notes of the exception (PEP 678), or else `if_stopped`.
-    OSError, ValueError, FloatingPointError and the TypeErrors of this library's checks give 2, with their notes; other
-    exceptions are faults of the program, and pass.
+    SIGINT and SIGTERM give 130 and 143, with a sentence on how to go on: the notes of the exception (PEP 678), or else
+    `if_stopped`. OSError, ValueError, FloatingPointError and the TypeErrors of this library's checks give 2, with their
+    notes. Other exceptions are faults of the program and pass through.
+
+    Args:
+        command: a function without arguments that returns an exit code.
+        if_stopped: what to print after a signal if the exception has no notes.
 
     Examples:
         >>> exit_code(lambda: 0, if_stopped="Nothing is lost; start it again.")
@@ -112,11 +116,11 @@ def exit_code(command: Callable[[], int], if_stopped: str) -> int:
 
 
 def _is_refusal(error: TypeError) -> bool:
-    """Whether one of our own checks has raised it: then its message is a sentence for users.
+    """Return whether one of our own checks has raised the error: its message is then a sentence for users.
 
-    Python raises the same error for faults of a program, such as a model of a user's own, which need their traceback.
+    Python raises TypeError also for faults of a program, such as a user's own model; these need their traceback.
     """
-    # The last frame is that of the statement that raised.
+    # The last frame is the frame of the statement that raised.
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     ours = str(frame.f_globals.get("__name__")).startswith("diffusion_mp")
     return ours and linecache.getline(

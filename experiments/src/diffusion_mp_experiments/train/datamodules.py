@@ -33,7 +33,7 @@ Loaded = TypeVar("Loaded")
 
 
 def read_once(load: Callable[..., Loaded], most: int = 2) -> Callable[..., Loaded]:
-    """Keep what `load` has read: a process trains many models on one data set."""
+    """Keep what `load` has read, since a process trains many models on one data set."""
     kept = lru_cache(most)(load)
 
     def read(*args: Any) -> Loaded:
@@ -50,13 +50,13 @@ Parts = tuple[Sequence[Data], Sequence[Data], Sequence[Data]]
 
 
 class SplitDataModule(LightningDataModule):
-    """Base class: the graphs that train, validate and test; subclasses define `parts`.
+    """Base class: graphs to train, validate and test on; subclasses define `parts`.
 
     Args:
-        split: number of the split; it seeds `generator`, which draws random splits.
-        tuning: whether settings are being chosen, without what results are reported on: random splits are then drawn
-            from the labels for tuning, and otherwise from all others (see `visible_labels`); with published splits the
-            validation nodes stand in for the test nodes.
+        split: number of the split. It seeds `generator`, which draws random splits.
+        tuning: whether settings are being chosen, so that the data of reported results stay unseen. Random splits are
+            then drawn from the labels for tuning, and otherwise from all other labels (see `visible_labels`). In
+            published splits the validation nodes stand in for the test nodes. Off by default.
     """
 
     #: The LightningModule that trains a model on these data.
@@ -72,7 +72,7 @@ class SplitDataModule(LightningDataModule):
         self._batches: dict[int, list[Data]] = {}
 
     def parts(self) -> Parts:
-        """The graphs that train, validate and test; called once, when first needed."""
+        """Return the graphs that train, validate and test; called once, when first needed."""
         raise NotImplementedError
 
     def together(self, part: Sequence[Data]) -> list[Data]:
@@ -85,7 +85,7 @@ class SplitDataModule(LightningDataModule):
 
     @property
     def num_edge_features(self) -> int | None:
-        """Width of edge_attr: the edge_dim of a model; None without it."""
+        """Width of edge_attr: the edge_dim of a model; None without edge_attr."""
         return self.part(0)[0].num_edge_features or None
 
     @property
@@ -101,7 +101,7 @@ class SplitDataModule(LightningDataModule):
         return torch.Generator().manual_seed(self.split)
 
     def part(self, number: int) -> Sequence[Data]:
-        """The graphs that train (0), validate (1) or test (2)."""
+        """Return the graphs that train (0), validate (1) or test (2)."""
         if self._parts is None:
             # Tensors made while validating could not be trained on.
             with torch.inference_mode(False):
@@ -127,7 +127,7 @@ class SplitDataModule(LightningDataModule):
         return self._in_order(2)
 
     def _in_order(self, number: int) -> Iterable[Data]:
-        """The batches of a part, made once, since layers cache what they compute from a graph with the graph."""
+        """Return the batches of a part, made once, since layers cache with a graph what they compute from it."""
         if number not in self._batches:
             with torch.inference_mode(False):
                 self._batches[number] = self.together(self.part(number))
@@ -135,10 +135,10 @@ class SplitDataModule(LightningDataModule):
 
 
 class FullGraphDataModule(SplitDataModule):
-    """One `Data` with train_mask, val_mask and test_mask, once per epoch; subclasses define `load`."""
+    """Base class: one `Data` with train_mask, val_mask and test_mask, once per epoch; subclasses define `load`."""
 
     def load(self) -> Data:
-        """The graph with its masks; called once, when first needed."""
+        """Return the graph with its masks; called once, when first needed."""
         raise NotImplementedError
 
     def parts(self) -> Parts:
@@ -154,11 +154,11 @@ class FullGraphDataModule(SplitDataModule):
 
 
 class DigitsDataModule(FullGraphDataModule):
-    """Scikit-learn's digits on their kNN graph, few labels per class.
+    """Scikit-learn's digits on their kNN graph, with few labels per class.
 
     Args:
-        per_class: training labels of each of the ten classes.
-        num_val: validation nodes; all others are test nodes.
+        per_class: number of training labels of each of the ten classes.
+        num_val: number of validation nodes; all others are test nodes.
         num_neighbors: k of the graph over pixels.
         seed: draws the split.
 
@@ -187,18 +187,20 @@ class DigitsDataModule(FullGraphDataModule):
 
 
 class PlanetoidDataModule(FullGraphDataModule):
-    """Cora, CiteSeer or PubMed from files on disk (see `load_planetoid`), rows of features normalised to sum 1.
+    """Cora, CiteSeer or PubMed from files on disk (see `load_planetoid`), with features that sum to 1 in every row.
 
     Args:
         root: folder that holds `<Name>/raw/ind.<name>.*`.
         name: "Cora", "CiteSeer" or "PubMed".
-        split: "random" draws 20 labels per class, 500 validation and 1 000 test nodes from all labels, a number from
-            the labels for results only (see `visible_labels`); "public" is the fixed split.
-        seed: draws the split where it is "random".
-        tuning: draw split number `split` from the labels for tuning; all other nodes of these labels test.
-        sparse: x as a CSR matrix, which is read in a fraction of the time.
-        per_class, num_val, num_test: sizes of a random split.
-        download: let PyG fetch missing files into `root`.
+        split: "public" is the fixed split. "random" draws 20 labels per class, 500 validation and 1 000 test nodes from
+            all labels. A number draws that split from the labels for results only (see `visible_labels`).
+        seed: draws the split if it is "random".
+        tuning: whether to draw split number `split` from the labels for tuning; all other nodes of these labels test.
+        sparse: whether x is a CSR matrix, which a model reads in a fraction of the time. Dense by default.
+        per_class: number of training nodes of each class in a random split.
+        num_val: number of validation nodes in a random split.
+        num_test: number of test nodes in a random split; `None` takes all that remain.
+        download: whether PyG downloads missing files into `root`. Off by default.
 
     Examples:
         >>> data = PlanetoidDataModule("data/Planetoid", "Cora", split="public")  # reads the files later
@@ -259,8 +261,10 @@ class HeterophilousDataModule(FullGraphDataModule):
     """A graph of Platonov et al. (2023) with one of its published splits (see `load_heterophilous`).
 
     Args:
-        root, name, options: see `load_heterophilous`, and `SplitDataModule` for split and tuning.
-        normalize_features: divide the features of every node by their sum.
+        root: the folder that holds the file.
+        name: name of the graph, such as "chameleon_filtered" or "minesweeper".
+        normalize_features: whether to divide the features of every node by their sum.
+        options: split and tuning of `SplitDataModule`.
 
     Examples:
         >>> data = HeterophilousDataModule("data/heterophilous_npz", "chameleon_filtered")  # reads the files later
@@ -287,11 +291,14 @@ class HeterophilousDataModule(FullGraphDataModule):
 
 
 class FacebookDataModule(FullGraphDataModule):
-    """A university of Facebook100 in random parts (see `load_facebook`).
+    """A university of Facebook100, split at random (see `load_facebook`).
 
     Args:
-        root, name, options: see `load_facebook`, and `SplitDataModule` for split and tuning.
-        train, val: shares of the students whose gender is known; the others test (Lim et al. 2021).
+        root: the folder that holds the folder `<name>`.
+        name: name of the university.
+        train: share of the students of known gender that train (Lim et al. 2021).
+        val: share of the students of known gender that validate; all others test.
+        options: split and tuning of `SplitDataModule`.
 
     Examples:
         >>> data = FacebookDataModule("data/LINKXDataset", "johnshopkins55")  # reads the files later
@@ -319,10 +326,16 @@ class FacebookDataModule(FullGraphDataModule):
 
 
 class OgbDataModule(FullGraphDataModule):
-    """ogbn-arxiv or ogbn-proteins with its published split (arguments: see `load_ogb` and `SplitDataModule`).
+    """ogbn-arxiv or ogbn-proteins with its published split (see `load_ogb`).
 
-    Papers are joined in both directions; proteins have the sums of their edges' features (`SumEdgeFeatures`) and 112
-    labels, for which `metric="roc_auc"` is the published score.
+    Papers are joined in both directions. Proteins have the sums of the features of their edges (`SumEdgeFeatures`) and
+    112 labels; `metric="roc_auc"` is the published score.
+
+    Args:
+        root: the folder that holds the unpacked archive.
+        name: "ogbn-arxiv" or "ogbn-proteins".
+        cache: the folder of the memory-mapped arrays; by default the folder of `load_ogb`.
+        options: split and tuning of `SplitDataModule`.
 
     Examples:
         >>> data = OgbDataModule("data", "ogbn-arxiv")  # reads the files later
@@ -354,14 +367,20 @@ class OgbDataModule(FullGraphDataModule):
 
 
 class KNNDataModule(FullGraphDataModule):
-    """Images or messages on the graph of their nearest neighbours (see `KNNGraph`), few labels per class.
+    """Images or messages on the graph of their nearest neighbours (see `KNNGraph`), with few labels per class.
 
     Args:
-        name, root: "MNIST", "20Newsgroups" or "digits"; folder of the files of the first two.
-        k, metric, weighted, sharpness: of the graph, see `KNNGraph`.
-        per_class, num_val: training labels of each class, and validation nodes; all others are test nodes.
+        name: "MNIST", "20Newsgroups" or "digits".
+        root: folder of the files of "MNIST" or "20Newsgroups"; "digits" needs none.
+        k: number of neighbours of a row.
+        metric: "euclidean" or "cosine", see `KNNGraph`.
+        per_class: number of training labels of each class.
+        num_val: number of validation nodes; all others are test nodes.
+        num_parts: number of random parts of the graph to train on, a step each (see `RandomPartitionLoader`). By
+            default the graph is one part.
+        weighted: whether edges have weights, see `KNNGraph`.
+        sharpness: how fast weights fall with the distance, see `KNNGraph`.
         options: split and tuning of `SplitDataModule`.
-        num_parts: train on so many random parts of the graph, a step each (see `RandomPartitionLoader`).
 
     Examples:
         >>> data = KNNDataModule("digits", k=10, per_class=10)

@@ -55,7 +55,7 @@ _PARTS = {
 def run_lightning(args: list[str]) -> None:
     """Run a subcommand; errors of Lightning's configuration are raised as ValueErrors.
 
-    Its warnings are shown, except its deprecations, that data have no workers, and that a resumed run has checkpoints.
+    Lightning's warnings are shown, except three: deprecations, data without workers, and checkpoints of a resumed run.
     """
     # Their announcements have the level INFO.
     names = (
@@ -99,10 +99,10 @@ def run_lightning(args: list[str]) -> None:
 
 
 class _Parser(LightningArgumentParser):
-    """Writes configurations that it can read, config.yaml of a run and --print_config.
+    """Parser that can read the configurations it writes, config.yaml of a run and --print_config.
 
-    jsonargparse puts words in the place of values that it cannot write: of text where a function is allowed too, and of
-    objects that are defaults, such as the device of StochasticWeightAveraging.
+    jsonargparse puts words in the place of values that it cannot write. Such values are text where a function is
+    allowed too, and objects that are defaults, such as the device of StochasticWeightAveraging.
     """
 
     def dump(self, *args: Any, **kwargs: Any) -> str:
@@ -132,9 +132,10 @@ def _readable(value: Any) -> Any:
 
 
 class DiffusionCLI(LightningCLI):
-    """Logs to `<out>/<name>/version_k`, keeps the best and the last checkpoint there, tests the best one after fit.
+    """Log to `<out>/<name>/version_k`, keep the best and the last checkpoint there, and test the best one after fit.
 
-    With `--ckpt_path` the command line overrides the settings of the checkpoint's run, which override the defaults.
+    With `--ckpt_path` the settings of the command line override the settings of the checkpoint's run, which override
+    the defaults.
     """
 
     def __init__(self, args: list[str]) -> None:
@@ -199,7 +200,7 @@ class DiffusionCLI(LightningCLI):
             )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse, a second time with the settings of a checkpoint's run in the place of the defaults."""
+        """Parse the arguments, then again with the settings of a checkpoint's run in the place of the defaults."""
         self.config = parser.parse_args(args)
         command = self.config.subcommand
         config = self.config[command]
@@ -236,10 +237,10 @@ class DiffusionCLI(LightningCLI):
         self.config[command].ckpt_path = str(as_path(path, "--ckpt_path").resolve())
 
     def _parse_ckpt_path(self) -> None:
-        """Do nothing: Lightning would let the checkpoint's settings win over those of the command line."""
+        """Do nothing: Lightning would let the checkpoint's settings win over the settings of the command line."""
 
     def before_instantiate_classes(self) -> None:
-        """Let a resumed run keep its checkpoints in one folder, so that the best is that of all its parts."""
+        """Let a resumed run keep its checkpoints in one folder, so that the best one is the best of all its parts."""
         config = self.config[self.subcommand]
         config.out = str(as_path(config.out, "--out"))
         # a class without arguments; the widths of the data are linked to it.
@@ -278,7 +279,7 @@ class DiffusionCLI(LightningCLI):
             ) from error
 
     def _loggers(self) -> list[Logger]:
-        """Both write to the first free folder version_k, which several processes may look for at once."""
+        """Return loggers that write to the first free folder version_k; several processes may look for it at once."""
         out = self._get(self.config_init, "out")
         name = self._get(self.config_init, "name")
         taken = [
@@ -324,13 +325,13 @@ class DiffusionCLI(LightningCLI):
         """Train, or go on from `--ckpt_path`; test the best checkpoint and print where everything is."""
         try:
             self.trainer.fit(**kwargs)
-            # There is none where nothing was validated.
+            # There is no best checkpoint where nothing was validated.
             if best := self._get(self.config_init, "checkpoint").best_model_path:
                 self.trainer.test(
                     self.model, datamodule=self.datamodule, ckpt_path=best
                 )
                 print(f"Best checkpoint: {best}\nLogs: {self.trainer.log_dir}")
-        # A signal too, for the note says how to go on.
+        # A signal too, since the note says how to go on.
         except BaseException as error:
             last = self._get(self.config_init, "last").best_model_path
             if Path(last).is_file():
@@ -341,7 +342,7 @@ class DiffusionCLI(LightningCLI):
 
 
 class EpochProgress(ProgressBar):
-    """One bar over epochs, on stderr: Lightning's, one per epoch on stdout, would flicker and mix with the results."""
+    """One bar over epochs, on stderr: Lightning's bars, one per epoch on stdout, would flicker among the results."""
 
     _bar = tqdm(disable=True)
 
@@ -356,7 +357,7 @@ class EpochProgress(ProgressBar):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics = self.get_metrics(trainer, pl_module)
-        # The number of the version is no measure of the epoch.
+        # The number of the version does not measure the epoch.
         metrics.pop("v_num", None)
         self._bar.set_postfix(metrics, False)
         self._bar.update(trainer.current_epoch + 1 - self._bar.n)
@@ -367,7 +368,7 @@ class EpochProgress(ProgressBar):
     on_exception = on_train_end  # type: ignore[assignment]  # before the message
 
     def disable(self) -> None:
-        """Do nothing: the bar of another process than the first is hidden already."""
+        """Do nothing: in processes other than the first the bar is hidden already."""
 
     enable = disable
 

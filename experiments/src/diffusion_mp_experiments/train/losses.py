@@ -14,9 +14,16 @@ from diffusion_mp.checks import (
 
 
 def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Mean cross-entropy of node logits; −(1/N) Σ_i log softmax(logits_i)[y_i].
+    """Return the mean cross-entropy of node logits, −(1/N) Σ_i log softmax(logits_i)[y_i].
 
-    Shapes: logits [N, C] with C ≥ 2, target [N] of integers in 0..C−1 → 0-dim.
+    Args:
+        logits: scores of the C ≥ 2 classes for every node.
+        target: the class of every node, integers in 0..C−1.
+
+    Shapes:
+        logits: [N, C].
+        target: [N].
+        output: a 0-dimensional tensor.
 
     Examples:
         >>> node_cross_entropy(torch.zeros(3, 2), torch.tensor([0, 1, 1])).shape
@@ -58,7 +65,11 @@ def node_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def mean_squared_error(prediction: Tensor, target: Tensor) -> Tensor:
-    """Mean of (ŷ − y)² over equal shapes; [N, 1] against [N] is refused, because it broadcasts to N × N.
+    """Return the mean of (ŷ − y)² over equal shapes.
+
+    Args:
+        prediction: ŷ.
+        target: y, of the same shape. [N, 1] against [N] is refused, because it broadcasts to N × N.
 
     Examples:
         >>> mean_squared_error(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
@@ -80,9 +91,17 @@ def mean_squared_error(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 def multi_label_loss(logits: Tensor, target: Tensor) -> Tensor:
-    """Mean binary cross-entropy of several tasks at once; −(1/NT) Σ_it y_it log σ(l_it) + (1 − y_it) log σ(−l_it).
+    """Return the mean binary cross-entropy of several tasks at once.
 
-    Shapes: logits [N, T], target [N, T] of 0 and 1, numbers of any type → 0-dim.
+        −(1/NT) Σ_it y_it log σ(l_it) + (1 − y_it) log σ(−l_it)
+
+    Args:
+        logits: l, a score for every row and task.
+        target: y, labels of 0 and 1, numbers of any type.
+
+    Shapes:
+        logits, target: [N, T].
+        output: a 0-dimensional tensor.
 
     Examples:
         >>> multi_label_loss(torch.zeros(3, 2), torch.ones(3, 2)).shape

@@ -19,7 +19,7 @@ R = TypeVar("R")
 def each(
     work: Callable[..., R], runs: Sequence[tuple[Any, ...]], jobs: int
 ) -> Iterator[tuple[tuple[Any, ...], R]]:
-    """Yield every run with the result of `work(*run)`, as they end; several jobs run in `processes`."""
+    """Yield every run with the result of `work(*run)`, in the order of their ends; several jobs run in `processes`."""
     # Without another process, which would import for seconds.
     if jobs == 1 or len(runs) <= 1:
         threads = torch.get_num_threads()
@@ -37,7 +37,7 @@ def each(
 
 @contextmanager
 def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes of one thread each, which ignore signals of the keyboard and end with this process."""
+    """Start processes of one thread each, which ignore signals of the keyboard and end with this process."""
     # A fork would copy locks that other threads hold.
     with ProcessPoolExecutor(jobs, get_context("spawn"), _initialise) as pool:
         try:
@@ -64,7 +64,7 @@ def _initialise() -> None:
 
 
 def versions(device: str = "cpu") -> dict[str, str]:
-    """The versions of Python, this library and those that decide a number, and the name of the GPU where one does."""
+    """Return the versions of Python, this library and all that decide a number, and the GPU's name where it does."""
     names = (
         "diffusion-mp",
         "torch",

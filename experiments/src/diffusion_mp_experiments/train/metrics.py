@@ -21,11 +21,15 @@ from diffusion_mp.checks import check_choice, check_counts
 class TaskMetric(Metric):
     """A score over all examples since the last reset, however they were cut into batches.
 
-    - "acc": the share of right classes; "macro_f1": F₁ of each class, averaged over classes. Logits [N, C], labels [N].
-    - "roc_auc", "ap": area under the ROC curve, and average precision, of each class against all others, or of each
-      task of several. They are averaged over those that have both positive and negative examples (Hu et al. 2020).
-      Logits [N, C] and labels [N] of C classes, or logits [N, T] and T labels [N, T] of 0 and 1.
+    - "acc": the share of right classes. Logits [N, C], labels [N].
+    - "macro_f1": F₁ of each class, averaged over classes. Logits [N, C], labels [N].
+    - "roc_auc", "ap": area under the ROC curve, and average precision, of each class against all others, or of each of
+      several tasks. They are averaged over the classes or tasks that have both positive and negative examples (Hu et
+      al. 2020). Logits [N, C] and labels [N] of C classes, or logits [N, T] and labels [N, T] of 0 and 1.
     - "mse", "mae": mean squared and mean absolute error. Numbers of one shape.
+
+    Args:
+        metric: name of the score, one of these.
 
     Examples:
         >>> TaskMetric("acc").metric
@@ -67,7 +71,7 @@ class TaskMetric(Metric):
 def _per_column(
     measure: Callable[..., Tensor], logits: Tensor, labels: Tensor
 ) -> Tensor:
-    """The mean of a binary measure over the classes or tasks that have positive and negative examples."""
+    """Return the mean of a binary measure over the classes or tasks that have positive and negative examples."""
     several = labels.dim() == 2
     truth = labels.long() if several else one_hot(labels.long(), logits.size(1))
     # In double precision, or confident predictions would tie at one.
@@ -98,10 +102,17 @@ _SCORES: dict[str, Callable[..., Tensor]] = {
 
 
 def weighted_accuracy(num_classes: int) -> MulticlassRecall:
-    """The score of PATTERN and CLUSTER (Dwivedi et al. 2023): accuracy within each of C classes, averaged over classes.
+    """Return the score of PATTERN and CLUSTER (Dwivedi et al. 2023): accuracy within each class, averaged over classes.
 
-    Guessing the larger class scores 1/C, however uneven the classes. Nodes of all batches are counted together, whereas
-    the released code averages the scores of batches. Shapes: logits [N, C] or classes [N], and labels [N] in 0..C − 1.
+    Guessing the largest class scores 1/C, however uneven the C classes are. Nodes of all batches are counted together,
+    whereas the released code averages the scores of batches.
+
+    Args:
+        num_classes: C.
+
+    Shapes:
+        prediction: logits [N, C] or classes [N].
+        labels: [N] in 0..C − 1.
 
     Examples:
         >>> weighted_accuracy(3)(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 2]))

@@ -1,4 +1,4 @@
-"""Resumed runs that equal uninterrupted ones bit for bit, and no checkpoints of NaN."""
+"""Resumed runs that equal uninterrupted runs bit for bit, and no checkpoints of NaN."""
 
 import math
 import random
@@ -19,7 +19,7 @@ State = dict[str, Any]
 
 
 class CheckpointFiles(TorchCheckpointIO):
-    """A plugin of `Trainer`: checkpoints are complete or absent, and read as tensors and plain types only.
+    """Plugin of `Trainer`: checkpoints are complete or absent, and are read as tensors and plain types only.
 
     Examples:
         >>> import pytorch_lightning as pl
@@ -41,11 +41,11 @@ class CheckpointFiles(TorchCheckpointIO):
 
 
 class Resumable(Callback):
-    """Save in a checkpoint what Lightning leaves out, and restore from it what a resumed run needs.
+    """Callback that saves in a checkpoint what Lightning leaves out, and restores what a resumed run needs.
 
     The random states of torch, CUDA, numpy and Python in the first process are saved, so dropout continues. A run that
-    early stopping ended stays ended. Settings of the module and the patience of early stopping are those given now;
-    ValueError where one cannot change.
+    early stopping ended stays ended. The settings of the module and the patience of early stopping are the ones given
+    now; if one cannot change, ValueError is raised.
 
     Examples:
         >>> callback, checkpoint = Resumable(), {}  # pl.Trainer(callbacks=[callback]) does the following
@@ -110,15 +110,15 @@ class Resumable(Callback):
         self._random_state = None
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore again where the checkpoint was written after validation: a loader has drawn since, in vain."""
+        """Restore again if the checkpoint was written after validation: a loader has drawn in vain since."""
         if self._random_state is not None:
             set_random_state(self._random_state)
 
 
 class FiniteLoss(Callback):
-    """Check the logged losses before early stopping and checkpoints see them.
+    """Callback that checks the logged losses before early stopping and checkpoints see them.
 
-    A loss that is no finite number raises FloatingPointError with its name and the epoch.
+    A loss that is not a finite number raises FloatingPointError with its name and the epoch.
 
     Examples:
         >>> import pytorch_lightning as pl

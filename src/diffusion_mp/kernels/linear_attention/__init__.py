@@ -63,14 +63,24 @@ def linear_product(
     *,
     backend: Backend = "auto",
 ) -> Float[Tensor, "N H D"]:
-    r"""out_i = Σ_j (q_i·k_j) v_j over the nodes j of i's graph, in O(N F D) (Wu, Wipf & Yan 2025, Eq. 19).
+    r"""Multiply values by the scores q_i·k_j of all pairs of a graph, in O(N F D) (Wu, Wipf & Yan 2025, Eq. 19).
 
-    Accumulates in at least float32; the result has the dtype of ``v``. Differentiable any number of times.
+        out_i = Σ_j (q_i·k_j) v_j
+
+    The sum runs over the nodes j of i's graph and accumulates in at least float32. The result has the dtype of ``v``.
+    The function can be differentiated any number of times.
 
     Args:
-        q, k, v: feature maps of receivers and senders, and values.
-        ptr: row boundaries [B+1] of a ragged batch, on the CPU; ``None`` is one graph.
-        backend: how it is computed; see `kernels.operation`.
+        q: features of the receivers.
+        k: features of the senders.
+        v: values of the senders.
+        ptr: row boundaries [B + 1] of a ragged batch, on the CPU. By default all rows are one graph.
+        backend: how to compute it; ``"auto"`` takes the first backend that supports the arguments, see
+            `kernels.operation`.
+
+    Shapes:
+        q, k: [N, H, F].
+        v, output: [N, H, D].
 
     Examples:
         >>> torch.allclose(linear_product(q, k, k), torch.einsum("ihf,jhf,jhd->ihd", q, k, k))
@@ -92,7 +102,7 @@ def _few_in_rows(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> bool:
     dtype="v",
 )
 def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
-    """Return :func:`linear_attention` as ``values`` of a tuple, with equal heads of all three."""
+    """Return :func:`linear_attention` as ``values`` of a tuple; q, k and v have the same number of heads."""
     wide = v.new_empty(v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32))
     sums = wide.new_empty(
         v.size(1) if terms.ptr is None else 0, k.size(2) + 1, v.size(2) + 1
@@ -128,7 +138,7 @@ def _formula_of_one(
 def _backward_of_one(
     grad_values: Tensor, x: Tensor, out: LinearRows, terms: Terms
 ) -> Tensor:
-    """Return the gradient of one tensor that is queries, keys and values."""
+    """Return the gradient of one tensor that serves as queries, keys and values."""
     return empty_like(x)
 
 
@@ -161,18 +171,32 @@ def linear_attention(
     unit: bool = False,
     backend: Backend = "auto",
 ) -> Float[Tensor, "N H D"]:
-    r"""out_i = (own n v_i + Σ_j s_ij v_j) / (own n + Σ_j s_ij), s_ij = c + q_i·k_j, over the n nodes j of i's graph.
+    r"""Return attention over all pairs of a graph, normalised by row, in O(N F D).
 
-    DIFFormer-s is c = 1 with unit vectors (Wu, Wipf & Yan 2025, Eqs. 55–57), SGFormer own = 1 with unit vectors
-    (D⁻¹(I + Q̃K̃ᵀ/n), multiplied by n; Wu et al. 2023b). A row whose denominator is zero is zero, in the gradient too.
-    O(N F D) time, and no memory beyond results and gradients; accumulates in at least float32, and the result has the
-    dtype of ``v``. Differentiable any number of times.
+        out_i = (a n v_i + Σ_j s_ij v_j) / (a n + Σ_j s_ij),  s_ij = c + q_i·k_j
+
+    The sums run over the n nodes j of i's graph. DIFFormer-s is c = 1, a = 0 with unit vectors (Wu, Wipf & Yan 2025,
+    Eqs. 55–57). SGFormer is c = 0, a = 1 with unit vectors (D⁻¹(I + Q̃K̃ᵀ/n), multiplied by n; Wu et al. 2023b).
+
+    A row whose denominator is zero is zero, in the gradient too. Nothing is kept in memory beyond results and
+    gradients. Sums accumulate in at least float32, and the result has the dtype of ``v``. The function can be
+    differentiated any number of times.
 
     Args:
-        q, k, v: queries of receivers, keys of senders, and values; one head of q and k broadcasts over those of v.
-        ptr, backend: as in :func:`linear_product`.
-        constant, own: c, and the weight of a node in its own row beyond s_ii, as a multiple of n.
-        unit: divide every q_i and k_j by its norm; a zero vector stays zero, in the gradient too.
+        q: queries of the receivers.
+        k: keys of the senders.
+        v: values of the senders. One head of q and k meets every head of v.
+        ptr: row boundaries [B + 1] of a ragged batch, on the CPU. By default all rows are one graph.
+        constant: c, added to every score. The default is the bare inner product.
+        own: a, the weight of a node in its own row beyond s_ii, as a multiple of n. None by default.
+        unit: whether to divide every q_i and k_j by its norm. A zero vector stays zero, in the gradient too. The
+            default leaves vectors as they are.
+        backend: how to compute it; ``"auto"`` takes the first backend that supports the arguments, see
+            `kernels.operation`.
+
+    Shapes:
+        q, k: [N, H, F] or [N, 1, F].
+        v, output: [N, H, D].
 
     Examples:
         >>> linear_attention(q, k, torch.rand(6, 2, 4)).shape
@@ -187,9 +211,20 @@ def linear_attention(
 def linear_pool(
     k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], terms: Terms
 ) -> Float[Tensor, "H G E"]:
-    """[[Σ_j k_j v_jᵀ, Σ_j k_j], [Σ_j v_j, n]] over the nodes of one graph, [H, F + 1, D + 1], for :func:`linear_read`.
+    """Return the sums over senders that :func:`linear_read` needs, [[Σ_j k_j v_jᵀ, Σ_j k_j], [Σ_j v_j, n]].
 
-    The sums of parts of a graph add up to its own; ``terms.ptr`` is ignored. In at least float32, in plain torch.
+    The sums of the parts of a graph add up to the sums of the graph, so that a large graph can be pooled part by part.
+    The function runs in plain torch and accumulates in at least float32.
+
+    Args:
+        k: keys of the senders, nodes of one graph.
+        v: values of the senders.
+        terms: options of the attention. ``terms.ptr`` is ignored.
+
+    Shapes:
+        k: [N, H, F].
+        v: [N, H, D].
+        output: [H, F + 1, D + 1].
 
     Examples:
         >>> v = torch.rand(6, 2, 4)
@@ -212,7 +247,16 @@ def linear_read(
 ) -> Float[Tensor, "N H D"]:
     """Return the rows of :func:`linear_attention` for some receivers, in plain torch.
 
-    The sums are those of :func:`linear_pool` for all senders, with the same terms; v matters if ``own`` is not zero.
+    Args:
+        q: queries of the receivers.
+        v: values of the receivers, which matter if ``terms.own`` is not zero.
+        sums: the result of :func:`linear_pool` for all senders, with the same terms.
+        terms: options of the attention.
+
+    Shapes:
+        q: [N, H, F].
+        v, output: [N, H, D].
+        sums: [H, F + 1, D + 1].
 
     Examples:
         >>> v = torch.rand(6, 2, 4)

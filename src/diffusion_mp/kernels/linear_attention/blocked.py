@@ -65,7 +65,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     values = empty_like(v)
     wide = torch.promote_types(v.dtype, torch.float32)
     den = v.new_empty(*v.shape[:2], 1, dtype=wide)
-    # The sums of many small graphs may be larger than their nodes, so those of a batch are not kept.
+    # The sums of many small graphs may be larger than their nodes, so the sums of a batch are not kept.
     graphs = v.size(1) if terms.ptr is None else 0
     pooled = den.new_zeros(graphs, k.size(2) + 1, v.size(2) + 1)
     inputs = [v] if q is k is v else [q, k, v]
@@ -223,7 +223,7 @@ class _Attention:
     def read_backward(
         self, sums: Sums, dq: Tensor, grad: Tensor, out: Tensor, den: Tensor
     ) -> Sums:
-        """Write ∂q, or ∂q̃ where that of the senders is to be added; return G, γ and b."""
+        """Write ∂q, or ∂q̃ if the gradient of the senders is to be added to it; return G, γ and b."""
         by_sums = []
         for rows in self.blocks:
             queries, norm = self.vectors(self.q, rows)
@@ -237,7 +237,7 @@ class _Attention:
             )
             by_queries = self._load(dq, rows)
             torch.bmm(grads, sums.outer.mT, out=by_queries)
-            # A product of matrices is faster than that of rows where there are several heads.
+            # With several heads a product of matrices is faster than a product of rows.
             by_queries.baddbmm_(inner, sums.left)
             if not self.alone:
                 _through_norm(by_queries, queries, norm)
@@ -278,7 +278,7 @@ class _Attention:
         return grads, inner
 
     def vectors(self, x: Tensor, rows: slice = ALL) -> tuple[Tensor, Tensor | None]:
-        """Return x̃ and ‖x‖, or unchanged vectors and ``None``; of a single block they are kept."""
+        """Return x̃ and ‖x‖, or x unchanged and ``None``. For a single block both are kept."""
         if rows is ALL and id(x) in self._vectors:
             return self._vectors[id(x)]
         vectors = self._load(x, rows)
@@ -293,7 +293,7 @@ class _Attention:
         return vectors, norm
 
     def _load(self, x: Tensor, rows: slice = ALL) -> Tensor:
-        """Return rows of an input or a result: these themselves, or a copy if they are in half precision.
+        """Return rows of an input or a result, as a copy if they are in half precision.
 
         Products are written to the result itself where that is possible, since a pass over memory takes as long as a
         step of arithmetic, and longer between layouts with and without heads first. Then ``copy_`` does nothing.
@@ -335,7 +335,7 @@ def _added(sums: list[Sums]) -> Sums:
 
 
 def _contract(x: Tensor, y: Tensor) -> Tensor:
-    """Return xᵀy; a single one as two halves, since torch divides no product among threads along its sum."""
+    """Return xᵀy; a single product as two halves, since torch divides no product among threads along its sum."""
     if (
         torch.get_num_threads() == 1
         or x.size(0) > 1

@@ -13,7 +13,13 @@ from diffusion_mp.runtime.precision import LEAST, lies_in, quotient, unit_vector
 
 
 class Terms(NamedTuple):
-    """The options of a row, those of :func:`linear_attention`.
+    """The options of :func:`linear_attention`, for :func:`linear_pool` and :func:`linear_read`.
+
+    Attributes:
+        ptr: row boundaries [B + 1] of a ragged batch; ``None`` is one graph.
+        constant: c, added to every score.
+        own: weight of a node in its own row beyond s_ii, as a multiple of n.
+        unit: whether queries and keys are divided by their norms.
 
     Examples:
         >>> terms = Terms(constant=1.0, unit=True)
@@ -37,7 +43,7 @@ class LinearRows(NamedTuple):
 
 
 def linear_product(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> Tensor:
-    """out_i = Σ_j (q_i·k_j) v_j over the nodes j of i's graph, through the sums over the nodes of every graph."""
+    """Return out_i = Σ_j (q_i·k_j) v_j over the nodes j of i's graph, by sums over the nodes of every graph."""
 
     def rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return q @ (k.mT @ v)
@@ -89,14 +95,14 @@ def read(
     size: int | Tensor,
     terms: Terms,
 ) -> Tensor:
-    """Return the rows [..., n, D] of receivers [..., n, F] from such sums over ``size`` nodes."""
+    """Return the rows [..., n, D] of receivers [..., n, F] from the sums of :func:`pool` over ``size`` nodes."""
     # A product and a sum in one call, which torch has for matrices and for stacks of them.
     product = torch.addmm if q.dim() == 2 else torch.baddbmm
     total = product(right if terms.constant == 1 else terms.constant * right, q, outer)
     row = (q @ left.unsqueeze(-1)) + (terms.constant + terms.own) * size
     if terms.own:
         total = total + terms.own * size * v
-    # To look takes less than the cases of a quotient, and their derivatives.
+    # A look takes less time than the cases of a quotient and their derivatives.
     if lies_in(row, LEAST, math.inf):
         return total / row
     return quotient(total, row)

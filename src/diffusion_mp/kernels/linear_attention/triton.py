@@ -2,7 +2,7 @@
 
 The state of n rows x̃ (k, or k/‖k‖) and y is [[M, m], [rᵀ, n]], [F + 1, D + 1], with M = Σ x̃ yᵀ, m = Σ w x̃ and r = Σ y,
 summed in a fixed order without atomics. Forward the state of k and v, all w = 1, meets q. Backward, with
-g_i = grad_i/d_i and w_i = −grad_i·out_i/d_i, that state, recomputed in a batch, meets q, and that of q and g, summed
+g_i = grad_i/d_i and w_i = −grad_i·out_i/d_i, this state, recomputed in a batch, meets q. The state of q and g, summed
 in the same pass, meets k and v.
 """
 
@@ -43,7 +43,7 @@ def _vectors(x, row, inside, head, H, f, F, UNIT: tl.constexpr):
 @triton.jit
 @no_type_check
 def _through_unit(gradient, x, size, norm):
-    """The gradient of a row from that of its unit vector x."""
+    """The gradient of a row from the gradient of its unit vector x."""
     return (gradient - tl.sum(gradient * x, axis=1)[:, None] * x) * norm * size
 
 
@@ -321,7 +321,7 @@ def _senders(
 
 
 class _Launch:
-    """The runs of rows of one operation on k [N, H, F] and v [N, H, D], and what all its kernels are told."""
+    """The runs of rows of one operation on k [N, H, F] and v [N, H, D], and the arguments of all its kernels."""
 
     def __init__(self, k: Tensor, v: Tensor, terms: Terms) -> None:
         (nodes, heads, features), channels = k.shape, v.size(2)

@@ -5,7 +5,7 @@ For every sample this is linear attention. With M_r = max_j (log k_jr + b_j) ove
     K_jr = exp(log k_jr + b_j − M_r),  Q_ir = exp(log q_ir + M_r − max_r (log q_ir + M_r))
 
 have the same entries after row normalisation. None overflows, and no row underflows: with the largest feature r of row
-i, Q_ir = 1 and Σ_j K_jr ≥ 1. Samples are heads of linear attention; those of a large graph are taken a few at a time.
+i, Q_ir = 1 and Σ_j K_jr ≥ 1. Samples are heads of linear attention; a large graph takes a few samples at a time.
 """
 
 from collections.abc import Callable
@@ -47,17 +47,31 @@ def log_linear_product(
     *,
     backend: Backend = "auto",
 ) -> Float[Tensor, "N H D"]:
-    r"""out_i = Σ_s Σ_j Σ_r exp(log_q_ir + log_k_jr + a_is + b_js) v_j over the nodes j of i's graph.
+    r"""Multiply values by kernel attention whose features are given by their logarithms, averaged over samples.
 
-    Without a it is −logsumexp − log K, and the result the mean over K samples of row-normalised kernel attention
-    (Algorithm 1 of the slides, with Gumbel noise b = g/τ). With q and k, a and b exchanged, it is the transpose. One
-    linear attention per sample, in O(N K F D) time and O(N (K + F + D)) memory, also in the backward pass.
+    For every node i, with the sum over the K samples s, the nodes j of i's graph and the features r:
+
+        out_i = Σ_s Σ_j Σ_r exp(log q_ir + log k_jr + a_is + b_js) v_j
+
+    Without ``row_shift``, a is −logsumexp − log K, and the result is the mean over K samples of row-normalised kernel
+    attention (Algorithm 1 of the slides, with Gumbel noise b = g/τ). With q and k exchanged, and a and b exchanged, the
+    matrix is transposed.
+
+    A sample is one linear attention. All take O(N K F D) time and O(N (K + F + D)) memory, also in the backward pass.
 
     Args:
-        log_q, log_k, v: logarithms of the positive features of receivers and senders, and values.
-        row_shift, col_shift: a and b per node, head and sample; without a, rows of a sample are divided by their sum.
-        ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
-        backend: of linear attention; see `kernels.operation`.
+        log_q: logarithms of the positive features of the receivers.
+        log_k: logarithms of the positive features of the senders.
+        v: values of the senders.
+        row_shift: a per node, head and sample. ``None`` divides every row of a sample by its sum.
+        col_shift: b per node, head and sample.
+        ptr: row boundaries [B + 1] of a ragged batch, on the CPU. By default all rows are one graph.
+        backend: backend of linear attention; see `kernels.operation`.
+
+    Shapes:
+        log_q, log_k: [N, H, F].
+        row_shift, col_shift: [N, H, K].
+        v, output: [N, H, D].
 
     Examples:
         >>> v, zero = torch.rand(6, 2, 4), torch.zeros(6, 2, 1)
@@ -98,9 +112,22 @@ def log_linear_logsumexp(
     *,
     backend: Backend = "auto",
 ) -> Float[Tensor, "N H K"]:
-    """L_is = log Σ_j Σ_r exp(log_q_ir + log_k_jr + b_js) over the nodes j of i's graph, for every sample s.
+    """Return the logarithm of a row's sum in :func:`log_linear_product`, for every sample s.
 
-    The log-normaliser of a row of :func:`log_linear_product`, in at least float32, in O(N K F) time.
+        L_is = log Σ_j Σ_r exp(log q_ir + log k_jr + b_js)
+
+    The sum runs over the nodes j of i's graph, in at least float32 and O(N K F) time.
+
+    Args:
+        log_q: logarithms of the positive features of the receivers.
+        log_k: logarithms of the positive features of the senders.
+        col_shift: b per node, head and sample.
+        ptr: row boundaries [B + 1] of a ragged batch, on the CPU. By default all rows are one graph.
+        backend: backend of linear attention; see `kernels.operation`.
+
+    Shapes:
+        log_q, log_k: [N, H, F].
+        col_shift, output: [N, H, K].
 
     Examples:
         >>> log_sum = log_linear_logsumexp(q.log(), k.log(), torch.zeros(6, 2, 1))
@@ -124,9 +151,24 @@ def log_linear_pool(
     col_shift: Float[Tensor, "N H K"],
     v: Float[Tensor, "N H D"],
 ) -> tuple[Float[Tensor, "H K F E"], Float[Tensor, "H K F one"]]:
-    """Return U_sr = Σ_j exp(log_k_jr + b_js − M_sr) [v_j, 1] over the nodes of one graph, or a part of it, and M.
+    """Return the sums over senders that :func:`log_linear_read` needs: U and their shift M.
 
-    exp(M − M′) U has the shift M′, and so sums of parts merge. M is in double precision, without a gradient.
+        U_sr = Σ_j exp(log k_jr + b_js − M_sr) [v_j, 1]
+
+    The sum runs over the nodes of one graph, or of a part of it. Sums of parts merge, since exp(M − M′) U has the shift
+    M′. M is in double precision and has no gradient.
+
+    Args:
+        log_k: logarithms of the positive features of the senders.
+        col_shift: b per node, head and sample.
+        v: values of the senders.
+
+    Shapes:
+        log_k: [N, H, F].
+        col_shift: [N, H, K].
+        v: [N, H, D].
+        U: [H, K, F, D + 1].
+        M: [H, K, F, 1].
 
     Examples:
         >>> sums, shift = log_linear_pool(k.log(), torch.zeros(6, 2, 1), torch.rand(6, 2, 4))
@@ -159,7 +201,21 @@ def log_linear_read(
     sums: Float[Tensor, "H K F E"],
     shift: Float[Tensor, "H K F one"],
 ) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "N H K"]]:
-    """Return the rows of :func:`log_linear_product` for some receivers, and L, from the sums over all senders.
+    """Return the rows of :func:`log_linear_product` for some receivers, and L of :func:`log_linear_logsumexp`.
+
+    Args:
+        log_q: logarithms of the positive features of the receivers.
+        row_shift: a per node, head and sample. ``None`` divides every row of a sample by its sum.
+        sums: U of all senders, from :func:`log_linear_pool`.
+        shift: M of all senders, from :func:`log_linear_pool`.
+
+    Shapes:
+        log_q: [N, H, F].
+        row_shift: [N, H, K].
+        sums: [H, K, F, D + 1].
+        shift: [H, K, F, 1].
+        rows: [N, H, D].
+        L: [N, H, K].
 
     Examples:
         >>> v, zero = torch.rand(6, 2, 4), torch.zeros(6, 2, 1)
@@ -186,9 +242,20 @@ def log_linear_entries(
     log_q: Float[Tensor, "N H F"],
     log_k: Float[Tensor, "N H F"],
 ) -> Float[Tensor, "E H"]:
-    """log Σ_r exp(log_q_target(e),r + log_k_source(e),r) for every edge e = (source, target), in O(E H F) time.
+    """Return the logarithm of the kernel at every edge e = (j, i), log Σ_r exp(log q_ir + log k_jr), in O(E H F) time.
 
-    In plain torch and at least float32; memory is O(E H), since sums are computed again in the backward pass.
+    The function runs in plain torch, in at least float32. Memory is O(E H), since sums are computed again in the
+    backward pass.
+
+    Args:
+        edge_index: pairs of sender and receiver.
+        log_q: logarithms of the positive features of the receivers.
+        log_k: logarithms of the positive features of the senders.
+
+    Shapes:
+        edge_index: [2, E].
+        log_q, log_k: [N, H, F].
+        output: [E, H].
 
     Examples:
         >>> log_linear_entries(edge_index, q.log(), k.log()).shape  # one number per edge and head
@@ -212,7 +279,7 @@ def log_linear_entries(
 def _features(
     log_q: Tensor, log_k: Tensor, b: Tensor, ptr: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Q and K with samples as heads, and the logarithm by which Q was divided, [N, H, K]."""
+    """Return Q and K with samples as heads, and the logarithm of the factor by which Q was divided, [N, H, K]."""
     exponents = log_k.unsqueeze(2) + b.unsqueeze(3)
     shift = max_rows(exponents.detach(), ptr)
     query, top = _queries(log_q, shift)

@@ -44,7 +44,7 @@ def _product(v: Narrow, alpha: Wide, stencil: Stencil, transpose: bool) -> Tenso
     cpu=partial(stencil.inner, stencil.fast_sums),
 )
 def _inner(g: Narrow, v: Narrow, stencil: Stencil) -> Tensor:
-    # A sum over nodes, of which half precision would lose most.
+    # A sum over nodes: half precision would lose most of it.
     return v.new_empty(
         len(stencil.strides),
         v.size(1),
@@ -69,7 +69,7 @@ def _by_alpha(
     transpose: bool,
     backend: str,
 ) -> Tensor:
-    # The inner product of g with Aᵀv is that of v with A g.
+    # The inner product of g with Aᵀv is the inner product of v with A g.
     if transpose:
         return _inner(v, grad, stencil, backend=backend)
     return _inner(grad, v, stencil, backend=backend)
@@ -99,15 +99,27 @@ def neumann_product(
     transpose: bool = False,
     backend: Backend = "auto",
 ) -> Float[Tensor, "N H D"]:
-    r"""out_i = Σ_k α_k (v_left + v_right), the neighbours of i at stride h_k in its sequence, in O(K N D).
+    r"""Add up the left and right neighbours of every row in its sequence, at several strides, in O(K N D).
 
-    Accumulates in at least float32; the result has the dtype of ``v``. Differentiable any number of times.
+        out_i = Σ_k α_k (v_left + v_right)
+
+    Left and right are the neighbours of i at stride h_k. Sums accumulate in at least float32, and the result has the
+    dtype of ``v``. The function can be differentiated any number of times.
 
     Args:
-        v, alpha, strides: values, the rows of a sequence in order; weight of every stride and head; h_k ≥ 1.
-        boundary: how a sequence is extended beyond its ends; see `neighbours`.
-        ptr: row boundaries [B+1] of several sequences, on the CPU; ``None`` is one sequence.
-        transpose, backend: multiply with the transposed matrix, and how; see `kernels.operation`.
+        v: values, with the rows of a sequence in order.
+        alpha: α, the weight of every stride and head.
+        strides: h_k ≥ 1, the K distances to the neighbours.
+        boundary: how a sequence continues beyond its ends, see `neighbours`. The default reflects it, so that the
+            matrix is symmetric.
+        ptr: row boundaries [B + 1] of several sequences, on the CPU. By default all rows are one sequence.
+        transpose: whether to multiply by the transposed matrix.
+        backend: how to compute it; ``"auto"`` takes the first backend that supports the arguments, see
+            `kernels.operation`.
+
+    Shapes:
+        v, output: [N, H, D].
+        alpha: [K, H].
 
     Examples:
         >>> neumann_product(torch.rand(6, 1, 4), torch.full((1, 1), 0.25), (1,)).shape

@@ -20,7 +20,7 @@ from diffusion_mp.runtime.cache import batch_cache, persistent
 from diffusion_mp.runtime.precision import accumulating
 
 Boundary = Literal["symmetric", "replicate", "drop", "periodic", "causal"]
-"""How a sequence is extended beyond its ends: see :func:`neighbours`.
+"""How a sequence continues beyond its ends: see :func:`neighbours`.
 
 Examples:
     >>> from typing import get_args
@@ -60,9 +60,15 @@ def neighbours(
 ) -> tuple[Int[Tensor, "K N"], Int[Tensor, "K N"]]:
     """Return the rows of the left and the right neighbours at every stride, in the same sequence, each [K, N].
 
-    ``"symmetric"`` reflects with the end repeated (x₀ = x₁, x₋₁ = x₂, …), ``"replicate"`` stops at the end, ``"drop"``
-    takes the node itself where a neighbour is missing, ``"periodic"`` wraps around. ``"causal"`` drops on the left and
-    has the node itself for its right neighbour. For ``ptr`` see :func:`neumann_product`.
+    Args:
+        num_nodes: N, the number of rows.
+        strides: h_k ≥ 1, the K distances to the neighbours.
+        boundary: how a sequence continues beyond its ends. ``"symmetric"`` reflects it with the end repeated (x₀ = x₁,
+            x₋₁ = x₂, …). ``"replicate"`` stops at the end. ``"drop"`` takes the node itself for a missing neighbour.
+            ``"periodic"`` wraps around. ``"causal"`` drops on the left, and takes the node itself for every right
+            neighbour.
+        ptr: row boundaries [B + 1] of several sequences; ``None`` is one sequence.
+        device: device of the result.
 
     Examples:
         >>> left, right = neighbours(6, (1, 2), "symmetric", None, torch.device("cpu"))
@@ -162,7 +168,7 @@ def fast_sums(
     stencil: Stencil,
     transpose: bool,
 ) -> Tensor:
-    """Return the same by bags of rows, whose sums take one pass over v."""
+    """Return the same sums by bags of rows, in one pass over v."""
     if v.numel() == 0:
         return torch.zeros_like(v)
     bounds, rows = _bags(v.size(0), stride, stencil, transpose, v.device)
@@ -202,7 +208,7 @@ def _find(
     device: torch.device,
     ptr: Tensor | None = None,
 ) -> Bags:
-    """Return the neighbours of every row or, if ``turned``, the rows it is a neighbour of."""
+    """Return the neighbours of every row or, if ``turned``, the rows of which the row is a neighbour."""
     (left,), (right,) = neighbours(num_nodes, (stride,), boundary, ptr, device)
     if turned:
         row = torch.arange(num_nodes, device=device).repeat(2)
@@ -220,7 +226,7 @@ def _find_once(*arguments: Any) -> Bags:
 def _transformed(v: Tensor, periodic: bool, inverse: bool) -> Tensor:
     """Return the orthonormal DCT-II along the third axis, the Fourier transform of the even extension, or its inverse.
 
-    With ``periodic`` it is the Hartley transform, Σ_i v_i (cos + sin)(2πmi/n)/√n, which is its own inverse.
+    With ``periodic`` return the Hartley transform, Σ_i v_i (cos + sin)(2πmi/n)/√n, which is its own inverse.
     """
     if periodic:
         spectrum = torch.fft.fft(v, dim=2, norm="ortho")
@@ -261,7 +267,7 @@ def _transform_graphs(
     inverse: bool,
     ptr: Tensor | None,
 ) -> Tensor:
-    """Return the same without writing to memory that every sequence shares."""
+    """Return the same transform, without writing to memory that every sequence shares."""
     if not v.numel():
         return torch.zeros_like(v)
     parts = []
@@ -296,15 +302,27 @@ def neumann_function(
     *,
     periodic: bool = False,
 ) -> Float[Tensor, "N H D"]:
-    r"""f(−Σ_k α_k Δ_{h_k}) v for the symmetric extension, or for periodic sequences, in O(N D log n).
+    r"""Apply a function of the sequence Laplacian, f(−Σ_k α_k Δ_{h_k}) v, in O(N D log n).
 
-    The m-th eigenvalue of a sequence of length n is λ_m = Σ_k α_k 4 sin²(πmh_k/2n), m = 0 … n − 1, in the DCT-II basis;
-    of a ``periodic`` one it is Σ_k α_k 4 sin²(πmh_k/n), in that of the Hartley transform. In at least float32; the
-    result has the dtype of ``v``. As differentiable as f.
+    Sequences are extended symmetrically, or periodically. The m-th eigenvalue of a sequence of length n, m = 0 … n − 1,
+    is
+
+        λ_m = Σ_k α_k 4 sin²(πmh_k/2n)
+
+    in the basis of the DCT-II. With ``periodic`` it is Σ_k α_k 4 sin²(πmh_k/n), in the basis of the Hartley transform.
+    The function computes in at least float32, and the result has the dtype of ``v``. It is as differentiable as f.
 
     Args:
         function: f, from eigenvalues [N, H] to factors of the same shape, element by element.
-        v, alpha, strides, ptr: as in :func:`neumann_product`; one head of ``alpha`` serves all.
+        v: values, with the rows of a sequence in order.
+        alpha: α, the weight of every stride and head; one head serves all heads of v.
+        strides: h_k ≥ 1, the K distances to the neighbours.
+        ptr: row boundaries [B + 1] of several sequences, on the CPU. By default all rows are one sequence.
+        periodic: whether sequences are extended periodically. The default is the symmetric extension.
+
+    Shapes:
+        v, output: [N, H, D].
+        alpha: [K, H] or [K, 1].
 
     Examples:
         >>> v = torch.rand(6, 1, 4)

@@ -135,7 +135,7 @@ _product.derivatives({"q k v weighting.row_shift weighting.col_shift": _of_produ
 
 
 class Options(TypedDict, total=False):
-    """What all but :func:`pairwise_attention` take besides tensors."""
+    """The options that all functions except :func:`pairwise_attention` take besides tensors."""
 
     score: str
     loops: bool
@@ -165,16 +165,27 @@ def pairwise_attention(
     mutual: bool = False,
     backend: Backend = "auto",
 ) -> Float[Tensor, "N H D"]:
-    r"""out_i = Σ_j f(q_i·k_j) v_j / Σ_j f(q_i·k_j) over the nodes j of i's graph (Wu, Wipf & Yan 2025, Eq. 17).
+    r"""Return attention over all pairs of a graph with a nonlinear score f (Wu, Wipf & Yan 2025, Eq. 17).
 
-    No score overflows, and no row vanishes. Differentiable any number of times; derivatives beyond the first hold all
-    pairs in memory. The result has the dtype of ``v``.
+        out_i = Σ_j f(q_i·k_j) v_j / Σ_j f(q_i·k_j)
+
+    The sums run over the nodes j of i's graph. No score overflows, and no row vanishes. The function can be
+    differentiated any number of times; derivatives beyond the first hold all pairs in memory. The result has the dtype
+    of ``v``.
 
     Args:
-        q, k, v: features of receivers and senders, and values.
-        ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
-        mutual: the promise that q_i·k_j = q_j·k_i: large graphs take half of the scores.
-        score, backend: ``"exp"`` (f = exp) or ``"sigmoid"``, and how it is computed; see `kernels.operation`.
+        q: features of the receivers.
+        k: features of the senders.
+        v: values of the senders.
+        ptr: row boundaries [B + 1] of a ragged batch, on the CPU. By default all rows are one graph.
+        score: ``"exp"``, f = exp as in the softmax, or ``"sigmoid"``, f = σ.
+        mutual: the promise that q_i·k_j = q_j·k_i. Large graphs then compute half of the scores.
+        backend: how to compute it; ``"auto"`` takes the first backend that supports the arguments, see
+            `kernels.operation`.
+
+    Shapes:
+        q, k: [N, H, F].
+        v, output: [N, H, D].
 
     Examples:
         >>> softmax = torch.einsum("ihf,jhf->hij", q, k).softmax(2)
@@ -203,9 +214,15 @@ def pairwise_rows(
     ptr: Tensor | None = None,
     **options: Unpack[Options],
 ) -> PairwiseRows:
-    """Return the result of :func:`pairwise_attention` and the ``lse`` of :func:`pairwise_logsumexp` in one pass.
+    """Return the result of :func:`pairwise_attention` and the result of :func:`pairwise_logsumexp`, in one pass.
 
-    Options are ``score``, ``loops``, ``mutual`` and ``backend``, as there.
+    Args:
+        q: features of the receivers [N, H, F].
+        k: features of the senders [N, H, F].
+        v: values of the senders [N, H, D].
+        ptr: row boundaries [B + 1] of a ragged batch, on the CPU. By default all rows are one graph.
+        options: ``score``, ``mutual`` and ``backend`` of :func:`pairwise_attention`, and ``loops`` of
+            :func:`pairwise_logsumexp`.
 
     Examples:
         >>> rows = pairwise_rows(q, k, torch.rand(6, 2, 4))
@@ -222,10 +239,14 @@ def pairwise_logsumexp(
     ptr: Tensor | None = None,
     **options: Unpack[Options],
 ) -> Float[Tensor, "N H"]:
-    """log Σ_j f(q_i·k_j), the log-normaliser of a row of :func:`pairwise_attention`, in at least float32.
+    """Return the logarithm of a row's sum of scores, log Σ_j f(q_i·k_j), in at least float32.
 
-    With ``loops=False`` j = i does not count, and the result is −∞ for a node alone in its graph. For ``score``,
-    ``mutual`` and ``backend`` see :func:`pairwise_attention`.
+    Args:
+        q: features of the receivers [N, H, F].
+        k: features of the senders [N, H, F].
+        ptr: row boundaries [B + 1] of a ragged batch, on the CPU. By default all rows are one graph.
+        options: ``score``, ``mutual`` and ``backend`` of :func:`pairwise_attention`. With ``loops=False`` the pair j =
+            i does not count, and the result is −∞ for a node that is alone in its graph.
 
     Examples:
         >>> torch.allclose(pairwise_logsumexp(q, k), torch.einsum("ihf,jhf->ihj", q, k).logsumexp(2), atol=1e-6)
@@ -244,11 +265,22 @@ def pairwise_product(
     ptr: Tensor | None = None,
     **options: Unpack[Options],
 ) -> Float[Tensor, "N H D"]:
-    r"""out_i = Σ_j exp(log f(q_i·k_j) + a_i + b_j) v_j over the nodes j of i's graph.
+    r"""Multiply values by the scores of all pairs of a graph, with shifts of rows and columns.
 
-    With a = 0 and b = −logsumexp, and q and k exchanged, it is the transpose of :func:`pairwise_attention`. The shifts
-    a and b are added in log space, and ``None`` is zero; with ``loops=False`` j = i does not count. For ``score``,
-    ``mutual`` and ``backend`` see :func:`pairwise_attention`; the promise halves the scores where a is b.
+        out_i = Σ_j exp(log f(q_i·k_j) + a_i + b_j) v_j
+
+    The sum runs over the nodes j of i's graph, and the shifts are added in log space. With a = 0, b = −logsumexp, and q
+    and k exchanged, the matrix is the transpose of :func:`pairwise_attention`'s.
+
+    Args:
+        q: features of the receivers [N, H, F].
+        k: features of the senders [N, H, F].
+        v: values of the senders [N, H, D].
+        row_shift: a [N, H]; by default zero.
+        col_shift: b [N, H]; by default zero.
+        ptr: row boundaries [B + 1] of a ragged batch, on the CPU. By default all rows are one graph.
+        options: ``score``, ``mutual`` and ``backend`` of :func:`pairwise_attention`; ``mutual`` halves the scores where
+            a is b. With ``loops=False`` the pair j = i does not count.
 
     Examples:
         >>> pairwise_product(q, k, torch.rand(6, 2, 4)).shape

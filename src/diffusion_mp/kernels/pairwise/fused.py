@@ -19,7 +19,7 @@ WIDEST = 256
 
 
 def fits(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> bool:
-    """Whether a fused kernel supports these arguments and is the fastest."""
+    """Return whether a fused kernel supports these arguments and is the fastest."""
     # What is compiled or transformed needs the formula, and a subclass of tensors may mean something else.
     if score != "exp" or ptr is not None or not values_only(captured=True):
         return False
@@ -43,7 +43,7 @@ def fits(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None, score: str) -> boo
 
 
 class _Fused(torch.autograd.Function):
-    """torch's kernel and its derivative, which torch does not differentiate again: the formula's is."""
+    """torch's kernel and its derivative, which torch cannot differentiate: the formula gives the second derivative."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> Tensor:

@@ -19,7 +19,10 @@ from diffusion_mp.runtime.precision import lies_in
 
 
 def _times_sigmoid_slope(g: Tensor, s: Tensor) -> None:
-    """Return g σ(−s), one beyond −s = 50, by the derivative of softplus: 1 − σ(s), rounded, has lost its digits."""
+    """Multiply g by σ(−s), or by one beyond −s = 50, in place.
+
+    The derivative of softplus computes it: 1 − σ(s), rounded, has lost its digits.
+    """
     torch.ops.aten.softplus_backward.grad_input(g, s, -1, 50.0, grad_input=g)
 
 
@@ -41,7 +44,7 @@ KERNELS = {
 }
 
 SCORES = tuple(KERNELS)
-"""``"exp"`` is the softmax's score (with distance features, the Gaussian's); ``"sigmoid"`` is DIFFormer-a's.
+"""The names of the scores: ``"exp"`` is the softmax (with distance features, the Gaussian), ``"sigmoid"`` DIFFormer-a.
 
 Examples:
     >>> [pairwise_attention(q, k, torch.rand(6, 2, 4), score=score).shape for score in SCORES]
@@ -50,7 +53,7 @@ Examples:
 
 
 class Weighting(NamedTuple):
-    """w_ij = f(q_i·k_j) e^{a_i + b_j} for nodes i and j of the same graph, apart from the features."""
+    """The weights w_ij = f(q_i·k_j) e^{a_i + b_j} of nodes i and j of the same graph, apart from the features."""
 
     row_shift: Wide | None  # a [N, H]; None is zero
     col_shift: Wide | None  # b [N, H]; None is zero
@@ -68,7 +71,11 @@ class PairwiseRows(NamedTuple):
 
 
 def log_score(s: Tensor, score: str) -> Tensor:
-    """Return log f(s) of inner products s, for one of `SCORES`.
+    """Return log f(s) of inner products s.
+
+    Args:
+        s: a tensor of inner products.
+        score: the name of f, one of `SCORES`.
 
     Examples:
         >>> torch.allclose(log_score(x, "sigmoid"), x.sigmoid().log())
@@ -92,7 +99,7 @@ def pairwise_attention(
     v: Tensor,
     weighting: Weighting,
 ) -> PairwiseRows:
-    """Σ_j p_ij v_j with p the softmax of log f(q_i·k_j) over row i, also for the sigmoid (D11 of docs/errata.md)."""
+    """Return Σ_j p_ij v_j, p the softmax of log f(q_i·k_j) over row i, also for the sigmoid (D11 of docs/errata.md)."""
     results = []
     sums = []
     for rows in slices(weighting.ptr, q.size(0)):
@@ -107,7 +114,7 @@ def pairwise_attention(
 
 
 def attention_of_few(q: Tensor, k: Tensor, v: Tensor, score: str) -> Tensor:
-    """Return the rows of one graph in as few calls as possible, of which the time consists where pairs are few."""
+    """Return the rows of one graph in as few calls as possible, since calls take the time where pairs are few."""
     q, k, v = heads_first(q, k, v)
     scores = q @ k.mT
     # −20 and above, no row of sigmoids vanishes, and they take half the time of the softmax of logarithms. A gradient
@@ -127,7 +134,7 @@ def attention_of_few(q: Tensor, k: Tensor, v: Tensor, score: str) -> Tensor:
 
 
 def few_pairs(q: Tensor) -> bool:
-    """Return whether all pairs at once are the fastest on the CPU, which more of them are when compiled."""
+    """Return whether computing all pairs at once is the fastest way on the CPU; compiled, it is for more pairs."""
     most = 8 * FEW
     if torch.compiler.is_compiling():
         most = 32 * FEW

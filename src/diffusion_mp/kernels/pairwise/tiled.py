@@ -31,7 +31,7 @@ FAR = 40.0
 
 
 class _Weights(Buffers):
-    """The weights between the rows of stacks q and k [b, n, F], in memory that every tile uses again.
+    """The weights between the rows of stacks q and k [b, n, F], in memory that all tiles share.
 
     ``shifts`` are none, a or (a, b), each [b, n, 1].
     """
@@ -166,7 +166,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Pairwise
 
 
 def _near(lse: Tensor) -> bool:
-    """Whether all rows sum to between e^−FAR and e^FAR."""
+    """Return whether all rows sum to between e^−FAR and e^FAR."""
     return not lse.numel() or float(torch.linalg.vector_norm(lse, math.inf)) < FAR
 
 
@@ -175,7 +175,7 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     # One shift on both sides keeps the weights symmetric.
     mutual = weighting.mutual and weighting.row_shift is weighting.col_shift
     columns = _columns(q, weighting)
-    # The dtype of the last tensor is that of the result.
+    # The last tensor has the dtype of the result.
     (q, k, *shifts, v), dtype = accumulating(q, k, *columns, v)
 
     def compute(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
@@ -191,7 +191,7 @@ def _columns(q: Tensor, weighting: Weighting) -> list[Tensor]:
     """Return the shifts a and b as columns [N, H, 1]: none, a, or both."""
     row_shift = weighting.row_shift
     col_shift = weighting.col_shift
-    # A tile takes its first shift for that of the rows.
+    # A tile takes its first shift for the shift of the rows.
     if row_shift is None and col_shift is not None:
         row_shift = torch.zeros_like(col_shift)
     return [x.unsqueeze(2) for x in (row_shift, col_shift) if x is not None]
@@ -249,14 +249,14 @@ def backward(
         return dq, dk, dv
 
     inputs = (q, k, v, grad, delta, *shifts)
-    # Shifts have no gradient here: that of a row is its inner product with the result.
+    # Shifts have no gradient here: the gradient of a row's shift is its inner product with the result.
     widths = [x.size(2) for x in (q, k, v)]
     gradients = by_stacks(compute, weighting.ptr, inputs, widths, _entries(q))
     return tuple(x.to(dtype) for x in gradients)
 
 
 def _entries(like: Tensor) -> int:
-    """Return how many entries a tile has on the CPU, of which a GPU has a multiple."""
+    """Return how many entries a tile has on the CPU; a GPU has a multiple."""
     return TILE * (min(THREADS, torch.get_num_threads()) if like.is_cpu else 1)
 
 

@@ -1,6 +1,6 @@
 """The GPU path: one program per run of rows meets all columns of its graph; scores never leave the registers.
 
-Weights and levels are those of ``tiled.py``. In the backward pass receivers and senders have a program each, with the
+Weights and levels are as in ``tiled.py``. In the backward pass receivers and senders have a program each, with the
 roles exchanged, so that sums need no atomics and have a fixed order.
 """
 

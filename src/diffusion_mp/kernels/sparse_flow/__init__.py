@@ -1,4 +1,4 @@
-"""Sparse flow: every row of attention is the solution of a small convex problem, exactly (SFi-Former)."""
+"""Sparse flow: every row of attention is the exact solution of a small convex problem (SFi-Former)."""
 
 from functools import partial
 
@@ -116,17 +116,30 @@ def sparse_flow_potentials(
     *,
     backend: Backend = "auto",
 ) -> RowPotentials:
-    r"""Solve min ½Σ_j r_ij z_j² + λ_i Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)² for every row i (SFi-Former, Eqs. 6, 8, 9).
+    r"""Solve the flow problem of every row i over the nodes j of i's graph (SFi-Former, Eqs. 6, 8, 9).
 
-    Resistances r = softmax_j(−q_i·k_j) and frictions f = softmax_j(q̃_i·k̃_j) over the nodes j of i's graph; with no
-    friction features (G = 0) f = 1/n. Exact, by Newton's method on the potential (S3 of docs/errata.md). O(N²) time,
-    O(N) memory, also in the backward pass; in at least float32.
+        min ½Σ_j r_ij z_j² + λ_i Σ_j f_ij|z_j| + (α/2)(Σ_j z_j − 1)²
+
+    The resistances are r = softmax_j(−q_i·k_j), the frictions f = softmax_j(q̃_i·k̃_j). Without friction features (G =
+    0) f = 1/n. Newton's method on the potential finds the exact solution (S3 of docs/errata.md), in O(N²) time and O(N)
+    memory, also in the backward pass, in at least float32.
 
     Args:
-        q, k, friction_q, friction_k: features of receivers and senders, and those of the frictions.
-        lam, leak: λ ≥ 0 of every row, and 1/α, 0 for exact conservation.
-        ptr: row boundaries of a ragged batch on the CPU; ``None`` is one graph.
-        backend: how it is computed; see `kernels.operation`.
+        q: features of the receivers.
+        k: features of the senders.
+        friction_q: q̃, friction features of the receivers.
+        friction_k: k̃, friction features of the senders.
+        lam: λ ≥ 0 of every row.
+        leak: 1/α of every row; 0 conserves the flow exactly.
+        ptr: row boundaries [B + 1] of a ragged batch, on the CPU. By default all rows are one graph.
+        backend: how to compute it; ``"auto"`` takes the first backend that supports the arguments, see
+            `kernels.operation`.
+
+    Shapes:
+        q, k: [N, H, F].
+        friction_q, friction_k: [N, H, G].
+        lam, leak: [N, H].
+        output: [N, H] in every field.
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))  # every row sums to one
@@ -149,10 +162,27 @@ def sparse_flow_product(
     transpose: bool = False,
     backend: Backend = "auto",
 ) -> Float[Tensor, "N H D"]:
-    r"""out_i = Σ_j z_ij v_j, with z_ij from the scores q_i·k_j and q̃_i·k̃_j and the terms of row i: `RowTerms`.
+    r"""Multiply values by the flows of all pairs of a graph, out_i = Σ_j z_ij v_j.
 
-    The terms are those of :func:`sparse_flow_potentials`, which has the other arguments. With ``transpose`` out_i is
-    Σ_j z_ji v_j; the terms still belong to the rows of z. The result has the dtype of ``v``.
+    The terms of row i give z_ij from the scores q_i·k_j and q̃_i·k̃_j, see `RowTerms`. The result has the dtype of
+    ``v``.
+
+    Args:
+        q: features of the receivers.
+        k: features of the senders.
+        friction_q: q̃, friction features of the receivers.
+        friction_k: k̃, friction features of the senders.
+        v: values.
+        terms: ``terms`` of the result of :func:`sparse_flow_potentials` for the same features.
+        ptr: row boundaries [B + 1] of a ragged batch, on the CPU. By default all rows are one graph.
+        transpose: whether out_i is Σ_j z_ji v_j instead. The terms still belong to the rows of z.
+        backend: how to compute it; ``"auto"`` takes the first backend that supports the arguments, see
+            `kernels.operation`.
+
+    Shapes:
+        q, k: [N, H, F].
+        friction_q, friction_k: [N, H, G].
+        v, output: [N, H, D].
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.zeros(6, 2), torch.zeros(6, 2))

@@ -29,7 +29,7 @@ from diffusion_mp.runtime.precision import accumulating, exp_limit
 
 def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> Tensor:
     """Return which entries flow: Σ_i c_i max(θ_j − θ_i, 0) + θ_j/α < 1, summed in logarithms without cancellation."""
-    # Which entries flow is no function that has a derivative, also not in forward mode, which no_grad does not stop.
+    # Which entries flow has no derivative, not even in forward mode, which no_grad does not stop.
     log_conductance = log_conductance.detach()
     log_threshold = log_threshold.detach()
     inverse = inverse.detach()
@@ -55,9 +55,13 @@ def flowing(log_conductance: Tensor, log_threshold: Tensor, inverse: Tensor) -> 
 
 
 def entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tensor:
-    """Return z of listed pairs, from their scores s and u of resistances and frictions and the terms of their rows.
+    """Return the flows z of listed pairs.
 
-    All are [..., H] or broadcast to that; ``is_best`` says whether the sender is ``terms.best``.
+    Args:
+        s: scores of the resistances, [..., H].
+        u: scores of the frictions, [..., H].
+        terms: the terms of the pairs' rows, each [..., H] or broadcast to that.
+        is_best: whether the sender is ``terms.best``, [..., H] or broadcast to that.
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))
@@ -70,7 +74,13 @@ def entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tensor:
 
 
 def log_entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tensor:
-    """Return log z, −∞ where nothing flows; arguments as in :func:`entries`.
+    """Return log z of listed pairs, −∞ where nothing flows.
+
+    Args:
+        s: scores of the resistances, [..., H].
+        u: scores of the frictions, [..., H].
+        terms: the terms of the pairs' rows, each [..., H] or broadcast to that.
+        is_best: whether the sender is ``terms.best``, [..., H] or broadcast to that.
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))
@@ -95,7 +105,7 @@ def _scores(a: Tensor, b: Tensor, rows: slice) -> Tensor:
 
 
 def among(x: Tensor, some: Tensor, absent: float) -> Tensor:
-    """Return x with other entries absent, and with one absent entry more, since an empty row has no largest."""
+    """Return x with other entries absent, and one more absent entry, since an empty row has no largest entry."""
     return pad(x.masked_fill(~some, absent), (0, 1), value=absent)
 
 
@@ -124,9 +134,9 @@ def _on_support(
     idle: Tensor,
     rows: Dense = DENSE,
 ) -> OnSupport:
-    """Solve Σ_j z_j + μ/α = 1, which is linear in ρ on a support; ``log_c`` and ``log_f`` are those of ``best``."""
+    """Solve Σ_j z_j + μ/α = 1, which is linear in ρ on a support; ``log_c`` and ``log_f`` belong to ``best``."""
     s, u, _, _, lam, leak = problem
-    # γ without λ, of which the logarithm is −∞ where λ is 0.
+    # γ without λ: the logarithm of λ is −∞ where λ is 0.
     log_drag = log_c + log_f
     # The unit is a choice: no result depends on it, so it needs no gradient.
     unit, lift, rise, nu = units((log_drag + lam.log()).detach())
@@ -167,7 +177,7 @@ def _solved(circuit: Circuit, nodes: slice) -> RowPotentials:
     friction = u.logsumexp(2, keepdim=True)
     # Not s + M and u − U, which cancel where the scores are large.
     log_c = -resisting.log_softmax(2).masked_fill(none, torch.inf)
-    # A row of absent entries alone gives NaN, which is no threshold.
+    # A row of absent entries only gives NaN, which is no threshold.
     log_f = u.log_softmax(2).masked_fill(none, -torch.inf)
     lam, leak = (x[nodes].t().unsqueeze(2) for x in (lam, leak))
     with torch.no_grad():
@@ -278,7 +288,11 @@ def product_backward(
 
 
 class EdgeFlow(NamedTuple):
-    """The flow z of every edge [E, H] and the potential μ of every node [N, H].
+    """The flow of :func:`sparse_flow_edges`.
+
+    Attributes:
+        flow: z of every edge, [E, H].
+        potential: μ of every node, [N, H].
 
     Examples:
         >>> score, zero = torch.zeros(12, 1), torch.zeros(6, 1)
@@ -316,7 +330,7 @@ class Segments(Dense):
         return n - self.top(last.where(is_top, 1))
 
     def at(self, entries: Tensor, place: Tensor) -> Tensor:
-        # Padded for rows without an entry, also where there is none at all.
+        # Padded for rows without an entry, also where there is no entry at all.
         return pad(entries, (0, 0, 0, 1)).gather(0, place)
 
     def without(self, entries: Tensor, place: Tensor) -> Tensor:
@@ -331,7 +345,7 @@ class Segments(Dense):
 
 
 def _edge_support(problem: RowProblem, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return whether an edge flows [E, H], and the edge that conducts best among those of its node [N, H]."""
+    """Return whether an edge flows [E, H], and the best conductor among the edges of its node [N, H]."""
     rows = Segments(target, problem.lam)
     solution = solve(problem, rows)
     terms = RowTerms(*map(rows.spread, solution.terms))
@@ -351,7 +365,7 @@ def support_by_sorting(
     target: Tensor,
     width: Size | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the same by :func:`flowing`, with every row padded to ``width``, the most edges of a node."""
+    """Return the support by :func:`flowing`, with every row padded to ``width``, the most edges of a node."""
     s, u, resistance, friction, lam, leak = problem
     edges, heads = s.shape
     nodes = lam.size(0)
@@ -405,16 +419,29 @@ def sparse_flow_edges(
     leak: Float[Tensor, "N H"],
     target: Int[Tensor, " E"],
 ) -> EdgeFlow:
-    r"""The flow of least energy over the edges that end at each node (SFi-Former, Eqs. 6 and 9, on a given graph).
+    r"""Return the flow of least energy over the edges that end at each node (SFi-Former, Eqs. 6, 9, on a given graph).
 
-    An edge of weight a counts as a parallel ones: r_e = e^{−s_e}/Σ_l a_l e^{−s_l}, f_e = e^{u_e}/Σ_l a_l e^{u_l} over
-    the edges l with the same target, and z_e = a_e max(μ − λf_e, 0)/r_e with Σ_e z_e + μ/α = 1. With λ = 0 and α = ∞ it
-    is the softmax of s with prior a. A node without edges, or without weight on any, receives nothing: μ = α, or 0.
-    O(E H) time and memory, in at least float32.
+    An edge of weight a counts as a parallel edges. Over the edges l with the same target,
+
+        r_e = e^{−s_e} / Σ_l a_l e^{−s_l},  f_e = e^{u_e} / Σ_l a_l e^{u_l}
+
+    and z_e = a_e max(μ − λf_e, 0)/r_e with Σ_e z_e + μ/α = 1. With λ = 0 and α = ∞ the flow is the softmax of s with
+    prior a. A node without edges, or without weight on any edge, receives nothing: μ is α, or 0 without a leak. O(E H)
+    time and memory, in at least float32.
 
     Args:
-        s, u, prior, lam, leak: scores of resistances and frictions, a ≥ 0, λ ≥ 0, and 1/α, 0 for conservation.
-        target: the node that each edge ends at.
+        s: scores of the resistances.
+        u: scores of the frictions.
+        prior: a ≥ 0, the weight of every edge.
+        lam: λ ≥ 0 of every node.
+        leak: 1/α of every node; 0 conserves the flow.
+        target: the node at which each edge ends.
+
+    Shapes:
+        s, u: [E, H].
+        prior: [E, 1].
+        lam, leak: [N, H].
+        target: [E].
 
     Examples:
         >>> score, ones = torch.zeros(12, 1), torch.ones(12, 1)  # a ring: two equal edges end at every node

@@ -7,7 +7,7 @@ linear function. Newton's method reaches it in a few passes over the entries; se
 
 Backward pass: on the support {θ_j < μ} the equation is linear in μ, and so in closed form; see ``tiled.pulls``.
 
-Rows are those of a dense tile (:class:`Dense`) or the edges that end at a node (``reference.Segments``).
+Rows are the rows of a dense tile (:class:`Dense`) or the edges that end at a node (``reference.Segments``).
 """
 
 import math
@@ -21,7 +21,13 @@ from diffusion_mp.runtime.precision import exp_, exp_limit
 
 
 class Features(NamedTuple):
-    """q and k of the scores s, and q̃ and k̃ of the frictions' scores u; [N, H, F] and [N, H, G].
+    """The features of the scores: q and k of the scores s, q̃ and k̃ of the frictions' scores u.
+
+    Attributes:
+        q: features of the receivers, [N, H, F].
+        k: features of the senders, [N, H, F].
+        friction_q: friction features of the receivers, [N, H, G].
+        friction_k: friction features of the senders, [N, H, G].
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.zeros(6, 2), torch.zeros(6, 2))
@@ -62,10 +68,22 @@ class RowProblem(NamedTuple):
 
 
 class RowTerms(NamedTuple):
-    """z_ij = e^{s_ij + a_i} max(ρ_i + ν_i(1 − e^{u_ij − w_i}), 0) in terms of row i, each [N, H]; see :func:`solve`.
+    """The terms of every row [N, H], which give its flows from the scores s and u.
+
+        z_ij = e^{s_ij + a_i} max(ρ_i + ν_i(1 − e^{u_ij − w_i}), 0)
 
     The potential is measured from the threshold of ``best``, the best conductor o among the senders that flow, so that
-    it keeps all its digits. At o itself 1 − e^{u − w} counts as zero, however u is rounded.
+    the potential keeps all its digits. At o itself 1 − e^{u − w} counts as zero, however u is rounded. See
+    :func:`solve`.
+
+    Attributes:
+        a: logarithm of the scale of the row.
+        w: u_io, the logarithm of the threshold of o.
+        rho: ρ, the potential above this threshold, in a unit in which neither ρ nor ν overflows.
+        nu: ν, the friction of o, in the same unit.
+        lift: how much larger a is for senders with u < w, where there is no such unit.
+        reach: senders with u ≥ reach are closed, where rounding of u hides the threshold; else ∞.
+        best: o, the number of a node.
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.ones(6, 2), torch.zeros(6, 2))
@@ -73,21 +91,35 @@ class RowTerms(NamedTuple):
         (True, torch.Size([6, 2]))
     """
 
-    a: Wide  # log of the scale of the row
-    w: Wide  # log of the threshold of o, u_io
-    rho: Wide  # the potential above that threshold and (nu) the friction of o, in a unit in which neither overflows
+    a: Wide
+    w: Wide
+    rho: Wide
     nu: Wide
-    lift: (
-        Wide  # what a is larger by for senders with u < w, where there is no such unit
-    )
-    reach: Wide  # senders with u ≥ reach are closed, where rounding of u hides the threshold; else ∞
-    best: Tensor  # o, the number of a node
+    lift: Wide
+    reach: Wide
+    best: Tensor
 
 
 class RowPotentials(NamedTuple):
-    """The solution of the flow problem of every row, [N, H]; the first seven fields are those of `RowTerms`.
+    """The solution of the flow problem of every row, [N, H]; its first seven fields are the fields of `RowTerms`.
 
-    Only a, w, ρ, ν and log μ have a gradient. J are the entries that flow.
+    Only a, w, ρ, ν and log μ have a gradient. J is the set of entries that flow.
+
+    Attributes:
+        a: logarithm of the scale of the row.
+        w: logarithm of the threshold of the best conductor o.
+        rho: ρ, the potential above this threshold.
+        nu: ν, the friction of o.
+        lift: how much larger a is for senders with u < w.
+        reach: senders with u ≥ reach are closed.
+        best: o, the number of a node.
+        log_mu: log μ, the logarithm of the potential.
+        resistance: M = log Σ_j e^{−s_ij}.
+        friction: U = log Σ_j e^{u_ij}.
+        slope: Σ_J e^{s + a} + e^{a − M}/α, the divisor of ρ.
+        drag: Σ_J ν e^{s + a + u − w}, without o.
+        work: Σ_j θ_ij z_ij, the work of the frictions.
+        support: the number of entries in J.
 
     Examples:
         >>> rows = sparse_flow_potentials(q, k, q, k, torch.full((6, 2), 100.0), torch.ones(6, 2))
@@ -102,17 +134,17 @@ class RowPotentials(NamedTuple):
     lift: Tensor
     reach: Tensor
     best: Tensor
-    log_mu: Tensor  # log μ, of the potential
-    resistance: Tensor  # M = log Σ_j e^{−s_ij}
-    friction: Tensor  # U = log Σ_j e^{u_ij}
-    slope: Tensor  # Σ_J e^{s + a} + e^{a − M}/α, the divisor of ρ
-    drag: Tensor  # Σ_J ν e^{s + a + u − w} without o
-    work: Tensor  # Σ_j θ_ij z_ij, the work of the frictions
-    support: Tensor  # the size of J
+    log_mu: Tensor
+    resistance: Tensor
+    friction: Tensor
+    slope: Tensor
+    drag: Tensor
+    work: Tensor
+    support: Tensor
 
     @property
     def terms(self) -> RowTerms:
-        """The terms that determine the entries."""
+        """The terms that determine the flows."""
         return RowTerms(*self[:7])
 
 
@@ -196,13 +228,19 @@ def newton(
 ) -> Root:
     r"""Return the root ν of Σ_j p_j max(ν − t_j, 0) + κν = b, row by row.
 
-    The left side is convex, increasing and piecewise linear. A step solves the linear equation of the active set
-    {t_j < ν}: right of the root steps fall towards it and reach it in finitely many. Whatever set they start with, the
-    first step leads to the right (S3 of docs/errata.md). A row with nothing active and no leak keeps its ν, at first 0.
+    The left side is convex, increasing and piecewise linear. A step solves the linear equation of the active set {t_j <
+    ν}. Right of the root, steps fall towards the root and reach it in finitely many steps. The first step leads to the
+    right, whatever set it starts with (S3 of docs/errata.md). A row with nothing active and no leak keeps its ν, which
+    is 0 at first.
 
-    ``weight`` and ``threshold`` are p ≥ 0 and t of the entries, ``leak`` and ``total`` κ ≥ 0 and b of the rows, and
-    ``support`` is the number of entries with a weight, if these have the least t: the first active set. Otherwise that
-    is the one of a sample's root in long dense rows, or all entries.
+    Args:
+        weight: p ≥ 0 of the entries.
+        threshold: t of the entries.
+        leak: κ ≥ 0 of the rows.
+        total: b of the rows.
+        support: the number of entries with a weight, if these have the least t; they are then the first active set. By
+            default the first active set is the active set of a sample's root in long dense rows, or all entries.
+        rows: how entries belong to rows.
     """
     if support is None and rows is DENSE and weight.size(-1) >= 512:
         # From all entries every step takes few off where thresholds span decades: 14 to 20 steps. Those that start
@@ -262,7 +300,7 @@ def units(log_drag: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def below(s: Tensor, u: Tensor, bound: Tensor, rows: Dense) -> tuple[Tensor, Tensor]:
-    """Return s where u < bound and less than any s elsewhere, and the number of the former in every row."""
+    """Return s where u < bound and less than any s elsewhere, and the number of entries with u < bound in every row."""
     within = torch.lt(u, rows.spread(bound), out=torch.empty_like(s))
     count = rows.add(within)
     return within.sub_(1).mul_(torch.finfo(s.dtype).max / 4).add_(s), count
@@ -275,13 +313,13 @@ def solve(problem: RowProblem, rows: Dense = DENSE) -> RowPotentials:
 
         z_j = c_j max(μ − θ_j, 0),   Σ_j z_j + μ/α = 1.
 
-    A good conductor o flows although μ exceeds θ_o by as little as 1/c_o, which the rounding of μ would hide. With
-    ζ = c_o(μ − θ_o) and γ = c_oθ_o, z_j = e^{s_j − s_o} max(ζ + γ(1 − e^{u_j − u_o}), 0), where only frictions that are
-    almost equal cancel, and no conductance, which may overflow, is formed.
+    A good conductor o flows although μ exceeds θ_o by as little as 1/c_o, which the rounding of μ would hide. With ζ =
+    c_o(μ − θ_o) and γ = c_oθ_o, z_j = e^{s_j − s_o} max(ζ + γ(1 − e^{u_j − u_o}), 0). Here only frictions that are
+    almost equal cancel, and no conductance is formed, which may overflow.
 
-    Newton's method on μ, right to its leading digits, finds candidates; Newton's method from the threshold of the best
-    of these finds ζ. If that one turns out not to flow, all is repeated with the entries of less friction. An entry
-    with s = −∞ and u = ∞ is absent; M and U are without it.
+    Newton's method on μ, right to its leading digits, finds candidates. Newton's method from the threshold of the best
+    candidate finds ζ. If the best candidate turns out not to flow, all is repeated with the entries of less friction.
+    An entry with s = −∞ and u = ∞ is absent; M and U are without it.
     """
     s, u, resistance, friction, lam, leak = problem
     info = torch.finfo(s.dtype)

@@ -1,6 +1,6 @@
-"""The fast path: complete rows tile by tile, or those of many small graphs; nothing of size N² is kept.
+"""The fast path: complete rows tile by tile, or the rows of many small graphs; nothing of size N² is kept.
 
-The friction of a row's best conductor is set, not read off its tile, since all others are measured from it.
+The friction of a row's best conductor is set, not read off its tile, since all other frictions are measured from it.
 """
 
 from collections.abc import Callable, Sequence
@@ -181,7 +181,7 @@ def _multiply(
     rows: slice,
     transpose: bool,
 ) -> None:
-    """Write these rows of a product with y, or add what they contribute to that of the transpose."""
+    """Write these rows of a product with y, or add what these rows contribute to the product with the transpose."""
     if transpose:
         out.baddbmm_(tile.mT, y[:, rows])
     else:
@@ -195,7 +195,7 @@ def _pull_scores(
     du: Tensor,
     rows: slice,
 ) -> None:
-    """Add the gradients of q, k, q̃ and k̃ by those of a tile of s = q·k and u = q̃·k̃."""
+    """Add the gradients of q, k, q̃ and k̃ from the gradients of a tile of s = q·k and u = q̃·k̃."""
     dq, dk, dfq, dfk = gradients
     q, k, fq, fk = features
     _multiply(dq, ds, k, rows, False)
@@ -295,7 +295,7 @@ def pulls(
     with y of :func:`product_backward`, and ``at_s`` and ``at_u`` more at the best conductor.
 
     In a constant unit e^h a = h − s_o, w = u_o, ρ = ζe^{−h}, ν = γe^{−h}, γ = c_oθ_o and μ = θ_o + ζ/c_o. The
-    differential of Σ_j z_j + μ/α = 1 gives that of ζ (S3 of docs/errata.md), with
+    differential of Σ_j z_j + μ/α = 1 gives the differential of ζ (S3 of docs/errata.md), with
     D = Σ_J e^{s + a} ν(1 − e^{u − w}) and the slope Σ_J e^{s + a} + e^h/(αc_o):
 
         slope dρ = −Σ z (ds − ds_o) + Σ y (du − du_o) − D dlog γ − (θ_o dlog θ_o − ζ/c_o dlog c_o)/α − μ d(1/α),
