@@ -1,7 +1,10 @@
 """`assert_energy_descent` accepts what theory covers, and can fail."""
 
 import pytest
+import torch
 from torch import nn
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv, MessagePassing
 
 import diffusion_mp as dm
 from diffusion_mp.diffusivities import (
@@ -21,6 +24,7 @@ from diffusion_mp.updates import (
     StateUpdate,
 )
 from energy_forms import Explicit
+from helpers import built
 
 UPDATES: dict[str, StateUpdate] = {
     "euler": ExplicitEuler(0.5),
@@ -47,7 +51,7 @@ def test_a_lambda_below_the_certified_one_is_caught() -> None:
         return Explicit(QuadraticPenalty(), 0.2 * 0.5 / 2, coupling=coupling)
 
     with pytest.raises(
-        AssertionError, match=r"ExplicitEuler, instance .*the energy rose from"
+        AssertionError, match=r"ExplicitEuler, step .*the energy rose from"
     ):
         assert_energy_descent(ExplicitEuler(0.5), small)
 
@@ -130,3 +134,108 @@ def test_a_given_energy_asks_for_no_certificate() -> None:
     """No theorem covers a step this long, as the test above says."""
     with pytest.raises(AssertionError, match="the energy rose"):
         assert_energy_descent(ExplicitEuler(1.5, leak=1.0), Explicit("quadratic"))
+
+
+class Smoothing(MessagePassing):
+    """x_i + τ Σ_j (x_j − x_i) over the neighbours j of i."""
+
+    def __init__(self, tau: float) -> None:
+        super().__init__(aggr="add")
+        self.tau = tau
+
+    def forward(self, x, edge_index):
+        return x + self.tau * self.propagate(edge_index, x=x)
+
+    def message(self, x_i, x_j):
+        return x_j - x_i
+
+
+def dirichlet(x, edge_index):
+    source, target = edge_index
+    return (x[target] - x[source]).square().sum() / 4
+
+
+def test_a_layer_of_pyg_descends_an_energy_of_the_user():
+    assert_energy_descent(Smoothing(0.1), dirichlet)
+    assert_energy_descent(lambda x, edges: x.relu(), lambda x, edges: x.norm())
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        dm.CertifiedConv(4, num_layers=2),
+        dm.CertifiedDIFFormer(4, 8, 3),
+        dm.CertifiedTransformer(4, 8, 3),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_certified_modules_bring_their_energies(module):
+    assert_energy_descent(module, instances=2)
+
+
+@pytest.mark.parametrize(
+    ("module", "cause"),
+    [
+        (Smoothing(0.6), r"The step is too long: 0\.25 of it"),
+        (built(lambda: GCNConv(4, 4)), r"The state is multiplied by lin\.weight"),
+        (dm.DIFFormerConv(4, 4), "A constant state moves"),
+        (built(lambda: dm.GATConv(4, 4)), "transform=False"),
+        (Smoothing(-0.1), "No part of this move"),
+    ],
+    ids=["long", "weights", "sum", "transform", "uphill"],
+)
+def test_a_rise_is_reported_with_its_cause(module, cause):
+    with pytest.raises(AssertionError, match=cause) as raised:
+        assert_energy_descent(module, dirichlet, seed=3)
+    message = str(raised.value)
+    assert "seed 3: the energy rose from" in message
+    assert "edge_index: [[" in message
+
+
+def test_parts_of_an_energy_are_reported():
+    def parts(x, edge_index):
+        return {"neighbours": dirichlet(x, edge_index), "size": x.square().sum()}
+
+    with pytest.raises(AssertionError, match=r"neighbours: .* -> .*\n  size: "):
+        assert_energy_descent(Smoothing(0.6), parts)
+
+
+def test_graphs_and_first_states_of_the_user():
+    ring = torch.tensor([[0, 1, 2, 3, 1, 2, 3, 0], [1, 2, 3, 0, 0, 1, 2, 3]])
+    states = []
+
+    def layer(x, edge_index):
+        assert torch.equal(edge_index, ring)
+        states.append(x)
+        return x
+
+    data = Data(x=torch.eye(4), edge_index=ring)
+    assert_energy_descent(layer, dirichlet, graphs=[data], steps=1)
+    assert torch.equal(states[0], torch.eye(4).double())
+    assert_energy_descent(layer, dirichlet, graphs=lambda generator: ring, instances=2)
+
+
+def test_only_a_state_along_the_gradient_of_the_rise_is_worse():
+    """A step that overshoots in a small part of the ball, which no state that is drawn lies in."""
+
+    def layer(x, edge_index):
+        inside = (x - torch.tensor([0.9, 0.0, 0.0, 0.0])).norm(dim=1, keepdim=True)
+        return x * (0.9 + 0.8 * torch.exp(-50 * inside.square()))
+
+    with pytest.raises(AssertionError, match="the energy rose"):
+        assert_energy_descent(layer, lambda x, edge_index: x.square().sum())
+
+
+@pytest.mark.parametrize(
+    ("layer", "energy", "error", "match"),
+    [
+        (3, dirichlet, TypeError, "layer must be a function"),
+        (Smoothing(0.1), 3, TypeError, "energy must be a function"),
+        (Smoothing(0.1), None, AssertionError, "pass one"),
+        (GCNConv(4, 3), dirichlet, AssertionError, "one of the same shape"),
+        (Smoothing(0.1), lambda x, e: x, TypeError, "energy must give a number"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(layer, energy, error, match, no_typecheck):
+    with pytest.raises(error, match=match):
+        assert_energy_descent(layer, energy)
