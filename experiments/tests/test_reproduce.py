@@ -306,7 +306,7 @@ def test_quick_from_the_command_line_and_what_it_refuses(tmp_path, monkeypatch, 
     line = "reproduce digits --configs configs --out out --quick --jobs=1"
     assert "| labels |" in typed(f"{line} --only constant labels")
     report = (calls / "report.md").read_text()
-    assert report.startswith("## Digits\n")
+    assert report.startswith("# Digits\n")
     assert "| labels |" in report
     typed(f"{line} --only gcn labels --save zoo")
     assert {*Path("zoo").iterdir()} == {Path("zoo/gcn.md"), saved}

@@ -167,7 +167,15 @@ def gat(d: Draw) -> None:
         str(d.channels) if featured else None,
         count(d).without("None").wrong if featured else [],
     )
-    construct(d, "layer", cast(d), more="bias", of=DiffusionConv, edge_dim=wide)
+    construct(
+        d,
+        "layer",
+        cast(d),
+        leave="keep transform",
+        more="bias",
+        of=DiffusionConv,
+        edge_dim=wide,
+    )
     if featured:
         passed = with_edge_attr(d, optional=False)
         # Without features it reads the states alone.

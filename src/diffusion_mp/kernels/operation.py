@@ -477,7 +477,7 @@ class Operation(Generic[T]):
 
     def _compute(self, flat: Sequence[Any], backend: str, args: Sequence[Any]) -> Any:
         """Return what the backend computes from the arguments as they came."""
-        run = choose(self.family, backend, self.backends, *args)
+        run = choose(self.name, backend, self.backends, *args)
         tensor = flat[self._tensor]
         if not torch.is_autocast_enabled(
             "cpu" if tensor.is_cpu else tensor.device.type
