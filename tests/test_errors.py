@@ -147,6 +147,7 @@ test_bad_values = refuses(
     (lambda: LowRankCoupling(V, V.to("meta")), "key"),
     (lambda: SparseCoupling(Graph(4, EDGES), torch.ones(5)), "weight"),
     (lambda: IdentityCoupling(4).as_linear_operator(1), "head"),
+    (lambda: IdentityCoupling(4, device="meta").as_linear_operator(), "meta device"),
     (lambda: ring().at(torch.tensor([[4], [0]])), "edge_index"),
     (lambda: Equilibrium()(V, ring(), source=V), SingularSystemError, "leak"),
     # models

@@ -486,6 +486,10 @@ class Coupling(ABC):
         from scipy.sparse.linalg import LinearOperator
 
         checks.check_index(head, "head", self.heads)
+        if self.device.type == "meta":
+            raise ValueError(
+                f"a coupling on the meta device has no values to multiply with; got {self!r}."
+            )
 
         def multiply(coupling: Coupling, x: np.ndarray) -> np.ndarray:
             # SciPy passes slices of its workspace, and integers; torch takes no negative strides.
