@@ -460,11 +460,16 @@ def not_finite(value):
 
 
 def without_numbers(case):
-    """A step from the state has no numbers, or the narrowest width is lost in the rounding of distances."""
-    pairs = part(case.energy(), PairTerm)
+    """A step or a bound at the state has no numbers, or rounding of distances loses the narrowest width."""
+    energy = case.energy()
+    pairs = part(energy, PairTerm)
     narrow = hasattr(pairs and pairs.penalty, "widths") and too_narrow(case)
+    graph = energy.graph_of(case.state())
+    # A step by an infinite bound has numbers: it is no step.
+    majorants = [term.majorant(case.state(), graph, True) for term in energy.terms]
     return (
         narrow
+        or any(not_finite(majorant.damping) for majorant in majorants)
         or not_finite(case.energy().step(case.state()))
         or not bool(case.energy()(case.state()).isfinite())
     )
