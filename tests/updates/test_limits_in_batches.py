@@ -114,13 +114,18 @@ def test_limits_of_molecules_are_those_alone(constraint):
     block = built(
         lambda: CertifiedBlock(4, terms, None, constraint=constraint, beta=9.0)
     ).double()
+    scales = [-6, -4, -2, 0, 3]
+    if constraint == "sphere":
+        # Rows keep their length there, whatever the source: one that is small beside them leaves a minimum that is
+        # nearly flat, which rounding decides about.
+        scales = [-1, 0, 1, 2, 3]
     together = Batch.from_data_list(
         [
             Data(
                 x=10.0**scale * randn(size, 4, seed=size),
                 edge_index=to_undirected(torch.arange(size).unfold(0, 2, 1).T),
             )
-            for size, scale in zip([2, 3, 2, 5, 4], [-6, -4, -2, 0, 3], strict=True)
+            for size, scale in zip([2, 3, 2, 5, 4], scales, strict=True)
         ]
     )
     limits = block(together.x, together.edge_index, None, together.batch)
