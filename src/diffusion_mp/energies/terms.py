@@ -529,8 +529,11 @@ class CouplingTerm(RowTerm, SharedTerm):
         if self.centre is not None:
             near = z - self.centre
         # Not if this process has only some of the rows and no graph of all: the mean would differ between processes.
-        elif self.coupling.whole or graph.total_nodes != graph.num_nodes:
+        elif graph.total_nodes != graph.num_nodes:
             near = z - graph.centre(z)
+        elif self.coupling.whole:
+            # By the graphs of the coupling: it may couple nodes of several graphs of the energy's batch.
+            near = z - mean_rows(z, self.coupling.ptr)
         half, degree = self.coupling.laplacian_and_degree(near)
         bound = self.coupling.majorant(convex, degree)
         return Majorant(half, bound.unsqueeze(2))
