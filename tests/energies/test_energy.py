@@ -7,7 +7,7 @@ import torch
 from energy_cases import DOUBLE, every_penalty, from_dense, laplacian, squares
 from torch.testing import assert_close
 
-from diffusion_mp.couplings import SparseCoupling
+from diffusion_mp.couplings import DenseCoupling, SparseCoupling
 from diffusion_mp.energies import (
     CouplingTerm,
     Energy,
@@ -190,3 +190,16 @@ def test_the_large_distance_is_a_quarter_of_the_largest_at_least(ball):
         x = randn(9, 2, 3, seed=seed)
         largest = float(squares(x).max())
         assert largest / 4 <= large_distance(x) <= largest * (1 + 1e-12)
+
+
+def test_a_coupling_may_cross_the_graphs_of_a_batch():
+    """Differences are measured by the graphs of the coupling: by those of the batch a step raised F once."""
+    swap = DenseCoupling(
+        torch.eye(3, dtype=torch.float64).flip(0)[None],
+        symmetric=True,
+        nonnegative=True,
+    )
+    batch = Graph(3, ptr=torch.tensor([0, 2, 3]))
+    z = torch.arange(12.0, dtype=torch.float64).view(3, 1, 4).cos()
+    energy = Energy([CouplingTerm(swap), 0.001 * SourceTerm(z)], graph=batch)
+    assert energy(energy.step(z)) < energy(z)
