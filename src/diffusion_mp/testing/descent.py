@@ -180,10 +180,7 @@ def _states(
     yield "a nearly constant state", direction / 2 + 1e-3 * noise
     # The eigenvectors of a large graph would take longer than all steps.
     if graph.edge_index is not None and nodes <= MOST_NODES:
-        source, target = graph.edges
-        adjacency = torch.zeros(nodes, nodes, dtype=torch.float64)
-        adjacency.index_put_((target, source), graph.weights(noise), accumulate=True)
-        adjacency = (adjacency + adjacency.T) / 2
+        adjacency = SparseCoupling(graph.to_undirected()).to_dense()[0].double()
         _, modes = torch.linalg.eigh(adjacency.sum(1).diag() - adjacency)
         rough = modes[:, -1:] / modes[:, -1].abs().max()
         yield "the state that differs most between neighbours", rough * direction
@@ -234,6 +231,13 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
         return False
 
 
+def _on_edges(function: Callable[..., Any], x: Tensor, graph: Graph) -> Any:
+    """Call a layer or an energy of the user, with the weights of the edges if it has an argument for them."""
+    if graph.edge_weight is not None and _takes(function, "edge_weight"):
+        return function(x, graph.edges, edge_weight=graph.edge_weight)
+    return function(x, graph.edges)
+
+
 def _step(
     subject: Layer,
     energy: Energy | Penalty | Callable[..., Any] | None,
@@ -249,10 +253,7 @@ def _step(
     elif isinstance(subject, GraphLayer) and energy is None:
         after, coupling = subject(x, graph, return_coupling=True)
     else:
-        weights: dict[str, Any] = {}
-        if graph.edge_weight is not None and _takes(subject, "edge_weight"):
-            weights["edge_weight"] = graph.edge_weight
-        after = subject(x, graph.edges, **weights)
+        after = _on_edges(subject, x, graph)
         after = after[0] if isinstance(after, tuple) else after
     name = _name(subject)
     if not isinstance(after, Tensor) or after.shape != x.shape:
@@ -306,10 +307,7 @@ def _measured(after: Tensor, energy: Energy, before: Tensor, *, claimed: bool) -
 
 def _called(energy: Callable[..., Any], graph: Graph, x: Tensor) -> Parts:
     """Return the parts of the energy of a user's function."""
-    weights: dict[str, Any] = {}
-    if graph.edge_weight is not None and _takes(energy, "edge_weight"):
-        weights["edge_weight"] = graph.edge_weight
-    value = energy(x, graph.edges, **weights)
+    value = _on_edges(energy, x, graph)
     parts = dict(value) if isinstance(value, Mapping) else {"energy": value}
     for name, part in parts.items():
         if isinstance(part, bool) or torch.as_tensor(part).numel() != 1:
