@@ -2,59 +2,66 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
-from collections.abc import Iterator
-from itertools import islice
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array, issparse
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
+from sklearn.base import ClassifierMixin
+from sklearn.dummy import DummyClassifier
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from diffusion_mp.checks import (
-    as_whole,
-    check_choice,
-    check_counts,
-    check_flags,
-    check_positive,
-    check_probability,
-    python_number,
-)
-from diffusion_mp.data.knn import Metric, comparable, farthest, joined, nearest, similar
+from diffusion_mp.checks import as_whole, check_counts
+from diffusion_mp.data.knn import Metric
+from diffusion_mp.estimators.base import RowEstimator, rows_tensor
+from diffusion_mp.estimators.model_selection import labelled_score
 from diffusion_mp.graph import Graph
-from diffusion_mp.kernels.spmm import matrix
 from diffusion_mp.layers import CertifiedConv
-from diffusion_mp.layers.features import FeatureLinear
-from diffusion_mp.runtime.noise import dropout
-from diffusion_mp.runtime.precision import inverse_root
-from diffusion_mp.runtime.progress import progress_bar, show_progress
 
-_BATCH = 256  # rows per step of Adam
-_COLUMNS = 10  # with fewer, dropout removes what distinguishes the rows
 _FARTHER = 10  # factor of μ while labels are the only sources
-# Held while a fit draws from torch's generator: dropout and initialisation know no other, and all threads share it.
-_DRAWING = threading.Lock()
 
 
-class DiffusionClassifier(ClassifierMixin, BaseEstimator):
-    r"""Spread few labels over the graph of nearest neighbours, alternating with a network trained on all rows.
+class _Labelled(NamedTuple):
+    """The labelled rows: their numbers [R], distributions over classes [R, C], and weights [R]."""
 
-        P = argmin_Z Σ_i ‖z_i − h_i‖² + (μ/2) Σ_ij a_ij ‖z_i − z_j‖²,   ŷ_i = argmax_c w_c P_ic
+    rows: Any
+    targets: Any
+    weights: Any
+
+    def some(self, places: Any) -> _Labelled:
+        return _Labelled(self.rows[places], self.targets[places], self.weights[places])
+
+
+class _Spread(NamedTuple):
+    """A network, the sources h [N, C], and the states P [N, C]."""
+
+    network: nn.Sequential
+    sources: Tensor
+    states: Tensor
+
+
+class DiffusionClassifier(ClassifierMixin, RowEstimator):
+    r"""Spread few labels over the graph of nearest neighbours, beside a logistic regression of the labelled rows.
+
+        P = argmin_Z Σ_i ‖z_i − h_i‖² + (μ/2) Σ_ij a_ij ‖z_i − z_j‖²
+
+        p(c | x_i) ∝ w_c ((1 − ω) P_ic + ω L_ic)
 
     As in scikit-learn's ``LabelSpreading`` (Zhou et al., 2004), -1 in y marks a row without a label. At first the
     sources h are the labels. They spread over the weighted edges of `KNNGraph`, with 10 μ in place of μ since they are
-    few. Then, in every round, a network f of one hidden layer is trained on ŷ, and h_i is f(x_i), or the label where it
-    is known. This follows Iscen, Tolias, Avrithis & Chum (2019), but with a new network in every round. In P, classes
-    have equal weights: the labels of a class share one unit as sources. In training, a row weighs 1/(rows of its
-    class).
+    few. Then, in every round, a network f of one hidden layer is trained on the likeliest class of every row, and h_i
+    is f(x_i), or the label where it is known. This follows Iscen, Tolias, Avrithis & Chum (2019), but with a new
+    network in every round. In training, the rows of a class count as much as the labels of the class.
+
+    L is a logistic regression of the labelled rows. Where rows of a class are not neighbours of each other, or where
+    most rows are labelled, it can be the better model. Its weight ω maximises the likelihood of labels that were held
+    out in cross-validation (stacking; Wolpert, 1992).
 
     The spreading is a `CertifiedConv` at its steady state, with D^-½AD^-½ for A and no attention. :meth:`predict`
     minimises the same energy over each new row, with the other states fixed. It searches the rows of fit, which are
@@ -67,9 +74,13 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         sharpness: Sharpness of the weights of the edges; see `KNNGraph`. The default was chosen on images of digits;
             half of it suits texts better.
         mu: μ, the weight of neighbours. Values of 1 to 3 suit texts.
-        class_weight ({"balanced", dict, None}): "balanced" is w = 1. With None, w_c is the number of labels of class c;
-            with a dict, this number times the entry of c.
-        rounds: Number of rounds of training and spreading.
+        class_weight ({"balanced", dict, None}): w. None is w = 1: classes are as frequent as they are among the labels.
+            A dict has w_c for every class c. "balanced" is w_c ∝ 1 / (labels of class c), so that all classes are
+            equally likely beforehand. Choose "balanced" if rare classes matter as much as frequent ones, or if rows
+            were labelled class by class.
+        cv: Number of folds of the cross-validation that finds ω. None is ω = 0, without a logistic regression and in
+            about half the time.
+        rounds: Number of rounds of training and spreading. More than two change little.
         hidden_channels: Number of hidden units of the network.
         dropout: Dropout rate on the features in training. None is 0.5, or 0 for fewer than ten columns, where dropout
             would remove what distinguishes the rows. 0.8 suits texts.
@@ -81,10 +92,13 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
 
     Attributes:
         classes_: The sorted labels [n_classes].
-        transduction_: The label of every row of fit [N].
-        label_distributions_: P of the last round [N, n_classes].
+        transduction_: The likeliest label of every row of fit [N].
+        label_distributions_: p of every row of fit [N, n_classes].
+        states_: P of the last round [N, n_classes].
         sources_: h of the last round [N, n_classes].
         network_: f of the last round, from scaled rows to logits.
+        linear_: The logistic regression, from scaled rows; None without ``cv``.
+        linear_share_: ω.
         conv_: The spreading, for `certify`; ``conv_(h, graph)`` is P.
         edge_index_: The edges of the graph [2, E].
         edge_weight_: The weights of the edges [E].
@@ -93,7 +107,11 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         X: [N, n_features], an array, a sparse matrix or a DataFrame.
         y: [N]. If y has only -1 and 1, these are classes. Or [N, n_classes], where labels are known in part: every row
             is a distribution over classes (uniform over its candidates, for example), or zeros. The distributions are
-            sources in place of labels, and a network learns the likeliest class.
+            sources in place of labels, and networks learn the likeliest class.
+
+    Warns:
+        UserWarning: The classes that are predicted for rows without a label have other shares than the labels, by more
+            than chance explains.
 
     Examples:
         >>> import numpy as np
@@ -112,8 +130,9 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         approximate: bool = False,
         sharpness: float = 8.0,
         mu: float = 10.0,
-        class_weight: Any = "balanced",
-        rounds: int = 4,
+        class_weight: Any = None,
+        cv: int | None = 3,
+        rounds: int = 2,
         hidden_channels: int = 256,
         dropout: float | None = None,
         learning_rate: float = 0.002,
@@ -122,29 +141,35 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         random_state: Any = None,
         verbose: int = 0,
     ) -> None:
-        self.n_neighbors = n_neighbors
-        self.metric = metric
-        self.sharpness = sharpness
-        self.mu = mu
-        self.rounds = rounds
-        self.hidden_channels = hidden_channels
-        self.dropout = dropout
-        self.max_iter = max_iter
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.random_state = random_state
-        self.approximate = approximate
+        super().__init__(
+            n_neighbors,
+            metric,
+            approximate=approximate,
+            sharpness=sharpness,
+            mu=mu,
+            cv=cv,
+            hidden_channels=hidden_channels,
+            dropout=dropout,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            max_iter=max_iter,
+            random_state=random_state,
+            verbose=verbose,
+        )
         self.class_weight = class_weight
-        self.verbose = verbose
+        self.rounds = rounds
 
-    def fit(self, X: Any, y: Any) -> DiffusionClassifier:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DiffusionClassifier:
         """Learn from all rows of X and the labels of some of them.
 
         Args:
             X: Rows of features [N, n_features].
             y: Labels [N] with -1 where they are unknown, or distributions over classes [N, n_classes].
+            sample_weight: Weights of the labels [N]; equal weights by default. A label of weight 0 is not used. The
+                weights of rows without a label have no effect.
         """
         self._check_options()
+        check_counts(rounds=as_whole(self.rounds, "rounds"))
         shape = np.asarray(y, dtype=object).shape
         soft = len(shape) == 2 and shape[1] > 1
         if not soft:
@@ -161,45 +186,44 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
             ensure_min_samples=2,
             multi_output=soft,
         )
-        self.X_ = X
-        labelled, self.classes_, targets = _distributions(y) if soft else _labels(y)
-        self._class_weight = self._weights(targets.sum(0))
-        k = min(self.n_neighbors, len(y) - 1)
-        seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
-        with (
-            show_progress(bool(self.verbose)),
-            progress_bar(
-                "neighbours", "round", self.rounds, delay=0, leave=True
-            ) as bar,
-            torch.inference_mode(False),  # a network is trained
-            torch.device("cpu"),  # the rows are there, whatever the default device
-        ):
-            self.edge_index_, self.edge_weight_, self._reach = joined(
-                X, k, self.metric, self.approximate, self.sharpness
+        weights = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        known, self.classes_, targets = _distributions(y) if soft else _labels(y)
+        labelled = _Labelled(np.flatnonzero(known), targets, weights[known])
+        labelled = labelled.some(labelled.weights > 0)
+        shares = labelled.weights @ labelled.targets
+        if not (shares > 0).all():
+            raise ValueError(
+                "sample_weight must be above 0 for a label of every class; all labels of "
+                f"{self.classes_[shares == 0].tolist()} have the weight 0."
             )
-            self.conv_ = self._spreading(float(self.mu))
-            self._fit_scale(X)
-            with _DRAWING, torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(seed)
-                self._alternate(
-                    torch.from_numpy(labelled), torch.from_numpy(targets), bar
-                )
-        self.transduction_ = self.classes_[
-            (self._class_weight * self.label_distributions_).argmax(1)
-        ]
+        self._class_weight = self._weights_of_classes(shares)
+        with self._fitting(self.rounds) as bar:
+            with torch.device("cpu"):  # the rows are there, whatever the default is
+                self._join(X)
+                self.conv_ = self._spreading(float(self.mu))
+            rows = self._scaled(X)
+            self._weigh(rows, labelled, bar)
+            spread = self._alternate(rows, labelled, self.rounds, bar)
+        self.network_ = spread.network
+        self.sources_ = spread.sources.numpy()
+        self.states_ = spread.states.numpy()
+        self.label_distributions_ = self._mixed(self.states_, rows)
+        self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
         self.n_iter_ = self.max_iter
+        unlabelled = np.delete(self.label_distributions_, labelled.rows, axis=0)
+        self._compare_shares(unlabelled, shares / shares.sum(), len(labelled.rows))
         return self
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the share of rows whose predicted label is correct.
+        """Return the share of rows whose predicted label is correct, among the rows with a label.
 
         Args:
             X: Rows of features [M, n_features].
-            y: The label of every row [M].
+            y: The label of every row [M], or -1 where it is unknown: such rows do not count.
             sample_weight: Weights of the rows [M]; equal weights by default.
         """
-        _check_known(y, "the label of every row")
-        return float(super().score(X, y, sample_weight))
+        _check_known(y, "the label of every row, and the number -1 where it is unknown")
+        return labelled_score(super().score, X, y, sample_weight)
 
     def predict(self, X: Any) -> Any:
         """Return the labels [M] of new rows.
@@ -218,69 +242,146 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         Args:
             X: Rows of features [M, n_features].
         """
-        check_is_fitted(self)
-        X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
-        # Neighbours are found among rows of one kind; sparse rows of fit are never filled in, they may not fit.
-        if issparse(X) != issparse(self.X_):
-            X = csr_array(X) if issparse(self.X_) else X.toarray()
-        states = self.label_distributions_
-        k = min(self.n_neighbors, len(states))
-        row, column, square = nearest(self.X_, k, self.metric, self.approximate, X)
-        reach = farthest(row, square, X.shape[0])
-        near = similar(row, column, square, reach, self._reach, self.sharpness)
-        degree = np.bincount(self.edge_index_[1], self.edge_weight_, len(states))
-        # D^-½AD^-½ with the degrees of fit: a new row must not change the weights of the old ones, nor of each other.
-        rows = inverse_root(torch.from_numpy(near.sum(1))).numpy()
-        columns = inverse_root(torch.from_numpy(degree)).numpy()
-        weights = near.multiply(rows[:, None]).multiply(columns).tocsr()
+        X = self._checked_rows(X)
+        weights = self._edges_to(X)
         # The minimiser of the energy of one row given its neighbours is a weighted mean.
         beta = self.conv_.beta().item()
         mu = self.conv_.mu().item()
         # The total pull of the neighbours; a row without neighbours keeps its source.
         pull = weights.sum(1)[:, None]
-        source = self._probabilities(self._scaled(X)).numpy()
-        state = (beta * source + mu * (weights @ states)) / (beta + mu * pull)
-        weighted = state * self._class_weight
+        rows = self._scaled(X)
+        source = _probabilities(self.network_, rows).numpy()
+        state = (beta * source + mu * (weights @ self.states_)) / (beta + mu * pull)
+        return self._mixed(state, rows)
+
+    def _mixed(self, states: Any, rows: Any) -> Any:
+        """Return the probabilities of rows from their states P."""
+        mixed = states / states.sum(1, keepdims=True)
+        if self.linear_ is not None:
+            linear = self._linear_probabilities(self.linear_, rows)
+            mixed = (1 - self.linear_share_) * mixed + self.linear_share_ * linear
+        weighted = mixed * self._class_weight
         return weighted / weighted.sum(1, keepdims=True)
 
-    def _alternate(self, labelled: Tensor, targets: Tensor, bar: Any) -> None:
-        """Spread the labels [R, n_classes] of some rows; then train and spread a new network in every round."""
-        graph = Graph(len(labelled), self.edge_index_, self.edge_weight_)
-        X = self._scaled(self.X_)
-        source = targets.new_zeros(len(labelled), targets.size(1))
+    def _weigh(self, rows: Any, labelled: _Labelled, bar: Any) -> None:
+        """Fit the logistic regression and find its share ω."""
+        self.linear_ = None
+        self.linear_share_ = 0.0
+        if self.cv is None:
+            return
+        kinds = labelled.targets.argmax(1)
+        likelihoods = np.ones((len(kinds), 2))
+        for learn, predict in self._folds(kinds, stratified=True):
+            some = labelled.some(learn)
+            held = labelled.rows[predict]
+            states = self._alternate(rows, some, 1, bar).states.numpy()[held]
+            linear = self._linear_probabilities(self._linear(rows, some), rows[held])
+            for column, found in enumerate((states, linear)):
+                found = found / found.sum(1, keepdims=True)
+                right = (labelled.targets[predict] * found).sum(1)
+                likelihoods[predict, column] = right
+        self.linear_ = self._linear(rows, labelled)
+        self.linear_share_ = _share_of_second(likelihoods, labelled.weights)
+
+    def _linear(self, rows: Any, labelled: _Labelled) -> Any:
+        """Fit a logistic regression to the likeliest classes of labelled rows."""
+        kinds = labelled.targets.argmax(1)
+        model = LogisticRegression(max_iter=1000)
+        if len(np.unique(kinds)) == 1:
+            model = DummyClassifier(strategy="prior")
+        with warnings.catch_warnings():
+            # A regression that is not fitted to the last digit is still weighed by what it predicts.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            return model.fit(rows[labelled.rows], kinds, labelled.weights)
+
+    def _linear_probabilities(self, model: Any, rows: Any) -> Any:
+        # A class without a label in some fold has probability zero there.
+        found = np.zeros((rows.shape[0], len(self.classes_)))
+        found[:, model.classes_] = model.predict_proba(rows)
+        return found
+
+    def _alternate(
+        self, rows: Any, labelled: _Labelled, rounds: int, bar: Any
+    ) -> _Spread:
+        """Spread the labels; then train and spread a new network in every round."""
+        graph = Graph(rows.shape[0], self.edge_index_, self.edge_weight_)
+        at = torch.from_numpy(labelled.rows)
+        targets = torch.from_numpy(labelled.targets)
+        weights = torch.from_numpy(labelled.weights)
+        shares = weights @ targets
+        source = targets.new_zeros(graph.num_nodes, targets.size(1))
         # Each class has one unit in all, or the class with most labels would take over the rows far from any.
-        source[labelled] = targets / targets.sum(0)
+        weighted = weights[:, None] * targets
+        source[at] = weighted / shares.clamp(min=torch.finfo(shares.dtype).tiny)
         bar.set_description("labels spread")
-        spread = _at_rest(self._spreading(_FARTHER * float(self.mu)), graph, source)
-        for _ in range(self.rounds):
-            likely = spread * torch.from_numpy(self._class_weight)
-            likely[labelled] *= targets  # of a label, only its class is left
+        with torch.device("cpu"):
+            farther = self._spreading(_FARTHER * float(self.mu))
+        states = _at_rest(farther, graph, source)
+        for number in range(rounds):
+            likely = states.clone()
+            if not number:
+                likely = likely * shares
+            likely[at] *= targets  # of a label, only its class is left
             taught = likely.argmax(1)
             # In the first round, rows that no label reaches are left out.
             # Their argmax would be the first class, for no reason.
-            rows = (labelled | (spread.sum(1) > 0)).nonzero().squeeze(1)
+            reached = states.sum(1) > 0
+            reached[at] = True
+            learning = reached.nonzero().squeeze(1)
             bar.set_description("a network learns")
-            self.network_ = self._learned(X, rows, taught[rows])
-            source = self._probabilities(X)
-            source[labelled] = targets
+            network = self._learned(rows, learning, taught[learning], shares)
+            source = _probabilities(network, rows)
+            source[at] = targets
             bar.set_description("what it says spreads")
-            spread = _at_rest(self.conv_, graph, source)
-            bar.update()
-        self.sources_ = source.numpy()
-        self.label_distributions_ = spread.numpy()
+            states = _at_rest(self.conv_, graph, source)
+            bar.update(rounds == self.rounds)
+        return _Spread(network, source, states)
 
-    def _weights(self, labels: Any) -> Any:
-        """Return w [n_classes], of mean one, from the numbers of labels."""
+    def _learned(
+        self, rows: Any, learning: Tensor, classes: Tensor, shares: Tensor
+    ) -> nn.Sequential:
+        """Train a network on classes of rows, in which each class counts as much as its share."""
+        count = classes.bincount(minlength=len(shares)).clamp(min=1)
+        weight = (shares / shares.sum() / count).float()
+
+        def loss(out: Tensor, batch: Tensor) -> Tensor:
+            return cross_entropy(out, classes[batch], weight)
+
+        return self._network(rows, learning, len(shares), loss)
+
+    def _weights_of_classes(self, shares: Any) -> Any:
+        """Return w [n_classes], of mean one."""
         if isinstance(self.class_weight, str) and self.class_weight == "balanced":
-            return np.ones(len(labels))
-        weights = labels * compute_class_weight(
-            self.class_weight, classes=self.classes_, y=self.classes_
-        )
+            weights = 1 / shares
+        else:
+            weights = compute_class_weight(
+                self.class_weight, classes=self.classes_, y=self.classes_
+            )
         if not (np.isfinite(weights) & (weights > 0)).all():
             raise ValueError(
                 f"class_weight must have finite weights > 0; got {self.class_weight}."
             )
         return weights / weights.mean()
+
+    def _compare_shares(self, distributions: Any, shares: Any, count: int) -> None:
+        """Warn if unlabelled rows are predicted to be of other classes than labels are."""
+        if self.class_weight is not None or not len(distributions):
+            return
+        kinds = distributions.argmax(1)
+        predicted = np.bincount(kinds, minlength=len(shares)) / len(kinds)
+        # Half the sum of standard errors, of shares among so many labels.
+        chance = 0.5 * np.sqrt(shares * (1 - shares) / count).sum()
+        if 0.5 * np.abs(predicted - shares).sum() > 0.1 + 2 * chance:
+            listed = ", ".join(
+                f"{name}: {a:.0%} and {b:.0%}"
+                for name, a, b in zip(self.classes_, shares, predicted, strict=True)
+            )
+            warnings.warn(
+                "The labels and the predictions for rows without a label have different shares of the classes "
+                f"({listed}). If rows were labelled class by class, pass class_weight='balanced'. If they were drawn "
+                "at random, compare with a logistic regression in cross-validation.",
+                stacklevel=3,
+            )
 
     def _spreading(self, mu: float) -> CertifiedConv:
         conv = CertifiedConv(
@@ -288,94 +389,30 @@ class DiffusionClassifier(ClassifierMixin, BaseEstimator):
         )
         return conv.double().requires_grad_(False)
 
-    def _learned(self, X: Any, rows: Tensor, targets: Tensor) -> nn.Sequential:
-        width = int(self.hidden_channels)  # torch takes no integers of NumPy
-        classes = len(self.classes_)
-        # A class of many rows would be the answer for all where features say little.
-        weight = 1 / targets.bincount(minlength=classes).double()
-        network = nn.Sequential(
-            FeatureLinear(X.shape[1], width), nn.ReLU(), nn.Linear(width, classes)
-        ).double()
-        rate = self.dropout
-        if rate is None:
-            rate = 0.5 * (X.shape[1] >= _COLUMNS)
-        optimizer = torch.optim.Adam(
-            network.parameters(),
-            lr=self.learning_rate,
-            weight_decay=self.weight_decay,
-            fused=True,  # half the time for 80 000 columns
-        )
-        with torch.enable_grad():
-            for batch in islice(_batches(len(rows)), self.max_iter):
-                optimizer.zero_grad()
-                features = dropout(_tensor(X[rows[batch].numpy()]), rate)
-                cross_entropy(network(features), targets[batch], weight).backward()
-                optimizer.step()
-        return network.requires_grad_(False)
 
-    def _probabilities(self, X: Any) -> Tensor:
-        return self.network_(_tensor(X)).softmax(1)
-
-    def _fit_scale(self, X: Any) -> None:
-        """Fit centre and scale to mean zero and mean square one; sparse rows are only scaled."""
-        X = comparable(X, self.X_, self.metric)
-        # One scale for all columns, so that the network sees the distances that the neighbours are found by.
-        if issparse(X):
-            self._centre = 0.0  # to subtract a mean would fill in the zeros
-            square = (X.data**2).sum() / np.prod(X.shape)
-        else:
-            self._centre = X.mean(0)
-            square = ((X - self._centre) ** 2).mean()
-        self._scale = float(square**0.5) or 1.0
-
-    def _scaled(self, X: Any) -> Any:
-        X = comparable(X, self.X_, self.metric)
-        if issparse(X):
-            return X / self._scale
-        return (X - self._centre) / self._scale
-
-    def _check_options(self) -> None:
-        """Validate options, in fit and not in the constructor, as scikit-learn requires."""
-        for name in ("n_neighbors", "rounds", "hidden_channels", "max_iter"):
-            check_counts(**{name: as_whole(getattr(self, name), name)})
-        if not isinstance(self.verbose, (bool, np.bool_)):
-            check_counts(0, verbose=as_whole(self.verbose, "verbose"))
-        check_choice(self.metric, "metric", ["euclidean", "cosine"])
-        check_flags(approximate=self.approximate)
-        for name in ("sharpness", "mu", "learning_rate", "weight_decay"):
-            check_positive(
-                python_number(getattr(self, name)),
-                name,
-                allow_zero=name == "weight_decay",
-            )
-        if self.dropout is not None:
-            check_probability(python_number(self.dropout), "dropout")
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
-
-
-def _batches(num_rows: int) -> Iterator[Tensor]:
-    while True:
-        yield from torch.randperm(num_rows).split(_BATCH)
+def _share_of_second(likelihoods: Any, weights: Any) -> float:
+    """Return the ω that maximises Σ_i w_i log((1 − ω) a_i + ω b_i), with one more row for which each is right."""
+    # No label is quite impossible, also where neither has learned its class.
+    rows = np.concatenate([likelihoods.clip(1e-3), np.eye(2)])
+    weights = np.append(weights / weights.mean(), [1.0, 1.0])
+    share = 0.5
+    # Expectation–maximisation: the likelihood is concave in ω, and every iteration raises it.
+    for _ in range(500):
+        second = share * rows[:, 1]
+        whole = (1 - share) * rows[:, 0] + second
+        share = float((weights * second / whole).sum() / weights.sum())
+    return share
 
 
 def _at_rest(conv: CertifiedConv, graph: Graph, source: Tensor) -> Tensor:
     """Return the steady state, clamped at zero."""
     # It is a mean of distributions, in which rounding leaves entries slightly below zero.
-    return cast("Tensor", conv(source, graph)).clamp(min=0)
+    with torch.device("cpu"):
+        return cast("Tensor", conv(source, graph)).clamp(min=0)
 
 
-def _tensor(X: Any) -> Tensor:
-    # Rows of texts stay sparse as far as the first linear map; a matrix of torch is made from the parts without a copy.
-    if not issparse(X):
-        return torch.from_numpy(X)
-    ptr, columns, values = (
-        torch.from_numpy(part) for part in (X.indptr, X.indices, X.data)
-    )
-    return matrix(ptr, columns, values, X.shape[1])
+def _probabilities(network: nn.Sequential, rows: Any) -> Tensor:
+    return network(rows_tensor(rows)).softmax(1)
 
 
 def _check_known(y: Any, expected: str) -> None:

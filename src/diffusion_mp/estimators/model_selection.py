@@ -1,0 +1,136 @@
+"""Cross-validation of estimators that also learn from rows without a label."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import get_scorer
+from sklearn.model_selection import BaseCrossValidator, KFold, StratifiedKFold
+from sklearn.utils import _safe_indexing
+
+from diffusion_mp.checks import as_whole, check_counts, check_flags
+
+
+def has_label(y: Any) -> np.ndarray:
+    """Return a mask of the rows with a label: not -1, or not NaN where y is continuous.
+
+    As in `DiffusionClassifier.fit`, -1 is a class if y has only -1 and 1.
+    """
+    y = np.asarray(y)
+    if y.dtype.kind in "US":  # an array of strings holds no number -1
+        return np.ones(len(y), dtype=bool)
+    if y.dtype.kind == "f":
+        number = ~np.isnan(y)
+        if (y[number] % 1 != 0).any() or not number.all():
+            return number
+    known = np.array(y != -1, dtype=bool)
+    if all(label == 1 for label in y[known]):
+        return np.ones(len(y), dtype=bool)
+    return known
+
+
+class LabelledKFold(BaseCrossValidator):
+    """Divide the labelled rows into folds; rows without a label are in every training set and in no test set.
+
+    So `cross_val_score` and `GridSearchCV` train with all rows and score labels that were held out::
+
+        cross_val_score(DiffusionClassifier(), X, y, cv=LabelledKFold())
+
+    The folds have equal shares of the classes, as in scikit-learn's ``StratifiedKFold``. Those of a continuous y are
+    scikit-learn's ``KFold``.
+
+    Args:
+        n_splits: Number of folds.
+        shuffle: Shuffle the labelled rows first. The default is True, since rows are often sorted by label.
+        random_state: A seed of the shuffling.
+
+    Examples:
+        >>> y = np.array([0, 1, -1, 0, 1, -1])
+        >>> [(len(train), len(test)) for train, test in LabelledKFold(2).split(y, y)]
+        [(4, 2), (4, 2)]
+    """
+
+    def __init__(
+        self, n_splits: int = 5, *, shuffle: bool = True, random_state: Any = None
+    ) -> None:
+        check_counts(2, n_splits=as_whole(n_splits, "n_splits"))
+        check_flags(shuffle=shuffle)
+        self.n_splits = n_splits
+        self.shuffle = shuffle
+        self.random_state = random_state
+
+    def split(
+        self, X: Any, y: Any = None, groups: Any = None
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the rows of the training set and of the test set, for every fold.
+
+        Args:
+            X: Rows of features [N, n_features].
+            y: Labels [N], -1 or NaN where they are unknown.
+            groups: Not used.
+        """
+        if y is None:
+            raise ValueError(
+                "LabelledKFold.split needs y, which says which rows have a label; got None."
+            )
+        y = np.asarray(y)
+        known = np.flatnonzero(has_label(y))
+        labels = y[known]
+        continuous = labels.dtype.kind == "f" and bool((labels % 1 != 0).any())
+        kind = KFold if continuous else StratifiedKFold
+        seed = self.random_state if self.shuffle else None
+        folds = kind(self.n_splits, shuffle=self.shuffle, random_state=seed)
+        # An array of objects, which holds names and -1, is no array of labels for scikit-learn.
+        names = labels if continuous else np.unique(labels, return_inverse=True)[1]
+        for _, test in folds.split(np.zeros((len(known), 1)), names):
+            train = np.setdiff1d(np.arange(len(y)), known[test])
+            yield train, known[test]
+
+    def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
+        """Return the number of folds."""
+        return int(self.n_splits)
+
+
+def labelled_scorer(scoring: str | Callable[..., float]) -> Callable[..., float]:
+    """Return a scorer that scores the rows with a label.
+
+    scikit-learn's scorers take -1 for one more class.
+
+    Args:
+        scoring: The name of a scorer of scikit-learn, such as ``"neg_log_loss"``, or a scorer.
+
+    Examples:
+        >>> scorer = labelled_scorer("accuracy")
+        >>> classifier = DiffusionClassifier(n_neighbors=2, random_state=0).fit([[0.0], [0.1], [5.0]], [0, 1, 0])
+        >>> float(scorer(classifier, [[0.0], [5.0]], [-1, 0]))
+        1.0
+    """
+    scorer = get_scorer(scoring)
+
+    def score(estimator: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
+        def of_labelled(X: Any, y: Any, sample_weight: Any) -> float:
+            if sample_weight is None:
+                return float(scorer(estimator, X, y))
+            return float(scorer(estimator, X, y, sample_weight=sample_weight))
+
+        return labelled_score(of_labelled, X, y, sample_weight)
+
+    return score
+
+
+def labelled_score(
+    score: Callable[[Any, Any, Any], float], X: Any, y: Any, sample_weight: Any
+) -> float:
+    """Return ``score(X, y, sample_weight)`` of the rows that have a label."""
+    y = np.asarray(y)
+    known = np.flatnonzero(has_label(y))
+    if not len(known):
+        raise ValueError("y must hold the label of some row at least; it has none.")
+    labels = y[known]
+    if labels.dtype == object:
+        labels = np.array(labels.tolist())  # they are objects only because of -1
+    if sample_weight is not None:
+        sample_weight = np.asarray(sample_weight)[known]
+    return score(_safe_indexing(X, known), labels, sample_weight)
