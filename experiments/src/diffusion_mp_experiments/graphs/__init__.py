@@ -12,6 +12,7 @@ from diffusion_mp_experiments.graphs.node_sets import (
     load_heterophilous,
     load_mnist,
     load_newsgroups,
+    load_rows,
 )
 from diffusion_mp_experiments.graphs.ogb import SumEdgeFeatures, load_ogb
 from diffusion_mp_experiments.graphs.planetoid import load_planetoid
@@ -33,5 +34,6 @@ __all__ += [
     "load_ogb",
     "load_planetoid",
     "load_pokec",
+    "load_rows",
 ]
 __all__ += ["load_snapshots", "load_synmol", "load_tu", "synthetic_pokec"]

@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, to_undirected
 
 from diffusion_mp.checks import (
+    check_choice,
     check_counts,
     check_finite,
     check_flags,
@@ -328,6 +329,80 @@ def load_digits(num_neighbors: int = 5) -> Data:
         x=torch.from_numpy(pixels / 16).float(), y=torch.from_numpy(labels).long()
     )
     return KNNGraph(num_neighbors)(data)
+
+
+def _two_classes(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two normal distributions on a line, three standard deviations apart, of 90 and 10 % of the rows."""
+    generator = np.random.default_rng(seed)
+    labels = (generator.random(2_000) < 0.1).astype(int)
+    return (generator.normal(size=2_000) + 3 * labels)[:, None], labels
+
+
+def _three_classes(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Three overlapping classes of 70, 25 and 5 % of the rows in twelve columns, of which five tell them apart."""
+    from sklearn.datasets import make_classification
+
+    return make_classification(
+        3_000,
+        12,
+        n_informative=5,
+        n_classes=3,
+        n_clusters_per_class=1,
+        weights=[0.7, 0.25, 0.05],
+        flip_y=0.02,
+        random_state=seed,
+    )
+
+
+#: Tables that scikit-learn brings along or draws.
+TABLES = (
+    "breast cancer",
+    "digits",
+    "iris",
+    "moons",
+    "rings",
+    "three classes",
+    "two classes",
+    "wine",
+)
+
+
+def load_rows(name: str) -> Data:
+    """Load rows of a table and their classes; columns have mean zero and variance one, and there is no graph.
+
+    Args:
+        name: "iris", "wine", "breast cancer" or "digits" of scikit-learn; or drawn: "moons" and "rings" (two classes),
+            "two classes" (90 and 10 %), "three classes" (70, 25 and 5 %).
+
+    Shapes:
+        x: [N, C].
+        y: [N].
+
+    Examples:
+        >>> load_rows("iris").x.shape
+        torch.Size([150, 4])
+    """
+    from sklearn import datasets
+    from sklearn.preprocessing import StandardScaler
+
+    check_choice(name, "name", TABLES)
+    drawn = {
+        "moons": lambda: datasets.make_moons(1_000, noise=0.15, random_state=0),
+        "rings": lambda: datasets.make_circles(
+            1_000, noise=0.08, factor=0.5, random_state=0
+        ),
+        "two classes": lambda: _two_classes(0),
+        "three classes": lambda: _three_classes(0),
+    }
+    if name in drawn:
+        rows, labels = drawn[name]()
+    else:
+        load = getattr(datasets, f"load_{name.replace(' ', '_')}")
+        rows, labels = load(return_X_y=True)
+    rows = StandardScaler().fit_transform(rows)
+    return Data(
+        x=torch.from_numpy(rows).float(), y=torch.from_numpy(labels.astype(np.int64))
+    )
 
 
 _POOL_SEED = 2025  # the same in every run

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.base import BaseEstimator, clone
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
@@ -68,6 +69,33 @@ class LogisticRegression(Predictor):
         return _scores(
             fitted.classes_, fitted.predict_log_proba(features), num_classes
         ).to(y.device)
+
+
+class Estimator(Predictor):
+    """A classifier of scikit-learn, or one with its interface, on the features.
+
+    Args:
+        estimator: the classifier. Its random state, if any, is the seed of the run.
+        unlabelled: whether it is also fitted to rows without a label, which have -1 in y.
+    """
+
+    def __init__(self, estimator: BaseEstimator, unlabelled: bool = False) -> None:
+        super().__init__()
+        self.estimator = estimator
+        self.unlabelled = unlabelled
+
+    def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
+        model = clone(self.estimator)
+        if "random_state" in model.get_params():
+            model.set_params(random_state=int(torch.randint(2**31 - 1, ())))
+        features = _array(x).astype(np.float64)
+        labels = y.cpu().numpy()
+        chosen = np.ones(len(labels), bool) if self.unlabelled else labels >= 0
+        model.fit(features[chosen], labels[chosen])
+        # Label spreading has no probabilities where no label arrives.
+        found = np.nan_to_num(model.predict_proba(features)).clip(1e-6)
+        found /= found.sum(1, keepdims=True)
+        return _scores(model.classes_, np.log(found), num_classes).to(y.device)
 
 
 class Labels(Predictor):

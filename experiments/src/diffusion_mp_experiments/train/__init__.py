@@ -23,7 +23,7 @@ _LAZY = {
         "batch_modules": "SnapshotDataModule SynMolDataModule TUDataModule",
         "classifiers": "Forecaster GraphClassifier NodeClassifier SequenceClassifier",
         "datamodules": "DigitsDataModule FacebookDataModule HeterophilousDataModule KNNDataModule OgbDataModule "
-        "PlanetoidDataModule",
+        "PlanetoidDataModule RowsDataModule",
         "metrics": "TaskMetric weighted_accuracy",
         "resume": "CheckpointFiles FiniteLoss Resumable",
     }.items()

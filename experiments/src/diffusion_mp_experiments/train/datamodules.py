@@ -424,8 +424,45 @@ class KNNDataModule(FullGraphDataModule):
         ).apply_to(data)
 
 
+class RowsDataModule(FullGraphDataModule):
+    """Rows of a table without edges, some of which have a label.
+
+    A fifth of the rows validates. `labelled` of the training rows have a label, and the other rows are tested.
+
+    Args:
+        name: name of the table, see `load_rows`, and the share of labelled rows: "iris 10%". At 100 % three of five
+            rows are labelled.
+        options: split and tuning of `SplitDataModule`.
+
+    Examples:
+        >>> data = RowsDataModule("iris 10%")
+        >>> int(data.data.train_mask.sum())
+        6
+    """
+
+    @checked
+    def __init__(self, name: str = "iris 10%", **options: Any) -> None:
+        super().__init__(**options)
+        table, _, percent = name.rpartition(" ")
+        try:
+            self.labelled = float(percent.removesuffix("%")) / 100
+        except ValueError:
+            raise ValueError(
+                f"name must be a table and the percentage of labelled rows, such as 'iris 10%'; got {name!r}."
+            ) from None
+        self.name = table
+
+    def load(self) -> Data:
+        data = _rows(self.name)
+        labels = visible_labels(data.y, self.tuning)
+        return random_split(labels, 0.6 * self.labelled, 0.2, self.generator).apply_to(
+            data
+        )
+
+
 _heterophilous = read_once(graphs.load_heterophilous)
 _facebook = read_once(graphs.load_facebook)
+_rows = read_once(graphs.load_rows)
 _FEATURES: dict[str, Callable[[str], Data]] = {
     "MNIST": read_once(graphs.load_mnist, 1),
     "20Newsgroups": read_once(graphs.load_newsgroups, 1),
