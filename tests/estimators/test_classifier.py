@@ -159,7 +159,7 @@ def test_a_row_that_no_label_reaches_is_left_to_the_network(taught: Lessons) -> 
 
 
 def test_classes_are_as_frequent_as_among_the_labels_or_equally_frequent() -> None:
-    """Issue of two overlapping classes of 90 and 10 %: Bayes decides at 2.23, and at 1.5 for equal frequencies."""
+    """Bayes decides at 2.23 between classes of 90 and 10 %, and at 1.5 between equal ones."""
     generator = np.random.default_rng(0)
     y = (generator.random(2000) < 0.1).astype(int)
     x = (generator.normal(size=2000) + 3 * y)[:, None]
@@ -168,8 +168,10 @@ def test_classes_are_as_frequent_as_among_the_labels_or_equally_frequent() -> No
         classifier = DiffusionClassifier(
             class_weight=class_weight, max_iter=100, random_state=0
         )
-        found = grid[classifier.fit(x, y).predict(grid).argmax(), 0]
-        assert abs(found - bayes) < 0.25
+        predicted = classifier.fit(x, y).predict(grid)
+        # Neighbours are few, so there may be islands beside the boundary.
+        boundary = -1 + 6 * (predicted == 0).mean()
+        assert abs(boundary - bayes) < 0.25
 
 
 def test_every_class_counts_as_its_labels_in_training() -> None:

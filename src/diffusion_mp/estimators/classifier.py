@@ -367,8 +367,7 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
         """Warn if unlabelled rows are predicted to be of other classes than labels are."""
         if self.class_weight is not None or not len(distributions):
             return
-        kinds = distributions.argmax(1)
-        predicted = np.bincount(kinds, minlength=len(shares)) / len(kinds)
+        predicted = distributions.mean(0)
         # Half the sum of standard errors, of shares among so many labels.
         chance = 0.5 * np.sqrt(shares * (1 - shares) / count).sum()
         if 0.5 * np.abs(predicted - shares).sum() > 0.1 + 2 * chance:
