@@ -276,9 +276,11 @@ def test_it_warns_if_predictions_have_other_shares_than_labels() -> None:
     generator = np.random.default_rng(0)
     truth = (np.arange(600) % 10 == 0).astype(int)
     rows = generator.normal(size=(600, 4)) + 6 * truth[:, None]
-    by_class = np.isin(np.arange(600), np.r_[1:10, 20:200:20])
-    with pytest.warns(UserWarning, match="0: 50% and 9[0-9]%.*class_weight='balanced'"):
-        fitted(rows, some(truth, by_class))
+    # Thirty labels of each class, and one row in ten is of the second.
+    by_class = np.isin(np.arange(600), np.r_[301:331, 0:300:10])
+    by_class &= (np.arange(600) < 300) | (truth == 0)
+    with pytest.warns(UserWarning, match="0: [45][0-9]% and [89][0-9]%.*class_weight='balanced'"):
+        fitted(rows, some(truth, by_class), max_iter=100)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fitted(rows, some(truth, np.arange(600) < 60))
@@ -301,8 +303,8 @@ def test_rounds_get_better_where_features_say_more_than_neighbours() -> None:
     rows = generator.normal(size=(600, 50)) + 2.5 * np.eye(50)[truth]
     y = some(truth, np.arange(600) < 40)
     models = (
-        DiffusionClassifier(rounds=4, random_state=0),
-        DiffusionClassifier(rounds=1, random_state=0),
+        DiffusionClassifier(rounds=4, cv=None, random_state=0),
+        DiffusionClassifier(rounds=1, cv=None, random_state=0),
         LabelSpreading(kernel="knn", n_neighbors=10),
     )
     often, once, plain = (
@@ -432,7 +434,8 @@ def test_a_distribution_may_stand_for_a_label() -> None:
     # Two candidates of equal probability, one of which is right.
     wrong = (TRUTH + RNG.integers(1, 3, size=41)) % 3
     halves = 0.5 - 0.5 * np.eye(3)[wrong]
-    classifier = fitted(y=pd.DataFrame(halves) * (np.arange(41) < 30)[:, None])
+    y = pd.DataFrame(halves) * (np.arange(41) < 30)[:, None]
+    classifier = fitted(y=y, rounds=4, max_iter=100)
     equal(classifier.sources_[:30], halves[:30])
     assert classifier.classes_.tolist() == [0, 1, 2]
     assert (classifier.transduction_ == TRUTH).mean() > 0.9
