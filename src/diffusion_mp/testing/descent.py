@@ -28,7 +28,6 @@ from diffusion_mp.energies import (
     SourceTerm,
     certify,
 )
-from diffusion_mp.energies.pairs import by_head
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.graph_layer import GraphLayer
 from diffusion_mp.testing.laws import expect, tolerance
@@ -292,12 +291,12 @@ def _measured(after: Tensor, energy: Energy, before: Tensor, *, claimed: bool) -
         if type(energy).__call__ is not Energy.__call__:
             return values
         z, graph = energy.checked(x)
-        for number, term in enumerate(energy.terms):
-            measured = SourceTerm(before) if isinstance(term, ProximalTerm) else term
+        after = energy.terms_after(x, before)
+        for number, (term, measured) in enumerate(
+            zip(energy.terms, after, strict=True)
+        ):
             inner = term.term if isinstance(term, ScaledTerm) else term
-            values[f"{type(inner).__name__} {number}"] = measured.value(
-                by_head(z), graph
-            )
+            values[f"{type(inner).__name__} {number}"] = measured.value(z, graph)
         if not energy.constraint.holds(z):
             values[f"outside of {energy.constraint}"] = torch.inf
         return values

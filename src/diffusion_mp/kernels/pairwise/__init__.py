@@ -216,6 +216,8 @@ def pairwise_rows(
 ) -> PairwiseRows:
     """Return the result of :func:`pairwise_attention` and the result of :func:`pairwise_logsumexp`, in one pass.
 
+    With ``loops=False`` the result of a node that is alone in its graph is zero.
+
     Args:
         q: features of the receivers [N, H, F].
         k: features of the senders [N, H, F].

@@ -104,7 +104,9 @@ def _attention(
     total = tl.where(within, total, 1.0)
     tl.store(lse + row * H + head, tl.log(total) + level, mask=within)
     if VALUES:
-        store(out, row, within, head, H, d, D, sums / total[:, None])
+        # The largest weight of a row is one. Only a node that is alone has no pair, and stays zero.
+        sums /= tl.maximum(total, 0.5)[:, None]
+        store(out, row, within, head, H, d, D, sums)
 
 
 @triton.jit
@@ -240,8 +242,10 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     out = torch.empty_like(v)
     with torch.cuda.device_of(q):
         runs, grid, options = _plan(q, v, weighting)
-        inputs = (q, k, None, v, a, b, None, None, *runs.bounds)
-        _sums[grid](*inputs, None, out, *q.shape[1:], v.size(2), **options)
+        sizes = (*q.shape[1:], v.size(2))
+        # Only a gradient reads rows on the left, and a δ of rows or columns.
+        receivers = (q, k, None, v, a, b, None, None, *runs.bounds)
+        _sums[grid](*receivers, None, out, *sizes, **options)
     return out
 
 
@@ -253,8 +257,9 @@ def backward(
     with torch.cuda.device_of(q):
         runs, grid, options = _plan(q, v, weighting)
         sizes = (*q.shape[1:], v.size(2))
-        to = (q, k, grad, v, a, b, delta, None, *runs.bounds)
-        of = (k, q, v, grad, b, a, None, delta, *runs.bounds)
-        _sums[grid](*to, dq, None, *sizes, **options)
-        _sums[grid](*of, dk, dv, *sizes, **options)
+        # The rows of a program are receivers, which meet senders, and then senders, which meet receivers.
+        receivers = (q, k, grad, v, a, b, delta, None, *runs.bounds)
+        senders = (k, q, v, grad, b, a, None, delta, *runs.bounds)
+        _sums[grid](*receivers, dq, None, *sizes, **options)
+        _sums[grid](*senders, dk, dv, *sizes, **options)
     return dq, dk, dv
