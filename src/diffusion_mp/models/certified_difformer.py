@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.checks import (
-    Count,
-    Probability,
-)
+from diffusion_mp.checks import Count, Probability
 from diffusion_mp.diffusivities import Diffusivity, UniformDiffusivity
 from diffusion_mp.energies import Certificate, Constraint, Energy, Penalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedBlock, CertifiedConv
 from diffusion_mp.layers.features import FeatureLinear
-from diffusion_mp.layers.options import split
+from diffusion_mp.layers.options import CertifiedConvOptions, split
 from diffusion_mp.models.base import Edges, Task, output_layers
 from diffusion_mp.models.certified_network import CertifiedNetwork
 
@@ -29,15 +26,12 @@ class ReadoutOptions(TypedDict, total=False):
     task: Task
 
 
-class CertifiedDIFFormerOptions(ReadoutOptions, total=False):
+class CertifiedDIFFormerOptions(ReadoutOptions, CertifiedConvOptions, total=False):
     """Options of `CertifiedDIFFormer`: the options of its readout and of `CertifiedConv`."""
 
     penalty: Penalty | str | None
     heads: Count
-    projection: Literal["tied"] | None
     constraint: Constraint | str | None
-    radius: float
-    beta: float
     lam: float
     mu: float
     graph: bool | Diffusivity
