@@ -124,10 +124,12 @@ class Coupling(ABC):
             ptr = row_bounds(ptr, num_nodes)
             self._check_promises(promises)
         if ptr is not None:
+            # Only if given, since a subclass may compute its row boundaries.
             self.ptr = ptr
         for name, promise in promises.items():
             if promise is not None:
                 setattr(self, name, promise)
+        # A semi-definite S is symmetric, so a class that examines its entries need not look.
         if promises.get("positive_semidefinite"):
             self.symmetric = True
 
@@ -644,7 +646,13 @@ class DerivedCoupling(Coupling):
     ) -> None:
         heads = heads or coupling.heads
         super().__init__(
-            coupling.num_nodes, heads, coupling, None, _checked=_checked, **promises
+            # Row boundaries are those of the coupling, read when they are needed.
+            coupling.num_nodes,
+            heads,
+            coupling,
+            None,
+            _checked=_checked,
+            **promises,
         )
         self.coupling = coupling
 
@@ -660,6 +668,7 @@ class DerivedCoupling(Coupling):
 class TransposedCoupling(DerivedCoupling):
     """The transpose Sᵀ of a coupling whose ``_product`` takes ``transpose=True``."""
 
+    # A low-rank form and a metric of S belong to S, and not to Sᵀ.
     low_rank = False
     _metric = None
 
@@ -855,6 +864,7 @@ class SumCoupling(Coupling):
         for term in self.terms[1:]:
             if common is None or term.ptr is None:
                 return None
+            # A sum joins all that one of its terms joins, so only common boundaries separate graphs.
             common, other = sorted((common, term.ptr), key=len)
             common = common[torch.isin(common, other)]
         return common
@@ -873,6 +883,7 @@ class SumCoupling(Coupling):
             if not part.row_stochastic:
                 return False
             total += factor
+            # Where one term alone has a zero row, the others of that row add up to less than one.
             empty.append(part.degree() == 0)
         return abs(total - 1.0) < 1e-12 and all(
             bool((rows == empty[0]).all()) for rows in empty
@@ -915,6 +926,7 @@ class SumCoupling(Coupling):
     def _product(self, v: Values) -> Values:
         total = self.terms[0]._product(v)
         for term in self.terms[1:]:
+            # Not in place, since the first product may be v itself.
             total = total + term._product(v)
         return total
 

@@ -111,7 +111,10 @@ def listed_products(
     """Return q_i·k_j [E, H] of listed pairs j → i, with ``across`` where they lie in different graphs."""
     # Nothing bounds a product between graphs. It is replaced before an exponential, since ∞ · 0 is NaN.
     products = sddmm(
-        Graph(query.size(0), edge_index, validate=False).pattern, query, key
+        # `at` has checked the pairs.
+        Graph(query.size(0), edge_index, validate=False).pattern,
+        query,
+        key,
     )
     return fill_across(products, edge_index, ptr, across)
 
@@ -183,6 +186,7 @@ def measured_from(
     second = first if y is None else y.to(dtype) - point.to(dtype)
     if sharpness is None or resolved(sharpness, *{first, second}):
         return first, second
+    # The point in the narrower dtype serves, too: distances are the same from any point.
     wide = x.double()
     return measured_from(wide, None if y is None else y.double(), ptr, point)
 
@@ -241,6 +245,7 @@ def distance_features(
         )
     first, second = measured_from(x, y, ptr, centre, sharpness)
     first_half = -0.5 * first.square().sum(2, keepdim=True)
+    # Of one state in both roles the squares are summed once.
     second_half = first_half
     if second is not first:
         second_half = -0.5 * second.square().sum(2, keepdim=True)

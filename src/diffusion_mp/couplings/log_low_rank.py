@@ -180,6 +180,7 @@ class LogLowRankCoupling(PooledCoupling):
         transposed = LogLowRankCoupling(
             log_key, log_query, self.ptr, row_shift, normalize=False
         )
+        # Both shifts change sides. The constructor has divided by the number of samples, which the shift holds already.
         transposed.row_shift = col_shift
         return transposed
 
@@ -191,4 +192,5 @@ class LogLowRankCoupling(PooledCoupling):
     def _at(self, edge_index: Pairs) -> Entries:
         return self._log_at(edge_index).exp()
 
+    # By logarithms of entries, which are right where a product with a unit vector underflows.
     _dense = Coupling._entries_of_all_pairs

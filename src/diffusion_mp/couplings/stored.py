@@ -80,6 +80,7 @@ class DenseCoupling(Coupling):
         if square.dim() != 3 or square.size(1) != square.size(2) or not square.size(0):
             raise ValueError(f"matrix must be {shape}; got {describe(matrix)}.")
         super().__init__(square.size(1), square.size(0), square, ptr, **promises)
+        # Whether a matrix is semi-definite is not examined: eigenvalues take O(N³).
         self.examines = any(promises.get(name) is None for name in PROMISES[:3])
         # Blocks, since 0 · NaN would carry NaN to other graphs.
         self.blocks = [
@@ -128,6 +129,7 @@ class DenseCoupling(Coupling):
 
     def _at(self, edge_index: Pairs) -> Entries:
         source, target = edge_index
+        # A listed pair may join two graphs, between which no block has an entry.
         entries = self.blocks[0] if self.ptr is None else self._dense()
         return entries[:, target, source].T
 
@@ -282,7 +284,9 @@ class SparseCoupling(Coupling):
         edge, head = self.weight.detach().nonzero(as_tuple=True)
         source, target = (end.index_select(0, edge) for end in self.graph.edges)
         pairs, position = torch.unique(
-            head * self.num_nodes + source, return_inverse=True
+            # One number for a head and a sender, by which the pairs are sorted by head.
+            head * self.num_nodes + source,
+            return_inverse=True,
         )
         size = self.num_nodes
         count = len(pairs)
@@ -299,6 +303,7 @@ class SparseCoupling(Coupling):
         )
 
     def _transpose(self) -> Coupling:
+        # Kept by the graph, since every transpose and every gradient needs its edges in this order.
         reversed_graph = self.graph.derived("reversed", self.graph.reverse)
         return SparseCoupling(reversed_graph, self.weight, nonnegative=self.nonnegative)
 
@@ -317,6 +322,7 @@ class SparseCoupling(Coupling):
     def _dense(self) -> Matrices:
         source, target = self.graph.edges
         dense = self.weight.new_zeros(self.num_nodes, self.num_nodes, self.heads)
+        # Parallel edges add up.
         return dense.index_put((target, source), self.weight, accumulate=True).permute(
             2, 0, 1
         )

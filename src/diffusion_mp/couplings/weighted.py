@@ -94,6 +94,7 @@ class ReweightedCoupling(DerivedCoupling):
 
     @cached_property
     def symmetric(self) -> bool:
+        # Two tensors of equal values may change apart, and a comparison would wait for a GPU.
         return self.row is self.column and self.coupling.symmetric
 
     @cached_property
@@ -109,6 +110,7 @@ class ReweightedCoupling(DerivedCoupling):
         metric = weighted(metric, self.column)
         if self.row is None:
             return metric
+        # A node of weight zero has no entries, and any number serves as its metric.
         return torch.where(self.row == 0, 1.0, metric / self.row.double())
 
     def _product(self, v: Values) -> Values:
@@ -215,6 +217,7 @@ def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupli
     kept = coupling if diagonal else without_diagonal(coupling)
     if isinstance(kept, PairwiseCoupling) and not kept.normalize:
         return _same_scores(kept, "symmetric", kept.loops)
+    # One tensor for rows and columns, which leaves S symmetric.
     root = inverse_root(kept.degree())
     return ReweightedCoupling(kept, root, root, nonnegative=True)
 
@@ -263,6 +266,7 @@ def _same_scores(
     same.normalize = normalize
     same.loops = same.no_empty_row = loops
     same.positive_semidefinite = coupling.positive_semidefinite and loops
+    # They belong to the former normalisation.
     vars(same).pop("shifts", None)
     return same
 

@@ -103,9 +103,13 @@ def _few_in_rows(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> bool:
 )
 def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
     """Return :func:`linear_attention` as ``values`` of a tuple; q, k and v have the same number of heads."""
+    # Denominators, which half precision could not tell from zero or infinity.
     wide = v.new_empty(v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32))
     sums = wide.new_empty(
-        v.size(1) if terms.ptr is None else 0, k.size(2) + 1, v.size(2) + 1
+        # The sums of a single graph serve the backward pass; those of many small graphs may be larger than v.
+        v.size(1) if terms.ptr is None else 0,
+        k.size(2) + 1,
+        v.size(2) + 1,
     )
     return LinearRows(empty_like(v), wide, sums)
 
@@ -151,6 +155,7 @@ def _gradients(
     terms: Terms,
     backend: Backend,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    # The gradient of all three roles at once takes a product less. Autograd adds it to the first role.
     if q is k is v and q.is_cpu and backend in ("auto", "cpu"):
         total = _backward_of_one(grad_values, q, out, terms, backend=backend)
         return total, None, None
@@ -203,6 +208,7 @@ def linear_attention(
         torch.Size([6, 2, 4])
     """
     if q.size(1) != v.size(1):
+        # Views, so that the one head is not copied.
         q = q.expand(-1, v.size(1), -1)
         k = k.expand(-1, v.size(1), -1)
     return linear_rows(q, k, v, Terms(ptr, constant, own, unit), backend=backend).values
