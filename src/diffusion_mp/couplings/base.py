@@ -34,6 +34,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph.arguments import row_bounds
 from diffusion_mp.graph.ops import mean_rows
 from diffusion_mp.runtime.cache import cached_property
+from diffusion_mp.runtime.precision import wide_dtype, widened
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -253,7 +254,7 @@ class Coupling(ABC):
 
     def _ones(self, dtype: torch.dtype | None = None) -> ByRow:
         """Return ones [N, H], by default in at least float32: long sums leave the range of half precision."""
-        dtype = dtype or torch.promote_types(self.dtype, torch.float32)
+        dtype = dtype or wide_dtype(self.dtype)
         return torch.ones(self.num_nodes, self.heads, dtype=dtype, device=self.device)
 
     def both(self, v: Values, w: Float[Tensor, "N H C"]) -> tuple[Tensor, Tensor]:
@@ -305,7 +306,7 @@ class Coupling(ABC):
         else:
             values = x
         self.check(values, "x")
-        values = values.to(torch.promote_types(values.dtype, torch.float32))
+        values = widened(values)
         # Subtracting the mean of each graph changes nothing, and the two terms then cancel fewer digits.
         values = values - mean_rows(values, self.ptr)
         ends = self.exact_degree(values.dtype) + self.T.exact_degree(values.dtype)
@@ -322,7 +323,7 @@ class Coupling(ABC):
             Values [N, H, D].
         """
         self.check(v, "v")
-        wide = v.to(torch.promote_types(v.dtype, torch.float32))
+        wide = widened(v)
         return self.laplacian_and_degree(wide)[0]
 
     def laplacian_and_degree(

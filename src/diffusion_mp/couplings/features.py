@@ -15,7 +15,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_of, mean_rows, members
 from diffusion_mp.kernels.spmm import sddmm
 from diffusion_mp.runtime.cache import cached_property, values_only
-from diffusion_mp.runtime.precision import unit_vectors
+from diffusion_mp.runtime.precision import unit_vectors, wide_dtype
 from diffusion_mp.runtime.torch_private import differentiated_inside
 
 #: The largest a·½‖x − c‖² whose rounding in single precision leaves e^{−a·½z²} five digits.
@@ -179,7 +179,7 @@ def measured_from(
     precision does not resolve e^{−a·½z²}, where a is ``sharpness``. Under torch.compile and other transformations,
     where tensors have no values, the result is not widened.
     """
-    dtype = torch.promote_types(x.dtype, torch.float32)
+    dtype = wide_dtype(x.dtype)
     senders = x if y is None else y
     point = mean_rows(senders.to(dtype), ptr) if centre is None else centre
     first = x.to(dtype) - point.to(dtype)

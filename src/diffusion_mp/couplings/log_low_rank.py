@@ -17,6 +17,7 @@ from diffusion_mp.couplings.shapes import Entries, Features, Pairs, Values
 from diffusion_mp.graph.ops import max_rows
 from diffusion_mp.kernels import log_linear_attention as kernels
 from diffusion_mp.runtime.cache import cached_property
+from diffusion_mp.runtime.precision import wide_dtype
 
 
 class LogTerms(NamedTuple):
@@ -37,7 +38,7 @@ class LogTerms(NamedTuple):
 
         ``most`` is about max_j (log ψ_jr + max_s b_js) of the graph, either for all nodes or for each node.
         """
-        dtype = torch.promote_types(self.log_query.dtype, torch.float32)
+        dtype = wide_dtype(self.log_query.dtype)
         most = _finite(most)
         log_query = self.log_query.double() + most
         log_query = log_query - log_query.detach().amax(2, keepdim=True)

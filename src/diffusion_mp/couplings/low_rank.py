@@ -37,6 +37,8 @@ from diffusion_mp.runtime.precision import (
     accumulating,
     quotient,
     reciprocal,
+    wide_dtype,
+    widened,
     without_autocast,
 )
 
@@ -251,7 +253,7 @@ class UniformCoupling(LowRankCoupling):
         check_flags(normalize=normalize)
         one = floating((as_num_nodes(num_nodes), 1, 1), dtype, device)
         # A count and its reciprocal may not fit in half precision.
-        one = one.to(torch.promote_types(one.dtype, torch.float32))
+        one = widened(one)
         ptr = row_bounds(ptr, one.size(0))
         if normalize:
             query = reciprocal(kernels.linear_product(one, one, one, ptr))
@@ -274,7 +276,7 @@ class UniformCoupling(LowRankCoupling):
 
     def _pool(self, v: Values) -> Sums:
         # The number of nodes goes with the sums, so that the mean over several blocks is known.
-        total = v.sum(0, dtype=torch.promote_types(v.dtype, torch.float32))
+        total = v.sum(0, dtype=wide_dtype(v.dtype))
         return Sums(
             torch.cat([total, total.new_full((len(total), 1), v.size(0))], dim=1)
         )

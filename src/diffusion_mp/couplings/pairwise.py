@@ -45,7 +45,7 @@ from diffusion_mp.kernels.pairwise.scores import log_scores
 from diffusion_mp.kernels.segments import slices
 from diffusion_mp.kernels.sparse_flow import RowTerms
 from diffusion_mp.runtime.cache import cached_property, values_only
-from diffusion_mp.runtime.precision import accumulating, without_autocast
+from diffusion_mp.runtime.precision import accumulating, wide_dtype, without_autocast
 
 TILE_ENTRIES = 1 << 20  # pairs, of all heads, that DistanceCoupling evaluates at a time
 
@@ -371,9 +371,7 @@ class DistanceCoupling(FeatureCoupling):
         return fill_across(entries, edge_index, self.ptr, 0.0)
 
     def _dense(self) -> Matrices:
-        entries = self._entries(
-            *self._distance_features(), torch.promote_types(self.dtype, torch.float32)
-        )
+        entries = self._entries(*self._distance_features(), wide_dtype(self.dtype))
         return fill_blocks(entries, self.ptr, 0.0).to(self.dtype)
 
 

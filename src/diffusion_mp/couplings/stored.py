@@ -36,7 +36,7 @@ from diffusion_mp.graph.ops import (
 from diffusion_mp.kernels.segments import slices
 from diffusion_mp.kernels.spmm import at_rows, row_sums, spmm
 from diffusion_mp.runtime.cache import cached_property, values_only
-from diffusion_mp.runtime.precision import accumulating, without_autocast
+from diffusion_mp.runtime.precision import accumulating, wide_dtype, without_autocast
 
 
 class DenseCoupling(Coupling):
@@ -124,7 +124,7 @@ class DenseCoupling(Coupling):
         return TransposedCoupling(self)
 
     def degree(self) -> ByRow:
-        wide = torch.promote_types(self.dtype, torch.float32)
+        wide = wide_dtype(self.dtype)
         return torch.cat([block.sum(2, dtype=wide).T for block in self.blocks])
 
     def _at(self, edge_index: Pairs) -> Entries:
@@ -147,7 +147,7 @@ def _is_symmetric(block: Tensor) -> bool:
 
 def _sums_to_one(block: Tensor) -> bool:
     """Return whether every row sums to one up to rounding, or is zero."""
-    rows = block.sum(2, dtype=torch.promote_types(block.dtype, torch.float32))
+    rows = block.sum(2, dtype=wide_dtype(block.dtype))
     rounding = (
         4
         * torch.finfo(block.dtype).eps
@@ -308,7 +308,7 @@ class SparseCoupling(Coupling):
         return SparseCoupling(reversed_graph, self.weight, nonnegative=self.nonnegative)
 
     def degree(self) -> ByRow:
-        total = self.weight.to(torch.promote_types(self.dtype, torch.float32))
+        total = self.weight.to(wide_dtype(self.dtype))
         # A sum over many edges leaves the range of half precision.
         if self.heads > 1:  # sums of many columns are faster along compressed rows
             return row_sums(self.graph.pattern.by_row, total)

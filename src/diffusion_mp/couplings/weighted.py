@@ -25,10 +25,7 @@ from diffusion_mp.couplings.stored import SparseCoupling
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph.ops import members
 from diffusion_mp.runtime.cache import cached_property
-from diffusion_mp.runtime.precision import (
-    inverse_root,
-    reciprocal,
-)
+from diffusion_mp.runtime.precision import inverse_root, reciprocal, widened
 
 
 class ReweightedCoupling(DerivedCoupling):
@@ -115,7 +112,7 @@ class ReweightedCoupling(DerivedCoupling):
 
     def _product(self, v: Values) -> Values:
         # Factors leave the range of half precision.
-        wide = v.to(torch.promote_types(v.dtype, torch.float32))
+        wide = widened(v)
         moved = self.coupling._product(weighted(wide, self.column))
         return weighted(moved, self.row).to(v.dtype)
 
@@ -282,5 +279,5 @@ def contracting(
     matrix: Tensor, norms: Callable[[Tensor], Tensor] = spectral_norms
 ) -> Tensor:
     """Divide matrices [H, …] to norm at most one, in at least float32, since rounding may lengthen them."""
-    wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+    wide = widened(matrix)
     return wide / norms(wide).clamp(min=1).view(-1, *[1] * (wide.dim() - 1))

@@ -31,7 +31,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.kernels.neumann import Boundary
 from diffusion_mp.runtime.cache import cached_property
-from diffusion_mp.runtime.precision import inverse_root, reciprocal, widened
+from diffusion_mp.runtime.precision import inverse_root, reciprocal, wide_dtype, widened
 
 
 class IdentityDiffusivity(Diffusivity):
@@ -167,7 +167,7 @@ class NeumannDiffusivity(Diffusivity):
         return self.budget * self.eta.to(theta.dtype).sigmoid() * theta.softmax(0)
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        alpha = self.alpha.to(torch.promote_types(x.dtype, torch.float32))
+        alpha = self.alpha.to(wide_dtype(x.dtype))
         return NeumannCoupling(
             graph.num_nodes,
             alpha,
@@ -233,7 +233,7 @@ class AdjacencyDiffusivity(Diffusivity):
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         # Half precision ends at 65 504, and counts single edges up to 2 048 only.
-        dtype = torch.promote_types(x.dtype, torch.float32)
+        dtype = wide_dtype(x.dtype)
         options = (self.normalization, self.direction, self.self_loops, self.degrees)
         # Kept with the graph, and shared by all layers with these options.
         normalized = graph.derived(

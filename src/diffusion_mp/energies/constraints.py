@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import relu
 
 from diffusion_mp.checks import check_choice, check_positive, check_tensor
-from diffusion_mp.runtime.precision import lies_in, unit_vectors, widened
+from diffusion_mp.runtime.precision import lies_in, unit_vectors, wide_dtype, widened
 from diffusion_mp.saving import Described
 
 #: Vectors of C, as many as there are.
@@ -163,7 +163,7 @@ class Sphere(_Round):
     def project(self, y: Rows, start: Rows | None = None) -> Tensor:
         if not y.is_floating_point():
             check_tensor(y, "y", "[..., channels]")
-        wide = torch.promote_types(y.dtype, torch.float32)
+        wide = wide_dtype(y.dtype)
         least = torch.finfo(wide).tiny  # of wide numbers, since it underflows in half
         axis = y.new_zeros(y.size(-1))
         axis[:1] = 1

@@ -49,7 +49,7 @@ from diffusion_mp.energies.promises import not_as_declared, not_declared
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_sizes, mean_rows, members
 from diffusion_mp.runtime.cache import values_only
-from diffusion_mp.runtime.precision import without_autocast
+from diffusion_mp.runtime.precision import wide_dtype, without_autocast
 
 #: A weight ≥ 0 of a term: a number, a 0-dimensional tensor, or a module such as ``Positive`` that computes one.
 Weight = float | Tensor | Callable[[], Tensor]
@@ -747,7 +747,7 @@ class PairTerm(PenaltyTerm):
         norm = float(spectral_norms(self.projection.detach().double()).max())
         # Not 0 · ∞, which is NaN, where a projection of zero meets an unbounded set.
         farthest = norm * constraint.diameter if norm > 0 else 0.0
-        wide = torch.promote_types(self.projection.dtype, torch.float32)
+        wide = wide_dtype(self.projection.dtype)
         if self.penalty.domain[1] < farthest * farthest <= self.penalty.reach(wide):
             return math.nextafter(math.sqrt(self.penalty.domain[1]), 0.0)
         return farthest

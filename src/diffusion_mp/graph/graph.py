@@ -31,6 +31,7 @@ from diffusion_mp.runtime.cache import (
     persistent,
     values_only,
 )
+from diffusion_mp.runtime.precision import widened
 
 T = TypeVar("T")
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
@@ -463,7 +464,7 @@ class Graph:
         source, target = self.edges
         weight = self._edge_weights(dtype)
         # Half precision cannot count beyond 2048 edges.
-        weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        weight = widened(weight)
         degree = weight.new_zeros(self.num_nodes)
         degree = degree.index_add(0, target if direction == "in" else source, weight)
         return degree.to(dtype or weight.dtype)

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -17,7 +16,12 @@ from diffusion_mp.kernels.operation import (
     few_numbers,
     operation,
 )
-from diffusion_mp.runtime.precision import accumulating, unit_vectors, without_autocast
+from diffusion_mp.runtime.precision import (
+    accumulating,
+    unit_vectors,
+    wide_dtype,
+    without_autocast,
+)
 
 __all__ = ["Terms", "linear_attention", "linear_pool", "linear_product", "linear_read"]
 
@@ -104,7 +108,7 @@ def _few_in_rows(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> bool:
 def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
     """Return :func:`linear_attention` as ``values`` of a tuple; q, k and v have the same number of heads."""
     # Denominators, which half precision could not tell from zero or infinity.
-    wide = v.new_empty(v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32))
+    wide = v.new_empty(v.shape[:2], dtype=wide_dtype(v.dtype))
     sums = wide.new_empty(
         # The sums of a single graph serve the backward pass; those of many small graphs may be larger than v.
         v.size(1) if terms.ptr is None else 0,

@@ -34,7 +34,7 @@ from torch import Tensor
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
 from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.segments import ALL, cut, stacks
-from diffusion_mp.runtime.precision import scaled_norms
+from diffusion_mp.runtime.precision import scaled_norms, wide_dtype
 
 # Entries of one block over all heads, 1 MiB in float32: a block stays in cache, and is small compared to the result.
 BLOCK = 1 << 18
@@ -63,7 +63,7 @@ class Sums(NamedTuple):
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     """Compute every graph of a batch by its pairs, or by pooling and reading."""
     values = empty_like(v)
-    wide = torch.promote_types(v.dtype, torch.float32)
+    wide = wide_dtype(v.dtype)
     den = v.new_empty(*v.shape[:2], 1, dtype=wide)
     # The sums of many small graphs may be larger than their nodes, so the sums of a batch are not kept.
     graphs = v.size(1) if terms.ptr is None else 0
@@ -95,7 +95,7 @@ def backward(
 
 def backward_of_one(grad: Tensor, x: Tensor, out: LinearRows, terms: Terms) -> Tensor:
     # The gradients of all roles are added up with at least the precision of float32.
-    total = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
+    total = x.new_empty(x.shape, dtype=wide_dtype(x.dtype))
     _write_gradients([total], [x], grad, out, terms)
     return total.to(x.dtype)
 
@@ -144,7 +144,7 @@ class _Attention:
         channels = self.v.size(2)
         self.terms = terms
         self.mask = mask
-        self.dtype = torch.promote_types(self.v.dtype, torch.float32)
+        self.dtype = wide_dtype(self.v.dtype)
         self.size: Tensor | int = nodes if mask is None else mask.sum(1, keepdim=True)
         # All pairs cost at most twice the steps of the sums, need fewer calls and write less.
         self.few = nodes * (features + channels) <= 4 * features * channels

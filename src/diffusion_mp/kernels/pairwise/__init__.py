@@ -24,7 +24,7 @@ from diffusion_mp.kernels.pairwise.scores import (
     Weighting,
     log_score,
 )
-from diffusion_mp.runtime.precision import accumulating, without_autocast
+from diffusion_mp.runtime.precision import accumulating, wide_dtype, without_autocast
 
 __all__ = [
     "SCORES",
@@ -122,7 +122,7 @@ def _of_product(
 
 def _empty_rows(q: Tensor) -> Tensor:
     """Return an uninitialised number per row and head, in at least float32."""
-    return q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
+    return q.new_empty(q.shape[:2], dtype=wide_dtype(q.dtype))
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
