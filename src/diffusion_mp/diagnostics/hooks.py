@@ -179,6 +179,7 @@ def _layers(model: Any) -> dict[str, nn.Module]:
             f"model must contain a diffusion layer (is_diffusion_layer=True), or be a list of the modules to record; "
             f"got {describe(model)}."
         )
+    # The model itself has an empty name.
     return {name or type(each).__name__: each for name, each in layers.items()}
 
 

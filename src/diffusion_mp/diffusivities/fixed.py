@@ -268,6 +268,7 @@ class AdjacencyDiffusivity(Diffusivity):
             return graph.with_weights(weight)
         if self.normalization == "row":
             return graph.with_weights(
+                # By receivers, also where edges go one way: a row is what a node receives.
                 weight * reciprocal(received).index_select(0, target)
             )
         sent = received

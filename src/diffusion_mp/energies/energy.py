@@ -136,6 +136,7 @@ class Energy:
         values = x.new_zeros(graph.num_graphs, dtype=torch.float64)
         for term in self.terms:
             values = values + term.by_graph(z, graph)
+        # Nearly always, and a look at every graph would wait for as many answers.
         if bool(self.constraint.holds(z)):
             return values
         parts = z.split(graph_sizes(graph.segments, len(z)))
@@ -154,6 +155,7 @@ class Energy:
         majorants = [
             term.majorant(z, graph, self.constraint.convex) for term in self.terms
         ]
+        # Terms share nothing but the state: their half gradients and bounds add up.
         halves, dampings = zip(*majorants, strict=True)
         # A node without bounds, that is, without source and neighbours, does not move.
         move = reduce(add, halves) * reciprocal(reduce(add, dampings))

@@ -111,6 +111,7 @@ class MultiHeadConv(DiffusionConv):
             in_channels,
             head_channels,
             diffusivity,
+            # A whole step leaves nothing of the state: the output is the attention itself.
             ExplicitEuler(1.0, "residual"),
             heads,
             concat=True,
@@ -216,6 +217,7 @@ class DIFFormerConv(DiffusionConv):
         features, edges, step, layer = split(
             options, QueryKeyOptions, AdjacencyOptions, StepOptions
         )
+        # Unit vectors, for which the simple score is not negative (Eq. 55).
         features.setdefault("normalize", "row")
         edges.setdefault("self_loops", "remaining")
         step = {"beta": 0.0, "leak": 0.0} | step

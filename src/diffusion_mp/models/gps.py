@@ -87,6 +87,7 @@ class BlockStack(GraphModel):
         super().__init__(
             feature_columns(in_channels, "in_channels"), hidden_channels, out_channels
         )
+        # At least one channel is left for the features themselves.
         if pe_channels >= hidden_channels:
             raise ValueError(
                 f"pe_channels must lie in 0..{hidden_channels - 1}, a part of hidden_channels; got {pe_channels}."
@@ -406,6 +407,7 @@ class DFiFormer(GPS):
         **options: Any,
     ) -> None:
         sizes = (in_channels, hidden_channels, out_channels, num_layers)
+        # Without friction the flow is the softmax, dense flow.
         super().__init__(*sizes, lam=0.0, adjacency=adjacency, **options)
         # For SFiFormer.from_dfi, which changes one of them and builds the rest alike.
         self.arguments = (sizes, {"adjacency": adjacency, **options})
@@ -498,6 +500,7 @@ class SFiFormer(GPS):
         # A new model is on the CPU in float32; the trained one may be elsewhere.
         like = next(dfi.parameters())
         model.to(like.device, like.dtype)
+        # Friction has parameters that dense flow lacks, and these alone may be missing.
         missing, unexpected = model.load_state_dict(dfi.state_dict(), strict=False)
         differing = [name for name in missing if ".friction." not in name] + unexpected
         if differing:

@@ -111,6 +111,7 @@ def assert_energy_descent(
     for instance, (graph, x) in enumerate(
         _drawn(graphs, instances, num_nodes, width, generator)
     ):
+        # A certified model measures itself, block by block.
         if energy is None and hasattr(subject, "energies"):
             for kind, start in _states(graph, x, width, generator):
                 values = subject.energies(start, graph)
@@ -155,6 +156,7 @@ def _drawn(
             graph = Graph.from_data(each)
         elif not isinstance(each, Graph):
             edges = torch.as_tensor(each)
+            # Edges alone do not tell of isolated nodes behind the last.
             graph = Graph(int(edges.max()) + 1, edges)
         if x is None or x.dim() != 2 or x.size(1) != channels:
             x = random_instance(graph.num_nodes, channels, generator).x
@@ -176,11 +178,13 @@ def _states(
     alone[:1] = -1
     yield "a single far node", alone * direction
     noise = torch.randn(nodes, channels, generator=generator, dtype=torch.float64)
+    # The energy is nearly zero, so that a constant which is scaled or added shows.
     yield "a nearly constant state", direction / 2 + 1e-3 * noise
     # The eigenvectors of a large graph would take longer than all steps.
     if graph.edge_index is not None and nodes <= MOST_NODES:
         adjacency = SparseCoupling(graph.to_undirected()).to_dense()[0].double()
         _, modes = torch.linalg.eigh(adjacency.sum(1).diag() - adjacency)
+        # Of the largest eigenvalue, which limits explicit steps.
         rough = modes[:, -1:] / modes[:, -1].abs().max()
         yield "the state that differs most between neighbours", rough * direction
 
@@ -207,6 +211,7 @@ def _climbed(
         (slope,) = torch.autograd.grad(rise, leaf, materialize_grads=True)
         if not slope.norm() > 0:
             return
+        # All nodes move equally far: by the gradient itself only the steepest would.
         x = _in_ball(x + 0.3 * slope / slope.norm(dim=1, keepdim=True).clamp(min=1e-12))
         yield x
 
@@ -253,6 +258,7 @@ def _step(
         after, coupling = subject(x, graph, return_coupling=True)
     else:
         after = _on_edges(subject, x, graph)
+        # Layers of other libraries return attention weights beside the state.
         after = after[0] if isinstance(after, tuple) else after
     name = _name(subject)
     if not isinstance(after, Tensor) or after.shape != x.shape:
@@ -366,6 +372,7 @@ def _causes(
     """Return the likely reasons for a rise: what in the layer moves the state otherwise than down an energy."""
     causes = []
     share = 0.5
+    # Where a short step raises the energy too, its direction is wrong and not its length.
     while share > 1e-3 and float(step.energy(x + share * (step.after - x))) > before:
         share /= 2
     if share > 1e-3:
@@ -451,6 +458,7 @@ def _theory(
         if form == "residual":  # tr Zᵀ(I − S)Z = tr Zᵀ(D − S)Z + Σ_i (1 − d_i)‖z_i‖²
             terms.append(SourceTerm(nothing, 1 - coupling.degree()))
         if source is not None:
+            # The source of an explicit step pulls by its product with the state, without a square.
             terms.append(update.beta * LinearTerm(source))
     if not explicit:
         return Energy(terms)

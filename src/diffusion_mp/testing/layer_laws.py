@@ -155,6 +155,7 @@ def _returned_coupling(case: LayerCase) -> None:
     out, couplings = case.response(module, instance, return_coupling=True)
     expected = case.response(module, instance)
     expect_close(out, expected, "rearranged", "the output beside the coupling")
+    # A layer of several steps returns one for each.
     for coupling in couplings if isinstance(couplings, (list, tuple)) else [couplings]:
         expect(isinstance(coupling, Coupling), f"the coupling is {coupling!r}")
         expect_equal(coupling.num_nodes, instance.num_nodes, "its number of nodes")
@@ -200,6 +201,7 @@ class UpdateCase(ModuleCase[StateUpdate]):
         self, module: StateUpdate, x: Tensor, coupling: Coupling, **options: Any
     ) -> Tensor:
         """Return the next state; the source, where an update uses one, is a function of each entry of x."""
+        # Elementwise, so that it is permuted and batched as x is.
         source = x.cos() if module.takes_source and module.beta != 0.0 else None
         return cast(Tensor, module(x, coupling, source=source, **options))
 
@@ -309,6 +311,7 @@ def _previous(case: UpdateCase) -> None:
     move = partial(case.moved, module, instance.x, case.coupling(instance))
     first = move(previous=None)
     expect(bool(first.isfinite().all()), "the first step, previous=None, is not finite")
+    # A law in place of numbers, since every method weighs the previous state differently.
     same = torch.equal(first, move(previous=instance.x - 1))
     expect(not same, "the next state does not depend on the previous state")
 
