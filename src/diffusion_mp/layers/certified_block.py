@@ -324,6 +324,7 @@ class WeightedGraph(TermModule):
         matrix: Literal["full", "diagonal", "identity"] = "full",
     ) -> None:
         super().__init__(channels, weight)
+        # Without features of edges there is one relation, A itself.
         relations = edge_dim or 1
         self.symmetric = symmetric
         self.hops = hops
@@ -470,6 +471,7 @@ class RowAttention(TermModule):
             prior = SparseCoupling(
                 graph,
                 graph.weights(source),
+                # Nobody asks whether it is symmetric, since attention divides its rows by their sums.
                 symmetric=False,
                 nonnegative=True,
                 _checked=True,
@@ -507,6 +509,7 @@ class TiedMLP(TermModule):
     ) -> None:
         super().__init__(channels, weight)
         checks.check_choice(activation, "activation", ACTIVATIONS)
+        # Any weights will do, since the term is concave: none is divided by its norm.
         self.linear = nn.Linear(channels, hidden_channels)
         self.activation = activation
 
@@ -693,6 +696,7 @@ class CertifiedBlock(GraphLayer):
         Z⁰ is the projection of x. ``inputs`` are the ``source`` and the inputs that a term reads.
         """
         state = self.start(x)
+        # Z⁰ is a state too: an energy is compared before and after the first step.
         yield state.flatten(1).to(x.dtype)
         energy = self._energy_of(x, graph, **inputs)
         at_rest = self.num_layers is None
@@ -700,6 +704,7 @@ class CertifiedBlock(GraphLayer):
             step: Callable[[Tensor], Tensor] = partial(self.limit, energy=energy)
         else:
             step = energy.descent(state)
+        # The limit counts as one step, which a hook sees as one.
         for _ in range(self.num_layers or 1):
             # A step attends at the state that it reads, the limit at the limit itself.
             before = state

@@ -61,9 +61,11 @@ def random_instance(
     # would not tell apart.
     x = x / (1 + x.norm(dim=-1, keepdim=True))
     node = torch.arange(num_nodes)
+    # A ring, so that no node is isolated; of a single node it would be a loop.
     ring = torch.stack([node, node.roll(-1)])[:, : num_nodes if num_nodes > 1 else 0]
     chords = torch.randint(num_nodes, (2, num_nodes), generator=generator)
     loop = torch.zeros(2, 1, dtype=torch.long)
+    # With a parallel edge and a loop, which kernels treat apart.
     edge_index = torch.cat([ring, chords, ring[:, :1], loop], dim=1)
     weight = torch.rand(len(edge_index[0]), generator=generator, dtype=torch.float64)
     return Instance(x, edge_index, weight + 0.5)

@@ -126,6 +126,7 @@ def _empty_rows(q: Tensor) -> Tensor:
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
+    # A sum over channels, of which half precision would lose digits that a difference then needs.
     (a, b), _ = accumulating(a, b)
     return (a * b).sum(2)
 
