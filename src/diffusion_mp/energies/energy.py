@@ -155,7 +155,6 @@ class Energy:
         majorants = [
             term.majorant(z, graph, self.constraint.convex) for term in self.terms
         ]
-        # Terms share nothing but the state: their half gradients and bounds add up.
         halves, dampings = zip(*majorants, strict=True)
         # A node without bounds, that is, without source and neighbours, does not move.
         move = reduce(add, halves) * reciprocal(reduce(add, dampings))

@@ -79,7 +79,7 @@ def sum_squared_distances(x: State, ptr: Tensor | None) -> Scalar:
     total = x.new_zeros((), dtype=torch.float64)
     for block in blocks(x, ptr):
         squares, m = _summed(lambda rows: [rows.square().sum(), rows.sum(0)], block)
-        # m is zero but for rounding, which its square removes.
+        # m is what rounding of the mean has left, and its square corrects that.
         total = total + 2 * len(block) * squares - 2 * m.square().sum()
     return total
 

@@ -134,7 +134,6 @@ class EnergyTerm(ABC):
         if graph.segments is None:
             return self.value(z, graph).reshape(1)
         # All other graphs have zeros for rows, and what V gives to zeros is subtracted.
-        # All other graphs have zeros for rows, and what V gives to zeros is subtracted.
         zeros = torch.zeros_like(z)
         nothing = self.value(zeros, graph)
         values = z.new_zeros(graph.num_graphs, dtype=torch.float64)

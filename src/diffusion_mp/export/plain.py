@@ -64,7 +64,6 @@ def in_plain_torch(program: ExportedProgram) -> ExportedProgram:
         library.compress.default: compress,
         library.walk_pairs.default: walk_pairs,
     }
-    # Those of torch are above; these are what the library registers.
     for operation, formula in FORMULAS.items():
         registered, run = operation.written_out(formula)
         table[registered] = run

@@ -430,7 +430,6 @@ class Operation(Generic[T]):
                 supports the arguments.
         """
         # Nearly always nothing is named, and one look at the environment replaces the call.
-        # Nearly always nothing is named, and one look at the environment replaces the call.
         if backend != "auto" or VARIABLE in os.environ:
             backend = requested(self.family, backend)
         # Few numbers are of one dtype, on the CPU, and nothing looks in: the formula needs no preparation, which would
@@ -516,7 +515,6 @@ class Operation(Generic[T]):
 
         def run(*flat: Any) -> Any:
             dtype = None if signature.like is None else flat[signature.like].dtype
-            # Callers also pass what follows the arguments: results, or the name of a backend.
             # Callers also pass what follows the arguments: results, or the name of a backend.
             wide = list(flat[: len(signature.flat)])
             signature.to_one_dtype(wide, narrow=False)
