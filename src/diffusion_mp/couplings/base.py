@@ -410,6 +410,7 @@ class Coupling(ABC):
         units = torch.zeros(
             self.num_nodes, 1, source.numel(), dtype=self.dtype, device=self.device
         )
+        # Column c is the unit vector of the c-th source.
         units[source, 0, torch.arange(source.numel(), device=self.device)] = 1
         return (self @ units)[edge_index[1], :, column]
 
@@ -783,6 +784,7 @@ class ScaledCoupling(DerivedCoupling):
         form = self.coupling.low_rank_form(dtype)
         if form is None:
             return None
+        # A row of factors, one for each head, which broadcasts over the nodes.
         one = form.left.new_ones(1, form.left.size(1))
         return form.reweighted(self._scaled(one, 0))
 

@@ -125,6 +125,7 @@ class ReweightedCoupling(DerivedCoupling):
         if self.column is None:
             inner = self.coupling.degree()
         else:
+            # Row sums are a product with the weights of the columns in place of ones.
             column = self.column.to(self.dtype).unsqueeze(2)
             inner = self.coupling.matmul(column).squeeze(2)
         return weighted(inner, self.row).expand(-1, self.heads)

@@ -725,6 +725,7 @@ class PairTerm(PenaltyTerm):
 
     def by_graph(self, z: HeadState, graph: Graph) -> PerGraph:
         sizes = graph_sizes(graph.segments, len(z))
+        # Energies of two steps may differ by less than the rounding of float32.
         parts = self.projected(z.double()).split(sizes)
         sums = [self.penalty.total(part) / 2 for part in parts]
         # torch stacks no empty list, as of a batch without graphs.

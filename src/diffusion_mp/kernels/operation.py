@@ -313,6 +313,7 @@ class Signature:
     def flatten(self, args: Sequence[Any]) -> list[Any]:
         """Return the arguments, and the fields of those that are named tuples."""
         flat: list[Any] = []
+        # The dispatcher of torch takes tensors and numbers, and no tuples of both.
         for (make, *_), arg in zip(self._tuples, args, strict=True):
             flat.extend([arg] if make is None else arg)
         return flat
@@ -352,6 +353,7 @@ class Signature:
         widest = reduce(
             torch.promote_types, [flat[position].dtype for position in wide], short
         )
+        # Sums over nodes leave the range of half precision, whatever the arguments have.
         widest = torch.promote_types(widest, LEAST)
         for position in wide:
             flat[position] = flat[position].to(widest)

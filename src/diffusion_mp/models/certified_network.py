@@ -120,6 +120,7 @@ class CertifiedNetwork(GraphModel):
         """
         check_flags(by_graph=by_graph)
         graph = self._graph(x, edge_index, edge_weight, batch, edge_attr)
+        # One row for every block, in the order in which they run.
         values = []
 
         def visit(

@@ -63,6 +63,7 @@ def quadratic_minimiser(
         return solution.to(state.dtype)
     refuse_export(WHAT)
     graph = energy.graph_of(state)
+    # Of the state the shape alone counts: a minimiser does not depend on where one begins.
     wide = state.detach().double()
     if formula_runs(wide.numel() ** 2):
 

@@ -29,6 +29,7 @@ on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.linear_attention.triton")
 
 
 def _few_in_product(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> bool:
+    # The formula of a batch runs graph by graph, in many calls.
     return ptr is None and few_numbers(q, k, v)
 
 
