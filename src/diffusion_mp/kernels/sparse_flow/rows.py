@@ -339,8 +339,11 @@ def solve(problem: RowProblem, rows: Dense = DENSE) -> RowPotentials:
         )  # u may be ∞
         threshold = exp_(torch.add(u, rows.spread(offset)))
         log_root = newton(
-            # The leak in the unit of the weights.
-            weight, threshold, leak * (-resistance - top).exp(), rows=rows
+            weight,
+            threshold,
+            # In the unit of the weights.
+            leak * (-resistance - top).exp(),
+            rows=rows,
         ).root.log()
         slack = 32 * info.eps * (1 + log_root.abs() + offset.abs())
         reach = torch.where(
