@@ -33,6 +33,8 @@ from diffusion_mp.kernels.neumann import Boundary
 from diffusion_mp.runtime.cache import cached_property
 from diffusion_mp.runtime.precision import inverse_root, reciprocal, wide_dtype, widened
 
+Direction = Literal["directed", "undirected", "pyg"]
+
 
 class IdentityDiffusivity(Diffusivity):
     """Couple every node with itself only, S = I, as an MLP does (Wu, Wipf & Yan 2025, Table 1).
@@ -185,7 +187,7 @@ class AdjacencyDiffusivity(Diffusivity):
 
         s_ij = a_ij / √(d_i d_j)
 
-    The released code has ``degrees="count", direction="pyg"`` (docs/errata.md, D17). In a part of a graph with
+    DIFFormer's released code has ``degrees="count"`` (docs/errata.md, D17). In a part of a graph with
     ``full_degree``, the entries are the entries of the whole graph. Rows of ``"row"`` then sum to the fraction of their
     edges that lie in the part.
 
@@ -195,9 +197,10 @@ class AdjacencyDiffusivity(Diffusivity):
         self_loops: ``"keep"``, the default: loops as observed. ``"add"``: one more loop of weight 1 at every node.
             ``"remaining"``: exactly one loop at every node, the mean of its observed loops or of weight 1, as in PyG's
             GCN. ``"remove"``: no loops.
-        direction: ``"directed"``, the default: the in-degree of the receiver and the out-degree of the sender.
-            ``"undirected"``: first replace A by ½(A + Aᵀ). ``"pyg"``: in-degrees at both ends, as in PyG's ``GCNConv``.
-            All agree if A is symmetric.
+        direction: which degrees divide an edge j → i, if A is not symmetric; otherwise all agree. ``"pyg"``, the
+            default: the in-degrees of i and j, as in PyG's ``GCNConv``; a node that receives no edge then has degree
+            zero and sends nothing, unless it has a loop. ``"directed"``: the in-degree of i and the out-degree of j.
+            ``"undirected"``: first replace A by ½(A + Aᵀ), for energies, which need a symmetric coupling.
         degrees: ``"weighted"``, the default: d is the sum of edge weights. ``"count"``: d is the number of edges with a
             positive weight. A part of a weighted graph does not have these numbers, since its ``full_degree`` holds
             sums.
@@ -220,7 +223,7 @@ class AdjacencyDiffusivity(Diffusivity):
         normalization: Literal["sym", "row", "sum"] = "sym",
         *,
         self_loops: SelfLoops = "keep",
-        direction: Literal["directed", "undirected", "pyg"] = "directed",
+        direction: Direction = "pyg",
         degrees: Literal["weighted", "count"] = "weighted",
     ) -> None:
         super().__init__()
@@ -450,6 +453,9 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
         self_loops: the loops of A + I: ``"remaining"``, the default: exactly one loop at every node, the mean of its
             observed loops or of weight 1, as in PyG's GCN. ``"add"``: one more loop of weight 1 at every node.
             ``"keep"``: loops as observed. ``"remove"``: no loops.
+        direction: the degrees of Ã, as in :class:`AdjacencyDiffusivity`. ``"pyg"``, the default: in-degrees at both
+            ends, as in PyG. ``"directed"``: the in-degree of the receiver and the out-degree of the sender.
+            ``"undirected"``: first replace A by ½(A + Aᵀ).
 
     Shapes:
         - x: [N, C].
@@ -468,8 +474,12 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
         *,
         gamma: PositiveNumber = 1.0,
         self_loops: SelfLoops = "remaining",
+        direction: Direction = "pyg",
     ) -> None:
-        super().__init__(attention, AdjacencyDiffusivity("sym", self_loops=self_loops))
+        adjacency = AdjacencyDiffusivity(
+            "sym", self_loops=self_loops, direction=direction
+        )
+        super().__init__(attention, adjacency)
         # A logarithm keeps γ > 0 in training.
         self.initial = math.log(gamma)
         self.log_gamma = nn.Parameter(torch.tensor(self.initial))

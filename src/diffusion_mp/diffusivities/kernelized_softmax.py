@@ -371,8 +371,8 @@ class RelationalBias(Diffusivity):
         self_loops: ``"keep"``, the default: loops as observed. ``"add"``: one more loop of weight 1 at every node.
             ``"remaining"``: exactly one loop at every node, the mean of its observed loops or of weight 1.
             ``"remove"``: no loops.
-        direction: ``"directed"``, the default: the in-degree of the receiver and the out-degree of the sender.
-            ``"undirected"``: first replace A by ½(A + Aᵀ). ``"pyg"``: in-degrees at both ends.
+        direction: ``"pyg"``, the default: in-degrees at both ends, as in PyG. ``"directed"``, as released code: the
+            in-degree of the receiver and the out-degree of the sender. ``"undirected"``: first replace A by ½(A + Aᵀ).
         degrees: ``"weighted"``, the default: d is the sum of edge weights. ``"count"``: d is the number of edges with a
             positive weight.
 

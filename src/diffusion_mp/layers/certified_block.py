@@ -331,7 +331,8 @@ class WeightedGraph(TermModule):
         self.edge_dim = edge_dim
         if edge_dim is not None:
             self.reads = ("edge_attr",)
-        self.adjacency = AdjacencyDiffusivity(normalization)
+        # The energy reads an edge both ways. In-degrees alone would leave out edges from a node that only sends.
+        self.adjacency = AdjacencyDiffusivity(normalization, direction="directed")
         # `None` is the identity, with which a product with B is saved.
         self.matrix = None
         if matrix == "full":

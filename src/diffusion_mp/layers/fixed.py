@@ -46,10 +46,7 @@ def _gcn_adjacency(
     """Return Â = D^-½ (A + I) D^-½ with the degrees of PyG; without ``normalize``, A."""
     if not normalize:
         return AdjacencyDiffusivity("sum", self_loops=self_loops or "keep")
-    # PyG's direction: degrees of the receiving ends, also where edges go one way.
-    return AdjacencyDiffusivity(
-        "sym", self_loops=self_loops or "remaining", direction="pyg"
-    )
+    return AdjacencyDiffusivity("sym", self_loops=self_loops or "remaining")
 
 
 def _full_step() -> ExplicitEuler:

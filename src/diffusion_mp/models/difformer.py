@@ -81,7 +81,7 @@ class DIFFormer(LayerStack):
             projections are unstable with few labels (docs/errata.md, D20).
         normalize (str or None): Norm of queries and keys, ``"row"`` (default, Eq. 55), ``"frobenius"`` or ``None``.
         self_loops (str): Self-loops of Ã: ``"remaining"`` (default), ``"keep"``, ``"add"`` or ``"remove"``.
-        direction (str): Degrees of Ã: ``"directed"`` (default), ``"undirected"`` or ``"pyg"``.
+        direction (str): Degrees of Ã: ``"pyg"`` (default), ``"directed"`` or ``"undirected"``.
         degrees (str): Degrees of Ã: ``"weighted"`` (default) or ``"count"``.
         qkv_bias (bool): Add biases in W_Q, W_K and W_V, as far as the layers have them; ``False`` by default.
         bias (bool or None): Add a bias to the output of every layer; ``False`` by default, since the channels stay the

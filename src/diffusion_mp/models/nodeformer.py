@@ -68,6 +68,8 @@ class NodeFormer(LayerStack):
             ``None`` leaves the edges out.
         hops (int): Largest power P of A in the relational bias; 4 by default.
         powers (str): ``"walks"`` (default) or ``"reach"``; see :class:`RelationalBias`.
+        direction (str): Degrees of A: ``"pyg"`` (default), ``"directed"`` or ``"undirected"``; see
+            :class:`AdjacencyDiffusivity`.
         gate (str or None): ``"sigmoid"`` (default): weights σ(b) of the powers; ``None``: weights b.
         qkv_bias (bool): Add biases in W_Q, W_K and W_V; ``False`` by default.
         bias (bool): Add a bias in W_O; ``True`` by default.
