@@ -421,7 +421,7 @@ def small(**options) -> DIFFormer:
         ({"projection": None, "normalize": None}, "projection='separate'"),
         ({"layer_norm": False}, r"'bns\.0\.weight', .* layer_norm=True"),
         ({"num_layers": 3}, r"model alone \['convs\.2\..*as many layers"),
-        ({"task": "link"}, r"'fcs\.1\.weight', .* task='node'"),
+        ({"task": "link", "head": "mlp"}, r"'fcs\.1\.weight', .* task='node'"),
         ({"heads": 3}, r"'convs\.0\.Wq\.weight'.*\[12, 6\], but .*\[18, 6\]"),
         (".bias", r"model alone \['fcs\.0\.bias'"),
         ("Wv.weight", r"model alone \['convs\.0\.Wv\.weight', .* transform=True"),

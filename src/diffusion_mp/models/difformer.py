@@ -64,7 +64,9 @@ class DIFFormer(LayerStack):
     Options:
         dropout (float): Dropout rate; 0 by default.
         task (str): ``"node"`` (default): predict for every node; ``"graph"``: an MLP reads the mean over the nodes of
-            each graph; ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+            each graph; ``"link"``: score pairs of nodes.
+        head (str): Score of a pair in link tasks: ``"dot"`` (default), ⟨z_u, z_v⟩ with states of ``out_channels``, as
+            in PyG's ``GAE``; or ``"mlp"``, ⟨MLP(z_u), MLP(z_v)⟩ / √out_channels with states of ``hidden_channels``.
         layer_norm (bool): LayerNorm before every ReLU or σ′, as published. ``False`` by default, since no theorem
             covers a stack with norms.
         activation (str or None): σ′ after every layer, ``"relu"`` or ``None`` (default).
