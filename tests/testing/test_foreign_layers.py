@@ -141,7 +141,7 @@ class WeightsOfOneCount(nn.Module):
         (Layer, set()),
         (Centred, {"batching", "poisoned batch mate"}),
         (InPlace, {"purity", "writable"}),
-        (Mean, {"edge cases"}),
+        (Mean, {"isolated nodes"}),
         (Positions, {"permutation", "batching"}),
         (ByPlace, {"order of edges", "batching"}),
         (WrongGradient, {"first derivatives"}),

@@ -95,6 +95,10 @@ def assert_energy_descent(
         >>> assert_energy_descent(ExplicitEuler(tau=0.5), instances=2, steps=2)
     """
     checks.check_function(layer, "layer", "called as layer(x, edge_index), or a module")
+    if isinstance(layer, type):
+        raise TypeError(
+            f"layer must be an instance, {layer.__name__}(...); got a class"
+        )
     if energy is not None and not isinstance(energy, Penalty):
         checks.check_function(energy, "energy", "called as energy(x, edge_index)")
     if not callable(graphs):
