@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +30,7 @@ from diffusion_mp.energies import (
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.graph_layer import GraphLayer
 from diffusion_mp.testing.laws import expect, tolerance
-from diffusion_mp.testing.module_laws import random_instance
+from diffusion_mp.testing.module_laws import parameter_of, random_instance
 from diffusion_mp.updates import CertifiedStep, ExplicitEuler, Form, StateUpdate
 
 #: Nodes of a graph up to which its roughest state is computed, by a dense decomposition.
@@ -95,6 +94,10 @@ def assert_energy_descent(
         >>> assert_energy_descent(ExplicitEuler(tau=0.5), instances=2, steps=2)
     """
     checks.check_function(layer, "layer", "called as layer(x, edge_index), or a module")
+    if isinstance(layer, type):
+        raise TypeError(
+            f"layer must be an instance, {layer.__name__}(...); got a class"
+        )
     if energy is not None and not isinstance(energy, Penalty):
         checks.check_function(energy, "energy", "called as energy(x, edge_index)")
     if not callable(graphs):
@@ -226,18 +229,9 @@ def _source(
     return None
 
 
-def _takes(function: Callable[..., Any], name: str) -> bool:
-    """Return whether a function, or the forward pass of a module, has an argument of that name."""
-    called = function.forward if isinstance(function, nn.Module) else function
-    try:
-        return name in inspect.signature(called).parameters
-    except (TypeError, ValueError):  # one that is written in C
-        return False
-
-
 def _on_edges(function: Callable[..., Any], x: Tensor, graph: Graph) -> Any:
     """Call a layer or an energy of the user, with the weights of the edges if it has an argument for them."""
-    if graph.edge_weight is not None and _takes(function, "edge_weight"):
+    if graph.edge_weight is not None and parameter_of(function, "edge_weight"):
         return function(x, graph.edges, edge_weight=graph.edge_weight)
     return function(x, graph.edges)
 

@@ -1,4 +1,4 @@
-"""The laws of diffusivities: their declarations and their couplings, in addition to `MODULE_LAWS`."""
+"""The laws of diffusivities: their declarations and their couplings, in addition to those of all modules."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from diffusion_mp.testing.laws import (
     run_laws,
 )
 from diffusion_mp.testing.module_laws import (
+    LIBRARY_LAWS,
     MODULE_LAWS,
     Instance,
     ModuleCase,
@@ -47,7 +48,7 @@ class DiffusivityCase(ModuleCase[Diffusivity]):
             graph = self.graph(instance)
         return cast(Coupling, module(instance.x, graph))
 
-    def response(self, module: Diffusivity, instance: Instance) -> Tensor:
+    def call(self, module: Diffusivity, instance: Instance) -> Tensor:
         # Values [N, 1, 8] in [1, 2] are functions of each row. For at most eight nodes,
         # the product determines S.
         values = 1.5 + 0.5 * torch.sin(instance.x.double() @ self.directions)
@@ -99,7 +100,7 @@ def check_diffusivity(
     if edges is None:
         edges = bool(sample.needs_graph)
     case = DiffusivityCase(build, fresh, channels, edges, compile, seed)
-    run_laws(type(sample).__name__, DIFFUSIVITY_LAWS, case, skip or {})
+    run_laws(type(sample).__name__, DIFFUSIVITY_LAWS, case, skip or {}, seed)
 
 
 def _declarations(case: DiffusivityCase) -> None:
@@ -285,4 +286,5 @@ DIFFUSIVITY_LAWS: tuple[Law[DiffusivityCase], ...] = (
     _same_in_training,
     _algebra,
     *MODULE_LAWS,
+    *LIBRARY_LAWS,
 )
