@@ -2,10 +2,11 @@
 
     python examples/pokec.py --synthetic --epochs 1                    # a generated graph of Pokec's size
     python examples/pokec.py --root data/pokec --model constant linear gcn difformer-s
-    python examples/pokec.py --root data/pokec --source linkx --split 50/25/25
+    python examples/pokec.py --root data/pokec --split 50/25/25
     torchrun --nproc-per-node 2 examples/pokec.py --root data/pokec --node-parallel
 
---root holds the files of SNAP or LINKX; load_pokec says where to get them. Every epoch cuts the graph into new random
+--root holds the files of SNAP or LINKX, or a sample of them; load_pokec says where to get them and finds out which they
+are. Every epoch cuts the graph into new random
 parts; a part of Pokec keeps 6 % of its edges (D12 in docs/errata.md). Validation and test accuracy come from the full
 graph, block by block, at the epoch with the best validation accuracy. A run that was stopped or killed goes on from its
 last checkpoint in --out, and ends with the weights that it would have had.
@@ -319,7 +320,8 @@ def load(args: argparse.Namespace) -> Data:
             args.nodes, args.edges, seed=args.seed, cache=args.out / "synthetic"
         )
     else:
-        data = load_pokec(args.root, args.source)
+        # Beside the checkpoints, since the folder of the files may be read-only.
+        data = load_pokec(args.root, args.source, cache=args.out / "graph")
     split = random_split(
         data.y, *SPLITS[args.split], torch.Generator().manual_seed(args.seed)
     )
@@ -343,9 +345,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--root",
         type=Path,
         default=Path("data/pokec"),
-        help="holds the files of SNAP or LINKX",
+        help="holds the files of SNAP or LINKX, or a sample",
     )
-    parser.add_argument("--source", choices=["snap", "linkx"], default="snap")
+    parser.add_argument(
+        "--source",
+        choices=["auto", "snap", "linkx"],
+        default="auto",
+        help="which files of --root to read; by default those that are there",
+    )
     parser.add_argument(
         "--synthetic", dest="source", action="store_const", const="synthetic"
     )
@@ -395,7 +402,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--out",
         type=Path,
         default=Path("runs/pokec"),
-        help="for checkpoints and the synthetic graph",
+        help="for checkpoints and the arrays of the graph",
     )
     parser.add_argument(
         "--checkpoint-every",
@@ -450,9 +457,10 @@ def report(args: argparse.Namespace) -> str:
             clocks.append(f"{name}: {training.clock}.")
         cells = [f"{found[part]:.2f}" for part in ("train", "val", "test")]
         rows.append(f"| {name} | {' | '.join(cells)} | {found.get('epoch', '-')} |")
+    graph = "synthetic" if args.source == "synthetic" else args.root
     return "\n".join(
         [
-            f"\n{args.source}: {data.num_nodes} nodes, {data.num_edges} edges, split {args.split}, seed {args.seed}.",
+            f"\n{graph}: {data.num_nodes} nodes, {data.num_edges} edges, split {args.split}, seed {args.seed}.",
             "Accuracy in %, one split and one initialisation; of the full graph at the best validation epoch.\n",
             "| model | train | validation | test | epoch |\n| --- | --- | --- | --- | --- |",
             *rows,

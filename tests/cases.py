@@ -45,6 +45,7 @@ from diffusion_mp.layers import (
     TiedMLP,
     WeightedGraph,
 )
+from diffusion_mp.layers.graph_layer import GraphLayer
 from helpers import randn
 from model_cases import MODELS
 
@@ -635,7 +636,7 @@ def mlp(channels: int) -> torch.nn.Module:
     )
 
 
-class AsConv(torch.nn.Module):
+class AsConv(GraphLayer):
     """A layer for sequences, called as layers for graphs are."""
 
     def __init__(self, layer: PDEDiffusion1d) -> None:
@@ -643,14 +644,11 @@ class AsConv(torch.nn.Module):
         self.layer = layer
         self.in_channels = layer.in_channels
 
-    def reset_parameters(self) -> None:
-        self.layer.reset_parameters()
-
     def forward(
         self,
         x: Tensor,
         edge_index: Graph | None,
-        weight: None = None,
+        edge_weight: None = None,
         batch: Any = None,
         **options: Any,
     ) -> Any:

@@ -163,6 +163,10 @@ MODELS = {
     "mlp": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="mlp", dropout=0.0)),
     "gcn": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="gcn", dropout=0.0)),
     "sgc": Case(lambda: dm.DiffusionGNN(8, 6, 3, conv="sgc", dropout=0.0)),
+    "gcn-links": Case(
+        lambda: dm.DiffusionGNN(8, 6, 3, dropout=0.0, task="link", head="mlp"),
+        (*EDGES, "edge_label_index"),
+    ),
     "gin": Case(
         lambda: dm.DiffusionGNN(8, 6, 3, conv="gin", dropout=0.0, task="graph"),
         BATCH,

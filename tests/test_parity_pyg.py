@@ -220,3 +220,36 @@ def test_label_propagation(edges, weight):
     expected = pyg.LabelPropagation(20, 0.8)(y, edges, mask=mask, edge_weight=known)
     rtol, atol = tolerance("parity", torch.float32)
     assert_close(got, expected.to(got.dtype), rtol=rtol, atol=atol)
+
+
+# Every layer with a normalised adjacency.
+ADJACENCIES: dict[str, Callable[[], nn.Module]] = {
+    "gcn": lambda: mp.GCNConv(C, C).diffusivity,
+    "difformer": lambda: mp.DIFFormerConv(C, C).diffusivity.graph_term,
+    "sfi": lambda: mp.SFiConv(C, C).diffusivity.graph_term,
+    "nodeformer": lambda: mp.NodeFormerConv(C, C).diffusivity.graph_term.adjacency,
+    "label-propagation": lambda: mp.LabelPropagation().diffusivity,
+}
+
+
+@pytest.mark.parametrize("name", ADJACENCIES)
+def test_the_adjacency_of_every_layer_is_by_default_that_of_pyg(name, edges, weight):
+    adjacency = ADJACENCIES[name]()
+    x = randn(N, C)
+    known = weight[0] if weight else None
+    got = adjacency(x, mp.Graph(N, edges, known)) @ x.unsqueeze(1)
+    loops = adjacency.self_loops == "remaining"
+    listed, normalized = gcn_norm(
+        edges, known, N, add_self_loops=loops, dtype=torch.float64
+    )
+    sent = normalized.unsqueeze(1) * x[listed[0]]
+    expected = torch.zeros_like(x).index_add(0, listed[1], sent)
+    close(got.squeeze(1), expected)
+
+
+def test_the_graph_of_difformer_is_a_gcn(edges, weight):
+    x = randn(N, C)
+    difformer = mp.DIFFormerConv(C, C, tau=1.0).double()
+    gcn = pyg.GCNConv(C, C, bias=False).double()
+    gcn.lin.weight.data = torch.eye(C).double()
+    close(difformer(x, edges, *weight) - difformer(x), gcn(x, edges, *weight))

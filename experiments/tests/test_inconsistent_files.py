@@ -67,6 +67,7 @@ ARXIV = [
     ("split/time/test", "2\n2\n", "in a split already"),
 ]
 PROTEINS = [("raw/edge-feat", rows_of([[0.5] * 8] * 3), "5 rows")]
+HEADER = "user_id,gender,region_large,region_small,age\n"
 DATE = "2012-05-25 11:20:00.0"
 SNAP = [
     ([profile(0), "1\t1\n"], "0\t0\n", "line 2: expected 59 columns"),
@@ -88,6 +89,9 @@ SNAP = [
     ([profile(0)], "0\t0\n0\n", "line 1"),
     ([profile(0)], "0\n0\n", "rows of 2 numbers"),
     ([profile(0)], "0\t0\n\n0\t0\n", "blank"),
+    ([HEADER, "0,1,a,b\n"], "0\t0\n", "line 2: expected the columns user_id"),
+    ([HEADER, "0,1,a,b,old\n"], "0\t0\n", "users 1 to 1: .*old"),
+    ([HEADER], "0\t0\n", "is empty"),
 ]
 
 

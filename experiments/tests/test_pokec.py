@@ -113,6 +113,40 @@ def test_missing_files_are_named_and_the_cache_records_what_was_read(tmp_path):
     assert load_pokec(tmp_path).num_nodes == 2  # the cache is enough
 
 
+CSV = "user_id,gender,region_large,region_small,age\n"
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_sample_is_known_by_its_content(tmp_path, zipped):
+    """Under any name, among files of other kinds; of two samples the longer."""
+    users = f"{CSV}7,1,Kraj A,x,30\n3,0,Kraj B,x,10\n12,null,kraj a,,0\n"
+    texts = {"users.csv": users, "friends.txt": "7\t3\n3\t12\n"}
+    write(tmp_path, {f"{name}{'.gz' * zipped}": text for name, text in texts.items()})
+    write(tmp_path, {"a.csv": f"{CSV}7,1,a,x,30\n", "b.txt": "7 7\n"})
+    write(tmp_path, {"COLUMNS.txt": "1\tuser_id\n", "empty": "", "other.csv": "7,3\n"})
+    (tmp_path / "picture.gz").write_bytes(bytes(range(256)))
+    data = load_pokec(tmp_path)
+    assert data.user_id.tolist() == [7, 3, 12]
+    assert data.y.tolist() == [1, 0, -1]
+    assert data.edge_index.tolist() == [[0, 1], [1, 2]]
+    # The same as profiles in which nobody states more.
+    unstated = "2012-05-25 11:20:00.0\t2005-04-03 00:00:00.0"
+    lines = [
+        profile(
+            user, gender=gender, region=region, age=age, public="null", completion=""
+        ).replace(unstated, "null\tnull")
+        for user, gender, region, age in (
+            (7, "1", "kraj a, x", "30"),
+            (3, "0", "kraj b, x", "10"),
+            (12, "null", "kraj a", "0"),
+        )
+    ]
+    (tmp_path / "snap").mkdir()
+    expected = load(tmp_path / "snap", lines, "7\t3\n3\t12\n")
+    assert torch.equal(data.x, expected.x)
+    assert column(data, "age") == [1, -1, 0]
+
+
 def test_linkx(tmp_path, generator):
     x = draw(generator, 5, 65)
     edges = torch.randint(5, (2, 9), generator=generator)
@@ -156,6 +190,9 @@ def test_twenty_thousand_real_users(data_root, tmp_path):
     lines = [profile(user["user_id"], gender=user["gender"]) for user in users]
     pairs = data_root / "pokec" / "soc-pokec-relationships.sample20k.txt.gz"
     data = load(tmp_path, lines, gzip.decompress(pairs.read_bytes()).decode())
+    sample = load_pokec(data_root / "pokec", cache=tmp_path / "sample")
+    for name in ("user_id", "y", "edge_index"):
+        assert torch.equal(sample[name], data[name])
     same = data.y[data.edge_index[0]] == data.y[data.edge_index[1]]
     assert data.num_edges == 298_926
     assert float(same.float().mean()) == pytest.approx(0.4439, abs=1e-4)

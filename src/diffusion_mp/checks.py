@@ -199,8 +199,14 @@ def check_kind(
 ) -> None:
     """Raise ``TypeError`` unless ``value`` is of ``kind``, described by ``what``."""
     if not isinstance(value, kind):
-        way_out = _way_to_tensor(value, name)
-        raise TypeError(f"{name} must be {what}; got {describe(value)}.{way_out}")
+        raise wrong_kind(value, name, what)
+
+
+# Errors are returned where every call of a layer asks: a call of a check would cost as much as the question.
+def wrong_kind(value: object, name: str, what: str) -> TypeError:
+    """Return the error of a value that is not ``what``."""
+    way_out = _way_to_tensor(value, name)
+    return TypeError(f"{name} must be {what}; got {describe(value)}.{way_out}")
 
 
 def _way_to_tensor(value: object, name: str) -> str:
@@ -328,7 +334,7 @@ def check_tensor(
 ) -> None:
     """Raise unless ``value`` is a dense floating-point tensor (of a ``shape``) on ``device``, where ``other`` is."""
     if not isinstance(value, Tensor):
-        check_kind(value, name, Tensor, f"a tensor {shape}")
+        raise wrong_kind(value, name, f"a tensor {shape}")
     if value.layout != torch.strided:
         raise TypeError(
             f"{name} must be a dense tensor {shape}; got {describe(value)}. Use {name}.to_dense()."
@@ -379,10 +385,17 @@ def as_device(device: object, origin: torch.device | None = None) -> torch.devic
 def check_device(value: Tensor, name: str, device: torch.device, other: str) -> None:
     """Raise unless ``value`` is on ``device``, the device of ``other``."""
     if value.device != device:
-        raise ValueError(
-            f"{name} must be on the device of {other}, {device}; it is on {value.device}. Move one of them with "
-            f".to(device)."
-        )
+        raise wrong_device(value, name, device, other)
+
+
+def wrong_device(
+    value: Tensor, name: str, device: torch.device, other: str
+) -> ValueError:
+    """Return the error of a tensor that is not on ``device``, the device of ``other``."""
+    return ValueError(
+        f"{name} must be on the device of {other}, {device}; it is on {value.device}. Move one of them with "
+        f".to(device)."
+    )
 
 
 def check_place(
@@ -404,7 +417,8 @@ def check_place(
                 continue
             kind = type(module).__name__
             if x.device != parameter.device:
-                check_device(x, name, parameter.device, f"the parameters of {kind}")
+                others = f"the parameters of {kind}"
+                raise wrong_device(x, name, parameter.device, others)
             # Integers have no rounding to agree on, and under autocast torch converts
             # both.
             if (
@@ -572,13 +586,12 @@ def check_integer_pairs(
         )
 
 
-def refuse_torchscript() -> None:
-    """Raise under ``torch.jit.trace``, which would fix what values decide, such as the iterations of a solver."""
-    if not torch.compiler.is_compiling() and torch.jit.is_tracing():  # type: ignore[attr-defined]
-        raise RuntimeError(
-            "torch.jit.trace fixes the sizes, and the number of iterations of every solver, that it sees once; use "
-            "torch.export.export(model, (x, edge_index)) instead, which refuses what it cannot export."
-        )
+def torchscript_error() -> RuntimeError:
+    """Return the error of ``torch.jit.trace``, which would fix what values decide, such as a solver's iterations."""
+    return RuntimeError(
+        "torch.jit.trace fixes the sizes, and the number of iterations of every solver, that it sees once; use "
+        "torch.export.export(model, (x, edge_index)) instead, which refuses what it cannot export."
+    )
 
 
 def values_to_check() -> bool:
@@ -631,7 +644,8 @@ def check_sequences(
     x: Tensor, mask: Tensor | None, channels: int, module: nn.Module | None
 ) -> None:
     """Raise unless ``x`` is a state [B, L, C] that fits ``module``, and ``mask`` is [B, L] of bool, or None."""
-    refuse_torchscript()
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        raise torchscript_error()
     check_tensor(x, "x", f"[batch, length, {channels}]")
     if x.dim() != 3 or x.size(2) != channels:
         raise ValueError(f"x must be [batch, length, {channels}]; got {describe(x)}.")

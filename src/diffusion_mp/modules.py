@@ -40,6 +40,7 @@ class Resettable(Saved):
 
     def _keep(self, name: str, value: object) -> None:
         """Set an attribute; a parameter is reset to the value it has now, and any other tensor is a buffer."""
+        # A buffer moves with the module and is saved, and no optimiser changes it.
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             self.register_buffer(name, value)
             return

@@ -4,11 +4,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy, normalize
 from torch.testing import assert_close
 from torch_geometric.data import Batch, Data
 
+from diffusion_mp import AdjacencyDiffusivity, DiffusionConv, DiffusionGNN, GatedGCN
 from diffusion_mp.data import KNNGraph, knn_graph
-from helpers import refuses
+from helpers import built, close, refuses
 
 
 def neighbours(distance, k):
@@ -176,3 +178,124 @@ def test_the_transform_replaces_what_the_data_says_of_other_edges():
     assert set(KNNGraph(1)(old).keys()) == {"x", "edge_index"}
     with pytest.raises(ValueError, match=r"KNNGraph takes one graph; got a batch of 2"):
         KNNGraph(1)(Batch.from_data_list([old, old]))
+
+
+@pytest.mark.parametrize(
+    ("metric", "k"), [("euclidean", 1), ("euclidean", 6), ("cosine", 4)]
+)
+def test_new_rows_receive_from_their_nearest_rows(metric, k, generator):
+    x = torch.rand(40, 5, generator=generator, dtype=torch.float64)
+    new = torch.rand(7, 5, generator=generator, dtype=torch.float64)
+    # A copy of a row, at distance zero.
+    new[0] = x[3]
+    knn = KNNGraph(k, metric, weighted=True, sharpness=3.0)
+    data = knn(Data(x=x, y=torch.arange(40)))
+    more = knn.attach(data, new)
+    assert sorted(more.keys()) == ["edge_index", "edge_weight", "x"]
+    assert_close(more.x, torch.cat([x, new]), rtol=0, atol=0)
+    old = data.num_edges
+    assert_close(more.edge_index[:, :old], data.edge_index, rtol=0, atol=0)
+    assert_close(more.edge_weight[:old], data.edge_weight, rtol=0, atol=0)
+
+    near, others = (normalize(new), normalize(x)) if metric == "cosine" else (new, x)
+    square = (near.unsqueeze(1) - others).square().sum(2)
+    closest = square.topk(k, largest=False)
+    source, target = more.edge_index[:, old:]
+    assert torch.equal(target, torch.arange(40, 47).repeat_interleave(k))
+    assert torch.equal(source.view(7, k), closest.indices)
+    among = (others.unsqueeze(1) - others).square().sum(2).fill_diagonal_(torch.inf)
+    reach = among.kthvalue(k, dim=1).values
+    scale = (closest.values[:, -1:] * reach[closest.indices]).sqrt()
+    weights = torch.exp(-3 * closest.values / scale).nan_to_num(1.0)
+    # Relative to an edge of the graph, whose weight is known by the same formula.
+    i, j = data.edge_index[:, 0]
+    first = torch.exp(-3 * among[i, j] / (reach[i] * reach[j]).sqrt())
+    expected = weights * (data.edge_weight[0] / first)
+    assert_close(more.edge_weight[old:].view(7, k), expected, rtol=1e-9, atol=1e-12)
+
+    unweighted = KNNGraph(k, metric)
+    plain = unweighted.attach(unweighted(Data(x=x)), new)
+    assert torch.equal(plain.edge_index, more.edge_index)
+    assert "edge_weight" not in plain
+
+
+CONVS = ["mlp", "gcn", "sgc", "gin", "gat", "appnp", "gcnii"]
+NETWORKS = {
+    conv: lambda conv=conv: DiffusionGNN(5, 8, 3, conv=conv, dropout=0.5)
+    for conv in CONVS
+} | {
+    "row": lambda: DiffusionConv(5, 3, AdjacencyDiffusivity("row", self_loops="add")),
+    "gatedgcn": lambda: GatedGCN(5, 8, 3, 2),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_new_row_neither_moves_the_others_nor_depends_on_them(name, generator):
+    x = torch.rand(40, 5, generator=generator, dtype=torch.float64)
+    new = torch.rand(7, 5, generator=generator, dtype=torch.float64)
+    knn = KNNGraph(4, weighted=name != "gatedgcn")
+    model = built(NETWORKS[name]).double().eval()
+    data = knn(Data(x=x))
+
+    def predicted(rows):
+        return model(rows.x, rows.edge_index, rows.edge_weight).detach()
+
+    together = predicted(knn.attach(data, new))
+    close(together[:40], predicted(data))
+    for number, row in enumerate(new.split(1)):
+        close(predicted(knn.attach(data, row))[-1], together[40 + number])
+
+
+def test_new_rows_are_predicted_as_well_as_rows_of_the_graph(generator):
+    y = torch.arange(600) % 3
+    centres = 2 * torch.randn(3, 8, generator=generator)
+    x = centres[y] + torch.randn(600, 8, generator=generator)
+    knn = KNNGraph(10)
+
+    def accuracy(rows, train, test):
+        data = knn(Data(x=x[rows]))
+        model = built(lambda: DiffusionGNN(8, 16, 3, conv="gcn"))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        for _ in range(50):
+            optimizer.zero_grad()
+            out = model.train()(data.x, data.edge_index)
+            cross_entropy(out[train], y[train]).backward()
+            optimizer.step()
+        if test[0] >= len(data.x):
+            data = knn.attach(data, x[test])
+        found = model.eval()(data.x, data.edge_index)[test].argmax(1)
+        return float((found == y[test]).double().mean())
+
+    train = torch.arange(60)
+    test = torch.arange(400, 600)
+    transductive = accuracy(torch.arange(600), train, test)
+    inductive = accuracy(torch.arange(400), train, test)
+    assert transductive > 0.9
+    assert abs(inductive - transductive) <= 0.02
+
+
+def test_rows_that_cannot_be_attached():
+    knn = KNNGraph(2)
+    data = knn(Data(x=torch.eye(5)))
+    weighted = KNNGraph(2, weighted=True)(data)
+    new = torch.ones(2, 5)
+    refused = [
+        (lambda: knn.attach(data.x, new), TypeError, "data must be a torch_geometric"),
+        (
+            lambda: knn.attach(data, new[:, :4]),
+            ValueError,
+            "x_new must have 5 channels",
+        ),
+        (lambda: knn.attach(data, new.long()), TypeError, "x_new must be floating"),
+        (lambda: knn.attach(data, new / 0), ValueError, "x_new must be finite"),
+        (
+            lambda: knn.attach(Data(x=data.x), new),
+            ValueError,
+            "data must have the edges",
+        ),
+        (lambda: knn.attach(weighted, new), ValueError, "data must have the edges"),
+        (lambda: KNNGraph(2, weighted=True).attach(data, new), ValueError, "data must"),
+    ]
+    for call, error, said in refused:
+        with pytest.raises(error, match=said):
+            call()

@@ -52,7 +52,7 @@ def inverse(degree, power):
     return torch.where(degree > 0, degree, torch.inf).pow(-power)
 
 
-def degree_normalized(a, counts, normalization, direction="directed"):
+def degree_normalized(a, counts, normalization, direction="pyg"):
     """Entries of ``a`` over the degrees of ``counts``."""
     received = counts.sum(1)
     if normalization == "row":

@@ -224,7 +224,7 @@ def of_a_model(d):
     def inputs(model, x):
         """The source of the block and the coupling beside its terms, with the same dropout in every call."""
         with seeded(0):
-            source = model.encode(model.encoder, x, graph)
+            source = model.encoded(model.encoder, x, graph)
             return source, model.block_inputs(x, graph, None).get("beside")
 
     def attacked():

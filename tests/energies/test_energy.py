@@ -131,6 +131,15 @@ def test_edges_of_several_heads_add_up(ball, symmetric_graph):
     same(energy(x, previous) - energy(x), (x - previous).square().sum())
 
 
+def test_a_proximal_term_counts_with_its_weight(ball):
+    x = ball(9, 3)
+    previous = ball(9, 3)
+    moved = (x - previous).square().sum()
+    same(
+        Energy([ProximalTerm(), 0.5 * (3.0 * ProximalTerm())])(x, previous), 2.5 * moved
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_dtypes_give_float64(dtype, ball):
     x = ball(9, 3).to(dtype).requires_grad_()

@@ -244,3 +244,6 @@ def test_a_function_that_training_spoiled_is_certified_no_more():
         "is no penalty on (0.0, inf): f rises from" in certificate.reason
         or "negative" in certificate.reason
     )
+    # A sentence, in which a module f is named and not drawn as a tree.
+    assert "f=LearnedSlope" in certificate.reason
+    assert "\n" not in certificate.reason

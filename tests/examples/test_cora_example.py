@@ -29,6 +29,7 @@ def test_what_two_runs_are_over(cora, data_root, options, said, deviations, caps
     printed = capsys.readouterr().out
     assert said in printed
     assert printed.count(" ± ") == deviations
+    assert "Undertrained, not a comparison: 2 of 300 epochs" in printed
 
 
 @pytest.mark.data

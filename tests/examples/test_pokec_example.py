@@ -142,4 +142,20 @@ def test_real_users(pokec, data_root, tmp_path, capsys):
     ]
     paths = [f"--root={tmp_path}", f"--out={tmp_path / 'out'}"]
     assert pokec.main([*run, *paths]) == 0
-    assert "snap: 500 nodes, 2913 edges" in capsys.readouterr().out
+    assert f"{tmp_path}: 500 nodes, 2913 edges" in capsys.readouterr().out
+
+
+@pytest.mark.data
+def test_the_folder_of_a_sample_as_it_is(pokec, data_root, tmp_path, capsys):
+    root = data_root / "pokec"
+    run = [f"--root={root}", f"--out={tmp_path}", "--model", "constant"]
+    assert pokec.main(run) == 0
+    assert f"{root}: 20000 nodes, 298926 edges" in capsys.readouterr().out
+
+
+def test_a_folder_of_other_files_is_refused_in_a_sentence(pokec, tmp_path, capsys):
+    (tmp_path / "pokec.csv").write_text("name,age\nAnna,30\n")
+    assert pokec.main([f"--root={tmp_path}", f"--out={tmp_path / 'out'}"]) == 2
+    printed = capsys.readouterr().err
+    assert "missing soc-pokec-profiles.txt.gz" in printed
+    assert "begins user_id,gender,region_large" in printed

@@ -39,6 +39,7 @@ def test_help_says_what_it_is_for(script, capsys):
     ("script", "option"),
     [
         ("cora", "--splits"),
+        ("links", "--seeds"),
         ("pokec", "--epochs"),
         ("pde_transformer", "--epochs"),
         ("sfi_former", "--jobs"),
@@ -68,7 +69,7 @@ def test_missing_files_say_what_to_do(script, said, tmp_path, monkeypatch, capsy
 MARKS = {
     **dict.fromkeys(("pde_transformer", "inside", "picture"), pytest.mark.slow),
     **dict.fromkeys(("sfi_former", "attention", "pokec"), pytest.mark.exhaustive),
-    **dict.fromkeys(("cora", "certified_blocks"), pytest.mark.data),
+    **dict.fromkeys(("cora", "links", "certified_blocks"), pytest.mark.data),
 }
 QUICK = ["custom_layer", "data_parallel", "energy_descent", "gallery"]
 QUICK += [pytest.param(script, marks=mark) for script, mark in MARKS.items()]
@@ -80,7 +81,7 @@ def test_quick_is_a_first_look_in_an_empty_folder(
 ):
     monkeypatch.chdir(tmp_path)
     options = ["--quick"]
-    folders = {"cora": "Planetoid", "certified_blocks": ""}
+    folders = {"cora": "Planetoid", "links": "Planetoid", "certified_blocks": ""}
     if script in folders:
         root = request.getfixturevalue("data_root") / folders[script]
         options += ["--root", str(root)]

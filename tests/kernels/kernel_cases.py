@@ -94,6 +94,8 @@ def lse_of(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 def rows_of(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """Both results of one pass, each with a gradient."""
     out, lse = pairwise.pairwise_rows(q, k, v, **options)
+    # −∞ for a node that is alone.
+    lse = lse.masked_fill(lse == -torch.inf, 0.0)
     return out + lse.unsqueeze(2).to(v.dtype)
 
 
@@ -122,6 +124,7 @@ PAIRWISE: dict[str, Callable[..., Tensor]] = {
     "product-by-columns": by_columns,
     "product-no-loops": partial(by_shifts, loops=False),
     "logsumexp": lse_of,
+    "rows-no-loops": partial(rows_of, loops=False),
     "logsumexp-no-loops": partial(lse_of, loops=False),
     "rows-of-one-state": partial(of_one_state, rows_of),
     "mutual-product": mutual_product,

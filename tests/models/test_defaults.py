@@ -92,12 +92,14 @@ def test_the_layer_alone_is_the_layer_of_the_model() -> None:
         (DIFFormer, {"num_layers": 8, "tau": 0.5, "layer_norm": True}),
     ],
 )
-def test_link_prediction_starts_at_log_two(kind: type[nn.Module], options) -> None:
+def test_link_prediction_by_an_mlp_starts_at_log_two(
+    kind: type[nn.Module], options
+) -> None:
     x, edge_index = communities()
     random = torch.randint(120, (2, 200), generator=torch.Generator().manual_seed(1))
     pairs = torch.cat([edge_index[:, :200], random], 1)
     target = (torch.arange(400) < 200).float()
-    model = built(lambda: kind(24, 64, 64, task="link", **options)).eval()
+    model = built(lambda: kind(24, 64, 64, task="link", head="mlp", **options)).eval()
     scores = model(x, edge_index, edge_label_index=pairs)
     loss = binary_cross_entropy_with_logits(scores, target)
     assert abs(float(loss.detach()) - math.log(2)) < 0.12

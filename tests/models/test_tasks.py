@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.nn import GAE, GCN
 
 import diffusion_mp as dm
-from diffusion_mp.layers import LaplacianEncoder
+from diffusion_mp.layers import LaplacianEncoder, from_pyg
 from diffusion_mp.models.pde_transformer import SITES
 from diffusion_mp.testing.laws import seeded
 from helpers import built, close
@@ -32,7 +33,8 @@ SIZES = (4, 1, 7)
 
 @pytest.fixture(params=MODELS)
 def make(request):
-    return lambda task: built(lambda: MODELS[request.param](task=task)).double().eval()
+    build = MODELS[request.param]
+    return lambda task, **o: built(lambda: build(task=task, **o)).double().eval()
 
 
 def molecules(generator) -> list[tuple[Tensor, Tensor]]:
@@ -71,16 +73,54 @@ def test_the_head_reads_the_mean_of_its_nodes(make, generator):
     close(nothing, model.head.mlp(torch.zeros_like(means[1])))
 
 
-def test_pairs_are_scored_by_inner_products(make, generator):
-    model = make("link")
+@pytest.mark.parametrize("head", ["dot", "mlp"])
+def test_pairs_are_scored_by_inner_products(make, head, generator):
+    model = make("link", head=head)
     (_, _), (_, _), (x, edges) = molecules(generator)
     states = []
     model.head.register_forward_pre_hook(lambda head, args: states.append(args[0]))
     pairs = torch.randint(7, (2, 9), generator=generator)
     scores = model(x, edges, edge_label_index=pairs)
-    embedding = model.head.mlp(states[0])
-    close(scores, (embedding @ embedding.t() / 3**0.5)[pairs[0], pairs[1]])
+    (z,) = states
+    products = z @ z.t()
+    if head == "mlp":
+        embedding = model.head.mlp(z)
+        products = embedding @ embedding.t() / 3**0.5
+    close(scores, products[pairs[0], pairs[1]])
     close(scores, model(x, dm.Graph(7, edges), edge_label_index=pairs.flip(0)))
+    close(model.encode(x, edges), z)
+    close(model.decode(z, pairs), scores)
+    close(model.decode(z, pairs[:, :2].tolist()), scores[:2])
+
+
+def test_states_are_encoded_from_all_inputs_of_a_call(generator):
+    *_, (x, edges) = molecules(generator)
+    model = built(
+        lambda: dm.GatedGCN(5, 8, 3, 2, edge_dim=2, pe_channels=3, task="link")
+    )
+    model.double().eval()
+    inputs = {
+        "edge_weight": torch.rand(edges.size(1), dtype=torch.float64),
+        "edge_attr": torch.randn(edges.size(1), 2, dtype=torch.float64),
+        "pe": torch.randn(7, 4, dtype=torch.float64),
+        "batch": torch.zeros(7, dtype=torch.long),
+    }
+    scores = model.decode(model.encode(x, edges, **inputs), edges)
+    close(scores, model(x, edges, **inputs, edge_label_index=edges))
+    with pytest.raises(ValueError, match="edge_attr must be passed"):
+        model.encode(x, edges, pe=inputs["pe"])
+    with pytest.raises(TypeError, match="takes no edge_label_index"):
+        model.encode(x, edges, **inputs, edge_label_index=edges)
+
+
+def test_a_gcn_for_links_is_the_graph_autoencoder_of_pyg(generator):
+    *_, (x, edges) = molecules(generator)
+    theirs = GAE(GCN(5, 8, 2, 3)).double().eval()
+    ours = dm.DiffusionGNN(5, 8, 3, 2, task="link").double().eval()
+    ours.load_state_dict(from_pyg(ours, theirs.encoder.state_dict()))
+    z = theirs.encode(x, edges)
+    close(ours.encode(x, edges), z)
+    close(ours.decode(z, edges), theirs.decode(z, edges, sigmoid=False))
 
 
 @pytest.mark.usefixtures("no_typecheck")
@@ -93,8 +133,17 @@ def test_tasks_for_nodes_take_no_pairs_and_those_of_links_need_them(make, genera
     for task in ("node", "graph"):
         with pytest.raises(ValueError, match="edge_label_index belongs to task='link'"):
             make(task)(x, edges, edge_label_index=edges)
+        with pytest.raises(ValueError, match="encode belongs to task='link'"):
+            make(task).encode(x, edges)
+        with pytest.raises(ValueError, match="decode belongs to task='link'"):
+            make(task).decode(x, edges)
     with pytest.raises(ValueError, match="edge_label_index is needed for a link task"):
         make("link")(x, edges)
+    with pytest.raises(ValueError, match="head must be one of 'dot', 'mlp'; got 'sum'"):
+        make("link", head="sum")
+    for head, channels in (("dot", 3), ("mlp", 8)):
+        with pytest.raises(ValueError, match=f"z must have {channels} channels"):
+            make("link", head=head).decode(x, edges)
 
 
 def test_a_model_of_pairs_is_certified_without_any(generator):

@@ -90,6 +90,17 @@ def scalar(value: float) -> nn.Parameter:
     return nn.Parameter(torch.tensor(value))
 
 
+# What were defaults when the states were saved.
+DIRECTED: dict[str, Any] = {"direction": "directed"}
+MAPPED: dict[str, Any] = {"transform": True, "keep": "values", "bias": True}
+SLIDES: dict[str, Any] = {
+    "relational_bias": "sum",
+    "tau": 0.25,
+    "logits": "dot",
+    "num_samples": 10,
+}
+PUBLISHED: dict[str, Any] = {"tau": 0.5, "layer_norm": True, **DIRECTED}
+
 DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     "simple": lambda: dm.SimpleDiffusivity(4, heads=2, projection="separate"),
     "simple-tied": lambda: dm.SimpleDiffusivity(4, projection="tied", head_channels=3),
@@ -117,17 +128,18 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
     "uniform": dm.UniformDiffusivity,
     "adjacency": lambda: dm.AdjacencyDiffusivity("row", self_loops="remaining"),
     "enhanced": lambda: dm.AdjacencyEnhancedDiffusivity(
-        dm.SoftmaxDiffusivity(4, projection="tied"), gamma=0.5
+        dm.SoftmaxDiffusivity(4, projection="tied"), gamma=0.5, **DIRECTED
     ),
     "enhanced-sparse-flow": lambda: dm.AdjacencyEnhancedDiffusivity(
-        dm.SparseFlowDiffusivity(4, heads=2), gamma=0.5
+        dm.SparseFlowDiffusivity(4, heads=2), gamma=0.5, **DIRECTED
     ),
     "augmented-sum": lambda: dm.GraphAugmentedDiffusivity(
-        dm.SigmoidDiffusivity(4, projection="tied"), dm.AdjacencyDiffusivity("sym")
+        dm.SigmoidDiffusivity(4, projection="tied"),
+        dm.AdjacencyDiffusivity("sym", **DIRECTED),
     ),
     "augmented-mean": lambda: dm.GraphAugmentedDiffusivity(
         dm.SimpleDiffusivity(4, projection="separate"),
-        dm.AdjacencyDiffusivity("sym"),
+        dm.AdjacencyDiffusivity("sym", **DIRECTED),
         0.5,
     ),
     "scaled": lambda: scalar(0.5) * dm.SimpleDiffusivity(4, projection="tied"),
@@ -141,16 +153,6 @@ DIFFUSIVITIES: dict[str, Callable[[], Diffusivity]] = {
         + 0.5 * dm.GATDiffusivity(4)
     ),
 }
-
-# What were defaults when the states were saved.
-MAPPED: dict[str, Any] = {"transform": True, "keep": "values", "bias": True}
-SLIDES: dict[str, Any] = {
-    "relational_bias": "sum",
-    "tau": 0.25,
-    "logits": "dot",
-    "num_samples": 10,
-}
-PUBLISHED: dict[str, Any] = {"tau": 0.5, "layer_norm": True}
 
 LAYERS: dict[str, Case | Callable[[], nn.Module]] = {
     "diffusion": lambda: dm.DiffusionConv(
@@ -168,30 +170,32 @@ LAYERS: dict[str, Case | Callable[[], nn.Module]] = {
     "readme": lambda: dm.DiffusionConv(
         4,
         3,
-        0.5 * dm.SimpleDiffusivity() + 0.5 * dm.AdjacencyDiffusivity("sym"),
+        0.5 * dm.SimpleDiffusivity() + 0.5 * dm.AdjacencyDiffusivity("sym", **DIRECTED),
         dm.ExplicitEuler(tau=0.5),
     ),
     "multi-head": lambda: dm.MultiHeadConv(
         4, 3, dm.SparseFlowDiffusivity(4, heads=2), 2, head_channels=2
     ),
-    "difformer-conv": lambda: dm.DIFFormerConv(4, 3, 2, projection="separate"),
+    "difformer-conv": lambda: dm.DIFFormerConv(
+        4, 3, 2, projection="separate", **DIRECTED
+    ),
     "difformer-conv-mean": lambda: dm.DIFFormerConv(
-        4, 4, kernel="sigmoid", graph="mean", **MAPPED
+        4, 4, kernel="sigmoid", graph="mean", **MAPPED, **DIRECTED
     ),
     "difformer-conv-source": (
-        lambda: dm.DIFFormerConv(4, 4, beta=0.5, leak=0.2, **MAPPED),
+        lambda: dm.DIFFormerConv(4, 4, beta=0.5, leak=0.2, **MAPPED, **DIRECTED),
         partial(layer, source="source"),
     ),
     "nodeformer-conv": lambda: dm.NodeFormerConv(
         4, 4, 2, num_features=5, hops=2, **SLIDES
     ),
     "sgformer-conv": lambda: dm.SGFormerConv(4, 4, 2),
-    "sfi-conv": lambda: dm.SFiConv(4, 4, 2, bias=True),
+    "sfi-conv": lambda: dm.SFiConv(4, 4, 2, bias=True, **DIRECTED),
     "sfi-conv-no-adjacency": lambda: dm.SFiConv(
         4, 4, adjacency=False, projection="tied", residual=False
     ),
     "sfi-conv-hops": lambda: dm.SFiConv(
-        4, 4, 2, hops=2, friction="constant", gamma=0.5
+        4, 4, 2, hops=2, friction="constant", gamma=0.5, **DIRECTED
     ),
     "gated-gcn-conv": (
         lambda: dm.GatedGCNConv(4),
@@ -199,7 +203,7 @@ LAYERS: dict[str, Case | Callable[[], nn.Module]] = {
     ),
     "gps-block": (
         lambda: dm.layers.GPSBlock(
-            4, dm.GatedGCNConv(4), dm.SFiConv(4, 4, 2, residual=False)
+            4, dm.GatedGCNConv(4), dm.SFiConv(4, 4, 2, residual=False, **DIRECTED)
         ),
         partial(layer, edge_attr="edge_attr"),
     ),
@@ -272,11 +276,19 @@ MODELS: dict[str, Case | Callable[[], nn.Module]] = {
     },
     "gated-gcn": lambda: dm.GatedGCN(4, 4, 3, 1),
     "gps": lambda: dm.GPS(4, 4, 3, 1, heads=2),
-    "dfi-former": lambda: dm.DFiFormer(4, 4, 3, 1, heads=2),
-    "sfi-former": lambda: dm.SFiFormer(4, 4, 3, 1, heads=2),
+    "dfi-former": lambda: dm.DFiFormer(4, 4, 3, 1, heads=2, attention=DIRECTED),
+    "sfi-former": lambda: dm.SFiFormer(4, 4, 3, 1, heads=2, attention=DIRECTED),
     "sfi-former-encodings": (
         lambda: dm.SFiFormer(
-            [3, 3], 5, 3, 1, heads=1, edge_dim=4, pe_channels=2, task="graph"
+            [3, 3],
+            5,
+            3,
+            1,
+            heads=1,
+            edge_dim=4,
+            pe_channels=2,
+            task="graph",
+            attention=DIRECTED,
         ),
         with_encodings,
     ),

@@ -170,6 +170,7 @@ test_refusals = refuses(
     (lambda: check_diffusivity(Cosine, channels=0), "channels must be at least 1"),
     (lambda: check_update(nn.Linear(3, 3)), TypeError, "a StateUpdate, got Linear"),
     (lambda: check_layer(nn.ReLU()), "in_channels"),
+    (lambda: check_layer(BatchNormed), TypeError, "a function without arguments"),
     (
         lambda: check_layer(normed, in_channels=2.5),
         TypeError,

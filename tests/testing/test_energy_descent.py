@@ -192,6 +192,11 @@ def test_a_rise_is_reported_with_its_cause(module, cause):
     assert "edge_index: [[" in message
 
 
+def test_a_class_in_place_of_a_layer_is_refused():
+    with pytest.raises(TypeError, match=r"an instance, Smoothing\(\.\.\.\)"):
+        assert_energy_descent(Smoothing, dirichlet)
+
+
 def test_parts_of_an_energy_are_reported():
     def parts(x, edge_index):
         return {"neighbours": dirichlet(x, edge_index), "size": x.square().sum()}

@@ -44,6 +44,7 @@ class IdentityCoupling(Coupling):
         device: torch.device | str | None = None,
     ) -> None:
         num_nodes = as_num_nodes(num_nodes)
+        # A tensor without entries says the dtype and the device, and takes no memory.
         super().__init__(num_nodes, 1, floating((0,), dtype, device))
 
     @cached_property
@@ -51,6 +52,7 @@ class IdentityCoupling(Coupling):
         return torch.arange(self.num_nodes + 1)
 
     def _product(self, v: Values) -> Values:
+        # Without a copy: `received` makes one where a caller may write to the result.
         return v
 
     def _transpose(self) -> Coupling:
@@ -60,6 +62,7 @@ class IdentityCoupling(Coupling):
         return (edge_index[0] == edge_index[1]).to(self.dtype).unsqueeze(1)
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
+        # No features: all of the identity is its diagonal.
         nothing = torch.empty(self.num_nodes, 1, 0, dtype=dtype, device=self.device)
         return LowRankForm(nothing, nothing, self._ones(dtype))
 
@@ -116,6 +119,7 @@ class PolynomialCoupling(DerivedCoupling):
     def _product(self, v: Values) -> Values:
         coefficients = self.coefficients.to(v.dtype).unsqueeze(2)
         inner = coefficients[-1] * v
+        # From the highest power down, so that every power costs one product of S.
         for p in range(coefficients.size(0) - 2, -1, -1):
             inner = coefficients[p] * v + self.coupling._product(inner)
         return self.coupling._product(inner)

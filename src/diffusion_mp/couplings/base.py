@@ -34,6 +34,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph.arguments import row_bounds
 from diffusion_mp.graph.ops import mean_rows
 from diffusion_mp.runtime.cache import cached_property
+from diffusion_mp.runtime.precision import wide_dtype, widened
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -124,10 +125,12 @@ class Coupling(ABC):
             ptr = row_bounds(ptr, num_nodes)
             self._check_promises(promises)
         if ptr is not None:
+            # Only if given, since a subclass may compute its row boundaries.
             self.ptr = ptr
         for name, promise in promises.items():
             if promise is not None:
                 setattr(self, name, promise)
+        # A semi-definite S is symmetric, so a class that examines its entries need not look.
         if promises.get("positive_semidefinite"):
             self.symmetric = True
 
@@ -251,7 +254,7 @@ class Coupling(ABC):
 
     def _ones(self, dtype: torch.dtype | None = None) -> ByRow:
         """Return ones [N, H], by default in at least float32: long sums leave the range of half precision."""
-        dtype = dtype or torch.promote_types(self.dtype, torch.float32)
+        dtype = dtype or wide_dtype(self.dtype)
         return torch.ones(self.num_nodes, self.heads, dtype=dtype, device=self.device)
 
     def both(self, v: Values, w: Float[Tensor, "N H C"]) -> tuple[Tensor, Tensor]:
@@ -303,7 +306,7 @@ class Coupling(ABC):
         else:
             values = x
         self.check(values, "x")
-        values = values.to(torch.promote_types(values.dtype, torch.float32))
+        values = widened(values)
         # Subtracting the mean of each graph changes nothing, and the two terms then cancel fewer digits.
         values = values - mean_rows(values, self.ptr)
         ends = self.exact_degree(values.dtype) + self.T.exact_degree(values.dtype)
@@ -320,7 +323,7 @@ class Coupling(ABC):
             Values [N, H, D].
         """
         self.check(v, "v")
-        wide = v.to(torch.promote_types(v.dtype, torch.float32))
+        wide = widened(v)
         return self.laplacian_and_degree(wide)[0]
 
     def laplacian_and_degree(
@@ -407,6 +410,7 @@ class Coupling(ABC):
         units = torch.zeros(
             self.num_nodes, 1, source.numel(), dtype=self.dtype, device=self.device
         )
+        # Column c is the unit vector of the c-th source.
         units[source, 0, torch.arange(source.numel(), device=self.device)] = 1
         return (self @ units)[edge_index[1], :, column]
 
@@ -644,7 +648,13 @@ class DerivedCoupling(Coupling):
     ) -> None:
         heads = heads or coupling.heads
         super().__init__(
-            coupling.num_nodes, heads, coupling, None, _checked=_checked, **promises
+            # Row boundaries are those of the coupling, read when they are needed.
+            coupling.num_nodes,
+            heads,
+            coupling,
+            None,
+            _checked=_checked,
+            **promises,
         )
         self.coupling = coupling
 
@@ -660,6 +670,7 @@ class DerivedCoupling(Coupling):
 class TransposedCoupling(DerivedCoupling):
     """The transpose Sᵀ of a coupling whose ``_product`` takes ``transpose=True``."""
 
+    # A low-rank form and a metric of S belong to S, and not to Sᵀ.
     low_rank = False
     _metric = None
 
@@ -773,6 +784,7 @@ class ScaledCoupling(DerivedCoupling):
         form = self.coupling.low_rank_form(dtype)
         if form is None:
             return None
+        # A row of factors, one for each head, which broadcasts over the nodes.
         one = form.left.new_ones(1, form.left.size(1))
         return form.reweighted(self._scaled(one, 0))
 
@@ -855,6 +867,7 @@ class SumCoupling(Coupling):
         for term in self.terms[1:]:
             if common is None or term.ptr is None:
                 return None
+            # A sum joins all that one of its terms joins, so only common boundaries separate graphs.
             common, other = sorted((common, term.ptr), key=len)
             common = common[torch.isin(common, other)]
         return common
@@ -873,6 +886,7 @@ class SumCoupling(Coupling):
             if not part.row_stochastic:
                 return False
             total += factor
+            # Where one term alone has a zero row, the others of that row add up to less than one.
             empty.append(part.degree() == 0)
         return abs(total - 1.0) < 1e-12 and all(
             bool((rows == empty[0]).all()) for rows in empty
@@ -915,6 +929,7 @@ class SumCoupling(Coupling):
     def _product(self, v: Values) -> Values:
         total = self.terms[0]._product(v)
         for term in self.terms[1:]:
+            # Not in place, since the first product may be v itself.
             total = total + term._product(v)
         return total
 

@@ -15,7 +15,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_of, mean_rows, members
 from diffusion_mp.kernels.spmm import sddmm
 from diffusion_mp.runtime.cache import cached_property, values_only
-from diffusion_mp.runtime.precision import unit_vectors
+from diffusion_mp.runtime.precision import unit_vectors, wide_dtype
 from diffusion_mp.runtime.torch_private import differentiated_inside
 
 #: The largest a·½‖x − c‖² whose rounding in single precision leaves e^{−a·½z²} five digits.
@@ -111,7 +111,10 @@ def listed_products(
     """Return q_i·k_j [E, H] of listed pairs j → i, with ``across`` where they lie in different graphs."""
     # Nothing bounds a product between graphs. It is replaced before an exponential, since ∞ · 0 is NaN.
     products = sddmm(
-        Graph(query.size(0), edge_index, validate=False).pattern, query, key
+        # `at` has checked the pairs.
+        Graph(query.size(0), edge_index, validate=False).pattern,
+        query,
+        key,
     )
     return fill_across(products, edge_index, ptr, across)
 
@@ -176,13 +179,14 @@ def measured_from(
     precision does not resolve e^{−a·½z²}, where a is ``sharpness``. Under torch.compile and other transformations,
     where tensors have no values, the result is not widened.
     """
-    dtype = torch.promote_types(x.dtype, torch.float32)
+    dtype = wide_dtype(x.dtype)
     senders = x if y is None else y
     point = mean_rows(senders.to(dtype), ptr) if centre is None else centre
     first = x.to(dtype) - point.to(dtype)
     second = first if y is None else y.to(dtype) - point.to(dtype)
     if sharpness is None or resolved(sharpness, *{first, second}):
         return first, second
+    # The point in the narrower dtype serves, too: distances are the same from any point.
     wide = x.double()
     return measured_from(wide, None if y is None else y.double(), ptr, point)
 
@@ -241,6 +245,7 @@ def distance_features(
         )
     first, second = measured_from(x, y, ptr, centre, sharpness)
     first_half = -0.5 * first.square().sum(2, keepdim=True)
+    # Of one state in both roles the squares are summed once.
     second_half = first_half
     if second is not first:
         second_half = -0.5 * second.square().sum(2, keepdim=True)

@@ -17,6 +17,7 @@ from diffusion_mp.couplings.shapes import Entries, Features, Pairs, Values
 from diffusion_mp.graph.ops import max_rows
 from diffusion_mp.kernels import log_linear_attention as kernels
 from diffusion_mp.runtime.cache import cached_property
+from diffusion_mp.runtime.precision import wide_dtype
 
 
 class LogTerms(NamedTuple):
@@ -37,7 +38,7 @@ class LogTerms(NamedTuple):
 
         ``most`` is about max_j (log ψ_jr + max_s b_js) of the graph, either for all nodes or for each node.
         """
-        dtype = torch.promote_types(self.log_query.dtype, torch.float32)
+        dtype = wide_dtype(self.log_query.dtype)
         most = _finite(most)
         log_query = self.log_query.double() + most
         log_query = log_query - log_query.detach().amax(2, keepdim=True)
@@ -180,6 +181,7 @@ class LogLowRankCoupling(PooledCoupling):
         transposed = LogLowRankCoupling(
             log_key, log_query, self.ptr, row_shift, normalize=False
         )
+        # Both shifts change sides. The constructor has divided by the number of samples, which the shift holds already.
         transposed.row_shift = col_shift
         return transposed
 
@@ -191,4 +193,5 @@ class LogLowRankCoupling(PooledCoupling):
     def _at(self, edge_index: Pairs) -> Entries:
         return self._log_at(edge_index).exp()
 
+    # By logarithms of entries, which are right where a product with a unit vector underflows.
     _dense = Coupling._entries_of_all_pairs

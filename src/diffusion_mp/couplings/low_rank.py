@@ -37,6 +37,8 @@ from diffusion_mp.runtime.precision import (
     accumulating,
     quotient,
     reciprocal,
+    wide_dtype,
+    widened,
     without_autocast,
 )
 
@@ -251,7 +253,7 @@ class UniformCoupling(LowRankCoupling):
         check_flags(normalize=normalize)
         one = floating((as_num_nodes(num_nodes), 1, 1), dtype, device)
         # A count and its reciprocal may not fit in half precision.
-        one = one.to(torch.promote_types(one.dtype, torch.float32))
+        one = widened(one)
         ptr = row_bounds(ptr, one.size(0))
         if normalize:
             query = reciprocal(kernels.linear_product(one, one, one, ptr))
@@ -273,7 +275,8 @@ class UniformCoupling(LowRankCoupling):
         return self._read(self._pool(v), v)
 
     def _pool(self, v: Values) -> Sums:
-        total = v.sum(0, dtype=torch.promote_types(v.dtype, torch.float32))
+        # The number of nodes goes with the sums, so that the mean over several blocks is known.
+        total = v.sum(0, dtype=wide_dtype(v.dtype))
         return Sums(
             torch.cat([total, total.new_full((len(total), 1), v.size(0))], dim=1)
         )
@@ -282,6 +285,7 @@ class UniformCoupling(LowRankCoupling):
         total = sums.totals[:, :-1]
         count = sums.totals[:, -1:]
         row = quotient(total, count) if self.row_stochastic else total
+        # A copy for every node, since the caller may write to rows that would share memory.
         return row.to(v.dtype).expand_as(v).clone()
 
 
@@ -362,12 +366,14 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
         key = self.key
         if unit:
             query, key = unit_rows(query, key)
+        # The constant of all scores is one more feature.
         features = with_constant(query, constant), with_constant(key, 1.0)
         pairs: Coupling = LowRankCoupling(
             *features, self.ptr, symmetric=self.mutual, nonnegative=self.nonnegative
         )
         if own:
             options: dict[str, Any] = {"dtype": query.dtype, "device": query.device}
+            # Of every node the number of nodes of its graph, which ``own`` multiplies.
             counts = UniformCoupling(
                 self.num_nodes, self.ptr, normalize=False, **options
             ).degree()
@@ -390,6 +396,7 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
         """Return 1 for every row, or 0 for a row whose sum is zero."""
         with torch.no_grad():
             return (
+                # The kernel decides which sums count as zero, so it is asked.
                 (self._product(self._ones(self.dtype).unsqueeze(2)) != 0)
                 .squeeze(2)
                 .to(self.dtype)

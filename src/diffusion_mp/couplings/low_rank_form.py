@@ -52,10 +52,14 @@ class LowRankForm(NamedTuple):
     def total(cls, terms: Sequence[LowRankForm]) -> LowRankForm:
         """Return the sum of terms over the same graphs, with concatenated features."""
         heads = max(term.left.size(1) for term in terms)
-        left = torch.cat([term.left.expand(-1, heads, -1) for term in terms], dim=2)
-        right = torch.cat([term.right.expand(-1, heads, -1) for term in terms], dim=2)
+
+        def joined(features: list[Features]) -> Features:
+            return torch.cat([x.expand(-1, heads, -1) for x in features], dim=2)
+
+        left = joined([term.left for term in terms])
+        right = joined([term.right for term in terms])
         diagonals = [term.diagonal for term in terms if term.diagonal is not None]
         diagonal = reduce(add, diagonals) if diagonals else None
         # A diagonal has no features, and its boundaries separate every node. The boundaries of the other terms count.
-        reaching = [term.ptr for term in terms if term.left.size(2)]
-        return cls(left, right, diagonal, reaching[0] if reaching else None)
+        ptr = next((term.ptr for term in terms if term.left.size(2)), None)
+        return cls(left, right, diagonal, ptr)

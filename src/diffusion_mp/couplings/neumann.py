@@ -100,6 +100,7 @@ class NeumannCoupling(Coupling):
         return TransposedCoupling(self)
 
     def degree(self) -> ByRow:
+        # Two neighbours at every stride: one that is missing is the node itself, or another node again.
         return (2 * self.alpha.sum(0)).repeat(self.num_nodes, 1)
 
     def laplacian_function(

@@ -45,7 +45,7 @@ from diffusion_mp.kernels.pairwise.scores import log_scores
 from diffusion_mp.kernels.segments import slices
 from diffusion_mp.kernels.sparse_flow import RowTerms
 from diffusion_mp.runtime.cache import cached_property, values_only
-from diffusion_mp.runtime.precision import accumulating, without_autocast
+from diffusion_mp.runtime.precision import accumulating, wide_dtype, without_autocast
 
 TILE_ENTRIES = 1 << 20  # pairs, of all heads, that DistanceCoupling evaluates at a time
 
@@ -165,6 +165,7 @@ class PairwiseCoupling(FeatureCoupling):
             return pairwise.pairwise_attention(
                 query, key, values, self.ptr, **options
             ).view_as(v)
+        # Without shifts the kernel computes f itself; with shifts its logarithm and an exponential.
         row, column = self.shifts if self.normalize else (None, None)
         if transpose:
             query, key, row, column = key, query, column, row
@@ -174,6 +175,7 @@ class PairwiseCoupling(FeatureCoupling):
 
     def both(self, v: Values, w: Float[Tensor, "N H C"]) -> tuple[Tensor, Tensor]:
         shares = self.row_stochastic and self.loops and self.heads == v.size(1)
+        # Where the row sums are known there is no work to share.
         if not shares or "shifts" in vars(self):
             return super().both(v, w)
         product, log_sums = pairwise.pairwise_rows(
@@ -277,6 +279,7 @@ class DistanceCoupling(FeatureCoupling):
             again = partial(
                 checkpoint, self._moved, use_reentrant=False, preserve_rng_state=False
             )
+            # The backward pass computes every tile anew, or all of them would stay in memory.
             move = self._moved if len(tiles) == 1 else again
             moved = []
             for rows, graph in tiles:
@@ -364,13 +367,12 @@ class DistanceCoupling(FeatureCoupling):
     def _at(self, edge_index: Pairs) -> Entries:
         source, target = edge_index
         (query, key), dtype = accumulating(self.query, self.key)
+        # Explicit differences keep the digits of near rows, and cost no more for listed pairs.
         entries = self._applied((query[target] - key[source]).square().sum(2)).to(dtype)
         return fill_across(entries, edge_index, self.ptr, 0.0)
 
     def _dense(self) -> Matrices:
-        entries = self._entries(
-            *self._distance_features(), torch.promote_types(self.dtype, torch.float32)
-        )
+        entries = self._entries(*self._distance_features(), wide_dtype(self.dtype))
         return fill_blocks(entries, self.ptr, 0.0).to(self.dtype)
 
 
@@ -430,6 +432,7 @@ class SparseFlowCoupling(Coupling):
                 "friction_query and friction_key come together; got one of them. Neither: f = 1/n."
             )
         if friction_query is None or friction_key is None:
+            # Scores of vectors without features are zero, and equal scores have the softmax 1/n.
             friction_query = friction_key = query[:, :, :0]
         check_features(friction_query, friction_key, "friction_")
         if friction_query.shape[:2] != query.shape[:2]:
@@ -449,10 +452,12 @@ class SparseFlowCoupling(Coupling):
         features, _ = accumulating(query, key, friction_query, friction_key)
         self._features = sparse_flow.Features(*features)
         self.lam = self._by_row(lam, "lam", features[0])
+        # The kernels take 1/α, which is a number for α = ∞ too.
         leak = self._by_row(1 / alpha, "alpha", features[0])
         solved = sparse_flow.sparse_flow_potentials(
             *self._features, self.lam, leak, self.ptr
         )
+        # The features and some numbers for each row give every entry, so no entry is kept.
         self._terms = solved.terms
         self.log_potentials = solved.log_mu
         self._work = solved.work

@@ -36,7 +36,7 @@ from diffusion_mp.graph.ops import (
 from diffusion_mp.kernels.segments import slices
 from diffusion_mp.kernels.spmm import at_rows, row_sums, spmm
 from diffusion_mp.runtime.cache import cached_property, values_only
-from diffusion_mp.runtime.precision import accumulating, without_autocast
+from diffusion_mp.runtime.precision import accumulating, wide_dtype, without_autocast
 
 
 class DenseCoupling(Coupling):
@@ -80,6 +80,7 @@ class DenseCoupling(Coupling):
         if square.dim() != 3 or square.size(1) != square.size(2) or not square.size(0):
             raise ValueError(f"matrix must be {shape}; got {describe(matrix)}.")
         super().__init__(square.size(1), square.size(0), square, ptr, **promises)
+        # Whether a matrix is semi-definite is not examined: eigenvalues take O(N³).
         self.examines = any(promises.get(name) is None for name in PROMISES[:3])
         # Blocks, since 0 · NaN would carry NaN to other graphs.
         self.blocks = [
@@ -123,11 +124,12 @@ class DenseCoupling(Coupling):
         return TransposedCoupling(self)
 
     def degree(self) -> ByRow:
-        wide = torch.promote_types(self.dtype, torch.float32)
+        wide = wide_dtype(self.dtype)
         return torch.cat([block.sum(2, dtype=wide).T for block in self.blocks])
 
     def _at(self, edge_index: Pairs) -> Entries:
         source, target = edge_index
+        # A listed pair may join two graphs, between which no block has an entry.
         entries = self.blocks[0] if self.ptr is None else self._dense()
         return entries[:, target, source].T
 
@@ -145,7 +147,7 @@ def _is_symmetric(block: Tensor) -> bool:
 
 def _sums_to_one(block: Tensor) -> bool:
     """Return whether every row sums to one up to rounding, or is zero."""
-    rows = block.sum(2, dtype=torch.promote_types(block.dtype, torch.float32))
+    rows = block.sum(2, dtype=wide_dtype(block.dtype))
     rounding = (
         4
         * torch.finfo(block.dtype).eps
@@ -282,7 +284,9 @@ class SparseCoupling(Coupling):
         edge, head = self.weight.detach().nonzero(as_tuple=True)
         source, target = (end.index_select(0, edge) for end in self.graph.edges)
         pairs, position = torch.unique(
-            head * self.num_nodes + source, return_inverse=True
+            # One number for a head and a sender, by which the pairs are sorted by head.
+            head * self.num_nodes + source,
+            return_inverse=True,
         )
         size = self.num_nodes
         count = len(pairs)
@@ -299,11 +303,12 @@ class SparseCoupling(Coupling):
         )
 
     def _transpose(self) -> Coupling:
+        # Kept by the graph, since every transpose and every gradient needs its edges in this order.
         reversed_graph = self.graph.derived("reversed", self.graph.reverse)
         return SparseCoupling(reversed_graph, self.weight, nonnegative=self.nonnegative)
 
     def degree(self) -> ByRow:
-        total = self.weight.to(torch.promote_types(self.dtype, torch.float32))
+        total = self.weight.to(wide_dtype(self.dtype))
         # A sum over many edges leaves the range of half precision.
         if self.heads > 1:  # sums of many columns are faster along compressed rows
             return row_sums(self.graph.pattern.by_row, total)
@@ -317,6 +322,7 @@ class SparseCoupling(Coupling):
     def _dense(self) -> Matrices:
         source, target = self.graph.edges
         dense = self.weight.new_zeros(self.num_nodes, self.num_nodes, self.heads)
+        # Parallel edges add up.
         return dense.index_put((target, source), self.weight, accumulate=True).permute(
             2, 0, 1
         )

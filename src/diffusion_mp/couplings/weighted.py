@@ -25,10 +25,7 @@ from diffusion_mp.couplings.stored import SparseCoupling
 from diffusion_mp.errors import CouplingMismatchError
 from diffusion_mp.graph.ops import members
 from diffusion_mp.runtime.cache import cached_property
-from diffusion_mp.runtime.precision import (
-    inverse_root,
-    reciprocal,
-)
+from diffusion_mp.runtime.precision import inverse_root, reciprocal, widened
 
 
 class ReweightedCoupling(DerivedCoupling):
@@ -94,6 +91,7 @@ class ReweightedCoupling(DerivedCoupling):
 
     @cached_property
     def symmetric(self) -> bool:
+        # Two tensors of equal values may change apart, and a comparison would wait for a GPU.
         return self.row is self.column and self.coupling.symmetric
 
     @cached_property
@@ -109,11 +107,12 @@ class ReweightedCoupling(DerivedCoupling):
         metric = weighted(metric, self.column)
         if self.row is None:
             return metric
+        # A node of weight zero has no entries, and any number serves as its metric.
         return torch.where(self.row == 0, 1.0, metric / self.row.double())
 
     def _product(self, v: Values) -> Values:
         # Factors leave the range of half precision.
-        wide = v.to(torch.promote_types(v.dtype, torch.float32))
+        wide = widened(v)
         moved = self.coupling._product(weighted(wide, self.column))
         return weighted(moved, self.row).to(v.dtype)
 
@@ -126,6 +125,7 @@ class ReweightedCoupling(DerivedCoupling):
         if self.column is None:
             inner = self.coupling.degree()
         else:
+            # Row sums are a product with the weights of the columns in place of ones.
             column = self.column.to(self.dtype).unsqueeze(2)
             inner = self.coupling.matmul(column).squeeze(2)
         return weighted(inner, self.row).expand(-1, self.heads)
@@ -215,6 +215,7 @@ def symmetric_normalized(coupling: Coupling, *, diagonal: bool = True) -> Coupli
     kept = coupling if diagonal else without_diagonal(coupling)
     if isinstance(kept, PairwiseCoupling) and not kept.normalize:
         return _same_scores(kept, "symmetric", kept.loops)
+    # One tensor for rows and columns, which leaves S symmetric.
     root = inverse_root(kept.degree())
     return ReweightedCoupling(kept, root, root, nonnegative=True)
 
@@ -263,6 +264,7 @@ def _same_scores(
     same.normalize = normalize
     same.loops = same.no_empty_row = loops
     same.positive_semidefinite = coupling.positive_semidefinite and loops
+    # They belong to the former normalisation.
     vars(same).pop("shifts", None)
     return same
 
@@ -278,5 +280,5 @@ def contracting(
     matrix: Tensor, norms: Callable[[Tensor], Tensor] = spectral_norms
 ) -> Tensor:
     """Divide matrices [H, …] to norm at most one, in at least float32, since rounding may lengthen them."""
-    wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+    wide = widened(matrix)
     return wide / norms(wide).clamp(min=1).view(-1, *[1] * (wide.dim() - 1))

@@ -115,23 +115,89 @@ class KNNGraph(BaseTransform):
             data.edge_weight = weights
         return data
 
-    def _joined(self, x: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        checks.check_state(x, name)
-        if not x.size(1):
+    def attach(self, data: Data, x_new: Tensor) -> Data:
+        """Return the rows of ``data`` and new rows after them, each with edges from its k nearest rows of ``data``.
+
+        A model that was trained on ``data`` predicts new rows by one call:
+
+            more = knn.attach(data, x_new)
+            out = model.eval()(more.x, more.edge_index, more.edge_weight)[data.num_nodes :]
+
+        New rows are not joined with each other, and no edge leads from them to the rows of ``data``. The weights of
+        their edges have the scale of the graph of ``data``, whose rows keep their σ_j.
+
+        The rows of ``data`` keep their states, and a prediction does not depend on the other new rows, in layers that
+        send along edges and normalise by what a node receives: in all layers of `DiffusionGNN` (GCN divides by
+        in-degrees at both ends, as in PyG) and with ``AdjacencyDiffusivity("row")``.
+
+        All rows act on each other in attention over all pairs (`DIFFormer`, `NodeFormer`, `SGFormer`, `GPS`), in the
+        certified models, whose neighbours act in both directions, and where an entry is divided by the out-degree of
+        its sender (``AdjacencyDiffusivity("sym")``). With such a model, attach the rows one at a time if a prediction
+        must not depend on the others.
+
+        Args:
+            data: Rows ``x`` [N, C] and the edges that this transform has set.
+            x_new: New rows [M, C], in the units of ``data.x``; converted to its dtype.
+
+        Returns:
+            Data with ``x`` [N + M, C], ``edge_index`` and, if ``weighted``, ``edge_weight``.
+
+        Examples:
+            >>> knn = KNNGraph(k=2)
+            >>> knn.attach(knn(Data(x=x)), x[:3] + 0.1).num_nodes
+            9
+        """
+        checks.check_kind(data, "data", Data, "a torch_geometric Data")
+        rows = _rows(data.x, "data.x")
+        new = _rows(x_new, "x_new")
+        if new.shape[1] != rows.shape[1]:
             raise ValueError(
-                f"{name} must have a channel at least; got {checks.describe(x)}."
+                f"x_new must have {rows.shape[1]} channels, as data.x has; got {checks.describe(x_new)}."
             )
+        checks.check_device(x_new, "x_new", data.x.device, "data.x")
+        edges = data.edge_index
+        weights = data.edge_weight
+        if edges is None or (weights is not None) != self.weighted:
+            raise ValueError(
+                f"data must have the edges that {self} has set; got {data}. Apply the transform to the rows first."
+            )
+        row, column, square = nearest(rows, self.k, self.metric, self.approximate, new)
+        count = len(rows)
+        found = torch.from_numpy(np.stack([column, row + count])).to(edges)
+        more = Data(
+            x=torch.cat([data.x, x_new.to(data.x.dtype)]),
+            edge_index=torch.cat([edges, found], 1),
+        )
+        if self.weighted:
+            _, before, reach = self._graph(rows)
+            own = farthest(row, square, len(x_new))
+            near = _similarity(square, own[row], reach[column], self.sharpness)
+            scaled = torch.from_numpy(near) / before.mean()
+            more.edge_weight = torch.cat([weights, scaled.to(weights)])
+        return more
+
+    def _joined(self, x: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        rows = _rows(x, name)
         if self.k >= len(x):
             raise ValueError(
                 f"k must be below the number of nodes, {len(x)}; got {self.k}."
             )
-        checks.check_finite(x, name)
-        # scikit-learn searches in double precision and on the CPU.
-        rows = x.detach().cpu().double().numpy()
-        edges, weights, _ = joined(
-            rows, self.k, self.metric, self.approximate, self.sharpness
-        )
+        edges, weights, _ = self._graph(rows)
         return edges.to(x.device), (weights / weights.mean()).to(x)
+
+    def _graph(self, rows: np.ndarray) -> tuple[Tensor, Tensor, np.ndarray]:
+        return joined(rows, self.k, self.metric, self.approximate, self.sharpness)
+
+
+def _rows(x: Tensor, name: str) -> np.ndarray:
+    """Check features, and return them for scikit-learn, which searches in double precision and on the CPU."""
+    checks.check_state(x, name)
+    if not x.size(1):
+        raise ValueError(
+            f"{name} must have a channel at least; got {checks.describe(x)}."
+        )
+    checks.check_finite(x, name)
+    return x.detach().cpu().double().numpy()
 
 
 def nearest(
@@ -324,12 +390,17 @@ def similar(
     sharpness: float,
 ) -> scipy.sparse.csr_array:
     """Return the weights of pairs of neighbours, by their distance relative to the reach of both rows."""
-    # The root of the product would overflow where the product of the roots does not.
-    scale = np.sqrt(reach[row]) * np.sqrt(other[column])
-    # Copies of a row are at distance zero from it, and have the weight one.
-    exponent = np.zeros(len(row))
-    np.divide(square, scale, out=exponent, where=scale > 0)
-    # Clipped, so that an outlier has small, equal, nonzero weights.
-    values = np.exp(-np.minimum(sharpness * exponent, 30))
+    values = _similarity(square, reach[row], other[column], sharpness)
     shape = (len(reach), len(other))
     return scipy.sparse.csr_array((values, (row, column)), shape=shape)
+
+
+def _similarity(square: Any, reach: Any, other: Any, sharpness: float) -> np.ndarray:
+    """Return the weight of every pair, from its squared distance and the squared reach of both of its rows."""
+    # The root of the product would overflow where the product of the roots does not.
+    scale = np.sqrt(reach) * np.sqrt(other)
+    # Copies of a row are at distance zero from it, and have the weight one.
+    exponent = np.zeros(len(square))
+    np.divide(square, scale, out=exponent, where=scale > 0)
+    # Clipped, so that an outlier has small, equal, nonzero weights.
+    return np.exp(-np.minimum(sharpness * exponent, 30))

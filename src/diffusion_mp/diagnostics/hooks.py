@@ -22,6 +22,7 @@ from diffusion_mp.checks import (
 )
 from diffusion_mp.energies import QuadraticPenalty
 from diffusion_mp.layers.sequences import tokens_first
+from diffusion_mp.runtime.precision import wide_dtype, widened
 
 
 def axis(ax: Any = None) -> Any:
@@ -63,7 +64,7 @@ def roughness(
             f"x must be [batch, length, channels]; got {describe(x)}. For one sequence: x.unsqueeze(0)."
         )
     check_mask(mask, x)
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    x = widened(x)
     if mask is None:
         return x.diff(dim=1).square().sum((1, 2)) / 2
     # The neighbour of a token is the next token, whatever padding lies between; padding may hold NaN, which a product
@@ -155,7 +156,7 @@ def tokens(x: Tensor, mask: Tensor | None) -> Tensor:
     """Return the tokens of x [B, L, C] as [N, C], in at least float32."""
     # Squares of half-precision states would overflow at 256.
     rows = x.flatten(0, 1) if mask is None else x[mask]
-    return rows.to(torch.promote_types(x.dtype, torch.float32))
+    return rows.to(wide_dtype(x.dtype))
 
 
 def _layers(model: Any) -> dict[str, nn.Module]:
@@ -178,6 +179,7 @@ def _layers(model: Any) -> dict[str, nn.Module]:
             f"model must contain a diffusion layer (is_diffusion_layer=True), or be a list of the modules to record; "
             f"got {describe(model)}."
         )
+    # The model itself has an empty name.
     return {name or type(each).__name__: each for name, each in layers.items()}
 
 

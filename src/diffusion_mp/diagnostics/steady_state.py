@@ -9,6 +9,7 @@ from torch import Tensor
 from diffusion_mp import checks, errors
 from diffusion_mp.couplings import Coupling, DenseCoupling
 from diffusion_mp.couplings.base import check_coupling_kind
+from diffusion_mp.runtime.precision import wide_dtype
 from diffusion_mp.updates.derivatives import DENSE
 from diffusion_mp.updates.implicit import dense_factor
 from diffusion_mp.updates.linear_solve import LowRankInverse
@@ -57,7 +58,7 @@ def posterior_variance(coupling: Coupling, leak: float) -> Float[Tensor, "N head
         raise errors.SingularSystemError(
             "posterior_variance needs positive row sums; got a zero row. Leave it out."
         )
-    dtype = torch.promote_types(coupling.dtype, torch.float32)
+    dtype = wide_dtype(coupling.dtype)
     form = coupling.low_rank_form(torch.float64) if coupling.low_rank else None
     if form is not None:
         # No matrix of all pairs is formed.

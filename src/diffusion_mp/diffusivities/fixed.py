@@ -31,7 +31,9 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.kernels.neumann import Boundary
 from diffusion_mp.runtime.cache import cached_property
-from diffusion_mp.runtime.precision import inverse_root, reciprocal, widened
+from diffusion_mp.runtime.precision import inverse_root, reciprocal, wide_dtype, widened
+
+Direction = Literal["directed", "undirected", "pyg"]
 
 
 class IdentityDiffusivity(Diffusivity):
@@ -167,7 +169,7 @@ class NeumannDiffusivity(Diffusivity):
         return self.budget * self.eta.to(theta.dtype).sigmoid() * theta.softmax(0)
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
-        alpha = self.alpha.to(torch.promote_types(x.dtype, torch.float32))
+        alpha = self.alpha.to(wide_dtype(x.dtype))
         return NeumannCoupling(
             graph.num_nodes,
             alpha,
@@ -185,7 +187,7 @@ class AdjacencyDiffusivity(Diffusivity):
 
         s_ij = a_ij / √(d_i d_j)
 
-    The released code has ``degrees="count", direction="pyg"`` (docs/errata.md, D17). In a part of a graph with
+    DIFFormer's released code has ``degrees="count"`` (docs/errata.md, D17). In a part of a graph with
     ``full_degree``, the entries are the entries of the whole graph. Rows of ``"row"`` then sum to the fraction of their
     edges that lie in the part.
 
@@ -195,9 +197,10 @@ class AdjacencyDiffusivity(Diffusivity):
         self_loops: ``"keep"``, the default: loops as observed. ``"add"``: one more loop of weight 1 at every node.
             ``"remaining"``: exactly one loop at every node, the mean of its observed loops or of weight 1, as in PyG's
             GCN. ``"remove"``: no loops.
-        direction: ``"directed"``, the default: the in-degree of the receiver and the out-degree of the sender.
-            ``"undirected"``: first replace A by ½(A + Aᵀ). ``"pyg"``: in-degrees at both ends, as in PyG's ``GCNConv``.
-            All agree if A is symmetric.
+        direction: which degrees divide an edge j → i, if A is not symmetric; otherwise all agree. ``"pyg"``, the
+            default: the in-degrees of i and j, as in PyG's ``GCNConv``; a node that receives no edge then has degree
+            zero and sends nothing, unless it has a loop. ``"directed"``: the in-degree of i and the out-degree of j.
+            ``"undirected"``: first replace A by ½(A + Aᵀ), for energies, which need a symmetric coupling.
         degrees: ``"weighted"``, the default: d is the sum of edge weights. ``"count"``: d is the number of edges with a
             positive weight. A part of a weighted graph does not have these numbers, since its ``full_degree`` holds
             sums.
@@ -220,7 +223,7 @@ class AdjacencyDiffusivity(Diffusivity):
         normalization: Literal["sym", "row", "sum"] = "sym",
         *,
         self_loops: SelfLoops = "keep",
-        direction: Literal["directed", "undirected", "pyg"] = "directed",
+        direction: Direction = "pyg",
         degrees: Literal["weighted", "count"] = "weighted",
     ) -> None:
         super().__init__()
@@ -233,7 +236,7 @@ class AdjacencyDiffusivity(Diffusivity):
 
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         # Half precision ends at 65 504, and counts single edges up to 2 048 only.
-        dtype = torch.promote_types(x.dtype, torch.float32)
+        dtype = wide_dtype(x.dtype)
         options = (self.normalization, self.direction, self.self_loops, self.degrees)
         # Kept with the graph, and shared by all layers with these options.
         normalized = graph.derived(
@@ -268,6 +271,7 @@ class AdjacencyDiffusivity(Diffusivity):
             return graph.with_weights(weight)
         if self.normalization == "row":
             return graph.with_weights(
+                # By receivers, also where edges go one way: a row is what a node receives.
                 weight * reciprocal(received).index_select(0, target)
             )
         sent = received
@@ -449,6 +453,9 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
         self_loops: the loops of A + I: ``"remaining"``, the default: exactly one loop at every node, the mean of its
             observed loops or of weight 1, as in PyG's GCN. ``"add"``: one more loop of weight 1 at every node.
             ``"keep"``: loops as observed. ``"remove"``: no loops.
+        direction: the degrees of Ã, as in :class:`AdjacencyDiffusivity`. ``"pyg"``, the default: in-degrees at both
+            ends, as in PyG. ``"directed"``: the in-degree of the receiver and the out-degree of the sender.
+            ``"undirected"``: first replace A by ½(A + Aᵀ).
 
     Shapes:
         - x: [N, C].
@@ -467,8 +474,12 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
         *,
         gamma: PositiveNumber = 1.0,
         self_loops: SelfLoops = "remaining",
+        direction: Direction = "pyg",
     ) -> None:
-        super().__init__(attention, AdjacencyDiffusivity("sym", self_loops=self_loops))
+        adjacency = AdjacencyDiffusivity(
+            "sym", self_loops=self_loops, direction=direction
+        )
+        super().__init__(attention, adjacency)
         # A logarithm keeps γ > 0 in training.
         self.initial = math.log(gamma)
         self.log_gamma = nn.Parameter(torch.tensor(self.initial))

@@ -56,6 +56,7 @@ def attention_features(q: Rows, k: Rows, directions: Directions) -> LogFeatures:
 
     log φ(a)_r is w_r·a − ½‖a‖² − ½ log m, and E[φ(a)·φ(b)] = exp(a·b). The other terms cancel in a row.
     """
+    # Asked before they are widened, which would make two tensors of one.
     tied = q is k
     (q, k, directions), _ = accumulating(q, k, directions)
     # These are exponents: a rounding error of half precision would become a factor of a feature.
@@ -323,6 +324,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         if self.num_samples > 0:
             state = take_step(self.noise_state)
             noise = gumbel(state, k, self.num_samples, graph.first_node)
+            # The Gumbel-softmax divides its noise by the temperature, like the logits.
             return weighted(log_weight + noise / self.tau)
         return attention
 
@@ -369,8 +371,8 @@ class RelationalBias(Diffusivity):
         self_loops: ``"keep"``, the default: loops as observed. ``"add"``: one more loop of weight 1 at every node.
             ``"remaining"``: exactly one loop at every node, the mean of its observed loops or of weight 1.
             ``"remove"``: no loops.
-        direction: ``"directed"``, the default: the in-degree of the receiver and the out-degree of the sender.
-            ``"undirected"``: first replace A by ½(A + Aᵀ). ``"pyg"``: in-degrees at both ends.
+        direction: ``"pyg"``, the default: in-degrees at both ends, as in PyG. ``"directed"``, as released code: the
+            in-degree of the receiver and the out-degree of the sender. ``"undirected"``: first replace A by ½(A + Aᵀ).
         degrees: ``"weighted"``, the default: d is the sum of edge weights. ``"count"``: d is the number of edges with a
             positive weight.
 

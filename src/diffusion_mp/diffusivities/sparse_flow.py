@@ -29,7 +29,7 @@ from diffusion_mp.graph.graph import SelfLoops
 from diffusion_mp.graph.ops import members
 from diffusion_mp.kernels.sparse_flow import sparse_flow_edges
 from diffusion_mp.kernels.spmm import sddmm
-from diffusion_mp.runtime.precision import accumulating
+from diffusion_mp.runtime.precision import accumulating, wide_dtype
 from diffusion_mp.saving import Saved
 
 
@@ -189,7 +189,7 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
     def _lam(self, graph: Graph, like: Tensor) -> Tensor:
         """Return λ = λ*/n, [1] for one graph, else [N, 1]."""
         # Half precision would round λ*/n of a large graph to zero.
-        wide = torch.promote_types(like.dtype, torch.float32)
+        wide = wide_dtype(like.dtype)
         lam = like.new_full((1,), self.lam, dtype=wide)
         if graph.is_single:
             return lam / max(1, graph.num_nodes)

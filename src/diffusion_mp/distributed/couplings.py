@@ -77,12 +77,14 @@ class SummedCoupling(_OverRanks):
             self.coupling.pool(log_key.new_zeros(*log_key.shape[:2], 0)), self.group
         )
         shift = cast("Tensor", counts.shift)
+        # Over the samples, as `around` takes it.
         most = shift.amax(1, keepdim=True)
         terms = LogTerms(log_query, log_key, col_shift, None).around(
             most.squeeze((1, 3))
         )
         _, log_sum = log_linear_read(terms.log_query, None, counts.totals, shift - most)
         row_shift = -math.log(col_shift.size(2)) - log_sum
+        # Edges may begin at nodes of other ranks, whose keys are fetched.
         keys = self.exchange(terms.log_key)
         shifts = self.exchange(terms.col_shift)
         # No edge ends beyond.
@@ -111,6 +113,7 @@ class HaloCoupling(_OverRanks):
         return _is_symmetric(self.coupling, self.num_nodes, self.exchange, self.group)
 
     def _product(self, v: HeadState) -> HeadState:
+        # Rows of the halo lack edges that other ranks hold; their own ranks compute them.
         return self.coupling.matmul(self.exchange(v))[: self.num_nodes]
 
     def degree(self) -> Float[Tensor, "N heads"]:
@@ -141,6 +144,7 @@ def _is_symmetric(
     ).to(coupling.device)
     same = SparseCoupling(graph, coupling.weight.detach())
     with torch.enable_grad():
+        # The backward pass of the exchange adds up what all ranks send, which is the transpose over ranks.
         forth = same.matmul(exchange(v.requires_grad_()))[:num_nodes]
         (back,) = torch.autograd.grad(forth, v, v.detach())
     away = (forth - back).abs() > 1e-6 * (forth.abs() + back.abs())

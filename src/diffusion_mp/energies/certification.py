@@ -125,6 +125,7 @@ def certify(
             raise ValueError(
                 f"x must have channels that {heads} heads divide; got {checks.describe(x)}."
             )
+        # Every head has an energy of its own, and distances within it.
         x = x.unflatten(1, (heads, -1))
     if (flaw := state_flaw(penalty, x, ptr)) is not None:
         return Certificate.refused("Theorem 7", tau, flaw)

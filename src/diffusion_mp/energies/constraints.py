@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import relu
 
 from diffusion_mp.checks import check_choice, check_positive, check_tensor
-from diffusion_mp.runtime.precision import lies_in, unit_vectors, widened
+from diffusion_mp.runtime.precision import lies_in, unit_vectors, wide_dtype, widened
 from diffusion_mp.saving import Described
 
 #: Vectors of C, as many as there are.
@@ -72,6 +72,7 @@ class Unconstrained(Constraint):
         return y
 
     def holds(self, x: Rows) -> Bool[Tensor, ""]:
+        # A tensor like those of the other sets, so that no caller asks which it got.
         return torch.ones((), dtype=torch.bool, device=x.device)
 
 
@@ -116,6 +117,7 @@ class _Round(Constraint):
         wide = widened(x)
         norm = torch.linalg.vector_norm(wide, dim=-1)
         if self.orthant:
+            # A negative entry counts as infinitely long, so that one comparison decides.
             norm = norm.masked_fill(~(x >= 0).all(-1), math.inf)
         excess = norm / self.radius - 1
         if not self.convex:
@@ -163,12 +165,13 @@ class Sphere(_Round):
     def project(self, y: Rows, start: Rows | None = None) -> Tensor:
         if not y.is_floating_point():
             check_tensor(y, "y", "[..., channels]")
-        wide = torch.promote_types(y.dtype, torch.float32)
+        wide = wide_dtype(y.dtype)
         least = torch.finfo(wide).tiny  # of wide numbers, since it underflows in half
         axis = y.new_zeros(y.size(-1))
         axis[:1] = 1
         for other in (start, axis):
             if other is not None:
+                # A row without a direction keeps the one it had, or takes the first axis.
                 nothing = y.detach().abs().amax(-1, keepdim=True).to(wide) < least
                 y = torch.where(nothing, other, y)
         return self.radius * unit_vectors(y)
@@ -189,6 +192,7 @@ class NonnegativeBall(Ball):
     orthant = True
 
     def project(self, y: Rows, start: Rows | None = None) -> Tensor:
+        # Clipping a norm keeps signs, so the two projections in a row are the projection onto both.
         return super().project(relu(y))
 
 

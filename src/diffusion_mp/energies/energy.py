@@ -25,6 +25,7 @@ from diffusion_mp.energies.pairs import (
 from diffusion_mp.energies.terms import (
     EnergyTerm,
     ProximalTerm,
+    ScaledTerm,
     SourceTerm,
     damping_and_constant,
 )
@@ -39,6 +40,12 @@ def _check_terms(terms: object, graph: object) -> None:
     for term in cast("Sequence[object]", terms):
         checks.check_kind(term, "every one of terms", EnergyTerm, "an EnergyTerm")
     checks.check_kind(graph, "graph", (Graph, NoneType), "a Graph or None")
+
+
+def _after(term: EnergyTerm, x_prev: State) -> EnergyTerm:
+    if isinstance(term, ScaledTerm):
+        return ScaledTerm(term.factor, _after(term.term, x_prev), _checked=True)
+    return SourceTerm(x_prev) if isinstance(term, ProximalTerm) else term
 
 
 class Energy:
@@ -104,15 +111,19 @@ class Energy:
         """
         z, graph = self.checked(x)
         total = x.new_zeros((), dtype=torch.float64)
-        for term in self.terms:
-            if isinstance(term, ProximalTerm) and x_prev is not None:
-                if x_prev.shape != x.shape:
-                    raise ValueError(
-                        f"x_prev must have the shape {list(x.shape)} of the state; got {checks.describe(x_prev)}."
-                    )
-                term = SourceTerm(x_prev)
+        for term in self.terms_after(x, x_prev):
             total = total + term.value(z, graph)
         return torch.where(self.constraint.holds(z), total, math.inf)
+
+    def terms_after(self, x: State, x_prev: State | None) -> list[EnergyTerm]:
+        """Return the terms for a step from ``x_prev`` to ``x``; a `ProximalTerm` becomes the distance of the two."""
+        if x_prev is None:
+            return list(self.terms)
+        if x_prev.shape != x.shape:
+            raise ValueError(
+                f"x_prev must have the shape {list(x.shape)} of the state; got {checks.describe(x_prev)}."
+            )
+        return [_after(term, x_prev) for term in self.terms]
 
     def by_graph(self, x: State) -> PerGraph:
         """Return F(x) of every graph of the batch, [B] in float64. The sum of these values is F(x).
@@ -125,6 +136,7 @@ class Energy:
         values = x.new_zeros(graph.num_graphs, dtype=torch.float64)
         for term in self.terms:
             values = values + term.by_graph(z, graph)
+        # Nearly always, and a look at every graph would wait for as many answers.
         if bool(self.constraint.holds(z)):
             return values
         parts = z.split(graph_sizes(graph.segments, len(z)))

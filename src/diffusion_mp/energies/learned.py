@@ -264,10 +264,11 @@ class FunctionPenalty(Saved, Penalty):
                 )
         return find_flaw(z2, values, total if self.integral is not None else None)
 
-    def extra_repr(self) -> str:
+    def __repr__(self) -> str:
+        # In one line, since a certificate names the penalty within a sentence. The tree of a module f takes several.
         named = [
             f"{name}={getattr(function, '__name__', type(function).__name__)}"
             for name, function in (("f", self.slope), ("delta", self.integral))
-            if function is not None and not isinstance(function, nn.Module)
+            if function is not None
         ]
-        return ", ".join([*named, f"domain={self.domain}"])
+        return f"FunctionPenalty({', '.join(named)}, domain={self.domain})"

@@ -105,6 +105,7 @@ class MatrixTerm(RowTerm, SharedTerm):
         self.backward = None if mutual else coupling.T
         reach = self._reach(coupling)
         if self.backward is not None:
+            # The energy sees the symmetric part of A alone, whose bound is the mean of both.
             reach = (reach + self._reach(self.backward)) / 2
         if norms is None and matrix is not None:
             norms = norm_bounds(matrix)
@@ -125,6 +126,7 @@ class MatrixTerm(RowTerm, SharedTerm):
             coupling = SparseCoupling(
                 coupling.graph, weight, nonnegative=True, _checked=True
             )
+        # Row sums of the power, by a product for each further hop: no power of A is stored.
         reached = coupling.exact_degree(torch.float64)
         for _ in range(self.hops - 1):
             reached = coupling.received(reached.unsqueeze(2)).squeeze(2)
@@ -137,6 +139,7 @@ class MatrixTerm(RowTerm, SharedTerm):
         along = self.forward.transformed(v, matrix, self.hops)
         if self.backward is not None:
             if matrix is not None and matrix.dim() == 3:
+                # Against an edge B acts transposed; a diagonal is its own transpose.
                 matrix = matrix.mT
             along = (along + self.backward.transformed(v, matrix, self.hops)) / 2
         return along.unsqueeze(1)
@@ -266,6 +269,7 @@ class AttentionTerm(RowTerm, SharedTerm):
             shares = weight * (self._logits(q, k, edges) + logarithm)
             return q.new_zeros(len(q)).index_add(0, edges.edges[1], shares.sum(1))
         coupling = cast("PairwiseCoupling", self._attention(q, k, graph))
+        # With b = 1/n every head has log n less.
         sizes = torch.tensor(
             graph_sizes(graph.segments, graph.num_nodes), device=q.device
         )
@@ -295,6 +299,7 @@ class AttentionTerm(RowTerm, SharedTerm):
         with without_autocast(z):
             q, k = self._ends(z, graph)
             attention = self._attention(q, k, graph)
+            # One pass for both products; the column of ones gives the sums c of the columns.
             received, back = attention.both(
                 k, torch.cat([q, q.new_ones(*q.shape[:2], 1)], 2)
             )
@@ -320,6 +325,7 @@ ACTIVATIONS: dict[
 ] = {
     "relu": (lambda t: torch.relu(t).square() / 2, torch.relu),
     "tanh": (
+        # log cosh, which overflows where it is written with exponentials of both signs.
         lambda t: t.abs() + functional.softplus(-2 * t.abs()) - math.log(2),
         torch.tanh,
     ),
@@ -408,6 +414,7 @@ def norm_bounds(
         # gradient.
         bound = matrix.detach().abs().amax((1, 2)).clamp(min=tiny)
         scaled = matrix / bound[:, None, None]
+        # The smaller of BᵀB and BBᵀ, which have the same norm.
         if matrix.size(1) < matrix.size(2):
             scaled = scaled.mT
         power = scaled.mT @ scaled

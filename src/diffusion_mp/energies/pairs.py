@@ -79,6 +79,7 @@ def sum_squared_distances(x: State, ptr: Tensor | None) -> Scalar:
     total = x.new_zeros((), dtype=torch.float64)
     for block in blocks(x, ptr):
         squares, m = _summed(lambda rows: [rows.square().sum(), rows.sum(0)], block)
+        # m is what rounding of the mean has left, and its square corrects that.
         total = total + 2 * len(block) * squares - 2 * m.square().sum()
     return total
 
@@ -144,6 +145,7 @@ def find_distance_above(
         around_origin = block.double().square().sum(1).max()
         if 4 * min(around_mean, around_origin) <= limit:
             continue
+        # A far pair is nearly always among these, and all pairs are asked only if it is not.
         witness = _farthest(centred)
         if not witness <= limit:  # NaN is no distance within the limit either
             return witness
@@ -178,6 +180,7 @@ def squared_distances(
 
 def _farthest(centred: Float[Tensor, "n D"]) -> float:
     """Return the largest squared distance from the node farthest from the mean."""
+    # No pair is more than twice as far apart as this node is from the mean: its square is a quarter of the largest.
     node = centred[centred.square().sum(1).argmax()].unsqueeze(0)
     return float(squared_distances(node, centred).max())
 

@@ -49,7 +49,7 @@ from diffusion_mp.energies.promises import not_as_declared, not_declared
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_sizes, mean_rows, members
 from diffusion_mp.runtime.cache import values_only
-from diffusion_mp.runtime.precision import without_autocast
+from diffusion_mp.runtime.precision import wide_dtype, without_autocast
 
 #: A weight ≥ 0 of a term: a number, a 0-dimensional tensor, or a module such as ``Positive`` that computes one.
 Weight = float | Tensor | Callable[[], Tensor]
@@ -133,6 +133,7 @@ class EnergyTerm(ABC):
         """
         if graph.segments is None:
             return self.value(z, graph).reshape(1)
+        # All other graphs have zeros for rows, and what V gives to zeros is subtracted.
         zeros = torch.zeros_like(z)
         nothing = self.value(zeros, graph)
         values = z.new_zeros(graph.num_graphs, dtype=torch.float64)
@@ -140,6 +141,7 @@ class EnergyTerm(ABC):
             alone = zeros.clone()
             alone[start:end] = z[start:end]
             values[number] = self.value(alone, graph) - nothing
+        # What all graphs have at zero cannot be told apart, and is shared equally.
         return values + nothing / max(len(values), 1)
 
     @abstractmethod
@@ -235,6 +237,7 @@ def sum_by_graph(rows: PerNode, graph: Graph) -> PerGraph:
 
 def check_weight(weight: float | Tensor, name: str, allow_zero: bool = True) -> None:
     """Raise unless ``weight`` is a nonnegative number or a 0-dimensional tensor, whose value is not examined."""
+    # The value of a tensor is left to the certificate, since reading it would wait for a GPU.
     if not isinstance(weight, Tensor):
         check_positive(weight, name, allow_zero=allow_zero)
     elif weight.dim() or not weight.is_floating_point():
@@ -275,6 +278,7 @@ def norm_flaw(matrix: Tensor, norms: Tensor, name: str) -> str | None:
     if matrix.dim() == 3:
         exact = torch.linalg.matrix_norm(wide, 2)
     else:
+        # A diagonal: its norm is its largest entry.
         exact = wide.abs().amax(1)
     # A matrix that was divided by its norm exceeds norm one by rounding.
     excess = exact - (1 + 64 * torch.finfo(matrix.dtype).eps) * norms.double()
@@ -353,6 +357,7 @@ class ScaledTerm(EnergyTerm):
         return self.weight * self.term.bound(z, graph)
 
     def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
+        # Once, since a weight may be a module that computes it.
         weight = self.weight
         half, damping = self.term.majorant(z, graph, convex)
         return Majorant(weight * half, weight * damping)
@@ -406,6 +411,7 @@ class SourceTerm(RowTerm, SharedTerm):
 
     def rows(self, z: HeadState, graph: Graph) -> PerNode:
         check_source(self.source, z)
+        # In double precision before the difference, which may be small beside both.
         squares = (z.double() - self.source.double()).square().sum(2)
         if self.metric is not None:
             squares = self.metric.double() * squares
@@ -516,6 +522,7 @@ class CouplingTerm(RowTerm, SharedTerm):
     def rows(self, z: HeadState, graph: Graph) -> PerNode:
         self.coupling.check(z, "x")
         wide = z.double()
+        # Differences stay the same, and the two sums below cancel fewer digits.
         near = wide - mean_rows(wide, self.coupling.ptr)
         # Row and column sums, which differ where S is not symmetric.
         ends = self.coupling.exact_degree(near.dtype)
@@ -583,6 +590,7 @@ class PenaltyTerm(SharedTerm):
         end = self.penalty.domain[1]
         if self.penalty.covers(self.constraint.diameter):
             return
+        # Neither a tensor without values nor a compiled program can be asked.
         if x.is_meta or not values_only():
             return
         z2 = large_distance(x, segments, edges)
@@ -717,8 +725,10 @@ class PairTerm(PenaltyTerm):
 
     def by_graph(self, z: HeadState, graph: Graph) -> PerGraph:
         sizes = graph_sizes(graph.segments, len(z))
+        # Energies of two steps may differ by less than the rounding of float32.
         parts = self.projected(z.double()).split(sizes)
         sums = [self.penalty.total(part) / 2 for part in parts]
+        # torch stacks no empty list, as of a batch without graphs.
         total = torch.stack(sums) if sums else z.new_zeros(0, dtype=torch.float64)
         return total / total.new_tensor(sizes).clamp(min=1) if self.mean else total
 
@@ -735,8 +745,9 @@ class PairTerm(PenaltyTerm):
         if self.projection is None:
             return constraint.diameter
         norm = float(spectral_norms(self.projection.detach().double()).max())
+        # Not 0 · ∞, which is NaN, where a projection of zero meets an unbounded set.
         farthest = norm * constraint.diameter if norm > 0 else 0.0
-        wide = torch.promote_types(self.projection.dtype, torch.float32)
+        wide = wide_dtype(self.projection.dtype)
         if self.penalty.domain[1] < farthest * farthest <= self.penalty.reach(wide):
             return math.nextafter(math.sqrt(self.penalty.domain[1]), 0.0)
         return farthest
@@ -771,7 +782,9 @@ class PairTerm(PenaltyTerm):
     def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         if self.projection is None:
             return super().majorant(z, graph, convex)
+        # Before the projection, so that its products have the size of differences.
         near = self.projected(z - graph.centre(z))
+        # Measured from zero, since the state is centred already.
         pull = CouplingTerm(self.pull(z, graph), near.new_zeros(()))
         half, bound = pull.majorant(near, graph, convex)
         # The Laplacian of Σ_h Σ_ij s^h_ij ‖W_h(z_i − z_j)‖² is Σ_h W_hᵀ(D_h − S_h)W_h (Remark c of Theorem T1).

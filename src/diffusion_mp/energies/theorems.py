@@ -291,12 +291,14 @@ def certify_trajectory(
     for part in parts:
         wide = part.double()
         # The domain bounds D.
+        # Rows lie in a ball around their mean, whose diameter no distance exceeds.
         across = (4 * (wide - wide.mean(0)).square().sum(1).max()).clamp(
             max=penalty.domain[1]
         )
         nearest, farthest = penalty.f(
             torch.stack([across.new_zeros(()), across])
         ).tolist()
+        # f falls, so that no neighbour weighs less than one at the largest distance.
         degree = min(degree, nearest + (len(part) - 1) * max(farthest, 0.0))
         stiffness = max(stiffness, 2 * (1 - 1 / len(part)))
     # Every head and graph has its own energy, and one λ has to serve all of them.

@@ -196,11 +196,13 @@ class Stacked:
 
     def argument(self, name: str, x: Any, masked: bool) -> Any:
         """Stack an argument of an operation, so that missing nodes send nothing."""
+        # Stacked graphs are heads of one graph, whose rows need no boundaries.
         if name == "ptr":
             return None
         if not isinstance(x, Tensor):
             return x
         if masked and name in ("q", "friction_q"):
+            # One more feature of ones, which meets the 0 or −∞ of the keys below.
             return pad(self(x), (0, 1), value=1.0)
         if masked and name in ("k", "friction_k"):
             # A feature of 0, or of −∞ for missing nodes, whose scores are −∞ then.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from diffusion_mp import checks
 from diffusion_mp.graph.part_edge_index import PartEdgeIndex
+from diffusion_mp.runtime.precision import wide_dtype
 from diffusion_mp.runtime.torch_private import transforms_active
 
 # Number of empty graphs that a batch vector may count beyond one per node. More is an error, and costs memory.
@@ -208,7 +209,7 @@ def check_edges(
         )
     # A degree beyond the range of the dtype in which weights are added up would make every entry of its row zero;
     # no degree is larger than the sum of all weights, and 2^16 leaves room for products with a state.
-    precision = torch.promote_types(edge_weight.dtype, torch.float32)
+    precision = wide_dtype(edge_weight.dtype)
     total = float(edge_weight.detach().sum(dtype=torch.float64))
     if total > torch.finfo(precision).max / (1 << 16):
         raise ValueError(

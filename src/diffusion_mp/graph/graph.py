@@ -31,6 +31,7 @@ from diffusion_mp.runtime.cache import (
     persistent,
     values_only,
 )
+from diffusion_mp.runtime.precision import widened
 
 T = TypeVar("T")
 SelfLoops = Literal["keep", "add", "remove", "remaining"]
@@ -154,13 +155,18 @@ class Graph:
                 return
             # Learned weights change with every step, and a pass over them each time would cost more than the
             # product.
-            if self.edge_weight is None or not self.edge_weight.requires_grad:
+            if not self._learned:
                 self._check_values()
             # Sorting the edges is the expensive part, and does not depend on weights.
             if "edge_index" in changed:
                 self._pattern = None
             self._derived = {}
         self._states = self._states_now()
+
+    @property
+    def _learned(self) -> bool:
+        """Whether the weights are learned."""
+        return self.edge_weight is not None and self.edge_weight.requires_grad
 
     def _kept(self, name: Hashable, make: Callable[[], T]) -> T:
         """Return ``make()``, and keep it until the tensors change."""
@@ -251,8 +257,9 @@ class Graph:
             batch: sorted graph number of every node [N]. Not for a ``Graph``.
         """
         if torch.jit.is_tracing():  # type: ignore[attr-defined]
-            checks.refuse_torchscript()
-        checks.check_kind(x, "x", Tensor, "a tensor, one row per node")
+            raise checks.torchscript_error()
+        if not isinstance(x, Tensor):
+            raise checks.wrong_kind(x, "x", "a tensor, one row per node")
         if isinstance(edge_index, Graph):
             if edge_weight is not None or batch is not None:
                 raise ValueError(
@@ -284,7 +291,7 @@ class Graph:
             )
         edges = graph.edge_index
         if edges is not None and edges.device != x.device:
-            checks.check_device(edges, "edge_index", x.device, "x")
+            raise checks.wrong_device(edges, "edge_index", x.device, "x")
         return graph
 
     # A graph that is a part of a larger graph, whose other rows lie elsewhere, overrides these.
@@ -371,7 +378,7 @@ class Graph:
         if weight is None:
             return False
         # Where weights cannot be read, they may have any value.
-        if weight.requires_grad or weight.is_meta or not values_only():
+        if self._learned or weight.is_meta or not values_only():
             return True
         return self._kept("weighted", lambda: bool((weight != 1).any()))
 
@@ -457,7 +464,7 @@ class Graph:
         source, target = self.edges
         weight = self._edge_weights(dtype)
         # Half precision cannot count beyond 2048 edges.
-        weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        weight = widened(weight)
         degree = weight.new_zeros(self.num_nodes)
         degree = degree.index_add(0, target if direction == "in" else source, weight)
         return degree.to(dtype or weight.dtype)
@@ -586,7 +593,7 @@ class Graph:
             make: computes the result.
         """
         # Derived weights hold an autograd graph, which serves one backward pass.
-        if self.edge_weight is not None and self.edge_weight.requires_grad:
+        if self._learned:
             return make()
         return self._kept(name, make)
 

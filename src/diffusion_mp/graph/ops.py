@@ -159,10 +159,12 @@ def max_rows(x: Tensor, ptr: Tensor | None) -> Tensor:
             x = torch.cat([x, x.new_full((1, *x.shape[1:]), -torch.inf)])
         return x.amax(0, keepdim=True)
     member, count = members(ptr, x.size(0), x.device)
-    member = member.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
-    # A graph without rows keeps the lowest number, which no row reads.
-    lowest = x.new_full((count.size(0), *x.shape[1:]), -torch.inf)
-    return lowest.scatter_reduce(0, member, x, "amax").gather(0, member)
+    # torch scatters numbers and not rows: every number of a row has the index of the row.
+    index = member.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
+    # A graph without rows keeps −∞, which no row reads.
+    largest = x.new_full((count.size(0), *x.shape[1:]), -torch.inf)
+    largest = largest.scatter_reduce(0, index, x, "amax")
+    return largest.gather(0, index)
 
 
 def graph_sizes(ptr: Tensor | None, num_nodes: int) -> list[int]:

@@ -35,6 +35,7 @@ def _declines(widest: float, named: bool, *args: Any) -> str | None:
     # Nearly always on the CPU, and of a small graph the other questions would take as long as the product.
     if not named and args[0].is_cpu:
         return "the first tensor is on the CPU"
+    # Named tuples of arguments hold tensors too.
     parts = chain.from_iterable(
         arg if isinstance(arg, tuple) else (arg,) for arg in args
     )
@@ -73,6 +74,7 @@ def tiles(ptr: Tensor | None, num_nodes: int, rows: int, device: torch.device) -
         return Tiles(max(1, -(-num_nodes // rows)), (None, num_nodes), None)
     cache = batch_cache(ptr)
     key = ("tiles", num_nodes, rows, device)
+    # Kept with the boundaries, since every layer and both passes need the same runs.
     if key not in cache:
         count = torch.div(ptr.diff() + (rows - 1), rows, rounding_mode="floor").clamp(
             min=1

@@ -68,6 +68,7 @@ def requested(operation: str, backend: str) -> str:
     if backend != "auto":
         return backend
     chosen = "auto"
+    # All entries are read, so that a misspelt one is found whichever operation asks first.
     for entry in filter(None, map(str.strip, os.environ.get(VARIABLE, "").split(","))):
         target, _, name = entry.rpartition("=")
         if name not in BACKENDS or target not in ("", *FAMILIES):
@@ -75,6 +76,7 @@ def requested(operation: str, backend: str) -> str:
                 f"{VARIABLE} has the entry {entry!r}. An entry is a backend of {', '.join(BACKENDS)}, for all "
                 f"operations or for one, as in 'spmm=cpu'. The operations are {', '.join(sorted(FAMILIES))}."
             )
+        # The first entry that names the operation counts, whatever comes behind it.
         if chosen == "auto" and target in ("", operation):
             chosen = name
     return chosen
@@ -100,7 +102,8 @@ def choose(
     if in_backward_pass():
         return choose(operation, "auto", table, *args)
     raise BackendError(
-        f"backend {backend!r} does not have {operation}; take one of {', '.join(map(repr, table))}, or 'auto'."
+        f"backend {backend!r} does not have {operation}; take one of {', '.join(map(repr, table))}, or 'auto', in the "
+        f"call or in {VARIABLE}, which names a backend for all operations of a family."
     )
 
 
@@ -180,6 +183,7 @@ def operation(
         run = formula
         if isinstance(run, tuple):
             forward, targets = run
+            # Of the arguments by their names, since those of the backward pass come in another order.
             run = forward.pulled_back(
                 targets, list(inspect.signature(shapes).parameters)
             )
@@ -208,6 +212,7 @@ def few_numbers(*tensors: Tensor) -> bool:
             return False
         largest = max(largest, x.numel())
         trained = trained or x.requires_grad
+    # Half precision would have to be widened first, which the operation does.
     if first not in ALREADY:
         return False
     if compiling:
@@ -292,6 +297,7 @@ class Signature:
 
     def places(self, name: str) -> list[int]:
         """Return where in flat arguments and results a value is; a tuple stands for all of its fields."""
+        # An operation with several results has none of that name: it stands for all of them.
         if name == "out" and name not in self.results:
             return list(range(len(self.flat), len(self.flat) + len(self.results)))
         return [
@@ -307,6 +313,7 @@ class Signature:
     def flatten(self, args: Sequence[Any]) -> list[Any]:
         """Return the arguments, and the fields of those that are named tuples."""
         flat: list[Any] = []
+        # The dispatcher of torch takes tensors and numbers, and no tuples of both.
         for (make, *_), arg in zip(self._tuples, args, strict=True):
             flat.extend([arg] if make is None else arg)
         return flat
@@ -346,6 +353,7 @@ class Signature:
         widest = reduce(
             torch.promote_types, [flat[position].dtype for position in wide], short
         )
+        # Sums over nodes leave the range of half precision, whatever the arguments have.
         widest = torch.promote_types(widest, LEAST)
         for position in wide:
             flat[position] = flat[position].to(widest)
@@ -400,6 +408,7 @@ class Operation(Generic[T]):
         self._without_grad: list[int] = []
         self._materialize = False
 
+        # For torch.compile, which asks for shapes and has no numbers.
         def fake(*flat: Any) -> Any:
             out: Any = shapes(*signature.unflatten(flat))
             return tuple(out) if signature.several else out
@@ -422,6 +431,7 @@ class Operation(Generic[T]):
             backend: the name of a backend. With ``"auto"`` the environment decides, or else the first backend that
                 supports the arguments.
         """
+        # Nearly always nothing is named, and one look at the environment replaces the call.
         if backend != "auto" or VARIABLE in os.environ:
             backend = requested(self.family, backend)
         # Few numbers are of one dtype, on the CPU, and nothing looks in: the formula needs no preparation, which would
@@ -431,6 +441,7 @@ class Operation(Generic[T]):
                 out: Any = self.formula(*args)
             return cast("T", out)
         direct = values_only()
+        # A transform looks inside, and then only the formula can be seen, whatever was named.
         if not direct and differentiated_inside():
             backend = "reference"
         flat, args, dtype = self.signature.bind(args, narrow=backend != "reference")
@@ -451,6 +462,7 @@ class Operation(Generic[T]):
                 out = _FastPair.apply(*flat, backend, args, self)
             else:
                 out = self._compute(flat, backend, args)
+        # A single result without a declared dtype comes back as it is, without one more call.
         if dtype is not None or self.signature.several:
             out = self.signature.cast(out, dtype)
         result: T = out
@@ -478,6 +490,7 @@ class Operation(Generic[T]):
     def _compute(self, flat: Sequence[Any], backend: str, args: Sequence[Any]) -> Any:
         """Return what the backend computes from the arguments as they came."""
         run = choose(self.name, backend, self.backends, *args)
+        # Autocast is on or off for a device, which the first tensor tells.
         tensor = flat[self._tensor]
         if not torch.is_autocast_enabled(
             "cpu" if tensor.is_cpu else tensor.device.type
@@ -504,6 +517,7 @@ class Operation(Generic[T]):
 
         def run(*flat: Any) -> Any:
             dtype = None if signature.like is None else flat[signature.like].dtype
+            # Callers also pass what follows the arguments: results, or the name of a backend.
             wide = list(flat[: len(signature.flat)])
             signature.to_one_dtype(wide, narrow=False)
             out = signature.cast(formula(*signature.unflatten(wide)), dtype)
@@ -589,6 +603,7 @@ class Operation(Generic[T]):
         count = len(self.signature.flat)
         values = (*inputs[:count], *results)
         ctx.backend = inputs[count]
+        # Numbers and names, which `save_for_backward` does not take.
         ctx.others = [None] * len(values)
         ctx.tensors = []
         for position in self._kept:
@@ -603,6 +618,7 @@ class Operation(Generic[T]):
 
     def _backward(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        # Nothing downstream depends on this result.
         if all(grad is None for grad in grads):
             return tuple(gradients)
         values = [*ctx.others]
@@ -616,6 +632,7 @@ class Operation(Generic[T]):
             return tuple(gradients)
         named = self._named(values, grads) | {"backend": ctx.backend}
         for places, formula, names in self._derivatives:
+            # A derivative may cost as much as the forward pass, and is left out where nobody asks for it.
             if set(places).isdisjoint(needed):
                 continue
             out = formula(*[named[name] for name in names])
@@ -651,6 +668,7 @@ class _FastPair(torch.autograd.Function):
         out = called._compute(flat, backend, args)
         if called.signature.several:
             out = tuple(out)
+        # The same as of the registered operation, so that both have one backward pass.
         called._keep(ctx, inputs, out)
         ctx.backward_of = called._backward
         return out

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.runtime.cache import batch_cache
+from diffusion_mp.runtime.precision import wide_dtype
 from diffusion_mp.runtime.torch_private import transforms_active
 
 # A set of rows: one run of rows as a slice (a view, nothing is copied), or [graphs, size] row numbers.
@@ -68,7 +69,7 @@ class Chunk:
         """Return the mask of every bucket [b H, size, 1], one for nodes, zero for padding; ``None``: all are nodes."""
         if self._equal:
             return [None]
-        dtype = torch.promote_types(x.dtype, torch.float32)
+        dtype = wide_dtype(x.dtype)
         masks = self._layout(x).masks
         return [None if mask is None else mask.to(dtype) for mask in masks]
 

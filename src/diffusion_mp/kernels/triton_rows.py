@@ -49,6 +49,7 @@ def operands(dtype: torch.dtype, narrowest: int = 0) -> tuple[int, dict[str, Any
 @no_type_check
 def run(table, tile, nodes, rows):
     """Return the bounds of a run of rows, the bounds of its graph, and the number of the graph."""
+    # One graph needs no table, whose numbers would be read from memory.
     if table is None:
         first = tile * rows
         return (
@@ -73,6 +74,7 @@ def run(table, tile, nodes, rows):
 @no_type_check
 def own_rows(table, nodes, H, BLOCK_M: tl.constexpr):
     """Return the program's head, its rows and which of them exist, and the bounds of their graph."""
+    # In 64 bits: numbers of entries go beyond 2³¹ for large graphs.
     program = tl.program_id(0).to(tl.int64)
     first, last, begin, end, _ = run(table, program // H, nodes, BLOCK_M)
     row = first + tl.arange(0, BLOCK_M)

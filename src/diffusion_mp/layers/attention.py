@@ -111,6 +111,7 @@ class MultiHeadConv(DiffusionConv):
             in_channels,
             head_channels,
             diffusivity,
+            # A whole step leaves nothing of the state: the output is the attention itself.
             ExplicitEuler(1.0, "residual"),
             heads,
             concat=True,
@@ -178,8 +179,9 @@ class DIFFormerConv(DiffusionConv):
         leak (float): Leak κ of the :class:`ExplicitEuler`; 0 by default.
         self_loops (str): Self-loops of Ã = D^-½AD^-½: ``"keep"``, ``"add"``, ``"remaining"`` (default) or ``"remove"``;
             see ``Graph.with_self_loops``.
-        direction (str): Degrees of Ã: ``"directed"`` (default): in-degree of the receiver and out-degree of the sender;
-            ``"undirected"``: A is replaced by ½(A + Aᵀ); ``"pyg"``: in-degrees at both ends.
+        direction (str): Degrees of Ã on a directed graph: ``"pyg"`` (default): in-degrees at both ends, as in
+            :class:`GCNConv`; ``"directed"``: in-degree of the receiver and out-degree of the sender;
+            ``"undirected"``: A is replaced by ½(A + Aᵀ).
         degrees (str): ``"weighted"`` (default): sums of edge weights; ``"count"``: numbers of edges, as in the released
             code.
         qkv_bias (bool): Add biases in W_Q, W_K and W_V, as far as the layer has them; ``False`` by default.
@@ -216,6 +218,7 @@ class DIFFormerConv(DiffusionConv):
         features, edges, step, layer = split(
             options, QueryKeyOptions, AdjacencyOptions, StepOptions
         )
+        # Unit vectors, for which the simple score is not negative (Eq. 55).
         features.setdefault("normalize", "row")
         edges.setdefault("self_loops", "remaining")
         step = {"beta": 0.0, "leak": 0.0} | step
@@ -303,6 +306,8 @@ class NodeFormerConv(MultiHeadConv):
         hops (int): Largest power P of A, 4 by default (docs/errata.md, N11).
         powers (str): ``"walks"`` (default): A^p counts walks of p edges; ``"reach"``, as in the released code: A^p
             joins all pairs at most 2^(p−1) steps apart.
+        direction (str): Degrees of A: ``"pyg"`` (default), ``"undirected"``, or ``"directed"`` as in the released code;
+            see :class:`AdjacencyDiffusivity`.
         gate (str or None): ``"sigmoid"`` (default): weights σ(b); ``None``: weights b, as in the released code on some
             data sets.
         projection (str or None): ``"separate"`` (default), ``"tied"`` or ``None``; see :class:`QueryKeyDiffusivity`.
@@ -395,6 +400,8 @@ class SFiConv(MultiHeadConv):
         dropout (float): Dropout rate on the values; 0 by default.
         gamma (float): Initial γ; 1 by default, equal weights.
         self_loops (str): Self-loops of Ã: ``"remaining"`` (default), ``"keep"``, ``"add"`` or ``"remove"``.
+        direction (str): Degrees of Ã: ``"pyg"`` (default), ``"directed"`` or ``"undirected"``; see
+            :class:`AdjacencyDiffusivity`.
         projection (str or None): ``"separate"`` (default), ``"tied"`` or ``None``; see :class:`QueryKeyDiffusivity`.
         normalize (str or None): Norm of queries and keys: ``"row"``, ``"frobenius"`` or ``None`` (default).
         lam (float): λ*, the weight of friction, with λ = λ*/n; 1 by default.

@@ -324,13 +324,15 @@ class WeightedGraph(TermModule):
         matrix: Literal["full", "diagonal", "identity"] = "full",
     ) -> None:
         super().__init__(channels, weight)
+        # Without features of edges there is one relation, A itself.
         relations = edge_dim or 1
         self.symmetric = symmetric
         self.hops = hops
         self.edge_dim = edge_dim
         if edge_dim is not None:
             self.reads = ("edge_attr",)
-        self.adjacency = AdjacencyDiffusivity(normalization)
+        # The energy reads an edge both ways. In-degrees alone would leave out edges from a node that only sends.
+        self.adjacency = AdjacencyDiffusivity(normalization, direction="directed")
         # `None` is the identity, with which a product with B is saved.
         self.matrix = None
         if matrix == "full":
@@ -470,6 +472,7 @@ class RowAttention(TermModule):
             prior = SparseCoupling(
                 graph,
                 graph.weights(source),
+                # Nobody asks whether it is symmetric, since attention divides its rows by their sums.
                 symmetric=False,
                 nonnegative=True,
                 _checked=True,
@@ -507,6 +510,7 @@ class TiedMLP(TermModule):
     ) -> None:
         super().__init__(channels, weight)
         checks.check_choice(activation, "activation", ACTIVATIONS)
+        # Any weights will do, since the term is concave: none is divided by its norm.
         self.linear = nn.Linear(channels, hidden_channels)
         self.activation = activation
 
@@ -693,6 +697,7 @@ class CertifiedBlock(GraphLayer):
         Z⁰ is the projection of x. ``inputs`` are the ``source`` and the inputs that a term reads.
         """
         state = self.start(x)
+        # Z⁰ is a state too: an energy is compared before and after the first step.
         yield state.flatten(1).to(x.dtype)
         energy = self._energy_of(x, graph, **inputs)
         at_rest = self.num_layers is None
@@ -700,6 +705,7 @@ class CertifiedBlock(GraphLayer):
             step: Callable[[Tensor], Tensor] = partial(self.limit, energy=energy)
         else:
             step = energy.descent(state)
+        # The limit counts as one step, which a hook sees as one.
         for _ in range(self.num_layers or 1):
             # A step attends at the state that it reads, the limit at the limit itself.
             before = state

@@ -46,10 +46,7 @@ def _gcn_adjacency(
     """Return Â = D^-½ (A + I) D^-½ with the degrees of PyG; without ``normalize``, A."""
     if not normalize:
         return AdjacencyDiffusivity("sum", self_loops=self_loops or "keep")
-    # PyG's direction: degrees of the receiving ends, also where edges go one way.
-    return AdjacencyDiffusivity(
-        "sym", self_loops=self_loops or "remaining", direction="pyg"
-    )
+    return AdjacencyDiffusivity("sym", self_loops=self_loops or "remaining")
 
 
 def _full_step() -> ExplicitEuler:
@@ -104,6 +101,9 @@ class MLPConv(DiffusionConv):
 
 class GCNConv(DiffusionConv):
     r"""GCN's layer: x′ = Â W x + b, Â = D^-½ (A + I) D^-½ normalised (Kipf & Welling 2017; Example 1 with τ = 1).
+
+    On a directed graph messages go along the edges, and both degrees are in-degrees, as in PyG. An
+    `AdjacencyDiffusivity` in a `DiffusionConv` has other degrees (``direction=``).
 
     Args:
         in_channels: Number of channels of x; -1 takes it from the first call.

@@ -10,6 +10,7 @@ from torch import nn
 
 from diffusion_mp.checks import Count, CountOrZero, NonnegativeNumber, PositiveNumber
 from diffusion_mp.diffusivities.all_pair import Normalization, Projection
+from diffusion_mp.diffusivities.fixed import Direction
 from diffusion_mp.graph.graph import SelfLoops
 
 # An option has no default here: the class that reads it has one, unless the class that hands it on has another.
@@ -38,7 +39,7 @@ class AdjacencyOptions(TypedDict, total=False):
     """Options of `AdjacencyDiffusivity`."""
 
     self_loops: SelfLoops
-    direction: Literal["directed", "undirected", "pyg"]
+    direction: Direction
     degrees: Literal["weighted", "count"]
 
 
@@ -74,6 +75,7 @@ class RelationalOptions(TypedDict, total=False):
 
     hops: Count
     powers: Literal["walks", "reach"]
+    direction: Direction
     gate: Literal["sigmoid"] | None
 
 
@@ -101,12 +103,13 @@ class ResidualOptions(MixOptions, total=False):
     residual: bool
 
 
-# Without degrees and direction: Ã of the paper has one form.
+# Without degrees: those of the paper are sums of weights.
 class EnhancedOptions(TypedDict, total=False):
     """Options of `AdjacencyEnhancedDiffusivity`."""
 
     gamma: float
     self_loops: SelfLoops
+    direction: Direction
 
 
 class SFiOptions(ResidualOptions, EnhancedOptions, QueryKeyOptions, total=False):

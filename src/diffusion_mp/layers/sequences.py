@@ -162,12 +162,14 @@ def tokens_first(
     """Return the order of the B·L rows that puts tokens before padding, and the row boundaries [2B + 1]."""
     size, length = mask.shape
     start = length * torch.arange(size, device=mask.device)
-    # Distinct keys, since ONNX has no stable sort.
-    keys = mask.logical_not().long() * length + torch.arange(length, device=mask.device)
-    order = keys.argsort(dim=1) + start.unsqueeze(1)
-    ends = torch.stack([start + mask.sum(1), start + length], dim=1).flatten()
+    position = torch.arange(length, device=mask.device)
+    # Distinct keys, since ONNX has no stable sort: padding comes a whole length later.
+    keys = position + length * mask.logical_not().long()
+    order = start.unsqueeze(1) + keys.argsort(dim=1)
+    ends = torch.stack([start + mask.sum(1), start + length], dim=1)
+    ptr = torch.cat([ends.new_zeros(1), ends.flatten()])
     # Boundaries lie on the CPU, where a graph reads them as numbers.
-    return order.flatten(), torch.cat([ends.new_zeros(1), ends]).cpu()
+    return order.flatten(), ptr.cpu()
 
 
 #: Function of (site, channels) that makes the module at that site, called as ``module(state, mask)``.

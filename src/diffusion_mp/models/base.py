@@ -24,6 +24,7 @@ from diffusion_mp.updates import CertifiedStep
 
 Edges = Tensor | Graph | None
 Task = Literal["node", "graph", "link"]
+Head = Literal["dot", "mlp"]
 Collect = Callable[[Coupling], None]  # called with the coupling of every layer
 
 
@@ -142,7 +143,7 @@ class FeatureEncoder(nn.Module):
 
 
 class NodeHead(nn.Module):
-    """Logits of every node by an MLP, W₂ ReLU(W₁ x); also the base of the heads of other tasks.
+    """Logits of every node by an MLP, W₂ ReLU(W₁ x); also the base of the head of graphs.
 
     Args:
         channels: Number of channels C of the state.
@@ -155,65 +156,92 @@ class NodeHead(nn.Module):
 
     def __init__(self, channels: int, out_channels: int) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(
-            nn.Linear(channels, channels), nn.ReLU(), nn.Linear(channels, out_channels)
-        )
+        self.mlp = two_layers(channels, out_channels)
 
-    def forward(self, x: Tensor, graph: Graph, pairs: Tensor | None) -> Tensor:
-        """Return the predictions for states [N, C]; ``pairs`` [2, L] belong to link tasks only."""
-        check_no_pairs(pairs)
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        """Return the predictions for states [N, C]."""
         return self.mlp(x)
 
 
 class GraphHead(NodeHead):
     """Logits of every graph [B, out_channels] from the mean of its nodes, which is zero for an empty graph."""
 
-    def forward(self, x: Tensor, graph: Graph, pairs: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
         # Sums over nodes are taken in float32 at least: in half precision, many small terms would be lost.
         mean = global_mean_pool(widened(x), graph.batch.to(x.device), graph.num_graphs)
-        return super().forward(mean.to(x.dtype), graph, pairs)
+        return super().forward(mean.to(x.dtype), graph)
 
 
-class LinkHead(NodeHead):
-    """Scores of pairs [L]: ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels, so that a binary cross-entropy starts near log 2."""
+class DotHead(nn.Module):
+    """Scores of pairs, ⟨z_u, z_v⟩, as in PyG's ``InnerProductDecoder``; also the base of `MLPDotHead`.
 
-    def forward(self, x: Tensor, graph: Graph, pairs: Tensor | None) -> Tensor:
-        if pairs is None:
-            raise ValueError(
-                "edge_label_index is needed for a link task: [2, L], the pairs to score; got None."
-            )
-        pairs = checks.check_pairs(
-            pairs, "edge_label_index", x.size(0), x.device, "[2, L] of int64"
+    Args:
+        channels: Number of channels C of the states.
+
+    Shapes:
+        z: [N, C].
+        pairs: [2, L].
+        output: [L].
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+
+    def forward(self, z: Tensor, pairs: Tensor) -> Tensor:
+        """Return the scores of ``pairs``, the ``edge_label_index`` of a call."""
+        u, v = checks.check_pairs(
+            pairs, "edge_label_index", z.size(0), z.device, "[2, L] of int64"
         )
-        embedding = self.mlp(x)
-        products = embedding[pairs[0]] * embedding[pairs[1]]
+        return (z[u] * z[v]).sum(1)
+
+
+class MLPDotHead(DotHead):
+    """Scores of pairs, ⟨MLP(z_u), MLP(z_v)⟩ / √out_channels, so that a binary cross-entropy starts near log 2."""
+
+    def __init__(self, channels: int, out_channels: int) -> None:
+        super().__init__(channels)
+        self.mlp = two_layers(channels, out_channels)
+
+    def forward(self, z: Tensor, pairs: Tensor) -> Tensor:
+        embedding = self.mlp(z)
         # Without the root a score grows with the channels, and training starts far from log 2.
-        return products.sum(1) * embedding.size(1) ** -0.5
+        return super().forward(embedding, pairs) * embedding.size(1) ** -0.5
 
 
-HEADS: dict[str, type[NodeHead]] = {
-    "node": NodeHead,
-    "graph": GraphHead,
-    "link": LinkHead,
-}
+def two_layers(channels: int, out_channels: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(channels, channels), nn.ReLU(), nn.Linear(channels, out_channels)
+    )
 
 
-def check_no_pairs(pairs: Tensor | None) -> None:
-    if pairs is not None:
-        raise ValueError(
-            "edge_label_index belongs to task='link'; leave it out for nodes and graphs."
-        )
+def make_head(
+    channels: int, out_channels: int, task: Task, head: Head
+) -> NodeHead | DotHead | None:
+    """Return the head of a task."""
+    # Nodes are read by one linear map, as in the papers; the mean of a graph is too little for a linear map to read.
+    if task == "node":
+        return None
+    if task == "graph":
+        return GraphHead(channels, out_channels)
+    if head == "mlp":
+        return MLPDotHead(channels, out_channels)
+    return DotHead(out_channels)
 
 
 def output_layers(
-    channels: int, out_channels: int, task: Task
-) -> tuple[nn.Module, NodeHead | None]:
-    """Return a linear map of states to logits and no head; for graphs and links, the identity and a head."""
-    checks.check_choice(task, "task", HEADS)
-    # For nodes one linear map, as in the papers; the mean of a graph or a pair is too little for a linear map to read.
-    if task == "node":
-        return nn.Linear(channels, out_channels), None
-    return nn.Identity(), HEADS[task](channels, out_channels)
+    channels: int, out_channels: int, task: Task, head: Head = "dot"
+) -> tuple[nn.Module, NodeHead | DotHead | None]:
+    """Return a linear map of states to the output and the head; the identity before a head with an MLP."""
+    last = make_head(channels, out_channels, task, head)
+    if has_mlp(last):
+        return nn.Identity(), last
+    return nn.Linear(channels, out_channels), last
+
+
+def has_mlp(head: nn.Module | None) -> bool:
+    """Return whether a head reads hidden states, rather than the output of a last linear map."""
+    return isinstance(head, NodeHead | MLPDotHead)
 
 
 class EdgeMask(MessagePassing):
@@ -276,7 +304,7 @@ class GraphModel(GraphLayer, ABC):
         super().__init__()
         self.in_channels = in_channels
         # A model of nodes ends in its own linear map, and has none.
-        self.head: NodeHead | None = None
+        self.head: NodeHead | DotHead | None = None
         # A module, since PyG's explainers look for `MessagePassing` among the parts of a model.
         self.edge_mask = EdgeMask()
 
@@ -310,6 +338,87 @@ class GraphModel(GraphLayer, ABC):
         """
         if edge_attr is not None:
             others["edge_attr"] = edge_attr
+        if edge_label_index is None and isinstance(self.head, DotHead):
+            raise ValueError(
+                "edge_label_index is needed for a link task: [2, L], the pairs to score; got None. The states alone "
+                "are model.encode(x, edge_index)."
+            )
+        if edge_label_index is not None:
+            self._link_head("edge_label_index")
+        # A coupling holds features of all nodes: it is kept only for a caller who asks for it.
+        couplings: list[Coupling] = []
+        collect: Collect = discard
+        # `inputs_to_graph` refuses what is no flag.
+        if return_coupling is True:
+            collect = couplings.append
+        states, graph = self._states(
+            x, edge_index, edge_weight, batch, return_coupling, others, collect
+        )
+        match self.head:
+            case DotHead():
+                output = self.head(states, edge_label_index)
+            case NodeHead():
+                output = self.head(states, graph)
+            case _:
+                output = states
+        if return_coupling:
+            return output, couplings
+        return output
+
+    def encode(
+        self,
+        x: Tensor,
+        edge_index: Edges = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | None = None,
+        **inputs: Any,
+    ) -> Tensor:
+        """Return the states z [N, channels] from which :meth:`decode` scores any pairs of nodes, for link tasks.
+
+        Args:
+            x: Features of the nodes.
+            edge_index: Observed edges, or a ``Graph``.
+            edge_weight: Weights of the edges; 1 by default.
+            batch: Number of the graph of every node; by default all nodes belong to one graph.
+            inputs: Further inputs that the model reads, such as ``edge_attr``.
+        """
+        self._link_head("encode")
+        states, _ = self._states(
+            x, edge_index, edge_weight, batch, False, inputs, discard
+        )
+        return states
+
+    def decode(self, z: Tensor, edge_label_index: Tensor) -> Tensor:
+        """Return the scores [L] of pairs of nodes, the logits of an edge between them, for link tasks.
+
+        ``decode(encode(x, edge_index), pairs)`` is ``model(x, edge_index, edge_label_index=pairs)``.
+
+        Args:
+            z: States of the nodes, from :meth:`encode`.
+            edge_label_index: The pairs to score, [2, L].
+        """
+        head = self._link_head("decode")
+        checks.check_state(z, "z", head.channels)
+        return head(z, edge_label_index)
+
+    def _link_head(self, what: str) -> DotHead:
+        if not isinstance(self.head, DotHead):
+            raise ValueError(
+                f"{what} belongs to task='link'; this {type(self).__name__} is for nodes or graphs."
+            )
+        return self.head
+
+    def _states(
+        self,
+        x: Tensor,
+        edge_index: Edges,
+        edge_weight: Tensor | None,
+        batch: Tensor | None,
+        return_coupling: bool,
+        others: dict[str, Any],
+        collect: Collect,
+    ) -> tuple[Tensor, Graph]:
+        """Return the output of :meth:`propagate`, which the head reads, and the graph."""
         # What is left is refused below, by name.
         inputs = {name: others.pop(name) for name in self.reads if name in others}
         graph = self.inputs_to_graph(
@@ -326,20 +435,8 @@ class GraphModel(GraphLayer, ABC):
         if torch.compiler.is_dynamo_compiling():
             # Without fullgraph=True its graph ends where the number of graphs is read: here, and not within a block.
             _ = graph.segments
-        # A coupling holds features of all nodes: it is kept only for a caller who asks for it.
-        couplings: list[Coupling] = []
-        collect: Collect = discard
-        if return_coupling:
-            collect = couplings.append
         collect = self.edge_mask.listening(graph, collect)
-        logits = self.propagate(x, graph, collect, **inputs)
-        if self.head is None:
-            check_no_pairs(edge_label_index)
-        else:
-            logits = self.head(logits, graph, edge_label_index)
-        if return_coupling:
-            return logits, couplings
-        return logits
+        return self.propagate(x, graph, collect, **inputs), graph
 
     def check_features(self, x: Tensor, *, channels: int, module: nn.Module) -> None:
         # Categories are checked by their tables.
@@ -384,7 +481,7 @@ class GraphModel(GraphLayer, ABC):
             reasons.setdefault(kind, f"{name} ({kind}) {reason}")
         reason = "; ".join(reasons.values()) or "no layer is a CertifiedStep"
         pairs = None
-        if isinstance(self.head, LinkHead) and x is not None:
+        if isinstance(self.head, DotHead) and x is not None:
             # Layers need no pairs.
             pairs = torch.empty(2, 0, dtype=torch.long, device=x.device)
         layers = layer_certificates(
@@ -404,6 +501,7 @@ class StackOptions(TypedDict, total=False):
     layer_norm: bool
     dropout: Probability
     task: Task
+    head: Head
 
 
 class LayerStack(GraphModel):
@@ -417,7 +515,8 @@ class LayerStack(GraphModel):
         layer_norm: LayerNorm after the input layer and after every layer.
         dropout: Dropout rate.
         task: ``"node"``: predict for every node; ``"graph"``: an MLP reads the mean over the nodes of each graph;
-            ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+            ``"link"``: score pairs of nodes.
+        head: Score of a pair in link tasks: ``"dot"``, ⟨z_u, z_v⟩; ``"mlp"``, ⟨MLP(z_u), MLP(z_v)⟩ / √out_channels.
     """
 
     def __init__(
@@ -430,6 +529,7 @@ class LayerStack(GraphModel):
         layer_norm: bool = False,
         dropout: Probability = 0.0,
         task: Task = "node",
+        head: Head = "dot",
     ) -> None:
         super().__init__(*channels)
         in_channels, hidden_channels, out_channels = channels
@@ -440,5 +540,5 @@ class LayerStack(GraphModel):
         norm = nn.LayerNorm if layer_norm else nn.Identity
         self.norms = nn.ModuleList(norm(hidden_channels) for _ in range(num_layers + 1))
         self.decoder, self.head = output_layers(
-            states * hidden_channels, out_channels, task
+            states * hidden_channels, out_channels, task, head
         )

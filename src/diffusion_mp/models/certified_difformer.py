@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.checks import (
-    Count,
-    Probability,
-)
+from diffusion_mp.checks import Count, Probability
 from diffusion_mp.diffusivities import Diffusivity, UniformDiffusivity
 from diffusion_mp.energies import Certificate, Constraint, Energy, Penalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedBlock, CertifiedConv
 from diffusion_mp.layers.features import FeatureLinear
-from diffusion_mp.layers.options import split
-from diffusion_mp.models.base import Edges, Task, output_layers
+from diffusion_mp.layers.options import CertifiedConvOptions, split
+from diffusion_mp.models.base import Edges, Head, Task, output_layers
 from diffusion_mp.models.certified_network import CertifiedNetwork
 
 
@@ -27,17 +24,15 @@ class ReadoutOptions(TypedDict, total=False):
 
     dropout: Probability
     task: Task
+    head: Head
 
 
-class CertifiedDIFFormerOptions(ReadoutOptions, total=False):
+class CertifiedDIFFormerOptions(ReadoutOptions, CertifiedConvOptions, total=False):
     """Options of `CertifiedDIFFormer`: the options of its readout and of `CertifiedConv`."""
 
     penalty: Penalty | str | None
     heads: Count
-    projection: Literal["tied"] | None
     constraint: Constraint | str | None
-    radius: float
-    beta: float
     lam: float
     mu: float
     graph: bool | Diffusivity
@@ -85,7 +80,9 @@ class CertifiedDIFFormer(CertifiedNetwork):
             does not read edges.
         dropout (float): Dropout rate in the encoder; 0 by default.
         task (str): ``"node"`` (default): predict for every node; ``"graph"``: an MLP reads the mean over the nodes of
-            each graph; ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+            each graph; ``"link"``: score pairs of nodes.
+        head (str): Score of a pair in link tasks: ``"dot"`` (default), ⟨z_u, z_v⟩ with states of ``out_channels``, as
+            in PyG's ``GAE``; or ``"mlp"``, ⟨MLP(z_u), MLP(z_v)⟩ / √out_channels with states of ``hidden_channels``.
 
     Shapes:
         x: [N, in_channels], dense or sparse.
@@ -138,13 +135,16 @@ class CertifiedDIFFormer(CertifiedNetwork):
             hidden_channels, num_layers=num_layers, **weights | steps
         )
         self.decoder, self.head = output_layers(
-            hidden_channels, out_channels, readout.get("task", "node")
+            hidden_channels,
+            out_channels,
+            readout.get("task", "node"),
+            readout.get("head", "dot"),
         )
 
     def stages(self) -> list[tuple[str, nn.Module, CertifiedBlock]]:
         return [("conv", self.encoder, self.conv)]
 
-    def encode(self, encoder: nn.Module, state: Tensor, graph: Graph) -> Tensor:
+    def encoded(self, encoder: nn.Module, state: Tensor, graph: Graph) -> Tensor:
         # Under autocast an encoder answers in half precision, which is too coarse for an energy.
         source = encoder(state).to(self.conv.mu.raw.dtype)
         if self.mean is None:
@@ -176,7 +176,7 @@ class CertifiedDIFFormer(CertifiedNetwork):
             batch: Number of the graph of every node; by default all nodes belong to one graph.
         """
         graph = self.inputs_to_graph(x, edge_index, edge_weight, batch)
-        source = self.encode(self.encoder, x, graph)
+        source = self.encoded(self.encoder, x, graph)
         return self.conv.energy(source, graph, **self.block_inputs(x, graph, None))
 
     def energies(self, *inputs: Any, **options: Any) -> Float[Tensor, "*states"]:

@@ -48,7 +48,7 @@ class CertifiedNetwork(GraphModel):
         """Return the name of every block, the encoder f_b before it, and the block."""
         raise NotImplementedError
 
-    def encode(self, encoder: nn.Module, state: Tensor, graph: Graph) -> Tensor:
+    def encoded(self, encoder: nn.Module, state: Tensor, graph: Graph) -> Tensor:
         """Return f_b of a state."""
         return encoder(state)
 
@@ -68,7 +68,7 @@ class CertifiedNetwork(GraphModel):
         source: Tensor | None = None
         state = x
         for _, encoder, block in self.stages():
-            encoded = self.encode(encoder, state, graph)
+            encoded = self.encoded(encoder, state, graph)
             # The sources keep what a node knows of itself.
             source = encoded if source is None else source + encoded
             state = visit(block, source, graph, **inputs)
@@ -120,6 +120,7 @@ class CertifiedNetwork(GraphModel):
         """
         check_flags(by_graph=by_graph)
         graph = self._graph(x, edge_index, edge_weight, batch, edge_attr)
+        # One row for every block, in the order in which they run.
         values = []
 
         def visit(
@@ -165,7 +166,7 @@ class CertifiedNetwork(GraphModel):
         graph = self._graph(x, edge_index, edge_weight, batch, edge_attr)
         # The first call of an encoder may draw its parameters.
         self.block_inputs(x, graph, edge_attr)
-        self.encode(self.stages()[0][1], x, graph)
+        self.encoded(self.stages()[0][1], x, graph)
         broken = broken_parameter(self, "encoder", "inputs.", "conv.", "blocks.")
         if broken is not None:
             return Certificate.refused(STEPS, math.nan, broken)

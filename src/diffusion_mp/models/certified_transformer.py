@@ -25,6 +25,7 @@ from diffusion_mp.layers.certified_block import (
 )
 from diffusion_mp.models.base import (
     FeatureEncoder,
+    Head,
     Task,
     feature_columns,
     output_layers,
@@ -63,7 +64,9 @@ class CertifiedTransformer(CertifiedNetwork):
             block.
         dropout: Dropout rate in every f_b and before the output layer.
         task: ``"node"``: predict for every node; ``"graph"``: an MLP reads the mean over the nodes of each graph;
-            ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+            ``"link"``: score pairs of nodes.
+        head: Score of a pair in link tasks: ``"dot"``, ⟨z_u, z_v⟩ with states of ``out_channels``, as in PyG's ``GAE``;
+            or ``"mlp"``, ⟨MLP(z_u), MLP(z_v)⟩ / √out_channels with states of ``hidden_channels``.
 
     Options:
         symmetric (bool): Symmetric matrices B_r of `WeightedGraph`; ``True`` by default.
@@ -108,6 +111,7 @@ class CertifiedTransformer(CertifiedNetwork):
         layer_norm: bool = False,
         dropout: Probability = 0.0,
         task: Task = "node",
+        head: Head = "dot",
         **options: Any,
     ) -> None:
         super().__init__(
@@ -159,7 +163,9 @@ class CertifiedTransformer(CertifiedNetwork):
         # Without the graph term no term reads the features of edges.
         if edge_dim is not None and graph is not None:
             self.reads = ("edge_attr",)
-        self.decoder, self.head = output_layers(hidden_channels, out_channels, task)
+        self.decoder, self.head = output_layers(
+            hidden_channels, out_channels, task, head
+        )
 
     def stages(self) -> list[tuple[str, nn.Module, CertifiedBlock]]:
         return [

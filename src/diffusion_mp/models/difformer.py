@@ -64,7 +64,9 @@ class DIFFormer(LayerStack):
     Options:
         dropout (float): Dropout rate; 0 by default.
         task (str): ``"node"`` (default): predict for every node; ``"graph"``: an MLP reads the mean over the nodes of
-            each graph; ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+            each graph; ``"link"``: score pairs of nodes.
+        head (str): Score of a pair in link tasks: ``"dot"`` (default), ⟨z_u, z_v⟩ with states of ``out_channels``, as
+            in PyG's ``GAE``; or ``"mlp"``, ⟨MLP(z_u), MLP(z_v)⟩ / √out_channels with states of ``hidden_channels``.
         layer_norm (bool): LayerNorm before every ReLU or σ′, as published. ``False`` by default, since no theorem
             covers a stack with norms.
         activation (str or None): σ′ after every layer, ``"relu"`` or ``None`` (default).
@@ -81,7 +83,7 @@ class DIFFormer(LayerStack):
             projections are unstable with few labels (docs/errata.md, D20).
         normalize (str or None): Norm of queries and keys, ``"row"`` (default, Eq. 55), ``"frobenius"`` or ``None``.
         self_loops (str): Self-loops of Ã: ``"remaining"`` (default), ``"keep"``, ``"add"`` or ``"remove"``.
-        direction (str): Degrees of Ã: ``"directed"`` (default), ``"undirected"`` or ``"pyg"``.
+        direction (str): Degrees of Ã: ``"pyg"`` (default), ``"directed"`` or ``"undirected"``.
         degrees (str): Degrees of Ã: ``"weighted"`` (default) or ``"count"``.
         qkv_bias (bool): Add biases in W_Q, W_K and W_V, as far as the layers have them; ``False`` by default.
         bias (bool or None): Add a bias to the output of every layer; ``False`` by default, since the channels stay the

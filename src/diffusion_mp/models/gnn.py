@@ -30,7 +30,15 @@ from diffusion_mp.layers import (
     SGConv,
 )
 from diffusion_mp.layers.features import FeatureLinear, check_input
-from diffusion_mp.models.base import Collect, GraphModel, Task, output_layers, run_layer
+from diffusion_mp.models.base import (
+    Collect,
+    GraphModel,
+    Head,
+    Task,
+    has_mlp,
+    make_head,
+    run_layer,
+)
 from diffusion_mp.modules import Norm, Resettable, make_norm
 from diffusion_mp.runtime.noise import dropout
 from diffusion_mp.updates import teleport
@@ -65,8 +73,10 @@ class DiffusionGNN(GraphModel):
             ``"last"``, the last state. ``None``: the last layer gives the output.
         edge_dim: Number of channels of ``edge_attr``, which the attention of GAT reads. ``None``: no features of edges.
         task: ``"node"``: predict for every node; ``"graph"``: an MLP reads the mean over the nodes of each graph;
-            ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels. For graphs and links a head reads the
-            activation of a last layer of ``hidden_channels``.
+            ``"link"``: score pairs of nodes. For graphs, and for links with ``head="mlp"``, a head reads the activation
+            of a last layer of ``hidden_channels``.
+        head: Score of a pair in link tasks: ``"dot"``, ⟨z_u, z_v⟩ with states of ``out_channels``, as in PyG's ``GAE``;
+            or ``"mlp"``, ⟨MLP(z_u), MLP(z_v)⟩ / √out_channels with states of ``hidden_channels``.
 
     Shapes:
         x: [N, in_channels], dense; or sparse except for GIN, which propagates the features themselves.
@@ -99,6 +109,7 @@ class DiffusionGNN(GraphModel):
         jk: Literal["last", "cat", "max", "lstm"] | None = None,
         edge_dim: int | None = None,
         task: Task = "node",
+        head: Head = "dot",
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels)
         # All options are checked whichever layers are built, so that a search over conv fails at once or not at all.
@@ -118,9 +129,9 @@ class DiffusionGNN(GraphModel):
         self.act = _activation(act)
         if edge_dim is not None:
             self.reads = ("edge_attr",)
-        # With a head the last layer is one more hidden layer: its activation is what the head reads.
-        if task != "node":
-            _, self.head = output_layers(hidden_channels, out_channels, task)
+        self.head = make_head(hidden_channels, out_channels, task, head)
+        # The last layer is one more hidden layer: its activation is what the MLP of a head reads.
+        if has_mlp(self.head):
             out_channels = hidden_channels
         # "last" needs no module: the linear map below reads only the last state.
         self.jk = None
@@ -211,8 +222,8 @@ class DiffusionGNN(GraphModel):
             if self.jk is not None:
                 x = self.jk([*states, x])
             x = self.lin(x)
-        # A head reads a hidden state, and those are activated.
-        if self.head is not None:
+        # Hidden states are activated.
+        if has_mlp(self.head):
             x = self.act(x)
         return x
 

@@ -23,13 +23,15 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.layers import GatedGCNConv, GPSBlock, LaplacianEncoder, SFiConv
 from diffusion_mp.layers.options import split
 from diffusion_mp.models.base import (
-    HEADS,
     Collect,
     Edges,
     FeatureEncoder,
     GraphModel,
+    Head,
+    NodeHead,
     Task,
     feature_columns,
+    output_layers,
     run_layer,
 )
 from diffusion_mp.modules import Norm
@@ -56,7 +58,9 @@ class BlockStack(GraphModel):
         pe_channels: Number of channels of the positional encoding, a part of ``hidden_channels``, which a
             :class:`LaplacianEncoder` computes from ``pe``; 0 for none.
         task: ``"node"``: predict for every node; ``"graph"``: an MLP reads the mean over the nodes of each graph;
-            ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+            ``"link"``: score pairs of nodes.
+        head: Score of a pair in link tasks: ``"dot"``, ⟨z_u, z_v⟩ with states of ``out_channels``, as in PyG's ``GAE``;
+            or ``"mlp"``, ⟨MLP(z_u), MLP(z_v)⟩ / √out_channels with states of ``hidden_channels``.
 
     Shapes:
         x: [N, in_channels], dense or sparse; or [N, F] of integers.
@@ -83,10 +87,12 @@ class BlockStack(GraphModel):
         edge_dim: int | Sequence[int] | None = None,
         pe_channels: CountOrZero = 0,
         task: Task = "node",
+        head: Head = "dot",
     ) -> None:
         super().__init__(
             feature_columns(in_channels, "in_channels"), hidden_channels, out_channels
         )
+        # At least one channel is left for the features themselves.
         if pe_channels >= hidden_channels:
             raise ValueError(
                 f"pe_channels must lie in 0..{hidden_channels - 1}, a part of hidden_channels; got {pe_channels}."
@@ -107,7 +113,14 @@ class BlockStack(GraphModel):
         else:
             self.edge_encoder = FeatureEncoder(edge_dim, hidden_channels, "edge_dim")
         self.blocks = nn.ModuleList(block() for _ in range(num_layers))
-        self.head = HEADS[task](hidden_channels, out_channels)
+        self.decoder: nn.Module = nn.Identity()
+        # Nodes are read by an MLP too, as in the code of GPS.
+        if task == "node":
+            self.head = NodeHead(hidden_channels, out_channels)
+        else:
+            self.decoder, self.head = output_layers(
+                hidden_channels, out_channels, task, head
+            )
 
     def forward(
         self,
@@ -154,7 +167,7 @@ class BlockStack(GraphModel):
                 x = run_layer(collect, block, x, graph)
             else:
                 x, edges = run_layer(collect, block, x, graph, edge_attr=edges)
-        return x
+        return self.decoder(x)
 
     def _placed(self, x: Tensor, pe: Encodings | None) -> Tensor:
         if (self.pe_encoder is None) != (pe is None):
@@ -211,7 +224,9 @@ class GatedGCN(BlockStack):
             categories of every integer column; ``None`` (default): no edge features.
         pe_channels (int): Number of channels of the positional encoding, a part of ``hidden_channels``; 0 by default.
         task (str): ``"node"`` (default): predict for every node; ``"graph"``: an MLP reads the mean over the nodes of
-            each graph; ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+            each graph; ``"link"``: score pairs of nodes.
+        head (str): Score of a pair in link tasks: ``"dot"`` (default), ⟨z_u, z_v⟩ with states of ``out_channels``, as
+            in PyG's ``GAE``; or ``"mlp"``, ⟨MLP(z_u), MLP(z_v)⟩ / √out_channels with states of ``hidden_channels``.
 
     Shapes:
         x: [N, in_channels], dense or sparse; or [N, F] of integers.
@@ -265,6 +280,7 @@ class GPSOptions(FrameOptions, AttentionOptions, total=False):
     edge_dim: int | Sequence[int] | None
     pe_channels: CountOrZero
     task: Task
+    head: Head
 
 
 class GPS(BlockStack):
@@ -296,7 +312,9 @@ class GPS(BlockStack):
             categories of every integer column; ``None`` (default): no edge features.
         pe_channels (int): Number of channels of the positional encoding, a part of ``hidden_channels``; 0 by default.
         task (str): ``"node"`` (default): predict for every node; ``"graph"``: an MLP reads the mean over the nodes of
-            each graph; ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+            each graph; ``"link"``: score pairs of nodes.
+        head (str): Score of a pair in link tasks: ``"dot"`` (default), ⟨z_u, z_v⟩ with states of ``out_channels``, as
+            in PyG's ``GAE``; or ``"mlp"``, ⟨MLP(z_u), MLP(z_v)⟩ / √out_channels with states of ``hidden_channels``.
 
     Shapes:
         x: [N, in_channels], dense or sparse; or [N, F] of integers.
@@ -378,7 +396,9 @@ class DFiFormer(GPS):
             categories of every integer column; ``None`` (default): no edge features.
         pe_channels (int): Number of channels of the positional encoding, a part of ``hidden_channels``; 0 by default.
         task (str): ``"node"`` (default): predict for every node; ``"graph"``: an MLP reads the mean over the nodes of
-            each graph; ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+            each graph; ``"link"``: score pairs of nodes.
+        head (str): Score of a pair in link tasks: ``"dot"`` (default), ⟨z_u, z_v⟩ with states of ``out_channels``, as
+            in PyG's ``GAE``; or ``"mlp"``, ⟨MLP(z_u), MLP(z_v)⟩ / √out_channels with states of ``hidden_channels``.
 
     Shapes:
         x: [N, in_channels], dense or sparse; or [N, F] of integers.
@@ -406,6 +426,7 @@ class DFiFormer(GPS):
         **options: Any,
     ) -> None:
         sizes = (in_channels, hidden_channels, out_channels, num_layers)
+        # Without friction the flow is the softmax, dense flow.
         super().__init__(*sizes, lam=0.0, adjacency=adjacency, **options)
         # For SFiFormer.from_dfi, which changes one of them and builds the rest alike.
         self.arguments = (sizes, {"adjacency": adjacency, **options})
@@ -441,7 +462,9 @@ class SFiFormer(GPS):
             categories of every integer column; ``None`` (default): no edge features.
         pe_channels (int): Number of channels of the positional encoding, a part of ``hidden_channels``; 0 by default.
         task (str): ``"node"`` (default): predict for every node; ``"graph"``: an MLP reads the mean over the nodes of
-            each graph; ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+            each graph; ``"link"``: score pairs of nodes.
+        head (str): Score of a pair in link tasks: ``"dot"`` (default), ⟨z_u, z_v⟩ with states of ``out_channels``, as
+            in PyG's ``GAE``; or ``"mlp"``, ⟨MLP(z_u), MLP(z_v)⟩ / √out_channels with states of ``hidden_channels``.
 
     Shapes:
         x: [N, in_channels], dense or sparse; or [N, F] of integers.
@@ -498,6 +521,7 @@ class SFiFormer(GPS):
         # A new model is on the CPU in float32; the trained one may be elsewhere.
         like = next(dfi.parameters())
         model.to(like.device, like.dtype)
+        # Friction has parameters that dense flow lacks, and these alone may be missing.
         missing, unexpected = model.load_state_dict(dfi.state_dict(), strict=False)
         differing = [name for name in missing if ".friction." not in name] + unexpected
         if differing:

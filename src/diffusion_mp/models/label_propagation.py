@@ -79,7 +79,7 @@ class LabelPropagation(KnowsPyGNames, Saved):
                 f"diffusivity must have one head, for there is one state, the labels; got {diffusivity.heads} heads."
             )
         self.num_layers = num_layers
-        self.diffusivity = diffusivity or AdjacencyDiffusivity("sym", direction="pyg")
+        self.diffusivity = diffusivity or AdjacencyDiffusivity("sym")
         # Whether entries depend on the features of nodes, rather than on their positions only. A sum of diffusivities
         # does if one of its parts does.
         self.reads_features = any(

@@ -58,7 +58,9 @@ class NodeFormer(LayerStack):
     Options:
         layer_norm (bool): LayerNorm after the input layer and after every layer; ``True`` by default.
         task (str): ``"node"`` (default): predict for every node; ``"graph"``: an MLP reads the mean over the nodes of
-            each graph; ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+            each graph; ``"link"``: score pairs of nodes.
+        head (str): Score of a pair in link tasks: ``"dot"`` (default), ⟨z_u, z_v⟩ with states of ``out_channels``, as
+            in PyG's ``GAE``; or ``"mlp"``, ⟨MLP(z_u), MLP(z_v)⟩ / √out_channels with states of ``hidden_channels``.
         dropout (float): Dropout rate after the input layer and on the output of every layer; 0 by default.
         activation (str or None): Activation after every layer, ``"elu"`` or ``None`` (default). The input layer always
             has one.
@@ -68,6 +70,8 @@ class NodeFormer(LayerStack):
             ``None`` leaves the edges out.
         hops (int): Largest power P of A in the relational bias; 4 by default.
         powers (str): ``"walks"`` (default) or ``"reach"``; see :class:`RelationalBias`.
+        direction (str): Degrees of A: ``"pyg"`` (default), ``"directed"`` or ``"undirected"``; see
+            :class:`AdjacencyDiffusivity`.
         gate (str or None): ``"sigmoid"`` (default): weights σ(b) of the powers; ``None``: weights b.
         qkv_bias (bool): Add biases in W_Q, W_K and W_V; ``False`` by default.
         bias (bool): Add a bias in W_O; ``True`` by default.

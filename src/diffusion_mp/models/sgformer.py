@@ -16,7 +16,14 @@ from diffusion_mp.checks import (
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import SGFormerConv
 from diffusion_mp.layers.features import FeatureLinear
-from diffusion_mp.models.base import Collect, GraphModel, Task, output_layers, run_layer
+from diffusion_mp.models.base import (
+    Collect,
+    GraphModel,
+    Head,
+    Task,
+    output_layers,
+    run_layer,
+)
 from diffusion_mp.models.gnn import ConvName, DiffusionGNN, ResidualGCN
 from diffusion_mp.runtime.noise import dropout
 
@@ -63,7 +70,9 @@ class SGFormer(GraphModel):
         dropout: Dropout rate of the values of the attention and of Z_O.
         gnn_dropout: Dropout rate inside GN; ``dropout`` by default.
         task: ``"node"``: predict for every node; ``"graph"``: an MLP reads the mean over the nodes of each graph;
-            ``"link"``: a pair scores ⟨MLP(x_u), MLP(x_v)⟩ / √out_channels.
+            ``"link"``: score pairs of nodes.
+        head: Score of a pair in link tasks: ``"dot"``, ⟨z_u, z_v⟩ with states of ``out_channels``, as in PyG's ``GAE``;
+            or ``"mlp"``, ⟨MLP(z_u), MLP(z_v)⟩ / √out_channels with states of ``hidden_channels``.
         trans_num_layers: Number of attention layers with norms. Further layers read Z instead of Z^(0).
         activation: Activation after the norm of every attention layer, ``"relu"`` or ``None``.
         dropout_on: ``"values"``: dropout of the values of the attention and of Z_O; ``"state"``: dropout after the
@@ -109,6 +118,7 @@ class SGFormer(GraphModel):
         dropout: Probability = 0.0,
         gnn_dropout: Probability | None = None,
         task: Task = "node",
+        head: Head = "dot",
         trans_num_layers: Count = 1,
         activation: Literal["relu"] | None = None,
         dropout_on: Literal["values", "state"] = "values",
@@ -160,7 +170,7 @@ class SGFormer(GraphModel):
         channels = hidden_channels
         if aggregate == "cat":
             channels = 2 * hidden_channels
-        self.decoder, self.head = output_layers(channels, out_channels, task)
+        self.decoder, self.head = output_layers(channels, out_channels, task, head)
 
     @classmethod
     def like_pyg(

@@ -38,6 +38,7 @@ class cached_property(Generic[T]):
     def __get__(
         self, owner: object | None, kind: type | None = None
     ) -> cached_property[T] | T:
+        # Of the class itself, as `getattr(type(coupling), name)` asks.
         if owner is None:
             return self
         value = self.compute(owner)
@@ -106,6 +107,7 @@ def _kept_with(tensors: tuple[Tensor, ...], *, compare: bool) -> dict[Hashable, 
     if not may_keep():
         return {}
     address = (id(tensors[0]), compare)
+    # By address, since tensors compare by their numbers.
     states, values = _KEPT.get(address, ([], {}))
     if len(states) == len(tensors) and all(map(TensorState.holds, states, tensors)):
         return values
@@ -170,6 +172,7 @@ class TensorCache(Generic[T]):
         if not (values_only() and _fixed(present)):
             return make(*tensors)
         numbers = sum(tensor.numel() for tensor in present)
+        # Tensors without numbers leave nothing to compare, and copies of large ones would fill the memory.
         if not 0 < numbers <= self.room:
             return make(*tensors)
         key = (key, *map(id, tensors))
@@ -180,6 +183,7 @@ class TensorCache(Generic[T]):
             TensorState(tensor, compare=True, freed=self._forget) for tensor in present
         ]
         copies = iter(states)
+        # Of the copies, so that a later write to the tensor does not reach the value.
         value = make(*(each if each is None else next(copies).copy for each in tensors))
         # The most recent first, as many as there is room for.
         kept = [_Entry(key, states, numbers, value)]

@@ -37,9 +37,14 @@ def accumulating(*tensors: Tensor) -> tuple[list[Tensor], torch.dtype]:
     return [tensor.to(wide) for tensor in tensors], last
 
 
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which sums over nodes are taken: at least float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def widened(x: Tensor) -> Tensor:
-    """Return ``x`` in at least float32, in which sums over nodes are taken."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    """Return ``x`` in at least float32."""
+    return x.to(wide_dtype(x.dtype))
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:

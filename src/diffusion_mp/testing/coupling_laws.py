@@ -100,7 +100,7 @@ def check_coupling(
     )
     bounds = coupling.ptr if ptr is None else row_bounds(ptr, coupling.num_nodes)
     case = CouplingCase(coupling, bounds, seed)
-    run_laws(type(coupling).__name__, COUPLING_LAWS, case, skip or {})
+    run_laws(type(coupling).__name__, COUPLING_LAWS, case, skip or {}, seed)
 
 
 def _form(case: CouplingCase) -> None:
@@ -121,6 +121,7 @@ def _form(case: CouplingCase) -> None:
     expect(bool(case.dense.isfinite().all()), "to_dense() is not finite")
     v = case.values()
     expect_equal((coupling @ v).dtype, v.dtype, "the dtype of S @ v")
+    # A list without pairs is what an empty graph brings, and an easy one to forget.
     none = coupling.at(case.pairs[:, :0])
     expect_equal(none.shape, (0, coupling.heads), "the shape of S.at(no pairs)")
 
@@ -140,6 +141,7 @@ def _methods(
 ) -> list[Comparison]:
     """Return the result of every method, and the result of its definition from a matrix [H, N, N]."""
     distances = (v[:, None] - v[None, :]).square().sum(-1).permute(2, 0, 1)
+    # Columns send and rows receive: exchanged here, every coupling would pass that exchanges them too.
     entries = dense[:, case.pairs[1], case.pairs[0]].T
     moved = dense_product(dense_laplacian(dense), v)
     return [
@@ -155,6 +157,7 @@ def _methods(
         (
             "dirichlet(x), x [N, C],",
             "dirichlet",
+            # A state [N, C] has one head, which meets every head of S.
             coupling.dirichlet(v[:, 0]),
             (dense * distances[:1]).sum((1, 2)),
         ),
@@ -258,6 +261,7 @@ def _expect_semidefinite(
         values = torch.linalg.eigvalsh(matrix)
         rtol, atol = tolerance("degree", dtype)
         low = float(values.min())
+        # Rounding grows with what was subtracted, which may be far larger than what is left.
         largest = float((values.abs() if scale is None else scale).max())
         what = f"{name} has the eigenvalue {low:.6g}, expected ≥ 0"
         expect(low >= -atol - rtol * largest, what)
@@ -302,6 +306,7 @@ def _algebra(case: CouplingCase) -> None:
     coupling = case.coupling
     dense = case.dense
     total = dense + dense.transpose(1, 2)
+    # Factors that add up to one, and are exact in every dtype.
     convex = SumCoupling([0.25 * coupling, 0.75 * coupling])
     results = [
         ("(S + S.T)", coupling + coupling.T, total),
@@ -316,6 +321,7 @@ def _algebra(case: CouplingCase) -> None:
         results.append((f"(a * S) for a = {a}, that", a * coupling, scale * dense))
     for name, got, expected in results:
         _expect_matrix(case, name, got, expected)
+    # A lost promise makes no result wrong, and closes the way to solvers and certificates.
     kept = [getattr(convex, promise) for promise in PROMISES]
     promised = [getattr(coupling, promise) for promise in PROMISES]
     what = f"{PROMISES} of ¼ S + ¾ S are {kept}, those of S {promised}"
@@ -402,6 +408,7 @@ def _leaves(*outputs: Tensor) -> list[Tensor]:
     visited = {None}
     leaves = list[Tensor]()
     while stack:
+        # Without recursion: a graph of many steps is deeper than Python's stack.
         if (node := stack.pop()) not in visited:
             visited.add(node)
             stack.extend(following for following, _ in node.next_functions)
@@ -418,6 +425,7 @@ def _scipy_operator(case: CouplingCase) -> None:
     columns = case.values(1).squeeze(1).double()
     for head, matrix in enumerate(case.dense.detach().double()):
         operator = case.coupling.as_linear_operator(head)
+        # SciPy's solvers call the adjoint, which no product of ours tests.
         for view, dense in ((operator, matrix), (operator.H, matrix.T)):
             got = torch.as_tensor(view @ columns.numpy()).to(dtype)
             what = f"{view} of head {head}"
@@ -466,6 +474,7 @@ def _writable(case: CouplingCase) -> None:
         sums = coupling.pool(v)
         calls["S.pool(v)"] = lambda: coupling.pool(v).totals
         calls["S.read(sums, v)"] = lambda: coupling.read(sums, v)
+        # Its sums are one more tensor that a result must not share.
         expect_writable(calls["S.read(sums, v)"], "S.read(sums, v)", sums.totals)
     for name, call in calls.items():
         expect_writable(call, name, v, every_head)
@@ -476,6 +485,7 @@ def _autocast(case: CouplingCase) -> None:
     if case.coupling.dtype not in (torch.float32, torch.float64):
         return
     v = case.values()
+    # Autocast would round the sums over all nodes, not only the arguments of a product.
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = case.coupling @ v
     expect_equal(got.dtype, v.dtype, "the dtype of S @ v under autocast")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,11 +27,10 @@ from diffusion_mp.energies import (
     SourceTerm,
     certify,
 )
-from diffusion_mp.energies.pairs import by_head
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers.graph_layer import GraphLayer
 from diffusion_mp.testing.laws import expect, tolerance
-from diffusion_mp.testing.module_laws import random_instance
+from diffusion_mp.testing.module_laws import parameter_of, random_instance
 from diffusion_mp.updates import CertifiedStep, ExplicitEuler, Form, StateUpdate
 
 #: Nodes of a graph up to which its roughest state is computed, by a dense decomposition.
@@ -96,6 +94,10 @@ def assert_energy_descent(
         >>> assert_energy_descent(ExplicitEuler(tau=0.5), instances=2, steps=2)
     """
     checks.check_function(layer, "layer", "called as layer(x, edge_index), or a module")
+    if isinstance(layer, type):
+        raise TypeError(
+            f"layer must be an instance, {layer.__name__}(...); got a class"
+        )
     if energy is not None and not isinstance(energy, Penalty):
         checks.check_function(energy, "energy", "called as energy(x, edge_index)")
     if not callable(graphs):
@@ -112,6 +114,7 @@ def assert_energy_descent(
     for instance, (graph, x) in enumerate(
         _drawn(graphs, instances, num_nodes, width, generator)
     ):
+        # A certified model measures itself, block by block.
         if energy is None and hasattr(subject, "energies"):
             for kind, start in _states(graph, x, width, generator):
                 values = subject.energies(start, graph)
@@ -156,6 +159,7 @@ def _drawn(
             graph = Graph.from_data(each)
         elif not isinstance(each, Graph):
             edges = torch.as_tensor(each)
+            # Edges alone do not tell of isolated nodes behind the last.
             graph = Graph(int(edges.max()) + 1, edges)
         if x is None or x.dim() != 2 or x.size(1) != channels:
             x = random_instance(graph.num_nodes, channels, generator).x
@@ -177,11 +181,13 @@ def _states(
     alone[:1] = -1
     yield "a single far node", alone * direction
     noise = torch.randn(nodes, channels, generator=generator, dtype=torch.float64)
+    # The energy is nearly zero, so that a constant which is scaled or added shows.
     yield "a nearly constant state", direction / 2 + 1e-3 * noise
     # The eigenvectors of a large graph would take longer than all steps.
     if graph.edge_index is not None and nodes <= MOST_NODES:
         adjacency = SparseCoupling(graph.to_undirected()).to_dense()[0].double()
         _, modes = torch.linalg.eigh(adjacency.sum(1).diag() - adjacency)
+        # Of the largest eigenvalue, which limits explicit steps.
         rough = modes[:, -1:] / modes[:, -1].abs().max()
         yield "the state that differs most between neighbours", rough * direction
 
@@ -208,6 +214,7 @@ def _climbed(
         (slope,) = torch.autograd.grad(rise, leaf, materialize_grads=True)
         if not slope.norm() > 0:
             return
+        # All nodes move equally far: by the gradient itself only the steepest would.
         x = _in_ball(x + 0.3 * slope / slope.norm(dim=1, keepdim=True).clamp(min=1e-12))
         yield x
 
@@ -222,18 +229,9 @@ def _source(
     return None
 
 
-def _takes(function: Callable[..., Any], name: str) -> bool:
-    """Return whether a function, or the forward pass of a module, has an argument of that name."""
-    called = function.forward if isinstance(function, nn.Module) else function
-    try:
-        return name in inspect.signature(called).parameters
-    except (TypeError, ValueError):  # one that is written in C
-        return False
-
-
 def _on_edges(function: Callable[..., Any], x: Tensor, graph: Graph) -> Any:
     """Call a layer or an energy of the user, with the weights of the edges if it has an argument for them."""
-    if graph.edge_weight is not None and _takes(function, "edge_weight"):
+    if graph.edge_weight is not None and parameter_of(function, "edge_weight"):
         return function(x, graph.edges, edge_weight=graph.edge_weight)
     return function(x, graph.edges)
 
@@ -254,6 +252,7 @@ def _step(
         after, coupling = subject(x, graph, return_coupling=True)
     else:
         after = _on_edges(subject, x, graph)
+        # Layers of other libraries return attention weights beside the state.
         after = after[0] if isinstance(after, tuple) else after
     name = _name(subject)
     if not isinstance(after, Tensor) or after.shape != x.shape:
@@ -292,12 +291,12 @@ def _measured(after: Tensor, energy: Energy, before: Tensor, *, claimed: bool) -
         if type(energy).__call__ is not Energy.__call__:
             return values
         z, graph = energy.checked(x)
-        for number, term in enumerate(energy.terms):
-            measured = SourceTerm(before) if isinstance(term, ProximalTerm) else term
+        after = energy.terms_after(x, before)
+        for number, (term, measured) in enumerate(
+            zip(energy.terms, after, strict=True)
+        ):
             inner = term.term if isinstance(term, ScaledTerm) else term
-            values[f"{type(inner).__name__} {number}"] = measured.value(
-                by_head(z), graph
-            )
+            values[f"{type(inner).__name__} {number}"] = measured.value(z, graph)
         if not energy.constraint.holds(z):
             values[f"outside of {energy.constraint}"] = torch.inf
         return values
@@ -367,6 +366,7 @@ def _causes(
     """Return the likely reasons for a rise: what in the layer moves the state otherwise than down an energy."""
     causes = []
     share = 0.5
+    # Where a short step raises the energy too, its direction is wrong and not its length.
     while share > 1e-3 and float(step.energy(x + share * (step.after - x))) > before:
         share /= 2
     if share > 1e-3:
@@ -452,6 +452,7 @@ def _theory(
         if form == "residual":  # tr Zᵀ(I − S)Z = tr Zᵀ(D − S)Z + Σ_i (1 − d_i)‖z_i‖²
             terms.append(SourceTerm(nothing, 1 - coupling.degree()))
         if source is not None:
+            # The source of an explicit step pulls by its product with the state, without a square.
             terms.append(update.beta * LinearTerm(source))
     if not explicit:
         return Energy(terms)

@@ -1,4 +1,4 @@
-"""The laws of diffusivities: their declarations and their couplings, in addition to `MODULE_LAWS`."""
+"""The laws of diffusivities: their declarations and their couplings, in addition to those of all modules."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from diffusion_mp.testing.laws import (
     run_laws,
 )
 from diffusion_mp.testing.module_laws import (
+    LIBRARY_LAWS,
     MODULE_LAWS,
     Instance,
     ModuleCase,
@@ -47,7 +48,7 @@ class DiffusivityCase(ModuleCase[Diffusivity]):
             graph = self.graph(instance)
         return cast(Coupling, module(instance.x, graph))
 
-    def response(self, module: Diffusivity, instance: Instance) -> Tensor:
+    def call(self, module: Diffusivity, instance: Instance) -> Tensor:
         # Values [N, 1, 8] in [1, 2] are functions of each row. For at most eight nodes,
         # the product determines S.
         values = 1.5 + 0.5 * torch.sin(instance.x.double() @ self.directions)
@@ -99,7 +100,7 @@ def check_diffusivity(
     if edges is None:
         edges = bool(sample.needs_graph)
     case = DiffusivityCase(build, fresh, channels, edges, compile, seed)
-    run_laws(type(sample).__name__, DIFFUSIVITY_LAWS, case, skip or {})
+    run_laws(type(sample).__name__, DIFFUSIVITY_LAWS, case, skip or {}, seed)
 
 
 def _declarations(case: DiffusivityCase) -> None:
@@ -132,6 +133,7 @@ def _promises(case: DiffusivityCase) -> None:
 
 def _expect_declared(name: str, module: Diffusivity, coupling: Coupling) -> None:
     for promise in ("symmetric", "row_stochastic"):
+        # One way only: a coupling may know more than the diffusivity can promise of all of them.
         kept = getattr(coupling, promise) or not getattr(module, promise)
         expect(kept, f"{promise} is declared by {name}, but not by its coupling")
 
@@ -177,6 +179,7 @@ def _depends_on_rows(case: DiffusivityCase, module: Diffusivity) -> None:
     x = instance.x
     if isinstance(coupling, PooledCoupling):  # it merges couplings of some rows itself
         values = x[:, :1].unsqueeze(2)
+        # Both blocks measure from one point, or their sums could not be merged.
         centre: list[Tensor] = []
         blocks = [
             (module(x[rows], RowBlock(x[rows], centre)), values[rows])
@@ -190,6 +193,7 @@ def _depends_on_rows(case: DiffusivityCase, module: Diffusivity) -> None:
         got = module(x[:3]).to_dense()
         expected = coupling.to_dense()[:, :3, :3]
         if module.row_stochastic:
+            # Rows of three nodes are divided by sums over three nodes.
             expected = expected / expected.sum(2, keepdim=True)
     expect_close(got, expected, "rearranged", "what some of the rows give")
 
@@ -203,6 +207,7 @@ def _isolated_nodes(case: DiffusivityCase) -> None:
     """so do those of nodes without an edge, of a single node, and of a batch with an empty graph"""
     generator = case.generator()
     five, three, single = (case.instance(size, generator) for size in (5, 3, 1))
+    # The edges of five nodes among eight.
     isolated = replace(five, x=torch.cat([five.x, three.x]))
     _expect_coupling_laws(case, isolated, single, join([five, five.empty(), single]))
 
@@ -260,6 +265,7 @@ def _algebra(case: DiffusivityCase) -> None:
     for name, combined, expected in (
         ("½ D", 0.5 * module, 0.5 * dense),
         ("¼ D + ½ D", 0.25 * module + 0.5 * module, 0.75 * dense),
+        # Factors that add up to one keep row sums of one, and others must not claim to.
         ("½ D + ½ D", 0.5 * module + 0.5 * module, dense),
     ):
         coupling = case(combined, instance)
@@ -280,4 +286,5 @@ DIFFUSIVITY_LAWS: tuple[Law[DiffusivityCase], ...] = (
     _same_in_training,
     _algebra,
     *MODULE_LAWS,
+    *LIBRARY_LAWS,
 )

@@ -186,6 +186,7 @@ def run_laws(
     laws: Sequence[Law[Case]],
     case: Case,
     skip: Mapping[str, str] | None = None,
+    seed: int = 0,
 ) -> None:
     """Call all laws except the skipped ones, and raise one `AssertionError` with a sentence for every broken law.
 
@@ -195,6 +196,7 @@ def run_laws(
         case: what the laws are called with.
         skip: the names of the laws to leave out, each with the reason. ``None`` skips no law, and the error then does
             not explain how to skip one.
+        seed: what the case was drawn from, for the sentences.
     """
     check_kind(
         skip, "skip", (Mapping, NoneType), "a mapping from the names of laws to reasons"
@@ -205,7 +207,8 @@ def run_laws(
         raise ValueError(
             f"skip names the laws {unknown}, expected some of {sorted(names)}"
         )
-    broken: dict[str, Exception] = {}
+    broken: dict[str, list[str]] = {}
+    first: Exception | None = None
     for name, law in names.items():
         if name in skipped:
             continue
@@ -215,18 +218,22 @@ def run_laws(
             with torch.inference_mode(False), torch.enable_grad():
                 law(case)
         except Exception as error:
-            broken[name] = error
+            kind = "" if isinstance(error, LawBroken) else f"{type(error).__name__}: "
+            broken.setdefault(f"{kind}{error}", []).append(name)
+            first = first or error
     if not broken:
         return
     sentences = []
-    for name, flaw in broken.items():
+    # A module that cannot be called breaks all laws, which one sentence says.
+    for flaw, (name, *others) in broken.items():
         statement = (names[name].__doc__ or "").partition("\n")[0]
-        kind = "" if isinstance(flaw, LawBroken) else f"{type(flaw).__name__}: "
+        also = f", and likewise {', '.join(map(repr, others))}" if others else ""
         sentences.append(
-            f"{subject} breaks the law '{name}' ({statement}): {kind}{flaw}"
+            f"{subject} breaks the law '{name}' ({statement}){also}: {flaw}"
         )
     if skip is not None:
         sentences.append(
-            f"A law that does not apply is left out with a reason: skip={{'{name}': 'why'}}."
+            f"States and graphs were drawn with seed={seed}. A law that does not apply is left out with a reason: "
+            f"skip={{'{name}': 'why'}}."
         )
-    raise AssertionError("\n".join(sentences)) from next(iter(broken.values()))
+    raise AssertionError("\n".join(sentences)) from first

@@ -1,7 +1,9 @@
-"""The laws of layers, in PyG's calling convention, and of updates, in addition to `MODULE_LAWS`."""
+"""The laws of layers, in PyG's calling convention, and of updates, in addition to those of all modules."""
 
 from __future__ import annotations
 
+import copy
+import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,17 +11,21 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.utils import coalesce
 
 from diffusion_mp.checks import Count, check_counts, check_function, checked
 from diffusion_mp.couplings import Coupling, ScaledCoupling
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
+from diffusion_mp.layers.graph_layer import GraphLayer
 from diffusion_mp.testing.laws import Law, expect, expect_close, expect_equal, run_laws
 from diffusion_mp.testing.module_laws import (
+    LIBRARY_LAWS,
     MODULE_LAWS,
     Instance,
     ModuleCase,
     builder,
     join,
+    parameter_of,
 )
 from diffusion_mp.updates import Equilibrium, StateUpdate
 
@@ -28,22 +34,39 @@ Extra = Callable[[Tensor], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class LayerCase(ModuleCase[nn.Module]):
-    """A layer, and its further arguments as a function of the state."""
+    """A layer, its further arguments as a function of the state, and which of edge_weight and batch it takes."""
 
     extra: Extra
+    takes: frozenset[str]
+    needs: frozenset[str]  # those of them that have no default
 
-    def response(self, module: nn.Module, instance: Instance, **options: Any) -> Any:
-        graph = self.graph(instance)
-        edges = (
-            (instance.edge_index, instance.edge_weight) if self.edges else (None,) * 2
-        )
-        batch = None if instance.ptr is None else graph.batch
-        return module(instance.x, *edges, batch, **self.extra(instance.x), **options)
+    def call(self, module: nn.Module, instance: Instance, **options: Any) -> Any:
+        inputs = {}
+        if self.edges:
+            inputs["edge_weight"] = instance.edge_weight
+        if instance.ptr is not None or "batch" in self.needs:
+            inputs["batch"] = self.graph(instance).batch
+        taken = {name: inputs[name] for name in inputs if name in self.takes}
+        edges = instance.edge_index if self.edges else None
+        return module(instance.x, edges, **taken, **self.extra(instance.x), **options)
 
     def size(self, response: Tensor) -> Tensor:
         """Return the largest entry of each row, at least the median row's, since terms may cancel within a row."""
         size = response.abs().amax(dim=1, keepdim=True)
         return size.clamp(min=float(size.detach().median()))
+
+
+class ForeignCase(LayerCase):
+    """A layer that is not of this library, on graphs in which no edge is repeated."""
+
+    def instance(
+        self, num_nodes: int = 7, generator: torch.Generator | None = None
+    ) -> Instance:
+        drawn = super().instance(num_nodes, generator)
+        # PyG's GCNConv takes the weight of the last of several loops of a node, so that
+        # their order would matter.
+        edge_index, edge_weight = coalesce(drawn.edge_index, drawn.edge_weight)
+        return replace(drawn, edge_index=edge_index, edge_weight=edge_weight)
 
 
 def check_layer(
@@ -56,9 +79,13 @@ def check_layer(
     compile: bool = False,
     seed: int = 0,
 ) -> None:
-    """Check a layer or model that is called as ``layer(x, edge_index, edge_weight, batch)``, on small graphs.
+    """Check a layer or model of this library, of PyG or of your own on small graphs, and name every law that it breaks.
 
-    The layer runs in evaluation mode, that is without dropout.
+    The layer is called as ``layer(x, edge_index)``, with ``edge_weight=`` and ``batch=`` if its forward pass has these
+    arguments. It runs in evaluation mode, that is without dropout. What any layer should obey is checked of all: names
+    of nodes, the order of edges and other graphs of a batch do not matter; results and gradients are finite and right;
+    inputs do not change; copies and saved parameters give the same layer. A layer of this library is also called with
+    a `Graph`, with ``return_coupling=True`` and in half precision.
 
     Args:
         layer: an instance, which is copied, or a function that builds one.
@@ -88,37 +115,79 @@ def check_layer(
         )
     check_counts(in_channels=channels)
     check_function(extra, "extra", "of the state to keyword arguments")
-    case = LayerCase(build, fresh, channels, edges, compile, seed, extra)
-    run_laws(type(sample).__name__, LAYER_LAWS, case, skip or {})
+    inputs = [parameter_of(sample, name) for name in ("edge_weight", "batch")]
+    known = [each for each in inputs if each is not None]
+    takes = frozenset(each.name for each in known)
+    needs = frozenset(each.name for each in known if each.default is each.empty)
+    kind: type[LayerCase] = ForeignCase
+    laws = LAYER_LAWS
+    if isinstance(sample, GraphLayer):
+        kind = LayerCase
+        laws += GRAPH_LAYER_LAWS
+    case = kind(build, fresh, channels, edges, compile, seed, extra, takes, needs)
+    run_laws(type(sample).__name__, laws, case, skip or {}, seed)
 
 
 def _output(case: LayerCase) -> None:
     """the output is [N, out_channels], finite, in the dtype of the input"""
-    module, instance = case.sample()
-    out = case.response(module, instance)
-    expect(
-        isinstance(out, Tensor),
-        f"forward returned {type(out).__name__}, expected a tensor",
-    )
-    expect(out.dim() == 2, f"the output has shape {tuple(out.shape)}, expected [N, C]")
-    expect_equal(
-        (len(out), out.dtype),
-        (instance.num_nodes, instance.x.dtype),
-        "rows and dtype of the output",
-    )
-    expect(bool(out.isfinite().all()), "the output is not finite")
+    for dtype in (torch.float64, torch.float32):
+        x = case.instance().to(dtype)
+        out = case.response(case.module(dtype), x)
+        expect(
+            isinstance(out, Tensor),
+            f"forward returned {type(out).__name__}, expected a tensor",
+        )
+        expect(
+            out.dim() == 2,
+            f"the output has shape {tuple(out.shape)}, expected [N, C]",
+        )
+        expect_equal(
+            (len(out), out.dtype),
+            (x.num_nodes, dtype),
+            "rows and dtype of the output",
+        )
+        expect(bool(out.isfinite().all()), "the output is not finite")
 
 
 def _unit_weights(case: LayerCase) -> None:
     """weights of one are no weights"""
     module, instance = case.sample()
-    if not case.edges:
+    if not case.edges or "edge_weight" not in case.takes - case.needs:
         return
     ones = torch.ones_like(instance.edge_weight)
     weighted = case.response(module, replace(instance, edge_weight=ones))
     # Kernels take another path without weights.
-    plain = module(instance.x, instance.edge_index, **case.extra(instance.x))
+    without = replace(case, takes=case.takes - {"edge_weight"})
+    plain = without.response(module, instance)
     expect_close(weighted, plain, "rearranged", "the output with weights of one")
+
+
+def _saved(case: LayerCase) -> None:
+    """a deep copy, and a state_dict in a file without pickled objects, carry the whole layer"""
+    module, instance = case.sample()
+    expected = case.response(module, instance)
+    copied = copy.deepcopy(module)
+    # Built from another seed, so that whatever is not loaded differs.
+    other = replace(case, seed=case.seed + 1).module()
+    with torch.no_grad():
+        for parameter in [*module.parameters(), *other.parameters()]:
+            parameter.fill_(17.0)
+    got = case.response(copied, instance)
+    expect_close(got, expected, "rearranged", "the output of a deep copy")
+    file = io.BytesIO()
+    torch.save(copied.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    got = case.response(other, instance)
+    expect_close(got, expected, "rearranged", "the output after load_state_dict")
+
+
+LAYER_LAWS: tuple[Law[LayerCase], ...] = (
+    _output,
+    _unit_weights,
+    _saved,
+    *MODULE_LAWS,
+)
 
 
 def _graph_in_place_of_edges(case: LayerCase) -> None:
@@ -152,32 +221,19 @@ def _returned_coupling(case: LayerCase) -> None:
     """return_coupling=True adds the coupling of the step and leaves the output as it is"""
     module = case.module()
     instance = join(case.batch())
-    out, couplings = case.response(module, instance, return_coupling=True)
+    out, couplings = case.call(module, instance, return_coupling=True)
     expected = case.response(module, instance)
     expect_close(out, expected, "rearranged", "the output beside the coupling")
+    # A layer of several steps returns one for each.
     for coupling in couplings if isinstance(couplings, (list, tuple)) else [couplings]:
         expect(isinstance(coupling, Coupling), f"the coupling is {coupling!r}")
         expect_equal(coupling.num_nodes, instance.num_nodes, "its number of nodes")
 
 
-def _state_dict(case: LayerCase) -> None:
-    """a state_dict carries the whole layer"""
-    module, instance = case.sample()
-    # Built from another seed, so that whatever is not loaded differs.
-    other = replace(case, seed=case.seed + 1).module()
-    other.load_state_dict(module.state_dict())
-    expected = case.response(module, instance)
-    what = "the output after load_state_dict"
-    expect_close(case.response(other, instance), expected, "rearranged", what)
-
-
-LAYER_LAWS: tuple[Law[LayerCase], ...] = (
-    _output,
-    _unit_weights,
+GRAPH_LAYER_LAWS: tuple[Law[LayerCase], ...] = (
     _graph_in_place_of_edges,
     _returned_coupling,
-    _state_dict,
-    *MODULE_LAWS,
+    *LIBRARY_LAWS,
 )
 
 
@@ -189,7 +245,7 @@ _UNDIRECTED = AdjacencyDiffusivity("sym", direction="undirected")
 class UpdateCase(ModuleCase[StateUpdate]):
     """An update; its response is the state after a step with D^-½AD^-½ of an undirected, weighted graph."""
 
-    def response(self, module: StateUpdate, instance: Instance) -> Tensor:
+    def call(self, module: StateUpdate, instance: Instance) -> Tensor:
         return self.moved(module, instance.x, self.coupling(instance))
 
     def coupling(self, instance: Instance) -> Coupling:
@@ -200,6 +256,7 @@ class UpdateCase(ModuleCase[StateUpdate]):
         self, module: StateUpdate, x: Tensor, coupling: Coupling, **options: Any
     ) -> Tensor:
         """Return the next state; the source, where an update uses one, is a function of each entry of x."""
+        # Elementwise, so that it is permuted and batched as x is.
         source = x.cos() if module.takes_source and module.beta != 0.0 else None
         return cast(Tensor, module(x, coupling, source=source, **options))
 
@@ -231,7 +288,7 @@ def check_update(
     """
     build, fresh, sample = builder(update, "update", StateUpdate, seed)
     case = UpdateCase(build, fresh, channels, True, compile, seed)
-    run_laws(type(sample).__name__, UPDATE_LAWS, case, skip or {})
+    run_laws(type(sample).__name__, UPDATE_LAWS, case, skip or {}, seed)
 
 
 def _shapes(case: UpdateCase) -> None:
@@ -309,6 +366,7 @@ def _previous(case: UpdateCase) -> None:
     move = partial(case.moved, module, instance.x, case.coupling(instance))
     first = move(previous=None)
     expect(bool(first.isfinite().all()), "the first step, previous=None, is not finite")
+    # A law in place of numbers, since every method weighs the previous state differently.
     same = torch.equal(first, move(previous=instance.x - 1))
     expect(not same, "the next state does not depend on the previous state")
 
@@ -320,4 +378,5 @@ UPDATE_LAWS: tuple[Law[UpdateCase], ...] = (
     _constants,
     _previous,
     *MODULE_LAWS,
+    *LIBRARY_LAWS,
 )

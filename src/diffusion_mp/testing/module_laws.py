@@ -7,17 +7,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import Parameter, signature
 from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd.gradcheck import GradcheckError
 
 from diffusion_mp.checks import check_function
 from diffusion_mp.graph import Graph
 from diffusion_mp.testing.laws import (
     Law,
+    LawBroken,
     expect,
     expect_close,
     expect_equal,
@@ -61,9 +64,11 @@ def random_instance(
     # would not tell apart.
     x = x / (1 + x.norm(dim=-1, keepdim=True))
     node = torch.arange(num_nodes)
+    # A ring, so that no node is isolated; of a single node it would be a loop.
     ring = torch.stack([node, node.roll(-1)])[:, : num_nodes if num_nodes > 1 else 0]
     chords = torch.randint(num_nodes, (2, num_nodes), generator=generator)
     loop = torch.zeros(2, 1, dtype=torch.long)
+    # With a parallel edge and a loop, which kernels treat apart.
     edge_index = torch.cat([ring, chords, ring[:, :1], loop], dim=1)
     weight = torch.rand(len(edge_index[0]), generator=generator, dtype=torch.float64)
     return Instance(x, edge_index, weight + 0.5)
@@ -100,8 +105,13 @@ class ModuleCase(ABC, Generic[M]):
     seed: int
 
     @abstractmethod
-    def response(self, module: M, instance: Instance) -> Tensor:
-        """Return what the shared laws compare: the result of the module for an instance, one row per node."""
+    def call(self, module: M, instance: Instance) -> Any:
+        """Return the result of the module for an instance, one row per node."""
+
+    def response(self, module: M, instance: Instance) -> Any:
+        """Return what the shared laws compare, the result for a copy of the state."""
+        # A module that writes to its state breaks the law of purity, and no other for that.
+        return self.call(module, replace(instance, x=instance.x.clone()))
 
     def graph(self, instance: Instance) -> Graph:
         """Return the graph of an instance, with its edges if the module sees them."""
@@ -149,6 +159,15 @@ class ModuleCase(ABC, Generic[M]):
 AnyCase = ModuleCase[Any]
 
 
+def parameter_of(function: Callable[..., Any], name: str) -> Parameter | None:
+    """Return the parameter of that name of a function, or of the forward pass of a module, if there is one."""
+    called = function.forward if isinstance(function, nn.Module) else function
+    try:
+        return signature(called).parameters.get(name)
+    except (TypeError, ValueError):  # one that is written in C
+        return None
+
+
 def trainable(module: nn.Module) -> list[Tensor]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
@@ -161,6 +180,13 @@ def builder(
     what = "torch.nn.Module" if kind is nn.Module else kind.__name__
     if fresh:
         check_function(subject, name, f"that builds a {what}, or one")
+        try:
+            signature(subject).bind()
+        except TypeError as error:
+            raise TypeError(
+                f"{name} must be a {what}, or a function without arguments that builds one, such as "
+                f"lambda: MyLayer(4, 3). It was called without arguments: {error}."
+            ) from None
     with seeded(seed):
         sample = subject() if fresh else subject
     if not isinstance(sample, kind):
@@ -173,20 +199,31 @@ def builder(
 def _permutation(case: AnyCase) -> None:
     """renaming the nodes renames the rows of the result, unless rows are declared positions, in order"""
     module, instance = case.sample()
-    generator = case.generator()
     if getattr(module, "positional", False):
         return
-    node = torch.randperm(instance.num_nodes, generator=generator)
-    # The edges are listed in another order, too: sums over them must not depend on it.
-    edge = torch.randperm(len(instance.edge_weight), generator=generator)
-    renamed = Instance(
-        instance.x[node],
-        node.argsort()[instance.edge_index[:, edge]],
-        instance.edge_weight[edge],
+    node = torch.randperm(instance.num_nodes, generator=case.generator())
+    renamed = replace(
+        instance,
+        x=instance.x[node],
+        edge_index=node.argsort()[instance.edge_index],
     )
     got = case.response(module, renamed)
     expected = case.response(module, instance)[node]
     expect_close(got, expected, "rearranged", "the result for the renamed nodes")
+
+
+def _order_of_edges(case: AnyCase) -> None:
+    """the edges in another order, with their weights, give the same result"""
+    module, instance = case.sample()
+    edge = torch.randperm(len(instance.edge_weight), generator=case.generator())
+    listed = replace(
+        instance,
+        edge_index=instance.edge_index[:, edge],
+        edge_weight=instance.edge_weight[edge],
+    )
+    got = case.response(module, listed)
+    expected = case.response(module, instance)
+    expect_close(got, expected, "rearranged", "the result for the edges reordered")
 
 
 def _batching(case: AnyCase) -> None:
@@ -214,37 +251,65 @@ def _poisoned_batch_mate(case: AnyCase) -> None:
     expect_close(got, clean, "rearranged", "the result of the other graphs")
 
 
-def _edge_cases(case: AnyCase) -> None:
-    """a single node, isolated nodes, an empty graph in a batch and no node at all have finite results and gradients"""
+def _single_node(case: AnyCase) -> None:
+    """a single node has a finite result and finite gradients"""
+    _expect_finite(case, case.instance(1))
+
+
+def _isolated_nodes(case: AnyCase) -> None:
+    """nodes without neighbours beside others have finite results and gradients"""
+    five = case.instance(5)
+    _expect_finite(case, replace(five, x=torch.cat([five.x, five.x])))
+
+
+def _empty_graph(case: AnyCase) -> None:
+    """an empty graph between two others of a batch leaves their results and gradients finite"""
+    five = case.instance(5)
+    _expect_finite(case, join([five, five.empty(), case.instance(1)]))
+
+
+def _no_nodes(case: AnyCase) -> None:
+    """without any node the result has no row, and gradients are finite"""
+    _expect_finite(case, case.instance().empty())
+
+
+def _expect_finite(case: AnyCase, instance: Instance) -> None:
+    """Raise `LawBroken` unless the result, a row per node, and all gradients are finite."""
     module = case.module()
-    generator = case.generator()
-    five = case.instance(5, generator)
-    single = case.instance(1, generator)
-    cases = {
-        "a single node": single,
-        "five isolated nodes": replace(five, x=torch.cat([five.x, five.x])),
-        "an empty graph between two": join([five, five.empty(), single]),
-        "no node at all": five.empty(),
-    }
-    for name, instance in cases.items():
-        leaf = instance.x.clone().requires_grad_()
-        out = case.response(module, replace(instance, x=leaf))
-        expect_equal(len(out), len(leaf), f"the number of rows for {name}")
-        leaves = [leaf, *trainable(module)]
-        # Some parameters are not used without edges.
-        grads = torch.autograd.grad(
-            out.square().sum() + 0 * leaf.sum(), leaves, materialize_grads=True
-        )
-        for number in (out, *grads):
-            finite = bool(number.isfinite().all())
-            expect(finite, f"{name} gives a result or gradient that is not finite")
+    leaf = instance.x.clone().requires_grad_()
+    out = case.response(module, replace(instance, x=leaf))
+    expect_equal(len(out), len(leaf), "the number of rows")
+    leaves = [leaf, *trainable(module)]
+    # Some parameters are not used without edges.
+    grads = torch.autograd.grad(
+        out.square().sum() + 0 * leaf.sum(), leaves, materialize_grads=True
+    )
+    expect(bool(out.isfinite().all()), "the result is not finite")
+    finite = all(bool(grad.isfinite().all()) for grad in grads)
+    expect(finite, "a gradient is not finite")
+
+
+def _expect_derivatives(
+    check: Callable[..., bool],
+    function: Callable[..., Tensor],
+    leaves: tuple[Tensor, ...],
+    atol: float,
+) -> None:
+    """Raise `LawBroken` unless `gradcheck` or `gradgradcheck` finds that derivatives agree."""
+    try:
+        check(function, leaves, atol=atol, rtol=10 * atol, fast_mode=True)
+    except GradcheckError as error:
+        # Whole matrices follow the first paragraph.
+        summary = str(error).partition("\n\n")[0].replace("\n", " ")
+        where = "input 0 is the state, the others are the parameters in their order"
+        raise LawBroken(f"{summary} ({where})") from None
 
 
 def _first_derivatives(case: AnyCase) -> None:
     """gradients with respect to the state and the parameters agree with finite differences in double"""
     function, leaves = case.differentiable()
     if function(*leaves).requires_grad:
-        gradcheck(function, leaves, atol=1e-6, rtol=1e-5, fast_mode=True)
+        _expect_derivatives(gradcheck, function, leaves, 1e-6)
 
 
 def _second_derivatives(case: AnyCase) -> None:
@@ -268,7 +333,7 @@ def _second_derivatives(case: AnyCase) -> None:
         clear = any(some in str(error) for some in words)
         expect(clear, f"the second derivative is not refused in words: {error}")
         return
-    gradgradcheck(function, leaves, atol=1e-5, rtol=1e-4, fast_mode=True)
+    _expect_derivatives(gradgradcheck, function, leaves, 1e-5)
 
 
 def _half_precision(case: AnyCase) -> None:
@@ -312,8 +377,8 @@ def _purity(case: AnyCase) -> None:
     instance = join(case.batch())
     before = copy.deepcopy(instance)
     with expect_rng_untouched("forward"):
-        first = case.response(module, instance)
-        second = case.response(module, instance)
+        first = case.call(module, instance)
+        second = case.call(module, instance)
     for name in ("x", "edge_index", "edge_weight"):
         same = torch.equal(getattr(instance, name), getattr(before, name))
         expect(same, f"forward changed {name} in place")
@@ -325,7 +390,7 @@ def _writable(case: AnyCase) -> None:
     module = case.module()
     for instance in (case.instance(), join(case.batch())):
         expect_writable(
-            partial(case.response, module, instance),
+            partial(case.call, module, instance),
             "the result",
             instance.x,
             instance.edge_index,
@@ -380,17 +445,26 @@ def _compile(case: AnyCase) -> None:
 
 
 MODULE_LAWS: tuple[Law[Any], ...] = (
+    _purity,
+    _writable,
     _permutation,
+    _order_of_edges,
     _batching,
     _poisoned_batch_mate,
-    _edge_cases,
+    _single_node,
+    _isolated_nodes,
+    _empty_graph,
+    _no_nodes,
     _first_derivatives,
+    _compile,
+)
+"""What holds for any module that passes messages."""
+
+LIBRARY_LAWS: tuple[Law[Any], ...] = (
     _second_derivatives,
     _half_precision,
     _autocast,
-    _purity,
-    _writable,
     _reset_parameters,
     _readable,
-    _compile,
 )
+"""What the modules of this library promise beyond."""

@@ -71,6 +71,7 @@ def _problem(
 ) -> Problem:
     """Return a problem with a random state [N, 2, 3]; in the residual form S is D^-½AD^-½, as in GCN."""
     if form == "residual":
+        # Δ = I − S is positive semi-definite for a normalised S.
         root = adjacency.sum(1).rsqrt()
         adjacency = adjacency * torch.outer(root, root)
     generator = torch.Generator().manual_seed(seed)
@@ -137,6 +138,7 @@ def exact_problems() -> list[Problem]:
         >>> all(isinstance(problem, Problem) for problem in exact_problems())
         True
     """
+    # An odd cycle, whose spectrum is not symmetric.
     turn = torch.eye(11, dtype=torch.float64).roll(1, 0)
     along = torch.kron(torch.eye(4, dtype=torch.float64), path_adjacency(5))
     across = torch.kron(path_adjacency(4), torch.eye(5, dtype=torch.float64))
@@ -210,4 +212,5 @@ def order_of_convergence(
             x = update(x, problem.coupling)
         return float((x - exact).norm())
 
+    # The constant of the error cancels.
     return math.log2(error(count) / error(2 * count))

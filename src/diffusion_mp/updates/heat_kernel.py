@@ -14,6 +14,7 @@ from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.energies.spectrum import laplacian_extremes, spectral_interval
 from diffusion_mp.errors import CouplingMismatchError
+from diffusion_mp.runtime.precision import wide_dtype
 from diffusion_mp.updates.base import (
     Form,
     Laplacian,
@@ -108,7 +109,7 @@ class HeatKernel(LaplacianUpdate):
         # which.
         if -self.t * low > LOST:
             low, high = laplacian_extremes(coupling, self.form)
-        tol = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+        tol = torch.finfo(wide_dtype(dtype)).eps
         return math.exp(-self.t * low) * self._series(laplacian, v, low, high, tol)
 
     def _series(

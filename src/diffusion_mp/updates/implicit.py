@@ -112,6 +112,7 @@ def shifted_inverse(
     system = Laplacian(coupling, form, b.dtype, shift)
     # An indefinite system is left to conjugate gradients, which detect it.
     if coupling.nonnegative and shift > 0.0:
+        # The eigenvectors are known for some stencils only, and then any function of Δ is exact.
         solution = system.function(torch.reciprocal, b)
         if solution is not None:
             return solution
@@ -202,6 +203,7 @@ class _ThetaStep(SolvedUpdate):
         if source is not None and self.beta != 0.0:
             b = b + self.beta * source
         middle = self.solve(coupling, self.leak + rate, b, values.dtype)
+        # Extrapolated in double, since the difference of the two may be small beside both.
         return torch.lerp(start, middle, 1.0 / self.theta).to(values.dtype)
 
     def extra_repr(self) -> str:
@@ -394,6 +396,7 @@ class Equilibrium(SolvedUpdate):
                 f"got a {type(coupling).__name__} that is not reversible. Pass leak > 0."
             )
         smallest, _ = laplacian_extremes(coupling, self.form)
+        # Entries that are rounded to this dtype cannot tell a smaller eigenvalue from zero.
         regular = precision(coupling.dtype).regular
         if coupling.num_nodes and not smallest > regular:
             raise SingularSystemError(
@@ -440,6 +443,7 @@ def precondition(
             root = 1.0 if metric is None else metric.sqrt().unsqueeze(2)
 
             def inverse(r: Tensor) -> Tensor:
+                # The factor is that of the symmetric matrix, similar to this system by the roots of the metric.
                 turned = (root * r).transpose(0, 1)
                 return torch.cholesky_solve(turned, factor).transpose(0, 1) / root
 

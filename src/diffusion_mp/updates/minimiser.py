@@ -63,6 +63,7 @@ def quadratic_minimiser(
         return solution.to(state.dtype)
     refuse_export(WHAT)
     graph = energy.graph_of(state)
+    # Of the state the shape alone counts: a minimiser does not depend on where one begins.
     wide = state.detach().double()
     if formula_runs(wide.numel() ** 2):
 
@@ -90,6 +91,7 @@ def _iterated(
         z = v.view_as(wide)
         out = damping * z
         for pull, scale in pulls:
+            # The constants are left out: a solver takes the linear part.
             out = out - scale * pull(z)
         return out.view_as(v)
 
@@ -114,6 +116,7 @@ def _iterated(
 def _affine(term: EnergyTerm, z: HeadState, graph: Graph) -> Mean:
     """Return the half gradient of a quadratic term in the form of `Mean`."""
     damping = term.bound(z, graph)
+    # An affine function is known by its value at zero.
     constant = -term.half_gradient(torch.zeros_like(z), graph)
     return Mean(
         damping,
@@ -151,6 +154,7 @@ def _pulled_source(terms: Sequence[EnergyTerm]) -> tuple[Coupling, Tensor] | Non
         else:
             return None
     nonnegative = all(coupling.nonnegative for _, coupling in couplings)
+    # A negative entry may leave no minimum, and two sources are a case for the general solver.
     if len(sources) != 1 or not couplings or not nonnegative:
         return None
     beta, source = sources[0]

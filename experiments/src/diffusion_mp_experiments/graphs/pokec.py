@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -26,15 +27,18 @@ from diffusion_mp_experiments.files.text_tables import (
 )
 from diffusion_mp_experiments.graphs.cached import ArrayFolder, mapped_graph
 
-Source = Literal["snap", "linkx"]
+Source = Literal["auto", "snap", "linkx"]
 _FILES = {
     "snap": ["soc-pokec-profiles.txt", "soc-pokec-relationships.txt"],
     "linkx": ["pokec.mat"],
 }
 _HOW_TO_GET = {
     "snap": "Download soc-pokec-profiles.txt.gz and soc-pokec-relationships.txt.gz from "
-    "https://snap.stanford.edu/data/soc-Pokec.html (they need not be unpacked)",
-    "linkx": "Download pokec.mat as the README of https://github.com/CUAI/Non-Homophily-Large-Scale says",
+    "https://snap.stanford.edu/data/soc-Pokec.html and put them there; they need not be unpacked. Files of any name "
+    "with lines like theirs are read too, and a CSV file of users that begins "
+    "user_id,gender,region_large,region_small,age.",
+    "linkx": "Download pokec.mat as the README of https://github.com/CUAI/Non-Homophily-Large-Scale says, and put it "
+    "there.",
 }
 _VERSION = "1"  # of what is computed from the files
 _ROWS = 1 << 18  # of a matrix, in memory at a time
@@ -49,6 +53,8 @@ _USERS = 1 << 13  # in memory at a time
 _PROFILE = 1 << 18  # bytes of a line, which has about 1 000
 _LARGEST = 1_000_000  # of public, completion percentage and age
 _DAY = re.compile(rb"\d{4}-\d\d-\d\d")
+_HEADER = b"user_id,gender,region_large,region_small,age"  # of users in a CSV file
+_PAIR = re.compile(rb"\d+\s+\d+\s*")
 
 FEATURES = (
     *("public", "completion", "last_login", "registration", "age"),
@@ -62,7 +68,7 @@ _FIRST_TEXT = len(FEATURES) - len(_TEXTS)
 
 def load_pokec(
     root: str | Path,
-    source: Source = "snap",
+    source: Source = "auto",
     *,
     cache: str | Path | None = None,
 ) -> Data:
@@ -83,8 +89,11 @@ def load_pokec(
         root: the folder that holds the files.
         source: `"snap"` reads `root/soc-pokec-profiles.txt` and `root/soc-pokec-relationships.txt`, each plain or as
             `.txt.gz`, block by block: less than 1 GB of memory at any size. Friendships find their users by id, not by
-            line number. `"linkx"` reads `root/pokec.mat` of Lim et al. (2021), with *their* 65 features, whose recipe
-            is not published.
+            line number. Without these two files, it takes the longest files of `root` whose first lines look alike,
+            such as those of a sample. The users of a sample may be a CSV file with the columns user_id, gender,
+            region_large, region_small and age, where nobody states the other columns of a profile. `"linkx"` reads
+            `root/pokec.mat` of Lim et al. (2021), with *their* 65 features, whose recipe is not published. `"auto"`,
+            the default, is `"linkx"` if `root` has that file and no file of SNAP.
         cache: the folder from which the arrays are memory-mapped; it records SHA-256 sums. By default
             `root/processed/pokec-<source>`.
 
@@ -103,23 +112,22 @@ def load_pokec(
         Traceback (most recent call last):
         FileNotFoundError: Pokec...soc-pokec-profiles.txt.gz...https://snap.stanford.edu/data/soc-Pokec.html...
     """
-    check_choice(source, "source", _FILES)
+    check_choice(source, "source", ["auto", *_FILES])
     root = as_path(root, "root")
+    files = _snap_files(root)
+    of_linkx = [root / name for name in _FILES["linkx"]]
+    if source == "auto":
+        alone = of_linkx[0].is_file() and not files[0].is_file()
+        source = "linkx" if alone else "snap"
+    if source == "linkx":
+        files = of_linkx
     folder = (
         as_path(cache, "cache") if cache else root / "processed" / f"pokec-{source}"
     )
-    files = [root / name for name in _FILES[source]]
-    if source == "snap":
-        files = [
-            file if file.is_file() else file.with_name(f"{file.name}.gz")
-            for file in files
-        ]
 
     def make(arrays: ArrayFolder) -> None:
         instead = "Without them, synthetic_pokec() generates a graph of the same size."
-        check_present(
-            "Pokec", root, files, f"{_HOW_TO_GET[source]} and put them there. {instead}"
-        )
+        check_present("Pokec", root, files, f"{_HOW_TO_GET[source]} {instead}")
         if source == "snap":
             _read_profiles(files[0], arrays)
             _read_friendships(files[1], arrays)
@@ -129,6 +137,38 @@ def load_pokec(
     return mapped_graph(
         folder, make, files, made_by=f"pokec {source} {_VERSION}", classes=2
     )
+
+
+def _snap_files(root: Path) -> list[Path]:
+    """Return the files of profiles and friendships: of the names that SNAP gave them, or else found by content."""
+    named = [root / name for name in _FILES["snap"]]
+    named = [
+        file if file.is_file() else file.with_name(f"{file.name}.gz") for file in named
+    ]
+    if any(file.is_file() for file in named) or not root.is_dir():
+        return named
+    users = []
+    pairs = []
+    for file in sorted(root.iterdir()):
+        line = _first_line(file) if file.is_file() else b""
+        if line == _HEADER or line.count(b"\t") >= _COLUMNS - 1:
+            users.append(file)
+        elif _PAIR.fullmatch(line):
+            pairs.append(file)
+    if not users or not pairs:
+        return named
+    # Several samples may lie side by side.
+    longest = partial(count_lines, longest=_PROFILE)
+    return [max(users, key=longest), max(pairs, key=longest)]
+
+
+def _first_line(path: Path) -> bytes:
+    """Return the first line of a text file, which is empty if the file is something else."""
+    try:
+        _, lines = next(line_blocks(path, _PROFILE), (0, [b""]))
+    except ValueError:
+        return b""
+    return lines[0]
 
 
 def _read_friendships(path: Path, arrays: ArrayFolder) -> None:
@@ -186,7 +226,7 @@ def _integers(numbers: np.ndarray, name: str) -> np.ndarray:
 
 
 def _read_profiles(path: Path, arrays: ArrayFolder) -> None:
-    num_users = count_lines(path, _PROFILE)
+    num_users = count_lines(path, _PROFILE) - (_first_line(path) == _HEADER)
     if not num_users:
         raise ValueError(f"{path} must have a line for every user; it is empty.")
     user = np.zeros(num_users, np.int64)
@@ -195,10 +235,7 @@ def _read_profiles(path: Path, arrays: ArrayFolder) -> None:
     region = np.zeros(num_users, np.int64)
     codes: dict[bytes, int] = {}  # of regions, in the order of their first user
     arrays.create("x", (num_users, len(FEATURES)), np.float32)
-    for start, lines in line_blocks(path, _PROFILE):
-        rows = [
-            _fields(path, number, line) for number, line in enumerate(lines, start + 1)
-        ]
+    for start, rows in _profiles(path):
         here = slice(start, start + len(rows))
         columns = list(zip(*rows, strict=True))
         try:
@@ -214,8 +251,8 @@ def _read_profiles(path: Path, arrays: ArrayFolder) -> None:
             )
         except ValueError as error:
             raise ValueError(
-                f"{path}, lines {here.start + 1} to {here.stop}: columns 1, 2, 3 and 8 must be numbers, 4 must be 0 "
-                f"or 1, 6 and 7 dates such as 2012-05-25 11:20:00.0; null in all but the first; {error}."
+                f"{path}, users {here.start + 1} to {here.stop}: ids, public, completion percentage and age must be "
+                f"numbers, genders 0 or 1, dates such as 2012-05-25 11:20:00.0; all but ids may be null; {error}."
             ) from error
         # The region without the district: "zilinsky kraj" of "zilinsky kraj, zilina".
         # Districts are too many for a column each.
@@ -240,6 +277,38 @@ def _read_profiles(path: Path, arrays: ArrayFolder) -> None:
         arrays.write("x", (position, slice(_FIRST_TEXT)), features)
     arrays.put("y", label)
     arrays.put("user_id", user)
+
+
+def _profiles(path: Path) -> Iterator[tuple[int, list[list[bytes]]]]:
+    """Yield lists of users, 59 fields each, each with the number of its first user."""
+    header = int(_first_line(path) == _HEADER)
+    read = _few_fields if header else _fields
+    for start, lines in line_blocks(path, _PROFILE):
+        rows = [
+            read(path, number, line) for number, line in enumerate(lines, start + 1)
+        ]
+        if start == 0:
+            rows = rows[header:]
+        yield max(start - header, 0), rows
+
+
+def _few_fields(path: Path, number: int, line: bytes) -> list[bytes]:
+    """Return the fields of a profile that states no more than a line of a CSV file."""
+    fields = line.split(b",")
+    if len(fields) != _HEADER.count(b",") + 1:
+        expected = f"expected the columns {_HEADER.decode()}"
+        raise ValueError(f"{path}, line {number}: {expected}; got {len(fields)}.")
+    user, gender, region, _, age = fields
+    nothing = [_MISSING[0]]
+    return [
+        user,
+        *nothing * 2,
+        gender,
+        region,
+        *nothing * 2,
+        age,
+        *nothing * len(_TEXTS),
+    ]
 
 
 def _fields(path: Path, number: int, line: bytes) -> list[bytes]:

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -17,7 +16,12 @@ from diffusion_mp.kernels.operation import (
     few_numbers,
     operation,
 )
-from diffusion_mp.runtime.precision import accumulating, unit_vectors, without_autocast
+from diffusion_mp.runtime.precision import (
+    accumulating,
+    unit_vectors,
+    wide_dtype,
+    without_autocast,
+)
 
 __all__ = ["Terms", "linear_attention", "linear_pool", "linear_product", "linear_read"]
 
@@ -25,6 +29,7 @@ on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.linear_attention.triton")
 
 
 def _few_in_product(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> bool:
+    # The formula of a batch runs graph by graph, in many calls.
     return ptr is None and few_numbers(q, k, v)
 
 
@@ -103,9 +108,13 @@ def _few_in_rows(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> bool:
 )
 def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
     """Return :func:`linear_attention` as ``values`` of a tuple; q, k and v have the same number of heads."""
-    wide = v.new_empty(v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32))
+    # Denominators, which half precision could not tell from zero or infinity.
+    wide = v.new_empty(v.shape[:2], dtype=wide_dtype(v.dtype))
     sums = wide.new_empty(
-        v.size(1) if terms.ptr is None else 0, k.size(2) + 1, v.size(2) + 1
+        # The sums of a single graph serve the backward pass; those of many small graphs may be larger than v.
+        v.size(1) if terms.ptr is None else 0,
+        k.size(2) + 1,
+        v.size(2) + 1,
     )
     return LinearRows(empty_like(v), wide, sums)
 
@@ -151,6 +160,7 @@ def _gradients(
     terms: Terms,
     backend: Backend,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    # The gradient of all three roles at once takes a product less. Autograd adds it to the first role.
     if q is k is v and q.is_cpu and backend in ("auto", "cpu"):
         total = _backward_of_one(grad_values, q, out, terms, backend=backend)
         return total, None, None
@@ -203,6 +213,7 @@ def linear_attention(
         torch.Size([6, 2, 4])
     """
     if q.size(1) != v.size(1):
+        # Views, so that the one head is not copied.
         q = q.expand(-1, v.size(1), -1)
         k = k.expand(-1, v.size(1), -1)
     return linear_rows(q, k, v, Terms(ptr, constant, own, unit), backend=backend).values

@@ -34,7 +34,7 @@ from torch import Tensor
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
 from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.segments import ALL, cut, stacks
-from diffusion_mp.runtime.precision import scaled_norms
+from diffusion_mp.runtime.precision import scaled_norms, wide_dtype
 
 # Entries of one block over all heads, 1 MiB in float32: a block stays in cache, and is small compared to the result.
 BLOCK = 1 << 18
@@ -63,7 +63,7 @@ class Sums(NamedTuple):
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     """Compute every graph of a batch by its pairs, or by pooling and reading."""
     values = empty_like(v)
-    wide = torch.promote_types(v.dtype, torch.float32)
+    wide = wide_dtype(v.dtype)
     den = v.new_empty(*v.shape[:2], 1, dtype=wide)
     # The sums of many small graphs may be larger than their nodes, so the sums of a batch are not kept.
     graphs = v.size(1) if terms.ptr is None else 0
@@ -74,6 +74,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
         terms.ptr, rows_at_once, (values, den), inputs
     ):
         attention = _Attention(views, terms, mask)
+        # No sums: a small graph needs fewer steps for its pairs.
         if attention.few:
             attention.by_pairs(out, row)
             continue
@@ -94,7 +95,7 @@ def backward(
 
 def backward_of_one(grad: Tensor, x: Tensor, out: LinearRows, terms: Terms) -> Tensor:
     # The gradients of all roles are added up with at least the precision of float32.
-    total = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
+    total = x.new_empty(x.shape, dtype=wide_dtype(x.dtype))
     _write_gradients([total], [x], grad, out, terms)
     return total.to(x.dtype)
 
@@ -116,6 +117,7 @@ def _write_gradients(
             attention.by_pairs_backward(into, grads, values, den)
             continue
         if terms.ptr is None:
+            # Kept by the forward pass.
             sums = Sums.split(out.pooled)
         else:
             sums = attention.pool()
@@ -142,7 +144,7 @@ class _Attention:
         channels = self.v.size(2)
         self.terms = terms
         self.mask = mask
-        self.dtype = torch.promote_types(self.v.dtype, torch.float32)
+        self.dtype = wide_dtype(self.v.dtype)
         self.size: Tensor | int = nodes if mask is None else mask.sum(1, keepdim=True)
         # All pairs cost at most twice the steps of the sums, need fewer calls and write less.
         self.few = nodes * (features + channels) <= 4 * features * channels
@@ -166,9 +168,11 @@ class _Attention:
         grads, inner = self._row_gradients(grad, out, den)
         queries, _ = self.vectors(self.q)
         keys = self._of_nodes(self.vectors(self.k)[0])
+        # P and Sᵀg of the formulas at the head of this file.
         by_scores = torch.baddbmm(inner, grads, self._load(self.v).mT)
         by_values = self._scores().mT.bmm(grads)
         if self.alone:
+            # Queries are keys, so both gradients go through one product and one norm.
             by_queries = (by_scores + by_scores.mT).bmm(keys)
             _through_norm(by_queries, *self.vectors(self.q))
             torch.add(by_queries, by_values, out=into[0])
@@ -193,6 +197,7 @@ class _Attention:
                 else self.terms.constant * self.mask.mT
             )
         if self.terms.own:
+            # A column of the diagonal, as the size of padded graphs is a column.
             scores.diagonal(dim1=1, dim2=2).unsqueeze(2).add_(
                 self.terms.own * self.size
             )
@@ -203,6 +208,7 @@ class _Attention:
         for rows in self.blocks:
             keys = self._of_nodes(self.vectors(self.k, rows)[0], rows)
             values = self._load(self.v, rows)
+            # Keys of padding are zero, which removes it from the other two sums; this one has no keys.
             right = self._of_nodes(values, rows).sum(1, keepdim=True)
             sums.append(Sums(_contract(keys, values), keys.sum(1, keepdim=True), right))
         return _added(sums)
@@ -212,6 +218,7 @@ class _Attention:
         bias = self.terms.constant * sums.right
         for rows in self.blocks:
             queries, _ = self.vectors(self.q, rows)
+            # Written to the result at once: the backward pass divides by it.
             row = torch.bmm(queries, sums.left.mT, out=cut(den, rows))
             row.add_(self.terms.constant * self.size + own)
             total = self._load(out, rows)
@@ -252,6 +259,7 @@ class _Attention:
         for rows in self.blocks:
             keys, norm = self.vectors(self.k, rows)
             if self.alone:
+                # ``read_backward`` has left the gradient of the receivers there.
                 total = cut(into[0], rows).add_(left)
                 _add_through_values(total, keys, norm, outer + outer.mT)
                 total.add_(right)
@@ -264,6 +272,7 @@ class _Attention:
                 total = self._load(into[2], rows)
                 torch.baddbmm(right, keys, outer, out=total)
             if self.terms.own:
+                # The term of a node with itself, which no sum over senders holds.
                 inverse = _reciprocal(cut(den, rows)) * (self.terms.own * self.size)
                 total.add_(self._load(grad, rows) * inverse)
             cut(into[-1], rows).copy_(total)
@@ -274,6 +283,7 @@ class _Attention:
         """Return g and h, zero for padding."""
         inverse = self._of_nodes(_reciprocal(cut(den, rows)), rows)
         grads = self._load(grad, rows) * inverse
+        # The derivative of the denominator, by the result itself: no score is needed for it.
         inner = (grads * self._load(out, rows)).sum(2, keepdim=True).neg_()
         return grads, inner
 

@@ -56,6 +56,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
 
     def rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         queries = unit_vectors(q) if terms.unit else q
+        # Of one tensor in both roles the norms are taken once.
         keys = queries
         if q is not k:
             keys = unit_vectors(k) if terms.unit else k

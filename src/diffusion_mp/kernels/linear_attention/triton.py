@@ -31,6 +31,7 @@ def _vectors(x, row, inside, head, H, f, F, UNIT: tl.constexpr):
     vectors = load(x, row, inside, head, H, f, F, tl.float32)
     if UNIT:
         size = tl.max(tl.abs(vectors), axis=1)[:, None]
+        # Division by zero is avoided in both branches of a choice, since both are computed.
         size = tl.where(size < TINY, 0.0, 1.0 / tl.where(size < TINY, 1.0, size))
         vectors *= size
         square = tl.sum(vectors * vectors, axis=1)[:, None]
@@ -115,6 +116,7 @@ def _store_state(at, outer, left, right, size, f, d, F, D):
 @no_type_check
 def _inverse(den, row, inside, head, H):
     """1/d_i, 0 where d_i = 0."""
+    # A row without any weight is zero, and sends no gradient.
     dens = tl.load(den + row * H + head, mask=inside, other=0.0)
     return tl.where(dens == 0, 0.0, 1.0 / tl.where(dens == 0, 1.0, dens))[:, None]
 
@@ -194,12 +196,14 @@ def _read(
             tl.dot(qs, outer, input_precision=PRECISION) + constant * right[None, :]
         )
         if OWN:
+            # Read only here: without weight on itself a receiver has no use for its own value.
             result += own * number * load(v, row, inside, head, H, d, D, tl.float32)
         total = tl.sum(qs * left[None, :], axis=1) + (constant + own) * number
         result = tl.where(
             total[:, None] == 0, 0.0, result / tl.where(total == 0, 1.0, total)[:, None]
         )
         store(out, row, inside, head, H, d, D, result)
+        # All parts of D have the same denominators. One of them writes.
         if part == 0:
             tl.store(den + row * H + head, total, mask=inside)
 
@@ -243,6 +247,7 @@ def _receivers(
         weight = tl.zeros([BLOCK_N], tl.float32)
         dqs = tl.zeros([BLOCK_N, BLOCK_F], tl.float32)
         for other in tl.static_range(PARTS):
+            # Inner products with grad and out go over all channels, also those of other programs.
             e = other * BLOCK_D + tl.arange(0, BLOCK_D)
             gs = inverse * load(grad, row, inside, head, H, e, D, tl.float32)
             weight -= tl.sum(
@@ -250,6 +255,7 @@ def _receivers(
             )
             if part == 0:
                 if PARTS > 1:
+                    # The columns of M for these channels, which a single part has read already.
                     block = _block(state, f, e, F, D)
                 dqs = tl.dot(gs, tl.trans(block), dqs, input_precision=PRECISION)
         if part == 0:
@@ -257,6 +263,7 @@ def _receivers(
             if UNIT:
                 dqs = _through_unit(dqs, qs, size, norm)
             store(dq, row, inside, head, H, f, F, dqs)
+        # ``gs`` is now that of the last part; this program sums its own.
         if PARTS > 1:
             gs = inverse * load(grad, row, inside, head, H, d, D, tl.float32)
         outer = tl.dot(tl.trans(qs), gs, outer, input_precision=PRECISION)
@@ -349,6 +356,7 @@ class _Launch:
             "BLOCK_N": 64 if wide <= 64 else 32 if wide <= 128 else 16,
             "BLOCK_F": wide,
             "BLOCK_D": block,
+            # Wide rows need the registers of more warps.
             "num_warps": 4 if wide <= 64 else 8,
             "num_stages": 2 if wide <= 64 and _ample(k.device) else 1,
         }
@@ -376,6 +384,7 @@ class _Launch:
             if len(states) == 1:
                 return states
             return states.sum(0, keepdim=True)
+        # As many runs as graphs: every graph is one run.
         if len(states) == len(offset) - 1:
             return states
         return torch.segment_reduce(states.flatten(1), "sum", offsets=offset).unflatten(
@@ -404,6 +413,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
         launch(_read, q, v, state, out, den, **launch.shares)
     if terms.ptr is None:
         return LinearRows(out, den, state.squeeze(0))
+    # A batch keeps no states, see ``LinearRows``.
     return LinearRows(out, den, state.new_empty(0, *state.shape[2:]))
 
 
@@ -414,9 +424,10 @@ def backward(
     dq, dk, dv = empty_like(q, k, v)
     with torch.cuda.device_of(q):
         launch = _Launch(k, v, terms)
-        state = out.pooled if terms.ptr is None else launch.pool(k, v)
+        # Of a single graph the forward pass has kept the state. Those of a batch would be many, and are recomputed.
+        of_senders = out.pooled if terms.ptr is None else launch.pool(k, v)
         states = launch.states(q)
-        launch(_receivers, q, grad, values, den, state, states, dq)
-        state = launch.by_graph(states)
-        launch(_senders, k, v, grad, den, state, dk, dv, **launch.shares)
+        launch(_receivers, q, grad, values, den, of_senders, states, dq)
+        of_receivers = launch.by_graph(states)
+        launch(_senders, k, v, grad, den, of_receivers, dk, dv, **launch.shares)
     return dq, dk, dv

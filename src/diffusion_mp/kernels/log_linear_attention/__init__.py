@@ -96,6 +96,7 @@ def log_linear_product(
 
     with without_autocast(values):
         if row_shift is None:
+            # The mean over all samples, which the groups hold in parts.
             total = sum(_in_groups(normalised, (log_q, log_k, values), col_shift))
             return (total / col_shift.size(2)).to(dtype)
         row_shift = row_shift.to(log_q.dtype)
@@ -138,6 +139,7 @@ def log_linear_logsumexp(
 
     def log_sum(log_q: Tensor, log_k: Tensor, b: Tensor) -> Tensor:
         query, key, top = _features(log_q, log_k, b, ptr)
+        # A row's sum is its product with ones.
         one = torch.ones_like(key[:, :, :1])
         count = linear_product(query, key, one, ptr, backend=backend)
         return count.view_as(top).log() + top
@@ -176,6 +178,7 @@ def log_linear_pool(
         (torch.Size([2, 1, 3, 5]), torch.Size([2, 1, 3, 1]))
     """
     (log_k, col_shift, v), _ = accumulating(log_k, col_shift, v)
+    # A channel of ones, whose sums normalise the rows.
     values = pad(v, (0, 1), value=1.0)
 
     def pool(log_k: Tensor, values: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -311,6 +314,7 @@ def _in_groups(
     # A size that torch traces decides nothing; what a compiled program keeps is for its compiler to choose.
     if torch.compiler.is_compiling() or entries * samples <= CHUNK:
         return [run(*features, *of_samples)]
+    # By samples, which meet in a sum at the end, and not by nodes, which all meet each other.
     groups = [x.split(max(1, CHUNK // entries), dim=2) for x in of_samples]
     again = _again_in_backward(run)
     return [again(*features, *group) for group in zip(*groups, strict=True)]

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import get_args
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from diffusion_mp.kernels.operation import (
     empty_like,
     operation,
 )
+from diffusion_mp.runtime.precision import wide_dtype
 
 __all__ = ["Boundary", "neighbours", "neumann_function", "neumann_product"]
 
@@ -48,7 +48,7 @@ def _inner(g: Narrow, v: Narrow, stencil: Stencil) -> Tensor:
     return v.new_empty(
         len(stencil.strides),
         v.size(1),
-        dtype=torch.promote_types(v.dtype, torch.float32),
+        dtype=wide_dtype(v.dtype),
     )
 
 

@@ -234,13 +234,17 @@ def _transformed(v: Tensor, periodic: bool, inverse: bool) -> Tensor:
     n = v.size(2)
     mode = torch.arange(n, dtype=v.dtype, device=v.device)
     # The constant mode has twice the square of the others.
-    size = (2 * n * (1 + (mode == 0).to(v))).sqrt()
-    # The extension is even about −½, not 0: the phase shifts its cosines by half a sample, and the size norms them.
-    turn = torch.polar(size, mode * (math.pi / (2 * n))).unsqueeze(1)
+    constant = (mode == 0).to(v)
+    norm = (2 * n * (1 + constant)).sqrt()
+    # The extension is even about −½, not 0: the phase shifts its cosines by half a sample.
+    phase = mode * (math.pi / (2 * n))
+    turn = torch.polar(norm, phase).unsqueeze(1)
     if inverse:
-        return torch.fft.irfft(turn * v, n=2 * n, dim=2)[:, :, :n]
-    spectrum = torch.fft.rfft(torch.cat([v, v.flip(2)], 2), dim=2)
-    return (spectrum[:, :, :n] / turn).real
+        extension = torch.fft.irfft(turn * v, n=2 * n, dim=2)
+        return extension[:, :, :n]
+    extension = torch.cat([v, v.flip(2)], 2)
+    spectrum = torch.fft.rfft(extension, dim=2)[:, :, :n]
+    return (spectrum / turn).real
 
 
 def _transform_rows(

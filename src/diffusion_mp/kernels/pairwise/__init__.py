@@ -24,7 +24,7 @@ from diffusion_mp.kernels.pairwise.scores import (
     Weighting,
     log_score,
 )
-from diffusion_mp.runtime.precision import accumulating, without_autocast
+from diffusion_mp.runtime.precision import accumulating, wide_dtype, without_autocast
 
 __all__ = [
     "SCORES",
@@ -122,10 +122,11 @@ def _of_product(
 
 def _empty_rows(q: Tensor) -> Tensor:
     """Return an uninitialised number per row and head, in at least float32."""
-    return q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
+    return q.new_empty(q.shape[:2], dtype=wide_dtype(q.dtype))
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
+    # A sum over channels, of which half precision would lose digits that a difference then needs.
     (a, b), _ = accumulating(a, b)
     return (a * b).sum(2)
 
@@ -215,6 +216,8 @@ def pairwise_rows(
     **options: Unpack[Options],
 ) -> PairwiseRows:
     """Return the result of :func:`pairwise_attention` and the result of :func:`pairwise_logsumexp`, in one pass.
+
+    With ``loops=False`` the result of a node that is alone in its graph is zero.
 
     Args:
         q: features of the receivers [N, H, F].

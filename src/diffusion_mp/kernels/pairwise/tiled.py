@@ -153,7 +153,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Pairwise
                 level = weights.levels()
                 weights.shifts = [-level]
                 sums = weights.times(v, total=total)
-                return sums.div_(total), total.log_().add_(level)
+                # The largest weight of a row is one. Only a node that is alone has no pair, and stays zero.
+                return sums.div_(total.clamp(min=0.5)), total.log_().add_(level)
             sums = weights.times(v, weighting.mutual, total)
             lse = total.log()
             if _near(lse):
@@ -174,20 +175,20 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     """Σ_j w_ij v_j, [N, H, D], with the level −a_i − b_j, in the dtype of v."""
     # One shift on both sides keeps the weights symmetric.
     mutual = weighting.mutual and weighting.row_shift is weighting.col_shift
-    columns = _columns(q, weighting)
     # The last tensor has the dtype of the result.
-    (q, k, *shifts, v), dtype = accumulating(q, k, *columns, v)
+    (q, k, *shifts, v), dtype = accumulating(q, k, *_columns(weighting), v)
 
     def compute(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
         *shifts, mask = rest
-        return [_Weights(q, k, mask, weighting, shifts).times(v, mutual)]
+        weights = _Weights(q, k, mask, weighting, shifts)
+        return [weights.times(v, mutual)]
 
     inputs = (q, k, v, *shifts)
     (out,) = by_stacks(compute, weighting.ptr, inputs, [v.size(2)], _entries(q))
     return out.to(dtype)
 
 
-def _columns(q: Tensor, weighting: Weighting) -> list[Tensor]:
+def _columns(weighting: Weighting) -> list[Tensor]:
     """Return the shifts a and b as columns [N, H, 1]: none, a, or both."""
     row_shift = weighting.row_shift
     col_shift = weighting.col_shift
@@ -212,7 +213,7 @@ def backward(
     """
     row_shift, col_shift = weighting[:2]
     (grad, k, v, delta, *shifts, q), dtype = accumulating(
-        grad, k, v, delta.unsqueeze(2), *_columns(q, weighting), q
+        grad, k, v, delta.unsqueeze(2), *_columns(weighting), q
     )
     if row_shift is not None and col_shift is None and _near(row_shift):
         # The factors e^{a_i} of rows that are near one multiply the gradient, N D numbers, in place of the

@@ -32,6 +32,7 @@ PROGRAMS = 256
 def _pairs(row, col, end, LOOPS: tl.constexpr):
     """Return which pairs of a tile count: columns of the graph, without loops no node with itself."""
     inside = col[None, :] < end
+    # A constant of the compiled kernel, so that attention with loops pays for no comparison.
     if not LOOPS:
         inside = inside & (row[:, None] != col[None, :])
     return inside
@@ -88,10 +89,12 @@ def _attention(
         keys = load(k, col, inside, head, H, f, F, OPERAND)
         s = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
         pairs = _pairs(row, col, end, LOOPS)
+        # Of the scores, since log f rises with them: one logarithm per row and tile.
         above = tl.max(tl.where(pairs, s, float("-inf")), axis=1)
         if SIGMOID:
             above = tl.minimum(above, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(above)))
         above = tl.maximum(level, above)
+        # What has been summed at the lower level is scaled down to the new one.
         shrink = tl.exp(level - above)
         level = above
         w, _ = _weights(s, level[:, None], pairs, SIGMOID)
@@ -104,7 +107,9 @@ def _attention(
     total = tl.where(within, total, 1.0)
     tl.store(lse + row * H + head, tl.log(total) + level, mask=within)
     if VALUES:
-        store(out, row, within, head, H, d, D, sums / total[:, None])
+        # The largest weight of a row is one. Only a node that is alone has no pair, and stays zero.
+        sums /= tl.maximum(total, 0.5)[:, None]
+        store(out, row, within, head, H, d, D, sums)
 
 
 @triton.jit
@@ -139,8 +144,10 @@ def _sums(
     f = tl.arange(0, BLOCK_F)
     d = tl.arange(0, BLOCK_D)
     xs = load(x, row, within, head, H, f, F, OPERAND)
+    # Only a gradient needs them, and Triton compiles a branch on ``None`` away.
     if dx is not None:
         lefts = load(left, row, within, head, H, d, D, OPERAND)
+    # A level is subtracted, and a shift is added.
     row_level = tl.zeros([BLOCK_M], tl.float32)
     if row_shift is not None:
         row_level -= tl.load(row_shift + row * H + head, mask=within, other=0.0)
@@ -193,6 +200,7 @@ def _plan(q: Tensor, v: Tensor, weighting: Weighting) -> tuple[Tiles, Any, Any]:
         height = 32
     else:
         height = 16
+    # Few rows are cut into more programs, or most processors would have none.
     while height > 16 and q.size(0) * q.size(1) < PROGRAMS * height:
         height //= 2
     if wide <= (256 if halves else 128):
@@ -240,8 +248,10 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     out = torch.empty_like(v)
     with torch.cuda.device_of(q):
         runs, grid, options = _plan(q, v, weighting)
-        inputs = (q, k, None, v, a, b, None, None, *runs.bounds)
-        _sums[grid](*inputs, None, out, *q.shape[1:], v.size(2), **options)
+        sizes = (*q.shape[1:], v.size(2))
+        # Only a gradient reads rows on the left, and a δ of rows or columns.
+        receivers = (q, k, None, v, a, b, None, None, *runs.bounds)
+        _sums[grid](*receivers, None, out, *sizes, **options)
     return out
 
 
@@ -253,8 +263,9 @@ def backward(
     with torch.cuda.device_of(q):
         runs, grid, options = _plan(q, v, weighting)
         sizes = (*q.shape[1:], v.size(2))
-        to = (q, k, grad, v, a, b, delta, None, *runs.bounds)
-        of = (k, q, v, grad, b, a, None, delta, *runs.bounds)
-        _sums[grid](*to, dq, None, *sizes, **options)
-        _sums[grid](*of, dk, dv, *sizes, **options)
+        # The rows of a program are receivers, which meet senders, and then senders, which meet receivers.
+        receivers = (q, k, grad, v, a, b, delta, None, *runs.bounds)
+        senders = (k, q, v, grad, b, a, None, delta, *runs.bounds)
+        _sums[grid](*receivers, dq, None, *sizes, **options)
+        _sums[grid](*senders, dk, dv, *sizes, **options)
     return dq, dk, dv

@@ -88,11 +88,13 @@ def log_entries(s: Tensor, u: Tensor, terms: RowTerms, is_best: Tensor) -> Tenso
         >>> log_entries(s, s, rows.terms, rows.best == node.unsqueeze(1)).shape
         torch.Size([6, 2])
     """
-    above = (u - terms.w).masked_fill(u >= terms.reach, torch.inf)
-    above = above.masked_fill(is_best, 0.0).clamp(max=exp_limit(s.dtype))
-    driven = terms.rho - terms.nu * above.expm1()
+    # How far a friction is above that of the best conductor, in logarithms: zero for the best itself, however its u is
+    # rounded, and infinite beyond the reach, where rounding hides on which side of the potential it is.
+    apart = (u - terms.w).masked_fill(u >= terms.reach, torch.inf)
+    apart = apart.masked_fill(is_best, 0.0).clamp(max=exp_limit(s.dtype))
+    driven = terms.rho - terms.nu * apart.expm1()
     # No entry that flows conducts more than the best, however a recomputed s is rounded.
-    log_through = s + terms.a + terms.lift * (above < 0)
+    log_through = s + terms.a + terms.lift * (apart < 0)
     log_through = log_through.clamp(max=unit_limit(s.dtype))
     # Filled before the logarithm too, whose derivative at zero is infinite.
     closed = ~(driven > 0)

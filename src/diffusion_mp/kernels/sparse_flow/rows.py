@@ -250,6 +250,7 @@ def newton(
         guess = newton(some, least, share * leak, share * total).root
         active = torch.lt(
             threshold,
+            # A row of which the sample has no entry begins with all of its entries.
             guess.masked_fill_(guess == 0, math.inf),
             out=torch.empty_like(weight),
         )
@@ -338,13 +339,18 @@ def solve(problem: RowProblem, rows: Dense = DENSE) -> RowPotentials:
         )  # u may be ∞
         threshold = exp_(torch.add(u, rows.spread(offset)))
         log_root = newton(
-            weight, threshold, leak * (-resistance - top).exp(), rows=rows
+            weight,
+            threshold,
+            # In the unit of the weights.
+            leak * (-resistance - top).exp(),
+            rows=rows,
         ).root.log()
         slack = 32 * info.eps * (1 + log_root.abs() + offset.abs())
         reach = torch.where(
             log_root > limit - 1, torch.inf, log_root - offset + slack
         ).minimum(ceiling)
 
+        # Only entries whose threshold lies below the root can flow, up to the rounding of both.
         candidates, count = below(s, u, reach, rows)
         best = rows.best(candidates)
         s_best = rows.at(s, best).clamp_min(info.min / 8)
@@ -387,6 +393,7 @@ def solve(problem: RowProblem, rows: Dense = DENSE) -> RowPotentials:
         closed = some & ~flows
         if not closed.any():
             break
+        # Where the best does not flow, no entry of as much friction does.
         ceiling = torch.where(closed, u_best, ceiling)
         candidates, _ = below(s, u, ceiling, rows)
 

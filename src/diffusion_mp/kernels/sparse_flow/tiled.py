@@ -83,6 +83,7 @@ def _together(
 ) -> list[Tensor]:
     """Return all in one dtype, at least float32, the terms as [N, H, 1] with places of the best conductors."""
     wide, _ = accumulating(*features, *terms[:6], *others)
+    # Numbers of nodes become places in the tile of their graph.
     best = terms.best - _first(ptr, terms.best)
     return [*wide[:4], *_scalars(*wide[4:10], best), *wide[10:]]
 
@@ -160,6 +161,7 @@ class _Entries:
 
     def flow(self) -> Tensor:
         """Return z, written over ``above``."""
+        # ``above`` is needed no more, and takes the result.
         driven = self.above.mul_(-self.nu).add_(self.rho)
         return driven.clamp_min_(0).mul_(self.through)
 
