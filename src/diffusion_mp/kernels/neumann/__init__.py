@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import get_args
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
