@@ -6,6 +6,11 @@ For every sample this is linear attention. With M_r = max_j (log k_jr + b_j) ove
 
 have the same entries after row normalisation. None overflows, and no row underflows: with the largest feature r of row
 i, Q_ir = 1 and Σ_j K_jr ≥ 1. Samples are heads of linear attention; a large graph takes a few samples at a time.
+
+On the CPU, samples that are not far apart share their exponentials, since M_sr = max_j log k_jr + max_j b_js is then
+near the maximum. So K_jsr = w_js k_jr, rows are divided by factors x_is, and with one matrix for all samples
+
+    out_i = Σ_j Σ_sr (x_is q_ir) (w_js k_jr) v_j.
 """
 
 from collections.abc import Callable
@@ -20,9 +25,9 @@ from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp.graph.ops import max_rows
 from diffusion_mp.kernels.linear_attention import linear_attention, linear_product
-from diffusion_mp.kernels.operation import Backend
-from diffusion_mp.runtime.precision import accumulating, without_autocast
-from diffusion_mp.runtime.torch_private import differentiated_inside
+from diffusion_mp.kernels.operation import Backend, heads_first
+from diffusion_mp.runtime.precision import accumulating, reciprocal, without_autocast
+from diffusion_mp.runtime.torch_private import differentiated_inside, values_only
 
 __all__ = [
     "log_linear_entries",
@@ -35,6 +40,8 @@ __all__ = [
 #: Entries of features that are held at once, 4 MiB in float32: calls of torch cost nothing beside the arithmetic of so
 #: many, and memory does not grow with the samples of a graph beyond.
 CHUNK = 1 << 20
+#: Nats by which one shift of all samples may exceed the maximum of a sample: float32 has 87 below one.
+SLACK = 40.0
 
 
 def log_linear_product(
@@ -95,14 +102,19 @@ def log_linear_product(
         return (weight * rows.unflatten(1, b.shape[1:])).sum(2)
 
     with without_autocast(values):
+        shifts = [col_shift]
+        if row_shift is not None:
+            shifts.append(row_shift.to(log_q.dtype))
+        if backend == "auto" and _near(log_k, col_shift, ptr):
+            total = _all_samples(log_q, log_k, values, ptr, *shifts)
+        else:
+            rows = normalised if row_shift is None else weighted
+            run = partial(rows, log_q, log_k, values)
+            total = sum(_by_samples(run, log_q, *shifts))
         if row_shift is None:
-            # The mean over all samples, which the groups hold in parts.
-            total = sum(_in_groups(normalised, (log_q, log_k, values), col_shift))
-            return (total / col_shift.size(2)).to(dtype)
-        row_shift = row_shift.to(log_q.dtype)
-        return sum(
-            _in_groups(weighted, (log_q, log_k, values), col_shift, row_shift)
-        ).to(dtype)
+            # The mean over all samples, which the parts hold in sums.
+            total = total / col_shift.size(2)
+        return total.to(dtype)
 
 
 def log_linear_logsumexp(
@@ -145,7 +157,11 @@ def log_linear_logsumexp(
         return count.view_as(top).log() + top
 
     with without_autocast(log_q):
-        return torch.cat(_in_groups(log_sum, (log_q, log_k), col_shift), dim=2)
+        if backend == "auto" and _near(log_k, col_shift, ptr):
+            query, key, weight, top = _factors(log_q, log_k, col_shift, ptr)
+            return linear_product(query, key, weight, ptr).log() + top
+        parts = _by_samples(partial(log_sum, log_q, log_k), log_q, col_shift)
+        return torch.cat(parts, dim=2)
 
 
 def log_linear_pool(
@@ -193,7 +209,7 @@ def log_linear_pool(
         return torch.einsum("jhsr,jhd->hsrd", key, values), shift
 
     with without_autocast(v):
-        parts = _in_groups(pool, (log_k, values), col_shift)
+        parts = _by_samples(partial(pool, log_k, values), log_k, col_shift)
     sums, shifts = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
     return sums, shifts.double().unsqueeze(3)
 
@@ -229,7 +245,7 @@ def log_linear_read(
     (log_q, sums), _ = accumulating(log_q, sums)
 
     with without_autocast(log_q):
-        query, top = _queries(log_q, shift.squeeze(3).to(log_q.dtype))
+        query, top = _queries(log_q.unsqueeze(2), shift.squeeze(3).to(log_q.dtype))
         total = torch.einsum("ihsr,hsrd->ihsd", query, sums)
         values = total[..., :-1]
         count = total[..., -1]
@@ -266,17 +282,13 @@ def log_linear_entries(
     """
     (log_q, log_k), _ = accumulating(log_q, log_k)
 
-    def entries(edge_index: Tensor, log_q: Tensor, log_k: Tensor) -> Tensor:
+    def entries(edge_index: Tensor) -> Tensor:
         source, target = edge_index
         return (
             log_q.index_select(0, target) + log_k.index_select(0, source)
         ).logsumexp(2)
 
-    most = max(1, CHUNK // max(1, log_q[:1].numel()))
-    if torch.compiler.is_compiling() or edge_index.size(1) <= most:
-        return entries(edge_index, log_q, log_k)
-    run = _again_in_backward(entries)
-    return torch.cat([run(part, log_q, log_k) for part in edge_index.split(most, 1)])
+    return torch.cat(_in_parts(entries, log_q[:1].numel(), edge_index, dim=1))
 
 
 def _features(
@@ -285,15 +297,75 @@ def _features(
     """Return Q and K with samples as heads, and the logarithm of the factor by which Q was divided, [N, H, K]."""
     exponents = log_k.unsqueeze(2) + b.unsqueeze(3)
     shift = max_rows(exponents.detach(), ptr)
-    query, top = _queries(log_q, shift)
+    query, top = _queries(log_q.unsqueeze(2), shift)
     return query.flatten(1, 2), (exponents - _finite(shift)).exp().flatten(1, 2), top
 
 
 def _queries(log_q: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     # A feature that no sender has keeps its shift of −∞, so that it is zero and never the largest.
-    exponents = log_q.unsqueeze(2) + shift
-    top = _finite(exponents.detach().amax(3))
-    return (exponents - top.unsqueeze(3)).exp(), top
+    exponents = log_q + shift
+    top = _finite(exponents.detach().amax(-1))
+    return (exponents - top.unsqueeze(-1)).exp(), top
+
+
+def _near(log_k: Tensor, b: Tensor, ptr: Tensor | None) -> bool:
+    """Return whether every sample and feature has some w_js k_jr of at least exp(−SLACK): one sender has them all."""
+    # A GPU has a kernel for samples as heads.
+    if b.size(2) == 1 or not (log_k.is_cpu and values_only()):
+        return False
+    log_k = log_k.detach()
+    b = b.detach()
+    least = (log_k - _finite(max_rows(log_k, ptr))).amin(2, keepdim=True)
+    found = max_rows(least + b - _finite(max_rows(b, ptr)), ptr)
+    return not bool((found < -SLACK).any())
+
+
+def _factors(
+    log_q: Tensor, log_k: Tensor, b: Tensor, ptr: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return q, k, w ≤ 1 and t with exp(log q_ir + log k_jr + b_js) = q_ir k_jr w_js exp(t_is)."""
+    most = max_rows(log_k.detach(), ptr)
+    heaviest = _finite(max_rows(b.detach(), ptr))
+    query, top = _queries(log_q, most)
+    key = (log_k - _finite(most)).exp()
+    return query, key, (b - heaviest).exp(), top.unsqueeze(2) + heaviest
+
+
+def _all_samples(
+    log_q: Tensor,
+    log_k: Tensor,
+    v: Tensor,
+    ptr: Tensor | None,
+    b: Tensor,
+    a: Tensor | None = None,
+) -> Tensor:
+    q, k, w, top = _factors(log_q, log_k, b, ptr)
+    x = reciprocal(linear_product(q, k, w, ptr)) if a is None else (a + top).exp()
+
+    def some_samples(x: Tensor, w: Tensor) -> Tensor:
+        return linear_product(_outer(x, q), _outer(w, k), v, ptr)
+
+    def pool(w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _outer(w, k).transpose(0, 1).mT @ v.transpose(0, 1)
+
+    def read(x: Tensor, q: Tensor) -> Tensor:
+        return (_outer(x, q).transpose(0, 1) @ pooled).transpose(0, 1)
+
+    if ptr is not None:
+        return sum(_by_samples(some_samples, q, x, w))
+    # All pairs of few nodes are fewer steps than all pairs of samples and features.
+    if 2 * len(q) <= q.size(2) * x.size(2):
+        x, q, w, k, v = heads_first(x, q, w, k, v)
+        rows = ((x @ w.mT) * (q @ k.mT)) @ v
+        return rows.unsqueeze(1) if rows.dim() == 2 else rows.transpose(0, 1)
+    entries = q[:1].numel() * x.size(2)
+    pooled = sum(_in_parts(pool, entries, w, k, v, dim=0))
+    return torch.cat(_in_parts(read, entries, x, q, dim=0))
+
+
+def _outer(weights: Tensor, features: Tensor) -> Tensor:
+    """Return all products of weights [N, H, K] and features [N, H, F], [N, H, K F]."""
+    return (weights.unsqueeze(3) * features.unsqueeze(2)).flatten(2)
 
 
 def _by_sample(v: Tensor, b: Tensor) -> Tensor:
@@ -305,19 +377,22 @@ def _finite(shift: Tensor) -> Tensor:
     return shift.masked_fill(shift.isneginf(), 0.0)
 
 
-def _in_groups(
-    run: Callable[..., Any], features: tuple[Tensor, ...], *of_samples: Tensor
+def _by_samples(
+    run: Callable[..., Any], features: Tensor, *of_samples: Tensor
 ) -> list[Any]:
-    """Call ``run`` with as many samples at a time as :data:`CHUNK` holds, and return its results."""
-    entries = features[0].numel()
-    samples = of_samples[0].size(2)
+    return _in_parts(run, features.numel(), *of_samples, dim=2)
+
+
+def _in_parts(
+    run: Callable[..., Any], entries: int, *tensors: Tensor, dim: int
+) -> list[Any]:
+    """Call ``run`` with as many rows of ``entries`` each at a time as :data:`CHUNK` holds, and return its results."""
     # A size that torch traces decides nothing; what a compiled program keeps is for its compiler to choose.
-    if torch.compiler.is_compiling() or entries * samples <= CHUNK:
-        return [run(*features, *of_samples)]
-    # By samples, which meet in a sum at the end, and not by nodes, which all meet each other.
-    groups = [x.split(max(1, CHUNK // entries), dim=2) for x in of_samples]
+    if torch.compiler.is_compiling() or entries * tensors[0].size(dim) <= CHUNK:
+        return [run(*tensors)]
+    parts = [x.split(max(1, CHUNK // entries), dim=dim) for x in tensors]
     again = _again_in_backward(run)
-    return [again(*features, *group) for group in zip(*groups, strict=True)]
+    return [again(*part) for part in zip(*parts, strict=True)]
 
 
 def _again_in_backward(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import get_args
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from diffusion_mp.kernels.operation import (
     Narrow,
     Wide,
     empty_like,
+    few_numbers,
     operation,
 )
 from diffusion_mp.runtime.precision import wide_dtype
@@ -29,10 +31,17 @@ __all__ = ["Boundary", "neighbours", "neumann_function", "neumann_product"]
 declare = partial(operation, family="neumann", dtype="v")
 
 
+def _fused_by_compile(
+    v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool
+) -> bool:
+    return torch.compiler.is_compiling() and few_numbers(v, alpha)
+
+
 @declare(
     "neumann_product",
     formula=partial(stencil.product, stencil.plain_sums),
     cpu=partial(stencil.product, stencil.fast_sums),
+    small=_fused_by_compile,
 )
 def _product(v: Narrow, alpha: Wide, stencil: Stencil, transpose: bool) -> Tensor:
     return empty_like(v)
