@@ -279,7 +279,9 @@ def test_it_warns_if_predictions_have_other_shares_than_labels() -> None:
     # Thirty labels of each class, and one row in ten is of the second.
     by_class = np.isin(np.arange(600), np.r_[301:331, 0:300:10])
     by_class &= (np.arange(600) < 300) | (truth == 0)
-    with pytest.warns(UserWarning, match="0: [45][0-9]% and [89][0-9]%.*class_weight='balanced'"):
+    with pytest.warns(
+        UserWarning, match="0: [45][0-9]% and [89][0-9]%.*class_weight='balanced'"
+    ):
         fitted(rows, some(truth, by_class), max_iter=100)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

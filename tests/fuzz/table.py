@@ -60,7 +60,14 @@ EXEMPT: dict[str, str] = {
         ),
         "it belongs to a run; experiments/tests/train kills and resumes runs, some with losses of NaN",
     ),
-    "estimators.DiffusionClassifier": "scikit-learn's check_estimator calls it, in tests/estimators",
+    **dict.fromkeys(
+        ("estimators.DiffusionClassifier", "estimators.DiffusionRegressor"),
+        "scikit-learn's check_estimator calls it, in tests/estimators",
+    ),
+    **dict.fromkeys(
+        ("estimators.LabelledKFold", "estimators.labelled_scorer"),
+        "scikit-learn calls it in cross-validations, in tests/estimators",
+    ),
     "export.in_plain_torch": "it takes an exported program, which is made in seconds; tests/export makes some",
     "load": "it takes a file; tests/models/test_saving.py and test_hostile_files.py in experiments/tests write some",
 }
