@@ -14,6 +14,7 @@ from torch_geometric.utils import coalesce
 from diffusion_mp.data import KNNGraph, random_split_per_class
 from diffusion_mp_experiments.graphs import (
     load_digits,
+    load_rows,
     load_facebook,
     load_heterophilous,
     load_mnist,
@@ -208,3 +209,31 @@ def test_numbers_of_any_width(tmp_path, dtype):
     make_heterophilous(tmp_path, **arrays)
     with pytest.raises(ValueError, match=r"edges must lie in 0\.\.5, got up to 6"):
         load_heterophilous(tmp_path, "small")
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "rarest"),
+    [("wine", 178, 48), ("rings", 1000, 500), ("two classes", 2000, 200)],
+)
+def test_rows_of_a_table_are_standardised(name, rows, rarest):
+    data = load_rows(name)
+    assert data.num_nodes == rows
+    assert data.edge_index is None
+    assert abs(int(data.y.bincount().min()) - rarest) < 30
+    torch.testing.assert_close(
+        data.x.mean(0), torch.zeros(data.x.size(1)), atol=1e-5, rtol=0
+    )
+    torch.testing.assert_close(data.x.std(0, correction=0), torch.ones(data.x.size(1)))
+
+
+def test_some_rows_of_a_table_have_labels():
+    from diffusion_mp_experiments.train import RowsDataModule
+
+    few, all_ = (RowsDataModule(f"breast cancer {share}%").data for share in (10, 100))
+    # Of the 399 rows that are not for tuning: three in five, or a tenth of them.
+    assert [int(data.train_mask.sum()) for data in (few, all_)] == [23, 239]
+    assert int(few.val_mask.sum()) == int(all_.val_mask.sum()) == 79
+    with pytest.raises(ValueError, match="such as 'iris 10%'; got 'iris'"):
+        RowsDataModule("iris")
+    with pytest.raises(ValueError, match="name must be"):
+        RowsDataModule("roses 10%").data

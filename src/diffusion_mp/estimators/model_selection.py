@@ -47,7 +47,7 @@ class LabelledKFold(BaseCrossValidator):
         random_state: A seed of the shuffling.
 
     Examples:
-        >>> y = np.array([0, 1, -1, 0, 1, -1])
+        >>> y = [0, 1, -1, 0, 1, -1]
         >>> [(len(train), len(test)) for train, test in LabelledKFold(2).split(y, y)]
         [(4, 2), (4, 2)]
     """
