@@ -14,11 +14,11 @@ from torch_geometric.utils import coalesce
 from diffusion_mp.data import KNNGraph, random_split_per_class
 from diffusion_mp_experiments.graphs import (
     load_digits,
-    load_rows,
     load_facebook,
     load_heterophilous,
     load_mnist,
     load_newsgroups,
+    load_rows,
 )
 from diffusion_mp_experiments.graphs.node_sets import visible_labels
 from hostile import check_data
@@ -236,4 +236,4 @@ def test_some_rows_of_a_table_have_labels():
     with pytest.raises(ValueError, match="such as 'iris 10%'; got 'iris'"):
         RowsDataModule("iris")
     with pytest.raises(ValueError, match="name must be"):
-        RowsDataModule("roses 10%").data
+        RowsDataModule("roses 10%").load()
