@@ -310,17 +310,13 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
         weights = torch.from_numpy(labelled.weights)
         shares = weights @ targets
         source = targets.new_zeros(graph.num_nodes, targets.size(1))
-        # Each class has one unit in all, or the class with most labels would take over the rows far from any.
-        weighted = weights[:, None] * targets
-        source[at] = weighted / shares.clamp(min=torch.finfo(shares.dtype).tiny)
+        source[at] = weights[:, None] * targets
         bar.set_description("labels spread")
         with torch.device("cpu"):
             farther = self._spreading(_FARTHER * float(self.mu))
         states = _at_rest(farther, graph, source)
-        for number in range(rounds):
+        for _ in range(rounds):
             likely = states.clone()
-            if not number:
-                likely = likely * shares
             likely[at] *= targets  # of a label, only its class is left
             taught = likely.argmax(1)
             # In the first round, rows that no label reaches are left out.

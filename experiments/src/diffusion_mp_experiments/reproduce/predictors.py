@@ -119,7 +119,10 @@ class Labels(Predictor):
 
 
 class Diffusion(Predictor):
-    """`DiffusionClassifier` on the features; it makes a graph of its own."""
+    """`DiffusionClassifier` on the features, in four rounds and without a logistic regression.
+
+    It makes a graph of its own.
+    """
 
     def __init__(
         self,
@@ -136,6 +139,8 @@ class Diffusion(Predictor):
             "sharpness": sharpness,
             "mu": mu,
             "dropout": dropout,
+            "rounds": 4,
+            "cv": None,
         }
 
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
@@ -146,7 +151,7 @@ class Diffusion(Predictor):
         fitted = DiffusionClassifier(**self.options, random_state=seed).fit(
             _array(x), y.cpu().numpy()
         )
-        logarithms = np.log(fitted.label_distributions_.clip(1e-40))
+        logarithms = np.log(fitted.states_.clip(1e-40))
         return _scores(fitted.classes_, logarithms, num_classes).to(y.device)
 
 
