@@ -132,8 +132,8 @@ class KNNGraph(BaseTransform):
 
         All rows act on each other in attention over all pairs (`DIFFormer`, `NodeFormer`, `SGFormer`, `GPS`), in the
         certified models, whose neighbours act in both directions, and where an entry is divided by the out-degree of
-        its sender (``AdjacencyDiffusivity("sym")``). With such a model, attach the rows one at a time if a prediction
-        must not depend on the others.
+        its sender (``direction="directed"``). With such a model, attach the rows one at a time if a prediction must not
+        depend on the others.
 
         Args:
             data: Rows ``x`` [N, C] and the edges that this transform has set.

@@ -102,8 +102,8 @@ class MLPConv(DiffusionConv):
 class GCNConv(DiffusionConv):
     r"""GCN's layer: x′ = Â W x + b, Â = D^-½ (A + I) D^-½ normalised (Kipf & Welling 2017; Example 1 with τ = 1).
 
-    On a directed graph messages go along the edges, and both degrees are in-degrees, as in PyG. An
-    `AdjacencyDiffusivity` in a `DiffusionConv` has other degrees (``direction=``).
+    On a directed graph messages go along the edges, and both degrees are in-degrees, as in PyG. ``direction=`` of an
+    `AdjacencyDiffusivity` in a `DiffusionConv` chooses other degrees.
 
     Args:
         in_channels: Number of channels of x; -1 takes it from the first call.
