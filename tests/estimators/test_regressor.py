@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 import torch
-from sklearn.datasets import load_diabetes
+from sklearn.datasets import make_friedman1
 from sklearn.linear_model import RidgeCV
 from sklearn.utils.estimator_checks import check_estimator
 from torch_geometric.utils import to_dense_adj
@@ -194,13 +194,13 @@ def test_a_seed_is_a_network() -> None:
     )
 
 
-def test_it_is_ahead_of_a_ridge_regression_on_diabetes_or_level() -> None:
-    rows, truth = load_diabetes(return_X_y=True)
-    y = np.where(np.arange(442) % 3, truth, np.nan)
+def test_it_is_ahead_of_a_ridge_regression_on_a_curved_function() -> None:
+    rows, truth = make_friedman1(400, 10, noise=1.0, random_state=0)
+    y = np.where(np.arange(400) % 2, truth, np.nan)
     test = np.isnan(y)
-    score = fitted(rows, y, n_neighbors=10, max_iter=100).score(rows[test], truth[test])
+    score = fitted(rows, y, n_neighbors=10, max_iter=300).score(rows[test], truth[test])
     ridge = RidgeCV(np.logspace(-3, 4, 15)).fit(rows[~test], truth[~test])
-    assert score > ridge.score(rows[test], truth[test]) - 0.02
+    assert score > ridge.score(rows[test], truth[test]) + 0.05
 
 
 test_numbers = refuses(

@@ -26,7 +26,7 @@ def has_label(y: Any) -> np.ndarray:
         if (y[number] % 1 != 0).any() or not number.all():
             return number
     known = np.array(y != -1, dtype=bool)
-    if all(label == 1 for label in y[known]):
+    if known.any() and all(label == 1 for label in y[known]):
         return np.ones(len(y), dtype=bool)
     return known
 
