@@ -274,6 +274,7 @@ def test_new_rows_are_predicted_as_well_as_rows_of_the_graph(generator):
     assert abs(inductive - transductive) <= 0.02
 
 
+@pytest.mark.usefixtures("no_typecheck")
 def test_rows_that_cannot_be_attached():
     knn = KNNGraph(2)
     data = knn(Data(x=torch.eye(5)))

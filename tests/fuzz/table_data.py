@@ -278,6 +278,7 @@ DATA: dict[str, Strategy] = {
         cache=never(NOT_A_PATH).without("None", "empty"),
     ),
     "graphs.load_digits": calls("made.x"),
+    "graphs.load_rows": calls("made.x", name=lambda d: choice(d, "iris", "moons")),
     "graphs.SumEdgeFeatures": calls("made({data}).x", data=with_features),
     "graphs.fit_forecast": calls(
         "made(torch.randn(3, 4))",
@@ -442,6 +443,9 @@ TRAIN: dict[str, Strategy] = {
     "train.SnapshotDataModule": UNNAMED,
     "train.SynMolDataModule": UNNAMED,
     "train.DigitsDataModule": calls("made.data.x"),
+    "train.RowsDataModule": calls(
+        "made.data.x", name=lambda d: choice(d, "iris 30%", "rings 5%", optional=True)
+    ),
     "train.PlanetoidDataModule": planetoid_module,
 }
 

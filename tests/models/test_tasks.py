@@ -90,7 +90,7 @@ def test_pairs_are_scored_by_inner_products(make, head, generator):
     close(scores, model(x, dm.Graph(7, edges), edge_label_index=pairs.flip(0)))
     close(model.encode(x, edges), z)
     close(model.decode(z, pairs), scores)
-    close(model.decode(z, pairs[:, :2].tolist()), scores[:2])
+    close(model.decode(z, pairs[:, :2]), scores[:2])
 
 
 def test_states_are_encoded_from_all_inputs_of_a_call(generator):
