@@ -13,6 +13,7 @@ from torch_geometric.transforms import NormalizeFeatures, ToUndirected
 
 from diffusion_mp.checks import (
     Count,
+    check_kind,
     check_seed,
     checked,
 )
@@ -443,6 +444,7 @@ class RowsDataModule(FullGraphDataModule):
     @checked
     def __init__(self, name: str = "iris 10%", **options: Any) -> None:
         super().__init__(**options)
+        check_kind(name, "name", str, "a table and a percentage, such as 'iris 10%'")
         table, _, percent = name.rpartition(" ")
         try:
             self.labelled = float(percent.removesuffix("%")) / 100
