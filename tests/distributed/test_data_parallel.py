@@ -120,6 +120,7 @@ NEED_EDGES = (
     "gat",
     "appnp",
     "gcnii",
+    "gcn-links",
     "sfi-former-options",
     "certified-transformer",
     "certified-transformer-diagonal",
