@@ -123,9 +123,8 @@ def _is_refusal(error: TypeError) -> bool:
     # The last frame is the frame of the statement that raised.
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     ours = str(frame.f_globals.get("__name__")).startswith("diffusion_mp")
-    return ours and linecache.getline(
-        frame.f_code.co_filename, line
-    ).strip().startswith("raise TypeError")
+    statement = linecache.getline(frame.f_code.co_filename, line).strip()
+    return ours and statement.startswith("raise ")
 
 
 @contextmanager
