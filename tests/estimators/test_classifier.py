@@ -457,6 +457,9 @@ def test_minus_one_beside_one_is_a_class() -> None:
         classifier = fitted(y=signs)
     numbers = fitted(y=(signs > 0).astype(int))
     equal(classifier.predict_proba(X), numbers.predict_proba(X))
+    negative = signs == -1
+    expected = (classifier.predict(X[negative]) == -1).mean()
+    assert classifier.score(X[negative], signs[negative]) == expected
     assert fitted(y=np.where(TRUTH > 0, 2, -1)).classes_.tolist() == [2]
 
 

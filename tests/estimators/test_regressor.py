@@ -9,6 +9,7 @@ import scipy.sparse as sp
 import torch
 from sklearn.datasets import make_friedman1
 from sklearn.linear_model import RidgeCV
+from sklearn.metrics import r2_score
 from sklearn.utils.estimator_checks import check_estimator
 from torch_geometric.utils import to_dense_adj
 
@@ -166,6 +167,14 @@ def test_only_rows_with_a_number_are_scored() -> None:
     regressor = fitted()
     labelled = ~np.isnan(Y)
     same(regressor.score(X, Y), regressor.score(X[labelled], Y[labelled]))
+
+
+@pytest.mark.parametrize("kind", [int, float])
+def test_minus_one_is_a_number(kind: type) -> None:
+    whole = np.round(TRUTH).astype(kind)
+    assert (whole == -1).any()
+    regressor = fitted(y=whole)
+    assert regressor.score(X, whole) == r2_score(whole, regressor.predict(X))
 
 
 def test_a_number_of_weight_zero_is_no_number() -> None:

@@ -35,6 +35,8 @@ from diffusion_mp.runtime.noise import dropout
 from diffusion_mp.runtime.precision import inverse_root
 from diffusion_mp.runtime.progress import progress_bar, show_progress
 
+#: Places of labelled rows to learn from, and to predict, for every fold.
+Folds = list[tuple[Any, Any]]
 _BATCH = 256  # rows per step of Adam
 _COLUMNS = 10  # with fewer, dropout removes what distinguishes the rows
 # Held while a fit draws from torch's generator: dropout and initialisation know no other, and all threads share it.
@@ -185,7 +187,7 @@ class RowEstimator(BaseEstimator):
         # Evaluated in double precision: in single precision the rounding of a row depends on the rows beside it.
         return network.double().requires_grad_(False)
 
-    def _folds(self, kinds: Any, stratified: bool) -> list[tuple[Any, Any]]:
+    def _folds(self, kinds: Any, stratified: bool) -> Folds:
         """Return the places [R] of labelled rows to learn from and to predict, for every fold; none without ``cv``."""
         if self.cv is None or len(kinds) < 2:
             return []

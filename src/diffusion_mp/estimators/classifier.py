@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from diffusion_mp.checks import as_whole, check_counts
 from diffusion_mp.data.knn import Metric
 from diffusion_mp.estimators.base import RowEstimator, rows_tensor
-from diffusion_mp.estimators.model_selection import labelled_score
+from diffusion_mp.estimators.model_selection import has_label, labelled_score
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
 
@@ -223,7 +223,10 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
             sample_weight: Weights of the rows [M]; equal weights by default.
         """
         _check_known(y, "the label of every row, and the number -1 where it is unknown")
-        return labelled_score(super().score, X, y, sample_weight)
+        known = has_label(y)
+        if -1 in self.classes_.tolist():  # a class, as in fit
+            known = np.ones(len(known), dtype=bool)
+        return labelled_score(super().score, X, y, sample_weight, known)
 
     def predict(self, X: Any) -> Any:
         """Return the labels [M] of new rows.

@@ -115,20 +115,23 @@ def labelled_scorer(scoring: str | Callable[..., float]) -> Callable[..., float]
                 return float(scorer(estimator, X, y))
             return float(scorer(estimator, X, y, sample_weight=sample_weight))
 
-        return labelled_score(of_labelled, X, y, sample_weight)
+        return labelled_score(of_labelled, X, y, sample_weight, has_label(y))
 
     return score
 
 
 def labelled_score(
-    score: Callable[[Any, Any, Any], float], X: Any, y: Any, sample_weight: Any
+    score: Callable[[Any, Any, Any], float],
+    X: Any,
+    y: Any,
+    sample_weight: Any,
+    mask: Any,
 ) -> float:
-    """Return ``score(X, y, sample_weight)`` of the rows that have a label."""
-    y = np.asarray(y)
-    known = np.flatnonzero(has_label(y))
+    """Return ``score(X, y, sample_weight)`` of the rows that have a label, those of the mask."""
+    known = np.flatnonzero(mask)
     if not len(known):
         raise ValueError("y must hold the label of some row at least; it has none.")
-    labels = y[known]
+    labels = np.asarray(y)[known]
     if labels.dtype == object:
         labels = np.array(labels.tolist())  # they are objects only because of -1
     if sample_weight is not None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.energies import CouplingTerm, Energy, SourceTerm
-from diffusion_mp.estimators.base import RowEstimator, rows_tensor
+from diffusion_mp.estimators.base import Folds, RowEstimator, rows_tensor
 from diffusion_mp.estimators.model_selection import labelled_score
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates.minimiser import quadratic_minimiser
@@ -130,9 +130,10 @@ class DiffusionRegressor(RegressorMixin, RowEstimator):
                 self._join(X)
             rows = self._scaled(X)
             bar.set_description("regressions learn")
-            residual = self._regress(rows, labelled, known, weights)
+            folds = self._folds(known, stratified=False)
+            residual = self._regress(rows, labelled, known, weights, folds)
             bar.set_description("residuals spread")
-            self._spread_residual(labelled, residual, weights)
+            self._spread_residual(labelled, residual, weights, folds)
             bar.update()
         self.transduction_ = self._in_unit(self._function(rows) + self._residual)
         self.residual_ = self._spread * self._residual
@@ -176,12 +177,15 @@ class DiffusionRegressor(RegressorMixin, RowEstimator):
             y: The number of every row [M], or NaN where it is unknown: such rows do not count.
             sample_weight: Weights of the rows [M]; equal weights by default.
         """
-        return labelled_score(super().score, X, y, sample_weight)
+        # Whole numbers are numbers here, and -1 is one of them.
+        known = ~np.isnan(np.asarray(y, dtype=np.float64))
+        return labelled_score(super().score, X, y, sample_weight, known)
 
-    def _regress(self, rows: Any, labelled: Any, known: Any, weights: Any) -> Any:
+    def _regress(
+        self, rows: Any, labelled: Any, known: Any, weights: Any, folds: Folds
+    ) -> Any:
         """Fit the regressions and their weights, and return the residuals [R] of rows that were held out."""
         held_out = np.zeros((len(known), 2))
-        folds = self._folds(known, stratified=False)
         for learn, predict in folds:
             models = self._learned(rows, labelled[learn], known[learn], weights[learn])
             held_out[predict] = _both(models, rows[labelled[predict]])
@@ -211,7 +215,9 @@ class DiffusionRegressor(RegressorMixin, RowEstimator):
     def _function(self, rows: Any) -> Any:
         return _both((self.linear_, self.network_), rows) @ self.shares_
 
-    def _spread_residual(self, labelled: Any, residual: Any, weights: Any) -> None:
+    def _spread_residual(
+        self, labelled: Any, residual: Any, weights: Any, folds: Folds
+    ) -> None:
         """Choose λ, and compute the residual of every row and the noise, in the unit of scaled numbers."""
         count = self.X_.shape[0]
         self._residual = np.zeros(count)
@@ -223,7 +229,7 @@ class DiffusionRegressor(RegressorMixin, RowEstimator):
         least = float(weights @ residual**2)
         for precision in _PRECISIONS:
             error = 0.0
-            for _, predict in self._folds(residual, stratified=False):
+            for _, predict in folds:
                 held = labelled[predict]
                 metric = self._metric.copy()
                 metric[held] = 0
