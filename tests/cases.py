@@ -791,6 +791,9 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     "difformer-conv-values": lambda: DIFFormerConv(
         4, 4, transform=True, keep="values", bias=True
     ),
+    "difformer-conv-reads-values": lambda: DIFFormerConv(
+        4, 3, 2, reads="values", projection="separate"
+    ),
     "difformer-conv-no-edges": (lambda: DIFFormerConv(4, 4), {"edges": False}),
     "difformer-conv-separate": lambda: DIFFormerConv(
         4, 4, 2, projection="separate", graph="mean", keep="state", bias=False
@@ -824,6 +827,7 @@ CALLED: dict[str, Layer | tuple[Layer, dict[str, Any]]] = {
     ),
     "sgformer-conv": lambda: SGFormerConv(4, 4),
     "sgformer-conv-no-edges": (lambda: SGFormerConv(4, 4, beta=1.0), {"edges": False}),
+    "sgformer-conv-reads-values": lambda: SGFormerConv(4, 4, 2, reads="values"),
     "sgformer-conv-source": (
         lambda: SGFormerConv(4, 4, 3, beta=0.3, dropout=0.5, bias=True),
         {"extra": source},

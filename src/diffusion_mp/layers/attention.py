@@ -244,8 +244,9 @@ class DIFFormerConv(DiffusionConv):
         else:
             check_choice(kernel, "kernel", KERNELS)
             make = KERNELS[kernel]
+        values = heads * out_channels if layer["transform"] else in_channels
         attention = make(
-            in_channels,
+            values if layer.get("reads") == "values" else in_channels,
             heads=heads,
             # Without projections there is nothing that b_Q and b_K could be added to.
             bias=qkv_bias and projected,
@@ -535,8 +536,9 @@ class SGFormerConv(DiffusionConv):
             lambda beta: 0 < beta <= 1,
             "lie in (0, 1], the attention beside 1 - beta of the initial state",
         )
+        values = heads * out_channels if transform else in_channels
         attention = SGFormerDiffusivity(
-            in_channels,
+            values if options.get("reads") == "values" else in_channels,
             heads=heads,
             normalize=normalize,
             projection=projection,
