@@ -41,6 +41,7 @@ from diffusion_mp.runtime.precision import (
     widened,
     without_autocast,
 )
+from diffusion_mp.runtime.torch_private import one_view
 
 
 class Sums(NamedTuple):
@@ -349,6 +350,9 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
 
     def _product(self, v: Values) -> Values:
         query, key = heads_of(v, self.query, self.key)
+        # The kernel computes every norm and sum once if one tensor has all roles, as where a state attends to itself.
+        if query is key and one_view(query, v):
+            v = query
         return kernels.linear_rows(query, key, v, self.terms).values
 
     def _pool(self, v: Values) -> Sums:

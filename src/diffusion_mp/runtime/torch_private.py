@@ -6,7 +6,7 @@ No other module uses a name of torch that begins with an underscore, so that a n
 from typing import Any
 
 import torch
-from torch import SymInt
+from torch import SymInt, Tensor
 from torch.autograd import forward_ad
 
 # Parsed once, which takes twenty times as long as the question.
@@ -58,6 +58,29 @@ def values_only(*, captured: bool = False) -> bool:
     return captured or not (
         torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
     )
+
+
+def one_view(a: Tensor, b: Tensor) -> bool:
+    """Return whether a can stand for b, in gradients too: both are one view of one tensor (torch 2.6 to 2.14).
+
+    The answer is ``False`` where nothing can be said, as for views of views.
+    """
+    if a is b:
+        return True
+    if not values_only() or type(a) is not Tensor or type(b) is not Tensor:
+        return False
+    if a.data_ptr() != b.data_ptr() or a.dtype != b.dtype:
+        return False
+    if a.shape != b.shape or a.stride() != b.stride():
+        return False
+    if not torch.is_grad_enabled() or not (a.requires_grad or b.requires_grad):
+        return True
+    # Memory alone does not tell where a gradient goes: ``x.detach()`` shares the memory of x.
+    nodes = a.grad_fn, b.grad_fn
+    names = {type(node).__name__ for node in nodes}
+    if not names <= {"ViewBackward0", "UnsqueezeBackward0"}:
+        return False
+    return nodes[0].next_functions == nodes[1].next_functions
 
 
 def in_backward_pass() -> bool:

@@ -168,9 +168,11 @@ class _Attention:
         """Write the gradients of q, k and v, or of one tensor in all roles."""
         grads, inner = self._row_gradients(grad, out, den)
         queries, _ = self.vectors(self.q)
-        keys = self._of_nodes(self.vectors(self.k)[0])
+        keys, _ = self.vectors(self.k)
         # P and Sᵀg of the formulas at the head of this file.
         by_scores = torch.baddbmm(inner, grads, self._load(self.v).mT)
+        if self.mask is not None:
+            by_scores.mul_(self.mask.mT)
         by_values = self._scores().mT.bmm(grads)
         if self.alone:
             # Queries are keys, so both gradients go through one product and one norm.
@@ -189,14 +191,13 @@ class _Attention:
 
     def _scores(self) -> Tensor:
         queries, _ = self.vectors(self.q)
-        keys = self._of_nodes(self.vectors(self.k)[0])
+        keys, _ = self.vectors(self.k)
         scores = queries.bmm(keys.mT)
         if self.terms.constant:
-            scores.add_(
-                self.terms.constant
-                if self.mask is None
-                else self.terms.constant * self.mask.mT
-            )
+            scores.add_(self.terms.constant)
+        # Fewer entries than the keys have.
+        if self.mask is not None:
+            scores.mul_(self.mask.mT)
         if self.terms.own:
             # A column of the diagonal, as the size of padded graphs is a column.
             scores.diagonal(dim1=1, dim2=2).unsqueeze(2).add_(
