@@ -76,11 +76,13 @@ def one_view(a: Tensor, b: Tensor) -> bool:
     if not torch.is_grad_enabled() or not (a.requires_grad or b.requires_grad):
         return True
     # Memory alone does not tell where a gradient goes: ``x.detach()`` shares the memory of x.
-    nodes = a.grad_fn, b.grad_fn
-    names = {type(node).__name__ for node in nodes}
-    if not names <= {"ViewBackward0", "UnsqueezeBackward0"}:
+    first = a.grad_fn
+    second = b.grad_fn
+    if first is None or second is None:
         return False
-    return nodes[0].next_functions == nodes[1].next_functions
+    names = {type(first).__name__, type(second).__name__}
+    views = {"ViewBackward0", "UnsqueezeBackward0"}
+    return names <= views and first.next_functions == second.next_functions
 
 
 def in_backward_pass() -> bool:
