@@ -426,26 +426,24 @@ def _check_known(y: Any, expected: str) -> None:
 
 def _labels(y: Any) -> tuple[Any, Any, Any]:
     """Return a mask of the R labelled rows, the classes, and the distributions [R, n_classes] of these rows."""
-    strings = y.dtype.kind in "US"  # an array of strings holds no number -1
     if y.dtype.kind in "USO" and "-1" in y.tolist():
         # NumPy turns -1 into a string in an array of names.
         raise ValueError(
             "y holds the string '-1' beside other strings, so it would be one more class. Where no label is meant, "
             "pass np.array([...], dtype=object) with the number -1."
         )
-    labelled = np.ones(len(y), dtype=bool) if strings else y != -1
+    labelled = has_label(y)
     if not labelled.any():
         raise ValueError(
             "y must hold the label of some row at least; every entry is -1, which stands for no label."
         )
-    if not labelled.all() and all(label == 1 for label in y[labelled]):
+    if labelled.all() and y.dtype.kind not in "US" and (y == -1).any():
         # One class would be degenerate; -1 and 1 are scikit-learn's traditional binary labels.
         warnings.warn(
             "y holds -1 and 1 alone, which are taken for two classes here, and no row for unlabelled. Name the classes "
             "0 and 1 to leave no doubt.",
             stacklevel=3,
         )
-        labelled = np.ones(len(y), dtype=bool)
     labels = y[labelled]
     if y.dtype == object and all(
         isinstance(label, (int, float, np.number, np.bool_)) for label in labels
