@@ -151,19 +151,32 @@ def reproduce(
     try:
         # Two processes would train the same runs and mix their lines.
         with FileLock(out / "lock", timeout=0):
-            return _Harness(table, out, save, device).make(rows, jobs)
+            return Harness(table, out, save, device).make(rows, jobs)
     except Timeout as error:
         raise ValueError(
             f"Another process is at work in {out}; wait for it, or give another --out."
         ) from error
 
 
-class _Harness:
-    def __init__(self, table: Table, out: Path, save: Path | None, device: str) -> None:
+class Harness:
+    """The runs of a table in a folder: those that are done, and what is still to be trained.
+
+    What is not done at the time `until` of ``time.monotonic()`` stays undone.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        out: Path,
+        save: Path | None = None,
+        device: str = "cpu",
+        until: float | None = None,
+    ) -> None:
         self.table = table
         self.out = out
         self.save = save
         self.device = device
+        self.until = until
         self.records = Records(
             out / "runs.jsonl", "row config split seed tuning validation seconds"
         )
@@ -186,6 +199,10 @@ class _Harness:
             self.run(
                 [planned for row in rows for planned in self.reported(row)], jobs, bar
             )
+        return self.write()
+
+    def write(self) -> list[Record]:
+        """Write the lines of all complete rows to `results.jsonl`, and return them."""
         results = [record for row in self.table.rows for record in self.results(row)]
         write_records(
             [budget(self.table), *results] if results else [],
@@ -228,7 +245,9 @@ class _Harness:
         bar.n += len(runs) - len(left)
         bar.initial += len(runs) - len(left)
         bar.refresh()
-        for (planned, *_), result in each(_train, list(left.values()), jobs):
+        for (planned, *_), result in each(
+            _train, list(left.values()), jobs, self.until
+        ):
             record = planned | result
             # Otherwise it was trained again only for its model.
             if key(record) not in self.done:
@@ -281,7 +300,9 @@ class _Harness:
         for planned, _ in self.reported(row):
             if key(planned) not in self.done:
                 return []
-            lines.append({"kind": "run", **self.done[key(planned)]})
+            run = {"kind": "run", **self.done[key(planned)]}
+            run.pop("curve", None)  # a line of its own length, for pictures only
+            lines.append(run)
         for search, values in tried:
             trials = [
                 {"settings": settings, "value": values.get(k)}

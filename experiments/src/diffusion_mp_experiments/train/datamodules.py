@@ -91,10 +91,12 @@ class SplitDataModule(LightningDataModule):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes, or of tasks: the out_channels of a model."""
+        """Number of classes, of tasks, or 1 for a number: the out_channels of a model."""
         labels = [graph.y for number in range(3) for graph in self.part(number)]
         if labels[0].dim() == 2:
             return labels[0].size(1)
+        if labels[0].is_floating_point():
+            return 1
         return int(torch.cat(labels).max()) + 1
 
     @property

@@ -3,9 +3,10 @@
 import os
 import platform
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
@@ -17,9 +18,23 @@ R = TypeVar("R")
 
 
 def each(
-    work: Callable[..., R], runs: Sequence[tuple[Any, ...]], jobs: int
+    work: Callable[..., R],
+    runs: Sequence[tuple[Any, ...]],
+    jobs: int,
+    until: float | None = None,
 ) -> Iterator[tuple[tuple[Any, ...], R]]:
-    """Yield every run with the result of `work(*run)`, in the order of their ends; several jobs run in `processes`."""
+    """Yield every run with the result of `work(*run)`, in the order of their ends; several jobs run in `processes`.
+
+    What is not done at the time `until` of ``time.monotonic()`` is given up.
+    """
+    if until is not None:
+        # A process of its own can be stopped in the middle of a run.
+        with suppress(TimeoutError), processes(max(1, min(jobs, len(runs)))) as pool:
+            running = {pool.submit(work, *run): run for run in runs}
+            left = max(0.0, until - time.monotonic())
+            for done in as_completed(running, left):
+                yield running[done], done.result()
+        return
     # Without another process, which would import for seconds.
     if jobs == 1 or len(runs) <= 1:
         threads = torch.get_num_threads()
