@@ -21,20 +21,7 @@ from diffusion_mp.diffusivities import (
     Positive,
     RelationalBias,
 )
-from diffusion_mp.energies import (
-    AttentionTerm,
-    Ball,
-    CouplingTerm,
-    EdgeTerm,
-    EnergyTerm,
-    LinearTerm,
-    MatrixTerm,
-    MLPTerm,
-    PairTerm,
-    SourceTerm,
-    Sphere,
-    get_penalty,
-)
+from diffusion_mp.energies import *
 from diffusion_mp.energies.constraints import CONSTRAINTS
 from diffusion_mp.energies.matrix_terms import ACTIVATIONS
 from diffusion_mp.layers import (

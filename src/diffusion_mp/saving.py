@@ -298,6 +298,7 @@ def _written(
     value: Any, classes: dict[str, type[Described]], numbers: dict[Any, int]
 ) -> Any:
     """Return a description as JSON; ``classes`` gains classes from elsewhere, and ``numbers`` the objects."""
+    # `described` returns an error that names what it cannot describe.
     if isinstance(value, TypeError):
         raise ValueError(
             f"{value} cannot be saved as an argument, for a file holds no code. {WAY_OUT}."
@@ -317,7 +318,8 @@ def _written(
         return {CLASS: "again", "number": numbers[key]}
     if isinstance(value, Tensor):
         kind = "parameter" if isinstance(value, nn.Parameter) else "tensor"
-        about = {CLASS: kind, "data": value.tolist(), "dtype": str(value.dtype)[6:]}
+        dtype = str(value.dtype).removeprefix("torch.")
+        about = {CLASS: kind, "data": value.tolist(), "dtype": dtype}
     else:
         name = value.kind.__name__
         if classes.setdefault(name, value.kind) is not value.kind:

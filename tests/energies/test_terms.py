@@ -127,6 +127,17 @@ def test_a_wrong_gradient_is_found_out() -> None:
         )
 
 
+def test_a_half_gradient_without_a_gradient_is_found_out() -> None:
+    class Detached(Bounded):
+        def half_gradient(self, z: Tensor, graph: Graph) -> Tensor:
+            return self.term.half_gradient(z, graph).detach() + 0 * z
+
+    with pytest.raises(AssertionError, match="loses gradients"):
+        check_energy_term(
+            Detached(mlp_term("tanh"), 1.0), random(NODES, 1, CHANNELS), term_graph()
+        )
+
+
 class Well(EnergyTerm):
     """Σ_i r⁴ / (1 + r²), r = ‖z_i‖, whose Hessian is at most 5/2, so that 5/8 is a bound."""
 

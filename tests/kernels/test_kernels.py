@@ -84,7 +84,7 @@ def test_registered_operations_pass_opcheck(name, backend, batch):
 def test_every_backend_computes_the_formula(
     name: str, backend: str, batch: str
 ) -> None:
-    """What a table of backends holds is compared here, also where another file has added it.
+    """What a table of backends holds is compared here, also where another file has added it, and so are its gradients.
 
     Only results that have a gradient: others are what a fast path keeps for its backward pass.
     """
@@ -98,17 +98,53 @@ def test_every_backend_computes_the_formula(
                 for x in flat
             ]
         args = signature.unflatten(flat)
-        results = operation(*args, backend=backend)
-        expected = operation(*args, backend="reference")
-        if not signature.several:
-            results = (results,)
-            expected = (expected,)
-        for place, (x, y) in enumerate(zip(results, expected, strict=True)):
-            if place not in operation._without_grad:
-                close = {"rtol": 1e-9, "atol": 1e-9}
-                if y.dtype == torch.float32:
-                    close = tolerance("product", torch.float32)._asdict()
-                torch.testing.assert_close(x, y, **close)
+        declines = operation.backends[backend].declines
+        if declines is not None and (reason := declines(True, *args)):
+            pytest.skip(reason)
+        results, gradients = results_and_gradients(operation, flat, backend)
+        expected, expected_gradients = results_and_gradients(
+            operation, flat, "reference"
+        )
+        for x, y in zip(
+            [*results, *gradients], [*expected, *expected_gradients], strict=True
+        ):
+            close = {"rtol": 1e-9, "atol": 1e-9}
+            if y.dtype == torch.float32:
+                close = tolerance("product", torch.float32)._asdict()
+            torch.testing.assert_close(x, y, **close)
+
+
+def results_and_gradients(
+    operation: Any, flat: Sequence[Any], backend: str
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the results that have a gradient, and the gradients of a weighted sum of them."""
+    # Without declared derivatives all arguments have the derivative of the formula.
+    places = range(len(flat))
+    if operation._derivatives is not None:
+        places = [at for each in operation._derivatives for at in each.places]
+    inputs = list(flat)
+    for place in places:
+        if isinstance(flat[place], Tensor) and flat[place].is_floating_point():
+            inputs[place] = flat[place].detach().requires_grad_()
+    out = operation(*operation.signature.unflatten(inputs), backend=backend)
+    several = out if operation.signature.several else (out,)
+    results = [
+        x for place, x in enumerate(several) if place not in operation._without_grad
+    ]
+    generator = torch.Generator().manual_seed(0)
+    total = torch.zeros((), dtype=torch.float64)
+    for x in results:
+        if x.requires_grad:
+            weight = torch.rand(x.shape, generator=generator, dtype=x.dtype)
+            total = total + (weight * x).sum()
+    # An operation that finds out which entries there are has no gradient.
+    if not total.requires_grad:
+        return results, []
+    leaves = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
+    found = torch.autograd.grad(
+        total, leaves, allow_unused=True, materialize_grads=True
+    )
+    return [x.detach() for x in results], list(found)
 
 
 def test_the_boundaries_of_a_batch_pass_opcheck() -> None:

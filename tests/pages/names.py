@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import diffusion_mp
 import diffusion_mp_experiments
+from diffusion_mp.couplings import Coupling
+from diffusion_mp.energies import EnergyTerm
 
 from .blocks import PAGES, ROOT, blocks
 
@@ -128,7 +130,14 @@ class Name(NamedTuple):
 
     @property
     def used(self) -> bool:
-        """Whether code other than its own definition and the tests has work for it."""
+        """Whether code other than its own definition and the tests has work for it.
+
+        Couplings and terms of energies are there for users to compose, and need no user here.
+        """
+        if isinstance(self.value, type) and issubclass(
+            self.value, (Coupling, EnergyTerm)
+        ):
+            return True
         own = getattr(self.value, "__name__", self.name) == self.name and getattr(
             self.value, "__module__", None
         )

@@ -32,7 +32,7 @@ from diffusion_mp.couplings.shapes import (
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.arguments import row_bounds
-from diffusion_mp.graph.ops import mean_rows
+from diffusion_mp.graph.ops import detached_mean_rows
 from diffusion_mp.runtime.cache import cached_property
 from diffusion_mp.runtime.precision import wide_dtype, widened
 
@@ -308,7 +308,7 @@ class Coupling(ABC):
         self.check(values, "x")
         values = widened(values)
         # Subtracting the mean of each graph changes nothing, and the two terms then cancel fewer digits.
-        values = values - mean_rows(values, self.ptr)
+        values = values - detached_mean_rows(values, self.ptr)
         ends = self.exact_degree(values.dtype) + self.T.exact_degree(values.dtype)
         squares = (ends * values.square().sum(2)).sum(0)
         return squares - 2 * (values * (self @ values)).sum((0, 2))

@@ -12,7 +12,7 @@ from diffusion_mp.checks import check_device, check_tensor, describe
 from diffusion_mp.couplings.base import PROMISES, Coupling
 from diffusion_mp.couplings.shapes import Features, Values
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.ops import graph_of, mean_rows, members
+from diffusion_mp.graph.ops import detached_mean_rows, graph_of, members
 from diffusion_mp.kernels.spmm import sddmm
 from diffusion_mp.runtime.cache import cached_property, values_only
 from diffusion_mp.runtime.precision import unit_vectors, wide_dtype
@@ -181,7 +181,7 @@ def measured_from(
     """
     dtype = wide_dtype(x.dtype)
     senders = x if y is None else y
-    point = mean_rows(senders.to(dtype), ptr) if centre is None else centre
+    point = detached_mean_rows(senders.to(dtype), ptr) if centre is None else centre
     first = x.to(dtype) - point.to(dtype)
     second = first if y is None else y.to(dtype) - point.to(dtype)
     if sharpness is None or resolved(sharpness, *{first, second}):

@@ -219,7 +219,11 @@ def nearest(
     if metric == "cosine":
         asking = np.flatnonzero(abs(rows).sum(axis=1))
         others = np.flatnonzero(abs(x).sum(axis=1))
-    k = min(k, len(others) - (of is None))
+    candidates = len(others)
+    if of is None:
+        # A row is not its own neighbour.
+        candidates -= 1
+    k = min(k, candidates)
     if k < 1 or not len(asking):
         return np.zeros(0, int), np.zeros(0, int), np.zeros(0)
     x = x[others]
@@ -312,14 +316,18 @@ def _nearly_nearest(
 
 
 def _in_parts(search: Callable[[Any], Any], rows: Any, itself: Any) -> list[np.ndarray]:
-    """Search for some rows at a time; a row whose number is in ``itself`` is not its own neighbour."""
+    """Search for some rows at a time; a row whose number is in ``itself`` is not its own neighbour.
+
+    ``search`` returns the distances and the numbers of the neighbours, one row of each for every row that it is given.
+    """
     parts = []
     with progress_bar("neighbours", "row", rows.shape[0]) as bar:
         for first in range(0, rows.shape[0], _PART):
             part = search(rows[first : first + _PART])
-            count = len(part[1])
+            column = part[1]
+            count = len(column)
             if itself is not None:
-                others = part[1] != itself[first : first + _PART, None]
+                others = column != itself[first : first + _PART, None]
                 # Copies of a row may have displaced it; then the farthest of them is left out.
                 displaced = others.all(1)
                 others[displaced, -1] = False

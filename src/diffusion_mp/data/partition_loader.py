@@ -142,12 +142,13 @@ class PartSampler(DistributedSampler[Part]):
         self._cut = cut
         # Asked again in every epoch: processes may start after the loader was made.
         self._options = (num_replicas, rank)
-        replicas, rank = self._share()
+        replicas, rank = self._replicas_and_rank()
         super().__init__(
             cast("Dataset[Part]", range(count(replicas))), replicas, rank, seed=seed
         )
 
-    def _share(self) -> tuple[int, int]:
+    def _replicas_and_rank(self) -> tuple[int, int]:
+        """Return the number of replicas and the rank, those of the process group where the user gave none."""
         replicas, rank = self._options
         started = distributed.is_available() and distributed.is_initialized()
         if replicas is None:
@@ -163,13 +164,13 @@ class PartSampler(DistributedSampler[Part]):
         return replicas, rank
 
     def __len__(self) -> int:
-        replicas, _ = self._share()
+        replicas, _ = self._replicas_and_rank()
         # All processes have as many parts, since `_num_parts` refuses numbers that leave a rest.
         return self._count(replicas) // replicas
 
     def __iter__(self) -> Iterator[Part]:
         # A generator, so that nothing is drawn before the first part: a DataLoader with workers calls this twice.
-        self.num_replicas, self.rank = self._share()
+        self.num_replicas, self.rank = self._replicas_and_rank()
         count = self._count(self.num_replicas)
         # The same on all processes, and another in every epoch.
         random = Random(f"partition/{self.seed}/{self.epoch}")
@@ -262,6 +263,7 @@ def _check_attributes(data: Data) -> None:
     # PyG copies what it cannot cut into every batch, where its rows would belong to other nodes.
     lengths = (data.num_nodes, data.num_edges)
     for name, value in data:
+        # A 0-dimensional tensor has the shape (), and most other values have none: they have no rows.
         shape: Any = getattr(value, "shape", None) or (None,)
         if name == "edge_index" or shape[0] not in lengths:
             continue

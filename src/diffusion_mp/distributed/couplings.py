@@ -133,8 +133,9 @@ def _is_symmetric(
     if not coupling.examines:
         return coupling.symmetric
     graph = coupling.graph
-    kept = coupling.own and not coupling.weight.requires_grad
-    if kept and "symmetric" in graph._derived:
+    # The graph keeps the answer for its own weights, which do not change, and not for learned weights.
+    fixed = coupling.own and not coupling.weight.requires_grad
+    if fixed and "symmetric" in graph._derived:
         return bool(graph._derived["symmetric"])
     # Other numbers on every rank: with equal ones an asymmetry between ranks may
     # cancel.
@@ -142,14 +143,13 @@ def _is_symmetric(
     v = 0.5 + torch.rand(
         num_nodes, coupling.heads, 1, generator=generator, dtype=torch.float64
     ).to(coupling.device)
-    same = SparseCoupling(graph, coupling.weight.detach())
+    detached = SparseCoupling(graph, coupling.weight.detach())
     with torch.enable_grad():
         # The backward pass of the exchange adds up what all ranks send, which is the transpose over ranks.
-        forth = same.matmul(exchange(v.requires_grad_()))[:num_nodes]
+        forth = detached.matmul(exchange(v.requires_grad_()))[:num_nodes]
         (back,) = torch.autograd.grad(forth, v, v.detach())
     away = (forth - back).abs() > 1e-6 * (forth.abs() + back.abs())
     answer = not bool(all_reduce(away.sum(dtype=torch.float64), group))
-    # For the weights of the graph itself, which do not change, and not for learned weights.
-    if kept:
+    if fixed:
         graph._derived["symmetric"] = answer
     return answer

@@ -21,7 +21,7 @@ from diffusion_mp.energies.pairs import HeadState, Scalar
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.terms import EnergyTerm, sum_by_graph, wrong_shape
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.ops import mean_rows
+from diffusion_mp.graph.ops import detached_mean_rows
 from diffusion_mp.runtime.precision import reciprocal, widened
 
 #: What parts of an energy may be made of.
@@ -209,7 +209,7 @@ def overflows(z: Tensor, *values: Tensor) -> bool:
 
 def rescaled(z: HeadState, graph: Graph, scale: float) -> HeadState:
     """Return z contracted or spread about the mean of each graph."""
-    centre = mean_rows(z, graph.segments)
+    centre = detached_mean_rows(z, graph.segments)
     return centre + scale * (z - centre)
 
 
@@ -262,7 +262,7 @@ def term_flaw(
     half = term.half_gradient(z, graph)
     bound = term.bound(z, graph)
     # Terms of the library measure distances from the mean of a graph, a user's from the origin.
-    near = z - mean_rows(z, graph.segments)
+    near = z - detached_mean_rows(z, graph.segments)
     least = resolution(term, z, graph)
     generator = torch.Generator(z.device).manual_seed(0)
     # Certified steps go down the majorant, and a step up is as likely to leave it.
@@ -308,7 +308,9 @@ def curved_moves(
     """
     spread = 0.0
     if z.numel():
-        spread = float((z - mean_rows(z, graph.segments)).square().mean().sqrt())
+        spread = float(
+            (z - detached_mean_rows(z, graph.segments)).square().mean().sqrt()
+        )
     near = 1e-3 * (spread or 1.0)
     # A node without neighbours may have no bound, and J must not be divided by zero.
     weight = bound.expand(*z.shape[:2], 1).clone()

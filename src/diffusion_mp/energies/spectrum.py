@@ -181,6 +181,6 @@ def _operator(
         matmat=apply,
         dtype=np.float64,
     )
-    # SciPy's class has no place for it, and every eigenvalue is moved by it.
+    # An attribute of ours, since SciPy's class has none: rounding moves every eigenvalue by as much as this.
     operator.rounding = rounding
     return operator

@@ -47,7 +47,7 @@ from diffusion_mp.energies.pairs import (
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.promises import not_as_declared, not_declared
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.ops import graph_sizes, mean_rows, members
+from diffusion_mp.graph.ops import detached_mean_rows, graph_sizes, members
 from diffusion_mp.runtime.cache import values_only
 from diffusion_mp.runtime.precision import wide_dtype, without_autocast
 
@@ -523,7 +523,7 @@ class CouplingTerm(RowTerm, SharedTerm):
         self.coupling.check(z, "x")
         wide = z.double()
         # Differences stay the same, and the two sums below cancel fewer digits.
-        near = wide - mean_rows(wide, self.coupling.ptr)
+        near = wide - detached_mean_rows(wide, self.coupling.ptr)
         # Row and column sums, which differ where S is not symmetric.
         ends = self.coupling.exact_degree(near.dtype)
         ends = (ends + self.coupling.T.exact_degree(near.dtype)) / 2
@@ -540,7 +540,7 @@ class CouplingTerm(RowTerm, SharedTerm):
             near = z - graph.centre(z)
         elif self.coupling.whole:
             # By the graphs of the coupling: it may couple nodes of several graphs of the energy's batch.
-            near = z - mean_rows(z, self.coupling.ptr)
+            near = z - detached_mean_rows(z, self.coupling.ptr)
         half, degree = self.coupling.laplacian_and_degree(near)
         bound = self.coupling.majorant(convex, degree)
         return Majorant(half, bound.unsqueeze(2))

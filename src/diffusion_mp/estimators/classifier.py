@@ -389,7 +389,10 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
 
 
 def _share_of_second(likelihoods: Any, weights: Any) -> float:
-    """Return the ω that maximises Σ_i w_i log((1 − ω) a_i + ω b_i), with one more row for which each is right."""
+    """Return the ω that maximises Σ_i w_i log((1 − ω) a_i + ω b_i) for columns a and b of ``likelihoods``.
+
+    Two rows are added, one for which only a is right and one for which only b is right.
+    """
     # No label is quite impossible, also where neither has learned its class.
     rows = np.concatenate([likelihoods.clip(1e-3), np.eye(2)])
     weights = np.append(weights / weights.mean(), [1.0, 1.0])

@@ -19,8 +19,8 @@ from diffusion_mp.graph.ops import (
     Pattern,
     batch_pointers,
     compress,
+    detached_mean_rows,
     is_symmetric,
-    mean_rows,
     walk_pairs,
 )
 from diffusion_mp.graph.part_edge_index import PartEdgeIndex
@@ -313,7 +313,7 @@ class Graph:
         Args:
             x: rows [N, ...].
         """
-        return mean_rows(x, self.segments)
+        return detached_mean_rows(x, self.segments)
 
     @property
     def segments(self) -> Tensor | None:

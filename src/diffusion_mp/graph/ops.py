@@ -116,7 +116,7 @@ def graph_of(ptr: Tensor, nodes: Tensor) -> Tensor:
     return torch.bucketize(nodes.contiguous(), ptr[1:].to(nodes.device), right=True)
 
 
-def mean_rows(x: Tensor, ptr: Tensor | None) -> Tensor:
+def detached_mean_rows(x: Tensor, ptr: Tensor | None) -> Tensor:
     """Return the mean row of each row's graph, without gradient: [1, ...] for one graph, [N, ...] for a batch."""
     # Distances do not depend on the origin, so no gradient is lost.
     x = x.detach()

@@ -450,10 +450,10 @@ class SFiConv(MultiHeadConv):
             # As in multi-head attention: all heads together have as many channels as the output.
             head_channels = out_channels // heads
         attention["heads"] = heads
-        # Without a projection the heads are parts of the state, as wide as that says.
+        # Without a projection a head is a part of the state, and the state decides how wide it is.
         if attention.get("projection", "separate") is not None:
             attention["head_channels"] = head_channels
-        # Over edges the flow is a problem of every node's neighbours, with an own solver.
+        # The flow over edges is a minimisation over every node's neighbours, with a solver of its own.
         coupled: Diffusivity
         if hops is None:
             coupled = SparseFlowDiffusivity(in_channels, **attention)

@@ -108,7 +108,7 @@ class LabelPropagation(KnowsPyGNames, Saved):
         if mask is not None:
             y = y * checks.as_node_mask(mask, "mask", y.size(0), y.device).unsqueeze(1)
         # A diffusivity of states would read the labels, and nodes without one would all look alike.
-        if self.reads_features == (features is None):
+        if self.reads_features != (features is not None):
             raise ValueError(
                 f"features [num_nodes, channels] must be passed if and only if the diffusivity reads nodes, and must "
                 f"not read the labels; got {checks.describe(features)}."

@@ -38,7 +38,7 @@ def check_energy_term(
         V(z′) ≤ V(z) + 2⟨g, z′ − z⟩ + 2 Σ_i p_i ‖z′_i − z_i‖²
 
     holds at all states z′, also at states outside of the constraint of a block. If the Hessian of V is at most L times
-    the identity, L / 4 is a bound.
+    the identity, L / 4 is a bound. Training differentiates the steps, so g must carry gradients to z.
 
     The states z′ that are tried are random ones, the states to which gradient ascent on the difference leads (of all
     nodes and of single nodes), and states in the direction in which the half gradient changes most. The same is tested
@@ -63,6 +63,7 @@ def check_energy_term(
     check_finite(z, "z")
     z = z.detach().double()
     _check_gradient(term, z, graph)
+    _check_derivative(term, z, graph, seed)
     moves = _adversarial_moves(term, z, graph, starts, ascent, seed)
     if (flaw := term_flaw(term, z, graph, moves)) is not None:
         raise AssertionError(flaw)
@@ -94,6 +95,32 @@ def _check_gradient(term: EnergyTerm, z: HeadState, graph: Graph) -> None:
         worst = float((2 * half - gradient).abs().max())
         raise AssertionError(
             f"{term!r}: half_gradient is not half of the gradient of value; off by {worst:.3g}."
+        )
+
+
+def _check_derivative(term: EnergyTerm, z: HeadState, graph: Graph, seed: int) -> None:
+    """Raise unless autograd differentiates the half gradient: along a direction d it must be the finite difference."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(2, *z.shape, generator=generator, dtype=z.dtype)
+    direction, weight = drawn.to(z.device)
+    step = 1e-6 * (1 + z.abs().max()) if z.numel() else 1e-6
+    with torch.no_grad():
+        forth = term.half_gradient(z + step * direction, graph)
+        back = term.half_gradient(z - step * direction, graph)
+        expected = float((weight * (forth - back)).sum() / (2 * step))
+    variable = z.clone().requires_grad_()
+    half = term.half_gradient(variable, graph)
+    # A half gradient need not depend on the state.
+    (gradient,) = torch.autograd.grad(
+        (weight * half).sum() + 0 * variable.sum(), variable
+    )
+    found = float((gradient * direction).sum())
+    size = 1 + abs(expected) + float(gradient.norm())
+    if abs(found - expected) > 1e-4 * size:
+        raise AssertionError(
+            f"{term!r}: half_gradient loses gradients, so a block with this term would train wrongly. Its derivative "
+            f"in a direction is {found:.3g} by autograd, {expected:.3g} by finite differences; look for detach() and "
+            f"for functions without a gradient."
         )
 
 

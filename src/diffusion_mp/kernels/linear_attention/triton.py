@@ -403,18 +403,18 @@ def _ample(device: torch.device) -> bool:
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
-    """Return the result in the dtype of v, and in float32 the denominators and the state of a single graph."""
+    """Return the result in the dtype of v, and in float32 the denominators and the pooled sums of a single graph."""
     q, k, v = contiguous(q, k, v)
     out = empty_like(v)
     den = torch.empty(v.shape[:2], dtype=torch.float32, device=v.device)
     with torch.cuda.device_of(q):
         launch = _Launch(k, v, terms)
-        state = launch.pool(k, v)
-        launch(_read, q, v, state, out, den, **launch.shares)
+        pooled = launch.pool(k, v)
+        launch(_read, q, v, pooled, out, den, **launch.shares)
     if terms.ptr is None:
-        return LinearRows(out, den, state.squeeze(0))
-    # A batch keeps no states, see ``LinearRows``.
-    return LinearRows(out, den, state.new_empty(0, *state.shape[2:]))
+        return LinearRows(out, den, pooled.squeeze(0))
+    # The backward pass of a batch pools again, since the sums of many small graphs may be larger than v.
+    return LinearRows(out, den, pooled.new_empty(0, *pooled.shape[2:]))
 
 
 def backward(

@@ -179,8 +179,9 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     (q, k, *shifts, v), dtype = accumulating(q, k, *_columns(weighting), v)
 
     def compute(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
-        *shifts, mask = rest
-        weights = _Weights(q, k, mask, weighting, shifts)
+        # The inputs of one stack in their order, and the mask that `by_stacks` adds.
+        *stacked_shifts, mask = rest
+        weights = _Weights(q, k, mask, weighting, stacked_shifts)
         return [weights.times(v, mutual)]
 
     inputs = (q, k, v, *shifts)

@@ -155,7 +155,7 @@ def empty_potentials(lam: Tensor) -> RowPotentials:
 
 
 def or_still(solved: RowPotentials, flows: Tensor, leak: Tensor) -> RowPotentials:
-    """Replace rows in which nothing flows: μ is α, and the terms give zero entries."""
+    """Replace rows where ``flows`` is false: μ is α, and the terms give zero entries."""
     zeros = RowPotentials(*map(torch.zeros_like, solved))
     still = zeros._replace(
         w=solved.friction,
@@ -163,7 +163,7 @@ def or_still(solved: RowPotentials, flows: Tensor, leak: Tensor) -> RowPotential
         log_mu=-leak.masked_fill(flows, 1.0).log(),
         resistance=solved.resistance,
         friction=solved.friction,
-        # A divisor.
+        # Not zero, since ρ is divided by it.
         slope=zeros.slope + 1,
     )
     return RowPotentials(
