@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ from diffusion_mp_experiments.reproduce.table import (
 )
 from diffusion_mp_experiments.reproduce.training import build_module, data_module, train
 from diffusion_mp_experiments.train.checkpoints import check_writable, replace_file
-from diffusion_mp_experiments.train.many_runs import each
+from diffusion_mp_experiments.train.many_runs import Timed, processes
 
 #: Metrics of classes and of numbers, with their titles; the first of each is the default.
 METRICS = {
@@ -57,6 +58,9 @@ METRICS = {
     "r2": Metric("r2", "max", "R² in %", 100.0),
 }
 _ROWS = {"node": "nodes", "graph": "graphs", "link": "nodes, their edges"}
+# Shares of the time: timing the rows at most, and all training but that of the kept model.
+_TIMING = 0.35
+_TRAINED = 0.9
 _FOLDERS = {"node": "nodes", "graph": "graphs", "link": "links"}
 # Labels from which on some are reserved for the search; with fewer, every split is tuned on its validation rows.
 _POOLED = 1000
@@ -217,32 +221,38 @@ class _Work:
 
     def run(self, start: float, seconds: float) -> "Comparison":
         path = self.folder / "plan.json"
-        if path.is_file():
-            planned = Plan.load(path)
-        else:
-            planned = self.plan(start, seconds)
-            planned.save(path)
-        table = planned.applied(self.table)
-        # A tenth is for the model that is kept, and for pictures.
-        harness = Harness(table, self.folder, until=start + 0.9 * seconds)
-        harness.make(table.rows, self.jobs)
+        # The rest is for the model that is kept, and for pictures.
+        until = start + _TRAINED * seconds
+        with processes(self.jobs) as pool:
+            timed = Timed(pool, until)
+            if path.is_file():
+                planned = Plan.load(path)
+            else:
+                planned = self.plan(timed, start, seconds)
+                planned.save(path)
+            table = planned.applied(self.table)
+            try:
+                Harness(table, self.folder, train_each=timed).make(table.rows)
+            finally:
+                # What still runs is late, and nobody waits for it.
+                for child in active_children():
+                    child.kill()
         result = Comparison(self.problem, table, self.folder, planned)
         result.keep()
         result.write()
         return result
 
-    def plan(self, start: float, seconds: float) -> Plan:
+    def plan(self, timed: Timed, start: float, seconds: float) -> Plan:
         """Time a short training of every row, and plan the others."""
         reasons = cannot_run(self.problem, self.table)
-        timed = replace(self.table, epochs=TIMED, patience=TIMED)
+        short = replace(self.table, epochs=TIMED, patience=TIMED)
         runs = []
-        for row in timed.rows:
+        for row in short.rows:
             if row.name not in reasons:
-                settings = searches(timed, row)[0].settings[0]
-                runs.append((row.name, timed.config(row, settings)))
-        until = start + 0.3 * seconds
+                settings = searches(short, row)[0].settings[0]
+                runs.append((row.name, short.config(row, settings)))
         costs = {}
-        for (name, _), cost in each(_timed, runs, self.jobs, until):
+        for (name, _), cost in timed(_timed, runs, start + _TIMING * seconds):
             if isinstance(cost, str):
                 reasons[name] = cost
             else:
@@ -257,12 +267,12 @@ class _Work:
             raise ValueError(
                 f"minutes must be enough for a row at least; none fits. {reasons}"
             )
-        left = seconds - (time.monotonic() - start)
+        left = timed.until - time.monotonic()
         most = max(table_splits(self.problem), 1)
         table = replace(
             self.table, rows=[row for row in self.table.rows if row.name in costs]
         )
-        planned = plan(table, costs, self.jobs * left * 0.9, most)
+        planned = plan(table, costs, self.jobs * left, most)
         return replace(planned, left_out={**reasons, **planned.left_out})
 
 
@@ -317,6 +327,9 @@ class Comparison:
                 f"minutes must be enough for a row on all splits; none was done. {self.folder} keeps what was: give "
                 "the same out and more minutes."
             )
+        # A row that was stopped before its last split is no winner.
+        done = max(line.splits for line in self.lines)
+        self.lines.sort(key=lambda line: line.splits < done)
         best = self.lines[0]
         against = replace(self.table, baselines=[best.row])
         behind = {

@@ -54,12 +54,16 @@ def verdict(comparison: Comparison) -> str:
 
 def scores(comparison: Comparison) -> str:
     digits = comparison.table.metric.digits
+    most = comparison.lines[0].splits
     rows = []
     for line in comparison.lines:
         ahead = comparison.behind(line)
+        title = line.title
+        if line.splits < most:
+            title += f" ({line.splits} of {most} splits, stopped by the time)"
         rows.append(
             [
-                line.title,
+                title,
                 spread(line.score, digits),
                 "" if ahead is None else signed(ahead, digits),
                 f"{line.validation:.{digits}f}",

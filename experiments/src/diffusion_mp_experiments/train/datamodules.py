@@ -26,7 +26,7 @@ from diffusion_mp.data import (
 )
 from diffusion_mp.data.knn import Metric
 from diffusion_mp_experiments import graphs
-from diffusion_mp_experiments.graphs.node_sets import visible_labels
+from diffusion_mp_experiments.graphs.node_sets import NUMBERS, visible_labels
 from diffusion_mp_experiments.graphs.ogb import OgbName
 from diffusion_mp_experiments.train.classifiers import NodeClassifier
 
@@ -458,7 +458,11 @@ class RowsDataModule(FullGraphDataModule):
 
     def load(self) -> Data:
         data = _rows(self.name)
-        labels = visible_labels(data.y, self.tuning)
+        # Numbers are split as the rows of a single class are.
+        classes = (
+            data.y if self.name not in NUMBERS else torch.zeros_like(data.y).long()
+        )
+        labels = visible_labels(classes, self.tuning)
         return random_split(labels, 0.6 * self.labelled, 0.2, self.generator).apply_to(
             data
         )

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import version
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
@@ -21,20 +21,8 @@ def each(
     work: Callable[..., R],
     runs: Sequence[tuple[Any, ...]],
     jobs: int,
-    until: float | None = None,
 ) -> Iterator[tuple[tuple[Any, ...], R]]:
-    """Yield every run with the result of `work(*run)`, in the order of their ends; several jobs run in `processes`.
-
-    What is not done at the time `until` of ``time.monotonic()`` is given up.
-    """
-    if until is not None:
-        # A process of its own can be stopped in the middle of a run.
-        with suppress(TimeoutError), processes(max(1, min(jobs, len(runs)))) as pool:
-            running = {pool.submit(work, *run): run for run in runs}
-            left = max(0.0, until - time.monotonic())
-            for done in as_completed(running, left):
-                yield running[done], done.result()
-        return
+    """Yield every run with the result of `work(*run)`, in the order of their ends; several jobs run in `processes`."""
     # Without another process, which would import for seconds.
     if jobs == 1 or len(runs) <= 1:
         threads = torch.get_num_threads()
@@ -48,6 +36,35 @@ def each(
     with processes(min(jobs, len(runs))) as pool:
         running = {pool.submit(work, *run): run for run in runs}
         yield from ((running[done], done.result()) for done in as_completed(running))
+
+
+class Timed:
+    """Runs in processes that are started once, and stopped in the middle of a run at a time of ``time.monotonic()``.
+
+    Args:
+        pool: the processes, of `processes`.
+        until: the time at which runs are given up.
+    """
+
+    def __init__(self, pool: ProcessPoolExecutor, until: float) -> None:
+        self.pool = pool
+        self.until = until
+
+    def __call__(
+        self,
+        work: Callable[..., R],
+        runs: Sequence[tuple[Any, ...]],
+        until: float | None = None,
+    ) -> Iterator[tuple[tuple[Any, ...], R]]:
+        """Yield every run that ends in time with its result, as `each` does; `until` may be an earlier time."""
+        left = min(until or self.until, self.until) - time.monotonic()
+        running = {self.pool.submit(work, *run): run for run in runs}
+        try:
+            for done in as_completed(running, max(0.0, left)):
+                yield running[done], done.result()
+        except TimeoutError:
+            for future in running:
+                future.cancel()
 
 
 @contextmanager
