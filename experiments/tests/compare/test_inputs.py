@@ -536,7 +536,7 @@ def removed(name: str) -> Data:
             "all known ones are 1; .*-1 means",
         ),
         (changed(y=torch.full((6,), -1)), "no value is known"),
-        (removed("y"), "source has no y; .*one of 'x', 'edge_index', or"),
+        (removed("y"), "source has no y; .*one of 'edge_index', 'x', or"),
         (
             changed(**dict.fromkeys(MASKS, torch.ones(6, dtype=torch.bool))),
             "must not share a node",

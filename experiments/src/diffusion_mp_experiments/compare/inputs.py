@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,9 @@ from diffusion_mp_experiments.compare.problem import (
 )
 from diffusion_mp_experiments.compare.tables import read_table
 from diffusion_mp_experiments.compare.tidying import (
-    as_labels,
-    check_task,
+    graph_problem,
+    node_problem,
     some,
-    tidy_edges,
 )
 from diffusion_mp_experiments.files.reading import as_path, check_present, reading
 from diffusion_mp_experiments.files.text_tables import number_blocks
@@ -168,9 +168,9 @@ def _read_tu(folder: Path, **options: Any) -> Problem:
     # PyG numbers the classes anew.
     labels = number_blocks(raw / f"{names[0]}_graph_labels.txt", 1, np.int64)
     found = np.unique(np.concatenate([block for _, block in labels]))
-    return (
-        replace(problem, classes=tuple(map(str, found))) if problem.classes else problem
-    )
+    if problem.classes:
+        problem = replace(problem, classes=tuple(map(str, found)))
+    return problem
 
 
 def _from_objects(source: Any, where: str, **options: Any) -> Problem:
@@ -179,16 +179,18 @@ def _from_objects(source: Any, where: str, **options: Any) -> Problem:
     if isinstance(source, dict):
         source = Data.from_dict({name: _tensor(part) for name, part in source.items()})
     if isinstance(source, Data):
-        return _from_graph(source, where, **options)
+        source = [source]
     check_kind(
         source,
         f"{where}source",
         (list, tuple, Dataset),
         f"a Data, a list of Data, or a path: {_FORMS}",
     )
-    graphs = list(source)
-    for number, graph in enumerate(graphs):
+    graphs = []
+    for number, graph in enumerate(source):
         check_kind(graph, f"{where}graph {number}", Data, "a Data of PyG")
+        # A copy, since PyG moves tensors in place.
+        graphs.append(copy(graph).detach().cpu())
     # Data sets of one large graph are lists of one.
     if len(graphs) == 1:
         return _from_graph(graphs[0], where, **options)
@@ -212,35 +214,23 @@ def _from_graph(
     labels: np.ndarray = np.empty(0)
     field = _target_field(source, where, target, task == "link")
     if field is not None:
-        labels = np.asarray(source[field])
-        if labels.ndim == 2 and labels.shape[1] == 1:
-            labels = labels[:, 0]
+        labels = np.atleast_1d(source[field])
     data, notes = _graph(source, where, len(labels))
-    kind = "rows" if data.edge_index is None else "nodes"
-    check_task(task, kind, f"{where}source")
-    classes: tuple[str, ...] = ()
-    if task != "link":
-        if labels.shape != (len(data.x),):
-            raise ValueError(
-                f"{where}{field} must have one label for each of {len(data.x)} nodes; got an array of shape "
-                f"{list(labels.shape)}, so choose one column of several."
-            )
-        data.y, classes, more = _labels(labels, f"{where}{field}", task)
-        notes += more
-    split = _split(source, len(data.x), where)
-    if split is not None:
-        data.update(dict(zip(MASKS, split, strict=True)))
-    if kind == "nodes":
-        directed, more = tidy_edges(data, directed)
-        notes += more
-    return Problem(
-        task="link" if task == "link" else "node",
-        classes=classes,
-        graphs=[data],
-        names=tuple(map(str, range(len(data.x)))),
-        split=split,
-        directed=bool(directed),
-        notes=tuple(notes),
+    if labels.shape == (len(data.x), 1):
+        labels = labels[:, 0]
+    if field is not None and labels.shape != (len(data.x),):
+        raise ValueError(
+            f"{where}{field} must have one label for each of {len(data.x)} nodes; got an array of shape "
+            f"{list(labels.shape)}, so choose one column of several."
+        )
+    return node_problem(
+        data,
+        labels,
+        f"{where}{field or 'source'}",
+        task=task,
+        directed=directed,
+        notes=notes,
+        split=_split(source, len(data.x), where),
     )
 
 
@@ -253,7 +243,7 @@ def _target_field(
     if optional and target is None:
         return None
     raise ValueError(
-        f"{where}source has no {field}; name the field to predict with target=, one of {some(data.keys())}, "
+        f"{where}source has no {field}; name the field to predict with target=, one of {some(sorted(data.keys()))}, "
         f'or predict links with task="link".'
     )
 
@@ -267,11 +257,11 @@ def _graph(source: Data, where: str, labels: int) -> tuple[Data, list[str]]:
         x = torch.ones(rows, 1)
         notes.append("There are no features, so a constant takes their place.")
     x = as_tensor(x, f"{where}x", "a tensor [num_nodes, channels]")
-    data = Data(x=x.detach().cpu().float())
+    data = Data(x=x.float())
     if source.edge_index is not None:
         edge_index = as_tensor(source.edge_index, f"{where}edge_index", "[2, E]")
         check_integer_pairs(edge_index, f"{where}edge_index")
-        data.edge_index = edge_index.cpu().long()
+        data.edge_index = edge_index.long()
     elif "adj_t" in source:
         raise ValueError(
             f"{where}source has adj_t without edge_index; leave out the transform ToSparseTensor."
@@ -279,10 +269,9 @@ def _graph(source: Data, where: str, labels: int) -> tuple[Data, list[str]]:
     for field in ("edge_attr", "edge_weight"):
         if field in source:
             part = as_tensor(source[field], f"{where}{field}", "a tensor [E, D]")
-            part = part.detach().cpu().float()
             if field == "edge_attr" and part.dim() == 1:
                 part = part[:, None]
-            data[field] = part
+            data[field] = part.float()
     check_graph(data, where)
     return data, notes
 
@@ -294,17 +283,6 @@ def _count_nodes(source: Data) -> int:
         return source.num_nodes or 0
 
 
-def _labels(
-    values: np.ndarray, what: str, task: str | None
-) -> tuple[Tensor, tuple[str, ...], list[str]]:
-    known = np.ones(len(values), bool)
-    if values.dtype.kind == "f":
-        known = np.isfinite(values)
-    elif values.dtype.kind in "iu" and task != "regression":
-        known = values >= 0
-    return as_labels(values, known, what, task)
-
-
 def _split(data: Data, nodes: int, where: str) -> tuple[Tensor, Tensor, Tensor] | None:
     if not all(name in data for name in MASKS):
         return None
@@ -314,7 +292,7 @@ def _split(data: Data, nodes: int, where: str) -> tuple[Tensor, Tensor, Tensor] 
             f"{where}masks must be [{nodes}] or [{nodes}, splits]; got {', '.join(map(describe, masks))}."
         )
     # The test nodes of some data sets are the same in all splits.
-    wide = [mask.cpu().bool().reshape(nodes, -1) for mask in masks]
+    wide = [mask.bool().reshape(nodes, -1) for mask in masks]
     train, val, test = torch.broadcast_tensors(*wide)
     if ((train & val) | (train & test) | (val & test)).any():
         raise ValueError(
@@ -330,7 +308,6 @@ def _from_graphs(
     task: str | None,
     directed: bool | None,
 ) -> Problem:
-    check_task(task, "graphs", f"{where}source")
     if directed is not None:
         raise ValueError(
             f"{where}directed is for one graph, and source is a list; leave it out."
@@ -353,15 +330,12 @@ def _from_graphs(
             f"{where}source must be graphs with the same features of nodes and edges; got several kinds, "
             f"or no graph at all, so make them alike."
         )
-    y, classes, more = _labels(np.array(labels), f"{where}{target or 'y'}", task)
-    for data, label in zip(graphs, y.split(1), strict=True):
-        data.y = label
-    return Problem(
-        task="graph",
-        classes=classes,
-        graphs=graphs,
-        names=tuple(map(str, range(len(graphs)))),
-        notes=(*notes, *more),
+    return graph_problem(
+        graphs,
+        np.array(labels),
+        f"{where}{target or 'y'}",
+        task=task,
+        notes=notes,
     )
 
 

@@ -34,6 +34,7 @@ MASKS = ("train_mask", "val_mask", "test_mask")
 #: The array of a file in which everything but tensors is.
 RECORD = "problem"
 _FIELDS = ("x", "edge_index", "edge_attr", "edge_weight", "y", *MASKS)
+_RECORDED = ("task", "classes", "names", "directed", "notes")
 _LARGEST = 1 << 35  # bytes of all arrays
 _WAY_OUT = "Give a file that Problem.save wrote, or write it anew."
 
@@ -82,13 +83,7 @@ class Problem:
                 )
         if self.split is not None:
             arrays["split"] = torch.stack(self.split).numpy()
-        record = {
-            "task": self.task,
-            "classes": self.classes,
-            "names": self.names,
-            "directed": self.directed,
-            "notes": self.notes,
-        }
+        record = {name: getattr(self, name) for name in _RECORDED}
         arrays[RECORD] = np.frombuffer(json.dumps(record).encode(), np.uint8)
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)
@@ -111,16 +106,12 @@ class Problem:
             arrays = read_arrays(path)
             record = json.loads(arrays.pop(RECORD).tobytes())
             tensors = {name: torch.from_numpy(part) for name, part in arrays.items()}
-            split = tensors.get("split")
-            problem = cls(
-                task=record["task"],
-                classes=tuple(record["classes"]),
-                graphs=_divided(tensors),
-                names=tuple(record["names"]),
-                split=None if split is None else (split[0], split[1], split[2]),
-                directed=record["directed"],
-                notes=tuple(record["notes"]),
-            )
+            split = None
+            if "split" in tensors:
+                split = tuple(tensors["split"].bool())
+            for name in ("classes", "names", "notes"):
+                record[name] = tuple(map(str, record[name]))
+            problem = cls(graphs=_divided(tensors), split=split, **record)
             problem._check()
         return problem
 

@@ -16,10 +16,9 @@ from torch_geometric.utils import from_smiles
 from diffusion_mp.checks import needed_by
 from diffusion_mp_experiments.compare.problem import Problem
 from diffusion_mp_experiments.compare.tidying import (
-    as_labels,
-    check_task,
+    graph_problem,
+    node_problem,
     some,
-    tidy_edges,
 )
 from diffusion_mp_experiments.files.reading import reading
 
@@ -65,26 +64,21 @@ def read_table(
         molecules = _molecule_column(columns)
     if molecules is not None:
         return _molecules(path, columns, molecules, labels, task)
-    check_task(task, "rows" if edges is None else "nodes", path)
     x, notes = _features(columns, len(names))
     data = Data(x=torch.from_numpy(x))
-    classes: tuple[str, ...] = ()
-    if task == "link":
-        notes += [f"The column {name} was left out." for name in labels]
-    else:
-        data.y, classes, more = _column_as_labels(path, labels, task)
-        notes += more
     if edges is not None:
         notes += _add_edges(data, edges, path, names)
-        directed, more = tidy_edges(data, bool(directed))
-        notes += more
-    return Problem(
-        task="link" if task == "link" else "node",
-        classes=classes,
-        graphs=[data],
-        names=names,
+    what, values = _labels(path, labels)
+    if task == "link":
+        notes += [f"The column {name} was left out." for name in labels]
+    return node_problem(
+        data,
+        values,
+        what,
+        task=task,
         directed=bool(directed),
-        notes=tuple(notes),
+        notes=notes,
+        names=names,
     )
 
 
@@ -175,18 +169,15 @@ def _take_target(
     return {name: columns.pop(name) for name in found}
 
 
-def _column_as_labels(
-    path: Path, labels: Columns, task: str | None
-) -> tuple[torch.Tensor, tuple[str, ...], list[str]]:
-    ((name, texts),) = labels.items()
-    numbers = _numbers(texts)
-    if numbers is None:
-        values = np.array(texts, object)
-        known = np.array([not _is_missing(text) for text in texts])
-    else:
-        values = numbers
-        known = ~np.isnan(numbers)
-    return as_labels(values, known, f'{path}: the column "{name}"', task)
+def _labels(path: Path, labels: Columns) -> tuple[str, np.ndarray]:
+    """Return what begins messages about the first column, and its values as in `as_labels`."""
+    for name, texts in labels.items():
+        values = _numbers(texts)
+        if values is None:
+            known = [None if _is_missing(text) else text for text in texts]
+            values = np.array(known, object)
+        return f'{path}: the column "{name}"', values
+    return str(path), np.empty(0)
 
 
 def _is_missing(text: str) -> bool:
@@ -299,7 +290,6 @@ def _molecule_column(columns: Columns) -> str | None:
 def _molecules(
     path: Path, columns: Columns, name: str, labels: Columns, task: str | None
 ) -> Problem:
-    check_task(task, "graphs", path)
     with needed_by("A table of molecules", "diffusion-mp-experiments[molecules]"):
         import_module("rdkit")
     graphs = [from_smiles(text) for text in columns[name]]
@@ -319,27 +309,25 @@ def _molecules(
     if others:
         notes.append(f"The columns {some(others)} were left out beside {name}.")
     kept_labels = {column: [texts[i] for i in kept] for column, texts in labels.items()}
-    y, classes, more = _column_as_labels(path, kept_labels, task)
-    return Problem(
-        task="graph",
-        classes=classes,
-        graphs=_with_indicators([graphs[i] for i in kept], y),
-        names=tuple(columns[name][i] for i in kept),
-        notes=(*notes, *more),
+    what, values = _labels(path, kept_labels)
+    return graph_problem(
+        _with_indicators([graphs[i] for i in kept]),
+        values,
+        what,
+        task=task,
+        notes=notes,
+        names=[columns[name][i] for i in kept],
     )
 
 
-def _with_indicators(graphs: list[Data], y: torch.Tensor) -> list[Data]:
-    """Return the graphs with an indicator column for every kind of atom and bond that occurs, and y."""
-    encoded = {}
+def _with_indicators(graphs: list[Data]) -> list[Data]:
+    """Return the graphs with an indicator column for every kind of atom and bond that occurs."""
+    encoded = [Data(edge_index=graph.edge_index) for graph in graphs]
     for field in ("x", "edge_attr"):
         parts = [graph[field] for graph in graphs]
         columns = torch.cat(parts).numpy().T
         kinds = np.hstack([_indicators(column) for column in columns])
-        encoded[field] = torch.from_numpy(kinds).float().split([*map(len, parts)])
-    return [
-        Data(x=x, edge_index=graph.edge_index, edge_attr=edge_attr, y=label)
-        for graph, x, edge_attr, label in zip(
-            graphs, encoded["x"], encoded["edge_attr"], y.split(1), strict=True
-        )
-    ]
+        rows = torch.from_numpy(kinds).float().split([*map(len, parts)])
+        for data, part in zip(encoded, rows, strict=True):
+            data[field] = part
+    return encoded

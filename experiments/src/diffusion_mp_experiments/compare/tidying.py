@@ -1,6 +1,6 @@
 """What tables and tensors share once they are read: the task, the labels, and the edges."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, is_undirected, to_undirected
+
+from diffusion_mp_experiments.compare.problem import MASKS, Problem
 
 _FEW = 20  # whole numbers that are classes unless the user says otherwise
 _MOST = 1000  # classes
@@ -18,12 +20,82 @@ _TASKS = {
 }
 
 
-def check_task(task: str | None, kind: str, where: object) -> None:
-    """Raise unless the task can be asked of rows of a table, of the nodes of one graph, or of several graphs."""
+def node_problem(
+    data: Data,
+    labels: np.ndarray,
+    what: str,
+    *,
+    task: str | None,
+    directed: bool | None,
+    notes: list[str],
+    names: Sequence[str] | None = None,
+    split: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> Problem:
+    """Return the problem of one graph, or of the rows of a table, which have no edge_index.
+
+    Args:
+        data: x, and what is known of edges.
+        labels: what is predicted, [N], as in `as_labels`; not read for links.
+        what: what has the labels, which begins the messages.
+        task: as in `read`.
+        directed: as in `tidy_edges`.
+        notes: what was changed so far.
+        names: names of the nodes, by default their numbers.
+        split: masks of the training, validation and test nodes.
+
+    Raises:
+        ValueError: the task does not fit, or there is nothing to predict.
+    """
+    kind = "rows" if data.edge_index is None else "nodes"
+    _check_task(task, kind, what)
+    classes: tuple[str, ...] = ()
+    if task != "link":
+        data.y, classes, more = as_labels(labels, what, task)
+        notes = notes + more
+    if split is not None:
+        data.update(dict(zip(MASKS, split, strict=True)))
+    if kind == "nodes":
+        directed, more = tidy_edges(data, directed)
+        notes = notes + more
+    return Problem(
+        task="link" if task == "link" else "node",
+        classes=classes,
+        graphs=[data],
+        names=tuple(names or map(str, range(len(data.x)))),
+        split=split,
+        directed=bool(directed),
+        notes=tuple(notes),
+    )
+
+
+def graph_problem(
+    graphs: list[Data],
+    labels: np.ndarray,
+    what: str,
+    *,
+    task: str | None,
+    notes: list[str],
+    names: Sequence[str] | None = None,
+) -> Problem:
+    """Return the problem of several graphs; the arguments are those of `node_problem`, with a label for every graph."""
+    _check_task(task, "graphs", what)
+    y, classes, more = as_labels(labels, what, task)
+    for data, label in zip(graphs, y.split(1), strict=True):
+        data.y = label
+    return Problem(
+        task="graph",
+        classes=classes,
+        graphs=graphs,
+        names=tuple(names or map(str, range(len(graphs)))),
+        notes=(*notes, *more),
+    )
+
+
+def _check_task(task: str | None, kind: str, what: str) -> None:
     if task not in _TASKS[kind]:
         choices = some(_TASKS[kind][1:])
         raise ValueError(
-            f"{where}: task must be one of {choices} for {kind} (a link needs edges); got {task!r}."
+            f"{what}: task must be one of {choices} for {kind} (a link needs edges); got {task!r}."
         )
 
 
@@ -37,15 +109,15 @@ def some(values: Iterable[object]) -> str:
 
 
 def as_labels(
-    values: np.ndarray, known: np.ndarray, what: str, task: str | None
+    values: np.ndarray, what: str, task: str | None
 ) -> tuple[Tensor, tuple[str, ...], list[str]]:
     """Turn values into class numbers, or into numbers to predict.
 
     Text, integers and bools are classes, and so are at most 20 different whole numbers among floats.
 
     Args:
-        values: numbers, bools, or text as objects, [N].
-        known: whether a value is known, [N].
+        values: numbers, bools or text, [N]. Unknown are NaN and infinity, negative integers unless they are predicted
+            as numbers, and None among text.
         what: what has the values, which begins the messages.
         task: "regression" makes them numbers; "node" and "graph" make them classes.
 
@@ -55,14 +127,15 @@ def as_labels(
     Raises:
         ValueError: there is nothing to predict, or there are too many classes.
     """
+    known = _is_known(values, task)
     found, place, counts = np.unique(
         values[known], return_inverse=True, return_counts=True
     )
     notes = []
     if len(found) < 2:
-        only = (
-            "no value is known" if not len(found) else f"all known ones are {found[0]}"
-        )
+        only = "no value is known"
+        if len(found):
+            only = f"all known ones are {found[0]}"
         raise ValueError(
             f"{what} must have at least two different values, but {only}; name another with target=, "
             f"or fill in what is missing (in integers -1 means unknown)."
@@ -91,6 +164,14 @@ def as_labels(
     return y, classes, notes
 
 
+def _is_known(values: np.ndarray, task: str | None) -> np.ndarray:
+    if values.dtype.kind == "f":
+        return np.isfinite(values)
+    if values.dtype.kind in "iu" and task != "regression":
+        return values >= 0
+    return np.array([value is not None for value in values], bool)
+
+
 def _is_number(found: np.ndarray, what: str, task: str | None) -> bool:
     if task == "regression":
         if found.dtype.kind not in "iuf":
@@ -105,7 +186,9 @@ def _is_number(found: np.ndarray, what: str, task: str | None) -> bool:
 
 def _class_name(value: object) -> str:
     # 3.0 of a table is the class "3".
-    return f"{value:.15g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    return str(value)
 
 
 def tidy_edges(data: Data, directed: bool | None) -> tuple[bool, list[str]]:
