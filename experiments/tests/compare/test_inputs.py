@@ -1,6 +1,7 @@
 """A user's data, in every form that is read, and a sentence for every kind that is not."""
 
 import re
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -130,9 +131,13 @@ def test_the_same_table_in_other_words(tmp_path, text):
     check_same(read(made(tmp_path, text)), problem)
 
 
-@pytest.mark.parametrize("names", ["src,dst", "to,from", "FROM,TO", "a,b"])
+@pytest.mark.parametrize("names", ["src,dst", "to,from", "FROM,TO", "a,b", "index"])
 def test_the_ends_of_edges_go_by_their_names(tmp_path, names):
-    problem = read(made(tmp_path, edges=f"{names}\nn7,n9\n"), directed=True)
+    edges = f"{names}\nn7,n9\n"
+    if names == "index":
+        # As pandas writes it.
+        edges = ",a,b\n0,n7,n9\n"
+    problem = read(made(tmp_path, edges=edges), directed=True)
     ends = problem.graphs[0].edge_index.flatten().tolist()
     assert ends == ([3, 0] if names == "to,from" else [0, 3])
     assert problem.directed
@@ -178,6 +183,8 @@ def test_rows(tmp_path):
     assert data.y.isnan().tolist() == [False, True, False]
     assert read(table(tmp_path, text), target="b").classes == ("x", "y")
     assert read(table(tmp_path, text), identifier="a").names == ("1", "2", "3")
+    marked = read(table(tmp_path, "\ufeffy,a\n0,1\n1,2\n"))
+    assert marked.classes == ("0", "1")
 
 
 @pytest.mark.parametrize(
@@ -307,6 +314,17 @@ def test_directions_of_tensors():
     assert problem.graphs[0].edge_index.tolist() == [[0, 1, 1, 2, 2], [1, 0, 2, 1, 2]]
     assert not problem.directed
     assert data.num_edges == 4
+
+
+def test_the_data_of_the_caller_stay_as_they_are():
+    data = small()
+    data.x.requires_grad_()
+    before = data.to_dict()
+    problem = read(data)
+    assert not problem.graphs[0].x.requires_grad
+    assert data.x.requires_grad
+    assert set(data.keys()) == set(before)
+    assert all(data[name] is before[name] for name in before)
 
 
 def test_masks_of_several_splits():
@@ -513,6 +531,12 @@ def changed(**fields) -> Data:
     return data
 
 
+def overlapping(first: str, other: str) -> Data:
+    data = masked()
+    data[first] = data[first] | data[other]
+    return data
+
+
 def removed(name: str) -> Data:
     data = small()
     delattr(data, name)
@@ -537,9 +561,9 @@ def removed(name: str) -> Data:
         ),
         (changed(y=torch.full((6,), -1)), "no value is known"),
         (removed("y"), "source has no y; .*one of 'edge_index', 'x', or"),
-        (
-            changed(**dict.fromkeys(MASKS, torch.ones(6, dtype=torch.bool))),
-            "must not share a node",
+        *(
+            (overlapping(first, other), "must not share a node")
+            for first, other in combinations(MASKS, 2)
         ),
         (
             changed(**dict.fromkeys(MASKS, torch.ones(5, dtype=torch.bool))),
