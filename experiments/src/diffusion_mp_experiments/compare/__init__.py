@@ -1,4 +1,4 @@
-"""Which model is best on data of one's own (extra of the command `diffusion-mp compare`)."""
+"""Which model is best on data of one's own."""
 
 from diffusion_mp_experiments.compare.comparison import Comparison, compare
 
