@@ -82,6 +82,8 @@ def compare(
     seed: int = 0,
     only: Sequence[str] = (),
     edges: str | Path | None = None,
+    identifier: str | None = None,
+    directed: bool | None = None,
 ) -> "Comparison":
     """Compare models on data of one's own, all with one budget, and keep the best of them.
 
@@ -99,6 +101,8 @@ def compare(
         seed: draws the splits.
         only: names of the rows to compare. By default all.
         edges: file of the edges of a table of nodes, see `read`.
+        identifier: column of the ids of nodes, see `read`.
+        directed: whether edges have a direction, see `read`.
 
     Raises:
         ValueError: the data cannot be read, or the time is too short for any row.
@@ -113,7 +117,9 @@ def compare(
     try:
         # Two processes would mix their lines.
         with FileLock(folder / "lock", timeout=0):
-            problem = _problem(data, folder, target=target, task=task, edges=edges)
+            reading = {"target": target, "task": task, "edges": edges}
+            reading |= {"identifier": identifier, "directed": directed}
+            problem = _problem(data, folder, **reading)
             options: Config = {"metric": metric, "seed": seed, "only": list(only)}
             table = table_of(problem, folder, **options)
             _keep_options(folder / "table.json", options)
@@ -128,7 +134,7 @@ def compare(
 def _problem(data: Any, folder: Path, **options: Any) -> Problem:
     """Return the problem of a folder, which is read from the data the first time."""
     path = folder / "problem.npz"
-    problem = read(data, **options)
+    problem = data if isinstance(data, Problem) else read(data, **options)
     if path.is_file():
         before = Problem.load(path)
         if findings.digest(before) != findings.digest(problem):
