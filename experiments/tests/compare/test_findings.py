@@ -22,7 +22,7 @@ def sentences(x: torch.Tensor, y: torch.Tensor, edge_index: torch.Tensor) -> str
     classes = tuple(f"class {c}" for c in range(int(y.max()) + 1))
     problem = Problem("node", classes, [Data(x=x, edge_index=edge_index, y=y)], names)
     table = table_of(problem, Path(), None, 0, [])
-    return " ".join(findings.warnings(problem, [], table))
+    return " ".join(findings.warnings(problem, table))
 
 
 def drawn(classes: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -51,7 +51,9 @@ def test_edges_made_from_labels() -> None:
 def test_duplicate_rows() -> None:
     x, y, edge_index = drawn()
     x[1::2] = x[::2]
-    assert "test rows have the same features as a training row" in sentences(x, y, edge_index)
+    assert "test rows have the same features as a training row" in sentences(
+        x, y, edge_index
+    )
 
 
 def test_imbalance_and_rare_classes() -> None:
@@ -66,11 +68,18 @@ def test_imbalance_and_rare_classes() -> None:
 def test_rows_that_are_no_worse_are_named_cheapest_first() -> None:
     rows = [line("slow", 82.0, 9.0), line("fast", 81.0, 1.0), line("bad", 70.0, 0.1)]
     behind = {"slow": None, "fast": (-0.4, 0.3), "bad": (-12.0, 1.0)}
-    assert [each.row for each in findings.equals(rows[0], rows, behind)] == ["fast", "slow"]
+    assert [each.row for each in findings.equals(rows[0], rows, behind)] == [
+        "fast",
+        "slow",
+    ]
 
 
-@pytest.mark.parametrize(("mean", "error", "same"), [(-1.0, 0.4, 1), (-1.0, 0.6, 2), (-1.0, math.nan, 2)])
-def test_two_standard_errors_are_a_difference(mean: float, error: float, same: int) -> None:
+@pytest.mark.parametrize(
+    ("mean", "error", "same"), [(-1.0, 0.4, 1), (-1.0, 0.6, 2), (-1.0, math.nan, 2)]
+)
+def test_two_standard_errors_are_a_difference(
+    mean: float, error: float, same: int
+) -> None:
     rows = [line("best", 82.0), line("other", 81.0)]
     behind = {"best": None, "other": (mean, error)}
     assert len(findings.equals(rows[0], rows, behind)) == same

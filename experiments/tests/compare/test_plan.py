@@ -32,7 +32,10 @@ def seconds(planned: Plan, tuning: int | str = 1) -> float:
     for name, cost in COSTS.items():
         if name not in planned.left_out:
             searched = 0 if name == "constant" else planned.trials
-            runs = searched * (planned.splits if tuning == "nested" else 1) + planned.splits
+            runs = (
+                searched * (planned.splits if tuning == "nested" else 1)
+                + planned.splits
+            )
             total += runs * cost.of(planned.epochs)
     return total
 
@@ -43,7 +46,11 @@ def test_a_plan_fits_into_its_time_and_uses_it(minutes: int, tuning: int | str) 
     planned = plan(table(tuning), COSTS, 60 * minutes, 10)
     assert not planned.left_out
     assert seconds(planned, tuning) <= 0.7 * 60 * minutes
-    largest = (planned.splits, planned.trials, planned.epochs) == (10, TRIALS[-1], EPOCHS[-1])
+    largest = (planned.splits, planned.trials, planned.epochs) == (
+        10,
+        TRIALS[-1],
+        EPOCHS[-1],
+    )
     assert largest or seconds(planned, tuning) > 0.2 * 60 * minutes
 
 

@@ -27,7 +27,9 @@ def test_every_class_has_the_same_shares() -> None:
     split = stratified(Y, Y >= 0, (0.6, 0.2), torch.Generator().manual_seed(0))
     for part, share in zip(split, (0.6, 0.2, 0.2), strict=True):
         counts = Y[part].bincount(minlength=3)
-        assert torch.allclose(counts / torch.tensor([700, 250, 50]), torch.tensor(share), atol=0.02)
+        assert torch.allclose(
+            counts / torch.tensor([700, 250, 50]), torch.tensor(share), atol=0.02
+        )
     assert torch.equal(torch.stack(split).sum(0) == 1, Y >= 0)
 
 

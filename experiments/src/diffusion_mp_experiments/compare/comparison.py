@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -117,7 +118,7 @@ def compare(
     try:
         # Two processes would mix their lines.
         with FileLock(folder / "lock", timeout=0):
-            reading = {"target": target, "task": task, "edges": edges}
+            reading: Config = {"target": target, "task": task, "edges": edges}
             reading |= {"identifier": identifier, "directed": directed}
             problem = _problem(data, folder, **reading)
             options: Config = {"metric": metric, "seed": seed, "only": list(only)}
@@ -363,6 +364,22 @@ class Comparison:
         return cls(problem, table, path, planned)
 
     @property
+    def improving(self) -> list[str]:
+        """Titles of the rows that were still improving when most of their trainings ended with the last epoch."""
+        found = []
+        for line in self.lines:
+            epochs = [
+                record["epoch"]
+                for record in self.records
+                if record["kind"] == "run"
+                and record["row"] == line.row
+                and "epoch" in record
+            ]
+            if epochs and statistics.median(epochs) > 0.9 * self.table.epochs:
+                found.append(line.title)
+        return found
+
+    @property
     def rows(self) -> list[Row]:
         """All rows, those that were left out too."""
         return load_table(table_folder(self.problem)).named([])
@@ -465,7 +482,7 @@ class Comparison:
     @property
     def frame(self) -> Any:
         """The table as a pandas DataFrame, a row for every model."""
-        import pandas as pd
+        import pandas as pd  # type: ignore[import-untyped]
 
         return pd.DataFrame(
             {

@@ -28,6 +28,9 @@ SHARES = (0.6, 0.2)
 KEPT_SHARES = (0.8, 0.2)
 #: Number of neighbours with which the row of a table is joined.
 NEIGHBOURS = 10
+# Features from this number on are stored sparse, if fewer than this share of the entries are not zero.
+_WIDE = 256
+_DENSE = 0.1
 # Of labels that are reserved for the search of settings.
 _RESERVED = 0.3
 # Splits of different seeds have different numbers.
@@ -110,13 +113,24 @@ def kept_split(problem: Problem) -> Split:
 
 
 def scaling(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Return shift and scale of every feature: mean and deviation, or 0 and 1 for a column that lies in [0, 1]."""
+    """Return shift and scale of every feature: mean and deviation, or 0 and 1 for a column that lies in [0, 1].
+
+    Sparse features stay sparse: all are divided by one number, so that rows have the length of sixteen ones.
+    """
     x = torch.cat([graph.x for graph in problem.graphs])
+    if is_sparse(x):
+        length = x.norm(dim=1).mean().clamp(min=1e-12)
+        return torch.zeros(x.size(1)), (length / 4).expand(x.size(1))
     low, high = x.aminmax(dim=0)
     other = (low < 0) | (high > 1)
     shift = torch.where(other, x.mean(0), 0.0)
     scale = torch.where(other, x.std(0).clamp(min=1e-12), 1.0)
     return shift, scale
+
+
+def is_sparse(x: Tensor) -> bool:
+    """Return whether features, such as words of a text, are mostly zeros: models read them in less time as CSR."""
+    return x.size(1) >= _WIDE and int(x.count_nonzero()) < _DENSE * x.numel()
 
 
 def prepared(
@@ -136,6 +150,8 @@ def prepared(
         graph.x = (graph.x - shift) / scale
         if graph.edge_index is None:
             graph = KNNGraph(min(k, len(graph.x) - 1), weighted=True)(graph)
+        if problem.task == "node" and is_sparse(graph.x):
+            graph.x = graph.x.to_sparse_csr()
         result.append(graph)
     return result
 

@@ -31,11 +31,6 @@ def digest(problem: Problem) -> str:
     return found.hexdigest()[:12]
 
 
-def winner(lines: Sequence[Line], table: Table) -> Line:
-    """Return the row with the best validation score, which test labels do not decide."""
-    return max(lines, key=lambda line: table.metric.sign * line.validation)
-
-
 def equals(
     best: Line, lines: Sequence[Line], behind: Mapping[str, Estimate | None]
 ) -> list[Line]:
@@ -53,7 +48,7 @@ def equals(
     return sorted(same, key=lambda line: line.seconds)
 
 
-def warnings(problem: Problem, lines: Sequence[Line], table: Table) -> list[str]:
+def warnings(problem: Problem, table: Table) -> list[str]:
     """Return sentences on what in the data deserves a look before the scores are believed."""
     found = [*problem.notes]
     if problem.task == "link":

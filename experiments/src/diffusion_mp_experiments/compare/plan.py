@@ -13,7 +13,7 @@ from diffusion_mp_experiments.train.checkpoints import replace_file
 #: What a plan chooses from, so that times of nearly the same length lead to the same plan.
 SPLITS = (3, 5, 10)
 TRIALS = (2, 4, 8, 16, 32)
-EPOCHS = (10, 20, 40, 80, 150, 300)
+EPOCHS = (10, 25, 50, 100, 200, 300)
 #: Epochs of the first training of every row, which is only timed.
 TIMED = 3
 # Training ends early where validation does not improve any more; this share of the epochs is typical.
@@ -94,8 +94,8 @@ def plan(
                 for row in rows
             }
             if sum(each.values()) <= _USED * seconds:
-                # Twice as many epochs matter more than twice as many trials or splits.
-                worth = math.log(splits) + math.log(trials) + 2 * math.log(epochs)
+                # A model that is not trained to its end says less than one whose settings are not the best.
+                worth = math.log(splits) + math.log(trials) + 3 * math.log(epochs)
                 fitting.append((worth, splits, trials, epochs))
         if fitting:
             _, splits, trials, epochs = max(fitting)

@@ -5,11 +5,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from scipy.sparse import csr_array
+from sklearn.base import BaseEstimator
 from sklearn.ensemble import (
     HistGradientBoostingClassifier,
     HistGradientBoostingRegressor,
 )
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 from torch_geometric.data import Data
@@ -28,6 +31,11 @@ def _labelled(data: SplitDataModule) -> list[tuple[Data, Tensor]]:
         mask = torch.ones(len(batch.y), dtype=torch.bool)
         found.append((batch, batch.get("train_mask", mask)))
     return found
+
+
+def _scaled(model: BaseEstimator) -> BaseEstimator:
+    # One penalty for all columns means something only in one unit.
+    return make_pipeline(StandardScaler(), model)
 
 
 class Constant(nn.Module):
@@ -78,8 +86,10 @@ class OnFeatures(nn.Module):
             "random_state": 0,
         }
         makes: dict[tuple[str, bool], Any] = {
-            ("linear", True): lambda: LogisticRegression(C=strength, max_iter=1000),
-            ("linear", False): lambda: Ridge(alpha=1 / strength),
+            ("linear", True): lambda: _scaled(
+                LogisticRegression(C=strength, max_iter=1000)
+            ),
+            ("linear", False): lambda: _scaled(Ridge(alpha=1 / strength)),
             ("boosting", True): lambda: HistGradientBoostingClassifier(**trees),
             ("boosting", False): lambda: HistGradientBoostingRegressor(**trees),
         }
@@ -112,6 +122,7 @@ class OnFeatures(nn.Module):
         return scores
 
     def _features(self, x: Tensor, graph: Any) -> np.ndarray:
+        x = x.to_dense()
         parts = [x]
         if isinstance(graph, Graph):
             # One row for a graph: what its nodes are on average, and how many they are.

@@ -19,12 +19,8 @@ def report(comparison: Comparison) -> str:
         f"# {table.title}: {table.metric.title}",
         verdict(comparison),
         scores(comparison),
-        *[
-            f"- {sentence}"
-            for sentence in findings.warnings(
-                comparison.problem, comparison.lines, table
-            )
-        ],
+        *[f"- {sentence}" for sentence in findings.warnings(comparison.problem, table)],
+        improving(comparison),
         how(comparison),
         left_out(comparison),
         *pictures(comparison),
@@ -97,6 +93,13 @@ def how(comparison: Comparison) -> str:
         "Whether another search, more time or other features would change the order, this table does not say.",
     ]
     return " ".join(sentences)
+
+
+def improving(comparison: Comparison) -> str:
+    if not comparison.improving:
+        return ""
+    titles = ", ".join(comparison.improving)
+    return f"- Still improving at the last epoch: {titles}. With more minutes these may come out better."
 
 
 def left_out(comparison: Comparison) -> str:

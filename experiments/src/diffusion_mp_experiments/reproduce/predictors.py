@@ -22,7 +22,7 @@ from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
 
 
 class Predictor(nn.Module):
-    """Base class: scores [N, C], or numbers [N, 1], of the nodes of one graph, computed once by `scores` of a subclass."""
+    """Base class: scores [N, C] or numbers [N, 1] of the nodes of a graph, computed once by `scores` of a subclass."""
 
     fixed_scores: Tensor
 
