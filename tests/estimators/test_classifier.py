@@ -449,9 +449,9 @@ EXTREME: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-@pytest.mark.filterwarnings("error")
 # Rows that are all alike are all of one class.
 @pytest.mark.filterwarnings("ignore:The labels, and the predicted:UserWarning")
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("metric", ["euclidean", "cosine"])
 @pytest.mark.parametrize("kind", [np.asarray, sp.csr_matrix])
 @pytest.mark.parametrize("name", EXTREME)
