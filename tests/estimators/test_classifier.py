@@ -272,6 +272,13 @@ def test_a_weight_of_two_is_two_labels() -> None:
         assert (classifier.transduction_[2:6] == heavy).all()
 
 
+def quiet(*arguments: Any, **options: Any) -> DiffusionClassifier:
+    """Fit without a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return fitted(*arguments, **options)
+
+
 def test_it_warns_if_predictions_have_other_shares_than_labels() -> None:
     generator = np.random.default_rng(0)
     truth = (np.arange(600) % 10 == 0).astype(int)
@@ -279,14 +286,51 @@ def test_it_warns_if_predictions_have_other_shares_than_labels() -> None:
     # Thirty labels of each class, and one row in ten is of the second.
     by_class = np.isin(np.arange(600), np.r_[301:331, 0:300:10])
     by_class &= (np.arange(600) < 300) | (truth == 0)
-    with pytest.warns(
-        UserWarning, match="0: [45][0-9]% and [89][0-9]%.*class_weight='balanced'"
-    ):
-        fitted(rows, some(truth, by_class), max_iter=100)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        fitted(rows, some(truth, np.arange(600) < 60))
-        fitted(rows, some(truth, by_class), class_weight="balanced")
+    y = some(truth, by_class)
+    with pytest.warns(UserWarning, match="frequency}; 'balanced' changes") as caught:
+        classifier = fitted(rows, y, max_iter=100)
+    share = (classifier.transduction_[y == -1] == 0).mean()
+    assert (
+        f"(0: {by_class[truth == 0].sum() / by_class.sum():.1%} and {share:.1%}, 1:"
+        in str(caught[0].message)
+    )
+    # With the true frequencies of the classes there is nothing to say.
+    known = quiet(rows, y, max_iter=100, class_weight={0: 0.9, 1: 0.1})
+    assert (known.transduction_ == truth).mean() > 0.99
+    quiet(rows, some(truth, np.arange(600) < 60))
+    quiet(rows, y, class_weight="balanced")
+    quiet(rows, np.eye(2)[truth] * 0.8 + 0.1)  # known in part
+
+
+def test_it_warns_if_a_rare_class_is_seldom_predicted() -> None:
+    """Few labels of it are enough, where so many are no chance."""
+    generator = np.random.default_rng(0)
+    truth = (generator.random(1000) < 0.05).astype(int)
+    rows = generator.normal(size=(1000, 4)) + 1.2 * truth[:, None] * np.eye(4)[0]
+    y = some(truth, np.arange(1000) < 200)
+    with pytest.warns(UserWarning, match=r"\(1: .*'balanced' if all classes"):
+        fitted(rows, y, max_iter=100)
+    quiet(rows, y, max_iter=100, class_weight="balanced")
+    quiet(rows + 6 * truth[:, None], y, max_iter=100)
+
+
+@pytest.mark.parametrize(
+    ("labels", "predicted", "expected"),
+    [
+        ([192, 8], [1786, 14], True),
+        ([192, 8], [1736, 64], False),  # within a factor of two
+        ([48, 2], [450, 0], False),  # by chance
+        ([192, 8], [5, 0], False),  # too few rows to tell
+        ([500, 500], [4000, 6000], False),  # ten points
+        ([500, 500], [3800, 6200], True),
+        ([3, 3], [0, 0], False),
+    ],
+)
+def test_shares_differ_much_and_not_by_chance(
+    labels: list[int], predicted: list[int], expected: bool
+) -> None:
+    found = classifier_module._differ(np.array(labels), np.array(predicted))
+    assert found.any() == expected
 
 
 def test_only_rows_with_a_label_are_scored() -> None:
@@ -405,6 +449,8 @@ EXTREME: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
+# Rows that are all alike are all of one class.
+@pytest.mark.filterwarnings("ignore:The labels, and the predicted:UserWarning")
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("metric", ["euclidean", "cosine"])
 @pytest.mark.parametrize("kind", [np.asarray, sp.csr_matrix])

@@ -70,9 +70,26 @@ def test_a_scorer_leaves_out_rows_without_a_label() -> None:
     assert scorer(classifier, X, Y, sample_weight=weights) == expected
 
 
+def test_numbers_in_an_array_of_objects_are_numbers() -> None:
+    folds = LabelledKFold(5, random_state=0)
+    expected = [test.tolist() for _, test in folds.split(X, NUMBERS)]
+    found = [test.tolist() for _, test in folds.split(X, NUMBERS.astype(object))]
+    assert found == expected
+
+
+MISSING = np.array([np.nan, "ant", "bee", -1] * 15, dtype=object)
+
 test_folds = refuses(
     (lambda: LabelledKFold(1), "n_splits must"),
     (lambda: next(LabelledKFold().split(X)), "needs y"),
+    *(
+        (call, "the number -1 where it is unknown; got nan in row 0")
+        for call in (
+            lambda: next(LabelledKFold().split(X, MISSING)),
+            lambda: next(LabelledKFold().split(X, MISSING.tolist())),
+            lambda: DiffusionClassifier().fit(X, MISSING),
+        )
+    ),
     (lambda: labelled_scorer("accurate"), "accurate"),
     error=ValueError,
 )

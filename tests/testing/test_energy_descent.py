@@ -1,5 +1,7 @@
 """`assert_energy_descent` accepts what theory covers, and can fail."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -150,6 +152,18 @@ class Smoothing(MessagePassing):
         return x_j - x_i
 
 
+class Uneven(Smoothing):
+    """Every other channel moves with the wrong sign."""
+
+    def __init__(self) -> None:
+        super().__init__(0.1)
+
+    def forward(self, x, edge_index):
+        sign = torch.ones(x.size(1), dtype=x.dtype)
+        sign[::2] = -1
+        return x + sign * (super().forward(x, edge_index) - x)
+
+
 def dirichlet(x, edge_index):
     source, target = edge_index
     return (x[target] - x[source]).square().sum() / 4
@@ -180,16 +194,50 @@ def test_certified_modules_bring_their_energies(module):
         (built(lambda: GCNConv(4, 4)), r"The state is multiplied by lin\.weight"),
         (dm.DIFFormerConv(4, 4), "A constant state moves"),
         (built(lambda: dm.GATConv(4, 4)), "transform=False"),
-        (Smoothing(-0.1), "No part of this move"),
+        (Smoothing(-0.1), "The move has the wrong sign"),
+        (Uneven(), "No part of this move"),
     ],
-    ids=["long", "weights", "sum", "transform", "uphill"],
+    ids=["long", "weights", "sum", "transform", "uphill", "uneven"],
 )
 def test_a_rise_is_reported_with_its_cause(module, cause):
     with pytest.raises(AssertionError, match=cause) as raised:
         assert_energy_descent(module, dirichlet, seed=3)
     message = str(raised.value)
     assert "seed 3: the energy rose from" in message
-    assert "edge_index: [[" in message
+    assert re.search(
+        r"12 nodes and \d+ edges, edge_index: \[\[0, 1, 2, …\], \[", message
+    )
+
+
+class OfEight(nn.Module):
+    """A plain module, which does not say how many channels it takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x, edge_index):
+        return x - 0.1 * x / (1 + self.lin(x).square())
+
+
+def size(x, edge_index):
+    return x.square().sum()
+
+
+def test_the_number_of_channels_of_a_plain_module_is_passed():
+    assert_energy_descent(OfEight(), size, in_channels=8)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:
+        assert_energy_descent(OfEight(), size)
+    assert raised.value.__notes__ == [
+        "The layer was called with C = 4 channels; pass in_channels= if it takes another number."
+    ]
+    # What is passed counts more than what the layer says.
+    layer = OfEight()
+    layer.in_channels = 3
+    assert_energy_descent(layer, size, in_channels=8)
+    with pytest.raises(ValueError, match="x must have") as raised:
+        assert_energy_descent(dm.CertifiedDIFFormer(8, 4, 2), in_channels=5)
+    assert "C = 5 channels" in raised.value.__notes__[0]
 
 
 def test_a_class_in_place_of_a_layer_is_refused():

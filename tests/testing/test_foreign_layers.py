@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric import nn as pyg
 
+from diffusion_mp.layers import GCNConv
 from diffusion_mp.layers.graph_layer import GraphLayer
 from diffusion_mp.testing import check_layer
 
@@ -167,9 +168,33 @@ def test_one_error_has_all_sentences_and_the_seed():
     assert "seed=5" in lines[2]
 
 
-def test_a_layer_that_fails_at_every_call_gets_one_sentence():
-    with pytest.raises(AssertionError, match=r"and likewise .*RuntimeError: no") as one:
+def test_a_layer_that_cannot_be_called_breaks_no_law_by_name():
+    with pytest.raises(AssertionError, match=r"^Everywhere cannot be called") as raised:
         check_layer(Everywhere(), in_channels=4)
+    assert "RuntimeError: no\n" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "layer", [pyg.GINConv(mlp()), pyg.GCNConv(4, 3), GCNConv(4, 3)]
+)
+def test_a_wrong_number_of_channels_is_said_once(layer):
+    with pytest.raises(
+        AssertionError, match="C = 5 channels; pass in_channels="
+    ) as one:
+        check_layer(layer, in_channels=5)
+    assert len(str(one.value).splitlines()) == 2
+
+
+class FailsWithoutNodes(Layer):
+    def forward(self, x, edge_index):
+        if len(x) < 2:
+            raise RuntimeError("no")
+        return super().forward(x, edge_index)
+
+
+def test_laws_that_fail_alike_share_a_sentence():
+    with pytest.raises(AssertionError, match=r"and likewise 'no nodes': .*no") as one:
+        check_layer(FailsWithoutNodes(), in_channels=4)
     assert str(one.value).count("likewise") == 1
 
 

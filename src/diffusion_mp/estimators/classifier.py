@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from scipy.stats import hypergeom
 from sklearn.base import ClassifierMixin
 from sklearn.dummy import DummyClassifier
 from sklearn.exceptions import ConvergenceWarning
@@ -20,11 +21,16 @@ from torch.nn.functional import cross_entropy
 from diffusion_mp.checks import as_whole, check_counts
 from diffusion_mp.data.knn import Metric
 from diffusion_mp.estimators.base import RowEstimator, rows_tensor
-from diffusion_mp.estimators.model_selection import has_label, labelled_score
+from diffusion_mp.estimators.model_selection import (
+    check_known,
+    has_label,
+    labelled_score,
+)
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
 
 _FARTHER = 10  # factor of μ while labels are the only sources
+_CHANCE = 0.01  # of a warning on shares of the classes, if they differ by chance only
 
 
 class _Labelled(NamedTuple):
@@ -75,9 +81,9 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
             half of it suits texts better.
         mu: μ, the weight of neighbours. Values of 1 to 3 suit texts.
         class_weight ({"balanced", dict, None}): w. None is w = 1: classes are as frequent as they are among the labels.
-            A dict has w_c for every class c. "balanced" is w_c ∝ 1 / (labels of class c), so that all classes are
-            equally likely beforehand. Choose "balanced" if rare classes matter as much as frequent ones, or if rows
-            were labelled class by class.
+            A dict has w_c for every class c: if rows were labelled class by class, the true frequency of the class over
+            its share of the labels. "balanced" is w_c ∝ 1 / (labels of class c), so that all classes are equally likely
+            beforehand. Choose it if rare classes matter as much as frequent ones.
         cv: Number of folds of the cross-validation that finds ω. None is ω = 0, without a logistic regression and in
             about half the time.
         rounds: Number of rounds of training and spreading. More than two change little.
@@ -110,8 +116,9 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
             sources in place of labels, and networks learn the likeliest class.
 
     Warns:
-        UserWarning: The classes that are predicted for rows without a label have other shares than the labels, by more
-            than chance explains.
+        UserWarning: A class has another share of the predicted labels of rows without a label than of the labels: less
+            than half or more than twice as large, or ten points apart, and by more than chance explains (Fisher's exact
+            test, 1 % for all classes together). Only with ``class_weight=None`` and whole labels.
 
     Examples:
         >>> import numpy as np
@@ -173,9 +180,12 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
         shape = np.asarray(y, dtype=object).shape
         soft = len(shape) == 2 and shape[1] > 1
         if not soft:
-            _check_known(
-                y, "a label for every row, and the number -1 where it is unknown"
-            )
+            if y is None:
+                raise ValueError(
+                    "DiffusionClassifier requires y to be passed, but the target y is None: pass a label for every "
+                    "row, and the number -1 where it is unknown."
+                )
+            check_known(y)
         # In double precision, so that rounding does not make a row in predict depend on the others.
         X, y = validate_data(
             self,
@@ -210,8 +220,7 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
         self.label_distributions_ = self._mixed(self.states_, rows)
         self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
         self.n_iter_ = self.max_iter
-        unlabelled = np.delete(self.label_distributions_, labelled.rows, axis=0)
-        self._compare_shares(unlabelled, shares / shares.sum(), len(labelled.rows))
+        self._compare_shares(labelled)
         return self
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -222,7 +231,12 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
             y: The label of every row [M], or -1 where it is unknown: such rows do not count.
             sample_weight: Weights of the rows [M]; equal weights by default.
         """
-        _check_known(y, "the label of every row, and the number -1 where it is unknown")
+        if y is None:
+            raise ValueError(
+                "DiffusionClassifier.score requires y to be passed, but y is None: pass the label of every row, and "
+                "the number -1 where it is unknown."
+            )
+        check_known(y)
         known = has_label(y)
         if -1 in self.classes_.tolist():  # a class, as in fit
             known = np.ones(len(known), dtype=bool)
@@ -362,30 +376,67 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
             )
         return weights / weights.mean()
 
-    def _compare_shares(self, distributions: Any, shares: Any, count: int) -> None:
-        """Warn if unlabelled rows are predicted to be of other classes than labels are."""
-        if self.class_weight is not None or not len(distributions):
+    def _compare_shares(self, labelled: _Labelled) -> None:
+        """Warn if rows without a label are predicted to be of other classes than the labels are."""
+        # Weights of classes are meant to change the shares, and shares of candidates are not those of classes.
+        if self.class_weight is not None or (labelled.targets.max(1) < 1).any():
             return
-        predicted = distributions.mean(0)
-        # Half the sum of standard errors, of shares among so many labels.
-        chance = 0.5 * np.sqrt(shares * (1 - shares) / count).sum()
-        if 0.5 * np.abs(predicted - shares).sum() > 0.1 + 2 * chance:
-            listed = ", ".join(
-                f"{name}: {a:.0%} and {b:.0%}"
-                for name, a, b in zip(self.classes_, shares, predicted, strict=True)
+        kinds = np.delete(self.transduction_, labelled.rows)
+        rows = len(kinds)
+        predicted = np.array([(kinds == name).sum() for name in self.classes_])
+        # As many labels as have the information of the weighted ones.
+        weights = (
+            labelled.weights * labelled.weights.sum() / (labelled.weights**2).sum()
+        )
+        labels = weights @ labelled.targets
+        differ = _differ(labels, predicted)
+        if not differ.any():
+            return
+        shares = labels / labels.sum()
+        listed = ", ".join(
+            f"{self.classes_[c]}: {shares[c]:.1%} and {predicted[c] / rows:.1%}"
+            for c in np.flatnonzero(differ)
+        )
+        if labels.max() < 1.5 * labels.min():
+            advice = (
+                "If rows were labelled class by class, pass the true frequencies of the classes, class_weight={class: "
+                "frequency}; 'balanced' changes little or nothing where classes have about as many labels. If rows "
+                "were drawn at random, compare with a logistic regression in cross-validation."
             )
-            warnings.warn(
-                "The labels and the predictions for rows without a label have different shares of the classes "
-                f"({listed}). If rows were labelled class by class, pass class_weight='balanced'. If they were drawn "
-                "at random, compare with a logistic regression in cross-validation.",
-                stacklevel=3,
+        else:
+            advice = (
+                "If rows were labelled class by class, pass class_weight={class: true frequency / share of the "
+                "labels}. If they were drawn at random, a rare class that overlaps with others is seldom the "
+                "likeliest: pass class_weight='balanced' if all classes matter as much."
             )
+        warnings.warn(
+            "The labels, and the predicted labels of the rows without one (in transduction_), have different shares of "
+            f"some classes, by more than chance explains ({listed}). {advice}",
+            stacklevel=3,
+        )
 
     def _spreading(self, mu: float) -> CertifiedConv:
         conv = CertifiedConv(
             len(self.classes_), penalty=None, constraint=None, mu=mu, num_layers=None
         )
         return conv.double().requires_grad_(False)
+
+
+def _differ(labels: Any, predicted: Any) -> Any:
+    """Return a mask of the classes whose shares differ much, and by more than chance explains.
+
+    Fisher's exact test: so many of the labels would be of a class, if the predictions were right and the labelled rows
+    drawn at random from all. Of the same level for all classes together.
+    """
+    labels = np.rint(labels)
+    share = labels / labels.sum()
+    predicted_share = predicted / max(predicted.sum(), 1)
+    # In many rows a difference that matters to nobody is not chance either.
+    both = np.stack([share, predicted_share])
+    much = (2 * both.min(0) < both.max(0)) | (np.ptp(both, axis=0) > 0.1)
+    drawn = hypergeom(labels.sum() + predicted.sum(), labels + predicted, labels.sum())
+    chance = 2 * np.minimum(drawn.cdf(labels), drawn.sf(labels - 1))
+    return much & (chance < _CHANCE / len(labels))
 
 
 def _share_of_second(likelihoods: Any, weights: Any) -> float:
@@ -414,17 +465,6 @@ def _at_rest(conv: CertifiedConv, graph: Graph, source: Tensor) -> Tensor:
 
 def _probabilities(network: nn.Sequential, rows: Any) -> Tensor:
     return network(rows_tensor(rows)).softmax(1)
-
-
-def _check_known(y: Any, expected: str) -> None:
-    """Raise for None and NaN, which other libraries write where a label is unknown."""
-    if y is None:
-        raise ValueError(
-            f"DiffusionClassifier requires y to be passed, but the target y is None: pass {expected}."
-        )
-    for row, label in enumerate(np.ravel(np.asarray(y, dtype=object))):
-        if not isinstance(label, str) and str(label) in ("None", "nan", "NaT", "<NA>"):
-            raise ValueError(f"y must hold {expected}; got {label} in row {row}.")
 
 
 def _labels(y: Any) -> tuple[Any, Any, Any]:

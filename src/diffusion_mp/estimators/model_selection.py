@@ -13,12 +13,34 @@ from sklearn.utils import _safe_indexing
 from diffusion_mp.checks import as_whole, check_counts, check_flags
 
 
+def check_known(y: Any) -> None:
+    """Raise for None and NaN among classes, which other libraries write where a label is unknown."""
+    for row, label in enumerate(np.ravel(np.asarray(y, dtype=object))):
+        if not isinstance(label, str) and str(label) in ("None", "nan", "NaT", "<NA>"):
+            raise ValueError(
+                f"y must hold a label for every row, and the number -1 where it is unknown; got {label} in row {row}."
+            )
+
+
+def _array(y: Any) -> np.ndarray:
+    """Return y as an array, of numbers if it has nothing but numbers."""
+    # NumPy makes strings of all that a list with names holds.
+    kind = object if isinstance(y, (list, tuple)) else None
+    y = np.asarray(y, dtype=kind)
+    if y.dtype != object:
+        return y
+    if all(isinstance(label, (int, float, np.number)) for label in y.ravel()):
+        return np.asarray(y.tolist())
+    check_known(y)
+    return y
+
+
 def has_label(y: Any) -> np.ndarray:
     """Return a mask of the rows with a label: not -1, or not NaN where y is continuous.
 
     As in `DiffusionClassifier.fit`, -1 is a class if y has only -1 and 1.
     """
-    y = np.asarray(y)
+    y = _array(y)
     if y.dtype.kind in "US":  # an array of strings holds no number -1
         return np.ones(len(y), dtype=bool)
     if y.dtype.kind == "f":
@@ -75,7 +97,7 @@ class LabelledKFold(BaseCrossValidator):
             raise ValueError(
                 "LabelledKFold.split needs y, which says which rows have a label; got None."
             )
-        y = np.asarray(y)
+        y = _array(y)
         known = np.flatnonzero(has_label(y))
         labels = y[known]
         continuous = labels.dtype.kind == "f" and bool((labels % 1 != 0).any())

@@ -145,7 +145,8 @@ class DiffusionRegressor(RegressorMixin, RowEstimator):
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Return the predictions [M] of new rows, and with ``return_std`` their standard deviations [M].
 
-        The standard deviation includes the noise: about two of three new numbers lie within it.
+        The standard deviation includes the noise: about two of three new numbers lie within it. It is the same for all
+        rows, ``noise_``, if λ = ∞ was chosen (``precision_``): then no residual spreads.
 
         Args:
             X: Rows of features [M, n_features].

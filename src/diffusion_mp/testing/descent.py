@@ -35,6 +35,10 @@ from diffusion_mp.updates import CertifiedStep, ExplicitEuler, Form, StateUpdate
 
 #: Nodes of a graph up to which its roughest state is computed, by a dense decomposition.
 MOST_NODES = 512
+#: Channels of the states, if neither the caller nor the layer says how many.
+CHANNELS = 4
+#: Columns of edge_index in a message.
+_COLUMNS = 3
 #: A state and edges to the next state: a module, or any function.
 Layer = Callable[..., Any]
 #: The energy of a state: a number, or its parts by name.
@@ -64,7 +68,7 @@ def assert_energy_descent(
     instances: checks.Count = 10,
     steps: checks.Count = 5,
     num_nodes: checks.Count = 12,
-    channels: checks.Count = 4,
+    in_channels: checks.Count | None = None,
     seed: checks.Seed = 0,
 ) -> None:
     """Assert that no step of a layer raises an energy, from random and from adversarial states, in double precision.
@@ -87,7 +91,8 @@ def assert_energy_descent(
         instances: number of graphs.
         steps: number of steps from every state.
         num_nodes: N of random graphs.
-        channels: C, unless the layer has ``in_channels``.
+        in_channels: C, the number of channels of the states. By default the attribute ``in_channels`` of the layer, or
+            4.
         seed: of the graphs and states.
 
     Examples:
@@ -107,13 +112,18 @@ def assert_energy_descent(
     if isinstance(layer, nn.Module):
         # Dropout and rounding would raise any energy now and then.
         subject = copy.deepcopy(layer).double().eval()
-    width = getattr(subject, "in_channels", channels)
+    width = in_channels
+    if width is None:
+        width = getattr(subject, "in_channels", None)
+    # A lazy layer has -1, and a layer of categories a list.
     if not isinstance(width, int) or width < 1:
-        width = channels
+        width = CHANNELS
     generator = torch.Generator().manual_seed(seed)
     for instance, (graph, x) in enumerate(
         _drawn(graphs, instances, num_nodes, width, generator)
     ):
+        if instance == 0:
+            _call_first(subject, energy, graph, x)
         # A certified model measures itself, block by block.
         if energy is None and hasattr(subject, "energies"):
             for kind, start in _states(graph, x, width, generator):
@@ -236,6 +246,39 @@ def _on_edges(function: Callable[..., Any], x: Tensor, graph: Graph) -> Any:
     return function(x, graph.edges)
 
 
+def _moved(
+    subject: Layer, energy: Any, graph: Graph, source: Tensor | None, x: Tensor
+) -> tuple[Any, Coupling | None]:
+    """Return the next state, and the coupling if an energy is made of it."""
+    if isinstance(subject, StateUpdate):
+        coupling = _graph_coupling(graph)
+        return subject(x, coupling, source=source), coupling
+    if isinstance(subject, GraphLayer) and energy is None:
+        after, coupling = subject(x, graph, return_coupling=True)
+        return after, coupling
+    after = _on_edges(subject, x, graph)
+    # Layers of other libraries return attention weights beside the state.
+    return after[0] if isinstance(after, tuple) else after, None
+
+
+def _call_first(subject: Layer, energy: Any, graph: Graph, x: Tensor) -> None:
+    """Call the layer once; an error gets a note on the number of channels."""
+    # An update takes any number of them.
+    if isinstance(subject, StateUpdate):
+        return
+    try:
+        with torch.no_grad():
+            if energy is None and hasattr(subject, "energies"):
+                subject.energies(x, graph)
+            else:
+                _moved(subject, energy, graph, None, x)
+    except Exception as error:
+        error.add_note(
+            f"The layer was called with C = {x.size(1)} channels; pass in_channels= if it takes another number."
+        )
+        raise
+
+
 def _step(
     subject: Layer,
     energy: Energy | Penalty | Callable[..., Any] | None,
@@ -244,16 +287,7 @@ def _step(
     x: Tensor,
 ) -> Step:
     """Take a step, and say what is measured before and after it."""
-    coupling = None
-    if isinstance(subject, StateUpdate):
-        coupling = _graph_coupling(graph)
-        after = subject(x, coupling, source=source)
-    elif isinstance(subject, GraphLayer) and energy is None:
-        after, coupling = subject(x, graph, return_coupling=True)
-    else:
-        after = _on_edges(subject, x, graph)
-        # Layers of other libraries return attention weights beside the state.
-        after = after[0] if isinstance(after, tuple) else after
+    after, coupling = _moved(subject, energy, graph, source, x)
     name = _name(subject)
     if not isinstance(after, Tensor) or after.shape != x.shape:
         raise AssertionError(
@@ -349,12 +383,9 @@ def _expect_descent(
                 lines.append(
                     f"  {name}: {float(part):.6g} -> {float(later.get(name, torch.nan)):.6g}"
                 )
-        edges = (
-            graph.edges.tolist()
-            if graph.num_edges <= 60
-            else f"{graph.num_edges} edges"
+        lines.append(
+            f"  graph of {graph.num_nodes} nodes and {graph.num_edges} edges, edge_index: {_listed(graph.edges)}"
         )
-        lines.append(f"  graph of {graph.num_nodes} nodes, edge_index: {edges}")
         causes = _causes(subject, step, x, before, take)
         lines += [f"  likely cause: {cause}" for cause in causes]
     raise AssertionError("\n".join(lines))
@@ -392,12 +423,41 @@ def _causes(
             "A constant state moves, though no step lowers an energy of differences there: weights of neighbours do "
             "not add up to one, or something is added. Subtract the weighted state itself, D − S in place of S."
         )
+    if not causes and _opposite_descends(x, take):
+        causes.append("The move has the wrong sign: its opposite lowers the energy.")
     if not causes:
         causes.append(
             "No part of this move lowers the energy, however short. Rows divided by their sums make weights that are "
             "not symmetric, to which no energy of pairs belongs."
         )
     return causes
+
+
+def _opposite_descends(x: Tensor, take: Callable[[Tensor], Step]) -> bool:
+    """Return whether a short step against the move lowers the energy, from x and from random states."""
+    # At a single state the opposite of any move that raises the energy lowers it.
+    generator = torch.Generator().manual_seed(0)
+    states = [x]
+    for _ in range(8):
+        drawn = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+        states.append(_in_ball(drawn))
+    for state in states:
+        step = take(state)
+        opposite = state - 1e-3 * (step.after - state)
+        if not float(step.energy(opposite)) < float(step.energy(state)):
+            return False
+    return True
+
+
+def _listed(edge_index: Tensor) -> str:
+    """Return the first columns of edge_index in short."""
+    rows = []
+    for row in edge_index:
+        shown = [str(node) for node in row[:_COLUMNS].tolist()]
+        if len(row) > _COLUMNS:
+            shown.append("…")
+        rows.append(f"[{', '.join(shown)}]")
+    return f"[{', '.join(rows)}]"
 
 
 def _name(subject: Layer) -> str:

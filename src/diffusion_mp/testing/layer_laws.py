@@ -125,7 +125,20 @@ def check_layer(
         kind = LayerCase
         laws += GRAPH_LAYER_LAWS
     case = kind(build, fresh, channels, edges, compile, seed, extra, takes, needs)
+    _expect_callable(type(sample).__name__, case)
     run_laws(type(sample).__name__, laws, case, skip or {}, seed)
+
+
+def _expect_callable(name: str, case: LayerCase) -> None:
+    """Call the layer once, since one that cannot be called breaks every law."""
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            case.response(*case.sample())
+    except Exception as error:
+        raise AssertionError(
+            f"{name} cannot be called, so that no law was checked: {type(error).__name__}: {error}\n"
+            f"The layer was called with C = {case.channels} channels; pass in_channels= if it takes another number."
+        ) from error
 
 
 def _output(case: LayerCase) -> None:
