@@ -25,6 +25,12 @@ def run_compare(args: list[str]) -> None:
         help="by default what the data say",
     )
     parser.add_argument("--metric", choices=list(METRICS))
+    parser.add_argument("--identifier", help="the column of the ids of nodes")
+    parser.add_argument(
+        "--directed",
+        action=argparse.BooleanOptionalAction,
+        help="whether edges have a direction",
+    )
     parser.add_argument("--edges", help="the file of the edges, edges.csv beside DATA")
     parser.add_argument(
         "--minutes", type=float, default=10.0, help="time for everything"

@@ -8,7 +8,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ from diffusion_mp_experiments.reproduce.table import (
 )
 from diffusion_mp_experiments.reproduce.training import build_module, data_module, train
 from diffusion_mp_experiments.train.checkpoints import check_writable, replace_file
-from diffusion_mp_experiments.train.many_runs import Timed, processes
+from diffusion_mp_experiments.train.many_runs import until
 
 #: Metrics of classes and of numbers, with their titles; the first of each is the default.
 METRICS = {
@@ -229,28 +228,22 @@ class _Work:
     def run(self, start: float, seconds: float) -> "Comparison":
         path = self.folder / "plan.json"
         # The rest is for the model that is kept, and for pictures.
-        until = start + _TRAINED * seconds
-        with processes(self.jobs) as pool:
-            timed = Timed(pool, until)
-            if path.is_file():
-                planned = Plan.load(path)
-            else:
-                planned = self.plan(timed, start, seconds)
-                planned.save(path)
-            table = planned.applied(self.table)
-            try:
-                Harness(table, self.folder, train_each=timed).make(table.rows)
-            finally:
-                # What still runs is late, and nobody waits for it.
-                for child in active_children():
-                    child.kill()
+        end = start + _TRAINED * seconds
+        if path.is_file():
+            planned = Plan.load(path)
+        else:
+            planned = self.plan(start + _TIMING * seconds, end)
+            planned.save(path)
+        table = planned.applied(self.table)
+        with until(end, self.jobs) as train_each:
+            Harness(table, self.folder, train_each=train_each).make(table.rows)
         result = Comparison(self.problem, table, self.folder, planned)
         result.keep()
         result.write()
         return result
 
-    def plan(self, timed: Timed, start: float, seconds: float) -> Plan:
-        """Time a short training of every row, and plan the others."""
+    def plan(self, timed: float, end: float) -> Plan:
+        """Time a short training of every row until the time `timed`, and plan the others until the time `end`."""
         reasons = cannot_run(self.problem, self.table)
         short = replace(self.table, epochs=TIMED, patience=TIMED)
         runs = []
@@ -258,8 +251,12 @@ class _Work:
             if row.name not in reasons:
                 settings = searches(short, row)[0].settings[0]
                 runs.append((row.name, short.config(row, settings)))
+        # Networks first: a model of scikit-learn may take as long as all of them.
+        runs.sort(key=lambda run: "predictor" in run[1]["module"])
         costs = {}
-        for (name, _), cost in timed(_timed, runs, start + _TIMING * seconds):
+        with until(timed, self.jobs) as train_each:
+            found = list(train_each(_timed, runs))
+        for (name, _), cost in found:
             if isinstance(cost, str):
                 reasons[name] = cost
             else:
@@ -274,7 +271,7 @@ class _Work:
             raise ValueError(
                 f"minutes must be enough for a row at least; none fits. {reasons}"
             )
-        left = timed.until - time.monotonic()
+        left = end - time.monotonic()
         most = max(table_splits(self.problem), 1)
         table = replace(
             self.table, rows=[row for row in self.table.rows if row.name in costs]
@@ -294,9 +291,9 @@ def table_splits(problem: Problem) -> int:
 def _timed(name: str, config: Config) -> Cost | str:
     """Return what a training of a row takes, or why there is none."""
     try:
-        # The second one finds the data read, as nearly all later runs do.
-        for _ in range(2):
-            record = train(config, config["module"]["metric"], 0, 0, True)
+        # Later runs find the data read.
+        data_module(config)
+        record = train(config, config["module"]["metric"], 0, 0, True)
     except (ValueError, TypeError, RuntimeError, MemoryError) as error:
         return f"{type(error).__name__}: {error}".partition("\n")[0]
     if "predictor" in config["module"]:

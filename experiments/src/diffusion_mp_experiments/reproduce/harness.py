@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from diffusion_mp_experiments.reproduce.table import (
 )
 from diffusion_mp_experiments.reproduce.training import train
 from diffusion_mp_experiments.train.checkpoints import check_writable
-from diffusion_mp_experiments.train.many_runs import each
+from diffusion_mp_experiments.train.many_runs import Runner, each
 
 
 def drawn(path: str, axis: Any, random: np.random.RandomState) -> Any:
@@ -176,7 +176,7 @@ class Harness:
         out: Path,
         save: Path | None = None,
         device: str = "cpu",
-        train_each: Callable[..., Iterator[Any]] | None = None,
+        train_each: Runner | None = None,
     ) -> None:
         self.table = table
         self.out = out

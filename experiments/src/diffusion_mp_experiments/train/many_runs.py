@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
@@ -38,35 +38,6 @@ def each(
         yield from ((running[done], done.result()) for done in as_completed(running))
 
 
-class Timed:
-    """Runs in processes that are started once, and stopped in the middle of a run at a time of ``time.monotonic()``.
-
-    Args:
-        pool: the processes, of `processes`.
-        until: the time at which runs are given up.
-    """
-
-    def __init__(self, pool: ProcessPoolExecutor, until: float) -> None:
-        self.pool = pool
-        self.until = until
-
-    def __call__(
-        self,
-        work: Callable[..., R],
-        runs: Sequence[tuple[Any, ...]],
-        until: float | None = None,
-    ) -> Iterator[tuple[tuple[Any, ...], R]]:
-        """Yield every run that ends in time with its result, as `each` does; `until` may be an earlier time."""
-        left = min(until or self.until, self.until) - time.monotonic()
-        running = {self.pool.submit(work, *run): run for run in runs}
-        try:
-            for done in as_completed(running, max(0.0, left)):
-                yield running[done], done.result()
-        except TimeoutError:
-            for future in running:
-                future.cancel()
-
-
 @contextmanager
 def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """Start processes of one thread each, which ignore signals of the keyboard and end with this process."""
@@ -80,6 +51,33 @@ def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
             for child in active_children():
                 child.kill()
             raise
+
+
+#: Trains runs as `each` does: yields every run with its result.
+Runner = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterator[Any]]
+
+
+@contextmanager
+def until(end: float, jobs: int) -> Iterator[Runner]:
+    """Start processes, and yield a function that trains runs in them as `each` does.
+
+    At the time `end` of ``time.monotonic()`` it gives up what is not done, also in the middle of a run.
+    """
+    with processes(jobs) as pool:
+
+        def run(
+            work: Callable[..., Any], runs: Sequence[tuple[Any, ...]]
+        ) -> Iterator[Any]:
+            running = {pool.submit(work, *each_run): each_run for each_run in runs}
+            with suppress(TimeoutError):
+                for done in as_completed(running, max(0.0, end - time.monotonic())):
+                    yield running[done], done.result()
+
+        yield run
+        pool.shutdown(wait=False, cancel_futures=True)
+        # What still runs is late, and nobody waits for it.
+        for child in active_children():
+            child.kill()
 
 
 def _initialise() -> None:
