@@ -34,7 +34,7 @@ def digest(problem: Problem) -> str:
 def equals(
     best: Line, lines: Sequence[Line], behind: Mapping[str, Estimate | None]
 ) -> list[Line]:
-    """Return the rows whose test scores differ from the best by no more than two standard errors, cheapest first."""
+    """Return the rows that are not behind the best by more than two standard errors on test, cheapest first."""
     same = []
     for line in lines:
         difference = behind.get(line.row)
@@ -43,7 +43,7 @@ def equals(
         elif difference is not None:
             mean, error = difference
             # A single split has no standard error, and shows no difference.
-            if math.isnan(error) or abs(mean) <= 2 * error:
+            if math.isnan(error) or mean >= -2 * error:
                 same.append(line)
     return sorted(same, key=lambda line: line.seconds)
 

@@ -40,8 +40,8 @@ def verdict(comparison: Comparison) -> str:
             f"{text} It is ahead of every other row by more than two standard errors."
         )
     titles = {line.row: line.title for line in comparison.lines}
-    text += f" **No difference** can be told from {', '.join(titles[name] for name in others)}"
-    text += " (within two standard errors, split by split)."
+    text += " **No worse on test**, which is no more than two standard errors behind split by split: "
+    text += f"{', '.join(titles[name] for name in others)}."
     cheapest = comparison.same[0]
     if cheapest != best.row:
         text += f" The cheapest of these is **{titles[cheapest]}**."

@@ -183,7 +183,7 @@ def curves(table: Table, lines: Sequence[Line]) -> str:
     sweep, lines_of = points(table, lines)
     title = table.metric.title
 
-    def grid(cell: Callable[[Line], str]) -> str:
+    def of_lines(cell: Callable[[Line], str]) -> str:
         rows = []
         for curve, at in lines_of:
             cells = [cell(at[k]) if k in at else "" for k in range(len(sweep.values))]
@@ -195,10 +195,10 @@ def curves(table: Table, lines: Sequence[Line]) -> str:
         states = line.states.get(name)
         return f"{states[-1]:.3g}" if states else ""
 
-    scores = grid(lambda line: spread(line.score, table.metric.digits))
+    scores = of_lines(lambda line: spread(line.score, table.metric.digits))
     parts = [f"{title[:1].upper() + title[1:]}:\n\n{scores}"]
     for name in last_measures(lines):
-        last = grid(partial(last_state, name))
+        last = of_lines(partial(last_state, name))
         parts.append(f"Last state of the trained model, {MEASURES[name]}:\n\n{last}")
     return "\n\n".join(parts)
 
